@@ -1,0 +1,65 @@
+# Everything a contributor runs. A fresh machine needs Python >= 3.11, a C compiler and make; the rest is installed
+# into .venv from the lock files or built into build/.
+#
+#   make demo    the main job, end to end, on a simulated node (no GPU needed)
+#   make test    unit, property and integration tests
+#   make lint    ruff, mypy --strict, import-linter, clang's warnings as errors
+#   make san     the C tests under ASan/UBSan and TSan
+#   make bench   the benchmarks; figures with ratios
+#   make e2e     the suite on real Kubernetes components
+#   make lock    resolve the lock files again after editing pyproject.toml
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+.PHONY: demo test lint san bench lock build native clean
+
+demo: native $(VENV)/.runtime
+	$(BIN)/aliquot demo $(ARGS)
+
+test: native $(VENV)/.dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory -C cuda_shim lint CLANG_TIDY=$(abspath $(BIN)/clang-tidy)
+
+san: $(VENV)/.dev
+	$(MAKE) -C cuda_shim check SAN=asan
+	$(MAKE) -C cuda_shim check SAN=tsan
+
+bench: native $(VENV)/.dev
+	$(BIN)/python -m tests.bench $(ARGS)
+
+# C side, without output when there is nothing to do.
+native:
+	@$(MAKE) --no-print-directory -s -C cuda_shim
+
+build: native $(VENV)/.runtime
+
+# Two stamps for one environment: the demo needs the runtime packages only, tests and lint need the rest.
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Aliquot needs Python >= 3.11, found " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@ $(VENV)/.runtime
+
+lock: $(VENV)/.dev
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements-dev.lock
+
+clean:
+	rm -rf build $(VENV)

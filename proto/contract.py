@@ -1,0 +1,97 @@
+"""Every name that crosses a process boundary, once.
+
+Resources and annotations are what users write; paths and file names are what agent, shim and container runtime agree on;
+metric, event and reason names are what operators build dashboards on. Renaming one is a breaking change.
+"""
+
+from typing import Final
+
+# --- resources (pod limits) -------------------------------------------------------------------------------------
+
+RESOURCE_DOMAIN: Final = "nvidia.com"
+RESOURCE_VGPU: Final = "nvidia.com/vgpu"
+"""Count of virtual GPUs, each on a different physical GPU. The only fractional resource kubelet allocates by ID."""
+RESOURCE_VGPU_MEMORY: Final = "nvidia.com/vgpu-memory"
+"""MiB of device memory, the container's total over its vGPUs."""
+RESOURCE_VGPU_CORES: Final = "nvidia.com/vgpu-cores"
+"""Percent of SM time, 100 = one whole GPU, the container's total over its vGPUs."""
+RESOURCE_MIG_PREFIX: Final = "nvidia.com/mig-"
+"""Followed by the profile as NVML spells it, with ``+`` written as ``.``: ``nvidia.com/mig-1g.10gb.me``."""
+
+# --- annotations and labels (pods, nodes) -----------------------------------------------------------------------
+
+ANNOTATION_PREFIX: Final = "aliquot.dev/"
+ANNOTATION_ASSIGNMENT: Final = "aliquot.dev/assignment"
+"""Which devices the scheduler chose, per container. Reserved for the scheduler; see codec.py for the form."""
+ANNOTATION_GPU_TYPE: Final = "aliquot.dev/gpu-type"
+ANNOTATION_GPU_TYPE_NOT: Final = "aliquot.dev/gpu-type-not"
+ANNOTATION_GPU_UUID: Final = "aliquot.dev/gpu-uuid"
+ANNOTATION_GPU_UUID_NOT: Final = "aliquot.dev/gpu-uuid-not"
+ANNOTATION_PLACEMENT: Final = "aliquot.dev/placement"
+ANNOTATION_NUMA: Final = "aliquot.dev/numa"
+ANNOTATION_ISOLATION: Final = "aliquot.dev/isolation"
+ANNOTATION_PRIORITY: Final = "aliquot.dev/priority"
+ANNOTATION_MEMORY_BURST: Final = "aliquot.dev/memory-burst"
+ANNOTATION_GANG: Final = "aliquot.dev/gang"
+ANNOTATION_GANG_MIN: Final = "aliquot.dev/gang-min"
+
+# --- kubelet ----------------------------------------------------------------------------------------------------
+
+DEVICE_PLUGIN_API_VERSION: Final = "v1beta1"
+KUBELET_DEVICE_PLUGIN_DIR: Final = "/var/lib/kubelet/device-plugins"
+KUBELET_SOCKET_NAME: Final = "kubelet.sock"
+POD_RESOURCES_SOCKET: Final = "/var/lib/kubelet/pod-resources/kubelet.sock"
+DEVICE_HEALTHY: Final = "Healthy"
+DEVICE_UNHEALTHY: Final = "Unhealthy"
+REPLICA_SEPARATOR: Final = "::"
+"""``<GPU-UUID>::<n>``: the form dcgm-exporter and NVIDIA's plugin use for replicas of a device."""
+PRESTART_TIMEOUT_SECONDS: Final = 30.0
+"""How long kubelet waits for PreStartContainer."""
+
+# --- CDI --------------------------------------------------------------------------------------------------------
+
+CDI_KIND: Final = "aliquot.dev/vgpu"
+CDI_VERSION: Final = "0.6.0"
+"""The oldest spec version that has every field we write, so that old runtimes can read it."""
+CDI_FILE_PREFIX: Final = "aliquot.dev-vgpu-"
+CDI_DYNAMIC_DIR: Final = "/var/run/cdi"
+CDI_STATIC_DIR: Final = "/etc/cdi"
+NVIDIA_CDI_KIND: Final = "nvidia.com/gpu"
+NVIDIA_PLUGIN_CDI_KIND: Final = "k8s.device-plugin.nvidia.com/gpu"
+
+# --- files on the node ------------------------------------------------------------------------------------------
+
+STATE_DIR: Final = "/var/lib/aliquot"
+"""Kept over reboots: the node secret, the ledger and the installed shims."""
+RUNTIME_DIR: Final = "/run/aliquot"
+"""Per-container limits and usage regions; gone after a reboot, as the containers are."""
+
+# --- files in a container (compiled into the shim: cuda_shim/region/layout.h) ------------------------------------
+
+CONTAINER_DIR: Final = "/run/aliquot"
+CONTAINER_LIMITS: Final = "/run/aliquot/limits"
+CONTAINER_REGION: Final = "/run/aliquot/region"
+CONTAINER_DRIVER_DIR: Final = "/run/aliquot/driver"
+CONTAINER_PRELOAD: Final = "/run/aliquot/libaliquot-preload.so"
+LD_SO_PRELOAD: Final = "/etc/ld.so.preload"
+CUDA_SONAME: Final = "libcuda.so.1"
+NVML_SONAME: Final = "libnvidia-ml.so.1"
+CUDA_DRIVER_SONAME: Final = "libcuda.aliquot-driver.so.1"
+"""The name under which the front finds the real libcuda, below CONTAINER_DRIVER_DIR."""
+NVML_DRIVER_SONAME: Final = "libnvidia-ml.aliquot-driver.so.1"
+MAX_DEVICES_PER_CONTAINER: Final = 16
+
+# --- the simulated driver ---------------------------------------------------------------------------------------
+
+ENV_SIM_DIR: Final = "ALIQUOT_SIM_DIR"
+ENV_SIM_DEVICE_PREFIX: Final = "ALIQUOT_SIM_DEVICE_"
+ENV_CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+ENV_NVIDIA_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+
+# --- what users and operators see -------------------------------------------------------------------------------
+
+PRODUCT: Final = "aliquot"
+METRIC_PREFIX: Final = "aliquot_"
+SCHEDULER_NAME: Final = "aliquot-scheduler"
+EVENT_REASON_REFUSED: Final = "AliquotRefused"
+EVENT_REASON_GRANTED: Final = "AliquotGranted"

@@ -1,0 +1,228 @@
+"""The value types both sides share. Frozen, hashable, bytes and percent inside; text forms live in codec.py.
+
+A *share* is a container's portion of one device. A *request* is what a pod asks, an *assignment* where the scheduler put it,
+a *grant* (agent/core) what was given. Amounts always come from the pod's spec; an assignment only says where.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Policy(StrEnum):
+    """How devices are chosen among those that fit."""
+
+    FRAG = "frag"
+    BINPACK = "binpack"
+    SPREAD = "spread"
+    TOPOLOGY = "topology"
+
+
+class NumaMode(StrEnum):
+    """Whether a container's devices must, or should, lie on one NUMA node."""
+
+    STRICT = "strict"
+    PREFER = "prefer"
+
+
+class Isolation(StrEnum):
+    """The backend that enforces a share; see design.md section 3 for what each stops."""
+
+    SHIM = "shim"
+    MPS = "mps"
+    MIG = "mig"
+    DRIVER = "driver"
+    EXCLUSIVE = "exclusive"
+
+
+class Priority(StrEnum):
+    """Whose work waits when a device is contended."""
+
+    HIGH = "high"
+    LOW = "low"
+
+
+class LinkKind(StrEnum):
+    """The best path between two devices, from NVML's NvLink state and topology level; best first."""
+
+    NVLINK = "nvlink"
+    PCIE_SWITCH = "pcie-switch"
+    HOST_BRIDGE = "host-bridge"
+    NUMA_NODE = "numa-node"
+    SYSTEM = "system"
+
+
+# --- what a node has --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One MIG device: a GPU instance with its compute instance. Sizes in bytes; placement in memory slices."""
+
+    uuid: str
+    parent_uuid: str
+    profile: str
+    """As NVML names it, such as ``1g.10gb`` or ``1g.10gb+me``."""
+    memory_bytes: int
+    gpu_instance_id: int
+    compute_instance_id: int
+    placement_start: int
+    placement_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One physical GPU as inventoried. ``memory_bytes`` is what containers can be promised: total minus the driver's reserve."""
+
+    uuid: str
+    model: str
+    minor: int
+    """The number in /dev/nvidia<minor>; stable for a boot, unlike NVML's index under visibility masks."""
+    pci_bus_id: str
+    memory_bytes: int
+    numa_node: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    mig_enabled: bool = False
+    mig_instances: tuple[MigInstance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The path between two devices of one node, unordered. ``lanes`` counts active NVLinks; 0 for PCIe paths."""
+
+    a_uuid: str
+    b_uuid: str
+    kind: LinkKind
+    lanes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInventory:
+    """All GPUs of one node, in the order of their minor numbers, with the driver they run."""
+
+    driver_version: str
+    cuda_version: int
+    """As the driver reports it: 1000 * major + 10 * minor, so 13000 is CUDA 13.0."""
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+
+    def device(self, uuid: str) -> Device | None:
+        """Return the physical GPU with this UUID, or None."""
+        return next((device for device in self.devices if device.uuid == uuid), None)
+
+
+# --- what a pod asks --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest:
+    """What one container asks for, from its limits. Totals as the user wrote them, converted to bytes and percent.
+
+    ``memory_bytes`` None asks for the whole memory of each device; ``cores_percent`` None shares what is free.
+    ``mig`` maps a profile to a count and excludes vGPUs in the same container.
+    """
+
+    container: str
+    vgpus: int = 0
+    memory_bytes: int | None = None
+    cores_percent: int | None = None
+    mig: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def memory_bytes_per_vgpu(self) -> int | None:
+        """The even split of the total; None when whole devices are asked."""
+        return None if self.memory_bytes is None else self.memory_bytes // self.vgpus
+
+    @property
+    def cores_percent_per_vgpu(self) -> int | None:
+        """The even split of the total; None when compute is unlimited."""
+        return None if self.cores_percent is None else self.cores_percent // self.vgpus
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What a pod's annotations ask of placement and enforcement, for all its containers."""
+
+    gpu_type: tuple[str, ...] = ()
+    gpu_type_not: tuple[str, ...] = ()
+    gpu_uuid: tuple[str, ...] = ()
+    gpu_uuid_not: tuple[str, ...] = ()
+    policy: Policy | None = None
+    numa: NumaMode | None = None
+    isolation: Isolation | None = None
+    priority: Priority | None = None
+    memory_burst: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequest:
+    """The GPU side of one pod: its requesting containers in spec order, and its preferences."""
+
+    containers: tuple[ContainerRequest, ...]
+    preferences: Preferences = field(default_factory=Preferences)
+
+
+# --- where it was put -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """A container's portion of one device (or a whole MIG instance, then with the instance's UUID and memory)."""
+
+    device_uuid: str
+    memory_bytes: int
+    cores_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAssignment:
+    """The devices of one container, in the order the program will see them."""
+
+    container: str
+    shares: tuple[DeviceShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PodAssignment:
+    """The scheduler's choice for one pod, bound to the pod's UID so that a recreated pod cannot inherit it."""
+
+    pod_uid: str
+    containers: tuple[ContainerAssignment, ...]
+
+    def of(self, container: str) -> ContainerAssignment | None:
+        """Return the assignment of the named container, or None."""
+        return next((assigned for assigned in self.containers if assigned.container == container), None)
+
+
+# --- a pod, as far as GPU sharing cares ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """One container of a pod's spec: its name and its resource limits as written."""
+
+    name: str
+    limits: Mapping[str, str]
+    init: bool = False
+    restartable: bool = False
+    """True for a sidecar: an init container with restartPolicy Always."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The fields of a Kubernetes pod that the agent reads."""
+
+    namespace: str
+    name: str
+    uid: str
+    node_name: str
+    phase: str
+    annotations: Mapping[str, str]
+    containers: tuple[ContainerSpec, ...]
+    scheduler_name: str = ""
+    deletion_requested: bool = False
+
+    @property
+    def active(self) -> bool:
+        """False once every container has ended for good: the pod's shares are free."""
+        return self.phase not in ("Succeeded", "Failed")
