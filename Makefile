@@ -5,6 +5,7 @@
 #   make test    unit, property and integration tests
 #   make lint    ruff, mypy --strict, import-linter, clang's warnings as errors
 #   make san     the C tests under ASan/UBSan and TSan
+#   make soak    the long forms of the chaos, model-checking and fuzz tests
 #   make bench   the benchmarks; figures with ratios
 #   make e2e     the suite on real Kubernetes components
 #   make lock    resolve the lock files again after editing pyproject.toml
@@ -14,13 +15,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: demo test lint san bench lock build native clean
+.PHONY: demo test soak lint san bench lock build native clean
 
 demo: native $(VENV)/.runtime
 	$(BIN)/aliquot demo $(ARGS)
 
 test: native $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: native $(VENV)/.dev
+	$(BIN)/python -m pytest -m soak --timeout=7200 $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -127,6 +127,8 @@ class ContainerRequest:
     memory_bytes: int | None = None
     cores_percent: int | None = None
     mig: tuple[tuple[str, int], ...] = ()
+    init: bool = False
+    """True for an ordinary init container: it ends before the app containers start, so its shares may overlap theirs."""
 
     @property
     def memory_bytes_per_vgpu(self) -> int | None:

@@ -1,0 +1,148 @@
+"""What one device has promised and what it has left.
+
+A DeviceState is a value: giving a share out or taking it back makes a new one. Kept true: ``with_share`` never lets a device
+promise more memory, cores or shares than it has, nor one MIG instance twice (invariant I1).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from proto import units
+from proto.errors import AliquotError
+from proto.model import Device, DeviceShare
+
+DEFAULT_MAX_SHARES: Final = 16
+"""Containers per physical GPU, unless the agent's ``sharesPerGpu`` says otherwise."""
+
+UNRESERVED_MIN_PERCENT: Final = 1
+"""Compute that reservations leave on a device where some share has none: such a share uses what is free, so some must be."""
+
+
+class AccountingError(AliquotError):
+    """Shares on a device add up to something that cannot be: a bug, or a ledger that is not true."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """One device with the sums of the shares it carries.
+
+    Build it from facts with ``of``. Facts may exceed the device (its usable memory shrank with a new driver); then nothing is
+    free, and only ``with_share`` refuses.
+    """
+
+    device: Device
+    used_memory_bytes: int = 0
+    used_cores_percent: int = 0
+    used_shares: int = 0
+    unreserved_shares: int = 0
+    """Those of ``used_shares`` that reserve no compute."""
+    used_instances: frozenset[str] = frozenset()
+    """UUIDs of the MIG instances in use."""
+    max_shares: int = DEFAULT_MAX_SHARES
+    healthy: bool = True
+    cordoned: bool = False
+
+    def __post_init__(self) -> None:
+        sums = (self.used_memory_bytes, self.used_cores_percent, self.unreserved_shares, self.used_shares - self.unreserved_shares)
+        if min(sums) < 0:
+            raise AccountingError(f"expected sums of at least 0 on {self.device.uuid}, found {self}")
+
+    @classmethod
+    def of(
+        cls,
+        device: Device,
+        shares: Iterable[DeviceShare] = (),
+        *,
+        max_shares: int = DEFAULT_MAX_SHARES,
+        healthy: bool = True,
+        cordoned: bool = False,
+    ) -> "DeviceState":
+        """Add up the shares that a device carries, as facts: unchecked against what it has. Shares of other devices are left out."""
+        state = cls(device, max_shares=max_shares, healthy=healthy, cordoned=cordoned)
+        for share in shares:
+            if state.carries(share):
+                state = state._adding(share)
+        return state
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Memory that can be promised: whole MiB, the unit of requests and assignments."""
+        return units.floor_to_mib(self.device.memory_bytes)
+
+    @property
+    def free_memory_bytes(self) -> int:
+        """Memory no share was promised, never below 0."""
+        return max(0, self.capacity_bytes - self.used_memory_bytes)
+
+    @property
+    def free_cores_percent(self) -> int:
+        """Compute that one more reservation may take, never below 0."""
+        kept = UNRESERVED_MIN_PERCENT if self.unreserved_shares else 0
+        return max(0, units.WHOLE_GPU_PERCENT - self.used_cores_percent - kept)
+
+    @property
+    def unreserved_fits(self) -> bool:
+        """Whether compute is left for a share that reserves none."""
+        return self.used_cores_percent <= units.WHOLE_GPU_PERCENT - UNRESERVED_MIN_PERCENT
+
+    @property
+    def free_shares(self) -> int:
+        """How many more containers the device takes, never below 0."""
+        return max(0, self.max_shares - self.used_shares)
+
+    @property
+    def empty(self) -> bool:
+        """True while no container uses the device or an instance on it."""
+        return self.used_shares == 0 and not self.used_instances
+
+    def carries(self, share: DeviceShare) -> bool:
+        """Whether the share is one of this device or of a MIG instance on it."""
+        return share.device_uuid == self.device.uuid or any(share.device_uuid == i.uuid for i in self.device.mig_instances)
+
+    def with_share(self, share: DeviceShare) -> "DeviceState":
+        """Promise a share. Raises AccountingError when the device does not have it."""
+        self._check_carries(share)
+        if share.device_uuid != self.device.uuid:
+            if share.device_uuid in self.used_instances:
+                raise AccountingError(f"expected MIG instance {share.device_uuid} to be free, found it in use")
+        elif (
+            self.free_shares < 1
+            or share.memory_bytes > self.free_memory_bytes
+            or (share.cores_percent or 0) > self.free_cores_percent
+            or (share.cores_percent is None and not self.unreserved_fits)
+        ):
+            raise AccountingError(f"expected room for {share}, found {self}")
+        return self._adding(share)
+
+    def without_share(self, share: DeviceShare) -> "DeviceState":
+        """Take a share back. Raises AccountingError when the device never promised it."""
+        self._check_carries(share)
+        if share.device_uuid != self.device.uuid:
+            if share.device_uuid not in self.used_instances:
+                raise AccountingError(f"expected MIG instance {share.device_uuid} to be in use, found it free")
+            return replace(self, used_instances=self.used_instances - {share.device_uuid})
+        return replace(
+            self,
+            used_memory_bytes=self.used_memory_bytes - share.memory_bytes,
+            used_cores_percent=self.used_cores_percent - (share.cores_percent or 0),
+            used_shares=self.used_shares - 1,
+            unreserved_shares=self.unreserved_shares - (share.cores_percent is None),
+        )
+
+    def _check_carries(self, share: DeviceShare) -> None:
+        if not self.carries(share):
+            raise AccountingError(f"expected a share of {self.device.uuid} or of an instance on it, found one of {share.device_uuid}")
+        if share.memory_bytes < 1 or (share.cores_percent is not None and share.cores_percent < 1):
+            raise AccountingError(f"expected a share of something, found {share}")
+
+    def _adding(self, share: DeviceShare) -> "DeviceState":
+        if share.device_uuid != self.device.uuid:
+            return replace(self, used_instances=self.used_instances | {share.device_uuid})
+        return replace(
+            self,
+            used_memory_bytes=self.used_memory_bytes + share.memory_bytes,
+            used_cores_percent=self.used_cores_percent + (share.cores_percent or 0),
+            used_shares=self.used_shares + 1,
+            unreserved_shares=self.unreserved_shares + (share.cores_percent is None),
+        )

@@ -1,0 +1,140 @@
+"""Refusals: what was asked, what each device had, and what would help, in one sentence that ends up in a pod's events."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from placement.device import DeviceState
+from placement.fit import Reject, reject_reason
+from proto import contract, units
+from proto.model import ContainerRequest, Isolation, Preferences
+
+
+class DeviceReject(NamedTuple):
+    """One device and why it was passed over."""
+
+    device_uuid: str
+    reject: Reject
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No devices for a container: the reason that weighs most, each unfit device's own, and the sentence."""
+
+    container: str
+    reason: Reject
+    by_device: tuple[DeviceReject, ...]
+    sentence: str
+
+
+_FOUND: Final[Mapping[Reject, str]] = {
+    Reject.UNHEALTHY: "unhealthy",
+    Reject.CORDONED: "cordoned",
+    Reject.MIG_MODE: "in MIG mode",
+    Reject.TYPE: "of a type the pod does not want",
+    Reject.UUID: "with a UUID the pod does not want",
+    Reject.SHARES: "without a free share",
+    Reject.EXCLUSIVE: "used by other containers",
+    Reject.MEMORY: "without enough free memory",
+    Reject.CORES: "without enough free cores",
+    Reject.MIG_PROFILE: "without a free instance of it",
+}
+_CURE: Final[Mapping[Reject, str]] = {
+    Reject.UNHEALTHY: "Wait for the device to recover, or use another node",
+    Reject.CORDONED: "Uncordon the device, or use another node",
+    Reject.MIG_MODE: f"Ask for an instance ({contract.RESOURCE_MIG_PREFIX}<profile>), or use a node whose GPUs are not partitioned",
+    Reject.TYPE: f"Change {contract.ANNOTATION_GPU_TYPE} or {contract.ANNOTATION_GPU_TYPE_NOT}, or use another node",
+    Reject.UUID: f"Change {contract.ANNOTATION_GPU_UUID} or {contract.ANNOTATION_GPU_UUID_NOT}, or use another node",
+    Reject.SHARES: "Wait for a container there to end, or raise the agent's sharesPerGpu",
+    Reject.EXCLUSIVE: f"Wait for them to end, or remove {contract.ANNOTATION_ISOLATION}: exclusive",
+    Reject.MEMORY: f"Ask for less {contract.RESOURCE_VGPU_MEMORY}, or wait for a container there to end",
+    Reject.CORES: f"Ask for less {contract.RESOURCE_VGPU_CORES}, or wait for a container there to end",
+    Reject.MIG_PROFILE: "Wait for one to be freed, ask for another profile, or have an administrator create more",
+    Reject.NUMA: f"Ask for fewer vGPUs, or set {contract.ANNOTATION_NUMA}: prefer",
+    Reject.COUNT: "Ask for fewer vGPUs, or use a node with more GPUs",
+}
+_CURE_WHOLE_MEMORY: Final = f"Set {contract.RESOURCE_VGPU_MEMORY} to ask for a part of a GPU's memory, or wait for the others to end"
+_CURE_UNRESERVED: Final = "Wait for a container there to end: all compute is reserved, none is left to share"
+
+
+def refuse(states: Sequence[DeviceState], request: ContainerRequest, preferences: Preferences, overall: Reject | None = None) -> Refusal:
+    """Explain why these devices cannot take the container.
+
+    ``overall`` names the reason when enough devices fit one by one, but not together.
+    """
+    rejects = [(state, reject_reason(state, request, preferences)) for state in states]
+    by_device = tuple(DeviceReject(state.device.uuid, reject) for state, reject in rejects if reject is not None)
+    reason = overall or _main_reason(states, request, by_device)
+    fitting = len(states) - len(by_device)
+    findings = [f"of {_plural(len(states), 'GPU')} {_fits(fitting)}"] if states else ["this node has no GPU"]
+    for reject in Reject:
+        unfit = [state for state, why in rejects if why is reject]
+        if unfit:
+            findings.append(f"{len(unfit)} {_FOUND[reject]}{_detail(unfit, reject)}")
+    if reason is Reject.NUMA:
+        findings.append(_numa_detail([state for state, why in rejects if why is None]))
+    sentence = (
+        f"container {request.container} asks for {describe_request(request, preferences)}; {', '.join(findings)}. {_cure(reason, request)}."
+    )
+    return Refusal(request.container, reason, by_device, sentence)
+
+
+def describe_request(request: ContainerRequest, preferences: Preferences) -> str:
+    """Say what a container asks, in words: ``2 vGPUs with 40 GiB and 50 percent of the cores each``."""
+    if request.mig:
+        return " and ".join(f"{count} x MIG {profile}" for profile, count in request.mig)
+    if preferences.isolation is Isolation.EXCLUSIVE:
+        return f"{_plural(request.vgpus, 'whole GPU')} for itself"
+    memory_bytes, cores_percent = request.memory_bytes_per_vgpu, request.cores_percent_per_vgpu
+    memory = "all the memory of a GPU" if memory_bytes is None else units.format_memory(memory_bytes)
+    cores = "" if cores_percent is None else f" and {cores_percent} percent of the cores"
+    return f"{_plural(request.vgpus, 'vGPU')} with {memory}{cores}{' each' * (request.vgpus > 1)}"
+
+
+def _main_reason(states: Sequence[DeviceState], request: ContainerRequest, by_device: Sequence[DeviceReject]) -> Reject:
+    """Pick the most frequent reason, the first in the enum among equals."""
+    if request.mig and len(by_device) < len(states):
+        return Reject.MIG_PROFILE
+    if len(states) < max(1, request.vgpus):
+        return Reject.COUNT
+    counts = Counter(reject for _, reject in by_device)
+    return max(Reject, key=lambda reject: counts[reject])
+
+
+def _detail(unfit: Sequence[DeviceState], reject: Reject) -> str:
+    match reject:
+        case Reject.MEMORY:
+            most = max(unfit, key=lambda state: state.free_memory_bytes)
+            free, capacity = units.format_memory(most.free_memory_bytes), units.format_memory(most.capacity_bytes)
+            return f" (at most {free} of {capacity}, on {most.device.uuid})"
+        case Reject.CORES:
+            most = max(unfit, key=lambda state: state.free_cores_percent)
+            return f" (at most {most.free_cores_percent} of {units.WHOLE_GPU_PERCENT} percent, on {most.device.uuid})"
+        case Reject.TYPE:
+            return f" ({', '.join(sorted({state.device.model for state in unfit}))})"
+        case _:
+            return ""
+
+
+def _numa_detail(fitting: Sequence[DeviceState]) -> str:
+    counts = Counter(state.device.numa_node for state in fitting)
+    known = [f"{counts[node]} on NUMA node {node}" for node in sorted(node for node in counts if node is not None)]
+    unknown = [f"{counts[None]} on an unknown NUMA node"] if counts[None] else []
+    return f"but only {', '.join(known + unknown)}"
+
+
+def _cure(reason: Reject, request: ContainerRequest) -> str:
+    if reason is Reject.MEMORY and request.memory_bytes is None:
+        return _CURE_WHOLE_MEMORY
+    if reason is Reject.CORES and request.cores_percent is None:
+        return _CURE_UNRESERVED
+    return _CURE[reason]
+
+
+def _fits(count: int) -> str:
+    return {0: "none fits", 1: "1 fits"}.get(count, f"{count} fit")
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,38 @@
+import pytest
+
+from placement.topology import LinkTable, pair_quality
+from proto.model import Link, LinkKind
+from tests.unit.placement.builders import all_to_all, nvlinks
+
+
+def test_better_paths_have_more_quality():
+    kinds = [LinkKind.SYSTEM, LinkKind.NUMA_NODE, LinkKind.HOST_BRIDGE, LinkKind.PCIE_SWITCH, LinkKind.NVLINK]
+    qualities = [pair_quality(Link("a", "b", kind)) for kind in kinds]
+    assert qualities == sorted(set(qualities))
+
+
+def test_every_nvlink_adds_the_same():
+    one, two = (pair_quality(Link("a", "b", LinkKind.NVLINK, lanes)) for lanes in (1, 2))
+    assert two - one == 100
+
+
+def test_lanes_of_a_pcie_path_are_not_counted():
+    assert pair_quality(Link("a", "b", LinkKind.SYSTEM, 4)) == pair_quality(Link("a", "b", LinkKind.SYSTEM))
+
+
+def test_a_pair_is_unordered_and_its_best_link_counts():
+    table = LinkTable.of([Link("a", "b", LinkKind.SYSTEM), Link("b", "a", LinkKind.NVLINK, 4), Link("a", "b", LinkKind.HOST_BRIDGE)])
+    assert table.between("a", "b") == table.between("b", "a") == 450
+
+
+def test_devices_without_a_known_link_have_no_quality():
+    assert LinkTable.of([]).between("a", "b") == 0
+
+
+@pytest.mark.parametrize(("devices", "pairs"), [(["GPU-0"], 0), (["GPU-0", "GPU-1"], 1), (["GPU-0", "GPU-1", "GPU-2", "GPU-3"], 6)])
+def test_the_quality_of_a_set_is_the_sum_over_its_pairs(devices, pairs):
+    assert LinkTable.of(all_to_all(4, lanes=1)).within(devices) == pairs * 150
+
+
+def test_pairs_outside_the_set_do_not_count():
+    assert LinkTable.of(nvlinks([(0, 1), (2, 3)])).within(["GPU-0", "GPU-2"]) == 0
