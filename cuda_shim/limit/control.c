@@ -1,0 +1,43 @@
+#include "limit/control.h"
+
+#define SMOOTHING_NUM 3 /* EMA weight of a new measurement: 3/10 */
+#define SMOOTHING_DEN 10
+#define INTEGRAL_GAIN_DEN 10  /* the integral moves by a tenth of the relative error per period */
+#define INTEGRAL_MIN_Q16 (-(int32_t)(AQ_GAIN_ONE * 9 / 10))
+#define INTEGRAL_MAX_Q16 ((int32_t)(AQ_GAIN_MAX - AQ_GAIN_ONE))
+
+bool aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns)
+{
+	int64_t until = atomic_load_explicit(&bucket->lease_until_ns, memory_order_relaxed);
+	/* A lease far in the future was scribbled there; it must not end the correction for good. */
+	if (now_ns < until && (uint64_t)until - (uint64_t)now_ns <= AQ_CONTROL_PERIOD_NS)
+		return false;
+	return atomic_compare_exchange_strong_explicit(&bucket->lease_until_ns, &until, now_ns + AQ_CONTROL_PERIOD_NS,
+						       memory_order_relaxed, memory_order_relaxed);
+}
+
+static uint32_t smooth(struct aq_bucket *bucket, uint32_t measured_q16)
+{
+	uint32_t old = atomic_load_explicit(&bucket->measured_q16, memory_order_relaxed);
+	int64_t step = ((int64_t)measured_q16 - old) * SMOOTHING_NUM / SMOOTHING_DEN;
+	uint32_t smoothed = old ? (uint32_t)(old + step) : measured_q16;
+	atomic_store_explicit(&bucket->measured_q16, smoothed, memory_order_relaxed);
+	return smoothed;
+}
+
+void aq_control_correct(struct aq_bucket *bucket, int64_t now_ns, uint32_t percent, uint32_t measured_q16)
+{
+	uint32_t smoothed = smooth(bucket, measured_q16);
+	int64_t starved = atomic_load_explicit(&bucket->starved_at_ns, memory_order_relaxed);
+	if (percent == 0 || (uint64_t)now_ns - (uint64_t)starved > AQ_CONTROL_PERIOD_NS)
+		return;
+	int64_t limit_q16 = (int64_t)AQ_GAIN_ONE * percent / 100;
+	int64_t error_q16 = (limit_q16 - smoothed) * (int64_t)AQ_GAIN_ONE / limit_q16;
+	int64_t integral = atomic_load_explicit(&bucket->integral_q16, memory_order_relaxed) + error_q16 / INTEGRAL_GAIN_DEN;
+	if (integral < INTEGRAL_MIN_Q16)
+		integral = INTEGRAL_MIN_Q16;
+	if (integral > INTEGRAL_MAX_Q16)
+		integral = INTEGRAL_MAX_Q16;
+	atomic_store_explicit(&bucket->integral_q16, (int32_t)integral, memory_order_relaxed);
+	atomic_store_explicit(&bucket->gain_q16, (uint32_t)((int64_t)AQ_GAIN_ONE + integral), memory_order_relaxed);
+}

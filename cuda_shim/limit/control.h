@@ -1,0 +1,22 @@
+/* The slow correction of the compute bucket: measured utilisation trims the inflow.
+ *
+ * Event-timed costs are right within milliseconds but have a bias: concurrent kernels overlap, device-side launches are invisible,
+ * a neighbour stretches what is timed. The driver's own utilisation figures have none, but come late. So an integrator
+ * moves the gain of the inflow slowly, and only while the container is throttled (else it would wind up).
+ *
+ * One process of the container does it at a time: whoever takes the lease, at a moment when it has to wait anyway.
+ */
+#ifndef AQ_LIMIT_CONTROL_H
+#define AQ_LIMIT_CONTROL_H
+
+#include "limit/bucket.h"
+
+#define AQ_CONTROL_PERIOD_NS 100000000ll /* 100 ms */
+
+/* True for the one caller that shall measure now: it holds the lease for one period. */
+bool aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns);
+
+/* Fold one measurement in: `measured_q16` is the container's share of the device's time since the last one (65536 = all of it). */
+void aq_control_correct(struct aq_bucket *bucket, int64_t now_ns, uint32_t percent, uint32_t measured_q16);
+
+#endif

@@ -1,0 +1,83 @@
+#include "limit/cost.h"
+
+#include <stddef.h>
+
+#define PROBES 16u
+
+static uint64_t mix(uint64_t x)
+{
+	x ^= x >> 33;
+	x *= 0xff51afd7ed558ccdull;
+	x ^= x >> 33;
+	x *= 0xc4ceb9fe1a85ec53ull;
+	return x ^ x >> 33;
+}
+
+uint64_t aq_cost_key(const void *function, uint64_t blocks, uint32_t threads_per_block)
+{
+	uint64_t key = mix((uint64_t)(uintptr_t)function ^ mix(blocks) ^ (uint64_t)threads_per_block << 40);
+	return key ? key : 1;
+}
+
+struct aq_cost_entry *aq_cost_find(struct aq_cost_table *table, uint64_t key)
+{
+	for (uint32_t i = 0; i < PROBES; i++) {
+		struct aq_cost_entry *entry = &table->entries[(key + i) & (AQ_COST_ENTRIES - 1)];
+		uint64_t found = atomic_load_explicit(&entry->key, memory_order_relaxed);
+		if (found == 0 && atomic_compare_exchange_strong_explicit(&entry->key, &found, key, memory_order_relaxed,
+									    memory_order_relaxed))
+			return entry;
+		if (found == key)
+			return entry;
+	}
+	return NULL;
+}
+
+uint64_t aq_cost_estimate(const struct aq_cost_entry *entry, uint64_t fallback_ns)
+{
+	uint64_t estimate = entry ? atomic_load_explicit(&entry->estimate_ns, memory_order_relaxed) : 0;
+	return estimate ? estimate : fallback_ns;
+}
+
+bool aq_cost_wants_sample(struct aq_cost_entry *entry)
+{
+	uint32_t launch = atomic_fetch_add_explicit(&entry->launches, 1, memory_order_relaxed);
+	if (launch < AQ_COST_EAGER)
+		return true;
+	uint32_t every = atomic_load_explicit(&entry->stable, memory_order_relaxed) ? AQ_COST_EVERY_STABLE : AQ_COST_EVERY;
+	return launch % every == 0;
+}
+
+static bool agree(uint64_t a, uint64_t b)
+{
+	uint64_t low = a < b ? a : b, high = a < b ? b : a;
+	return high - low <= low / 8;
+}
+
+/* Two threads may finish a window at once; the worst is a window that is one sample short or long. */
+static void rotate_window(struct aq_cost_entry *entry, uint64_t window_min_ns)
+{
+	uint64_t previous = atomic_exchange_explicit(&entry->previous_min_ns, window_min_ns, memory_order_relaxed);
+	atomic_store_explicit(&entry->stable, previous && agree(previous, window_min_ns), memory_order_relaxed);
+	atomic_store_explicit(&entry->window_min_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&entry->samples, 0, memory_order_relaxed);
+	atomic_store_explicit(&entry->estimate_ns, window_min_ns, memory_order_relaxed);
+}
+
+void aq_cost_learn(struct aq_cost_entry *entry, uint64_t measured_ns)
+{
+	if (measured_ns == 0) /* below the event timer's resolution: still some time, and 0 means unknown here */
+		measured_ns = 1;
+	uint64_t window_min = atomic_load_explicit(&entry->window_min_ns, memory_order_relaxed);
+	if (window_min == 0 || measured_ns < window_min) {
+		window_min = measured_ns;
+		atomic_store_explicit(&entry->window_min_ns, window_min, memory_order_relaxed);
+	}
+	if (atomic_fetch_add_explicit(&entry->samples, 1, memory_order_relaxed) + 1 >= AQ_COST_WINDOW) {
+		rotate_window(entry, window_min);
+		return;
+	}
+	uint64_t previous = atomic_load_explicit(&entry->previous_min_ns, memory_order_relaxed);
+	uint64_t estimate = previous && previous < window_min ? previous : window_min;
+	atomic_store_explicit(&entry->estimate_ns, estimate, memory_order_relaxed);
+}

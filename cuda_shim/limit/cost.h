@@ -1,0 +1,53 @@
+/* What a launch costs: GPU time per (function, grid), learned from the driver's own events.
+ *
+ * One table per process. A kernel's cost is the smallest of its recent samples: on a shared device an event pair also measures the
+ * neighbour's slices, and a tenant shall not pay for being preempted. Two windows of samples rotate, so that the minimum
+ * forgets, and a kernel that became dearer is believed after one window.
+ *
+ * Reading and learning are lock-free; a full table answers with the default for new keys, and the slow correction from
+ * measured utilisation (control.h) takes care of the rest.
+ */
+#ifndef AQ_LIMIT_COST_H
+#define AQ_LIMIT_COST_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define AQ_COST_ENTRIES 4096u /* power of two */
+#define AQ_COST_UNKNOWN_NS 50000
+#define AQ_COST_WINDOW 16u       /* samples per window of the minimum */
+#define AQ_COST_EAGER 8u         /* launches of a new key that are all sampled */
+#define AQ_COST_EVERY 64u        /* then every 64th … */
+#define AQ_COST_EVERY_STABLE 1024u /* … and every 1024th once two windows agree */
+
+struct aq_cost_entry {
+	_Atomic uint64_t key;          /* 0 = free */
+	_Atomic uint32_t launches;
+	_Atomic uint32_t samples;      /* in the current window */
+	_Atomic uint64_t estimate_ns;  /* 0 = not learned */
+	_Atomic uint64_t window_min_ns;
+	_Atomic uint64_t previous_min_ns;
+	_Atomic uint32_t stable;       /* the last two windows agree within an eighth */
+};
+
+struct aq_cost_table {
+	struct aq_cost_entry entries[AQ_COST_ENTRIES];
+};
+
+/* A key for one function and launch shape; never 0. */
+uint64_t aq_cost_key(const void *function, uint64_t blocks, uint32_t threads_per_block);
+
+/* The entry of a key, made if there is room; NULL when the table is full around it. */
+struct aq_cost_entry *aq_cost_find(struct aq_cost_table *table, uint64_t key);
+
+/* GPU time to pay for one launch. `fallback_ns` is for keys that have not been measured yet. */
+uint64_t aq_cost_estimate(const struct aq_cost_entry *entry, uint64_t fallback_ns);
+
+/* Count a launch and say whether this one should be timed. */
+bool aq_cost_wants_sample(struct aq_cost_entry *entry);
+
+/* Take in one measured duration. */
+void aq_cost_learn(struct aq_cost_entry *entry, uint64_t measured_ns);
+
+#endif

@@ -1,0 +1,176 @@
+/* The compute limiter without a driver: time is an argument, so a whole day of launches is a loop. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "limit/bucket.h"
+#include "limit/control.h"
+#include "limit/cost.h"
+#include "limit/priority.h"
+
+#define CHECK(condition)                                                                       \
+	do {                                                                                   \
+		if (!(condition)) {                                                            \
+			fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition); \
+			exit(1);                                                               \
+		}                                                                              \
+	} while (0)
+
+#define MS 1000000ll
+#define SECOND 1000000000ll
+
+/* A tenant that launches kernels of `kernel_ns` back to back on a device of its own: the share of the time it got. */
+static double share_obtained(uint32_t percent, int64_t kernel_ns, int64_t paid_per_kernel_ns, struct aq_bucket *bucket)
+{
+	int64_t now = SECOND, end = now + 20 * SECOND, busy = 0;
+	while (now < end) {
+		if (aq_bucket_pay(bucket, now, percent, paid_per_kernel_ns)) {
+			busy += kernel_ns;
+			now += kernel_ns;
+		} else {
+			now += aq_bucket_wait_ns(bucket, percent);
+		}
+	}
+	return (double)busy / (20 * SECOND);
+}
+
+static void bucket_gives_exactly_the_share(void)
+{
+	const uint32_t percents[] = {1, 10, 30, 50, 75, 99};
+	const int64_t kernels[] = {20000, MS, 30 * MS};
+	for (size_t p = 0; p < sizeof percents / sizeof *percents; p++)
+		for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++) {
+			struct aq_bucket bucket = {0};
+			double share = share_obtained(percents[p], kernels[k], kernels[k], &bucket);
+			double want = percents[p] / 100.0;
+			CHECK(share > want - 0.005 && share < want + 0.005);
+		}
+}
+
+static void idle_container_saves_no_more_than_the_cap(void)
+{
+	struct aq_bucket bucket = {0};
+	aq_bucket_refill(&bucket, SECOND, 50);
+	aq_bucket_refill(&bucket, 3600 * SECOND, 50);
+	CHECK(bucket.balance_ns == AQ_BUCKET_CAP_NS);
+}
+
+static void clock_that_steps_back_adds_nothing(void)
+{
+	struct aq_bucket bucket = {0};
+	aq_bucket_refill(&bucket, 10 * SECOND, 50);
+	int64_t before = bucket.balance_ns;
+	aq_bucket_refill(&bucket, SECOND, 50);
+	CHECK(bucket.balance_ns == before);
+}
+
+static void scribbled_bucket_neither_hangs_nor_overflows(void)
+{
+	struct aq_bucket bucket;
+	memset(&bucket, 0x7f, sizeof bucket);
+	atomic_store(&bucket.gain_q16, AQ_GAIN_ONE);
+	aq_bucket_refill(&bucket, SECOND, 100);
+	CHECK(aq_bucket_wait_ns(&bucket, 50) >= 0);
+	atomic_store(&bucket.balance_ns, INT64_MIN + 1);
+	CHECK(aq_bucket_wait_ns(&bucket, 1) > 0);
+	atomic_store(&bucket.refilled_at_ns, INT64_MAX);
+	atomic_store(&bucket.balance_ns, -MS);
+	aq_bucket_refill(&bucket, SECOND, 50);
+	aq_bucket_refill(&bucket, 2 * SECOND, 50);
+	CHECK(bucket.balance_ns > 0);
+	atomic_store(&bucket.lease_until_ns, INT64_MAX);
+	CHECK(aq_control_take_lease(&bucket, SECOND));
+}
+
+static void cost_is_the_recent_minimum_and_forgets(void)
+{
+	static struct aq_cost_table table;
+	struct aq_cost_entry *entry = aq_cost_find(&table, aq_cost_key(&table, 1024, 256));
+	CHECK(entry && aq_cost_estimate(entry, AQ_COST_UNKNOWN_NS) == AQ_COST_UNKNOWN_NS);
+	aq_cost_learn(entry, 2000);
+	aq_cost_learn(entry, 1000);
+	aq_cost_learn(entry, 3000);
+	CHECK(aq_cost_estimate(entry, 0) == 1000);
+	for (int i = 0; i < 3 * (int)AQ_COST_WINDOW; i++)
+		aq_cost_learn(entry, 5000);
+	CHECK(aq_cost_estimate(entry, 0) == 5000);
+	CHECK(atomic_load(&entry->stable));
+	CHECK(aq_cost_find(&table, aq_cost_key(&table, 1024, 256)) == entry);
+	CHECK(aq_cost_find(&table, aq_cost_key(&table, 1025, 256)) != entry);
+}
+
+static void full_table_answers_with_the_fallback(void)
+{
+	static struct aq_cost_table table;
+	bool full = false;
+	for (uint64_t blocks = 1; blocks < 4 * AQ_COST_ENTRIES && !full; blocks++)
+		full = aq_cost_find(&table, aq_cost_key(NULL, blocks, 1)) == NULL;
+	CHECK(full);
+	CHECK(aq_cost_estimate(NULL, 77) == 77);
+}
+
+static void new_kernels_are_sampled_often_and_known_ones_rarely(void)
+{
+	static struct aq_cost_table table;
+	struct aq_cost_entry *entry = aq_cost_find(&table, 1);
+	int eager = 0, later = 0;
+	for (int i = 0; i < 8; i++)
+		eager += aq_cost_wants_sample(entry);
+	for (int i = 0; i < 6400; i++)
+		later += aq_cost_wants_sample(entry);
+	CHECK(eager == 8 && later == 100);
+}
+
+/* Costs that are believed half of what they are: without the correction the tenant would get twice its share. */
+static void controller_removes_a_bias_of_the_cost(void)
+{
+	struct aq_bucket bucket = {0};
+	int64_t now = SECOND, end = now + 60 * SECOND, busy = 0, busy_last = 0, measured_at = now;
+	int64_t settled_from = now + 30 * SECOND, busy_settled = 0;
+	while (now < end) {
+		if (aq_bucket_pay(&bucket, now, 30, MS / 2)) {
+			now += MS;
+			busy += MS;
+			busy_settled += now > settled_from ? MS : 0;
+		} else {
+			now += aq_bucket_wait_ns(&bucket, 30);
+		}
+		if (now - measured_at >= AQ_CONTROL_PERIOD_NS && aq_control_take_lease(&bucket, now)) {
+			uint32_t measured = (uint32_t)((busy - busy_last) * AQ_GAIN_ONE / (now - measured_at));
+			aq_control_correct(&bucket, now, 30, measured);
+			busy_last = busy;
+			measured_at = now;
+		}
+	}
+	double share = (double)busy_settled / (double)(end - settled_from);
+	CHECK(share > 0.295 && share < 0.305);
+}
+
+static void low_priority_trickles_while_high_is_fresh(void)
+{
+	static struct aq_priority_line line;
+	CHECK(aq_priority_percent(&line, SECOND, 40) == 40);
+	aq_priority_stamp(&line, SECOND);
+	CHECK(aq_priority_percent(&line, SECOND + 9 * MS, 40) == AQ_PRIORITY_TRICKLE_PERCENT);
+	CHECK(aq_priority_percent(&line, SECOND + 9 * MS, 0) == AQ_PRIORITY_TRICKLE_PERCENT);
+	CHECK(aq_priority_percent(&line, SECOND + 9 * MS, 2) == 2);
+	CHECK(aq_priority_percent(&line, SECOND + 11 * MS, 40) == 40);
+	aq_priority_stamp(&line, INT64_MIN);
+	CHECK(aq_priority_percent(&line, SECOND, 40) == 40);
+	aq_priority_stamp(&line, INT64_MAX);
+	CHECK(aq_priority_percent(&line, SECOND, 40) == 40);
+}
+
+int main(void)
+{
+	bucket_gives_exactly_the_share();
+	idle_container_saves_no_more_than_the_cap();
+	clock_that_steps_back_adds_nothing();
+	scribbled_bucket_neither_hangs_nor_overflows();
+	cost_is_the_recent_minimum_and_forgets();
+	full_table_answers_with_the_fallback();
+	new_kernels_are_sampled_often_and_known_ones_rarely();
+	controller_removes_a_bias_of_the_cost();
+	low_priority_trickles_while_high_is_fresh();
+	return 0;
+}
