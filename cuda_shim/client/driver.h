@@ -29,12 +29,15 @@
 	X(cuEventRecord, "cuEventRecord")                                                  \
 	X(cuEventSynchronize, "cuEventSynchronize")                                        \
 	X(cuGetErrorName, "cuGetErrorName")                                                \
+	X(cuGraphAddKernelNode_v2, "cuGraphAddKernelNode")                                 \
 	X(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode")                                \
 	X(cuGraphCreate, "cuGraphCreate")                                                  \
 	X(cuGraphInstantiateWithFlags, "cuGraphInstantiate")                               \
 	X(cuGraphLaunch, "cuGraphLaunch")                                                  \
 	X(cuInit, "cuInit")                                                                \
+	X(cuLaunchCooperativeKernel, "cuLaunchCooperativeKernel")                          \
 	X(cuLaunchKernel, "cuLaunchKernel")                                                \
+	X(cuLaunchKernelEx, "cuLaunchKernelEx")                                            \
 	X(cuMemAddressReserve, "cuMemAddressReserve")                                      \
 	X(cuMemAlloc_v2, "cuMemAlloc")                                                     \
 	X(cuMemAllocAsync, "cuMemAllocAsync")                                              \

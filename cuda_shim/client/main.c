@@ -17,8 +17,8 @@
 
 #define MIB ((size_t)1 << 20)
 #define HOLDINGS_MAX 65536
-#define BENCH_ROUNDS 7
-#define IN_FLIGHT 64 /* launches between two waits, so that a second of work ends about when it should */
+#define BENCH_ROUNDS 31
+#define IN_FLIGHT_US 50000 /* work between two waits unless asked otherwise, so that a second of work ends about when it should */
 
 struct options {
 	const char *route;
@@ -28,6 +28,8 @@ struct options {
 	size_t mib;
 	double seconds;
 	uint64_t kernel_us;
+	enum work_launch launch;
+	unsigned long sync_every; /* submissions between two waits; 0 = by IN_FLIGHT_US */
 	bool hold;
 };
 
@@ -39,7 +41,8 @@ static const char usage_text[] =
 	"  info                          the devices and their memory, as the driver shows them\n"
 	"  fill  [--kind K] [--step MiB] [--hold]   allocate until refused, down to the smallest amount\n"
 	"  hold  --mib N                 allocate N MiB and stay\n"
-	"  work  --seconds S --kernel-us N [--mib N]   keep the device busy; one line of progress per second\n"
+	"  work  --seconds S --kernel-us N [--mib N] [--launch kernel|ex|cooperative|graph] [--sync-every N]\n"
+	"                                keep the device busy; one line of progress per second\n"
 	"  bench alloc|launch|meminfo|init   nanoseconds per call, the median of rounds\n"
 	"  repl                          commands from stdin: alloc KIND BYTES | free KIND ID | info | launch US COUNT | sync | quit\n"
 	"options: --device N   --via ROUTE\n";
@@ -200,14 +203,18 @@ static int command_work(const struct options *options)
 {
 	CUresult result = options->mib ? take(kind_find("alloc"), options->mib * MIB) : CUDA_SUCCESS;
 	if (result == CUDA_SUCCESS)
-		result = work_prepare();
+		result = work_prepare(options->launch, options->kernel_us);
 	if (result != CUDA_SUCCESS)
 		return fail("prepare", result);
+	uint64_t submission_us = options->kernel_us * work_kernels(options->launch);
+	unsigned long sync_every = options->sync_every ? options->sync_every : 1 + IN_FLIGHT_US / (submission_us + 1);
 	int64_t start = now_ns(), told = start, end = start + (int64_t)(options->seconds * 1e9);
 	uint64_t kernels = 0, told_kernels = 0;
 	for (int64_t now = start; now < end; now = now_ns()) {
-		for (int i = 0; i < IN_FLIGHT && result == CUDA_SUCCESS && now_ns() < end; i++, kernels++)
-			result = work_launch(options->kernel_us);
+		for (unsigned long i = 0; i < sync_every && result == CUDA_SUCCESS && now_ns() < end; i++) {
+			result = work_submit(options->launch, options->kernel_us);
+			kernels += work_kernels(options->launch);
+		}
 		if (result == CUDA_SUCCESS)
 			result = cu.cuCtxSynchronize();
 		if (result != CUDA_SUCCESS)
@@ -242,7 +249,7 @@ static CUresult bench_meminfo(void)
 
 static CUresult bench_launch(void)
 {
-	return work_launch(0);
+	return work_submit(WORK_KERNEL, 0);
 }
 
 static int by_value(const void *a, const void *b)
@@ -280,11 +287,11 @@ static int command_bench(const char *what, const struct options *options)
 			return fail("cuMemAlloc", result);
 	}
 	if (strcmp(what, "alloc") == 0)
-		return bench_calls("alloc", bench_alloc, 200000);
+		return bench_calls("alloc", bench_alloc, 50000);
 	if (strcmp(what, "meminfo") == 0)
-		return bench_calls("meminfo", bench_meminfo, 1000000);
+		return bench_calls("meminfo", bench_meminfo, 200000);
 	if (strcmp(what, "launch") == 0) {
-		CUresult result = work_prepare();
+		CUresult result = work_prepare(WORK_KERNEL, 0);
 		return result == CUDA_SUCCESS ? bench_calls("launch", bench_launch, 500) : fail("prepare", result);
 	}
 	return usage();
@@ -337,10 +344,10 @@ static void repl_launch(uint64_t kernel_us, unsigned long count)
 	CUresult result = CUDA_SUCCESS;
 	static bool prepared;
 	if (!prepared)
-		result = work_prepare();
+		result = work_prepare(WORK_KERNEL, kernel_us);
 	prepared = result == CUDA_SUCCESS;
 	for (unsigned long i = 0; i < count && result == CUDA_SUCCESS; i++)
-		result = work_launch(kernel_us);
+		result = work_submit(WORK_KERNEL, kernel_us);
 	say("{\"event\":\"launch\",\"result\":%d,\"result_name\":\"%s\"}", (int)result, driver_error(result));
 }
 
@@ -376,6 +383,7 @@ static bool parse_options(int argc, char **argv, struct options *options)
 					      {"device", required_argument, 0, 'd'}, {"step", required_argument, 0, 's'},
 					      {"mib", required_argument, 0, 'm'},    {"seconds", required_argument, 0, 't'},
 					      {"kernel-us", required_argument, 0, 'u'}, {"hold", no_argument, 0, 'h'},
+					      {"launch", required_argument, 0, 'l'}, {"sync-every", required_argument, 0, 'y'},
 					      {0, 0, 0, 0}};
 	int option;
 	while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
@@ -388,6 +396,11 @@ static bool parse_options(int argc, char **argv, struct options *options)
 		case 't': options->seconds = strtod(optarg, NULL); break;
 		case 'u': options->kernel_us = strtoull(optarg, NULL, 10); break;
 		case 'h': options->hold = true; break;
+		case 'y': options->sync_every = strtoul(optarg, NULL, 10); break;
+		case 'l':
+			if (!work_launch_named(optarg, &options->launch))
+				return false;
+			break;
 		default: return false;
 		}
 	}

@@ -1,5 +1,7 @@
 #include "client/work.h"
 
+#include <string.h>
+
 /* A spin on the device's nanosecond timer. The simulated driver knows the kernel by its name and reads the same argument. */
 static const char image[] = ".version 7.0\n"
 			    ".target sm_70\n"
@@ -20,16 +22,59 @@ static const char image[] = ".version 7.0\n"
 			    "}\n";
 
 static CUfunction spin;
+static CUgraphExec graph_of_spins;
 
-CUresult work_prepare(void)
+bool work_launch_named(const char *name, enum work_launch *launch)
+{
+	static const char *const names[] = {[WORK_KERNEL] = "kernel", [WORK_EX] = "ex", [WORK_COOPERATIVE] = "cooperative",
+					    [WORK_GRAPH] = "graph"};
+	for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
+		if (strcmp(name, names[i]) == 0) {
+			*launch = (enum work_launch)i;
+			return true;
+		}
+	return false;
+}
+
+unsigned work_kernels(enum work_launch launch)
+{
+	return launch == WORK_GRAPH ? WORK_GRAPH_KERNELS : 1;
+}
+
+static CUresult make_graph(uint64_t kernel_us)
+{
+	void *arguments[] = {&kernel_us};
+	CUDA_KERNEL_NODE_PARAMS params = {.func = spin, .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1,
+					  .blockDimZ = 1, .kernelParams = arguments};
+	CUgraph graph;
+	CUgraphNode nodes[WORK_GRAPH_KERNELS];
+	CUresult result = cu.cuGraphCreate(&graph, 0);
+	for (unsigned i = 0; i < WORK_GRAPH_KERNELS && result == CUDA_SUCCESS; i++)
+		result = cu.cuGraphAddKernelNode_v2(&nodes[i], graph, i ? &nodes[i - 1] : NULL, i ? 1 : 0, &params);
+	return result == CUDA_SUCCESS ? cu.cuGraphInstantiateWithFlags(&graph_of_spins, graph, 0) : result;
+}
+
+CUresult work_prepare(enum work_launch launch, uint64_t kernel_us)
 {
 	CUmodule module;
 	CUresult result = cu.cuModuleLoadData(&module, image);
-	return result == CUDA_SUCCESS ? cu.cuModuleGetFunction(&spin, module, "aliquot_spin") : result;
+	if (result == CUDA_SUCCESS)
+		result = cu.cuModuleGetFunction(&spin, module, "aliquot_spin");
+	return result == CUDA_SUCCESS && launch == WORK_GRAPH ? make_graph(kernel_us) : result;
 }
 
-CUresult work_launch(uint64_t kernel_us)
+CUresult work_submit(enum work_launch launch, uint64_t kernel_us)
 {
 	void *arguments[] = {&kernel_us};
-	return cu.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL);
+	CUlaunchConfig config = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
+	switch (launch) {
+	case WORK_EX:
+		return cu.cuLaunchKernelEx(&config, spin, arguments, NULL);
+	case WORK_COOPERATIVE:
+		return cu.cuLaunchCooperativeKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, arguments);
+	case WORK_GRAPH:
+		return cu.cuGraphLaunch(graph_of_spins, NULL);
+	default:
+		return cu.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL);
+	}
 }

@@ -2,14 +2,25 @@
 #ifndef AQ_CLIENT_WORK_H
 #define AQ_CLIENT_WORK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "client/driver.h"
 
-/* Load the kernel into the current context. */
-CUresult work_prepare(void);
+enum work_launch { WORK_KERNEL, WORK_EX, WORK_COOPERATIVE, WORK_GRAPH };
 
-/* Launch one kernel that takes `kernel_us` microseconds of a whole device. */
-CUresult work_launch(uint64_t kernel_us);
+#define WORK_GRAPH_KERNELS 10
+
+/* The launch of that name ("kernel", "ex", "cooperative", "graph"); false for another name. */
+bool work_launch_named(const char *name, enum work_launch *launch);
+
+/* Load the kernel into the current context; for graphs, make one of WORK_GRAPH_KERNELS kernels of `kernel_us`. */
+CUresult work_prepare(enum work_launch launch, uint64_t kernel_us);
+
+/* Submit once: a kernel that takes `kernel_us` microseconds of a whole device, or a graph of such kernels. */
+CUresult work_submit(enum work_launch launch, uint64_t kernel_us);
+
+/* Kernels in one submission. */
+unsigned work_kernels(enum work_launch launch);
 
 #endif

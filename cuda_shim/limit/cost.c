@@ -41,7 +41,9 @@ uint64_t aq_cost_estimate(const struct aq_cost_entry *entry, uint64_t fallback_n
 
 bool aq_cost_wants_sample(struct aq_cost_entry *entry)
 {
-	uint32_t launch = atomic_fetch_add_explicit(&entry->launches, 1, memory_order_relaxed);
+	uint32_t launch = atomic_load_explicit(&entry->launches, memory_order_relaxed);
+	/* Two threads may count one launch for two: cheaper than a locked add, and only the choice of samples hangs on it. */
+	atomic_store_explicit(&entry->launches, launch + 1, memory_order_relaxed);
 	if (launch < AQ_COST_EAGER)
 		return true;
 	uint32_t every = atomic_load_explicit(&entry->stable, memory_order_relaxed) ? AQ_COST_EVERY_STABLE : AQ_COST_EVERY;

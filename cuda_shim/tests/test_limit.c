@@ -146,18 +146,21 @@ static void controller_removes_a_bias_of_the_cost(void)
 	CHECK(share > 0.295 && share < 0.305);
 }
 
-static void low_priority_trickles_while_high_is_fresh(void)
+static void low_priority_trickles_while_the_device_is_wanted(void)
 {
 	static struct aq_priority_line line;
 	CHECK(aq_priority_percent(&line, SECOND, 40) == 40);
-	aq_priority_stamp(&line, SECOND);
-	CHECK(aq_priority_percent(&line, SECOND + 9 * MS, 40) == AQ_PRIORITY_TRICKLE_PERCENT);
-	CHECK(aq_priority_percent(&line, SECOND + 9 * MS, 0) == AQ_PRIORITY_TRICKLE_PERCENT);
-	CHECK(aq_priority_percent(&line, SECOND + 9 * MS, 2) == 2);
-	CHECK(aq_priority_percent(&line, SECOND + 11 * MS, 40) == 40);
-	aq_priority_stamp(&line, INT64_MIN);
+	aq_priority_want(&line, SECOND, 20 * MS);
+	aq_priority_want(&line, SECOND, 20 * MS);
+	CHECK(aq_priority_percent(&line, SECOND + 49 * MS, 40) == AQ_PRIORITY_TRICKLE_PERCENT);
+	CHECK(aq_priority_percent(&line, SECOND + 49 * MS, 0) == AQ_PRIORITY_TRICKLE_PERCENT);
+	CHECK(aq_priority_percent(&line, SECOND + 49 * MS, 2) == 2);
+	CHECK(aq_priority_percent(&line, SECOND + 51 * MS, 40) == 40);
+	aq_priority_want(&line, 2 * SECOND, 3600 * SECOND);
+	CHECK(aq_priority_percent(&line, 3 * SECOND + 11 * MS, 40) == 40);
+	atomic_store(&line.wanted_until_ns, INT64_MIN);
 	CHECK(aq_priority_percent(&line, SECOND, 40) == 40);
-	aq_priority_stamp(&line, INT64_MAX);
+	atomic_store(&line.wanted_until_ns, INT64_MAX);
 	CHECK(aq_priority_percent(&line, SECOND, 40) == 40);
 }
 
@@ -171,6 +174,6 @@ int main(void)
 	full_table_answers_with_the_fallback();
 	new_kernels_are_sampled_often_and_known_ones_rarely();
 	controller_removes_a_bias_of_the_cost();
-	low_priority_trickles_while_high_is_fresh();
+	low_priority_trickles_while_the_device_is_wanted();
 	return 0;
 }

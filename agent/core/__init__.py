@@ -1,0 +1,1 @@
+"""Decisions of the agent as values in, values out: no clock, environment, file, socket, gRPC or NVML in here."""

@@ -1,0 +1,329 @@
+"""The bytes of a container's ``limits`` and ``region`` files: encode what the agent grants, decode what the container uses.
+
+The ABI and its reasons are in cuda_shim/region/layout.h; this is its mirror (version 1.0), and a test compiles the header and
+compares the two. Pure: bytes in, values out. Opening, writing in the given order and probing locks belong to the adapter.
+
+Kept true: what a tenant writes into ``region`` can make its own numbers wrong and nothing else. Every field is bounds-checked, nothing
+is followed, and a broken header is a RegionError with a sentence.
+"""
+
+import struct
+import zlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+ABI_MAJOR: Final = 1
+ABI_MINOR: Final = 0
+LIMITS_MAGIC: Final = 0x314D494C51414C41
+REGION_MAGIC: Final = 0x314E474551414C41
+MAX_DEVICES: Final = 16
+SLOT_COUNT: Final = 256
+UUID_BYTES: Final = 96
+MEMORY_UNLIMITED: Final = 2**64 - 1
+
+LIMITS_HEADER: Final = struct.Struct("<QHHIQIIIIII208x")
+LIMITS_DEVICE: Final = struct.Struct(f"<{UUID_BYTES}sQQQQIIiIII88x")
+REGION_HEADER: Final = struct.Struct("<QHHIIIIIIIQQQ192x")
+REGION_DEVICE: Final = struct.Struct("<QQ112x")
+SLOT_HEADER: Final = struct.Struct("<IIIIQ104x")
+SLOT_DEVICE: Final = struct.Struct("<QQQQQQQQQQQQQI20x")
+
+LIMITS_BYTES: Final = LIMITS_HEADER.size + MAX_DEVICES * LIMITS_DEVICE.size
+REGION_DEVICE_OFFSET: Final = 256
+REGION_SLOT_OFFSET: Final = 4096
+SLOT_BYTES: Final = SLOT_HEADER.size + MAX_DEVICES * SLOT_DEVICE.size
+REGION_BYTES: Final = REGION_SLOT_OFFSET + SLOT_COUNT * SLOT_BYTES
+REPAIR_LOCK_OFFSET: Final = 0
+
+GENERATION_OFFSET: Final = 16
+CHECKSUM_OFFSET: Final = 24
+CHECKED_FROM: Final = 32
+SLOT_HOST_PID_OFFSET: Final = 8
+
+POLICY_FAIL_OPEN: Final = 1
+LOG_ERROR: Final = 0
+LOG_WARN: Final = 1
+LOG_DEBUG: Final = 2
+SLOT_FREE: Final = 0
+SLOT_LIVE: Final = 1
+
+FIRST_GENERATION: Final = 2
+_WORD: Final = 2**64
+
+
+class RegionError(ValueError):
+    """A limits or region file is not what the ABI says; the text names what was expected and what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimit:
+    """What a container may use of one device."""
+
+    uuid: str
+    """As NVML spells it, ``GPU-…`` or ``MIG-…``. The shim finds its devices by this, never by ordinal."""
+    memory_bytes: int = MEMORY_UNLIMITED
+    """All device memory of the container's processes together, contexts included."""
+    burst_bytes: int = 0
+    """Ceiling with oversubscription; 0 = none."""
+    context_bytes: int = 0
+    """What one context costs on this device, as measured; 0 = the shim measures."""
+    overhead_bytes: int = 0
+    """What the driver uses for the container beyond all that the shim can count; taken off the limit."""
+    sm_percent: int = 0
+    """Ceiling of SM time, 1..99; 0 and 100 = no ceiling."""
+    sm_weight: int = 0
+    priority: int = 0
+    """Above 0: high, below 0: low; counts only with a ``priority_line``."""
+    paused: bool = False
+    """Submit no new work until this is False again."""
+    priority_line: int = 0
+    """The device's line in the node's priority page (cuda_shim/limit/priority.h), from 1; 0 = none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The content of a ``limits`` file. A device's position is its position in ``region`` and never changes while the container lives."""
+
+    devices: tuple[DeviceLimit, ...]
+    fail_open: bool = False
+    """When the shim cannot work: let the program run without limits instead of refusing cuInit."""
+    log_level: int = LOG_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write into an existing file; the adapter keeps the order."""
+
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDevice:
+    """What one process holds and did on one device."""
+
+    used_bytes: int
+    context_bytes: int
+    managed_bytes: int
+    pool_bytes: int
+    array_bytes: int
+    contexts: int
+    refusals: int
+    last_refused_bytes: int
+    launches: int
+    busy_ns: int
+    throttled_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One process of the container. Whether it still lives only its lock tells: see ``dead_slots``."""
+
+    index: int
+    pid: int
+    """In the container's pid namespace."""
+    host_pid: int
+    """0 until the agent has stored it."""
+    start_ticks: int
+    devices: tuple[SlotDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSnapshot:
+    """A region as it was read: one moment per word, not one moment for all."""
+
+    line_used_bytes: tuple[int, ...]
+    """Per device, the word grants are compared with: at least the sum over living slots; a killed process stays in it until reaped."""
+    measured_context_bytes: tuple[int, ...]
+    """Per device, what the shim measured one context to cost; 0 = it had no need to measure."""
+    slots: tuple[Slot, ...]
+    """Slots that are taken, in slot order, dead ones included."""
+    reaped_slots: int
+    repaired_bytes: int
+
+
+def encode_limits(limits: Limits, *, generation: int = FIRST_GENERATION) -> bytes:
+    """The whole ``limits`` file, as it is created (under another name, then renamed: a container never sees it half written).
+
+    Raises: RegionError: more devices than the ABI has, a UUID that does not fit or repeats, a number out of its range, an odd generation.
+    """
+    if generation < FIRST_GENERATION or generation % 2:
+        raise RegionError(f"generation {generation}: want an even number from {FIRST_GENERATION}")
+    if len(limits.devices) > MAX_DEVICES:
+        raise RegionError(f"{len(limits.devices)} devices: a container has at most {MAX_DEVICES}")
+    if len({device.uuid for device in limits.devices}) != len(limits.devices):
+        raise RegionError(f"a device is listed twice: {[device.uuid for device in limits.devices]}")
+    devices = b"".join(_encode_device(device) for device in limits.devices)
+    flags = POLICY_FAIL_OPEN if limits.fail_open else 0
+    header = (LIMITS_MAGIC, ABI_MAJOR, ABI_MINOR, LIMITS_HEADER.size, generation)
+    policy = (LIMITS_DEVICE.size, len(limits.devices), flags, limits.log_level)
+    checksum = zlib.crc32(LIMITS_HEADER.pack(*header, 0, 0, *policy)[CHECKED_FROM:] + devices)
+    return (LIMITS_HEADER.pack(*header, checksum, 0, *policy) + devices).ljust(LIMITS_BYTES, b"\0")
+
+
+def limits_update(limits: Limits, *, current: bytes) -> tuple[Write, ...]:
+    """The writes, in order, that turn the ``limits`` file with content ``current`` into ``limits`` while programs read it.
+
+    Also right after a writer died half way (the generation is then odd).
+    Raises: RegionError: as ``encode_limits``; or the update would remove or reorder devices that running programs know by position.
+    """
+    generation = _generation(current)
+    if generation % 2 == 0:
+        known = [device.uuid for device in decode_limits(current).devices]
+        if [device.uuid for device in limits.devices][: len(known)] != known:
+            raise RegionError(f"devices may only be appended: the file has {known}")
+    dirty, clean = generation | 1, (generation | 1) + 1
+    data = encode_limits(limits, generation=clean)
+    return (
+        Write(GENERATION_OFFSET, struct.pack("<Q", dirty)),
+        Write(CHECKED_FROM, data[CHECKED_FROM:]),
+        Write(CHECKSUM_OFFSET, data[CHECKSUM_OFFSET : CHECKSUM_OFFSET + 4]),
+        Write(GENERATION_OFFSET, struct.pack("<Q", clean)),
+    )
+
+
+def decode_limits(data: bytes) -> Limits:
+    """Decode a ``limits`` file at rest.
+
+    Raises: RegionError: wrong magic or major version, truncated, mid-write, or its checksum does not fit.
+    """
+    if len(data) < LIMITS_HEADER.size:
+        raise RegionError(f"limits: {len(data)} bytes, want at least {LIMITS_HEADER.size}")
+    magic, major, _, header_bytes, generation, checksum, _, stride, count, flags, log_level = LIMITS_HEADER.unpack_from(data)
+    _check_version("limits", LIMITS_MAGIC, magic, major)
+    end = header_bytes + count * stride
+    if header_bytes < LIMITS_HEADER.size or stride < LIMITS_DEVICE.size or count > MAX_DEVICES or end > len(data):
+        raise RegionError(f"limits: header of {header_bytes} and {count} devices of {stride} bytes do not fit {len(data)} bytes")
+    if generation % 2:
+        raise RegionError(f"limits: generation {generation} is odd: a writer is at work or died")
+    if zlib.crc32(data[CHECKED_FROM:end]) != checksum:
+        raise RegionError("limits: the checksum does not fit the content")
+    devices = tuple(_decode_device(data, header_bytes + index * stride) for index in range(count))
+    return Limits(devices, fail_open=bool(flags & POLICY_FAIL_OPEN), log_level=log_level)
+
+
+def empty_region() -> bytes:
+    """A fresh ``region`` file: no process, nothing used."""
+    header = REGION_HEADER.pack(
+        REGION_MAGIC, ABI_MAJOR, ABI_MINOR, REGION_HEADER.size,
+        REGION_DEVICE_OFFSET, REGION_DEVICE.size, MAX_DEVICES,
+        REGION_SLOT_OFFSET, SLOT_BYTES, SLOT_COUNT, REGION_BYTES, 0, 0,
+    )  # fmt: skip
+    return header.ljust(REGION_BYTES, b"\0")
+
+
+def decode_region(data: bytes | memoryview) -> RegionSnapshot:
+    """Decode one region into an immutable snapshot.
+
+    Args:   data: the file's content, read with pread (a tenant may truncate the file, which kills readers of a mapping).
+    Raises: RegionError: wrong magic or major version, or offsets that do not fit the data.
+    """
+    if len(data) < REGION_HEADER.size:
+        raise RegionError(f"region: {len(data)} bytes, want at least {REGION_HEADER.size}")
+    fields = REGION_HEADER.unpack_from(data)
+    magic, major, _, _, device_offset, device_stride, device_count, slot_offset, slot_stride, slot_count, _, reaped, repaired = fields
+    _check_version("region", REGION_MAGIC, magic, major)
+    fits = (
+        device_count == MAX_DEVICES and device_stride >= REGION_DEVICE.size and device_offset + device_count * device_stride <= slot_offset
+        and slot_stride >= SLOT_BYTES and slot_count <= 2**16 and slot_offset + slot_count * slot_stride <= len(data)
+    )  # fmt: skip
+    if not fits:
+        raise RegionError(
+            f"region: {device_count} devices of {device_stride} bytes at {device_offset} and {slot_count} slots of {slot_stride} bytes "
+            f"at {slot_offset} do not fit {len(data)} bytes"
+        )
+    lines = [REGION_DEVICE.unpack_from(data, device_offset + index * device_stride) for index in range(device_count)]
+    slots = (_decode_slot(data, slot_offset + index * slot_stride, index) for index in range(slot_count))
+    return RegionSnapshot(
+        line_used_bytes=tuple(used for used, _ in lines), measured_context_bytes=tuple(context for _, context in lines),
+        slots=tuple(slot for slot in slots if slot is not None), reaped_slots=reaped, repaired_bytes=repaired,
+    )  # fmt: skip
+
+
+def slot_offset(index: int) -> int:
+    """Offset of a slot in the region file, which is also the byte its owner keeps locked."""
+    return REGION_SLOT_OFFSET + index * SLOT_BYTES
+
+
+def host_pid_write(index: int, host_pid: int) -> Write:
+    """The one word the agent stores into a live slot: 4 aligned bytes, so one pwrite is one store."""
+    return Write(slot_offset(index) + SLOT_HOST_PID_OFFSET, struct.pack("<I", host_pid))
+
+
+def dead_slots(snapshot: RegionSnapshot, locked: Collection[int]) -> tuple[int, ...]:
+    """Slots whose process is gone: taken, yet nobody holds the lock.
+
+    Args: locked: indexes whose byte F_OFD_GETLK reported as locked, probed *after* the snapshot was read. A slot that is taken in the
+        snapshot and unlocked later lost its owner in between or before; one that was taken after the snapshot is not in it.
+    """
+    return tuple(slot.index for slot in snapshot.slots if slot.index not in locked)
+
+
+def live_used_bytes(snapshot: RegionSnapshot, dead: Collection[int] = ()) -> tuple[int, ...]:
+    """Per device, what the living processes hold."""
+    living = [slot for slot in snapshot.slots if slot.index not in dead]
+    return tuple(sum(slot.devices[index].used_bytes for slot in living) for index in range(MAX_DEVICES))
+
+
+def with_memory(limits: Limits, memory_bytes: Sequence[int]) -> Limits:
+    """The same limits with other memory amounts, device by device."""
+    devices = (replace(device, memory_bytes=amount) for device, amount in zip(limits.devices, memory_bytes, strict=True))
+    return replace(limits, devices=tuple(devices))
+
+
+def _encode_device(device: DeviceLimit) -> bytes:
+    uuid = device.uuid.encode()
+    if not uuid or len(uuid) >= UUID_BYTES:
+        raise RegionError(f"device UUID {device.uuid!r}: want 1 to {UUID_BYTES - 1} bytes")
+    if not 0 <= device.sm_percent <= 100:
+        raise RegionError(f"{device.uuid}: sm_percent {device.sm_percent}, want 0 to 100")
+    try:
+        return LIMITS_DEVICE.pack(
+            uuid, device.memory_bytes, device.burst_bytes, device.context_bytes, device.overhead_bytes,
+            device.sm_percent, device.sm_weight, device.priority, int(device.paused), 0, device.priority_line,
+        )  # fmt: skip
+    except struct.error as exc:
+        raise RegionError(f"{device.uuid}: a number is out of the range of its field: {exc}") from exc
+
+
+def _decode_device(data: bytes, offset: int) -> DeviceLimit:
+    uuid, memory, burst, context, overhead, percent, weight, priority, pause, _, line = LIMITS_DEVICE.unpack_from(data, offset)
+    name = uuid.split(b"\0", 1)[0].decode(errors="replace")
+    return DeviceLimit(name, memory, burst, context, overhead, percent, weight, priority, bool(pause), line)
+
+
+def _decode_slot(data: bytes | memoryview, offset: int, index: int) -> Slot | None:
+    state, pid, host_pid, _, start_ticks = SLOT_HEADER.unpack_from(data, offset)
+    if state == SLOT_FREE:
+        return None
+    first = offset + SLOT_HEADER.size
+    devices = (_decode_slot_device(data, first + position * SLOT_DEVICE.size) for position in range(MAX_DEVICES))
+    return Slot(index, pid, host_pid, start_ticks, tuple(devices))
+
+
+def _decode_slot_device(data: bytes | memoryview, offset: int) -> SlotDevice:
+    fields = SLOT_DEVICE.unpack_from(data, offset)
+    _, charged, uncharged, _, context, managed, pool, array, refusals, last_refused, launches, busy, throttled, contexts = fields
+    used = (charged - uncharged) % _WORD
+    return SlotDevice(
+        used_bytes=used if used < _WORD // 2 else 0,  # for an instant a refused charge counts on one side only
+        context_bytes=context, managed_bytes=managed, pool_bytes=pool, array_bytes=array, contexts=contexts,
+        refusals=refusals, last_refused_bytes=last_refused, launches=launches, busy_ns=busy, throttled_ns=throttled,
+    )  # fmt: skip
+
+
+def _generation(data: bytes) -> int:
+    if len(data) < LIMITS_BYTES:
+        raise RegionError(f"limits: {len(data)} bytes, want {LIMITS_BYTES}")
+    magic, major, *_ = LIMITS_HEADER.unpack_from(data)
+    _check_version("limits", LIMITS_MAGIC, magic, major)
+    generation: int = struct.unpack_from("<Q", data, GENERATION_OFFSET)[0]
+    return generation
+
+
+def _check_version(name: str, want_magic: int, magic: int, major: int) -> None:
+    if magic != want_magic:
+        raise RegionError(f"{name}: magic {magic:#x}, want {want_magic:#x}")
+    if major != ABI_MAJOR:
+        raise RegionError(f"{name}: ABI version {major}, this agent speaks {ABI_MAJOR}")

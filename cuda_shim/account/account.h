@@ -1,0 +1,51 @@
+/* The accounts of this process: for each device of its limits, where to charge and up to what.
+ *
+ * Device numbers here are positions in the limits file (and the region), never CUDA ordinals. AQ_NO_DEVICE stands for a device
+ * that is visible but not granted: nothing can be charged to it. */
+#ifndef AQ_ACCOUNT_ACCOUNT_H
+#define AQ_ACCOUNT_ACCOUNT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "region/limits.h"
+#include "region/region.h"
+
+#define AQ_NO_DEVICE (-1)
+
+enum aq_kind {
+	AQ_LINEAR = 0, /* counted in no part of its own */
+	AQ_MANAGED,
+	AQ_POOL,
+	AQ_ARRAY,
+	AQ_CONTEXT,
+};
+
+/* Begin to charge. `reclaim` is asked to give memory of a device back before a charge is refused; true = something may have come back. */
+void aq_account_open(struct aq_limits *limits, struct aq_region *region, bool (*reclaim)(int device));
+
+/* Charge, or count a refusal. On refusal nothing has changed. */
+bool aq_charge(int device, enum aq_kind kind, uint64_t bytes);
+/* Charge if it fits at once: no reclaiming, no refusal counted. */
+bool aq_charge_quick(int device, enum aq_kind kind, uint64_t bytes);
+/* Charge what the driver has taken already, past the limit if it must be. */
+void aq_charge_taken(int device, enum aq_kind kind, uint64_t bytes);
+void aq_uncharge(int device, enum aq_kind kind, uint64_t bytes);
+/* Count a refusal that was decided elsewhere. */
+void aq_refused(int device, uint64_t bytes);
+
+/* What the container may hold and what is left of it. */
+struct aq_view {
+	uint64_t total_bytes;
+	uint64_t used_bytes;
+	uint64_t free_bytes;
+};
+struct aq_view aq_account_view(int device, uint64_t physical_total, uint64_t physical_free);
+/* Does another process of the container, dead or alive, hold memory of the device? */
+bool aq_account_shared(int device);
+
+uint64_t aq_account_context_bytes(int device);
+void aq_account_learn_context_bytes(int device, uint64_t bytes);
+void aq_account_contexts_add(int device, int count);
+
+#endif

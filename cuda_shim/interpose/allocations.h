@@ -1,0 +1,48 @@
+/* What this process holds, by address or handle, so that whichever call frees it credits exactly what was charged. */
+#ifndef AQ_INTERPOSE_ALLOCATIONS_H
+#define AQ_INTERPOSE_ALLOCATIONS_H
+
+#include "account/account.h"
+#include "account/map.h"
+#include "cuda_abi.h"
+#include "interpose/context.h"
+
+/* Linear memory by address. Pool memory is in it too, with AQ_POOL and its reservoir as owner; its bytes are the pool's to count. */
+extern struct aq_map aq_pointers;
+/* Arrays and mipmapped arrays by handle. */
+extern struct aq_map aq_arrays;
+
+/* The driver gave out an address that the map still has: what lay there was freed past us. Credit it. */
+void aq_freed_past_us(const struct aq_entry *stale);
+
+/* Remember a charged allocation. When there is no memory to remember it, false. */
+static inline bool aq_record(struct aq_map *map, uint64_t key, uint64_t bytes, enum aq_kind kind, const struct aq_place *place)
+{
+	struct aq_entry entry = { .key = key, .bytes = bytes, .owner = place->owner, .device = (uint32_t)place->device, .kind = kind };
+	struct aq_entry stale = { .key = 0 };
+
+	if (!aq_map_replace(map, &entry, &stale))
+		return false;
+	if (__builtin_expect(stale.key != 0, 0))
+		aq_freed_past_us(&stale);
+	return true;
+}
+
+/* After the driver was asked to free `held`, already taken from `map`: credit it, or put it back when the driver refused. */
+static inline void aq_freed(struct aq_map *map, CUresult result, const struct aq_entry *held)
+{
+	if (result == CUDA_SUCCESS)
+		aq_uncharge((int)held->device, (enum aq_kind)held->kind, held->bytes);
+	else
+		aq_map_put(map, held);
+}
+
+/* A context is gone: credit what lived in it. `owner` as in struct aq_place. */
+void aq_allocations_drop(int device, uint64_t owner);
+
+/* In a forked child. */
+void aq_allocations_forget(void);
+void aq_vmm_forget(void);
+void aq_graphs_forget(void);
+
+#endif

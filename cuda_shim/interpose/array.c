@@ -1,0 +1,246 @@
+/* Arrays and mipmapped arrays. Their size in memory is the driver's secret until they exist: at least the texels are charged before
+ * the call, and what the driver says they take is settled after it. */
+#include "interpose/allocations.h"
+#include "interpose/driver.h"
+#include "shim.h"
+
+#define LEVELS_MAX 64u /* more than any array has: each level halves it */
+#define NOT_BACKED (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* memory comes later, by cuMemCreate, and is charged there */
+
+static uint64_t channel_bytes(CUarray_format format)
+{
+	switch (format) {
+	case CU_AD_FORMAT_UNSIGNED_INT8:
+	case CU_AD_FORMAT_SIGNED_INT8:
+		return 1;
+	case CU_AD_FORMAT_UNSIGNED_INT16:
+	case CU_AD_FORMAT_SIGNED_INT16:
+	case CU_AD_FORMAT_HALF:
+		return 2;
+	case CU_AD_FORMAT_UNSIGNED_INT32:
+	case CU_AD_FORMAT_SIGNED_INT32:
+	case CU_AD_FORMAT_FLOAT:
+		return 4;
+	default: /* block-compressed and video formats take at most this per texel and channel */
+		return 1;
+	}
+}
+
+static uint64_t at_least_one(uint64_t extent)
+{
+	return extent ? extent : 1;
+}
+
+/* Saturates: a product that does not fit is more than any device has. */
+static uint64_t times(uint64_t a, uint64_t b)
+{
+	uint64_t product;
+
+	return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+static uint64_t texel_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels)
+{
+	uint64_t width = array->Width, height = at_least_one(array->Height), depth = at_least_one(array->Depth), bytes = 0;
+
+	if (array->Flags & NOT_BACKED)
+		return 0;
+	for (unsigned int level = 0; level < levels && level < LEVELS_MAX; level++) {
+		uint64_t texels = times(times(width, height), depth);
+		uint64_t level_bytes = times(times(texels, channel_bytes(array->Format)), array->NumChannels);
+
+		if (__builtin_add_overflow(bytes, level_bytes, &bytes))
+			return UINT64_MAX;
+		width = at_least_one(width / 2);
+		height = at_least_one(height / 2);
+		if (!(array->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP))) /* there, depth counts layers */
+			depth = at_least_one(depth / 2);
+	}
+	return bytes;
+}
+
+/* ---- the common course ----------------------------------------------------------------------------------------- */
+
+struct array_call {
+	CUDA_ARRAY3D_DESCRIPTOR shape;
+	unsigned int levels;
+	CUresult (*create)(struct array_call *call);
+	CUresult (*measure)(uint64_t made, CUdevice ordinal, uint64_t *bytes);
+	CUresult (*destroy)(uint64_t made);
+	const void *descriptor; /* as the program passed it */
+	uint64_t made;
+};
+
+/* From the expected to the true size; when it does not fit, the array goes again. */
+static CUresult settle(struct array_call *call, const struct aq_place *place, uint64_t expected)
+{
+	uint64_t taken = expected;
+
+	if (expected && call->measure(call->made, place->ordinal, &taken) != CUDA_SUCCESS)
+		taken = expected; /* older drivers tell only for arrays without memory */
+	if (taken < expected)
+		aq_uncharge(place->device, AQ_ARRAY, expected - taken);
+	if (taken > expected && !aq_charge(place->device, AQ_ARRAY, taken - expected))
+		taken = expected;
+	else if (aq_record(&aq_arrays, call->made, taken, AQ_ARRAY, place))
+		return CUDA_SUCCESS;
+	call->destroy(call->made);
+	aq_uncharge(place->device, AQ_ARRAY, taken);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult create_charged(struct array_call *call)
+{
+	uint64_t expected = texel_bytes(&call->shape, call->levels);
+	struct aq_place place;
+
+	if (!aq_place_current(&place))
+		return call->create(call);
+	if (!aq_charge(place.device, AQ_ARRAY, expected))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = call->create(call);
+	if (result != CUDA_SUCCESS) {
+		aq_uncharge(place.device, AQ_ARRAY, expected);
+		return result;
+	}
+	return settle(call, &place, expected);
+}
+
+/* ---- arrays ---------------------------------------------------------------------------------------------------- */
+
+static CUresult measure_array(uint64_t made, CUdevice ordinal, uint64_t *bytes)
+{
+	CUDA_ARRAY_MEMORY_REQUIREMENTS needs = { 0 };
+	CUresult result = aq_cuda.cuArrayGetMemoryRequirements(&needs, (CUarray)(uintptr_t)made, ordinal);
+
+	*bytes = needs.size;
+	return result;
+}
+
+static CUresult destroy_array(uint64_t made)
+{
+	return aq_cuda.cuArrayDestroy((CUarray)(uintptr_t)made);
+}
+
+#define CREATE_WITH(function)                                                                     \
+	static CUresult with_##function(struct array_call *call)                                  \
+	{                                                                                         \
+		CUarray made = NULL;                                                              \
+		CUresult result = aq_cuda.function(&made, call->descriptor);                      \
+		call->made = (uintptr_t)made;                                                     \
+		return result;                                                                    \
+	}
+
+CREATE_WITH(cuArrayCreate)
+CREATE_WITH(cuArrayCreate_v2)
+CREATE_WITH(cuArray3DCreate)
+CREATE_WITH(cuArray3DCreate_v2)
+
+static CUresult create_array(CUarray *array, const void *descriptor, CUDA_ARRAY3D_DESCRIPTOR shape, CUresult (*create)(struct array_call *))
+{
+	struct array_call call = { .shape = shape, .levels = 1, .create = create, .measure = measure_array, .destroy = destroy_array,
+				   .descriptor = descriptor };
+	CUresult result = create_charged(&call);
+
+	if (result == CUDA_SUCCESS)
+		*array = (CUarray)(uintptr_t)call.made;
+	return result;
+}
+
+#define SHAPE_2D(d) ((CUDA_ARRAY3D_DESCRIPTOR){ .Width = (d)->Width, .Height = (d)->Height, .Format = (d)->Format, .NumChannels = (d)->NumChannels })
+#define SHAPE_3D(d) ((CUDA_ARRAY3D_DESCRIPTOR){ .Width = (d)->Width, .Height = (d)->Height, .Depth = (d)->Depth, .Format = (d)->Format, \
+						.NumChannels = (d)->NumChannels, .Flags = (d)->Flags })
+
+CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *descriptor)
+{
+	AQ_LIMITED_OR_RETURN(cuArrayCreate(array, descriptor));
+	if (!array || !descriptor)
+		return aq_cuda.cuArrayCreate(array, descriptor);
+	return create_array(array, descriptor, SHAPE_2D(descriptor), with_cuArrayCreate);
+}
+
+CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *descriptor)
+{
+	AQ_LIMITED_OR_RETURN(cuArrayCreate_v2(array, descriptor));
+	if (!array || !descriptor)
+		return aq_cuda.cuArrayCreate_v2(array, descriptor);
+	return create_array(array, descriptor, SHAPE_2D(descriptor), with_cuArrayCreate_v2);
+}
+
+CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *descriptor)
+{
+	AQ_LIMITED_OR_RETURN(cuArray3DCreate(array, descriptor));
+	if (!array || !descriptor)
+		return aq_cuda.cuArray3DCreate(array, descriptor);
+	return create_array(array, descriptor, SHAPE_3D(descriptor), with_cuArray3DCreate);
+}
+
+CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
+{
+	AQ_LIMITED_OR_RETURN(cuArray3DCreate_v2(array, descriptor));
+	if (!array || !descriptor)
+		return aq_cuda.cuArray3DCreate_v2(array, descriptor);
+	return create_array(array, descriptor, SHAPE_3D(descriptor), with_cuArray3DCreate_v2);
+}
+
+CUresult cuArrayDestroy(CUarray array)
+{
+	struct aq_entry held;
+
+	AQ_LIMITED_OR_RETURN(cuArrayDestroy(array));
+	bool known = aq_map_take(&aq_arrays, (uintptr_t)array, &held);
+	CUresult result = aq_cuda.cuArrayDestroy(array);
+	if (known)
+		aq_freed(&aq_arrays, result, &held);
+	return result;
+}
+
+/* ---- mipmapped arrays ------------------------------------------------------------------------------------------ */
+
+static CUresult measure_mipmapped(uint64_t made, CUdevice ordinal, uint64_t *bytes)
+{
+	CUDA_ARRAY_MEMORY_REQUIREMENTS needs = { 0 };
+	CUresult result = aq_cuda.cuMipmappedArrayGetMemoryRequirements(&needs, (CUmipmappedArray)(uintptr_t)made, ordinal);
+
+	*bytes = needs.size;
+	return result;
+}
+
+static CUresult destroy_mipmapped(uint64_t made)
+{
+	return aq_cuda.cuMipmappedArrayDestroy((CUmipmappedArray)(uintptr_t)made);
+}
+
+static CUresult create_mipmapped(struct array_call *call)
+{
+	CUmipmappedArray made = NULL;
+	CUresult result = aq_cuda.cuMipmappedArrayCreate(&made, call->descriptor, call->levels);
+
+	call->made = (uintptr_t)made;
+	return result;
+}
+
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, unsigned int levels)
+{
+	AQ_LIMITED_OR_RETURN(cuMipmappedArrayCreate(array, descriptor, levels));
+	if (!array || !descriptor)
+		return aq_cuda.cuMipmappedArrayCreate(array, descriptor, levels);
+	struct array_call call = { .shape = *descriptor, .levels = levels, .create = create_mipmapped, .measure = measure_mipmapped,
+				   .destroy = destroy_mipmapped, .descriptor = descriptor };
+	CUresult result = create_charged(&call);
+	if (result == CUDA_SUCCESS)
+		*array = (CUmipmappedArray)(uintptr_t)call.made;
+	return result;
+}
+
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+	struct aq_entry held;
+
+	AQ_LIMITED_OR_RETURN(cuMipmappedArrayDestroy(array));
+	bool known = aq_map_take(&aq_arrays, (uintptr_t)array, &held);
+	CUresult result = aq_cuda.cuMipmappedArrayDestroy(array);
+	if (known)
+		aq_freed(&aq_arrays, result, &held);
+	return result;
+}

@@ -1,0 +1,476 @@
+/* Contexts. They cost device memory, and what was allocated in them dies with them.
+ *
+ * A context's cost is charged before the driver makes it when it is known (the agent's figure, or what an earlier process of the
+ * container measured), and is else measured around the making. One gate per device keeps making, releasing and measuring apart: rare
+ * calls that take the driver tens of milliseconds. */
+#include "interpose/context.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "interpose/allocations.h"
+#include "interpose/context_cost.h"
+#include "interpose/driver.h"
+#include "interpose/pace.h"
+#include "interpose/reservoir.h"
+#include "shim.h"
+
+#define PAGE_BYTES ((uint64_t)2 << 20) /* of device memory */
+
+static struct {
+	pthread_mutex_t gate;
+	bool charged;            /* the primary context is alive and paid for */
+	uint64_t context_bytes;
+} primaries[AQ_MAX_ORDINALS] = { [0 ... AQ_MAX_ORDINALS - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
+
+/* Contexts made by cuCtxCreate: key = context, bytes = its cost, device, kind = CUDA ordinal. */
+static struct aq_map contexts;
+
+/* Changes whenever a context begins or ends, so that no thread trusts what it remembers of an address that was used again. */
+static _Atomic uint64_t epoch = 1;
+
+static __thread struct {
+	CUcontext context;
+	uint64_t epoch;
+	struct aq_place place;
+} seen;
+
+/* ---- places ---------------------------------------------------------------------------------------------------- */
+
+static __attribute__((noinline)) bool look_up(CUcontext context, bool is_current, uint64_t now, struct aq_place *place)
+{
+	struct aq_entry made;
+	CUdevice ordinal;
+
+	if (aq_map_get(&contexts, (uintptr_t)context, &made)) {
+		*place = (struct aq_place){ .device = (int)made.device, .ordinal = (CUdevice)made.kind, .owner = made.key };
+	} else {
+		CUresult result = CUDA_SUCCESS;
+
+		if (!is_current)
+			result = aq_cuda.cuCtxPushCurrent_v2(context);
+		if (result != CUDA_SUCCESS)
+			return false;
+		result = aq_cuda.cuCtxGetDevice(&ordinal);
+		if (!is_current)
+			aq_cuda.cuCtxPopCurrent_v2(&context);
+		if (result != CUDA_SUCCESS)
+			return false;
+		*place = (struct aq_place){ .device = aq_device_of(ordinal), .ordinal = ordinal };
+	}
+	if (is_current) {
+		seen.context = context;
+		seen.epoch = now;
+		seen.place = *place;
+	}
+	return true;
+}
+
+bool aq_place_current(struct aq_place *place)
+{
+	CUcontext context = NULL;
+	uint64_t now = atomic_load_explicit(&epoch, memory_order_acquire);
+
+	if (aq_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
+		return false;
+	if (__builtin_expect(context == seen.context && now == seen.epoch && seen.place.device >= 0, 1)) {
+		*place = seen.place;
+		return true;
+	}
+	return look_up(context, true, now, place);
+}
+
+bool aq_place_of_stream(CUstream stream, struct aq_place *place)
+{
+	CUcontext context = NULL, current = NULL;
+
+	if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
+		return aq_place_current(place);
+	if (aq_cuda.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || !context)
+		return aq_place_current(place);
+	if (aq_cuda.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context)
+		return aq_place_current(place);
+	return look_up(context, false, 0, place);
+}
+
+void aq_contexts_forget(void)
+{
+	for (int i = 0; i < AQ_MAX_ORDINALS; i++) {
+		pthread_mutex_init(&primaries[i].gate, NULL);
+		primaries[i].charged = false;
+	}
+	aq_map_forget(&contexts);
+	seen.context = NULL;
+	atomic_fetch_add(&epoch, 1);
+}
+
+/* ---- paying ---------------------------------------------------------------------------------------------------- */
+
+static void begun(int device)
+{
+	aq_account_contexts_add(device, 1);
+	atomic_fetch_add(&epoch, 1);
+}
+
+static void ended(const struct aq_place *place, uint64_t context_bytes)
+{
+	atomic_fetch_add(&epoch, 1);
+	aq_allocations_drop(place->device, place->owner);
+	aq_pace_context_ended(place->device, place->owner);
+	aq_reservoirs_settle(place->device);
+	aq_uncharge(place->device, AQ_CONTEXT, context_bytes);
+	aq_account_contexts_add(place->device, -1);
+}
+
+/* Make a context and charge it. `make` calls the driver; `unmake` takes the context back when its measured cost does not fit. */
+static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(void *), void (*unmake)(void *), void *call)
+{
+	int device = aq_device_of(ordinal);
+	struct aq_cost_sample before;
+
+	*cost = aq_account_context_bytes(device);
+	if (device == AQ_NO_DEVICE || *cost) {
+		if (!aq_charge(device, AQ_CONTEXT, *cost))
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		CUresult result = make(call);
+		if (result != CUDA_SUCCESS)
+			aq_uncharge(device, AQ_CONTEXT, *cost);
+		return result;
+	}
+	aq_cost_sample(aq_device_uuid(device), &before);
+	CUresult result = make(call);
+	if (result != CUDA_SUCCESS)
+		return result;
+	*cost = aq_cost_since(aq_device_uuid(device), &before);
+	if (!aq_charge(device, AQ_CONTEXT, *cost)) {
+		unmake(call);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	aq_account_learn_context_bytes(device, *cost);
+	return CUDA_SUCCESS;
+}
+
+/* ---- primary contexts ------------------------------------------------------------------------------------------ */
+
+/* A call that makes the primary context, unless it is there already. */
+static CUresult make_primary(CUdevice ordinal, CUresult (*make)(void *), void (*unmake)(void *), void *call)
+{
+	pthread_mutex_lock(&primaries[ordinal].gate);
+	CUresult result;
+	if (primaries[ordinal].charged) {
+		result = make(call);
+	} else {
+		result = make_charged(ordinal, &primaries[ordinal].context_bytes, make, unmake, call);
+		if (result == CUDA_SUCCESS) {
+			primaries[ordinal].charged = true;
+			begun(aq_device_of(ordinal));
+		}
+	}
+	pthread_mutex_unlock(&primaries[ordinal].gate);
+	return result;
+}
+
+struct retain_call {
+	CUcontext made;
+	CUdevice ordinal;
+};
+
+static CUresult retain(void *call)
+{
+	struct retain_call *retain_call = call;
+
+	return aq_cuda.cuDevicePrimaryCtxRetain(&retain_call->made, retain_call->ordinal);
+}
+
+static void unretain(void *call)
+{
+	const struct retain_call *retain_call = call;
+
+	aq_cuda.cuDevicePrimaryCtxRelease_v2(retain_call->ordinal);
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
+{
+	struct retain_call call = { .ordinal = ordinal };
+
+	AQ_LIMITED_OR_RETURN(cuDevicePrimaryCtxRetain(context, ordinal));
+	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !context)
+		return aq_cuda.cuDevicePrimaryCtxRetain(context, ordinal);
+	CUresult result = make_primary(ordinal, retain, unretain, &call);
+	if (result == CUDA_SUCCESS)
+		*context = call.made;
+	return result;
+}
+
+/* After a call that may have ended the primary context: if it did, drop what lived in it. */
+static CUresult primary_ended(CUresult result, CUdevice ordinal)
+{
+	unsigned int flags;
+	int active = 1;
+
+	if (result == CUDA_SUCCESS && primaries[ordinal].charged &&
+	    aq_cuda.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && !active) {
+		struct aq_place place = { .device = aq_device_of(ordinal), .ordinal = ordinal };
+
+		primaries[ordinal].charged = false;
+		ended(&place, primaries[ordinal].context_bytes);
+	}
+	return result;
+}
+
+#define PRIMARY_HOOK(name)                                                       \
+	CUresult name(CUdevice ordinal)                                          \
+	{                                                                        \
+		AQ_LIMITED_OR_RETURN(name(ordinal));                             \
+		if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS)                   \
+			return aq_cuda.name(ordinal);                            \
+		pthread_mutex_lock(&primaries[ordinal].gate);                    \
+		CUresult result = primary_ended(aq_cuda.name(ordinal), ordinal); \
+		pthread_mutex_unlock(&primaries[ordinal].gate);                  \
+		return result;                                                   \
+	}
+
+PRIMARY_HOOK(cuDevicePrimaryCtxRelease)
+PRIMARY_HOOK(cuDevicePrimaryCtxRelease_v2)
+PRIMARY_HOOK(cuDevicePrimaryCtxReset)
+PRIMARY_HOOK(cuDevicePrimaryCtxReset_v2)
+
+/* ---- other contexts -------------------------------------------------------------------------------------------- */
+
+enum create_form { CREATE_V1, CREATE_V2, CREATE_V3, CREATE_V4 };
+
+struct create_call {
+	enum create_form form;
+	CUcontext made;
+	CUexecAffinityParam *affinity;
+	int affinity_count;
+	CUctxCreateParams *params;
+	unsigned int flags;
+	CUdevice ordinal;
+};
+
+static CUresult create(void *call)
+{
+	struct create_call *c = call;
+
+	switch (c->form) {
+	case CREATE_V1: return aq_cuda.cuCtxCreate(&c->made, c->flags, c->ordinal);
+	case CREATE_V2: return aq_cuda.cuCtxCreate_v2(&c->made, c->flags, c->ordinal);
+	case CREATE_V3: return aq_cuda.cuCtxCreate_v3(&c->made, c->affinity, c->affinity_count, c->flags, c->ordinal);
+	default: return aq_cuda.cuCtxCreate_v4(&c->made, c->params, c->flags, c->ordinal);
+	}
+}
+
+static void uncreate(void *call)
+{
+	aq_cuda.cuCtxDestroy_v2(((struct create_call *)call)->made);
+}
+
+static CUresult create_charged(CUcontext *context, struct create_call *call)
+{
+	CUdevice ordinal = call->ordinal;
+	uint64_t cost;
+
+	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !context) {
+		CUresult result = create(call); /* the driver says what is wrong */
+		if (result == CUDA_SUCCESS && context)
+			*context = call->made;
+		return result;
+	}
+	pthread_mutex_lock(&primaries[ordinal].gate);
+	CUresult result = make_charged(ordinal, &cost, create, uncreate, call);
+	pthread_mutex_unlock(&primaries[ordinal].gate);
+	if (result != CUDA_SUCCESS)
+		return result;
+	struct aq_entry made = { .key = (uintptr_t)call->made, .bytes = cost, .device = (uint32_t)aq_device_of(ordinal), .kind = (uint32_t)ordinal };
+	if (!aq_map_put(&contexts, &made)) {
+		uncreate(call);
+		aq_uncharge(aq_device_of(ordinal), AQ_CONTEXT, cost);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	begun(aq_device_of(ordinal));
+	*context = call->made;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice ordinal)
+{
+	AQ_LIMITED_OR_RETURN(cuCtxCreate(context, flags, ordinal));
+	return create_charged(context, &(struct create_call){ .form = CREATE_V1, .flags = flags, .ordinal = ordinal });
+}
+
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice ordinal)
+{
+	AQ_LIMITED_OR_RETURN(cuCtxCreate_v2(context, flags, ordinal));
+	return create_charged(context, &(struct create_call){ .form = CREATE_V2, .flags = flags, .ordinal = ordinal });
+}
+
+CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice ordinal)
+{
+	AQ_LIMITED_OR_RETURN(cuCtxCreate_v3(context, affinity, count, flags, ordinal));
+	return create_charged(context, &(struct create_call){ .form = CREATE_V3, .affinity = affinity, .affinity_count = count,
+							      .flags = flags, .ordinal = ordinal });
+}
+
+CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice ordinal)
+{
+	AQ_LIMITED_OR_RETURN(cuCtxCreate_v4(context, params, flags, ordinal));
+	return create_charged(context, &(struct create_call){ .form = CREATE_V4, .params = params, .flags = flags, .ordinal = ordinal });
+}
+
+/* The context leaves the map before the driver may give its address to another one, and comes back when it lives on. */
+#define DESTROY_HOOK(name, lives_on)                                                                             \
+	CUresult name(CUcontext context)                                                                         \
+	{                                                                                                        \
+		struct aq_entry made;                                                                            \
+		AQ_LIMITED_OR_RETURN(name(context));                                                             \
+		bool known = aq_map_take(&contexts, (uintptr_t)context, &made);                                  \
+		CUresult result = aq_cuda.name(context);                                                         \
+		if (!known)                                                                                      \
+			return result;                                                                           \
+		if (result != CUDA_SUCCESS || (lives_on))                                                        \
+			aq_map_put(&contexts, &made);                                                            \
+		else                                                                                             \
+			ended(&(struct aq_place){ .device = (int)made.device, .owner = made.key }, made.bytes);  \
+		return result;                                                                                   \
+	}
+
+static bool is_alive(CUcontext context)
+{
+	unsigned int version;
+
+	return aq_cuda.cuCtxGetApiVersion(context, &version) == CUDA_SUCCESS;
+}
+
+DESTROY_HOOK(cuCtxDestroy, false)
+DESTROY_HOOK(cuCtxDestroy_v2, false)
+/* Counts down what cuCtxAttach counted up; the last one ends the context. */
+DESTROY_HOOK(cuCtxDetach, is_alive(context))
+
+/* ---- green contexts: parts of the primary one, which they keep alive --------------------------------------------- */
+
+struct green_call {
+	CUgreenCtx made;
+	CUdevResourceDesc resources;
+	CUdevice ordinal;
+	unsigned int flags;
+};
+
+static CUresult create_green(void *call)
+{
+	struct green_call *c = call;
+
+	return aq_cuda.cuGreenCtxCreate(&c->made, c->resources, c->ordinal, c->flags);
+}
+
+static void uncreate_green(void *call)
+{
+	aq_cuda.cuGreenCtxDestroy(((struct green_call *)call)->made);
+}
+
+CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice ordinal, unsigned int flags)
+{
+	struct green_call call = { .resources = resources, .ordinal = ordinal, .flags = flags };
+
+	AQ_LIMITED_OR_RETURN(cuGreenCtxCreate(green, resources, ordinal, flags));
+	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !green)
+		return aq_cuda.cuGreenCtxCreate(green, resources, ordinal, flags);
+	CUresult result = make_primary(ordinal, create_green, uncreate_green, &call);
+	if (result == CUDA_SUCCESS)
+		*green = call.made;
+	return result;
+}
+
+/* Its device is not told by the handle: look at all whose primary context may have lived by it alone. */
+CUresult cuGreenCtxDestroy(CUgreenCtx green)
+{
+	AQ_LIMITED_OR_RETURN(cuGreenCtxDestroy(green));
+	CUresult result = aq_cuda.cuGreenCtxDestroy(green);
+
+	for (CUdevice ordinal = 0; ordinal < AQ_MAX_ORDINALS; ordinal++) {
+		pthread_mutex_lock(&primaries[ordinal].gate);
+		primary_ended(result, ordinal);
+		pthread_mutex_unlock(&primaries[ordinal].gate);
+	}
+	return result;
+}
+
+/* ---- limits of a context: stacks, device heap and print buffer are device memory --------------------------------- */
+
+enum { STACK, FIFO, HEAP, SIZED_LIMITS };
+
+static const struct {
+	CUlimit limit;
+	uint64_t included_bytes; /* the default, which the price of the context includes */
+} sized_limits[SIZED_LIMITS] = {
+	[STACK] = { CU_LIMIT_STACK_SIZE, 1024 },
+	[FIFO] = { CU_LIMIT_PRINTF_FIFO_SIZE, 1 << 20 },
+	[HEAP] = { CU_LIMIT_MALLOC_HEAP_SIZE, 8 << 20 },
+};
+
+/* What the limits of the current context cost, `changed` being `value`. UINT64_MAX when no device has as much. */
+static uint64_t cost_of_limits(CUdevice ordinal, CUlimit changed, uint64_t value)
+{
+	int threads = 0, multiprocessors = 0;
+	uint64_t cost = 0;
+
+	aq_cuda.cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, ordinal);
+	aq_cuda.cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, ordinal);
+	for (unsigned i = 0; i < SIZED_LIMITS; i++) {
+		uint64_t copies = i == STACK ? (uint64_t)threads * (uint64_t)multiprocessors : 1, bytes;
+		size_t now = value;
+
+		if (sized_limits[i].limit != changed && aq_cuda.cuCtxGetLimit(&now, sized_limits[i].limit) != CUDA_SUCCESS)
+			continue;
+		uint64_t extra = now > sized_limits[i].included_bytes ? now - sized_limits[i].included_bytes : 0;
+		if (__builtin_mul_overflow(extra, copies, &bytes) || __builtin_add_overflow(cost, bytes, &cost) || cost > UINT64_MAX - PAGE_BYTES)
+			return UINT64_MAX;
+	}
+	return (cost + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}
+
+/* The context's charge grows or shrinks with its limits, and is given back with it. */
+static void adjust_context(const struct aq_place *place, int64_t bytes)
+{
+	struct aq_entry made;
+
+	if (!place->owner) {
+		primaries[place->ordinal].context_bytes += (uint64_t)bytes;
+	} else if (aq_map_get(&contexts, place->owner, &made)) {
+		made.bytes += (uint64_t)bytes;
+		aq_map_put(&contexts, &made); /* replaces its own entry: needs no room */
+	}
+}
+
+static CUresult set_limit_charged(const struct aq_place *place, CUlimit limit, size_t value)
+{
+	size_t now = 0;
+	CUresult result = aq_cuda.cuCtxGetLimit(&now, limit);
+
+	if (result != CUDA_SUCCESS)
+		return aq_cuda.cuCtxSetLimit(limit, value); /* the driver says what is wrong */
+	uint64_t before = cost_of_limits(place->ordinal, limit, now), after = cost_of_limits(place->ordinal, limit, value);
+	if (after > before && !aq_charge(place->device, AQ_CONTEXT, after - before))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = aq_cuda.cuCtxSetLimit(limit, value);
+	if (result == CUDA_SUCCESS)
+		adjust_context(place, (int64_t)(after - before));
+	/* Taken back: what was charged for a change that failed, or what a change to less set free. */
+	if ((after > before) != (result == CUDA_SUCCESS))
+		aq_uncharge(place->device, AQ_CONTEXT, after > before ? after - before : before - after);
+	return result;
+}
+
+CUresult cuCtxSetLimit(CUlimit limit, size_t value)
+{
+	struct aq_place place;
+
+	AQ_LIMITED_OR_RETURN(cuCtxSetLimit(limit, value));
+	bool sized = limit == CU_LIMIT_STACK_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE;
+	if (!sized || !aq_place_current(&place) || place.ordinal < 0 || place.ordinal >= AQ_MAX_ORDINALS)
+		return aq_cuda.cuCtxSetLimit(limit, value);
+	pthread_mutex_lock(&primaries[place.ordinal].gate);
+	CUresult result = set_limit_charged(&place, limit, value);
+	pthread_mutex_unlock(&primaries[place.ordinal].gate);
+	return result;
+}

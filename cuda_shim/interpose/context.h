@@ -1,0 +1,35 @@
+/* Where a call's memory counts: the device behind the calling thread's context, and what the memory dies with. */
+#ifndef AQ_INTERPOSE_CONTEXT_H
+#define AQ_INTERPOSE_CONTEXT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "account/account.h"
+#include "account/map.h"
+#include "cuda_abi.h"
+
+#define AQ_MAX_ORDINALS 64
+
+struct aq_place {
+	int device;       /* position in the limits, or AQ_NO_DEVICE */
+	CUdevice ordinal;
+	uint64_t owner;   /* a context made by cuCtxCreate; 0 = the device's primary context */
+};
+
+/* Learn the devices of the process and which of them are granted. After cuInit. */
+CUresult aq_devices_learn(void);
+/* Position in the limits of a CUDA device, by its UUID. */
+int aq_device_of(CUdevice ordinal);
+/* The UUID as NVML spells it, or NULL for a device that is not granted. */
+const char *aq_device_uuid(int device);
+
+/* The calling thread's place. False when it has no context: the driver will say so. */
+bool aq_place_current(struct aq_place *place);
+/* The place of a stream: its context's, or the thread's for the default streams. */
+bool aq_place_of_stream(CUstream stream, struct aq_place *place);
+
+/* In a forked child. */
+void aq_contexts_forget(void);
+
+#endif

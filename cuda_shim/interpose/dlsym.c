@@ -1,0 +1,204 @@
+/* The preload's answer to dlsym and dlvsym: a wrapper, for a name of the hook table whose lookup finds the real driver; libc's answer to all else.
+ *
+ * Nothing is remembered between calls, and a process that asks for other names only is not touched at all. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "interpose/driver.h"
+#include "interpose/nvml.h"
+#include "interpose/object.h"
+#include "interpose/table.h"
+
+#define NAME_SLOTS 1024u /* a power of two, several times the rows of both tables */
+
+struct answer {
+	void *address;
+	unsigned long answered;
+};
+
+/* Called from dlsym.S. */
+struct answer aq_dlsym_ask(void *handle, const char *name);
+struct answer aq_dlvsym_ask(void *handle, const char *name, const char *version);
+/* Jumped to from dlsym.S; known before any ask returns. */
+extern void *(*aq_libc_dlsym)(void *, const char *);
+extern void *(*aq_libc_dlvsym)(void *, const char *, const char *);
+void *(*aq_libc_dlsym)(void *, const char *);
+void *(*aq_libc_dlvsym)(void *, const char *, const char *);
+
+static void *(*libc_dlopen)(const char *, int);
+static int (*libc_dladdr1)(const void *, Dl_info *, void **, int);
+
+static const struct aq_hook *names[NAME_SLOTS];
+
+/* ---- preparing ------------------------------------------------------------------------------------------------- */
+
+static const char *const libc_names[] = { "libc.so.6", "libdl.so.2" }; /* in libc since glibc 2.34, in libdl before */
+
+static void *find_in_libc(const char *name)
+{
+	struct aq_object object;
+	void *address = NULL;
+
+	for (unsigned i = 0; i < 2 && !address; i++)
+		if (aq_object_find(libc_names[i], &object))
+			address = aq_object_symbol(&object, name);
+	return address;
+}
+
+/* The place of a name in the hash table: its row's, or the empty one where it would be. */
+static unsigned place_of(const char *name)
+{
+	unsigned place = 2166136261u;
+
+	for (const char *c = name; *c; c++)
+		place = (place ^ (unsigned char)*c) * 16777619u;
+	place %= NAME_SLOTS;
+	while (names[place] && strcmp(names[place]->symbol, name))
+		place = (place + 1) % NAME_SLOTS;
+	return place;
+}
+
+static void prepare(void)
+{
+	aq_libc_dlsym = (void *(*)(void *, const char *))find_in_libc("dlsym");
+	aq_libc_dlvsym = (void *(*)(void *, const char *, const char *))find_in_libc("dlvsym");
+	libc_dlopen = (void *(*)(const char *, int))find_in_libc("dlopen");
+	libc_dladdr1 = (int (*)(const void *, Dl_info *, void **, int))find_in_libc("dladdr1");
+	for (size_t i = 0; i < aq_cuda_hook_count; i++)
+		names[place_of(aq_cuda_hooks[i].symbol)] = &aq_cuda_hooks[i];
+	for (size_t i = 0; i < aq_nvml_hook_count; i++)
+		names[place_of(aq_nvml_hooks[i].symbol)] = &aq_nvml_hooks[i];
+}
+
+/* Once; by hand, because pthread_once would ask for a newer libc than the one in an old image. */
+static void be_prepared(void)
+{
+	static _Atomic int state; /* 0 not begun, 1 under way, 2 done */
+	int none = 0;
+
+	if (atomic_load_explicit(&state, memory_order_acquire) == 2)
+		return;
+	if (atomic_compare_exchange_strong(&state, &none, 1)) {
+		prepare();
+		atomic_store_explicit(&state, 2, memory_order_release);
+	}
+	while (atomic_load_explicit(&state, memory_order_acquire) != 2)
+		sched_yield();
+}
+
+/* ---- answering ------------------------------------------------------------------------------------------------- */
+
+static const struct answer not_ours = { NULL, 0 };
+
+static struct answer answer(void *address)
+{
+	return (struct answer){ address, 1 };
+}
+
+/* No such symbol; and so that dlerror says so, libc is asked for what it does not have. */
+static struct answer no_such(const char *name)
+{
+	void *libc = libc_dlopen(libc_names[0], RTLD_LAZY | RTLD_NOLOAD);
+
+	return answer(libc ? aq_libc_dlsym(libc, name) : NULL);
+}
+
+static const char *soname_of(const struct aq_hook *hook)
+{
+	return hook->base ? AQ_CUDA_SONAME : AQ_NVML_SONAME;
+}
+
+/* The search order of the whole process would find our own export. That is right if the driver is there at all. */
+static struct answer by_search_order(const struct aq_hook *hook)
+{
+	struct aq_object driver;
+
+	return aq_object_find(soname_of(hook), &driver) ? answer(hook->wrapper) : no_such(hook->symbol);
+}
+
+static bool object_of(const void *address, struct aq_object *object)
+{
+	struct link_map *map = NULL;
+	Dl_info info;
+
+	if (!libc_dladdr1 || !libc_dladdr1(address, &info, (void **)&map, RTLD_DL_LINKMAP) || !map)
+		return false;
+	object->base = map->l_addr;
+	object->dynamic = map->l_ld;
+	return true;
+}
+
+/* What libc found for a name of the table: replaced when it is the driver's, in whichever link-map namespace the program keeps it. */
+static struct answer by_object(const struct aq_hook *hook, void *found)
+{
+	struct aq_object object;
+
+	if (aq_object_is_own(found))
+		return by_search_order(hook);
+	if (!object_of(found, &object) || !aq_object_is(&object, soname_of(hook)))
+		return answer(found); /* a program's own function of that name, or a front that limits by itself */
+	if (hook->base)
+		aq_cuda_bind_to(&object);
+	else
+		aq_nvml_bind_to(&object);
+	/* A second copy of the driver has other addresses than the one the wrappers call. */
+	return answer(!hook->real || *hook->real == found ? hook->wrapper : found);
+}
+
+static bool is_libc(const void *address)
+{
+	struct aq_object object;
+
+	return object_of(address, &object) && (aq_object_is(&object, libc_names[0]) || aq_object_is(&object, libc_names[1]));
+}
+
+/* Who asks for libc's dlsym gets ours: it does the same, and more. */
+static struct answer lookup_itself(void *found, void *ours)
+{
+	return found && is_libc(found) ? answer(ours) : not_ours;
+}
+
+static const struct aq_hook *hook_of(const char *name)
+{
+	if (!name || !((name[0] == 'c' && name[1] == 'u') || (name[0] == 'n' && name[1] == 'v')))
+		return NULL;
+	return names[place_of(name)];
+}
+
+struct answer aq_dlsym_ask(void *handle, const char *name)
+{
+	be_prepared();
+	if (name && !strcmp(name, "dlsym"))
+		return lookup_itself(aq_libc_dlsym(handle, name), (void *)dlsym);
+	if (name && !strcmp(name, "dlvsym"))
+		return lookup_itself(aq_libc_dlsym(handle, name), (void *)dlvsym);
+	const struct aq_hook *hook = hook_of(name);
+	if (!hook)
+		return not_ours;
+	if (handle == RTLD_DEFAULT || handle == RTLD_NEXT)
+		return by_search_order(hook);
+	void *found = aq_libc_dlsym(handle, name);
+	return found ? by_object(hook, found) : answer(NULL);
+}
+
+struct answer aq_dlvsym_ask(void *handle, const char *name, const char *version)
+{
+	be_prepared();
+	if (name && !strcmp(name, "dlsym"))
+		return lookup_itself(aq_libc_dlvsym(handle, name, version), (void *)dlsym);
+	if (name && !strcmp(name, "dlvsym"))
+		return lookup_itself(aq_libc_dlvsym(handle, name, version), (void *)dlvsym);
+	const struct aq_hook *hook = hook_of(name);
+	if (!hook)
+		return not_ours;
+	if (handle == RTLD_DEFAULT || handle == RTLD_NEXT)
+		return by_search_order(hook);
+	void *found = aq_libc_dlvsym(handle, name, version);
+	return found ? by_object(hook, found) : answer(NULL);
+}

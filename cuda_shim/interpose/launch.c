@@ -1,0 +1,317 @@
+/* Launches that take memory: graphs with allocation nodes.
+ *
+ * The driver backs such nodes when the graph is uploaded or launched, from the device's graph memory, and may share memory between
+ * nodes. The sum of a graph's nodes is an upper bound. When the bound does not fit the limit, the graph is
+ * uploaded first, which takes the memory without running anything and can be undone, and what it truly took decides. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "interpose/allocations.h"
+#include "interpose/driver.h"
+#include "interpose/pace.h"
+#include "interpose/reservoir.h"
+#include "shim.h"
+
+#define PAGE_BYTES ((uint64_t)2 << 20) /* each node's memory is backed by whole pages */
+#define NESTING_MAX 16
+
+/* What one executable graph needs, in the order of the devices (which is the order its gates are taken in). */
+struct needs {
+	unsigned count;
+	struct {
+		CUdevice ordinal;
+		uint64_t bytes;
+	} device[AQ_MAX_DEVICES];
+};
+
+/* Executable graph -> its needs (owner). Graphs without allocation nodes are not in it. */
+static struct aq_map execs;
+static _Atomic unsigned execs_count;
+
+/* ---- learning what a graph needs ------------------------------------------------------------------------------- */
+
+static bool need(struct needs *needs, CUdevice ordinal, uint64_t bytes)
+{
+	unsigned at = 0;
+
+	while (at < needs->count && needs->device[at].ordinal < ordinal)
+		at++;
+	if (at == needs->count || needs->device[at].ordinal != ordinal) {
+		if (needs->count == AQ_MAX_DEVICES)
+			return false;
+		memmove(&needs->device[at + 1], &needs->device[at], (needs->count - at) * sizeof(needs->device[0]));
+		needs->device[at].ordinal = ordinal;
+		needs->device[at].bytes = 0;
+		needs->count++;
+	}
+	needs->device[at].bytes += (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+	return true;
+}
+
+static bool add_graph(struct needs *needs, CUgraph graph, unsigned nesting);
+
+static bool add_node(struct needs *needs, CUgraphNode node, unsigned nesting)
+{
+	CUDA_MEM_ALLOC_NODE_PARAMS params;
+	CUgraphNodeType type;
+	CUgraph child;
+
+	if (aq_cuda.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS)
+		return false;
+	if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+		return aq_cuda.cuGraphMemAllocNodeGetParams(node, &params) == CUDA_SUCCESS &&
+		       need(needs, params.poolProps.location.id, params.bytesize);
+	if (type == CU_GRAPH_NODE_TYPE_GRAPH)
+		return aq_cuda.cuGraphChildGraphNodeGetGraph(node, &child) == CUDA_SUCCESS && add_graph(needs, child, nesting + 1);
+	return true;
+}
+
+/* False when the driver would not tell, or there is no memory to ask. */
+static bool add_graph(struct needs *needs, CUgraph graph, unsigned nesting)
+{
+	size_t count = 0;
+	bool complete = true;
+
+	if (nesting > NESTING_MAX || aq_cuda.cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS)
+		return false;
+	if (!count)
+		return true;
+	CUgraphNode *nodes = calloc(count, sizeof(CUgraphNode));
+	if (!nodes)
+		return false;
+	complete = aq_cuda.cuGraphGetNodes(graph, nodes, &count) == CUDA_SUCCESS;
+	for (size_t i = 0; complete && i < count; i++)
+		complete = add_node(needs, nodes[i], nesting);
+	free(nodes);
+	return complete;
+}
+
+static bool remember(CUgraphExec exec, const struct needs *needs)
+{
+	struct needs *copy = malloc(sizeof(*copy));
+	struct aq_entry entry = { .key = (uintptr_t)exec, .owner = (uintptr_t)copy };
+
+	if (!copy || !aq_map_put(&execs, &entry)) {
+		free(copy);
+		return false;
+	}
+	*copy = *needs;
+	atomic_fetch_add(&execs_count, 1);
+	return true;
+}
+
+static bool needs_of(CUgraphExec exec, struct needs *needs)
+{
+	struct aq_entry entry;
+
+	if (!atomic_load_explicit(&execs_count, memory_order_acquire) || !aq_map_get(&execs, (uintptr_t)exec, &entry))
+		return false;
+	*needs = *(const struct needs *)(uintptr_t)entry.owner;
+	return true;
+}
+
+void aq_graphs_forget(void)
+{
+	aq_map_forget(&execs);
+	atomic_store(&execs_count, 0);
+}
+
+/* ---- brackets on every device of a graph ----------------------------------------------------------------------- */
+
+struct brackets {
+	const struct needs *needs;
+	struct aq_growth growth[AQ_MAX_DEVICES];
+};
+
+/* Close them all. False when a device is past its limit; what the call took there is given back if `undo`. */
+static bool end_all(struct brackets *brackets, unsigned count, bool undo)
+{
+	bool fits = true;
+
+	for (unsigned i = count; i-- > 0;) {
+		aq_growth_close_gate(&brackets->growth[i]);
+		if (aq_growth_end(&brackets->growth[i]))
+			continue;
+		fits = false;
+		if (undo)
+			aq_growth_undone(&brackets->growth[i]);
+		else
+			aq_growth_open_gate(&brackets->growth[i]);
+	}
+	return fits;
+}
+
+/* Open them all, for each device's bound or for nothing at all; the gates are let go, for the call may wait for the device. */
+static bool begin_all(struct brackets *brackets, const struct needs *needs, bool bound)
+{
+	brackets->needs = needs;
+	for (unsigned i = 0; i < needs->count; i++) {
+		struct aq_reservoir *reservoir = aq_reservoir_of_graphs(needs->device[i].ordinal);
+
+		if (!reservoir || !aq_growth_begin(&brackets->growth[i], reservoir, bound ? needs->device[i].bytes : 0)) {
+			end_all(brackets, i, false);
+			return false;
+		}
+		aq_growth_open_gate(&brackets->growth[i]);
+	}
+	return true;
+}
+
+static CUresult refuse(const struct needs *needs)
+{
+	for (unsigned i = 0; i < needs->count; i++)
+		aq_refused(aq_device_of(needs->device[i].ordinal), needs->device[i].bytes);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* ---- launching ------------------------------------------------------------------------------------------------- */
+
+struct graph_call {
+	CUresult (*run)(CUgraphExec, CUstream);
+	CUresult (*upload)(CUgraphExec, CUstream);
+	CUgraphExec exec;
+	CUstream stream;
+};
+
+/* The bound does not fit: let an upload show what the graph truly takes. */
+static CUresult prepare(const struct graph_call *call, const struct needs *needs)
+{
+	struct brackets brackets;
+
+	if (!begin_all(&brackets, needs, false))
+		return refuse(needs);
+	CUresult result = call->upload(call->exec, call->stream);
+	return end_all(&brackets, needs->count, true) ? result : refuse(needs);
+}
+
+static CUresult run_charged(const struct graph_call *call)
+{
+	struct brackets brackets;
+	struct needs needs;
+
+	if (!needs_of(call->exec, &needs))
+		return call->run(call->exec, call->stream);
+	if (!begin_all(&brackets, &needs, true)) {
+		CUresult result = prepare(call, &needs);
+
+		if (result != CUDA_SUCCESS)
+			return result;
+		if (!begin_all(&brackets, &needs, false))
+			return refuse(&needs);
+	}
+	CUresult result = call->run(call->exec, call->stream);
+	end_all(&brackets, needs.count, false);
+	return result;
+}
+
+#define GRAPH_HOOK(name, suffix)                                                                                       \
+	CUresult name##suffix(CUgraphExec exec, CUstream stream)                                                       \
+	{                                                                                                              \
+		AQ_LIMITED_OR_RETURN(name##suffix(exec, stream));                                                      \
+		return run_charged(&(struct graph_call){ .run = aq_cuda.name##suffix, .upload = aq_cuda.cuGraphUpload##suffix, \
+							 .exec = exec, .stream = stream });                            \
+	}
+
+/* A launch is work besides: it is paid for as one kernel whose cost is the whole graph's. */
+#define GRAPH_LAUNCH_HOOK(suffix, is_per_thread)                                                                       \
+	CUresult cuGraphLaunch##suffix(CUgraphExec exec, CUstream stream)                                              \
+	{                                                                                                              \
+		struct aq_work work = { .function = exec, .stream = stream, .per_thread = is_per_thread };             \
+		struct aq_ticket ticket = { 0 };                                                                       \
+		AQ_LIMITED_OR_RETURN(cuGraphLaunch##suffix(exec, stream));                                             \
+		CUresult result = aq_pace_free() ? CUDA_SUCCESS : aq_pace_begin(&ticket, &work);                       \
+		if (result != CUDA_SUCCESS)                                                                            \
+			return result;                                                                                 \
+		result = run_charged(&(struct graph_call){ .run = aq_cuda.cuGraphLaunch##suffix,                       \
+							   .upload = aq_cuda.cuGraphUpload##suffix,                    \
+							   .exec = exec, .stream = stream });                          \
+		aq_pace_end(&ticket, &work, result);                                                                   \
+		return result;                                                                                         \
+	}
+
+GRAPH_LAUNCH_HOOK(, false)
+GRAPH_LAUNCH_HOOK(_ptsz, true)
+GRAPH_HOOK(cuGraphUpload, )
+GRAPH_HOOK(cuGraphUpload, _ptsz)
+
+/* ---- instantiating --------------------------------------------------------------------------------------------- */
+
+/* A new executable graph: learn its needs, and settle what the driver took for it already. */
+static CUresult instantiated(CUresult result, CUgraphExec *exec, CUgraph graph)
+{
+	struct needs needs = { 0 };
+	struct brackets brackets;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	bool complete = add_graph(&needs, graph, 0);
+	if (complete && !needs.count)
+		return CUDA_SUCCESS;
+	if (complete && begin_all(&brackets, &needs, false) && end_all(&brackets, needs.count, true) && remember(*exec, &needs))
+		return CUDA_SUCCESS;
+	aq_cuda.cuGraphExecDestroy(*exec); /* a graph whose memory cannot be counted must not exist */
+	*exec = NULL;
+	return refuse(&needs);
+}
+
+CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t log_bytes)
+{
+	AQ_LIMITED_OR_RETURN(cuGraphInstantiate(exec, graph, error_node, log, log_bytes));
+	return instantiated(aq_cuda.cuGraphInstantiate(exec, graph, error_node, log, log_bytes), exec, graph);
+}
+
+CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t log_bytes)
+{
+	AQ_LIMITED_OR_RETURN(cuGraphInstantiate_v2(exec, graph, error_node, log, log_bytes));
+	return instantiated(aq_cuda.cuGraphInstantiate_v2(exec, graph, error_node, log, log_bytes), exec, graph);
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+{
+	AQ_LIMITED_OR_RETURN(cuGraphInstantiateWithFlags(exec, graph, flags));
+	return instantiated(aq_cuda.cuGraphInstantiateWithFlags(exec, graph, flags), exec, graph);
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+	AQ_LIMITED_OR_RETURN(cuGraphInstantiateWithParams(exec, graph, params));
+	return instantiated(aq_cuda.cuGraphInstantiateWithParams(exec, graph, params), exec, graph);
+}
+
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+	AQ_LIMITED_OR_RETURN(cuGraphInstantiateWithParams_ptsz(exec, graph, params));
+	return instantiated(aq_cuda.cuGraphInstantiateWithParams_ptsz(exec, graph, params), exec, graph);
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+	struct aq_entry entry;
+
+	AQ_LIMITED_OR_RETURN(cuGraphExecDestroy(exec));
+	bool known = aq_map_take(&execs, (uintptr_t)exec, &entry);
+	CUresult result = aq_cuda.cuGraphExecDestroy(exec);
+	if (!known)
+		return result;
+	if (result != CUDA_SUCCESS) {
+		aq_map_put(&execs, &entry);
+		return result;
+	}
+	struct needs *needs = (struct needs *)(uintptr_t)entry.owner;
+	for (unsigned i = 0; i < needs->count; i++)
+		aq_reservoirs_settle(aq_device_of(needs->device[i].ordinal));
+	free(needs);
+	atomic_fetch_sub(&execs_count, 1);
+	return result;
+}
+
+CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
+{
+	AQ_LIMITED_OR_RETURN(cuDeviceGraphMemTrim(ordinal));
+	CUresult result = aq_cuda.cuDeviceGraphMemTrim(ordinal);
+
+	if (result == CUDA_SUCCESS)
+		aq_reservoirs_settle(aq_device_of(ordinal));
+	return result;
+}

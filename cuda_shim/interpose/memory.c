@@ -1,0 +1,237 @@
+/* Linear memory: charge, ask the driver, remember; on any failure leave everything as it was. */
+#include "interpose/allocations.h"
+#include "interpose/deferred.h"
+#include "interpose/driver.h"
+#include "interpose/reservoir.h"
+#include "shim.h"
+
+#define UNIT_BYTES 512u /* the driver aligns every allocation and every pitched row to this; the true pitch is settled after the call */
+
+struct aq_map aq_pointers;
+struct aq_map aq_arrays;
+
+/* ---- contexts that end ----------------------------------------------------------------------------------------- */
+
+struct owner {
+	int device;
+	uint64_t owner;
+};
+
+static bool belongs_to(const struct aq_entry *entry, void *context)
+{
+	const struct owner *owner = context;
+
+	return entry->kind != AQ_POOL && (int)entry->device == owner->device && entry->owner == owner->owner;
+}
+
+static void credit(const struct aq_entry *entry, void *context)
+{
+	(void)context;
+	aq_uncharge((int)entry->device, (enum aq_kind)entry->kind, entry->bytes);
+}
+
+void aq_allocations_drop(int device, uint64_t owner)
+{
+	struct owner gone = { device, owner };
+
+	aq_map_drain(&aq_pointers, belongs_to, credit, &gone);
+	aq_map_drain(&aq_arrays, belongs_to, credit, &gone);
+	aq_deferred_drop(device, owner);
+}
+
+void aq_allocations_forget(void)
+{
+	aq_map_forget(&aq_pointers);
+	aq_map_forget(&aq_arrays);
+}
+
+void aq_freed_past_us(const struct aq_entry *stale)
+{
+	if (stale->kind == AQ_POOL)
+		aq_reservoir_freed(CUDA_SUCCESS, stale);
+	else
+		aq_uncharge((int)stale->device, (enum aq_kind)stale->kind, stale->bytes);
+}
+
+/* ---- allocating ------------------------------------------------------------------------------------------------ */
+
+/* What the device loses by an allocation. Charging the bare request would let one-byte pieces take 512 times what they are charged. */
+static uint64_t whole_units(uint64_t bytes)
+{
+	uint64_t rounded;
+
+	return __builtin_add_overflow(bytes, UNIT_BYTES - 1, &rounded) ? UINT64_MAX : rounded & ~(uint64_t)(UNIT_BYTES - 1);
+}
+
+/* Keep the books after the driver allocated, or failed to. */
+static CUresult settle(CUresult result, CUdeviceptr address, uint64_t bytes, enum aq_kind kind, const struct aq_place *place)
+{
+	if (result == CUDA_SUCCESS && aq_record(&aq_pointers, address, bytes, kind, place))
+		return CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS) {
+		aq_cuda.cuMemFree_v2(address);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	aq_uncharge(place->device, kind, bytes);
+	return result;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
+{
+	CUdeviceptr made = 0;
+	struct aq_place place;
+	uint64_t charge = whole_units(bytes);
+
+	AQ_LIMITED_OR_RETURN(cuMemAlloc_v2(address, bytes));
+	if (!address || !aq_place_current(&place))
+		return aq_cuda.cuMemAlloc_v2(address, bytes);
+	if (!aq_charge(place.device, AQ_LINEAR, charge))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = aq_cuda.cuMemAlloc_v2(&made, bytes);
+	result = settle(result, made, charge, AQ_LINEAR, &place);
+	if (result == CUDA_SUCCESS)
+		*address = made;
+	return result;
+}
+
+/* The form of CUDA 2, whose addresses and sizes are 32 bits wide. */
+CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int bytes)
+{
+	CUdeviceptr_v1 made = 0;
+	struct aq_place place;
+	uint64_t charge = whole_units(bytes);
+
+	AQ_LIMITED_OR_RETURN(cuMemAlloc(address, bytes));
+	if (!address || !aq_place_current(&place))
+		return aq_cuda.cuMemAlloc(address, bytes);
+	if (!aq_charge(place.device, AQ_LINEAR, charge))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = aq_cuda.cuMemAlloc(&made, bytes);
+	result = settle(result, made, charge, AQ_LINEAR, &place);
+	if (result == CUDA_SUCCESS)
+		*address = made;
+	return result;
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
+{
+	CUdeviceptr made = 0;
+	struct aq_place place;
+	uint64_t charge = whole_units(bytes);
+
+	AQ_LIMITED_OR_RETURN(cuMemAllocManaged(address, bytes, flags));
+	if (!address || !aq_place_current(&place))
+		return aq_cuda.cuMemAllocManaged(address, bytes, flags);
+	if (!aq_charge(place.device, AQ_MANAGED, charge))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = aq_cuda.cuMemAllocManaged(&made, bytes, flags);
+	result = settle(result, made, charge, AQ_MANAGED, &place);
+	if (result == CUDA_SUCCESS)
+		*address = made;
+	return result;
+}
+
+/* What rows of `width` bytes are expected to take; UINT64_MAX when that is more than any device has. */
+static uint64_t pitched_bytes(uint64_t width, uint64_t height)
+{
+	uint64_t bytes;
+
+	return __builtin_mul_overflow(whole_units(width), height, &bytes) ? UINT64_MAX : bytes;
+}
+
+/* Turn a charge of `expected` bytes into one of what the driver took. False when that does not fit. */
+static bool settle_charge(const struct aq_place *place, uint64_t expected, uint64_t taken)
+{
+	if (taken > expected)
+		return aq_charge(place->device, AQ_LINEAR, taken - expected);
+	aq_uncharge(place->device, AQ_LINEAR, expected - taken);
+	return true;
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element_bytes)
+{
+	CUdeviceptr made = 0;
+	size_t made_pitch = 0;
+	struct aq_place place;
+	uint64_t expected = pitched_bytes(width, height);
+
+	AQ_LIMITED_OR_RETURN(cuMemAllocPitch_v2(address, pitch, width, height, element_bytes));
+	if (!address || !pitch || !aq_place_current(&place))
+		return aq_cuda.cuMemAllocPitch_v2(address, pitch, width, height, element_bytes);
+	if (!aq_charge(place.device, AQ_LINEAR, expected))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = aq_cuda.cuMemAllocPitch_v2(&made, &made_pitch, width, height, element_bytes);
+	if (result == CUDA_SUCCESS && !settle_charge(&place, expected, (uint64_t)made_pitch * height)) {
+		aq_cuda.cuMemFree_v2(made);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	} else if (result == CUDA_SUCCESS) {
+		expected = (uint64_t)made_pitch * height;
+	}
+	result = settle(result, made, expected, AQ_LINEAR, &place);
+	if (result == CUDA_SUCCESS) {
+		*address = made;
+		*pitch = made_pitch;
+	}
+	return result;
+}
+
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element_bytes)
+{
+	CUdeviceptr_v1 made = 0;
+	unsigned int made_pitch = 0;
+	struct aq_place place;
+	uint64_t expected = pitched_bytes(width, height);
+
+	AQ_LIMITED_OR_RETURN(cuMemAllocPitch(address, pitch, width, height, element_bytes));
+	if (!address || !pitch || !aq_place_current(&place))
+		return aq_cuda.cuMemAllocPitch(address, pitch, width, height, element_bytes);
+	if (!aq_charge(place.device, AQ_LINEAR, expected))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = aq_cuda.cuMemAllocPitch(&made, &made_pitch, width, height, element_bytes);
+	if (result == CUDA_SUCCESS && !settle_charge(&place, expected, (uint64_t)made_pitch * height)) {
+		aq_cuda.cuMemFree(made);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	} else if (result == CUDA_SUCCESS) {
+		expected = (uint64_t)made_pitch * height;
+	}
+	result = settle(result, made, expected, AQ_LINEAR, &place);
+	if (result == CUDA_SUCCESS) {
+		*address = made;
+		*pitch = made_pitch;
+	}
+	return result;
+}
+
+/* ---- freeing --------------------------------------------------------------------------------------------------- */
+
+static void freed(CUresult result, const struct aq_entry *held)
+{
+	if (held->kind == AQ_POOL)
+		aq_reservoir_freed(result, held);
+	else
+		aq_freed(&aq_pointers, result, held);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address)
+{
+	struct aq_entry held;
+
+	AQ_LIMITED_OR_RETURN(cuMemFree_v2(address));
+	bool known = aq_map_take(&aq_pointers, address, &held);
+	CUresult result = aq_cuda.cuMemFree_v2(address);
+	if (known)
+		freed(result, &held);
+	return result;
+}
+
+CUresult cuMemFree(CUdeviceptr_v1 address)
+{
+	struct aq_entry held;
+
+	AQ_LIMITED_OR_RETURN(cuMemFree(address));
+	bool known = aq_map_take(&aq_pointers, address, &held);
+	CUresult result = aq_cuda.cuMemFree(address);
+	if (known)
+		freed(result, &held);
+	return result;
+}

@@ -1,0 +1,481 @@
+/* NVML as the container may see it: its share of memory, its own processes under the pids it knows them by, its own utilisation.
+ *
+ * Takes no slot and writes nothing: monitoring is not using. Devices are recognised by UUID. A device that is not granted (the GPU
+ * above a granted MIG instance, say) shows its physical memory and nobody's processes. */
+#include "interpose/nvml.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "account/account.h"
+#include "interpose/table.h"
+#include "limit/memory.h"
+#include "region/container.h"
+
+#define UTILIZATION_WINDOW_US 1000000ull /* "now", as the driver's own figure means it: up to a second */
+
+enum nvml_mode { NVML_UNDECIDED, NVML_LIMITED, NVML_PASSING, NVML_REFUSING };
+
+static nvmlReturn_t missing(void)
+{
+	return NVML_ERROR_FUNCTION_NOT_FOUND;
+}
+
+#define HIDE(symbol)
+#define DENY(symbol)
+struct aq_nvml_driver aq_nvml = {
+#define HOOK(symbol, arguments) .symbol = (nvmlReturn_t(*) arguments)(void *)missing,
+#define USE(symbol, arguments) .symbol = (nvmlReturn_t(*) arguments)(void *)missing,
+#include "interpose/nvml_hooks.def"
+#include "interpose/nvml_calls.def"
+#undef HOOK
+#undef USE
+};
+#undef HIDE
+#undef DENY
+
+static struct {
+	const char *name;
+	void **real;
+} const driver_calls[] = {
+#define USE(symbol, arguments) { #symbol, (void **)(void *)&aq_nvml.symbol },
+#include "interpose/nvml_calls.def"
+#undef USE
+};
+
+static pthread_mutex_t deciding = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic int mode_word;
+static bool bound;
+static struct aq_container container;
+
+/* ---- start ----------------------------------------------------------------------------------------------------- */
+
+static void bind_locked(const struct aq_object *object)
+{
+	for (size_t i = 0; i < aq_nvml_hook_count; i++) {
+		void *address = aq_nvml_hooks[i].real ? aq_object_symbol(object, aq_nvml_hooks[i].symbol) : NULL;
+		if (address)
+			*aq_nvml_hooks[i].real = address;
+	}
+	for (size_t i = 0; i < sizeof(driver_calls) / sizeof(driver_calls[0]); i++) {
+		void *address = aq_object_symbol(object, driver_calls[i].name);
+		if (address)
+			*driver_calls[i].real = address;
+	}
+	bound = true;
+}
+
+void aq_nvml_bind_to(const struct aq_object *object)
+{
+	pthread_mutex_lock(&deciding);
+	if (!bound)
+		bind_locked(object);
+	pthread_mutex_unlock(&deciding);
+}
+
+static enum nvml_mode decide_locked(void)
+{
+	static bool said;
+	char library[PATH_MAX];
+	struct aq_object object;
+	struct aq_fault fault;
+	bool may_pass;
+
+	if (!bound && (aq_object_find(AQ_NVML_DRIVER_NAME, &object) || aq_object_find(AQ_NVML_SONAME, &object)))
+		bind_locked(&object);
+	aq_object_own_path(library, sizeof(library));
+	if (!aq_container_open(&container, library, AQ_REGION_READ, &may_pass, &fault))
+		return NVML_LIMITED;
+	if (!said)
+		aq_log_error("NVML: %s; %s", fault.text,
+			     may_pass ? "the container's policy lets this program see the whole device" : "refusing NVML");
+	said = true;
+	return may_pass ? NVML_PASSING : NVML_REFUSING;
+}
+
+static enum nvml_mode decide(void)
+{
+	enum nvml_mode mode = (enum nvml_mode)atomic_load_explicit(&mode_word, memory_order_acquire);
+
+	if (mode == NVML_LIMITED || mode == NVML_PASSING)
+		return mode;
+	pthread_mutex_lock(&deciding);
+	mode = (enum nvml_mode)atomic_load_explicit(&mode_word, memory_order_acquire);
+	if (mode != NVML_LIMITED && mode != NVML_PASSING) {
+		mode = decide_locked();
+		atomic_store_explicit(&mode_word, mode, memory_order_release);
+	}
+	pthread_mutex_unlock(&deciding);
+	return mode;
+}
+
+#define LIMITED_OR_RETURN(call)                                                                   \
+	do {                                                                                      \
+		enum nvml_mode mode_ = decide();                                                  \
+		if (mode_ != NVML_LIMITED)                                                        \
+			return mode_ == NVML_PASSING ? aq_nvml.call : NVML_ERROR_NO_PERMISSION;   \
+	} while (0)
+
+nvmlReturn_t nvmlInit(void)
+{
+	LIMITED_OR_RETURN(nvmlInit());
+	return aq_nvml.nvmlInit();
+}
+
+nvmlReturn_t nvmlInit_v2(void)
+{
+	LIMITED_OR_RETURN(nvmlInit_v2());
+	return aq_nvml.nvmlInit_v2();
+}
+
+nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
+{
+	LIMITED_OR_RETURN(nvmlInitWithFlags(flags));
+	return aq_nvml.nvmlInitWithFlags(flags);
+}
+
+/* ---- devices and memory ---------------------------------------------------------------------------------------- */
+
+static int device_of(nvmlDevice_t device)
+{
+	char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE] = "";
+	unsigned char uuid[16];
+
+	if (aq_limits_changed(&container.limits))
+		aq_limits_refresh(&container.limits);
+	if (aq_nvml.nvmlDeviceGetUUID(device, text, sizeof(text)) != NVML_SUCCESS || !aq_uuid_parse(text, uuid))
+		return AQ_NO_DEVICE;
+	return aq_limits_find(&container.limits, uuid);
+}
+
+static nvmlMemory_t share_of(int device, unsigned long long physical_total, unsigned long long physical_free)
+{
+	const struct aq_device_limit *limit = &container.limits.device[device];
+	uint64_t used = 0, bytes = atomic_load_explicit(&limit->memory_bytes, memory_order_relaxed);
+	uint64_t overhead = atomic_load_explicit(&limit->overhead_bytes, memory_order_relaxed);
+
+	for (uint32_t i = 0; i < container.region.slot_count; i++) /* living slots, not the line: that may still hold what a killed process held */
+		if (aq_region_is_live(&container.region, i))
+			used += aq_slot_used_bytes(&aq_region_slot(&container.region, i)->device[device]);
+	return (nvmlMemory_t){
+		.total = aq_limit_total(bytes == AQ_MEMORY_UNLIMITED ? bytes : bytes + overhead, physical_total),
+		.free = aq_limit_free(bytes, used, physical_free),
+		.used = used + overhead,
+	};
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+	LIMITED_OR_RETURN(nvmlDeviceGetMemoryInfo(device, memory));
+	nvmlReturn_t result = aq_nvml.nvmlDeviceGetMemoryInfo(device, memory);
+	int granted = device_of(device);
+
+	if (result == NVML_SUCCESS && granted >= 0)
+		*memory = share_of(granted, memory->total, memory->free);
+	return result;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+	LIMITED_OR_RETURN(nvmlDeviceGetMemoryInfo_v2(device, memory));
+	nvmlReturn_t result = aq_nvml.nvmlDeviceGetMemoryInfo_v2(device, memory);
+	int granted = device_of(device);
+
+	if (result == NVML_SUCCESS && granted >= 0) {
+		nvmlMemory_t share = share_of(granted, memory->total, memory->free);
+
+		memory->total = share.total;
+		memory->free = share.free;
+		memory->used = share.used;
+		memory->reserved = 0;
+	}
+	return result;
+}
+
+/* The kernel's limits are set for namespaces that the container need not know of; it is shown its own share. */
+nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits)
+{
+	LIMITED_OR_RETURN(nvmlDeviceGetMemoryLimits_v1(device, limits));
+	nvmlReturn_t result = aq_nvml.nvmlDeviceGetMemoryLimits_v1(device, limits);
+	int granted = device_of(device);
+
+	if (result == NVML_SUCCESS && granted >= 0) {
+		nvmlMemory_t share = share_of(granted, limits->hardLimit, limits->hardLimit);
+
+		limits->hardLimit = share.total;
+		limits->softLimit = limits->softLimit < share.total ? limits->softLimit : share.total;
+		limits->currentUsed = share.used;
+	}
+	return result;
+}
+
+/* ---- processes ------------------------------------------------------------------------------------------------- */
+
+/* The container's processes with a context or memory on the device, as the widest of the structs has it. Returns how many; fills at most `room`. */
+static unsigned int list_processes(nvmlDevice_t device, nvmlProcessDetail_v1_t *processes, unsigned int room)
+{
+	unsigned int gpu_instance = NVML_NO_INSTANCE, compute_instance = NVML_NO_INSTANCE, count = 0;
+	int granted = device_of(device);
+
+	if (granted < 0)
+		return 0;
+	if (!strncmp(container.limits.device[granted].uuid_text, "MIG-", 4)) {
+		aq_nvml.nvmlDeviceGetGpuInstanceId(device, &gpu_instance);
+		aq_nvml.nvmlDeviceGetComputeInstanceId(device, &compute_instance);
+	}
+	for (uint32_t i = 0; i < container.region.slot_count; i++) {
+		struct aq_region_slot *slot = aq_region_slot(&container.region, i);
+		uint64_t used = aq_slot_used_bytes(&slot->device[granted]);
+
+		if (!(used || atomic_load(&slot->device[granted].contexts)) || !aq_region_is_live(&container.region, i))
+			continue;
+		if (count < room)
+			processes[count] = (nvmlProcessDetail_v1_t){ .pid = atomic_load(&slot->pid), .usedGpuMemory = used,
+								      .gpuInstanceId = gpu_instance, .computeInstanceId = compute_instance };
+		count++;
+	}
+	return count;
+}
+
+/* The way every list of NVML is handed out: with too little room, the number it takes and NVML_ERROR_INSUFFICIENT_SIZE. */
+static nvmlReturn_t hand_out(nvmlDevice_t device, unsigned int *count, void *processes, size_t stride, bool with_instances)
+{
+	nvmlProcessDetail_v1_t own[AQ_SLOT_COUNT];
+	unsigned int found = list_processes(device, own, AQ_SLOT_COUNT), room = *count;
+
+	if (found > AQ_SLOT_COUNT)
+		found = AQ_SLOT_COUNT;
+	*count = found;
+	if (found > room)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	if (found && !processes)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (unsigned int i = 0; i < found; i++) {
+		nvmlProcessInfo_v2_t *process = (void *)((char *)processes + i * stride);
+
+		process->pid = own[i].pid;
+		process->usedGpuMemory = own[i].usedGpuMemory;
+		if (with_instances) {
+			process->gpuInstanceId = own[i].gpuInstanceId;
+			process->computeInstanceId = own[i].computeInstanceId;
+		}
+	}
+	return NVML_SUCCESS;
+}
+
+/* Let the library judge the arguments; how many processes it would list is not for the container to know. */
+#define JUDGED(name)                                                                              \
+	do {                                                                                      \
+		unsigned int none_ = 0;                                                           \
+		if (!count)                                                                       \
+			return NVML_ERROR_INVALID_ARGUMENT;                                       \
+		nvmlReturn_t result_ = aq_nvml.name(device, &none_, NULL);                        \
+		if (result_ != NVML_SUCCESS && result_ != NVML_ERROR_INSUFFICIENT_SIZE)           \
+			return result_;                                                           \
+	} while (0)
+
+#define COMPUTE_LIST(name, type, with_instances)                                                  \
+	nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *processes)              \
+	{                                                                                         \
+		LIMITED_OR_RETURN(name(device, count, processes));                                \
+		JUDGED(name);                                                                     \
+		return hand_out(device, count, processes, sizeof(type), with_instances);          \
+	}
+
+COMPUTE_LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, false)
+COMPUTE_LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, true)
+COMPUTE_LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_v3_t, true)
+
+/* Slots are taken by CUDA, so graphics and MPS lists have nothing of the container's to show. */
+#define EMPTY_LIST(name, type)                                                                    \
+	nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *processes)              \
+	{                                                                                         \
+		LIMITED_OR_RETURN(name(device, count, processes));                                \
+		JUDGED(name);                                                                     \
+		*count = 0;                                                                       \
+		return NVML_SUCCESS;                                                              \
+	}
+
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v3_t)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v3_t)
+
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_v1_t *list)
+{
+	LIMITED_OR_RETURN(nvmlDeviceGetRunningProcessDetailList(device, list));
+	if (!list)
+		return aq_nvml.nvmlDeviceGetRunningProcessDetailList(device, list); /* the library says what is wrong */
+	nvmlProcessDetailList_v1_t judged = { .version = list->version, .mode = list->mode };
+	nvmlReturn_t result = aq_nvml.nvmlDeviceGetRunningProcessDetailList(device, &judged);
+
+	if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)
+		return result;
+	bool compute = list->mode == NVML_PROCESS_MODE_COMPUTE || list->mode == NVML_PROCESS_MODE_ALL;
+	unsigned int room = list->procArray ? list->numProcArrayEntries : 0;
+	unsigned int found = compute ? list_processes(device, list->procArray, room) : 0;
+	list->numProcArrayEntries = found;
+	return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+/* ---- utilisation ----------------------------------------------------------------------------------------------- */
+
+/* The pid by which the container knows the process that NVML names, or 0 when it is none of its own. */
+static unsigned int own_pid(unsigned int pid)
+{
+	for (uint32_t i = 0; i < container.region.slot_count; i++) {
+		struct aq_region_slot *slot = aq_region_slot(&container.region, i);
+
+		if ((atomic_load(&slot->host_pid) == pid || atomic_load(&slot->pid) == pid) && aq_region_is_live(&container.region, i))
+			return atomic_load(&slot->pid);
+	}
+	return 0;
+}
+
+/* All samples of the device, in an array the caller frees; NVML_SUCCESS with none when there are none. */
+static nvmlReturn_t all_samples(nvmlDevice_t device, unsigned long long since_us, nvmlProcessUtilizationSample_t **samples, unsigned int *count)
+{
+	nvmlReturn_t result;
+
+	*samples = NULL;
+	*count = 0;
+	do { /* again when processes came between asking how many and asking for them */
+		free(*samples);
+		*samples = NULL;
+		result = aq_nvml.nvmlDeviceGetProcessUtilization(device, NULL, count, since_us);
+		if (result == NVML_ERROR_NOT_FOUND || (result == NVML_SUCCESS && !*count))
+			return NVML_SUCCESS;
+		if (result != NVML_ERROR_INSUFFICIENT_SIZE)
+			return result;
+		*samples = calloc(*count + 1, sizeof(**samples));
+		if (!*samples)
+			return NVML_ERROR_MEMORY;
+		result = aq_nvml.nvmlDeviceGetProcessUtilization(device, *samples, count, since_us);
+	} while (result == NVML_ERROR_INSUFFICIENT_SIZE);
+	if (result == NVML_SUCCESS)
+		return result;
+	free(*samples);
+	*samples = NULL;
+	*count = 0;
+	return result == NVML_ERROR_NOT_FOUND ? NVML_SUCCESS : result;
+}
+
+/* The container's own samples, its own pids in them. */
+static nvmlReturn_t own_samples(nvmlDevice_t device, unsigned long long since_us, nvmlProcessUtilizationSample_t **samples, unsigned int *count)
+{
+	nvmlReturn_t result = all_samples(device, since_us, samples, count);
+	unsigned int kept = 0;
+
+	for (unsigned int i = 0; result == NVML_SUCCESS && *samples && i < *count; i++) {
+		unsigned int pid = own_pid((*samples)[i].pid);
+
+		if (pid) {
+			(*samples)[kept] = (*samples)[i];
+			(*samples)[kept++].pid = pid;
+		}
+	}
+	*count = result == NVML_SUCCESS ? kept : 0;
+	return result;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,
+					     unsigned long long since_us)
+{
+	nvmlProcessUtilizationSample_t *own;
+	unsigned int found, room = count ? *count : 0;
+
+	LIMITED_OR_RETURN(nvmlDeviceGetProcessUtilization(device, samples, count, since_us));
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	nvmlReturn_t result = own_samples(device, since_us, &own, &found);
+	if (result == NVML_SUCCESS) {
+		*count = found;
+		if (!found)
+			result = NVML_ERROR_NOT_FOUND;
+		else if (!samples || found > room)
+			result = NVML_ERROR_INSUFFICIENT_SIZE;
+		else
+			memcpy(samples, own, found * sizeof(*samples));
+	}
+	free(own);
+	return result;
+}
+
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *info)
+{
+	LIMITED_OR_RETURN(nvmlDeviceGetProcessesUtilizationInfo(device, info));
+	if (!info)
+		return aq_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, info);
+	unsigned int room = info->processSamplesCount, kept = 0;
+	nvmlReturn_t result = aq_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, info);
+
+	/* The room is asked for by the number of all processes; that much the container may know. */
+	for (unsigned int i = 0; result == NVML_SUCCESS && info->procUtilArray && i < info->processSamplesCount && i < room; i++) {
+		unsigned int pid = own_pid(info->procUtilArray[i].pid);
+
+		if (pid) {
+			info->procUtilArray[kept] = info->procUtilArray[i];
+			info->procUtilArray[kept++].pid = pid;
+		}
+	}
+	if (result == NVML_SUCCESS)
+		info->processSamplesCount = kept;
+	return result;
+}
+
+static unsigned int at_most_100(unsigned int percent)
+{
+	return percent < 100 ? percent : 100;
+}
+
+/* Of several samples of a process, the newest counts. */
+static bool is_newest(const nvmlProcessUtilizationSample_t *samples, unsigned int count, unsigned int at)
+{
+	for (unsigned int i = 0; i < count; i++)
+		if (i != at && samples[i].pid == samples[at].pid &&
+		    (samples[i].timeStamp > samples[at].timeStamp || (samples[i].timeStamp == samples[at].timeStamp && i < at)))
+			return false;
+	return true;
+}
+
+static unsigned long long wall_clock_us(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (unsigned long long)now.tv_sec * 1000000ull + (unsigned long long)now.tv_nsec / 1000;
+}
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
+{
+	nvmlProcessUtilizationSample_t *own;
+	unsigned int found;
+
+	LIMITED_OR_RETURN(nvmlDeviceGetUtilizationRates(device, utilization));
+	nvmlReturn_t result = aq_nvml.nvmlDeviceGetUtilizationRates(device, utilization);
+	if (result != NVML_SUCCESS || own_samples(device, wall_clock_us() - UTILIZATION_WINDOW_US, &own, &found) != NVML_SUCCESS)
+		return result;
+	*utilization = (nvmlUtilization_t){ 0 };
+	for (unsigned int i = 0; i < found; i++) {
+		if (is_newest(own, found, i)) {
+			utilization->gpu = at_most_100(utilization->gpu + own[i].smUtil);
+			utilization->memory = at_most_100(utilization->memory + own[i].memUtil);
+		}
+	}
+	free(own);
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long since_us, nvmlValueType_t *value_type,
+				  unsigned int *count, nvmlSample_t *samples)
+{
+	LIMITED_OR_RETURN(nvmlDeviceGetSamples(device, type, since_us, value_type, count, samples));
+	if (type == NVML_GPU_UTILIZATION_SAMPLES || type == NVML_MEMORY_UTILIZATION_SAMPLES)
+		return NVML_ERROR_NOT_SUPPORTED; /* the whole card's; the container's own are in the process samples */
+	return aq_nvml.nvmlDeviceGetSamples(device, type, since_us, value_type, count, samples);
+}

@@ -1,0 +1,92 @@
+#include "interpose/own_use.h"
+
+#include <pthread.h>
+
+#include "interpose/driver_nvml.h"
+
+#define SAMPLES_MAX 512
+#define ALL_OF_IT 65536u
+
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static struct aq_driver_nvml nvml;
+static enum { UNTRIED, READY, ABSENT } state;
+static struct {
+	nvmlDevice_t handle;
+	bool known;
+	unsigned long long seen_us; /* the driver's clock, of the newest sample so far */
+} devices[AQ_MAX_DEVICES];
+
+static bool ready(const char *uuid, int device)
+{
+	if (state == UNTRIED)
+		state = aq_driver_nvml_load(&nvml) && nvml.utilization && nvml.init() == NVML_SUCCESS ? READY : ABSENT;
+	if (state == READY && !devices[device].known)
+		devices[device].known = nvml.by_uuid(uuid, &devices[device].handle) == NVML_SUCCESS;
+	return state == READY && devices[device].known;
+}
+
+/* The driver names processes by host pids; the agent writes those into the slots. Without an agent the namespaces may still be the same. */
+static bool is_ours(const struct aq_region *region, unsigned int pid)
+{
+	for (uint32_t i = 0; i < region->slot_count; i++) {
+		struct aq_region_slot *slot = aq_region_slot(region, i);
+		uint32_t host_pid = atomic_load_explicit(&slot->host_pid, memory_order_relaxed);
+		uint32_t named = host_pid ? host_pid : atomic_load_explicit(&slot->pid, memory_order_relaxed);
+
+		if (atomic_load_explicit(&slot->state, memory_order_relaxed) != AQ_SLOT_FREE && named == pid)
+			return true;
+	}
+	return false;
+}
+
+/* Sum over our processes of each one's mean over its new samples. */
+static bool sum_of_ours(const struct aq_region *region, const nvmlProcessUtilizationSample_t *samples, unsigned int count, int device,
+			uint32_t *percent)
+{
+	unsigned long long newest = devices[device].seen_us;
+	bool any = false;
+
+	*percent = 0;
+	for (unsigned int i = 0; i < count; i++) {
+		unsigned int sum = 0, same = 0, earlier = 0;
+
+		if (samples[i].timeStamp <= devices[device].seen_us || !is_ours(region, samples[i].pid))
+			continue;
+		for (unsigned int j = 0; j < count; j++)
+			if (samples[j].pid == samples[i].pid && samples[j].timeStamp > devices[device].seen_us) {
+				sum += samples[j].smUtil;
+				same++;
+				earlier += j < i;
+			}
+		if (!earlier) /* each process once */
+			*percent += sum / same;
+		newest = samples[i].timeStamp > newest ? samples[i].timeStamp : newest;
+		any = true;
+	}
+	devices[device].seen_us = newest;
+	return any;
+}
+
+bool aq_own_use(const struct aq_region *region, const char *uuid, int device, uint32_t *share_q16)
+{
+	nvmlProcessUtilizationSample_t samples[SAMPLES_MAX];
+	unsigned int count = SAMPLES_MAX;
+	uint32_t percent = 0;
+
+	if (pthread_mutex_trylock(&gate))
+		return false;
+	bool told = ready(uuid, device) &&
+		    nvml.utilization(devices[device].handle, samples, &count, devices[device].seen_us) == NVML_SUCCESS &&
+		    sum_of_ours(region, samples, count, device, &percent);
+	pthread_mutex_unlock(&gate);
+	*share_q16 = percent < 100 ? percent * ALL_OF_IT / 100 : ALL_OF_IT;
+	return told;
+}
+
+void aq_own_use_forget(void)
+{
+	pthread_mutex_init(&gate, NULL);
+	state = UNTRIED;
+	for (int i = 0; i < AQ_MAX_DEVICES; i++)
+		devices[i].known = false;
+}

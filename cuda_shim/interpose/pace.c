@@ -1,0 +1,512 @@
+#include "interpose/pace.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "interpose/context.h"
+#include "interpose/driver.h"
+#include "interpose/own_use.h"
+#include "limit/bucket.h"
+#include "limit/control.h"
+#include "limit/cost.h"
+#include "shim.h"
+
+#define BATCH_NS 250000              /* a thread draws credit for this much device time at once, or for one launch if that is longer */
+#define IN_FLIGHT_NS 4000000         /* unfinished work of the process on a device, in paid time */
+#define IN_FLIGHT_PATIENCE_NS 20000000 /* then the device may be waiting for a launch that is still to come: go on */
+#define MARK_EVERY_NS 1000000        /* a launch is timed at least once per this much paid time, to see the work finish */
+#define NAP_MIN_NS 50000
+#define NAP_MAX_NS 2000000
+#define SAMPLES 64
+#define THREAD_CACHE 64u             /* power of two */
+#define NEVER_FREE 1u                /* no page has this generation: it is odd and they start at 2 */
+
+struct aq_sample {
+	enum { SAMPLE_EMPTY, SAMPLE_IDLE, SAMPLE_RECORDING, SAMPLE_PENDING } state;
+	uint64_t owner;              /* the context its events live in; 0 = the primary one */
+	CUevent begin, end;
+	struct aq_cost_entry *cost;
+	int64_t paid_ns;             /* what the process had paid when it was recorded */
+};
+
+/* This process on one device. */
+static struct pacer {
+	pthread_mutex_t gate;        /* of samples and finished_ns */
+	struct aq_bucket *bucket;
+	struct aq_slot_device *mine;
+	struct aq_cost_table *_Atomic costs;
+	struct aq_sample samples[SAMPLES];
+	_Atomic int64_t submitted_ns;
+	_Atomic int64_t marked_ns;   /* submitted_ns at the last sample */
+	_Atomic int64_t finished_ns; /* paid_ns of the newest finished sample */
+} pacers[AQ_MAX_DEVICES] = { [0 ... AQ_MAX_DEVICES - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
+
+/* This thread, on all devices. */
+struct payer {
+	int64_t credit_ns[AQ_MAX_DEVICES];
+	uint64_t launches[AQ_MAX_DEVICES];
+	struct cached {
+		const void *function;
+		uint64_t blocks;
+		uint32_t threads;
+		uint32_t device;
+		struct aq_cost_entry *cost;
+	} cache[THREAD_CACHE];
+};
+
+static const _Atomic uint64_t nothing_to_watch;
+const _Atomic uint64_t *_Atomic aq_pace_watched = &nothing_to_watch;
+_Atomic uint64_t aq_pace_seen = NEVER_FREE;
+
+static struct aq_limits *limits;
+static const struct aq_region *region;
+static struct aq_priority_page *priority_page;
+static bool priority_writable; /* as the agent mounts it for containers of high priority */
+static _Atomic int captures;
+static pthread_key_t payer_key;
+static pthread_once_t payer_key_once = PTHREAD_ONCE_INIT;
+static __thread struct payer *this_payer;
+
+static int64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+static void nap(int64_t wanted_ns)
+{
+	int64_t length = wanted_ns < NAP_MIN_NS ? NAP_MIN_NS : wanted_ns > NAP_MAX_NS ? NAP_MAX_NS : wanted_ns;
+
+	nanosleep(&(struct timespec){ .tv_nsec = (long)length }, NULL); /* a signal ends it early: the caller looks again */
+}
+
+/* ---- who is paced ---------------------------------------------------------------------------------------------- */
+
+static bool has_ceiling(uint32_t percent)
+{
+	return percent > 0 && percent < 100;
+}
+
+/* The device's line of the priority page, if this container stands above or below others there. */
+static struct aq_priority_line *priority_of(const struct aq_device_limit *device, int32_t *priority)
+{
+	uint32_t line = atomic_load_explicit(&device->priority_line, memory_order_relaxed);
+
+	*priority = atomic_load_explicit(&device->priority, memory_order_relaxed);
+	bool takes_part = *priority < 0 || (*priority > 0 && priority_writable);
+	return priority_page && line && takes_part ? &priority_page->line[line - 1] : NULL;
+}
+
+static bool is_paced(const struct aq_device_limit *device)
+{
+	int32_t priority;
+
+	return has_ceiling(atomic_load_explicit(&device->sm_percent, memory_order_relaxed)) ||
+	       atomic_load_explicit(&device->pause, memory_order_relaxed) || priority_of(device, &priority);
+}
+
+/* The ceiling that holds now: the device's own, or less while a container of higher priority wants the device. */
+static uint32_t ceiling_of(const struct aq_device_limit *device, int64_t now)
+{
+	uint32_t percent = atomic_load_explicit(&device->sm_percent, memory_order_relaxed);
+	int32_t priority;
+	const struct aq_priority_line *line = priority_of(device, &priority);
+
+	return line && priority < 0 ? aq_priority_percent(line, now, has_ceiling(percent) ? percent : 0) : percent;
+}
+
+/* Take the limits as they are now, and let launches pass freely if they have nothing to say about compute. */
+static void look_at_limits(void)
+{
+	uint64_t generation = atomic_load_explicit(&limits->page->generation, memory_order_relaxed);
+	bool paced = false;
+
+	if (aq_limits_changed(limits))
+		aq_limits_refresh(limits);
+	for (uint32_t i = 0; i < atomic_load_explicit(&limits->device_count, memory_order_acquire); i++)
+		paced |= is_paced(&limits->device[i]);
+	/* A page that was being written meanwhile has another generation by now, and the next launch looks again. */
+	atomic_store_explicit(&aq_pace_seen, paced ? NEVER_FREE : generation, memory_order_relaxed);
+}
+
+void aq_pace_open(struct aq_limits *new_limits, const struct aq_region *new_region, struct aq_priority_page *priority, bool writable)
+{
+	limits = new_limits;
+	region = new_region;
+	priority_page = priority;
+	priority_writable = writable;
+	for (uint32_t i = 0; i < AQ_MAX_DEVICES; i++) {
+		pacers[i].bucket = &aq_region_line(region, i)->compute;
+		pacers[i].mine = aq_region_mine(region, i);
+	}
+	atomic_store_explicit(&aq_pace_seen, NEVER_FREE, memory_order_relaxed);
+	atomic_store_explicit(&aq_pace_watched, &limits->page->generation, memory_order_release);
+	look_at_limits();
+}
+
+void aq_pace_pass(void)
+{
+	atomic_store_explicit(&aq_pace_seen, 0, memory_order_relaxed);
+	atomic_store_explicit(&aq_pace_watched, &nothing_to_watch, memory_order_relaxed);
+}
+
+void aq_pace_capturing(int change)
+{
+	/* A capture that ends without cuStreamEndCapture leaves the count high: then nothing is timed, and launches still pay. */
+	if (atomic_fetch_add(&captures, change) + change < 0)
+		atomic_store(&captures, 0);
+}
+
+/* ---- samples --------------------------------------------------------------------------------------------------- */
+
+/* Learn from a sample that has finished; false while it has not. With the gate held. */
+static bool harvest_one(struct pacer *pacer, struct aq_sample *sample)
+{
+	float milliseconds = 0;
+	CUresult result = aq_cuda.cuEventQuery(sample->end);
+
+	if (result == CUDA_ERROR_NOT_READY)
+		return false;
+	if (result == CUDA_SUCCESS && aq_cuda.cuEventElapsedTime(&milliseconds, sample->begin, sample->end) == CUDA_SUCCESS &&
+	    sample->cost)
+		aq_cost_learn(sample->cost, (uint64_t)((double)milliseconds * 1e6));
+	if (sample->paid_ns > atomic_load_explicit(&pacer->finished_ns, memory_order_relaxed))
+		atomic_store_explicit(&pacer->finished_ns, sample->paid_ns, memory_order_relaxed);
+	sample->state = SAMPLE_IDLE;
+	return true;
+}
+
+static void harvest(struct pacer *pacer)
+{
+	if (atomic_load_explicit(&captures, memory_order_relaxed))
+		return;
+	pthread_mutex_lock(&pacer->gate);
+	for (unsigned i = 0; i < SAMPLES; i++)
+		if (pacer->samples[i].state == SAMPLE_PENDING)
+			harvest_one(pacer, &pacer->samples[i]);
+	pthread_mutex_unlock(&pacer->gate);
+}
+
+/* An idle sample whose events live in the context, or an empty one to make events for. With the gate held. */
+static struct aq_sample *free_sample(struct pacer *pacer, uint64_t owner)
+{
+	struct aq_sample *empty = NULL;
+
+	for (unsigned i = 0; i < SAMPLES; i++) {
+		struct aq_sample *sample = &pacer->samples[i];
+
+		if (sample->state == SAMPLE_IDLE && sample->owner == owner)
+			return sample;
+		if (sample->state == SAMPLE_EMPTY && !empty)
+			empty = sample;
+	}
+	if (!empty || aq_cuda.cuEventCreate(&empty->begin, CU_EVENT_DEFAULT) != CUDA_SUCCESS)
+		return NULL;
+	if (aq_cuda.cuEventCreate(&empty->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+		aq_cuda.cuEventDestroy_v2(empty->begin);
+		return NULL;
+	}
+	empty->owner = owner;
+	return empty;
+}
+
+static CUresult record(CUevent event, const struct aq_work *work)
+{
+	return work->per_thread ? aq_cuda.cuEventRecord_ptsz(event, work->stream) : aq_cuda.cuEventRecord(event, work->stream);
+}
+
+static struct aq_sample *begin_sample(struct pacer *pacer, const struct aq_work *work, uint64_t owner, struct aq_cost_entry *cost)
+{
+	pthread_mutex_lock(&pacer->gate);
+	struct aq_sample *sample = free_sample(pacer, owner);
+
+	if (sample && record(sample->begin, work) == CUDA_SUCCESS) {
+		sample->state = SAMPLE_RECORDING;
+		sample->cost = cost;
+		sample->paid_ns = atomic_load_explicit(&pacer->submitted_ns, memory_order_relaxed);
+		atomic_store_explicit(&pacer->marked_ns, sample->paid_ns, memory_order_relaxed);
+	} else if (sample) {
+		sample->state = SAMPLE_IDLE;
+		sample = NULL;
+	}
+	pthread_mutex_unlock(&pacer->gate);
+	return sample;
+}
+
+void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched)
+{
+	struct aq_sample *sample = ticket->sample;
+
+	if (!sample)
+		return;
+	struct pacer *pacer = &pacers[ticket->device];
+	pthread_mutex_lock(&pacer->gate);
+	/* The context may have been destroyed by another thread in between: then the sample is empty by now. */
+	if (sample->state == SAMPLE_RECORDING)
+		sample->state = launched == CUDA_SUCCESS && record(sample->end, work) == CUDA_SUCCESS ? SAMPLE_PENDING : SAMPLE_IDLE;
+	pthread_mutex_unlock(&pacer->gate);
+}
+
+void aq_pace_context_ended(int device, uint64_t owner)
+{
+	if (device < 0)
+		return;
+	pthread_mutex_lock(&pacers[device].gate);
+	for (unsigned i = 0; i < SAMPLES; i++)
+		if (pacers[device].samples[i].owner == owner)
+			pacers[device].samples[i].state = SAMPLE_EMPTY;
+	pthread_mutex_unlock(&pacers[device].gate);
+}
+
+/* ---- paying ---------------------------------------------------------------------------------------------------- */
+
+/* The thread ends: what it drew and did not use goes back. */
+static void leave(void *ending)
+{
+	struct payer *payer = ending;
+
+	for (uint32_t i = 0; i < AQ_MAX_DEVICES; i++)
+		if (payer->credit_ns[i] > 0 && pacers[i].bucket)
+			aq_bucket_give_back(pacers[i].bucket, payer->credit_ns[i]);
+	free(payer);
+}
+
+static void make_payer_key(void)
+{
+	pthread_key_create(&payer_key, leave);
+}
+
+/* NULL when there is no memory: the thread then pays each launch from the bucket itself. */
+static struct payer *payer_of_thread(void)
+{
+	if (__builtin_expect(this_payer != NULL, 1))
+		return this_payer;
+	pthread_once(&payer_key_once, make_payer_key);
+	this_payer = calloc(1, sizeof(*this_payer));
+	pthread_setspecific(payer_key, this_payer);
+	return this_payer;
+}
+
+static struct aq_cost_table *costs_of(struct pacer *pacer)
+{
+	struct aq_cost_table *costs = atomic_load_explicit(&pacer->costs, memory_order_acquire);
+
+	if (__builtin_expect(costs != NULL, 1))
+		return costs;
+	struct aq_cost_table *made = calloc(1, sizeof(*made));
+	if (made && !atomic_compare_exchange_strong(&pacer->costs, &costs, made)) {
+		free(made);
+		return costs;
+	}
+	return made;
+}
+
+static struct aq_cost_entry *cost_of(struct payer *payer, int device, const struct aq_work *work)
+{
+	uint64_t key = aq_cost_key(work->function, work->blocks, work->threads);
+	struct cached *cached = &payer->cache[key & (THREAD_CACHE - 1)];
+
+	if (__builtin_expect(cached->function == work->function && cached->blocks == work->blocks && cached->threads == work->threads &&
+			     cached->device == (uint32_t)device && cached->cost, 1))
+		return cached->cost;
+	struct aq_cost_table *costs = costs_of(&pacers[device]);
+	*cached = (struct cached){ work->function, work->blocks, work->threads, (uint32_t)device,
+				   costs ? aq_cost_find(costs, key) : NULL };
+	return cached->cost;
+}
+
+/* While there is nothing to do but wait: compare what the driver measured with the ceiling. */
+static void correct(int device, int64_t now, uint32_t percent)
+{
+	uint32_t share_q16;
+
+	if (aq_control_take_lease(pacers[device].bucket, now) &&
+	    aq_own_use(region, limits->device[device].uuid_text, device, &share_q16))
+		aq_control_correct(pacers[device].bucket, now, percent, share_q16);
+}
+
+/* Wait until the device may be used for `batch_ns`, and take that out of the bucket if there is a ceiling. */
+static void draw(int device, int64_t batch_ns)
+{
+	struct pacer *pacer = &pacers[device];
+	int64_t waited_since = 0, now;
+
+	for (;;) {
+		if (aq_limits_changed(limits))
+			look_at_limits();
+		bool paused = atomic_load_explicit(&limits->device[device].pause, memory_order_relaxed);
+
+		now = now_ns();
+		uint32_t percent = ceiling_of(&limits->device[device], now);
+		if (!paused && (!has_ceiling(percent) || aq_bucket_pay(pacer->bucket, now, percent, batch_ns)))
+			break;
+		if (!waited_since)
+			waited_since = now;
+		harvest(pacer);
+		if (!paused)
+			correct(device, now, percent);
+		nap(paused ? NAP_MAX_NS : aq_bucket_wait_ns(pacer->bucket, percent));
+	}
+	if (waited_since)
+		atomic_fetch_add_explicit(&pacer->mine->throttled_ns, (uint64_t)(now - waited_since), memory_order_relaxed);
+}
+
+/* Not too much unfinished work: see IN_FLIGHT_PATIENCE_NS for why this gives up. */
+static void wait_for_progress(struct pacer *pacer)
+{
+	int64_t submitted = atomic_load_explicit(&pacer->submitted_ns, memory_order_relaxed);
+	int64_t until = 0;
+
+	while (submitted - atomic_load_explicit(&pacer->finished_ns, memory_order_relaxed) > IN_FLIGHT_NS &&
+	       !atomic_load_explicit(&captures, memory_order_relaxed)) {
+		harvest(pacer);
+		int64_t now = now_ns();
+		if (!until)
+			until = now + IN_FLIGHT_PATIENCE_NS;
+		if (now >= until) {
+			atomic_store_explicit(&pacer->finished_ns, submitted, memory_order_relaxed);
+			return;
+		}
+		if (submitted - atomic_load_explicit(&pacer->finished_ns, memory_order_relaxed) > IN_FLIGHT_NS)
+			nap(NAP_MIN_NS);
+	}
+}
+
+static __attribute__((noinline)) void refill_credit(struct payer *payer, int device, int64_t cost_ns)
+{
+	struct pacer *pacer = &pacers[device];
+	int64_t batch = cost_ns > BATCH_NS ? cost_ns : BATCH_NS;
+
+	harvest(pacer);
+	draw(device, batch);
+	payer->credit_ns[device] += batch;
+	atomic_fetch_add_explicit(&pacer->mine->launches, payer->launches[device], memory_order_relaxed);
+	atomic_fetch_add_explicit(&pacer->mine->busy_ns, (uint64_t)batch, memory_order_relaxed);
+	atomic_fetch_add_explicit(&pacer->submitted_ns, batch, memory_order_relaxed);
+	payer->launches[device] = 0;
+	wait_for_progress(pacer);
+}
+
+static bool is_captured(const struct aq_work *work)
+{
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+
+	if (!atomic_load_explicit(&captures, memory_order_relaxed))
+		return false;
+	CUresult result = work->per_thread ? aq_cuda.cuStreamIsCapturing_ptsz(work->stream, &status)
+					   : aq_cuda.cuStreamIsCapturing(work->stream, &status);
+	return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static bool wants_sample(struct pacer *pacer, struct aq_cost_entry *cost)
+{
+	if (atomic_load_explicit(&captures, memory_order_relaxed))
+		return false;
+	bool wanted = cost && aq_cost_wants_sample(cost);
+	return wanted || atomic_load_explicit(&pacer->submitted_ns, memory_order_relaxed) -
+				 atomic_load_explicit(&pacer->marked_ns, memory_order_relaxed) >= MARK_EVERY_NS;
+}
+
+/* The first statement of a paced launch when nothing was decided yet. */
+static CUresult decide(bool *limited)
+{
+	enum aq_mode mode = aq_mode();
+
+	*limited = mode == AQ_LIMITED;
+	if (mode == AQ_PASSING)
+		aq_pace_pass();
+	return mode == AQ_REFUSING ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
+}
+
+/* Is the launch work on a device with a ceiling? Out: where, and who pays. */
+static bool must_pay(const struct aq_work *work, struct aq_place *place, struct payer **payer)
+{
+	if (__builtin_expect(aq_limits_changed(limits), 0))
+		look_at_limits();
+	if (is_captured(work) || !aq_place_of_stream(work->stream, place) || place->device < 0 || !is_paced(&limits->device[place->device]))
+		return false;
+	*payer = payer_of_thread();
+	if (!*payer)
+		draw(place->device, AQ_COST_UNKNOWN_NS);
+	return *payer != NULL;
+}
+
+/* Of high priority: tell the others. */
+static void want(const struct aq_device_limit *device, int64_t cost_ns)
+{
+	int32_t priority;
+	struct aq_priority_line *line = priority_of(device, &priority);
+
+	if (line && priority > 0)
+		aq_priority_want(line, now_ns(), cost_ns);
+}
+
+static struct aq_cost_entry *pay(struct payer *payer, int device, const struct aq_work *work)
+{
+	struct aq_cost_entry *cost = cost_of(payer, device, work);
+	int64_t cost_ns = (int64_t)aq_cost_estimate(cost, AQ_COST_UNKNOWN_NS);
+
+	payer->launches[device]++;
+	payer->credit_ns[device] -= cost_ns;
+	want(&limits->device[device], cost_ns);
+	if (payer->credit_ns[device] < 0)
+		refill_credit(payer, device, cost_ns);
+	return cost;
+}
+
+CUresult aq_pace_pay(const struct aq_work *work)
+{
+	struct aq_place place;
+	struct payer *payer;
+	bool limited;
+	CUresult result = decide(&limited);
+
+	if (result == CUDA_SUCCESS && limited && must_pay(work, &place, &payer))
+		pay(payer, place.device, work);
+	return result;
+}
+
+CUresult aq_pace_begin(struct aq_ticket *ticket, const struct aq_work *work)
+{
+	struct aq_place place;
+	struct payer *payer;
+	bool limited;
+	CUresult result = decide(&limited);
+
+	*ticket = (struct aq_ticket){ 0 };
+	if (result != CUDA_SUCCESS || !limited || !must_pay(work, &place, &payer))
+		return result;
+	struct pacer *pacer = &pacers[place.device];
+	struct aq_cost_entry *cost = pay(payer, place.device, work);
+	ticket->device = place.device;
+	if (wants_sample(pacer, cost))
+		ticket->sample = begin_sample(pacer, work, place.owner, cost);
+	return CUDA_SUCCESS;
+}
+
+/* ---- forked children ------------------------------------------------------------------------------------------- */
+
+void aq_pace_forget(void)
+{
+	atomic_store(&aq_pace_seen, NEVER_FREE);
+	atomic_store(&aq_pace_watched, &nothing_to_watch);
+	atomic_store(&captures, 0);
+	this_payer = NULL; /* its credit stays the parent's */
+	if (limits)
+		pthread_setspecific(payer_key, NULL);
+	for (uint32_t i = 0; i < AQ_MAX_DEVICES; i++) {
+		pthread_mutex_init(&pacers[i].gate, NULL);
+		pacers[i].bucket = NULL;
+		pacers[i].mine = NULL;
+		for (unsigned j = 0; j < SAMPLES; j++)
+			pacers[i].samples[j].state = SAMPLE_EMPTY;
+		atomic_store(&pacers[i].submitted_ns, 0);
+		atomic_store(&pacers[i].marked_ns, 0);
+		atomic_store(&pacers[i].finished_ns, 0);
+	}
+	limits = NULL;
+	aq_own_use_forget();
+}

@@ -1,0 +1,214 @@
+/* Stream-ordered memory and its pools. What counts is what the driver has reserved for a pool, not what the program asked of it. */
+#include "interpose/allocations.h"
+#include "interpose/deferred.h"
+#include "interpose/driver.h"
+#include "interpose/reservoir.h"
+#include "shim.h"
+
+/* ---- capture --------------------------------------------------------------------------------------------------- */
+
+/* A stream under capture builds a graph; its memory is taken when the graph is launched (launch.c). */
+static bool is_capturing(CUstream stream, bool per_thread)
+{
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+	CUresult result = per_thread ? aq_cuda.cuStreamIsCapturing_ptsz(stream, &status) : aq_cuda.cuStreamIsCapturing(stream, &status);
+
+	/* CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the legacy stream while another is captured; the driver refuses the call by itself. */
+	return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* ---- allocating ------------------------------------------------------------------------------------------------ */
+
+struct async_call {
+	CUdeviceptr made;
+	size_t bytes;
+	CUmemoryPool pool; /* NULL: the current pool of the stream's device */
+	CUstream stream;
+	bool per_thread;
+};
+
+static CUresult allocate(struct async_call *call)
+{
+	if (call->pool)
+		return call->per_thread ? aq_cuda.cuMemAllocFromPoolAsync_ptsz(&call->made, call->bytes, call->pool, call->stream)
+					: aq_cuda.cuMemAllocFromPoolAsync(&call->made, call->bytes, call->pool, call->stream);
+	return call->per_thread ? aq_cuda.cuMemAllocAsync_ptsz(&call->made, call->bytes, call->stream)
+				: aq_cuda.cuMemAllocAsync(&call->made, call->bytes, call->stream);
+}
+
+static void take_back(const struct async_call *call)
+{
+	if (call->per_thread)
+		aq_cuda.cuMemFreeAsync_ptsz(call->made, call->stream);
+	else
+		aq_cuda.cuMemFreeAsync(call->made, call->stream);
+}
+
+static bool remember(const struct async_call *call, struct aq_reservoir *reservoir)
+{
+	struct aq_place place = { .device = reservoir->device, .owner = (uintptr_t)reservoir };
+
+	if (!aq_record(&aq_pointers, call->made, 0, AQ_POOL, &place))
+		return false;
+	atomic_fetch_add(&reservoir->outstanding, 1);
+	return true;
+}
+
+/* The call with its pool's books kept. */
+static CUresult allocate_charged(struct async_call *call, struct aq_reservoir *reservoir)
+{
+	struct aq_growth growth;
+
+	if (!aq_growth_begin(&growth, reservoir, call->bytes)) {
+		aq_refused(reservoir->device, call->bytes);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	CUresult result = allocate(call);
+	if (!aq_growth_end(&growth)) {
+		if (result == CUDA_SUCCESS)
+			take_back(call);
+		aq_growth_undone(&growth);
+		aq_refused(reservoir->device, call->bytes);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (result == CUDA_SUCCESS && !remember(call, reservoir)) {
+		take_back(call);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	return result;
+}
+
+static CUresult allocate_async(CUdeviceptr *address, struct async_call *call)
+{
+	struct aq_reservoir *reservoir = NULL;
+	struct aq_place place;
+	CUmemoryPool pool = call->pool;
+
+	if (address && !is_capturing(call->stream, call->per_thread)) {
+		bool placed = pool || (aq_place_of_stream(call->stream, &place) && aq_cuda.cuDeviceGetMemPool(&pool, place.ordinal) == CUDA_SUCCESS);
+		reservoir = placed ? aq_reservoir_of_pool(pool) : NULL;
+	}
+	CUresult result = reservoir ? allocate_charged(call, reservoir) : allocate(call);
+	if (result == CUDA_SUCCESS && address)
+		*address = call->made;
+	return result;
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
+{
+	AQ_LIMITED_OR_RETURN(cuMemAllocAsync(address, bytes, stream));
+	return allocate_async(address, &(struct async_call){ .bytes = bytes, .stream = stream });
+}
+
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream)
+{
+	AQ_LIMITED_OR_RETURN(cuMemAllocAsync_ptsz(address, bytes, stream));
+	return allocate_async(address, &(struct async_call){ .bytes = bytes, .stream = stream, .per_thread = true });
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+	AQ_LIMITED_OR_RETURN(cuMemAllocFromPoolAsync(address, bytes, pool, stream));
+	if (!pool)
+		return aq_cuda.cuMemAllocFromPoolAsync(address, bytes, pool, stream);
+	return allocate_async(address, &(struct async_call){ .bytes = bytes, .pool = pool, .stream = stream });
+}
+
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+	AQ_LIMITED_OR_RETURN(cuMemAllocFromPoolAsync_ptsz(address, bytes, pool, stream));
+	if (!pool)
+		return aq_cuda.cuMemAllocFromPoolAsync_ptsz(address, bytes, pool, stream);
+	return allocate_async(address, &(struct async_call){ .bytes = bytes, .pool = pool, .stream = stream, .per_thread = true });
+}
+
+/* ---- freeing --------------------------------------------------------------------------------------------------- */
+
+static CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread)
+{
+	struct aq_entry held;
+	bool capturing = is_capturing(stream, per_thread);
+	bool known = aq_map_take(&aq_pointers, address, &held);
+	CUresult result = per_thread ? aq_cuda.cuMemFreeAsync_ptsz(address, stream) : aq_cuda.cuMemFreeAsync(address, stream);
+
+	aq_deferred_settle();
+	if (!known)
+		return result;
+	if (held.kind == AQ_POOL)
+		aq_reservoir_freed(result, &held);
+	else if (result != CUDA_SUCCESS || capturing)
+		aq_map_put(&aq_pointers, &held); /* captured: it is freed whenever the graph runs, which nobody tells us */
+	else
+		aq_deferred_add(&held, stream, per_thread);
+	return result;
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
+{
+	AQ_LIMITED_OR_RETURN(cuMemFreeAsync(address, stream));
+	return free_async(address, stream, false);
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
+{
+	AQ_LIMITED_OR_RETURN(cuMemFreeAsync_ptsz(address, stream));
+	return free_async(address, stream, true);
+}
+
+/* ---- pools ----------------------------------------------------------------------------------------------------- */
+
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+	AQ_LIMITED_OR_RETURN(cuMemPoolCreate(pool, props));
+	CUresult result = aq_cuda.cuMemPoolCreate(pool, props);
+
+	if (result == CUDA_SUCCESS && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE && !aq_reservoir_add_pool(*pool, props->location.id)) {
+		aq_cuda.cuMemPoolDestroy(*pool); /* a pool that nobody counts must not exist */
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	return result;
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+	AQ_LIMITED_OR_RETURN(cuMemPoolDestroy(pool));
+	struct aq_reservoir *reservoir = aq_reservoir_of_pool(pool);
+
+	if (reservoir) /* the last moment it can be asked what it holds */
+		aq_reservoirs_settle(reservoir->device);
+	CUresult result = aq_cuda.cuMemPoolDestroy(pool);
+	if (result == CUDA_SUCCESS && reservoir)
+		aq_reservoir_destroyed(reservoir);
+	return result;
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep_bytes)
+{
+	AQ_LIMITED_OR_RETURN(cuMemPoolTrimTo(pool, keep_bytes));
+	CUresult result = aq_cuda.cuMemPoolTrimTo(pool, keep_bytes);
+	struct aq_reservoir *reservoir = result == CUDA_SUCCESS ? aq_reservoir_of_pool(pool) : NULL;
+
+	if (reservoir)
+		aq_reservoirs_settle(reservoir->device);
+	return result;
+}
+
+/* A pool may be met here first: the pools of managed memory have no other way to be found. */
+static CUresult learn(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location)
+{
+	if (result == CUDA_SUCCESS && location->type == CU_MEM_LOCATION_TYPE_DEVICE && !aq_reservoir_add_pool(*pool, location->id))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	return result;
+}
+
+CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+	AQ_LIMITED_OR_RETURN(cuMemGetDefaultMemPool(pool, location, type));
+	return learn(aq_cuda.cuMemGetDefaultMemPool(pool, location, type), pool, location);
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+	AQ_LIMITED_OR_RETURN(cuMemGetMemPool(pool, location, type));
+	return learn(aq_cuda.cuMemGetMemPool(pool, location, type), pool, location);
+}

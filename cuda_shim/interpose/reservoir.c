@@ -1,0 +1,299 @@
+#include "interpose/reservoir.h"
+
+#include <stdlib.h>
+
+#include "account/account.h"
+#include "interpose/allocations.h"
+#include "interpose/driver.h"
+#include "shim.h"
+
+#define PAGE_BYTES ((uint64_t)2 << 20)  /* of device memory */
+#define PIECE_BYTES ((uint64_t)32 << 20) /* what a pool takes from the device at a time, until it is seen to take less */
+
+/* Entries are added and used again, never removed: readers walk the list without a lock. */
+static _Atomic(struct aq_reservoir *) reservoirs;
+static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- finding --------------------------------------------------------------------------------------------------- */
+
+static struct aq_reservoir *first(void)
+{
+	return atomic_load_explicit(&reservoirs, memory_order_acquire);
+}
+
+static struct aq_reservoir *find(CUmemoryPool pool, CUdevice ordinal)
+{
+	for (struct aq_reservoir *r = first(); r; r = r->next)
+		if (atomic_load_explicit(&r->in_use, memory_order_acquire) && !r->destroyed && r->pool == pool && (pool || r->ordinal == ordinal))
+			return r;
+	return NULL;
+}
+
+static struct aq_reservoir *spare(void)
+{
+	for (struct aq_reservoir *r = first(); r; r = r->next)
+		if (!atomic_load_explicit(&r->in_use, memory_order_acquire))
+			return r;
+	struct aq_reservoir *r = calloc(1, sizeof(*r));
+	if (!r)
+		return NULL;
+	pthread_mutex_init(&r->gate, NULL);
+	r->next = first();
+	atomic_store_explicit(&reservoirs, r, memory_order_release);
+	return r;
+}
+
+static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
+{
+	pthread_mutex_lock(&adding);
+	struct aq_reservoir *r = find(pool, ordinal);
+	if (!r && (r = spare())) {
+		r->pool = pool;
+		r->device = aq_device_of(ordinal);
+		r->ordinal = ordinal;
+		r->destroyed = false;
+		r->piece_bytes = pool ? PIECE_BYTES : PAGE_BYTES;
+		atomic_store(&r->outstanding, 0);
+		atomic_store(&r->charged_bytes, 0);
+		atomic_store_explicit(&r->in_use, true, memory_order_release);
+	}
+	pthread_mutex_unlock(&adding);
+	return r;
+}
+
+struct aq_reservoir *aq_reservoir_add_pool(CUmemoryPool pool, CUdevice ordinal)
+{
+	return add(pool, ordinal);
+}
+
+struct aq_reservoir *aq_reservoir_of_graphs(CUdevice ordinal)
+{
+	struct aq_reservoir *r = find(NULL, ordinal);
+
+	return r ? r : add(NULL, ordinal);
+}
+
+/* Pools are learned when they are made or asked for; the device's default pool may also be met first in use. */
+struct aq_reservoir *aq_reservoir_of_pool(CUmemoryPool pool)
+{
+	struct aq_reservoir *r = find(pool, 0);
+	int count = 0;
+
+	if (r || aq_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS)
+		return r;
+	for (int ordinal = 0; ordinal < count; ordinal++) {
+		CUmemoryPool standard = NULL;
+
+		if (aq_cuda.cuDeviceGetDefaultMemPool(&standard, ordinal) == CUDA_SUCCESS && standard == pool)
+			return add(pool, ordinal);
+	}
+	return NULL;
+}
+
+/* ---- asking the driver ----------------------------------------------------------------------------------------- */
+
+static bool ask(const struct aq_reservoir *r, CUmemPool_attribute of_pool, CUgraphMem_attribute of_graphs, uint64_t *bytes)
+{
+	cuuint64_t value = 0;
+	CUresult result = r->pool ? aq_cuda.cuMemPoolGetAttribute(r->pool, of_pool, &value)
+				  : aq_cuda.cuDeviceGetGraphMemAttribute(r->ordinal, of_graphs, &value);
+
+	*bytes = value;
+	return result == CUDA_SUCCESS;
+}
+
+static bool ask_reserved(const struct aq_reservoir *r, uint64_t *bytes)
+{
+	return ask(r, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, bytes);
+}
+
+/* What the reservoir holds that nobody uses at the moment. */
+static uint64_t ask_slack(const struct aq_reservoir *r)
+{
+	uint64_t reserved, used;
+
+	if (!ask_reserved(r, &reserved) || !ask(r, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used))
+		return 0;
+	return reserved > used ? reserved - used : 0;
+}
+
+/* ---- settling: with the gate held ------------------------------------------------------------------------------ */
+
+/* Make the charge what the driver has reserved, `extra` having been charged beside it. False when it is past the limit now. */
+static bool settle(struct aq_reservoir *r, uint64_t extra)
+{
+	uint64_t charged = atomic_load(&r->charged_bytes) + extra, reserved = 0;
+	bool fits = true;
+
+	if (r->destroyed)
+		return true;
+	if (!ask_reserved(r, &reserved))
+		reserved = 0; /* the device was reset: nothing of it is left */
+	if (reserved < charged) {
+		aq_uncharge(r->device, AQ_POOL, charged - reserved);
+	} else if (reserved > charged) {
+		fits = aq_charge_quick(r->device, AQ_POOL, reserved - charged);
+		if (!fits)
+			aq_charge_taken(r->device, AQ_POOL, reserved - charged);
+	}
+	atomic_store(&r->charged_bytes, reserved);
+	return fits;
+}
+
+static void give_back_unused(const struct aq_reservoir *r)
+{
+	if (r->pool && !r->destroyed)
+		aq_cuda.cuMemPoolTrimTo(r->pool, 0);
+	if (!r->pool)
+		aq_cuda.cuDeviceGraphMemTrim(r->ordinal);
+}
+
+static void visit(int device, bool trim)
+{
+	for (struct aq_reservoir *r = first(); r; r = r->next) {
+		if (!atomic_load_explicit(&r->in_use, memory_order_acquire) || r->device != device)
+			continue;
+		if (!atomic_load(&r->charged_bytes))
+			continue; /* nothing to give back, and growth settles itself */
+		pthread_mutex_lock(&r->gate);
+		if (trim)
+			give_back_unused(r);
+		settle(r, 0);
+		pthread_mutex_unlock(&r->gate);
+	}
+}
+
+void aq_reservoirs_settle(int device)
+{
+	visit(device, false);
+}
+
+void aq_reservoirs_trim(int device)
+{
+	visit(device, true);
+}
+
+/* ---- growing --------------------------------------------------------------------------------------------------- */
+
+static uint64_t round_up(uint64_t bytes, uint64_t granule)
+{
+	return bytes > UINT64_MAX - granule ? UINT64_MAX : (bytes + granule - 1) / granule * granule;
+}
+
+/* What the reservoir is expected to take for `bytes`: a piece, or what a larger request needs. */
+static uint64_t expected_growth(const struct aq_reservoir *r, uint64_t bytes)
+{
+	uint64_t pages = round_up(bytes, PAGE_BYTES);
+
+	return bytes && pages < r->piece_bytes ? r->piece_bytes : pages;
+}
+
+/* Charge enough for the call to come. Without room for that, it may still fit into what the reservoir holds idle. */
+static bool charge_growth(struct aq_growth *growth, uint64_t bytes)
+{
+	struct aq_reservoir *r = growth->reservoir;
+
+	growth->charged_bytes = expected_growth(r, bytes);
+	if (aq_charge_quick(r->device, AQ_POOL, growth->charged_bytes))
+		return true;
+	settle(r, 0);
+	uint64_t slack = ask_slack(r);
+	growth->charged_bytes = slack >= bytes ? 0 : expected_growth(r, bytes - slack);
+	return aq_charge_quick(r->device, AQ_POOL, growth->charged_bytes);
+}
+
+/* Pieces are learned from what is seen. Only of pools: graph memory grows by what its graphs need. */
+static void learn_piece(struct aq_reservoir *r, uint64_t expected, uint64_t grown)
+{
+	if (r->pool && grown && (grown < r->piece_bytes || grown > expected))
+		r->piece_bytes = grown;
+}
+
+bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, uint64_t bytes)
+{
+	if (reservoir->device < 0)
+		return false;
+	growth->reservoir = reservoir;
+	for (int attempt = 0; attempt < 2; attempt++) {
+		pthread_mutex_lock(&reservoir->gate);
+		if (charge_growth(growth, bytes))
+			return true;
+		pthread_mutex_unlock(&reservoir->gate);
+		if (!aq_reclaim(reservoir->device)) /* takes the gates of all reservoirs */
+			break;
+	}
+	return false;
+}
+
+void aq_growth_open_gate(struct aq_growth *growth)
+{
+	pthread_mutex_unlock(&growth->reservoir->gate);
+}
+
+void aq_growth_close_gate(struct aq_growth *growth)
+{
+	pthread_mutex_lock(&growth->reservoir->gate);
+}
+
+bool aq_growth_end(struct aq_growth *growth)
+{
+	struct aq_reservoir *r = growth->reservoir;
+	uint64_t before = atomic_load(&r->charged_bytes);
+	bool fits = settle(r, growth->charged_bytes);
+	uint64_t after = atomic_load(&r->charged_bytes);
+
+	if (growth->charged_bytes && after > before)
+		learn_piece(r, growth->charged_bytes, after - before);
+	if (fits)
+		pthread_mutex_unlock(&r->gate);
+	return fits;
+}
+
+void aq_growth_undone(struct aq_growth *growth)
+{
+	give_back_unused(growth->reservoir);
+	settle(growth->reservoir, 0);
+	pthread_mutex_unlock(&growth->reservoir->gate);
+}
+
+/* ---- freeing --------------------------------------------------------------------------------------------------- */
+
+/* The last allocation of a destroyed pool is gone, and its memory with it. */
+static void close_if_empty(struct aq_reservoir *r)
+{
+	pthread_mutex_lock(&r->gate);
+	if (r->destroyed && atomic_load(&r->outstanding) == 0 && atomic_load(&r->in_use)) {
+		aq_uncharge(r->device, AQ_POOL, atomic_exchange(&r->charged_bytes, 0));
+		atomic_store_explicit(&r->in_use, false, memory_order_release);
+	}
+	pthread_mutex_unlock(&r->gate);
+}
+
+void aq_reservoir_destroyed(struct aq_reservoir *r)
+{
+	pthread_mutex_lock(&r->gate);
+	r->destroyed = true;
+	pthread_mutex_unlock(&r->gate);
+	close_if_empty(r);
+}
+
+void aq_reservoir_freed(CUresult result, const struct aq_entry *held)
+{
+	struct aq_reservoir *r = (struct aq_reservoir *)(uintptr_t)held->owner;
+
+	if (result != CUDA_SUCCESS) {
+		aq_map_put(&aq_pointers, held);
+		return;
+	}
+	if (atomic_fetch_sub(&r->outstanding, 1) == 1)
+		close_if_empty(r);
+}
+
+void aq_reservoirs_forget(void)
+{
+	pthread_mutex_init(&adding, NULL);
+	for (struct aq_reservoir *r = first(); r; r = r->next) {
+		pthread_mutex_init(&r->gate, NULL);
+		atomic_store(&r->in_use, false);
+	}
+}

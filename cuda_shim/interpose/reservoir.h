@@ -1,0 +1,63 @@
+/* Reservoirs: memory that the driver takes and gives back on its own account: stream-ordered pools, and each device's graph memory.
+ *
+ * What counts is what the driver says it has reserved. A call that may make a reservoir grow is bracketed: enough is charged before
+ * it, under the reservoir's gate, and what was truly taken is settled after it. Shrinking happens inside the driver (at
+ * synchronisation, by trimming); it is noticed by settling again: before a refusal, when free memory is asked for, and at the next growth. */
+#ifndef AQ_INTERPOSE_RESERVOIR_H
+#define AQ_INTERPOSE_RESERVOIR_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "account/map.h"
+#include "interpose/context.h"
+
+struct aq_reservoir {
+	pthread_mutex_t gate;
+	CUmemoryPool pool;          /* NULL: the device's graph memory */
+	int device;
+	CUdevice ordinal;
+	_Atomic bool in_use;        /* false: the pool was destroyed and all its memory is back; the entry may be used again */
+	bool destroyed;             /* the pool cannot be asked any more; what is outstanding stays charged */
+	_Atomic uint64_t outstanding; /* allocations of the pool not yet freed */
+	_Atomic uint64_t charged_bytes;
+	uint64_t piece_bytes;       /* the least it takes from the device at a time, as far as was seen */
+	struct aq_reservoir *next;
+};
+
+/* A bracket around one call to the driver. */
+struct aq_growth {
+	struct aq_reservoir *reservoir;
+	uint64_t charged_bytes;
+};
+
+/* The reservoir of a pool; NULL for pools whose memory is not ours to count (on the host, or imported from the process that pays). */
+struct aq_reservoir *aq_reservoir_of_pool(CUmemoryPool pool);
+struct aq_reservoir *aq_reservoir_add_pool(CUmemoryPool pool, CUdevice ordinal);
+struct aq_reservoir *aq_reservoir_of_graphs(CUdevice ordinal);
+
+/* Open the bracket for a call that takes up to `bytes`: charged now, and the gate is held. False = does not fit; nothing is held. */
+bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, uint64_t bytes);
+/* Around a call that may wait for the device: let the gate go, and take it again. Others may settle meanwhile and see the growth twice,
+ * never not at all. */
+void aq_growth_open_gate(struct aq_growth *growth);
+void aq_growth_close_gate(struct aq_growth *growth);
+/* Close the bracket. False = the driver took more than the limit leaves, and the gate is still held: undo the call, then aq_growth_undone. */
+bool aq_growth_end(struct aq_growth *growth);
+void aq_growth_undone(struct aq_growth *growth);
+
+/* Charge what each reservoir of a device holds now. */
+void aq_reservoirs_settle(int device);
+/* Give unused memory of the device's reservoirs back to the driver, and settle. */
+void aq_reservoirs_trim(int device);
+
+/* One of its allocations (in aq_pointers, with the reservoir as owner) was asked to be freed. */
+void aq_reservoir_freed(CUresult result, const struct aq_entry *held);
+/* The pool is destroyed: what is outstanding stays charged until it is freed. */
+void aq_reservoir_destroyed(struct aq_reservoir *reservoir);
+
+/* In a forked child. */
+void aq_reservoirs_forget(void);
+
+#endif

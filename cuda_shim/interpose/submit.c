@@ -1,0 +1,157 @@
+/* Kernel launches, of every kind: pay, forward, and time some of them. See pace.h. Graph launches are in launch.c. */
+#include "interpose/driver.h"
+#include "interpose/pace.h"
+
+/* Each wrapper is two functions with the same arguments, so that the free path is a comparison and a jump into the driver, with the
+ * arguments where they are, and the other one a jump into the paced form. */
+#define PACED __attribute__((noinline)) static CUresult
+
+#define PAY_FORWARD_AND_TIME(work_, call)                                  \
+	do {                                                               \
+		struct aq_work work = work_;                               \
+		struct aq_ticket ticket;                                   \
+		CUresult result = aq_pace_begin(&ticket, &work);           \
+		if (result != CUDA_SUCCESS)                                \
+			return result;                                     \
+		result = aq_cuda.call;                                     \
+		aq_pace_end(&ticket, &work, result);                       \
+		return result;                                             \
+	} while (0)
+
+#define GRID_PARAMETERS                                                                                                   \
+	CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,        \
+		unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **params
+#define GRID_ARGUMENTS function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params
+#define GRID_WORK(is_per_thread)                                                                                          \
+	((struct aq_work){ .function = function, .blocks = (uint64_t)grid_x * grid_y * grid_z,                            \
+			   .threads = block_x * block_y * block_z, .stream = stream, .per_thread = is_per_thread })
+
+#define LAUNCH_HOOK(name, is_per_thread)                                                          \
+	PACED paced_##name(GRID_PARAMETERS, void **extra)                                         \
+	{                                                                                         \
+		PAY_FORWARD_AND_TIME(GRID_WORK(is_per_thread), name(GRID_ARGUMENTS, extra));      \
+	}                                                                                         \
+	CUresult name(GRID_PARAMETERS, void **extra)                                              \
+	{                                                                                         \
+		if (aq_pace_free())                                                               \
+			return aq_cuda.name(GRID_ARGUMENTS, extra);                               \
+		return paced_##name(GRID_ARGUMENTS, extra);                                       \
+	}
+
+LAUNCH_HOOK(cuLaunchKernel, false)
+LAUNCH_HOOK(cuLaunchKernel_ptsz, true)
+
+#define COOPERATIVE_HOOK(name, is_per_thread)                                                     \
+	PACED paced_##name(GRID_PARAMETERS)                                                       \
+	{                                                                                         \
+		PAY_FORWARD_AND_TIME(GRID_WORK(is_per_thread), name(GRID_ARGUMENTS));             \
+	}                                                                                         \
+	CUresult name(GRID_PARAMETERS)                                                            \
+	{                                                                                         \
+		if (aq_pace_free())                                                               \
+			return aq_cuda.name(GRID_ARGUMENTS);                                      \
+		return paced_##name(GRID_ARGUMENTS);                                              \
+	}
+
+COOPERATIVE_HOOK(cuLaunchCooperativeKernel, false)
+COOPERATIVE_HOOK(cuLaunchCooperativeKernel_ptsz, true)
+
+#define LAUNCH_EX_HOOK(name, is_per_thread)                                                                       \
+	PACED paced_##name(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)        \
+	{                                                                                                         \
+		if (!config)                                                                                      \
+			return aq_cuda.name(config, function, params, extra);                                     \
+		PAY_FORWARD_AND_TIME(((struct aq_work){                                                           \
+			.function = function,                                                                     \
+			.blocks = (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ,               \
+			.threads = config->blockDimX * config->blockDimY * config->blockDimZ,                     \
+			.stream = config->hStream, .per_thread = is_per_thread }),                                \
+			name(config, function, params, extra));                                                   \
+	}                                                                                                         \
+	CUresult name(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)             \
+	{                                                                                                         \
+		if (aq_pace_free())                                                                               \
+			return aq_cuda.name(config, function, params, extra);                                     \
+		return paced_##name(config, function, params, extra);                                             \
+	}
+
+LAUNCH_EX_HOOK(cuLaunchKernelEx, false)
+LAUNCH_EX_HOOK(cuLaunchKernelEx_ptsz, true)
+
+/* One kernel per device, launched as one. Each device is paid for in its own stream's context. */
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int flags)
+{
+	if (!aq_pace_free() && launches)
+		for (unsigned int i = 0; i < count; i++) {
+			CUresult result = aq_pace_pay(&(struct aq_work){
+				.function = launches[i].function,
+				.blocks = (uint64_t)launches[i].gridDimX * launches[i].gridDimY * launches[i].gridDimZ,
+				.threads = launches[i].blockDimX * launches[i].blockDimY * launches[i].blockDimZ,
+				.stream = launches[i].hStream });
+			if (result != CUDA_SUCCESS)
+				return result;
+		}
+	return aq_cuda.cuLaunchCooperativeKernelMultiDevice(launches, count, flags);
+}
+
+/* The forms of CUDA 3: the block shape is the function's own state, so the grid alone tells launches apart. */
+CUresult cuLaunch(CUfunction function)
+{
+	if (aq_pace_free())
+		return aq_cuda.cuLaunch(function);
+	PAY_FORWARD_AND_TIME(((struct aq_work){ .function = function, .blocks = 1 }), cuLaunch(function));
+}
+
+CUresult cuLaunchGrid(CUfunction function, int width, int height)
+{
+	if (aq_pace_free())
+		return aq_cuda.cuLaunchGrid(function, width, height);
+	PAY_FORWARD_AND_TIME(((struct aq_work){ .function = function, .blocks = (uint64_t)width * (uint64_t)height }),
+			     cuLaunchGrid(function, width, height));
+}
+
+CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
+{
+	if (aq_pace_free())
+		return aq_cuda.cuLaunchGridAsync(function, width, height, stream);
+	PAY_FORWARD_AND_TIME(((struct aq_work){ .function = function, .blocks = (uint64_t)width * (uint64_t)height, .stream = stream }),
+			     cuLaunchGridAsync(function, width, height, stream));
+}
+
+/* ---- captures: launches inside one are not work yet -------------------------------------------------------------- */
+
+static CUresult begun(CUresult result)
+{
+	if (result == CUDA_SUCCESS)
+		aq_pace_capturing(1);
+	return result;
+}
+
+/* Whatever the driver answers, a capture that was invalid has ended too. */
+static CUresult ended(CUresult result)
+{
+	aq_pace_capturing(-1);
+	return result;
+}
+
+#define BEGIN_HOOKS(suffix)                                                                                                        \
+	CUresult cuStreamBeginCapture##suffix(CUstream stream)                                                                     \
+	{                                                                                                                          \
+		return begun(aq_cuda.cuStreamBeginCapture##suffix(stream));                                                        \
+	}                                                                                                                          \
+	CUresult cuStreamBeginCapture_v2##suffix(CUstream stream, CUstreamCaptureMode mode)                                        \
+	{                                                                                                                          \
+		return begun(aq_cuda.cuStreamBeginCapture_v2##suffix(stream, mode));                                               \
+	}                                                                                                                          \
+	CUresult cuStreamBeginCaptureToGraph##suffix(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,              \
+						     const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode)          \
+	{                                                                                                                          \
+		return begun(aq_cuda.cuStreamBeginCaptureToGraph##suffix(stream, graph, dependencies, edges, count, mode));         \
+	}                                                                                                                          \
+	CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph *graph)                                                       \
+	{                                                                                                                          \
+		return ended(aq_cuda.cuStreamEndCapture##suffix(stream, graph));                                                   \
+	}
+
+BEGIN_HOOKS()
+BEGIN_HOOKS(_ptsz)

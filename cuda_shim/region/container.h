@@ -1,0 +1,24 @@
+/* Where this container's limits and region are. Never told by the environment: the tenant writes that. */
+#ifndef AQ_REGION_CONTAINER_H
+#define AQ_REGION_CONTAINER_H
+
+#include <stdbool.h>
+
+#include "limit/priority.h"
+#include "region/limits.h"
+#include "region/region.h"
+
+struct aq_container {
+	struct aq_limits limits;
+	struct aq_region region;
+	struct aq_priority_page *priority; /* the node's; NULL where the agent mounts none */
+	bool priority_writable;
+};
+
+/* Map both files. Looks in /run/aliquot; when that has no limits file, in run/aliquot below each directory above `library`, the path
+ * of the shim (an unpacked root file system that is nobody's root). Returns 0, or -1 with the reason;
+ * `*may_pass` tells whether the limits, as far as they could be read, want programs to run unlimited then. */
+int aq_container_open(struct aq_container *container, const char *library, enum aq_region_access access, bool *may_pass,
+		      struct aq_fault *fault);
+
+#endif

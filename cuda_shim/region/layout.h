@@ -1,0 +1,205 @@
+/* The shared ABI of one container: its limits and its usage region.
+ *
+ * Two files, both created by the node agent, both per container:
+ *
+ *   limits   read-only in the container, root-owned, written in place by the agent (the inode never changes, so every
+ *            process that mapped it sees an update). One page. What the container may use.
+ *   region   writable in the container, sized by the agent, written by the container's own processes. What it uses.
+ *            A tenant that scribbles on it harms only itself; the agent reads it with pread(2), never through a mapping
+ *            (a tenant may truncate the file), and treats every word as untrusted.
+ *
+ * The mirror in Python is agent/core/region_layout.py; tests/unit/agent/core/test_region_layout.py compiles this header
+ * and compares every size and offset.
+ *
+ * Compatibility. A reader accepts its own major version only. A newer minor may append devices' fields, slots' fields and
+ * header fields: readers step by the strides the header states, which are never smaller than the structs here, and ignore
+ * what they do not know. Reserved fields are zero. Old offsets never move. Words are little-endian, as on every host of CUDA.
+ *
+ * Updating limits. The writer stores an odd generation, rewrites what changed, stores the checksum, then stores the next even
+ * generation (seqlock). A reader copies the page and keeps the copy when the generation was even and the same before and after
+ * and the checksum fits; else it keeps what it had and looks again at its next call. The checksum makes the copy safe even where the
+ * writer's stores are not ordered, and shows a damaged file. Devices are appended, never reordered or removed while the container lives.
+ *
+ * Counting memory, per device. The judge is one word, `used_bytes` of the device's line; each slot (process) keeps four
+ * counters that only grow:
+ *
+ *     charge n bytes    intended += n;   used_bytes += n unless that would pass the limit;   charged += n
+ *     uncharge n        uncharged += n;  used_bytes -= n;                                    settled += n
+ *     charge refused    intended += n;   used_bytes untouched;   uncharged += n;  charged += n;  settled += n
+ *
+ * A slot uses `charged - uncharged` bytes. The order is the contract:
+ *
+ *   (1) used_bytes >= sum over slots of (charged - uncharged), at every instant and after a kill at any instant: the line grows before
+ *       the slot and shrinks after it. So a grant, which compares with the line, can never pass the limit.
+ *   (2) What a killed process leaves between its steps is an excess of the line (a leak): it under-uses, never over-uses.
+ *   (3) The leak is a constant: no living process will ever subtract it.
+ *
+ * Reaping a dead slot (its lock acquired, see below): intended := charged; n := charged - uncharged; then uncharge n. A reaper that
+ * dies in between leaves, again, only a leak.
+ * Repairing the leak (repair lock held): read `charged` and `settled` of all slots, then used_bytes, then `intended` and
+ * `uncharged` of all slots. As the counters only grow and charged <= intended, settled <= uncharged, equality of the late
+ * with the early reading proves that no operation was under way and none began in between; hence
+ * used_bytes - sum(charged - uncharged) was exactly the leak, and by (3) it may be subtracted at any later time. Otherwise the line is
+ * left as it is and the next attempt looks again. Nobody ever waits for anybody.
+ *
+ * Liveness. A process owns slot i while it holds an open-file-description write lock (fcntl F_OFD_SETLK) on the byte at
+ * the slot's offset in the region file. The kernel drops it at any kind of death, across pid namespaces and pid reuse. The lock's file
+ * description is never mapped (a mapping inherited by fork would keep it), close-on-exec, and closed in forked children.
+ * A slot whose state is not AQ_SLOT_FREE and whose lock can be acquired is dead. To look without taking part use F_OFD_GETLK.
+ * Byte 0 of the file is the repair lock. Slots are never moved.
+ *
+ * Who reaps. The container's processes do: when one attaches, before one refuses memory, and when one asks how much is free. The agent
+ * does not write counters (it has no atomic adds and need not be trusted with them): it probes with F_OFD_GETLK, leaves dead slots out of its
+ * sums, and stores one word, `host_pid`, into live slots.
+ */
+#ifndef AQ_REGION_LAYOUT_H
+#define AQ_REGION_LAYOUT_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "limit/bucket.h"
+
+#define AQ_LIMITS_MAGIC 0x314d494c51414c41ull /* "ALAQLIM1" */
+#define AQ_REGION_MAGIC 0x314e474551414c41ull /* "ALAQEGN1" */
+#define AQ_ABI_MAJOR 1
+#define AQ_ABI_MINOR 0
+
+#define AQ_MAX_DEVICES 16
+#define AQ_SLOT_COUNT 256
+#define AQ_UUID_BYTES 96
+#define AQ_MEMORY_UNLIMITED UINT64_MAX
+
+/* ---- limits ---------------------------------------------------------------------------------------------------- */
+
+enum aq_policy_flags {
+	AQ_POLICY_FAIL_OPEN = 1u << 0, /* when the shim cannot work, let the program run unlimited instead of refusing cuInit */
+};
+
+enum aq_log_level {
+	AQ_LOG_ERROR = 0, /* only why the shim cannot work, once */
+	AQ_LOG_WARN = 1,  /* and refusals of memory */
+	AQ_LOG_DEBUG = 2, /* and attach, reap, repair */
+};
+
+struct aq_limits_header {
+	uint64_t magic;
+	uint16_t abi_major;
+	uint16_t abi_minor;
+	uint32_t header_bytes;        /* offset of the first device */
+	_Atomic uint64_t generation;  /* odd while the agent writes; starts at 2 */
+	_Atomic uint32_t checksum;    /* CRC-32 (IEEE) of the bytes from device_stride to the end of the last device */
+	uint32_t reserved0;
+	uint32_t device_stride;       /* the checksum starts here */
+	uint32_t device_count;
+	uint32_t policy_flags;        /* enum aq_policy_flags */
+	uint32_t log_level;           /* enum aq_log_level */
+	uint8_t reserved[208];
+};
+
+struct aq_limits_device {
+	char uuid[AQ_UUID_BYTES];     /* "GPU-…" or "MIG-…" as NVML spells it, NUL-terminated */
+	uint64_t memory_bytes;        /* what the container may hold, contexts included; AQ_MEMORY_UNLIMITED */
+	uint64_t burst_bytes;         /* ceiling with oversubscription; 0 = none */
+	uint64_t context_bytes;       /* what one context costs here, as the agent measured it; 0 = not known, the shim measures */
+	uint64_t overhead_bytes;      /* what the driver uses for the container beyond all the shim counts; taken off the limit */
+	uint32_t sm_percent;          /* ceiling of SM time, 1..99; 0 and 100 = no ceiling */
+	uint32_t sm_weight;           /* share when contended; 0 = by sm_percent */
+	int32_t priority;             /* > 0: high, < 0: low; needs priority_line */
+	uint32_t pause;               /* non-zero: submit no new work until it is zero again */
+	uint32_t flags;               /* none defined */
+	uint32_t priority_line;       /* the device's line in the node's priority page, from 1; 0 = none. See limit/priority.h */
+	uint64_t reserved[11];
+};
+
+/* ---- region ---------------------------------------------------------------------------------------------------- */
+
+enum aq_slot_state {
+	AQ_SLOT_FREE = 0,
+	AQ_SLOT_LIVE = 1, /* owned, if its lock is held; dead otherwise */
+};
+
+struct aq_region_header {
+	uint64_t magic;
+	uint16_t abi_major;
+	uint16_t abi_minor;
+	uint32_t header_bytes;
+	uint32_t device_offset;
+	uint32_t device_stride;
+	uint32_t device_count;        /* always AQ_MAX_DEVICES: entry k belongs to device k of limits */
+	uint32_t slot_offset;
+	uint32_t slot_stride;
+	uint32_t slot_count;
+	uint64_t region_bytes;
+	_Atomic uint64_t reaped_slots;   /* dead slots credited so far */
+	_Atomic uint64_t repaired_bytes; /* leaks found and subtracted so far */
+	uint8_t reserved[192];
+};
+
+struct aq_region_device {
+	_Alignas(64) _Atomic uint64_t used_bytes; /* the judge of every grant */
+	_Atomic uint64_t context_bytes; /* what one context was measured to cost here; 0 = not measured */
+	uint64_t reserved_memory[6];
+	struct aq_bucket compute;       /* a line of its own; limit/bucket.h */
+};
+
+struct aq_slot_device {
+	_Alignas(64) _Atomic uint64_t intended; /* the four counters of a charge, in bytes, modulo 2^64 */
+	_Atomic uint64_t charged;
+	_Atomic uint64_t uncharged;
+	_Atomic uint64_t settled;
+	_Atomic uint64_t context_bytes;  /* of the bytes in use: contexts */
+	_Atomic uint64_t managed_bytes;  /* … managed memory */
+	_Atomic uint64_t pool_bytes;     /* … memory pools and graph memory */
+	_Atomic uint64_t array_bytes;    /* … arrays and mipmapped arrays */
+	_Atomic uint64_t refusals;       /* allocations refused */
+	_Atomic uint64_t last_refused_bytes;
+	_Atomic uint64_t launches;       /* kernels and graphs submitted */
+	_Atomic uint64_t busy_ns;        /* GPU time paid for */
+	_Atomic uint64_t throttled_ns;   /* time spent waiting for the right to launch */
+	_Atomic uint32_t contexts;       /* contexts alive on the device */
+	uint32_t reserved0;
+	uint64_t reserved[2];
+};
+
+struct aq_region_slot {
+	_Alignas(64) _Atomic uint32_t state; /* enum aq_slot_state */
+	_Atomic uint32_t pid;                /* as the container sees it */
+	_Atomic uint32_t host_pid;           /* as the agent sees it; written by the agent, 0 = not known yet */
+	uint32_t reserved0;
+	_Atomic uint64_t start_ticks;        /* field 22 of /proc/<pid>/stat, tells pids apart over time */
+	uint64_t reserved[13];
+	struct aq_slot_device device[AQ_MAX_DEVICES];
+};
+
+#define AQ_REGION_DEVICE_OFFSET 256u
+#define AQ_REGION_SLOT_OFFSET 4096u
+#define AQ_LIMITS_BYTES (sizeof(struct aq_limits_header) + AQ_MAX_DEVICES * sizeof(struct aq_limits_device))
+#define AQ_REGION_BYTES (AQ_REGION_SLOT_OFFSET + AQ_SLOT_COUNT * sizeof(struct aq_region_slot))
+#define AQ_REPAIR_LOCK_OFFSET 0u
+
+/* ABI v1. */
+_Static_assert(sizeof(struct aq_limits_header) == 256, "limits ABI v1");
+_Static_assert(offsetof(struct aq_limits_header, generation) == 16, "limits ABI v1");
+_Static_assert(offsetof(struct aq_limits_header, checksum) == 24, "limits ABI v1");
+_Static_assert(offsetof(struct aq_limits_header, device_stride) == 32, "limits ABI v1");
+_Static_assert(sizeof(struct aq_limits_device) == 240, "limits ABI v1");
+_Static_assert(offsetof(struct aq_limits_device, memory_bytes) == 96, "limits ABI v1");
+_Static_assert(offsetof(struct aq_limits_device, sm_percent) == 128, "limits ABI v1");
+_Static_assert(AQ_LIMITS_BYTES == 4096, "limits ABI v1: one page");
+_Static_assert(sizeof(struct aq_region_header) == 256, "region ABI v1");
+_Static_assert(offsetof(struct aq_region_header, slot_offset) == 28, "region ABI v1");
+_Static_assert(offsetof(struct aq_region_header, region_bytes) == 40, "region ABI v1");
+_Static_assert(sizeof(struct aq_region_device) == 128, "region ABI v1");
+_Static_assert(AQ_REGION_DEVICE_OFFSET + AQ_MAX_DEVICES * sizeof(struct aq_region_device) <= AQ_REGION_SLOT_OFFSET,
+	       "region ABI v1");
+_Static_assert(sizeof(struct aq_slot_device) == 128, "region ABI v1");
+_Static_assert(offsetof(struct aq_slot_device, refusals) == 64, "region ABI v1");
+_Static_assert(sizeof(struct aq_region_slot) == 2176, "region ABI v1");
+_Static_assert(offsetof(struct aq_region_slot, start_ticks) == 16, "region ABI v1");
+_Static_assert(offsetof(struct aq_region_slot, device) == 128, "region ABI v1");
+_Static_assert(AQ_REGION_BYTES == 561152, "region ABI v1");
+_Static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2, "shared words must be lock-free");
+
+#endif

@@ -1,0 +1,348 @@
+#include "region/region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "account/ledger.h"
+
+#ifndef F_OFD_SETLK /* Linux 3.15; older headers lack the names */
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
+
+#define REPAIR_TRIES 64 /* each finds the counters at rest unless someone is within a few nanoseconds of an allocation */
+#define MILLISECOND_WAITS 1000
+
+/* ---- geometry -------------------------------------------------------------------------------------------------- */
+
+static int adopt_geometry(struct aq_region *region, const char *path, struct aq_fault *fault)
+{
+	const struct aq_region_header *header = (const struct aq_region_header *)(const void *)region->base;
+
+	if (header->magic != AQ_REGION_MAGIC)
+		return aq_fault(fault, "%s is not a usage region: magic %#llx, want %#llx", path,
+				(unsigned long long)header->magic, AQ_REGION_MAGIC);
+	if (header->abi_major != AQ_ABI_MAJOR)
+		return aq_fault(fault, "the usage region %s has ABI version %u, this shim speaks %u", path, header->abi_major,
+				AQ_ABI_MAJOR);
+	/* Copied once: what is in the file may change under us, these may not. */
+	region->device_offset = header->device_offset;
+	region->device_stride = header->device_stride;
+	region->slot_offset = header->slot_offset;
+	region->slot_stride = header->slot_stride;
+	region->slot_count = header->slot_count;
+	uint64_t devices_end = region->device_offset + (uint64_t)region->device_stride * header->device_count;
+	uint64_t slots_end = region->slot_offset + (uint64_t)region->slot_stride * region->slot_count;
+	if (header->device_count < AQ_MAX_DEVICES || region->device_stride < sizeof(struct aq_region_device) ||
+	    region->slot_stride < sizeof(struct aq_region_slot) || region->slot_count == 0 ||
+	    (region->device_offset | region->device_stride | region->slot_offset | region->slot_stride) % 64 ||
+	    devices_end > region->slot_offset || slots_end > region->bytes)
+		return aq_fault(fault, "the usage region %s is truncated or damaged: its tables do not fit its %zu bytes", path,
+				region->bytes);
+	return 0;
+}
+
+struct aq_region_slot *aq_region_slot(const struct aq_region *region, uint32_t index)
+{
+	return (struct aq_region_slot *)(void *)(region->base + region->slot_offset + (size_t)index * region->slot_stride);
+}
+
+struct aq_region_device *aq_region_line(const struct aq_region *region, uint32_t device)
+{
+	return (struct aq_region_device *)(void *)(region->base + region->device_offset + (size_t)device * region->device_stride);
+}
+
+struct aq_slot_device *aq_region_mine(const struct aq_region *region, uint32_t device)
+{
+	return &aq_region_slot(region, (uint32_t)region->slot_index)->device[device];
+}
+
+int aq_region_map(struct aq_region *region, const char *path, enum aq_region_access access, struct aq_fault *fault)
+{
+	bool write = access == AQ_REGION_WRITE;
+
+	memset(region, 0, sizeof(*region));
+	region->slot_index = -1;
+	pthread_mutex_init(&region->reaping, NULL);
+	region->lock_fd = open(path, (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+	if (region->lock_fd < 0)
+		return aq_fault(fault, "cannot open the usage region %s: %s", path, strerror(errno));
+	off_t bytes = lseek(region->lock_fd, 0, SEEK_END); /* not fstat: it would ask for glibc 2.33 */
+	if (bytes < (off_t)sizeof(struct aq_region_header))
+		return aq_fault(fault, "the usage region %s is truncated: %lld bytes, want %zu", path, (long long)bytes, AQ_REGION_BYTES);
+	region->bytes = (size_t)bytes;
+	/* Mapped through another description than the one that locks: a mapping survives in forked children and would keep the lock alive. */
+	int fd = open(path, (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+	if (fd < 0)
+		return aq_fault(fault, "cannot open the usage region %s: %s", path, strerror(errno));
+	void *base = mmap(NULL, region->bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+	close(fd);
+	if (base == MAP_FAILED)
+		return aq_fault(fault, "cannot map the usage region %s: %s", path, strerror(errno));
+	region->base = base;
+	return adopt_geometry(region, path, fault);
+}
+
+void aq_region_unmap(struct aq_region *region)
+{
+	if (region->base)
+		munmap(region->base, region->bytes);
+	if (region->lock_fd >= 0)
+		close(region->lock_fd);
+	region->base = NULL;
+	region->lock_fd = -1;
+	region->slot_index = -1;
+}
+
+void aq_region_forget(struct aq_region *region)
+{
+	pthread_mutex_init(&region->reaping, NULL);
+	aq_region_unmap(region);
+}
+
+/* ---- locks ----------------------------------------------------------------------------------------------------- */
+
+static int lock_command(const struct aq_region *region, int command, short type, off_t offset, struct flock *lock)
+{
+	*lock = (struct flock){ .l_type = type, .l_whence = SEEK_SET, .l_start = offset, .l_len = 1 };
+	return fcntl(region->lock_fd, command, lock);
+}
+
+static bool try_lock(const struct aq_region *region, off_t offset)
+{
+	struct flock lock;
+
+	return lock_command(region, F_OFD_SETLK, F_WRLCK, offset, &lock) == 0;
+}
+
+static void unlock(const struct aq_region *region, off_t offset)
+{
+	struct flock lock;
+
+	lock_command(region, F_OFD_SETLK, F_UNLCK, offset, &lock);
+}
+
+static off_t slot_lock(const struct aq_region *region, uint32_t index)
+{
+	return (off_t)region->slot_offset + (off_t)index * region->slot_stride;
+}
+
+bool aq_region_is_live(const struct aq_region *region, uint32_t index)
+{
+	struct flock lock;
+
+	if (atomic_load_explicit(&aq_region_slot(region, index)->state, memory_order_acquire) == AQ_SLOT_FREE)
+		return false;
+	if ((int)index == region->slot_index)
+		return true;
+	return lock_command(region, F_OFD_GETLK, F_WRLCK, slot_lock(region, index), &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* ---- reaping: called with the slot's lock held ----------------------------------------------------------------- */
+
+uint64_t aq_slot_used_bytes(const struct aq_slot_device *device)
+{
+	/* In this order a concurrent charge and uncharge can only make it look larger. */
+	uint64_t uncharged = atomic_load(&device->uncharged);
+	int64_t used = (int64_t)(atomic_load(&device->charged) - uncharged);
+
+	return used > 0 ? (uint64_t)used : 0;
+}
+
+/* Bring the four counters to rest at the same value and give the line what the dead process held. */
+static void credit(struct aq_region_device *line, struct aq_slot_device *device)
+{
+	int64_t used = (int64_t)(atomic_load(&device->charged) - atomic_load(&device->uncharged));
+
+	if (used < 0) { /* killed while taking back a refused charge: that charge never reached the line */
+		atomic_store(&device->intended, atomic_load(&device->uncharged));
+		atomic_store(&device->charged, atomic_load(&device->uncharged));
+	} else {
+		atomic_store(&device->intended, atomic_load(&device->charged));
+		if (used > 0) {
+			atomic_fetch_add(&device->uncharged, (uint64_t)used);
+			atomic_fetch_sub(&line->used_bytes, (uint64_t)used);
+		}
+	}
+	atomic_store(&device->settled, atomic_load(&device->uncharged));
+}
+
+static void clear_statistics(struct aq_slot_device *device)
+{
+	atomic_store_explicit(&device->context_bytes, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->managed_bytes, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->pool_bytes, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->array_bytes, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->refusals, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->last_refused_bytes, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->launches, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->busy_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->throttled_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->contexts, 0, memory_order_relaxed);
+}
+
+static void bury(const struct aq_region *region, uint32_t index)
+{
+	struct aq_region_header *header = (struct aq_region_header *)(void *)region->base;
+	struct aq_region_slot *slot = aq_region_slot(region, index);
+
+	for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++) {
+		credit(aq_region_line(region, device), &slot->device[device]);
+		clear_statistics(&slot->device[device]);
+	}
+	atomic_store(&slot->pid, 0);
+	atomic_store(&slot->host_pid, 0);
+	atomic_store(&slot->start_ticks, 0);
+	atomic_store(&slot->state, AQ_SLOT_FREE);
+	atomic_fetch_add(&header->reaped_slots, 1);
+}
+
+static unsigned reap_dead(const struct aq_region *region)
+{
+	unsigned reaped = 0;
+
+	for (uint32_t i = 0; i < region->slot_count; i++) {
+		struct aq_region_slot *slot = aq_region_slot(region, i);
+
+		if ((int)i == region->slot_index || atomic_load(&slot->state) == AQ_SLOT_FREE)
+			continue;
+		if (!try_lock(region, slot_lock(region, i)))
+			continue;
+		if (atomic_load(&slot->state) != AQ_SLOT_FREE) {
+			aq_log_debug("process %u is gone: its memory is credited", atomic_load(&slot->pid));
+			bury(region, i);
+			reaped++;
+		}
+		unlock(region, slot_lock(region, i));
+	}
+	return reaped;
+}
+
+/* ---- repairing: called with the repair lock held --------------------------------------------------------------- */
+
+/* The leak of one device, by the argument in layout.h. False when the counters were not at rest. */
+static bool measure_leak(const struct aq_region *region, uint32_t device, int64_t *leak)
+{
+	uint64_t charged = 0, settled = 0, intended = 0, uncharged = 0;
+
+	for (uint32_t i = 0; i < region->slot_count; i++) {
+		charged += atomic_load(&aq_region_slot(region, i)->device[device].charged);
+		settled += atomic_load(&aq_region_slot(region, i)->device[device].settled);
+	}
+	uint64_t line = atomic_load(&aq_region_line(region, device)->used_bytes);
+	for (uint32_t i = 0; i < region->slot_count; i++) {
+		intended += atomic_load(&aq_region_slot(region, i)->device[device].intended);
+		uncharged += atomic_load(&aq_region_slot(region, i)->device[device].uncharged);
+	}
+	*leak = (int64_t)(line - (charged - uncharged));
+	/* Each slot's late counter is at least its early one, so equal sums mean equal counters. */
+	return intended == charged && uncharged == settled;
+}
+
+static bool repair_device(const struct aq_region *region, uint32_t device)
+{
+	struct aq_region_header *header = (struct aq_region_header *)(void *)region->base;
+	int64_t leak = 0;
+
+	for (unsigned i = 0; i < REPAIR_TRIES; i++) {
+		if (measure_leak(region, device, &leak)) {
+			if (leak == 0)
+				return false;
+			/* Negative when a tenant scribbled on its region: then the line is raised to the truth. */
+			atomic_fetch_sub(&aq_region_line(region, device)->used_bytes, (uint64_t)leak);
+			atomic_fetch_add(&header->repaired_bytes, (uint64_t)leak);
+			aq_log_debug("device %u: %lld bytes left over by killed processes are credited", device, (long long)leak);
+			return leak > 0;
+		}
+		sched_yield();
+	}
+	return false;
+}
+
+static bool repair(const struct aq_region *region)
+{
+	bool repaired = false;
+
+	if (!try_lock(region, AQ_REPAIR_LOCK_OFFSET))
+		return true; /* another process is repairing: what it finds is for all */
+	for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++)
+		repaired |= repair_device(region, device);
+	unlock(region, AQ_REPAIR_LOCK_OFFSET);
+	return repaired;
+}
+
+bool aq_region_reclaim(struct aq_region *region)
+{
+	pthread_mutex_lock(&region->reaping);
+	bool reaped = region->base && reap_dead(region) > 0;
+	bool repaired = region->base && repair(region);
+	pthread_mutex_unlock(&region->reaping);
+	return reaped || repaired;
+}
+
+/* ---- the process's own slot ------------------------------------------------------------------------------------ */
+
+/* Field 22 of /proc/self/stat; the name in field 2 may hold spaces and parentheses, so count from the last ')'. */
+static uint64_t own_start_ticks(void)
+{
+	char text[512];
+	int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+	ssize_t length = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	unsigned long long ticks = 0;
+
+	if (fd >= 0)
+		close(fd);
+	if (length <= 0)
+		return 0;
+	text[length] = '\0';
+	const char *cursor = strrchr(text, ')');
+	for (int field = 3; cursor && field <= 22; field++) {
+		cursor = strchr(cursor + 1, ' ');
+		if (cursor && field == 22 && sscanf(cursor, "%llu", &ticks) != 1)
+			ticks = 0;
+	}
+	return ticks;
+}
+
+static bool take_free_slot(struct aq_region *region)
+{
+	for (uint32_t i = 0; i < region->slot_count; i++) {
+		struct aq_region_slot *slot = aq_region_slot(region, i);
+
+		if (atomic_load(&slot->state) != AQ_SLOT_FREE || !try_lock(region, slot_lock(region, i)))
+			continue;
+		if (atomic_load(&slot->state) == AQ_SLOT_FREE) {
+			atomic_store(&slot->host_pid, 0);
+			atomic_store(&slot->start_ticks, own_start_ticks());
+			atomic_store(&slot->pid, (uint32_t)getpid());
+			atomic_store(&slot->state, AQ_SLOT_LIVE);
+			region->slot_index = (int)i;
+			return true;
+		}
+		unlock(region, slot_lock(region, i));
+	}
+	return false;
+}
+
+int aq_region_take_slot(struct aq_region *region, struct aq_fault *fault)
+{
+	struct flock lock;
+
+	if (lock_command(region, F_OFD_GETLK, F_WRLCK, AQ_REPAIR_LOCK_OFFSET, &lock))
+		return aq_fault(fault, "this kernel or file system has no open-file-description locks (%s)", strerror(errno));
+	aq_region_reclaim(region);
+	for (unsigned i = 0; i < MILLISECOND_WAITS; i++) {
+		if (take_free_slot(region))
+			return 0;
+		/* Every slot taken and alive, or another newcomer is looking at the free one at this instant. */
+		if (i % 16 == 15)
+			aq_region_reclaim(region);
+		usleep(1000);
+	}
+	return aq_fault(fault, "all %u slots of the usage region are taken by living processes", region->slot_count);
+}

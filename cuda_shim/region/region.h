@@ -1,0 +1,50 @@
+/* The container's usage region, mapped; this process's slot in it; reaping of slots whose process is gone.
+ *
+ * The protocol and why it is safe are in layout.h. Hot paths use only the two pointers `aq_region_line` and
+ * `aq_region_mine` give; everything else here is cold. */
+#ifndef AQ_REGION_REGION_H
+#define AQ_REGION_REGION_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "log.h"
+#include "region/layout.h"
+
+struct aq_region {
+	unsigned char *base;
+	size_t bytes;
+	uint32_t device_offset, device_stride;
+	uint32_t slot_offset, slot_stride, slot_count;
+	int lock_fd;                 /* an open file description of its own: its locks are this process's life signs; -1 = none */
+	int slot_index;              /* -1 = no slot */
+	pthread_mutex_t reaping;     /* threads of one process share the description, so its locks do not keep them apart */
+};
+
+enum aq_region_access { AQ_REGION_READ, AQ_REGION_WRITE };
+
+/* Map `path`. Returns 0, or -1 with the reason. */
+int aq_region_map(struct aq_region *region, const char *path, enum aq_region_access access, struct aq_fault *fault);
+void aq_region_unmap(struct aq_region *region);
+
+/* Take a slot for this process, reaping dead ones first. Returns 0, or -1 with the reason. */
+int aq_region_take_slot(struct aq_region *region, struct aq_fault *fault);
+
+/* In a forked child: let go of what is the parent's. The child has no slot and may map anew. */
+void aq_region_forget(struct aq_region *region);
+
+/* Credit the slots of dead processes and repair leaks, on all devices. True when anything came back. */
+bool aq_region_reclaim(struct aq_region *region);
+
+struct aq_region_slot *aq_region_slot(const struct aq_region *region, uint32_t index);
+struct aq_region_device *aq_region_line(const struct aq_region *region, uint32_t device);
+struct aq_slot_device *aq_region_mine(const struct aq_region *region, uint32_t device);
+
+/* Is the slot taken by a living process? Looks only; right for the caller's own slot too. */
+bool aq_region_is_live(const struct aq_region *region, uint32_t index);
+
+/* What a slot holds of a device. */
+uint64_t aq_slot_used_bytes(const struct aq_slot_device *device);
+
+#endif

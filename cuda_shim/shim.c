@@ -1,0 +1,156 @@
+/* The wiring of the CUDA side: attach at cuInit, decide, let go in forked children. The only place that joins files, ledger and driver. */
+#include "shim.h"
+
+#include <pthread.h>
+#include <time.h>
+#include <limits.h>
+
+#include "account/account.h"
+#include "interpose/allocations.h"
+#include "interpose/context.h"
+#include "interpose/deferred.h"
+#include "interpose/object.h"
+#include "interpose/pace.h"
+#include "interpose/reservoir.h"
+#include "log.h"
+#include "region/container.h"
+
+#define SIBLINGS_PERIOD_NS 100000000 /* how long a dead sibling's memory may stay invisible to cuMemGetInfo */
+
+_Atomic int aq_mode_word;
+struct aq_limits *aq_limits;
+
+static struct aq_container container;
+static bool attached; /* files are mapped and a slot is ours; under `starting` */
+static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uint64_t siblings_looked_at_ns;
+
+bool aq_reclaim(int device)
+{
+	aq_deferred_settle();
+	aq_reservoirs_trim(device);
+	aq_region_reclaim(&container.region);
+	return true;
+}
+
+static uint64_t coarse_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void aq_reclaim_siblings(void)
+{
+	uint64_t now = coarse_now_ns(), before = atomic_load_explicit(&siblings_looked_at_ns, memory_order_relaxed);
+
+	if (now - before >= SIBLINGS_PERIOD_NS && atomic_compare_exchange_strong(&siblings_looked_at_ns, &before, now))
+		aq_region_reclaim(&container.region);
+}
+
+/* ---- attaching ------------------------------------------------------------------------------------------------- */
+
+/* A child shares the parent's memory image but neither its slot nor its CUDA: it starts anew, should it call cuInit. */
+static void after_fork_in_child(void)
+{
+	pthread_mutex_init(&starting, NULL);
+	if (!attached)
+		return;
+	attached = false;
+	atomic_store(&aq_mode_word, AQ_UNDECIDED);
+	aq_pace_forget();
+	aq_region_forget(&container.region);
+	aq_limits_unmap(&container.limits);
+	aq_allocations_forget();
+	aq_vmm_forget();
+	aq_graphs_forget();
+	aq_contexts_forget();
+	aq_deferred_forget();
+	aq_reservoirs_forget();
+}
+
+static int take_part(struct aq_fault *fault, bool *may_pass)
+{
+	char library[PATH_MAX];
+
+	if (attached)
+		return 0;
+	aq_object_own_path(library, sizeof(library));
+	if (aq_container_open(&container, library, AQ_REGION_WRITE, may_pass, fault))
+		return -1;
+	if (aq_region_take_slot(&container.region, fault)) {
+		aq_region_unmap(&container.region);
+		aq_limits_unmap(&container.limits);
+		return -1;
+	}
+	aq_limits = &container.limits;
+	aq_account_open(&container.limits, &container.region, aq_reclaim);
+	aq_pace_open(&container.limits, &container.region, container.priority, container.priority_writable);
+	attached = true;
+	return 0;
+}
+
+/* Files first: a container that cannot be limited must not reach the driver. */
+static enum aq_mode attach(void)
+{
+	static bool said, watching_forks;
+	struct aq_fault fault;
+	bool may_pass = false;
+
+	if (!watching_forks) {
+		pthread_atfork(NULL, NULL, after_fork_in_child);
+		watching_forks = true;
+	}
+	if (!take_part(&fault, &may_pass))
+		return AQ_LIMITED;
+	if (!said)
+		aq_log_error("%s; %s", fault.text,
+			     may_pass ? "the container's policy lets this program use the GPU without limits" : "refusing the GPU");
+	said = true;
+	return may_pass ? AQ_PASSING : AQ_REFUSING;
+}
+
+static CUresult start_locked(unsigned int flags)
+{
+	enum aq_mode mode = attach();
+
+	if (mode == AQ_REFUSING) {
+		atomic_store(&aq_mode_word, mode);
+		return CUDA_ERROR_NOT_PERMITTED;
+	}
+	CUresult result = aq_cuda.cuInit(flags);
+	if (result == CUDA_SUCCESS && mode == AQ_LIMITED)
+		result = aq_devices_learn();
+	if (result == CUDA_SUCCESS)
+		atomic_store_explicit(&aq_mode_word, mode, memory_order_release);
+	return result;
+}
+
+CUresult aq_start(unsigned int flags)
+{
+	if (!aq_cuda_bind())
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (atomic_load_explicit(&aq_mode_word, memory_order_acquire) == AQ_LIMITED)
+		return aq_cuda.cuInit(flags);
+	pthread_mutex_lock(&starting);
+	CUresult result = start_locked(flags);
+	pthread_mutex_unlock(&starting);
+	return result;
+}
+
+/* Reached by every call until cuInit, and by all calls of a process that is not limited. */
+enum aq_mode aq_decide(void)
+{
+	enum aq_mode mode = (enum aq_mode)atomic_load_explicit(&aq_mode_word, memory_order_acquire);
+	int count;
+
+	if (mode != AQ_UNDECIDED || !aq_cuda_bind())
+		return mode;
+	/* Without an initialised driver the call fails by itself. With one, somebody reached the driver past our cuInit: start now. */
+	if (aq_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS)
+		return AQ_PASSING;
+	CUresult result = aq_start(0);
+	mode = (enum aq_mode)atomic_load_explicit(&aq_mode_word, memory_order_acquire);
+	return result == CUDA_SUCCESS ? mode : AQ_REFUSING;
+}

@@ -1,0 +1,66 @@
+# The shim: two fronts that stand in for the driver's libraries, and one preload with both.
+# They come from the same objects and the same hook tables; the version scripts are the tables, expanded.
+
+SHIM_COMMON := log region/limits region/region region/container account/account account/map interpose/object
+SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/context_cost interpose/memory \
+               interpose/deferred interpose/reservoir interpose/pool interpose/vmm interpose/array interpose/launch interpose/pace interpose/submit \
+               limit/bucket limit/control limit/cost limit/priority \
+               interpose/driver_nvml interpose/own_use
+SHIM_NVML   := interpose/nvml interpose/nvml_table
+
+shim_objects = $(patsubst %,$(OUT)/obj/%.o,$(1))
+
+# nodelete: threads may be inside when a program closes it. Bsymbolic: our own calls stay our own, whoever else exports the names.
+SHIM_LDFLAGS := -shared -Wl,-z,nodelete -Wl,-Bsymbolic -Wl,--no-undefined
+
+$(OUT)/obj/maps/%.map: $(HERE)/maps/%.map.in $(HERE)/interpose/hooks.def $(HERE)/interpose/nvml_hooks.def
+	@mkdir -p $(@D)
+	$(CC) -E -P -x c -I$(HERE) -o $@ $<
+
+# Empty stand-ins for the driver's libraries under the private names they have in a container: they make the DT_NEEDED entries, nothing else.
+$(OUT)/obj/driver/%: $(HERE)/maps/driver.c
+	@mkdir -p $(@D)
+	$(CC) -shared -nostdlib -o $@ -Wl,-soname,$* $<
+
+# The real driver, in a container and in a container's unpacked root file system. Old dtags: DT_RPATH also holds for what the driver loads.
+DRIVER_RPATH := /run/aliquot/driver:\$$ORIGIN/../../../run/aliquot/driver:\$$ORIGIN/../../run/aliquot/driver
+front_flags = -Wl,-soname,$(1) -Wl,--disable-new-dtags -Wl,-rpath,"$(DRIVER_RPATH)" -Wl,--no-as-needed
+
+$(OUT)/lib/shim/libcuda.so.1: $(call shim_objects,$(SHIM_COMMON) $(SHIM_CUDA)) $(OUT)/obj/maps/cuda.map $(OUT)/obj/driver/libcuda.aliquot-driver.so.1
+	@mkdir -p $(@D)
+	$(CC) -o $@ $(SHIM_LDFLAGS) $(call front_flags,libcuda.so.1) -Wl,--version-script=$(OUT)/obj/maps/cuda.map \
+	  $(filter %.o,$^) $(OUT)/obj/driver/libcuda.aliquot-driver.so.1 $(ALL_LDFLAGS)
+
+$(OUT)/lib/shim/libnvidia-ml.so.1: $(call shim_objects,$(SHIM_COMMON) $(SHIM_NVML)) $(OUT)/obj/maps/nvml.map $(OUT)/obj/driver/libnvidia-ml.aliquot-driver.so.1
+	@mkdir -p $(@D)
+	$(CC) -o $@ $(SHIM_LDFLAGS) $(call front_flags,libnvidia-ml.so.1) -Wl,--version-script=$(OUT)/obj/maps/nvml.map \
+	  $(filter %.o,$^) $(OUT)/obj/driver/libnvidia-ml.aliquot-driver.so.1 $(ALL_LDFLAGS)
+
+$(OUT)/obj/interpose/dlsym-asm.o: $(HERE)/interpose/dlsym.S
+	@mkdir -p $(@D)
+	$(CC) -c -fPIC -o $@ $<
+
+$(OUT)/lib/shim/libaliquot-preload.so: $(call shim_objects,$(SHIM_COMMON) $(SHIM_CUDA) $(SHIM_NVML) interpose/dlsym interpose/dlsym-asm) $(OUT)/obj/maps/preload.map
+	@mkdir -p $(@D)
+	$(CC) -o $@ $(SHIM_LDFLAGS) -Wl,-soname,libaliquot-preload.so -Wl,--version-script=$(OUT)/obj/maps/preload.map $(filter %.o,$^) $(ALL_LDFLAGS)
+
+LIBS += $(OUT)/lib/shim/libcuda.so.1 $(OUT)/lib/shim/libnvidia-ml.so.1 $(OUT)/lib/shim/libaliquot-preload.so
+
+# Only a few bytes of thread-local state, reached without a call: a library that is there from the start may use the static block.
+$(call shim_objects,$(SHIM_CUDA)): OBJ_CFLAGS := -ftls-model=initial-exec -fno-plt
+
+# C tests: each is a program with the parts it tests linked in, so that sanitizers see all of them.
+SHIM_TESTS := test_map test_limits_page test_region test_limit
+TESTS += $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS))
+
+$(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS)): $(OUT)/tests/%: $(OUT)/obj/tests/%.o $(call shim_objects,tests/support log region/limits region/region account/map \
+  limit/bucket limit/control limit/cost limit/priority)
+	@mkdir -p $(@D)
+	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
+
+# Runs the built front on the built simulated driver, as a program in a container would.
+$(OUT)/tests/test_front_threads: $(call shim_objects,tests/test_front_threads tests/support)
+	@mkdir -p $(@D)
+	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread -ldl
+
+TESTS += $(OUT)/tests/test_front_threads

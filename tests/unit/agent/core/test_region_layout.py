@@ -1,0 +1,336 @@
+"""The Python mirror of the shim's ABI is byte for byte what the C header says, and decodes anything a tenant may write without harm."""
+
+import contextlib
+import os
+import struct
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core import region_layout as layout
+from agent.core.region_layout import DeviceLimit, Limits, RegionError, Write
+from proto import contract
+
+ROOT = Path(__file__).resolve().parents[4]
+UUIDS = ("GPU-00112233-4455-6677-8899-aabbccddeeff", "MIG-00112233-4455-6677-8899-aabbccddee00")
+
+C_PROGRAM = """
+#include <stdio.h>
+#include "region/layout.h"
+#define SIZE(name, type) printf("size %s %zu\\n", name, sizeof(type))
+#define AT(name, type, field) printf("offset %s.%s %zu\\n", name, #field, offsetof(type, field))
+#define IS(name) printf("value %s %llu\\n", #name, (unsigned long long)(name))
+int main(void)
+{
+    SIZE("limits_header", struct aq_limits_header); SIZE("limits_device", struct aq_limits_device);
+    SIZE("region_header", struct aq_region_header); SIZE("region_device", struct aq_region_device);
+    SIZE("slot", struct aq_region_slot); SIZE("slot_device", struct aq_slot_device);
+    @FIELDS@
+    @CONSTANTS@
+    return 0;
+}
+"""
+
+CONSTANTS = (
+    "LIMITS_MAGIC",
+    "REGION_MAGIC",
+    "ABI_MAJOR",
+    "ABI_MINOR",
+    "MAX_DEVICES",
+    "SLOT_COUNT",
+    "UUID_BYTES",
+    "MEMORY_UNLIMITED",
+    "LIMITS_BYTES",
+    "REGION_BYTES",
+    "REGION_DEVICE_OFFSET",
+    "REGION_SLOT_OFFSET",
+    "REPAIR_LOCK_OFFSET",
+    "POLICY_FAIL_OPEN",
+    "LOG_ERROR",
+    "LOG_WARN",
+    "LOG_DEBUG",
+    "SLOT_FREE",
+    "SLOT_LIVE",
+)
+
+FIELDS = {
+    "limits_header": (
+        "struct aq_limits_header",
+        layout.LIMITS_HEADER,
+        "magic abi_major abi_minor header_bytes generation checksum reserved0 device_stride device_count policy_flags log_level",
+    ),
+    "limits_device": (
+        "struct aq_limits_device",
+        layout.LIMITS_DEVICE,
+        "uuid memory_bytes burst_bytes context_bytes overhead_bytes sm_percent sm_weight priority pause flags priority_line",
+    ),
+    "region_header": (
+        "struct aq_region_header",
+        layout.REGION_HEADER,
+        (
+            "magic abi_major abi_minor header_bytes device_offset device_stride device_count slot_offset slot_stride slot_count "
+            "region_bytes reaped_slots repaired_bytes"
+        ),
+    ),
+    "region_device": ("struct aq_region_device", layout.REGION_DEVICE, "used_bytes context_bytes"),
+    "slot": ("struct aq_region_slot", layout.SLOT_HEADER, "state pid host_pid reserved0 start_ticks"),
+    "slot_device": (
+        "struct aq_slot_device",
+        layout.SLOT_DEVICE,
+        (
+            "intended charged uncharged settled context_bytes managed_bytes pool_bytes array_bytes refusals last_refused_bytes launches "
+            "busy_ns throttled_ns contexts"
+        ),
+    ),
+}
+
+
+def python_offsets(form: struct.Struct) -> list[int]:
+    """Offset of each field of a format without alignment: what the fields before it take."""
+    offsets, consumed = [], ""
+    for item in _items(form.format.removeprefix("<")):
+        if not item.endswith("x"):
+            offsets.append(struct.calcsize("<" + consumed))
+        consumed += item
+    return offsets
+
+
+def _items(form: str) -> list[str]:
+    items, count = [], ""
+    for char in form:
+        if char.isdigit():
+            count += char
+            continue
+        items += [count + char] if char in "sx" else [char] * int(count or 1)
+        count = ""
+    return items
+
+
+@pytest.fixture(scope="module")
+def header(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """What a C compiler makes of layout.h."""
+    directory = tmp_path_factory.mktemp("layout")
+    fields = "".join(f'AT("{name}", {kind}, {field}); ' for name, (kind, _, names) in FIELDS.items() for field in names.split())
+    constants = "".join(f"IS(AQ_{name}); " for name in CONSTANTS)
+    (directory / "print.c").write_text(C_PROGRAM.replace("@FIELDS@", fields).replace("@CONSTANTS@", constants))
+    command = [os.environ.get("CC", "cc"), "-std=gnu11", f"-I{ROOT}/cuda_shim", "-o", directory / "print", directory / "print.c"]
+    subprocess.run(command, check=True)
+    lines = subprocess.run([directory / "print"], check=True, capture_output=True, text=True).stdout.splitlines()
+    return {key: int(value) for key, value in (line.split(" ", 1)[1].rsplit(" ", 1) for line in lines)}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_lies_where_the_header_puts_it(header, name):
+    _, form, names = FIELDS[name]
+    assert python_offsets(form) == [header[f"{name}.{field}"] for field in names.split()]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("limits_header", layout.LIMITS_HEADER.size),
+        ("limits_device", layout.LIMITS_DEVICE.size),
+        ("region_header", layout.REGION_HEADER.size),
+        ("region_device", layout.REGION_DEVICE.size),
+        ("slot", layout.SLOT_BYTES),
+        ("slot_device", layout.SLOT_DEVICE.size),
+    ],
+)
+def test_every_struct_has_the_size_of_the_header(header, name, size):
+    assert header[name] == size
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_every_constant_is_that_of_the_header(header, name):
+    assert getattr(layout, name) == header[f"AQ_{name}"]
+
+
+def test_the_writer_knows_the_offsets_it_writes_by_hand(header):
+    assert header["limits_header.generation"] == layout.GENERATION_OFFSET
+    assert header["limits_header.checksum"] == layout.CHECKSUM_OFFSET
+    assert header["limits_header.device_stride"] == layout.CHECKED_FROM
+    assert header["slot.host_pid"] == layout.SLOT_HOST_PID_OFFSET
+    assert contract.MAX_DEVICES_PER_CONTAINER == layout.MAX_DEVICES
+
+
+# --- limits -----------------------------------------------------------------------------------------------------
+
+
+def make_limits(*memory_bytes: int, **changes) -> Limits:
+    devices = tuple(DeviceLimit(uuid, amount) for uuid, amount in zip(UUIDS, memory_bytes, strict=False))
+    return replace(Limits(devices), **changes)
+
+
+def apply(data: bytes, writes: tuple[Write, ...]) -> bytes:
+    for write in writes:
+        data = data[: write.offset] + write.data + data[write.offset + len(write.data) :]
+    return data
+
+
+words = st.integers(0, 2**64 - 1)
+device_limits = st.builds(
+    DeviceLimit,
+    uuid=st.uuids().map("GPU-{}".format),
+    memory_bytes=words,
+    burst_bytes=words,
+    context_bytes=words,
+    overhead_bytes=words,
+    sm_percent=st.integers(0, 100),
+    sm_weight=st.integers(0, 2**32 - 1),
+    priority=st.integers(-(2**31), 2**31 - 1),
+    paused=st.booleans(),
+    priority_line=st.integers(0, 2**32 - 1),
+)
+all_limits = st.builds(
+    Limits,
+    devices=st.lists(device_limits, max_size=layout.MAX_DEVICES, unique_by=lambda device: device.uuid).map(tuple),
+    fail_open=st.booleans(),
+    log_level=st.integers(0, 2),
+)
+
+
+@given(all_limits)
+def test_limits_survive_a_round_trip(limits):
+    data = layout.encode_limits(limits)
+    assert len(data) == layout.LIMITS_BYTES
+    assert layout.decode_limits(data) == limits
+
+
+@given(all_limits)
+def test_an_update_turns_one_file_into_the_other(limits):
+    before = make_limits()
+    file = layout.encode_limits(before)
+    after = apply(file, layout.limits_update(limits, current=file))
+    assert layout.decode_limits(after) == limits
+    assert layout._generation(after) == layout.FIRST_GENERATION + 2
+
+
+def test_no_prefix_of_an_update_can_be_taken_for_a_file_at_rest():
+    file = layout.encode_limits(make_limits(1, 2))
+    writes = layout.limits_update(make_limits(3, 4), current=file)
+    for taken in range(1, len(writes)):
+        with pytest.raises(RegionError, match="odd"):
+            layout.decode_limits(apply(file, writes[:taken]))
+
+
+def test_an_update_finishes_what_a_dead_writer_left_half_done():
+    file = layout.encode_limits(make_limits(1))
+    half = apply(file, layout.limits_update(make_limits(2), current=file)[:2])
+    assert layout.decode_limits(apply(half, layout.limits_update(make_limits(3), current=half))) == make_limits(3)
+
+
+def test_devices_are_never_removed_or_reordered():
+    file = layout.encode_limits(make_limits(1, 2))
+    reversed_devices = replace(make_limits(1, 2), devices=make_limits(1, 2).devices[::-1])
+    for changed in (make_limits(1), reversed_devices):
+        with pytest.raises(RegionError, match="appended"):
+            layout.limits_update(changed, current=file)
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        pytest.param(make_limits(2**64), "out of the range", id="memory"),
+        pytest.param(Limits((DeviceLimit("GPU-x", sm_percent=101),)), "sm_percent", id="percent"),
+        pytest.param(Limits((DeviceLimit("x" * 96),)), "UUID", id="long uuid"),
+        pytest.param(Limits((DeviceLimit(""),)), "UUID", id="no uuid"),
+        pytest.param(Limits((DeviceLimit("GPU-x"), DeviceLimit("GPU-x"))), "twice", id="twice"),
+        pytest.param(Limits(tuple(DeviceLimit(f"GPU-{i}") for i in range(17))), "at most 16", id="too many"),
+    ],
+)
+def test_limits_that_cannot_be_written_are_refused(limits, says):
+    with pytest.raises(RegionError, match=says):
+        layout.encode_limits(limits)
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "says"),
+    [
+        pytest.param(0, b"x", "magic", id="magic"),
+        pytest.param(8, b"\2", "ABI version 2", id="major"),
+        pytest.param(16, b"\3", "odd", id="odd"),
+        pytest.param(36, b"\x11", "do not fit", id="too many devices"),
+        pytest.param(300, b"x", "checksum", id="content"),
+    ],
+)
+def test_a_damaged_limits_file_is_refused(offset, data, says):
+    file = layout.encode_limits(make_limits(1))
+    with pytest.raises(RegionError, match=says):
+        layout.decode_limits(apply(file, (Write(offset, data),)))
+
+
+def test_a_truncated_limits_file_is_refused():
+    with pytest.raises(RegionError, match="want at least"):
+        layout.decode_limits(layout.encode_limits(make_limits(1))[:100])
+
+
+def test_a_newer_minor_version_is_read():
+    file = layout.encode_limits(make_limits(1))
+    assert layout.decode_limits(apply(file, (Write(10, b"\7"),))) == make_limits(1)
+
+
+# --- region -----------------------------------------------------------------------------------------------------
+
+
+def make_region(*slots: tuple[int, dict[str, int]]) -> bytes:
+    """A region in which each (index, {field: value}) is a taken slot that did something on device 0."""
+    names = FIELDS["slot_device"][2].split()
+    data = layout.empty_region()
+    for index, values in slots:
+        offset = layout.slot_offset(index)
+        device = layout.SLOT_DEVICE.pack(*(values.get(name, 0) for name in names))
+        header = layout.SLOT_HEADER.pack(layout.SLOT_LIVE, values.get("pid", 1000 + index), 0, 0, 5)
+        data = apply(data, (Write(offset, header), Write(offset + len(header), device)))
+    return data
+
+
+def test_an_empty_region_holds_nothing():
+    snapshot = layout.decode_region(layout.empty_region())
+    assert len(layout.empty_region()) == layout.REGION_BYTES
+    assert snapshot.slots == ()
+    assert sum(layout.live_used_bytes(snapshot)) == 0
+
+
+def test_a_slot_uses_what_it_charged_and_did_not_give_back():
+    region = make_region((3, {"charged": 100, "uncharged": 30, "refusals": 2, "last_refused_bytes": 7, "contexts": 1}))
+    (slot,) = layout.decode_region(region).slots
+    assert (slot.index, slot.pid, slot.start_ticks) == (3, 1003, 5)
+    assert slot.devices[0].used_bytes == 70
+    assert (slot.devices[0].refusals, slot.devices[0].last_refused_bytes, slot.devices[0].contexts) == (2, 7, 1)
+
+
+def test_counters_may_wrap_and_a_refusal_in_progress_is_no_use():
+    wrapped, refusing = make_region((0, {"charged": 5, "uncharged": 2**64 - 5})), make_region((0, {"charged": 0, "uncharged": 9}))
+    assert layout.decode_region(wrapped).slots[0].devices[0].used_bytes == 10
+    assert layout.decode_region(refusing).slots[0].devices[0].used_bytes == 0
+
+
+def test_only_unlocked_slots_are_dead_and_their_memory_is_left_out():
+    snapshot = layout.decode_region(make_region((0, {"charged": 1}), (1, {"charged": 20}), (200, {"charged": 300})))
+    dead = layout.dead_slots(snapshot, locked={0, 200})
+    assert dead == (1,)
+    assert layout.live_used_bytes(snapshot, dead)[0] == 301
+
+
+def test_the_agent_writes_one_aligned_word_of_a_slot():
+    write = layout.host_pid_write(2, 4242)
+    assert write.offset % 4 == 0
+    snapshot = layout.decode_region(apply(make_region((2, {})), (write,)))
+    assert snapshot.slots[0].host_pid == 4242
+
+
+@given(st.binary(min_size=0, max_size=300))
+def test_no_header_a_tenant_can_write_does_more_than_raise(scribble):
+    data = scribble + layout.empty_region()[len(scribble) :]
+    with contextlib.suppress(RegionError):  # anything else fails the test
+        layout.decode_region(data)
+
+
+@given(st.integers(0, layout.REGION_BYTES - 1))
+def test_a_truncated_region_is_refused(length):
+    with pytest.raises(RegionError, match="region"):
+        layout.decode_region(layout.empty_region()[:length])
