@@ -34,6 +34,16 @@ ANNOTATION_PRIORITY: Final = "aliquot.dev/priority"
 ANNOTATION_MEMORY_BURST: Final = "aliquot.dev/memory-burst"
 ANNOTATION_GANG: Final = "aliquot.dev/gang"
 ANNOTATION_GANG_MIN: Final = "aliquot.dev/gang-min"
+ANNOTATION_RETRY: Final = "aliquot.dev/retry"
+"""Changed by the scheduler on a pending pod to have it tried again. Means nothing by its value."""
+
+# --- the node inventory (gpunode.py) ----------------------------------------------------------------------------
+
+GPU_NODE_GROUP: Final = "aliquot.dev"
+GPU_NODE_VERSION: Final = "v1alpha1"
+GPU_NODE_KIND: Final = "GpuNode"
+GPU_NODE_PLURAL: Final = "gpunodes"
+"""Cluster-scoped, one object per node with the node's name."""
 
 # --- kubelet ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,123 @@
+"""CDI specs on the host: ours, one file per grant, and NVIDIA's, which ours are made from.
+
+The host's spec is large (and often YAML), so it is read again only when a file in the CDI directories changed.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.adapters.durable import list_directory, remove_file, remove_temporaries, write_whole
+from agent.core.cdi import HostSpec, HostSpecError, file_name, grant_id_of_file, is_host_spec, parse_host_spec
+from agent.errors import StorageError
+from proto import contract
+
+_Signature = tuple[tuple[str, int, int, int], ...]
+_CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
+
+
+class CdiDirectory:
+    """Implements ``ports.CdiFiles``."""
+
+    def __init__(self, dynamic: Path, static: Path, *, devices: Path = Path("/dev"), capabilities: Path = _CAPABILITIES) -> None:
+        """Args: dynamic: where our specs go; the runtime and we prefer it. devices, capabilities: the kernel's directories."""
+        self._dynamic = dynamic
+        self._static = static
+        self._devices = devices
+        self._capabilities = capabilities
+        self._signature: _Signature | None = None
+        self._host_spec: HostSpec | None = None
+        try:  # the directory is shared with the container runtime, so its mode is not ours to set
+            dynamic.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StorageError(f"making {dynamic}: {exc.strerror}") from exc
+        remove_temporaries(dynamic)
+
+    def host_spec(self) -> HostSpec | None:
+        """See ``ports.CdiFiles``."""
+        candidates = self._foreign_specs()
+        signature = tuple(_signature_of(path) for path in candidates)
+        if signature != self._signature:
+            self._host_spec = _read_first(candidates)
+            self._signature = signature
+        return self._host_spec
+
+    def present_nodes(self) -> Sequence[str]:
+        """See ``ports.CdiFiles``."""
+        return [str(path) for path in list_directory(self._devices) if path.name.startswith("nvidia")]
+
+    def capability_nodes(self, minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[str, ...]:
+        """See ``ports.CdiFiles``."""
+        instance = self._capabilities / f"gpu{minor}" / "mig" / f"gi{gpu_instance_id}"
+        return tuple(_capability_node(path) for path in (instance / "access", instance / f"ci{compute_instance_id}" / "access"))
+
+    def write(self, grant_id: str, spec: Mapping[str, object]) -> None:
+        """See ``ports.CdiFiles``."""
+        write_whole(self._dynamic / file_name(grant_id), msgspec.json.encode(spec), mode=0o644, durable=False)
+
+    def ids(self) -> Sequence[str]:
+        """See ``ports.CdiFiles``."""
+        return [identifier for path in list_directory(self._dynamic) if (identifier := grant_id_of_file(path.name)) is not None]
+
+    def remove(self, grant_id: str) -> None:
+        """See ``ports.CdiFiles``."""
+        remove_file(self._dynamic / file_name(grant_id))
+
+    def _foreign_specs(self) -> list[Path]:
+        return [
+            path
+            for directory in (self._dynamic, self._static)
+            for path in list_directory(directory)
+            if path.suffix in (".json", ".yaml", ".yml") and grant_id_of_file(path.name) is None
+        ]
+
+
+def _signature_of(path: Path) -> tuple[str, int, int, int]:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return str(path), 0, 0, 0
+    except OSError as exc:
+        raise StorageError(f"reading {path}: {exc.strerror}") from exc
+    return str(path), status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_first(candidates: Sequence[Path]) -> HostSpec | None:
+    """Return the host's spec; where there are both kinds, the general one (it has driver files for every capability)."""
+    by_kind: dict[str, HostSpec] = {}
+    for path in candidates:
+        document = _parse(path)
+        if is_host_spec(document):
+            try:
+                by_kind.setdefault(document["kind"], parse_host_spec(document, str(path)))
+            except HostSpecError as exc:
+                raise StorageError(str(exc)) from exc
+    return by_kind.get(contract.NVIDIA_CDI_KIND) or by_kind.get(contract.NVIDIA_PLUGIN_CDI_KIND)
+
+
+def _parse(path: Path) -> Any:
+    """Return the document, or None for a file that is gone or that is no CDI spec: other vendors' mistakes are not ours."""
+    try:
+        content = path.read_bytes()
+        return msgspec.json.decode(content) if path.suffix == ".json" else msgspec.yaml.decode(content)
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise StorageError(f"reading {path}: {exc.strerror}") from exc
+    except msgspec.DecodeError:
+        return None
+
+
+def _capability_node(access: Path) -> str:
+    """Return the device node a capability file names (its first line is ``DeviceFileMinor: <n>``)."""
+    try:
+        match = re.search(r"DeviceFileMinor:\s*(\d+)", access.read_text())
+    except OSError as exc:
+        raise StorageError(f"reading {access}: {exc.strerror}; it names the device node of a MIG instance") from exc
+    if match is None:
+        raise StorageError(f"{access}: want a line DeviceFileMinor: <number>")
+    return os.fspath(Path("/dev/nvidia-caps") / f"nvidia-cap{match[1]}")

@@ -1,0 +1,113 @@
+"""The files a container shares with the agent: ``<runtimeDir>/containers/<grant id>/`` with ``limits``, ``region`` and a copy of the grant.
+
+``region`` is written by the container and untrusted: it is read with pread, never mapped (a tenant may truncate it), and whatever
+it says is checked by ``core.region_layout``. A container that starts gets fresh files, unless a process still holds a slot: then
+the files stay the ones it has mapped, and limits change in place. The copy of the grant heals a ledger row that was lost on disk.
+"""
+
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.adapters.durable import list_directory, make_directory, write_whole
+from agent.core import region_layout
+from agent.core.ledger import Grant, decode_row, encode_row
+from agent.core.region_layout import Limits, RegionError
+from agent.errors import StorageError
+from agent.ports import RegionView
+
+_FLOCK = struct.Struct("@hhqqi0q")
+"""struct flock of 64-bit Linux, with its trailing padding."""
+_GRANT_COPY = "grant.json"
+
+
+class GrantFiles:
+    """Implements ``ports.ContainerFiles``."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = make_directory(directory, 0o700)
+
+    def prepare(self, grant: Grant, limits: Limits) -> None:
+        """See ``ports.ContainerFiles``."""
+        directory = make_directory(self._directory / grant.grant_id, 0o700)
+        write_whole(directory / _GRANT_COPY, encode_row(grant), mode=0o600, durable=False)
+        view = self.region(grant.grant_id)
+        if view is not None and view.live:
+            try:
+                _update_limits(directory / "limits", limits)
+            except (OSError, RegionError) as exc:
+                raise StorageError(f"updating {directory / 'limits'}, which processes of {grant.holder} have mapped: {exc}") from exc
+            return
+        write_whole(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
+        region = region_layout.empty_region()
+        # all but the header is a hole: it takes memory only where a process writes
+        write_whole(directory / "region", region.rstrip(b"\0"), mode=0o666, durable=False, size=len(region))
+
+    def paths(self, grant_id: str) -> tuple[str, str]:
+        """See ``ports.ContainerFiles``."""
+        directory = self._directory / grant_id
+        return str(directory / "limits"), str(directory / "region")
+
+    def copies(self) -> Sequence[Grant]:
+        """See ``ports.ContainerFiles``."""
+        grants = []
+        for directory in list_directory(self._directory):
+            try:
+                grant = decode_row((directory / _GRANT_COPY).read_bytes())
+            except (OSError, StorageError):  # incomplete: a crash came before it or half way through a removal
+                continue
+            if grant.grant_id == directory.name:
+                grants.append(grant)
+        return grants
+
+    def region(self, grant_id: str) -> RegionView | None:
+        """See ``ports.ContainerFiles``."""
+        try:
+            descriptor = os.open(self._directory / grant_id / "region", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            snapshot = region_layout.decode_region(os.pread(descriptor, region_layout.REGION_BYTES, 0))
+            locked = {slot.index for slot in snapshot.slots if _is_locked(descriptor, region_layout.slot_offset(slot.index))}
+        except (OSError, RegionError):
+            return None
+        finally:
+            os.close(descriptor)
+        return RegionView(snapshot, region_layout.dead_slots(snapshot, locked))
+
+    def ids(self) -> Sequence[str]:
+        """See ``ports.ContainerFiles``."""
+        return [path.name for path in list_directory(self._directory)]
+
+    def remove(self, grant_id: str) -> None:
+        """See ``ports.ContainerFiles``."""
+        directory = self._directory / grant_id
+        try:
+            shutil.rmtree(directory)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise StorageError(f"removing {directory}: {exc.strerror}") from exc
+
+
+def _is_locked(descriptor: int, offset: int) -> bool:
+    """Whether some open file description holds a lock on this byte; F_OFD_GETLK only looks."""
+    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
+    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, question)
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def _update_limits(path: Path, limits: Limits) -> None:
+    """Change limits in the file that running processes have mapped, in the order the ABI prescribes."""
+    path.chmod(0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fchmod(descriptor, 0o444)
+        current = os.pread(descriptor, region_layout.LIMITS_BYTES, 0)
+        for write in region_layout.limits_update(limits, current=current):
+            os.pwrite(descriptor, write.data, write.offset)
+    finally:
+        os.close(descriptor)

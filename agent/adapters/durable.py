@@ -1,0 +1,88 @@
+"""Files that readers see whole or not at all, also after a crash."""
+
+import itertools
+import os
+from pathlib import Path
+
+from agent.errors import StorageError
+
+TEMPORARY_SUFFIX = ".aliquot-tmp"
+"""Ends the names of files being written; leftovers of a crash are removed by whoever keeps the directory."""
+_counter = itertools.count()
+
+
+def write_whole(path: Path, content: bytes, *, mode: int, durable: bool, size: int | None = None) -> None:
+    """Write a file under another name and rename it into place.
+
+    Args:   durable: wait until it is on the disk; not for files that a reboot may forget.
+            size: make the file this long, with a hole after the content.
+    Raises: StorageError.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}{TEMPORARY_SUFFIX}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(descriptor, mode)  # whatever the umask
+            _write_all(descriptor, content)
+            if size is not None:
+                os.ftruncate(descriptor, size)
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+        if durable:
+            sync_directory(path.parent)
+    except OSError as exc:
+        temporary.unlink(missing_ok=True)
+        raise StorageError(f"writing {path}: {exc.strerror}") from exc
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file if it is there. Raises StorageError."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as exc:
+        raise StorageError(f"removing {path}: {exc.strerror}") from exc
+
+
+def make_directory(path: Path, mode: int) -> Path:
+    """Make a directory with this mode, and its parents. Raises StorageError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(mode)
+    except OSError as exc:
+        raise StorageError(f"making {path}: {exc.strerror}") from exc
+    return path
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Remove what a crash left of files being written. Raises StorageError."""
+    for path in list_directory(directory):
+        if path.name.endswith(TEMPORARY_SUFFIX):
+            remove_file(path)
+
+
+def list_directory(directory: Path) -> list[Path]:
+    """Return the entries in name order; empty when the directory is not there. Raises StorageError."""
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise StorageError(f"reading {directory}: {exc.strerror}") from exc

@@ -1,0 +1,281 @@
+"""List-watch of this node's pods and of the node itself, each in a thread of its own.
+
+Survives what API servers do: outages (backoff with jitter, what is known stays known), ended watches (continued from the last version), and
+forgotten history (410: list again). Only the fields the agent reads are decoded: 10 µs per pod instead of 2 ms.
+"""
+
+import logging
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+from urllib.parse import quote
+
+import msgspec
+import urllib3
+
+from agent.adapters.kube_api import KubeConnection
+from agent.errors import KubeApiError, KubeExpiredError
+from agent.ports import KubeListener, NodeState
+from proto.model import ContainerSpec, Pod
+
+logger = logging.getLogger(__name__)
+
+WATCH_SECONDS = 240
+"""How long the server keeps one watch; a little more is drawn by chance, so that the agents of a cluster do not reconnect at once."""
+FIRST_BACKOFF_SECONDS = 0.2
+LAST_BACKOFF_SECONDS = 10.0
+HEALTHY_WATCH_SECONDS = 1.0
+"""A watch that lasted this long was no failure: the wait before the next one starts from the shortest again."""
+CHUNK_BYTES = 1 << 16
+_KEEPALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+]
+"""A peer that vanished without a word is noticed in half a minute, not at the end of the watch."""
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Resources(msgspec.Struct):
+    limits: dict[str, str] | None = None
+
+
+class _Container(msgspec.Struct, rename="camel"):
+    name: str
+    resources: _Resources | None = None
+    restart_policy: str | None = None
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    containers: list[_Container] = []
+    init_containers: list[_Container] | None = None
+    node_name: str = ""
+    scheduler_name: str = ""
+
+
+class _PodStatus(msgspec.Struct):
+    phase: str = ""
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Metadata
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
+class _NodeStatus(msgspec.Struct):
+    capacity: dict[str, str] | None = None
+    allocatable: dict[str, str] | None = None
+
+
+class _Node(msgspec.Struct):
+    metadata: _Metadata
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _OnlyVersion(msgspec.Struct):
+    metadata: _Metadata
+
+
+class _Failure(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+class _PodList(msgspec.Struct):
+    metadata: _Metadata
+    items: list[_Pod] | None = None
+
+
+class _NodeList(msgspec.Struct):
+    metadata: _Metadata
+    items: list[_Node] | None = None
+
+
+class _Sink(Protocol):
+    """Decodes one kind of object and hands it to the listener."""
+
+    what: str
+
+    def listed(self, data: bytes) -> str:
+        """Take a list; return its version."""
+        ...
+
+    def changed(self, event_type: str, data: bytes) -> None:
+        """Take the object of one watch event."""
+        ...
+
+
+class _Pods:
+    what = "pods"
+
+    def __init__(self, listener: KubeListener) -> None:
+        self._listener = listener
+
+    def listed(self, data: bytes) -> str:
+        listing = msgspec.json.decode(data, type=_PodList)
+        self._listener.pods_listed([to_pod(item) for item in listing.items or ()])
+        return listing.metadata.resource_version
+
+    def changed(self, event_type: str, data: bytes) -> None:
+        pod = to_pod(msgspec.json.decode(data, type=_Pod))
+        if event_type == "DELETED":
+            self._listener.pod_deleted(pod)
+        else:
+            self._listener.pod_changed(pod)
+
+
+class _Nodes:
+    what = "node"
+
+    def __init__(self, listener: KubeListener) -> None:
+        self._listener = listener
+
+    def listed(self, data: bytes) -> str:
+        listing = msgspec.json.decode(data, type=_NodeList)
+        for item in listing.items or ():
+            self._listener.node_changed(to_node(item))
+        return listing.metadata.resource_version
+
+    def changed(self, event_type: str, data: bytes) -> None:
+        if event_type != "DELETED":  # a node that registers again is added again
+            self._listener.node_changed(to_node(msgspec.json.decode(data, type=_Node)))
+
+
+class KubeWatcher:
+    """Implements ``ports.KubeWatch``."""
+
+    def __init__(self, connect: Callable[..., KubeConnection], node_name: str) -> None:
+        """Args: connect: makes a connection with the given options of a urllib3 pool."""
+        self._connect = connect
+        self._node_name = node_name
+        self._stopped = threading.Event()
+
+    def start(self, listener: KubeListener) -> None:
+        """See ``ports.KubeWatch``."""
+        name = quote(self._node_name, safe="")
+        self._start_stream(_Pods(listener), f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}", listener)
+        self._start_stream(_Nodes(listener), f"/api/v1/nodes?fieldSelector=metadata.name%3D{name}", listener)
+
+    def stop(self) -> None:
+        """See ``ports.KubeWatch``."""
+        self._stopped.set()
+
+    def _start_stream(self, sink: _Sink, path: str, listener: KubeListener) -> None:
+        default = urllib3.connection.HTTPConnection.default_socket_options
+        connection = self._connect(socket_options=[*default, *_KEEPALIVE])
+        stream = _Stream(sink, path, connection, listener.api_trouble, self._stopped)
+        threading.Thread(target=stream.run, name=f"watch-{sink.what}", daemon=True).start()
+
+
+class _Stream:
+    """One list-watch."""
+
+    def __init__(
+        self, sink: _Sink, path: str, connection: KubeConnection, trouble: Callable[[str, str], None], stopped: threading.Event
+    ) -> None:
+        self._sink = sink
+        self._path = path
+        self._connection = connection
+        self._trouble = trouble
+        self._stopped = stopped
+        self._version = ""
+
+    def run(self) -> None:
+        """List and watch until stopped."""
+        backoff = FIRST_BACKOFF_SECONDS
+        while not self._stopped.is_set():
+            begun = time.monotonic()
+            try:
+                if not self._version:
+                    self._version = self._sink.listed(self._connection.request("GET", self._path).data)
+                self._watch()
+            except KubeExpiredError:
+                self._version = ""
+            except (KubeApiError, msgspec.DecodeError) as exc:
+                self._trouble(self._sink.what, str(exc))
+            except Exception as exc:  # a thread that died would leave the agent blind without a word
+                logger.exception("watching %s", self._sink.what)
+                self._trouble(self._sink.what, f"unexpected {type(exc).__name__}: {exc}")
+            if time.monotonic() - begun >= HEALTHY_WATCH_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            self._stopped.wait(random.uniform(backoff / 2, backoff))  # noqa: S311 - spreads load
+            backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+
+    def _watch(self) -> None:
+        seconds = int(WATCH_SECONDS * random.uniform(1.0, 1.25))  # noqa: S311 - spreads load
+        path = f"{self._path}&watch=1&allowWatchBookmarks=true&resourceVersion={self._version}&timeoutSeconds={seconds}"
+        response = self._connection.request("GET", path, read_timeout=seconds + 10, stream=True)
+        self._trouble(self._sink.what, "")
+        try:
+            for line in _lines(response):
+                if self._stopped.is_set():
+                    return
+                self._take(msgspec.json.decode(line, type=_Event))
+        finally:
+            response.close()
+
+    def _take(self, event: _Event) -> None:
+        if event.type == "ERROR":
+            failure = msgspec.json.decode(bytes(event.object), type=_Failure)
+            message = f"watching {self._sink.what}: {failure.message} ({failure.code})"
+            raise KubeExpiredError(message) if failure.code == 410 else KubeApiError(message)
+        if event.type != "BOOKMARK":
+            self._sink.changed(event.type, bytes(event.object))
+        self._version = msgspec.json.decode(bytes(event.object), type=_OnlyVersion).metadata.resource_version
+
+
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """Yield whole lines as they arrive."""
+    pending = b""
+    try:
+        while chunk := response.read1(CHUNK_BYTES):
+            *lines, pending = (pending + chunk).split(b"\n")
+            yield from (line for line in lines if line)
+    except urllib3.exceptions.HTTPError as exc:
+        raise KubeApiError(f"the watch broke off: {exc}") from exc
+
+
+def to_pod(item: _Pod) -> Pod:
+    """Translate a pod; init containers come first, as kubelet starts them."""
+    init = item.spec.init_containers or []
+    return Pod(
+        namespace=item.metadata.namespace,
+        name=item.metadata.name,
+        uid=item.metadata.uid,
+        node_name=item.spec.node_name,
+        phase=item.status.phase,
+        annotations=item.metadata.annotations or {},
+        containers=(
+            *(ContainerSpec(spec.name, _limits(spec), init=True, restartable=spec.restart_policy == "Always") for spec in init),
+            *(ContainerSpec(spec.name, _limits(spec)) for spec in item.spec.containers),
+        ),
+        scheduler_name=item.spec.scheduler_name,
+        deletion_requested=item.metadata.deletion_timestamp is not None,
+    )
+
+
+def _limits(spec: _Container) -> Mapping[str, str]:
+    return (spec.resources.limits if spec.resources else None) or {}
+
+
+def to_node(item: _Node) -> NodeState:
+    """Translate a node."""
+    return NodeState(item.metadata.uid, item.status.capacity or {}, item.status.allocatable or {})

@@ -1,0 +1,260 @@
+"""The CDI spec of one container: the host's NVIDIA spec for the granted devices, with the shim in front of the driver.
+
+The runtime resolves our CDI name after PreStart, so the devices may be chosen as late as that. NVIDIA's own spec (``nvidia-ctk cdi
+generate``) knows every device node, driver file and hook of this host; we take what it says about the granted devices and change only
+where the driver's two libraries are found. Specs are plain JSON objects here, so that fields we do not know pass through.
+Format: CDI specification 0.6.0 and later, https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from proto import contract
+
+Edits = Mapping[str, Any]
+"""A CDI ``containerEdits`` object."""
+
+_LISTS = ("env", "deviceNodes", "mounts", "hooks")
+_READ_ONLY = ("ro", "nosuid", "nodev", "bind")
+_READ_WRITE = ("rw", "nosuid", "nodev", "noexec", "bind")
+_COMPAT_HOOK = "enable-cuda-compat"
+"""NVIDIA's hook that lets an image's own, newer libcuda win over the host's. It would win over the shim, too."""
+_CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+
+
+class Interposition(StrEnum):
+    """How the shim enters a container: as the driver's own library, or by /etc/ld.so.preload."""
+
+    FRONT = "front"
+    PRELOAD = "preload"
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLibrary:
+    """One of the driver's libraries that the shim stands in front of."""
+
+    front: str
+    """File name of the front among the shim's artefacts."""
+    driver_name: str
+    """The name under which the front finds the real library."""
+    pattern: re.Pattern[str]
+    """The file names under which hosts mount it: the soname, or the version of the driver."""
+
+
+DRIVER_LIBRARIES = (
+    DriverLibrary(contract.CUDA_SONAME, contract.CUDA_DRIVER_SONAME, re.compile(r"libcuda\.so(\.[0-9.]+)?")),
+    DriverLibrary(contract.NVML_SONAME, contract.NVML_DRIVER_SONAME, re.compile(r"libnvidia-ml\.so(\.[0-9.]+)?")),
+)
+PRELOAD_ARTEFACT = contract.CONTAINER_PRELOAD.rpartition("/")[2]
+PRELOAD_LIST_ARTEFACT = contract.LD_SO_PRELOAD.rpartition("/")[2]
+"""A file that names the preload library; it becomes the container's /etc/ld.so.preload."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """The host's NVIDIA CDI spec, as far as we use it."""
+
+    source: str
+    """Where it was read, for messages."""
+    version: str
+    devices: Mapping[str, Edits]
+    edits: Edits
+
+    @property
+    def has_driver(self) -> bool:
+        """Whether it mounts libcuda, which the front must replace."""
+        return any(
+            _library_of(mount) is DRIVER_LIBRARIES[0]
+            for edits in (self.edits, *self.devices.values())
+            for mount in edits.get("mounts") or ()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedDevice:
+    """A granted device as the container needs it: the UUID, and its device nodes where no host spec lists them."""
+
+    uuid: str
+    minor: int
+    capability_nodes: tuple[str, ...] = ()
+    """For a MIG instance: the nodes that grant access to its GPU instance and compute instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShimFiles:
+    """Host paths of what the shim needs in one container."""
+
+    directory: str
+    """Holds the artefacts of one shim version."""
+    limits: str
+    region: str
+    interposition: Interposition
+
+
+class HostSpecError(ValueError):
+    """The host's NVIDIA CDI spec does not say what we need."""
+
+
+def is_host_spec(document: Any) -> bool:
+    """Whether a parsed CDI document describes NVIDIA GPUs in general."""
+    return isinstance(document, dict) and document.get("kind") in (contract.NVIDIA_CDI_KIND, contract.NVIDIA_PLUGIN_CDI_KIND)
+
+
+def parse_host_spec(document: Mapping[str, Any], source: str) -> HostSpec:
+    """Read the host's spec.
+
+    Raises: HostSpecError naming the file and the part that is malformed.
+    """
+    devices = {}
+    for entry in document.get("devices") or ():
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise HostSpecError(f"{source}: every entry of devices needs a name, found {entry!r:.80}")
+        devices[entry["name"]] = _checked_edits(entry.get("containerEdits"), f"{source}: device {entry['name']}")
+    version = document.get("cdiVersion")
+    if not isinstance(version, str) or not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise HostSpecError(f"{source}: want cdiVersion such as {contract.CDI_VERSION}, found {version!r}")
+    return HostSpec(source, version, devices, _checked_edits(document.get("containerEdits"), source))
+
+
+def _checked_edits(edits: Any, where: str) -> Edits:
+    if edits is None:
+        return {}
+    if not isinstance(edits, dict):
+        raise HostSpecError(f"{where}: want containerEdits to be an object, found {type(edits).__name__}")
+    for name in _LISTS:
+        if not isinstance(edits.get(name) or [], list):
+            raise HostSpecError(f"{where}: want containerEdits.{name} to be a list, found {type(edits[name]).__name__}")
+    return edits
+
+
+def container_spec(
+    name: str, devices: Sequence[InjectedDevice], host: HostSpec | None, shim: ShimFiles | None, present_nodes: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the CDI document with one device, ``name``, that gives a container these devices.
+
+    Args:
+        host: the host's NVIDIA spec; without one, device nodes are listed directly and the driver's files are left to the NVIDIA runtime.
+        shim: None for devices that the hardware partitions.
+        present_nodes: the /dev/nvidia* nodes of the host, for use without a host spec.
+    Raises: HostSpecError when the host spec lacks a device, or the driver's library that the front must replace.
+    """
+    edits = _host_edits(devices, host) if host is not None else _bare_edits(devices, frozenset(present_nodes))
+    if shim is not None:
+        edits = _with_front(edits, shim, host) if shim.interposition is Interposition.FRONT else _with_preload(edits, shim)
+        edits["mounts"] += [_mount(shim.limits, contract.CONTAINER_LIMITS), _mount(shim.region, contract.CONTAINER_REGION, _READ_WRITE)]
+    return {
+        "cdiVersion": _newer(contract.CDI_VERSION, host.version if host else contract.CDI_VERSION),
+        "kind": contract.CDI_KIND,
+        "devices": [{"name": name, "containerEdits": {key: value for key, value in edits.items() if value}}],
+    }
+
+
+def _host_edits(devices: Sequence[InjectedDevice], host: HostSpec) -> dict[str, Any]:
+    edits = merge_edits([host.edits, *(_device_edits(host, device) for device in devices)])
+    if not any(entry.startswith(f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}=") for entry in edits["env"]):
+        # an NVIDIA runtime in the chain must not add devices of its own, whatever the image's environment asks
+        edits["env"].append(f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}=void")
+    return edits
+
+
+def _device_edits(host: HostSpec, device: InjectedDevice) -> Edits:
+    if device.uuid in host.devices:
+        return host.devices[device.uuid]
+    node = f"/dev/nvidia{device.minor}"
+    for edits in host.devices.values():  # specs generated with indices only: the one device with this GPU's node and no other
+        gpu_nodes = [entry["path"] for entry in edits.get("deviceNodes") or () if re.fullmatch(r"/dev/nvidia\d+", entry.get("path", ""))]
+        if gpu_nodes == [node] and not device.capability_nodes and not device.uuid.startswith("MIG-"):
+            return edits
+    raise HostSpecError(
+        f"{host.source} describes no device {device.uuid}; it has {', '.join(host.devices) or 'none'}. Regenerate it with: "
+        "nvidia-ctk cdi generate"
+    )
+
+
+def _bare_edits(devices: Sequence[InjectedDevice], present: frozenset[str]) -> dict[str, Any]:
+    paths = [*(f"/dev/nvidia{device.minor}" for device in devices), *(node for device in devices for node in device.capability_nodes)]
+    nodes = [{"path": path} for path in dict.fromkeys([*paths, *(node for node in _CONTROL_NODES if node in present)])]
+    env = [
+        f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}={','.join(device.uuid for device in devices)}",
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    ]
+    return {"env": env, "deviceNodes": nodes, "mounts": [], "hooks": []}
+
+
+def merge_edits(parts: Sequence[Edits]) -> dict[str, Any]:
+    """Put several containerEdits together: a later part wins over an earlier one that sets the same variable, node or mount point."""
+    merged: dict[str, Any] = {"env": [], "deviceNodes": [], "mounts": [], "hooks": []}
+    identities = {
+        "env": lambda entry: entry.partition("=")[0],
+        "deviceNodes": lambda entry: entry["path"],
+        "mounts": lambda entry: entry["containerPath"],
+        "hooks": repr,
+    }
+    for key, identity in identities.items():
+        by_identity = {identity(entry): entry for part in parts for entry in part.get(key) or ()}
+        merged[key] = list(by_identity.values())
+    for part in parts:
+        for key, value in part.items():
+            if key in merged and key in _LISTS:
+                continue
+            if isinstance(value, list):
+                merged[key] = [*merged.get(key, []), *(entry for entry in value if entry not in merged.get(key, []))]
+            else:
+                merged[key] = value
+    return merged
+
+
+def _library_of(mount: Mapping[str, Any]) -> DriverLibrary | None:
+    name = mount.get("containerPath", "").rpartition("/")[2]
+    return next((library for library in DRIVER_LIBRARIES if library.pattern.fullmatch(name)), None)
+
+
+def _with_front(edits: Mapping[str, Any], shim: ShimFiles, host: HostSpec | None) -> dict[str, Any]:
+    mounts: list[dict[str, Any]] = []
+    moved: dict[str, str] = {}
+    for mount in edits["mounts"]:
+        library = _library_of(mount)
+        if library is None:
+            mounts.append(mount)
+            continue
+        moved.setdefault(library.driver_name, mount["hostPath"])
+        mounts.append(_mount(f"{shim.directory}/{library.front}", mount["containerPath"]))
+    if contract.CUDA_DRIVER_SONAME not in moved:
+        raise HostSpecError(
+            f"{host.source if host else 'no NVIDIA CDI spec on this host'} mounts no libcuda.so, so the shim cannot stand in front of it. "
+            "Regenerate the spec with: nvidia-ctk cdi generate, or set interposition: preload"
+        )
+    mounts += [_mount(path, f"{contract.CONTAINER_DRIVER_DIR}/{name}") for name, path in moved.items()]
+    hooks = [hook for hook in edits["hooks"] if _COMPAT_HOOK not in (hook.get("args") or ())]
+    return {**edits, "mounts": mounts, "hooks": hooks}
+
+
+def _with_preload(edits: Mapping[str, Any], shim: ShimFiles) -> dict[str, Any]:
+    added = [
+        _mount(f"{shim.directory}/{PRELOAD_ARTEFACT}", contract.CONTAINER_PRELOAD),
+        _mount(f"{shim.directory}/{PRELOAD_LIST_ARTEFACT}", contract.LD_SO_PRELOAD),
+    ]
+    return {**edits, "mounts": [*edits["mounts"], *added]}
+
+
+def _mount(host_path: str, container_path: str, options: tuple[str, ...] = _READ_ONLY) -> dict[str, Any]:
+    return {"hostPath": host_path, "containerPath": container_path, "options": list(options)}
+
+
+def _newer(a: str, b: str) -> str:
+    return max(a, b, key=lambda version: tuple(int(part) for part in version.split(".")))
+
+
+def file_name(grant_id: str) -> str:
+    """Return the name of a grant's spec file: one device per file, so that two grants never conflict."""
+    return f"{contract.CDI_FILE_PREFIX}{grant_id}.json"
+
+
+def grant_id_of_file(name: str) -> str | None:
+    """Return the grant id of one of our spec files, or None for any other file."""
+    if name.startswith(contract.CDI_FILE_PREFIX) and name.endswith(".json"):
+        return name[len(contract.CDI_FILE_PREFIX) : -len(".json")]
+    return None

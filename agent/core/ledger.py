@@ -1,0 +1,130 @@
+"""What this node has promised to containers, and the row of a promise on disk.
+
+The ledger is the agent's truth of what was granted; kubelet's truth is who holds which IDs, the pod's annotation where the
+scheduler put it. Kept true (I1): a grant enters the ledger only when, with it, no device is promised more memory, cores or shares
+than it has. A ledger is a value: ``granting`` and ``releasing`` return a new one. Rows carry a digest, so that a damaged file is
+recognised.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agent.core.identity import Holder
+from agent.core.inventory import DeviceBoard
+from agent.errors import StorageError
+from placement.choose import with_shares
+from placement.device import DeviceState
+from proto import units
+from proto.model import DeviceShare
+
+ROW_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One container's devices, as promised. ``boot_id`` tells grants of containers that a reboot has ended."""
+
+    grant_id: str
+    resource: str
+    device_ids: tuple[str, ...]
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    shares: tuple[DeviceShare, ...]
+    boot_id: str
+
+    @property
+    def holder(self) -> Holder:
+        """The container, as PodResources names it."""
+        return Holder(self.namespace, self.pod, self.container)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All grants of the node by grant id."""
+
+    grants: Mapping[str, Grant] = field(default_factory=dict)
+
+    def states(self, board: DeviceBoard, shares_per_gpu: int) -> tuple[DeviceState, ...]:
+        """Return every GPU with what it has promised, the form in which ``placement`` reasons about devices."""
+        promised = defaultdict(list)
+        for grant in self.grants.values():
+            for share in grant.shares:
+                promised[share.device_uuid].append(share)
+        return tuple(
+            DeviceState.of(
+                entry.device,
+                [share for uuid in entry.grantable_uuids for share in promised[uuid]],
+                max_shares=shares_per_gpu,
+                healthy=entry.healthy,
+            )
+            for entry in board.devices
+        )
+
+    def holders_on(self, device_uuid: str) -> tuple[str, ...]:
+        """Describe who was promised how much of a device, for refusals."""
+        return tuple(
+            f"{grant.holder} {units.format_memory(share.memory_bytes)}"
+            for grant in self.grants.values()
+            for share in grant.shares
+            if share.device_uuid == device_uuid
+        )
+
+    def holding_any(self, resource: str, device_ids: Set[str]) -> tuple[Grant, ...]:
+        """Return the grants of a resource that share an ID with the given ones."""
+        return tuple(grant for grant in self.grants.values() if grant.resource == resource and not device_ids.isdisjoint(grant.device_ids))
+
+    def held_ids(self, resource: str) -> frozenset[str]:
+        """Return every ID of a resource that a grant was made for."""
+        return frozenset(device_id for grant in self.grants.values() if grant.resource == resource for device_id in grant.device_ids)
+
+    def granting(self, grant: Grant, board: DeviceBoard, shares_per_gpu: int) -> "Ledger":
+        """Return the ledger with this grant, in place of one with the same id.
+
+        Raises: AccountingError when a device has no room for it: whoever planned the grant did not look.
+        """
+        others = self.releasing((grant.grant_id,))
+        with_shares(others.states(board, shares_per_gpu), grant.shares)
+        return Ledger({**others.grants, grant.grant_id: grant})
+
+    def adopting(self, grants: Iterable[Grant]) -> "Ledger":
+        """Return the ledger with grants that are facts: made earlier, by this agent before it was restarted."""
+        return Ledger({**self.grants, **{grant.grant_id: grant for grant in grants}})
+
+    def releasing(self, grant_ids: Iterable[str]) -> "Ledger":
+        """Return the ledger without these grants."""
+        gone = set(grant_ids)
+        return Ledger({identifier: grant for identifier, grant in self.grants.items() if identifier not in gone})
+
+
+class _Row(msgspec.Struct, frozen=True):
+    version: int
+    sha256: str
+    grant: msgspec.Raw
+
+
+def encode_row(grant: Grant) -> bytes:
+    """Return a grant as one line of JSON with a digest of its content."""
+    body = msgspec.json.encode(grant)
+    return msgspec.json.encode(_Row(ROW_VERSION, hashlib.sha256(body).hexdigest(), msgspec.Raw(body))) + b"\n"
+
+
+def decode_row(content: bytes) -> Grant:
+    """Read a row back.
+
+    Raises: StorageError when the row is torn, damaged or of an unknown version.
+    """
+    try:
+        row = msgspec.json.decode(content, type=_Row)
+        if row.version != ROW_VERSION:
+            raise StorageError(f"want a ledger row of version {ROW_VERSION}, found version {row.version}")
+        if hashlib.sha256(bytes(row.grant)).hexdigest() != row.sha256:
+            raise StorageError("the row's content does not fit its digest")
+        return msgspec.json.decode(bytes(row.grant), type=Grant)
+    except msgspec.DecodeError as exc:
+        raise StorageError(f"not a ledger row: {exc}") from exc

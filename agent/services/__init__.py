@@ -1,0 +1,1 @@
+"""The agent's loops and RPC handlers: they ask ``core`` what to do and act through ``ports``."""

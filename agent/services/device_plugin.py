@@ -1,0 +1,141 @@
+"""The device plugin of one resource, as kubelet calls it.
+
+Allocate is a pure function of the IDs, because an error there ends the pod for good. Everything that may fail happens in PreStartContainer.
+ListAndWatch sends on change only: kubelet writes its checkpoint at every message.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from agent.core.identity import cdi_name
+from agent.core.inventory import AdvertisedDevice, advertised
+from agent.core.steering import prefer_ids
+from agent.ports import Clock
+from agent.services.allocator import Allocator
+from agent.services.changes import Changes
+from agent.services.driver_watch import DriverWatch
+from agent.services.pending import PendingPods
+from agent.services.telemetry import Telemetry
+from proto import contract
+from proto.kubelet import deviceplugin_pb2 as pb
+from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginServicer
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DevicePlugin(DevicePluginServicer):
+    """Serves one resource."""
+
+    def __init__(
+        self,
+        resource: str,
+        shares_per_gpu: int,
+        *,
+        watch: DriverWatch,
+        allocator: Allocator,
+        pending: PendingPods,
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self.resource = resource
+        self._shares_per_gpu = shares_per_gpu
+        self._watch = watch
+        self._allocator = allocator
+        self._pending = pending
+        self._telemetry = telemetry
+        self._clock = clock
+        self._updates = Changes()
+        self._generation = 0
+        self._streams = 0
+        self._stream_lost_at: float | None = None
+
+    @property
+    def stream_lost_at(self) -> float | None:
+        """Monotonic time since which kubelet holds no ListAndWatch stream; None while it does."""
+        return self._stream_lost_at
+
+    def expect_stream(self) -> None:
+        """Count the time without a stream from now: kubelet has just been told of us."""
+        self._stream_lost_at = None if self._streams else self._clock.monotonic()
+
+    def devices(self) -> tuple[AdvertisedDevice, ...]:
+        """Return what is offered now."""
+        return advertised(self._watch.board, self._shares_per_gpu).get(self.resource, ())
+
+    def refresh(self) -> None:
+        """Let the open streams look whether something they sent has changed."""
+        self._updates.notify()
+
+    def end_streams(self) -> None:
+        """End the streams that are open now; a server that stops waits for them."""
+        self._generation += 1
+        self._updates.notify()
+
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
+        """Tell kubelet which optional calls we want."""
+        return pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+    async def ListAndWatch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
+        """Send all devices, and all of them again whenever one of them changes."""
+        self._streams += 1
+        self._stream_lost_at = None
+        generation = self._generation
+        try:
+            sent: tuple[AdvertisedDevice, ...] | None = None
+            while generation == self._generation:
+                seen = self._updates.count
+                devices = self.devices()
+                if devices != sent:
+                    yield pb.ListAndWatchResponse(devices=_messages(devices))
+                    sent = devices
+                await self._updates.after(seen)
+        finally:
+            self._streams -= 1
+            if not self._streams:
+                self._stream_lost_at = self._clock.monotonic()
+
+    async def GetPreferredAllocation(self, request: pb.PreferredAllocationRequest, context: Context) -> pb.PreferredAllocationResponse:
+        """Advise kubelet to take IDs of the GPUs the container will really get."""
+        responses = []
+        for asked in request.container_requests:
+            wanted = await self._pending.wanted_devices(self.resource, asked.allocation_size)
+            held = self._pending.held_ids(self.resource)
+            chosen = prefer_ids(asked.available_deviceIDs, asked.must_include_deviceIDs, asked.allocation_size, wanted, held)
+            responses.append(pb.ContainerPreferredAllocationResponse(deviceIDs=chosen))
+        return pb.PreferredAllocationResponse(container_responses=responses)
+
+    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
+        """Answer with the name under which the container's devices will be found once it starts."""
+        with self._telemetry.allocate_seconds.time():
+            return pb.AllocateResponse(
+                container_responses=[
+                    pb.ContainerAllocateResponse(
+                        cdi_devices=[pb.CDIDevice(name=cdi_name(self._allocator.grant_id(self.resource, frozenset(asked.devices_ids))))]
+                    )
+                    for asked in request.container_requests
+                ]
+            )
+
+    async def PreStartContainer(self, request: pb.PreStartContainerRequest, context: Context) -> pb.PreStartContainerResponse:
+        """Grant the container its devices, or say why not."""
+        refusal = await self._allocator.prestart(self.resource, frozenset(request.devices_ids))
+        if refusal is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{contract.PRODUCT}: {refusal.message}")
+        return pb.PreStartContainerResponse()
+
+
+def _messages(devices: Iterable[AdvertisedDevice]) -> list[pb.Device]:
+    return [
+        pb.Device(
+            ID=device.device_id,
+            health=contract.DEVICE_HEALTHY if device.healthy else contract.DEVICE_UNHEALTHY,
+            topology=None if device.numa_node is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=device.numa_node)]),
+        )
+        for device in devices
+    ]

@@ -1,0 +1,48 @@
+"""Events about pods, so that ``kubectl describe pod`` says why a container waits.
+
+Best effort by design: an API outage must never hold up a container. A repeated sentence is posted once in a while only, because kubelet
+retries a refused container every few seconds.
+"""
+
+import asyncio
+import logging
+
+from agent.errors import KubeApiError
+from agent.ports import Clock, KubeApi, PodEvent
+
+logger = logging.getLogger(__name__)
+
+QUEUE_LENGTH = 256
+REPEAT_AFTER_SECONDS = 300.0
+
+
+class EventRecorder:
+    """Posts events from a queue, one at a time."""
+
+    def __init__(self, api: KubeApi, clock: Clock) -> None:
+        self._api = api
+        self._clock = clock
+        self._queue: asyncio.Queue[PodEvent] = asyncio.Queue(QUEUE_LENGTH)
+        self._posted_at: dict[PodEvent, float] = {}
+
+    def record(self, event: PodEvent) -> None:
+        """Take an event to be posted, unless the same was not long ago."""
+        now = self._clock.monotonic()
+        self._posted_at = {known: at for known, at in self._posted_at.items() if now - at < REPEAT_AFTER_SECONDS}
+        if event in self._posted_at:
+            return
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull:
+            logger.warning("event dropped: %d others wait for the API", QUEUE_LENGTH, extra={"pod": f"{event.namespace}/{event.pod}"})
+        else:
+            self._posted_at[event] = now
+
+    async def run(self) -> None:
+        """Post for ever."""
+        while True:
+            event = await self._queue.get()
+            try:
+                await asyncio.to_thread(self._api.post_event, event)
+            except KubeApiError as exc:
+                logger.warning("event not posted: %s", exc, extra={"pod": f"{event.namespace}/{event.pod}"})

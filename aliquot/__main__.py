@@ -1,0 +1,37 @@
+"""The ``aliquot`` command. Each subcommand is imported when it is called, so that ``--help`` answers at once."""
+
+import os
+
+import click
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="aliquot", prog_name="aliquot")
+def main() -> None:
+    """Share GPUs between containers, each with the memory and compute it asked for."""
+
+
+@main.command()
+@click.option("--topology", metavar="NAME", help="Simulated node: a profile's name or a topology file.  [default: a100x8-mig]")
+@click.option("--real", is_flag=True, help="Use this machine's NVIDIA driver and GPUs instead of simulated ones.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document and nothing else.")
+@click.option("--keep", is_flag=True, help="Keep node and containers running afterwards, until Ctrl-C.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=5.0, show_default=True, help="How long the neighbours work undisturbed.")
+def demo(*, topology: str | None, real: bool, as_json: bool, keep: bool, seconds: float) -> None:
+    """Run the main job end to end: pods share GPUs, each is held to its slice, and every promise is measured.
+
+    Starts the agent on a node of its own below a temporary directory, with stand-ins for kubelet, container runtime and
+    API server that speak the real contracts. Needs neither root nor a GPU nor a network. The exit status is 0 only when
+    every promise held.
+    """
+    if real and topology is not None:
+        raise click.UsageError("--real uses the GPUs of this machine; --topology names simulated ones: give one of the two")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC reads it when it is loaded
+    from aliquot.demo.command import DemoOptions, run
+
+    options = DemoOptions(topology=topology or "a100x8-mig", real=real, as_json=as_json, keep=keep, seconds=seconds)
+    raise SystemExit(run(options))
+
+
+if __name__ == "__main__":
+    main(prog_name="aliquot")

@@ -1,0 +1,68 @@
+"""What the agent's metrics endpoint says, as values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from proto.contract import METRIC_PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One container's share of one device, as measured by the agent."""
+
+    pod: str
+    container: str
+    device_uuid: str
+    limit_bytes: int
+    used_bytes: int | None
+    refusals: int | None
+    """Both None where the hardware makes the partition: the agent counts nothing there."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """One device's memory, as the agent accounts it."""
+
+    total_bytes: int
+    used_bytes: int | None
+    allocated_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One reading of the endpoint."""
+
+    text: str
+    slices: tuple[Slice, ...]
+    devices: Mapping[str, DeviceMemory]
+
+    def of(self, pod: str) -> tuple[Slice, ...]:
+        """The slices of one pod."""
+        return tuple(item for item in self.slices if item.pod == pod)
+
+
+def parse(text: str) -> Scrape:
+    """Read the endpoint's text."""
+    values: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = sample.labels
+            key = (labels.get("namespace", ""), labels.get("pod", ""), labels.get("container", ""), labels.get("device_uuid", ""))
+            values.setdefault(sample.name.removeprefix(METRIC_PREFIX), {})[key] = sample.value
+    limits, used, refusals = (
+        values.get(name, {}) for name in ("container_memory_limit_bytes", "container_memory_used_bytes", "container_refusals_total")
+    )
+    slices = tuple(
+        Slice(pod, container, uuid, int(limit), _whole(used.get(key)), _whole(refusals.get(key)))
+        for key, limit in limits.items()
+        for _, pod, container, uuid in [key]
+    )
+    totals, device_used, allocated = (values.get(f"device_memory_{name}_bytes", {}) for name in ("total", "used", "allocated"))
+    devices = {key[3]: DeviceMemory(int(total), _whole(device_used.get(key)), _whole(allocated.get(key))) for key, total in totals.items()}
+    return Scrape(text, slices, devices)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

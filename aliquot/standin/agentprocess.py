@@ -1,0 +1,119 @@
+"""The agent as a child process: started as a DaemonSet would start it, watched, stopped, and killed when a test wants that."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from aliquot.paths import SOURCE_ROOT
+
+STOP_SECONDS = 5.0
+LOG_TAIL_LINES = 15
+POLL_SECONDS = 0.02
+
+
+class AgentError(Exception):
+    """The agent ended or did not become ready; the message has the end of its log."""
+
+
+class AgentProcess:
+    """One agent, run again with the same flags after each ``stop`` or ``kill``."""
+
+    def __init__(self, flags: Sequence[str], env: Mapping[str, str], *, log_path: Path, address_file: Path) -> None:
+        self.flags = list(flags)
+        self.log_path = log_path
+        self._env = {**os.environ, "PYTHONPATH": str(SOURCE_ROOT), **env}
+        self._address_file = address_file
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """The running agent's process."""
+        if self._process is None:
+            raise AgentError("the agent is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is alive."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start it; ``metrics_url`` says when it serves."""
+        self._address_file.unlink(missing_ok=True)
+        with self.log_path.open("ab") as log_file:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "agent",
+                *self.flags,
+                env=self._env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                start_new_session=True,
+            )
+
+    async def stop(self) -> int | None:
+        """End it as Kubernetes does, with SIGTERM and after a while SIGKILL; return the exit code, None when it did not run."""
+        if self._process is None:
+            return None
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+        return await self.kill()
+
+    async def kill(self) -> int | None:
+        """End it and whatever it started at once, as the kernel's OOM killer or a crash does."""
+        if self._process is None:
+            return None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = await self._process.wait()
+        self._process = None
+        return code
+
+    async def metrics_url(self, timeout_seconds: float) -> str:
+        """Wait until it has written where it serves metrics. Raises AgentError."""
+        async with self.patience(timeout_seconds, "serve metrics"):
+            while not (self._address_file.exists() and (address := self._address_file.read_text().strip())):
+                self.check()
+                await asyncio.sleep(POLL_SECONDS)
+        return f"http://{address}"
+
+    def check(self) -> None:
+        """Raise AgentError when it has ended by itself."""
+        if self._process is not None and self._process.returncode is not None:
+            raise AgentError(f"the agent ended with exit code {self._process.returncode}:\n{self.log_tail()}")
+
+    def patience(self, timeout_seconds: float, purpose: str) -> "_Patience":
+        """Bound a block of waiting for the agent; the error says for what, with the end of the log."""
+        return _Patience(self, timeout_seconds, purpose)
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        if not self.log_path.exists():
+            return "(no log)"
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+
+class _Patience:
+    def __init__(self, agent: AgentProcess, timeout_seconds: float, purpose: str) -> None:
+        self._agent = agent
+        self._purpose = purpose
+        self._seconds = timeout_seconds
+        self._timeout = asyncio.timeout(timeout_seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
+        try:
+            await self._timeout.__aexit__(exc_type, exc, traceback)  # type: ignore[arg-type]
+        except TimeoutError as timeout:
+            message = f"the agent did not {self._purpose} within {self._seconds:g} s:\n{self._agent.log_tail()}"
+            raise AgentError(message) from timeout

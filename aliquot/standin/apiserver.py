@@ -1,0 +1,388 @@
+"""The part of the Kubernetes API that the agent uses, over HTTP on loopback, for a cluster of one node.
+
+Served as the real one serves it: list and watch of pods, nodes and events with field selectors, resource versions, bookmarks and 410; get;
+JSON patch and merge patch of objects and of the status subresource alone; creation and deletion. Left out: paging (``limit`` is ignored,
+which a server may do), label selectors, admission and conversion. For tests the server can fall silent (``outage``), break its watches and
+forget its history.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from aliquot.standin.cluster import Change, ChangeType, Cluster, Kind, Object
+from aliquot.standin.errors import ClusterError, GoneError, InvalidError
+from aliquot.standin.patches import apply_json_patch, merge_patch
+
+POLL_SECONDS = 0.1
+"""How soon an idle watch notices that the server stops or breaks it."""
+WATCH_TIMEOUT_SECONDS = 1800.0
+"""How long a watch lives when the client does not say; the real server picks 30 to 60 minutes."""
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class MethodError(ClusterError):
+    """The path exists, the method on it does not."""
+
+    code = 405
+    reason = "MethodNotAllowed"
+
+
+class PathError(ClusterError):
+    """The path is not part of this API."""
+
+    code = 404
+    reason = "NotFound"
+
+
+class MediaTypeError(ClusterError):
+    """A patch of a type we do not apply."""
+
+    code = 415
+    reason = "UnsupportedMediaType"
+
+
+class UnauthorizedError(ClusterError):
+    """The bearer token is missing or wrong."""
+
+    code = 401
+    reason = "Unauthorized"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a path names. ``namespace`` None is all namespaces (or a node); ``name`` None is the collection."""
+
+    kind: Kind
+    namespace: str | None
+    name: str | None
+    subresource: str | None
+
+
+def parse_path(path: str) -> Target:
+    """Read ``/api/v1/[namespaces/<ns>/]<kind>[/<name>[/status]]``, or raise PathError."""
+    parts = [part for part in path.split("/") if part]
+    if parts[:2] != ["api", "v1"]:
+        raise PathError(f"{path}: this server has /api/v1 only")
+    parts = parts[2:]
+    namespace = None
+    if len(parts) >= 3 and parts[0] == "namespaces":
+        namespace, parts = parts[1], parts[2:]
+    if not parts or len(parts) > 3 or parts[0] not in set(Kind):
+        raise PathError(f"{path}: expected pods, nodes or events")
+    kind = Kind(parts[0])
+    name = parts[1] if len(parts) > 1 else None
+    subresource = parts[2] if len(parts) > 2 else None
+    if subresource not in (None, "status") or (kind.namespaced and name is not None and namespace is None):
+        raise PathError(f"{path}: no such resource")
+    return Target(kind, namespace, name, subresource)
+
+
+def parse_field_selector(text: str) -> Callable[[Object], bool]:
+    """Turn ``a.b=x,c!=y`` into a predicate over objects; a field that is absent reads as the empty string."""
+    terms: list[tuple[list[str], str, bool]] = []
+    for term in filter(None, text.split(",")):
+        field, separator, value = term.partition("!=")
+        wanted = not separator
+        if wanted:
+            field, separator, value = term.replace("==", "=").partition("=")
+        if not separator:
+            raise InvalidError(f"field selector {term!r}: expected field=value or field!=value")
+        terms.append((field.split("."), value, wanted))
+    return lambda item: all((_field(item, path) == value) is wanted for path, value, wanted in terms)
+
+
+def _field(item: Any, path: list[str]) -> str:
+    for key in path:
+        item = item.get(key) if isinstance(item, dict) else None
+    return "" if item is None else str(item)
+
+
+def select_change(change: Change, keep: Callable[[Object], bool]) -> ChangeType | None:
+    """Say what a watch with a selector sees: an object that comes to match is added, one that ceases to match is deleted."""
+    before = change.previous is not None and keep(change.previous)
+    after = change.type is not ChangeType.DELETED and keep(change.object)
+    if after:
+        return ChangeType.MODIFIED if before else ChangeType.ADDED
+    return ChangeType.DELETED if before else None
+
+
+class ApiServer:
+    """Serves one cluster at ``url`` from ``start`` to ``stop``."""
+
+    def __init__(self, cluster: Cluster, *, token: str | None = None, bookmark_seconds: float = 5.0) -> None:
+        """Make it, not yet serving.
+
+        Args: token: the bearer token every request must carry; None accepts all.
+              bookmark_seconds: between the bookmarks of a watch.
+        """
+        self.cluster = cluster
+        self.token = token
+        self.bookmark_seconds = bookmark_seconds
+        self.requests: list[tuple[str, str]] = []
+        """Method and path of every request served, oldest first: a test asks here what the agent asked of the API."""
+        self._silent = threading.Event()
+        self._watch_epoch = 0
+        self._http = _Server(("127.0.0.1", 0), _Handler)
+        self._http.api = self
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(POLL_SECONDS,), name="apiserver", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End watches and free the port."""
+        self.break_watches()
+        self._silent.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """Be unreachable inside the block: watches break and every request is cut off without an answer."""
+        self._silent.set()
+        self.break_watches()
+        try:
+            yield
+        finally:
+            self._silent.clear()
+
+    def break_watches(self) -> None:
+        """End every present watch, as a proxy or a server restart does."""
+        self._watch_epoch += 1
+
+    @property
+    def silent(self) -> bool:
+        """Whether an outage is going on."""
+        return self._silent.is_set()
+
+    @property
+    def watch_epoch(self) -> int:
+        """Changes when all watches of before must end."""
+        return self._watch_epoch
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    api: ApiServer
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def do_PATCH(self) -> None:
+        self._answer(self._patch)
+
+    def do_DELETE(self) -> None:
+        self._answer(self._delete)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it
+        """Keep standard error for the caller; ``ApiServer.requests`` has what was asked."""
+
+    # --- verbs ---
+
+    def _get(self, target: Target, query: dict[str, str]) -> None:
+        cluster = self.server.api.cluster
+        if target.name is not None:
+            self._send(200, cluster.get(target.kind, target.namespace or "", target.name))
+        elif query.get("watch", "").lower() in ("1", "true"):
+            self._watch(target, query)
+        else:
+            version, items = cluster.list(target.kind, _selector(target, query))
+            listing = {
+                "kind": f"{target.kind.type_name}List",
+                "apiVersion": "v1",
+                "metadata": {"resourceVersion": str(version)},
+                "items": items,
+            }
+            self._send(200, listing)
+
+    def _post(self, target: Target, query: dict[str, str]) -> None:
+        del query
+        if target.name is not None:
+            raise MethodError("POST is for collections")
+        body = self._body()
+        if not isinstance(body, dict):
+            raise InvalidError("expected one object")
+        if target.namespace is not None:
+            body.setdefault("metadata", {}).setdefault("namespace", target.namespace)
+        self._send(201, self.server.api.cluster.create(target.kind, body))
+
+    def _patch(self, target: Target, query: dict[str, str]) -> None:
+        del query
+        if target.name is None:
+            raise MethodError("PATCH is for single objects")
+        patch = self._body()
+        content_type = self.headers.get("Content-Type", "").partition(";")[0].strip()
+        if content_type not in (JSON_PATCH, MERGE_PATCH):
+            raise MediaTypeError(f"expected {JSON_PATCH} or {MERGE_PATCH}, found {content_type or 'none'}")
+
+        def change(item: dict[str, Any]) -> None:
+            if content_type == JSON_PATCH:
+                patched = json.loads(json.dumps(item))
+                apply_json_patch(patched, patch)
+            else:
+                patched = merge_patch(item, patch)
+            _keep_other_half(item, patched, target.subresource)
+            item.clear()
+            item.update(patched)
+
+        self._send(200, self.server.api.cluster.update(target.kind, target.namespace or "", target.name, change))
+
+    def _delete(self, target: Target, query: dict[str, str]) -> None:
+        del query
+        if target.name is None:
+            raise MethodError("DELETE is for single objects")
+        self._body()
+        cluster = self.server.api.cluster
+        if target.kind is Kind.POD:
+            self._send(200, request_pod_deletion(cluster, target.namespace or "", target.name))
+        else:
+            self._send(200, cluster.delete(target.kind, target.namespace or "", target.name))
+
+    # --- watch ---
+
+    def _watch(self, target: Target, query: dict[str, str]) -> None:
+        """Stream changes as the real server does: an expired version is an ERROR event in a stream that began with 200."""
+        api, keep = self.server.api, _selector(target, query)
+        epoch = api.watch_epoch
+        deadline = time.monotonic() + float(query.get("timeoutSeconds", WATCH_TIMEOUT_SECONDS))
+        bookmarks = query.get("allowWatchBookmarks", "").lower() in ("1", "true")
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        version = self._begin_watch(target, query, keep)
+        next_bookmark = time.monotonic() + api.bookmark_seconds
+        try:
+            while time.monotonic() < deadline and epoch == api.watch_epoch:
+                version, changes = api.cluster.changes_after(version, target.kind, POLL_SECONDS)
+                for change in changes:
+                    if (seen := select_change(change, keep)) is not None:
+                        self._send_event(seen.value, change.object)
+                if bookmarks and time.monotonic() >= next_bookmark:
+                    next_bookmark = time.monotonic() + api.bookmark_seconds
+                    metadata = {"resourceVersion": str(version), "creationTimestamp": None}
+                    self._send_event("BOOKMARK", {"kind": target.kind.type_name, "apiVersion": "v1", "metadata": metadata})
+        except GoneError as exc:
+            self._send_event("ERROR", _status(exc))
+        if api.silent:
+            self.close_connection = True
+        else:
+            self._send_chunk(b"")
+
+    def _begin_watch(self, target: Target, query: dict[str, str], keep: Callable[[Object], bool]) -> int:
+        """Return the version to go on from; without one from the client, first tell what is there."""
+        if (asked := query.get("resourceVersion", "0")) not in ("", "0"):
+            return int(asked)
+        version, items = self.server.api.cluster.list(target.kind, keep)
+        for item in items:
+            self._send_event(ChangeType.ADDED.value, item)
+        return version
+
+    def _send_event(self, event_type: str, item: Object) -> None:
+        self._send_chunk(json.dumps({"type": event_type, "object": item}, separators=(",", ":")).encode() + b"\n")
+
+    def _send_chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+
+    # --- plumbing ---
+
+    def _answer(self, verb: Callable[[Target, dict[str, str]], None]) -> None:
+        api = self.server.api
+        if api.silent:
+            self.close_connection = True
+            return
+        split = urlsplit(self.path)
+        api.requests.append((self.command, self.path))
+        try:
+            if api.token is not None and self.headers.get("Authorization") != f"Bearer {api.token}":
+                raise UnauthorizedError("expected this cluster's bearer token")
+            query = {key: values[-1] for key, values in parse_qs(split.query, keep_blank_values=True).items()}
+            verb(parse_path(split.path), query)
+        except ClusterError as exc:
+            self._send(exc.code, _status(exc))
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def _body(self) -> Any:
+        length = int(self.headers.get("Content-Length") or 0)
+        if not length:
+            return None
+        try:
+            return json.loads(self.rfile.read(length))
+        except ValueError as exc:
+            raise InvalidError(f"the body is not JSON: {exc}") from exc
+
+    def _send(self, code: int, body: Object) -> None:
+        data = json.dumps(body, separators=(",", ":")).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def request_pod_deletion(cluster: Cluster, namespace: str, name: str) -> Object:
+    """Mark a pod for deletion, as DELETE does: it stays until the kubelet has stopped its containers."""
+
+    def mark(pod: dict[str, Any]) -> None:
+        grace = pod.get("spec", {}).get("terminationGracePeriodSeconds", 30)
+        pod["metadata"].setdefault("deletionTimestamp", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + grace)))
+        pod["metadata"].setdefault("deletionGracePeriodSeconds", grace)
+
+    return cluster.update(Kind.POD, namespace, name, mark)
+
+
+def _selector(target: Target, query: dict[str, str]) -> Callable[[Object], bool]:
+    fields = parse_field_selector(query.get("fieldSelector", ""))
+    if target.namespace is None:
+        return fields
+    return lambda item: item["metadata"].get("namespace") == target.namespace and fields(item)
+
+
+def _keep_other_half(item: Object, patched: dict[str, Any], subresource: str | None) -> None:
+    """A patch of ``status`` changes nothing else of the object's data, and any other patch cannot touch the status."""
+    for key in set(item) | set(patched):
+        protected = key in ("spec", "data") if subresource == "status" else key == "status"
+        if not protected:
+            continue
+        if key in item:
+            patched[key] = item[key]
+        else:
+            patched.pop(key, None)
+
+
+def _status(exc: ClusterError) -> dict[str, Any]:
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": str(exc),
+        "reason": exc.reason,
+        "code": exc.code,
+    }

@@ -1,0 +1,94 @@
+"""The kubelet's PodResources v1 server: which pod holds which device IDs.
+
+Kept as the real one is: active pods only; ordinary init containers are left out; one entry per device and NUMA node, not one per resource.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from aliquot.standin.devices import DeviceTable, PluginDevice
+from aliquot.standin.pods import PodSpec, Role
+from proto.kubelet import podresources_pb2 as pb
+from proto.kubelet import podresources_pb2_grpc as rpc
+
+
+class PodResourcesServer(rpc.PodResourcesListerServicer):
+    """Serves one socket from the kubelet's device table and its active pods."""
+
+    def __init__(self, socket: Path, table: Callable[[], DeviceTable], active_pods: Callable[[], Sequence[PodSpec]]) -> None:
+        self.socket = socket
+        self._table = table
+        self._active_pods = active_pods
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Bind the socket, replacing one that a dead kubelet left."""
+        self.socket.parent.mkdir(parents=True, exist_ok=True)
+        self.socket.unlink(missing_ok=True)
+        self._server = grpc.aio.server()
+        rpc.add_PodResourcesListerServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix://{self.socket}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Cut all calls off."""
+        if self._server is not None:
+            await self._server.stop(grace=None)
+            self._server = None
+
+    async def List(self, request: pb.ListPodResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ListPodResourcesResponse:
+        """Every active pod, with or without devices."""
+        del request, context
+        pods = self._active_pods()
+        table = self._table()
+        table.release_all_but({pod.uid for pod in pods})
+        return pb.ListPodResourcesResponse(pod_resources=[_pod_resources(pod, table) for pod in pods])
+
+    async def Get(self, request: pb.GetPodResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.GetPodResourcesResponse:
+        """One active pod by name."""
+        for pod in self._active_pods():
+            if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
+                return pb.GetPodResourcesResponse(pod_resources=_pod_resources(pod, self._table()))
+        return await context.abort(grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found")
+
+    async def GetAllocatableResources(
+        self, request: pb.AllocatableResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AllocatableResourcesResponse:
+        """Every healthy device, given away or not."""
+        del request, context
+        devices = [
+            entry
+            for resource, advertised in self._table().advertised.items()
+            for device in advertised.values()
+            if device.healthy
+            for entry in _entries(resource, device)
+        ]
+        return pb.AllocatableResourcesResponse(devices=devices)
+
+
+def _pod_resources(pod: PodSpec, table: DeviceTable) -> pb.PodResources:
+    containers = []
+    for container in pod.containers:
+        if container.role is Role.INIT:
+            continue
+        devices = [
+            entry
+            for item in table.held(pod.uid, container.name)
+            for device_id in item.ids
+            for entry in _entries(
+                item.resource, table.advertised.get(item.resource, {}).get(device_id, PluginDevice(device_id, healthy=False))
+            )
+        ]
+        containers.append(pb.ContainerResources(name=container.name, devices=devices))
+    return pb.PodResources(name=pod.name, namespace=pod.namespace, containers=containers)
+
+
+def _entries(resource: str, device: PluginDevice) -> Iterator[pb.ContainerDevices]:
+    if not device.numa_nodes:
+        yield pb.ContainerDevices(resource_name=resource, device_ids=[device.id])
+    for node in device.numa_nodes:
+        yield pb.ContainerDevices(resource_name=resource, device_ids=[device.id], topology=pb.TopologyInfo(nodes=[pb.NUMANode(ID=node)]))

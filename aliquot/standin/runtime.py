@@ -1,0 +1,310 @@
+"""A container runtime without root: containers are process groups whose root directory holds what would have been mounted.
+
+A container's process sees the host's file system, so nothing here isolates anything; what is kept true is what the GPU stack depends on.
+CDI names are resolved when the container is created; each mount's file lies at its container path below the container's root (the same
+inode where the file system allows it, so that a mapping is shared); libraries are found there through ``LD_LIBRARY_PATH``;
+``ld.so.preload`` of the root is honoured through ``LD_PRELOAD``; CDI's environment wins over the pod's, and the pod's over the plugin's.
+CDI hooks are not run, except that the links which ``update-ldcache`` brings about are made.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from aliquot.standin.cdi import CdiError, ContainerEdits, DeviceNode, Mount, load_registry, resolve
+from proto import contract
+
+log = logging.getLogger(__name__)
+
+BASE_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
+ELF_MAGIC = b"\x7fELF"
+LDCONFIG_PLACES = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
+
+
+class RuntimeRefusalError(Exception):
+    """The container cannot be created or started; ``reason`` is the waiting reason the kubelet shows."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerConfig:
+    """What the kubelet asks of the runtime for one run of one container."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    attempt: int
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    """Plugin first, then pod: the later wins."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    device_paths: tuple[str, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+
+
+Visibility = Callable[[Sequence[DeviceNode]], Mapping[str, str]]
+"""Turns the device nodes given to a container into environment that makes a process see these devices only; see ``hardware``."""
+
+
+class RunningContainer:
+    """One run of one container."""
+
+    def __init__(self, container_id: str, config: ContainerConfig, root: Path, env: Mapping[str, str]) -> None:
+        self.id = container_id
+        self.config = config
+        self.root = root
+        self.env = env
+        self.exit_code: int | None = None
+        """None while it runs; a signal n is 128 + n."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._ended = asyncio.Event()
+        self._lines: list[str] = []
+        self._read_bytes = 0
+
+    @property
+    def log_path(self) -> Path:
+        """The file with its output, standard output and error together."""
+        return self.root.parent / "log"
+
+    @property
+    def enter_path(self) -> Path:
+        """A script that runs the command in its arguments in the container's environment."""
+        return self.root.parent / "enter"
+
+    @property
+    def pid(self) -> int:
+        """Its first process, which leads the process group."""
+        if self._process is None:
+            raise RuntimeError(f"container {self.config.container} was not started")
+        return self._process.pid
+
+    def lines(self) -> Sequence[str]:
+        """Return the complete lines it has written so far."""
+        with self.log_path.open("rb") as log_file:
+            log_file.seek(self._read_bytes)
+            fresh = log_file.read()
+        complete = fresh[: fresh.rfind(b"\n") + 1]
+        self._read_bytes += len(complete)
+        self._lines.extend(complete.decode(errors="replace").splitlines())
+        return self._lines
+
+    async def wait(self) -> int:
+        """Return the exit code once the container has ended."""
+        await self._ended.wait()
+        if self.exit_code is None:
+            raise RuntimeError(f"container {self.config.container} ended without an exit code")
+        return self.exit_code
+
+    def signal_group(self, signal_number: int) -> None:
+        """Send a signal to every process of the container."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal_number)
+
+    async def launch(self) -> None:
+        """Start the process. Raises OSError."""
+        assignments = " ".join(shlex.quote(f"{name}={value}") for name, value in self.env.items())
+        self.enter_path.write_text(f'#!/bin/sh\ncd {shlex.quote(str(self.root))} && exec env -i {assignments} "$@"\n')
+        self.enter_path.chmod(0o755)
+        with self.log_path.open("ab") as log_file:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.config.argv,
+                cwd=self.root,
+                env=dict(self.env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    async def reap(self) -> None:
+        """Wait for the first process and end the others with it, as the end of PID 1 ends a container."""
+        if self._process is None:
+            raise RuntimeError(f"container {self.config.container} was not started")
+        code = await self._process.wait()
+        self.signal_group(signal.SIGKILL)
+        self.exit_code = code if code >= 0 else 128 - code
+        self._ended.set()
+
+
+class Runtime:
+    """Creates, starts and stops containers below one directory."""
+
+    def __init__(self, directory: Path, cdi_directories: Sequence[Path], *, visibility: Visibility = lambda _: {}) -> None:
+        """``cdi_directories``: static first, dynamic last, as runtimes are configured."""
+        self.directory = directory
+        self.containers: list[RunningContainer] = []
+        """Every container whose process runs."""
+        self.history: list[RunningContainer] = []
+        """Every container ever started, oldest first."""
+        self._cdi_directories = tuple(cdi_directories)
+        self._visibility = visibility
+        self._numbers = itertools.count()
+        self._reapers: set[asyncio.Task[None]] = set()
+
+    async def start(self, config: ContainerConfig) -> RunningContainer:
+        """Create a container and start its process. Raises RuntimeRefusalError."""
+        if not config.argv:
+            raise RuntimeRefusalError("CreateContainerError", "no command specified")
+        try:
+            edits = resolve(load_registry(self._cdi_directories), config.cdi_devices)
+        except CdiError as exc:
+            message = f"failed to generate container spec: CDI device injection failed: {exc}"
+            raise RuntimeRefusalError("CreateContainerError", message) from exc
+        container_id = uuid.uuid4().hex
+        root = self.directory / f"{next(self._numbers):03d}-{config.pod}-{config.container}" / "rootfs"
+        mounts = [*(Mount(host_path=host, container_path=path) for host, path in config.mounts), *edits.mounts]
+        try:
+            library_dirs = _build_root(root, mounts)
+        except OSError as exc:
+            raise RuntimeRefusalError("CreateContainerError", f"failed to mount: {exc}") from exc
+        env = self._environment(config, edits, root, library_dirs)
+        container = RunningContainer(container_id, config, root, env)
+        try:
+            await container.launch()
+        except OSError as exc:
+            raise RuntimeRefusalError("RunContainerError", f"failed to start {config.argv[0]!r}: {exc.strerror}") from exc
+        self.containers.append(container)
+        self.history.append(container)
+        reaper = asyncio.create_task(self._reap(container))
+        self._reapers.add(reaper)
+        reaper.add_done_callback(self._reapers.discard)
+        return container
+
+    async def execute(self, container: RunningContainer, argv: Sequence[str], *, timeout_seconds: float = 15.0) -> tuple[int, str]:
+        """Run another program in a container, as kubectl exec does; return its exit code and output, standard error included.
+
+        Raises: TimeoutError; the program is killed then.
+        """
+        process = await asyncio.create_subprocess_exec(
+            container.enter_path,
+            *argv,
+            cwd=container.root,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), timeout_seconds)
+        except TimeoutError:
+            raise TimeoutError(
+                f"{shlex.join(argv)} in container {container.config.container} did not end in {timeout_seconds:g} s"
+            ) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return process.returncode or 0, output.decode(errors="replace")
+
+    def find(self, pod: str, container: str | None = None) -> RunningContainer | None:
+        """The latest run of a pod's container, ended or not."""
+        for item in reversed(self.history):
+            if item.config.pod == pod and container in (None, item.config.container):
+                return item
+        return None
+
+    async def stop_pod(self, pod_uid: str, grace_seconds: float) -> None:
+        """Stop all containers of a pod: SIGTERM, and SIGKILL to what is left after the grace time."""
+        await self._stop([item for item in self.containers if item.config.pod_uid == pod_uid], grace_seconds)
+
+    async def kill_all(self) -> None:
+        """Kill every container."""
+        await self._stop(list(self.containers), 0.0)
+
+    async def _stop(self, containers: Sequence[RunningContainer], grace_seconds: float) -> None:
+        ends = [asyncio.ensure_future(item.wait()) for item in containers]
+        if not ends:
+            return
+        if grace_seconds > 0:
+            for item in containers:
+                item.signal_group(signal.SIGTERM)
+            await asyncio.wait(ends, timeout=grace_seconds)
+        for item in containers:
+            item.signal_group(signal.SIGKILL)
+        await asyncio.gather(*ends)
+
+    async def _reap(self, container: RunningContainer) -> None:
+        await container.reap()
+        self.containers.remove(container)
+
+    def _environment(self, config: ContainerConfig, edits: ContainerEdits, root: Path, library_dirs: Sequence[Path]) -> dict[str, str]:
+        env = {**BASE_ENV, "HOSTNAME": config.pod, **dict(config.env)}
+        for entry in edits.env:
+            name, _, value = entry.partition("=")
+            env[name] = value
+        nodes = (*(DeviceNode(path=path) for path in config.device_paths), *edits.device_nodes)
+        env.update(self._visibility(nodes))
+        inherited = [env["LD_LIBRARY_PATH"]] if env.get("LD_LIBRARY_PATH") else []
+        if library_dirs:
+            env["LD_LIBRARY_PATH"] = ":".join([*map(str, library_dirs), *inherited])
+        preload = root / contract.LD_SO_PRELOAD.lstrip("/")
+        if preload.is_file():
+            env["LD_PRELOAD"] = ":".join(str(root / path.lstrip("/")) for path in preload.read_text().split())
+        return env
+
+
+def _build_root(root: Path, mounts: Sequence[Mount]) -> list[Path]:
+    """Put every mount at its place; return the directories in which the container's loader must look for libraries."""
+    root.mkdir(parents=True)
+    library_dirs: dict[Path, None] = {}
+    for mount in mounts:
+        source, target = Path(mount.host_path), root / mount.container_path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        _place(source, target)
+        if ".so" in target.name and not mount.container_path.startswith(contract.CONTAINER_DIR + "/"):
+            library_dirs[target.parent] = None
+    for directory in library_dirs:
+        _link_sonames(directory)
+    return list(library_dirs)
+
+
+def _place(source: Path, target: Path) -> None:
+    """Show ``source`` at ``target`` as the same inode if possible.
+
+    A library must not become a symbolic link: its ``$ORIGIN`` would be the host's directory.
+    """
+    if source.is_dir():
+        target.symlink_to(source)
+        return
+    try:
+        target.hardlink_to(source.resolve(strict=True))
+    except OSError:
+        if _is_library(source):
+            shutil.copy2(source, target)
+        else:
+            target.symlink_to(source.resolve(strict=True))
+
+
+def _is_library(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(ELF_MAGIC)) == ELF_MAGIC
+
+
+def find_ldconfig() -> str:
+    """Return the path of ldconfig, which is often not in a user's PATH. Raises FileNotFoundError."""
+    program = next((place for place in LDCONFIG_PLACES if Path(place).exists()), shutil.which("ldconfig"))
+    if program is None:
+        raise FileNotFoundError(f"ldconfig: not found as {' or '.join(LDCONFIG_PLACES)} or in PATH; it comes with the C library")
+    return program
+
+
+def _link_sonames(directory: Path) -> None:
+    """Make ``libcuda.so.1`` of ``libcuda.so.580.159.03`` and its like, which the update-ldcache hook does in a real container."""
+    program = find_ldconfig()
+    result = subprocess.run([program, "-n", str(directory)], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise OSError(f"{program} -n {directory}: {result.stderr.strip()}")

@@ -1,0 +1,215 @@
+"""Measures the agent as a process: how fast it registers and answers kubelet, and what it costs while nothing happens.
+
+    python -m tests.bench.bench_agent [--pods 110] [--json FILE]
+
+A stand-in node with eight simulated H200 and a real agent process. Calls go over the agent's Unix socket, as kubelet's do.
+Ends with 1 when a figure misses its target.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc.aio
+
+from aliquot.standin.hardware import SimulatedHardware
+from aliquot.standin.node import Node, NodeOptions
+from proto import contract
+from proto.kubelet import deviceplugin_pb2 as pb
+from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginStub
+from tests.integration.agent_nodes import VGPU, container, eventually, grants, manifest, running
+
+SHARES_PER_GPU = 16
+GPUS = 8
+STARTS = 5
+ALLOCATE_CALLS = 3000
+PRESTART_CALLS = 1000
+ROUNDS = 5
+IDLE_SECONDS = 20.0
+POD_MIB = 4096
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number. ``target`` None: for information."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+
+    @property
+    def met(self) -> bool:
+        return self.target is None or self.value < self.target
+
+
+async def measure(pods: int) -> list[Figure]:
+    """Run everything on one node, in the order in which an agent lives."""
+    options = NodeOptions(agent_flags=("--log-level=warning",), start_agent=False)
+    async with Node(SimulatedHardware("h200x8"), options) as node:
+        figures = [Figure("process start to registered, median", statistics.median(await start_seconds(node)), "s", 2.0)]
+        first_starts = time.monotonic()
+        names = [f"bench-{number}" for number in range(pods)]
+        for name in names:
+            node.create_pod(manifest(name, container(mib=POD_MIB)))
+        await running(node, *names, timeout_seconds=120)
+        figures.append(Figure(f"{pods} pods created to running", time.monotonic() - first_starts, "s"))
+        socket = str(plugin_socket(node))
+        figures += figures_of("Allocate", await in_a_client(socket, "Allocate", allocate_requests()), 0.002)
+        figures += figures_of(
+            f"PreStartContainer with {pods} pods", await in_a_client(socket, "PreStartContainer", prestart_requests(node)), 0.050
+        )
+        figures.append(Figure(f"scrape with {pods} pods", await scrape_seconds(node) * 1e3, "ms"))
+        figures.append(Figure("idle CPU", await idle_cpu_percent(node.agent.pid), "% of a core", 0.5))
+        figures.append(Figure("resident memory", resident_mib(node.agent.pid), "MiB", 60.0))
+        figures.append(Figure("load of this machine, per core", os.getloadavg()[0] / (os.cpu_count() or 1), "runnable"))
+        return figures
+
+
+async def start_seconds(node: Node) -> list[float]:
+    """Time some cold starts, each until kubelet counts every device. The last agent stays."""
+    took = []
+    for start in range(STARTS):
+        begun = time.monotonic()
+        await node.agent.start()
+        await until(node, lambda: node.allocatable(VGPU) == GPUS * SHARES_PER_GPU)
+        took.append(time.monotonic() - begun)
+        await node.wait_ready()
+        if start < STARTS - 1:
+            await node.agent.kill()
+            await eventually(lambda: node.allocatable(VGPU) == 0, "kubelet notices that the agent is gone")
+    return took
+
+
+async def until(node: Node, condition: Callable[[], bool]) -> None:
+    """Return within two milliseconds of the condition, or fail with the agent."""
+    while True:
+        if condition():
+            return
+        node.agent.check()
+        await asyncio.sleep(0.002)
+
+
+def allocate_requests() -> list[bytes]:
+    """Make calls for one to four devices."""
+    requests = []
+    for number in range(ALLOCATE_CALLS):
+        ids = [f"GPU-{device}-bench::{number % SHARES_PER_GPU}" for device in range(1 + number % 4)]
+        requests.append(pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)]).SerializeToString())
+    return requests
+
+
+def prestart_requests(node: Node) -> list[bytes]:
+    """Make calls as kubelet does when containers restart: identity, decision, ledger row, files, CDI spec."""
+    known = [pb.PreStartContainerRequest(devices_ids=grant["device_ids"]).SerializeToString() for grant in grants(node)]
+    return [known[number % len(known)] for number in range(PRESTART_CALLS)]
+
+
+async def in_a_client(socket: str, method: str, requests: list[bytes]) -> list[float]:
+    """Time each call, one after another, from a process that does nothing else: kubelet is not this one either."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as client:
+        return await asyncio.get_running_loop().run_in_executor(client, run_client, socket, method, requests)
+
+
+def run_client(socket: str, method: str, requests: list[bytes]) -> list[float]:
+    """Be the client process."""
+    return asyncio.run(timed(socket, method, requests))
+
+
+async def timed(socket: str, method: str, requests: list[bytes]) -> list[float]:
+    """Time each call in seconds."""
+    form = pb.AllocateRequest if method == "Allocate" else pb.PreStartContainerRequest
+    messages = [form.FromString(request) for request in requests]
+    took = []
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        call = getattr(DevicePluginStub(channel), method)
+        for message in messages:
+            begun = time.perf_counter()
+            await call(message)
+            took.append(time.perf_counter() - begun)
+    return took
+
+
+def figures_of(name: str, seconds: list[float], p99_target: float) -> list[Figure]:
+    """Summarise call times, in milliseconds. The p99 is the median over rounds, so that one disturbance of the machine does not decide."""
+    size = len(seconds) // ROUNDS
+    p99 = statistics.median(statistics.quantiles(seconds[at : at + size], n=100)[98] for at in range(0, size * ROUNDS, size))
+    return [
+        Figure(f"{name}, p50", statistics.median(seconds) * 1e3, "ms"),
+        Figure(f"{name}, p99", p99 * 1e3, "ms", p99_target * 1e3),
+        Figure(f"{name}, slowest of {len(seconds)}", max(seconds) * 1e3, "ms"),
+    ]
+
+
+async def scrape_seconds(node: Node) -> float:
+    """Time a scrape of /metrics, the median of several."""
+    took = []
+    for _ in range(10):
+        begun = time.perf_counter()
+        text = await node.metrics()
+        took.append(time.perf_counter() - begun)
+    assert f"{contract.METRIC_PREFIX}container_info{{" in text
+    return statistics.median(took)
+
+
+async def idle_cpu_percent(pid: int) -> float:
+    """Measure processor time while nothing is asked of the agent."""
+    before = cpu_seconds(pid)
+    await asyncio.sleep(IDLE_SECONDS)
+    return (cpu_seconds(pid) - before) / IDLE_SECONDS * 100
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return user and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mib(pid: int) -> float:
+    """Return the resident memory of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
+
+
+def plugin_socket(node: Node) -> Path:
+    """Return the socket of the agent's plugin for vGPUs."""
+    (path,) = node.layout.plugin_dir.glob("aliquot-vgpu-*.sock")
+    return path
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """Return the figures as aligned text."""
+    width = max(len(figure.name) for figure in figures)
+    lines = []
+    for figure in figures:
+        verdict = "" if figure.target is None else f"  target < {figure.target:g}  {'met' if figure.met else 'MISSED'}"
+        lines.append(f"{figure.name:<{width}}  {figure.value:>9.3f} {figure.unit}{verdict}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure, print, and judge."""
+    parser = argparse.ArgumentParser(description="Benchmark of the node agent.")
+    parser.add_argument("--pods", type=int, default=110, help="pods on the node")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    figures = asyncio.run(measure(arguments.pods))
+    print(table(figures))
+    document = json.dumps([{**asdict(figure), "met": figure.met} for figure in figures])
+    print(document)
+    if arguments.json is not None:
+        arguments.json.write_text(document + "\n")
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""Simulated nodes for the benchmarks: built and torn down outside pytest."""
+
+import subprocess
+from pathlib import Path
+
+from tests.fakes.container import Node
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+
+
+def simulated(directory: Path, profile: str) -> Node:
+    """Make a simulated node below ``directory``."""
+    roots = directory / "containers"
+    roots.mkdir()
+    subprocess.run([BUILD / "bin/aliquot-sim", "init", profile, "--dir", directory / "node"], check=True, stdout=subprocess.DEVNULL)
+    return Node(BUILD, directory / "node", roots)

@@ -1,0 +1,150 @@
+"""What the agent's integration tests share: a stand-in node with a real agent process, and pods in few words."""
+
+import asyncio
+import json
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aliquot.paths import built
+from aliquot.standin.cluster import Kind
+from aliquot.standin.hardware import SimulatedHardware
+from aliquot.standin.node import Node, NodeOptions
+from proto import codec, contract
+from proto.model import ContainerAssignment, DeviceShare, PodAssignment
+from proto.units import MIB
+
+QUICK = ("--reconcile-seconds=0.3", "--driver-poll-seconds=0.2", "--nvml-timeout-seconds=0.3", "--pod-wait-seconds=3", "--log-format=text")
+VGPU = contract.RESOURCE_VGPU
+
+
+def make_node(profile: str = "t4x2", *flags: str, **options: Any) -> Node:
+    return Node(SimulatedHardware(profile), NodeOptions(agent_flags=(*QUICK, *flags), **options))
+
+
+def container(name: str = "main", *, vgpus: int = 1, mib: int | None = 1024, cores: int | None = None, **extra: Any) -> dict[str, Any]:
+    limits = {VGPU: str(vgpus)}
+    if mib is not None:
+        limits[contract.RESOURCE_VGPU_MEMORY] = str(mib)
+    if cores is not None:
+        limits[contract.RESOURCE_VGPU_CORES] = str(cores)
+    return {"name": name, "command": ["sleep", "600"], "resources": {"limits": limits}, **extra}
+
+
+def manifest(name: str, *containers: dict[str, Any], init: Sequence[dict[str, Any]] = (), **metadata: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = {"terminationGracePeriodSeconds": 0, "containers": list(containers) or [container()]}
+    if init:
+        spec["initContainers"] = list(init)
+    return {"metadata": {"name": name, **metadata}, "spec": spec}
+
+
+def assignment(uid: str, **shares: Sequence[DeviceShare]) -> str:
+    return codec.encode_assignment(PodAssignment(uid, tuple(ContainerAssignment(name, tuple(given)) for name, given in shares.items())))
+
+
+def assign(node: Node, name: str, text: str) -> None:
+    """Write a pod's assignment after the fact; a real scheduler writes it together with the binding."""
+    node.cluster.update(
+        Kind.POD, "default", name, lambda pod: pod["metadata"].setdefault("annotations", {}).update({contract.ANNOTATION_ASSIGNMENT: text})
+    )
+
+
+def share(node: Node, index: int, mib: int = 1024, cores: int | None = None) -> DeviceShare:
+    return DeviceShare(node.inventory.gpus[index].uuid, mib * MIB, cores)
+
+
+def usable_mib(node: Node) -> int:
+    """What of the first GPU the agent offers to containers; all GPUs of a profile are alike."""
+    return node.allocatable(contract.RESOURCE_VGPU_MEMORY) // len(node.inventory.gpus)
+
+
+def is_running(pod: Any) -> bool:
+    return bool(pod["status"].get("phase") == "Running")
+
+
+async def running(node: Node, *names: str, timeout_seconds: float = 20.0) -> None:
+    for name in names:
+        await node.wait_for_pod(name, is_running, timeout_seconds=timeout_seconds)
+
+
+def waiting_message(pod: Any) -> str:
+    """Why the pod's containers wait, as ``kubectl describe`` shows it."""
+    status = pod["status"]
+    states = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+    return " ".join(state["state"].get("waiting", {}).get("message", "") for state in states)
+
+
+async def refused(node: Node, name: str, *words: str) -> str:
+    """Wait until kubelet shows a refusal with these words; return it."""
+
+    def shows(pod: Any) -> bool:
+        return all(word in waiting_message(pod) for word in words)
+
+    return waiting_message(await node.wait_for_pod(name, shows))
+
+
+async def eventually(condition: Callable[[], object], what: str, timeout_seconds: float = 15.0) -> None:
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not within {timeout_seconds:g} s: {what}") from None
+
+
+def grants(node: Node) -> list[dict[str, Any]]:
+    """The agent's ledger as it is on disk."""
+    rows = []
+    for path in (node.layout.state / "ledger").glob("*.json"):
+        try:
+            rows.append(json.loads(path.read_bytes())["grant"])
+        except FileNotFoundError:  # released meanwhile
+            continue
+    return rows
+
+
+def promised_mib(node: Node) -> dict[str, int]:
+    """What the ledger promises per device."""
+    total: dict[str, int] = {gpu.uuid: 0 for gpu in node.inventory.gpus}
+    for grant in grants(node):
+        for given in grant["shares"]:
+            total[given["device_uuid"]] += given["memory_bytes"] // MIB
+    return total
+
+
+def inject(node: Node, *fault: str) -> None:
+    """Make the simulated driver fail, or heal."""
+    subprocess.run([built("bin/aliquot-sim"), "inject", *fault, "--dir", node.layout.base / "sim"], check=True)
+
+
+async def page(node: Node, path: str) -> tuple[int, str]:
+    """Ask the agent's status server."""
+    url = f"{await node.agent.metrics_url(10)}{path}"
+
+    def fetch() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, exc.read().decode()
+
+    return await asyncio.to_thread(fetch)
+
+
+async def not_ready_because(node: Node, words: str) -> None:
+    """Wait until /readyz gives this reason."""
+    async with asyncio.timeout(15):
+        while True:
+            status, reason = await page(node, "/readyz")
+            if status == 503 and words in reason:
+                return
+            await asyncio.sleep(0.05)
+
+
+def log_of(node: Node) -> str:
+    return node.layout.agent_log.read_text()

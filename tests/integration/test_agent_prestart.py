@@ -1,0 +1,297 @@
+"""What containers get, through reordered and concurrent starts, crashes of the agent and outages of the API."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.core.region_layout import decode_limits
+from aliquot.standin.cluster import Kind
+from aliquot.standin.plugins import Behaviour
+from proto import contract
+from proto.units import MIB
+from tests.integration.agent_nodes import (
+    VGPU,
+    assign,
+    assignment,
+    container,
+    eventually,
+    grants,
+    make_node,
+    manifest,
+    page,
+    promised_mib,
+    refused,
+    running,
+    share,
+    usable_mib,
+)
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir")]
+ASSIGNED = "--placement=assigned"
+USABLE_T4_MIB = 14915
+"""What the driver leaves of a T4's 15360 MiB."""
+
+
+def limits_in(node, pod: str, name: str | None = None):
+    """The limits a container sees."""
+    path = node.container(pod, name).root / contract.CONTAINER_LIMITS.lstrip("/")
+    return [(device.uuid, device.memory_bytes // MIB, device.sm_percent) for device in decode_limits(path.read_bytes()).devices]
+
+
+class TestAssigned:
+    async def test_a_container_gets_what_its_pod_was_assigned(self):
+        async with make_node("h200x8", ASSIGNED) as node:
+            text = assignment("uid-a", main=[share(node, 5, 2048, 30), share(node, 2, 2048, 30)])
+            metadata = {"uid": "uid-a", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+            node.create_pod(manifest("a", container(vgpus=2, mib=4096, cores=60), **metadata))
+            await running(node, "a")
+            uuids = [node.inventory.gpus[index].uuid for index in (5, 2)]
+            assert limits_in(node, "a") == [(uuids[0], 2048, 30), (uuids[1], 2048, 30)]
+            visible = {value for name, value in node.container("a").env.items() if name.startswith(contract.ENV_SIM_DEVICE_PREFIX)}
+            assert visible == set(uuids)
+
+    async def test_kubelet_is_steered_to_the_assigned_gpus(self):
+        # a kubelet with a topology manager chooses a NUMA node before it asks for advice
+        async with make_node("h200x8", ASSIGNED, behaviour=Behaviour(align_numa=False)) as node:
+            for index in range(8):
+                text = assignment(f"uid-{index}", main=[share(node, index)])
+                metadata = {"uid": f"uid-{index}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+                node.create_pod(manifest(f"p{index}", **metadata))
+                await running(node, f"p{index}")
+            for grant in grants(node):
+                assert grant["device_ids"][0].startswith(grant["shares"][0]["device_uuid"])
+
+    async def test_a_pod_that_was_not_placed_waits_and_starts_once_it_is(self):
+        async with make_node("t4x2", ASSIGNED) as node:
+            pod = node.create_pod(manifest("a"))
+            await refused(node, "a", contract.ANNOTATION_ASSIGNMENT, contract.SCHEDULER_NAME)
+            await eventually(
+                lambda: [event for event in node.events("a") if event["reason"] == contract.EVENT_REASON_REFUSED],
+                "an event about the refusal",
+            )
+            assert 'aliquot_refusals_total{reason="assignment-missing"}' in await node.metrics()
+            assign(node, "a", assignment(pod["metadata"]["uid"], main=[share(node, 1)]))
+            await running(node, "a")
+
+    async def test_an_assignment_for_an_earlier_pod_of_the_name_is_refused(self):
+        async with make_node("t4x2", ASSIGNED) as node:
+            text = assignment("uid-of-the-first", main=[share(node, 0)])
+            node.create_pod(manifest("a", annotations={contract.ANNOTATION_ASSIGNMENT: text}))
+            await refused(node, "a", "earlier pod of this name")
+            assert grants(node) == []
+
+    async def test_an_assignment_of_more_than_the_spec_asks_is_refused(self):
+        async with make_node("t4x2", ASSIGNED) as node:
+            pod = node.create_pod(manifest("a"))
+            assign(node, "a", assignment(pod["metadata"]["uid"], main=[share(node, 0, 4096)]))
+            await refused(node, "a", "the pod's spec asks for 1 GiB")
+
+    async def test_two_pods_assigned_the_same_memory_are_told_apart_by_the_ledger(self):
+        async with make_node("t4x2", ASSIGNED) as node:
+            whole = usable_mib(node) - 512
+            for name in ("a", "b"):
+                text = assignment(f"uid-{name}", main=[share(node, 0, whole)])
+                metadata = {"uid": f"uid-{name}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+                node.create_pod(manifest(name, container(mib=whole), **metadata))
+            await eventually(lambda: len(grants(node)) == 1, "one of them has its share")
+            first = grants(node)[0]["pod"]
+            second = "b" if first == "a" else "a"
+            await refused(node, second, "without enough free memory", f"default/{first}/main")
+            node.delete_pod(first)
+            await running(node, second)
+
+
+class TestCrashes:
+    async def test_the_agent_killed_between_allocate_and_prestart_heals(self):
+        async with make_node("t4x2", ASSIGNED) as node:
+            pod = node.create_pod(manifest("a"))
+            await refused(node, "a", contract.ANNOTATION_ASSIGNMENT)  # allocated, not started
+            await node.agent.kill()
+            assign(node, "a", assignment(pod["metadata"]["uid"], main=[share(node, 1)]))
+            await node.agent.start()
+            await running(node, "a")
+            assert limits_in(node, "a") == [(node.inventory.gpus[1].uuid, 1024, 0)]
+
+    async def test_the_agent_killed_inside_prestart_heals(self):
+        async with make_node("t4x2") as node:
+            with node.api.outage():
+                node.cluster.create(Kind.POD, {**manifest("a"), "spec": {**manifest("a")["spec"], "nodeName": node.options.name}})
+                await asyncio.sleep(1.0)  # PreStart waits for the pod, which the agent cannot know
+                await node.agent.kill()
+            await node.agent.start()
+            await running(node, "a")
+            assert len(grants(node)) == 1
+
+    async def test_a_torn_ledger_row_is_set_aside_and_healed(self):
+        async with make_node() as node:
+            node.create_pod(manifest("a"))
+            await running(node, "a")
+            before = promised_mib(node)
+            await node.agent.kill()
+            (row,) = (node.layout.state / "ledger").glob("*.json")
+            row.write_bytes(row.read_bytes()[:40])
+            await node.agent.start()
+            await node.wait_ready()
+            assert promised_mib(node) == before
+            assert list((node.layout.state / "ledger/quarantine").iterdir())
+
+    async def test_pods_that_ended_while_the_agent_was_away_are_released_when_it_is_back(self):
+        async with make_node() as node:
+            for name in ("a", "b"):
+                node.create_pod(manifest(name))
+            await running(node, "a", "b")
+            await node.agent.kill()
+            node.delete_pod("a")
+            await node.wait_gone("a")
+            await node.agent.start()
+            await node.wait_ready()
+            await eventually(lambda: [grant["pod"] for grant in grants(node)] == ["b"], "the ended pod's grant is gone")
+            assert len(list(node.layout.cdi_dynamic.iterdir())) == 1
+
+    async def test_kills_during_a_burst_of_starts_leave_every_pod_running_with_its_own_devices(self):
+        async with make_node("h200x8", ASSIGNED) as node:
+            names = [f"p{number}" for number in range(12)]
+            pods = {name: node.create_pod(manifest(name, container(mib=20_000))) for name in names}
+            for name in names:
+                await refused(
+                    node, name, contract.ANNOTATION_ASSIGNMENT
+                )  # allocated: an agent killed in Allocate would fail the pod for good
+            for number, name in enumerate(names):
+                assign(node, name, assignment(pods[name]["metadata"]["uid"], main=[share(node, number % 8, 20_000)]))
+            for pause in (0.05, 0.3, 0.6, 0.9):
+                await asyncio.sleep(pause)
+                await node.agent.kill()
+                await node.agent.start()
+            await running(node, *names, timeout_seconds=40)
+            for number, name in enumerate(names):
+                assert limits_in(node, name) == [(node.inventory.gpus[number % 8].uuid, 20_000, 0)]
+            assert len(grants(node)) == 12
+
+
+class TestManyPods:
+    async def test_pods_that_start_together_get_their_own_devices_whatever_the_order(self):
+        async with make_node("h200x8", ASSIGNED) as node:
+            names = [f"p{number}" for number in range(24)]
+            for number, name in enumerate(names):
+                text = assignment(
+                    f"uid-{name}", a=[share(node, number % 8, 1000 + number)], b=[share(node, (number + 3) % 8, 2000 + number)]
+                )
+                metadata = {"uid": f"uid-{name}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+                node.create_pod(manifest(name, container("a", mib=1000 + number), container("b", mib=2000 + number), **metadata))
+            await running(node, *names, timeout_seconds=40)
+            for number, name in enumerate(names):
+                assert limits_in(node, name, "a") == [(node.inventory.gpus[number % 8].uuid, 1000 + number, 0)]
+                assert limits_in(node, name, "b") == [(node.inventory.gpus[(number + 3) % 8].uuid, 2000 + number, 0)]
+
+    async def test_a_full_node_refuses_the_rest_and_serves_them_as_others_end(self):
+        async with make_node("t4x2", "--publish-node-capacity=false") as node:  # else kubelet itself would refuse the fifth
+            half = USABLE_T4_MIB // 2
+            names = [f"p{number}" for number in range(5)]
+            for name in names:
+                node.create_pod(manifest(name, container(mib=half)))
+            await eventually(lambda: len(grants(node)) == 4, "four fit")
+            (left,) = set(names) - {grant["pod"] for grant in grants(node)}
+            await refused(node, left, "without enough free memory")
+            node.delete_pod(next(name for name in names if name != left))
+            await running(node, left)
+
+    async def test_what_is_gone_leaves_nothing(self):
+        async with make_node("t4x2") as node:
+            names = [f"p{number}" for number in range(8)]
+            for name in names:
+                node.create_pod(manifest(name))
+            await running(node, *names)
+            for name in names:
+                node.delete_pod(name)
+            await eventually(lambda: not grants(node), "the ledger is empty")
+            await eventually(lambda: not list(node.layout.cdi_dynamic.iterdir()), "no CDI spec is left")
+            assert not list((node.layout.run / "containers").iterdir())
+            assert "aliquot_container_info{" not in await node.metrics()
+
+
+class TestLife:
+    async def test_a_restarted_container_keeps_its_devices(self):
+        async with make_node("h200x8") as node:
+            spec = container(mib=5000)
+            spec["command"] = ["sh", "-c", "sleep 1"]
+            node.create_pod(manifest("a", spec))
+            await running(node, "a")
+            before = limits_in(node, "a")
+            await node.wait_for_pod("a", lambda pod: pod["status"]["containerStatuses"][0]["restartCount"] >= 1)
+            await running(node, "a")
+            assert limits_in(node, "a") == before
+
+    async def test_an_init_container_has_a_share_and_hands_it_on(self):
+        async with make_node("t4x2") as node:
+            init = container("warm", mib=3000)
+            init["command"] = ["sh", "-c", "sleep 0.5"]
+            node.create_pod(manifest("a", container(vgpus=2, mib=4000), init=[init]))
+            await running(node, "a")
+            assert limits_in(node, "a", "warm")[0][1] == 3000
+            assert [mib for _, mib, _ in limits_in(node, "a", "main")] == [2000, 2000]
+            await eventually(lambda: [grant["container"] for grant in grants(node)] == ["main"], "only the app container's grant is left")
+
+    async def test_a_pod_that_completes_frees_its_share_while_it_is_still_listed(self):
+        async with make_node("t4x2") as node:
+            spec = container()
+            spec["command"] = ["true"]
+            body = manifest("a", spec)
+            body["spec"]["restartPolicy"] = "Never"
+            node.create_pod(body)
+            await node.wait_for_pod("a", lambda pod: pod["status"].get("phase") == "Succeeded")
+            await eventually(lambda: not grants(node), "the share is free")
+            assert node.pod("a")
+
+    async def test_a_recreated_pod_of_the_name_gets_a_grant_of_its_own(self):
+        async with make_node("t4x2") as node:
+            first = node.create_pod(manifest("a"))
+            await running(node, "a")
+            node.delete_pod("a")
+            await node.wait_gone("a")
+            second = node.create_pod(manifest("a", container(mib=2048)))
+            await running(node, "a")
+            assert first["metadata"]["uid"] != second["metadata"]["uid"]
+            await eventually(
+                lambda: [grant["pod_uid"] for grant in grants(node)] == [second["metadata"]["uid"]], "the first's grant is gone"
+            )
+            assert limits_in(node, "a")[0][1] == 2048
+
+    async def test_an_outage_of_the_api_stops_neither_restarts_nor_the_agent(self):
+        async with make_node("t4x2") as node:
+            spec = container()
+            spec["command"] = ["sh", "-c", "sleep 1"]
+            node.create_pod(manifest("a", spec))
+            await running(node, "a")
+            run = node.container("a").id
+            with node.api.outage():
+                await eventually(lambda: node.container("a").id != run, "the container was started again during the outage")
+                assert (await page(node, "/healthz"))[0] == 200
+            node.create_pod(manifest("b"))
+            await running(node, "b")
+
+    async def test_the_preload_variant_is_mounted_when_it_is_asked_for(self):
+        async with make_node("t4x2", "--interposition=preload") as node:
+            node.create_pod(manifest("a"))
+            await running(node, "a")
+            (spec,) = node.layout.cdi_dynamic.iterdir()
+            mounts = {mount["containerPath"] for mount in json.loads(spec.read_bytes())["devices"][0]["containerEdits"]["mounts"]}
+            assert {contract.LD_SO_PRELOAD, contract.CONTAINER_PRELOAD} <= mounts
+
+    async def test_every_file_a_container_can_write_belongs_to_it_alone(self):
+        async with make_node("t4x2") as node:
+            node.create_pod(manifest("a"))
+            node.create_pod(manifest("b"))
+            await running(node, "a", "b")
+            writable = []
+            for spec in node.layout.cdi_dynamic.iterdir():
+                mounts = json.loads(spec.read_bytes())["devices"][0]["containerEdits"]["mounts"]
+                writable.append({mount["hostPath"] for mount in mounts if "rw" in mount["options"]})
+            assert [len(paths) for paths in writable] == [1, 1]
+            assert writable[0].isdisjoint(writable[1])
+            assert all(Path(path).name == "region" for paths in writable for path in paths)
+
+    async def test_resources_of_kubelet_are_counted_in_shares(self):
+        async with make_node("t4x2", "--shares-per-gpu=2") as node:
+            assert node.allocatable(VGPU) == 4

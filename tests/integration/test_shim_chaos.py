@@ -1,0 +1,250 @@
+"""Processes of a container that fork, exec, stop and are killed: their memory comes back, nobody hangs, nobody gets too much.
+
+The protocol itself is model-checked in tests/property/test_reserve_protocol.py, and the C of it driven in cuda_shim/tests/test_region.c.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.container import MIB, Container, Node
+
+LIMIT_MIB = 4096
+CONTEXT_MIB = 530
+BOUND_SECONDS = 5.0
+"""Far more than any of this takes; a hang takes longer."""
+
+PROGRAM = "from tests.fakes.cuda import *\nimport ctypes, os, sys, time\n"
+
+
+@pytest.fixture
+def node(build_dir, sim_node, tmp_path) -> Node:
+    return Node(build_dir, sim_node("h200x8"), tmp_path)
+
+
+@pytest.fixture
+def container(node) -> Container:
+    return node.container(LIMIT_MIB)
+
+
+@contextlib.contextmanager
+def within(seconds):
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < seconds
+
+
+# --- kills ------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_killed_process_held_is_there_for_the_next_request(container):
+    with container.repl() as holder, container.repl() as survivor:
+        assert holder.ask(f"alloc alloc {2500 * MIB}")["result"] == 0
+        assert survivor.ask(f"alloc alloc {2500 * MIB}")["result"] == 2
+        holder.kill()
+        assert container.dead_slots() != ()
+        with within(1.0):
+            assert survivor.ask(f"alloc alloc {2500 * MIB}")["result"] == 0
+        assert container.dead_slots() == ()
+        assert container.line_bytes() == container.used_bytes() == (2500 + CONTEXT_MIB) * MIB
+
+
+def test_a_killed_siblings_memory_shows_as_free(container):
+    with container.repl() as holder, container.repl() as survivor:
+        assert holder.ask(f"alloc alloc {1000 * MIB}")["result"] == 0
+        holder.kill()
+        deadline = time.monotonic() + BOUND_SECONDS
+        while survivor.ask("info")["free_bytes"] != (LIMIT_MIB - CONTEXT_MIB) * MIB:
+            assert time.monotonic() < deadline, container.snapshot()
+
+
+FAMILY = """
+import ctypes, os, random, signal, sys
+from tests.fakes.cuda import *
+
+ctypes.CDLL("libcuda.so.1")  # before forking, so that children start fast; no call is made
+
+def churn():
+    random.seed(os.getpid())
+    start()
+    held = []
+    while True:
+        result, address = alloc(random.randrange(1, 64 * MIB))
+        if result == SUCCESS:
+            held.append(address)
+        if result != SUCCESS or len(held) > 8:
+            while held:
+                must("cuMemFree_v2", held.pop())
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    count, children = int(line), []
+    for _ in range(count):
+        pid = os.fork()
+        if pid == 0:
+            sys.stderr.close()
+            try:
+                churn()
+            finally:
+                os._exit(1)
+        children.append(pid)
+    tell(children=children)
+"""
+"""Children that allocate and free until they are killed; a context that does not fit ends one early."""
+
+KILLS, AT_ONCE = 300, 10
+
+
+def kill_all(pids):
+    """SIGKILL, and wait until all are gone: the signal is sent at once, the death takes its time."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + BOUND_SECONDS
+    for pid in pids:
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.0002)
+
+
+def test_survivors_of_300_kills_never_hang_lose_or_gain(container):
+    """Killed at random instants: while starting, making a context, allocating, freeing, reaping."""
+    chance = random.Random(20261121)
+    with container.repl() as survivor, container.start_python(FAMILY) as family:
+        for _ in range(KILLS // AT_ONCE):
+            children = family.ask(str(AT_ONCE))["children"]
+            time.sleep(chance.uniform(0, 0.03))
+            kill_all(children)
+            with within(1.0):
+                assert survivor.ask("info")["event"] == "device"
+            assert container.line_bytes() <= LIMIT_MIB * MIB
+        with within(1.0):
+            assert survivor.ask(f"alloc alloc {(LIMIT_MIB - CONTEXT_MIB) * MIB}")["result"] == 0
+        assert container.line_bytes() == container.used_bytes() == LIMIT_MIB * MIB
+
+
+def test_newcomers_after_kills_while_starting_are_never_stuck(container):
+    chance = random.Random(7)
+    with container.start_python(FAMILY) as family:
+        for _ in range(20):
+            children = family.ask("5")["children"]
+            time.sleep(chance.uniform(0, 0.005))
+            kill_all(children)
+            with within(BOUND_SECONDS):
+                filled = container.client("fill", "--step", "2048").last
+            assert filled["held_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
+
+
+def test_a_stopped_process_keeps_its_memory_and_holds_nobody_up(container):
+    with container.repl() as stopped, container.repl() as other:
+        assert stopped.ask(f"alloc alloc {1000 * MIB}")["result"] == 0
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        with within(1.0):
+            rest = other.ask("info")["free_bytes"]
+            assert rest == (LIMIT_MIB - 1000 - 2 * CONTEXT_MIB) * MIB
+            assert other.ask(f"alloc alloc {rest + 512}")["result"] == 2
+            assert other.ask(f"alloc alloc {rest}")["result"] == 0
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        assert stopped.ask("free alloc 0")["result"] == 0
+
+
+# --- fork and exec ------------------------------------------------------------------------------------------------
+
+
+def test_a_child_that_is_forked_before_cuda_has_a_slot_of_its_own(container):
+    script = """
+child = os.fork()
+if child == 0:
+    start()
+    alloc(100 * MIB)
+    tell(who="child", free=info()[0])
+    os._exit(0)
+os.waitpid(child, 0)
+start()
+tell(who="parent", free=info()[0])
+"""
+    child, parent = container.python(PROGRAM + script).events
+    assert child == {"who": "child", "free": (LIMIT_MIB - CONTEXT_MIB - 100) * MIB}
+    assert parent == {"who": "parent", "free": (LIMIT_MIB - CONTEXT_MIB) * MIB}
+
+
+def test_a_parents_memory_is_credited_when_it_dies_although_its_child_lives_on(container):
+    script = """
+start()
+alloc(1000 * MIB)
+if os.fork() == 0:
+    tell(child=os.getpid())
+    sys.stdin.read()
+    os._exit(0)
+time.sleep(60)
+"""
+    with container.start_python(PROGRAM + script) as program:
+        child = program.listen()["child"]
+        program.kill()
+        os.kill(child, 0)
+        filled = container.client("fill").last
+        os.kill(child, signal.SIGKILL)
+    assert filled["held_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
+
+
+def test_exec_gives_back_what_the_program_before_held(container):
+    script = f"""
+start()
+alloc(1000 * MIB)
+os.execv({str(container.build / "bin/aliquot-cuda-client")!r}, ["client", "info"])
+"""
+    assert container.python(PROGRAM + script).last["free_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
+
+
+def test_a_program_started_by_one_that_holds_memory_counts_for_itself(container):
+    script = f"""
+import subprocess
+start()
+alloc(1000 * MIB)
+subprocess.run([{str(container.build / "bin/aliquot-cuda-client")!r}, "info"])
+tell(free=info()[0])
+"""
+    *_, inner, outer = container.python(PROGRAM + script).events
+    assert inner["free_bytes"] == (LIMIT_MIB - 1000 - 2 * CONTEXT_MIB) * MIB
+    assert outer["free"] == (LIMIT_MIB - 1000 - CONTEXT_MIB) * MIB
+
+
+# --- many -----------------------------------------------------------------------------------------------------------
+
+
+def test_sixteen_processes_start_together_at_once(node):
+    container = node.container(16 * CONTEXT_MIB)
+    with contextlib.ExitStack() as stack, within(BOUND_SECONDS):
+        programs = [stack.enter_context(container.start([container.build / "bin/aliquot-cuda-client", "repl"])) for _ in range(16)]
+        assert {program.listen()["event"] for program in programs} == {"ready"}
+        assert container.line_bytes() == 16 * CONTEXT_MIB * MIB
+        assert len(container.snapshot().slots) == 16
+        assert container.dead_slots() == ()
+
+
+def test_threads_of_one_process_share_its_slot_and_its_limit(container):
+    script = """
+import threading
+start()
+free = info()[0]
+context = out()
+must("cuCtxGetCurrent", ctypes.byref(context))
+held = []
+def churn():
+    must("cuCtxSetCurrent", context.value)
+    for _ in range(300):
+        result, address = alloc(free // 6)
+        if result == SUCCESS:
+            must("cuMemFree_v2", address)
+threads = [threading.Thread(target=churn) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+tell(same=info()[0] == free)
+"""
+    assert container.python(PROGRAM + script).last == {"same": True}
+    assert len(container.snapshot().slots) == 1

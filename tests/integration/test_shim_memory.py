@@ -1,0 +1,438 @@
+"""A container's memory limit holds over every way of allocating, to the byte, and every way of freeing gives back what was taken.
+
+The shim as front, under real CUDA programs, on the simulated driver. Who finds the driver how is in test_shim_lookup.py, kills are in
+test_shim_chaos.py, what a container sees in test_shim_views.py.
+"""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from agent.core.region_layout import DeviceLimit, Limits
+from tests.fakes.container import MIB, Node
+from tests.fakes.cuda import INVALID_VALUE, OUT_OF_MEMORY, SUCCESS
+
+LIMIT_MIB = 2048
+CONTEXT_MIB = 530  # of an H200 in the profile
+PAGE_MIB = 2
+PIECE_MIB = 32  # what a pool takes at a time
+
+KINDS_AND_REST_MIB = {
+    "alloc": 0,
+    "pitch": 0,
+    "managed": 0,
+    "async": PIECE_MIB,
+    "pool": PIECE_MIB,
+    "vmm": 0,
+    "vmm-release": 0,
+    "array": 0,
+    "mipmap": 0,
+    "graph": 0,
+    "ctx": CONTEXT_MIB,
+}
+"""Every way of allocating, and less than how much of the limit its smallest piece leaves unused. 0: nothing."""
+
+
+@pytest.fixture
+def node(build_dir, sim_node, tmp_path) -> Node:
+    return Node(build_dir, sim_node("h200x8"), tmp_path)
+
+
+@pytest.fixture
+def container(node):
+    return node.container(LIMIT_MIB)
+
+
+def facts(answer):
+    """What the program told, when it came to its end."""
+    assert answer.status == 0, answer
+    return answer.last
+
+
+PROGRAM = "from tests.fakes.cuda import *\nimport ctypes, os\n"
+
+
+# --- the limit holds --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "rest_mib"), KINDS_AND_REST_MIB.items())
+def test_every_kind_fills_the_limit_and_takes_no_byte_more(node, container, kind, rest_mib):
+    program = container.start([container.build / "bin/aliquot-cuda-client", "fill", "--kind", kind, "--hold"])
+    with program:
+        filled = program.listen()
+        assert filled["event"] == "fill", filled
+        assert filled["result_name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+        used = container.line_bytes()
+        assert LIMIT_MIB * MIB - rest_mib * MIB <= used <= LIMIT_MIB * MIB
+        assert container.used_bytes() == used
+        assert filled["free_bytes"] == LIMIT_MIB * MIB - used
+        assert node.physical_used_bytes(node.uuids[0]) <= LIMIT_MIB * MIB
+    assert container.snapshot().slots[0].devices[0].refusals > 0
+
+
+def test_a_limit_that_is_no_whole_page_is_filled_to_its_last_unit(node):
+    container = node.container(1001)
+    filled = facts(container.client("fill"))
+    assert filled["held_bytes"] + CONTEXT_MIB * MIB == 1001 * MIB
+    assert filled["smallest_refused_bytes"] == 1
+
+
+def test_one_byte_takes_the_unit_that_the_device_loses(container):
+    script = "start()\nprint(alloc(1)[0])\nbefore=info()[0]\nalloc(1)\ntell(taken=before-info()[0])"
+    assert facts(container.python(PROGRAM + script))["taken"] == 512
+
+
+def test_a_refusal_leaves_the_output_untouched_and_does_not_reach_the_driver(node, container):
+    script = f"""
+start()
+result, address = alloc({LIMIT_MIB} * MIB)
+tell(result=result, address=address, untouched=UNTOUCHED, next=alloc(MIB)[0])
+"""
+    told = facts(container.python(PROGRAM + script))
+    assert (told["result"], told["address"], told["next"]) == (OUT_OF_MEMORY, told["untouched"], SUCCESS)
+    (slot,) = container.snapshot().slots
+    assert (slot.devices[0].refusals, slot.devices[0].last_refused_bytes) == (1, LIMIT_MIB * MIB)
+
+
+def test_an_absurd_size_is_refused_and_counts_nothing(container):
+    script = "start()\nfree=info()[0]\ntell(results=[alloc(2**64-1)[0], alloc(2**63)[0]], same=free==info()[0])"
+    assert facts(container.python(PROGRAM + script)) == {"results": [OUT_OF_MEMORY, OUT_OF_MEMORY], "same": True}
+
+
+def test_thin_rows_are_charged_the_pitch_that_the_driver_gives_them(container):
+    script = """
+start()
+before = info()[0]
+pitch, address = out(), out()
+must("cuMemAllocPitch_v2", ctypes.byref(address), ctypes.byref(pitch), 4, 10000, 4)
+taken = before - info()[0]
+must("cuMemFree_v2", address.value)
+tell(taken=taken, expected=pitch.value * 10000, left=before - info()[0])
+"""
+    told = facts(container.python(PROGRAM + script))
+    assert told["taken"] == told["expected"] > 40000
+    assert told["left"] == 0
+
+
+def test_a_context_that_does_not_fit_is_refused_and_leaves_nothing(node):
+    container = node.container(CONTEXT_MIB - 1)
+    answer = container.client("info")
+    assert answer.status == 1
+    assert answer.last["result_name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert container.line_bytes() == 0
+    assert node.physical_used_bytes(node.uuids[0]) == 0
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["measured", "as the agent says"])
+def test_contexts_are_part_of_the_limit(node, known):
+    limits = Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=600 * MIB if known else 0),))
+    container = node.container_with(limits)
+    with container.repl() as program:
+        assert program.ask("info")["free_bytes"] == (LIMIT_MIB - (600 if known else CONTEXT_MIB)) * MIB
+        (slot,) = container.snapshot().slots
+        assert slot.devices[0].context_bytes == (600 if known else CONTEXT_MIB) * MIB
+        assert slot.devices[0].contexts == 1
+
+
+def test_what_one_process_measured_another_need_not_measure(container):
+    container.client("info")
+    assert container.snapshot().measured_context_bytes[0] == CONTEXT_MIB * MIB
+    facts(container.client("fill"))
+    assert container.snapshot().measured_context_bytes[0] == CONTEXT_MIB * MIB
+
+
+def test_stacks_heap_and_print_buffer_of_a_context_are_device_memory(container):
+    script = f"""
+start()
+before = info()[0]
+grown = call("cuCtxSetLimit", 2, 264 * MIB)
+taken = before - info()[0]
+too_much = call("cuCtxSetLimit", 2, {LIMIT_MIB} * MIB)
+shrunk = call("cuCtxSetLimit", 2, 8 * MIB)
+tell(results=[grown, too_much, shrunk], taken=taken, left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"results": [0, OUT_OF_MEMORY, 0], "taken": 256 * MIB, "left": 0}
+
+
+def test_overhead_that_the_agent_observed_is_taken_off_the_limit(node):
+    limits = Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, overhead_bytes=100 * MIB),))
+    container = node.container_with(limits)
+    filled = facts(container.client("fill"))
+    assert filled["held_bytes"] == (LIMIT_MIB - 100 - CONTEXT_MIB) * MIB
+    assert (filled["total_bytes"], filled["free_bytes"]) == (LIMIT_MIB * MIB, 0)
+
+
+# --- freeing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["alloc", "pitch", "managed", "vmm", "vmm-release", "array", "mipmap", "ctx", "async", "graph"])
+def test_freeing_gives_back_exactly_what_was_taken(container, kind):
+    with container.repl() as program:
+        before = program.ask("info")["free_bytes"]
+        for _ in range(3):
+            taken = program.ask(f"alloc {kind} {64 * MIB}")
+            assert taken["result"] == SUCCESS
+            assert program.ask("info")["free_bytes"] < before
+            assert program.ask(f"free {kind} {taken['id']}")["result"] == SUCCESS
+            assert program.ask("sync")["result"] == SUCCESS
+        if kind == "graph":  # the driver keeps graph memory until it is asked for it, as it is before a refusal
+            assert program.ask(f"alloc alloc {before}")["result"] == SUCCESS
+        else:
+            assert program.ask("info")["free_bytes"] == before
+
+
+def test_a_pool_keeps_its_memory_until_it_would_be_refused_to_others(container):
+    with container.repl() as program:
+        before = program.ask("info")["free_bytes"]
+        taken = program.ask(f"alloc pool {1024 * MIB}")
+        assert program.ask(f"free pool {taken['id']}")["result"] == SUCCESS
+        assert program.ask(f"alloc alloc {before}")["result"] == SUCCESS
+        assert program.ask("info")["free_bytes"] == 0
+
+
+def test_a_pool_at_the_limit_serves_what_it_holds_idle(container):
+    script = """
+start()
+pool = out()
+props = PoolProps(type=1, location_type=DEVICE)
+must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
+threshold = ctypes.c_uint64(2**63)
+must("cuMemPoolSetAttribute", pool.value, 4, ctypes.byref(threshold))
+result, address = into("cuMemAllocFromPoolAsync", 1024 * MIB, pool.value, 0)
+must("cuMemFreeAsync", address, 0)
+must("cuStreamSynchronize", 0)
+held = alloc(info()[0])[0]
+again, address = into("cuMemAllocFromPoolAsync", 512 * MIB, pool.value, 0)
+more, _ = into("cuMemAllocFromPoolAsync", 1024 * MIB, pool.value, 0)
+tell(results=[result, held, again, more], free=info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"results": [0, 0, 0, OUT_OF_MEMORY], "free": 0}
+
+
+def test_memory_freed_in_stream_order_comes_back_when_the_stream_has_got_there(container):
+    script = """
+start()
+before = info()[0]
+result, address = alloc(64 * MIB)
+must("cuMemFreeAsync", address, 0)
+must("cuStreamSynchronize", 0)
+tell(result=result, left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"result": 0, "left": 0}
+
+
+def test_pool_memory_may_be_freed_by_the_plain_call(container):
+    script = """
+start()
+before = info()[0]
+result, address = into("cuMemAllocAsync", 64 * MIB, 0)
+taken = before - info()[0]
+must("cuMemFree_v2", address)
+must("cuCtxSynchronize")
+tell(result=result, taken=taken, left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"result": 0, "taken": 64 * MIB, "left": 0}
+
+
+def test_a_destroyed_pool_pays_until_its_last_allocation_is_freed(container):
+    script = """
+start()
+before = info()[0]
+pool = out()
+props = PoolProps(type=1, location_type=DEVICE)
+must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
+result, address = into("cuMemAllocFromPoolAsync", 64 * MIB, pool.value, 0)
+must("cuMemPoolDestroy", pool.value)
+held = before - info()[0]
+must("cuMemFree_v2", address)
+must("cuCtxSynchronize")
+tell(result=result, held=held, left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"result": 0, "held": 64 * MIB, "left": 0}
+
+
+def test_an_address_that_was_never_charged_is_the_drivers_to_judge(container):
+    script = "start()\nfree=info()[0]\ntell(results=[call('cuMemFree_v2', 4096), call('cuMemFree_v2', 0)], same=free==info()[0])"
+    told = facts(container.python(PROGRAM + script))
+    assert told == {"results": [INVALID_VALUE, SUCCESS], "same": True}
+
+
+def test_physical_memory_stays_charged_while_any_handle_or_mapping_of_it_lives(container):
+    script = """
+start()
+before = info()[0]
+used = lambda: before - info()[0]
+_, handle = create_physical(64 * MIB)
+first, second = reserve(64 * MIB), reserve(64 * MIB)
+must("cuMemMap", first, 64 * MIB, 0, handle, 0)
+must("cuMemMap", second, 64 * MIB, 0, handle, 0)
+steps = [used()]
+must("cuMemRelease", handle)
+must("cuMemUnmap", first, 64 * MIB)
+steps.append(used())
+_, retained = into("cuMemRetainAllocationHandle", second + 4096)
+must("cuMemUnmap", second, 64 * MIB)
+steps.append(used())
+must("cuMemRelease", retained)
+steps.append(used())
+tell(steps=steps)
+"""
+    assert facts(container.python(PROGRAM + script))["steps"] == [64 * MIB, 64 * MIB, 64 * MIB, 0]
+
+
+def test_one_unmap_may_take_several_mappings_away(container):
+    script = """
+start()
+before = info()[0]
+address = reserve(8 * MIB)
+for at in range(4):
+    _, handle = create_physical(2 * MIB)
+    must("cuMemMap", address + at * 2 * MIB, 2 * MIB, 0, handle, 0)
+    must("cuMemRelease", handle)
+held = before - info()[0]
+must("cuMemUnmap", address, 8 * MIB)
+tell(held=held, left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"held": 8 * MIB, "left": 0}
+
+
+# --- contexts that end ------------------------------------------------------------------------------------------
+
+
+def test_a_destroyed_context_gives_back_itself_and_what_lived_in_it(container):
+    script = """
+start()
+before = info()[0]
+result, context = into("cuCtxCreate_v2", 0, 0)
+alloc(64 * MIB)
+inside = before - info()[0]
+must("cuCtxDestroy_v2", context)
+use(0)
+tell(inside=inside, left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"inside": (64 + CONTEXT_MIB) * MIB, "left": 0}
+
+
+@pytest.mark.parametrize("end", ["cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxRelease_v2"])
+def test_the_end_of_the_primary_context_gives_back_all_of_it(container, end):
+    script = f"""
+start()
+alloc(64 * MIB)
+must("{end}", 0)
+tell(ended=True)
+input()
+"""
+    with container.start_python(PROGRAM + script) as program:
+        assert program.listen() == {"ended": True}
+        assert container.line_bytes() == 0
+        assert container.snapshot().slots[0].devices[0].contexts == 0
+
+
+def test_releasing_one_of_two_references_keeps_the_primary_context(container):
+    script = """
+start()
+before = info()[0]
+into("cuDevicePrimaryCtxRetain", 0)
+alloc(64 * MIB)
+must("cuDevicePrimaryCtxRelease_v2", 0)
+tell(held=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"held": 64 * MIB}
+
+
+# --- limits that change, devices, processes -----------------------------------------------------------------------
+
+
+def test_limits_are_raised_and_lowered_while_the_program_runs(container):
+    with container.repl() as program:
+        assert program.ask(f"alloc alloc {1024 * MIB}")["result"] == SUCCESS
+        assert program.ask(f"alloc alloc {1024 * MIB}")["result"] == OUT_OF_MEMORY
+        container.set_memory(4096 * MIB)
+        assert program.ask(f"alloc alloc {1024 * MIB}")["result"] == SUCCESS
+        assert program.ask("info")["total_bytes"] == 4096 * MIB
+        container.set_memory(1024 * MIB)
+        lowered = program.ask("info")
+        assert (lowered["total_bytes"], lowered["free_bytes"]) == (1024 * MIB, 0)
+        assert program.ask("alloc alloc 1")["result"] == OUT_OF_MEMORY
+        assert program.ask("free alloc 0")["result"] == SUCCESS
+
+
+def test_a_device_that_is_visible_but_not_granted_gives_no_memory(node):
+    limits = Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB),))
+    container = node.container_with(limits, uuids=node.uuids[:2])
+    refused = container.client("fill", "--device", "1")
+    assert refused.last["result_name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert facts(container.client("fill"))["total_bytes"] == LIMIT_MIB * MIB
+    assert node.physical_used_bytes(node.uuids[1]) == 0
+
+
+def test_a_device_that_is_granted_later_can_be_used_then(node):
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB),)), uuids=node.uuids[:2])
+    script = """
+start()
+refused = into("cuDevicePrimaryCtxRetain", 1)[0]
+tell(refused=refused)
+input()
+use(1)
+tell(free=info()[0])
+"""
+    with container.start_python(PROGRAM + script) as program:
+        assert program.listen() == {"refused": OUT_OF_MEMORY}
+        limits = container.limits()
+        container.set_limits(replace(limits, devices=(*limits.devices, DeviceLimit(node.uuids[1], 1024 * MIB))))
+        assert program.ask("go") == {"free": (1024 - CONTEXT_MIB) * MIB}
+
+
+@pytest.mark.parametrize("order", ["0,1,2", "2,0,1", "1"])
+def test_limits_follow_the_uuid_whatever_order_the_program_sees(node, order):
+    amounts = (1024, 2048, 4096)
+    container = node.container(*amounts, first=2)
+    answer = container.client("info", env={"CUDA_VISIBLE_DEVICES": order})
+    devices = [event for event in answer.events if event["event"] == "device"]
+    assert [device["device_total_bytes"] // MIB for device in devices] == [amounts[int(index)] for index in order.split(",")]
+    by_uuid = dict(zip((uuid.removeprefix("GPU-") for uuid in node.uuids[2:5]), amounts, strict=True))
+    assert [by_uuid[device["uuid"]] for device in devices] == [device["total_bytes"] // MIB for device in devices]
+
+
+def test_each_device_has_a_limit_of_its_own(node):
+    container = node.container(1024, 2048)
+    for device, amount in enumerate((1024, 2048)):
+        filled = facts(container.client("fill", "--device", str(device)))
+        assert filled["held_bytes"] == (amount - CONTEXT_MIB) * MIB
+
+
+def test_two_processes_share_one_limit(container):
+    with container.repl() as first, container.repl() as second:
+        rest = first.ask("info")["free_bytes"]
+        assert rest == (LIMIT_MIB - 2 * CONTEXT_MIB) * MIB
+        assert first.ask(f"alloc alloc {rest // 2}")["result"] == SUCCESS
+        assert second.ask(f"alloc alloc {rest // 2 + 512}")["result"] == OUT_OF_MEMORY
+        assert second.ask(f"alloc alloc {rest // 2}")["result"] == SUCCESS
+        assert first.ask("info")["free_bytes"] == 0
+
+
+@pytest.mark.parametrize("processes", [2, 8])
+def test_processes_that_race_for_memory_take_the_limit_together_and_no_byte_more(node, processes):
+    limit_mib = processes * CONTEXT_MIB + 1000
+    container = node.container(limit_mib)
+    script = """
+start()
+tell(ready=True)
+input()
+step, held = 16 * MIB, 0
+while step >= 512:
+    if alloc(step)[0] == SUCCESS:
+        held += step
+    else:
+        step //= 2
+tell(held=held)
+input()
+"""
+    with contextlib.ExitStack() as stack:
+        racers = [stack.enter_context(container.start_python(PROGRAM + script)) for _ in range(processes)]
+        assert [racer.listen() for racer in racers] == [{"ready": True}] * processes
+        for racer in racers:
+            racer.tell("go")
+        assert sum(racer.listen()["held"] for racer in racers) == 1000 * MIB
+        assert container.line_bytes() == container.used_bytes() == limit_mib * MIB

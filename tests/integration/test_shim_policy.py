@@ -1,0 +1,131 @@
+"""When the shim cannot limit a program it says why, once, and does what the agent wrote: refuse the GPU, or let the program run."""
+
+import os
+import struct
+
+import pytest
+
+from agent.core import region_layout
+from agent.core.region_layout import DeviceLimit, Limits
+from tests.fakes.container import MIB, Node
+
+LIMIT_MIB = 2048
+PROGRAM = "from tests.fakes.cuda import *\nimport ctypes, os\n"
+
+
+@pytest.fixture
+def node(build_dir, sim_node, tmp_path) -> Node:
+    return Node(build_dir, sim_node("h200x8"), tmp_path)
+
+
+def patch(path, offset, data):
+    descriptor = os.open(path, os.O_RDWR)
+    os.pwrite(descriptor, data, offset)
+    os.close(descriptor)
+
+
+DAMAGES = {
+    "no limits": (lambda c: c.limits_path.unlink(), "no limits file"),
+    "empty limits": (lambda c: os.truncate(c.limits_path, 0), "truncated"),
+    "short limits": (lambda c: os.truncate(c.limits_path, 300), "do not fit"),
+    "not limits": (lambda c: patch(c.limits_path, 0, b"x"), "not a limits file"),
+    "newer limits": (lambda c: patch(c.limits_path, 8, struct.pack("<H", 2)), "ABI version 2"),
+    "damaged limits": (lambda c: patch(c.limits_path, 400, b"x"), "checksum"),
+    "limits half written": (lambda c: patch(c.limits_path, 16, struct.pack("<Q", 3)), "being written"),
+    "no region": (lambda c: c.region_path.unlink(), "cannot open the usage region"),
+    "short region": (lambda c: os.truncate(c.region_path, 5000), "truncated"),
+    "not a region": (lambda c: patch(c.region_path, 0, b"x"), "not a usage region"),
+    "newer region": (lambda c: patch(c.region_path, 8, struct.pack("<H", 2)), "ABI version 2"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("interposition", ["front", "preload"])
+def test_a_container_that_cannot_be_limited_gets_no_gpu_and_one_line_that_says_why(node, interposition, damage):
+    container = node.container(LIMIT_MIB, interposition=interposition)
+    break_it, says = DAMAGES[damage]
+    break_it(container)
+    script = "tell(results=[call('cuInit', 0), call('cuInit', 0), alloc(MIB)[0], into('cuDevicePrimaryCtxRetain', 0)[0]])"
+    answer = container.python(PROGRAM + script)
+    assert answer.last == {"results": [800, 800, 3, 3]}
+    [line] = answer.stderr.splitlines()
+    assert line.startswith("aliquot: ")
+    assert says in line
+    assert line.endswith("refusing the GPU")
+    assert node.physical_used_bytes(node.uuids[0]) == 0
+
+
+@pytest.mark.parametrize("damage", ["no region", "short region", "newer region", "damaged limits"])
+def test_an_open_policy_lets_the_program_run_without_limits_and_says_so(node, damage):
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB),), fail_open=True))
+    break_it, says = DAMAGES[damage]
+    break_it(container)
+    answer = container.python(PROGRAM + f"start()\ntell(result=alloc(2 * {LIMIT_MIB} * MIB)[0])")
+    assert answer.last == {"result": 0}
+    [line] = answer.stderr.splitlines()
+    assert says in line
+    assert "without limits" in line
+
+
+def test_nvml_is_refused_with_the_rest(node):
+    container = node.container(LIMIT_MIB)
+    container.limits_path.unlink()
+    script = "import pynvml as n\ntry:\n    n.nvmlInit()\nexcept n.NVMLError as error:\n    tell(error=error.value)"
+    answer = container.python(PROGRAM + script)
+    assert answer.last == {"error": 4}
+    assert "no limits file" in answer.stderr
+
+
+def test_a_repaired_container_works_at_the_next_try(node):
+    container = node.container(LIMIT_MIB)
+    container.region_path.unlink()
+    script = "tell(result=call('cuInit', 0))\ninput()\nstart()\ntell(total=info()[1])"
+    with container.start_python(PROGRAM + script) as program:
+        assert program.listen() == {"result": 800}
+        container.region_path.write_bytes(region_layout.empty_region())
+        assert program.ask("go") == {"total": LIMIT_MIB * MIB}
+
+
+def test_a_limit_that_is_damaged_while_the_program_runs_stays_as_it_was(node):
+    container = node.container(LIMIT_MIB)
+    with container.repl() as program:
+        patch(container.limits_path, 400, b"x" * 8)  # memory_bytes of the first device; the checksum no longer fits
+        patch(container.limits_path, 16, struct.pack("<Q", 4))
+        assert program.ask("info")["total_bytes"] == LIMIT_MIB * MIB
+        assert program.ask(f"alloc alloc {LIMIT_MIB * MIB}")["result"] == 2
+
+
+@pytest.mark.parametrize("name", ["ALIQUOT_LIMITS", "CUDA_DEVICE_MEMORY_LIMIT", "ALIQUOT_DISABLE", "LD_PRELOAD"])
+def test_no_environment_variable_changes_the_limit(node, name):
+    container = node.container(LIMIT_MIB)
+    assert container.client("info", env={name: ""}).last["total_bytes"] == LIMIT_MIB * MIB
+    assert container.client("info", env={name: "0"}).last["total_bytes"] == LIMIT_MIB * MIB
+
+
+def test_a_refusal_is_a_line_only_when_the_agent_asks_for_it(node):
+    quiet, loud = node.container(LIMIT_MIB), node.container(LIMIT_MIB, log_level=region_layout.LOG_WARN)
+    script = f"start()\ntell(result=alloc({LIMIT_MIB} * MIB)[0])"
+    assert quiet.python(PROGRAM + script).stderr == ""
+    [line] = loud.python(PROGRAM + script).stderr.splitlines()
+    assert f"{LIMIT_MIB * MIB} bytes of {node.uuids[0]} refused" in line
+
+
+# --- hostile regions ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0, 20, 24, 28, 32, 36, 256, 4096, 4224, 300000])
+def test_a_scribbled_region_never_crashes_or_hangs_a_program(node, offset):
+    container = node.container(LIMIT_MIB)
+    patch(container.region_path, offset, b"\xff" * 64)
+    answer = container.client("fill")
+    assert answer.status in (0, 1)
+    assert answer.last["event"] in ("fill", "error")
+
+
+def test_a_line_that_a_tenant_set_to_zero_is_set_right_when_memory_runs_out(node):
+    container = node.container(LIMIT_MIB)
+    with container.repl() as program:
+        assert program.ask(f"alloc alloc {1024 * MIB}")["result"] == 0
+        patch(container.region_path, region_layout.REGION_DEVICE_OFFSET, b"\0" * 8)
+        assert program.ask(f"alloc alloc {LIMIT_MIB * MIB + MIB}")["result"] == 2
+        assert program.ask(f"alloc alloc {1024 * MIB}")["result"] == 2

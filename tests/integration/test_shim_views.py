@@ -1,0 +1,194 @@
+"""What a container sees of a GPU is its share: by the driver's own queries, by NVML, by nvidia-ml-py."""
+
+import pytest
+
+from agent.core.region_layout import DeviceLimit, Limits
+from tests.fakes.container import MIB, Node
+
+LIMIT_MIB = 4096
+CONTEXT_MIB = 530
+PROGRAM = "from tests.fakes.cuda import *\nimport ctypes, os\nimport pynvml as n\n"
+NVML = "n.nvmlInit()\nh = n.nvmlDeviceGetHandleByIndex(0)\n"
+
+
+@pytest.fixture
+def node(build_dir, sim_node, tmp_path) -> Node:
+    return Node(build_dir, sim_node("h200x8"), tmp_path)
+
+
+@pytest.fixture(params=["front", "preload"])
+def container(request, node):
+    return node.container(LIMIT_MIB, interposition=request.param)
+
+
+def facts(answer):
+    assert answer.status == 0, answer
+    return answer.last
+
+
+# --- CUDA -------------------------------------------------------------------------------------------------------
+
+
+def test_total_memory_is_the_limit_and_free_memory_what_is_left_of_it(container):
+    script = """
+start()
+total = out(0)
+must("cuDeviceTotalMem_v2", ctypes.byref(total), 0)
+before = info()
+alloc(100 * MIB)
+tell(device=total.value, total=before[1], free=before[0], taken=before[0] - info()[0])
+"""
+    told = facts(container.python(PROGRAM + script))
+    assert told == {"device": LIMIT_MIB * MIB, "total": LIMIT_MIB * MIB, "free": (LIMIT_MIB - CONTEXT_MIB) * MIB, "taken": 100 * MIB}
+
+
+def test_a_limit_above_the_device_shows_the_device(node):
+    bare = facts(node.container(LIMIT_MIB, interposition="none").client("info"))
+    wide = facts(node.container(1024 * 1024).client("info"))
+    assert (wide["total_bytes"], wide["free_bytes"]) == (bare["total_bytes"], bare["free_bytes"])
+
+
+def test_free_memory_is_never_more_than_the_device_has_left(node):
+    neighbour, container = node.container(1024 * 1024), node.container(140 * 1024)
+    with neighbour.repl() as other, container.repl() as program:
+        assert other.ask(f"alloc alloc {100 * 1024 * MIB}")["result"] == 0
+        assert program.ask("info")["free_bytes"] < 45 * 1024 * MIB
+
+
+def test_asking_without_a_context_is_answered_by_the_driver(node):
+    script = "must('cuInit', 0)\na, b = out(), out()\ntell(result=call('cuMemGetInfo_v2', ctypes.byref(a), ctypes.byref(b)))"
+    bare = facts(node.container(LIMIT_MIB, interposition="none").python(PROGRAM + script))
+    assert facts(node.container(LIMIT_MIB).python(PROGRAM + script)) == bare
+
+
+# --- NVML -------------------------------------------------------------------------------------------------------
+
+
+def test_nvml_shows_the_share(container):
+    with container.repl() as program:
+        assert program.ask(f"alloc alloc {100 * MIB}")["result"] == 0
+        script = """
+v1, v2 = n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2)
+tell(v1=[v1.total, v1.used, v1.free], v2=[v2.total, v2.used, v2.free, v2.reserved])
+"""
+        told = facts(container.python(PROGRAM + NVML + script))
+    used = (100 + CONTEXT_MIB) * MIB
+    assert told["v1"] == [LIMIT_MIB * MIB, used, LIMIT_MIB * MIB - used]
+    assert told["v2"] == [*told["v1"], 0]
+
+
+def test_nvml_lists_the_containers_own_processes_and_no_others(node, container):
+    stranger = node.container(LIMIT_MIB)
+    with container.repl() as first, container.repl() as second, stranger.repl():
+        first.ask(f"alloc alloc {100 * MIB}")
+        script = """
+tell(lists=[[[p.pid, p.usedGpuMemory] for p in get(h)] for get in (
+    n.nvmlDeviceGetComputeRunningProcesses, n.nvmlDeviceGetComputeRunningProcesses_v2, n.nvmlDeviceGetComputeRunningProcesses_v3,
+    n.nvmlDeviceGetGraphicsRunningProcesses, n.nvmlDeviceGetMPSComputeRunningProcesses)])
+"""
+        told = facts(container.python(PROGRAM + NVML + script))
+        own = sorted([[first.process.pid, (100 + CONTEXT_MIB) * MIB], [second.process.pid, CONTEXT_MIB * MIB]])
+    assert [sorted(processes) for processes in told["lists"]] == [own, own, own, [], []]
+
+
+def test_a_list_with_too_little_room_says_how_much_it_takes(container):
+    with container.repl(), container.repl():
+        script = """
+get = n._nvmlGetFunctionPointer("nvmlDeviceGetComputeRunningProcesses_v3")
+answers = []
+for room in (0, 1, 2):
+    count, array = ctypes.c_uint(room), (n.c_nvmlProcessInfo_v2_t * 2)()
+    answers.append([get(h, ctypes.byref(count), array if room else None), count.value])
+tell(answers=answers)
+"""
+        told = facts(container.python(PROGRAM + NVML + script))
+    assert told["answers"] == [[7, 2], [7, 2], [0, 2]]
+
+
+def test_a_killed_process_is_not_listed_and_its_memory_not_shown(container):
+    with container.repl() as program:
+        program.ask(f"alloc alloc {100 * MIB}")
+        program.kill()
+        script = "tell(processes=len(n.nvmlDeviceGetComputeRunningProcesses(h)), used=n.nvmlDeviceGetMemoryInfo(h).used)"
+        assert facts(container.python(PROGRAM + NVML + script)) == {"processes": 0, "used": 0}
+
+
+def test_utilisation_is_the_containers_own(node):
+    busy, idle = node.container(LIMIT_MIB), node.container(LIMIT_MIB)
+    script = "tell(gpu=n.nvmlDeviceGetUtilizationRates(h).gpu)"
+    with busy.start([busy.build / "bin/aliquot-cuda-client", "work", "--seconds", "4", "--kernel-us", "2000"]) as program:
+        program.listen()
+        assert facts(busy.python(PROGRAM + NVML + script))["gpu"] > 50
+        assert facts(idle.python(PROGRAM + NVML + script))["gpu"] == 0
+        samples = "tell(pids=[s.pid for s in n.nvmlDeviceGetProcessUtilization(h, 0)])"
+        assert facts(busy.python(PROGRAM + NVML + samples))["pids"] == [program.process.pid]
+
+
+def test_settings_of_the_card_are_not_the_containers_to_change(container):
+    script = """
+def refused(change):
+    try:
+        change()
+    except n.NVMLError as error:
+        return error.value
+    return 0
+tell(results=[refused(change) for change in (
+    lambda: n.nvmlDeviceSetPowerManagementLimit(h, 300000), lambda: n.nvmlDeviceSetPersistenceMode(h, 1),
+    lambda: n.nvmlDeviceSetMigMode(h, 1), lambda: n.nvmlDeviceCreateGpuInstance(h, 19), lambda: n.nvmlDeviceSetComputeMode(h, 3))])
+"""
+    assert facts(container.python(PROGRAM + NVML + script)) == {"results": [4] * 5}
+
+
+def test_whole_card_figures_that_have_no_share_are_not_shown(container):
+    script = """
+def answer(ask):
+    try:
+        ask()
+    except n.NVMLError as error:
+        return error.value
+    return 0
+tell(results=[answer(lambda: n.nvmlDeviceGetSamples(h, n.NVML_GPU_UTILIZATION_SAMPLES, 0)),
+              answer(lambda: n.nvmlDeviceGetAccountingPids(h)), answer(lambda: n.nvmlDeviceGetEncoderSessions(h))])
+"""
+    assert facts(container.python(PROGRAM + NVML + script)) == {"results": [3, 3, 3]}
+
+
+def test_what_is_no_share_of_anything_is_the_drivers(node, container):
+    script = "tell(name=n.nvmlDeviceGetName(h), uuid=n.nvmlDeviceGetUUID(h), count=n.nvmlDeviceGetCount())"
+    assert facts(container.python(PROGRAM + NVML + script)) == {"name": "NVIDIA H200", "uuid": node.uuids[0], "count": 1}
+
+
+def test_monitoring_takes_no_slot(container):
+    assert container.python(PROGRAM + NVML + "n.nvmlDeviceGetMemoryInfo(h)").status == 0
+    assert container.snapshot().slots == ()
+
+
+# --- MIG --------------------------------------------------------------------------------------------------------
+
+MIG_UUIDS = """
+import pynvml as n; n.nvmlInit()
+for i in range(n.nvmlDeviceGetCount()):
+    h = n.nvmlDeviceGetHandleByIndex(i)
+    for m in range(n.nvmlDeviceGetMaxMigDeviceCount(h)):
+        try:
+            print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(h, m)))
+        except n.NVMLError:
+            pass
+"""
+
+
+def test_a_mig_instance_is_limited_by_its_own_uuid(build_dir, sim_node, tmp_path):
+    node = Node(build_dir, sim_node("a100x8-mig"), tmp_path)
+    uuid = node.host(MIG_UUIDS).split()[0]
+    container = node.container_with(Limits((DeviceLimit(uuid, 2048 * MIB),)))
+    with container.repl(env={"CUDA_VISIBLE_DEVICES": uuid}) as program:
+        assert program.ask(f"alloc alloc {2048 * MIB}")["result"] == 2
+        assert program.ask(f"alloc alloc {100 * MIB}")["result"] == 0
+        script = """
+n.nvmlInit()
+m = n.nvmlDeviceGetMigDeviceHandleByIndex(n.nvmlDeviceGetHandleByIndex(0), 0)
+[process] = n.nvmlDeviceGetComputeRunningProcesses(m)
+tell(total=n.nvmlDeviceGetMemoryInfo(m).total, pid=process.pid, instance=process.gpuInstanceId == n.nvmlDeviceGetGpuInstanceId(m))
+"""
+        told = facts(container.python(PROGRAM + script))
+        assert told == {"total": 2048 * MIB, "pid": program.process.pid, "instance": True}

@@ -1,0 +1,354 @@
+"""The files the agent keeps: whole or not at all, durable where they must be, and never a reason not to start."""
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.adapters.cdi_files import CdiDirectory
+from agent.adapters.container_files import GrantFiles
+from agent.adapters.durable import TEMPORARY_SUFFIX, write_whole
+from agent.adapters.ledger_files import LedgerFiles
+from agent.adapters.node_files import boot_id, load_secret
+from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
+from agent.core.cdi import file_name
+from agent.core.limits import FailPolicy, limits_of
+from agent.core.region_layout import REGION_BYTES, SLOT_HEADER, SLOT_LIVE, decode_limits, empty_region, slot_offset
+from agent.errors import ShimError, StorageError
+from tests.unit.agent.builders import grant, ids, pod, share
+
+ONE = grant(ids("0:0"), share(0, 100), of=pod("a"))
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+class TestWriteWhole:
+    def test_the_file_has_the_mode_whatever_the_umask(self, tmp_path):
+        write_whole(tmp_path / "f", b"x", mode=0o666, durable=True)
+        assert mode(tmp_path / "f") == 0o666
+
+    def test_a_failure_leaves_the_old_content_and_no_litter(self, tmp_path):
+        (tmp_path / "f").mkdir()  # a directory cannot be replaced by a file
+        with pytest.raises(StorageError, match="writing"):
+            write_whole(tmp_path / "f", b"x", mode=0o600, durable=False)
+        assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+class TestLedgerFiles:
+    def test_rows_come_back(self, tmp_path):
+        store = LedgerFiles(tmp_path)
+        store.write(ONE)
+        assert LedgerFiles(tmp_path).load().grants == (ONE,)
+        assert store.ids() == [ONE.grant_id]
+
+    @pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 4096, b'{"version":1}'])
+    def test_an_unreadable_row_is_set_aside_and_named(self, tmp_path, content):
+        (tmp_path / "bad.json").write_bytes(content)
+        store = LedgerFiles(tmp_path)
+        store.write(ONE)
+        loaded = store.load()
+        assert loaded.grants == (ONE,)
+        assert "bad.json" in loaded.quarantined[0]
+        assert (tmp_path / "quarantine/bad.json").read_bytes() == content
+        assert store.load().quarantined == ()
+
+    def test_a_row_under_another_name_is_set_aside(self, tmp_path):
+        store = LedgerFiles(tmp_path)
+        store.write(ONE)
+        (tmp_path / f"{ONE.grant_id}.json").rename(tmp_path / "other.json")
+        assert "the row is for grant" in store.load().quarantined[0]
+
+    def test_a_second_bad_row_of_the_name_does_not_overwrite_the_first(self, tmp_path):
+        store = LedgerFiles(tmp_path)
+        for content in (b"1", b"2"):
+            (tmp_path / "bad.json").write_bytes(content)
+            store.load()
+        assert {path.read_bytes() for path in (tmp_path / "quarantine").iterdir()} == {b"1", b"2"}
+
+    def test_what_a_crash_left_half_written_is_removed(self, tmp_path):
+        (tmp_path / f".x.json.1.0{TEMPORARY_SUFFIX}").write_bytes(b"half")
+        assert LedgerFiles(tmp_path).load().quarantined == ()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_removing_twice_is_no_error(self, tmp_path):
+        store = LedgerFiles(tmp_path)
+        store.write(ONE)
+        store.remove(ONE.grant_id)
+        store.remove(ONE.grant_id)
+        assert store.ids() == []
+
+
+HOLD_SLOT = """
+import fcntl, os, struct, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+os.pwrite(descriptor, bytes.fromhex(sys.argv[3]), int(sys.argv[2]))
+fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("@hhqqi0q", fcntl.F_WRLCK, 0, int(sys.argv[2]), 1, 0))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class SlotHolder:
+    """A process that holds slot 3 of a region, as the shim does."""
+
+    def __init__(self, region: Path) -> None:
+        header = SLOT_HEADER.pack(SLOT_LIVE, 4711, 0, 0, 0).hex()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HOLD_SLOT, region, str(slot_offset(3)), header], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdout.readline() == b"held\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def holder():
+    holders = []
+
+    def hold(region: Path) -> SlotHolder:
+        holders.append(SlotHolder(region))
+        return holders[-1]
+
+    yield hold
+    for one in holders:
+        one.kill()
+
+
+class TestGrantFiles:
+    def limits(self, mib: int = 100):
+        return limits_of(grant(ids("0:0"), share(0, mib)), FailPolicy.CLOSED, None)
+
+    def test_limits_are_read_only_and_the_region_is_the_containers_to_write(self, tmp_path):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        limits, region = (Path(path) for path in files.paths(ONE.grant_id))
+        assert mode(limits) == 0o444
+        assert mode(region) == 0o666
+        assert region.stat().st_size == REGION_BYTES
+        assert region.read_bytes() == empty_region()
+        assert region.stat().st_blocks * 512 < 64 << 10  # a hole, not half a megabyte of zeros per container
+        assert mode(limits.parent) == 0o700
+        assert decode_limits(limits.read_bytes()) == self.limits()
+
+    def test_a_fresh_region_has_no_process(self, tmp_path):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        view = files.region(ONE.grant_id)
+        assert (view.snapshot.slots, view.dead) == ((), ())
+
+    def test_a_living_process_is_told_from_a_killed_one(self, tmp_path, holder):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        process = holder(Path(files.paths(ONE.grant_id)[1]))
+        view = files.region(ONE.grant_id)
+        assert ([slot.pid for slot in view.snapshot.slots], view.dead) == ([4711], ())
+        process.kill()
+        assert files.region(ONE.grant_id).dead == (3,)
+
+    def test_a_container_that_starts_again_gets_a_fresh_region(self, tmp_path, holder):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        holder(Path(files.paths(ONE.grant_id)[1])).kill()
+        files.prepare(ONE, self.limits())
+        assert files.region(ONE.grant_id).snapshot.slots == ()
+
+    def test_files_that_a_process_has_mapped_stay_and_limits_change_in_place(self, tmp_path, holder):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        limits, region = (Path(path) for path in files.paths(ONE.grant_id))
+        holder(region)
+        before = (limits.stat().st_ino, region.stat().st_ino)
+        files.prepare(ONE, self.limits(200))
+        assert (limits.stat().st_ino, region.stat().st_ino) == before
+        assert decode_limits(limits.read_bytes()) == self.limits(200)
+        assert mode(limits) == 0o444
+
+    @pytest.mark.parametrize("content", [b"", b"\xff" * 10, b"\xff" * REGION_BYTES])
+    def test_a_spoilt_region_is_as_good_as_none(self, tmp_path, content):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        Path(files.paths(ONE.grant_id)[1]).write_bytes(content)
+        assert files.region(ONE.grant_id) is None
+        files.prepare(ONE, self.limits())
+        assert files.region(ONE.grant_id) is not None
+
+    def test_a_region_that_became_a_link_is_not_followed(self, tmp_path):
+        files = GrantFiles(tmp_path / "containers")
+        files.prepare(ONE, self.limits())
+        region = Path(files.paths(ONE.grant_id)[1])
+        region.rename(tmp_path / "elsewhere")
+        region.symlink_to(tmp_path / "elsewhere")
+        assert files.region(ONE.grant_id) is None
+
+    def test_copies_of_grants_are_found_and_incomplete_ones_are_not(self, tmp_path):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        (tmp_path / "half").mkdir()
+        (tmp_path / "torn").mkdir()
+        (tmp_path / "torn/grant.json").write_bytes(b"{")
+        assert files.copies() == [ONE]
+        assert sorted(files.ids()) == sorted(["half", "torn", ONE.grant_id])
+
+    def test_removing_twice_is_no_error(self, tmp_path):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        files.remove(ONE.grant_id)
+        files.remove(ONE.grant_id)
+        assert files.ids() == []
+
+
+YAML_SPEC = """
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+- name: GPU-0
+  containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+containerEdits:
+  mounts:
+  - {hostPath: /h/libcuda.so.580, containerPath: /c/libcuda.so.580}
+"""
+
+
+class TestCdiDirectory:
+    def make(self, tmp_path) -> CdiDirectory:
+        (tmp_path / "static").mkdir(exist_ok=True)
+        return CdiDirectory(tmp_path / "dynamic", tmp_path / "static", devices=tmp_path / "dev", capabilities=tmp_path / "caps")
+
+    def test_our_specs_are_listed_and_removed(self, tmp_path):
+        cdi = self.make(tmp_path)
+        cdi.write("abc", {"kind": "aliquot.dev/vgpu"})
+        assert cdi.ids() == ["abc"]
+        assert msgspec.json.decode((tmp_path / "dynamic" / file_name("abc")).read_bytes()) == {"kind": "aliquot.dev/vgpu"}
+        cdi.remove("abc")
+        cdi.remove("abc")
+        assert cdi.ids() == []
+
+    def test_the_hosts_spec_is_found_in_yaml_and_read_again_when_it_changes(self, tmp_path):
+        cdi = self.make(tmp_path)
+        assert cdi.host_spec() is None
+        path = tmp_path / "static/nvidia.yaml"
+        path.write_text(YAML_SPEC)
+        first = cdi.host_spec()
+        assert first.source == str(path)
+        assert first.has_driver
+        assert cdi.host_spec() is first
+        path.write_text(YAML_SPEC.replace("GPU-0", "GPU-00"))
+        assert list(cdi.host_spec().devices) == ["GPU-00"]
+
+    def test_the_dynamic_directory_wins_and_the_general_kind_before_the_plugins(self, tmp_path):
+        cdi = self.make(tmp_path)
+        (tmp_path / "dynamic/k8s.device-plugin.nvidia.com-gpu.json").write_text(
+            '{"cdiVersion":"0.5.0","kind":"k8s.device-plugin.nvidia.com/gpu"}'
+        )
+        assert "device-plugin" in cdi.host_spec().source
+        (tmp_path / "static/nvidia.yaml").write_text(YAML_SPEC)
+        assert cdi.host_spec().source.endswith("static/nvidia.yaml")
+        (tmp_path / "dynamic/nvidia.yaml").write_text(YAML_SPEC)
+        assert cdi.host_spec().source.endswith("dynamic/nvidia.yaml")
+
+    def test_other_vendors_files_good_or_bad_are_passed_over(self, tmp_path):
+        cdi = self.make(tmp_path)
+        (tmp_path / "static/a.json").write_text('{"kind":"vendor.com/nic"}')
+        (tmp_path / "static/b.yaml").write_text("{")
+        (tmp_path / "static/nvidia.yaml").write_text(YAML_SPEC)
+        assert cdi.host_spec() is not None
+
+    def test_a_malformed_nvidia_spec_is_named(self, tmp_path):
+        cdi = self.make(tmp_path)
+        (tmp_path / "static/nvidia.json").write_text('{"kind":"nvidia.com/gpu"}')
+        with pytest.raises(StorageError, match=r"static/nvidia.json: want cdiVersion"):
+            cdi.host_spec()
+
+    def test_nodes_of_a_mig_instance_are_read_from_the_kernels_files(self, tmp_path):
+        for name, minor in (("access", 21), ("ci0/access", 22)):
+            path = tmp_path / "caps/gpu1/mig/gi2" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
+        assert self.make(tmp_path).capability_nodes(1, 2, 0) == ("/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22")
+        with pytest.raises(StorageError, match="gi3"):
+            self.make(tmp_path).capability_nodes(1, 3, 0)
+
+    def test_only_nvidias_nodes_are_listed(self, tmp_path):
+        (tmp_path / "dev").mkdir()
+        for name in ("nvidia0", "nvidiactl", "null"):
+            (tmp_path / "dev" / name).touch()
+        assert [Path(path).name for path in self.make(tmp_path).present_nodes()] == ["nvidia0", "nvidiactl"]
+
+
+class TestShimStore:
+    @pytest.fixture
+    def source(self, tmp_path) -> Path:
+        directory = tmp_path / "source"
+        directory.mkdir()
+        for name in ARTEFACTS:
+            (directory / name).write_bytes(name.encode())
+        return directory
+
+    def test_the_directory_is_named_by_its_content_and_complete(self, tmp_path, source):
+        target = install_shim(source, tmp_path / "store")
+        assert (target / "ld.so.preload").read_text() == "/run/aliquot/libaliquot-preload.so\n"
+        assert {path.name for path in target.iterdir()} == {*ARTEFACTS, "ld.so.preload"}
+        assert mode(target) == 0o755
+        assert mode(target / "libcuda.so.1") == 0o555
+
+    def test_an_installed_version_is_never_written_again(self, tmp_path, source):
+        target = install_shim(source, tmp_path / "store")
+        before = (target / "libcuda.so.1").stat()
+        assert install_shim(source, tmp_path / "store") == target
+        after = (target / "libcuda.so.1").stat()
+        assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+    def test_a_new_version_lies_beside_the_old_one(self, tmp_path, source):
+        old = install_shim(source, tmp_path / "store")
+        (source / "libcuda.so.1").write_bytes(b"newer")
+        new = install_shim(source, tmp_path / "store")
+        assert new != old
+        assert (old / "libcuda.so.1").read_bytes() == b"libcuda.so.1"
+
+    def test_a_damaged_installation_is_set_aside_and_made_again(self, tmp_path, source):
+        target = install_shim(source, tmp_path / "store")
+        (target / "libcuda.so.1").chmod(0o755)
+        (target / "libcuda.so.1").write_bytes(b"damaged")
+        assert install_shim(source, tmp_path / "store") == target
+        assert (target / "libcuda.so.1").read_bytes() == b"libcuda.so.1"
+        assert (target.with_name(f"{target.name}.damaged-0") / "libcuda.so.1").read_bytes() == b"damaged"
+
+    def test_a_missing_artefact_is_named_with_the_cure(self, tmp_path, source):
+        (source / "libnvidia-ml.so.1").unlink()
+        with pytest.raises(ShimError, match=r"libnvidia-ml.so.1 cannot be read.*make"):
+            install_shim(source, tmp_path / "store")
+
+    def test_a_running_agent_keeps_the_version_it_installed(self, tmp_path, source):
+        store = ShimStore(source, tmp_path / "store")
+        first = store.installed()
+        (source / "libcuda.so.1").write_bytes(b"newer")
+        assert store.installed() == first
+
+
+class TestSecret:
+    def test_it_is_made_once_and_kept(self, tmp_path):
+        path = tmp_path / "state/secret"
+        secret = load_secret(path)
+        assert len(secret) == 32
+        assert load_secret(path) == secret
+        assert mode(path) == 0o600
+
+    def test_a_damaged_one_is_not_replaced_silently(self, tmp_path):
+        (tmp_path / "secret").write_bytes(b"short")
+        with pytest.raises(StorageError, match="want 32 bytes, found 5"):
+            load_secret(tmp_path / "secret")
+
+
+def test_the_boot_id_is_the_kernels():
+    assert len(boot_id()) == 36

@@ -1,0 +1,241 @@
+"""List-watch, capacity and events against an API server over HTTP that keeps Kubernetes' rules."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from agent.adapters.kube_api import ApiServer as Server
+from agent.adapters.kube_api import KubeApiClient, KubeConnection, find_api_server
+from agent.adapters.kube_watch import KubeWatcher
+from agent.errors import KubeApiError, SettingsError
+from agent.ports import NodeState, PodEvent
+from aliquot.standin.apiserver import ApiServer
+from aliquot.standin.cluster import Cluster, Kind
+from proto import contract
+from proto.model import Pod
+from tests.unit.agent.fakes import FakeClock
+
+NODE = "node-1"
+TOKEN = "secret"
+
+
+class Listener:
+    """Keeps what it is told; called from the watching threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.pods: dict[str, Pod] = {}
+        self.lists = 0
+        self.node: NodeState | None = None
+        self.troubles: list[tuple[str, str]] = []
+
+    def pods_listed(self, pods: Sequence[Pod]) -> None:
+        with self._changed:
+            self.pods = {pod.name: pod for pod in pods}
+            self.lists += 1
+            self._changed.notify_all()
+
+    def pod_changed(self, pod: Pod) -> None:
+        with self._changed:
+            self.pods[pod.name] = pod
+            self._changed.notify_all()
+
+    def pod_deleted(self, pod: Pod) -> None:
+        with self._changed:
+            self.pods.pop(pod.name, None)
+            self._changed.notify_all()
+
+    def node_changed(self, node: NodeState) -> None:
+        with self._changed:
+            self.node = node
+            self._changed.notify_all()
+
+    def api_trouble(self, what: str, trouble: str) -> None:
+        with self._changed:
+            self.troubles.append((what, trouble))
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, 10), (self.pods, self.node, self.troubles)
+
+
+class Api:
+    """A cluster with a server, and what connects to it."""
+
+    def __init__(self, tmp_path) -> None:
+        self.cluster = Cluster()
+        self.cluster.create(Kind.NODE, {"metadata": {"name": NODE}, "status": {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "8"}}})
+        self.server = ApiServer(self.cluster, token=TOKEN, bookmark_seconds=0.2)
+        self.server.start()
+        self.token_file = tmp_path / "token"
+        self.token_file.write_text(f"{TOKEN}\n")
+        self.settings = Server(self.server.url, self.token_file, None)
+        self.client = KubeApiClient(KubeConnection(self.settings), NODE, FakeClock())
+        self.watcher = KubeWatcher(lambda **options: KubeConnection(self.settings, **options), NODE)
+        self.listener = Listener()
+
+    def create_pod(self, name: str, node: str = NODE, **metadata) -> dict:
+        spec = {
+            "nodeName": node,
+            "schedulerName": contract.SCHEDULER_NAME,
+            "initContainers": [
+                {"name": "init", "resources": {"limits": {"nvidia.com/vgpu": "1"}}},
+                {"name": "side", "restartPolicy": "Always"},
+            ],
+            "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "2"}}}, {"name": "bare"}],
+        }
+        return self.cluster.create(Kind.POD, {"metadata": {"name": name, **metadata}, "spec": spec, "status": {"phase": "Pending"}})
+
+    def watch(self) -> Listener:
+        self.watcher.start(self.listener)
+        self.listener.wait(lambda: self.listener.lists and self.listener.node)
+        return self.listener
+
+    def stop(self) -> None:
+        self.watcher.stop()
+        self.server.stop()
+
+
+@pytest.fixture
+def api(tmp_path):
+    one = Api(tmp_path)
+    yield one
+    one.stop()
+
+
+class TestWatch:
+    def test_pods_of_this_node_are_listed_as_kubelet_starts_them(self, api):
+        api.create_pod("a", annotations={"x": "y"})
+        api.create_pod("elsewhere", node="node-2")
+        listener = api.watch()
+        assert list(listener.pods) == ["a"]
+        pod = listener.pods["a"]
+        assert [(spec.name, spec.init, spec.restartable, dict(spec.limits)) for spec in pod.containers] == [
+            ("init", True, False, {"nvidia.com/vgpu": "1"}),
+            ("side", True, True, {}),
+            ("main", False, False, {"nvidia.com/vgpu": "2"}),
+            ("bare", False, False, {}),
+        ]
+        assert (pod.namespace, pod.phase, pod.annotations, pod.scheduler_name) == (
+            "default",
+            "Pending",
+            {"x": "y"},
+            contract.SCHEDULER_NAME,
+        )
+        assert pod.uid
+
+    def test_changes_arrive_as_they_happen(self, api):
+        listener = api.watch()
+        api.create_pod("a")
+        listener.wait(lambda: "a" in listener.pods)
+        api.cluster.update(Kind.POD, "default", "a", lambda pod: pod["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
+        listener.wait(lambda: listener.pods["a"].deletion_requested)
+        api.cluster.delete(Kind.POD, "default", "a")
+        listener.wait(lambda: "a" not in listener.pods)
+
+    def test_the_node_is_watched(self, api):
+        listener = api.watch()
+        assert listener.node.capacity == {"cpu": "8"}
+        api.client.publish_capacity(NODE, {contract.RESOURCE_VGPU_MEMORY: 1000})
+        listener.wait(lambda: contract.RESOURCE_VGPU_MEMORY in listener.node.capacity)
+
+    def test_a_watch_that_ends_goes_on_where_it_was(self, api):
+        listener = api.watch()
+        api.server.break_watches()
+        api.create_pod("a")
+        listener.wait(lambda: "a" in listener.pods)
+        assert listener.lists == 1
+
+    def test_after_forgotten_history_the_pods_are_listed_anew(self, api):
+        api.create_pod("gone")
+        listener = api.watch()
+        with api.server.outage():
+            api.cluster.delete(Kind.POD, "default", "gone")
+            api.create_pod("new")
+            api.cluster.compact()
+        listener.wait(lambda: list(listener.pods) == ["new"])
+        assert listener.lists == 2
+
+    def test_an_outage_is_told_and_survived(self, api):
+        listener = api.watch()
+        with api.server.outage():
+            listener.wait(lambda: any(trouble for _, trouble in listener.troubles))
+            api.create_pod("a")
+        listener.wait(lambda: "a" in listener.pods)
+        listener.wait(lambda: ("pods", "") in listener.troubles[-4:])
+
+    def test_bookmarks_keep_a_quiet_watch_from_falling_behind(self, api):
+        listener = api.watch()
+        for number in range(5):
+            api.create_pod(f"elsewhere-{number}", node="node-2")
+        time.sleep(0.5)  # longer than the server's time between bookmarks
+        api.cluster.compact()
+        api.server.break_watches()
+        time.sleep(0.5)
+        api.create_pod("a")
+        listener.wait(lambda: "a" in listener.pods)
+
+    def test_a_wrong_token_is_trouble_by_name(self, api):
+        api.token_file.write_text("wrong")
+        api.watcher.start(api.listener)
+        api.listener.wait(lambda: any("HTTP 401" in trouble for _, trouble in api.listener.troubles))
+        api.token_file.write_text(TOKEN)  # read anew at every request: kubelet rotates it
+        api.listener.wait(lambda: api.listener.lists)
+
+
+class TestRequests:
+    def test_capacity_is_patched_into_the_status_and_nothing_else(self, api):
+        api.client.publish_capacity(NODE, {contract.RESOURCE_VGPU_MEMORY: 1001, contract.RESOURCE_VGPU_CORES: 200})
+        status = api.cluster.get(Kind.NODE, "", NODE)["status"]
+        assert status["capacity"] == {"cpu": "8", contract.RESOURCE_VGPU_MEMORY: "1001", contract.RESOURCE_VGPU_CORES: "200"}
+
+    def test_an_unknown_node_is_an_error_with_the_servers_words(self, api):
+        with pytest.raises(KubeApiError, match=r"HTTP 404: nodes \"node-9\" not found"):
+            api.client.publish_capacity("node-9", {"a/b": 1})
+
+    def test_an_event_is_about_the_pods_container(self, api):
+        api.client.post_event(PodEvent("default", "train", "uid-1", "main", contract.EVENT_REASON_REFUSED, "no room" * 500, warning=True))
+        ((event),) = api.cluster.list(Kind.EVENT)[1]
+        assert event["involvedObject"] == {
+            "apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "train", "uid": "uid-1",
+            "fieldPath": "spec.containers{main}",
+        }  # fmt: skip
+        assert (event["type"], event["reason"], event["source"]["host"]) == ("Warning", contract.EVENT_REASON_REFUSED, NODE)
+        assert len(event["message"]) <= 1024
+
+    def test_an_unreachable_server_is_an_error_in_a_few_words(self, tmp_path):
+        client = KubeApiClient(KubeConnection(Server("http://127.0.0.1:1", None, None)), NODE, FakeClock())
+        with pytest.raises(KubeApiError, match="refused") as caught:
+            client.publish_capacity(NODE, {"a/b": 1})
+        assert "object at 0x" not in str(caught.value)
+
+    def test_a_missing_token_is_named(self, tmp_path):
+        client = KubeApiClient(KubeConnection(Server("http://127.0.0.1:1", tmp_path / "none", None)), NODE, FakeClock())
+        with pytest.raises(KubeApiError, match="none: No such file"):
+            client.publish_capacity(NODE, {"a/b": 1})
+
+
+IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+
+
+class TestFindApiServer:
+    def test_a_pod_is_told_where_the_api_is(self, tmp_path):
+        for name in ("token", "ca.crt"):
+            (tmp_path / name).touch()
+        found = find_api_server("", "", "", IN_CLUSTER, tmp_path)
+        assert found == Server("https://10.0.0.1:443", tmp_path / "token", tmp_path / "ca.crt")
+
+    def test_an_ipv6_cluster_is_reached(self, tmp_path):
+        assert find_api_server("", "", "", {**IN_CLUSTER, "KUBERNETES_SERVICE_HOST": "fd00::1"}, tmp_path).url == "https://[fd00::1]:443"
+
+    def test_settings_win(self, tmp_path):
+        found = find_api_server("http://127.0.0.1:8080/", "/t", "", IN_CLUSTER, tmp_path)
+        assert (found.url, str(found.token_file), found.ca_file) == ("http://127.0.0.1:8080", "/t", None)
+
+    @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://x"])
+    def test_no_usable_address_is_a_settings_error(self, tmp_path, url):
+        with pytest.raises(SettingsError, match="kubeApiUrl"):
+            find_api_server(url, "", "", {}, tmp_path)

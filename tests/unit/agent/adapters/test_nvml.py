@@ -1,0 +1,192 @@
+"""The real nvidia-ml-py on the simulated driver. One process can load one NVML, so every test runs its driver in a child."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CHILD = """
+import asyncio, json, sys
+from agent.adapters.nvml import NvmlDriver
+from agent.errors import DriverError
+
+async def main():
+    errors = []
+    driver = NvmlDriver(sys.argv[1], 0.2, lambda call, code: errors.append(call))
+    for command in sys.stdin:
+        try:
+            answer = await do(driver, command.strip(), errors)
+        except DriverError as exc:
+            answer = {"error": type(exc).__name__, "message": str(exc), "hung": driver.hung_device()}
+        print(json.dumps(answer), flush=True)
+
+async def do(driver, command, errors):
+    if command == "restart":
+        return await driver.restart()
+    if command == "errors":
+        return errors
+    if command == "links":
+        return [[link.kind, link.lanes] for link in await driver.links()]
+    reading = await driver.read()
+    return {
+        "driver": reading.driver_version, "cuda": reading.cuda_version,
+        "devices": [
+            {"uuid": one.device.uuid, "model": one.device.model, "minor": one.device.minor, "mib": one.device.memory_bytes / 2**20,
+             "numa": one.device.numa_node, "capability": one.device.compute_capability, "mig": one.device.mig_enabled,
+             "instances": [[mig.profile, mig.uuid, mig.placement_start, mig.placement_size] for mig in one.device.mig_instances],
+             "used": one.memory_used_bytes, "utilization": one.utilization_ratio, "bus": one.device.pci_bus_id}
+            for one in reading.devices
+        ],
+        "failed": [[one.uuid, one.trouble] for one in reading.failed],
+    }
+
+asyncio.run(main())
+"""
+
+
+class Child:
+    """A process with the real adapter over the simulated driver of one node."""
+
+    def __init__(self, library: Path | str, sim: Path, build: Path) -> None:
+        self.sim = sim
+        self.build = build
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(library)], env={**os.environ, "ALIQUOT_SIM_DIR": str(sim)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def ask(self, command: str = "read"):
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def inject(self, *fault: str) -> None:
+        subprocess.run([self.build / "bin/aliquot-sim", "inject", *fault, "--dir", self.sim], check=True)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def child(build_dir, sim_node) -> Callable[..., Child]:
+    children: list[Child] = []
+
+    def start(profile: str = "h200x8", library: Path | str | None = None) -> Child:
+        children.append(Child(library if library is not None else build_dir / "lib/sim/libnvidia-ml.so.1", sim_node(profile), build_dir))
+        return children[-1]
+
+    yield start
+    for one in children:
+        one.close()
+
+
+def test_a_dgx_h200_is_read_as_it_is(child):
+    node = child("h200x8")
+    reading = node.ask()
+    assert (reading["driver"], reading["cuda"]) == ("580.159.03", 13000)
+    devices = reading["devices"]
+    assert [device["minor"] for device in devices] == list(range(8))
+    assert {device["model"] for device in devices} == {"NVIDIA H200"}
+    assert {tuple(device["capability"]) for device in devices} == {(9, 0)}
+    assert {device["numa"] for device in devices} == {0, 1}
+    assert len({device["uuid"] for device in devices}) == 8
+    mib = {device["mib"] for device in devices}.pop()
+    assert mib == int(mib)
+    assert 140_000 < mib <= 143_771
+    assert devices[0]["used"] is not None
+    assert devices[0]["utilization"] == 0.0
+    assert node.ask("links") == [["nvlink", 18]] * 28
+    assert node.ask("errors") == []
+
+
+def test_mig_instances_are_read_with_profile_and_place(child):
+    devices = child("a100x8-mig").ask()["devices"]
+    partitioned = [device for device in devices if device["instances"]]
+    assert partitioned
+    for device in partitioned:
+        assert device["mig"]
+        assert device["utilization"] is None
+        for profile, uuid, start, size in device["instances"]:
+            assert uuid.startswith("MIG-")
+            assert "g." in profile
+            assert 0 <= start < start + size <= 8
+    assert any(not device["mig"] for device in devices)
+
+
+def test_pcie_boards_have_links_of_their_topology(child):
+    node = child("l40sx4")
+    node.ask()
+    links = node.ask("links")
+    assert len(links) == 6
+    assert {kind for kind, _ in links} == {"pcie-switch", "system"}
+    assert {lanes for _, lanes in links} == {0}
+
+
+def test_boards_without_mig_and_nvlink_raise_no_alarm(child):
+    node = child("t4x2")
+    assert [device["model"] for device in node.ask()["devices"]] == ["Tesla T4"] * 2
+    node.ask("links")
+    assert node.ask("errors") == []
+
+
+def test_a_lost_gpu_is_named_and_the_others_are_read(child):
+    node = child("h200x8")
+    uuid = node.ask()["devices"][3]["uuid"]
+    node.inject("lost", "--gpu", "3")
+    reading = node.ask()
+    assert len(reading["devices"]) == 7
+    assert [failed[0] for failed in reading["failed"]] == [uuid]
+    assert "lost" in reading["failed"][0][1].lower()
+    assert node.ask("errors")
+    node.inject("recover", "--gpu", "3")
+    node.ask("restart")
+    assert len(node.ask()["devices"]) == 8
+
+
+def test_a_hanging_gpu_is_named_by_its_uuid_and_comes_back(child):
+    node = child("t4x2")
+    uuid = node.ask()["devices"][1]["uuid"]
+    node.inject("hang", "1500", "--gpu", "1")
+    answer = node.ask()
+    assert (answer["error"], answer["hung"]) == ("DriverTimeoutError", uuid)
+    assert node.ask()["error"] == "DriverTimeoutError"
+    node.inject("hang", "0", "--gpu", "1")
+    deadline = time.monotonic() + 20
+    while "devices" not in (answer := node.ask()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(answer["devices"]) == 2
+
+
+@pytest.mark.parametrize(("fault", "sentence"), [("no-driver", "kernel module is not loaded"), ("mismatch", "different versions")])
+def test_a_driver_that_is_not_usable_is_missing_until_it_is(child, fault, sentence):
+    node = child("t4x2")
+    node.inject(fault, "on")
+    answer = node.ask()
+    assert answer["error"] == "DriverMissingError"
+    assert sentence in answer["message"]
+    node.inject(fault, "off")
+    assert len(node.ask()["devices"]) == 2
+
+
+def test_a_driver_that_goes_while_we_run_is_noticed_and_found_again(child):
+    node = child("t4x2")
+    node.ask()
+    node.inject("no-driver", "on")
+    assert "error" in node.ask()
+    node.inject("no-driver", "off")
+    assert len(node.ask()["devices"]) == 2
+
+
+def test_a_library_that_is_not_there_is_missing_by_name(child):
+    answer = child("t4x2", library="/no/such/libnvidia-ml.so.1").ask()
+    assert answer["error"] == "DriverMissingError"
+    assert "/no/such/libnvidia-ml.so.1" in answer["message"]

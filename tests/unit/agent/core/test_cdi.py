@@ -1,0 +1,204 @@
+import pytest
+
+from agent.core.cdi import (
+    HostSpecError,
+    InjectedDevice,
+    Interposition,
+    ShimFiles,
+    container_spec,
+    file_name,
+    grant_id_of_file,
+    is_host_spec,
+    merge_edits,
+    parse_host_spec,
+)
+
+LIB = "/usr/lib/x86_64-linux-gnu"
+COMPAT_HOOK = {"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "enable-cuda-compat"]}
+CACHE_HOOK = {
+    "hookName": "createContainer",
+    "path": "/usr/bin/nvidia-cdi-hook",
+    "args": ["nvidia-cdi-hook", "update-ldcache", "--folder", LIB],
+}
+
+
+def mount(path: str) -> dict:
+    return {"hostPath": f"/host{path}", "containerPath": path, "options": ["ro"]}
+
+
+def host_document(**extra) -> dict:
+    document = {
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [
+            {
+                "name": f"GPU-{minor}",
+                "containerEdits": {
+                    "deviceNodes": [{"path": f"/dev/nvidia{minor}"}, {"path": f"/dev/dri/card{minor}"}],
+                    "env": [f"D{minor}=1"],
+                },
+            }
+            for minor in range(3)
+        ],
+        "containerEdits": {
+            "env": ["COMMON=1"],
+            "deviceNodes": [{"path": "/dev/nvidiactl"}],
+            "mounts": [
+                mount(f"{LIB}/libcuda.so.580.1"),
+                mount(f"{LIB}/libnvidia-ml.so.580.1"),
+                mount(f"{LIB}/libnvidia-ptxjitcompiler.so.580.1"),
+            ],
+            "hooks": [CACHE_HOOK, COMPAT_HOOK],
+        },
+    }
+    return {**document, **extra}
+
+
+HOST = parse_host_spec(host_document(), "/etc/cdi/nvidia.yaml")
+SHIM = ShimFiles("/state/shim/abc", "/run/aliquot/containers/x/limits", "/run/aliquot/containers/x/region", Interposition.FRONT)
+PRELOAD = ShimFiles("/state/shim/abc", "/run/l", "/run/r", Interposition.PRELOAD)
+
+
+def edits_of(*args, **kwargs) -> dict:
+    spec = container_spec("abc", *args, **kwargs)
+    (device,) = spec["devices"]
+    assert device["name"] == "abc"
+    return device["containerEdits"]
+
+
+def mounts_of(edits: dict) -> dict[str, str]:
+    return {entry["containerPath"]: entry["hostPath"] for entry in edits["mounts"]}
+
+
+class TestFront:
+    EDITS = edits_of([InjectedDevice("GPU-2", 2), InjectedDevice("GPU-0", 0)], HOST, SHIM)
+
+    def test_the_front_takes_the_place_of_the_drivers_libraries(self):
+        mounts = mounts_of(self.EDITS)
+        assert mounts[f"{LIB}/libcuda.so.580.1"] == "/state/shim/abc/libcuda.so.1"
+        assert mounts[f"{LIB}/libnvidia-ml.so.580.1"] == "/state/shim/abc/libnvidia-ml.so.1"
+
+    def test_the_real_libraries_are_found_under_the_private_names(self):
+        mounts = mounts_of(self.EDITS)
+        assert mounts["/run/aliquot/driver/libcuda.aliquot-driver.so.1"] == f"/host{LIB}/libcuda.so.580.1"
+        assert mounts["/run/aliquot/driver/libnvidia-ml.aliquot-driver.so.1"] == f"/host{LIB}/libnvidia-ml.so.580.1"
+
+    def test_other_libraries_stay_where_they_are(self):
+        path = f"{LIB}/libnvidia-ptxjitcompiler.so.580.1"
+        assert mounts_of(self.EDITS)[path] == f"/host{path}"
+
+    def test_limits_are_read_only_and_the_region_is_writable(self):
+        options = {entry["containerPath"]: entry["options"] for entry in self.EDITS["mounts"]}
+        assert "ro" in options["/run/aliquot/limits"]
+        assert "rw" in options["/run/aliquot/region"]
+        assert "noexec" in options["/run/aliquot/region"]
+
+    def test_only_the_granted_devices_are_there(self):
+        assert [node["path"] for node in self.EDITS["deviceNodes"]] == [
+            "/dev/nvidiactl", "/dev/nvidia2", "/dev/dri/card2", "/dev/nvidia0", "/dev/dri/card0",
+        ]  # fmt: skip
+        assert [entry for entry in self.EDITS["env"] if entry.startswith("D")] == ["D2=1", "D0=1"]
+
+    def test_an_nvidia_runtime_in_the_chain_adds_nothing(self):
+        assert "NVIDIA_VISIBLE_DEVICES=void" in self.EDITS["env"]
+
+    def test_the_hook_that_would_prefer_the_images_libcuda_is_left_out(self):
+        assert self.EDITS["hooks"] == [CACHE_HOOK]
+
+    def test_the_spec_has_the_newest_version_its_parts_need(self):
+        assert container_spec("abc", [InjectedDevice("GPU-0", 0)], HOST, SHIM)["cdiVersion"] == "0.6.0"
+        newer = parse_host_spec(host_document(cdiVersion="1.1.0"), "x")
+        assert container_spec("abc", [InjectedDevice("GPU-0", 0)], newer, SHIM)["cdiVersion"] == "1.1.0"
+
+    def test_a_soname_and_a_versioned_mount_are_one_library(self):
+        document = host_document()
+        document["containerEdits"]["mounts"].insert(0, mount(f"{LIB}/libcuda.so.1"))
+        mounts = mounts_of(edits_of([InjectedDevice("GPU-0", 0)], parse_host_spec(document, "x"), SHIM))
+        assert mounts[f"{LIB}/libcuda.so.1"] == mounts[f"{LIB}/libcuda.so.580.1"] == "/state/shim/abc/libcuda.so.1"
+        assert mounts["/run/aliquot/driver/libcuda.aliquot-driver.so.1"] == f"/host{LIB}/libcuda.so.1"
+
+    def test_a_host_spec_without_libcuda_is_refused_because_the_limit_would_not_hold(self):
+        bare = parse_host_spec(host_document(containerEdits={}), "/etc/cdi/nvidia.yaml")
+        assert not bare.has_driver
+        with pytest.raises(HostSpecError, match=r"/etc/cdi/nvidia.yaml mounts no libcuda"):
+            edits_of([InjectedDevice("GPU-0", 0)], bare, SHIM)
+
+
+class TestPreload:
+    def test_the_loaders_list_names_the_preload_library(self):
+        mounts = mounts_of(edits_of([InjectedDevice("GPU-0", 0)], HOST, PRELOAD))
+        assert mounts["/etc/ld.so.preload"] == "/state/shim/abc/ld.so.preload"
+        assert mounts["/run/aliquot/libaliquot-preload.so"] == "/state/shim/abc/libaliquot-preload.so"
+        assert mounts[f"{LIB}/libcuda.so.580.1"] == f"/host{LIB}/libcuda.so.580.1"
+
+    def test_without_a_host_spec_the_device_nodes_are_listed_and_the_driver_is_left_to_the_nvidia_runtime(self):
+        present = ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
+        edits = edits_of([InjectedDevice("GPU-1", 1)], None, PRELOAD, present)
+        assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
+        assert "NVIDIA_VISIBLE_DEVICES=GPU-1" in edits["env"]
+
+
+class TestMig:
+    def test_an_instance_is_injected_without_the_shim(self):
+        document = host_document()
+        document["devices"].append({"name": "MIG-7", "containerEdits": {"env": ["M=1"]}})
+        edits = edits_of([InjectedDevice("MIG-7", 0)], parse_host_spec(document, "x"), None)
+        assert "M=1" in edits["env"]
+        assert "/run/aliquot/limits" not in mounts_of(edits)
+
+    def test_without_a_host_spec_its_capability_nodes_are_listed(self):
+        edits = edits_of([InjectedDevice("MIG-7", 3, ("/dev/nvidia-caps/nvidia-cap21",))], None, None, ["/dev/nvidiactl"])
+        assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidiactl"]
+
+    def test_an_instance_the_host_spec_does_not_know_is_never_replaced_by_its_whole_gpu(self):
+        with pytest.raises(HostSpecError, match="no device MIG-7"):
+            edits_of([InjectedDevice("MIG-7", 0)], HOST, None)
+
+
+class TestHostSpec:
+    def test_a_spec_that_names_devices_by_index_is_matched_by_the_device_node(self):
+        document = host_document()
+        document["devices"][1]["name"] = "1"
+        edits = edits_of([InjectedDevice("GPU-1", 1)], parse_host_spec(document, "x"), SHIM)
+        assert "D1=1" in edits["env"]
+
+    def test_a_device_named_all_is_never_taken_for_one_gpu(self):
+        everything = {"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}, {"path": "/dev/nvidia1"}]}}
+        with pytest.raises(HostSpecError, match="describes no device GPU-0"):
+            edits_of([InjectedDevice("GPU-0", 0)], parse_host_spec(host_document(devices=[everything]), "x"), SHIM)
+
+    @pytest.mark.parametrize(
+        ("change", "sentence"),
+        [
+            ({"cdiVersion": None}, "want cdiVersion"),
+            ({"devices": [{"containerEdits": {}}]}, "needs a name"),
+            ({"containerEdits": []}, "want containerEdits to be an object"),
+            ({"containerEdits": {"mounts": "x"}}, "mounts to be a list"),
+        ],
+    )
+    def test_a_malformed_spec_is_refused_by_name(self, change, sentence):
+        with pytest.raises(HostSpecError, match=sentence):
+            parse_host_spec(host_document(**change), "/etc/cdi/nvidia.yaml")
+
+    def test_only_nvidias_general_kinds_are_taken(self):
+        assert is_host_spec({"kind": "nvidia.com/gpu"})
+        assert is_host_spec({"kind": "k8s.device-plugin.nvidia.com/gpu"})
+        assert not is_host_spec({"kind": "management.nvidia.com/gpu"})
+        assert not is_host_spec(["kind"])
+
+
+class TestMerge:
+    def test_the_later_part_wins_and_order_is_kept(self):
+        merged = merge_edits([{"env": ["A=1", "B=1"]}, {"env": ["A=2"]}])
+        assert merged["env"] == ["A=2", "B=1"]
+
+    def test_fields_we_do_not_know_pass_through(self):
+        merged = merge_edits([{"additionalGids": [44]}, {"additionalGids": [44, 45], "intelRdt": {"closID": "x"}}])
+        assert merged["additionalGids"] == [44, 45]
+        assert merged["intelRdt"] == {"closID": "x"}
+
+
+def test_spec_files_are_told_from_other_peoples():
+    assert grant_id_of_file(file_name("abc")) == "abc"
+    assert grant_id_of_file("nvidia.json") is None
+    assert grant_id_of_file(file_name("abc") + ".tmp") is None

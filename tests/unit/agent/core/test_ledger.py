@@ -1,0 +1,84 @@
+import msgspec
+import pytest
+
+from agent.core.ledger import Ledger, decode_row, encode_row
+from agent.errors import StorageError
+from placement.device import AccountingError
+from tests.unit.agent.builders import VGPU, board, gpu, grant, ids, instance, pod, share
+
+BOARD = board(gpu(0, mib=1000), gpu(1, mib=1000), gpu(2, mig=[instance(2, 0)]))
+
+
+def ledger(*grants) -> Ledger:
+    return Ledger().adopting(grants)
+
+
+class TestGranting:
+    def test_a_grant_that_fits_is_entered(self):
+        one = grant(ids("0:0"), share(0, 600))
+        assert ledger(grant(ids("0:1"), share(0, 400))).granting(one, BOARD, 16).grants[one.grant_id] == one
+
+    @pytest.mark.parametrize(
+        ("shares_per_gpu", "given"),
+        [
+            pytest.param(16, share(0, 401), id="memory"),
+            pytest.param(16, share(0, 100, cores=51), id="cores"),
+            pytest.param(1, share(0, 100), id="shares"),
+            pytest.param(16, share(7, 100), id="a device that is not there"),
+        ],
+    )
+    def test_a_grant_that_passes_what_the_device_has_is_a_bug_of_the_planner(self, shares_per_gpu, given):
+        before = ledger(grant(ids("0:0"), share(0, 600, cores=50)))
+        with pytest.raises(AccountingError):
+            before.granting(grant(ids("0:1"), given), BOARD, shares_per_gpu)
+
+    def test_a_mig_instance_is_granted_once(self):
+        before = ledger(grant(frozenset({"MIG-2-0"}), share("MIG-2-0", 100), resource="nvidia.com/mig-1g.10gb"))
+        with pytest.raises(AccountingError):
+            before.granting(grant(frozenset({"MIG-x"}), share("MIG-2-0", 100)), BOARD, 16)
+
+    def test_a_grant_replaces_the_one_of_the_same_id(self):
+        before = ledger(grant(ids("0:0"), share(0, 900)))
+        after = before.granting(grant(ids("0:0"), share(0, 1000)), BOARD, 16)
+        assert [one.shares for one in after.grants.values()] == [(share(0, 1000),)]
+
+    def test_the_ledger_before_is_unchanged(self):
+        before = ledger()
+        before.granting(grant(ids("0:0")), BOARD, 16)
+        assert not before.grants
+
+
+def test_released_grants_are_gone():
+    one, other = grant(ids("0:0")), grant(ids("0:1"))
+    assert list(ledger(one, other).releasing([one.grant_id]).grants) == [other.grant_id]
+
+
+def test_grants_that_share_an_id_are_found():
+    one, other = grant(ids("0:0", "1:0")), grant(ids("0:1"))
+    assert ledger(one, other).holding_any(VGPU, ids("1:0", "1:5")) == (one,)
+    assert ledger(one, other).held_ids(VGPU) == ids("0:0", "1:0", "0:1")
+
+
+def test_holders_are_named_with_what_they_hold():
+    assert ledger(grant(ids("0:0"), share(0, 2048), of=pod("train"))).holders_on("GPU-0") == ("default/train/main 2 GiB",)
+
+
+class TestRows:
+    ROW = encode_row(grant(ids("0:0", "1:0"), share(0, 100, 50), share(1, 100)))
+
+    def test_a_row_comes_back_as_it_was(self):
+        assert decode_row(self.ROW) == grant(ids("0:0", "1:0"), share(0, 100, 50), share(1, 100))
+
+    @pytest.mark.parametrize("length", [0, 1, len(ROW) // 2, len(ROW) - 3])
+    def test_a_torn_row_is_recognised(self, length):
+        with pytest.raises(StorageError):
+            decode_row(self.ROW[:length])
+
+    def test_a_changed_amount_is_recognised(self):
+        with pytest.raises(StorageError, match="digest"):
+            decode_row(self.ROW.replace(b'"memory_bytes":104857600', b'"memory_bytes":104857601'))
+
+    def test_a_newer_version_is_named(self):
+        row = msgspec.json.decode(self.ROW)
+        with pytest.raises(StorageError, match="version 1, found version 2"):
+            decode_row(msgspec.json.encode({**row, "version": 2}))

@@ -1,0 +1,203 @@
+from dataclasses import replace
+
+import pytest
+
+from agent.core.ledger import Ledger
+from agent.core.planning import Node, Planned, plan_grant
+from agent.core.refusal import Reason, Refusal
+from placement.fit import Reject
+from proto import contract
+from proto.model import ContainerSpec, Policy
+from tests.unit.agent.builders import BOOT, ask, assigned, board, gpu, grant, ids, instance, limits, pod, share
+
+BOARD = board(gpu(0, mib=1000), gpu(1, mib=1000), gpu(2, mib=1000))
+
+
+def node(*grants, policy: Policy | None = None, active: tuple[str, ...] = (), on=BOARD, shares: int = 16) -> Node:
+    return Node(on, Ledger().adopting(grants), shares, BOOT, policy, lambda uid: uid in active)
+
+
+def granted(outcome: Planned | Refusal) -> Planned:
+    assert isinstance(outcome, Planned), outcome
+    return outcome
+
+
+def refused(outcome: Planned | Refusal, reason: Reason | Reject) -> str:
+    assert isinstance(outcome, Refusal), outcome
+    assert outcome.reason is reason, outcome
+    return outcome.message
+
+
+def placed(*shares, **settings):
+    """A pod whose container ``main`` was assigned these shares."""
+    one = pod(**settings)
+    return replace(one, annotations={**one.annotations, **assigned(one.uid, main=shares)})
+
+
+class TestAssigned:
+    def test_the_container_gets_what_its_pod_was_assigned_whatever_the_ids_name(self):
+        planned = granted(plan_grant(ask(placed(share(1)), ids("0:0")), node()))
+        assert planned.grant.shares == (share(1),)
+        assert planned.grant.pod_uid == "uid-train"
+        assert planned.grant.boot_id == BOOT
+
+    def test_each_container_gets_its_own_part(self):
+        containers = (ContainerSpec("a", limits(mib=100)), ContainerSpec("b", limits(mib=200)))
+        one = replace(pod("two", *containers), annotations=assigned("uid-two", a=[share(0, 100)], b=[share(2, 200)]))
+        assert granted(plan_grant(ask(one, ids("0:0"), container="b"), node())).grant.shares == (share(2, 200),)
+
+    def test_without_an_assignment_nothing_is_given(self):
+        message = refused(plan_grant(ask(pod(), ids("0:0")), node()), Reason.ASSIGNMENT_MISSING)
+        assert contract.SCHEDULER_NAME in message
+        assert "placement: local" in message
+
+    def test_an_assignment_of_an_earlier_pod_of_the_name_is_stale(self):
+        one = pod(annotations=assigned("uid-before", main=[share(0)]))
+        refused(plan_grant(ask(one, ids("0:0")), node()), Reason.ASSIGNMENT_STALE)
+
+    @pytest.mark.parametrize("text", ["", "{}", '{"v":1}', "[" * 10_000, "nonsense"])
+    def test_a_broken_assignment_is_refused(self, text):
+        one = pod(annotations={contract.ANNOTATION_ASSIGNMENT: text})
+        refused(plan_grant(ask(one, ids("0:0")), node()), Reason.ASSIGNMENT_INVALID)
+
+    def test_an_assignment_that_leaves_the_container_out_is_refused(self):
+        one = pod(annotations=assigned("uid-train", other=[share(0)]))
+        assert "only for other" in refused(plan_grant(ask(one, ids("0:0")), node()), Reason.ASSIGNMENT_INVALID)
+
+    @pytest.mark.parametrize("given", [share(0, 101), share(0, 99), share(0, 100, cores=10)])
+    def test_amounts_come_from_the_spec_and_another_amount_is_refused(self, given):
+        message = refused(plan_grant(ask(placed(given), ids("0:0")), node()), Reason.ASSIGNMENT_INVALID)
+        assert "the pod's spec asks for 100 MiB" in message
+
+    def test_fewer_devices_than_asked_are_refused(self):
+        one = placed(share(0, 50), name="two")
+        one = replace(one, containers=(ContainerSpec("main", limits(2, 100)),))
+        assert "expected 2 devices" in refused(plan_grant(ask(one, ids("0:0", "1:0")), node()), Reason.ASSIGNMENT_INVALID)
+
+    def test_a_device_that_is_not_here_is_refused_with_those_that_are(self):
+        message = refused(plan_grant(ask(placed(share(9)), ids("0:0")), node()), Reason.DEVICE_UNKNOWN)
+        assert "GPU-0, GPU-1, GPU-2" in message
+
+    def test_a_share_that_does_not_fit_is_refused_with_who_has_it(self):
+        holder = grant(ids("0:1"), share(0, 950), of=pod("other"))
+        message = refused(plan_grant(ask(placed(share(0)), ids("0:0")), node(holder)), Reject.MEMORY)
+        assert "50 MiB" in message
+        assert "default/other/main 950 MiB" in message
+
+    def test_an_unhealthy_device_is_refused(self):
+        refused(plan_grant(ask(placed(share(0)), ids("0:0")), node(on=BOARD.after_device_trouble("GPU-0", "lost"))), Reject.UNHEALTHY)
+
+    def test_a_device_without_a_free_share_is_refused(self):
+        holder = grant(ids("0:1"), share(0), of=pod("other"))
+        refused(plan_grant(ask(placed(share(0)), ids("0:0")), node(holder, shares=1)), Reject.SHARES)
+
+    def test_a_restart_is_planned_as_if_its_own_grant_were_not_there(self):
+        one = placed(share(0, 900))
+        one = replace(one, containers=(ContainerSpec("main", limits(1, 900)),))
+        before = grant(ids("0:0"), share(0, 900), of=one)
+        assert granted(plan_grant(ask(one, ids("0:0")), node(before))).grant == before
+
+
+class TestRequest:
+    def test_a_bad_amount_is_refused_with_the_requests_own_sentence(self):
+        one = pod("bad", ContainerSpec("main", {contract.RESOURCE_VGPU: "1", contract.RESOURCE_VGPU_CORES: "250"}))
+        assert "at most 100" in refused(plan_grant(ask(one, ids("0:0")), node()), Reason.REQUEST_INVALID)
+
+    def test_another_number_of_ids_than_the_spec_asks_is_refused(self):
+        refused(plan_grant(ask(pod(), ids("0:0", "1:0")), node()), Reason.REQUEST_DIFFERS)
+
+    @pytest.mark.parametrize("isolation", ["mps", "driver"])
+    def test_an_isolation_this_node_lacks_is_refused_with_those_it_has(self, isolation):
+        one = pod(annotations={contract.ANNOTATION_ISOLATION: isolation})
+        assert "shim, exclusive, mig" in refused(plan_grant(ask(one, ids("0:0")), node()), Reason.ISOLATION_UNAVAILABLE)
+
+
+class TestLocal:
+    def test_the_gpu_the_ids_name_is_taken_when_it_fits(self):
+        assert granted(plan_grant(ask(pod(), ids("1:0")), node(policy=Policy.FRAG))).grant.shares == (share(1),)
+
+    def test_another_gpu_is_taken_when_it_does_not(self):
+        full = grant(ids("1:1"), share(1, 1000), of=pod("other"))
+        shares = granted(plan_grant(ask(pod(), ids("1:0")), node(full, policy=Policy.FRAG))).grant.shares
+        assert shares[0].device_uuid != "GPU-1"
+
+    def test_a_full_node_is_refused_with_what_is_free(self):
+        full = [grant(ids(f"{i}:1"), share(i, 950), of=pod("other")) for i in range(3)]
+        assert "50 MiB" in refused(plan_grant(ask(pod(), ids("1:0")), node(*full, policy=Policy.FRAG)), Reject.MEMORY)
+
+    def test_a_container_that_restarts_comes_back_where_it_was(self):
+        one = pod()
+        before = grant(ids("0:0"), share(2), of=one)
+        assert granted(plan_grant(ask(one, ids("0:0")), node(before, policy=Policy.FRAG))).grant.shares == (share(2),)
+
+    def test_a_container_whose_gpu_died_is_placed_anew(self):
+        one = pod()
+        before = grant(ids("0:0"), share(2), of=one)
+        after = plan_grant(ask(one, ids("0:0")), node(before, policy=Policy.FRAG, on=BOARD.after_device_trouble("GPU-2", "lost")))
+        assert granted(after).grant.shares == (share(0),)
+
+    def test_no_memory_asked_is_the_whole_device(self):
+        one = pod("whole", ContainerSpec("main", limits(1, None)))
+        assert granted(plan_grant(ask(one, ids("0:0")), node(policy=Policy.FRAG))).grant.shares == (share(0, 1000),)
+
+
+class TestIdsInUse:
+    def test_ids_of_a_pod_that_still_runs_are_refused(self):
+        other = grant(ids("0:0"), share(0), of=pod("other"))
+        message = refused(plan_grant(ask(placed(share(1)), ids("0:0")), node(other, active=("uid-other",))), Reason.IDS_HELD)
+        assert "default/other/main" in message
+
+    def test_ids_of_a_pod_that_is_gone_are_taken_over_with_its_memory(self):
+        other = grant(ids("0:0"), share(0, 1000), of=pod("other"))
+        planned = granted(plan_grant(ask(placed(share(0)), ids("0:0")), node(other)))
+        assert planned.superseded == ()  # the same id: the row itself is replaced
+        partly = grant(ids("0:0", "1:0"), share(0, 1000), share(1, 1000), of=pod("other"))
+        assert granted(plan_grant(ask(placed(share(0)), ids("0:0")), node(partly))).superseded == (partly,)
+
+    def test_what_an_init_container_held_passes_to_the_app_container(self):
+        one = pod("a", ContainerSpec("init", limits(1, 1000), init=True), ContainerSpec("main", limits(2, 2000)))
+        one = replace(one, annotations=assigned(one.uid, init=[share(0, 1000)], main=[share(0, 1000), share(1, 1000)]))
+        init = grant(ids("0:0"), share(0, 1000), of=one, container="init")
+        planned = granted(plan_grant(ask(one, ids("0:0", "1:0")), node(init, active=(one.uid,))))
+        assert planned.superseded == (init,)
+
+    def test_a_container_that_was_given_other_ids_leaves_its_old_grant(self):
+        one = placed(share(0))
+        before = grant(ids("0:5"), share(0), of=one)
+        assert granted(plan_grant(ask(one, ids("0:0")), node(before, active=(one.uid,)))).superseded == (before,)
+
+
+class TestMig:
+    ON = board(gpu(0, mig=[instance(0, 0), instance(0, 1), instance(0, 2, profile="2g.20gb", mib=200)]))
+    RESOURCE = "nvidia.com/mig-1g.10gb"
+
+    def asking(self, **annotations: str):
+        return replace(pod("mig", ContainerSpec("main", {self.RESOURCE: "1"})), annotations=annotations)
+
+    def test_local_placement_gives_the_instances_the_ids_name(self):
+        planned = granted(
+            plan_grant(ask(self.asking(), frozenset({"MIG-0-1"}), resource=self.RESOURCE), node(policy=Policy.FRAG, on=self.ON))
+        )
+        assert [given.device_uuid for given in planned.grant.shares] == ["MIG-0-1"]
+
+    def test_an_assigned_instance_is_given(self):
+        one = self.asking(**assigned("uid-mig", main=[share("MIG-0-1")]))
+        planned = granted(plan_grant(ask(one, frozenset({"MIG-0-0"}), resource=self.RESOURCE), node(on=self.ON)))
+        assert [given.device_uuid for given in planned.grant.shares] == ["MIG-0-1"]
+
+    @pytest.mark.parametrize(("uuid", "reason"), [("MIG-0-2", Reason.ASSIGNMENT_INVALID), ("MIG-9-9", Reason.DEVICE_UNKNOWN)])
+    def test_an_instance_of_another_profile_or_node_is_refused(self, uuid, reason):
+        one = self.asking(**assigned("uid-mig", main=[share(uuid)]))
+        refused(plan_grant(ask(one, frozenset({"MIG-0-0"}), resource=self.RESOURCE), node(on=self.ON)), reason)
+
+    def test_an_instance_in_use_is_refused(self):
+        other = grant(frozenset({"MIG-0-1"}), share("MIG-0-1"), of=pod("other"), resource=self.RESOURCE)
+        one = self.asking(**assigned("uid-mig", main=[share("MIG-0-1")]))
+        refused(plan_grant(ask(one, frozenset({"MIG-0-0"}), resource=self.RESOURCE), node(other, on=self.ON)), Reject.MIG_PROFILE)
+
+    def test_two_profiles_of_one_container_are_two_grants(self):
+        both = ContainerSpec("main", {self.RESOURCE: "1", "nvidia.com/mig-2g.20gb": "1"})
+        one = replace(pod("mig", both), annotations=assigned("uid-mig", main=[share("MIG-0-0"), share("MIG-0-2", 200)]))
+        for resource, uuid in ((self.RESOURCE, "MIG-0-0"), ("nvidia.com/mig-2g.20gb", "MIG-0-2")):
+            planned = granted(plan_grant(ask(one, frozenset({uuid}), resource=resource), node(on=self.ON)))
+            assert [given.device_uuid for given in planned.grant.shares] == [uuid]

@@ -1,0 +1,53 @@
+from agent.core.reconciliation import LISTED_GRACE_SECONDS, NodeView, orphans, plan_releases
+from proto.model import Pod
+from tests.unit.agent.builders import grant, held, ids, pod
+
+GRANT = grant(ids("0:0"), of=pod("a"))
+
+
+def plan(*, pods: tuple[Pod, ...] = (), listed=(), live: bool = False, absent_seconds: float = 0.0):
+    view = NodeView({one.uid: one for one in pods}, listed, frozenset({GRANT.grant_id}) if live else frozenset())
+    return plan_releases([GRANT], view, {GRANT.grant_id: absent_seconds})
+
+
+def test_a_running_pods_grant_is_kept_whatever_the_others_say():
+    assert plan(pods=(pod("a", phase="Running"),), listed=()).release == ()
+
+
+def test_a_pod_being_deleted_still_runs():
+    assert plan(pods=(pod("a", phase="Running", deleting=True),)).release == ()
+
+
+def test_an_ended_pods_grant_is_released_even_while_kubelet_lists_it():
+    assert plan(pods=(pod("a", phase="Succeeded"),), listed=[held(pod("a"), ids("0:0"))]).release == (GRANT,)
+
+
+def test_a_deleted_pods_grant_is_released():
+    assert plan(listed=[held(pod("b"), ids("0:1"))]).release == (GRANT,)
+
+
+def test_a_pod_recreated_under_its_name_does_not_keep_the_old_ones_grant():
+    assert plan(pods=(pod("a", uid="uid-new"),), listed=[held(pod("a"), ids("0:5"))]).release == (GRANT,)
+
+
+def test_a_deleted_pod_whose_container_kubelet_still_lists_is_waited_for_for_a_while():
+    listed = [held(pod("a"), ids("0:0"))]
+    assert plan(listed=listed).waiting == (GRANT,)
+    assert plan(listed=listed, absent_seconds=LISTED_GRACE_SECONDS).release == (GRANT,)
+
+
+def test_an_init_containers_ids_are_listed_with_its_app_container():
+    assert plan(listed=[held(pod("a"), ids("0:0", "1:0"))]).waiting == (GRANT,)
+
+
+def test_memory_that_a_process_still_holds_is_never_given_away():
+    assert plan(live=True, absent_seconds=10 * LISTED_GRACE_SECONDS).waiting == (GRANT,)
+
+
+def test_without_podresources_a_deleted_pods_grant_waits_and_an_ended_ones_does_not():
+    assert plan(listed=None).waiting == (GRANT,)
+    assert plan(listed=None, pods=(pod("a", phase="Failed"),)).release == (GRANT,)
+
+
+def test_files_without_a_grant_are_orphans():
+    assert orphans([GRANT.grant_id, "stray"], {GRANT.grant_id: GRANT}) == ("stray",)

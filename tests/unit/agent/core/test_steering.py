@@ -1,0 +1,75 @@
+from dataclasses import replace
+
+from agent.core.ledger import Ledger
+from agent.core.planning import Node
+from agent.core.steering import devices_for, prefer_ids, waiting_containers
+from proto.model import ContainerSpec, Pod, Policy
+from tests.unit.agent.builders import BOOT, VGPU, assigned, board, gpu, grant, ids, limits, pod, share
+
+BOARD = board(gpu(0), gpu(1), gpu(2), gpu(3))
+AVAILABLE = [f"GPU-{minor}::{replica}" for replica in range(2) for minor in range(4)]
+
+
+def node(*grants, policy: Policy | None = None) -> Node:
+    return Node(BOARD, Ledger().adopting(grants), 16, BOOT, policy, lambda _: True)
+
+
+def wanted(pods: list[Pod], *grants, size: int = 1, policy: Policy | None = None) -> tuple[str, ...]:
+    known = node(*grants, policy=policy)
+    return devices_for(waiting_containers(pods, known.ledger, VGPU, size), known)
+
+
+class TestPreferIds:
+    def test_one_id_of_each_wanted_device_is_taken(self):
+        assert prefer_ids(AVAILABLE, [], 2, ["GPU-3", "GPU-1"], frozenset()) == ("GPU-3::0", "GPU-1::0")
+
+    def test_what_must_be_included_comes_first_and_counts(self):
+        assert prefer_ids(AVAILABLE, ["GPU-2::1"], 2, ["GPU-3"], frozenset()) == ("GPU-2::1", "GPU-3::0")
+
+    def test_without_a_wish_the_devices_are_distinct(self):
+        chosen = prefer_ids(AVAILABLE, [], 4, (), frozenset())
+        assert len({device_id.partition("::")[0] for device_id in chosen}) == 4
+
+    def test_the_count_is_met_even_when_devices_are_not_enough(self):
+        assert len(prefer_ids(["GPU-0::0", "GPU-0::1", "GPU-0::2"], [], 3, (), frozenset())) == 3
+
+    def test_ids_that_a_grant_stands_for_come_last(self):
+        assert prefer_ids(AVAILABLE, [], 1, ["GPU-3"], frozenset({"GPU-3::0"})) == ("GPU-3::1",)
+
+    def test_a_wanted_device_without_a_free_id_is_passed_over(self):
+        assert prefer_ids(["GPU-0::0"], [], 1, ["GPU-3"], frozenset()) == ("GPU-0::0",)
+
+
+class TestWanted:
+    def test_the_one_pending_pod_of_this_size_gets_its_assigned_devices(self):
+        one = pod("a", annotations=assigned("uid-a", main=[share(3)]))
+        other = pod("b", ContainerSpec("main", limits(2)), annotations=assigned("uid-b", main=[share(0, 50), share(1, 50)]))
+        assert wanted([one, other]) == ("GPU-3",)
+        assert wanted([one, other], size=2) == ("GPU-0", "GPU-1")
+
+    def test_of_two_assigned_pods_either_may_be_meant(self):
+        pods = [pod(name, annotations=assigned(f"uid-{name}", main=[share(3)])) for name in ("a", "b")]
+        assert wanted(pods) == ()
+
+    def test_granted_running_and_deleted_pods_do_not_wait(self):
+        one = pod("a", annotations=assigned("uid-a", main=[share(3)]))
+        pods = [
+            one,
+            pod("granted"),
+            replace(pod("running"), phase="Running"),
+            pod("going", deleting=True),
+            pod("none", ContainerSpec("c", {})),
+        ]
+        assert wanted(pods, grant(ids("0:0"), of=pod("granted"))) == ("GPU-3",)
+
+    def test_a_broken_assignment_or_request_gives_no_advice(self):
+        assert wanted([pod("a")]) == ()
+        assert wanted([pod("a", ContainerSpec("main", {VGPU: "many"}))]) == ()
+
+    def test_local_placement_says_where_it_would_put_the_pod_now(self):
+        full = [grant(ids(f"{minor}:0"), share(minor, 950), of=pod("other")) for minor in (0, 1, 3)]
+        assert wanted([pod("a")], *full, policy=Policy.FRAG) == ("GPU-2",)
+
+    def test_pods_that_ask_the_same_would_be_put_alike(self):
+        assert wanted([pod("a"), pod("b")], policy=Policy.BINPACK)
+        assert wanted([pod("a"), pod("b", ContainerSpec("main", limits(1, 999)))], policy=Policy.BINPACK) == ()

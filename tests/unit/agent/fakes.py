@@ -1,0 +1,175 @@
+"""Fakes of the agent's ports: the driver, the kubelet's sockets and the Kubernetes API as plain objects a test can steer."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agent.adapters.cdi_files import CdiDirectory
+from agent.adapters.container_files import GrantFiles
+from agent.adapters.ledger_files import LedgerFiles
+from agent.core.conflict import Evidence
+from agent.core.identity import HeldDevices
+from agent.core.inventory import DriverReading
+from agent.core.registration import FileIdentity
+from agent.errors import KubeApiError, KubeletError
+from agent.ports import PodEvent
+from agent.services.grant_book import GrantBook
+from proto import contract
+from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginServicer
+from proto.model import Link
+
+
+class FakeClock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def now(self) -> float:
+        return 1_700_000_000 + self.seconds
+
+
+class FakeDriver:
+    """Answers with what it was told, or raises it."""
+
+    def __init__(self, answer: DriverReading | Exception) -> None:
+        self.answer = answer
+        self.link_list: Sequence[Link] = ()
+        self.link_reads = 0
+        self.restarts = 0
+        self.hung: str | None = None
+
+    async def read(self) -> DriverReading:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def links(self) -> Sequence[Link]:
+        self.link_reads += 1
+        return self.link_list
+
+    async def restart(self) -> None:
+        self.restarts += 1
+
+    def hung_device(self) -> str | None:
+        return self.hung
+
+
+class FakePodResources:
+    """Lists what it was told; None stands for a kubelet that does not answer."""
+
+    def __init__(self, *listing: HeldDevices) -> None:
+        self.listing: list[HeldDevices] | None = list(listing)
+        self.offered: Sequence[str] = ()
+
+    async def held(self) -> Sequence[HeldDevices]:
+        if self.listing is None:
+            raise KubeletError("PodResources does not answer")
+        return list(self.listing)
+
+    async def allocatable_ids(self, resource: str) -> Sequence[str]:
+        return self.offered
+
+
+class FakeServer:
+    def __init__(self, kubelet: "FakeKubelet", name: str) -> None:
+        self._kubelet = kubelet
+        self._name = name
+        self.stopped = False
+
+    async def stop(self) -> None:
+        self.stopped = True
+        self._kubelet.files.pop(self._name, None)
+
+
+class FakeKubelet:
+    """A plugin directory in memory: names and which file each is."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, FileIdentity] = {}
+        self.registrations: list[tuple[str, str]] = []
+        self.refusal: str | None = None
+        self.evidence_found = Evidence()
+        self.servers: list[FakeServer] = []
+        self._inode = 0
+
+    def touch(self, name: str) -> None:
+        self._inode += 1
+        self.files[name] = FileIdentity(1, self._inode, self._inode)
+
+    def restart(self) -> None:
+        """Wipe the directory and make a new kubelet.sock, as kubelet does when it starts."""
+        self.files.clear()
+        self.touch(contract.KUBELET_SOCKET_NAME)
+
+    async def serve(self, socket_name: str, plugin: DevicePluginServicer) -> FakeServer:
+        self.touch(socket_name)
+        self.servers.append(FakeServer(self, socket_name))
+        return self.servers[-1]
+
+    async def register(self, socket_name: str, resource: str) -> None:
+        if self.refusal is not None:
+            raise KubeletError(self.refusal)
+        self.registrations.append((socket_name, resource))
+
+    def identity(self, socket_name: str) -> FileIdentity | None:
+        return self.files.get(socket_name)
+
+    async def evidence(self, resource: str, own_sockets: frozenset[str]) -> Evidence:
+        return self.evidence_found
+
+    async def remove_dead_sockets(self, prefix: str) -> None:
+        return None
+
+
+class FakeKubeApi:
+    """Remembers what was published and posted; fails as long as ``outage`` is set."""
+
+    def __init__(self) -> None:
+        self.published: list[Mapping[str, int]] = []
+        self.events: list[PodEvent] = []
+        self.outage = False
+
+    def publish_capacity(self, node_name: str, capacity: Mapping[str, int]) -> None:
+        self._check()
+        self.published.append(dict(capacity))
+
+    def post_event(self, event: PodEvent) -> None:
+        self._check()
+        self.events.append(event)
+
+    def _check(self) -> None:
+        if self.outage:
+            raise KubeApiError("the API is down")
+
+
+class FakeShim:
+    """A shim that is always installed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def installed(self) -> Path:
+        return self._directory
+
+
+class Disk:
+    """The agent's real file adapters below one directory, made again for each life of the agent."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.store = LedgerFiles(base / "state/ledger")
+        self.files = GrantFiles(base / "run/containers")
+        self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", devices=base / "dev", capabilities=base / "capabilities")
+
+    def book(self) -> GrantBook:
+        return GrantBook(self.store, self.files, self.cdi)
+
+
+async def settle() -> None:
+    """Let everything that is ready to run, run."""
+    for _ in range(20):
+        await asyncio.sleep(0)

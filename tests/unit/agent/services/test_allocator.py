@@ -1,0 +1,229 @@
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.core.cdi import Interposition
+from agent.core.limits import FailPolicy
+from agent.core.refusal import Reason, Refusal
+from agent.core.region_layout import decode_limits
+from agent.errors import ShimError
+from agent.services.allocator import Allocator, AllocatorOptions
+from agent.services.driver_watch import DriverWatch
+from agent.services.events import EventRecorder
+from agent.services.pod_cache import PodCache
+from agent.services.telemetry import Telemetry
+from placement.fit import Reject
+from proto import contract
+from proto.model import ContainerSpec, Policy
+from proto.units import MIB
+from tests.unit.agent.builders import BOOT, SECRET, VGPU, assigned, gpu, held, ids, limits, pod, reading, share
+from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, FakeShim, settle
+
+
+class Harness:
+    """An allocator over fakes of everything but the files."""
+
+    def __init__(self, base: Path, policy: Policy | None = None, **options) -> None:
+        self.disk = Disk(base)
+        self.driver = FakeDriver(reading(gpu(0), gpu(1)))
+        self.watch = DriverWatch(self.driver, 1.0)
+        self.pods = PodCache()
+        self.book = self.disk.book()
+        self.pod_resources = FakePodResources()
+        self.api = FakeKubeApi()
+        self.events = EventRecorder(self.api, FakeClock())
+        self.telemetry = Telemetry()
+        self.shim = FakeShim(base / "shim")
+        self.clock = FakeClock()
+        self.allocator = Allocator(
+            AllocatorOptions(SECRET, BOOT, 16, policy, Interposition.FRONT, FailPolicy.CLOSED, **{"pod_wait_seconds": 0.05, **options}),
+            watch=self.watch, pods=self.pods, book=self.book, pod_resources=self.pod_resources, files=self.disk.files, cdi=self.disk.cdi,
+            shim=self.shim, events=self.events, telemetry=self.telemetry, clock=self.clock,
+        )  # fmt: skip
+        static = base / "etc-cdi"
+        static.mkdir()
+        devices = [{"name": f"GPU-{minor}", "containerEdits": {"env": [f"D{minor}=1"]}} for minor in range(2)]
+        mounts = [{"hostPath": "/host/libcuda.so.580", "containerPath": "/usr/lib/libcuda.so.580"}]
+        spec = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": {"mounts": mounts}}
+        (static / "nvidia.json").write_bytes(msgspec.json.encode(spec))
+
+    async def ready(self, *pods) -> "Harness":
+        await self.watch.poll()
+        self.pods.pods_listed(pods)
+        await settle()
+        return self
+
+    async def start(self, one, device_ids, container="main") -> Refusal | None:
+        """Let kubelet hold the IDs for the container and start it."""
+        self.pod_resources.listing = [
+            entry for entry in self.pod_resources.listing or [] if (entry.pod, entry.container) != (one.name, container)
+        ]
+        self.pod_resources.listing.append(held(one, device_ids, container=container))
+        return await self.allocator.prestart(VGPU, device_ids)
+
+    def spec(self, device_ids) -> dict:
+        path = self.disk.base / "cdi" / f"{contract.CDI_FILE_PREFIX}{self.allocator.grant_id(VGPU, device_ids)}.json"
+        return msgspec.json.decode(path.read_bytes())["devices"][0]["containerEdits"]
+
+    def limits(self, device_ids):
+        return decode_limits(Path(self.disk.files.paths(self.allocator.grant_id(VGPU, device_ids))[0]).read_bytes())
+
+    def refusals(self, reason: str) -> float:
+        return self.telemetry.registry.get_sample_value("aliquot_refusals_total", {"reason": reason}) or 0.0
+
+
+def placed(name: str = "train", *shares, **settings):
+    one = pod(name, **settings)
+    return replace(one, annotations=assigned(one.uid, main=shares or [share(1)]))
+
+
+@pytest.fixture
+async def node(tmp_path):
+    return Harness(tmp_path)
+
+
+async def test_a_container_gets_spec_limits_and_ledger_row(node):
+    await node.ready(placed())
+    assert await node.start(placed(), ids("0:3")) is None
+    assert "D1=1" in node.spec(ids("0:3"))["env"]
+    assert [(limit.uuid, limit.memory_bytes) for limit in node.limits(ids("0:3")).devices] == [("GPU-1", 100 * MIB)]
+    assert [grant.pod_uid for grant in node.book.ledger.grants.values()] == ["uid-train"]
+
+
+async def test_asking_again_changes_nothing(node):
+    await node.ready(placed())
+    await node.start(placed(), ids("0:3"))
+    before = (node.book.ledger, node.spec(ids("0:3")))
+    assert await node.start(placed(), ids("0:3")) is None
+    assert (node.book.ledger, node.spec(ids("0:3"))) == before
+
+
+async def test_many_containers_may_start_at_once_and_never_pass_a_device(tmp_path):
+    node = await Harness(tmp_path, Policy.BINPACK).ready(*(pod(f"p{number}") for number in range(30)))
+    starts = [node.start(pod(f"p{number}"), ids(f"{number % 2}:{number}")) for number in range(30)]
+    outcomes = await asyncio.gather(*starts)
+    assert sum(outcome is None for outcome in outcomes) == 20
+    assert {outcome.reason for outcome in outcomes if outcome is not None} == {Reject.MEMORY}
+    assert len(node.book.ledger.grants) == 20
+
+
+async def test_a_refusal_is_counted_and_told_to_the_pods_owner(node):
+    await node.ready(pod())
+    refusal = await node.start(pod(), ids("0:0"))
+    assert refusal is not None
+    assert refusal.reason is Reason.ASSIGNMENT_MISSING
+    assert node.refusals("assignment-missing") == 1
+    posting = asyncio.ensure_future(node.events.run())
+    await asyncio.sleep(0.05)
+    posting.cancel()
+    assert [(event.pod, event.reason, event.warning) for event in node.api.events] == [("train", contract.EVENT_REASON_REFUSED, True)]
+
+
+async def test_a_pod_that_appears_late_is_waited_for(tmp_path):
+    node = await Harness(tmp_path, pod_wait_seconds=5).ready()
+    starting = asyncio.ensure_future(node.start(placed(), ids("0:0")))
+    await asyncio.sleep(0.02)
+    assert not starting.done()
+    node.pods.pod_changed(placed())
+    assert await asyncio.wait_for(starting, 2) is None
+
+
+async def test_a_pod_that_never_appears_is_refused_by_name(node):
+    await node.ready()
+    refusal = await node.start(placed(), ids("0:0"))
+    assert refusal is not None
+    assert refusal.reason is Reason.POD_MISSING
+    assert "default/train" in refusal.message
+
+
+async def test_a_pod_being_deleted_is_not_taken_for_its_successor(node):
+    await node.ready(placed(deleting=True))
+    refusal = await node.start(placed(), ids("0:0"))
+    assert refusal is not None
+    assert refusal.reason is Reason.POD_MISSING
+
+
+async def test_during_an_api_outage_containers_restart_and_new_ones_wait(node):
+    await node.ready(placed(), placed("new"))
+    await node.start(placed(), ids("0:0"))
+    node.pods.api_trouble("pods", "connection refused")
+    await settle()
+    assert await node.start(placed(), ids("0:0")) is None
+    refusal = await node.start(placed("new"), ids("0:1"))
+    assert refusal is not None
+    assert "connection refused" in refusal.message
+
+
+async def test_a_silent_kubelet_is_a_reason_to_retry(node):
+    await node.ready(placed())
+    node.pod_resources.listing = None
+    refusal = await node.allocator.prestart(VGPU, ids("0:0"))
+    assert refusal is not None
+    assert refusal.reason is Reason.NODE_FAILURE
+
+
+async def test_ids_that_nobody_holds_are_refused_after_a_moment(node):
+    await node.ready(placed())
+
+    async def time_passes():
+        await asyncio.sleep(0.01)
+        node.clock.seconds += 10
+
+    refusal, _ = await asyncio.gather(node.allocator.prestart(VGPU, ids("0:0")), time_passes())
+    assert refusal is not None
+    assert refusal.reason is Reason.UNKNOWN_HOLDER
+
+
+async def test_before_the_driver_answers_nothing_is_granted(node):
+    refusal = await node.allocator.prestart(VGPU, ids("0:0"))
+    assert refusal is not None
+    assert refusal.reason is Reason.NOT_READY
+
+
+async def test_without_the_shim_nothing_is_granted(node, monkeypatch):
+    await node.ready(placed())
+
+    def missing():
+        raise ShimError("the shim's libcuda.so.1 cannot be read")
+
+    monkeypatch.setattr(node.shim, "installed", missing)
+    refusal = await node.start(placed(), ids("0:0"))
+    assert refusal is not None
+    assert "libcuda.so.1" in refusal.message
+    assert not node.book.ledger.grants
+
+
+async def test_a_host_spec_that_lacks_the_device_is_named_and_the_promise_is_kept_for_the_retry(node):
+    await node.ready(placed())
+    path = node.disk.base / "etc-cdi/nvidia.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"GPU-1", b"GPU-7"))
+    refusal = await node.start(placed(), ids("0:0"))
+    assert refusal is not None
+    assert str(path) in refusal.message
+    path.write_bytes(whole)
+    assert await node.start(placed(), ids("0:0")) is None
+
+
+async def test_without_a_host_spec_the_preload_library_is_used(node):
+    (node.disk.base / "etc-cdi/nvidia.json").unlink()
+    await node.ready(placed())
+    assert await node.start(placed(), ids("0:0")) is None
+    edits = node.spec(ids("0:0"))
+    assert "/etc/ld.so.preload" in {mount["containerPath"] for mount in edits["mounts"]}
+    assert {"path": "/dev/nvidia1"} in edits["deviceNodes"]
+
+
+async def test_an_init_container_hands_its_share_on(node):
+    one = pod("a", ContainerSpec("init", limits(1, 900), init=True), ContainerSpec("main", limits(2, 1800)))
+    one = replace(one, annotations=assigned(one.uid, init=[share(0, 900)], main=[share(0, 900), share(1, 900)]))
+    await node.ready(one)
+    node.pod_resources.listing = [held(one, ids("0:0", "1:0"))]
+    assert await node.allocator.prestart(VGPU, ids("0:0")) is None
+    assert [grant.container for grant in node.book.ledger.grants.values()] == ["init"]
+    assert await node.allocator.prestart(VGPU, ids("0:0", "1:0")) is None
+    assert [grant.container for grant in node.book.ledger.grants.values()] == ["main"]
+    assert len(node.disk.cdi.ids()) == 1

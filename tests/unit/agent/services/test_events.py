@@ -1,0 +1,46 @@
+import asyncio
+from dataclasses import replace
+
+from agent.ports import PodEvent
+from agent.services.events import QUEUE_LENGTH, REPEAT_AFTER_SECONDS, EventRecorder
+from tests.unit.agent.fakes import FakeClock, FakeKubeApi
+
+EVENT = PodEvent("default", "train", "uid", "main", "AliquotRefused", "no room", warning=True)
+
+
+async def posted(recorder: EventRecorder) -> None:
+    running = asyncio.ensure_future(recorder.run())
+    await asyncio.sleep(0.05)
+    running.cancel()
+
+
+async def test_a_repeated_sentence_is_posted_once_in_a_while():
+    api, clock = FakeKubeApi(), FakeClock()
+    recorder = EventRecorder(api, clock)
+    for _ in range(5):
+        recorder.record(EVENT)
+    recorder.record(replace(EVENT, message="other"))
+    clock.seconds += REPEAT_AFTER_SECONDS
+    recorder.record(EVENT)
+    await posted(recorder)
+    assert [event.message for event in api.events] == ["no room", "other", "no room"]
+
+
+async def test_an_outage_loses_events_and_nothing_else(caplog):
+    api = FakeKubeApi()
+    api.outage = True
+    recorder = EventRecorder(api, FakeClock())
+    recorder.record(EVENT)
+    await posted(recorder)
+    assert "event not posted" in caplog.text
+    api.outage = False
+    recorder.record(replace(EVENT, message="later"))
+    await posted(recorder)
+    assert [event.message for event in api.events] == ["later"]
+
+
+def test_the_queue_is_bounded(caplog):
+    recorder = EventRecorder(FakeKubeApi(), FakeClock())
+    for number in range(QUEUE_LENGTH + 3):
+        recorder.record(replace(EVENT, message=str(number)))
+    assert caplog.text.count("event dropped") == 3

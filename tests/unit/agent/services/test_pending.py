@@ -1,0 +1,50 @@
+import asyncio
+import time
+
+import pytest
+
+from agent.services.driver_watch import DriverWatch
+from agent.services.pending import PendingPods
+from agent.services.pod_cache import PodCache
+from proto.model import Policy
+from tests.unit.agent.builders import VGPU, assigned, gpu, pod, reading, share
+from tests.unit.agent.fakes import Disk, FakeDriver, settle
+
+PLACED = pod("a", annotations=assigned("uid-a", main=[share(1)]))
+
+
+@pytest.fixture
+async def pods() -> PodCache:
+    return PodCache()
+
+
+@pytest.fixture
+async def pending(pods, tmp_path):
+    watch = DriverWatch(FakeDriver(reading(gpu(0), gpu(1))), 1.0)
+    await watch.poll()
+    return lambda policy=None: PendingPods(watch, pods, Disk(tmp_path).book(), 16, policy)
+
+
+async def test_a_known_pod_is_answered_for_at_once(pods, pending):
+    pods.pods_listed([PLACED])
+    await settle()
+    assert await pending().wanted_devices(VGPU, 1) == ("GPU-1",)
+
+
+async def test_a_pod_that_kubelet_heard_of_first_is_waited_for(pods, pending):
+    pods.pods_listed([])
+    await settle()
+    asking = asyncio.ensure_future(pending().wanted_devices(VGPU, 1))
+    await asyncio.sleep(0.02)
+    pods.pod_changed(PLACED)
+    assert await asking == ("GPU-1",)
+
+
+@pytest.mark.parametrize("outage", [True, False])
+async def test_the_wait_is_short_and_none_at_all_during_an_outage(pods, pending, outage):
+    pods.pods_listed([])
+    pods.api_trouble("pods", "down" if outage else "")
+    await settle()
+    begun = time.monotonic()
+    assert await pending(Policy.FRAG).wanted_devices(VGPU, 1) == ()
+    assert time.monotonic() - begun < (0.1 if outage else 1.0)

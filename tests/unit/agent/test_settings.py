@@ -1,0 +1,96 @@
+import pytest
+
+from agent.core.cdi import Interposition
+from agent.errors import SettingsError
+from agent.settings import SETTINGS, Placement, Settings, table
+from proto.model import Policy
+
+
+def test_defaults_need_no_configuration():
+    settings = Settings.load([], {})
+    assert settings.shares_per_gpu == 16
+    assert settings.placement is Placement.ASSIGNED
+    assert settings.publish_node_capacity
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path):
+    path = tmp_path / "agent.yaml"
+    path.write_text("sharesPerGpu: 2\nplacementPolicy: spread\nlogLevel: debug\n")
+    environ = {"ALIQUOT_SHARES_PER_GPU": "3", "ALIQUOT_LOG_LEVEL": "error"}
+    settings = Settings.load([f"--config={path}", "--shares-per-gpu", "4"], environ)
+    assert (settings.shares_per_gpu, settings.log_level, settings.placement_policy) == (4, "error", Policy.SPREAD)
+
+
+def test_the_file_may_be_json_and_named_by_the_environment(tmp_path):
+    path = tmp_path / "agent.json"
+    path.write_text('{"interposition": "preload", "nvmlTimeoutSeconds": 2}')
+    settings = Settings.load([], {"ALIQUOT_CONFIG": str(path)})
+    assert (settings.interposition, settings.nvml_timeout_seconds) == (Interposition.PRELOAD, 2.0)
+
+
+@pytest.mark.parametrize(("argv", "value"), [(["--publish-node-capacity"], True), (["--publish-node-capacity=false"], False)])
+def test_a_boolean_flag_may_stand_alone(argv, value):
+    assert Settings.load(argv, {}).publish_node_capacity is value
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "sentence"),
+    [
+        (["--shares-per-gpu=0"], {}, r"flag --shares-per-gpu: '0' is out of range for sharesPerGpu; want an integer from 1 to 1000"),
+        ([], {"ALIQUOT_SHARES_PER_GPU": "many"}, r"environment variable ALIQUOT_SHARES_PER_GPU: 'many' is not valid for sharesPerGpu"),
+        (["--placement=there"], {}, r"want one of assigned, local"),
+        (["--cdi-dir=cdi"], {}, r"want an absolute path"),
+        (["--metrics-address=9402"], {}, r"want host:port"),
+        (["--publish-node-capacity=perhaps"], {}, r"want true or false"),
+        (["--no-such-flag"], {}, r"unrecognized arguments: --no-such-flag"),
+        (["--config=/no/such/file"], {}, r"configuration file /no/such/file: No such file"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_that_says_what_is_wanted(argv, environ, sentence):
+    with pytest.raises(SettingsError, match=sentence) as caught:
+        Settings.load(argv, environ)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("sharesPerGPU: 4", r"unknown setting 'sharesPerGPU'; did you mean sharesPerGpu\?"),
+        ("sharesPerGpu: '4x'", r"not valid for sharesPerGpu"),
+        ("sharesPerGpu: 4.5", r"not valid for sharesPerGpu"),
+        ("- 1", r"want a mapping of settings, found list"),
+        ("a: [", r"configuration file"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path, content, sentence):
+    path = tmp_path / "agent.yaml"
+    path.write_text(content)
+    with pytest.raises(SettingsError, match=sentence) as caught:
+        Settings.load([f"--config={path}"], {})
+    assert str(path) in str(caught.value)
+
+
+def test_an_empty_file_sets_nothing(tmp_path):
+    path = tmp_path / "agent.yaml"
+    path.write_text("# nothing\n")
+    assert Settings.load([f"--config={path}"], {}) == Settings()
+
+
+def test_help_lists_every_setting_in_its_three_spellings(capsys):
+    with pytest.raises(SystemExit) as caught:
+        Settings.load(["--help"], {})
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert table() in text
+    for setting in SETTINGS:
+        assert f"{setting.flag}  {setting.env}  {setting.key}\n" in text
+
+
+def test_every_default_is_within_its_own_bounds():
+    for setting in SETTINGS:
+        if not (setting.row.absolute or setting.type is str):
+            assert setting.parse(setting.default, "default") == setting.default
+
+
+def test_an_ipv6_address_may_be_listened_on():
+    assert Settings.load(["--metrics-address=[::1]:80"], {}).metrics_host_port == ("::1", 80)
