@@ -9,8 +9,8 @@ is followed, and a broken header is a RegionError with a sentence.
 
 import struct
 import zlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
 ABI_MAJOR: Final = 1
@@ -264,12 +264,6 @@ def live_used_bytes(snapshot: RegionSnapshot, dead: Collection[int] = ()) -> tup
     """Per device, what the living processes hold."""
     living = [slot for slot in snapshot.slots if slot.index not in dead]
     return tuple(sum(slot.devices[index].used_bytes for slot in living) for index in range(MAX_DEVICES))
-
-
-def with_memory(limits: Limits, memory_bytes: Sequence[int]) -> Limits:
-    """The same limits with other memory amounts, device by device."""
-    devices = (replace(device, memory_bytes=amount) for device, amount in zip(limits.devices, memory_bytes, strict=True))
-    return replace(limits, devices=tuple(devices))
 
 
 def _encode_device(device: DeviceLimit) -> bytes:

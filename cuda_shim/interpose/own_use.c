@@ -1,13 +1,11 @@
 #include "interpose/own_use.h"
 
-#include <pthread.h>
-
 #include "interpose/driver_nvml.h"
 
 #define SAMPLES_MAX 512
 #define ALL_OF_IT 65536u
 
-static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool busy; /* one thread at a time; another has no need to wait for it */
 static struct aq_driver_nvml nvml;
 static enum { UNTRIED, READY, ABSENT } state;
 static struct {
@@ -58,7 +56,7 @@ static bool sum_of_ours(const struct aq_region *region, const nvmlProcessUtiliza
 				same++;
 				earlier += j < i;
 			}
-		if (!earlier) /* each process once */
+		if (!earlier && same) /* each process once */
 			*percent += sum / same;
 		newest = samples[i].timeStamp > newest ? samples[i].timeStamp : newest;
 		any = true;
@@ -73,19 +71,19 @@ bool aq_own_use(const struct aq_region *region, const char *uuid, int device, ui
 	unsigned int count = SAMPLES_MAX;
 	uint32_t percent = 0;
 
-	if (pthread_mutex_trylock(&gate))
+	if (atomic_exchange_explicit(&busy, true, memory_order_acquire))
 		return false;
 	bool told = ready(uuid, device) &&
 		    nvml.utilization(devices[device].handle, samples, &count, devices[device].seen_us) == NVML_SUCCESS &&
 		    sum_of_ours(region, samples, count, device, &percent);
-	pthread_mutex_unlock(&gate);
+	atomic_store_explicit(&busy, false, memory_order_release);
 	*share_q16 = percent < 100 ? percent * ALL_OF_IT / 100 : ALL_OF_IT;
 	return told;
 }
 
 void aq_own_use_forget(void)
 {
-	pthread_mutex_init(&gate, NULL);
+	atomic_store(&busy, false);
 	state = UNTRIED;
 	for (int i = 0; i < AQ_MAX_DEVICES; i++)
 		devices[i].known = false;

@@ -1,8 +1,12 @@
 #include "interpose/pace.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "interpose/context.h"
 #include "interpose/driver.h"
@@ -20,6 +24,7 @@
 #define NAP_MAX_NS 2000000
 #define SAMPLES 64
 #define THREAD_CACHE 64u             /* power of two */
+#define PAYERS 512u
 #define NEVER_FREE 1u                /* no page has this generation: it is odd and they start at 2 */
 
 struct aq_sample {
@@ -42,8 +47,9 @@ static struct pacer {
 	_Atomic int64_t finished_ns; /* paid_ns of the newest finished sample */
 } pacers[AQ_MAX_DEVICES] = { [0 ... AQ_MAX_DEVICES - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
 
-/* This thread, on all devices. */
-struct payer {
+/* One thread, on all devices. */
+static struct payer {
+	_Atomic pid_t owner;         /* 0 = free; an ended thread's place is taken over when all are taken */
 	int64_t credit_ns[AQ_MAX_DEVICES];
 	uint64_t launches[AQ_MAX_DEVICES];
 	struct cached {
@@ -53,7 +59,7 @@ struct payer {
 		uint32_t device;
 		struct aq_cost_entry *cost;
 	} cache[THREAD_CACHE];
-};
+} payers[PAYERS];
 
 static const _Atomic uint64_t nothing_to_watch;
 const _Atomic uint64_t *_Atomic aq_pace_watched = &nothing_to_watch;
@@ -64,8 +70,6 @@ static const struct aq_region *region;
 static struct aq_priority_page *priority_page;
 static bool priority_writable; /* as the agent mounts it for containers of high priority */
 static _Atomic int captures;
-static pthread_key_t payer_key;
-static pthread_once_t payer_key_once = PTHREAD_ONCE_INIT;
 static __thread struct payer *this_payer;
 
 static int64_t now_ns(void)
@@ -263,30 +267,36 @@ void aq_pace_context_ended(int device, uint64_t owner)
 
 /* ---- paying ---------------------------------------------------------------------------------------------------- */
 
-/* The thread ends: what it drew and did not use goes back. */
-static void leave(void *ending)
+static bool has_ended(pid_t thread)
 {
-	struct payer *payer = ending;
-
-	for (uint32_t i = 0; i < AQ_MAX_DEVICES; i++)
-		if (payer->credit_ns[i] > 0 && pacers[i].bucket)
-			aq_bucket_give_back(pacers[i].bucket, payer->credit_ns[i]);
-	free(payer);
+	return syscall(SYS_tgkill, getpid(), thread, 0) != 0 && errno == ESRCH;
 }
 
-static void make_payer_key(void)
+/* A place among the payers that no living thread has; with what its last owner did not use. */
+static struct payer *claim(pid_t thread, bool from_the_dead)
 {
-	pthread_key_create(&payer_key, leave);
+	for (unsigned i = 0; i < PAYERS; i++) {
+		pid_t owner = atomic_load_explicit(&payers[i].owner, memory_order_relaxed);
+
+		if ((from_the_dead ? owner != 0 && has_ended(owner) : owner == 0) &&
+		    atomic_compare_exchange_strong(&payers[i].owner, &owner, thread))
+			return &payers[i];
+	}
+	return NULL;
 }
 
-/* NULL when there is no memory: the thread then pays each launch from the bucket itself. */
+/* NULL when more threads than PAYERS launch: this one then pays each launch from the bucket itself. No hook on the end of a thread
+ * is needed, nor the newer libc that has one. */
 static struct payer *payer_of_thread(void)
 {
 	if (__builtin_expect(this_payer != NULL, 1))
 		return this_payer;
-	pthread_once(&payer_key_once, make_payer_key);
-	this_payer = calloc(1, sizeof(*this_payer));
-	pthread_setspecific(payer_key, this_payer);
+	int said = errno; /* the application's, and none of our business */
+	pid_t thread = (pid_t)syscall(SYS_gettid);
+	this_payer = claim(thread, false);
+	if (!this_payer)
+		this_payer = claim(thread, true);
+	errno = said;
 	return this_payer;
 }
 
@@ -495,8 +505,9 @@ void aq_pace_forget(void)
 	atomic_store(&aq_pace_watched, &nothing_to_watch);
 	atomic_store(&captures, 0);
 	this_payer = NULL; /* its credit stays the parent's */
-	if (limits)
-		pthread_setspecific(payer_key, NULL);
+	for (unsigned i = 0; i < PAYERS; i++)
+		if (atomic_load_explicit(&payers[i].owner, memory_order_relaxed))
+			memset(&payers[i], 0, sizeof(payers[i]));
 	for (uint32_t i = 0; i < AQ_MAX_DEVICES; i++) {
 		pthread_mutex_init(&pacers[i].gate, NULL);
 		pacers[i].bucket = NULL;

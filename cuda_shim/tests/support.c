@@ -4,11 +4,14 @@
 #include <string.h>
 #include <unistd.h>
 
-static char directory[] = "/tmp/aliquot-test-XXXXXX";
+static char directory[256];
 static char limits_path[sizeof(directory) + 16], region_path[sizeof(directory) + 16];
 
 const char *support_directory(void)
 {
+	const char *temporary = getenv("TMPDIR");
+
+	snprintf(directory, sizeof(directory), "%s/aliquot-test-XXXXXX", temporary ? temporary : P_tmpdir);
 	CHECK(mkdtemp(directory));
 	snprintf(limits_path, sizeof(limits_path), "%s/limits", directory);
 	snprintf(region_path, sizeof(region_path), "%s/region", directory);

@@ -51,7 +51,7 @@ def zone(x: int, y: int, width: int, height: int, title: str) -> str:
 
 def arrow(x1: int, y1: int, x2: int, y2: int, label: str = "", at: tuple[int, int] | None = None) -> str:
     """Return an arrow with an optional label, placed at ``at`` or above the middle."""
-    lx, ly = at if at else ((x1 + x2) // 2, (y1 + y2) // 2 - 7)
+    lx, ly = at or ((x1 + x2) // 2, (y1 + y2) // 2 - 7)
     line = f"<line x1='{x1}' y1='{y1}' x2='{x2}' y2='{y2}' stroke='{INK}' stroke-width='1.4' marker-end='url(#tip)'/>"
     text = f"<text x='{lx}' y='{ly}' {FONT} font-size='12' fill='{INK}' text-anchor='middle'>{escape(label)}</text>"
     return line + (text if label else "")
@@ -67,7 +67,9 @@ DRAWING = [
     arrow(540, 104, 630, 104, "HTTP"),
     zone(20, 200, 1040, 340, "node"),
     Box(40, 250, 180, 110, "kubelet", ("device manager,", "PodResources")).svg(),
-    Box(380, 250, 240, 110, "agent", ("inventory, ledger, grants,", "health, metrics; local placement", "where no extender runs"), ours=True).svg(),
+    Box(
+        380, 250, 240, 110, "agent", ("inventory, ledger, grants,", "health, metrics; local placement", "where no extender runs"), ours=True
+    ).svg(),
     Box(40, 420, 180, 90, "container runtime", ("resolves the CDI device", "at CreateContainer")).svg(),
     Box(800, 250, 240, 60, "NVIDIA driver", ("or the simulated one",)).svg(),
     zone(330, 392, 710, 136, "container"),

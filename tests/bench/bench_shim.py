@@ -131,7 +131,7 @@ class Bench:
     def kills(self, count: int) -> tuple[int, float, int]:
         """Kill allocating neighbours at random moments; (survivor hung, slowest answer in seconds, bytes leaked at the end)."""
         container = self.node.container(LIMIT_MIB)
-        rng, hung, slowest = random.Random(count), 0, 0.0  # noqa: S311
+        rng, hung, slowest = random.Random(count), 0, 0.0
         with container.repl() as survivor:
             for _ in range(count):
                 with container.start([self.build / CLIENT, "bench", "alloc"]) as victim:
@@ -230,19 +230,20 @@ def main() -> None:
         costs = list(bench.costs())
         shares = list(bench.shares(6 if options.quick else 18))
         hung, slowest, leaked = bench.kills(30 if options.quick else 300)
+        errors = [abs(share.error) for share in shares]
         facts = {
             "allocation paths held": f"{bench.paths_held()} of {len(PATHS)}",
             "lookup routes held by the front": f"{bench.routes_held('front')} of {len(ROUTES)}",
             "lookup routes held by the preload": f"{bench.routes_held('preload')} of {len(ROUTES)}",
             "hangs": f"{hung} of {30 if options.quick else 300} kills, slowest answer {slowest * 1000:.0f} ms",
             "bytes counted and not held after the kills": str(leaked),
-            "compute error": f"worst {max(abs(s.error) for s in shares):.1f}, mean {statistics.mean(abs(s.error) for s in shares):.1f} points",
+            "compute error": f"worst {max(errors):.1f}, mean {statistics.mean(errors):.1f} points",
         }
     if options.json:
         print(json.dumps({"costs": [asdict(row) for row in costs], "shares": [asdict(share) for share in shares], "facts": facts}))
         return
     report.table("Added by the shim", ("call", "bare", "with shim", "added", "aim"), [_cost_cells(row) for row in costs])
-    report.table("Compute shares", ("case", "limit", "got", "error"), [(s.case, s.limit, f"{s.got:.1f}", f"{s.error:+.1f}") for s in shares])
+    report.table("Compute shares, percent", ("case", "limit", "got", "error"), [_share_cells(share) for share in shares])
     report.table("Limits and crashes", ("what", "found"), list(facts.items()))
 
 
@@ -251,6 +252,10 @@ def _cost_cells(row: Row) -> tuple[str, ...]:
     assert row.shim is not None
     assert row.added is not None
     return (row.what, f"{row.bare:.1f} {row.unit}", f"{row.shim:.1f} {row.unit}", f"{row.added:+.1f} {row.unit}", row.aim)
+
+
+def _share_cells(share: Share) -> tuple[str, ...]:
+    return (share.case, str(share.limit), f"{share.got:.1f}", f"{share.error:+.1f}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,7 +117,9 @@ class Container:
             os.close(descriptor)
 
     def set_memory(self, *memory_bytes: int) -> None:
-        self.set_limits(region_layout.with_memory(self.limits(), memory_bytes))
+        limits = self.limits()
+        devices = (replace(device, memory_bytes=amount) for device, amount in zip(limits.devices, memory_bytes, strict=True))
+        self.set_limits(replace(limits, devices=tuple(devices)))
 
     def snapshot(self) -> RegionSnapshot:
         return region_layout.decode_region(self.region_path.read_bytes())

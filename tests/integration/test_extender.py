@@ -1,0 +1,501 @@
+"""The whole scheduler process, but for its signals, against a Kubernetes API over HTTP; the test plays kube-scheduler."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proto import codec, contract
+from proto.gpunode import encode_gpu_node
+from scheduler_plugin import __main__ as program
+from scheduler_plugin.adapters.kube import ApiServer, KubeConnection
+from scheduler_plugin.core.shapes import MAX_SCORE
+from scheduler_plugin.core.state import Stage
+from scheduler_plugin.services import leadership
+from scheduler_plugin.settings import Settings
+from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
+from tests.unit.scheduler_plugin.builders import make_node
+
+
+class Running:
+    """A scheduler that serves, and what kube-scheduler would send it."""
+
+    def __init__(self, scheduler: program.Scheduler, session: aiohttp.ClientSession) -> None:
+        self.scheduler = scheduler
+        self.state = scheduler._state
+        self._session = session
+
+    async def post(self, verb: str, body: Any) -> tuple[int, bytes]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self._session.post(f"http://{self.scheduler.addresses['extender']}/{verb}", data=data) as response:
+            return response.status, await response.read()
+
+    async def call(self, verb: str, body: Any) -> Any:
+        status, data = await self.post(verb, body)
+        assert status == 200, data
+        return json.loads(data)
+
+    async def filter(self, pod: dict, *names: str) -> Any:
+        return await self.call("filter", {"Pod": pod, "Nodes": None, "NodeNames": list(names)})
+
+    async def prioritize(self, pod: dict, *names: str) -> dict[str, int]:
+        answer = await self.call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(names)})
+        return {entry["Host"]: entry["Score"] for entry in answer}
+
+    async def bind(self, pod: dict, node: str) -> str:
+        metadata = pod["metadata"]
+        args = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node}
+        return (await self.call("bind", args))["Error"]
+
+    async def page(self, path: str) -> tuple[int, str]:
+        async with self._session.get(f"http://{self.scheduler.addresses['status']}{path}") as response:
+            return response.status, await response.text()
+
+    async def schedule(self, pod: dict, *names: str) -> str:
+        """Do what kube-scheduler does for one pod; return the node."""
+        feasible = (await self.filter(pod, *names))["NodeNames"]
+        scores = await self.prioritize(pod, *feasible)
+        node = max(feasible, key=scores.__getitem__)
+        assert await self.bind(pod, node) == ""
+        return node
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 5.0) -> float:
+        begun = time.monotonic()
+        while not condition():
+            assert time.monotonic() - begun < seconds, "it did not happen in time"
+            await asyncio.sleep(0.01)
+        return time.monotonic() - begun
+
+
+@asynccontextmanager
+async def running(api: FakeApi, *, ready: bool = True, **settings: Any) -> AsyncIterator[Running]:
+    loopback = {"extender_address": "127.0.0.1:0", "webhook_address": "", "metrics_address": "127.0.0.1:0"}
+    connection = KubeConnection(ApiServer(api.url, None, None))
+    scheduler = program.Scheduler(Settings(**(loopback | settings)), connection)
+    stop = asyncio.Event()
+    task = asyncio.create_task(scheduler.run(stop))
+    try:
+        async with aiohttp.ClientSession() as session:
+            served = Running(scheduler, session)
+            await served.until(lambda: len(scheduler.addresses) == 2)
+            if ready:
+                await served.until(lambda: scheduler.ready)
+            yield served
+    finally:
+        stop.set()
+        await task
+        await connection.close()
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[FakeApi]:
+    async with FakeApi() as served:
+        for name in ("n1", "n2"):
+            await served.put("nodes", node_object(name))
+            await served.put("gpunodes", json.loads(encode_gpu_node(make_node(name, 2))))
+        yield served
+
+
+async def create(api: FakeApi, name: str = "p1", **fields: Any) -> dict:
+    return await api.put("pods", pod_object(name, **fields))
+
+
+def assigned(api: FakeApi, name: str) -> list[tuple[str, int]]:
+    pod = api.pod(name)
+    assignment = codec.decode_assignment(pod["metadata"]["annotations"][contract.ANNOTATION_ASSIGNMENT], pod_uid=pod["metadata"]["uid"])
+    return [(share.device_uuid, share.memory_bytes >> 20) for container in assignment.containers for share in container.shares]
+
+
+# --- the wire -------------------------------------------------------------------------------------------------------
+
+
+async def test_filter_answers_every_key_as_kube_scheduler_reads_it(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="1", vgpu_memory="400")
+        status, data = await extender.post("filter", {"Pod": pod, "Nodes": None, "NodeNames": ["n1", "n9"]})
+        assert status == 200
+        assert data == (
+            b'{"Nodes":null,"NodeNames":["n1"],"FailedNodes":{},'
+            b'"FailedAndUnresolvableNodes":{"n9":"no GPU that Aliquot manages"},"Error":""}'
+        )
+
+
+async def test_what_other_pods_hold_is_curable_and_what_is_not_there_is_not(api):
+    async with running(api) as extender:
+        for name in ("a", "b"):
+            await extender.schedule(await create(api, name, vgpu="1", vgpu_memory="900"), "n1")
+        answer = await extender.filter(await create(api, "c", vgpu="1", vgpu_memory="500"), "n1", "n2")
+        assert (answer["NodeNames"], answer["FailedNodes"]) == (["n2"], {"n1": "not enough free memory on one GPU"})
+        answer = await extender.filter(await create(api, "d", vgpu="3"), "n1", "n2")
+        assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys(["n1", "n2"], "fewer GPUs than the pod asks for")
+
+
+async def test_keys_of_any_case_and_missing_keys_are_read(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="1")
+        assert (await extender.call("filter", {"pod": pod, "nodenames": ["n1"]}))["NodeNames"] == ["n1"]
+        assert (await extender.call("filter", {"Pod": pod}))["NodeNames"] == []
+
+
+async def test_prioritize_answers_a_bare_array_of_fine_scores(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="1", vgpu_memory="400")
+        answer = await extender.call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": ["n1", "n2", "n9"]})
+        assert [set(entry) for entry in answer] == [{"Host", "Score"}] * 3
+        scores = {entry["Host"]: entry["Score"] for entry in answer}
+        assert scores["n9"] == 0
+        assert abs(scores["n1"] - scores["n2"]) == 1, "equal nodes differ by the tie break alone"
+        assert 0 < scores["n1"] <= MAX_SCORE
+
+
+async def test_a_pod_without_gpus_passes(api):
+    async with running(api) as extender:
+        pod = await create(api)
+        assert (await extender.filter(pod, "n1", "other"))["NodeNames"] == ["n1", "other"]
+        assert await extender.prioritize(pod, "n1", "other") == {"n1": 0, "other": 0}
+        assert await extender.bind(pod, "other") == ""
+        assert api.bindings[-1]["metadata"]["annotations"] == {}
+
+
+async def test_a_request_that_no_gpu_can_satisfy_fails_everywhere_with_its_sentence(api):
+    async with running(api) as extender:
+        answer = await extender.filter(await create(api, vgpu="2", vgpu_memory="401"), "n1")
+        assert "does not split evenly over 2 vGPUs" in answer["FailedAndUnresolvableNodes"]["n1"]
+
+
+async def test_the_autoscaler_asks_with_full_nodes_and_leaves_no_trace(api):
+    template = node_object("template-1")
+    template["metadata"]["labels"] = {"nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "1000", "nvidia.com/gpu.product": "NVIDIA-H200"}
+    template["spec"] = {"providerID": "kept"}
+    async with running(api) as extender:
+        pod = await create(api, vgpu="2", vgpu_memory="1600")
+        nodes = [api.objects["nodes"]["", "n1"], template, node_object("bare")]
+        answer = await extender.call("filter", {"Pod": pod, "Nodes": {"metadata": {}, "items": nodes}, "NodeNames": None})
+        assert [node["metadata"]["name"] for node in answer["Nodes"]["items"]] == ["n1", "template-1"]
+        assert answer["Nodes"]["items"][1] == template
+        assert answer["NodeNames"] is None
+        assert answer["FailedAndUnresolvableNodes"] == {"bare": "no GPU that Aliquot manages"}
+        assert not extender.state.reservations
+
+
+@pytest.mark.parametrize(
+    ("verb", "body"),
+    [
+        ("filter", b""),
+        ("filter", b"[]"),
+        ("filter", b'{"Pod":{},"NodeNames":["n1"]}'),
+        ("filter", b'{"Pod":{"metadata":{"uid":"u"}},"NodeNames":[1]}'),
+        ("filter", b'{"Pod":{"metadata":{"uid":"u"}},"Nodes":{"items":[{}]}}'),
+        ("filter", b"[" * 100_000),
+        ("prioritize", b'{"Pod":7}'),
+        ("preempt", b'{"Pod":{"metadata":{"uid":"u"}},"NodeNameToMetaVictims":{"n1":[]}}'),
+        ("bind", b'{"PodName":"p"}'),
+        ("bind", b"\xff\xfe"),
+    ],
+)
+async def test_a_broken_body_gets_a_400_and_changes_nothing(api, verb, body):
+    async with running(api) as extender:
+        before = extender.state.columns.change_count
+        status, text = await extender.post(verb, body)
+        assert status == 400
+        assert b"expected" in text
+        assert (extender.state.columns.change_count, api.bindings) == (before, [])
+
+
+async def test_a_body_that_is_too_large_is_refused(api):
+    async with running(api, max_body_mib=1) as extender:
+        assert (await extender.post("filter", b" " * (2 << 20)))[0] == 413
+
+
+async def test_a_client_that_sends_nothing_holds_nobody_up(api):
+    async with running(api) as extender:
+        host, port = extender.scheduler.addresses["extender"].split(":")
+        _, slow = await asyncio.open_connection(host, int(port))
+        slow.write(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        await slow.drain()
+        assert (await extender.filter(await create(api, vgpu="1"), "n1"))["NodeNames"] == ["n1"]
+        slow.close()
+
+
+# --- filter and prioritize are pure --------------------------------------------------------------------------------
+
+
+async def test_asking_again_answers_the_same_and_never_counts_the_pod_against_itself(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="2", vgpu_memory="2000")
+        answers = [await extender.filter(pod, "n1") for _ in range(3)]
+        assert answers[0]["NodeNames"] == ["n1"]
+        assert answers == answers[:1] * 3
+        scores = [await extender.prioritize(pod, "n1", "n2") for _ in range(3)]
+        assert scores == scores[:1] * 3
+        assert len(extender.state.reservations) == 1
+
+
+async def test_the_pod_that_comes_next_does_not_count_on_what_is_expected_for_the_first(api):
+    async with running(api) as extender:
+        first, second = await create(api, "a", vgpu="2"), await create(api, "b", vgpu="2")
+        await extender.filter(first, "n1")
+        assert (await extender.filter(second, "n1"))["NodeNames"] == []
+
+
+async def test_an_expectation_that_nobody_binds_runs_out(api):
+    async with running(api, soft_seconds=0.2) as extender:
+        await extender.filter(await create(api, "a", vgpu="2"), "n1")
+        other = await create(api, "b", vgpu="2")
+        assert (await extender.filter(other, "n1"))["NodeNames"] == []
+        await extender.until(lambda: not extender.state.reservations)
+        assert (await extender.filter(other, "n1"))["NodeNames"] == ["n1"]
+
+
+# --- bind -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_binding_carries_uid_node_and_devices_in_one_write(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="2", vgpu_memory="600")
+        assert await extender.bind(pod, "n2") == ""
+        (binding,) = api.bindings
+        assert (binding["metadata"]["uid"], binding["target"]["name"]) == ("uid-p1", "n2")
+        assert assigned(api, "p1") == [("GPU-n2-0", 300), ("GPU-n2-1", 300)]
+        await extender.until(lambda: not extender.state.reservations)
+        assert extender.state.footprint_of("uid-p1").keys() == {"GPU-n2-0", "GPU-n2-1"}
+
+
+async def test_bind_decides_anew_on_the_node_it_is_given(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="2")
+        await extender.filter(pod, "n1")
+        assert extender.state.reservations["uid-p1"].node == "n1"
+        assert await extender.bind(pod, "n2") == ""
+        assert (await extender.filter(await create(api, "b", vgpu="2"), "n1"))["NodeNames"] == ["n1"]
+
+
+async def test_binding_twice_binds_once(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="1")
+        assert await asyncio.gather(*(extender.bind(pod, "n1") for _ in range(5))) == [""] * 5
+        assert await extender.bind(pod, "n1") == ""
+        assert "bound to node n1 already" in await extender.bind(pod, "n2")
+        assert len(api.bindings) == 1
+
+
+async def test_two_pods_that_want_the_last_devices_do_not_both_get_them(api):
+    async with running(api) as extender:
+        pods = [await create(api, name, vgpu="2") for name in "abc"]
+        errors = await asyncio.gather(*(extender.bind(pod, "n1") for pod in pods))
+        assert sum(error == "" for error in errors) == 1
+        assert len(api.bindings) == 1
+
+
+async def test_a_refused_binding_gives_the_devices_back(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="2")
+        pod["metadata"]["uid"] = "another"
+        assert "no pod team/p1 with UID another" in await extender.bind(pod, "n1")
+        await extender.until(lambda: "uid-p1" in extender.state.pods)
+        api.objects["pods"].pop(("team", "p1"))
+        pod["metadata"]["uid"] = "uid-p1"
+        assert "refused" in await extender.bind(pod, "n1")
+        assert not extender.state.reservations
+        assert (await extender.filter(await create(api, "b", vgpu="2"), "n1"))["NodeNames"] == ["n1"]
+
+
+async def test_a_binding_whose_answer_is_lost_is_found_to_have_succeeded(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="2")
+        api.lose_binding_answers = 1
+        assert await extender.bind(pod, "n1") == ""
+        assert len(api.bindings) == 1
+        assert not [r for r in extender.state.reservations.values() if r.stage is Stage.BINDING]
+
+
+async def test_during_an_outage_a_binding_keeps_its_devices_and_is_settled_after_it(api, monkeypatch):
+    monkeypatch.setattr("scheduler_plugin.extender.bind.ANSWER_SECONDS", 0.3)
+    async with running(api) as extender:
+        pod = await create(api, vgpu="2")
+        await extender.until(lambda: "uid-p1" in extender.state.pods)
+        api.silent = True
+        assert "not answered yet" in await extender.bind(pod, "n1")
+        assert "has no outcome yet" in await extender.bind(pod, "n2")
+        assert (await extender.filter(await create(api, "b", vgpu="2"), "n1"))["NodeNames"] == []
+        api.silent = False
+        await extender.until(lambda: bool(api.bindings))
+        await extender.until(lambda: extender.state.pods["uid-p1"].node_name == "n1")
+        assert not extender.state.reservations
+
+
+# --- preempt --------------------------------------------------------------------------------------------------------
+
+
+async def test_preempt_adds_the_pod_that_is_on_the_right_gpu(api):
+    async with running(api) as extender:
+        for name in ("a", "b"):
+            await extender.schedule(await create(api, name, vgpu="1", vgpu_memory="600"), "n1")
+        await extender.until(lambda: all(extender.state.pods[f"uid-{name}"].node_name for name in ("a", "b")))
+        important = await create(api, "c", vgpu="1", vgpu_memory="800")
+        important["spec"]["priority"] = 100
+        nodes = {"n1": {"Pods": [], "NumPDBViolations": 0}, "n9": {"Pods": [{"UID": "x"}], "NumPDBViolations": 0}}
+        answer = await extender.call("preempt", {"Pod": important, "NodeNameToVictims": None, "NodeNameToMetaVictims": nodes})
+        (victims,) = answer["NodeNameToMetaVictims"].values()
+        assert len(victims["Pods"]) == 1
+        assert victims["Pods"][0]["UID"] in ("uid-a", "uid-b")
+        assert victims["NumPDBViolations"] == 0
+
+
+async def test_preempt_keeps_the_victims_it_is_given_and_asks_for_no_others_when_they_suffice(api):
+    async with running(api) as extender:
+        await extender.schedule(await create(api, "a", vgpu="2"), "n1")
+        victim = api.pod("a")
+        important = await create(api, "c", vgpu="2")
+        important["spec"]["priority"] = 100
+        args = {"Pod": important, "NodeNameToVictims": {"n1": {"Pods": [victim], "NumPDBViolations": 1}}, "NodeNameToMetaVictims": None}
+        answer = await extender.call("preempt", args)
+        assert answer == {"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "uid-a"}], "NumPDBViolations": 1}}}
+
+
+async def test_preempt_never_ends_pods_of_equal_priority(api):
+    async with running(api) as extender:
+        await extender.schedule(await create(api, "a", vgpu="2"), "n1")
+        args = {"Pod": await create(api, "c", vgpu="2"), "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
+        assert await extender.call("preempt", args) == {"NodeNameToMetaVictims": {}}
+
+
+# --- state ----------------------------------------------------------------------------------------------------------
+
+
+async def test_not_ready_before_everything_is_known_and_verbs_are_refused_until_then(api):
+    api.silent = True
+    async with running(api, ready=False) as extender:
+        assert (await extender.page("/readyz"))[0] == 503
+        assert (await extender.post("filter", {"Pod": pod_object(vgpu="1"), "NodeNames": ["n1"]}))[0] == 503
+        assert (await extender.page("/healthz"))[0] == 200
+        api.silent = False
+        await extender.until(lambda: extender.scheduler.ready)
+        assert await extender.page("/readyz") == (200, "ready\n")
+
+
+async def test_a_restart_knows_what_is_bound(api):
+    async with running(api) as extender:
+        await extender.schedule(await create(api, "a", vgpu="2"), "n1")
+    async with running(api) as extender:
+        assert (await extender.filter(await create(api, "b", vgpu="1"), "n1", "n2"))["NodeNames"] == ["n2"]
+
+
+async def test_long_lists_are_read_in_pages(api, monkeypatch):
+    monkeypatch.setattr("scheduler_plugin.adapters.kube_watch.PAGE_SIZE", 3)
+    for number in range(8):
+        await create(api, f"p{number}", node="n1", uid=f"u{number}")
+    async with running(api) as extender:
+        assert len(extender.state.pods) == 8
+        assert sum("/pods?" in request and "limit=3" in request for request in api.requests) == 3
+
+
+async def test_forgotten_history_broken_watches_and_outages_lose_nothing(api):
+    async with running(api) as extender:
+        await extender.schedule(await create(api, "a", vgpu="2"), "n1")
+        await api.forget()
+        await api.delete("pods", "a", "team")
+        await extender.until(lambda: "uid-a" not in extender.state.pods)
+        await api.break_watches()
+        await create(api, "b", vgpu="2", node="n2")
+        await extender.until(lambda: "uid-b" in extender.state.pods)
+        api.silent = True
+        await api.break_watches()
+        await extender.until(lambda: "pods" in extender.scheduler._watch.trouble, seconds=15)
+        assert (await extender.filter(await create(api, "c", vgpu="2"), "n1"))["NodeNames"] == ["n1"], "what is known stays known"
+        await api.delete("pods", "b", "team")
+        api.silent = False
+        await extender.until(lambda: "uid-b" not in extender.state.pods)
+        assert extender.scheduler._watch.trouble == ""
+
+
+async def test_an_inventory_that_cannot_be_read_is_left_out_and_the_others_count(api):
+    broken = json.loads(encode_gpu_node(make_node("n3", 1)))
+    broken["status"]["devices"][0]["uuid"] = "../../etc"
+    await api.put("gpunodes", broken)
+    async with running(api) as extender:
+        assert (await extender.filter(await create(api, vgpu="1"), "n1", "n3"))["NodeNames"] == ["n1"]
+
+
+async def test_a_cordon_takes_effect_and_ends(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="1")
+        await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 2, cordoned=True))))
+        await extender.until(lambda: extender.state.gpu_node("n1").cordoned)
+        answer = await extender.filter(pod, "n1")
+        assert answer["FailedAndUnresolvableNodes"] == {"n1": "GPUs cordoned or unhealthy"}
+        await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 2))))
+        await extender.until(lambda: not extender.state.gpu_node("n1").cordoned)
+        assert (await extender.filter(pod, "n1"))["NodeNames"] == ["n1"]
+
+
+async def test_a_waiting_pod_is_retried_within_a_second_of_capacity_and_not_before(api):
+    async with running(api) as extender:
+        await extender.schedule(await create(api, "a", vgpu="2"), "n1")
+        waiting = await create(api, "b", vgpu="2")
+        assert (await extender.filter(waiting, "n1"))["NodeNames"] == []
+        await api.delete("gpunodes", "n2")
+        await asyncio.sleep(0.6)
+        assert contract.ANNOTATION_RETRY not in api.pod("b")["metadata"]["annotations"]
+        await api.delete("pods", "a", "team")
+        took = await extender.until(lambda: contract.ANNOTATION_RETRY in api.pod("b")["metadata"]["annotations"])
+        assert took < 1.0
+
+
+async def test_metrics_tell_attempts_reasons_and_the_state(api):
+    async with running(api) as extender:
+        await extender.schedule(await create(api, "a", vgpu="2"), "n1")
+        await extender.filter(await create(api, "b", vgpu="2"), "n1")
+        _, text = await extender.page("/metrics")
+        assert 'aliquot_scheduler_attempts_total{result="fits_nowhere"} 1.0' in text
+        assert 'aliquot_scheduler_node_rejections_total{reason="memory"} 1.0' in text
+        assert "aliquot_scheduler_memory_allocated_ratio 0.5" in text
+        assert 'aliquot_scheduler_verb_duration_seconds_count{verb="bind"} 1.0' in text
+
+
+# --- replicas -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_lease(monkeypatch):
+    monkeypatch.setattr(leadership, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(leadership, "RENEW_SECONDS", 0.6)
+    monkeypatch.setattr(leadership.Leadership.__init__, "__defaults__", (0.05,))
+
+
+async def test_one_of_two_replicas_leads_and_the_other_takes_over_what_was_bound(api, short_lease):
+    async with running(api, ready=False, lease_name="scheduler") as follower:
+        await follower.until(lambda: follower.scheduler.ready)
+        async with running(api, ready=False, lease_name="scheduler") as second:
+            await asyncio.sleep(0.3)
+            assert follower.scheduler.ready
+            assert not second.scheduler.leads
+            pod = await create(api, "a", vgpu="2")
+            assert (await second.post("bind", {"PodName": "a", "PodNamespace": "team", "PodUID": "uid-a", "Node": "n1"}))[0] == 503
+            assert await follower.schedule(pod, "n1") == "n1"
+            await stop_leading(follower)
+            await second.until(lambda: second.scheduler.ready)
+            assert not follower.scheduler.leads
+            assert (await second.filter(await create(api, "b", vgpu="1"), "n1", "n2"))["NodeNames"] == ["n2"]
+
+
+async def stop_leading(extender: Running) -> None:
+    """Cut the leader off from its lease, as a partition does."""
+
+    async def unreachable(*_: object) -> None:
+        await asyncio.sleep(3600)
+
+    extender.scheduler._leadership._api.read = unreachable
+
+
+async def test_a_leader_that_ends_lets_go_of_the_lease_at_once(api, short_lease, monkeypatch):
+    monkeypatch.setattr(leadership, "LEASE_SECONDS", 60.0)
+    async with running(api, ready=False, lease_name="scheduler") as first:
+        await first.until(lambda: first.scheduler.ready)
+    async with running(api, ready=False, lease_name="scheduler") as second:
+        assert await second.until(lambda: second.scheduler.ready) < 1.0

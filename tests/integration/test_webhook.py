@@ -1,0 +1,152 @@
+"""The webhook as the API server calls it: AdmissionReviews over TLS, with a certificate that is rotated while it runs."""
+
+import asyncio
+import base64
+import json
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from aliquot.standin.patches import apply_json_patch
+from proto.gpunode import encode_gpu_node
+from scheduler_plugin import __main__ as program
+from scheduler_plugin.adapters import http
+from scheduler_plugin.adapters.kube import ApiServer, KubeConnection
+from scheduler_plugin.settings import Settings
+from tests.unit.scheduler_plugin.api import FakeApi, pod_object
+from tests.unit.scheduler_plugin.builders import make_node
+
+
+def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command, *subject], check=True, capture_output=True)
+    return certificate, key
+
+
+class Caller:
+    """The API server's side of the webhook."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def post(self, path: str, body: bytes, trusted: Path) -> tuple[int, bytes]:
+        context = ssl.create_default_context(cafile=str(trusted))
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"https://{self.address}/{path}", data=body, ssl=context) as response,
+        ):
+            return response.status, await response.read()
+
+    async def review(self, path: str, pod: dict, trusted: Path, *, operation: str = "CREATE", old: dict | None = None) -> dict:
+        request = {"uid": "r-1", "operation": operation, "object": pod, "oldObject": old, "namespace": "team"}
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+        status, data = await self.post(path, json.dumps(review).encode(), trusted)
+        assert status == 200, data
+        answer = json.loads(data)
+        assert (answer["apiVersion"], answer["kind"], answer["response"]["uid"]) == ("admission.k8s.io/v1", "AdmissionReview", "r-1")
+        return answer["response"]
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    return make_certificate(tmp_path, "webhook")
+
+
+@pytest.fixture
+async def caller(certificate):
+    async with FakeApi() as api:
+        await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 2))))
+        connection = KubeConnection(ApiServer(api.url, None, None))
+        settings = Settings(
+            extender_address="127.0.0.1:0",
+            webhook_address="127.0.0.1:0",
+            metrics_address="127.0.0.1:0",
+            tls_cert_file=str(certificate[0]),
+            tls_key_file=str(certificate[1]),
+        )
+        scheduler, stop = program.Scheduler(settings, connection), asyncio.Event()
+        task = asyncio.create_task(scheduler.run(stop))
+        while len(scheduler.addresses) < 3 or not scheduler.ready:
+            assert not task.done(), task.result()
+            await asyncio.sleep(0.01)
+        yield Caller(scheduler.addresses["webhook"])
+        stop.set()
+        await task
+        await connection.close()
+
+
+def patched(pod: dict, response: dict) -> dict:
+    assert (response["allowed"], response["patchType"]) == (True, "JSONPatch")
+    apply_json_patch(pod, json.loads(base64.b64decode(response["patch"])))
+    return pod
+
+
+async def test_a_gpu_pod_is_made_ready(caller, certificate):
+    pod = pod_object(vgpu_memory="4Gi")
+    ready = patched(pod, await caller.review("mutate", pod, certificate[0]))
+    assert ready["spec"]["schedulerName"] == "aliquot-scheduler"
+    assert ready["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/vgpu-memory": "4096", "nvidia.com/vgpu": "1"}
+    assert (await caller.review("validate", ready, certificate[0])) == {"uid": "r-1", "allowed": True}
+
+
+async def test_a_part_of_a_gpu_is_resolved_from_the_inventory(caller, certificate):
+    pod = pod_object(gpu="2", gpumem_percentage="50")
+    ready = patched(pod, await caller.review("mutate", pod, certificate[0]))
+    assert ready["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/vgpu-memory": "1000", "nvidia.com/vgpu": "2"}
+
+
+async def test_a_pod_without_gpus_is_allowed_as_it_is(caller, certificate):
+    for path in ("mutate", "validate"):
+        assert await caller.review(path, pod_object(), certificate[0]) == {"uid": "r-1", "allowed": True}
+
+
+async def test_a_refusal_is_a_403_with_the_sentence(caller, certificate):
+    for path in ("mutate", "validate"):
+        response = await caller.review(path, pod_object(vgpu="1", vgpu_cores="250"), certificate[0])
+        assert not response["allowed"]
+        assert response["status"]["code"] == 403
+        assert "set nvidia.com/vgpu-cores to at most 100" in response["status"]["message"]
+
+
+async def test_nobody_writes_an_assignment_but_a_binding(caller, certificate):
+    theirs = {"aliquot.dev/assignment": "{}"}
+    made, plain = pod_object(vgpu="1", annotations=theirs), pod_object(vgpu="1")
+    for pod, old, operation in [(made, None, "CREATE"), (made, plain, "UPDATE"), (plain, made, "UPDATE")]:
+        response = await caller.review("validate", pod, certificate[0], operation=operation, old=old)
+        assert "is reserved" in response["status"]["message"]
+    assert (await caller.review("validate", made, certificate[0], operation="UPDATE", old=made))["allowed"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"apiVersion":"v1","kind":"Pod","request":{"uid":"x"}}', b"[" * 10_000])
+async def test_what_is_no_review_gets_a_400(caller, certificate, body):
+    status, text = await caller.post("mutate", body, certificate[0])
+    assert status == 400
+    assert b"AdmissionReview" in text
+
+
+async def test_a_rotated_certificate_is_used_without_a_restart(caller, certificate, tmp_path, monkeypatch):
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await caller.post("mutate", b"{}", make_certificate(tmp_path, "other")[0])
+    new = make_certificate(tmp_path, "new")
+    for source, target in zip(new, certificate, strict=True):
+        target.write_bytes(source.read_bytes())
+    for _ in range(100):
+        try:
+            status, _ = await caller.post("mutate", b"{}", new[0])
+            break
+        except aiohttp.ClientConnectorCertificateError:
+            await asyncio.sleep(0.05)
+    assert status == 400
+
+
+@pytest.fixture(autouse=True)
+def quick_rotation(monkeypatch):
+    monkeypatch.setattr(http, "CERTIFICATE_SECONDS", 0.1)
