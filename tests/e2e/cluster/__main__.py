@@ -1,0 +1,56 @@
+"""``python -m tests.e2e.cluster up|down|status|images``: the cluster of the suite, to look around in; ``images`` for other clusters."""
+
+import sys
+import time
+
+from tests.e2e.cluster.cluster import Cluster, base_images, elapsed
+from tests.e2e.cluster.host import UnavailableError
+from tests.e2e.product import agent_image, client_image
+
+
+def _up(cluster: Cluster) -> int:
+    started = time.monotonic()
+    try:
+        cluster.up(owned=False)
+    except UnavailableError as missing:
+        sys.stderr.write(f"no cluster: {missing}\n")
+        return 1
+    sys.stdout.write(f"up in {elapsed(started)}\n\nexport KUBECONFIG={cluster.kubeconfig}\n{cluster.kubectl().program} get nodes\n")
+    return 0
+
+
+def _down(cluster: Cluster) -> int:
+    started = time.monotonic()
+    cluster.down()
+    sys.stdout.write(f"down in {elapsed(started)}\n")
+    return 0
+
+
+def _status(cluster: Cluster) -> int:
+    if not cluster.is_up():
+        sys.stdout.write("no cluster is running\n")
+        return 1
+    sys.stdout.write(cluster.kubectl().run("get", "nodes,pods", "--all-namespaces", "--output=wide"))
+    return 0
+
+
+def _images(cluster: Cluster) -> int:
+    del cluster
+    for archive in (*base_images(), agent_image(), client_image()):
+        sys.stdout.write(f"{archive}\n")
+    return 0
+
+
+_COMMANDS = {"up": _up, "down": _down, "status": _status, "images": _images}
+
+
+def main() -> int:
+    """Run one command; the exit status says whether it did what it says."""
+    if len(sys.argv) != 2 or sys.argv[1] not in _COMMANDS:
+        sys.stderr.write(f"usage: python -m tests.e2e.cluster {'|'.join(_COMMANDS)}\n")
+        return 2
+    return _COMMANDS[sys.argv[1]](Cluster())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""What the suite needs of the machine: root, Debian's packages, and the programs built from their Go modules.
+
+Everything built is kept below ``build/e2e/bin/<key>``; the key is a hash of what was pinned and how it was built, so a
+second run builds nothing and a changed pin never runs an old program.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.cluster.paths import BUILD, CLUSTER_SOURCE
+
+
+class UnavailableError(Exception):
+    """This machine cannot run the suite; the message says what is missing and how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoPrograms:
+    """Programs built together from one go.mod: its folder, the module they come from, how their version is stamped, their names."""
+
+    module_dir: Path
+    module: str
+    stamp: str
+    names: tuple[str, ...]
+
+
+_KUBERNETES_VERSION = "k8s.io/component-base/version"
+
+KUBERNETES = GoPrograms(
+    CLUSTER_SOURCE,
+    "k8s.io/kubernetes",
+    f"-X {_KUBERNETES_VERSION}.gitVersion={{version}} -X {_KUBERNETES_VERSION}.gitMajor=1 -X {_KUBERNETES_VERSION}.gitMinor={{minor}}",
+    ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"),
+)
+CONTAINERD = GoPrograms(
+    CLUSTER_SOURCE / "containerd",
+    "github.com/containerd/containerd/v2",
+    "-X github.com/containerd/containerd/v2/version.Version={version}",
+    ("containerd", "containerd-shim-runc-v2", "ctr"),
+)
+
+_BUILD_SECONDS = 3600
+
+DEBIAN_PACKAGES = {
+    "/usr/bin/etcd": "etcd-server",
+    "/usr/sbin/runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "/bin/busybox": "busybox-static",
+    "/usr/sbin/ip": "iproute2",
+    "/usr/bin/unshare": "util-linux",
+    "/usr/bin/openssl": "openssl",
+    "/usr/sbin/debootstrap": "debootstrap",
+}
+
+
+def require_root() -> None:
+    """A kubelet and container runtime need root; nothing here tries to do without."""
+    if os.geteuid() != 0:
+        raise UnavailableError(
+            "the local cluster needs root (namespaces, mounts, cgroups): run as root, or set KUBECONFIG to use another cluster"
+        )
+
+
+def require_debian_programs() -> None:
+    """Install what Debian provides and this machine lacks; say what is missing where that is impossible."""
+    missing = _missing_packages()
+    if not missing:
+        return
+    if shutil.which("apt-get") is None:
+        raise UnavailableError(f"missing {', '.join(missing)} (names of Debian packages), and there is no apt-get to install them with")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    subprocess.run(["apt-get", "update", "-q"], env=environment, capture_output=True, text=True, check=False)  # an old list may still do
+    installed = subprocess.run(
+        ["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if _missing_packages():
+        reason = installed.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        raise UnavailableError(f"apt-get could not install {', '.join(_missing_packages())}: {reason[0]}")
+
+
+def built_programs(programs: GoPrograms) -> Path:
+    """Build the programs when this pin was not built before.
+
+    Returns: the folder that holds them.
+    """
+    folder = BUILD / "bin" / _build_key(programs)
+    if all((folder / name).exists() for name in programs.names):
+        return folder
+    if shutil.which("go") is None:
+        raise UnavailableError(f"the Go tool chain is needed to build {', '.join(programs.names)}, and `go` is not on the PATH")
+    version = _pinned_version(programs)
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    stamp = programs.stamp.format(version=version, minor=version.split(".")[1])
+    build = ["go", "build", "-p", "2", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {stamp}", "-o", f"{unfinished}/", "tool"]
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
+    result = subprocess.run(
+        ["nice", "-n", "19", *build],
+        cwd=programs.module_dir,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_BUILD_SECONDS,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(build)} in {programs.module_dir} failed:\n{result.stderr[-4000:]}")
+    unfinished.rename(folder)
+    for outdated in set(folder.parent.glob(f"{programs.module_dir.name}-*")) - {folder}:
+        shutil.rmtree(outdated)
+    return folder
+
+
+def _missing_packages() -> list[str]:
+    return [package for program, package in DEBIAN_PACKAGES.items() if not Path(program).exists()]
+
+
+def _build_key(programs: GoPrograms) -> str:
+    """The pins and the stamp decide what is built."""
+    digest = hashlib.sha256(programs.stamp.encode())
+    for pins in ("go.mod", "go.sum"):
+        digest.update((programs.module_dir / pins).read_bytes())
+    return f"{programs.module_dir.name}-{digest.hexdigest()[:16]}"
+
+
+def _pinned_version(programs: GoPrograms) -> str:
+    listed = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Version}}", programs.module]
+    return subprocess.run(listed, cwd=programs.module_dir, capture_output=True, text=True, check=True).stdout.strip()

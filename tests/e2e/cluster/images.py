@@ -1,0 +1,136 @@
+"""Container images made here from files of this machine, as OCI archives: there is no registry and no image builder.
+
+The same files give the same archive. Images made by instructions are dockerfile.py's.
+"""
+
+import hashlib
+import io
+import json
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BUSYBOX = Path("/bin/busybox")
+LIBRARY_DIR = "usr/lib/x86_64-linux-gnu"
+_PLATFORM = {"architecture": "amd64", "os": "linux"}
+
+
+@dataclass(slots=True)
+class Rootfs:
+    """The files of an image, by path without a leading slash."""
+
+    files: dict[str, Path | bytes] = field(default_factory=dict)
+    """Path -> a file of this machine to copy, or contents. Executable when the source is, or when given as contents."""
+    links: dict[str, str] = field(default_factory=dict)
+    """Path -> what the symbolic link says."""
+    folders: set[str] = field(default_factory=set)
+
+    def add_busybox(self) -> None:
+        """A shell and the usual commands, static."""
+        self.files["bin/busybox"] = BUSYBOX
+        applets = subprocess.run([BUSYBOX, "--list"], capture_output=True, text=True, check=True).stdout.split()
+        self.links.update({f"bin/{applet}": "busybox" for applet in applets if applet != "busybox"})
+        self.files["etc/passwd"] = b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"
+        self.files["etc/group"] = b"root:x:0:\nnogroup:x:65534:\n"
+        self.folders |= {"proc", "sys", "dev", "root", "run", "tmp", "var"}
+
+    def add_program(self, program: Path, at: str) -> None:
+        """A dynamic program of this machine with the libraries its loader names."""
+        self.files[at] = program
+        for library in linked_libraries([program]):
+            self.add_library(library)
+
+    def add_library(self, library: Path) -> None:
+        """A shared library, in the folder where Debian's loader looks; the loader itself also under the path programs name."""
+        self.files[f"{LIBRARY_DIR}/{library.name}"] = library.resolve()
+        if library.name.startswith("ld-linux"):
+            self.links[f"lib64/{library.name}"] = f"/{LIBRARY_DIR}/{library.name}"
+            self.links["lib"] = "usr/lib"
+
+    def layer(self) -> bytes:
+        """An uncompressed tar, the same for the same files."""
+        written = io.BytesIO()
+        with tarfile.open(fileobj=written, mode="w", format=tarfile.GNU_FORMAT) as tar:
+            for folder in sorted(self.folders | set(_parents([*self.files, *self.links])) - set(self.links)):
+                _add(tar, folder, tarfile.DIRTYPE, mode=0o1777 if folder == "tmp" else 0o755)
+            for path, link in sorted(self.links.items()):
+                _add(tar, path, tarfile.SYMTYPE, link=link)
+            for path, source in sorted(self.files.items()):
+                data = source if isinstance(source, bytes) else source.read_bytes()
+                executable = isinstance(source, bytes) or bool(source.stat().st_mode & 0o111)
+                _add(tar, path, tarfile.REGTYPE, mode=0o755 if executable else 0o644, data=data)
+        return written.getvalue()
+
+
+def linked_libraries(programs: Iterable[Path]) -> set[Path]:
+    """What the dynamic loader would load for these programs or libraries, itself included."""
+    libraries = set()
+    for program in programs:
+        listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+        libraries |= {Path(path) for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", listed, re.MULTILINE)}
+    return libraries
+
+
+def write_archive(archive: Path, name: str, layers: Sequence[bytes], configuration: Mapping[str, object]) -> None:
+    """Write an OCI archive.
+
+    Args:
+        archive: the file to write.
+        name: the image's full name with tag.
+        layers: tars of its files, lowest first; kept uncompressed, for they are read once, on this machine.
+        configuration: the OCI image's ``config``: Cmd, Entrypoint, Env, User.
+    """
+    image = {
+        **_PLATFORM,
+        "config": dict(configuration),
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers]},
+    }
+    image_blob = json.dumps(image).encode()
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": _descriptor("application/vnd.oci.image.config.v1+json", image_blob),
+        "layers": [_descriptor("application/vnd.oci.image.layer.v1.tar", layer) for layer in layers],
+    }
+    manifest_blob = json.dumps(manifest).encode()
+    listed = {**_descriptor("application/vnd.oci.image.manifest.v1+json", manifest_blob), "platform": _PLATFORM}
+    listed["annotations"] = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
+    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [listed]}
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = archive.with_suffix(".unfinished")
+    with tarfile.open(unfinished, "w", format=tarfile.GNU_FORMAT) as tar:
+        for path, data in {
+            "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+            "index.json": json.dumps(index).encode(),
+            **{f"blobs/sha256/{_digest(blob)[7:]}": blob for blob in (image_blob, manifest_blob, *layers)},
+        }.items():
+            _add(tar, path, tarfile.REGTYPE, data=data)
+    unfinished.rename(archive)
+
+
+def busybox_image(archive: Path, name: str, command: list[str]) -> None:
+    """An image of busybox alone."""
+    rootfs = Rootfs()
+    rootfs.add_busybox()
+    write_archive(archive, name, [rootfs.layer()], {"Cmd": command, "Env": ["PATH=/bin"]})
+
+
+def _digest(blob: bytes) -> str:
+    return f"sha256:{hashlib.sha256(blob).hexdigest()}"
+
+
+def _descriptor(media_type: str, blob: bytes) -> dict[str, object]:
+    return {"mediaType": media_type, "digest": _digest(blob), "size": len(blob)}
+
+
+def _parents(paths: Iterable[str]) -> set[str]:
+    return {str(parent) for path in paths for parent in Path(path).parents if str(parent) != "."}
+
+
+def _add(tar: tarfile.TarFile, path: str, kind: bytes, *, mode: int = 0o755, link: str = "", data: bytes = b"") -> None:
+    member = tarfile.TarInfo(path)
+    member.type, member.mode, member.linkname, member.size = kind, mode, link, len(data)
+    tar.addfile(member, io.BytesIO(data))

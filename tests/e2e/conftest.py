@@ -1,0 +1,121 @@
+"""Where the scenarios run: the local cluster, or the one KUBECONFIG names.
+
+Where neither is to be had the suite is skipped and says what is missing; a scenario that cannot run never passes.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster.cluster import Cluster, running_cluster
+from tests.e2e.cluster.host import KUBERNETES, UnavailableError, built_programs
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.product import AGENT_NAMESPACE, install, metrics
+
+_SCENARIO_SECONDS = 240
+_LOG_SIZES = pytest.StashKey[dict[str, int]]()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The cluster under test."""
+
+    kubectl: Kubectl
+    local: Cluster | None
+    """The cluster this run brought up; None when KUBECONFIG names one that exists."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            # fixtures bring up a cluster and, the first time, compile it: their steps have limits of their own
+            item.add_marker(pytest.mark.timeout(_SCENARIO_SECONDS, func_only=True))
+
+
+@pytest.fixture(scope="session")
+def target() -> Iterator[Target]:
+    """The cluster under test, for the whole run."""
+    named = os.environ.get("KUBECONFIG")
+    if named:
+        yield Target(Kubectl(shutil.which("kubectl") or str(built_programs(KUBERNETES) / "kubectl"), Path(named)), local=None)
+        return
+    before = _machine()
+    try:
+        with running_cluster() as local:
+            yield Target(local.kubectl(), local)
+    except UnavailableError as missing:
+        pytest.skip(f"no cluster to test on: {missing}")
+    left = _machine() - before
+    assert not left, f"the cluster is down and left behind: {sorted(left)}"
+
+
+def _machine() -> set[str]:
+    """What a careless cluster would leave: mounts, interfaces, cgroups, files at the usual places."""
+    mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    interfaces = {str(path) for path in Path("/sys/class/net").iterdir()}
+    cgroups = {str(path) for path in Path("/sys/fs/cgroup").glob("**/aliquot-e2e")}
+    files = {str(path) for folder in ("/var/lib", "/run", "/etc/cni", "/opt") for path in Path(folder).glob("*")}
+    return mounts | interfaces | cgroups | files
+
+
+@pytest.fixture
+def node(target: Target) -> Cluster:
+    """The local cluster, for scenarios that stop its components or look at its files."""
+    if target.local is None:
+        pytest.skip("this scenario stops components of the node: it runs on the local cluster only")
+    return target.local
+
+
+@pytest.fixture(scope="session")
+def product(target: Target) -> Kubectl:
+    """The agent, installed from the manifests on simulated GPUs; kubectl for the objects of no namespace."""
+    install(target.kubectl, target.local)
+    return target.kubectl
+
+
+@pytest.fixture
+def node_name(product: Kubectl) -> str:
+    """A node the agent runs on."""
+    return product.within(AGENT_NAMESPACE).all(
+        "pods", "--selector=app.kubernetes.io/name=aliquot-agent", "--field-selector=status.phase=Running"
+    )[0]["spec"]["nodeName"]
+
+
+@pytest.fixture
+def shared_gpu(product: Kubectl, node_name: str) -> str:
+    """The UUID of a GPU, for pods that must share one."""
+    return next(labels["device_uuid"] for name, labels, _ in metrics(product, node_name) if name == "aliquot_device_memory_total_bytes")
+
+
+@pytest.fixture
+def kubectl(target: Target, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the test's own, gone with its pods when the test ends."""
+    namespace = f"e2e-{re.sub('[^a-z0-9]+', '-', request.node.name.lower())[-40:].strip('-')}"
+    target.kubectl.run("create", "namespace", namespace)
+    own = target.kubectl.within(namespace)
+    yield own
+    own.delete("pods", "--all")
+    target.kubectl.delete("namespace", namespace, wait=False)
+
+
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Remember where each component's log stood, so that a failure shows what was written since."""
+    target = getattr(item, "funcargs", {}).get("target")
+    if isinstance(target, Target) and target.local is not None:
+        item.stash[_LOG_SIZES] = target.local.log_sizes()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Put the last telling lines of each component under a failed scenario."""
+    outcome = yield
+    report = outcome.get_result()
+    target = getattr(item, "funcargs", {}).get("target")
+    if report.failed and isinstance(target, Target) and target.local is not None:
+        report.sections.append(("what each component said last", target.local.short_logs(item.stash.get(_LOG_SIZES, {}))))
