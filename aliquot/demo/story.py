@@ -226,7 +226,7 @@ class Story:
         if not self._node.hardware.isolates:
             listing = replace(listing, devices=tuple(device for device in listing.devices if device.uuid in granted))
         if pod.devices > 1 or pod.part is not Part.STEADY:
-            self._screen.quote(f"nvidia-smi, as nvidia-ml-py would have it, in pod {pod.name}", render(listing))
+            self._screen.quote(f"A listing like that of nvidia-smi, through nvidia-ml-py, in pod {pod.name}", render(listing))
         return Inside(cuda_devices(events), listing, "", failed_calls(events))
 
     async def _driver_books(self) -> Mapping[str, int]:

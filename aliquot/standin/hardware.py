@@ -149,7 +149,7 @@ class RealHardware:
 
     def cdi_spec(self, inventory: Inventory) -> Spec:
         """Device nodes by GPU, and the driver's libraries as the loader's cache lists them."""
-        libraries = _driver_libraries()
+        libraries = driver_libraries()
         if not any(path.name.startswith("libcuda.so.") for path in libraries):
             raise HardwareError("no libcuda.so among the loader's libraries (ldconfig -p); the NVIDIA driver is installed without CUDA")
         mounts = tuple(Mount(str(path), f"{CONTAINER_LIBRARY_DIR}/{path.name}", MOUNT_OPTIONS) for path in libraries)
@@ -179,7 +179,7 @@ def _simulated_device(uuid: str, suffix: str) -> Device:
     return Device(uuid, ContainerEdits(env=(f"{contract.ENV_SIM_DEVICE_PREFIX}{suffix}={uuid}",)))
 
 
-def _driver_libraries() -> list[Path]:
+def driver_libraries() -> list[Path]:
     """Return the driver's library files, without the links to them, for this machine's architecture."""
     listing = subprocess.run([find_ldconfig(), "-p"], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}).stdout
     files: dict[str, Path] = {}

@@ -41,7 +41,7 @@ static const char usage_text[] =
 	"  info                          the devices and their memory, as the driver shows them\n"
 	"  fill  [--kind K] [--step MiB] [--hold]   allocate until refused, down to the smallest amount\n"
 	"  hold  --mib N                 allocate N MiB and stay\n"
-	"  work  --seconds S --kernel-us N [--mib N] [--launch kernel|ex|cooperative|graph] [--sync-every N]\n"
+	"  work  --seconds S --kernel-us N [--mib N] [--launch kernel|ex|cooperative|graph|burn] [--sync-every N]\n"
 	"                                keep the device busy; one line of progress per second\n"
 	"  bench alloc|launch|meminfo|init   nanoseconds per call, the median of rounds\n"
 	"  repl                          commands from stdin: alloc KIND BYTES | free KIND ID | info | launch US COUNT | sync | quit\n"
@@ -161,19 +161,20 @@ static int command_fill(const struct options *options)
 	if (!kind)
 		return usage();
 	size_t held = 0, first_refused = 0, last_refused = 0;
+	bool one_size = strcmp(kind->name, "ctx") == 0; /* a context: the amount asked means nothing */
 	CUresult refusal = CUDA_SUCCESS;
 	for (size_t step = options->step_mib * MIB; step >= kind->granule_bytes; step /= 2) {
 		size_t bytes = step / kind->granule_bytes * kind->granule_bytes;
 		CUresult result;
 		while ((result = take(kind, bytes)) == CUDA_SUCCESS)
-			held += bytes;
+			held += one_size ? 0 : bytes;
 		if (result != CUDA_ERROR_OUT_OF_MEMORY)
 			return fail(kind->name, result);
 		refusal = result;
 		first_refused = first_refused ? first_refused : bytes;
 		last_refused = bytes;
-		if (strcmp(kind->name, "ctx") == 0)
-			break; /* a context has one size */
+		if (one_size)
+			break;
 	}
 	size_t free_bytes = 0, total = 0;
 	CUresult result = cu.cuMemGetInfo_v2(&free_bytes, &total);

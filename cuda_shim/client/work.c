@@ -19,15 +19,40 @@ static const char image[] = ".version 7.0\n"
 			    "  setp.lt.u64 %again, %now, %end;\n"
 			    "  @%again bra spin;\n"
 			    "  ret;\n"
+			    "}\n"
+			    ".visible .entry aliquot_burn(.param .u64 rounds, .param .u64 sink)\n"
+			    "{\n"
+			    "  .reg .pred %again, %unused;\n"
+			    "  .reg .u64 %left, %out;\n"
+			    "  .reg .f32 %x;\n"
+			    "  ld.param.u64 %left, [rounds];\n"
+			    "  ld.param.u64 %out, [sink];\n"
+			    "  mov.f32 %x, 0f3F800000;\n"
+			    "burn:\n"
+			    "  fma.rn.f32 %x, %x, 0f3F7FFFFF, 0f33800000;\n"
+			    "  fma.rn.f32 %x, %x, 0f3F7FFFFF, 0f33800000;\n"
+			    "  fma.rn.f32 %x, %x, 0f3F7FFFFF, 0f33800000;\n"
+			    "  fma.rn.f32 %x, %x, 0f3F7FFFFF, 0f33800000;\n"
+			    "  sub.u64 %left, %left, 1;\n"
+			    "  setp.ne.u64 %again, %left, 0;\n"
+			    "  @%again bra burn;\n"
+			    "  setp.eq.u64 %unused, %out, 0;\n"
+			    "  @%unused bra done;\n"
+			    "  st.global.f32 [%out], %x;\n" /* never taken: it keeps the arithmetic from being optimised away */
+			    "done:\n"
+			    "  ret;\n"
 			    "}\n";
 
-static CUfunction spin;
+#define BURN_BLOCKS 2048 /* several waves on the largest device */
+#define BURN_THREADS 256
+
+static CUfunction spin, burn;
 static CUgraphExec graph_of_spins;
 
 bool work_launch_named(const char *name, enum work_launch *launch)
 {
 	static const char *const names[] = {[WORK_KERNEL] = "kernel", [WORK_EX] = "ex", [WORK_COOPERATIVE] = "cooperative",
-					    [WORK_GRAPH] = "graph"};
+					    [WORK_GRAPH] = "graph", [WORK_BURN] = "burn"};
 	for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
 		if (strcmp(name, names[i]) == 0) {
 			*launch = (enum work_launch)i;
@@ -60,18 +85,23 @@ CUresult work_prepare(enum work_launch launch, uint64_t kernel_us)
 	CUresult result = cu.cuModuleLoadData(&module, image);
 	if (result == CUDA_SUCCESS)
 		result = cu.cuModuleGetFunction(&spin, module, "aliquot_spin");
+	if (result == CUDA_SUCCESS)
+		result = cu.cuModuleGetFunction(&burn, module, "aliquot_burn");
 	return result == CUDA_SUCCESS && launch == WORK_GRAPH ? make_graph(kernel_us) : result;
 }
 
 CUresult work_submit(enum work_launch launch, uint64_t kernel_us)
 {
-	void *arguments[] = {&kernel_us};
+	CUdeviceptr sink = 0;
+	void *arguments[] = {&kernel_us, &sink};
 	CUlaunchConfig config = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
 	switch (launch) {
 	case WORK_EX:
 		return cu.cuLaunchKernelEx(&config, spin, arguments, NULL);
 	case WORK_COOPERATIVE:
 		return cu.cuLaunchCooperativeKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, arguments);
+	case WORK_BURN:
+		return cu.cuLaunchKernel(burn, BURN_BLOCKS, 1, 1, BURN_THREADS, 1, 1, 0, NULL, arguments, NULL);
 	case WORK_GRAPH:
 		return cu.cuGraphLaunch(graph_of_spins, NULL);
 	default:

@@ -7,11 +7,15 @@
 
 #include "client/driver.h"
 
-enum work_launch { WORK_KERNEL, WORK_EX, WORK_COOPERATIVE, WORK_GRAPH };
+enum work_launch { WORK_KERNEL, WORK_EX, WORK_COOPERATIVE, WORK_GRAPH, WORK_BURN };
 
 #define WORK_GRAPH_KERNELS 10
 
-/* The launch of that name ("kernel", "ex", "cooperative", "graph"); false for another name. */
+/* The launch of that name ("kernel", "ex", "cooperative", "graph", "burn"); false for another name.
+ *
+ * All but "burn" spin on the clock for `kernel_us`: exact on the simulated driver, and on a real device while nobody else uses it. "burn"
+ * fills the device with arithmetic, `kernel_us` rounds of a loop, so that its time grows when others use the device: what
+ * shares are measured with on real hardware. */
 bool work_launch_named(const char *name, enum work_launch *launch);
 
 /* Load the kernel into the current context; for graphs, make one of WORK_GRAPH_KERNELS kernels of `kernel_us`. */

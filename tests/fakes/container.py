@@ -192,6 +192,7 @@ def make_container(
     *,
     interposition: Interposition = "front",
     uuids: Sequence[str] | None = None,
+    driver: Mapping[str, Path] | None = None,
 ) -> Container:
     """Unpack a container's root at ``root``.
 
@@ -201,9 +202,11 @@ def make_container(
         limits: what is granted.
         interposition: how the shim gets in; ``none`` is a container without it, for comparison.
         uuids: devices the runtime makes visible; the granted ones when left out.
+        driver: the real driver's files by SONAME; the simulated driver's when left out.
     """
     content = limits if isinstance(limits, Limits) else Limits(tuple(limits))
     libraries, aliquot = root / LIBRARY_DIR, root / "run/aliquot"
+    files = driver or {soname: build / "lib/sim" / soname for soname in (contract.CUDA_SONAME, contract.NVML_SONAME)}
     libraries.mkdir(parents=True)
     (aliquot / "driver").mkdir(parents=True)
     (aliquot / "limits").write_bytes(region_layout.encode_limits(content))
@@ -211,9 +214,9 @@ def make_container(
     for soname, private in ((contract.CUDA_SONAME, contract.CUDA_DRIVER_SONAME), (contract.NVML_SONAME, contract.NVML_DRIVER_SONAME)):
         if interposition == "front":
             shutil.copy(build / "lib/shim" / soname, libraries / soname)
-            shutil.copy(build / "lib/sim" / soname, aliquot / "driver" / private)
+            (aliquot / "driver" / private).symlink_to(files[soname])
         else:
-            shutil.copy(build / "lib/sim" / soname, libraries / soname)
+            (libraries / soname).symlink_to(files[soname])
     if interposition == "preload":
         shutil.copy(build / "lib/shim/libaliquot-preload.so", root / contract.CONTAINER_PRELOAD.lstrip("/"))
     visible = [device.uuid for device in content.devices] if uuids is None else list(uuids)
