@@ -42,6 +42,13 @@ class Priority(StrEnum):
     LOW = "low"
 
 
+class CoresMode(StrEnum):
+    """What a container's cores mean while others leave theirs idle: a ceiling all the same, or the weight of its part of everything."""
+
+    CEILING = "ceiling"
+    WEIGHT = "weight"
+
+
 class LinkKind(StrEnum):
     """The best path between two devices, from NVML's NvLink state and topology level; best first."""
 
@@ -154,6 +161,8 @@ class Preferences:
     isolation: Isolation | None = None
     priority: Priority | None = None
     memory_burst: float | None = None
+    cores_mode: CoresMode | None = None
+    """None is a ceiling."""
 
 
 @dataclass(frozen=True, slots=True)

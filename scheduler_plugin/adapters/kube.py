@@ -1,0 +1,241 @@
+"""Requests to the Kubernetes API over aiohttp: pods, bindings, the lease, and the lists and watches of ``kube_watch``.
+
+An answer of 4xx says that nothing was changed; anything else that is no success (no connection, a broken one, 5xx) leaves the outcome open,
+because the API server may have written before it failed to answer.
+"""
+
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+
+from proto import contract
+from scheduler_plugin.core.objects import PodObject, pod_facts
+from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.errors import (
+    KubeApiError,
+    KubeConflictError,
+    KubeExpiredError,
+    KubeNotFoundError,
+    KubeRefusedError,
+    SettingsError,
+)
+from scheduler_plugin.ports import Clock, LeaseRecord
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+REQUEST_SECONDS: Final = 3.0
+"""Shorter than the time between the moment a leader falls silent and the moment another may take over (services.leadership)."""
+LIST_SECONDS: Final = 60.0
+_CONNECT_SECONDS: Final = 3.0
+_RETRIABLE_STATUS: Final = (408, 429)
+_USER_AGENT: Final = contract.SCHEDULER_NAME
+_MICROTIME: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """Where the API is, and as whom to ask."""
+
+    url: str
+    token_file: Path | None
+    ca_file: Path | None
+
+
+def find_api_server(
+    url: str, token_file: str, ca_file: str, environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT
+) -> ApiServer:
+    """Complete the settings from what a pod is given. Raises SettingsError when there is neither a URL nor a cluster around us."""
+    if not url:
+        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+        if host is None or port is None:
+            raise SettingsError("no Kubernetes API: this process is not in a pod, so set kubeApiUrl")
+        url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    if not url.startswith(("http://", "https://")):
+        raise SettingsError(f"kubeApiUrl {url!r}: want http:// or https:// and a host")
+    token = Path(token_file) if token_file else service_account / "token"
+    ca = Path(ca_file) if ca_file else service_account / "ca.crt"
+    return ApiServer(url.rstrip("/"), token if token_file or token.exists() else None, ca if ca_file or ca.exists() else None)
+
+
+class KubeConnection:
+    """Sends authorised requests and translates failures; one per process, used on one event loop."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self._server = server
+        tls: ssl.SSLContext | bool = True
+        if server.url.startswith("https:"):
+            tls = ssl.create_default_context(cafile=None if server.ca_file is None else str(server.ca_file))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls, limit=0), headers={"User-Agent": _USER_AGENT, "Accept": "application/json"}
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def request(
+        self, method: str, path: str, *, body: Any = None, content_type: str = "application/json", seconds: float = REQUEST_SECONDS
+    ) -> bytes:
+        """Send one request and return the body of the answer.
+
+        Raises: KubeNotFoundError, KubeConflictError, KubeRefusedError, KubeExpiredError, KubeApiError.
+        """
+        limits = aiohttp.ClientTimeout(total=seconds, connect=_CONNECT_SECONDS)
+        async with self._open(method, path, body, content_type, limits) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def stream(self, path: str, idle_seconds: float) -> AsyncIterator[aiohttp.StreamReader]:
+        """Open a watch. Raises as ``request``, also while the stream is read inside the block."""
+        limits = aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=idle_seconds)
+        async with self._open("GET", path, None, "application/json", limits) as response:
+            yield response.content
+
+    @asynccontextmanager
+    async def _open(
+        self, method: str, path: str, body: Any, content_type: str, limits: aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            async with self._session.request(
+                method, self._server.url + path, data=data, headers=self._headers(content_type), timeout=limits
+            ) as response:
+                if response.status >= 300:
+                    raise _error(f"{method} {path}", response.status, await response.read())
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            raise KubeApiError(f"{method} {path}: {exc or type(exc).__name__}") from exc
+
+    def _headers(self, content_type: str) -> dict[str, str]:
+        headers = {"Content-Type": content_type}
+        if self._server.token_file is not None:
+            try:  # read every time: the kubelet rotates it
+                headers["Authorization"] = f"Bearer {self._server.token_file.read_text().strip()}"
+            except OSError as exc:
+                raise KubeApiError(f"the API token {self._server.token_file}: {exc.strerror}") from exc
+        return headers
+
+
+class _Status(msgspec.Struct):
+    message: str = ""
+
+
+def _error(what: str, status: int, body: bytes) -> KubeApiError:
+    try:
+        message = msgspec.json.decode(body, type=_Status).message
+    except msgspec.DecodeError:
+        message = body[:200].decode(errors="replace")
+    text = f"{what}: HTTP {status}: {message}"
+    named = {404: KubeNotFoundError, 409: KubeConflictError, 410: KubeExpiredError}
+    if status in named:
+        return named[status](text)
+    return KubeRefusedError(text) if 400 <= status < 500 and status not in _RETRIABLE_STATUS else KubeApiError(text)
+
+
+class KubePods:
+    """Implements ``ports.PodApi``."""
+
+    def __init__(self, connection: KubeConnection) -> None:
+        self._connection = connection
+
+    async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
+        """See ``ports.PodApi``."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "namespace": namespace, "uid": uid, "annotations": dict(annotations)},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        await self._connection.request("POST", f"{_pod_path(namespace, name)}/binding", body=body)
+
+    async def get_pod(self, namespace: str, name: str) -> PodFacts | None:
+        """See ``ports.PodApi``."""
+        try:
+            data = await self._connection.request("GET", _pod_path(namespace, name))
+        except KubeNotFoundError:
+            return None
+        try:
+            return pod_facts(msgspec.json.decode(data, type=PodObject))
+        except msgspec.DecodeError as exc:
+            raise KubeApiError(f"the API answered with something that is no pod: {exc}") from exc
+
+    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        """See ``ports.PodApi``."""
+        patch = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        await self._connection.request("PATCH", _pod_path(namespace, name), body=patch, content_type="application/merge-patch+json")
+
+
+class _LeaseMetadata(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _LeaseSpec(msgspec.Struct, rename="camel"):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class _Lease(msgspec.Struct):
+    metadata: _LeaseMetadata = msgspec.field(default_factory=_LeaseMetadata)
+    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
+
+
+class KubeLease:
+    """Implements ``ports.LeaseApi`` with a Lease of coordination.k8s.io."""
+
+    def __init__(self, connection: KubeConnection, namespace: str, name: str, clock: Clock) -> None:
+        self._connection = connection
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases"
+        self._name = name
+        self._clock = clock
+
+    async def read(self) -> LeaseRecord | None:
+        """See ``ports.LeaseApi``."""
+        try:
+            return _record(await self._connection.request("GET", f"{self._collection}/{quote(self._name, safe='')}"))
+        except KubeNotFoundError:
+            return None
+
+    async def write(self, holder: str, duration_seconds: float, transitions: int, version: str | None) -> LeaseRecord:
+        """See ``ports.LeaseApi``."""
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name, **({} if version is None else {"resourceVersion": version})},
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": int(duration_seconds),
+                "renewTime": datetime.fromtimestamp(self._clock.now(), UTC).strftime(_MICROTIME),
+                "leaseTransitions": transitions,
+            },
+        }
+        if version is None:
+            return _record(await self._connection.request("POST", self._collection, body=body))
+        return _record(await self._connection.request("PUT", f"{self._collection}/{quote(self._name, safe='')}", body=body))
+
+
+def _record(data: bytes) -> LeaseRecord:
+    try:
+        lease = msgspec.json.decode(data, type=_Lease)
+    except msgspec.DecodeError as exc:
+        raise KubeApiError(f"the API answered with something that is no lease: {exc}") from exc
+    spec = lease.spec
+    return LeaseRecord(
+        holder=spec.holder_identity or "",
+        duration_seconds=float(spec.lease_duration_seconds or 0),
+        renewals=spec.renew_time or "",
+        transitions=spec.lease_transitions or 0,
+        version=lease.metadata.resource_version,
+    )
+
+
+def _pod_path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"

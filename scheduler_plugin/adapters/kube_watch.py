@@ -1,0 +1,180 @@
+"""List-watch of one collection, decoded into our own types.
+
+Survives what API servers do: outages (backoff with jitter; what is known stays known), ended watches (continued from the last version),
+forgotten history (410: list again) and long lists (read in pages, so that 50,000 pods never lie in memory as text).
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from proto.errors import AliquotError
+from scheduler_plugin.adapters.kube import LIST_SECONDS, KubeConnection
+from scheduler_plugin.errors import KubeApiError, KubeExpiredError
+
+logger = logging.getLogger(__name__)
+
+PAGE_SIZE: Final = 500
+WATCH_SECONDS: Final = 300
+"""How long the server keeps one watch; a little more is drawn by chance."""
+IDLE_SECONDS: Final = 90.0
+"""API servers send a bookmark every minute; a stream that is silent for longer is dead, whatever TCP says."""
+FIRST_BACKOFF_SECONDS: Final = 0.1
+LAST_BACKOFF_SECONDS: Final = 10.0
+HEALTHY_SECONDS: Final = 1.0
+"""A watch that lasted this long was no failure: the wait before the next one starts from the shortest again."""
+
+_T = TypeVar("_T")
+
+
+class Listener(Protocol[_T]):
+    """Who is told what the stream says."""
+
+    def listed(self, items: list[_T]) -> None:
+        """Take all objects there are."""
+        ...
+
+    def changed(self, item: _T) -> None:
+        """Take a new or changed object."""
+        ...
+
+    def deleted(self, item: _T) -> None:
+        """Forget an object; this is how it last was."""
+        ...
+
+    def current(self) -> None:
+        """Note that everything up to this moment has been told."""
+        ...
+
+    def trouble(self, sentence: str) -> None:
+        """Note why the stream is not current."""
+        ...
+
+
+class _ListMetadata(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str | None = msgspec.field(default=None, name="continue")
+
+
+class _Page(msgspec.Struct):
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _OnlyVersion(msgspec.Struct):
+    metadata: _ListMetadata
+
+
+class _Failure(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+class Stream(Generic[_T]):
+    """One list-watch."""
+
+    def __init__(
+        self, what: str, path: str, decode: Callable[[msgspec.Raw], _T | None], connection: KubeConnection, listener: Listener[_T]
+    ) -> None:
+        """Make it; ``run`` begins.
+
+        Args: what: for messages. path: of the collection. decode: reads one object; None skips one that nobody wants; an
+              AliquotError or DecodeError skips one that cannot be read, with a line in the log.
+        """
+        self._what = what
+        self._path = path
+        self._decode = decode
+        self._connection = connection
+        self._listener = listener
+        self._version = ""
+        self._attempt: asyncio.Task[None] | None = None
+        self._relist_wanted = False
+
+    def relist(self) -> None:
+        """List everything again, now: what is watched may be older than what must be known."""
+        self._version, self._relist_wanted = "", True
+        if self._attempt is not None:
+            self._attempt.cancel()
+
+    async def run(self) -> None:
+        """List and watch until cancelled."""
+        loop, backoff = asyncio.get_running_loop(), FIRST_BACKOFF_SECONDS
+        while True:
+            begun, self._relist_wanted = loop.time(), False
+            self._attempt = asyncio.create_task(self._list_and_watch(), name=f"watch {self._what}")
+            try:
+                await self._attempt
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not self._relist_wanted or (task is not None and task.cancelling()):
+                    raise
+                continue
+            except KubeExpiredError:
+                self._version = ""
+            except (KubeApiError, msgspec.DecodeError) as exc:
+                self._listener.trouble(f"{self._what}: {exc}")
+            if loop.time() - begun >= HEALTHY_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            await asyncio.sleep(random.uniform(backoff / 2, backoff))  # noqa: S311 - spreads load
+            backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+
+    async def _list_and_watch(self) -> None:
+        if not self._version:
+            self._version = await self._list()
+        await self._watch()
+
+    async def _list(self) -> str:
+        """Read all pages and return the version of the whole; the event loop runs on between pages."""
+        items: list[_T] = []
+        token = ""
+        while True:
+            path = f"{self._with('limit')}={PAGE_SIZE}" + (f"&continue={token}" if token else "")
+            page = msgspec.json.decode(await self._connection.request("GET", path, seconds=LIST_SECONDS), type=_Page)
+            items += [item for raw in page.items or () if (item := self._decoded(raw)) is not None]
+            token = page.metadata.continue_ or ""
+            if not token:
+                break
+        self._listener.listed(items)
+        self._listener.current()
+        return page.metadata.resource_version
+
+    async def _watch(self) -> None:
+        seconds = int(WATCH_SECONDS * random.uniform(1.0, 1.25))  # noqa: S311 - spreads load
+        options = f"watch=1&allowWatchBookmarks=true&resourceVersion={self._version}&timeoutSeconds={seconds}"
+        async with self._connection.stream(f"{self._with(options)}", IDLE_SECONDS) as content:
+            self._listener.current()
+            pending = b""
+            async for chunk in content.iter_any():
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    if line:
+                        self._take(msgspec.json.decode(line, type=_Event))
+                self._listener.current()
+
+    def _take(self, event: _Event) -> None:
+        if event.type == "ERROR":
+            failure = msgspec.json.decode(event.object, type=_Failure)
+            message = f"{failure.message} ({failure.code})"
+            raise KubeExpiredError(message) if failure.code == 410 else KubeApiError(message)
+        if event.type != "BOOKMARK" and (item := self._decoded(event.object)) is not None:
+            (self._listener.deleted if event.type == "DELETED" else self._listener.changed)(item)
+        self._version = msgspec.json.decode(event.object, type=_OnlyVersion).metadata.resource_version
+
+    def _decoded(self, raw: msgspec.Raw) -> _T | None:
+        try:
+            return self._decode(raw)
+        except (AliquotError, msgspec.DecodeError) as exc:
+            logger.warning("%s: an object cannot be read and is left out: %s", self._what, exc)
+            return None
+
+    def _with(self, options: str) -> str:
+        return f"{self._path}{'&' if '?' in self._path else '?'}{options}"

@@ -1,0 +1,101 @@
+"""What the scheduler keeps of a pod, and what a pod takes of its devices.
+
+An ordinary init container ends before the app containers start and the kubelet hands its devices on, so a pod takes of a device the
+most that any of its phases takes, not the sum of all its containers.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from proto import contract, units
+from proto.model import ContainerSpec, DeviceShare, Pod, PodAssignment
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """One pod. ``gpu`` is there only when a container asks for a GPU: most pods of a cluster do not, and 50,000 are kept."""
+
+    uid: str
+    namespace: str
+    name: str
+    node_name: str
+    active: bool
+    """False once every container has ended for good."""
+    deletion_requested: bool
+    priority: int
+    cpu_milli: int
+    memory_mib: int
+    gpu: Pod | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the pod takes something of a node."""
+        return self.active and bool(self.node_name)
+
+
+class Use(NamedTuple):
+    """What a pod takes of one device. For a MIG instance only its presence counts."""
+
+    memory_mib: int = 0
+    cores_percent: int = 0
+    shares: int = 0
+    unreserved: int = 0
+
+    def plus(self, share: DeviceShare) -> "Use":
+        """Add one share."""
+        return Use(
+            self.memory_mib + share.memory_bytes // units.MIB,
+            self.cores_percent + (share.cores_percent or 0),
+            self.shares + 1,
+            self.unreserved + (share.cores_percent is None),
+        )
+
+    def at_least(self, other: "Use") -> "Use":
+        """Return the larger of both in every dimension."""
+        return Use(*map(max, self, other))
+
+
+Footprint: TypeAlias = Mapping[str, Use]
+"""By the UUID of a device or MIG instance."""
+
+
+def asks_gpu(limits: Iterable[str]) -> bool:
+    """Whether limits with these names concern us."""
+    return any(
+        name in (contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES)
+        or name.startswith(contract.RESOURCE_MIG_PREFIX)
+        for name in limits
+    )
+
+
+def footprint(containers: Iterable[ContainerSpec], assignment: PodAssignment) -> Footprint:
+    """Say what an assignment takes of each device over the life of a pod with these containers.
+
+    Args: containers: in the kubelet's order, init containers first. One that the assignment names and the pod lacks counts as an app's.
+    """
+    shares_of = {assigned.container: assigned.shares for assigned in assignment.containers}
+    most: dict[str, Use] = {}
+    lasting: dict[str, Use] = {}
+    for spec in containers:
+        shares = shares_of.pop(spec.name, ())
+        if spec.init and not spec.restartable:
+            _raise_to(most, _with(lasting, shares))
+        else:
+            lasting = _with(lasting, shares)
+    for shares in shares_of.values():
+        lasting = _with(lasting, shares)
+    _raise_to(most, lasting)
+    return most
+
+
+def _with(uses: Mapping[str, Use], shares: Iterable[DeviceShare]) -> dict[str, Use]:
+    after = dict(uses)
+    for share in shares:
+        after[share.device_uuid] = after.get(share.device_uuid, Use()).plus(share)
+    return after
+
+
+def _raise_to(most: dict[str, Use], uses: Mapping[str, Use]) -> None:
+    for uuid, use in uses.items():
+        most[uuid] = most.get(uuid, Use()).at_least(use)

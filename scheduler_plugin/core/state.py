@@ -1,0 +1,394 @@
+"""The cluster as the scheduler sees it: inventories, hosts, pods and reservations, and what they add up to in the columns.
+
+Kept true: what a pod takes is counted once, from its assignment when it is bound and from its reservation before; what was counted is
+remembered and taken back exactly, whatever happened to the inventory in between. Events may come in any order: a pod before its node, a
+node before its inventory, a deletion twice. Not thread-safe; one owner, and every call leaves a consistent state.
+
+A reservation says where a pod is expected, and its stage how surely. It ends when the watch shows the pod bound or gone, or as the stage
+says.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from math import inf
+from typing import Final
+
+from placement.device import DeviceState
+from placement.refusal import Refusal
+from proto import codec, contract, units
+from proto.errors import ContractError
+from proto.gpunode import GpuNode
+from proto.model import MigInstance, PodAssignment, PodRequest, Policy
+from scheduler_plugin.core.columns import Columns
+from scheduler_plugin.core.links import matrix_of
+from scheduler_plugin.core.plan import plan_on_node
+from scheduler_plugin.core.pods import Footprint, PodFacts, footprint
+from scheduler_plugin.core.score import Host, HostDemand, NodeView
+
+UNKNOWN_ROW: Final = -1
+_NO_FOOTPRINT: Final[Footprint] = {}
+
+
+class _RowsByName(dict[str, int]):
+    """Answers for every name, so that thousands can be looked up without a branch for each."""
+
+    def __missing__(self, name: str) -> int:
+        return UNKNOWN_ROW
+
+
+class Stage(Enum):
+    """How sure a reservation is."""
+
+    SOFT = auto()
+    """A guess made while the pod is being scheduled: the last one counts, and its time runs out."""
+    BINDING = auto()
+    """The binding was sent and its outcome is open: ends by ``confirm`` or ``release`` only."""
+    BOUND = auto()
+    """The API took the binding. Ends when the pods have been seen as they were after that moment and the pod was not among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Where a pod that has not been seen bound is expected."""
+
+    pod_uid: str
+    node: str
+    footprint: Footprint
+    demand: HostDemand
+    stage: Stage = Stage.SOFT
+    expires_at: float = inf
+    """In seconds, on the caller's clock for a soft one, on that of the pods' stream for a bound one."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node with an inventory."""
+
+    row: int
+    gpu: GpuNode
+    column_of: dict[str, int] = field(default_factory=dict)
+    instance_of: dict[str, tuple[int, MigInstance]] = field(default_factory=dict)
+    instance_uses: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A pod or reservation, as it counts: where, and what."""
+
+    node: str
+    footprint: Footprint
+    demand: HostDemand
+
+
+class ClusterState:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.columns = Columns()
+        self.freed_count = 0
+        """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed."""
+        self.unaccounted: dict[str, str] = {}
+        """Bound pods whose devices are not known, and why: what they use is not counted."""
+        self.names: list[str] = []
+        """Node names by row; empty for a row without node."""
+        self.rows_by_name = _RowsByName()
+        """The reverse, UNKNOWN_ROW for other names."""
+        self.naming_count = 0
+        """Goes up whenever a name gets another row."""
+        self._nodes: dict[str, _Node] = {}
+        self._hosts: dict[str, tuple[int, int]] = {}
+        self._pods: dict[str, PodFacts] = {}
+        self._holders: dict[str, _Holder] = {}
+        self._uids_on: dict[str, set[str]] = {}
+        self._reservations: dict[str, Reservation] = {}
+
+    # --- what is known ---
+
+    @property
+    def pods(self) -> Mapping[str, PodFacts]:
+        """All pods that have not ended, by UID."""
+        return self._pods
+
+    @property
+    def reservations(self) -> Mapping[str, Reservation]:
+        """All reservations, by pod UID."""
+        return self._reservations
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes have an inventory."""
+        return len(self._nodes)
+
+    def row_of(self, node: str) -> int | None:
+        """Return the row of a node with an inventory."""
+        row = self.rows_by_name[node]
+        return None if row == UNKNOWN_ROW else row
+
+    def gpu_node(self, node: str) -> GpuNode | None:
+        """Return a node's inventory."""
+        known = self._nodes.get(node)
+        return None if known is None else known.gpu
+
+    def gpu_nodes(self) -> Iterable[GpuNode]:
+        """Return all inventories."""
+        return (node.gpu for node in self._nodes.values())
+
+    def footprint_of(self, pod_uid: str) -> Footprint:
+        """Return what a pod, bound or expected, counts with."""
+        holder = self._holders.get(pod_uid)
+        return _NO_FOOTPRINT if holder is None else holder.footprint
+
+    def pods_on(self, node: str) -> Iterable[PodFacts]:
+        """Return the bound pods of a node."""
+        return (self._pods[uid] for uid in self._uids_on.get(node, ()) if uid in self._pods)
+
+    def device_states(self, node: str) -> tuple[DeviceState, ...]:
+        """Return the devices of a node in the form placement reasons about; none for a node without inventory."""
+        known = self._nodes.get(node)
+        if known is None:
+            return ()
+        columns, row = self.columns, known.row
+        return tuple(
+            DeviceState(
+                entry.device,
+                used_memory_bytes=units.mib_to_bytes(int(columns.used_mib[row, column])),
+                used_cores_percent=int(columns.used_cores[row, column]),
+                used_shares=int(columns.used_shares[row, column]),
+                unreserved_shares=int(columns.unreserved[row, column]),
+                used_instances=frozenset(i.uuid for i in entry.device.mig_instances if known.instance_uses[i.uuid]),
+                max_shares=known.gpu.shares_per_gpu,
+                healthy=entry.healthy,
+                cordoned=known.gpu.is_cordoned(entry.device.uuid),
+            )
+            for column, entry in enumerate(known.gpu.devices)
+        )
+
+    def view(self, node: str) -> NodeView:
+        """Return a node in the form the scalar score reasons about."""
+        known = self._nodes[node]
+        columns, row = self.columns, known.row
+        host = Host(
+            int(columns.cpu_milli[row]), int(columns.cpu_used_milli[row]), int(columns.ram_mib[row]), int(columns.ram_used_mib[row])
+        )
+        matrix = matrix_of([entry.device.uuid for entry in known.gpu.devices], known.gpu.links)
+        return NodeView(self.device_states(node), matrix, host)
+
+    def plan(self, node: str, request: PodRequest, policy: Policy, pod_uid: str) -> PodAssignment | Refusal:
+        """Choose devices for a pod on a node, as if the pod held nothing there yet."""
+        gpu = self.gpu_node(node)
+        with self.without(pod_uid):
+            return plan_on_node(self.device_states(node), request, policy, () if gpu is None else gpu.links, pod_uid)
+
+    @contextmanager
+    def without(self, pod_uid: str) -> Iterator[None]:
+        """Leave out what a pod holds inside the block, so that it does not compete with itself."""
+        holder = self._holders.get(pod_uid)
+        if holder is None:
+            yield
+            return
+        self._count(holder, -1)
+        try:
+            yield
+        finally:
+            self._count(holder, +1)
+
+    @contextmanager
+    def without_all(self, pod_uids: Iterable[str]) -> Iterator[None]:
+        """Leave out what several pods hold inside the block."""
+        with ExitStack() as stack:
+            for uid in set(pod_uids):
+                stack.enter_context(self.without(uid))
+            yield
+
+    # --- events ---
+
+    def set_gpu_node(self, gpu: GpuNode) -> None:
+        """Take a new or changed inventory."""
+        known = self._nodes.get(gpu.name)
+        if known is not None and known.gpu == gpu:
+            return
+        holders = [self._holders[uid] for uid in self._uids_on.get(gpu.name, ())]
+        for holder in holders:
+            self._count(holder, -1)
+        row = self.columns.add_row() if known is None else known.row
+        self._name_row(row, gpu.name)
+        node = self._nodes[gpu.name] = _Node(row, gpu)
+        for column, entry in enumerate(gpu.devices):
+            node.column_of[entry.device.uuid] = column
+            node.instance_of.update({instance.uuid: (column, instance) for instance in entry.device.mig_instances})
+        self.columns.set_inventory(row, gpu)
+        self.columns.set_host(row, *self._hosts.get(gpu.name, (0, 0)))
+        for holder in holders:
+            self._count(holder, +1)
+        self.freed_count += 1
+
+    def drop_gpu_node(self, name: str) -> None:
+        """Forget an inventory; the pods of the node stay known."""
+        known = self._nodes.get(name)
+        if known is None:
+            return
+        for uid in self._uids_on.get(name, ()):
+            self._count(self._holders[uid], -1)
+        self.columns.drop_row(known.row)
+        self._name_row(known.row, "")
+        del self._nodes[name]
+
+    def set_host(self, name: str, cpu_milli: int, ram_mib: int) -> None:
+        """Take a node's allocatable CPU and RAM."""
+        if self._hosts.get(name) == (cpu_milli, ram_mib):
+            return
+        self._hosts[name] = (cpu_milli, ram_mib)
+        if (known := self._nodes.get(name)) is not None:
+            self.columns.set_host(known.row, cpu_milli, ram_mib)
+
+    def drop_host(self, name: str) -> None:
+        """Forget a node's CPU and RAM."""
+        if self._hosts.pop(name, None) is not None and (known := self._nodes.get(name)) is not None:
+            self.columns.set_host(known.row, 0, 0)
+
+    def set_pod(self, pod: PodFacts) -> None:
+        """Take a new or changed pod."""
+        if not pod.active:
+            self.drop_pod(pod.uid)
+            return
+        before = self._pods.get(pod.uid)
+        if before is not None and before.node_name and not pod.node_name:
+            return  # an older picture of it: a bound pod never becomes unbound
+        self._pods[pod.uid] = pod
+        if pod.node_name:
+            self._reservations.pop(pod.uid, None)
+            if before is None or before.node_name != pod.node_name or before.gpu != pod.gpu or pod.uid not in self._holders:
+                self._hold(pod.uid, _Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
+
+    def drop_pod(self, uid: str) -> None:
+        """Forget a pod that ended or was deleted; what it held is free."""
+        self._pods.pop(uid, None)
+        self.unaccounted.pop(uid, None)
+        self._reservations.pop(uid, None)
+        self._let_go(uid)
+
+    def replace_gpu_nodes(self, nodes: Iterable[GpuNode]) -> None:
+        """Take a full list: what is not in it is gone."""
+        listed = {node.name: node for node in nodes}
+        for name in self._nodes.keys() - listed.keys():
+            self.drop_gpu_node(name)
+        for node in listed.values():
+            self.set_gpu_node(node)
+
+    def replace_hosts(self, hosts: Mapping[str, tuple[int, int]]) -> None:
+        """Take a full list: what is not in it is gone."""
+        for name in self._hosts.keys() - hosts.keys():
+            self.drop_host(name)
+        for name, amounts in hosts.items():
+            self.set_host(name, *amounts)
+
+    def replace_pods(self, pods: Iterable[PodFacts]) -> None:
+        """Take a full list: what is not in it is gone. Reservations stay, because the list can be older than they are."""
+        listed = {pod.uid: pod for pod in pods}
+        for uid in self._pods.keys() - listed.keys():
+            reservation = self._reservations.get(uid)
+            self.drop_pod(uid)
+            if reservation is not None:
+                self.reserve(reservation)
+        for pod in listed.values():
+            self.set_pod(pod)
+
+    # --- reservations ---
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Expect a pod on a node, in place of where it was expected before. A pod that is bound stays where it is."""
+        pod = self._pods.get(reservation.pod_uid)
+        if pod is not None and pod.node_name:
+            return
+        self._reservations[reservation.pod_uid] = reservation
+        self._hold(reservation.pod_uid, _Holder(reservation.node, reservation.footprint, reservation.demand))
+
+    def release(self, pod_uid: str) -> None:
+        """Expect a pod nowhere."""
+        if self._reservations.pop(pod_uid, None) is not None:
+            self._let_go(pod_uid)
+
+    def confirm(self, pod_uid: str, expires_at: float) -> None:
+        """Note that the API took a binding. Nothing happens when the pod has been seen bound or gone in the meantime."""
+        reservation = self._reservations.get(pod_uid)
+        if reservation is not None:
+            self._reservations[pod_uid] = replace(reservation, stage=Stage.BOUND, expires_at=expires_at)
+
+    def expire(self, now: float, pods_current_at: float) -> int:
+        """Drop the reservations whose time is up; return how many.
+
+        Args: pods_current_at: the moment up to which the pods' stream has told everything.
+        """
+        clock = {Stage.SOFT: now, Stage.BOUND: pods_current_at, Stage.BINDING: -inf}
+        due = [uid for uid, reservation in self._reservations.items() if reservation.expires_at <= clock[reservation.stage]]
+        for uid in due:
+            self.release(uid)
+        return len(due)
+
+    # --- counting ---
+
+    def _footprint(self, pod: PodFacts) -> Footprint:
+        self.unaccounted.pop(pod.uid, None)
+        if pod.gpu is None:
+            return _NO_FOOTPRINT
+        text = pod.gpu.annotations.get(contract.ANNOTATION_ASSIGNMENT)
+        if text is None:
+            self.unaccounted[pod.uid] = "it has no assignment: another scheduler bound it"
+            return _NO_FOOTPRINT
+        try:
+            return footprint(pod.gpu.containers, codec.decode_assignment(text, pod_uid=pod.uid))
+        except ContractError as exc:
+            self.unaccounted[pod.uid] = str(exc)
+            return _NO_FOOTPRINT
+
+    def _hold(self, uid: str, holder: _Holder) -> None:
+        if self._holders.get(uid) == holder:
+            return
+        self._let_go(uid)
+        self._holders[uid] = holder
+        self._uids_on.setdefault(holder.node, set()).add(uid)
+        self._count(holder, +1)
+
+    def _let_go(self, uid: str) -> None:
+        holder = self._holders.pop(uid, None)
+        if holder is None:
+            return
+        self._count(holder, -1)
+        self._uids_on[holder.node].discard(uid)
+        if not self._uids_on[holder.node]:
+            del self._uids_on[holder.node]
+        if holder.footprint:
+            self.freed_count += 1
+
+    def _count(self, holder: _Holder, sign: int) -> None:
+        """Add what a holder takes to its node's row, or take it back. What the inventory does not have, now, is not counted."""
+        node = self._nodes.get(holder.node)
+        if node is None:
+            return
+        self.columns.add_host_use(node.row, sign * holder.demand.cpu_milli, sign * holder.demand.ram_mib)
+        for uuid, use in holder.footprint.items():
+            if (column := node.column_of.get(uuid)) is not None:
+                self.columns.add_use(node.row, column, use, sign)
+            elif uuid in node.instance_of:
+                self._count_instance(node, uuid, sign)
+
+    def _count_instance(self, node: _Node, uuid: str, sign: int) -> None:
+        column, instance = node.instance_of[uuid]
+        before = node.instance_uses[uuid]
+        node.instance_uses[uuid] = before + sign
+        if bool(before) != bool(before + sign):
+            self.columns.set_instance_used(node.row, column, instance.profile, used=sign > 0)
+
+    def _name_row(self, row: int, name: str) -> None:
+        while len(self.names) <= row:
+            self.names.append("")
+        self.naming_count += 1
+        self.rows_by_name.pop(self.names[row], None)
+        if name:
+            self.rows_by_name[name] = row
+        self.names[row] = name
+        self.columns.tie[row] = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())

@@ -1,0 +1,45 @@
+"""A node that does not exist yet, from what its template promises: the autoscaler asks whether a new node of a group would help.
+
+Labels are those of NVIDIA's feature discovery; amounts are the resources that our agent publishes. A template has no UUIDs, so the
+devices get made-up ones, which no pod can have asked for.
+"""
+
+from placement.device import DEFAULT_MAX_SHARES
+from proto import contract, gpunode, units
+from proto.errors import QuantityError
+from proto.gpunode import GpuDevice, GpuNode
+from proto.model import Device, Isolation
+from scheduler_plugin.core.objects import NodeObject
+
+LABEL_COUNT = "nvidia.com/gpu.count"
+LABEL_PRODUCT = "nvidia.com/gpu.product"
+LABEL_MEMORY = "nvidia.com/gpu.memory"
+"""MiB of one GPU."""
+
+
+def template_node(item: NodeObject) -> GpuNode | None:
+    """Imagine the inventory of a node, or None when nothing says that it has GPUs of ours."""
+    labels, allocatable = item.metadata.labels or {}, item.status.allocatable or {}
+    shares = _amount(allocatable.get(contract.RESOURCE_VGPU))
+    count = _amount(labels.get(LABEL_COUNT)) or _amount(allocatable.get(contract.RESOURCE_VGPU_CORES)) // units.WHOLE_GPU_PERCENT
+    memory_mib = _amount(labels.get(LABEL_MEMORY)) or _amount(allocatable.get(contract.RESOURCE_VGPU_MEMORY)) // max(1, count)
+    if not 1 <= count <= gpunode.MAX_DEVICES or memory_mib < 1 or (contract.RESOURCE_VGPU in allocatable and shares < count):
+        return None
+    devices = tuple(
+        GpuDevice(
+            Device(f"GPU-template-{minor}", labels.get(LABEL_PRODUCT, "").replace("-", " "), minor, "", units.mib_to_bytes(memory_mib))
+        )
+        for minor in range(count)
+    )
+    per_gpu = min(shares // count, gpunode.MAX_SHARES_PER_GPU) if shares else DEFAULT_MAX_SHARES
+    return GpuNode(item.metadata.name, devices, shares_per_gpu=per_gpu, isolation=(Isolation.SHIM, Isolation.EXCLUSIVE))
+
+
+def _amount(text: str | int | None) -> int:
+    """Read a whole amount; 0 for what is absent or no number, as a template says nothing then."""
+    if text is None:
+        return 0
+    try:
+        return int(units.parse_quantity(str(text)))
+    except QuantityError:
+        return 0

@@ -1,0 +1,45 @@
+"""What can go wrong in the scheduler, as one small tree. Adapters translate into it; services and verbs decide what to do about it.
+
+    SchedulerError
+    ├── SettingsError             the configuration is wrong: exit 2 with the sentence
+    ├── WireError                 a request is not what its sender's protocol says: HTTP 400, nothing changed
+    └── KubeApiError              the Kubernetes API; raised itself when no answer came, so that the outcome is open
+        ├── KubeRefusedError      the API refused for good
+        │   ├── KubeNotFoundError   there is no such object
+        │   └── KubeConflictError   the object is not as the request assumes
+        └── KubeExpiredError      the version a list or watch wants to go on from is too old (410): list again
+
+That a pod fits nowhere is no error but a result: ``core.reasons.NodeReason`` or ``placement.refusal.Refusal``.
+"""
+
+
+class SchedulerError(Exception):
+    """Base of everything the scheduler raises on purpose."""
+
+
+class SettingsError(SchedulerError):
+    """A setting is unknown, malformed or out of range."""
+
+
+class WireError(SchedulerError):
+    """A request from outside cannot be read."""
+
+
+class KubeApiError(SchedulerError):
+    """The Kubernetes API did not answer, or not in a way that tells what happened."""
+
+
+class KubeRefusedError(KubeApiError):
+    """The API refused the request; nothing was changed."""
+
+
+class KubeNotFoundError(KubeRefusedError):
+    """The object does not exist."""
+
+
+class KubeConflictError(KubeRefusedError):
+    """The object exists and differs from what the request assumes."""
+
+
+class KubeExpiredError(KubeApiError):
+    """The API no longer knows the version to continue from."""

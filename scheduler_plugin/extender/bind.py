@@ -1,0 +1,173 @@
+"""bind: commits a pod to the node kube-scheduler chose, and to devices on it, in one write.
+
+The devices are planned now, on that node, against everything promised at this moment; what filter and prioritize expected binds nobody.
+From the plan until the API has answered, the pod holds its devices firmly. A refused write gives them back. When no answer comes the
+outcome is open, so the same write is repeated until there is one: it names the pod's UID, so it can succeed once only, and the devices
+stay held meanwhile. kube-scheduler is told to try again; a repeated call for the same node joins the one under way.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from placement.refusal import Refusal
+from placement.request import RequestError
+from proto import codec, contract
+from proto.model import PodAssignment
+from scheduler_plugin.core.pods import PodFacts, footprint
+from scheduler_plugin.core.score import HostDemand
+from scheduler_plugin.core.state import Reservation, Stage
+from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeRefusedError
+from scheduler_plugin.extender import wire
+from scheduler_plugin.extender.desk import Desk, request_of
+from scheduler_plugin.ports import PodApi
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 4.0
+"""kube-scheduler waits 5 s by default; the answer must be there before."""
+FIRST_RETRY_SECONDS = 0.1
+LAST_RETRY_SECONDS = 5.0
+CONFIRM_SECONDS = 30.0
+"""How far the pods' stream must have come beyond a binding before its absence there means that the pod is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    node: str
+    outcome: asyncio.Task[str]
+    """The error for kube-scheduler; empty when the pod is bound."""
+
+
+class Binder:
+    """All bindings under way, by pod UID."""
+
+    def __init__(self, desk: Desk, api: PodApi, may_bind: Callable[[], bool]) -> None:
+        """Args: may_bind: whether this replica leads, asked before every write."""
+        self._desk = desk
+        self._api = api
+        self._may_bind = may_bind
+        self._flights: dict[str, _Flight] = {}
+
+    @property
+    def open_bindings(self) -> int:
+        """How many bindings have no outcome yet."""
+        return len(self._flights)
+
+    async def bind(self, body: bytes) -> bytes:
+        """Answer one bind call. Raises WireError."""
+        args = wire.decode(body, wire.BindingArgs)
+        return wire.bind_result(await self._bound(args))
+
+    async def stop(self) -> None:
+        """Give up on open outcomes: the process ends."""
+        for flight in list(self._flights.values()):
+            flight.outcome.cancel()
+        await asyncio.gather(*(flight.outcome for flight in self._flights.values()), return_exceptions=True)
+
+    async def _bound(self, args: wire.BindingArgs) -> str:
+        flight = self._flights.get(args.pod_uid)
+        if flight is None:
+            task = asyncio.create_task(self._run(args), name=f"bind {args.pod_namespace}/{args.pod_name}")
+            flight = self._flights[args.pod_uid] = _Flight(args.node, task)
+            task.add_done_callback(lambda _: self._flights.pop(args.pod_uid, None))
+        if flight.node != args.node:
+            return f"an earlier binding of this pod to node {flight.node} has no outcome yet; it is tried again until it has one"
+        try:
+            return await asyncio.wait_for(asyncio.shield(flight.outcome), ANSWER_SECONDS)
+        except TimeoutError:
+            return "the API server has not answered yet; the binding is repeated until it does"
+
+    async def _run(self, args: wire.BindingArgs) -> str:
+        try:
+            pod = self._desk.state.pods.get(args.pod_uid) or await self._api.get_pod(args.pod_namespace, args.pod_name)
+        except KubeApiError as exc:
+            return f"the pod is not known here yet, and the API server did not answer: {exc}"
+        if pod is None or pod.uid != args.pod_uid:
+            return f"there is no pod {args.pod_namespace}/{args.pod_name} with UID {args.pod_uid}"
+        if bound_to := self._bound_to(pod):
+            return "" if bound_to == args.node else f"the pod is bound to node {bound_to} already"
+        plan = self._plan(pod, args.node)
+        if isinstance(plan, str):
+            return plan
+        self._hold(pod, args.node, plan)
+        try:
+            return await self._write(pod, args.node, plan)
+        except asyncio.CancelledError:
+            logger.warning("stopped while a binding had no outcome", extra={"pod": f"{pod.namespace}/{pod.name}", "node": args.node})
+            raise
+
+    def _bound_to(self, pod: PodFacts) -> str:
+        """Return the pod's node, also when the API took its binding and the watch has not told it yet."""
+        reservation = self._desk.state.reservations.get(pod.uid)
+        if reservation is not None and reservation.stage is Stage.BOUND:
+            return reservation.node
+        return pod.node_name
+
+    def _plan(self, pod: PodFacts, node: str) -> PodAssignment | str | None:
+        """Choose devices; None for a pod without GPUs, a sentence when there are none."""
+        request = request_of(pod)
+        if request is None:
+            return None
+        if isinstance(request, RequestError):
+            return str(request)
+        gpu, isolation = self._desk.state.gpu_node(node), request.preferences.isolation
+        if gpu is None:
+            return f"node {node} has no GPU that Aliquot manages"
+        if isolation is not None and isolation not in gpu.isolation:
+            return f"node {node} does not offer the isolation {isolation} that the pod asks for"
+        plan = self._desk.state.plan(node, request, self._desk.default_policy, pod.uid)
+        return plan.sentence if isinstance(plan, Refusal) else plan
+
+    def _hold(self, pod: PodFacts, node: str, plan: PodAssignment | None) -> None:
+        uses = {} if plan is None or pod.gpu is None else footprint(pod.gpu.containers, plan)
+        demand = HostDemand(pod.cpu_milli, pod.memory_mib)
+        self._desk.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.BINDING))
+
+    async def _write(self, pod: PodFacts, node: str, plan: PodAssignment | None) -> str:
+        annotations = {} if plan is None else {contract.ANNOTATION_ASSIGNMENT: codec.encode_assignment(plan)}
+        extra = {"pod": f"{pod.namespace}/{pod.name}", "pod_uid": pod.uid, "node": node}
+        pause = FIRST_RETRY_SECONDS
+        while True:
+            if not self._may_bind():  # also between tries: the next leader counts on our silence once the lease is lost
+                self._desk.state.release(pod.uid)
+                return "this replica does not lead; another one binds"
+            try:
+                await self._api.bind(pod.namespace, pod.name, pod.uid, node, annotations)
+            except KubeConflictError as exc:
+                return await self._after_conflict(pod, node, annotations, exc)
+            except KubeRefusedError as exc:
+                self._desk.state.release(pod.uid)
+                return f"the API server refused the binding: {exc}"
+            except KubeApiError as exc:
+                logger.warning("a binding has no outcome yet: %s", exc, extra=extra)
+            else:
+                self._confirm(pod)
+                logger.info("bound", extra=extra)
+                return ""
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_RETRY_SECONDS)
+
+    async def _after_conflict(self, pod: PodFacts, node: str, annotations: dict[str, str], conflict: KubeConflictError) -> str:
+        """Find out whether the pod is bound as we meant it: an earlier try can have succeeded without our hearing of it."""
+        pause = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                found = await self._api.get_pod(pod.namespace, pod.name)
+                break
+            except KubeApiError:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LAST_RETRY_SECONDS)
+        self._desk.state.release(pod.uid)
+        if found is None or found.uid != pod.uid:
+            return f"the pod was deleted: {conflict}"
+        self._desk.state.set_pod(found)
+        if found.node_name == node and (found.gpu is None or found.gpu.annotations.items() >= annotations.items()):
+            self._desk.decisions.forget(pod.uid)
+            return ""
+        return f"the API server refused the binding: {conflict}"
+
+    def _confirm(self, pod: PodFacts) -> None:
+        self._desk.state.confirm(pod.uid, self._desk.monotonic() + CONFIRM_SECONDS)
+        self._desk.decisions.forget(pod.uid)

@@ -1,0 +1,163 @@
+"""The extender protocol's JSON, exactly as kube-scheduler writes and reads it (k8s.io/kube-scheduler/extender/v1, no field tags).
+
+Keys are Go's field names with capitals, and absent values are ``null``; the pods and nodes inside are ordinary API objects. We write the
+exact case and read any. Bodies are hostile: whatever is wrong surfaces as a WireError before anything is changed.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from proto.errors import AliquotError, quote
+from scheduler_plugin.core.objects import NodeObject, PodObject, pod_facts
+from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.errors import WireError
+
+MAX_NODES: Final = 100_000
+_KEYS: Final = ("Pod", "Nodes", "NodeNames", "NodeNameToVictims", "NodeNameToMetaVictims", "PodName", "PodNamespace", "PodUID", "Node")
+_EXACT: Final = {key.casefold(): key for key in _KEYS}
+
+
+class NodeList(msgspec.Struct):
+    """Full nodes, sent when the scheduler does not trust us with names, and by the autoscaler's simulations."""
+
+    items: list[msgspec.Raw] | None = None
+
+
+class ExtenderArgs(msgspec.Struct, rename="pascal"):
+    """What filter and prioritize are asked."""
+
+    pod: msgspec.Raw
+    nodes: NodeList | None = None
+    node_names: msgspec.Raw = msgspec.Raw(b"null")
+    """A list of thousands of names, or null; prioritize's is usually the very text that filter answered."""
+
+
+class Victims(msgspec.Struct, rename="pascal"):
+    """Full pods that kube-scheduler would end on a node."""
+
+    pods: list[PodObject] | None = None
+    num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class MetaPod(msgspec.Struct):
+    """A pod by its UID."""
+
+    uid: str = msgspec.field(name="UID")
+
+
+class MetaVictims(msgspec.Struct, rename="pascal"):
+    """The same by UID: what is always answered."""
+
+    pods: list[MetaPod] | None = None
+    num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class PreemptionArgs(msgspec.Struct, rename="pascal"):
+    """What preempt is asked."""
+
+    pod: msgspec.Raw
+    node_name_to_victims: dict[str, Victims] | None = None
+    node_name_to_meta_victims: dict[str, MetaVictims] | None = None
+
+
+class BindingArgs(msgspec.Struct, rename="pascal"):
+    """What bind is asked."""
+
+    pod_name: str
+    pod_namespace: str
+    pod_uid: str = msgspec.field(name="PodUID")
+    node: str
+
+
+_Args = TypeVar("_Args", ExtenderArgs, PreemptionArgs, BindingArgs)
+
+
+def decode(body: bytes, form: type[_Args]) -> _Args:
+    """Read a request's body. Raises WireError."""
+    try:
+        return msgspec.json.decode(body, type=form)
+    except msgspec.ValidationError as exc:
+        try:
+            return msgspec.json.decode(_in_exact_case(body), type=form)
+        except (msgspec.MsgspecError, RecursionError):
+            raise WireError(f"expected {form.__name__} of the extender protocol: {exc}") from exc
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise WireError(f"expected {form.__name__} of the extender protocol in JSON: {exc}") from exc
+
+
+def decode_pod(raw: msgspec.Raw) -> PodFacts:
+    """Read the pod of a request. Raises WireError."""
+    try:
+        pod = pod_facts(msgspec.json.decode(raw, type=PodObject))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, AliquotError) as exc:
+        raise WireError(f"expected a pod in Pod: {exc}") from exc
+    if not pod.uid:
+        raise WireError("expected a pod with metadata.uid in Pod, found none")
+    return pod
+
+
+def decode_names(raw: msgspec.Raw) -> list[str] | None:
+    """Read the names of nodes. Raises WireError."""
+    try:
+        return msgspec.json.decode(raw, type=list[str] | None)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise WireError(f"expected a list of names in NodeNames: {exc}") from exc
+
+
+def decode_node(raw: msgspec.Raw) -> NodeObject:
+    """Read one full node. Raises WireError."""
+    try:
+        node = msgspec.json.decode(raw, type=NodeObject)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise WireError(f"expected a node in Nodes: {exc}") from exc
+    if not node.metadata.name:
+        raise WireError("expected nodes with metadata.name in Nodes")
+    return node
+
+
+def _in_exact_case(body: bytes) -> bytes:
+    """Spell the outer keys as kube-scheduler does; other clients may not."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode({_EXACT.get(key.casefold(), key): value for key, value in fields.items()})
+
+
+def filter_result(
+    *,
+    node_names: list[str] | msgspec.Raw | None = None,
+    nodes: list[msgspec.Raw] | None = None,
+    failed: Mapping[str, str] | None = None,
+    unresolvable: Mapping[str, str] | None = None,
+    error: str = "",
+) -> bytes:
+    """Write filter's answer."""
+    answer: dict[str, Any] = {
+        "Nodes": None if nodes is None else {"metadata": {}, "items": nodes},
+        "NodeNames": node_names,
+        "FailedNodes": failed or {},
+        "FailedAndUnresolvableNodes": unresolvable or {},
+        "Error": error,
+    }
+    return msgspec.json.encode(answer)
+
+
+def bind_result(error: str = "") -> bytes:
+    """Write bind's answer; an empty error is success."""
+    return msgspec.json.encode({"Error": error})
+
+
+def preempt_result(victims: Mapping[str, MetaVictims]) -> bytes:
+    """Write preempt's answer, always by UID."""
+    return msgspec.json.encode({"NodeNameToMetaVictims": victims})
+
+
+def entry(name: str, score: int) -> bytes:
+    """Write one node's entry in prioritize's answer."""
+    return b'{"Host":%s,"Score":%d}' % (msgspec.json.encode(name), score)
+
+
+def check_count(count: int) -> None:
+    """Refuse requests about more nodes than any cluster has. Raises WireError."""
+    if count > MAX_NODES:
+        raise WireError(f"expected at most {MAX_NODES} nodes, found {quote(str(count))}")

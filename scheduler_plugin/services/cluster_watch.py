@@ -1,0 +1,157 @@
+"""Keeps the state equal to what the API tells about inventories, nodes and pods, and says how old the picture is.
+
+An object that cannot be read any more keeps its last readable form; the stream logs it. During an outage the picture stays as it was.
+"""
+
+import logging
+from collections.abc import Callable
+from enum import StrEnum
+
+from proto.gpunode import GpuNode
+from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.ports import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class Source(StrEnum):
+    """One stream."""
+
+    INVENTORIES = "gpunodes"
+    NODES = "nodes"
+    PODS = "pods"
+
+
+class NamedHost:
+    """A node's name with its allocatable CPU and RAM."""
+
+    __slots__ = ("amounts", "name")
+
+    def __init__(self, name: str, amounts: tuple[int, int]) -> None:
+        self.name = name
+        self.amounts = amounts
+
+
+class ClusterWatch:
+    """Takes what all streams tell."""
+
+    def __init__(self, state: ClusterState, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+        self._current_at: dict[Source, float] = {}
+        self._trouble: dict[Source, str] = {}
+        self.listed_at: dict[Source, float] = {}
+        """Monotonic time of each stream's last full list."""
+        self.on_pod_gone: Callable[[str], None] = lambda _: None
+        """Told the UID of every pod that ended or is bound."""
+        self.on_synced: Callable[[], None] = lambda: None
+        """Told once, when everything is known for the first time."""
+
+    @property
+    def synced(self) -> bool:
+        """Whether every stream has told everything at least once."""
+        return len(self._current_at) == len(Source)
+
+    @property
+    def trouble(self) -> str:
+        """Why the picture is not current; empty while it is."""
+        missing = [str(source) for source in Source if source not in self._current_at]
+        return "; ".join([*self._trouble.values(), *([f"not listed yet: {', '.join(missing)}"] if missing else [])])
+
+    def current_at(self, source: Source) -> float:
+        """Return the monotonic time up to which a stream has told everything."""
+        return self._current_at.get(source, float("-inf"))
+
+    def age_seconds(self) -> float:
+        """Return how long ago the oldest stream was current; infinite before all were."""
+        return self._clock.monotonic() - min(map(self.current_at, Source))
+
+    @property
+    def inventories(self) -> "_Inventories":
+        """Who takes the stream of inventories."""
+        return _Inventories(self, Source.INVENTORIES, self._state)
+
+    @property
+    def hosts(self) -> "_Hosts":
+        """Who takes the stream of nodes."""
+        return _Hosts(self, Source.NODES, self._state)
+
+    @property
+    def pods(self) -> "_Pods":
+        """Who takes the stream of pods."""
+        return _Pods(self, Source.PODS, self._state)
+
+    def note_listed(self, source: Source) -> None:
+        """Note that a stream told everything at once."""
+        self.listed_at[source] = self._clock.monotonic()
+
+    def note_current(self, source: Source) -> None:
+        """Note that a stream is current."""
+        before = self.synced
+        self._current_at[source] = self._clock.monotonic()
+        if self.synced and not before:
+            self.on_synced()
+        if self._trouble.pop(source, ""):
+            logger.info("watching %s: the API answers", source)
+
+    def note_trouble(self, source: Source, sentence: str) -> None:
+        """Note why a stream is not."""
+        if source not in self._trouble:
+            logger.warning("watching %s", sentence)
+        self._trouble[source] = sentence
+
+
+class _Base:
+    def __init__(self, watch: ClusterWatch, source: Source, state: ClusterState) -> None:
+        self._watch = watch
+        self._source = source
+        self._state = state
+
+    def current(self) -> None:
+        self._watch.note_current(self._source)
+
+    def trouble(self, sentence: str) -> None:
+        self._watch.note_trouble(self._source, sentence)
+
+
+class _Inventories(_Base):
+    def listed(self, items: list[GpuNode]) -> None:
+        self._state.replace_gpu_nodes(items)
+        self._watch.note_listed(self._source)
+
+    def changed(self, item: GpuNode) -> None:
+        self._state.set_gpu_node(item)
+
+    def deleted(self, item: GpuNode) -> None:
+        self._state.drop_gpu_node(item.name)
+
+
+class _Hosts(_Base):
+    def listed(self, items: list[NamedHost]) -> None:
+        self._state.replace_hosts({item.name: item.amounts for item in items})
+        self._watch.note_listed(self._source)
+
+    def changed(self, item: NamedHost) -> None:
+        self._state.set_host(item.name, *item.amounts)
+
+    def deleted(self, item: NamedHost) -> None:
+        self._state.drop_host(item.name)
+
+
+class _Pods(_Base):
+    def listed(self, items: list[PodFacts]) -> None:
+        before = set(self._state.pods)
+        self._state.replace_pods(items)
+        for uid in before - set(self._state.pods):
+            self._watch.on_pod_gone(uid)
+        self._watch.note_listed(self._source)
+
+    def changed(self, item: PodFacts) -> None:
+        self._state.set_pod(item)
+        if item.holds or not item.active:
+            self._watch.on_pod_gone(item.uid)
+
+    def deleted(self, item: PodFacts) -> None:
+        self._state.drop_pod(item.uid)
+        self._watch.on_pod_gone(item.uid)

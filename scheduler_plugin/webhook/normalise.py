@@ -1,0 +1,100 @@
+"""Makes a GPU pod ready for scheduling: amounts in one vocabulary, the right scheduler, and no way around the limits; or refuses it.
+
+Every amount ends up as a resource in whole MiB and percent, however it was asked for, so that ResourceQuota and the scheduler count it. A
+pod that asks for no GPU is none of our business and is not touched.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from placement.request import RequestError, pod_request
+from proto import contract, units
+from proto.errors import ContractError
+from scheduler_plugin.core.pods import asks_gpu
+from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
+from scheduler_plugin.webhook.vocabularies import Options, is_foreign, translate
+
+REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
+NO_DEVICES: Final = "void"
+"""What tells NVIDIA's container runtime to inject nothing; without it an image's own setting counts, and many say ``all``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of a pod: a refusal when there is a sentence, else the patch."""
+
+    refusal: str = ""
+    patch: tuple[Json, ...] = ()
+    warnings: tuple[str, ...] = ()
+    concerns_us: bool = True
+
+
+UNTOUCHED: Final = Outcome(concerns_us=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Normaliser:
+    """The rules, with what they depend on."""
+
+    options: Options
+    scheduler_name: str = contract.SCHEDULER_NAME
+    replaced_schedulers: tuple[str, ...] = field(default=REPLACED_SCHEDULERS)
+
+    def admit(self, pod: Mapping[str, Any]) -> Outcome:
+        """Decide on a pod that is being created."""
+        try:
+            draft = Draft(pod)
+            foreign = is_foreign(draft, self.options)
+            if not foreign and not any(asks_gpu({**c.limits, **c.requests}) for c in draft.containers):
+                return UNTOUCHED
+            if foreign:
+                translate(draft, self.options)
+            for container in draft.containers:
+                _settle_amounts(container)
+            pod_request(draft.pod())
+            self._settle_scheduling(draft)
+        except (RequestError, ContractError) as exc:
+            return Outcome(refusal=str(exc))
+        _close_side_doors(draft)
+        return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
+
+    def _settle_scheduling(self, draft: Draft) -> None:
+        if draft.node_name:
+            raise RequestError(
+                f"spec.nodeName is {draft.node_name}, which passes the scheduler by, so no GPU would be assigned: "
+                "use a nodeSelector (kubernetes.io/hostname) instead"
+            )
+        if draft.scheduler_name in self.replaced_schedulers:
+            draft.scheduler_name = self.scheduler_name
+        elif draft.scheduler_name != self.scheduler_name:
+            draft.warnings.append(
+                f"schedulerName {draft.scheduler_name} is kept, but only {self.scheduler_name} assigns GPUs: unless the other does, "
+                "the containers will not start"
+            )
+
+
+def _settle_amounts(container: DraftContainer) -> None:
+    """Complete one container's amounts and spell them as the scheduler counts them: ``4Gi`` of an extended resource is 4294967296."""
+    for resource in (contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES):
+        if resource not in container.limits and resource in container.requests:
+            container.limits[resource] = container.requests[resource]
+    memory = container.limits.get(contract.RESOURCE_VGPU_MEMORY)
+    if memory is not None:
+        try:
+            container.ask(contract.RESOURCE_VGPU_MEMORY, units.bytes_to_mib(units.parse_memory_bytes(memory)))
+        except ContractError as exc:
+            raise RequestError(f"container {container.name}, {contract.RESOURCE_VGPU_MEMORY}: {exc}") from exc
+    if memory is not None or contract.RESOURCE_VGPU_CORES in container.limits:
+        container.limits.setdefault(contract.RESOURCE_VGPU, "1")
+
+
+def _close_side_doors(draft: Draft) -> None:
+    """Keep NVIDIA's runtime from handing GPUs to containers by their environment, beside what we grant."""
+    for container in draft.containers:
+        named = any(entry.get("name") == contract.ENV_NVIDIA_VISIBLE_DEVICES for entry in container.env)
+        if (named or not asks_gpu(container.limits)) and container.set_env(contract.ENV_NVIDIA_VISIBLE_DEVICES, NO_DEVICES):
+            draft.warnings.append(
+                f"container {container.name}: {contract.ENV_NVIDIA_VISIBLE_DEVICES} is set to {NO_DEVICES}: a container gets "
+                "the GPUs that it asks for as resources"
+            )

@@ -1,0 +1,305 @@
+"""What users of HAMi, KAI and NVIDIA's own sharing write, in our words. The forms are.
+
+HAMi       resources nvidia.com/gpu with gpumem, gpumem-percentage, gpucores (per GPU; ours are totals), priority; nvidia.com/ and hami.io/
+           annotations
+KAI        annotations gpu-fraction, gpu-memory, gpu-fraction-num-devices, gpu-fraction-container-name
+NVIDIA     annotations nvidia.com/container.<name>.gpu-memory.request and .limit, .gpu-compute.mode
+
+A part of a GPU's memory (percentages, fractions) becomes MiB here, from the inventory: all GPUs that the pod can land on must then be of
+one size. What has no equal is refused with what to write instead; what has no effect is warned about.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from placement.request import RequestError, pod_preferences
+from proto import contract, units
+from proto.errors import ContractError, QuantityError, quote
+from proto.model import NumaMode, Policy, Preferences, Priority
+from scheduler_plugin.webhook.draft import Draft, DraftContainer
+
+NVIDIA_GPU: Final = "nvidia.com/gpu"
+HAMI_MEMORY: Final = "nvidia.com/gpumem"
+HAMI_MEMORY_PERCENT: Final = "nvidia.com/gpumem-percentage"
+HAMI_CORES: Final = "nvidia.com/gpucores"
+HAMI_PRIORITY: Final = "nvidia.com/priority"
+HAMI_RESOURCES: Final = (HAMI_MEMORY, HAMI_MEMORY_PERCENT, HAMI_CORES, HAMI_PRIORITY)
+HAMI_OPT_OUT: Final = ("hami.io/webhook", "ignore")
+NATIVE: Final = (contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES)
+
+_HAMI_LISTS: Final = {
+    "nvidia.com/use-gputype": contract.ANNOTATION_GPU_TYPE,
+    "nvidia.com/nouse-gputype": contract.ANNOTATION_GPU_TYPE_NOT,
+    "nvidia.com/use-gpuuuid": contract.ANNOTATION_GPU_UUID,
+    "nvidia.com/nouse-gpuuuid": contract.ANNOTATION_GPU_UUID_NOT,
+}
+_HAMI_NUMA: Final = "nvidia.com/numa-bind"
+_HAMI_MODE: Final = "nvidia.com/vgpu-mode"
+_HAMI_GPU_POLICY: Final = "hami.io/gpu-scheduler-policy"
+_HAMI_NODE_POLICY: Final = "hami.io/node-scheduler-policy"
+_HAMI_WEIGHTS: Final = "hami.io/device-scoring-weights"
+_HAMI_POLICIES: Final = {"binpack": Policy.BINPACK, "spread": Policy.SPREAD, "topology-aware": Policy.TOPOLOGY}
+_HAMI_MODES: Final = {"hami-core": "shim", "mps": "mps"}
+_HAMI_IDLE_ENV: Final = ("CUDA_DISABLE_CONTROL", "GPU_CORE_UTILIZATION_POLICY", "CUDA_OVERSUBSCRIBE")
+
+KAI_FRACTION: Final = "gpu-fraction"
+KAI_MEMORY: Final = "gpu-memory"
+_KAI_DEVICES: Final = "gpu-fraction-num-devices"
+_KAI_CONTAINER: Final = "gpu-fraction-container-name"
+
+_NVIDIA_KEY: Final = re.compile(r"nvidia\.com/container\.([a-z0-9-]{1,63})\.(gpu-memory\.request|gpu-memory\.limit|gpu-compute\.mode)")
+_NVIDIA_MODES: Final = {"time-slicing": None, "sm-sharing": "mps"}
+
+DeviceSizes = Callable[[Preferences], Collection[int]]
+"""The memory sizes, in MiB, of the GPUs that a pod with these preferences can land on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What translation depends on besides the pod."""
+
+    device_sizes: DeviceSizes
+    adopt_nvidia_gpu: bool = False
+    """Whether plain nvidia.com/gpu is ours too: only where no other device plugin serves it."""
+
+
+def is_foreign(draft: Draft, options: Options) -> bool:
+    """Whether the pod asks for a GPU in words that are not ours."""
+    if draft.labels.get(HAMI_OPT_OUT[0]) == HAMI_OPT_OUT[1]:
+        return False
+    annotated = any(name in (KAI_FRACTION, KAI_MEMORY) or _NVIDIA_KEY.fullmatch(name) for name in draft.annotations)
+    return annotated or any(_asks_hami(container, options) for container in draft.containers)
+
+
+def translate(draft: Draft, options: Options) -> None:
+    """Rewrite what other vocabularies ask for. Raises RequestError, ContractError."""
+    _translate_hami_annotations(draft)
+    for container in draft.containers:
+        if _asks_hami(container, options):
+            _translate_hami(draft, container, options)
+    _translate_kai(draft, options)
+    _translate_nvidia(draft)
+
+
+# --- HAMi -----------------------------------------------------------------------------------------------------------
+
+
+def _asks_hami(container: DraftContainer, options: Options) -> bool:
+    return any(map(container.has, HAMI_RESOURCES)) or (options.adopt_nvidia_gpu and container.has(NVIDIA_GPU))
+
+
+def _translate_hami_annotations(draft: Draft) -> None:
+    for theirs, ours in _HAMI_LISTS.items():
+        if (text := draft.annotations.get(theirs)) is not None:
+            draft.set_annotation(ours, text, theirs)
+    if (text := draft.annotations.get(_HAMI_NUMA)) is not None and text.lower() == "true":
+        draft.set_annotation(contract.ANNOTATION_NUMA, NumaMode.STRICT, _HAMI_NUMA)
+    if (text := draft.annotations.get(_HAMI_MODE)) is not None:
+        if text not in _HAMI_MODES:
+            raise RequestError(
+                f"annotation {_HAMI_MODE}: {quote(text)} has no equal here: ask for an instance by its resource, such as "
+                f"{contract.RESOURCE_MIG_PREFIX}1g.10gb: 1, or write hami-core"
+            )
+        draft.set_annotation(contract.ANNOTATION_ISOLATION, _HAMI_MODES[text], _HAMI_MODE)
+    _translate_hami_policy(draft)
+    if _HAMI_WEIGHTS in draft.annotations:
+        draft.warnings.append(f"annotation {_HAMI_WEIGHTS} has no effect: weights are set for the whole cluster")
+    for container in draft.containers:
+        idle = sorted(str(entry["name"]) for entry in container.env if entry.get("name") in _HAMI_IDLE_ENV)
+        if idle:
+            draft.warnings.append(f"container {container.name}: {', '.join(idle)} has no effect: limits do not come from the environment")
+
+
+def _translate_hami_policy(draft: Draft) -> None:
+    source = _HAMI_GPU_POLICY if _HAMI_GPU_POLICY in draft.annotations else _HAMI_NODE_POLICY
+    for word in filter(None, (part.strip() for part in draft.annotations.get(source, "").split(","))):
+        if word in _HAMI_POLICIES:
+            draft.set_annotation(contract.ANNOTATION_PLACEMENT, _HAMI_POLICIES[word], source)
+        elif word == "numa":
+            draft.set_annotation(contract.ANNOTATION_NUMA, NumaMode.PREFER, source)
+        else:
+            raise RequestError(
+                f"annotation {source}: {quote(word)} has no equal here: write {', '.join(_HAMI_POLICIES)} or numa, "
+                f"or {contract.ANNOTATION_ISOLATION}: exclusive for a GPU alone"
+            )
+
+
+def _translate_hami(draft: Draft, container: DraftContainer, options: Options) -> None:
+    if any(map(container.has, NATIVE)):
+        raise RequestError(
+            f"container {container.name} asks in two vocabularies at once: keep {contract.RESOURCE_VGPU} and its kin (totals), or "
+            f"{NVIDIA_GPU} and its kin (per GPU)"
+        )
+    count = _amount(container, NVIDIA_GPU, _whole)
+    memory_bytes = _amount(container, HAMI_MEMORY, _memory_or_zero)
+    percent = _amount(container, HAMI_MEMORY_PERCENT, _whole)
+    cores = _amount(container, HAMI_CORES, _whole)
+    priority = _amount(container, HAMI_PRIORITY, _whole)
+    if count == 0:
+        return
+    vgpus = count or 1
+    if memory_bytes and percent:
+        raise RequestError(f"container {container.name} sets both {HAMI_MEMORY} and {HAMI_MEMORY_PERCENT}: keep one")
+    if percent and not 1 <= percent <= units.WHOLE_GPU_PERCENT:
+        raise RequestError(f"container {container.name}, {HAMI_MEMORY_PERCENT}: expected 1 to 100, found {percent}")
+    if percent and percent < units.WHOLE_GPU_PERCENT:
+        memory_bytes = units.mib_to_bytes(_part_mib(draft, Fraction(percent, 100), f"{HAMI_MEMORY_PERCENT}: {percent}", options))
+    container.ask(contract.RESOURCE_VGPU, vgpus)
+    if memory_bytes:
+        container.ask(contract.RESOURCE_VGPU_MEMORY, vgpus * units.bytes_to_mib(memory_bytes))
+    if cores:
+        container.ask(contract.RESOURCE_VGPU_CORES, vgpus * cores)
+    if priority is not None:
+        draft.set_annotation(contract.ANNOTATION_PRIORITY, Priority.LOW if priority else Priority.HIGH, HAMI_PRIORITY)
+
+
+# --- KAI ------------------------------------------------------------------------------------------------------------
+
+
+def _translate_kai(draft: Draft, options: Options) -> None:
+    fraction, memory = draft.annotations.get(KAI_FRACTION), draft.annotations.get(KAI_MEMORY)
+    if fraction is None and memory is None:
+        return
+    if fraction is not None and memory is not None:
+        raise RequestError(f"the pod has both annotations {KAI_FRACTION} and {KAI_MEMORY}: keep one")
+    container = _kai_container(draft)
+    vgpus = _count(draft.annotations.get(_KAI_DEVICES, "1"), _KAI_DEVICES)
+    if fraction is not None:
+        mib = _part_mib(draft, _fraction(fraction), f"{KAI_FRACTION}: {fraction}", options)
+    else:
+        mib = _count(memory or "", KAI_MEMORY)
+    _check_free_of_native(container, KAI_FRACTION if fraction is not None else KAI_MEMORY)
+    container.ask(contract.RESOURCE_VGPU, vgpus)
+    container.ask(contract.RESOURCE_VGPU_MEMORY, vgpus * mib)
+
+
+def _kai_container(draft: Draft) -> DraftContainer:
+    apps = draft.app_containers()
+    name = draft.annotations.get(_KAI_CONTAINER)
+    found = (
+        next((container for container in draft.containers if container.name == name), None) if name is not None else next(iter(apps), None)
+    )
+    if found is None:
+        raise RequestError(f"annotation {_KAI_CONTAINER}: there is no container {quote(name or '')} in the pod")
+    return found
+
+
+def _fraction(text: str) -> Fraction:
+    try:
+        value = units.parse_quantity(text)
+    except QuantityError:
+        value = Fraction(0)
+    if not 0 < value < 1:
+        raise RequestError(f"annotation {KAI_FRACTION}: expected a number between 0 and 1 such as 0.5, found {quote(text)}")
+    return value
+
+
+# --- NVIDIA -----------------------------------------------------------------------------------------------------------
+
+
+def _translate_nvidia(draft: Draft) -> None:
+    asked: dict[str, dict[str, str]] = {}
+    for name, text in draft.annotations.items():
+        if (match := _NVIDIA_KEY.fullmatch(name)) is not None:
+            asked.setdefault(match[1], {})[match[2]] = text
+    bursts = set()
+    for container_name, amounts in asked.items():
+        container = next((container for container in draft.containers if container.name == container_name), None)
+        if container is None:
+            raise RequestError(
+                f"annotation nvidia.com/container.{container_name}…: there is no container {quote(container_name)} in the pod"
+            )
+        bursts.add(_translate_nvidia_container(draft, container, amounts))
+    bursts.discard(None)
+    if len(bursts) > 1:
+        raise RequestError(
+            f"the containers' gpu-memory.limit are {' and '.join(sorted(map(str, bursts)))} times their requests: "
+            f"one ratio holds for a pod ({contract.ANNOTATION_MEMORY_BURST})"
+        )
+    for ratio in bursts:
+        draft.set_annotation(contract.ANNOTATION_MEMORY_BURST, str(ratio), "gpu-memory.limit")
+
+
+def _translate_nvidia_container(draft: Draft, container: DraftContainer, amounts: dict[str, str]) -> str | None:
+    """Ask for one container's memory; return how far it may burst, as text, or None."""
+    mode = amounts.get("gpu-compute.mode")
+    if mode is not None and mode not in _NVIDIA_MODES:
+        raise RequestError(f"gpu-compute.mode of container {container.name}: expected {' or '.join(_NVIDIA_MODES)}, found {quote(mode)}")
+    if mode is not None and (isolation := _NVIDIA_MODES[mode]) is not None:
+        draft.set_annotation(contract.ANNOTATION_ISOLATION, isolation, f"gpu-compute.mode: {mode}")
+    limit, request = amounts.get("gpu-memory.limit"), amounts.get("gpu-memory.request", amounts.get("gpu-memory.limit"))
+    if request is None:
+        return None
+    asked, ceiling = _mib_up(request, container), _mib_up(limit or request, container)
+    if ceiling < asked:
+        raise RequestError(
+            f"container {container.name}: gpu-memory.limit {quote(limit or '')} is below gpu-memory.request {quote(request)}"
+        )
+    _check_free_of_native(container, "gpu-memory.request")
+    container.ask(contract.RESOURCE_VGPU, 1)
+    container.ask(contract.RESOURCE_VGPU_MEMORY, asked)
+    return None if ceiling == asked else f"{ceiling / asked:.6f}".rstrip("0").rstrip(".")
+
+
+def _mib_up(text: str, container: DraftContainer) -> int:
+    """Read bytes and round up to MiB: at least what was asked."""
+    try:
+        value = units.parse_quantity(text)
+    except QuantityError as exc:
+        raise RequestError(f"gpu-memory of container {container.name}: {exc}") from exc
+    mib = -(-value // units.MIB)
+    if mib < 1 or mib * units.MIB > units.MAX_MEMORY_BYTES:
+        raise RequestError(f"gpu-memory of container {container.name}: expected bytes such as 4Gi, found {quote(text)}")
+    return int(mib)
+
+
+# --- amounts ----------------------------------------------------------------------------------------------------------
+
+
+def _amount(container: DraftContainer, resource: str, read: Callable[[str], int]) -> int | None:
+    text = container.take(resource)
+    if text is None:
+        return None
+    try:
+        return read(text)
+    except ContractError as exc:
+        raise RequestError(f"container {container.name}, {resource}: {exc}, or leave the line out") from exc
+
+
+def _whole(text: str) -> int:
+    value = units.parse_quantity(text)
+    if value.denominator != 1 or value < 0:
+        raise QuantityError(f"expected a whole number, found {quote(text)}")
+    return value.numerator
+
+
+def _memory_or_zero(text: str) -> int:
+    """Read MiB, or a binary amount; 0 asks for nothing, as in HAMi."""
+    return 0 if units.parse_quantity(text) == 0 else units.parse_memory_bytes(text)
+
+
+def _count(text: str, annotation: str) -> int:
+    try:
+        return units.parse_count(text)
+    except QuantityError as exc:
+        raise RequestError(f"annotation {annotation}: {exc}") from exc
+
+
+def _check_free_of_native(container: DraftContainer, source: str) -> None:
+    if any(map(container.has, (*NATIVE, NVIDIA_GPU))):
+        raise RequestError(f"container {container.name} asks for GPUs by annotation {source} and by a resource too: keep one")
+
+
+def _part_mib(draft: Draft, part: Fraction, source: str, options: Options) -> int:
+    """Turn a part of a GPU's memory into MiB of the GPUs that the pod can land on."""
+    sizes = sorted(set(options.device_sizes(pod_preferences(draft.pod().annotations))))
+    if len(sizes) != 1:
+        found = f"GPUs of {', '.join(f'{size} MiB' for size in sizes)}" if sizes else "no GPU"
+        raise RequestError(
+            f"{source} is a part of a GPU's memory, and {found} match the pod: ask for MiB with {contract.RESOURCE_VGPU_MEMORY}, or "
+            f"name one type with {contract.ANNOTATION_GPU_TYPE}"
+        )
+    return max(1, int(sizes[0] * part))

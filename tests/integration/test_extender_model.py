@@ -1,0 +1,239 @@
+"""Any interleaving of filter, prioritize, bind, deletion, time, lost answers, late watches and crashes keeps two promises.
+
+I1: over all pods that the API has bound, no device is promised more than it has. I3: once the API has told everything and time has passed,
+the state holds exactly what those pods hold, and nothing else. The oracle is the API's own picture of the pods, summed up by hand.
+"""
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hypothesis import event, example, given, settings
+from hypothesis import strategies as st
+
+from proto import codec, contract
+from proto.model import Policy
+from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.score import DEFAULT_WEIGHTS
+from scheduler_plugin.core.shapes import Shapes
+from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeNotFoundError
+from scheduler_plugin.extender.bind import Binder
+from scheduler_plugin.extender.desk import Desk
+from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.extender.prioritize import prioritize_nodes
+from tests.unit.scheduler_plugin.api import pod_object
+from tests.unit.scheduler_plugin.builders import make_node, make_pod
+
+NODES = ("n1", "n2")
+PODS = tuple(f"p{number}" for number in range(6))
+DEVICE_MIB, MAX_SHARES = 1000, 3
+SOFT_SECONDS, CONFIRM_SECONDS = 10.0, 30.0
+
+
+class World:
+    """The API's truth, and the scheduler that lives on it."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, PodFacts] = {}
+        self.untold: list[PodFacts | str] = []
+        """What the scheduler has not been told yet, in order: pods as they became, UIDs of pods that were deleted."""
+        self.created = 0
+        self.lose_answers = 0
+        self.now = 0.0
+        self.told_at = 0.0
+        self.nodes = [make_node(name, 2, shares_per_gpu=MAX_SHARES) for name in NODES]
+        self.start()
+
+    def start(self) -> None:
+        """Start the scheduler with nothing but what the API lists."""
+        self.state = ClusterState()
+        self.state.replace_gpu_nodes(self.nodes)
+        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, SOFT_SECONDS, monotonic=lambda: self.now)
+        self.binder = Binder(self.desk, self, lambda: True)
+        self.list_pods()
+
+    def list_pods(self) -> None:
+        self.state.replace_pods(self.pods.values())
+        self.untold.clear()
+        self.told_at = self.now
+
+    def uid_of(self, name: str) -> str:
+        """Return the UID by which kube-scheduler knows a pod; it does not know yet that one is gone."""
+        return self.pods[name].uid if name in self.pods else "uid-of-one-that-is-gone"
+
+    def tell(self, count: int) -> None:
+        """Let the watch deliver some changes."""
+        for change in self.untold[:count]:
+            if isinstance(change, str):
+                self.state.drop_pod(change)
+            else:
+                self.state.set_pod(change)
+        del self.untold[:count]
+        if not self.untold:
+            self.told_at = self.now
+
+    # --- ports.PodApi ---
+
+    async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
+        del namespace
+        await asyncio.sleep(0)
+        pod = self.pods.get(name)
+        if pod is None:
+            raise KubeNotFoundError("no such pod")
+        if pod.node_name or pod.uid != uid:
+            raise KubeConflictError("already assigned")
+        gpu = replace(pod.gpu, node_name=node, annotations={**pod.gpu.annotations, **annotations})
+        self.pods[name] = replace(pod, node_name=node, gpu=gpu)
+        self.untold.append(self.pods[name])
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise KubeApiError("no answer")
+
+    async def get_pod(self, namespace: str, name: str) -> PodFacts | None:
+        del namespace
+        await asyncio.sleep(0)
+        return self.pods.get(name)
+
+    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        raise AssertionError("nobody retries here")
+
+    # --- the oracle ---
+
+    def promised(self) -> dict[str, list[tuple[int, int | None]]]:
+        held = defaultdict(list)
+        for pod in self.pods.values():
+            if pod.node_name:
+                text = pod.gpu.annotations[contract.ANNOTATION_ASSIGNMENT]
+                for container in codec.decode_assignment(text, pod_uid=pod.uid).containers:
+                    for share in container.shares:
+                        held[share.device_uuid].append((share.memory_bytes >> 20, share.cores_percent))
+        return held
+
+    def check_promises(self) -> None:
+        for uuid, shares in self.promised().items():
+            assert sum(mib for mib, _ in shares) <= DEVICE_MIB, uuid
+            assert sum(cores or 0 for _, cores in shares) <= (100 if None not in [cores for _, cores in shares] else 99), uuid
+            assert len(shares) <= MAX_SHARES, uuid
+
+    def check_nothing_leaked(self) -> None:
+        held = self.promised()
+        for node in NODES:
+            for state in self.state.device_states(node):
+                shares = held.get(state.device.uuid, [])
+                assert state.used_memory_bytes >> 20 == sum(mib for mib, _ in shares)
+                assert state.used_shares == len(shares)
+        assert not self.state.reservations
+
+
+SHAPES = ({"vgpu": "1", "vgpu_memory": "400"}, {"vgpu": "2", "vgpu_memory": "1200", "vgpu_cores": "80"}, {"vgpu": "1"})
+
+
+class Play:
+    """One history: a method per step, which is given two numbers."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.tasks: set[asyncio.Task] = set()
+
+    async def run(self, history: list[tuple[str, int, int]]) -> None:
+        for step, number, other in history:
+            await getattr(self, step)(number, other)
+            self.world.check_promises()
+        await self.settle()
+        self.world.check_nothing_leaked()
+
+    async def create(self, number: int, _: int) -> None:
+        name, world = PODS[number], self.world
+        if name not in world.pods:
+            world.created += 1
+            pod = make_pod(f"uid-{name}-{world.created}", **SHAPES[number % len(SHAPES)])
+            world.pods[name] = replace(pod, name=name, namespace="team")
+            world.untold.append(world.pods[name])
+
+    async def delete(self, number: int, _: int) -> None:
+        pod = self.world.pods.pop(PODS[number], None)
+        if pod is not None:
+            self.world.untold.append(pod.uid)
+
+    async def filter(self, number: int, other: int) -> None:
+        filter_nodes(self.world.desk, self.call(number, NODES[: 1 + other % 2]), 0.0)
+
+    async def prioritize(self, number: int, _: int) -> None:
+        prioritize_nodes(self.world.desk, self.call(number, NODES))
+
+    def call(self, number: int, names: tuple[str, ...]) -> bytes:
+        pod = pod_object(PODS[number], uid=self.world.uid_of(PODS[number]), **SHAPES[number % len(SHAPES)])
+        return json.dumps({"Pod": pod, "NodeNames": names}).encode()
+
+    async def bind(self, number: int, other: int) -> None:
+        name = PODS[number]
+        args = {"PodName": name, "PodNamespace": "team", "PodUID": self.world.uid_of(name), "Node": NODES[other % len(NODES)]}
+        self.tasks.add(asyncio.create_task(self.world.binder.bind(json.dumps(args).encode())))
+
+    async def lose(self, *_: int) -> None:
+        self.world.lose_answers = 1
+
+    async def proceed(self, _: int, other: int) -> None:
+        for _turn in range(2 * other):
+            await asyncio.sleep(0)
+
+    async def tell(self, _: int, other: int) -> None:
+        self.world.tell(other)
+
+    async def relist(self, *_: int) -> None:
+        self.world.list_pods()
+
+    async def wait(self, *_: int) -> None:
+        world = self.world
+        world.now += 6.0
+        world.told_at = world.told_at if world.untold else world.now
+        world.state.expire(world.now, world.told_at)
+
+    async def crash(self, *_: int) -> None:
+        await self.world.binder.stop()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.tasks.clear()
+        self.world.start()
+
+    async def settle(self) -> None:
+        """Let everything under way end, tell everything, and let time pass."""
+        world = self.world
+        world.lose_answers = 0
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        event(f"{sum(bool(pod.node_name) for pod in world.pods.values())} pods bound at the end")
+        world.tell(len(world.untold))
+        world.now = world.told_at = world.now + 10 * CONFIRM_SECONDS
+        world.state.expire(world.now, world.told_at)
+
+
+STEPS = (
+    "create",
+    "delete",
+    "filter",
+    "prioritize",
+    "bind",
+    "bind",
+    "bind",
+    "bind",
+    "lose",
+    "proceed",
+    "proceed",
+    "tell",
+    "relist",
+    "wait",
+    "crash",
+)
+steps = st.tuples(st.sampled_from(STEPS), st.integers(0, len(PODS) - 1), st.integers(0, 4))
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.lists(steps, min_size=5, max_size=60))
+@example(
+    [("bind", 2, 0), ("proceed", 0, 2), ("bind", 2, 1), ("bind", 0, 0), ("proceed", 0, 2)]
+)  # bound, not yet seen bound, bound elsewhere
+def test_no_interleaving_promises_a_device_twice_or_leaks_a_share(history):
+    prelude = [("create", number, 0) for number in range(len(PODS))] + [("tell", 0, 6)]
+    asyncio.run(Play().run(prelude + history))

@@ -1,0 +1,338 @@
+"""The columnar forms agree with their scalar specification, and state kept over events equals state made from the facts.
+
+The oracles: placement's own fit, refusal and score on one node at a time, score.py's terms on the devices that score.nominal names, brute
+force over sets for links, and a fresh ClusterState filled with the end of a history.
+"""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from placement.choose import choose
+from placement.fit import reject_reason, share_on
+from placement.refusal import Refusal
+from placement.score import cost as device_cost
+from placement.topology import LinkTable
+from proto import units
+from proto.gpunode import GpuDevice, GpuNode
+from proto.model import (
+    ContainerRequest,
+    Device,
+    DeviceShare,
+    Isolation,
+    Link,
+    LinkKind,
+    MigInstance,
+    NumaMode,
+    PodRequest,
+    Policy,
+    Preferences,
+)
+from scheduler_plugin.core.columnar import Ask, evaluate
+from scheduler_plugin.core.links import LinkClass
+from scheduler_plugin.core.pods import Use
+from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
+from scheduler_plugin.core.score import DEFAULT_WEIGHTS, HostDemand, mig_terms, nominal, vgpu_terms
+from scheduler_plugin.core.shapes import PodShape, Shapes
+from scheduler_plugin.core.state import ClusterState, Reservation, Stage
+from tests.unit.scheduler_plugin.builders import OFFERED, make_pod, make_share
+
+EXAMPLES = 300
+
+
+def rarely(value, usually):
+    """Draw ``value`` once in eight times: most nodes and pods must be ordinary for anything to fit."""
+    return st.sampled_from([usually] * 7 + [value])
+
+
+@st.composite
+def gpu_nodes(draw: st.DrawFn, name: str = "n1", max_devices: int = 5) -> GpuNode:
+    devices = []
+    for minor in range(draw(st.sampled_from([0, 1, 2, 3, 4, max_devices, max_devices]))):
+        uuid = f"GPU-{name}-{minor}"
+        instances = tuple(
+            MigInstance(f"MIG-{name}-{minor}-{i}", uuid, draw(st.sampled_from(["1g.10gb", "2g.20gb"])), 8 * units.MIB, i, 0, i, 1)
+            for i in range(draw(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 3])))
+        )
+        device = Device(
+            uuid,
+            draw(st.sampled_from(["NVIDIA A100", "NVIDIA H100"])),
+            minor,
+            "",
+            draw(st.integers(16, 64)) * units.MIB,
+            draw(st.sampled_from([None, 0, 0, 1])),
+            None,
+            bool(instances),
+            instances,
+        )
+        devices.append(GpuDevice(device, draw(rarely("XID 79", ""))))
+    kinds = st.none() | st.tuples(st.sampled_from(LinkKind), st.integers(0, 18))
+    links = [
+        Link(a.device.uuid, b.device.uuid, kind[0], kind[1] if kind[0] is LinkKind.NVLINK else 0)
+        for a, b in combinations(devices, 2)
+        if (kind := draw(kinds)) is not None
+    ]
+    return GpuNode(
+        name,
+        tuple(devices),
+        tuple(links),
+        shares_per_gpu=draw(st.integers(1, 4)),
+        isolation=draw(rarely((), OFFERED)),
+        cordoned=draw(rarely(True, False)),
+        cordoned_devices=draw(rarely((f"GPU-{name}-1",), ())),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> ContainerRequest:
+    if draw(st.integers(0, 9)) == 0:
+        profiles = draw(st.lists(st.sampled_from(["1g.10gb", "2g.20gb", "7g.80gb"]), min_size=1, max_size=2, unique=True))
+        return ContainerRequest("main", mig=tuple((profile, draw(st.integers(1, 3))) for profile in sorted(profiles)))
+    vgpus = draw(st.sampled_from([1, 1, 2, 2, 3, 4]))
+    mib = draw(rarely(None, 7) | st.integers(1, 40))
+    cores = draw(st.none() | st.sampled_from([1, 30, 50, 99, 100]))
+    return ContainerRequest("main", vgpus, None if mib is None else mib * vgpus * units.MIB, None if cores is None else cores * vgpus)
+
+
+preferences = st.builds(
+    Preferences,
+    gpu_type=rarely(("a100",), ()) | rarely(("h100", "A100"), ()),
+    gpu_type_not=rarely(("H100",), ()),
+    gpu_uuid=rarely(("gpu-n1-0", "GPU-n1-2"), ()),
+    gpu_uuid_not=rarely(("GPU-n1-0",), ()),
+    numa=st.none() | st.sampled_from(NumaMode),
+    isolation=rarely(Isolation.EXCLUSIVE, None) | rarely(Isolation.SHIM, None),
+)
+policies = st.sampled_from(Policy)
+demands = st.builds(HostDemand, st.integers(0, 4000), st.integers(0, 4000))
+
+
+@st.composite
+def loaded(draw: st.DrawFn, node: GpuNode) -> ClusterState:
+    """Give a node pods, of which some do not fit: facts are not checked."""
+    state = ClusterState()
+    state.set_host(node.name, draw(st.sampled_from([0, 8000])), 8192)
+    state.set_gpu_node(node)
+    uuids = [uuid for entry in node.devices for uuid in (entry.device.uuid, *(i.uuid for i in entry.device.mig_instances))]
+    for number in range(draw(st.integers(0, 6)) if uuids else 0):
+        share = DeviceShare(
+            draw(st.sampled_from(uuids)), draw(st.integers(1, 40)) * units.MIB, draw(st.none() | st.sampled_from([1, 20, 50, 99]))
+        )
+        pod = make_pod(f"held-{number}", node=node.name, shares={"main": [share]}, vgpu="1", cpu_milli=draw(st.integers(0, 3000)))
+        state.set_pod(pod)
+    return state
+
+
+def judged(state: ClusterState, ask: Ask, node: str = "n1"):
+    state.columns.derive()
+    row = state.row_of(node)
+    result = evaluate(state.columns, np.array([row]), ask, DEFAULT_WEIGHTS[ask.policy])
+    return NodeReason(int(result.reason[0])), bool(result.curable[0]), float(result.cost[0])
+
+
+def scalar_reason(states, request, wishes, node) -> NodeReason:
+    """Ask placement, which has the last word; a node without GPUs or isolation is the node's own matter."""
+    if not states:
+        return NodeReason.NO_GPU
+    if wishes.isolation is not None and wishes.isolation not in node.isolation:
+        return NodeReason.ISOLATION
+    choice = choose(states, request, wishes, Policy.FRAG)
+    return OF_REJECT[choice.reason] if isinstance(choice, Refusal) else NodeReason.FITS
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.data())
+def test_a_row_fits_exactly_when_placement_finds_devices_and_else_gives_its_reason(data):
+    node = data.draw(gpu_nodes())
+    state, request, wishes, policy = data.draw(loaded(node)), data.draw(requests()), data.draw(preferences), data.draw(policies)
+    want = scalar_reason(state.device_states("n1"), request, wishes, node)
+    event(want.name)
+    assert judged(state, Ask(request, wishes, policy, HostDemand()))[0] is want
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.data())
+def test_a_row_is_curable_exactly_when_the_empty_node_fits(data):
+    node = data.draw(gpu_nodes())
+    state, request, wishes = data.draw(loaded(node)), data.draw(requests()), data.draw(preferences)
+    empty = ClusterState()
+    empty.set_gpu_node(node)
+    fits_empty = scalar_reason(empty.device_states("n1"), request, wishes, node) is NodeReason.FITS
+    assert judged(state, Ask(request, wishes, Policy.FRAG, HostDemand()))[1] == fits_empty
+
+
+def best_quality(view, request, wishes, links, positions) -> int:
+    """Try all sets of fitting devices; when the devices lie on one NUMA node because the pod asked for it, those of that node."""
+    fitting = [index for index, state in enumerate(view.states) if reject_reason(state, request, wishes) is None]
+    numa = {view.states[index].device.numa_node for index in positions}
+    if wishes.numa is not None and len(positions) > 1 and len(numa) == 1 and None not in numa:
+        fitting = [index for index in fitting if view.states[index].device.numa_node in numa]
+    table = LinkTable.of(links)
+    return max(table.within([view.states[index].device.uuid for index in chosen]) for chosen in combinations(fitting, request.vgpus))
+
+
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+@given(st.data())
+def test_the_cost_of_a_row_is_that_of_the_scalar_score(data):
+    node = data.draw(gpu_nodes())
+    state, request, wishes = data.draw(loaded(node)), data.draw(requests()), data.draw(preferences)
+    policy, demand = data.draw(policies), data.draw(demands)
+    reason, _, cost = judged(state, Ask(request, wishes, policy, demand))
+    event(reason.name)
+    if reason is not NodeReason.FITS:
+        return
+    view = state.view("n1")
+    if request.mig:
+        terms = mig_terms(view, sum(count for _, count in request.mig), policy)
+    else:
+        positions = nominal(view, request, wishes, policy)
+        terms = vgpu_terms(
+            view,
+            [(index, share_on(view.states[index].device, request, wishes)) for index in positions],
+            policy=policy,
+            demand=demand,
+            prefer_numa=wishes.numa is not None,
+            best_quality=best_quality(view, request, wishes, node.links, positions),
+        )
+        for value in (terms.policy, terms.host, terms.links, terms.numa, terms.open_links, terms.open_device, terms.whole_node, terms.free):
+            assert -1 <= value <= 1, terms
+    assert cost == pytest.approx(terms.cost(DEFAULT_WEIGHTS[policy]), abs=1e-12)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.data())
+def test_the_devices_rated_cost_as_much_as_those_that_placement_takes(data):
+    node = data.draw(gpu_nodes())
+    state, request, wishes, policy = data.draw(loaded(node)), data.draw(requests()), data.draw(preferences), data.draw(policies)
+    view = state.view("n1")
+    choice = choose(view.states, request, wishes, policy, links=node.links)
+    if request.mig or isinstance(choice, Refusal):
+        return
+    by_uuid = {shown.device.uuid: shown for shown in view.states}
+    taken = sum(device_cost(policy, by_uuid[share.device_uuid], share) for share in choice.shares)
+    rated = sum(
+        device_cost(policy, view.states[i], share_on(view.states[i].device, request, wishes))
+        for i in nominal(view, request, wishes, policy)
+    )
+    assert taken == rated
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 7), st.randoms(use_true_random=False))
+def test_the_link_table_holds_the_best_of_every_subset(devices, random):
+    matrix = [[0] * devices for _ in range(devices)]
+    for i, j in combinations(range(devices), 2):
+        matrix[i][j] = matrix[j][i] = random.choice([0, 10, 50, 250, 1850])
+    links = LinkClass(tuple(map(tuple, matrix)))
+    fitting = np.array([[random.random() < 0.6 for _ in range(devices)] for _ in range(8)])
+    for count in range(2, devices + 1):
+        want = [
+            max((sum(matrix[i][j] for i, j in combinations(chosen, 2)) for chosen in combinations(np.flatnonzero(row), count)), default=0)
+            for row in fitting
+        ]
+        assert links.best_quality(fitting, count).tolist() == want
+
+
+# --- state over events ----------------------------------------------------------------------------------------------
+
+NODES = ("n1", "n2")
+UIDS = tuple(f"u{number}" for number in range(5))
+
+
+@st.composite
+def pods(draw: st.DrawFn):
+    node = draw(st.sampled_from(["", *NODES]))
+    shares = [make_share(node or "n1", draw(st.integers(0, 3)), draw(st.integers(1, 30)), draw(st.none() | st.just(20)))]
+    return make_pod(
+        draw(st.sampled_from(UIDS)),
+        node=node,
+        shares={"main": shares} if node else None,
+        vgpu="1",
+        cpu_milli=draw(st.integers(0, 2000)),
+        phase=draw(st.sampled_from(["Running", "Running", "Running", "Succeeded"])),
+    )
+
+
+reservations = st.builds(
+    lambda uid, node, minor, mib, stage: Reservation(
+        uid, node, {f"GPU-{node}-{minor}": Use(mib, 0, 1, 1)}, HostDemand(100, 1), stage, 10.0 if stage is not Stage.BINDING else np.inf
+    ),
+    st.sampled_from(UIDS),
+    st.sampled_from(NODES),
+    st.integers(0, 3),
+    st.integers(1, 30),
+    st.sampled_from(Stage),
+)
+events = st.one_of(
+    st.tuples(st.just("set_pod"), pods()),
+    st.tuples(st.just("drop_pod"), st.sampled_from(UIDS)),
+    st.tuples(st.just("replace_pods"), st.lists(pods(), max_size=4)),
+    st.tuples(st.just("set_gpu_node"), st.sampled_from(NODES).flatmap(gpu_nodes)),
+    st.tuples(st.just("drop_gpu_node"), st.sampled_from(NODES)),
+    st.tuples(st.just("set_host"), st.sampled_from(NODES), st.integers(0, 8000), st.integers(0, 8000)),
+    st.tuples(st.just("drop_host"), st.sampled_from(NODES)),
+    st.tuples(st.just("reserve"), reservations),
+    st.tuples(st.just("release"), st.sampled_from(UIDS)),
+    st.tuples(st.just("confirm"), st.sampled_from(UIDS), st.just(20.0)),
+    st.tuples(st.just("expire"), st.sampled_from([5.0, 15.0]), st.sampled_from([5.0, 25.0])),
+)
+
+
+def rebuilt(state: ClusterState) -> ClusterState:
+    """Make a state from what the other knows, as a restart does, with the reservations of before."""
+    fresh = ClusterState()
+    for node in state.gpu_nodes():
+        fresh.set_gpu_node(node)
+    for name, amounts in state._hosts.items():
+        fresh.set_host(name, *amounts)
+    for pod in state.pods.values():
+        fresh.set_pod(pod)
+    for reservation in state.reservations.values():
+        fresh.reserve(reservation)
+    return fresh
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(events, max_size=25), requests(), preferences, policies)
+def test_no_history_leaks_or_loses_a_share_and_kept_verdicts_stay_true(history, request, wishes, policy):
+    state = ClusterState()
+    kept = Shapes(state, DEFAULT_WEIGHTS)
+    shape = PodShape.of(PodRequest((request,), replace(wishes, gpu_uuid=())), policy, HostDemand())
+    for name, *arguments in history:
+        getattr(state, name)(*arguments)
+        verdict = kept.verdict(shape)
+    fresh = rebuilt(state)
+    verdict, again = kept.verdict(shape), Shapes(fresh, DEFAULT_WEIGHTS).verdict(shape)
+    for node in state.gpu_nodes():
+        assert state.device_states(node.name) == fresh.device_states(node.name)
+        assert state.view(node.name) == fresh.view(node.name)
+        row, other = state.row_of(node.name), fresh.row_of(node.name)
+        assert (verdict.reason[row], verdict.score[row], verdict.curable[row]) == (
+            again.reason[other],
+            again.score[other],
+            again.curable[other],
+        )
+    live = {state.row_of(node.name) for node in state.gpu_nodes()}
+    assert not [row for row in range(state.columns.rows) if row not in live and verdict.reason[row] != NodeReason.NO_GPU.value]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_pod_of_several_containers_fits_exactly_when_placement_finds_devices_for_all(data):
+    node = data.draw(gpu_nodes())
+    state, policy, wishes = data.draw(loaded(node)), data.draw(policies), data.draw(preferences)
+    containers = tuple(
+        replace(data.draw(requests()), container=f"c{number}", init=number == 0 and data.draw(st.booleans())) for number in range(2)
+    )
+    request = PodRequest(containers, wishes)
+    verdict = Shapes(state, DEFAULT_WEIGHTS).verdict(PodShape.of(request, policy, HostDemand()))
+    fits = NodeReason(int(verdict.reason[state.row_of("n1")])) is NodeReason.FITS
+    if wishes.isolation is not None and wishes.isolation not in node.isolation:
+        assert not fits
+        return
+    planned = state.plan("n1", request, policy, "")
+    assert fits == (not isinstance(planned, Refusal))

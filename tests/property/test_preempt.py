@@ -1,0 +1,61 @@
+"""Victims are the cheapest there are: compared with all subsets of up to ten pods on small nodes."""
+
+from itertools import chain, combinations
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from placement.choose import choose_pod
+from placement.refusal import Refusal
+from proto import units
+from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Policy, Preferences
+from scheduler_plugin.core.preempt import Preemption, Victim, cheapest_victims, cost_of
+from scheduler_plugin.core.state import ClusterState
+from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[ClusterState, Preemption]:
+    count = draw(st.integers(1, 4))
+    devices = [make_device("n1", minor, mib=draw(st.sampled_from([30, 40])), numa=draw(st.integers(0, 1))) for minor in range(count)]
+    state = ClusterState()
+    node = make_node("n1", devices, shares_per_gpu=draw(st.integers(2, 4)))
+    state.set_gpu_node(node)
+    victims = []
+    for number in range(draw(st.integers(0, 9))):
+        on = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2, unique=True))
+        mib, cores = draw(st.sampled_from([5, 10, 20])), draw(st.none() | st.sampled_from([30, 60]))
+        pod = make_pod(f"v{number}", node="n1", shares={"main": [make_share("n1", minor, mib, cores) for minor in on]}, vgpu="1")
+        state.set_pod(pod)
+        victims.append(Victim(pod.uid, draw(st.sampled_from([-5, 0, 0, 10])), state.footprint_of(pod.uid)))
+    vgpus = draw(st.integers(1, min(3, count)))
+    mib = draw(st.none() | st.sampled_from([5, 15, 30, 40]))
+    cores = draw(st.none() | st.sampled_from([50, 100]))
+    main = ContainerRequest("main", vgpus, None if mib is None else mib * vgpus * units.MIB, None if cores is None else cores * vgpus)
+    other = ContainerRequest("side", 1, 5 * units.MIB)
+    preferences = Preferences(
+        numa=draw(st.sampled_from([None, None, NumaMode.STRICT])), isolation=draw(st.sampled_from([None, None, Isolation.EXCLUSIVE]))
+    )
+    request = PodRequest((main, other) if draw(st.integers(0, 5)) == 0 else (main,), preferences)
+    return state, Preemption(state.device_states("n1"), node.links, request, Policy.FRAG, tuple(victims))
+
+
+@settings(max_examples=150, deadline=None)
+@given(questions())
+def test_no_set_of_victims_is_cheaper(question_and_state):
+    state, question = question_and_state
+    by_uid = {victim.uid: victim for victim in question.candidates}
+    best = None
+    for chosen in chain.from_iterable(combinations(by_uid, size) for size in range(len(by_uid) + 1)):
+        if best is not None and cost_of(by_uid[uid] for uid in chosen) >= best:
+            continue
+        gone = [state.pods[uid] for uid in chosen]
+        for pod in gone:
+            state.drop_pod(pod.uid)
+        if not isinstance(choose_pod(state.device_states("n1"), question.request, question.policy), Refusal):
+            best = cost_of(by_uid[uid] for uid in chosen)
+        for pod in gone:
+            state.set_pod(pod)
+    found = cheapest_victims(question)
+    event("impossible" if found is None else f"{len(found)} victims")
+    assert (None if found is None else cost_of(by_uid[uid] for uid in found)) == best

@@ -1,0 +1,211 @@
+"""A Kubernetes API over real HTTP for tests of the scheduler: list in pages, watch with bookmarks, bindings, merge patches and leases.
+
+As strict as the real one where it matters here: versions grow, a binding needs the right UID and an unbound pod, writes of a lease need its
+version, history can be forgotten (410) and the server can fall silent or answer too late.
+"""
+
+import asyncio
+import json
+from collections import deque
+from typing import Any
+
+from aiohttp import web
+
+COLLECTIONS = {"pods": "Pod", "nodes": "Node", "gpunodes": "GpuNode", "leases": "Lease"}
+
+
+class FakeApi:
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[tuple[str, str], dict[str, Any]]] = {name: {} for name in COLLECTIONS}
+        self.version = 1
+        self.oldest = 0
+        self.history: deque[tuple[int, str, str, dict[str, Any]]] = deque()
+        self.requests: list[str] = []
+        self.bindings: list[dict[str, Any]] = []
+        self.silent = False
+        self.lose_binding_answers = 0
+        """How many bindings are carried out without an answer."""
+        self.bookmark_seconds = 0.1
+        self._changed = asyncio.Condition()
+        self._epoch = 0
+        application = web.Application(middlewares=[self._gate])
+        for prefix in ("/api/v1", "/apis/aliquot.dev/v1alpha1"):
+            application.router.add_get(prefix + "/{plural}", self._collection)
+        pod = "/api/v1/namespaces/{namespace}/pods/{name}"
+        application.router.add_get(pod, self._get)
+        application.router.add_patch(pod, self._patch)
+        application.router.add_post(pod + "/binding", self._bind)
+        leases = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        application.router.add_post(leases, self._create_lease)
+        application.router.add_get(leases + "/{name}", self._get)
+        application.router.add_put(leases + "/{name}", self._put_lease)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        self.url = ""
+
+    async def __aenter__(self) -> "FakeApi":
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.break_watches()
+        await self._runner.cleanup()
+
+    # --- what a test does to it ---
+
+    async def put(self, plural: str, item: dict[str, Any]) -> dict[str, Any]:
+        item = json.loads(json.dumps(item))
+        key = (item["metadata"].get("namespace", ""), item["metadata"]["name"])
+        kind = "MODIFIED" if key in self.objects[plural] else "ADDED"
+        await self._record(plural, kind, key, item)
+        return json.loads(json.dumps(item))
+
+    async def delete(self, plural: str, name: str, namespace: str = "") -> None:
+        item = self.objects[plural].pop((namespace, name))
+        await self._record(plural, "DELETED", None, item)
+
+    async def forget(self) -> None:
+        self.history.clear()
+        self.version += 1
+        self.oldest = self.version
+        await self.break_watches()
+
+    async def break_watches(self) -> None:
+        async with self._changed:
+            self._epoch += 1
+            self._changed.notify_all()
+
+    def pod(self, name: str, namespace: str = "team") -> dict[str, Any]:
+        return self.objects["pods"][namespace, name]
+
+    async def _record(self, plural: str, kind: str, key: tuple[str, str] | None, item: dict[str, Any]) -> None:
+        self.version += 1
+        item["metadata"]["resourceVersion"] = str(self.version)
+        if key is not None:
+            self.objects[plural][key] = item
+        self.history.append((self.version, plural, kind, json.loads(json.dumps(item))))
+        async with self._changed:
+            self._changed.notify_all()
+
+    # --- HTTP ---
+
+    @web.middleware
+    async def _gate(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.requests.append(f"{request.method} {request.path_qs}")
+        if self.silent:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=503)
+        return await handler(request)
+
+    async def _collection(self, request: web.Request) -> web.StreamResponse:
+        plural = request.match_info["plural"]
+        if "watch" in request.query:
+            return await self._watch(request, plural)
+        items = sorted(self.objects[plural].items())
+        start, limit = int(request.query.get("continue", "0")), int(request.query.get("limit", "500"))
+        more = str(start + limit) if start + limit < len(items) else None
+        return web.json_response(
+            {"metadata": {"resourceVersion": str(self.version), "continue": more}, "items": [i for _, i in items[start : start + limit]]}
+        )
+
+    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        seen, epoch = int(request.query["resourceVersion"]), self._epoch
+
+        async def send(kind: str, item: dict[str, Any]) -> None:
+            await response.write(json.dumps({"type": kind, "object": item}).encode() + b"\n")
+
+        if seen < self.oldest:
+            await send("ERROR", {"kind": "Status", "code": 410, "message": "too old resource version"})
+            return response
+        while epoch == self._epoch and not self.silent:
+            for version, of, kind, item in list(self.history):
+                if version > seen and of == plural:
+                    await send(kind, item)
+            seen = self.version
+            await send("BOOKMARK", {"kind": COLLECTIONS[plural], "metadata": {"resourceVersion": str(seen)}})
+            async with self._changed:
+                try:
+                    await asyncio.wait_for(
+                        self._changed.wait_for(lambda since=seen: self.version > since or epoch != self._epoch), self.bookmark_seconds
+                    )
+                except TimeoutError:
+                    continue
+        return response
+
+    async def _get(self, request: web.Request) -> web.Response:
+        plural = "leases" if "leases" in request.path else "pods"
+        item = self.objects[plural].get((request.match_info["namespace"], request.match_info["name"]))
+        return failure(404, "not found") if item is None else web.json_response(item)
+
+    async def _patch(self, request: web.Request) -> web.Response:
+        key = (request.match_info["namespace"], request.match_info["name"])
+        item, patch = self.objects["pods"].get(key), await request.json()
+        if item is None:
+            return failure(404, "not found")
+        if patch["metadata"].get("uid", item["metadata"]["uid"]) != item["metadata"]["uid"]:
+            return failure(409, "the UID differs")
+        changed = json.loads(json.dumps(item))
+        changed["metadata"].setdefault("annotations", {}).update(patch["metadata"]["annotations"])
+        await self._record("pods", "MODIFIED", key, changed)
+        return web.json_response(changed)
+
+    async def _bind(self, request: web.Request) -> web.Response:
+        key, binding = (request.match_info["namespace"], request.match_info["name"]), await request.json()
+        item = self.objects["pods"].get(key)
+        if item is None:
+            return failure(404, "not found")
+        if item["metadata"]["uid"] != binding["metadata"]["uid"]:
+            return failure(409, "Precondition failed: UID in precondition differs")
+        if item["spec"].get("nodeName"):
+            return failure(409, f"pod is already assigned to node {item['spec']['nodeName']}")
+        self.bindings.append(binding)
+        bound = json.loads(json.dumps(item))
+        bound["spec"]["nodeName"] = binding["target"]["name"]
+        bound["metadata"].setdefault("annotations", {}).update(binding["metadata"].get("annotations") or {})
+        await self._record("pods", "MODIFIED", key, bound)
+        if self.lose_binding_answers:
+            self.lose_binding_answers -= 1
+            if request.transport is not None:
+                request.transport.abort()
+        return web.json_response({"kind": "Status", "status": "Success"}, status=201)
+
+    async def _create_lease(self, request: web.Request) -> web.Response:
+        item = await request.json()
+        key = (request.match_info["namespace"], item["metadata"]["name"])
+        if key in self.objects["leases"]:
+            return failure(409, "already exists")
+        await self._record("leases", "ADDED", key, item)
+        return web.json_response(item, status=201)
+
+    async def _put_lease(self, request: web.Request) -> web.Response:
+        item, key = await request.json(), (request.match_info["namespace"], request.match_info["name"])
+        if self.objects["leases"][key]["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
+            return failure(409, "the object has been modified")
+        await self._record("leases", "MODIFIED", key, item)
+        return web.json_response(item)
+
+
+def failure(status: int, message: str) -> web.Response:
+    return web.json_response({"kind": "Status", "code": status, "message": message}, status=status)
+
+
+def pod_object(
+    name: str = "p1", *, uid: str | None = None, node: str = "", annotations: dict[str, str] | None = None, **limits: str
+) -> dict:
+    """Write a pod as the API does; limits by the last part of their name."""
+    full = {f"nvidia.com/{short.replace('_', '-')}": amount for short, amount in limits.items()}
+    spec: dict[str, Any] = {
+        "containers": [{"name": "main", "image": "cuda", "resources": {"limits": full, "requests": full | {"cpu": "1"}}}]
+    }
+    if node:
+        spec["nodeName"] = node
+    metadata = {"name": name, "namespace": "team", "uid": uid or f"uid-{name}", "annotations": annotations or {}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
+
+
+def node_object(name: str, cpu: str = "64", memory: str = "512Gi") -> dict:
+    return {"metadata": {"name": name}, "status": {"allocatable": {"cpu": cpu, "memory": memory}}}

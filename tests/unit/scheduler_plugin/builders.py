@@ -1,0 +1,75 @@
+"""Nodes, pods and states with defaults, so that a test shows only what matters to it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import combinations
+
+from placement.request import pod_request
+from proto import codec, contract, units
+from proto.gpunode import GpuDevice, GpuNode
+from proto.model import (
+    ContainerAssignment,
+    ContainerSpec,
+    Device,
+    DeviceShare,
+    Isolation,
+    Link,
+    LinkKind,
+    MigInstance,
+    Pod,
+    PodAssignment,
+    PodRequest,
+)
+from scheduler_plugin.core.pods import PodFacts, asks_gpu
+
+OFFERED = (Isolation.SHIM, Isolation.EXCLUSIVE, Isolation.MIG)
+
+
+def make_device(node: str, minor: int, *, mib: int = 1000, model: str = "NVIDIA H200", numa: int | None = 0, instances: int = 0) -> Device:
+    uuid = f"GPU-{node}-{minor}"
+    mig = tuple(MigInstance(f"MIG-{node}-{minor}-{i}", uuid, "1g.10gb", 100 * units.MIB, i, 0, i, 1) for i in range(instances))
+    return Device(uuid, model, minor, f"00000000:{minor:02X}:00.0", mib * units.MIB, numa, None, bool(mig), mig)
+
+
+def make_node(name: str = "n1", devices: int | Iterable[Device] = 2, *, linked: bool = False, **fields) -> GpuNode:
+    if isinstance(devices, int):
+        devices = [make_device(name, minor) for minor in range(devices)]
+    entries = tuple(GpuDevice(device) for device in devices)
+    links = tuple(Link(a.device.uuid, b.device.uuid, LinkKind.NVLINK, 18) for a, b in combinations(entries, 2)) if linked else ()
+    return replace(GpuNode(name, entries, links, isolation=OFFERED), **fields)
+
+
+def make_pod(
+    uid: str = "u1",
+    *specs: ContainerSpec,
+    node: str = "",
+    annotations: Mapping[str, str] | None = None,
+    shares: Mapping[str, Iterable[DeviceShare]] | None = None,
+    priority: int = 0,
+    cpu_milli: int = 0,
+    memory_mib: int = 0,
+    phase: str = "Pending",
+    **limits: str,
+) -> PodFacts:
+    """Make a pod with one container of these limits (``vgpu="1", vgpu_memory="400"``), or with the given ones; bound when it has a node."""
+    specs = specs or (make_spec("main", **limits),)
+    annotations = dict(annotations or {})
+    if shares is not None:
+        placed = tuple(ContainerAssignment(name, tuple(given)) for name, given in shares.items())
+        annotations[contract.ANNOTATION_ASSIGNMENT] = codec.encode_assignment(PodAssignment(uid, placed))
+    gpu = Pod("team", f"pod-{uid}", uid, node, phase, annotations, specs) if any(asks_gpu(spec.limits) for spec in specs) else None
+    return PodFacts(uid, "team", f"pod-{uid}", node, phase not in ("Succeeded", "Failed"), False, priority, cpu_milli, memory_mib, gpu)
+
+
+def make_spec(name: str = "main", *, init: bool = False, sidecar: bool = False, **limits: str) -> ContainerSpec:
+    full = {f"{contract.RESOURCE_DOMAIN}/{short.replace('_', '-')}": amount for short, amount in limits.items()}
+    return ContainerSpec(name, full, init=init or sidecar, restartable=sidecar)
+
+
+def make_share(node: str, minor: int, mib: int = 100, cores: int | None = None) -> DeviceShare:
+    return DeviceShare(f"GPU-{node}-{minor}", mib * units.MIB, cores)
+
+
+def request_of(pod: PodFacts) -> PodRequest:
+    assert pod.gpu is not None
+    return pod_request(pod.gpu)

@@ -1,0 +1,142 @@
+"""What the scores make kube-scheduler choose, policy by policy."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from placement.device import DEFAULT_MAX_SHARES
+from proto.model import Link, LinkKind, Policy
+from scheduler_plugin.core.reasons import NodeReason
+from scheduler_plugin.core.score import DEFAULT_WEIGHTS, HostDemand
+from scheduler_plugin.core.shapes import MAX_SCORE, PodShape, Shapes
+from scheduler_plugin.core.state import ClusterState
+from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share, request_of
+
+
+def make_state(*nodes, used=()):
+    """Make a cluster; ``used`` are shares, each of a pod of its own."""
+    state = ClusterState()
+    for node in nodes:
+        state.set_gpu_node(node)
+        state.set_host(node.name, 64_000, 500_000)
+    for number, share in enumerate(used):
+        node = share.device_uuid.split("-")[1]
+        state.set_pod(make_pod(f"held-{number}", node=node, shares={"main": [share]}, vgpu="1"))
+    return state
+
+
+def scores(state, *, policy=Policy.FRAG, cpu_milli=0, memory_mib=0, annotations=None, **limits):
+    """Return the score of every node that fits."""
+    request = request_of(make_pod(annotations=annotations, **limits))
+    verdict = Shapes(state, DEFAULT_WEIGHTS).verdict(PodShape.of(request, policy, HostDemand(cpu_milli, memory_mib)))
+    return {
+        node.name: int(verdict.score[state.row_of(node.name)])
+        for node in state.gpu_nodes()
+        if verdict.reason[state.row_of(node.name)] == NodeReason.FITS.value
+    }
+
+
+def best(found):
+    return max(found, key=found.__getitem__)
+
+
+def test_scores_lie_in_their_range_and_differ_finely():
+    state = make_state(make_node("a"), make_node("b"), used=[make_share("b", 0, 1)])
+    for policy in Policy:
+        found = scores(state, policy=policy, vgpu="1", vgpu_memory="400")
+        assert all(0 <= score <= MAX_SCORE for score in found.values())
+    assert found["a"] != found["b"]
+
+
+def test_binpack_fills_and_spread_avoids():
+    state = make_state(make_node("a"), make_node("b"), used=[make_share("b", 0, 500, 20)])
+    assert best(scores(state, policy=Policy.BINPACK, vgpu="1", vgpu_memory="100")) == "b"
+    assert best(scores(state, policy=Policy.SPREAD, vgpu="1", vgpu_memory="100")) == "a"
+
+
+def test_the_pod_overrides_the_policy():
+    state = make_state(make_node("a"), make_node("b"), used=[make_share("b", 0, 500, 20)])
+    wish = {"aliquot.dev/placement": "spread"}
+    assert best(scores(state, policy=Policy.BINPACK, vgpu="1", vgpu_memory="100", annotations=wish)) == "a"
+
+
+def test_frag_completes_a_half_used_gpu():
+    state = make_state(make_node("a"), make_node("b"), used=[make_share("b", 0, 500, 50)])
+    assert best(scores(state, vgpu="1", vgpu_memory="500", vgpu_cores="50")) == "b"
+
+
+def test_frag_leaves_gpus_where_their_cpu_is():
+    """Of two equal GPUs, take the one whose host has no CPU to feed it otherwise."""
+    state = make_state(make_node("a"), make_node("b"))
+    for node, cpu in (("a", 10_000), ("b", 48_000)):
+        state.set_pod(make_pod(f"cpu-{node}", node=node, cpu_milli=cpu))
+    assert best(scores(state, vgpu="1", cpu_milli=1000)) == "b"
+
+
+def test_a_shared_pod_leaves_the_last_whole_node_alone():
+    used = [make_share("b", 0, 250, 25)]
+    assert best(scores(make_state(make_node("a"), make_node("b"), used=used), vgpu="1", vgpu_memory="250", vgpu_cores="25")) == "b"
+
+
+def test_a_pod_of_one_gpu_does_not_break_a_free_pair():
+    """Both nodes lose a free GPU; on ``b`` it is one whose partner is in use already."""
+    linked, pairless = make_node("a", 2, linked=True), make_node("b", 2, linked=True)
+    state = make_state(linked, pairless, used=[make_share("b", 0, 1000)])
+    assert best(scores(state, vgpu="1")) == "b"
+
+
+@pytest.mark.parametrize("policy", [Policy.FRAG, Policy.TOPOLOGY])
+def test_several_gpus_go_where_they_are_linked_best(policy):
+    weak = make_node("b", 2)
+    pcie = replace(weak, links=(Link("GPU-b-0", "GPU-b-1", LinkKind.SYSTEM, 0),))
+    found = scores(make_state(make_node("a", 2, linked=True), pcie, make_node("c", 2)), policy=policy, vgpu="2")
+    assert found["a"] > found["b"] > found["c"]
+
+
+def test_numa_prefer_prefers_nodes_that_can_and_strict_rejects_the_others():
+    split = make_node("b", [make_device("b", 0, numa=0), make_device("b", 1, numa=1)])
+    state = make_state(make_node("a", 2), split)
+    assert best(scores(state, vgpu="2", annotations={"aliquot.dev/numa": "prefer"})) == "a"
+    assert set(scores(state, vgpu="2", annotations={"aliquot.dev/numa": "prefer"})) == {"a", "b"}
+    assert set(scores(state, vgpu="2", annotations={"aliquot.dev/numa": "strict"})) == {"a"}
+
+
+def test_mig_instances_are_packed():
+    state = make_state(*(make_node(name, [make_device(name, 0, instances=4)]) for name in ("a", "b")))
+    request = {"mig_1g.10gb": "1"}
+    state.set_pod(make_pod("held", node="b", shares={"main": [replace(make_share("b", 0), device_uuid="MIG-b-0-2")]}, **request))
+    assert best(scores(state, **request)) == "b"
+    assert best(scores(state, policy=Policy.SPREAD, **request)) == "a"
+
+
+def test_a_pod_of_several_containers_is_rated_like_any_other():
+    from tests.unit.scheduler_plugin.builders import make_spec
+
+    state = make_state(make_node("a"), make_node("b"), used=[make_share("b", 0, 500, 50)])
+    pod = make_pod(
+        "u", make_spec("x", vgpu="1", vgpu_memory="250", vgpu_cores="25"), make_spec("y", vgpu="1", vgpu_memory="250", vgpu_cores="25")
+    )
+    verdict = Shapes(state, DEFAULT_WEIGHTS).verdict(PodShape.of(request_of(pod), Policy.BINPACK, HostDemand()))
+    rows = [state.row_of("a"), state.row_of("b")]
+    assert verdict.reason[rows].tolist() == [0, 0]
+    assert np.argmax(verdict.score[rows]) == 1
+
+
+def test_equal_nodes_are_told_apart_by_pod_and_always_the_same_way():
+    state = make_state(*(make_node(f"n{number}") for number in range(20)))
+    shapes, rows = Shapes(state, DEFAULT_WEIGHTS), np.arange(20)
+    chosen = [shapes.tie_break(rows, f"uid-{number}") for number in range(50)]
+    assert chosen == [shapes.tie_break(rows, f"uid-{number}") for number in range(50)]
+    assert len(set(chosen)) > 10
+
+
+def test_reasons_are_a_dozen_fixed_sentences():
+    sentences = [reason.sentence for reason in NodeReason if reason is not NodeReason.FITS]
+    assert len(set(sentences)) == len(sentences) <= 12
+
+
+def test_shares_per_gpu_come_from_the_inventory():
+    state = make_state(make_node("a", 1, shares_per_gpu=1), make_node("b", 1), used=[make_share("a", 0, 1), make_share("b", 0, 1)])
+    assert set(scores(state, vgpu="1", vgpu_memory="1")) == {"b"}
+    assert DEFAULT_MAX_SHARES > 1

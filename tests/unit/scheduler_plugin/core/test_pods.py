@@ -1,0 +1,98 @@
+import json
+
+import msgspec
+import pytest
+
+from proto.model import ContainerAssignment, PodAssignment
+from scheduler_plugin.core.objects import NodeObject, PodObject, host_amounts, pod_facts
+from scheduler_plugin.core.pods import Use, footprint
+from tests.unit.scheduler_plugin.builders import make_share, make_spec
+
+
+def use_of(*containers: tuple) -> Use:
+    """Place each container on the same device; return what the pod takes of it."""
+    specs = [spec for spec, _ in containers]
+    placed = tuple(ContainerAssignment(spec.name, (share,)) for spec, share in containers if share is not None)
+    return footprint(specs, PodAssignment("u", placed))["GPU-n1-0"]
+
+
+def share(mib: int, cores: int | None = None):
+    return make_share("n1", 0, mib, cores)
+
+
+def test_app_containers_add_up():
+    assert use_of((make_spec("a"), share(100, 10)), (make_spec("b"), share(200))) == Use(300, 10, 2, 1)
+
+
+def test_an_init_container_counts_only_beyond_what_comes_after_it():
+    init, app = make_spec("i", init=True), make_spec("a")
+    assert use_of((init, share(100, 10)), (app, share(300, 20))) == Use(300, 20, 1, 0)
+    assert use_of((init, share(500, 10)), (app, share(300, 20))) == Use(500, 20, 1, 0)
+
+
+def test_a_sidecar_runs_beside_later_init_containers():
+    sidecar, init, app = make_spec("s", sidecar=True), make_spec("i", init=True), make_spec("a")
+    assert use_of((sidecar, share(100)), (init, share(400)), (app, share(50))) == Use(500, 0, 2, 2)
+
+
+def test_an_init_container_before_the_sidecar_does_not_run_beside_it():
+    init, sidecar, app = make_spec("i", init=True), make_spec("s", sidecar=True), make_spec("a")
+    assert use_of((init, share(400)), (sidecar, share(100)), (app, share(50))) == Use(400, 0, 2, 2)
+
+
+def test_a_container_that_the_pod_lacks_still_counts():
+    assert footprint([], PodAssignment("u", (ContainerAssignment("ghost", (share(7),)),))) == {"GPU-n1-0": Use(7, 0, 1, 1)}
+
+
+# --- from the API's JSON ----------------------------------------------------------------------------------------------
+
+
+def facts(**spec) -> object:
+    text = json.dumps({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec, "status": {"phase": "Pending"}})
+    return pod_facts(msgspec.json.decode(text, type=PodObject))
+
+
+def container(cpu: str | int = "0", memory: str = "0", *, limits: dict | None = None, **fields) -> dict:
+    return {"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": limits or {}}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("spec", "cpu_milli", "memory_mib"),
+    [
+        pytest.param({"containers": [container("500m", "1Gi"), container(2, "512Mi")]}, 2500, 1536, id="containers add up"),
+        pytest.param({"containers": [container("1")], "initContainers": [container("3")]}, 3000, 0, id="an init container alone is larger"),
+        pytest.param(
+            {"containers": [container("1")], "initContainers": [container("1", restartPolicy="Always"), container("1")]},
+            2000,
+            0,
+            id="a sidecar runs on",
+        ),
+        pytest.param({"containers": [container("1")], "overhead": {"cpu": "250m", "memory": "1Mi"}}, 1250, 1, id="overhead"),
+        pytest.param({"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]}, 2000, 0, id="a limit is the request"),
+        pytest.param({}, 0, 0, id="nothing"),
+    ],
+)
+def test_cpu_and_memory_are_added_as_kube_scheduler_does(spec, cpu_milli, memory_mib):
+    found = facts(**spec)
+    assert (found.cpu_milli, found.memory_mib) == (cpu_milli, memory_mib)
+
+
+def test_only_gpu_pods_keep_their_containers_and_our_annotations():
+    assert facts(containers=[container()]).gpu is None
+    text = json.dumps(
+        {
+            "metadata": {"name": "p", "uid": "u", "annotations": {"aliquot.dev/numa": "strict", "other": "x" * 1000}},
+            "spec": {"containers": [container(limits={"nvidia.com/vgpu": 1})], "initContainers": [container(restartPolicy="Always")]},
+        }
+    )
+    gpu = pod_facts(msgspec.json.decode(text, type=PodObject)).gpu
+    assert gpu.annotations == {"aliquot.dev/numa": "strict"}
+    assert [(spec.init, spec.restartable, spec.limits) for spec in gpu.containers] == [
+        (True, True, {}),
+        (False, False, {"nvidia.com/vgpu": "1"}),
+    ]
+
+
+def test_a_nodes_allocatable_is_read():
+    node = msgspec.json.decode(b'{"metadata":{"name":"n"},"status":{"allocatable":{"cpu":"15890m","memory":"32Gi"}}}', type=NodeObject)
+    assert host_amounts(node) == (15890, 32768)

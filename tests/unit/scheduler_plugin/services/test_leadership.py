@@ -1,0 +1,119 @@
+import pytest
+
+from scheduler_plugin.errors import KubeApiError, KubeConflictError
+from scheduler_plugin.ports import LeaseRecord
+from scheduler_plugin.services.leadership import LEASE_SECONDS, RENEW_SECONDS, Leadership
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def now(self) -> float:
+        return self.time
+
+
+class Lease:
+    """The stored lease; ``down`` makes the API unreachable."""
+
+    def __init__(self) -> None:
+        self.record: LeaseRecord | None = None
+        self.writes = 0
+        self.down = False
+
+    async def read(self) -> LeaseRecord | None:
+        if self.down:
+            raise KubeApiError("down")
+        return self.record
+
+    async def write(self, holder: str, duration_seconds: float, transitions: int, version: str | None) -> LeaseRecord:
+        if self.down:
+            raise KubeApiError("down")
+        if version != (self.record and self.record.version):
+            raise KubeConflictError("changed")
+        self.writes += 1
+        self.record = LeaseRecord(holder, duration_seconds, f"renewal {self.writes}", transitions, str(self.writes))
+        return self.record
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def lease():
+    return Lease()
+
+
+async def test_the_first_replica_leads_and_the_second_waits(clock, lease):
+    first, second = Leadership(lease, clock, "a"), Leadership(lease, clock, "b")
+    await first._step()
+    await second._step()
+    assert (first.leads, second.leads) == (True, False)
+
+
+async def test_a_leader_falls_silent_before_anybody_can_take_over(clock, lease):
+    first, second = Leadership(lease, clock, "a"), Leadership(lease, clock, "b")
+    await first._step()
+    await second._step()
+    started = clock.time
+    while not second.leads:
+        clock.time += 0.5
+        await second._step()
+        assert not (first.leads and second.leads)
+    assert not first.leads
+    assert clock.time - started >= LEASE_SECONDS
+
+
+async def test_renewing_keeps_the_lead_and_tells_it_once(clock, lease):
+    first, told = Leadership(lease, clock, "a"), []
+    first.on_acquired = lambda: told.append(clock.time)
+    for _ in range(20):
+        await first._step()
+        clock.time += 2
+        assert first.leads
+    assert told == [1000.0]
+
+
+async def test_an_api_that_is_down_ends_the_lead_in_time_and_it_comes_back(clock, lease):
+    first, told = Leadership(lease, clock, "a"), []
+    first.on_acquired = lambda: told.append(clock.time)
+    await first._step()
+    lease.down = True
+    clock.time += RENEW_SECONDS
+    await first._step()
+    assert not first.leads
+    lease.down = False
+    await first._step()
+    assert first.leads
+    assert len(told) == 2, "the pods are listed again after every gap"
+
+
+async def test_the_clock_of_the_holder_does_not_matter(clock, lease):
+    lease.record = LeaseRecord("a", LEASE_SECONDS, "1970-01-01T00:00:00Z", 3, "7")
+    second = Leadership(lease, clock, "b")
+    await second._step()
+    clock.time += LEASE_SECONDS - 0.1
+    await second._step()
+    assert not second.leads
+    clock.time += 0.2
+    await second._step()
+    assert second.leads
+    assert lease.record.transitions == 4
+
+
+async def test_of_two_that_take_a_lease_at_once_one_does(clock, lease):
+    first, second = Leadership(lease, clock, "a"), Leadership(lease, clock, "b")
+    seen = lease.record
+
+    async def stale() -> LeaseRecord | None:
+        return seen
+
+    await first._step()
+    second._api = type("Stale", (), {"read": staticmethod(stale), "write": lease.write})()
+    await second._step()
+    assert (first.leads, second.leads) == (True, False)

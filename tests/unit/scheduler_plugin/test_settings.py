@@ -1,0 +1,61 @@
+import json
+
+import pytest
+
+from proto.model import Policy
+from scheduler_plugin.errors import SettingsError
+from scheduler_plugin.settings import SETTINGS, Settings, table
+
+NO_WEBHOOK = ["--webhook-address", ""]
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"softSeconds": 1, "policy": "spread", "leaseName": "x", "webhookAddress": ""}))
+    settings = Settings.load(["--config", str(file), "--soft-seconds", "3"], {"ALIQUOT_SOFT_SECONDS": "2", "ALIQUOT_POLICY": "binpack"})
+    assert (settings.soft_seconds, settings.policy, settings.lease_name) == (3.0, Policy.BINPACK, "x")
+
+
+def test_single_weights_overlay_the_defaults(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("webhookAddress: ''\nweights: {frag: {host: 2.5}}\n")
+    weights = Settings.load(["--config", str(file)], {}).weights
+    assert (weights[Policy.FRAG].host, weights[Policy.FRAG].policy, weights[Policy.BINPACK].host) == (2.5, 1.0, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--soft-seconds", "0"], "out of range for softSeconds; want a number from 0.1 to 600"),
+        (["--policy", "best"], "want one of frag, binpack, spread, topology"),
+        (["--extender-address", "0.0.0.0:1"], "set tlsCertFile, tlsKeyFile and clientCaFile, or listen on 127.0.0.1"),
+        (["--extender-address", "nowhere"], "want host:port"),
+        (["--tls-cert-file", "a"], "belong together"),
+        (["--webhook-address", "0.0.0.0:1"], "over TLS only"),
+        (["--frobnicate", "1"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_settings_say_what_to_do(argv, sentence):
+    with pytest.raises(SettingsError, match=sentence.replace(".", r"\.")):
+        Settings.load([*NO_WEBHOOK, *argv], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("softSecond: 1", "did you mean softSeconds"),
+        ("weights: {best: {}}", "want policies"),
+        ("weights: {frag: {luck: 1}}", "numbers for policy, host"),
+        ("- 1", "want a mapping"),
+        ("a: [", "configuration file"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(tmp_path, text, sentence):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=sentence):
+        Settings.load([*NO_WEBHOOK, "--config", str(file)], {})
+
+
+def test_the_help_lists_every_setting():
+    assert all(setting.flag in table() and setting.env in table() for setting in SETTINGS)

@@ -1,0 +1,259 @@
+import copy
+import json
+
+import pytest
+
+from aliquot.standin.patches import apply_json_patch
+from proto import contract
+from scheduler_plugin.webhook.normalise import UNTOUCHED, Normaliser
+from scheduler_plugin.webhook.vocabularies import Options
+
+VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+SCHEDULER = contract.SCHEDULER_NAME
+
+
+def make_pod(limits: dict | None = None, *, annotations: dict | None = None, containers: list | None = None, **spec) -> dict:
+    containers = containers or [{"name": "main", "image": "cuda", "resources": {"limits": dict(limits or {})}}]
+    return {"metadata": {"name": "p", "annotations": annotations or {}}, "spec": {"containers": containers, **spec}}
+
+
+def normaliser(sizes=(81920,), **options) -> Normaliser:
+    return Normaliser(Options(lambda _: sizes, **options))
+
+
+def admitted(pod: dict, rules: Normaliser | None = None) -> dict:
+    """Apply the patch and return the pod; the original must not have been touched."""
+    before = copy.deepcopy(pod)
+    outcome = (rules or normaliser()).admit(pod)
+    assert outcome.refusal == ""
+    assert pod == before
+    patched = copy.deepcopy(pod)
+    apply_json_patch(patched, json.loads(json.dumps(outcome.patch)))
+    return patched
+
+
+def limits_of(pod: dict, position: int = 0) -> dict:
+    return pod["spec"]["containers"][position]["resources"].get("limits", {})
+
+
+def refusal(pod: dict, rules: Normaliser | None = None) -> str:
+    return (rules or normaliser()).admit(pod).refusal
+
+
+# --- what users write, and what it becomes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "becomes"),
+    [
+        pytest.param({"vgpu": "1"}, {"vgpu": "1"}, id="a whole GPU"),
+        pytest.param({"vgpu": 1, "vgpu-memory": 4000}, {"vgpu": "1", "vgpu-memory": "4000"}, id="numbers"),
+        pytest.param({"vgpu-memory": "4Gi"}, {"vgpu": "1", "vgpu-memory": "4096"}, id="a binary amount means what it says"),
+        pytest.param({"vgpu-memory": "4k"}, {"vgpu": "1", "vgpu-memory": "4000"}, id="as the API server spells 4000"),
+        pytest.param({"vgpu": "2", "vgpu-cores": "60"}, {"vgpu": "2", "vgpu-cores": "60"}, id="cores are a total"),
+        pytest.param({"mig-1g.10gb": "2"}, {"mig-1g.10gb": "2"}, id="MIG"),
+        pytest.param({"gpu": 1, "gpumem": 3000, "gpucores": 30}, {"vgpu": "1", "vgpu-memory": "3000", "vgpu-cores": "30"}, id="HAMi"),
+        pytest.param(
+            {"gpu": 2, "gpumem": 3000, "gpucores": 30}, {"vgpu": "2", "vgpu-memory": "6000", "vgpu-cores": "60"}, id="HAMi per GPU"
+        ),
+        pytest.param({"gpumem": 3000}, {"vgpu": "1", "vgpu-memory": "3000"}, id="HAMi defaults to one GPU"),
+        pytest.param({"gpu": 2, "gpumem-percentage": 50}, {"vgpu": "2", "vgpu-memory": "81920"}, id="HAMi percentage"),
+        pytest.param({"gpu": 1, "gpumem-percentage": 100}, {"vgpu": "1"}, id="HAMi 100 percent is a whole GPU"),
+        pytest.param({"gpu": 1, "gpumem": "3Gi"}, {"vgpu": "1", "vgpu-memory": "3072"}, id="HAMi with a binary amount"),
+        pytest.param({"gpu": 1, "gpumem": 0, "gpucores": 0}, {"vgpu": "1"}, id="HAMi zero asks for nothing"),
+    ],
+)
+def test_resources_become_native_totals(written, becomes):
+    pod = admitted(make_pod({f"nvidia.com/{name}": amount for name, amount in written.items()}))
+    assert {name: str(amount) for name, amount in limits_of(pod).items()} == {f"nvidia.com/{name}": text for name, text in becomes.items()}
+    assert pod["spec"]["schedulerName"] == SCHEDULER
+
+
+@pytest.mark.parametrize(
+    ("written", "becomes"),
+    [
+        ({"nvidia.com/use-gputype": "A100,V100"}, {"gpu-type": "A100,V100"}),
+        ({"nvidia.com/nouse-gputype": "1080"}, {"gpu-type-not": "1080"}),
+        ({"nvidia.com/use-gpuuuid": "GPU-1"}, {"gpu-uuid": "GPU-1"}),
+        ({"nvidia.com/nouse-gpuuuid": "GPU-1"}, {"gpu-uuid-not": "GPU-1"}),
+        ({"nvidia.com/numa-bind": "true"}, {"numa": "strict"}),
+        ({"nvidia.com/vgpu-mode": "hami-core"}, {"isolation": "shim"}),
+        ({"hami.io/gpu-scheduler-policy": "binpack,numa"}, {"placement": "binpack", "numa": "prefer"}),
+        ({"hami.io/gpu-scheduler-policy": "topology-aware"}, {"placement": "topology"}),
+        ({"hami.io/node-scheduler-policy": "spread"}, {"placement": "spread"}),
+    ],
+)
+def test_hami_annotations_become_ours_and_stay_beside_them(written, becomes):
+    pod = admitted(make_pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10}, annotations=written))
+    assert pod["metadata"]["annotations"] == written | {f"aliquot.dev/{name}": text for name, text in becomes.items()}
+
+
+@pytest.mark.parametrize(("level", "want"), [(0, "high"), (1, "low")])
+def test_hami_priority_becomes_an_annotation(level, want):
+    pod = admitted(make_pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10, "nvidia.com/priority": level}))
+    assert pod["metadata"]["annotations"] == {"aliquot.dev/priority": want}
+    assert set(limits_of(pod)) == {"nvidia.com/vgpu", "nvidia.com/vgpu-memory"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "memory", "vgpus"),
+    [
+        ({"gpu-fraction": "0.5"}, "40960", "1"),
+        ({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "2"}, "40960", "2"),
+        ({"gpu-memory": "4000"}, "4000", "1"),
+        ({"nvidia.com/container.main.gpu-memory.request": "4Gi"}, "4096", "1"),
+        ({"nvidia.com/container.main.gpu-memory.limit": "4Gi"}, "4096", "1"),
+        ({"nvidia.com/container.main.gpu-memory.request": "10G"}, "9537", "1"),
+    ],
+)
+def test_kai_and_nvidia_annotations_become_resources(annotations, memory, vgpus):
+    pod = admitted(make_pod(annotations=annotations))
+    assert limits_of(pod) == {"nvidia.com/vgpu": vgpus, "nvidia.com/vgpu-memory": memory}
+
+
+def test_kai_names_the_container():
+    containers = [{"name": "a"}, {"name": "b"}]
+    pod = admitted(make_pod(containers=containers, annotations={"gpu-memory": "100", "gpu-fraction-container-name": "b"}))
+    assert limits_of(pod, 1) == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "100"}
+    assert pod["spec"]["containers"][0] == {"name": "a", "env": VOID}
+
+
+def test_an_nvidia_limit_above_the_request_becomes_burst():
+    annotations = {f"nvidia.com/container.main.gpu-memory.{part}": text for part, text in [("request", "4Gi"), ("limit", "6Gi")]}
+    pod = admitted(make_pod(annotations=annotations | {"nvidia.com/container.main.gpu-compute.mode": "sm-sharing"}))
+    assert pod["metadata"]["annotations"]["aliquot.dev/memory-burst"] == "1.5"
+    assert pod["metadata"]["annotations"]["aliquot.dev/isolation"] == "mps"
+
+
+def test_requests_are_kept_equal_to_limits():
+    resources = {"limits": {"nvidia.com/vgpu-memory": "4Gi", "cpu": "1"}, "requests": {"nvidia.com/vgpu-memory": "4Gi", "cpu": "500m"}}
+    pod = admitted(make_pod(containers=[{"name": "main", "resources": resources}]))
+    assert pod["spec"]["containers"][0]["resources"] == {
+        "limits": {"nvidia.com/vgpu-memory": "4096", "cpu": "1", "nvidia.com/vgpu": "1"},
+        "requests": {"nvidia.com/vgpu-memory": "4096", "cpu": "500m"},
+    }
+
+
+# --- whose business it is ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(make_pod({"cpu": "1"}), id="no GPU"),
+        pytest.param(make_pod({"nvidia.com/gpu": 1}), id="NVIDIA's own plugin serves it"),
+        pytest.param(make_pod(containers=[{"name": "main", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}]), id="env alone"),
+        pytest.param({"metadata": None, "spec": {"containers": None}}, id="nothing at all"),
+        pytest.param(
+            {"metadata": {"labels": {"hami.io/webhook": "ignore"}}, "spec": make_pod({"nvidia.com/gpumem": 1})["spec"]}, id="opted out"
+        ),
+    ],
+)
+def test_other_pods_are_not_touched(pod):
+    assert normaliser().admit(pod) is UNTOUCHED
+
+
+def test_plain_nvidia_gpus_are_adopted_as_whole_ones_when_configured():
+    pod = admitted(make_pod({"nvidia.com/gpu": "2"}), normaliser(adopt_nvidia_gpu=True))
+    assert limits_of(pod) == {"nvidia.com/vgpu": "2"}
+
+
+@pytest.mark.parametrize("name", ["", "default-scheduler", "hami-scheduler", "kai-scheduler", SCHEDULER])
+def test_known_schedulers_are_replaced_by_ours(name):
+    assert admitted(make_pod({"nvidia.com/vgpu": "1"}, schedulerName=name))["spec"]["schedulerName"] == SCHEDULER
+
+
+def test_another_scheduler_is_kept_with_a_warning():
+    outcome = normaliser().admit(make_pod({"nvidia.com/vgpu": "1"}, schedulerName="mine"))
+    assert outcome.patch == ()
+    assert "only aliquot-scheduler assigns GPUs" in outcome.warnings[0]
+
+
+def test_containers_without_gpus_get_none_from_the_runtime():
+    side = {"name": "side", "env": [{"name": "A", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "1"}}}
+    pod = make_pod(containers=[main, side], initContainers=[{"name": "init"}])
+    after = admitted(pod)
+    assert after["spec"]["containers"][1]["env"] == [{"name": "A", "value": "1"}, *VOID]
+    assert after["spec"]["initContainers"][0]["env"] == VOID
+    assert "env" not in after["spec"]["containers"][0]
+    (warning,) = normaliser().admit(pod).warnings
+    assert "container side" in warning
+
+
+def test_a_gpu_container_cannot_widen_what_it_sees():
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "1"}}, "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
+    assert admitted(make_pod(containers=[main]))["spec"]["containers"][0]["env"] == VOID
+
+
+def test_what_has_no_effect_is_warned_about():
+    main = {
+        "name": "main",
+        "resources": {"limits": {"nvidia.com/gpumem": 10}},
+        "env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}],
+    }
+    outcome = normaliser().admit(make_pod(containers=[main], annotations={"hami.io/device-scoring-weights": "slot=1"}))
+    assert [warning.split(":")[0] for warning in outcome.warnings] == [
+        "annotation hami.io/device-scoring-weights has no effect",
+        "container main",
+    ]
+
+
+def test_admitting_twice_changes_nothing_more():
+    once = admitted(make_pod({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000}, containers=None))
+    assert normaliser().admit(once).patch == ()
+
+
+# --- refusals say what to write -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pod", "sentence"),
+    [
+        (make_pod({"nvidia.com/vgpu": 1, "nvidia.com/vgpu-cores": 250}), "which have 100 in all"),
+        (make_pod({"nvidia.com/vgpu": 2, "nvidia.com/vgpu-memory": 4001}), "set nvidia.com/vgpu-memory to 4000 or 4002"),
+        (make_pod({"nvidia.com/vgpu-memory": "lots"}), "write a number such as 4 or 4Gi"),
+        (make_pod({"nvidia.com/vgpu": 1}, annotations={"aliquot.dev/placement": "best"}), "is none of frag, binpack"),
+        (make_pod({"nvidia.com/vgpu": 1}, nodeName="n1"), "use a nodeSelector"),
+        (
+            make_pod(containers=[{"name": "a"}], initContainers=[{"name": "i", "resources": {"limits": {"nvidia.com/vgpu": 1}}}]),
+            "move the limits to an app container",
+        ),
+        (make_pod({"nvidia.com/vgpu": 1, "nvidia.com/gpumem": 10}), "asks in two vocabularies at once"),
+        (make_pod({"nvidia.com/gpumem": 10, "nvidia.com/gpumem-percentage": 10}), "sets both"),
+        (make_pod({"nvidia.com/gpumem-percentage": 101}), "expected 1 to 100, found 101"),
+        (make_pod({"nvidia.com/gpumem": "-5"}), "nvidia.com/gpumem: "),
+        (make_pod({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 120}), "which have 100 in all"),
+        (make_pod({"nvidia.com/gpumem": 10}, annotations={"nvidia.com/vgpu-mode": "mig"}), "ask for an instance by its resource"),
+        (make_pod({"nvidia.com/gpumem": 10}, annotations={"hami.io/gpu-scheduler-policy": "mutex"}), "isolation: exclusive"),
+        (
+            make_pod({"nvidia.com/gpumem": 10}, annotations={"nvidia.com/use-gputype": "A", "aliquot.dev/gpu-type": "B"}),
+            "keep one of the two",
+        ),
+        (make_pod(annotations={"gpu-fraction": "1.5"}), "a number between 0 and 1"),
+        (make_pod(annotations={"gpu-fraction": "NaN"}), "a number between 0 and 1"),
+        (make_pod(annotations={"gpu-fraction": "0.5", "gpu-memory": "5"}), "keep one"),
+        (make_pod({"nvidia.com/vgpu": 1}, annotations={"gpu-memory": "5"}), "by annotation gpu-memory and by a resource too"),
+        (make_pod(annotations={"gpu-memory": "5", "gpu-fraction-container-name": "x"}), "no container 'x'"),
+        (make_pod(annotations={"nvidia.com/container.x.gpu-memory.request": "1Gi"}), "no container 'x'"),
+        (
+            make_pod(
+                annotations={"nvidia.com/container.main.gpu-memory.request": "2Gi", "nvidia.com/container.main.gpu-memory.limit": "1Gi"}
+            ),
+            "is below gpu-memory.request",
+        ),
+        (make_pod(annotations={"nvidia.com/container.main.gpu-compute.mode": "magic"}), "time-slicing or sm-sharing"),
+    ],
+)
+def test_bad_input_is_refused_with_what_to_write_instead(pod, sentence):
+    assert sentence in refusal(pod)
+
+
+@pytest.mark.parametrize(("sizes", "sentence"), [((), "no GPU match"), ((40960, 81920), "GPUs of 40960 MiB, 81920 MiB match")])
+def test_a_part_of_a_gpu_needs_gpus_of_one_size(sizes, sentence):
+    assert sentence in refusal(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser(sizes))
+
+
+@pytest.mark.parametrize("pod", [{"spec": [1]}, {"spec": {"containers": [7]}}, {"spec": {"containers": {"a": 1}}}, {"metadata": 7}])
+def test_what_is_no_pod_is_refused(pod):
+    assert "expected a pod" in refusal(pod)
