@@ -495,49 +495,56 @@ CUresult sim_capture_kernel(CUstream stream, CUfunction function, const struct s
 {
     CUgraphNode node = NULL;
     SIM_TRY(enter(stream));
-    return leave(append(stream, sim_graph_add_kernel(stream->capture->graph, function, stream->context, launch, &node), node));
+    CUresult made = sim_graph_add_kernel(stream->capture->graph, function, stream->context, launch, &node);
+    return leave(append(stream, made, node));
 }
 
 CUresult sim_capture_copy(CUstream stream, const CUDA_MEMCPY3D *copy)
 {
     CUgraphNode node = NULL;
     SIM_TRY(enter(stream));
-    return leave(append(stream, sim_graph_add_copy(stream->capture->graph, copy, stream->context, &node), node));
+    CUresult made = sim_graph_add_copy(stream->capture->graph, copy, stream->context, &node);
+    return leave(append(stream, made, node));
 }
 
 CUresult sim_capture_fill(CUstream stream, const CUDA_MEMSET_NODE_PARAMS *fill)
 {
     CUgraphNode node = NULL;
     SIM_TRY(enter(stream));
-    return leave(append(stream, sim_graph_add_fill(stream->capture->graph, fill, stream->context, &node), node));
+    CUresult made = sim_graph_add_fill(stream->capture->graph, fill, stream->context, &node);
+    return leave(append(stream, made, node));
 }
 
 CUresult sim_capture_host(CUstream stream, CUhostFn run, void *data)
 {
     CUgraphNode node = NULL;
     SIM_TRY(enter(stream));
-    return leave(append(stream, sim_graph_add_host(stream->capture->graph, run, data, &node), node));
+    CUresult made = sim_graph_add_host(stream->capture->graph, run, data, &node);
+    return leave(append(stream, made, node));
 }
 
 CUresult sim_capture_allocate(CUstream stream, const CUmemPoolProps *properties, size_t bytes, CUdeviceptr *out)
 {
     CUgraphNode node = NULL;
     SIM_TRY(enter(stream));
-    return leave(append(stream, sim_graph_add_allocation(stream->capture->graph, properties, bytes, out, &node), node));
+    CUresult made = sim_graph_add_allocation(stream->capture->graph, properties, bytes, out, &node);
+    return leave(append(stream, made, node));
 }
 
 CUresult sim_capture_free(CUstream stream, CUdeviceptr address)
 {
     CUgraphNode node = NULL;
     SIM_TRY(enter(stream));
-    return leave(append(stream, sim_graph_add_free(stream->capture->graph, address, &node), node));
+    CUresult made = sim_graph_add_free(stream->capture->graph, address, &node);
+    return leave(append(stream, made, node));
 }
 
 CUresult sim_capture_graph(CUstream stream, CUgraph graph)
 {
     CUgraphNode node = NULL;
     SIM_TRY(enter(stream));
-    return leave(append(stream, sim_graph_add_child(stream->capture->graph, graph, &node), node));
+    CUresult made = sim_graph_add_child(stream->capture->graph, graph, &node);
+    return leave(append(stream, made, node));
 }
 
 /* The event remembers where in the capture it was recorded. The capture keeps a reference, so that it can clear that when it ends. */

@@ -145,20 +145,21 @@ static void count_contexts(struct sim_device *device, int change)
         atomic_fetch_add(&device->shared->contexts_created, 1);
 }
 
-static CUcontext context_object(void)
+/* Put a destroyed context where it stays recognisable; the oldest one there is reused. sim_context_lock is held. */
+static void quarantine(CUcontext context)
 {
-    if (destroyed.count < QUARANTINE) {
-        CUcontext context = calloc(1, sizeof *context);
-        if (context)
-            context->object = (struct sim_object){ .magic = SIM_MAGIC | SIM_KIND_CONTEXT, .size = sizeof *context };
-        return context;
-    }
-    CUcontext context = destroyed.first;
-    destroyed.first = context->next_destroyed;
+    context->next_destroyed = NULL;
+    if (destroyed.count)
+        destroyed.last->next_destroyed = context;
+    else
+        destroyed.first = context;
+    destroyed.last = context;
+    if (++destroyed.count <= QUARANTINE)
+        return;
+    CUcontext oldest = destroyed.first;
+    destroyed.first = oldest->next_destroyed;
     destroyed.count--;
-    memset(context, 0, sizeof *context);
-    context->object = (struct sim_object){ .magic = SIM_MAGIC | SIM_KIND_CONTEXT, .size = sizeof *context };
-    return context;
+    sim_object_delete(oldest);
 }
 
 /* An administrator may close a GPU to CUDA, or give it to one process at a time. */
@@ -180,7 +181,7 @@ static CUresult create(struct sim_device *device, unsigned flags, unsigned api_v
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     if (!charge(device, device->hardware->context_bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUcontext context = sim_engine_start(&device->engine) ? context_object() : NULL;
+    CUcontext context = sim_engine_start(&device->engine) ? sim_object_new(SIM_KIND_CONTEXT, sizeof *context) : NULL;
     if (!context) {
         uncharge(device, device->hardware->context_bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -222,13 +223,7 @@ static void destroy(CUcontext context)
     sim_host_free_owned(context);
     uncharge(device, device->hardware->context_bytes + context->limit_bytes);
     count_contexts(device, -1);
-    context->next_destroyed = NULL;
-    if (destroyed.last && destroyed.count)
-        destroyed.last->next_destroyed = context;
-    else
-        destroyed.first = context;
-    destroyed.last = context;
-    destroyed.count++;
+    quarantine(context);
 }
 
 /* A context handle that may be used; destroyed ones have their own answer. */

@@ -11,27 +11,29 @@ struct sim_cuda sim_cuda = { .slot = -1 };
 __thread struct sim_thread sim_thread __attribute__((tls_model("initial-exec")));
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t slot_lock = PTHREAD_MUTEX_INITIALIZER;   /* inside memory locks, unlike init_lock */
 
 /* ---- objects --------------------------------------------------------------------------------------------------------- */
 
 static struct {
     pthread_mutex_t lock;
-    struct sim_object *free[SIM_KIND_COUNT];
+    struct sim_object *free[SIM_KIND_COUNT], *made;
 } objects = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 void *sim_object_new(enum sim_kind kind, size_t size)
 {
     pthread_mutex_lock(&objects.lock);
     struct sim_object *object = objects.free[kind];
-    if (object)
+    if (object) {
         objects.free[kind] = object->next_free;
+    } else if ((object = malloc(size))) {
+        object->next_made = objects.made;
+        objects.made = object;
+    }
     pthread_mutex_unlock(&objects.lock);
     if (!object)
-        object = malloc(size);
-    if (!object)
         return NULL;
-    memset(object, 0, size);
-    object->size = (uint32_t)size;
+    memset((char *)object + sizeof *object, 0, size - sizeof *object);
     object->magic = SIM_MAGIC | (uint32_t)kind;
     return object;
 }
@@ -54,7 +56,7 @@ bool sim_claim_slot(void)
 {
     if (sim_likely(atomic_load_explicit(&sim_cuda.slot, memory_order_acquire) >= 0))
         return true;
-    pthread_mutex_lock(&init_lock);
+    pthread_mutex_lock(&slot_lock);
     int slot = atomic_load(&sim_cuda.slot);
     if (slot < 0) {
         slot = sim_slot_claim(sim_cuda.state);
@@ -66,7 +68,7 @@ bool sim_claim_slot(void)
         }
         atomic_store_explicit(&sim_cuda.slot, slot, memory_order_release);
     }
-    pthread_mutex_unlock(&init_lock);
+    pthread_mutex_unlock(&slot_lock);
     return slot >= 0;
 }
 

@@ -24,7 +24,6 @@
 #define SIM_GRANULE_BYTES (UINT64_C(2) << 20)    /* physical memory is handed out in pages of 2 MiB, as on the real card */
 #define SIM_UNIT_BYTES 512u                      /* alignment of every allocation */
 #define SIM_QUEUE_DEPTH 1024u                    /* launches a stream holds before the next one blocks */
-#define SIM_MAX_STREAM_WAIT_NS 1000000u
 
 #define sim_likely(x) __builtin_expect(!!(x), 1)
 #define sim_unlikely(x) __builtin_expect(!!(x), 0)
@@ -38,8 +37,7 @@ enum sim_kind {
 
 struct sim_object {
     uint32_t magic;                             /* SIM_MAGIC | kind while alive, 0 when deleted */
-    uint32_t size;
-    struct sim_object *next_free;
+    struct sim_object *next_free, *next_made;   /* of its kind; of all, so that a leak checker finds what the application still holds */
 };
 
 void *sim_object_new(enum sim_kind kind, size_t size);      /* zeroed but for the header; NULL without memory */
@@ -54,6 +52,12 @@ static inline bool sim_is(const void *object, enum sim_kind kind)
 
 struct sim_device;
 struct sim_segment;
+
+/* A run of pages of a window's addresses; goes back to the window's list of its size class when its owner is done. */
+struct sim_va_range {
+    uint64_t base, granules;
+    struct sim_va_range *next;
+};
 
 /* A chunk of a segment, described at its first unit; the units behind it are not looked at. */
 struct sim_unit {
@@ -87,6 +91,7 @@ struct sim_segment {
     enum sim_range_kind kind;
     struct sim_device *device;
     struct sim_window *window;
+    struct sim_va_range *range;
     uint64_t base, bytes;
     uint32_t n_units;
     bool touched;                               /* host pages behind it may be in use */
@@ -106,6 +111,7 @@ struct sim_large {
     enum sim_large_kind use;
     struct sim_device *device;                  /* managed: the device whose context made it */
     struct sim_window *window;
+    struct sim_va_range *range;
     uint64_t base, bytes, granules;
     CUcontext owner;
     uint64_t id;
@@ -113,6 +119,7 @@ struct sim_large {
     bool touched;
     struct sim_backing shared;
     struct sim_graph_allocation *graph_allocation;
+    struct sim_large *next_spare;
     int read_mostly, preferred, accessed_by, prefetched;    /* managed: advice; locations are ordinals, CU_DEVICE_CPU or CU_DEVICE_INVALID */
 };
 
@@ -137,14 +144,13 @@ struct sim_mapping {
     uint64_t offset;                            /* in the physical allocation */
     uint64_t first, pages;                      /* the cuMemMap call this page belongs to */
     CUmemAccess_flags access[SIM_MAX_GPUS];
-    CUmemAccess_flags host_access;
 };
 
 struct sim_reservation {
     enum sim_range_kind kind;
     struct sim_device *device;
     struct sim_window *window;
-    uint64_t first_granule, granules;           /* as taken from the window; more than asked for when alignment needs it */
+    struct sim_va_range *range;                 /* larger than asked for when alignment needs it */
     uint64_t base, bytes;                       /* as given to the caller */
     struct sim_mapping *mappings;               /* one per page of [base, base + bytes) */
 };
@@ -157,7 +163,8 @@ struct sim_window {
     int64_t shadow;
     uint64_t next_granule;
     uintptr_t *granules;                        /* what lies on each page: NULL or struct sim_segment / sim_large / sim_reservation */
-    struct sim_va_range *free_ranges[256];
+    struct sim_va_range *free_ranges[256];      /* by size class */
+    struct sim_large *spare_large;              /* descriptions not in use */
 };
 
 struct sim_memory {
@@ -325,7 +332,6 @@ struct CUstream_st {
     struct CUstream_st *next_of_context;        /* under the context lock */
 
     struct sim_capture *capture;                /* under the capture lock of cuda_capture.c; the pointer is read without it */
-    bool capture_origin;
     CUgraphNode *tail;                          /* what the next captured node depends on */
     size_t n_tail, tail_capacity;
 };
@@ -346,6 +352,7 @@ struct sim_engine {
     struct CUstream_st *running;                /* whose head kernel has begun */
 };
 
+bool sim_mutex_init(pthread_mutex_t *mutex);
 bool sim_engine_init(struct sim_engine *engine, struct sim_device *device);
 bool sim_engine_start(struct sim_engine *engine);           /* its thread; once, at the first context */
 
@@ -364,7 +371,6 @@ void sim_engine_wait_event(CUevent event);
 void sim_engine_retire_stream(CUstream stream);             /* destroy now, or when its work is done */
 void sim_engine_empty_legacy(CUcontext context);             /* its queue is idle and will not be used again */
 bool sim_engine_abort(struct sim_engine *engine);           /* drop all work; true when there was some */
-uint64_t sim_engine_last_sequence(CUstream stream);
 
 /* ---- pools and graph memory ------------------------------------------------------------------------------------------ */
 
@@ -438,7 +444,6 @@ struct CUctx_st {
     size_t limits[8];
     uint64_t limit_bytes;                       /* device memory that raised limits cost; under sim_context_lock */
     CUfunc_cache cache_config;
-    CUsharedconfig shared_config;
     bool peers[SIM_MAX_GPUS];
     struct CUstream_st legacy;
     CUstream streams;                           /* the others, linked by next_of_context; under sim_context_lock */

@@ -442,6 +442,8 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
     CUresult result = CUDA_ERROR_INVALID_VALUE;
+    for (int i = 0; i < sim_cuda.n_devices; i++)
+        sim_engine_wait_copies(&sim_cuda.devices[i].engine);    /* their bytes must move along */
     pthread_mutex_lock(&vmm_lock);
     struct sim_physical *physical = physical_of(handle);
     if (physical && physical->properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {

@@ -449,14 +449,6 @@ static void wait_round(struct sim_engine *engine)
 
 static bool stream_reached(const struct CUstream_st *stream, uint64_t sequence) { return stream->count == 0 || head_of(stream)->sequence > sequence; }
 
-uint64_t sim_engine_last_sequence(CUstream stream)
-{
-    pthread_mutex_lock(&stream->engine->lock);
-    uint64_t sequence = stream->last_sequence;
-    pthread_mutex_unlock(&stream->engine->lock);
-    return sequence;
-}
-
 bool sim_engine_stream_done(CUstream stream)
 {
     struct sim_engine *engine = stream->engine;
@@ -605,7 +597,7 @@ static void publish(struct sim_engine *engine, struct CUstream_st *stream, struc
     count_in(engine, work);
     if (first_kernel && engine->pending_kernels)
         publish_activity(engine, now);
-    if (engine->thread_idle)
+    if (engine->thread_idle || has_host_items(work))
         pthread_cond_signal(&engine->work);
 }
 
@@ -761,13 +753,26 @@ static void poke_other_engines(const struct sim_engine *engine)
     }
 }
 
+/* Who waits sees to time himself, so the thread has to be punctual only for what it alone does: host functions. */
 static uint64_t wake_time(const struct sim_engine *engine, uint64_t now)
 {
     if (engine->pending_foreign)
         return now + FOREIGN_QUANTUM_NS;
-    if (!engine->waiters && !engine->pending_host)
+    if (!engine->pending_host)
         return now + QUANTUM_NS;
     return min_u64(max_u64(next_end(engine, now), now), now + WAITED_QUANTUM_NS);
+}
+
+static bool run_one_host_function(struct sim_engine *engine)
+{
+    if (!engine->pending_host)
+        return false;
+    uint64_t now = sim_now_ns();
+    advance(engine, now);
+    struct CUstream_st *stream = stream_at_host_function(engine, now);
+    if (stream)
+        run_host_function(engine, stream);
+    return stream != NULL;
 }
 
 static void *engine_main(void *argument)
@@ -784,20 +789,15 @@ static void *engine_main(void *argument)
             engine->thread_idle = false;
             continue;
         }
-        uint64_t now = sim_now_ns();
-        advance(engine, now);
-        struct CUstream_st *stream = stream_at_host_function(engine, now);
-        if (stream) {
-            run_host_function(engine, stream);
+        if (run_one_host_function(engine))
             continue;
-        }
         if (engine->pending_foreign) {
             pthread_mutex_unlock(&engine->lock);
             poke_other_engines(engine);
             pthread_mutex_lock(&engine->lock);
         }
-        if (engine->pending)
-            cond_wait_until(&engine->work, &engine->lock, wake_time(engine, now));
+        cond_wait_until(&engine->work, &engine->lock, wake_time(engine, sim_now_ns()));
+        advance(engine, sim_now_ns());
     }
     return NULL;
 }
@@ -811,12 +811,22 @@ static void cond_init(pthread_cond_t *cond)
     pthread_condattr_destroy(&attr);
 }
 
+bool sim_mutex_init(pthread_mutex_t *mutex)
+{
+    pthread_mutexattr_t attr;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);    /* held for nanoseconds: spin before going to sleep */
+    bool made = pthread_mutex_init(mutex, &attr) == 0;
+    pthread_mutexattr_destroy(&attr);
+    return made;
+}
+
 bool sim_engine_init(struct sim_engine *engine, struct sim_device *device)
 {
     engine->device = device;
     cond_init(&engine->progress);
     cond_init(&engine->work);
-    return pthread_mutex_init(&engine->lock, NULL) == 0;
+    return sim_mutex_init(&engine->lock);
 }
 
 bool sim_engine_start(struct sim_engine *engine)

@@ -29,20 +29,13 @@
 #define WINDOW_BYTES_MIN (UINT64_C(4) << 30)
 #define LOW_WINDOW_BYTES (UINT64_C(1) << 30)    /* for the 32-bit pointers of the oldest entry points */
 
-struct sim_va_range {
-    uint64_t first;
-    struct sim_va_range *next;
-};
-
 static struct {
     uint64_t base, bytes_each;
     int n_devices;
     struct sim_device *devices;
     pthread_mutex_t lock;               /* of the two windows that belong to no device */
     struct sim_window managed, low;
-    struct sim_va_range *spare_ranges;  /* under `range_lock` */
-    pthread_mutex_t range_lock;
-} space = { .lock = PTHREAD_MUTEX_INITIALIZER, .range_lock = PTHREAD_MUTEX_INITIALIZER };
+} space = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 uint64_t sim_next_id(void)
 {
@@ -58,13 +51,32 @@ static void *map_nothing(void *hint, uint64_t bytes, int protection, int flags)
     return at == MAP_FAILED ? NULL : at;
 }
 
+/* A leak checker in the process does not look into mappings by itself, and would call what only our tables know lost. */
+extern void __lsan_register_root_region(const void *start, size_t bytes) __attribute__((weak));
+extern void __lsan_unregister_root_region(const void *start, size_t bytes) __attribute__((weak));
+
+static void *map_table(uint64_t bytes)
+{
+    void *table = map_nothing(NULL, bytes, PROT_READ | PROT_WRITE, 0);
+    if (table && __lsan_register_root_region)
+        __lsan_register_root_region(table, bytes);
+    return table;
+}
+
+static void unmap_table(void *table, uint64_t bytes)
+{
+    if (__lsan_unregister_root_region)
+        __lsan_unregister_root_region(table, bytes);
+    munmap(table, bytes);
+}
+
 static bool window_open(struct sim_window *window, pthread_mutex_t *lock, uint64_t base, uint64_t bytes, int64_t shadow)
 {
     window->lock = lock;
     window->base = base;
     window->bytes = bytes;
     window->shadow = shadow;
-    window->granules = map_nothing(NULL, bytes / SIM_GRANULE_BYTES * sizeof *window->granules, PROT_READ | PROT_WRITE, 0);
+    window->granules = map_table(bytes / SIM_GRANULE_BYTES * sizeof *window->granules);
     return window->granules != NULL;
 }
 
@@ -106,7 +118,8 @@ static void open_low_window(void)
         if (!at)
             continue;
         uint64_t base = (uint64_t)(uintptr_t)at;
-        void *shadow = base + LOW_WINDOW_BYTES <= UINT64_C(0x100000000) ? map_nothing(NULL, LOW_WINDOW_BYTES, PROT_READ | PROT_WRITE, 0) : NULL;
+        bool is_low = base + LOW_WINDOW_BYTES <= UINT64_C(0x100000000);
+        void *shadow = is_low ? map_nothing(NULL, LOW_WINDOW_BYTES, PROT_READ | PROT_WRITE, 0) : NULL;
         if (shadow && window_open(&space.low, &space.lock, base, LOW_WINDOW_BYTES, (int64_t)((uint64_t)(uintptr_t)shadow - base)))
             return;
         munmap(at, LOW_WINDOW_BYTES);
@@ -123,9 +136,9 @@ bool sim_memory_init(struct sim_device *devices, int n_devices)
     space.devices = devices;
     for (int i = 0; i < n_devices; i++) {
         struct sim_memory *memory = &devices[i].memory;
-        pthread_mutex_init(&memory->lock, NULL);
+        int64_t shadow = (int64_t)(each * (uint64_t)n_devices + each);
         memory->file = -1;
-        if (!window_open(&memory->window, &memory->lock, space.base + each * (uint64_t)i, each, (int64_t)(each * (uint64_t)n_devices + each)))
+        if (!sim_mutex_init(&memory->lock) || !window_open(&memory->window, &memory->lock, space.base + each * (uint64_t)i, each, shadow))
             return false;
     }
     open_low_window();
@@ -182,50 +195,26 @@ static uint32_t size_class(uint64_t *granules)
     return 16 + shift * 8 + (uint32_t)(top - 8);
 }
 
-static struct sim_va_range *range_object(void)
-{
-    pthread_mutex_lock(&space.range_lock);
-    struct sim_va_range *range = space.spare_ranges;
-    if (range)
-        space.spare_ranges = range->next;
-    pthread_mutex_unlock(&space.range_lock);
-    return range ? range : malloc(sizeof *range);
-}
-
-static void range_object_done(struct sim_va_range *range)
-{
-    pthread_mutex_lock(&space.range_lock);
-    range->next = space.spare_ranges;
-    space.spare_ranges = range;
-    pthread_mutex_unlock(&space.range_lock);
-}
-
-/* Address of `granules` free pages, 0 when the window is used up. The window's lock is held. */
-static uint64_t va_take(struct sim_window *window, uint64_t granules)
+/* `granules` free pages or somewhat more; NULL when the window is used up. The window's lock is held. */
+static struct sim_va_range *va_take(struct sim_window *window, uint64_t granules)
 {
     uint32_t class = size_class(&granules);
     struct sim_va_range *range = window->free_ranges[class];
-    uint64_t first;
     if (range) {
         window->free_ranges[class] = range->next;
-        first = range->first;
-        range_object_done(range);
-    } else {
-        if (granules > window->bytes / SIM_GRANULE_BYTES - window->next_granule)
-            return 0;
-        first = window->next_granule;
-        window->next_granule += granules;
+        return range;
     }
-    return window->base + first * SIM_GRANULE_BYTES;
+    if (granules > window->bytes / SIM_GRANULE_BYTES - window->next_granule || !(range = malloc(sizeof *range)))
+        return NULL;
+    *range = (struct sim_va_range){ .base = window->base + window->next_granule * SIM_GRANULE_BYTES, .granules = granules };
+    window->next_granule += granules;
+    return range;
 }
 
-static void va_give(struct sim_window *window, uint64_t address, uint64_t granules)
+static void va_give(struct sim_window *window, struct sim_va_range *range)
 {
+    uint64_t granules = range->granules;
     uint32_t class = size_class(&granules);
-    struct sim_va_range *range = range_object();
-    if (!range)
-        return;     /* the addresses are lost to this process, the memory is not */
-    range->first = (address - window->base) / SIM_GRANULE_BYTES;
     range->next = window->free_ranges[class];
     window->free_ranges[class] = range;
 }
@@ -403,25 +392,26 @@ static uint64_t segment_object_bytes(uint64_t bytes) { return sizeof(struct sim_
 struct sim_segment *sim_segment_new(struct sim_device *device, struct sim_heap *heap, CUmemoryPool pool, uint64_t bytes)
 {
     struct sim_window *window = &device->memory.window;
-    uint64_t base = va_take(window, bytes / SIM_GRANULE_BYTES);
+    struct sim_va_range *range = va_take(window, bytes / SIM_GRANULE_BYTES);
     /* Descriptions of units cost memory only where a chunk begins: the array is mapped, not filled. */
-    struct sim_segment *segment = base ? map_nothing(NULL, segment_object_bytes(bytes), PROT_READ | PROT_WRITE, 0) : NULL;
+    struct sim_segment *segment = range ? map_table(segment_object_bytes(bytes)) : NULL;
     if (!segment) {
-        if (base)
-            va_give(window, base, bytes / SIM_GRANULE_BYTES);
+        if (range)
+            va_give(window, range);
         return NULL;
     }
     segment->kind = SIM_RANGE_SEGMENT;
     segment->device = device;
     segment->window = window;
-    segment->base = base;
+    segment->range = range;
+    segment->base = range->base;
     segment->bytes = bytes;
     segment->n_units = (uint32_t)(bytes / SIM_UNIT_BYTES);
     segment->heap = heap;
     segment->pool = pool;
     segment->units[0].segment = segment;
     segment->units[0].length = segment->n_units;
-    set_granules(window, base, bytes / SIM_GRANULE_BYTES, segment);
+    set_granules(window, segment->base, bytes / SIM_GRANULE_BYTES, segment);
     heap_insert(heap, &segment->units[0]);
     return segment;
 }
@@ -439,8 +429,8 @@ void sim_segment_delete(struct sim_segment *segment)
     set_granules(segment->window, segment->base, segment->bytes / SIM_GRANULE_BYTES, NULL);
     if (segment->touched)
         drop_pages(segment->window, segment->base, segment->bytes);
-    va_give(segment->window, segment->base, segment->bytes / SIM_GRANULE_BYTES);
-    munmap(segment, segment_object_bytes(segment->bytes));
+    va_give(segment->window, segment->range);
+    unmap_table(segment, segment_object_bytes(segment->bytes));
 }
 
 /* A charged 2 MiB segment, all free, in the heap of small allocations. */
@@ -520,16 +510,21 @@ static void free_unit(struct sim_unit *unit)
 /* A description and addresses; the window's lock is held. */
 static struct sim_large *large_place(struct sim_device *device, struct sim_window *window, enum sim_large_kind use, CUcontext owner, uint64_t bytes)
 {
-    struct sim_large *large = malloc(sizeof *large);
-    uint64_t granules = granules_for(bytes), base = large ? va_take(window, granules) : 0;
-    if (!base) {
+    struct sim_large *large = window->spare_large;
+    if (large)
+        window->spare_large = large->next_spare;
+    else
+        large = malloc(sizeof *large);
+    uint64_t granules = granules_for(bytes);
+    struct sim_va_range *range = large ? va_take(window, granules) : NULL;
+    if (!range) {
         free(large);
         return NULL;
     }
-    *large = (struct sim_large){ .kind = SIM_RANGE_LARGE, .use = use, .device = device, .window = window, .base = base, .bytes = bytes,
-                                 .granules = granules, .owner = owner, .id = sim_next_id(),
+    *large = (struct sim_large){ .kind = SIM_RANGE_LARGE, .use = use, .device = device, .window = window, .range = range, .base = range->base,
+                                 .bytes = bytes, .granules = granules, .owner = owner, .id = sim_next_id(),
                                  .preferred = CU_DEVICE_INVALID, .accessed_by = CU_DEVICE_INVALID, .prefetched = CU_DEVICE_INVALID };
-    set_granules(window, base, granules, large);
+    set_granules(window, large->base, granules, large);
     return large;
 }
 
@@ -541,8 +536,9 @@ static void large_remove(struct sim_large *large)
         stop_sharing(large->window, large->base, bytes, &large->shared);
     else if (large->touched)
         drop_pages(large->window, large->base, bytes);
-    va_give(large->window, large->base, large->granules);
-    free(large);
+    va_give(large->window, large->range);
+    large->next_spare = large->window->spare_large;
+    large->window->spare_large = large;
 }
 
 struct sim_large *sim_large_new(struct sim_device *device, enum sim_large_kind use, CUcontext owner, uint64_t bytes)
@@ -778,21 +774,20 @@ struct sim_reservation *sim_reservation_new(struct sim_device *device, uint64_t 
     uint64_t granules = bytes / SIM_GRANULE_BYTES;
     struct sim_reservation *reservation = calloc(1, sizeof *reservation);
     /* One entry per page, mapped rather than filled: reservations are far larger than what is mapped into them. */
-    struct sim_mapping *mappings = map_nothing(NULL, granules * sizeof *mappings, PROT_READ | PROT_WRITE, 0);
+    struct sim_mapping *mappings = map_table(granules * sizeof *mappings);
     pthread_mutex_lock(window->lock);
-    uint64_t first = reservation && mappings ? va_take(window, granules + slack) : 0;
-    if (first) {
-        uint64_t base = alignment ? (first + alignment - 1) / alignment * alignment : first;
-        *reservation = (struct sim_reservation){ .kind = SIM_RANGE_RESERVATION, .device = device, .window = window,
-                                                 .first_granule = first, .granules = granules + slack,
+    struct sim_va_range *range = reservation && mappings ? va_take(window, granules + slack) : NULL;
+    if (range) {
+        uint64_t base = alignment ? (range->base + alignment - 1) / alignment * alignment : range->base;
+        *reservation = (struct sim_reservation){ .kind = SIM_RANGE_RESERVATION, .device = device, .window = window, .range = range,
                                                  .base = base, .bytes = bytes, .mappings = mappings };
         set_granules(window, base, granules, reservation);
     }
     pthread_mutex_unlock(window->lock);
-    if (first)
+    if (range)
         return reservation;
     if (mappings)
-        munmap(mappings, granules * sizeof *mappings);
+        unmap_table(mappings, granules * sizeof *mappings);
     free(reservation);
     return NULL;
 }
@@ -807,8 +802,8 @@ void sim_reservation_delete(struct sim_reservation *reservation)
 {
     uint64_t granules = reservation->bytes / SIM_GRANULE_BYTES;
     set_granules(reservation->window, reservation->base, granules, NULL);
-    va_give(reservation->window, reservation->first_granule, reservation->granules);
-    munmap(reservation->mappings, granules * sizeof *reservation->mappings);
+    va_give(reservation->window, reservation->range);
+    unmap_table(reservation->mappings, granules * sizeof *reservation->mappings);
     free(reservation);
 }
 

@@ -4,7 +4,7 @@
 SIM_COMMON := state process topology topology_parse mig
 
 SIM_CUDA := engine memory cuda_init cuda_error cuda_device cuda_context cuda_memory cuda_host cuda_copy cuda_array cuda_vmm cuda_pool cuda_ipc \
-            cuda_module cuda_launch cuda_stream cuda_graph cuda_capture cuda_legacy cuda_entry
+            cuda_module cuda_launch cuda_stream cuda_graph cuda_graph_exec cuda_capture cuda_legacy cuda_entry
 
 sim_objects = $(patsubst %,$(OUT)/obj/sim/%.o,$(1))
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -87,6 +88,7 @@ pid_t test_spawn(void (*body)(void *), void *argument)
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);   /* a case that fails leaves nobody behind */
         body(argument);
         fflush(stdout);
         _exit(0);

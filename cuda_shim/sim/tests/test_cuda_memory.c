@@ -201,6 +201,68 @@ static void kills_in_the_middle_leave_no_trace(void)
     CHECK_EQUAL(atomic_load(&test_state()->gpus[0].repair), 0);
 }
 
+/* Die at each of the places where a kill could hit a change, which random kills meet too rarely to rely on. */
+struct half_done {
+    bool in_domain, in_slot;
+};
+
+static void die_half_way(void *argument)
+{
+    const struct half_done *half = argument;
+    struct sim_state *state = test_state();
+    struct sim_process self;
+    int cursor = 0;
+    test_context(0);
+    do
+        CHECK(sim_next_process(state, &cursor, &self));
+    while (self.pid != getpid());
+    struct sim_slot_gpu *held = &state->slots[self.slot].gpus[0];
+    atomic_store(&held->intent_bytes, 64 * MIB);
+    if (half->in_domain)
+        atomic_fetch_add(&state->gpus[0].used_bytes, 64 * MIB);
+    if (half->in_slot)
+        atomic_fetch_add(&held->used_bytes, 64 * MIB);
+    raise(SIGKILL);
+}
+
+static void half_done_change_of_a_dead_process_is_repaired(void)
+{
+    struct half_done halves[] = { { false, false }, { true, false }, { false, true }, { true, true } };
+    struct holder holder = { 1 * GIB, test_shared(4) };
+    uint64_t price = test_state()->topology.gpus[0].context_bytes;
+    pid_t bystander;
+    for (size_t i = 0; i < COUNT(halves); i++) {
+        test_reap(test_spawn(die_half_way, &halves[i]), SIGKILL);
+        CHECK_EQUAL(test_used(0), 0);
+    }
+    bystander = test_spawn(hold_until_killed, &holder);
+    test_await(holder.ready, 1);
+    for (size_t i = 0; i < COUNT(halves); i++) {
+        test_reap(test_spawn(die_half_way, &halves[i]), SIGKILL);
+        CHECK_EQUAL(test_used(0), 1 * GIB + price);
+    }
+    kill(bystander, SIGKILL);
+    test_reap(bystander, SIGKILL);
+}
+
+static void die_with_the_lock(void *unused)
+{
+    (void)unused;
+    test_context(0);
+    sim_lock(test_state());
+    atomic_fetch_add(&test_state()->gpus[0].used_bytes, 999 * MIB);
+    raise(SIGKILL);
+}
+
+static void lock_of_a_dead_process_is_taken_over_and_its_damage_repaired(void)
+{
+    CUdeviceptr pointer;
+    test_reap(test_spawn(die_with_the_lock, NULL), SIGKILL);
+    CHECK_EQUAL(test_used(0), 0);
+    test_context(0);
+    OK(cuMemAlloc_v2(&pointer, 14 * GIB));
+}
+
 /* ---- bytes ----------------------------------------------------------------------------------------------------------- */
 
 static void bytes_survive_the_trip(void)
@@ -783,6 +845,8 @@ static const struct test_case cases[] = {
     CASE(killed_process_gives_its_memory_back, "t4x2"),
     CASE(refused_process_finds_the_memory_of_a_killed_one, "t4x2"),
     CASE(kills_in_the_middle_leave_no_trace, "t4x2"),
+    CASE(half_done_change_of_a_dead_process_is_repaired, "t4x2"),
+    CASE(lock_of_a_dead_process_is_taken_over_and_its_damage_repaired, "t4x2"),
     CASE(bytes_survive_the_trip, "t4x2"),
     CASE(rectangles_and_boxes, "t4x2"),
     CASE(arrays_hold_texels_and_cost_memory, "t4x2"),
