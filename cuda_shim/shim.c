@@ -9,6 +9,8 @@
 #include "interpose/allocations.h"
 #include "interpose/context.h"
 #include "interpose/deferred.h"
+#include "interpose/measure.h"
+#include "interpose/module.h"
 #include "interpose/object.h"
 #include "interpose/pace.h"
 #include "interpose/reservoir.h"
@@ -66,6 +68,8 @@ static void after_fork_in_child(void)
 	aq_vmm_forget();
 	aq_graphs_forget();
 	aq_contexts_forget();
+	aq_modules_forget();
+	aq_measure_forget();
 	aq_deferred_forget();
 	aq_reservoirs_forget();
 }

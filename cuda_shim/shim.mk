@@ -2,7 +2,7 @@
 # They come from the same objects and the same hook tables; the version scripts are the tables, expanded.
 
 SHIM_COMMON := log region/limits region/region region/container account/account account/map interpose/object
-SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/context_cost interpose/memory \
+SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/module interpose/memory \
                interpose/deferred interpose/reservoir interpose/pool interpose/vmm interpose/array interpose/launch interpose/pace interpose/submit \
                limit/bucket limit/control limit/cost limit/priority \
                interpose/driver_nvml interpose/own_use

@@ -1,7 +1,8 @@
 """The bytes of a container's ``limits`` and ``region`` files: encode what the agent grants, decode what the container uses.
 
-The ABI and its reasons are in cuda_shim/region/layout.h; this is its mirror (version 1.0), and a test compiles the header and
-compares the two. Pure: bytes in, values out. Opening, writing in the given order and probing locks belong to the adapter.
+The ABI and its reasons are in cuda_shim/region/layout.h; this is its mirror (version 1.1; a region of version 1.0 is read too), and a
+test compiles the header and compares the two. Pure: bytes in, values out. Opening, writing in the given order and probing locks belong to
+the adapter.
 
 Kept true: what a tenant writes into ``region`` can make its own numbers wrong and nothing else. Every field is bounds-checked, nothing
 is followed, and a broken header is a RegionError with a sentence.
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 ABI_MAJOR: Final = 1
-ABI_MINOR: Final = 0
+ABI_MINOR: Final = 1
 LIMITS_MAGIC: Final = 0x314D494C51414C41
 REGION_MAGIC: Final = 0x314E474551414C41
 MAX_DEVICES: Final = 16
@@ -24,16 +25,22 @@ MEMORY_UNLIMITED: Final = 2**64 - 1
 
 LIMITS_HEADER: Final = struct.Struct("<QHHIQIIIIII208x")
 LIMITS_DEVICE: Final = struct.Struct(f"<{UUID_BYTES}sQQQQIIiIII88x")
-REGION_HEADER: Final = struct.Struct("<QHHIIIIIIIQQQ192x")
-REGION_DEVICE: Final = struct.Struct("<QQ112x")
+REGION_HEADER: Final = struct.Struct("<QHHIIIIIIIQQQII184x")
+REGION_DEVICE: Final = struct.Struct("<QQQ104x")
+BUCKET: Final = struct.Struct("<qqqqQIiI4x")
+BUCKET_OFFSET: Final = 64
+"""Of the compute bucket (cuda_shim/limit/bucket.h) in a region's device line."""
 SLOT_HEADER: Final = struct.Struct("<IIIIQ104x")
-SLOT_DEVICE: Final = struct.Struct("<QQQQQQQQQQQQQI20x")
+SLOT_DEVICE: Final = struct.Struct("<QQQQQQQQQQQQQI4xQ8x")
+VIRTUAL_DEVICE: Final = struct.Struct("<QQQQ32x")
 
 LIMITS_BYTES: Final = LIMITS_HEADER.size + MAX_DEVICES * LIMITS_DEVICE.size
 REGION_DEVICE_OFFSET: Final = 256
 REGION_SLOT_OFFSET: Final = 4096
 SLOT_BYTES: Final = SLOT_HEADER.size + MAX_DEVICES * SLOT_DEVICE.size
-REGION_BYTES: Final = REGION_SLOT_OFFSET + SLOT_COUNT * SLOT_BYTES
+VIRTUAL_ROW_BYTES: Final = MAX_DEVICES * VIRTUAL_DEVICE.size
+REGION_VIRTUAL_OFFSET: Final = REGION_SLOT_OFFSET + SLOT_COUNT * SLOT_BYTES
+REGION_BYTES: Final = REGION_VIRTUAL_OFFSET + SLOT_COUNT * VIRTUAL_ROW_BYTES
 REPAIR_LOCK_OFFSET: Final = 0
 
 GENERATION_OFFSET: Final = 16
@@ -65,7 +72,7 @@ class DeviceLimit:
     memory_bytes: int = MEMORY_UNLIMITED
     """All device memory of the container's processes together, contexts included."""
     burst_bytes: int = 0
-    """Ceiling with oversubscription; 0 = none."""
+    """Ceiling of device memory and managed memory together; not above ``memory_bytes`` = no oversubscription."""
     context_bytes: int = 0
     """What one context costs on this device, as measured; 0 = the shim measures."""
     overhead_bytes: int = 0
@@ -114,6 +121,10 @@ class SlotDevice:
     launches: int
     busy_ns: int
     throttled_ns: int
+    module_bytes: int = 0
+    """Of the bytes in use: code and variables of loaded modules, as the shim measured them."""
+    virtual_bytes: int = 0
+    """Managed memory that may leave the device (oversubscription). Not part of ``used_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +152,17 @@ class RegionSnapshot:
     """Slots that are taken, in slot order, dead ones included."""
     reaped_slots: int
     repaired_bytes: int
+    line_virtual_bytes: tuple[int, ...] = (0,) * MAX_DEVICES
+    """Per device, the word that virtual memory is judged by: at least the sum over living slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeCounters:
+    """What a container's processes together paid for GPU time on one device, the dead ones included. Counted only under a ceiling."""
+
+    paid_ns: int
+    starved_at_ns: int
+    """When a process last had to wait for its share, by CLOCK_MONOTONIC; 0 = never."""
 
 
 def encode_limits(limits: Limits, *, generation: int = FIRST_GENERATION) -> bytes:
@@ -183,9 +205,16 @@ def limits_update(limits: Limits, *, current: bytes) -> tuple[Write, ...]:
     )
 
 
-def decode_limits(data: bytes) -> Limits:
+def is_interrupted(data: bytes) -> bool:
+    """Whether the writer of a ``limits`` file is at work or died half way. Raises RegionError."""
+    return _generation(data) % 2 == 1
+
+
+def decode_limits(data: bytes, *, interrupted_too: bool = False) -> Limits:
     """Decode a ``limits`` file at rest.
 
+    Args:   interrupted_too: for its only writer, who knows that nobody is at work: take the file as another writer left it when it
+                died. All that counts is written in one write, so it is whole, old or new.
     Raises: RegionError: wrong magic or major version, truncated, mid-write, or its checksum does not fit.
     """
     if len(data) < LIMITS_HEADER.size:
@@ -195,9 +224,10 @@ def decode_limits(data: bytes) -> Limits:
     end = header_bytes + count * stride
     if header_bytes < LIMITS_HEADER.size or stride < LIMITS_DEVICE.size or count > MAX_DEVICES or end > len(data):
         raise RegionError(f"limits: header of {header_bytes} and {count} devices of {stride} bytes do not fit {len(data)} bytes")
-    if generation % 2:
+    interrupted = generation % 2 == 1
+    if interrupted and not interrupted_too:
         raise RegionError(f"limits: generation {generation} is odd: a writer is at work or died")
-    if zlib.crc32(data[CHECKED_FROM:end]) != checksum:
+    if not interrupted and zlib.crc32(data[CHECKED_FROM:end]) != checksum:
         raise RegionError("limits: the checksum does not fit the content")
     devices = tuple(_decode_device(data, header_bytes + index * stride) for index in range(count))
     return Limits(devices, fail_open=bool(flags & POLICY_FAIL_OPEN), log_level=log_level)
@@ -209,6 +239,7 @@ def empty_region() -> bytes:
         REGION_MAGIC, ABI_MAJOR, ABI_MINOR, REGION_HEADER.size,
         REGION_DEVICE_OFFSET, REGION_DEVICE.size, MAX_DEVICES,
         REGION_SLOT_OFFSET, SLOT_BYTES, SLOT_COUNT, REGION_BYTES, 0, 0,
+        REGION_VIRTUAL_OFFSET, VIRTUAL_ROW_BYTES,
     )  # fmt: skip
     return header.ljust(REGION_BYTES, b"\0")
 
@@ -222,11 +253,13 @@ def decode_region(data: bytes | memoryview) -> RegionSnapshot:
     if len(data) < REGION_HEADER.size:
         raise RegionError(f"region: {len(data)} bytes, want at least {REGION_HEADER.size}")
     fields = REGION_HEADER.unpack_from(data)
-    magic, major, _, _, device_offset, device_stride, device_count, slot_offset, slot_stride, slot_count, _, reaped, repaired = fields
+    magic, major, _, _, device_offset, device_stride, device_count, *tables = fields
+    slot_offset, slot_stride, slot_count, _, reaped, repaired, virtual_offset, virtual_stride = tables
     _check_version("region", REGION_MAGIC, magic, major)
     fits = (
         device_count == MAX_DEVICES and device_stride >= REGION_DEVICE.size and device_offset + device_count * device_stride <= slot_offset
         and slot_stride >= SLOT_BYTES and slot_count <= 2**16 and slot_offset + slot_count * slot_stride <= len(data)
+        and (not virtual_offset or (virtual_stride >= VIRTUAL_ROW_BYTES and virtual_offset + slot_count * virtual_stride <= len(data)))
     )  # fmt: skip
     if not fits:
         raise RegionError(
@@ -234,11 +267,31 @@ def decode_region(data: bytes | memoryview) -> RegionSnapshot:
             f"at {slot_offset} do not fit {len(data)} bytes"
         )
     lines = [REGION_DEVICE.unpack_from(data, device_offset + index * device_stride) for index in range(device_count)]
-    slots = (_decode_slot(data, slot_offset + index * slot_stride, index) for index in range(slot_count))
+    slots = (
+        _decode_slot(data, slot_offset + index * slot_stride, index, virtual_offset + index * virtual_stride if virtual_offset else None)
+        for index in range(slot_count)
+    )
     return RegionSnapshot(
-        line_used_bytes=tuple(used for used, _ in lines), measured_context_bytes=tuple(context for _, context in lines),
+        line_used_bytes=tuple(used for used, _, _ in lines), measured_context_bytes=tuple(context for _, context, _ in lines),
         slots=tuple(slot for slot in slots if slot is not None), reaped_slots=reaped, repaired_bytes=repaired,
+        line_virtual_bytes=tuple(pageable for _, _, pageable in lines),
     )  # fmt: skip
+
+
+def decode_compute(data: bytes | memoryview) -> tuple[ComputeCounters, ...]:
+    """Decode the compute buckets of a region, by device.
+
+    Args:   data: at least the first REGION_SLOT_OFFSET bytes of the file.
+    Raises: RegionError: wrong magic or major version, or offsets that do not fit the data.
+    """
+    if len(data) < REGION_HEADER.size:
+        raise RegionError(f"region: {len(data)} bytes, want at least {REGION_HEADER.size}")
+    magic, major, _, _, offset, stride, count, *_ = REGION_HEADER.unpack_from(data)
+    _check_version("region", REGION_MAGIC, magic, major)
+    if count != MAX_DEVICES or stride < REGION_DEVICE.size or offset + count * stride > len(data):
+        raise RegionError(f"region: {count} devices of {stride} bytes at {offset} do not fit {len(data)} bytes")
+    buckets = (BUCKET.unpack_from(data, offset + index * stride + BUCKET_OFFSET) for index in range(count))
+    return tuple(ComputeCounters(paid_ns, starved_at_ns) for _, _, starved_at_ns, _, paid_ns, *_ in buckets)
 
 
 def slot_offset(index: int) -> int:
@@ -287,24 +340,32 @@ def _decode_device(data: bytes, offset: int) -> DeviceLimit:
     return DeviceLimit(name, memory, burst, context, overhead, percent, weight, priority, bool(pause), line)
 
 
-def _decode_slot(data: bytes | memoryview, offset: int, index: int) -> Slot | None:
+def _decode_slot(data: bytes | memoryview, offset: int, index: int, row: int | None) -> Slot | None:
     state, pid, host_pid, _, start_ticks = SLOT_HEADER.unpack_from(data, offset)
     if state == SLOT_FREE:
         return None
     first = offset + SLOT_HEADER.size
-    devices = (_decode_slot_device(data, first + position * SLOT_DEVICE.size) for position in range(MAX_DEVICES))
+    devices = (
+        _decode_slot_device(data, first + position * SLOT_DEVICE.size, None if row is None else row + position * VIRTUAL_DEVICE.size)
+        for position in range(MAX_DEVICES)
+    )
     return Slot(index, pid, host_pid, start_ticks, tuple(devices))
 
 
-def _decode_slot_device(data: bytes | memoryview, offset: int) -> SlotDevice:
+def _decode_slot_device(data: bytes | memoryview, offset: int, ledger: int | None) -> SlotDevice:
     fields = SLOT_DEVICE.unpack_from(data, offset)
-    _, charged, uncharged, _, context, managed, pool, array, refusals, last_refused, launches, busy, throttled, contexts = fields
-    used = (charged - uncharged) % _WORD
+    _, charged, uncharged, _, context, managed, pool, array, refusals, last_refused, launches, busy, throttled, contexts, module = fields
+    _, virtual_charged, virtual_uncharged, _ = (0, 0, 0, 0) if ledger is None else VIRTUAL_DEVICE.unpack_from(data, ledger)
     return SlotDevice(
-        used_bytes=used if used < _WORD // 2 else 0,  # for an instant a refused charge counts on one side only
+        used_bytes=_in_use(charged, uncharged), module_bytes=module, virtual_bytes=_in_use(virtual_charged, virtual_uncharged),
         context_bytes=context, managed_bytes=managed, pool_bytes=pool, array_bytes=array, contexts=contexts,
         refusals=refusals, last_refused_bytes=last_refused, launches=launches, busy_ns=busy, throttled_ns=throttled,
     )  # fmt: skip
+
+
+def _in_use(charged: int, uncharged: int) -> int:
+    used = (charged - uncharged) % _WORD
+    return used if used < _WORD // 2 else 0  # for an instant a refused charge counts on one side only
 
 
 def _generation(data: bytes) -> int:

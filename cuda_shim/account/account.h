@@ -19,6 +19,8 @@ enum aq_kind {
 	AQ_POOL,
 	AQ_ARRAY,
 	AQ_CONTEXT,
+	AQ_MODULE,
+	AQ_VIRTUAL, /* managed memory of a container that oversubscribes: counted in the virtual ledger, not in the device's */
 };
 
 /* Begin to charge. `reclaim` is asked to give memory of a device back before a charge is refused; true = something may have come back. */
@@ -33,6 +35,14 @@ void aq_charge_taken(int device, enum aq_kind kind, uint64_t bytes);
 void aq_uncharge(int device, enum aq_kind kind, uint64_t bytes);
 /* Count a refusal that was decided elsewhere. */
 void aq_refused(int device, uint64_t bytes);
+
+/* May the container hold more than its device memory, as managed memory? */
+bool aq_account_oversubscribed(int device);
+/* Is nothing left of the container's device memory? */
+bool aq_account_full(int device);
+/* What this process holds of a device, virtual memory included; and all processes of the container together. */
+uint64_t aq_account_own_bytes(int device);
+uint64_t aq_account_container_bytes(int device);
 
 /* What the container may hold and what is left of it. */
 struct aq_view {

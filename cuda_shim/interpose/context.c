@@ -9,8 +9,9 @@
 #include <string.h>
 
 #include "interpose/allocations.h"
-#include "interpose/context_cost.h"
 #include "interpose/driver.h"
+#include "interpose/measure.h"
+#include "interpose/module.h"
 #include "interpose/pace.h"
 #include "interpose/reservoir.h"
 #include "shim.h"
@@ -109,6 +110,7 @@ void aq_contexts_forget(void)
 static void begun(int device)
 {
 	aq_account_contexts_add(device, 1);
+	aq_modules_context_begun(device);
 	atomic_fetch_add(&epoch, 1);
 }
 
@@ -116,6 +118,7 @@ static void ended(const struct aq_place *place, uint64_t context_bytes)
 {
 	atomic_fetch_add(&epoch, 1);
 	aq_allocations_drop(place->device, place->owner);
+	aq_modules_context_ended(place->device, place->owner);
 	aq_pace_context_ended(place->device, place->owner);
 	aq_reservoirs_settle(place->device);
 	aq_uncharge(place->device, AQ_CONTEXT, context_bytes);
@@ -126,7 +129,7 @@ static void ended(const struct aq_place *place, uint64_t context_bytes)
 static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(void *), void (*unmake)(void *), void *call)
 {
 	int device = aq_device_of(ordinal);
-	struct aq_cost_sample before;
+	struct aq_sample_bytes before, after;
 
 	*cost = aq_account_context_bytes(device);
 	if (device == AQ_NO_DEVICE || *cost) {
@@ -137,11 +140,14 @@ static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(
 			aq_uncharge(device, AQ_CONTEXT, *cost);
 		return result;
 	}
-	aq_cost_sample(aq_device_uuid(device), &before);
+	before = aq_measure(aq_device_uuid(device));
 	CUresult result = make(call);
 	if (result != CUDA_SUCCESS)
 		return result;
-	*cost = aq_cost_since(aq_device_uuid(device), &before);
+	after = aq_measure(aq_device_uuid(device));
+	*cost = aq_measured_growth(&before, &after);
+	if (!*cost)
+		aq_log_warn("cannot tell what a context on %s costs: NVML does not say, and the agent gave no figure", aq_device_uuid(device));
 	if (!aq_charge(device, AQ_CONTEXT, *cost)) {
 		unmake(call);
 		return CUDA_ERROR_OUT_OF_MEMORY;

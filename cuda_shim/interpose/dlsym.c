@@ -8,12 +8,12 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <string.h>
 
 #include "interpose/driver.h"
 #include "interpose/nvml.h"
 #include "interpose/object.h"
 #include "interpose/table.h"
+#include "interpose/text.h"
 
 #define NAME_SLOTS 1024u /* a power of two, several times the rows of both tables */
 
@@ -59,7 +59,7 @@ static unsigned place_of(const char *name)
 	for (const char *c = name; *c; c++)
 		place = (place ^ (unsigned char)*c) * 16777619u;
 	place %= NAME_SLOTS;
-	while (names[place] && strcmp(names[place]->symbol, name))
+	while (names[place] && !aq_text_is(names[place]->symbol, name))
 		place = (place + 1) % NAME_SLOTS;
 	return place;
 }
@@ -174,9 +174,9 @@ static const struct aq_hook *hook_of(const char *name)
 struct answer aq_dlsym_ask(void *handle, const char *name)
 {
 	be_prepared();
-	if (name && !strcmp(name, "dlsym"))
+	if (name && aq_text_is(name, "dlsym"))
 		return lookup_itself(aq_libc_dlsym(handle, name), (void *)dlsym);
-	if (name && !strcmp(name, "dlvsym"))
+	if (name && aq_text_is(name, "dlvsym"))
 		return lookup_itself(aq_libc_dlsym(handle, name), (void *)dlvsym);
 	const struct aq_hook *hook = hook_of(name);
 	if (!hook)
@@ -190,9 +190,9 @@ struct answer aq_dlsym_ask(void *handle, const char *name)
 struct answer aq_dlvsym_ask(void *handle, const char *name, const char *version)
 {
 	be_prepared();
-	if (name && !strcmp(name, "dlsym"))
+	if (name && aq_text_is(name, "dlsym"))
 		return lookup_itself(aq_libc_dlvsym(handle, name, version), (void *)dlsym);
-	if (name && !strcmp(name, "dlvsym"))
+	if (name && aq_text_is(name, "dlvsym"))
 		return lookup_itself(aq_libc_dlvsym(handle, name, version), (void *)dlvsym);
 	const struct aq_hook *hook = hook_of(name);
 	if (!hook)

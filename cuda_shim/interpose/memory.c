@@ -76,19 +76,52 @@ static CUresult settle(CUresult result, CUdeviceptr address, uint64_t bytes, enu
 	return result;
 }
 
+/* Charge what does not fit the device memory at once. A container that oversubscribes then holds it as virtual memory; only when
+ * neither ledger has room is memory taken back from pools and dead siblings, which is slow. */
+static __attribute__((noinline)) bool charge_tight(const struct aq_place *place, uint64_t bytes, enum aq_kind *kind)
+{
+	*kind = AQ_LINEAR;
+	if (!aq_account_oversubscribed(place->device))
+		return aq_charge(place->device, AQ_LINEAR, bytes);
+	*kind = AQ_VIRTUAL;
+	if (aq_charge_quick(place->device, AQ_VIRTUAL, bytes))
+		return true;
+	aq_reclaim(place->device);
+	*kind = AQ_LINEAR;
+	if (aq_charge_quick(place->device, AQ_LINEAR, bytes))
+		return true;
+	*kind = AQ_VIRTUAL;
+	return aq_charge(place->device, AQ_VIRTUAL, bytes);
+}
+
+/* Memory that the driver may move to the host and back, and keeps on the device while there is room. */
+static __attribute__((noinline)) CUresult allocate_virtual(CUdeviceptr *made, size_t bytes, const struct aq_place *place)
+{
+	CUmemLocation here = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = place->ordinal };
+	CUresult result = aq_cuda.cuMemAllocManaged(made, bytes, CU_MEM_ATTACH_GLOBAL);
+
+	/* Only advice: memory that cannot follow it is memory all the same. Drivers before CUDA 12.2 have the older form alone. */
+	if (result == CUDA_SUCCESS &&
+	    aq_cuda.cuMemAdvise_v2(*made, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, here) == CUDA_ERROR_NOT_SUPPORTED)
+		aq_cuda.cuMemAdvise(*made, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, place->ordinal);
+	return result;
+}
+
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
 	CUdeviceptr made = 0;
 	struct aq_place place;
 	uint64_t charge = whole_units(bytes);
+	enum aq_kind kind = AQ_LINEAR;
 
 	AQ_LIMITED_OR_RETURN(cuMemAlloc_v2(address, bytes));
 	if (!address || !aq_place_current(&place))
 		return aq_cuda.cuMemAlloc_v2(address, bytes);
-	if (!aq_charge(place.device, AQ_LINEAR, charge))
+	if (__builtin_expect(!aq_charge_quick(place.device, AQ_LINEAR, charge), 0) && !charge_tight(&place, charge, &kind))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = aq_cuda.cuMemAlloc_v2(&made, bytes);
-	result = settle(result, made, charge, AQ_LINEAR, &place);
+	CUresult result = __builtin_expect(kind == AQ_VIRTUAL, 0) ? allocate_virtual(&made, bytes, &place)
+								  : aq_cuda.cuMemAlloc_v2(&made, bytes);
+	result = settle(result, made, charge, kind, &place);
 	if (result == CUDA_SUCCESS)
 		*address = made;
 	return result;
@@ -122,10 +155,11 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flag
 	AQ_LIMITED_OR_RETURN(cuMemAllocManaged(address, bytes, flags));
 	if (!address || !aq_place_current(&place))
 		return aq_cuda.cuMemAllocManaged(address, bytes, flags);
-	if (!aq_charge(place.device, AQ_MANAGED, charge))
+	enum aq_kind kind = aq_account_oversubscribed(place.device) ? AQ_VIRTUAL : AQ_MANAGED;
+	if (!aq_charge(place.device, kind, charge))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = aq_cuda.cuMemAllocManaged(&made, bytes, flags);
-	result = settle(result, made, charge, AQ_MANAGED, &place);
+	result = settle(result, made, charge, kind, &place);
 	if (result == CUDA_SUCCESS)
 		*address = made;
 	return result;
@@ -234,4 +268,17 @@ CUresult cuMemFree(CUdeviceptr_v1 address)
 	if (known)
 		freed(result, &held);
 	return result;
+}
+
+/* ---- sharing --------------------------------------------------------------------------------------------------- */
+
+/* Managed memory has no handle that another process could open. Said plainly, for a program that never asked for managed memory. */
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
+{
+	struct aq_entry held;
+
+	AQ_LIMITED_OR_RETURN(cuIpcGetMemHandle(handle, address));
+	if (aq_map_get(&aq_pointers, address, &held) && held.kind == AQ_VIRTUAL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return aq_cuda.cuIpcGetMemHandle(handle, address);
 }

@@ -151,15 +151,27 @@ static int device_of(nvmlDevice_t device)
 	return aq_limits_find(&container.limits, uuid);
 }
 
+/* What a process holds of a device, virtual memory included. */
+static uint64_t held_by(uint32_t slot, int device)
+{
+	return aq_slot_used_bytes(&aq_region_slot(&container.region, slot)->device[device]) +
+	       aq_virtual_used_bytes(aq_region_virtual(&container.region, slot, (uint32_t)device));
+}
+
 static nvmlMemory_t share_of(int device, unsigned long long physical_total, unsigned long long physical_free)
 {
 	const struct aq_device_limit *limit = &container.limits.device[device];
 	uint64_t used = 0, bytes = atomic_load_explicit(&limit->memory_bytes, memory_order_relaxed);
 	uint64_t overhead = atomic_load_explicit(&limit->overhead_bytes, memory_order_relaxed);
+	uint64_t burst = atomic_load_explicit(&limit->burst_bytes, memory_order_relaxed);
 
+	if (burst && aq_region_virtual(&container.region, 0, (uint32_t)device)) {
+		bytes = burst;
+		physical_total = physical_free = UINT64_MAX; /* what does not fit the device lies in host memory */
+	}
 	for (uint32_t i = 0; i < container.region.slot_count; i++) /* living slots, not the line: that may still hold what a killed process held */
 		if (aq_region_is_live(&container.region, i))
-			used += aq_slot_used_bytes(&aq_region_slot(&container.region, i)->device[device]);
+			used += held_by(i, device);
 	return (nvmlMemory_t){
 		.total = aq_limit_total(bytes == AQ_MEMORY_UNLIMITED ? bytes : bytes + overhead, physical_total),
 		.free = aq_limit_free(bytes, used, physical_free),
@@ -228,7 +240,7 @@ static unsigned int list_processes(nvmlDevice_t device, nvmlProcessDetail_v1_t *
 	}
 	for (uint32_t i = 0; i < container.region.slot_count; i++) {
 		struct aq_region_slot *slot = aq_region_slot(&container.region, i);
-		uint64_t used = aq_slot_used_bytes(&slot->device[granted]);
+		uint64_t used = held_by(i, granted);
 
 		if (!(used || atomic_load(&slot->device[granted].contexts)) || !aq_region_is_live(&container.region, i))
 			continue;

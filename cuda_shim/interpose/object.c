@@ -6,6 +6,8 @@
 #include <elf.h>
 #include <string.h>
 
+#include "interpose/text.h"
+
 #define FRONT_MARK ".aliquot-driver." /* only our fronts need a library of such a name */
 #define VERSION_HIDDEN 0x8000
 
@@ -46,7 +48,7 @@ static struct tables tables_of(const struct aq_object *object)
 	if (soname)
 		tables.soname = tables.strings + soname;
 	for (const ElfW(Dyn) *entry = object->dynamic; entry->d_tag != DT_NULL; entry++)
-		if (entry->d_tag == DT_NEEDED && strstr(tables.strings + entry->d_un.d_val, FRONT_MARK))
+		if (entry->d_tag == DT_NEEDED && aq_text_has(tables.strings + entry->d_un.d_val, FRONT_MARK))
 			tables.is_front = true;
 	return tables;
 }
@@ -84,13 +86,12 @@ static int match(struct dl_phdr_info *info, size_t bytes, void *context)
 {
 	struct search *search = context;
 	struct aq_object object;
-	const char *slash = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
 
 	(void)bytes;
 	if (!info->dlpi_name || holds(info, (uintptr_t)&match) || !object_of(info, &object))
 		return 0;
 	struct tables tables = tables_of(&object);
-	bool named = (slash && !strcmp(slash + 1, search->name)) || (tables.soname && !strcmp(tables.soname, search->name));
+	bool named = aq_text_is(aq_text_file(info->dlpi_name), search->name) || (tables.soname && aq_text_is(tables.soname, search->name));
 	if (!named || tables.is_front)
 		return 0;
 	search->found = object;
@@ -112,7 +113,7 @@ bool aq_object_is(const struct aq_object *object, const char *soname)
 {
 	struct tables tables = tables_of(object);
 
-	return tables.soname && !strcmp(tables.soname, soname) && !tables.is_front;
+	return tables.soname && aq_text_is(tables.soname, soname) && !tables.is_front;
 }
 
 static int match_address(struct dl_phdr_info *info, size_t bytes, void *context)
@@ -159,7 +160,7 @@ static bool is_definition(const struct tables *tables, uint32_t index, const cha
 	const ElfW(Sym) *symbol = &tables->symbols[index];
 
 	return symbol->st_shndx != SHN_UNDEF && (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC || ELF64_ST_TYPE(symbol->st_info) == STT_NOTYPE) &&
-	       !(tables->versions && (tables->versions[index] & VERSION_HIDDEN)) && !strcmp(tables->strings + symbol->st_name, name);
+	       !(tables->versions && (tables->versions[index] & VERSION_HIDDEN)) && aq_text_is(tables->strings + symbol->st_name, name);
 }
 
 static uint32_t gnu_hash_of(const char *name)

@@ -42,6 +42,12 @@
  * used_bytes - sum(charged - uncharged) was exactly the leak, and by (3) it may be subtracted at any later time. Otherwise the line is
  * left as it is and the next attempt looks again. Nobody ever waits for anybody.
  *
+ * Oversubscription (burst_bytes above memory_bytes). Memory that may leave the device is counted in a second ledger of the same
+ * protocol: `virtual_bytes` of the line, and four counters per slot and device in a table of their own (struct aq_virtual_row; a
+ * region of minor version 0 has no such table, and its container cannot oversubscribe). Device memory stays within memory_bytes by the
+ * first ledger alone. Both together stay within burst_bytes: who charges either one looks at the sum after its own add, and takes the
+ * charge back when it is past the ceiling. Of two that add at once at least one sees the other, so together they cannot pass it.
+ *
  * Liveness. A process owns slot i while it holds an open-file-description write lock (fcntl F_OFD_SETLK) on the byte at
  * the slot's offset in the region file. The kernel drops it at any kind of death, across pid namespaces and pid reuse. The lock's file
  * description is never mapped (a mapping inherited by fork would keep it), close-on-exec, and closed in forked children.
@@ -64,7 +70,7 @@
 #define AQ_LIMITS_MAGIC 0x314d494c51414c41ull /* "ALAQLIM1" */
 #define AQ_REGION_MAGIC 0x314e474551414c41ull /* "ALAQEGN1" */
 #define AQ_ABI_MAJOR 1
-#define AQ_ABI_MINOR 0
+#define AQ_ABI_MINOR 1 /* 1: the virtual ledger, module_bytes */
 
 #define AQ_MAX_DEVICES 16
 #define AQ_SLOT_COUNT 256
@@ -101,7 +107,7 @@ struct aq_limits_header {
 struct aq_limits_device {
 	char uuid[AQ_UUID_BYTES];     /* "GPU-…" or "MIG-…" as NVML spells it, NUL-terminated */
 	uint64_t memory_bytes;        /* what the container may hold, contexts included; AQ_MEMORY_UNLIMITED */
-	uint64_t burst_bytes;         /* ceiling with oversubscription; 0 = none */
+	uint64_t burst_bytes;         /* ceiling of device and virtual memory together; not above memory_bytes = no oversubscription */
 	uint64_t context_bytes;       /* what one context costs here, as the agent measured it; 0 = not known, the shim measures */
 	uint64_t overhead_bytes;      /* what the driver uses for the container beyond all the shim counts; taken off the limit */
 	uint32_t sm_percent;          /* ceiling of SM time, 1..99; 0 and 100 = no ceiling */
@@ -134,13 +140,16 @@ struct aq_region_header {
 	uint64_t region_bytes;
 	_Atomic uint64_t reaped_slots;   /* dead slots credited so far */
 	_Atomic uint64_t repaired_bytes; /* leaks found and subtracted so far */
-	uint8_t reserved[192];
+	uint32_t virtual_offset;         /* of the virtual ledgers, one row per slot; 0 = there are none */
+	uint32_t virtual_stride;
+	uint8_t reserved[184];
 };
 
 struct aq_region_device {
 	_Alignas(64) _Atomic uint64_t used_bytes; /* the judge of every grant */
 	_Atomic uint64_t context_bytes; /* what one context was measured to cost here; 0 = not measured */
-	uint64_t reserved_memory[6];
+	_Atomic uint64_t virtual_bytes; /* the judge of the virtual ledger: memory that may leave the device */
+	uint64_t reserved_memory[5];
 	struct aq_bucket compute;       /* a line of its own; limit/bucket.h */
 };
 
@@ -160,7 +169,22 @@ struct aq_slot_device {
 	_Atomic uint64_t throttled_ns;   /* time spent waiting for the right to launch */
 	_Atomic uint32_t contexts;       /* contexts alive on the device */
 	uint32_t reserved0;
-	uint64_t reserved[2];
+	_Atomic uint64_t module_bytes;   /* of the bytes in use: code and variables of modules, as measured */
+	uint64_t reserved[1];
+};
+
+/* The virtual ledger of one slot and device. */
+struct aq_virtual_device {
+	_Alignas(64) _Atomic uint64_t intended;
+	_Atomic uint64_t charged;
+	_Atomic uint64_t uncharged;
+	_Atomic uint64_t settled;
+	uint64_t reserved[4];
+};
+
+/* The virtual ledgers of one slot. */
+struct aq_virtual_row {
+	struct aq_virtual_device device[AQ_MAX_DEVICES];
 };
 
 struct aq_region_slot {
@@ -176,7 +200,8 @@ struct aq_region_slot {
 #define AQ_REGION_DEVICE_OFFSET 256u
 #define AQ_REGION_SLOT_OFFSET 4096u
 #define AQ_LIMITS_BYTES (sizeof(struct aq_limits_header) + AQ_MAX_DEVICES * sizeof(struct aq_limits_device))
-#define AQ_REGION_BYTES (AQ_REGION_SLOT_OFFSET + AQ_SLOT_COUNT * sizeof(struct aq_region_slot))
+#define AQ_REGION_VIRTUAL_OFFSET (AQ_REGION_SLOT_OFFSET + AQ_SLOT_COUNT * sizeof(struct aq_region_slot))
+#define AQ_REGION_BYTES (AQ_REGION_VIRTUAL_OFFSET + AQ_SLOT_COUNT * sizeof(struct aq_virtual_row))
 #define AQ_REPAIR_LOCK_OFFSET 0u
 
 /* ABI v1. */
@@ -199,7 +224,14 @@ _Static_assert(offsetof(struct aq_slot_device, refusals) == 64, "region ABI v1")
 _Static_assert(sizeof(struct aq_region_slot) == 2176, "region ABI v1");
 _Static_assert(offsetof(struct aq_region_slot, start_ticks) == 16, "region ABI v1");
 _Static_assert(offsetof(struct aq_region_slot, device) == 128, "region ABI v1");
-_Static_assert(AQ_REGION_BYTES == 561152, "region ABI v1");
+_Static_assert(offsetof(struct aq_slot_device, module_bytes) == 112, "region ABI v1.1");
+_Static_assert(offsetof(struct aq_region_device, virtual_bytes) == 16, "region ABI v1.1");
+_Static_assert(offsetof(struct aq_region_device, compute) == 64, "region ABI v1");
+_Static_assert(offsetof(struct aq_region_header, virtual_offset) == 64, "region ABI v1.1");
+_Static_assert(sizeof(struct aq_virtual_device) == 64, "region ABI v1.1");
+_Static_assert(sizeof(struct aq_virtual_row) == 1024, "region ABI v1.1");
+_Static_assert(AQ_REGION_VIRTUAL_OFFSET == 561152, "region ABI v1.1");
+_Static_assert(AQ_REGION_BYTES == 823296, "region ABI v1.1");
 _Static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2, "shared words must be lock-free");
 
 #endif

@@ -76,6 +76,8 @@ static const char *check_copy(const unsigned char *copy, size_t bytes)
 	struct aq_limits_header header;
 
 	memcpy(&header, copy, sizeof(header));
+	if (header.magic != AQ_LIMITS_MAGIC || header.abi_major != AQ_ABI_MAJOR)
+		return "it is of another ABI version";
 	uint64_t end = header.header_bytes + (uint64_t)header.device_count * header.device_stride;
 	if (header.header_bytes < sizeof(header) || header.device_stride < sizeof(struct aq_limits_device) ||
 	    header.device_count > AQ_MAX_DEVICES || end > bytes)
@@ -97,6 +99,8 @@ static const char *adopt_device(struct aq_device_limit *device, const struct aq_
 	bool unlimited = written->memory_bytes == AQ_MEMORY_UNLIMITED;
 	atomic_store_explicit(&device->memory_bytes, unlimited ? AQ_MEMORY_UNLIMITED : written->memory_bytes - overhead,
 			      memory_order_relaxed);
+	bool oversubscribed = !unlimited && written->burst_bytes > written->memory_bytes;
+	atomic_store_explicit(&device->burst_bytes, oversubscribed ? written->burst_bytes - overhead : 0, memory_order_relaxed);
 	atomic_store_explicit(&device->overhead_bytes, unlimited ? 0 : overhead, memory_order_relaxed);
 	atomic_store_explicit(&device->context_bytes, written->context_bytes, memory_order_relaxed);
 	atomic_store_explicit(&device->sm_percent, written->sm_percent, memory_order_relaxed);

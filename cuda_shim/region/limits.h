@@ -16,6 +16,7 @@ struct aq_device_limit {
 	char uuid_text[AQ_UUID_BYTES];
 	unsigned char uuid[16];
 	_Atomic uint64_t memory_bytes; /* after overhead_bytes was taken off */
+	_Atomic uint64_t burst_bytes;  /* ceiling with oversubscription, after overhead_bytes was taken off; 0 = no oversubscription */
 	_Atomic uint64_t overhead_bytes;
 	_Atomic uint64_t context_bytes;
 	_Atomic uint32_t sm_percent;

@@ -36,12 +36,18 @@ static int adopt_geometry(struct aq_region *region, const char *path, struct aq_
 	region->slot_offset = header->slot_offset;
 	region->slot_stride = header->slot_stride;
 	region->slot_count = header->slot_count;
+	region->virtual_offset = header->virtual_offset;
+	region->virtual_stride = header->virtual_stride;
 	uint64_t devices_end = region->device_offset + (uint64_t)region->device_stride * header->device_count;
 	uint64_t slots_end = region->slot_offset + (uint64_t)region->slot_stride * region->slot_count;
+	uint64_t virtual_end = region->virtual_offset + (uint64_t)region->virtual_stride * region->slot_count;
+	bool has_virtual = region->virtual_offset != 0;
 	if (header->device_count < AQ_MAX_DEVICES || region->device_stride < sizeof(struct aq_region_device) ||
 	    region->slot_stride < sizeof(struct aq_region_slot) || region->slot_count == 0 ||
 	    (region->device_offset | region->device_stride | region->slot_offset | region->slot_stride) % 64 ||
-	    devices_end > region->slot_offset || slots_end > region->bytes)
+	    devices_end > region->slot_offset || slots_end > region->bytes ||
+	    (has_virtual && (region->virtual_offset < slots_end || region->virtual_stride < sizeof(struct aq_virtual_row) ||
+			     (region->virtual_offset | region->virtual_stride) % 64 || virtual_end > region->bytes)))
 		return aq_fault(fault, "the usage region %s is truncated or damaged: its tables do not fit its %zu bytes", path,
 				region->bytes);
 	return 0;
@@ -60,6 +66,14 @@ struct aq_region_device *aq_region_line(const struct aq_region *region, uint32_t
 struct aq_slot_device *aq_region_mine(const struct aq_region *region, uint32_t device)
 {
 	return &aq_region_slot(region, (uint32_t)region->slot_index)->device[device];
+}
+
+struct aq_virtual_device *aq_region_virtual(const struct aq_region *region, uint32_t index, uint32_t device)
+{
+	if (!region->virtual_offset)
+		return NULL;
+	unsigned char *row = region->base + region->virtual_offset + (size_t)index * region->virtual_stride;
+	return &((struct aq_virtual_row *)(void *)row)->device[device];
 }
 
 int aq_region_map(struct aq_region *region, const char *path, enum aq_region_access access, struct aq_fault *fault)
@@ -145,31 +159,41 @@ bool aq_region_is_live(const struct aq_region *region, uint32_t index)
 
 /* ---- reaping: called with the slot's lock held ----------------------------------------------------------------- */
 
-uint64_t aq_slot_used_bytes(const struct aq_slot_device *device)
+static uint64_t used_by(const _Atomic uint64_t *charged, const _Atomic uint64_t *uncharged)
 {
 	/* In this order a concurrent charge and uncharge can only make it look larger. */
-	uint64_t uncharged = atomic_load(&device->uncharged);
-	int64_t used = (int64_t)(atomic_load(&device->charged) - uncharged);
+	uint64_t given_back = atomic_load(uncharged);
+	int64_t used = (int64_t)(atomic_load(charged) - given_back);
 
 	return used > 0 ? (uint64_t)used : 0;
 }
 
-/* Bring the four counters to rest at the same value and give the line what the dead process held. */
-static void credit(struct aq_region_device *line, struct aq_slot_device *device)
+uint64_t aq_slot_used_bytes(const struct aq_slot_device *device)
 {
-	int64_t used = (int64_t)(atomic_load(&device->charged) - atomic_load(&device->uncharged));
+	return used_by(&device->charged, &device->uncharged);
+}
 
-	if (used < 0) { /* killed while taking back a refused charge: that charge never reached the line */
-		atomic_store(&device->intended, atomic_load(&device->uncharged));
-		atomic_store(&device->charged, atomic_load(&device->uncharged));
+uint64_t aq_virtual_used_bytes(const struct aq_virtual_device *ledger)
+{
+	return ledger ? used_by(&ledger->charged, &ledger->uncharged) : 0;
+}
+
+/* Bring the four counters to rest at the same value and give the judge what the dead process held. */
+static void credit(_Atomic uint64_t *judge, struct aq_counters *dead)
+{
+	int64_t used = (int64_t)(atomic_load(&dead->charged) - atomic_load(&dead->uncharged));
+
+	if (used < 0) { /* killed while taking back a refused charge: that charge never reached the judge */
+		atomic_store(&dead->intended, atomic_load(&dead->uncharged));
+		atomic_store(&dead->charged, atomic_load(&dead->uncharged));
 	} else {
-		atomic_store(&device->intended, atomic_load(&device->charged));
+		atomic_store(&dead->intended, atomic_load(&dead->charged));
 		if (used > 0) {
-			atomic_fetch_add(&device->uncharged, (uint64_t)used);
-			atomic_fetch_sub(&line->used_bytes, (uint64_t)used);
+			atomic_fetch_add(&dead->uncharged, (uint64_t)used);
+			atomic_fetch_sub(judge, (uint64_t)used);
 		}
 	}
-	atomic_store(&device->settled, atomic_load(&device->uncharged));
+	atomic_store(&dead->settled, atomic_load(&dead->uncharged));
 }
 
 static void clear_statistics(struct aq_slot_device *device)
@@ -184,6 +208,7 @@ static void clear_statistics(struct aq_slot_device *device)
 	atomic_store_explicit(&device->busy_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->throttled_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->contexts, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->module_bytes, 0, memory_order_relaxed);
 }
 
 static void bury(const struct aq_region *region, uint32_t index)
@@ -192,7 +217,12 @@ static void bury(const struct aq_region *region, uint32_t index)
 	struct aq_region_slot *slot = aq_region_slot(region, index);
 
 	for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++) {
-		credit(aq_region_line(region, device), &slot->device[device]);
+		struct aq_region_device *line = aq_region_line(region, device);
+		struct aq_virtual_device *ledger = aq_region_virtual(region, index, device);
+
+		credit(&line->used_bytes, aq_counters_of_device(&slot->device[device]));
+		if (ledger)
+			credit(&line->virtual_bytes, aq_counters_of_virtual(ledger));
 		clear_statistics(&slot->device[device]);
 	}
 	atomic_store(&slot->pid, 0);
@@ -225,38 +255,52 @@ static unsigned reap_dead(const struct aq_region *region)
 
 /* ---- repairing: called with the repair lock held --------------------------------------------------------------- */
 
-/* The leak of one device, by the argument in layout.h. False when the counters were not at rest. */
-static bool measure_leak(const struct aq_region *region, uint32_t device, int64_t *leak)
+/* One ledger of one device: its judge, and how to find a slot's counters. */
+struct ledger {
+	_Atomic uint64_t *judge;
+	uint32_t device;
+	bool is_virtual;
+};
+
+static struct aq_counters *counters_in(const struct aq_region *region, const struct ledger *ledger, uint32_t index)
+{
+	return ledger->is_virtual ? aq_counters_of_virtual(aq_region_virtual(region, index, ledger->device))
+				  : aq_counters_of_device(&aq_region_slot(region, index)->device[ledger->device]);
+}
+
+/* The leak of one ledger, by the argument in layout.h. False when the counters were not at rest. */
+static bool measure_leak(const struct aq_region *region, const struct ledger *ledger, int64_t *leak)
 {
 	uint64_t charged = 0, settled = 0, intended = 0, uncharged = 0;
 
 	for (uint32_t i = 0; i < region->slot_count; i++) {
-		charged += atomic_load(&aq_region_slot(region, i)->device[device].charged);
-		settled += atomic_load(&aq_region_slot(region, i)->device[device].settled);
+		charged += atomic_load(&counters_in(region, ledger, i)->charged);
+		settled += atomic_load(&counters_in(region, ledger, i)->settled);
 	}
-	uint64_t line = atomic_load(&aq_region_line(region, device)->used_bytes);
+	uint64_t judge = atomic_load(ledger->judge);
 	for (uint32_t i = 0; i < region->slot_count; i++) {
-		intended += atomic_load(&aq_region_slot(region, i)->device[device].intended);
-		uncharged += atomic_load(&aq_region_slot(region, i)->device[device].uncharged);
+		intended += atomic_load(&counters_in(region, ledger, i)->intended);
+		uncharged += atomic_load(&counters_in(region, ledger, i)->uncharged);
 	}
-	*leak = (int64_t)(line - (charged - uncharged));
+	*leak = (int64_t)(judge - (charged - uncharged));
 	/* Each slot's late counter is at least its early one, so equal sums mean equal counters. */
 	return intended == charged && uncharged == settled;
 }
 
-static bool repair_device(const struct aq_region *region, uint32_t device)
+static bool repair_ledger(const struct aq_region *region, const struct ledger *ledger)
 {
 	struct aq_region_header *header = (struct aq_region_header *)(void *)region->base;
 	int64_t leak = 0;
 
 	for (unsigned i = 0; i < REPAIR_TRIES; i++) {
-		if (measure_leak(region, device, &leak)) {
+		if (measure_leak(region, ledger, &leak)) {
 			if (leak == 0)
 				return false;
-			/* Negative when a tenant scribbled on its region: then the line is raised to the truth. */
-			atomic_fetch_sub(&aq_region_line(region, device)->used_bytes, (uint64_t)leak);
+			/* Negative when a tenant scribbled on its region: then the judge is raised to the truth. */
+			atomic_fetch_sub(ledger->judge, (uint64_t)leak);
 			atomic_fetch_add(&header->repaired_bytes, (uint64_t)leak);
-			aq_log_debug("device %u: %lld bytes left over by killed processes are credited", device, (long long)leak);
+			aq_log_debug("device %u: %lld bytes left over by killed processes are credited", ledger->device,
+				     (long long)leak);
 			return leak > 0;
 		}
 		sched_yield();
@@ -270,8 +314,13 @@ static bool repair(const struct aq_region *region)
 
 	if (!try_lock(region, AQ_REPAIR_LOCK_OFFSET))
 		return true; /* another process is repairing: what it finds is for all */
-	for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++)
-		repaired |= repair_device(region, device);
+	for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++) {
+		struct aq_region_device *line = aq_region_line(region, device);
+
+		repaired |= repair_ledger(region, &(struct ledger){ &line->used_bytes, device, false });
+		if (aq_region_virtual(region, 0, device) && atomic_load(&line->virtual_bytes)) /* few containers oversubscribe */
+			repaired |= repair_ledger(region, &(struct ledger){ &line->virtual_bytes, device, true });
+	}
 	unlock(region, AQ_REPAIR_LOCK_OFFSET);
 	return repaired;
 }

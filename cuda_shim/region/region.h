@@ -17,6 +17,7 @@ struct aq_region {
 	size_t bytes;
 	uint32_t device_offset, device_stride;
 	uint32_t slot_offset, slot_stride, slot_count;
+	uint32_t virtual_offset, virtual_stride; /* offset 0 = no virtual ledgers */
 	int lock_fd;                 /* an open file description of its own: its locks are this process's life signs; -1 = none */
 	int slot_index;              /* -1 = no slot */
 	pthread_mutex_t reaping;     /* threads of one process share the description, so its locks do not keep them apart */
@@ -40,11 +41,15 @@ bool aq_region_reclaim(struct aq_region *region);
 struct aq_region_slot *aq_region_slot(const struct aq_region *region, uint32_t index);
 struct aq_region_device *aq_region_line(const struct aq_region *region, uint32_t device);
 struct aq_slot_device *aq_region_mine(const struct aq_region *region, uint32_t device);
+/* The virtual ledger of a slot; NULL in a region that has none (minor version 0). */
+struct aq_virtual_device *aq_region_virtual(const struct aq_region *region, uint32_t index, uint32_t device);
 
 /* Is the slot taken by a living process? Looks only; right for the caller's own slot too. */
 bool aq_region_is_live(const struct aq_region *region, uint32_t index);
 
 /* What a slot holds of a device. */
 uint64_t aq_slot_used_bytes(const struct aq_slot_device *device);
+/* What it holds of virtual memory; `ledger` may be NULL. */
+uint64_t aq_virtual_used_bytes(const struct aq_virtual_device *ledger);
 
 #endif

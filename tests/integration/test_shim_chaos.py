@@ -8,10 +8,13 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.core import region_layout
+from agent.core.region_layout import DeviceLimit, Limits, RegionError
 from tests.fakes.container import MIB, Container, Node
 
 LIMIT_MIB = 4096
@@ -248,3 +251,193 @@ tell(same=info()[0] == free)
 """
     assert container.python(PROGRAM + script).last == {"same": True}
     assert len(container.snapshot().slots) == 1
+
+
+def test_sixty_four_processes_start_together_and_none_is_turned_away(node):
+    container = node.container(64 * CONTEXT_MIB)
+    with contextlib.ExitStack() as stack, within(6 * BOUND_SECONDS):
+        programs = [stack.enter_context(container.start([container.build / "bin/aliquot-cuda-client", "repl"])) for _ in range(64)]
+        assert {program.listen()["event"] for program in programs} == {"ready"}
+        assert container.line_bytes() == container.used_bytes() == 64 * CONTEXT_MIB * MIB
+        assert programs[0].ask(f"alloc alloc {MIB}")["result"] == 2
+    assert container.client("fill").last["held_bytes"] == 63 * CONTEXT_MIB * MIB
+
+
+FORK_STORM = """
+import ctypes, os, sys, time
+from tests.fakes.cuda import *
+
+ctypes.CDLL("libcuda.so.1")
+
+def breed(depth):
+    # Each generation forks two, uses CUDA for itself, and ends without waiting for anybody.
+    for _ in range(2 if depth else 0):
+        if os.fork() == 0:
+            breed(depth - 1)
+    if call("cuInit", 0) == 0:
+        result, context = into("cuDevicePrimaryCtxRetain", 0)
+        if result == SUCCESS:
+            must("cuCtxSetCurrent", context)
+            alloc(10 * MIB)
+    os._exit(0)
+
+if os.fork() == 0:
+    breed(5)
+os.wait()
+tell(done=True)
+"""
+
+
+def test_a_fork_storm_leaves_nothing_behind(container):
+    """63 processes, of which the limit has room for a few at a time; all of them end."""
+    with within(4 * BOUND_SECONDS):
+        assert container.python(FORK_STORM).last == {"done": True}
+        deadline = time.monotonic() + 3 * BOUND_SECONDS
+        while len(container.dead_slots()) != len(container.snapshot().slots):
+            assert time.monotonic() < deadline, container.snapshot()
+            time.sleep(0.05)
+    filled = container.client("fill").last
+    assert filled["held_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
+
+
+# --- kills under a ceiling ------------------------------------------------------------------------------------------
+
+
+def kill_launchers(node, kills):
+    """Kill programs that launch under a ceiling at random moments: while starting, paying, waiting, timing; and look at a survivor."""
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, sm_percent=20),)))
+    command = [container.build / "bin/aliquot-cuda-client", "work", "--seconds", "60", "--kernel-us", "500", "--mib", "100"]
+    chance = random.Random(20261122)
+    with container.repl() as survivor:
+        assert survivor.ask("launch 500 2")["result"] == 0
+        free = survivor.ask("info")["free_bytes"]  # its module counts too
+        for _ in range(kills):
+            with container.start(command) as victim:
+                time.sleep(chance.uniform(0, 0.12))
+                victim.kill()
+            with within(2.0):
+                assert survivor.ask("launch 500 2")["result"] == 0
+        with within(2.0):
+            assert survivor.ask(f"alloc alloc {free}")["result"] == 0
+        assert container.line_bytes() == container.used_bytes() == LIMIT_MIB * MIB
+
+
+def test_kills_of_paced_programs_neither_stop_nor_slow_a_survivor(node):
+    kill_launchers(node, 25)
+
+
+@pytest.mark.soak
+def test_a_thousand_kills_of_paced_programs_neither_stop_nor_slow_a_survivor(node):
+    kill_launchers(node, 1000)
+
+
+@pytest.mark.soak
+def test_survivors_of_ten_thousand_kills_never_hang_lose_or_gain(container):
+    chance = random.Random(1)
+    with container.repl() as survivor, container.start_python(FAMILY) as family:
+        for _ in range(1000):
+            children = family.ask("10")["children"]
+            time.sleep(chance.uniform(0, 0.05))
+            kill_all(children)
+            with within(1.0):
+                assert survivor.ask("info")["event"] == "device"
+            assert container.line_bytes() <= LIMIT_MIB * MIB
+        assert survivor.ask(f"alloc alloc {(LIMIT_MIB - CONTEXT_MIB) * MIB}")["result"] == 0
+
+
+# --- a tenant against its own files -----------------------------------------------------------------------------------
+
+
+CHURN = """
+from tests.fakes.cuda import *
+import time
+start()
+tell(ready=True)
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    result, address = alloc(MIB)
+    if result == SUCCESS:
+        must("cuMemFree_v2", address)
+    info()
+tell(ended=True)
+"""
+
+
+def scribble(path, chance, words, size):
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        for _ in range(words):
+            os.pwrite(descriptor, chance.randbytes(8), chance.randrange(0, size - 8))
+    finally:
+        os.close(descriptor)
+
+
+def test_a_region_that_is_scribbled_on_while_running_harms_its_own_container_only(node):
+    """No crash, no hang: its own numbers may be wrong. A sibling container on the same device does not notice."""
+    victim, sibling = node.container(LIMIT_MIB), node.container(LIMIT_MIB)
+    chance, size = random.Random(3), victim.region_path.stat().st_size
+    with victim.start_python(CHURN) as program, sibling.repl() as other:
+        assert program.listen() == {"ready": True}
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            scribble(victim.region_path, chance, 200, size)
+            assert other.ask("info")["free_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
+        with within(2 * BOUND_SECONDS):
+            assert program.listen() == {"ended": True}
+        assert other.ask(f"alloc alloc {(LIMIT_MIB - CONTEXT_MIB) * MIB}")["result"] == 0
+
+
+def test_a_region_that_is_truncated_while_running_ends_only_who_touches_it(node):
+    """The kernel's answer to a missing page is SIGBUS, to the process that reads it; siblings and the reader's side go on."""
+    victim, sibling = node.container(LIMIT_MIB), node.container(LIMIT_MIB)
+    with victim.repl() as program, sibling.repl() as other:
+        os.truncate(victim.region_path, 0)
+        program.tell(f"alloc alloc {MIB}")
+        assert program.process.wait(BOUND_SECONDS) == -signal.SIGBUS
+        with pytest.raises(RegionError):
+            victim.snapshot()
+        assert other.ask("info")["free_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
+        assert other.ask(f"alloc alloc {(LIMIT_MIB - CONTEXT_MIB) * MIB}")["result"] == 0
+    answer = victim.client("info")
+    assert answer.last["result_name"] == "CUDA_ERROR_NOT_PERMITTED"
+    assert "truncated" in answer.stderr
+
+
+def test_a_writer_that_dies_while_it_changes_the_limits_leaves_the_old_ones_in_force(container):
+    """Killed after each of its writes in turn; its successor's change is then taken."""
+    with container.repl() as program:
+        for writes in (1, 2, 3):
+            limits, current = container.limits(), container.limits_path.read_bytes()
+            raised = replace(limits, devices=(replace(limits.devices[0], memory_bytes=limits.devices[0].memory_bytes + 64 * MIB),))
+            with container.limits_path.open("r+b") as file:
+                for write in region_layout.limits_update(raised, current=current)[:writes]:
+                    file.seek(write.offset)
+                    file.write(write.data)
+            with within(1.0):
+                assert program.ask("info")["total_bytes"] == limits.devices[0].memory_bytes
+            container.set_limits(raised)
+            assert program.ask("info")["total_bytes"] == raised.devices[0].memory_bytes
+
+
+def test_a_full_disk_keeps_no_program_from_starting(container):
+    """The shim writes no file: with no byte left to write it attaches, charges and is reaped as ever."""
+    client = container.build / "bin/aliquot-cuda-client"
+    answer = container.run(["sh", "-c", f"ulimit -f 0; exec '{client}' fill"])
+    assert answer.status == 0, answer.stderr
+    assert answer.last["held_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
+
+
+def test_no_file_can_be_opened_any_more_and_the_program_is_told_why(container):
+    """All descriptors in use at cuInit: refused with its reason, not let in without a limit; and with room again it works."""
+    script = """
+import resource
+library = ctypes.CDLL("libcuda.so.1")
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+refused = call("cuInit", 0)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+start()
+tell(refused=refused, total=info()[1])
+"""
+    answer = container.python(PROGRAM + script)
+    assert answer.last == {"refused": 800, "total": LIMIT_MIB * MIB}
+    assert "cannot open the limits file" in answer.stderr

@@ -28,7 +28,9 @@ int main(void)
 {
     SIZE("limits_header", struct aq_limits_header); SIZE("limits_device", struct aq_limits_device);
     SIZE("region_header", struct aq_region_header); SIZE("region_device", struct aq_region_device);
-    SIZE("slot", struct aq_region_slot); SIZE("slot_device", struct aq_slot_device);
+    SIZE("slot", struct aq_region_slot);
+    SIZE("virtual_device", struct aq_virtual_device); SIZE("virtual_row", struct aq_virtual_row);
+    SIZE("slot_device", struct aq_slot_device);
     @FIELDS@
     @CONSTANTS@
     return 0;
@@ -48,6 +50,7 @@ CONSTANTS = (
     "REGION_BYTES",
     "REGION_DEVICE_OFFSET",
     "REGION_SLOT_OFFSET",
+    "REGION_VIRTUAL_OFFSET",
     "REPAIR_LOCK_OFFSET",
     "POLICY_FAIL_OPEN",
     "LOG_ERROR",
@@ -73,19 +76,25 @@ FIELDS = {
         layout.REGION_HEADER,
         (
             "magic abi_major abi_minor header_bytes device_offset device_stride device_count slot_offset slot_stride slot_count "
-            "region_bytes reaped_slots repaired_bytes"
+            "region_bytes reaped_slots repaired_bytes virtual_offset virtual_stride"
         ),
     ),
-    "region_device": ("struct aq_region_device", layout.REGION_DEVICE, "used_bytes context_bytes"),
+    "region_device": ("struct aq_region_device", layout.REGION_DEVICE, "used_bytes context_bytes virtual_bytes"),
+    "bucket": (
+        "struct aq_bucket",
+        layout.BUCKET,
+        "balance_ns refilled_at_ns starved_at_ns lease_until_ns paid_ns gain_q16 integral_q16 measured_q16",
+    ),
     "slot": ("struct aq_region_slot", layout.SLOT_HEADER, "state pid host_pid reserved0 start_ticks"),
     "slot_device": (
         "struct aq_slot_device",
         layout.SLOT_DEVICE,
         (
             "intended charged uncharged settled context_bytes managed_bytes pool_bytes array_bytes refusals last_refused_bytes launches "
-            "busy_ns throttled_ns contexts"
+            "busy_ns throttled_ns contexts module_bytes"
         ),
     ),
+    "virtual_device": ("struct aq_virtual_device", layout.VIRTUAL_DEVICE, "intended charged uncharged settled"),
 }
 
 
@@ -114,7 +123,8 @@ def _items(form: str) -> list[str]:
 def header(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """What a C compiler makes of layout.h."""
     directory = tmp_path_factory.mktemp("layout")
-    fields = "".join(f'AT("{name}", {kind}, {field}); ' for name, (kind, _, names) in FIELDS.items() for field in names.split())
+    fields = 'AT("region_device", struct aq_region_device, compute); '
+    fields += "".join(f'AT("{name}", {kind}, {field}); ' for name, (kind, _, names) in FIELDS.items() for field in names.split())
     constants = "".join(f"IS(AQ_{name}); " for name in CONSTANTS)
     (directory / "print.c").write_text(C_PROGRAM.replace("@FIELDS@", fields).replace("@CONSTANTS@", constants))
     command = [os.environ.get("CC", "cc"), "-std=gnu11", f"-I{ROOT}/cuda_shim", "-o", directory / "print", directory / "print.c"]
@@ -138,6 +148,8 @@ def test_every_field_lies_where_the_header_puts_it(header, name):
         ("region_device", layout.REGION_DEVICE.size),
         ("slot", layout.SLOT_BYTES),
         ("slot_device", layout.SLOT_DEVICE.size),
+        ("virtual_device", layout.VIRTUAL_DEVICE.size),
+        ("virtual_row", layout.VIRTUAL_ROW_BYTES),
     ],
 )
 def test_every_struct_has_the_size_of_the_header(header, name, size):
@@ -154,6 +166,7 @@ def test_the_writer_knows_the_offsets_it_writes_by_hand(header):
     assert header["limits_header.checksum"] == layout.CHECKSUM_OFFSET
     assert header["limits_header.device_stride"] == layout.CHECKED_FROM
     assert header["slot.host_pid"] == layout.SLOT_HOST_PID_OFFSET
+    assert header["region_device.compute"] == layout.BUCKET_OFFSET
     assert contract.MAX_DEVICES_PER_CONTAINER == layout.MAX_DEVICES
 
 
@@ -309,6 +322,28 @@ def test_counters_may_wrap_and_a_refusal_in_progress_is_no_use():
     assert layout.decode_region(refusing).slots[0].devices[0].used_bytes == 0
 
 
+def with_virtual(region: bytes, index: int, charged: int, uncharged: int) -> bytes:
+    """The region with a virtual ledger of device 0 in one slot, and its judge."""
+    ledger = layout.VIRTUAL_DEVICE.pack(charged, charged, uncharged, uncharged)
+    region = apply(region, (Write(layout.REGION_VIRTUAL_OFFSET + index * layout.VIRTUAL_ROW_BYTES, ledger),))
+    return apply(region, (Write(layout.REGION_DEVICE_OFFSET, layout.REGION_DEVICE.pack(0, 0, charged - uncharged)),))
+
+
+def test_virtual_memory_is_counted_beside_device_memory():
+    snapshot = layout.decode_region(with_virtual(make_region((2, {"charged": 7, "module_bytes": 5})), 2, 100, 40))
+    device = snapshot.slots[0].devices[0]
+    assert (device.used_bytes, device.module_bytes, device.virtual_bytes) == (7, 5, 60)
+    assert snapshot.line_virtual_bytes[0] == 60
+    assert layout.live_used_bytes(snapshot)[0] == 7
+
+
+def test_a_region_of_version_1_0_is_read_and_has_no_virtual_memory():
+    region = with_virtual(make_region((2, {"charged": 9})), 2, 100, 40)[: layout.REGION_VIRTUAL_OFFSET]
+    no_table = Write(layout.REGION_HEADER.size - 184 - 8, bytes(8))
+    (slot,) = layout.decode_region(apply(region, (no_table,))).slots
+    assert (slot.devices[0].used_bytes, slot.devices[0].virtual_bytes) == (9, 0)
+
+
 def test_only_unlocked_slots_are_dead_and_their_memory_is_left_out():
     snapshot = layout.decode_region(make_region((0, {"charged": 1}), (1, {"charged": 20}), (200, {"charged": 300})))
     dead = layout.dead_slots(snapshot, locked={0, 200})
@@ -334,3 +369,25 @@ def test_no_header_a_tenant_can_write_does_more_than_raise(scribble):
 def test_a_truncated_region_is_refused(length):
     with pytest.raises(RegionError, match="region"):
         layout.decode_region(layout.empty_region()[:length])
+
+
+class TestCompute:
+    def test_the_buckets_of_a_region_are_read_from_its_first_page(self):
+        data = bytearray(layout.empty_region()[: layout.REGION_SLOT_OFFSET])
+        at = layout.REGION_DEVICE_OFFSET + 2 * layout.REGION_DEVICE.size + layout.BUCKET_OFFSET
+        layout.BUCKET.pack_into(data, at, -5, 1, 7, 2, 90, 65536, 0, 3)
+        counters = layout.decode_compute(bytes(data))
+        assert len(counters) == layout.MAX_DEVICES
+        assert counters[2] == layout.ComputeCounters(paid_ns=90, starved_at_ns=7)
+        assert counters[1] == layout.ComputeCounters(0, 0)
+
+    @given(st.binary(max_size=512))
+    def test_what_a_tenant_writes_raises_nothing_but_a_region_error(self, scribble):
+        data = bytearray(layout.empty_region()[: layout.REGION_SLOT_OFFSET])
+        data[: len(scribble)] = scribble
+        with contextlib.suppress(RegionError):
+            layout.decode_compute(bytes(data))
+
+    def test_a_truncated_region_is_refused(self):
+        with pytest.raises(RegionError, match="do not fit"):
+            layout.decode_compute(layout.empty_region()[:1000])

@@ -1,0 +1,345 @@
+/* Any sequence of allocating and freeing calls, through the built front on the simulated driver, beside a model of the bytes held.
+ *
+ * Kept true after every call: what is granted fits the limit and what is refused does not; a refusal is out-of-memory and leaves its output
+ * alone; the free bytes are exactly the limit less the model (pools apart, which take memory in pieces: then at least the model is taken); and
+ * what the driver itself lost never passes the limit by more than its pages. When all is freed everything is back.
+ * One thing is granted: an allocation that a pool could not serve from its idle memory is taken back in stream order, so what the driver lost is
+ * looked at after the stream has come to that.
+ *
+ * Argument: the build directory, or ALIQUOT_BUILD. */
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cuda_abi.h"
+#include "fuzz/fuzz.h"
+#include "nvml_abi.h"
+#include "tests/support.h"
+
+#define LIMIT_BYTES (2048 * MIB)
+#define HELD_MAX 48u
+#define UNIT 512u
+#define PAGE (2 * MIB)
+#define LIBRARIES "/usr/lib/x86_64-linux-gnu"
+#define DRIVER "/run/aliquot/driver"
+#define UNTOUCHED 0xdeadbeefu
+
+#define CALLS(X)                                                                                                        \
+	X(cuInit) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemAllocManaged) \
+	X(cuMemGetInfo_v2) X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuStreamSynchronize) X(cuMemCreate) X(cuMemRelease)  \
+	X(cuMemMap) X(cuMemUnmap) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuDeviceGetDefaultMemPool) X(cuMemPoolTrimTo)
+
+static struct {
+#define DECLARE(name) __typeof__(&name) name;
+	CALLS(DECLARE)
+#undef DECLARE
+} cu;
+
+enum kind { NONE, LINEAR, MANAGED, POOLED, PHYSICAL, MAPPED };
+
+static struct held {
+	enum kind kind;
+	uint64_t bytes;
+	CUdeviceptr address;
+	CUmemGenericAllocationHandle handle;
+} held[HELD_MAX];
+
+static uint64_t model_bytes, pooled_bytes;
+static size_t free_at_start, physical_at_start;
+static __typeof__(&cuMemGetInfo_v2) physical_info;
+static CUmemoryPool pool;
+static const char *build;
+static char root[PATH_MAX];
+
+static void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void run(const char *format, ...)
+{
+	char command[2 * PATH_MAX];
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(command, sizeof(command), format, arguments);
+	va_end(arguments);
+	CHECK(system(command) == 0);
+}
+
+/* ---- an unpacked container --------------------------------------------------------------------------------------- */
+
+static void *open_library(const char *directory, const char *name)
+{
+	char path[2 * PATH_MAX];
+
+	snprintf(path, sizeof(path), "%s/%s", directory, name);
+	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		fprintf(stderr, "%s\n", dlerror());
+		exit(1);
+	}
+	return library;
+}
+
+static void first_uuid(char *uuid)
+{
+	char directory[PATH_MAX];
+
+	snprintf(directory, sizeof(directory), "%s/lib/sim", build);
+	void *nvml = open_library(directory, "libnvidia-ml.so.1");
+	nvmlReturn_t (*init)(void) = (nvmlReturn_t(*)(void))dlsym(nvml, "nvmlInit_v2");
+	nvmlReturn_t (*handle)(unsigned, nvmlDevice_t *) = (nvmlReturn_t(*)(unsigned, nvmlDevice_t *))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
+	nvmlReturn_t (*get)(nvmlDevice_t, char *, unsigned) = (nvmlReturn_t(*)(nvmlDevice_t, char *, unsigned))dlsym(nvml, "nvmlDeviceGetUUID");
+	nvmlDevice_t device;
+	CHECK(init() == NVML_SUCCESS && handle(0, &device) == NVML_SUCCESS && get(device, uuid, AQ_UUID_BYTES) == NVML_SUCCESS);
+}
+
+static void unpack(void)
+{
+	static struct support_page page;
+	char path[PATH_MAX + 64];
+
+	snprintf(root, sizeof(root), "%s", support_directory());
+	run("'%s/bin/aliquot-sim' init h200x8 --dir '%s/node' > /dev/null", build, root);
+	snprintf(path, sizeof(path), "%s/node", root);
+	CHECK(setenv("ALIQUOT_SIM_DIR", path, 1) == 0);
+	run("mkdir -p '%s" LIBRARIES "' '%s" DRIVER "'", root, root);
+	run("cp '%s/lib/shim/libcuda.so.1' '%s" LIBRARIES "/'", build, root);
+	run("cp '%s/lib/sim/libcuda.so.1' '%s" DRIVER "/libcuda.aliquot-driver.so.1'", build, root);
+	run("cp '%s/lib/sim/libnvidia-ml.so.1' '%s" DRIVER "/libnvidia-ml.aliquot-driver.so.1'", build, root);
+	support_page(&page, 1, LIMIT_BYTES);
+	memset(page.device[0].uuid, 0, sizeof(page.device[0].uuid));
+	first_uuid(page.device[0].uuid);
+	page.header.checksum = support_checksum(&page);
+	snprintf(path, sizeof(path), "%s/run/aliquot/limits", root);
+	support_write_limits(path, &page);
+	support_write_region();
+	run("mv '%s' '%s/run/aliquot/region'", support_region(), root);
+}
+
+static void find_drivers(void)
+{
+	char directory[PATH_MAX + 64];
+
+	snprintf(directory, sizeof(directory), "%s" LIBRARIES, root);
+	void *front = open_library(directory, "libcuda.so.1");
+#define FIND(name) CHECK(cu.name = (__typeof__(cu.name))dlsym(front, #name));
+	CALLS(FIND)
+#undef FIND
+	snprintf(directory, sizeof(directory), "%s" DRIVER, root);
+	physical_info = (__typeof__(physical_info))dlsym(open_library(directory, "libcuda.aliquot-driver.so.1"), "cuMemGetInfo_v2");
+	CHECK(physical_info);
+}
+
+static size_t free_now(void)
+{
+	size_t free_bytes, total_bytes;
+
+	CHECK(cu.cuMemGetInfo_v2(&free_bytes, &total_bytes) == CUDA_SUCCESS);
+	CHECK(total_bytes == LIMIT_BYTES && free_bytes <= total_bytes);
+	return free_bytes;
+}
+
+static size_t physical_free_now(void)
+{
+	size_t free_bytes, total_bytes;
+
+	CHECK(physical_info(&free_bytes, &total_bytes) == CUDA_SUCCESS);
+	return free_bytes;
+}
+
+static void remove_container(void)
+{
+	run("rm -rf '%s'", root);
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+	struct stat about;
+	CUcontext context;
+
+	build = getenv("ALIQUOT_BUILD");
+	if (!build && *argc > 1 && stat((*argv)[1], &about) == 0 && S_ISDIR(about.st_mode))
+		build = (*argv)[1];
+	if (!build) {
+		fprintf(stderr, "expected the build directory as argument or in ALIQUOT_BUILD\n");
+		exit(2);
+	}
+	unpack();
+	atexit(remove_container);
+	find_drivers();
+	CHECK(cu.cuInit(0) == CUDA_SUCCESS && cu.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+	CHECK(cu.cuCtxSetCurrent(context) == CUDA_SUCCESS && cu.cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
+	free_at_start = free_now();
+	physical_at_start = physical_free_now();
+	return 0;
+}
+
+/* ---- calls, and what they mean for the model ---------------------------------------------------------------------- */
+
+static uint64_t rounded(uint64_t bytes, uint64_t unit)
+{
+	return (bytes + unit - 1) / unit * unit;
+}
+
+/* Was it right to say yes, or no? */
+static bool granted(CUresult result, uint64_t bytes)
+{
+	bool fits = model_bytes + pooled_bytes + bytes <= free_at_start;
+
+	CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK(result != CUDA_SUCCESS || fits);
+	CHECK(result == CUDA_SUCCESS || !fits || pooled_bytes);
+	return result == CUDA_SUCCESS;
+}
+
+static void take_linear(struct held *slot, uint64_t bytes, bool managed)
+{
+	CUdeviceptr address = UNTOUCHED;
+	CUresult result = managed ? cu.cuMemAllocManaged(&address, bytes, CU_MEM_ATTACH_GLOBAL) : cu.cuMemAlloc_v2(&address, bytes);
+
+	if (bytes == 0) {
+		CHECK(result == CUDA_ERROR_INVALID_VALUE);
+	} else if (granted(result, rounded(bytes, UNIT))) {
+		*slot = (struct held){ .kind = managed ? MANAGED : LINEAR, .bytes = rounded(bytes, UNIT), .address = address };
+		model_bytes += slot->bytes;
+		return;
+	}
+	CHECK(address == UNTOUCHED);
+}
+
+static void take_pooled(struct held *slot, uint64_t bytes)
+{
+	CUdeviceptr address = UNTOUCHED;
+	CUresult result = cu.cuMemAllocAsync(&address, bytes, NULL);
+
+	if (bytes == 0)
+		return;
+	CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY);
+	if (result == CUDA_SUCCESS) {
+		*slot = (struct held){ .kind = POOLED, .bytes = bytes, .address = address };
+		pooled_bytes += bytes;
+		CHECK(model_bytes + pooled_bytes <= free_at_start);
+		return;
+	}
+	/* A pool whose idle memory is in pieces may grow before that is seen; what is taken back then ends when the stream comes to it. */
+	CHECK(address == UNTOUCHED);
+	CHECK(cu.cuStreamSynchronize(NULL) == CUDA_SUCCESS && cu.cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
+}
+
+static void take_physical(struct held *slot, uint64_t pages, bool map, bool release)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	CUmemGenericAllocationHandle handle;
+	uint64_t bytes = (pages + 1) * PAGE;
+	CUdeviceptr address = 0;
+
+	if (!granted(cu.cuMemCreate(&handle, bytes, &prop, 0), bytes))
+		return;
+	model_bytes += bytes;
+	if (map) {
+		CHECK(cu.cuMemAddressReserve(&address, bytes, 0, 0, 0) == CUDA_SUCCESS);
+		CHECK(cu.cuMemMap(address, bytes, 0, handle, 0) == CUDA_SUCCESS);
+	}
+	if (map && release) { /* the mapping alone keeps it */
+		CHECK(cu.cuMemRelease(handle) == CUDA_SUCCESS);
+		handle = 0;
+	}
+	*slot = (struct held){ .kind = map ? MAPPED : PHYSICAL, .bytes = bytes, .address = address, .handle = handle };
+}
+
+static void give_back(struct held *slot, bool in_stream_order)
+{
+	switch (slot->kind) {
+	case NONE:
+		return;
+	case POOLED:
+		pooled_bytes -= slot->bytes;
+		if (in_stream_order)
+			CHECK(cu.cuMemFreeAsync(slot->address, NULL) == CUDA_SUCCESS && cu.cuStreamSynchronize(NULL) == CUDA_SUCCESS);
+		else
+			CHECK(cu.cuMemFree_v2(slot->address) == CUDA_SUCCESS);
+		break;
+	case LINEAR:
+	case MANAGED:
+		model_bytes -= slot->bytes;
+		CHECK(cu.cuMemFree_v2(slot->address) == CUDA_SUCCESS);
+		CHECK(cu.cuMemFree_v2(slot->address) != CUDA_SUCCESS); /* twice is refused and credits nothing */
+		break;
+	case MAPPED:
+		CHECK(cu.cuMemUnmap(slot->address, slot->bytes) == CUDA_SUCCESS);
+		CHECK(cu.cuMemAddressFree(slot->address, slot->bytes) == CUDA_SUCCESS);
+		__attribute__((fallthrough));
+	case PHYSICAL:
+		model_bytes -= slot->bytes;
+		if (slot->handle)
+			CHECK(cu.cuMemRelease(slot->handle) == CUDA_SUCCESS);
+	}
+	slot->kind = NONE;
+}
+
+/* Linear memory is counted in units, and comes to the driver in pages: the agent finds that difference and takes it off the limit. */
+static uint64_t page_rest(void)
+{
+	uint64_t rest = 0;
+
+	for (unsigned i = 0; i < HELD_MAX; i++)
+		rest += held[i].kind == LINEAR || held[i].kind == MANAGED ? PAGE : 0;
+	return rest;
+}
+
+static void check_view(void)
+{
+	uint64_t taken = free_at_start - free_now();
+
+	CHECK(taken >= model_bytes);
+	CHECK(physical_at_start - physical_free_now() <= free_at_start + page_rest());
+	if (taken != model_bytes && !pooled_bytes) { /* what a pool keeps for later is the pool's to give back */
+		CHECK(cu.cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
+		CHECK(free_at_start - free_now() == model_bytes);
+	}
+}
+
+static void step(struct fuzz_reader *input)
+{
+	unsigned what = (unsigned)fuzz_take(input, 1);
+	struct held *slot = &held[fuzz_take(input, 1) % HELD_MAX];
+	uint64_t bytes = fuzz_take(input, 4) >> (what >> 3 & 15); /* of every magnitude, to 4 GiB */
+
+	if (slot->kind != NONE) {
+		give_back(slot, what & 1);
+		return;
+	}
+	switch (what % 8) {
+	case 0:
+	case 1:
+	case 2:
+		take_linear(slot, bytes, false);
+		break;
+	case 3:
+		take_linear(slot, bytes, true);
+		break;
+	case 4:
+		take_pooled(slot, bytes);
+		break;
+	default:
+		take_physical(slot, bytes >> 21, what % 8 > 5, what % 8 == 7);
+	}
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+	struct fuzz_reader input = { data, bytes };
+
+	while (input.left) {
+		step(&input);
+		check_view();
+	}
+	for (unsigned i = 0; i < HELD_MAX; i++)
+		give_back(&held[i], i & 1);
+	CHECK(cu.cuStreamSynchronize(NULL) == CUDA_SUCCESS && cu.cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
+	CHECK(model_bytes == 0 && pooled_bytes == 0);
+	CHECK(free_now() == free_at_start && physical_free_now() == physical_at_start);
+	return 0;
+}

@@ -1,0 +1,22 @@
+/* What the driver itself says it has taken of a device, for memory that no call names: contexts and modules.
+ *
+ * NVML is asked, the driver's own library and never our front, and kept open once it was. */
+#ifndef AQ_INTERPOSE_MEASURE_H
+#define AQ_INTERPOSE_MEASURE_H
+
+#include <stdint.h>
+
+struct aq_sample_bytes {
+	uint64_t own_bytes;    /* of this process, 0 when NVML does not list it (its pids may be another namespace's) */
+	uint64_t device_bytes; /* of all processes */
+};
+
+/* Both 0 when there is no NVML to ask. */
+struct aq_sample_bytes aq_measure(const char *uuid);
+/* Bytes taken between two samples: by this process, or, when that cannot be told, by anyone. */
+uint64_t aq_measured_growth(const struct aq_sample_bytes *before, const struct aq_sample_bytes *after);
+
+/* In a forked child. */
+void aq_measure_forget(void);
+
+#endif

@@ -1,0 +1,306 @@
+/* Modules by measurement.
+ *
+ * Around a load the device's free memory is compared: what it lost is the module's, another allocation's, or a neighbour's. Where the
+ * driver lists this process (NVML), its figure less all that is charged, compared with the same difference before its first load, tells
+ * them apart. Where it does not list it, or the process is now charged for more than it holds (managed memory that is not on the device), what the
+ * container was charged meanwhile is taken off, and of the rest at most UNSURE_BYTES are believed; the agent's overhead figure
+ * has what is missed.
+ *
+ * NVML costs the driver up to milliseconds, so it is asked only when the device's free memory shrank at all. What is loaded later, when a
+ * function is first used, shows in the agent's overhead figure. */
+#include "interpose/module.h"
+
+#include <pthread.h>
+
+#include "account/account.h"
+#include "account/map.h"
+#include "interpose/context.h"
+#include "interpose/driver.h"
+#include "interpose/measure.h"
+#include "shim.h"
+
+#define UNSURE_BYTES ((uint64_t)64 << 20)
+
+/* Modules and libraries that were charged, by handle. */
+static struct aq_map modules;
+
+/* Held while growth is measured and charged, so that no two threads charge the same bytes; never while the driver loads. */
+static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
+
+/* The driver's count of this process less what is charged, before the first load since its newest context. */
+static struct {
+	bool known;
+	int64_t uncharged_bytes;
+} baselines[AQ_MAX_DEVICES];
+
+/* ---- measuring ------------------------------------------------------------------------------------------------- */
+
+struct moment {
+	uint64_t free_bytes;      /* of the device, for everyone */
+	uint64_t container_bytes; /* charged to the container */
+};
+
+static bool look(int device, struct moment *moment)
+{
+	size_t free_bytes, total_bytes;
+
+	moment->container_bytes = aq_account_container_bytes(device);
+	if (aq_cuda.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS)
+		return false;
+	moment->free_bytes = free_bytes;
+	return true;
+}
+
+/* What the driver counts for this process beyond its charges. False when the driver does not list the process. With the gate held. */
+static bool uncharged_bytes(int device, int64_t *bytes)
+{
+	/* Memory that another thread takes or gives back meanwhile must not look like growth: the larger charge counts. */
+	uint64_t before = aq_account_own_bytes(device);
+	uint64_t own = aq_measure(aq_device_uuid(device)).own_bytes;
+	uint64_t after = aq_account_own_bytes(device);
+
+	*bytes = (int64_t)(own - (before > after ? before : after));
+	return own != 0;
+}
+
+static void learn_baseline(int device)
+{
+	pthread_mutex_lock(&measuring);
+	if (!baselines[device].known)
+		baselines[device].known = uncharged_bytes(device, &baselines[device].uncharged_bytes);
+	pthread_mutex_unlock(&measuring);
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* What may be believed of the device's loss when nobody tells whose it is. */
+static uint64_t likely_ours(uint64_t lost, const struct moment *before, const struct moment *after)
+{
+	uint64_t charged = after->container_bytes > before->container_bytes ? after->container_bytes - before->container_bytes : 0;
+
+	return lost > charged ? least(lost - charged, UNSURE_BYTES) : 0;
+}
+
+/* What this process took since `before` and was not charged for. With the gate held. */
+static uint64_t growth_since(int device, const struct moment *before)
+{
+	struct moment now;
+	int64_t uncharged;
+
+	if (!look(device, &now) || now.free_bytes >= before->free_bytes)
+		return 0;
+	uint64_t lost = before->free_bytes - now.free_bytes;
+	if (!baselines[device].known || !uncharged_bytes(device, &uncharged))
+		return likely_ours(lost, before, &now);
+	int64_t own = uncharged - baselines[device].uncharged_bytes;
+	/* Less than is uncharged may have been lost around this call: the rest is another thread's, which is about to look. */
+	return own >= 0 ? least(lost, (uint64_t)own) : likely_ours(lost, before, &now);
+}
+
+static void set_baseline_unknown(int device)
+{
+	if (device < 0)
+		return;
+	pthread_mutex_lock(&measuring);
+	baselines[device].known = false;
+	pthread_mutex_unlock(&measuring);
+}
+
+void aq_modules_context_begun(int device)
+{
+	set_baseline_unknown(device);
+}
+
+/* ---- loading --------------------------------------------------------------------------------------------------- */
+
+enum load_form { MODULE_FILE, MODULE_DATA, MODULE_DATA_EX, MODULE_FAT_BINARY, LIBRARY_DATA, LIBRARY_FILE };
+
+struct load_call {
+	enum load_form form;
+	void *made; /* CUmodule or CUlibrary */
+	const void *image; /* or the path */
+	CUjit_option *jit_options;
+	void **jit_values;
+	unsigned int jit_count;
+	CUlibraryOption *options;
+	void **values;
+	unsigned int count;
+};
+
+static CUresult load(struct load_call *c)
+{
+	CUmodule *module = (CUmodule *)(void *)&c->made;
+	CUlibrary *library = (CUlibrary *)(void *)&c->made;
+
+	switch (c->form) {
+	case MODULE_FILE: return aq_cuda.cuModuleLoad(module, c->image);
+	case MODULE_DATA: return aq_cuda.cuModuleLoadData(module, c->image);
+	case MODULE_DATA_EX: return aq_cuda.cuModuleLoadDataEx(module, c->image, c->jit_count, c->jit_options, c->jit_values);
+	case MODULE_FAT_BINARY: return aq_cuda.cuModuleLoadFatBinary(module, c->image);
+	case LIBRARY_DATA: return aq_cuda.cuLibraryLoadData(library, c->image, c->jit_options, c->jit_values, c->jit_count, c->options,
+							    c->values, c->count);
+	default: return aq_cuda.cuLibraryLoadFromFile(library, c->image, c->jit_options, c->jit_values, c->jit_count, c->options, c->values,
+						      c->count);
+	}
+}
+
+static void unload(const struct load_call *c)
+{
+	if (c->form == LIBRARY_DATA || c->form == LIBRARY_FILE)
+		aq_cuda.cuLibraryUnload(c->made);
+	else
+		aq_cuda.cuModuleUnload(c->made);
+}
+
+/* Charge what a load took, and remember it. False when it does not fit. */
+static bool charge_growth(const struct load_call *call, const struct aq_place *place, const struct moment *before)
+{
+	pthread_mutex_lock(&measuring);
+	uint64_t bytes = growth_since(place->device, before);
+	bool charged = !bytes || aq_charge(place->device, AQ_MODULE, bytes);
+	pthread_mutex_unlock(&measuring);
+	if (!charged || !bytes)
+		return charged;
+	struct aq_entry made = { .key = (uintptr_t)call->made, .bytes = bytes, .owner = place->owner, .device = (uint32_t)place->device,
+				 .kind = AQ_MODULE };
+	if (aq_map_put(&modules, &made))
+		return true;
+	aq_uncharge(place->device, AQ_MODULE, bytes);
+	return false;
+}
+
+/* Is there no room for even the smallest module? */
+static bool is_full(int device)
+{
+	if (!aq_account_full(device))
+		return false;
+	aq_reclaim(device);
+	return aq_account_full(device);
+}
+
+static CUresult load_charged(void **handle, struct load_call *call)
+{
+	struct aq_place place;
+	struct moment before;
+
+	if (!handle || !aq_place_current(&place) || place.device < 0 || !look(place.device, &before)) {
+		CUresult result = load(call); /* a library may be loaded before there is a context, and takes nothing yet */
+		if (result == CUDA_SUCCESS && handle)
+			*handle = call->made;
+		return result;
+	}
+	if (is_full(place.device)) {
+		aq_refused(place.device, 0);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	learn_baseline(place.device);
+	CUresult result = load(call);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!charge_growth(call, &place, &before)) {
+		unload(call);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*handle = call->made;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoad(CUmodule *module, const char *path)
+{
+	AQ_LIMITED_OR_RETURN(cuModuleLoad(module, path));
+	return load_charged((void **)module, &(struct load_call){ .form = MODULE_FILE, .image = path });
+}
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+	AQ_LIMITED_OR_RETURN(cuModuleLoadData(module, image));
+	return load_charged((void **)module, &(struct load_call){ .form = MODULE_DATA, .image = image });
+}
+
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options, void **values)
+{
+	AQ_LIMITED_OR_RETURN(cuModuleLoadDataEx(module, image, count, options, values));
+	return load_charged((void **)module, &(struct load_call){ .form = MODULE_DATA_EX, .image = image, .jit_count = count,
+								  .jit_options = options, .jit_values = values });
+}
+
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
+{
+	AQ_LIMITED_OR_RETURN(cuModuleLoadFatBinary(module, image));
+	return load_charged((void **)module, &(struct load_call){ .form = MODULE_FAT_BINARY, .image = image });
+}
+
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit_options, void **jit_values, unsigned int jit_count,
+			   CUlibraryOption *options, void **values, unsigned int count)
+{
+	AQ_LIMITED_OR_RETURN(cuLibraryLoadData(library, code, jit_options, jit_values, jit_count, options, values, count));
+	return load_charged((void **)library, &(struct load_call){ .form = LIBRARY_DATA, .image = code, .jit_options = jit_options,
+								   .jit_values = jit_values, .jit_count = jit_count, .options = options,
+								   .values = values, .count = count });
+}
+
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit_options, void **jit_values, unsigned int jit_count,
+			       CUlibraryOption *options, void **values, unsigned int count)
+{
+	AQ_LIMITED_OR_RETURN(cuLibraryLoadFromFile(library, path, jit_options, jit_values, jit_count, options, values, count));
+	return load_charged((void **)library, &(struct load_call){ .form = LIBRARY_FILE, .image = path, .jit_options = jit_options,
+								   .jit_values = jit_values, .jit_count = jit_count, .options = options,
+								   .values = values, .count = count });
+}
+
+/* ---- unloading ------------------------------------------------------------------------------------------------- */
+
+static void credit(const struct aq_entry *entry, void *context)
+{
+	(void)context;
+	aq_uncharge((int)entry->device, AQ_MODULE, entry->bytes);
+}
+
+/* The handle leaves the map before the driver may give it out again, and comes back when the driver refuses. */
+#define UNLOAD_HOOK(name, handle_type)                                                  \
+	CUresult name(handle_type handle)                                               \
+	{                                                                               \
+		struct aq_entry held;                                                   \
+		AQ_LIMITED_OR_RETURN(name(handle));                                     \
+		bool known = aq_map_take(&modules, (uintptr_t)handle, &held);           \
+		CUresult result = aq_cuda.name(handle);                                 \
+		if (known && result == CUDA_SUCCESS)                                    \
+			credit(&held, NULL);                                            \
+		else if (known)                                                         \
+			aq_map_put(&modules, &held);                                    \
+		return result;                                                          \
+	}
+
+UNLOAD_HOOK(cuModuleUnload, CUmodule)
+UNLOAD_HOOK(cuLibraryUnload, CUlibrary)
+
+struct owner {
+	int device;
+	uint64_t owner;
+};
+
+static bool belongs_to(const struct aq_entry *entry, void *context)
+{
+	const struct owner *owner = context;
+
+	return (int)entry->device == owner->device && entry->owner == owner->owner;
+}
+
+void aq_modules_context_ended(int device, uint64_t owner)
+{
+	struct owner gone = { device, owner };
+
+	aq_map_drain(&modules, belongs_to, credit, &gone);
+	set_baseline_unknown(device);
+}
+
+void aq_modules_forget(void)
+{
+	pthread_mutex_init(&measuring, NULL);
+	aq_map_forget(&modules);
+	for (int device = 0; device < AQ_MAX_DEVICES; device++)
+		baselines[device].known = false;
+}

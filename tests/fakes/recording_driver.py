@@ -1,0 +1,127 @@
+"""A CUDA driver that does nothing but remember which of its functions were called, built from the table of the headers.
+
+It exports every symbol of cuda-abi.txt, so it shows where a wrapper really ends. By itself each function succeeds and does nothing,
+and cuGetProcAddress answers from the same table; with ``RECORDED_DRIVER`` in the environment each one forwards to that driver's function of
+the same name, so that real work can be followed.
+"""
+
+import subprocess
+from collections.abc import Collection
+from pathlib import Path
+
+from cuda_shim.interpose.classes.tables import LEGACY, AbiRow
+
+VERSION_NODE = "RECORDING_1"
+"""The version that its symbols carry, for lookups with dlvsym."""
+
+_SOURCE = r"""
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* More arguments than any function of the driver has; each is passed on as it came. */
+#define PARAMETERS long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k, long l
+#define ARGUMENTS a, b, c, d, e, f, g, h, i, j, k, l
+#define CALLS 4096u
+
+static _Atomic unsigned made;
+static unsigned calls[CALLS];
+
+static const struct { const char *symbol, *base; int since, per_thread; } rows[] = {
+#define ROW(symbol, base, since, per_thread) { #symbol, #base, since, per_thread },
+@ROWS@
+#undef ROW
+};
+#define ROWS (sizeof rows / sizeof *rows)
+
+static long (*real[ROWS])(PARAMETERS);
+
+enum {
+#define ROW(symbol, base, since, per_thread) ID_##symbol,
+@ROWS@
+#undef ROW
+};
+
+static void note(unsigned id) { calls[atomic_fetch_add(&made, 1) % CALLS] = id; }
+
+#define ROW(symbol, base, since, per_thread)                     \
+	long symbol(PARAMETERS)                                  \
+	{                                                        \
+		note(ID_##symbol);                               \
+		return real[ID_##symbol] ? real[ID_##symbol](ARGUMENTS) : 0; \
+	}
+@ROWS@
+#undef ROW
+
+void recording_clear(void) { made = 0; }
+unsigned recording_length(void) { return made; }
+const char *recording_at(unsigned position) { return rows[calls[position % CALLS]].symbol; }
+
+/* The newest form that is not newer than asked for; of two of one age, the one of the wanted flavour. */
+static int row_for(const char *base, int version, int per_thread)
+{
+	int best = -1;
+	for (unsigned n = 0; n < ROWS; n++) {
+		if (strcmp(rows[n].base, base) || rows[n].since > version || (rows[n].per_thread && !per_thread))
+			continue;
+		if (best < 0 || rows[n].since > rows[best].since || (rows[n].since == rows[best].since && rows[n].per_thread))
+			best = (int)n;
+	}
+	return best;
+}
+
+static void *const addresses[] = {
+#define ROW(symbol, base, since, per_thread) (void *)symbol,
+@ROWS@
+#undef ROW
+};
+
+static long answer_v2(PARAMETERS)
+{
+	const char *base = (const char *)a;
+	void **out = (void **)b;
+	int *status = (int *)e, version = (int)c, per_thread = (d & 2) != 0;
+
+	(void)f, (void)g, (void)h, (void)i, (void)j, (void)k, (void)l;
+	if (!base || !out)
+		return 1;
+	int row = row_for(base, version, per_thread);
+	*out = row >= 0 ? addresses[row] : NULL;
+	if (status)
+		*status = row >= 0 ? 0 : row_for(base, 1 << 30, 1) >= 0 ? 2 : 1;
+	return 0;
+}
+
+static long answer(PARAMETERS)
+{
+	long result = answer_v2(a, b, c, d, 0, f, g, h, i, j, k, l);
+	(void)e;
+	return result == 0 && !*(void **)b ? 500 : result;
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+	const char *path = getenv("RECORDED_DRIVER");
+	void *driver = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+
+	if (path && !driver)
+		abort();
+	for (unsigned n = 0; driver && n < ROWS; n++)
+		real[n] = (long (*)(PARAMETERS))dlsym(driver, rows[n].symbol);
+	if (!driver) {
+		real[ID_cuGetProcAddress] = answer;
+		real[ID_cuGetProcAddress_v2] = answer_v2;
+	}
+}
+"""
+
+
+def build_recording_driver(rows: Collection[AbiRow], library: Path) -> None:
+    """Compile the driver of these rows to ``library``, whose directory must exist."""
+    listed = "\n".join(f"ROW({row.symbol}, {row.base}, {row.since}, {int(row.flavour != LEGACY)})" for row in rows)
+    source, versions = library.with_suffix(".c"), library.with_suffix(".map")
+    source.write_text(_SOURCE.replace("@ROWS@", listed))
+    versions.write_text(f"{VERSION_NODE} {{ global: cu*; recording_*; local: *; }};\n")
+    command: list[str | Path] = ["cc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", library, source]
+    subprocess.run([*command, "-Wl,-soname,libcuda.so.1", f"-Wl,--version-script={versions}", "-ldl"], check=True)

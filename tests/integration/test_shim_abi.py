@@ -1,0 +1,338 @@
+"""Every form of every wrapped function is handed out when the driver hands out that form, and ends in that form.
+
+The questions come from the table of the headers (cuda-abi.txt): each name, at each version where its answer changes and just before, in
+each flavour. The drivers are the simulated one and one that records what reaches it (tests/fakes/recording_driver.py). A bare container
+says what is right; the front and the preload must say the same with their wrappers in place.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from agent.core.region_layout import DeviceLimit, Limits
+from cuda_shim.interpose.classes.tables import read_abi, read_hooks
+from proto import contract
+from tests.fakes.container import LIBRARY_DIR, MIB, Container, Node
+from tests.fakes.recording_driver import VERSION_NODE, build_recording_driver
+
+LIMIT_MIB = 4096
+ROWS = read_abi()
+WRAPPED = {hook.symbol for hook in read_hooks()}
+FLAGS = (0, 1, 2, 3)
+"""Default, legacy, per-thread, and the two together, which a driver refuses."""
+NOT_SUPPORTED = 801
+NO_NAMES = ("", "cu", "cuNoSuchThing", "curl_easy_init", "cudnnCreate", "cuMemAlloc_v3")
+
+
+@pytest.fixture
+def node(build_dir, sim_node, tmp_path) -> Node:
+    return Node(build_dir, sim_node("h200x8"), tmp_path)
+
+
+@pytest.fixture(scope="session")
+def recorder(tmp_path_factory) -> Path:
+    library = tmp_path_factory.mktemp("recorder") / "recording.so"
+    build_recording_driver(ROWS, library)
+    return library
+
+
+def driver_path(container: Container) -> Path:
+    if container.interposition == "front":
+        return container.root / "run/aliquot/driver" / contract.CUDA_DRIVER_SONAME
+    return container.root / LIBRARY_DIR / contract.CUDA_SONAME
+
+
+def shim_path(container: Container) -> Path | None:
+    if container.interposition == "none":
+        return None
+    inside = f"/{LIBRARY_DIR}/{contract.CUDA_SONAME}" if container.interposition == "front" else contract.CONTAINER_PRELOAD
+    return container.root / inside.lstrip("/")
+
+
+def open_container(node: Node, interposition, driver: Path | None = None) -> Container:
+    """A container that cannot be limited and whose policy lets it run, so that arguments mean nothing and every call goes through."""
+    limits = Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB),), fail_open=True)
+    container = node.container_with(limits, interposition=interposition)
+    container.region_path.unlink()
+    if driver is not None:
+        replace_driver(container, driver)
+    return container
+
+
+def replace_driver(container: Container, driver: Path) -> None:
+    """Put another driver in place; the container's may be a link to the one of the build directory."""
+    driver_path(container).unlink()
+    shutil.copy(driver, driver_path(container))
+
+
+# --- where an address lies ----------------------------------------------------------------------------------------
+
+Place = tuple[str, int]
+"""A library's path and an offset in it."""
+
+PROBE = """
+import ctypes, json, sys
+
+def extents():
+    found = {}
+    for line in open("/proc/self/maps"):
+        words = line.split(maxsplit=5)
+        if len(words) == 6 and ".so" in words[5]:
+            low, high = (int(part, 16) for part in words[0].split("-"))
+            path = words[5].strip()
+            first, last = found.get(path, (low, high))
+            found[path] = min(first, low), max(last, high)
+    return found
+
+def place(address):
+    if not address:
+        return None
+    for path, (low, high) in known.items():
+        if low <= address < high:
+            return path, address - low
+    return "elsewhere", address
+
+library = ctypes.CDLL("libcuda.so.1")
+known = extents()
+asked = json.load(sys.stdin)
+ctypes_lookup = ctypes.CDLL(None)
+ctypes_lookup.dlvsym.restype = ctypes_lookup.dlsym.restype = ctypes.c_void_p
+handle = ctypes.c_void_p(library._handle)
+
+def get_v2(name, version, flags):
+    address, status = ctypes.c_void_p(0), ctypes.c_int(-1)
+    result = library.cuGetProcAddress_v2(name.encode(), ctypes.byref(address), version, ctypes.c_uint64(flags), ctypes.byref(status))
+    return result, status.value, place(address.value)
+
+def get_v1(name, version, flags):
+    address = ctypes.c_void_p(0)
+    result = library.cuGetProcAddress(name.encode(), ctypes.byref(address), version, ctypes.c_uint64(flags))
+    return result, place(address.value)
+
+def by_dlsym(name):
+    return place(ctypes_lookup.dlsym(handle, name.encode()))
+
+def by_dlvsym(name, version):
+    return place(ctypes_lookup.dlvsym(handle, name.encode(), version.encode()))
+
+forms = dict(get_v2=get_v2, get_v1=get_v1, by_dlsym=by_dlsym, by_dlvsym=by_dlvsym)
+print(json.dumps({form: [forms[form](*question) for question in questions] for form, questions in asked.items()}))
+"""
+
+
+def ask(container: Container, questions: Mapping[str, list[tuple[object, ...]]]) -> dict[str, list[object]]:
+    """The answers of a program in the container, by the way of asking."""
+    answer = container.run([sys.executable, "-c", PROBE], stdin=json.dumps(questions))
+    assert answer.status == 0, answer.stderr
+    return answer.last
+
+
+def names_by_offset(library: Path) -> dict[int, set[str]]:
+    """The exported functions of a library, by where they lie in it."""
+    output = subprocess.run(["readelf", "-W", "--dyn-syms", library], check=True, capture_output=True, text=True).stdout
+    names: dict[int, set[str]] = {}
+    for words in (line.split() for line in output.splitlines()):
+        if len(words) > 7 and words[3] == "FUNC" and words[6] != "UND":
+            names.setdefault(int(words[1], 16), set()).add(words[7].split("@")[0])
+    return names
+
+
+class Names:
+    """Turns the places a container answers with into what they are."""
+
+    def __init__(self, container: Container) -> None:
+        self._driver, self._shim = driver_path(container).resolve(), shim_path(container)
+        self._in_driver = names_by_offset(self._driver)
+        self._in_shim = names_by_offset(self._shim) if self._shim else {}
+
+    def of(self, place: Place | None) -> tuple[str, frozenset[str]] | None:
+        """("driver" or "shim", the names of the function), or None for no function."""
+        if place is None:
+            return None
+        path, offset = place
+        if path == str(self._shim):
+            return "shim", frozenset(self._in_shim[offset])
+        assert path == str(self._driver), place
+        return "driver", frozenset(self._in_driver[offset])
+
+
+def questions_of_table() -> Iterator[tuple[str, int, int]]:
+    """Each name at each version where its answer changes, just before, and at the ends."""
+    versions: dict[str, set[int]] = {}
+    for row in ROWS:
+        versions.setdefault(row.base, {0, 13000, 13050}).update((row.since - 1, row.since))
+    for name in NO_NAMES:
+        versions[name] = {0, 13000}
+    return ((name, version, flags) for name in versions for version in sorted(versions[name]) for flags in FLAGS)
+
+
+def differences(asked: list[tuple[object, ...]], bare: list, bare_names: Names, shimmed: list, shim_names: Names) -> list[str]:
+    """A sentence for each answer that is neither the driver's own function nor the wrapper of exactly that function."""
+    wrong = []
+    for question, (*facts, place), (*shim_facts, shim_place) in zip(asked, bare, shimmed, strict=True):
+        real, got = bare_names.of(place), shim_names.of(shim_place)
+        wrapped = real is not None and bool(real[1] & WRAPPED)
+        right = got is not None and got[0] == "shim" and bool(got[1] & real[1]) if wrapped else got == real
+        if facts != shim_facts or not right:
+            wrong.append(f"{question}: bare {facts} {real}, shimmed {shim_facts} {got}")
+    return wrong
+
+
+@pytest.mark.parametrize("driver", ["simulated", "recording"])
+@pytest.mark.parametrize("interposition", ["front", "preload"])
+def test_cu_get_proc_address_hands_out_the_wrapper_exactly_where_the_driver_hands_out_the_function(node, recorder, interposition, driver):
+    replaced = recorder if driver == "recording" else None
+    bare, shimmed = open_container(node, "none", replaced), open_container(node, interposition, replaced)
+    asked = list(questions_of_table())
+    questions = {"get_v2": asked, "get_v1": asked}
+    expected, found = ask(bare, questions), ask(shimmed, questions)
+    for form in questions:
+        assert differences(asked, expected[form], Names(bare), found[form], Names(shimmed)) == []
+    names = Names(bare)
+    answered = {name for *_, place in expected["get_v2"] if place for name in names.of(place)[1]}
+    assert answered >= (WRAPPED if driver == "recording" else {"cuMemAlloc_v2", "cuLaunchKernel_ptsz"}), "the questions reach them all"
+
+
+@pytest.mark.parametrize("driver", ["simulated", "recording"])
+@pytest.mark.parametrize("interposition", ["front", "preload"])
+def test_dlsym_finds_the_wrapper_of_every_wrapped_function_and_the_driver_for_all_others(node, recorder, interposition, driver):
+    replaced = recorder if driver == "recording" else None
+    bare, shimmed = open_container(node, "none", replaced), open_container(node, interposition, replaced)
+    asked = [(name,) for name in [*(row.symbol for row in ROWS), *NO_NAMES]]
+    expected, found = (ask(container, {"by_dlsym": asked})["by_dlsym"] for container in (bare, shimmed))
+    if interposition == "front":  # its table is what it exports, whichever driver lies behind; the next test says what such a name does
+        known = [index for index, (name,) in enumerate(asked) if expected[index] is not None or name not in WRAPPED]
+        asked, expected, found = ([each[index] for index in known] for each in (asked, expected, found))
+    assert differences(asked, [[place] for place in expected], Names(bare), [[place] for place in found], Names(shimmed)) == []
+
+
+def test_a_function_that_only_the_front_has_says_that_it_is_not_supported(node):
+    bare, front = open_container(node, "none"), open_container(node, "front")
+    names = sorted(WRAPPED)
+    places = ask(bare, {"by_dlsym": [(name,) for name in names]})["by_dlsym"]
+    lacking = [name for name, place in zip(names, places, strict=True) if place is None]
+    answer = front.run([sys.executable, "-c", RESULTS], stdin=json.dumps(lacking))
+    assert answer.last == dict.fromkeys(lacking, NOT_SUPPORTED)
+
+
+def test_dlvsym_finds_the_wrapper_where_a_driver_with_symbol_versions_has_the_function(node, recorder):
+    """Through the preload. NVIDIA's driver has no versions, so the front, which has none either, needs no more than dlsym."""
+    bare, shimmed = open_container(node, "none", recorder), open_container(node, "preload", recorder)
+    asked = [(row.symbol, version) for row in ROWS for version in (VERSION_NODE, "NO_SUCH_VERSION")]
+    expected, found = (ask(container, {"by_dlvsym": asked})["by_dlvsym"] for container in (bare, shimmed))
+    assert differences(asked, [[place] for place in expected], Names(bare), [[place] for place in found], Names(shimmed)) == []
+    assert [version for (_, version), place in zip(asked, expected, strict=True) if place] == [VERSION_NODE] * len(ROWS)
+
+
+# --- where a call ends --------------------------------------------------------------------------------------------
+
+RESULTS = """
+import ctypes, json, sys
+library = ctypes.CDLL("libcuda.so.1")
+library.cuInit(0)
+print(json.dumps({symbol: getattr(library, symbol)(*[ctypes.c_uint64(0)] * 12) for symbol in json.load(sys.stdin)}))
+"""
+
+FORWARD = """
+import ctypes, json, sys
+library = ctypes.CDLL("libcuda.so.1")
+recording = ctypes.CDLL(sys.argv[1])
+recording.recording_at.restype = ctypes.c_char_p
+def called():
+    return [recording.recording_at(n).decode() for n in range(recording.recording_length())]
+assert library.cuInit(0) == 0
+reached = {}
+for symbol in json.load(sys.stdin):
+    function = getattr(library, symbol)
+    recording.recording_clear()
+    function(*[ctypes.c_uint64(0)] * 12)
+    reached[symbol] = called()
+print(json.dumps(reached))
+"""
+
+
+@pytest.mark.parametrize("interposition", ["front", "preload"])
+def test_every_wrapper_ends_in_the_drivers_function_of_its_own_name(node, recorder, interposition):
+    container = open_container(node, interposition, recorder)
+    command = [sys.executable, "-c", FORWARD, driver_path(container)]
+    answer = container.run(command, stdin=json.dumps(sorted(WRAPPED)))
+    assert answer.status == 0, answer.stderr
+    assert {symbol: calls for symbol, calls in answer.last.items() if calls != [symbol]} == {}
+
+
+# --- the same, doing real work under a limit ----------------------------------------------------------------------
+
+FOLLOW = """
+import ctypes, os
+from tests.fakes.cuda import *
+from tests.fakes.kernels import *
+
+recording = ctypes.CDLL(os.environ["RECORDING"])
+recording.recording_at.restype = ctypes.c_char_p
+reached = {}
+
+def follow(symbol, *arguments):
+    recording.recording_clear()
+    must(symbol, *arguments)
+    reached[symbol] = [recording.recording_at(n).decode() for n in range(recording.recording_length())]
+
+def follow_out(symbol, *arguments):
+    variable = out()
+    follow(symbol, ctypes.byref(variable), *arguments)
+    return variable.value
+
+def follow_submission(symbol, submit):
+    recording.recording_clear()
+    submit()
+    reached[symbol] = [recording.recording_at(n).decode() for n in range(recording.recording_length())]
+
+start()
+function = load()
+stream = make_stream()
+result, pool = into("cuDeviceGetDefaultMemPool", 0)
+for suffix in ("", "_ptsz"):
+    follow("cuMemFreeAsync" + suffix, follow_out("cuMemAllocAsync" + suffix, MIB, stream), stream)
+    must("cuMemFreeAsync", follow_out("cuMemAllocFromPoolAsync" + suffix, MIB, pool, stream), stream)
+    follow_submission("cuLaunchKernel" + suffix, lambda: spin(function, 10, stream, suffix))
+    follow_submission("cuLaunchKernelEx" + suffix, lambda: spin_ex(function, 10, stream, suffix))
+    follow_submission("cuLaunchCooperativeKernel" + suffix, lambda: spin_cooperative(function, 10, stream, suffix))
+    graph = out()
+    follow("cuStreamBeginCapture_v2" + suffix, stream, 1)
+    spin(function, 10, stream)
+    follow("cuStreamEndCapture" + suffix, stream, ctypes.byref(graph))
+    ready = instantiate(graph.value)
+    follow("cuGraphUpload" + suffix, ready, stream)
+    follow("cuGraphLaunch" + suffix, ready, stream)
+    must("cuStreamSynchronize", stream)
+    follow("cuGraphExecDestroy", ready)
+linear = follow_out("cuMemAlloc_v2", MIB)
+follow("cuMemFree_v2", linear)
+pitch, pitched = out(), out()
+follow("cuMemAllocPitch_v2", ctypes.byref(pitched), ctypes.byref(pitch), 64, 64, 4)
+must("cuMemFree_v2", follow_out("cuMemAllocManaged", MIB, 1))
+follow("cuMemPoolTrimTo", pool, 0)
+follow("cuCtxDestroy_v2", follow_out("cuCtxCreate_v2", 0, 0))
+must("cuCtxDestroy_v2", follow_out("cuCtxCreate_v3", None, 0, 0, 0))
+must("cuCtxDestroy_v2", follow_out("cuCtxCreate_v4", None, 0, 0))
+follow("cuDevicePrimaryCtxRelease_v2", 0)
+tell(reached=reached)
+"""
+
+
+@pytest.mark.parametrize("sm_percent", [0, 60], ids=["free", "paced"])
+def test_work_under_a_limit_reaches_the_asked_form_once_and_no_form_beside_it(node, recorder, build_dir, sm_percent):
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, sm_percent=sm_percent),)))
+    replace_driver(container, recorder)
+    real = {"RECORDED_DRIVER": str(build_dir / "lib/sim" / contract.CUDA_SONAME), "RECORDING": str(driver_path(container))}
+    answer = container.python(FOLLOW, env=real)
+    assert answer.status == 0, answer.stderr
+    base = {row.symbol: row.base for row in ROWS}
+    reached = answer.last["reached"]
+    assert len(reached) > 25
+    siblings = {symbol: [call for call in calls if base[call] == base[symbol]] for symbol, calls in reached.items()}
+    assert {symbol: calls for symbol, calls in siblings.items() if calls != [symbol]} == {}

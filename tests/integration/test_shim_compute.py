@@ -1,0 +1,286 @@
+"""Compute ceilings: what tenants get of a device, what counts as work, and that changes act while programs run.
+
+Figures to the point are the benchmark's (tests/bench/bench_shim.py), on a quiet machine; here the bounds are wide, for a busy one.
+The mathematics of the limiter is in cuda_shim/tests/test_limit.c, where time is an argument.
+"""
+
+import contextlib
+import json
+import statistics
+import time
+from dataclasses import replace
+
+import pytest
+
+from agent.core.region_layout import DeviceLimit, Limits
+from tests.fakes.container import MIB, Container, Node
+
+LIMIT_MIB = 8192
+ERROR_POINTS = 6
+"""What a median second may be off, in percent of the device."""
+
+PROGRAM = "from tests.fakes.cuda import *\nfrom tests.fakes.kernels import *\nimport ctypes, os, sys, time\n"
+
+
+@pytest.fixture
+def node(build_dir, sim_node, tmp_path) -> Node:
+    return Node(build_dir, sim_node("h200x8"), tmp_path)
+
+
+def tenant(node: Node, sm_percent: int) -> Container:
+    return node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, sm_percent=sm_percent),)))
+
+
+def change(container: Container, **fields) -> None:
+    """Write the first device's limits anew, as the agent does."""
+    limits = container.limits()
+    container.set_limits(replace(limits, devices=(replace(limits.devices[0], **fields),)))
+
+
+def work(container: Container, seconds: float, *arguments: str):
+    command = ["work", "--seconds", str(seconds), "--kernel-us", "1000", *arguments]
+    return container.start([container.build / "bin/aliquot-cuda-client", *command])
+
+
+def seconds_of(program) -> list[float]:
+    """Percent of the device in each second of a worker's life, to its end."""
+    events = [json.loads(line) for line in program.process.stdout]
+    assert events[-1]["event"] == "work", events[-1:]
+    progress = [event for event in events if event["event"] == "progress"]
+    times = [0.0, *(event["seconds"] for event in progress)]
+    return [100 * event["gpu_seconds"] / (event["seconds"] - since) for event, since in zip(progress, times, strict=False)]
+
+
+def median_share(program, warm_up_seconds: int = 1) -> float:
+    return statistics.median(seconds_of(program)[warm_up_seconds:])
+
+
+# --- ceilings -------------------------------------------------------------------------------------------------------
+
+
+def test_two_tenants_each_get_their_ceiling_of_one_device(node):
+    with work(tenant(node, 30), 7) as small, work(tenant(node, 70), 7) as large:
+        shares = [median_share(small), median_share(large)]
+    assert shares == [pytest.approx(30, abs=ERROR_POINTS), pytest.approx(70, abs=ERROR_POINTS)]
+
+
+def test_two_processes_of_a_container_share_its_ceiling(node):
+    container = tenant(node, 40)
+    with work(container, 6) as first, work(container, 6) as second:
+        shares = [median_share(first), median_share(second)]
+    assert sum(shares) == pytest.approx(40, abs=ERROR_POINTS)
+    assert min(shares) > 5, shares
+
+
+@pytest.mark.parametrize("launch", ["kernel", "ex", "cooperative", "graph"])
+def test_every_kind_of_launch_is_paced(node, launch):
+    with work(tenant(node, 25), 5, "--launch", launch) as program:
+        assert median_share(program) == pytest.approx(25, abs=ERROR_POINTS)
+
+
+def test_without_a_ceiling_work_gets_the_device(node):
+    with work(tenant(node, 0), 3) as program:
+        assert median_share(program) > 80
+
+
+# --- changes while programs run -------------------------------------------------------------------------------------
+
+STEADY = """
+start()
+function = load()
+tell(ready=True)
+done = 0
+began = time.monotonic()
+while True:
+    share = 100 * work_for(0.25, 1000, lambda: spin(function, 1000)) / 1e6 / 0.25
+    tell(share=share, at=time.monotonic())
+"""
+"""Reports its share of the device every quarter of a second, for ever."""
+
+
+def steady(container: Container):
+    return container.start_python(PROGRAM + STEADY)
+
+
+def share_after(program, since: float, samples: int = 6) -> float:
+    """Median share over reports that began later than ``since``; a report says what happened in the 0.25 s before it."""
+    shares = []
+    while len(shares) < samples:
+        report = program.listen()
+        if report["at"] > since + 0.3:
+            shares.append(report["share"])
+    return statistics.median(shares)
+
+
+def test_a_ceiling_that_is_raised_and_lowered_acts_within_a_second(node):
+    container = tenant(node, 60)
+    with steady(container) as program:
+        assert program.listen() == {"ready": True}
+        assert share_after(program, time.monotonic() + 1) == pytest.approx(60, abs=2 * ERROR_POINTS)
+        change(container, sm_percent=20)
+        assert share_after(program, time.monotonic() + 1) == pytest.approx(20, abs=2 * ERROR_POINTS)
+        change(container, sm_percent=80)
+        assert share_after(program, time.monotonic() + 1) == pytest.approx(80, abs=2 * ERROR_POINTS)
+
+
+def test_a_ceiling_that_is_given_to_a_free_program_and_taken_away_again_acts(node):
+    container = tenant(node, 0)
+    with steady(container) as program:
+        assert program.listen() == {"ready": True}
+        free = share_after(program, time.monotonic())
+        change(container, sm_percent=20)
+        limited = share_after(program, time.monotonic() + 1)
+        change(container, sm_percent=0)
+        free_again = share_after(program, time.monotonic() + 1)
+    assert limited == pytest.approx(20, abs=2 * ERROR_POINTS)
+    assert free > 60 < free_again
+
+
+LAUNCHER = """
+start()
+function = load()
+work_for(0.3, 1000, lambda: spin(function, 1000))  # until its cost is known: then no launch fits into what is paid in advance
+tell(ready=True)
+for line in sys.stdin:
+    begin = time.monotonic()
+    spin(function, 1000)
+    must("cuCtxSynchronize")
+    tell(took=time.monotonic() - begin)
+"""
+
+
+@pytest.mark.parametrize("sm_percent", [0, 50])
+def test_a_paused_program_waits_with_its_next_launch_and_goes_on_when_resumed(node, sm_percent):
+    container = tenant(node, sm_percent)
+    with container.start_python(PROGRAM + LAUNCHER) as program:
+        assert program.listen() == {"ready": True}
+        assert program.ask("launch")["took"] < 1
+        change(container, paused=True)
+        program.tell("launch")
+        time.sleep(1.0)
+        change(container, paused=False)
+        resumed_at = time.monotonic()
+        assert program.listen()["took"] > 0.9
+        assert time.monotonic() - resumed_at < 1
+        assert container.snapshot().slots[0].devices[0].throttled_ns > 0.9e9
+
+
+def test_memory_can_be_had_and_freed_while_a_program_is_paused(node):
+    container = tenant(node, 50)
+    with container.repl() as program:
+        change(container, paused=True)
+        assert program.ask(f"alloc alloc {MIB}")["result"] == 0
+        assert program.ask("free alloc 0")["result"] == 0
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_memory_of_a_throttled_program_that_is_killed_comes_back_and_its_siblings_work_on(node):
+    container = tenant(node, 10)
+    with container.repl() as survivor:
+        before = survivor.ask("info")["free_bytes"]
+        for _ in range(5):
+            with work(container, 60, "--mib", "1000") as victim:
+                deadline = time.monotonic() + 10
+                while container.line_bytes() < 1500 * MIB:
+                    assert time.monotonic() < deadline, "the victim takes its memory"
+                    time.sleep(0.005)
+                time.sleep(0.1)  # into the launches
+                victim.kill()
+            deadline = time.monotonic() + 10
+            while survivor.ask("info")["free_bytes"] != before:
+                assert time.monotonic() < deadline, container.snapshot()
+                time.sleep(0.05)
+        begin = time.monotonic()
+        assert survivor.ask("launch 1000 5")["result"] == 0
+        assert time.monotonic() - begin < 5
+
+
+# --- captures ---------------------------------------------------------------------------------------------------------
+
+CAPTURE = """
+start()
+function = load()
+stream = make_stream()
+for _ in range(20):  # until the kernel's cost is known
+    spin(function, 20000)
+    must("cuCtxSynchronize")
+begin = time.monotonic()
+def body():
+    for _ in range(200):
+        spin(function, 20000, stream)
+graph = capture(stream, body)
+captured = time.monotonic() - begin
+count = out(0)
+must("cuGraphGetNodes", graph, None, ctypes.byref(count))
+tell(captured=captured, nodes=count.value)
+"""
+
+
+def test_launches_inside_a_capture_are_neither_paid_nor_timed(node):
+    """200 kernels of 20 ms under a ceiling of 10 would take 40 s to pay; and no event of ours may end up in the graph."""
+    answer = tenant(node, 10).python(PROGRAM + CAPTURE)
+    assert answer.status == 0, answer.stderr
+    assert answer.last["nodes"] == 200
+    assert answer.last["captured"] < 2
+
+
+BESIDE = """
+import threading
+start()
+function = load()
+context = out()
+must("cuCtxGetCurrent", ctypes.byref(context))
+stop, failures, rounds = threading.Event(), [], []
+
+def launch():
+    must("cuCtxSetCurrent", context.value)
+    other = make_stream()
+    while not stop.is_set():
+        spin(function, 200, other)
+        must("cuStreamSynchronize", other)
+
+def record():
+    must("cuCtxSetCurrent", context.value)
+    mine = make_stream()
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        graph = capture(mine, lambda: [spin(function, 100, mine) for _ in range(5)])
+        count = out(0)
+        must("cuGraphGetNodes", graph, None, ctypes.byref(count))
+        if count.value != 5:
+            failures.append(count.value)
+        ready = instantiate(graph)
+        must("cuGraphLaunch", ready, mine)
+        must("cuStreamSynchronize", mine)
+        must("cuGraphExecDestroy", ready)
+        must("cuGraphDestroy", graph)
+        rounds.append(1)
+    stop.set()
+
+threads = [threading.Thread(target=launch), threading.Thread(target=launch), threading.Thread(target=record)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+tell(failures=failures, rounds=len(rounds))
+"""
+
+
+def test_a_capture_stays_valid_while_other_threads_are_paced(node):
+    answer = tenant(node, 50).python(PROGRAM + BESIDE)
+    assert answer.status == 0, answer.stderr
+    assert answer.last["failures"] == []
+    assert answer.last["rounds"] > 3
+
+
+def test_what_is_paid_is_what_the_container_is_told_it_used(node):
+    """busy_ns of the region is close to the work done, and launches are counted to within what a thread keeps for itself."""
+    container = tenant(node, 50)
+    program = work(container, 3)
+    with program, contextlib.ExitStack() as stack:
+        stack.callback(program.kill)
+        time.sleep(2.5)
+        used = container.snapshot().slots[0].devices[0]
+    assert used.busy_ns == pytest.approx(0.5 * 2.4e9, rel=0.4)
+    assert used.launches > 500
+    assert used.throttled_ns > 0.3e9

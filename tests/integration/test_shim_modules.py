@@ -1,0 +1,208 @@
+"""Modules are charged what the driver was seen to take for them, and credited when they go.
+
+The shim as front on the simulated driver, where small modules share a page of device memory and one of a page's size takes one of its own.
+Other memory is in test_shim_memory.py.
+"""
+
+import pytest
+
+from agent.core.region_layout import DeviceLimit, Limits
+from proto import contract
+from tests.fakes.container import MIB, Container, Node
+from tests.fakes.cuda import OUT_OF_MEMORY, SUCCESS
+
+LIMIT_MIB = 2048
+CONTEXT_MIB = 530  # of an H200 in the profile
+CODE_BYTES = 2 * MIB
+
+PROGRAM = """
+from tests.fakes.cuda import *
+import ctypes, os, sys, tempfile, threading
+IMAGE = b".version 8.0\\n.visible .entry work()\\n{ ret; }\\n//".ljust(2 * MIB, b"-")  # its code fills a page of device memory
+def load(name="cuModuleLoadData", *rest):
+    return into(name, IMAGE, *rest)
+def file():
+    path = tempfile.NamedTemporaryFile(suffix=".ptx", delete=False)
+    path.write(IMAGE)
+    path.close()
+    return path.name.encode()
+def taken(before):
+    return before - info()[0]
+"""
+
+
+@pytest.fixture
+def node(build_dir, sim_node, tmp_path) -> Node:
+    return Node(build_dir, sim_node("h200x8"), tmp_path)
+
+
+@pytest.fixture
+def container(node: Node) -> Container:
+    return node.container(LIMIT_MIB)
+
+
+def told(container: Container, script: str) -> dict:
+    answer = container.python(PROGRAM + script)
+    assert answer.status == 0, answer
+    return answer.last
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param('load("cuModuleLoadData")', id="data"),
+        pytest.param('load("cuModuleLoadDataEx", 0, 0, 0)', id="data with options"),
+        pytest.param('load("cuModuleLoadFatBinary")', id="fat binary"),
+        pytest.param('into("cuModuleLoad", file())', id="file"),
+    ],
+)
+def test_a_module_is_charged_what_it_takes_and_credited_when_it_is_unloaded(container, load):
+    script = f"""
+start()
+before = info()[0]
+result, module = {load}
+loaded = taken(before)
+must("cuModuleUnload", module)
+tell(result=result, loaded=loaded, left=taken(before))
+"""
+    assert told(container, script) == {"result": SUCCESS, "loaded": CODE_BYTES, "left": 0}
+
+
+def test_the_region_tells_modules_apart_and_agrees_with_the_driver(node, container):
+    script = "start()\nfor _ in range(3): load()\ntell(ready=True)\nsys.stdin.read()"
+    with container.start_python(PROGRAM + script) as program:
+        program.listen()
+        (slot,) = container.snapshot().slots
+        assert slot.devices[0].module_bytes == 3 * CODE_BYTES
+        assert container.line_bytes() == CONTEXT_MIB * MIB + 3 * CODE_BYTES == node.physical_used_bytes(node.uuids[0])
+
+
+def test_a_full_container_loads_no_module(container):
+    script = """
+start()
+must("cuMemAlloc_v2", ctypes.byref(out()), info()[0])
+result, module = load()
+tell(result=result, untouched=module == UNTOUCHED, free=info()[0])
+"""
+    assert told(container, script) == {"result": OUT_OF_MEMORY, "untouched": True, "free": 0}
+    (slot,) = container.snapshot().slots
+    assert slot.devices[0].refusals == 1
+
+
+def test_a_module_that_turns_out_not_to_fit_is_unloaded_again(node, container):
+    script = """
+start()
+must("cuMemAlloc_v2", ctypes.byref(out()), info()[0] - MIB)
+result, module = load()
+tell(result=result, untouched=module == UNTOUCHED, free=info()[0])
+sys.stdin.read()
+"""
+    with container.start_python(PROGRAM + script) as program:
+        assert program.listen() == {"result": OUT_OF_MEMORY, "untouched": True, "free": MIB}
+        assert node.physical_used_bytes(node.uuids[0]) <= LIMIT_MIB * MIB
+        assert container.snapshot().slots[0].devices[0].module_bytes == 0
+
+
+def test_an_image_that_the_driver_refuses_is_not_charged(container):
+    script = """
+start()
+before = info()[0]
+tell(result=into("cuModuleLoadData", b"no code here")[0], taken=taken(before))
+"""
+    assert told(container, script) == {"result": 218, "taken": 0}  # CUDA_ERROR_INVALID_PTX
+
+
+def test_modules_end_with_their_context(container):
+    script = """
+start()
+before = info()[0]
+context = out()
+must("cuCtxCreate_v2", ctypes.byref(context), 0, 0)
+for _ in range(4):
+    load()
+must("cuCtxDestroy_v2", context.value)
+use(0)
+tell(left=taken(before))
+"""
+    assert told(container, script) == {"left": 0}
+    assert container.snapshot().slots[0].devices[0].module_bytes == 0
+
+
+def test_threads_that_load_at_once_are_charged_each_module_once(container):
+    script = """
+start()
+before = info()[0]
+context = out()
+must("cuCtxGetCurrent", ctypes.byref(context))
+def loads():
+    must("cuCtxSetCurrent", context.value)
+    for _ in range(5):
+        load()
+threads = [threading.Thread(target=loads) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+tell(taken=taken(before))
+"""
+    assert told(container, script) == {"taken": 4 * 5 * CODE_BYTES}
+
+
+def test_memory_that_others_take_meanwhile_is_not_the_modules(node, container):
+    busy = "start()\ntell(ready=True)\nwhile True:\n    result, address = alloc(64 * MIB)\n    must('cuMemFree_v2', address)\n"
+    script = """
+start()
+before = info()[0]
+modules = [load()[1] for _ in range(200)]
+loaded = taken(before)
+for module in modules:
+    must("cuModuleUnload", module)
+tell(loaded=loaded, left=taken(before))
+"""
+    with node.container(LIMIT_MIB).start_python(PROGRAM + busy) as neighbour:
+        neighbour.listen()
+        answer = told(container, script)
+    assert answer["left"] == 0
+    assert answer["loaded"] <= 200 * CODE_BYTES
+    # What a neighbour frees in the same instant can hide the last few modules, until the agent's overhead figure has them.
+    assert answer["loaded"] >= 100 * CODE_BYTES
+
+
+def test_managed_memory_that_is_not_on_the_device_hides_no_module(container):
+    script = """
+start()
+must("cuMemAllocManaged", ctypes.byref(out()), 256 * MIB, 1)
+before = info()[0]
+load()
+first = taken(before)
+load()
+tell(first=first, both=taken(before))
+"""
+    assert told(container, script) == {"first": CODE_BYTES, "both": 2 * CODE_BYTES}
+
+
+def test_without_nvml_the_devices_free_memory_tells(node):
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=CONTEXT_MIB * MIB),)))
+    (container.root / "run/aliquot/driver" / contract.NVML_DRIVER_SONAME).unlink()
+    (container.root / "usr/lib/x86_64-linux-gnu" / contract.NVML_SONAME).unlink()
+    script = """
+start()
+before = info()[0]
+module = load()[1]
+loaded = taken(before)
+must("cuModuleUnload", module)
+tell(loaded=loaded, left=taken(before))
+"""
+    assert told(container, script) == {"loaded": CODE_BYTES, "left": 0}
+
+
+@pytest.mark.parametrize("load", ['load("cuLibraryLoadData", 0, 0, 0, 0, 0, 0)', 'into("cuLibraryLoadFromFile", file(), 0, 0, 0, 0, 0, 0)'])
+def test_a_library_that_takes_nothing_when_it_is_loaded_is_charged_nothing(container, load):
+    script = f"""
+must("cuInit", 0)
+early = {load}[0]
+use(0)
+before = info()[0]
+result, library = {load}
+loaded = taken(before)
+tell(early=early, result=result, loaded=loaded, unloaded=call("cuLibraryUnload", library), left=taken(before))
+"""
+    assert told(container, script) == {"early": SUCCESS, "result": SUCCESS, "loaded": 0, "unloaded": SUCCESS, "left": 0}

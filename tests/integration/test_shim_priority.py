@@ -1,0 +1,190 @@
+"""Priority between containers of one device: low ones fall to a trickle while a high one launches, come back after it, and never starve.
+
+The containers share one page, as the agent mounts it: writable for those of high priority, read-only for those of low. The arithmetic is in
+cuda_shim/tests/test_limit.c.
+"""
+
+import statistics
+import struct
+import time
+
+import pytest
+
+from agent.core.region_layout import DeviceLimit, Limits
+from tests.fakes.container import MIB, Container, Node
+
+LIMIT_MIB = 4096
+PAGE_BYTES = 4096
+MAGIC = 0x3149525051414C41
+TRICKLE_PERCENT = 5
+LINE = 3
+HIGH, LOW = 10, -10
+
+PROGRAM = "from tests.fakes.cuda import *\nfrom tests.fakes.kernels import *\nimport ctypes, os, sys, time\n"
+
+STEADY = """
+start()
+function = load()
+work_for(0.2, 200, lambda: spin(function, 200))
+tell(ready=True)
+while True:
+    begin = time.monotonic()
+    done = work_for(0.05, 200, lambda: spin(function, 200), at_once=2)
+    tell(share=100 * done / 1e6 / (time.monotonic() - begin), begin=begin)
+"""
+"""Reports its share of the device about every 50 ms, for ever."""
+
+BURSTS = """
+start()
+function = load()
+work_for(0.2, 1000, lambda: spin(function, 1000))
+tell(ready=True)
+for line in sys.stdin:
+    begin = time.monotonic()
+    work_for(float(line), 1000, lambda: spin(function, 1000))
+    tell(begin=begin, end=time.monotonic())
+"""
+"""Works for as many seconds as it is told."""
+
+
+@pytest.fixture
+def node(build_dir, sim_node, tmp_path) -> Node:
+    return Node(build_dir, sim_node("h200x8"), tmp_path)
+
+
+@pytest.fixture
+def page(tmp_path):
+    path = tmp_path / "priority"
+    path.write_bytes(struct.pack("<Q", MAGIC).ljust(PAGE_BYTES, b"\0"))
+    return path
+
+
+def wanted_until_ns(page) -> int:
+    return struct.unpack_from("<q", page.read_bytes(), 64 * LINE)[0]
+
+
+def tenant(node: Node, page, priority: int, sm_percent: int = 0, line: int = LINE) -> Container:
+    device = DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, sm_percent=sm_percent, priority=priority, priority_line=line)
+    container = node.container_with(Limits((device,)))
+    (container.root / "run/aliquot/priority").hardlink_to(page)
+    return container
+
+
+def ready(program):
+    assert program.listen() == {"ready": True}
+    return program
+
+
+def reports_until(program, moment: float) -> list[dict[str, float]]:
+    """What a steady program reports, to the first report that began at ``moment`` or later."""
+    reports = [program.listen()]
+    while reports[-1]["begin"] < moment:
+        reports.append(program.listen())
+    return reports
+
+
+def test_low_falls_to_the_trickle_while_high_works_and_comes_back_after(node, page):
+    low, high = tenant(node, page, LOW), tenant(node, page, HIGH)
+    with low.start_python(PROGRAM + STEADY) as background, high.start_python(PROGRAM + BURSTS) as foreground:
+        ready(background)
+        ready(foreground)
+        alone = statistics.median(report["share"] for report in reports_until(background, time.monotonic() + 0.7)[5:])
+        burst = foreground.ask("2")
+        reports = reports_until(background, burst["end"] + 1.5)
+    during = [report["share"] for report in reports if burst["begin"] + 0.1 < report["begin"] < burst["end"] - 0.2]
+    after = [report["share"] for report in reports if report["begin"] > burst["end"] + 0.3]
+    assert alone > 40
+    assert statistics.mean(during) < 3 * TRICKLE_PERCENT
+    assert statistics.median(after) > 0.6 * alone
+
+
+def test_low_never_starves(node, page):
+    low, high = tenant(node, page, LOW), tenant(node, page, HIGH)
+    with low.start_python(PROGRAM + STEADY) as background, high.start_python(PROGRAM + BURSTS) as foreground:
+        ready(background)
+        ready(foreground)
+        burst = foreground.ask("2.5")
+        reports = reports_until(background, burst["end"])
+    during = [report for report in reports if burst["begin"] < report["begin"] < burst["end"]]
+    assert len(during) >= 3, "it goes on launching"
+    assert statistics.mean(report["share"] for report in during) > 1
+
+
+REACTION = """
+start()
+function = load()
+work_for(0.2, 1000, lambda: spin(function, 1000))
+tell(ready=True)
+for line in sys.stdin:
+    spin(function, 1000)
+    must("cuCtxSynchronize")
+    took = []
+    for _ in range(40):
+        begin = time.monotonic()
+        spin(function, 1000)
+        must("cuCtxSynchronize")
+        took.append(time.monotonic() - begin)
+    tell(first=took[0], median=sorted(took)[20])
+"""
+
+
+def test_high_soon_has_the_device_almost_to_itself(node, page):
+    """Sharing with a free neighbour a kernel takes twice as long; once the neighbour has fallen back, about its own time."""
+    low, high = tenant(node, page, LOW), tenant(node, page, HIGH)
+    with low.start_python(PROGRAM + STEADY) as background, high.start_python(PROGRAM + REACTION) as foreground:
+        ready(background)
+        ready(foreground)
+        reports_until(background, time.monotonic() + 0.3)
+        bursts = [foreground.ask("go") for _ in range(5)]
+    assert statistics.median(burst["median"] for burst in bursts) < 0.004
+    assert statistics.median(burst["first"] for burst in bursts) < 0.015
+
+
+def test_a_page_that_nobody_writes_slows_nobody(node, page):
+    low = tenant(node, page, LOW)
+    with low.start_python(PROGRAM + STEADY) as background:
+        ready(background)
+        assert statistics.median(report["share"] for report in reports_until(background, time.monotonic() + 1)) > 40
+
+
+def test_lines_of_other_devices_do_not_matter(node, page):
+    low, high = tenant(node, page, LOW, line=LINE + 1), tenant(node, page, HIGH)
+    with low.start_python(PROGRAM + STEADY) as background, high.start_python(PROGRAM + BURSTS) as foreground:
+        ready(background)
+        ready(foreground)
+        burst = foreground.ask("1")
+        reports = reports_until(background, burst["end"])
+    during = [report["share"] for report in reports if burst["begin"] + 0.1 < report["begin"]]
+    assert statistics.median(during) > 4 * TRICKLE_PERCENT
+
+
+@pytest.mark.parametrize("nonsense", [2**63 - 1, -(2**63), -1, 10**9])
+def test_nonsense_in_the_page_holds_nobody_up(node, page, nonsense):
+    data = bytearray(page.read_bytes())
+    struct.pack_into("<q", data, 64 * LINE, nonsense)
+    page.write_bytes(data)
+    low = tenant(node, page, LOW)
+    with low.start_python(PROGRAM + STEADY) as background:
+        ready(background)
+        assert statistics.median(report["share"] for report in reports_until(background, time.monotonic() + 0.5)) > 40
+
+
+@pytest.mark.parametrize("damage", ["other magic", "short", "missing"])
+def test_a_damaged_page_is_no_priority(node, page, damage):
+    container = tenant(node, page, LOW)
+    mounted = container.root / "run/aliquot/priority"
+    if damage == "missing":
+        mounted.unlink()
+    else:
+        page.write_bytes(b"\1" * PAGE_BYTES if damage == "other magic" else struct.pack("<Q", MAGIC))
+    answer = container.client("work", "--seconds", "1", "--kernel-us", "1000")
+    assert answer.status == 0, answer.stderr
+    assert answer.last["share"] > 0.6
+
+
+def test_only_work_of_high_priority_is_announced(node, page):
+    for priority, announced in ((0, False), (LOW, False), (HIGH, True)):
+        before = wanted_until_ns(page)
+        assert tenant(node, page, priority).client("work", "--seconds", "0.3", "--kernel-us", "1000").status == 0
+        assert (wanted_until_ns(page) != before) == announced
+    assert abs(wanted_until_ns(page) - time.monotonic_ns()) < 5e9, "the time is CLOCK_MONOTONIC's"
