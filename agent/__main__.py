@@ -27,18 +27,21 @@ from agent.adapters.kube_watch import KubeWatcher
 from agent.adapters.kubelet_grpc import KubeletDirectory
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.log_format import JsonFormatter, TextFormatter, configure_logging
-from agent.adapters.node_files import boot_id, load_secret
+from agent.adapters.node_files import boot_id, load_secret, make_priority_page
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.pod_resources import KubeletPodResources
+from agent.adapters.processes import ProcProcesses
 from agent.adapters.shim_store import ShimStore
 from agent.adapters.simulation import driver_library, prepare_node
 from agent.errors import AgentError, SettingsError
 from agent.services.allocator import Allocator, AllocatorOptions
+from agent.services.borrowing import Borrower
 from agent.services.device_plugin import DevicePlugin
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.grant_book import GrantBook
 from agent.services.monitor import Monitor
+from agent.services.overhead import OverheadKeeper
 from agent.services.pending import PendingPods
 from agent.services.pod_cache import PodCache
 from agent.services.publisher import CapacityPublisher
@@ -101,9 +104,8 @@ class _Agent:
         local_policy = settings.placement_policy if settings.placement is Placement.LOCAL else None
         self._runtime = runtime
         self._boot_id = boot_id()
-        self._driver = DriverWatch(
-            NvmlDriver(nvml_library, settings.nvml_timeout_seconds, telemetry.nvml_error), settings.driver_poll_seconds
-        )
+        driver = NvmlDriver(nvml_library, settings.nvml_timeout_seconds, telemetry.nvml_error)
+        self._driver = DriverWatch(driver, settings.driver_poll_seconds)
         self._pods = PodCache()
         self._kube_watch = KubeWatcher(lambda **options: KubeConnection(api_server, **options), node_name)
         api = KubeApiClient(KubeConnection(api_server), node_name, clock)
@@ -122,7 +124,18 @@ class _Agent:
             interposition=settings.interposition,
             fail_policy=settings.fail_policy,
             pod_wait_seconds=settings.pod_wait_seconds,
+            priority_page=str(make_priority_page(runtime / "priority")),
         )
+        self._overhead = OverheadKeeper(
+            settings.reconcile_seconds,
+            driver=driver,
+            processes=ProcProcesses(),
+            watch=self._driver,
+            book=self._book,
+            files=files,
+            clock=clock,
+        )
+        self._borrower = Borrower(book=self._book, files=files, clock=clock)
         allocator = Allocator(
             options,
             watch=self._driver,
@@ -135,6 +148,7 @@ class _Agent:
             events=self._events,
             telemetry=telemetry,
             clock=clock,
+            context_bytes=self._overhead.context_bytes,
         )
         pending = PendingPods(self._driver, self._pods, self._book, settings.shares_per_gpu, local_policy)
 
@@ -170,6 +184,7 @@ class _Agent:
             files=files,
             registrar=self._registrar,
             telemetry=telemetry,
+            overhead_bytes=self._overhead.fresh_overhead_bytes,
             troubles=self._troubles,
             clock=clock,
         )
@@ -186,6 +201,8 @@ class _Agent:
             self._shim.run(),
             self._events.run(),
             self._reconciler.run(),
+            self._overhead.run(),
+            self._borrower.run(),
         ]
         if self._publisher is not None:
             services.append(self._publisher.run())

@@ -3,7 +3,7 @@
 Adapters raise from ``errors`` only. Synchronous ports are called in a thread; asynchronous ones on the event loop.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,8 @@ from agent.core.conflict import Evidence
 from agent.core.identity import HeldDevices
 from agent.core.inventory import DriverReading
 from agent.core.ledger import Grant
-from agent.core.region_layout import Limits, RegionSnapshot
+from agent.core.overhead import HostProcess, ProcessMemory
+from agent.core.region_layout import ComputeCounters, Limits, RegionSnapshot
 from agent.core.registration import FileIdentity
 from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginServicer
 from proto.model import Link, Pod
@@ -40,6 +41,10 @@ class Driver(Protocol):
 
     async def links(self) -> Sequence[Link]:
         """Read how the GPUs that answer are connected."""
+        ...
+
+    async def processes(self) -> Sequence[ProcessMemory]:
+        """List the processes on the GPUs that answer, those whose use the driver does not tell left out."""
         ...
 
     async def restart(self) -> None:
@@ -226,12 +231,36 @@ class ContainerFiles(Protocol):
         """Read a usage region; None when there is none or a tenant spoilt it."""
         ...
 
+    def limits(self, grant_id: str) -> Limits | None:
+        """Read the limits that hold now; None when there are none."""
+        ...
+
+    def amend_limits(self, grant_id: str, change: Callable[[Limits], Limits]) -> Limits:
+        """Change the limits in place, unless ``change`` returns them as they are; return what holds now."""
+        ...
+
+    def compute(self, grant_id: str) -> Sequence[ComputeCounters] | None:
+        """Read what the container paid for GPU time, by device; None when there is no region or a tenant spoilt it."""
+        ...
+
+    def store_host_pids(self, grant_id: str, pids: Mapping[int, int]) -> None:
+        """Tell the container's processes, by slot index, who they are on the host."""
+        ...
+
     def ids(self) -> Sequence[str]:
         """Return the grant ids that have files."""
         ...
 
     def remove(self, grant_id: str) -> None:
         """Remove the files of a grant."""
+        ...
+
+
+class Processes(Protocol):
+    """The host's processes."""
+
+    def read(self, pids: Iterable[int]) -> Sequence[HostProcess]:
+        """Say who these processes are; those that are gone are left out."""
         ...
 
 

@@ -1,6 +1,7 @@
 """The ``aliquot`` command. Each subcommand is imported when it is called, so that ``--help`` answers at once."""
 
 import os
+from pathlib import Path
 
 import click
 
@@ -31,6 +32,31 @@ def demo(*, topology: str | None, real: bool, as_json: bool, keep: bool, seconds
 
     options = DemoOptions(topology=topology or "a100x8-mig", real=real, as_json=as_json, keep=keep, seconds=seconds)
     raise SystemExit(run(options))
+
+
+@main.group()
+def region() -> None:
+    """Look at what a container may use and what its processes use."""
+
+
+@region.command()
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.option("--pid", type=click.IntRange(min=1), help="A process of the container, as this host numbers it, instead of the directory.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def dump(*, directory: Path | None, pid: int | None, as_json: bool) -> None:
+    """Show the limits and the usage region of one container.
+
+    DIRECTORY holds the files limits and region: /run/aliquot/containers/<grant> on a node, /run/aliquot in a container.
+    """
+    if (directory is None) == (pid is None):
+        raise click.UsageError("give a directory or --pid, one of the two")
+    from aliquot.region import RegionDumpError, directory_of_process, lines, read_pages, to_json
+
+    try:
+        pages = read_pages(directory if directory is not None else directory_of_process(pid or 0))
+    except RegionDumpError as exc:
+        raise click.ClickException(str(exc)) from exc
+    click.echo(to_json(pages) if as_json else "\n".join(lines(pages)))
 
 
 if __name__ == "__main__":

@@ -45,17 +45,19 @@ def choose(
     policy: Policy,
     *,
     preferred_uuids: Collection[str] = (),
+    familiar_uuids: Collection[str] = (),
     links: Iterable[Link] = (),
     seed: str = "",
 ) -> Choice | Refusal:
     """Choose devices for one container.
 
     Args:    states: the node's devices, each once. policy: used unless the preferences name one.
-             preferred_uuids: devices, or MIG instances, to take when they fit. seed: breaks ties; the pod's UID serves.
+             preferred_uuids: devices, or MIG instances, to take when they fit.
+             familiar_uuids: devices to take among those that are equally good. seed: breaks the ties left; the pod's UID serves.
     Returns: distinct devices whose states admit the shares, or why there are none.
     """
     policy = preferences.policy or policy
-    ordered = sorted(states, key=lambda state: _tie_break(seed, state.device.uuid))
+    ordered = sorted(states, key=lambda state: (state.device.uuid not in familiar_uuids, _tie_break(seed, state.device.uuid)))
     fitting = [state for state in ordered if reject_reason(state, request, preferences) is None]
     if request.mig:
         shares = _choose_instances(fitting, request, policy, preferred_uuids)

@@ -12,7 +12,18 @@ from typing import Final, NoReturn, TypeVar
 from placement import mig
 from proto import codec, contract, units
 from proto.errors import AliquotError, ContractError, quote
-from proto.model import ContainerRequest, ContainerSpec, Isolation, NumaMode, Pod, PodRequest, Policy, Preferences, Priority
+from proto.model import (
+    ContainerRequest,
+    ContainerSpec,
+    CoresMode,
+    Isolation,
+    NumaMode,
+    Pod,
+    PodRequest,
+    Policy,
+    Preferences,
+    Priority,
+)
 
 MAX_MEMORY_BURST: Final = 10.0
 """A ceiling of more than ten times the memory promised is a slip of the keyboard."""
@@ -89,6 +100,7 @@ def pod_preferences(annotations: Mapping[str, str]) -> Preferences:
         isolation=_choice_in(annotations, contract.ANNOTATION_ISOLATION, Isolation),
         priority=_choice_in(annotations, contract.ANNOTATION_PRIORITY, Priority),
         memory_burst=_memory_burst(annotations),
+        cores_mode=_choice_in(annotations, contract.ANNOTATION_CORES_MODE, CoresMode),
     )
 
 
@@ -220,6 +232,11 @@ def _check_preferences(request: ContainerRequest, preferences: Preferences) -> N
         raise RequestError(
             f"container {name} asks for a part of a GPU with {contract.ANNOTATION_ISOLATION}: exclusive, which gives whole ones: remove "
             f"{contract.RESOURCE_VGPU_MEMORY} and {contract.RESOURCE_VGPU_CORES}, or the annotation"
+        )
+    if preferences.cores_mode is CoresMode.WEIGHT and request.cores_percent is None:
+        raise RequestError(
+            f"container {name} asks for no cores with {contract.ANNOTATION_CORES_MODE}: weight, and its cores are its weight: "
+            f"set {contract.RESOURCE_VGPU_CORES}, or remove the annotation"
         )
     if preferences.memory_burst is not None and request.memory_bytes is None:
         raise RequestError(

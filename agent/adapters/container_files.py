@@ -9,13 +9,13 @@ import fcntl
 import os
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agent.adapters.durable import list_directory, make_directory, write_whole
 from agent.core import region_layout
 from agent.core.ledger import Grant, decode_row, encode_row
-from agent.core.region_layout import Limits, RegionError
+from agent.core.region_layout import ComputeCounters, Limits, RegionError
 from agent.errors import StorageError
 from agent.ports import RegionView
 
@@ -66,17 +66,56 @@ class GrantFiles:
     def region(self, grant_id: str) -> RegionView | None:
         """See ``ports.ContainerFiles``."""
         try:
-            descriptor = os.open(self._directory / grant_id / "region", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return None
-        try:
-            snapshot = region_layout.decode_region(os.pread(descriptor, region_layout.REGION_BYTES, 0))
-            locked = {slot.index for slot in snapshot.slots if _is_locked(descriptor, region_layout.slot_offset(slot.index))}
+            return read_region(self._directory / grant_id / "region")
         except (OSError, RegionError):
             return None
-        finally:
-            os.close(descriptor)
-        return RegionView(snapshot, region_layout.dead_slots(snapshot, locked))
+
+    def limits(self, grant_id: str) -> Limits | None:
+        """See ``ports.ContainerFiles``."""
+        try:
+            return region_layout.decode_limits((self._directory / grant_id / "limits").read_bytes(), interrupted_too=True)
+        except (OSError, RegionError):
+            return None
+
+    def amend_limits(self, grant_id: str, change: Callable[[Limits], Limits]) -> Limits:
+        """See ``ports.ContainerFiles``."""
+        path = self._directory / grant_id / "limits"
+        try:
+            content = path.read_bytes()
+            current = region_layout.decode_limits(content, interrupted_too=True)
+            wanted = change(current)
+            if wanted != current or region_layout.is_interrupted(content):
+                _update_limits(path, wanted)
+        except (OSError, RegionError) as exc:
+            raise StorageError(f"updating {path}: {exc}") from exc
+        return wanted
+
+    def compute(self, grant_id: str) -> Sequence[ComputeCounters] | None:
+        """See ``ports.ContainerFiles``."""
+        try:
+            descriptor = _open_region(self._directory / grant_id / "region", os.O_RDONLY)
+            try:
+                return region_layout.decode_compute(os.pread(descriptor, region_layout.REGION_SLOT_OFFSET, 0))
+            finally:
+                os.close(descriptor)
+        except (OSError, RegionError):
+            return None
+
+    def store_host_pids(self, grant_id: str, pids: Mapping[int, int]) -> None:
+        """See ``ports.ContainerFiles``."""
+        if not pids:
+            return
+        path = self._directory / grant_id / "region"
+        try:
+            descriptor = _open_region(path, os.O_WRONLY)
+            try:
+                for index, host_pid in pids.items():
+                    write = region_layout.host_pid_write(index, host_pid)
+                    os.pwrite(descriptor, write.data, write.offset)
+            finally:
+                os.close(descriptor)
+        except OSError as exc:
+            raise StorageError(f"writing {path}: {exc.strerror}") from exc
 
     def ids(self) -> Sequence[str]:
         """See ``ports.ContainerFiles``."""
@@ -91,6 +130,21 @@ class GrantFiles:
             return
         except OSError as exc:
             raise StorageError(f"removing {directory}: {exc.strerror}") from exc
+
+
+def read_region(path: Path) -> RegionView:
+    """Read a usage region and probe which of its processes live. Raises OSError or RegionError."""
+    descriptor = _open_region(path, os.O_RDONLY)
+    try:
+        snapshot = region_layout.decode_region(os.pread(descriptor, region_layout.REGION_BYTES, 0))
+        locked = {slot.index for slot in snapshot.slots if _is_locked(descriptor, region_layout.slot_offset(slot.index))}
+    finally:
+        os.close(descriptor)
+    return RegionView(snapshot, region_layout.dead_slots(snapshot, locked))
+
+
+def _open_region(path: Path, access: int) -> int:
+    return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def _is_locked(descriptor: int, offset: int) -> bool:

@@ -1,9 +1,10 @@
-"""The node's own identity: the secret that names CDI devices, and which boot this is."""
+"""The node's own files: the secret that names CDI devices, which boot this is, and the page of priorities."""
 
 import secrets
 from pathlib import Path
 
 from agent.adapters.durable import make_directory, write_whole
+from agent.core import priority_page
 from agent.errors import StorageError
 
 SECRET_BYTES = 32
@@ -28,6 +29,25 @@ def load_secret(path: Path) -> bytes:
             f"{path}: want {SECRET_BYTES} bytes, found {len(secret)}; drain the node, remove the file and start the agent again"
         )
     return secret
+
+
+def make_priority_page(directory: Path) -> Path:
+    """Return the node's priority page, made unless containers may have it mapped.
+
+    Containers of every user must be able to open it where it is mounted; on the host, the directory keeps others out.
+
+    Raises: StorageError.
+    """
+    path = make_directory(directory, 0o700) / "page"
+    try:
+        kept = priority_page.is_page(path.read_bytes())
+    except FileNotFoundError:
+        kept = False
+    except OSError as exc:
+        raise StorageError(f"reading {path}: {exc.strerror}") from exc
+    if not kept:
+        write_whole(path, priority_page.empty_page(), mode=0o666, durable=False)
+    return path
 
 
 def boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:

@@ -5,13 +5,14 @@ that does not work as a whole raises.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pynvml
 
 from agent.adapters.nvml_thread import NvmlThread
 from agent.core.inventory import DeviceReading, DriverReading, FailedDevice, promisable_bytes
+from agent.core.overhead import ProcessMemory
 from agent.errors import DriverError, DriverMissingError
 from proto.model import Device, Link, LinkKind, MigInstance
 
@@ -63,6 +64,10 @@ class NvmlDriver:
     async def links(self) -> Sequence[Link]:
         """See ``ports.Driver``."""
         return await self._thread.run(self._links)
+
+    async def processes(self) -> Sequence[ProcessMemory]:
+        """See ``ports.Driver``."""
+        return await self._thread.run(self._processes)
 
     async def restart(self) -> None:
         """See ``ports.Driver``."""
@@ -142,10 +147,12 @@ class NvmlDriver:
         if uuid not in self._known:
             self._known[uuid] = self._facts(handle, uuid, promisable_bytes(total, reserved))
         utilization = self._ask("nvmlDeviceGetUtilizationRates", handle, of=uuid)
+        device, instances_used_bytes = self._with_mig(handle, self._known[uuid])
         return DeviceReading(
-            self._with_mig(handle, self._known[uuid]),
+            device,
             memory_used_bytes=used,
             utilization_ratio=utilization.gpu / 100 if utilization is not None else None,
+            instances_used_bytes=instances_used_bytes,
         )
 
     def _memory(self, handle: Any, uuid: str) -> tuple[int, int, int]:
@@ -174,16 +181,19 @@ class NvmlDriver:
         nodes = [64 * word + bit for word in range(_NUMA_WORDS) for bit in range(64) if mask[word] >> bit & 1]
         return nodes[0] if len(nodes) == 1 else None  # near to several is near to none in particular
 
-    def _with_mig(self, handle: Any, device: Device) -> Device:
+    def _with_mig(self, handle: Any, device: Device) -> tuple[Device, Mapping[str, int]]:
+        """Return the device with its MIG instances, and what of each instance's memory is in use."""
         mode = self._ask("nvmlDeviceGetMigMode", handle, of=device.uuid)
         if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
-            return device
-        instances = []
+            return device, {}
+        instances, used_bytes = [], {}
         for slot in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle, of=device.uuid)):
             instance_handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, of=device.uuid)
             if instance_handle is not None:
-                instances.append(self._mig_instance(handle, instance_handle, device.uuid))
-        return Device(
+                instance, used = self._mig_instance(handle, instance_handle, device.uuid)
+                instances.append(instance)
+                used_bytes[instance.uuid] = used
+        with_mig = Device(
             uuid=device.uuid,
             model=device.model,
             minor=device.minor,
@@ -194,14 +204,15 @@ class NvmlDriver:
             mig_enabled=True,
             mig_instances=tuple(instances),
         )
+        return with_mig, used_bytes
 
-    def _mig_instance(self, parent: Any, handle: Any, parent_uuid: str) -> MigInstance:
+    def _mig_instance(self, parent: Any, handle: Any, parent_uuid: str) -> tuple[MigInstance, int]:
         gpu_instance_id = self._call("nvmlDeviceGetGpuInstanceId", handle, of=parent_uuid)
         gpu_instance = self._call("nvmlDeviceGetGpuInstanceById", parent, gpu_instance_id, of=parent_uuid)
         placement = self._call("nvmlGpuInstanceGetInfo", gpu_instance, of=parent_uuid).placement
-        total, reserved, _ = self._memory(handle, parent_uuid)
+        total, reserved, used = self._memory(handle, parent_uuid)
         name = self._call("nvmlDeviceGetName", handle, of=parent_uuid)
-        return MigInstance(
+        instance = MigInstance(
             uuid=self._call("nvmlDeviceGetUUID", handle, of=parent_uuid),
             parent_uuid=parent_uuid,
             profile=name.rpartition("MIG ")[2],
@@ -211,15 +222,32 @@ class NvmlDriver:
             placement_start=placement.start,
             placement_size=placement.size,
         )
+        return instance, used
 
-    def _links(self) -> tuple[Link, ...]:
+    def _processes(self) -> tuple[ProcessMemory, ...]:
         self._start()
+        found = []
+        for uuid, handle in self._handles().items():
+            try:
+                processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle, of=uuid) or ()
+            except pynvml.NVMLError as exc:
+                raise _driver_error(f"reading the processes on {uuid}", exc) from exc
+            found += [ProcessMemory(uuid, one.pid, one.usedGpuMemory) for one in processes if one.usedGpuMemory is not None]
+        return tuple(found)
+
+    def _handles(self) -> dict[str, Any]:
+        """Return the handles of the GPUs that answer."""
         handles = {}
         for uuid in self._known:
             try:
                 handles[uuid] = self._call("nvmlDeviceGetHandleByUUID", uuid, of=uuid)
-            except pynvml.NVMLError:  # counted; a GPU that does not answer has no links to offer
+            except pynvml.NVMLError:  # counted; the reading of all GPUs tells what it means for this one
                 continue
+        return handles
+
+    def _links(self) -> tuple[Link, ...]:
+        self._start()
+        handles = self._handles()
         try:
             return self._links_between(handles)
         except pynvml.NVMLError as exc:

@@ -84,6 +84,15 @@ class InjectedDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class PriorityPage:
+    """The node's priority page, as one container sees it."""
+
+    path: str
+    writable: bool
+    """Containers of high priority write when they want a device; those of low priority read it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShimFiles:
     """Host paths of what the shim needs in one container."""
 
@@ -92,6 +101,8 @@ class ShimFiles:
     limits: str
     region: str
     interposition: Interposition
+    priority: PriorityPage | None = None
+    """For a container that stands above or below others."""
 
 
 class HostSpecError(ValueError):
@@ -145,6 +156,9 @@ def container_spec(
     if shim is not None:
         edits = _with_front(edits, shim, host) if shim.interposition is Interposition.FRONT else _with_preload(edits, shim)
         edits["mounts"] += [_mount(shim.limits, contract.CONTAINER_LIMITS), _mount(shim.region, contract.CONTAINER_REGION, _READ_WRITE)]
+        if shim.priority is not None:
+            options = _READ_WRITE if shim.priority.writable else _READ_ONLY
+            edits["mounts"].append(_mount(shim.priority.path, contract.CONTAINER_PRIORITY, options))
     return {
         "cdiVersion": _newer(contract.CDI_VERSION, host.version if host else contract.CDI_VERSION),
         "kind": contract.CDI_KIND,

@@ -5,7 +5,7 @@ on the board as unhealthy, because kubelet must see its IDs as Unhealthy and not
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from placement import mig
 from proto import codec, contract, units
@@ -20,6 +20,8 @@ class DeviceReading:
     device: Device
     memory_used_bytes: int | None = None
     utilization_ratio: float | None = None
+    instances_used_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By the UUID of each MIG instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class BoardDevice:
     trouble: str = ""
     memory_used_bytes: int | None = None
     utilization_ratio: float | None = None
+    instances_used_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def healthy(self) -> bool:
@@ -74,7 +77,8 @@ class DeviceBoard:
         """Take in one look: those that answered are healthy, those known from before that did not are in trouble."""
         trouble_by_uuid = {failed.uuid: failed.trouble for failed in reading.failed if failed.uuid is not None}
         seen = {
-            entry.device.uuid: BoardDevice(entry.device, "", entry.memory_used_bytes, entry.utilization_ratio) for entry in reading.devices
+            entry.device.uuid: BoardDevice(entry.device, "", entry.memory_used_bytes, entry.utilization_ratio, entry.instances_used_bytes)
+            for entry in reading.devices
         }
         for known in self.devices:
             uuid = known.device.uuid

@@ -18,7 +18,7 @@ from agent.core.inventory import DeviceBoard
 from agent.errors import StorageError
 from placement.choose import with_shares
 from placement.device import DeviceState
-from proto import units
+from proto import contract, units
 from proto.model import DeviceShare
 
 ROW_VERSION = 1
@@ -42,6 +42,11 @@ class Grant:
     def holder(self) -> Holder:
         """The container, as PodResources names it."""
         return Holder(self.namespace, self.pod, self.container)
+
+    @property
+    def under_shim(self) -> bool:
+        """Whether the shim enforces it; MIG instances are kept apart by the hardware."""
+        return self.resource == contract.RESOURCE_VGPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ Ratios are from 0 to 1. Series of a container exist while its grant does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agent.core.inventory import BoardDevice, DeviceBoard
 from agent.core.ledger import Grant
 from agent.core.region_layout import RegionSnapshot
-from proto import contract, units
+from proto import units
 from proto.contract import METRIC_PREFIX
 from proto.model import DeviceShare
 
@@ -49,10 +49,12 @@ class Snapshot:
     board: DeviceBoard
     grants: Sequence[Grant]
     usage: Mapping[str, ContainerUsage]
-    """By grant id; absent where there is no readable region, such as for MIG instances."""
+    """By grant id; absent where there is no readable region. Of MIG instances the driver tells the use, and nothing counts refusals."""
     utilization: Mapping[tuple[str, str], float]
     """By grant id and device UUID: the share of GPU time the container used lately."""
     version: str
+    overhead_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By grant id and device UUID, where it was measured."""
 
 
 def usage_of(snapshot: RegionSnapshot, dead: Sequence[int], device_count: int) -> ContainerUsage:
@@ -125,22 +127,33 @@ _CONTAINER_LABELS = ("namespace", "pod", "container", "device_uuid")
 
 
 def _container_families(snapshot: Snapshot) -> Iterable[Family]:
-    limits, used, refusals, utilization, info = [], [], [], [], []
+    limits, used, overhead, refusals, utilization, info = [], [], [], [], [], []
     models = _models(snapshot.board)
+    instances_used = {uuid: used for entry in snapshot.board.devices for uuid, used in entry.instances_used_bytes.items()}
     for grant in snapshot.grants:
         usage = snapshot.usage.get(grant.grant_id)
         for index, share in enumerate(grant.shares):
             labels = (grant.namespace, grant.pod, grant.container, share.device_uuid)
             limits.append((labels, share.memory_bytes))
-            backend = "shim" if grant.resource == contract.RESOURCE_VGPU else "mig"
+            backend = "shim" if grant.under_shim else "mig"
             info.append(((*labels, grant.pod_uid, models.get(share.device_uuid, ""), backend), 1.0))
             if usage is not None:
                 used.append((labels, usage.used_bytes[index]))
                 refusals.append((labels, usage.refusals[index]))
+            elif share.device_uuid in instances_used:
+                used.append((labels, instances_used[share.device_uuid]))
+            if (extra := snapshot.overhead_bytes.get((grant.grant_id, share.device_uuid))) is not None:
+                overhead.append((labels, extra))
             if (ratio := snapshot.utilization.get((grant.grant_id, share.device_uuid))) is not None:
                 utilization.append((labels, ratio))
     yield _family("container_memory_limit_bytes", "Device memory the container was granted.", _CONTAINER_LABELS, limits)
     yield _family("container_memory_used_bytes", "Device memory the container's processes hold.", _CONTAINER_LABELS, used)
+    yield _family(
+        "container_overhead_bytes",
+        "Device memory the driver uses for the container beyond what is counted; taken off its limit.",
+        _CONTAINER_LABELS,
+        overhead,
+    )
     yield _family("container_refusals", "Allocations refused because of the container's limit.", _CONTAINER_LABELS, refusals, Kind.COUNTER)
     yield _family("container_utilization_ratio", "Share of the device's time the container used lately.", _CONTAINER_LABELS, utilization)
     yield _family("container_info", "What the container was granted.", (*_CONTAINER_LABELS, "pod_uid", "model", "backend"), info)

@@ -146,8 +146,18 @@ def _assigned_shares(
     kept = _shares_kept(ask, node.ledger, states, request, preferences)
     if kept is not None:
         return kept
-    preferred = [device_uuid_of(device_id) for device_id in sorted(ask.device_ids)]
-    choice = choose(states, request, preferences, node.local_policy, preferred_uuids=preferred, links=node.board.links, seed=ask.pod.uid)
+    named = [device_uuid_of(device_id) for device_id in sorted(ask.device_ids)]
+    choice = choose(
+        states,
+        request,
+        preferences,
+        node.local_policy,
+        # an ID of a MIG resource is the instance itself; of a vGPU it is one of many on a GPU, and says nothing better than the policy
+        preferred_uuids=named if request.mig else (),
+        familiar_uuids=named,
+        links=node.board.links,
+        seed=ask.pod.uid,
+    )
     return Refusal(choice.reason, choice.sentence) if isinstance(choice, NoRoom) else choice.shares
 
 

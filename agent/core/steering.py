@@ -54,12 +54,19 @@ def devices_for(waiting: Sequence[Waiting], node: Node) -> tuple[str, ...]:
     """
     if node.local_policy is None:
         return _assigned_devices(waiting[0]) if len(waiting) == 1 else ()
-    alike = {(replace(one.request, container="", init=False), one.preferences) for one in waiting}
-    if len(alike) != 1:
+    if not waiting:
         return ()
-    first = waiting[0]
+    alike = {(replace(one.request, container="", init=False), one.preferences) for one in waiting}
+    # one seed for all: among equally good devices each would take the one that is advised now
+    places = {_local_devices(request, preferences, node, waiting[0].pod.uid) for request, preferences in alike}
+    return places.pop() if len(places) == 1 else ()
+
+
+def _local_devices(request: ContainerRequest, preferences: Preferences, node: Node, seed: str) -> tuple[str, ...]:
+    if node.local_policy is None:
+        return ()
     states = node.ledger.states(node.board, node.shares_per_gpu)
-    choice = choose(states, first.request, first.preferences, node.local_policy, links=node.board.links, seed=first.pod.uid)
+    choice = choose(states, request, preferences, node.local_policy, links=node.board.links, seed=seed)
     return tuple(share.device_uuid for share in choice.shares) if isinstance(choice, Choice) else ()
 
 
@@ -72,20 +79,25 @@ def _assigned_devices(waiting: Waiting) -> tuple[str, ...]:
     return tuple(share.device_uuid for share in assigned.shares) if assigned is not None else ()
 
 
-def prefer_ids(available: Sequence[str], must_include: Sequence[str], size: int, wanted: Sequence[str], held: Set[str]) -> tuple[str, ...]:
+def prefer_ids(
+    available: Sequence[str], must_include: Sequence[str], size: int, wanted: Sequence[str], held: Set[str], *, packing: bool = False
+) -> tuple[str, ...]:
     """Choose ``size`` IDs, or as many as there are.
 
     Args:
         wanted: device UUIDs in the order of preference: those the one pending pod of this size was assigned.
         held: IDs that a grant still stands for. Kubelet offers such IDs only when it lost its checkpoint; the container that holds
             them may still run, so they come last.
-    Returns: all of ``must_include``, then one ID per wanted device, then IDs of further distinct devices, the emptiest first.
+        packing: containers are put together where they fit, so that the fullest device is the best guess.
+    Returns: all of ``must_include``, then one ID per wanted device, then IDs of further distinct devices, the emptiest first, or
+        the fullest with ``packing``.
     """
     chosen = list(dict.fromkeys(must_include))[:size]
     pool = [device_id for device_id in dict.fromkeys(available) if device_id not in chosen]
     pool.sort(key=lambda device_id: device_id in held)
     used = {device_uuid_of(device_id) for device_id in chosen}
-    for uuid in [*wanted, *_by_free_ids(pool)]:
+    by_free_ids = _by_free_ids(pool)
+    for uuid in [*wanted, *(reversed(by_free_ids) if packing else by_free_ids)]:
         if len(chosen) < size and uuid not in used and (found := _first_of(uuid, pool)) is not None:
             chosen.append(found)
             used.add(uuid)

@@ -4,17 +4,18 @@ The only step of a container's start that may wait or fail: kubelet shows an err
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.core.cdi import HostSpec, HostSpecError, InjectedDevice, Interposition, ShimFiles, container_spec
+from agent.core.cdi import HostSpec, HostSpecError, InjectedDevice, Interposition, PriorityPage, ShimFiles, container_spec
 from agent.core.identity import Holder, find_holder, grant_id
 from agent.core.inventory import DeviceBoard
 from agent.core.ledger import Grant
-from agent.core.limits import FailPolicy, limits_of
+from agent.core.limits import DeviceFacts, FailPolicy, limits_of
 from agent.core.planning import Ask, Node, Planned, plan_grant
+from agent.core.priority_page import line_of
 from agent.core.refusal import Reason, Refusal
 from agent.errors import KubeletError, ShimError, StorageError
 from agent.ports import CdiFiles, Clock, ContainerFiles, PodEvent, PodResources, ShimInstaller
@@ -24,7 +25,7 @@ from agent.services.grant_book import GrantBook
 from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
 from proto import contract, units
-from proto.model import Pod, Policy
+from proto.model import Pod, Policy, Priority
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class AllocatorOptions:
     interposition: Interposition
     fail_policy: FailPolicy
     pod_wait_seconds: float
+    priority_page: str
+    """Path of the node's priority page."""
 
 
 class Allocator:
@@ -63,7 +66,9 @@ class Allocator:
         events: EventRecorder,
         telemetry: Telemetry,
         clock: Clock,
+        context_bytes: Callable[[str], int],
     ) -> None:
+        """Args: context_bytes: what a context costs on the device of this UUID; 0 while it is not known."""
         self._options = options
         self._watch = watch
         self._pods = pods
@@ -75,6 +80,7 @@ class Allocator:
         self._events = events
         self._telemetry = telemetry
         self._clock = clock
+        self._context_bytes = context_bytes
 
     def grant_id(self, resource: str, device_ids: frozenset[str]) -> str:
         """Name the grant of a container with these IDs."""
@@ -146,7 +152,7 @@ class Allocator:
         planned = plan_grant(ask, self._node(board))
         if isinstance(planned, Refusal):
             return planned
-        limits = limits_of(planned.grant, self._options.fail_policy, planned.preferences.priority)
+        limits = limits_of(planned.grant, self._options.fail_policy, planned.preferences, self._facts(planned.grant, board))
 
         def spec() -> Mapping[str, Any]:
             devices = [self._injected(share.device_uuid, board, host) for share in planned.grant.shares]
@@ -165,6 +171,13 @@ class Allocator:
         options = self._options
         return Node(board, self._book.ledger, options.shares_per_gpu, options.boot_id, options.local_policy, self._pods.is_active)
 
+    def _facts(self, grant: Grant, board: DeviceBoard) -> DeviceFacts:
+        granted = [entry.device for entry in board.devices if any(share.device_uuid == entry.device.uuid for share in grant.shares)]
+        return DeviceFacts(
+            context_bytes={device.uuid: self._context_bytes(device.uuid) for device in granted},
+            priority_lines={device.uuid: line_of(device.minor) for device in granted},
+        )
+
     def _injected(self, uuid: str, board: DeviceBoard, host: HostSpec | None) -> InjectedDevice:
         found = board.mig_instance(uuid)
         if found is None:
@@ -176,12 +189,14 @@ class Allocator:
         return InjectedDevice(uuid, minor, self._cdi.capability_nodes(minor, instance.gpu_instance_id, instance.compute_instance_id))
 
     def _shim_files(self, planned: Planned, directory: Path, *, front_possible: bool) -> ShimFiles | None:
-        if planned.grant.resource != contract.RESOURCE_VGPU:
+        if not planned.grant.under_shim:
             return None  # the hardware keeps MIG instances apart
         limits, region = self._files.paths(planned.grant.grant_id)
         # without a spec of the host the NVIDIA runtime mounts the driver after us, where no front can stand
         interposition = self._options.interposition if front_possible else Interposition.PRELOAD
-        return ShimFiles(str(directory), limits, region, interposition)
+        priority = planned.preferences.priority
+        page = PriorityPage(self._options.priority_page, writable=priority is Priority.HIGH) if priority is not None else None
+        return ShimFiles(str(directory), limits, region, interposition, page)
 
     def _refuse(self, holder: Holder | None, pod: Pod | None, refusal: Refusal) -> Refusal:
         logger.warning(

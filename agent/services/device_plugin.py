@@ -106,7 +106,14 @@ class DevicePlugin(DevicePluginServicer):
         for asked in request.container_requests:
             wanted = await self._pending.wanted_devices(self.resource, asked.allocation_size)
             held = self._pending.held_ids(self.resource)
-            chosen = prefer_ids(asked.available_deviceIDs, asked.must_include_deviceIDs, asked.allocation_size, wanted, held)
+            chosen = prefer_ids(
+                asked.available_deviceIDs,
+                asked.must_include_deviceIDs,
+                asked.allocation_size,
+                wanted,
+                held,
+                packing=self._pending.packing,
+            )
             responses.append(pb.ContainerPreferredAllocationResponse(deviceIDs=chosen))
         return pb.PreferredAllocationResponse(container_responses=responses)
 

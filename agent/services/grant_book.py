@@ -19,6 +19,7 @@ from agent.core.planning import Planned
 from agent.core.reconciliation import orphans
 from agent.core.region_layout import Limits
 from agent.ports import CdiFiles, ContainerFiles, GrantStore
+from agent.services.changes import Changes
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ class GrantBook:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._changing = asyncio.Lock()
         self.ledger = Ledger()
+        self.changes = Changes()
+        """Counts grants whose files were written, and those that were released."""
 
     def load(self, boot_id: str) -> None:
         """Read the ledger at the start. Raises StorageError when the directory itself cannot be read."""
@@ -79,6 +82,7 @@ class GrantBook:
             await asyncio.shield(asyncio.ensure_future(removal))
             if self._is_current(grant):
                 self.ledger = self.ledger.releasing((grant.grant_id,))
+                self.changes.notify()
 
     async def sweep(self) -> Sequence[str]:
         """Remove files that belong to no grant; return their grant ids. Raises StorageError."""
@@ -107,6 +111,7 @@ class GrantBook:
         async with self._changing:
             if still_wanted():
                 await self.on_disk(work)
+                self.changes.notify()
 
     def _remove(self, grant_id: str) -> None:
         self._cdi.remove(grant_id)

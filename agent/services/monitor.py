@@ -37,16 +37,21 @@ class Monitor:
         files: ContainerFiles,
         registrar: Registrar,
         telemetry: Telemetry,
+        overhead_bytes: Callable[[], Mapping[tuple[str, str], int]],
         troubles: Callable[[], Iterable[str]],
         clock: Clock,
     ) -> None:
-        """Args: troubles: further reasons not to be ready, of parts the monitor does not know."""
+        """Make the collector.
+
+        Args: overhead_bytes: by grant id and device UUID. troubles: further reasons not to be ready, of parts the monitor does not know.
+        """
         self._version = version
         self._watch = watch
         self._book = book
         self._files = files
         self._registrar = registrar
         self._telemetry = telemetry
+        self._overhead_bytes = overhead_bytes
         self._troubles = troubles
         self._clock = clock
         self._beat_at = clock.monotonic()
@@ -91,7 +96,7 @@ class Monitor:
         with self._scraping:
             grants = tuple(self._book.ledger.grants.values())
             usage = self._usage(grants)
-            snapshot = Snapshot(self._watch.board, grants, usage, self._sample(grants, usage), self._version)
+            snapshot = Snapshot(self._watch.board, grants, usage, self._sample(grants, usage), self._version, self._overhead_bytes())
         return [_metric(family) for family in families(snapshot)]
 
     def describe(self) -> Iterable[Metric]:
@@ -101,6 +106,8 @@ class Monitor:
     def _usage(self, grants: Sequence[Grant]) -> Mapping[str, ContainerUsage]:
         usage = {}
         for grant in grants:
+            if not grant.under_shim:
+                continue
             view = self._files.region(grant.grant_id)
             if view is not None:
                 usage[grant.grant_id] = usage_of(view.snapshot, view.dead, len(grant.shares))

@@ -21,6 +21,11 @@ class PendingPods:
         self._shares_per_gpu = shares_per_gpu
         self._local_policy = local_policy
 
+    @property
+    def packing(self) -> bool:
+        """Whether local placement puts containers together on the fullest device."""
+        return self._local_policy is Policy.BINPACK
+
     def held_ids(self, resource: str) -> frozenset[str]:
         """Return the IDs that grants stand for."""
         return self._book.ledger.held_ids(resource)

@@ -18,7 +18,7 @@ class Slice:
     limit_bytes: int
     used_bytes: int | None
     refusals: int | None
-    """Both None where the hardware makes the partition: the agent counts nothing there."""
+    """None where the hardware makes the partition: it refuses by itself, and nothing counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ A container's process sees the host's file system, so nothing here isolates anyt
 CDI names are resolved when the container is created; each mount's file lies at its container path below the container's root (the same
 inode where the file system allows it, so that a mapping is shared); libraries are found there through ``LD_LIBRARY_PATH``;
 ``ld.so.preload`` of the root is honoured through ``LD_PRELOAD``; CDI's environment wins over the pod's, and the pod's over the plugin's.
+Mount options mean nothing: a file mounted read-only is as writable as its mode says, so a container of low priority could write the
+node's priority page here, which the shim never does.
 CDI hooks are not run, except that the links which ``update-ldcache`` brings about are made.
 """
 

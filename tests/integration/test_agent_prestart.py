@@ -185,6 +185,22 @@ class TestManyPods:
                 assert limits_in(node, name, "a") == [(node.inventory.gpus[number % 8].uuid, 1000 + number, 0)]
                 assert limits_in(node, name, "b") == [(node.inventory.gpus[(number + 3) % 8].uuid, 2000 + number, 0)]
 
+    async def test_small_pods_share_a_gpu_under_binpack_whatever_ids_kubelet_took(self):
+        # a kubelet with a topology manager may pass advice over
+        for align_numa in (True, False):
+            async with make_node("t4x2", "--placement-policy=binpack", behaviour=Behaviour(align_numa=align_numa)) as node:
+                for name, mib in (("a", 1024), ("b", 2048), ("c", 512)):
+                    node.create_pod(manifest(name, container(mib=mib)))
+                await running(node, "a", "b", "c")
+                assert sorted(promised_mib(node).values()) == [0, 3584]
+
+    async def test_spread_uses_every_gpu(self):
+        async with make_node("t4x2", "--placement-policy=spread") as node:
+            for name in ("a", "b"):
+                node.create_pod(manifest(name))
+                await running(node, name)
+            assert sorted(promised_mib(node).values()) == [1024, 1024]
+
     async def test_a_full_node_refuses_the_rest_and_serves_them_as_others_end(self):
         async with make_node("t4x2", "--publish-node-capacity=false") as node:  # else kubelet itself would refuse the fifth
             half = USABLE_T4_MIB // 2

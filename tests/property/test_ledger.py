@@ -114,7 +114,7 @@ class AgentHistory(RuleBasedStateMachine):
         planned = plan_grant(ask(one, self.held[one.uid]), node)
         if not isinstance(planned, Planned):
             return
-        commit = self.book.commit(planned, limits_of(planned.grant, FailPolicy.CLOSED, None), dict, BOARD, SHARES)
+        commit = self.book.commit(planned, limits_of(planned.grant, FailPolicy.CLOSED), dict, BOARD, SHARES)
         if self.survives(commit, steps):
             self.running[one.uid] = planned.grant
 

@@ -10,6 +10,7 @@ from agent.adapters.ledger_files import LedgerFiles
 from agent.core.conflict import Evidence
 from agent.core.identity import HeldDevices
 from agent.core.inventory import DriverReading
+from agent.core.overhead import ProcessMemory
 from agent.core.registration import FileIdentity
 from agent.errors import KubeApiError, KubeletError
 from agent.ports import PodEvent
@@ -41,6 +42,7 @@ class FakeDriver:
         self.link_reads = 0
         self.restarts = 0
         self.hung: str | None = None
+        self.process_list: Sequence[ProcessMemory] | Exception = ()
 
     async def read(self) -> DriverReading:
         if isinstance(self.answer, Exception):
@@ -53,6 +55,11 @@ class FakeDriver:
 
     async def restart(self) -> None:
         self.restarts += 1
+
+    async def processes(self) -> Sequence[ProcessMemory]:
+        if isinstance(self.process_list, Exception):
+            raise self.process_list
+        return self.process_list
 
     def hung_device(self) -> str | None:
         return self.hung

@@ -77,6 +77,12 @@ def test_preference_outweighs_the_policy():
     assert minors(choose(states, ask(2), ANYTHING, Policy.BINPACK, preferred_uuids=["GPU-3"])) == [0, 3]
 
 
+def test_familiar_devices_break_ties_and_nothing_else():
+    assert minors(choose(make_states(4), ask(2), ANYTHING, Policy.BINPACK, familiar_uuids=["GPU-1", "GPU-3"])) == [1, 3]
+    states = make_states(4, share(0, mib=500))
+    assert minors(choose(states, ask(), ANYTHING, Policy.BINPACK, familiar_uuids=["GPU-3"])) == [0]
+
+
 # --- topology -----------------------------------------------------------------------------------------------------
 
 

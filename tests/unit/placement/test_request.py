@@ -102,6 +102,7 @@ def test_no_annotations_are_no_preferences():
         ("numa", "yes", "'yes' is none of strict, prefer"),
         ("isolation", "", "none of shim, mps, mig, driver, exclusive"),
         ("priority", "5", "none of high, low"),
+        ("cores-mode", "soft", "none of ceiling, weight"),
         ("gpu-type", "", "expected names separated by single commas"),
         ("gpu-type-not", "A100,", "expected names separated by single commas"),
         ("gpu-uuid", ",", "expected names separated by single commas"),
@@ -128,6 +129,7 @@ def test_an_annotation_that_is_none_of_the_choices_is_refused(annotation, value,
         ({"vgpu": "1", "vgpu_memory": "10"}, {"isolation": "exclusive"}, "gives whole ones"),
         ({"vgpu": "1", "vgpu_cores": "10"}, {"isolation": "exclusive"}, "gives whole ones"),
         ({"vgpu": "1"}, {"memory_burst": "2"}, "no memory beyond a whole one"),
+        ({"vgpu": "1", "vgpu_memory": "100"}, {"cores_mode": "weight"}, "its cores are its weight"),
     ],
 )
 def test_annotations_that_contradict_the_amounts_are_refused(limits, annotations, says):

@@ -12,11 +12,12 @@ from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
 from agent.adapters.durable import TEMPORARY_SUFFIX, write_whole
 from agent.adapters.ledger_files import LedgerFiles
-from agent.adapters.node_files import boot_id, load_secret
+from agent.adapters.node_files import boot_id, load_secret, make_priority_page
 from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
 from agent.core.cdi import file_name
 from agent.core.limits import FailPolicy, limits_of
-from agent.core.region_layout import REGION_BYTES, SLOT_HEADER, SLOT_LIVE, decode_limits, empty_region, slot_offset
+from agent.core.priority_page import is_page
+from agent.core.region_layout import REGION_BYTES, SLOT_HEADER, SLOT_LIVE, decode_limits, empty_region, limits_update, slot_offset
 from agent.errors import ShimError, StorageError
 from tests.unit.agent.builders import grant, ids, pod, share
 
@@ -125,7 +126,7 @@ def holder():
 
 class TestGrantFiles:
     def limits(self, mib: int = 100):
-        return limits_of(grant(ids("0:0"), share(0, mib)), FailPolicy.CLOSED, None)
+        return limits_of(grant(ids("0:0"), share(0, mib)), FailPolicy.CLOSED)
 
     def test_limits_are_read_only_and_the_region_is_the_containers_to_write(self, tmp_path):
         files = GrantFiles(tmp_path)
@@ -171,6 +172,53 @@ class TestGrantFiles:
         assert (limits.stat().st_ino, region.stat().st_ino) == before
         assert decode_limits(limits.read_bytes()) == self.limits(200)
         assert mode(limits) == 0o444
+
+    def test_limits_are_amended_in_place_and_only_when_they_differ(self, tmp_path):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        path = Path(files.paths(ONE.grant_id)[0])
+        before = path.read_bytes()
+        assert files.amend_limits(ONE.grant_id, lambda limits: limits) == self.limits()
+        assert path.read_bytes() == before
+        inode = path.stat().st_ino
+        assert files.amend_limits(ONE.grant_id, lambda _: self.limits(50)) == self.limits(50)
+        assert (path.stat().st_ino, mode(path)) == (inode, 0o444)
+        assert files.limits(ONE.grant_id) == self.limits(50)
+
+    @pytest.mark.parametrize("writes_done", [1, 2, 3])
+    def test_limits_whose_writer_died_half_way_are_mended(self, tmp_path, writes_done):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        path = Path(files.paths(ONE.grant_id)[0])
+        path.chmod(0o644)
+        with path.open("r+b") as file:
+            for write in limits_update(self.limits(50), current=path.read_bytes())[:writes_done]:
+                file.seek(write.offset)
+                file.write(write.data)
+        found = files.amend_limits(ONE.grant_id, lambda limits: limits)
+        assert found == self.limits(100 if writes_done == 1 else 50)
+        assert decode_limits(path.read_bytes()) == found
+
+    def test_limits_that_are_gone_cannot_be_amended(self, tmp_path):
+        files = GrantFiles(tmp_path)
+        assert files.limits(ONE.grant_id) is None
+        with pytest.raises(StorageError, match="updating"):
+            files.amend_limits(ONE.grant_id, lambda limits: limits)
+
+    def test_host_pids_go_into_their_slots(self, tmp_path, holder):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        holder(Path(files.paths(ONE.grant_id)[1]))
+        files.store_host_pids(ONE.grant_id, {3: 99})
+        (slot,) = files.region(ONE.grant_id).snapshot.slots
+        assert (slot.pid, slot.host_pid) == (4711, 99)
+
+    def test_what_was_paid_is_read_without_the_slots(self, tmp_path):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        assert [counters.paid_ns for counters in files.compute(ONE.grant_id)] == [0] * 16
+        Path(files.paths(ONE.grant_id)[1]).write_bytes(b"short")
+        assert files.compute(ONE.grant_id) is None
 
     @pytest.mark.parametrize("content", [b"", b"\xff" * 10, b"\xff" * REGION_BYTES])
     def test_a_spoilt_region_is_as_good_as_none(self, tmp_path, content):
@@ -352,3 +400,17 @@ class TestSecret:
 
 def test_the_boot_id_is_the_kernels():
     assert len(boot_id()) == 36
+
+
+class TestPriorityPage:
+    def test_the_page_is_made_once_and_kept_for_those_who_have_it_mapped(self, tmp_path):
+        path = make_priority_page(tmp_path / "priority")
+        assert (mode(path), mode(path.parent)) == (0o666, 0o700)
+        assert is_page(path.read_bytes())
+        before = path.stat().st_ino
+        assert make_priority_page(tmp_path / "priority").stat().st_ino == before
+
+    def test_what_is_no_page_is_replaced(self, tmp_path):
+        path = make_priority_page(tmp_path / "priority")
+        path.write_bytes(b"short")
+        assert is_page(make_priority_page(tmp_path / "priority").read_bytes())

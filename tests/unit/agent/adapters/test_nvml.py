@@ -32,6 +32,8 @@ async def do(driver, command, errors):
         return errors
     if command == "links":
         return [[link.kind, link.lanes] for link in await driver.links()]
+    if command == "processes":
+        return [[one.device_uuid, one.pid, one.used_bytes] for one in await driver.processes()]
     reading = await driver.read()
     return {
         "driver": reading.driver_version, "cuda": reading.cuda_version,
@@ -39,6 +41,7 @@ async def do(driver, command, errors):
             {"uuid": one.device.uuid, "model": one.device.model, "minor": one.device.minor, "mib": one.device.memory_bytes / 2**20,
              "numa": one.device.numa_node, "capability": one.device.compute_capability, "mig": one.device.mig_enabled,
              "instances": [[mig.profile, mig.uuid, mig.placement_start, mig.placement_size] for mig in one.device.mig_instances],
+             "instances_used": dict(one.instances_used_bytes),
              "used": one.memory_used_bytes, "utilization": one.utilization_ratio, "bus": one.device.pci_bus_id}
             for one in reading.devices
         ],
@@ -190,3 +193,38 @@ def test_a_library_that_is_not_there_is_missing_by_name(child):
     answer = child("t4x2", library="/no/such/libnvidia-ml.so.1").ask()
     assert answer["error"] == "DriverMissingError"
     assert "/no/such/libnvidia-ml.so.1" in answer["message"]
+
+
+def hold(node: Child, uuid: str, mib: int) -> subprocess.Popen:
+    """A process that holds memory on a device, once it does."""
+    env = {**os.environ, "ALIQUOT_SIM_DIR": str(node.sim), "ALIQUOT_SIM_DEVICE_0": uuid, "LD_LIBRARY_PATH": str(node.build / "lib/sim")}
+    command = [node.build / "bin/aliquot-cuda-client", "hold", "--mib", str(mib)]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    assert '"holding"' in process.stdout.readline()
+    return process
+
+
+def test_processes_are_listed_with_what_they_use(child):
+    node = child("t4x2")
+    uuid = node.ask()["devices"][1]["uuid"]
+    assert node.ask("processes") == []
+    with hold(node, uuid, 256) as process:
+        ((device, pid, used),) = node.ask("processes")
+        assert (device, pid) == (uuid, process.pid)
+        assert used > 256 << 20
+        process.kill()
+        process.wait()
+    assert node.ask("processes") == []
+
+
+def test_the_use_of_each_mig_instance_is_read(child):
+    node = child("a100x8-mig")
+    device = next(device for device in node.ask()["devices"] if device["instances"])
+    uuid = device["instances"][0][1]
+    before = device["instances_used"]
+    assert before.keys() == {instance[1] for instance in device["instances"]}
+    with hold(node, uuid, 256) as process:
+        after = next(one for one in node.ask()["devices"] if one["uuid"] == device["uuid"])["instances_used"]
+        process.kill()
+    assert after[uuid] - before[uuid] > 256 << 20
+    assert {name: used for name, used in after.items() if name != uuid} == {name: used for name, used in before.items() if name != uuid}

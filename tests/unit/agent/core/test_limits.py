@@ -1,12 +1,12 @@
 import pytest
 
-from agent.core.limits import FailPolicy, limits_of
-from proto.model import Priority
+from agent.core.limits import DeviceFacts, FailPolicy, limits_of
+from proto.model import CoresMode, Preferences, Priority
 from tests.unit.agent.builders import grant, ids, share
 
 
 def test_limits_follow_the_shares_in_their_order():
-    limits = limits_of(grant(ids("0:0", "1:0"), share(1, 200, 30), share(0, 100)), FailPolicy.CLOSED, None)
+    limits = limits_of(grant(ids("0:0", "1:0"), share(1, 200, 30), share(0, 100)), FailPolicy.CLOSED)
     assert [(device.uuid, device.memory_bytes >> 20, device.sm_percent) for device in limits.devices] == [
         ("GPU-1", 200, 30),
         ("GPU-0", 100, 0),
@@ -15,9 +15,29 @@ def test_limits_follow_the_shares_in_their_order():
 
 
 def test_the_fail_policy_reaches_the_shim():
-    assert limits_of(grant(ids("0:0")), FailPolicy.OPEN, None).fail_open
+    assert limits_of(grant(ids("0:0")), FailPolicy.OPEN).fail_open
 
 
 @pytest.mark.parametrize(("priority", "sign"), [(Priority.HIGH, 1), (None, 0), (Priority.LOW, -1)])
 def test_a_pod_without_a_priority_stands_between_high_and_low(priority, sign):
-    assert limits_of(grant(ids("0:0")), FailPolicy.CLOSED, priority).devices[0].priority == sign
+    assert limits_of(grant(ids("0:0")), FailPolicy.CLOSED, Preferences(priority=priority)).devices[0].priority == sign
+
+
+def test_only_a_pod_with_a_priority_has_a_line_in_the_page():
+    facts = DeviceFacts(priority_lines={"GPU-0": 4})
+    assert limits_of(grant(ids("0:0")), FailPolicy.CLOSED, Preferences(priority=Priority.LOW), facts).devices[0].priority_line == 4
+    assert limits_of(grant(ids("0:0")), FailPolicy.CLOSED, Preferences(), facts).devices[0].priority_line == 0
+
+
+def test_what_a_context_costs_is_told_where_it_is_known():
+    facts = DeviceFacts(context_bytes={"GPU-1": 7})
+    both = limits_of(grant(ids("0:0", "1:0"), share(0), share(1)), FailPolicy.CLOSED, facts=facts)
+    assert [device.context_bytes for device in both.devices] == [0, 7]
+
+
+@pytest.mark.parametrize(("cores", "percent"), [(30, 30), (100, 99)])
+def test_in_weight_mode_cores_are_the_weight_and_the_first_ceiling(cores, percent):
+    by_weight = limits_of(grant(ids("0:0"), share(0, cores=cores)), FailPolicy.CLOSED, Preferences(cores_mode=CoresMode.WEIGHT))
+    assert (by_weight.devices[0].sm_weight, by_weight.devices[0].sm_percent) == (cores, percent)
+    as_ceiling = limits_of(grant(ids("0:0"), share(0, cores=cores)), FailPolicy.CLOSED)
+    assert (as_ceiling.devices[0].sm_weight, as_ceiling.devices[0].sm_percent) == (0, cores)

@@ -1,3 +1,4 @@
+from agent.core.inventory import DeviceBoard, DeviceReading, DriverReading
 from agent.core.metrics import BusySample, ContainerUsage, Family, Snapshot, families, usage_of, utilization_between
 from agent.core.region_layout import MAX_DEVICES, RegionSnapshot, Slot, SlotDevice
 from proto.units import MIB
@@ -27,6 +28,14 @@ def test_mig_instances_count_for_their_gpu():
     assert by_device(found["aliquot_device_memory_allocated_bytes"]) == {"GPU-0": 100 * MIB}
     ((labels, _),) = found["aliquot_container_info"].samples
     assert labels[-2:] == ("NVIDIA H200 MIG 1g.10gb", "mig")
+
+
+def test_of_a_mig_instance_the_driver_tells_the_use_and_nothing_counts_refusals():
+    device = gpu(0, mig=[instance(0, 0), instance(0, 1)])
+    on = DeviceBoard().after_reading(DriverReading("580", 13000, (DeviceReading(device, 0, None, {"MIG-0-0": 40 * MIB, "MIG-0-1": 7}),)))
+    found = scrape(grant(frozenset({"MIG-0-0"}), share("MIG-0-0", 100), resource="nvidia.com/mig-1g.10gb"), on=on)
+    assert by_device(found["aliquot_container_memory_used_bytes"]) == {"MIG-0-0": 40 * MIB}
+    assert found["aliquot_container_refusals"].samples == ()
 
 
 def test_a_device_in_trouble_has_health_zero_and_no_utilization():

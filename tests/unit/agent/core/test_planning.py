@@ -121,6 +121,18 @@ class TestLocal:
         shares = granted(plan_grant(ask(pod(), ids("1:0")), node(full, policy=Policy.FRAG))).grant.shares
         assert shares[0].device_uuid != "GPU-1"
 
+    def test_the_policy_decides_and_not_the_ids(self):
+        other = grant(ids("2:0"), share(2, 500), of=pod("other"))
+        packed = plan_grant(ask(pod(), ids("0:0")), node(other, policy=Policy.BINPACK))
+        assert granted(packed).grant.shares == (share(2),)
+        spread = plan_grant(ask(pod(), ids("2:1")), node(other, policy=Policy.SPREAD))
+        assert granted(spread).grant.shares != (share(2),)
+
+    @pytest.mark.parametrize("minor", [0, 1, 2])
+    def test_the_ids_tell_equally_good_gpus_apart(self, minor):
+        planned = plan_grant(ask(pod(), ids(f"{minor}:0")), node(policy=Policy.BINPACK))
+        assert granted(planned).grant.shares == (share(minor),)
+
     def test_a_full_node_is_refused_with_what_is_free(self):
         full = [grant(ids(f"{i}:1"), share(i, 950), of=pod("other")) for i in range(3)]
         assert "50 MiB" in refused(plan_grant(ask(pod(), ids("1:0")), node(*full, policy=Policy.FRAG)), Reject.MEMORY)

@@ -36,6 +36,11 @@ class TestPreferIds:
     def test_ids_that_a_grant_stands_for_come_last(self):
         assert prefer_ids(AVAILABLE, [], 1, ["GPU-3"], frozenset({"GPU-3::0"})) == ("GPU-3::1",)
 
+    def test_where_containers_are_packed_the_fullest_device_is_the_guess(self):
+        assert prefer_ids([*AVAILABLE, "GPU-1::2"], [], 1, (), frozenset()) == ("GPU-1::0",)
+        available = [device_id for device_id in AVAILABLE if device_id != "GPU-2::0"]
+        assert prefer_ids(available, [], 1, (), frozenset(), packing=True) == ("GPU-2::1",)
+
     def test_a_wanted_device_without_a_free_id_is_passed_over(self):
         assert prefer_ids(["GPU-0::0"], [], 1, ["GPU-3"], frozenset()) == ("GPU-0::0",)
 
@@ -72,4 +77,8 @@ class TestWanted:
 
     def test_pods_that_ask_the_same_would_be_put_alike(self):
         assert wanted([pod("a"), pod("b")], policy=Policy.BINPACK)
-        assert wanted([pod("a"), pod("b", ContainerSpec("main", limits(1, 999)))], policy=Policy.BINPACK) == ()
+
+    def test_pods_that_ask_differently_may_still_belong_on_one_device(self):
+        pods = [pod("a"), pod("b", ContainerSpec("main", limits(1, 999)))]
+        assert len(wanted(pods, policy=Policy.BINPACK)) == 1
+        assert wanted(pods, grant(ids("1:0"), share(1, 100), of=pod("other")), policy=Policy.BINPACK) == ()

@@ -22,6 +22,8 @@ from proto.units import MIB
 from tests.unit.agent.builders import BOOT, SECRET, VGPU, assigned, gpu, held, ids, limits, pod, reading, share
 from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, FakeShim, settle
 
+DEFAULTS = {"pod_wait_seconds": 0.05, "priority_page": "/run/aliquot/priority/page"}
+
 
 class Harness:
     """An allocator over fakes of everything but the files."""
@@ -39,9 +41,10 @@ class Harness:
         self.shim = FakeShim(base / "shim")
         self.clock = FakeClock()
         self.allocator = Allocator(
-            AllocatorOptions(SECRET, BOOT, 16, policy, Interposition.FRONT, FailPolicy.CLOSED, **{"pod_wait_seconds": 0.05, **options}),
+            AllocatorOptions(SECRET, BOOT, 16, policy, Interposition.FRONT, FailPolicy.CLOSED, **{**DEFAULTS, **options}),
             watch=self.watch, pods=self.pods, book=self.book, pod_resources=self.pod_resources, files=self.disk.files, cdi=self.disk.cdi,
             shim=self.shim, events=self.events, telemetry=self.telemetry, clock=self.clock,
+            context_bytes={"GPU-0": 0, "GPU-1": 500 * MIB}.__getitem__,
         )  # fmt: skip
         static = base / "etc-cdi"
         static.mkdir()
@@ -227,3 +230,29 @@ async def test_an_init_container_hands_its_share_on(node):
     assert await node.allocator.prestart(VGPU, ids("0:0", "1:0")) is None
     assert [grant.container for grant in node.book.ledger.grants.values()] == ["main"]
     assert len(node.disk.cdi.ids()) == 1
+
+
+async def test_what_a_context_was_measured_to_cost_is_in_the_limits(node):
+    await node.ready(placed())
+    await node.start(placed(), ids("0:0"))
+    assert node.limits(ids("0:0")).devices[0].context_bytes == 500 * MIB
+
+
+@pytest.mark.parametrize(("priority", "access", "sign"), [("high", "rw", 1), ("low", "ro", -1)])
+async def test_a_pod_with_a_priority_has_the_nodes_page_and_its_devices_line(node, priority, access, sign):
+    one = placed()
+    one = replace(one, annotations={**one.annotations, contract.ANNOTATION_PRIORITY: priority})
+    await node.ready(one)
+    assert await node.start(one, ids("0:0")) is None
+    (mount,) = [mount for mount in node.spec(ids("0:0"))["mounts"] if mount["containerPath"] == contract.CONTAINER_PRIORITY]
+    assert mount["hostPath"] == "/run/aliquot/priority/page"
+    assert mount["options"][0] == access
+    limit = node.limits(ids("0:0")).devices[0]
+    assert (limit.priority, limit.priority_line) == (sign, 2)
+
+
+async def test_a_pod_without_a_priority_has_no_page(node):
+    await node.ready(placed())
+    await node.start(placed(), ids("0:0"))
+    assert contract.CONTAINER_PRIORITY not in {mount["containerPath"] for mount in node.spec(ids("0:0"))["mounts"]}
+    assert node.limits(ids("0:0")).devices[0].priority_line == 0

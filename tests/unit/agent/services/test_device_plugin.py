@@ -30,6 +30,8 @@ class FakeAllocator:
 
 
 class FakePending:
+    packing = False
+
     wanted: tuple[str, ...] = ()
 
     async def wanted_devices(self, resource, size):

@@ -19,7 +19,7 @@ def disk(tmp_path) -> Disk:
 
 async def commit(book, one, *superseded, spec=lambda: {"kind": "x"}):
     planned = Planned(one, superseded, Preferences())
-    await book.commit(planned, limits_of(one, FailPolicy.CLOSED, None), spec, board(), 16)
+    await book.commit(planned, limits_of(one, FailPolicy.CLOSED), spec, board(), 16)
 
 
 def on_disk(disk: Disk) -> tuple[set[str], set[str], set[str]]:
@@ -109,7 +109,7 @@ async def test_a_sweep_removes_what_belongs_to_no_grant_and_nothing_else(disk):
     book = disk.book()
     await commit(book, ONE)
     disk.store.write(OTHER)
-    disk.files.prepare(OTHER, limits_of(OTHER, FailPolicy.CLOSED, None))
+    disk.files.prepare(OTHER, limits_of(OTHER, FailPolicy.CLOSED))
     disk.cdi.write("stray", {})
     assert set(await book.sweep()) == {OTHER.grant_id, "stray"}
     assert on_disk(disk) == ({ONE.grant_id},) * 3

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.core.inventory import DeviceReading, DriverReading
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.planning import Planned
 from agent.services.driver_watch import DriverWatch
@@ -10,7 +11,7 @@ from agent.services.monitor import DEAD_AFTER_SECONDS, Monitor
 from agent.services.telemetry import Telemetry
 from proto.model import Preferences
 from proto.units import MIB
-from tests.unit.agent.builders import VGPU, board, gpu, grant, ids, pod, reading, share
+from tests.unit.agent.builders import VGPU, board, gpu, grant, ids, instance, pod, reading, share
 from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver
 
 
@@ -25,14 +26,16 @@ class Harness:
     def __init__(self, base) -> None:
         self.disk = Disk(base)
         self.book = self.disk.book()
-        self.watch = DriverWatch(FakeDriver(reading(gpu(0), gpu(1))), 1.0)
+        self.driver = FakeDriver(reading(gpu(0), gpu(1)))
+        self.watch = DriverWatch(self.driver, 1.0)
         self.registrar = FakeRegistrar()
         self.telemetry = Telemetry()
         self.clock = FakeClock()
         self.further: list[str] = []
+        self.overhead: dict[tuple[str, str], int] = {}
         self.monitor = Monitor(
             "0.1.0", watch=self.watch, book=self.book, files=self.disk.files, registrar=self.registrar, telemetry=self.telemetry,
-            troubles=lambda: self.further, clock=self.clock,
+            troubles=lambda: self.further, clock=self.clock, overhead_bytes=lambda: self.overhead,
         )  # fmt: skip
 
     def scrape(self) -> dict[str, list]:
@@ -49,7 +52,7 @@ def node(tmp_path):
 async def test_a_scrape_shows_devices_grants_and_counters(node):
     await node.watch.poll()
     one = grant(ids("0:0"), share(0, 300), of=pod("train"))
-    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED, None), dict, board(), 16)
+    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(), 16)
     node.telemetry.refusal("no-pod")
     node.telemetry.registration(VGPU, succeeded=True)
     metrics = node.scrape()
@@ -62,10 +65,30 @@ async def test_a_scrape_shows_devices_grants_and_counters(node):
     assert metrics["aliquot_build_info"][0].labels["driver_version"] == "580.159.03"
 
 
+async def test_a_mig_container_uses_what_the_driver_says_of_its_instance(node):
+    device = gpu(0, mig=[instance(0, 0)])
+    node.driver.answer = DriverReading("580", 13000, (DeviceReading(device, 0, None, {"MIG-0-0": 40 * MIB}),))
+    await node.watch.poll()
+    one = grant(frozenset({"MIG-0-0"}), share("MIG-0-0", 100), resource="nvidia.com/mig-1g.10gb")
+    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, node.watch.board, 16)
+    metrics = node.scrape()
+    assert [sample.value for sample in metrics["aliquot_container_memory_used_bytes"]] == [40 * MIB]
+    assert metrics["aliquot_container_refusals"] == []
+
+
+async def test_measured_overhead_is_shown(node):
+    await node.watch.poll()
+    one = grant(ids("0:0"))
+    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(), 16)
+    assert node.scrape()["aliquot_container_overhead_bytes"] == []
+    node.overhead[(one.grant_id, "GPU-0")] = 6 * MIB
+    assert [sample.value for sample in node.scrape()["aliquot_container_overhead_bytes"]] == [6 * MIB]
+
+
 async def test_a_released_container_has_no_series(node):
     await node.watch.poll()
     one = grant(ids("0:0"))
-    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED, None), dict, board(), 16)
+    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(), 16)
     await node.book.release([one])
     assert node.scrape()["aliquot_container_info"] == []
 
@@ -73,7 +96,7 @@ async def test_a_released_container_has_no_series(node):
 async def test_a_spoilt_region_spoils_no_scrape(node):
     await node.watch.poll()
     one = grant(ids("0:0"))
-    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED, None), dict, board(), 16)
+    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(), 16)
     (node.disk.base / "run/containers" / one.grant_id / "region").write_bytes(b"\xff" * 100)
     metrics = node.scrape()
     assert metrics["aliquot_container_memory_used_bytes"] == []

@@ -36,7 +36,7 @@ class Harness:
 @pytest.fixture
 async def node(tmp_path):
     harness = Harness(tmp_path)
-    await harness.book.commit(Planned(GRANT, (), Preferences()), limits_of(GRANT, FailPolicy.CLOSED, None), dict, board(), 16)
+    await harness.book.commit(Planned(GRANT, (), Preferences()), limits_of(GRANT, FailPolicy.CLOSED), dict, board(), 16)
     return harness
 
 

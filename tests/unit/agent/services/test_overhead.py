@@ -1,0 +1,165 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agent.core.limits import FailPolicy, limits_of
+from agent.core.overhead import HostProcess, ProcessMemory
+from agent.core.planning import Planned
+from agent.core.region_layout import MAX_DEVICES, RegionSnapshot, Slot, SlotDevice
+from agent.errors import DriverError, StorageError
+from agent.ports import RegionView
+from agent.services.driver_watch import DriverWatch
+from agent.services.overhead import FRESH_SECONDS, OverheadKeeper
+from proto.model import Preferences
+from proto.units import MIB
+from tests.unit.agent.builders import board, gpu, grant, ids, pod, reading, share
+from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, settle
+
+ONE = grant(ids("0:0"), share(0, 1000), of=pod("one"))
+TWO = grant(ids("0:1"), share(0, 1000), of=pod("two"))
+
+
+class Regions:
+    """The files of the grants, but for what the processes in the regions hold, which the test says."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._files = disk.files
+        self.slots: dict[str, tuple[Slot, ...]] = {}
+        self.stored: list[dict[int, int]] = []
+        self.broken: set[str] = set()
+
+    def region(self, grant_id):
+        slots = self.slots.get(grant_id, ())
+        return RegionView(RegionSnapshot((0,) * MAX_DEVICES, (0,) * MAX_DEVICES, slots, 0, 0), ())
+
+    def amend_limits(self, grant_id, change):
+        if grant_id in self.broken:
+            raise StorageError("the limits are gone")
+        return self._files.amend_limits(grant_id, change)
+
+    def store_host_pids(self, grant_id, pids):
+        self.stored.append(dict(pids))
+
+
+class FakeProcesses:
+    def __init__(self, *processes: HostProcess) -> None:
+        self.processes = processes
+
+    def read(self, pids):
+        wanted = set(pids)
+        return [process for process in self.processes if process.pid in wanted]
+
+
+def slot(pid: int, used_mib: int, context_mib: int = 300) -> Slot:
+    held = SlotDevice(used_mib * MIB, context_mib * MIB, 0, 0, 0, 1, 0, 0, 0, 0, 0)
+    empty = SlotDevice(*(0,) * 11)
+    return Slot(0, pid, 0, 50, (held, *(empty,) * (MAX_DEVICES - 1)))
+
+
+class Harness:
+    def __init__(self, base) -> None:
+        self.disk = Disk(base)
+        self.book = self.disk.book()
+        self.files = Regions(self.disk)
+        self.driver = FakeDriver(reading(gpu(0, mib=10000), gpu(1, mib=10000)))
+        self.watch = DriverWatch(self.driver, 1.0)
+        self.clock = FakeClock()
+        self.processes = FakeProcesses(*(HostProcess(1000 + pid, (1000 + pid, pid), 50, "0::/") for pid in (7, 8)))
+        self.keeper = OverheadKeeper(
+            60.0, driver=self.driver, processes=self.processes, watch=self.watch, book=self.book, files=self.files, clock=self.clock
+        )  # fmt: skip
+
+    async def granted(self, *grants) -> "Harness":
+        await self.watch.poll()
+        for one in grants:
+            await self.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(gpu(0, mib=10000)), 16)
+        return self
+
+    def driver_says(self, **used_mib: int) -> None:
+        self.driver.process_list = [ProcessMemory("GPU-0", 1000 + int(name[1:]), mib * MIB) for name, mib in used_mib.items()]
+
+    def overhead_in_limits(self, of) -> int:
+        return self.disk.files.limits(of.grant_id).devices[0].overhead_bytes // MIB
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Harness(tmp_path)
+
+
+async def test_what_the_driver_uses_beyond_the_count_goes_into_the_limits_and_the_metric(node):
+    await node.granted(ONE)
+    node.files.slots[ONE.grant_id] = (slot(7, 400),)
+    node.driver_says(p7=430)
+    await node.keeper.reconcile()
+    assert node.overhead_in_limits(ONE) == 30
+    assert node.keeper.overhead_bytes == {(ONE.grant_id, "GPU-0"): 30 * MIB}
+    assert node.files.stored == [{0: 1007}]
+
+
+async def test_each_container_has_its_own(node):
+    await node.granted(ONE, TWO)
+    node.files.slots = {ONE.grant_id: (slot(7, 400),), TWO.grant_id: (slot(8, 100),)}
+    node.driver_says(p7=410, p8=100)
+    await node.keeper.reconcile()
+    assert (node.overhead_in_limits(ONE), node.overhead_in_limits(TWO)) == (10, 0)
+
+
+async def test_it_is_taken_back_when_the_driver_uses_less(node):
+    await node.granted(ONE)
+    node.files.slots[ONE.grant_id] = (slot(7, 400),)
+    node.driver_says(p7=430)
+    await node.keeper.reconcile()
+    node.driver_says(p7=405)
+    await node.keeper.reconcile()
+    assert node.overhead_in_limits(ONE) == 5
+
+
+async def test_a_known_host_pid_is_not_written_again(node):
+    await node.granted(ONE)
+    node.files.slots[ONE.grant_id] = (replace(slot(7, 400), host_pid=1007),)
+    node.driver_says(p7=400)
+    await node.keeper.reconcile()
+    assert node.files.stored == [{}]
+
+
+async def test_without_a_living_process_the_driver_is_not_asked(node):
+    await node.granted(ONE)
+    node.driver.process_list = DriverError("nobody should ask")
+    await node.keeper.reconcile()
+    assert node.keeper.overhead_bytes == {}
+
+
+async def test_a_scrape_has_new_figures_unless_those_there_are_fresh(node):
+    await node.granted(ONE)
+    running = asyncio.ensure_future(node.keeper.run())
+    await settle()
+    node.files.slots[ONE.grant_id] = (slot(7, 400),)
+    node.driver_says(p7=430)
+    assert await asyncio.to_thread(node.keeper.fresh_overhead_bytes) == {}
+    node.clock.seconds += FRESH_SECONDS + 0.1
+    assert await asyncio.to_thread(node.keeper.fresh_overhead_bytes) == {(ONE.grant_id, "GPU-0"): 30 * MIB}
+    node.clock.seconds += FRESH_SECONDS + 0.1
+    node.driver.process_list = DriverError("it does not answer")
+    assert await asyncio.to_thread(node.keeper.fresh_overhead_bytes) == {(ONE.grant_id, "GPU-0"): 30 * MIB}
+    running.cancel()
+
+
+async def test_one_container_whose_files_fail_does_not_stop_the_others(node):
+    await node.granted(ONE, TWO)
+    node.files.slots = {ONE.grant_id: (slot(7, 400),), TWO.grant_id: (slot(8, 100),)}
+    node.files.broken.add(ONE.grant_id)
+    node.driver_says(p7=410, p8=120)
+    await node.keeper.reconcile()
+    assert node.overhead_in_limits(TWO) == 20
+
+
+async def test_what_a_bare_context_costs_is_learnt_for_the_model_and_only_downwards(node):
+    await node.granted(ONE)
+    assert node.keeper.context_bytes("GPU-1") == 0
+    node.files.slots[ONE.grant_id] = (slot(7, 300),)
+    for driver_mib, known_mib in ((330, 330), (310, 310), (320, 310)):
+        node.driver_says(p7=driver_mib)
+        await node.keeper.reconcile()
+        assert node.keeper.context_bytes("GPU-1") == known_mib * MIB  # the same model
