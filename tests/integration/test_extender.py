@@ -411,7 +411,7 @@ async def test_forgotten_history_broken_watches_and_outages_lose_nothing(api):
         await api.delete("pods", "b", "team")
         api.silent = False
         await extender.until(lambda: "uid-b" not in extender.state.pods)
-        assert extender.scheduler._watch.trouble == ""
+        await extender.until(lambda: extender.scheduler._watch.trouble == "")
 
 
 async def test_an_inventory_that_cannot_be_read_is_left_out_and_the_others_count(api):
