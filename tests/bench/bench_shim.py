@@ -228,7 +228,7 @@ def main() -> None:
         node = nodes.simulated(Path(directory), "h200x8")
         bench = Bench(node, nodes.BUILD, rounds=3 if options.quick else 7)
         costs = list(bench.costs())
-        shares = list(bench.shares(6 if options.quick else 18))
+        shares = list(bench.shares(9 if options.quick else 18))
         hung, slowest, leaked = bench.kills(30 if options.quick else 300)
         errors = [abs(share.error) for share in shares]
         facts = {
