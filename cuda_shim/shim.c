@@ -90,7 +90,7 @@ static int take_part(struct aq_fault *fault, bool *may_pass)
 	}
 	aq_limits = &container.limits;
 	aq_account_open(&container.limits, &container.region, aq_reclaim);
-	aq_pace_open(&container.limits, &container.region, container.priority, container.priority_writable);
+	aq_pace_open(&container.limits, &container.region, &container.node);
 	attached = true;
 	return 0;
 }

@@ -3,8 +3,8 @@
 
 SHIM_COMMON := log region/limits region/region region/container account/account account/map interpose/object
 SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/module interpose/memory \
-               interpose/deferred interpose/reservoir interpose/pool interpose/vmm interpose/array interpose/launch interpose/pace interpose/submit \
-               limit/bucket limit/control limit/cost limit/priority \
+               interpose/deferred interpose/reservoir interpose/pool interpose/vmm interpose/array interpose/launch interpose/pace interpose/prefetch interpose/submit interpose/gate-asm \
+               limit/bucket limit/control limit/cost limit/priority limit/turns \
                interpose/driver_nvml interpose/own_use
 SHIM_NVML   := interpose/nvml interpose/nvml_table
 
@@ -36,7 +36,7 @@ $(OUT)/lib/shim/libnvidia-ml.so.1: $(call shim_objects,$(SHIM_COMMON) $(SHIM_NVM
 	$(CC) -o $@ $(SHIM_LDFLAGS) $(call front_flags,libnvidia-ml.so.1) -Wl,--version-script=$(OUT)/obj/maps/nvml.map \
 	  $(filter %.o,$^) $(OUT)/obj/driver/libnvidia-ml.aliquot-driver.so.1 $(ALL_LDFLAGS)
 
-$(OUT)/obj/interpose/dlsym-asm.o: $(HERE)/interpose/dlsym.S
+$(OUT)/obj/interpose/%-asm.o: $(HERE)/interpose/%.S
 	@mkdir -p $(@D)
 	$(CC) -c -fPIC -o $@ $<
 
@@ -50,16 +50,23 @@ LIBS += $(OUT)/lib/shim/libcuda.so.1 $(OUT)/lib/shim/libnvidia-ml.so.1 $(OUT)/li
 $(call shim_objects,$(SHIM_CUDA)): OBJ_CFLAGS := -ftls-model=initial-exec -fno-plt
 
 # C tests: each is a program with the parts it tests linked in, so that sanitizers see all of them.
-SHIM_TESTS := test_map test_limits_page test_region test_limit
+SHIM_TESTS := test_map test_limits_page test_region test_limit test_turns
 TESTS += $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS))
 
 $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS)): $(OUT)/tests/%: $(OUT)/obj/tests/%.o $(call shim_objects,tests/support log region/limits region/region account/map \
-  limit/bucket limit/control limit/cost limit/priority)
+  limit/bucket limit/control limit/cost limit/priority limit/turns)
 	@mkdir -p $(@D)
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
 
+# Stands in for what gates lead to.
+$(OUT)/tests/test_gate: $(call shim_objects,tests/test_gate tests/support interpose/gate-asm)
+	@mkdir -p $(@D)
+	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
+
+TESTS += $(OUT)/tests/test_gate
+
 # Runs the built front on the built simulated driver, as a program in a container would.
-$(OUT)/tests/test_front_threads: $(call shim_objects,tests/test_front_threads tests/support)
+$(OUT)/tests/test_front_threads: $(call shim_objects,tests/test_front_threads tests/unpacked tests/support)
 	@mkdir -p $(@D)
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread -ldl
 

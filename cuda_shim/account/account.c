@@ -150,6 +150,11 @@ bool aq_account_full(int device)
 	return device >= 0 && atomic_load_explicit(&accounts[device].line->used_bytes, memory_order_relaxed) >= limit_of(device);
 }
 
+bool aq_account_over(int device)
+{
+	return device >= 0 && atomic_load_explicit(&accounts[device].line->used_bytes, memory_order_relaxed) > limit_of(device);
+}
+
 uint64_t aq_account_own_bytes(int device)
 {
 	if (device < 0)

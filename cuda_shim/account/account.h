@@ -40,6 +40,8 @@ void aq_refused(int device, uint64_t bytes);
 bool aq_account_oversubscribed(int device);
 /* Is nothing left of the container's device memory? */
 bool aq_account_full(int device);
+/* Is more than all of it in use? */
+bool aq_account_over(int device);
 /* What this process holds of a device, virtual memory included; and all processes of the container together. */
 uint64_t aq_account_own_bytes(int device);
 uint64_t aq_account_container_bytes(int device);

@@ -117,7 +117,7 @@ bool aq_map_replace(struct aq_map *map, const struct aq_entry *entry, struct aq_
 	return fits;
 }
 
-bool aq_map_take(struct aq_map *map, uint64_t key, struct aq_entry *entry)
+static inline bool look_up(struct aq_map *map, uint64_t key, struct aq_entry *entry, bool remove)
 {
 	uint64_t hash = hash_of(key);
 	struct aq_map_stripe *stripe = stripe_of(map, hash);
@@ -130,33 +130,23 @@ bool aq_map_take(struct aq_map *map, uint64_t key, struct aq_entry *entry)
 		struct aq_entry *place = place_of(stripe, key, hash);
 
 		found = place->key == key;
-		if (found) {
+		if (found)
 			*entry = *place;
+		if (found && remove)
 			remove_at(stripe, (uint32_t)(place - stripe->entries));
-		}
 	}
 	unlock(stripe);
 	return found;
 }
 
+bool aq_map_take(struct aq_map *map, uint64_t key, struct aq_entry *entry)
+{
+	return look_up(map, key, entry, true);
+}
+
 bool aq_map_get(struct aq_map *map, uint64_t key, struct aq_entry *entry)
 {
-	uint64_t hash = hash_of(key);
-	struct aq_map_stripe *stripe = stripe_of(map, hash);
-	bool found = false;
-
-	if (!key)
-		return false;
-	lock(stripe);
-	if (stripe->count) {
-		const struct aq_entry *place = place_of(stripe, key, hash);
-
-		found = place->key == key;
-		if (found)
-			*entry = *place;
-	}
-	unlock(stripe);
-	return found;
+	return look_up(map, key, entry, false);
 }
 
 /* One matching entry of a stripe, removed; false when there is none left. */
@@ -193,6 +183,22 @@ void aq_map_drain(struct aq_map *map, bool (*matches)(const struct aq_entry *, v
 				removed(&entry, context);
 		}
 	}
+}
+
+size_t aq_map_list(struct aq_map *map, bool (*matches)(const struct aq_entry *, void *), void *context, struct aq_entry *entries, size_t most)
+{
+	size_t count = 0;
+
+	for (unsigned i = 0; i < AQ_MAP_STRIPES && count < most; i++) {
+		struct aq_map_stripe *stripe = &map->stripe[i];
+
+		lock(stripe);
+		for (uint32_t at = 0; at < stripe->capacity && count < most; at++)
+			if (stripe->entries[at].key && matches(&stripe->entries[at], context))
+				entries[count++] = stripe->entries[at];
+		unlock(stripe);
+	}
+	return count;
 }
 
 void aq_map_forget(struct aq_map *map)

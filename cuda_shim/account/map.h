@@ -46,6 +46,8 @@ bool aq_map_get(struct aq_map *map, uint64_t key, struct aq_entry *entry);
 /* Remove every entry that `matches` and pass it to `removed` (outside the lock). */
 void aq_map_drain(struct aq_map *map, bool (*matches)(const struct aq_entry *, void *), void (*removed)(const struct aq_entry *, void *),
 		  void *context);
+/* Copy entries that `matches`, `most` at most; how many there are. */
+size_t aq_map_list(struct aq_map *map, bool (*matches)(const struct aq_entry *, void *), void *context, struct aq_entry *entries, size_t most);
 /* In a forked child: forget everything, whatever state the locks were in. */
 void aq_map_forget(struct aq_map *map);
 

@@ -107,7 +107,9 @@ static lookup_fn *prepare(const char *route, void *handle)
 bool driver_open(const char *route)
 {
 	void *handle = open_library(route);
-	lookup_fn *lookup = handle ? prepare(route, handle) : NULL;
+	if (!handle)
+		return false;
+	lookup_fn *lookup = prepare(route, handle);
 	if (!lookup) {
 		fprintf(stderr, "aliquot-cuda-client: cannot look up the driver by '%s'; routes are %s\n", route, driver_routes);
 		return false;

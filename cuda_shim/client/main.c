@@ -18,6 +18,7 @@
 #define MIB ((size_t)1 << 20)
 #define HOLDINGS_MAX 65536
 #define BENCH_ROUNDS 31
+#define BENCH_ROUND_NS 50e6
 #define IN_FLIGHT_US 50000 /* work between two waits unless asked otherwise, so that a second of work ends about when it should */
 
 struct options {
@@ -27,8 +28,7 @@ struct options {
 	size_t step_mib;
 	size_t mib;
 	double seconds;
-	uint64_t kernel_us;
-	enum work_launch launch;
+	struct work work;
 	unsigned long sync_every; /* submissions between two waits; 0 = by IN_FLIGHT_US */
 	bool hold;
 };
@@ -41,7 +41,7 @@ static const char usage_text[] =
 	"  info                          the devices and their memory, as the driver shows them\n"
 	"  fill  [--kind K] [--step MiB] [--hold]   allocate until refused, down to the smallest amount\n"
 	"  hold  --mib N                 allocate N MiB and stay\n"
-	"  work  --seconds S --kernel-us N [--mib N] [--launch kernel|ex|cooperative|graph|burn] [--sync-every N]\n"
+	"  work  --seconds S --kernel-us N [--mib N] [--launch kernel|ex|cooperative|graph|burn] [--blocks N] [--sync-every N]\n"
 	"                                keep the device busy; one line of progress per second\n"
 	"  bench alloc|launch|meminfo|init   nanoseconds per call, the median of rounds\n"
 	"  repl                          commands from stdin: alloc KIND BYTES | free KIND ID | info | launch US COUNT | sync | quit\n"
@@ -202,19 +202,20 @@ static int command_hold(const struct options *options)
 
 static int command_work(const struct options *options)
 {
+	const struct work *work = &options->work;
 	CUresult result = options->mib ? take(kind_find("alloc"), options->mib * MIB) : CUDA_SUCCESS;
 	if (result == CUDA_SUCCESS)
-		result = work_prepare(options->launch, options->kernel_us);
+		result = work_prepare(work);
 	if (result != CUDA_SUCCESS)
 		return fail("prepare", result);
-	uint64_t submission_us = options->kernel_us * work_kernels(options->launch);
+	uint64_t submission_us = work->kernel_us * work_kernels(work->launch);
 	unsigned long sync_every = options->sync_every ? options->sync_every : 1 + IN_FLIGHT_US / (submission_us + 1);
 	int64_t start = now_ns(), told = start, end = start + (int64_t)(options->seconds * 1e9);
 	uint64_t kernels = 0, told_kernels = 0;
 	for (int64_t now = start; now < end; now = now_ns()) {
 		for (unsigned long i = 0; i < sync_every && result == CUDA_SUCCESS && now_ns() < end; i++) {
-			result = work_submit(options->launch, options->kernel_us);
-			kernels += work_kernels(options->launch);
+			result = work_submit(work);
+			kernels += work_kernels(work->launch);
 		}
 		if (result == CUDA_SUCCESS)
 			result = cu.cuCtxSynchronize();
@@ -222,14 +223,14 @@ static int command_work(const struct options *options)
 			return fail("cuLaunchKernel", result);
 		if (now - told >= 1000000000ll) {
 			say("{\"event\":\"progress\",\"seconds\":%.3f,\"kernels\":%llu,\"gpu_seconds\":%.6f}", (double)(now - start) / 1e9,
-			    (unsigned long long)(kernels - told_kernels), (double)((kernels - told_kernels) * options->kernel_us) / 1e6);
+			    (unsigned long long)(kernels - told_kernels), (double)((kernels - told_kernels) * work->kernel_us) / 1e6);
 			told = now;
 			told_kernels = kernels;
 		}
 	}
 	double wall = (double)(now_ns() - start) / 1e9;
 	say("{\"event\":\"work\",\"seconds\":%.3f,\"kernels\":%llu,\"share\":%.5f}", wall, (unsigned long long)kernels,
-	    (double)(kernels * options->kernel_us) / 1e6 / wall);
+	    (double)(kernels * work->kernel_us) / 1e6 / wall);
 	return 0;
 }
 
@@ -248,9 +249,11 @@ static CUresult bench_meminfo(void)
 	return cu.cuMemGetInfo_v2(&free_bytes, &total);
 }
 
+static const struct work nothing = {.launch = WORK_KERNEL, .kernel_us = 0, .blocks = 1};
+
 static CUresult bench_launch(void)
 {
-	return work_submit(WORK_KERNEL, 0);
+	return work_submit(&nothing);
 }
 
 static int by_value(const void *a, const void *b)
@@ -259,21 +262,30 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
+/* Make the call so often, and wait for what it started. Out: nanoseconds per call, without the wait. */
+static CUresult time_calls(CUresult (*call)(void), long calls, double *ns_per_call)
+{
+	int64_t start = now_ns();
+	for (long i = 0; i < calls; i++) {
+		CUresult result = call();
+		if (result != CUDA_SUCCESS)
+			return result;
+	}
+	*ns_per_call = (double)(now_ns() - start) / (double)calls;
+	return cu.cuCtxSynchronize();
+}
+
+/* At most `calls` in a round: fewer where they are so slow that a round would take longer than BENCH_ROUND_NS. */
 static int bench_calls(const char *name, CUresult (*call)(void), long calls)
 {
-	double rounds[BENCH_ROUNDS];
-	for (int round = 0; round < BENCH_ROUNDS; round++) {
-		int64_t start = now_ns();
-		for (long i = 0; i < calls; i++) {
-			CUresult result = call();
-			if (result != CUDA_SUCCESS)
-				return fail(name, result);
-		}
-		rounds[round] = (double)(now_ns() - start) / (double)calls;
-		CUresult result = cu.cuCtxSynchronize();
-		if (result != CUDA_SUCCESS)
-			return fail("cuCtxSynchronize", result);
-	}
+	double rounds[BENCH_ROUNDS], first = 0;
+	CUresult result = time_calls(call, calls / 100, &first);
+	if (result == CUDA_SUCCESS && first * (double)calls > BENCH_ROUND_NS)
+		calls = 1 + (long)(BENCH_ROUND_NS / first);
+	for (int round = 0; round < BENCH_ROUNDS && result == CUDA_SUCCESS; round++)
+		result = time_calls(call, calls, &rounds[round]);
+	if (result != CUDA_SUCCESS)
+		return fail(name, result);
 	qsort(rounds, BENCH_ROUNDS, sizeof *rounds, by_value);
 	say("{\"event\":\"bench\",\"what\":\"%s\",\"ns_per_call\":%.2f,\"best_ns\":%.2f}", name, rounds[BENCH_ROUNDS / 2], rounds[0]);
 	return 0;
@@ -292,7 +304,7 @@ static int command_bench(const char *what, const struct options *options)
 	if (strcmp(what, "meminfo") == 0)
 		return bench_calls("meminfo", bench_meminfo, 200000);
 	if (strcmp(what, "launch") == 0) {
-		CUresult result = work_prepare(WORK_KERNEL, 0);
+		CUresult result = work_prepare(&nothing);
 		return result == CUDA_SUCCESS ? bench_calls("launch", bench_launch, 500) : fail("prepare", result);
 	}
 	return usage();
@@ -343,12 +355,13 @@ static void repl_free(const char *kind_name, size_t id)
 static void repl_launch(uint64_t kernel_us, unsigned long count)
 {
 	CUresult result = CUDA_SUCCESS;
+	struct work work = {.launch = WORK_KERNEL, .kernel_us = kernel_us, .blocks = 1};
 	static bool prepared;
 	if (!prepared)
-		result = work_prepare(WORK_KERNEL, kernel_us);
+		result = work_prepare(&work);
 	prepared = result == CUDA_SUCCESS;
 	for (unsigned long i = 0; i < count && result == CUDA_SUCCESS; i++)
-		result = work_submit(WORK_KERNEL, kernel_us);
+		result = work_submit(&work);
 	say("{\"event\":\"launch\",\"result\":%d,\"result_name\":\"%s\"}", (int)result, driver_error(result));
 }
 
@@ -385,6 +398,7 @@ static bool parse_options(int argc, char **argv, struct options *options)
 					      {"mib", required_argument, 0, 'm'},    {"seconds", required_argument, 0, 't'},
 					      {"kernel-us", required_argument, 0, 'u'}, {"hold", no_argument, 0, 'h'},
 					      {"launch", required_argument, 0, 'l'}, {"sync-every", required_argument, 0, 'y'},
+					      {"blocks", required_argument, 0, 'b'},
 					      {0, 0, 0, 0}};
 	int option;
 	while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
@@ -395,17 +409,18 @@ static bool parse_options(int argc, char **argv, struct options *options)
 		case 's': options->step_mib = strtoull(optarg, NULL, 10); break;
 		case 'm': options->mib = strtoull(optarg, NULL, 10); break;
 		case 't': options->seconds = strtod(optarg, NULL); break;
-		case 'u': options->kernel_us = strtoull(optarg, NULL, 10); break;
+		case 'u': options->work.kernel_us = strtoull(optarg, NULL, 10); break;
+		case 'b': options->work.blocks = (unsigned int)strtoul(optarg, NULL, 10); break;
 		case 'h': options->hold = true; break;
 		case 'y': options->sync_every = strtoul(optarg, NULL, 10); break;
 		case 'l':
-			if (!work_launch_named(optarg, &options->launch))
+			if (!work_launch_named(optarg, &options->work.launch))
 				return false;
 			break;
 		default: return false;
 		}
 	}
-	return options->step_mib > 0;
+	return options->step_mib > 0 && options->work.blocks > 0;
 }
 
 static int run(const char *command, const char *argument, const struct options *options)
@@ -430,7 +445,7 @@ static int run(const char *command, const char *argument, const struct options *
 
 int main(int argc, char **argv)
 {
-	struct options options = {.route = "dlsym", .kind = "alloc", .step_mib = 256, .seconds = 5, .kernel_us = 1000};
+	struct options options = {.route = "dlsym", .kind = "alloc", .step_mib = 256, .seconds = 5, .work = {.kernel_us = 1000, .blocks = 1}};
 	if (argc < 2 || !parse_options(argc - 1, argv + 1, &options))
 		return usage();
 	const char *argument = optind < argc - 1 ? argv[optind + 1] : "";

@@ -66,11 +66,12 @@ unsigned work_kernels(enum work_launch launch)
 	return launch == WORK_GRAPH ? WORK_GRAPH_KERNELS : 1;
 }
 
-static CUresult make_graph(uint64_t kernel_us)
+static CUresult make_graph(const struct work *work)
 {
+	uint64_t kernel_us = work->kernel_us;
 	void *arguments[] = {&kernel_us};
-	CUDA_KERNEL_NODE_PARAMS params = {.func = spin, .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1,
-					  .blockDimZ = 1, .kernelParams = arguments};
+	CUDA_KERNEL_NODE_PARAMS params = {.func = spin, .gridDimX = work->blocks, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1,
+					  .blockDimY = 1, .blockDimZ = 1, .kernelParams = arguments};
 	CUgraph graph;
 	CUgraphNode nodes[WORK_GRAPH_KERNELS];
 	CUresult result = cu.cuGraphCreate(&graph, 0);
@@ -79,7 +80,7 @@ static CUresult make_graph(uint64_t kernel_us)
 	return result == CUDA_SUCCESS ? cu.cuGraphInstantiateWithFlags(&graph_of_spins, graph, 0) : result;
 }
 
-CUresult work_prepare(enum work_launch launch, uint64_t kernel_us)
+CUresult work_prepare(const struct work *work)
 {
 	CUmodule module;
 	CUresult result = cu.cuModuleLoadData(&module, image);
@@ -87,24 +88,25 @@ CUresult work_prepare(enum work_launch launch, uint64_t kernel_us)
 		result = cu.cuModuleGetFunction(&spin, module, "aliquot_spin");
 	if (result == CUDA_SUCCESS)
 		result = cu.cuModuleGetFunction(&burn, module, "aliquot_burn");
-	return result == CUDA_SUCCESS && launch == WORK_GRAPH ? make_graph(kernel_us) : result;
+	return result == CUDA_SUCCESS && work->launch == WORK_GRAPH ? make_graph(work) : result;
 }
 
-CUresult work_submit(enum work_launch launch, uint64_t kernel_us)
+CUresult work_submit(const struct work *work)
 {
 	CUdeviceptr sink = 0;
+	uint64_t kernel_us = work->kernel_us;
 	void *arguments[] = {&kernel_us, &sink};
-	CUlaunchConfig config = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
-	switch (launch) {
+	CUlaunchConfig config = {.gridDimX = work->blocks, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
+	switch (work->launch) {
 	case WORK_EX:
 		return cu.cuLaunchKernelEx(&config, spin, arguments, NULL);
 	case WORK_COOPERATIVE:
-		return cu.cuLaunchCooperativeKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, arguments);
+		return cu.cuLaunchCooperativeKernel(spin, work->blocks, 1, 1, 1, 1, 1, 0, NULL, arguments);
 	case WORK_BURN:
 		return cu.cuLaunchKernel(burn, BURN_BLOCKS, 1, 1, BURN_THREADS, 1, 1, 0, NULL, arguments, NULL);
 	case WORK_GRAPH:
 		return cu.cuGraphLaunch(graph_of_spins, NULL);
 	default:
-		return cu.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL);
+		return cu.cuLaunchKernel(spin, work->blocks, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL);
 	}
 }

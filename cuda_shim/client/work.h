@@ -18,11 +18,18 @@ enum work_launch { WORK_KERNEL, WORK_EX, WORK_COOPERATIVE, WORK_GRAPH, WORK_BURN
  * shares are measured with on real hardware. */
 bool work_launch_named(const char *name, enum work_launch *launch);
 
-/* Load the kernel into the current context; for graphs, make one of WORK_GRAPH_KERNELS kernels of `kernel_us`. */
-CUresult work_prepare(enum work_launch launch, uint64_t kernel_us);
+/* What is submitted, over and over. "burn" has its own grid. */
+struct work {
+	enum work_launch launch;
+	uint64_t kernel_us;
+	unsigned int blocks; /* of each kernel's grid */
+};
+
+/* Load the kernel into the current context; for graphs, make one of WORK_GRAPH_KERNELS kernels. */
+CUresult work_prepare(const struct work *work);
 
 /* Submit once: a kernel that takes `kernel_us` microseconds of a whole device, or a graph of such kernels. */
-CUresult work_submit(enum work_launch launch, uint64_t kernel_us);
+CUresult work_submit(const struct work *work);
 
 /* Kernels in one submission. */
 unsigned work_kernels(enum work_launch launch);

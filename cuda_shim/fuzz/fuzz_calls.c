@@ -3,29 +3,20 @@
  * Kept true after every call: what is granted fits the limit and what is refused does not; a refusal is out-of-memory and leaves its output
  * alone; the free bytes are exactly the limit less the model (pools apart, which take memory in pieces: then at least the model is taken); and
  * what the driver itself lost never passes the limit by more than its pages. When all is freed everything is back.
- * One thing is granted: an allocation that a pool could not serve from its idle memory is taken back in stream order, so what the driver lost is
- * looked at after the stream has come to that.
  *
  * Argument: the build directory, or ALIQUOT_BUILD. */
 #include <dlfcn.h>
-#include <limits.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "cuda_abi.h"
 #include "fuzz/fuzz.h"
-#include "nvml_abi.h"
-#include "tests/support.h"
+#include "tests/unpacked.h"
 
 #define LIMIT_BYTES (2048 * MIB)
 #define HELD_MAX 48u
 #define UNIT 512u
 #define PAGE (2 * MIB)
-#define LIBRARIES "/usr/lib/x86_64-linux-gnu"
-#define DRIVER "/run/aliquot/driver"
 #define UNTOUCHED 0xdeadbeefu
 
 #define CALLS(X)                                                                                                        \
@@ -52,83 +43,15 @@ static uint64_t model_bytes, pooled_bytes;
 static size_t free_at_start, physical_at_start;
 static __typeof__(&cuMemGetInfo_v2) physical_info;
 static CUmemoryPool pool;
-static const char *build;
-static char root[PATH_MAX];
-
-static void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void run(const char *format, ...)
-{
-	char command[2 * PATH_MAX];
-	va_list arguments;
-
-	va_start(arguments, format);
-	vsnprintf(command, sizeof(command), format, arguments);
-	va_end(arguments);
-	CHECK(system(command) == 0);
-}
-
-/* ---- an unpacked container --------------------------------------------------------------------------------------- */
-
-static void *open_library(const char *directory, const char *name)
-{
-	char path[2 * PATH_MAX];
-
-	snprintf(path, sizeof(path), "%s/%s", directory, name);
-	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	if (!library) {
-		fprintf(stderr, "%s\n", dlerror());
-		exit(1);
-	}
-	return library;
-}
-
-static void first_uuid(char *uuid)
-{
-	char directory[PATH_MAX];
-
-	snprintf(directory, sizeof(directory), "%s/lib/sim", build);
-	void *nvml = open_library(directory, "libnvidia-ml.so.1");
-	nvmlReturn_t (*init)(void) = (nvmlReturn_t(*)(void))dlsym(nvml, "nvmlInit_v2");
-	nvmlReturn_t (*handle)(unsigned, nvmlDevice_t *) = (nvmlReturn_t(*)(unsigned, nvmlDevice_t *))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
-	nvmlReturn_t (*get)(nvmlDevice_t, char *, unsigned) = (nvmlReturn_t(*)(nvmlDevice_t, char *, unsigned))dlsym(nvml, "nvmlDeviceGetUUID");
-	nvmlDevice_t device;
-	CHECK(init() == NVML_SUCCESS && handle(0, &device) == NVML_SUCCESS && get(device, uuid, AQ_UUID_BYTES) == NVML_SUCCESS);
-}
-
-static void unpack(void)
-{
-	static struct support_page page;
-	char path[PATH_MAX + 64];
-
-	snprintf(root, sizeof(root), "%s", support_directory());
-	run("'%s/bin/aliquot-sim' init h200x8 --dir '%s/node' > /dev/null", build, root);
-	snprintf(path, sizeof(path), "%s/node", root);
-	CHECK(setenv("ALIQUOT_SIM_DIR", path, 1) == 0);
-	run("mkdir -p '%s" LIBRARIES "' '%s" DRIVER "'", root, root);
-	run("cp '%s/lib/shim/libcuda.so.1' '%s" LIBRARIES "/'", build, root);
-	run("cp '%s/lib/sim/libcuda.so.1' '%s" DRIVER "/libcuda.aliquot-driver.so.1'", build, root);
-	run("cp '%s/lib/sim/libnvidia-ml.so.1' '%s" DRIVER "/libnvidia-ml.aliquot-driver.so.1'", build, root);
-	support_page(&page, 1, LIMIT_BYTES);
-	memset(page.device[0].uuid, 0, sizeof(page.device[0].uuid));
-	first_uuid(page.device[0].uuid);
-	page.header.checksum = support_checksum(&page);
-	snprintf(path, sizeof(path), "%s/run/aliquot/limits", root);
-	support_write_limits(path, &page);
-	support_write_region();
-	run("mv '%s' '%s/run/aliquot/region'", support_region(), root);
-}
 
 static void find_drivers(void)
 {
-	char directory[PATH_MAX + 64];
+	void *front = unpacked_front();
 
-	snprintf(directory, sizeof(directory), "%s" LIBRARIES, root);
-	void *front = open_library(directory, "libcuda.so.1");
 #define FIND(name) CHECK(cu.name = (__typeof__(cu.name))dlsym(front, #name));
 	CALLS(FIND)
 #undef FIND
-	snprintf(directory, sizeof(directory), "%s" DRIVER, root);
-	physical_info = (__typeof__(physical_info))dlsym(open_library(directory, "libcuda.aliquot-driver.so.1"), "cuMemGetInfo_v2");
+	physical_info = (__typeof__(physical_info))dlsym(unpacked_driver(), "cuMemGetInfo_v2");
 	CHECK(physical_info);
 }
 
@@ -149,25 +72,20 @@ static size_t physical_free_now(void)
 	return free_bytes;
 }
 
-static void remove_container(void)
-{
-	run("rm -rf '%s'", root);
-}
-
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
+	static struct support_page page;
 	struct stat about;
 	CUcontext context;
-
-	build = getenv("ALIQUOT_BUILD");
+	const char *build = getenv("ALIQUOT_BUILD");
 	if (!build && *argc > 1 && stat((*argv)[1], &about) == 0 && S_ISDIR(about.st_mode))
 		build = (*argv)[1];
 	if (!build) {
 		fprintf(stderr, "expected the build directory as argument or in ALIQUOT_BUILD\n");
 		exit(2);
 	}
-	unpack();
-	atexit(remove_container);
+	unpacked_container(build, LIMIT_BYTES, &page);
+	atexit(unpacked_remove);
 	find_drivers();
 	CHECK(cu.cuInit(0) == CUDA_SUCCESS && cu.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
 	CHECK(cu.cuCtxSetCurrent(context) == CUDA_SUCCESS && cu.cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
@@ -223,9 +141,7 @@ static void take_pooled(struct held *slot, uint64_t bytes)
 		CHECK(model_bytes + pooled_bytes <= free_at_start);
 		return;
 	}
-	/* A pool whose idle memory is in pieces may grow before that is seen; what is taken back then ends when the stream comes to it. */
 	CHECK(address == UNTOUCHED);
-	CHECK(cu.cuStreamSynchronize(NULL) == CUDA_SUCCESS && cu.cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
 }
 
 static void take_physical(struct held *slot, uint64_t pages, bool map, bool release)

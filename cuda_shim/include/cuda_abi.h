@@ -913,6 +913,37 @@ typedef enum CUdriverProcAddressQueryResult_enum {
 
 /* ---- entry points ---------------------------------------------------------------------------------------------------- */
 
+/* sparse arrays */
+typedef enum CUresourcetype_enum { CU_RESOURCE_TYPE_ARRAY = 0, CU_RESOURCE_TYPE_MIPMAPPED_ARRAY = 1 } CUresourcetype;
+typedef enum CUmemOperationType_enum { CU_MEM_OPERATION_TYPE_MAP = 1, CU_MEM_OPERATION_TYPE_UNMAP = 2 } CUmemOperationType;
+
+typedef struct CUarrayMapInfo_st {
+    CUresourcetype resourceType;
+    union { CUmipmappedArray mipmap; CUarray array; } resource;
+    int subresourceType;
+    union {
+        struct { unsigned int level, layer, offsetX, offsetY, offsetZ, extentWidth, extentHeight, extentDepth; } sparseLevel;
+        struct { unsigned int layer; unsigned long long offset, size; } miptail;
+    } subresource;
+    CUmemOperationType memOperationType;
+    int memHandleType;
+    union { CUmemGenericAllocationHandle memHandle; } memHandle;
+    unsigned long long offset;
+    unsigned int deviceBitMask;
+    unsigned int flags;
+    unsigned int reserved[2];
+} CUarrayMapInfo;
+
+/* checkpoints */
+typedef struct CUcheckpointGpuPair_st { CUuuid oldUuid, newUuid; } CUcheckpointGpuPair;
+typedef struct CUcheckpointRestoreArgs_st {
+    CUcheckpointGpuPair *gpuPairs;
+    unsigned int gpuPairsCount;
+    unsigned int padding0;
+    void **customStorageInfo_out;
+    char reserved[40];
+} CUcheckpointRestoreArgs;
+
 #pragma GCC visibility push(default)
 
 #define CU_FN(name, ...) CUresult name(__VA_ARGS__)
@@ -1002,6 +1033,11 @@ CU_FN(cuCtxRecordEvent, CUcontext, CUevent);
 CU_FN(cuCtxWaitEvent, CUcontext, CUevent);
 CU_FN(cuCtxEnablePeerAccess, CUcontext, unsigned int);
 CU_FN(cuCtxDisablePeerAccess, CUcontext);
+CU_FN(cuGLCtxCreate, CUcontext *, unsigned int, CUdevice);
+CU_FN(cuGLCtxCreate_v2, CUcontext *, unsigned int, CUdevice);
+CU_FN(cuVDPAUCtxCreate, CUcontext *, unsigned int, CUdevice, unsigned int, void *);
+CU_FN(cuVDPAUCtxCreate_v2, CUcontext *, unsigned int, CUdevice, unsigned int, void *);
+CU_FN(cuCheckpointProcessRestore, int, CUcheckpointRestoreArgs *);
 CU_FN(cuGreenCtxCreate, CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned int);
 CU_FN(cuGreenCtxDestroy, CUgreenCtx);
 CU_FN(cuCtxFromGreenCtx, CUcontext *, CUgreenCtx);
@@ -1109,6 +1145,7 @@ CU_FN(cuMipmappedArrayCreate, CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR 
 CU_FN(cuMipmappedArrayGetLevel, CUarray *, CUmipmappedArray, unsigned int);
 CU_FN(cuMipmappedArrayGetMemoryRequirements, CUDA_ARRAY_MEMORY_REQUIREMENTS *, CUmipmappedArray, CUdevice);
 CU_FN(cuMipmappedArrayDestroy, CUmipmappedArray);
+CU_FN_PTSZ(cuMemMapArrayAsync, CUarrayMapInfo *, unsigned int, CUstream);
 
 /* virtual memory management */
 CU_FN(cuMemAddressReserve, CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);

@@ -37,6 +37,12 @@ static inline void aq_freed(struct aq_map *map, CUresult result, const struct aq
 		aq_map_put(map, held);
 }
 
+/* Around the destruction of an array or mipmapped array: take the physical memory that was mapped to it out of the books, for its address may be
+ * used again at once; then let go of it, or put it back when the driver refused. */
+struct aq_tile;
+struct aq_tile *aq_vmm_array_ending(uint64_t array);
+void aq_vmm_array_ended(uint64_t array, struct aq_tile *tiles, CUresult result);
+
 /* A context is gone: credit what lived in it. `owner` as in struct aq_place. */
 void aq_allocations_drop(int device, uint64_t owner);
 

@@ -189,9 +189,11 @@ CUresult cuArrayDestroy(CUarray array)
 
 	AQ_LIMITED_OR_RETURN(cuArrayDestroy(array));
 	bool known = aq_map_take(&aq_arrays, (uintptr_t)array, &held);
+	struct aq_tile *tiles = aq_vmm_array_ending((uintptr_t)array);
 	CUresult result = aq_cuda.cuArrayDestroy(array);
 	if (known)
 		aq_freed(&aq_arrays, result, &held);
+	aq_vmm_array_ended((uintptr_t)array, tiles, result);
 	return result;
 }
 
@@ -239,8 +241,10 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 
 	AQ_LIMITED_OR_RETURN(cuMipmappedArrayDestroy(array));
 	bool known = aq_map_take(&aq_arrays, (uintptr_t)array, &held);
+	struct aq_tile *tiles = aq_vmm_array_ending((uintptr_t)array);
 	CUresult result = aq_cuda.cuMipmappedArrayDestroy(array);
 	if (known)
 		aq_freed(&aq_arrays, result, &held);
+	aq_vmm_array_ended((uintptr_t)array, tiles, result);
 	return result;
 }

@@ -243,7 +243,7 @@ PRIMARY_HOOK(cuDevicePrimaryCtxReset_v2)
 
 /* ---- other contexts -------------------------------------------------------------------------------------------- */
 
-enum create_form { CREATE_V1, CREATE_V2, CREATE_V3, CREATE_V4 };
+enum create_form { CREATE_V1, CREATE_V2, CREATE_V3, CREATE_V4, CREATE_GL, CREATE_GL_V2, CREATE_VDPAU, CREATE_VDPAU_V2 };
 
 struct create_call {
 	enum create_form form;
@@ -251,6 +251,8 @@ struct create_call {
 	CUexecAffinityParam *affinity;
 	int affinity_count;
 	CUctxCreateParams *params;
+	unsigned int vdpau_device;
+	void *vdpau_lookup;
 	unsigned int flags;
 	CUdevice ordinal;
 };
@@ -263,6 +265,10 @@ static CUresult create(void *call)
 	case CREATE_V1: return aq_cuda.cuCtxCreate(&c->made, c->flags, c->ordinal);
 	case CREATE_V2: return aq_cuda.cuCtxCreate_v2(&c->made, c->flags, c->ordinal);
 	case CREATE_V3: return aq_cuda.cuCtxCreate_v3(&c->made, c->affinity, c->affinity_count, c->flags, c->ordinal);
+	case CREATE_GL: return aq_cuda.cuGLCtxCreate(&c->made, c->flags, c->ordinal);
+	case CREATE_GL_V2: return aq_cuda.cuGLCtxCreate_v2(&c->made, c->flags, c->ordinal);
+	case CREATE_VDPAU: return aq_cuda.cuVDPAUCtxCreate(&c->made, c->flags, c->ordinal, c->vdpau_device, c->vdpau_lookup);
+	case CREATE_VDPAU_V2: return aq_cuda.cuVDPAUCtxCreate_v2(&c->made, c->flags, c->ordinal, c->vdpau_device, c->vdpau_lookup);
 	default: return aq_cuda.cuCtxCreate_v4(&c->made, c->params, c->flags, c->ordinal);
 	}
 }
@@ -323,6 +329,26 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned 
 	AQ_LIMITED_OR_RETURN(cuCtxCreate_v4(context, params, flags, ordinal));
 	return create_charged(context, &(struct create_call){ .form = CREATE_V4, .params = params, .flags = flags, .ordinal = ordinal });
 }
+
+#define GL_HOOK(name, form_)                                                                                              \
+	CUresult name(CUcontext *context, unsigned int flags, CUdevice ordinal)                                          \
+	{                                                                                                                \
+		AQ_LIMITED_OR_RETURN(name(context, flags, ordinal));                                                     \
+		return create_charged(context, &(struct create_call){ .form = form_, .flags = flags, .ordinal = ordinal }); \
+	}
+
+#define VDPAU_HOOK(name, form_)                                                                                           \
+	CUresult name(CUcontext *context, unsigned int flags, CUdevice ordinal, unsigned int device, void *lookup)       \
+	{                                                                                                                \
+		AQ_LIMITED_OR_RETURN(name(context, flags, ordinal, device, lookup));                                     \
+		return create_charged(context, &(struct create_call){ .form = form_, .flags = flags, .ordinal = ordinal, \
+								      .vdpau_device = device, .vdpau_lookup = lookup }); \
+	}
+
+GL_HOOK(cuGLCtxCreate, CREATE_GL)
+GL_HOOK(cuGLCtxCreate_v2, CREATE_GL_V2)
+VDPAU_HOOK(cuVDPAUCtxCreate, CREATE_VDPAU)
+VDPAU_HOOK(cuVDPAUCtxCreate_v2, CREATE_VDPAU_V2)
 
 /* The context leaves the map before the driver may give its address to another one, and comes back when it lives on. */
 #define DESTROY_HOOK(name, lives_on)                                                                             \
@@ -479,4 +505,19 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 	CUresult result = set_limit_charged(&place, limit, value);
 	pthread_mutex_unlock(&primaries[place.ordinal].gate);
 	return result;
+}
+
+/* ---- checkpoints ----------------------------------------------------------------------------------------------- */
+
+/* What a process held stays charged while it lies in host memory, so there is room for it when it comes back: on the device where it was.
+ * On another device nothing was charged for it, nor need that one be granted to the container. */
+CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *arguments)
+{
+	AQ_LIMITED_OR_RETURN(cuCheckpointProcessRestore(pid, arguments));
+	for (unsigned int i = 0; arguments && arguments->gpuPairs && i < arguments->gpuPairsCount; i++)
+		if (memcmp(&arguments->gpuPairs[i].oldUuid, &arguments->gpuPairs[i].newUuid, sizeof(CUuuid))) {
+			aq_log_warn("process %d is not restored: its memory is charged to the device it was on, and may not move to another", pid);
+			return CUDA_ERROR_NOT_PERMITTED;
+		}
+	return aq_cuda.cuCheckpointProcessRestore(pid, arguments);
 }

@@ -119,13 +119,21 @@ void aq_graphs_forget(void)
 
 /* ---- brackets on every device of a graph ----------------------------------------------------------------------- */
 
+struct graph_call {
+	CUresult (*run)(CUgraphExec, CUstream);
+	CUresult (*upload)(CUgraphExec, CUstream);
+	CUgraphExec exec;
+	CUstream stream;
+	bool per_thread;
+};
+
 struct brackets {
 	const struct needs *needs;
 	struct aq_growth growth[AQ_MAX_DEVICES];
 };
 
-/* Close them all. False when a device is past its limit; what the call took there is given back if `undo`. */
-static bool end_all(struct brackets *brackets, unsigned count, bool undo)
+/* Close them all. False when a device is past its limit; what `undone`, if there is such a call, took there is given back. */
+static bool end_all(struct brackets *brackets, unsigned count, const struct graph_call *undone)
 {
 	bool fits = true;
 
@@ -134,23 +142,23 @@ static bool end_all(struct brackets *brackets, unsigned count, bool undo)
 		if (aq_growth_end(&brackets->growth[i]))
 			continue;
 		fits = false;
-		if (undo)
-			aq_growth_undone(&brackets->growth[i]);
+		if (undone)
+			aq_growth_undone(&brackets->growth[i], undone->stream, undone->per_thread);
 		else
 			aq_growth_open_gate(&brackets->growth[i]);
 	}
 	return fits;
 }
 
-/* Open them all, for each device's bound or for nothing at all; the gates are let go, for the call may wait for the device. */
+/* Open them all, for each device's bound if it fits at once, or for nothing at all; the gates are let go, for the call may wait for the device. */
 static bool begin_all(struct brackets *brackets, const struct needs *needs, bool bound)
 {
 	brackets->needs = needs;
 	for (unsigned i = 0; i < needs->count; i++) {
 		struct aq_reservoir *reservoir = aq_reservoir_of_graphs(needs->device[i].ordinal);
 
-		if (!reservoir || !aq_growth_begin(&brackets->growth[i], reservoir, bound ? needs->device[i].bytes : 0)) {
-			end_all(brackets, i, false);
+		if (!reservoir || !aq_growth_begin(&brackets->growth[i], reservoir, bound ? needs->device[i].bytes : 0, AQ_AT_ONCE)) {
+			end_all(brackets, i, NULL);
 			return false;
 		}
 		aq_growth_open_gate(&brackets->growth[i]);
@@ -167,22 +175,20 @@ static CUresult refuse(const struct needs *needs)
 
 /* ---- launching ------------------------------------------------------------------------------------------------- */
 
-struct graph_call {
-	CUresult (*run)(CUgraphExec, CUstream);
-	CUresult (*upload)(CUgraphExec, CUstream);
-	CUgraphExec exec;
-	CUstream stream;
-};
-
 /* The bound does not fit: let an upload show what the graph truly takes. */
 static CUresult prepare(const struct graph_call *call, const struct needs *needs)
 {
 	struct brackets brackets;
 
-	if (!begin_all(&brackets, needs, false))
-		return refuse(needs);
-	CUresult result = call->upload(call->exec, call->stream);
-	return end_all(&brackets, needs->count, true) ? result : refuse(needs);
+	for (unsigned i = 0; i < 2 && begin_all(&brackets, needs, false); i++) {
+		CUresult result = call->upload(call->exec, call->stream);
+
+		if (end_all(&brackets, needs->count, call))
+			return result;
+		for (unsigned j = 0; j < needs->count; j++)
+			aq_reclaim(aq_device_of(needs->device[j].ordinal));
+	}
+	return refuse(needs);
 }
 
 static CUresult run_charged(const struct graph_call *call)
@@ -201,16 +207,19 @@ static CUresult run_charged(const struct graph_call *call)
 			return refuse(&needs);
 	}
 	CUresult result = call->run(call->exec, call->stream);
-	end_all(&brackets, needs.count, false);
+	end_all(&brackets, needs.count, NULL);
 	return result;
 }
 
-#define GRAPH_HOOK(name, suffix)                                                                                       \
-	CUresult name##suffix(CUgraphExec exec, CUstream stream)                                                       \
+#define GRAPH_CALL(name, suffix, is_per_thread)                                                                        \
+	(&(struct graph_call){ .run = aq_cuda.name##suffix, .upload = aq_cuda.cuGraphUpload##suffix, .exec = exec,     \
+			       .stream = stream, .per_thread = is_per_thread })
+
+#define GRAPH_UPLOAD_HOOK(suffix, is_per_thread)                                                                       \
+	CUresult cuGraphUpload##suffix(CUgraphExec exec, CUstream stream)                                              \
 	{                                                                                                              \
-		AQ_LIMITED_OR_RETURN(name##suffix(exec, stream));                                                      \
-		return run_charged(&(struct graph_call){ .run = aq_cuda.name##suffix, .upload = aq_cuda.cuGraphUpload##suffix, \
-							 .exec = exec, .stream = stream });                            \
+		AQ_LIMITED_OR_RETURN(cuGraphUpload##suffix(exec, stream));                                             \
+		return run_charged(GRAPH_CALL(cuGraphUpload, suffix, is_per_thread));                                  \
 	}
 
 /* A launch is work besides: it is paid for as one kernel whose cost is the whole graph's. */
@@ -223,17 +232,15 @@ static CUresult run_charged(const struct graph_call *call)
 		CUresult result = aq_pace_free() ? CUDA_SUCCESS : aq_pace_begin(&ticket, &work);                       \
 		if (result != CUDA_SUCCESS)                                                                            \
 			return result;                                                                                 \
-		result = run_charged(&(struct graph_call){ .run = aq_cuda.cuGraphLaunch##suffix,                       \
-							   .upload = aq_cuda.cuGraphUpload##suffix,                    \
-							   .exec = exec, .stream = stream });                          \
+		result = run_charged(GRAPH_CALL(cuGraphLaunch, suffix, is_per_thread));                                \
 		aq_pace_end(&ticket, &work, result);                                                                   \
 		return result;                                                                                         \
 	}
 
 GRAPH_LAUNCH_HOOK(, false)
 GRAPH_LAUNCH_HOOK(_ptsz, true)
-GRAPH_HOOK(cuGraphUpload, )
-GRAPH_HOOK(cuGraphUpload, _ptsz)
+GRAPH_UPLOAD_HOOK(, false)
+GRAPH_UPLOAD_HOOK(_ptsz, true)
 
 /* ---- instantiating --------------------------------------------------------------------------------------------- */
 
@@ -248,10 +255,12 @@ static CUresult instantiated(CUresult result, CUgraphExec *exec, CUgraph graph)
 	bool complete = add_graph(&needs, graph, 0);
 	if (complete && !needs.count)
 		return CUDA_SUCCESS;
-	if (complete && begin_all(&brackets, &needs, false) && end_all(&brackets, needs.count, true) && remember(*exec, &needs))
+	if (complete && begin_all(&brackets, &needs, false) && end_all(&brackets, needs.count, NULL) && remember(*exec, &needs))
 		return CUDA_SUCCESS;
 	aq_cuda.cuGraphExecDestroy(*exec); /* a graph whose memory cannot be counted must not exist */
 	*exec = NULL;
+	for (unsigned i = 0; i < needs.count; i++)
+		aq_reservoirs_trim(aq_device_of(needs.device[i].ordinal));
 	return refuse(&needs);
 }
 

@@ -182,56 +182,73 @@ static bool settle_charge(const struct aq_place *place, uint64_t expected, uint6
 	return true;
 }
 
+struct pitched_call {
+	CUdeviceptr made;
+	size_t pitch;
+	size_t width, height;
+	unsigned int element_bytes;
+	bool narrow; /* the form of CUDA 2 */
+};
+
+static CUresult make_pitched(struct pitched_call *call)
+{
+	CUdeviceptr_v1 made = 0;
+	unsigned int pitch = 0;
+
+	if (!call->narrow)
+		return aq_cuda.cuMemAllocPitch_v2(&call->made, &call->pitch, call->width, call->height, call->element_bytes);
+	CUresult result = aq_cuda.cuMemAllocPitch(&made, &pitch, (unsigned int)call->width, (unsigned int)call->height, call->element_bytes);
+	call->made = made;
+	call->pitch = pitch;
+	return result;
+}
+
+static CUresult allocate_pitched(struct pitched_call *call, const struct aq_place *place)
+{
+	uint64_t charged = pitched_bytes(call->width, call->height);
+
+	if (!aq_charge(place->device, AQ_LINEAR, charged))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result = make_pitched(call);
+	uint64_t taken = (uint64_t)call->pitch * call->height;
+
+	if (result == CUDA_SUCCESS && settle_charge(place, charged, taken)) {
+		charged = taken;
+	} else if (result == CUDA_SUCCESS) {
+		aq_cuda.cuMemFree_v2(call->made);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	return settle(result, call->made, charged, AQ_LINEAR, place);
+}
+
 CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element_bytes)
 {
-	CUdeviceptr made = 0;
-	size_t made_pitch = 0;
+	struct pitched_call call = { .width = width, .height = height, .element_bytes = element_bytes };
 	struct aq_place place;
-	uint64_t expected = pitched_bytes(width, height);
 
 	AQ_LIMITED_OR_RETURN(cuMemAllocPitch_v2(address, pitch, width, height, element_bytes));
 	if (!address || !pitch || !aq_place_current(&place))
 		return aq_cuda.cuMemAllocPitch_v2(address, pitch, width, height, element_bytes);
-	if (!aq_charge(place.device, AQ_LINEAR, expected))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = aq_cuda.cuMemAllocPitch_v2(&made, &made_pitch, width, height, element_bytes);
-	if (result == CUDA_SUCCESS && !settle_charge(&place, expected, (uint64_t)made_pitch * height)) {
-		aq_cuda.cuMemFree_v2(made);
-		result = CUDA_ERROR_OUT_OF_MEMORY;
-	} else if (result == CUDA_SUCCESS) {
-		expected = (uint64_t)made_pitch * height;
-	}
-	result = settle(result, made, expected, AQ_LINEAR, &place);
+	CUresult result = allocate_pitched(&call, &place);
 	if (result == CUDA_SUCCESS) {
-		*address = made;
-		*pitch = made_pitch;
+		*address = call.made;
+		*pitch = call.pitch;
 	}
 	return result;
 }
 
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element_bytes)
 {
-	CUdeviceptr_v1 made = 0;
-	unsigned int made_pitch = 0;
+	struct pitched_call call = { .width = width, .height = height, .element_bytes = element_bytes, .narrow = true };
 	struct aq_place place;
-	uint64_t expected = pitched_bytes(width, height);
 
 	AQ_LIMITED_OR_RETURN(cuMemAllocPitch(address, pitch, width, height, element_bytes));
 	if (!address || !pitch || !aq_place_current(&place))
 		return aq_cuda.cuMemAllocPitch(address, pitch, width, height, element_bytes);
-	if (!aq_charge(place.device, AQ_LINEAR, expected))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = aq_cuda.cuMemAllocPitch(&made, &made_pitch, width, height, element_bytes);
-	if (result == CUDA_SUCCESS && !settle_charge(&place, expected, (uint64_t)made_pitch * height)) {
-		aq_cuda.cuMemFree(made);
-		result = CUDA_ERROR_OUT_OF_MEMORY;
-	} else if (result == CUDA_SUCCESS) {
-		expected = (uint64_t)made_pitch * height;
-	}
-	result = settle(result, made, expected, AQ_LINEAR, &place);
+	CUresult result = allocate_pitched(&call, &place);
 	if (result == CUDA_SUCCESS) {
-		*address = made;
-		*pitch = made_pitch;
+		*address = (CUdeviceptr_v1)call.made;
+		*pitch = (unsigned int)call.pitch;
 	}
 	return result;
 }

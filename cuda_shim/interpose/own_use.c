@@ -37,14 +37,14 @@ static bool is_ours(const struct aq_region *region, unsigned int pid)
 	return false;
 }
 
-/* Sum over our processes of each one's mean over its new samples. */
+/* Sum over our processes of each one's mean over its new samples; 65536 = the whole device. */
 static bool sum_of_ours(const struct aq_region *region, const nvmlProcessUtilizationSample_t *samples, unsigned int count, int device,
-			uint32_t *percent)
+			uint32_t *share_q16)
 {
 	unsigned long long newest = devices[device].seen_us;
 	bool any = false;
 
-	*percent = 0;
+	*share_q16 = 0;
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned int sum = 0, same = 0, earlier = 0;
 
@@ -57,7 +57,7 @@ static bool sum_of_ours(const struct aq_region *region, const nvmlProcessUtiliza
 				earlier += j < i;
 			}
 		if (!earlier && same) /* each process once */
-			*percent += sum / same;
+			*share_q16 += (uint32_t)((uint64_t)sum * ALL_OF_IT / (100 * same));
 		newest = samples[i].timeStamp > newest ? samples[i].timeStamp : newest;
 		any = true;
 	}
@@ -69,15 +69,16 @@ bool aq_own_use(const struct aq_region *region, const char *uuid, int device, ui
 {
 	nvmlProcessUtilizationSample_t samples[SAMPLES_MAX];
 	unsigned int count = SAMPLES_MAX;
-	uint32_t percent = 0;
 
+	*share_q16 = 0;
 	if (atomic_exchange_explicit(&busy, true, memory_order_acquire))
 		return false;
 	bool told = ready(uuid, device) &&
 		    nvml.utilization(devices[device].handle, samples, &count, devices[device].seen_us) == NVML_SUCCESS &&
-		    sum_of_ours(region, samples, count, device, &percent);
+		    sum_of_ours(region, samples, count, device, share_q16);
 	atomic_store_explicit(&busy, false, memory_order_release);
-	*share_q16 = percent < 100 ? percent * ALL_OF_IT / 100 : ALL_OF_IT;
+	if (*share_q16 > ALL_OF_IT)
+		*share_q16 = ALL_OF_IT;
 	return told;
 }
 

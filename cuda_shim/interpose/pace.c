@@ -4,16 +4,21 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "interpose/context.h"
 #include "interpose/driver.h"
+#include "interpose/gate.h"
 #include "interpose/own_use.h"
+#include "interpose/prefetch.h"
 #include "limit/bucket.h"
 #include "limit/control.h"
 #include "limit/cost.h"
+#include "limit/turns.h"
+#include "log.h"
 #include "shim.h"
 
 #define BATCH_NS 250000              /* a thread draws credit for this much device time at once, or for one launch if that is longer */
@@ -45,6 +50,10 @@ static struct pacer {
 	_Atomic int64_t submitted_ns;
 	_Atomic int64_t marked_ns;   /* submitted_ns at the last sample */
 	_Atomic int64_t finished_ns; /* paid_ns of the newest finished sample */
+	_Atomic uint64_t capacity_bytes;       /* of the device; 0 = not asked yet */
+	_Atomic int64_t without_turn_until_ns; /* the container's turn did not come: it runs without one */
+	_Atomic uint64_t turn;                 /* the container's turn now, as last asked; 0 = there are none */
+	_Atomic uint64_t fetched_turn;         /* the one at whose start this process's memory was sent for */
 } pacers[AQ_MAX_DEVICES] = { [0 ... AQ_MAX_DEVICES - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
 
 /* One thread, on all devices. */
@@ -67,8 +76,7 @@ _Atomic uint64_t aq_pace_seen = NEVER_FREE;
 
 static struct aq_limits *limits;
 static const struct aq_region *region;
-static struct aq_priority_page *priority_page;
-static bool priority_writable; /* as the agent mounts it for containers of high priority */
+static struct aq_node_pages node;
 static _Atomic int captures;
 static __thread struct payer *this_payer;
 
@@ -83,8 +91,10 @@ static int64_t now_ns(void)
 static void nap(int64_t wanted_ns)
 {
 	int64_t length = wanted_ns < NAP_MIN_NS ? NAP_MIN_NS : wanted_ns > NAP_MAX_NS ? NAP_MAX_NS : wanted_ns;
+	int of_the_application = errno;
 
 	nanosleep(&(struct timespec){ .tv_nsec = (long)length }, NULL); /* a signal ends it early: the caller looks again */
+	errno = of_the_application;
 }
 
 /* ---- who is paced ---------------------------------------------------------------------------------------------- */
@@ -95,21 +105,29 @@ static bool has_ceiling(uint32_t percent)
 }
 
 /* The device's line of the priority page, if this container stands above or below others there. */
-static struct aq_priority_line *priority_of(const struct aq_device_limit *device, int32_t *priority)
+static inline struct aq_priority_line *priority_of(const struct aq_device_limit *device, int32_t *priority)
 {
 	uint32_t line = atomic_load_explicit(&device->priority_line, memory_order_relaxed);
 
 	*priority = atomic_load_explicit(&device->priority, memory_order_relaxed);
-	bool takes_part = *priority < 0 || (*priority > 0 && priority_writable);
-	return priority_page && line && takes_part ? &priority_page->line[line - 1] : NULL;
+	bool takes_part = *priority < 0 || (*priority > 0 && node.priority_writable);
+	return node.priority && line && takes_part ? &node.priority->line[line - 1] : NULL;
 }
 
-static bool is_paced(const struct aq_device_limit *device)
+/* The device's line of the page of turns, if this container may hold more of the device than it is guaranteed. */
+static inline struct aq_turns_line *turns_of(const struct aq_device_limit *device)
+{
+	uint32_t line = atomic_load_explicit(&device->priority_line, memory_order_relaxed);
+
+	return node.turns && line && atomic_load_explicit(&device->burst_bytes, memory_order_relaxed) ? &node.turns->line[line - 1] : NULL;
+}
+
+static inline bool is_paced(const struct aq_device_limit *device)
 {
 	int32_t priority;
 
 	return has_ceiling(atomic_load_explicit(&device->sm_percent, memory_order_relaxed)) ||
-	       atomic_load_explicit(&device->pause, memory_order_relaxed) || priority_of(device, &priority);
+	       atomic_load_explicit(&device->pause, memory_order_relaxed) || priority_of(device, &priority) || turns_of(device);
 }
 
 /* The ceiling that holds now: the device's own, or less while a container of higher priority wants the device. */
@@ -136,12 +154,12 @@ static void look_at_limits(void)
 	atomic_store_explicit(&aq_pace_seen, paced ? NEVER_FREE : generation, memory_order_relaxed);
 }
 
-void aq_pace_open(struct aq_limits *new_limits, const struct aq_region *new_region, struct aq_priority_page *priority, bool writable)
+void aq_pace_open(struct aq_limits *new_limits, const struct aq_region *new_region, const struct aq_node_pages *new_node)
 {
+	aq_gates_open();
 	limits = new_limits;
 	region = new_region;
-	priority_page = priority;
-	priority_writable = writable;
+	node = *new_node;
 	for (uint32_t i = 0; i < AQ_MAX_DEVICES; i++) {
 		pacers[i].bucket = &aq_region_line(region, i)->compute;
 		pacers[i].mine = aq_region_mine(region, i);
@@ -153,6 +171,7 @@ void aq_pace_open(struct aq_limits *new_limits, const struct aq_region *new_regi
 
 void aq_pace_pass(void)
 {
+	aq_gates_open();
 	atomic_store_explicit(&aq_pace_seen, 0, memory_order_relaxed);
 	atomic_store_explicit(&aq_pace_watched, &nothing_to_watch, memory_order_relaxed);
 }
@@ -162,6 +181,11 @@ void aq_pace_capturing(int change)
 	/* A capture that ends without cuStreamEndCapture leaves the count high: then nothing is timed, and launches still pay. */
 	if (atomic_fetch_add(&captures, change) + change < 0)
 		atomic_store(&captures, 0);
+}
+
+bool aq_pace_is_capturing(void)
+{
+	return atomic_load_explicit(&captures, memory_order_relaxed) > 0;
 }
 
 /* ---- samples --------------------------------------------------------------------------------------------------- */
@@ -222,7 +246,8 @@ static CUresult record(CUevent event, const struct aq_work *work)
 	return work->per_thread ? aq_cuda.cuEventRecord_ptsz(event, work->stream) : aq_cuda.cuEventRecord(event, work->stream);
 }
 
-static struct aq_sample *begin_sample(struct pacer *pacer, const struct aq_work *work, uint64_t owner, struct aq_cost_entry *cost)
+static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pacer, const struct aq_work *work, uint64_t owner,
+								struct aq_cost_entry *cost)
 {
 	pthread_mutex_lock(&pacer->gate);
 	struct aq_sample *sample = free_sample(pacer, owner);
@@ -287,17 +312,21 @@ static struct payer *claim(pid_t thread, bool from_the_dead)
 
 /* NULL when more threads than PAYERS launch: this one then pays each launch from the bucket itself. No hook on the end of a thread
  * is needed, nor the newer libc that has one. */
-static struct payer *payer_of_thread(void)
+static __attribute__((noinline)) struct payer *new_payer(void)
 {
-	if (__builtin_expect(this_payer != NULL, 1))
-		return this_payer;
 	int said = errno; /* the application's, and none of our business */
 	pid_t thread = (pid_t)syscall(SYS_gettid);
+
 	this_payer = claim(thread, false);
 	if (!this_payer)
 		this_payer = claim(thread, true);
 	errno = said;
 	return this_payer;
+}
+
+static inline struct payer *payer_of_thread(void)
+{
+	return __builtin_expect(this_payer != NULL, 1) ? this_payer : new_payer();
 }
 
 static struct aq_cost_table *costs_of(struct pacer *pacer)
@@ -314,18 +343,32 @@ static struct aq_cost_table *costs_of(struct pacer *pacer)
 	return made;
 }
 
+/* Where in its cache a thread looks. Handles are addresses; that two launches in turn share a place costs a look into the table each time. */
+static unsigned cache_index(const struct aq_work *work)
+{
+	uint64_t bits = (uint64_t)(uintptr_t)work->function >> 4 ^ work->blocks ^ (uint64_t)work->threads << 7;
+
+	return (unsigned)(bits ^ bits >> 6 ^ bits >> 12) & (THREAD_CACHE - 1);
+}
+
+static __attribute__((noinline)) struct aq_cost_entry *look_up_cost(struct cached *cached, int device, const struct aq_work *work)
+{
+	struct aq_cost_table *costs = costs_of(&pacers[device]);
+	uint64_t key = aq_cost_key(work->function, work->blocks, work->threads);
+
+	*cached = (struct cached){ work->function, work->blocks, work->threads, (uint32_t)device,
+				   costs ? aq_cost_find(costs, key) : NULL };
+	return cached->cost;
+}
+
 static struct aq_cost_entry *cost_of(struct payer *payer, int device, const struct aq_work *work)
 {
-	uint64_t key = aq_cost_key(work->function, work->blocks, work->threads);
-	struct cached *cached = &payer->cache[key & (THREAD_CACHE - 1)];
+	struct cached *cached = &payer->cache[cache_index(work)];
 
 	if (__builtin_expect(cached->function == work->function && cached->blocks == work->blocks && cached->threads == work->threads &&
 			     cached->device == (uint32_t)device && cached->cost, 1))
 		return cached->cost;
-	struct aq_cost_table *costs = costs_of(&pacers[device]);
-	*cached = (struct cached){ work->function, work->blocks, work->threads, (uint32_t)device,
-				   costs ? aq_cost_find(costs, key) : NULL };
-	return cached->cost;
+	return look_up_cost(cached, device, work);
 }
 
 /* While there is nothing to do but wait: compare what the driver measured with the ceiling. */
@@ -338,30 +381,140 @@ static void correct(int device, int64_t now, uint32_t percent)
 		aq_control_correct(pacers[device].bucket, now, percent, share_q16);
 }
 
+/* A thread that wants to launch, from the first moment at which it may not. */
+struct wait {
+	struct pacer *pacer;
+	int64_t since_ns; /* 0 = it did not have to wait yet */
+};
+
+static void begin_wait(struct wait *wait, int64_t now)
+{
+	if (wait->since_ns)
+		return;
+	wait->since_ns = now;
+	atomic_fetch_add_explicit(&wait->pacer->mine->waiting, 1, memory_order_relaxed);
+}
+
+static void end_wait(const struct wait *wait)
+{
+	if (!wait->since_ns)
+		return;
+	atomic_fetch_sub_explicit(&wait->pacer->mine->waiting, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&wait->pacer->mine->throttled_ns, (uint64_t)(now_ns() - wait->since_ns), memory_order_relaxed);
+}
+
+static bool is_paused(int device)
+{
+	return atomic_load_explicit(&limits->device[device].pause, memory_order_relaxed);
+}
+
+/* Nobody else may launch meanwhile, so this looks at the limits itself. */
+static void wait_while_paused(int device, struct wait *wait)
+{
+	while (is_paused(device)) {
+		begin_wait(wait, now_ns());
+		harvest(&pacers[device]);
+		nap(NAP_MAX_NS);
+		if (aq_limits_changed(limits))
+			look_at_limits();
+	}
+}
+
+static __attribute__((noinline)) void sit_out_pause(int device)
+{
+	struct wait wait = { &pacers[device], 0 };
+
+	wait_while_paused(device, &wait);
+	end_wait(&wait);
+}
+
+/* By what all processes of the container are known on the page of turns. */
+static uint64_t turns_owner(void)
+{
+	struct aq_region_header *header = (struct aq_region_header *)(void *)region->base;
+	uint64_t owner = atomic_load_explicit(&header->turns_owner, memory_order_relaxed), made;
+
+	if (__builtin_expect(owner != 0, 1))
+		return owner;
+	memcpy(&made, (const void *)getauxval(AT_RANDOM), sizeof(made)); /* the kernel gives each program sixteen random bytes */
+	made |= 1;
+	return atomic_compare_exchange_strong(&header->turns_owner, &owner, made) ? made : owner;
+}
+
+/* Ask for the container's turn. Only what it holds beyond the guarantee makes others lose pages: without that it need not ask. */
+static struct aq_turns_answer ask_for_turn(int device, int64_t now)
+{
+	struct aq_turns_line *line = turns_of(&limits->device[device]);
+	struct aq_region_device *held = aq_region_line(region, (uint32_t)device);
+	uint64_t beyond = atomic_load_explicit(&held->virtual_bytes, memory_order_relaxed);
+
+	if (__builtin_expect(!line || !beyond, 1))
+		return (struct aq_turns_answer){ .may_run = true };
+	return aq_turns_ask(line, &(struct aq_turns_party){
+		.owner = turns_owner(),
+		.demand_bytes = beyond + atomic_load_explicit(&held->used_bytes, memory_order_relaxed),
+		.capacity_bytes = atomic_load_explicit(&pacers[device].capacity_bytes, memory_order_relaxed),
+	}, now);
+}
+
+/* Wait until it is the container's turn; or, when that does not come, go on without one for a while. False = there was nothing to wait for. */
+static bool wait_for_turn(int device, struct wait *wait)
+{
+	struct pacer *pacer = &pacers[device];
+	int64_t now = now_ns(), asked_since = now;
+	struct aq_turns_answer answer = ask_for_turn(device, now);
+
+	if (__builtin_expect(answer.may_run, 1)) {
+		atomic_store_explicit(&pacer->turn, answer.turn, memory_order_relaxed);
+		return false;
+	}
+	if (now < atomic_load_explicit(&pacer->without_turn_until_ns, memory_order_relaxed))
+		return false;
+	begin_wait(wait, now);
+	while (!answer.may_run) {
+		harvest(pacer);
+		if (now - asked_since > answer.patience_ns) {
+			aq_log_warn("device %s is never free for this container: it goes on without a turn",
+				    limits->device[device].uuid_text);
+			atomic_store_explicit(&pacer->without_turn_until_ns, now + AQ_TURNS_LEAST_NS, memory_order_relaxed);
+			break;
+		}
+		nap(answer.again_ns);
+		if (aq_limits_changed(limits))
+			look_at_limits();
+		now = now_ns();
+		answer = ask_for_turn(device, now);
+	}
+	return true;
+}
+
 /* Wait until the device may be used for `batch_ns`, and take that out of the bucket if there is a ceiling. */
 static void draw(int device, int64_t batch_ns)
 {
 	struct pacer *pacer = &pacers[device];
-	int64_t waited_since = 0, now;
+	struct wait wait = { pacer, 0 };
 
 	for (;;) {
 		if (aq_limits_changed(limits))
 			look_at_limits();
-		bool paused = atomic_load_explicit(&limits->device[device].pause, memory_order_relaxed);
+		wait_while_paused(device, &wait);
+		if (wait_for_turn(device, &wait))
+			continue;
 
-		now = now_ns();
+		int64_t now = now_ns();
 		uint32_t percent = ceiling_of(&limits->device[device], now);
-		if (!paused && (!has_ceiling(percent) || aq_bucket_pay(pacer->bucket, now, percent, batch_ns)))
+		if (!has_ceiling(percent)) {
+			aq_control_interrupted(pacer->bucket);
 			break;
-		if (!waited_since)
-			waited_since = now;
+		}
+		if (aq_bucket_pay(pacer->bucket, now, percent, batch_ns))
+			break;
+		begin_wait(&wait, now);
 		harvest(pacer);
-		if (!paused)
-			correct(device, now, percent);
-		nap(paused ? NAP_MAX_NS : aq_bucket_wait_ns(pacer->bucket, percent));
+		correct(device, now, percent);
+		nap(aq_bucket_wait_ns(pacer->bucket, percent));
 	}
-	if (waited_since)
-		atomic_fetch_add_explicit(&pacer->mine->throttled_ns, (uint64_t)(now - waited_since), memory_order_relaxed);
+	end_wait(&wait);
 }
 
 /* Not too much unfinished work: see IN_FLIGHT_PATIENCE_NS for why this gives up. */
@@ -385,13 +538,42 @@ static void wait_for_progress(struct pacer *pacer)
 	}
 }
 
-static __attribute__((noinline)) void refill_credit(struct payer *payer, int device, int64_t cost_ns)
+/* What may be brought to the device at the start of a turn: all that this process may have there beside what cannot leave it and what its
+ * siblings want there. */
+static uint64_t room_for_virtual(int device)
 {
+	struct aq_region_device *held = aq_region_line(region, (uint32_t)device);
+	uint64_t capacity = atomic_load_explicit(&pacers[device].capacity_bytes, memory_order_relaxed);
+	uint64_t mine = aq_virtual_used_bytes(aq_region_virtual(region, (uint32_t)region->slot_index, (uint32_t)device));
+	uint64_t all = atomic_load_explicit(&held->used_bytes, memory_order_relaxed) +
+		       atomic_load_explicit(&held->virtual_bytes, memory_order_relaxed);
+	uint64_t others = all > mine ? all - mine : 0;
+
+	return capacity > others ? capacity - others : 0;
+}
+
+/* In the first launch of a turn: others had the device meanwhile, and the driver put their pages where this process's were. */
+static void fetch_for_turn(const struct aq_place *place, const struct aq_work *work)
+{
+	struct pacer *pacer = &pacers[place->device];
+	uint64_t turn = atomic_load_explicit(&pacer->turn, memory_order_relaxed);
+	uint64_t fetched = atomic_load_explicit(&pacer->fetched_turn, memory_order_relaxed);
+
+	if (__builtin_expect(!turn || turn == fetched || atomic_load_explicit(&captures, memory_order_relaxed), 1))
+		return;
+	if (atomic_compare_exchange_strong(&pacer->fetched_turn, &fetched, turn))
+		aq_prefetch(place, work->stream, work->per_thread, room_for_virtual(place->device));
+}
+
+static __attribute__((noinline)) void refill_credit(struct payer *payer, const struct aq_place *place, const struct aq_work *work, int64_t cost_ns)
+{
+	int device = place->device;
 	struct pacer *pacer = &pacers[device];
 	int64_t batch = cost_ns > BATCH_NS ? cost_ns : BATCH_NS;
 
 	harvest(pacer);
 	draw(device, batch);
+	fetch_for_turn(place, work);
 	payer->credit_ns[device] += batch;
 	atomic_fetch_add_explicit(&pacer->mine->launches, payer->launches[device], memory_order_relaxed);
 	atomic_fetch_add_explicit(&pacer->mine->busy_ns, (uint64_t)batch, memory_order_relaxed);
@@ -431,6 +613,15 @@ static CUresult decide(bool *limited)
 	return mode == AQ_REFUSING ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }
 
+static __attribute__((noinline)) void learn_capacity(const struct aq_place *place)
+{
+	size_t bytes = 0;
+
+	if (aq_cuda.cuDeviceTotalMem_v2(&bytes, place->ordinal) != CUDA_SUCCESS || !bytes)
+		bytes = SIZE_MAX; /* what is not known is not oversubscribed */
+	atomic_store_explicit(&pacers[place->device].capacity_bytes, bytes, memory_order_relaxed);
+}
+
 /* Is the launch work on a device with a ceiling? Out: where, and who pays. */
 static bool must_pay(const struct aq_work *work, struct aq_place *place, struct payer **payer)
 {
@@ -438,6 +629,10 @@ static bool must_pay(const struct aq_work *work, struct aq_place *place, struct 
 		look_at_limits();
 	if (is_captured(work) || !aq_place_of_stream(work->stream, place) || place->device < 0 || !is_paced(&limits->device[place->device]))
 		return false;
+	if (__builtin_expect(is_paused(place->device), 0))
+		sit_out_pause(place->device); /* before what was paid in advance is used, too */
+	if (__builtin_expect(!atomic_load_explicit(&pacers[place->device].capacity_bytes, memory_order_relaxed), 0))
+		learn_capacity(place);
 	*payer = payer_of_thread();
 	if (!*payer)
 		draw(place->device, AQ_COST_UNKNOWN_NS);
@@ -454,8 +649,9 @@ static void want(const struct aq_device_limit *device, int64_t cost_ns)
 		aq_priority_want(line, now_ns(), cost_ns);
 }
 
-static struct aq_cost_entry *pay(struct payer *payer, int device, const struct aq_work *work)
+static struct aq_cost_entry *pay(struct payer *payer, const struct aq_place *place, const struct aq_work *work)
 {
+	int device = place->device;
 	struct aq_cost_entry *cost = cost_of(payer, device, work);
 	int64_t cost_ns = (int64_t)aq_cost_estimate(cost, AQ_COST_UNKNOWN_NS);
 
@@ -463,7 +659,7 @@ static struct aq_cost_entry *pay(struct payer *payer, int device, const struct a
 	payer->credit_ns[device] -= cost_ns;
 	want(&limits->device[device], cost_ns);
 	if (payer->credit_ns[device] < 0)
-		refill_credit(payer, device, cost_ns);
+		refill_credit(payer, place, work, cost_ns);
 	return cost;
 }
 
@@ -475,7 +671,7 @@ CUresult aq_pace_pay(const struct aq_work *work)
 	CUresult result = decide(&limited);
 
 	if (result == CUDA_SUCCESS && limited && must_pay(work, &place, &payer))
-		pay(payer, place.device, work);
+		pay(payer, &place, work);
 	return result;
 }
 
@@ -490,7 +686,7 @@ CUresult aq_pace_begin(struct aq_ticket *ticket, const struct aq_work *work)
 	if (result != CUDA_SUCCESS || !limited || !must_pay(work, &place, &payer))
 		return result;
 	struct pacer *pacer = &pacers[place.device];
-	struct aq_cost_entry *cost = pay(payer, place.device, work);
+	struct aq_cost_entry *cost = pay(payer, &place, work);
 	ticket->device = place.device;
 	if (wants_sample(pacer, cost))
 		ticket->sample = begin_sample(pacer, work, place.owner, cost);
@@ -517,6 +713,8 @@ void aq_pace_forget(void)
 		atomic_store(&pacers[i].submitted_ns, 0);
 		atomic_store(&pacers[i].marked_ns, 0);
 		atomic_store(&pacers[i].finished_ns, 0);
+		atomic_store(&pacers[i].turn, 0);
+		atomic_store(&pacers[i].fetched_turn, 0);
 	}
 	limits = NULL;
 	aq_own_use_forget();

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
-#include "limit/priority.h"
+#include "region/container.h"
 #include "region/limits.h"
 #include "region/region.h"
 
@@ -53,7 +53,7 @@ CUresult aq_pace_pay(const struct aq_work *work);
 void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched);
 
 /* The process became limited, or is let run without limits. */
-void aq_pace_open(struct aq_limits *limits, const struct aq_region *region, struct aq_priority_page *priority, bool priority_writable);
+void aq_pace_open(struct aq_limits *limits, const struct aq_region *region, const struct aq_node_pages *node);
 void aq_pace_pass(void);
 /* A context is gone, and its events with it. */
 void aq_pace_context_ended(int device, uint64_t owner);
@@ -62,5 +62,7 @@ void aq_pace_forget(void);
 
 /* A stream of the process began or ended to be captured. */
 void aq_pace_capturing(int change);
+/* Is any? Then nothing may be asked of a stream or an event. */
+bool aq_pace_is_capturing(void);
 
 #endif

@@ -54,28 +54,29 @@ static bool remember(const struct async_call *call, struct aq_reservoir *reservo
 	return true;
 }
 
-/* The call with its pool's books kept. */
+/* The call with its pool's books kept. What the pool holds idle may be in pieces, and the driver takes new memory then: that is taken
+ * back, the idle pieces with it, and what the limit leaves now decides. */
 static CUresult allocate_charged(struct async_call *call, struct aq_reservoir *reservoir)
 {
+	static const enum aq_growth_hope hopes[] = { AQ_FROM_IDLE, AQ_FROM_DEVICE };
 	struct aq_growth growth;
 
-	if (!aq_growth_begin(&growth, reservoir, call->bytes)) {
-		aq_refused(reservoir->device, call->bytes);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	CUresult result = allocate(call);
-	if (!aq_growth_end(&growth)) {
+	for (unsigned i = 0; i < 2 && aq_growth_begin(&growth, reservoir, call->bytes, hopes[i]); i++) {
+		CUresult result = allocate(call);
+		bool fits = aq_growth_end(&growth);
+
+		if (fits && result == CUDA_SUCCESS && !remember(call, reservoir)) {
+			take_back(call);
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
+		if (fits)
+			return result;
 		if (result == CUDA_SUCCESS)
 			take_back(call);
-		aq_growth_undone(&growth);
-		aq_refused(reservoir->device, call->bytes);
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		aq_growth_undone(&growth, call->stream, call->per_thread);
 	}
-	if (result == CUDA_SUCCESS && !remember(call, reservoir)) {
-		take_back(call);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	return result;
+	aq_refused(reservoir->device, call->bytes);
+	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult allocate_async(CUdeviceptr *address, struct async_call *call)
@@ -132,6 +133,7 @@ static CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread
 	CUresult result = per_thread ? aq_cuda.cuMemFreeAsync_ptsz(address, stream) : aq_cuda.cuMemFreeAsync(address, stream);
 
 	aq_deferred_settle();
+	aq_reservoirs_return_overdrawn();
 	if (!known)
 		return result;
 	if (held.kind == AQ_POOL)

@@ -1,17 +1,23 @@
 #include "interpose/reservoir.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "account/account.h"
 #include "interpose/allocations.h"
 #include "interpose/driver.h"
+#include "interpose/pace.h"
 #include "shim.h"
 
 #define PAGE_BYTES ((uint64_t)2 << 20)  /* of device memory */
 #define PIECE_BYTES ((uint64_t)32 << 20) /* what a pool takes from the device at a time, until it is seen to take less */
 
+#define REST_LOOKS 1000        /* at a stream that is to come to what was undone in it … */
+#define REST_NAP_NS 1000000    /* … with this much sleep in between */
+
 /* Entries are added and used again, never removed: readers walk the list without a lock. */
 static _Atomic(struct aq_reservoir *) reservoirs;
+static _Atomic unsigned overdrawn_count;
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- finding --------------------------------------------------------------------------------------------------- */
@@ -148,19 +154,40 @@ static void give_back_unused(const struct aq_reservoir *r)
 		aq_cuda.cuDeviceGraphMemTrim(r->ordinal);
 }
 
+static void set_overdrawn(struct aq_reservoir *r, bool overdrawn)
+{
+	if (atomic_exchange(&r->overdrawn, overdrawn) != overdrawn)
+		atomic_fetch_add(&overdrawn_count, overdrawn ? 1u : -1u);
+}
+
+static void settle_one(struct aq_reservoir *r, bool trim)
+{
+	pthread_mutex_lock(&r->gate);
+	if (trim || atomic_load(&r->overdrawn))
+		give_back_unused(r);
+	settle(r, 0);
+	if (atomic_load(&r->overdrawn) && !(aq_account_over(r->device) && ask_slack(r)))
+		set_overdrawn(r, false);
+	pthread_mutex_unlock(&r->gate);
+}
+
 static void visit(int device, bool trim)
 {
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
 		if (!atomic_load_explicit(&r->in_use, memory_order_acquire) || r->device != device)
 			continue;
-		if (!atomic_load(&r->charged_bytes))
-			continue; /* nothing to give back, and growth settles itself */
-		pthread_mutex_lock(&r->gate);
-		if (trim)
-			give_back_unused(r);
-		settle(r, 0);
-		pthread_mutex_unlock(&r->gate);
+		if (atomic_load(&r->charged_bytes)) /* else there is nothing to give back, and growth settles itself */
+			settle_one(r, trim);
 	}
+}
+
+void aq_reservoirs_return_overdrawn(void)
+{
+	if (!atomic_load_explicit(&overdrawn_count, memory_order_relaxed) || aq_pace_is_capturing())
+		return;
+	for (struct aq_reservoir *r = first(); r; r = r->next)
+		if (atomic_load(&r->overdrawn))
+			settle_one(r, true);
 }
 
 void aq_reservoirs_settle(int device)
@@ -189,14 +216,18 @@ static uint64_t expected_growth(const struct aq_reservoir *r, uint64_t bytes)
 }
 
 /* Charge enough for the call to come. Without room for that, it may still fit into what the reservoir holds idle. */
-static bool charge_growth(struct aq_growth *growth, uint64_t bytes)
+static bool charge_growth(struct aq_growth *growth, uint64_t bytes, enum aq_growth_hope hope)
 {
 	struct aq_reservoir *r = growth->reservoir;
 
 	growth->charged_bytes = expected_growth(r, bytes);
 	if (aq_charge_quick(r->device, AQ_POOL, growth->charged_bytes))
 		return true;
+	if (hope == AQ_AT_ONCE)
+		return false;
 	settle(r, 0);
+	if (hope == AQ_FROM_DEVICE)
+		return aq_charge_quick(r->device, AQ_POOL, growth->charged_bytes);
 	uint64_t slack = ask_slack(r);
 	growth->charged_bytes = slack >= bytes ? 0 : expected_growth(r, bytes - slack);
 	return aq_charge_quick(r->device, AQ_POOL, growth->charged_bytes);
@@ -209,17 +240,17 @@ static void learn_piece(struct aq_reservoir *r, uint64_t expected, uint64_t grow
 		r->piece_bytes = grown;
 }
 
-bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, uint64_t bytes)
+bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, uint64_t bytes, enum aq_growth_hope hope)
 {
 	if (reservoir->device < 0)
 		return false;
 	growth->reservoir = reservoir;
 	for (int attempt = 0; attempt < 2; attempt++) {
 		pthread_mutex_lock(&reservoir->gate);
-		if (charge_growth(growth, bytes))
+		if (charge_growth(growth, bytes, hope))
 			return true;
 		pthread_mutex_unlock(&reservoir->gate);
-		if (!aq_reclaim(reservoir->device)) /* takes the gates of all reservoirs */
+		if (hope == AQ_AT_ONCE || !aq_reclaim(reservoir->device)) /* takes the gates of all reservoirs */
 			break;
 	}
 	return false;
@@ -249,11 +280,36 @@ bool aq_growth_end(struct aq_growth *growth)
 	return fits;
 }
 
-void aq_growth_undone(struct aq_growth *growth)
+/* Has everything in the stream come to its end? */
+static bool is_at_rest(CUstream stream, bool per_thread)
 {
-	give_back_unused(growth->reservoir);
-	settle(growth->reservoir, 0);
-	pthread_mutex_unlock(&growth->reservoir->gate);
+	return (per_thread ? aq_cuda.cuStreamQuery_ptsz(stream) : aq_cuda.cuStreamQuery(stream)) != CUDA_ERROR_NOT_READY;
+}
+
+/* The driver may believe that a free has come to pass only after somebody has synchronised with it; at rest that takes no time. */
+static void observe(CUstream stream, bool per_thread)
+{
+	if (per_thread)
+		aq_cuda.cuStreamSynchronize_ptsz(stream);
+	else
+		aq_cuda.cuStreamSynchronize(stream);
+}
+
+void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread)
+{
+	struct aq_reservoir *r = growth->reservoir;
+
+	set_overdrawn(r, true);
+	pthread_mutex_unlock(&r->gate);
+	settle_one(r, true);
+	for (unsigned i = 0; i < REST_LOOKS && atomic_load(&r->overdrawn) && !aq_pace_is_capturing(); i++) {
+		if (is_at_rest(stream, per_thread)) {
+			observe(stream, per_thread);
+			settle_one(r, true);
+			return;
+		}
+		nanosleep(&(struct timespec){ .tv_nsec = REST_NAP_NS }, NULL);
+	}
 }
 
 /* ---- freeing --------------------------------------------------------------------------------------------------- */
@@ -264,6 +320,7 @@ static void close_if_empty(struct aq_reservoir *r)
 	pthread_mutex_lock(&r->gate);
 	if (r->destroyed && atomic_load(&r->outstanding) == 0 && atomic_load(&r->in_use)) {
 		aq_uncharge(r->device, AQ_POOL, atomic_exchange(&r->charged_bytes, 0));
+		set_overdrawn(r, false);
 		atomic_store_explicit(&r->in_use, false, memory_order_release);
 	}
 	pthread_mutex_unlock(&r->gate);
@@ -295,5 +352,7 @@ void aq_reservoirs_forget(void)
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
 		pthread_mutex_init(&r->gate, NULL);
 		atomic_store(&r->in_use, false);
+		atomic_store(&r->overdrawn, false);
 	}
+	atomic_store(&overdrawn_count, 0);
 }

@@ -22,8 +22,16 @@ struct aq_reservoir {
 	bool destroyed;             /* the pool cannot be asked any more; what is outstanding stays charged */
 	_Atomic uint64_t outstanding; /* allocations of the pool not yet freed */
 	_Atomic uint64_t charged_bytes;
+	_Atomic bool overdrawn;     /* past the limit since a call was undone: its idle memory is owed to the device */
 	uint64_t piece_bytes;       /* the least it takes from the device at a time, as far as was seen */
 	struct aq_reservoir *next;
+};
+
+/* How the call to come is expected to be served. */
+enum aq_growth_hope {
+	AQ_AT_ONCE,     /* from the device: all that it may take is charged before, without taking anything back from others */
+	AQ_FROM_IDLE,   /* from what the reservoir holds idle, if it does not fit otherwise: the driver may take more all the same */
+	AQ_FROM_DEVICE, /* from the device, after taking back what others hold idle */
 };
 
 /* A bracket around one call to the driver. */
@@ -38,19 +46,24 @@ struct aq_reservoir *aq_reservoir_add_pool(CUmemoryPool pool, CUdevice ordinal);
 struct aq_reservoir *aq_reservoir_of_graphs(CUdevice ordinal);
 
 /* Open the bracket for a call that takes up to `bytes`: charged now, and the gate is held. False = does not fit; nothing is held. */
-bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, uint64_t bytes);
+bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, uint64_t bytes, enum aq_growth_hope hope);
 /* Around a call that may wait for the device: let the gate go, and take it again. Others may settle meanwhile and see the growth twice,
  * never not at all. */
 void aq_growth_open_gate(struct aq_growth *growth);
 void aq_growth_close_gate(struct aq_growth *growth);
 /* Close the bracket. False = the driver took more than the limit leaves, and the gate is still held: undo the call, then aq_growth_undone. */
 bool aq_growth_end(struct aq_growth *growth);
-void aq_growth_undone(struct aq_growth *growth);
+/* What the call took goes back to the device before this returns, unless `stream`, in whose order it was undone, does not come to it within
+ * about a second (it may wait for something that this thread is still to do). Then it stays charged, past the limit, and goes back
+ * at a later call that settles. */
+void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread);
 
 /* Charge what each reservoir of a device holds now. */
 void aq_reservoirs_settle(int device);
 /* Give unused memory of the device's reservoirs back to the driver, and settle. */
 void aq_reservoirs_trim(int device);
+/* Give back what could not go back when a call was undone. Costs one load when there is nothing of the kind. */
+void aq_reservoirs_return_overdrawn(void);
 
 /* One of its allocations (in aq_pointers, with the reservoir as owner) was asked to be freed. */
 void aq_reservoir_freed(CUresult result, const struct aq_entry *held);

@@ -1,10 +1,13 @@
 /* Kernel launches, of every kind: pay, forward, and time some of them. See pace.h. Graph launches are in launch.c. */
 #include "interpose/driver.h"
+#include "interpose/gate.h"
 #include "interpose/pace.h"
 
 /* Each wrapper is two functions with the same arguments, so that the free path is a comparison and a jump into the driver, with the
- * arguments where they are, and the other one a jump into the paced form. */
+ * arguments where they are, and the other one a jump into the paced form. Where arguments lie on the stack the compiler would load and keep
+ * them first: those wrappers are in gate.S, and enter here by the paced form. */
 #define PACED __attribute__((noinline)) static CUresult
+#define PACED_BEHIND_GATE CUresult
 
 #define PAY_FORWARD_AND_TIME(work_, call)                                  \
 	do {                                                               \
@@ -27,34 +30,29 @@
 			   .threads = block_x * block_y * block_z, .stream = stream, .per_thread = is_per_thread })
 
 #define LAUNCH_HOOK(name, is_per_thread)                                                          \
-	PACED paced_##name(GRID_PARAMETERS, void **extra)                                         \
+	PACED_BEHIND_GATE aq_paced_##name(GRID_PARAMETERS, void **extra)                          \
 	{                                                                                         \
 		PAY_FORWARD_AND_TIME(GRID_WORK(is_per_thread), name(GRID_ARGUMENTS, extra));      \
-	}                                                                                         \
-	CUresult name(GRID_PARAMETERS, void **extra)                                              \
-	{                                                                                         \
-		if (aq_pace_free())                                                               \
-			return aq_cuda.name(GRID_ARGUMENTS, extra);                               \
-		return paced_##name(GRID_ARGUMENTS, extra);                                       \
 	}
 
 LAUNCH_HOOK(cuLaunchKernel, false)
 LAUNCH_HOOK(cuLaunchKernel_ptsz, true)
 
 #define COOPERATIVE_HOOK(name, is_per_thread)                                                     \
-	PACED paced_##name(GRID_PARAMETERS)                                                       \
+	PACED_BEHIND_GATE aq_paced_##name(GRID_PARAMETERS)                                        \
 	{                                                                                         \
 		PAY_FORWARD_AND_TIME(GRID_WORK(is_per_thread), name(GRID_ARGUMENTS));             \
-	}                                                                                         \
-	CUresult name(GRID_PARAMETERS)                                                            \
-	{                                                                                         \
-		if (aq_pace_free())                                                               \
-			return aq_cuda.name(GRID_ARGUMENTS);                                      \
-		return paced_##name(GRID_ARGUMENTS);                                              \
 	}
 
 COOPERATIVE_HOOK(cuLaunchCooperativeKernel, false)
 COOPERATIVE_HOOK(cuLaunchCooperativeKernel_ptsz, true)
+
+void aq_gates_open(void)
+{
+#define OPEN(name) aq_gate_##name = aq_cuda.name;
+	AQ_GATES(OPEN)
+#undef OPEN
+}
 
 #define LAUNCH_EX_HOOK(name, is_per_thread)                                                                       \
 	PACED paced_##name(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)        \

@@ -1,6 +1,6 @@
 /* Virtual memory management: physical memory lives as long as any handle or mapping of it.
  *
- * One object per physical allocation counts its handles and mappings; the charge goes when both are gone, as the memory does. Imported
+ * One object per physical allocation counts its handles, mappings and the arrays it lies in; the charge goes when all are gone, as the memory does. Imported
  * memory is the exporter's to pay, so its object is charged nothing but still counted. Addresses without memory behind
  * them (cuMemAddressReserve) cost nothing. */
 #include <pthread.h>
@@ -13,11 +13,19 @@
 struct physical {
 	uint64_t bytes;
 	int device;
-	uint64_t references; /* handles and mappings */
+	uint64_t references; /* handles, mappings and arrays */
+};
+
+/* One allocation that an array holds; each is in the list once. */
+struct aq_tile {
+	struct physical *physical;
+	struct aq_tile *next;
 };
 
 /* Handle -> object: owner = struct physical, bytes = how often the handle is held. */
 static struct aq_map handles;
+/* Array -> the memory that was ever mapped to it: owner = struct aq_tile. */
+static struct aq_map sparse_arrays;
 /* Start of a mapping -> object: owner = struct physical, bytes = length. */
 static struct aq_map mappings;
 /* These calls take the driver microseconds and change several entries at once: one lock, never held across a driver call that may wait. */
@@ -28,6 +36,7 @@ void aq_vmm_forget(void)
 	pthread_mutex_init(&gate, NULL);
 	aq_map_forget(&handles);
 	aq_map_forget(&mappings);
+	aq_map_forget(&sparse_arrays);
 }
 
 static struct physical *physical_of(const struct aq_entry *entry)
@@ -213,4 +222,87 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 	}
 	pthread_mutex_unlock(&gate);
 	return result;
+}
+
+/* ---- sparse arrays --------------------------------------------------------------------------------------------- */
+
+static struct aq_tile *tiles_of(uint64_t array)
+{
+	struct aq_entry entry;
+
+	return aq_map_get(&sparse_arrays, array, &entry) ? (struct aq_tile *)(uintptr_t)entry.owner : NULL;
+}
+
+/* The array holds the memory from here to its own end: which of its tiles still lie in it is not followed, so an array is charged for what
+ * was unmapped from it too, never for less than it has. */
+static void hold_for_array(uint64_t array, struct physical *physical)
+{
+	struct aq_tile *first = tiles_of(array);
+
+	for (const struct aq_tile *tile = first; tile; tile = tile->next)
+		if (tile->physical == physical)
+			return;
+	physical->references++; /* when there is no memory to remember it, for good */
+	struct aq_tile *tile = malloc(sizeof(*tile));
+	if (!tile)
+		return;
+	*tile = (struct aq_tile){ physical, first };
+	struct aq_entry entry = { .key = array, .owner = (uintptr_t)tile };
+	if (!aq_map_put(&sparse_arrays, &entry))
+		free(tile);
+}
+
+struct aq_tile *aq_vmm_array_ending(uint64_t array)
+{
+	struct aq_entry entry;
+
+	pthread_mutex_lock(&gate);
+	bool known = aq_map_take(&sparse_arrays, array, &entry);
+	pthread_mutex_unlock(&gate);
+	return known ? (struct aq_tile *)(uintptr_t)entry.owner : NULL;
+}
+
+void aq_vmm_array_ended(uint64_t array, struct aq_tile *tiles, CUresult result)
+{
+	struct aq_entry entry = { .key = array, .owner = (uintptr_t)tiles };
+
+	if (!tiles)
+		return;
+	pthread_mutex_lock(&gate);
+	if (result != CUDA_SUCCESS && aq_map_put(&sparse_arrays, &entry))
+		tiles = NULL;
+	while (tiles) {
+		struct aq_tile *next = tiles->next;
+
+		if (result == CUDA_SUCCESS)
+			drop_reference(tiles->physical);
+		free(tiles);
+		tiles = next;
+	}
+	pthread_mutex_unlock(&gate);
+}
+
+static CUresult map_arrays(CUarrayMapInfo *list, unsigned int count, CUstream stream, bool per_thread)
+{
+	struct aq_entry held;
+
+	pthread_mutex_lock(&gate);
+	CUresult result = per_thread ? aq_cuda.cuMemMapArrayAsync_ptsz(list, count, stream) : aq_cuda.cuMemMapArrayAsync(list, count, stream);
+	for (unsigned int i = 0; result == CUDA_SUCCESS && list && i < count; i++)
+		if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP && aq_map_get(&handles, list[i].memHandle.memHandle, &held))
+			hold_for_array((uintptr_t)list[i].resource.array, physical_of(&held));
+	pthread_mutex_unlock(&gate);
+	return result;
+}
+
+CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
+{
+	AQ_LIMITED_OR_RETURN(cuMemMapArrayAsync(list, count, stream));
+	return map_arrays(list, count, stream, false);
+}
+
+CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)
+{
+	AQ_LIMITED_OR_RETURN(cuMemMapArrayAsync_ptsz(list, count, stream));
+	return map_arrays(list, count, stream, true);
 }

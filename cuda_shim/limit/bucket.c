@@ -16,7 +16,8 @@ static int64_t difference(int64_t a, int64_t b)
 
 static int64_t inflow_ns(int64_t elapsed_ns, uint32_t percent, uint32_t gain_q16)
 {
-	return elapsed_ns * percent / 100 * gain_q16 / AQ_GAIN_ONE;
+	/* One division at the end: short steps would lose all they bring to an earlier one. */
+	return elapsed_ns * percent * gain_q16 / (100 * (int64_t)AQ_GAIN_ONE);
 }
 
 void aq_bucket_refill(struct aq_bucket *bucket, int64_t now_ns, uint32_t percent)
@@ -74,6 +75,6 @@ int64_t aq_bucket_wait_ns(const struct aq_bucket *bucket, uint32_t percent)
 		return 0;
 	if (balance < -REFILL_MAX_NS * 100)
 		balance = -REFILL_MAX_NS * 100; /* nonsense in the region must not overflow the product */
-	int64_t rate_q16 = (int64_t)percent * gain_of(bucket) / 100;
-	return rate_q16 == 0 ? REFILL_MAX_NS : -balance * (int64_t)AQ_GAIN_ONE / rate_q16 + 1;
+	int64_t rate = (int64_t)percent * gain_of(bucket); /* of 100 x AQ_GAIN_ONE */
+	return rate == 0 ? REFILL_MAX_NS : -balance * 100 * (int64_t)AQ_GAIN_ONE / rate + 1;
 }

@@ -29,7 +29,7 @@ struct aq_bucket {
 	_Atomic uint32_t gain_q16;       /* correction of the inflow; 0 = not set, means 1.0 */
 	_Atomic int32_t integral_q16;    /* the controller's memory */
 	_Atomic uint32_t measured_q16;   /* smoothed share of the device measured for the container */
-	uint32_t reserved[1];
+	_Atomic uint32_t regime;         /* the ceiling that the measurements are of, and how many of them still tell of before; 0 = of none */
 };
 _Static_assert(sizeof(struct aq_bucket) == 64, "the bucket is one cache line of the region ABI");
 

@@ -6,14 +6,26 @@
 #define INTEGRAL_MIN_Q16 (-(int32_t)(AQ_GAIN_ONE * 9 / 10))
 #define INTEGRAL_MAX_Q16 ((int32_t)(AQ_GAIN_MAX - AQ_GAIN_ONE))
 
+void aq_control_interrupted(struct aq_bucket *bucket)
+{
+	if (atomic_load_explicit(&bucket->regime, memory_order_relaxed))
+		atomic_store_explicit(&bucket->regime, 0, memory_order_relaxed);
+}
+
 bool aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns)
 {
 	int64_t until = atomic_load_explicit(&bucket->lease_until_ns, memory_order_relaxed);
+	uint64_t left = (uint64_t)until - (uint64_t)now_ns, since = (uint64_t)now_ns - (uint64_t)until;
+
 	/* A lease far in the future was scribbled there; it must not end the correction for good. */
-	if (now_ns < until && (uint64_t)until - (uint64_t)now_ns <= AQ_CONTROL_PERIOD_NS)
+	if (now_ns < until && left <= AQ_CONTROL_PERIOD_NS)
 		return false;
-	return atomic_compare_exchange_strong_explicit(&bucket->lease_until_ns, &until, now_ns + AQ_CONTROL_PERIOD_NS,
-						       memory_order_relaxed, memory_order_relaxed);
+	if (!atomic_compare_exchange_strong_explicit(&bucket->lease_until_ns, &until, now_ns + AQ_CONTROL_PERIOD_NS,
+						     memory_order_relaxed, memory_order_relaxed))
+		return false;
+	if (since > AQ_CONTROL_GAP_NS)
+		aq_control_interrupted(bucket);
+	return true;
 }
 
 static uint32_t smooth(struct aq_bucket *bucket, uint32_t measured_q16)
@@ -25,14 +37,39 @@ static uint32_t smooth(struct aq_bucket *bucket, uint32_t measured_q16)
 	return smoothed;
 }
 
+static bool is_far(uint32_t a, uint32_t b)
+{
+	return a > 2 * b || b > 2 * a;
+}
+
+/* How many measurements, this one included, still tell of what was before this ceiling. */
+static uint32_t stale_measurements(struct aq_bucket *bucket, uint32_t percent)
+{
+	uint32_t regime = atomic_load_explicit(&bucket->regime, memory_order_relaxed);
+	uint32_t stale = is_far(regime & 0xff, percent) ? AQ_CONTROL_STALE : regime >> 8;
+
+	if (stale > AQ_CONTROL_STALE)
+		stale = AQ_CONTROL_STALE;
+	atomic_store_explicit(&bucket->regime, (stale ? stale - 1 : 0) << 8 | percent, memory_order_relaxed);
+	return stale;
+}
+
 void aq_control_correct(struct aq_bucket *bucket, int64_t now_ns, uint32_t percent, uint32_t measured_q16)
 {
+	if (percent == 0 || percent > 100)
+		return;
+	if (stale_measurements(bucket, percent)) {
+		atomic_store_explicit(&bucket->measured_q16, 0, memory_order_relaxed);
+		return;
+	}
 	uint32_t smoothed = smooth(bucket, measured_q16);
 	int64_t starved = atomic_load_explicit(&bucket->starved_at_ns, memory_order_relaxed);
-	if (percent == 0 || (uint64_t)now_ns - (uint64_t)starved > AQ_CONTROL_PERIOD_NS)
+	if ((uint64_t)now_ns - (uint64_t)starved > AQ_CONTROL_PERIOD_NS)
 		return;
 	int64_t limit_q16 = (int64_t)AQ_GAIN_ONE * percent / 100;
 	int64_t error_q16 = (limit_q16 - smoothed) * (int64_t)AQ_GAIN_ONE / limit_q16;
+	if (error_q16 < -(int64_t)AQ_GAIN_ONE)
+		error_q16 = -(int64_t)AQ_GAIN_ONE;
 	int64_t integral = atomic_load_explicit(&bucket->integral_q16, memory_order_relaxed) + error_q16 / INTEGRAL_GAIN_DEN;
 	if (integral < INTEGRAL_MIN_Q16)
 		integral = INTEGRAL_MIN_Q16;

@@ -4,6 +4,10 @@
  * a neighbour stretches what is timed. The driver's own utilisation figures have none, but come late. So an integrator
  * moves the gain of the inflow slowly, and only while the container is throttled (else it would wind up).
  *
+ * A measurement comes after the fact. When the ceiling changed much, or nothing was throttled for a while, the next ones tell of what was before:
+ * they are passed over. And one period moves the gain by a tenth at most, down as up: a container that had the whole device and is held at a
+ * twentieth of it must not be throttled to nothing for what it had.
+ *
  * One process of the container does it at a time: whoever takes the lease, at a moment when it has to wait anyway.
  */
 #ifndef AQ_LIMIT_CONTROL_H
@@ -12,9 +16,14 @@
 #include "limit/bucket.h"
 
 #define AQ_CONTROL_PERIOD_NS 100000000ll /* 100 ms */
+#define AQ_CONTROL_GAP_NS 500000000ll    /* as long without a wait, and the correction starts anew */
+#define AQ_CONTROL_STALE 3u              /* measurements passed over then: the driver's samples are up to two periods wide */
 
 /* True for the one caller that shall measure now: it holds the lease for one period. */
 bool aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns);
+
+/* The container is not held at any ceiling now: what is measured from here on tells nothing about one. */
+void aq_control_interrupted(struct aq_bucket *bucket);
 
 /* Fold one measurement in: `measured_q16` is the container's share of the device's time since the last one (65536 = all of it). */
 void aq_control_correct(struct aq_bucket *bucket, int64_t now_ns, uint32_t percent, uint32_t measured_q16);

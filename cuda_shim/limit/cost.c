@@ -33,23 +33,6 @@ struct aq_cost_entry *aq_cost_find(struct aq_cost_table *table, uint64_t key)
 	return NULL;
 }
 
-uint64_t aq_cost_estimate(const struct aq_cost_entry *entry, uint64_t fallback_ns)
-{
-	uint64_t estimate = entry ? atomic_load_explicit(&entry->estimate_ns, memory_order_relaxed) : 0;
-	return estimate ? estimate : fallback_ns;
-}
-
-bool aq_cost_wants_sample(struct aq_cost_entry *entry)
-{
-	uint32_t launch = atomic_load_explicit(&entry->launches, memory_order_relaxed);
-	/* Two threads may count one launch for two: cheaper than a locked add, and only the choice of samples hangs on it. */
-	atomic_store_explicit(&entry->launches, launch + 1, memory_order_relaxed);
-	if (launch < AQ_COST_EAGER)
-		return true;
-	uint32_t every = atomic_load_explicit(&entry->stable, memory_order_relaxed) ? AQ_COST_EVERY_STABLE : AQ_COST_EVERY;
-	return launch % every == 0;
-}
-
 static bool agree(uint64_t a, uint64_t b)
 {
 	uint64_t low = a < b ? a : b, high = a < b ? b : a;

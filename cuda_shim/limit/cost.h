@@ -19,7 +19,7 @@
 #define AQ_COST_WINDOW 16u       /* samples per window of the minimum */
 #define AQ_COST_EAGER 8u         /* launches of a new key that are all sampled */
 #define AQ_COST_EVERY 64u        /* then every 64th … */
-#define AQ_COST_EVERY_STABLE 1024u /* … and every 1024th once two windows agree */
+#define AQ_COST_EVERY_STABLE 1024u /* … and every 1024th once two windows agree; both are powers of two */
 
 struct aq_cost_entry {
 	_Atomic uint64_t key;          /* 0 = free */
@@ -42,10 +42,23 @@ uint64_t aq_cost_key(const void *function, uint64_t blocks, uint32_t threads_per
 struct aq_cost_entry *aq_cost_find(struct aq_cost_table *table, uint64_t key);
 
 /* GPU time to pay for one launch. `fallback_ns` is for keys that have not been measured yet. */
-uint64_t aq_cost_estimate(const struct aq_cost_entry *entry, uint64_t fallback_ns);
+static inline uint64_t aq_cost_estimate(const struct aq_cost_entry *entry, uint64_t fallback_ns)
+{
+	uint64_t estimate = entry ? atomic_load_explicit(&entry->estimate_ns, memory_order_relaxed) : 0;
+
+	return estimate ? estimate : fallback_ns;
+}
 
 /* Count a launch and say whether this one should be timed. */
-bool aq_cost_wants_sample(struct aq_cost_entry *entry);
+static inline bool aq_cost_wants_sample(struct aq_cost_entry *entry)
+{
+	uint32_t launch = atomic_load_explicit(&entry->launches, memory_order_relaxed);
+	uint32_t every = atomic_load_explicit(&entry->stable, memory_order_relaxed) ? AQ_COST_EVERY_STABLE : AQ_COST_EVERY;
+
+	/* Two threads may count one launch for two: cheaper than a locked add, and only the choice of samples hangs on it. */
+	atomic_store_explicit(&entry->launches, launch + 1, memory_order_relaxed);
+	return launch < AQ_COST_EAGER || !(launch & (every - 1));
+}
 
 /* Take in one measured duration. */
 void aq_cost_learn(struct aq_cost_entry *entry, uint64_t measured_ns);

@@ -37,27 +37,37 @@ static bool find_root(const char *library, char *root)
 	return false;
 }
 
-/* Writable for containers of high priority, read-only for the others; a container without one has no priority. */
-static struct aq_priority_page *map_priority(const char *path, bool *writable)
+/* A page of the node that begins with `magic`. A container that has none, or a damaged one, goes without. */
+static void *map_page(const char *path, size_t bytes, uint64_t magic, bool writable)
 {
-	int fd = open(path, O_RDWR | O_CLOEXEC);
+	int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
 
-	*writable = fd >= 0;
-	if (fd < 0)
-		fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
 		return NULL;
-	int protection = *writable ? PROT_READ | PROT_WRITE : PROT_READ;
 	/* Not fstat: it would ask for glibc 2.33. */
-	void *page = lseek(fd, 0, SEEK_END) >= (off_t)sizeof(struct aq_priority_page)
-			     ? mmap(NULL, sizeof(struct aq_priority_page), protection, MAP_SHARED, fd, 0)
+	void *page = lseek(fd, 0, SEEK_END) >= (off_t)bytes
+			     ? mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0)
 			     : MAP_FAILED;
 	close(fd);
-	if (page != MAP_FAILED && ((struct aq_priority_page *)page)->magic == AQ_PRIORITY_MAGIC)
+	if (page == MAP_FAILED)
+		return NULL;
+	if (*(const uint64_t *)page == magic)
 		return page;
-	if (page != MAP_FAILED)
-		munmap(page, sizeof(struct aq_priority_page));
+	munmap(page, bytes);
 	return NULL;
+}
+
+static void map_node_pages(struct aq_node_pages *node, const char *root)
+{
+	char path[PATH_BYTES];
+
+	snprintf(path, sizeof(path), "%s" DIRECTORY "/priority", root);
+	node->priority = map_page(path, sizeof(struct aq_priority_page), AQ_PRIORITY_MAGIC, true);
+	node->priority_writable = node->priority != NULL;
+	if (!node->priority)
+		node->priority = map_page(path, sizeof(struct aq_priority_page), AQ_PRIORITY_MAGIC, false);
+	snprintf(path, sizeof(path), "%s" DIRECTORY "/turns", root);
+	node->turns = map_page(path, sizeof(struct aq_turns_page), AQ_TURNS_MAGIC, true);
 }
 
 int aq_container_open(struct aq_container *container, const char *library, enum aq_region_access access, bool *may_pass,
@@ -81,7 +91,6 @@ int aq_container_open(struct aq_container *container, const char *library, enum 
 		aq_limits_unmap(&container->limits);
 		return failed;
 	}
-	snprintf(path, sizeof(path), "%s" DIRECTORY "/priority", root);
-	container->priority = map_priority(path, &container->priority_writable);
+	map_node_pages(&container->node, root);
 	return 0;
 }

@@ -5,14 +5,21 @@
 #include <stdbool.h>
 
 #include "limit/priority.h"
+#include "limit/turns.h"
 #include "region/limits.h"
 #include "region/region.h"
+
+/* What containers of a node share; NULL where the agent mounts none. */
+struct aq_node_pages {
+	struct aq_priority_page *priority;
+	bool priority_writable; /* as the agent mounts it for containers of high priority */
+	struct aq_turns_page *turns;
+};
 
 struct aq_container {
 	struct aq_limits limits;
 	struct aq_region region;
-	struct aq_priority_page *priority; /* the node's; NULL where the agent mounts none */
-	bool priority_writable;
+	struct aq_node_pages node;
 };
 
 /* Map both files. Looks in /run/aliquot; when that has no limits file, in run/aliquot below each directory above `library`, the path

@@ -14,9 +14,11 @@
  * Compatibility. A reader accepts its own major version only. A newer minor may append devices' fields, slots' fields and
  * header fields: readers step by the strides the header states, which are never smaller than the structs here, and ignore
  * what they do not know. Reserved fields are zero. Old offsets never move. Words are little-endian, as on every host of CUDA.
+ * The tables of a region follow its header in the order devices, slots, virtual ledgers, at multiples of 64, without overlap, and lie within the
+ * file; both readers refuse any other region by the same rules (tests/fakes/regions.py has the table of odd ones that both are tried on).
  *
- * Updating limits. The writer stores an odd generation, rewrites what changed, stores the checksum, then stores the next even
- * generation (seqlock). A reader copies the page and keeps the copy when the generation was even and the same before and after
+ * Updating limits. The writer stores an odd generation, rewrites the page (versions, header size and checksum with it: the one who wrote it
+ * before may have been of another minor version), then stores the next even generation (seqlock). A reader copies the page and keeps the copy when the generation was even and the same before and after
  * and the checksum fits; else it keeps what it had and looks again at its next call. The checksum makes the copy safe even where the
  * writer's stores are not ordered, and shows a damaged file. Devices are appended, never reordered or removed while the container lives.
  *
@@ -70,7 +72,7 @@
 #define AQ_LIMITS_MAGIC 0x314d494c51414c41ull /* "ALAQLIM1" */
 #define AQ_REGION_MAGIC 0x314e474551414c41ull /* "ALAQEGN1" */
 #define AQ_ABI_MAJOR 1
-#define AQ_ABI_MINOR 1 /* 1: the virtual ledger, module_bytes */
+#define AQ_ABI_MINOR 3 /* 1: the virtual ledger, module_bytes; 2: the regime of the compute bucket, turns_owner; 3: waiting */
 
 #define AQ_MAX_DEVICES 16
 #define AQ_SLOT_COUNT 256
@@ -115,7 +117,7 @@ struct aq_limits_device {
 	int32_t priority;             /* > 0: high, < 0: low; needs priority_line */
 	uint32_t pause;               /* non-zero: submit no new work until it is zero again */
 	uint32_t flags;               /* none defined */
-	uint32_t priority_line;       /* the device's line in the node's priority page, from 1; 0 = none. See limit/priority.h */
+	uint32_t priority_line;       /* the device's line in the node's pages, from 1; 0 = none. See limit/priority.h and limit/turns.h */
 	uint64_t reserved[11];
 };
 
@@ -142,7 +144,8 @@ struct aq_region_header {
 	_Atomic uint64_t repaired_bytes; /* leaks found and subtracted so far */
 	uint32_t virtual_offset;         /* of the virtual ledgers, one row per slot; 0 = there are none */
 	uint32_t virtual_stride;
-	uint8_t reserved[184];
+	_Atomic uint64_t turns_owner;    /* by what the container is known on the page of turns, limit/turns.h; 0 = not yet */
+	uint8_t reserved[176];
 };
 
 struct aq_region_device {
@@ -168,7 +171,7 @@ struct aq_slot_device {
 	_Atomic uint64_t busy_ns;        /* GPU time paid for */
 	_Atomic uint64_t throttled_ns;   /* time spent waiting for the right to launch */
 	_Atomic uint32_t contexts;       /* contexts alive on the device */
-	uint32_t reserved0;
+	_Atomic uint32_t waiting;        /* threads that wait at this moment for the right to launch */
 	_Atomic uint64_t module_bytes;   /* of the bytes in use: code and variables of modules, as measured */
 	uint64_t reserved[1];
 };
@@ -204,6 +207,11 @@ struct aq_region_slot {
 #define AQ_REGION_BYTES (AQ_REGION_VIRTUAL_OFFSET + AQ_SLOT_COUNT * sizeof(struct aq_virtual_row))
 #define AQ_REPAIR_LOCK_OFFSET 0u
 
+/* What no version will pass: larger is damage. */
+#define AQ_LIMITS_BYTES_MAX (1u << 20)
+#define AQ_REGION_BYTES_MAX (1u << 25)
+#define AQ_SLOT_COUNT_MAX 4096u
+
 /* ABI v1. */
 _Static_assert(sizeof(struct aq_limits_header) == 256, "limits ABI v1");
 _Static_assert(offsetof(struct aq_limits_header, generation) == 16, "limits ABI v1");
@@ -224,10 +232,12 @@ _Static_assert(offsetof(struct aq_slot_device, refusals) == 64, "region ABI v1")
 _Static_assert(sizeof(struct aq_region_slot) == 2176, "region ABI v1");
 _Static_assert(offsetof(struct aq_region_slot, start_ticks) == 16, "region ABI v1");
 _Static_assert(offsetof(struct aq_region_slot, device) == 128, "region ABI v1");
+_Static_assert(offsetof(struct aq_slot_device, waiting) == 108, "region ABI v1.3");
 _Static_assert(offsetof(struct aq_slot_device, module_bytes) == 112, "region ABI v1.1");
 _Static_assert(offsetof(struct aq_region_device, virtual_bytes) == 16, "region ABI v1.1");
 _Static_assert(offsetof(struct aq_region_device, compute) == 64, "region ABI v1");
 _Static_assert(offsetof(struct aq_region_header, virtual_offset) == 64, "region ABI v1.1");
+_Static_assert(offsetof(struct aq_region_header, turns_owner) == 72, "region ABI v1.2");
 _Static_assert(sizeof(struct aq_virtual_device) == 64, "region ABI v1.1");
 _Static_assert(sizeof(struct aq_virtual_row) == 1024, "region ABI v1.1");
 _Static_assert(AQ_REGION_VIRTUAL_OFFSET == 561152, "region ABI v1.1");

@@ -10,7 +10,6 @@
 
 #include "limit/priority.h"
 
-#define LIMITS_BYTES_MAX (1u << 20)
 #define FIRST_COPY_TRIES 2000 /* with a yield each: about as many milliseconds at worst, then the writer is taken for dead */
 #define REFRESH_TRIES 3
 
@@ -194,9 +193,10 @@ static int map_page(struct aq_limits *limits, const char *path, struct aq_fault 
 	if (fd < 0)
 		return aq_fault(fault, "cannot open the limits file %s: %s", path, strerror(errno));
 	off_t bytes = lseek(fd, 0, SEEK_END); /* not fstat: it would ask for glibc 2.33 */
-	if (bytes < (off_t)sizeof(struct aq_limits_header) || bytes > LIMITS_BYTES_MAX) {
+	if (bytes < (off_t)sizeof(struct aq_limits_header) || bytes > (off_t)AQ_LIMITS_BYTES_MAX) {
 		close(fd);
-		return aq_fault(fault, "the limits file %s is truncated: %lld bytes, want %zu", path, (long long)bytes, AQ_LIMITS_BYTES);
+		return aq_fault(fault, "the limits file %s is %s: %lld bytes, want %zu", path,
+				bytes > (off_t)AQ_LIMITS_BYTES_MAX ? "damaged" : "truncated", (long long)bytes, AQ_LIMITS_BYTES);
 	}
 	limits->bytes = (size_t)bytes & ~(size_t)7;
 	void *page = mmap(NULL, limits->bytes, PROT_READ, MAP_SHARED, fd, 0);

@@ -1,3 +1,5 @@
+#define _GNU_SOURCE /* fallocate */
+
 #include "region/region.h"
 
 #include <errno.h>
@@ -20,36 +22,50 @@
 
 /* ---- geometry -------------------------------------------------------------------------------------------------- */
 
+static bool is_placed(uint64_t offset, uint64_t stride, uint64_t least_offset, size_t least_stride)
+{
+	return offset >= least_offset && stride >= least_stride && (offset | stride) % 64 == 0;
+}
+
+/* Do the tables lie behind each other within the file? The rules are in layout.h. */
+static bool tables_fit(const struct aq_region_header *header, size_t bytes)
+{
+	uint64_t devices_end = header->device_offset + (uint64_t)header->device_stride * header->device_count;
+	uint64_t slots_end = header->slot_offset + (uint64_t)header->slot_stride * header->slot_count;
+	uint64_t end = slots_end;
+
+	if (header->virtual_offset) {
+		if (!is_placed(header->virtual_offset, header->virtual_stride, slots_end, sizeof(struct aq_virtual_row)))
+			return false;
+		end = header->virtual_offset + (uint64_t)header->virtual_stride * header->slot_count;
+	}
+	return header->header_bytes >= sizeof(*header) && header->device_count >= AQ_MAX_DEVICES && header->slot_count > 0 &&
+	       header->slot_count <= AQ_SLOT_COUNT_MAX &&
+	       is_placed(header->device_offset, header->device_stride, header->header_bytes, sizeof(struct aq_region_device)) &&
+	       is_placed(header->slot_offset, header->slot_stride, devices_end, sizeof(struct aq_region_slot)) && end <= bytes;
+}
+
 static int adopt_geometry(struct aq_region *region, const char *path, struct aq_fault *fault)
 {
-	const struct aq_region_header *header = (const struct aq_region_header *)(const void *)region->base;
+	struct aq_region_header header;
 
-	if (header->magic != AQ_REGION_MAGIC)
-		return aq_fault(fault, "%s is not a usage region: magic %#llx, want %#llx", path,
-				(unsigned long long)header->magic, AQ_REGION_MAGIC);
-	if (header->abi_major != AQ_ABI_MAJOR)
-		return aq_fault(fault, "the usage region %s has ABI version %u, this shim speaks %u", path, header->abi_major,
-				AQ_ABI_MAJOR);
-	/* Copied once: what is in the file may change under us, these may not. */
-	region->device_offset = header->device_offset;
-	region->device_stride = header->device_stride;
-	region->slot_offset = header->slot_offset;
-	region->slot_stride = header->slot_stride;
-	region->slot_count = header->slot_count;
-	region->virtual_offset = header->virtual_offset;
-	region->virtual_stride = header->virtual_stride;
-	uint64_t devices_end = region->device_offset + (uint64_t)region->device_stride * header->device_count;
-	uint64_t slots_end = region->slot_offset + (uint64_t)region->slot_stride * region->slot_count;
-	uint64_t virtual_end = region->virtual_offset + (uint64_t)region->virtual_stride * region->slot_count;
-	bool has_virtual = region->virtual_offset != 0;
-	if (header->device_count < AQ_MAX_DEVICES || region->device_stride < sizeof(struct aq_region_device) ||
-	    region->slot_stride < sizeof(struct aq_region_slot) || region->slot_count == 0 ||
-	    (region->device_offset | region->device_stride | region->slot_offset | region->slot_stride) % 64 ||
-	    devices_end > region->slot_offset || slots_end > region->bytes ||
-	    (has_virtual && (region->virtual_offset < slots_end || region->virtual_stride < sizeof(struct aq_virtual_row) ||
-			     (region->virtual_offset | region->virtual_stride) % 64 || virtual_end > region->bytes)))
+	/* Copied once: what is in the file may change under us, this may not. */
+	memcpy(&header, region->base, sizeof(header));
+	if (header.magic != AQ_REGION_MAGIC)
+		return aq_fault(fault, "%s is not a usage region: magic %#llx, want %#llx", path, (unsigned long long)header.magic,
+				AQ_REGION_MAGIC);
+	if (header.abi_major != AQ_ABI_MAJOR)
+		return aq_fault(fault, "the usage region %s has ABI version %u, this shim speaks %u", path, header.abi_major, AQ_ABI_MAJOR);
+	if (!tables_fit(&header, region->bytes))
 		return aq_fault(fault, "the usage region %s is truncated or damaged: its tables do not fit its %zu bytes", path,
 				region->bytes);
+	region->device_offset = header.device_offset;
+	region->device_stride = header.device_stride;
+	region->slot_offset = header.slot_offset;
+	region->slot_stride = header.slot_stride;
+	region->slot_count = header.slot_count;
+	region->virtual_offset = header.virtual_offset;
+	region->virtual_stride = header.virtual_stride;
 	return 0;
 }
 
@@ -76,6 +92,17 @@ struct aq_virtual_device *aq_region_virtual(const struct aq_region *region, uint
 	return &((struct aq_virtual_row *)(void *)row)->device[device];
 }
 
+/* Ask for the pages before they are touched: on a full disk a first touch would end the program with SIGBUS. */
+static bool has_room(int fd, size_t bytes)
+{
+	int failed;
+
+	do
+		failed = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes);
+	while (failed && errno == EINTR);
+	return !failed || (errno != ENOSPC && errno != EDQUOT && errno != ENOMEM); /* a file system that cannot say is taken at its word */
+}
+
 int aq_region_map(struct aq_region *region, const char *path, enum aq_region_access access, struct aq_fault *fault)
 {
 	bool write = access == AQ_REGION_WRITE;
@@ -89,11 +116,19 @@ int aq_region_map(struct aq_region *region, const char *path, enum aq_region_acc
 	off_t bytes = lseek(region->lock_fd, 0, SEEK_END); /* not fstat: it would ask for glibc 2.33 */
 	if (bytes < (off_t)sizeof(struct aq_region_header))
 		return aq_fault(fault, "the usage region %s is truncated: %lld bytes, want %zu", path, (long long)bytes, AQ_REGION_BYTES);
+	if (bytes > (off_t)AQ_REGION_BYTES_MAX)
+		return aq_fault(fault, "the usage region %s is damaged: %lld bytes, want at most %u", path, (long long)bytes,
+				AQ_REGION_BYTES_MAX);
 	region->bytes = (size_t)bytes;
 	/* Mapped through another description than the one that locks: a mapping survives in forked children and would keep the lock alive. */
 	int fd = open(path, (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
 	if (fd < 0)
 		return aq_fault(fault, "cannot open the usage region %s: %s", path, strerror(errno));
+	if (write && !has_room(fd, region->bytes)) {
+		close(fd);
+		return aq_fault(fault, "no room for the %zu bytes of the usage region %s: the node's disk or the container's memory is full",
+				region->bytes, path);
+	}
 	void *base = mmap(NULL, region->bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
 	close(fd);
 	if (base == MAP_FAILED)
@@ -209,6 +244,7 @@ static void clear_statistics(struct aq_slot_device *device)
 	atomic_store_explicit(&device->throttled_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->contexts, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->module_bytes, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->waiting, 0, memory_order_relaxed);
 }
 
 static void bury(const struct aq_region *region, uint32_t index)
@@ -366,6 +402,8 @@ static bool take_free_slot(struct aq_region *region)
 		if (atomic_load(&slot->state) != AQ_SLOT_FREE || !try_lock(region, slot_lock(region, i)))
 			continue;
 		if (atomic_load(&slot->state) == AQ_SLOT_FREE) {
+			for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++)
+				clear_statistics(&slot->device[device]); /* an older version buried its owner and did not know them all */
 			atomic_store(&slot->host_pid, 0);
 			atomic_store(&slot->start_ticks, own_start_ticks());
 			atomic_store(&slot->pid, (uint32_t)getpid());

@@ -254,6 +254,22 @@ static CUresult create_and_push(CUcontext *out, unsigned flags, unsigned api_ver
 CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice ordinal) { return create_and_push(out, flags, 3010, ordinal); }
 CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordinal) { return create_and_push(out, flags, 3020, ordinal); }
 
+/* No graphics library stands behind these: they make contexts, which is all that a program without a display asks of them. */
+CUresult cuGLCtxCreate(CUcontext *out, unsigned int flags, CUdevice ordinal) { return create_and_push(out, flags, 3010, ordinal); }
+CUresult cuGLCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordinal) { return create_and_push(out, flags, 3020, ordinal); }
+
+CUresult cuVDPAUCtxCreate(CUcontext *out, unsigned int flags, CUdevice ordinal, unsigned int device, void *lookup)
+{
+    (void)device, (void)lookup;
+    return create_and_push(out, flags, 3010, ordinal);
+}
+
+CUresult cuVDPAUCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordinal, unsigned int device, void *lookup)
+{
+    (void)device, (void)lookup;
+    return create_and_push(out, flags, 3020, ordinal);
+}
+
 CUresult cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *affinity, int n_affinity, unsigned int flags, CUdevice ordinal)
 {
     SIM_REQUIRE_READY();

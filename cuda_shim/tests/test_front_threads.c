@@ -4,19 +4,14 @@
  * Argument: the build directory. Needs its simulated driver. */
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "cuda_abi.h"
-#include "nvml_abi.h"
-#include "tests/support.h"
+#include "tests/unpacked.h"
 
 #define LIMIT_BYTES (4096 * MIB)
 #define ROUNDS 150
-#define LIBRARIES "/usr/lib/x86_64-linux-gnu"
-#define DRIVER "/run/aliquot/driver"
 
 #define CALLS(X)                                                                                                          \
 	X(cuInit) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxCreate_v2) X(cuCtxDestroy_v2) X(cuMemAlloc_v2)   \
@@ -30,7 +25,6 @@ static struct {
 #undef DECLARE
 } cu;
 
-static const char *build, *root;
 static CUcontext context;
 static struct support_page page;
 
@@ -141,17 +135,15 @@ static void changing_limits(uint32_t *random)
 {
 	static struct support_page next;
 	static uint64_t generation = 2;
-	char path[512];
 
-	snprintf(path, sizeof(path), "%s/run/aliquot/limits", root);
 	next = page;
 	next.header.generation = generation + 1;
-	support_write_limits(path, &next);
+	unpacked_write_limits(&next);
 	next.device[0].memory_bytes = support_random(random) % 2 ? LIMIT_BYTES : LIMIT_BYTES / 2;
 	next.header.checksum = support_checksum(&next);
-	support_write_limits(path, &next);
+	unpacked_write_limits(&next);
 	next.header.generation = generation += 2;
-	support_write_limits(path, &next);
+	unpacked_write_limits(&next);
 	usleep(1000);
 }
 
@@ -171,68 +163,11 @@ static void *ply(void *argument)
 	return NULL;
 }
 
-/* ---- an unpacked container ------------------------------------------------------------------------------------- */
-
-static void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void run(const char *format, ...)
-{
-	char command[2048];
-	va_list arguments;
-
-	va_start(arguments, format);
-	vsnprintf(command, sizeof(command), format, arguments);
-	va_end(arguments);
-	CHECK(system(command) == 0);
-}
-
-/* The UUID of the node's first GPU, as the real NVML says. */
-static void first_uuid(char *uuid)
-{
-	char path[512];
-
-	snprintf(path, sizeof(path), "%s/lib/sim/libnvidia-ml.so.1", build);
-	void *nvml = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	CHECK(nvml);
-	nvmlReturn_t (*init)(void) = (nvmlReturn_t(*)(void))dlsym(nvml, "nvmlInit_v2");
-	nvmlReturn_t (*handle)(unsigned, nvmlDevice_t *) = (nvmlReturn_t(*)(unsigned, nvmlDevice_t *))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
-	nvmlReturn_t (*get)(nvmlDevice_t, char *, unsigned) = (nvmlReturn_t(*)(nvmlDevice_t, char *, unsigned))dlsym(nvml, "nvmlDeviceGetUUID");
-	nvmlDevice_t device;
-	CHECK(init && handle && get);
-	CHECK(init() == NVML_SUCCESS && handle(0, &device) == NVML_SUCCESS && get(device, uuid, AQ_UUID_BYTES) == NVML_SUCCESS);
-}
-
-static void unpack(void)
-{
-	char path[512];
-
-	run("'%s/bin/aliquot-sim' init h200x8 --dir '%s/node' > /dev/null", build, root);
-	snprintf(path, sizeof(path), "%s/node", root);
-	CHECK(setenv("ALIQUOT_SIM_DIR", path, 1) == 0);
-	run("mkdir -p '%s" LIBRARIES "' '%s" DRIVER "'", root, root);
-	run("cp '%s/lib/shim/libcuda.so.1' '%s" LIBRARIES "/'", build, root);
-	run("cp '%s/lib/sim/libcuda.so.1' '%s" DRIVER "/libcuda.aliquot-driver.so.1'", build, root);
-	run("cp '%s/lib/sim/libnvidia-ml.so.1' '%s" DRIVER "/libnvidia-ml.aliquot-driver.so.1'", build, root);
-	support_page(&page, 1, LIMIT_BYTES);
-	memset(page.device[0].uuid, 0, sizeof(page.device[0].uuid));
-	first_uuid(page.device[0].uuid);
-	page.header.checksum = support_checksum(&page);
-	snprintf(path, sizeof(path), "%s/run/aliquot/limits", root);
-	support_write_limits(path, &page);
-	support_write_region();
-	run("mv '%s' '%s/run/aliquot/region'", support_region(), root);
-}
-
 static void find_driver(void)
 {
-	char path[512];
+	void *front = unpacked_front();
 
-	snprintf(path, sizeof(path), "%s" LIBRARIES "/libcuda.so.1", root);
-	void *driver = dlopen(path, RTLD_NOW);
-	if (!driver) {
-		fprintf(stderr, "%s\n", dlerror());
-		exit(1);
-	}
-#define FIND(name) CHECK(cu.name = (__typeof__(cu.name))dlsym(driver, #name));
+#define FIND(name) CHECK(cu.name = (__typeof__(cu.name))dlsym(front, #name));
 	CALLS(FIND)
 #undef FIND
 }
@@ -243,9 +178,7 @@ int main(int argc, char **argv)
 	size_t before, after, total;
 
 	CHECK(argc == 2);
-	build = argv[1];
-	root = support_directory();
-	unpack();
+	unpacked_container(argv[1], LIMIT_BYTES, &page);
 	find_driver();
 	CHECK(cu.cuInit(0) == CUDA_SUCCESS);
 	CHECK(cu.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
@@ -265,6 +198,6 @@ int main(int argc, char **argv)
 		fprintf(stderr, "%zu bytes free before, %zu after\n", before, after);
 		exit(1);
 	}
-	run("rm -rf '%s'", root);
+	unpacked_remove();
 	return 0;
 }

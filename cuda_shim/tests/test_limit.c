@@ -1,20 +1,11 @@
 /* The compute limiter without a driver: time is an argument, so a whole day of launches is a loop. */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "limit/bucket.h"
 #include "limit/control.h"
 #include "limit/cost.h"
 #include "limit/priority.h"
-
-#define CHECK(condition)                                                                       \
-	do {                                                                                   \
-		if (!(condition)) {                                                            \
-			fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition); \
-			exit(1);                                                               \
-		}                                                                              \
-	} while (0)
+#include "tests/support.h"
 
 #define MS 1000000ll
 #define SECOND 1000000000ll
@@ -22,7 +13,8 @@
 /* A tenant that launches kernels of `kernel_ns` back to back on a device of its own: the share of the time it got. */
 static double share_obtained(uint32_t percent, int64_t kernel_ns, int64_t paid_per_kernel_ns, struct aq_bucket *bucket)
 {
-	int64_t now = SECOND, end = now + 20 * SECOND, busy = 0;
+	int64_t length = kernel_ns * 50000 < 20 * SECOND ? kernel_ns * 50000 : 20 * SECOND;
+	int64_t now = SECOND, end = now + length, busy = 0;
 	while (now < end) {
 		if (aq_bucket_pay(bucket, now, percent, paid_per_kernel_ns)) {
 			busy += kernel_ns;
@@ -31,7 +23,7 @@ static double share_obtained(uint32_t percent, int64_t kernel_ns, int64_t paid_p
 			now += aq_bucket_wait_ns(bucket, percent);
 		}
 	}
-	return (double)busy / (20 * SECOND);
+	return (double)busy / (double)length;
 }
 
 static void bucket_gives_exactly_the_share(void)
@@ -68,6 +60,8 @@ static void scribbled_bucket_neither_hangs_nor_overflows(void)
 {
 	struct aq_bucket bucket;
 	memset(&bucket, 0x7f, sizeof bucket);
+	aq_control_correct(&bucket, SECOND, 50, AQ_GAIN_ONE / 2);
+	CHECK(atomic_load(&bucket.regime) >> 8 <= AQ_CONTROL_STALE);
 	atomic_store(&bucket.gain_q16, AQ_GAIN_ONE);
 	aq_bucket_refill(&bucket, SECOND, 100);
 	CHECK(aq_bucket_wait_ns(&bucket, 50) >= 0);
@@ -146,6 +140,74 @@ static void controller_removes_a_bias_of_the_cost(void)
 	CHECK(share > 0.295 && share < 0.305);
 }
 
+/* One period of a tenant that waits all the time; the driver says it had `measured_percent` of the device. */
+static int64_t period(struct aq_bucket *bucket, int64_t now, uint32_t percent, uint32_t measured_percent)
+{
+	atomic_store(&bucket->starved_at_ns, now);
+	if (aq_control_take_lease(bucket, now))
+		aq_control_correct(bucket, now, percent, measured_percent * AQ_GAIN_ONE / 100);
+	return now + AQ_CONTROL_PERIOD_NS;
+}
+
+static uint32_t gain(const struct aq_bucket *bucket)
+{
+	uint32_t set = atomic_load(&bucket->gain_q16);
+	return set ? set : AQ_GAIN_ONE;
+}
+
+/* What a tenant used while nothing held it is not held against it afterwards. */
+static void a_new_ceiling_is_not_corrected_by_what_was_used_under_another(void)
+{
+	struct aq_bucket bucket = {0};
+	int64_t now = SECOND;
+	for (int i = 0; i < 20; i++)
+		now = period(&bucket, now, 50, 50);
+	CHECK(gain(&bucket) == AQ_GAIN_ONE);
+	for (unsigned i = 0; i < AQ_CONTROL_STALE; i++) /* the driver's samples still tell of before */
+		now = period(&bucket, now, 5, 50);
+	CHECK(gain(&bucket) == AQ_GAIN_ONE);
+	now = period(&bucket, now, 5, 5);
+	CHECK(gain(&bucket) == AQ_GAIN_ONE);
+	now = period(&bucket, now, 5, 10); /* but too much is too much */
+	CHECK(gain(&bucket) < AQ_GAIN_ONE);
+}
+
+static void a_ceiling_that_comes_and_goes_is_not_corrected_by_what_was_used_between(void)
+{
+	struct aq_bucket bucket = {0};
+	int64_t now = SECOND;
+	for (int i = 0; i < 100; i++) {
+		now = period(&bucket, now, 5, i % 3 ? 5 : 60);
+		if (i % 3 == 2)
+			aq_control_interrupted(&bucket);
+	}
+	CHECK(gain(&bucket) == AQ_GAIN_ONE);
+	now = period(&bucket, now, 5, 5) + 10 * SECOND; /* nothing waited for a while: the same */
+	for (unsigned i = 0; i < AQ_CONTROL_STALE; i++)
+		now = period(&bucket, now, 5, 60);
+	CHECK(gain(&bucket) == AQ_GAIN_ONE);
+}
+
+/* The last share measured before a steady state of a slowly moving ceiling is near enough to count. */
+static void a_ceiling_that_moves_a_little_is_corrected_all_along(void)
+{
+	struct aq_bucket bucket = {0};
+	int64_t now = SECOND;
+	for (uint32_t i = 0; i < 40; i++)
+		now = period(&bucket, now, 30 + i % 4, 45);
+	CHECK(gain(&bucket) < AQ_GAIN_ONE * 7 / 10);
+}
+
+static void one_period_moves_the_gain_by_a_tenth_at_most(void)
+{
+	struct aq_bucket bucket = {0};
+	int64_t now = SECOND;
+	for (unsigned i = 0; i < AQ_CONTROL_STALE; i++)
+		now = period(&bucket, now, 2, 2);
+	period(&bucket, now, 2, 100);
+	CHECK(gain(&bucket) >= AQ_GAIN_ONE * 9 / 10 - 1);
+}
+
 static void low_priority_trickles_while_the_device_is_wanted(void)
 {
 	static struct aq_priority_line line;
@@ -174,6 +236,10 @@ int main(void)
 	full_table_answers_with_the_fallback();
 	new_kernels_are_sampled_often_and_known_ones_rarely();
 	controller_removes_a_bias_of_the_cost();
+	a_new_ceiling_is_not_corrected_by_what_was_used_under_another();
+	a_ceiling_that_comes_and_goes_is_not_corrected_by_what_was_used_between();
+	a_ceiling_that_moves_a_little_is_corrected_all_along();
+	one_period_moves_the_gain_by_a_tenth_at_most();
 	low_priority_trickles_while_the_device_is_wanted();
 	return 0;
 }

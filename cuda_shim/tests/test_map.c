@@ -116,11 +116,36 @@ static void threads_find_their_own(void)
 		CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
+static bool is_odd(const struct aq_entry *entry, void *context)
+{
+	(void)context;
+	return entry->bytes % 2;
+}
+
+static void matching_entries_are_listed_up_to_a_number_and_stay(void)
+{
+	static struct aq_map map;
+	struct aq_entry listed[200], found;
+
+	for (uint64_t i = 1; i <= 300; i++)
+		CHECK(aq_map_put(&map, &(struct aq_entry){ .key = i << 21, .bytes = i }));
+	CHECK(aq_map_list(&map, is_odd, NULL, listed, 200) == 150);
+	uint64_t sum = 0;
+	for (unsigned i = 0; i < 150; i++) {
+		CHECK(listed[i].key == listed[i].bytes << 21);
+		sum += listed[i].bytes;
+	}
+	CHECK(sum == 150 * 150); /* each odd number once */
+	CHECK(aq_map_list(&map, is_odd, NULL, listed, 7) == 7);
+	CHECK(aq_map_get(&map, listed[0].key, &found) && found.bytes == listed[0].bytes);
+}
+
 int main(void)
 {
 	answers_as_an_array_does();
 	zero_is_no_key();
 	draining_removes_all_that_match_and_nothing_else();
 	threads_find_their_own();
+	matching_entries_are_listed_up_to_a_number_and_stay();
 	return 0;
 }

@@ -1,0 +1,66 @@
+/* See gate.h. A gate is aq_pace_free() of pace.h and a jump: no register of the call is touched, nothing is put on the stack.
+ * The driver sees the arguments as the program passed them, and returns to the program. */
+
+#if defined(__x86_64__)
+
+.macro CODE name
+	endbr64
+	mov aq_pace_watched(%rip), %rax
+	mov (%rax), %rax
+	cmp aq_pace_seen(%rip), %rax
+	jne aq_paced_\name
+	jmp *aq_gate_\name(%rip)
+.endm
+#define FUNCTION @function
+#define OBJECT @object
+
+#elif defined(__aarch64__)
+
+.macro CODE name
+	hint #34 /* bti c */
+	adrp x16, aq_pace_watched
+	ldr x16, [x16, :lo12:aq_pace_watched]
+	ldr x16, [x16]
+	adrp x17, aq_pace_seen
+	ldr x17, [x17, :lo12:aq_pace_seen]
+	cmp x16, x17
+	b.ne 1f
+	adrp x16, aq_gate_\name
+	ldr x16, [x16, :lo12:aq_gate_\name]
+	br x16
+1:	b aq_paced_\name
+.endm
+#define FUNCTION %function
+#define OBJECT %object
+
+#else
+#error "the gates know x86-64 and aarch64, the machines CUDA runs on"
+#endif
+
+.macro GATE name
+	.text
+	.globl \name
+	.type \name, FUNCTION
+	.p2align 4
+\name:
+	.cfi_startproc
+	CODE \name
+	.cfi_endproc
+	.size \name, . - \name
+
+	.data
+	.globl aq_gate_\name
+	.hidden aq_gate_\name
+	.type aq_gate_\name, OBJECT
+	.p2align 3
+aq_gate_\name:
+	.8byte aq_paced_\name
+	.size aq_gate_\name, 8
+.endm
+
+	GATE cuLaunchKernel
+	GATE cuLaunchKernel_ptsz
+	GATE cuLaunchCooperativeKernel
+	GATE cuLaunchCooperativeKernel_ptsz
+
+	.section .note.GNU-stack, "", %progbits

@@ -1,0 +1,173 @@
+#include "limit/turns.h"
+
+#define HOLDER_MASK 0xffu
+#define UNTIL_SHIFT 8
+#define LOOK_NS 1000000ll       /* how often to look while a turn changes hands */
+#define UNCLAIMED_NS 20000000ll /* a turn that nobody has taken for so long is anybody's, whoever would be next */
+#define NOBODY AQ_TURNS_SLOTS
+
+/* What a line says at one moment. */
+struct view {
+	uint64_t demand_bytes; /* of all at work together; UINT64_MAX when it overflows */
+	uint32_t at_work;
+	bool works[AQ_TURNS_SLOTS];
+};
+
+static int64_t since(int64_t now_ns, int64_t then_ns)
+{
+	return (int64_t)((uint64_t)now_ns - (uint64_t)then_ns);
+}
+
+/* A time ahead of now is nonsense, but for what two processors' clocks may differ. */
+static bool is_at_work(const struct aq_turns_slot *slot, int64_t now_ns)
+{
+	int64_t idle = since(now_ns, atomic_load_explicit(&slot->seen_ns, memory_order_relaxed));
+
+	return atomic_load_explicit(&slot->owner, memory_order_relaxed) && idle > -AQ_TURNS_SAY_NS && idle < AQ_TURNS_IDLE_NS;
+}
+
+/* ---- places ---------------------------------------------------------------------------------------------------- */
+
+static uint32_t find(const struct aq_turns_line *line, uint64_t owner)
+{
+	for (uint32_t i = 0; i < AQ_TURNS_SLOTS; i++)
+		if (atomic_load_explicit(&line->slot[i].owner, memory_order_relaxed) == owner)
+			return i;
+	return NOBODY;
+}
+
+/* A place that was never used, or whose owner is not at work: that one will take another when it comes back. */
+static uint32_t claim(struct aq_turns_line *line, uint64_t owner, int64_t now_ns)
+{
+	for (uint32_t i = 0; i < AQ_TURNS_SLOTS; i++) {
+		uint64_t before = atomic_load_explicit(&line->slot[i].owner, memory_order_relaxed);
+
+		if (!is_at_work(&line->slot[i], now_ns) &&
+		    atomic_compare_exchange_strong_explicit(&line->slot[i].owner, &before, owner, memory_order_relaxed, memory_order_relaxed))
+			return i;
+	}
+	return NOBODY;
+}
+
+static void say(struct aq_turns_slot *slot, uint64_t demand_bytes, int64_t now_ns)
+{
+	int64_t said = since(now_ns, atomic_load_explicit(&slot->seen_ns, memory_order_relaxed));
+
+	if (atomic_load_explicit(&slot->demand_bytes, memory_order_relaxed) != demand_bytes)
+		atomic_store_explicit(&slot->demand_bytes, demand_bytes, memory_order_relaxed);
+	if (said < 0 || said >= AQ_TURNS_SAY_NS)
+		atomic_store_explicit(&slot->seen_ns, now_ns, memory_order_relaxed);
+}
+
+static struct view look(const struct aq_turns_line *line, int64_t now_ns)
+{
+	struct view view = { 0 };
+
+	for (uint32_t i = 0; i < AQ_TURNS_SLOTS; i++) {
+		uint64_t demand = atomic_load_explicit(&line->slot[i].demand_bytes, memory_order_relaxed);
+
+		view.works[i] = is_at_work(&line->slot[i], now_ns);
+		if (!view.works[i])
+			continue;
+		view.at_work++;
+		if (__builtin_add_overflow(view.demand_bytes, demand, &view.demand_bytes))
+			view.demand_bytes = UINT64_MAX;
+	}
+	return view;
+}
+
+/* ---- turns ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t turn_of(uint32_t holder, int64_t until_ns)
+{
+	return (uint64_t)(until_ns / 1000) << UNTIL_SHIFT | (holder + 1);
+}
+
+static uint32_t holder_of(uint64_t turn)
+{
+	uint32_t holder = (uint32_t)(turn & HOLDER_MASK) - 1;
+
+	return holder < AQ_TURNS_SLOTS ? holder : NOBODY;
+}
+
+/* How long the turn still lasts; not above 0 when it is over. What says that it lasts longer than any turn is nonsense. */
+static int64_t left_of(uint64_t turn, int64_t now_ns)
+{
+	int64_t left = since((int64_t)((turn >> UNTIL_SHIFT) * 1000), now_ns);
+
+	return left > AQ_TURNS_MOST_NS ? -UNCLAIMED_NS : left;
+}
+
+/* What changes places with every turn is what does not fit, and no more than the one whose turn it is holds. */
+static int64_t length_ns(const struct view *view, const struct aq_turns_party *party)
+{
+	uint64_t excess = view->demand_bytes - party->capacity_bytes;
+	uint64_t moved = excess < party->demand_bytes ? excess : party->demand_bytes;
+	uint64_t length = moved / AQ_TURNS_BYTES_PER_NS;
+
+	if (length > (uint64_t)AQ_TURNS_MOST_NS / AQ_TURNS_SWAPS)
+		return AQ_TURNS_MOST_NS;
+	length *= AQ_TURNS_SWAPS;
+	return (int64_t)length < AQ_TURNS_LEAST_NS ? AQ_TURNS_LEAST_NS : (int64_t)length;
+}
+
+/* Who is at work and comes next after `holder`, round the line; itself when there is no other. */
+static uint32_t next_after(const struct view *view, uint32_t holder)
+{
+	for (uint32_t step = 1; step <= AQ_TURNS_SLOTS; step++) {
+		uint32_t i = (holder + step) % AQ_TURNS_SLOTS;
+
+		if (view->works[i])
+			return i;
+	}
+	return NOBODY;
+}
+
+/* One who is alone has the device as it left it: its turn is none. */
+static struct aq_turns_answer run_in(const struct view *view, uint64_t turn)
+{
+	return (struct aq_turns_answer){ .may_run = true, .turn = view->at_work > 1 ? turn : 0 };
+}
+
+static struct aq_turns_answer wait_for(const struct view *view, int64_t left_ns)
+{
+	return (struct aq_turns_answer){
+		.again_ns = left_ns > LOOK_NS ? left_ns : LOOK_NS,
+		.patience_ns = (int64_t)(view->at_work + 1) * AQ_TURNS_MOST_NS,
+	};
+}
+
+/* It does not fit: is it this one's turn, or can it be? */
+static struct aq_turns_answer take_turn(struct aq_turns_line *line, const struct view *view, const struct aq_turns_party *party, uint32_t me,
+					int64_t now_ns)
+{
+	uint64_t turn = atomic_load_explicit(&line->turn, memory_order_relaxed);
+	uint32_t holder = holder_of(turn);
+	int64_t left = left_of(turn, now_ns);
+
+	if (holder != NOBODY && left > 0 && view->works[holder])
+		return holder == me ? run_in(view, turn) : wait_for(view, left);
+	uint32_t next = next_after(view, holder == NOBODY ? AQ_TURNS_SLOTS - 1 : holder);
+	if (next != me && left > -UNCLAIMED_NS)
+		return wait_for(view, 0);
+	/* One of those who find the turn free takes it; the others see whose it is when they look again. */
+	uint64_t mine = turn_of(me, now_ns + length_ns(view, party));
+	if (atomic_compare_exchange_strong_explicit(&line->turn, &turn, mine, memory_order_relaxed, memory_order_relaxed))
+		return run_in(view, mine);
+	return wait_for(view, 0);
+}
+
+struct aq_turns_answer aq_turns_ask(struct aq_turns_line *line, const struct aq_turns_party *party, int64_t now_ns)
+{
+	uint32_t me = find(line, party->owner);
+
+	if (me == NOBODY)
+		me = claim(line, party->owner, now_ns);
+	if (me == NOBODY) /* more containers at work than the line has room for: this one does not take part */
+		return (struct aq_turns_answer){ .may_run = true };
+	say(&line->slot[me], party->demand_bytes, now_ns);
+	struct view view = look(line, now_ns);
+	if (view.demand_bytes <= party->capacity_bytes)
+		return (struct aq_turns_answer){ .may_run = true };
+	return take_turn(line, &view, party, me, now_ns);
+}

@@ -1,0 +1,20 @@
+/* A container that no runtime made: an unpacked root with the front, the simulated driver behind it, limits and an empty region. For programs that
+ * run the built front in their own process. */
+#ifndef AQ_TESTS_UNPACKED_H
+#define AQ_TESTS_UNPACKED_H
+
+#include "tests/support.h"
+
+/* Make it, with one device and `memory_bytes` of it, out of what lies in the directory `build`; ALIQUOT_SIM_DIR names its node from here on.
+ * Answers its root. `page` is the limits page as written. */
+const char *unpacked_container(const char *build, uint64_t memory_bytes, struct support_page *page);
+void unpacked_remove(void);
+
+/* Open the front; and the driver itself, past it. */
+void *unpacked_front(void);
+void *unpacked_driver(void);
+
+/* Write another page over the limits. */
+void unpacked_write_limits(const struct support_page *page);
+
+#endif
