@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from placement import mig, score
+from placement.demand import GENERIC, Demand
 from placement.device import AccountingError, DeviceState
 from placement.fit import Reject, reject_reason, share_on
 from placement.refusal import Refusal, refuse
@@ -48,12 +49,14 @@ def choose(
     familiar_uuids: Collection[str] = (),
     links: Iterable[Link] = (),
     seed: str = "",
+    demand: Demand = GENERIC,
 ) -> Choice | Refusal:
     """Choose devices for one container.
 
     Args:    states: the node's devices, each once. policy: used unless the preferences name one.
              preferred_uuids: devices, or MIG instances, to take when they fit.
              familiar_uuids: devices to take among those that are equally good. seed: breaks the ties left; the pod's UID serves.
+             demand: what else is likely to come, for the policy frag.
     Returns: distinct devices whose states admit the shares, or why there are none.
     """
     policy = preferences.policy or policy
@@ -65,8 +68,10 @@ def choose(
     if len(fitting) < request.vgpus:
         return refuse(states, request, preferences)
     shares_by_uuid = {state.device.uuid: share_on(state.device, request, preferences) for state in fitting}
-    candidates = [_candidate(state, shares_by_uuid[state.device.uuid], policy, preferred_uuids) for state in fitting]
-    chosen = Search(candidates, LinkTable.of(links)).best(request.vgpus, preferences.numa)
+    candidates = [_candidate(state, shares_by_uuid[state.device.uuid], policy, preferred_uuids, demand) for state in fitting]
+    empty_others = [state.device.uuid for state in states if state.empty and state.device.uuid not in shares_by_uuid]
+    table = LinkTable.of(links, (state.device for state in states))
+    chosen = Search(candidates, table, empty_others).best(request.vgpus, preferences.numa)
     if chosen is None:
         return refuse(states, request, preferences, Reject.NUMA)
     chosen_uuids = {candidate.device_uuid for candidate in chosen}
@@ -81,6 +86,7 @@ def choose_pod(
     *,
     links: Iterable[Link] = (),
     seed: str = "",
+    demand: Demand = GENERIC,
 ) -> PodChoice | Refusal:
     """Choose devices for all containers of a pod, each counting what the others take.
 
@@ -94,7 +100,7 @@ def choose_pod(
     chosen: dict[str, Choice] = {}
     left = list(states)
     for request in sorted((request for request in pod.containers if not request.init), key=_demand, reverse=True):
-        choice = choose(left, request, pod.preferences, policy, links=links, seed=seed)
+        choice = choose(left, request, pod.preferences, policy, links=links, seed=seed, demand=demand)
         if isinstance(choice, Refusal):
             return _counting(chosen, choice)
         chosen[request.container] = choice
@@ -105,7 +111,7 @@ def choose_pod(
         if not request.init:
             left = with_shares(left, chosen[request.container].shares)
             continue
-        choice = choose(left, request, pod.preferences, policy, preferred_uuids=theirs, links=links, seed=seed)
+        choice = choose(left, request, pod.preferences, policy, preferred_uuids=theirs, links=links, seed=seed, demand=demand)
         if isinstance(choice, Refusal):
             return choice
         chosen[request.container] = choice
@@ -127,12 +133,12 @@ def _tie_break(seed: str, device_uuid: str) -> bytes:
     return hashlib.blake2b(f"{seed}\0{device_uuid}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-def _candidate(state: DeviceState, share: DeviceShare, policy: Policy, preferred_uuids: Collection[str]) -> Candidate:
+def _candidate(state: DeviceState, share: DeviceShare, policy: Policy, preferred_uuids: Collection[str], demand: Demand) -> Candidate:
     return Candidate(
         device_uuid=state.device.uuid,
         numa_node=state.device.numa_node,
         preferred=state.device.uuid in preferred_uuids,
-        cost=score.cost(policy, state, share),
+        cost=score.cost(policy, state, share, demand),
         empty=state.empty,
         left_free_ppm=score.free_ppm(state.with_share(share)),
     )
@@ -141,16 +147,17 @@ def _candidate(state: DeviceState, share: DeviceShare, policy: Policy, preferred
 def _choose_instances(
     fitting: Sequence[DeviceState], request: ContainerRequest, policy: Policy, preferred_uuids: Collection[str]
 ) -> tuple[DeviceShare, ...] | None:
-    shares: list[DeviceShare] = []
+    """Choose instances of each profile, those of the largest first, so that small ones do not take the only room for them."""
+    size = {profile: size for state in fitting for profile, size in mig.sizes(state.device.mig_instances).items()}
+    shares: dict[str, list[DeviceShare]] = {}
     states = list(fitting)
-    for profile, count in request.mig:
+    for profile, count in sorted(request.mig, key=lambda asked: -size.get(asked[0], 0)):
         instances = mig.choose_instances(states, profile, count, spread=policy is Policy.SPREAD, preferred_uuids=preferred_uuids)
         if instances is None:
             return None
-        new = [DeviceShare(instance.uuid, units.floor_to_mib(instance.memory_bytes)) for instance in instances]
-        states = with_shares(states, new)
-        shares += new
-    return tuple(shares)
+        shares[profile] = [DeviceShare(instance.uuid, units.floor_to_mib(instance.memory_bytes)) for instance in instances]
+        states = with_shares(states, shares[profile])
+    return tuple(share for profile, _ in request.mig for share in shares[profile])
 
 
 def _counting(chosen: Mapping[str, Choice], refusal: Refusal) -> Refusal:

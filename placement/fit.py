@@ -6,6 +6,7 @@ and uses what is free, so not all of it may be reserved; isolation ``exclusive``
 
 from collections.abc import Callable, Collection
 from enum import StrEnum
+from typing import Final
 
 from placement import mig
 from placement.device import DeviceState
@@ -17,17 +18,33 @@ class Reject(StrEnum):
     """Why a device, or a set of them, cannot take a request. The values are metric labels."""
 
     UNHEALTHY = "unhealthy"
+    """The device is out of service."""
     CORDONED = "cordoned"
+    """An administrator keeps new work off the device."""
     MIG_MODE = "mig-mode"
+    """The device is in MIG mode: it is given out as instances."""
     TYPE = "type"
+    """Not a model that the pod wants."""
     UUID = "uuid"
+    """Not a UUID that the pod wants."""
     SHARES = "shares"
+    """As many containers share the device as may."""
     EXCLUSIVE = "exclusive"
+    """The pod wants the device for itself, and others use it."""
     MEMORY = "memory"
+    """Not enough free memory on the device."""
     CORES = "cores"
+    """Not enough free cores on the device."""
     MIG_PROFILE = "mig-profile"
+    """No free MIG instance of the profile."""
     NUMA = "numa"
+    """Enough devices, but not on one NUMA node."""
     COUNT = "count"
+    """Fewer devices than vGPUs asked for."""
+
+
+RULED_OUT: Final = (Reject.TYPE, Reject.UUID)
+"""What a pod says of devices itself: it comes before all that holds for every pod."""
 
 
 def share_on(device: Device, request: ContainerRequest, preferences: Preferences) -> DeviceShare:
@@ -53,15 +70,13 @@ def reject_reason(state: DeviceState, request: ContainerRequest, preferences: Pr
 
 def _unusable(state: DeviceState, preferences: Preferences) -> Reject | None:
     model, uuid = state.device.model.lower(), state.device.uuid.lower()
-    if not state.healthy:
-        return Reject.UNHEALTHY
-    if state.cordoned:
-        return Reject.CORDONED
     if not _wanted(preferences.gpu_type, preferences.gpu_type_not, lambda name: name.lower() in model):
         return Reject.TYPE
     if not _wanted(preferences.gpu_uuid, preferences.gpu_uuid_not, lambda name: name.lower() == uuid):
         return Reject.UUID
-    return None
+    if not state.healthy:
+        return Reject.UNHEALTHY
+    return Reject.CORDONED if state.cordoned else None
 
 
 def _short_of(state: DeviceState, request: ContainerRequest, preferences: Preferences) -> Reject | None:

@@ -1,17 +1,19 @@
 """MIG: profile names, the resources they are asked by, and the choice among instances that exist.
 
-An instance is handed out whole, so its own memory and slices are the amounts; fitting is a matter of which instances are free.
+An instance is handed out whole, so its own memory and slices are the amounts; fitting is a matter of which instances are free. A
+node whose agent makes instances on demand lists the places for them among a device's instances; a place is free while nothing that
+exists or is promised overlaps it.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from placement.device import DeviceState
 from proto import contract
 from proto.errors import ContractError, quote
-from proto.model import MigInstance
+from proto.model import Device, MigInstance
 
 _PROFILE: Final = re.compile(r"(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,3})gb(?:([+-])([a-z]+(?:\.[a-z]+)*))?", re.ASCII)
 _RESOURCE_ATTRIBUTES: Final = re.compile(r"(gb)\.([a-z])", re.ASCII)
@@ -56,9 +58,82 @@ def profile_of_resource(resource: str) -> str:
 
 
 def free_instances(state: DeviceState, profile: str) -> tuple[MigInstance, ...]:
-    """Return the device's instances of a profile that no share holds, in order of their place on the device."""
-    free = [i for i in state.device.mig_instances if i.profile == profile and i.uuid not in state.used_instances]
+    """Return the device's instances of a profile that no share holds, in order of their place on the device.
+
+    Where the node's agent makes instances on demand, these include the places in which one can be made now.
+    """
+    return _free(state.device.mig_instances, profile, state.used_instances)
+
+
+def _free(instances: Collection[MigInstance], profile: str, used_uuids: Collection[str]) -> tuple[MigInstance, ...]:
+    made = [place for place in instances if place.on_demand and place.uuid in used_uuids]
+    there = [instance for instance in instances if not instance.on_demand] + made
+    alike = sum(other.profile == profile for other in there)
+
+    def is_free(instance: MigInstance) -> bool:
+        if not instance.on_demand:  # instances that exist side by side never stand in each other's way, whatever their slices say
+            return not any(map(instance.overlaps, made))
+        return alike < instance.most_on_device and not any(map(instance.overlaps, there))
+
+    free = [instance for instance in instances if instance.profile == profile and instance.uuid not in used_uuids and is_free(instance)]
     return tuple(sorted(free, key=lambda instance: (instance.placement_start, instance.uuid)))
+
+
+def room(state: DeviceState, profile: str) -> int:
+    """Return how many instances of one profile the device can still give out if no other profile is asked for meanwhile."""
+    return _room(state.device.mig_instances, profile, state.used_instances)
+
+
+def rooms(instances: Collection[MigInstance], used_uuids: Collection[str]) -> Mapping[str, int]:
+    """Return the room for each profile of a device with these instances and places, of which some are used."""
+    return {profile: _room(instances, profile, used_uuids) for profile in dict.fromkeys(instance.profile for instance in instances)}
+
+
+def _room(instances: Collection[MigInstance], profile: str, used_uuids: Collection[str]) -> int:
+    used, count = set(used_uuids), 0
+    while free := _free(instances, profile, used):  # those of one profile are of one size, so that taking the first is best
+        used.add(free[0].uuid)
+        count += 1
+    return count
+
+
+class Slices(NamedTuple):
+    """The memory slices of a device that instances have or can have: how many there are, and how many no share holds."""
+
+    total: int
+    free: int
+
+
+def slices(instances: Collection[MigInstance], used_uuids: Collection[str]) -> Slices:
+    """Count the memory slices of a device with these instances and places, of which some are used.
+
+    Places overlap, so they count with what they cover together, beside the instances that exist; each of those counts with its own size,
+    also where two compute instances share the slices of one GPU instance.
+    """
+    existing, places = [i for i in instances if not i.on_demand], [i for i in instances if i.on_demand]
+    made = [place for place in places if place.uuid in used_uuids]
+    taken = _covered(existing)
+    total = sum(map(size_of, existing)) + len(_covered(places) - taken)
+    used = sum(size_of(instance) for instance in existing if instance.uuid in used_uuids or any(map(instance.overlaps, made)))
+    used += len(_covered(made) - taken)
+    return Slices(total, total - used)
+
+
+def sizes(instances: Collection[MigInstance]) -> Mapping[str, int]:
+    """Return for each profile how many memory slices an instance of it takes, the least where they differ."""
+    found: dict[str, int] = {}
+    for instance in instances:
+        found[instance.profile] = min(found.get(instance.profile, size_of(instance)), size_of(instance))
+    return found
+
+
+def size_of(instance: MigInstance) -> int:
+    """Return the memory slices of an instance, at least one."""
+    return max(1, instance.placement_size)
+
+
+def _covered(instances: Collection[MigInstance]) -> set[int]:
+    return {at for instance in instances for at in range(instance.placement_start, instance.placement_start + size_of(instance))}
 
 
 def choose_instances(
@@ -67,27 +142,39 @@ def choose_instances(
     """Choose free instances of one profile among devices that may be used, or None when there are too few.
 
     Preferred instances come first. The others are packed: first from the devices with the most instances in use, so that whole
-    devices stay free for another partition; with ``spread``, from those with the fewest, one at a time.
+    devices stay free for another partition; with ``spread``, from those with the fewest, one at a time. On one device an instance
+    that exists comes before one that must be made, and that is made where it takes the least room from others.
     """
     chosen: list[MigInstance] = []
-    used = {state.device.uuid: len(state.used_instances) for state in states}
-    left = {instance.uuid: instance for state in states for instance in free_instances(state, profile)}
+    used = {state.device.uuid: set(state.used_instances) for state in states}
     order = {state.device.uuid: position for position, state in enumerate(states)}
+    devices = {state.device.uuid: state.device for state in states}
 
-    def cost(instance: MigInstance) -> tuple[bool, int, int, int, str]:
-        in_use = used[instance.parent_uuid]
+    def cost(instance: MigInstance) -> tuple[bool, int, int, int, int, str]:
+        in_use = len(used[instance.parent_uuid])
         return (
             instance.uuid not in preferred_uuids,
             in_use if spread else -in_use,
             order[instance.parent_uuid],
+            _room_lost(devices[instance.parent_uuid], instance, used[instance.parent_uuid]),
             instance.placement_start,
             instance.uuid,
         )
 
     for _ in range(count):
-        if not left:
+        free = [instance for uuid, device in devices.items() for instance in _free(device.mig_instances, profile, used[uuid])]
+        if not free:
             return None
-        instance = left.pop(min(left.values(), key=cost).uuid)
-        used[instance.parent_uuid] += 1
+        instance = min(free, key=cost)
+        used[instance.parent_uuid].add(instance.uuid)
         chosen.append(instance)
     return tuple(chosen)
+
+
+def _room_lost(device: Device, instance: MigInstance, used_uuids: Collection[str]) -> int:
+    """Add up the sizes of the places that an instance made here takes from others; 0 for one that exists."""
+    if not instance.on_demand:
+        return 0
+    profiles = {place.profile for place in device.mig_instances if place.on_demand}
+    free = (place for profile in profiles for place in _free(device.mig_instances, profile, used_uuids))
+    return sum(place.placement_size for place in free if place.overlaps(instance))

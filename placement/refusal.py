@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from placement.device import DeviceState
-from placement.fit import Reject, reject_reason
+from placement.fit import RULED_OUT, Reject, reject_reason
 from proto import contract, units
 from proto.model import ContainerRequest, Isolation, Preferences
 
@@ -93,12 +93,20 @@ def describe_request(request: ContainerRequest, preferences: Preferences) -> str
 
 
 def _main_reason(states: Sequence[DeviceState], request: ContainerRequest, by_device: Sequence[DeviceReject]) -> Reject:
-    """Pick the most frequent reason, the first in the enum among equals."""
+    """Pick the most frequent reason, the first in the enum among equals.
+
+    Devices that the pod rules out itself are the reason only where they leave too few others: a pod that names one device, which is
+    full, lacks memory, however many other devices there are.
+    """
     if request.mig and len(by_device) < len(states):
         return Reject.MIG_PROFILE
     if len(states) < max(1, request.vgpus):
         return Reject.COUNT
     counts = Counter(reject for _, reject in by_device)
+    ruled_out = {reject: counts[reject] for reject in RULED_OUT if counts[reject]}
+    if ruled_out:
+        enough = len(states) - sum(ruled_out.values()) >= max(1, request.vgpus)
+        counts = counts - Counter(ruled_out) if enough else Counter(ruled_out)
     return max(Reject, key=lambda reject: counts[reject])
 
 

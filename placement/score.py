@@ -5,16 +5,16 @@ The three dimensions of a device (memory, compute, share count) are measured in 
 
 from typing import Final
 
+from placement.demand import GENERIC, PPM, WEIGHT_SUM, Demand, Shape
 from placement.device import DeviceState
 from proto import units
 from proto.model import DeviceShare, Policy
 
-_PPM: Final = 1_000_000
-_SHAPES_PPM: Final = (125_000, 250_000, 500_000, 1_000_000)
-"""What the next containers may want: an eighth, a quarter, half and all of a GPU, memory and compute alike."""
+FRAG_PPM: Final = PPM
+"""The most that the fragmentation of one device can be."""
 
 
-def cost(policy: Policy, state: DeviceState, share: DeviceShare) -> int:
+def cost(policy: Policy, state: DeviceState, share: DeviceShare, demand: Demand = GENERIC) -> int:
     """Rate the device for the share, which must fit. Topology rates sets of devices, so to it all devices cost the same."""
     after = state.with_share(share)
     match policy:
@@ -23,25 +23,41 @@ def cost(policy: Policy, state: DeviceState, share: DeviceShare) -> int:
         case Policy.SPREAD:
             return -free_ppm(after)
         case Policy.FRAG:
-            return fragmentation(after) - fragmentation(state)
+            return fragmentation(after, demand) - fragmentation(state, demand)
         case Policy.TOPOLOGY:
             return 0
 
 
-def fragmentation(state: DeviceState) -> int:
-    """Measure how much of what is free is of no use to the shapes that may come, in parts per million of a device.
+def fragmentation(state: DeviceState, demand: Demand = GENERIC) -> int:
+    """Measure how much of what is free is of no use to the pods that may come, in parts per million of a device.
 
-    For each shape: place as many containers of it as still fit; what they leave free of memory and compute is stranded. An
-    empty device and a full one have none. A share that lowers the sum fills a gap: memory left over beside busy cores, or the
-    other half of a device.
+    What is free counts in full for a shape that does not fit and not at all for one that does, so the result is the part of the
+    free room that a pod drawn from the demand would find useless. Nothing is stranded on an empty device that every shape fits,
+    nor on a full one. A share that lowers it fills a gap: the other half of a device, or memory left over beside busy cores.
     """
-    memory_ppm = _ppm(state.free_memory_bytes, state.capacity_bytes)
-    cores_ppm = _ppm(state.free_cores_percent, units.WHOLE_GPU_PERCENT)
-    stranded_ppm = 0
-    for shape_ppm in _SHAPES_PPM:
-        fitting = min(memory_ppm // shape_ppm, cores_ppm // shape_ppm, state.free_shares)
-        stranded_ppm += memory_ppm + cores_ppm - 2 * fitting * shape_ppm
-    return stranded_ppm
+    useful = 0
+    if state.free_shares >= 1:
+        free_mib, free_cores = state.free_memory_bytes // units.MIB, state.free_cores_percent
+        for memory_mib, cores_percent, weight in demand.seats_on(state.device.model, state.capacity_bytes // units.MIB):
+            if memory_mib <= free_mib and cores_percent <= free_cores:
+                useful += weight
+    return room_ppm(state) * (WEIGHT_SUM - useful) // WEIGHT_SUM
+
+
+def fits(state: DeviceState, shape: Shape) -> bool:
+    """Whether the device has room for one vGPU of a shape, by its amounts and its model."""
+    return (
+        state.free_shares >= 1
+        and shape.memory_on(state.capacity_bytes // units.MIB) <= state.free_memory_bytes // units.MIB
+        and shape.cores_percent <= state.free_cores_percent
+        and shape.wants(state.device.model)
+    )
+
+
+def room_ppm(state: DeviceState) -> int:
+    """Return the mean free part of memory and compute."""
+    memory_ppm, cores_ppm = _ppm(state.free_memory_bytes, state.capacity_bytes), _ppm(state.free_cores_percent, units.WHOLE_GPU_PERCENT)
+    return (memory_ppm + cores_ppm) // 2
 
 
 def free_ppm(state: DeviceState) -> int:
@@ -54,4 +70,4 @@ def free_ppm(state: DeviceState) -> int:
 
 
 def _ppm(part: int, whole: int) -> int:
-    return part * _PPM // whole
+    return part * PPM // whole

@@ -41,9 +41,12 @@ _Rank: TypeAlias = tuple[int, int, int, int, int]
 
 
 class Search:
-    """One question: the candidates, and the links between them."""
+    """One question: the candidates, and the links between them.
 
-    def __init__(self, candidates: Sequence[Candidate], table: LinkTable) -> None:
+    Args: empty_others: devices that are empty too and no candidates: a link to one of them is taken like any other.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], table: LinkTable, empty_others: Sequence[str] = ()) -> None:
         self._candidates = candidates
         everyone = range(len(candidates))
         self._quality = [
@@ -53,7 +56,10 @@ class Search:
             [self._quality[i][j] if candidates[i].empty and candidates[j].empty else 0 for j in everyone] for i in everyone
         ]
         """Of links between two empty devices: a set that takes either of them takes the link from later ones."""
-        self._open_total = [sum(row) for row in self._open_quality]
+        self._open_total = [
+            sum(row) + (sum(table.between(candidate.device_uuid, other) for other in empty_others) if candidate.empty else 0)
+            for candidate, row in zip(candidates, self._open_quality, strict=True)
+        ]
 
     def best(self, count: int, numa: NumaMode | None) -> tuple[Candidate, ...] | None:
         """Return the best set of ``count`` devices in candidate order, or None when no set satisfies ``numa`` strict."""

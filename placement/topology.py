@@ -9,23 +9,29 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from proto.model import Link, LinkKind
+from proto.model import Device, Link, LinkKind
 
 NVLINK_QUALITY_PER_LANE: Final = 100
-_QUALITY: Final[Mapping[LinkKind, int]] = {
-    LinkKind.NVLINK: 50,
+PCIE_QUALITY: Final[Mapping[LinkKind, int]] = {
+    LinkKind.SAME_BOARD: 60,
     LinkKind.PCIE_SWITCH: 50,
+    LinkKind.PCIE_SWITCHES: 40,
     LinkKind.HOST_BRIDGE: 30,
     LinkKind.NUMA_NODE: 20,
     LinkKind.SYSTEM: 10,
 }
-"""NVML does not tell the PCIe level below an NVLink; linked boards share a switch in every machine we know."""
 
 
-def pair_quality(link: Link) -> int:
-    """Rate one link. An NVLink counts at least one lane."""
-    lanes = max(1, link.lanes) if link.kind is LinkKind.NVLINK else 0
-    return _QUALITY[link.kind] + NVLINK_QUALITY_PER_LANE * lanes
+def pair_quality(link: Link, *, across_numa: bool = False) -> int:
+    """Rate one link. An NVLink counts at least one lane.
+
+    Args: across_numa: whether its ends are known to lie on different NUMA nodes. It stands for the PCIe path beside an NVLink where the
+          inventory, of an older agent, does not tell that: then the path is taken for a switch's unless it crosses NUMA nodes.
+    """
+    if link.kind is not LinkKind.NVLINK:
+        return PCIE_QUALITY[link.kind]
+    beside = link.pcie or (LinkKind.SYSTEM if across_numa else LinkKind.PCIE_SWITCH)
+    return PCIE_QUALITY[beside] + NVLINK_QUALITY_PER_LANE * max(1, link.lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +41,14 @@ class LinkTable:
     by_pair: Mapping[frozenset[str], int]
 
     @classmethod
-    def of(cls, links: Iterable[Link]) -> "LinkTable":
-        """Rate links; of several between one pair the best counts."""
+    def of(cls, links: Iterable[Link], devices: Iterable[Device] = ()) -> "LinkTable":
+        """Rate links; of several between one pair the best counts. Args: devices: whose NUMA nodes are looked at."""
+        numa = {device.uuid: device.numa_node for device in devices if device.numa_node is not None}
         by_pair: dict[frozenset[str], int] = {}
         for link in links:
             pair = frozenset((link.a_uuid, link.b_uuid))
-            by_pair[pair] = max(by_pair.get(pair, 0), pair_quality(link))
+            across = link.a_uuid in numa and link.b_uuid in numa and numa[link.a_uuid] != numa[link.b_uuid]
+            by_pair[pair] = max(by_pair.get(pair, 0), pair_quality(link, across_numa=across))
         return cls(by_pair)
 
     def between(self, a_uuid: str, b_uuid: str) -> int:

@@ -31,6 +31,7 @@ MAX_LIST_CHARS: Final = 4096
 
 _DEVICE_UUID: Final = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z-]{1,64}(?:/[0-9]{1,3}/[0-9]{1,3})?", re.ASCII)
 """Both spellings of NVML: ``GPU-<uuid>`` and ``MIG-<uuid>``, and the ``MIG-GPU-<uuid>/<gi>/<ci>`` of drivers before R470."""
+_MIG_PLACE: Final = re.compile(r"(GPU-[0-9A-Za-z-]{1,64})/([0-9a-z.+-]{1,40})@(0|[1-9][0-9]?)", re.ASCII)
 _CONTAINER_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _POD_UID: Final = re.compile(r"[0-9A-Za-z._-]{1,128}", re.ASCII)
 _REPLICA_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,3}", re.ASCII)
@@ -169,9 +170,34 @@ class Replica(NamedTuple):
     number: int
 
 
+class MigPlace(NamedTuple):
+    """Where a MIG instance is made on demand; written ``GPU-1b2c…/1g.10gb@3``.
+
+    Shares name a place instead of the instance, because the instance does not exist when they are assigned, and has another UUID
+    whenever it is made again.
+    """
+
+    device_uuid: str
+    profile: str
+    start: int
+    """The first memory slice."""
+
+    def __str__(self) -> str:
+        return f"{self.device_uuid}/{self.profile}@{self.start}"
+
+
+def decode_place(text: str) -> MigPlace | None:
+    """Read the name of a place; None for a UUID or anything else."""
+    match = _MIG_PLACE.fullmatch(text)
+    return None if match is None else MigPlace(match[1], match[2], int(match[3]))
+
+
 def check_device_uuid(uuid: str) -> None:
-    """Raise ContractError unless this can be the UUID of a GPU or MIG instance; such a UUID is safe in a message and a label."""
-    if _DEVICE_UUID.fullmatch(uuid) is None:
+    """Raise ContractError unless this can be the UUID of a GPU or MIG instance, or the name of a place for one.
+
+    Such a text is safe in a message and a label.
+    """
+    if _DEVICE_UUID.fullmatch(uuid) is None and _MIG_PLACE.fullmatch(uuid) is None:
         raise ContractError(f"expected a device UUID such as GPU-1b2c… or MIG-1b2c…, found {quote(uuid)}")
 
 

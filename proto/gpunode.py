@@ -3,14 +3,16 @@
 One cluster-scoped ``GpuNode`` per node, with the node's name. ``spec`` belongs to administrators (cordons), ``status`` to the node's
 agent, so neither overwrites the other. The version is the API version; readers ignore fields they do not know, and a change that old
 readers must not miss gets a new API version. Decoding treats its input as hostile, as codec.py does; for every value that the encoder
-accepts, decoding gives the value back. The schema that the API server checks is deploy/daemonset/crd-gpunodes.yaml.
+accepts, decoding gives the value back. The schema that the API server checks is deploy/daemonset/base/crd-gpunodes.yaml.
 
-Links are written as the square table that ``nvidia-smi topo -m`` prints: one row of words per GPU, in the order of ``devices``.
+Links are written as the square table that ``nvidia-smi topo -m`` prints: one row of words per GPU, in the order of ``devices``. A second
+table, ``pcie``, has the PCIe path of every pair, also beside NVLinks, in finer words. It came later: readers that do not know it still
+read the first, whose words never change.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Annotated, Final, NoReturn
@@ -24,11 +26,13 @@ from proto.model import Device, Isolation, Link, LinkKind, MigInstance
 API_VERSION: Final = f"{contract.GPU_NODE_GROUP}/{contract.GPU_NODE_VERSION}"
 MAX_DEVICES: Final = 64
 """The largest machines sold hold 16; beyond four times that the object is not one of ours."""
-MAX_INSTANCES_PER_DEVICE: Final = 16
+MAX_INSTANCES_PER_DEVICE: Final = 64
+"""A GPU holds 8; where they are made on demand, every place at which one may lie is listed."""
 MAX_TEXT_CHARS: Final = 256
 MAX_MINOR: Final = 4095
 MAX_LANES: Final = 999
 MAX_SHARES_PER_GPU: Final = 1000
+MAX_OVERSUBSCRIPTION: Final = 10.0
 
 _MAX_MIB: Final = units.MAX_MEMORY_BYTES // units.MIB
 _NODE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
@@ -37,12 +41,31 @@ _NVLINK_WORD: Final = re.compile(r"NV(0|[1-9][0-9]{0,2})", re.ASCII)
 _SELF_WORD: Final = "X"
 _NO_LINK_WORD: Final = "-"
 _PCIE_WORDS: Final[Mapping[LinkKind, str]] = {
+    LinkKind.SAME_BOARD: "PSB",
     LinkKind.PCIE_SWITCH: "PIX",
+    LinkKind.PCIE_SWITCHES: "PXB",
     LinkKind.HOST_BRIDGE: "PHB",
     LinkKind.NUMA_NODE: "NODE",
     LinkKind.SYSTEM: "SYS",
 }
 _KIND_OF_WORD: Final = {word: kind for kind, word in _PCIE_WORDS.items()}
+_COARSE: Final[Mapping[LinkKind, LinkKind]] = {LinkKind.SAME_BOARD: LinkKind.PCIE_SWITCH, LinkKind.PCIE_SWITCHES: LinkKind.PCIE_SWITCH}
+"""What the first table says of the paths that only the second tells apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """What an administrator keeps new work off: the whole node, or single GPUs by UUID. Running containers stay."""
+
+    node: bool = False
+    devices: tuple[str, ...] = ()
+
+    def covers(self, device_uuid: str) -> bool:
+        """Whether new work must stay off this GPU."""
+        return self.node or device_uuid in self.devices
+
+
+NO_CORDON: Final = Cordon()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +78,8 @@ class GpuDevice:
     """The PCIe root complex, such as ``pci0000:17``; devices that share it share a path to the host. Empty: not known."""
     fabric_clique: str = ""
     """``<cluster UUID>.<clique id>`` of a multi-node NVLink fabric; empty: none."""
+    state: str = ""
+    """The agent's word for its health, for people; what to make of it is in ``trouble``. Empty: not said."""
 
     @property
     def healthy(self) -> bool:
@@ -73,6 +98,8 @@ class GpuNode:
     shares_per_gpu: int = 16
     isolation: tuple[Isolation, ...] = ()
     """The enforcement backends that the node's agent offers."""
+    memory_oversubscription: float = 1.0
+    """How far above its memory a container may burst, as a ratio; 1 is not at all, and what an agent that does not say so allows."""
     driver_version: str = ""
     cuda_version: int = 0
     agent_version: str = ""
@@ -93,7 +120,7 @@ _Mib = Annotated[int, msgspec.Meta(ge=1, le=_MAX_MIB)]
 _Small = Annotated[int, msgspec.Meta(ge=0, le=MAX_MINOR)]
 
 
-class _InstanceV1(msgspec.Struct, rename="camel"):
+class _InstanceV1(msgspec.Struct, rename="camel", omit_defaults=True):
     uuid: str
     profile: _Text
     memory_mib: _Mib
@@ -101,6 +128,7 @@ class _InstanceV1(msgspec.Struct, rename="camel"):
     compute_instance: _Small
     placement_start: _Small
     placement_size: _Small
+    most_on_device: _Small = 0
 
 
 class _DeviceV1(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -115,6 +143,7 @@ class _DeviceV1(msgspec.Struct, rename="camel", omit_defaults=True):
     compute_capability: _Text = ""
     mig_enabled: bool = False
     mig_instances: Annotated[list[_InstanceV1], msgspec.Meta(max_length=MAX_INSTANCES_PER_DEVICE)] = []
+    state: _Text = ""
     trouble: _Text = ""
 
 
@@ -124,10 +153,12 @@ class _StatusV1(msgspec.Struct, rename="camel", omit_defaults=True):
     driver_version: _Text = ""
     cuda_version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     isolation: Annotated[list[_Text], msgspec.Meta(max_length=16)] = []
+    memory_oversubscription: Annotated[float, msgspec.Meta(ge=1, le=MAX_OVERSUBSCRIPTION)] | None = None
     summary: _Text = ""
     """For people (``kubectl get gpunodes``); written, never read."""
     devices: Annotated[list[_DeviceV1], msgspec.Meta(max_length=MAX_DEVICES)] = []
     links: Annotated[list[str], msgspec.Meta(max_length=MAX_DEVICES)] = []
+    pcie: Annotated[list[str], msgspec.Meta(max_length=MAX_DEVICES)] = []
 
 
 class _SpecV1(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -164,12 +195,25 @@ def encode_gpu_node(node: GpuNode) -> bytes:
             driver_version=node.driver_version,
             cuda_version=node.cuda_version,
             isolation=[str(backend) for backend in node.isolation],
+            memory_oversubscription=None if node.memory_oversubscription == 1 else node.memory_oversubscription,
             summary=_summary(node),
             devices=[_device_form(entry) for entry in node.devices],
-            links=_link_rows(node),
+            links=_table(node, _link_word) if node.links else [],
+            pcie=_table(node, _pcie_word) if any(_pcie_tells_more(link) for link in node.links) else [],
         ),
     )
     return msgspec.json.encode(form)
+
+
+def decode_cordon(spec: bytes | msgspec.Raw) -> Cordon:
+    """Read the ``spec`` of an object alone. Raises ContractError unless it says what to keep off."""
+    try:
+        form = msgspec.json.decode(spec, type=_SpecV1)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise ContractError(f"expected the spec of a {contract.GPU_NODE_KIND} in JSON: {exc}") from exc
+    for uuid in form.cordoned_devices:
+        codec.check_device_uuid(uuid)
+    return Cordon(form.cordoned, tuple(dict.fromkeys(form.cordoned_devices)))
 
 
 def decode_gpu_node(data: bytes | msgspec.Raw) -> GpuNode:
@@ -189,9 +233,10 @@ def decode_gpu_node(data: bytes | msgspec.Raw) -> GpuNode:
     node = GpuNode(
         name=form.metadata.name,
         devices=devices,
-        links=_links_of(status.links, devices),
+        links=_links_of(status.links, status.pcie, devices),
         shares_per_gpu=status.shares_per_gpu,
         isolation=tuple(known[name] for name in status.isolation if name in known),
+        memory_oversubscription=status.memory_oversubscription or 1.0,
         driver_version=status.driver_version,
         cuda_version=status.cuda_version,
         agent_version=status.agent_version,
@@ -226,8 +271,7 @@ def check_gpu_node(node: GpuNode) -> None:
         raise ContractError(f"expected a node name (lower-case DNS name), found {quote(node.name)}")
     if len(node.devices) > MAX_DEVICES or len(node.cordoned_devices) > MAX_DEVICES:
         _refuse(node, f"expected at most {MAX_DEVICES} GPUs")
-    if not 1 <= node.shares_per_gpu <= MAX_SHARES_PER_GPU:
-        _refuse(node, f"expected 1 to {MAX_SHARES_PER_GPU} shares per GPU, found {node.shares_per_gpu}")
+    _check_limits(node)
     uuids = [uuid for entry in node.devices for uuid in (entry.device.uuid, *(i.uuid for i in entry.device.mig_instances))]
     for uuid in (*uuids, *node.cordoned_devices):
         codec.check_device_uuid(uuid)
@@ -244,11 +288,20 @@ def check_gpu_node(node: GpuNode) -> None:
     for link in node.links:
         if not 0 <= link.lanes <= MAX_LANES or (link.lanes and link.kind is not LinkKind.NVLINK):
             _refuse(node, f"expected 0 to {MAX_LANES} lanes, and lanes for NVLinks only, found {link}")
+        if link.pcie is not None and (link.pcie is LinkKind.NVLINK or link.kind is not LinkKind.NVLINK):
+            _refuse(node, f"expected a PCIe path beside NVLinks only, found {link}")
+
+
+def _check_limits(node: GpuNode) -> None:
+    if not 1 <= node.shares_per_gpu <= MAX_SHARES_PER_GPU:
+        _refuse(node, f"expected 1 to {MAX_SHARES_PER_GPU} shares per GPU, found {node.shares_per_gpu}")
+    if not 1 <= node.memory_oversubscription <= MAX_OVERSUBSCRIPTION:
+        _refuse(node, f"expected a memory oversubscription from 1 to {MAX_OVERSUBSCRIPTION:g}, found {node.memory_oversubscription}")
 
 
 def _check_device(node: GpuNode, entry: GpuDevice) -> None:
     device = entry.device
-    for text in (device.model, device.pci_bus_id, entry.trouble, entry.pcie_root, entry.fabric_clique):
+    for text in (device.model, device.pci_bus_id, entry.state, entry.trouble, entry.pcie_root, entry.fabric_clique):
         _check_text(node, text)
     amounts = [device.memory_bytes, *(instance.memory_bytes for instance in device.mig_instances)]
     for memory_bytes in amounts:
@@ -262,6 +315,7 @@ def _check_device(node: GpuNode, entry: GpuDevice) -> None:
         if instance.parent_uuid != device.uuid:
             _refuse(node, f"expected instances of {device.uuid}, found one of {quote(instance.parent_uuid)}")
         numbers += [instance.gpu_instance_id, instance.compute_instance_id, instance.placement_start, instance.placement_size]
+        numbers.append(instance.most_on_device)
     if not all(0 <= number <= MAX_MINOR for number in numbers):
         _refuse(node, f"expected numbers from 0 to {MAX_MINOR} on {device.uuid}, found {numbers}")
     if device.compute_capability is not None and not all(0 <= part <= 999 for part in device.compute_capability):
@@ -302,9 +356,11 @@ def _device_form(entry: GpuDevice) -> _DeviceV1:
                 instance.compute_instance_id,
                 instance.placement_start,
                 instance.placement_size,
+                instance.most_on_device,
             )
             for instance in device.mig_instances
         ],
+        state=entry.state,
         trouble=entry.trouble,
     )
 
@@ -320,6 +376,7 @@ def _device_of(form: _DeviceV1) -> GpuDevice:
             compute_instance_id=instance.compute_instance,
             placement_start=instance.placement_start,
             placement_size=instance.placement_size,
+            most_on_device=instance.most_on_device,
         )
         for instance in form.mig_instances
     )
@@ -334,7 +391,7 @@ def _device_of(form: _DeviceV1) -> GpuDevice:
         mig_enabled=form.mig_enabled,
         mig_instances=instances,
     )
-    return GpuDevice(device, form.trouble, form.pcie_root, form.fabric_clique)
+    return GpuDevice(device, form.trouble, form.pcie_root, form.fabric_clique, form.state)
 
 
 def _capability_of(text: str) -> tuple[int, int] | None:
@@ -346,41 +403,69 @@ def _capability_of(text: str) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def _link_rows(node: GpuNode) -> list[str]:
-    if not node.links:
-        return []
+def _table(node: GpuNode, word_of: Callable[[Link], str]) -> list[str]:
     position = {entry.device.uuid: index for index, entry in enumerate(node.devices)}
     words = [[_SELF_WORD if i == j else _NO_LINK_WORD for j in range(len(position))] for i in range(len(position))]
     for link in node.links:
         i, j = position[link.a_uuid], position[link.b_uuid]
-        words[i][j] = words[j][i] = f"NV{link.lanes}" if link.kind is LinkKind.NVLINK else _PCIE_WORDS[link.kind]
+        words[i][j] = words[j][i] = word_of(link)
     return [" ".join(row) for row in words]
 
 
-def _links_of(rows: Sequence[str], devices: Sequence[GpuDevice]) -> tuple[Link, ...]:
+def _link_word(link: Link) -> str:
+    return f"NV{link.lanes}" if link.kind is LinkKind.NVLINK else _PCIE_WORDS[_COARSE.get(link.kind, link.kind)]
+
+
+def _pcie_word(link: Link) -> str:
+    kind = link.pcie if link.kind is LinkKind.NVLINK else link.kind
+    return _NO_LINK_WORD if kind is None else _PCIE_WORDS[kind]
+
+
+def _pcie_tells_more(link: Link) -> bool:
+    return link.pcie is not None or link.kind in _COARSE
+
+
+def _links_of(rows: Sequence[str], pcie_rows: Sequence[str], devices: Sequence[GpuDevice]) -> tuple[Link, ...]:
     if not rows:
         return ()
-    table = [row.split(" ") for row in rows if len(row) <= MAX_DEVICES * len("NV999 ")]
-    if len(table) != len(devices) or any(len(row) != len(devices) for row in table):
-        raise ContractError(f"expected {len(devices)} rows of {len(devices)} words for the links, found {quote(repr(rows))}")
+    table = _words_of(rows, len(devices))
+    pcie = _words_of(pcie_rows, len(devices)) if pcie_rows else [[_NO_LINK_WORD] * len(devices)] * len(devices)
     links = []
     for i, j in combinations(range(len(devices)), 2):
+        kind, lanes = _kind_of(table[i][j])
+        path = _pcie_kind_of(pcie[i][j])
+        if path is not None and kind not in (LinkKind.NVLINK, _COARSE.get(path, path)):
+            raise ContractError(f"expected the same PCIe path in both tables of links, found {quote(table[i][j])} and {quote(pcie[i][j])}")
+        if kind is LinkKind.NVLINK:
+            links.append(Link(devices[i].device.uuid, devices[j].device.uuid, kind, lanes, path))
+        elif kind is not None:
+            links.append(Link(devices[i].device.uuid, devices[j].device.uuid, path or kind))
+    return tuple(links)
+
+
+def _words_of(rows: Sequence[str], count: int) -> list[list[str]]:
+    """Take a square table apart. Raises ContractError."""
+    table = [row.split(" ") for row in rows if len(row) <= MAX_DEVICES * len("NV999 ")]
+    if len(table) != count or any(len(row) != count for row in table):
+        raise ContractError(f"expected {count} rows of {count} words for the links, found {quote(repr(rows))}")
+    for i, j in combinations(range(count), 2):
         if table[i][j] != table[j][i]:
             raise ContractError(
                 f"expected the same word for both directions of a link, found {quote(table[i][j])} and {quote(table[j][i])}"
             )
-        kind, lanes = _kind_of(table[i][j])
-        if kind is not None:
-            links.append(Link(devices[i].device.uuid, devices[j].device.uuid, kind, lanes))
-    return tuple(links)
+    return table
 
 
 def _kind_of(word: str) -> tuple[LinkKind | None, int]:
     if (nvlink := _NVLINK_WORD.fullmatch(word)) is not None:
         return LinkKind.NVLINK, int(nvlink[1])
+    return _pcie_kind_of(word), 0
+
+
+def _pcie_kind_of(word: str) -> LinkKind | None:
     if word != _NO_LINK_WORD and word not in _KIND_OF_WORD:
         raise ContractError(f"expected NV<lanes>, {', '.join(_KIND_OF_WORD)} or {_NO_LINK_WORD} for a link, found {quote(word)}")
-    return _KIND_OF_WORD.get(word), 0
+    return _KIND_OF_WORD.get(word)
 
 
 def _summary(node: GpuNode) -> str:

@@ -53,7 +53,10 @@ class LinkKind(StrEnum):
     """The best path between two devices, from NVML's NvLink state and topology level; best first."""
 
     NVLINK = "nvlink"
+    SAME_BOARD = "same-board"
     PCIE_SWITCH = "pcie-switch"
+    PCIE_SWITCHES = "pcie-switches"
+    """Several switches, none of them the host's."""
     HOST_BRIDGE = "host-bridge"
     NUMA_NODE = "numa-node"
     SYSTEM = "system"
@@ -75,6 +78,22 @@ class MigInstance:
     compute_instance_id: int
     placement_start: int
     placement_size: int
+    most_on_device: int = 0
+    """Above 0 for a *place*: the node's agent makes an instance there when a container starts, and the device holds at most so many of
+    the profile. Its ``uuid`` is the place's name (``codec.MigPlace``), and its two ids mean nothing."""
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether this is a place for an instance, and not one that exists."""
+        return self.most_on_device > 0
+
+    def overlaps(self, other: "MigInstance") -> bool:
+        """Whether both can never exist at once: they lie on the same device and share memory slices."""
+        return (
+            self.parent_uuid == other.parent_uuid
+            and self.placement_start < other.placement_start + other.placement_size
+            and other.placement_start < self.placement_start + self.placement_size
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +120,8 @@ class Link:
     b_uuid: str
     kind: LinkKind
     lanes: int = 0
+    pcie: LinkKind | None = None
+    """The PCIe path beside NVLinks; None where it is not told. A PCIe path is its own ``kind`` and has none here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +199,7 @@ class PodRequest:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """A container's portion of one device (or a whole MIG instance, then with the instance's UUID and memory)."""
+    """A container's portion of one device (or a whole MIG instance, then with the instance's UUID, or its place's name, and its memory)."""
 
     device_uuid: str
     memory_bytes: int
@@ -219,6 +240,25 @@ class ContainerSpec:
     """True for a sidecar: an init container with restartPolicy Always."""
 
 
+class ContainerState(StrEnum):
+    """How far a container of a pod has come, as its status says."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    """Ended with exit code 0."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStatus:
+    """One container of a pod's status. ``container_id`` is the runtime's, without its scheme; empty before the first start."""
+
+    name: str
+    state: ContainerState
+    container_id: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
     """The fields of a Kubernetes pod that the agent reads."""
@@ -232,8 +272,13 @@ class Pod:
     containers: tuple[ContainerSpec, ...]
     scheduler_name: str = ""
     deletion_requested: bool = False
+    statuses: tuple[ContainerStatus, ...] = ()
 
     @property
     def active(self) -> bool:
         """False once every container has ended for good: the pod's shares are free."""
         return self.phase not in ("Succeeded", "Failed")
+
+    def state_of(self, container: str) -> ContainerState:
+        """Return how far a container has come; waiting when its status does not say."""
+        return next((status.state for status in self.statuses if status.name == container), ContainerState.WAITING)

@@ -6,6 +6,7 @@ bytes; MiB exist in resources, annotations and text only.
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 from proto.errors import QuantityError, quote
@@ -20,13 +21,15 @@ MAX_QUANTITY: Final = (1 << 63) - 1
 MAX_MEMORY_BYTES: Final = 1 << 50
 """1 PiB: far above any container's device memory, far below what a decimal suffix on MiB amounts to (``16G`` MiB is 15 PiB)."""
 
+_QUANTITIES_KEPT: Final = 4096
 _BINARY: Final = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60}
 _DECIMAL_EXPONENT: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _QUANTITY: Final = re.compile(r"([+-]?)([0-9]+\.?[0-9]*|\.[0-9]+)(?:([KMGTPE]i)|([numkMGTPE]?)|[eE]([+-]?[0-9]{1,2}))", re.ASCII)
 
 
+@lru_cache(maxsize=_QUANTITIES_KEPT)
 def parse_quantity(text: str) -> Fraction:
-    """Read a Kubernetes quantity such as ``4``, ``1.5Gi``, ``2k``, ``500m`` or ``1e3``.
+    """Read a Kubernetes quantity such as ``4``, ``1.5Gi``, ``2k``, ``500m`` or ``1e3``; the usual few of a cluster are read once.
 
     Raises: QuantityError: not a quantity, or beyond 64 bits.
     Source: k8s.io/apimachinery/pkg/api/resource.Quantity (its serialised forms).
