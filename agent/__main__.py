@@ -18,51 +18,81 @@ from pathlib import Path
 from typing import Any
 
 from agent.adapters.cdi_files import CdiDirectory
+from agent.adapters.cgroup_tree import CgroupTree
 from agent.adapters.clock import SystemClock
 from agent.adapters.container_files import GrantFiles
+from agent.adapters.directory_watch import DirectoryWatch
 from agent.adapters.durable import make_directory, write_whole
+from agent.adapters.health_file import HealthFile
 from agent.adapters.http_server import StatusServer
-from agent.adapters.kube_api import ApiServer, KubeApiClient, KubeConnection, find_api_server
+from agent.adapters.kube_api import KubeApiClient, KubeConnection
 from agent.adapters.kube_watch import KubeWatcher
+from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
 from agent.adapters.kubelet_grpc import KubeletDirectory
 from agent.adapters.ledger_files import LedgerFiles
-from agent.adapters.log_format import JsonFormatter, TextFormatter, configure_logging
-from agent.adapters.node_files import boot_id, load_secret, make_priority_page
+from agent.adapters.memory import use_one_heap
+from agent.adapters.mig_files import MigRecordFiles
+from agent.adapters.mps_control import MpsControlProgram
+from agent.adapters.node_abilities import driver_limits_trouble, mps_trouble
+from agent.adapters.node_files import boot_id, load_secret, make_priority_page, make_turns_page
+from agent.adapters.nvidia_ctk import NvidiaCtk
 from agent.adapters.nvml import NvmlDriver
+from agent.adapters.nvml_limits import NvmlLimits
+from agent.adapters.nvml_mig import NvmlMig
 from agent.adapters.pod_resources import KubeletPodResources
 from agent.adapters.processes import ProcProcesses
 from agent.adapters.shim_store import ShimStore
 from agent.adapters.simulation import driver_library, prepare_node
-from agent.errors import AgentError, SettingsError
+from agent.core.backends import Abilities
+from agent.core.publishing import NodeFacts
+from agent.errors import AgentError, StorageError
 from agent.services.allocator import Allocator, AllocatorOptions
+from agent.services.audit import Auditor, AuditorOptions
+from agent.services.backends import Backends
 from agent.services.borrowing import Borrower
 from agent.services.device_plugin import DevicePlugin
+from agent.services.drift_page import DriftPage
+from agent.services.driver_limits import DriverLimitKeeper
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
+from agent.services.evictor import Evictor
 from agent.services.grant_book import GrantBook
-from agent.services.monitor import Monitor
+from agent.services.health import CordonKeeper, HealthMemory, HealthReporter
+from agent.services.injection import Injection
+from agent.services.mig_keeper import MigAwareDriver, MigKeeper
+from agent.services.monitor import Monitor, MonitorOptions
+from agent.services.mps_keeper import MpsKeeper
+from agent.services.offering import Offering
 from agent.services.overhead import OverheadKeeper
 from agent.services.pending import PendingPods
 from agent.services.pod_cache import PodCache
-from agent.services.publisher import CapacityPublisher
-from agent.services.reconciler import Reconciler
+from agent.services.process_census import ProcessCensus
+from agent.services.publisher import Capacity, Condition, Inventory, NodePublisher, Target
+from agent.services.reconciler import Reconciler, ReconcilerOptions
 from agent.services.registrar import Registrar
 from agent.services.shim_keeper import ShimKeeper
 from agent.services.telemetry import Telemetry
-from agent.settings import LogFormat, Placement, Settings
+from agent.settings import Placement, Settings
+from program.api_server import ApiServer, find_api_server
+from program.log_format import configure_logging
+from program.settings import SettingsError
 from proto import contract
 
 logger = logging.getLogger("agent")
 
 BUILD_DIR_ENV = "ALIQUOT_BUILD_DIR"
 INSTALLED_SHIM_DIR = Path("/usr/local/lib/aliquot")
+SWITCH_SECONDS = 0.001
+"""How long a thread that reads files or the driver may keep Python's lock while the event loop has an answer for kubelet to give."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the agent; return the exit code: 2 for wrong settings, 1 for a failure, 0 after a signal."""
     try:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
-        configure_logging(settings.log_level, JsonFormatter() if settings.log_format is LogFormat.JSON else TextFormatter())
+        configure_logging(settings.log_level, settings.log_format)
+        use_one_heap()
+        sys.setswitchinterval(SWITCH_SECONDS)
         asyncio.run(_run(settings, os.environ))
     except SettingsError as exc:
         print(f"aliquot agent: {exc}", file=sys.stderr)
@@ -104,18 +134,37 @@ class _Agent:
         local_policy = settings.placement_policy if settings.placement is Placement.LOCAL else None
         self._runtime = runtime
         self._boot_id = boot_id()
-        driver = NvmlDriver(nvml_library, settings.nvml_timeout_seconds, telemetry.nvml_error)
-        self._driver = DriverWatch(driver, settings.driver_poll_seconds)
+        nvml = NvmlDriver(nvml_library, settings.nvml_timeout_seconds, telemetry.nvml_error, telemetry.driver_read_seconds.observe)
         self._pods = PodCache()
-        self._kube_watch = KubeWatcher(lambda **options: KubeConnection(api_server, **options), node_name)
+        files = GrantFiles(runtime / "containers")
+        ctk = NvidiaCtk(settings.nvidia_ctk, settings.nvidia_ctk_timeout_seconds)
+        cdi = CdiDirectory(Path(settings.cdi_dir), Path(settings.cdi_static_dir), generate=ctk.host_spec)
+        self._book = GrantBook(LedgerFiles(state / "ledger"), files, cdi)
+        self._mig = MigKeeper(
+            NvmlMig(nvml),
+            MigRecordFiles(state / "mig"),
+            book=self._book,
+            labels=lambda: self._pods.node.labels if self._pods.node is not None else None,
+            boot_id=self._boot_id,
+            offering=settings.mig_dynamic,
+        )
+        driver = MigAwareDriver(nvml, self._mig)
+        self._driver = DriverWatch(driver, settings.driver_poll_seconds, settings.health_rules, clock.monotonic)
+        self._kube_watch = KubeWatcher(
+            lambda **options: KubeConnection(api_server, **options), node_name, gpu_nodes=settings.publish_gpu_node
+        )
         api = KubeApiClient(KubeConnection(api_server), node_name, clock)
         self._pod_resources = pod_resources = KubeletPodResources(Path(settings.pod_resources_socket))
-        files = GrantFiles(runtime / "containers")
-        cdi = CdiDirectory(Path(settings.cdi_dir), Path(settings.cdi_static_dir))
         shim = ShimStore(shim_source, state / "shim")
-        self._shim = ShimKeeper(shim)
-        self._book = GrantBook(LedgerFiles(state / "ledger"), files, cdi)
+        self._shim = ShimKeeper(shim, cdi)
         self._events = EventRecorder(api, clock)
+        abilities = find_abilities(settings)
+        self._mps = _mps_keeper(settings, abilities, runtime, self._book, self._events)
+        backends = Backends(abilities, self._mig, self._mps, settings.driver_limits_hook)
+        self._limits = DriverLimitKeeper(NvmlLimits(nvml), CgroupTree(Path(settings.cgroup_dir)), book=self._book, pods=self._pods)
+        self._offering = Offering(self._driver, self._book, settings.shares_per_gpu, abilities)
+        evictor = Evictor(api, clock)
+        processes = ProcProcesses(Path(settings.proc_dir))
         options = AllocatorOptions(
             secret=load_secret(state / "secret"),
             boot_id=self._boot_id,
@@ -125,39 +174,46 @@ class _Agent:
             fail_policy=settings.fail_policy,
             pod_wait_seconds=settings.pod_wait_seconds,
             priority_page=str(make_priority_page(runtime / "priority")),
+            turns_page=str(make_turns_page(runtime / "turns")) if settings.memory_oversubscription > 1 else None,
         )
-        self._overhead = OverheadKeeper(
-            settings.reconcile_seconds,
-            driver=driver,
-            processes=ProcProcesses(),
-            watch=self._driver,
-            book=self._book,
-            files=files,
-            clock=clock,
-        )
+        self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes, book=self._book)
+        self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
+        kubelet_memory = KubeletCheckpoint(Path(settings.kubelet_device_plugin_dir))
+        injection = Injection(settings.device_injection, watch=self._driver, pods=self._pods, book=self._book, files=files, cdi=cdi)
         allocator = Allocator(
             options,
             watch=self._driver,
             pods=self._pods,
             book=self._book,
             pod_resources=pod_resources,
+            kubelet_memory=kubelet_memory,
+            injection=injection,
             files=files,
             cdi=cdi,
             shim=shim,
+            backends=backends,
             events=self._events,
             telemetry=telemetry,
             clock=clock,
             context_bytes=self._overhead.context_bytes,
         )
-        pending = PendingPods(self._driver, self._pods, self._book, settings.shares_per_gpu, local_policy)
+        pending = PendingPods(
+            settings.shares_per_gpu,
+            local_policy,
+            watch=self._driver,
+            pods=self._pods,
+            book=self._book,
+            kubelet_memory=kubelet_memory,
+            injection=injection,
+        )
 
         def make_plugin(resource: str) -> DevicePlugin:
             return DevicePlugin(
                 resource,
-                settings.shares_per_gpu,
-                watch=self._driver,
+                self._offering,
                 allocator=allocator,
+                injection=injection,
                 pending=pending,
                 telemetry=telemetry,
                 clock=clock,
@@ -165,35 +221,90 @@ class _Agent:
 
         self._registrar = Registrar(
             f"{os.getpid():x}-{time.time_ns() // 1_000_000:x}",
-            settings.shares_per_gpu,
+            self._offering,
             make_plugin,
             kubelet=KubeletDirectory(Path(settings.kubelet_device_plugin_dir), pod_resources),
-            watch=self._driver,
             pods=self._pods,
             telemetry=telemetry,
             clock=clock,
         )
-        self._publisher = CapacityPublisher(node_name, api, self._driver, self._pods) if settings.publish_node_capacity else None
-        self._reconciler = Reconciler(
-            settings.reconcile_seconds, book=self._book, pods=self._pods, pod_resources=pod_resources, files=files, clock=clock
+        self._health = HealthReporter(
+            node_name, watch=self._driver, book=self._book, pods=self._pods, events=self._events, telemetry=telemetry
         )
-        self._monitor = Monitor(
-            _version(),
+        self._cordons = CordonKeeper(self._driver, self._pods)
+        self._memory = HealthMemory(self._driver, HealthFile(runtime / "health"))
+        self._publisher = self._make_publisher(settings, node_name, api, clock)
+        self._file_changes = DirectoryWatch([Path(settings.cdi_dir), state / "ledger"], nested=runtime / "containers")
+        self._reconciler = Reconciler(
+            ReconcilerOptions(node_name, settings.reconcile_seconds, local_policy is None, settings.drift_policy),
+            book=self._book,
+            pods=self._pods,
+            pod_resources=pod_resources,
+            files=files,
+            file_changes=self._file_changes,
+            watch=self._driver,
+            resources=lambda: self._offering.devices().keys(),
+            rewrite=allocator.rewrite,
+            evictor=evictor,
+            events=self._events,
+            telemetry=telemetry,
+            clock=clock,
+        )
+        self._auditor = Auditor(
+            AuditorOptions(node_name, settings.audit_policy, settings.exempt_namespaces),
+            census=self._census,
+            processes=processes,
             watch=self._driver,
             book=self._book,
+            pods=self._pods,
+            files=files,
+            evictor=evictor,
+            events=self._events,
+            telemetry=telemetry,
+            clock=clock,
+        )
+        self._monitor = Monitor(
+            MonitorOptions(_version(), node_name, settings.shares_per_gpu, settings.compat_metrics),
+            watch=self._driver,
+            book=self._book,
+            pods=self._pods,
             files=files,
             registrar=self._registrar,
             telemetry=telemetry,
             overhead_bytes=self._overhead.fresh_overhead_bytes,
+            driver_bytes=lambda: self._overhead.driver_bytes,
             troubles=self._troubles,
             clock=clock,
+            bypassed=lambda: self._auditor.bypassed | self._limits.unlimited,
+            further=(
+                self._auditor.families,
+                self._mig.families,
+                self._limits.families,
+                *([self._mps.families] if self._mps is not None else []),
+            ),
         )
+        drift_page = DriftPage(node_name, self._reconciler, self._auditor, clock)
         pages = {"/metrics": self._monitor.metrics, "/healthz": self._monitor.health, "/readyz": self._monitor.readiness}
+        pages["/drift"] = drift_page.page
         self._status = StatusServer(*settings.metrics_host_port, pages)
+
+    def _make_publisher(self, settings: Settings, node_name: str, api: KubeApiClient, clock: SystemClock) -> NodePublisher:
+        targets: list[Target] = []
+        if settings.publish_node_capacity:
+            targets.append(Capacity(node_name, api=api, watch=self._driver, book=self._book, pods=self._pods))
+        if settings.publish_node_condition:
+            targets.append(Condition(node_name, api=api, watch=self._driver, pods=self._pods))
+        if settings.publish_gpu_node:
+            facts = NodeFacts(node_name, _version(), settings.shares_per_gpu, settings.memory_oversubscription)
+            offered = self._offering.backends
+            targets.append(Inventory(facts, lambda: offered().backends, api=api, watch=self._driver, pods=self._pods))
+        return NodePublisher(node_name, targets, watch=self._driver, book=self._book, pods=self._pods, clock=clock)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run all services until told to stop, or until one of them fails."""
         self._book.load(self._boot_id)
+        self._memory.load()
+        self._mig.load()
         services = [
             self._driver.run(),
             self._registrar.run(),
@@ -201,13 +312,23 @@ class _Agent:
             self._shim.run(),
             self._events.run(),
             self._reconciler.run(),
+            self._auditor.run(),
             self._overhead.run(),
+            self._census.run(),
             self._borrower.run(),
+            self._publisher.run(),
+            self._cordons.run(),
+            self._memory.run(),
+            self._mig.run(),
+            self._limits.run(),
         ]
-        if self._publisher is not None:
-            services.append(self._publisher.run())
+        if self._mps is not None:
+            services.append(self._mps.run())
         self._status.start()
-        write_whole(self._runtime / "metrics-address", f"{self._status.address}\n".encode(), mode=0o644, durable=False)
+        try:
+            write_whole(self._runtime / "metrics-address", f"{self._status.address}\n".encode(), mode=0o644, durable=False)
+        except StorageError as exc:  # whoever knows the configured port finds it all the same
+            logger.error("the address of the status server is not written down: %s", exc)  # noqa: TRY400 - the sentence says it all
         logger.info("status server listens", extra={"address": self._status.address})
         self._kube_watch.start(self._pods)
         gc.freeze()  # what was imported stays for good: collections need not look at it, and are short
@@ -226,6 +347,7 @@ class _Agent:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._kube_watch.stop()
+        self._file_changes.close()
         await self._registrar.stop()
         await self._pod_resources.close()
         self._book.close()
@@ -233,7 +355,24 @@ class _Agent:
 
     def _troubles(self) -> list[str]:
         never_synced = [] if self._pods.synced else [self._pods.trouble]
-        return [trouble for trouble in (self._shim.trouble, *never_synced) if trouble]
+        return [trouble for trouble in (self._shim.trouble, self._offering.trouble, *never_synced) if trouble]
+
+
+def find_abilities(settings: Settings) -> Abilities:
+    """Look what the backends beside the shim need, as configured."""
+    return Abilities(
+        mig_strategy=settings.mig_strategy,
+        without_mps=mps_trouble(settings.mps_control),
+        without_driver_limits=driver_limits_trouble(settings.driver_limits_hook, Path(settings.cgroup_dir)),
+        most_memory_burst=settings.memory_oversubscription,
+    )
+
+
+def _mps_keeper(settings: Settings, abilities: Abilities, runtime: Path, book: GrantBook, events: EventRecorder) -> MpsKeeper | None:
+    if abilities.without_mps:
+        return None
+    shared_memory = make_directory(Path(settings.mps_shared_memory), 0o1777)
+    return MpsKeeper(MpsControlProgram(settings.mps_control, runtime / "mps"), str(shared_memory), book=book, events=events)
 
 
 def _build_dir(environ: Mapping[str, str]) -> Path:

@@ -1,26 +1,27 @@
 """What can go wrong in the agent, as one small tree. Adapters translate into it; services decide what to do about it.
 
     AgentError
-    ├── SettingsError           the configuration is wrong: exit 2 with the sentence
     ├── DriverError             NVML answered with an error
     │   ├── DriverMissingError  no NVML library, no kernel module, or the two disagree: wait for a driver
-    │   └── DriverTimeoutError  a call into NVML has not come back
+    │   ├── DriverTimeoutError  a call into NVML has not come back
+    │   └── PartitionError      a MIG instance cannot be made or removed
+    │       └── PartitionInUseError  because processes use it
+    ├── MpsError                an MPS control daemon cannot be started, or does not answer
     ├── KubeletError            the kubelet's sockets: registration, PodResources
     ├── KubeApiError            the Kubernetes API
-    │   └── KubeExpiredError    the watch's version is too old (410): list again
+    │   ├── KubeExpiredError    the watch's version is too old (410): list again
+    │   └── KubeAbsentError     the API does not have the object, or the kind of object (404)
     ├── StorageError            a file of ours could not be read or written
+    ├── ProcessError            a process of a container could not be ended
     └── ShimError               the shim's artefacts are missing or cannot be installed
 
 A refusal (no room, no valid assignment) is no error but a result: ``core.refusal.Refusal``.
+A wrong configuration is ``program.settings.SettingsError``: exit 2 with the sentence.
 """
 
 
 class AgentError(Exception):
     """Base of everything the agent raises on purpose."""
-
-
-class SettingsError(AgentError):
-    """A setting is unknown, malformed or out of range."""
 
 
 class DriverError(AgentError):
@@ -35,6 +36,18 @@ class DriverTimeoutError(DriverError):
     """The driver does not answer."""
 
 
+class PartitionError(DriverError):
+    """A MIG instance cannot be made or removed."""
+
+
+class PartitionInUseError(PartitionError):
+    """A MIG instance cannot be removed yet: processes use it."""
+
+
+class MpsError(AgentError):
+    """An MPS control daemon cannot be started, or does not answer."""
+
+
 class KubeletError(AgentError):
     """One of the kubelet's sockets refused or did not answer."""
 
@@ -47,8 +60,16 @@ class KubeExpiredError(KubeApiError):
     """The API no longer knows the version a watch wants to continue from."""
 
 
+class KubeAbsentError(KubeApiError):
+    """The API does not have what was asked for."""
+
+
 class StorageError(AgentError):
     """A file the agent keeps could not be read or written."""
+
+
+class ProcessError(AgentError):
+    """A process could not be ended."""
 
 
 class ShimError(AgentError):

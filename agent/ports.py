@@ -3,21 +3,27 @@
 Adapters raise from ``errors`` only. Synchronous ports are called in a thread; asynchronous ones on the event loop.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from agent.core.cdi import HostSpec
+from agent.core.cgroups import ContainerRef
 from agent.core.conflict import Evidence
-from agent.core.identity import HeldDevices
-from agent.core.inventory import DriverReading
+from agent.core.health import GpuHealth, HealthTable
+from agent.core.identity import HeldDevices, RememberedDevices
+from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.ledger import Grant
+from agent.core.mig import MigRecord
 from agent.core.overhead import HostProcess, ProcessMemory
+from agent.core.publishing import NodeCondition
 from agent.core.region_layout import ComputeCounters, Limits, RegionSnapshot
 from agent.core.registration import FileIdentity
+from proto.codec import MigPlace
+from proto.gpunode import Cordon
 from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginServicer
-from proto.model import Link, Pod
+from proto.model import Link, MigInstance, Pod
 
 
 class Clock(Protocol):
@@ -39,6 +45,10 @@ class Driver(Protocol):
         """Look at all GPUs: what they are, how they are."""
         ...
 
+    async def events(self) -> Sequence[DeviceEvent]:
+        """Take what GPUs reported since the last call, without waiting for more."""
+        ...
+
     async def links(self) -> Sequence[Link]:
         """Read how the GPUs that answer are connected."""
         ...
@@ -56,6 +66,94 @@ class Driver(Protocol):
         ...
 
 
+class MigPartitions(Protocol):
+    """The partitions of GPUs in MIG mode. Calls raise PartitionError, or what ``Driver`` raises."""
+
+    async def places(self, device_uuid: str) -> Sequence[MigInstance]:
+        """List where instances may be made on an empty GPU, of every profile that a resource can name."""
+        ...
+
+    async def instance_at(self, place: MigPlace) -> MigInstance | None:
+        """Return the instance of the place's profile that begins there; one that was left half made has no UUID."""
+        ...
+
+    async def create(self, place: MigPlace, size: int) -> MigInstance:
+        """Make an instance at a place of ``size`` memory slices."""
+        ...
+
+    async def destroy(self, place: MigPlace) -> None:
+        """Remove the instance at a place, if there is one. Raises PartitionInUseError while processes use it."""
+        ...
+
+
+class MigRecords(Protocol):
+    """The instances the agent made, on disk. Calls raise StorageError."""
+
+    def load(self) -> Sequence[MigRecord]:
+        """Read all records, those of damaged files left out and reported."""
+        ...
+
+    def write(self, record: MigRecord) -> None:
+        """Make a record durable: after a crash it is there whole, or as it was before."""
+        ...
+
+    def remove(self, place: str) -> None:
+        """Remove a record; nothing happens when it is gone."""
+        ...
+
+
+class CgroupLimits(Protocol):
+    """The driver's own memory limits. Calls raise what ``Driver`` raises."""
+
+    async def limit_bytes(self, device_uuid: str, cgroup: str) -> int | None:
+        """Return what the processes of a cgroup may use of a GPU's memory; None when nothing limits them."""
+        ...
+
+    async def set_limit(self, device_uuid: str, cgroup: str, limit_bytes: int) -> None:
+        """Limit the processes of a cgroup."""
+        ...
+
+
+class Cgroups(Protocol):
+    """The host's cgroups."""
+
+    def of_container(self, container: ContainerRef) -> str | None:
+        """Return the directory of a container's cgroup; None when there is none."""
+        ...
+
+
+class MpsControl(Protocol):
+    """MPS control daemons, one per GPU. Calls block, so that they are made in a thread; they raise MpsError, or StorageError."""
+
+    def start(self, device_uuid: str) -> None:
+        """Start a daemon where none runs."""
+        ...
+
+    def answers(self, device_uuid: str) -> bool:
+        """Whether there is a daemon that answers."""
+        ...
+
+    def servers(self, device_uuid: str) -> Mapping[int, str]:
+        """Return the servers of a daemon by their pid, with the state each is in."""
+        ...
+
+    def shut_down_server(self, device_uuid: str, pid: int) -> None:
+        """End a server and whoever is connected to it."""
+        ...
+
+    def stop(self, device_uuid: str) -> None:
+        """End the daemon and its servers, whatever state they are in, and remove its directories."""
+        ...
+
+    def pipe_directory(self, device_uuid: str) -> str:
+        """Return the directory by which clients find the daemon."""
+        ...
+
+    def known(self) -> Sequence[str]:
+        """Return the GPUs that have a daemon's directories."""
+        ...
+
+
 class PodResources(Protocol):
     """The kubelet's PodResources socket. Calls raise KubeletError."""
 
@@ -65,6 +163,14 @@ class PodResources(Protocol):
 
     async def allocatable_ids(self, resource: str) -> Sequence[str]:
         """Return the IDs kubelet offers under a resource name."""
+        ...
+
+
+class KubeletMemory(Protocol):
+    """Kubelet's checkpoint of allocations: a witness that may have nothing to say."""
+
+    def remembered(self) -> Sequence[RememberedDevices]:
+        """Return which container was given which IDs; empty when it cannot be read."""
         ...
 
 
@@ -107,6 +213,24 @@ class NodeState:
     uid: str
     capacity: Mapping[str, str]
     allocatable: Mapping[str, str]
+    runtime_version: str = ""
+    """Such as ``containerd://2.1.4``."""
+    kubelet_version: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    gpus_healthy: NodeCondition | None = None
+    """The condition the agent publishes, as it stands there; None before it was published."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNodeState:
+    """This node's gpunodes object as it stands in the API."""
+
+    cordon: Cordon | None
+    """None when what is written there cannot be understood."""
+    trouble: str
+    """Why it cannot be understood; empty when it can."""
+    status: Mapping[str, object]
+    """As decoded from JSON; empty before an agent reported."""
 
 
 class KubeListener(Protocol):
@@ -128,6 +252,10 @@ class KubeListener(Protocol):
         """The node object was read or changed."""
         ...
 
+    def gpu_node_seen(self, gpu_node: GpuNodeState | None) -> None:
+        """The node's gpunodes object was read or changed; None when there is none."""
+        ...
+
     def api_trouble(self, what: str, trouble: str) -> None:
         """List-watch of ``what`` fails with this sentence; empty when it works again."""
         ...
@@ -146,6 +274,17 @@ class PodEvent:
     warning: bool
 
 
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """One event about this node, for ``kubectl describe``."""
+
+    node: str
+    node_uid: str
+    reason: str
+    message: str
+    warning: bool
+
+
 class KubeApi(Protocol):
     """Requests to the Kubernetes API, called in a thread. They raise KubeApiError."""
 
@@ -153,8 +292,24 @@ class KubeApi(Protocol):
         """Set extended resources in the node's status."""
         ...
 
-    def post_event(self, event: PodEvent) -> None:
+    def publish_condition(self, node_name: str, condition: NodeCondition, *, turned: bool) -> None:
+        """Set the agent's own condition in the node's status; ``turned`` says that it did not hold before and does now, or the reverse."""
+        ...
+
+    def create_gpu_node(self, node_name: str, node_uid: str) -> None:
+        """Create the node's gpunodes object, to vanish with the node."""
+        ...
+
+    def publish_gpu_node(self, node_name: str, status: Mapping[str, object]) -> Mapping[str, object]:
+        """Replace the status of the node's gpunodes object; return it as the API keeps it."""
+        ...
+
+    def post_event(self, event: PodEvent | NodeEvent) -> None:
         """Create an event."""
+        ...
+
+    def evict_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Ask for a pod's end by the Eviction API, which respects disruption budgets; the pod must still be the one of this UID."""
         ...
 
 
@@ -189,6 +344,10 @@ class GrantStore(Protocol):
         """Make a row durable: after a crash it is there whole, or as it was before."""
         ...
 
+    def read(self, grant_id: str) -> Grant | None:
+        """Read one row; None when there is none or it is damaged."""
+        ...
+
     def ids(self) -> Sequence[str]:
         """Return the grant ids that have a row."""
         ...
@@ -219,6 +378,10 @@ class ContainerFiles(Protocol):
         """Make both files ready for a container that is about to start; a region that a process still uses is kept."""
         ...
 
+    def link_shim(self, grant_id: str, directory: Path) -> None:
+        """Show the shim of this directory beside a grant's files, where an answer without CDI has it mounted from."""
+        ...
+
     def paths(self, grant_id: str) -> tuple[str, str]:
         """Return the paths of limits and region."""
         ...
@@ -229,6 +392,10 @@ class ContainerFiles(Protocol):
 
     def region(self, grant_id: str) -> RegionView | None:
         """Read a usage region; None when there is none or a tenant spoilt it."""
+        ...
+
+    def has_region(self, grant_id: str) -> bool:
+        """Whether there is a usage region, whatever is in it."""
         ...
 
     def limits(self, grant_id: str) -> Limits | None:
@@ -256,6 +423,18 @@ class ContainerFiles(Protocol):
         ...
 
 
+class HealthStore(Protocol):
+    """What is remembered of the GPUs' health over the agent's process, until the next boot. Calls raise StorageError."""
+
+    def load(self) -> HealthTable:
+        """Read it; an empty table when nothing was saved in this boot."""
+        ...
+
+    def save(self, gpus: Mapping[str, GpuHealth]) -> None:
+        """Replace it."""
+        ...
+
+
 class Processes(Protocol):
     """The host's processes."""
 
@@ -263,12 +442,28 @@ class Processes(Protocol):
         """Say who these processes are; those that are gone are left out."""
         ...
 
+    def own_cgroup(self) -> str:
+        """Return the cgroup of this agent, as ``HostProcess.cgroup`` has it of others; empty when it cannot be read."""
+        ...
+
+    def maps(self, pid: int, path: str) -> bool | None:
+        """Whether a process has mapped the file at this path of the host; None when that may not be looked at."""
+        ...
+
+    def kill(self, process: HostProcess) -> bool:
+        """End this very process, never one that has its pid by now; False when it is gone. Raises ProcessError."""
+        ...
+
 
 class CdiFiles(Protocol):
     """The CDI specs. Calls raise StorageError."""
 
-    def host_spec(self) -> HostSpec | None:
-        """Return the host's NVIDIA spec, or None where there is none."""
+    def host_spec(self, wanted: Collection[str] = ()) -> HostSpec | None:
+        """Return the host's NVIDIA spec, with these devices if it can be had; None where there is none at all."""
+        ...
+
+    def has_host_spec(self) -> bool:
+        """Whether somebody wrote an NVIDIA spec for this host."""
         ...
 
     def present_nodes(self) -> Sequence[str]:
@@ -283,6 +478,14 @@ class CdiFiles(Protocol):
         """Write the spec of a grant: a runtime sees all of it or none."""
         ...
 
+    def mentioned(self, paths: Iterable[str]) -> Set[str]:
+        """Return which of these paths the spec of some grant names."""
+        ...
+
+    def digest(self, grant_id: str) -> str | None:
+        """Return a digest of the spec of a grant; None when there is none."""
+        ...
+
     def ids(self) -> Sequence[str]:
         """Return the grant ids that have a spec."""
         ...
@@ -292,11 +495,34 @@ class CdiFiles(Protocol):
         ...
 
 
+class FileChanges(Protocol):
+    """The directories whose files the reconciler compares. On the event loop."""
+
+    def start(self, tell: Callable[[], None]) -> None:
+        """Begin to call ``tell`` when something came, went or was replaced there."""
+        ...
+
+    def forget(self) -> None:
+        """Do not tell of what has happened until now."""
+        ...
+
+    def close(self) -> None:
+        """Tell nothing any more."""
+        ...
+
+
 class ShimInstaller(Protocol):
     """The shim's artefacts on the host."""
 
     def installed(self) -> Path:
         """Install them unless they are, and return their directory. Raises ShimError."""
+        ...
+
+    def sweep(self, mentioned: Callable[[Iterable[str]], Set[str]]) -> Sequence[str]:
+        """Remove other versions that nobody uses and return their directories. Raises ShimError, or what ``mentioned`` raises.
+
+        Args: mentioned: says which of some directories a container's CDI spec names.
+        """
         ...
 
 

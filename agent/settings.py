@@ -1,29 +1,21 @@
-"""The agent's configuration as one table: each field of ``Settings`` is a row with its default, meaning and bounds.
+"""The agent's configuration: each field of ``Settings`` is a setting with its default, meaning and bounds (``program.settings``)."""
 
-A setting's three spellings follow from the field's name: ``shares_per_gpu`` is ``sharesPerGpu`` in the file (YAML or JSON),
-``ALIQUOT_SHARES_PER_GPU`` in the environment and ``--shares-per-gpu`` on the command line. A flag beats the environment, which
-beats the file, which beats the default. Configuration is read once, here, and is a value from then on.
-"""
-
-import argparse
-import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args, get_type_hints
+from typing import Annotated
 
-import msgspec
-
+from agent.core.audit import AuditPolicy
+from agent.core.backends import MigStrategy
 from agent.core.cdi import Interposition
+from agent.core.compat_metrics import CompatMetrics
+from agent.core.drift import DriftPolicy
+from agent.core.health import HealthRules, parse_xids
+from agent.core.injection import DeviceInjection
 from agent.core.limits import FailPolicy
-from agent.errors import SettingsError
+from program.settings import LogFormat, LogLevel, Row, SettingsError, Table, split_address
 from proto import contract
 from proto.model import Policy
-
-ENV_PREFIX = "ALIQUOT_"
-CONFIG_ENV = "ALIQUOT_CONFIG"
 
 
 class Placement(StrEnum):
@@ -31,33 +23,6 @@ class Placement(StrEnum):
 
     ASSIGNED = "assigned"
     LOCAL = "local"
-
-
-class LogLevel(StrEnum):
-    """Least severity that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(StrEnum):
-    """Form of the log lines on standard error."""
-
-    JSON = "json"
-    TEXT = "text"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What the table says of one setting besides its name, type and default."""
-
-    meaning: str
-    least: float | None = None
-    most: float | None = None
-    absolute: bool = False
-    """The text is an absolute path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +45,70 @@ class Settings:
     placement: Annotated[Placement, Row("who chooses devices: the scheduler (by annotation), or this agent")] = Placement.ASSIGNED
     placement_policy: Annotated[Policy, Row("how local placement chooses among GPUs that fit")] = Policy.FRAG
     publish_node_capacity: Annotated[bool, Row("publish vgpu-memory and vgpu-cores in the node's capacity")] = True
+    publish_node_condition: Annotated[bool, Row("publish in a condition of the node whether all its GPUs are healthy")] = True
+    publish_gpu_node: Annotated[bool, Row("publish the node's gpunodes object, and follow the cordons written there")] = True
     metrics_address: Annotated[str, Row("host:port of /metrics, /healthz and /readyz; port 0 chooses a free one")] = "0.0.0.0:9402"
+    compat_metrics: Annotated[CompatMetrics, Row("whose metric names are served beside our own, for dashboards that use them")] = (
+        CompatMetrics.NONE
+    )
     nvml_library: Annotated[str, Row("path of libnvidia-ml.so.1 (default: the loader's)")] = ""
     simulate: Annotated[str, Row("profile name or topology file of a simulated node to make and use")] = ""
     kube_api_url: Annotated[str, Row("Kubernetes API server (default: the in-cluster service)")] = ""
     kube_token_file: Annotated[str, Row("bearer token for the API (default: the in-cluster service account's)")] = ""
     kube_ca_file: Annotated[str, Row("CA bundle of the API (default: the in-cluster service account's)")] = ""
+    device_injection: Annotated[DeviceInjection, Row("how devices enter containers: CDI, Allocate's answer, or as the node allows")] = (
+        DeviceInjection.AUTO
+    )
     interposition: Annotated[Interposition, Row("how the shim enters containers")] = Interposition.FRONT
     fail_policy: Annotated[FailPolicy, Row("when the shim cannot read its limits: refuse to run, or pass through")] = FailPolicy.CLOSED
+    mig_strategy: Annotated[
+        MigStrategy,
+        Row("what GPUs in MIG mode are offered as: nothing, all instances as vGPUs (of one profile), or each profile as a resource"),
+    ] = MigStrategy.MIXED
+    mig_dynamic: Annotated[
+        bool, Row("make MIG instances when containers start, where GPUs in MIG mode have room; needs the capability SYS_ADMIN")
+    ] = False
+    mps_control: Annotated[
+        str,
+        Row(
+            "nvidia-cuda-mps-control, as a path or on PATH; empty: isolation mps is not offered. When the agent's container ends, its MPS "
+            "daemons end with it, and MPS clients have to be restarted"
+        ),
+    ] = ""
+    mps_shared_memory: Annotated[
+        str, Row("host directory that is /dev/shm to this agent, and becomes it in MPS clients", absolute=True)
+    ] = f"{contract.RUNTIME_DIR}/mps-shm"
+    driver_limits_hook: Annotated[
+        str, Row("host path of nvidia-cdi-hook 1.20.1 or later, which applies the driver's limits; empty: isolation driver is not offered")
+    ] = ""
+    cgroup_dir: Annotated[str, Row("the host's cgroup v2 directory, where the driver's limits are looked at", absolute=True)] = (
+        "/sys/fs/cgroup"
+    )
+    memory_oversubscription: Annotated[
+        float, Row("how far above its memory a container may burst, as a ratio (annotation memory-burst); 1 = not at all", 1, 10)
+    ] = 1.0
+    nvidia_ctk: Annotated[str, Row("nvidia-ctk, as a path or on PATH: makes the host's NVIDIA CDI spec where no file has it")] = (
+        "nvidia-ctk"
+    )
+    nvidia_ctk_timeout_seconds: Annotated[float, Row("how long nvidia-ctk may take", 0.05, 20)] = 10.0
     nvml_timeout_seconds: Annotated[float, Row("how long one call into the driver may take before it counts as hung", 0.05, 600)] = 5.0
     driver_poll_seconds: Annotated[float, Row("period of reading the GPUs' health and use", 0.05, 600)] = 5.0
+    health_recovery_seconds: Annotated[
+        float, Row("how long a GPU that was in trouble must answer cleanly to get new work; doubled for one that relapses", 0, 3600)
+    ] = 30.0
+    health_quarantine_seconds: Annotated[float, Row("the same after an XID that points to the hardware", 0, 86400)] = 300.0
+    health_max_recovery_seconds: Annotated[float, Row("the longest that a GPU is kept waiting so, however often it relapsed", 0, 86400)] = (
+        3600.0
+    )
+    health_application_xids: Annotated[str, Row("XIDs, beside NVIDIA's, that are a program's own fault; a comma list")] = ""
+    health_hard_xids: Annotated[str, Row("XIDs, beside NVIDIA's, that take a GPU out of service at once; a comma list")] = ""
     reconcile_seconds: Annotated[
-        float, Row("period of comparing ledger, pods and files; bounds how long a dead pod's share is held", 0.05, 3600)
-    ] = 15.0
+        float, Row("period of comparing ledger, pods, files and processes; bounds how long a dead pod's share is held", 0.05, 3600)
+    ] = 10.0
+    drift_policy: Annotated[DriftPolicy, Row("what is done about a pod whose drift no file can cure")] = DriftPolicy.REPORT
+    audit_policy: Annotated[AuditPolicy, Row("what is done about a container that uses what it was not granted")] = AuditPolicy.REPORT
+    audit_exempt_namespaces: Annotated[str, Row("namespaces whose pods may use GPUs without a grant; a comma list")] = ""
+    proc_dir: Annotated[str, Row("the host's /proc, in whose process ids the driver answers", absolute=True)] = "/proc"
     pod_wait_seconds: Annotated[
         float,
         Row("how long PreStart waits for a pod to appear; the kubelet gives it 30 s", 0, contract.PRESTART_TIMEOUT_SECONDS - 5),
@@ -106,146 +122,48 @@ class Settings:
 
         Raises: SettingsError with one sentence; SystemExit(0) after printing help.
         """
-        flags = _parser().parse_args(argv)
-        config_path = flags.config or environ.get(CONFIG_ENV, "")
-        values: dict[str, Any] = {}
-        if config_path:
-            values.update(_from_file(Path(config_path)))
-        for setting in SETTINGS:
-            if (text := environ.get(setting.env)) is not None:
-                values[setting.name] = setting.parse(text, f"environment variable {setting.env}")
-            if (text := getattr(flags, setting.name)) is not None:
-                values[setting.name] = setting.parse(text, f"flag {setting.flag}")
-        settings = cls(**values)
-        split_address(settings.metrics_address)
+        settings = cls(**TABLE.read(argv, environ))
+        if settings.mig_dynamic and settings.mig_strategy is not MigStrategy.MIXED:
+            raise SettingsError(
+                f"migDynamic makes instances of any profile, and migStrategy is {settings.mig_strategy}: set migStrategy: mixed, "
+                "or leave migDynamic off"
+            )
+        split_address("metricsAddress", settings.metrics_address)
+        _ = settings.health_rules
         return settings
+
+    @property
+    def health_rules(self) -> HealthRules:
+        """The rules of GPU health. Raises SettingsError when a list of XIDs is none."""
+        return HealthRules(
+            recovery_seconds=self.health_recovery_seconds,
+            quarantine_seconds=self.health_quarantine_seconds,
+            max_recovery_seconds=max(self.health_max_recovery_seconds, self.health_recovery_seconds),
+            application_xids=_xids("healthApplicationXids", self.health_application_xids),
+            hard_xids=_xids("healthHardXids", self.health_hard_xids),
+        )
+
+    @property
+    def exempt_namespaces(self) -> frozenset[str]:
+        """The namespaces of ``audit_exempt_namespaces``."""
+        return frozenset(name for part in self.audit_exempt_namespaces.split(",") if (name := part.strip()))
 
     @property
     def metrics_host_port(self) -> tuple[str, int]:
         """The listening address, split."""
-        return split_address(self.metrics_address)
+        return split_address("metricsAddress", self.metrics_address)
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port`` (or ``[v6]:port``); raises SettingsError."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise SettingsError(f"metricsAddress {address!r}: want host:port, such as 0.0.0.0:9402")
-    return host.strip("[]"), int(port)
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """One row of the table, read off the class above."""
-
-    name: str
-    type: type
-    default: Any
-    row: Row
-
-    @property
-    def key(self) -> str:
-        head, *tail = self.name.split("_")
-        return head + "".join(part.capitalize() for part in tail)
-
-    @property
-    def env(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def wanted(self) -> str:
-        if issubclass(self.type, StrEnum):
-            return "one of " + ", ".join(self.type)
-        if self.type is bool:
-            return "true or false"
-        if self.type is str:
-            return "an absolute path" if self.row.absolute else "a text"
-        return f"{'an integer' if self.type is int else 'a number'} from {self.row.least:g} to {self.row.most:g}"
-
-    def parse(self, value: Any, source: str) -> Any:
-        """Convert and check a value from outside. Raises SettingsError."""
-        converted: Any
-        try:
-            converted = msgspec.convert(value, self.type, strict=not isinstance(value, str))
-        except msgspec.ValidationError:
-            raise SettingsError(f"{source}: {value!r} is not valid for {self.key}; want {self.wanted}") from None
-        least, most = self.row.least, self.row.most
-        if (least is not None and converted < least) or (most is not None and converted > most):
-            raise SettingsError(f"{source}: {value!r} is out of range for {self.key}; want {self.wanted}")
-        if self.row.absolute and not converted.startswith("/"):
-            raise SettingsError(f"{source}: {value!r} is not valid for {self.key}; want {self.wanted}")
-        return converted
-
-
-def _table() -> tuple[_Setting, ...]:
-    hints = get_type_hints(Settings, include_extras=True)
-    rows = []
-    for entry in dataclasses.fields(Settings):
-        wanted, row = get_args(hints[entry.name])
-        rows.append(_Setting(entry.name, wanted, entry.default, row))
-    return tuple(rows)
-
-
-SETTINGS = _table()
-
-
-def _from_file(path: Path) -> dict[str, Any]:
+def _xids(key: str, text: str) -> frozenset[int]:
     try:
-        content = path.read_bytes()
-    except OSError as exc:
-        raise SettingsError(f"configuration file {path}: {exc.strerror}") from exc
-    try:
-        document = msgspec.json.decode(content) if path.suffix == ".json" else msgspec.yaml.decode(content)
-    except msgspec.DecodeError as exc:
-        raise SettingsError(f"configuration file {path}: {' '.join(str(exc).split())}") from exc
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise SettingsError(f"configuration file {path}: want a mapping of settings, found {type(document).__name__}")
-    by_key = {setting.key: setting for setting in SETTINGS}
-    values = {}
-    for key, value in document.items():
-        if key not in by_key:
-            near = difflib.get_close_matches(str(key), by_key, n=1)
-            raise SettingsError(f"configuration file {path}: unknown setting {key!r}" + (f"; did you mean {near[0]}?" if near else ""))
-        values[by_key[key].name] = by_key[key].parse(value, f"configuration file {path}")
-    return values
+        return parse_xids(text)
+    except ValueError:
+        raise SettingsError(f"{key} {text!r}: want XIDs by number, such as 74,92") from None
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse prints usage and exits by itself; a wrong flag is a settings error like any other."""
-
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="agent",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Offers this node's GPUs as shares to the kubelet and gives each container what its pod was assigned.",
-        epilog=f"settings (flag over environment over file over default; file: --config or {CONFIG_ENV}, YAML or JSON):\n\n{table()}",
-        allow_abbrev=False,
-        usage="python -m agent [--config FILE] [--SETTING VALUE ...]",
-    )
-    parser.add_argument("--config", metavar="FILE", help="settings file")
-    for setting in SETTINGS:
-        boolean = setting.type is bool
-        optional_value: dict[str, Any] = {"nargs": "?", "const": "true"} if boolean else {}
-        parser.add_argument(setting.flag, dest=setting.name, help=argparse.SUPPRESS, **optional_value)
-    return parser
-
-
-def table() -> str:
-    """Return the settings as text, one block per row."""
-    lines = []
-    for setting in SETTINGS:
-        default = str(setting.default).lower() if isinstance(setting.default, bool) else f"{setting.default}"
-        allowed = "" if setting.type is str else f" [{setting.wanted}]"
-        lines.append(f"  {setting.flag}  {setting.env}  {setting.key}")
-        lines.append(f"      {setting.row.meaning}{allowed}" + (f"; default {default}" if default else ""))
-    return "\n".join(lines)
+TABLE = Table(
+    Settings,
+    program="agent",
+    purpose="Offers this node's GPUs as shares to the kubelet and gives each container what its pod was assigned.",
+    config_env="ALIQUOT_CONFIG",
+)

@@ -155,6 +155,8 @@ def _process_lines(slot: Slot, held: SlotDevice, *, alive: bool) -> Iterator[str
     if held.launches:
         busy, waited = held.busy_ns / 1e9, held.throttled_ns / 1e9
         yield f"    work     {held.launches} launches, {busy:.3f} s of GPU time paid, {waited:.3f} s waited for the right to launch"
+    if held.waiting:
+        yield f"    waiting  {held.waiting} threads, for the right to launch"
 
 
 def _touched(held: SlotDevice) -> bool:

@@ -3,48 +3,67 @@
 The host's spec is large (and often YAML), so it is read again only when a file in the CDI directories changed.
 """
 
+import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from agent.adapters.durable import list_directory, remove_file, remove_temporaries, write_whole
+from agent.adapters.durable import list_directory, names_in, remove_file, remove_temporaries, write_whole
+from agent.adapters.unchanged import Unchanged
 from agent.core.cdi import HostSpec, HostSpecError, file_name, grant_id_of_file, is_host_spec, parse_host_spec
 from agent.errors import StorageError
 from proto import contract
 
 _Signature = tuple[tuple[str, int, int, int], ...]
+HostSpecSource = Callable[[Collection[str]], HostSpec | None]
 _CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
 
 
 class CdiDirectory:
     """Implements ``ports.CdiFiles``."""
 
-    def __init__(self, dynamic: Path, static: Path, *, devices: Path = Path("/dev"), capabilities: Path = _CAPABILITIES) -> None:
-        """Args: dynamic: where our specs go; the runtime and we prefer it. devices, capabilities: the kernel's directories."""
+    def __init__(
+        self,
+        dynamic: Path,
+        static: Path,
+        *,
+        devices: Path = Path("/dev"),
+        capabilities: Path = _CAPABILITIES,
+        generate: HostSpecSource | None = None,
+    ) -> None:
+        """Make the directory of our specs.
+
+        Args: dynamic: where our specs go; the runtime and we prefer it. devices, capabilities: the kernel's directories.
+              generate: makes the host's spec where no file has it.
+        """
         self._dynamic = dynamic
+        self._generate = generate or _no_generator
         self._static = static
         self._devices = devices
         self._capabilities = capabilities
         self._signature: _Signature | None = None
         self._host_spec: HostSpec | None = None
+        self._digests = Unchanged(lambda path: hashlib.sha256(Path(path).read_bytes()).hexdigest())
         try:  # the directory is shared with the container runtime, so its mode is not ours to set
             dynamic.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise StorageError(f"making {dynamic}: {exc.strerror}") from exc
         remove_temporaries(dynamic)
 
-    def host_spec(self) -> HostSpec | None:
+    def host_spec(self, wanted: Collection[str] = ()) -> HostSpec | None:
         """See ``ports.CdiFiles``."""
-        candidates = self._foreign_specs()
-        signature = tuple(_signature_of(path) for path in candidates)
-        if signature != self._signature:
-            self._host_spec = _read_first(candidates)
-            self._signature = signature
-        return self._host_spec
+        written = self._written()
+        if written is not None and not any(_is_made_later(uuid, written) for uuid in wanted):
+            return written
+        return self._generate(wanted) or written
+
+    def has_host_spec(self) -> bool:
+        """See ``ports.CdiFiles``."""
+        return self._written() is not None
 
     def present_nodes(self) -> Sequence[str]:
         """See ``ports.CdiFiles``."""
@@ -59,13 +78,46 @@ class CdiDirectory:
         """See ``ports.CdiFiles``."""
         write_whole(self._dynamic / file_name(grant_id), msgspec.json.encode(spec), mode=0o644, durable=False)
 
+    def mentioned(self, paths: Iterable[str]) -> Set[str]:
+        """See ``ports.CdiFiles``."""
+        wanted, found = list(paths), set[str]()
+        for identifier in self.ids():
+            try:
+                content = (self._dynamic / file_name(identifier)).read_bytes()
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            except OSError as exc:
+                raise StorageError(f"reading {self._dynamic / file_name(identifier)}: {exc.strerror}") from exc
+            found.update(path for path in wanted if path.encode() in content)
+        return found
+
+    def digest(self, grant_id: str) -> str | None:
+        """See ``ports.CdiFiles``."""
+        try:
+            return self._digests.of(f"{self._dynamic}/{file_name(grant_id)}")
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise StorageError(f"reading {self._dynamic / file_name(grant_id)}: {exc.strerror}") from exc
+
     def ids(self) -> Sequence[str]:
         """See ``ports.CdiFiles``."""
-        return [identifier for path in list_directory(self._dynamic) if (identifier := grant_id_of_file(path.name)) is not None]
+        return [identifier for name in names_in(self._dynamic) if (identifier := grant_id_of_file(name)) is not None]
 
     def remove(self, grant_id: str) -> None:
         """See ``ports.CdiFiles``."""
-        remove_file(self._dynamic / file_name(grant_id))
+        path = self._dynamic / file_name(grant_id)
+        self._digests.forget(str(path))
+        remove_file(path)
+
+    def _written(self) -> HostSpec | None:
+        """Return the host's spec as somebody wrote it."""
+        candidates = self._foreign_specs()
+        signature = tuple(_signature_of(path) for path in candidates)
+        if signature != self._signature:
+            self._host_spec = _read_first(candidates)
+            self._signature = signature
+        return self._host_spec
 
     def _foreign_specs(self) -> list[Path]:
         return [
@@ -74,6 +126,17 @@ class CdiDirectory:
             for path in list_directory(directory)
             if path.suffix in (".json", ".yaml", ".yml") and grant_id_of_file(path.name) is None
         ]
+
+
+def _is_made_later(uuid: str, written: HostSpec) -> bool:
+    """Whether a file lacks a MIG instance because it is older; a GPU it does not name may be there by its index."""
+    return uuid.startswith("MIG-") and uuid not in written.devices
+
+
+def _no_generator(wanted: Collection[str]) -> HostSpec | None:
+    """Stand for a host without ``nvidia-ctk``."""
+    del wanted
+    return None
 
 
 def _signature_of(path: Path) -> tuple[str, int, int, int]:

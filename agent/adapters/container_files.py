@@ -8,12 +8,15 @@ the files stay the ones it has mapped, and limits change in place. The copy of t
 import fcntl
 import os
 import shutil
+import stat
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from agent.adapters.durable import list_directory, make_directory, write_whole
+from agent.adapters.durable import list_directory, make_directory, names_in, write_whole
+from agent.adapters.unchanged import Unchanged
 from agent.core import region_layout
+from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT
 from agent.core.ledger import Grant, decode_row, encode_row
 from agent.core.region_layout import ComputeCounters, Limits, RegionError
 from agent.errors import StorageError
@@ -29,6 +32,7 @@ class GrantFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = make_directory(directory, 0o700)
+        self._limits = Unchanged(lambda path: region_layout.decode_limits(Path(path).read_bytes(), interrupted_too=True))
 
     def prepare(self, grant: Grant, limits: Limits) -> None:
         """See ``ports.ContainerFiles``."""
@@ -45,6 +49,18 @@ class GrantFiles:
         region = region_layout.empty_region()
         # all but the header is a hole: it takes memory only where a process writes
         write_whole(directory / "region", region.rstrip(b"\0"), mode=0o666, durable=False, size=len(region))
+
+    def link_shim(self, grant_id: str, directory: Path) -> None:
+        """See ``ports.ContainerFiles``."""
+        for name in (PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT):
+            link = self._directory / grant_id / name
+            try:
+                if link.is_symlink() and link.readlink() == directory / name:
+                    continue
+                link.unlink(missing_ok=True)
+                link.symlink_to(directory / name)
+            except OSError as exc:
+                raise StorageError(f"linking {link}: {exc.strerror}") from exc
 
     def paths(self, grant_id: str) -> tuple[str, str]:
         """See ``ports.ContainerFiles``."""
@@ -70,10 +86,17 @@ class GrantFiles:
         except (OSError, RegionError):
             return None
 
+    def has_region(self, grant_id: str) -> bool:
+        """See ``ports.ContainerFiles``."""
+        try:
+            return stat.S_ISREG(os.lstat(f"{self._directory}/{grant_id}/region").st_mode)
+        except OSError:
+            return False
+
     def limits(self, grant_id: str) -> Limits | None:
         """See ``ports.ContainerFiles``."""
         try:
-            return region_layout.decode_limits((self._directory / grant_id / "limits").read_bytes(), interrupted_too=True)
+            return self._limits.of(f"{self._directory}/{grant_id}/limits")
         except (OSError, RegionError):
             return None
 
@@ -95,7 +118,7 @@ class GrantFiles:
         try:
             descriptor = _open_region(self._directory / grant_id / "region", os.O_RDONLY)
             try:
-                return region_layout.decode_compute(os.pread(descriptor, region_layout.REGION_SLOT_OFFSET, 0))
+                return region_layout.decode_compute(os.pread(descriptor, region_layout.REGION_HEAD_BYTES, 0))
             finally:
                 os.close(descriptor)
         except (OSError, RegionError):
@@ -107,23 +130,26 @@ class GrantFiles:
             return
         path = self._directory / grant_id / "region"
         try:
-            descriptor = _open_region(path, os.O_WRONLY)
+            descriptor = _open_region(path, os.O_RDWR)
             try:
+                header = os.pread(descriptor, region_layout.REGION_HEADER.size, 0)
+                geometry = region_layout.decode_geometry(header, os.fstat(descriptor).st_size)
                 for index, host_pid in pids.items():
-                    write = region_layout.host_pid_write(index, host_pid)
+                    write = region_layout.host_pid_write(geometry, index, host_pid)
                     os.pwrite(descriptor, write.data, write.offset)
             finally:
                 os.close(descriptor)
-        except OSError as exc:
-            raise StorageError(f"writing {path}: {exc.strerror}") from exc
+        except (OSError, RegionError) as exc:
+            raise StorageError(f"writing {path}: {exc}") from exc
 
     def ids(self) -> Sequence[str]:
         """See ``ports.ContainerFiles``."""
-        return [path.name for path in list_directory(self._directory)]
+        return names_in(self._directory)
 
     def remove(self, grant_id: str) -> None:
         """See ``ports.ContainerFiles``."""
         directory = self._directory / grant_id
+        self._limits.forget(str(directory / "limits"))
         try:
             shutil.rmtree(directory)
         except FileNotFoundError:
@@ -136,8 +162,9 @@ def read_region(path: Path) -> RegionView:
     """Read a usage region and probe which of its processes live. Raises OSError or RegionError."""
     descriptor = _open_region(path, os.O_RDONLY)
     try:
-        snapshot = region_layout.decode_region(os.pread(descriptor, region_layout.REGION_BYTES, 0))
-        locked = {slot.index for slot in snapshot.slots if _is_locked(descriptor, region_layout.slot_offset(slot.index))}
+        size = min(os.fstat(descriptor).st_size, region_layout.REGION_BYTES_MAX + 1)
+        snapshot = region_layout.decode_region(os.pread(descriptor, size, 0))
+        locked = {slot.index for slot in snapshot.slots if _is_locked(descriptor, snapshot.geometry.slot(slot.index))}
     finally:
         os.close(descriptor)
     return RegionView(snapshot, region_layout.dead_slots(snapshot, locked))

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from agent.errors import StorageError
@@ -34,7 +35,8 @@ def write_whole(path: Path, content: bytes, *, mode: int, durable: bool, size: i
         if durable:
             sync_directory(path.parent)
     except OSError as exc:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a file system that turned read-only refuses this too, also where there is nothing to remove
+            temporary.unlink(missing_ok=True)
         raise StorageError(f"writing {path}: {exc.strerror}") from exc
 
 
@@ -78,11 +80,16 @@ def remove_temporaries(directory: Path) -> None:
             remove_file(path)
 
 
-def list_directory(directory: Path) -> list[Path]:
-    """Return the entries in name order; empty when the directory is not there. Raises StorageError."""
+def names_in(directory: Path) -> list[str]:
+    """Return the names in a directory, in order; none when it is not there. Raises StorageError."""
     try:
-        return sorted(directory.iterdir())
+        return sorted(os.listdir(directory))  # noqa: PTH208 - names are wanted, not paths
     except FileNotFoundError:
         return []
     except OSError as exc:
         raise StorageError(f"reading {directory}: {exc.strerror}") from exc
+
+
+def list_directory(directory: Path) -> list[Path]:
+    """Return the entries in name order; empty when the directory is not there. Raises StorageError."""
+    return [directory / name for name in names_in(directory)]

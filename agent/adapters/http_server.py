@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from agent.errors import SettingsError
 from agent.ports import Page
+from program.settings import SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ class StatusServer:
             self._server = server((host, port), handler)
         except OSError as exc:
             raise SettingsError(f"metricsAddress {host}:{port}: {exc.strerror}; choose another address") from exc
-        self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="status", daemon=True)
 
     @property
     def address(self) -> str:
@@ -43,9 +44,17 @@ class StatusServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; waits for a request that is being answered."""
-        self._server.shutdown()
+        """End, if it began."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._server.socket.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
+            self._thread.join()
         self._server.server_close()
+
+    def _serve(self) -> None:
+        """Wait for one connection after the other; unlike ``serve_forever``, it does not wake up to see whether it is to stop."""
+        while not self._stopped.is_set():
+            self._server.handle_request()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,62 +1,37 @@
-"""Requests to the Kubernetes API over urllib3: the node's capacity and events about pods. Watching is in ``kube_watch``.
+"""Requests to the Kubernetes API over urllib3: the node's capacity, condition and inventory, and events. Watching is in ``kube_watch``.
 
-Not a general client: an agent runs on every node of a large cluster, so it asks for four things only and keeps one connection.
+Not a general client: an agent runs on every node of a large cluster, so it asks for a few things only, over a few connections. Nothing is
+read before it is written: every patch names just what is the agent's own, so that it cannot undo what somebody else writes meanwhile.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 import urllib3
 
-from agent.errors import KubeApiError, KubeExpiredError, SettingsError
-from agent.ports import Clock, PodEvent
-from proto import contract
+from agent.core.publishing import NodeCondition
+from agent.errors import KubeAbsentError, KubeApiError, KubeExpiredError
+from agent.ports import Clock, NodeEvent, PodEvent
+from program.api_server import ApiServer
+from proto import contract, gpunode
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONNECT_TIMEOUT_SECONDS = 5.0
+MOST_CONNECTIONS = 4
+"""Kept open: one of them for each part that writes by itself."""
 READ_TIMEOUT_SECONDS = 10.0
 MAX_EVENT_MESSAGE = 1024
 """The API refuses longer ones."""
 COMPONENT = f"{contract.PRODUCT}-agent"
-
-
-@dataclass(frozen=True, slots=True)
-class ApiServer:
-    """Where the API is, and as whom to ask."""
-
-    url: str
-    token_file: Path | None
-    ca_file: Path | None
-
-
-def find_api_server(
-    url: str, token_file: str, ca_file: str, environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT
-) -> ApiServer:
-    """Complete the settings from what a pod is given.
-
-    Raises: SettingsError when there is neither a URL nor a cluster around us.
-    """
-    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
-    in_cluster = host is not None and port is not None
-    if not url:
-        if not in_cluster:
-            raise SettingsError("no Kubernetes API: this process is not in a pod, so set kubeApiUrl")
-        url = f"https://[{host}]:{port}" if ":" in str(host) else f"https://{host}:{port}"
-    if not re.match(r"https?://[^/]", url):
-        raise SettingsError(f"kubeApiUrl {url!r}: want http:// or https:// and a host")
-    token = Path(token_file) if token_file else service_account / "token"
-    ca = Path(ca_file) if ca_file else service_account / "ca.crt"
-    return ApiServer(
-        url.rstrip("/"),
-        token if token_file or token.exists() else None,
-        ca if (ca_file or ca.exists()) and url.startswith("https:") else None,
-    )
+JSON_PATCH = "application/json-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+"""Merges conditions by their type; only built-in kinds know it."""
+GPU_NODES = f"/apis/{gpunode.API_VERSION}/{contract.GPU_NODE_PLURAL}"
+CLUSTER_EVENTS_NAMESPACE = "default"
+"""Where Kubernetes keeps events about objects that are in no namespace."""
+_FAILURES = {404: KubeAbsentError, 410: KubeExpiredError}
 
 
 class KubeConnection:
@@ -66,7 +41,7 @@ class KubeConnection:
         self._server = server
         if server.url.startswith("https:"):
             pool_options |= {"cert_reqs": "CERT_REQUIRED", "ca_certs": str(server.ca_file) if server.ca_file else None}
-        self._pool = urllib3.PoolManager(num_pools=1, maxsize=2, retries=False, **pool_options)
+        self._pool = urllib3.PoolManager(num_pools=1, maxsize=MOST_CONNECTIONS, retries=False, **pool_options)
 
     def request(
         self,
@@ -80,7 +55,7 @@ class KubeConnection:
     ) -> urllib3.BaseHTTPResponse:
         """Send one request.
 
-        Raises: KubeExpiredError on 410, KubeApiError on every other answer than success, and when there is none.
+        Raises: KubeExpiredError on 410, KubeAbsentError on 404, KubeApiError on every other answer than success, and when there is none.
         """
         try:
             response = self._pool.request(
@@ -95,7 +70,7 @@ class KubeConnection:
             raise KubeApiError(f"{method} {self._server.url}{path}: {_cause(exc)}") from exc
         if response.status >= 300:
             message = f"{method} {path}: HTTP {response.status}: {_status_message(response)}"
-            raise KubeExpiredError(message) if response.status == 410 else KubeApiError(message)
+            raise _FAILURES.get(response.status, KubeApiError)(message)
         return response
 
     def _headers(self, content_type: str) -> dict[str, str]:
@@ -120,23 +95,49 @@ class KubeApiClient:
         """See ``ports.KubeApi``."""
         patch = [{"op": "add", "path": f"/status/capacity/{_pointer(name)}", "value": str(value)} for name, value in capacity.items()]
         path = f"/api/v1/nodes/{quote(node_name, safe='')}/status"
-        self._connection.request("PATCH", path, body=patch, content_type="application/json-patch+json")
+        self._connection.request("PATCH", path, body=patch, content_type=JSON_PATCH)
 
-    def post_event(self, event: PodEvent) -> None:
+    def publish_condition(self, node_name: str, condition: NodeCondition, *, turned: bool) -> None:
         """See ``ports.KubeApi``."""
-        when = datetime.fromtimestamp(self._clock.now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        when = self._now()
+        body: dict[str, object] = {
+            "type": contract.NODE_CONDITION_GPUS_HEALTHY,
+            "status": "True" if condition.holds else "False",
+            "reason": condition.reason,
+            "message": condition.message,
+            "lastHeartbeatTime": when,
+        }
+        if turned:
+            body["lastTransitionTime"] = when
+        path = f"/api/v1/nodes/{quote(node_name, safe='')}/status"
+        self._connection.request("PATCH", path, body={"status": {"conditions": [body]}}, content_type=STRATEGIC_PATCH)
+
+    def create_gpu_node(self, node_name: str, node_uid: str) -> None:
+        """See ``ports.KubeApi``."""
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid}
+        metadata = {"name": node_name, "ownerReferences": [owner]}
+        body = {"apiVersion": gpunode.API_VERSION, "kind": contract.GPU_NODE_KIND, "metadata": metadata}
+        self._connection.request("POST", GPU_NODES, body=body)
+
+    def publish_gpu_node(self, node_name: str, status: Mapping[str, object]) -> Mapping[str, object]:
+        """See ``ports.KubeApi``."""
+        path = f"{GPU_NODES}/{quote(node_name, safe='')}/status"
+        patch = [{"op": "add", "path": "/status", "value": status}]  # adding replaces what is there
+        response = self._connection.request("PATCH", path, body=patch, content_type=JSON_PATCH)
+        try:
+            return msgspec.json.decode(response.data, type=_WithStatus).status
+        except msgspec.DecodeError as exc:
+            raise KubeApiError(f"PATCH {path}: the answer is not an object with a status: {exc}") from exc
+
+    def post_event(self, event: PodEvent | NodeEvent) -> None:
+        """See ``ports.KubeApi``."""
+        when = self._now()
+        namespace, involved = _involved(event)
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{event.pod}.", "namespace": event.namespace},
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": event.namespace,
-                "name": event.pod,
-                "uid": event.pod_uid,
-                "fieldPath": f"spec.containers{{{event.container}}}",
-            },
+            "metadata": {"generateName": f"{involved['name']}.", "namespace": namespace},
+            "involvedObject": involved,
             "reason": event.reason,
             "message": event.message if len(event.message) <= MAX_EVENT_MESSAGE else event.message[: MAX_EVENT_MESSAGE - 1] + "…",
             "type": "Warning" if event.warning else "Normal",
@@ -147,7 +148,33 @@ class KubeApiClient:
             "lastTimestamp": when,
             "count": 1,
         }
-        self._connection.request("POST", f"/api/v1/namespaces/{quote(event.namespace, safe='')}/events", body=body)
+        self._connection.request("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", body=body)
+
+    def evict_pod(self, namespace: str, name: str, uid: str) -> None:
+        """See ``ports.KubeApi``."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}/eviction"
+        self._connection.request("POST", path, body=body)
+
+    def _now(self) -> str:
+        return datetime.fromtimestamp(self._clock.now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _involved(event: PodEvent | NodeEvent) -> tuple[str, dict[str, str]]:
+    """Return an event's namespace, and the reference to what it is about."""
+    if isinstance(event, NodeEvent):
+        return CLUSTER_EVENTS_NAMESPACE, {"apiVersion": "v1", "kind": "Node", "name": event.node, "uid": event.node_uid}
+    involved = {"apiVersion": "v1", "kind": "Pod", "namespace": event.namespace, "name": event.pod, "uid": event.pod_uid}
+    return event.namespace, {**involved, "fieldPath": f"spec.containers{{{event.container}}}"}
+
+
+class _WithStatus(msgspec.Struct):
+    status: dict[str, Any] = {}
 
 
 def _pointer(name: str) -> str:

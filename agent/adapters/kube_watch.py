@@ -6,20 +6,24 @@ forgotten history (410: list again). Only the fields the agent reads are decoded
 
 import logging
 import random
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
 import urllib3
 
-from agent.adapters.kube_api import KubeConnection
-from agent.errors import KubeApiError, KubeExpiredError
-from agent.ports import KubeListener, NodeState
-from proto.model import ContainerSpec, Pod
+from agent.adapters.kube_api import GPU_NODES, KubeConnection
+from agent.core.publishing import NodeCondition
+from agent.errors import KubeAbsentError, KubeApiError, KubeExpiredError
+from agent.ports import GpuNodeState, KubeListener, NodeState
+from proto import contract, gpunode
+from proto.errors import ContractError
+from proto.model import ContainerSpec, ContainerState, ContainerStatus, Pod
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +33,11 @@ FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 10.0
 HEALTHY_WATCH_SECONDS = 1.0
 """A watch that lasted this long was no failure: the wait before the next one starts from the shortest again."""
+ABSENT_SECONDS = 60.0
+"""Between two looks for a kind of object that the cluster does not have, such as gpunodes before their definition is installed."""
 CHUNK_BYTES = 1 << 16
+_MIRROR = "kubernetes.io/config.mirror"
+_STATIC_UID = "kubernetes.io/config.hash"
 _KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -65,8 +73,29 @@ class _PodSpec(msgspec.Struct, rename="camel"):
     scheduler_name: str = ""
 
 
-class _PodStatus(msgspec.Struct):
+class _Running(msgspec.Struct):
+    pass
+
+
+class _Terminated(msgspec.Struct, rename="camel"):
+    exit_code: int = 0
+
+
+class _State(msgspec.Struct):
+    running: _Running | None = None
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(msgspec.Struct, rename="camel"):
+    name: str
+    state: _State = msgspec.field(default_factory=_State)
+    container_id: str = msgspec.field(default="", name="containerID")
+
+
+class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
+    init_container_statuses: list[_ContainerStatus] | None = None
+    container_statuses: list[_ContainerStatus] | None = None
 
 
 class _Pod(msgspec.Struct):
@@ -75,14 +104,43 @@ class _Pod(msgspec.Struct):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
-class _NodeStatus(msgspec.Struct):
+class _NodeInfo(msgspec.Struct, rename="camel"):
+    container_runtime_version: str = ""
+    kubelet_version: str = ""
+
+
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class _NodeStatus(msgspec.Struct, rename="camel"):
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
+    node_info: _NodeInfo | None = None
+    conditions: list[_Condition] | None = None
+
+
+class _NodeMetadata(_Metadata):
+    labels: dict[str, str] | None = None
 
 
 class _Node(msgspec.Struct):
-    metadata: _Metadata
+    metadata: _NodeMetadata
     status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+
+class _GpuNode(msgspec.Struct):
+    metadata: _Metadata
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    status: dict[str, Any] = {}
+
+
+class _GpuNodeList(msgspec.Struct):
+    metadata: _Metadata
+    items: list[_GpuNode] | None = None
 
 
 class _Event(msgspec.Struct):
@@ -159,13 +217,30 @@ class _Nodes:
             self._listener.node_changed(to_node(msgspec.json.decode(data, type=_Node)))
 
 
+class _GpuNodes:
+    what = contract.GPU_NODE_PLURAL
+
+    def __init__(self, listener: KubeListener) -> None:
+        self._listener = listener
+
+    def listed(self, data: bytes) -> str:
+        listing = msgspec.json.decode(data, type=_GpuNodeList)
+        states = [to_gpu_node(item) for item in listing.items or ()]
+        self._listener.gpu_node_seen(states[0] if states else None)
+        return listing.metadata.resource_version
+
+    def changed(self, event_type: str, data: bytes) -> None:
+        self._listener.gpu_node_seen(None if event_type == "DELETED" else to_gpu_node(msgspec.json.decode(data, type=_GpuNode)))
+
+
 class KubeWatcher:
     """Implements ``ports.KubeWatch``."""
 
-    def __init__(self, connect: Callable[..., KubeConnection], node_name: str) -> None:
-        """Args: connect: makes a connection with the given options of a urllib3 pool."""
+    def __init__(self, connect: Callable[..., KubeConnection], node_name: str, *, gpu_nodes: bool = True) -> None:
+        """Args: connect: makes a connection with the given options of a urllib3 pool. gpu_nodes: whether to watch the gpunodes object."""
         self._connect = connect
         self._node_name = node_name
+        self._gpu_nodes = gpu_nodes
         self._stopped = threading.Event()
 
     def start(self, listener: KubeListener) -> None:
@@ -173,6 +248,8 @@ class KubeWatcher:
         name = quote(self._node_name, safe="")
         self._start_stream(_Pods(listener), f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}", listener)
         self._start_stream(_Nodes(listener), f"/api/v1/nodes?fieldSelector=metadata.name%3D{name}", listener)
+        if self._gpu_nodes:
+            self._start_stream(_GpuNodes(listener), f"{GPU_NODES}?fieldSelector=metadata.name%3D{name}", listener)
 
     def stop(self) -> None:
         """See ``ports.KubeWatch``."""
@@ -202,13 +279,16 @@ class _Stream:
         """List and watch until stopped."""
         backoff = FIRST_BACKOFF_SECONDS
         while not self._stopped.is_set():
-            begun = time.monotonic()
+            begun, least_wait = time.monotonic(), 0.0
             try:
                 if not self._version:
                     self._version = self._sink.listed(self._connection.request("GET", self._path).data)
                 self._watch()
             except KubeExpiredError:
                 self._version = ""
+            except KubeAbsentError as exc:
+                self._trouble(self._sink.what, str(exc))
+                self._version, least_wait = "", ABSENT_SECONDS
             except (KubeApiError, msgspec.DecodeError) as exc:
                 self._trouble(self._sink.what, str(exc))
             except Exception as exc:  # a thread that died would leave the agent blind without a word
@@ -216,7 +296,7 @@ class _Stream:
                 self._trouble(self._sink.what, f"unexpected {type(exc).__name__}: {exc}")
             if time.monotonic() - begun >= HEALTHY_WATCH_SECONDS:
                 backoff = FIRST_BACKOFF_SECONDS
-            self._stopped.wait(random.uniform(backoff / 2, backoff))  # noqa: S311 - spreads load
+            self._stopped.wait(least_wait + random.uniform(backoff / 2, backoff))  # noqa: S311 - spreads load
             backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
 
     def _watch(self) -> None:
@@ -259,7 +339,7 @@ def to_pod(item: _Pod) -> Pod:
     return Pod(
         namespace=item.metadata.namespace,
         name=item.metadata.name,
-        uid=item.metadata.uid,
+        uid=_uid(item.metadata),
         node_name=item.spec.node_name,
         phase=item.status.phase,
         annotations=item.metadata.annotations or {},
@@ -269,7 +349,30 @@ def to_pod(item: _Pod) -> Pod:
         ),
         scheduler_name=item.spec.scheduler_name,
         deletion_requested=item.metadata.deletion_timestamp is not None,
+        statuses=tuple(_status(one) for one in (*(item.status.init_container_statuses or ()), *(item.status.container_statuses or ()))),
     )
+
+
+def _uid(metadata: _Metadata) -> str:
+    """Return the UID under which kubelet runs the pod.
+
+    A static pod's is in an annotation of its mirror, and outlives the mirror when somebody deletes that. It is a bare hash, which no pod
+    of the API has for a UID, so that none can pass for another by this annotation.
+    """
+    annotations = metadata.annotations or {}
+    of_static = annotations.get(_STATIC_UID, "")
+    return of_static if _MIRROR in annotations and re.fullmatch(r"[0-9a-f]{32}", of_static) else metadata.uid
+
+
+def _status(item: _ContainerStatus) -> ContainerStatus:
+    terminated = item.state.terminated
+    if item.state.running is not None:
+        state = ContainerState.RUNNING
+    elif terminated is None:
+        state = ContainerState.WAITING
+    else:
+        state = ContainerState.FAILED if terminated.exit_code else ContainerState.COMPLETED
+    return ContainerStatus(item.name, state, item.container_id.rpartition("://")[2])
 
 
 def _limits(spec: _Container) -> Mapping[str, str]:
@@ -278,4 +381,23 @@ def _limits(spec: _Container) -> Mapping[str, str]:
 
 def to_node(item: _Node) -> NodeState:
     """Translate a node."""
-    return NodeState(item.metadata.uid, item.status.capacity or {}, item.status.allocatable or {})
+    info = item.status.node_info or _NodeInfo()
+    versions = (info.container_runtime_version, info.kubelet_version)
+    labels = item.metadata.labels or {}
+    ours = next((one for one in item.status.conditions or () if one.type == contract.NODE_CONDITION_GPUS_HEALTHY), None)
+    return NodeState(
+        item.metadata.uid,
+        item.status.capacity or {},
+        item.status.allocatable or {},
+        *versions,
+        labels=labels,
+        gpus_healthy=NodeCondition(ours.status == "True", ours.reason, ours.message) if ours is not None else None,
+    )
+
+
+def to_gpu_node(item: _GpuNode) -> GpuNodeState:
+    """Translate a gpunodes object. What an administrator wrote is read on its own, so that it holds whatever the agent's half is like."""
+    try:
+        return GpuNodeState(gpunode.decode_cordon(item.spec), "", item.status)
+    except ContractError as exc:
+        return GpuNodeState(None, str(exc), item.status)

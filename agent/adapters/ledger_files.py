@@ -7,10 +7,21 @@ must not wait for a disk error of one.
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.adapters.durable import list_directory, make_directory, remove_file, remove_temporaries, sync_directory, write_whole
+from agent.adapters.durable import (
+    list_directory,
+    make_directory,
+    names_in,
+    remove_file,
+    remove_temporaries,
+    sync_directory,
+    write_whole,
+)
+from agent.adapters.unchanged import Unchanged
 from agent.core.ledger import Grant, decode_row, encode_row
 from agent.errors import StorageError
 from agent.ports import LoadedGrants
+
+_SUFFIX = ".json"
 
 
 class LedgerFiles:
@@ -18,13 +29,14 @@ class LedgerFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = make_directory(directory, 0o700)
+        self._rows = Unchanged(lambda path: _read_row(Path(path)))
 
     def load(self) -> LoadedGrants:
         """See ``ports.GrantStore``."""
         remove_temporaries(self._directory)
         grants, quarantined = [], []
         for path in list_directory(self._directory):
-            if path.suffix != ".json":
+            if path.suffix != _SUFFIX:
                 continue
             try:
                 grants.append(_read_row(path))
@@ -36,19 +48,27 @@ class LedgerFiles:
         """See ``ports.GrantStore``."""
         write_whole(self._path(grant.grant_id), encode_row(grant), mode=0o600, durable=True)
 
+    def read(self, grant_id: str) -> Grant | None:
+        """See ``ports.GrantStore``."""
+        try:
+            return self._rows.of(f"{self._directory}/{grant_id}{_SUFFIX}")
+        except (StorageError, OSError):
+            return None
+
     def ids(self) -> Sequence[str]:
         """See ``ports.GrantStore``."""
-        return [path.stem for path in list_directory(self._directory) if path.suffix == ".json"]
+        return [name.removesuffix(_SUFFIX) for name in names_in(self._directory) if name.endswith(_SUFFIX)]
 
     def remove(self, grant_id: str) -> None:
         """See ``ports.GrantStore``."""
         path = self._path(grant_id)
+        self._rows.forget(str(path))
         if path.exists():
             remove_file(path)
             sync_directory(self._directory)
 
     def _path(self, grant_id: str) -> Path:
-        return self._directory / f"{grant_id}.json"
+        return self._directory / f"{grant_id}{_SUFFIX}"
 
     def _set_aside(self, path: Path) -> Path:
         quarantine = make_directory(self._directory / "quarantine", 0o700)

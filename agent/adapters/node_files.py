@@ -1,10 +1,10 @@
-"""The node's own files: the secret that names CDI devices, which boot this is, and the page of priorities."""
+"""The node's own files: the secret that names CDI devices, which boot this is, and the pages that containers share."""
 
 import secrets
 from pathlib import Path
 
 from agent.adapters.durable import make_directory, write_whole
-from agent.core import priority_page
+from agent.core.node_pages import PRIORITY, TURNS, NodePage
 from agent.errors import StorageError
 
 SECRET_BYTES = 32
@@ -32,21 +32,26 @@ def load_secret(path: Path) -> bytes:
 
 
 def make_priority_page(directory: Path) -> Path:
-    """Return the node's priority page, made unless containers may have it mapped.
+    """Return the node's priority page, made unless containers may have it mapped. Raises StorageError."""
+    return _make_page(directory, PRIORITY)
 
-    Containers of every user must be able to open it where it is mounted; on the host, the directory keeps others out.
 
-    Raises: StorageError.
-    """
+def make_turns_page(directory: Path) -> Path:
+    """Return the node's page of turns, made unless containers may have it mapped. Raises StorageError."""
+    return _make_page(directory, TURNS)
+
+
+def _make_page(directory: Path, page: NodePage) -> Path:
+    """Containers of every user must be able to open a page where it is mounted; on the host, the directory keeps others out."""
     path = make_directory(directory, 0o700) / "page"
     try:
-        kept = priority_page.is_page(path.read_bytes())
+        kept = page.accepts(path.read_bytes())
     except FileNotFoundError:
         kept = False
     except OSError as exc:
         raise StorageError(f"reading {path}: {exc.strerror}") from exc
     if not kept:
-        write_whole(path, priority_page.empty_page(), mode=0o666, durable=False)
+        write_whole(path, page.empty(), mode=0o666, durable=False)
     return path
 
 

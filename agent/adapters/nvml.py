@@ -1,20 +1,28 @@
 """The driver through NVML (nvidia-ml-py): its types become ours, its errors ours, and every call is announced to the watchdog.
 
-A question a GPU does not support is answered with None; a GPU that does not answer at all becomes a ``FailedDevice``; only a driver
-that does not work as a whole raises.
+A question a GPU does not support is answered with None, and so is one that fails although nothing depends on it; a GPU that does not
+answer what placement needs becomes a ``FailedDevice``; only a driver that does not work as a whole raises.
 """
 
-import ctypes
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
+from agent.adapters.nvml_gpm import NvmlGpm
+from agent.adapters.nvml_health import NvmlEvents, read_faults
+from agent.adapters.nvml_library import NvmlLibrary
+from agent.adapters.nvml_place import fabric_clique, pcie_root
+from agent.adapters.nvml_sensors import read_sensors
 from agent.adapters.nvml_thread import NvmlThread
-from agent.core.inventory import DeviceReading, DriverReading, FailedDevice, promisable_bytes
+from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice, promisable_bytes
 from agent.core.overhead import ProcessMemory
 from agent.errors import DriverError, DriverMissingError
 from proto.model import Device, Link, LinkKind, MigInstance
+
+T = TypeVar("T")
 
 _NOT_OFFERED = (
     pynvml.NVML_ERROR_NOT_FOUND,
@@ -29,10 +37,37 @@ _NO_DRIVER = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "library and loaded kernel module have different versions: reload the module or reboot",
     pynvml.NVML_ERROR_NO_PERMISSION: "no permission to use the NVIDIA driver: give this process access to /dev/nvidiactl",
 }
+_DRIVER_GONE = (
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+)
+"""What no GPU has to answer for."""
+_GPU_GONE = (*_DRIVER_GONE, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
+"""What is true of the GPU, whatever was asked. Others, even an unknown error, are of the one question: whether the GPU as a whole works
+is told by those that placement needs."""
+_INSTANCE_GONE = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+"""A MIG instance was removed while it was read."""
+_NO_MEMORY_OF_ITS_OWN = (
+    "it has no memory of its own, but works in the host's: such GPUs are not supported, because there is nothing to divide. "
+    "Its containers have to get it from another device plugin"
+)
+MIG_RIGHTS = (
+    "the agent may not: GPUs in MIG mode need the capability SYS_ADMIN, and NVIDIA_MIG_MONITOR_DEVICES=all and "
+    "NVIDIA_MIG_CONFIG_DEVICES=all in its environment (the component deploy/daemonset/components/mig)"
+)
+"""The cure for NO_PERMISSION, which the driver answers about nothing but GPUs in MIG mode once a process may use it at all."""
+_PROCESS_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
+"""A process may be in several, with the same figure: what it uses in all."""
 _LINK_OF_LEVEL = {
-    pynvml.NVML_TOPOLOGY_INTERNAL: LinkKind.PCIE_SWITCH,
+    pynvml.NVML_TOPOLOGY_INTERNAL: LinkKind.SAME_BOARD,
     pynvml.NVML_TOPOLOGY_SINGLE: LinkKind.PCIE_SWITCH,
-    pynvml.NVML_TOPOLOGY_MULTIPLE: LinkKind.PCIE_SWITCH,
+    pynvml.NVML_TOPOLOGY_MULTIPLE: LinkKind.PCIE_SWITCHES,
     pynvml.NVML_TOPOLOGY_HOSTBRIDGE: LinkKind.HOST_BRIDGE,
     pynvml.NVML_TOPOLOGY_NODE: LinkKind.NUMA_NODE,
     pynvml.NVML_TOPOLOGY_SYSTEM: LinkKind.SYSTEM,
@@ -46,20 +81,41 @@ ErrorCounter = Callable[[str, int], None]
 """Told the name of a failed NVML call and its code."""
 
 
+class _UnsupportedGpuError(Exception):
+    """A GPU works, and cannot be shared by us."""
+
+
 class NvmlDriver:
     """Implements ``ports.Driver``."""
 
-    def __init__(self, library: str, timeout_seconds: float, count_error: ErrorCounter) -> None:
-        self._library = library
+    def __init__(
+        self, library: str, timeout_seconds: float, count_error: ErrorCounter, observe_read: Callable[[float], None] = lambda _: None
+    ) -> None:
+        """Args: observe_read: told the seconds that each reading of all GPUs took."""
+        self._library = NvmlLibrary(library)
         self._count_error = count_error
+        self._observe_read = observe_read
         self._thread = NvmlThread(timeout_seconds)
         self._initialized = False
         self._known: dict[str, Device] = {}
         self._uuid_at_index: dict[int, str] = {}
+        self._places: dict[str, tuple[str, str]] = {}
+        self._answering: dict[str, Any] = {}
+        """Handles of the GPUs that answered at the last reading."""
+        self._events = NvmlEvents(self.call)
+        self._gpm = NvmlGpm(self.call)
 
     async def read(self) -> DriverReading:
         """See ``ports.Driver``."""
-        return await self._thread.run(self._read)
+        begun = time.perf_counter()
+        try:
+            return await self._thread.run(self._read)
+        finally:
+            self._observe_read(time.perf_counter() - begun)
+
+    async def events(self) -> Sequence[DeviceEvent]:
+        """See ``ports.Driver``."""
+        return await self._thread.run(self._take_events)
 
     async def links(self) -> Sequence[Link]:
         """See ``ports.Driver``."""
@@ -73,6 +129,15 @@ class NvmlDriver:
         """See ``ports.Driver``."""
         await self._thread.run(self._shut_down)
 
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do more work in the NVML thread, with the driver entered; for adapters that share this session and call by ``call``."""
+
+        def entered() -> T:
+            self._start()
+            return work()
+
+        return await self._thread.run(entered)
+
     def hung_device(self) -> str | None:
         """See ``ports.Driver``."""
         hung = self._thread.hung_call()
@@ -80,7 +145,7 @@ class NvmlDriver:
 
     # --- below: in the NVML thread only ---
 
-    def _call(self, name: str, *arguments: Any, of: str | None = None, expected: tuple[int, ...] = ()) -> Any:
+    def call(self, name: str, *arguments: Any, of: str | None = None, expected: tuple[int, ...] = ()) -> Any:
         """Call NVML; an error whose code is not ``expected`` is counted. Raises NVMLError."""
         self._thread.entering(name, of)
         try:
@@ -93,89 +158,153 @@ class NvmlDriver:
     def _ask(self, name: str, *arguments: Any, of: str | None = None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
         """Call NVML, with None for what this GPU does not have."""
         try:
-            return self._call(name, *arguments, of=of, expected=expected)
+            return self.call(name, *arguments, of=of, expected=expected)
         except pynvml.NVMLError as exc:
             if exc.value in expected:
                 return None
             raise
 
+    def _ask_beside(self, name: str, *arguments: Any, of: str | None = None) -> Any:
+        """Ask what nothing depends on: None also where it fails, as long as it says nothing of the GPU as a whole."""
+        try:
+            return self._ask(name, *arguments, of=of)
+        except pynvml.NVMLError as exc:  # counted
+            if exc.value in _GPU_GONE:
+                raise
+            return None
+
     def _start(self) -> None:
         if self._initialized:
             return
         try:
-            if self._library and pynvml.nvmlLib is None:
-                self._thread.entering("dlopen", None)
-                pynvml.nvmlLib = ctypes.CDLL(self._library)
-            self._call("nvmlInitWithFlags", 0)
+            self._thread.entering("dlopen", None)
+            self._library.load()
+            self.call("nvmlInitWithFlags", 0)
         except OSError as exc:
-            raise DriverMissingError(f"the NVML library {self._library} cannot be loaded: {exc}") from exc
+            raise DriverMissingError(f"the NVML library cannot be loaded: {exc}") from exc
         except pynvml.NVMLError as exc:
             raise _driver_error("nvmlInitWithFlags", exc) from exc
         self._initialized = True
+        self._known.clear()  # another driver may keep another part of the memory for itself
+        self._places.clear()
 
     def _shut_down(self) -> None:
+        """Leave NVML for good: it counts its users, and a session that was never left would live on below the next one."""
         if self._initialized:
             self._initialized = False
+            self._answering.clear()
+            self._events.close()
+            self._gpm.close()
             try:
-                self._call("nvmlShutdown")
+                self.call("nvmlShutdown")
             except pynvml.NVMLError as exc:
                 raise _driver_error("nvmlShutdown", exc) from exc
+
+    def _take_events(self) -> tuple[DeviceEvent, ...]:
+        return self._events.take() if self._initialized else ()
 
     def _read(self) -> DriverReading:
         self._start()
         try:
-            version = self._call("nvmlSystemGetDriverVersion")
-            cuda_version = self._call("nvmlSystemGetCudaDriverVersion_v2")
-            count = self._call("nvmlDeviceGetCount")
+            version = self.call("nvmlSystemGetDriverVersion")
+            cuda_version = self.call("nvmlSystemGetCudaDriverVersion_v2")
+            count = self.call("nvmlDeviceGetCount")
         except pynvml.NVMLError as exc:
-            self._initialized = False  # the next read enters the driver anew: it may have been reloaded under us
+            self._abandon()  # the next read enters the driver anew: it may have been reloaded under us
             raise _driver_error("reading the driver", exc) from exc
         devices, failed = [], []
+        self._answering.clear()
         for index in range(count):
             try:
                 devices.append(self._read_device(index))
             except pynvml.NVMLError as exc:
-                failed.append(FailedDevice(index, self._uuid_at_index.get(index), f"the driver answers: {exc}"))
+                lost = exc.value == pynvml.NVML_ERROR_GPU_IS_LOST
+                failed.append(FailedDevice(index, self._uuid_at_index.get(index), _trouble(exc), lost))
+            except _UnsupportedGpuError as exc:  # not named, so that it is not taken for one of ours that is ill
+                failed.append(FailedDevice(index, None, str(exc)))
+        self._events.watch(self._answering)
+        self._gpm.forget_all_but({instance.uuid for entry in devices for instance in entry.device.mig_instances})
         return DriverReading(version, cuda_version, tuple(devices), tuple(failed))
+
+    def _abandon(self) -> None:
+        """Leave a session that no longer works; what it says to that tells nothing new."""
+        try:
+            self._shut_down()
+        except DriverError:  # counted
+            return
 
     def _read_device(self, index: int) -> DeviceReading:
         expected = self._uuid_at_index.get(index)
-        handle = self._call("nvmlDeviceGetHandleByIndex", index, of=expected)
-        uuid = self._call("nvmlDeviceGetUUID", handle, of=expected)
+        handle = self.call("nvmlDeviceGetHandleByIndex", index, of=expected)
+        uuid = self.call("nvmlDeviceGetUUID", handle, of=expected)
         self._uuid_at_index[index] = uuid
-        total, reserved, used = self._memory(handle, uuid)
+        memory = self._memory(handle, uuid)
+        if memory is None:
+            raise _UnsupportedGpuError(f"{uuid}: {_NO_MEMORY_OF_ITS_OWN}")
+        total, reserved, used = memory
         if uuid not in self._known:
             self._known[uuid] = self._facts(handle, uuid, promisable_bytes(total, reserved))
-        utilization = self._ask("nvmlDeviceGetUtilizationRates", handle, of=uuid)
+        utilization = self._ask_beside("nvmlDeviceGetUtilizationRates", handle, of=uuid)
         device, instances_used_bytes = self._with_mig(handle, self._known[uuid])
+        faults = read_faults(self._ask_beside, handle, uuid)
+        root, clique = self._place(handle, device)
+        self._answering[uuid] = handle
         return DeviceReading(
             device,
             memory_used_bytes=used,
             utilization_ratio=utilization.gpu / 100 if utilization is not None else None,
             instances_used_bytes=instances_used_bytes,
+            instances_utilization=self._instances_utilization(handle, device),
+            sensors=read_sensors(self._ask, handle, uuid, utilization.memory / 100 if utilization is not None else None),
+            faults=faults,
+            pcie_root=root,
+            fabric_clique=clique,
         )
 
-    def _memory(self, handle: Any, uuid: str) -> tuple[int, int, int]:
+    def _instances_utilization(self, handle: Any, device: Device) -> Mapping[str, float]:
+        sharing = Counter(instance.gpu_instance_id for instance in device.mig_instances)
+        found = {
+            instance.uuid: self._gpm.utilization(handle, device.uuid, instance.gpu_instance_id, instance.uuid)
+            for instance in device.mig_instances
+            if sharing[instance.gpu_instance_id] == 1
+        }
+        return {uuid: ratio for uuid, ratio in found.items() if ratio is not None}
+
+    def _place(self, handle: Any, device: Device) -> tuple[str, str]:
+        """Return PCIe root and fabric clique, which stay as they are once the driver could tell them."""
+        if device.uuid not in self._places:
+            root = pcie_root(device.pci_bus_id)
+            try:
+                self._places[device.uuid] = root, fabric_clique(self._ask, handle, device.uuid)
+            except pynvml.NVMLError as exc:  # counted
+                if exc.value in _GPU_GONE:
+                    raise
+                return root, ""
+        return self._places[device.uuid]
+
+    def _memory(self, handle: Any, uuid: str) -> tuple[int, int, int] | None:
+        """Return all memory, what of it the driver keeps for itself, and what is used; None where there is none to tell of."""
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2, of=uuid)
         if memory is not None:
             return memory.total, memory.reserved, memory.used
-        memory = self._call("nvmlDeviceGetMemoryInfo", handle, of=uuid)  # drivers before R510 have no split of the reserve
-        return memory.total, 0, memory.used
+        not_offered = (pynvml.NVML_ERROR_NOT_SUPPORTED,)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle, of=uuid, expected=not_offered)  # before R510: no split of the reserve
+        return (memory.total, 0, memory.used) if memory is not None else None
 
     def _facts(self, handle: Any, uuid: str, memory_bytes: int) -> Device:
-        capability = self._ask("nvmlDeviceGetCudaComputeCapability", handle, of=uuid)
+        capability = self._ask_beside("nvmlDeviceGetCudaComputeCapability", handle, of=uuid)
         return Device(
             uuid=uuid,
-            model=self._call("nvmlDeviceGetName", handle, of=uuid),
-            minor=self._call("nvmlDeviceGetMinorNumber", handle, of=uuid),
-            pci_bus_id=_text(self._call("nvmlDeviceGetPciInfo", handle, of=uuid).busId),
+            model=self.call("nvmlDeviceGetName", handle, of=uuid),
+            minor=self.call("nvmlDeviceGetMinorNumber", handle, of=uuid),
+            pci_bus_id=_text(self.call("nvmlDeviceGetPciInfo", handle, of=uuid).busId),
             memory_bytes=memory_bytes,
             numa_node=self._numa_node(handle, uuid),
             compute_capability=tuple(capability) if capability is not None else None,
         )
 
     def _numa_node(self, handle: Any, uuid: str) -> int | None:
-        mask = self._ask("nvmlDeviceGetMemoryAffinity", handle, _NUMA_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE, of=uuid)
+        mask = self._ask_beside("nvmlDeviceGetMemoryAffinity", handle, _NUMA_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE, of=uuid)
         if mask is None:
             return None
         nodes = [64 * word + bit for word in range(_NUMA_WORDS) for bit in range(64) if mask[word] >> bit & 1]
@@ -187,12 +316,12 @@ class NvmlDriver:
         if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return device, {}
         instances, used_bytes = [], {}
-        for slot in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle, of=device.uuid)):
+        for slot in range(self.call("nvmlDeviceGetMaxMigDeviceCount", handle, of=device.uuid)):
             instance_handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, of=device.uuid)
-            if instance_handle is not None:
-                instance, used = self._mig_instance(handle, instance_handle, device.uuid)
+            found = self._mig_instance(handle, instance_handle, device.uuid) if instance_handle is not None else None
+            if found is not None:
+                instance, used_bytes[found[0].uuid] = found
                 instances.append(instance)
-                used_bytes[instance.uuid] = used
         with_mig = Device(
             uuid=device.uuid,
             model=device.model,
@@ -206,19 +335,32 @@ class NvmlDriver:
         )
         return with_mig, used_bytes
 
-    def _mig_instance(self, parent: Any, handle: Any, parent_uuid: str) -> tuple[MigInstance, int]:
-        gpu_instance_id = self._call("nvmlDeviceGetGpuInstanceId", handle, of=parent_uuid)
-        gpu_instance = self._call("nvmlDeviceGetGpuInstanceById", parent, gpu_instance_id, of=parent_uuid)
-        placement = self._call("nvmlGpuInstanceGetInfo", gpu_instance, of=parent_uuid).placement
-        total, reserved, used = self._memory(handle, parent_uuid)
-        name = self._call("nvmlDeviceGetName", handle, of=parent_uuid)
+    def _mig_instance(self, parent: Any, handle: Any, parent_uuid: str) -> tuple[MigInstance, int] | None:
+        """Return an instance, and what of its memory is in use; None for one that is gone by now."""
+        try:
+            return self._read_mig_instance(parent, handle, parent_uuid)
+        except pynvml.NVMLError as exc:
+            if exc.value in _INSTANCE_GONE:
+                return None
+            raise
+
+    def _read_mig_instance(self, parent: Any, handle: Any, parent_uuid: str) -> tuple[MigInstance, int] | None:
+        def tell(name: str, *arguments: Any) -> Any:
+            return self.call(name, *arguments, of=parent_uuid, expected=_INSTANCE_GONE)
+
+        gpu_instance_id = tell("nvmlDeviceGetGpuInstanceId", handle)
+        placement = tell("nvmlGpuInstanceGetInfo", tell("nvmlDeviceGetGpuInstanceById", parent, gpu_instance_id)).placement
+        memory = self._memory(handle, parent_uuid)
+        if memory is None:
+            return None
+        total, reserved, used = memory
         instance = MigInstance(
-            uuid=self._call("nvmlDeviceGetUUID", handle, of=parent_uuid),
+            uuid=tell("nvmlDeviceGetUUID", handle),
             parent_uuid=parent_uuid,
-            profile=name.rpartition("MIG ")[2],
+            profile=tell("nvmlDeviceGetName", handle).rpartition("MIG ")[2],
             memory_bytes=promisable_bytes(total, reserved),
             gpu_instance_id=gpu_instance_id,
-            compute_instance_id=self._call("nvmlDeviceGetComputeInstanceId", handle, of=parent_uuid),
+            compute_instance_id=tell("nvmlDeviceGetComputeInstanceId", handle),
             placement_start=placement.start,
             placement_size=placement.size,
         )
@@ -226,21 +368,29 @@ class NvmlDriver:
 
     def _processes(self) -> tuple[ProcessMemory, ...]:
         self._start()
-        found = []
+        most: dict[tuple[str, int], int] = {}
         for uuid, handle in self._handles().items():
-            try:
-                processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle, of=uuid) or ()
-            except pynvml.NVMLError as exc:
+            for name in _PROCESS_LISTS:
+                for one in self._list(name, handle, uuid):
+                    if one.usedGpuMemory is not None:
+                        most[uuid, one.pid] = max(most.get((uuid, one.pid), 0), one.usedGpuMemory)
+        return tuple(ProcessMemory(uuid, pid, used_bytes) for (uuid, pid), used_bytes in most.items())
+
+    def _list(self, name: str, handle: Any, uuid: str) -> Sequence[Any]:
+        """Return one list of processes; none where a single GPU fails to give it, so that the others' are looked at all the same."""
+        try:
+            return self._ask(name, handle, of=uuid) or ()
+        except pynvml.NVMLError as exc:  # counted
+            if exc.value in _DRIVER_GONE:
                 raise _driver_error(f"reading the processes on {uuid}", exc) from exc
-            found += [ProcessMemory(uuid, one.pid, one.usedGpuMemory) for one in processes if one.usedGpuMemory is not None]
-        return tuple(found)
+            return ()
 
     def _handles(self) -> dict[str, Any]:
         """Return the handles of the GPUs that answer."""
         handles = {}
         for uuid in self._known:
             try:
-                handles[uuid] = self._call("nvmlDeviceGetHandleByUUID", uuid, of=uuid)
+                handles[uuid] = self.call("nvmlDeviceGetHandleByUUID", uuid, of=uuid)
             except pynvml.NVMLError:  # counted; the reading of all GPUs tells what it means for this one
                 continue
         return handles
@@ -262,11 +412,9 @@ class NvmlDriver:
         for position, a in enumerate(uuids):
             for b in uuids[position + 1 :]:
                 lanes = to_peer[a].get(self._known[b].pci_bus_id, 0) or min(to_switch[a], to_switch[b])
-                if lanes:
-                    links.append(Link(a, b, LinkKind.NVLINK, lanes))
-                    continue
                 level = self._ask("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b], of=a)
-                links.append(Link(a, b, _LINK_OF_LEVEL.get(level, LinkKind.SYSTEM)))
+                pcie = _LINK_OF_LEVEL.get(level)
+                links.append(Link(a, b, LinkKind.NVLINK, lanes, pcie) if lanes else Link(a, b, pcie or LinkKind.SYSTEM))
         return tuple(links)
 
     def _nvlinks(self, handle: Any, uuid: str) -> tuple[int, dict[str, int]]:
@@ -291,6 +439,12 @@ class NvmlDriver:
     def _ask_link(self, name: str, handle: Any, link: int, uuid: str) -> Any:
         """Ask about one NVLink, with None beyond the last that this GPU has."""
         return self._ask(name, handle, link, of=uuid, expected=(*_NOT_OFFERED, pynvml.NVML_ERROR_INVALID_ARGUMENT))
+
+
+def _trouble(exc: pynvml.NVMLError) -> str:
+    if exc.value == pynvml.NVML_ERROR_NO_PERMISSION:
+        return f"it cannot be read: {MIG_RIGHTS}"
+    return f"the driver answers: {exc}"
 
 
 def _driver_error(what: str, exc: pynvml.NVMLError) -> DriverError:

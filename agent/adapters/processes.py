@@ -1,10 +1,23 @@
-"""Who a process is, from /proc. A process that has gone meanwhile is left out."""
+"""Who a process is, from /proc, and its end. A process that has gone meanwhile is left out.
 
-from collections.abc import Iterable, Sequence
+``proc`` is the host's, whose process ids the driver answers with: the agent shares the host's pid namespace, or has the host's /proc
+mounted elsewhere. A process is ended through a pidfd that was opened before its start time was looked at again, so that the
+signal cannot reach another process that has got its pid since; and only where the agent's own /proc shows the same start time, for
+the kernel takes the pid as one of the agent's namespace.
+"""
+
+import errno
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from agent.core.overhead import HostProcess
+from agent.errors import ProcessError
 
+_OWN_PROC = Path("/proc")
+"""In the process ids of the agent's own namespace."""
 _START_TICKS_FIELD = 22
 _FIRST_AFTER_NAME = 3
 
@@ -19,6 +32,39 @@ class ProcProcesses:
         """See ``ports.Processes``."""
         return [process for pid in sorted(set(pids)) if (process := self._read(pid)) is not None]
 
+    def own_cgroup(self) -> str:
+        """See ``ports.Processes``."""
+        try:
+            return (self._proc / "self" / "cgroup").read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def maps(self, pid: int, path: str) -> bool | None:
+        """See ``ports.Processes``. Told by device and inode: the file has another name in the container."""
+        try:
+            file = Path(path).stat()
+            lines = (self._proc / str(pid) / "maps").read_text(errors="replace").splitlines()
+        except PermissionError:
+            return None
+        except OSError:  # the process is gone, or the file: it maps nothing of it
+            return False
+        wanted = (f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}", str(file.st_ino))
+        return any(tuple(line.split()[3:5]) == wanted for line in lines)
+
+    def kill(self, process: HostProcess) -> bool:
+        """See ``ports.Processes``."""
+        with _opened(process.pid) as descriptor:
+            own_start_ticks = _own_start_ticks(process.pid)
+            now = self._read(process.pid)
+            if now is None or now.start_ticks != process.start_ticks:
+                return False
+            if descriptor is None or own_start_ticks != process.start_ticks:
+                raise ProcessError(
+                    f"process {process.pid} is not ended: it runs on the host, and among the process ids of the agent {process.pid} is "
+                    "another or none. auditPolicy: kill needs hostPID: true in the agent's pod"
+                )
+            return _end(process.pid, descriptor)
+
     def _read(self, pid: int) -> HostProcess | None:
         directory = self._proc / str(pid)
         try:
@@ -28,6 +74,40 @@ class ProcProcesses:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return None
         return HostProcess(pid, _namespace_pids(status) or (pid,), _start_ticks(stat), cgroup)
+
+
+@contextmanager
+def _opened(pid: int) -> Iterator[int | None]:
+    """Hold a pidfd of a process of the agent's namespace; None when it has none of this pid. Raises ProcessError."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield None
+        return
+    except OSError as exc:
+        raise ProcessError(f"opening process {pid}: {exc.strerror}") from exc
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _end(pid: int, descriptor: int) -> bool:
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    except OSError as exc:
+        cure = "; the agent needs the capability KILL for auditPolicy: kill" if exc.errno == errno.EPERM else ""
+        raise ProcessError(f"ending process {pid}: {exc.strerror}{cure}") from exc
+    return True
+
+
+def _own_start_ticks(pid: int) -> int | None:
+    try:
+        return _start_ticks((_OWN_PROC / str(pid) / "stat").read_text(errors="replace"))
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
 
 
 def _namespace_pids(status: str) -> tuple[int, ...]:

@@ -1,15 +1,16 @@
 """Installs the shim where containers can mount it: ``<stateDir>/shim/<sha256 of its content>/``.
 
 Content-addressed, complete before it gets its name, and never written again: a running container keeps the version it mapped, and
-an upgrade puts another beside it.
+an upgrade puts another beside it. A version goes when it is not the present one and no container's CDI spec names it.
 """
 
 import hashlib
 import os
 import shutil
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 
-from agent.adapters.durable import TEMPORARY_SUFFIX, make_directory, sync_directory, write_whole
+from agent.adapters.durable import TEMPORARY_SUFFIX, list_directory, make_directory, sync_directory, write_whole
 from agent.core.cdi import DRIVER_LIBRARIES, PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT
 from agent.errors import ShimError, StorageError
 from proto import contract
@@ -30,6 +31,18 @@ class ShimStore:
         if self._directory is None:
             self._directory = install_shim(self._source, self._store)
         return self._directory
+
+    def sweep(self, mentioned: Callable[[Iterable[str]], Set[str]]) -> Sequence[str]:
+        """See ``ports.ShimInstaller``."""
+        current = self.installed()
+        others = [str(path) for path in list_directory(self._store) if path != current]
+        unused = [path for path in others if path not in mentioned(others)]
+        for path in unused:
+            try:
+                shutil.rmtree(path)
+            except OSError as exc:
+                raise ShimError(f"removing {path}, which no container uses: {exc.strerror}") from exc
+        return unused
 
 
 def install_shim(source: Path, store: Path) -> Path:

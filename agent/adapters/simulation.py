@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from agent.errors import SettingsError
+from program.settings import SettingsError
 from proto import contract
 
 INIT_TIMEOUT_SECONDS = 30.0

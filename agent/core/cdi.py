@@ -17,6 +17,7 @@ from proto import contract
 Edits = Mapping[str, Any]
 """A CDI ``containerEdits`` object."""
 
+NO_EDITS: Edits = {}
 _LISTS = ("env", "deviceNodes", "mounts", "hooks")
 _READ_ONLY = ("ro", "nosuid", "nodev", "bind")
 _READ_WRITE = ("rw", "nosuid", "nodev", "noexec", "bind")
@@ -103,6 +104,8 @@ class ShimFiles:
     interposition: Interposition
     priority: PriorityPage | None = None
     """For a container that stands above or below others."""
+    turns: str | None = None
+    """The node's page of turns, for a container that may hold more memory than it is guaranteed."""
 
 
 class HostSpecError(ValueError):
@@ -142,23 +145,33 @@ def _checked_edits(edits: Any, where: str) -> Edits:
 
 
 def container_spec(
-    name: str, devices: Sequence[InjectedDevice], host: HostSpec | None, shim: ShimFiles | None, present_nodes: Iterable[str] = ()
+    name: str,
+    devices: Sequence[InjectedDevice],
+    host: HostSpec | None,
+    shim: ShimFiles | None,
+    present_nodes: Iterable[str] = (),
+    *,
+    added: Edits = NO_EDITS,
 ) -> dict[str, Any]:
     """Return the CDI document with one device, ``name``, that gives a container these devices.
 
     Args:
         host: the host's NVIDIA spec; without one, device nodes are listed directly and the driver's files are left to the NVIDIA runtime.
-        shim: None for devices that the hardware partitions.
+        shim: None where something else than the shim enforces the shares.
         present_nodes: the /dev/nvidia* nodes of the host, for use without a host spec.
+        added: what that other backend needs in the container; wins over what the host's spec says.
     Raises: HostSpecError when the host spec lacks a device, or the driver's library that the front must replace.
     """
     edits = _host_edits(devices, host) if host is not None else _bare_edits(devices, frozenset(present_nodes))
+    edits = merge_edits([edits, added])
     if shim is not None:
         edits = _with_front(edits, shim, host) if shim.interposition is Interposition.FRONT else _with_preload(edits, shim)
         edits["mounts"] += [_mount(shim.limits, contract.CONTAINER_LIMITS), _mount(shim.region, contract.CONTAINER_REGION, _READ_WRITE)]
         if shim.priority is not None:
             options = _READ_WRITE if shim.priority.writable else _READ_ONLY
             edits["mounts"].append(_mount(shim.priority.path, contract.CONTAINER_PRIORITY, options))
+        if shim.turns is not None:
+            edits["mounts"].append(_mount(shim.turns, contract.CONTAINER_TURNS, _READ_WRITE))
     return {
         "cdiVersion": _newer(contract.CDI_VERSION, host.version if host else contract.CDI_VERSION),
         "kind": contract.CDI_KIND,
@@ -178,9 +191,11 @@ def _device_edits(host: HostSpec, device: InjectedDevice) -> Edits:
     if device.uuid in host.devices:
         return host.devices[device.uuid]
     node = f"/dev/nvidia{device.minor}"
+    if device.capability_nodes:  # an instance made after the host's spec was: its nodes are all that tells it from others
+        return {"deviceNodes": [{"path": path} for path in (node, *device.capability_nodes)]}
     for edits in host.devices.values():  # specs generated with indices only: the one device with this GPU's node and no other
         gpu_nodes = [entry["path"] for entry in edits.get("deviceNodes") or () if re.fullmatch(r"/dev/nvidia\d+", entry.get("path", ""))]
-        if gpu_nodes == [node] and not device.capability_nodes and not device.uuid.startswith("MIG-"):
+        if gpu_nodes == [node] and not device.uuid.startswith("MIG-"):
             return edits
     raise HostSpecError(
         f"{host.source} describes no device {device.uuid}; it has {', '.join(host.devices) or 'none'}. Regenerate it with: "

@@ -62,7 +62,7 @@ def _foreign_ids(resource: str, device_ids: Iterable[str]) -> list[str]:
 
 def _may_be_ours(resource: str, device_id: str) -> bool:
     try:
-        if resource == contract.RESOURCE_VGPU:
+        if resource == contract.RESOURCE_VGPU and not device_id.startswith("MIG-"):  # each vGPU may be an instance: migStrategy single
             codec.decode_replica(device_id)
         else:
             codec.check_device_uuid(device_uuid_of(device_id))

@@ -19,7 +19,7 @@ from agent.errors import StorageError
 from placement.choose import with_shares
 from placement.device import DeviceState
 from proto import contract, units
-from proto.model import DeviceShare
+from proto.model import DeviceShare, Isolation
 
 ROW_VERSION = 1
 
@@ -37,6 +37,8 @@ class Grant:
     container: str
     shares: tuple[DeviceShare, ...]
     boot_id: str
+    isolation: Isolation = Isolation.SHIM
+    """As it was chosen for a vGPU; of a MIG resource, ``backend`` tells."""
 
     @property
     def holder(self) -> Holder:
@@ -44,9 +46,19 @@ class Grant:
         return Holder(self.namespace, self.pod, self.container)
 
     @property
+    def device_names(self) -> tuple[str, ...]:
+        """What its shares name, in order: GPUs, MIG instances, or places for one."""
+        return tuple(share.device_uuid for share in self.shares)
+
+    @property
     def under_shim(self) -> bool:
-        """Whether the shim enforces it; MIG instances are kept apart by the hardware."""
-        return self.resource == contract.RESOURCE_VGPU
+        """Whether the shim enforces it."""
+        return self.backend is Isolation.SHIM
+
+    @property
+    def backend(self) -> Isolation:
+        """What enforces it; MIG instances are kept apart by the hardware."""
+        return self.isolation if self.resource == contract.RESOURCE_VGPU else Isolation.MIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,7 @@ class Ledger:
                 [share for uuid in entry.grantable_uuids for share in promised[uuid]],
                 max_shares=shares_per_gpu,
                 healthy=entry.healthy,
+                cordoned=entry.cordoned,
             )
             for entry in board.devices
         )

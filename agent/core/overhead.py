@@ -9,6 +9,7 @@ can make it smaller than it is, and the first honest process corrects one that i
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from agent.core.cgroups import container_of
 from agent.core.region_layout import RegionSnapshot, Slot
 from proto.units import MIB
 
@@ -66,8 +67,8 @@ def _is_of(slot: Slot, process: HostProcess) -> bool:
 
 
 def _may_be_of_pod(cgroup: str, pod_uid: str) -> bool:
-    """The UID is in the path with its dashes, or with underscores in place of them (systemd's driver)."""
-    return f"pod{pod_uid}" in cgroup.replace("_", "-") or "kubepods" not in cgroup
+    container = container_of(cgroup)
+    return container is None or container.pod_uid == pod_uid
 
 
 def living(snapshot: RegionSnapshot, dead: Sequence[int]) -> tuple[Slot, ...]:

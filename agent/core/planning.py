@@ -7,9 +7,11 @@ sentence, never rounded to a whole GPU. A refusal at PreStart is retried by kube
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from agent.core.backends import Abilities, MigStrategy, backend_of, backend_trouble, offer_of
 from agent.core.identity import Holder, device_uuid_of
 from agent.core.inventory import DeviceBoard
 from agent.core.ledger import Grant, Ledger
+from agent.core.mig import single_profile
 from agent.core.refusal import Reason, Refusal
 from placement import mig
 from placement.choose import choose
@@ -22,7 +24,7 @@ from proto import codec, contract, units
 from proto.errors import ContractError, StaleAssignmentError
 from proto.model import ContainerRequest, DeviceShare, Isolation, Pod, Policy, Preferences
 
-OFFERED_ISOLATION = (Isolation.SHIM, Isolation.EXCLUSIVE, Isolation.MIG)
+NO_ABILITIES = Abilities()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Node:
     local_policy: Policy | None
     pod_active: Callable[[str], bool]
     """Whether the pod of this UID may still run containers, as far as the API has told us."""
+    abilities: Abilities = NO_ABILITIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Planned:
 
 def plan_grant(ask: Ask, node: Node) -> Planned | Refusal:
     """Decide what the container gets."""
-    asked = _request(ask)
+    asked = _request(ask, node)
     if isinstance(asked, Refusal):
         return asked
     request, preferences = asked
@@ -81,11 +84,12 @@ def plan_grant(ask: Ask, node: Node) -> Planned | Refusal:
         container=ask.holder.container,
         shares=shares,
         boot_id=node.boot_id,
+        isolation=backend_of(request, preferences),
     )
     return Planned(grant, superseded, preferences)
 
 
-def _request(ask: Ask) -> tuple[ContainerRequest, Preferences] | Refusal:
+def _request(ask: Ask, node: Node) -> tuple[ContainerRequest, Preferences] | Refusal:
     """Read the container's request, narrowed to the resource that is being started."""
     try:
         request, preferences = request_of_container(ask.pod, ask.holder.container)
@@ -98,16 +102,42 @@ def _request(ask: Ask) -> tuple[ContainerRequest, Preferences] | Refusal:
             f"container {ask.holder} asks for {asked} {ask.resource}, and the kubelet starts it with {len(ask.device_ids)}: "
             "the pod known here is an earlier one of this name. It is asked again at the next retry",
         )
-    if preferences.isolation is not None and preferences.isolation not in OFFERED_ISOLATION:
-        return Refusal(
-            Reason.ISOLATION_UNAVAILABLE,
-            f"annotation {contract.ANNOTATION_ISOLATION}: {preferences.isolation} is not available on this node; it offers "
-            f"{', '.join(OFFERED_ISOLATION)}. Change or remove the annotation",
-        )
     if request.mig:
         profile = mig.profile_of_resource(ask.resource)
         request = replace(request, mig=((profile, len(ask.device_ids)),))
+    elif node.abilities.mig_strategy is MigStrategy.SINGLE and (only := single_profile(node.board)) is not None:
+        as_instances = _as_instances(request, preferences, only, node.board)
+        if isinstance(as_instances, Refusal):
+            return as_instances
+        request = as_instances
+    if trouble := backend_trouble(request, preferences, offer_of(node.board, node.abilities), node.abilities.most_memory_burst):
+        return Refusal(Reason.ISOLATION_UNAVAILABLE, trouble)
     return request, preferences
+
+
+def _as_instances(request: ContainerRequest, preferences: Preferences, profile: str, board: DeviceBoard) -> ContainerRequest | Refusal:
+    """Read vGPUs as MIG instances, on a node where each vGPU is one."""
+    least_bytes = min(instance.memory_bytes for entry in board.devices for instance in entry.device.mig_instances)
+    where = f"on this node each vGPU is a MIG instance {profile} with {units.format_memory(least_bytes)} (migStrategy: single)"
+    if preferences.isolation not in (None, Isolation.MIG):
+        return Refusal(
+            Reason.ISOLATION_UNAVAILABLE,
+            f"annotation {contract.ANNOTATION_ISOLATION}: {preferences.isolation} is not available on this node: {where}. "
+            "Remove the annotation, or use another node",
+        )
+    if (request.memory_bytes_per_vgpu or 0) > least_bytes:
+        return Refusal(
+            Reject.MEMORY,
+            f"container {request.container} asks for {units.format_memory(request.memory_bytes_per_vgpu or 0)} per vGPU, and {where}. "
+            f"Ask for less {contract.RESOURCE_VGPU_MEMORY}, or use another node",
+        )
+    if request.cores_percent is not None:
+        return Refusal(
+            Reject.CORES,
+            f"container {request.container} asks for cores, and {where}, which has the compute of its profile. "
+            f"Remove {contract.RESOURCE_VGPU_CORES}, or use another node",
+        )
+    return ContainerRequest(request.container, mig=((profile, request.vgpus),), init=request.init)
 
 
 def count_of(request: ContainerRequest, resource: str) -> int:
@@ -141,11 +171,16 @@ def _assigned_shares(
     ask: Ask, node: Node, others: Ledger, request: ContainerRequest, preferences: Preferences
 ) -> tuple[DeviceShare, ...] | Refusal:
     states = others.states(node.board, node.shares_per_gpu)
-    if node.local_policy is None:
-        return _from_annotation(ask, others, states, request, preferences)
-    kept = _shares_kept(ask, node.ledger, states, request, preferences)
-    if kept is not None:
-        return kept
+    before = _shares_before(ask, node.ledger)
+    # a cordon keeps off new work, and a container that comes back to where it was is none
+    own_states = others.states(node.board.without_cordon(share.device_uuid for share in before), node.shares_per_gpu)
+    if node.local_policy is None and (contract.ANNOTATION_ASSIGNMENT in ask.pod.annotations or not before):
+        return _from_annotation(ask, others, own_states, request, preferences)
+    trouble = _check_shares(before, own_states, request, preferences, ask.holder.container)
+    if trouble is None:  # a restarting container comes back where it was
+        return before
+    if node.local_policy is None:  # it was placed while placement was local, and assignments bind by now
+        return trouble
     named = [device_uuid_of(device_id) for device_id in sorted(ask.device_ids)]
     choice = choose(
         states,
@@ -161,15 +196,12 @@ def _assigned_shares(
     return Refusal(choice.reason, choice.sentence) if isinstance(choice, NoRoom) else choice.shares
 
 
-def _shares_kept(
-    ask: Ask, ledger: Ledger, states: Sequence[DeviceState], request: ContainerRequest, preferences: Preferences
-) -> tuple[DeviceShare, ...] | None:
-    """Return what a restarting container had before, when that is still what it asks and still fits: it comes back where it was."""
+def _shares_before(ask: Ask, ledger: Ledger) -> tuple[DeviceShare, ...]:
+    """Return what a restarting container had before; nothing for one that is new."""
     before = ledger.grants.get(ask.grant_id)
     if before is None or (before.pod_uid, before.container) != (ask.pod.uid, ask.holder.container):
-        return None
-    shares = before.shares
-    return shares if _check_shares(shares, states, request, preferences, ask.holder.container) is None else None
+        return ()
+    return before.shares
 
 
 def _from_annotation(

@@ -1,6 +1,6 @@
 """The bytes of a container's ``limits`` and ``region`` files: encode what the agent grants, decode what the container uses.
 
-The ABI and its reasons are in cuda_shim/region/layout.h; this is its mirror (version 1.1; a region of version 1.0 is read too), and a
+The ABI and its reasons are in cuda_shim/region/layout.h; this is its mirror (version 1.3; a region of version 1.0 is read too), and a
 test compiles the header and compares the two. Pure: bytes in, values out. Opening, writing in the given order and probing locks belong to
 the adapter.
 
@@ -12,10 +12,10 @@ import struct
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 ABI_MAJOR: Final = 1
-ABI_MINOR: Final = 1
+ABI_MINOR: Final = 3
 LIMITS_MAGIC: Final = 0x314D494C51414C41
 REGION_MAGIC: Final = 0x314E474551414C41
 MAX_DEVICES: Final = 16
@@ -25,13 +25,13 @@ MEMORY_UNLIMITED: Final = 2**64 - 1
 
 LIMITS_HEADER: Final = struct.Struct("<QHHIQIIIIII208x")
 LIMITS_DEVICE: Final = struct.Struct(f"<{UUID_BYTES}sQQQQIIiIII88x")
-REGION_HEADER: Final = struct.Struct("<QHHIIIIIIIQQQII184x")
+REGION_HEADER: Final = struct.Struct("<QHHIIIIIIIQQQIIQ176x")
 REGION_DEVICE: Final = struct.Struct("<QQQ104x")
-BUCKET: Final = struct.Struct("<qqqqQIiI4x")
+BUCKET: Final = struct.Struct("<qqqqQIiII")
 BUCKET_OFFSET: Final = 64
 """Of the compute bucket (cuda_shim/limit/bucket.h) in a region's device line."""
 SLOT_HEADER: Final = struct.Struct("<IIIIQ104x")
-SLOT_DEVICE: Final = struct.Struct("<QQQQQQQQQQQQQI4xQ8x")
+SLOT_DEVICE: Final = struct.Struct("<QQQQQQQQQQQQQIIQ8x")
 VIRTUAL_DEVICE: Final = struct.Struct("<QQQQ32x")
 
 LIMITS_BYTES: Final = LIMITS_HEADER.size + MAX_DEVICES * LIMITS_DEVICE.size
@@ -42,7 +42,13 @@ VIRTUAL_ROW_BYTES: Final = MAX_DEVICES * VIRTUAL_DEVICE.size
 REGION_VIRTUAL_OFFSET: Final = REGION_SLOT_OFFSET + SLOT_COUNT * SLOT_BYTES
 REGION_BYTES: Final = REGION_VIRTUAL_OFFSET + SLOT_COUNT * VIRTUAL_ROW_BYTES
 REPAIR_LOCK_OFFSET: Final = 0
+LIMITS_BYTES_MAX: Final = 2**20
+REGION_BYTES_MAX: Final = 2**25
+SLOT_COUNT_MAX: Final = 4096
+REGION_HEAD_BYTES: Final = 2**14
+"""As much of a region as ``decode_compute`` needs, in this version and with lines grown eightfold in a later one."""
 
+VERSION_OFFSET: Final = 8
 GENERATION_OFFSET: Final = 16
 CHECKSUM_OFFSET: Final = 24
 CHECKED_FROM: Final = 32
@@ -55,6 +61,8 @@ LOG_DEBUG: Final = 2
 SLOT_FREE: Final = 0
 SLOT_LIVE: Final = 1
 
+_STATE_BYTES: Final = 4
+"""Of a slot's first word, which says whether it is taken."""
 FIRST_GENERATION: Final = 2
 _WORD: Final = 2**64
 
@@ -107,6 +115,30 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where a region has its tables, as its own header says: another minor version may have them elsewhere."""
+
+    device_offset: int
+    device_stride: int
+    slot_offset: int
+    slot_stride: int
+    slot_count: int
+    virtual_offset: int
+    """0 = there are no virtual ledgers."""
+    virtual_stride: int
+
+    def slot(self, index: int) -> int:
+        """Offset of a slot in the file, which is also the byte its owner keeps locked."""
+        return self.slot_offset + index * self.slot_stride
+
+
+OWN_GEOMETRY: Final = Geometry(
+    REGION_DEVICE_OFFSET, REGION_DEVICE.size, REGION_SLOT_OFFSET, SLOT_BYTES, SLOT_COUNT, REGION_VIRTUAL_OFFSET, VIRTUAL_ROW_BYTES
+)
+"""Of the regions this version makes."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotDevice:
     """What one process holds and did on one device."""
 
@@ -125,6 +157,8 @@ class SlotDevice:
     """Of the bytes in use: code and variables of loaded modules, as the shim measured them."""
     virtual_bytes: int = 0
     """Managed memory that may leave the device (oversubscription). Not part of ``used_bytes``."""
+    waiting: int = 0
+    """Threads that waited for the right to launch when the region was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +188,7 @@ class RegionSnapshot:
     repaired_bytes: int
     line_virtual_bytes: tuple[int, ...] = (0,) * MAX_DEVICES
     """Per device, the word that virtual memory is judged by: at least the sum over living slots."""
+    geometry: Geometry = OWN_GEOMETRY
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +232,10 @@ def limits_update(limits: Limits, *, current: bytes) -> tuple[Write, ...]:
             raise RegionError(f"devices may only be appended: the file has {known}")
     dirty, clean = generation | 1, (generation | 1) + 1
     data = encode_limits(limits, generation=clean)
+    dirty_word = struct.pack("<Q", dirty)
     return (
-        Write(GENERATION_OFFSET, struct.pack("<Q", dirty)),
-        Write(CHECKED_FROM, data[CHECKED_FROM:]),
-        Write(CHECKSUM_OFFSET, data[CHECKSUM_OFFSET : CHECKSUM_OFFSET + 4]),
+        Write(GENERATION_OFFSET, dirty_word),
+        Write(VERSION_OFFSET, data[VERSION_OFFSET:GENERATION_OFFSET] + dirty_word + data[CHECKSUM_OFFSET:]),
         Write(GENERATION_OFFSET, struct.pack("<Q", clean)),
     )
 
@@ -217,8 +252,8 @@ def decode_limits(data: bytes, *, interrupted_too: bool = False) -> Limits:
                 died. All that counts is written in one write, so it is whole, old or new.
     Raises: RegionError: wrong magic or major version, truncated, mid-write, or its checksum does not fit.
     """
-    if len(data) < LIMITS_HEADER.size:
-        raise RegionError(f"limits: {len(data)} bytes, want at least {LIMITS_HEADER.size}")
+    if not LIMITS_HEADER.size <= len(data) <= LIMITS_BYTES_MAX:
+        raise RegionError(f"limits: {len(data)} bytes, want at least {LIMITS_HEADER.size} and at most {LIMITS_BYTES_MAX}")
     magic, major, _, header_bytes, generation, checksum, _, stride, count, flags, log_level = LIMITS_HEADER.unpack_from(data)
     _check_version("limits", LIMITS_MAGIC, magic, major)
     end = header_bytes + count * stride
@@ -239,7 +274,7 @@ def empty_region() -> bytes:
         REGION_MAGIC, ABI_MAJOR, ABI_MINOR, REGION_HEADER.size,
         REGION_DEVICE_OFFSET, REGION_DEVICE.size, MAX_DEVICES,
         REGION_SLOT_OFFSET, SLOT_BYTES, SLOT_COUNT, REGION_BYTES, 0, 0,
-        REGION_VIRTUAL_OFFSET, VIRTUAL_ROW_BYTES,
+        REGION_VIRTUAL_OFFSET, VIRTUAL_ROW_BYTES, 0,
     )  # fmt: skip
     return header.ljust(REGION_BYTES, b"\0")
 
@@ -247,61 +282,48 @@ def empty_region() -> bytes:
 def decode_region(data: bytes | memoryview) -> RegionSnapshot:
     """Decode one region into an immutable snapshot.
 
-    Args:   data: the file's content, read with pread (a tenant may truncate the file, which kills readers of a mapping).
-    Raises: RegionError: wrong magic or major version, or offsets that do not fit the data.
+    Args:   data: the whole file, read with pread (a tenant may truncate the file, which kills readers of a mapping).
+    Raises: RegionError: wrong magic or major version, or tables that do not lie as the ABI wants them within the data.
     """
-    if len(data) < REGION_HEADER.size:
-        raise RegionError(f"region: {len(data)} bytes, want at least {REGION_HEADER.size}")
-    fields = REGION_HEADER.unpack_from(data)
-    magic, major, _, _, device_offset, device_stride, device_count, *tables = fields
-    slot_offset, slot_stride, slot_count, _, reaped, repaired, virtual_offset, virtual_stride = tables
-    _check_version("region", REGION_MAGIC, magic, major)
-    fits = (
-        device_count == MAX_DEVICES and device_stride >= REGION_DEVICE.size and device_offset + device_count * device_stride <= slot_offset
-        and slot_stride >= SLOT_BYTES and slot_count <= 2**16 and slot_offset + slot_count * slot_stride <= len(data)
-        and (not virtual_offset or (virtual_stride >= VIRTUAL_ROW_BYTES and virtual_offset + slot_count * virtual_stride <= len(data)))
-    )  # fmt: skip
-    if not fits:
-        raise RegionError(
-            f"region: {device_count} devices of {device_stride} bytes at {device_offset} and {slot_count} slots of {slot_stride} bytes "
-            f"at {slot_offset} do not fit {len(data)} bytes"
-        )
-    lines = [REGION_DEVICE.unpack_from(data, device_offset + index * device_stride) for index in range(device_count)]
-    slots = (
-        _decode_slot(data, slot_offset + index * slot_stride, index, virtual_offset + index * virtual_stride if virtual_offset else None)
-        for index in range(slot_count)
-    )
+    fields = _region_fields(data)
+    geometry = _geometry(fields, len(data))
+    lines = [REGION_DEVICE.unpack_from(data, geometry.device_offset + index * geometry.device_stride) for index in range(MAX_DEVICES)]
+    slots = (_decode_slot(data, geometry, index) for index in _taken_slots(data, geometry))
     return RegionSnapshot(
         line_used_bytes=tuple(used for used, _, _ in lines), measured_context_bytes=tuple(context for _, context, _ in lines),
-        slots=tuple(slot for slot in slots if slot is not None), reaped_slots=reaped, repaired_bytes=repaired,
-        line_virtual_bytes=tuple(pageable for _, _, pageable in lines),
+        slots=tuple(slots), reaped_slots=fields.reaped_slots, repaired_bytes=fields.repaired_bytes,
+        line_virtual_bytes=tuple(pageable for _, _, pageable in lines), geometry=geometry,
     )  # fmt: skip
+
+
+def decode_geometry(header: bytes | memoryview, size: int) -> Geometry:
+    """Where a region of ``size`` bytes has its tables. Raises RegionError, as ``decode_region``.
+
+    Args: header: its first bytes, REGION_HEADER.size or more.
+    """
+    return _geometry(_region_fields(header), size)
 
 
 def decode_compute(data: bytes | memoryview) -> tuple[ComputeCounters, ...]:
     """Decode the compute buckets of a region, by device.
 
-    Args:   data: at least the first REGION_SLOT_OFFSET bytes of the file.
-    Raises: RegionError: wrong magic or major version, or offsets that do not fit the data.
+    Args:   data: the first REGION_HEAD_BYTES of the file.
+    Raises: RegionError: wrong magic or major version, or device lines that do not fit the data.
     """
-    if len(data) < REGION_HEADER.size:
-        raise RegionError(f"region: {len(data)} bytes, want at least {REGION_HEADER.size}")
-    magic, major, _, _, offset, stride, count, *_ = REGION_HEADER.unpack_from(data)
-    _check_version("region", REGION_MAGIC, magic, major)
-    if count != MAX_DEVICES or stride < REGION_DEVICE.size or offset + count * stride > len(data):
-        raise RegionError(f"region: {count} devices of {stride} bytes at {offset} do not fit {len(data)} bytes")
-    buckets = (BUCKET.unpack_from(data, offset + index * stride + BUCKET_OFFSET) for index in range(count))
+    fields = _region_fields(data)
+    end = fields.device_offset + MAX_DEVICES * fields.device_stride
+    if fields.device_count < MAX_DEVICES or fields.device_stride < REGION_DEVICE.size or end > len(data):
+        raise RegionError(
+            f"region: {fields.device_count} devices of {fields.device_stride} bytes at {fields.device_offset} do not fit {len(data)} bytes"
+        )
+    offsets = (fields.device_offset + index * fields.device_stride + BUCKET_OFFSET for index in range(MAX_DEVICES))
+    buckets = (BUCKET.unpack_from(data, offset) for offset in offsets)
     return tuple(ComputeCounters(paid_ns, starved_at_ns) for _, _, starved_at_ns, _, paid_ns, *_ in buckets)
 
 
-def slot_offset(index: int) -> int:
-    """Offset of a slot in the region file, which is also the byte its owner keeps locked."""
-    return REGION_SLOT_OFFSET + index * SLOT_BYTES
-
-
-def host_pid_write(index: int, host_pid: int) -> Write:
+def host_pid_write(geometry: Geometry, index: int, host_pid: int) -> Write:
     """The one word the agent stores into a live slot: 4 aligned bytes, so one pwrite is one store."""
-    return Write(slot_offset(index) + SLOT_HOST_PID_OFFSET, struct.pack("<I", host_pid))
+    return Write(geometry.slot(index) + SLOT_HOST_PID_OFFSET, struct.pack("<I", host_pid))
 
 
 def dead_slots(snapshot: RegionSnapshot, locked: Collection[int]) -> tuple[int, ...]:
@@ -340,11 +362,75 @@ def _decode_device(data: bytes, offset: int) -> DeviceLimit:
     return DeviceLimit(name, memory, burst, context, overhead, percent, weight, priority, bool(pause), line)
 
 
-def _decode_slot(data: bytes | memoryview, offset: int, index: int, row: int | None) -> Slot | None:
-    state, pid, host_pid, _, start_ticks = SLOT_HEADER.unpack_from(data, offset)
-    if state == SLOT_FREE:
-        return None
-    first = offset + SLOT_HEADER.size
+class _RegionFields(NamedTuple):
+    """REGION_HEADER, by the names of struct aq_region_header."""
+
+    magic: int
+    abi_major: int
+    abi_minor: int
+    header_bytes: int
+    device_offset: int
+    device_stride: int
+    device_count: int
+    slot_offset: int
+    slot_stride: int
+    slot_count: int
+    region_bytes: int
+    reaped_slots: int
+    repaired_bytes: int
+    virtual_offset: int
+    virtual_stride: int
+    turns_owner: int
+
+
+def _region_fields(data: bytes | memoryview) -> _RegionFields:
+    if len(data) < REGION_HEADER.size:
+        raise RegionError(f"region: {len(data)} bytes, want at least {REGION_HEADER.size}")
+    fields = _RegionFields(*REGION_HEADER.unpack_from(data))
+    _check_version("region", REGION_MAGIC, fields.magic, fields.abi_major)
+    return fields
+
+
+def _geometry(fields: _RegionFields, size: int) -> Geometry:
+    """The rules of cuda_shim/region/layout.h; region.c has the same, ``tables_fit``."""
+    devices_end = fields.device_offset + fields.device_stride * fields.device_count
+    slots_end = fields.slot_offset + fields.slot_stride * fields.slot_count
+    virtual_end = fields.virtual_offset + fields.virtual_stride * fields.slot_count if fields.virtual_offset else slots_end
+    fits = (
+        size <= REGION_BYTES_MAX and fields.header_bytes >= REGION_HEADER.size and fields.device_count >= MAX_DEVICES
+        and 0 < fields.slot_count <= SLOT_COUNT_MAX
+        and _is_placed(fields.device_offset, fields.device_stride, fields.header_bytes, REGION_DEVICE.size)
+        and _is_placed(fields.slot_offset, fields.slot_stride, devices_end, SLOT_BYTES)
+        and (not fields.virtual_offset or _is_placed(fields.virtual_offset, fields.virtual_stride, slots_end, VIRTUAL_ROW_BYTES))
+        and virtual_end <= size
+    )  # fmt: skip
+    if not fits:
+        raise RegionError(
+            f"region: {fields.device_count} devices of {fields.device_stride} bytes at {fields.device_offset}, {fields.slot_count} slots "
+            f"of {fields.slot_stride} bytes at {fields.slot_offset} and their ledgers of {fields.virtual_stride} bytes at "
+            f"{fields.virtual_offset} do not fit {size} bytes"
+        )
+    return Geometry(
+        fields.device_offset, fields.device_stride, fields.slot_offset, fields.slot_stride, fields.slot_count,
+        fields.virtual_offset, fields.virtual_stride,
+    )  # fmt: skip
+
+
+def _is_placed(offset: int, stride: int, least_offset: int, least_stride: int) -> bool:
+    return offset >= least_offset and stride >= least_stride and (offset | stride) % 64 == 0
+
+
+def _taken_slots(data: bytes | memoryview, geometry: Geometry) -> list[int]:
+    """Say which slots are worth decoding: few are, and all are looked at in every scrape of every container."""
+    table = memoryview(data)[geometry.slot_offset : geometry.slot_offset + geometry.slot_count * geometry.slot_stride]
+    states = table.cast("B").cast("I")[:: geometry.slot_stride // _STATE_BYTES]
+    return [index for index, state in enumerate(states) if state != SLOT_FREE]
+
+
+def _decode_slot(data: bytes | memoryview, geometry: Geometry, index: int) -> Slot:
+    _, pid, host_pid, _, start_ticks = SLOT_HEADER.unpack_from(data, geometry.slot(index))
+    first = geometry.slot(index) + SLOT_HEADER.size
+    row = geometry.virtual_offset + index * geometry.virtual_stride if geometry.virtual_offset else None
     devices = (
         _decode_slot_device(data, first + position * SLOT_DEVICE.size, None if row is None else row + position * VIRTUAL_DEVICE.size)
         for position in range(MAX_DEVICES)
@@ -354,12 +440,13 @@ def _decode_slot(data: bytes | memoryview, offset: int, index: int, row: int | N
 
 def _decode_slot_device(data: bytes | memoryview, offset: int, ledger: int | None) -> SlotDevice:
     fields = SLOT_DEVICE.unpack_from(data, offset)
-    _, charged, uncharged, _, context, managed, pool, array, refusals, last_refused, launches, busy, throttled, contexts, module = fields
+    _, charged, uncharged, _, context, managed, pool, array, refusals, last_refused, launches, busy, throttled, *counts = fields
+    contexts, waiting, module = counts
     _, virtual_charged, virtual_uncharged, _ = (0, 0, 0, 0) if ledger is None else VIRTUAL_DEVICE.unpack_from(data, ledger)
     return SlotDevice(
         used_bytes=_in_use(charged, uncharged), module_bytes=module, virtual_bytes=_in_use(virtual_charged, virtual_uncharged),
         context_bytes=context, managed_bytes=managed, pool_bytes=pool, array_bytes=array, contexts=contexts,
-        refusals=refusals, last_refused_bytes=last_refused, launches=launches, busy_ns=busy, throttled_ns=throttled,
+        refusals=refusals, last_refused_bytes=last_refused, launches=launches, busy_ns=busy, throttled_ns=throttled, waiting=waiting,
     )  # fmt: skip
 
 

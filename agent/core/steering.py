@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from agent.core.identity import device_uuid_of
+from agent.core.identity import RememberedDevices, device_uuid_of
 from agent.core.ledger import Ledger
 from agent.core.planning import Node, count_of
 from placement.choose import Choice, choose
@@ -28,9 +28,15 @@ class Waiting:
     preferences: Preferences
 
 
-def waiting_containers(pods: Iterable[Pod], ledger: Ledger, resource: str, size: int) -> list[Waiting]:
-    """Return the containers that an allocation of ``size`` IDs of the resource can be for."""
+def waiting_containers(
+    pods: Iterable[Pod], ledger: Ledger, resource: str, size: int, remembered: Iterable[RememberedDevices] = ()
+) -> list[Waiting]:
+    """Return the containers that an allocation of ``size`` IDs of the resource can be for, in the order of the pods.
+
+    Args: remembered: what kubelet has given away already, to containers that have not started yet among them.
+    """
     granted = {(grant.pod_uid, grant.container) for grant in ledger.grants.values()}
+    granted |= {(one.pod_uid, one.container) for one in remembered if one.resource == resource}
     found = []
     for pod in pods:
         if pod.phase != "Pending" or pod.deletion_requested:
@@ -47,13 +53,15 @@ def waiting_containers(pods: Iterable[Pod], ledger: Ledger, resource: str, size:
     return found
 
 
-def devices_for(waiting: Sequence[Waiting], node: Node) -> tuple[str, ...]:
+def devices_for(waiting: Sequence[Waiting], node: Node, *, first_come: bool = False) -> tuple[str, ...]:
     """Return the device UUIDs of the container an allocation is for: assigned, or where local placement would put it now.
 
     Empty when several containers wait that would get different devices: the allocation can be for any of them.
+
+    Args: first_come: take it for the first one's; kubelet admits pods in the order in which they came.
     """
     if node.local_policy is None:
-        return _assigned_devices(waiting[0]) if len(waiting) == 1 else ()
+        return _assigned_devices(waiting[0]) if len(waiting) == 1 or (first_come and waiting) else ()
     if not waiting:
         return ()
     alike = {(replace(one.request, container="", init=False), one.preferences) for one in waiting}
@@ -67,7 +75,7 @@ def _local_devices(request: ContainerRequest, preferences: Preferences, node: No
         return ()
     states = node.ledger.states(node.board, node.shares_per_gpu)
     choice = choose(states, request, preferences, node.local_policy, links=node.board.links, seed=seed)
-    return tuple(share.device_uuid for share in choice.shares) if isinstance(choice, Choice) else ()
+    return tuple(_named_by_ids(share.device_uuid) for share in choice.shares) if isinstance(choice, Choice) else ()
 
 
 def _assigned_devices(waiting: Waiting) -> tuple[str, ...]:
@@ -76,7 +84,13 @@ def _assigned_devices(waiting: Waiting) -> tuple[str, ...]:
     except ContractError:  # refused, with its sentence, when it starts
         return ()
     assigned = assignment.of(waiting.request.container)
-    return tuple(share.device_uuid for share in assigned.shares) if assigned is not None else ()
+    return tuple(_named_by_ids(share.device_uuid) for share in assigned.shares) if assigned is not None else ()
+
+
+def _named_by_ids(share_name: str) -> str:
+    """Return what the IDs for a share name: of a place for a MIG instance, the GPU it is on."""
+    place = codec.decode_place(share_name)
+    return share_name if place is None else place.device_uuid
 
 
 def prefer_ids(

@@ -4,30 +4,38 @@ The only step of a container's start that may wait or fail: kubelet shows an err
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agent.core.cdi import HostSpec, HostSpecError, InjectedDevice, Interposition, PriorityPage, ShimFiles, container_spec
-from agent.core.identity import Holder, find_holder, grant_id
+from agent.core.identity import Claim, Holder, device_uuid_of, find_claim, grant_id, starting_container
+from agent.core.injection import legacy_trouble
 from agent.core.inventory import DeviceBoard
 from agent.core.ledger import Grant
-from agent.core.limits import DeviceFacts, FailPolicy, limits_of
+from agent.core.limits import DeviceFacts, FailPolicy, limits_of, may_burst
+from agent.core.node_pages import line_of
 from agent.core.planning import Ask, Node, Planned, plan_grant
-from agent.core.priority_page import line_of
 from agent.core.refusal import Reason, Refusal
-from agent.errors import KubeletError, ShimError, StorageError
-from agent.ports import CdiFiles, Clock, ContainerFiles, PodEvent, PodResources, ShimInstaller
+from agent.core.region_layout import Limits
+from agent.errors import DriverError, KubeletError, MpsError, ShimError, StorageError
+from agent.ports import CdiFiles, Clock, ContainerFiles, KubeletMemory, PodEvent, PodResources, ShimInstaller
+from agent.services.backends import Backends, Provision
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.grant_book import GrantBook
+from agent.services.injection import Injection
 from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
+from placement.request import request_of_container
 from proto import contract, units
 from proto.model import Pod, Policy, Priority
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 HOLDER_WAIT_SECONDS = 2.0
 """How long IDs may stay unclaimed: an init container is recognised by its pod's spec, which the API may tell a moment later."""
@@ -47,6 +55,8 @@ class AllocatorOptions:
     pod_wait_seconds: float
     priority_page: str
     """Path of the node's priority page."""
+    turns_page: str | None = None
+    """Path of the node's page of turns; None where no container may hold more memory than it is guaranteed."""
 
 
 class Allocator:
@@ -60,9 +70,12 @@ class Allocator:
         pods: PodCache,
         book: GrantBook,
         pod_resources: PodResources,
+        kubelet_memory: KubeletMemory,
         files: ContainerFiles,
         cdi: CdiFiles,
         shim: ShimInstaller,
+        injection: Injection,
+        backends: Backends,
         events: EventRecorder,
         telemetry: Telemetry,
         clock: Clock,
@@ -74,9 +87,12 @@ class Allocator:
         self._pods = pods
         self._book = book
         self._pod_resources = pod_resources
+        self._kubelet_memory = kubelet_memory
         self._files = files
         self._cdi = cdi
         self._shim = shim
+        self._injection = injection
+        self._backends = backends
         self._events = events
         self._telemetry = telemetry
         self._clock = clock
@@ -100,76 +116,161 @@ class Allocator:
             trouble = self._watch.trouble or "the driver lists none"
             return self._refuse(None, None, Refusal(Reason.NOT_READY, f"no GPU is known on this node yet: {trouble}"))
         try:
-            holder = await self._find_holder(resource, device_ids)
+            claim = await self._find_claim(resource, device_ids)
         except KubeletError as exc:
             return self._refuse(None, None, Refusal(Reason.NODE_FAILURE, f"{exc}. It is asked again at the next retry"))
-        if isinstance(holder, Refusal):
-            return self._refuse(None, None, holder)
-        pod = await self._find_pod(holder, self.grant_id(resource, device_ids))
+        if isinstance(claim, Refusal):
+            return self._refuse(None, None, claim)
+        pod = await self._find_pod(claim, self.grant_id(resource, device_ids))
         if isinstance(pod, Refusal):
-            return self._refuse(holder, None, pod)
+            return self._refuse(Holder(claim.namespace, claim.pod, claim.listed or ""), None, pod)
+        settled = await self._settle(claim, pod, resource, device_ids)
+        if isinstance(settled, Refusal):
+            return self._refuse(Holder(claim.namespace, claim.pod, claim.listed or ""), pod, settled)
+        holder, pod = settled
         outcome = await self._grant(Ask(self.grant_id(resource, device_ids), resource, device_ids, holder, pod))
         if isinstance(outcome, Refusal):
             return self._refuse(holder, pod, outcome)
         return None
 
-    async def _find_holder(self, resource: str, device_ids: frozenset[str]) -> Holder | Refusal:
+    async def _find_claim(self, resource: str, device_ids: frozenset[str]) -> Claim | Refusal:
+        async def look(last_look: bool) -> Claim | Refusal:
+            listing = await self._pod_resources.held()
+            remembered = await self._book.on_disk(self._kubelet_memory.remembered)
+            return find_claim(listing, remembered, resource, device_ids, self._pods, last_look=last_look and self._pods.fresh)
+
+        return await self._patiently(look)
+
+    async def _patiently(self, look: Callable[[bool], Awaitable[T | Refusal]]) -> T | Refusal:
+        """Look until there is something else than a refusal, for a while; the last time says so."""
         deadline = self._clock.monotonic() + HOLDER_WAIT_SECONDS
         while True:
-            holder = find_holder(await self._pod_resources.held(), resource, device_ids, self._pods.startable)
-            if isinstance(holder, Holder) or self._clock.monotonic() >= deadline:
-                return holder
+            last_look = self._clock.monotonic() >= deadline
+            found = await look(last_look)
+            if not isinstance(found, Refusal) or last_look:
+                return found
             await self._pods.pod_changes.after(self._pods.pod_changes.count, HOLDER_POLL_SECONDS)
 
-    async def _find_pod(self, holder: Holder, identifier: str) -> Pod | Refusal:
+    async def _find_pod(self, claim: Claim, identifier: str) -> Pod | Refusal:
         """Wait for the pod to be known. What is known during an API outage serves a container that restarts, not one that is new."""
 
+        def wanted() -> Pod | None:
+            pod = self._pods.startable(claim.namespace, claim.pod)
+            return pod if pod is not None and (not claim.uids or pod.uid in claim.uids) else None
+
         def known() -> bool:
-            pod = self._pods.startable(holder.namespace, holder.pod)
+            pod = wanted()
             granted = self._book.ledger.grants.get(identifier)
-            restarting = granted is not None and pod is not None and (granted.pod_uid, granted.container) == (pod.uid, holder.container)
+            restarting = granted is not None and pod is not None and (granted.pod_uid, granted.container) == (pod.uid, claim.listed)
             return pod is not None and (self._pods.fresh or restarting)
 
         found = await self._pods.wait_until(known, self._options.pod_wait_seconds)
-        pod = self._pods.startable(holder.namespace, holder.pod)
+        pod = wanted()
         if found and pod is not None:
             return pod
         why = self._pods.trouble or "it may be being deleted, or its namesake has not gone yet"
         return Refusal(
             Reason.POD_MISSING,
-            f"pod {holder.namespace}/{holder.pod} did not appear in the Kubernetes API within {self._options.pod_wait_seconds:g} s: {why}. "
+            f"pod {claim.namespace}/{claim.pod} did not appear in the Kubernetes API within {self._options.pod_wait_seconds:g} s: {why}. "
             "It is asked again at the next retry",
         )
+
+    async def _settle(self, claim: Claim, pod: Pod, resource: str, device_ids: frozenset[str]) -> tuple[Holder, Pod] | Refusal:
+        """Find out which of the pod's containers starts; return it with the pod as it was known then."""
+
+        async def look(last_look: bool) -> tuple[Holder, Pod] | Refusal:
+            now = self._pods.by_uid.get(pod.uid, pod)
+            granted = {
+                grant.container
+                for grant in self._book.ledger.holding_any(resource, device_ids)
+                if grant.pod_uid == pod.uid and frozenset(grant.device_ids) == device_ids
+            }
+            name = starting_container(now, claim.listed, resource, len(device_ids), granted, last_look=last_look)
+            return name if isinstance(name, Refusal) else (Holder(claim.namespace, claim.pod, name), now)
+
+        return await self._patiently(look)
 
     async def _grant(self, ask: Ask) -> Grant | Refusal:
         try:
             shim_directory = await self._book.on_disk(self._shim.installed)
-            host = await self._book.on_disk(self._cdi.host_spec)
+            await self._book.on_disk(self._cdi.host_spec)
         except (ShimError, StorageError) as exc:
-            return Refusal(Reason.NODE_FAILURE, f"{exc}")
+            return Refusal(Reason.NODE_FAILURE, f"{exc}. It is tried again at the next retry")
+        by_cdi = await self._injection.by_cdi()
         # from here to the commit nothing is awaited: the ledger that is looked at is the one that is changed
         board, before = self._watch.board, self._book.ledger.grants.get(ask.grant_id)
-        planned = plan_grant(ask, self._node(board))
+        planned = plan_grant(ask, self._node(board if by_cdi else self._reachable(board, ask)))
         if isinstance(planned, Refusal):
             return planned
-        limits = limits_of(planned.grant, self._options.fail_policy, planned.preferences, self._facts(planned.grant, board))
+        if not by_cdi and (trouble := legacy_trouble(planned.grant, planned.preferences)) is not None:
+            return trouble
+        provided: list[Provision] = []
 
-        def spec() -> Mapping[str, Any]:
-            devices = [self._injected(share.device_uuid, board, host) for share in planned.grant.shares]
-            shim = self._shim_files(planned, shim_directory, front_possible=host is not None and host.has_driver)
-            return container_spec(ask.grant_id, devices, host, shim, () if host is not None else self._cdi.present_nodes())
+        async def provide() -> None:
+            provided.append(await self._backends.provide(planned.grant))
 
         try:
-            await self._book.commit(planned, limits, spec, board, self._options.shares_per_gpu)
+            contents = self._contents(planned, board, shim_directory, provided)
+            await self._book.commit(planned, *contents, board, self._options.shares_per_gpu, provide)
+            if not by_cdi:
+                await self._book.on_disk(partial(self._files.link_shim, planned.grant.grant_id, shim_directory))
         except (StorageError, HostSpecError) as exc:
             return Refusal(Reason.NODE_FAILURE, f"{exc}. It is tried again at the next retry")
+        except (DriverError, MpsError) as exc:
+            return await self._withdraw(planned.grant, exc)
         if before is None or before.shares != planned.grant.shares or before.pod_uid != planned.grant.pod_uid:
             self._announce(planned.grant)
         return planned.grant
 
+    async def _withdraw(self, grant: Grant, trouble: DriverError | MpsError) -> Refusal:
+        """Take back a promise that nothing could be made ready for: the next try may choose another device."""
+        try:
+            await self._book.release((grant,))
+        except StorageError as exc:
+            return Refusal(Reason.NODE_FAILURE, f"{trouble}; and {exc}. It is tried again at the next retry")
+        return Refusal(Reason.NODE_FAILURE, f"{trouble}. It is tried again at the next retry")
+
+    async def rewrite(self, grant: Grant) -> None:
+        """Write the files of a grant again, for the same devices and amounts, whatever the pod's assignment says by now.
+
+        Raises: ShimError, StorageError, HostSpecError, RequestError, DriverError, MpsError.
+        """
+        shim_directory = await self._book.on_disk(self._shim.installed)
+        pod = self._pods.by_uid.get(grant.pod_uid)
+        if pod is not None:  # without its pod a grant ends, and nothing starts from its files
+            _, preferences = request_of_container(pod, grant.container)
+            provided = [await self._backends.provide(grant)]
+            limits, spec = self._contents(Planned(grant, (), preferences), self._watch.board, shim_directory, provided)
+            await self._book.rewrite(grant, limits, spec)
+
+    def _contents(
+        self, planned: Planned, board: DeviceBoard, shim_directory: Path, provided: Sequence[Provision]
+    ) -> tuple[Limits, Callable[[], Mapping[str, Any]]]:
+        """Return what a grant's files say; the CDI spec is made later, when ``provided`` has the grant's provision."""
+        grant = planned.grant
+
+        def spec() -> Mapping[str, Any]:
+            (provision,) = provided
+            uuids = [provision.instances[name].uuid if name in provision.instances else name for name in grant.device_names]
+            host = self._cdi.host_spec(uuids)
+            devices = [self._injected(name, provision, board, host) for name in grant.device_names]
+            shim = self._shim_files(planned, shim_directory, front_possible=host is not None and host.has_driver)
+            nodes = () if host is not None else self._cdi.present_nodes()
+            return container_spec(grant.grant_id, devices, host, shim, nodes, added=provision.edits)
+
+        return limits_of(grant, self._options.fail_policy, planned.preferences, self._facts(grant, board)), spec
+
+    def _reachable(self, board: DeviceBoard, ask: Ask) -> DeviceBoard:
+        """Return the GPUs that local placement may choose from where kubelet's IDs have decided already."""
+        if self._options.local_policy is None:
+            return board
+        named = {device_uuid_of(device_id) for device_id in ask.device_ids}
+        return replace(board, devices=tuple(entry for entry in board.devices if not named.isdisjoint(entry.grantable_uuids)))
+
     def _node(self, board: DeviceBoard) -> Node:
         options = self._options
-        return Node(board, self._book.ledger, options.shares_per_gpu, options.boot_id, options.local_policy, self._pods.is_active)
+        known = (board, self._book.ledger, options.shares_per_gpu, options.boot_id, options.local_policy, self._pods.is_active)
+        return Node(*known, self._backends.abilities)
 
     def _facts(self, grant: Grant, board: DeviceBoard) -> DeviceFacts:
         granted = [entry.device for entry in board.devices if any(share.device_uuid == entry.device.uuid for share in grant.shares)]
@@ -178,25 +279,30 @@ class Allocator:
             priority_lines={device.uuid: line_of(device.minor) for device in granted},
         )
 
-    def _injected(self, uuid: str, board: DeviceBoard, host: HostSpec | None) -> InjectedDevice:
-        found = board.mig_instance(uuid)
+    def _injected(self, name: str, provision: Provision, board: DeviceBoard, host: HostSpec | None) -> InjectedDevice:
+        found = board.mig_instance(name)
         if found is None:
-            return InjectedDevice(uuid, next(entry.device.minor for entry in board.devices if entry.device.uuid == uuid))
-        entry, instance = found
-        minor = entry.device.minor
-        if host is not None:
-            return InjectedDevice(uuid, minor)
-        return InjectedDevice(uuid, minor, self._cdi.capability_nodes(minor, instance.gpu_instance_id, instance.compute_instance_id))
+            minors = [entry.device.minor for entry in board.devices if entry.device.uuid == name]
+            if not minors:
+                raise StorageError(f"no CDI spec can be written for {name}: the driver has not listed it since this agent started")
+            return InjectedDevice(name, minors[0])
+        entry, listed = found
+        instance, minor = provision.instances.get(name, listed), entry.device.minor
+        if host is not None and instance.uuid in host.devices:
+            return InjectedDevice(instance.uuid, minor)
+        nodes = self._cdi.capability_nodes(minor, instance.gpu_instance_id, instance.compute_instance_id)
+        return InjectedDevice(instance.uuid, minor, nodes)
 
     def _shim_files(self, planned: Planned, directory: Path, *, front_possible: bool) -> ShimFiles | None:
         if not planned.grant.under_shim:
-            return None  # the hardware keeps MIG instances apart
+            return None  # another backend enforces it
         limits, region = self._files.paths(planned.grant.grant_id)
         # without a spec of the host the NVIDIA runtime mounts the driver after us, where no front can stand
         interposition = self._options.interposition if front_possible else Interposition.PRELOAD
         priority = planned.preferences.priority
         page = PriorityPage(self._options.priority_page, writable=priority is Priority.HIGH) if priority is not None else None
-        return ShimFiles(str(directory), limits, region, interposition, page)
+        turns = self._options.turns_page if may_burst(planned.preferences) else None
+        return ShimFiles(str(directory), limits, region, interposition, page, turns)
 
     def _refuse(self, holder: Holder | None, pod: Pod | None, refusal: Refusal) -> Refusal:
         logger.warning(

@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from agent.core.identity import cdi_name
-from agent.core.inventory import AdvertisedDevice, advertised
+from agent.core.inventory import AdvertisedDevice
 from agent.core.steering import prefer_ids
 from agent.ports import Clock
 from agent.services.allocator import Allocator
 from agent.services.changes import Changes
-from agent.services.driver_watch import DriverWatch
+from agent.services.injection import Injection
+from agent.services.offering import Offering
 from agent.services.pending import PendingPods
 from agent.services.telemetry import Telemetry
 from proto import contract
@@ -35,18 +35,18 @@ class DevicePlugin(DevicePluginServicer):
     def __init__(
         self,
         resource: str,
-        shares_per_gpu: int,
+        offering: Offering,
         *,
-        watch: DriverWatch,
         allocator: Allocator,
+        injection: Injection,
         pending: PendingPods,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
         self.resource = resource
-        self._shares_per_gpu = shares_per_gpu
-        self._watch = watch
+        self._offering = offering
         self._allocator = allocator
+        self._injection = injection
         self._pending = pending
         self._telemetry = telemetry
         self._clock = clock
@@ -66,7 +66,7 @@ class DevicePlugin(DevicePluginServicer):
 
     def devices(self) -> tuple[AdvertisedDevice, ...]:
         """Return what is offered now."""
-        return advertised(self._watch.board, self._shares_per_gpu).get(self.resource, ())
+        return self._offering.devices().get(self.resource, ())
 
     def refresh(self) -> None:
         """Let the open streams look whether something they sent has changed."""
@@ -102,6 +102,10 @@ class DevicePlugin(DevicePluginServicer):
 
     async def GetPreferredAllocation(self, request: pb.PreferredAllocationRequest, context: Context) -> pb.PreferredAllocationResponse:
         """Advise kubelet to take IDs of the GPUs the container will really get."""
+        with self._telemetry.preferred_allocation_seconds.time():
+            return await self._preferred_allocation(request)
+
+    async def _preferred_allocation(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         responses = []
         for asked in request.container_requests:
             wanted = await self._pending.wanted_devices(self.resource, asked.allocation_size)
@@ -118,16 +122,19 @@ class DevicePlugin(DevicePluginServicer):
         return pb.PreferredAllocationResponse(container_responses=responses)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
-        """Answer with the name under which the container's devices will be found once it starts."""
+        """Answer with the name under which the container's devices will be found once it starts; without CDI, with the devices."""
         with self._telemetry.allocate_seconds.time():
-            return pb.AllocateResponse(
-                container_responses=[
-                    pb.ContainerAllocateResponse(
-                        cdi_devices=[pb.CDIDevice(name=cdi_name(self._allocator.grant_id(self.resource, frozenset(asked.devices_ids))))]
-                    )
-                    for asked in request.container_requests
-                ]
-            )
+            return pb.AllocateResponse(container_responses=[await self._answer(asked.devices_ids) for asked in request.container_requests])
+
+    async def _answer(self, device_ids: Iterable[str]) -> pb.ContainerAllocateResponse:
+        ids = frozenset(device_ids)
+        answer = await self._injection.answer(self.resource, ids, self._allocator.grant_id(self.resource, ids))
+        return pb.ContainerAllocateResponse(
+            cdi_devices=[pb.CDIDevice(name=answer.cdi_name)] if answer.cdi_name else [],
+            envs=answer.env,
+            mounts=[pb.Mount(host_path=host, container_path=inside, read_only=read_only) for host, inside, read_only in answer.mounts],
+            devices=[pb.DeviceSpec(host_path=node, container_path=node, permissions="rw") for node in answer.nodes],
+        )
 
     async def PreStartContainer(self, request: pb.PreStartContainerRequest, context: Context) -> pb.PreStartContainerResponse:
         """Grant the container its devices, or say why not."""

@@ -1,15 +1,20 @@
-"""Keeps the device board true: reads the driver at a steady period, through whatever states the driver goes.
+"""Keeps the device board true: reads the driver at a steady period, through whatever states the driver goes, and judges what it finds.
 
-A missing driver is waited for, a hung one is marked, a lost GPU is probed until it answers again. Each change is logged once.
+A missing driver is waited for, a hung one is marked, a lost GPU is probed until it answers again; XIDs are taken every second and make
+the next reading come at once. What all that means for a GPU is decided in ``core.health``. Each change is logged once.
 """
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 
-from agent.core.inventory import DeviceBoard, unnamed_instances
+from agent.core.health import Answer, HealthRules, HealthTable, Silence, Transition, XidClass, classify
+from agent.core.inventory import DeviceBoard, DeviceEvent, probes_of, unnamed_instances
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError
 from agent.ports import Driver
 from agent.services.changes import Changes
+from proto.gpunode import NO_CORDON, Cordon
 
 logger = logging.getLogger(__name__)
 
@@ -17,19 +22,39 @@ FIRST_RETRY_SECONDS = 0.25
 LAST_RETRY_SECONDS = 5.0
 """A driver that is being installed is found within this time of being ready."""
 RESTART_EVERY_POLLS = 6
-"""While a GPU is in trouble, NVML is left and entered again at every so many reads: after a reset a GPU is seen by new sessions only."""
+"""While a GPU does not answer, NVML is left and entered again at every so many reads: after a reset a GPU is seen by new sessions only."""
+EVENTS_SECONDS = 1.0
+"""Between two looks at what the GPUs reported; bounds how long an XID goes unnoticed."""
+
+
+def _ignore(_: object) -> None:
+    """Hear nothing."""
 
 
 class DriverWatch:
     """The board, and the loop that keeps it."""
 
-    def __init__(self, driver: Driver, poll_seconds: float) -> None:
+    def __init__(
+        self, driver: Driver, poll_seconds: float, rules: HealthRules | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._driver = driver
         self._poll_seconds = poll_seconds
+        self._rules = rules or HealthRules()
+        self._monotonic = monotonic
         self._trouble = "the driver has not been read yet"
         self._retry_seconds = FIRST_RETRY_SECONDS
-        self._troubled_polls = 0
+        self._silent_polls = 0
         self._linked: frozenset[str] = frozenset()
+        self._seen = DeviceBoard()
+        """As the last look says, before any judgement."""
+        self._health = HealthTable()
+        self._cordon = NO_CORDON
+        self.on_transition: Callable[[Transition], None] = _ignore
+        """Told of every GPU whose state changes."""
+        self.on_event: Callable[[DeviceEvent], None] = _ignore
+        """Told of everything that GPUs report by themselves."""
+        self.looked = False
+        """Whether the driver was asked at least once, with whatever result."""
         self.board = DeviceBoard()
         self.changes = Changes()
 
@@ -37,6 +62,27 @@ class DriverWatch:
     def trouble(self) -> str:
         """Why the driver as a whole does not work; empty while it does."""
         return self._trouble
+
+    @property
+    def cordon(self) -> Cordon:
+        """What an administrator keeps new work off."""
+        return self._cordon
+
+    @property
+    def health(self) -> HealthTable:
+        """The health of all GPUs, as judged."""
+        return self._health
+
+    def remember(self, health: HealthTable) -> None:
+        """Begin with what an earlier process of this agent knew; to be called before anything is read."""
+        self._health = health
+
+    def set_cordon(self, cordon: Cordon) -> None:
+        """Keep new work off what is named, and no longer off what is not."""
+        if cordon != self._cordon:
+            logger.info("cordon changed", extra={"whole_node": cordon.node, "device_uuids": list(cordon.devices)})
+            self._cordon = cordon
+            self._show(self._seen, self._health)
 
     async def run(self) -> None:
         """Read for ever."""
@@ -47,7 +93,7 @@ class DriverWatch:
                 self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
             else:
                 self._retry_seconds = FIRST_RETRY_SECONDS
-                await asyncio.sleep(self._poll_seconds)
+                await self._listen()
 
     async def poll(self) -> None:
         """Read once and take in what is found."""
@@ -55,54 +101,109 @@ class DriverWatch:
             reading = await self._driver.read()
         except DriverTimeoutError as exc:
             hung = self._driver.hung_device()
-            self._take(self.board.after_device_trouble(hung, str(exc)) if hung else self.board.after_driver_trouble(str(exc)), str(exc))
+            self._take_silence([hung] if hung else self._known(), str(exc), str(exc))
         except DriverMissingError as exc:
-            self._take(self.board.after_driver_trouble(str(exc)), f"no usable NVIDIA driver: {exc}")
+            self._take_silence(self._known(), str(exc), f"no usable NVIDIA driver: {exc}")
         except DriverError as exc:
-            self._take(self.board.after_driver_trouble(str(exc)), str(exc))
+            self._take_silence(self._known(), str(exc), str(exc))
         else:
-            self._take(self.board.after_reading(reading), "")
-            await self._look_closer()
+            self._note("")
+            probes = probes_of(self._seen, reading)
+            self._take(self._seen.after_reading(reading), self._health.after_probes(probes, self._monotonic(), self._rules))
+            await self._look_closer(probes)
+        if not self.looked:
+            self.looked = True
+            self.changes.notify()
 
-    def _take(self, board: DeviceBoard, trouble: str) -> None:
-        if _first_words(trouble) != _first_words(self._trouble):
+    async def _listen(self) -> None:
+        """Wait for the next poll, or until GPUs report something."""
+        next_poll = self._monotonic() + self._poll_seconds
+        while (left := next_poll - self._monotonic()) > 0:
+            await asyncio.sleep(min(EVENTS_SECONDS, left))
+            try:
+                events = await self._driver.events()
+            except DriverError:  # the poll that follows meets the same trouble and says what it means for the devices
+                return
+            if events:
+                self.take_events(events)
+                return
+
+    def take_events(self, events: Sequence[DeviceEvent]) -> None:
+        """Take in what GPUs reported by themselves."""
+        for event in events:
+            self.on_event(event)
+        xids = [(event.device_uuid, event.xid) for event in events if event.xid is not None]
+        for uuid in dict.fromkeys(uuid for uuid, _ in xids):
+            numbers = sorted({xid for of, xid in xids if of == uuid})
+            harmless = all(classify(xid, self._rules) is XidClass.APPLICATION for xid in numbers)
+            logger.log(logging.INFO if harmless else logging.WARNING, "XIDs reported", extra={"device_uuid": uuid, "xids": numbers})
+        self._take(self._seen, self._health.after_xids(xids, self._monotonic(), self._rules))
+
+    def _known(self) -> list[str]:
+        return [entry.device.uuid for entry in self._seen.devices]
+
+    def _note(self, trouble: str) -> None:
+        """Remember what is wrong with the driver as a whole."""
+        before, self._trouble = self._trouble, trouble
+        if _lasting(trouble) != _lasting(before):
             logger.log(logging.WARNING if trouble else logging.INFO, "driver: %s", trouble or "it answers")
-        self._trouble = trouble
-        before = {entry.device.uuid: entry for entry in self.board.devices}
-        for entry in board.devices:
-            known = before.get(entry.device.uuid)
-            if known is None:
+            self.changes.notify()
+
+    def _take_silence(self, uuids: Sequence[str], trouble: str, driver_trouble: str) -> None:
+        """Take in that these GPUs did not answer."""
+        self._note(driver_trouble)
+        silence = Silence(_lasting(trouble))
+        seen = self._seen
+        for uuid in uuids:
+            seen = seen.after_device_trouble(uuid, silence.trouble)
+        self._take(seen, self._health.after_probes(dict.fromkeys(uuids, silence), self._monotonic(), self._rules))
+
+    def _take(self, seen: DeviceBoard, health: HealthTable) -> None:
+        known = {entry.device.uuid for entry in self._seen.devices}
+        for entry in seen.devices:
+            if entry.device.uuid not in known:
                 logger.info("device found", extra={"device_uuid": entry.device.uuid, "model": entry.device.model})
-            elif entry.healthy and not known.healthy:
-                logger.info("device answers again", extra={"device_uuid": entry.device.uuid})
-            elif known.healthy and not entry.healthy:
-                logger.warning("device in trouble: %s", entry.trouble, extra={"device_uuid": entry.device.uuid})
-        for instance in set(unnamed_instances(board)) - set(unnamed_instances(self.board)):
+        for trouble in set(seen.unidentified) - set(self._seen.unidentified):
+            logger.warning("a device cannot be used: %s", trouble)
+        for instance in set(unnamed_instances(seen)) - set(unnamed_instances(self._seen)):
             logger.warning(
                 "MIG instance not offered: its profile %r is not known here", instance.profile, extra={"device_uuid": instance.uuid}
             )
-        changed = [(entry.device, entry.healthy) for entry in board.devices] != [
-            (entry.device, entry.healthy) for entry in self.board.devices
-        ]
-        self.board = board
-        if changed:
+        transitions = self._health.transitions_to(health)
+        self._show(seen, health)
+        for transition in transitions:
+            level = logging.WARNING if transition.before.usable and not transition.after.usable else logging.INFO
+            text = f"device is {transition.after}, was {transition.before}: {transition.reason}"
+            logger.log(level, text, extra={"device_uuid": transition.device_uuid})
+            self.on_transition(transition)
+
+    def _show(self, seen: DeviceBoard, health: HealthTable) -> None:
+        """Put what was found on the board that all others look at."""
+        self._seen, self._health = seen, health
+        before, self.board = self.board, seen.judged(health, self._cordon)
+        if _shown(before) != _shown(self.board):
             self.changes.notify()
 
-    async def _look_closer(self) -> None:
-        """Do what a plain read does not: links when devices came or went, a new NVML session when one stays in trouble."""
-        healthy = frozenset(entry.device.uuid for entry in self.board.devices if entry.healthy)
+    async def _look_closer(self, probes: Mapping[str, Answer | Silence]) -> None:
+        """Do what a plain read does not: links when devices came or went, a new NVML session when one stays silent."""
+        answering = frozenset(uuid for uuid, probe in probes.items() if isinstance(probe, Answer))
         try:
-            if not healthy <= self._linked:
-                self.board = self.board.with_links(await self._driver.links())
-                self._linked = healthy
-            self._troubled_polls = self._troubled_polls + 1 if len(healthy) < len(self.board.devices) else 0
-            if self._troubled_polls >= RESTART_EVERY_POLLS:
-                self._troubled_polls = 0
+            if not answering <= self._linked:
+                self._show(self._seen.with_links(await self._driver.links()), self._health)
+                self._linked = answering
+            self._silent_polls = self._silent_polls + 1 if len(answering) < len(probes) else 0
+            if self._silent_polls >= RESTART_EVERY_POLLS:
+                self._silent_polls = 0
                 await self._driver.restart()
         except DriverError as exc:  # the next read meets the same trouble and says what it means for the devices
             logger.warning("driver: %s", exc)
 
 
-def _first_words(trouble: str) -> str:
+def _shown(board: DeviceBoard) -> object:
+    """Return what others act on; use and sensors change all the time and are looked at when somebody asks."""
+    return board.driver_version, board.links, board.unidentified, [(e.device, e.state, e.trouble, e.cordoned) for e in board.devices]
+
+
+def _lasting(trouble: str) -> str:
     """Cut what changes while the trouble stays the same, such as the seconds a call hangs."""
     return trouble.partition(" has not returned for ")[0]

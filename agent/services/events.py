@@ -1,4 +1,4 @@
-"""Events about pods, so that ``kubectl describe pod`` says why a container waits.
+"""Events about pods and the node, so that ``kubectl describe`` says why a container waits and what became of a GPU.
 
 Best effort by design: an API outage must never hold up a container. A repeated sentence is posted once in a while only, because kubelet
 retries a refused container every few seconds.
@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from agent.errors import KubeApiError
-from agent.ports import Clock, KubeApi, PodEvent
+from agent.ports import Clock, KubeApi, NodeEvent, PodEvent
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +22,10 @@ class EventRecorder:
     def __init__(self, api: KubeApi, clock: Clock) -> None:
         self._api = api
         self._clock = clock
-        self._queue: asyncio.Queue[PodEvent] = asyncio.Queue(QUEUE_LENGTH)
-        self._posted_at: dict[PodEvent, float] = {}
+        self._queue: asyncio.Queue[PodEvent | NodeEvent] = asyncio.Queue(QUEUE_LENGTH)
+        self._posted_at: dict[PodEvent | NodeEvent, float] = {}
 
-    def record(self, event: PodEvent) -> None:
+    def record(self, event: PodEvent | NodeEvent) -> None:
         """Take an event to be posted, unless the same was not long ago."""
         now = self._clock.monotonic()
         self._posted_at = {known: at for known, at in self._posted_at.items() if now - at < REPEAT_AFTER_SECONDS}
@@ -34,7 +34,7 @@ class EventRecorder:
         try:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
-            logger.warning("event dropped: %d others wait for the API", QUEUE_LENGTH, extra={"pod": f"{event.namespace}/{event.pod}"})
+            logger.warning("event dropped: %d others wait for the API", QUEUE_LENGTH, extra=_subject(event))
         else:
             self._posted_at[event] = now
 
@@ -45,4 +45,8 @@ class EventRecorder:
             try:
                 await asyncio.to_thread(self._api.post_event, event)
             except KubeApiError as exc:
-                logger.warning("event not posted: %s", exc, extra={"pod": f"{event.namespace}/{event.pod}"})
+                logger.warning("event not posted: %s", exc, extra=_subject(event))
+
+
+def _subject(event: PodEvent | NodeEvent) -> dict[str, str]:
+    return {"node": event.node} if isinstance(event, NodeEvent) else {"pod": f"{event.namespace}/{event.pod}"}

@@ -8,16 +8,20 @@ without a row, which are swept. One thread does all file work, one change at a t
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from agent.core.drift import FilesOfGrant
 from agent.core.inventory import DeviceBoard
 from agent.core.ledger import Grant, Ledger
 from agent.core.planning import Planned
 from agent.core.reconciliation import orphans
 from agent.core.region_layout import Limits
+from agent.errors import StorageError
 from agent.ports import CdiFiles, ContainerFiles, GrantStore
 from agent.services.changes import Changes
 
@@ -25,6 +29,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Spec = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is promised and what lies on the disk, as of one moment, by grant id."""
+
+    grants: Mapping[str, Grant]
+    files: Mapping[str, FilesOfGrant]
 
 
 class GrantBook:
@@ -36,6 +48,10 @@ class GrantBook:
         self._cdi = cdi
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._changing = asyncio.Lock()
+        self._unsettled: Counter[str] = Counter()
+        """Grant ids whose files are being brought in line with the ledger."""
+        self._spec_digests: dict[str, str] = {}
+        """Of the CDI specs as they were written, or first seen."""
         self.ledger = Ledger()
         self.changes = Changes()
         """Counts grants whose files were written, and those that were released."""
@@ -54,13 +70,22 @@ class GrantBook:
         earlier = sum(grant.boot_id != boot_id for grant in loaded.grants)
         logger.info("ledger loaded", extra={"grants": len(self.ledger.grants), "of_earlier_boots": earlier})
 
-    async def commit(self, planned: Planned, limits: Limits, spec: Callable[[], Spec], board: DeviceBoard, shares_per_gpu: int) -> None:
+    async def commit(
+        self,
+        planned: Planned,
+        limits: Limits,
+        spec: Callable[[], Spec],
+        board: DeviceBoard,
+        shares_per_gpu: int,
+        ready: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Enter a planned grant and write its files. To be called without awaiting anything since planning.
 
         The promise stands from the first moment, also when the caller is cancelled or the files fail: the next PreStart finds it.
 
         Args:   spec: makes the CDI spec; called with the files in place.
-        Raises: StorageError, or whatever ``spec`` raises.
+                ready: makes ready what the spec names, with the promise made and before anything is written.
+        Raises: StorageError, or whatever ``ready`` and ``spec`` raise.
         """
         grant = planned.grant
         replaced = [earlier.grant_id for earlier in planned.superseded]
@@ -69,27 +94,58 @@ class GrantBook:
         def write() -> None:
             for identifier in replaced:
                 self._remove(identifier)
-            self._store.write(grant)
-            self._files.prepare(grant, limits)
-            self._cdi.write(grant.grant_id, spec())
+            self._write(grant, limits, spec)
 
-        await asyncio.shield(asyncio.ensure_future(self._change(partial(self._is_current, grant), write)))
+        async def change() -> None:
+            if ready is not None:
+                await ready()
+            await self._change(partial(self._is_current, grant), write)
+
+        await self._whole((grant.grant_id, *replaced), change())
+
+    async def rewrite(self, grant: Grant, limits: Limits, spec: Callable[[], Spec]) -> None:
+        """Write the files of a grant again, as they should be; nothing happens when it is over. Raises as ``commit`` does."""
+        change = self._change(partial(self._is_current, grant), partial(self._write, grant, limits, spec))
+        await self._whole((grant.grant_id,), change)
 
     async def release(self, grants: Iterable[Grant]) -> None:
-        """Remove files and rows of grants that are over, and then the promises. Raises StorageError at the first that fails."""
-        for grant in grants:
-            removal = self._change(partial(self._is_current, grant), partial(self._remove, grant.grant_id))
-            await asyncio.shield(asyncio.ensure_future(removal))
-            if self._is_current(grant):
-                self.ledger = self.ledger.releasing((grant.grant_id,))
-                self.changes.notify()
+        """Remove files and rows of grants that are over, and then the promises: of each, whatever becomes of the others.
+
+        Raises StorageError at the end, with every grant that stays promised because its files cannot be removed.
+        """
+        over = tuple(grants)
+        failed: list[tuple[str, StorageError]] = []
+        for grant in over:
+            try:
+                await self._whole((grant.grant_id,), self._release(grant))
+            except StorageError as exc:
+                failed.append((grant.grant_id, exc))
+        if failed:
+            which = "; ".join(f"{identifier}: {exc}" for identifier, exc in failed)
+            raise StorageError(f"{len(failed)} of {len(over)} grants that are over cannot be released: {which}") from failed[0][1]
+
+    async def survey(self, leaving_out: Set[str] = frozenset()) -> Survey:
+        """Look at ledger and files as of one moment; grants that are being changed at this moment are left out as well.
+
+        Raises StorageError.
+        """
+        async with self._changing:
+            skipped = leaving_out | frozenset(+self._unsettled)
+            granted = {identifier: grant for identifier, grant in self.ledger.grants.items() if identifier not in skipped}
+            files = await self.on_disk(lambda: self._look(granted.keys(), skipped))
+        return Survey(granted, files)
 
     async def sweep(self) -> Sequence[str]:
-        """Remove files that belong to no grant; return their grant ids. Raises StorageError."""
-        on_disk = await self.on_disk(lambda: {*self._store.ids(), *self._files.ids(), *self._cdi.ids()})
-        swept = orphans(sorted(on_disk), self.ledger.grants)
-        for identifier in swept:
-            await self._change(partial(self._is_orphan, identifier), partial(self._remove, identifier))
+        """Remove files that belong to no grant; return the grant ids of those that are gone. Raises StorageError when looking fails."""
+        on_disk = await self.on_disk(self._ids)
+        swept = []
+        for identifier in orphans(sorted(on_disk), self.ledger.grants):
+            try:
+                await self._change(partial(self._is_orphan, identifier), partial(self._remove, identifier))
+            except StorageError as exc:
+                logger.warning("files that belong to no grant stay: %s", exc, extra={"grant": identifier})
+            else:
+                swept.append(identifier)
         return swept
 
     async def on_disk(self, work: Callable[[], T]) -> T:
@@ -113,7 +169,57 @@ class GrantBook:
                 await self.on_disk(work)
                 self.changes.notify()
 
+    async def _whole(self, grant_ids: Iterable[str], change: Coroutine[None, None, None]) -> None:
+        """Let a change run to its end, also when the caller is cancelled."""
+        concerned = tuple(grant_ids)
+        self._unsettled.update(concerned)
+
+        async def settle() -> None:
+            try:
+                await change
+            finally:
+                self._unsettled.subtract(concerned)
+                self._unsettled = +self._unsettled
+
+        await asyncio.shield(asyncio.ensure_future(settle()))
+
+    async def _release(self, grant: Grant) -> None:
+        await self._change(partial(self._is_current, grant), partial(self._remove, grant.grant_id))
+        if self._is_current(grant):
+            self.ledger = self.ledger.releasing((grant.grant_id,))
+            self.changes.notify()
+
+    # --- in the thread for files ---
+
+    def _ids(self) -> set[str]:
+        return {*self._store.ids(), *self._files.ids(), *self._cdi.ids()}
+
+    def _look(self, granted: Iterable[str], skipped: Set[str]) -> Mapping[str, FilesOfGrant]:
+        return {identifier: self._files_of(identifier) for identifier in {*self._ids(), *granted} - skipped}
+
+    def _files_of(self, grant_id: str) -> FilesOfGrant:
+        spec = self._cdi.digest(grant_id)
+        if spec is not None and grant_id in self.ledger.grants:
+            self._spec_digests.setdefault(grant_id, spec)
+        return FilesOfGrant(
+            row=self._store.read(grant_id),
+            limits=self._files.limits(grant_id),
+            region=self._files.has_region(grant_id),
+            spec=spec,
+            written_spec=self._spec_digests.get(grant_id),
+        )
+
+    def _write(self, grant: Grant, limits: Limits, spec: Callable[[], Spec]) -> None:
+        self._store.write(grant)
+        self._files.prepare(grant, limits)
+        self._spec_digests.pop(grant.grant_id, None)
+        self._cdi.write(grant.grant_id, spec())
+        written = self._cdi.digest(grant.grant_id)
+        if written is not None:
+            self._spec_digests[grant.grant_id] = written
+
     def _remove(self, grant_id: str) -> None:
+        self._spec_digests.pop(grant_id, None)
         self._cdi.remove(grant_id)
         self._files.remove(grant_id)
         self._store.remove(grant_id)

@@ -6,16 +6,21 @@ asks. Liveness is the event loop's heartbeat and not the driver's health: a rest
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
+from agent.core.compat_metrics import CompatFacts, CompatMetrics, hami_families
 from agent.core.ledger import Grant
-from agent.core.metrics import BusySample, ContainerUsage, Family, Kind, Snapshot, families, usage_of, utilization_between
-from agent.ports import Clock, ContainerFiles, Page
+from agent.core.metrics import NANOSECONDS, Family, Kind, Snapshot, families
+from agent.core.tally import Tally
+from agent.core.usage import BusySample, ContainerUsage, usage_of, utilization_between
+from agent.ports import Clock, ContainerFiles, Page, RegionView
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
+from agent.services.pod_cache import PodCache
 from agent.services.registrar import Registrar
 from agent.services.telemetry import Telemetry
 
@@ -23,6 +28,35 @@ HEARTBEAT_SECONDS = 1.0
 DEAD_AFTER_SECONDS = 15.0
 UTILIZATION_SECONDS = 5.0
 """Least time over which a container's utilisation is averaged; a scrape sooner shows the last value."""
+UTILIZATION_MOST_SECONDS = 300.0
+"""An average over a longer time is not of lately: nobody scraped, and what a container uses now is not known until the next look."""
+WAITING_SECONDS = 1.0
+"""Where a launch waited within this time, one counts as waiting still: waits are of milliseconds, and one follows the other."""
+
+
+FurtherFamilies = Callable[[], Iterable[Family]]
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorOptions:
+    """What the monitor is told at the start."""
+
+    version: str
+    node: str = ""
+    shares_per_gpu: int = 0
+    compat: CompatMetrics = CompatMetrics.NONE
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is kept of a container from scrape to scrape."""
+
+    tally: Tally
+    sample: BusySample
+    utilization: tuple[float | None, ...]
+    """By device; None where it worked and one look cannot tell how much lately."""
+    launched_at: list[float | None]
+    """By device: when work was last seen to have been launched."""
 
 
 class Monitor:
@@ -30,33 +64,44 @@ class Monitor:
 
     def __init__(
         self,
-        version: str,
+        options: MonitorOptions,
         *,
         watch: DriverWatch,
         book: GrantBook,
+        pods: PodCache,
         files: ContainerFiles,
         registrar: Registrar,
         telemetry: Telemetry,
         overhead_bytes: Callable[[], Mapping[tuple[str, str], int]],
+        driver_bytes: Callable[[], Mapping[tuple[str, str], int]],
         troubles: Callable[[], Iterable[str]],
         clock: Clock,
+        bypassed: Callable[[], Set[str]] = frozenset,
+        further: Sequence[FurtherFamilies] = (),
     ) -> None:
         """Make the collector.
 
-        Args: overhead_bytes: by grant id and device UUID. troubles: further reasons not to be ready, of parts the monitor does not know.
+        Args:
+            overhead_bytes: by grant id and device UUID, as fresh as it can be had; driver_bytes: likewise, as of then.
+            bypassed: ids of grants that their backend does not hold, or not every process of.
+            further: families of parts the monitor does not know.
+            troubles: further reasons not to be ready, of parts the monitor does not know.
         """
-        self._version = version
+        self._options = options
         self._watch = watch
         self._book = book
+        self._pods = pods
         self._files = files
         self._registrar = registrar
         self._telemetry = telemetry
         self._overhead_bytes = overhead_bytes
+        self._driver_bytes = driver_bytes
+        self._bypassed = bypassed
+        self._further = further
         self._troubles = troubles
         self._clock = clock
         self._beat_at = clock.monotonic()
-        self._busy: dict[str, BusySample] = {}
-        self._utilization: dict[str, tuple[float, ...]] = {}
+        self._watched: dict[str, _Watched] = {}
         self._scraping = threading.Lock()
         telemetry.registry.register(self)
 
@@ -86,52 +131,121 @@ class Monitor:
         del accept
         reasons = [*self._troubles(), *(f"{resource}: {trouble}" for resource, trouble in self._registrar.troubles.items() if trouble)]
         if not self._watch.board.devices:
-            reasons.insert(0, self._watch.trouble or "the driver lists no GPU")
+            reasons.insert(0, self._watch.trouble or self._without_devices())
         elif not self._registrar.troubles:
             reasons.append("no resource is registered yet")
         return _text(503, "; ".join(reasons)) if reasons else _text(200, "ok")
 
+    def _without_devices(self) -> str:
+        unusable = self._watch.board.unidentified
+        return f"no GPU of this node can be shared: {'; '.join(unusable)}" if unusable else "the driver lists no GPU"
+
     def collect(self) -> Iterable[Metric]:
         """Return the families of one scrape; called by prometheus-client."""
+        begun = self._clock.monotonic()
         with self._scraping:
-            grants = tuple(self._book.ledger.grants.values())
-            usage = self._usage(grants)
-            snapshot = Snapshot(self._watch.board, grants, usage, self._sample(grants, usage), self._version, self._overhead_bytes())
-        return [_metric(family) for family in families(snapshot)]
+            found = list(self._families(begun))
+        self._telemetry.scrape_seconds.set(self._clock.monotonic() - begun)
+        return [_metric(family) for family in found]
 
     def describe(self) -> Iterable[Metric]:
         """Keep prometheus-client from collecting at registration."""
         return ()
 
-    def _usage(self, grants: Sequence[Grant]) -> Mapping[str, ContainerUsage]:
-        usage = {}
-        for grant in grants:
-            if not grant.under_shim:
-                continue
-            view = self._files.region(grant.grant_id)
-            if view is not None:
-                usage[grant.grant_id] = usage_of(view.snapshot, view.dead, len(grant.shares))
-        return usage
+    def _families(self, now: float) -> Iterable[Family]:
+        overhead_bytes = self._overhead_bytes()
+        grants = tuple(self._book.ledger.grants.values())
+        for identifier in self._watched.keys() - {grant.grant_id for grant in grants}:
+            del self._watched[identifier]
+        usage = {grant.grant_id: used for grant in grants if grant.under_shim and (used := self._usage(grant, now)) is not None}
+        limits = {grant.grant_id: held for grant in grants if grant.under_shim and (held := self._files.limits(grant.grant_id)) is not None}
+        snapshot = Snapshot(
+            self._watch.board,
+            grants,
+            node=self._options.node,
+            version=self._options.version,
+            shares_per_gpu=self._options.shares_per_gpu,
+            usage=usage,
+            limits=limits,
+            utilization=self._utilization(grants, usage),
+            overhead_bytes=overhead_bytes,
+            driver_bytes=self._driver_bytes(),
+            bypassed=self._bypassed(),
+        )
+        yield from families(snapshot)
+        if self._options.compat is CompatMetrics.HAMI:
+            yield from hami_families(snapshot, self._compat_facts(grants, now))
+        for more in self._further:
+            yield from more()
 
-    def _sample(self, grants: Sequence[Grant], usage: Mapping[str, ContainerUsage]) -> Mapping[tuple[str, str], float]:
-        now = self._clock.monotonic()
-        for identifier, used in usage.items():
-            sample = BusySample(now, used.busy_ns)
-            earlier = self._busy.get(identifier)
-            if earlier is None or len(earlier.busy_ns) != len(sample.busy_ns):
-                self._busy[identifier] = sample
-                self._utilization.pop(identifier, None)
-            elif now - earlier.at >= UTILIZATION_SECONDS:
-                self._busy[identifier] = sample
-                self._utilization[identifier] = utilization_between(earlier, sample)
-        for identifier in self._busy.keys() - usage.keys():
-            del self._busy[identifier]
-            self._utilization.pop(identifier, None)
+    def _usage(self, grant: Grant, now: float) -> ContainerUsage | None:
+        """Read a container's region; what is kept of it stays when it cannot be read."""
+        view = self._files.region(grant.grant_id)
+        if view is None:
+            return None
+        watched = self._watched.get(grant.grant_id)
+        if watched is None or len(watched.tally.totals) != len(grant.shares):
+            watched = self._watched[grant.grant_id] = _first_look(Tally.empty(len(grant.shares)).after(view.snapshot), now)
+        else:
+            _look_again(watched, watched.tally.after(view.snapshot), now)
+        return usage_of(view.snapshot, view.dead, watched.tally, self._starved(grant, view, now))
+
+    def _starved(self, grant: Grant, view: RegionView, now: float) -> Sequence[int]:
+        """Return the positions of devices on which a launch waited a moment ago; only a ceiling makes launches wait."""
+        if not view.live:
+            return ()
+        counters = self._files.compute(grant.grant_id) or ()
+        since_ns = (now - WAITING_SECONDS) * NANOSECONDS
+        return [position for position, one in enumerate(counters[: len(grant.shares)]) if one.starved_at_ns > since_ns]
+
+    def _utilization(self, grants: Sequence[Grant], usage: Mapping[str, ContainerUsage]) -> Mapping[tuple[str, str], float]:
         return {
             (grant.grant_id, share.device_uuid): ratio
             for grant in grants
-            for share, ratio in zip(grant.shares, self._utilization.get(grant.grant_id, ()), strict=False)
+            if grant.grant_id in usage
+            for share, ratio in zip(grant.shares, self._watched[grant.grant_id].utilization, strict=True)
+            if ratio is not None
         }
+
+    def _compat_facts(self, grants: Sequence[Grant], now: float) -> CompatFacts:
+        pods = self._pods.by_uid
+        container_index = {
+            grant.grant_id: position
+            for grant in grants
+            if (pod := pods.get(grant.pod_uid)) is not None
+            for position, container in enumerate(one.name for one in pod.containers if not one.init)
+            if container == grant.container
+        }
+        idle_seconds = {
+            (grant.grant_id, share.device_uuid): now - launched_at
+            for grant in grants
+            if (watched := self._watched.get(grant.grant_id)) is not None
+            for share, launched_at in zip(grant.shares, watched.launched_at, strict=True)
+            if launched_at is not None
+        }
+        return CompatFacts(container_index, idle_seconds)
+
+
+def _first_look(tally: Tally, now: float) -> _Watched:
+    launched_at = [now if counts.launches else None for counts in tally.totals]
+    return _Watched(tally, _busy(tally, now), tuple(None if counts.busy_ns else 0.0 for counts in tally.totals), launched_at)
+
+
+def _look_again(watched: _Watched, tally: Tally, now: float) -> None:
+    for position, (before, after) in enumerate(zip(watched.tally.totals, tally.totals, strict=True)):
+        if after.launches > before.launches:
+            watched.launched_at[position] = now
+    watched.tally = tally
+    if now - watched.sample.at >= UTILIZATION_SECONDS:
+        sample = _busy(tally, now)
+        lately = now - watched.sample.at <= UTILIZATION_MOST_SECONDS
+        ratios = utilization_between(watched.sample, sample)
+        watched.utilization = tuple(ratio if lately or not ratio else None for ratio in ratios)
+        watched.sample = sample
+
+
+def _busy(tally: Tally, now: float) -> BusySample:
+    return BusySample(now, tuple(counts.busy_ns for counts in tally.totals))
 
 
 def _metric(family: Family) -> Metric:

@@ -1,23 +1,24 @@
 """Keeps each container's ``overhead_bytes`` true, and learns what a context costs: the driver's list of processes against the regions.
 
-Runs every reconcile period, and for a scrape whose figures would be old. Nothing is asked of the driver while no process of a
-container lives. Deciding is in ``core.overhead``.
+Runs with every census of the processes, and for a scrape whose figures would be old. Only containers on whose GPUs the driver lists
+processes are looked at. Deciding is in ``core.overhead``.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from agent.core.ledger import Grant
 from agent.core.overhead import HostProcess, bare_context_bytes, host_pids, living, next_overhead, read_device
 from agent.core.region_layout import Limits
 from agent.errors import DriverError, StorageError
-from agent.ports import Clock, ContainerFiles, Driver, Processes, RegionView
+from agent.ports import Clock, ContainerFiles, RegionView
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
+from agent.services.process_census import Census, ProcessCensus
 
 logger = logging.getLogger(__name__)
 
@@ -29,23 +30,19 @@ SCRAPE_WAIT_SECONDS = 0.5
 _Used = Mapping[tuple[str, int], int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """Of one container, by grant id and device UUID."""
+
+    overhead_bytes: Mapping[tuple[str, str], int]
+    driver_bytes: Mapping[tuple[str, str], int]
+
+
 class OverheadKeeper:
     """One pass, and the loop of passes."""
 
-    def __init__(
-        self,
-        period_seconds: float,
-        *,
-        driver: Driver,
-        processes: Processes,
-        watch: DriverWatch,
-        book: GrantBook,
-        files: ContainerFiles,
-        clock: Clock,
-    ) -> None:
-        self._period_seconds = period_seconds
-        self._driver = driver
-        self._processes = processes
+    def __init__(self, *, census: ProcessCensus, watch: DriverWatch, book: GrantBook, files: ContainerFiles, clock: Clock) -> None:
+        self._census = census
         self._watch = watch
         self._book = book
         self._files = files
@@ -56,16 +53,19 @@ class OverheadKeeper:
         self._context_bytes: dict[str, int] = {}
         self.overhead_bytes: Mapping[tuple[str, str], int] = {}
         """What is taken off a limit, by grant id and device UUID, as of the last pass."""
+        self.driver_bytes: Mapping[tuple[str, str], int] = {}
+        """What the driver lists for the container's processes, likewise."""
 
     async def run(self) -> None:
         """Compare for ever."""
         self._loop = asyncio.get_running_loop()
+        seen = self._census.changes.count
         while True:
+            seen = await self._census.changes.after(seen)
             try:
-                await self.reconcile()
+                await self.reconcile(self._census.latest)
             except DriverError as exc:
                 logger.warning("overhead: %s", exc)
-            await asyncio.sleep(self._period_seconds)
 
     def context_bytes(self, device_uuid: str) -> int:
         """Return what one context costs on a device of this model; 0 while it is not known."""
@@ -74,43 +74,63 @@ class OverheadKeeper:
     def fresh_overhead_bytes(self) -> Mapping[tuple[str, str], int]:
         """Return ``overhead_bytes`` after another pass if the last is old; to be called in any thread but the event loop's."""
         if self._loop is not None and self._clock.monotonic() - self._passed_at > FRESH_SECONDS:
-            passing = asyncio.run_coroutine_threadsafe(self.reconcile(), self._loop)
+            passing = asyncio.run_coroutine_threadsafe(self._refresh(), self._loop)
             with suppress(TimeoutError, DriverError):  # the loop's own passes tell of a driver that does not answer
                 passing.result(SCRAPE_WAIT_SECONDS)
         return self.overhead_bytes
 
-    async def reconcile(self) -> None:
-        """Do one pass. Raises DriverError."""
+    async def reconcile(self, census: Census) -> None:
+        """Do one pass. Raises DriverError.
+
+        Args: census: says for which containers there is something to compare.
+        """
         async with self._passing:
-            await self._reconcile()
+            await self._reconcile(census)
             self._passed_at = self._clock.monotonic()
 
-    async def _reconcile(self) -> None:
-        grants = [grant for grant in self._book.ledger.grants.values() if grant.under_shim]
-        before = await self._book.on_disk(lambda: self._live_regions(grants))
+    async def _refresh(self) -> None:
+        await self.reconcile(await self._census.take())
+
+    async def _reconcile(self, census: Census) -> None:
+        grants = self._concerned(census)
+        before = await self._book.on_disk(lambda: self._live_regions(grants)) if grants else {}
         if not before:
-            self.overhead_bytes = {}
+            self.overhead_bytes, self.driver_bytes = {}, {}
             return
-        used = {(entry.device_uuid, entry.pid): entry.used_bytes for entry in await self._driver.processes()}
-        known = await self._book.on_disk(lambda: self._processes.read(pid for _, pid in used))
+        between = await self._census.take()
+        used, known = {(entry.device_uuid, entry.pid): entry.used_bytes for entry in between.memory}, between.processes
         overhead: dict[tuple[str, str], int] = {}
+        driver: dict[tuple[str, str], int] = {}
         for grant in grants:
             if grant.grant_id in before and grant is self._book.ledger.grants.get(grant.grant_id):
                 try:
-                    overhead |= await self._book.on_disk(partial(self._adjust, grant, before[grant.grant_id], known, used))
+                    figures = await self._book.on_disk(partial(self._adjust, grant, before[grant.grant_id], known, used))
                 except StorageError as exc:  # the others' are none the worse for it
                     logger.warning("overhead: %s", exc, extra={"grant": grant.grant_id})
-        self.overhead_bytes = overhead
+                else:
+                    overhead |= figures.overhead_bytes
+                    driver |= figures.driver_bytes
+        self.overhead_bytes, self.driver_bytes = overhead, driver
+
+    def _concerned(self, census: Census) -> list[Grant]:
+        """Return the grants on whose GPUs the driver lists processes, and those for which it did at the last pass."""
+        busy = {entry.device_uuid for entry in census.memory}
+        listed = {identifier for (identifier, _), found in self.driver_bytes.items() if found}
+        return [
+            grant
+            for grant in self._book.ledger.grants.values()
+            if grant.under_shim and (grant.grant_id in listed or any(share.device_uuid in busy for share in grant.shares))
+        ]
 
     def _live_regions(self, grants: Sequence[Grant]) -> Mapping[str, RegionView]:
         views = ((grant.grant_id, self._files.region(grant.grant_id)) for grant in grants)
         return {identifier: view for identifier, view in views if view is not None and view.live}
 
-    def _adjust(self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], used: _Used) -> Mapping[tuple[str, str], int]:
-        """Store the host pids of one container and correct its limits; return its overhead per device."""
+    def _adjust(self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], used: _Used) -> _Figures:
+        """Store the host pids of one container and correct its limits; return its figures."""
         view = self._files.region(grant.grant_id)
         if view is None:
-            return {}
+            return _Figures({}, {})
         before, after = living(earlier.snapshot, earlier.dead), living(view.snapshot, view.dead)
         pids = host_pids(after, known, grant.pod_uid)
         self._files.store_host_pids(
@@ -118,23 +138,25 @@ class OverheadKeeper:
         )
         for position, share in enumerate(grant.shares):
             self._learn(share.device_uuid, bare_context_bytes(position, share.device_uuid, after, pids, used))
+        readings = {
+            share.device_uuid: read_device(position, share.device_uuid, before, after, pids, used)
+            for position, share in enumerate(grant.shares)
+        }
 
         def corrected(limits: Limits) -> Limits:
             return replace(
                 limits,
                 devices=tuple(
-                    replace(
-                        device,
-                        overhead_bytes=next_overhead(
-                            device.overhead_bytes, read_device(position, device.uuid, before, after, pids, used), device.memory_bytes
-                        ),
-                    )
-                    for position, device in enumerate(limits.devices)
+                    replace(device, overhead_bytes=next_overhead(device.overhead_bytes, readings[device.uuid], device.memory_bytes))
+                    for device in limits.devices
                 ),
             )
 
         limits = self._files.amend_limits(grant.grant_id, corrected)
-        return {(grant.grant_id, device.uuid): device.overhead_bytes for device in limits.devices}
+        return _Figures(
+            {(grant.grant_id, device.uuid): device.overhead_bytes for device in limits.devices},
+            {(grant.grant_id, uuid): reading.driver_bytes for uuid, reading in readings.items()},
+        )
 
     def _learn(self, device_uuid: str, found_bytes: int | None) -> None:
         if not found_bytes:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.ports import NodeState
+from agent.ports import GpuNodeState, NodeState
 from agent.services.changes import Changes
 from proto.model import Pod
 
@@ -30,6 +30,10 @@ class PodCache:
         self.node: NodeState | None = None
         self.pod_changes = Changes()
         self.node_changes = Changes()
+        self.gpu_node: GpuNodeState | None = None
+        self.gpu_node_known = False
+        """Whether the API has told if there is a gpunodes object of this node."""
+        self.gpu_node_changes = Changes()
 
     @property
     def fresh(self) -> bool:
@@ -50,6 +54,10 @@ class PodCache:
         """Return the pod of this name if containers of it may start: not one that ended or is being deleted."""
         pod = self._by_name.get((namespace, name))
         return pod if pod is not None and pod.active and not pod.deletion_requested else None
+
+    def all_startable(self) -> tuple[Pod, ...]:
+        """Return the pods whose containers may start."""
+        return tuple(pod for pod in self._by_name.values() if pod.active and not pod.deletion_requested)
 
     def is_active(self, uid: str) -> bool:
         """Whether the pod of this UID exists and has not ended."""
@@ -83,6 +91,10 @@ class PodCache:
     def node_changed(self, node: NodeState) -> None:
         """See ``ports.KubeListener``."""
         self._hand_over(self._take_node, node)
+
+    def gpu_node_seen(self, gpu_node: GpuNodeState | None) -> None:
+        """See ``ports.KubeListener``."""
+        self._hand_over(self._take_gpu_node, gpu_node)
 
     def api_trouble(self, what: str, trouble: str) -> None:
         """See ``ports.KubeListener``."""
@@ -122,6 +134,11 @@ class PodCache:
         if node != self.node:
             self.node = node
             self.node_changes.notify()
+
+    def _take_gpu_node(self, gpu_node: GpuNodeState | None) -> None:
+        if gpu_node != self.gpu_node or not self.gpu_node_known:
+            self.gpu_node, self.gpu_node_known = gpu_node, True
+            self.gpu_node_changes.notify()
 
     def _take_trouble(self, what: str, trouble: str) -> None:
         before = self._trouble.get(what, "")

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent.core.conflict import SOCKET_PREFIX, find_conflict, socket_name
-from agent.core.inventory import advertised
 from agent.core.registration import FileIdentity, PluginState, SocketsSeen, Step, next_step
 from agent.errors import KubeletError
 from agent.ports import Clock, Kubelet, PluginServer
 from agent.services.device_plugin import DevicePlugin
-from agent.services.driver_watch import DriverWatch
+from agent.services.offering import Offering
 from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
 from proto import contract
@@ -49,21 +48,19 @@ class Registrar:
     def __init__(
         self,
         instance: str,
-        shares_per_gpu: int,
+        offering: Offering,
         make_plugin: Callable[[str], DevicePlugin],
         *,
         kubelet: Kubelet,
-        watch: DriverWatch,
         pods: PodCache,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
         """Args: instance: unique to this process and start; part of the sockets' names."""
         self._instance = instance
-        self._shares_per_gpu = shares_per_gpu
+        self._offering = offering
         self._make_plugin = make_plugin
         self._kubelet = kubelet
-        self._watch = watch
         self._pods = pods
         self._telemetry = telemetry
         self._clock = clock
@@ -79,15 +76,16 @@ class Registrar:
         """Start a plugin for every resource that turns up, for ever."""
         await self._clean_up()
         async with asyncio.TaskGroup() as group:
-            seen = self._watch.changes.count
+            group.create_task(self._offering.run())
             while True:
-                for resource in advertised(self._watch.board, self._shares_per_gpu):
+                seen = self._offering.changes.count
+                for resource in self._offering.devices():
                     if resource not in self._plugins:
                         self._plugins[resource] = _Plugin(self._make_plugin(resource))
                         group.create_task(self._keep(resource, self._plugins[resource]), name=f"registrar-{resource}")
                 for plugin in self._plugins.values():
                     plugin.service.refresh()
-                seen = await self._watch.changes.after(seen)
+                await self._offering.changes.after(seen)
 
     async def stop(self) -> None:
         """Stop serving; kubelet marks the devices unhealthy until we are back, and containers run on."""

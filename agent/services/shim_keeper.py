@@ -1,25 +1,30 @@
-"""Installs the shim at the start, after registration, and says why when it cannot be."""
+"""Installs the shim at the start, after registration, says why when it cannot be, and removes versions that nobody uses any more."""
 
 import asyncio
 import logging
 
-from agent.errors import ShimError
-from agent.ports import ShimInstaller
+from agent.errors import ShimError, StorageError
+from agent.ports import CdiFiles, ShimInstaller
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
 
 
-class ShimKeeper:
-    """Tries until the shim is installed."""
+SWEEP_SECONDS = 600.0
+"""How long a version that nobody uses any more may lie there."""
 
-    def __init__(self, installer: ShimInstaller) -> None:
+
+class ShimKeeper:
+    """Tries until the shim is installed, and removes the versions of earlier agents once no container uses them."""
+
+    def __init__(self, installer: ShimInstaller, cdi: CdiFiles) -> None:
         self._installer = installer
+        self._cdi = cdi
         self.trouble = "the shim is not installed yet"
 
     async def run(self) -> None:
-        """Install, then wait for ever: a service ends with the process."""
+        """Install, then sweep for ever."""
         while self.trouble:
             try:
                 directory = await asyncio.to_thread(self._installer.installed)
@@ -31,4 +36,15 @@ class ShimKeeper:
             else:
                 logger.info("shim installed", extra={"directory": str(directory)})
                 self.trouble = ""
-        await asyncio.Event().wait()
+        while True:
+            await self._sweep()
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _sweep(self) -> None:
+        try:
+            removed = await asyncio.to_thread(self._installer.sweep, self._cdi.mentioned)
+        except (ShimError, StorageError) as exc:
+            logger.warning("%s", exc)
+            return
+        for directory in removed:
+            logger.info("shim of an earlier version removed: no container uses it", extra={"directory": directory})

@@ -1,10 +1,12 @@
 """The agent's own counters and timers, kept while it runs. What is read at scrape time instead is in ``monitor``."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from proto.contract import METRIC_PREFIX
 
 _ALLOCATE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_DRIVER_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
+_RECONCILE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _PRESTART_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 
 
@@ -22,10 +24,48 @@ class Telemetry:
             buckets=_PRESTART_BUCKETS,
             registry=self.registry,
         )
+        self.preferred_allocation_seconds = Histogram(
+            f"{METRIC_PREFIX}preferred_allocation_duration_seconds",
+            "Time to answer GetPreferredAllocation, waiting for the pod included.",
+            buckets=_PRESTART_BUCKETS,
+            registry=self.registry,
+        )
+        self.driver_read_seconds = Histogram(
+            f"{METRIC_PREFIX}driver_read_duration_seconds", "Time to read all GPUs.", buckets=_DRIVER_BUCKETS, registry=self.registry
+        )
+        self.reconcile_seconds = Histogram(
+            f"{METRIC_PREFIX}reconcile_duration_seconds",
+            "Time to compare ledger, pods and files once, and to heal what differs.",
+            buckets=_RECONCILE_BUCKETS,
+            registry=self.registry,
+        )
+        self.scrape_seconds = Gauge(
+            f"{METRIC_PREFIX}scrape_duration_seconds", "Time the last scrape took to gather what it shows.", registry=self.registry
+        )
+        ProcessCollector(registry=self.registry)
         self._registrations = Counter(
             f"{METRIC_PREFIX}registrations", "Registrations with the kubelet.", ("resource", "result"), registry=self.registry
         )
         self._refusals = Counter(f"{METRIC_PREFIX}refusals", "Containers refused at PreStart.", ("reason",), registry=self.registry)
+        self.drift = Gauge(
+            f"{METRIC_PREFIX}drift", "Differences between ledger, files, pods and kubelet now.", ("kind",), registry=self.registry
+        )
+        self.drift_cures = Counter(
+            f"{METRIC_PREFIX}drift_cures", "Differences that were cured, by what cured them.", ("kind", "cure"), registry=self.registry
+        )
+        self.audit_actions = Counter(
+            f"{METRIC_PREFIX}audit_actions",
+            "What was done about containers that use what they were not granted.",
+            ("kind", "action"),
+            registry=self.registry,
+        )
+        self._health_transitions = Counter(
+            f"{METRIC_PREFIX}device_health_transitions",
+            "Changes of a device's state, by the state it went to.",
+            ("device_uuid", "state"),
+            registry=self.registry,
+        )
+        self._xids = Counter(f"{METRIC_PREFIX}xids", "XIDs that a device reported.", ("device_uuid", "xid"), registry=self.registry)
         self._nvml_errors = Counter(f"{METRIC_PREFIX}nvml_errors", "Failed NVML calls.", ("call", "code"), registry=self.registry)
 
     def registration(self, resource: str, *, succeeded: bool) -> None:
@@ -35,6 +75,14 @@ class Telemetry:
     def refusal(self, reason: str) -> None:
         """Count one refused container start."""
         self._refusals.labels(reason).inc()
+
+    def health_transition(self, device_uuid: str, state: str) -> None:
+        """Count one change of a device's state."""
+        self._health_transitions.labels(device_uuid, state).inc()
+
+    def xid(self, device_uuid: str, xid: int) -> None:
+        """Count one XID."""
+        self._xids.labels(device_uuid, str(xid)).inc()
 
     def nvml_error(self, call: str, code: int) -> None:
         """Count one failed NVML call; from the NVML thread."""

@@ -1,0 +1,353 @@
+"""The metric names of HAMi, for dashboards that were built on them, from the same snapshot as our own (``compatMetrics: hami``).
+
+Names and labels are those of HAMi 2.10 (its monitor, its scheduler and the older names of both), units are what those dashboards expect:
+utilisation and cores in percent of a device although their names say ratio, shares of memory from 0 to 1. What differs is on purpose:
+every host family names its node, series are there from the moment of the grant, and ``container_index`` counts in the pod's own list.
+Each node tells of itself; quotas are the scheduler's affair and are not here.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agent.core.inventory import BoardDevice
+from agent.core.ledger import Grant
+from agent.core.metrics import Family, Kind, Snapshot, shares_on
+from agent.core.usage import DeviceUsage
+from proto import units
+from proto.model import DeviceShare
+
+_PERCENT = 100
+_ZONE = ("zone", "vGPU")
+"""HAMi's scheduler puts this label on all it says."""
+
+
+class CompatMetrics(StrEnum):
+    """Whose metric names are served beside our own."""
+
+    NONE = "none"
+    HAMI = "hami"
+
+
+@dataclass(frozen=True, slots=True)
+class CompatFacts:
+    """What HAMi's names need beyond the snapshot, by grant id, or by grant id and device UUID."""
+
+    container_index: Mapping[str, int] = field(default_factory=dict)
+    """The container's position in its pod."""
+    idle_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """Time since work of the container was last seen to be launched."""
+
+
+NO_FACTS = CompatFacts()
+
+_Sample = tuple[tuple[str, ...], float]
+
+
+def hami_families(snapshot: Snapshot, facts: CompatFacts = NO_FACTS) -> Iterable[Family]:
+    """Return all families under HAMi's names, new and old."""
+    yield from _host_families(snapshot)
+    yield from _promise_families(snapshot)
+    yield from _container_promises(snapshot, facts)
+    yield from _container_usage(snapshot, facts)
+    yield from _instances(snapshot)
+
+
+def _both(
+    names: tuple[str, str], text: str, labels: tuple[str, ...], old_labels: tuple[str, ...], samples: Sequence[_Sample]
+) -> list[Family]:
+    """Return one family under its new and its old name; the old one has as many labels as it names, from the first on."""
+    new, old = names
+    old_samples = tuple((values[: len(old_labels)], value) for values, value in samples)
+    return [Family(new, Kind.GAUGE, text, labels, tuple(samples)), Family(old, Kind.GAUGE, text, old_labels, old_samples)]
+
+
+def _with_zone(families: Iterable[Family]) -> Iterable[Family]:
+    name, value = _ZONE
+    for one in families:
+        samples = tuple(((*labels, value), number) for labels, number in one.samples)
+        yield Family(one.name, one.kind, one.help, (*one.labels, name), samples)
+
+
+# --- what its monitor says of GPUs ----------------------------------------------------------------------------------
+
+_HOST = ("node", "device_index", "device_uuid", "device_type")
+_OLD_HOST = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
+
+
+def _host_families(snapshot: Snapshot) -> Iterable[Family]:
+    def samples(value_of: Callable[[BoardDevice], float | None]) -> list[_Sample]:
+        return [
+            ((snapshot.node, str(entry.device.minor), entry.device.uuid, entry.device.model), value)
+            for entry in snapshot.board.devices
+            if (value := value_of(entry)) is not None
+        ]
+
+    yield from _both(
+        ("hami_host_gpu_memory_used_bytes", "HostGPUMemoryUsage"),
+        "Device memory in use, in bytes.",
+        _HOST,
+        _OLD_HOST,
+        samples(lambda entry: entry.memory_used_bytes),
+    )
+    yield from _both(
+        ("hami_host_gpu_utilization_ratio", "HostCoreUtilization"),
+        "Percent of time the device was busy lately.",
+        _HOST,
+        _OLD_HOST,
+        samples(lambda entry: _percent(entry.utilization_ratio)),
+    )
+    yield Family(
+        "hami_host_gpu_memory_controller_utilization_ratio",
+        Kind.GAUGE,
+        "Percent of time the device's memory controller was busy lately.",
+        _HOST,
+        tuple(samples(lambda entry: _percent(entry.sensors.memory_utilization_ratio))),
+    )
+
+
+def _percent(ratio: float | None) -> float | None:
+    return None if ratio is None else ratio * _PERCENT
+
+
+# --- what its scheduler says of GPUs --------------------------------------------------------------------------------
+
+_DEVICE = ("node", "device_uuid", "device_index", "device_type")
+_OLD_DEVICE = ("nodeid", "deviceuuid", "deviceidx", "devicetype")
+
+
+def _promise_families(snapshot: Snapshot) -> Iterable[Family]:
+    return _with_zone(_promises(snapshot))
+
+
+def _promises(snapshot: Snapshot) -> Iterable[Family]:
+    entries = snapshot.board.devices
+    promised = {entry.device.uuid: shares_on(entry, snapshot.grants) for entry in entries}
+    whole = str(units.WHOLE_GPU_PERCENT)
+
+    def memory(entry: BoardDevice) -> float:
+        return sum(share.memory_bytes for share in promised[entry.device.uuid])
+
+    def cores(entry: BoardDevice) -> float:
+        return sum(share.cores_percent or 0 for share in promised[entry.device.uuid])
+
+    def samples(value_of: Callable[[BoardDevice], float], *further: Callable[[BoardDevice], str]) -> list[_Sample]:
+        return [
+            (
+                (
+                    snapshot.node,
+                    entry.device.uuid,
+                    str(entry.device.minor),
+                    *(text_of(entry) for text_of in further),
+                    entry.device.model,
+                ),
+                value_of(entry),
+            )
+            for entry in entries
+        ]
+
+    yield from _both(
+        ("hami_gpu_memory_limit_bytes", "GPUDeviceMemoryLimit"),
+        "Device memory that containers can be promised, in bytes.",
+        _DEVICE,
+        _OLD_DEVICE,
+        samples(lambda entry: entry.device.memory_bytes),
+    )
+    yield from _both(
+        ("hami_gpu_core_limit_ratio", "GPUDeviceCoreLimit"),
+        "Percent of compute that containers can be promised.",
+        _DEVICE,
+        _OLD_DEVICE,
+        samples(lambda _: units.WHOLE_GPU_PERCENT),
+    )
+    yield from _both(
+        ("hami_gpu_memory_allocated_bytes", "GPUDeviceMemoryAllocated"),
+        "Device memory promised to containers, in bytes.",
+        (*_DEVICE[:-1], "device_cores", _DEVICE[-1]),
+        (*_OLD_DEVICE[:-1], "devicecores", _OLD_DEVICE[-1]),
+        samples(memory, lambda _: whole),
+    )
+    yield from _both(
+        ("hami_gpu_shared_count", "GPUDeviceSharedNum"),
+        "Containers that share the device.",
+        _DEVICE,
+        _OLD_DEVICE,
+        samples(lambda entry: len(promised[entry.device.uuid])),
+    )
+    yield from _both(
+        ("hami_gpu_core_allocated_ratio", "GPUDeviceCoreAllocated"),
+        "Percent of compute promised to containers.",
+        _DEVICE,
+        _OLD_DEVICE,
+        samples(cores),
+    )
+    yield from _both(
+        ("hami_node_gpu_overview", "nodeGPUOverview"),
+        "Device memory promised to containers, in bytes, with what the device is.",
+        (*_DEVICE[:-1], "device_cores", "device_memory_limit", _DEVICE[-1]),
+        (*_OLD_DEVICE[:-1], "devicecores", "devicememorylimit", _OLD_DEVICE[-1]),
+        samples(memory, lambda _: whole, lambda entry: str(units.bytes_to_mib(entry.device.memory_bytes))),
+    )
+    yield from _both(
+        ("hami_node_gpu_memory_allocated_ratio", "nodeGPUMemoryPercentage"),
+        "Share of the device's memory promised to containers, from 0 to 1.",
+        _DEVICE,
+        _OLD_DEVICE[:-1],
+        samples(lambda entry: memory(entry) / entry.device.memory_bytes),
+    )
+
+
+# --- containers -----------------------------------------------------------------------------------------------------
+
+_PROMISE = ("namespace", "node", "pod", "container_index", "device_uuid")
+_OLD_PROMISE = ("podnamespace", "nodename", "podname", "containeridx", "deviceuuid")
+_CONTAINER = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
+_OLD_CONTAINER = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
+
+
+def _container_promises(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Family]:
+    parents = _gpu_of(snapshot)
+
+    def samples(value_of: Callable[[DeviceShare], float]) -> list[_Sample]:
+        return [
+            ((grant.namespace, snapshot.node, grant.pod, str(index), parents.get(share.device_uuid, share.device_uuid)), value_of(share))
+            for grant in snapshot.grants
+            if (index := facts.container_index.get(grant.grant_id)) is not None
+            for share in grant.shares
+        ]
+
+    return _with_zone(
+        [
+            *_both(
+                ("hami_vgpu_memory_allocated_bytes", "vGPUMemoryAllocated"),
+                "Device memory the container was promised, in bytes.",
+                _PROMISE,
+                _OLD_PROMISE,
+                samples(lambda share: share.memory_bytes),
+            ),
+            *_both(
+                ("hami_vgpu_core_allocated_ratio", "vGPUCoreAllocated"),
+                "Percent of compute the container was promised.",
+                _PROMISE,
+                _OLD_PROMISE,
+                samples(lambda share: share.cores_percent or 0),
+            ),
+        ]
+    )
+
+
+def _container_usage(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Family]:
+    parents = _gpu_of(snapshot)
+    of_instances = {uuid: used for entry in snapshot.board.devices for uuid, used in entry.instances_used_bytes.items()}
+
+    def usage_of(grant: Grant, position: int, share: DeviceShare) -> DeviceUsage | None:
+        used = snapshot.usage.get(grant.grant_id)
+        if used is not None:
+            return used.devices[position]
+        used_bytes = of_instances.get(share.device_uuid)
+        return None if used_bytes is None else DeviceUsage(used_bytes)
+
+    def samples(value_of: Callable[[Grant, DeviceShare, DeviceUsage | None], float | None]) -> list[_Sample]:
+        return [
+            (
+                (grant.namespace, grant.pod, grant.container, str(position), parents.get(share.device_uuid, share.device_uuid)),
+                value,
+            )
+            for grant in snapshot.grants
+            for position, share in enumerate(grant.shares)
+            if (value := value_of(grant, share, usage_of(grant, position, share))) is not None
+        ]
+
+    used = samples(lambda _grant, _share, usage: usage.used_bytes if usage is not None else None)
+    yield from _both(
+        ("hami_vgpu_memory_used_bytes", "vGPU_device_memory_usage_in_bytes"),
+        "Device memory the container's processes hold, in bytes.",
+        _CONTAINER,
+        _OLD_CONTAINER,
+        used,
+    )
+    yield from _both(
+        ("hami_vgpu_memory_limit_bytes", "vGPU_device_memory_limit_in_bytes"),
+        "Device memory the container was granted, in bytes.",
+        _CONTAINER,
+        _OLD_CONTAINER,
+        samples(lambda _grant, share, _usage: share.memory_bytes),
+    )
+    yield from _both(
+        ("hami_container_device_memory_bytes", "Device_memory_desc_of_container"),
+        "Device memory the container's processes hold, in bytes.",
+        _CONTAINER,
+        _OLD_CONTAINER,
+        used,
+    )
+    yield from _both(
+        ("hami_container_device_utilization_ratio", "Device_utilization_desc_of_container"),
+        "Percent of the device's time the container used lately.",
+        _CONTAINER,
+        _OLD_CONTAINER,
+        samples(lambda grant, share, _usage: _percent(snapshot.utilization.get((grant.grant_id, share.device_uuid)))),
+    )
+    yield from _both(
+        ("hami_container_last_kernel_elapsed_seconds", "Device_last_kernel_of_container"),
+        "Seconds since work of the container was last seen to be launched, as exact as the time between scrapes.",
+        _CONTAINER,
+        _OLD_CONTAINER,
+        samples(lambda grant, share, _usage: facts.idle_seconds.get((grant.grant_id, share.device_uuid))),
+    )
+    parts: Mapping[str, Callable[[DeviceUsage], int]] = {
+        "context": lambda usage: usage.context_bytes,
+        "module": lambda usage: usage.module_bytes,
+        "buffer": lambda usage: max(0, usage.used_bytes - usage.context_bytes - usage.module_bytes),
+    }
+    for part, bytes_of in parts.items():
+
+        def counted(
+            grant: Grant, _share: DeviceShare, usage: DeviceUsage | None, of: Callable[[DeviceUsage], int] = bytes_of
+        ) -> float | None:
+            return of(usage) if usage is not None and grant.under_shim else None
+
+        name, text = f"hami_vgpu_memory_{part}_bytes", f"Of the memory in use: {part}, in bytes."
+        yield Family(name, Kind.GAUGE, text, _CONTAINER, tuple(samples(counted)))
+
+
+# --- MIG ------------------------------------------------------------------------------------------------------------
+
+_IDENTITY = ("mig_uuid", "profile", "gpu_instance_id", "compute_instance_id")
+
+
+def _instances(snapshot: Snapshot) -> Iterable[Family]:
+    granted = {share.device_uuid: (grant, position) for grant in snapshot.grants for position, share in enumerate(grant.shares)}
+    of_containers, of_nodes, old_of_containers, old_of_nodes = list[_Sample](), list[_Sample](), list[_Sample](), list[_Sample]()
+    for entry in snapshot.board.devices:
+        device = entry.device
+        for one in device.mig_instances:
+            if one.uuid not in granted:
+                continue
+            grant, position = granted[one.uuid]
+            identity = (one.uuid, one.profile, str(one.gpu_instance_id), str(one.compute_instance_id))
+            holder = (grant.namespace, grant.pod, grant.container, str(position), device.uuid)
+            node = (snapshot.node, device.uuid, str(device.minor))
+            of_containers.append(((*holder, *identity), 1.0))
+            old_of_containers.append(((*holder, str(one.gpu_instance_id)), 1.0))
+            of_nodes.append(((*node, *identity, str(one.placement_start), str(one.placement_size)), 1.0))
+            old_of_nodes.append(((*node, f"{one.profile}-{one.gpu_instance_id}"), 1.0))
+    yield Family("hami_mig_device_info", Kind.GAUGE, "The container's MIG instance.", (*_CONTAINER, *_IDENTITY), tuple(of_containers))
+    yield Family("MigInfo", Kind.GAUGE, "The container's MIG instance.", (*_OLD_CONTAINER, "instanceid"), tuple(old_of_containers))
+    labels = (*_DEVICE[:-1], *_IDENTITY, "placement_start", "placement_size")
+    yield from _with_zone(
+        [
+            Family("hami_node_gpu_mig_instance_info", Kind.GAUGE, "A MIG instance that a container holds.", labels, tuple(of_nodes)),
+            Family(
+                "nodeGPUMigInstance",
+                Kind.GAUGE,
+                "A MIG instance that a container holds.",
+                (*_OLD_DEVICE[:-1], "migname"),
+                tuple(old_of_nodes),
+            ),
+        ]
+    )
+
+
+def _gpu_of(snapshot: Snapshot) -> Mapping[str, str]:
+    """Return the GPU of every MIG instance by UUID."""
+    return {one.uuid: entry.device.uuid for entry in snapshot.board.devices for one in entry.device.mig_instances}

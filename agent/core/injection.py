@@ -1,0 +1,116 @@
+"""How devices get into containers on this node: by a CDI name, which the runtime resolves when the container is created, or by the answer
+of Allocate itself, where the runtime or kubelet is too old for CDI.
+
+The old way knows no more than the IDs when it answers, so that the GPUs are those the IDs name; PreStart then refuses a container that was
+assigned others. Its answer is a function of the IDs alone, as kubelet remembers it for as long as the container's pod lives.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT
+from agent.core.identity import device_uuid_of
+from agent.core.ledger import Grant
+from agent.core.refusal import Reason, Refusal
+from proto import contract
+from proto.model import Isolation, Preferences
+
+_LEGACY_BACKENDS = (Isolation.SHIM, Isolation.EXCLUSIVE, Isolation.MIG)
+_FIRST_KUBELET = (1, 29)
+"""The first that passes CDI names of device plugins on by default."""
+_FIRST_RUNTIMES: Mapping[str, tuple[int, int]] = {"containerd": (1, 7), "cri-o": (1, 28)}
+_CONFIGURED_FROM = (2, 0)
+"""From here on containerd resolves CDI names unless it is told not to; before, only where it is told to."""
+
+
+class DeviceInjection(StrEnum):
+    """What is configured."""
+
+    AUTO = "auto"
+    """As kubelet and the runtime of the node allow."""
+    CDI = "cdi"
+    LEGACY = "legacy"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What Allocate answers for one container."""
+
+    cdi_name: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: Sequence[tuple[str, str, bool]] = ()
+    """Host path, container path, and whether it is read-only."""
+    nodes: Sequence[str] = ()
+
+
+def injects_by_cdi(configured: DeviceInjection, runtime: str, kubelet: str, *, host_has_spec: bool) -> bool:
+    """Whether containers get their devices by CDI name.
+
+    Args:
+        runtime, kubelet: the versions that the Node object states, such as ``containerd://2.1.4`` and ``v1.34.1``; empty while not known.
+        host_has_spec: whether somebody has set CDI up on this node: there is NVIDIA's own spec.
+    """
+    if configured is not DeviceInjection.AUTO:
+        return configured is DeviceInjection.CDI
+    if not runtime or not kubelet:
+        return True
+    name, _, version = runtime.partition("://")
+    first, found = _FIRST_RUNTIMES.get(name), _version(version)
+    if _version(kubelet) < _FIRST_KUBELET or first is None or found < first:
+        return False
+    return name != "containerd" or found >= _CONFIGURED_FROM or host_has_spec
+
+
+def _version(text: str) -> tuple[int, int]:
+    match = re.match(r"v?(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match is not None else (0, 0)
+
+
+def legacy_answer(
+    resource: str, device_ids: Iterable[str], minors: Mapping[str, int], present_nodes: Iterable[str], directory: str
+) -> Answer:
+    """Return the answer without CDI.
+
+    The NVIDIA runtime mounts the driver's files for the devices in the environment; device nodes are listed too, because kubelet's CPU
+    manager takes away what it does not know of. The shim is preloaded, as no front can stand where that runtime mounts the driver later.
+
+    Args:
+        minors: by GPU UUID. present_nodes: the host's /dev/nvidia* nodes.
+        directory: of the files of the container's grant, where PreStart puts the shim.
+    """
+    uuids = sorted({device_uuid_of(device_id) for device_id in device_ids})
+    env = {contract.ENV_NVIDIA_VISIBLE_DEVICES: ",".join(uuids), "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    if resource != contract.RESOURCE_VGPU:  # the hardware keeps MIG instances apart, and the runtime knows their nodes
+        return Answer(env=env)
+    control = [node for node in ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools") if node in set(present_nodes)]
+    mounts = (
+        (f"{directory}/limits", contract.CONTAINER_LIMITS, True),
+        (f"{directory}/region", contract.CONTAINER_REGION, False),
+        (f"{directory}/{PRELOAD_ARTEFACT}", contract.CONTAINER_PRELOAD, True),
+        (f"{directory}/{PRELOAD_LIST_ARTEFACT}", contract.LD_SO_PRELOAD, True),
+    )
+    nodes = [f"/dev/nvidia{minors[uuid]}" for uuid in uuids if uuid in minors]
+    return Answer(env=env, mounts=mounts, nodes=(*nodes, *control))
+
+
+def legacy_trouble(grant: Grant, preferences: Preferences) -> Refusal | None:
+    """Say why a container cannot have its grant by an answer that was made before the grant."""
+    named = {device_uuid_of(device_id) for device_id in grant.device_ids}
+    if named != set(grant.device_names):
+        return Refusal(
+            Reason.ASSIGNMENT_INVALID,
+            f"kubelet took IDs of {', '.join(sorted(named))} for container {grant.container}, its pod was assigned "
+            f"{', '.join(grant.device_names)}, and this node can give no others than the IDs name (deviceInjection: legacy). "
+            "Delete the pod so that it is admitted anew",
+        )
+    asks_more = preferences.priority is not None or (preferences.memory_burst or 1.0) > 1.0
+    if grant.backend not in _LEGACY_BACKENDS or asks_more:
+        annotations = (contract.ANNOTATION_ISOLATION, contract.ANNOTATION_PRIORITY, contract.ANNOTATION_MEMORY_BURST)
+        return Refusal(
+            Reason.ISOLATION_UNAVAILABLE,
+            f"container {grant.container} asks by {', '.join(annotations)} for what a node without CDI cannot give "
+            "(deviceInjection: legacy). Remove the annotation, or use another node",
+        )
+    return None

@@ -1,0 +1,69 @@
+"""How devices enter containers on this node, and so what Allocate answers."""
+
+import logging
+from pathlib import Path
+
+from agent.core.identity import cdi_name
+from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, legacy_answer
+from agent.errors import StorageError
+from agent.ports import CdiFiles, ContainerFiles
+from agent.services.driver_watch import DriverWatch
+from agent.services.grant_book import GrantBook
+from agent.services.pod_cache import PodCache
+
+logger = logging.getLogger(__name__)
+
+
+class Injection:
+    """Answers for containers that kubelet admits."""
+
+    def __init__(
+        self,
+        configured: DeviceInjection,
+        *,
+        watch: DriverWatch,
+        pods: PodCache,
+        book: GrantBook,
+        files: ContainerFiles,
+        cdi: CdiFiles,
+    ) -> None:
+        self._configured = configured
+        self._watch = watch
+        self._pods = pods
+        self._book = book
+        self._files = files
+        self._cdi = cdi
+        self._last: bool | None = None
+
+    async def by_cdi(self) -> bool:
+        """Whether the runtime is given a CDI name. While the Node object is not known, the node is taken for one of today."""
+        node = self._pods.node
+        runtime, kubelet = (node.runtime_version, node.kubelet_version) if node is not None else ("", "")
+        found = injects_by_cdi(self._configured, runtime, kubelet, host_has_spec=await self._host_has_spec())
+        if found != self._last:
+            self._last = found
+            how = "CDI names" if found else "the answer of Allocate (legacy): a container's GPUs are those that its IDs name"
+            logger.info("devices enter containers by %s", how, extra={"runtime": runtime, "kubelet": kubelet})
+        return found
+
+    async def answer(self, resource: str, device_ids: frozenset[str], grant_id: str) -> Answer:
+        """Return what Allocate answers; never fails, since an error there would end the pod for good."""
+        if await self.by_cdi():
+            return Answer(cdi_name=cdi_name(grant_id))
+        minors = {entry.device.uuid: entry.device.minor for entry in self._watch.board.devices}
+        limits, _ = self._files.paths(grant_id)
+        try:
+            present = await self._book.on_disk(self._cdi.present_nodes)
+        except StorageError as exc:
+            logger.warning("Allocate answers without the driver's control nodes, which the NVIDIA runtime adds: %s", exc)
+            present = ()
+        return legacy_answer(resource, device_ids, minors, present, str(Path(limits).parent))
+
+    async def _host_has_spec(self) -> bool:
+        if self._configured is not DeviceInjection.AUTO:
+            return False
+        try:
+            return await self._book.on_disk(self._cdi.has_host_spec)
+        except StorageError as exc:
+            logger.warning("the host's CDI spec cannot be looked at: %s", exc)
+            return False

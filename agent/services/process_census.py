@@ -1,0 +1,59 @@
+"""The processes on the GPUs and who they are, looked at once a period for all who compare them with something.
+
+The driver's lists are the costliest question the agent asks, and two loops that each ask it would also speak of different moments.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from agent.core.overhead import HostProcess, ProcessMemory
+from agent.errors import DriverError, DriverMissingError
+from agent.ports import Driver, Processes
+from agent.services.changes import Changes
+from agent.services.grant_book import GrantBook
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """One look."""
+
+    memory: tuple[ProcessMemory, ...] = ()
+    processes: tuple[HostProcess, ...] = ()
+    """Those of ``memory`` that were still there when /proc was read."""
+
+
+class ProcessCensus:
+    """The last look, and the loop of looks."""
+
+    def __init__(self, period_seconds: float, *, driver: Driver, processes: Processes, book: GrantBook) -> None:
+        self._period_seconds = period_seconds
+        self._driver = driver
+        self._processes = processes
+        self._book = book
+        self.latest = Census()
+        """What the loop saw last; empty while the driver has not answered."""
+        self.changes = Changes()
+        """Counts the looks of the loop; one that fails is none."""
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            try:
+                self.latest = await self.take()
+            except DriverMissingError as exc:
+                logger.debug("processes on the GPUs: %s", exc)  # the driver watch says it, once
+            except DriverError as exc:
+                logger.warning("processes on the GPUs: %s", exc)
+            else:
+                self.changes.notify()
+            await asyncio.sleep(self._period_seconds)
+
+    async def take(self) -> Census:
+        """Look now. Raises DriverError."""
+        memory = tuple(await self._driver.processes())
+        if not memory:
+            return Census()
+        return Census(memory, tuple(await self._book.on_disk(lambda: self._processes.read(entry.pid for entry in memory))))
