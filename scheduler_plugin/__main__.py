@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -21,29 +22,46 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from program.api_server import find_api_server
+from program.log_format import configure_logging
+from program.settings import SettingsError, split_address
 from proto import contract, gpunode, units
 from proto.model import Preferences
+from scheduler_plugin.adapters.authority import WebhookAuthority
+from scheduler_plugin.adapters.certificate import expires_at
 from scheduler_plugin.adapters.clock import SystemClock
-from scheduler_plugin.adapters.http import HttpServer, Page, TlsFiles, Verb
-from scheduler_plugin.adapters.kube import KubeConnection, KubeLease, KubePods, find_api_server
+from scheduler_plugin.adapters.http import HttpServer, Page, PageMaker, TlsFiles, Verb
+from scheduler_plugin.adapters.kube import KubeConnection, KubeEvents, KubeLease, KubePods
+from scheduler_plugin.adapters.kube_certificate import KubeCertificate
 from scheduler_plugin.adapters.kube_watch import Stream
-from scheduler_plugin.adapters.log_format import JsonFormatter, TextFormatter, configure_logging
+from scheduler_plugin.adapters.prometheus import Prometheus
+from scheduler_plugin.adapters.serving_context import ServingContext
+from scheduler_plugin.core.certificate import WEBHOOK_CONFIGURATION, host_names
 from scheduler_plugin.core.columnar import type_wanted
+from scheduler_plugin.core.decisions import Decision
+from scheduler_plugin.core.journal import Rules
 from scheduler_plugin.core.objects import NodeObject, PodObject, host_amounts, pod_facts
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
-from scheduler_plugin.errors import SchedulerError, SettingsError
-from scheduler_plugin.extender.bind import Binder
+from scheduler_plugin.dashboard.history import History
+from scheduler_plugin.dashboard.pages import Dashboard
+from scheduler_plugin.dashboard.picture import Painter, Picture
+from scheduler_plugin.errors import NotReadyError, SchedulerError
+from scheduler_plugin.extender.bind import BOUND, Binder
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.extender.prioritize import prioritize_nodes
+from scheduler_plugin.services.certificate_keeper import CertificateKeeper
+from scheduler_plugin.services.cluster_metrics import ClusterCollector
 from scheduler_plugin.services.cluster_watch import ClusterWatch, NamedHost, Source
+from scheduler_plugin.services.explainer import Answer, Explainer
 from scheduler_plugin.services.leadership import Leadership
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.telemetry import Telemetry
-from scheduler_plugin.settings import LogFormat, Settings, split_address
+from scheduler_plugin.services.waiting_events import WaitingEvents
+from scheduler_plugin.settings import Settings
 from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.review import Reviews
 from scheduler_plugin.webhook.vocabularies import Options
@@ -53,6 +71,8 @@ logger = logging.getLogger("scheduler_plugin")
 PODS_PATH = "/api/v1/pods?fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
 NODES_PATH = "/api/v1/nodes"
 GPU_NODES_PATH = f"/apis/{gpunode.API_VERSION}/{contract.GPU_NODE_PLURAL}"
+YOUNG_OBJECTS = 20_000
+"""How many more objects there must be than at its last look before the garbage collector looks again."""
 WEBHOOK_BODY_BYTES = 8 << 20
 """The API server's own limit is 3 MiB for an object."""
 
@@ -61,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the scheduler; return the exit code: 2 for wrong settings, 1 for a failure, 0 after a signal."""
     try:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
-        configure_logging(settings.log_level, JsonFormatter() if settings.log_format is LogFormat.JSON else TextFormatter())
+        configure_logging(settings.log_level, settings.log_format)
         asyncio.run(_run(settings, os.environ))
     except SettingsError as exc:
         print(f"aliquot scheduler: {exc}", file=sys.stderr)
@@ -95,13 +115,23 @@ class Scheduler:
         """Where each server listens, once it does."""
         self._telemetry = Telemetry()
         self._state = ClusterState()
+        self._painter = Painter(self._state)
+        self._prometheus = Prometheus(settings.prometheus_url) if settings.prometheus_url else None
         self._desk = Desk(
-            self._state, Shapes(self._state, settings.weights), settings.policy, settings.soft_seconds, monotonic=clock.monotonic
+            self._state,
+            Shapes(self._state, settings.weights),
+            settings.policy,
+            settings.soft_seconds,
+            monotonic=clock.monotonic,
+            gang_seconds=settings.gang_seconds,
         )
+        self._desk.gangs.on_attempt = self._telemetry.count_gang
         self._watch = ClusterWatch(self._state, clock)
         self._watch.on_pod_gone = self._desk.decisions.forget
-        self._watch.on_synced = _settle_memory
-        self._desk.on_decision = self._telemetry.count_decision
+        self._watch.on_synced = settle_memory
+        self._explainer = Explainer(self._desk, Rules(settings.policy, settings.weights), clock.now)
+        self._events = WaitingEvents(self._explainer, KubeEvents(connection, clock), self._desk.decisions.by_uid, clock.monotonic)
+        self._desk.on_decision = self._on_decision
         pods = KubePods(connection)
         self._pods_stream = Stream("pods", PODS_PATH, decode_pod, connection, self._watch.pods)
         self._streams = (
@@ -116,7 +146,15 @@ class Scheduler:
             self._leadership.on_acquired = self._pods_stream.relist
         self._binder = Binder(self._desk, pods, lambda: self.ready)
         self._retry = Retry(self._desk, pods, lambda: self.ready, lambda: self._watch.current_at(Source.PODS), self._telemetry)
+        self._desk.on_preemption = self._telemetry.count_preemption
+        queues = {"open_bindings": lambda: self._binder.open_bindings, "waiting_gangs": lambda: self._desk.gangs.waiting}
+        self._telemetry.registry.register(ClusterCollector(self._state, self._desk.decisions, queues, self._watch.lag_seconds))
         self._telemetry.watch_state(self._state, self._watch.age_seconds, lambda: self.leads)
+        self._serving = ServingContext()
+        self._keeper: CertificateKeeper | None = None
+        if settings.webhook_address and settings.webhook_certificate_secret:
+            store = KubeCertificate(connection, settings.lease_namespace, settings.webhook_certificate_secret, WEBHOOK_CONFIGURATION)
+            self._keeper = CertificateKeeper(store, WebhookAuthority(), self._serving, clock, host_names(settings.lease_namespace))
         self._servers = self._make_servers()
 
     @property
@@ -136,9 +174,11 @@ class Scheduler:
         for name, server in self._servers.items():
             self.addresses[name] = await server.start()
             logger.info("%s listens on %s", name, self.addresses[name])
-        loops = [*(stream.run() for stream in self._streams), self._retry.run()]
+        loops = [*(stream.run() for stream in self._streams), self._retry.run(), self._events.run()]
         if self._leadership is not None:
             loops.append(self._leadership.run())
+        if self._keeper is not None:
+            loops.append(self._keeper.run())
         tasks = [asyncio.create_task(loop) for loop in loops]
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -146,6 +186,8 @@ class Scheduler:
         finally:
             for server in self._servers.values():
                 await server.stop()
+            if self._prometheus is not None:
+                await self._prometheus.close()
             await self._binder.stop()
             for task in tasks:
                 task.cancel()
@@ -159,6 +201,11 @@ class Scheduler:
     def _make_servers(self) -> dict[str, HttpServer]:
         settings = self._settings
         tls = TlsFiles(Path(settings.tls_cert_file), Path(settings.tls_key_file)) if settings.tls_cert_file else None
+        ends: list[Callable[[], float]] = [] if tls is None else [partial(expires_at, tls.certificate)]
+        if self._keeper is not None:
+            ends.append(self._keeper.ends_at)
+        if ends:
+            self._telemetry.watch_certificate(lambda: min(end() for end in ends))
         host, port = split_address("extenderAddress", settings.extender_address)
         mutual = tls and settings.client_ca_file
         extender_tls = TlsFiles(tls.certificate, tls.key, Path(settings.client_ca_file)) if tls and mutual else None
@@ -169,11 +216,15 @@ class Scheduler:
         }
         if settings.webhook_address:
             host, port = split_address("webhookAddress", settings.webhook_address)
-            servers["webhook"] = HttpServer(host, port, verbs=self._webhook_verbs(), max_body_bytes=WEBHOOK_BODY_BYTES, tls=tls)
+            webhook_tls = tls if self._keeper is None else self._serving.context
+            servers["webhook"] = HttpServer(host, port, verbs=self._webhook_verbs(), max_body_bytes=WEBHOOK_BODY_BYTES, tls=webhook_tls)
+        if settings.dashboard_address:
+            host, port = split_address("dashboardAddress", settings.dashboard_address)
+            history = None if self._prometheus is None else History(self._prometheus, self._clock.now)
+            servers["dashboard"] = HttpServer(host, port, pages=Dashboard(self._picture, history).pages())
         host, port = split_address("metricsAddress", settings.metrics_address)
-        servers["status"] = HttpServer(
-            host, port, pages={"/metrics": self._metrics_page, "/healthz": self._health_page, "/readyz": self._ready_page}
-        )
+        pages: dict[str, PageMaker] = {"/metrics": self._metrics_page, "/healthz": self._health_page, "/readyz": self._ready_page}
+        servers["status"] = HttpServer(host, port, pages=pages | (self._explain_pages() if settings.explain_pages else {}))
         return servers
 
     def _extender_verbs(self) -> dict[str, Verb]:
@@ -187,20 +238,22 @@ class Scheduler:
 
     def _timed(self, name: str, verb: Callable[[bytes], bytes]) -> Verb:
         async def handle(body: bytes) -> bytes:
-            self._check_ready()
             with self._telemetry.timing(name):
+                self._check_ready()
                 return verb(body)
 
         return handle
 
     async def _timed_bind(self, body: bytes) -> bytes:
-        self._check_ready()
-        with self._telemetry.timing("bind"):
-            return await self._binder.bind(body)
+        with self._telemetry.timing("bind") as call:
+            self._check_ready()
+            answer = await self._binder.bind(body)
+            call.refused = answer != BOUND
+            return answer
 
     def _check_ready(self) -> None:
         if not self.ready:
-            raise web.HTTPServiceUnavailable(text=f"{self._trouble()}\n")
+            raise NotReadyError(self._trouble())
 
     def _webhook_verbs(self) -> dict[str, Verb]:
         options = Options(self._device_sizes, self._settings.adopt_nvidia_gpu)
@@ -215,10 +268,42 @@ class Scheduler:
             if not entry.device.mig_enabled and type_wanted(entry.device.model.lower(), preferences)
         }
 
+    def _on_decision(self, decision: Decision) -> None:
+        self._telemetry.count_decision(decision)
+        self._events.note(decision)
+
     # --- pages ---
+
+    def _explain_pages(self) -> dict[str, PageMaker]:
+        async def of_pod(request: web.Request, ask: Callable[[str, str], Awaitable[Answer]]) -> Page:
+            namespace, pod = request.query.get("namespace", "default"), request.query.get("pod", "")
+            if not pod:
+                return Page(HTTPStatus.BAD_REQUEST, "text/plain", b"expected ?namespace=...&pod=...\n")
+            return _page(await ask(namespace, pod))
+
+        async def whole(request: web.Request, ask: Callable[[], Awaitable[Answer]]) -> Page:
+            del request
+            return _page(await ask())
+
+        explainer = self._explainer
+        return {
+            "/explain/why": partial(of_pod, ask=explainer.why),
+            "/explain/snapshot": partial(whole, ask=explainer.snapshot),
+            "/decisions": partial(whole, ask=explainer.decisions),
+            "/decisions/record": partial(of_pod, ask=explainer.record),
+        }
+
+    def _picture(self) -> Iterator[Picture | None]:
+        waiting, history = self._desk.decisions.waiting(), self._prometheus is not None
+        return self._painter.draw(waiting, leads=self.leads, trouble=self._watch.trouble, history=history)
 
     def _trouble(self) -> str:
         return self._watch.trouble or ("another replica leads" if not self.leads else "the pods are being listed after the lease was taken")
+
+    def _webhook_trouble(self) -> str:
+        if self._keeper is None or self._keeper.serves:
+            return ""
+        return f"the webhook has no certificate: {self._keeper.trouble or 'it is being made'}"
 
     def _metrics_page(self, request: web.Request) -> Page:
         del request
@@ -231,15 +316,25 @@ class Scheduler:
 
     def _ready_page(self, request: web.Request) -> Page:
         del request
-        if self.ready:
-            return Page(HTTPStatus.OK, "text/plain", b"ready\n")
-        return Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{self._trouble()}\n".encode())
+        trouble = self._webhook_trouble() if self.ready else self._trouble()
+        if trouble:
+            return Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{trouble}\n".encode())
+        return Page(HTTPStatus.OK, "text/plain", b"ready\n")
 
 
-def _settle_memory() -> None:
-    """Take what the first lists made out of the garbage collector's sight: scanning it costs 100 ms pauses and frees nothing."""
+def _page(answer: Answer) -> Page:
+    content_type = "application/json" if answer.status == HTTPStatus.OK else "text/plain"
+    return Page(answer.status, content_type, answer.body)
+
+
+def settle_memory() -> None:
+    """Take what the first lists made out of the garbage collector's sight: scanning it costs 100 ms pauses and frees nothing.
+
+    From then on it looks less often, because a call makes thousands of objects that are gone when it ends, and no cycles.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
 
 
 def decode_pod(raw: msgspec.Raw) -> PodFacts:

@@ -1,8 +1,10 @@
 """What can go wrong in the scheduler, as one small tree. Adapters translate into it; services and verbs decide what to do about it.
 
     SchedulerError
-    ├── SettingsError             the configuration is wrong: exit 2 with the sentence
     ├── WireError                 a request is not what its sender's protocol says: HTTP 400, nothing changed
+    ├── NotReadyError             decisions of this replica must not be acted upon now: HTTP 503
+    ├── CertificateError          the Secret of the webhook's certificate cannot be used, and why
+    ├── HistoryError              Prometheus does not say what was, and why
     └── KubeApiError              the Kubernetes API; raised itself when no answer came, so that the outcome is open
         ├── KubeRefusedError      the API refused for good
         │   ├── KubeNotFoundError   there is no such object
@@ -10,6 +12,7 @@
         └── KubeExpiredError      the version a list or watch wants to go on from is too old (410): list again
 
 That a pod fits nowhere is no error but a result: ``core.reasons.NodeReason`` or ``placement.refusal.Refusal``.
+A wrong configuration is ``program.settings.SettingsError``: exit 2 with the sentence.
 """
 
 
@@ -17,12 +20,20 @@ class SchedulerError(Exception):
     """Base of everything the scheduler raises on purpose."""
 
 
-class SettingsError(SchedulerError):
-    """A setting is unknown, malformed or out of range."""
-
-
 class WireError(SchedulerError):
     """A request from outside cannot be read."""
+
+
+class NotReadyError(SchedulerError):
+    """Decisions of this replica must not be acted upon now; the message says why."""
+
+
+class CertificateError(SchedulerError):
+    """The webhook's certificate cannot be kept in the Secret it was to be kept in."""
+
+
+class HistoryError(SchedulerError):
+    """What is kept of the past cannot be had."""
 
 
 class KubeApiError(SchedulerError):

@@ -1,24 +1,29 @@
 """HTTP servers on aiohttp: verbs take a body and answer one, pages take nothing. TLS files are read again when they change.
 
-Bodies are bounded and must arrive within a time, so that neither a large nor a slow client costs the others anything. A WireError is the
-client's fault: 400 with the sentence.
+Bodies are bounded, and both a body and a connection's first request must arrive within a time, so that neither a large nor a slow client
+costs the others anything. A WireError is the client's fault: 400 with the sentence; a NotReadyError is a 503.
 """
 
 import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 from aiohttp import web
 
-from scheduler_plugin.errors import SettingsError, WireError
+from program.settings import SettingsError
+from scheduler_plugin.errors import NotReadyError, WireError
 
 logger = logging.getLogger(__name__)
 
 BODY_SECONDS: Final = 10.0
+FIRST_REQUEST_SECONDS: Final = 10.0
+"""Within this time of connecting, a client must have sent the head of a request; between requests aiohttp's keep-alive time counts."""
+HANDSHAKE_SECONDS: Final = 10.0
 CERTIFICATE_SECONDS: Final = 10.0
 """How soon a rotated certificate is used."""
 
@@ -32,6 +37,10 @@ class Page:
     status: int
     content_type: str
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+PageMaker = Callable[[web.Request], Page | Awaitable[Page]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +61,20 @@ class HttpServer:
         port: int,
         *,
         verbs: Mapping[str, Verb] | None = None,
-        pages: Mapping[str, Callable[[web.Request], Page]] | None = None,
+        pages: Mapping[str, PageMaker] | None = None,
         max_body_bytes: int = 1 << 20,
-        tls: TlsFiles | None = None,
+        tls: TlsFiles | ssl.SSLContext | None = None,
     ) -> None:
+        """Args: tls: files to load and to follow, or a context whose certificate somebody else keeps."""
         self._host, self._port = host, port
         self._max_body_bytes = max_body_bytes
-        self._tls = tls
-        self._context: ssl.SSLContext | None = None
+        self._tls = tls if isinstance(tls, TlsFiles) else None
+        self._context = tls if isinstance(tls, ssl.SSLContext) else None
         self._loaded: tuple[int, ...] = ()
         self._watcher: asyncio.Task[None] | None = None
-        application = web.Application(client_max_size=max_body_bytes)
+        self._server: asyncio.Server | None = None
+        self._spoken: WeakSet[asyncio.BaseTransport] = WeakSet()
+        application = web.Application(client_max_size=max_body_bytes, middlewares=[self._note_request])
         for path, verb in (verbs or {}).items():
             application.router.add_post(path, self._verb_handler(verb))
         for path, page in (pages or {}).items():
@@ -75,19 +87,43 @@ class HttpServer:
             self._context = self._new_context(self._tls)
             self._watcher = asyncio.create_task(self._follow_files(self._tls), name="certificates")
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, ssl_context=self._context, backlog=512)
+        loop, patience = asyncio.get_running_loop(), HANDSHAKE_SECONDS if self._context is not None else None
         try:
-            await site.start()
+            self._server = await loop.create_server(
+                self._accept, self._host, self._port, ssl=self._context, backlog=512, ssl_handshake_timeout=patience
+            )
         except OSError as exc:
             raise SettingsError(f"cannot listen on {self._host}:{self._port}: {exc.strerror or exc}; choose another address") from exc
-        host, port = self._runner.addresses[0][:2]
+        host, port = self._server.sockets[0].getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def stop(self) -> None:
         """End; requests under way get a moment."""
         if self._watcher is not None:
             self._watcher.cancel()
+        if self._server is not None:
+            self._server.close()
         await self._runner.cleanup()
+
+    def _accept(self) -> asyncio.Protocol:
+        server = self._runner.server
+        if server is None:
+            raise RuntimeError("a connection came before the server was set up")
+        protocol = server()
+        asyncio.get_running_loop().call_later(FIRST_REQUEST_SECONDS, self._close_if_silent, protocol)
+        return protocol
+
+    def _close_if_silent(self, protocol: web.RequestHandler) -> None:
+        if protocol.transport is not None and protocol.transport not in self._spoken:
+            protocol.transport.abort()
+
+    @web.middleware
+    async def _note_request(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.transport is not None:
+            self._spoken.add(request.transport)
+        return await handler(request)
 
     def _verb_handler(self, verb: Verb) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
@@ -99,13 +135,17 @@ class HttpServer:
                 return web.Response(body=await verb(body), content_type="application/json")
             except WireError as exc:
                 return web.Response(status=400, text=f"{exc}\n")
+            except NotReadyError as exc:
+                return web.Response(status=503, text=f"{exc}\n")
 
         return handle
 
-    def _page_handler(self, page: Callable[[web.Request], Page]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _page_handler(self, page: PageMaker) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             made = page(request)
-            return web.Response(status=made.status, body=made.body, headers={"Content-Type": made.content_type})
+            if not isinstance(made, Page):
+                made = await made
+            return web.Response(status=made.status, body=made.body, headers={"Content-Type": made.content_type, **made.headers})
 
         return handle
 

@@ -7,15 +7,14 @@ because the API server may have written before it failed to answer.
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
+from program.api_server import ApiServer
 from proto import contract
 from scheduler_plugin.core.objects import PodObject, pod_facts
 from scheduler_plugin.core.pods import PodFacts
@@ -25,43 +24,19 @@ from scheduler_plugin.errors import (
     KubeExpiredError,
     KubeNotFoundError,
     KubeRefusedError,
-    SettingsError,
 )
 from scheduler_plugin.ports import Clock, LeaseRecord
 
-SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_SECONDS: Final = 3.0
 """Shorter than the time between the moment a leader falls silent and the moment another may take over (services.leadership)."""
 LIST_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 3.0
 _RETRIABLE_STATUS: Final = (408, 429)
 _USER_AGENT: Final = contract.SCHEDULER_NAME
+_SECONDS_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
+MAX_EVENT_CHARS: Final = 1024
+"""The API server's limit."""
 _MICROTIME: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
-
-
-@dataclass(frozen=True, slots=True)
-class ApiServer:
-    """Where the API is, and as whom to ask."""
-
-    url: str
-    token_file: Path | None
-    ca_file: Path | None
-
-
-def find_api_server(
-    url: str, token_file: str, ca_file: str, environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT
-) -> ApiServer:
-    """Complete the settings from what a pod is given. Raises SettingsError when there is neither a URL nor a cluster around us."""
-    if not url:
-        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
-        if host is None or port is None:
-            raise SettingsError("no Kubernetes API: this process is not in a pod, so set kubeApiUrl")
-        url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    if not url.startswith(("http://", "https://")):
-        raise SettingsError(f"kubeApiUrl {url!r}: want http:// or https:// and a host")
-    token = Path(token_file) if token_file else service_account / "token"
-    ca = Path(ca_file) if ca_file else service_account / "ca.crt"
-    return ApiServer(url.rstrip("/"), token if token_file or token.exists() else None, ca if ca_file or ca.exists() else None)
 
 
 class KubeConnection:
@@ -170,6 +145,33 @@ class KubePods:
         """See ``ports.PodApi``."""
         patch = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         await self._connection.request("PATCH", _pod_path(namespace, name), body=patch, content_type="application/merge-patch+json")
+
+
+class KubeEvents:
+    """Implements ``ports.EventApi``."""
+
+    def __init__(self, connection: KubeConnection, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+
+    async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
+        """See ``ports.EventApi``."""
+        when = datetime.fromtimestamp(self._clock.now(), UTC).strftime(_SECONDS_TIME)
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{name}.", "namespace": namespace},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid},
+            "reason": reason,
+            "message": message if len(message) <= MAX_EVENT_CHARS else message[: MAX_EVENT_CHARS - 1] + "…",
+            "type": "Warning",
+            "source": {"component": contract.SCHEDULER_NAME},
+            "reportingComponent": contract.SCHEDULER_NAME,
+            "firstTimestamp": when,
+            "lastTimestamp": when,
+            "count": 1,
+        }
+        await self._connection.request("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", body=body)
 
 
 class _LeaseMetadata(msgspec.Struct, rename="camel"):

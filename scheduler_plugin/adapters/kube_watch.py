@@ -165,9 +165,20 @@ class Stream(Generic[_T]):
             failure = msgspec.json.decode(event.object, type=_Failure)
             message = f"{failure.message} ({failure.code})"
             raise KubeExpiredError(message) if failure.code == 410 else KubeApiError(message)
-        if event.type != "BOOKMARK" and (item := self._decoded(event.object)) is not None:
-            (self._listener.deleted if event.type == "DELETED" else self._listener.changed)(item)
+        if event.type == "DELETED":
+            self._take_deleted(event.object)
+        elif event.type != "BOOKMARK" and (item := self._decoded(event.object)) is not None:
+            self._listener.changed(item)
         self._version = msgspec.json.decode(event.object, type=_OnlyVersion).metadata.resource_version
+
+    def _take_deleted(self, raw: msgspec.Raw) -> None:
+        """Forget an object. One that cannot be read any more may be known by an earlier form, which only a list takes away."""
+        try:
+            item = self._decode(raw)
+        except (AliquotError, msgspec.DecodeError) as exc:
+            raise KubeExpiredError(f"an object that cannot be read was deleted: {exc}") from exc
+        if item is not None:
+            self._listener.deleted(item)
 
     def _decoded(self, raw: msgspec.Raw) -> _T | None:
         try:

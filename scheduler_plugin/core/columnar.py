@@ -11,14 +11,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from placement.demand import PPM
 from placement.device import UNRESERVED_MIN_PERCENT
-from placement.fit import Reject
+from placement.fit import RULED_OUT, Reject
 from proto import units
-from proto.model import ContainerRequest, Isolation, NumaMode, Policy, Preferences
-from scheduler_plugin.core.columns import ISOLATION_BITS, NO_NUMA, Bools, Columns, Ints, Rows, fragmentation_ppm, ppm
+from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Policy, Preferences
+from scheduler_plugin.core.columns import ISOLATION_BITS, NO_NUMA, Bools, Columns, Ints, Rows, ppm
+from scheduler_plugin.core.demand_table import Floats, room_ppm
 from scheduler_plugin.core.links import REFERENCE_QUALITY
+from scheduler_plugin.core.plan import burst_of
 from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
-from scheduler_plugin.core.score import FRAG_PPM, FREE_PPM, HostDemand, Weights
+from scheduler_plugin.core.score import FRAG_PPM, FREE_PPM, MAX_SCARCITY, REFERENCE_GPUS, HostDemand, Weights
 
 _REJECTS: Final = tuple(Reject)
 _FIT: Final = 0
@@ -42,6 +45,8 @@ class Evaluation:
     """Of a row that does not fit: whether it would once other pods are gone."""
     cost: npt.NDArray[np.float64]
     """Meaningful where the row fits."""
+    chosen: Ints | None = None
+    """The columns of the devices by which each row that fits was rated, one column per vGPU; None for other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +61,26 @@ class Ask:
 
 def evaluate(columns: Columns, rows: Rows, ask: Ask, weights: Weights) -> Evaluation:
     """Judge rows for one container. Derived columns must be up to date."""
-    codes, curable = _device_codes(columns, rows, ask)
+    fitting = _fitting(columns, rows, ask)
+    fits = _enough(columns, rows, ask, fitting) & offers(columns, rows, PodRequest((ask.request,), ask.preferences))
+    reason, curable = np.zeros(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
+    cost, chosen = np.zeros(len(rows)), np.zeros((len(rows), ask.request.vgpus), dtype=np.int64)
+    if len(short := np.flatnonzero(~fits)):
+        reason[short], curable[short] = _refusals(columns, rows[short], ask)
+    if len(short) == len(rows):
+        return Evaluation(reason, curable, cost, None if ask.request.mig else chosen)
+    at = slice(None) if not len(short) else np.flatnonzero(fits)
     if ask.request.mig:
-        enough, enough_when_empty = _enough_instances(columns, rows, ask, codes == _FIT, curable)
-        aligned = enough
-    else:
-        enough, enough_when_empty, aligned = _enough_devices(columns, rows, ask, codes == _FIT, curable)
-    offered = _offers_isolation(columns, rows, ask.preferences.isolation)
-    reason = _node_reason(columns, rows, ask, codes)
-    reason[enough] = np.where(aligned[enough], NodeReason.FITS.value, NodeReason.NUMA.value)
-    reason[~offered] = NodeReason.ISOLATION.value
-    reason[columns.devices[rows] == 0] = NodeReason.NO_GPU.value
-    fits = np.flatnonzero(reason == NodeReason.FITS.value)
-    cost = np.zeros(len(rows), dtype=np.float64)
-    if len(fits):
-        rate = _mig_cost if ask.request.mig else _vgpu_cost
-        cost[fits] = rate(columns, rows[fits], ask, weights, codes[fits] == _FIT)
-    return Evaluation(reason, enough_when_empty & offered, cost)
+        cost[at] = _mig_cost(columns, rows[at], ask, weights)
+        return Evaluation(reason, curable, cost)
+    cost[at], chosen[at] = _vgpu_cost(columns, rows[at], ask, weights, fitting[at])
+    return Evaluation(reason, curable, cost, chosen)
+
+
+def judge_devices(columns: Columns, rows: Rows, ask: Ask) -> tuple[Bools, Bools]:
+    """Say of each device whether it can take one vGPU or an instance, and whether it could if no other pod used it."""
+    codes, curable = _device_codes(columns, rows, ask)
+    return codes == _FIT, curable
 
 
 def asked_mib(ask: Ask, capacity_mib: Ints) -> Ints:
@@ -84,6 +92,55 @@ def asked_mib(ask: Ask, capacity_mib: Ints) -> Ints:
 
 
 # --- fit ----------------------------------------------------------------------------------------------------------
+
+
+def _fitting(columns: Columns, rows: Rows, ask: Ask) -> Bools:
+    """Say of each device whether it can take one vGPU or instance: whether _device_codes finds no reason against it, in fewer steps."""
+    fitting, preferences = columns.usable[rows], ask.preferences
+    if preferences.gpu_uuid or preferences.gpu_uuid_not:
+        fitting &= ~_unwanted_uuids(columns, rows, preferences)
+    if preferences.gpu_type or preferences.gpu_type_not:
+        fitting &= ~_unwanted_types(columns, rows, preferences)
+    if ask.request.mig:
+        some_room = np.zeros(fitting.shape, dtype=np.bool_)
+        for profile, _ in ask.request.mig:
+            some_room |= _instances(columns, rows, profile)[1] > 0
+        return fitting & some_room
+    cores = _asked_cores(ask)
+    asked = asked_mib(ask, columns.capacity_mib[rows])
+    fitting &= ~columns.mig[rows]
+    fitting &= (asked > 0) & (asked <= columns.free_mib[rows])
+    fitting &= columns.free_shares[rows] > 0
+    if cores is None:
+        fitting &= columns.used_cores[rows] <= units.WHOLE_GPU_PERCENT - UNRESERVED_MIN_PERCENT
+    else:
+        fitting &= columns.free_cores[rows] >= cores
+    if preferences.isolation is Isolation.EXCLUSIVE:
+        fitting &= columns.empty[rows]
+    return fitting
+
+
+def _enough(columns: Columns, rows: Rows, ask: Ask, fitting: Bools) -> Bools:
+    """Say whether enough devices fit, on one NUMA node if that is asked."""
+    if ask.request.mig:
+        return _enough_instances(columns, rows, ask, fitting, fitting)[0]
+    return _enough_devices(columns, rows, ask, fitting, fitting)[2]
+
+
+def _refusals(columns: Columns, rows: Rows, ask: Ask) -> tuple[Ints, Bools]:
+    """Say of rows that do not fit why not, and whether they would once other pods are gone."""
+    codes, curable = _device_codes(columns, rows, ask)
+    if ask.request.mig:
+        enough, enough_when_empty = _enough_instances(columns, rows, ask, codes == _FIT, curable)
+    else:
+        enough, enough_when_empty, _ = _enough_devices(columns, rows, ask, codes == _FIT, curable)
+    offered = offers(columns, rows, PodRequest((ask.request,), ask.preferences))
+    reason = np.full(len(rows), NodeReason.NUMA.value, dtype=np.int64)
+    if len(short := np.flatnonzero(~enough)):
+        reason[short] = _node_reason(columns, rows[short], ask, codes[short])
+    reason[~offered] = NodeReason.ISOLATION.value
+    reason[columns.devices[rows] == 0] = NodeReason.NO_GPU.value
+    return reason, enough_when_empty & offered
 
 
 def _device_codes(columns: Columns, rows: Rows, ask: Ask) -> tuple[Ints, Bools]:
@@ -103,13 +160,13 @@ def _device_codes(columns: Columns, rows: Rows, ask: Ask) -> tuple[Ints, Bools]:
     else:
         _mark_shortages(columns, rows, ask, codes, hopeless)
         mark(columns.mig[rows], Reject.MIG_MODE)
+    mark(columns.cordoned[rows], Reject.CORDONED)
+    mark(~columns.healthy[rows], Reject.UNHEALTHY)
     preferences = ask.preferences
     if preferences.gpu_uuid or preferences.gpu_uuid_not:
         mark(_unwanted_uuids(columns, rows, preferences), Reject.UUID)
     if preferences.gpu_type or preferences.gpu_type_not:
         mark(_unwanted_types(columns, rows, preferences), Reject.TYPE)
-    mark(columns.cordoned[rows], Reject.CORDONED)
-    mark(~columns.healthy[rows], Reject.UNHEALTHY)
     absent = ~columns.present[rows]
     codes[absent] = _ABSENT
     return codes, ~(hopeless | absent)
@@ -132,21 +189,20 @@ def _mark_shortages(columns: Columns, rows: Rows, ask: Ask, codes: Ints, hopeles
 def _mark_instances(columns: Columns, rows: Rows, request: ContainerRequest, codes: Ints, hopeless: Bools) -> None:
     free, there = np.zeros(codes.shape, dtype=np.bool_), np.zeros(codes.shape, dtype=np.bool_)
     for profile, _ in request.mig:
-        total, unused = _instances(columns, rows, profile)
-        there |= total > 0
-        free |= unused > 0
+        capacity, room = _instances(columns, rows, profile)
+        there |= capacity > 0
+        free |= room > 0
     codes[~free] = _CODE[Reject.MIG_PROFILE]
     hopeless |= ~there
 
 
 def _instances(columns: Columns, rows: Rows, profile: str) -> tuple[Ints, Ints]:
-    """Return how many instances of a profile each device has, and how many of them are free."""
+    """Return how many instances of a profile each device can give out while nothing on it is used, and how many now."""
     if profile not in columns.profiles:
         none = np.zeros((len(rows), columns.width), dtype=np.int64)
         return none, none
     number = columns.profiles.index(profile)
-    total = columns.mig_total[number][rows]
-    return total, total - columns.mig_used[number][rows]
+    return columns.mig_capacity[number][rows], columns.mig_room[number][rows]
 
 
 def _asked_cores(ask: Ask) -> int | None:
@@ -194,11 +250,12 @@ def _enough_devices(columns: Columns, rows: Rows, ask: Ask, fitting: Bools, cura
 
 
 def _enough_instances(columns: Columns, rows: Rows, ask: Ask, fitting: Bools, curable: Bools) -> tuple[Bools, Bools]:
+    """Look at each profile by itself: where instances are made on demand, several that fit need not fit together (see shapes.py)."""
     enough, when_empty = np.ones(len(rows), dtype=np.bool_), np.ones(len(rows), dtype=np.bool_)
     for profile, count in ask.request.mig:
-        total, unused = _instances(columns, rows, profile)
-        enough &= (unused * fitting).sum(axis=1) >= count
-        when_empty &= (total * curable).sum(axis=1) >= count
+        capacity, room = _instances(columns, rows, profile)
+        enough &= (room * fitting).sum(axis=1) >= count
+        when_empty &= (capacity * curable).sum(axis=1) >= count
     return enough, when_empty
 
 
@@ -213,16 +270,23 @@ def _numa_nodes(numa: Ints) -> Sequence[int]:
     return [int(node) for node in np.unique(numa) if node != NO_NUMA]
 
 
-def _offers_isolation(columns: Columns, rows: Rows, isolation: Isolation | None) -> Bools:
-    if isolation is None:
-        return np.ones(len(rows), dtype=np.bool_)
-    offered: Bools = (columns.isolation[rows] & ISOLATION_BITS[isolation]) != 0
+def offers(columns: Columns, rows: Rows, request: PodRequest) -> Bools:
+    """Say of each row whether its agent takes what the pod asks for beside its amounts, as plan.not_offered does."""
+    isolation = request.preferences.isolation
+    offered: Bools = columns.oversubscription[rows] >= burst_of(request)
+    if isolation is not None:
+        offered &= (columns.isolation[rows] & ISOLATION_BITS[isolation]) != 0
     return offered
 
 
 def _node_reason(columns: Columns, rows: Rows, ask: Ask, codes: Ints) -> Ints:
-    """Pick, for rows that do not fit, the most frequent reason of their devices, the first in the enum among equals."""
+    """Pick, for rows that do not fit, the reason that placement.refusal picks."""
     counts = np.stack([(codes == code).sum(axis=1) for code in range(1, _ABSENT)], axis=1)
+    ruled_out = np.isin(np.arange(1, _ABSENT), [_CODE[reject] for reject in RULED_OUT])
+    unwanted = counts[:, ruled_out].sum(axis=1)
+    enough = columns.devices[rows] - unwanted >= max(1, ask.request.vgpus)
+    counts[np.ix_(enough, ruled_out)] = 0
+    counts[np.ix_(~enough & (unwanted > 0), ~ruled_out)] = 0
     reason: Ints = _REASON_OF_CODE[np.argmax(counts, axis=1) + 1]
     if ask.request.mig:
         reason[(codes == _FIT).any(axis=1)] = NodeReason.MIG_PROFILE.value
@@ -232,6 +296,18 @@ def _node_reason(columns: Columns, rows: Rows, ask: Ask, codes: Ints) -> Ints:
 
 
 # --- cost ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What each device would have left with one vGPU; where the request does not fit the numbers mean nothing."""
+
+    mib: Ints
+    cores: Ints
+    shares: Ints
+    room: Ints
+    seated: Bools | None
+    """Which seats of the demand would have room; for the policy frag only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,36 +325,53 @@ class _Nominal:
     """The devices among which they were chosen."""
 
 
-def _vgpu_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights, fitting: Bools) -> npt.NDArray[np.float64]:
-    vgpus = ask.request.vgpus
-    nominal = _choose(_keys(columns, rows, ask, fitting), fitting, columns.numa[rows], ask)
-    asked = np.take_along_axis(asked_mib(ask, columns.capacity_mib[rows]), nominal.chosen, axis=1)
-    left_mib = np.take_along_axis(columns.free_mib[rows], nominal.chosen, axis=1) - asked
-    opened = np.take_along_axis(columns.empty[rows], nominal.chosen, axis=1) & (left_mib > 0)
-    devices, capacity = columns.devices[rows], np.maximum(1, columns.node_capacity_mib[rows])
-    before = columns.node_free_mib[rows] / capacity
-    after = (columns.node_free_mib[rows] - asked.sum(axis=1)) / capacity
-    norm = FRAG_PPM if ask.policy is Policy.FRAG else FREE_PPM
-    cost = weights.policy * (nominal.cost / (norm * vgpus))
-    cost += weights.host * _host_term(columns, rows, ask.demand, before, after)
+def _vgpu_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights, fitting: Bools) -> tuple[Floats, Ints]:
+    vgpus, free_mib, room = ask.request.vgpus, columns.free_mib[rows], columns.room[rows]
+    taken = _taken(columns, rows, ask, free_mib)
+    nominal = _choose(_keys(columns, rows, ask, fitting, taken), fitting, columns.numa[rows], ask)
+    at = (np.arange(len(rows))[:, None], nominal.chosen)
+    left_mib, devices = taken.mib[at], columns.devices[rows]
+    after = (columns.node_free_mib[rows] - (free_mib[at] - left_mib).sum(axis=1)) / np.maximum(1, columns.node_capacity_mib[rows])
+    cost = _host_cost(columns, rows, ask.demand, after, weights)
+    if taken.seated is not None:
+        seated, left_room = columns.seated[rows], room.copy()
+        seated[at], left_room[at] = taken.seated[at], taken.room[at]
+        cost += weights.policy * _fragmentation_growth(columns, rows, ask.demand, left_room, seated)
+    else:
+        cost += weights.policy * (nominal.cost / (FREE_PPM * vgpus))
+    if weights.scarce and columns.demand_table.scarcity_of_kind:
+        scarcity = columns.demand_table.scarcity[columns.kind[rows][at]]
+        used = (scarcity * ((room[at] - taken.room[at]) / PPM)).sum(axis=1)
+        cost += weights.scarce * (used / (MAX_SCARCITY * _gpus(columns, rows)))
     if vgpus > 1:
         quality = _best_quality(columns, rows, nominal.pool, vgpus)
         cost += weights.links * np.maximum(0.0, 1 - quality / (vgpus * (vgpus - 1) // 2 * REFERENCE_QUALITY))
         if ask.preferences.numa is not None:
             cost += weights.numa * ~nominal.aligned
     cost += weights.open_links * (nominal.open_links / (vgpus * np.maximum(1, devices - 1) * REFERENCE_QUALITY))
-    cost += weights.open_device * (opened.sum(axis=1) / vgpus)
+    cost += weights.open_device * ((columns.empty[rows][at] & (left_mib > 0)).sum(axis=1) / vgpus)
     cost += weights.whole_node * (columns.node_empty[rows] & (devices > vgpus))
-    cost += weights.free * after
-    result: npt.NDArray[np.float64] = cost
-    return result
+    if weights.free:
+        cost += weights.free * after
+    return cost, nominal.chosen
 
 
-def _mig_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights, fitting: Bools) -> npt.NDArray[np.float64]:
-    del fitting  # instances are counted over the whole node
-    total = columns.instances[rows].sum(axis=1)
-    asked = sum(count for _, count in ask.request.mig)
-    part = (total - columns.used_instances[rows].sum(axis=1) - asked) / np.maximum(1, total)
+def host_cost(columns: Columns, rows: Rows, policy: Policy, demand: HostDemand, weights: Weights) -> Floats:
+    """Rate rows for a pod that takes CPU and RAM only, as score.host_terms does. Derived columns must be up to date."""
+    free = columns.node_free_mib[rows] / np.maximum(1, columns.node_capacity_mib[rows])
+    cost = _host_cost(columns, rows, demand, free, weights) - _host_cost(columns, rows, HostDemand(), free, weights)
+    if policy is Policy.FRAG:
+        cost += weights.policy * _fragmentation_growth(columns, rows, demand, columns.room[rows], columns.seated[rows])
+    cost += weights.whole_node * (columns.node_empty[rows] & (columns.devices[rows] > 0))
+    cost += weights.free * free
+    return cost
+
+
+def _mig_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights) -> npt.NDArray[np.float64]:
+    total, taken = columns.slices[rows].sum(axis=1), np.zeros(len(rows), dtype=np.int64)
+    for profile, count in ask.request.mig:
+        taken += count * columns.profile_slices(rows, profile)
+    part = (columns.free_slices[rows].sum(axis=1) - taken) / np.maximum(1, total)
     cost = weights.policy * (-part if ask.policy is Policy.SPREAD else part)
     cost += weights.whole_node * columns.node_empty[rows]
     cost += weights.free * (columns.node_free_mib[rows] / np.maximum(1, columns.node_capacity_mib[rows]))
@@ -286,31 +379,38 @@ def _mig_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights, fitting:
     return result
 
 
-def _keys(columns: Columns, rows: Rows, ask: Ask, fitting: Bools) -> Ints:
+def _keys(columns: Columns, rows: Rows, ask: Ask, fitting: Bools, taken: _Taken) -> Ints:
     """Return one number per device by which score.nominal orders them: cost, open links and column, packed from high to low bits."""
-    cost = _device_cost(columns, rows, ask)
+    cost = _device_cost(columns, rows, ask, taken)
     keys = ((cost + _COST_BIAS) << (_OPEN_BITS + _COLUMN_BITS)) | (columns.open_links[rows] << _COLUMN_BITS)
     keys |= np.arange(columns.width, dtype=np.int64)
     keys[~fitting] = _NEVER
     return keys
 
 
-def _device_cost(columns: Columns, rows: Rows, ask: Ask) -> Ints:
+def _taken(columns: Columns, rows: Rows, ask: Ask, free_mib: Ints) -> _Taken:
+    capacity, cores = columns.capacity_mib[rows], _asked_cores(ask)
+    if cores is None:
+        left_cores = np.maximum(0, units.WHOLE_GPU_PERCENT - UNRESERVED_MIN_PERCENT - columns.used_cores[rows])
+    else:
+        left_cores = np.maximum(0, columns.free_cores[rows] - cores)
+    left_mib = np.maximum(0, free_mib - asked_mib(ask, capacity))
+    left_shares = np.maximum(0, columns.free_shares[rows] - 1)
+    frag = ask.policy is Policy.FRAG
+    seated = columns.demand_table.fits(columns.kind[rows], left_mib, left_cores, left_shares) if frag else None
+    return _Taken(left_mib, left_cores, left_shares, room_ppm(left_mib, capacity, left_cores), seated)
+
+
+def _device_cost(columns: Columns, rows: Rows, ask: Ask, taken: _Taken) -> Ints:
     """Rate every device as placement.score.cost does; where the request does not fit the number means nothing."""
-    capacity = columns.capacity_mib[rows]
     if ask.policy is Policy.TOPOLOGY:
-        return np.zeros_like(capacity)
-    cores = _asked_cores(ask)
-    kept = UNRESERVED_MIN_PERCENT if cores is None else np.where(columns.unreserved[rows] > 0, UNRESERVED_MIN_PERCENT, 0)
-    free_cores = np.maximum(0, units.WHOLE_GPU_PERCENT - columns.used_cores[rows] - (cores or 0) - kept)
-    memory_ppm = ppm(np.maximum(0, columns.free_mib[rows] - asked_mib(ask, capacity)), capacity)
-    cores_ppm = ppm(free_cores, units.WHOLE_GPU_PERCENT)
-    free_shares = np.maximum(0, columns.free_shares[rows] - 1)
-    if ask.policy is Policy.FRAG:
-        change: Ints = fragmentation_ppm(memory_ppm, cores_ppm, free_shares) - columns.fragmentation[rows]
+        return np.zeros_like(taken.mib)
+    if taken.seated is not None:
+        change: Ints = columns.demand_table.left_of_devices(taken.room, taken.seated) - columns.fragmentation[rows]
         return change
     sign = -1 if ask.policy is Policy.SPREAD else 1
-    free: Ints = sign * (memory_ppm + cores_ppm + ppm(free_shares, columns.max_shares[rows, None]))
+    memory_ppm, cores_ppm = ppm(taken.mib, columns.capacity_mib[rows]), ppm(taken.cores, units.WHOLE_GPU_PERCENT)
+    free: Ints = sign * (memory_ppm + cores_ppm + ppm(taken.shares, columns.max_shares[rows, None]))
     return free
 
 
@@ -350,30 +450,34 @@ def _unpack(keys: Ints, aligned: Bools, pool: Bools) -> _Nominal:
     )
 
 
-def _host_term(
-    columns: Columns, rows: Rows, demand: HostDemand, gpu_before: npt.NDArray[np.float64], gpu_after: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    cpu, ram = np.maximum(1, columns.cpu_milli[rows]), np.maximum(1, columns.ram_mib[rows])
-    cpu_free = np.maximum(0, columns.cpu_milli[rows] - columns.cpu_used_milli[rows]) / cpu
-    ram_free = np.maximum(0, columns.ram_mib[rows] - columns.ram_used_mib[rows]) / ram
-    cpu_after, ram_after = np.maximum(0.0, cpu_free - demand.cpu_milli / cpu), np.maximum(0.0, ram_free - demand.ram_mib / ram)
-    known = (columns.cpu_milli[rows] > 0) & (columns.ram_mib[rows] > 0)
-    term: npt.NDArray[np.float64] = _stranded(gpu_after, cpu_after, ram_after) - _stranded(gpu_before, cpu_free, ram_free)
-    return np.where(known, term, 0.0)
+def _gpus(columns: Columns, rows: Rows) -> Ints:
+    """Return what amounts of GPUs are divided by."""
+    unit: Ints = np.maximum(REFERENCE_GPUS, columns.devices[rows])
+    return unit
 
 
-def _stranded(
-    gpu_free: npt.NDArray[np.float64], cpu_free: npt.NDArray[np.float64], ram_free: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    behind_cpu, behind_ram = np.maximum(0.0, gpu_free - cpu_free), np.maximum(0.0, gpu_free - ram_free)
-    left: npt.NDArray[np.float64] = (behind_cpu + behind_ram + np.maximum(0.0, cpu_free - gpu_free)) / 3
-    return left
+def _fragmentation_growth(columns: Columns, rows: Rows, demand: HostDemand, room: Ints, seated: Bools) -> Floats:
+    """Args: room, seated: of the devices afterwards."""
+    cpu_free, ram_free = columns.cpu_free_milli[rows] - demand.cpu_milli, columns.ram_free_mib[rows] - demand.ram_mib
+    left = columns.demand_table.left_of_nodes(room, seated, cpu_free, ram_free)
+    growth: Floats = (left - columns.node_fragmentation[rows]) / _gpus(columns, rows)
+    return growth
+
+
+def _host_cost(columns: Columns, rows: Rows, demand: HostDemand, gpu_free: Floats, weights: Weights) -> Floats:
+    """Rate what is stranded and used after the pod took its CPU and RAM, as score.stranded does and Host.cpu_used says."""
+    cpu, ram = columns.cpu_milli[rows], columns.ram_mib[rows]
+    cpu_free = np.maximum(0, columns.cpu_free_milli[rows] - demand.cpu_milli) / np.maximum(1, cpu)
+    ram_free = np.maximum(0, columns.ram_free_mib[rows] - demand.ram_mib) / np.maximum(1, ram)
+    left = np.maximum(0.0, gpu_free - np.minimum(cpu_free, ram_free)) + np.maximum(0.0, cpu_free - gpu_free)
+    cost = weights.host * (columns.devices[rows] * left / _gpus(columns, rows)) + weights.cpu_used * (1 - cpu_free)
+    return np.where((cpu > 0) & (ram > 0), cost, 0.0)
 
 
 def _best_quality(columns: Columns, rows: Rows, pool: Bools, count: int) -> Ints:
     classes = columns.link_class[rows]
     quality = np.zeros(len(rows), dtype=np.int64)
-    for number in np.unique(classes):
+    for number in set(classes.tolist()):
         of_class = classes == number
         quality[of_class] = columns.link_classes[number].best_quality(pool[of_class], count)
     return quality

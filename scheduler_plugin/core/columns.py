@@ -7,31 +7,71 @@ not checked here, free amounts never go below 0. Memory is in MiB: inventory and
 Every change of a row gives it a new number from one counter, so that results computed from rows know which of them are out of date.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from placement import mig
+from placement.demand import GENERIC, PPM, Demand
 from placement.device import UNRESERVED_MIN_PERCENT
 from proto import units
 from proto.gpunode import GpuNode
-from proto.model import Isolation
+from proto.model import Device, Isolation, MigInstance
+from scheduler_plugin.core.demand_table import UNLIMITED, DemandTable, room_ppm
 from scheduler_plugin.core.links import LinkClass, Matrix, matrix_of
 from scheduler_plugin.core.pods import Use
+from scheduler_plugin.core.score import Kind
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Rows: TypeAlias = Ints
 """Positions of rows."""
 
-PPM: Final = 1_000_000
-SHAPES_PPM: Final = (125_000, 250_000, 500_000, 1_000_000)
-"""Those of placement.score; tests/property/test_columnar.py compares the results."""
 NO_NUMA: Final = -1
 ISOLATION_BITS: Final = {backend: 1 << bit for bit, backend in enumerate(Isolation)}
+_INVENTORY_DRIFT: Final = 8
+"""How scarce a kind of device is gets out of date once an eighth of the nodes changed."""
+_CHUNK_CELLS: Final = 1 << 18
+"""Devices times seats of the demand worked on at a time: what they take then stays in the processor's cache."""
+_ALL: Final = 1 << 40
 _FIRST_ROWS: Final = 64
 _FIRST_WIDTH: Final = 8
+_LAYOUTS_KEPT: Final = 4096
+"""Ways to partition a device whose rooms are kept, a few KiB each: GPUs of a model are cut in some dozens of ways."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    """How one device is partitioned, with numbers for names: devices that are partitioned alike have equal layouts."""
+
+    layout: tuple[MigInstance, ...]
+    numbers: Mapping[str, str]
+    """By the UUID of an instance or the name of a place."""
+    used: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, device: Device) -> "_Partition":
+        layout = tuple(
+            MigInstance(
+                str(number), "", instance.profile, 0, 0, 0, instance.placement_start, instance.placement_size, instance.most_on_device
+            )
+            for number, instance in enumerate(device.mig_instances)
+        )
+        return cls(layout, {instance.uuid: str(number) for number, instance in enumerate(device.mig_instances)})
+
+
+@lru_cache(maxsize=_LAYOUTS_KEPT)
+def _rooms(layout: tuple[MigInstance, ...], used: frozenset[str]) -> tuple[tuple[str, int], ...]:
+    return tuple(mig.rooms(layout, used).items())
+
+
+@lru_cache(maxsize=_LAYOUTS_KEPT)
+def _slices(layout: tuple[MigInstance, ...], used: frozenset[str]) -> mig.Slices:
+    return mig.slices(layout, used)
 
 
 class Columns:
@@ -44,12 +84,24 @@ class Columns:
         self.change_count = 0
         self.models: list[str] = []
         """Lower-case model names; ``model`` holds positions in it."""
+        self.kinds: dict[Kind, int] = {("", 0): 0}
+        """The kinds of devices and their numbers; ``kind`` holds those. The first is that of no device."""
+        self.demand_table = DemandTable(GENERIC, {("", 0): 0})
+        self._inventory_changes = 0
+        """Since the table was made; _ALL when there is a kind that it does not know."""
         self.link_classes: list[LinkClass] = [LinkClass(())]
         self._class_of_matrix: dict[Matrix, int] = {(): 0}
         self.profiles: list[str] = []
-        self.mig_total: list[Ints] = []
-        """Per profile, instances on each device."""
-        self.mig_used: list[Ints] = []
+        self.mig_capacity: list[Ints] = []
+        """Per profile, how many instances of it each device has or can be given while nothing on it is used."""
+        self.mig_room: list[Ints] = []
+        """Per profile, how many more each device can give out now if no other profile is asked for; derived. Profiles share room where
+        instances are made on demand, so these numbers do not add up over profiles."""
+        self.mig_size: list[Ints] = []
+        """Per profile, the memory slices of an instance of it; 0 where a device has none."""
+        self._partitions: dict[tuple[int, int], _Partition] = {}
+        """By row and column, of the devices with instances or places for them."""
+        self._stale_partitions: set[tuple[int, int]] = set()
         self.places_of: dict[str, set[tuple[int, int]]] = {}
         """Row and column of a device by its UUID in lower case; several only when nodes were cloned with their UUIDs."""
         self._uuids: dict[int, tuple[str, ...]] = {}
@@ -70,12 +122,18 @@ class Columns:
         self.unreserved = np.zeros(shape, dtype=np.int64)
         self.used_instances = np.zeros(shape, dtype=np.int64)
         self.instances = np.zeros(shape, dtype=np.int64)
+        self.slices = np.zeros(shape, dtype=np.int64)
+        """Memory slices that MIG instances have or can have."""
         self.numa = np.full(shape, NO_NUMA, dtype=np.int64)
         self.model = np.zeros(shape, dtype=np.int64)
+        self.kind = np.zeros(shape, dtype=np.int64)
         self.alive = np.zeros(rows, dtype=np.bool_)
         self.devices = np.zeros(rows, dtype=np.int64)
         self.max_shares = np.zeros(rows, dtype=np.int64)
+        self.by_place = np.zeros(rows, dtype=np.bool_)
+        """Whether the node makes MIG instances on demand, so that its profiles compete for room."""
         self.isolation = np.zeros(rows, dtype=np.int64)
+        self.oversubscription = np.zeros(rows, dtype=np.float64)
         self.link_class = np.zeros(rows, dtype=np.int64)
         self.tie = np.zeros(rows, dtype=np.uint64)
         self.cpu_milli = np.zeros(rows, dtype=np.int64)
@@ -84,15 +142,25 @@ class Columns:
         self.ram_used_mib = np.zeros(rows, dtype=np.int64)
         self.changed = np.zeros(rows, dtype=np.int64)
         # derived
+        self.usable = np.zeros(shape, dtype=np.bool_)
+        """Present, healthy and not cordoned."""
         self.free_mib = np.zeros(shape, dtype=np.int64)
         self.free_cores = np.zeros(shape, dtype=np.int64)
         self.free_shares = np.zeros(shape, dtype=np.int64)
         self.empty = np.zeros(shape, dtype=np.bool_)
+        self.room = np.zeros(shape, dtype=np.int64)
+        self.free_slices = np.zeros(shape, dtype=np.int64)
+        self.seated = np.zeros((*shape, self.demand_table.seats), dtype=np.bool_)
+        """Which seats of the demand have room on each device."""
         self.fragmentation = np.zeros(shape, dtype=np.int64)
         self.open_links = np.zeros(shape, dtype=np.int64)
         self.node_free_mib = np.zeros(rows, dtype=np.int64)
         self.node_capacity_mib = np.zeros(rows, dtype=np.int64)
         self.node_empty = np.zeros(rows, dtype=np.bool_)
+        self.node_fragmentation = np.zeros(rows, dtype=np.float64)
+        self.cpu_free_milli = np.zeros(rows, dtype=np.int64)
+        """Below 0 where more is requested than there is; UNLIMITED where the host is not known. RAM alike."""
+        self.ram_free_mib = np.zeros(rows, dtype=np.int64)
 
     # --- rows ---
 
@@ -111,8 +179,10 @@ class Columns:
 
     def drop_row(self, row: int) -> None:
         """Empty a row and keep it for another node."""
+        self._inventory_changes += 1
         self._name_devices(row, ())
-        for array in (*self._arrays(), *self.mig_total, *self.mig_used):
+        self._drop_partitions(row)
+        for array in (*self._arrays(), *self._profile_arrays()):
             if array is not self.changed:
                 array[row] = 0
         self.numa[row] = NO_NUMA
@@ -128,14 +198,17 @@ class Columns:
     def set_inventory(self, row: int, node: GpuNode) -> None:
         """Write what a node has; what its pods take is written anew by the caller."""
         width = len(node.devices)
+        self._inventory_changes += 1
+        self._drop_partitions(row)
         if width > self.width:
             self._grow(len(self.alive), width)
-        for array in (*self._device_arrays(), *self.mig_total, *self.mig_used):
+        for array in (*self._device_arrays(), *self._profile_arrays()):
             array[row] = 0
         self.numa[row] = NO_NUMA
         self.devices[row] = width
         self.max_shares[row] = node.shares_per_gpu
         self.isolation[row] = sum(ISOLATION_BITS[backend] for backend in set(node.isolation))
+        self.oversubscription[row] = node.memory_oversubscription
         for column, entry in enumerate(node.devices):
             device = entry.device
             self.present[row, column] = True
@@ -145,11 +218,12 @@ class Columns:
             self.capacity_mib[row, column] = device.memory_bytes // units.MIB
             self.numa[row, column] = NO_NUMA if device.numa_node is None else device.numa_node
             self.model[row, column] = self._model(device.model)
+            self.kind[row, column] = self._kind(device.model, device.memory_bytes // units.MIB)
             self.instances[row, column] = len(device.mig_instances)
-            for instance in device.mig_instances:
-                self.mig_total[self.profile(instance.profile)][row, column] += 1
+            if device.mig_instances:
+                self._set_partition(row, column, device)
         self._name_devices(row, tuple(entry.device.uuid.lower() for entry in node.devices))
-        self.link_class[row] = self._link_class(matrix_of([entry.device.uuid for entry in node.devices], node.links))
+        self.link_class[row] = self._link_class(matrix_of([entry.device for entry in node.devices], node.links))
         self.touch(row)
 
     def add_use(self, row: int, column: int, use: Use, sign: int = 1) -> None:
@@ -160,11 +234,13 @@ class Columns:
         self.unreserved[row, column] += sign * use.unreserved
         self.touch(row)
 
-    def set_instance_used(self, row: int, column: int, profile: str, used: bool) -> None:
-        """Note that an instance was taken, or is free again."""
-        change = 1 if used else -1
-        self.mig_used[self.profile(profile)][row, column] += change
-        self.used_instances[row, column] += change
+    def set_instance_used(self, row: int, column: int, uuid: str, used: bool) -> None:
+        """Note that an instance, or a place for one, was taken or is free again."""
+        partition = self._partitions[row, column]
+        number = partition.numbers[uuid]
+        partition.used = partition.used | {number} if used else partition.used - {number}
+        self.used_instances[row, column] = len(partition.used)
+        self._stale_partitions.add((row, column))
         self.touch(row)
 
     def set_host(self, row: int, cpu_milli: int, ram_mib: int) -> None:
@@ -184,9 +260,33 @@ class Columns:
         """Return the position of a MIG profile, made when it is new."""
         if name not in self.profiles:
             self.profiles.append(name)
-            self.mig_total.append(np.zeros(self.present.shape, dtype=np.int64))
-            self.mig_used.append(np.zeros(self.present.shape, dtype=np.int64))
+            for tables in self._profile_tables():
+                tables.append(np.zeros(self.present.shape, dtype=np.int64))
         return self.profiles.index(name)
+
+    def profile_slices(self, rows: Rows, profile: str) -> Ints:
+        """Return how many memory slices an instance of a profile takes on rows, the least where their devices differ; 0 without any."""
+        if profile not in self.profiles:
+            return np.zeros(len(rows), dtype=np.int64)
+        size = self.mig_size[self.profiles.index(profile)][rows]
+        least: Ints = np.where(size > 0, size, _ALL).min(axis=1)
+        return np.where(least < _ALL, least, 0)
+
+    def _set_partition(self, row: int, column: int, device: Device) -> None:
+        partition = self._partitions[row, column] = _Partition.of(device)
+        for profile, count in _rooms(partition.layout, partition.used):
+            self.mig_capacity[self.profile(profile)][row, column] = count
+        for profile, size in mig.sizes(partition.layout).items():
+            self.mig_size[self.profile(profile)][row, column] = size
+        self.slices[row, column] = _slices(partition.layout, partition.used).total
+        self.by_place[row] |= any(instance.on_demand for instance in device.mig_instances)
+        self._stale_partitions.add((row, column))
+
+    def _drop_partitions(self, row: int) -> None:
+        for column in np.flatnonzero(self.instances[row]).tolist():
+            del self._partitions[row, column]
+            self._stale_partitions.discard((row, column))
+        self.by_place[row] = False
 
     def _name_devices(self, row: int, uuids: tuple[str, ...]) -> None:
         for column, uuid in enumerate(self._uuids.pop(row, ())):
@@ -204,6 +304,13 @@ class Columns:
             self.models.append(lower)
         return self.models.index(lower)
 
+    def _kind(self, model: str, capacity_mib: int) -> int:
+        kind = (model.lower(), capacity_mib)
+        if kind not in self.kinds:
+            self.kinds[kind] = len(self.kinds)
+            self._inventory_changes = _ALL
+        return self.kinds[kind]
+
     def _link_class(self, matrix: Matrix) -> int:
         if not any(map(any, matrix)):
             return 0
@@ -212,35 +319,68 @@ class Columns:
             self.link_classes.append(LinkClass(matrix))
         return self._class_of_matrix[matrix]
 
+    def set_demand(self, demand: Demand) -> None:
+        """Rate what is free by another demand from now on, and by how many devices of each kind there are now."""
+        counts = np.bincount(self.kind[self.present], minlength=len(self.kinds)).tolist()
+        self.demand_table = DemandTable(demand, dict(zip(self.kinds, counts, strict=True)))
+        self.seated = np.zeros((*self.present.shape, self.demand_table.seats), dtype=np.bool_)
+        self._inventory_changes = 0
+        for row in np.flatnonzero(self.alive).tolist():
+            self.touch(row)
+
     # --- derivation ---
 
     def derive(self) -> None:
         """Bring the derived columns of all changed rows up to date."""
+        if self._inventory_changes * _INVENTORY_DRIFT > self.rows:
+            self.set_demand(self.demand_table.demand)
         if not self._stale:
             return
+        for row, column in self._stale_partitions:
+            partition = self._partitions[row, column]
+            for profile, count in _rooms(partition.layout, partition.used):
+                self.mig_room[self.profile(profile)][row, column] = count
+            self.free_slices[row, column] = _slices(partition.layout, partition.used).free
+        self._stale_partitions.clear()
         rows = np.fromiter(self._stale, dtype=np.int64, count=len(self._stale))
         self._stale.clear()
-        capacity, shares = self.capacity_mib[rows], self.used_shares[rows]
+        for chunk in self.chunks(rows):
+            self._derive(chunk)
+
+    def chunks(self, rows: Rows) -> Sequence[Rows]:
+        """Divide rows into parts to work on one at a time."""
+        size = max(1, _CHUNK_CELLS // (self.width * self.demand_table.seats))
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+    def _derive(self, rows: Rows) -> None:
+        capacity, shares, present, table = self.capacity_mib[rows], self.used_shares[rows], self.present[rows], self.demand_table
         kept = np.where(self.unreserved[rows] > 0, UNRESERVED_MIN_PERCENT, 0)
         free_mib = np.maximum(0, capacity - self.used_mib[rows])
         free_cores = np.maximum(0, units.WHOLE_GPU_PERCENT - self.used_cores[rows] - kept)
         free_shares = np.maximum(0, self.max_shares[rows, None] - shares)
-        present = self.present[rows]
         empty = present & (shares == 0) & (self.used_instances[rows] == 0)
+        room, (cpu_free, ram_free) = room_ppm(free_mib, capacity, free_cores), self._host_free(rows)
+        seated = table.fits(self.kind[rows], free_mib, free_cores, free_shares)
         self.free_mib[rows], self.free_cores[rows], self.free_shares[rows], self.empty[rows] = free_mib, free_cores, free_shares, empty
-        memory_ppm = ppm(free_mib, capacity)
-        self.fragmentation[rows] = fragmentation_ppm(memory_ppm, ppm(free_cores, units.WHOLE_GPU_PERCENT), free_shares)
+        self.usable[rows] = present & self.healthy[rows] & ~self.cordoned[rows]
+        self.room[rows], self.seated[rows], self.fragmentation[rows] = room, seated, table.left_of_devices(room, seated)
+        self.cpu_free_milli[rows], self.ram_free_mib[rows] = cpu_free, ram_free
+        self.node_fragmentation[rows] = table.left_of_nodes(room, seated, cpu_free, ram_free)
         self.open_links[rows] = self._open_links(rows, empty)
-        instances = self.instances[rows]
-        mig_free = capacity * (instances - self.used_instances[rows]) // np.maximum(1, instances)
+        mig_free = capacity * self.free_slices[rows] // np.maximum(1, self.slices[rows])
         self.node_free_mib[rows] = np.where(self.mig[rows], mig_free, free_mib).sum(axis=1)
         self.node_capacity_mib[rows] = capacity.sum(axis=1)
         self.node_empty[rows] = (empty | ~present).all(axis=1)
 
+    def _host_free(self, rows: Rows) -> tuple[Ints, Ints]:
+        cpu, ram = self.cpu_milli[rows], self.ram_mib[rows]
+        known = (cpu > 0) & (ram > 0)
+        return np.where(known, cpu - self.cpu_used_milli[rows], UNLIMITED), np.where(known, ram - self.ram_used_mib[rows], UNLIMITED)
+
     def _open_links(self, rows: Rows, empty: Bools) -> Ints:
         open_links = np.zeros(empty.shape, dtype=np.int64)
         classes = self.link_class[rows]
-        for number in np.unique(classes):
+        for number in set(classes.tolist()):
             matrix = self.link_classes[number].matrix
             if number and len(matrix):
                 of_class = classes == number
@@ -254,8 +394,14 @@ class Columns:
 
     def _device_arrays(self) -> Sequence[npt.NDArray[np.generic]]:
         facts = (self.present, self.healthy, self.cordoned, self.mig, self.capacity_mib, self.used_mib, self.used_cores, self.used_shares)
-        more = (self.unreserved, self.used_instances, self.instances, self.numa, self.model)
+        more = (self.unreserved, self.used_instances, self.instances, self.slices, self.free_slices, self.numa, self.model, self.kind)
         return (*facts, *more)
+
+    def _profile_tables(self) -> Sequence[list[Ints]]:
+        return self.mig_capacity, self.mig_room, self.mig_size
+
+    def _profile_arrays(self) -> Sequence[Ints]:
+        return [table for tables in self._profile_tables() for table in tables]
 
     def _arrays(self) -> Sequence[npt.NDArray[np.generic]]:
         return [value for value in vars(self).values() if isinstance(value, np.ndarray)]
@@ -266,7 +412,7 @@ class Columns:
         self.width = width
         for name, value in old.items():
             _copy_to_corner(value, getattr(self, name))
-        for tables in (self.mig_total, self.mig_used):
+        for tables in self._profile_tables():
             for position, table in enumerate(tables):
                 tables[position] = np.zeros((rows, width), dtype=np.int64)
                 _copy_to_corner(table, tables[position])
@@ -276,16 +422,6 @@ def ppm(part: Ints, whole: Ints | int) -> Ints:
     """Express a part in parts per million of the whole; 0 where there is nothing."""
     result: Ints = part * PPM // np.maximum(1, whole)
     return result
-
-
-def fragmentation_ppm(memory_ppm: Ints, cores_ppm: Ints, free_shares: Ints) -> Ints:
-    """Measure what is free and of no use, as placement.score.fragmentation does."""
-    free = memory_ppm + cores_ppm
-    stranded = len(SHAPES_PPM) * free
-    smaller = np.minimum(memory_ppm, cores_ppm)
-    for shape in SHAPES_PPM:
-        stranded -= 2 * shape * np.minimum(smaller // shape, free_shares)
-    return stranded
 
 
 def _copy_to_corner(values: npt.NDArray[np.generic], room: npt.NDArray[np.generic]) -> None:

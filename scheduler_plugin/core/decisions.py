@@ -1,6 +1,7 @@
-"""What was decided lately and why: the record behind explanations and the retry of pods that wait.
+"""What was decided lately and why: the record behind explanations, replay, and the retry of pods that wait.
 
-Kept by pod UID, the newest last, and bounded; a pod's later decision replaces the earlier.
+Kept by pod UID, the newest last, and bounded; a pod's later decision replaces the earlier. Of the last few, also those on pods that are
+bound by now, everything is kept that is needed to decide again.
 """
 
 from collections import OrderedDict
@@ -8,11 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from proto.model import PodRequest
+from scheduler_plugin.core.gang import Standing
+from scheduler_plugin.core.journal import Moment
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.reasons import NodeReason
 
 MAX_KEPT: Final = 20_000
+MAX_RECORDED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,29 +31,92 @@ class Decision:
     at: float
     """Seconds since 1970."""
     generation: int
-    """The state's change counter: with the pod, the recorded inputs of the decision."""
+    """The state's change counter."""
     fitting: int
     failed: Mapping[NodeReason, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What prioritize said afterwards."""
+
+    node: str
+    score: int
+    moment: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class GangTurn:
+    """A decision on a member of a gang: it depends on where the others can go."""
+
+    standing: Standing
+    moment: Moment
+    """Before anything was planned."""
+    node: str = ""
+    """Where the pod was planned with the others."""
+    refusal: str = ""
+    """Why the gang cannot start."""
+
+
+@dataclass(slots=True)
+class Record:
+    """A decision with its inputs."""
+
+    decision: Decision
+    moment: Moment
+    names: tuple[str, ...]
+    """Of all nodes then, by row."""
+    rows: npt.NDArray[np.int32]
+    """The nodes that were asked about; those without an inventory left out."""
+    choice: Choice | None = None
+    gang: GangTurn | None = None
+
+    @property
+    def asked(self) -> list[str]:
+        """The nodes with an inventory that were asked about."""
+        return [self.names[row] for row in self.rows.tolist()]
+
+
 @dataclass(slots=True)
 class Decisions:
-    """The latest decision on each pod."""
+    """The latest decision on each pod, and the latest of all with their inputs."""
 
     by_uid: OrderedDict[str, Decision] = field(default_factory=OrderedDict)
+    recorded: OrderedDict[str, Record] = field(default_factory=OrderedDict)
+    """By pod UID."""
 
-    def record(self, decision: Decision) -> None:
+    def record(self, decision: Decision, inputs: Record | None = None) -> None:
         """Keep a decision in place of the pod's earlier one."""
         self.by_uid[decision.pod.uid] = decision
         self.by_uid.move_to_end(decision.pod.uid)
         if len(self.by_uid) > MAX_KEPT:
             self.by_uid.popitem(last=False)
+        if inputs is not None:
+            self._keep(inputs)
+
+    def chose(self, pod_uid: str, choice: Choice) -> None:
+        """Add prioritize's answer to the record of a pod's decision."""
+        record = self.recorded.get(pod_uid)
+        if record is not None and not (record.gang and record.gang.node):
+            record.choice = choice
 
     def forget(self, pod_uid: str) -> None:
-        """Drop what was decided on a pod that is bound or gone."""
+        """Drop what was decided on a pod that is bound or gone; the record stays."""
         self.by_uid.pop(pod_uid, None)
 
     def waiting(self) -> list[Decision]:
         """Return the pods that fitted nowhere when last asked, by priority, then the longest waiting first."""
         waiting = [decision for decision in self.by_uid.values() if not decision.fitting]
         return sorted(waiting, key=lambda decision: (-decision.pod.priority, decision.at))
+
+    def _keep(self, record: Record) -> None:
+        """Keep a record. Those of two pictures of the state at most, because each holds on to a whole one."""
+        newest = next(reversed(self.recorded.values()), record)
+        if newest.moment.part is not record.moment.part:
+            parts = (newest.moment.part, record.moment.part)
+            for uid in [uid for uid, old in self.recorded.items() if not any(old.moment.part is part for part in parts)]:
+                del self.recorded[uid]
+        self.recorded[record.decision.pod.uid] = record
+        self.recorded.move_to_end(record.decision.pod.uid)
+        if len(self.recorded) > MAX_RECORDED:
+            self.recorded.popitem(last=False)

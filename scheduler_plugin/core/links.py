@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placement.topology import LinkTable
-from proto.model import Link
+from proto.model import Device, Link
 
 REFERENCE_QUALITY: Final = 1850
 """A pair with 18 NVLinks, the best there is today: qualities are shown as a part of it."""
@@ -21,9 +21,9 @@ MAX_TABLE_DEVICES: Final = 16
 Matrix: TypeAlias = tuple[tuple[int, ...], ...]
 
 
-def matrix_of(uuids: Sequence[str], links: Iterable[Link]) -> Matrix:
+def matrix_of(devices: Sequence[Device], links: Iterable[Link]) -> Matrix:
     """Return the qualities of all pairs, in the order of the devices."""
-    table = LinkTable.of(links)
+    table, uuids = LinkTable.of(links, devices), [device.uuid for device in devices]
     return tuple(tuple(table.between(a, b) if a != b else 0 for b in uuids) for a in uuids)
 
 

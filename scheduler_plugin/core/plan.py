@@ -1,11 +1,13 @@
-"""The devices a pod gets on one given node, by placement's own search: what bind commits to."""
+"""The devices a pod gets on one given node, by placement's own search, and whether the node offers the rest: what bind commits to."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from placement.choose import choose_pod
+from placement.demand import GENERIC, Demand
 from placement.device import DeviceState
 from placement.refusal import Refusal
+from proto.gpunode import GpuNode
 from proto.model import Link, PodAssignment, PodRequest, Policy
 
 FILTER_SEED = ""
@@ -13,22 +15,45 @@ FILTER_SEED = ""
 
 
 def plan_on_node(
-    states: Sequence[DeviceState], request: PodRequest, policy: Policy, links: Sequence[Link], pod_uid: str
+    states: Sequence[DeviceState],
+    request: PodRequest,
+    policy: Policy,
+    links: Sequence[Link],
+    pod_uid: str,
+    demand: Demand = GENERIC,
 ) -> PodAssignment | Refusal:
     """Choose devices for a pod on a node, or say why there are none.
 
-    For a pod of several containers placement's search depends on how ties break, so a refusal under the pod's own seed is checked
-    under the one that filter used.
+    Where the search takes one thing after another, several containers or several MIG profiles, what is left for the later ones depends on
+    how ties break, so they break as they did for filter.
     """
-    choice = choose_pod(states, request, policy, links=links, seed=pod_uid)
-    if isinstance(choice, Refusal) and len(request.containers) > 1:
-        choice = choose_pod(states, request, policy, links=links, seed=FILTER_SEED)
+    seed = FILTER_SEED if len(request.containers) > 1 or takes_several_profiles(request) else pod_uid
+    choice = choose_pod(states, request, policy, links=links, seed=seed, demand=demand)
     if isinstance(choice, Refusal):
         return choice
     return PodAssignment(pod_uid, tuple(container.assignment() for container in choice.containers))
 
 
+def takes_several_profiles(request: PodRequest) -> bool:
+    """Whether a container asks for MIG instances of more than one profile."""
+    return any(len(container.mig) > 1 for container in request.containers)
+
+
 def shape_of(request: PodRequest) -> PodRequest:
     """Return the request without what does not change where it fits, so that equal pods share one evaluation."""
     containers = tuple(replace(container, container=f"c{position}") for position, container in enumerate(request.containers))
-    return PodRequest(containers, replace(request.preferences, priority=None, memory_burst=None))
+    burst = burst_of(request)
+    return PodRequest(containers, replace(request.preferences, priority=None, memory_burst=None if burst == 1 else burst))
+
+
+def burst_of(request: PodRequest) -> float:
+    """Return how far above its memory the pod wants to burst, as a ratio; 1 for one with MIG instances alone, which never do."""
+    return 1.0 if all(container.mig for container in request.containers) else request.preferences.memory_burst or 1.0
+
+
+def not_offered(gpu: GpuNode, request: PodRequest) -> str:
+    """Name what the pod asks for beside its amounts and the node's agent refuses; empty when there is nothing."""
+    isolation, burst = request.preferences.isolation, burst_of(request)
+    if isolation is not None and isolation not in gpu.isolation:
+        return f"the isolation {isolation}"
+    return "" if burst <= gpu.memory_oversubscription else f"the memory burst of {burst:g} (at most {gpu.memory_oversubscription:g})"

@@ -6,7 +6,7 @@ most that any of its phases takes, not the sum of all its containers.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from proto import contract, units
 from proto.model import ContainerSpec, DeviceShare, Pod, PodAssignment
@@ -60,11 +60,15 @@ Footprint: TypeAlias = Mapping[str, Use]
 """By the UUID of a device or MIG instance."""
 
 
+_REPLICA_SUFFIX: Final = ".shared"
+"""What NVIDIA's device plugin ends the names of time-sliced resources with: nobody else offers those."""
+
+
 def asks_gpu(limits: Iterable[str]) -> bool:
     """Whether limits with these names concern us."""
     return any(
         name in (contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES)
-        or name.startswith(contract.RESOURCE_MIG_PREFIX)
+        or (name.startswith(contract.RESOURCE_MIG_PREFIX) and not name.endswith(_REPLICA_SUFFIX))
         for name in limits
     )
 

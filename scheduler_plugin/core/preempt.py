@@ -4,11 +4,14 @@ kube-scheduler's own preemption counts resources of whole nodes, so it can choos
 victims it chose, the cheapest set that makes placement find devices. Sets are compared as kube-scheduler compares nodes: by the highest
 priority in them, then by the sum of priorities (which also makes fewer better, because each pod counts at least one).
 
+Pods of a gang that runs go one by one only as long as enough of it stay (``Band``); otherwise all of them go, or none.
+
 A container of k vGPUs needs k devices: for each such set of devices only the pods on them matter, so the search goes through the sets and,
 in each, through sets of pods from the cheapest up. It is exact until it has made MAX_CHECKS checks; beyond, it returns the best found so
 far, or a set from which no pod can be taken back.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -33,6 +36,8 @@ _LOWEST_PRIORITY: Final = -(1 << 31)
 
 _Cost: TypeAlias = tuple[int, int]
 _Fits: TypeAlias = Callable[[Mapping[str, DeviceState]], bool]
+_Move: TypeAlias = tuple["Victim", ...]
+"""Pods that go together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,22 @@ class Victim:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """The candidates that belong to one gang."""
+
+    members: frozenset[str]
+    """UIDs."""
+    spare: int
+    """How many of them can go while enough of the gang stay."""
+    whole: bool
+    """Whether there are no others of the gang that would stay behind if all of these go."""
+
+    def spares(self, ended: int) -> bool:
+        """Whether the end of so many of the members leaves the gang with enough, or with nobody."""
+        return ended <= self.spare or (self.whole and ended == len(self.members))
+
+
+@dataclass(frozen=True, slots=True)
 class Preemption:
     """One question: a pod, a node, and who may go."""
 
@@ -53,6 +74,8 @@ class Preemption:
     request: PodRequest
     policy: Policy
     candidates: tuple[Victim, ...]
+    bands: tuple[Band, ...] = ()
+    """Each candidate is in one of them at most."""
 
 
 def cost_of(victims: Iterable[Victim]) -> _Cost:
@@ -71,15 +94,27 @@ class _Search:
         self._question = question
         self._checks_left = MAX_CHECKS
         self._best: tuple[Victim, ...] | None = None
+        self._band_of = {uid: band for band in question.bands for uid in band.members}
+        self._moves = tuple(self._all_moves())
         self._states = {state.device.uuid: state for state in question.states}
         self._device_of = {i.uuid: state.device.uuid for state in question.states for i in state.device.mig_instances}
         self._device_of |= {uuid: uuid for uuid in self._states}
 
     def run(self) -> frozenset[str] | None:
         for devices, fits in self._ways():
-            helpful = [victim for victim in self._question.candidates if not devices.isdisjoint(self._devices_of(victim))]
-            self._search(sorted(helpful, key=lambda victim: (victim.priority, victim.uid)), fits)
+            helpful = [move for move in self._moves if not devices.isdisjoint(self._devices_of(move))]
+            self._search(sorted(helpful, key=lambda move: (cost_of(move), [victim.uid for victim in move])), fits)
         return None if self._best is None else frozenset(victim.uid for victim in self._best)
+
+    def _all_moves(self) -> Iterator[_Move]:
+        """Yield what can be done by itself: to end one pod, or all of a gang."""
+        for victim in self._question.candidates:
+            band = self._band_of.get(victim.uid)
+            if band is None or band.spare:
+                yield (victim,)
+        for band in self._question.bands:
+            if band.whole and band.spare < len(band.members):
+                yield tuple(victim for victim in self._question.candidates if victim.uid in band.members)
 
     def _ways(self) -> Iterator[tuple[AbstractSet[str], _Fits]]:
         """Yield the sets of devices that would do, each with its test; all devices with placement's search where sets are too many."""
@@ -104,42 +139,56 @@ class _Search:
         choice = choose_pod(list(after.values()), question.request, question.policy, links=question.links, seed=FILTER_SEED)
         return not isinstance(choice, Refusal)
 
-    def _search(self, victims: Sequence[Victim], fits: _Fits) -> None:
-        """Improve on the best so far by sets of these victims, which come with the lowest priority first."""
-        if not self._works(victims, fits):
+    def _search(self, moves: Sequence[_Move], fits: _Fits) -> None:
+        """Improve on the best so far by sets of these moves, which come with the cheapest first."""
+        if not self._works(moves, fits):
             return
-        needed = [victim for victim in victims if not self._works([other for other in victims if other is not victim], fits)]
-        optional = [victim for victim in victims if victim not in needed]
-        heap: list[tuple[_Cost, tuple[int, ...]]] = [(cost_of(needed), ())]
+        needed = [move for move in moves if not self._works([other for other in moves if other is not move], fits)]
+        if not self._compatible(needed):
+            return
+        optional = [move for move in moves if move not in needed]
+        heap: list[tuple[_Cost, tuple[int, ...]]] = [(cost_of(_ended(needed)), ())]
         while heap:
             cost, taken = heappop(heap)
             if self._best is not None and cost >= cost_of(self._best):
                 return
             chosen = [*needed, *(optional[position] for position in taken)]
             if self._checks_left <= 0:
-                self._take_back(victims, fits)
+                self._take_back(moves, fits)
                 return
             if self._works(chosen, fits):
-                self._best = tuple(chosen)
+                self._best = _ended(chosen)
                 return
             for position in range(taken[-1] + 1 if taken else 0, len(optional)):
-                if not _repeats(optional, taken, position):
-                    heappush(heap, (cost_of([*chosen, optional[position]]), (*taken, position)))
+                more = [*chosen, optional[position]]
+                if not self._repeats(optional, taken, position) and self._compatible(more):
+                    heappush(heap, (cost_of(_ended(more)), (*taken, position)))
 
-    def _take_back(self, victims: Sequence[Victim], fits: _Fits) -> None:
-        """Out of time: spare pods one by one, the most important first, as long as the rest will do."""
-        kept = list(victims)
-        for victim in sorted(victims, key=lambda victim: -victim.priority):
-            rest = [other for other in kept if other is not victim]
+    def _take_back(self, moves: Sequence[_Move], fits: _Fits) -> None:
+        """Out of time: spare pods move by move, the most costly first, as long as the rest will do."""
+        kept: list[_Move] = []
+        for move in sorted(moves, key=len, reverse=True):  # whole gangs, so that all can go
+            if self._compatible([*kept, move]):
+                kept.append(move)
+        if not self._works(kept, fits):
+            return
+        for move in sorted(kept, key=cost_of, reverse=True):
+            rest = [other for other in kept if other is not move]
             if self._works(rest, fits):
                 kept = rest
-        if self._best is None or cost_of(kept) < cost_of(self._best):
-            self._best = tuple(kept)
+        if self._best is None or cost_of(_ended(kept)) < cost_of(self._best):
+            self._best = _ended(kept)
 
-    def _works(self, victims: Sequence[Victim], fits: _Fits) -> bool:
+    def _compatible(self, moves: Iterable[_Move]) -> bool:
+        """Whether moves can be made together: no pod ends twice, and no more of a gang go one by one than it can spare."""
+        ended = [victim.uid for move in moves for victim in move]
+        counts = Counter(band for uid in ended if (band := self._band_of.get(uid)) is not None)
+        return len(set(ended)) == len(ended) and all(band.spares(count) for band, count in counts.items())
+
+    def _works(self, moves: Iterable[_Move], fits: _Fits) -> bool:
         self._checks_left -= 1
         after = dict(self._states)
-        for victim in victims:
+        for victim in {victim.uid: victim for move in moves for victim in move}.values():
             for uuid, use in victim.footprint.items():
                 if (device := self._device_of.get(uuid)) is None:
                     continue
@@ -156,15 +205,19 @@ class _Search:
                     )
         return fits(after)
 
-    def _devices_of(self, victim: Victim) -> Iterable[str]:
-        return (self._device_of[uuid] for uuid in victim.footprint if uuid in self._device_of)
+    def _devices_of(self, move: _Move) -> Iterable[str]:
+        return (self._device_of[uuid] for victim in move for uuid in victim.footprint if uuid in self._device_of)
+
+    def _repeats(self, optional: Sequence[_Move], taken: tuple[int, ...], position: int) -> bool:
+        """Whether an equal pod just before this one was left out: of equal pods, take the first ones only."""
+        return position > 0 and position - 1 not in taken and self._alike(optional[position - 1], optional[position])
+
+    def _alike(self, a: _Move, b: _Move) -> bool:
+        return [self._nature(victim) for victim in a] == [self._nature(victim) for victim in b]
+
+    def _nature(self, victim: Victim) -> tuple[object, ...]:
+        return victim.priority, victim.footprint, self._band_of.get(victim.uid)
 
 
-def _repeats(optional: Sequence[Victim], taken: tuple[int, ...], position: int) -> bool:
-    """Whether an equal pod just before this one was left out: of equal pods, take the first ones only."""
-    return (
-        position > 0
-        and position - 1 not in taken
-        and (optional[position - 1].priority, optional[position - 1].footprint)
-        == (optional[position].priority, optional[position].footprint)
-    )
+def _ended(moves: Iterable[_Move]) -> _Move:
+    return tuple(victim for move in moves for victim in move)

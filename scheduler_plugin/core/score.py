@@ -4,32 +4,43 @@ A cost is the weighted sum of terms, each between -1 and 1, about the node befor
 node count is fixed by ``nominal``: the ones that cost least by placement.score, then break the fewest free links, then come first.
 Placement may take others that cost the same (it looks at links and a hash too), so terms only say what holds for either.
 
-policy       placement.score's cost per device taken: fragmentation, or what is left free
-host         GPUs that CPU and RAM could no longer feed, and the reverse: what is stranded after, minus before
+policy       frag: by how much the node's fragmentation grows; binpack, spread: what is left free of the devices taken
+host         free GPUs that CPU and RAM can no longer feed afterwards, and the reverse: CPU beyond what the free GPUs need
+cpu_used     the part of the host's CPU that is in use afterwards
+scarce       what the pod takes of devices that others insist on (by type or size), times how much more they want of them than there is
 links        how far the best linked set falls short of full NVLink (several GPUs)
 numa         1 when the pod prefers one NUMA node and the devices lie on several
 open_links   links between free devices that the pod breaks, by quality
 open_device  part of the devices that were empty and now are shared
 whole_node   1 when the node was empty and keeps free devices
 free         what is free of the node's GPU memory afterwards
+
+Fragmentation, host and scarce are amounts of GPUs, so that nodes of different size compare, as parts of REFERENCE_GPUS. A node is as
+fragmented as the part of its free GPUs that a pod drawn from the demand (placement.demand) finds useless: because its share does not
+fit on the device, there are too few such devices, or the host's CPU or RAM do not suffice.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Final, TypeAlias
 
+from placement import mig
 from placement import score as device_score
 from placement.choose import with_shares
+from placement.demand import GENERIC, PPM, WEIGHT_SUM, Demand
 from placement.device import DeviceState
 from placement.fit import reject_reason, share_on
 from proto import units
 from proto.model import ContainerRequest, DeviceShare, NumaMode, Policy, Preferences
 from scheduler_plugin.core.links import REFERENCE_QUALITY, Matrix
 
-FRAG_PPM: Final = 8_000_000
-"""The most placement.score.fragmentation can change by: four shapes, two dimensions."""
+FRAG_PPM: Final = device_score.FRAG_PPM
 FREE_PPM: Final = 3_000_000
 """placement.score.free_ppm of an empty device."""
+REFERENCE_GPUS: Final = 16
+"""Amounts of GPUs are terms as parts of this, the largest node sold; of the node's own number where it has more."""
+MAX_SCARCITY: Final = 2.0
+"""Twice as much wanted as there is; beyond it a term would drown the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,8 @@ class Weights:
 
     policy: float
     host: float
+    cpu_used: float
+    scarce: float
     links: float
     numa: float
     open_links: float
@@ -52,11 +65,17 @@ class Weights:
 
 
 DEFAULT_WEIGHTS: Final[Mapping[Policy, Weights]] = {
-    Policy.FRAG: Weights(1.0, 1.0, 0.5, 0.5, 0.05, 0.1, 0.2, 0.02),
-    Policy.BINPACK: Weights(1.0, 0.2, 0.1, 0.5, 0.05, 0.1, 0.2, 0.5),
-    Policy.SPREAD: Weights(1.0, 0.2, 0.1, 0.5, 0.0, 0.0, 0.0, -1.0),
-    Policy.TOPOLOGY: Weights(1.0, 0.1, 4.0, 1.0, 0.5, 0.1, 0.1, 0.05),
+    Policy.FRAG: Weights(1.0, 0.3, 0.008, 0.6, 0.25, 0.25, 0.02, 0.001, 0.0025, 0.0),
+    Policy.BINPACK: Weights(1.0, 0.05, 0.0, 0.2, 0.1, 0.5, 0.05, 0.1, 0.2, 0.5),
+    Policy.SPREAD: Weights(1.0, 0.05, 0.0, 0.2, 0.1, 0.5, 0.0, 0.0, 0.0, -1.0),
+    Policy.TOPOLOGY: Weights(1.0, 0.05, 0.0, 0.2, 4.0, 1.0, 0.5, 0.1, 0.1, 0.05),
 }
+"""How those of frag were found, and what they do on public traces, is in docs/placement.md."""
+
+
+Kind: TypeAlias = tuple[str, int]
+"""What devices have in common that a demand can tell apart: the model in lower case, and MiB of memory."""
+Scarcity: TypeAlias = Mapping[Kind, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +88,32 @@ class Host:
     ram_used_mib: int = 0
 
     @property
+    def known(self) -> bool:
+        """Whether the host counts."""
+        return self.cpu_milli > 0 and self.ram_mib > 0
+
+    @property
     def cpu_free(self) -> float:
         """The free part of the CPU."""
         return max(0, self.cpu_milli - self.cpu_used_milli) / max(1, self.cpu_milli)
 
     @property
+    def cpu_used(self) -> float:
+        """The part of the CPU that is in use; 0 when the host does not count."""
+        return 1 - self.cpu_free if self.known else 0.0
+
+    @property
     def ram_free(self) -> float:
         """The free part of the RAM."""
         return max(0, self.ram_mib - self.ram_used_mib) / max(1, self.ram_mib)
+
+    def fits(self, cpu_milli: int, ram_mib: int) -> bool:
+        """Whether so much is free, or not known to be used."""
+        return not self.known or (self.cpu_used_milli + cpu_milli <= self.cpu_milli and self.ram_used_mib + ram_mib <= self.ram_mib)
+
+    def with_demand(self, demand: "HostDemand") -> "Host":
+        """Take what a pod asks for."""
+        return replace(self, cpu_used_milli=self.cpu_used_milli + demand.cpu_milli, ram_used_mib=self.ram_used_mib + demand.ram_mib)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +131,18 @@ class NodeView:
     states: tuple[DeviceState, ...]
     matrix: Matrix = ()
     host: Host = Host()
+    demand: Demand = GENERIC
+    scarcity: Scarcity = field(default_factory=dict)
+
+    @property
+    def unit(self) -> int:
+        """What amounts of GPUs are divided by."""
+        return max(REFERENCE_GPUS, len(self.states))
+
+    def scarcity_of(self, index: int) -> float:
+        """Return how scarce the device's kind is; 0 when that is not known."""
+        device = self.states[index].device
+        return self.scarcity.get((device.model.lower(), units.floor_to_mib(device.memory_bytes) // units.MIB), 0.0)
 
     def open_links(self, index: int) -> int:
         """Add up the links between this device and other empty ones; 0 when it is in use itself."""
@@ -108,6 +157,8 @@ class Terms:
 
     policy: float = 0.0
     host: float = 0.0
+    cpu_used: float = 0.0
+    scarce: float = 0.0
     links: float = 0.0
     numa: float = 0.0
     open_links: float = 0.0
@@ -126,7 +177,7 @@ class Terms:
 def nominal(view: NodeView, request: ContainerRequest, preferences: Preferences, policy: Policy) -> tuple[int, ...] | None:
     """Return the positions of the devices by which a node is rated for a vGPU request, or None when it does not fit."""
     keys = {
-        index: (device_score.cost(policy, state, share_on(state.device, request, preferences)), view.open_links(index), index)
+        index: (device_score.cost(policy, state, share_on(state.device, request, preferences), view.demand), view.open_links(index), index)
         for index, state in enumerate(view.states)
         if reject_reason(state, request, preferences) is None
     }
@@ -162,12 +213,16 @@ def vgpu_terms(
     shares = [share for _, share in taken]
     after = with_shares(view.states, shares)
     touched = sorted({index for index, _ in taken})
-    before_free, capacity = _free_mib(view.states), max(1, sum(state.capacity_bytes // units.MIB for state in view.states))
-    gpu_after = (before_free - sum(share.memory_bytes // units.MIB for share in shares)) / capacity
+    free_mib, capacity = _free_mib(view.states), max(1, sum(state.capacity_bytes // units.MIB for state in view.states))
+    gpu_after = (free_mib - sum(share.memory_bytes // units.MIB for share in shares)) / capacity
     numa_nodes = {view.states[index].device.numa_node for index in touched}
+    host = view.host.with_demand(demand)
     return Terms(
-        policy=_policy_term(policy, view.states, after, touched),
-        host=_host_term(view.host, demand, before_free / capacity, gpu_after),
+        policy=_policy_term(policy, view, after, host, touched),
+        host=stranded(len(after), gpu_after, host) / view.unit,
+        cpu_used=host.cpu_used,
+        scarce=sum(view.scarcity_of(index) * (_room(view.states[index]) - _room(after[index])) for index in touched)
+        / (MAX_SCARCITY * view.unit),
         links=links_term(best_quality, len(touched)),
         numa=float(prefer_numa and len(touched) > 1 and (len(numa_nodes) > 1 or None in numa_nodes)),
         open_links=sum(map(view.open_links, touched)) / (len(touched) * max(1, len(view.states) - 1) * REFERENCE_QUALITY),
@@ -177,11 +232,16 @@ def vgpu_terms(
     )
 
 
-def mig_terms(view: NodeView, count: int, policy: Policy) -> Terms:
-    """Rate taking ``count`` MIG instances: the fewer stay free beside them, the better, or the reverse when spreading."""
-    total = sum(len(state.device.mig_instances) for state in view.states)
-    free = total - sum(len(state.used_instances) for state in view.states)
-    part = (free - count) / max(1, total)
+def mig_terms(view: NodeView, asked: Iterable[tuple[str, int]], policy: Policy) -> Terms:
+    """Rate taking MIG instances: the fewer memory slices stay free beside them, the better, or the reverse when spreading.
+
+    Args: asked: profiles, and how many of each.
+    """
+    found = [mig.slices(state.device.mig_instances, state.used_instances) for state in view.states]
+    total, free = sum(device.total for device in found), sum(device.free for device in found)
+    sizes = [mig.sizes(state.device.mig_instances) for state in view.states]
+    taken = sum(count * min((device[profile] for device in sizes if profile in device), default=0) for profile, count in asked)
+    part = (free - taken) / max(1, total)
     capacity = sum(state.capacity_bytes // units.MIB for state in view.states)
     return Terms(
         policy=-part if policy is Policy.SPREAD else part,
@@ -190,9 +250,57 @@ def mig_terms(view: NodeView, count: int, policy: Policy) -> Terms:
     )
 
 
-def stranded(gpu_free: float, cpu_free: float, ram_free: float) -> float:
-    """Measure how much of one resource the shortage of another leaves behind, were all used in the node's own proportion."""
-    return (max(0.0, gpu_free - cpu_free) + max(0.0, gpu_free - ram_free) + max(0.0, cpu_free - gpu_free)) / 3
+def host_terms(view: NodeView, demand: HostDemand, policy: Policy) -> Terms:
+    """Rate a pod that takes no GPU but CPU and RAM, which the node's free GPUs may need.
+
+    Of the host it counts what changes, not what is left: a node whose GPUs are in use has CPU to spare, which is where such a pod belongs.
+    """
+    host = view.host.with_demand(demand)
+    gpu_free = _free_mib(view.states) / max(1, sum(state.capacity_bytes // units.MIB for state in view.states))
+    return Terms(
+        policy=_policy_term(policy, view, view.states, host, ()),
+        host=(stranded(len(view.states), gpu_free, host) - stranded(len(view.states), gpu_free, view.host)) / view.unit,
+        cpu_used=host.cpu_used - view.host.cpu_used,
+        whole_node=float(bool(view.states) and all(state.empty for state in view.states)),
+        free=gpu_free,
+    )
+
+
+def node_fragmentation(states: Sequence[DeviceState], host: Host, demand: Demand) -> float:
+    """Measure how many of the free GPUs a pod drawn from the demand finds useless on this node."""
+    useful = 0
+    for shape, weight in demand.shapes:
+        fitting = [state for state in states if device_score.fits(state, shape)]
+        if len(fitting) >= shape.vgpus and host.fits(shape.cpu_milli, shape.ram_mib):
+            useful += weight * sum(map(device_score.room_ppm, fitting))
+    return (sum(map(device_score.room_ppm, states)) - useful / WEIGHT_SUM) / PPM
+
+
+def stranded(devices: int, gpu_free: float, host: Host) -> float:
+    """Count the GPUs that one resource's shortage leaves behind, were all used in the node's own proportion. None on an unknown host."""
+    if not host.known:
+        return 0.0
+    fed = min(host.cpu_free, host.ram_free)
+    return devices * (max(0.0, gpu_free - fed) + max(0.0, host.cpu_free - gpu_free))
+
+
+def scarcity(demand: Demand, counts: Mapping[Kind, int]) -> Scarcity:
+    """Say of each kind of device how much of the demand insists on it, by type or size, as a multiple of its share of the devices.
+
+    1 when those who insist would use all of it, were all demand as large as the cluster. Who may use several kinds is counted for each
+    by how many there are. At most MAX_SCARCITY; kinds that nobody insists on are left out.
+    """
+    there = {kind: count for kind, count in counts.items() if count and kind[1]}
+    insisting, total = dict.fromkeys(counts, 0.0), 0.0
+    for shape, weight in demand.shapes:
+        allowed = {kind: count for kind, count in there.items() if shape.wants(kind[0]) and shape.memory_on(kind[1]) <= kind[1]}
+        for kind, count in allowed.items():
+            part = (shape.memory_on(kind[1]) / kind[1] + shape.cores_percent / units.WHOLE_GPU_PERCENT) / 2
+            amount = weight * shape.vgpus * part * count / sum(allowed.values())
+            total += amount
+            insisting[kind] += amount if len(allowed) < len(there) else 0.0
+    devices = sum(there.values())
+    return {kind: min(MAX_SCARCITY, amount / total * devices / there[kind]) for kind, amount in insisting.items() if amount}
 
 
 def links_term(best_quality: int, count: int) -> float:
@@ -201,35 +309,30 @@ def links_term(best_quality: int, count: int) -> float:
     return max(0.0, 1 - best_quality / (pairs * REFERENCE_QUALITY)) if pairs else 0.0
 
 
-def _policy_term(policy: Policy, before: Sequence[DeviceState], after: Sequence[DeviceState], touched: Sequence[int]) -> float:
+def _policy_term(policy: Policy, view: NodeView, after: Sequence[DeviceState], host_after: Host, touched: Sequence[int]) -> float:
     match policy:
         case Policy.FRAG:
-            total = sum(device_score.fragmentation(after[i]) - device_score.fragmentation(before[i]) for i in touched)
-            return total / (FRAG_PPM * len(touched))
+            before = node_fragmentation(view.states, view.host, view.demand)
+            return (node_fragmentation(after, host_after, view.demand) - before) / view.unit
         case Policy.BINPACK:
-            return sum(device_score.free_ppm(after[i]) for i in touched) / (FREE_PPM * len(touched))
+            return sum(device_score.free_ppm(after[i]) for i in touched) / (FREE_PPM * max(1, len(touched)))
         case Policy.SPREAD:
-            return -sum(device_score.free_ppm(after[i]) for i in touched) / (FREE_PPM * len(touched))
+            return -sum(device_score.free_ppm(after[i]) for i in touched) / (FREE_PPM * max(1, len(touched)))
         case Policy.TOPOLOGY:
             return 0.0
 
 
-def _host_term(host: Host, demand: HostDemand, gpu_before: float, gpu_after: float) -> float:
-    if not host.cpu_milli or not host.ram_mib:
-        return 0.0
-    cpu_after = max(0.0, host.cpu_free - demand.cpu_milli / host.cpu_milli)
-    ram_after = max(0.0, host.ram_free - demand.ram_mib / host.ram_mib)
-    return stranded(gpu_after, cpu_after, ram_after) - stranded(gpu_before, host.cpu_free, host.ram_free)
+def _room(state: DeviceState) -> float:
+    return device_score.room_ppm(state) / PPM
 
 
 def _free_mib(states: Sequence[DeviceState]) -> int:
-    """Add up the free memory; of a device in MIG mode the part whose instances are free."""
+    """Add up the free memory; of a device in MIG mode the part whose memory slices are free."""
     total = 0
     for state in states:
         if state.device.mig_enabled:
-            instances = len(state.device.mig_instances)
-            free = instances - len(state.used_instances)
-            total += state.capacity_bytes // units.MIB * free // max(1, instances)
+            slices = mig.slices(state.device.mig_instances, state.used_instances)
+            total += state.capacity_bytes // units.MIB * slices.free // max(1, slices.total)
         else:
             total += state.free_memory_bytes // units.MIB
     return total

@@ -4,14 +4,14 @@ Pods come in shapes: a deployment's are all alike, and kube-scheduler asks twice
 rows, and later only for rows that changed since, which makes the usual decision independent of the cluster's size. A kept verdict is
 always equal to one computed from nothing; tests/property/test_columnar.py checks that over random histories.
 
-One container is judged by columns alone. For several, columns say where each would fit by itself, and placement's own search decides on
-those nodes.
+One container is judged by columns alone. For several, and for several MIG profiles on nodes that make instances on demand, columns say
+where each would fit by itself, and placement's own search decides on those nodes.
 """
 
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -21,9 +21,9 @@ from placement.choose import choose_pod
 from placement.fit import reject_reason
 from placement.refusal import Refusal
 from proto.model import NumaMode, PodRequest, Policy
-from scheduler_plugin.core.columnar import Ask, Evaluation, evaluate
+from scheduler_plugin.core.columnar import Ask, Evaluation, evaluate, host_cost
 from scheduler_plugin.core.columns import Bools, Ints, Rows
-from scheduler_plugin.core.plan import FILTER_SEED, shape_of
+from scheduler_plugin.core.plan import FILTER_SEED, shape_of, takes_several_profiles
 from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
 from scheduler_plugin.core.score import HostDemand, Weights, mig_terms, vgpu_terms
 from scheduler_plugin.core.state import ClusterState
@@ -60,37 +60,45 @@ class Verdict:
     cost: npt.NDArray[np.float64]
     score: Ints
     computed_at: int = 0
-    entries: list[bytes] = field(default_factory=list)
-    """Every row's entry in prioritize's answer, kept because writing thousands anew costs more than the decision."""
-    stale_entries: set[int] = field(default_factory=set)
+    chosen: Ints | None = None
+    """Per row that fits, the columns of the devices that placement is likely to take; None where that is not known."""
 
 
 class Shapes:
     """The verdicts, most recently used last."""
 
-    def __init__(self, state: ClusterState, weights: Mapping[Policy, Weights]) -> None:
+    def __init__(self, state: ClusterState, weights: Mapping[Policy, Weights], max_kept: int = MAX_KEPT) -> None:
         self._state = state
         self.weights = weights
+        self._reach = {policy: weighing.reach for policy, weighing in weights.items()}
+        self._max_kept = max_kept
         self._kept: OrderedDict[PodShape, Verdict] = OrderedDict()
 
     def verdict(self, shape: PodShape) -> Verdict:
         """Return the up-to-date verdict for a shape; valid until the state changes."""
         columns = self._state.columns
+        if self._state.wanted.drifted:
+            self.learn()
         columns.derive()
         verdict = self._kept.get(shape)
         if verdict is None:
             verdict = self._kept[shape] = _blank(columns.rows)
-            if len(self._kept) > MAX_KEPT:
+            if len(self._kept) > self._max_kept:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(shape)
         if len(verdict.reason) < columns.rows:
             verdict = self._kept[shape] = _grown(verdict, columns.rows)
-        rows = np.flatnonzero(columns.changed[: columns.rows] > verdict.computed_at)
-        if len(rows):
-            self._judge(shape, rows, verdict)
-        verdict.computed_at = columns.change_count
+        if verdict.computed_at != columns.change_count:
+            rows = np.flatnonzero(columns.changed[: columns.rows] > verdict.computed_at)
+            for chunk in columns.chunks(rows):
+                self._judge(shape, chunk, verdict)
+            verdict.computed_at = columns.change_count
         return verdict
+
+    def learn(self) -> None:
+        """Rate what is free by what the pods that are known ask for, from now on."""
+        self._state.columns.set_demand(self._state.wanted.take())
 
     def tie_break(self, rows: Rows, seed: str) -> int:
         """Return the position among rows that comes first by a hash of node name and seed."""
@@ -100,15 +108,32 @@ class Shapes:
 
     def _judge(self, shape: PodShape, rows: Rows, verdict: Verdict) -> None:
         weights = self.weights[shape.policy]
-        verdict.stale_entries.update(rows.tolist())
-        single = len(shape.request.containers) == 1
-        evaluation = self._judge_one(shape, rows, weights) if single else self._judge_several(shape, rows, weights)
+        judge = (self._judge_host, self._judge_one, self._judge_several)[min(2, len(shape.request.containers))]
+        evaluation = judge(shape, rows, weights)
         verdict.reason[rows], verdict.curable[rows], verdict.cost[rows] = evaluation.reason, evaluation.curable, evaluation.cost
-        verdict.score[rows] = np.rint((0.5 - evaluation.cost / (2 * weights.reach)) * MAX_SCORE).astype(np.int64)
+        part = np.minimum(np.maximum(0.5 - evaluation.cost / (2 * self._reach[shape.policy]), 0.0), 1.0)
+        verdict.score[rows] = np.rint(part * MAX_SCORE).astype(np.int64)
+        if evaluation.chosen is not None:
+            if verdict.chosen is None:
+                verdict.chosen = np.zeros((len(verdict.reason), evaluation.chosen.shape[1]), dtype=np.int64)
+            verdict.chosen[rows] = evaluation.chosen
+
+    def _judge_host(self, shape: PodShape, rows: Rows, weights: Weights) -> Evaluation:
+        """Judge a pod that asks for no GPU, for the sake of the GPUs that need the host it takes."""
+        columns = self._state.columns
+        there = columns.alive[rows]
+        reason = np.where(there, NodeReason.FITS.value, NodeReason.NO_GPU.value)
+        return Evaluation(reason, there, host_cost(columns, rows, shape.policy, shape.demand, weights))
 
     def _judge_one(self, shape: PodShape, rows: Rows, weights: Weights) -> Evaluation:
         (request,) = shape.request.containers
-        return evaluate(self._state.columns, rows, Ask(request, shape.request.preferences, shape.policy, shape.demand), weights)
+        columns = self._state.columns
+        evaluation = evaluate(columns, rows, Ask(request, shape.request.preferences, shape.policy, shape.demand), weights)
+        if takes_several_profiles(shape.request):
+            fits = (evaluation.reason == NodeReason.FITS.value) & columns.by_place[rows]
+            for position in np.flatnonzero(fits):
+                evaluation.reason[position], evaluation.cost[position] = self._search(shape, self._state.names[rows[position]], weights)
+        return evaluation
 
     def _judge_several(self, shape: PodShape, rows: Rows, weights: Weights) -> Evaluation:
         parts = [
@@ -126,21 +151,20 @@ class Shapes:
 
     def _search(self, shape: PodShape, node: str, weights: Weights) -> tuple[int, float]:
         """Let placement place all containers on one node, and rate what it took."""
-        view, gpu = self._state.view(node), self._state.gpu_node(node)
+        view, gpu, columns = self._state.view(node), self._state.gpu_node(node), self._state.columns
         links = () if gpu is None else gpu.links
-        choice = choose_pod(view.states, shape.request, shape.policy, links=links, seed=FILTER_SEED)
+        choice = choose_pod(view.states, shape.request, shape.policy, links=links, seed=FILTER_SEED, demand=columns.demand_table.demand)
         if isinstance(choice, Refusal):
             return OF_REJECT[choice.reason].value, 0.0
         lasting = [request for request in shape.request.containers if not request.init]
         if all(request.mig for request in lasting):
-            count = sum(amount for request in lasting for _, amount in request.mig)
-            return NodeReason.FITS.value, mig_terms(view, count, shape.policy).cost(weights)
+            asked = [item for request in lasting for item in request.mig]
+            return NodeReason.FITS.value, mig_terms(view, asked, shape.policy).cost(weights)
         position_of = {state.device.uuid: position for position, state in enumerate(view.states)}
         vgpu_names = {request.container for request in lasting if not request.mig}
         shares = [share for placed in choice.containers if placed.container in vgpu_names for share in placed.shares]
         taken = [(position_of[share.device_uuid], share) for share in shares]
         largest = max((request for request in lasting if not request.mig), key=lambda request: request.vgpus)
-        columns = self._state.columns
         links_of = columns.link_classes[int(columns.link_class[self._state.row_of(node)])]
         fitting = np.array([[reject_reason(state, largest, shape.request.preferences) is None for state in view.states]])
         terms = vgpu_terms(
@@ -164,5 +188,8 @@ def _grown(verdict: Verdict, rows: int) -> Verdict:
     grown, size = _blank(rows), len(verdict.reason)
     grown.reason[:size], grown.curable[:size] = verdict.reason, verdict.curable
     grown.cost[:size], grown.score[:size] = verdict.cost, verdict.score
-    grown.computed_at, grown.entries, grown.stale_entries = verdict.computed_at, verdict.entries, verdict.stale_entries
+    grown.computed_at = verdict.computed_at
+    if verdict.chosen is not None:
+        grown.chosen = np.zeros((rows, verdict.chosen.shape[1]), dtype=np.int64)
+        grown.chosen[:size] = verdict.chosen
     return grown

@@ -22,12 +22,16 @@ from placement.refusal import Refusal
 from proto import codec, contract, units
 from proto.errors import ContractError
 from proto.gpunode import GpuNode
-from proto.model import MigInstance, PodAssignment, PodRequest, Policy
+from proto.model import Isolation, PodAssignment, PodRequest, Policy
 from scheduler_plugin.core.columns import Columns
+from scheduler_plugin.core.gang import gang_of_pod
+from scheduler_plugin.core.journal import MAX_EVENTS, Event, Held, Moment, Part, Picture
+from scheduler_plugin.core.journal import Host as HostAmounts
 from scheduler_plugin.core.links import matrix_of
 from scheduler_plugin.core.plan import plan_on_node
-from scheduler_plugin.core.pods import Footprint, PodFacts, footprint
+from scheduler_plugin.core.pods import Footprint, PodFacts, Use, footprint
 from scheduler_plugin.core.score import Host, HostDemand, NodeView
+from scheduler_plugin.core.wanted import Wanted
 
 UNKNOWN_ROW: Final = -1
 _NO_FOOTPRINT: Final[Footprint] = {}
@@ -71,7 +75,8 @@ class _Node:
     row: int
     gpu: GpuNode
     column_of: dict[str, int] = field(default_factory=dict)
-    instance_of: dict[str, tuple[int, MigInstance]] = field(default_factory=dict)
+    column_of_instance: dict[str, int] = field(default_factory=dict)
+    """By the UUID of a MIG instance or the name of a place for one: an agent lists its places whether or not it has made the instance."""
     instance_uses: Counter[str] = field(default_factory=Counter)
 
 
@@ -89,6 +94,7 @@ class ClusterState:
 
     def __init__(self) -> None:
         self.columns = Columns()
+        self.wanted = Wanted()
         self.freed_count = 0
         """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed."""
         self.unaccounted: dict[str, str] = {}
@@ -105,6 +111,8 @@ class ClusterState:
         self._holders: dict[str, _Holder] = {}
         self._uids_on: dict[str, set[str]] = {}
         self._reservations: dict[str, Reservation] = {}
+        self._gangs: dict[tuple[str, str], set[str]] = {}
+        self._part = Part()
 
     # --- what is known ---
 
@@ -146,6 +154,10 @@ class ClusterState:
         """Return the bound pods of a node."""
         return (self._pods[uid] for uid in self._uids_on.get(node, ()) if uid in self._pods)
 
+    def gang_members(self, key: tuple[str, str]) -> Iterable[PodFacts]:
+        """Return the known pods of a gang, by namespace and name."""
+        return (self._pods[uid] for uid in self._gangs.get(key, ()))
+
     def device_states(self, node: str) -> tuple[DeviceState, ...]:
         """Return the devices of a node in the form placement reasons about; none for a node without inventory."""
         known = self._nodes.get(node)
@@ -174,14 +186,27 @@ class ClusterState:
         host = Host(
             int(columns.cpu_milli[row]), int(columns.cpu_used_milli[row]), int(columns.ram_mib[row]), int(columns.ram_used_mib[row])
         )
-        matrix = matrix_of([entry.device.uuid for entry in known.gpu.devices], known.gpu.links)
-        return NodeView(self.device_states(node), matrix, host)
+        matrix = matrix_of([entry.device for entry in known.gpu.devices], known.gpu.links)
+        table = columns.demand_table
+        return NodeView(self.device_states(node), matrix, host, table.demand, table.scarcity_of_kind)
 
     def plan(self, node: str, request: PodRequest, policy: Policy, pod_uid: str) -> PodAssignment | Refusal:
         """Choose devices for a pod on a node, as if the pod held nothing there yet."""
         gpu = self.gpu_node(node)
         with self.without(pod_uid):
-            return plan_on_node(self.device_states(node), request, policy, () if gpu is None else gpu.links, pod_uid)
+            links = () if gpu is None else gpu.links
+            return plan_on_node(self.device_states(node), request, policy, links, pod_uid, self.columns.demand_table.demand)
+
+    def nominal_footprint(self, node: str, request: PodRequest, columns: Iterable[int]) -> Footprint:
+        """Say what one container takes of the devices in these columns, one vGPU of each."""
+        (container,), exclusive = request.containers, request.preferences.isolation is Isolation.EXCLUSIVE
+        memory = None if exclusive else container.memory_bytes_per_vgpu
+        cores = units.WHOLE_GPU_PERCENT if exclusive else container.cores_percent_per_vgpu
+        entries = self._nodes[node].gpu.devices
+        return {
+            device.uuid: Use((device.memory_bytes if memory is None else memory) // units.MIB, cores or 0, 1, int(cores is None))
+            for device in (entries[column].device for column in columns)
+        }
 
     @contextmanager
     def without(self, pod_uid: str) -> Iterator[None]:
@@ -204,6 +229,20 @@ class ClusterState:
                 stack.enter_context(self.without(uid))
             yield
 
+    # --- history ---
+
+    def moment(self) -> Moment:
+        """Return this moment, from which the state as it is can be made again."""
+        return Moment(self._part, len(self._part.events), self.columns.demand_table.demand)
+
+    def _note(self, event: Event) -> None:
+        """Add to the history; called before the change is made."""
+        if len(self._part.events) >= MAX_EVENTS:
+            nodes = {name: node.gpu for name, node in self._nodes.items()}
+            held = {uid: _held(reservation) for uid, reservation in self._reservations.items()}
+            self._part = Part(Picture(nodes, dict(self._hosts), dict(self._pods), held))
+        self._part.events.append(event)
+
     # --- events ---
 
     def set_gpu_node(self, gpu: GpuNode) -> None:
@@ -211,6 +250,7 @@ class ClusterState:
         known = self._nodes.get(gpu.name)
         if known is not None and known.gpu == gpu:
             return
+        self._note(Event(node=gpu))
         holders = [self._holders[uid] for uid in self._uids_on.get(gpu.name, ())]
         for holder in holders:
             self._count(holder, -1)
@@ -219,7 +259,7 @@ class ClusterState:
         node = self._nodes[gpu.name] = _Node(row, gpu)
         for column, entry in enumerate(gpu.devices):
             node.column_of[entry.device.uuid] = column
-            node.instance_of.update({instance.uuid: (column, instance) for instance in entry.device.mig_instances})
+            node.column_of_instance.update(dict.fromkeys((instance.uuid for instance in entry.device.mig_instances), column))
         self.columns.set_inventory(row, gpu)
         self.columns.set_host(row, *self._hosts.get(gpu.name, (0, 0)))
         for holder in holders:
@@ -231,6 +271,7 @@ class ClusterState:
         known = self._nodes.get(name)
         if known is None:
             return
+        self._note(Event(node_gone=name))
         for uid in self._uids_on.get(name, ()):
             self._count(self._holders[uid], -1)
         self.columns.drop_row(known.row)
@@ -241,12 +282,14 @@ class ClusterState:
         """Take a node's allocatable CPU and RAM."""
         if self._hosts.get(name) == (cpu_milli, ram_mib):
             return
+        self._note(Event(host=HostAmounts(name, cpu_milli, ram_mib)))
         self._hosts[name] = (cpu_milli, ram_mib)
         if (known := self._nodes.get(name)) is not None:
             self.columns.set_host(known.row, cpu_milli, ram_mib)
 
     def drop_host(self, name: str) -> None:
         """Forget a node's CPU and RAM."""
+        self._note(Event(host=HostAmounts(name)))
         if self._hosts.pop(name, None) is not None and (known := self._nodes.get(name)) is not None:
             self.columns.set_host(known.row, 0, 0)
 
@@ -258,7 +301,12 @@ class ClusterState:
         before = self._pods.get(pod.uid)
         if before is not None and before.node_name and not pod.node_name:
             return  # an older picture of it: a bound pod never becomes unbound
+        self._note(Event(pod=pod))
         self._pods[pod.uid] = pod
+        if before is None or before.gpu != pod.gpu:
+            self.wanted.see(pod)
+            if (gang := gang_of_pod(pod)) is not None:
+                self._gangs.setdefault(gang.key, set()).add(pod.uid)
         if pod.node_name:
             self._reservations.pop(pod.uid, None)
             if before is None or before.node_name != pod.node_name or before.gpu != pod.gpu or pod.uid not in self._holders:
@@ -266,7 +314,13 @@ class ClusterState:
 
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that ended or was deleted; what it held is free."""
-        self._pods.pop(uid, None)
+        self._note(Event(pod_gone=uid))
+        pod = self._pods.pop(uid, None)
+        if pod is not None and (gang := gang_of_pod(pod)) is not None:
+            self._gangs[gang.key].discard(uid)
+            if not self._gangs[gang.key]:
+                del self._gangs[gang.key]
+        self.wanted.forget(uid)
         self.unaccounted.pop(uid, None)
         self._reservations.pop(uid, None)
         self._let_go(uid)
@@ -304,12 +358,14 @@ class ClusterState:
         pod = self._pods.get(reservation.pod_uid)
         if pod is not None and pod.node_name:
             return
+        self._note(Event(held=_held(reservation)))
         self._reservations[reservation.pod_uid] = reservation
         self._hold(reservation.pod_uid, _Holder(reservation.node, reservation.footprint, reservation.demand))
 
     def release(self, pod_uid: str) -> None:
         """Expect a pod nowhere."""
         if self._reservations.pop(pod_uid, None) is not None:
+            self._note(Event(let_go=pod_uid))
             self._let_go(pod_uid)
 
     def confirm(self, pod_uid: str, expires_at: float) -> None:
@@ -373,15 +429,15 @@ class ClusterState:
         for uuid, use in holder.footprint.items():
             if (column := node.column_of.get(uuid)) is not None:
                 self.columns.add_use(node.row, column, use, sign)
-            elif uuid in node.instance_of:
+            elif uuid in node.column_of_instance:
                 self._count_instance(node, uuid, sign)
 
     def _count_instance(self, node: _Node, uuid: str, sign: int) -> None:
-        column, instance = node.instance_of[uuid]
+        column = node.column_of_instance[uuid]
         before = node.instance_uses[uuid]
         node.instance_uses[uuid] = before + sign
         if bool(before) != bool(before + sign):
-            self.columns.set_instance_used(node.row, column, instance.profile, used=sign > 0)
+            self.columns.set_instance_used(node.row, column, uuid, used=sign > 0)
 
     def _name_row(self, row: int, name: str) -> None:
         while len(self.names) <= row:
@@ -392,3 +448,8 @@ class ClusterState:
             self.rows_by_name[name] = row
         self.names[row] = name
         self.columns.tie[row] = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+
+
+def _held(reservation: Reservation) -> Held:
+    firm = reservation.stage is not Stage.SOFT
+    return Held(reservation.pod_uid, reservation.node, reservation.footprint, reservation.demand, firm)

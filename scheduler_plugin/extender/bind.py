@@ -15,12 +15,14 @@ from placement.refusal import Refusal
 from placement.request import RequestError
 from proto import codec, contract
 from proto.model import PodAssignment
+from scheduler_plugin.core.plan import not_offered
 from scheduler_plugin.core.pods import PodFacts, footprint
 from scheduler_plugin.core.score import HostDemand
 from scheduler_plugin.core.state import Reservation, Stage
 from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeRefusedError
 from scheduler_plugin.extender import wire
 from scheduler_plugin.extender.desk import Desk, request_of
+from scheduler_plugin.extender.gang import gang_asked
 from scheduler_plugin.ports import PodApi
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,8 @@ ANSWER_SECONDS = 4.0
 """kube-scheduler waits 5 s by default; the answer must be there before."""
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 5.0
+BOUND = wire.bind_result()
+"""The answer to a binding that succeeded."""
 CONFIRM_SECONDS = 30.0
 """How far the pods' stream must have come beyond a binding before its absence there means that the pod is gone."""
 
@@ -88,6 +92,11 @@ class Binder:
             return f"there is no pod {args.pod_namespace}/{args.pod_name} with UID {args.pod_uid}"
         if bound_to := self._bound_to(pod):
             return "" if bound_to == args.node else f"the pod is bound to node {bound_to} already"
+        gang = gang_asked(pod)
+        if isinstance(gang, RequestError):
+            return str(gang)
+        if gang is not None and (waits := await self._desk.gangs.admit(pod, gang, args.node)):
+            return waits
         plan = self._plan(pod, args.node)
         if isinstance(plan, str):
             return plan
@@ -112,11 +121,11 @@ class Binder:
             return None
         if isinstance(request, RequestError):
             return str(request)
-        gpu, isolation = self._desk.state.gpu_node(node), request.preferences.isolation
+        gpu = self._desk.state.gpu_node(node)
         if gpu is None:
             return f"node {node} has no GPU that Aliquot manages"
-        if isolation is not None and isolation not in gpu.isolation:
-            return f"node {node} does not offer the isolation {isolation} that the pod asks for"
+        if lacking := not_offered(gpu, request):
+            return f"node {node} does not offer {lacking} that the pod asks for"
         plan = self._desk.state.plan(node, request, self._desk.default_policy, pod.uid)
         return plan.sentence if isinstance(plan, Refusal) else plan
 

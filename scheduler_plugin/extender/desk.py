@@ -1,26 +1,32 @@
 """What the verbs share: the state, the verdicts on it, and the reading of a pod's request."""
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from placement.refusal import Refusal
 from placement.request import RequestError, pod_request
 from proto.model import PodRequest, Policy
-from scheduler_plugin.core.decisions import Decision, Decisions
-from scheduler_plugin.core.pods import PodFacts, footprint
+from scheduler_plugin.core.columns import Ints, Rows
+from scheduler_plugin.core.decisions import Decision, Decisions, GangTurn, Record
+from scheduler_plugin.core.gang_plan import Planner
+from scheduler_plugin.core.names import NamesText, NameTable
+from scheduler_plugin.core.pods import Footprint, PodFacts, footprint
 from scheduler_plugin.core.score import HostDemand
-from scheduler_plugin.core.shapes import PodShape, Shapes, Verdict
-from scheduler_plugin.core.state import ClusterState, Reservation, Stage
+from scheduler_plugin.core.score_text import ScoreText, Skeleton
+from scheduler_plugin.core.shapes import MAX_KEPT, PodShape, Shapes, Verdict
+from scheduler_plugin.core.state import UNKNOWN_ROW, ClusterState, Reservation, Stage
+from scheduler_plugin.errors import WireError
 from scheduler_plugin.extender import wire
+from scheduler_plugin.extender.gang import Gangs
 
 _REMEMBERED: Final = 8
-_NO_TEXT: Final = msgspec.Raw(b"null")
+_NO_GPU: Final = PodRequest(())
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 
 
@@ -30,17 +36,22 @@ class Asked:
 
     pod: PodFacts
     request: PodRequest | RequestError | None
+    shape: PodShape
+    """What verdicts on it depend on: on its CPU and RAM alone when it asks for no GPU, or for what nobody could give."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
     """The nodes of a call."""
 
-    names: list[str]
-    rows: npt.NDArray[np.int64]
+    rows: Rows
     """UNKNOWN_ROW for nodes without an inventory."""
-    text: msgspec.Raw
-    """As the call had them."""
+    strange: Mapping[int, str]
+    """The names of those, by position."""
+    text: bytes
+    """The names in JSON, as the call had them."""
+    places: NamesText | None = None
+    """Where each name is in the text, when it is written plainly."""
 
 
 @dataclass(slots=True)
@@ -53,16 +64,28 @@ class Desk:
     soft_seconds: float
     """How long a soft reservation lasts."""
     monotonic: Callable[[], float]
+    gang_seconds: float = 60.0
+    """How long a gang may hold room before it must have started."""
+    gangs: Gangs = field(init=False)
     decisions: Decisions = field(default_factory=Decisions)
     on_decision: Callable[[Decision], None] = field(default=lambda _: None)
     """Told every decision."""
+    on_preemption: Callable[[int, int, int], None] = field(default=lambda *_: None)
+    """Told of every preempt call the nodes kept, the nodes dropped and the victims added."""
     _pods: OrderedDict[bytes, Asked] = field(default_factory=OrderedDict)
-    _names: OrderedDict[bytes, Named] = field(default_factory=OrderedDict)
+    _names: deque[Named] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """Compared one by one: hashing 5,000 names costs ten times as much as finding that lists differ."""
+    _score_texts: OrderedDict[PodShape, ScoreText] = field(default_factory=OrderedDict)
+    _table: NameTable = field(default_factory=lambda: NameTable(()))
+    _names_by_row: tuple[str, ...] = ()
+    _skeleton: Skeleton | None = None
     _named_at: int = -1
 
-    def verdict_for(self, pod: PodFacts, request: PodRequest) -> Verdict:
+    def __post_init__(self) -> None:
+        self.gangs = Gangs(Planner(self.state, self.shapes, self.default_policy), self.gang_seconds, self.monotonic)
+
+    def verdict_for(self, pod: PodFacts, shape: PodShape) -> Verdict:
         """Judge all nodes for a pod, as if it held nothing yet."""
-        shape = self.shape_of(pod, request)
         with self.state.without(pod.uid):
             return self.shapes.verdict(shape)
 
@@ -75,57 +98,112 @@ class Desk:
         known = self._pods.get(bytes(raw))
         if known is None:
             pod = wire.decode_pod(raw)
-            known = Asked(pod, request_of(pod))
+            request = request_of(pod)
+            known = Asked(pod, request, self.shape_of(pod, request if isinstance(request, PodRequest) else _NO_GPU))
             _remember(self._pods, bytes(raw), known)
         return known
 
     def named(self, raw: msgspec.Raw) -> Named | None:
         """Read the node names of a call, None when it has none; the same text is read once. Raises WireError."""
-        if self._named_at != self.state.naming_count:
-            self._names.clear()
-            self._named_at = self.state.naming_count
-        known = self._names.get(bytes(raw))
+        self._follow_names()
+        text = bytes(raw)
+        known = next((named for named in self._names if named.text == text), None)
         if known is None:
-            names = wire.decode_names(raw)
-            if names is None:
-                return None
-            known = self.remember_names(names, raw)
+            known = self._read_names(text)
+            if known is not None:
+                self._names.appendleft(known)
         return known
 
-    def look_up(self, names: list[str], text: msgspec.Raw = _NO_TEXT) -> Named:
-        """Look up the rows of names."""
+    def look_up(self, names: Sequence[str], text: bytes = b"[]") -> Named:
+        """Look up the rows of names one by one."""
         wire.check_count(len(names))
-        return Named(names, np.fromiter(map(self.state.rows_by_name.__getitem__, names), dtype=np.int64, count=len(names)), text)
+        rows = np.fromiter(map(self.state.rows_by_name.__getitem__, names), dtype=np.int64, count=len(names))
+        return Named(rows, {position: names[position] for position in np.flatnonzero(rows == UNKNOWN_ROW).tolist()}, text)
 
-    def remember_names(self, names: list[str], text: msgspec.Raw) -> Named:
-        """Look up the rows, and keep them for a call with the same text."""
-        named = self.look_up(names, text)
-        _remember(self._names, bytes(text), named)
-        return named
-
-    def keep_names(self, named: Named, positions: npt.NDArray[np.int64]) -> Named:
-        """Return some of the nodes of a call, and expect them to be asked about next."""
-        names = [named.names[position] for position in positions.tolist()]
-        kept = Named(names, named.rows[positions], msgspec.Raw(msgspec.json.encode(names)))
-        _remember(self._names, bytes(kept.text), kept)
+    def keep_names(self, named: Named, positions: Ints) -> Named:
+        """Return some of the nodes of a call, all with an inventory, and expect them to be asked about next."""
+        rows = named.rows[positions]
+        if named.places is not None:
+            text = named.places.part(positions)
+        else:
+            text = msgspec.json.encode([self.state.names[row] for row in rows.tolist()])
+        kept = Named(rows, {}, text)
+        self._names.appendleft(kept)
         return kept
 
-    def record(self, decision: Decision) -> None:
-        """Keep a decision and tell it."""
-        self.decisions.record(decision)
-        self.on_decision(decision)
+    def names_of(self, named: Named, positions: Ints) -> list[str]:
+        """Return the names at some positions."""
+        names, strange = self.state.names, named.strange
+        pairs = zip(positions.tolist(), named.rows[positions].tolist(), strict=True)
+        return [strange[position] if row == UNKNOWN_ROW else names[row] for position, row in pairs]
 
-    def expect(self, pod: PodFacts, request: PodRequest, node: str) -> None:
-        """Reserve softly what the pod would get on a node, unless its binding is under way already."""
-        known = self.state.reservations.get(pod.uid)
-        if pod.gpu is None or (known is not None and known.stage is not Stage.SOFT):
+    def scores_of(self, shape: PodShape, verdict: Verdict) -> ScoreText:
+        """Return prioritize's answer for a shape, brought up to date with its verdict."""
+        self._follow_names()
+        if self._skeleton is None:
+            self._skeleton = Skeleton(self.state.names)
+        kept = self._score_texts.get(shape)
+        if kept is None or kept.skeleton is not self._skeleton:
+            kept = ScoreText(self._skeleton)
+        _remember(self._score_texts, shape, kept, MAX_KEPT)
+        rows = np.flatnonzero((self.state.columns.changed[: len(verdict.score)] > kept.written_at) & self._skeleton.named)
+        kept.write(rows, verdict.score[rows])
+        kept.written_at = verdict.computed_at
+        return kept
+
+    def _follow_names(self) -> None:
+        """Forget what was looked up before a node came or went."""
+        if self._named_at != self.state.naming_count:
+            self._named_at = self.state.naming_count
+            self._names.clear()
+            self._names_by_row = tuple(self.state.names)
+            self._table, self._skeleton = NameTable(self._names_by_row), None
+
+    def _read_names(self, text: bytes) -> Named | None:
+        places = NamesText.read(text)
+        if places is None:
+            names = wire.decode_names(msgspec.Raw(text))
+            return None if names is None else self.look_up(names, text)
+        wire.check_count(len(places.starts))
+        try:
+            rows = self._table.rows_of(places)
+            strange = {position: places.name(position) for position in np.flatnonzero(rows == UNKNOWN_ROW).tolist()}
+        except UnicodeDecodeError as exc:
+            raise WireError(f"expected a list of names in NodeNames: {exc}") from exc
+        return Named(rows, strange, text, places)
+
+    def record(self, decision: Decision, named: Named, turn: GangTurn | None = None) -> None:
+        """Keep a decision with its inputs, the nodes that were asked about, and tell it."""
+        self.on_decision(decision)
+        rows = named.rows if not named.strange else named.rows[named.rows != UNKNOWN_ROW]
+        moment = self.state.moment() if turn is None else turn.moment
+        self.decisions.record(decision, Record(decision, moment, self._names_by_row, rows.astype(np.int32), gang=turn))
+
+    def expect(self, pod: PodFacts, request: PodRequest, verdict: Verdict, row: int) -> None:
+        """Reserve softly what the pod is likely to get on a node where it fits, unless its binding is under way already.
+
+        For one container the devices by which the node was rated are taken: placement's own search may prefer others that cost the
+        same, and bind, which asks it, moves the reservation then. A pod without GPUs is expected with its CPU and RAM.
+        """
+        node = self.state.names[row]
+        known, expires_at = self.state.reservations.get(pod.uid), self.monotonic() + self.soft_seconds
+        if known is not None and known.stage is not Stage.SOFT:
             return
+        if known is not None and known.node == node and known.expires_at > expires_at:
+            return  # planned with its gang, for longer
+        uses = self._likely_uses(pod, request, verdict, row)
+        if uses is not None:
+            demand = HostDemand(pod.cpu_milli, pod.memory_mib)
+            self.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.SOFT, expires_at))
+
+    def _likely_uses(self, pod: PodFacts, request: PodRequest, verdict: Verdict, row: int) -> Footprint | None:
+        node = self.state.names[row]
+        if pod.gpu is None:
+            return {}
+        if verdict.chosen is not None and len(request.containers) == 1:
+            return self.state.nominal_footprint(node, request, verdict.chosen[row].tolist())
         assignment = self.state.plan(node, request, self.default_policy, pod.uid)
-        if isinstance(assignment, Refusal):
-            return
-        demand = HostDemand(pod.cpu_milli, pod.memory_mib)
-        uses = footprint(pod.gpu.containers, assignment)
-        self.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.SOFT, self.monotonic() + self.soft_seconds))
+        return None if isinstance(assignment, Refusal) else footprint(pod.gpu.containers, assignment)
 
 
 def request_of(pod: PodFacts) -> PodRequest | RequestError | None:
@@ -138,7 +216,8 @@ def request_of(pod: PodFacts) -> PodRequest | RequestError | None:
         return exc
 
 
-def _remember(kept: OrderedDict[bytes, _T], key: bytes, value: _T) -> None:
+def _remember(kept: OrderedDict[_K, _T], key: _K, value: _T, most: int = _REMEMBERED) -> None:
     kept[key] = value
-    if len(kept) > _REMEMBERED:
+    kept.move_to_end(key)
+    if len(kept) > most:
         kept.popitem(last=False)

@@ -8,8 +8,8 @@ Full ``Nodes`` come from the cluster autoscaler, which asks about nodes that do 
 allocatable promise, and nothing is reserved.
 """
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -17,24 +17,27 @@ import numpy as np
 
 from placement.request import RequestError
 from proto.model import PodRequest
-from scheduler_plugin.core.decisions import Decision
+from scheduler_plugin.core.decisions import Decision, GangTurn
+from scheduler_plugin.core.gang import Gang
+from scheduler_plugin.core.judge import REASON_OF, counts_of, curable, reasons_for
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import UNKNOWN_ROW, ClusterState
+from scheduler_plugin.core.state import ClusterState
 from scheduler_plugin.core.template import template_node
 from scheduler_plugin.extender import wire
 from scheduler_plugin.extender.desk import Asked, Desk, Named
+from scheduler_plugin.extender.gang import gang_asked
 
-_REASONS: Final = {reason.value: reason for reason in NodeReason}
+_SENTENCES: Final = {reason.value: reason.sentence for reason in NodeReason}
 
 
 def filter_nodes(desk: Desk, body: bytes, now: float) -> bytes:
     """Answer one filter call. Raises WireError."""
-    args = wire.decode(body, wire.ExtenderArgs)
+    args = wire.decode_args(body)
     asked, named = desk.asked(args.pod), desk.named(args.node_names)
     if named is None and args.nodes is None:
-        named = desk.look_up([], msgspec.Raw(b"[]"))
+        named = desk.look_up(())
     if named is not None:
         return _filter_names(desk, asked, named, now)
     full = (args.nodes.items if args.nodes is not None else None) or []
@@ -45,49 +48,71 @@ def filter_nodes(desk: Desk, body: bytes, now: float) -> bytes:
             return wire.filter_result(nodes=full)
         case RequestError() as error:
             return wire.filter_result(nodes=[], unresolvable=dict.fromkeys(names, str(error)))
-        case request:
-            return _filter_full(desk, asked.pod, request, full, names)
+        case _:
+            return _filter_full(desk, asked, full, names)
 
 
 def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
     pod, request = asked.pod, asked.request
     if request is None:
-        return wire.filter_result(node_names=named.text)
+        return wire.filter_result(node_names=msgspec.Raw(named.text))
+    everywhere = np.arange(len(named.rows))
     if isinstance(request, RequestError):
-        return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(named.names, str(request)))
-    verdict = desk.verdict_for(pod, request)
-    if not len(verdict.reason):
-        return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(named.names, NodeReason.NO_GPU.sentence))
-    reasons = np.where(named.rows == UNKNOWN_ROW, NodeReason.NO_GPU.value, verdict.reason[named.rows])
+        return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named, everywhere), str(request)))
+    verdict = desk.verdict_for(pod, asked.shape)
+    reasons = reasons_for(verdict, named.rows, all_known=not named.strange)
+    gang = gang_asked(pod)
+    if isinstance(gang, RequestError):
+        return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named, everywhere), str(gang)))
+    turn = None
+    if gang is not None:
+        allowed = frozenset(desk.names_of(named, np.flatnonzero(reasons == NodeReason.FITS.value)))
+        turn = GangTurn(desk.gangs.standing(gang), desk.state.moment())
+        node = desk.gangs.place(pod, gang, allowed)
+        if node is None and allowed:
+            return _gang_refusal(desk, pod, request, named, gang, turn, now)
+        if node:
+            turn = replace(turn, node=node)
+            desk.record(Decision(pod, request, now, desk.state.columns.change_count, 1, {}), named, turn)
+            return wire.filter_result(node_names=[node])
     failed = np.flatnonzero(reasons)
     feasible = named if not len(failed) else desk.keep_names(named, np.flatnonzero(reasons == NodeReason.FITS.value))
-    curable: dict[str, str] = {}
+    resolvable: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
-    helps = (verdict.curable[named.rows[failed]] & (named.rows[failed] != UNKNOWN_ROW)).tolist()
-    for position, reason, is_curable in zip(failed.tolist(), reasons[failed].tolist(), helps, strict=True):
-        (curable if is_curable else unresolvable)[named.names[position]] = _REASONS[reason].sentence
-    if len(feasible.names) == 1:
-        desk.expect(pod, request, feasible.names[0])
-    counts = {_REASONS[value]: count for value, count in Counter(reasons[failed].tolist()).items()}
-    desk.record(Decision(pod, request, now, desk.state.columns.change_count, len(feasible.names), counts))
-    return wire.filter_result(node_names=feasible.text, failed=curable, unresolvable=unresolvable)
+    cures = curable(verdict, named.rows[failed]).tolist()
+    for name, reason, is_curable in zip(desk.names_of(named, failed), reasons[failed].tolist(), cures, strict=True):
+        (resolvable if is_curable else unresolvable)[name] = _SENTENCES[reason]
+    desk.record(Decision(pod, request, now, desk.state.columns.change_count, len(feasible.rows), counts_of(reasons[failed])), named, turn)
+    if len(feasible.rows) == 1:
+        desk.expect(pod, request, verdict, int(feasible.rows[0]))
+    return wire.filter_result(node_names=msgspec.Raw(feasible.text), failed=resolvable, unresolvable=unresolvable)
 
 
-def _filter_full(desk: Desk, pod: PodFacts, request: PodRequest, full: Sequence[msgspec.Raw], names: Sequence[str]) -> bytes:
+def _gang_refusal(desk: Desk, pod: PodFacts, request: PodRequest, named: Named, gang: Gang, turn: GangTurn, now: float) -> bytes:
+    """Refuse all nodes for the sake of the gang. Other pods' end can help where the gang lacks nothing but room (``preempt``)."""
+    turn = replace(turn, refusal=desk.gangs.sentence(pod, gang))
+    desk.record(Decision(pod, request, now, desk.state.columns.change_count, 0, {}), named, turn)
+    refused = dict.fromkeys(desk.names_of(named, np.arange(len(named.rows))), turn.refusal)
+    if not desk.gangs.needed_with(pod, gang):
+        return wire.filter_result(node_names=[], unresolvable=refused)
+    return wire.filter_result(node_names=[], failed=refused)
+
+
+def _filter_full(desk: Desk, asked: Asked, full: Sequence[msgspec.Raw], names: Sequence[str]) -> bytes:
     """Judge nodes that may exist only in a simulation, in a state of their own."""
     imagined = ClusterState()
     for raw, name in zip(full, names, strict=True):
         if desk.state.row_of(name) is None and (node := template_node(wire.decode_node(raw))) is not None:
             imagined.set_gpu_node(node)
-    on_real = desk.verdict_for(pod, request)
-    on_imagined = Shapes(imagined, desk.shapes.weights).verdict(desk.shape_of(pod, request))
+    on_real = desk.verdict_for(asked.pod, asked.shape)
+    on_imagined = Shapes(imagined, desk.shapes.weights).verdict(asked.shape)
     kept: list[msgspec.Raw] = []
     failed: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
     for raw, name in zip(full, names, strict=True):
         state, verdict = (desk.state, on_real) if desk.state.row_of(name) is not None else (imagined, on_imagined)
         row = state.row_of(name)
-        reason = NodeReason.NO_GPU if row is None else _REASONS[int(verdict.reason[row])]
+        reason = NodeReason.NO_GPU if row is None else REASON_OF[int(verdict.reason[row])]
         if reason is NodeReason.FITS:
             kept.append(raw)
         else:

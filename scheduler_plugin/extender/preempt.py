@@ -3,16 +3,27 @@
 Its victims stay: it chose them for CPU, RAM and whatever else it counts. Pods are added only where the right GPU is not free then, with
 core.preempt's search, and nodes where nothing helps are dropped. An empty list of victims is an ordinary case: all that
 kube-scheduler counts is free, and one GPU is not. Pods that are ending already free what they hold by themselves.
+
+A gang that runs is not broken: where kube-scheduler's victims leave it with less than its minimum, the rest of it ends too if it is all on
+that node, and the node is dropped if not. For a member of a gang that does not run yet, a node helps only if all members that are missing
+can start once these pods have ended: pods of one node end for a gang, never some here and some there in the hope of more.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 
 from placement.request import RequestError
 from proto.model import PodRequest
+from scheduler_plugin.core.gang_victims import ending_on
+from scheduler_plugin.core.plan import not_offered
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.preempt import Preemption, Victim, cheapest_victims
 from scheduler_plugin.extender import wire
 from scheduler_plugin.extender.desk import Desk, request_of
+from scheduler_plugin.extender.gang import gang_asked
+
+MAX_GANG_NODES = 8
+"""For a gang so many nodes are tried, those with the fewest victims: for each the whole gang is planned."""
 
 
 def choose_victims(desk: Desk, body: bytes) -> bytes:
@@ -21,18 +32,20 @@ def choose_victims(desk: Desk, body: bytes) -> bytes:
     pod = wire.decode_pod(args.pod)
     proposed = _proposed(args)
     wire.check_count(len(proposed))
-    request = request_of(pod)
-    if request is None:
-        return wire.preempt_result(proposed)
-    if isinstance(request, RequestError):
+    request, gang = request_of(pod), gang_asked(pod)
+    if isinstance(request, RequestError) or isinstance(gang, RequestError):
         return wire.preempt_result({})
-    answer = {}
-    for node, victims in proposed.items():
+    members = [pod] if gang is None else desk.gangs.needed_with(pod, gang)
+    answer: dict[str, wire.MetaVictims] = {}
+    more = 0
+    for node, victims in _worth_trying(desk, members, proposed):
         chosen = [meta.uid for meta in victims.pods or ()]
-        added = _added_victims(desk, pod, request, node, frozenset(chosen))
+        added = _victims_for(desk, members, node, frozenset(chosen))
         if added is not None:
+            more += len(added)
             pods = [wire.MetaPod(uid) for uid in (*chosen, *sorted(added))]
             answer[node] = wire.MetaVictims(pods, victims.num_pdb_violations)
+    desk.on_preemption(len(answer), len(proposed) - len(answer), more)
     return wire.preempt_result(answer)
 
 
@@ -45,23 +58,94 @@ def _proposed(args: wire.PreemptionArgs) -> dict[str, wire.MetaVictims]:
     }
 
 
-def _added_victims(desk: Desk, pod: PodFacts, request: PodRequest, node: str, chosen: frozenset[str]) -> frozenset[str] | None:
-    """Return whom else to end on a node, or None when nobody's end makes the pod fit."""
-    state, gpu = desk.state, desk.state.gpu_node(node)
-    if gpu is None or (request.preferences.isolation is not None and request.preferences.isolation not in gpu.isolation):
+def _worth_trying(
+    desk: Desk, members: Sequence[PodFacts], proposed: Mapping[str, wire.MetaVictims]
+) -> Iterable[tuple[str, wire.MetaVictims]]:
+    """Return all nodes for a single pod; for a gang a few that are large enough for the members without a place elsewhere."""
+    if len(members) < 2:
+        return proposed.items()
+    planner = desk.gangs.planner
+    with planner.trying(members):
+        lacking = sum(not planner.expect(member, None, inf) for member in members)
+    enough = [(node, victims) for node, victims in proposed.items() if _most_members(desk, members, node) >= lacking]
+    return sorted(enough, key=lambda proposal: len(proposal[1].pods or ()))[:MAX_GANG_NODES]
+
+
+def _most_members(desk: Desk, members: Sequence[PodFacts], node: str) -> int:
+    """Return a number of members that a node cannot exceed, even when it is empty."""
+    requests = [request for member in members if isinstance(request := request_of(member), PodRequest)]
+    containers = [container for request in requests for container in request.containers]
+    states = desk.state.device_states(node)
+    if any(container.mig for container in containers):
+        return sum(len(state.device.mig_instances) + state.max_shares for state in states)
+    least = min((amount for container in containers if (amount := container.memory_bytes_per_vgpu) is not None), default=None)
+    return sum(1 if least is None else min(state.max_shares, state.capacity_bytes // least) for state in states)
+
+
+def _victims_for(desk: Desk, members: Sequence[PodFacts], node: str, chosen: frozenset[str]) -> frozenset[str] | None:
+    """Return whom else to end on a node, so that the first of these pods fits there and the others anywhere; None when nothing helps."""
+    if not members:
         return None
-    on_node = list(state.pods_on(node))
-    going = [other.uid for other in on_node if other.uid in chosen or other.deletion_requested]
-    with state.without_all([pod.uid, *going]):
+    pod, others = members[0], members[1:]
+    ending = ending_on(desk.state, chosen, _evictable(desk, node, pod), pod)
+    if ending is None or pod.gpu is None:
+        return None if ending is None else ending.also
+    added = _added_victims(desk, pod, node, chosen | ending.also)
+    if added is None:
+        return None
+    added |= ending.also
+    return added if not others else _victims_for_gang(desk, members, node, chosen, added)
+
+
+def _victims_for_gang(
+    desk: Desk, members: Sequence[PodFacts], node: str, chosen: frozenset[str], added: frozenset[str]
+) -> frozenset[str] | None:
+    """Add to those who end for the first member whoever else must end there for the others; None when they do not fit even then."""
+    pod, others = members[0], members[1:]
+    with desk.gangs.planner.trying(members):
+        if not _expect(desk, pod, node, chosen | added, (node,)):
+            return None
+        for other in others:
+            if _expect(desk, other, node, chosen | added, None):
+                continue
+            more = _added_victims(desk, other, node, chosen | added)
+            if more is None or not _expect(desk, other, node, chosen | added | more, (node,)):
+                return None
+            added |= more
+    return added
+
+
+def _expect(desk: Desk, pod: PodFacts, node: str, ending: frozenset[str], allowed: Collection[str] | None) -> bool:
+    """Expect a member of a gang on one of the allowed nodes, as if pods of a node had ended; return whether it has a place there."""
+    with desk.state.without_all([*ending, *_ending_already(desk, node)]):
+        return desk.gangs.planner.expect(pod, allowed, inf)
+
+
+def _added_victims(desk: Desk, pod: PodFacts, node: str, chosen: frozenset[str]) -> frozenset[str] | None:
+    """Return whom else to end on a node, or None when nobody's end makes the pod fit."""
+    state, gpu, request = desk.state, desk.state.gpu_node(node), request_of(pod)
+    if gpu is None or not isinstance(request, PodRequest) or not_offered(gpu, request):
+        return None
+    evictable = [other for other in _evictable(desk, node, pod) if other.uid not in chosen]
+    ending = ending_on(state, chosen, evictable, pod)
+    if ending is None:
+        return None
+    with state.without_all([pod.uid, *chosen, *_ending_already(desk, node)]):
         states = state.device_states(node)
+    in_gangs = {uid for band in ending.bands for uid in band.members}
     candidates = tuple(
         Victim(other.uid, other.priority, state.footprint_of(other.uid))
-        for other in _evictable(on_node, pod)
-        if other.uid not in going and state.footprint_of(other.uid)
+        for other in evictable
+        if state.footprint_of(other.uid) or other.uid in in_gangs
     )
     policy = request.preferences.policy or desk.default_policy
-    return cheapest_victims(Preemption(states, gpu.links, request, policy, candidates))
+    return cheapest_victims(Preemption(states, gpu.links, request, policy, candidates, ending.bands))
 
 
-def _evictable(pods: Iterable[PodFacts], preemptor: PodFacts) -> Iterable[PodFacts]:
-    return (pod for pod in pods if pod.priority < preemptor.priority)
+def _evictable(desk: Desk, node: str, preemptor: PodFacts) -> list[PodFacts]:
+    pods = (pod for pod in desk.state.pods_on(node) if pod.uid != preemptor.uid and not pod.deletion_requested)
+    return [pod for pod in pods if pod.priority < preemptor.priority]
+
+
+def _ending_already(desk: Desk, node: str) -> list[str]:
+    return [pod.uid for pod in desk.state.pods_on(node) if pod.deletion_requested]

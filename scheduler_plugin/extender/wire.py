@@ -16,6 +16,7 @@ from scheduler_plugin.errors import WireError
 
 MAX_NODES: Final = 100_000
 _KEYS: Final = ("Pod", "Nodes", "NodeNames", "NodeNameToVictims", "NodeNameToMetaVictims", "PodName", "PodNamespace", "PodUID", "Node")
+_LAST_KEY: Final = b',"NodeNames":['
 _EXACT: Final = {key.casefold(): key for key in _KEYS}
 
 
@@ -81,10 +82,29 @@ def decode(body: bytes, form: type[_Args]) -> _Args:
     except msgspec.ValidationError as exc:
         try:
             return msgspec.json.decode(_in_exact_case(body), type=form)
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             raise WireError(f"expected {form.__name__} of the extender protocol: {exc}") from exc
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise WireError(f"expected {form.__name__} of the extender protocol in JSON: {exc}") from exc
+
+
+def decode_args(body: bytes) -> ExtenderArgs:
+    """Read the body of filter or prioritize. Raises WireError, or leaves it to whoever reads the names when those are wrong.
+
+    kube-scheduler writes the names last, and reading past thousands of them costs more than the rest. They are cut off unread where what
+    is before them is a whole object by itself and the first closing bracket after them is the last: of a valid body, then, this is the
+    value of the key.
+    """
+    at = body.find(_LAST_KEY)
+    first = at + len(_LAST_KEY) - 1
+    if at > 0 and body.endswith(b"]}") and body.find(b"]", first) == len(body) - 2:
+        try:
+            args = msgspec.json.decode(body[:at] + b"}", type=ExtenderArgs)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            return decode(body, ExtenderArgs)
+        args.node_names = msgspec.Raw(body[first:-1])
+        return args
+    return decode(body, ExtenderArgs)
 
 
 def decode_pod(raw: msgspec.Raw) -> PodFacts:

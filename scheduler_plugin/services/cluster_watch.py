@@ -4,7 +4,7 @@ An object that cannot be read any more keeps its last readable form; the stream 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from proto.gpunode import GpuNode
@@ -66,6 +66,10 @@ class ClusterWatch:
     def age_seconds(self) -> float:
         """Return how long ago the oldest stream was current; infinite before all were."""
         return self._clock.monotonic() - min(map(self.current_at, Source))
+
+    def lag_seconds(self) -> Mapping[str, float]:
+        """Return how long ago each stream was current; infinite before it was."""
+        return {str(source): self._clock.monotonic() - self.current_at(source) for source in Source}
 
     @property
     def inventories(self) -> "_Inventories":

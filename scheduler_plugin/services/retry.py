@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 
 from proto import contract
+from scheduler_plugin.core.gang import gang_of_pod
+from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.shapes import PodShape
 from scheduler_plugin.errors import KubeApiError, KubeRefusedError
@@ -73,9 +75,14 @@ class Retry:
             shape = self._desk.shape_of(decision.pod, decision.request)
             if shape not in fits:
                 fits[shape] = bool(np.any(self._desk.shapes.verdict(shape).reason == NodeReason.FITS.value))
-            if fits[shape]:
+            if fits[shape] and self._may_start(decision.pod):
                 ready.append(decision.pod.uid)
         return ready
+
+    def _may_start(self, pod: PodFacts) -> bool:
+        """Whether a pod is worth a try for its gang's sake."""
+        gang = gang_of_pod(pod)
+        return gang is None or pod.uid in self._desk.state.reservations or self._desk.gangs.may_plan(gang)
 
     async def _poke(self, uid: str) -> None:
         decision = self._desk.decisions.by_uid.get(uid)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from placement.request import RequestError, pod_request
 from proto import contract, units
 from proto.errors import ContractError
+from scheduler_plugin.core.gang import gang_of
 from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
 from scheduler_plugin.webhook.vocabularies import Options, is_foreign, translate
@@ -52,6 +53,7 @@ class Normaliser:
                 translate(draft, self.options)
             for container in draft.containers:
                 _settle_amounts(container)
+            gang_of("", draft.annotations)
             pod_request(draft.pod())
             self._settle_scheduling(draft)
         except (RequestError, ContractError) as exc:

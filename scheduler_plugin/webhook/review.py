@@ -13,6 +13,7 @@ import msgspec
 from placement.request import RequestError, pod_request
 from proto import contract
 from proto.errors import quote
+from scheduler_plugin.core.gang import gang_of
 from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.draft import Draft
@@ -107,6 +108,7 @@ def _invalid(pod: Mapping[str, Any]) -> str:
     try:
         draft = Draft(pod)
         if any(asks_gpu(container.limits) for container in draft.containers):
+            gang_of("", draft.annotations)
             pod_request(draft.pod())
     except RequestError as exc:
         return str(exc)

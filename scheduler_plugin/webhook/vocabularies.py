@@ -3,10 +3,12 @@
 HAMi       resources nvidia.com/gpu with gpumem, gpumem-percentage, gpucores (per GPU; ours are totals), priority; nvidia.com/ and hami.io/
            annotations
 KAI        annotations gpu-fraction, gpu-memory, gpu-fraction-num-devices, gpu-fraction-container-name
-NVIDIA     annotations nvidia.com/container.<name>.gpu-memory.request and .limit, .gpu-compute.mode
+NVIDIA     annotations nvidia.com/container.<name>.gpu-memory.request and .limit, .gpu-compute.mode; nvidia.com/gpu where it is adopted.
+           Replicas (nvidia.com/gpu.shared) are parts of no stated size and stay with the device plugin that offers them
 
 A part of a GPU's memory (percentages, fractions) becomes MiB here, from the inventory: all GPUs that the pod can land on must then be of
-one size. What has no equal is refused with what to write instead; what has no effect is warned about.
+one size. What has no equal is refused with what to write instead; what has no effect is warned about. What each of their example manifests
+becomes is in tests/unit/scheduler_plugin/webhook/golden/.
 """
 
 import re
@@ -22,6 +24,7 @@ from proto.model import NumaMode, Policy, Preferences, Priority
 from scheduler_plugin.webhook.draft import Draft, DraftContainer
 
 NVIDIA_GPU: Final = "nvidia.com/gpu"
+NVIDIA_SHARED: Final = "nvidia.com/gpu.shared"
 HAMI_MEMORY: Final = "nvidia.com/gpumem"
 HAMI_MEMORY_PERCENT: Final = "nvidia.com/gpumem-percentage"
 HAMI_CORES: Final = "nvidia.com/gpucores"
@@ -49,6 +52,7 @@ KAI_FRACTION: Final = "gpu-fraction"
 KAI_MEMORY: Final = "gpu-memory"
 _KAI_DEVICES: Final = "gpu-fraction-num-devices"
 _KAI_CONTAINER: Final = "gpu-fraction-container-name"
+_KAI_IDLE_LABELS: Final = ("kai.scheduler/queue", "kai.scheduler/node-pool", "priorityClassName")
 
 _NVIDIA_KEY: Final = re.compile(r"nvidia\.com/container\.([a-z0-9-]{1,63})\.(gpu-memory\.request|gpu-memory\.limit|gpu-compute\.mode)")
 _NVIDIA_MODES: Final = {"time-slicing": None, "sm-sharing": "mps"}
@@ -82,13 +86,19 @@ def translate(draft: Draft, options: Options) -> None:
             _translate_hami(draft, container, options)
     _translate_kai(draft, options)
     _translate_nvidia(draft)
+    if idle := [label for label in _KAI_IDLE_LABELS if label in draft.labels]:
+        draft.warnings.append(
+            f"label {', '.join(idle)} has no effect: queues and quotas are Kueue's or ResourceQuota's, and the priority is "
+            "spec.priorityClassName's"
+        )
 
 
 # --- HAMi -----------------------------------------------------------------------------------------------------------
 
 
 def _asks_hami(container: DraftContainer, options: Options) -> bool:
-    return any(map(container.has, HAMI_RESOURCES)) or (options.adopt_nvidia_gpu and container.has(NVIDIA_GPU))
+    adopted = (NVIDIA_GPU, NVIDIA_SHARED) if options.adopt_nvidia_gpu else ()
+    return any(map(container.has, (*HAMI_RESOURCES, *adopted)))
 
 
 def _translate_hami_annotations(draft: Draft) -> None:
@@ -115,6 +125,8 @@ def _translate_hami_annotations(draft: Draft) -> None:
 
 def _translate_hami_policy(draft: Draft) -> None:
     source = _HAMI_GPU_POLICY if _HAMI_GPU_POLICY in draft.annotations else _HAMI_NODE_POLICY
+    if draft.annotations.get(_HAMI_NODE_POLICY, draft.annotations.get(source)) != draft.annotations.get(source):
+        draft.warnings.append(f"annotation {_HAMI_NODE_POLICY} has no effect beside {source}: one placement holds for nodes and their GPUs")
     for word in filter(None, (part.strip() for part in draft.annotations.get(source, "").split(","))):
         if word in _HAMI_POLICIES:
             draft.set_annotation(contract.ANNOTATION_PLACEMENT, _HAMI_POLICIES[word], source)
@@ -132,6 +144,11 @@ def _translate_hami(draft: Draft, container: DraftContainer, options: Options) -
         raise RequestError(
             f"container {container.name} asks in two vocabularies at once: keep {contract.RESOURCE_VGPU} and its kin (totals), or "
             f"{NVIDIA_GPU} and its kin (per GPU)"
+        )
+    if container.has(NVIDIA_SHARED):
+        raise RequestError(
+            f"container {container.name} asks for {NVIDIA_SHARED}, a part of no stated size: say how much with "
+            f"{contract.RESOURCE_VGPU_MEMORY} and {contract.RESOURCE_VGPU_CORES}"
         )
     count = _amount(container, NVIDIA_GPU, _whole)
     memory_bytes = _amount(container, HAMI_MEMORY, _memory_or_zero)
@@ -171,9 +188,7 @@ def _translate_kai(draft: Draft, options: Options) -> None:
         mib = _part_mib(draft, _fraction(fraction), f"{KAI_FRACTION}: {fraction}", options)
     else:
         mib = _count(memory or "", KAI_MEMORY)
-    _check_free_of_native(container, KAI_FRACTION if fraction is not None else KAI_MEMORY)
-    container.ask(contract.RESOURCE_VGPU, vgpus)
-    container.ask(contract.RESOURCE_VGPU_MEMORY, vgpus * mib)
+    _ask(container, vgpus, vgpus * mib, KAI_FRACTION if fraction is not None else KAI_MEMORY)
 
 
 def _kai_container(draft: Draft) -> DraftContainer:
@@ -238,9 +253,9 @@ def _translate_nvidia_container(draft: Draft, container: DraftContainer, amounts
         raise RequestError(
             f"container {container.name}: gpu-memory.limit {quote(limit or '')} is below gpu-memory.request {quote(request)}"
         )
-    _check_free_of_native(container, "gpu-memory.request")
-    container.ask(contract.RESOURCE_VGPU, 1)
-    container.ask(contract.RESOURCE_VGPU_MEMORY, asked)
+    if limit is None:
+        draft.warnings.append(f"container {container.name}: without gpu-memory.limit it is held to its gpu-memory.request")
+    _ask(container, 1, asked, "gpu-memory.request")
     return None if ceiling == asked else f"{ceiling / asked:.6f}".rstrip("0").rstrip(".")
 
 
@@ -288,9 +303,15 @@ def _count(text: str, annotation: str) -> int:
         raise RequestError(f"annotation {annotation}: {exc}") from exc
 
 
-def _check_free_of_native(container: DraftContainer, source: str) -> None:
+def _ask(container: DraftContainer, vgpus: int, mib: int, source: str) -> None:
+    """Ask for what an annotation means. It stays on the pod, which comes again when another webhook changed it after us."""
+    wanted = {contract.RESOURCE_VGPU: str(vgpus), contract.RESOURCE_VGPU_MEMORY: str(mib)}
+    if {name: amount for name, amount in container.limits.items() if name in (*NATIVE, NVIDIA_GPU)} == wanted:
+        return
     if any(map(container.has, (*NATIVE, NVIDIA_GPU))):
         raise RequestError(f"container {container.name} asks for GPUs by annotation {source} and by a resource too: keep one")
+    for resource, amount in wanted.items():
+        container.ask(resource, int(amount))
 
 
 def _part_mib(draft: Draft, part: Fraction, source: str, options: Options) -> int:

@@ -1,0 +1,52 @@
+"""What would make a pod fit that fits nowhere: one change, of one kind."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What is changed."""
+
+    ASK_LESS_MEMORY = "ask-less-memory"
+    ASK_LESS_CORES = "ask-less-cores"
+    ASK_FEWER_GPUS = "ask-fewer-gpus"
+    FREE_ROOM = "free-room"
+    LIFT_CORDON = "lift-cordon"
+    DROP_PREFERENCE = "drop-preference"
+    END_PODS = "end-pods"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What must become free on one device, beyond what is."""
+
+    device_uuid: str
+    memory_mib: int = 0
+    cores_percent: int = 0
+    shares: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change that would make the pod fit."""
+
+    kind: Kind
+    sentence: str
+    node: str = ""
+    """Where it would fit then; one of several when the change is not about a node."""
+    amount: int = 0
+    """What may still be asked for, per vGPU: MiB, percent, or the number of vGPUs."""
+    rooms: tuple[Room, ...] = ()
+    devices: tuple[str, ...] = ()
+    preference: str = ""
+    pods: tuple[str, ...] = ()
+    """UIDs."""
+    container: str = ""
+    """Which of several containers would ask for less."""
+
+
+def room_text(room: Room) -> str:
+    """Say a room in words."""
+    parts = [f"{room.memory_mib} MiB"] * (room.memory_mib > 0) + [f"{room.cores_percent} % of the cores"] * (room.cores_percent > 0)
+    parts += [f"{room.shares} share{'s' * (room.shares > 1)}"] * (room.shares > 0)
+    return f"{' and '.join(parts)} on {room.device_uuid}"

@@ -1,0 +1,324 @@
+"""Why a pod waits, and the least that would have to change.
+
+Reasons are counted by the sentences that filter gives. A change is of one kind, and the smallest of its kind over the whole cluster: ask
+for less, free room on devices, lift a cordon, drop a preference, end pods. tests/unit/scheduler_plugin/core/test_explain.py compares each
+with brute force on small clusters. Ending pods is searched on the SEARCHED_NODES nodes that lack least, so it is the smallest of all where
+no more nodes than that could help; the question is returned as a value, because its answer can take a tenth of a second.
+
+What is computed over all nodes at once looks at one container that asks for vGPUs; for MIG, preferences and ending pods are still answered.
+Pods of several containers are tried node by node (``explain_several``).
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from placement.device import UNRESERVED_MIN_PERCENT
+from proto import units
+from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Preferences
+from scheduler_plugin.core.change import Change, Kind, Room, room_text
+from scheduler_plugin.core.columnar import Ask, asked_mib, judge_devices, offers
+from scheduler_plugin.core.columns import NO_NUMA, Bools, Columns, Ints
+from scheduler_plugin.core.explain_several import PREFERENCES, REPAIR, TRIED_NODES, SeveralQuestion, TriedNode
+from scheduler_plugin.core.gang_victims import ending_on
+from scheduler_plugin.core.judge import REASON_OF, reasons_for
+from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.preempt import Preemption, Victim, cheapest_victims
+from scheduler_plugin.core.reasons import NodeReason
+from scheduler_plugin.core.shapes import PodShape, Shapes, Verdict
+from scheduler_plugin.core.state import ClusterState
+
+SEARCHED_NODES: Final = 16
+EXAMPLES: Final = 5
+_NEVER: Final = np.iinfo(np.int64).max // 256
+"""Beyond every cost, and 256 of them still fit into 64 bits."""
+_MIB_BIT, _CORES_BIT, _SHARES_BIT = 35, 21, 7
+"""Where memory, cores and shares stand in the cost of freeing room; the number of devices is below."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonCount:
+    """How many nodes fail for one reason, and a few of them."""
+
+    reason: str
+    nodes: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeQuestion:
+    """Who would have to end on a node."""
+
+    node: str
+    preemption: Preemption
+    pods: tuple[PodFacts, ...]
+
+
+def count_reasons(state: ClusterState, verdict: Verdict) -> tuple[int, tuple[ReasonCount, ...]]:
+    """Return how many nodes fit, and what the others fail for, the most frequent first."""
+    rows = np.array([row for row, name in enumerate(state.names) if name], dtype=np.int64)
+    reasons = reasons_for(verdict, rows)
+    counts = []
+    for value in np.unique(reasons[reasons != NodeReason.FITS.value]).tolist():
+        failed = rows[reasons == value]
+        names = tuple(sorted(state.names[row] for row in failed[:EXAMPLES].tolist()))
+        counts.append(ReasonCount(REASON_OF[value].sentence, len(failed), names))
+    fitting = int((reasons == NodeReason.FITS.value).sum())
+    return fitting, tuple(sorted(counts, key=lambda count: (-count.nodes, count.reason)))
+
+
+def smallest_changes(state: ClusterState, shapes: Shapes, shape: PodShape) -> tuple[Change, ...]:
+    """Return the smallest change of each kind that would make a pod of this shape fit, which fits nowhere now."""
+    changes = list(_dropped_preferences(state, shapes, shape))
+    containers, preferences = shape.request.containers, shape.request.preferences
+    if len(containers) == 1 and not containers[0].mig:
+        search = _Search(state, Ask(containers[0], preferences, shape.policy, shape.demand))
+        found = (search.less_memory(), search.less_cores(), search.fewer_gpus(), search.free_room(), search.lift_cordon())
+        changes = [change for change in found if change is not None] + changes
+    return tuple(changes)
+
+
+def victim_questions(state: ClusterState, shapes: Shapes, shape: PodShape) -> tuple[NodeQuestion, ...]:
+    """Ask who would have to end, for the nodes where that can help and least is missing."""
+    verdict = shapes.verdict(shape)
+    rows = np.flatnonzero(verdict.curable & (verdict.reason != NodeReason.FITS.value))
+    containers, preferences = shape.request.containers, shape.request.preferences
+    if len(containers) == 1 and not containers[0].mig and len(rows) > SEARCHED_NODES:
+        missing = _Search(state, Ask(containers[0], preferences, shape.policy, shape.demand)).missing()
+        rows = rows[np.argsort(missing[rows], kind="stable")]
+    return tuple(_question(state, shape, state.names[row]) for row in rows[:SEARCHED_NODES].tolist())
+
+
+def several_question(state: ClusterState, shape: PodShape, request: PodRequest) -> SeveralQuestion | None:
+    """Ask what would help a pod of several containers, on the nodes that lack least; None for other pods.
+
+    Args: request: the pod's, with its containers' names.
+    """
+    if len(request.containers) < 2:
+        return None
+    rows = np.array([row for row, name in enumerate(state.names) if name], dtype=np.int64)
+    missing = np.zeros(len(state.names), dtype=np.float64)
+    for container in request.containers:
+        if not container.mig:
+            missing += _Search(state, Ask(container, request.preferences, shape.policy, shape.demand)).missing()
+    used = state.columns.used_shares[: len(missing)].sum(axis=1)
+    nearest = rows[np.lexsort((used[rows], missing[rows]))][:TRIED_NODES].tolist()
+    known = [(name, gpu) for row in nearest if (gpu := state.gpu_node(name := state.names[row])) is not None]
+    return SeveralQuestion(tuple(TriedNode(gpu, state.device_states(name)) for name, gpu in known), request, shape.policy)
+
+
+def fewest_pods(questions: Iterable[NodeQuestion]) -> Change | None:
+    """Return the fewest pods whose end makes room; of equally few those that matter least. Pure, and slow."""
+    best: tuple[tuple[int, int, str], NodeQuestion, frozenset[str]] | None = None
+    for question in questions:
+        victims = cheapest_victims(question.preemption)
+        if not victims:
+            continue
+        priority = sum(pod.priority for pod in question.pods if pod.uid in victims)
+        rank = (len(victims), priority, question.node)
+        if best is None or rank < best[0]:
+            best = rank, question, victims
+    if best is None:
+        return None
+    _, question, victims = best
+    names = ", ".join(sorted(f"{pod.namespace}/{pod.name}" for pod in question.pods if pod.uid in victims))
+    sentence = f"end {names} on node {question.node}"
+    return Change(Kind.END_PODS, sentence, question.node, pods=tuple(sorted(victims)))
+
+
+def _question(state: ClusterState, shape: PodShape, node: str) -> NodeQuestion:
+    ending = ending_on(state, (), state.pods_on(node))
+    bands = () if ending is None else ending.bands
+    in_gangs = {uid for band in bands for uid in band.members}
+    pods = tuple(pod for pod in state.pods_on(node) if state.footprint_of(pod.uid) or pod.uid in in_gangs)
+    gpu = state.gpu_node(node)
+    candidates = tuple(Victim(pod.uid, 0, state.footprint_of(pod.uid)) for pod in pods)
+    links = () if gpu is None else gpu.links
+    return NodeQuestion(node, Preemption(state.device_states(node), links, shape.request, shape.policy, candidates, bands), pods)
+
+
+def _dropped_preferences(state: ClusterState, shapes: Shapes, shape: PodShape) -> Iterable[Change]:
+    """Yield each single preference without which the pod fits."""
+    if len(shape.request.containers) != 1:
+        return  # see several_question: placement's own search on every node would take seconds
+    preferences, nothing = shape.request.preferences, Preferences()
+    for name in PREFERENCES:
+        if getattr(preferences, name) == getattr(nothing, name):
+            continue
+        request = replace(shape.request, preferences=replace(preferences, **{name: getattr(nothing, name)}))
+        verdict = Shapes(state, shapes.weights).verdict(replace(shape, request=request))
+        fitting = np.flatnonzero(verdict.reason == NodeReason.FITS.value)
+        if len(fitting):
+            annotation = name.replace("_", "-")
+            sentence = f"drop the annotation {annotation}: {len(fitting)} node{'s' * (len(fitting) > 1)} would fit"
+            yield Change(Kind.DROP_PREFERENCE, sentence, min(state.names[row] for row in fitting.tolist()), preference=annotation)
+
+
+class _Search:
+    """The smallest changes for one container that asks for vGPUs, over all nodes at once."""
+
+    def __init__(self, state: ClusterState, ask: Ask) -> None:
+        self._state, self._ask = state, ask
+        self._columns: Columns = state.columns
+        self._columns.derive()
+        self._rows = np.array([row for row, name in enumerate(state.names) if name], dtype=np.int64)
+        self._rows = self._rows[offers(self._columns, self._rows, PodRequest((ask.request,), ask.preferences))]
+
+    @property
+    def _exclusive(self) -> bool:
+        return self._ask.preferences.isolation is Isolation.EXCLUSIVE
+
+    def less_memory(self) -> Change | None:
+        """Find the most memory that could be asked for."""
+        request = self._ask.request
+        if self._exclusive:
+            return None
+        row, per_vgpu = self._most(replace(request, memory_bytes=request.vgpus * units.MIB), self._columns.free_mib)
+        if row is None:
+            return None
+        asked = request.memory_bytes_per_vgpu
+        instead = "whole GPUs" if asked is None else f"{asked // units.MIB} MiB"
+        node = self._state.names[row]
+        sentence = f"ask for at most {per_vgpu} MiB of memory per vGPU instead of {instead}: it would fit on node {node}"
+        return Change(Kind.ASK_LESS_MEMORY, sentence, node, per_vgpu)
+
+    def less_cores(self) -> Change | None:
+        """Find the most cores that could be asked for."""
+        request = self._ask.request
+        asked = request.cores_percent_per_vgpu
+        if self._exclusive or asked is None:
+            return None
+        row, per_vgpu = self._most(replace(request, cores_percent=request.vgpus), self._columns.free_cores)
+        if row is None:
+            return None
+        node = self._state.names[row]
+        sentence = f"ask for at most {per_vgpu} % of the cores per vGPU instead of {asked} %: it would fit on node {node}"
+        return Change(Kind.ASK_LESS_CORES, sentence, node, per_vgpu)
+
+    def fewer_gpus(self) -> Change | None:
+        """Find the most vGPUs that could be asked for, each of the same size."""
+        request = self._ask.request
+        if request.vgpus == 1 or not len(self._rows):
+            return None
+        fitting, _ = judge_devices(self._columns, self._rows, self._ask)
+        together = np.max([(fitting & pool).sum(axis=1) for pool in self._pools()], axis=0)
+        counts = np.maximum(together, fitting.any(axis=1))  # one vGPU lies on one NUMA node, also on one that is not known
+        most = int(counts.max())
+        if most < 1:
+            return None
+        node = min(self._state.names[row] for row in self._rows[counts == most].tolist())
+        sentence = f"ask for {most} vGPU{'s' * (most > 1)} of this size instead of {request.vgpus}: it would fit on node {node}"
+        return Change(Kind.ASK_FEWER_GPUS, sentence, node, most)
+
+    def free_room(self) -> Change | None:
+        """Find the devices where least memory, then cores, then shares would have to become free."""
+        if self._exclusive or not len(self._rows):
+            return None
+        memory, cores, shares, cost = self._shortages()
+        sums, chosen = self._cheapest(cost)
+        best = int(np.argmin(sums))
+        if sums[best] >= _NEVER:
+            return None
+        node, columns = self._state.names[self._rows[best]], chosen[best].tolist()
+        rooms = tuple(
+            Room(self._uuid(node, column), int(memory[best, column]), int(cores[best, column]), int(shares[best, column]))
+            for column in columns
+            if cost[best, column]
+        )
+        return Change(Kind.FREE_ROOM, f"free {'; '.join(map(room_text, rooms))}, on node {node}", node, rooms=rooms)
+
+    def lift_cordon(self) -> Change | None:
+        """Find the fewest devices that are cordoned or unhealthy and would do; healing one counts more than lifting cordons."""
+        if not len(self._rows):
+            return None
+        usable, _ = judge_devices(self._columns, self._rows, self._ask)
+        lifted, healed = copy.copy(self._columns), copy.copy(self._columns)
+        lifted.cordoned = healed.cordoned = np.zeros_like(self._columns.cordoned)
+        healed.healthy = np.ones_like(self._columns.healthy)
+        cost = np.full(usable.shape, _NEVER, dtype=np.int64)
+        cost[judge_devices(healed, self._rows, self._ask)[0]] = REPAIR
+        cost[judge_devices(lifted, self._rows, self._ask)[0]] = 1
+        cost[usable] = 0
+        sums, chosen = self._cheapest(cost)
+        best = int(np.argmin(sums))
+        if sums[best] >= _NEVER:
+            return None
+        node = self._state.names[self._rows[best]]
+        devices = tuple(self._uuid(node, column) for column in chosen[best].tolist() if cost[best, column])
+        verb = "heal or uncordon" if sums[best] >= REPAIR else "uncordon"
+        return Change(Kind.LIFT_CORDON, f"{verb} {', '.join(devices)} on node {node}", node, devices=devices)
+
+    def missing(self) -> Ints:
+        """Rate every row of the state by what is missing; _NEVER where other pods' end would not help."""
+        rated = np.full(len(self._state.names), _NEVER, dtype=np.int64)
+        if self._exclusive:
+            rated[self._rows] = self._columns.used_shares[self._rows].sum(axis=1)
+        elif len(self._rows):
+            rated[self._rows] = self._cheapest(self._shortages()[3])[0]
+        return rated
+
+    # --- parts ---
+
+    def _most(self, request: ContainerRequest, free: Ints) -> tuple[int | None, int]:
+        """Find the largest amount that enough devices of a node have free, which do fit a minimal request."""
+        fitting, _ = judge_devices(self._columns, self._rows, replace(self._ask, request=request))
+        if not len(self._rows) or fitting.shape[1] < request.vgpus:
+            return None, 0
+        amounts = np.where(fitting, free[self._rows], 0)
+        kth = np.max([np.sort(amounts * pool, axis=1)[:, -request.vgpus] for pool in self._pools()], axis=0)
+        if kth.max() < 1:
+            return None, 0
+        most = int(kth.max())
+        return min(self._rows[kth == most].tolist(), key=self._state.names.__getitem__), most
+
+    def _pools(self) -> Sequence[Bools]:
+        """Return the sets of devices among which all must be chosen."""
+        numa = self._columns.numa[self._rows]
+        if self._ask.preferences.numa is not NumaMode.STRICT or self._ask.request.vgpus == 1:
+            return [np.ones(numa.shape, dtype=np.bool_)]
+        return [numa == node for node in np.unique(numa).tolist() if node != NO_NUMA] or [np.zeros(numa.shape, dtype=np.bool_)]
+
+    def _cheapest(self, cost: Ints) -> tuple[Ints, Ints]:
+        """Return for each row what its cheapest set of devices costs, and the set."""
+        vgpus = self._ask.request.vgpus
+        sums = np.full(len(cost), _NEVER, dtype=np.int64)
+        chosen = np.zeros((len(cost), min(vgpus, cost.shape[1])), dtype=np.int64)
+        if vgpus > cost.shape[1]:
+            return sums, chosen
+        for pool in self._pools():
+            inside = np.where(pool, cost, _NEVER)
+            order = np.argsort(inside, axis=1, kind="stable")[:, :vgpus]
+            total = np.minimum(_NEVER, np.take_along_axis(inside, order, axis=1).sum(axis=1))
+            better = total < sums
+            sums[better], chosen[better] = total[better], order[better]
+        return sums, chosen
+
+    def _shortages(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return what each device lacks of memory, cores and shares, and all three as one cost.
+
+        Shares that reserve no cores go first: as long as one is there, it keeps some.
+        """
+        columns, rows = self._columns, self._rows
+        _, curable = judge_devices(columns, rows, self._ask)
+        capacity = columns.capacity_mib[rows]
+        memory = np.maximum(0, asked_mib(self._ask, capacity) + columns.used_mib[rows] - capacity)
+        asked = self._ask.request.cores_percent_per_vgpu
+        shares, unreserved = np.maximum(0, 1 + columns.used_shares[rows] - columns.max_shares[rows, None]), columns.unreserved[rows]
+        if asked is None:
+            wanted = np.full(shares.shape, UNRESERVED_MIN_PERCENT)
+        else:
+            if asked + UNRESERVED_MIN_PERCENT > units.WHOLE_GPU_PERCENT:
+                shares = np.maximum(shares, unreserved)
+            wanted = np.where(unreserved > shares, asked + UNRESERVED_MIN_PERCENT, asked)
+        cores = np.maximum(0, wanted + columns.used_cores[rows] - units.WHOLE_GPU_PERCENT)
+        cost = (memory << _MIB_BIT) + (cores << _CORES_BIT) + (shares << _SHARES_BIT)
+        cost += (cost > 0).astype(np.int64)
+        cost[~curable] = _NEVER
+        return memory, cores, shares, cost
+
+    def _uuid(self, node: str, column: int) -> str:
+        gpu = self._state.gpu_node(node)
+        return "" if gpu is None else gpu.devices[column].device.uuid

@@ -1,0 +1,177 @@
+"""Which rows a list of node names means, read from the list's JSON text at once.
+
+kube-scheduler sends the names of all nodes with every call, in a new order each time, so this is the largest part of a call's cost. Made
+into 5,000 strings and looked up one by one they take five times as long as the decision itself. Here the text stays one array of bytes:
+the names' places are found by their quotes, each name is taken as a few words of eight bytes, and a hash of these finds the row whose name
+has the very same words. Kept true: the answer is the one that a dictionary of names would give. Text that is not written plainly, as Go
+writes names of nodes (no escapes, no space between), is left to a JSON decoder.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_plugin.core.columns import Ints, Rows
+from scheduler_plugin.core.state import UNKNOWN_ROW
+
+_WORD_BYTES: Final = 8
+_SLOTS_PER_NAME: Final = 8
+_MIN_SLOT_BITS: Final = 8
+_MAX_SHORT: Final = np.iinfo(np.int16).max
+"""Up to so many names the slots take half the cache."""
+_QUOTE, _COMMA, _OPEN, _CLOSE = b'",[]'
+_MASKS: Final = np.array([(1 << (8 * size)) - 1 for size in range(_WORD_BYTES + 1)], dtype=np.uint64)
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+_FOLD: Final = np.uint64(29)
+
+Words: TypeAlias = Sequence[npt.NDArray[np.uint64]]
+"""The first eight bytes of every name, the next eight, and so on; 0 beyond a name's end, which no name has inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamesText:
+    """A list of names as JSON, with the place of each name in it, without its quotes."""
+
+    text: bytes
+    starts: Ints
+    ends: Ints
+
+    @classmethod
+    def read(cls, text: bytes) -> "NamesText | None":
+        """Find the names in plainly written JSON; None when it is written otherwise, is empty, or is no list of names."""
+        buffer = np.frombuffer(text, dtype=np.uint8)
+        if b"\\" in text or b"\0" in text:
+            return None
+        if (regular := cls._read_regular(text, buffer)) is not None:
+            return regular
+        quotes = np.flatnonzero(buffer == _QUOTE)
+        starts, ends = quotes[0::2] + 1, quotes[1::2]
+        if not len(ends) or len(starts) != len(ends) or starts[0] != 2 or ends[-1] != len(text) - 2:
+            return None
+        plain = buffer[0] == _OPEN and buffer[-1] == _CLOSE
+        plain &= bool((starts[1:] - ends[:-1] == 3).all() and (buffer[ends[:-1] + 1] == _COMMA).all())
+        return cls(text, starts, ends) if plain else None
+
+    @classmethod
+    def _read_regular(cls, text: bytes, buffer: npt.NDArray[np.uint8]) -> "NamesText | None":
+        """Find the names of a list in which all are equally long, as is usual: they lie in a grid."""
+        size = text.find(b'"', 2) - 2
+        stride = size + len('"",')
+        if size < 1 or text[:1] != b"[" or text[-1:] != b"]" or (len(text) - 1) % stride:
+            return None
+        count = (len(text) - 1) // stride
+        grid = buffer[1:].reshape(count, stride)
+        if not ((grid[:, 0] == _QUOTE).all() and (grid[:, -2] == _QUOTE).all() and (grid[:-1, -1] == _COMMA).all()):
+            return None
+        if np.count_nonzero(buffer == _QUOTE) != 2 * count:
+            return None
+        starts = np.arange(2, 2 + stride * count, stride)
+        return cls(text, starts, starts + size)
+
+    def name(self, position: int) -> str:
+        """Return one name. Raises UnicodeDecodeError."""
+        return self.text[self.starts[position] : self.ends[position]].decode()
+
+    def part(self, kept: Ints) -> bytes:
+        """Write the list of the names at these ascending positions."""
+        if not len(kept):
+            return b"[]"
+        first, last = runs(kept)
+        cuts = zip((self.starts[first] - 1).tolist(), (self.ends[last] + 1).tolist(), strict=True)
+        return b"[" + b",".join([self.text[begin:end] for begin, end in cuts]) + b"]"
+
+
+class NameTable:
+    """The rows of all known names."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Args: names: by row, each once; empty for a row that has none."""
+        encoded = [name.encode() for name in names]
+        sizes = np.array([len(name) for name in encoded] or [0], dtype=np.int64)
+        self._word_count = -(-int(sizes.max()) // _WORD_BYTES)
+        self._words = [np.ascontiguousarray(word) for word in self._split(b"".join(encoded), np.cumsum(sizes) - sizes, sizes)]
+        named = np.flatnonzero(sizes)
+        self._common = {at: word[named[0]] for at, word in enumerate(self._words) if len(named) and (word[named] == word[named[0]]).all()}
+        """Words that are the same in all names, such as those of a domain."""
+        self._slot_bits = max(_MIN_SLOT_BITS, (_SLOTS_PER_NAME * len(names)).bit_length())
+        self._tables: list[npt.NDArray[np.int16 | np.int32]] = []
+        hashes = self._hash(self._words, len(sizes))
+        for level in (0, 1):
+            table: npt.NDArray[np.int16 | np.int32] = np.full(1 << self._slot_bits, UNKNOWN_ROW, np.int16)
+            if len(names) > _MAX_SHORT:
+                table = table.astype(np.int32)
+            slots = self._slots(hashes[named], level)
+            table[slots] = named
+            self._tables.append(table)
+            named = named[table[slots] != named]
+        self._left_out = {names[row]: row for row in named.tolist()}
+        """Names that found no slot in either table: a few in thousands."""
+
+    def rows_of(self, names: NamesText) -> Rows:
+        """Return each name's row, or UNKNOWN_ROW. Raises UnicodeDecodeError."""
+        sizes = names.ends - names.starts
+        words = self._split(names.text, names.starts, sizes)
+        hashes = self._hash(words, len(sizes))
+        rows, missed = self._look_up(words, hashes, 0)
+        if len(missed):
+            rows[missed], still = self._look_up([word[missed] for word in words], hashes[missed], 1)
+            missed = missed[still]
+            rows[missed] = UNKNOWN_ROW
+        for position in missed.tolist() if self._left_out else ():
+            rows[position] = self._left_out.get(names.name(position), UNKNOWN_ROW)
+        for at, common in self._common.items():
+            if not (usual := words[at] == common).all():
+                rows[~usual] = UNKNOWN_ROW
+        if sizes.max() > _WORD_BYTES * self._word_count:
+            rows[sizes > _WORD_BYTES * self._word_count] = UNKNOWN_ROW
+        return rows
+
+    def _split(self, text: bytes, starts: Ints, sizes: Ints) -> Words:
+        """Take names apart into as many words as the longest known name has."""
+        padded = text + bytes(_WORD_BYTES * (self._word_count + 1))
+        at_every_byte: npt.NDArray[np.uint64] = np.ndarray((len(padded) - _WORD_BYTES + 1,), dtype="<u8", buffer=padded, strides=(1,))
+        shortest, longest, words = int(sizes.min()), int(sizes.max()), []
+        step = int(starts[1] - starts[0]) if len(starts) > 1 and shortest == longest else 0  # a grid need not be gathered
+        for offset in range(0, _WORD_BYTES * self._word_count, _WORD_BYTES):
+            places = slice(starts[0] + offset, starts[-1] + offset + 1, step) if step else starts + offset
+            word = at_every_byte[places]
+            if shortest == longest:
+                word = word & _MASKS[min(max(shortest - offset, 0), _WORD_BYTES)]
+            elif shortest - offset < _WORD_BYTES:
+                word = word & _MASKS[np.clip(sizes - offset, 0, _WORD_BYTES)]
+            words.append(word)
+        return words
+
+    def _hash(self, words: Words, count: int) -> npt.NDArray[np.uint64]:
+        mixed = np.zeros(count, dtype=np.uint64)
+        for at, word in enumerate(words):
+            if at not in self._common:
+                mixed ^= word
+                mixed *= _ODD
+                mixed ^= mixed >> _FOLD
+        mixed *= _ODD
+        return mixed
+
+    def _slots(self, hashes: npt.NDArray[np.uint64], level: int) -> Ints:
+        slots = hashes >> np.uint64(64 - (level + 1) * self._slot_bits)
+        if level:
+            slots &= np.uint64((1 << self._slot_bits) - 1)
+        return slots.view(np.int64)
+
+    def _look_up(self, words: Words, hashes: npt.NDArray[np.uint64], level: int) -> tuple[Rows, Ints]:
+        """Return rows, and the positions at which they are wrong. Words that are the same in all names are not compared."""
+        rows: Rows = self._tables[level][self._slots(hashes, level)].astype(np.int64)
+        same = rows != UNKNOWN_ROW
+        for at, asked in enumerate(words):
+            if at not in self._common:
+                same &= self._words[at][rows] == asked
+        return rows, np.flatnonzero(~same)
+
+
+def runs(ascending: Ints) -> tuple[Ints, Ints]:
+    """Return the first and the last number of every run of consecutive numbers; there must be at least one."""
+    breaks = np.flatnonzero(np.diff(ascending) != 1)
+    return ascending[np.concatenate(([0], breaks + 1))], ascending[np.concatenate((breaks, [len(ascending) - 1]))]

@@ -1,0 +1,114 @@
+"""One pod's explanation as a document: where it is, or what each node lacks for it and the least that would change that."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from placement.request import RequestError, pod_request
+from proto import codec, contract
+from proto.errors import ContractError
+from proto.model import Policy
+from scheduler_plugin.core.change import Change
+from scheduler_plugin.core.explain import (
+    NodeQuestion,
+    ReasonCount,
+    count_reasons,
+    fewest_pods,
+    several_question,
+    smallest_changes,
+    victim_questions,
+)
+from scheduler_plugin.core.explain_several import SeveralQuestion, answer_several
+from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.score import HostDemand
+from scheduler_plugin.core.shapes import PodShape, Shapes
+from scheduler_plugin.core.state import ClusterState
+
+
+class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The explanation. Exactly one of these holds: it has a node, it has a refusal, it fits somewhere, or it fits nowhere.
+
+    One that fits can still wait for its gang.
+    """
+
+    pod: str
+    """``namespace/name``."""
+    uid: str
+    node: str = ""
+    """Where it is bound."""
+    devices: tuple[str, ...] = ()
+    refusal: str = ""
+    """Why no node could ever take it, as a sentence."""
+    nodes: int = 0
+    """How many have an inventory."""
+    fitting: int = 0
+    reasons: tuple[ReasonCount, ...] = ()
+    changes: tuple[Change, ...] = ()
+    gang: str = ""
+    """Why its gang cannot start."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing but a change outside of kube-scheduler makes it start."""
+        return not self.node and bool(not self.fitting or self.gang)
+
+    @property
+    def sentence(self) -> str:
+        """All of it in a line, for an event of the pod."""
+        if self.node:
+            return f"bound to node {self.node} with {', '.join(self.devices) or 'no GPU'}"
+        if self.refusal:
+            return self.refusal
+        if self.fitting:
+            return f"{self.fitting} of {self.nodes} nodes fit" + (f", but {self.gang}" if self.gang else "")
+        counts = "; ".join(f"{count.nodes} {count.reason}" for count in self.reasons)
+        cures = "; or ".join(change.sentence for change in self.changes)
+        return f"0 of {self.nodes} nodes fit: {counts or 'there is no node with GPUs'}." + (f" What would help: {cures}." if cures else "")
+
+
+class Questions(NamedTuple):
+    """What takes longer to find out than the state may be held up; values that never change."""
+
+    victims: tuple[NodeQuestion, ...] = ()
+    several: SeveralQuestion | None = None
+
+    def answered(self) -> tuple[Change, ...]:
+        """Return what would help. Pure, and slow."""
+        changes = () if self.several is None else answer_several(self.several)
+        ended = fewest_pods(self.victims)
+        return changes if ended is None else (*changes, ended)
+
+
+def explain_pod(state: ClusterState, shapes: Shapes, default_policy: Policy, pod: PodFacts) -> tuple[Why, Questions]:
+    """Explain a pod, but for what the questions ask."""
+    name = f"{pod.namespace}/{pod.name}"
+    if pod.node_name:
+        return Why(name, pod.uid, pod.node_name, _devices(pod)), Questions()
+    if pod.gpu is None:
+        return Why(name, pod.uid, refusal="it asks for no GPU of Aliquot, so kube-scheduler alone decides"), Questions()
+    try:
+        request = pod_request(pod.gpu)
+    except RequestError as exc:
+        return Why(name, pod.uid, refusal=str(exc)), Questions()
+    shape = PodShape.of(request, default_policy, HostDemand(pod.cpu_milli, pod.memory_mib))
+    with state.without(pod.uid):
+        fitting, reasons = count_reasons(state, shapes.verdict(shape))
+        changes = () if fitting else smallest_changes(state, shapes, shape)
+        questions = Questions() if fitting else Questions(victim_questions(state, shapes, shape), several_question(state, shape, request))
+    return Why(name, pod.uid, nodes=state.node_count, fitting=fitting, reasons=reasons, changes=changes), questions
+
+
+def completed(why: Why, found: tuple[Change, ...], gang: str) -> Why:
+    """Add the changes that were found later, and why its gang cannot start."""
+    return msgspec.structs.replace(why, changes=(*why.changes, *found), gang="" if why.node else gang)
+
+
+def _devices(pod: PodFacts) -> tuple[str, ...]:
+    text = pod.gpu.annotations.get(contract.ANNOTATION_ASSIGNMENT) if pod.gpu is not None else None
+    if text is None:
+        return ()
+    try:
+        assignment = codec.decode_assignment(text, pod_uid=pod.uid)
+    except ContractError:
+        return ()  # the state counts such a pod as unaccounted, and says so
+    return tuple(dict.fromkeys(share.device_uuid for container in assignment.containers for share in container.shares))

@@ -1,0 +1,149 @@
+"""Gangs in filter and bind: a member gets a node only when enough members have one, and is bound only when enough are ready to be.
+
+filter plans all members that are still needed on one picture of the cluster and expects each where it is planned, so what follows finds
+the room. bind waits a moment: kube-scheduler binds pods side by side, so the members of a gang arrive within milliseconds of each other.
+A member that waited in vain is tried again; that it was ready is remembered.
+
+What is expected for a gang lasts gang_seconds from its first plan. A gang that is not complete by then lets go of everything and makes no
+new plan for as long, so that one that can never start does not keep others out for ever. A crash forgets plans, never bindings: those
+that are bound count, and the rest are planned anew. The API writes one binding at a time: a member deleted in that very moment can leave
+fewer than the minimum running.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final
+
+from placement.request import RequestError
+from scheduler_plugin.core.gang import Gang, Standing, gang_of
+from scheduler_plugin.core.gang_plan import Planner, is_placed
+from scheduler_plugin.core.pods import PodFacts
+
+WAIT_SECONDS: Final = 3.0
+"""How long bind waits for the other members: less than bind.ANSWER_SECONDS."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One try to start a gang."""
+
+    deadline: float
+    ready: set[str] = field(default_factory=set)
+    """UIDs of members whose nodes kube-scheduler chose."""
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Gangs:
+    """All gangs that are being started."""
+
+    def __init__(self, planner: Planner, gang_seconds: float, monotonic: Callable[[], float]) -> None:
+        self.planner = planner
+        self._state = planner.state
+        self._gang_seconds = gang_seconds
+        self._monotonic = monotonic
+        self.on_attempt: Callable[[str], None] = lambda _: None
+        """Told ``planned``, and then ``completed`` or ``expired``, of each attempt."""
+        self._attempts: dict[tuple[str, str], _Attempt] = {}
+        self._closed_until: dict[tuple[str, str], float] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many gangs hold room and are not complete."""
+        return sum(not attempt.complete.is_set() for attempt in self._attempts.values())
+
+    def place(self, pod: PodFacts, gang: Gang, allowed: Collection[str]) -> str | None:
+        """Find a node for a member among the allowed ones: its name, "" for whichever fits, or None when the gang cannot start now."""
+        standing = self.standing(gang)
+        deadline = self._attempts[gang.key].deadline if standing.planned else self._monotonic() + self._gang_seconds
+        node = self.planner.place(pod, gang, allowed, standing, deadline)
+        if node and not standing.planned:
+            self._attempts[gang.key] = _Attempt(deadline)
+            self._state.freed_count += 1  # members that wait are worth another try
+            self.on_attempt("planned")
+        return node
+
+    def standing(self, gang: Gang) -> Standing:
+        """Return how far a gang is."""
+        self._expire()
+        return Standing(gang.key in self._attempts, gang.key in self._closed_until)
+
+    def needed_with(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
+        """Return who must have a place at once, the pod first: the pod alone if its gang runs, nobody if it cannot start at all now."""
+        if self.planner.goes_alone(pod, gang):
+            return [pod]
+        return [] if self.standing(gang).pauses else self.planner.needed(pod, gang)
+
+    def may_plan(self, gang: Gang) -> bool:
+        """Whether a gang has enough members and does not pause."""
+        enough = sum(1 for _ in self._state.gang_members(gang.key)) >= gang.minimum
+        return enough and not self.standing(gang).pauses
+
+    async def admit(self, pod: PodFacts, gang: Gang, node: str) -> str:
+        """Wait until enough members are ready; return why the pod must not be bound yet, or nothing."""
+        self._expire()
+        attempt = self._attempts.get(gang.key)
+        if self._missing(pod, gang, frozenset()) <= 0:
+            self._end(gang)
+            return ""
+        if attempt is None:
+            return f"gang {gang.name} has no plan: it is planned when its members are filtered"
+        if refusal := self.planner.expect_on(pod, node, attempt.deadline):
+            return refusal
+        attempt.ready.add(pod.uid)
+        if self._missing(pod, gang, attempt.ready) <= 0:
+            if not attempt.complete.is_set():
+                attempt.complete.set()
+                self.on_attempt("completed")
+            return ""
+        attempt.complete.clear()  # members of before are gone
+        try:
+            await asyncio.wait_for(attempt.complete.wait(), WAIT_SECONDS)
+        except TimeoutError:
+            return f"gang {gang.name} waits for {self._missing(pod, gang, attempt.ready)} more of its members"
+        return ""
+
+    def _end(self, gang: Gang) -> None:
+        """Forget the attempt of a gang that runs; those of its members that still wait in bind go on."""
+        attempt = self._attempts.pop(gang.key, None)
+        if attempt is not None and not attempt.complete.is_set():
+            attempt.complete.set()
+            self.on_attempt("completed")
+
+    def why(self, pod: PodFacts, gang: Gang) -> str:
+        """Say why a member waits for its gang; nothing when it does not."""
+        if self.planner.goes_alone(pod, gang) or pod.uid in self._state.reservations:
+            return ""
+        return self.sentence(pod, gang)
+
+    def sentence(self, pod: PodFacts, gang: Gang) -> str:
+        """Say why a gang cannot start."""
+        return self.planner.sentence(pod, gang, self.standing(gang))
+
+    def _missing(self, pod: PodFacts, gang: Gang, ready: AbstractSet[str]) -> int:
+        """Count the members that must still get ready."""
+        state = self._state
+        there = sum(uid in ready or is_placed(state, other) for uid, other in self.planner.members(pod, gang).items())
+        return gang.minimum - there
+
+    def _expire(self) -> None:
+        now = self._monotonic()
+        for key, attempt in list(self._attempts.items()):
+            if attempt.deadline <= now:
+                del self._attempts[key]
+                if not attempt.complete.is_set():
+                    self._closed_until[key] = attempt.deadline + self._gang_seconds
+                    self.on_attempt("expired")
+        for key in [key for key, until in self._closed_until.items() if until <= now]:
+            del self._closed_until[key]
+
+
+def gang_asked(pod: PodFacts) -> Gang | RequestError | None:
+    """Read a pod's gang: None for none, an error's sentence when it is wrong."""
+    if pod.gpu is None:
+        return None
+    try:
+        return gang_of(pod.namespace, pod.gpu.annotations)
+    except RequestError as exc:
+        return exc

@@ -1,0 +1,16 @@
+"""What ``aliquot-scheduler`` starts: the scheduler, or one sentence where the packages it needs are not installed."""
+
+import sys
+
+from program.extras import MissingExtraError, scheduler_extra
+
+
+def main() -> int:
+    """Run the scheduler; return the exit code: that of ``scheduler_plugin.__main__``, or 1 when packages are missing."""
+    try:
+        with scheduler_extra("aliquot-scheduler"):
+            from scheduler_plugin.__main__ import main as run
+    except MissingExtraError as exc:
+        print(f"aliquot scheduler: {exc}", file=sys.stderr)
+        return 1
+    return run()

@@ -1,0 +1,88 @@
+"""Metrics of the cluster as the scheduler sees it, by GPU model, and of what waits in the scheduler; read when somebody scrapes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from placement.device import UNRESERVED_MIN_PERCENT
+from proto import contract, units
+from scheduler_plugin.core.decisions import Decisions
+from scheduler_plugin.core.score import FRAG_PPM
+from scheduler_plugin.core.state import ClusterState
+
+_PREFIX = f"{contract.METRIC_PREFIX}scheduler_"
+
+QUEUES: Final = {
+    "open_bindings": "Bindings without an outcome.",
+    "waiting_gangs": "Gangs that hold room and have not started.",
+}
+
+
+class ClusterCollector(Collector):
+    """Yields the families."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        decisions: Decisions,
+        queues: Mapping[str, Callable[[], int]],
+        watch_lag: Callable[[], Mapping[str, float]],
+    ) -> None:
+        """Args: queues: how long each of QUEUES is. watch_lag: seconds since each stream was current."""
+        self._state = state
+        self._decisions = decisions
+        self._queues = queues
+        self._watch_lag = watch_lag
+
+    def collect(self) -> Iterator[Metric]:
+        """See ``Collector``."""
+        waiting = [decision for decision in self._decisions.by_uid.values() if not decision.fitting]
+        yield _gauge("waiting_pods", "Pods that fitted nowhere when kube-scheduler last asked.", len(waiting))
+        yield _gauge("decided_pods", "Pods that fitted when last asked and are not seen bound.", len(self._decisions.by_uid) - len(waiting))
+        for name, text in QUEUES.items():
+            yield _gauge(name, text, self._queues[name]())
+        lag = GaugeMetricFamily(f"{_PREFIX}watch_lag_seconds", "Time since a stream was current.", labels=["source"])
+        for source, seconds in self._watch_lag().items():
+            lag.add_metric([source], seconds)
+        yield lag
+        yield from self._by_model()
+
+    def _by_model(self) -> Iterator[Metric]:
+        columns = self._state.columns
+        columns.derive()
+        live, rows = columns.present[: columns.rows], slice(columns.rows)
+        models = columns.model[rows][live]
+        capacity, used, free = (array[rows][live] for array in (columns.capacity_mib, columns.used_mib, columns.free_mib))
+        full = (columns.free_shares[rows] < 1) | (columns.used_cores[rows] > units.WHOLE_GPU_PERCENT - UNRESERVED_MIN_PERCENT)
+        closed = full | columns.cordoned[rows] | ~columns.healthy[rows]
+        sums = {
+            "model_gpus": ("GPUs of a model.", np.ones(len(models)), 1),
+            "model_memory_bytes": ("GPU memory of a model.", capacity, units.MIB),
+            "model_memory_allocated_bytes": ("Promised GPU memory of a model.", used, units.MIB),
+            "model_memory_stranded_bytes": (
+                "Free GPU memory that nobody can get: no share or no compute is left beside it, or its GPU is cordoned or unhealthy.",
+                np.where(closed[live], free, 0),
+                units.MIB,
+            ),
+            "model_fragmented_gpus": (
+                "What is free and fits no usual shape, in GPUs of a model.",
+                columns.fragmentation[rows][live] / FRAG_PPM,
+                1,
+            ),
+        }
+        for name, (text, amounts, unit) in sums.items():
+            family = GaugeMetricFamily(_PREFIX + name, text, labels=["model"])
+            totals = np.bincount(models, weights=amounts, minlength=len(columns.models))
+            for model, total, count in zip(
+                columns.models, totals.tolist(), np.bincount(models, minlength=len(columns.models)), strict=True
+            ):
+                if count:
+                    family.add_metric([model], total * unit)
+            yield family
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(_PREFIX + name, text, value=value)
