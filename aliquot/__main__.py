@@ -5,11 +5,29 @@ from pathlib import Path
 
 import click
 
+from aliquot.cli.lazy import Lazy, LazyGroup
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+_LAZY = {
+    "completion": Lazy("aliquot.cli.completion", "command", "Print a script that completes arguments in a shell."),
+    "cordon": Lazy("aliquot.cli.cordon", "cordon", "Keep new work off a GPU or a node's GPUs."),
+    "describe": Lazy("aliquot.cli.get", "describe", "Show one GPU, node or pod in full."),
+    "doctor": Lazy("aliquot.cli.node_doctor", "command", "Examine a node, each finding with its cure."),
+    "drift": Lazy("aliquot.cli.drift", "command", "Show what differs between promised, held and used."),
+    "get": Lazy("aliquot.cli.get", "get", "List GPUs, nodes with GPUs, or pods that ask for GPUs."),
+    "replay": Lazy("aliquot.explain.commands", "replay", "Decide again what a scheduler decided."),
+    "top": Lazy("aliquot.cli.top", "command", "Show who uses how much of which GPU."),
+    "uncordon": Lazy("aliquot.cli.cordon", "uncordon", "Let a GPU have new work again."),
+    "what-if": Lazy("aliquot.explain.commands", "what_if", "Try new pods, drains and cordons on a copy of the cluster."),
+    "why": Lazy("aliquot.explain.commands", "why", "Say why a pod waits, and the least that would make it fit."),
+}
+
+
+@click.group(cls=LazyGroup, lazy=_LAZY, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="aliquot", prog_name="aliquot")
 def main() -> None:
     """Share GPUs between containers, each with the memory and compute it asked for."""
+    if os.environ.get("NO_COLOR"):
+        click.get_current_context().color = False
 
 
 @main.command()
@@ -32,6 +50,77 @@ def demo(*, topology: str | None, real: bool, as_json: bool, keep: bool, seconds
 
     options = DemoOptions(topology=topology or "a100x8-mig", real=real, as_json=as_json, keep=keep, seconds=seconds)
     raise SystemExit(run(options))
+
+
+@main.command()
+@click.option("--trace", "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Directory with the lists.")
+@click.option("--pods", "lists", metavar="NAME", multiple=True, help="Pod list by its short name, such as default.  [default: all]")
+@click.option("--policy", "policies", metavar="NAME", multiple=True, help="frag, binpack, fgd, bestfit, ...  [default: frag]")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="How many orders of arrival to try.")
+@click.option("--first-seed", type=int, default=42, show_default=True, help="The first of them.")
+@click.option(
+    "--departures", "load", metavar="LOAD", type=click.FloatRange(0, 2, min_open=True), help="Let pods leave; demand as a part of the GPUs."
+)
+@click.option("--own-cores", is_flag=True, help="Give pods of a part of a GPU compute that differs from their memory, drawn by the seed.")
+@click.option(
+    "--default-cpu-pods", is_flag=True, help="Leave pods without GPUs to kube-scheduler's defaults (the extender's policies only)."
+)
+@click.option("--links", is_flag=True, help="Compare who chooses linked GPUs instead; needs no trace.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes to use.")
+@click.option(
+    "-o",
+    "--output",
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Form of the answer.",
+)
+def simulate(
+    *,
+    directory: Path | None,
+    lists: tuple[str, ...],
+    policies: tuple[str, ...],
+    seeds: int,
+    first_seed: int,
+    load: float | None,
+    own_cores: bool,
+    default_cpu_pods: bool,
+    links: bool,
+    jobs: int,
+    form: str,
+) -> None:
+    """Replay a trace of pods on a cluster, through the extender's own code, and say how much of the GPUs was allocated.
+
+    Reads traces in the format of openb (Alibaba GPU trace v2023). Needs no cluster and no GPU. docs/placement.md explains the
+    procedure and the other policies, and has results.
+    """
+    from program.extras import MissingExtraError, scheduler_extra
+
+    try:
+        with scheduler_extra("simulate"):
+            from aliquot.simulate.command import SimulateOptions, compare_links, run
+            from aliquot.simulate.run import POLICIES
+            from aliquot.simulate.trace import TraceError
+    except MissingExtraError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+    if links:
+        click.echo(compare_links(as_json=form == "json"))
+        return
+    if directory is None:
+        raise click.UsageError("--trace names the directory with the lists of a trace: give it, or --links, which needs none")
+    unknown = [name for name in policies if name not in POLICIES]
+    if unknown:
+        raise click.BadParameter(f"{', '.join(unknown)}: there are {', '.join(POLICIES)}", param_hint="--policy")
+    numbers = range(first_seed, first_seed + seeds)
+    as_json = form == "json"
+    options = SimulateOptions(directory, lists, policies or ("frag",), numbers, jobs, as_json, load, own_cores, not default_cpu_pods)
+    try:
+        click.echo(run(options))
+    except TraceError as exc:
+        raise click.ClickException(str(exc)) from exc
 
 
 @main.group()
@@ -57,6 +146,11 @@ def dump(*, directory: Path | None, pid: int | None, as_json: bool) -> None:
     except RegionDumpError as exc:
         raise click.ClickException(str(exc)) from exc
     click.echo(to_json(pages) if as_json else "\n".join(lines(pages)))
+
+
+def kubectl_vgpu() -> None:
+    """Be ``kubectl vgpu``: the same commands under kubectl's name for them."""
+    main(prog_name="kubectl vgpu")
 
 
 if __name__ == "__main__":

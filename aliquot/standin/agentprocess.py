@@ -25,7 +25,7 @@ class AgentProcess:
     def __init__(self, flags: Sequence[str], env: Mapping[str, str], *, log_path: Path, address_file: Path) -> None:
         self.flags = list(flags)
         self.log_path = log_path
-        self._env = {**os.environ, "PYTHONPATH": str(SOURCE_ROOT), **env}
+        self.env = {**os.environ, "PYTHONPATH": str(SOURCE_ROOT), **env}
         self._address_file = address_file
         self._process: asyncio.subprocess.Process | None = None
 
@@ -50,7 +50,7 @@ class AgentProcess:
                 "-m",
                 "agent",
                 *self.flags,
-                env=self._env,
+                env=self.env,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,

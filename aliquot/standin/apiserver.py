@@ -1,14 +1,19 @@
 """The part of the Kubernetes API that the agent uses, over HTTP on loopback, for a cluster of one node.
 
-Served as the real one serves it: list and watch of pods, nodes and events with field selectors, resource versions, bookmarks and 410; get;
-JSON patch and merge patch of objects and of the status subresource alone; creation and deletion. Left out: paging (``limit`` is ignored,
+Served as the real one serves it: list and watch of pods, nodes, events and gpunodes with field selectors, resource versions, bookmarks and
+410; get; JSON patch, merge patch and strategic merge patch of objects and of the status subresource alone; creation and deletion. A server
+without gpunodes is one whose administrator has not installed the resource definition. The pod proxy leads to what ``pages`` says of a pod.
+Left out: paging (``limit`` is ignored,
 which a server may do), label selectors, admission and conversion. For tests the server can fall silent (``outage``), break its watches and
 forget its history.
 """
 
 import json
+import re
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +22,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from aliquot.standin.cluster import Change, ChangeType, Cluster, Kind, Object
-from aliquot.standin.errors import ClusterError, GoneError, InvalidError
-from aliquot.standin.patches import apply_json_patch, merge_patch
+from aliquot.standin.errors import ClusterError, ConflictError, GoneError, InvalidError, NotFoundError
+from aliquot.standin.patches import apply_json_patch, merge_patch, strategic_merge_patch
+from proto import gpunode
 
 POLL_SECONDS = 0.1
 """How soon an idle watch notices that the server stops or breaks it."""
@@ -26,6 +32,9 @@ WATCH_TIMEOUT_SECONDS = 1800.0
 """How long a watch lives when the client does not say; the real server picks 30 to 60 minutes."""
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+PROXY_PATH = re.compile(r"/api/v1/namespaces/([^/]+)/pods/([^/:]+)(?::[^/]*)?/proxy(/.*)")
+PROXY_SECONDS = 10.0
 
 
 class MethodError(ClusterError):
@@ -49,6 +58,13 @@ class MediaTypeError(ClusterError):
     reason = "UnsupportedMediaType"
 
 
+class ProxyError(ClusterError):
+    """Nobody answers behind the pod proxy."""
+
+    code = 503
+    reason = "ServiceUnavailable"
+
+
 class UnauthorizedError(ClusterError):
     """The bearer token is missing or wrong."""
 
@@ -67,20 +83,22 @@ class Target:
 
 
 def parse_path(path: str) -> Target:
-    """Read ``/api/v1/[namespaces/<ns>/]<kind>[/<name>[/status]]``, or raise PathError."""
+    """Read ``/api/v1/[namespaces/<ns>/]<kind>[/<name>[/status]]``, or the same below the API of gpunodes, or raise PathError."""
     parts = [part for part in path.split("/") if part]
-    if parts[:2] != ["api", "v1"]:
-        raise PathError(f"{path}: this server has /api/v1 only")
-    parts = parts[2:]
+    group = "v1" if parts[:2] == ["api", "v1"] else "/".join(parts[1:3])
+    if parts[:1] not in (["api"], ["apis"]) or group not in {kind.api_version for kind in Kind}:
+        raise PathError(f"{path}: this server has /api/v1 and /apis/{gpunode.API_VERSION} only")
+    parts = parts[2 if group == "v1" else 3 :]
     namespace = None
     if len(parts) >= 3 and parts[0] == "namespaces":
         namespace, parts = parts[1], parts[2:]
-    if not parts or len(parts) > 3 or parts[0] not in set(Kind):
-        raise PathError(f"{path}: expected pods, nodes or events")
+    if not parts or len(parts) > 3 or parts[0] not in [kind for kind in Kind if kind.api_version == group]:
+        raise PathError(f"{path}: expected one of {', '.join(kind for kind in Kind if kind.api_version == group)}")
     kind = Kind(parts[0])
     name = parts[1] if len(parts) > 1 else None
     subresource = parts[2] if len(parts) > 2 else None
-    if subresource not in (None, "status") or (kind.namespaced and name is not None and namespace is None):
+    known = (None, "status", "eviction") if kind is Kind.POD else (None, "status")
+    if subresource not in known or (kind.namespaced and name is not None and namespace is None):
         raise PathError(f"{path}: no such resource")
     return Target(kind, namespace, name, subresource)
 
@@ -117,17 +135,23 @@ def select_change(change: Change, keep: Callable[[Object], bool]) -> ChangeType 
 class ApiServer:
     """Serves one cluster at ``url`` from ``start`` to ``stop``."""
 
-    def __init__(self, cluster: Cluster, *, token: str | None = None, bookmark_seconds: float = 5.0) -> None:
+    def __init__(self, cluster: Cluster, *, token: str | None = None, bookmark_seconds: float = 5.0, gpu_nodes: bool = True) -> None:
         """Make it, not yet serving.
 
         Args: token: the bearer token every request must carry; None accepts all.
               bookmark_seconds: between the bookmarks of a watch.
+              gpu_nodes: whether the resource definition of gpunodes is installed.
         """
         self.cluster = cluster
+        self.gpu_nodes = gpu_nodes
         self.token = token
         self.bookmark_seconds = bookmark_seconds
+        self.pages: dict[tuple[str, str], str] = {}
+        """Where the pod proxy leads, by namespace and name: the base URL of what listens in that pod."""
         self.requests: list[tuple[str, str]] = []
         """Method and path of every request served, oldest first: a test asks here what the agent asked of the API."""
+        self.unanswered: list[tuple[str, str]] = []
+        """Likewise, of those that an outage cut off."""
         self._silent = threading.Event()
         self._watch_epoch = 0
         self._http = _Server(("127.0.0.1", 0), _Handler)
@@ -181,6 +205,11 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     api: ApiServer
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report what went wrong with a request, unless the client is gone: tests kill it."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -213,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
             version, items = cluster.list(target.kind, _selector(target, query))
             listing = {
                 "kind": f"{target.kind.type_name}List",
-                "apiVersion": "v1",
+                "apiVersion": target.kind.api_version,
                 "metadata": {"resourceVersion": str(version)},
                 "items": items,
             }
@@ -221,13 +250,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _post(self, target: Target, query: dict[str, str]) -> None:
         del query
-        if target.name is not None:
-            raise MethodError("POST is for collections")
         body = self._body()
         if not isinstance(body, dict):
             raise InvalidError("expected one object")
+        if target.subresource == "eviction":
+            self._send(201, evict_pod(self.server.api.cluster, target.namespace or "", target.name or "", body))
+            return
+        if target.name is not None:
+            raise MethodError("POST is for collections")
         if target.namespace is not None:
             body.setdefault("metadata", {}).setdefault("namespace", target.namespace)
+        if target.kind is Kind.GPU_NODE:
+            body.pop("status", None)  # of a resource with a status subresource, creation takes none
         self._send(201, self.server.api.cluster.create(target.kind, body))
 
     def _patch(self, target: Target, query: dict[str, str]) -> None:
@@ -236,15 +270,18 @@ class _Handler(BaseHTTPRequestHandler):
             raise MethodError("PATCH is for single objects")
         patch = self._body()
         content_type = self.headers.get("Content-Type", "").partition(";")[0].strip()
-        if content_type not in (JSON_PATCH, MERGE_PATCH):
-            raise MediaTypeError(f"expected {JSON_PATCH} or {MERGE_PATCH}, found {content_type or 'none'}")
+        known = (JSON_PATCH, MERGE_PATCH) if target.kind is Kind.GPU_NODE else (JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE_PATCH)
+        if content_type not in known:
+            raise MediaTypeError(f"expected {', '.join(known)}, found {content_type or 'none'}")
 
         def change(item: dict[str, Any]) -> None:
             if content_type == JSON_PATCH:
                 patched = json.loads(json.dumps(item))
                 apply_json_patch(patched, patch)
-            else:
+            elif content_type == MERGE_PATCH:
                 patched = merge_patch(item, patch)
+            else:
+                patched = strategic_merge_patch(item, patch)
             _keep_other_half(item, patched, target.subresource)
             item.clear()
             item.update(patched)
@@ -285,7 +322,9 @@ class _Handler(BaseHTTPRequestHandler):
                 if bookmarks and time.monotonic() >= next_bookmark:
                     next_bookmark = time.monotonic() + api.bookmark_seconds
                     metadata = {"resourceVersion": str(version), "creationTimestamp": None}
-                    self._send_event("BOOKMARK", {"kind": target.kind.type_name, "apiVersion": "v1", "metadata": metadata})
+                    self._send_event(
+                        "BOOKMARK", {"kind": target.kind.type_name, "apiVersion": target.kind.api_version, "metadata": metadata}
+                    )
         except GoneError as exc:
             self._send_event("ERROR", _status(exc))
         if api.silent:
@@ -314,6 +353,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, verb: Callable[[Target, dict[str, str]], None]) -> None:
         api = self.server.api
         if api.silent:
+            api.unanswered.append((self.command, self.path))
             self.close_connection = True
             return
         split = urlsplit(self.path)
@@ -321,12 +361,33 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if api.token is not None and self.headers.get("Authorization") != f"Bearer {api.token}":
                 raise UnauthorizedError("expected this cluster's bearer token")
+            if (proxied := PROXY_PATH.fullmatch(split.path)) is not None:
+                self._proxy(*proxied.groups())
+                return
             query = {key: values[-1] for key, values in parse_qs(split.query, keep_blank_values=True).items()}
-            verb(parse_path(split.path), query)
+            target = parse_path(split.path)
+            if target.kind is Kind.GPU_NODE and not api.gpu_nodes:
+                raise PathError("the server could not find the requested resource")
+            verb(target, query)
         except ClusterError as exc:
             self._send(exc.code, _status(exc))
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
+
+    def _proxy(self, namespace: str, pod: str, page: str) -> None:
+        base = self.server.api.pages.get((namespace, pod))
+        if base is None:
+            raise NotFoundError(f"pods {pod!r} not found")
+        try:
+            with urllib.request.urlopen(base + page, timeout=PROXY_SECONDS) as answer:  # noqa: S310 - a page on loopback
+                code, content_type, data = answer.status, answer.headers["Content-Type"], answer.read()
+        except OSError as exc:
+            raise ProxyError(f"error trying to reach service: {exc}") from exc
+        self.send_response(code)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
     def _body(self) -> Any:
         length = int(self.headers.get("Content-Length") or 0)
@@ -355,6 +416,17 @@ def request_pod_deletion(cluster: Cluster, namespace: str, name: str) -> Object:
         pod["metadata"].setdefault("deletionGracePeriodSeconds", grace)
 
     return cluster.update(Kind.POD, namespace, name, mark)
+
+
+def evict_pod(cluster: Cluster, namespace: str, name: str, eviction: Object) -> Object:
+    """Delete a pod as its eviction subresource does; disruption budgets do not exist here."""
+    if eviction.get("kind") != "Eviction" or eviction.get("apiVersion") != "policy/v1":
+        raise InvalidError(f"expected an Eviction of policy/v1, found {eviction.get('kind')} of {eviction.get('apiVersion')}")
+    wanted = eviction.get("deleteOptions", {}).get("preconditions", {}).get("uid")
+    found = cluster.get(Kind.POD, namespace, name)["metadata"]["uid"]
+    if wanted is not None and wanted != found:
+        raise ConflictError(f"pods {name!r}: expected UID {wanted}, found {found}")
+    return request_pod_deletion(cluster, namespace, name)
 
 
 def _selector(target: Target, query: dict[str, str]) -> Callable[[Object], bool]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from aliquot.standin.errors import AlreadyExistsError, ConflictError, GoneError, InvalidError, NotFoundError
 from aliquot.standin.quantities import canonical_amounts
+from proto import contract, gpunode
 
 Object = Mapping[str, Any]
 """A Kubernetes object as JSON. Snapshots are shared, so nobody writes to one."""
@@ -30,16 +31,22 @@ class Kind(StrEnum):
     POD = "pods"
     NODE = "nodes"
     EVENT = "events"
+    GPU_NODE = contract.GPU_NODE_PLURAL
 
     @property
     def type_name(self) -> str:
         """The ``kind`` field of one such object."""
-        return {Kind.POD: "Pod", Kind.NODE: "Node", Kind.EVENT: "Event"}[self]
+        return {Kind.POD: "Pod", Kind.NODE: "Node", Kind.EVENT: "Event", Kind.GPU_NODE: contract.GPU_NODE_KIND}[self]
+
+    @property
+    def api_version(self) -> str:
+        """The ``apiVersion`` field of one such object."""
+        return gpunode.API_VERSION if self is Kind.GPU_NODE else "v1"
 
     @property
     def namespaced(self) -> bool:
         """Whether objects of this kind live in a namespace."""
-        return self is not Kind.NODE
+        return self in (Kind.POD, Kind.EVENT)
 
 
 class ChangeType(StrEnum):
@@ -70,7 +77,7 @@ def timestamp() -> str:
 
 
 class Cluster:
-    """Pods, nodes and events with resource versions, history and listeners."""
+    """Objects of every kind with resource versions, history and listeners."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -101,7 +108,7 @@ class Cluster:
             metadata.setdefault("namespace", "default")
         metadata.setdefault("uid", str(uuid.uuid4()))
         metadata.setdefault("creationTimestamp", timestamp())
-        item.setdefault("apiVersion", "v1")
+        item.setdefault("apiVersion", kind.api_version)
         item.setdefault("kind", kind.type_name)
         if kind is Kind.POD:
             item.setdefault("status", {"phase": "Pending"})

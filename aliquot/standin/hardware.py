@@ -26,6 +26,8 @@ DRIVER_LIBRARY = re.compile(
 )
 """Libraries of the driver that compute needs, of all that a host has."""
 LDCONFIG_LINE = re.compile(r"\s*(\S+) \(.*\) => (\S+)")
+_inventories: dict[bytes, Inventory] = {}
+"""By what describes a simulated node, from which all of it follows, UUIDs too: nodes alike are read once."""
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
@@ -85,10 +87,13 @@ class SimulatedHardware:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise HardwareError(f"topology {self.topology!r}: {result.stderr.strip()}")
-        try:
-            return read_inventory(self.host_environment())
-        except InventoryError as exc:
-            raise HardwareError(f"the simulated driver of {self.topology!r} does not answer: {exc}") from exc
+        described = (self._directory / "topology").read_bytes()
+        if described not in _inventories:
+            try:
+                _inventories[described] = read_inventory(self.host_environment())
+            except InventoryError as exc:
+                raise HardwareError(f"the simulated driver of {self.topology!r} does not answer: {exc}") from exc
+        return _inventories[described]
 
     def cdi_spec(self, inventory: Inventory) -> Spec:
         """Devices are named by UUID; being visible is an environment entry instead of a device node."""

@@ -4,11 +4,12 @@ It speaks the contracts a GPU agent meets: device plugins (``plugins``), PodReso
 (``runtime``), pod status, node status and events in the API (``cluster``). Kept true, as in the real one: pods are admitted one after
 another; a failed ``Allocate`` ends the pod for good; a refused start is retried; ``restart`` leaves containers running, forgets connections
 and remembers its checkpoint; extended resources that no plugin serves are counted from the node's status, and are zeroed only when the
-checkpoint is gone. Left out: probes, volumes, images, cgroups, eviction, static pods, and scheduling: a pod is taken when its
+checkpoint is gone. Left out: probes, volumes, images, cgroups, eviction, and scheduling: a pod is taken when its
 ``spec.nodeName`` is this node.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,7 +22,18 @@ from aliquot.standin.devices import AllocationError
 from aliquot.standin.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from aliquot.standin.plugins import Behaviour, DeviceManager, InterruptedCallError
 from aliquot.standin.podresources import PodResourcesServer
-from aliquot.standin.pods import PodSpec, Role, is_active, is_extended_resource, parse_amount, read_pod, requested
+from aliquot.standin.pods import (
+    MIRROR,
+    STATIC_UID,
+    PodSpec,
+    Role,
+    is_active,
+    is_extended_resource,
+    parse_amount,
+    read_pod,
+    requested,
+    uid_of,
+)
 from aliquot.standin.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -57,6 +69,8 @@ class Kubelet:
         self.up = asyncio.Event()
         """Set while it runs; nothing is started while it is down."""
         self._workers: dict[str, workers.PodWorker] = {}
+        self._static: dict[str, Object] = {}
+        """The manifests of static pods, by the UID under which they run."""
         self._queue: asyncio.Queue[Change] = asyncio.Queue()
         self._sync: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
@@ -119,6 +133,10 @@ class Kubelet:
             "status": {
                 "capacity": {"cpu": "64", "memory": "1056Gi", "pods": "110"},
                 "allocatable": {"cpu": "64", "memory": "1056Gi", "pods": "110"},
+                "nodeInfo": {
+                    "kubeletVersion": self.behaviour.kubelet_version,
+                    "containerRuntimeVersion": self.behaviour.runtime_version,
+                },
                 "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": timestamp()}],
             },
         }
@@ -155,7 +173,7 @@ class Kubelet:
 
     async def _sync_loop(self) -> None:
         _, pods = self.cluster.list(Kind.POD, self._is_ours)
-        for uid in self._workers.keys() - {pod["metadata"]["uid"] for pod in pods}:
+        for uid in self._workers.keys() - {uid_of(pod) for pod in pods}:
             self._end_worker(uid, grace_seconds=0.0)
         for pod in pods:
             await self._pod_present(pod, readmit=True)
@@ -164,16 +182,43 @@ class Kubelet:
             if change.kind is Kind.NODE and change.object["metadata"]["name"] == self.node_name:
                 self._report_devices()
             elif change.kind is Kind.POD and self._is_ours(change.object):
-                if change.type is ChangeType.DELETED:
-                    self._end_worker(change.object["metadata"]["uid"], grace_seconds=0.0)
+                if uid_of(change.object) in self._static:
+                    await self._static_present(change)
+                elif change.type is ChangeType.DELETED:
+                    self._end_worker(uid_of(change.object), grace_seconds=0.0)
                 else:
                     await self._pod_present(change.object, readmit=False)
+
+    # --- static pods ---
+
+    def run_static(self, manifest: Object) -> str:
+        """Run a pod from a file of the node, and show it in the API by a mirror; return the mirror's name."""
+        name = f"{manifest['metadata']['name']}-{self.node_name}"
+        uid = hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()
+        annotations = {**manifest["metadata"].get("annotations", {}), MIRROR: uid, STATIC_UID: uid, "kubernetes.io/config.source": "file"}
+        metadata = {**manifest["metadata"], "name": name, "annotations": annotations}
+        self._static[uid] = {**manifest, "metadata": metadata, "spec": {**manifest["spec"], "nodeName": self.node_name}}
+        self.cluster.create(Kind.POD, self._static[uid])
+        return name
+
+    async def _static_present(self, change: Change) -> None:
+        """Keep the mirror and the pod: whoever deletes a mirror deletes no more than that."""
+        metadata = change.object["metadata"]
+        if change.type is ChangeType.DELETED:
+            mirror = self.cluster.create(Kind.POD, self._static[uid_of(change.object)])
+            if (worker := self._workers.get(uid_of(mirror))) is not None:
+                worker.mirrored_by(mirror["metadata"]["uid"])
+        elif "deletionTimestamp" in metadata:
+            with suppress(NotFoundError, ConflictError):
+                self.cluster.delete(Kind.POD, metadata["namespace"], metadata["name"], uid=metadata["uid"])
+        else:
+            await self._pod_present(change.object, readmit=False)
 
     def _is_ours(self, pod: Object) -> bool:
         return bool(pod["spec"].get("nodeName") == self.node_name)
 
     async def _pod_present(self, pod: Object, *, readmit: bool) -> None:
-        uid = pod["metadata"]["uid"]
+        uid = uid_of(pod)
         if "deletionTimestamp" in pod["metadata"]:
             self._end_worker(uid, grace_seconds=float(pod["metadata"].get("deletionGracePeriodSeconds", 30)))
             if uid not in self._workers:
@@ -249,7 +294,7 @@ class Kubelet:
     def _reject(self, worker: workers.PodWorker, exc: AdmissionError) -> None:
         worker.reject()
         spec = worker.spec
-        self._fail({"namespace": spec.namespace, "name": spec.name, "uid": spec.uid}, exc.reason, str(exc))
+        self._fail({"namespace": spec.namespace, "name": spec.name, "uid": spec.api_uid}, exc.reason, str(exc))
 
     def _fail(self, metadata: Mapping[str, Any], reason: str, message: str) -> None:
         def change(pod: dict[str, Any]) -> None:
@@ -277,7 +322,7 @@ class Kubelet:
         await worker.terminate(grace_seconds)
         del self._workers[worker.spec.uid]
         with suppress(NotFoundError, ConflictError):
-            self.cluster.delete(Kind.POD, worker.spec.namespace, worker.spec.name, uid=worker.spec.uid)
+            self.cluster.delete(Kind.POD, worker.spec.namespace, worker.spec.name, uid=worker.spec.api_uid)
 
     def _forget(self, pod: Object) -> None:
         """Remove a pod that has nothing running here, such as one that failed admission before a restart."""

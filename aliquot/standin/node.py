@@ -25,6 +25,7 @@ from aliquot.standin.inventory import Inventory
 from aliquot.standin.kubelet import Kubelet
 from aliquot.standin.plugins import Behaviour
 from aliquot.standin.pods import parse_amount
+from aliquot.standin.processes import ProcessTable
 from aliquot.standin.runtime import RunningContainer, Runtime
 from proto import contract
 
@@ -89,6 +90,11 @@ class Layout:
         return self.base / "containers"
 
     @property
+    def proc(self) -> Path:
+        """The kernel's list of processes, with containers in cgroups."""
+        return self.base / "proc"
+
+    @property
     def token(self) -> Path:
         """The agent's service account token."""
         return self.base / "token"
@@ -125,7 +131,7 @@ class Node:
         async with AsyncExitStack() as stack:
             self.layout = Layout(self._base(stack))
             self.layout.make()
-            self.inventory = await asyncio.to_thread(self.hardware.prepare, self.layout.base, self.options.name)
+            self.inventory = await self._prepare()
             (self.layout.cdi_static / "nvidia.json").write_bytes(encode_spec(self.hardware.cdi_spec(self.inventory)))
             self.cluster = Cluster()
             self.api = ApiServer(self.cluster, token=NODE_TOKEN)
@@ -259,9 +265,19 @@ class Node:
         stack.callback(shutil.rmtree, base)
         return base
 
+    async def _prepare(self) -> Inventory:
+        """Make the hardware ready. A cancelled call waits for its thread, which writes below the directory that is removed next."""
+        preparing = asyncio.ensure_future(asyncio.to_thread(self.hardware.prepare, self.layout.base, self.options.name))
+        try:
+            return await asyncio.shield(preparing)
+        except asyncio.CancelledError:
+            await asyncio.gather(preparing, return_exceptions=True)
+            raise
+
     async def _start_kubelet(self, stack: AsyncExitStack) -> None:
         directories = (self.layout.cdi_static, self.layout.cdi_dynamic)
-        self.runtime = Runtime(self.layout.containers, directories, visibility=self.hardware.visibility)
+        processes = ProcessTable(self.layout.proc)
+        self.runtime = Runtime(self.layout.containers, directories, visibility=self.hardware.visibility, processes=processes)
         self.kubelet = Kubelet(
             self.cluster,
             self.runtime,
@@ -288,6 +304,7 @@ class Node:
             "kube-api-url": self.api.url,
             "kube-token-file": layout.token,
             "placement": "local",
+            "proc-dir": layout.proc,
         }
         arguments = [f"--{name}={value}" for name, value in flags.items()]
         return AgentProcess(

@@ -1,9 +1,15 @@
-"""JSON Patch (RFC 6902), which changes a document in place, and JSON Merge Patch (RFC 7386), which returns a new one."""
+"""JSON Patch (RFC 6902), which changes a document in place, and the merge patches, which return a new one.
+
+Those are JSON Merge Patch (RFC 7386), and Kubernetes' strategic form of it, in which a list whose items have a key is merged by item.
+"""
 
 import copy
 from typing import Any
 
 from aliquot.standin.errors import InvalidError
+
+_ITEM_KEYS = {"conditions": "type"}
+"""Of the lists that the strategic form merges, the one that the agent writes."""
 
 
 def apply_json_patch(document: dict[str, Any], operations: Any) -> None:
@@ -27,6 +33,24 @@ def merge_patch(target: Any, patch: Any) -> Any:
             merged.pop(key, None)
         else:
             merged[key] = merge_patch(merged.get(key), value)
+    return merged
+
+
+def strategic_merge_patch(target: Any, patch: Any, item_key: str | None = None) -> Any:
+    """Return ``target`` with ``patch`` merged over it as for Pods and Nodes: ``conditions`` by their type, other lists as a whole."""
+    if isinstance(patch, list) and item_key is not None:
+        merged_items = {item[item_key]: item for item in target or ()}
+        for item in patch:
+            merged_items[item[item_key]] = strategic_merge_patch(merged_items.get(item[item_key]), item)
+        return list(merged_items.values())
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    merged = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = strategic_merge_patch(merged.get(key), value, _ITEM_KEYS.get(key))
     return merged
 
 

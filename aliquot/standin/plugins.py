@@ -72,6 +72,11 @@ class Behaviour:
     crash_backoff_seconds: float = 10.0
     """Before the first restart of an exited container; doubles up to ``crash_backoff_limit_seconds``."""
     crash_backoff_limit_seconds: float = 300.0
+    kubelet_version: str = "v1.34.1"
+    runtime_version: str = "containerd://2.1.4"
+    """As the Node object states them."""
+    cdi: bool = True
+    """Whether CDI names reach the runtime; where not, it is NVIDIA's runtime that gives devices, by the environment."""
     reregistration_race: bool = False
     """Kubelet <= 1.35: a replaced plugin stays connected, and when its stream ends, the devices of its successor become unhealthy."""
 
@@ -222,9 +227,18 @@ class DeviceManager(rpc.RegistrationServicer):
             if candidates is not None:
                 await self._allocate_from(asked, candidates)
 
-    async def prestart(self, pod_uid: str, container: str) -> None:
-        """Ask every plugin that wants it to prepare the container's devices. Raises PreStartError or InterruptedCallError."""
-        for allocation in self.table.held(pod_uid, container):
+    async def prestart(self, pod_uid: str, container: str, limits: Iterable[tuple[str, int]]) -> None:
+        """Ask every plugin that wants it to prepare the container's devices.
+
+        Raises: PreStartError, also when the container holds none of a resource that it asks for, because the checkpoint was lost;
+            InterruptedCallError.
+        """
+        held = {allocation.resource: allocation for allocation in self.table.held(pod_uid, container)}
+        for resource, count in limits:
+            if count > 0 and self.table.manages(resource) and resource not in held:
+                what = f"pod {pod_uid}, container {container}, resource {resource}"
+                raise PreStartError(f"no devices found allocated in local cache for {what}")
+        for allocation in held.values():
             plugin = self._plugins.get(allocation.resource)
             if plugin is None:
                 raise PreStartError(f"the device plugin endpoint of {allocation.resource} is gone")

@@ -10,6 +10,8 @@ from aliquot.standin.errors import InvalidError
 from proto.errors import QuantityError
 from proto.units import parse_quantity
 
+MIRROR = "kubernetes.io/config.mirror"
+STATIC_UID = "kubernetes.io/config.hash"
 TERMINAL_PHASES = ("Succeeded", "Failed")
 
 
@@ -44,6 +46,8 @@ class PodSpec:
     """Init containers and sidecars first, in the order of the spec."""
     restart_policy: str
     grace_seconds: float
+    api_uid: str = ""
+    """As the API knows it: a static pod's mirror has another UID than the pod."""
 
     @property
     def full_name(self) -> str:
@@ -61,11 +65,18 @@ def read_pod(pod: Object) -> PodSpec:
     return PodSpec(
         namespace=metadata["namespace"],
         name=metadata["name"],
-        uid=metadata["uid"],
+        uid=uid_of(pod),
         containers=(*before, *work),
         restart_policy=spec.get("restartPolicy", "Always"),
         grace_seconds=float(spec.get("terminationGracePeriodSeconds", 30)),
+        api_uid=metadata["uid"],
     )
+
+
+def uid_of(pod: Object) -> str:
+    """Return the UID under which the kubelet runs a pod: of a static pod, the hash of its file, which its mirror names."""
+    annotations = pod["metadata"].get("annotations", {})
+    return str(annotations[STATIC_UID] if MIRROR in annotations else pod["metadata"]["uid"])
 
 
 def requested(spec: PodSpec) -> dict[str, int]:

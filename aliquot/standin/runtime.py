@@ -24,11 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aliquot.standin.cdi import CdiError, ContainerEdits, DeviceNode, Mount, load_registry, resolve
+from aliquot.standin.processes import ProcessTable
 from proto import contract
 
 log = logging.getLogger(__name__)
 
 BASE_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
+FOLLOW_SECONDS = 0.1
+"""How soon a new process of a container is in the process table."""
 ELF_MAGIC = b"\x7fELF"
 LDCONFIG_PLACES = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
 
@@ -145,7 +148,14 @@ class RunningContainer:
 class Runtime:
     """Creates, starts and stops containers below one directory."""
 
-    def __init__(self, directory: Path, cdi_directories: Sequence[Path], *, visibility: Visibility = lambda _: {}) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        cdi_directories: Sequence[Path],
+        *,
+        visibility: Visibility = lambda _: {},
+        processes: ProcessTable | None = None,
+    ) -> None:
         """``cdi_directories``: static first, dynamic last, as runtimes are configured."""
         self.directory = directory
         self.containers: list[RunningContainer] = []
@@ -154,6 +164,8 @@ class Runtime:
         """Every container ever started, oldest first."""
         self._cdi_directories = tuple(cdi_directories)
         self._visibility = visibility
+        self._processes = processes
+        self._following = False
         self._numbers = itertools.count()
         self._reapers: set[asyncio.Task[None]] = set()
 
@@ -181,6 +193,9 @@ class Runtime:
             raise RuntimeRefusalError("RunContainerError", f"failed to start {config.argv[0]!r}: {exc.strerror}") from exc
         self.containers.append(container)
         self.history.append(container)
+        if self._processes is not None:
+            self._processes.add(container.pid, config.pod_uid, container_id)
+            self._follow(self._processes)
         reaper = asyncio.create_task(self._reap(container))
         self._reapers.add(reaper)
         reaper.add_done_callback(self._reapers.discard)
@@ -241,6 +256,23 @@ class Runtime:
     async def _reap(self, container: RunningContainer) -> None:
         await container.reap()
         self.containers.remove(container)
+        if self._processes is not None:
+            self._processes.remove(container.pid)
+
+    def _follow(self, processes: ProcessTable) -> None:
+        """Keep the process table while there are containers."""
+        if self._following:
+            return
+        self._following = True
+
+        def look() -> None:
+            self._following = bool(self.containers)
+            if self._following:
+                processes.refresh()
+                loop.call_later(FOLLOW_SECONDS, look)
+
+        loop = asyncio.get_running_loop()
+        loop.call_later(FOLLOW_SECONDS, look)
 
     def _environment(self, config: ContainerConfig, edits: ContainerEdits, root: Path, library_dirs: Sequence[Path]) -> dict[str, str]:
         env = {**BASE_ENV, "HOSTNAME": config.pod, **dict(config.env)}

@@ -7,8 +7,9 @@ Allocate is taken from the kubelet's memory. A start that fails is shown as a wa
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aliquot.standin.cluster import Kind, timestamp
@@ -16,6 +17,7 @@ from aliquot.standin.errors import ConflictError, NotFoundError
 from aliquot.standin.plugins import InterruptedCallError, PreStartError
 from aliquot.standin.pods import Container, PodSpec, Role
 from aliquot.standin.runtime import ContainerConfig, RunningContainer, RuntimeRefusalError
+from proto import contract
 
 if TYPE_CHECKING:
     from aliquot.standin.kubelet import Kubelet
@@ -69,6 +71,11 @@ class PodWorker:
         self._starting = asyncio.Lock()
         self._phase = "Pending"
         self._stopping = False
+
+    def mirrored_by(self, api_uid: str) -> None:
+        """Show a static pod by another mirror from now on."""
+        self.spec = replace(self.spec, api_uid=api_uid)
+        self._publish()
 
     @property
     def active(self) -> bool:
@@ -174,7 +181,7 @@ class PodWorker:
     async def _try_start(self, container: Container) -> RunningContainer | None:
         status = self._statuses[container.name]
         try:
-            await self._kubelet.devices.prestart(self.spec.uid, container.name)
+            await self._kubelet.devices.prestart(self.spec.uid, container.name, container.limits)
             handle = await self._kubelet.runtime.start(self._config(container, status.restarts))
         except PreStartError as exc:
             self._start_failed(status, "CreateContainerConfigError", str(exc))
@@ -202,7 +209,7 @@ class PodWorker:
             env=(*options.env, *container.env),
             mounts=options.mounts,
             device_paths=options.device_paths,
-            cdi_devices=options.cdi_devices,
+            cdi_devices=options.cdi_devices if self._kubelet.behaviour.cdi else _of_environment(options.env),
         )
 
     def _start_failed(self, status: ContainerStatus, reason: str, message: str) -> None:
@@ -216,7 +223,7 @@ class PodWorker:
     # --- status ---
 
     def _event(self, event_type: str, reason: str, message: str) -> None:
-        involved = {"namespace": self.spec.namespace, "name": self.spec.name, "uid": self.spec.uid}
+        involved = {"namespace": self.spec.namespace, "name": self.spec.name, "uid": self.spec.api_uid}
         self._kubelet.record_event(involved, event_type, reason, message)
 
     def _observed_phase(self) -> str:
@@ -244,4 +251,10 @@ class PodWorker:
             status["conditions"] = [{"type": "Ready", "status": str(ready)}]
 
         with suppress(NotFoundError, ConflictError):
-            self._kubelet.cluster.update(Kind.POD, self.spec.namespace, self.spec.name, change, uid=self.spec.uid)
+            self._kubelet.cluster.update(Kind.POD, self.spec.namespace, self.spec.name, change, uid=self.spec.api_uid)
+
+
+def _of_environment(env: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the devices that NVIDIA's runtime would add for a container, as names in the host's CDI spec."""
+    visible = dict(env).get(contract.ENV_NVIDIA_VISIBLE_DEVICES, "")
+    return tuple(f"{contract.NVIDIA_CDI_KIND}={uuid}" for uuid in visible.split(",") if uuid not in ("", "void", "none"))

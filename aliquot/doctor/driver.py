@@ -1,0 +1,156 @@
+"""The NVIDIA driver: kernel module, device nodes, and NVML, asked in a process of its own because a sick driver hangs its caller."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from aliquot.doctor.findings import Finding, error, info, ok, warning
+from aliquot.doctor.host import Host
+from aliquot.doctor.options import DoctorOptions
+
+MODULE_FILE = "/proc/driver/nvidia/version"
+NVML_SECONDS = 20
+_LIBRARIES = (
+    "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+    "/usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1",
+    "/usr/lib64/libnvidia-ml.so.1",
+    "/usr/lib/libnvidia-ml.so.1",
+    "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+    "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1",
+    "/home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.1",
+)
+_DEFAULT_COMPUTE_MODE = 0
+_COMPUTE_MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+
+
+def module_version(host: Host) -> str | None:
+    """Return the version of the loaded kernel module, or None."""
+    text = host.text(MODULE_FILE)
+    match = re.search(r"Kernel Module[^0-9]*([0-9]+(?:\.[0-9]+)+)", text or "")
+    return match[1] if match else None
+
+
+def check(host: Host, options: DoctorOptions) -> Iterator[Finding]:
+    """Examine the driver."""
+    version = module_version(host)
+    if version is None:
+        yield _no_module(host)
+    else:
+        yield ok("driver.module", f"the NVIDIA kernel module {version} is loaded")
+        yield from _device_nodes(host)
+    yield from _nvml(host, options, version)
+
+
+def _no_module(host: Host) -> Finding:
+    modules = {line.split()[0] for line in (host.text("/proc/modules") or "").splitlines() if line.strip()}
+    if "nouveau" in modules:
+        return error(
+            "driver.module",
+            "the nouveau driver holds the GPUs, and the NVIDIA kernel module is not loaded",
+            "blacklist nouveau (modprobe.d), rebuild the initramfs, reboot, and install the NVIDIA driver",
+        )
+    return error(
+        "driver.module",
+        f"the NVIDIA kernel module is not loaded: there is no {MODULE_FILE}",
+        "install the NVIDIA driver on the node, or let the GPU Operator do it; `modprobe nvidia` if it is installed",
+    )
+
+
+def _device_nodes(host: Host) -> Iterator[Finding]:
+    names = host.names("/dev")
+    gpus = [name for name in names if re.fullmatch(r"nvidia[0-9]+", name)]
+    missing = [f"/dev/{name}" for name in ("nvidiactl", "nvidia-uvm") if name not in names]
+    if not gpus:
+        missing.append("/dev/nvidia0")
+    if missing:
+        yield error(
+            "driver.device-nodes",
+            f"{', '.join(missing)} missing: containers could not open the GPUs",
+            "run `nvidia-modprobe -u -c0` on the node at boot, or start nvidia-persistenced",
+        )
+    else:
+        yield ok("driver.device-nodes", f"device nodes of {len(gpus)} GPUs are there")
+
+
+def _nvml(host: Host, options: DoctorOptions, module: str | None) -> Iterator[Finding]:
+    library = options.nvml_library or _find_library(host)
+    if library is None:
+        yield error("driver.nvml", "libnvidia-ml.so.1 is in none of the usual places", "install the driver's user-space libraries")
+        return
+    answer = probe(library)
+    if "error" in answer:
+        yield error("driver.nvml", f"NVML does not work: {answer['error']}", answer["fix"])
+        return
+    gpus = answer["gpus"]
+    if not gpus:
+        yield error("driver.nvml", f"NVML of driver {answer['driver']} lists no GPU", "check `lspci -d 10de:` and the kernel log for XIDs")
+        return
+    models = ", ".join(f"{number} x {model}" for model, number in sorted(_count(gpus).items()))
+    yield ok("driver.nvml", f"NVML of driver {answer['driver']} lists {models}")
+    if module is not None and module != answer["driver"]:
+        yield error(
+            "driver.versions",
+            f"the loaded module is {module}, the libraries are {answer['driver']}",
+            "reload the module or reboot; containers that start meanwhile fail",
+        )
+    for gpu in gpus:
+        yield from _gpu(gpu)
+
+
+def _gpu(gpu: dict[str, Any]) -> Iterator[Finding]:
+    if "error" in gpu:
+        yield error(
+            "driver.gpu", f"GPU {gpu['index']} does not answer: {gpu['error']}", "look for XIDs in the kernel log; drain the node and reset"
+        )
+        return
+    mode = gpu.get("compute_mode")
+    if mode not in (None, _DEFAULT_COMPUTE_MODE):
+        yield error(
+            "driver.compute-mode",
+            f"{gpu['uuid']} is in compute mode {_COMPUTE_MODES.get(mode, mode)}: only one process could use it",
+            f"nvidia-smi -i {gpu['uuid']} -c DEFAULT",
+        )
+    if gpu.get("persistence") is False:
+        yield info(
+            "driver.persistence",
+            f"{gpu['uuid']} is not in persistence mode: the first process on an idle GPU waits for seconds",
+            "run nvidia-persistenced, or nvidia-smi -pm 1",
+        )
+    if gpu.get("remap_pending"):
+        yield warning(
+            "driver.memory", f"{gpu['uuid']} has memory rows waiting to be remapped after errors", "drain the node and reset the GPU"
+        )
+    if gpu.get("remap_failed"):
+        yield error("driver.memory", f"{gpu['uuid']} could not remap memory rows after errors", "have the board replaced")
+
+
+def probe(library: str) -> dict[str, Any]:
+    """Ask NVML in a process of its own; an answer with ``error`` and ``fix`` when that fails."""
+    command = [sys.executable, "-m", "aliquot.doctor.nvml_probe", library]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVML_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {
+            "error": f"it has not answered for {NVML_SECONDS} s",
+            "fix": "a GPU hangs: look for XIDs in the kernel log, drain the node and reboot it",
+        }
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        last = done.stderr.strip().rpartition("\n")[2]
+        return {"error": f"the process that asked ended with {done.returncode}: {last}", "fix": "reinstall the driver's libraries"}
+    return answer
+
+
+def _find_library(host: Host) -> str | None:
+    if host.is_own:
+        return "libnvidia-ml.so.1"
+    return next((str(host.path(name)) for name in _LIBRARIES if host.exists(name)), None)
+
+
+def _count(gpus: list[dict[str, Any]]) -> dict[str, int]:
+    models = [gpu.get("model", "a GPU that does not answer") for gpu in gpus]
+    return {model: models.count(model) for model in models}

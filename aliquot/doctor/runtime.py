@@ -1,0 +1,239 @@
+"""The container runtime: whether it resolves CDI names, whether NVIDIA's CDI spec is there and true, and how the toolkit is set up."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from agent.core.cdi import is_host_spec
+from aliquot.doctor.cri import runtime_version
+from aliquot.doctor.driver import module_version
+from aliquot.doctor.findings import Finding, error, info, ok, warning
+from aliquot.doctor.host import Host, UnreadableError
+from aliquot.doctor.options import DoctorOptions
+from aliquot.doctor.packages import installed_version
+
+TOOLKIT_CONFIGS = ("/etc/nvidia-container-runtime/config.toml", "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml")
+_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+_TOOLKIT_PACKAGE = "nvidia-container-toolkit"
+SAFE_TOOLKIT = (1, 17, 8)
+"""The first version without CVE-2025-23266, which lets an image run code as root on the node."""
+_CDI_DEFAULT_SINCE = (2, 0)
+_CDI_SINCE = (1, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """One runtime as distributions install it. ``configs`` are its files, the first that exists counts."""
+
+    name: str
+    socket: str
+    configs: tuple[str, ...]
+
+
+RUNTIMES = (
+    Runtime(
+        "containerd of k3s or RKE2",
+        "/run/k3s/containerd/containerd.sock",
+        ("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml"),
+    ),
+    Runtime("containerd of k0s", "/run/k0s/containerd.sock", ("/run/k0s/containerd-cri.toml", "/etc/k0s/containerd.toml")),
+    Runtime(
+        "containerd of MicroK8s",
+        "/var/snap/microk8s/common/run/containerd.sock",
+        ("/var/snap/microk8s/current/args/containerd.toml",),
+    ),
+    Runtime("containerd", "/run/containerd/containerd.sock", ("/etc/containerd/config.toml",)),
+    Runtime("CRI-O", "/run/crio/crio.sock", ()),
+    Runtime("Docker by cri-dockerd", "/run/cri-dockerd.sock", ()),
+)
+
+
+def check(host: Host, options: DoctorOptions) -> Iterator[Finding]:
+    """Examine runtime, CDI and toolkit."""
+    runtime = next((one for one in RUNTIMES if host.is_socket(one.socket)), None)
+    config: Mapping[str, Any] = {}
+    if runtime is None:
+        yield error("runtime.socket", "no container runtime that we know has its socket on this node", "start containerd or CRI-O")
+    else:
+        version = runtime_version(host.path(runtime.socket)) if host.answers(runtime.socket) else None
+        yield _runtime(runtime, version)
+        if runtime.configs:
+            config, finding = _read_config(host, runtime)
+            yield finding or _containerd_cdi(config, version)
+        elif runtime.name == "CRI-O":
+            yield ok("runtime.cdi", "CRI-O resolves CDI names")
+        else:
+            yield error(
+                "runtime.cdi", f"{runtime.name} resolves no CDI names", "use containerd 1.7 or CRI-O, or set deviceInjection: legacy"
+            )
+    yield from _cdi_specs(host, options)
+    yield from _toolkit(host, _default_runtime(config))
+
+
+def _runtime(runtime: Runtime, version: tuple[str, str] | None) -> Finding:
+    if version is None:
+        return warning("runtime.socket", f"{runtime.name} does not answer on {runtime.socket}", "start it, or run doctor as root")
+    return ok("runtime.socket", f"{version[0]} {version[1]} answers on {runtime.socket}")
+
+
+# --- containerd -----------------------------------------------------------------------------------------------------
+
+
+def _read_config(host: Host, runtime: Runtime) -> tuple[Mapping[str, Any], Finding | None]:
+    """Return the configuration, imported files merged in, and a finding when it cannot be read."""
+    name = next((name for name in runtime.configs if host.exists(name)), None)
+    if name is None:
+        return {}, None
+    try:
+        config = tomllib.loads(host.text(name) or "")
+        for pattern in config.get("imports", ()):
+            for imported in _matching(host, str(PurePosixPath(name).parent / str(pattern))):
+                config = _merged(config, tomllib.loads(host.text(imported) or ""))
+    except tomllib.TOMLDecodeError as exc:
+        return {}, error("runtime.cdi", f"{name} is not TOML: {exc}", "correct it: containerd itself does not start with it")
+    return config, None
+
+
+def _matching(host: Host, pattern: str) -> list[str]:
+    path = PurePosixPath(pattern)
+    expression = re.compile(re.escape(path.name).replace(r"\*", ".*"))
+    return [str(path.parent / name) for name in host.names(str(path.parent)) if expression.fullmatch(name)]
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        merged[key] = _merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+    return merged
+
+
+def _cri_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    plugins = config.get("plugins", {})
+    section: Mapping[str, Any] = plugins.get("io.containerd.cri.v1.runtime") or plugins.get("io.containerd.grpc.v1.cri") or {}
+    return section
+
+
+def _default_runtime(config: Mapping[str, Any]) -> str:
+    return str(_cri_section(config).get("containerd", {}).get("default_runtime_name", ""))
+
+
+def _containerd_cdi(config: Mapping[str, Any], version: tuple[str, str] | None) -> Finding:
+    number = _number(version[1]) if version is not None else None
+    if number is not None and number < _CDI_SINCE:
+        return error(
+            "runtime.cdi",
+            f"containerd {version[1] if version else ''} does not know CDI",
+            "upgrade containerd to 1.7 or later, or set deviceInjection: legacy",
+        )
+    enabled = _cri_section(config).get("enable_cdi")
+    if enabled is None:
+        enabled = number >= _CDI_DEFAULT_SINCE if number is not None else config.get("version", 2) >= 3
+    if enabled:
+        return ok("runtime.cdi", "containerd resolves CDI names")
+    return error(
+        "runtime.cdi",
+        "CDI is off in containerd: containers would not get their devices",
+        'set enable_cdi = true under [plugins."io.containerd.grpc.v1.cri"] (containerd 1.7) and restart containerd, '
+        "or set deviceInjection: legacy",
+    )
+
+
+def _number(version: str) -> tuple[int, ...] | None:
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part) for part in match.groups() if part is not None) if match else None
+
+
+# --- CDI specs ------------------------------------------------------------------------------------------------------
+
+_GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml (nvidia-cdi-refresh.service does it at each boot)"
+
+
+def _cdi_specs(host: Host, options: DoctorOptions) -> Iterator[Finding]:
+    if not any(host.exists(directory) for directory in options.cdi_dirs):
+        yield warning("cdi.directories", f"none of {', '.join(options.cdi_dirs)} is there yet", f"mkdir -p {options.cdi_dirs[-1]}")
+    names = [f"{directory}/{name}" for directory in options.cdi_dirs for name in host.names(directory) if name.endswith((".json", ".yaml"))]
+    specs = {}
+    for name in names:
+        try:
+            document = msgspec.yaml.decode(host.text(name) or "")
+        except msgspec.DecodeError as exc:
+            yield error(
+                "cdi.spec", f"{name} cannot be read: {str(exc).splitlines()[0]}", f"remove or correct {name}; runtimes leave it out"
+            )
+            continue
+        if is_host_spec(document):
+            specs[name] = document
+    if not specs:
+        yield warning(
+            "cdi.nvidia",
+            "there is no CDI spec of NVIDIA's: the agent would hand out device nodes and leave the driver files to NVIDIA's runtime",
+            f"install nvidia-container-toolkit and run {_GENERATE}",
+        )
+    for name, document in specs.items():
+        yield _files_of(host, name, document)
+
+
+def _files_of(host: Host, name: str, document: Mapping[str, Any]) -> Finding:
+    """Whether the files that the spec mounts are there: after a driver upgrade an old spec names files that are gone."""
+    edits = [document.get("containerEdits") or {}, *((one.get("containerEdits") or {}) for one in document.get("devices") or ())]
+    paths = {str(mount.get("hostPath")) for one in edits for mount in one.get("mounts") or ()}
+    missing = sorted(path for path in paths if not host.exists(path))
+    version = module_version(host)
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return error("cdi.nvidia", f"{name} is of another driver: it mounts {missing[0]}{more}, which is not there", f"run {_GENERATE}")
+    count = len(document.get("devices") or ())
+    return ok("cdi.nvidia", f"{name} has {count} devices, and every file it mounts is there" + (f" (driver {version})" if version else ""))
+
+
+# --- NVIDIA's container toolkit -------------------------------------------------------------------------------------
+
+
+def _toolkit(host: Host, default_runtime: str) -> Iterator[Finding]:
+    name = next((name for name in TOOLKIT_CONFIGS if host.exists(name)), None)
+    if name is None:
+        yield info("toolkit.config", "NVIDIA's container toolkit is not configured here: pods cannot reach GPUs by environment")
+        return
+    try:
+        config = tomllib.loads(host.text(name) or "")
+    except tomllib.TOMLDecodeError as exc:
+        yield error("toolkit.config", f"{name} is not TOML: {exc}", "correct it, or remove it to have the defaults")
+        return
+    yield _envvar(name, config, default_runtime)
+    yield from _toolkit_version(host)
+
+
+def _envvar(name: str, config: Mapping[str, Any], default_runtime: str) -> Finding:
+    if not config.get(_ENVVAR, True):
+        return ok("toolkit.envvar", f"{name}: an unprivileged pod cannot reach GPUs by NVIDIA_VISIBLE_DEVICES")
+    fix = f"set {_ENVVAR} = false and accept-nvidia-visible-devices-as-volume-mounts = true in {name}"
+    found = f"{name}: an unprivileged pod reaches all GPUs of the node by NVIDIA_VISIBLE_DEVICES=all, past every limit"
+    if default_runtime == "nvidia":
+        return error("toolkit.envvar", f"{found}; NVIDIA's runtime is the default one, so any pod can", fix)
+    return warning("toolkit.envvar", f"{found}, where it may name a RuntimeClass with NVIDIA's runtime", fix)
+
+
+def _toolkit_version(host: Host) -> Iterator[Finding]:
+    wanted = ".".join(map(str, SAFE_TOOLKIT))
+    try:
+        version = installed_version(host, _TOOLKIT_PACKAGE)
+    except UnreadableError as exc:
+        fix = f"ask the node itself, rpm -q {_TOOLKIT_PACKAGE}: it should be {wanted} or later"
+        yield info("toolkit.version", f"the version of {_TOOLKIT_PACKAGE} is not known: {exc}", fix)
+        return
+    number = _number(version) if version is not None else None
+    if version is None or number is None:
+        return
+    if number < SAFE_TOOLKIT:
+        yield error(
+            "toolkit.version",
+            f"{_TOOLKIT_PACKAGE} {version} lets an image run code as root on the node (CVE-2025-23266)",
+            f"upgrade it to {wanted} or later",
+        )
+    else:
+        yield ok("toolkit.version", f"{_TOOLKIT_PACKAGE} {version}")

@@ -1,0 +1,101 @@
+"""Pods of manifests, as admission would make them: templates of controllers count once per replica."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import yaml
+
+from proto import units
+from proto.errors import AliquotError
+from proto.gpunode import GpuNode
+from proto.model import Preferences
+from scheduler_plugin.core.columnar import type_wanted
+from scheduler_plugin.core.objects import PodObject, pod_facts
+from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.webhook.normalise import Normaliser
+from scheduler_plugin.webhook.vocabularies import Options
+
+MAX_REPLICAS = 10_000
+_COUNTS = {
+    "Deployment": "replicas",
+    "ReplicaSet": "replicas",
+    "StatefulSet": "replicas",
+    "ReplicationController": "replicas",
+    "Job": "parallelism",
+}
+"""Kinds whose pods come from a template, and the field that says how many."""
+
+
+def pods_of(path: Path, nodes: Iterable[GpuNode], adopt_nvidia_gpu: bool = False) -> list[PodFacts]:
+    """Read the pods of a file's documents. Raises click.ClickException with what is wrong.
+
+    Args: nodes: by whose GPUs a part of one is turned into an amount.
+    """
+    normaliser = Normaliser(Options(partial(_device_sizes, list(nodes)), adopt_nvidia_gpu))
+    try:
+        documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise click.ClickException(f"{path}: {exc}") from exc
+    pods = [pod for document in documents for pod in _pods(document, path)]
+    if not pods:
+        raise click.ClickException(f"{path}: expected a Pod, or one of {', '.join(_COUNTS)}; found neither")
+    return [_admitted(pod, normaliser, f"what-if-{path}-{number}") for number, pod in enumerate(pods)]
+
+
+def _pods(document: Any, path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        kind, metadata = document["kind"], document.get("metadata") or {}
+        name, namespace = str(metadata.get("name") or kind.lower()), str(metadata.get("namespace") or "default")
+        if kind == "List":
+            for item in document.get("items") or ():
+                yield from _pods(item, path)
+        elif kind == "Pod":
+            yield deepcopy(document) | {"metadata": {**metadata, "name": name, "namespace": namespace}}
+        elif kind in _COUNTS:
+            spec = document["spec"]
+            count = int(spec.get(_COUNTS[kind], 1))
+            if not 0 <= count <= MAX_REPLICAS:
+                raise click.ClickException(f"{path}: {kind} {name}: expected 0 to {MAX_REPLICAS} pods, found {count}")
+            template = spec["template"]
+            for number in range(count):
+                own = {**(template.get("metadata") or {}), "name": f"{name}-{number}", "namespace": namespace}
+                yield {"metadata": own, "spec": deepcopy(template["spec"])}
+    except (KeyError, TypeError, AttributeError, ValueError) as exc:
+        raise click.ClickException(f"{path}: expected Kubernetes objects: {exc!r}") from exc
+
+
+def _admitted(pod: dict[str, Any], normaliser: Normaliser, uid: str) -> PodFacts:
+    name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+    outcome = normaliser.admit(pod)
+    if outcome.refusal:
+        raise click.ClickException(f"{name} would be refused at admission: {outcome.refusal}")
+    for operation in outcome.patch:
+        _apply(pod, operation)
+    pod["metadata"]["uid"] = uid
+    try:
+        return pod_facts(msgspec.convert(pod, PodObject))
+    except (msgspec.ValidationError, AliquotError) as exc:
+        raise click.ClickException(f"{name}: {exc}") from exc
+
+
+def _apply(pod: dict[str, Any], operation: Mapping[str, Any]) -> None:
+    """Make one change; admission only ever adds a value at a path."""
+    *way, last = str(operation["path"]).strip("/").split("/")
+    place: Any = pod
+    for step in way:
+        place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
+    place[last] = operation["value"]
+
+
+def _device_sizes(nodes: Iterable[GpuNode], preferences: Preferences) -> set[int]:
+    return {
+        entry.device.memory_bytes // units.MIB
+        for node in nodes
+        for entry in node.devices
+        if not entry.device.mig_enabled and type_wanted(entry.device.model.lower(), preferences)
+    }

@@ -1,0 +1,85 @@
+"""The way to the scheduler's read-only pages: through the API server's proxy of its pods, at an address, or in a file saved before.
+
+Every replica knows the cluster; only the one that kube-scheduler asks has decisions. Whoever answers first with something is believed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import click
+
+from aliquot.cli import live
+from aliquot.cli.access import Target, connect, proxy_path
+from aliquot.cli.errors import AccessError, NotFoundError
+from aliquot.cli.source import SYSTEM_NAMESPACE
+
+STATUS_PORT = 9412
+LABEL = "app.kubernetes.io/name=aliquot-scheduler"
+REQUEST_SECONDS = 60.0
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where the scheduler is, as the user says it."""
+
+    target: Target
+    url: str | None
+    namespace: str
+
+    def page(self, path: str, **query: str) -> str:
+        """Return a page. Raises AccessError, or NotFoundError when no replica has it."""
+        full = path + (f"?{urlencode(query)}" if query else "")
+        return _at(self.url, full) if self.url else self._through_proxy(full)
+
+    def _through_proxy(self, path: str) -> str:
+        cluster = connect(self.target)
+        pods = cluster.get(f"/api/v1/namespaces/{self.namespace}/pods", {"labelSelector": LABEL})["items"]
+        running = [pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"]
+        if not running:
+            raise NotFoundError(f"no running pod with label {LABEL} in namespace {self.namespace}; give --scheduler-namespace or --url")
+        missing: NotFoundError | None = None
+        for name in running:
+            try:
+                return cluster.text(proxy_path(self.namespace, name, STATUS_PORT, path))
+            except NotFoundError as exc:
+                missing = exc
+        raise missing or AccessError("no scheduler answered")
+
+
+def scheduler_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --kubeconfig, --context, --url and --scheduler-namespace; the command gets ``way``."""
+
+    @click.option(
+        "--kubeconfig", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Kubeconfig file.  [default: as kubectl]"
+    )
+    @click.option("--context", metavar="NAME", shell_complete=live.contexts, help="Context of the kubeconfig to use.")
+    @click.option("--url", metavar="URL", help="The scheduler's metrics address, such as http://10.0.0.7:9412, instead of the API server.")
+    @click.option(
+        "--scheduler-namespace", metavar="NAME", default=SYSTEM_NAMESPACE, show_default=True, help="Namespace the scheduler runs in."
+    )
+    @wraps(command)
+    def with_way(
+        *arguments: Any, kubeconfig: Path | None, context: str | None, url: str | None, scheduler_namespace: str, **options: Any
+    ) -> None:
+        command(*arguments, way=Way(Target(kubeconfig, context), url, scheduler_namespace), **options)
+
+    return with_way
+
+
+def _at(url: str, path: str) -> str:
+    import urllib3
+
+    try:
+        answer = urllib3.request("GET", url.rstrip("/") + path, timeout=REQUEST_SECONDS, retries=False)
+    except urllib3.exceptions.HTTPError as exc:
+        raise AccessError(f"the scheduler at {url} cannot be reached: {exc}") from exc
+    if answer.status == 200:
+        return answer.data.decode()
+    sentence = answer.data.decode(errors="replace").strip()
+    raise (NotFoundError if answer.status == 404 else AccessError)(sentence or f"{url}{path}: {answer.status}")

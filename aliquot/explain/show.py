@@ -1,0 +1,49 @@
+"""Explanations and placements as lines for people."""
+
+from collections.abc import Iterator
+
+from scheduler_plugin.core.explain import ReasonCount
+from scheduler_plugin.core.what_if import Figures, Placement
+from scheduler_plugin.core.why import Why
+
+_SHOWN_DEVICES = 4
+
+
+def why_lines(why: Why) -> Iterator[str]:
+    """Explain one pod."""
+    if why.node or why.refusal or why.fitting:
+        yield f"{why.pod}: {why.sentence}"
+        if why.fitting and why.reasons:
+            yield from _reason_lines(why.reasons)
+        return
+    yield f"{why.pod}: none of {why.nodes} nodes fits"
+    yield from _reason_lines(why.reasons)
+    if why.changes:
+        yield "what would make it fit, each the least of its kind:"
+        yield from (f"  - {change.sentence}" for change in why.changes)
+    else:
+        yield "no single change to this pod, its neighbours or a cordon makes it fit: it needs a node with more GPUs, or larger ones"
+
+
+def placement_line(placement: Placement) -> str:
+    """Say where one pod would go."""
+    if placement.node:
+        devices = ", ".join(placement.devices[:_SHOWN_DEVICES]) + (", ..." if len(placement.devices) > _SHOWN_DEVICES else "")
+        return f"{placement.pod}: node {placement.node}, {devices}"
+    if placement.refusal:
+        return f"{placement.pod}: {placement.refusal}"
+    return f"{placement.pod}: fits nowhere: " + "; ".join(f"{one.nodes} {one.reason}" for one in placement.reasons)
+
+
+def figure_lines(before: Figures, after: Figures) -> Iterator[str]:
+    """Compare the cluster before and after."""
+    yield f"memory promised: {before.memory_allocated_ratio:.1%} -> {after.memory_allocated_ratio:.1%} of {after.gpus} GPUs"
+    yield f"fragmentation: {before.fragmentation_ratio:.1%} -> {after.fragmentation_ratio:.1%}"
+    waiting = f"{before.waiting_pods_that_fit} of {before.waiting_pods} -> {after.waiting_pods_that_fit} of {after.waiting_pods}"
+    yield f"waiting pods that would fit: {waiting}"
+
+
+def _reason_lines(reasons: tuple[ReasonCount, ...]) -> Iterator[str]:
+    for count in reasons:
+        more = ", ..." if count.nodes > len(count.examples) else ""
+        yield f"  {count.nodes:>6}  {count.reason}  ({', '.join(count.examples)}{more})"

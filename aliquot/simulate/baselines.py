@@ -1,0 +1,268 @@
+"""The policies that FGD was compared with (Weng et al., USENIX ATC'23), and FGD, re-implemented on arrays.
+
+All share what a node must have (CPU, memory, model, GPUs) and take, among equally good nodes, the one whose name comes first, as the
+published evaluation does. Pods of several GPUs get the wholly free ones with the lowest numbers; which GPU a smaller pod gets is the
+policy's matter, by default the fullest that fits. Where pods ask for compute beside memory, the larger part counts. Verdicts on a class
+of pods are kept and renewed for the nodes that changed.
+
+random         any node and GPU that fits
+bestfit        the least CPU and GPU left, each as a part of the largest node's
+dotprod        the least product of what the node has free and what the pod asks
+gpupacking     a GPU in use before a free one on a node in use before a node that is free
+gpuclustering  nodes with pods of the same number of GPUs (or part of one), then empty ones, then others
+fgd            the least growth of fragmentation, as a whole number from 0 to 100, over the classes that make up 95 % of the pods
+fgd100         the same over all classes
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from aliquot.simulate.engine import Bools, Floats, Ints, Room, most_frequent
+from aliquot.simulate.fragmentation import Measure
+from aliquot.simulate.trace import WHOLE_GPU_MILLI, PodClass, TraceNode, TracePod
+
+MAX_CPU_MILLI: Final = 128_000
+MAX_GPU_MILLI: Final = 8_000
+"""What scores are normalised by: the largest node of the trace."""
+_UNFIT: Final = -np.inf
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What every node is to a class."""
+
+    score: Floats
+    gpu: Ints
+    """The GPU that a pod of one GPU or less gets."""
+    computed_at: int = -1
+
+
+class ArrayEngine:
+    """The cluster as arrays, by node in the order of names. Subclasses rate."""
+
+    def __init__(self, nodes: Sequence[TraceNode]) -> None:
+        self.models = sorted({node.model for node in nodes})
+        self.model: Ints = np.array([self.models.index(node.model) for node in nodes], dtype=np.int64)
+        self.cpu: Ints = np.array([node.cpu_milli for node in nodes], dtype=np.int64)
+        self.ram: Ints = np.array([node.ram_mib for node in nodes], dtype=np.int64)
+        self.gpus: Ints = np.array([node.gpus for node in nodes], dtype=np.int64)
+        width = int(self.gpus.max())
+        self.free: Ints = np.where(np.arange(width) < self.gpus[:, None], WHOLE_GPU_MILLI, -1)
+        self._changed: Ints = np.zeros(len(nodes), dtype=np.int64)
+        self._clock = 0
+        self._kept: dict[PodClass, _Kept] = {}
+        self._placed: dict[str, tuple[int, Ints]] = {}
+
+    def place(self, pod: TracePod) -> bool:
+        """Place a pod on the best node."""
+        kind = pod.kind.in_one_dimension()
+        kept = self._kept.setdefault(kind, _Kept(np.full(len(self.cpu), _UNFIT), np.zeros(len(self.cpu), dtype=np.int64)))
+        rows = np.flatnonzero(self._changed > kept.computed_at)
+        if len(rows):
+            kept.score[rows], kept.gpu[rows] = self._judge(rows, kind)
+        kept.computed_at = self._clock
+        node = self._best(kept)
+        if kept.score[node] == _UNFIT:
+            return False
+        gpus = np.flatnonzero(self.free[node] == WHOLE_GPU_MILLI)[: kind.gpus] if kind.gpus != 1 else kept.gpu[node : node + 1].copy()
+        self._take(node, gpus, kind, 1)
+        self._placed[pod.name] = (node, gpus)
+        return True
+
+    def remove(self, pod: TracePod) -> None:
+        """Free what a placed pod holds."""
+        node, gpus = self._placed.pop(pod.name)
+        self._take(node, gpus, pod.kind.in_one_dimension(), -1)
+
+    def room(self) -> Room:
+        """Return what is free."""
+        return Room(self.cpu.copy(), self.free.copy())
+
+    def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
+        """Score nodes that fit; the more, the better. Args: gpu: the fullest GPU that fits, for a pod of one GPU or less."""
+        raise NotImplementedError
+
+    def choose(self, rows: Ints, kind: PodClass, usable: Bools) -> tuple[Floats, Ints]:
+        """Score nodes, and choose the GPU of a pod of one GPU or less among those that fit."""
+        gpu: Ints = np.argmin(np.where(usable, self.free[rows], WHOLE_GPU_MILLI + 1), axis=1)
+        return self.rate(rows, kind, gpu), gpu
+
+    def note(self, node: int, kind: PodClass, sign: int) -> None:
+        """Learn that a pod was placed, or with sign -1 removed."""
+
+    def _best(self, kept: _Kept) -> int:
+        return int(np.argmax(kept.score))
+
+    def _take(self, node: int, gpus: Ints, kind: PodClass, sign: int) -> None:
+        self.cpu[node] -= sign * kind.cpu_milli
+        self.ram[node] -= sign * kind.ram_mib
+        self.free[node, gpus] -= sign * kind.milli
+        self.note(node, kind, sign)
+        self._clock += 1
+        self._changed[node] = self._clock
+
+    def _judge(self, rows: Ints, kind: PodClass) -> tuple[Floats, Ints]:
+        fits = (self.cpu[rows] >= kind.cpu_milli) & (self.ram[rows] >= kind.ram_mib)
+        if kind.models:
+            fits &= np.array([model in kind.models for model in self.models])[self.model[rows]]
+        usable = self.free[rows] >= max(1, kind.milli)
+        if kind.gpus:
+            fits &= usable.sum(axis=1) >= kind.gpus
+        score, gpu = np.full(len(rows), _UNFIT), np.zeros(len(rows), dtype=np.int64)
+        if fits.any():
+            score[fits], gpu[fits] = self.choose(rows[fits], kind, usable[fits])
+        return score, gpu
+
+    def _gpu_free(self, rows: Ints) -> Ints:
+        total: Ints = np.maximum(self.free[rows], 0).sum(axis=1)
+        return total
+
+
+class BestFit(ArrayEngine):
+    """See the module."""
+
+    def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
+        """Score by what is left."""
+        cpu_left, gpu_left = self.cpu[rows] - kind.cpu_milli, self._gpu_free(rows) - kind.demand_milli
+        score: Floats = -(cpu_left / MAX_CPU_MILLI + gpu_left / MAX_GPU_MILLI) / 2
+        return score
+
+
+class DotProd(ArrayEngine):
+    """See the module."""
+
+    def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
+        """Score by the product."""
+        cpu = self.cpu[rows] / MAX_CPU_MILLI * (kind.cpu_milli / MAX_CPU_MILLI)
+        score: Floats = -(cpu + self._gpu_free(rows) / MAX_GPU_MILLI * (kind.demand_milli / MAX_GPU_MILLI))
+        return score
+
+
+class GpuPacking(ArrayEngine):
+    """See the module."""
+
+    def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
+        """Score by the level alone; to a pod without GPU all nodes are alike."""
+        if not kind.gpus:
+            return np.zeros(len(rows))
+        free = self.free[rows]
+        used = ((free >= 0) & (free < WHOLE_GPU_MILLI)).any(axis=1)
+        shared = np.zeros(len(rows), dtype=np.bool_)
+        if kind.gpus == 1 and kind.milli < WHOLE_GPU_MILLI:
+            shared = np.take_along_axis(free, gpu[:, None], axis=1)[:, 0] < WHOLE_GPU_MILLI
+        score: Floats = np.where(shared, 2.0, used)
+        return score
+
+
+class GpuClustering(ArrayEngine):
+    """See the module."""
+
+    def __init__(self, nodes: Sequence[TraceNode]) -> None:
+        super().__init__(nodes)
+        self._pods: Ints = np.zeros((len(nodes), MAX_GPU_MILLI // WHOLE_GPU_MILLI + 1), dtype=np.int64)
+        """Pods by node and number of GPUs, 0 for a part of one."""
+
+    def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
+        """Score by the neighbours, and among equals by what is used already."""
+        pods = self._pods[rows]
+        same, every = pods[:, self._column(kind)] > 0, pods.sum(axis=1)
+        level = np.where(same, 2 + (every == pods[:, self._column(kind)]), np.where(every == 0, 1, 0))
+        return level * 2.0 * MAX_GPU_MILLI - self._gpu_free(rows)
+
+    def note(self, node: int, kind: PodClass, sign: int) -> None:
+        """Count the neighbours."""
+        if kind.gpus:
+            self._pods[node, self._column(kind)] += sign
+
+    @staticmethod
+    def _column(kind: PodClass) -> int:
+        return 0 if kind.milli < WHOLE_GPU_MILLI else kind.gpus
+
+
+class RandomChoice(ArrayEngine):
+    """See the module."""
+
+    def __init__(self, nodes: Sequence[TraceNode], seed: int) -> None:
+        super().__init__(nodes)
+        self._rng = random.Random(seed)  # noqa: S311 (draws lots, keeps no secret)
+        self._numpy_rng = np.random.default_rng(seed)
+
+    def choose(self, rows: Ints, kind: PodClass, usable: Bools) -> tuple[Floats, Ints]:
+        """Give all nodes the same score."""
+        gpu: Ints = np.argmax(np.where(usable, self._numpy_rng.random(usable.shape), -1.0), axis=1)
+        return np.zeros(len(rows)), gpu
+
+    def _best(self, kept: _Kept) -> int:
+        fitting = np.flatnonzero(kept.score != _UNFIT)
+        return int(fitting[self._rng.randrange(len(fitting))]) if len(fitting) else 0
+
+
+class Fgd(ArrayEngine):
+    """See the module."""
+
+    def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod], part: float) -> None:
+        super().__init__(nodes)
+        self._measure = Measure(most_frequent(pods, part), self.models)
+
+    def choose(self, rows: Ints, kind: PodClass, usable: Bools) -> tuple[Floats, Ints]:
+        """Score every GPU, or the node where there is nothing to choose."""
+        before = self._measure.fragmentation(self.cpu[rows], self.free[rows], self.model[rows])
+        if kind.gpus != 1:
+            after_free = self.free[rows].copy()
+            whole = after_free == WHOLE_GPU_MILLI
+            after_free[whole & (np.cumsum(whole, axis=1) <= kind.gpus)] = 0
+            after = self._measure.fragmentation(self.cpu[rows] - kind.cpu_milli, after_free, self.model[rows])
+            return _score_of(before - after), np.zeros(len(rows), dtype=np.int64)
+        score = np.where(usable, _score_of(before[:, None] - self._after_each(rows, kind)), _UNFIT)
+        gpu: Ints = np.argmax(score, axis=1)
+        return np.take_along_axis(score, gpu[:, None], axis=1)[:, 0], gpu
+
+    def _after_each(self, rows: Ints, kind: PodClass) -> Floats:
+        """Return the fragmentation after the pod took each GPU; it means nothing for those that do not fit."""
+        free = self.free[rows]
+        single, several = self._measure.weights(self.cpu[rows] - kind.cpu_milli, self.model[rows])
+        now = self._measure.useful_of_gpus(free, single)
+        then = self._measure.useful_of_gpus(free - kind.milli, single)
+        is_whole = free == WHOLE_GPU_MILLI
+        whole = self._measure.useful_whole(is_whole.sum(axis=1)[:, None] - is_whole, several)
+        left: Floats = (self._gpu_free(rows) - kind.milli - now.sum(axis=1))[:, None] + now - then - whole
+        return left
+
+
+def _score_of(gain: Floats) -> Floats:
+    score: Floats = np.floor(100 / (1 + np.exp(-gain / WHOLE_GPU_MILLI)))
+    return score
+
+
+BASELINES: Final[Mapping[str, str]] = {
+    "random": "01-Random",
+    "dotprod": "02-DotProd",
+    "gpuclustering": "03-GpuClustering",
+    "gpupacking": "04-GpuPacking",
+    "bestfit": "05-BestFit",
+    "fgd": "06-FGD",
+    "fgd100": "",
+}
+"""The policies, with their names in the published results."""
+
+
+def make(policy: str, nodes: Sequence[TraceNode], pods: Sequence[TracePod], seed: int) -> ArrayEngine:
+    """Make an engine for a policy of BASELINES. Args: pods: the trace that FGD takes its classes from."""
+    match policy:
+        case "random":
+            return RandomChoice(nodes, seed)
+        case "dotprod":
+            return DotProd(nodes)
+        case "gpuclustering":
+            return GpuClustering(nodes)
+        case "gpupacking":
+            return GpuPacking(nodes)
+        case "bestfit":
+            return BestFit(nodes)
+        case "fgd" | "fgd100":
+            return Fgd(nodes, pods, 0.95 if policy == "fgd" else 1.0)
+    raise ValueError(f"expected one of {', '.join(BASELINES)}, found {policy!r}")
