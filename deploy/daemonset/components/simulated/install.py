@@ -1,7 +1,9 @@
+#!/opt/aliquot/bin/python
 """Installs the simulated driver on a node, as NVIDIA's driver container and ``nvidia-ctk cdi generate`` do on a real one.
 
 Makes three things on the node: the driver's libraries, the simulated GPUs (once: running containers use them), and the
-host's NVIDIA CDI spec. Paths are the same on the node and in this container.
+host's NVIDIA CDI spec. Paths are the same on the node and in this container. Called with the arguments of
+``nvidia-ctk cdi generate`` it prints that spec as it is now, for MIG instances that were made since.
 """
 
 import ctypes
@@ -10,6 +12,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pynvml
@@ -60,7 +63,14 @@ def devices() -> dict[str, str]:
 
 
 def write_spec() -> None:
-    """Write the host's CDI spec: instead of a device node, an environment entry makes a simulated GPU visible."""
+    """Write the host's CDI spec."""
+    fresh = SPEC.with_suffix(".new")
+    fresh.write_text(json.dumps(spec(), indent=1))
+    fresh.rename(SPEC)
+
+
+def spec() -> dict[str, object]:
+    """Return the host's CDI spec: instead of a device node, an environment entry makes a simulated GPU visible."""
     os.environ["ALIQUOT_SIM_DIR"] = str(NODE)
     ctypes.CDLL(str(DRIVER / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
     pynvml.nvmlInit()
@@ -68,7 +78,7 @@ def write_spec() -> None:
     libraries = [(soname, name) for soname in SONAMES for name in (soname, f"{soname.removesuffix('.1')}.{version}")]
     mounts = [_mount(DRIVER / soname, f"{LIBRARY_DIR}/{name}", "ro") for soname, name in libraries]
     mounts.append(_mount(NODE, str(NODE), "rw"))
-    spec = {
+    return {
         "cdiVersion": "0.6.0",
         "kind": "nvidia.com/gpu",
         "devices": [
@@ -76,9 +86,6 @@ def write_spec() -> None:
         ],
         "containerEdits": {"env": [f"ALIQUOT_SIM_DIR={NODE}"], "mounts": mounts},
     }
-    fresh = SPEC.with_suffix(".new")
-    fresh.write_text(json.dumps(spec, indent=1))
-    fresh.rename(SPEC)
 
 
 def _mount(host_path: Path, container_path: str, access: str) -> dict[str, object]:
@@ -86,6 +93,9 @@ def _mount(host_path: Path, container_path: str, access: str) -> dict[str, objec
 
 
 if __name__ == "__main__":
-    install_libraries()
-    make_gpus()
-    write_spec()
+    if sys.argv[1:3] == ["cdi", "generate"]:
+        json.dump(spec(), sys.stdout)
+    else:
+        install_libraries()
+        make_gpus()
+        write_spec()

@@ -1,0 +1,108 @@
+"""Writes the chart's values.schema.json: what a value may be is read off the overlays, the components and the programs' settings.
+
+Run it again after adding one: ``.venv/bin/python deploy/helm/make_schema.py``. tests/unit/deploy/test_chart.py keeps it current.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import agent.settings
+import scheduler_plugin.settings
+from program.settings import Setting, Table
+
+CHART = Path(__file__).parent / "aliquot"
+TARGET = CHART / "values.schema.json"
+POD_FIELDS = {
+    "affinity": "object",
+    "dnsPolicy": "string",
+    "hostNetwork": "boolean",
+    "nodeSelector": "object",
+    "priorityClassName": "string",
+    "runtimeClassName": "string",
+    "terminationGracePeriodSeconds": "integer",
+    "tolerations": "array",
+    "topologySpreadConstraints": "array",
+}
+"""The fields of a pod that a cluster may want otherwise, with their types. The API server knows what goes into them."""
+
+Schema = dict[str, Any]
+
+
+def schema() -> Schema:
+    """Return the schema."""
+    image = _mapping({"repository": {"type": "string"}, "tag": {"type": "string"}})
+    pull_policy = {"enum": ["Always", "IfNotPresent", "Never"]}
+    target = _mapping({"kind": {"type": "string"}, "name": {"type": "string"}}, required=["kind", "name"])
+    images = {
+        **dict.fromkeys(("agent", "scheduler", "kubeScheduler"), image),
+        "pullPolicy": pull_policy,
+        "pullSecrets": _list(_mapping({"name": {"type": "string"}}, required=["name"])),
+    }
+    values = {
+        "global": {"type": "object", "description": "Helm gives it to every chart."},
+        "variant": {"enum": ["default", *_folders("overlays")]},
+        "components": {**_list({"enum": _folders("components")}), "uniqueItems": True},
+        "images": _mapping(images),
+        "agent": _mapping(_workload(agent.settings.TABLE)),
+        "scheduler": _mapping(
+            {"replicas": {"type": "integer", "minimum": 1}, **_workload(scheduler_plugin.settings.TABLE, weights={"type": "object"})}
+        ),
+        "monitoring": _mapping({key: {"type": "boolean"} for key in ("podMonitors", "alerts", "dashboards")}),
+        "patches": _list(_mapping({"target": target, "patch": {"type": "string"}}, required=["target", "patch"])),
+    }
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart aliquot", **_mapping(values)}
+
+
+def to_json(content: Schema) -> str:
+    """Return the file's text."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _workload(table: Table, **file_only: Schema) -> Mapping[str, Schema]:
+    amounts = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
+    return {
+        "settings": _mapping({setting.key: _setting(setting) for setting in table.settings} | file_only),
+        "resources": _mapping({"requests": amounts, "limits": amounts}),
+        "pod": _mapping({name: {"type": kind} for name, kind in POD_FIELDS.items()}),
+        "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+    }
+
+
+def _setting(setting: Setting) -> Schema:
+    described = {"description": setting.row.meaning}
+    if issubclass(setting.type, StrEnum):
+        return {**described, "enum": list(setting.type)}
+    if setting.type is bool:
+        return {**described, "type": "boolean"}
+    if setting.type is str:
+        return {**described, "type": "string", **({"pattern": "^/"} if setting.row.absolute else {})}
+    bounds = {"minimum": setting.row.least, "maximum": setting.row.most}
+    return {
+        **described,
+        "type": "integer" if setting.type is int else "number",
+        **{key: at for key, at in bounds.items() if at is not None},
+    }
+
+
+def _folders(kind: str) -> list[str]:
+    return sorted(path.parent.name for path in (CHART.parents[1] / "daemonset" / kind).glob("*/kustomization.yaml"))
+
+
+def _mapping(properties: Mapping[str, Schema], required: Sequence[str] = ()) -> Schema:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": dict(properties),
+        **({"required": list(required)} if required else {}),
+    }
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+if __name__ == "__main__":
+    TARGET.write_text(to_json(schema()))
