@@ -15,7 +15,7 @@ FONT = "font-family='Helvetica,Arial,sans-serif'"
 
 @dataclass(frozen=True)
 class Box:
-    """A component: title, up to three lines of text, whether it is ours, and whether it is still to come."""
+    """A component: title, up to three lines of text, and whether it is ours."""
 
     x: int
     y: int
@@ -24,14 +24,12 @@ class Box:
     title: str
     lines: tuple[str, ...] = ()
     ours: bool = False
-    planned: bool = False
 
     def svg(self) -> str:
         """Return the box with its text, top-left aligned."""
         fill, stroke = (OURS, "#2f8f63") if self.ours else (THEIRS, "#9aa8b5")
-        dashes = " stroke-dasharray='6 4'" if self.planned else ""
         parts = [
-            f"<rect x='{self.x}' y='{self.y}' width='{self.width}' height='{self.height}' rx='8' fill='{fill}' stroke='{stroke}'{dashes}/>",
+            f"<rect x='{self.x}' y='{self.y}' width='{self.width}' height='{self.height}' rx='8' fill='{fill}' stroke='{stroke}'/>",
             f"<text x='{self.x + 14}' y='{self.y + 24}' {FONT} font-size='15' font-weight='bold' fill='{INK}'>{escape(self.title)}</text>",
         ]
         parts += [
@@ -61,8 +59,8 @@ DRAWING = [
     zone(20, 20, 1040, 150, "cluster"),
     Box(40, 60, 220, 88, "pod", ("nvidia.com/vgpu: 2", "nvidia.com/vgpu-memory: 20480")).svg(),
     Box(360, 60, 180, 88, "kube-scheduler", ("stock program,", "own scheduler name")).svg(),
-    Box(630, 60, 200, 88, "extender, webhook", ("filter, prioritize, bind,", "preempt (to come)"), ours=True, planned=True).svg(),
-    Box(850, 60, 194, 88, "aliquot command", ("demo (top, why, … to come)",), ours=True).svg(),
+    Box(630, 60, 200, 88, "extender, webhook", ("filter, prioritize, bind,", "preempt; dashboard"), ours=True).svg(),
+    Box(850, 60, 194, 88, "aliquot command", ("top, why, what-if, drift,", "doctor, simulate, demo"), ours=True).svg(),
     arrow(260, 104, 360, 104, "pending"),
     arrow(540, 104, 630, 104, "HTTP"),
     zone(20, 200, 1040, 340, "node"),
@@ -88,16 +86,15 @@ DRAWING = [
 ]
 
 
-def main() -> None:
-    """Write the figure beside this script."""
-    svg = (
+def drawing() -> str:
+    """Return the figure."""
+    return (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}' height='{HEIGHT}'>"
         f"<defs><marker id='tip' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' orient='auto'>"
         f"<path d='M0,0 L8,4 L0,8 z' fill='{INK}'/></marker></defs>"
         f"<rect width='{WIDTH}' height='{HEIGHT}' fill='{PAPER}'/>{''.join(DRAWING)}</svg>\n"
     )
-    Path(__file__).with_name("architecture.svg").write_text(svg, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    Path(__file__).with_name("architecture.svg").write_text(drawing(), encoding="utf-8")

@@ -1,0 +1,182 @@
+"""Writes docs/contract.md: every name that users and operators see, read off the code. tests/unit/docs/test_contract.py keeps it current.
+
+Run it again after adding a resource, annotation, setting, metric, reason or event: ``.venv/bin/python docs/make_contract.py``.
+"""
+
+import ast
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from agent import settings as agent_settings
+from agent.core.audit import FindingKind
+from agent.core.drift import CURES, DriftKind
+from agent.core.health import HealthState
+from agent.core.inventory import DeviceBoard
+from agent.core.metrics import Snapshot, families
+from agent.core.refusal import Reason
+from agent.services.telemetry import Telemetry as AgentTelemetry
+from aliquot.cli import exit_codes
+from placement.fit import Reject
+from program.settings import Table
+from proto import contract
+from scheduler_plugin import settings as scheduler_settings
+from scheduler_plugin.core.decisions import Decisions
+from scheduler_plugin.core.reasons import NodeReason
+from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.services.cluster_metrics import ClusterCollector
+from scheduler_plugin.services.telemetry import Telemetry as SchedulerTelemetry
+
+TARGET = Path(__file__).parent / "contract.md"
+ROOT = Path(__file__).parent.parent
+_E = TypeVar("_E", bound=Enum)
+
+HEAD = """# The contract
+
+Every name that users and operators meet, generated from the code by `docs/make_contract.py`; do not edit. Renaming one is a breaking
+change, announced in the changelog.
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    TARGET.write_text(page())
+
+
+def page() -> str:
+    """Return the page's text."""
+    names = dict(_constants())
+    parts = [
+        HEAD,
+        _section("Resources", "In a container's `limits`.", _named(names, "RESOURCE_", skip=("RESOURCE_DOMAIN",))),
+        _section("Annotations", "On pods, unless said otherwise.", _named(names, "ANNOTATION_", skip=("ANNOTATION_PREFIX",))),
+        _section("Node conditions and events", "In `kubectl describe`.", _named(names, "NODE_CONDITION_", "EVENT_REASON_")),
+        _section(
+            "Why a node cannot take a pod",
+            "The sentences in kube-scheduler's events, and the label `reason` of the scheduler's metrics.",
+            [(reason.label, reason.sentence) for reason in NodeReason if reason is not NodeReason.FITS],
+        ),
+        _section(
+            "Why a container was refused at its start",
+            "The label `reason` of `aliquot_refusals_total`; the event `AliquotRefused` has the sentence. First what the agent itself "
+            "finds, then why the GPUs of the node do not fit.",
+            [*_members(Reason), *_members(Reject)],
+        ),
+        _section(
+            "Health of a GPU", "The label `state` of `aliquot_device_health_state`, and `state` in `gpunodes`.", _members(HealthState)
+        ),
+        _section(
+            "Drift",
+            "The label `kind` of `aliquot_drift`, with the cure.",
+            [(f"{kind}", f"{text} Cure: {CURES[kind]}.") for kind, text in _documented(DriftKind)],
+        ),
+        _section("Findings of the audit", "The label `kind` of `aliquot_audit_findings`.", _members(FindingKind)),
+        _settings("Settings of the agent", agent_settings.TABLE, "ALIQUOT_CONFIG"),
+        _settings("Settings of the scheduler", scheduler_settings.TABLE, "ALIQUOT_SCHEDULER_CONFIG"),
+        _section(
+            "Exit codes",
+            "Of `aliquot`; agent and scheduler know 0, 1 and 2.",
+            [(str(code), text) for code, text in exit_codes.TABLE.items()],
+        ),
+        _section("Metrics", "Names and help texts as `/metrics` has them; counters end in `_total` there.", sorted(_metrics())),
+    ]
+    return "\n".join(parts)
+
+
+def _section(title: str, introduction: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = [f"## {title}", "", introduction, "", "| name | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {_cell(text)} |" for name, text in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(title: str, table: Table, config_env: str) -> str:
+    lines = [
+        f"## {title}",
+        "",
+        f"A flag beats the environment, which beats the file (`--config` or `{config_env}`), which beats the default.",
+        "",
+        "| in the file | environment | flag | meaning | default |",
+        "|---|---|---|---|---|",
+    ]
+    for setting in table.settings:
+        default = str(setting.default).lower() if isinstance(setting.default, bool) else str(setting.default)
+        allowed = "" if setting.type is str else f" ({setting.wanted})"
+        shown = f"`{default}`" if default else ""
+        lines.append(f"| `{setting.key}` | `{setting.env}` | `{setting.flag}` | {_cell(setting.row.meaning + allowed)} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def _constants() -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield each constant of the contract with its value and the docstring under it."""
+    body = ast.parse(Path(contract.__file__).read_text()).body
+    for place, statement in enumerate(body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            after = body[place + 1] if place + 1 < len(body) else None
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            name = statement.target.id
+            yield name, (str(getattr(contract, name)), str(text))
+
+
+def _named(names: dict[str, tuple[str, str]], *prefixes: str, skip: Sequence[str] = ()) -> list[tuple[str, str]]:
+    return [entry for name, entry in names.items() if name.startswith(prefixes) and name not in skip]
+
+
+def _members(kind: type[Enum]) -> list[tuple[str, str]]:
+    return [(str(member.value), text) for member, text in _documented(kind)]
+
+
+def _documented(kind: type[_E]) -> Iterator[tuple[_E, str]]:
+    """Yield the members of an enum with the docstrings under them."""
+    (body,) = ast.parse(inspect.getsource(kind)).body
+    texts: dict[str, str] = {}
+    name = ""
+    for statement in body.body if isinstance(body, ast.ClassDef) else []:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            texts.setdefault(name, str(statement.value.value))
+    for member in kind:
+        yield member, texts.get(member.name, "")
+
+
+def _metrics() -> Iterator[tuple[str, str]]:
+    """Yield every metric of agent and scheduler with its help text: what the registries have, and what is made at scrape time."""
+    scheduler = SchedulerTelemetry()
+    scheduler.watch_state(ClusterState(), lambda: 0.0, lambda: True)
+    scheduler.registry.register(
+        ClusterCollector(ClusterState(), Decisions(), {"open_bindings": lambda: 0, "waiting_gangs": lambda: 0}, dict)
+    )
+    for registry in (AgentTelemetry().registry, scheduler.registry):
+        for metric in registry.collect():
+            if metric.name.startswith(contract.METRIC_PREFIX):
+                yield metric.name, metric.documentation
+    for made in families(Snapshot(DeviceBoard())):
+        yield made.name, made.help
+    for source in sorted((ROOT / "agent/services").glob("*.py")):
+        yield from _families_in(ast.parse(source.read_text()))
+
+
+def _families_in(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the families that a module of services makes by ``family(name, text, …)``."""
+    for function in (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)):
+        texts = {
+            statement.targets[0].id: statement.value.value
+            for statement in ast.walk(function)
+            if isinstance(statement, ast.Assign)
+            and isinstance(statement.targets[0], ast.Name)
+            and isinstance(statement.value, ast.Constant)
+        }
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            if isinstance(call.func, ast.Name) and call.func.id == "family":
+                name, text = (arg.value if isinstance(arg, ast.Constant) else texts[ast.unparse(arg)] for arg in call.args[:2])
+                yield contract.METRIC_PREFIX + str(name), str(text)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("``", "`").replace("|", "\\|").split())
+
+
+if __name__ == "__main__":
+    main()
