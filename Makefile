@@ -8,6 +8,8 @@
 #   make soak    the long forms of the chaos, model-checking and fuzz tests
 #   make bench   the benchmarks; figures with ratios
 #   make e2e     the suite on real Kubernetes components
+#   make helm    Helm and kustomize (needs Go), with which make test also compares the chart with the kustomizations
+#   make sbom    what the images hold, in CycloneDX's form, into build/sbom
 #   make lock    resolve the lock files again after editing pyproject.toml
 
 PYTHON ?= python3
@@ -15,13 +17,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: demo test soak lint san e2e bench lock build native clean
+.PHONY: demo test soak lint san e2e helm bench lock sbom build native clean
 
 demo: native $(VENV)/.runtime
 	$(BIN)/aliquot demo $(ARGS)
 
+# Unit and property tests share nothing and run on every core; integration tests measure time and run alone.
 test: native $(VENV)/.dev
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest -n auto tests/unit tests/property
+	$(BIN)/python -m pytest tests/integration
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 soak: native $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak --timeout=7200 $(ARGS)
@@ -39,7 +47,10 @@ san: $(VENV)/.dev
 
 # Root and a Go toolchain; what else is missing is installed, or named and the suite skipped. KUBECONFIG=… runs it on any cluster.
 e2e: native $(VENV)/.dev
-	$(BIN)/python -m pytest tests/e2e -m e2e $(ARGS)
+	$(BIN)/python -m pytest tests/e2e -m e2e --tb=short $(ARGS)
+
+helm: $(VENV)/.dev
+	$(BIN)/python -m tests.e2e.cluster helm
 
 bench: native $(VENV)/.dev
 	$(BIN)/python -m tests.bench $(ARGS)
@@ -65,8 +76,18 @@ $(VENV)/.dev: requirements-dev.lock pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@ $(VENV)/.runtime
 
+# From the lock files alone; `docker buildx build --sbom=true` adds the base image's packages.
+SBOM ?= build/sbom
+SBOM_FLAGS := --pyproject pyproject.toml --mc-type application --output-reproducible
+
+sbom: $(VENV)/.dev
+	@mkdir -p $(SBOM)
+	$(BIN)/cyclonedx-py requirements $(SBOM_FLAGS) --output-file $(SBOM)/aliquot-agent.cdx.json requirements.lock
+	$(BIN)/cyclonedx-py requirements $(SBOM_FLAGS) --output-file $(SBOM)/aliquot-scheduler.cdx.json requirements-scheduler.lock
+
 lock: $(VENV)/.dev
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra scheduler pyproject.toml -o requirements-scheduler.lock
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements-dev.lock
 
 clean:

@@ -1,6 +1,6 @@
 """``make bench``: every benchmark, one after the other, so that they do not disturb each other.
 
-    python -m tests.bench [NAME ...]     all of them, or those named: shim, agent, extender
+    python -m tests.bench [NAME ...]     all of them, or those named: shim, agent, extender, placement, cli
 
 Each prints Markdown tables; docs/benchmarks.md quotes a run. A benchmark that ends with another status than 0 ends this one with it.
 """
@@ -8,7 +8,7 @@ Each prints Markdown tables; docs/benchmarks.md quotes a run. A benchmark that e
 import subprocess
 import sys
 
-BENCHMARKS = ("shim", "agent", "extender")
+BENCHMARKS = ("shim", "agent", "extender", "placement", "cli")
 
 
 def main() -> int:

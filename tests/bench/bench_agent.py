@@ -1,9 +1,9 @@
-"""Measures the agent as a process: how fast it registers and answers kubelet, and what it costs while nothing happens.
+"""Measures the agent as a process: how fast it registers and answers kubelet, what it costs while nothing happens, and whether it grows.
 
-    python -m tests.bench.bench_agent [--pods 110] [--json FILE]
+    python -m tests.bench.bench_agent [--pods 110] [--churn-hours 2] [--json FILE]
 
-A stand-in node with eight simulated H200 and a real agent process. Calls go over the agent's Unix socket, as kubelet's do.
-Ends with 1 when a figure misses its target.
+A stand-in node with eight simulated H200 and a real agent process. Calls go over the agent's Unix socket, as kubelet's do. The hours of
+churn take half a minute each; 24 are a day. Ends with 1 when a figure misses its target.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from aliquot.standin.node import Node, NodeOptions
 from proto import contract
 from proto.kubelet import deviceplugin_pb2 as pb
 from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginStub
+from tests.bench.agent_churn import held, hurried_node, live_hours, work_done
 from tests.integration.agent_nodes import VGPU, container, eventually, grants, manifest, running
 
 SHARES_PER_GPU = 16
@@ -35,6 +36,11 @@ ALLOCATE_CALLS = 3000
 PRESTART_CALLS = 1000
 ROUNDS = 5
 IDLE_SECONDS = 20.0
+FULL = GPUS * SHARES_PER_GPU
+"""Containers of one share each that fill the node."""
+LOOP_SECONDS = 10.0
+"""How long the loops are watched."""
+GROWTH_TARGET_MIB = 2.0
 POD_MIB = 4096
 
 
@@ -71,8 +77,53 @@ async def measure(pods: int) -> list[Figure]:
         figures.append(Figure(f"scrape with {pods} pods", await scrape_seconds(node) * 1e3, "ms"))
         figures.append(Figure("idle CPU", await idle_cpu_percent(node.agent.pid), "% of a core", 0.5))
         figures.append(Figure("resident memory", resident_mib(node.agent.pid), "MiB", 60.0))
-        figures.append(Figure("load of this machine, per core", os.getloadavg()[0] / (os.cpu_count() or 1), "runnable"))
+        figures += await measure_loops(node, pods)
         return figures
+
+
+async def measure_loops(node: Node, pods: int) -> list[Figure]:
+    """Fill the node up, and see what its loops cost: how long the reconciler takes, and what readings of the driver take of a core."""
+    names = [f"full-{number}" for number in range(FULL - pods)]
+    for name in names:
+        node.create_pod(manifest(name, container(mib=POD_MIB)))
+    await running(node, *names, timeout_seconds=120)
+    often, seldom = "--driver-poll-seconds=0.1", "--driver-poll-seconds=600"
+    passes, readings, busy_seconds = await watch_loops(node, "--reconcile-seconds=0.5", often)
+    _, few_readings, idle_seconds = await watch_loops(node, "--reconcile-seconds=0.5", seldom)
+    reading_seconds = (busy_seconds - idle_seconds) / (readings - few_readings)
+    return [
+        Figure(f"reconciler, one pass with {FULL} containers", passes * 1e3, "ms"),
+        Figure(f"CPU of one reading of {GPUS} GPUs", reading_seconds * 1e3, "ms"),
+        Figure("CPU of the readings at the default period of 5 s", reading_seconds / 5 * 100, "% of a core", 0.5),
+    ]
+
+
+async def watch_loops(node: Node, *flags: str) -> tuple[float, float, float]:
+    """Start the agent anew with these flags; return the mean seconds of a pass, and the readings and CPU seconds in ``LOOP_SECONDS``."""
+    await node.agent.stop()
+    node.agent.flags += flags
+    await node.agent.start()
+    await node.wait_ready()
+    await asyncio.sleep(2.0)  # what a start brings with it is over
+    before, cpu_before = await work_done(node), cpu_seconds(node.agent.pid)
+    await asyncio.sleep(LOOP_SECONDS)
+    cpu = cpu_seconds(node.agent.pid) - cpu_before
+    after = await work_done(node)
+    return (after.passes_seconds - before.passes_seconds) / (after.passes - before.passes), after.readings - before.readings, cpu
+
+
+async def measure_growth(hours: int) -> list[Figure]:
+    """Let a node live, and compare what its agent holds after the first hour with what it holds at the end."""
+    async with hurried_node() as node:
+        fresh = held(node.agent.pid)
+        first, *_, last = await live_hours(node, hours)
+    grown = f"after {hours} hours of churn, beside the first"
+    return [
+        Figure("memory after the first hour of churn, beside none", (first.resident_kib - fresh.resident_kib) / 1024, "MiB"),
+        Figure(f"memory {grown}", (last.resident_kib - first.resident_kib) / 1024, "MiB", GROWTH_TARGET_MIB),
+        Figure(f"threads {grown}", last.threads - first.threads, "more", 1),
+        Figure(f"open files {grown}", last.files - first.files, "more", 3),
+    ]
 
 
 async def start_seconds(node: Node) -> list[float]:
@@ -200,9 +251,13 @@ def main() -> int:
     """Measure, print, and judge."""
     parser = argparse.ArgumentParser(description="Benchmark of the node agent.")
     parser.add_argument("--pods", type=int, default=110, help="pods on the node")
+    parser.add_argument("--churn-hours", type=int, default=2, help="hours of a node's life to see whether the agent grows, 2 at least")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    figures = asyncio.run(measure(arguments.pods))
+    if arguments.churn_hours < 2:
+        parser.error(f"--churn-hours {arguments.churn_hours}: want 2 or more, as the first is what the last is compared with")
+    figures = [*asyncio.run(measure(arguments.pods)), *asyncio.run(measure_growth(arguments.churn_hours))]
+    figures.append(Figure("load of this machine, per core", os.getloadavg()[0] / (os.cpu_count() or 1), "runnable"))
     print(table(figures))
     document = json.dumps([{**asdict(figure), "met": figure.met} for figure in figures])
     print(document)

@@ -1,23 +1,27 @@
 """What a scheduling decision costs: filter, prioritize and bind of the extender on a loaded cluster, in the process and over HTTP.
 
-    python -m tests.bench.bench_extender [--nodes 5000] [--pods 50000] [--decisions 400] [--curve] [--json FILE]
+    python -m tests.bench.bench_extender [--nodes 5000] [--pods 50000] [--decisions 400] [--no-curve] [--json FILE]
 
 The cluster is made as a restart makes it: lists of GpuNodes, nodes and pods in the API's JSON, decoded and applied by the product's code.
 Each decision is a new pod (of three shapes in turn) that goes through filter and prioritize with all node names, in a new order each time
-as kube-scheduler sends them, and is then bound, so that every decision meets rows that changed since the last. Binding's own cost is
-measured against an API that answers at once. Ends with 1 when a figure misses its target.
+as kube-scheduler sends them, and is then bound, so that every decision meets rows that changed since the last. Nodes have names of a
+cloud's length. Binding's own cost is measured against an API that answers at once.
+
+Every time is taken twice: on the clock, which includes what else the machine does, and as CPU time of the process. Targets are held
+against CPU time, so that a busy machine does not decide; for HTTP that is the CPU time of server and client together. Ends with 1 when a
+figure misses its target.
 """
 
 import argparse
 import asyncio
-import gc
 import json
+import os
 import random
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ import msgspec
 from proto import codec, contract, units
 from proto.gpunode import decode_gpu_node, encode_gpu_node
 from proto.model import ContainerAssignment, DeviceShare, PodAssignment, Policy
-from scheduler_plugin.__main__ import decode_host, decode_pod
+from scheduler_plugin.__main__ import decode_host, decode_pod, settle_memory
 from scheduler_plugin.adapters.http import HttpServer
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
@@ -64,30 +68,34 @@ class InstantApi:
         return None
 
 
+def node_name(index: int) -> str:
+    return f"gpu-pool-{index:05d}.example.internal"
+
+
 def recorded_lists(nodes: int, pods: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
     """Write the lists a restart would read. Pods are like real ones in size: 3 KiB of fields that nobody here reads."""
     rng = random.Random(1)
     filler = {"managedFields": [{"manager": "kubelet", "fieldsV1": {f"f:field-{i}": {} for i in range(80)}}]}
     inventories, hosts, pod_texts = [], [], []
     for index in range(nodes):
-        name = f"node-{index:05d}"
-        devices = [make_device(name, minor, mib=GPU_MIB, numa=minor // 4) for minor in range(GPUS)]
+        name = node_name(index)
+        devices = [make_device(f"{index:05d}", minor, mib=GPU_MIB, numa=minor // 4) for minor in range(GPUS)]
         inventories.append(encode_gpu_node(make_node(name, devices, linked=True)))
         hosts.append(json.dumps(node_object(name, "192", "2Ti")).encode())
     for index in range(pods):
-        node, minor = f"node-{rng.randrange(nodes):05d}", rng.randrange(GPUS)
-        share = DeviceShare(f"GPU-{node}-{minor}", rng.choice([8000, 16000, 40000]) * units.MIB, rng.choice([None, 5, 10]))
+        number, minor = rng.randrange(nodes), rng.randrange(GPUS)
+        share = DeviceShare(f"GPU-{number:05d}-{minor}", rng.choice([8000, 16000, 40000]) * units.MIB, rng.choice([None, 5, 10]))
         uid = f"uid-{index}"
         text = codec.encode_assignment(PodAssignment(uid, (ContainerAssignment("main", (share,)),)))
-        pod = pod_object(f"p-{index}", uid=uid, node=node, annotations={contract.ANNOTATION_ASSIGNMENT: text}, vgpu="1")
+        pod = pod_object(f"p-{index}", uid=uid, node=node_name(number), annotations={contract.ANNOTATION_ASSIGNMENT: text}, vgpu="1")
         pod["metadata"].update(filler)
         pod_texts.append(json.dumps(pod).encode())
     return inventories, hosts, pod_texts
 
 
-def restart(lists: tuple[list[bytes], list[bytes], list[bytes]]) -> tuple[Desk, float]:
-    """Build the state from lists; return it and the seconds until it could answer."""
-    begun = time.perf_counter()
+def restart(lists: tuple[list[bytes], list[bytes], list[bytes]]) -> tuple[Desk, float, float]:
+    """Build the state from lists; return it and the seconds until it could answer, of CPU time and on the clock."""
+    begun, begun_cpu = time.perf_counter(), time.process_time()
     state = ClusterState()
     state.replace_gpu_nodes([decode_gpu_node(text) for text in lists[0]])
     hosts = [decode_host(msgspec.Raw(text)) for text in lists[1]]
@@ -95,9 +103,8 @@ def restart(lists: tuple[list[bytes], list[bytes], list[bytes]]) -> tuple[Desk, 
     state.replace_pods([decode_pod(msgspec.Raw(text)) for text in lists[2]])
     desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=time.monotonic)
     state.columns.derive()
-    gc.collect()
-    gc.freeze()
-    return desk, time.perf_counter() - begun
+    settle_memory()
+    return desk, time.process_time() - begun_cpu, time.perf_counter() - begun
 
 
 def as_sent(names: list[str], workers: int = 16) -> list[str]:
@@ -116,47 +123,59 @@ def as_sent(names: list[str], workers: int = 16) -> list[str]:
     return sent
 
 
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    return {
-        "p50_ms": round(1000 * statistics.median(ordered), 3),
-        "p99_ms": round(1000 * ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))], 3),
-        "max_ms": round(1000 * ordered[-1], 3),
-    }
+class Times:
+    """What calls took, in seconds: on the clock and of this process's CPU."""
 
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
 
-def timed(call: Callable[[], Any], into: list[float]) -> Any:
-    begun = time.perf_counter()
-    result = call()
-    into.append(time.perf_counter() - begun)
-    return result
+    def __enter__(self) -> None:
+        self._begun = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.wall.append(time.perf_counter() - self._begun[0])
+        self.cpu.append(time.process_time() - self._begun[1])
+
+    @classmethod
+    def sum(cls, *parts: "Times") -> "Times":
+        """Add up, call by call."""
+        total = cls()
+        total.wall = [sum(seconds) for seconds in zip(*(part.wall for part in parts), strict=True)]
+        total.cpu = [sum(seconds) for seconds in zip(*(part.cpu for part in parts), strict=True)]
+        return total
+
+    def figures(self) -> dict[str, float]:
+        """Return the percentiles in milliseconds."""
+        result = {}
+        for clock, seconds in (("cpu", sorted(self.cpu)), ("wall", sorted(self.wall))):
+            result[f"{clock}_p50_ms"] = round(1000 * statistics.median(seconds), 3)
+            result[f"{clock}_p99_ms"] = round(1000 * seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))], 3)
+        return result
 
 
 async def in_process(desk: Desk, names: list[str], decisions: int) -> dict[str, Any]:
     """Measure the verbs from body to body."""
     binder = Binder(desk, InstantApi(), lambda: True)
-    filtering: list[float] = []
-    rating: list[float] = []
-    both: list[float] = []
-    binding: list[float] = []
+    filtering, rating, binding = Times(), Times(), Times()
     for number in range(decisions):
         pod = pod_object(f"new-{number}", **SHAPES[number % len(SHAPES)])
         body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": as_sent(names)})
-        answer = msgspec.json.decode(timed(lambda body=body: filter_nodes(desk, body, 0.0), filtering))
-        body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": answer["NodeNames"]})
-        scores = msgspec.json.decode(timed(lambda body=body: prioritize_nodes(desk, body), rating))
-        both.append(filtering[-1] + rating[-1])
-        node = max(scores, key=lambda entry: entry["Score"])["Host"]
+        with filtering:
+            answer = filter_nodes(desk, body, 0.0)
+        body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": msgspec.json.decode(answer)["NodeNames"]})
+        with rating:
+            answer = prioritize_nodes(desk, body)
+        node = max(msgspec.json.decode(answer), key=lambda entry: entry["Score"])["Host"]
         desk.state.set_pod(decode_pod(msgspec.Raw(msgspec.json.encode(pod))))
         args = {"PodName": pod["metadata"]["name"], "PodNamespace": "team", "PodUID": pod["metadata"]["uid"], "Node": node}
-        begun = time.perf_counter()
-        result = await binder.bind(msgspec.json.encode(args))
-        binding.append(time.perf_counter() - begun)
+        with binding:
+            result = await binder.bind(msgspec.json.encode(args))
         if result != b'{"Error":""}':
             raise RuntimeError(result.decode())
-    total = sum(both) + sum(binding)
-    warm = {"filter": filtering, "prioritize": rating, "filter+prioritize": both, "bind": binding}
-    return {verb: percentiles(seconds) for verb, seconds in warm.items()} | {"pods_per_second": round(decisions / total)}
+    verbs = {"filter": filtering, "prioritize": rating, "filter + prioritize": Times.sum(filtering, rating), "bind": binding}
+    total = sum(Times.sum(filtering, rating, binding).cpu)
+    return {"verbs": {verb: times.figures() for verb, times in verbs.items()}, "pods_per_cpu_second": round(decisions / total)}
 
 
 async def over_http(desk: Desk, names: list[str], decisions: int) -> dict[str, float]:
@@ -170,61 +189,78 @@ async def over_http(desk: Desk, names: list[str], decisions: int) -> dict[str, f
 
     server = HttpServer("127.0.0.1", 0, verbs={"/filter": filtered, "/prioritize": prioritized}, max_body_bytes=1 << 27)
     address = await server.start()
-    seconds = []
+    filtering, rating = Times(), Times()
     async with aiohttp.ClientSession() as session:
+
+        async def call(verb: str, times: Times, body: bytes) -> bytes:
+            with times:
+                async with session.post(f"http://{address}/{verb}", data=body) as response:
+                    return await response.read()
+
         for number in range(decisions):
             pod = pod_object(f"http-{number}", **SHAPES[number % len(SHAPES)])
             body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": as_sent(names)})
-            begun = time.perf_counter()
-            async with session.post(f"http://{address}/filter", data=body) as response:
-                answer = await response.read()
-            spent = time.perf_counter() - begun
+            answer = await call("filter", filtering, body)
             body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": msgspec.json.decode(answer)["NodeNames"]})
-            begun = time.perf_counter()
-            async with session.post(f"http://{address}/prioritize", data=body) as response:
-                await response.read()
-            seconds.append(spent + time.perf_counter() - begun)
+            await call("prioritize", rating, body)
     await server.stop()
-    return percentiles(seconds)
+    return Times.sum(filtering, rating).figures()
 
 
 def measure(nodes: int, pods: int, decisions: int) -> dict[str, Any]:
     """Measure one size of cluster."""
-    desk, ready_seconds = restart(recorded_lists(nodes, pods))
-    names = [f"node-{index:05d}" for index in range(nodes)]
+    desk, ready_cpu, ready_wall = restart(recorded_lists(nodes, pods))
+    names = [node_name(index) for index in range(nodes)]
+    inside = asyncio.run(in_process(desk, names, decisions))
     return {
         "nodes": nodes,
         "gpus": nodes * GPUS,
         "pods": pods,
-        "restart_to_ready_s": round(ready_seconds, 2),
-        "in_process": asyncio.run(in_process(desk, names, decisions)),
+        "restart_to_ready_cpu_s": round(ready_cpu, 2),
+        "restart_to_ready_s": round(ready_wall, 2),
+        **inside,
         "over_http": asyncio.run(over_http(desk, names, decisions)),
         "max_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
 
-def figures(result: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """Name the figures that have a target at 5,000 nodes, with what was measured and the target."""
-    verbs, http = result["in_process"], result["over_http"]
+def figures(result: dict[str, Any]) -> list[tuple[str, float, float | str, float]]:
+    """Name the figures that have a target at 5,000 nodes: what is held against it, the same on the clock, and the target."""
+    verbs, http = result["verbs"], result["over_http"]
+    both, bind = verbs["filter + prioritize"], verbs["bind"]
     return [
-        ("filter + prioritize, p50 ms", verbs["filter+prioritize"]["p50_ms"], 1.0),
-        ("filter + prioritize, p99 ms", verbs["filter+prioritize"]["p99_ms"], 5.0),
-        ("filter + prioritize over HTTP, p99 ms", http["p99_ms"], 8.0),
-        ("bind, p99 ms", verbs["bind"]["p99_ms"], 1.0),
-        ("restart to ready, s", result["restart_to_ready_s"], 10.0),
-        ("memory, MiB", result["max_rss_mib"], 1024.0),
+        ("filter + prioritize, p50 ms", both["cpu_p50_ms"], both["wall_p50_ms"], 1.0),
+        ("filter + prioritize, p99 ms", both["cpu_p99_ms"], both["wall_p99_ms"], 5.0),
+        ("filter + prioritize over HTTP, p99 ms", http["cpu_p99_ms"], http["wall_p99_ms"], 8.0),
+        ("bind, p99 ms", bind["cpu_p99_ms"], bind["wall_p99_ms"], 1.0),
+        ("restart to ready, s", result["restart_to_ready_cpu_s"], result["restart_to_ready_s"], 10.0),
+        ("memory, MiB", result["max_rss_mib"], "", 1024.0),
     ]
 
 
 def show(result: dict[str, Any]) -> bool:
     """Print one size of cluster; return whether every target is met."""
-    rows = [(name, value, target, "yes" if value <= target else "no") for name, value, target in figures(result)]
-    title = f"Extender at {result['nodes']} nodes, {result['gpus']} GPUs, {result['pods']} pods"
-    table(title, ("figure", "measured", "target at 5,000 nodes", "met"), rows)
-    verbs = {**{verb: row for verb, row in result["in_process"].items() if isinstance(row, dict)}, "both over HTTP": result["over_http"]}
-    table("Per call", ("verb", "p50 ms", "p99 ms", "max ms"), [(verb, *row.values()) for verb, row in verbs.items()])
-    print(f"\n{result['in_process']['pods_per_second']} pods per second through filter, prioritize and bind, one process")
+    rows = [(name, value, wall, target, "yes" if value <= target else "no") for name, value, wall, target in figures(result)]
+    busy = os.getloadavg()[0]
+    title = f"Extender at {result['nodes']} nodes, {result['gpus']} GPUs, {result['pods']} pods (load {busy:.1f} on {os.cpu_count()} cores)"
+    table(title, ("figure", "CPU", "clock", "target", "met"), rows)
+    verbs = {**result["verbs"], "both over HTTP": result["over_http"]}
+    table(
+        "Per call", ("verb", "CPU p50 ms", "CPU p99 ms", "clock p50 ms", "clock p99 ms"), [(v, *row.values()) for v, row in verbs.items()]
+    )
+    print(f"\n{result['pods_per_cpu_second']} pods per second of CPU time through filter, prioritize and bind, one process")
     return all(met == "yes" for *_, met in rows)
+
+
+def show_growth(results: list[dict[str, Any]]) -> None:
+    """Plot the cost of a decision against the number of nodes."""
+    cost = {result["nodes"]: result["verbs"]["filter + prioritize"] for result in results}
+    scale = 40 / max(row["cpu_p50_ms"] for row in cost.values())
+    rows = [
+        (nodes, row["cpu_p50_ms"], row["cpu_p99_ms"], round(1000 * row["cpu_p50_ms"] / nodes, 3), "#" * round(scale * row["cpu_p50_ms"]))
+        for nodes, row in sorted(cost.items())
+    ]
+    table("filter + prioritize against the size of the cluster", ("nodes", "CPU p50 ms", "CPU p99 ms", "us per node", "p50"), rows)
 
 
 def main() -> int:
@@ -232,15 +268,17 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--pods", type=int, default=50_000)
     parser.add_argument("--decisions", type=int, default=400)
-    parser.add_argument("--curve", action="store_true", help="first 1,000, 2,000 and 15,000 nodes, ten pods per node, for the growth")
+    parser.add_argument("--no-curve", action="store_true", help="leave out 1,000, 2,000 and 15,000 nodes with two pods each")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
     options = parser.parse_args()
-    sizes = [(count, 10 * count) for count in (1000, 2000, 15_000)] if options.curve else []
-    results = [measure(nodes, pods, options.decisions) for nodes, pods in (*sizes, (options.nodes, options.pods))]
-    met = [show(result) for result in results]
+    results = [measure(options.nodes, options.pods, options.decisions)]
+    met = show(results[0])
+    if not options.no_curve:
+        results += [measure(nodes, 2 * nodes, options.decisions) for nodes in (1000, 2000, 15_000)]
+        show_growth(results)
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1))
-    return 0 if met[-1] else 1
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

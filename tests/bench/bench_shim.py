@@ -1,28 +1,43 @@
 """The shim beside the bare (simulated) driver, in one run: added nanoseconds, allocation paths, lookup routes, kills, shares.
 
-Every row runs the same client program in two containers that differ only in the shim. Rounds of the two alternate, so that both see the
-same machine; figures are medians. Run it alone: ``python -m tests.bench.bench_shim [--quick] [--json]``.
+Every row runs the same client program in containers that differ only in who limits them (``contenders.py``). Rounds alternate, so that all
+see the same machine; figures are medians. Run it alone: ``python -m tests.bench.bench_shim [--quick] [--json] [--hami-core PATH]``.
+PATH is a libvgpu.so that somebody built from HAMi-core; it is measured beside in the same run.
 """
 
 import argparse
 import json
 import random
+import select
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from agent.core.node_pages import PRIORITY
 from agent.core.region_layout import DeviceLimit, Limits
+from proto import contract
 from tests.bench import nodes, report
-from tests.fakes.container import MIB, Container, Interposition, Node
+from tests.bench.contenders import Bare, Contender, HamiCore, Shim
+from tests.fakes.container import MIB, Container, Node, Program
 
 CLIENT = "bin/aliquot-cuda-client"
 PATHS = ("alloc", "pitch", "managed", "async", "pool", "vmm", "vmm-release", "array", "mipmap", "graph", "ctx")
 ROUTES = ("getproc", "dlsym", "link", "dlvsym", "deepbind", "dlmopen")
 LIMIT_MIB = 4096
+
+HANG_SECONDS = 1.0
+"""What answers later hangs; the programs answer in a few milliseconds."""
+PATIENCE_SECONDS = 5.0
+"""And is not waited for any longer than this."""
+LONG_SECONDS = 60.0
+"""No first answer takes this long, however much the program does before."""
+
+Measure = Callable[[Container], float]
 
 
 @dataclass(frozen=True)
@@ -30,14 +45,11 @@ class Row:
     """One line of the table."""
 
     what: str
-    bare: float | None
-    shim: float | None
+    bare: float
+    shim: float
     unit: str
     aim: str
-
-    @property
-    def added(self) -> float | None:
-        return None if self.bare is None or self.shim is None else self.shim - self.bare
+    hami_core: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,129 +59,224 @@ class Share:
     case: str
     limit: int
     got: float
+    hami_core: float | None = None
 
-    @property
-    def error(self) -> float:
-        return self.got - self.limit
+
+@dataclass(frozen=True)
+class Survival:
+    """How living programs fared beside killed ones."""
+
+    trials: int
+    hung: int
+    slowest_seconds: float
+    """Of the answers; PATIENCE_SECONDS where one did not come at all."""
+    leaked_bytes: int = 0
+
+    def __str__(self) -> str:
+        slowest = f"{self.slowest_seconds * 1000:.0f} ms" if self.slowest_seconds < PATIENCE_SECONDS else f"over {PATIENCE_SECONDS:.0f} s"
+        return f"{self.hung} of {self.trials}, slowest answer {slowest}"
 
 
 class Bench:
-    """One simulated node with the containers that rows need."""
+    """One simulated node and who is measured on it."""
 
-    def __init__(self, node: Node, build: Path, rounds: int) -> None:
+    def __init__(self, node: Node, build: Path, rounds: int, hami_core: Path | None = None) -> None:
         self.node = node
         self.build = build
         self.rounds = rounds
-        self.bare = node.container(LIMIT_MIB * 16, interposition="none")
-        self.front = node.container(LIMIT_MIB * 16)
+        self.bare = Bare(node)
+        self.shim = Shim(node)
+        self.hami_core = HamiCore(node, hami_core) if hami_core else None
 
     # --- nanoseconds ----------------------------------------------------------------------------------------------
 
-    def pair(self, what: str, unit: str, aim: str, measure: Callable[[Container], float], shim: Container | None = None) -> Row:
-        """Measure the bare driver and the shim in turns."""
-        shim = shim or self.front
-        rounds = [(measure(self.bare), measure(shim)) for _ in range(self.rounds)]
-        return Row(what, statistics.median(r[0] for r in rounds), statistics.median(r[1] for r in rounds), unit, aim)
+    def row(self, what: str, unit: str, aim: str, measure: Measure, sm_percent: int = 0) -> Row:
+        """Measure the bare driver, the shim and HAMi-core in turns."""
+        contenders = [contender for contender in (self.bare, self.shim, self.hami_core) if contender]
+        containers = [contender.container(LIMIT_MIB * 16, sm_percent) for contender in contenders]
+        rounds = [[measure(container) for container in containers] for _ in range(self.rounds)]
+        bare, shim, *beside = (statistics.median(found) for found in zip(*rounds, strict=True))
+        return Row(what, bare, shim, unit, aim, *beside)
 
-    def calls(self, what: str, *arguments: str) -> Callable[[Container], float]:
+    def calls(self, what: str, *arguments: str) -> Measure:
         """Nanoseconds per call in one process: the best of the program's rounds, which other work on the machine disturbs least."""
         return lambda container: float(container.client("bench", what, *arguments).last["best_ns"])
 
-    def concurrent_calls(self, what: str, processes: int) -> Callable[[Container], float]:
+    def concurrent_calls(self, what: str, processes: int) -> Measure:
         """Wall-clock nanoseconds per call of several processes at once, all their calls together."""
 
         def measure(container: Container) -> float:
-            programs = [container.start([self.build / CLIENT, "bench", what]) for _ in range(processes)]
-            with ExitStack() as stack:
-                each = [float(stack.enter_context(program).listen()["ns_per_call"]) for program in programs]
-            return statistics.mean(each) / processes
+            answers = self._together(container, processes, "bench", what)
+            return statistics.mean(float(answer["ns_per_call"]) for answer in answers) / processes
 
         return measure
 
-    def init(self, processes: int) -> Callable[[Container], float]:
+    def init(self, processes: int) -> Measure:
         """Milliseconds of the slowest cuInit of several processes that start at once."""
 
         def measure(container: Container) -> float:
-            programs = [container.start([self.build / CLIENT, "bench", "init"]) for _ in range(processes)]
-            with ExitStack() as stack:
-                return max(float(stack.enter_context(program).listen()["init_ns"]) for program in programs) / 1e6
+            return max(float(answer["init_ns"]) for answer in self._together(container, processes, "bench", "init")) / 1e6
 
         return measure
 
+    def _together(self, container: Container, processes: int, *arguments: str) -> list[dict[str, Any]]:
+        """What programs that start at once say first; those that say nothing within LONG_SECONDS are ended and left out."""
+        with ExitStack() as stack:
+            programs = [stack.enter_context(container.start([self.build / CLIENT, *arguments])) for _ in range(processes)]
+            answers = [answer for program in programs if (answer := answer_within(program, LONG_SECONDS))]
+        if not answers:
+            raise RuntimeError(f"none of {processes} programs said anything in {LONG_SECONDS:.0f} s: {' '.join(arguments)}")
+        return answers
+
     def costs(self) -> Iterator[Row]:
-        """What the shim adds to a call."""
-        limited = self.node.container_with(Limits((DeviceLimit(self.node.uuids[0], LIMIT_MIB * 16 * MIB, sm_percent=99),)))
-        yield self.pair("alloc + free", "ns", "<= 60", self.calls("alloc"))
-        yield self.pair("alloc + free, 10 000 live", "ns", "<= 60", self.calls("alloc", "--mib", "40"))
-        yield self.pair("alloc + free, 8 processes", "ns", "<= 250", self.concurrent_calls("alloc", 8))
-        yield self.pair("launch, no ceiling", "ns", "<= 2", self.calls("launch"))
-        yield self.pair("launch, ceiling 99", "ns", "<= 25", self.calls("launch"), limited)
-        yield self.pair("cuMemGetInfo", "ns", "<= 20", self.calls("meminfo"))
-        yield self.pair("cuInit, 1 process", "ms", "<= 2", self.init(1))
-        yield self.pair("cuInit, slowest of 16", "ms", "<= 5", self.init(16))
+        """What is added to a call."""
+        yield self.row("alloc + free", "ns", "<= 60", self.calls("alloc"))
+        yield self.row("alloc + free, 10 000 live", "ns", "<= 60", self.calls("alloc", "--mib", "40"))
+        yield self.row("alloc + free, 8 processes", "ns", "<= 250", self.concurrent_calls("alloc", 8))
+        yield self.row("launch, no ceiling", "ns", "<= 2", self.calls("launch"))
+        yield self.row("launch, ceiling 99", "ns", "<= 25", self.calls("launch"), sm_percent=99)
+        yield self.row("cuMemGetInfo", "ns", "<= 20", self.calls("meminfo"))
+        yield self.row("cuInit, 1 process", "ms", "<= 2", self.init(1))
+        yield self.row("cuInit, slowest of 16", "ms", "<= 5", self.init(16))
 
     # --- limits ---------------------------------------------------------------------------------------------------
 
-    def held(self, interposition: Interposition, *arguments: str) -> bool:
+    def held(self, contender: Contender, *arguments: str) -> bool:
         """True when a program that takes all it can get ends within its limit, and its driver agrees."""
-        container = self.node.container(LIMIT_MIB, interposition=interposition)
+        container = contender.container(LIMIT_MIB)
         with container.start([self.build / CLIENT, "fill", *arguments, "--hold"]) as program:
-            answer = program.listen()
+            answer = answer_within(program, LONG_SECONDS)
             physical = self.node.physical_used_bytes(self.node.uuids[0])
-        return answer["event"] == "fill" and 0 < physical <= LIMIT_MIB * MIB
+        return answer is not None and answer["event"] == "fill" and 0 < physical <= LIMIT_MIB * MIB
 
-    def paths_held(self) -> int:
-        """Allocation paths that hold the limit under the front."""
-        return sum(self.held("front", "--kind", kind) for kind in PATHS)
+    def paths_held(self, contender: Contender) -> str:
+        """Allocation paths that hold the limit."""
+        return f"{sum(self.held(contender, '--kind', kind) for kind in PATHS)} of {len(PATHS)}"
 
-    def routes_held(self, interposition: Interposition) -> int:
-        """Ways of finding the driver that end at the shim."""
-        return sum(self.held(interposition, "--via", route) for route in ROUTES)
+    def routes_held(self, contender: Contender) -> str:
+        """Ways of finding the driver that end at the one who limits."""
+        return f"{sum(self.held(contender, '--via', route) for route in ROUTES)} of {len(ROUTES)}"
 
     # --- kills ----------------------------------------------------------------------------------------------------
 
-    def kills(self, count: int) -> tuple[int, float, int]:
-        """Kill allocating neighbours at random moments; (survivor hung, slowest answer in seconds, bytes leaked at the end)."""
-        container = self.node.container(LIMIT_MIB)
+    def kills(self, contender: Contender, count: int) -> Survival:
+        """Kill allocating neighbours at random moments and look at a survivor; one that hangs is replaced, with its container."""
         rng, hung, slowest = random.Random(count), 0, 0.0
-        with container.repl() as survivor:
+        with ExitStack() as stack:
+            container = contender.container(LIMIT_MIB)
+            survivor = stack.enter_context(container.repl())
             for _ in range(count):
                 with container.start([self.build / CLIENT, "bench", "alloc"]) as victim:
                     time.sleep(rng.uniform(0.0, 0.03))
                     victim.kill()
-                started = time.monotonic()
-                answer = survivor.ask("info")
-                elapsed = time.monotonic() - started
+                elapsed = max(seconds_to_answer(survivor, f"alloc alloc {MIB}"), seconds_to_answer(survivor, "info"))
                 slowest = max(slowest, elapsed)
-                hung += elapsed > 1 or answer["event"] != "device"
-            used = container.used_bytes()
-            physical = self.node.physical_used_bytes(self.node.uuids[0])
-        return hung, slowest, used - physical
+                if elapsed > HANG_SECONDS:
+                    hung += 1
+                    survivor.kill()
+                    container = contender.container(LIMIT_MIB)
+                    survivor = stack.enter_context(container.repl())
+            leaked = container.used_bytes() - self.node.physical_used_bytes(self.node.uuids[0]) if isinstance(contender, Shim) else 0
+        return Survival(count, hung, slowest, leaked)
+
+    def newcomers(self, contender: Contender, count: int) -> Survival:
+        """Kill processes while they start, then start another; when that hangs, go on in a new container."""
+        rng, hung, slowest = random.Random(count), 0, 0.0
+        container = contender.container(LIMIT_MIB)
+        for _ in range(count):
+            with ExitStack() as stack:
+                for _ in range(4):
+                    victim = stack.enter_context(container.start([self.build / CLIENT, "repl"]))
+                    time.sleep(rng.uniform(0.0, 0.01))
+                    victim.kill()
+            with container.start([self.build / CLIENT, "repl"]) as newcomer:
+                elapsed = seconds_to_answer(newcomer)
+            slowest = max(slowest, elapsed)
+            if elapsed > HANG_SECONDS:
+                hung += 1
+                container = contender.container(LIMIT_MIB)
+        return Survival(count, hung, slowest)
+
+    def over_grant(self, contender: Contender, processes: int) -> str:
+        """Bytes by which processes that take all they can get at once pass the limit together, as the driver counts; and how many hang."""
+        container = contender.container(LIMIT_MIB)
+        with ExitStack() as stack:
+            programs = [
+                stack.enter_context(container.start([self.build / CLIENT, "fill", "--mib", "16", "--hold"])) for _ in range(processes)
+            ]
+            until = time.monotonic() + LONG_SECONDS
+            hung = sum(answer_within(program, max(0.0, until - time.monotonic())) is None for program in programs)
+            over = max(0, self.node.physical_used_bytes(self.node.uuids[0]) - LIMIT_MIB * MIB)
+        return f"{over} bytes" + (f" and {hung} of {processes} hang" if hung else "")
+
+    # --- priority -------------------------------------------------------------------------------------------------
+
+    def priority_reaction(self, directory: Path, bursts: int) -> float:
+        """Milliseconds by which a high-priority burst's first kernel ends later beside a busy low-priority neighbour than alone; median."""
+        page = directory / "priority"
+        page.write_bytes(PRIORITY.empty())
+        low, high = (self._with_priority(priority, page) for priority in (-1, 1))
+        with high.start_python(FIRST_KERNEL) as program:
+            alone = self._first_kernel(program, bursts)
+            with self._busy(low):
+                return statistics.median(self._first_kernel(program, bursts)) - statistics.median(alone)
+
+    def _with_priority(self, priority: int, page: Path) -> Container:
+        device = DeviceLimit(self.node.uuids[0], LIMIT_MIB * MIB, priority=priority, priority_line=1)
+        container = self.node.container_with(Limits((device,)))
+        (container.root / contract.CONTAINER_PRIORITY.lstrip("/")).hardlink_to(page)
+        return container
+
+    @contextmanager
+    def _busy(self, container: Container) -> Iterator[None]:
+        with container.start([self.build / CLIENT, "work", "--seconds", "60", "--kernel-us", "1000"]) as program:
+            program.listen()  # a second of work is done
+            yield
+
+    @staticmethod
+    def _first_kernel(program: Program, bursts: int) -> list[float]:
+        return [program.ask("burst")["milliseconds"] for _ in range(bursts)]
 
     # --- shares ---------------------------------------------------------------------------------------------------
 
     def shares(self, seconds: int) -> Iterator[Share]:
         """What tenants with a compute ceiling get, alone and beside each other."""
         for case in SHARE_CASES:
-            yield from self._share_case(case, seconds)
+            shim = self._share_case(self.shim, case, seconds)
+            beside = self._share_case(self.hami_core, case, seconds) if self.hami_core else [None] * len(shim)
+            for limit, got, other in zip(case.limits, shim, beside, strict=True):
+                yield Share(case.name, limit, got, other)
 
-    def _share_case(self, case: "Case", seconds: int) -> Iterator[Share]:
-        containers = [
-            self.node.container_with(Limits((DeviceLimit(self.node.uuids[0], LIMIT_MIB * MIB, sm_percent=limit),))) for limit in case.limits
-        ]
+    def _share_case(self, contender: Contender, case: "Case", seconds: int) -> list[float]:
+        containers = [contender.container(LIMIT_MIB, limit) for limit in case.limits]
         with ExitStack() as stack:
             tenants = [
                 [stack.enter_context(self._worker(container, case, seconds)) for _ in range(case.processes)] for container in containers
             ]
-            for limit, programs in zip(case.limits, tenants, strict=True):
-                got = sum(settled_share(list(read_all(program))) for program in programs)
-                yield Share(case.name, limit, round(got * 100, 2))
+            return [round(100 * sum(settled_share(list(read_all(program))) for program in programs), 2) for programs in tenants]
 
     @contextmanager
     def _worker(self, container: Container, case: "Case", seconds: int) -> Iterator[object]:
-        command = ["work", "--seconds", str(seconds), "--kernel-us", str(case.kernel_us), *case.arguments]
+        command = ["work", "--seconds", str(seconds), "--kernel-us", str(case.kernel_us), "--blocks", str(BLOCKS), *case.arguments]
         with container.start([self.build / CLIENT, *command]) as program:
             yield program
+
+
+FIRST_KERNEL = """
+from tests.fakes.cuda import *
+from tests.fakes.kernels import *
+import sys, time
+start()
+function = load()
+work_for(0.2, 1000, lambda: spin(function, 1000))
+for line in sys.stdin:
+    time.sleep(0.1)  # long enough for the neighbour to have the device again
+    begin = time.monotonic()
+    spin(function, 1000)
+    must("cuCtxSynchronize")
+    tell(milliseconds=(time.monotonic() - begin) * 1000)
+    work_for(0.1, 1000, lambda: spin(function, 1000))
+"""
 
 
 @dataclass(frozen=True)
@@ -202,20 +309,65 @@ SHARE_CASES = (
 )
 
 WARM_UP_SECONDS = 3
+BLOCKS = 1024
+"""Of each kernel's grid: a few waves of a large device. HAMi-core takes the number of blocks for a launch's cost; the shim measures it."""
 
 
-def read_all(program: object) -> Iterator[dict[str, float]]:
+def read_all(program: object) -> Iterator[dict[str, Any]]:
     """Every event of a worker until it ends."""
     stdout = program.process.stdout  # type: ignore[attr-defined]
     return (json.loads(line) for line in stdout)
 
 
-def settled_share(events: list[dict[str, float]]) -> float:
-    """GPU seconds per second after the warm-up."""
-    steady = [event for event in events if event["event"] == "progress" and event["seconds"] > WARM_UP_SECONDS]
-    first = next(event for event in events if event["event"] == "progress" and event["seconds"] >= WARM_UP_SECONDS)
-    later = [event for event in steady if event["seconds"] > first["seconds"]]
-    return sum(event["gpu_seconds"] for event in later) / (later[-1]["seconds"] - first["seconds"])
+def settled_share(events: list[dict[str, Any]]) -> float:
+    """GPU seconds per second after the warm-up; of the whole run where the machine was too busy for two lines of progress after it."""
+    progress = [event for event in events if event["event"] == "progress"]
+    steady = [event for event in progress if event["seconds"] >= WARM_UP_SECONDS]
+    if len(steady) < 2:
+        steady = [{"seconds": 0.0, "gpu_seconds": 0.0}, *progress]
+    if len(steady) < 2:
+        raise ValueError(f"a worker reported no progress at all: {events}")
+    first, *later = steady
+    return float(sum(event["gpu_seconds"] for event in later) / (later[-1]["seconds"] - first["seconds"]))
+
+
+def answer_within(program: Program, seconds: float) -> dict[str, Any] | None:
+    """The next line a program says; None when it has not by then, or ended instead."""
+    stdout = program.process.stdout
+    assert stdout is not None
+    ready, _, _ = select.select([stdout], [], [], seconds)
+    line = stdout.readline() if ready else ""
+    return json.loads(line) if line else None
+
+
+def seconds_to_answer(program: Program, command: str | None = None) -> float:
+    """Seconds until a program says its next line; PATIENCE_SECONDS when it has not by then, or ended instead."""
+    begun = time.monotonic()
+    if command is not None and program.process.poll() is None:
+        program.tell(command)
+    return time.monotonic() - begun if answer_within(program, PATIENCE_SECONDS) else PATIENCE_SECONDS
+
+
+def facts_of(bench: Bench, contender: Contender, quick: bool) -> dict[str, str]:
+    """What is true of a contender's limits, by what it is."""
+    kills, starts = (30, 10) if quick else (300, 60)
+    survival = bench.kills(contender, kills)
+    facts = {
+        "allocation paths held": bench.paths_held(contender),
+        "survivors that hang beside killed neighbours (aim 0)": str(survival),
+        "newcomers that hang after four were killed while starting (aim 0)": str(bench.newcomers(contender, starts)),
+        "over-grant, 2 processes that race (aim 0)": bench.over_grant(contender, 2),
+        "over-grant, 8 processes that race (aim 0)": bench.over_grant(contender, 8),
+    }
+    if isinstance(contender, Shim):
+        facts["bytes counted and not held after the kills (aim 0)"] = str(survival.leaked_bytes)
+    return facts
+
+
+def errors_of(got: Sequence[float], limits: Sequence[int]) -> str:
+    """How far from their limits tenants were."""
+    errors = [abs(one - limit) for one, limit in zip(got, limits, strict=True)]
+    return f"worst {max(errors):.1f}, mean {statistics.mean(errors):.1f} points"
 
 
 def main() -> None:
@@ -223,39 +375,59 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter workloads")
     parser.add_argument("--json", action="store_true", help="print data instead of tables")
+    parser.add_argument("--hami-core", type=Path, metavar="PATH", help="a build of HAMi-core's libvgpu.so, to be measured beside")
     options = parser.parse_args()
+    if options.hami_core and not options.hami_core.is_file():
+        parser.error(f"--hami-core {options.hami_core}: there is no such file; build HAMi-core and name its libvgpu.so")
+    beside = bool(options.hami_core)
     with tempfile.TemporaryDirectory(prefix="aliquot-bench-") as directory:
         node = nodes.simulated(Path(directory), "h200x8")
-        bench = Bench(node, nodes.BUILD, rounds=3 if options.quick else 7)
+        bench = Bench(node, nodes.BUILD, rounds=3 if options.quick else 7, hami_core=options.hami_core and options.hami_core.resolve())
         costs = list(bench.costs())
+        if not options.json:
+            cost_header = ("call", "bare", "with shim", "ratio", "added", "aim", *(("HAMi-core", "ratio", "added") if beside else ()))
+            report.table("Added by the shim", cost_header, [_cost_cells(row) for row in costs])
         shares = list(bench.shares(9 if options.quick else 18))
-        hung, slowest, leaked = bench.kills(30 if options.quick else 300)
-        errors = [abs(share.error) for share in shares]
-        facts = {
-            "allocation paths held": f"{bench.paths_held()} of {len(PATHS)}",
-            "lookup routes held by the front": f"{bench.routes_held('front')} of {len(ROUTES)}",
-            "lookup routes held by the preload": f"{bench.routes_held('preload')} of {len(ROUTES)}",
-            "hangs": f"{hung} of {30 if options.quick else 300} kills, slowest answer {slowest * 1000:.0f} ms",
-            "bytes counted and not held after the kills": str(leaked),
-            "compute error": f"worst {max(errors):.1f}, mean {statistics.mean(errors):.1f} points",
+        if not options.json:
+            share_header = ("case", "limit", "got", "error", *(("HAMi-core", "error") if beside else ()))
+            report.table("Compute shares, percent", share_header, [_share_cells(share) for share in shares])
+        compute = "compute error over the rows above (aim 3 and 1)"
+        limits = [share.limit for share in shares]
+        shim = {
+            **facts_of(bench, bench.shim, options.quick),
+            "lookup routes held by the front": bench.routes_held(bench.shim),
+            "lookup routes held by the preload": bench.routes_held(Shim(node, "preload")),
+            compute: errors_of([share.got for share in shares], limits),
+            "priority reaction (aim <= 10 ms)": f"{bench.priority_reaction(Path(directory), 5 if options.quick else 20):.1f} ms",
         }
+        hami: dict[str, str] = {}
+        if bench.hami_core:
+            hami = {
+                **facts_of(bench, bench.hami_core, options.quick),
+                "lookup routes held by the preload": bench.routes_held(bench.hami_core),
+                compute: errors_of([share.hami_core for share in shares if share.hami_core is not None], limits),
+            }
     if options.json:
-        print(json.dumps({"costs": [asdict(row) for row in costs], "shares": [asdict(share) for share in shares], "facts": facts}))
+        data = {"costs": [asdict(row) for row in costs], "shares": [asdict(share) for share in shares], "facts": shim, "hami_core": hami}
+        print(json.dumps(data))
         return
-    report.table("Added by the shim", ("call", "bare", "with shim", "added", "aim"), [_cost_cells(row) for row in costs])
-    report.table("Compute shares, percent", ("case", "limit", "got", "error"), [_share_cells(share) for share in shares])
-    report.table("Limits and crashes", ("what", "found"), list(facts.items()))
+    fact_cells = [(what, found, *((hami.get(what, "-"),) if beside else ())) for what, found in shim.items()]
+    report.table("Limits and crashes", ("what", "found", *(("HAMi-core",) if beside else ())), fact_cells)
 
 
 def _cost_cells(row: Row) -> tuple[str, ...]:
-    assert row.bare is not None
-    assert row.shim is not None
-    assert row.added is not None
-    return (row.what, f"{row.bare:.1f} {row.unit}", f"{row.shim:.1f} {row.unit}", f"{row.added:+.1f} {row.unit}", row.aim)
+    beside = () if row.hami_core is None else _beside_bare(row, row.hami_core)
+    shim, ratio, added = _beside_bare(row, row.shim)
+    return (row.what, f"{row.bare:.1f} {row.unit}", shim, ratio, added, row.aim, *beside)
+
+
+def _beside_bare(row: Row, found: float) -> tuple[str, str, str]:
+    return f"{found:.1f} {row.unit}", f"{found / row.bare:.2f}", f"{found - row.bare:+.1f} {row.unit}"
 
 
 def _share_cells(share: Share) -> tuple[str, ...]:
-    return (share.case, str(share.limit), f"{share.got:.1f}", f"{share.error:+.1f}")
+    beside = () if share.hami_core is None else (f"{share.hami_core:.1f}", f"{share.hami_core - share.limit:+.1f}")
+    return (share.case, str(share.limit), f"{share.got:.1f}", f"{share.got - share.limit:+.1f}", *beside)
 
 
 if __name__ == "__main__":

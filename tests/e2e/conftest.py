@@ -6,6 +6,7 @@ Where neither is to be had the suite is skipped and says what is missing; a scen
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 from tests.e2e.cluster.cluster import Cluster, running_cluster
 from tests.e2e.cluster.host import KUBERNETES, UnavailableError, built_programs
+from tests.e2e.cluster.paths import BUILD
+from tests.e2e.invariants import Invariants
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.product import AGENT_NAMESPACE, install, metrics
+from tests.e2e.product import AGENT_NAMESPACE, install, metrics, wait_until_rolled_out
 
 _SCENARIO_SECONDS = 240
 _LOG_SIZES = pytest.StashKey[dict[str, int]]()
@@ -30,9 +33,13 @@ class Target:
     """The cluster this run brought up; None when KUBECONFIG names one that exists."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "scale: the measurements on a thousand nodes (make e2e ARGS='-m scale')")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("scale") is None:
             item.add_marker(pytest.mark.e2e)
             # fixtures bring up a cluster and, the first time, compile it: their steps have limits of their own
             item.add_marker(pytest.mark.timeout(_SCENARIO_SECONDS, func_only=True))
@@ -64,11 +71,11 @@ def _machine() -> set[str]:
     return mounts | interfaces | cgroups | files
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def node(target: Target) -> Cluster:
-    """The local cluster, for scenarios that stop its components or look at its files."""
+    """The local cluster, for scenarios that stop its components, look at its files or change its GPUs."""
     if target.local is None:
-        pytest.skip("this scenario stops components of the node: it runs on the local cluster only")
+        pytest.skip("this scenario stops components of the node, or changes it: it runs on the local cluster only")
     return target.local
 
 
@@ -91,6 +98,32 @@ def node_name(product: Kubectl) -> str:
 def shared_gpu(product: Kubectl, node_name: str) -> str:
     """The UUID of a GPU, for pods that must share one."""
     return next(labels["device_uuid"] for name, labels, _ in metrics(product, node_name) if name == "aliquot_device_memory_total_bytes")
+
+
+@pytest.fixture
+def invariants(kubectl: Kubectl, product: Kubectl, node_name: str, shared_gpu: str) -> Invariants:
+    """Two containers that share a GPU, and what must hold of them and their node whatever happens next."""
+    made = Invariants(kubectl, product, node_name, shared_gpu)
+    made.begin()
+    return made
+
+
+@pytest.fixture
+def without_scheduler(product: Kubectl) -> Iterator[None]:
+    """No replica of the scheduler, hence no webhook, for the time of a test."""
+    system = product.within(AGENT_NAMESPACE)
+    system.run("scale", "deployment", "aliquot-scheduler", "--replicas=0")
+    system.run("wait", "pods", "--selector=app.kubernetes.io/name=aliquot-scheduler", "--for=delete", "--timeout=60s")
+    yield
+    system.run("scale", "deployment", "aliquot-scheduler", "--replicas=2")
+    wait_until_rolled_out(system)
+
+
+@pytest.fixture(scope="module")
+def scratch_in_tree() -> Iterator[Path]:
+    """A folder of this source tree, for what must be near its files; kustomize goes nowhere else."""
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

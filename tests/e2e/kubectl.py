@@ -63,6 +63,12 @@ class Kubectl:
         """The objects of a kind in this namespace."""
         return json.loads(self.run("get", kind, *arguments, "--output=json"))["items"]
 
+    def bind(self, pod: str, node: str) -> None:
+        """Bind a pod to a node, as a scheduler does."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
+        self.run("create", f"--raw=/api/v1/namespaces/{self.namespace}/pods/{pod}/binding", "--filename=-", stdin=json.dumps(binding))
+
     def logs(self, pod: str, *arguments: str) -> str:
         """What a pod printed."""
         return self.run("logs", pod, *arguments)

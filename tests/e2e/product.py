@@ -8,18 +8,36 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from proto import contract
+from tests.e2e import programs
 from tests.e2e.cluster import images
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.cluster.dockerfile import build_image
+from tests.e2e.cluster.dockerfile import build_images
+from tests.e2e.cluster.host import KUBERNETES, built_programs
 from tests.e2e.cluster.paths import BUILD, ROOT
 from tests.e2e.kubectl import Kubectl, Object, eventually
 
-AGENT_IMAGE = "aliquot.dev/aliquot-agent:0.1.0"
-AGENT_NAMESPACE = "aliquot-system"
+VERSION = "0.1.0"
+AGENT_IMAGE = f"aliquot.dev/aliquot-agent:{VERSION}"
+SCHEDULER_IMAGE = f"aliquot.dev/aliquot-scheduler:{VERSION}"
+KUBE_SCHEDULER_IMAGE = "aliquot.dev/kube-scheduler:v1.36.3"
 CLIENT_IMAGE = "aliquot.test/cuda-client:e2e"
+CLIENT = "/bin/aliquot-cuda-client"
+SETUID_CLIENT = "/bin/aliquot-cuda-client-setuid"
+"""In that image: the CUDA program as a file that runs as root, whoever starts it."""
+STATIC_CLIENT = "/bin/static-client"
+"""In both images: the CUDA program with a driver linked in, so that no library can be put in front of it."""
+FORKED = "/bin/forked"
+"""In both images: takes memory in processes that come of fork alone."""
+BECOME_ROOT = "/bin/become-root"
+"""In the first image: does what sudo does, with the program it is given."""
+MUSL_IMAGE = "aliquot.test/musl-client:e2e"
+AGENT_NAMESPACE = "aliquot-system"
 SIMULATED_OVERLAY = ROOT / "deploy/daemonset/overlays/simulated"
 DOCKERFILE = ROOT / "deploy/daemonset/Dockerfile"
 INSTALL_SECONDS = 90
+SIMULATED_DRIVER = "/opt/aliquot-simulated"
+"""In the agent's image: programs and libraries of the simulated driver."""
 
 GPUS = 8
 GPU_MEMORY_MIB = 143151
@@ -29,29 +47,64 @@ SHARES_PER_GPU = 16
 MIB = 1 << 20
 
 
-def agent_image() -> Path:
-    """Build the agent's image from its Dockerfile, and return the archive."""
-    return build_image(DOCKERFILE, ROOT, AGENT_IMAGE, BUILD / "images/agent")
+def product_images() -> list[Path]:
+    """Build the product's images, agent and scheduler, from their Dockerfile, and return the archives."""
+    return build_images(DOCKERFILE, ROOT, {"agent": AGENT_IMAGE, "scheduler": SCHEDULER_IMAGE}, BUILD / "images/product")
+
+
+def kube_scheduler_image() -> Path:
+    """An image of kube-scheduler alone, laid out like Kubernetes' own."""
+    rootfs = images.Rootfs(files={"usr/local/bin/kube-scheduler": built_programs(KUBERNETES) / "kube-scheduler"})
+    archive = BUILD / "images/kube-scheduler.tar"
+    images.write_archive(archive, KUBE_SCHEDULER_IMAGE, [rootfs.layer()], {"Env": ["PATH=/usr/local/bin"]})
+    return archive
+
+
+def all_images() -> list[Path]:
+    """The archives of every image that the product and its scenarios need."""
+    return [*product_images(), kube_scheduler_image(), client_image(), musl_image()]
 
 
 def install(kubectl: Kubectl, local: Cluster | None) -> None:
-    """Install the agent with the simulated driver on every node, from the manifests as they are; returns when it serves.
+    """Install the product with the simulated driver on every node, from the manifests as they are; returns when it serves.
 
     A cluster that is not ours must have the images already: ``python -m tests.e2e.cluster images`` makes them.
     """
     if local is not None:
-        for archive in (agent_image(), client_image()):
+        for archive in all_images():
             local.import_image(archive)
+    install_manifests(kubectl)
+    wait_until_rolled_out(kubectl.within(AGENT_NAMESPACE))
+    eventually(
+        lambda: _every_inventory_is_there(kubectl), "every node's GPUs in the inventory", otherwise=lambda: kubectl.run("get", "gpunodes")
+    )
+
+
+def install_manifests(kubectl: Kubectl) -> None:
+    """Apply the manifests, as docs/install.md says, and return at once."""
     kubectl.apply_kustomization(SIMULATED_OVERLAY)
-    agents = kubectl.within(AGENT_NAMESPACE)
-    eventually(lambda: _rolled_out(agents), "the agent on every node", seconds=INSTALL_SECONDS, otherwise=lambda: explain_agents(agents))
 
 
-def explain_agents(agents: Kubectl) -> str:
-    """State and last words of the agents."""
-    pods = agents.all("pods", "--selector=app.kubernetes.io/name=aliquot-agent")
-    said = [agents.run("logs", pod["metadata"]["name"], "--all-containers", "--tail=8", "--ignore-errors") for pod in pods]
-    return "\n".join([*(agents.explain(pod["metadata"]["name"]) for pod in pods), *said]) or "no pod was made for the DaemonSet"
+def wait_until_rolled_out(system: Kubectl) -> None:
+    """Wait until every agent and scheduler is the current one and serves."""
+    wait_until_agents_rolled_out(system)
+    eventually(
+        lambda: _schedulers_rolled_out(system), "every scheduler", seconds=INSTALL_SECONDS, otherwise=lambda: explain(system, "scheduler")
+    )
+
+
+def wait_until_agents_rolled_out(system: Kubectl) -> None:
+    """Wait until every agent is the current one and serves."""
+    eventually(
+        lambda: _agents_rolled_out(system), "the agent on every node", seconds=INSTALL_SECONDS, otherwise=lambda: explain(system, "agent")
+    )
+
+
+def explain(system: Kubectl, program: str) -> str:
+    """State and last words of the pods of one program, agent or scheduler."""
+    pods = system.all("pods", f"--selector=app.kubernetes.io/name=aliquot-{program}")
+    said = [system.run("logs", pod["metadata"]["name"], "--all-containers", "--tail=8", "--ignore-errors") for pod in pods]
+    return "\n".join([*(system.explain(pod["metadata"]["name"]) for pod in pods), *said]) or f"no pod was made for aliquot-{program}"
 
 
 def metrics(kubectl: Kubectl, node: str) -> list[tuple[str, dict[str, str], float]]:
@@ -104,6 +157,12 @@ def slice_pod(name: str, wanted: Slice, command: Sequence[str] = HOLD_OPEN, anno
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "annotations": annotations or {}}, "spec": spec}
 
 
+def assigned_uuids(pod: Object) -> list[str]:
+    """The UUIDs of the devices that the scheduler assigned to a pod's containers, in order."""
+    assignment = json.loads(pod["metadata"]["annotations"][contract.ANNOTATION_ASSIGNMENT])
+    return [device["uuid"] for container in assignment["containers"] for device in container["devices"]]
+
+
 @dataclass(frozen=True, slots=True)
 class Client:
     """The CUDA program inside a running pod."""
@@ -115,7 +174,7 @@ class Client:
 
     def run(self, *arguments: str) -> list[dict[str, Any]]:
         """Run the program; one object per line it printed."""
-        return parse_events(self.kubectl.exec(self.pod, *self.prefix, "/bin/aliquot-cuda-client", *arguments))
+        return parse_events(self.kubectl.exec(self.pod, *self.prefix, CLIENT, *arguments))
 
     def devices(self) -> list[dict[str, Any]]:
         """The GPUs as the program sees them."""
@@ -143,14 +202,56 @@ def client_image() -> Path:
         raise RuntimeError(f"{program} is not built: make -C cuda_shim")
     rootfs = images.Rootfs()
     rootfs.add_busybox()
-    rootfs.add_program(program, "bin/aliquot-cuda-client")
-    rootfs.files["lib/client/libaliquot-client-lookup.so"] = lookup
+    rootfs.add_program(program, _at(CLIENT))
+    rootfs.files |= {
+        _at(SETUID_CLIENT): program,
+        _at(STATIC_CLIENT): programs.static_client(),
+        _at(FORKED): programs.forked(),
+        _at(BECOME_ROOT): programs.become_root(),
+        "lib/client/libaliquot-client-lookup.so": lookup,
+    }
+    rootfs.setuid |= {_at(SETUID_CLIENT), _at(BECOME_ROOT)}
     archive = BUILD / "images/cuda-client.tar"
     images.write_archive(archive, CLIENT_IMAGE, [rootfs.layer()], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"]})
     return archive
 
 
-def _rolled_out(agents: Kubectl) -> bool:
-    status = agents.get("daemonset", "aliquot-agent")["status"]
+def musl_image() -> Path:
+    """An image with musl instead of glibc, as Alpine's is: NVIDIA's driver does not load there."""
+    rootfs = images.Rootfs()
+    rootfs.add_busybox()
+    rootfs.files |= {
+        "lib/ld-musl-x86_64.so.1": Path("/lib/ld-musl-x86_64.so.1").resolve(),
+        _at(STATIC_CLIENT): programs.musl_static_client(),
+        _at(FORKED): programs.musl_forked(),
+    }
+    archive = BUILD / "images/musl-client.tar"
+    images.write_archive(archive, MUSL_IMAGE, [rootfs.layer()], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"]})
+    return archive
+
+
+def _at(path: str) -> str:
+    """A path as an image has it."""
+    return path.lstrip("/")
+
+
+def _agents_rolled_out(system: Kubectl) -> bool:
+    daemonset = system.get("daemonset", "aliquot-agent")
+    status = daemonset["status"]
+    if status.get("observedGeneration") != daemonset["metadata"]["generation"]:
+        return False
     wanted = status.get("desiredNumberScheduled", 0)
     return wanted > 0 and status.get("numberReady") == wanted == status.get("updatedNumberScheduled")
+
+
+def _schedulers_rolled_out(system: Kubectl) -> bool:
+    deployment = system.get("deployment", "aliquot-scheduler")
+    status, wanted = deployment["status"], deployment["spec"]["replicas"]
+    current = status.get("observedGeneration") == deployment["metadata"]["generation"]
+    return current and status.get("readyReplicas") == wanted == status.get("updatedReplicas") == status.get("replicas")
+
+
+def _every_inventory_is_there(kubectl: Kubectl) -> bool:
+    agents = kubectl.within(AGENT_NAMESPACE).all("pods", "--selector=app.kubernetes.io/name=aliquot-agent")
+    inventories = {item["metadata"]["name"]: item.get("status", {}).get("devices", []) for item in kubectl.all("gpunodes")}
+    return all(len(inventories.get(agent["spec"]["nodeName"], [])) == GPUS for agent in agents)

@@ -1,25 +1,31 @@
-"""Many pods start at once, and each gets exactly what it asked for."""
+"""Many pods start at once, and each gets exactly what it asked for, where it was assigned."""
 
 import pytest
 
 from tests.e2e.kubectl import Kubectl, eventually
-from tests.e2e.product import MIB, Slice, parse_events, slice_pod
+from tests.e2e.product import MIB, Slice, assigned_uuids, parse_events, slice_pod
 
 pytestmark = pytest.mark.usefixtures("product")
 
-PODS = 20
+PODS = 60
 
 
-def test_twenty_pods_started_at_once_each_see_their_own_amount(kubectl: Kubectl) -> None:
+@pytest.mark.timeout(400)
+def test_sixty_pods_started_at_once_each_see_their_own_amount_on_their_own_gpu(kubectl: Kubectl) -> None:
     asked = {f"pod-{number}": 2048 + 100 * number for number in range(PODS)}
     kubectl.apply(*(slice_pod(name, Slice(mib), ["/bin/aliquot-cuda-client", "info"]) for name, mib in asked.items()))
 
     def ended() -> bool:
         return all(pod["status"].get("phase") in ("Succeeded", "Failed") for pod in kubectl.all("pods"))
 
-    eventually(ended, f"{PODS} pods to end", seconds=90, otherwise=lambda: _phases(kubectl))
-    seen = {name: parse_events(kubectl.logs(name))[-1]["total_bytes"] // MIB for name in asked}
-    assert seen == asked
+    eventually(ended, f"{PODS} pods to end", seconds=300, otherwise=lambda: _phases(kubectl))
+    seen, assigned = {}, {}
+    for pod in kubectl.all("pods"):
+        name = pod["metadata"]["name"]
+        device = parse_events(kubectl.logs(name))[-1]
+        seen[name] = (device["total_bytes"] // MIB, [f"GPU-{device['uuid']}"])
+        assigned[name] = (asked[name], assigned_uuids(pod))
+    assert seen == assigned
 
 
 def _phases(kubectl: Kubectl) -> str:

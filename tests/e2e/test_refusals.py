@@ -8,22 +8,39 @@ from tests.e2e.product import GPU_MEMORY_MIB, GPUS, Slice, slice_pod
 pytestmark = pytest.mark.usefixtures("product")
 
 
-def test_more_than_any_gpu_has_is_refused_with_the_reason_in_the_pods_events(kubectl: Kubectl) -> None:
+def test_more_than_any_gpu_has_waits_and_says_that_no_single_gpu_has_it(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("too-large", Slice(GPU_MEMORY_MIB + 1)))
-
-    def refused() -> list[str]:
-        return [event for event in kubectl.events("too-large") if event.startswith("AliquotRefused")]
-
-    [said, *_] = eventually(refused, "an AliquotRefused event", otherwise=lambda: kubectl.explain("too-large"))
-    assert f"{GPU_MEMORY_MIB + 1} MiB" in said, "names what was asked"
-    assert f"at most {GPU_MEMORY_MIB} MiB" in said, "names what there is"
-    assert "Ask for less nvidia.com/vgpu-memory" in said, "says what to do"
+    assert "1 not enough free memory on one GPU" in _why_it_waits(kubectl, "too-large")
 
 
-def test_more_than_the_node_has_waits_for_a_node_and_the_scheduler_says_for_what(kubectl: Kubectl) -> None:
+def test_more_than_the_node_has_waits_and_says_for_which_resource(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("hopeless", Slice(GPUS * GPU_MEMORY_MIB + 8, vgpus=GPUS)))
+    assert "Insufficient nvidia.com/vgpu-memory" in _why_it_waits(kubectl, "hopeless")
+
+
+def test_a_type_of_gpu_that_nobody_has_is_named(kubectl: Kubectl) -> None:
+    kubectl.apply(slice_pod("picky", Slice(1024), annotations={"aliquot.dev/gpu-type": "B200"}))
+    assert "1 GPUs not of the type or UUID the pod wants" in _why_it_waits(kubectl, "picky")
+
+
+def test_a_pod_that_another_scheduler_bound_gets_no_gpu_and_is_told_whom_to_ask(kubectl: Kubectl) -> None:
+    stranger = slice_pod("stranger", Slice(1024))
+    stranger["spec"]["schedulerName"] = "by-hand"
+    kubectl.apply(stranger)
+    node = kubectl.all("nodes")[0]["metadata"]["name"]
+    kubectl.bind("stranger", node)
+    said = eventually(
+        lambda: [event for event in kubectl.events("stranger") if event.startswith("AliquotRefused")],
+        "an AliquotRefused event",
+        otherwise=lambda: kubectl.explain("stranger"),
+    )
+    assert "aliquot.dev/assignment" in said[0]
+
+
+def _why_it_waits(kubectl: Kubectl, pod: str) -> str:
+    """The scheduler's last word about a pod that waits."""
 
     def said() -> list[str]:
-        return [event for event in kubectl.events("hopeless") if "Insufficient nvidia.com/vgpu-memory" in event]
+        return [event for event in kubectl.events(pod) if event.startswith("FailedScheduling")]
 
-    eventually(said, "the scheduler to name the resource", otherwise=lambda: kubectl.explain("hopeless"))
+    return eventually(said, "the scheduler to say why", otherwise=lambda: kubectl.explain(pod))[-1]

@@ -1,11 +1,23 @@
-"""The agent's service account may do what the agent does, and nothing beside it."""
+"""The product's service accounts may do what their programs do, and nothing beside it."""
+
+import json
 
 import pytest
 
 from tests.e2e.kubectl import Kubectl, KubectlError
 from tests.e2e.product import AGENT_NAMESPACE, agent_pod
 
-ALLOWED = {("list", "pods"), ("watch", "pods"), ("list", "nodes"), ("watch", "nodes"), ("patch", "nodes/status"), ("create", "events")}
+INVENTORY = "gpunodes.aliquot.dev"
+ALLOWED = {
+    ("list", "pods"),
+    ("watch", "pods"),
+    ("list", "nodes"),
+    ("watch", "nodes"),
+    ("patch", "nodes/status"),
+    ("create", "events"),
+    ("create", INVENTORY),
+    ("patch", f"{INVENTORY}/status"),
+}
 DENIED = (
     ("get", "secrets"),
     ("create", "pods"),
@@ -14,18 +26,49 @@ DENIED = (
     ("patch", "nodes"),
     ("update", "nodes/status"),
     ("create", "pods/exec"),
+    ("update", INVENTORY),
+    ("delete", INVENTORY),
 )
-ACCOUNT = f"system:serviceaccount:{AGENT_NAMESPACE}:aliquot-agent"
+SCHEDULER_ALLOWED = {
+    ("create", "pods/binding"),
+    ("patch", "pods"),
+    ("list", INVENTORY),
+    ("watch", INVENTORY),
+    ("watch", "nodes"),
+    ("create", "events"),
+}
+SCHEDULER_DENIED = (
+    ("get", "secrets"),
+    ("patch", "mutatingwebhookconfigurations"),
+    ("create", "pods"),
+    ("create", "pods/exec"),
+    ("patch", "nodes"),
+    ("patch", "nodes/status"),
+    ("patch", f"{INVENTORY}/status"),
+    ("update", "leases.coordination.k8s.io"),
+)
+AGENT = f"system:serviceaccount:{AGENT_NAMESPACE}:aliquot-agent"
+SCHEDULER = f"system:serviceaccount:{AGENT_NAMESPACE}:aliquot-scheduler"
 
 
 @pytest.mark.parametrize(("verb", "resource"), sorted(ALLOWED))
 def test_the_agent_may(product: Kubectl, verb: str, resource: str) -> None:
-    assert _may(product, verb, resource) == "yes"
+    assert _may(product, AGENT, verb, resource) == "yes"
 
 
 @pytest.mark.parametrize(("verb", "resource"), DENIED)
 def test_the_agent_may_not(product: Kubectl, verb: str, resource: str) -> None:
-    assert _may(product, verb, resource) == "no"
+    assert _may(product, AGENT, verb, resource) == "no"
+
+
+@pytest.mark.parametrize(("verb", "resource"), sorted(SCHEDULER_ALLOWED))
+def test_the_scheduler_may(product: Kubectl, verb: str, resource: str) -> None:
+    assert _may(product, SCHEDULER, verb, resource) == "yes"
+
+
+@pytest.mark.parametrize(("verb", "resource"), SCHEDULER_DENIED)
+def test_the_scheduler_may_not(product: Kubectl, verb: str, resource: str) -> None:
+    assert _may(product, SCHEDULER, verb, resource) == "no"
 
 
 def test_an_agent_cannot_report_for_a_node_it_does_not_run_on(product: Kubectl, node_name: str) -> None:
@@ -46,29 +89,40 @@ def _patch_as_the_agent(product: Kubectl, node_name: str, target: str, resource:
     """Send a patch of a node's capacity from inside the agent's container, with its own token; return the answer."""
     agents = product.within(AGENT_NAMESPACE)
     pod = agent_pod(product, node_name)["metadata"]["name"]
-    return agents.exec(pod, "/opt/aliquot/bin/python", "-c", _PATCH, target, resource, container="agent")
+    added = {"op": "add", "path": f"/status/capacity/{resource.replace('/', '~1')}", "value": "1"}
+    return agents.exec(pod, *_CALL, "PATCH", f"/api/v1/nodes/{target}/status", json.dumps([added]), container="agent")
 
 
-_PATCH = """\
-import json, os, sys, urllib3
+def test_an_agent_cannot_write_the_inventory_of_another_node(product: Kubectl, node_name: str) -> None:
+    agents, pod = product.within(AGENT_NAMESPACE), agent_pod(product, node_name)["metadata"]["name"]
+    foreign = {"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "not-its-own"}}
+    said = agents.exec(pod, *_CALL, "POST", "/apis/aliquot.dev/v1alpha1/gpunodes", json.dumps(foreign), container="agent")
+    assert "an agent writes the gpunode of its own node only" in said
+
+
+_CALL = ("/opt/aliquot/bin/python", "-c", """\
+import os, sys, urllib3
 from pathlib import Path
 account = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-target, resource = sys.argv[1:]
-added = {"op": "add", "path": "/status/capacity/" + resource.replace("/", "~1"), "value": "1"}
+verb, path, body = sys.argv[1:]
 api = urllib3.PoolManager(ca_certs=str(account / "ca.crt"))
 answer = api.request(
-    "PATCH",
-    f"https://{os.environ['KUBERNETES_SERVICE_HOST']}/api/v1/nodes/{target}/status",
-    body=json.dumps([added]),
-    headers={"Authorization": "Bearer " + (account / "token").read_text(), "Content-Type": "application/json-patch+json"},
+    verb,
+    f"https://{os.environ['KUBERNETES_SERVICE_HOST']}{path}",
+    body=body,
+    headers={
+        "Authorization": "Bearer " + (account / "token").read_text(),
+        "Content-Type": "application/json-patch+json" if verb == "PATCH" else "application/json",
+    },
 )
 print(answer.status, answer.data.decode())
-"""
+""")  # fmt: skip
+"""A request from inside the agent's container, with its own token: verb, path and body follow."""
 
 
-def _may(kubectl: Kubectl, verb: str, resource: str) -> str:
+def _may(kubectl: Kubectl, account: str, verb: str, resource: str) -> str:
     kind, _, subresource = resource.partition("/")
     try:
-        return kubectl.run("auth", "can-i", verb, kind, f"--subresource={subresource}", "--all-namespaces", f"--as={ACCOUNT}").strip()
+        return kubectl.run("auth", "can-i", verb, kind, f"--subresource={subresource}", "--all-namespaces", f"--as={account}").strip()
     except KubectlError as said_no:  # kubectl exits with 1 when the answer is no
         return str(said_no).rpartition(": ")[2].splitlines()[-1]

@@ -3,10 +3,11 @@
 import pytest
 
 from tests.e2e.kubectl import Kubectl
-from tests.e2e.product import MIB, Client, Slice, parse_events, slice_pod
+from tests.e2e.product import BECOME_ROOT, CLIENT, FORKED, MIB, SETUID_CLIENT, Client, Slice, parse_events, slice_pod
 
 pytestmark = pytest.mark.usefixtures("product")
 
+CUDA_ERROR_NOT_INITIALIZED = 3
 SIZES_MIB = (1024, 3333, 10240, 71885)
 
 
@@ -51,6 +52,46 @@ def test_the_limit_holds_without_any_environment(kubectl: Kubectl) -> None:
     kubectl.wait_for_phase("bare", "Running")
     said = kubectl.exec("bare", "sh", "-c", "env -i $(env | grep ^ALIQUOT_SIM_) /bin/aliquot-cuda-client fill")
     assert parse_events(said)[-1]["total_bytes"] == 2048 * MIB
+
+
+@pytest.mark.parametrize(
+    ("ways", "program"),
+    [
+        pytest.param("sh -c", CLIENT, id="child of a shell"),
+        pytest.param("setsid sh -c", CLIENT, id="session of its own"),
+        pytest.param("env LD_PRELOAD= LD_LIBRARY_PATH= ALIQUOT_LIMIT=0 sh -c", CLIENT, id="environment that would lift a limit"),
+        pytest.param("chroot / sh -c", CLIENT, id="chroot"),
+        pytest.param("sh -c", SETUID_CLIENT, id="setuid program"),
+        pytest.param("sh -c", f"{BECOME_ROOT} {CLIENT}", id="as sudo does"),
+    ],
+)
+def test_the_limit_holds_however_a_program_is_started(kubectl: Kubectl, ways: str, program: str) -> None:
+    kubectl.apply(slice_pod("started", Slice(2048)))
+    kubectl.wait_for_phase("started", "Running")
+    filled = parse_events(kubectl.exec("started", *ways.split(), f"{program} fill; true"))[-1]
+    assert filled["total_bytes"] == 2048 * MIB
+    assert filled["result_name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+def test_a_user_that_is_not_root_has_the_same_limit_in_a_setuid_program_as_without(kubectl: Kubectl) -> None:
+    pod = slice_pod("nobody", Slice(2048))
+    pod["spec"]["securityContext"] = {"runAsUser": 65534}
+    kubectl.apply(pod)
+    kubectl.wait_for_phase("nobody", "Running")
+    for program in ((CLIENT,), (SETUID_CLIENT,), (BECOME_ROOT, CLIENT)):
+        filled = parse_events(kubectl.exec("nobody", *program, "fill"))[-1]
+        assert (filled["total_bytes"], filled["result_name"]) == (2048 * MIB, "CUDA_ERROR_OUT_OF_MEMORY"), program
+
+
+def test_processes_that_come_of_fork_alone_share_one_limit(kubectl: Kubectl) -> None:
+    """Four processes that together want more than the limit, none of which was started by exec. And a driver is for who initialised it."""
+    kubectl.apply(slice_pod("forking", Slice(8192)))
+    kubectl.wait_for_phase("forking", "Running")
+    *held, after = parse_events(kubectl.exec("forking", FORKED, "3072", "3"))
+    total = sum(event["held_bytes"] for event in held)
+    assert len(held) == 4
+    assert 3072 * MIB < total <= 8192 * MIB, "each process's context counts too"
+    assert after["result"] == CUDA_ERROR_NOT_INITIALIZED
 
 
 def test_two_vgpus_are_two_gpus_with_half_of_the_memory_each(kubectl: Kubectl) -> None:

@@ -91,6 +91,8 @@ class Container:
         self.root = root
         self.build = build
         self.interposition = interposition
+        self.settings: dict[str, str] = {}
+        """Environment variables of all its programs, as a pod's spec sets them."""
         self._node = node
         self._uuids = uuids
 
@@ -127,7 +129,7 @@ class Container:
     def dead_slots(self) -> tuple[int, ...]:
         snapshot = self.snapshot()
         with self.region_path.open("rb") as file:
-            locked = {slot.index for slot in snapshot.slots if _is_locked(file.fileno(), region_layout.slot_offset(slot.index))}
+            locked = {slot.index for slot in snapshot.slots if _is_locked(file.fileno(), snapshot.geometry.slot(slot.index))}
         return region_layout.dead_slots(snapshot, locked)
 
     def used_bytes(self, device: int = 0) -> int:
@@ -150,7 +152,7 @@ class Container:
         }
         if self.interposition == "preload":
             env["LD_PRELOAD"] = str(self.root / contract.CONTAINER_PRELOAD.lstrip("/"))
-        return env | dict(extra or {})
+        return env | self.settings | dict(extra or {})
 
     def run(self, command: Sequence[str | Path], env: Mapping[str, str] | None = None, stdin: str = "") -> Answer:
         done = subprocess.run(

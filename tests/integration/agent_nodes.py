@@ -10,13 +10,24 @@ from typing import Any
 
 from aliquot.paths import built
 from aliquot.standin.cluster import Kind
+from aliquot.standin.errors import NotFoundError
 from aliquot.standin.hardware import SimulatedHardware
 from aliquot.standin.node import Node, NodeOptions
-from proto import codec, contract
+from proto import codec, contract, gpunode
+from proto.gpunode import GpuNode
 from proto.model import ContainerAssignment, DeviceShare, PodAssignment
 from proto.units import MIB
 
-QUICK = ("--reconcile-seconds=0.3", "--driver-poll-seconds=0.2", "--nvml-timeout-seconds=0.3", "--pod-wait-seconds=3", "--log-format=text")
+QUICK = (
+    "--reconcile-seconds=0.3",
+    "--driver-poll-seconds=0.2",
+    "--nvml-timeout-seconds=0.3",
+    "--pod-wait-seconds=3",
+    "--health-recovery-seconds=0.5",
+    "--health-quarantine-seconds=1",
+    "--health-max-recovery-seconds=2",
+    "--log-format=text",
+)
 VGPU = contract.RESOURCE_VGPU
 
 
@@ -116,6 +127,20 @@ def promised_mib(node: Node) -> dict[str, int]:
     return total
 
 
+def published(node: Node) -> GpuNode | None:
+    """The gpunodes object as the scheduler reads it."""
+    try:
+        return gpunode.decode_gpu_node(json.dumps(node.cluster.get(Kind.GPU_NODE, "", node.options.name)).encode())
+    except NotFoundError:
+        return None
+
+
+def condition(node: Node) -> dict[str, Any]:
+    """The node's condition that all its GPUs are healthy; empty before it is published."""
+    every = node.status.get("conditions", ())
+    return next((one for one in every if one["type"] == contract.NODE_CONDITION_GPUS_HEALTHY), {})
+
+
 def inject(node: Node, *fault: str) -> None:
     """Make the simulated driver fail, or heal."""
     subprocess.run([built("bin/aliquot-sim"), "inject", *fault, "--dir", node.layout.base / "sim"], check=True)
@@ -134,6 +159,29 @@ async def page(node: Node, path: str) -> tuple[int, str]:
                 return exc.code, exc.read().decode()
 
     return await asyncio.to_thread(fetch)
+
+
+async def drift_page(node: Node) -> dict[str, Any]:
+    """What /drift shows."""
+    status, body = await page(node, "/drift")
+    assert status == 200, body
+    shown: dict[str, Any] = json.loads(body)
+    return shown
+
+
+async def page_shows(node: Node, part: str, *kinds: str) -> list[dict[str, Any]]:
+    """Wait until this part of /drift has entries of exactly these kinds; return them."""
+    wanted, found = sorted(kinds), [""]
+    entries: list[dict[str, Any]] = []
+    try:
+        async with asyncio.timeout(15):
+            while found != wanted:
+                await asyncio.sleep(0.05)
+                entries = (await drift_page(node))[part]
+                found = sorted(entry["kind"] for entry in entries)
+    except TimeoutError:
+        raise AssertionError(f"{part}: want {wanted}, found {entries}") from None
+    return entries
 
 
 async def not_ready_because(node: Node, words: str) -> None:

@@ -2,19 +2,19 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.adapters.container_files import GrantFiles, read_region
 from agent.core.borrowing import MOST_PERCENT
 from agent.core.region_layout import DeviceLimit, Limits
+from aliquot.__main__ import main
 from aliquot.demo.evidence import parse_events
-from aliquot.paths import SOURCE_ROOT, built
+from aliquot.paths import built
 from proto import contract
 from proto.units import MIB
 from tests.integration.agent_nodes import container, eventually, grants, log_of, make_node, manifest, refused, running
@@ -77,6 +77,7 @@ async def until_used(node, pod: str, least_bytes: int) -> float:
 
 async def test_a_mig_container_uses_what_its_instance_holds_and_has_no_refusals():
     async with make_node("a100x8-mig") as node:
+        await eventually(lambda: node.allocatable(contract.RESOURCE_MIG_PREFIX + "1g.10gb"), "the kubelet counts the instances")
         node.create_pod(manifest("hard", mig("hold", "--mib", "512")))
         node.create_pod(manifest("soft", cuda("hold", "--mib", "256", mib=2048)))
         await running(node, "hard", "soft")
@@ -132,15 +133,13 @@ async def test_weights_share_what_is_idle_and_give_it_back():
         await running(node, "a", "b")
         await eventually(lambda: limit_of(node, "a").sm_percent == MOST_PERCENT, "a borrows what b leaves idle")
         assert limit_of(node, "b").sm_percent == 60
-        await eventually(lambda: len(kernels(node, "a")) >= 3, "a works alone")
+        await eventually(lambda: len(kernels(node, "a")) >= 2, "a works alone")
         alone = kernels(node, "a")[-1]
         go(node, "b")
         await eventually(
             lambda: (limit_of(node, "a").sm_percent, limit_of(node, "b").sm_percent) == (25, 75), "by weight when both want it"
         )
-        seen = len(kernels(node, "a"))
-        await eventually(lambda: len(kernels(node, "a")) >= seen + 2, "a works beside b")
-        assert kernels(node, "a")[-1] < alone * 0.6
+        await eventually(lambda: kernels(node, "a")[-1] < alone * 0.6, "a does less beside b")
         node.delete_pod("b")
         await eventually(lambda: limit_of(node, "a").sm_percent == MOST_PERCENT, "a has it back")
 
@@ -166,9 +165,7 @@ async def test_low_priority_yields_while_high_priority_works():
         await eventually(lambda: len(kernels(node, "low")) >= 2, "low works alone")
         alone = kernels(node, "low")[-1]
         go(node, "high")
-        seen = len(kernels(node, "low"))
-        await eventually(lambda: len(kernels(node, "low")) >= seen + 3, "low goes on beside high")
-        assert kernels(node, "low")[-1] < alone / 4
+        await eventually(lambda: kernels(node, "low")[-1] < alone / 4, "low does little beside high")
 
 
 async def test_a_region_is_shown_by_directory_and_by_process():
@@ -178,8 +175,9 @@ async def test_a_region_is_shown_by_directory_and_by_process():
         await eventually(lambda: parse_events(node.container("a").lines()), "it is full")
 
         def dump(*arguments: str) -> str:
-            command = [sys.executable, "-m", "aliquot", "region", "dump", *arguments]
-            return subprocess.run(command, check=True, capture_output=True, text=True, cwd=SOURCE_ROOT, timeout=30).stdout
+            result = CliRunner().invoke(main, ["region", "dump", *arguments], catch_exceptions=False)
+            assert result.exit_code == 0, result.output
+            return result.stdout
 
         directory = node.layout.run / "containers" / grant_of(node, "a")
         await eventually(
@@ -199,7 +197,6 @@ async def test_a_region_is_shown_by_directory_and_by_process():
         for words in ("1 GiB", "40 percent of the cores", f"process  {process['pid']}", "alive", "refused"):
             assert words in text
 
-        with pytest.raises(subprocess.CalledProcessError) as wrong:
-            dump("/nowhere")
-        assert wrong.value.returncode == 1
-        assert "/nowhere/limits" in wrong.value.stderr
+        wrong = CliRunner().invoke(main, ["region", "dump", "/nowhere"])
+        assert wrong.exit_code == 1
+        assert "/nowhere/limits" in wrong.stderr

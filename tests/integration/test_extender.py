@@ -5,21 +5,25 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import pytest
 
+from program.api_server import ApiServer
 from proto import codec, contract
 from proto.gpunode import encode_gpu_node
 from scheduler_plugin import __main__ as program
-from scheduler_plugin.adapters.kube import ApiServer, KubeConnection
+from scheduler_plugin.adapters.kube import KubeConnection
+from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.shapes import MAX_SCORE
 from scheduler_plugin.core.state import Stage
 from scheduler_plugin.services import leadership
 from scheduler_plugin.settings import Settings
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
-from tests.unit.scheduler_plugin.builders import make_node
+from tests.unit.scheduler_plugin.builders import PLACES, make_device, make_node, make_place
 
 
 class Running:
@@ -157,9 +161,21 @@ async def test_a_pod_without_gpus_passes(api):
     async with running(api) as extender:
         pod = await create(api)
         assert (await extender.filter(pod, "n1", "other"))["NodeNames"] == ["n1", "other"]
-        assert await extender.prioritize(pod, "n1", "other") == {"n1": 0, "other": 0}
+        assert await extender.prioritize(pod, "other") == {"other": 0}
         assert await extender.bind(pod, "other") == ""
         assert api.bindings[-1]["metadata"]["annotations"] == {}
+
+
+async def test_a_pod_without_gpus_keeps_off_the_hosts_that_free_gpus_need(api):
+    async with running(api) as extender:
+        await extender.schedule(await create(api, "full", vgpu="2", vgpu_memory="2000"), "n1")
+        pod = await create(api, "cpu")
+        scores = await extender.prioritize(pod, "n1", "n2", "other")
+        assert 0 < scores["n2"] < scores["n1"] < scores["other"] == MAX_SCORE
+        assert pod["metadata"]["uid"] not in extender.state.reservations
+        await extender.prioritize(pod, "n1", "n2")
+        expected = extender.state.reservations[pod["metadata"]["uid"]]
+        assert (expected.node, expected.footprint, expected.demand.cpu_milli) == ("n1", {}, 1000)
 
 
 async def test_a_request_that_no_gpu_can_satisfy_fails_everywhere_with_its_sentence(api):
@@ -329,6 +345,64 @@ async def test_during_an_outage_a_binding_keeps_its_devices_and_is_settled_after
         assert not extender.state.reservations
 
 
+async def test_a_pod_bursts_only_on_nodes_that_allow_as_much(api):
+    await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n2", 2, memory_oversubscription=1.5))))
+    async with running(api) as extender:
+        pod = await create(api, vgpu="1", vgpu_memory="400", annotations={contract.ANNOTATION_MEMORY_BURST: "1.5"})
+        answer = await extender.filter(pod, "n1", "n2")
+        assert answer["NodeNames"] == ["n2"]
+        assert answer["FailedAndUnresolvableNodes"] == {"n1": NodeReason.ISOLATION.sentence}
+        assert "does not offer the memory burst of 1.5 (at most 1)" in await extender.bind(pod, "n1")
+        assert await extender.bind(pod, "n2") == ""
+
+
+# --- MIG instances made on demand -----------------------------------------------------------------------------------
+
+
+async def offer_places(api: FakeApi) -> None:
+    """Let n1 have one GPU on which its agent makes instances."""
+    device = make_device("n1", 0, instances=1)
+    places = tuple(make_place(device.uuid, *at) for at in PLACES)
+    await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", [replace(device, mig_instances=places)]))))
+
+
+async def test_filter_lets_no_pod_pass_for_whose_instance_bind_has_no_room(api):
+    await offer_places(api)
+    async with running(api) as extender:
+        for name in ("a", "b"):
+            await extender.schedule(await create(api, name, **{"mig-3g.40gb": "1"}), "n1")
+        assert {assigned(api, name)[0][0] for name in ("a", "b")} == {"GPU-n1-0/3g.40gb@0", "GPU-n1-0/3g.40gb@4"}
+        small = await create(api, "c", **{"mig-1g.10gb": "1"})
+        assert (await extender.filter(small, "n1"))["FailedNodes"] == {"n1": NodeReason.MIG_PROFILE.sentence}
+        assert "asks for 1 x MIG 1g.10gb" in await extender.bind(small, "n1")
+        await api.delete("pods", "a", "team")
+        await extender.until(lambda: "uid-a" not in extender.state.pods)
+        assert await extender.schedule(small, "n1") == "n1"
+
+
+async def test_two_profiles_that_fit_one_by_one_but_not_together_fail(api):
+    await offer_places(api)
+    async with running(api) as extender:
+        both = await create(api, "a", **{"mig-1g.10gb": "1", "mig-7g.80gb": "1"})
+        assert (await extender.filter(both, "n1"))["NodeNames"] == []
+        beside = await create(api, "b", **{"mig-1g.10gb": "3", "mig-3g.40gb": "1"})
+        assert await extender.schedule(beside, "n1") == "n1"
+
+
+async def test_preempt_ends_all_pods_whose_places_the_instance_would_overlap(api):
+    await offer_places(api)
+    async with running(api) as extender:
+        for name in ("a", "b"):
+            await extender.schedule(await create(api, name, **{"mig-1g.10gb": "1"}), "n1")
+        await extender.until(lambda: all(extender.state.pods[f"uid-{name}"].node_name for name in ("a", "b")))
+        important = await create(api, "c", **{"mig-7g.80gb": "1"})
+        important["spec"]["priority"] = 100
+        assert "n1" in (await extender.filter(important, "n1"))["FailedNodes"]
+        args = {"Pod": important, "NodeNameToVictims": None, "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
+        (victims,) = (await extender.call("preempt", args))["NodeNameToMetaVictims"].values()
+        assert {victim["UID"] for victim in victims["Pods"]} == {"uid-a", "uid-b"}
+
+
 # --- preempt --------------------------------------------------------------------------------------------------------
 
 
@@ -422,6 +496,20 @@ async def test_an_inventory_that_cannot_be_read_is_left_out_and_the_others_count
         assert (await extender.filter(await create(api, vgpu="1"), "n1", "n3"))["NodeNames"] == ["n1"]
 
 
+async def test_an_inventory_that_is_deleted_in_a_form_that_cannot_be_read_is_forgotten(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="1")
+        broken = json.loads(encode_gpu_node(make_node("n2", 2)))
+        broken["status"]["devices"][0]["uuid"] = "../../etc"
+        await api.put("gpunodes", broken)
+        await create(api, "later")
+        await extender.until(lambda: "uid-later" in extender.state.pods)
+        assert (await extender.filter(pod, "n2"))["NodeNames"] == ["n2"], "it counts as it was last read"
+        await api.delete("gpunodes", "n2")
+        await extender.until(lambda: extender.state.gpu_node("n2") is None)
+        assert (await extender.filter(pod, "n1", "n2"))["NodeNames"] == ["n1"]
+
+
 async def test_a_cordon_takes_effect_and_ends(api):
     async with running(api) as extender:
         pod = await create(api, vgpu="1")
@@ -456,6 +544,22 @@ async def test_metrics_tell_attempts_reasons_and_the_state(api):
         assert 'aliquot_scheduler_node_rejections_total{reason="memory"} 1.0' in text
         assert "aliquot_scheduler_memory_allocated_ratio 0.5" in text
         assert 'aliquot_scheduler_verb_duration_seconds_count{verb="bind"} 1.0' in text
+
+
+async def test_every_call_is_counted_by_what_became_of_it(api):
+    async with running(api) as extender:
+        first, second = await create(api, "a", vgpu="2"), await create(api, "b", vgpu="2")
+        await extender.schedule(first, "n1")
+        assert "asks for" in await extender.bind(second, "n1")
+        await extender.post("filter", b"[")
+        with mock.patch.object(extender.scheduler._watch, "_current_at", {}):
+            assert (await extender.post("prioritize", b"{}"))[0] == 503
+        with mock.patch.object(program, "choose_victims", side_effect=RuntimeError("a bug")):
+            assert (await extender.post("preempt", b"{}"))[0] == 500
+        _, text = await extender.page("/metrics")
+    counted = [("bind", "ok"), ("bind", "refused"), ("filter", "ok"), ("filter", "bad_request")]
+    for verb, outcome in [*counted, ("prioritize", "not_ready"), ("preempt", "error")]:
+        assert f'aliquot_scheduler_verbs_total{{outcome="{outcome}",verb="{verb}"}} 1.0' in text, (verb, outcome)
 
 
 # --- replicas -------------------------------------------------------------------------------------------------------

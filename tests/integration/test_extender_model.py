@@ -1,4 +1,4 @@
-"""Any interleaving of filter, prioritize, bind, deletion, time, lost answers, late watches and crashes keeps two promises.
+"""Any interleaving of filter, prioritize, bind, deletion, time, lost answers, late watches, crashes and takeovers keeps two promises.
 
 I1: over all pods that the API has bound, no device is promised more than it has. I3: once the API has told everything and time has passed,
 the state holds exactly what those pods hold, and nothing else. The oracle is the API's own picture of the pods, summed up by hand.
@@ -9,6 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from unittest import mock
 
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
 from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeNotFoundError
+from scheduler_plugin.extender import bind as bind_module
 from scheduler_plugin.extender.bind import Binder
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
@@ -41,7 +43,10 @@ class World:
         self.untold: list[PodFacts | str] = []
         """What the scheduler has not been told yet, in order: pods as they became, UIDs of pods that were deleted."""
         self.created = 0
+        self.replica = 0
+        """The one that leads; an earlier one goes on until it finds that it does not lead any more."""
         self.lose_answers = 0
+        self.drop_requests = 0
         self.now = 0.0
         self.told_at = 0.0
         self.nodes = [make_node(name, 2, shares_per_gpu=MAX_SHARES) for name in NODES]
@@ -52,7 +57,9 @@ class World:
         self.state = ClusterState()
         self.state.replace_gpu_nodes(self.nodes)
         self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, SOFT_SECONDS, monotonic=lambda: self.now)
-        self.binder = Binder(self.desk, self, lambda: True)
+        self.replica += 1
+        mine = self.replica
+        self.binder = Binder(self.desk, self, lambda: self.replica == mine)
         self.list_pods()
 
     def list_pods(self) -> None:
@@ -80,6 +87,9 @@ class World:
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
         del namespace
         await asyncio.sleep(0)
+        if self.drop_requests:
+            self.drop_requests -= 1
+            raise KubeApiError("no answer, and nothing happened")
         pod = self.pods.get(name)
         if pod is None:
             raise KubeNotFoundError("no such pod")
@@ -176,6 +186,9 @@ class Play:
     async def lose(self, *_: int) -> None:
         self.world.lose_answers = 1
 
+    async def drop(self, _: int, other: int) -> None:
+        self.world.drop_requests = other
+
     async def proceed(self, _: int, other: int) -> None:
         for _turn in range(2 * other):
             await asyncio.sleep(0)
@@ -198,10 +211,17 @@ class Play:
         self.tasks.clear()
         self.world.start()
 
+    async def takeover(self, *_: int) -> None:
+        """The leader loses its lease; what it has sent arrives before the next one lists the pods (services.leadership)."""
+        self.world.replica += 1
+        for _turn in range(3):
+            await asyncio.sleep(0)
+        self.world.start()
+
     async def settle(self) -> None:
         """Let everything under way end, tell everything, and let time pass."""
         world = self.world
-        world.lose_answers = 0
+        world.lose_answers = world.drop_requests = 0
         await asyncio.gather(*self.tasks, return_exceptions=True)
         event(f"{sum(bool(pod.node_name) for pod in world.pods.values())} pods bound at the end")
         world.tell(len(world.untold))
@@ -219,12 +239,14 @@ STEPS = (
     "bind",
     "bind",
     "lose",
+    "drop",
     "proceed",
     "proceed",
     "tell",
     "relist",
     "wait",
     "crash",
+    "takeover",
 )
 steps = st.tuples(st.sampled_from(STEPS), st.integers(0, len(PODS) - 1), st.integers(0, 4))
 
@@ -234,6 +256,11 @@ steps = st.tuples(st.sampled_from(STEPS), st.integers(0, len(PODS) - 1), st.inte
 @example(
     [("bind", 2, 0), ("proceed", 0, 2), ("bind", 2, 1), ("bind", 0, 0), ("proceed", 0, 2)]
 )  # bound, not yet seen bound, bound elsewhere
+@example(
+    [("drop", 0, 4), ("bind", 2, 0), ("takeover", 0, 0), ("bind", 5, 0), ("bind", 0, 0), *[("proceed", 0, 4)] * 3]
+)  # the old leader still tries to bind when the new one gives the device away
+@example([("drop", 0, 3), ("bind", 2, 0), ("takeover", 0, 0), ("bind", 5, 0), ("bind", 0, 0), *[("proceed", 0, 4)] * 3])
 def test_no_interleaving_promises_a_device_twice_or_leaks_a_share(history):
     prelude = [("create", number, 0) for number in range(len(PODS))] + [("tell", 0, 6)]
-    asyncio.run(Play().run(prelude + history))
+    with mock.patch.object(bind_module, "FIRST_RETRY_SECONDS", 0.0):
+        asyncio.run(Play().run(prelude + history))

@@ -18,6 +18,7 @@ from agent.core.region_layout import DeviceLimit, Limits
 from cuda_shim.interpose.classes.tables import read_abi, read_hooks
 from proto import contract
 from tests.fakes.container import LIBRARY_DIR, MIB, Container, Node
+from tests.fakes.cuda import NOT_PERMITTED, OUT_OF_MEMORY
 from tests.fakes.recording_driver import VERSION_NODE, build_recording_driver
 
 LIMIT_MIB = 4096
@@ -336,3 +337,105 @@ def test_work_under_a_limit_reaches_the_asked_form_once_and_no_form_beside_it(no
     assert len(reached) > 25
     siblings = {symbol: [call for call in calls if base[call] == base[symbol]] for symbol, calls in reached.items()}
     assert {symbol: calls for symbol, calls in siblings.items() if calls != [symbol]} == {}
+
+
+# --- what the simulated driver does not have ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(node, recorder, build_dir):
+    """Run a program in a container whose driver does nothing but succeed where the simulated one has nothing to offer."""
+
+    def run(script: str, *, memory_mib: int = LIMIT_MIB, context_bytes: int = 0):
+        device = DeviceLimit(node.uuids[0], memory_mib * MIB, context_bytes=context_bytes)
+        container = node.container_with(Limits((device,)))
+        replace_driver(container, recorder)
+        real = {"RECORDED_DRIVER": str(build_dir / "lib/sim" / contract.CUDA_SONAME), "RECORDING": str(driver_path(container))}
+        prelude = "from tests.fakes.cuda import *\nimport ctypes, os\nstart()\nrecording = ctypes.CDLL(os.environ['RECORDING'])\n"
+        prelude += "recording.recording_at.restype = ctypes.c_char_p\n"
+        answer = container.python(prelude + script, env=real)
+        assert answer.status == 0, answer
+        return answer.last
+
+    return run
+
+
+SPARSE = """
+class MapInfo(ctypes.Structure):  # CUarrayMapInfo
+    _fields_ = (
+        ("resource_type", ctypes.c_uint64), ("resource", ctypes.c_uint64), ("subresource", ctypes.c_uint64 * 5),
+        ("operation", ctypes.c_uint), ("handle_type", ctypes.c_uint), ("handle", ctypes.c_uint64), ("rest", ctypes.c_uint64 * 3),
+    )
+class Shape(ctypes.Structure):  # CUDA_ARRAY3D_DESCRIPTOR
+    _fields_ = (("size", ctypes.c_size_t * 3), ("format", ctypes.c_int), ("channels", ctypes.c_uint), ("flags", ctypes.c_uint))
+def array():
+    result, made = into("cuArray3DCreate_v2", ctypes.byref(Shape((ctypes.c_size_t * 3)(512, 1, 0), 1, 1, 0)))
+    assert not result, result
+    return made
+def tiles(*handles, resource, operation=1):
+    listed = (MapInfo * len(handles))(*(MapInfo(resource=resource, operation=operation, handle=handle) for handle in handles))
+    must("cuMemMapArrayAsync" + SUFFIX, listed, len(handles), 0)
+"""
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_memory_that_lies_in_a_sparse_array_is_charged_until_the_array_is_gone(recorded, suffix):
+    told = recorded(
+        f"SUFFIX = {suffix!r}\n"
+        + SPARSE
+        + """
+one, other = array(), array()
+before = info()[0]
+handles = [create_physical(256 * MIB)[1] for _ in range(2)]
+tiles(*handles, handles[0], resource=one)
+tiles(handles[0], resource=other)
+for handle in handles:
+    must("cuMemRelease", handle)
+released = before - info()[0]
+tiles(*handles, resource=one, operation=2)
+unmapped = before - info()[0]
+must("cuArrayDestroy", one)
+one_gone = before - info()[0]
+must("cuArrayDestroy", other)
+tell(released=released, unmapped=unmapped, one_gone=one_gone, left=before - info()[0])
+"""
+    )
+    assert told["released"] == told["unmapped"] == 512 * MIB
+    assert told["one_gone"] == pytest.approx(256 * MIB, abs=4096), "the arrays themselves are small"
+    assert told["left"] <= 0
+
+
+@pytest.mark.parametrize("call", ["cuGLCtxCreate", "cuGLCtxCreate_v2", "cuVDPAUCtxCreate", "cuVDPAUCtxCreate_v2"])
+def test_contexts_for_graphics_are_part_of_the_limit(recorded, call):
+    told = recorded(
+        f"""
+before = info()[0]
+made = ctypes.c_uint64(0x1000)
+result = call({call!r}, ctypes.byref(made), 0, 0, 0, 0)
+taken = before - info()[0]
+recording.recording_clear()
+refused = call({call!r}, ctypes.byref(out()), 0, 0, 0, 0)
+names = [recording.recording_at(position) for position in range(recording.recording_length())]
+tell(result=result, taken=taken, refused=refused, reached=[name.decode() for name in names if b"CtxCreate" in name])
+""",
+        memory_mib=1024,
+        context_bytes=500 * MIB,
+    )
+    assert told == {"result": 0, "taken": 500 * MIB, "refused": OUT_OF_MEMORY, "reached": []}
+
+
+def test_a_checkpointed_process_comes_back_to_the_device_it_was_on_and_to_no_other(recorded):
+    told = recorded(
+        """
+class Pair(ctypes.Structure):  # CUcheckpointGpuPair
+    _fields_ = (("old", ctypes.c_ubyte * 16), ("new", ctypes.c_ubyte * 16))
+class RestoreArgs(ctypes.Structure):  # CUcheckpointRestoreArgs
+    _fields_ = (("pairs", ctypes.POINTER(Pair)), ("count", ctypes.c_uint), ("rest", ctypes.c_uint64 * 6))
+here, there = (ctypes.c_ubyte * 16)(1), (ctypes.c_ubyte * 16)(2)
+def restored(*pairs):
+    listed = (Pair * len(pairs))(*(Pair(old, new) for old, new in pairs))
+    return call("cuCheckpointProcessRestore", 1, ctypes.byref(RestoreArgs(listed, len(pairs))))
+tell(results=[call("cuCheckpointProcessRestore", 1, None), restored((here, here)), restored((here, here), (here, there))])
+"""
+    )
+    assert told == {"results": [0, 0, NOT_PERMITTED]}

@@ -12,12 +12,14 @@ from dataclasses import replace
 
 import pytest
 
+from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
 from tests.fakes.container import MIB, Container, Node
 
 LIMIT_MIB = 8192
 ERROR_POINTS = 6
 """What a median second may be off, in percent of the device."""
+WAITING_OFFSET = 108  # in struct aq_slot_device
 
 PROGRAM = "from tests.fakes.cuda import *\nfrom tests.fakes.kernels import *\nimport ctypes, os, sys, time\n"
 
@@ -139,30 +141,86 @@ def test_a_ceiling_that_is_given_to_a_free_program_and_taken_away_again_acts(nod
 LAUNCHER = """
 start()
 function = load()
-work_for(0.3, 1000, lambda: spin(function, 1000))  # until its cost is known: then no launch fits into what is paid in advance
+work_for(0.3, MICROSECONDS, lambda: spin(function, MICROSECONDS))
 tell(ready=True)
 for line in sys.stdin:
     begin = time.monotonic()
-    spin(function, 1000)
+    spin(function, MICROSECONDS)
     must("cuCtxSynchronize")
     tell(took=time.monotonic() - begin)
 """
 
 
+@pytest.mark.parametrize("kernel_us", [1000, 10], ids=["paid one by one", "paid in advance"])
 @pytest.mark.parametrize("sm_percent", [0, 50])
-def test_a_paused_program_waits_with_its_next_launch_and_goes_on_when_resumed(node, sm_percent):
+def test_a_paused_program_waits_with_its_next_launch_and_goes_on_when_resumed(node, sm_percent, kernel_us):
     container = tenant(node, sm_percent)
-    with container.start_python(PROGRAM + LAUNCHER) as program:
+    with container.start_python(PROGRAM + f"MICROSECONDS = {kernel_us}\n" + LAUNCHER) as program:
         assert program.listen() == {"ready": True}
         assert program.ask("launch")["took"] < 1
         change(container, paused=True)
         program.tell("launch")
-        time.sleep(1.0)
+        time.sleep(0.7)
         change(container, paused=False)
         resumed_at = time.monotonic()
-        assert program.listen()["took"] > 0.9
+        assert program.listen()["took"] > 0.6
         assert time.monotonic() - resumed_at < 1
-        assert container.snapshot().slots[0].devices[0].throttled_ns > 0.9e9
+        assert container.snapshot().slots[0].devices[0].throttled_ns > 0.6e9
+
+
+THREADS_THAT_LAUNCH = """
+import threading
+start()
+function, context = load(), out()
+must("cuCtxGetCurrent", ctypes.byref(context))
+def launch():
+    must("cuCtxSetCurrent", context.value)
+    spin(function, 1000)
+    must("cuCtxSynchronize")
+launch()
+tell(ready=True)
+sys.stdin.readline()
+threads = [threading.Thread(target=launch) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+tell(done=True)
+sys.stdin.read()
+"""
+
+
+def test_the_threads_that_wait_to_launch_are_counted_while_they_do(node):
+    container = tenant(node, 50)
+
+    def waiting() -> int:
+        return container.snapshot().slots[0].devices[0].waiting
+
+    with container.start_python(PROGRAM + THREADS_THAT_LAUNCH) as program:
+        assert program.listen() == {"ready": True}
+        assert waiting() == 0
+        change(container, paused=True)
+        program.tell("")
+        deadline = time.monotonic() + 20
+        while waiting() != 3:
+            assert time.monotonic() < deadline, container.snapshot()
+            time.sleep(0.01)
+        change(container, paused=False)
+        assert program.listen() == {"done": True}
+        assert waiting() == 0
+
+
+def test_the_waiting_threads_of_a_killed_program_are_not_its_successors(node):
+    """The one before was of a version that knew the count, whoever buried it did not."""
+    container = tenant(node, 50)
+    with container.repl():
+        pass
+    offset = region_layout.OWN_GEOMETRY.slot(0)
+    with container.region_path.open("r+b") as region:
+        region.seek(offset)
+        region.write(bytes(4))  # a free slot
+        region.seek(offset + region_layout.SLOT_HEADER.size + WAITING_OFFSET)
+        region.write(b"\x09")
+    with container.repl():
+        assert container.snapshot().slots[0].devices[0].waiting == 0
 
 
 def test_memory_can_be_had_and_freed_while_a_program_is_paused(node):

@@ -270,22 +270,29 @@ int main(void) { fill(by_handle); return 0; }
     assert answer.last == {"held": FILLED}
 
 
-def test_a_go_program_with_cgo_is_limited(container, tmp_path):
+@pytest.fixture(scope="module")
+def go_program(tmp_path_factory):
+    """Fills its container from cgo; built once, because that compiles Go's runtime too."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("no Go tool chain")
+    directory = tmp_path_factory.mktemp("go")
     body = FILL_C + 'static void *by_handle(const char *name) { return dlsym(dlopen("libcuda.so.1", RTLD_NOW), name); }'
-    (tmp_path / "main.go").write_text(
+    (directory / "main.go").write_text(
         f"package main\n/*\n#cgo LDFLAGS: -ldl\n{body.replace('/* Fills', '// Fills').replace('that was. */', 'that was.')}\n"
         "static void run(void) { fill(by_handle); }\n*/\n"
         'import "C"\nimport "runtime"\n\n'
         "func main() {\n\truntime.LockOSThread()\n\tdone := make(chan bool)\n"
         "\tgo func() { runtime.GC(); done <- true }()\n\tC.run()\n\t<-done\n}\n"
     )
-    (tmp_path / "go.mod").write_text("module fill\n\ngo 1.16\n")
-    env = {**os.environ, "GOCACHE": str(tmp_path / "cache"), "GOFLAGS": "-mod=mod", "CGO_ENABLED": "1", "GOTOOLCHAIN": "local"}
-    subprocess.run([go, "build", "-o", tmp_path / "fill", "."], cwd=tmp_path, env=env, check=True, capture_output=True, timeout=110)
-    assert container.run([tmp_path / "fill"]).last == {"held": FILLED}
+    (directory / "go.mod").write_text("module fill\n\ngo 1.16\n")
+    env = {**os.environ, "GOCACHE": str(directory / "cache"), "GOFLAGS": "-mod=mod", "CGO_ENABLED": "1", "GOTOOLCHAIN": "local"}
+    subprocess.run([go, "build", "-o", directory / "fill", "."], cwd=directory, env=env, check=True, capture_output=True, timeout=110)
+    return directory / "fill"
+
+
+def test_a_go_program_with_cgo_is_limited(container, go_program):
+    assert container.run([go_program]).last == {"held": FILLED}
 
 
 JAVA = """

@@ -210,6 +210,83 @@ tell(results=[result, held, again, more], free=info()[0])
     assert facts(container.python(PROGRAM + script)) == {"results": [0, 0, 0, OUT_OF_MEMORY], "free": 0}
 
 
+IN_PIECES = """
+start()
+driver = ctypes.CDLL(DRIVER)
+function, busy = load(), make_stream()
+
+def device_lost():
+    free, total = out(), out()
+    if driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)):
+        raise SystemExit("the driver does not say what is free")
+    return total.value - free.value
+
+pool = out()
+must("cuDeviceGetDefaultMemPool", ctypes.byref(pool), 0)
+threshold = ctypes.c_uint64(2**63)
+must("cuMemPoolSetAttribute", pool.value, 4, ctypes.byref(threshold))
+pieces = [into("cuMemAllocAsync", 20 * MIB, busy) for _ in range(4)]  # each in a piece of 32 MiB: 48 MiB lie idle, 20 in a row nowhere
+must("cuStreamSynchronize", busy)
+rest = alloc(info()[0])
+before = device_lost()
+"""
+
+
+def in_pieces(container, script: str):
+    driver = container.root / "run/aliquot/driver/libcuda.aliquot-driver.so.1"
+    prelude = PROGRAM + "from tests.fakes.kernels import *\nimport threading, time\n" + f"DRIVER = {str(driver)!r}\n"
+    return facts(container.python(prelude + IN_PIECES + script))
+
+
+@pytest.mark.parametrize("kernel_us", [0, 200_000], ids=["idle stream", "busy stream"])
+def test_what_a_pool_took_for_an_allocation_that_is_refused_is_back_before_the_answer(container, kernel_us):
+    told = in_pieces(
+        container,
+        f"""
+if {kernel_us}:
+    spin(function, {kernel_us}, busy)
+result, address = into("cuMemAllocAsync", 20 * MIB, busy)
+after = device_lost()
+tell(results=[result for result, _ in pieces + [rest]], refused=result, untouched=address == UNTOUCHED, more=after - before, free=info()[0])
+""",
+    )
+    assert told == {"results": [0] * 5, "refused": OUT_OF_MEMORY, "untouched": True, "more": 0, "free": 0}
+
+
+def test_a_refusal_does_not_wait_for_a_stream_that_waits_for_the_program(container):
+    told = in_pieces(
+        container,
+        """
+gate = threading.Event()
+wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: gate.wait())
+must("cuLaunchHostFunc", busy, wait, None)
+begin = time.monotonic()
+result, _ = into("cuMemAllocAsync", 20 * MIB, busy)
+took, free = time.monotonic() - begin, info()[0]
+gate.set()
+must("cuStreamSynchronize", busy)
+again = info()[0]
+tell(refused=result, took=took, free=free, again=again, more=device_lost() - before)
+""",
+    )
+    assert told["refused"] == OUT_OF_MEMORY
+    assert told["took"] < 5
+    assert (told["free"], told["again"], told["more"]) == (0, 0, 0), "back at the next call that looks, though the pool would keep it"
+
+
+def test_idle_pieces_of_a_pool_are_given_back_rather_than_an_allocation_refused(container):
+    told = in_pieces(
+        container,
+        """
+for _, address in pieces[:2]:
+    must("cuMemFreeAsync", address, busy)  # two pieces of 32 MiB: 64 in all, and no 40 in a row
+result, address = into("cuMemAllocAsync", 40 * MIB, busy)
+tell(result=result, more=device_lost() - before)
+""",
+    )
+    assert told == {"result": SUCCESS, "more": 0}
+
+
 def test_memory_freed_in_stream_order_comes_back_when_the_stream_has_got_there(container):
     script = """
 start()

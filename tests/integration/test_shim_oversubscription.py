@@ -101,6 +101,20 @@ tell(result=result, untouched=address == UNTOUCHED, huge=alloc(2**64 - 1)[0], fr
     assert told(container, script) == {"result": OUT_OF_MEMORY, "untouched": True, "huge": OUT_OF_MEMORY, "free": free}
 
 
+def test_when_the_host_has_no_more_memory_either_it_is_out_of_memory_and_nothing_stays_charged(node):
+    container = node.container_with(limits(node, ceiling_mib=2**42))
+    script = """
+start()
+before = info()[0]
+results = [alloc(2**50), into("cuMemAllocManaged", 2**50, 1)]
+small, _ = alloc(MIB)
+tell(results=results, left=before - info()[0], small=small)
+"""
+    told_of = told(container, script)
+    assert told_of == {"results": [[OUT_OF_MEMORY, 0xDEADBEEF]] * 2, "left": MIB, "small": SUCCESS}
+    assert virtual_bytes(container) == 0
+
+
 def test_managed_memory_that_the_program_asks_for_leaves_the_guarantee_alone(container):
     script = """
 start()

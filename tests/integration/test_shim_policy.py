@@ -8,6 +8,7 @@ import pytest
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
 from tests.fakes.container import MIB, Node
+from tests.fakes.small_disk import small_disk
 
 LIMIT_MIB = 2048
 PROGRAM = "from tests.fakes.cuda import *\nimport ctypes, os\n"
@@ -65,6 +66,25 @@ def test_an_open_policy_lets_the_program_run_without_limits_and_says_so(node, da
     [line] = answer.stderr.splitlines()
     assert says in line
     assert "without limits" in line
+
+
+def test_a_full_disk_refuses_the_gpu_and_does_not_kill_the_program(node, tmp_path):
+    """The agent leaves the region sparse: its pages are the first program's to ask for, and there may be none."""
+    container = node.container(LIMIT_MIB)
+    written = container.region_path.read_bytes()
+    (tmp_path / "disk").mkdir()
+    with small_disk(tmp_path / "disk", mib=4) as disk:
+        sparse = disk.directory / "region"
+        sparse.write_bytes(written[:4096])
+        os.truncate(sparse, len(written))
+        disk.fill()
+        container.region_path.unlink()
+        container.region_path.symlink_to(sparse)
+        answer = container.python(PROGRAM + "tell(result=call('cuInit', 0))")
+        assert answer.last == {"result": 800}
+        assert "no room for the" in answer.stderr
+        disk.empty()
+        assert container.python(PROGRAM + "start()\ntell(result=alloc(MIB)[0])").last == {"result": 0}
 
 
 def test_nvml_is_refused_with_the_rest(node):

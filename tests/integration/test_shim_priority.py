@@ -4,6 +4,7 @@ The containers share one page, as the agent mounts it: writable for those of hig
 cuda_shim/tests/test_limit.c.
 """
 
+import itertools
 import statistics
 import struct
 import time
@@ -63,6 +64,13 @@ def wanted_until_ns(page) -> int:
     return struct.unpack_from("<q", page.read_bytes(), 64 * LINE)[0]
 
 
+def want(page, until_ns: int) -> None:
+    """What a container of high priority writes when it launches."""
+    with page.open("r+b") as file:
+        file.seek(64 * LINE)
+        file.write(struct.pack("<q", until_ns))
+
+
 def tenant(node: Node, page, priority: int, sm_percent: int = 0, line: int = LINE) -> Container:
     device = DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, sm_percent=sm_percent, priority=priority, priority_line=line)
     container = node.container_with(Limits((device,)))
@@ -108,6 +116,22 @@ def test_low_never_starves(node, page):
     during = [report for report in reports if burst["begin"] < report["begin"] < burst["end"]]
     assert len(during) >= 3, "it goes on launching"
     assert statistics.mean(report["share"] for report in during) > 1
+
+
+def test_the_trickle_is_what_it_is_said_to_be(node, page):
+    """The device is wanted all the time, by nobody who uses it: what low gets then is the floor, and not less for what it had before."""
+    with tenant(node, page, LOW).start_python(PROGRAM + STEADY) as background:
+        ready(background)
+        reports_until(background, time.monotonic() + 0.5)
+        wanted_from, reports = time.monotonic(), []
+        while time.monotonic() < wanted_from + 4:
+            want(page, until_ns=time.monotonic_ns() + 900_000_000)
+            reports.append(background.listen())
+    trickled = [report for report in reports if report["begin"] > wanted_from + 0.5]
+    seconds = [after["begin"] - before["begin"] for before, after in itertools.pairwise(trickled)]
+    shares = [report["share"] for report in trickled[:-1]]
+    mean = sum(share * length for share, length in zip(shares, seconds, strict=True)) / sum(seconds)
+    assert mean == pytest.approx(TRICKLE_PERCENT, abs=1)
 
 
 REACTION = """

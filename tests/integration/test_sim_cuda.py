@@ -314,6 +314,7 @@ def test_prototypes_agree_with_nvidias(tmp_path):
     ours = prototypes(tmp_path, f'"{ABI_HEADER}"')
     theirs = prototypes(tmp_path, "<cuda.h>", f"-I{include_dir}", f"-D{extract.ALL_VERSIONS}")
     elsewhere = {"cuGetProcAddress_v2_ptsz", "cuProfilerInitialize", "cuProfilerStart", "cuProfilerStop"}  # not in cuda.h itself
+    elsewhere |= {"cuGLCtxCreate", "cuGLCtxCreate_v2", "cuVDPAUCtxCreate", "cuVDPAUCtxCreate_v2"}
     plain_ints = {"cuFlushGPUDirectRDMAWrites"}  # two enums that nobody here needs by name
     assert ours.keys() - theirs.keys() == elsewhere
     differing = {name: (types, theirs[name]) for name, types in ours.items() if name in theirs and theirs[name] != types}

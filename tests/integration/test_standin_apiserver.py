@@ -197,7 +197,7 @@ class TestPatch:
         assert call(api, "PATCH", "/api/v1/nodes/n/status", patch, self.MERGE_PATCH)[0] == 409
 
     def test_a_patch_of_an_unknown_type_is_refused(self, api, node):
-        assert call(api, "PATCH", "/api/v1/nodes/n", {}, "application/strategic-merge-patch+json")[0] == 415
+        assert call(api, "PATCH", "/api/v1/nodes/n", {}, "application/apply-patch+yaml")[0] == 415
 
 
 class TestCreateAndDelete:
@@ -221,3 +221,40 @@ class TestCreateAndDelete:
     def test_requests_are_remembered_for_tests(self, api):
         call(api, "GET", "/api/v1/nodes")
         assert api.requests == [("GET", "/api/v1/nodes")]
+
+
+GPU_NODES = "/apis/aliquot.dev/v1alpha1/gpunodes"
+GPU_NODE = {"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "node-1"}, "status": {"summary": "not taken"}}
+
+
+class TestGpuNodes:
+    def test_they_are_cluster_scoped_and_status_is_written_on_its_own(self, api):
+        status, created = call(api, "POST", GPU_NODES, GPU_NODE)
+        assert (status, "status" in created, "namespace" in created["metadata"]) == (201, False, False)
+        patch = [
+            {"op": "add", "path": "/status", "value": {"summary": "none"}},
+            {"op": "add", "path": "/spec", "value": {"cordoned": True}},
+        ]
+        status, patched = call(api, "PATCH", f"{GPU_NODES}/node-1/status", patch, "application/json-patch+json")
+        assert (status, patched["status"], "spec" in patched) == (200, {"summary": "none"}, False)
+        _, listing = call(api, "GET", f"{GPU_NODES}?fieldSelector=metadata.name%3Dnode-1")
+        assert (listing["apiVersion"], listing["kind"], len(listing["items"])) == ("aliquot.dev/v1alpha1", "GpuNodeList", 1)
+        assert call(api, "GET", f"{GPU_NODES}?fieldSelector=metadata.name%3Dother")[1]["items"] == []
+
+    def test_without_the_resource_definition_there_are_none(self):
+        server = ApiServer(Cluster(), gpu_nodes=False)
+        server.start()
+        try:
+            assert call(server, "GET", GPU_NODES)[0] == 404
+            assert call(server, "POST", GPU_NODES, GPU_NODE)[0] == 404
+        finally:
+            server.stop()
+
+    def test_the_strategic_form_of_a_patch_is_for_built_in_kinds_only(self, api):
+        call(api, "POST", GPU_NODES, GPU_NODE)
+        strategic = "application/strategic-merge-patch+json"
+        assert call(api, "PATCH", f"{GPU_NODES}/node-1/status", {"status": {}}, strategic)[0] == 415
+        api.cluster.create(Kind.NODE, {"metadata": {"name": "n"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+        ours = {"status": {"conditions": [{"type": "Ours", "status": "False"}]}}
+        _, node = call(api, "PATCH", "/api/v1/nodes/n/status", ours, strategic)
+        assert [condition["type"] for condition in node["status"]["conditions"]] == ["Ready", "Ours"]

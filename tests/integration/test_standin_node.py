@@ -3,6 +3,8 @@
 import asyncio
 import os
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,26 @@ async def test_a_pod_gets_its_slice_as_files_in_its_root():
         region = (root / contract.CONTAINER_REGION.lstrip("/")).stat()
         assert region.st_ino in {path.stat().st_ino for path in node.layout.run.rglob("region*")}
         assert 'pod="first"' in await node.metrics()
+
+
+async def test_a_start_given_up_waits_for_what_still_writes_into_its_directory():
+    class Slow(SimulatedHardware):
+        began, written = threading.Event(), threading.Event()
+
+        def prepare(self, directory, node_name):
+            self.began.set()
+            time.sleep(0.3)
+            (directory / "late").write_text("")
+            self.written.set()
+            return super().prepare(directory, node_name)
+
+    hardware = Slow("t4x2")
+    start = asyncio.create_task(Node(hardware, NodeOptions()).__aenter__())
+    await asyncio.to_thread(hardware.began.wait)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert hardware.written.is_set()
 
 
 async def test_the_kubelet_sees_the_published_capacity():

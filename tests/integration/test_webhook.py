@@ -12,10 +12,11 @@ import aiohttp
 import pytest
 
 from aliquot.standin.patches import apply_json_patch
+from program.api_server import ApiServer
 from proto.gpunode import encode_gpu_node
 from scheduler_plugin import __main__ as program
 from scheduler_plugin.adapters import http
-from scheduler_plugin.adapters.kube import ApiServer, KubeConnection
+from scheduler_plugin.adapters.kube import KubeConnection
 from scheduler_plugin.settings import Settings
 from tests.unit.scheduler_plugin.api import FakeApi, pod_object
 from tests.unit.scheduler_plugin.builders import make_node

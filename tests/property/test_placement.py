@@ -9,9 +9,10 @@ from itertools import combinations
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from placement import score
 from placement.choose import Choice, choose, choose_pod, with_shares
 from placement.device import DeviceState
-from placement.fit import Reject
+from placement.fit import Reject, reject_reason, share_on
 from placement.refusal import Refusal
 from placement.topology import LinkTable
 from proto.model import (
@@ -73,8 +74,13 @@ seeds = st.text(max_size=3)
 
 def links_between(devices: list[Device]) -> st.SearchStrategy[list[Link]]:
     pairs = list(combinations([device.uuid for device in devices], 2))
+    paths = st.sampled_from([None, *(kind for kind in LinkKind if kind is not LinkKind.NVLINK)])
     one = st.builds(
-        lambda pair, kind, lanes: Link(*pair, kind, lanes), st.sampled_from(pairs), st.sampled_from(LinkKind), st.integers(0, 18)
+        lambda pair, kind, lanes, pcie: Link(*pair, kind, lanes, pcie if kind is LinkKind.NVLINK else None),
+        st.sampled_from(pairs),
+        st.sampled_from(LinkKind),
+        st.integers(0, 18),
+        paths,
     )
     return st.lists(one, max_size=12) if pairs else st.just([])
 
@@ -261,9 +267,30 @@ def test_topology_takes_the_best_linked_set_there_is(node, request, numa, seed, 
     sets = fitting_sets(devices, shares, request, wishes)
     if numa is NumaMode.PREFER and request.vgpus > 1:
         sets = fitting_sets(devices, shares, request, Preferences(numa=NumaMode.STRICT)) or sets
-    table = LinkTable.of(links)
+    table = LinkTable.of(links, devices)
     best = max(table.within([device.uuid for device in chosen]) for chosen in sets)
     assert table.within([share.device_uuid for share in choice.shares]) == best
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(loaded_nodes(), st.integers(1, 60), st.none() | st.integers(1, 100), policies, st.data(), seeds)
+def test_a_share_of_one_device_breaks_no_free_pair_when_an_equal_device_is_there(node, mib, cores, policy, data, seed):
+    devices, shares = node
+    links = data.draw(links_between(devices))
+    request = ContainerRequest("main", 1, mib * MIB, cores)
+    states = states_of(devices, shares)
+    choice = choose(states, request, Preferences(), policy, links=links, seed=seed)
+    if isinstance(choice, Refusal):
+        return
+    table, empty = LinkTable.of(links, devices), [state.device.uuid for state in states if state.empty]
+
+    def cost_and_links_taken(state):
+        uuid = state.device.uuid
+        taken = sum(table.between(uuid, other) for other in empty if other != uuid) if uuid in empty else 0
+        return score.cost(policy, state, share_on(state.device, request, Preferences())), taken
+
+    fitting = {state.device.uuid: cost_and_links_taken(state) for state in states if reject_reason(state, request, Preferences()) is None}
+    assert fitting[choice.shares[0].device_uuid] == min(fitting.values())
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

@@ -1,4 +1,4 @@
-"""Victims are the cheapest there are: compared with all subsets of up to ten pods on small nodes."""
+"""Victims are the cheapest there are, and no gang is broken: compared with all subsets of up to ten pods on small nodes."""
 
 from itertools import chain, combinations
 
@@ -9,7 +9,7 @@ from placement.choose import choose_pod
 from placement.refusal import Refusal
 from proto import units
 from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Policy, Preferences
-from scheduler_plugin.core.preempt import Preemption, Victim, cheapest_victims, cost_of
+from scheduler_plugin.core.preempt import Band, Preemption, Victim, cheapest_victims, cost_of
 from scheduler_plugin.core.state import ClusterState
 from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share
 
@@ -37,17 +37,30 @@ def questions(draw: st.DrawFn) -> tuple[ClusterState, Preemption]:
         numa=draw(st.sampled_from([None, None, NumaMode.STRICT])), isolation=draw(st.sampled_from([None, None, Isolation.EXCLUSIVE]))
     )
     request = PodRequest((main, other) if draw(st.integers(0, 5)) == 0 else (main,), preferences)
-    return state, Preemption(state.device_states("n1"), node.links, request, Policy.FRAG, tuple(victims))
+    return state, Preemption(state.device_states("n1"), node.links, request, Policy.FRAG, tuple(victims), tuple(draw(bands(victims))))
 
 
-@settings(max_examples=150, deadline=None)
+@st.composite
+def bands(draw: st.DrawFn, victims: list[Victim]) -> list[Band]:
+    """Put some of the victims into gangs, which may have more members elsewhere."""
+    gang_of = {victim.uid: draw(st.sampled_from(["", "", "a", "b"])) for victim in victims}
+    members = {gang: frozenset(uid for uid, name in gang_of.items() if name == gang) for gang in ("a", "b")}
+    return [Band(uids, draw(st.integers(0, len(uids))), draw(st.booleans())) for uids in members.values() if uids]
+
+
+def breaks_a_gang(question: Preemption, chosen: tuple[str, ...]) -> bool:
+    counts = [(band, len(band.members.intersection(chosen))) for band in question.bands]
+    return any(count > band.spare and not (band.whole and count == len(band.members)) for band, count in counts)
+
+
+@settings(max_examples=200, deadline=None)
 @given(questions())
 def test_no_set_of_victims_is_cheaper(question_and_state):
     state, question = question_and_state
     by_uid = {victim.uid: victim for victim in question.candidates}
     best = None
     for chosen in chain.from_iterable(combinations(by_uid, size) for size in range(len(by_uid) + 1)):
-        if best is not None and cost_of(by_uid[uid] for uid in chosen) >= best:
+        if (best is not None and cost_of(by_uid[uid] for uid in chosen) >= best) or breaks_a_gang(question, chosen):
             continue
         gone = [state.pods[uid] for uid in chosen]
         for pod in gone:
@@ -58,4 +71,5 @@ def test_no_set_of_victims_is_cheaper(question_and_state):
             state.set_pod(pod)
     found = cheapest_victims(question)
     event("impossible" if found is None else f"{len(found)} victims")
+    assert found is None or not breaks_a_gang(question, tuple(found))
     assert (None if found is None else cost_of(by_uid[uid] for uid in found)) == best

@@ -11,7 +11,7 @@ Excluded here: the real code under real kills (tests/integration/test_shim_chaos
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pytest
 
@@ -23,8 +23,7 @@ Operation = tuple[str, int]
 Program = tuple[Operation, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """One process in one slot: its program, where it stands in it, and what it was granted and still holds."""
 
     program: Program
@@ -39,8 +38,7 @@ class Process:
         return self.operation >= len(self.program)
 
 
-@dataclass(frozen=True, slots=True)
-class Walker:
+class Walker(NamedTuple):
     """A reaper or repairer: where it stands (-1: not started) and what it has read."""
 
     step: int = -1
@@ -48,8 +46,7 @@ class Walker:
     read: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """The shared words and everybody's private ones."""
 
     line: int
@@ -71,19 +68,19 @@ def stored(state: State, slot: int, counter: int, value: int) -> State:
     counters[counter] = value
     slots = list(state.slots)
     slots[slot] = tuple(counters)
-    return replace(state, slots=tuple(slots))
+    return state._replace(slots=tuple(slots))
 
 
 def with_process(state: State, index: int, process: Process) -> State:
     """Return the state with one process replaced."""
     processes = list(state.processes)
     processes[index] = process
-    return replace(state, processes=tuple(processes))
+    return state._replace(processes=tuple(processes))
 
 
 def next_operation(process: Process, **changes: int) -> Process:
     """Return the process at the start of its next operation."""
-    return replace(process, operation=process.operation + 1, step=0, seen=0, **changes)
+    return process._replace(operation=process.operation + 1, step=0, seen=0, **changes)
 
 
 def charge_step(state: State, index: int, amount: int) -> State:
@@ -92,20 +89,20 @@ def charge_step(state: State, index: int, amount: int) -> State:
     match process.step:
         case 0:  # look at the line
             fits = state.line + amount <= LIMIT
-            return with_process(state, index, replace(process, step=1, seen=state.line) if fits else next_operation(process))
+            return with_process(state, index, process._replace(step=1, seen=state.line) if fits else next_operation(process))
         case 1:
-            return with_process(added(state, index, INTENDED, amount), index, replace(process, step=2))
+            return with_process(added(state, index, INTENDED, amount), index, process._replace(step=2))
         case 2:  # compare and exchange
             if state.line == process.seen:
-                return with_process(replace(state, line=state.line + amount), index, replace(process, step=3))
+                return with_process(state._replace(line=state.line + amount), index, process._replace(step=3))
             fits = state.line + amount <= LIMIT
-            return with_process(state, index, replace(process, step=2 if fits else 4, seen=state.line))
+            return with_process(state, index, process._replace(step=2 if fits else 4, seen=state.line))
         case 3:
             return with_process(added(state, index, CHARGED, amount), index, next_operation(process, held=process.held + amount))
         case 4:  # refused after the intent was announced: take it back
-            return with_process(added(state, index, UNCHARGED, amount), index, replace(process, step=5))
+            return with_process(added(state, index, UNCHARGED, amount), index, process._replace(step=5))
         case 5:
-            return with_process(added(state, index, CHARGED, amount), index, replace(process, step=6))
+            return with_process(added(state, index, CHARGED, amount), index, process._replace(step=6))
         case _:
             return with_process(added(state, index, SETTLED, amount), index, next_operation(process))
 
@@ -117,11 +114,11 @@ def uncharge_step(state: State, index: int, amount: int) -> State:
         case 0:
             if process.held < amount:  # the charge before was refused: nothing to free
                 return with_process(state, index, next_operation(process))
-            return with_process(state, index, replace(process, step=1, held=process.held - amount))
+            return with_process(state, index, process._replace(step=1, held=process.held - amount))
         case 1:
-            return with_process(added(state, index, UNCHARGED, amount), index, replace(process, step=2))
+            return with_process(added(state, index, UNCHARGED, amount), index, process._replace(step=2))
         case 2:
-            return with_process(replace(state, line=state.line - amount), index, replace(process, step=3))
+            return with_process(state._replace(line=state.line - amount), index, process._replace(step=3))
         case _:
             return with_process(added(state, index, SETTLED, amount), index, next_operation(process))
 
@@ -131,7 +128,7 @@ def process_steps(state: State, index: int) -> Iterator[State]:
     process = state.processes[index]
     if not process.alive:
         return
-    yield with_process(state, index, replace(process, alive=False, held=0))
+    yield with_process(state, index, process._replace(alive=False, held=0))
     if not process.finished:
         verb, amount = process.program[process.operation]
         yield (charge_step if verb == "charge" else uncharge_step)(state, index, amount)
@@ -143,31 +140,31 @@ def reaper_steps(state: State) -> Iterator[State]:
     if walker.step < 0:
         for slot, process in enumerate(state.processes):
             if not process.alive:
-                yield replace(state, reaper=Walker(0, slot))
+                yield state._replace(reaper=Walker(0, slot))
         return
-    yield replace(state, reaper=Walker())
+    yield state._replace(reaper=Walker())
     slot = walker.slot
     used = state.slots[slot][CHARGED] - state.slots[slot][UNCHARGED]
-    step = replace(walker, step=walker.step + 1)
+    step = walker._replace(step=walker.step + 1)
     match walker.step:
         case 0:  # what the slot used is read once
-            yield replace(state, reaper=replace(step, read=(used,)))
+            yield state._replace(reaper=step._replace(read=(used,)))
         case 1:
             source = CHARGED if walker.read[0] >= 0 else UNCHARGED
-            yield replace(stored(state, slot, INTENDED, state.slots[slot][source]), reaper=step)
+            yield stored(state, slot, INTENDED, state.slots[slot][source])._replace(reaper=step)
         case 2:
             if walker.read[0] < 0:
-                yield replace(stored(state, slot, CHARGED, state.slots[slot][UNCHARGED]), reaper=replace(step, step=4))
+                yield stored(state, slot, CHARGED, state.slots[slot][UNCHARGED])._replace(reaper=step._replace(step=4))
             else:
-                yield replace(added(state, slot, UNCHARGED, walker.read[0]), reaper=step)
+                yield added(state, slot, UNCHARGED, walker.read[0])._replace(reaper=step)
         case 3:
-            yield replace(state, line=state.line - walker.read[0], reaper=step)
+            yield state._replace(line=state.line - walker.read[0], reaper=step)
         case 4:
-            yield replace(stored(state, slot, SETTLED, state.slots[slot][UNCHARGED]), reaper=step)
+            yield stored(state, slot, SETTLED, state.slots[slot][UNCHARGED])._replace(reaper=step)
         case _:  # the slot is free: a newcomer takes it, if one is left
             program = state.newcomers[0] if state.newcomers else ()
             freed = with_process(state, slot, Process(program))
-            yield replace(freed, newcomers=state.newcomers[1:], reaper=Walker())
+            yield freed._replace(newcomers=state.newcomers[1:], reaper=Walker())
 
 
 def repair_reads(state: State) -> tuple[tuple[int, int] | None, ...]:
@@ -191,16 +188,16 @@ def repairer_steps(state: State) -> Iterator[State]:
     """One atomic operation of repair_device; or the repairer's death."""
     walker, order = state.repairer, repair_reads(state)
     if walker.step < 0:
-        yield replace(state, repairer=Walker(0))
+        yield state._replace(repairer=Walker(0))
         return
-    yield replace(state, repairer=Walker())
+    yield state._replace(repairer=Walker())
     if walker.step < len(order):
         target = order[walker.step]
         value = state.line if target is None else state.slots[target[0]][target[1]]
-        yield replace(state, repairer=Walker(walker.step + 1, read=(*walker.read, value)))
+        yield state._replace(repairer=Walker(walker.step + 1, read=(*walker.read, value)))
         return
     leak = leak_found(state, walker.read)
-    yield replace(state, line=state.line - (leak or 0), repairer=Walker())
+    yield state._replace(line=state.line - (leak or 0), repairer=Walker())
 
 
 def successors(state: State) -> Iterator[State]:
@@ -275,7 +272,7 @@ def test_the_model_finds_a_protocol_that_is_wrong(monkeypatch: pytest.MonkeyPatc
     def hasty_uncharge(state: State, index: int, amount: int) -> State:
         process = state.processes[index]
         if process.step == 0 and process.held >= amount:
-            return with_process(replace(state, line=state.line - amount), index, replace(process, step=1))
+            return with_process(state._replace(line=state.line - amount), index, process._replace(step=1))
         if process.step == 1:
             return with_process(state, index, next_operation(process, held=process.held - amount))
         return with_process(state, index, next_operation(process))

@@ -1,11 +1,13 @@
-"""``python -m tests.e2e.cluster up|down|status|images``: the cluster of the suite, to look around in; ``images`` for other clusters."""
+"""``python -m tests.e2e.cluster up|down|status|images|helm``: the cluster of the suite, to look around in; ``images`` for other clusters,
+``helm`` for the manifests' tests, which need no cluster.
+"""
 
 import sys
 import time
 
 from tests.e2e.cluster.cluster import Cluster, base_images, elapsed
-from tests.e2e.cluster.host import UnavailableError
-from tests.e2e.product import agent_image, client_image
+from tests.e2e.cluster.host import HELM, UnavailableError, built_programs
+from tests.e2e.product import all_images
 
 
 def _up(cluster: Cluster) -> int:
@@ -36,12 +38,18 @@ def _status(cluster: Cluster) -> int:
 
 def _images(cluster: Cluster) -> int:
     del cluster
-    for archive in (*base_images(), agent_image(), client_image()):
+    for archive in (*base_images(), *all_images()):
         sys.stdout.write(f"{archive}\n")
     return 0
 
 
-_COMMANDS = {"up": _up, "down": _down, "status": _status, "images": _images}
+def _helm(cluster: Cluster) -> int:
+    del cluster
+    sys.stdout.write(f"{built_programs(HELM)}\n")
+    return 0
+
+
+_COMMANDS = {"up": _up, "down": _down, "status": _status, "images": _images, "helm": _helm}
 
 
 def main() -> int:

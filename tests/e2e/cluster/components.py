@@ -105,6 +105,9 @@ def components(config: Path, kubernetes: Path, containerd: Path) -> dict[str, Co
              f"--kubelet-client-certificate={pki}/apiserver-kubelet-client.crt", f"--kubelet-client-key={pki}/apiserver-kubelet-client.key",
              "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={pki}/service-account.pub",
              f"--service-account-signing-key-file={pki}/service-account.key",
+             f"--requestheader-client-ca-file={pki}/ca.crt", "--requestheader-allowed-names=front-proxy-client",
+             "--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
+             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
              "--enable-aggregator-routing=true"],  # webhooks are called on their pods: there is no kube-proxy
         ),
         "kube-controller-manager": Component(
@@ -137,8 +140,7 @@ def _kubelet_configuration(config: Path) -> dict[str, object]:
         "tlsPrivateKeyFile": f"{config}/pki/kubelet.key",
         "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
         "clusterDNS": ["10.96.0.10"],  # nobody answers: pods of the suite look up no names, and kubelet warns where it is unset
-        "cgroupDriver": "cgroupfs",
-        "cgroupsPerQOS": False,  # the node is a cgroup of its machine, whose other processes no quality-of-service tree may cover
+        "cgroupDriver": "cgroupfs",  # with a cgroup for each pod, the default: by its cgroup the agent tells whose a process is
         "enforceNodeAllocatable": [],
         "failCgroupV1": False,
         "failSwapOn": False,

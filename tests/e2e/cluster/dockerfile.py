@@ -15,7 +15,7 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class _Stage:
     environment: tuple[str, ...] = ()
     workdir: str = "/"
     entrypoint: tuple[str, ...] = ()
+    user: str = ""
 
     @property
     def key(self) -> str:
@@ -70,10 +71,13 @@ class _Build:
         self.stages[self.name] = stage
 
 
-def build_image(dockerfile: Path, context: Path, name: str, folder: Path) -> Path:
-    """Build an image as ``docker build -f dockerfile -t name context`` would.
+def build_images(dockerfile: Path, context: Path, targets: Mapping[str, str], folder: Path) -> list[Path]:
+    """Build images as ``docker build -f dockerfile --target stage -t name context`` would, once for each.
 
-    Returns: the OCI archive, the one file of ``folder``, which is left as it is when the image did not change.
+    Args:
+        targets: the name of each image, by the stage it is made of.
+        folder: holds nothing but the archives.
+    Returns: the OCI archives in the order of the targets; those whose image did not change are left as they are.
     """
     build = _Build(context)
     for keyword, rest in _instructions(dockerfile):
@@ -81,15 +85,26 @@ def build_image(dockerfile: Path, context: Path, name: str, folder: Path) -> Pat
         if handler is None:
             raise DockerfileError(f"{dockerfile}: {keyword} is not one of {', '.join(_HANDLERS)}, which is all this builder knows")
         handler(build, rest)
-    final = build.current
-    configuration = {"Env": list(final.environment), "Entrypoint": list(final.entrypoint), "WorkingDir": final.workdir}
-    archive = folder / f"{final.key}-{hashlib.sha256(repr((name, configuration)).encode()).hexdigest()[:8]}.tar"
-    if not archive.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        images.write_archive(archive, name, [_layer_tar(layer) for layer in final.layers], configuration)
+    archives = [_archive(build.stages[target], name, folder) for target, name in targets.items()]
+    for outdated in set(folder.iterdir()) - set(archives):
+        outdated.unlink()
     used = {layer for stage in build.stages.values() for layer in stage.layers}
     for layer in set(_LAYERS.iterdir()) - used:
         shutil.rmtree(layer)
+    return archives
+
+
+def _archive(stage: _Stage, name: str, folder: Path) -> Path:
+    """The archive of an image, written unless the same image was written before."""
+    configuration = {
+        "Env": list(stage.environment),
+        "Entrypoint": list(stage.entrypoint),
+        "WorkingDir": stage.workdir,
+        "User": stage.user,
+    }
+    archive = folder / f"{stage.key}-{hashlib.sha256(repr((name, configuration)).encode()).hexdigest()[:8]}.tar"
+    if not archive.exists():
+        images.write_archive(archive, name, [_layer_tar(layer) for layer in stage.layers], configuration)
     return archive
 
 
@@ -156,7 +171,19 @@ def _entrypoint(build: _Build, rest: str) -> None:
     build.advance(replace(build.current, entrypoint=tuple(json.loads(rest))))
 
 
-_HANDLERS = {"FROM": _from, "RUN": _run, "COPY": _copy, "WORKDIR": _workdir, "ENV": _env, "ENTRYPOINT": _entrypoint}
+def _user(build: _Build, rest: str) -> None:
+    build.advance(replace(build.current, user=rest))
+
+
+_HANDLERS = {
+    "FROM": _from,
+    "RUN": _run,
+    "COPY": _copy,
+    "WORKDIR": _workdir,
+    "ENV": _env,
+    "ENTRYPOINT": _entrypoint,
+    "USER": _user,
+}
 
 
 # --- layers -------------------------------------------------------------------------------------------------------

@@ -43,6 +43,11 @@ CONTAINERD = GoPrograms(
     ("containerd", "containerd-shim-runc-v2", "ctr"),
 )
 
+KWOK = GoPrograms(CLUSTER_SOURCE / "kwok", "sigs.k8s.io/kwok", "-X sigs.k8s.io/kwok/pkg/consts.Version={version}", ("kwok",))
+HELM = GoPrograms(
+    CLUSTER_SOURCE / "helm", "helm.sh/helm/v4", "-X helm.sh/helm/v4/internal/version.version={version}", ("helm", "kustomize")
+)
+
 _BUILD_SECONDS = 3600
 
 DEBIAN_PACKAGES = {
@@ -54,6 +59,7 @@ DEBIAN_PACKAGES = {
     "/usr/bin/unshare": "util-linux",
     "/usr/bin/openssl": "openssl",
     "/usr/sbin/debootstrap": "debootstrap",
+    "/usr/bin/musl-gcc": "musl-tools",
 }
 
 
@@ -91,7 +97,7 @@ def built_programs(programs: GoPrograms) -> Path:
 
     Returns: the folder that holds them.
     """
-    folder = BUILD / "bin" / _build_key(programs)
+    folder = program_folder(programs)
     if all((folder / name).exists() for name in programs.names):
         return folder
     if shutil.which("go") is None:
@@ -117,6 +123,17 @@ def built_programs(programs: GoPrograms) -> Path:
     for outdated in set(folder.parent.glob(f"{programs.module_dir.name}-*")) - {folder}:
         shutil.rmtree(outdated)
     return folder
+
+
+def program_folder(programs: GoPrograms) -> Path:
+    """The folder that holds the programs of this pin once they are built."""
+    return BUILD / "bin" / _build_key(programs)
+
+
+def module_source(programs: GoPrograms) -> Path:
+    """The source tree of the module that the programs come from, as the Go tool chain keeps it."""
+    listed = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", programs.module]
+    return Path(subprocess.run(listed, cwd=programs.module_dir, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def _missing_packages() -> list[str]:

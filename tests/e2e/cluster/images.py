@@ -27,6 +27,8 @@ class Rootfs:
     links: dict[str, str] = field(default_factory=dict)
     """Path -> what the symbolic link says."""
     folders: set[str] = field(default_factory=set)
+    setuid: set[str] = field(default_factory=set)
+    """Paths of files that run as their owner, root."""
 
     def add_busybox(self) -> None:
         """A shell and the usual commands, static."""
@@ -61,7 +63,8 @@ class Rootfs:
             for path, source in sorted(self.files.items()):
                 data = source if isinstance(source, bytes) else source.read_bytes()
                 executable = isinstance(source, bytes) or bool(source.stat().st_mode & 0o111)
-                _add(tar, path, tarfile.REGTYPE, mode=0o755 if executable else 0o644, data=data)
+                mode = 0o4755 if path in self.setuid else 0o755 if executable else 0o644
+                _add(tar, path, tarfile.REGTYPE, mode=mode, data=data)
         return written.getvalue()
 
 

@@ -7,7 +7,7 @@ from agent.core.inventory import DeviceBoard, DeviceReading, DriverReading
 from agent.core.ledger import Grant
 from agent.core.planning import Ask
 from proto import codec, contract
-from proto.model import ContainerAssignment, ContainerSpec, Device, DeviceShare, MigInstance, Pod, PodAssignment
+from proto.model import ContainerAssignment, ContainerSpec, ContainerStatus, Device, DeviceShare, MigInstance, Pod, PodAssignment
 from proto.units import MIB
 
 SECRET = b"s" * 32
@@ -72,6 +72,7 @@ def pod(
     phase: str = "Pending",
     annotations: Mapping[str, str] | None = None,
     deleting: bool = False,
+    statuses: Sequence[ContainerStatus] = (),
 ) -> Pod:
     return Pod(
         namespace="default",
@@ -82,6 +83,7 @@ def pod(
         annotations=annotations or {},
         containers=containers or (ContainerSpec("main", limits()),),
         deletion_requested=deleting,
+        statuses=tuple(statuses),
     )
 
 

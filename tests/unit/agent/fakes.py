@@ -1,20 +1,26 @@
 """Fakes of the agent's ports: the driver, the kubelet's sockets and the Kubernetes API as plain objects a test can steer."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
 from agent.adapters.ledger_files import LedgerFiles
 from agent.core.conflict import Evidence
-from agent.core.identity import HeldDevices
-from agent.core.inventory import DriverReading
+from agent.core.health import HealthRules
+from agent.core.identity import HeldDevices, RememberedDevices
+from agent.core.injection import DeviceInjection
+from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.overhead import ProcessMemory
+from agent.core.publishing import NodeCondition
 from agent.core.registration import FileIdentity
 from agent.errors import KubeApiError, KubeletError
-from agent.ports import PodEvent
+from agent.ports import NodeEvent, PodEvent
+from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
+from agent.services.injection import Injection
+from agent.services.pod_cache import PodCache
 from proto import contract
 from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginServicer
 from proto.model import Link
@@ -33,6 +39,10 @@ class FakeClock:
         return 1_700_000_000 + self.seconds
 
 
+AT_ONCE = HealthRules(recovery_seconds=0, quarantine_seconds=0)
+"""A GPU is healthy again with its first clean answer."""
+
+
 class FakeDriver:
     """Answers with what it was told, or raises it."""
 
@@ -41,6 +51,7 @@ class FakeDriver:
         self.link_list: Sequence[Link] = ()
         self.link_reads = 0
         self.restarts = 0
+        self.reported: list[DeviceEvent] = []
         self.hung: str | None = None
         self.process_list: Sequence[ProcessMemory] | Exception = ()
 
@@ -48,6 +59,10 @@ class FakeDriver:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    async def events(self) -> Sequence[DeviceEvent]:
+        reported, self.reported = self.reported, []
+        return reported
 
     async def links(self) -> Sequence[Link]:
         self.link_reads += 1
@@ -79,6 +94,16 @@ class FakePodResources:
 
     async def allocatable_ids(self, resource: str) -> Sequence[str]:
         return self.offered
+
+
+class FakeKubeletMemory:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.entries: list[RememberedDevices] = []
+
+    def remembered(self) -> Sequence[RememberedDevices]:
+        return list(self.entries)
 
 
 class FakeServer:
@@ -137,16 +162,39 @@ class FakeKubeApi:
 
     def __init__(self) -> None:
         self.published: list[Mapping[str, int]] = []
-        self.events: list[PodEvent] = []
+        self.conditions: list[tuple[NodeCondition, bool]] = []
+        self.gpu_nodes_created: list[tuple[str, str]] = []
+        self.statuses: list[Mapping[str, object]] = []
+        self.pruned: set[str] = set()
+        """Fields of a gpunodes object's status that this API drops."""
+        self.events: list[PodEvent | NodeEvent] = []
+        self.evicted: list[tuple[str, str, str]] = []
         self.outage = False
 
     def publish_capacity(self, node_name: str, capacity: Mapping[str, int]) -> None:
         self._check()
         self.published.append(dict(capacity))
 
-    def post_event(self, event: PodEvent) -> None:
+    def publish_condition(self, node_name: str, condition: NodeCondition, *, turned: bool) -> None:
+        self._check()
+        self.conditions.append((condition, turned))
+
+    def create_gpu_node(self, node_name: str, node_uid: str) -> None:
+        self._check()
+        self.gpu_nodes_created.append((node_name, node_uid))
+
+    def publish_gpu_node(self, node_name: str, status: Mapping[str, object]) -> Mapping[str, object]:
+        self._check()
+        self.statuses.append(status)
+        return {key: value for key, value in status.items() if key not in self.pruned}
+
+    def post_event(self, event: PodEvent | NodeEvent) -> None:
         self._check()
         self.events.append(event)
+
+    def evict_pod(self, namespace: str, name: str, uid: str) -> None:
+        self._check()
+        self.evicted.append((namespace, name, uid))
 
     def _check(self) -> None:
         if self.outage:
@@ -162,6 +210,9 @@ class FakeShim:
     def installed(self) -> Path:
         return self._directory
 
+    def sweep(self, mentioned: Callable[[Iterable[str]], Set[str]]) -> Sequence[str]:
+        return []
+
 
 class Disk:
     """The agent's real file adapters below one directory, made again for each life of the agent."""
@@ -174,6 +225,13 @@ class Disk:
 
     def book(self) -> GrantBook:
         return GrantBook(self.store, self.files, self.cdi)
+
+
+def make_injection(
+    book: GrantBook, disk: Disk, pods: PodCache, watch: DriverWatch, mode: DeviceInjection = DeviceInjection.CDI
+) -> Injection:
+    """How devices enter containers, over the real files."""
+    return Injection(mode, watch=watch, pods=pods, book=book, files=disk.files, cdi=disk.cdi)
 
 
 async def settle() -> None:

@@ -1,8 +1,8 @@
 import pytest
 
 from agent.core.cdi import Interposition
-from agent.errors import SettingsError
-from agent.settings import SETTINGS, Placement, Settings, table
+from agent.settings import TABLE, Placement, Settings
+from program.settings import SettingsError
 from proto.model import Policy
 
 
@@ -42,6 +42,7 @@ def test_a_boolean_flag_may_stand_alone(argv, value):
         (["--cdi-dir=cdi"], {}, r"want an absolute path"),
         (["--metrics-address=9402"], {}, r"want host:port"),
         (["--publish-node-capacity=perhaps"], {}, r"want true or false"),
+        (["--health-hard-xids=62,all"], {}, r"healthHardXids '62,all': want XIDs by number"),
         (["--no-such-flag"], {}, r"unrecognized arguments: --no-such-flag"),
         (["--config=/no/such/file"], {}, r"configuration file /no/such/file: No such file"),
     ],
@@ -81,16 +82,38 @@ def test_help_lists_every_setting_in_its_three_spellings(capsys):
         Settings.load(["--help"], {})
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert table() in text
-    for setting in SETTINGS:
+    assert TABLE.text() in text
+    for setting in TABLE.settings:
         assert f"{setting.flag}  {setting.env}  {setting.key}\n" in text
 
 
 def test_every_default_is_within_its_own_bounds():
-    for setting in SETTINGS:
+    for setting in TABLE.settings:
         if not (setting.row.absolute or setting.type is str):
             assert setting.parse(setting.default, "default") == setting.default
 
 
 def test_an_ipv6_address_may_be_listened_on():
     assert Settings.load(["--metrics-address=[::1]:80"], {}).metrics_host_port == ("::1", 80)
+
+
+def test_the_rules_of_health_follow_the_settings():
+    rules = Settings.load(
+        ["--health-recovery-seconds=3600", "--health-max-recovery-seconds=60", "--health-application-xids=62, 119", "--health-hard-xids="],
+        {},
+    ).health_rules
+    assert rules.application_xids == {62, 119}
+    assert rules.hard_xids == frozenset()
+    assert rules.max_recovery_seconds == 3600  # never below the first wait
+
+
+@pytest.mark.parametrize("strategy", ["none", "single"])
+def test_instances_on_demand_want_each_profile_as_a_resource(strategy):
+    with pytest.raises(SettingsError, match="set migStrategy: mixed"):
+        Settings.load(["--mig-dynamic", f"--mig-strategy={strategy}"], {})
+    assert Settings.load(["--mig-dynamic"], {}).mig_dynamic
+
+
+def test_exempt_namespaces_are_a_comma_list():
+    assert Settings.load([], {}).exempt_namespaces == frozenset()
+    assert Settings.load(["--audit-exempt-namespaces= gpu-operator, monitoring,"], {}).exempt_namespaces == {"gpu-operator", "monitoring"}

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from placement.topology import LinkTable, pair_quality
@@ -6,14 +8,24 @@ from tests.unit.placement.builders import all_to_all, nvlinks
 
 
 def test_better_paths_have_more_quality():
-    kinds = [LinkKind.SYSTEM, LinkKind.NUMA_NODE, LinkKind.HOST_BRIDGE, LinkKind.PCIE_SWITCH, LinkKind.NVLINK]
-    qualities = [pair_quality(Link("a", "b", kind)) for kind in kinds]
-    assert qualities == sorted(set(qualities))
+    qualities = [pair_quality(Link("a", "b", kind)) for kind in LinkKind]
+    assert qualities == sorted(set(qualities), reverse=True)
 
 
 def test_every_nvlink_adds_the_same():
     one, two = (pair_quality(Link("a", "b", LinkKind.NVLINK, lanes)) for lanes in (1, 2))
     assert two - one == 100
+
+
+@pytest.mark.parametrize("pcie", [kind for kind in LinkKind if kind is not LinkKind.NVLINK])
+def test_an_nvlink_counts_with_the_pcie_path_beside_it(pcie):
+    assert pair_quality(Link("a", "b", LinkKind.NVLINK, 2, pcie)) == 200 + pair_quality(Link("a", "b", pcie))
+
+
+def test_a_pcie_path_that_is_not_told_is_a_switchs_unless_the_ends_lie_on_two_numa_nodes():
+    link = Link("a", "b", LinkKind.NVLINK, 1)
+    assert pair_quality(link) == pair_quality(replace(link, pcie=LinkKind.PCIE_SWITCH))
+    assert pair_quality(link, across_numa=True) == pair_quality(replace(link, pcie=LinkKind.SYSTEM))
 
 
 def test_lanes_of_a_pcie_path_are_not_counted():

@@ -186,3 +186,31 @@ def test_an_empty_or_endless_list_is_refused(text):
 def test_items_that_would_not_come_back_are_not_written(items):
     with pytest.raises(ContractError):
         codec.encode_list(items)
+
+
+class TestMigPlaces:
+    @pytest.mark.parametrize("place", [codec.MigPlace("GPU-1b2c", "1g.10gb", 0), codec.MigPlace("GPU-1b2c-3d", "1g.24gb+me.all", 12)])
+    def test_a_place_is_read_as_it_was_written(self, place):
+        assert codec.decode_place(str(place)) == place
+        codec.check_device_uuid(str(place))
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "GPU-1b2c",
+            "MIG-1b2c/1g.10gb@0",
+            "GPU-1b2c/1g.10gb",
+            "GPU-1b2c/1g.10gb@",
+            "GPU-1b2c/1g.10gb@00",
+            "GPU-1b2c/1g 10gb@0",
+            "GPU-1b2c/1/2",
+        ],
+    )
+    def test_anything_else_is_no_place(self, text):
+        assert codec.decode_place(text) is None
+
+    def test_a_share_may_name_a_place(self):
+        share = DeviceShare("GPU-1b2c/1g.10gb+me@3", 9728 * MIB)
+        assignment = PodAssignment("uid", (ContainerAssignment("main", (share,)),))
+        assert codec.decode_assignment(codec.encode_assignment(assignment), pod_uid="uid") == assignment

@@ -1,4 +1,5 @@
 import json
+import re
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
@@ -15,7 +16,7 @@ from proto.errors import AliquotError, ContractError
 from proto.gpunode import GpuDevice, GpuNode, decode_gpu_node, encode_gpu_node
 from proto.model import Device, Isolation, Link, LinkKind, MigInstance
 
-CRD = Path(__file__).parents[3] / "deploy/daemonset/crd-gpunodes.yaml"
+CRD = Path(__file__).parents[3] / "deploy/daemonset/base/crd-gpunodes.yaml"
 
 
 def make_device(minor: int = 0, *, mib: int = 143771, **fields) -> Device:
@@ -29,6 +30,7 @@ def make_node(count: int = 2, **fields) -> GpuNode:
 
 # --- round trips --------------------------------------------------------------------------------------------------
 
+PCIE = [kind for kind in LinkKind if kind is not LinkKind.NVLINK]
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 small = st.integers(0, gpunode.MAX_MINOR)
 memory = st.integers(1, 1 << 30).map(units.mib_to_bytes)
@@ -40,7 +42,9 @@ def nodes(draw: st.DrawFn) -> GpuNode:
     for index in range(draw(st.integers(0, 5))):
         uuid = f"GPU-{index}"
         instances = tuple(
-            MigInstance(f"MIG-{index}-{i}", uuid, draw(texts), draw(memory), draw(small), draw(small), draw(small), draw(small))
+            MigInstance(
+                f"MIG-{index}-{i}", uuid, draw(texts), draw(memory), draw(small), draw(small), draw(small), draw(small), draw(small)
+            )
             for i in range(draw(st.integers(0, 2)))
         )
         device = Device(
@@ -54,18 +58,20 @@ def nodes(draw: st.DrawFn) -> GpuNode:
             mig_enabled=draw(st.booleans()),
             mig_instances=instances,
         )
-        entries.append(GpuDevice(device, draw(texts), draw(texts), draw(texts)))
+        entries.append(GpuDevice(device, draw(texts), draw(texts), draw(texts), draw(texts)))
     links = []
     for a, b in combinations(entries, 2):
         kind = draw(st.none() | st.sampled_from(LinkKind))
         if kind is not None:
             lanes = draw(st.integers(0, gpunode.MAX_LANES)) if kind is LinkKind.NVLINK else 0
-            links.append(Link(a.device.uuid, b.device.uuid, kind, lanes))
+            pcie = draw(st.none() | st.sampled_from(PCIE)) if kind is LinkKind.NVLINK else None
+            links.append(Link(a.device.uuid, b.device.uuid, kind, lanes, pcie))
     return GpuNode(
         name=draw(st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,20}[a-z0-9])?", fullmatch=True)),
         devices=tuple(entries),
         links=tuple(links),
         shares_per_gpu=draw(st.integers(1, gpunode.MAX_SHARES_PER_GPU)),
+        memory_oversubscription=draw(st.sampled_from([1.0, 1.5, gpunode.MAX_OVERSUBSCRIPTION])),
         isolation=tuple(draw(st.lists(st.sampled_from(Isolation), unique=True))),
         driver_version=draw(texts),
         cuda_version=draw(st.integers(0, 1_000_000)),
@@ -106,6 +112,34 @@ def test_links_read_like_the_table_people_know():
     assert json.loads(encode_gpu_node(node))["status"]["links"] == ["X NV18 -", "NV18 X SYS", "- SYS X"]
 
 
+def test_pcie_paths_have_a_table_of_their_own_that_older_readers_can_leave_out():
+    links = (Link("GPU-0", "GPU-1", LinkKind.NVLINK, 4, LinkKind.PCIE_SWITCHES), Link("GPU-1", "GPU-2", LinkKind.SAME_BOARD))
+    data = json.loads(encode_gpu_node(make_node(3, links=links)))
+    assert data["status"]["links"] == ["X NV4 -", "NV4 X PIX", "- PIX X"]
+    assert data["status"].pop("pcie") == ["X PXB -", "PXB X PSB", "- PSB X"]
+    found = decode_gpu_node(json.dumps(data).encode())
+    assert found.links == (Link("GPU-0", "GPU-1", LinkKind.NVLINK, 4), Link("GPU-1", "GPU-2", LinkKind.PCIE_SWITCH))
+
+
+def test_pcie_paths_are_written_once_where_one_table_tells_them():
+    node = make_node(3, links=(Link("GPU-0", "GPU-1", LinkKind.PCIE_SWITCH), Link("GPU-1", "GPU-2", LinkKind.SYSTEM)))
+    assert "pcie" not in json.loads(encode_gpu_node(node))["status"]
+
+
+def test_a_cordon_is_read_whatever_the_rest_of_the_object_is():
+    assert gpunode.decode_cordon(b"{}") == gpunode.NO_CORDON
+    cordon = gpunode.decode_cordon(b'{"cordonedDevices": ["GPU-1", "GPU-1"], "of a later version": 1}')
+    assert cordon == gpunode.Cordon(devices=("GPU-1",))
+    assert [cordon.covers(uuid) for uuid in ("GPU-0", "GPU-1")] == [False, True]
+    assert gpunode.decode_cordon(b'{"cordoned": true}').covers("GPU-0")
+
+
+@pytest.mark.parametrize("spec", [b'{"cordoned": 1}', b'{"cordonedDevices": "GPU-1"}', b'{"cordonedDevices": ["all of them"]}', b"{"])
+def test_a_cordon_that_cannot_be_understood_is_no_empty_one(spec):
+    with pytest.raises(ContractError):
+        gpunode.decode_cordon(spec)
+
+
 def test_an_object_without_status_is_a_node_whose_agent_has_not_reported():
     data = {"apiVersion": gpunode.API_VERSION, "kind": "GpuNode", "metadata": {"name": "node-1"}, "spec": {"cordoned": True}}
     assert decode_gpu_node(json.dumps(data).encode()) == GpuNode("node-1", cordoned=True)
@@ -134,11 +168,15 @@ def test_the_summary_counts_models_and_trouble():
     [
         pytest.param(make_node(name="Node 1"), id="name"),
         pytest.param(make_node(shares_per_gpu=0), id="no shares"),
+        pytest.param(make_node(memory_oversubscription=0.5), id="less than its memory"),
+        pytest.param(make_node(memory_oversubscription=float("nan")), id="an oversubscription that is no number"),
         pytest.param(make_node(cordoned_devices=("GPU-0", "GPU-0")), id="cordoned twice"),
         pytest.param(make_node(devices=(GpuDevice(make_device()), GpuDevice(make_device()))), id="one UUID twice"),
         pytest.param(make_node(links=(Link("GPU-1", "GPU-0", LinkKind.SYSTEM),)), id="link out of order"),
         pytest.param(make_node(links=(Link("GPU-0", "GPU-9", LinkKind.SYSTEM),)), id="link to elsewhere"),
         pytest.param(make_node(links=(Link("GPU-0", "GPU-1", LinkKind.SYSTEM, 4),)), id="lanes without NVLink"),
+        pytest.param(make_node(links=(Link("GPU-0", "GPU-1", LinkKind.SYSTEM, 0, LinkKind.SYSTEM),)), id="a PCIe path twice"),
+        pytest.param(make_node(links=(Link("GPU-0", "GPU-1", LinkKind.NVLINK, 1, LinkKind.NVLINK),)), id="NVLink as a PCIe path"),
         pytest.param(make_node(driver_version="x" * 300), id="long text"),
         pytest.param(make_node(devices=(GpuDevice(replace(make_device(), memory_bytes=5)),)), id="not whole MiB"),
     ],
@@ -155,6 +193,22 @@ def test_what_no_node_can_be_is_not_written(node):
 def test_a_link_table_of_the_wrong_form_is_refused(rows):
     data = json.loads(encode_gpu_node(make_node()))
     data["status"]["links"] = rows
+    with pytest.raises(ContractError):
+        decode_gpu_node(json.dumps(data).encode())
+
+
+@pytest.mark.parametrize(
+    ("links", "pcie"),
+    [
+        pytest.param(["X NV1", "NV1 X"], ["X NV1", "NV1 X"], id="not a PCIe path"),
+        pytest.param(["X NV1", "NV1 X"], ["X PIX"], id="too few rows"),
+        pytest.param(["X SYS", "SYS X"], ["X PIX", "PIX X"], id="the tables disagree"),
+        pytest.param(["X -", "- X"], ["X SYS", "SYS X"], id="a path without a link"),
+    ],
+)
+def test_a_table_of_pcie_paths_that_cannot_be_is_refused(links, pcie):
+    data = json.loads(encode_gpu_node(make_node()))
+    data["status"] |= {"links": links, "pcie": pcie}
     with pytest.raises(ContractError):
         decode_gpu_node(json.dumps(data).encode())
 
@@ -197,3 +251,14 @@ def test_the_manifest_has_exactly_the_fields_of_the_codec():
     ]:
         assert set(components[ours]["properties"]) == set(theirs["properties"]), ours
         assert set(components[ours].get("required", ())) == set(theirs.get("required", ())), ours
+
+
+@pytest.mark.parametrize("uuid", ["GPU-5e1c0f2a-0000-4000-8000-000000000000", "all", "GPU-", "gpu-1", "GPU-1 ", "GPU-" + "a" * 65])
+def test_the_manifest_lets_through_only_cordons_that_can_be_read(uuid):
+    cordoned = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["cordonedDevices"]
+    assert cordoned["x-kubernetes-list-type"] == "set"
+    if re.search(cordoned["items"]["pattern"], uuid) is None:
+        with pytest.raises(ContractError):
+            gpunode.decode_cordon(json.dumps({"cordonedDevices": [uuid]}).encode())
+    else:
+        assert gpunode.decode_cordon(json.dumps({"cordonedDevices": [uuid]}).encode()).covers(uuid)

@@ -1,4 +1,4 @@
-"""A Kubernetes API over real HTTP for tests of the scheduler: list in pages, watch with bookmarks, bindings, merge patches and leases.
+"""A Kubernetes API over real HTTP for tests of the scheduler: list in pages, watch with bookmarks, bindings, patches, leases and Secrets.
 
 As strict as the real one where it matters here: versions grow, a binding needs the right UID and an unbound pod, writes of a lease need its
 version, history can be forgotten (410) and the server can fall silent or answer too late.
@@ -11,7 +11,13 @@ from typing import Any
 
 from aiohttp import web
 
-COLLECTIONS = {"pods": "Pod", "nodes": "Node", "gpunodes": "GpuNode", "leases": "Lease"}
+from aliquot.standin.errors import InvalidError
+from aliquot.standin.patches import apply_json_patch, merge_patch
+
+WEBHOOKS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+COLLECTIONS = {"pods": "Pod", "nodes": "Node", "gpunodes": "GpuNode", "leases": "Lease", "secrets": "Secret"} | dict.fromkeys(
+    WEBHOOKS, "Webhooks"
+)
 
 
 class FakeApi:
@@ -22,9 +28,12 @@ class FakeApi:
         self.history: deque[tuple[int, str, str, dict[str, Any]]] = deque()
         self.requests: list[str] = []
         self.bindings: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
         self.silent = False
         self.lose_binding_answers = 0
         """How many bindings are carried out without an answer."""
+        self.refuse_writes = False
+        """Whether writes of Secrets and webhook configurations are forbidden."""
         self.bookmark_seconds = 0.1
         self._changed = asyncio.Condition()
         self._epoch = 0
@@ -35,10 +44,12 @@ class FakeApi:
         application.router.add_get(pod, self._get)
         application.router.add_patch(pod, self._patch)
         application.router.add_post(pod + "/binding", self._bind)
+        application.router.add_post("/api/v1/namespaces/{namespace}/events", self._post_event)
         leases = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         application.router.add_post(leases, self._create_lease)
         application.router.add_get(leases + "/{name}", self._get)
         application.router.add_put(leases + "/{name}", self._put_lease)
+        self._add_certificates(application.router)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         self.url = ""
 
@@ -98,6 +109,13 @@ class FakeApi:
                 request.transport.abort()
             return web.Response(status=503)
         return await handler(request)
+
+    async def _post_event(self, request: web.Request) -> web.Response:
+        event = await request.json()
+        if event["metadata"]["namespace"] != event["involvedObject"]["namespace"] or len(event["message"]) > 1024:
+            return web.json_response({"message": "invalid event"}, status=422)
+        self.events.append(event)
+        return web.json_response(event, status=201)
 
     async def _collection(self, request: web.Request) -> web.StreamResponse:
         plural = request.match_info["plural"]
@@ -173,6 +191,50 @@ class FakeApi:
                 request.transport.abort()
         return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
+    # --- Secrets and webhook configurations ---
+
+    def _add_certificates(self, router: web.UrlDispatcher) -> None:
+        secrets = "/api/v1/namespaces/{namespace}/{plural:secrets}"
+        router.add_post(secrets, self._create_secret)
+        for path in (secrets + "/{name}", f"/apis/admissionregistration.k8s.io/v1/{{plural:{'|'.join(WEBHOOKS)}}}/{{name}}"):
+            router.add_get(path, self._get_any)
+            router.add_patch(path, self._patch_any)
+
+    async def _get_any(self, request: web.Request) -> web.Response:
+        item = self.objects[request.match_info["plural"]].get(_key(request))
+        return failure(404, "not found") if item is None else web.json_response(item)
+
+    async def _create_secret(self, request: web.Request) -> web.Response:
+        if self.refuse_writes:
+            return failure(403, "you may not")
+        item = await request.json()
+        key = (request.match_info["namespace"], item["metadata"]["name"])
+        if key in self.objects["secrets"]:
+            return failure(409, "already exists")
+        await self._record("secrets", "ADDED", key, item)
+        return web.json_response(item, status=201)
+
+    async def _patch_any(self, request: web.Request) -> web.Response:
+        if self.refuse_writes:
+            return failure(403, "you may not")
+        plural, key, patch = request.match_info["plural"], _key(request), await request.json()
+        item = self.objects[plural].get(key)
+        if item is None:
+            return failure(404, "not found")
+        changed = json.loads(json.dumps(item))
+        if request.content_type == "application/json-patch+json":
+            try:
+                apply_json_patch(changed, patch)
+            except InvalidError as exc:
+                return failure(422, str(exc))
+        else:
+            wanted = patch["metadata"].get("resourceVersion", item["metadata"]["resourceVersion"])
+            if wanted != item["metadata"]["resourceVersion"]:
+                return failure(409, "the object has been modified")
+            changed = merge_patch(changed, patch)
+        await self._record(plural, "MODIFIED", key, changed)
+        return web.json_response(changed)
+
     async def _create_lease(self, request: web.Request) -> web.Response:
         item = await request.json()
         key = (request.match_info["namespace"], item["metadata"]["name"])
@@ -187,6 +249,10 @@ class FakeApi:
             return failure(409, "the object has been modified")
         await self._record("leases", "MODIFIED", key, item)
         return web.json_response(item)
+
+
+def _key(request: web.Request) -> tuple[str, str]:
+    return request.match_info.get("namespace", ""), request.match_info["name"]
 
 
 def failure(status: int, message: str) -> web.Response:

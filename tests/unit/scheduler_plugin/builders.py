@@ -23,12 +23,20 @@ from proto.model import (
 from scheduler_plugin.core.pods import PodFacts, asks_gpu
 
 OFFERED = (Isolation.SHIM, Isolation.EXCLUSIVE, Isolation.MIG)
+PROFILES = {"1g.10gb": (1, 7, range(7)), "1g.20gb": (2, 4, range(0, 8, 2)), "3g.40gb": (4, 2, (0, 4)), "7g.80gb": (8, 1, (0,))}
+"""Of an A100: size in memory slices, how many at most, where they may begin."""
+PLACES = tuple((profile, start) for profile, (_, _, starts) in PROFILES.items() for start in starts)
 
 
 def make_device(node: str, minor: int, *, mib: int = 1000, model: str = "NVIDIA H200", numa: int | None = 0, instances: int = 0) -> Device:
     uuid = f"GPU-{node}-{minor}"
     mig = tuple(MigInstance(f"MIG-{node}-{minor}-{i}", uuid, "1g.10gb", 100 * units.MIB, i, 0, i, 1) for i in range(instances))
     return Device(uuid, model, minor, f"00000000:{minor:02X}:00.0", mib * units.MIB, numa, None, bool(mig), mig)
+
+
+def make_place(device_uuid: str, profile: str, start: int) -> MigInstance:
+    size, most, _ = PROFILES[profile]
+    return MigInstance(f"{device_uuid}/{profile}@{start}", device_uuid, profile, 8 * units.MIB, 0, 0, start, size, most)
 
 
 def make_node(name: str = "n1", devices: int | Iterable[Device] = 2, *, linked: bool = False, **fields) -> GpuNode:

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from program.settings import SettingsError
 from proto.model import Policy
-from scheduler_plugin.errors import SettingsError
-from scheduler_plugin.settings import SETTINGS, Settings, table
+from scheduler_plugin.settings import TABLE, Settings
 
 NO_WEBHOOK = ["--webhook-address", ""]
 
@@ -20,7 +20,7 @@ def test_single_weights_overlay_the_defaults(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("webhookAddress: ''\nweights: {frag: {host: 2.5}}\n")
     weights = Settings.load(["--config", str(file)], {}).weights
-    assert (weights[Policy.FRAG].host, weights[Policy.FRAG].policy, weights[Policy.BINPACK].host) == (2.5, 1.0, 0.2)
+    assert (weights[Policy.FRAG].host, weights[Policy.FRAG].policy, weights[Policy.BINPACK].host) == (2.5, 1.0, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def test_single_weights_overlay_the_defaults(tmp_path):
         (["--extender-address", "0.0.0.0:1"], "set tlsCertFile, tlsKeyFile and clientCaFile, or listen on 127.0.0.1"),
         (["--extender-address", "nowhere"], "want host:port"),
         (["--tls-cert-file", "a"], "belong together"),
+        (["--prometheus-url", "prometheus:9090"], "want http://HOST:PORT or https://HOST"),
         (["--webhook-address", "0.0.0.0:1"], "over TLS only"),
         (["--frobnicate", "1"], "unrecognized arguments"),
     ],
@@ -38,6 +39,16 @@ def test_single_weights_overlay_the_defaults(tmp_path):
 def test_wrong_settings_say_what_to_do(argv, sentence):
     with pytest.raises(SettingsError, match=sentence.replace(".", r"\.")):
         Settings.load([*NO_WEBHOOK, *argv], {})
+
+
+def test_the_webhook_takes_its_certificate_from_files_or_from_a_secret():
+    assert Settings.load(["--webhook-certificate-secret", "s"], {}).webhook_certificate_secret == "s"
+    assert Settings.load(["--tls-cert-file", "c", "--tls-key-file", "k"], {}).webhook_certificate_secret == ""
+
+
+def test_a_secret_does_not_open_the_extender_beyond_loopback():
+    with pytest.raises(SettingsError, match="whoever reaches it can bind pods"):
+        Settings.load(["--webhook-certificate-secret", "s", "--extender-address", "0.0.0.0:1"], {})
 
 
 @pytest.mark.parametrize(
@@ -58,4 +69,4 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path, text, sentence):
 
 
 def test_the_help_lists_every_setting():
-    assert all(setting.flag in table() and setting.env in table() for setting in SETTINGS)
+    assert all(setting.flag in TABLE.text() and setting.env in TABLE.text() for setting in TABLE.settings)

@@ -12,12 +12,12 @@ from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
 from agent.adapters.durable import TEMPORARY_SUFFIX, write_whole
 from agent.adapters.ledger_files import LedgerFiles
-from agent.adapters.node_files import boot_id, load_secret, make_priority_page
+from agent.adapters.node_files import boot_id, load_secret, make_priority_page, make_turns_page
 from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
 from agent.core.cdi import file_name
 from agent.core.limits import FailPolicy, limits_of
-from agent.core.priority_page import is_page
-from agent.core.region_layout import REGION_BYTES, SLOT_HEADER, SLOT_LIVE, decode_limits, empty_region, limits_update, slot_offset
+from agent.core.node_pages import PRIORITY, TURNS
+from agent.core.region_layout import OWN_GEOMETRY, REGION_BYTES, SLOT_HEADER, SLOT_LIVE, decode_limits, empty_region, limits_update
 from agent.errors import ShimError, StorageError
 from tests.unit.agent.builders import grant, ids, pod, share
 
@@ -100,7 +100,7 @@ class SlotHolder:
     def __init__(self, region: Path) -> None:
         header = SLOT_HEADER.pack(SLOT_LIVE, 4711, 0, 0, 0).hex()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLD_SLOT, region, str(slot_offset(3)), header], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", HOLD_SLOT, region, str(OWN_GEOMETRY.slot(3)), header], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self.process.stdout.readline() == b"held\n"
 
@@ -383,6 +383,20 @@ class TestShimStore:
         (source / "libcuda.so.1").write_bytes(b"newer")
         assert store.installed() == first
 
+    def test_versions_that_no_container_names_go_and_the_present_one_stays(self, tmp_path, source):
+        cdi = CdiDirectory(tmp_path / "cdi", tmp_path / "etc-cdi")
+        versions = []
+        for number in range(3):
+            (source / "libcuda.so.1").write_bytes(b"%d" % number)
+            versions.append(install_shim(source, tmp_path / "store"))
+        cdi.write("aaaa", {"hostPath": f"{versions[1]}/libcuda.so.1"})
+        store = ShimStore(source, tmp_path / "store")
+        assert store.sweep(cdi.mentioned) == [str(versions[0])]
+        cdi.remove("aaaa")
+        assert store.sweep(cdi.mentioned) == [str(versions[1])]
+        assert store.sweep(cdi.mentioned) == []
+        assert versions[2].is_dir()
+
 
 class TestSecret:
     def test_it_is_made_once_and_kept(self, tmp_path):
@@ -406,11 +420,18 @@ class TestPriorityPage:
     def test_the_page_is_made_once_and_kept_for_those_who_have_it_mapped(self, tmp_path):
         path = make_priority_page(tmp_path / "priority")
         assert (mode(path), mode(path.parent)) == (0o666, 0o700)
-        assert is_page(path.read_bytes())
+        assert PRIORITY.accepts(path.read_bytes())
         before = path.stat().st_ino
         assert make_priority_page(tmp_path / "priority").stat().st_ino == before
+
+    def test_the_page_of_turns_is_kept_in_the_same_way(self, tmp_path):
+        path = make_turns_page(tmp_path / "turns")
+        assert (mode(path), mode(path.parent)) == (0o666, 0o700)
+        assert TURNS.accepts(path.read_bytes())
+        before = path.stat().st_ino
+        assert make_turns_page(tmp_path / "turns").stat().st_ino == before
 
     def test_what_is_no_page_is_replaced(self, tmp_path):
         path = make_priority_page(tmp_path / "priority")
         path.write_bytes(b"short")
-        assert is_page(make_priority_page(tmp_path / "priority").read_bytes())
+        assert PRIORITY.accepts(make_priority_page(tmp_path / "priority").read_bytes())

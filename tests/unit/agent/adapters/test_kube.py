@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from agent.adapters.kube_api import ApiServer as Server
-from agent.adapters.kube_api import KubeApiClient, KubeConnection, find_api_server
+from agent.adapters.kube_api import KubeApiClient, KubeConnection
 from agent.adapters.kube_watch import KubeWatcher
-from agent.errors import KubeApiError, SettingsError
-from agent.ports import NodeState, PodEvent
+from agent.errors import KubeApiError
+from agent.ports import GpuNodeState, NodeState, PodEvent
 from aliquot.standin.apiserver import ApiServer
 from aliquot.standin.cluster import Cluster, Kind
+from program.api_server import ApiServer as Server
 from proto import contract
-from proto.model import Pod
+from proto.model import ContainerState, ContainerStatus, Pod
 from tests.unit.agent.fakes import FakeClock
 
 NODE = "node-1"
@@ -29,6 +29,7 @@ class Listener:
         self.pods: dict[str, Pod] = {}
         self.lists = 0
         self.node: NodeState | None = None
+        self.gpu_nodes: list[GpuNodeState | None] = []
         self.troubles: list[tuple[str, str]] = []
 
     def pods_listed(self, pods: Sequence[Pod]) -> None:
@@ -50,6 +51,11 @@ class Listener:
     def node_changed(self, node: NodeState) -> None:
         with self._changed:
             self.node = node
+            self._changed.notify_all()
+
+    def gpu_node_seen(self, gpu_node: GpuNodeState | None) -> None:
+        with self._changed:
+            self.gpu_nodes.append(gpu_node)
             self._changed.notify_all()
 
     def api_trouble(self, what: str, trouble: str) -> None:
@@ -127,6 +133,35 @@ class TestWatch:
         )
         assert pod.uid
 
+    def test_how_far_its_containers_have_come_is_told(self, api):
+        api.create_pod("a")
+        status = {
+            "phase": "Running",
+            "initContainerStatuses": [
+                {"name": "init", "state": {"terminated": {"exitCode": 0}}, "containerID": "containerd://1"},
+                {"name": "side", "state": {"terminated": {"exitCode": 137}}},
+            ],
+            "containerStatuses": [
+                {"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "containerID": "cri-o://2"},
+                {"name": "bare", "state": {"waiting": {"reason": "ContainerCreating"}}, "containerID": ""},
+            ],
+        }
+        api.cluster.update(Kind.POD, "default", "a", lambda pod: pod.update(status=status))
+        assert api.watch().pods["a"].statuses == (
+            ContainerStatus("init", ContainerState.COMPLETED, "1"),
+            ContainerStatus("side", ContainerState.FAILED),
+            ContainerStatus("main", ContainerState.RUNNING, "2"),
+            ContainerStatus("bare", ContainerState.WAITING),
+        )
+
+    @pytest.mark.parametrize(
+        ("hash_", "is_its_uid"), [("2f1d3c4b5a69788796a5b4c3d2e1f001", True), ("0c3c9f4e-6f0a-4a52-8f5e-5f6c2a1d9b77", False)]
+    )
+    def test_a_static_pod_is_known_by_the_uid_kubelet_gave_it_and_none_can_pass_for_another(self, api, hash_, is_its_uid):
+        annotations = {"kubernetes.io/config.mirror": "x", "kubernetes.io/config.hash": hash_}
+        made = api.create_pod("a", annotations=annotations)
+        assert api.watch().pods["a"].uid == (hash_ if is_its_uid else made["metadata"]["uid"])
+
     def test_changes_arrive_as_they_happen(self, api):
         listener = api.watch()
         api.create_pod("a")
@@ -141,6 +176,13 @@ class TestWatch:
         assert listener.node.capacity == {"cpu": "8"}
         api.client.publish_capacity(NODE, {contract.RESOURCE_VGPU_MEMORY: 1000})
         listener.wait(lambda: contract.RESOURCE_VGPU_MEMORY in listener.node.capacity)
+
+    def test_the_nodes_labels_are_read(self, api):
+        listener = api.watch()
+        assert listener.node.labels == {}
+        labels = {"nvidia.com/mig.config.state": "pending"}
+        api.cluster.update(Kind.NODE, "", NODE, lambda node: node["metadata"].setdefault("labels", {}).update(labels))
+        listener.wait(lambda: listener.node.labels == labels)
 
     def test_a_watch_that_ends_goes_on_where_it_was(self, api):
         listener = api.watch()
@@ -187,6 +229,16 @@ class TestWatch:
 
 
 class TestRequests:
+    def test_a_pod_is_evicted_unless_it_is_another_by_now(self, api):
+        uid = api.create_pod("a")["metadata"]["uid"]
+        with pytest.raises(KubeApiError, match="UID"):
+            api.client.evict_pod("default", "a", "another")
+        assert "deletionTimestamp" not in api.cluster.get(Kind.POD, "default", "a")["metadata"]
+        api.client.evict_pod("default", "a", uid)
+        assert "deletionTimestamp" in api.cluster.get(Kind.POD, "default", "a")["metadata"]
+        with pytest.raises(KubeApiError, match="not found"):
+            api.client.evict_pod("default", "gone", uid)
+
     def test_capacity_is_patched_into_the_status_and_nothing_else(self, api):
         api.client.publish_capacity(NODE, {contract.RESOURCE_VGPU_MEMORY: 1001, contract.RESOURCE_VGPU_CORES: 200})
         status = api.cluster.get(Kind.NODE, "", NODE)["status"]
@@ -216,26 +268,3 @@ class TestRequests:
         client = KubeApiClient(KubeConnection(Server("http://127.0.0.1:1", tmp_path / "none", None)), NODE, FakeClock())
         with pytest.raises(KubeApiError, match="none: No such file"):
             client.publish_capacity(NODE, {"a/b": 1})
-
-
-IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-
-
-class TestFindApiServer:
-    def test_a_pod_is_told_where_the_api_is(self, tmp_path):
-        for name in ("token", "ca.crt"):
-            (tmp_path / name).touch()
-        found = find_api_server("", "", "", IN_CLUSTER, tmp_path)
-        assert found == Server("https://10.0.0.1:443", tmp_path / "token", tmp_path / "ca.crt")
-
-    def test_an_ipv6_cluster_is_reached(self, tmp_path):
-        assert find_api_server("", "", "", {**IN_CLUSTER, "KUBERNETES_SERVICE_HOST": "fd00::1"}, tmp_path).url == "https://[fd00::1]:443"
-
-    def test_settings_win(self, tmp_path):
-        found = find_api_server("http://127.0.0.1:8080/", "/t", "", IN_CLUSTER, tmp_path)
-        assert (found.url, str(found.token_file), found.ca_file) == ("http://127.0.0.1:8080", "/t", None)
-
-    @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://x"])
-    def test_no_usable_address_is_a_settings_error(self, tmp_path, url):
-        with pytest.raises(SettingsError, match="kubeApiUrl"):
-            find_api_server(url, "", "", {}, tmp_path)

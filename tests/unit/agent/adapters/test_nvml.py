@@ -12,8 +12,23 @@ import pytest
 
 CHILD = """
 import asyncio, json, sys
+from types import SimpleNamespace
 from agent.adapters.nvml import NvmlDriver
 from agent.errors import DriverError
+import pynvml
+
+def fails(name, code, index=None):
+    real = getattr(pynvml, name)
+    def failing(*arguments):
+        if index is None or pynvml.nvmlDeviceGetIndex(arguments[0]) == int(index):
+            raise pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{code}"))
+        return real(*arguments)
+    setattr(pynvml, name, failing)
+
+def lists(name, index, *processes):
+    pairs = [map(int, one.split(":")) for one in processes]
+    found = [SimpleNamespace(pid=pid, usedGpuMemory=mib * 2**20) for pid, mib in pairs]
+    setattr(pynvml, name, lambda handle: found if pynvml.nvmlDeviceGetIndex(handle) == int(index) else [])
 
 async def main():
     errors = []
@@ -30,8 +45,14 @@ async def do(driver, command, errors):
         return await driver.restart()
     if command == "errors":
         return errors
+    if command.startswith("fails "):
+        return fails(*command.split()[1:])
+    if command.startswith("lists "):
+        return lists(*command.split()[1:])
+    if command == "events":
+        return [[one.device_uuid, one.xid] for one in await driver.events()]
     if command == "links":
-        return [[link.kind, link.lanes] for link in await driver.links()]
+        return [[link.kind, link.lanes, link.pcie] for link in await driver.links()]
     if command == "processes":
         return [[one.device_uuid, one.pid, one.used_bytes] for one in await driver.processes()]
     reading = await driver.read()
@@ -41,11 +62,13 @@ async def do(driver, command, errors):
             {"uuid": one.device.uuid, "model": one.device.model, "minor": one.device.minor, "mib": one.device.memory_bytes / 2**20,
              "numa": one.device.numa_node, "capability": one.device.compute_capability, "mig": one.device.mig_enabled,
              "instances": [[mig.profile, mig.uuid, mig.placement_start, mig.placement_size] for mig in one.device.mig_instances],
-             "instances_used": dict(one.instances_used_bytes),
-             "used": one.memory_used_bytes, "utilization": one.utilization_ratio, "bus": one.device.pci_bus_id}
+             "instances_used": dict(one.instances_used_bytes), "instances_busy": dict(one.instances_utilization),
+             "used": one.memory_used_bytes, "utilization": one.utilization_ratio, "bus": one.device.pci_bus_id,
+             "faults": one.faults, "clique": one.fabric_clique, "root": one.pcie_root}
             for one in reading.devices
         ],
         "failed": [[one.uuid, one.trouble] for one in reading.failed],
+        "lost": [one.uuid for one in reading.failed if one.lost],
     }
 
 asyncio.run(main())
@@ -53,7 +76,11 @@ asyncio.run(main())
 
 
 class Child:
-    """A process with the real adapter over the simulated driver of one node."""
+    """A process with the real adapter over the simulated driver of one node.
+
+    Beyond what that can do, ``fails CALL CODE [INDEX]`` makes a call fail, of all GPUs or of one, and ``lists CALL INDEX PID:MIB ...``
+    makes up a list of processes of one GPU.
+    """
 
     def __init__(self, library: Path | str, sim: Path, build: Path) -> None:
         self.sim = sim
@@ -106,7 +133,9 @@ def test_a_dgx_h200_is_read_as_it_is(child):
     assert 140_000 < mib <= 143_771
     assert devices[0]["used"] is not None
     assert devices[0]["utilization"] == 0.0
-    assert node.ask("links") == [["nvlink", 18]] * 28
+    links = node.ask("links")
+    assert [link[:2] for link in links] == [["nvlink", 18]] * 28
+    assert [pcie for _, _, pcie in links].count("system") == 16
     assert node.ask("errors") == []
 
 
@@ -129,8 +158,8 @@ def test_pcie_boards_have_links_of_their_topology(child):
     node.ask()
     links = node.ask("links")
     assert len(links) == 6
-    assert {kind for kind, _ in links} == {"pcie-switch", "system"}
-    assert {lanes for _, lanes in links} == {0}
+    assert {kind for kind, *_ in links} == {"pcie-switch", "system"}
+    assert {(lanes, pcie) for _, lanes, pcie in links} == {(0, None)}
 
 
 def test_boards_without_mig_and_nvlink_raise_no_alarm(child):
@@ -228,3 +257,112 @@ def test_the_use_of_each_mig_instance_is_read(child):
         process.kill()
     assert after[uuid] - before[uuid] > 256 << 20
     assert {name: used for name, used in after.items() if name != uuid} == {name: used for name, used in before.items() if name != uuid}
+
+
+COMPUTE, GRAPHICS, MPS = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute"))
+
+
+def test_graphics_contexts_and_mps_clients_are_listed_each_process_once(child):
+    node = child("t4x2")
+    first, second = (device["uuid"] for device in node.ask()["devices"])
+    node.ask(f"lists {COMPUTE} 0 41:100 42:300")
+    node.ask(f"lists {GRAPHICS} 0 41:200 42:200 43:50")
+    node.ask(f"lists {MPS} 1 44:70")
+    found = {(device, pid): used >> 20 for device, pid, used in node.ask("processes")}
+    assert found == {(first, 41): 200, (first, 42): 300, (first, 43): 50, (second, 44): 70}
+
+
+@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "FUNCTION_NOT_FOUND"])
+def test_a_driver_without_the_other_lists_has_the_compute_list(child, code):
+    node = child("t4x2")
+    node.ask()
+    for name in (GRAPHICS, MPS):
+        node.ask(f"fails {name} {code}")
+    node.ask(f"lists {COMPUTE} 1 44:70")
+    assert [pid for _, pid, _ in node.ask("processes")] == [44]
+    assert node.ask("errors") == []
+
+
+def test_a_gpu_that_cannot_list_its_processes_does_not_hide_those_of_the_others(child):
+    node = child("t4x2")
+    node.ask()
+    node.ask(f"lists {COMPUTE} 1 44:70")
+    node.ask(f"fails {COMPUTE} UNKNOWN 0")
+    assert [pid for _, pid, _ in node.ask("processes")] == [44]
+    assert node.ask("errors") == [COMPUTE]
+
+
+def test_a_driver_that_is_gone_has_no_list_of_processes_not_an_empty_one(child):
+    node = child("t4x2")
+    node.ask()
+    node.ask(f"fails {COMPUTE} DRIVER_NOT_LOADED")
+    assert node.ask("processes")["error"] == "DriverMissingError"
+
+
+OPTIONAL = (
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetMemoryAffinity",
+    "nvmlDeviceGetCudaComputeCapability",
+)
+
+
+def test_a_gpu_is_in_service_whatever_question_fails_that_nothing_depends_on(child):
+    node = child("t4x2")
+    for name in OPTIONAL:
+        node.ask(f"fails {name} UNKNOWN 1")
+    reading = node.ask()
+    assert reading["failed"] == []
+    assert reading["devices"][1]["utilization"] is None
+    assert set(node.ask("errors")) == set(OPTIONAL)
+
+
+@pytest.mark.parametrize("code", ["GPU_IS_LOST", "RESET_REQUIRED"])
+@pytest.mark.parametrize("name", OPTIONAL[:2])
+def test_what_an_optional_question_says_of_the_whole_gpu_counts(child, name, code):
+    node = child("t4x2")
+    uuid = node.ask()["devices"][1]["uuid"]
+    node.ask(f"fails {name} {code} 1")
+    assert [failed for failed, _ in node.ask()["failed"]] == [uuid]
+
+
+def test_a_fabric_clique_that_could_not_be_told_is_asked_for_again(child):
+    node = child("t4x2")
+    node.ask("fails nvmlDeviceGetGpuFabricInfoV UNKNOWN 1")
+    node.ask()
+    node.ask()
+    assert node.ask("errors").count("nvmlDeviceGetGpuFabricInfoV") == 2
+
+
+@pytest.mark.parametrize("code", ["NOT_FOUND", "INVALID_ARGUMENT"])
+def test_a_mig_instance_that_goes_while_it_is_read_is_left_out(child, code):
+    node = child("a100x8-mig")
+    before = node.ask()["devices"]
+    node.ask(f"fails nvmlDeviceGetComputeInstanceId {code}")
+    reading = node.ask()
+    assert reading["failed"] == []
+    assert [device["uuid"] for device in reading["devices"]] == [device["uuid"] for device in before]
+    assert not any(device["instances"] for device in reading["devices"])
+    assert all(device["mig"] for device, known in zip(reading["devices"], before, strict=True) if known["instances"])
+    assert node.ask("errors") == []
+
+
+def test_a_gpu_in_mig_mode_that_the_agent_may_not_read_says_what_it_needs(child):
+    node = child("a100x8-mig")
+    node.ask("fails nvmlDeviceGetGpuInstanceById NO_PERMISSION")
+    troubles = {trouble for _, trouble in node.ask()["failed"]}
+    (trouble,) = troubles
+    assert all(word in trouble for word in ("SYS_ADMIN", "NVIDIA_MIG_MONITOR_DEVICES=all", "components/mig"))
+
+
+def test_a_gpu_without_memory_of_its_own_is_not_supported_and_not_ill(child):
+    node = child("t4x2")
+    node.ask("fails nvmlDeviceGetMemoryInfo NOT_SUPPORTED 0")
+    reading = node.ask()
+    assert len(reading["devices"]) == 1
+    ((uuid, trouble),) = reading["failed"]
+    assert uuid is None
+    assert "no memory of its own" in trouble
+    assert "not supported" in trouble
+    assert node.ask("errors") == []

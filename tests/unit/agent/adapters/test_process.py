@@ -1,17 +1,14 @@
-"""The status server, log lines and the simulated node's files."""
+"""The status server and the simulated node's files."""
 
-import json
-import logging
 import urllib.error
 import urllib.request
 
 import pytest
 
 from agent.adapters.http_server import StatusServer
-from agent.adapters.log_format import JsonFormatter, TextFormatter
 from agent.adapters.simulation import driver_library, prepare_node
-from agent.errors import SettingsError
 from agent.ports import Page
+from program.settings import SettingsError
 
 
 class TestStatusServer:
@@ -42,20 +39,6 @@ class TestStatusServer:
         host, _, port = server.address.rpartition(":")
         with pytest.raises(SettingsError, match="in use"):
             StatusServer(host, int(port), {})
-
-
-def record(**extra) -> logging.LogRecord:
-    return logging.makeLogRecord({"name": "agent", "levelname": "INFO", "msg": "granted %s", "args": ("GPU-0",), **extra})
-
-
-def test_a_json_line_has_the_message_and_its_keys():
-    line = json.loads(JsonFormatter().format(record(pod="default/a", pod_uid=None)))
-    assert (line["message"], line["level"], line["pod"]) == ("granted GPU-0", "info", "default/a")
-    assert "pod_uid" not in line
-
-
-def test_a_text_line_is_for_reading():
-    assert TextFormatter().format(record(pod="default/a")).endswith("INFO    granted GPU-0 pod=default/a")
 
 
 class TestSimulation:

@@ -1,8 +1,17 @@
+import mmap
 import os
 import subprocess
 import sys
+from dataclasses import replace
+
+import pytest
 
 from agent.adapters.processes import ProcProcesses
+from agent.core.overhead import HostProcess
+from agent.errors import ProcessError
+
+NOBODY = 65534
+ANSWERS = (True, False, None)
 
 
 def test_this_process_is_who_it_is():
@@ -11,6 +20,12 @@ def test_this_process_is_who_it_is():
     assert found.namespace_pids[-1] == os.getpid()
     assert found.start_ticks > 0
     assert found.cgroup
+
+
+def test_the_agents_own_cgroup_is_that_of_its_process(tmp_path):
+    (found,) = ProcProcesses().read([os.getpid()])
+    assert ProcProcesses().own_cgroup() == found.cgroup
+    assert ProcProcesses(tmp_path).own_cgroup() == ""
 
 
 def test_a_process_that_is_gone_is_left_out():
@@ -28,3 +43,96 @@ def test_names_with_spaces_and_namespaces_are_read(tmp_path):
     (directory / "cgroup").write_text("0::/x\n")
     (found,) = ProcProcesses(tmp_path).read([12])
     assert (found.start_ticks, found.namespace_pids, found.cgroup) == (22, (12, 5, 1), "0::/x\n")
+
+
+def test_a_file_is_known_among_the_mapped_ones_whatever_its_name_there(tmp_path):
+    mapped, other = tmp_path / "region", tmp_path / "other"
+    for path in (mapped, other):
+        path.write_bytes(b"x" * 4096)
+    alias = tmp_path / "alias"
+    alias.hardlink_to(mapped)
+    with alias.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        assert ProcProcesses().maps(os.getpid(), str(mapped)) is True
+        assert ProcProcesses().maps(os.getpid(), str(other)) is False
+    assert ProcProcesses().maps(os.getpid(), str(mapped)) is False
+
+
+def test_what_is_gone_is_not_mapped(tmp_path):
+    assert ProcProcesses(tmp_path).maps(1, str(tmp_path)) is False
+    assert ProcProcesses().maps(os.getpid(), str(tmp_path / "missing")) is False
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becoming another user needs root")
+def test_what_the_kernel_does_not_show_is_not_known(tmp_path):
+    """As an agent without SYS_PTRACE sees a process of another user."""
+    other = os.getpid()
+    looking = os.fork()
+    if not looking:
+        os.setgroups([])
+        os.setuid(NOBODY)
+        os._exit(ANSWERS.index(ProcProcesses().maps(other, "/")))
+    _, status = os.waitpid(looking, 0)
+    assert ANSWERS[os.waitstatus_to_exitcode(status)] is None
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_ended(sleeper):
+    (found,) = ProcProcesses().read([sleeper.pid])
+    assert ProcProcesses().kill(found)
+    assert sleeper.wait(5) == -9
+
+
+def test_another_process_that_has_its_pid_by_now_is_not(sleeper):
+    (found,) = ProcProcesses().read([sleeper.pid])
+    assert not ProcProcesses().kill(replace(found, start_ticks=found.start_ticks - 1))
+    assert sleeper.poll() is None
+
+
+def test_one_that_is_gone_needs_no_end(sleeper):
+    (found,) = ProcProcesses().read([sleeper.pid])
+    sleeper.kill()
+    sleeper.wait()
+    assert not ProcProcesses().kill(found)
+
+
+def host_process(proc, pid: int) -> HostProcess:
+    """A process of the host, whose /proc is mounted here while the agent has process ids of its own."""
+    directory = proc / str(pid)
+    directory.mkdir(parents=True)
+    (directory / "stat").write_text(f"{pid} (train) {' '.join(str(number) for number in range(3, 53))}\n")
+    (directory / "status").write_text(f"Name:\ttrain\nNSpid:\t{pid}\n")
+    (directory / "cgroup").write_text("0::/x\n")
+    (found,) = ProcProcesses(proc).read([pid])
+    return found
+
+
+def test_another_process_of_that_pid_in_the_agents_own_namespace_is_not(sleeper, tmp_path):
+    of_host = host_process(tmp_path, sleeper.pid)
+    with pytest.raises(ProcessError, match="auditPolicy: kill needs hostPID"):
+        ProcProcesses(tmp_path).kill(of_host)
+    assert sleeper.poll() is None
+
+
+def test_a_process_that_the_agents_own_namespace_lacks_is_not_taken_for_gone(sleeper, tmp_path):
+    sleeper.kill()
+    sleeper.wait()
+    of_host = host_process(tmp_path, sleeper.pid)
+    with pytest.raises(ProcessError, match="auditPolicy: kill needs hostPID"):
+        ProcProcesses(tmp_path).kill(of_host)
+
+
+def test_a_lack_of_permission_says_what_would_cure_it(sleeper, monkeypatch):
+    (found,) = ProcProcesses().read([sleeper.pid])
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("signal.pidfd_send_signal", refuse)
+    with pytest.raises(ProcessError, match="capability KILL"):
+        ProcProcesses().kill(found)

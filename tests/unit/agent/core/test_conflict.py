@@ -16,7 +16,8 @@ def test_nvidias_plugin_for_whole_gpus_is_no_conflict():
 
 def test_our_own_ids_of_before_a_restart_are_no_conflict():
     assert find_conflict(VGPU, Evidence(allocatable_ids=["GPU-1::0", "GPU-1::15"])) is None
-    assert find_conflict(MIG, Evidence(allocatable_ids=["MIG-1"])) is None
+    assert find_conflict(MIG, Evidence(allocatable_ids=["MIG-1", "GPU-1::3"])) is None
+    assert find_conflict(VGPU, Evidence(allocatable_ids=["MIG-1b2c"])) is None  # migStrategy: single
 
 
 def test_ids_that_we_do_not_make_are_another_plugins():

@@ -3,7 +3,9 @@ from dataclasses import replace
 from agent.core.inventory import DeviceBoard, FailedDevice, advertised, node_capacity, promisable_bytes, unnamed_instances
 from proto import contract
 from proto.units import MIB
-from tests.unit.agent.builders import VGPU, board, gpu, instance, reading
+from tests.unit.agent.builders import VGPU, board, gpu, instance, reading, share
+
+MEMORY, CORES = contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES
 
 
 def trouble_of(one: DeviceBoard) -> dict[str, str]:
@@ -78,13 +80,19 @@ class TestAdvertised:
 class TestNodeCapacity:
     def test_healthy_shared_gpus_add_up(self):
         one = board(gpu(0, mib=1000), gpu(1, mib=500), gpu(2, mib=200, mig=[instance(2, 0)]))
-        assert node_capacity(one) == {contract.RESOURCE_VGPU_MEMORY: 1500, contract.RESOURCE_VGPU_CORES: 200}
+        assert node_capacity(one, [share(0, 700)]) == {MEMORY: 1500, CORES: 200}
 
-    def test_an_unhealthy_gpu_offers_nothing(self):
-        assert (
-            node_capacity(board(gpu(0, mib=1000), gpu(1, mib=500)).after_device_trouble("GPU-0", "lost"))[contract.RESOURCE_VGPU_MEMORY]
-            == 500
-        )
+    def test_an_unhealthy_gpu_offers_what_containers_hold_of_it_and_no_more(self):
+        one = board(gpu(0, mib=1000), gpu(1, mib=500)).after_device_trouble("GPU-0", "lost")
+        assert node_capacity(one, []) == {MEMORY: 500, CORES: 100}
+        assert node_capacity(one, [share(0, 300, cores=40), share(0, 200), share(1, 400, cores=70)]) == {MEMORY: 1000, CORES: 140}
+
+    def test_what_is_held_of_a_gpu_that_has_not_answered_since_the_start_counts_too(self):
+        assert node_capacity(board(gpu(1, mib=500)), [share(0, 300)]) == {MEMORY: 800, CORES: 100}
+
+    def test_instances_and_places_for_one_are_not_counted_in_mebibytes(self):
+        one = board(gpu(0, mib=1000, mig=[instance(0, 0)]))
+        assert node_capacity(one, [share("MIG-0-0", 100), share("GPU-0/1g.10gb@2", 100)]) == {MEMORY: 0, CORES: 0}
 
 
 def test_the_drivers_reserve_and_the_odd_bytes_are_never_promised():

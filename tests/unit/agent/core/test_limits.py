@@ -2,6 +2,7 @@ import pytest
 
 from agent.core.limits import DeviceFacts, FailPolicy, limits_of
 from proto.model import CoresMode, Preferences, Priority
+from proto.units import MIB
 from tests.unit.agent.builders import grant, ids, share
 
 
@@ -29,6 +30,12 @@ def test_only_a_pod_with_a_priority_has_a_line_in_the_page():
     assert limits_of(grant(ids("0:0")), FailPolicy.CLOSED, Preferences(), facts).devices[0].priority_line == 0
 
 
+@pytest.mark.parametrize(("ratio", "line"), [(None, 0), (1.0, 0), (1.5, 4)])
+def test_a_pod_that_may_burst_has_a_line_in_the_page_of_turns(ratio, line):
+    facts = DeviceFacts(priority_lines={"GPU-0": 4})
+    assert limits_of(grant(ids("0:0")), FailPolicy.CLOSED, Preferences(memory_burst=ratio), facts).devices[0].priority_line == line
+
+
 def test_what_a_context_costs_is_told_where_it_is_known():
     facts = DeviceFacts(context_bytes={"GPU-1": 7})
     both = limits_of(grant(ids("0:0", "1:0"), share(0), share(1)), FailPolicy.CLOSED, facts=facts)
@@ -41,3 +48,9 @@ def test_in_weight_mode_cores_are_the_weight_and_the_first_ceiling(cores, percen
     assert (by_weight.devices[0].sm_weight, by_weight.devices[0].sm_percent) == (cores, percent)
     as_ceiling = limits_of(grant(ids("0:0"), share(0, cores=cores)), FailPolicy.CLOSED)
     assert (as_ceiling.devices[0].sm_weight, as_ceiling.devices[0].sm_percent) == (0, cores)
+
+
+@pytest.mark.parametrize(("ratio", "want_mib"), [(None, 0), (1.0, 0), (1.5, 150), (1.005, 100)])
+def test_a_share_may_burst_as_far_as_its_pod_asked(ratio, want_mib):
+    (limit,) = limits_of(grant(ids("0:0"), share(0, 100)), FailPolicy.CLOSED, Preferences(memory_burst=ratio)).devices
+    assert (limit.memory_bytes, limit.burst_bytes) == (100 * MIB, want_mib * MIB)

@@ -1,15 +1,31 @@
+from dataclasses import replace
+
 from agent.core.inventory import DeviceBoard, DeviceReading, DriverReading
-from agent.core.metrics import BusySample, ContainerUsage, Family, Snapshot, families, usage_of, utilization_between
-from agent.core.region_layout import MAX_DEVICES, RegionSnapshot, Slot, SlotDevice
+from agent.core.limits import FailPolicy, limits_of
+from agent.core.metrics import Family, Snapshot, families
+from agent.core.sensors import DeviceSensors
+from agent.core.tally import Counts
+from agent.core.usage import ContainerUsage, DeviceUsage
+from proto.model import Isolation
 from proto.units import MIB
 from tests.unit.agent.builders import board, gpu, grant, ids, instance, pod, share
 
 TWO = grant(ids("0:0", "1:0"), share(0, 100, 30), share(1, 200), of=pod("train"))
 
 
-def scrape(*grants, on=None, usage=None, utilization=None) -> dict[str, Family]:
-    snapshot = Snapshot(on or board(gpu(0), gpu(1)), grants, usage or {}, utilization or {}, "0.1.0")
+def scrape(*grants, on=None, **known) -> dict[str, Family]:
+    """The families of a node where limits are as granted, unless ``known`` says otherwise."""
+    known.setdefault("limits", {one.grant_id: limits_of(one, FailPolicy.CLOSED) for one in grants if one.under_shim})
+    snapshot = Snapshot(on or board(gpu(0), gpu(1)), grants, node="node-1", version="0.1.0", shares_per_gpu=16, **known)
     return {family.name: family for family in families(snapshot)}
+
+
+def labelled(family: Family) -> list[dict[str, str]]:
+    return [dict(zip(family.labels, labels, strict=True)) for labels, _ in family.samples]
+
+
+def usage(*used: DeviceUsage, processes: int = 1) -> dict[str, ContainerUsage]:
+    return {TWO.grant_id: ContainerUsage(used or (DeviceUsage(), DeviceUsage()), processes)}
 
 
 def by_device(family: Family) -> dict[str, float]:
@@ -23,11 +39,14 @@ def test_promises_add_up_per_device():
 
 
 def test_mig_instances_count_for_their_gpu():
-    on = board(gpu(0, mig=[instance(0, 0)]))
+    on = board(gpu(0, mig=[instance(0, 0), instance(0, 1)]))
     found = scrape(grant(frozenset({"MIG-0-0"}), share("MIG-0-0", 100), resource="nvidia.com/mig-1g.10gb"), on=on)
     assert by_device(found["aliquot_device_memory_allocated_bytes"]) == {"GPU-0": 100 * MIB}
-    ((labels, _),) = found["aliquot_container_info"].samples
-    assert labels[-2:] == ("NVIDIA H200 MIG 1g.10gb", "mig")
+    assert by_device(found["aliquot_device_shares"]) == {"GPU-0": 2}
+    assert by_device(found["aliquot_device_shares_allocated"]) == {"GPU-0": 1}
+    (info,) = labelled(found["aliquot_container_info"])
+    assert (info["model"], info["backend"]) == ("NVIDIA H200 MIG 1g.10gb", "mig")
+    assert [one["mig_uuid"] for one in labelled(found["aliquot_device_mig_instance_info"])] == ["MIG-0-0", "MIG-0-1"]
 
 
 def test_of_a_mig_instance_the_driver_tells_the_use_and_nothing_counts_refusals():
@@ -35,24 +54,107 @@ def test_of_a_mig_instance_the_driver_tells_the_use_and_nothing_counts_refusals(
     on = DeviceBoard().after_reading(DriverReading("580", 13000, (DeviceReading(device, 0, None, {"MIG-0-0": 40 * MIB, "MIG-0-1": 7}),)))
     found = scrape(grant(frozenset({"MIG-0-0"}), share("MIG-0-0", 100), resource="nvidia.com/mig-1g.10gb"), on=on)
     assert by_device(found["aliquot_container_memory_used_bytes"]) == {"MIG-0-0": 40 * MIB}
+    assert by_device(found["aliquot_container_memory_driver_bytes"]) == {"MIG-0-0": 40 * MIB}
     assert found["aliquot_container_refusals"].samples == ()
 
 
-def test_a_device_in_trouble_has_health_zero_and_no_utilization():
-    found = scrape(on=board(gpu(0), gpu(1)).after_device_trouble("GPU-1", "lost"))
+def test_how_busy_a_mig_instance_is_is_told_of_it_and_of_its_container_where_the_driver_tells():
+    device = gpu(0, mig=[instance(0, 0), instance(0, 1)])
+    read = DeviceReading(device, instances_utilization={"MIG-0-0": 0.75})
+    on = DeviceBoard().after_reading(DriverReading("580", 13000, (read,)))
+    mig = [
+        grant(frozenset({uuid}), share(uuid, 100), of=pod(uuid.lower()), resource="nvidia.com/mig-1g.10gb")
+        for uuid in ("MIG-0-0", "MIG-0-1")
+    ]
+    found = scrape(*mig, on=on)
+    assert by_device(found["aliquot_container_utilization_ratio"]) == {"MIG-0-0": 0.75}
+    busy = found["aliquot_device_mig_instance_utilization_ratio"]
+    assert [(one["mig_uuid"], value) for one, (_, value) in zip(labelled(busy), busy.samples, strict=True)] == [("MIG-0-0", 0.75)]
+    silent = scrape(*mig, on=on.after_device_trouble("GPU-0", "it does not answer"))
+    assert silent["aliquot_device_mig_instance_utilization_ratio"].samples == silent["aliquot_container_utilization_ratio"].samples == ()
+
+
+def test_a_device_in_trouble_has_health_zero_and_none_of_its_last_sensor_readings():
+    sensors = DeviceSensors(temperature_celsius=40.0, power_watts=300.0, ecc_corrected=3)
+    readings = tuple(DeviceReading(gpu(minor), 0, 0.25, sensors=sensors) for minor in (0, 1))
+    on = DeviceBoard().after_reading(DriverReading("580", 13000, readings)).after_device_trouble("GPU-1", "lost")
+    found = scrape(on=on)
     assert by_device(found["aliquot_device_health"]) == {"GPU-0": 1.0, "GPU-1": 0.0}
     assert by_device(found["aliquot_device_utilization_ratio"]) == {"GPU-0": 0.25}
+    assert by_device(found["aliquot_device_temperature_celsius"]) == {"GPU-0": 40.0}
+    assert by_device(found["aliquot_device_power_watts"]) == {"GPU-0": 300.0}
+    assert found["aliquot_device_ecc_errors"].samples == ((("node-1", "GPU-0", "NVIDIA H200", "corrected"), 3),)
+    assert found["aliquot_device_power_limit_watts"].samples == ()
 
 
 def test_a_container_has_a_series_per_device_with_its_limit_and_use():
-    found = scrape(TWO, usage={TWO.grant_id: ContainerUsage((5, 7), (1, 0), (0, 0))}, utilization={(TWO.grant_id, "GPU-1"): 0.75})
+    first = DeviceUsage(5, counts=Counts(busy_ns=2_000_000_000, throttled_ns=500_000_000, launches=9, refusals=1), waiting=3)
+    found = scrape(TWO, usage=usage(first, DeviceUsage(7)), utilization={(TWO.grant_id, "GPU-1"): 0.75})
     assert found["aliquot_container_memory_limit_bytes"].samples == (
-        (("default", "train", "main", "GPU-0"), 100 * MIB),
-        (("default", "train", "main", "GPU-1"), 200 * MIB),
+        (("node-1", "default", "train", "main", "GPU-0"), 100 * MIB),
+        (("node-1", "default", "train", "main", "GPU-1"), 200 * MIB),
     )
     assert by_device(found["aliquot_container_memory_used_bytes"]) == {"GPU-0": 5, "GPU-1": 7}
     assert by_device(found["aliquot_container_refusals"]) == {"GPU-0": 1, "GPU-1": 0}
+    assert by_device(found["aliquot_container_launches"]) == {"GPU-0": 9, "GPU-1": 0}
+    assert by_device(found["aliquot_container_busy_seconds"]) == {"GPU-0": 2.0, "GPU-1": 0}
+    assert by_device(found["aliquot_container_throttled_seconds"]) == {"GPU-0": 0.5, "GPU-1": 0}
+    assert by_device(found["aliquot_container_launches_waiting"]) == {"GPU-0": 3, "GPU-1": 0}
     assert by_device(found["aliquot_container_utilization_ratio"]) == {"GPU-1": 0.75}
+    assert by_device(found["aliquot_container_cores_limit_ratio"]) == {"GPU-0": 0.3}
+    assert [value for _, value in found["aliquot_container_processes"].samples] == [1]
+    assert {(one["uid"], one["backend"]) for one in labelled(found["aliquot_container_info"])} == {("uid-train", "shim")}
+
+
+def test_what_the_driver_says_of_a_container_stands_beside_what_the_region_says():
+    found = scrape(TWO, usage=usage(), driver_bytes={(TWO.grant_id, "GPU-0"): 11})
+    assert by_device(found["aliquot_container_memory_driver_bytes"]) == {"GPU-0": 11}
+
+
+def test_a_container_without_a_process_uses_nothing_of_the_driver():
+    found = scrape(TWO, usage=usage(processes=0))
+    assert by_device(found["aliquot_container_memory_driver_bytes"]) == {"GPU-0": 0, "GPU-1": 0}
+
+
+def test_the_ceiling_is_what_holds_now_and_the_limit_what_was_granted():
+    granted = limits_of(TWO, FailPolicy.CLOSED)
+    first, second = granted.devices
+    now = replace(granted, devices=(replace(first, sm_percent=45, paused=True), replace(second, burst_bytes=300 * MIB)))
+    found = scrape(TWO, usage=usage(), limits={TWO.grant_id: now})
+    assert by_device(found["aliquot_container_cores_limit_ratio"]) == {"GPU-0": 0.3}
+    assert by_device(found["aliquot_container_cores_ceiling_ratio"]) == {"GPU-0": 0.45}
+    assert by_device(found["aliquot_container_paused"]) == {"GPU-0": 1, "GPU-1": 0}
+    assert by_device(found["aliquot_container_memory_burst_bytes"]) == {"GPU-1": 300 * MIB}
+
+
+class TestEnforcement:
+    def in_force(self, *grants, **known) -> dict[str, float]:
+        return by_device(scrape(*grants, **known)["aliquot_container_enforcement_in_force"])
+
+    def test_it_is_in_force_with_the_granted_limit_and_a_region(self):
+        assert self.in_force(TWO, usage=usage()) == {"GPU-0": 1, "GPU-1": 1}
+
+    def test_a_region_that_cannot_be_read_ends_it(self):
+        assert self.in_force(TWO) == {"GPU-0": 0, "GPU-1": 0}
+
+    def test_another_limit_than_the_granted_one_ends_it_for_that_device(self):
+        granted = limits_of(TWO, FailPolicy.CLOSED)
+        first, second = granted.devices
+        raised = replace(granted, devices=(replace(first, memory_bytes=first.memory_bytes + 1), second))
+        assert self.in_force(TWO, usage=usage(), limits={TWO.grant_id: raised}) == {"GPU-0": 0, "GPU-1": 1}
+
+    def test_a_process_outside_ends_it(self):
+        assert self.in_force(TWO, usage=usage(), bypassed={TWO.grant_id}) == {"GPU-0": 0, "GPU-1": 0}
+
+    def test_another_backend_is_named_and_holds_as_long_as_its_gpu_is_there(self):
+        alone = replace(grant(ids("0:0"), share(0, 100)), isolation=Isolation.EXCLUSIVE)
+        ((labels, value),) = scrape(alone)["aliquot_container_enforcement_in_force"].samples
+        assert (labels[-1], value) == ("exclusive", 1)
+
+    def test_an_instance_that_is_gone_ends_it(self):
+        one = grant(frozenset({"MIG-0-0"}), share("MIG-0-0", 100), resource="nvidia.com/mig-1g.10gb")
+        assert self.in_force(one, on=board(gpu(0, mig=[instance(0, 0)]))) == {"MIG-0-0": 1}
+        assert self.in_force(one, on=board(gpu(0, mig=[]))) == {"MIG-0-0": 0}
 
 
 def test_a_container_without_a_readable_region_has_its_limit_all_the_same():
@@ -61,25 +163,9 @@ def test_a_container_without_a_readable_region_has_its_limit_all_the_same():
     assert found["aliquot_container_memory_used_bytes"].samples == ()
 
 
-def slot(index: int, used: int) -> Slot:
-    one = SlotDevice(used, 0, 0, 0, 0, 1, 2, 0, 0, 3, 0)
-    return Slot(index, 10 + index, 0, 0, (one,) * MAX_DEVICES)
-
-
-def test_dead_processes_do_not_count():
-    snapshot = RegionSnapshot(
-        line_used_bytes=(0,) * MAX_DEVICES,
-        measured_context_bytes=(0,) * MAX_DEVICES,
-        slots=(slot(0, 100), slot(1, 50), slot(2, 25)),
-        reaped_slots=0,
-        repaired_bytes=0,
-    )
-    assert usage_of(snapshot, (1,), 2) == ContainerUsage((125, 125), (4, 4), (6, 6))
-
-
-class TestUtilization:
-    def test_it_is_busy_time_over_elapsed_time(self):
-        assert utilization_between(BusySample(10.0, (0, 0)), BusySample(12.0, (1_000_000_000, 0))) == (0.5, 0.0)
-
-    def test_it_stays_between_zero_and_one_when_processes_come_and_go(self):
-        assert utilization_between(BusySample(0.0, (5, 0)), BusySample(1.0, (0, 3_000_000_000))) == (0.0, 1.0)
+def test_names_and_labels_are_unique_and_well_formed():
+    names = [family.name for family in families(Snapshot(board(), (TWO,)))]
+    assert len(set(names)) == len(names)
+    for family in families(Snapshot(board(), (TWO,), usage=usage())):
+        assert len({labels for labels, _ in family.samples}) == len(family.samples), family.name
+        assert all(len(labels) == len(family.labels) for labels, _ in family.samples), family.name

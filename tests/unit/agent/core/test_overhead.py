@@ -5,8 +5,11 @@ from agent.core.region_layout import MAX_DEVICES, Slot, SlotDevice
 from proto.units import MIB
 
 UID = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
-SYSTEMD = f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice/cri-containerd-abc.scope"
-CGROUPFS = f"0::/kubepods/burstable/pod{UID}/abc"
+ID = "ab" * 32
+SYSTEMD = (
+    f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice/cri-containerd-{'ab' * 32}.scope"
+)
+CGROUPFS = f"0::/kubepods/burstable/pod{UID}/{'ab' * 32}"
 
 
 def slot(index: int = 0, *, pid: int = 7, ticks: int = 500, used: int = 0, context: int = 0, contexts: int = 1) -> Slot:

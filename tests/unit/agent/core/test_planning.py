@@ -2,13 +2,17 @@ from dataclasses import replace
 
 import pytest
 
+from agent.core.backends import Abilities, MigStrategy
+from agent.core.health import HealthTable
 from agent.core.ledger import Ledger
 from agent.core.planning import Node, Planned, plan_grant
 from agent.core.refusal import Reason, Refusal
 from placement.fit import Reject
 from proto import contract
-from proto.model import ContainerSpec, Policy
+from proto.gpunode import Cordon
+from proto.model import ContainerSpec, Isolation, Policy
 from tests.unit.agent.builders import BOOT, ask, assigned, board, gpu, grant, ids, instance, limits, pod, share
+from tests.unit.agent.partitions import dynamic_gpu, place
 
 BOARD = board(gpu(0, mib=1000), gpu(1, mib=1000), gpu(2, mib=1000))
 
@@ -98,6 +102,25 @@ class TestAssigned:
         assert granted(plan_grant(ask(one, ids("0:0")), node(before))).grant == before
 
 
+class TestPlacedBeforeAssignmentsBound:
+    def test_a_container_that_restarts_keeps_what_it_had(self):
+        before = grant(ids("0:0"), share(1), of=pod())
+        assert granted(plan_grant(ask(pod(), ids("0:0")), node(before))).grant == before
+
+    def test_what_it_had_is_refused_when_it_no_longer_fits(self):
+        before = grant(ids("0:0"), share(1), of=pod())
+        on = BOARD.after_device_trouble("GPU-1", "lost")
+        assert "GPU-1" in refused(plan_grant(ask(pod(), ids("0:0")), node(before, on=on)), Reject.UNHEALTHY)
+
+    @pytest.mark.parametrize("holder", [pod(uid="uid-before"), pod("other")], ids=["an earlier pod of its name", "another pod"])
+    def test_what_another_pod_had_is_not_for_it(self, holder):
+        refused(plan_grant(ask(pod(), ids("0:0")), node(grant(ids("0:0"), share(1), of=holder))), Reason.ASSIGNMENT_MISSING)
+
+    def test_an_assignment_that_it_has_binds(self):
+        before = grant(ids("0:0"), share(1), of=pod())
+        assert granted(plan_grant(ask(placed(share(2)), ids("0:0")), node(before))).grant.shares == (share(2),)
+
+
 class TestRequest:
     def test_a_bad_amount_is_refused_with_the_requests_own_sentence(self):
         one = pod("bad", ContainerSpec("main", {contract.RESOURCE_VGPU: "1", contract.RESOURCE_VGPU_CORES: "250"}))
@@ -109,7 +132,7 @@ class TestRequest:
     @pytest.mark.parametrize("isolation", ["mps", "driver"])
     def test_an_isolation_this_node_lacks_is_refused_with_those_it_has(self, isolation):
         one = pod(annotations={contract.ANNOTATION_ISOLATION: isolation})
-        assert "shim, exclusive, mig" in refused(plan_grant(ask(one, ids("0:0")), node()), Reason.ISOLATION_UNAVAILABLE)
+        assert "It offers shim, exclusive." in refused(plan_grant(ask(one, ids("0:0")), node()), Reason.ISOLATION_UNAVAILABLE)
 
 
 class TestLocal:
@@ -141,6 +164,15 @@ class TestLocal:
         one = pod()
         before = grant(ids("0:0"), share(2), of=one)
         assert granted(plan_grant(ask(one, ids("0:0")), node(before, policy=Policy.FRAG))).grant.shares == (share(2),)
+
+    @pytest.mark.parametrize("policy", [Policy.FRAG, None])
+    def test_a_cordon_keeps_off_new_containers_and_not_those_that_come_back(self, policy):
+        on = BOARD.judged(HealthTable(), Cordon(node=True))
+        one = placed(share(0))
+        refused(plan_grant(ask(one, ids("0:0")), node(policy=policy, on=on)), Reject.CORDONED)
+        before = grant(ids("0:0"), share(0), of=one)
+        assert granted(plan_grant(ask(one, ids("0:0")), node(before, policy=policy, on=on))).grant.shares == (share(0),)
+        refused(plan_grant(ask(one, ids("0:1")), node(before, policy=policy, on=on)), Reject.CORDONED)
 
     def test_a_container_whose_gpu_died_is_placed_anew(self):
         one = pod()
@@ -213,3 +245,80 @@ class TestMig:
         for resource, uuid in ((self.RESOURCE, "MIG-0-0"), ("nvidia.com/mig-2g.20gb", "MIG-0-2")):
             planned = granted(plan_grant(ask(one, frozenset({uuid}), resource=resource), node(on=self.ON)))
             assert [given.device_uuid for given in planned.grant.shares] == [uuid]
+
+
+class TestBackends:
+    @pytest.mark.parametrize(("isolation", "backend"), [(None, Isolation.SHIM), ("exclusive", Isolation.EXCLUSIVE), ("mps", Isolation.MPS)])
+    def test_a_grant_keeps_what_enforces_it(self, isolation, backend):
+        annotations = {contract.ANNOTATION_ISOLATION: isolation} if isolation else {}
+        whole = isolation == "exclusive"
+        one = pod("a", ContainerSpec("main", limits(mib=None if whole else 100)), annotations=annotations)
+        on = replace(node(policy=Policy.BINPACK), abilities=Abilities(without_mps=""))
+        grant = granted(plan_grant(ask(one, ids("0:0")), on)).grant
+        assert grant.backend is backend
+        assert grant.under_shim is (backend is Isolation.SHIM)
+
+    def test_a_burst_above_what_the_node_allows_is_refused(self):
+        one = pod(annotations={contract.ANNOTATION_MEMORY_BURST: "1.5"})
+        sentence = refused(plan_grant(ask(one, ids("0:0")), node(policy=Policy.BINPACK)), Reason.ISOLATION_UNAVAILABLE)
+        assert "memoryOversubscription" in sentence
+
+    def test_a_burst_within_it_is_granted(self):
+        one = pod(annotations={contract.ANNOTATION_MEMORY_BURST: "1.5"})
+        on = replace(node(policy=Policy.BINPACK), abilities=Abilities(most_memory_burst=1.5))
+        assert granted(plan_grant(ask(one, ids("0:0")), on)).preferences.memory_burst == 1.5
+
+
+class TestSingleStrategy:
+    ON = board(gpu(0, mig=[instance(0, 0, profile="3g.40gb"), instance(0, 4, profile="3g.40gb")]))
+
+    def node(self, *grants) -> Node:
+        return replace(node(*grants, policy=Policy.BINPACK, on=self.ON), abilities=Abilities(mig_strategy=MigStrategy.SINGLE))
+
+    def plan(self, *grants, **asked):
+        one = pod("a", ContainerSpec("main", limits(**asked)), annotations=asked.pop("annotations", None))
+        return plan_grant(ask(one, frozenset({"MIG-0-4"})), self.node(*grants))
+
+    def test_a_vgpu_is_the_instance_that_its_id_names(self):
+        grant = granted(self.plan(mib=None)).grant
+        assert [given.device_uuid for given in grant.shares] == ["MIG-0-4"]
+        assert grant.backend is Isolation.MIG
+
+    def test_an_instance_in_use_is_not_given_twice(self):
+        taken = replace(grant(frozenset({"MIG-0-0"}), share("MIG-0-4", 100), of=pod("b")), isolation=Isolation.MIG)
+        assert granted(self.plan(taken, mib=None)).grant.shares[0].device_uuid == "MIG-0-0"
+
+    def test_memory_that_the_instance_has_is_granted(self):
+        granted(self.plan(mib=100))
+
+    @pytest.mark.parametrize(("asked", "reason"), [({"mib": 101}, Reject.MEMORY), ({"mib": 100, "cores": 10}, Reject.CORES)])
+    def test_what_an_instance_cannot_give_is_refused(self, asked, reason):
+        assert "each vGPU is a MIG instance 3g.40gb" in refused(self.plan(**asked), reason)
+
+
+class TestPlaces:
+    ON = board(dynamic_gpu(0))
+    RESOURCE = "nvidia.com/mig-2g.20gb"
+
+    def plan(self, *grants, policy=Policy.BINPACK, annotations=None):
+        one = pod("a", ContainerSpec("main", {self.RESOURCE: "1"}), annotations=annotations)
+        return plan_grant(ask(one, ids("0:0"), resource=self.RESOURCE), node(*grants, policy=policy, on=self.ON))
+
+    def test_local_placement_names_a_place(self):
+        (given,) = granted(self.plan()).grant.shares
+        assert given.device_uuid == place(0, "2g.20gb").uuid
+        assert given.memory_bytes == place(0, "2g.20gb").memory_bytes
+
+    def test_a_restarting_container_keeps_its_place(self):
+        before = granted(self.plan()).grant
+        before = replace(before, shares=(replace(before.shares[0], device_uuid=place(4, "2g.20gb").uuid),))
+        assert granted(self.plan(before)).grant.shares == before.shares
+
+    def test_an_assigned_place_is_taken(self):
+        annotations = assigned("uid-a", main=[share(place(2, "2g.20gb").uuid, 19968)])
+        assert granted(self.plan(policy=None, annotations=annotations)).grant.shares[0].device_uuid == place(2, "2g.20gb").uuid
+
+    def test_an_assigned_place_that_a_promise_overlaps_is_refused(self):
+        taken = grant(ids("0:1"), share(place(3).uuid, 9728), resource="nvidia.com/mig-1g.10gb")
+        annotations = assigned("uid-a", main=[share(place(2, "2g.20gb").uuid, 19968)])
+        assert "in use" in refused(self.plan(taken, policy=None, annotations=annotations), Reject.MIG_PROFILE)

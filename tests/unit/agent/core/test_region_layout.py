@@ -4,6 +4,7 @@ import contextlib
 import os
 import struct
 import subprocess
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from agent.core import region_layout as layout
 from agent.core.region_layout import DeviceLimit, Limits, RegionError, Write
 from proto import contract
+from tests.fakes import regions
 
 ROOT = Path(__file__).resolve().parents[4]
 UUIDS = ("GPU-00112233-4455-6677-8899-aabbccddeeff", "MIG-00112233-4455-6677-8899-aabbccddee00")
@@ -37,6 +39,29 @@ int main(void)
 }
 """
 
+C_READER = """
+#include <stdio.h>
+#include <string.h>
+#include "region/region.h"
+int main(void)
+{
+    char path[4096];
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    while (fgets(path, sizeof(path), stdin)) {
+        struct aq_region region;
+        struct aq_fault fault;
+        path[strcspn(path, "\\n")] = 0;
+        if (aq_region_map(&region, path, AQ_REGION_READ, &fault))
+            printf("refused %s\\n", fault.text);
+        else
+            printf("taken %u %u %u %u %u %u %u\\n", region.device_offset, region.device_stride, region.slot_offset, region.slot_stride,
+                   region.slot_count, region.virtual_offset, region.virtual_stride);
+        aq_region_unmap(&region);
+    }
+    return 0;
+}
+"""
+
 CONSTANTS = (
     "LIMITS_MAGIC",
     "REGION_MAGIC",
@@ -52,6 +77,9 @@ CONSTANTS = (
     "REGION_SLOT_OFFSET",
     "REGION_VIRTUAL_OFFSET",
     "REPAIR_LOCK_OFFSET",
+    "LIMITS_BYTES_MAX",
+    "REGION_BYTES_MAX",
+    "SLOT_COUNT_MAX",
     "POLICY_FAIL_OPEN",
     "LOG_ERROR",
     "LOG_WARN",
@@ -76,14 +104,14 @@ FIELDS = {
         layout.REGION_HEADER,
         (
             "magic abi_major abi_minor header_bytes device_offset device_stride device_count slot_offset slot_stride slot_count "
-            "region_bytes reaped_slots repaired_bytes virtual_offset virtual_stride"
+            "region_bytes reaped_slots repaired_bytes virtual_offset virtual_stride turns_owner"
         ),
     ),
     "region_device": ("struct aq_region_device", layout.REGION_DEVICE, "used_bytes context_bytes virtual_bytes"),
     "bucket": (
         "struct aq_bucket",
         layout.BUCKET,
-        "balance_ns refilled_at_ns starved_at_ns lease_until_ns paid_ns gain_q16 integral_q16 measured_q16",
+        "balance_ns refilled_at_ns starved_at_ns lease_until_ns paid_ns gain_q16 integral_q16 measured_q16 regime",
     ),
     "slot": ("struct aq_region_slot", layout.SLOT_HEADER, "state pid host_pid reserved0 start_ticks"),
     "slot_device": (
@@ -91,7 +119,7 @@ FIELDS = {
         layout.SLOT_DEVICE,
         (
             "intended charged uncharged settled context_bytes managed_bytes pool_bytes array_bytes refusals last_refused_bytes launches "
-            "busy_ns throttled_ns contexts module_bytes"
+            "busy_ns throttled_ns contexts waiting module_bytes"
         ),
     ),
     "virtual_device": ("struct aq_virtual_device", layout.VIRTUAL_DEVICE, "intended charged uncharged settled"),
@@ -119,6 +147,14 @@ def _items(form: str) -> list[str]:
     return items
 
 
+def compiled(source: Path, *parts: str) -> Path:
+    program = source.with_suffix("")
+    sources = [source, *(ROOT / "cuda_shim" / part for part in parts)]
+    command = [os.environ.get("CC", "cc"), "-std=gnu11", f"-I{ROOT}/cuda_shim", "-o", program, *sources, "-pthread"]
+    subprocess.run(command, check=True)
+    return program
+
+
 @pytest.fixture(scope="module")
 def header(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """What a C compiler makes of layout.h."""
@@ -127,9 +163,7 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     fields += "".join(f'AT("{name}", {kind}, {field}); ' for name, (kind, _, names) in FIELDS.items() for field in names.split())
     constants = "".join(f"IS(AQ_{name}); " for name in CONSTANTS)
     (directory / "print.c").write_text(C_PROGRAM.replace("@FIELDS@", fields).replace("@CONSTANTS@", constants))
-    command = [os.environ.get("CC", "cc"), "-std=gnu11", f"-I{ROOT}/cuda_shim", "-o", directory / "print", directory / "print.c"]
-    subprocess.run(command, check=True)
-    lines = subprocess.run([directory / "print"], check=True, capture_output=True, text=True).stdout.splitlines()
+    lines = subprocess.run([compiled(directory / "print.c")], check=True, capture_output=True, text=True).stdout.splitlines()
     return {key: int(value) for key, value in (line.split(" ", 1)[1].rsplit(" ", 1) for line in lines)}
 
 
@@ -222,6 +256,27 @@ def test_an_update_turns_one_file_into_the_other(limits):
     assert layout._generation(after) == layout.FIRST_GENERATION + 2
 
 
+def grown(limits: Limits, header_growth: int, device_growth: int) -> bytes:
+    """The file as a newer minor version writes it: longer header, longer devices."""
+    file, size = layout.encode_limits(limits), layout.LIMITS_DEVICE.size
+    header = bytearray(file[: layout.LIMITS_HEADER.size] + b"\xa5" * header_growth)
+    struct.pack_into("<HI", header, 10, 7, len(header))
+    struct.pack_into("<I", header, layout.CHECKED_FROM, size + device_growth)
+    first = layout.LIMITS_HEADER.size
+    devices = [file[first + index * size :][:size] + b"\xa5" * device_growth for index in range(len(limits.devices))]
+    body = bytes(header) + b"".join(devices)
+    checksum = struct.pack("<I", zlib.crc32(body[layout.CHECKED_FROM :]))
+    return apply(body, (Write(layout.CHECKSUM_OFFSET, checksum),)).ljust(layout.LIMITS_BYTES, b"\0")
+
+
+@pytest.mark.parametrize(("header_growth", "device_growth"), [(64, 0), (0, 48), (128, 80)])
+def test_an_update_takes_over_a_file_that_a_newer_minor_version_wrote(header_growth, device_growth):
+    file = grown(make_limits(1, 2), header_growth, device_growth)
+    assert layout.decode_limits(file) == make_limits(1, 2)
+    after = apply(file, layout.limits_update(make_limits(3, 4), current=file))
+    assert layout.decode_limits(after) == make_limits(3, 4)
+
+
 def test_no_prefix_of_an_update_can_be_taken_for_a_file_at_rest():
     file = layout.encode_limits(make_limits(1, 2))
     writes = layout.limits_update(make_limits(3, 4), current=file)
@@ -294,7 +349,7 @@ def make_region(*slots: tuple[int, dict[str, int]]) -> bytes:
     names = FIELDS["slot_device"][2].split()
     data = layout.empty_region()
     for index, values in slots:
-        offset = layout.slot_offset(index)
+        offset = layout.OWN_GEOMETRY.slot(index)
         device = layout.SLOT_DEVICE.pack(*(values.get(name, 0) for name in names))
         header = layout.SLOT_HEADER.pack(layout.SLOT_LIVE, values.get("pid", 1000 + index), 0, 0, 5)
         data = apply(data, (Write(offset, header), Write(offset + len(header), device)))
@@ -314,6 +369,11 @@ def test_a_slot_uses_what_it_charged_and_did_not_give_back():
     assert (slot.index, slot.pid, slot.start_ticks) == (3, 1003, 5)
     assert slot.devices[0].used_bytes == 70
     assert (slot.devices[0].refusals, slot.devices[0].last_refused_bytes, slot.devices[0].contexts) == (2, 7, 1)
+
+
+def test_a_slot_says_how_many_of_its_threads_wait_to_launch():
+    (slot,) = layout.decode_region(make_region((0, {"contexts": 1, "waiting": 5, "module_bytes": 9}))).slots
+    assert (slot.devices[0].contexts, slot.devices[0].waiting, slot.devices[0].module_bytes) == (1, 5, 9)
 
 
 def test_counters_may_wrap_and_a_refusal_in_progress_is_no_use():
@@ -339,7 +399,7 @@ def test_virtual_memory_is_counted_beside_device_memory():
 
 def test_a_region_of_version_1_0_is_read_and_has_no_virtual_memory():
     region = with_virtual(make_region((2, {"charged": 9})), 2, 100, 40)[: layout.REGION_VIRTUAL_OFFSET]
-    no_table = Write(layout.REGION_HEADER.size - 184 - 8, bytes(8))
+    no_table = Write(64, bytes(8))
     (slot,) = layout.decode_region(apply(region, (no_table,))).slots
     assert (slot.devices[0].used_bytes, slot.devices[0].virtual_bytes) == (9, 0)
 
@@ -352,10 +412,88 @@ def test_only_unlocked_slots_are_dead_and_their_memory_is_left_out():
 
 
 def test_the_agent_writes_one_aligned_word_of_a_slot():
-    write = layout.host_pid_write(2, 4242)
+    write = layout.host_pid_write(layout.OWN_GEOMETRY, 2, 4242)
     assert write.offset % 4 == 0
     snapshot = layout.decode_region(apply(make_region((2, {})), (write,)))
     assert snapshot.slots[0].host_pid == 4242
+
+
+class ShimReader:
+    """The shim's own reader of regions, as a program that is told paths."""
+
+    def __init__(self, directory: Path) -> None:
+        (directory / "reader.c").write_text(C_READER)
+        program = compiled(directory / "reader.c", "region/region.c", "log.c")
+        self._path = directory / "region"
+        self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+    def says(self, region: bytes) -> str:
+        """``taken`` and where the tables are, or ``refused`` and why."""
+        self._path.write_bytes(region)
+        self._process.stdin.write(f"{self._path}\n")
+        return self._process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self._process.communicate()
+        assert self._process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def shim_reader(tmp_path_factory):
+    reader = ShimReader(tmp_path_factory.mktemp("reader"))
+    yield reader
+    reader.end()
+
+
+def taken(geometry: layout.Geometry) -> str:
+    numbers = (geometry.device_offset, geometry.device_stride, geometry.slot_offset, geometry.slot_stride, geometry.slot_count)
+    return " ".join(["taken", *map(str, numbers), str(geometry.virtual_offset), str(geometry.virtual_stride)])
+
+
+@pytest.mark.parametrize("name", regions.TAKEN)
+def test_an_odd_region_that_fits_is_taken_by_the_shim_and_by_the_agent_alike(shim_reader, name):
+    data = regions.foreign_region(**regions.TAKEN[name])
+    assert shim_reader.says(data) == taken(layout.decode_region(data).geometry)
+
+
+@pytest.mark.parametrize("name", regions.REFUSED)
+def test_an_odd_region_that_does_not_fit_is_refused_by_the_shim_and_by_the_agent(shim_reader, name):
+    fields, says = regions.REFUSED[name]
+    data = regions.foreign_region(**fields)
+    with pytest.raises(RegionError, match=says):
+        layout.decode_region(data)
+    answer = shim_reader.says(data)
+    assert answer.startswith("refused")
+    assert says in answer
+
+
+near_words = st.sampled_from([0, 1, 8, 64, 128, 192, 256, 2176, 2304, 4096, 4160, 561152, 823296, 2**31, 2**32 - 64, 2**32 - 1])
+odd_headers = st.dictionaries(
+    st.sampled_from(regions.HEADER_WORDS),
+    near_words | st.integers(0, 2**32 - 1),
+    max_size=4,
+)
+
+
+@given(odd_headers, st.sampled_from([0, -1, -64, -262144, 64, 100_000]))
+def test_both_readers_agree_on_every_header_that_a_tenant_can_write(shim_reader, words, trailing):
+    data = regions.foreign_region(slots=64, trailing=trailing, **words)
+    try:
+        expected = taken(layout.decode_region(data).geometry)
+    except RegionError:
+        expected = "refused"
+    assert shim_reader.says(data).startswith(expected)
+
+
+def test_a_slot_is_found_where_the_regions_own_header_has_it():
+    data = bytearray(regions.foreign_region(minor=7, gap=4096, slot_growth=64, device_growth=64))
+    geometry = layout.decode_region(bytes(data)).geometry
+    layout.SLOT_HEADER.pack_into(data, geometry.slot(5), layout.SLOT_LIVE, 77, 0, 0, 9)
+    data = bytearray(apply(bytes(data), (layout.host_pid_write(geometry, 5, 4242),)))
+    snapshot = layout.decode_region(bytes(data))
+    assert [(slot.index, slot.pid, slot.host_pid) for slot in snapshot.slots] == [(5, 77, 4242)]
+    assert geometry == layout.decode_geometry(bytes(data[:256]), len(data))
+    assert geometry.slot(5) != layout.OWN_GEOMETRY.slot(5)
 
 
 @given(st.binary(min_size=0, max_size=300))
@@ -375,7 +513,7 @@ class TestCompute:
     def test_the_buckets_of_a_region_are_read_from_its_first_page(self):
         data = bytearray(layout.empty_region()[: layout.REGION_SLOT_OFFSET])
         at = layout.REGION_DEVICE_OFFSET + 2 * layout.REGION_DEVICE.size + layout.BUCKET_OFFSET
-        layout.BUCKET.pack_into(data, at, -5, 1, 7, 2, 90, 65536, 0, 3)
+        layout.BUCKET.pack_into(data, at, -5, 1, 7, 2, 90, 65536, 0, 3, 0)
         counters = layout.decode_compute(bytes(data))
         assert len(counters) == layout.MAX_DEVICES
         assert counters[2] == layout.ComputeCounters(paid_ns=90, starved_at_ns=7)

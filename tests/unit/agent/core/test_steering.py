@@ -5,6 +5,7 @@ from agent.core.planning import Node
 from agent.core.steering import devices_for, prefer_ids, waiting_containers
 from proto.model import ContainerSpec, Pod, Policy
 from tests.unit.agent.builders import BOOT, VGPU, assigned, board, gpu, grant, ids, limits, pod, share
+from tests.unit.agent.partitions import dynamic_gpu, place
 
 BOARD = board(gpu(0), gpu(1), gpu(2), gpu(3))
 AVAILABLE = [f"GPU-{minor}::{replica}" for replica in range(2) for minor in range(4)]
@@ -82,3 +83,22 @@ class TestWanted:
         pods = [pod("a"), pod("b", ContainerSpec("main", limits(1, 999)))]
         assert len(wanted(pods, policy=Policy.BINPACK)) == 1
         assert wanted(pods, grant(ids("1:0"), share(1, 100), of=pod("other")), policy=Policy.BINPACK) == ()
+
+
+class TestPlaces:
+    """Of a MIG instance made on demand the IDs name the GPU, whatever the place."""
+
+    RESOURCE = "nvidia.com/mig-2g.20gb"
+    ON = board(dynamic_gpu(0), dynamic_gpu(1))
+
+    def wanted(self, one: Pod, policy: Policy | None = None) -> tuple[str, ...]:
+        known = Node(self.ON, Ledger(), 16, BOOT, policy, lambda _: True)
+        return devices_for(waiting_containers([one], known.ledger, self.RESOURCE, 1), known)
+
+    def test_an_assigned_place_wants_an_id_of_its_gpu(self):
+        annotations = assigned("uid-a", main=[share(place(2, "2g.20gb", 1).uuid, 19968)])
+        assert self.wanted(pod("a", ContainerSpec("main", {self.RESOURCE: "1"}), annotations=annotations)) == ("GPU-1",)
+
+    def test_local_placement_wants_an_id_of_the_gpu_it_would_take(self):
+        (uuid,) = self.wanted(pod("a", ContainerSpec("main", {self.RESOURCE: "1"})), Policy.BINPACK)
+        assert uuid in ("GPU-0", "GPU-1")

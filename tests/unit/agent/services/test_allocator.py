@@ -1,11 +1,14 @@
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from agent.core.cdi import Interposition
+from agent.core.identity import RememberedDevices
+from agent.core.injection import DeviceInjection
 from agent.core.limits import FailPolicy
 from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import decode_limits
@@ -17,10 +20,21 @@ from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
 from placement.fit import Reject
 from proto import contract
-from proto.model import ContainerSpec, Policy
+from proto.model import ContainerSpec, ContainerState, ContainerStatus, Policy
 from proto.units import MIB
 from tests.unit.agent.builders import BOOT, SECRET, VGPU, assigned, gpu, held, ids, limits, pod, reading, share
-from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, FakeShim, settle
+from tests.unit.agent.fakes import (
+    Disk,
+    FakeClock,
+    FakeDriver,
+    FakeKubeApi,
+    FakeKubeletMemory,
+    FakePodResources,
+    FakeShim,
+    make_injection,
+    settle,
+)
+from tests.unit.agent.partitions import make_backends
 
 DEFAULTS = {"pod_wait_seconds": 0.05, "priority_page": "/run/aliquot/priority/page"}
 
@@ -28,13 +42,16 @@ DEFAULTS = {"pod_wait_seconds": 0.05, "priority_page": "/run/aliquot/priority/pa
 class Harness:
     """An allocator over fakes of everything but the files."""
 
-    def __init__(self, base: Path, policy: Policy | None = None, **options) -> None:
+    def __init__(
+        self, base: Path, policy: Policy | None = None, backends=make_backends, *, injection=DeviceInjection.CDI, **options
+    ) -> None:
         self.disk = Disk(base)
         self.driver = FakeDriver(reading(gpu(0), gpu(1)))
         self.watch = DriverWatch(self.driver, 1.0)
         self.pods = PodCache()
         self.book = self.disk.book()
         self.pod_resources = FakePodResources()
+        self.kubelet_memory = FakeKubeletMemory()
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, FakeClock())
         self.telemetry = Telemetry()
@@ -42,12 +59,14 @@ class Harness:
         self.clock = FakeClock()
         self.allocator = Allocator(
             AllocatorOptions(SECRET, BOOT, 16, policy, Interposition.FRONT, FailPolicy.CLOSED, **{**DEFAULTS, **options}),
-            watch=self.watch, pods=self.pods, book=self.book, pod_resources=self.pod_resources, files=self.disk.files, cdi=self.disk.cdi,
-            shim=self.shim, events=self.events, telemetry=self.telemetry, clock=self.clock,
+            watch=self.watch, pods=self.pods, book=self.book, pod_resources=self.pod_resources,
+            kubelet_memory=self.kubelet_memory, files=self.disk.files, cdi=self.disk.cdi,
+            shim=self.shim, injection=make_injection(self.book, self.disk, self.pods, self.watch, injection),
+            backends=backends(self.book), events=self.events, telemetry=self.telemetry, clock=self.clock,
             context_bytes={"GPU-0": 0, "GPU-1": 500 * MIB}.__getitem__,
         )  # fmt: skip
         static = base / "etc-cdi"
-        static.mkdir()
+        static.mkdir(exist_ok=True)
         devices = [{"name": f"GPU-{minor}", "containerEdits": {"env": [f"D{minor}=1"]}} for minor in range(2)]
         mounts = [{"hostPath": "/host/libcuda.so.580", "containerPath": "/usr/lib/libcuda.so.580"}]
         spec = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": {"mounts": mounts}}
@@ -256,3 +275,97 @@ async def test_a_pod_without_a_priority_has_no_page(node):
     await node.start(placed(), ids("0:0"))
     assert contract.CONTAINER_PRIORITY not in {mount["containerPath"] for mount in node.spec(ids("0:0"))["mounts"]}
     assert node.limits(ids("0:0")).devices[0].priority_line == 0
+
+
+async def test_only_a_container_that_may_burst_has_the_nodes_page_of_turns(tmp_path):
+    may_burst = partial(make_backends, most_memory_burst=2.0)
+    node = Harness(tmp_path, backends=may_burst, turns_page="/run/aliquot/turns/page")
+    plain, bursting = placed("plain"), placed("bursting")
+    bursting = replace(bursting, annotations={**bursting.annotations, contract.ANNOTATION_MEMORY_BURST: "1.5"})
+    await node.ready(plain, bursting)
+    for one, device_ids in ((plain, ids("0:0")), (bursting, ids("0:1"))):
+        assert await node.start(one, device_ids) is None
+    mounts = {mount["containerPath"]: mount for mount in node.spec(ids("0:1"))["mounts"]}
+    assert mounts[contract.CONTAINER_TURNS]["hostPath"] == "/run/aliquot/turns/page"
+    assert mounts[contract.CONTAINER_TURNS]["options"][0] == "rw"
+    assert node.limits(ids("0:1")).devices[0].burst_bytes == 150 * MIB
+    assert contract.CONTAINER_TURNS not in {mount["containerPath"] for mount in node.spec(ids("0:0"))["mounts"]}
+
+
+class TestIdentity:
+    async def test_a_pod_recreated_under_its_name_is_waited_for_when_kubelet_starts_it(self, tmp_path):
+        """The API is slower than kubelet: the namesake that is known here is gone already."""
+        node = await Harness(tmp_path, pod_wait_seconds=5).ready(placed(uid="uid-1"))
+        node.kubelet_memory.entries = [RememberedDevices("uid-2", "main", VGPU, ids("0:0"))]
+        starting = asyncio.ensure_future(node.start(placed(uid="uid-1"), ids("0:0")))
+        await asyncio.sleep(0.05)
+        assert not starting.done()
+        node.pods.pod_changed(placed(uid="uid-2"))
+        assert await asyncio.wait_for(starting, 2) is None
+        assert [grant.pod_uid for grant in node.book.ledger.grants.values()] == ["uid-2"]
+
+    async def test_an_init_container_with_the_ids_of_the_app_container_gets_its_own_share(self, tmp_path):
+        node = Harness(tmp_path, Policy.BINPACK)
+        containers = (ContainerSpec("warm", limits(1, 300), init=True), ContainerSpec("main", limits(1, 100)))
+        waiting = pod("a", *containers)
+        await node.ready(waiting)
+        assert await node.start(waiting, ids("0:0")) is None
+        assert node.limits(ids("0:0")).devices[0].memory_bytes == 300 * MIB
+        ended = pod("a", *containers, statuses=[ContainerStatus("warm", ContainerState.COMPLETED)])
+        node.pods.pod_changed(ended)
+        await settle()
+        assert await node.start(ended, ids("0:0")) is None
+        assert node.limits(ids("0:0")).devices[0].memory_bytes == 100 * MIB
+        assert [grant.container for grant in node.book.ledger.grants.values()] == ["main"]
+
+    async def test_what_a_rewrite_writes_is_what_was_granted_whatever_the_assignment_says_by_now(self, node):
+        await node.ready(placed())
+        await node.start(placed(), ids("0:0"))
+        (granted,) = node.book.ledger.grants.values()
+        spec, before = node.spec(ids("0:0")), node.limits(ids("0:0"))
+        node.pods.pod_changed(placed("train", share(0, 900)))
+        node.disk.cdi.remove(granted.grant_id)
+        node.disk.files.remove(granted.grant_id)
+        node.disk.store.remove(granted.grant_id)
+        await settle()
+        await node.allocator.rewrite(granted)
+        assert (node.spec(ids("0:0")), node.limits(ids("0:0")).devices) == (spec, before.devices)
+        assert node.disk.store.read(granted.grant_id) == granted
+
+
+class TestWithoutCdi:
+    """Kubelet's IDs have decided on the GPUs by the time that the pod is known."""
+
+    async def test_a_container_whose_ids_name_its_gpus_is_served_with_the_shim_beside_its_files(self, tmp_path):
+        node = await Harness(tmp_path, injection=DeviceInjection.LEGACY).ready(placed())
+        assert await node.start(placed(), ids("1:3")) is None
+        limits, _ = node.disk.files.paths(node.allocator.grant_id(VGPU, ids("1:3")))
+        links = {path.name: path.readlink() for path in Path(limits).parent.iterdir() if path.is_symlink()}
+        shim = tmp_path / "shim"
+        assert links == {"libaliquot-preload.so": shim / "libaliquot-preload.so", "ld.so.preload": shim / "ld.so.preload"}
+
+    async def test_one_whose_ids_name_others_is_refused_with_both(self, tmp_path):
+        node = await Harness(tmp_path, injection=DeviceInjection.LEGACY).ready(placed())
+        refusal = await node.start(placed(), ids("0:3"))
+        assert refusal is not None
+        assert refusal.reason is Reason.ASSIGNMENT_INVALID
+        assert "GPU-0" in refusal.message
+        assert "GPU-1" in refusal.message
+        assert not node.book.ledger.grants
+
+    async def test_local_placement_takes_what_the_ids_name_and_refuses_when_it_is_full(self, tmp_path):
+        big = pod("big", ContainerSpec("main", limits(1, 950)))
+        node = await Harness(tmp_path, Policy.BINPACK, injection=DeviceInjection.LEGACY).ready(pod("a"), big)
+        assert await node.start(pod("a"), ids("1:0")) is None
+        assert [grant.device_names for grant in node.book.ledger.grants.values()] == [("GPU-1",)]
+        refusal = await node.start(big, ids("1:1"))
+        assert refusal is not None
+        assert refusal.reason is Reject.MEMORY
+
+    async def test_what_only_cdi_can_give_is_refused(self, tmp_path):
+        node = Harness(tmp_path, injection=DeviceInjection.LEGACY)
+        one = pod("a", annotations={**assigned("uid-a", main=[share(1)]), contract.ANNOTATION_PRIORITY: "high"})
+        await node.ready(one)
+        refusal = await node.start(one, ids("1:0"))
+        assert refusal is not None
+        assert refusal.reason is Reason.ISOLATION_UNAVAILABLE

@@ -4,6 +4,7 @@ import grpc
 import pytest
 
 from agent.core.identity import cdi_name, grant_id
+from agent.core.injection import Answer
 from agent.core.inventory import FailedDevice
 from agent.core.refusal import Reason, Refusal
 from agent.services.device_plugin import DevicePlugin
@@ -11,7 +12,8 @@ from agent.services.driver_watch import DriverWatch
 from agent.services.telemetry import Telemetry
 from proto.kubelet import deviceplugin_pb2 as pb
 from tests.unit.agent.builders import SECRET, VGPU, gpu, reading
-from tests.unit.agent.fakes import FakeClock, FakeDriver
+from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver
+from tests.unit.agent.partitions import make_offering
 
 
 class FakeAllocator:
@@ -27,6 +29,13 @@ class FakeAllocator:
     async def prestart(self, resource, device_ids):
         self.started.append(device_ids)
         return self.refusal
+
+
+class FakeInjection:
+    given: Answer | None = None
+
+    async def answer(self, resource, device_ids, grant_id):
+        return self.given or Answer(cdi_name=cdi_name(grant_id))
 
 
 class FakePending:
@@ -53,13 +62,15 @@ class FakeContext:
 class Harness:
     def __init__(self) -> None:
         self.driver = FakeDriver(reading(gpu(0, numa=0), gpu(1, numa=1)))
-        self.watch = DriverWatch(self.driver, 1.0)
+        self.watch = DriverWatch(self.driver, 1.0, AT_ONCE)
         self.allocator = FakeAllocator()
         self.pending = FakePending()
+        self.injection = FakeInjection()
         self.clock = FakeClock()
         self.plugin = DevicePlugin(
-            VGPU, 2, watch=self.watch, allocator=self.allocator, pending=self.pending, telemetry=Telemetry(), clock=self.clock
-        )
+            VGPU, make_offering(self.watch, 2), allocator=self.allocator, injection=self.injection, pending=self.pending,
+            telemetry=Telemetry(), clock=self.clock,
+        )  # fmt: skip
 
     async def see(self, answer) -> None:
         self.driver.answer = answer
@@ -131,6 +142,16 @@ async def test_allocate_answers_with_a_name_and_nothing_else(node):
     assert names == [cdi_name(grant_id(SECRET, VGPU, ["GPU-0::0", "GPU-1::0"])), cdi_name(grant_id(SECRET, VGPU, ["GPU-0::1"]))]
     assert not answer.container_responses[0].envs
     assert node.allocator.started == []
+
+
+async def test_without_cdi_allocate_answers_with_the_devices_themselves(node):
+    node.injection.given = Answer(env={"A": "b"}, mounts=[("/host", "/inside", True)], nodes=["/dev/nvidia0"])
+    asked = [pb.ContainerAllocateRequest(devices_ids=["GPU-0::0"])]
+    (answer,) = (await node.plugin.Allocate(pb.AllocateRequest(container_requests=asked), FakeContext())).container_responses
+    assert not answer.cdi_devices
+    assert dict(answer.envs) == {"A": "b"}
+    assert [(one.host_path, one.container_path, one.read_only) for one in answer.mounts] == [("/host", "/inside", True)]
+    assert [(one.host_path, one.container_path, one.permissions) for one in answer.devices] == [("/dev/nvidia0", "/dev/nvidia0", "rw")]
 
 
 async def test_preferences_follow_the_pending_pod(node):

@@ -1,15 +1,21 @@
-from agent.core.inventory import FailedDevice
+import asyncio
+
+from agent.core.health import HealthRules, HealthState
+from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError
+from agent.services import driver_watch as module
 from agent.services.driver_watch import RESTART_EVERY_POLLS, DriverWatch
+from proto.gpunode import Cordon
 from tests.unit.agent.builders import gpu, reading
-from tests.unit.agent.fakes import FakeDriver
+from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver
 
 BOTH = reading(gpu(0), gpu(1))
-ONE_LOST = reading(gpu(0), failed=(FailedDevice(1, "GPU-1", "GPU is lost"),))
+ONE_LOST = reading(gpu(0), failed=(FailedDevice(1, "GPU-1", "GPU is lost", lost=True),))
+RULES = HealthRules(recovery_seconds=30, quarantine_seconds=300)
 
 
 async def polled(driver: FakeDriver, *answers) -> DriverWatch:
-    watch = DriverWatch(driver, 1.0)
+    watch = DriverWatch(driver, 1.0, AT_ONCE)
     for answer in answers:
         driver.answer = answer
         await watch.poll()
@@ -80,7 +86,7 @@ async def test_listeners_hear_of_changes_of_health_and_of_nothing_else():
     assert watch.board.devices[0].memory_used_bytes == 0
     driver.answer = DriverError("unknown error")
     await watch.poll()
-    assert watch.changes.count == before + 1
+    assert watch.changes.count > before
 
 
 async def test_trouble_with_the_links_alone_leaves_the_devices_healthy():
@@ -89,3 +95,87 @@ async def test_trouble_with_the_links_alone_leaves_the_devices_healthy():
             raise DriverError("NVLink state: unknown error")
 
     assert health(await polled(NoLinks(BOTH), BOTH)) == {"GPU-0": True, "GPU-1": True}
+
+
+class Timed:
+    """A watch whose clock the test moves, with what it tells."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.driver = FakeDriver(BOTH)
+        self.watch = DriverWatch(self.driver, 5.0, RULES, self.clock.monotonic)
+        self.transitions: list[tuple[str, HealthState]] = []
+        self.watch.on_transition = lambda one: self.transitions.append((one.device_uuid, one.after))
+
+    async def poll(self, answer=BOTH, *, after_seconds: float = 0.0) -> None:
+        self.clock.seconds += after_seconds
+        self.driver.answer = answer
+        await self.watch.poll()
+
+    @property
+    def states(self) -> list[HealthState]:
+        return [entry.state for entry in self.watch.board.devices]
+
+
+async def test_a_gpu_that_was_lost_is_given_out_again_once_it_answered_for_long_enough():
+    node = Timed()
+    await node.poll()
+    await node.poll(ONE_LOST)
+    await node.poll(after_seconds=5)
+    await node.poll(after_seconds=29)
+    assert node.watch.board.devices[1].trouble == "recovering from: GPU is lost"
+    await node.poll(after_seconds=1)
+    assert node.transitions == [("GPU-1", HealthState.LOST), ("GPU-1", HealthState.RECOVERING), ("GPU-1", HealthState.HEALTHY)]
+
+
+async def test_a_hard_xid_takes_out_its_gpu_alone_and_an_applications_none():
+    node = Timed()
+    await node.poll()
+    before = node.watch.changes.count
+    node.watch.take_events([DeviceEvent("GPU-0", 31), DeviceEvent("GPU-1", None)])
+    assert node.watch.changes.count == before
+    node.watch.take_events([DeviceEvent("GPU-1", 62)])
+    assert node.states == [HealthState.HEALTHY, HealthState.QUARANTINED]
+    assert node.watch.changes.count == before + 1
+
+
+async def test_a_gpu_that_answers_with_a_fault_that_stands_is_out_until_the_fault_is_gone():
+    node = Timed()
+    await node.poll()
+    due = DriverReading("580", 13000, (DeviceReading(gpu(0)), DeviceReading(gpu(1), faults=("a row remap waits for a reset of the GPU",))))
+    for _ in range(3):
+        await node.poll(due, after_seconds=4000)
+        assert node.watch.board.devices[1].trouble == "a row remap waits for a reset of the GPU"
+    await node.poll(after_seconds=5)
+    await node.poll(after_seconds=30)
+    assert node.states == [HealthState.HEALTHY, HealthState.HEALTHY]
+    assert node.driver.restarts == 0
+
+
+async def test_a_cordon_keeps_a_gpu_from_use_and_its_health_as_it_is():
+    node = Timed()
+    await node.poll()
+    before = node.watch.changes.count
+    node.watch.set_cordon(Cordon(devices=("GPU-0",)))
+    assert [(entry.usable, entry.healthy) for entry in node.watch.board.devices] == [(False, True), (True, True)]
+    node.watch.set_cordon(Cordon(devices=("GPU-0",)))
+    assert node.watch.changes.count == before + 1
+    await node.poll(after_seconds=5)
+    assert not node.watch.board.devices[0].usable
+    node.watch.set_cordon(Cordon())
+    assert [entry.usable for entry in node.watch.board.devices] == [True, True]
+
+
+async def test_what_a_gpu_reports_makes_the_next_reading_come_at_once(monkeypatch):
+    monkeypatch.setattr(module, "EVENTS_SECONDS", 0.01)
+    driver = FakeDriver(BOTH)
+    watch = DriverWatch(driver, 60.0, RULES)
+    running = asyncio.ensure_future(watch.run())
+    await asyncio.sleep(0.05)
+    driver.answer = ONE_LOST
+    driver.reported = [DeviceEvent("GPU-1", 79)]
+    await asyncio.sleep(0.1)
+    running.cancel()
+    assert [entry.state for entry in watch.board.devices] == [HealthState.HEALTHY, HealthState.LOST]
+    assert watch.board.devices[1].trouble == "XID 79 (fallen off the bus)"
+    assert driver.link_reads == 1

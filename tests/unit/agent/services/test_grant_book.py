@@ -43,6 +43,24 @@ async def test_a_released_grant_leaves_nothing(disk):
     assert not book.ledger.grants
 
 
+async def test_grants_that_are_over_go_even_when_others_cannot(disk, monkeypatch):
+    book = disk.book()
+    third = grant(ids("1:0"), share(1), of=pod("c"))
+    for one in (ONE, OTHER, third):
+        await commit(book, one)
+    remove = disk.cdi.remove
+
+    def failing(identifier):
+        if identifier != OTHER.grant_id:
+            raise StorageError(f"removing {identifier}: read-only")
+        remove(identifier)
+
+    monkeypatch.setattr(disk.cdi, "remove", failing)
+    with pytest.raises(StorageError, match=f"2 of 3 .*{ONE.grant_id}.*{third.grant_id}"):
+        await book.release([ONE, OTHER, third])
+    assert set(book.ledger.grants) == {ONE.grant_id, third.grant_id}
+
+
 async def test_superseded_grants_go_with_their_files(disk):
     book = disk.book()
     await commit(book, ONE)

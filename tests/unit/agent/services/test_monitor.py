@@ -3,11 +3,15 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.core.inventory import DeviceReading, DriverReading
+from agent.core.compat_metrics import CompatMetrics
+from agent.core.inventory import DeviceReading, DriverReading, FailedDevice
 from agent.core.limits import FailPolicy, limits_of
+from agent.core.metrics import family
 from agent.core.planning import Planned
+from agent.core.region_layout import OWN_GEOMETRY, SLOT_DEVICE, SLOT_HEADER
 from agent.services.driver_watch import DriverWatch
-from agent.services.monitor import DEAD_AFTER_SECONDS, Monitor
+from agent.services.monitor import DEAD_AFTER_SECONDS, UTILIZATION_MOST_SECONDS, UTILIZATION_SECONDS, Monitor, MonitorOptions
+from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
 from proto.model import Preferences
 from proto.units import MIB
@@ -23,7 +27,7 @@ class FakeRegistrar:
 
 
 class Harness:
-    def __init__(self, base) -> None:
+    def __init__(self, base, compat: CompatMetrics = CompatMetrics.NONE) -> None:
         self.disk = Disk(base)
         self.book = self.disk.book()
         self.driver = FakeDriver(reading(gpu(0), gpu(1)))
@@ -33,10 +37,19 @@ class Harness:
         self.clock = FakeClock()
         self.further: list[str] = []
         self.overhead: dict[tuple[str, str], int] = {}
+        self.driver_bytes: dict[tuple[str, str], int] = {}
+        self.bypassed: set[str] = set()
+        self.pods = PodCache()
         self.monitor = Monitor(
-            "0.1.0", watch=self.watch, book=self.book, files=self.disk.files, registrar=self.registrar, telemetry=self.telemetry,
-            troubles=lambda: self.further, clock=self.clock, overhead_bytes=lambda: self.overhead,
+            MonitorOptions("0.1.0", "node-1", 16, compat), watch=self.watch, book=self.book, pods=self.pods, files=self.disk.files,
+            registrar=self.registrar, telemetry=self.telemetry, troubles=lambda: self.further, clock=self.clock,
+            overhead_bytes=lambda: self.overhead, driver_bytes=lambda: self.driver_bytes, bypassed=lambda: self.bypassed,
+            further=[lambda: [family("drift", "From elsewhere.", ("kind",), [(("orphan",), 2)])]],
         )  # fmt: skip
+
+    async def commit(self, one):
+        await self.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, self.watch.board, 16)
+        return self.disk.base / "run/containers" / one.grant_id / "region"
 
     def scrape(self) -> dict[str, list]:
         page = self.monitor.metrics("")
@@ -45,7 +58,7 @@ class Harness:
 
 
 @pytest.fixture
-def node(tmp_path):
+async def node(tmp_path):
     return Harness(tmp_path)
 
 
@@ -128,9 +141,103 @@ async def test_a_missing_driver_is_why_it_is_not_ready_and_no_reason_to_die(node
     assert node.monitor.health("").status == 200
 
 
+async def test_a_node_with_nothing_but_gpus_that_cannot_be_shared_says_so(node):
+    trouble = "GPU-x: it has no memory of its own"
+    node.driver.answer = DriverReading("580", 13000, (), (FailedDevice(0, None, trouble),))
+    await node.watch.poll()
+    page = node.monitor.readiness("")
+    assert (page.status, trouble in page.body.decode(), b"can be shared" in page.body) == (503, True, True)
+    node.driver.answer = DriverReading("580", 13000, ())
+    await node.watch.poll()
+    assert b"lists no GPU" in node.monitor.readiness("").body
+
+
 async def test_a_stopped_event_loop_is_noticed(node):
     running = asyncio.ensure_future(node.monitor.run())
     await asyncio.sleep(0)
     node.clock.seconds += DEAD_AFTER_SECONDS + 1
     assert node.monitor.health("").status == 503
     running.cancel()
+
+
+async def test_a_container_has_its_series_before_it_touched_the_driver(node):
+    await node.watch.poll()
+    await node.commit(grant(ids("0:0"), share(0, 300, 40)))
+    metrics = node.scrape()
+    for name in ("memory_used_bytes", "memory_driver_bytes", "utilization_ratio", "refusals", "throttled_seconds", "launches_waiting"):
+        assert [sample.value for sample in metrics[f"aliquot_container_{name}"] if not sample.name.endswith("_created")] == [0.0], name
+    assert [sample.value for sample in metrics["aliquot_container_enforcement_in_force"]] == [1.0]
+
+
+def write_slot(region, *, busy_ns: int, launches: int) -> None:
+    """A process that no longer lives: nobody holds its lock."""
+    fields = [0] * 16
+    fields[10], fields[11], fields[12], fields[13] = launches, busy_ns, busy_ns // 2, 1
+    with region.open("r+b") as file:
+        file.seek(OWN_GEOMETRY.slot(3))
+        file.write(SLOT_HEADER.pack(1, 77, 0, 0, 5) + SLOT_DEVICE.pack(*fields))
+
+
+async def test_utilisation_is_what_was_paid_for_between_scrapes(node):
+    await node.watch.poll()
+    region = await node.commit(grant(ids("0:0"), share(0, 300, 40)))
+    assert [sample.value for sample in node.scrape()["aliquot_container_utilization_ratio"]] == [0.0]
+    node.clock.seconds += 1
+    write_slot(region, busy_ns=1_000_000_000, launches=5)
+    node.clock.seconds += 2 * UTILIZATION_SECONDS - 1
+    assert [sample.value for sample in node.scrape()["aliquot_container_utilization_ratio"]] == [0.1]
+    node.clock.seconds += 2 * UTILIZATION_SECONDS
+    write_slot(region, busy_ns=6_000_000_000, launches=9)
+    metrics = node.scrape()
+    assert [sample.value for sample in metrics["aliquot_container_utilization_ratio"]] == [0.5]
+    assert [sample.value for sample in metrics["aliquot_container_busy_seconds"]] == [6.0]
+    assert [sample.value for sample in metrics["aliquot_container_launches"]] == [9.0]
+
+
+async def test_what_one_look_cannot_tell_is_not_said(node):
+    await node.watch.poll()
+    region = await node.commit(grant(ids("0:0"), share(0, 300, 40)))
+    write_slot(region, busy_ns=1_000_000_000, launches=5)
+    assert node.scrape()["aliquot_container_utilization_ratio"] == []
+    node.clock.seconds += UTILIZATION_MOST_SECONDS + 1
+    write_slot(region, busy_ns=9_000_000_000, launches=6)
+    assert node.scrape()["aliquot_container_utilization_ratio"] == [], "an average over so long a time is not of lately"
+    node.clock.seconds += UTILIZATION_MOST_SECONDS + 1
+    assert [sample.value for sample in node.scrape()["aliquot_container_utilization_ratio"]] == [0.0], "it did nothing at all"
+
+
+async def test_counters_go_on_when_a_region_was_unreadable_for_a_while(node):
+    await node.watch.poll()
+    region = await node.commit(grant(ids("0:0"), share(0, 300, 40)))
+    write_slot(region, busy_ns=1_000_000_000, launches=5)
+    node.scrape()
+    whole = region.read_bytes()
+    region.write_bytes(b"spoilt")
+    assert node.scrape()["aliquot_container_launches"] == []
+    region.write_bytes(whole)
+    write_slot(region, busy_ns=2_000_000_000, launches=6)
+    assert [sample.value for sample in node.scrape()["aliquot_container_launches"]] == [6.0]
+
+
+async def test_a_process_outside_and_what_others_add_are_shown(node):
+    await node.watch.poll()
+    one = grant(ids("0:0"))
+    await node.commit(one)
+    node.bypassed.add(one.grant_id)
+    metrics = node.scrape()
+    assert [sample.value for sample in metrics["aliquot_container_enforcement_in_force"]] == [0.0]
+    assert [sample.value for sample in metrics["aliquot_drift"]] == [2.0]
+
+
+async def test_other_names_are_served_only_where_that_is_set(node, tmp_path):
+    assert not any(name.startswith("hami_") for name in node.scrape())
+    other = Harness(tmp_path / "other", CompatMetrics.HAMI)
+    await other.watch.poll()
+    owner = pod("train")
+    other.pods.pods_listed([owner])
+    await asyncio.sleep(0)
+    await other.commit(grant(ids("0:0"), share(0, 300), of=owner))
+    metrics = other.scrape()
+    assert [sample.value for sample in metrics["hami_vgpu_memory_limit_bytes"]] == [300 * MIB]
+    assert [sample.labels["container_index"] for sample in metrics["hami_vgpu_memory_allocated_bytes"]] == ["0"]
+    assert "aliquot_container_memory_limit_bytes" in metrics

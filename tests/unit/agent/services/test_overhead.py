@@ -11,6 +11,7 @@ from agent.errors import DriverError, StorageError
 from agent.ports import RegionView
 from agent.services.driver_watch import DriverWatch
 from agent.services.overhead import FRESH_SECONDS, OverheadKeeper
+from agent.services.process_census import ProcessCensus
 from proto.model import Preferences
 from proto.units import MIB
 from tests.unit.agent.builders import board, gpu, grant, ids, pod, reading, share
@@ -28,8 +29,10 @@ class Regions:
         self.slots: dict[str, tuple[Slot, ...]] = {}
         self.stored: list[dict[int, int]] = []
         self.broken: set[str] = set()
+        self.read: list[str] = []
 
     def region(self, grant_id):
+        self.read.append(grant_id)
         slots = self.slots.get(grant_id, ())
         return RegionView(RegionSnapshot((0,) * MAX_DEVICES, (0,) * MAX_DEVICES, slots, 0, 0), ())
 
@@ -66,15 +69,17 @@ class Harness:
         self.watch = DriverWatch(self.driver, 1.0)
         self.clock = FakeClock()
         self.processes = FakeProcesses(*(HostProcess(1000 + pid, (1000 + pid, pid), 50, "0::/") for pid in (7, 8)))
-        self.keeper = OverheadKeeper(
-            60.0, driver=self.driver, processes=self.processes, watch=self.watch, book=self.book, files=self.files, clock=self.clock
-        )  # fmt: skip
+        self.census = ProcessCensus(60.0, driver=self.driver, processes=self.processes, book=self.book)
+        self.keeper = OverheadKeeper(census=self.census, watch=self.watch, book=self.book, files=self.files, clock=self.clock)
 
     async def granted(self, *grants) -> "Harness":
         await self.watch.poll()
         for one in grants:
             await self.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(gpu(0, mib=10000)), 16)
         return self
+
+    async def reconcile(self) -> None:
+        await self.keeper.reconcile(await self.census.take())
 
     def driver_says(self, **used_mib: int) -> None:
         self.driver.process_list = [ProcessMemory("GPU-0", 1000 + int(name[1:]), mib * MIB) for name, mib in used_mib.items()]
@@ -92,9 +97,10 @@ async def test_what_the_driver_uses_beyond_the_count_goes_into_the_limits_and_th
     await node.granted(ONE)
     node.files.slots[ONE.grant_id] = (slot(7, 400),)
     node.driver_says(p7=430)
-    await node.keeper.reconcile()
+    await node.reconcile()
     assert node.overhead_in_limits(ONE) == 30
     assert node.keeper.overhead_bytes == {(ONE.grant_id, "GPU-0"): 30 * MIB}
+    assert node.keeper.driver_bytes == {(ONE.grant_id, "GPU-0"): 430 * MIB}
     assert node.files.stored == [{0: 1007}]
 
 
@@ -102,7 +108,7 @@ async def test_each_container_has_its_own(node):
     await node.granted(ONE, TWO)
     node.files.slots = {ONE.grant_id: (slot(7, 400),), TWO.grant_id: (slot(8, 100),)}
     node.driver_says(p7=410, p8=100)
-    await node.keeper.reconcile()
+    await node.reconcile()
     assert (node.overhead_in_limits(ONE), node.overhead_in_limits(TWO)) == (10, 0)
 
 
@@ -110,9 +116,9 @@ async def test_it_is_taken_back_when_the_driver_uses_less(node):
     await node.granted(ONE)
     node.files.slots[ONE.grant_id] = (slot(7, 400),)
     node.driver_says(p7=430)
-    await node.keeper.reconcile()
+    await node.reconcile()
     node.driver_says(p7=405)
-    await node.keeper.reconcile()
+    await node.reconcile()
     assert node.overhead_in_limits(ONE) == 5
 
 
@@ -120,15 +126,30 @@ async def test_a_known_host_pid_is_not_written_again(node):
     await node.granted(ONE)
     node.files.slots[ONE.grant_id] = (replace(slot(7, 400), host_pid=1007),)
     node.driver_says(p7=400)
-    await node.keeper.reconcile()
+    await node.reconcile()
     assert node.files.stored == [{}]
 
 
-async def test_without_a_living_process_the_driver_is_not_asked(node):
+async def test_where_the_driver_lists_no_process_no_region_is_read(node):
+    await node.granted(ONE, TWO)
+    node.files.slots[TWO.grant_id] = (slot(7, 400),)
+    node.driver.process_list = [ProcessMemory("GPU-1", 1008, 10 * MIB)]
+    await node.reconcile()
+    assert node.files.read == []
+    assert node.keeper.driver_bytes == {}
+
+
+async def test_overhead_is_taken_back_when_the_driver_lists_the_process_no_more(node):
     await node.granted(ONE)
-    node.driver.process_list = DriverError("nobody should ask")
-    await node.keeper.reconcile()
-    assert node.keeper.overhead_bytes == {}
+    node.files.slots[ONE.grant_id] = (slot(7, 400),)
+    node.driver_says(p7=430)
+    await node.reconcile()
+    node.files.slots[ONE.grant_id] = (slot(7, 0),)
+    node.driver_says()
+    await node.reconcile()
+    assert node.overhead_in_limits(ONE) == 0
+    await node.reconcile()
+    assert node.keeper.driver_bytes == {}
 
 
 async def test_a_scrape_has_new_figures_unless_those_there_are_fresh(node):
@@ -151,7 +172,7 @@ async def test_one_container_whose_files_fail_does_not_stop_the_others(node):
     node.files.slots = {ONE.grant_id: (slot(7, 400),), TWO.grant_id: (slot(8, 100),)}
     node.files.broken.add(ONE.grant_id)
     node.driver_says(p7=410, p8=120)
-    await node.keeper.reconcile()
+    await node.reconcile()
     assert node.overhead_in_limits(TWO) == 20
 
 
@@ -161,5 +182,5 @@ async def test_what_a_bare_context_costs_is_learnt_for_the_model_and_only_downwa
     node.files.slots[ONE.grant_id] = (slot(7, 300),)
     for driver_mib, known_mib in ((330, 330), (310, 310), (320, 310)):
         node.driver_says(p7=driver_mib)
-        await node.keeper.reconcile()
+        await node.reconcile()
         assert node.keeper.context_bytes("GPU-1") == known_mib * MIB  # the same model

@@ -3,14 +3,17 @@ import time
 
 import pytest
 
+from agent.core.identity import RememberedDevices
+from agent.core.injection import DeviceInjection
 from agent.services.driver_watch import DriverWatch
 from agent.services.pending import PendingPods
 from agent.services.pod_cache import PodCache
 from proto.model import Policy
-from tests.unit.agent.builders import VGPU, assigned, gpu, pod, reading, share
-from tests.unit.agent.fakes import Disk, FakeDriver, settle
+from tests.unit.agent.builders import VGPU, assigned, gpu, ids, pod, reading, share
+from tests.unit.agent.fakes import Disk, FakeDriver, FakeKubeletMemory, make_injection, settle
 
 PLACED = pod("a", annotations=assigned("uid-a", main=[share(1)]))
+OTHER = pod("b", annotations=assigned("uid-b", main=[share(0)]))
 
 
 @pytest.fixture
@@ -22,7 +25,15 @@ async def pods() -> PodCache:
 async def pending(pods, tmp_path):
     watch = DriverWatch(FakeDriver(reading(gpu(0), gpu(1))), 1.0)
     await watch.poll()
-    return lambda policy=None: PendingPods(watch, pods, Disk(tmp_path).book(), 16, policy)
+    disk, memory = Disk(tmp_path), FakeKubeletMemory()
+
+    def make(policy=None, mode=DeviceInjection.CDI, remembered=()) -> PendingPods:
+        book = disk.book()
+        memory.entries = list(remembered)
+        injection = make_injection(book, disk, pods, watch, mode)
+        return PendingPods(16, policy, watch=watch, pods=pods, book=book, kubelet_memory=memory, injection=injection)
+
+    return make
 
 
 async def test_a_known_pod_is_answered_for_at_once(pods, pending):
@@ -48,3 +59,17 @@ async def test_the_wait_is_short_and_none_at_all_during_an_outage(pods, pending,
     begun = time.monotonic()
     assert await pending(Policy.FRAG).wanted_devices(VGPU, 1) == ()
     assert time.monotonic() - begun < (0.1 if outage else 1.0)
+
+
+async def test_a_container_that_kubelet_gave_ids_already_waits_for_none(pods, pending):
+    pods.pods_listed([PLACED, OTHER])
+    await settle()
+    assert await pending().wanted_devices(VGPU, 1) == ()
+    remembered = [RememberedDevices("uid-a", "main", VGPU, ids("1:0"))]
+    assert await pending(remembered=remembered).wanted_devices(VGPU, 1) == ("GPU-0",)
+
+
+async def test_where_the_ids_decide_the_first_that_came_is_taken_for_the_next(pods, pending):
+    pods.pods_listed([PLACED, OTHER])
+    await settle()
+    assert await pending(mode=DeviceInjection.LEGACY).wanted_devices(VGPU, 1) == ("GPU-1",)

@@ -1,14 +1,26 @@
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
+from agent.adapters.directory_watch import DirectoryWatch
+from agent.core.drift import Cure, DriftKind, DriftPolicy
+from agent.core.inventory import FailedDevice
+from agent.core.ledger import Grant
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.planning import Planned
+from agent.errors import DriverMissingError, StorageError
+from agent.ports import NodeState
+from agent.services.driver_watch import DriverWatch
+from agent.services.events import EventRecorder
+from agent.services.evictor import Evictor
 from agent.services.pod_cache import PodCache
-from agent.services.reconciler import Reconciler
-from proto.model import Preferences
-from tests.unit.agent.builders import board, grant, held, ids, pod
-from tests.unit.agent.fakes import Disk, FakeClock, FakePodResources, settle
+from agent.services.reconciler import CALM_SECONDS, Reconciler, ReconcilerOptions
+from agent.services.telemetry import Telemetry
+from proto import contract
+from proto.model import ContainerState, ContainerStatus, Preferences
+from tests.unit.agent.builders import VGPU, board, gpu, grant, held, ids, pod, reading
+from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, settle
 
 GRANT = grant(ids("0:0"), of=pod("a"))
 
@@ -20,9 +32,32 @@ class Harness:
         self.pods = PodCache()
         self.pod_resources = FakePodResources(held(pod("a"), ids("0:0")))
         self.clock = FakeClock()
-        self.reconciler = Reconciler(
-            0.05, book=self.book, pods=self.pods, pod_resources=self.pod_resources, files=self.disk.files, clock=self.clock
-        )
+        self.watch = DriverWatch(FakeDriver(reading(gpu(0), gpu(1))), 1.0)
+        self.api = FakeKubeApi()
+        self.events = EventRecorder(self.api, self.clock)
+        self.telemetry = Telemetry()
+        self.rewritten: list[Grant] = []
+        self.file_changes = DirectoryWatch([base / "cdi", base / "state/ledger"], nested=base / "run/containers")
+        self.reconciler = self.make()
+
+    def make(self, period_seconds: float = 0.05, *, assigned: bool = False, policy: DriftPolicy = DriftPolicy.REPORT) -> Reconciler:
+        return Reconciler(
+            ReconcilerOptions("node-1", period_seconds, assigned, policy),
+            book=self.book, pods=self.pods, pod_resources=self.pod_resources, files=self.disk.files,
+            file_changes=self.file_changes, watch=self.watch,
+            resources=lambda: {VGPU}, rewrite=self.rewrite, evictor=Evictor(self.api, self.clock), events=self.events,
+            telemetry=self.telemetry, clock=self.clock,
+        )  # fmt: skip
+
+    async def rewrite(self, grant: Grant) -> None:
+        self.rewritten.append(grant)
+        await self.book.rewrite(grant, limits_of(grant, FailPolicy.CLOSED), dict)
+
+    def drifts(self) -> list[DriftKind]:
+        return [one.drift.kind for one in self.reconciler.standing]
+
+    def cured(self, kind: DriftKind, cure: Cure) -> float:
+        return self.telemetry.registry.get_sample_value("aliquot_drift_cures_total", {"kind": kind, "cure": cure}) or 0.0
 
     async def knows(self, *pods) -> None:
         self.pods.pods_listed(pods)
@@ -31,6 +66,15 @@ class Harness:
     @property
     def grants(self) -> set[str]:
         return set(self.book.ledger.grants)
+
+
+async def reconciled_until_confirmed(node: Harness) -> None:
+    """Let the pod of the grant run, and look at the node for as long as any drift takes to count."""
+    evicting = node.make(policy=DriftPolicy.EVICT)
+    await node.knows(pod("a", phase="Running"))
+    await evicting.reconcile()
+    node.clock.seconds += 0.2
+    await evicting.reconcile()
 
 
 @pytest.fixture
@@ -89,6 +133,52 @@ async def test_a_silent_kubelet_delays_the_release(node):
     assert node.grants == {GRANT.grant_id}
 
 
+class TestFilesThatCannotBeRemoved:
+    @pytest.fixture
+    async def stuck(self, node, monkeypatch):
+        """A node on which the first of two ended grants, and a stray before another, cannot be removed."""
+        remove = node.disk.files.remove
+
+        def failing(identifier):
+            if identifier in (GRANT.grant_id, "0-stuck"):
+                raise StorageError(f"removing {identifier}: device busy")
+            remove(identifier)
+
+        monkeypatch.setattr(node.disk.files, "remove", failing)
+        other = grant(ids("0:1"), of=pod("b"))
+        await node.book.commit(Planned(other, (), Preferences()), limits_of(other, FailPolicy.CLOSED), dict, board(), 16)
+        await node.knows()
+        node.pod_resources.listing = []
+        return node
+
+    async def test_one_grant_that_stays_keeps_no_other(self, stuck, caplog):
+        await stuck.reconciler.reconcile()
+        assert stuck.grants == {GRANT.grant_id}
+        assert "device busy" in caplog.text
+
+    async def test_the_rest_of_the_pass_is_done_all_the_same(self, stuck):
+        stuck.disk.cdi.write("stray", {})
+        await stuck.reconciler.reconcile()
+        assert stuck.disk.cdi.ids() == []
+        assert stuck.drifts() == [DriftKind.STRAY_FILES]  # what is left of the grant is no drift, and is not written again
+        assert stuck.rewritten == []
+        assert stuck.reconciler.passed_at is not None
+
+    async def test_it_goes_as_soon_as_it_can(self, stuck, monkeypatch):
+        await stuck.reconciler.reconcile()
+        monkeypatch.undo()
+        await stuck.reconciler.reconcile()
+        assert stuck.grants == set()
+
+    async def test_one_stray_that_stays_keeps_no_other(self, stuck, caplog):
+        for name in ("0-stuck", "stray"):
+            stuck.disk.cdi.write(name, {})
+            (stuck.disk.base / "run/containers" / name).mkdir()
+        await stuck.reconciler.reconcile()
+        assert set(stuck.disk.files.ids()) == {GRANT.grant_id, "0-stuck"}
+        assert stuck.cured(DriftKind.STRAY_FILES, Cure.REMOVE) == 1
+
+
 async def test_strays_are_swept_even_before_the_pods_are_known(node):
     node.disk.cdi.write("stray", {})
     await node.reconciler.reconcile()
@@ -96,7 +186,7 @@ async def test_strays_are_swept_even_before_the_pods_are_known(node):
 
 
 async def test_the_end_of_a_pod_is_noticed_long_before_the_period(tmp_path, node):
-    patient = Reconciler(3600, book=node.book, pods=node.pods, pod_resources=node.pod_resources, files=node.disk.files, clock=node.clock)
+    patient = node.make(3600)
     await node.knows(pod("a", phase="Running"))
     running = asyncio.ensure_future(patient.run())
     await asyncio.sleep(0.05)
@@ -108,3 +198,189 @@ async def test_the_end_of_a_pod_is_noticed_long_before_the_period(tmp_path, node
                 break
             await asyncio.sleep(0.01)
     running.cancel()
+
+
+@pytest.mark.parametrize("lost", ["cdi/*.json", "state/ledger/*.json", "run/containers/*/limits"])
+async def test_a_lost_file_is_noticed_long_before_the_period_and_its_cure_brings_no_further_pass(node, lost):
+    patient = node.make(3600)
+    node.reconciler = patient
+    await node.knows(pod("a", phase="Running"))
+    running = asyncio.ensure_future(patient.run())
+    await until(lambda: patient.passed_at is not None)
+    (path,) = node.disk.base.glob(lost)
+    path.unlink()
+    node.clock.seconds += CALM_SECONDS  # between two passes
+    cured_at = node.clock.seconds
+    await until(lambda: patient.passed_at == cured_at)
+    assert node.rewritten == [GRANT]
+    assert path.exists()
+    node.clock.seconds += CALM_SECONDS
+    node.pods.pod_changes.notify()  # wakes it, to see whether it is due
+    await asyncio.sleep(0.05)
+    assert patient.passed_at == cured_at
+    running.cancel()
+    node.file_changes.close()
+
+
+async def test_a_gpu_that_goes_is_noticed_long_before_the_period(node):
+    patient = node.reconciler = node.make(3600)
+    await node.knows(pod("a", phase="Running"))
+    await node.watch.poll()
+    running = asyncio.ensure_future(patient.run())
+    await until(lambda: patient.passed_at is not None)
+    assert DriftKind.UNKNOWN_DEVICE not in node.drifts()
+    node.watch.board = board(gpu(1))
+    node.watch.changes.notify()
+    node.clock.seconds += CALM_SECONDS
+    await until(lambda: DriftKind.UNKNOWN_DEVICE in node.drifts())
+    running.cancel()
+    node.file_changes.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+class TestDrift:
+    async def test_a_node_on_which_all_agree_has_none(self, node):
+        await node.watch.poll()
+        await node.knows(pod("a", phase="Running"))
+        await node.reconciler.reconcile()
+        assert node.drifts() == []
+        assert node.telemetry.registry.get_sample_value("aliquot_drift", {"kind": "lost-spec"}) == 0
+        assert not node.rewritten
+
+    async def test_a_lost_spec_is_written_again_and_told_once(self, node):
+        await node.knows(pod("a", phase="Running"))
+        node.disk.cdi.remove(GRANT.grant_id)
+        await node.reconciler.reconcile()
+        assert node.drifts() == [DriftKind.LOST_SPEC]
+        assert node.disk.cdi.ids() == [GRANT.grant_id]
+        assert node.cured(DriftKind.LOST_SPEC, Cure.REWRITE) == 1
+        await node.reconciler.reconcile()
+        assert node.drifts() == []
+
+    async def test_a_spec_that_somebody_changed_is_written_again(self, node):
+        await node.knows(pod("a", phase="Running"))
+        node.disk.cdi.write(GRANT.grant_id, {"devices": "another's"})
+        await node.reconciler.reconcile()
+        assert node.drifts() == [DriftKind.LOST_SPEC]
+        await node.reconciler.reconcile()
+        assert node.drifts() == []
+
+    async def test_a_cure_that_fails_is_tried_again(self, node, monkeypatch):
+        await node.knows(pod("a", phase="Running"))
+        node.disk.store.remove(GRANT.grant_id)
+        write = node.disk.store.write
+
+        def full(_):
+            raise StorageError("no space left on device")
+
+        monkeypatch.setattr(node.disk.store, "write", full)
+        await node.reconciler.reconcile()
+        assert node.cured(DriftKind.LOST_ROW, Cure.REWRITE) == 0
+        monkeypatch.setattr(node.disk.store, "write", write)
+        await node.reconciler.reconcile()
+        assert node.disk.store.ids() == [GRANT.grant_id]
+
+    async def test_strays_are_counted_as_they_are_swept_and_told_of_on_the_node(self, node):
+        node.pods.node_changed(NodeState("uid-n", {}, {}))
+        await settle()
+        node.disk.cdi.write("stray", {})
+        posting = asyncio.ensure_future(node.events.run())
+        await node.reconciler.reconcile()
+        await asyncio.sleep(0.02)
+        posting.cancel()
+        assert [(event.node, event.node_uid, event.reason) for event in node.api.events] == [
+            ("node-1", "uid-n", contract.EVENT_REASON_DRIFT)
+        ]
+        assert node.cured(DriftKind.STRAY_FILES, Cure.REMOVE) == 1
+
+    async def test_a_pod_whose_devices_kubelet_forgot_is_told_so_when_that_lasts(self, node):
+        await node.knows(pod("a", phase="Running", statuses=(ContainerStatus("main", ContainerState.RUNNING),)))
+        node.pod_resources.listing = []
+        posting = asyncio.ensure_future(node.events.run())
+        await node.reconciler.reconcile()
+        node.clock.seconds += 0.1
+        await node.reconciler.reconcile()
+        await asyncio.sleep(0.02)
+        assert node.api.events == []
+        node.clock.seconds += 0.1
+        await node.reconciler.reconcile()
+        await node.reconciler.reconcile()
+        await asyncio.sleep(0.02)
+        posting.cancel()
+        assert [event.reason for event in node.api.events] == [contract.EVENT_REASON_DRIFT]
+        assert node.api.evicted == []
+
+    async def test_where_the_policy_says_so_it_is_evicted_once(self, node):
+        evicting = node.make(policy=DriftPolicy.EVICT)
+        await node.knows(pod("a", phase="Running", statuses=(ContainerStatus("main", ContainerState.RUNNING),)))
+        node.pod_resources.listing = []
+        for _ in range(4):
+            assert node.api.evicted == []
+            await evicting.reconcile()
+        node.clock.seconds += 0.2
+        for _ in range(4):
+            await evicting.reconcile()
+        assert node.api.evicted == [("default", "a", "uid-a")]
+
+    @pytest.mark.parametrize(
+        ("unseen", "evicted"),
+        [
+            pytest.param({"failed": (FailedDevice(0, None, "lost"),)}, [], id="a GPU that has not answered since the start"),
+            pytest.param({}, [("default", "a", "uid-a")], id="a GPU that is not there"),
+        ],
+    )
+    async def test_a_grant_is_of_an_unknown_gpu_only_when_all_gpus_are_known(self, node, unseen, evicted):
+        node.watch = DriverWatch(FakeDriver(reading(gpu(1), **unseen)), 1.0)
+        await node.watch.poll()
+        await reconciled_until_confirmed(node)
+        assert node.api.evicted == evicted
+
+    async def test_a_driver_that_stopped_answering_witnesses_no_loss(self, node):
+        driver = FakeDriver(reading(gpu(1)))
+        node.watch = DriverWatch(driver, 1.0)
+        await node.watch.poll()
+        driver.answer = DriverMissingError("no driver")
+        await node.watch.poll()
+        await reconciled_until_confirmed(node)
+        assert node.api.evicted == []
+
+    async def test_a_kubelet_that_lists_its_pods_again_in_time_has_forgotten_none(self, node):
+        evicting = node.make(policy=DriftPolicy.EVICT)
+        await node.knows(pod("a", phase="Running", statuses=(ContainerStatus("main", ContainerState.RUNNING),)))
+        listing = node.pod_resources.listing
+        for _ in range(3):
+            node.pod_resources.listing = []
+            await evicting.reconcile()
+            node.clock.seconds += 0.1
+            node.pod_resources.listing = listing
+            await evicting.reconcile()
+            node.clock.seconds += 0.1
+        assert node.api.evicted == []
+
+    async def test_a_grant_that_is_being_written_is_no_drift(self, node, monkeypatch):
+        await node.knows(pod("a", phase="Running"), pod("b", phase="Running"))
+        other = grant(ids("0:1"), of=pod("b"))
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        on_disk = node.book.on_disk
+
+        async def slow(work):
+            begun.set()
+            await go_on.wait()
+            return await on_disk(work)
+
+        monkeypatch.setattr(node.book, "on_disk", slow)
+        planned = Planned(other, (), Preferences())
+        commit = asyncio.ensure_future(node.book.commit(planned, limits_of(other, FailPolicy.CLOSED), dict, board(), 16))
+        await begun.wait()
+        looking = asyncio.ensure_future(node.reconciler.reconcile())
+        await settle()
+        go_on.set()
+        await asyncio.gather(commit, looking)
+        assert node.drifts() == []

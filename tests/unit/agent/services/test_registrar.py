@@ -14,6 +14,7 @@ from agent.services.telemetry import Telemetry
 from proto import contract
 from tests.unit.agent.builders import VGPU, gpu, instance, reading
 from tests.unit.agent.fakes import FakeClock, FakeDriver, FakeKubelet, settle
+from tests.unit.agent.partitions import make_offering
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Harness:
         self.telemetry = Telemetry()
         self.plugins: dict[str, FakePlugin] = {}
         self.registrar = Registrar(
-            "1-2", 16, self.make, kubelet=self.kubelet, watch=self.watch, pods=self.pods, telemetry=self.telemetry, clock=self.clock
+            "1-2", make_offering(self.watch), self.make, kubelet=self.kubelet, pods=self.pods, telemetry=self.telemetry, clock=self.clock
         )
 
     def make(self, resource: str) -> FakePlugin:

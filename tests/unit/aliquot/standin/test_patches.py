@@ -1,7 +1,7 @@
 import pytest
 
 from aliquot.standin.errors import InvalidError
-from aliquot.standin.patches import apply_json_patch, merge_patch
+from aliquot.standin.patches import apply_json_patch, merge_patch, strategic_merge_patch
 
 
 def patched(document, *operations):
@@ -53,3 +53,18 @@ def test_a_merge_patch_merges_objects_replaces_the_rest_and_removes_null():
     target = {"a": {"b": 1, "c": 2}, "l": [1, 2], "gone": 1}
     assert merge_patch(target, {"a": {"b": 3, "d": {"e": None}}, "l": [9], "gone": None}) == {"a": {"b": 3, "c": 2, "d": {}}, "l": [9]}
     assert target["a"] == {"b": 1, "c": 2}
+
+
+def test_a_strategic_patch_merges_conditions_by_their_type_and_replaces_other_lists():
+    conditions = [{"type": "Ready", "status": "True"}, {"type": "Ours", "status": "True", "since": 1}]
+    target = {"status": {"conditions": conditions, "images": [1]}}
+    patch = {"status": {"conditions": [{"type": "Ours", "status": "False"}, {"type": "New", "status": "True"}], "images": [2]}}
+    assert strategic_merge_patch(target, patch)["status"] == {
+        "conditions": [
+            {"type": "Ready", "status": "True"},
+            {"type": "Ours", "status": "False", "since": 1},
+            {"type": "New", "status": "True"},
+        ],
+        "images": [2],
+    }
+    assert strategic_merge_patch({"a": 1}, {"a": None, "conditions": [{"type": "First"}]}) == {"conditions": [{"type": "First"}]}

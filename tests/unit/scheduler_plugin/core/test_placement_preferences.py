@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from placement.demand import PPM, Demand, Shape
 from placement.device import DEFAULT_MAX_SHARES
 from proto.model import Link, LinkKind, Policy
 from scheduler_plugin.core.reasons import NodeReason
@@ -67,8 +68,9 @@ def test_frag_completes_a_half_used_gpu():
 
 
 def test_frag_leaves_gpus_where_their_cpu_is():
-    """Of two equal GPUs, take the one whose host has no CPU to feed it otherwise."""
+    """Of two equal GPUs, take the one whose host has no CPU to feed it otherwise, where pods that need CPU are to come."""
     state = make_state(make_node("a"), make_node("b"))
+    state.columns.set_demand(Demand.of({Shape(memory_ppm=PPM, cpu_milli=20_000): 1}))
     for node, cpu in (("a", 10_000), ("b", 48_000)):
         state.set_pod(make_pod(f"cpu-{node}", node=node, cpu_milli=cpu))
     assert best(scores(state, vgpu="1", cpu_milli=1000)) == "b"

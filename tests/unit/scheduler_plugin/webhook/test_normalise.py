@@ -214,6 +214,8 @@ def test_admitting_twice_changes_nothing_more():
         (make_pod({"nvidia.com/vgpu": 2, "nvidia.com/vgpu-memory": 4001}), "set nvidia.com/vgpu-memory to 4000 or 4002"),
         (make_pod({"nvidia.com/vgpu-memory": "lots"}), "write a number such as 4 or 4Gi"),
         (make_pod({"nvidia.com/vgpu": 1}, annotations={"aliquot.dev/placement": "best"}), "is none of frag, binpack"),
+        (make_pod({"nvidia.com/vgpu": 1}, annotations={"aliquot.dev/gang": "g"}), "give both"),
+        (make_pod({"nvidia.com/vgpu": 1}, annotations={"aliquot.dev/gang": "g", "aliquot.dev/gang-min": "0"}), "a number from 1 to"),
         (make_pod({"nvidia.com/vgpu": 1}, nodeName="n1"), "use a nodeSelector"),
         (
             make_pod(containers=[{"name": "a"}], initContainers=[{"name": "i", "resources": {"limits": {"nvidia.com/vgpu": 1}}}]),

@@ -1,0 +1,71 @@
+"""Programs that try a limit in ways a CUDA program of the usual kind does not: static, against another C library, by fork, as root.
+
+Built once for what they are made of, and kept below ``build/e2e/programs``.
+"""
+
+import hashlib
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.e2e.cluster.paths import BUILD, ROOT
+
+_HERE = Path(__file__).parent
+_SHIM = ROOT / "cuda_shim"
+_SIMULATED_DRIVER = (
+    *sorted((_SHIM / "sim").glob("cuda_*.c")),
+    *(_SHIM / "sim" / f"{name}.c" for name in ("engine", "memory", "state", "process", "topology", "topology_parse", "mig")),
+)
+_WITH_DRIVER = (
+    _HERE / "linked_driver.c",
+    *(_SHIM / "client" / f"{name}.c" for name in ("main", "holdings", "work")),
+    *_SIMULATED_DRIVER,
+)
+_FLAGS = ("-std=gnu11", "-O1", "-w", f"-I{_SHIM / 'include'}", f"-I{_SHIM}", "-pthread")
+_MUSL = (
+    "musl-gcc",
+    "-idirafter", "/usr/include", "-idirafter", "/usr/include/x86_64-linux-gnu",  # the kernel's headers
+    "-DPTHREAD_MUTEX_ADAPTIVE_NP=PTHREAD_MUTEX_NORMAL",
+)  # fmt: skip
+
+
+def static_client() -> Path:
+    """aliquot-cuda-client as one static program with a driver of its own."""
+    return _built("static-client", ("cc", "-static"), _WITH_DRIVER)
+
+
+def musl_static_client() -> Path:
+    """The same, with musl."""
+    return _built("musl-static-client", (*_MUSL, "-static"), _WITH_DRIVER)
+
+
+def forked() -> Path:
+    """forked.c, which takes memory in several processes that come of fork alone."""
+    return _built("forked", ("cc",), (_HERE / "forked.c",))
+
+
+def musl_forked() -> Path:
+    """The same, with musl."""
+    return _built("musl-forked", _MUSL, (_HERE / "forked.c",))
+
+
+def become_root() -> Path:
+    """become_root.c, which does what sudo does."""
+    return _built("become-root", ("cc",), (_HERE / "become_root.c",))
+
+
+def _built(name: str, compiler: Sequence[str], sources: Sequence[Path]) -> Path:
+    digest = hashlib.sha256("\0".join((*compiler, *_FLAGS)).encode())
+    for file in (*sources, *sorted(_SHIM.glob("**/*.h")), *sorted(_SHIM.glob("**/*.def"))):
+        digest.update(file.read_bytes())
+    program = BUILD / "programs" / f"{name}-{digest.hexdigest()[:16]}"
+    if not program.exists():
+        program.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = program.with_suffix(".unfinished")
+        done = subprocess.run([*compiler, *_FLAGS, "-o", unfinished, *sources], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{name} does not compile:\n{done.stderr[-2000:]}")
+        for outdated in program.parent.glob(f"{name}-{'?' * 16}"):
+            outdated.unlink()
+        unfinished.rename(program)
+    return program

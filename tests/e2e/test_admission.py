@@ -1,0 +1,88 @@
+"""What the API server lets through: the webhook for GPU pods, the policies for everybody."""
+
+import json
+from typing import Any
+
+import pytest
+
+from proto import contract
+from tests.e2e.kubectl import Kubectl, KubectlError
+from tests.e2e.product import AGENT_NAMESPACE, Slice, slice_pod
+from tests.e2e.test_cluster import busybox_pod
+
+pytestmark = pytest.mark.usefixtures("product")
+
+SCHEDULER_ACCOUNT = f"system:serviceaccount:{AGENT_NAMESPACE}:aliquot-scheduler"
+ASSIGNMENT = contract.ANNOTATION_ASSIGNMENT
+
+
+def test_memory_alone_is_completed_to_one_gpu_in_whole_mebibytes(kubectl: Kubectl) -> None:
+    pod = slice_pod("memory-only", Slice(1024))
+    pod["spec"]["containers"][0]["resources"]["limits"] = {contract.RESOURCE_VGPU_MEMORY: "4Gi"}
+    kubectl.apply(pod)
+    spec = kubectl.get("pod", "memory-only")["spec"]
+    assert spec["schedulerName"] == contract.SCHEDULER_NAME
+    for amounts in spec["containers"][0]["resources"].values():
+        assert amounts == {contract.RESOURCE_VGPU: "1", contract.RESOURCE_VGPU_MEMORY: "4096"}
+
+
+def test_what_makes_no_sense_is_refused_with_what_to_write_instead(kubectl: Kubectl) -> None:
+    refusal = refused(kubectl, slice_pod("nonsense", Slice(1024, cores=250)))
+    assert contract.RESOURCE_VGPU_CORES in refusal
+    assert "250" in refusal
+
+
+def test_a_user_cannot_create_a_pod_with_an_assignment(kubectl: Kubectl) -> None:
+    assert "is reserved" in refused(kubectl, slice_pod("forger", Slice(1024), annotations={ASSIGNMENT: "{}"}))
+
+
+def test_nobody_changes_an_assignment_by_any_door(kubectl: Kubectl) -> None:
+    kubectl.apply(slice_pod("honest", Slice(1024)))
+    kubectl.wait_for_phase("honest", "Running")
+    patch = json.dumps({"metadata": {"annotations": {ASSIGNMENT: "{}"}}})
+    for door in ((), ("--subresource=status",)):
+        with pytest.raises(KubectlError, match="is reserved"):
+            kubectl.run("patch", "pod", "honest", "--type=merge", f"--patch={patch}", *door)
+
+
+def test_only_the_scheduler_binds_with_an_assignment(kubectl: Kubectl, node_name: str) -> None:
+    kubectl.apply(busybox_pod("loose", "true") | {"spec": {**busybox_pod("loose", "true")["spec"], "schedulerName": "nobody"}})
+    binding: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "loose", "annotations": {ASSIGNMENT: "{}"}},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node_name},
+    }
+    path = f"/api/v1/namespaces/{kubectl.namespace}/pods/loose/binding"
+    with pytest.raises(KubectlError, match="is reserved"):
+        kubectl.run("create", f"--raw={path}", "--filename=-", stdin=json.dumps(binding))
+
+
+def test_the_scheduler_changes_nothing_of_a_pod_but_its_retry_annotation(kubectl: Kubectl) -> None:
+    kubectl.apply(busybox_pod("bystander", "sleep 600"))
+    as_scheduler = ("patch", "pod", "bystander", "--type=merge", f"--as={SCHEDULER_ACCOUNT}")
+    kubectl.run(*as_scheduler, f'--patch={{"metadata": {{"annotations": {{"{contract.ANNOTATION_RETRY}": "1"}}}}}}')
+    with pytest.raises(KubectlError, match="and nothing else"):
+        kubectl.run(*as_scheduler, '--patch={"metadata": {"labels": {"app": "other"}}}')
+
+
+def test_a_pod_that_names_its_node_itself_is_refused(kubectl: Kubectl, node_name: str) -> None:
+    pod = slice_pod("impatient", Slice(1024))
+    pod["spec"]["nodeName"] = node_name
+    assert "passes the scheduler by" in refused(kubectl, pod)
+
+
+def test_while_the_webhook_is_down_gpu_pods_are_refused_and_all_others_run(
+    kubectl: Kubectl, product: Kubectl, without_scheduler: None
+) -> None:
+    del product, without_scheduler
+    kubectl.apply(busybox_pod("other", "true"))
+    kubectl.wait_for_phase("other", "Succeeded")
+    assert "aliquot.dev" in refused(kubectl, slice_pod("gpu", Slice(1024)))
+
+
+def refused(kubectl: Kubectl, pod: dict[str, Any]) -> str:
+    """Try to create a pod that must not be; return the refusal."""
+    with pytest.raises(KubectlError) as said:
+        kubectl.apply(pod)
+    return str(said.value)

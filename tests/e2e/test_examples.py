@@ -1,0 +1,147 @@
+"""Every manifest of deploy/examples, as it is but for its image: its pods run with what they ask for, or wait for the stated reason."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.utils.quantity import parse_quantity
+
+from proto import contract
+from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.product import CLIENT_IMAGE, GPU_MEMORY_MIB, MIB, parse_events
+from tests.rendering import EXAMPLES
+
+pytestmark = pytest.mark.usefixtures("product")
+
+FILES = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml"))}
+NOT_OFFERED = "isolation or memory burst that the pod wants not offered"
+WAITS = {
+    "driver": NOT_OFFERED,
+    "gpu-uuid": "GPUs not of the type or UUID the pod wants",
+    "memory-burst": NOT_OFFERED,
+    "mig": "Insufficient nvidia.com/mig-1g.18gb",
+    "mps": NOT_OFFERED,
+}
+"""What this cluster's nodes have not, as the pod's events say it: simulated GPUs, none of them in MIG mode, and agents without settings."""
+KUEUE = "kueue.x-k8s.io/"
+"""Kinds that are Kueue's, which is not in this cluster."""
+START_SECONDS = 60
+
+
+def objects(name: str) -> list[Object]:
+    """The objects of an example that this cluster knows."""
+    return [item for item in yaml.safe_load_all(FILES[name].read_text()) if not item["apiVersion"].startswith(KUEUE)]
+
+
+@pytest.fixture
+def applied(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[list[Object]]:
+    """The objects of the example that a test is about, applied with an image that is there; gone when it ends."""
+    items = objects(request.getfixturevalue("name"))
+    for item in items:
+        for container in containers_of(item.get("spec", {}).get("template", item).get("spec", {})):
+            container.update(image=CLIENT_IMAGE, imagePullPolicy="IfNotPresent")
+    kubectl.apply(*items)
+    yield items
+    for item in items:
+        kubectl.delete(item["kind"], item["metadata"]["name"])
+
+
+def containers_of(pod_spec: Object) -> list[Any]:
+    return [*pod_spec.get("initContainers", []), *pod_spec.get("containers", [])]
+
+
+def pods_wanted(items: list[Object]) -> int:
+    """How many pods objects come to; a Job that is suspended makes none."""
+    specs = [(item["kind"], item.get("spec", {})) for item in items]
+    return sum(_PODS[kind](spec) for kind, spec in specs if kind in _PODS)
+
+
+_PODS = {
+    "Pod": lambda _: 1,
+    "Job": lambda spec: 0 if spec.get("suspend") else spec["parallelism"],
+    "Deployment": lambda spec: spec["replicas"],
+}
+
+
+def wait_until_running(kubectl: Kubectl, count: int) -> list[Object]:
+    """Wait for all pods of the namespace to run; return them."""
+
+    def running() -> list[Object] | None:
+        pods = kubectl.all("pods")
+        return pods if [pod["status"].get("phase") for pod in pods] == ["Running"] * count else None
+
+    def explained() -> str:
+        return "\n".join(kubectl.explain(pod["metadata"]["name"]) for pod in kubectl.all("pods")) or "there is no pod"
+
+    found: list[Object] = eventually(running, f"{count} pods to run", seconds=START_SECONDS, otherwise=explained)
+    return found
+
+
+def granted(kubectl: Kubectl, pod: Object) -> dict[str, list[int]]:
+    """The memory of each GPU that the containers of a running pod see, in MiB; none for containers that asked for none."""
+    seen = {}
+    for container in pod["spec"]["containers"]:
+        if contract.RESOURCE_VGPU in container.get("resources", {}).get("limits", {}):
+            said = kubectl.exec(pod["metadata"]["name"], "/bin/aliquot-cuda-client", "info", container=container["name"])
+            seen[container["name"]] = [event["total_bytes"] // MIB for event in parse_events(said) if event["event"] == "device"]
+    return seen
+
+
+def asked(pod: Object) -> dict[str, list[int]]:
+    """What the containers of a pod asked for in the end, in the same form; without an amount it is the whole GPU."""
+    wanted = {}
+    for container in pod["spec"]["containers"]:
+        limits = container.get("resources", {}).get("limits", {})
+        if (count := int(parse_quantity(limits.get(contract.RESOURCE_VGPU, "0")))) > 0:
+            each = int(parse_quantity(limits.get(contract.RESOURCE_VGPU_MEMORY, count * GPU_MEMORY_MIB))) // count  # 6000 is 6k
+            wanted[container["name"]] = [each] * count
+    return wanted
+
+
+@pytest.mark.parametrize("path", [path for path in FILES.values() if path.stem != "kueue"], ids=lambda path: path.stem)
+def test_the_api_server_takes_an_example_as_it_is_and_knows_every_field(product: Kubectl, path: Path) -> None:
+    product.run("apply", f"--filename={path}", "--dry-run=server", "--validate=strict")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in {*WAITS, "kueue"}])
+def test_an_example_runs_with_what_it_asks_for(kubectl: Kubectl, applied: list[Object], name: str) -> None:
+    del name  # names the test; what it is about is applied
+    pods = wait_until_running(kubectl, pods_wanted(applied))
+    assert all(asked(pod) for pod in pods)
+    for pod in pods:
+        assert granted(kubectl, pod) == asked(pod)
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_an_example_that_needs_more_than_this_cluster_has_says_so(kubectl: Kubectl, applied: list[Object], name: str) -> None:
+    [pod] = [item["metadata"]["name"] for item in applied]
+
+    def said() -> list[str]:
+        return [event for event in kubectl.events(pod) if event.startswith("FailedScheduling")]
+
+    assert WAITS[name] in eventually(said, "the scheduler to say why", otherwise=lambda: kubectl.explain(pod))[-1]
+
+
+@pytest.mark.parametrize("name", ["quota"])
+def test_the_quota_of_an_example_counts_its_pod(kubectl: Kubectl, applied: list[Object], name: str) -> None:
+    del applied, name
+
+    def used() -> dict[str, str]:
+        return {
+            key: amount for key, amount in kubectl.get("resourcequota", "gpus").get("status", {}).get("used", {}).items() if amount != "0"
+        }
+
+    amounts = eventually(used, "the quota to count")
+    assert amounts == {"requests.nvidia.com/vgpu": "1", "requests.nvidia.com/vgpu-memory": "32768", "requests.nvidia.com/vgpu-cores": "50"}
+
+
+@pytest.mark.parametrize("name", ["kueue"])
+def test_a_job_in_a_queue_starts_when_the_queue_lets_it_go(kubectl: Kubectl, applied: list[Object], name: str) -> None:
+    del name
+    [job] = applied
+    assert kubectl.all("pods") == []
+    kubectl.run("patch", "job", job["metadata"]["name"], '--patch={"spec": {"suspend": false}}')  # what Kueue does in its turn
+    for pod in wait_until_running(kubectl, job["spec"]["parallelism"]):
+        assert granted(kubectl, pod) == asked(pod)

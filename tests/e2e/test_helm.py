@@ -1,0 +1,91 @@
+"""The chart on a real cluster: its objects are taken, and a release goes in, is tested, upgraded, rolled back and removed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.cluster.host import HELM, built_programs
+from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.product import (
+    AGENT_NAMESPACE,
+    MIB,
+    SHARES_PER_GPU,
+    SIMULATED_OVERLAY,
+    Client,
+    Slice,
+    install_manifests,
+    slice_pod,
+    wait_until_rolled_out,
+)
+from tests.rendering import CHART, Installation, Renderer, find_renderer, installations
+
+RELEASE = "aliquot"
+HELM_SECONDS = 150
+GPU_NODES = "gpunodes.aliquot.dev"
+CLUSTER_KINDS = ("clusterroles", "clusterrolebindings", "crds", "validatingadmissionpolicies", "mutatingwebhookconfigurations")
+
+
+@pytest.fixture(scope="module")
+def renderer(scratch_in_tree: Path) -> Renderer:
+    """Helm and kustomize, built at the pinned releases."""
+    built_programs(HELM)
+    found = find_renderer(scratch_in_tree)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("installation", [one for one in installations() if not one.monitoring], ids=str)
+def test_the_api_server_takes_every_object_and_knows_every_field(product: Kubectl, renderer: Renderer, installation: Installation) -> None:
+    objects = [*renderer.charted(installation.values), *renderer.hooks(installation.values)]
+    product.run("apply", "--filename=-", "--dry-run=server", "--validate=strict", stdin=yaml.safe_dump_all(objects))
+
+
+@pytest.fixture
+def cleared(product: Kubectl) -> Iterator[Kubectl]:
+    """The cluster without the product, which the manifests had installed and install again afterwards."""
+    product.run("delete", f"--kustomize={SIMULATED_OVERLAY}", timeout_seconds=HELM_SECONDS)
+    yield product
+    product.delete("namespace", AGENT_NAMESPACE)
+    install_manifests(product)
+    wait_until_rolled_out(product.within(AGENT_NAMESPACE))
+    eventually(lambda: product.all(GPU_NODES), "the inventory")
+
+
+@pytest.mark.timeout(600, func_only=True)
+def test_a_release_is_installed_tested_upgraded_rolled_back_and_removed(cleared: Kubectl, kubectl: Kubectl, renderer: Renderer) -> None:
+    system = cleared.within(AGENT_NAMESPACE)
+
+    def helm(*arguments: str) -> str:
+        where = (f"--kubeconfig={cleared.kubeconfig}", f"--namespace={AGENT_NAMESPACE}")
+        return renderer.run_helm(*arguments, *where, timeout_seconds=HELM_SECONDS)
+
+    def shares_per_gpu() -> set[int]:
+        written = [node["status"] for node in cleared.all(GPU_NODES) if "status" in node]
+        return {status.get("sharesPerGpu", SHARES_PER_GPU) for status in written}  # the default is left out
+
+    def of_the_cluster() -> set[str]:
+        return {name for kind in CLUSTER_KINDS for name in cleared.run("get", kind, "--output=name").split()}
+
+    before = of_the_cluster()
+    notes = helm("install", RELEASE, str(CHART), "--set=variant=simulated", "--create-namespace", "--wait", "--timeout=120s")
+    assert "pod-security.kubernetes.io/enforce=privileged" in notes, "says what the namespace that Helm made is lacking"
+    wait_until_rolled_out(system)
+    eventually(lambda: shares_per_gpu() == {SHARES_PER_GPU}, "the inventory")
+    assert "Phase:          Succeeded" in helm("test", RELEASE)
+
+    kubectl.apply(slice_pod("before", Slice(2048)))
+    running = kubectl.wait_for_phase("before", "Running")["status"]["containerStatuses"][0]["containerID"]
+    helm("upgrade", RELEASE, str(CHART), "--reuse-values", "--set=agent.settings.sharesPerGpu=4", "--wait", "--timeout=120s")
+    wait_until_rolled_out(system)
+    eventually(lambda: shares_per_gpu() == {4}, "the agents to have the new setting")
+    helm("rollback", RELEASE, "--wait", "--timeout=120s")
+    wait_until_rolled_out(system)
+    eventually(lambda: shares_per_gpu() == {SHARES_PER_GPU}, "the agents to have the old setting")
+    assert kubectl.get("pod", "before")["status"]["containerStatuses"][0]["containerID"] == running
+    assert [device["total_bytes"] for device in Client(kubectl, "before").devices()] == [2048 * MIB]
+
+    kubectl.delete("pod", "before")
+    helm("uninstall", RELEASE, "--wait", "--timeout=120s")
+    assert of_the_cluster() == before

@@ -1,0 +1,153 @@
+"""MIG on a simulated A100 node: the instances that exist are offered as they are, others are made for containers and removed after them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proto import contract
+from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.cluster.paths import ROOT
+from tests.e2e.invariants import PYTHON
+from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.product import (
+    AGENT_NAMESPACE,
+    MIB,
+    Client,
+    Slice,
+    agent_pod,
+    install_manifests,
+    slice_pod,
+    wait_until_agents_rolled_out,
+)
+
+PROFILE = "a100x8-mig"
+"""GPU 6 has seven 1g.10gb; GPU 7 a 2g.20gb, two 1g.10gb and a 3g.40gb. The others are not in MIG mode."""
+PARTITIONED = """\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [{daemonset}/overlays/simulated]
+components: [{daemonset}/components/mig]
+patches:
+  - target: {{kind: DaemonSet, name: aliquot-agent}}
+    patch: |
+      - {{op: replace, path: /spec/template/spec/initContainers/0/env/0, value: {{name: PROFILE, value: %s}}}}
+      - {{op: add, path: /spec/template/spec/containers/0/env/-, value: {{name: ALIQUOT_MIG_DYNAMIC, value: "true"}}}}
+"""
+EMPTY_GPU = 5
+MEMORY_MIB = {"1g.10gb": 9728, "2g.20gb": 19968, "3g.40gb": 40192, "4g.40gb": 40192}
+SIMULATED_NODE = "/var/lib/aliquot-simulated"
+
+NVML = """\
+import ctypes, json, os, pynvml as nv
+ctypes.CDLL(os.environ["ALIQUOT_NVML_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
+nv.nvmlInit()
+gpu = nv.nvmlDeviceGetHandleByIndex({gpu})
+"""
+INSTANCES = """
+found = []
+for slot in range(7):
+    try:
+        found.append(nv.nvmlDeviceGetUUID(nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)))
+    except nv.NVMLError_NotFound:
+        pass
+print(json.dumps(found))
+"""
+TURN_MIG_ON = "print(json.dumps(nv.nvmlDeviceSetMigMode(gpu, 1)))"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def partitioned(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
+    """The cluster's node with other GPUs: the driver is installed anew, with agents that may make instances."""
+    system = product.within(AGENT_NAMESPACE)
+
+    def reinstall(folder: Path | None) -> None:
+        system.run("delete", "daemonset", "aliquot-agent", "--cascade=foreground", "--wait=true", "--timeout=60s", timeout_seconds=70)
+        assert node.in_node("sh", "-c", f"rm -rf {SIMULATED_NODE}/* /run/aliquot/health").returncode == 0
+        if folder is None:
+            install_manifests(product)
+        else:
+            product.apply_kustomization(folder)
+        wait_until_agents_rolled_out(system)
+
+    daemonset = Path("../" * len(scratch_in_tree.relative_to(ROOT).parts)) / "deploy/daemonset"
+    (scratch_in_tree / "kustomization.yaml").write_text(PARTITIONED.format(daemonset=daemonset) % PROFILE)
+    reinstall(scratch_in_tree)
+    yield
+    reinstall(None)
+
+
+@pytest.fixture(scope="module")
+def on_demand(product: Kubectl, node: Cluster, partitioned: None) -> None:
+    """One more GPU in MIG mode, without instances, as an administrator would have it with nvidia-smi."""
+    del partitioned
+    [name] = [item["metadata"]["name"] for item in node.kubectl().all("nodes")]
+    ask_nvml(product, name, TURN_MIG_ON)
+    wait_for_offer(product, name, "4g.40gb", 1)
+
+
+def test_instances_that_exist_are_offered_and_no_two_containers_get_the_same(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    wait_for_offer(product, node_name, "2g.20gb", 1)
+    wanted = {"small-0": "1g.10gb", "small-1": "1g.10gb", "small-2": "1g.10gb", "middle": "2g.20gb", "large": "3g.40gb"}
+    kubectl.apply(*(mig_pod(name, profile) for name, profile in wanted.items()))
+    seen = {}
+    for name, profile in wanted.items():
+        kubectl.wait_for_phase(name, "Running", seconds=60)
+        [device] = Client(kubectl, name).devices()
+        assert device["total_bytes"] // MIB == MEMORY_MIB[profile]
+        assert "MIG" in device["name"]
+        seen[name] = device["uuid"]
+    assert len(set(seen.values())) == len(wanted), seen
+    refused = Client(kubectl, "small-0").fill()
+    assert refused["result_name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert refused["held_bytes"] <= MEMORY_MIB["1g.10gb"] * MIB
+
+
+def test_other_gpus_of_the_node_are_shared_as_ever(kubectl: Kubectl) -> None:
+    kubectl.apply(slice_pod("vgpu", Slice(2048)))
+    kubectl.wait_for_phase("vgpu", "Running")
+    assert [device["total_bytes"] for device in Client(kubectl, "vgpu").devices()] == [2048 * MIB]
+
+
+@pytest.mark.usefixtures("on_demand")
+def test_an_instance_is_made_for_a_container_and_goes_with_its_pod(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    assert instances(product, node_name) == []
+    kubectl.apply(mig_pod("made", "4g.40gb"))
+    kubectl.wait_for_phase("made", "Running", seconds=60)
+    [device] = Client(kubectl, "made").devices()
+    assert device["total_bytes"] // MIB == MEMORY_MIB["4g.40gb"]
+    assert instances(product, node_name) == [f"MIG-{device['uuid']}"]
+    kubectl.delete("pod", "made")
+    eventually(lambda: instances(product, node_name) == [], "the instance to be gone with its pod", seconds=60)
+    wait_for_offer(product, node_name, "4g.40gb", 1)
+
+
+def mig_pod(name: str, profile: str) -> Object:
+    """A pod with one MIG instance."""
+    pod = slice_pod(name, Slice(1))
+    pod["spec"]["containers"][0]["resources"] = {"limits": {contract.RESOURCE_MIG_PREFIX + profile: "1"}}
+    return pod
+
+
+def wait_for_offer(product: Kubectl, node_name: str, profile: str, count: int) -> None:
+    """Wait until a node offers so many instances of a profile, or more."""
+    resource = contract.RESOURCE_MIG_PREFIX + profile
+
+    def offered() -> int:
+        return int(product.get("node", node_name)["status"]["allocatable"].get(resource, "0"))
+
+    eventually(lambda: offered() >= count, f"{count} of {resource} to be offered", seconds=60, otherwise=lambda: f"{offered()} are")
+
+
+def instances(product: Kubectl, node_name: str) -> list[str]:
+    """The instances on the GPU that was empty, by the driver's account."""
+    found: list[str] = ask_nvml(product, node_name, INSTANCES)
+    return found
+
+
+def ask_nvml(product: Kubectl, node_name: str, script: str) -> Any:
+    """Run a script with NVML on the node, in the agent's container; it prints JSON."""
+    agent = agent_pod(product, node_name)["metadata"]["name"]
+    return json.loads(product.within(AGENT_NAMESPACE).exec(agent, PYTHON, "-c", NVML.format(gpu=EMPTY_GPU) + script, container="agent"))

@@ -1,0 +1,57 @@
+"""A thousand nodes with eight thousand GPUs: our scheduler beside the same kube-scheduler without the extender, in one run.
+
+Not part of the default suite: ``make e2e ARGS="-m scale -s"``. ALIQUOT_SCALE_NODES and ALIQUOT_SCALE_PODS change the size.
+"""
+
+import json
+import os
+from collections import Counter
+
+import pytest
+
+from proto import contract
+from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.cluster.paths import ROOT
+from tests.e2e.scale import GPU_MEMORY_MIB, NAMESPACE, PLAIN_SCHEDULER, Api, Figures, fake_nodes_kept_ready, make_nodes, measure
+
+NODES = int(os.environ.get("ALIQUOT_SCALE_NODES", "1000"))
+PODS = int(os.environ.get("ALIQUOT_SCALE_PODS", "2000"))
+STEADY_PODS_PER_SECOND = 20.0
+STEADY_SECONDS = 15.0
+
+
+@pytest.mark.scale
+@pytest.mark.timeout(1500, func_only=True)
+def test_a_thousand_nodes_are_filled_with_nothing_promised_twice(node: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    kubectl = node.kubectl()
+    kubectl.run("apply", f"--filename={ROOT}/deploy/daemonset/base/crd-gpunodes.yaml")
+    kubectl.run("wait", "crd/gpunodes.aliquot.dev", "--for=condition=Established", "--timeout=30s")
+    kubectl.run("create", "namespace", NAMESPACE)
+    api = Api(node.kubeconfig)
+    figures: dict[str, Figures] = {}
+    with fake_nodes_kept_ready(node):
+        make_nodes(api, NODES)
+        for scheduler in (PLAIN_SCHEDULER, contract.SCHEDULER_NAME):
+            figures[scheduler], assignments = measure(
+                node, api, scheduler, waiting=PODS, per_second=STEADY_PODS_PER_SECOND, seconds=STEADY_SECONDS
+            )
+    with capsys.disabled():
+        print(report(figures))
+    promised: Counter[str] = Counter()
+    for assignment in map(json.loads, assignments):
+        promised.update({device["uuid"]: device["mib"] for container in assignment["containers"] for device in container["devices"]})
+    assert len(assignments) == PODS + int(STEADY_PODS_PER_SECOND * STEADY_SECONDS)
+    assert max(promised.values()) <= GPU_MEMORY_MIB
+    ours, plain = figures[contract.SCHEDULER_NAME], figures[PLAIN_SCHEDULER]
+    assert sum(ours.requests_per_pod.values()) <= sum(plain.requests_per_pod.values()) + 0.1, "the assignment travels with the binding"
+
+
+def report(figures: dict[str, Figures]) -> str:
+    """A table for people."""
+    lines = [f"\n{NODES} nodes, {8 * NODES} GPUs, {PODS} waiting pods, then {STEADY_PODS_PER_SECOND:.0f} pods/s"]
+    lines.append(f"{'':20}{'pods/s':>8}{'p50 ms':>8}{'p99 ms':>8}  API writes per pod")
+    for name, row in figures.items():
+        p50, p99 = (1000 * seconds for seconds in row.latency_seconds)
+        writes = ", ".join(f"{what} {count:.2f}" for what, count in row.requests_per_pod.items())
+        lines.append(f"{name:20}{row.pods_per_second:8.0f}{p50:8.1f}{p99:8.1f}  {writes}")
+    return "\n".join(lines)

@@ -1,0 +1,125 @@
+"""Scheduler and extender end in the middle of their work; what they began is finished exactly once."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from proto import contract
+from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.cluster.components import Component
+from tests.e2e.cluster.namespaces import NODE_ADDRESS
+from tests.e2e.conftest import Target
+from tests.e2e.invariants import Invariants
+from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.product import AGENT_NAMESPACE, Slice, slice_pod, wait_until_rolled_out
+
+SELECTOR = "--selector=app.kubernetes.io/name=aliquot-scheduler"
+BURST = 10
+SLICE_MIB = 20000
+LEASE_SECONDS = 15
+DEAF_PORT = 9997
+CONFIGURATION_SECONDS = 2.0
+"""How long the API server may take to heed a new webhook configuration."""
+SCHEDULER_ACCOUNT = f"system:serviceaccount:{AGENT_NAMESPACE}:aliquot-scheduler"
+
+
+@pytest.fixture
+def system(product: Kubectl) -> Kubectl:
+    """kubectl in the product's namespace, with both replicas up before and after."""
+    system = product.within(AGENT_NAMESPACE)
+    wait_until_rolled_out(system)
+    return system
+
+
+def test_an_extender_killed_between_filter_and_bind_promises_nothing_twice(
+    invariants: Invariants, kubectl: Kubectl, system: Kubectl, node: Cluster, bindings_hang: Callable[[], None]
+) -> None:
+    names = [f"pod-{number}" for number in range(BURST)]
+    kubectl.apply(*(slice_pod(name, Slice(SLICE_MIB)) for name in names))
+    eventually(lambda: open_bindings(system) > 0, "the extender to have asked for a binding that has no outcome")
+    for pod in system.all("pods", SELECTOR):
+        node.kill_container(container_id(pod, "extender"))
+    assert not set(names) & set(bound(kubectl))
+    bindings_hang()
+    eventually(lambda: set(names) <= set(bound(kubectl)), f"all {BURST} pods to be bound", seconds=90, otherwise=lambda: waiting(kubectl))
+    for name in names:
+        kubectl.wait_for_phase(name, "Running", seconds=60)
+    invariants.hold()
+
+
+@pytest.fixture
+def bindings_hang(target: Target, node: Cluster) -> Iterator[Callable[[], None]]:
+    """The API server waits with every binding for a webhook that takes connections and says nothing; call it to end that."""
+    deaf = f"import socket, time; server = socket.create_server(('', {DEAF_PORT}), backlog=128); time.sleep(3600)"
+    node.start("deaf-webhook", Component([sys.executable, "-c", deaf]))
+    webhook = {
+        "name": "deaf.aliquot.test",
+        "clientConfig": {"url": f"https://{NODE_ADDRESS}:{DEAF_PORT}/"},
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]}],
+        "matchConditions": [{"name": "ours", "expression": f"request.userInfo.username == '{SCHEDULER_ACCOUNT}'"}],
+        "failurePolicy": "Ignore",
+        "timeoutSeconds": 30,
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    kind = "ValidatingWebhookConfiguration"
+    target.kubectl.apply(
+        {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": "deaf"}, "webhooks": [webhook]}
+    )
+    time.sleep(CONFIGURATION_SECONDS)
+
+    def end() -> None:
+        target.kubectl.delete(kind, "deaf")
+
+    yield end
+    end()
+    node.stop("deaf-webhook")
+
+
+def open_bindings(system: Kubectl) -> float:
+    """How many bind calls the extenders have begun and not answered."""
+    return sum(
+        sample.value
+        for pod in system.all("pods", SELECTOR)
+        for family in text_string_to_metric_families(
+            system.run("get", f"--raw=/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod['metadata']['name']}:9412/proxy/metrics")
+        )
+        for sample in family.samples
+        if sample.name == "aliquot_scheduler_reservations" and sample.labels["stage"] == "binding"
+    )
+
+
+def test_another_replica_takes_over_when_the_leaders_node_is_lost(invariants: Invariants, kubectl: Kubectl, system: Kubectl) -> None:
+    """The leader gets no chance to say goodbye, as when its node loses power: the lease has to run out first."""
+    holder = leader(system)
+    system.run("delete", "pod", holder, "--force", "--grace-period=0", "--wait=false")
+    kubectl.apply(slice_pod("orphan", Slice(1024)))
+    kubectl.wait_for_phase("orphan", "Running", seconds=3 * LEASE_SECONDS)
+    assert leader(system) != holder
+    invariants.hold()
+
+
+def leader(system: Kubectl) -> str:
+    """The pod whose kube-scheduler leads."""
+    return system.get("lease", contract.SCHEDULER_NAME)["spec"]["holderIdentity"].rpartition("_")[0]
+
+
+def container_id(pod: Object, name: str) -> str:
+    [status] = [status for status in pod["status"]["containerStatuses"] if status["name"] == name]
+    return status["containerID"]
+
+
+def bound(kubectl: Kubectl) -> list[str]:
+    return [pod["metadata"]["name"] for pod in kubectl.all("pods") if pod["spec"].get("nodeName")]
+
+
+def running(kubectl: Kubectl) -> int:
+    return sum(pod["status"].get("phase") == "Running" for pod in kubectl.all("pods"))
+
+
+def waiting(kubectl: Kubectl) -> str:
+    names = [pod["metadata"]["name"] for pod in kubectl.all("pods") if pod["status"].get("phase") != "Running"]
+    return f"not running: {', '.join(names)}\n{kubectl.explain(names[0]) if names else ''}"

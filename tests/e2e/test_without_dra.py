@@ -1,0 +1,57 @@
+"""A control plane from before dynamic resource allocation: as Kubernetes 1.33 was, the oldest that these programs can act as.
+
+The kubelet cannot act as an older one, and since 1.35 it has dynamic resource allocation always; without the API it has no use for it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.kubectl import Kubectl, KubectlError, eventually
+from tests.e2e.product import AGENT_NAMESPACE, MIB, Client, Slice, install_manifests, slice_pod, wait_until_rolled_out
+from tests.e2e.test_node_faults import answers
+
+AS_133 = "--emulated-version=1.33"
+COMPONENTS = ("kube-apiserver", "kube-controller-manager")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_dra(product: Kubectl, node: Cluster) -> Iterator[None]:
+    """API server, controllers and our kube-scheduler as of 1.33; as they were afterwards."""
+    restart(node, (AS_133,))
+    patch = f'[{{"op": "add", "path": "/spec/template/spec/containers/0/command/-", "value": "{AS_133}"}}]'
+    system = product.within(AGENT_NAMESPACE)
+    system.run("patch", "deployment", "aliquot-scheduler", "--type=json", f"--patch={patch}")
+    wait_until_rolled_out(system)
+    yield
+    restart(node, ())
+    install_manifests(product)
+    wait_until_rolled_out(system)
+
+
+def restart(node: Cluster, flags: Sequence[str]) -> None:
+    """Run the control plane with some more flags."""
+    for name in COMPONENTS:
+        component = node.component(name)
+        node.stop(name)
+        node.start(name, replace(component, command=[*component.command, *flags]))
+        if name == "kube-apiserver":
+            eventually(lambda: answers(node.kubectl()), "the API server to answer", seconds=60)
+
+
+def test_there_is_no_api_for_resource_claims(product: Kubectl) -> None:
+    with pytest.raises(KubectlError, match="NotFound"):
+        product.run("get", "--raw=/apis/resource.k8s.io")
+
+
+def test_pods_get_their_share_and_those_that_ask_too_much_are_told(kubectl: Kubectl) -> None:
+    kubectl.apply(slice_pod("share", Slice(3000)), slice_pod("too-large", Slice(10**6)))
+    kubectl.wait_for_phase("share", "Running", seconds=60)
+    assert [device["total_bytes"] for device in Client(kubectl, "share").devices()] == [3000 * MIB]
+    eventually(
+        lambda: [event for event in kubectl.events("too-large") if "not enough free memory on one GPU" in event],
+        "the pod that asks too much to be told",
+        otherwise=lambda: kubectl.explain("too-large"),
+    )

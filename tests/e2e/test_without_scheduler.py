@@ -1,0 +1,67 @@
+"""The small installation: one DaemonSet, and the agent itself places pods. The scheduler is put back afterwards."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster.paths import ROOT
+from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.product import (
+    AGENT_NAMESPACE,
+    GPU_MEMORY_MIB,
+    MIB,
+    Slice,
+    install_manifests,
+    parse_events,
+    slice_pod,
+    wait_until_agents_rolled_out,
+    wait_until_rolled_out,
+)
+
+PODS = 20
+SMALL = """\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [{daemonset}/overlays/local-placement]
+components: [{daemonset}/components/simulated]
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def agents_alone(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
+    """The cluster as if the scheduler had never been installed."""
+    system = product.within(AGENT_NAMESPACE)
+    product.run("delete", f"--kustomize={ROOT}/deploy/daemonset/scheduler", "--timeout=60s")
+    system.run("wait", "pods", "--selector=app.kubernetes.io/name=aliquot-scheduler", "--for=delete", "--timeout=60s")
+    daemonset = Path("../" * len(scratch_in_tree.relative_to(ROOT).parts)) / "deploy/daemonset"
+    (scratch_in_tree / "kustomization.yaml").write_text(SMALL.format(daemonset=daemonset))
+    product.apply_kustomization(scratch_in_tree)
+    wait_until_agents_rolled_out(system)
+    yield
+    install_manifests(product)
+    wait_until_rolled_out(system)
+
+
+def test_pods_started_at_once_each_see_their_own_amount(kubectl: Kubectl) -> None:
+    asked = {f"pod-{number}": 2048 + 100 * number for number in range(PODS)}
+    kubectl.apply(*(slice_pod(name, Slice(mib), ["/bin/aliquot-cuda-client", "info"]) for name, mib in asked.items()))
+
+    def ended() -> bool:
+        return all(pod["status"].get("phase") in ("Succeeded", "Failed") for pod in kubectl.all("pods"))
+
+    eventually(ended, f"{PODS} pods to end", seconds=90)
+    assert {name: parse_events(kubectl.logs(name))[-1]["total_bytes"] // MIB for name in asked} == asked
+    assert {pod["spec"]["schedulerName"] for pod in kubectl.all("pods")} == {"default-scheduler"}
+
+
+def test_more_than_any_gpu_has_is_refused_with_the_reason_in_the_pods_events(kubectl: Kubectl) -> None:
+    kubectl.apply(slice_pod("too-large", Slice(GPU_MEMORY_MIB + 1)))
+
+    def refused() -> list[str]:
+        return [event for event in kubectl.events("too-large") if event.startswith("AliquotRefused")]
+
+    [said, *_] = eventually(refused, "an AliquotRefused event", otherwise=lambda: kubectl.explain("too-large"))
+    assert f"{GPU_MEMORY_MIB + 1} MiB" in said, "names what was asked"
+    assert f"at most {GPU_MEMORY_MIB} MiB" in said, "names what there is"
+    assert "Ask for less nvidia.com/vgpu-memory" in said, "says what to do"

@@ -1,0 +1,93 @@
+"""Stands for ``nvidia-cuda-mps-control``: the same command line, environment, pipe directory and commands, and no GPU.
+
+``-d`` leaves a daemon behind that listens in the pipe directory; without arguments the commands of standard input go to it. Beyond the
+commands of the real program, ``fake-start-server PID``, ``fake-fault PID`` and ``fake-hang`` bring about what clients and faults do there.
+"""
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+
+def pipes() -> Path:
+    return Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+
+
+def main() -> int:
+    return daemonize() if sys.argv[1:] == ["-d"] else talk()
+
+
+def daemonize() -> int:
+    """Listen, and return once the daemon does; it is a child of nobody, in a session of its own."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(pipes() / "control"))
+    except OSError:
+        print("An instance of this daemon is already running")
+        return 1
+    listener.listen()
+    if os.fork():
+        return 0
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    (pipes() / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
+    Path(os.environ["CUDA_MPS_LOG_DIRECTORY"], "control.log").write_text(f"device {os.environ['CUDA_VISIBLE_DEVICES']}\n")
+    serve(listener)
+    os._exit(0)
+
+
+def serve(listener: socket.socket) -> None:
+    servers: dict[str, str] = {}
+    listener.settimeout(1.0)
+    while pipes().exists():  # a test that failed leaves no daemon behind for longer than its directory
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        with connection:
+            command = connection.makefile().readline().split()
+            if command[:1] == ["fake-hang"]:
+                time.sleep(3600)
+            connection.sendall(answer(command, servers).encode())
+        if command[:1] == ["quit"]:
+            (pipes() / "control").unlink()
+            return
+
+
+def answer(command: list[str], servers: dict[str, str]) -> str:
+    match command:
+        case ["get_server_list"]:
+            return "".join(f"{pid}\n" for pid in servers)
+        case ["get_server_status", pid]:
+            return f"{servers.get(pid, 'Server not found')}\n"
+        case ["shutdown_server", pid, "-f"]:
+            servers.pop(pid, None)
+        case ["fake-start-server", pid]:
+            servers[pid] = "ACTIVE"
+        case ["fake-fault", pid]:
+            servers[pid] = "FAULT"
+    return ""
+
+
+def talk() -> int:
+    for line in sys.stdin:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(pipes() / "control"))
+        except OSError:
+            print("Cannot find MPS control daemon process")
+            return 1
+        with connection:
+            connection.sendall(line.encode())
+            print(connection.makefile().read(), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""Backends beside the shim, chosen by annotation, with the real agent process: what containers get, what is refused, what is healed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from agent.core.region_layout import DeviceLimit, decode_limits
+from aliquot.paths import SOURCE_ROOT
+from aliquot.standin.node import Node
+from proto import contract
+from proto.units import MIB
+from tests.integration.agent_nodes import container, eventually, grants, make_node, manifest, refused, running
+from tests.integration.mig_nodes import ctk, on_host
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir"), pytest.mark.asyncio(loop_scope="module")]
+MPS_PIPE = contract.CONTAINER_MPS_PIPE
+
+
+def mps_program(directory: Path) -> Path:
+    """A program that stands for nvidia-cuda-mps-control."""
+    program = directory / "nvidia-cuda-mps-control"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={SOURCE_ROOT} exec {sys.executable} -S -m tests.fakes.mps_daemon "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def isolated(name: str, isolation: str, **asked: Any) -> dict[str, Any]:
+    return manifest(name, container(**asked), annotations={contract.ANNOTATION_ISOLATION: isolation})
+
+
+def env(node, pod: str) -> dict[str, str]:
+    return dict(node.container(pod).env)
+
+
+def daemon(node, pod: str) -> Path:
+    """The pipe directory, on the host, of the daemon that serves a pod."""
+    ((uuid,),) = [[given["device_uuid"] for given in grant["shares"]] for grant in grants(node) if grant["pod"] == pod]
+    return node.layout.run / "mps" / uuid / "pipe"
+
+
+def daemon_pid(pipes: Path) -> int:
+    return int((pipes / "nvidia-cuda-mps-control.pid").read_text())
+
+
+def answers(program: Path, pipes: Path) -> bool:
+    """Whether a daemon answers there, as the real program would ask it."""
+    directories = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "PATH": os.environ["PATH"]}
+    return (
+        subprocess.run([program], input="get_server_list\n", text=True, env=directories, check=False, capture_output=True).returncode == 0
+    )
+
+
+def mounts(node, pod: str) -> set[str]:
+    """What of the shim is in a container's root."""
+    root = node.container(pod).root
+    return {path for path in (contract.CONTAINER_LIMITS, contract.CONTAINER_REGION) if (root / path.lstrip("/")).exists()}
+
+
+async def test_a_whole_gpu_is_nobody_elses_has_no_shim_and_is_not_taken_from_others():
+    async with make_node("t4x2") as node:
+        node.create_pod(isolated("alone", "exclusive", mib=None))
+        await running(node, "alone")
+        assert mounts(node, "alone") == set()
+        ((uuid,),) = [[given["device_uuid"] for given in grant["shares"]] for grant in grants(node)]
+        for name in ("a", "b"):
+            node.create_pod(manifest(name, container(mib=1024)))
+            await running(node, name)
+        assert uuid not in {given["device_uuid"] for grant in grants(node) if grant["pod"] != "alone" for given in grant["shares"]}
+        node.create_pod(isolated("second", "exclusive", mib=None))
+        await refused(node, "second", "2 used by other containers")
+        node.delete_pod("alone")
+        await running(node, "second")
+
+
+class Mps(NamedTuple):
+    """A node with MPS, and the program that stands for its control daemon."""
+
+    node: Node
+    program: Path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mps(build_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mps]:
+    """Shared by tests that take their pods away."""
+    directory = tmp_path_factory.mktemp("mps")
+    program = mps_program(directory)
+    async with make_node("t4x2", f"--mps-control={program}", f"--mps-shared-memory={directory / 'shm'}") as node:
+        yield Mps(node, program)
+
+
+class TestMps:
+    async def test_a_client_gets_the_daemon_of_its_gpu_and_its_limits(self, mps):
+        node, program = mps
+        node.create_pod(isolated("a", "mps", mib=4096, cores=30))
+        await running(node, "a")
+        given = env(node, "a")
+        assert given["CUDA_MPS_PIPE_DIRECTORY"] == MPS_PIPE
+        assert given["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
+        assert given["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+        assert mounts(node, "a") == set()
+        assert answers(program, daemon(node, "a"))
+        pid = daemon_pid(daemon(node, "a"))
+        node.delete_pod("a")
+        await eventually(lambda: not Path(f"/proc/{pid}").exists(), "the daemon is gone with its last client")
+
+    async def test_a_daemon_that_is_killed_comes_back_and_its_clients_are_told(self, mps):
+        node, program = mps
+        node.create_pod(isolated("told", "mps"))
+        await running(node, "told")
+        pipes = daemon(node, "told")
+        killed = daemon_pid(pipes)
+        os.kill(killed, signal.SIGKILL)
+        await eventually(lambda: answers(program, pipes) and daemon_pid(pipes) != killed, "another daemon answers")
+        told = lambda: [event for event in node.events("told") if event["reason"] == contract.EVENT_REASON_MPS_RESTARTED]  # noqa: E731
+        await eventually(told, "an event about it")
+        node.delete_pod("told")
+        await eventually(lambda: not pipes.exists(), "the daemon is gone")
+
+    async def test_an_agent_that_was_killed_takes_the_daemons_over(self, mps):
+        node, _ = mps
+        node.create_pod(isolated("before", "mps"))
+        await running(node, "before")
+        pid = daemon_pid(daemon(node, "before"))
+        await node.agent.kill()
+        await node.agent.start()
+        await node.wait_ready()
+        node.create_pod(isolated("after", "mps"))
+        await running(node, "after")
+        await asyncio.sleep(0.5)
+        assert daemon_pid(daemon(node, "before")) == pid
+        node.delete_pod("before")
+        node.delete_pod("after")
+        await eventually(lambda: not list((node.layout.run / "mps").glob("GPU-*")), "no daemon is left")
+
+    async def test_a_program_that_fails_is_said_in_the_pods_events(self, mps):
+        node, program = mps
+        works = program.read_text()
+        program.write_text("#!/bin/sh\necho no MPS here; exit 1\n")
+        node.create_pod(isolated("fails", "mps"))
+        await refused(node, "fails", "no MPS here")
+        assert grants(node) == []
+        node.create_pod(isolated("two", "mps", vgpus=2, mib=2048))
+        await refused(node, "two", "gives one GPU per container")
+        program.write_text(works)
+        await running(node, "fails")
+        for name in ("fails", "two"):
+            node.delete_pod(name)
+        await eventually(lambda: not list((node.layout.run / "mps").glob("GPU-*")), "no daemon is left")
+
+
+class TestDriver:
+    @staticmethod
+    def topology(tmp_path: Path) -> str:
+        """Two T4s with a driver that has limits of its own."""
+        profile = SOURCE_ROOT / "cuda_shim/sim/profiles/t4x2"
+        path = tmp_path / "t4x2-615"
+        path.write_text(profile.read_text().replace("version=580.159.03", "version=615.10.01"))
+        return str(path)
+
+    @staticmethod
+    def limit_mib(node, uuid: str, cgroup: Path) -> int | None:
+        """The limit that the driver has for a cgroup, asked as an administrator would."""
+        script = f"""
+limits = nv.c_nvmlGetMemoryLimits_v1_t(nameSpace={os.fsencode(cgroup)!r})
+try:
+    nv.nvmlDeviceGetMemoryLimits_v1(nv.nvmlDeviceGetHandleByUUID({uuid!r}), limits)
+    result = limits.hardLimit >> 20
+except nv.NVMLError_NotFound:
+    result = None
+"""
+        found = on_host(node, script, gpu=0)
+        return None if found is None else int(found)
+
+    async def test_the_toolkits_hook_is_told_the_limit_and_a_runtime_that_left_it_out_is_made_up_for(self, tmp_path):
+        cgroups = tmp_path / "cgroup"
+        cgroups.mkdir()
+        (cgroups / "cgroup.controllers").touch()
+        flags = ("--driver-limits-hook=/usr/bin/nvidia-cdi-hook", f"--cgroup-dir={cgroups}")
+        async with make_node(self.topology(tmp_path), *flags) as node:
+            node.create_pod(isolated("a", "driver", vgpus=2, mib=4096))
+            await running(node, "a")
+            assert env(node, "a")["NVIDIA_GPU_MEMORY_LIMIT"] == "2048"
+            (spec,) = node.layout.cdi_dynamic.glob(f"{contract.CDI_FILE_PREFIX}*.json")
+            assert "apply-cuda-memory-limits" in spec.read_text()
+            assert mounts(node, "a") == set()
+            uid, (status,) = node.pod("a")["metadata"]["uid"], node.pod("a")["status"]["containerStatuses"]
+            cgroup = cgroups / f"kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice"
+            cgroup /= f"cri-containerd-{status['containerID'].rpartition('://')[2]}.scope"
+            cgroup.mkdir(parents=True)
+            (cgroup / "cgroup.procs").touch()  # the stand-in runtime runs no hooks, so that nobody has limited it yet
+            for gpu in node.inventory.gpus:
+                await eventually(lambda gpu=gpu: self.limit_mib(node, gpu.uuid, cgroup) == 2048, "the driver limits it")
+
+
+async def test_what_a_node_does_not_offer_is_refused_with_what_it_does():
+    async with make_node("t4x2") as node:
+        offered = "It offers shim, exclusive"
+        node.create_pod(isolated("a", "mps"))
+        node.create_pod(isolated("b", "driver"))
+        node.create_pod(manifest("c", container(mib=1024), annotations={contract.ANNOTATION_MEMORY_BURST: "1.5"}))
+        await refused(node, "a", "mpsControl of its agent names no nvidia-cuda-mps-control", offered)
+        await refused(node, "b", "driverLimitsHook of its agent names no nvidia-cdi-hook", offered)
+        await refused(node, "c", "memory-burst", "memoryOversubscription of its agent")
+
+
+async def test_a_host_without_a_cdi_spec_has_one_made_by_the_toolkit(tmp_path):
+    async with make_node("t4x2", f"--nvidia-ctk={ctk(tmp_path)}", start_agent=False) as node:
+        (node.layout.cdi_static / "nvidia.json").unlink()
+        await node.agent.start()
+        await node.wait_ready()
+        node.create_pod(manifest("a"))
+        await running(node, "a")
+        assert mounts(node, "a") == {contract.CONTAINER_LIMITS, contract.CONTAINER_REGION}
+        (root,) = {node.container("a").root}
+        assert (root / contract.CONTAINER_DRIVER_DIR.lstrip("/") / contract.CUDA_DRIVER_SONAME).exists()  # the front stands before it
+
+
+def limit_in(node, pod: str) -> DeviceLimit:
+    """The limit that a pod's one container sees."""
+    path = node.container(pod).root / contract.CONTAINER_LIMITS.lstrip("/")
+    (limit,) = decode_limits(path.read_bytes()).devices
+    return limit
+
+
+async def test_containers_know_who_waits_and_how_far_they_may_burst():
+    async with make_node("t4x2", "--placement-policy=binpack", "--memory-oversubscription=1.5") as node:
+        for name, priority in (("first", "high"), ("second", "low"), ("third", None)):
+            annotations = {contract.ANNOTATION_PRIORITY: priority} if priority else {}
+            node.create_pod(manifest(name, container(mib=1024, cores=20), annotations=annotations))
+            await running(node, name)
+        limits = {name: limit_in(node, name) for name in ("first", "second", "third")}
+        assert [limits[name].priority for name in ("first", "second", "third")] == [1, -1, 0]
+        assert limits["first"].priority_line == limits["second"].priority_line > 0
+        assert limits["third"].priority_line == 0
+        page = {name: (node.container(name).root / contract.CONTAINER_PRIORITY.lstrip("/")).exists() for name in limits}
+        assert page == {"first": True, "second": True, "third": False}
+        node.create_pod(manifest("fourth", container(mib=1024), annotations={contract.ANNOTATION_MEMORY_BURST: "1.5"}))
+        await running(node, "fourth")
+        assert (limit_in(node, "fourth").memory_bytes // MIB, limit_in(node, "fourth").burst_bytes // MIB) == (1024, 1536)

@@ -1,0 +1,325 @@
+"""A node on which everything happens at once: the invariants I1 to I5 hold after every step, and at rest nothing is left over.
+
+Pods come and go, containers die, agent and kubelet are killed at any moment, the API falls silent, files are lost, GPUs fall ill and
+recover, the driver is changed underneath, an administrator and mig-manager partition a GPU. The test plays the scheduler, a bad one at
+times: it assigns devices, and now and then more than there is. ALIQUOT_CHAOS_SEED runs a history again.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot.paths import built
+from aliquot.standin.cluster import Kind
+from aliquot.standin.node import Node
+from placement import mig
+from proto import codec, contract
+from proto.model import ContainerAssignment, DeviceShare, PodAssignment
+from proto.units import MIB
+from tests.bench.agent_churn import hurried_node, live_hours
+from tests.integration.agent_invariants import Invariants, look_at_driver
+from tests.integration.agent_nodes import VGPU, condition, container, drift_page, eventually, grants, inject, make_node, manifest, published
+from tests.integration.mig_nodes import a100_topology, ctk, on_host
+
+pytestmark = [pytest.mark.usefixtures("build_dir")]
+SEED_ENV = "ALIQUOT_CHAOS_SEED"
+MOST_PODS = 14
+REST_SECONDS = 40.0
+WHOLE_GPUS = 2
+MIG_GPU = WHOLE_GPUS
+MIG_LABEL = "nvidia.com/mig.config.state"
+GPU_FAULTS = (
+    ("xid", "31"),
+    ("xid", "92"),
+    ("xid", "62"),
+    ("xid", "79"),
+    ("lost",),
+    ("hang", "30000"),
+    ("ecc", "uncorrected"),
+    ("ecc", "corrected", "9"),
+)
+MAKE_INSTANCE = """
+try:
+    instance = nv.nvmlDeviceCreateGpuInstance(gpu, 19)
+    nv.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+    result = nv.nvmlGpuInstanceGetInfo(instance).id
+except nv.NVMLError_InsufficientResources:
+    result = None
+"""
+"""Of one slice, wherever the driver likes."""
+REMOVE_INSTANCE = """
+instance = nv.nvmlDeviceGetGpuInstanceById(gpu, {number})
+nv.nvmlComputeInstanceDestroy(nv.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
+nv.nvmlGpuInstanceDestroy(instance)
+result = None
+"""
+
+
+class Chaos:
+    """One node, and everything that can happen to it."""
+
+    def __init__(self, node: Node, seed: int, invariants: Invariants) -> None:
+        self.node = node
+        self.random = random.Random(seed)
+        self.invariants = invariants
+        self.happened: Counter[str] = Counter()
+        self._serial = 0
+        self._ill: set[int] = set()
+        """Minors of GPUs with a fault."""
+        self._foreign: int | None = None
+        """The GPU instance that an administrator made."""
+
+    @property
+    def seen_enough(self) -> bool:
+        """Whether containers of both kinds were there to be checked, however slow this machine is."""
+        checked = self.invariants.checked
+        return checked["share"] >= 20 and checked["instance"] >= 2
+
+    async def step(self) -> None:
+        """Let something happen, and see that all invariants hold."""
+        events: dict[Callable[[], Awaitable[None] | None], int] = {
+            self.create_pod: 16,
+            self.delete_pod: 4,
+            self.replace_pod: 2,
+            self.kill_container: 3,
+            self.kill_agent: 2,
+            self.restart_kubelet: 1,
+            self.lose_checkpoint: 1,
+            self.silence_api: 1,
+            self.break_watches: 2,
+            self.lose_a_file: 4,
+            self.make_a_gpu_ill: 3,
+            self.break_the_driver: 1,
+            self.heal_all: 6,
+            self.let_mig_manager_work: 1,
+            self.partition: 1,
+        }
+        happening = self.random.choices(list(events), list(events.values()))[0]
+        self.happened[happening.__name__] += 1
+        outcome = happening()
+        if outcome is not None:
+            await outcome
+        await asyncio.sleep(self.random.choice((0.0, 0.05, 0.2)))
+        await self.invariants.check()
+
+    # --- pods ---
+
+    def create_pod(self, name: str | None = None) -> None:
+        for pod in self.invariants.pods():
+            if pod["status"].get("phase") == "Failed":  # whoever owns it makes another
+                self.node.delete_pod(pod["metadata"]["name"])
+        if len(self.invariants.pods()) >= MOST_PODS:
+            return
+        self._serial += 1
+        uid = f"{self.random.getrandbits(128):032x}"
+        drawn = [self.draw_container(letter) for letter in "ab"[: self.random.choice((1, 1, 2))]]
+        init = [self.draw_container("init")] if self.random.random() < 0.3 else []
+        for spec, _ in init:
+            spec["command"] = ["sh", "-c", "sleep 0.05"]
+        shares = {spec["name"]: given for spec, given in (*init, *drawn)}
+        self.invariants.assigned[uid] = shares
+        text = codec.encode_assignment(PodAssignment(uid, tuple(ContainerAssignment(*item) for item in shares.items())))
+        metadata = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+        specs = [spec for spec, _ in drawn]
+        self.node.create_pod(manifest(name or f"p{self._serial}", *specs, init=[spec for spec, _ in init], **metadata))
+
+    def draw_container(self, name: str) -> tuple[dict[str, Any], tuple[DeviceShare, ...]]:
+        """A container, and devices assigned without a look at what is free."""
+        if self.random.random() < 0.3:
+            place = self.random.choice(sorted(self.invariants.places.values(), key=lambda one: one.uuid))
+            limits = {mig.resource_of_profile(place.profile): "1"}
+            spec = {"name": name, "command": ["sleep", "600"], "resources": {"limits": limits}}
+            return spec, (DeviceShare(place.uuid, place.memory_bytes),)
+        gpus = self.random.sample(self.node.inventory.gpus[:WHOLE_GPUS], self.random.choice((1, 1, 2)))
+        usable_mib = min(self.invariants.usable_mib[gpu.uuid] for gpu in gpus)
+        each_mib = self.random.randrange(usable_mib // 20, usable_mib * 3 // 5)
+        spec = container(name, vgpus=len(gpus), mib=each_mib * len(gpus))
+        if self.random.random() < 0.4:
+            asked_mib = self.random.choice((each_mib // 2, each_mib + 100))  # the second is refused by the shim
+            program = f"{built('bin/aliquot-cuda-client')} hold --mib {asked_mib}"
+            spec["command"] = ["sh", "-c", f"{program}; exec sleep 600"]
+        return spec, tuple(DeviceShare(gpu.uuid, each_mib * MIB) for gpu in gpus)
+
+    def any_pod(self) -> Any | None:
+        pods = self.invariants.pods()
+        return self.random.choice(pods) if pods else None
+
+    def delete_pod(self) -> None:
+        if (pod := self.any_pod()) is not None:
+            self.node.delete_pod(pod["metadata"]["name"])
+
+    def replace_pod(self) -> None:
+        """As when kubectl delete --force meets a StatefulSet."""
+        if (pod := self.any_pod()) is not None:
+            name = pod["metadata"]["name"]
+            self.node.cluster.delete(Kind.POD, "default", name)
+            self.create_pod(name)
+
+    def kill_container(self) -> None:
+        if self.node.runtime.containers:
+            one = self.random.choice(self.node.runtime.containers)
+            self.invariants.killed.add(one.id)
+            one.signal_group(9)
+
+    # --- programs of the node ---
+
+    async def kill_agent(self) -> None:
+        await self.node.agent.kill()
+        await asyncio.sleep(self.random.choice((0.0, 0.3)))
+        await self.node.agent.start()
+        if self.random.random() < 0.7:  # else what follows meets it while it starts
+            await self.node.agent.metrics_url(REST_SECONDS)
+
+    async def restart_kubelet(self) -> None:
+        await self.node.kubelet.restart(downtime_seconds=self.random.choice((0.0, 0.2)))
+
+    async def lose_checkpoint(self) -> None:
+        await self.node.kubelet.restart(wipe_checkpoint=True)
+
+    async def silence_api(self) -> None:
+        with self.node.api.outage():
+            await asyncio.sleep(0.3)
+
+    def break_watches(self) -> None:
+        self.node.api.break_watches()
+        if self.random.random() < 0.5:
+            self.node.cluster.compact()
+
+    def lose_a_file(self) -> None:
+        places = (
+            self.node.layout.cdi_dynamic.glob("*.json"),
+            (self.node.layout.state / "ledger").glob("*.json"),
+            (self.node.layout.run / "containers").glob("*/grant.json"),
+        )
+        found = sorted(self.random.choice(places))
+        if found:
+            with contextlib.suppress(FileNotFoundError):
+                self.random.choice(found).unlink()
+
+    # --- GPUs ---
+
+    def make_a_gpu_ill(self) -> None:
+        minor = self.random.randrange(len(self.node.inventory.gpus))
+        self._ill.add(minor)
+        inject(self.node, *self.random.choice(GPU_FAULTS), "--gpu", str(minor))
+
+    def break_the_driver(self) -> None:
+        self._ill.add(MIG_GPU)
+        inject(self.node, self.random.choice(("mismatch", "no-driver")), "on")
+
+    def heal_all(self) -> None:
+        self._ill.clear()
+        inject(self.node, "clear")
+
+    async def let_mig_manager_work(self) -> None:
+        for state in ("pending", "success"):
+            labels = {MIG_LABEL: state}
+            self.node.cluster.update(
+                Kind.NODE, "", self.node.options.name, lambda one, labels=labels: one["metadata"].setdefault("labels", {}).update(labels)
+            )
+            await asyncio.sleep(0.3)
+
+    async def partition(self) -> None:
+        """An administrator makes an instance that is none of ours, or removes it."""
+        if MIG_GPU in self._ill:
+            return
+        script = MAKE_INSTANCE if self._foreign is None else REMOVE_INSTANCE.format(number=self._foreign)
+        self._foreign = await asyncio.to_thread(on_host, self.node, script, MIG_GPU)
+
+    # --- the end ---
+
+    async def rest(self) -> None:
+        """I3: once all is quiet, what is held is what runs, and no drift is left but of what kubelet forgot."""
+        self.heal_all()
+        if self._foreign is not None:
+            await self.partition()
+        await self.node.wait_ready(REST_SECONDS)
+        await eventually(lambda: self.node.allocatable(VGPU) == 16 * WHOLE_GPUS, "every GPU is healthy again", REST_SECONDS)
+        await eventually(lambda: condition(self.node)["status"] == "True", "the node says so", REST_SECONDS)
+
+        def running_with_devices() -> set[tuple[str, str]]:
+            return {(one.config.pod_uid, one.config.container) for one in self.node.runtime.containers if one.config.cdi_devices}
+
+        def settled() -> bool:
+            held = {(grant["pod_uid"], grant["container"]) for grant in grants(self.node)}
+            live = {pod["metadata"]["uid"] for pod in self.invariants.pods() if pod["status"].get("phase") not in ("Failed", "Succeeded")}
+            return running_with_devices() <= held and {uid for uid, _ in held} <= live
+
+        await eventually(settled, "what is held is what runs", REST_SECONDS)
+        async with asyncio.timeout(REST_SECONDS):
+            while (left := await self.drifts()) - {"unlisted", "ids-differ", "ungranted"}:
+                assert left
+                await asyncio.sleep(0.1)
+        await self.invariants.check()
+
+    async def drifts(self) -> set[str]:
+        return {drift["kind"] for drift in (await drift_page(self.node))["drifts"]}
+
+    async def clear(self) -> None:
+        """I3: when every pod is gone, so is everything of them."""
+        for pod in self.invariants.pods():
+            self.node.delete_pod(pod["metadata"]["name"])
+        await eventually(lambda: not self.invariants.pods(), "all pods are gone", REST_SECONDS)
+        await eventually(lambda: not grants(self.node), "nothing is held", REST_SECONDS)
+        layout = self.node.layout
+        places = (layout.cdi_dynamic, layout.run / "containers", layout.state / "mig")
+        await eventually(lambda: not any(list(place.iterdir()) for place in places), "no file is left", REST_SECONDS)
+        ledger = {path.name for path in (layout.state / "ledger").iterdir()} - {"quarantine"}
+        assert not ledger
+        assert not look_at_driver(self.node).instances
+
+
+async def play(directory: Path, seed: int, seconds: float) -> Chaos:
+    """Play one history, of so many seconds at least, on a node of two GPUs that are shared and one that is partitioned."""
+    print(f"chaos seed: {seed}; {SEED_ENV}={seed} runs it again")
+    # without capacity in the node's status, kubelet admits more than there is, and only the ledger stands in the way
+    sharing = ("--placement=assigned", "--pod-wait-seconds=2", "--publish-node-capacity=false")
+    topology = a100_topology(directory, whole=WHOLE_GPUS)
+    async with make_node(topology, *sharing, "--mig-dynamic", f"--nvidia-ctk={ctk(directory)}") as node:
+        await eventually(lambda: (found := published(node)) is not None and len(found.devices) == WHOLE_GPUS + 1, "the node is published")
+        gpu_node = published(node)
+        assert gpu_node is not None
+        chaos = Chaos(node, seed, Invariants(node, gpu_node))
+        try:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end or not chaos.seen_enough:
+                await chaos.step()
+            await chaos.rest()
+            await chaos.clear()
+        except BaseException as exc:
+            exc.add_note(f"chaos seed: {seed}; happened: {dict(chaos.happened)}\n{node.agent.log_tail()}")
+            raise
+        return chaos
+
+
+@pytest.mark.timeout(180)
+async def test_the_invariants_hold_through_whatever_happens(tmp_path):
+    await play(tmp_path, int(os.environ.get(SEED_ENV, "20261121")), seconds=10.0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_they_hold_for_long_from_any_seed(tmp_path):
+    end = time.monotonic() + float(os.environ.get("ALIQUOT_SOAK_SECONDS", "600"))
+    while time.monotonic() < end:
+        seed = int(os.environ.get(SEED_ENV, random.SystemRandom().getrandbits(32)))
+        await play(tmp_path, seed, seconds=60.0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5400)
+async def test_the_agent_does_not_grow_in_a_day_of_a_busy_node():
+    async with hurried_node() as node:
+        after = await live_hours(node, hours=24)
+    print("; ".join(f"hour {number}: {one}" for number, one in enumerate(after, 1)))
+    first, last = after[0], after[-1]
+    assert last.resident_kib - first.resident_kib < 2048
+    assert (last.threads, last.files) <= (first.threads, first.files + 2)

@@ -1,0 +1,226 @@
+"""Trouble that is nobody's bug: disks that fill up or turn read-only, an API that is away for minutes, a clock that is set, a driver that
+hangs, storms of errors, a driver upgrade. Nothing that runs notices, new work waits with the reason, and all passes without a restart.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from agent.adapters.durable import TEMPORARY_SUFFIX
+from aliquot.paths import built
+from aliquot.standin.node import Node
+from proto import contract
+from tests.fakes.small_disk import small_disk
+from tests.fakes.wall_clock import WallClock
+from tests.integration.agent_nodes import (
+    VGPU,
+    condition,
+    container,
+    eventually,
+    grants,
+    inject,
+    log_of,
+    make_node,
+    manifest,
+    page,
+    page_shows,
+    refused,
+    running,
+)
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir")]
+CLIENT = built("bin/aliquot-cuda-client")
+
+
+def cuda(mib: int = 1024) -> dict[str, Any]:
+    """A container that holds memory as long as it lives."""
+    return {**container(mib=mib), "command": ["sh", "-c", f"exec {CLIENT} hold --mib 200"]}
+
+
+async def working(node: Node, pod: str) -> None:
+    """Wait until a pod's program holds its memory."""
+    await running(node, pod)
+    await eventually(lambda: node.container(pod).lines(), "it holds its memory")
+
+
+@asynccontextmanager
+async def undisturbed(node: Node, *pods: str) -> AsyncIterator[None]:
+    """At the end agent and containers are the processes they were at the beginning."""
+    agent, before = node.agent.pid, {name: node.container(name).pid for name in pods}
+    yield
+    node.agent.check()
+    assert node.agent.pid == agent
+    assert (await page(node, "/healthz"))[0] == 200
+    assert {name: node.container(name).pid for name in pods} == before
+    assert all(node.container(name).exit_code is None for name in pods)
+
+
+async def killed(node: Node) -> None:
+    """Kill the agent and wait until kubelet has noticed."""
+    await node.agent.kill()
+    await eventually(lambda: node.allocatable(VGPU) == 0, "kubelet notices that the agent is gone")
+
+
+class TestDisks:
+    async def test_a_full_disk_is_named_and_holds_up_new_containers_alone(self):
+        async with make_node("t4x2", start_agent=False) as node:
+            layout = node.layout
+            with ExitStack() as stack:
+                disks = [stack.enter_context(small_disk(path)) for path in (layout.state, layout.run, layout.cdi_dynamic)]
+                await node.agent.start()
+                await node.wait_ready()
+                node.create_pod(manifest("before", cuda()))
+                node.create_pod(manifest("ends"))
+                await running(node, "ends")
+                await working(node, "before")
+                async with undisturbed(node, "before"):
+                    for number, disk in enumerate(disks):
+                        disk.fill()
+                        node.create_pod(manifest(f"p{number}"))
+                        await refused(node, f"p{number}", str(disk.directory), "No space left on device")
+                        assert not list(disk.directory.rglob(f"*{TEMPORARY_SUFFIX}"))
+                        disk.empty()
+                        await running(node, f"p{number}")
+                    for disk in disks:
+                        disk.fill()
+                    node.delete_pod("ends")
+                    await eventually(lambda: "ends" not in {grant["pod"] for grant in grants(node)}, "its share is free all the same")
+                    for disk in disks:
+                        disk.empty()
+                    await page_shows(node, "drifts")
+
+    async def test_an_agent_that_starts_on_full_disks_serves_what_it_can(self):
+        async with make_node("t4x2", start_agent=False) as node:
+            layout = node.layout
+            with ExitStack() as stack:
+                disks = [stack.enter_context(small_disk(path)) for path in (layout.state, layout.run, layout.cdi_dynamic)]
+                await node.agent.start()
+                await node.wait_ready()
+                node.create_pod(manifest("before", cuda()))
+                await working(node, "before")
+                before, held = node.container("before").pid, grants(node)
+                await killed(node)
+                (layout.run / "metrics-address").unlink()
+                for disk in disks:
+                    disk.fill()
+                await node.agent.start()
+                await eventually(lambda: node.allocatable(VGPU) == 32, "kubelet has the devices back")
+                node.create_pod(manifest("after"))
+                await refused(node, "after", "No space left on device")
+                assert grants(node) == held
+                for disk in disks:
+                    disk.empty()
+                await running(node, "after")
+                assert (node.container("before").pid, node.container("before").exit_code) == (before, None)
+
+    async def test_a_cdi_directory_that_turned_read_only_is_named_and_all_is_made_good_once_it_is_not(self):
+        async with make_node("t4x2", start_agent=False) as node:
+            with small_disk(node.layout.cdi_dynamic) as disk:
+                await node.agent.start()
+                await node.wait_ready()
+                for name in ("stays", "ends"):
+                    node.create_pod(manifest(name, cuda()))
+                await running(node, "stays", "ends")
+                async with undisturbed(node, "stays"):
+                    disk.set_read_only(True)
+                    node.create_pod(manifest("waits"))
+                    await refused(node, "waits", str(disk.directory), "Read-only file system")
+                    node.delete_pod("ends")
+                    await node.wait_gone("ends")
+                    await eventually(lambda: "cannot be released" in log_of(node), "it is said that the share of the pod that ended stays")
+                    assert "ends" in {grant["pod"] for grant in grants(node)}  # whose spec is there may still be started
+                    disk.set_read_only(False)
+                    await running(node, "waits")
+                    await eventually(lambda: {grant["pod"] for grant in grants(node)} == {"stays", "waits"}, "its share is free")
+                    await page_shows(node, "drifts")
+                    assert len(list(disk.directory.glob("*.json"))) == 2
+
+
+class TestApi:
+    async def test_minutes_without_the_api_stop_nothing_that_is_known_and_are_made_up_for_at_once(self):
+        """Five minutes of the default period of ten seconds are thirty passes."""
+        passes, period = 30, 0.1
+        async with make_node("t4x2", f"--reconcile-seconds={period}", "--driver-poll-seconds=0.1") as node:
+            for name in ("stays", "ends"):
+                node.create_pod(manifest(name, cuda()))
+            node.create_pod(manifest("restarts", container(command=["sh", "-c", "sleep 1"])))
+            await running(node, "stays", "ends", "restarts")
+            held = grants(node)
+            async with undisturbed(node, "stays"):
+                with node.api.outage():
+                    begun = len(node.api.unanswered)
+                    silent = asyncio.create_task(asyncio.sleep(passes * period))
+                    first = node.container("restarts").id
+                    await eventually(lambda: node.container("restarts").id != first, "a container starts again")
+                    inject(node, "lost", "--gpu", "1")
+                    await eventually(lambda: node.allocatable(VGPU) == 16, "kubelet hears of a lost GPU")
+                    node.create_pod(manifest("new"))
+                    await refused(node, "new", "did not appear in the Kubernetes API")
+                    node.delete_pod("ends")
+                    await node.wait_gone("ends")
+                    await silent
+                    assert sorted(grants(node), key=str) == sorted(held, key=str)
+                    asked = len(node.api.unanswered) - begun
+                    assert 0 < asked < 60, "it asks ever more rarely"
+                await running(node, "new", timeout_seconds=40)
+                await eventually(
+                    lambda: {grant["pod"] for grant in grants(node)} == {"stays", "restarts", "new"}, "the pod that ended let go"
+                )
+                await eventually(lambda: condition(node)["status"] == "False", "the lost GPU is told of", 40)
+
+    async def test_an_agent_that_starts_without_the_api_serves_kubelet_and_knows_its_grants(self):
+        async with make_node("t4x2") as node:
+            node.create_pod(manifest("stays", cuda()))
+            await running(node, "stays")
+            pid, held = node.container("stays").pid, grants(node)
+            await killed(node)
+            with node.api.outage():
+                await node.agent.start()
+                await eventually(lambda: node.allocatable(VGPU) == 32, "kubelet has the devices back")
+                await asyncio.sleep(1.0)  # three periods of the reconciler
+                assert grants(node) == held
+                assert (node.container("stays").pid, node.container("stays").exit_code) == (pid, None)
+                assert (await page(node, "/healthz"))[0] == 200
+            node.create_pod(manifest("new"))
+            await running(node, "new", timeout_seconds=40)
+
+
+DAY = 86_400
+
+
+class TestClock:
+    async def test_a_clock_that_is_set_moves_the_times_of_events_and_nothing_else(self, tmp_path):
+        clock, quarantine_seconds = WallClock(tmp_path), 2
+        async with make_node("t4x2", f"--health-quarantine-seconds={quarantine_seconds}", start_agent=False) as node:
+            node.agent.env.update(clock.environment)
+            await node.agent.start()
+            await node.wait_ready()
+            node.create_pod(manifest("before", cuda()))
+            await running(node, "before")
+            async with undisturbed(node, "before"):
+                for name, seconds in (("forwards", 400 * DAY), ("backwards", -400 * DAY)):
+                    begun = time.monotonic()
+                    inject(node, "xid", "62", "--gpu", "1")
+                    await eventually(lambda: node.allocatable(VGPU) == 16, "a GPU waits for the end of its quarantine")
+                    clock.jump(seconds)
+                    node.create_pod(manifest(name))
+                    await running(node, name)
+                    await eventually(lambda name=name: granted_at(node, name), "an event about it")
+                    shown = granted_at(node, name) - datetime.now(UTC)
+                    assert abs(shown - timedelta(seconds=seconds)) < timedelta(minutes=5), "the agent sees the clock that was set"
+                    await eventually(lambda: node.allocatable(VGPU) == 32, "the quarantine ends all the same", 30)
+                    assert time.monotonic() - begun >= quarantine_seconds, "and not before"
+                    node.delete_pod(name)
+                    await eventually(lambda: [grant["pod"] for grant in grants(node)] == ["before"], "a share is free after its pod")
+                await page_shows(node, "drifts")
+
+
+def granted_at(node: Node, pod: str) -> datetime | None:
+    """When the agent says that it granted the pod's container its share."""
+    when = [event["lastTimestamp"] for event in node.events(pod) if event["reason"] == contract.EVENT_REASON_GRANTED]
+    return datetime.fromisoformat(when[0]) if when else None

@@ -1,0 +1,388 @@
+"""GPUs that fall ill under a running agent: who hears of it, and that all of it passes without a restart.
+
+The real agent process on the simulated driver, with the kubelet and API server stand-ins; faults are injected into the driver.
+"""
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from aliquot.paths import built
+from aliquot.standin.cluster import Kind
+from aliquot.standin.node import Node
+from proto import contract
+from tests.integration.agent_nodes import (
+    VGPU,
+    assign,
+    assignment,
+    condition,
+    container,
+    eventually,
+    inject,
+    make_node,
+    manifest,
+    page,
+    published,
+    refused,
+    running,
+)
+from tests.integration.agent_nodes import share as share_of
+
+pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("build_dir")]
+MEMORY = contract.RESOURCE_VGPU_MEMORY
+NODE = "node-1"
+
+
+def states(node: Node) -> list[str]:
+    found = published(node)
+    return [entry.state for entry in found.devices] if found is not None else []
+
+
+def install(library: Path, version: str) -> None:
+    """Put a version of the driver's library at a path, as packages do it: a file of its own name, and a link that changes."""
+    file = library.with_name(f"{library.name.removesuffix('.1')}.{version}")
+    shutil.copy(built(f"lib/sim/{contract.NVML_SONAME}"), file)
+    link = library.with_name("new-link")
+    link.symlink_to(file.name)
+    link.replace(library)
+
+
+def uses(node: Node, library: Path) -> bool:
+    """Whether the agent has loaded the file that a path names now."""
+    maps = Path(f"/proc/{node.agent.pid}/maps").read_text().splitlines()
+    return any(line.split()[4] == str(library.stat().st_ino) and not line.endswith("(deleted)") for line in maps)
+
+
+def cordon(node: Node, **spec: Any) -> None:
+    node.cluster.update(Kind.GPU_NODE, "", NODE, lambda item: item.update(spec=spec))
+
+
+async def metric(node: Node, name: str, **labels: str) -> float:
+    samples = [sample for family in text_string_to_metric_families(await node.metrics()) for sample in family.samples]
+    return next((s.value for s in samples if s.name == contract.METRIC_PREFIX + name and labels.items() <= s.labels.items()), 0.0)
+
+
+async def counted(node: Node, count: int, name: str, **labels: str) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            if await metric(node, name, **labels) >= count:
+                return
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def seed() -> int:
+    """Shown by pytest when the test fails."""
+    drawn = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {drawn}")
+    return drawn
+
+
+@asynccontextmanager
+async def healthy_node(profile: str = "t4x2", *flags: str, **options: Any) -> AsyncIterator[Node]:
+    """A node that has published itself; at the end its agent must be the process it was at the beginning, and alive."""
+    async with make_node(profile, *flags, **options) as node:
+        await eventually(lambda: set(states(node)) == {"healthy"} and condition(node).get("status") == "True", "the node is published")
+        pid = node.agent.pid
+        yield node
+        node.agent.check()
+        assert node.agent.pid == pid
+        assert (await page(node, "/healthz"))[0] == 200
+
+
+async def all_well(node: Node, gpus: int = 2) -> None:
+    await eventually(lambda: node.allocatable(VGPU) == 16 * gpus, "all shares are healthy again", 30)
+    await eventually(lambda: condition(node).get("status") == "True", "the condition holds again")
+    await eventually(lambda: not any(entry.trouble for entry in published(node).devices), "the gpunodes object says so")
+
+
+class TestFanOut:
+    async def test_a_hard_xid_is_told_to_everybody_and_passes(self):
+        async with healthy_node() as node:
+            ill = node.inventory.gpus[1].uuid
+            node.create_pod(manifest("works", container(vgpus=2, mib=2048)))
+            await running(node, "works")
+            inject(node, "xid", "62", "--gpu", "1")
+            await eventually(lambda: node.allocatable(VGPU) == 16, "its shares are unhealthy")
+            await eventually(lambda: condition(node)["status"] == "False", "the condition says so")
+            assert ill in condition(node)["message"]
+            assert "XID 62" in condition(node)["message"]
+            await eventually(lambda: published(node).devices[1].trouble != "", "the gpunodes object says so")
+            on_node = node.cluster.list(Kind.EVENT, lambda event: event["involvedObject"]["kind"] == "Node")[1]
+            assert [(event["reason"], ill in event["message"]) for event in on_node] == [(contract.EVENT_REASON_GPU_UNHEALTHY, True)]
+            assert on_node[0]["involvedObject"]["uid"] == node.cluster.get(Kind.NODE, "", NODE)["metadata"]["uid"]
+            await eventually(
+                lambda: [e for e in node.events("works") if e["reason"] == contract.EVENT_REASON_GPU_UNHEALTHY], "the pod is told"
+            )
+            assert await metric(node, "device_health", device_uuid=ill) == 0
+            assert await metric(node, "xids_total", device_uuid=ill, xid="62") == 1
+            assert await metric(node, "device_health_transitions_total", device_uuid=ill, state="quarantined") == 1
+            await all_well(node)
+            assert await metric(node, "device_health_state", device_uuid=ill, state="healthy") == 1
+            assert node.container("works").exit_code is None
+
+    async def test_a_storm_of_a_programs_xids_changes_nothing_and_one_of_hard_ones_is_one_incident(self):
+        async with healthy_node("t4x2", "--health-quarantine-seconds=600", "--health-max-recovery-seconds=600") as node:
+            for _ in range(30):
+                inject(node, "xid", "31", "--gpu", "0")
+            await counted(node, 30, "xids_total", xid="31")
+            assert node.allocatable(VGPU) == 32
+            assert states(node) == ["healthy", "healthy"]
+            ill, begun = node.inventory.gpus[1].uuid, len(node.api.requests)
+            for _ in range(10):
+                for xid in ("62", "95", "31"):
+                    inject(node, "xid", xid, "--gpu", "1")
+            await counted(node, 10, "xids_total", device_uuid=ill, xid="95")
+            await eventually(lambda: states(node) == ["healthy", "quarantined"], "it is out of service")
+            assert node.allocatable(VGPU) == 16
+            assert await metric(node, "device_health_transitions_total", device_uuid=ill, state="quarantined") == 1
+            on_node = node.cluster.list(Kind.EVENT, lambda event: event["involvedObject"]["kind"] == "Node")[1]
+            assert [event["reason"] for event in on_node] == [contract.EVENT_REASON_GPU_UNHEALTHY]
+            assert len(writes(node, begun)) <= 3  # condition, capacity, gpunodes object
+
+    async def test_all_instances_of_a_partitioned_gpu_are_published_and_fall_with_it(self):
+        async with healthy_node("a100x8-mig") as node:
+            ill = next(gpu for gpu in node.inventory.gpus if gpu.mig_devices)
+            every = sum(len(gpu.mig_devices) for gpu in node.inventory.gpus)
+
+            def offered() -> int:
+                return sum(node.allocatable(name) for name in node.status["allocatable"] if name.startswith(contract.RESOURCE_MIG_PREFIX))
+
+            await eventually(lambda: offered() == every, "all instances are offered")
+            instances = {instance.uuid for entry in published(node).devices for instance in entry.device.mig_instances}
+            assert instances == {mig.uuid for gpu in node.inventory.gpus for mig in gpu.mig_devices}
+            inject(node, "xid", "95", "--gpu", str(ill.minor))
+            await eventually(lambda: offered() == every - len(ill.mig_devices), "each instance on it is unhealthy")
+            await eventually(lambda: offered() == every, "they are back", 30)
+
+    async def test_a_gpu_in_trouble_is_refused_at_prestart(self):
+        async with healthy_node("t4x2", "--placement=assigned") as node:
+            inject(node, "ecc", "uncorrected", "--gpu", "1")
+            await eventually(lambda: node.allocatable(VGPU) == 16, "its shares are unhealthy")
+            pod = node.create_pod(manifest("placed-before", container()))
+            assign(node, "placed-before", assignment(pod["metadata"]["uid"], main=[share_of(node, 1)]))
+            await refused(node, "placed-before", "unhealthy")
+
+
+class TestRecovery:
+    async def test_a_fault_that_stands_keeps_the_gpu_out_until_it_was_reset(self):
+        async with healthy_node() as node:
+            inject(node, "ecc", "uncorrected", "--gpu", "1")
+            await eventually(lambda: node.allocatable(VGPU) == 16, "its shares are unhealthy")
+            await asyncio.sleep(1.2)  # longer than a recovery takes here
+            assert node.allocatable(VGPU) == 16
+            assert published(node).devices[1].trouble
+            inject(node, "clear", "--gpu", "1")
+            await all_well(node)
+
+    async def test_a_lost_gpu_is_lost_and_comes_back(self):
+        async with healthy_node() as node:
+            inject(node, "lost", "--gpu", "1")
+            await eventually(lambda: states(node) == ["healthy", "lost"], "it is lost")
+            await eventually(lambda: node.allocatable(MEMORY) * 2 == memory_of(node), "half of the memory is offered")
+            assert node.status["capacity"][VGPU] == "32"
+            inject(node, "recover", "--gpu", "1")
+            await all_well(node)
+
+    async def test_a_gpu_that_is_lost_when_the_agent_starts_is_missed_and_taken_in_when_it_is_back(self):
+        async with make_node(start_agent=False) as node:
+            inject(node, "lost", "--gpu", "1")
+            await node.agent.start()
+            await node.wait_ready()
+            await eventually(lambda: condition(node).get("status") == "False", "the condition says so")
+            assert condition(node)["message"].startswith("1 of 2 GPUs get no new work: GPU with NVML index 1")
+            inject(node, "clear")
+            await all_well(node)
+
+    async def test_a_gpu_that_hangs_for_long_holds_up_nobody_and_comes_back(self):
+        async with healthy_node() as node:
+            ill = node.inventory.gpus[1].uuid
+            inject(node, "hang", "30000", "--gpu", "1")
+            await eventually(lambda: node.allocatable(VGPU) == 16, "the hanging GPU's shares are unhealthy")
+            for name in ("one", "two"):
+                node.create_pod(manifest(name))
+            await running(node, "one", "two")
+            await eventually(lambda: condition(node)["status"] == "False", "the condition says so")
+            assert f"{ill} is " in condition(node)["message"]
+            await eventually(lambda: "does not answer" in published(node).devices[1].trouble, "the gpunodes object says so")
+            assert await metric(node, "device_health", device_uuid=ill) == 0
+            inject(node, "clear", "--gpu", "1")
+            await all_well(node)
+
+    async def test_a_driver_upgrade_underneath_is_survived(self, tmp_path):
+        library = tmp_path / contract.NVML_SONAME
+        install(library, "580.159.03")
+        async with healthy_node("t4x2", f"--nvml-library={library}") as node:
+            node.create_pod(manifest("works"))
+            await running(node, "works")
+            install(library, "590.10.01")
+            assert not uses(node, library)
+            inject(node, "mismatch", "on")
+            await eventually(lambda: node.allocatable(VGPU) == 0, "no GPU takes work")
+            await eventually(lambda: "different versions" in condition(node)["message"], "the condition says what to do")
+            assert node.container("works").exit_code is None
+            inject(node, "mismatch", "off")
+            await all_well(node)
+            assert uses(node, library), "the library of the new driver is loaded"
+            inject(node, "xid", "62", "--gpu", "0")  # events are heard in the new session
+            await eventually(lambda: node.allocatable(VGPU) == 16, "an XID after the upgrade is heard")
+
+    async def test_an_agent_that_was_killed_remembers_a_quarantine(self):
+        async with make_node("t4x2", "--health-quarantine-seconds=600", "--health-max-recovery-seconds=600") as node:
+            inject(node, "xid", "62", "--gpu", "1")
+            await eventually(lambda: node.allocatable(VGPU) == 16, "its shares are unhealthy")
+            await eventually((node.layout.run / "health").exists, "it is written down")
+            await node.agent.kill()
+            await node.agent.start()
+            await node.wait_ready()
+            await eventually(lambda: node.allocatable(VGPU) > 0, "the shares are offered again")
+            assert node.allocatable(VGPU) == 16
+            assert await metric(node, "device_health_state", device_uuid=node.inventory.gpus[1].uuid, state="quarantined") == 1
+
+    async def test_whatever_faults_come_in_whatever_order_it_ends_well(self, seed):
+        chance = random.Random(seed)
+        faults = [
+            ("xid", "31"), ("xid", "92"), ("xid", "62"), ("xid", "79"), ("lost",), ("recover",), ("hang", "30000"), ("hang", "0"),
+            ("ecc", "uncorrected"), ("ecc", "corrected", "9"), ("clear",),
+        ]  # fmt: skip
+        async with healthy_node() as node:
+            for _ in range(14):
+                if chance.random() < 0.2:
+                    inject(node, chance.choice(("mismatch", "no-driver")), chance.choice(("on", "off")))
+                else:
+                    inject(node, *chance.choice(faults), "--gpu", chance.choice("01"))
+                await asyncio.sleep(chance.uniform(0, 0.4))
+            for fault in (("mismatch", "off"), ("no-driver", "off"), ("clear",)):
+                inject(node, *fault)
+            await all_well(node)
+            node.create_pod(manifest("afterwards", container(vgpus=2, mib=2048)))
+            await running(node, "afterwards")
+
+
+class TestCordon:
+    async def test_a_gpu_is_cordoned_by_name_and_live(self):
+        async with healthy_node() as node:
+            node.create_pod(manifest("before", container(vgpus=2, mib=2048)))
+            await running(node, "before")
+            cordoned = node.inventory.gpus[0].uuid
+            cordon(node, cordonedDevices=[cordoned])
+            await eventually(lambda: node.allocatable(VGPU) == 16, "its shares are not offered")
+            for name in ("one", "two"):
+                node.create_pod(manifest(name))
+            await running(node, "one", "two")
+            for name in ("one", "two"):
+                visible = [value for key, value in node.container(name).env.items() if key.startswith(contract.ENV_SIM_DEVICE_PREFIX)]
+                assert visible == [node.inventory.gpus[1].uuid]
+            assert node.container("before").exit_code is None
+            assert condition(node)["status"] == "True"
+            assert await metric(node, "device_cordoned", device_uuid=cordoned) == 1
+            cordon(node)
+            await all_well(node)
+
+    async def test_a_pod_placed_on_a_cordoned_gpu_is_refused_and_one_that_is_there_may_restart(self):
+        async with healthy_node("t4x2", "--placement=assigned") as node:
+            there = node.create_pod(manifest("there", container()))
+            assign(node, "there", assignment(there["metadata"]["uid"], main=[share_of(node, 0)]))
+            await running(node, "there")
+            cordon(node, cordonedDevices=[node.inventory.gpus[0].uuid])
+            await eventually(lambda: node.allocatable(VGPU) == 16, "its shares are not offered")
+            first = node.container("there")
+            os.kill(first.pid, signal.SIGKILL)
+            await eventually(lambda: node.container("there") is not first, "it is started again")
+            await running(node, "there")
+            pod = node.create_pod(manifest("late", container()))
+            assign(node, "late", assignment(pod["metadata"]["uid"], main=[share_of(node, 0)]))
+            await refused(node, "late", "cordoned")
+
+    async def test_a_cordon_that_cannot_be_understood_changes_nothing(self):
+        async with healthy_node() as node:
+            cordon(node, cordoned=True)
+            await eventually(lambda: node.allocatable(VGPU) == 0, "the node is cordoned")
+            cordon(node, cordonedDevices=["all of them!"])
+            await eventually(lambda: "stays in force" in node.layout.agent_log.read_text(), "it is reported")
+            assert node.allocatable(VGPU) == 0
+            cordon(node)
+            await all_well(node)
+
+
+def memory_of(node: Node) -> int:
+    found = published(node)
+    return sum(entry.device.memory_bytes >> 20 for entry in found.devices) if found is not None else 0
+
+
+def writes(node: Node, since: int = 0) -> list[str]:
+    """The writing requests of the agent, without events."""
+    asked = list(node.api.requests)[since:]
+    return [f"{verb} {path}" for verb, path in asked if verb != "GET" and not path.endswith("/events")]
+
+
+class TestPublishing:
+    async def test_the_object_is_what_the_scheduler_reads(self):
+        async with healthy_node("h200x8") as node:
+            found = published(node)
+            assert [entry.device.uuid for entry in found.devices] == [gpu.uuid for gpu in node.inventory.gpus]
+            assert {entry.device.model for entry in found.devices} == {"NVIDIA H200"}
+            assert len(found.links) == 28
+            assert {(link.kind.value, link.lanes) for link in found.links} == {("nvlink", 18)}
+            assert sum(entry.device.memory_bytes >> 20 for entry in found.devices) == node.allocatable(MEMORY)
+            assert found.driver_version == "580.159.03"
+            assert found.agent_version
+            assert found.isolation
+            item = node.cluster.get(Kind.GPU_NODE, "", NODE)
+            assert item["metadata"]["ownerReferences"][0]["uid"] == node.cluster.get(Kind.NODE, "", NODE)["metadata"]["uid"]
+
+    async def test_a_node_at_rest_asks_the_api_for_nothing_and_a_gpu_that_falls_and_recovers_costs_a_handful_of_writes(self):
+        async with healthy_node() as node:
+            await asyncio.sleep(0.5)
+            begun = len(node.api.requests)
+            await asyncio.sleep(2)
+            assert list(node.api.requests)[begun:] == []
+            inject(node, "lost", "--gpu", "1")
+            await eventually(lambda: states(node) == ["healthy", "lost"], "it is lost")
+            inject(node, "recover", "--gpu", "1")
+            await all_well(node)
+            made = writes(node, begun)
+            by_object = {name: sum(name in write for write in made) for name in ("/gpunodes/", "/nodes/")}
+            assert by_object["/gpunodes/"] == 2  # out and back
+            assert by_object["/nodes/"] <= 4  # capacity and condition, out and back
+            assert all(write.startswith("PATCH ") for write in made)
+
+    async def test_an_api_that_was_down_is_told_what_happened_meanwhile(self):
+        async with healthy_node() as node:
+            with node.api.outage():
+                inject(node, "lost", "--gpu", "1")
+                await eventually(lambda: node.allocatable(VGPU) == 16, "the kubelet hears of it all the same")
+                await asyncio.sleep(1)
+                assert states(node) == ["healthy", "healthy"]
+            await eventually(lambda: states(node) == ["healthy", "lost"], "the API is told", 30)
+            await eventually(lambda: condition(node)["status"] == "False", "the condition is told", 30)
+            inject(node, "recover", "--gpu", "1")
+            await all_well(node)
+
+    async def test_an_object_that_was_deleted_is_made_again(self):
+        async with healthy_node() as node:
+            cordon(node, cordoned=True)
+            await eventually(lambda: node.allocatable(VGPU) == 0, "the node is cordoned")
+            node.cluster.delete(Kind.GPU_NODE, "", NODE)
+            await eventually(lambda: len(states(node)) == 2, "it is published again")
+            await all_well(node)
+
+    async def test_without_the_resource_definition_all_else_works(self):
+        async with make_node(start_agent=False) as node:
+            node.api.gpu_nodes = False
+            await node.agent.start()
+            await node.wait_ready()
+            await eventually(lambda: condition(node).get("status") == "True", "the condition is published")
+            node.create_pod(manifest("a"))
+            await running(node, "a")
+            assert published(node) is None
+            assert sum("gpunodes" in path for _, path in node.api.requests) == 1  # looked for once a minute

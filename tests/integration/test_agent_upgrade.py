@@ -1,0 +1,148 @@
+"""The agent and its shim are replaced, or taken away, under containers that run; and what the agent leaves on a node is nobody else's."""
+
+import asyncio
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from aliquot.demo.evidence import parse_events
+from aliquot.paths import built
+from proto import contract
+from proto.units import MIB
+from tests.integration.agent_nodes import container, eventually, grants, make_node, manifest, running
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir")]
+CLIENT = built("bin/aliquot-cuda-client")
+NEWER = b"\n# a newer version\n"
+
+
+def cuda(name: str = "main", mib: int = 1024) -> dict:
+    """A container that holds memory as long as it lives."""
+    return {**container(name, mib=mib), "command": ["sh", "-c", f"exec {CLIENT} hold --mib 200"]}
+
+
+def newer_shim(directory: Path) -> Path:
+    """The shim of the next release."""
+    source = directory / "shim-of-the-next-release"
+    shutil.copytree(built(f"lib/shim/{contract.CUDA_SONAME}").parent, source)
+    for library in (source / contract.CUDA_SONAME, source / contract.NVML_SONAME):
+        library.chmod(0o644)
+        library.write_bytes(library.read_bytes() + NEWER)  # the loader reads the segments and nothing behind them
+    return source
+
+
+def front_of(node, pod: str) -> Path:
+    (front,) = {path.resolve() for path in node.container(pod).root.glob("usr/lib/*/libcuda.so.1")}
+    return front
+
+
+def is_newer(node, pod: str) -> bool:
+    return front_of(node, pod).read_bytes().endswith(NEWER)
+
+
+async def filled_mib(node, pod: str) -> int:
+    """Run a program in the pod's container that takes what it can get; return how much it got."""
+    code, output = await node.runtime.execute(node.container(pod), [str(CLIENT), "fill", "--step", "64"])
+    assert code == 0, output
+    (filled,) = [event for event in parse_events(output.splitlines()) if event["event"] == "fill"]
+    return int(filled["held_bytes"]) // MIB
+
+
+async def test_a_new_release_leaves_what_runs_alone_and_serves_what_comes():
+    async with make_node("t4x2") as node:
+        node.create_pod(manifest("old", cuda()))
+        await running(node, "old")
+        await eventually(lambda: node.container("old").lines(), "it holds its memory")
+        pid, grant = node.container("old").pid, grants(node)
+        (old_version,) = (node.layout.state / "shim").iterdir()
+
+        await node.agent.stop()
+        node.agent.flags.append(f"--shim-dir={newer_shim(node.layout.base)}")
+        await node.agent.start()
+        await node.wait_ready()
+        node.create_pod(manifest("new", cuda()))
+        await running(node, "new")
+        await eventually(lambda: node.container("new").lines(), "it holds its memory")
+
+        assert (is_newer(node, "old"), is_newer(node, "new")) == (False, True)
+        assert (node.container("old").pid, node.container("old").exit_code) == (pid, None)
+        assert [one for one in grants(node) if one["pod"] == "old"] == grant
+        assert old_version.is_dir()
+        assert len(list((node.layout.state / "shim").iterdir())) == 2
+        for pod in ("old", "new"):
+            assert 0 < await filled_mib(node, pod) < 1024 - 200
+
+        node.container("old").signal_group(9)  # what starts again gets the new one
+        await eventually(lambda: node.container("old").pid != pid and is_newer(node, "old"), "the container was started again")
+        await node.agent.stop()
+        await node.agent.start()
+        await node.wait_ready()
+        await eventually(lambda: not old_version.exists(), "the version that nobody uses is gone")
+        assert (is_newer(node, "old"), is_newer(node, "new")) == (True, True)
+        await running(node, "old", "new")
+
+
+async def test_containers_outlive_the_agent_under_their_limits():
+    async with make_node("t4x2") as node:
+        node.create_pod(manifest("a", cuda()))
+        await running(node, "a")
+        await eventually(lambda: node.container("a").lines(), "it holds its memory")
+        pid = node.container("a").pid
+        await node.agent.stop()
+        await eventually(lambda: node.allocatable(contract.RESOURCE_VGPU) == 0, "kubelet knows that the plugin is gone")
+        await asyncio.sleep(0.5)
+        assert (node.container("a").pid, node.container("a").exit_code) == (pid, None)
+        assert 0 < await filled_mib(node, "a") < 1024 - 200
+        (spec,) = node.layout.cdi_dynamic.iterdir()
+        assert all(path.exists() for path in mounted(spec))
+
+
+def mounted(spec: Path) -> list[Path]:
+    """The host's files that a CDI spec mounts."""
+    return [Path(mount["hostPath"]) for mount in json.loads(spec.read_bytes())["devices"][0]["containerEdits"]["mounts"]]
+
+
+DIRECTORY, FILE, SOCKET = stat.S_IFDIR, stat.S_IFREG, stat.S_IFSOCK
+WRITTEN = {
+    "state": DIRECTORY | 0o700,
+    "state/secret": FILE | 0o600,
+    "state/ledger": DIRECTORY | 0o700,
+    "state/ledger/*.json": FILE | 0o600,
+    "state/mig": DIRECTORY | 0o700,
+    "state/shim": DIRECTORY | 0o755,  # below a directory of 0700: containers reach it by their mounts only
+    "state/shim/*": DIRECTORY | 0o755,
+    "state/shim/*/*.so*": FILE | 0o555,
+    "state/shim/*/ld.so.preload": FILE | 0o444,
+    "run": DIRECTORY | 0o755,
+    "run/metrics-address": FILE | 0o644,
+    "run/health": FILE | 0o600,
+    "run/containers": DIRECTORY | 0o700,
+    "run/containers/*": DIRECTORY | 0o700,
+    "run/containers/*/grant.json": FILE | 0o600,
+    "run/containers/*/limits": FILE | 0o444,
+    "run/containers/*/region": FILE | 0o666,  # the container's user writes it, where it is mounted; 0700 above keeps others out
+    "run-cdi/aliquot.dev-vgpu-*.json": FILE | 0o644,  # runtimes read it; its name cannot be guessed
+    "device-plugins/aliquot-vgpu-*.sock": SOCKET | 0o755,
+}
+SHARED_PAGES = {"run/*": DIRECTORY | 0o700, "run/*/page": FILE | 0o666}
+OTHERS = ("containers", "proc", "sim", "token", "etc-cdi", "pod-resources", "agent.log", "device-plugins/kubelet*", "shim-*")
+
+
+async def test_what_the_agent_writes_has_the_tightest_mode_and_lies_where_it_is_documented():
+    async with make_node("t4x2") as node:
+        node.create_pod(manifest("a", cuda(), annotations={contract.ANNOTATION_PRIORITY: "high"}))
+        node.create_pod(manifest("b", cuda()))
+        await running(node, "a", "b")
+        await asyncio.sleep(1.0)  # some passes of everything that runs by itself
+        base = node.layout.base
+        others = {path for pattern in OTHERS for top in base.glob(pattern) for path in (top, *top.rglob("*"))}
+        made = {path: path.lstat().st_mode for path in base.rglob("*") if path not in others}
+        expected: dict[Path, int] = {}
+        for pattern, mode in (*SHARED_PAGES.items(), *WRITTEN.items()):  # the particular after the general
+            expected |= dict.fromkeys(base.glob(pattern), mode)
+        expected |= {base / name: made[base / name] for name in ("run-cdi", "device-plugins")}  # kubelet's and the runtime's own
+        assert {str(path): oct(mode) for path, mode in made.items()} == {str(path): oct(expected.get(path, 0)) for path in made}
+        assert all(list(base.glob(pattern)) for pattern in WRITTEN if pattern != "state/mig")

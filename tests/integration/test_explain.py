@@ -1,0 +1,280 @@
+"""Explanations from a running scheduler, and the commands that show them, as an operator meets them."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from aliquot.__main__ import main
+from aliquot.cli.errors import NotFoundError
+from proto import contract
+from proto.gpunode import encode_gpu_node
+from scheduler_plugin.services import waiting_events
+from tests.integration.test_extender import Running, running
+from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
+from tests.unit.scheduler_plugin.builders import make_node
+
+NODES = ("n1", "n2")
+
+
+@pytest.fixture
+async def api():
+    async with FakeApi() as served:
+        for name in NODES:
+            await served.put("nodes", node_object(name))
+            await served.put("gpunodes", json.loads(encode_gpu_node(make_node(name, 2))))
+        yield served
+
+
+async def create(api: FakeApi, extender: Running, name: str, *nodes: str, **fields: Any) -> dict:
+    """Create a pod and have it scheduled; on none of the nodes it stays waiting."""
+    pod = await api.put("pods", pod_object(name, **fields))
+    await extender.until(lambda: pod["metadata"]["uid"] in extender.state.pods)
+    if nodes:
+        await extender.schedule(pod, *nodes)
+    else:
+        await extender.filter(pod, *NODES)
+    return pod
+
+
+async def aliquot(extender: Running, *arguments: str) -> Result:
+    """Run the command against the scheduler's own address."""
+    url = f"http://{extender.scheduler.addresses['status']}"
+    command = [*arguments[:1], *(["--url", url] if arguments[0] != "replay" else []), *arguments[1:]]
+    return await asyncio.to_thread(CliRunner().invoke, main, command)
+
+
+async def full(api: FakeApi, extender: Running) -> dict:
+    """Fill the cluster, and add a pod that waits."""
+    for number in range(4):
+        await create(api, extender, f"busy-{number}", *NODES, vgpu="1", vgpu_memory=str(600 + number))
+    return await create(api, extender, "late", vgpu="1", vgpu_memory="500")
+
+
+async def test_why_names_reasons_and_the_least_that_would_help(api):
+    async with running(api) as extender:
+        await full(api, extender)
+        result = await aliquot(extender, "why", "team/late")
+    assert result.exit_code == 4
+    lines = result.output.splitlines()
+    assert lines[0] == "team/late: none of 2 nodes fits"
+    assert lines[1].split("  ", 3)[-1].strip().startswith("2  not enough free memory on one GPU")
+    assert "  - ask for at most 400 MiB of memory per vGPU instead of 500 MiB: it would fit on node" in result.output
+    assert "  - free 100 MiB on GPU-" in result.output
+    assert "  - end team/busy-" in result.output
+
+
+async def test_why_of_a_bound_pod_says_where_it_is(api):
+    async with running(api) as extender:
+        await create(api, extender, "busy", "n2", vgpu="1", vgpu_memory="600")
+        await extender.until(lambda: extender.state.pods["uid-busy"].node_name == "n2")
+        result = await aliquot(extender, "why", "busy", "-n", "team", "-o", "json")
+    assert result.exit_code == 0
+    assert json.loads(result.output)["node"] == "n2"
+    assert json.loads(result.output)["devices"][0].startswith("GPU-n2-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("why", "team/nobody"), 3, "no pod team/nobody is known here"),
+        (("what-if", "--drain", "n9"), 1, "no node n9 with GPUs"),
+        (("what-if", "--cordon", "GPU-x"), 1, "no GPU GPU-x"),
+    ],
+)
+async def test_what_is_not_there_is_said(api, arguments, status, says):
+    async with running(api) as extender:
+        result = await aliquot(extender, *arguments)
+    assert (result.exit_code, says in result.output) == (status, True), result.output
+
+
+async def test_a_waiting_pod_gets_one_event_that_says_what_would_help(api, monkeypatch):
+    monkeypatch.setattr(waiting_events, "PERIOD_SECONDS", 0.02)
+    async with running(api) as extender:
+        late = await full(api, extender)
+        await extender.until(lambda: bool(api.events))
+        for _ in range(3):  # kube-scheduler tries again and again
+            await extender.filter(late, *NODES)
+        await asyncio.sleep(0.2)
+    (event,) = api.events
+    assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Pod", "namespace": "team", "name": "late", "uid": "uid-late"}
+    assert (event["reason"], event["type"]) == ("AliquotNoGpuFits", "Warning")
+    assert event["message"].startswith("0 of 2 nodes fit: 2 not enough free memory on one GPU. What would help: ask for at most 400 MiB")
+
+
+async def test_a_member_that_waits_for_its_gang_is_told_so(api, monkeypatch):
+    monkeypatch.setattr(waiting_events, "PERIOD_SECONDS", 0.02)
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    async with running(api) as extender:
+        await create(api, extender, "first", vgpu="1", annotations=gang)
+        result = await aliquot(extender, "why", "team/first")
+        assert (result.exit_code, result.output) == (
+            4,
+            "team/first: 2 of 2 nodes fit, but gang: 2 members must start together, fewer exist\n",
+        )
+        await extender.until(lambda: bool(api.events))
+        await create(api, extender, "second", vgpu="1", annotations=gang)
+        assert (await aliquot(extender, "why", "team/first")).exit_code == 0, "room is held for both"
+    assert "gang: 2 members must start together" in api.events[0]["message"]
+
+
+async def test_a_decision_that_was_saved_is_decided_the_same_again_after_everything_changed(api, tmp_path):
+    saved = tmp_path / "decision.json"
+    async with running(api) as extender:
+        await full(api, extender)
+        assert (await aliquot(extender, "why", "team/busy-0", "--save", str(saved))).exit_code == 0
+    result = await asyncio.to_thread(CliRunner().invoke, main, ["replay", str(saved)])
+    assert (result.exit_code, "the same as recorded" in result.output) == (0, True), result.output
+    document = json.loads(saved.read_text())
+    document["answer"]["chosen"] = "n9"
+    saved.write_text(json.dumps(document))
+    result = await asyncio.to_thread(CliRunner().invoke, main, ["replay", str(saved)])
+    assert (result.exit_code, "chosen: recorded n9, now n" in result.output) == (4, True), result.output
+
+
+async def test_a_decision_on_a_member_of_a_gang_is_decided_the_same_again(api, tmp_path):
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    says = {"first": "0 of 2 nodes fit, gang: 2 members must start together, fewer exist", "second": "1 of 2 nodes fit, node n"}
+    async with running(api) as extender:
+        for name in says:
+            await create(api, extender, name, vgpu="1", annotations=gang)
+            await aliquot(extender, "why", f"team/{name}", "--save", str(tmp_path / name))
+    for name, sentence in says.items():
+        result = await asyncio.to_thread(CliRunner().invoke, main, ["replay", str(tmp_path / name)])
+        assert (result.exit_code, "the same as recorded" in result.output) == (0, True), result.output
+        assert result.output.startswith(f"team/{name}: {sentence}")
+
+
+async def test_what_if_moves_drained_pods_and_places_new_ones(api, tmp_path):
+    manifest = tmp_path / "new.yaml"
+    manifest.write_text(yaml.safe_dump(deployment(replicas=3, limits={"nvidia.com/vgpu-memory": "4Gi"})))
+    small = tmp_path / "small.yaml"
+    small.write_text(yaml.safe_dump(deployment(replicas=2, limits={"nvidia.com/gpu": 1, "nvidia.com/gpumem": 300})))
+    async with running(api) as extender:
+        await create(api, extender, "busy", "n1", vgpu="1", vgpu_memory="600")
+        await extender.until(lambda: extender.state.pods["uid-busy"].node_name == "n1")
+        before = extender.state.columns.change_count
+        drained = await aliquot(extender, "what-if", "--drain", "n1", "--add", str(small), "-o", "json")
+        refused = await aliquot(extender, "what-if", "--add", str(manifest))
+        assert extender.state.columns.change_count == before, "a trial changes nothing"
+    placements = json.loads(drained.output)["placements"]
+    assert drained.exit_code == 0
+    assert [(one["pod"], one["node"]) for one in placements] == [("team/busy", "n2"), ("default/web-0", "n2"), ("default/web-1", "n2")]
+    assert refused.exit_code == 4
+    assert "default/web-0: fits nowhere: 2 not enough free memory on one GPU" in refused.output
+
+
+async def test_what_if_places_a_gang_whole_or_not_at_all(api, tmp_path):
+    files = []
+    for name, replicas in (("small", 2), ("large", 3)):
+        document = deployment(replicas=replicas, limits={"nvidia.com/vgpu": 1})
+        document["metadata"]["name"] = name
+        gang = {contract.ANNOTATION_GANG: name, contract.ANNOTATION_GANG_MIN: str(replicas)}
+        document["spec"]["template"].setdefault("metadata", {})["annotations"] = gang
+        files.append(tmp_path / f"{name}.yaml")
+        files[-1].write_text(yaml.safe_dump(document))
+    async with running(api) as extender:
+        result = await aliquot(extender, "what-if", "--add", str(files[0]), "--add", str(files[1]))
+    assert result.exit_code == 4
+    lines = result.output.splitlines()
+    assert all(f"default/small-{number}: node n" in lines[number] for number in range(2))
+    sentence = "gang large: 3 members must start together, no room for enough members at once"
+    assert lines[2:5] == [f"default/large-{number}: {sentence}" for number in range(3)]
+
+
+async def test_what_if_tries_a_cordon_and_another_policy_on_a_saved_snapshot(api, tmp_path):
+    manifest, saved = tmp_path / "new.yaml", tmp_path / "snapshot.json"
+    manifest.write_text(yaml.safe_dump(deployment(replicas=4, limits={"nvidia.com/vgpu-memory": "100Mi"})))
+    async with running(api) as extender:
+        packed = await aliquot(extender, "what-if", "--add", str(manifest), "--policy", "binpack", "--save", str(saved), "-o", "json")
+    spread = await asyncio.to_thread(
+        CliRunner().invoke, main, ["what-if", "--snapshot", str(saved), "--add", str(manifest), "--policy", "spread", "-o", "json"]
+    )
+    cordons = [f"--cordon=GPU-{gpu}" for gpu in ("n1-0", "n1-1", "n2-0")]
+    cordoned = await asyncio.to_thread(
+        CliRunner().invoke, main, ["what-if", "--snapshot", str(saved), "--add", str(manifest), *cordons, "-o", "json"]
+    )
+    assert len(devices(packed)) == 1
+    assert len(devices(spread)) == 4
+    assert devices(cordoned) == {"GPU-n2-1"}
+
+
+def devices(result: Result) -> set[str]:
+    assert result.exit_code == 0, result.output
+    return {uuid for placement in json.loads(result.output)["placements"] for uuid in placement["devices"]}
+
+
+def deployment(replicas: int, limits: dict[str, Any]) -> dict[str, Any]:
+    container = {"name": "main", "image": "x", "resources": {"limits": limits}}
+    template = {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [container]}}
+    spec = {"replicas": replicas, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": spec}
+
+
+ODD_POD = "kind: Pod\nspec: {containers: [{name: m, resources: {limits: 7}}]}"
+
+
+@pytest.mark.parametrize("text", ["kind: Service", "a: [", "kind: Deployment", ODD_POD])
+async def test_a_manifest_that_is_none_is_refused_with_a_sentence(api, tmp_path, text):
+    manifest = tmp_path / "odd.yaml"
+    manifest.write_text(text)
+    async with running(api) as extender:
+        result = await aliquot(extender, "what-if", "--add", str(manifest))
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+async def test_decisions_are_listed_and_too_many_questions_are_refused(api):
+    async with running(api) as extender:
+        await full(api, extender)
+        status, text = await extender.page("/decisions")
+        assert status == 200
+        lines = json.loads(text)
+        assert [line["pod"] for line in lines] == ["team/late", "team/busy-3", "team/busy-2", "team/busy-1", "team/busy-0"]
+        assert lines[0]["failed"] == {"memory": 2}
+        assert lines[-1]["chosen"] in NODES
+        assert (await extender.page("/explain/why"))[0] == 400
+        statuses = [(await extender.page("/decisions"))[0] for _ in range(10)]
+        assert 429 in statuses
+        assert (await extender.filter(api.pod("late"), *NODES))["NodeNames"] == [], "verbs go on"
+
+
+async def test_the_pages_can_be_switched_off(api):
+    async with running(api, explain_pages=False) as extender:
+        assert (await extender.page("/explain/snapshot"))[0] == 404
+        assert (await extender.page("/metrics"))[0] == 200
+
+
+class ProxiedCluster:
+    """An API server that proxies two replicas, the first of which knows nothing."""
+
+    def __init__(self, answer: str) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def get(self, path: str, query: Any = None) -> Any:
+        assert (path, query) == ("/api/v1/namespaces/aliquot-system/pods", {"labelSelector": "app.kubernetes.io/name=aliquot-scheduler"})
+        phases = {"s0": "Failed", "s1": "Running", "s2": "Running"}
+        return {"items": [{"metadata": {"name": name}, "status": {"phase": phase}} for name, phase in phases.items()]}
+
+    def text(self, path: str) -> str:
+        self.asked.append(path)
+        if "/s1:" in path:
+            raise NotFoundError("no recent decision")
+        return self.answer
+
+
+def test_replicas_are_asked_through_the_api_server_until_one_knows(monkeypatch, tmp_path):
+    answer = json.dumps({"pod": "team/late", "uid": "u", "node": "n1", "devices": ["GPU-1"]})
+    cluster = ProxiedCluster(answer)
+    monkeypatch.setattr("aliquot.explain.scheduler.connect", lambda target: cluster)
+    saved = tmp_path / "decision.json"
+    result = CliRunner().invoke(main, ["why", "team/late", "--save", str(saved)])
+    assert (result.exit_code, result.output) == (0, "team/late: bound to node n1 with GPU-1\n")
+    proxy = "/api/v1/namespaces/aliquot-system/pods/{}:9412/proxy/explain/why?namespace=team&pod=late"
+    assert cluster.asked[:2] == [proxy.format("s1"), proxy.format("s2")]
+    assert saved.read_text() == answer

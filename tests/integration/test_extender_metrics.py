@@ -1,0 +1,105 @@
+"""What /metrics says about the queue, the streams, preemption and each GPU model, read as Prometheus reads it."""
+
+import json
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from proto import contract, units
+from proto.gpunode import encode_gpu_node
+from tests.integration.test_extender import Running, running
+from tests.unit.scheduler_plugin.api import FakeApi, pod_object
+from tests.unit.scheduler_plugin.builders import make_device, make_node
+
+
+@pytest.fixture
+async def api():
+    async with FakeApi() as served:
+        h100 = [make_device("n1", minor, model="NVIDIA H100") for minor in (0, 1)]
+        await served.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", h100, shares_per_gpu=1))))
+        cordoned = make_node("n2", [make_device("n2", 0, model="NVIDIA A100")], cordoned=True)
+        await served.put("gpunodes", json.loads(encode_gpu_node(cordoned)))
+        yield served
+
+
+async def samples(extender: Running) -> dict[tuple[str, ...], float]:
+    status, text = await extender.page("/metrics")
+    assert status == 200
+    families = text_string_to_metric_families(text)
+    return {
+        (sample.name.removeprefix("aliquot_scheduler_"), *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def test_memory_is_told_by_model_and_what_nobody_can_get_is_stranded(api):
+    async with running(api) as extender:
+        pod = await api.put("pods", pod_object("p", vgpu="1", vgpu_memory="400"))
+        await extender.schedule(pod, "n1")
+        found = await samples(extender)
+    assert found["model_gpus", "nvidia h100"] == 2
+    assert found["model_memory_bytes", "nvidia h100"] == 2000 * units.MIB
+    assert found["model_memory_allocated_bytes", "nvidia h100"] == 400 * units.MIB
+    assert found["model_memory_stranded_bytes", "nvidia h100"] == 600 * units.MIB, "the only share of that GPU is taken"
+    assert found["model_memory_stranded_bytes", "nvidia a100"] == 1000 * units.MIB, "the GPU is cordoned"
+    assert 0 <= found["model_fragmented_gpus", "nvidia h100"] <= 2
+
+
+async def test_the_queue_and_the_streams_are_told(api):
+    async with running(api) as extender:
+        for name, memory in (("fits", "400"), ("waits", "4000")):
+            await extender.filter(await api.put("pods", pod_object(name, vgpu="1", vgpu_memory=memory)), "n1")
+        found = await samples(extender)
+    assert (found[("waiting_pods",)], found[("decided_pods",)], found[("open_bindings",)]) == (1, 1, 0)
+    assert {key[1] for key in found if key[0] == "watch_lag_seconds"} == {"gpunodes", "nodes", "pods"}
+    assert all(0 <= value < 5 for key, value in found.items() if key[0] == "watch_lag_seconds")
+
+
+async def test_preemption_is_counted_by_whether_it_helps_and_what_it_adds(api):
+    async with running(api) as extender:
+        for number in range(2):
+            pod = pod_object(f"busy-{number}", vgpu="1")
+            await extender.schedule(await api.put("pods", pod), "n1")
+        await extender.until(lambda: all(pod.node_name for pod in extender.state.pods.values()))
+        urgent = pod_object("urgent", vgpu="1")
+        urgent["spec"]["priority"] = 10
+        empty = {"Pods": [], "NumPDBViolations": 0}
+        await extender.call("preempt", {"Pod": urgent, "NodeNameToVictims": None, "NodeNameToMetaVictims": {"n1": empty, "n2": empty}})
+        found = await samples(extender)
+    assert (found["preemption_nodes_total", "helps"], found["preemption_nodes_total", "does_not_help"]) == (1, 1)
+    assert found[("preemption_victims_added_total",)] == 1
+
+
+NAMED = {
+    "verb latency": ("verb_duration_seconds_count", "filter"),
+    "verb outcome": ("verbs_total", "ok", "filter"),
+    "attempts": ("attempts_total", "fits"),
+    "reasons": ("node_rejections_total", "no-gpu"),
+    "reservations held": ("reservations", "soft"),
+    "reservations expired": ("reservations_expired_total",),
+    "state age": ("state_age_seconds",),
+    "decision queue": ("waiting_pods",),
+    "fragmentation per model": ("model_fragmented_gpus", "nvidia h100"),
+    "stranded memory per model": ("model_memory_stranded_bytes", "nvidia h100"),
+    "allocated ratio": ("memory_allocated_ratio",),
+    "gang attempts": ("gang_attempts_total", "planned"),
+    "gangs that wait": ("waiting_gangs",),
+    "preemption": ("preemption_nodes_total", "helps"),
+    "victims": ("preemption_victims_added_total",),
+    "watch lag": ("watch_lag_seconds", "pods"),
+}
+
+
+async def test_everything_that_operators_watch_is_told(api):
+    async with running(api, soft_seconds=0.2, gang_seconds=1) as extender:
+        gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "1"}
+        await extender.filter(await api.put("pods", pod_object("member", vgpu="1", annotations=gang)), "n1", "stranger")
+        single = await api.put("pods", pod_object("single", vgpu="1"))
+        assert (await extender.filter(single, "n1", "stranger"))["NodeNames"] == ["n1"]
+        args = {"Pod": single, "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
+        assert (await extender.call("preempt", args))["NodeNameToMetaVictims"].keys() == {"n1"}
+        await extender.until(lambda: not extender.state.reservations)
+        found = {key for key, _ in (await samples(extender)).items()}
+    missing = {what: sample for what, sample in NAMED.items() if not any(key[: len(sample)] == sample for key in found)}
+    assert not missing

@@ -1,0 +1,260 @@
+"""Who may ask the extender, and what a slow, broken or hostile client can do: nothing to the others, and nothing to the state."""
+
+import asyncio
+import json
+import ssl
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from program.api_server import ApiServer
+from program.settings import SettingsError
+from proto import contract
+from proto.gpunode import encode_gpu_node
+from proto.model import Policy
+from scheduler_plugin import __main__ as program
+from scheduler_plugin.adapters import http
+from scheduler_plugin.adapters.kube import KubeConnection
+from scheduler_plugin.core.score import DEFAULT_WEIGHTS
+from scheduler_plugin.core.shapes import Shapes
+from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.errors import WireError
+from scheduler_plugin.extender.bind import Binder
+from scheduler_plugin.extender.desk import Desk
+from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.extender.preempt import choose_victims
+from scheduler_plugin.extender.prioritize import prioritize_nodes
+from scheduler_plugin.settings import Settings
+from scheduler_plugin.webhook.normalise import Normaliser
+from scheduler_plugin.webhook.review import Reviews
+from scheduler_plugin.webhook.vocabularies import Options
+from tests.integration.test_extender import running
+from tests.unit.scheduler_plugin.api import FakeApi, pod_object
+from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+
+# --- who may ask ----------------------------------------------------------------------------------------------------
+
+
+def test_beyond_loopback_the_extender_needs_certificates_of_both_sides():
+    for flags in ([], ["--tls-cert-file=c", "--tls-key-file=k"]):
+        with pytest.raises(SettingsError, match="whoever reaches it can bind pods"):
+            Settings.load(["--extender-address=0.0.0.0:9410", "--webhook-address=", *flags], {})
+
+
+def authority(directory: Path, name: str) -> tuple[Path, Path, Path]:
+    """Make a CA and a certificate of it for 127.0.0.1; return certificate, key and CA."""
+    ca, ca_key, key, request, certificate = (directory / f"{name}{end}" for end in ("-ca.crt", "-ca.key", ".key", ".csr", ".crt"))
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    extensions = directory / f"{name}.ext"
+    extensions.write_text("subjectAltName=IP:127.0.0.1\n")
+    signed = ["-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-days", "2", "-extfile", extensions]
+    for command in (
+        ["req", "-x509", *curve, "-days", "2", "-subj", f"/CN={name}-ca", "-keyout", ca_key, "-out", ca],
+        ["req", *curve, "-subj", f"/CN={name}", "-keyout", key, "-out", request],
+        ["x509", "-req", "-in", request, *signed, "-out", certificate],
+    ):
+        subprocess.run(["openssl", *map(str, command)], check=True, capture_output=True)
+    return certificate, key, ca
+
+
+async def test_only_clients_of_the_given_authority_are_heard(tmp_path):
+    certificate, key, ca = authority(tmp_path, "ours")
+    stranger = authority(tmp_path, "stranger")
+    async with FakeApi() as api:
+        await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 2))))
+        connection = KubeConnection(ApiServer(api.url, None, None))
+        scheduler = program.Scheduler(
+            Settings(
+                extender_address="127.0.0.1:0",
+                webhook_address="",
+                metrics_address="127.0.0.1:0",
+                tls_cert_file=str(certificate),
+                tls_key_file=str(key),
+                client_ca_file=str(ca),
+            ),
+            connection,
+        )
+        stop = asyncio.Event()
+        task = asyncio.create_task(scheduler.run(stop))
+        while not scheduler.ready:  # noqa: ASYNC110 - readiness is a property, as /readyz reads it
+            await asyncio.sleep(0.01)
+        body = json.dumps({"Pod": pod_object("p", vgpu="1"), "NodeNames": ["n1"]}).encode()
+
+        async def ask(own: tuple[Path, Path] | None) -> int:
+            context = ssl.create_default_context(cafile=str(ca))
+            if own is not None:
+                context.load_cert_chain(*map(str, own))
+            async with aiohttp.ClientSession() as session:
+                address = f"https://{scheduler.addresses['extender']}/filter"
+                async with session.post(address, data=body, ssl=context) as response:
+                    return response.status
+
+        assert await ask((certificate, key)) == 200
+        before = scheduler._state.columns.change_count
+        for own in (None, stranger[:2]):
+            with pytest.raises(aiohttp.ClientError):
+                await ask(own)
+        assert scheduler._state.columns.change_count == before
+        stop.set()
+        await task
+        await connection.close()
+
+
+# --- slow clients ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def api():
+    async with FakeApi() as served:
+        await served.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 2))))
+        yield served
+
+
+HEAD = b"POST /filter HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", HEAD[:14], HEAD + b"X-Slow: ", HEAD + b"Content-Length: 9\r\n\r\n{"],
+    ids=["nothing", "half a line", "half a head", "half a body"],
+)
+async def test_clients_that_stop_in_the_middle_are_let_go_and_hold_nobody_up(api, monkeypatch, sent):
+    monkeypatch.setattr(http, "FIRST_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(http, "BODY_SECONDS", 0.3)
+    async with running(api) as extender:
+        host, port = extender.scheduler.addresses["extender"].split(":")
+        slow = [await asyncio.open_connection(host, int(port)) for _ in range(50)]
+        for _, writer in slow:
+            writer.write(sent)
+        pod = await api.put("pods", pod_object("p", vgpu="1"))
+        assert (await asyncio.wait_for(extender.filter(pod, "n1"), 1))["NodeNames"] == ["n1"]
+        answers = await asyncio.wait_for(asyncio.gather(*(_rest(reader) for reader, _ in slow)), 5)
+        assert all(answer == b"" or answer.startswith(b"HTTP/1.1 408") for answer in answers)
+        for _, writer in slow:
+            writer.close()
+        assert (await extender.filter(pod, "n1"))["NodeNames"] == ["n1"]
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    """Read what is sent before the end of the connection; of an answer, its first line."""
+    try:
+        return await reader.readline()
+    except ConnectionError:
+        return b""
+
+
+# --- hostile bodies -------------------------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+ODD = ["1e9999999", "9" * 400, "-1", "1Ki", "0.5", [None], {"limits": {"nvidia.com/vgpu": "x"}}]
+VALID = {
+    "filter": {"Pod": pod_object("p", vgpu="1", vgpu_memory="300"), "Nodes": None, "NodeNames": ["n1", "n2"]},
+    "prioritize": {"Pod": pod_object("p", vgpu="1"), "Nodes": {"items": [{"metadata": {"name": "n1"}}]}, "NodeNames": None},
+    "preempt": {
+        "Pod": pod_object("p", vgpu="2"),
+        "NodeNameToVictims": {"n1": {"Pods": [pod_object("v", vgpu="1")], "NumPDBViolations": 0}},
+        "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "b1"}], "NumPDBViolations": 0}},
+    },
+    "bind": {"PodName": "p", "PodNamespace": "team", "PodUID": "uid-p", "Node": "n1"},
+    "review": {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {"uid": "r", "operation": "CREATE", "object": pod_object("p", vgpu="1", vgpu_memory="4Gi")},
+    },
+}
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
+    """Draw a valid body with one thing in it replaced, or its text cut or changed."""
+    verb = draw(st.sampled_from(sorted(VALID)))
+    document = json.loads(json.dumps(VALID[verb]))
+    place, keys = document, list(document)
+    for _ in range(draw(st.integers(0, 5))):
+        key = draw(st.sampled_from(keys))
+        inner = place[key]
+        deeper = list(inner) if isinstance(inner, dict) else list(range(len(inner))) if isinstance(inner, list) else []
+        if not deeper:
+            break
+        place, keys = inner, deeper
+    key = draw(st.sampled_from(keys))
+    if draw(st.booleans()):
+        place[key] = draw(
+            json_values | st.sampled_from(["1e9999999", "9" * 400, "-1", "1Ki", "0.5", [None], {"limits": {"nvidia.com/vgpu": "x"}}])
+        )
+    elif isinstance(place, dict):
+        del place[key]
+    text = json.dumps(document).encode()
+    at = draw(st.integers(0, len(text)))
+    return verb, draw(st.sampled_from([text, text, text, text[:at], text[:at] + b"\xff" + text[at:], text[:at] + b'"' + text[at:]]))
+
+
+class NoApi:
+    async def bind(self, *_: object) -> None:
+        raise AssertionError("nothing may be bound")
+
+    async def get_pod(self, *_: object) -> None:
+        return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(bodies())
+def test_any_body_is_answered_or_refused_and_leaves_at_most_an_expectation(drawn):
+    verb, body = drawn
+    state = ClusterState()
+    for name in ("n1", "n2"):
+        state.set_gpu_node(make_node(name, 2))
+    state.set_pod(make_pod("b1", node="n1", shares={"main": [make_share("n1", 0, 700)]}, vgpu="1"))
+    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+    held = {uid: state.footprint_of(uid) for uid in state.pods}
+    before = state.columns.change_count
+    reviews = Reviews(Normaliser(Options(lambda _: {1000})), lambda _: None)
+    try:
+        match verb:
+            case "filter":
+                json.loads(filter_nodes(desk, body, 0.0))
+            case "prioritize":
+                json.loads(prioritize_nodes(desk, body))
+            case "preempt":
+                json.loads(choose_victims(desk, body))
+            case "bind":
+                assert json.loads(asyncio.run(Binder(desk, NoApi(), lambda: True).bind(body)))["Error"]
+            case "review":
+                for ask in (reviews.mutate, reviews.validate):
+                    json.loads(asyncio.run(ask(body)))
+    except WireError:
+        assert state.columns.change_count == before, "a refused body changed something"
+    state.expire(1e9, 1e9)
+    assert {uid: state.footprint_of(uid) for uid in state.pods} == held
+    assert not state.reservations
+
+
+annotations = st.dictionaries(
+    st.sampled_from([value for name, value in vars(contract).items() if name.startswith("ANNOTATION_") and isinstance(value, str)]),
+    st.text(max_size=30) | st.sampled_from(['{"version":1}', "binpack", "strict", "1.5", "-1", "9" * 300, "exclusive", "NaN", "high"]),
+    max_size=3,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(annotations, st.booleans())
+def test_any_annotation_is_read_or_refused_with_a_sentence(given_annotations, bound):
+    pod = pod_object("p", vgpu="1", vgpu_memory="300", annotations=given_annotations, node="n1" if bound else "")
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", 2))
+    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+    state.set_pod(program.decode_pod(json.dumps(pod).encode()))
+    body = json.dumps({"Pod": pod, "NodeNames": ["n1"]}).encode()
+    answer = json.loads(filter_nodes(desk, body, 0.0))
+    assert answer["NodeNames"] or answer["FailedNodes"] or answer["FailedAndUnresolvableNodes"]["n1"]
+    json.loads(prioritize_nodes(desk, body))
+    if bound and not state.footprint_of("uid-p"):
+        assert state.unaccounted["uid-p"]

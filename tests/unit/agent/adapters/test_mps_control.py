@@ -1,0 +1,157 @@
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.adapters.mps_control import MpsControlProgram
+from agent.core.mps import FAULT
+from agent.errors import MpsError
+from aliquot.paths import SOURCE_ROOT
+
+GPU = "GPU-0"
+
+
+@pytest.fixture
+def control(tmp_path):
+    """Daemons of the stand-in, all ended afterwards."""
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={SOURCE_ROOT} exec {sys.executable} -S -m tests.fakes.mps_daemon "$@"\n')
+    program.chmod(0o755)
+    control = Steered(str(program), tmp_path / "mps", timeout_seconds=5.0)
+    yield control
+    for uuid in control.known():
+        control.stop(uuid)
+
+
+class Steered(MpsControlProgram):
+    """Speaks to the stand-in beyond what the real program knows."""
+
+    def tell(self, command: str) -> None:
+        self._run(GPU, [], f"{command}\n")
+
+    def daemon_pid(self) -> int:
+        return int((Path(self.pipe_directory(GPU)) / "nvidia-cuda-mps-control.pid").read_text())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except FileNotFoundError:
+        return False
+
+
+def wait_gone(pid: int) -> None:
+    for _ in range(200):
+        if not is_alive(pid):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} is still there")
+
+
+def test_a_daemon_runs_for_one_gpu_in_its_own_directories(control):
+    assert not control.answers(GPU)
+    control.start(GPU)
+    assert control.answers(GPU)
+    assert not control.answers("GPU-1")
+    assert control.known() == [GPU]
+    log = Path(control.pipe_directory(GPU)).parent / "log/control.log"
+    assert log.read_text() == f"device {GPU}\n"
+
+
+def test_a_daemon_that_is_stopped_is_gone_with_its_directories(control):
+    control.start(GPU)
+    pid = control.daemon_pid()
+    control.stop(GPU)
+    wait_gone(pid)
+    assert control.known() == []
+
+
+def test_stopping_where_none_runs_does_nothing(control):
+    control.stop(GPU)
+    assert control.known() == []
+
+
+def test_a_daemon_that_was_killed_does_not_answer_and_can_be_started_again(control):
+    control.start(GPU)
+    pid = control.daemon_pid()
+    os.kill(pid, signal.SIGKILL)
+    wait_gone(pid)
+    assert not control.answers(GPU)
+    control.start(GPU)
+    assert control.answers(GPU)
+
+
+def test_a_daemon_that_hangs_is_ended_by_force(control, monkeypatch):
+    control.start(GPU)
+    pid = control.daemon_pid()
+    monkeypatch.setattr(control, "_timeout_seconds", 0.3)
+    with pytest.raises(MpsError, match=r"has not ended within 0\.3 s"):
+        control.tell("fake-hang")
+    assert not control.answers(GPU)
+    control.stop(GPU)
+    wait_gone(pid)
+
+
+def test_only_the_daemon_of_the_gpu_is_ended_whatever_its_pid_file_says(control):
+    control.start(GPU)
+    control.start("GPU-1")
+    (Path(control.pipe_directory("GPU-1")) / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
+    control.stop("GPU-1")
+    assert control.answers(GPU)
+
+
+def test_servers_are_told_with_their_states_and_ended_one_by_one(control):
+    control.start(GPU)
+    control.tell("fake-start-server 41")
+    control.tell("fake-fault 42")
+    assert control.servers(GPU) == {41: "ACTIVE", 42: FAULT}
+    control.shut_down_server(GPU, 42)
+    assert control.servers(GPU) == {41: "ACTIVE"}
+
+
+def test_a_program_that_cannot_be_run_is_named(tmp_path):
+    with pytest.raises(MpsError, match="no-such-program -d for GPU-0: No such file"):
+        MpsControlProgram("/no-such-program", tmp_path).start(GPU)
+
+
+def printing(tmp_path, script: str) -> MpsControlProgram:
+    """A control program that answers as a tenant likes who has taken the daemon's place in the pipe directory."""
+    program = tmp_path / "tenants-words"
+    program.write_text(f"#!/bin/sh\ncat > /dev/null\n{script}\n")
+    program.chmod(0o755)
+    return MpsControlProgram(str(program), tmp_path / "mps", timeout_seconds=5.0)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(r"printf '\377\376 \200'", id="bytes that are no text"),
+        pytest.param(r"printf '\302\262 \331\243'", id="digits that are no numbers"),
+        pytest.param("head -c 5000 /dev/zero | tr '\\0' 7", id="a number of 5000 digits"),
+    ],
+)
+def test_what_is_no_process_id_is_not_taken_for_a_server(tmp_path, script):
+    assert printing(tmp_path, script).servers(GPU) == {}
+
+
+def test_a_program_that_prints_without_end_is_ended(tmp_path):
+    control = printing(tmp_path, "exec yes")
+    with pytest.raises(MpsError, match="printed more than 65536 bytes"):
+        control.servers(GPU)
+
+
+def test_a_refusal_is_quoted_shortly_whatever_its_bytes(tmp_path):
+    control = printing(tmp_path, r"head -c 5000 /dev/zero | tr '\0' '\377'; exit 1")
+    with pytest.raises(MpsError) as caught:
+        control.servers(GPU)
+    assert "ended with 1" in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_servers_beyond_what_a_gpu_can_have_are_not_asked_about(tmp_path):
+    control = printing(tmp_path, f"echo x >> {tmp_path}/asked; seq 1 3000")
+    assert len(control.servers(GPU)) == 64
+    assert len((tmp_path / "asked").read_text().splitlines()) == 65

@@ -1,0 +1,161 @@
+"""Events, standing faults and places through the real nvidia-ml-py on the simulated driver, one child process per test."""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.adapters.nvml_place import pcie_root
+from aliquot.paths import SOURCE_ROOT
+from tests.unit.agent.adapters.test_nvml import child
+
+__all__ = ["child"]
+
+
+def uuids(node) -> list[str]:
+    return [device["uuid"] for device in node.ask()["devices"]]
+
+
+def test_xids_are_told_once_in_their_order_with_their_gpu(child):
+    node = child("t4x2")
+    node.inject("xid", "13", "--gpu", "0")  # before the first look: over
+    first, second = uuids(node)
+    assert node.ask("events") == []
+    for gpu, xid in (("1", "62"), ("0", "31"), ("1", "92")):
+        node.inject("xid", xid, "--gpu", gpu)
+    assert sorted(node.ask("events")) == sorted([[first, 31], [second, 62], [second, 92]])
+    assert node.ask("events") == []
+
+
+def test_taking_events_waits_for_none(child):
+    node = child("t4x2")
+    uuids(node)
+    node.ask("events")
+    begun = time.monotonic()
+    for _ in range(20):
+        assert node.ask("events") == []
+    assert time.monotonic() - begun < 1
+
+
+def test_a_storm_of_xids_keeps_the_newest(child):
+    node = child("t4x2")
+    first, _ = uuids(node)
+    node.ask("events")
+    for xid in range(200, 300):
+        node.inject("xid", str(xid), "--gpu", "0")
+    events = node.ask("events")
+    assert events[-1] == [first, 299]
+    assert len(events) >= 32
+
+
+def test_a_lost_gpu_says_so_and_the_events_of_the_others_go_on(child):
+    node = child("t4x2")
+    first, second = uuids(node)
+    node.ask("events")
+    node.inject("lost", "--gpu", "1")
+    assert node.ask("events") == [[second, 79]]
+    assert node.ask()["lost"] == [second]
+    node.ask("events")
+    node.inject("xid", "31", "--gpu", "0")
+    assert node.ask("events") == [[first, 31]]
+    node.inject("recover", "--gpu", "1")
+    node.inject("clear")
+    node.ask("restart")
+    assert uuids(node) == [first, second]
+    node.ask("events")
+    node.inject("xid", "31", "--gpu", "1")
+    assert node.ask("events") == [[second, 31]]
+
+
+def test_an_uncorrectable_error_is_a_fault_until_the_gpu_is_reset(child):
+    node = child("h200x8")
+    node.ask()
+    node.ask("events")
+    node.inject("ecc", "uncorrected", "--gpu", "3")
+    devices = node.ask()["devices"]
+    assert devices[3]["faults"] == ["a row remap waits for a reset of the GPU", "the driver asks for a reset of the GPU"]
+    assert not any(device["faults"] for device in devices if device["minor"] != 3)
+    assert [devices[3]["uuid"], 48] in node.ask("events")
+    node.inject("clear", "--gpu", "3")
+    assert not any(device["faults"] for device in node.ask()["devices"])
+
+
+def test_gpus_without_row_remapping_report_pages_that_wait_for_retirement(child):
+    node = child("t4x2")
+    node.ask()
+    node.inject("ecc", "uncorrected", "--gpu", "1")
+    assert "a page retirement waits for a reset of the GPU" in node.ask()["devices"][1]["faults"]
+
+
+def test_events_go_on_after_the_driver_was_reloaded(child):
+    node = child("t4x2")
+    first, _ = uuids(node)
+    node.ask("events")
+    node.inject("mismatch", "on")
+    assert node.ask()["error"] == "DriverMissingError"
+    assert node.ask("events") == []
+    node.inject("mismatch", "off")
+    uuids(node)
+    node.ask("events")
+    node.inject("xid", "31", "--gpu", "0")
+    assert node.ask("events") == [[first, 31]]
+
+
+@pytest.fixture
+def installed(tmp_path, build_dir):
+    """A driver package's way of installing its library: a link to a file that has the version in its name."""
+    link = tmp_path / "libnvidia-ml.so.1"
+
+    def install(version: str) -> None:
+        file = tmp_path / f"libnvidia-ml.so.{version}"
+        shutil.copy(build_dir / "lib/sim/libnvidia-ml.so.1", file)
+        for old in tmp_path.glob("libnvidia-ml.so.*"):
+            if old not in (file, link):
+                old.unlink()
+        link.unlink(missing_ok=True)
+        link.symlink_to(file)
+
+    install("580.1")
+    return link, install
+
+
+def mapped(node) -> set[str]:
+    lines = Path(f"/proc/{node.process.pid}/maps").read_text().splitlines()
+    return {line.rpartition("/")[2] for line in lines if "libnvidia-ml" in line}
+
+
+def test_an_upgraded_driver_package_is_used_without_a_new_process(child, installed):
+    link, install = installed
+    node = child("t4x2", library=link)
+    before = uuids(node)
+    install("590.2")
+    node.inject("mismatch", "on")
+    assert node.ask()["error"] == "DriverMissingError"
+    assert node.ask()["error"] == "DriverMissingError"
+    node.inject("mismatch", "off")
+    assert uuids(node) == before
+    assert mapped(node) == {"libnvidia-ml.so.580.1 (deleted)", "libnvidia-ml.so.590.2"}
+    node.ask("restart")
+    assert uuids(node) == before
+    assert mapped(node) == {"libnvidia-ml.so.580.1 (deleted)", "libnvidia-ml.so.590.2"}
+
+
+def test_a_fabric_clique_is_told_where_there_is_one(child, tmp_path):
+    cluster = "0f8fad5b-d9cb-469f-a165-70867728950e"
+    topology = (SOURCE_ROOT / "cuda_shim/sim/profiles/h200x8").read_text()
+    multi_node = tmp_path / "multi-node"
+    multi_node.write_text(topology.replace("clique=0", f"clique=3 cluster={cluster}"))
+    assert {device["clique"] for device in child(str(multi_node)).ask()["devices"]} == {f"{cluster}.3"}
+    assert {device["clique"] for device in child("h200x8").ask()["devices"]} == {""}  # a fabric of one node
+    assert {device["clique"] for device in child("t4x2").ask()["devices"]} == {""}
+
+
+def test_the_pcie_root_is_read_off_sysfs(tmp_path):
+    real = tmp_path / "sys/devices/pci0000:17/0000:17:01.0/0000:18:00.0"
+    real.mkdir(parents=True)
+    devices = tmp_path / "bus"
+    devices.mkdir()
+    (devices / "0000:18:00.0").symlink_to(real)
+    assert pcie_root("00000000:18:00.0", devices) == "pci0000:17"
+    assert pcie_root("00000000:C1:00.0", devices) == ""

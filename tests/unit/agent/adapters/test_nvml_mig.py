@@ -1,0 +1,112 @@
+"""Partitions through the real nvidia-ml-py on the simulated driver; in a child, because one process can load one NVML."""
+
+import pytest
+
+from tests.fakes.nvml_child import NvmlChild
+
+CHILD = """
+import asyncio, json, sys
+from dataclasses import asdict
+from agent.adapters.nvml import NvmlDriver
+from agent.adapters.nvml_mig import NvmlMig
+from agent.errors import DriverError
+from proto.codec import decode_place
+
+async def main():
+    errors = []
+    driver = NvmlDriver(sys.argv[1], 5.0, lambda call, code: errors.append(call), lambda seconds: None)
+    mig = NvmlMig(driver)
+    reading = await driver.read()
+    gpus = [entry.device.uuid for entry in reading.devices]
+    for line in sys.stdin:
+        command, *words = line.split()
+        try:
+            answer = await do(mig, driver, gpus, errors, command, words)
+        except DriverError as exc:
+            answer = [type(exc).__name__, str(exc)]
+        print(json.dumps(answer), flush=True)
+
+async def do(mig, driver, gpus, errors, command, words):
+    if command == "errors":
+        return errors
+    gpu = gpus[int(words[0])]
+    if command == "places":
+        return [asdict(place) for place in await mig.places(gpu)]
+    if command == "read":
+        return [[one.profile, one.placement_start, one.uuid] for one in (await driver.read()).devices[int(words[0])].device.mig_instances]
+    place = decode_place(f"{gpu}/{words[1]}")
+    if command == "create":
+        return asdict(await mig.create(place, int(words[2])))
+    if command == "at":
+        found = await mig.instance_at(place)
+        return found and asdict(found)
+    return await mig.destroy(place)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def node(build_dir, sim_node):
+    child = NvmlChild(CHILD, build_dir / "lib/sim/libnvidia-ml.so.1", sim_node("a100x8-mig"))
+    yield child
+    child.close()
+
+
+def test_places_are_those_the_driver_names(node):
+    places = node.ask("places", 0)
+    by_profile = {}
+    for one in places:
+        by_profile.setdefault(one["profile"], []).append(one["placement_start"])
+    assert by_profile == {
+        "1g.10gb": [0, 1, 2, 3, 4, 5, 6],
+        "1g.10gb+me": [0, 1, 2, 3, 4, 5, 6],
+        "1g.20gb": [0, 2, 4, 6],
+        "2g.20gb": [0, 2, 4],
+        "3g.40gb": [0, 4],
+        "4g.40gb": [0],
+        "7g.80gb": [0],
+    }
+    sizes = {one["profile"]: (one["placement_size"], one["most_on_device"]) for one in places}
+    small = {"1g.10gb": (1, 7), "1g.10gb+me": (1, 1), "1g.20gb": (2, 4), "2g.20gb": (2, 3)}
+    assert sizes == {**small, "3g.40gb": (4, 2), "4g.40gb": (4, 1), "7g.80gb": (8, 1)}
+    assert all(one["uuid"] == f"{one['parent_uuid']}/{one['profile']}@{one['placement_start']}" for one in places)
+    assert node.ask("errors") == []
+
+
+def test_an_instance_is_made_found_and_removed(node):
+    node.ask("destroy", 7, "3g.40gb@4")
+    assert node.ask("at", 7, "2g.20gb@4") is None
+    made = node.ask("create", 7, "2g.20gb@4", 2)
+    assert made["uuid"].startswith("MIG-")
+    assert node.ask("at", 7, "2g.20gb@4") == made
+    assert ["2g.20gb", 4, made["uuid"]] in node.ask("read", 7)
+    node.ask("destroy", 7, "2g.20gb@4")
+    assert node.ask("at", 7, "2g.20gb@4") is None
+    assert node.ask("destroy", 7, "2g.20gb@4") is None
+
+
+def test_an_instance_made_again_has_another_uuid(node):
+    node.ask("destroy", 7, "3g.40gb@4")
+    first = node.ask("create", 7, "3g.40gb@4", 4)
+    node.ask("destroy", 7, "3g.40gb@4")
+    assert node.ask("create", 7, "3g.40gb@4", 4)["uuid"] != first["uuid"]
+
+
+def test_an_instance_that_somebody_made_is_found_where_it_is(node):
+    found = node.ask("at", 7, "3g.40gb@4")
+    assert found["uuid"] in {uuid for _, _, uuid in node.ask("read", 7)}
+    assert node.ask("at", 7, "3g.40gb@0") is None
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        (("create", 7, "2g.20gb@4", 2), "another instance"),
+        (("create", 7, "5g.50gb@0", 4), "has no MIG profile 5g.50gb, only 1g.10gb, 2g.20gb"),
+    ],
+)
+def test_what_cannot_be_made_says_why(node, question, words):
+    kind, message = node.ask(*question)
+    assert kind == "PartitionError"
+    assert words in message

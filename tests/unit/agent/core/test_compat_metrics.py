@@ -1,0 +1,126 @@
+import pytest
+
+from agent.core.compat_metrics import CompatFacts, hami_families
+from agent.core.inventory import DeviceBoard, DeviceReading, DriverReading
+from agent.core.metrics import Snapshot
+from agent.core.sensors import DeviceSensors
+from agent.core.usage import ContainerUsage, DeviceUsage
+from proto.units import MIB
+from tests.unit.agent.builders import gpu, grant, ids, instance, pod, share
+
+TRAIN = grant(ids("0:0", "1:0"), share(0, 100, 30), share(1, 200), of=pod("train"))
+HARD = grant(frozenset({"MIG-2-0"}), share("MIG-2-0", 50), of=pod("hard"), resource="nvidia.com/mig-1g.10gb")
+
+
+def node() -> DeviceBoard:
+    devices = (gpu(0), gpu(1), gpu(2, mig=[instance(2, 0), instance(2, 1)]))
+    sensors = DeviceSensors(memory_utilization_ratio=0.5)
+    readings = (DeviceReading(device, 10 * MIB, 0.25, {"MIG-2-0": 7} if device.mig_enabled else {}, sensors=sensors) for device in devices)
+    return DeviceBoard().after_reading(DriverReading("580", 13000, tuple(readings)))
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[tuple[str, ...], float]]:
+    usage = ContainerUsage((DeviceUsage(used_bytes=90, context_bytes=20, module_bytes=30), DeviceUsage()), 1)
+    snapshot = Snapshot(node(), (TRAIN, HARD), node="node-1", usage={TRAIN.grant_id: usage}, utilization={(TRAIN.grant_id, "GPU-0"): 0.75})
+    facts = CompatFacts({TRAIN.grant_id: 1}, {(TRAIN.grant_id, "GPU-0"): 12.0})
+    return {
+        family.name: {named(family.labels, labels): value for labels, value in family.samples} for family in hami_families(snapshot, facts)
+    }
+
+
+def named(names: tuple[str, ...], labels: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{name}={label}" for name, label in zip(names, labels, strict=True))
+
+
+def test_utilisation_is_in_percent_as_dashboards_on_these_names_expect(found):
+    labels = ("node=node-1", "device_index=0", "device_uuid=GPU-0", "device_type=NVIDIA H200")
+    assert found["hami_host_gpu_utilization_ratio"][labels] == 25
+    assert found["hami_host_gpu_memory_controller_utilization_ratio"][labels] == 50
+    container = ("namespace=default", "pod=train", "container=main", "vdevice_index=0", "device_uuid=GPU-0")
+    assert found["hami_container_device_utilization_ratio"] == {container: 75}
+
+
+def test_a_share_of_memory_is_from_zero_to_one(found):
+    labels = ("node=node-1", "device_uuid=GPU-0", "device_index=0", "device_type=NVIDIA H200", "zone=vGPU")
+    assert found["hami_node_gpu_memory_allocated_ratio"][labels] == pytest.approx(0.1)
+    assert found["hami_gpu_core_allocated_ratio"][labels] == 30
+    assert found["hami_gpu_core_limit_ratio"][labels] == 100
+    assert found["hami_gpu_shared_count"][labels] == 1
+
+
+def test_a_container_is_named_by_its_place_in_the_pod_and_only_where_that_is_known(found):
+    assert found["hami_vgpu_memory_allocated_bytes"] == {
+        ("namespace=default", "node=node-1", "pod=train", "container_index=1", "device_uuid=GPU-0", "zone=vGPU"): 100 * MIB,
+        ("namespace=default", "node=node-1", "pod=train", "container_index=1", "device_uuid=GPU-1", "zone=vGPU"): 200 * MIB,
+    }
+
+
+def test_the_parts_of_the_memory_in_use_add_up(found):
+    container = ("namespace=default", "pod=train", "container=main", "vdevice_index=0", "device_uuid=GPU-0")
+    parts = [found[f"hami_vgpu_memory_{part}_bytes"][container] for part in ("context", "module", "buffer")]
+    assert parts == [20, 30, 40]
+    assert sum(parts) == found["hami_vgpu_memory_used_bytes"][container]
+
+
+def test_a_mig_instance_is_named_with_its_gpu_and_its_holder(found):
+    holder = ("namespace=default", "pod=hard", "container=main", "vdevice_index=0", "device_uuid=GPU-2")
+    assert found["hami_vgpu_memory_used_bytes"][holder] == 7
+    identity = ("mig_uuid=MIG-2-0", "profile=1g.10gb", "gpu_instance_id=0", "compute_instance_id=0")
+    assert found["hami_mig_device_info"] == {(*holder, *identity): 1}
+    assert len(found["hami_node_gpu_mig_instance_info"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        ("hami_host_gpu_memory_used_bytes", "HostGPUMemoryUsage"),
+        ("hami_host_gpu_utilization_ratio", "HostCoreUtilization"),
+        ("hami_gpu_memory_limit_bytes", "GPUDeviceMemoryLimit"),
+        ("hami_gpu_core_limit_ratio", "GPUDeviceCoreLimit"),
+        ("hami_gpu_memory_allocated_bytes", "GPUDeviceMemoryAllocated"),
+        ("hami_gpu_shared_count", "GPUDeviceSharedNum"),
+        ("hami_gpu_core_allocated_ratio", "GPUDeviceCoreAllocated"),
+        ("hami_node_gpu_overview", "nodeGPUOverview"),
+        ("hami_node_gpu_memory_allocated_ratio", "nodeGPUMemoryPercentage"),
+        ("hami_vgpu_memory_allocated_bytes", "vGPUMemoryAllocated"),
+        ("hami_vgpu_core_allocated_ratio", "vGPUCoreAllocated"),
+        ("hami_vgpu_memory_used_bytes", "vGPU_device_memory_usage_in_bytes"),
+        ("hami_vgpu_memory_limit_bytes", "vGPU_device_memory_limit_in_bytes"),
+        ("hami_container_device_memory_bytes", "Device_memory_desc_of_container"),
+        ("hami_container_device_utilization_ratio", "Device_utilization_desc_of_container"),
+        ("hami_container_last_kernel_elapsed_seconds", "Device_last_kernel_of_container"),
+        ("hami_mig_device_info", "MigInfo"),
+        ("hami_node_gpu_mig_instance_info", "nodeGPUMigInstance"),
+    ],
+)
+def test_the_older_name_says_the_same(found, new, old):
+    assert found[new]
+    assert sorted(found[old].values()) == sorted(found[new].values())
+
+
+def test_no_family_is_there_twice_and_no_label_set_either():
+    families = list(hami_families(Snapshot(node(), (TRAIN, HARD), node="node-1")))
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        assert len({labels for labels, _ in family.samples}) == len(family.samples), family.name
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        *(
+            (f"hami_gpu_{what}", "node")
+            for what in ("memory_limit_bytes", "memory_allocated_bytes", "shared_count", "core_allocated_ratio")
+        ),
+        ("hami_node_gpu_memory_allocated_ratio", "node"),
+        ("hami_host_gpu_memory_used_bytes", "device_uuid"),
+        ("hami_host_gpu_utilization_ratio", "device_uuid"),
+        ("hami_vgpu_memory_used_bytes", "namespace"),
+        ("hami_vgpu_memory_limit_bytes", "namespace"),
+        ("hami_container_device_utilization_ratio", "namespace"),
+    ],
+)
+def test_what_hamis_own_dashboard_asks_for_is_there_with_the_label_it_selects_by(found, name, label):
+    assert found[name]
+    assert all(any(one.startswith(f"{label}=") for one in labels) for labels in found[name])

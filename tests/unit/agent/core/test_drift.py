@@ -1,0 +1,202 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.drift import CURES, Cure, DriftKind, FilesOfGrant, Snapshot, find_drifts
+from agent.core.limits import FailPolicy, limits_of
+from agent.core.region_layout import Limits
+from proto import contract
+from proto.model import ContainerSpec, ContainerState, ContainerStatus
+from tests.unit.agent.builders import VGPU, assigned, grant, held, ids, limits, pod, share
+
+RUNNING = (ContainerStatus("main", ContainerState.RUNNING, "c1"),)
+OWNER = pod("a", phase="Running", statuses=RUNNING, annotations=assigned("uid-a", main=[share(0)]))
+GRANT = grant(ids("0:0"), share(0), of=OWNER)
+INTACT = FilesOfGrant(GRANT, limits_of(GRANT, FailPolicy.CLOSED), region=True, spec="digest", written_spec="digest")
+
+
+def snapshot(**changed) -> Snapshot:
+    """A node with one container on which all agree, but for what is changed."""
+    whole = Snapshot(
+        {GRANT.grant_id: GRANT},
+        {GRANT.grant_id: INTACT},
+        pods_by_uid={OWNER.uid: OWNER},
+        held=[held(OWNER, ids("0:0"))],
+        device_uuids={"GPU-0", "GPU-1"},
+        resources={VGPU},
+    )
+    return replace(whole, **changed)
+
+
+def kinds(**changed) -> list[DriftKind]:
+    return [drift.kind for drift in find_drifts(snapshot(**changed))]
+
+
+def with_files(**changed) -> dict:
+    return {"files": {GRANT.grant_id: replace(INTACT, **changed)}}
+
+
+def with_pod(**changed) -> dict:
+    one = replace(OWNER, **changed)
+    return {"pods_by_uid": {one.uid: one}}
+
+
+def test_a_node_on_which_all_agree_has_no_drift():
+    assert kinds() == []
+
+
+def test_what_a_silent_witness_would_say_is_not_guessed():
+    assert kinds(pods_by_uid=None, held=None, device_uuids=None) == []
+    assert kinds(held=None) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        pytest.param({"row": None}, DriftKind.LOST_ROW, id="row gone"),
+        pytest.param({"row": replace(GRANT, pod_uid="another")}, DriftKind.LOST_ROW, id="row of another"),
+        pytest.param({"limits": None}, DriftKind.LOST_FILES, id="limits gone"),
+        pytest.param({"region": False}, DriftKind.LOST_FILES, id="region gone"),
+        pytest.param({"limits": Limits(())}, DriftKind.CHANGED_LIMITS, id="limits of no device"),
+        pytest.param({"spec": None}, DriftKind.LOST_SPEC, id="spec gone"),
+        pytest.param({"spec": "other"}, DriftKind.LOST_SPEC, id="spec changed"),
+    ],
+)
+def test_files_that_are_not_as_they_should_be_are_written_again(files, kind):
+    (drift,) = find_drifts(snapshot(**with_files(**files)))
+    assert (drift.kind, drift.cure, drift.subject, drift.pod_uid) == (kind, Cure.REWRITE, GRANT.grant_id, "uid-a")
+
+
+def test_a_spec_that_this_agent_never_saw_before_is_taken_as_it_is():
+    assert kinds(**with_files(written_spec=None)) == []
+
+
+def test_files_of_no_grant_are_removed():
+    (drift,) = find_drifts(snapshot(files={GRANT.grant_id: INTACT, "stray": FilesOfGrant(spec="x")}))
+    assert (drift.kind, drift.cure, drift.subject) == (DriftKind.STRAY_FILES, Cure.REMOVE, "stray")
+
+
+def test_a_grant_whose_pod_is_gone_and_that_another_holds_is_waited_for():
+    (drift,) = find_drifts(snapshot(pods_by_uid={}, waiting=(GRANT,)))
+    assert (drift.kind, drift.cure) == (DriftKind.POD_GONE, Cure.WAIT)
+
+
+def test_a_running_container_that_kubelet_forgot_is_drift():
+    assert kinds(held=[]) == [DriftKind.UNLISTED]
+
+
+def test_one_that_has_not_started_may_still_be_given_ids():
+    assert kinds(held=[], **with_pod(statuses=())) == []
+    assert kinds(held=[held(OWNER, ids("1:1"))], **with_pod(statuses=())) == []
+
+
+def test_a_pod_that_ends_or_is_being_deleted_is_none():
+    assert kinds(held=[], **with_pod(phase="Succeeded")) == []
+    assert kinds(held=[], **with_pod(deletion_requested=True)) == []
+
+
+def test_an_ordinary_init_container_is_never_listed():
+    spec = ContainerSpec("main", limits(), init=True)
+    assert kinds(held=[], **with_pod(containers=(spec,))) == []
+
+
+def test_a_sidecar_is():
+    spec = ContainerSpec("main", limits(), init=True, restartable=True)
+    assert kinds(held=[], **with_pod(containers=(spec,))) == [DriftKind.UNLISTED]
+
+
+def test_other_ids_of_a_running_container_are_drift():
+    assert kinds(held=[held(OWNER, ids("0:7"))]) == [DriftKind.IDS_DIFFER]
+
+
+def test_another_assignment_of_the_pod_is_drift_where_assignments_bind():
+    moved = with_pod(annotations=assigned("uid-a", main=[share(1)]))
+    assert kinds(**moved) == [DriftKind.ASSIGNMENT_DIFFERS]
+    assert kinds(**moved, assigned=False) == []
+
+
+def test_a_pod_that_was_placed_before_assignments_bound_is_none():
+    assert kinds(**with_pod(annotations={})) == []
+
+
+@pytest.mark.parametrize("annotations", [{contract.ANNOTATION_ASSIGNMENT: "nonsense"}, assigned("uid-a", other=[share(0)])])
+def test_an_assignment_that_gives_the_container_nothing_is_drift(annotations):
+    assert kinds(**with_pod(annotations=annotations)) == [DriftKind.ASSIGNMENT_DIFFERS]
+
+
+def test_more_memory_than_was_granted_in_the_assignment_is_drift():
+    assert kinds(**with_pod(annotations=assigned("uid-a", main=[share(0, 101)]))) == [DriftKind.ASSIGNMENT_DIFFERS]
+
+
+def test_a_device_that_is_gone_is_drift():
+    assert kinds(device_uuids={"GPU-1"}) == [DriftKind.UNKNOWN_DEVICE]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_container_that_runs_without_a_grant_is_drift_whether_kubelet_gave_it_ids_or_not(listed):
+    (drift,) = find_drifts(snapshot(grants={}, files={}, **({} if listed else {"held": []})))
+    assert (drift.kind, drift.cure, str(drift.holder)) == (DriftKind.UNGRANTED, Cure.EVICT, "default/a/main")
+
+
+def test_one_that_waits_for_its_start_has_no_grant_yet():
+    assert kinds(grants={}, files={}, **with_pod(statuses=())) == []
+
+
+def test_anothers_resource_is_none_of_our_business():
+    assert kinds(grants={}, files={}, **with_pod(containers=(ContainerSpec("main", {"example.com/gpu": "1", VGPU: "0"}),))) == []
+
+
+def test_a_namesake_does_not_stand_for_a_pod_that_is_gone():
+    namesake = replace(OWNER, uid="uid-new", annotations=assigned("uid-new", main=[share(0)]))
+    assert kinds(pods_by_uid={namesake.uid: namesake}) == [DriftKind.UNGRANTED]
+
+
+def test_every_kind_has_a_cure():
+    assert set(CURES) == set(DriftKind)
+
+
+@st.composite
+def nodes(draw):
+    """Nodes with some pods, grants and files, all in any state."""
+    grants, files, pods, listing = {}, {}, {}, []
+    for number in range(draw(st.integers(0, 4))):
+        given_ids, other_ids = ids(f"0:{number}"), ids(f"1:{number}")
+        states = draw(st.sampled_from([(), RUNNING]))
+        owner = pod(f"p{number}", phase=draw(st.sampled_from(["Pending", "Running", "Failed"])), statuses=states)
+        one = grant(given_ids, share(draw(st.integers(0, 2))), of=owner)
+        if draw(st.booleans()):
+            grants[one.grant_id] = one
+        if draw(st.booleans()):
+            pods[owner.uid] = owner
+        listing += draw(st.sampled_from([[], [held(owner, given_ids)], [held(owner, other_ids)]]))
+        intact = FilesOfGrant(one, limits_of(one, FailPolicy.CLOSED), region=True, spec="s", written_spec="s")
+        broken = draw(st.sampled_from([{}, {"row": None}, {"limits": None}, {"region": False}, {"spec": None}, {"spec": "t"}, None]))
+        if broken is not None:
+            files[one.grant_id] = replace(intact, **broken)
+    return Snapshot(grants, files, pods, listing, {"GPU-0", "GPU-1"}, (), {VGPU}, draw(st.booleans()))
+
+
+@given(nodes())
+def test_the_cures_of_files_leave_no_drift_of_files_and_change_nothing_else(node):
+    drifts = find_drifts(node)
+    files = dict(node.files)
+    for drift in drifts:
+        if drift.cure is Cure.REMOVE:
+            del files[drift.subject]
+        elif drift.cure is Cure.REWRITE:
+            one = node.grants[drift.subject]
+            files[drift.subject] = FilesOfGrant(one, limits_of(one, FailPolicy.CLOSED), region=True, spec="w", written_spec="w")
+    assert set(files) == set(node.grants)
+    of_pods = [drift for drift in drifts if drift.cure is Cure.EVICT]
+    assert list(find_drifts(replace(node, files=files))) == of_pods
+
+
+@given(nodes())
+def test_every_drift_is_told_once_and_says_whose_it_is(node):
+    drifts = find_drifts(node)
+    assert len({(drift.kind, drift.subject) for drift in drifts}) == len(drifts)
+    for drift in drifts:
+        assert drift.sentence
+        assert (drift.holder is None) == (drift.kind is DriftKind.STRAY_FILES)

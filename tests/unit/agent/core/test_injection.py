@@ -1,0 +1,75 @@
+from dataclasses import replace
+
+import pytest
+
+from agent.core.injection import DeviceInjection, injects_by_cdi, legacy_answer, legacy_trouble
+from agent.core.refusal import Reason
+from proto.model import Isolation, Preferences, Priority
+from tests.unit.agent.builders import VGPU, grant, ids, share
+
+AUTO = DeviceInjection.AUTO
+NOW = "v1.34.1"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kubelet", "host_has_spec", "by_cdi"),
+    [
+        pytest.param("containerd://2.1.4", NOW, False, True, id="containerd 2 resolves CDI unless told not to"),
+        pytest.param("containerd://2.0.5-k3s1", "v1.32.1+k3s1", False, True, id="k3s"),
+        pytest.param("containerd://1.7.12-0ubuntu4", NOW, False, False, id="containerd 1.7 where nobody has set CDI up"),
+        pytest.param("containerd://1.7.12-0ubuntu4", NOW, True, True, id="containerd 1.7 where somebody has"),
+        pytest.param("containerd://1.6.33", NOW, True, False, id="containerd 1.6"),
+        pytest.param("cri-o://1.28.3", NOW, False, True, id="CRI-O"),
+        pytest.param("cri-o://1.27.0", NOW, True, False, id="old CRI-O"),
+        pytest.param("docker://27.0.1", NOW, True, False, id="Docker"),
+        pytest.param("containerd://2.1.4", "v1.28.9", True, False, id="a kubelet that drops CDI names"),
+        pytest.param("", "", False, True, id="a node that is not known yet"),
+    ],
+)
+def test_the_nodes_versions_decide(runtime, kubelet, host_has_spec, by_cdi):
+    assert injects_by_cdi(AUTO, runtime, kubelet, host_has_spec=host_has_spec) is by_cdi
+
+
+@pytest.mark.parametrize(("configured", "by_cdi"), [(DeviceInjection.CDI, True), (DeviceInjection.LEGACY, False)])
+def test_what_is_configured_wins(configured, by_cdi):
+    for runtime in ("containerd://1.6.33", "containerd://2.1.4"):
+        assert injects_by_cdi(configured, runtime, NOW, host_has_spec=True) is by_cdi
+
+
+def test_an_answer_without_cdi_is_what_the_ids_say():
+    answer = legacy_answer(
+        VGPU, ids("1:3", "0:5"), {"GPU-0": 0, "GPU-1": 7}, ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"], "/run/x"
+    )
+    assert answer.cdi_name == ""
+    assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    assert answer.nodes == ("/dev/nvidia0", "/dev/nvidia7", "/dev/nvidiactl", "/dev/nvidia-uvm")
+    assert answer.mounts == (
+        ("/run/x/limits", "/run/aliquot/limits", True),
+        ("/run/x/region", "/run/aliquot/region", False),
+        ("/run/x/libaliquot-preload.so", "/run/aliquot/libaliquot-preload.so", True),
+        ("/run/x/ld.so.preload", "/etc/ld.so.preload", True),
+    )
+
+
+def test_a_mig_instance_needs_no_shim():
+    answer = legacy_answer("nvidia.com/mig-1g.10gb", ["MIG-1"], {}, [], "/run/x")
+    assert (answer.env["NVIDIA_VISIBLE_DEVICES"], answer.mounts, answer.nodes) == ("MIG-1", (), ())
+
+
+def test_a_grant_on_the_gpus_that_the_ids_name_can_be_given():
+    assert legacy_trouble(grant(ids("1:0", "0:3"), share(0), share(1)), Preferences()) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "preferences", "reason"),
+    [
+        pytest.param({"shares": (share(1),)}, Preferences(), Reason.ASSIGNMENT_INVALID, id="another GPU"),
+        pytest.param({"isolation": Isolation.MPS}, Preferences(), Reason.ISOLATION_UNAVAILABLE, id="another backend"),
+        pytest.param({}, Preferences(priority=Priority.HIGH), Reason.ISOLATION_UNAVAILABLE, id="priority"),
+        pytest.param({}, Preferences(memory_burst=1.5), Reason.ISOLATION_UNAVAILABLE, id="burst"),
+    ],
+)
+def test_anything_else_is_refused(changed, preferences, reason):
+    trouble = legacy_trouble(replace(grant(ids("0:0"), share(0)), **changed), preferences)
+    assert trouble is not None
+    assert trouble.reason is reason

@@ -1,0 +1,110 @@
+from dataclasses import replace
+
+import pytest
+
+from agent.adapters.cgroup_tree import CgroupTree
+from agent.core.cgroups import ContainerRef
+from agent.errors import DriverError
+from agent.services.driver_limits import DriverLimitKeeper
+from agent.services.pod_cache import PodCache
+from proto.model import ContainerState, ContainerStatus, Isolation
+from proto.units import MIB
+from tests.unit.agent.builders import grant, ids, pod, share
+from tests.unit.agent.fakes import Disk, settle
+
+ID = "a" * 64
+LIMITED = replace(grant(ids("0:0"), share(0, 100), share(1, 100)), isolation=Isolation.DRIVER)
+
+
+class FakeLimits:
+    def __init__(self) -> None:
+        self.limits: dict[tuple[str, str], int] = {}
+        self.failure: DriverError | None = None
+
+    async def limit_bytes(self, device_uuid, cgroup):
+        if self.failure is not None:
+            raise self.failure
+        return self.limits.get((device_uuid, cgroup))
+
+    async def set_limit(self, device_uuid, cgroup, limit_bytes):
+        self.limits[device_uuid, cgroup] = limit_bytes
+
+
+class Harness:
+    def __init__(self, base) -> None:
+        self.base = base / "cgroup"
+        self.pods = PodCache()
+        self.book = Disk(base).book()
+        self.limits = FakeLimits()
+        self.keeper = DriverLimitKeeper(self.limits, CgroupTree(self.base), book=self.book, pods=self.pods)
+        self.book.ledger = self.book.ledger.adopting([LIMITED])
+
+    async def run(self, state=ContainerState.RUNNING, container_id=ID):
+        self.pods.pods_listed([replace(pod(), phase="Running", statuses=(ContainerStatus("main", state, container_id),))])
+        await settle()
+
+    def make_cgroup(self) -> str:
+        directory = (
+            self.base / "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-poduid_train.slice" / f"cri-containerd-{ID}.scope"
+        )
+        directory.mkdir(parents=True)
+        return str(directory)
+
+    def in_force(self) -> list[float]:
+        (found,) = self.keeper.families()
+        return [value for _, value in found.samples]
+
+
+@pytest.fixture
+async def node(tmp_path):
+    return Harness(tmp_path)
+
+
+async def test_a_limit_that_is_missing_is_set_on_every_gpu_of_the_container(node):
+    cgroup = node.make_cgroup()
+    await node.run()
+    assert await node.keeper.look() is True
+    assert node.limits.limits == {("GPU-0", cgroup): 100 * MIB, ("GPU-1", cgroup): 100 * MIB}
+    assert node.in_force() == [1.0, 1.0]
+    assert node.keeper.unlimited == set()
+
+
+async def test_another_limit_is_put_right(node):
+    cgroup = node.make_cgroup()
+    node.limits.limits["GPU-0", cgroup] = 5 * MIB
+    await node.run()
+    await node.keeper.look()
+    assert node.limits.limits["GPU-0", cgroup] == 100 * MIB
+
+
+async def test_nothing_is_looked_at_before_the_container_runs(node):
+    node.make_cgroup()
+    await node.run(ContainerState.WAITING, "")
+    assert await node.keeper.look() is False
+    assert node.limits.limits == {}
+
+
+async def test_containers_of_other_backends_are_left_alone(node):
+    node.book.ledger = node.book.ledger.adopting([replace(LIMITED, isolation=Isolation.SHIM)])
+    await node.run()
+    assert await node.keeper.look() is False
+
+
+@pytest.mark.parametrize("failing", ["no cgroup", "no driver"])
+async def test_a_limit_that_cannot_be_held_is_said(node, failing):
+    if failing == "no driver":
+        node.make_cgroup()
+        node.limits.failure = DriverError("the driver is away")
+    await node.run()
+    assert await node.keeper.look() is True
+    assert node.in_force() == [0.0, 0.0]
+    assert node.keeper.unlimited == {LIMITED.grant_id}
+
+
+def test_the_cgroup_of_a_container_is_found_in_the_layouts_of_both_drivers(tmp_path):
+    ref = ContainerRef("uid-1", ID)
+    assert CgroupTree(tmp_path).of_container(ref) is None
+    plain = tmp_path / "kubepods/burstable/poduid-1" / ID
+    plain.mkdir(parents=True)
+    (tmp_path / "kubepods/burstable/poduid-2" / ID).mkdir(parents=True)
+    assert CgroupTree(tmp_path).of_container(ref) == str(plain)

@@ -1,0 +1,123 @@
+import asyncio
+
+from agent.adapters.health_file import HealthFile
+from agent.core.health import HealthState
+from agent.core.inventory import DeviceEvent, FailedDevice
+from agent.core.ledger import Ledger
+from agent.ports import GpuNodeState, NodeEvent, NodeState, PodEvent
+from agent.services.driver_watch import DriverWatch
+from agent.services.events import EventRecorder
+from agent.services.health import CordonKeeper, HealthMemory, HealthReporter
+from agent.services.pod_cache import PodCache
+from agent.services.telemetry import Telemetry
+from proto import contract
+from proto.gpunode import Cordon
+from tests.unit.agent.builders import gpu, grant, ids, instance, pod, reading, share
+from tests.unit.agent.fakes import AT_ONCE, Disk, FakeClock, FakeDriver, FakeKubeApi
+
+PARTITIONED = gpu(1, mig=[instance(1, 3)])
+
+
+class Harness:
+    def __init__(self, base) -> None:
+        self.driver = FakeDriver(reading(gpu(0), PARTITIONED))
+        self.watch = DriverWatch(self.driver, 1.0, AT_ONCE)
+        self.pods = PodCache()
+        self.api = FakeKubeApi()
+        self.telemetry = Telemetry()
+        self.book = Disk(base).book()
+        events = EventRecorder(self.api, FakeClock())
+        HealthReporter("node-1", watch=self.watch, book=self.book, pods=self.pods, events=events, telemetry=self.telemetry)
+        self.posting = asyncio.ensure_future(events.run())
+
+    def granted(self, *grants) -> None:
+        self.book.ledger = Ledger({one.grant_id: one for one in grants})
+
+    async def look(self, *devices, failed=()) -> None:
+        self.driver.answer = reading(*devices, failed=failed)
+        await self.watch.poll()
+        await asyncio.sleep(0.02)
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.telemetry.registry.get_sample_value(contract.METRIC_PREFIX + name, labels) or 0.0
+
+
+async def test_a_gpu_that_goes_and_comes_back_is_told_on_the_node_and_on_the_pods_that_use_it(tmp_path):
+    node = Harness(tmp_path)
+    node.pods.node_changed(NodeState("node-uid", {}, {}))
+    node.granted(
+        grant(ids("0:0"), share(0), of=pod("on-the-other")),
+        grant(frozenset({"MIG-1-3"}), share("MIG-1-3"), of=pod("on-its-instance"), resource="nvidia.com/mig-1g.10gb"),
+    )
+    await node.look(gpu(0), PARTITIONED)
+    await node.look(gpu(0), failed=(FailedDevice(1, "GPU-1", "GPU is lost", lost=True),))
+    await node.look(gpu(0), PARTITIONED)
+    node.posting.cancel()
+    on_node = [event for event in node.api.events if isinstance(event, NodeEvent)]
+    assert [(event.node_uid, event.reason, event.warning) for event in on_node] == [
+        ("node-uid", "AliquotGpuUnhealthy", True),
+        ("node-uid", "AliquotGpuHealthy", False),
+    ]
+    assert on_node[0].message == "GPU GPU-1 is lost and gets no new work: GPU is lost"
+    on_pods = [event for event in node.api.events if isinstance(event, PodEvent)]
+    assert [(event.pod, event.warning) for event in on_pods] == [("on-its-instance", True), ("on-its-instance", False)]
+    assert node.count("device_health_transitions_total", device_uuid="GPU-1", state="lost") == 1
+    assert node.count("device_health_transitions_total", device_uuid="GPU-1", state="healthy") == 1
+
+
+async def test_xids_are_counted_and_a_suspect_gpu_makes_no_event(tmp_path):
+    node = Harness(tmp_path)
+    await node.look(gpu(0), PARTITIONED)
+    node.watch.take_events([DeviceEvent("GPU-0", 92), DeviceEvent("GPU-0", 92), DeviceEvent("GPU-0", 31), DeviceEvent("GPU-0", None)])
+    await asyncio.sleep(0.02)
+    node.posting.cancel()
+    assert node.count("xids_total", device_uuid="GPU-0", xid="92") == 2
+    assert node.count("xids_total", device_uuid="GPU-0", xid="31") == 1
+    assert node.count("device_health_transitions_total", device_uuid="GPU-0", state="suspect") == 1
+    assert node.api.events == []
+
+
+async def test_a_cordon_follows_the_object_and_one_that_cannot_be_read_changes_nothing(caplog):
+    watch, pods = DriverWatch(FakeDriver(reading(gpu(0))), 1.0), PodCache()
+    following = asyncio.ensure_future(CordonKeeper(watch, pods).run())
+
+    async def seen(state: GpuNodeState | None) -> Cordon:
+        pods.gpu_node_seen(state)
+        await asyncio.sleep(0.02)
+        return watch.cordon
+
+    one = Cordon(devices=("GPU-0",))
+    assert await seen(GpuNodeState(one, "", {})) == one
+    assert await seen(GpuNodeState(None, "expected a bool", {})) == one
+    assert "expected a bool" in caplog.text
+    assert await seen(GpuNodeState(Cordon(node=True), "", {})) == Cordon(node=True)
+    assert await seen(None) == Cordon()
+    following.cancel()
+
+
+async def test_an_agent_that_is_replaced_remembers_a_quarantine(tmp_path, caplog):
+    store = HealthFile(tmp_path / "health")
+
+    async def life() -> DriverWatch:
+        watch = DriverWatch(FakeDriver(reading(gpu(0), gpu(1))), 1.0)
+        memory = HealthMemory(watch, store)
+        memory.load()
+        saving = asyncio.ensure_future(memory.run())
+        await watch.poll()
+        lives.append(saving)
+        return watch
+
+    lives: list[asyncio.Future] = []
+    first = await life()
+    first.take_events([DeviceEvent("GPU-1", 62)])
+    await asyncio.sleep(0.1)
+    lives[0].cancel()
+    second = await life()
+    assert [entry.state for entry in second.board.devices] == [HealthState.HEALTHY, HealthState.QUARANTINED]
+    lives[1].cancel()
+    assert (tmp_path / "health").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "health").write_bytes(b"torn")
+    third = await life()
+    assert [entry.state for entry in third.board.devices] == [HealthState.HEALTHY, HealthState.HEALTHY]
+    assert "begins anew" in caplog.text
+    lives[2].cancel()

@@ -1,0 +1,326 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from agent.core.mig import MigRecord
+from agent.errors import DriverError, DriverTimeoutError, PartitionError, PartitionInUseError
+from agent.services.mig_keeper import MigAwareDriver
+from placement import mig
+from proto.codec import MigPlace, decode_place
+from tests.unit.agent.builders import BOOT, gpu, grant, ids, instance, pod, reading, share
+from tests.unit.agent.fakes import Disk, FakeDriver
+from tests.unit.agent.partitions import FakePartitions, FakeRecords, make_keeper, place, places
+
+ONE_G = mig.resource_of_profile("1g.10gb")
+PLACE = MigPlace("GPU-0", "1g.10gb", 4)
+
+
+def promise(start: int = 4, name: str = "train", profile: str = "1g.10gb"):
+    return grant(ids(f"0:{start}"), share(place(start, profile).uuid, 9728), of=pod(name), resource=ONE_G)
+
+
+class Harness:
+    """A keeper over partitions and records that outlive it."""
+
+    def __init__(self, base) -> None:
+        self.book = Disk(base).book()
+        self.partitions = FakePartitions()
+        self.records = FakeRecords()
+        self.labels: dict[str, str] = {}
+        self.keeper = self.restarted()
+
+    def restarted(self, **options):
+        self.keeper = make_keeper(self.book, self.partitions, self.records, labels=self.labels, **options)
+        self.keeper.load()
+        return self.keeper
+
+    def promise(self, *grants) -> None:
+        self.book.ledger = self.book.ledger.adopting(grants)
+
+    def release(self, *grants) -> None:
+        self.book.ledger = self.book.ledger.releasing([one.grant_id for one in grants])
+
+
+@pytest.fixture
+async def node(tmp_path):
+    return Harness(tmp_path)
+
+
+class TestMaking:
+    async def test_an_instance_is_made_where_the_grant_says_and_recorded(self, node):
+        node.promise(promise())
+        made = await node.keeper.ensure(promise())
+        assert made == {str(PLACE): node.partitions.instances[str(PLACE)]}
+        (there,) = (one for one in places() if one.uuid == str(PLACE))
+        geometry = (there.memory_bytes, there.placement_size, there.most_on_device)
+        assert node.records.records[str(PLACE)] == MigRecord(str(PLACE), promise().grant_id, BOOT, made[str(PLACE)].uuid, *geometry)
+
+    async def test_the_record_is_written_before_the_instance_is_made(self, node):
+        node.promise(promise())
+        node.partitions.failure = PartitionError("no room")
+        with pytest.raises(PartitionError):
+            await node.keeper.ensure(promise())
+        assert node.records.records[str(PLACE)].uuid == ""
+
+    async def test_a_container_that_restarts_keeps_its_instance(self, node):
+        node.promise(promise())
+        first = await node.keeper.ensure(promise())
+        assert await node.keeper.ensure(promise()) == first
+        assert await node.restarted().ensure(promise()) == first
+        assert node.partitions.made == 1
+
+    async def test_an_instance_that_a_reset_took_is_made_again_under_its_new_uuid(self, node):
+        node.promise(promise())
+        first = await node.keeper.ensure(promise())
+        node.partitions.instances.clear()
+        second = await node.keeper.ensure(promise())
+        assert second[str(PLACE)].uuid != first[str(PLACE)].uuid
+        assert node.records.records[str(PLACE)].uuid == second[str(PLACE)].uuid
+
+    async def test_another_container_gets_a_fresh_instance_at_the_place(self, node):
+        node.promise(promise())
+        first = await node.keeper.ensure(promise())
+        node.release(promise())
+        node.promise(promise(name="next"))
+        second = await node.keeper.ensure(replace(promise(name="next"), grant_id="another"))
+        assert second[str(PLACE)].uuid != first[str(PLACE)].uuid
+
+    async def test_released_instances_in_the_way_go_first(self, node):
+        node.promise(promise(4), promise(5))
+        for start in (4, 5):
+            await node.keeper.ensure(promise(start))
+        node.release(promise(4), promise(5))
+        node.promise(promise(4, "big", "3g.40gb"))
+        await node.keeper.ensure(promise(4, "big", "3g.40gb"))
+        assert list(node.partitions.instances) == [place(4, "3g.40gb").uuid]
+
+    async def test_one_that_is_still_used_is_a_reason_to_try_later(self, node):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        node.partitions.busy.add(str(PLACE))
+        with pytest.raises(PartitionInUseError):
+            await node.keeper.ensure(replace(promise(), grant_id="another"))
+
+    async def test_one_that_is_still_used_elsewhere_on_the_gpu_is_in_nobodys_way(self, node):
+        node.promise(promise(0))
+        await node.keeper.ensure(promise(0))
+        node.release(promise(0))
+        node.partitions.busy.add(place(0).uuid)
+        node.promise(promise(4))
+        assert str(PLACE) in await node.keeper.ensure(promise(4))
+
+    async def test_an_instance_that_somebody_else_made_is_not_touched(self, node):
+        theirs = node.partitions.put(PLACE)
+        node.promise(promise())
+        with pytest.raises(PartitionError, match=f"{theirs.uuid} is there, and this agent did not make it"):
+            await node.keeper.ensure(promise())
+        assert node.partitions.calls == []
+
+    async def test_nothing_is_made_while_mig_manager_is_at_work(self, node):
+        node.labels["nvidia.com/mig.config.state"] = "pending"
+        node.promise(promise())
+        with pytest.raises(PartitionError, match="'pending'"):
+            await node.keeper.ensure(promise())
+        assert not node.records.records
+
+    async def test_a_container_restarts_on_its_instance_whatever_mig_manager_does(self, node):
+        node.promise(promise())
+        first = await node.keeper.ensure(promise())
+        node.labels["nvidia.com/mig.config.state"] = "rebooting"
+        assert await node.keeper.ensure(promise()) == first
+
+    async def test_nothing_is_made_on_a_node_that_offers_none(self, node):
+        node.restarted(offering=False)
+        with pytest.raises(PartitionError, match="migDynamic is off"):
+            await node.keeper.ensure(promise())
+
+    async def test_grants_of_other_devices_need_nothing(self, node):
+        assert await node.keeper.ensure(grant(ids("0:0"), share(0))) == {}
+
+
+class TestRemoving:
+    async def test_the_instance_of_a_released_grant_is_removed_with_its_record(self, node):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        node.release(promise())
+        assert await node.keeper.clean() is False
+        assert (node.partitions.instances, node.records.records) == ({}, {})
+
+    async def test_an_instance_of_a_grant_stays(self, node):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        await node.keeper.clean()
+        assert str(PLACE) in node.partitions.instances
+
+    async def test_one_that_is_still_used_is_tried_again(self, node):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        node.release(promise())
+        node.partitions.busy.add(str(PLACE))
+        assert await node.keeper.clean() is True
+        node.partitions.busy.clear()
+        assert await node.keeper.clean() is False
+        assert node.partitions.instances == {}
+
+    @pytest.mark.parametrize("restart", [False, True], ids=["same agent", "agent killed in between"])
+    async def test_a_removal_that_came_half_way_is_finished(self, node, restart):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        node.release(promise())
+        node.partitions.stuck.add(str(PLACE))
+        assert await node.keeper.clean() is True
+        assert node.partitions.instances[str(PLACE)].uuid == ""
+        if restart:
+            node.restarted()
+        assert await node.keeper.clean() is True
+        assert str(PLACE) in node.records.records
+        node.partitions.stuck.clear()
+        assert await node.keeper.clean() is False
+        assert (node.partitions.instances, node.records.records) == ({}, {})
+
+    async def test_the_place_of_a_half_done_removal_is_given_to_the_next_container(self, node):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        node.release(promise())
+        node.partitions.stuck.add(str(PLACE))
+        await node.keeper.clean()
+        node.partitions.stuck.clear()
+        node.promise(promise(name="next"))
+        made = await node.keeper.ensure(replace(promise(name="next"), grant_id="another"))
+        assert made[str(PLACE)].uuid.startswith("MIG-made-")
+        assert node.records.records[str(PLACE)].grant_id == "another"
+
+    async def test_nothing_is_removed_while_mig_manager_is_at_work(self, node):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        node.release(promise())
+        node.labels["nvidia.com/mig.config.state"] = "pending"
+        assert await node.keeper.clean() is True
+        assert str(PLACE) in node.partitions.instances
+
+    async def test_the_loop_removes_at_the_start_and_after_each_release(self, node):
+        node.promise(promise(4))
+        await node.keeper.ensure(promise(4))
+        running = asyncio.ensure_future(node.keeper.run())
+        node.release(promise(4))
+        node.book.changes.notify()
+        for _ in range(500):
+            if not node.partitions.instances:
+                break
+            await asyncio.sleep(0.01)
+        running.cancel()
+        assert node.partitions.instances == {}
+
+    async def test_what_cannot_be_removed_is_said_once(self, node, caplog):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        node.release(promise())
+        node.partitions.busy.add(str(PLACE))
+        for _ in range(3):
+            await node.keeper.clean()
+        assert [record.message for record in caplog.records if "not removed yet" in record.message] == [
+            f"MIG instance not removed yet: removing the MIG instance at {PLACE}: processes still use it"
+        ]
+
+    async def test_a_driver_in_trouble_is_asked_again(self, node, monkeypatch):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        node.release(promise())
+
+        async def failing(place):
+            raise DriverError("the driver is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.partitions, "instance_at", failing)
+            assert await node.keeper.clean() is True
+        assert await node.keeper.clean() is False
+
+
+class TestCrashes:
+    @pytest.mark.parametrize("made", [True, False], ids=["made", "not made"])
+    async def test_an_agent_killed_while_making_an_instance_leaves_nothing_behind(self, node, made):
+        node.records.write(MigRecord(str(PLACE), "grant-x", BOOT))
+        if made:
+            node.partitions.put(PLACE)
+        await node.restarted().clean()
+        assert (node.partitions.instances, node.records.records) == ({}, {})
+
+    async def test_a_gpu_instance_without_compute_instance_is_removed_too(self, node):
+        node.records.write(MigRecord(str(PLACE), "grant-x", BOOT))
+        node.partitions.put(PLACE, uuid="")
+        await node.restarted().clean()
+        assert node.partitions.instances == {}
+
+    async def test_a_grant_that_survived_the_crash_gets_a_fresh_instance(self, node):
+        node.promise(promise())
+        node.records.write(MigRecord(str(PLACE), promise().grant_id, BOOT))
+        half_made = node.partitions.put(PLACE)
+        made = await node.restarted().ensure(promise())
+        assert made[str(PLACE)].uuid != half_made.uuid
+        assert node.records.records[str(PLACE)].uuid == made[str(PLACE)].uuid
+
+    async def test_records_of_an_earlier_boot_are_dropped_and_what_is_there_now_stays(self, node):
+        node.records.write(MigRecord(str(PLACE), "grant-x", "boot-before", "MIG-made-1"))
+        node.partitions.put(PLACE)
+        keeper = node.restarted()
+        await keeper.clean()
+        assert node.records.records == {}
+        assert str(PLACE) in node.partitions.instances
+
+    async def test_what_somebody_made_at_the_place_of_ours_is_not_removed(self, node):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        node.release(promise())
+        node.partitions.put(PLACE)  # destroyed and made again by an administrator
+        await node.restarted().clean()
+        assert str(PLACE) in node.partitions.instances
+        assert node.records.records == {}
+
+
+class TestBoard:
+    async def test_the_driver_shows_places_on_gpus_in_mig_mode(self, node):
+        driver = MigAwareDriver(FakeDriver(reading(gpu(0, mig=[]), gpu(1))), node.keeper)
+        first, second = (entry.device for entry in (await driver.read()).devices)
+        assert [one.uuid for one in first.mig_instances] == [one.uuid for one in places()]
+        assert second.mig_instances == ()
+
+    async def test_where_none_are_offered_only_places_in_use_are_shown(self, node):
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        keeper = node.restarted(offering=False)
+        driver = MigAwareDriver(FakeDriver(node.partitions.reading()), keeper)
+        (entry,) = (await driver.read()).devices
+        assert [one.uuid for one in entry.device.mig_instances] == [str(PLACE)]
+
+    async def test_a_gpu_whose_profiles_cannot_be_read_offers_what_it_has(self, node, monkeypatch):
+        async def failing(device_uuid):
+            raise DriverError("no profiles")
+
+        monkeypatch.setattr(node.partitions, "places", failing)
+        (entry,) = (await MigAwareDriver(FakeDriver(reading(gpu(0, mig=[instance(0, 1)]))), node.keeper).read()).devices
+        assert [one.uuid for one in entry.device.mig_instances] == ["MIG-0-1"]
+
+    async def test_what_was_made_there_before_keeps_its_place(self, node, monkeypatch):
+        async def failing(device_uuid):
+            raise DriverError("no profiles")
+
+        node.promise(promise())
+        await node.keeper.ensure(promise())
+        monkeypatch.setattr(node.partitions, "places", failing)
+        driver = MigAwareDriver(FakeDriver(node.partitions.reading()), node.restarted())
+        (entry,) = (await driver.read()).devices
+        assert [(one.uuid, one.on_demand) for one in entry.device.mig_instances] == [(str(PLACE), True)]
+
+    async def test_a_driver_that_hangs_is_not_taken_for_a_gpu_without_profiles(self, node, monkeypatch):
+        async def hanging(device_uuid):
+            raise DriverTimeoutError("hangs")
+
+        monkeypatch.setattr(node.partitions, "places", hanging)
+        with pytest.raises(DriverTimeoutError):
+            await MigAwareDriver(FakeDriver(reading(gpu(0, mig=[]))), node.keeper).read()
+
+
+def test_the_name_of_a_place_is_read_back():
+    assert decode_place(str(PLACE)) == PLACE
+    assert decode_place("GPU-0") is None

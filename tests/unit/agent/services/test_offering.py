@@ -1,0 +1,61 @@
+import asyncio
+
+import pytest
+
+from agent.core.backends import Abilities, MigStrategy
+from agent.services.driver_watch import DriverWatch
+from placement import mig
+from proto.model import Isolation
+from tests.unit.agent.builders import VGPU, gpu, grant, ids, instance, reading, share
+from tests.unit.agent.fakes import FakeDriver, settle
+from tests.unit.agent.partitions import EmptyBook, dynamic_gpu, make_offering, place
+
+
+@pytest.fixture
+async def watch():
+    watch = DriverWatch(FakeDriver(reading(gpu(0), dynamic_gpu(1))), 1.0)
+    await watch.poll()
+    return watch
+
+
+async def test_what_is_offered_follows_gpus_and_promises(watch):
+    book = EmptyBook()
+    offering = make_offering(watch, 2, book=book)
+    whole = mig.resource_of_profile("7g.80gb")
+    assert [device.device_id for device in offering.devices()[VGPU]] == ["GPU-0::0", "GPU-0::1"]
+    assert [device.healthy for device in offering.devices()[whole]] == [True]
+    book.ledger = book.ledger.adopting(
+        [grant(ids("1:0"), share(place(6, device=1).uuid, 9728), resource=mig.resource_of_profile("1g.10gb"))]
+    )
+    assert [device.healthy for device in offering.devices()[whole]] == [False]
+
+
+async def test_changes_of_gpus_and_of_promises_are_counted(watch):
+    book = EmptyBook()
+    offering = make_offering(watch, book=book)
+    running = asyncio.ensure_future(offering.run())
+    await settle()
+    for source in (watch.changes, book.changes):
+        seen = offering.changes.count
+        source.notify()
+        await settle()
+        assert offering.changes.count == seen + 1
+    running.cancel()
+
+
+async def test_the_backends_are_those_of_the_gpus_as_they_are(watch):
+    assert make_offering(watch).backends().backends == (Isolation.SHIM, Isolation.MIG, Isolation.EXCLUSIVE)
+
+
+async def test_a_strategy_that_does_not_fit_the_node_is_trouble(watch):
+    assert make_offering(watch).trouble == ""
+    assert "migStrategy single" in make_offering(watch, abilities=Abilities(mig_strategy=MigStrategy.SINGLE)).trouble
+
+
+async def test_a_node_without_on_demand_offers_its_instances(watch):
+    still = DriverWatch(FakeDriver(reading(gpu(0, mig=[instance(0, 1)]))), 1.0)
+    await still.poll()
+    offered = make_offering(still).devices()
+    assert {resource: [device.device_id for device in devices] for resource, devices in offered.items()} == {
+        mig.resource_of_profile("1g.10gb"): ["MIG-0-1"]
+    }

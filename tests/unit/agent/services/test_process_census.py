@@ -1,0 +1,50 @@
+import asyncio
+
+from agent.core.overhead import HostProcess, ProcessMemory
+from agent.errors import DriverError, DriverMissingError
+from agent.services.process_census import Census, ProcessCensus
+from tests.unit.agent.builders import reading
+from tests.unit.agent.fakes import Disk, FakeDriver
+
+USE = ProcessMemory("GPU-0", 10, 100)
+PROCESS = HostProcess(10, (10,), 500, "0::/\n")
+
+
+class FakeProcesses:
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def read(self, pids):
+        self.asked += 1
+        return [PROCESS for pid in pids if pid == PROCESS.pid]
+
+
+def make(tmp_path):
+    driver, processes = FakeDriver(reading()), FakeProcesses()
+    return driver, processes, ProcessCensus(0.01, driver=driver, processes=processes, book=Disk(tmp_path).book())
+
+
+async def test_a_census_says_what_is_used_and_by_whom(tmp_path):
+    driver, _, census = make(tmp_path)
+    driver.process_list = [USE, ProcessMemory("GPU-1", 11, 5)]  # 11 has gone meanwhile
+    assert await census.take() == Census((USE, ProcessMemory("GPU-1", 11, 5)), (PROCESS,))
+
+
+async def test_without_processes_nobody_is_looked_for(tmp_path):
+    _, processes, census = make(tmp_path)
+    assert await census.take() == Census()
+    assert processes.asked == 0
+
+
+async def test_a_look_that_fails_is_none_and_the_next_one_counts(tmp_path):
+    driver, _, census = make(tmp_path)
+    driver.process_list = DriverMissingError("no driver")
+    running = asyncio.ensure_future(census.run())
+    await asyncio.sleep(0.03)
+    driver.process_list = DriverError("lost")
+    await asyncio.sleep(0.03)
+    assert census.changes.count == 0
+    driver.process_list = [USE]
+    await asyncio.wait_for(census.changes.after(0), 5)
+    assert census.latest == Census((USE,), (PROCESS,))
+    running.cancel()

@@ -1,0 +1,50 @@
+import asyncio
+from collections.abc import Callable, Iterable, Sequence, Set
+from pathlib import Path
+
+from agent.adapters.cdi_files import CdiDirectory
+from agent.errors import ShimError
+from agent.services import shim_keeper
+from agent.services.shim_keeper import ShimKeeper
+
+
+class FakeInstaller:
+    """Fails as often as it is told, and remembers its sweeps."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.sweeps = 0
+
+    def installed(self) -> Path:
+        if self.failures:
+            self.failures -= 1
+            raise ShimError("libcuda.so.1 cannot be read")
+        return Path("/shim/new")
+
+    def sweep(self, mentioned: Callable[[Iterable[str]], Set[str]]) -> Sequence[str]:
+        self.sweeps += 1
+        assert mentioned(["/shim/old"]) == set()
+        if self.sweeps == 1:
+            raise ShimError("removing /shim/old: busy")
+        return ["/shim/old"]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_it_says_why_the_shim_is_missing_until_it_is_there_and_sweeps_from_then_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(shim_keeper, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(shim_keeper, "SWEEP_SECONDS", 0.05)
+    installer = FakeInstaller(failures=2)
+    keeper = ShimKeeper(installer, CdiDirectory(tmp_path / "cdi", tmp_path / "etc"))
+    assert keeper.trouble
+    running = asyncio.ensure_future(keeper.run())
+    await until(lambda: "libcuda.so.1" in keeper.trouble)
+    await until(lambda: not keeper.trouble)
+    await until(lambda: installer.sweeps >= 2)  # a sweep that failed is no end
+    running.cancel()

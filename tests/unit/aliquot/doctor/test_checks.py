@@ -1,0 +1,246 @@
+import json
+
+import pytest
+
+from aliquot.doctor import agent, driver, kubelet, runtime, system
+from aliquot.doctor.findings import Severity
+from aliquot.doctor.options import DoctorOptions
+from tests.unit.aliquot.doctor.roots import CONTAINERD_17, PLUGINS, bad, findings, healthy, of
+
+TOOLKIT_FILE = "/etc/nvidia-container-runtime/config.toml"
+CONTAINERD_FILE = "/etc/containerd/config.toml"
+
+
+@pytest.fixture
+def root():
+    with healthy() as made:
+        yield made
+
+
+@pytest.mark.parametrize("check", [kubelet.check, runtime.check, system.check, agent.check])
+def test_a_healthy_node_gives_no_cause_for_complaint(root, check):
+    assert bad(findings(root, check)) == []
+
+
+class TestDriver:
+    @pytest.fixture(autouse=True)
+    def nvml(self, monkeypatch):
+        self.answer = {"driver": "580.159.03", "gpus": [{"index": 0, "uuid": "GPU-0", "model": "NVIDIA H200", "compute_mode": 0}]}
+        monkeypatch.setattr(driver, "probe", lambda _library: self.answer)
+
+    def found(self, root):
+        return findings(root, driver.check, nvml_library="libnvidia-ml.so.1")
+
+    def test_a_driver_that_works_is_said_to(self, root):
+        found = self.found(root)
+        assert bad(found) == []
+        assert "1 x NVIDIA H200" in of(found, "driver.nvml").found
+
+    def test_a_missing_module_is_an_error_and_nouveau_is_named(self, root):
+        root.remove("/proc/driver/nvidia")
+        assert "modprobe nvidia" in of(self.found(root), "driver.module").fix
+        root.write("/proc/modules", "nouveau 1 0 - Live\n")
+        assert "nouveau" in of(self.found(root), "driver.module").found
+
+    def test_missing_device_nodes_are_named(self, root):
+        root.remove("/dev/nvidia-uvm")
+        assert "/dev/nvidia-uvm missing" in of(self.found(root), "driver.device-nodes").found
+
+    def test_module_and_library_of_different_versions_are_an_error(self, root):
+        self.answer["driver"] = "575.1"
+        assert of(self.found(root), "driver.versions").severity is Severity.ERROR
+
+    def test_a_compute_mode_for_one_process_is_an_error(self, root):
+        self.answer["gpus"][0]["compute_mode"] = 3
+        assert "exclusive process" in of(self.found(root), "driver.compute-mode").found
+
+    def test_a_gpu_that_does_not_answer_is_an_error(self, root):
+        self.answer["gpus"] = [{"index": 1, "error": "GPU is lost"}]
+        assert "GPU 1 does not answer" in of(self.found(root), "driver.gpu").found
+
+    @pytest.mark.parametrize(("key", "severity"), [("remap_pending", Severity.WARNING), ("remap_failed", Severity.ERROR)])
+    def test_memory_rows_that_were_not_remapped_count(self, root, key, severity):
+        self.answer["gpus"][0][key] = True
+        assert of(self.found(root), "driver.memory").severity is severity
+
+    def test_nvml_that_fails_is_an_error_with_its_cure(self, root):
+        self.answer = {"error": "Driver Not Loaded", "fix": "modprobe nvidia"}
+        assert of(self.found(root), "driver.nvml").fix == "modprobe nvidia"
+
+
+def test_an_nvml_that_hangs_or_dies_is_a_finding_and_no_hang(monkeypatch, tmp_path):
+    monkeypatch.setattr(driver, "NVML_SECONDS", 0.01)
+    assert "has not answered" in driver.probe("libnvidia-ml.so.1")["error"]
+    monkeypatch.undo()
+    assert "cannot open" in driver.probe(str(tmp_path / "none.so"))["error"]
+
+
+class TestKubelet:
+    def test_a_socket_that_nobody_listens_on_is_an_error(self, root):
+        root.remove("/var/lib/kubelet/pod-resources/kubelet.sock").listen("/var/lib/kubelet/pod-resources/kubelet.sock", alive=False)
+        assert "nobody answers" in of(findings(root, kubelet.check), "kubelet.pod-resources").found
+
+    def test_another_directory_of_the_kubelet_is_found_and_named(self, root):
+        root.remove("/var/lib/kubelet")
+        root.listen("/var/lib/k0s/kubelet/device-plugins/kubelet.sock")
+        finding = of(findings(root, kubelet.check), "kubelet.device-plugins")
+        assert "/var/lib/k0s/kubelet" in finding.found
+        assert "kubeletDevicePluginDir" in finding.fix
+
+    def test_a_plugin_that_gives_out_the_same_gpus_whole_is_an_error(self, root):
+        root.listen(f"{PLUGINS}/nvidia-gpu.sock")
+        assert bad(findings(root, kubelet.check)) == []
+        root.write(f"{PLUGINS}/{kubelet.CHECKPOINT}", json.dumps({"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-a"]}}}))
+        assert bad(findings(root, kubelet.check)) == ["plugins.whole-gpus"]
+
+    def test_a_plugin_for_our_resource_is_an_error(self, root):
+        root.listen(f"{PLUGINS}/other-vgpu.sock")
+        assert bad(findings(root, kubelet.check)) == ["plugins.conflict"]
+
+    def test_two_agents_are_an_error(self, root):
+        root.listen(f"{PLUGINS}/aliquot-vgpu-1a-0.sock").listen(f"{PLUGINS}/aliquot-vgpu-2b-0.sock")
+        assert "plugins.twice" in bad(findings(root, kubelet.check))
+
+    def test_a_preload_on_the_node_itself_is_a_warning(self, root):
+        root.write("/etc/ld.so.preload", "/usr/local/vgpu/libvgpu.so\n")
+        assert bad(findings(root, kubelet.check)) == ["plugins.preload"]
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"Data": null}', '{"Data": {"RegisteredDevices": 3}}'])
+    def test_a_checkpoint_of_another_form_counts_as_none(self, root, text):
+        root.write(f"{PLUGINS}/{kubelet.CHECKPOINT}", text)
+        assert bad(findings(root, kubelet.check)) == []
+
+
+class TestRuntime:
+    def test_its_name_and_version_are_asked_of_it(self, root):
+        assert "containerd v2.1.4" in of(findings(root, runtime.check), "runtime.socket").found
+
+    def test_no_runtime_is_an_error(self, root):
+        root.remove("/run/containerd")
+        assert "runtime.socket" in bad(findings(root, runtime.check))
+
+    def test_containerd_2_has_cdi_unless_it_is_turned_off(self, root):
+        root.write(CONTAINERD_FILE, 'version = 3\n[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = false\n')
+        assert "enable_cdi" in of(findings(root, runtime.check), "runtime.cdi").fix
+
+    @pytest.mark.parametrize(
+        ("version", "config", "works"),
+        [
+            ("v1.7.27", "version = 2\n", False),
+            ("v1.7.27", CONTAINERD_17, True),
+            ("v1.6.9", CONTAINERD_17, False),
+            ("v2.0.0", "version = 2\n", True),
+        ],
+    )
+    def test_cdi_follows_from_version_and_configuration(self, root, version, config, works):
+        root.remove("/run/containerd")
+        root.containerd(version).write(CONTAINERD_FILE, config)
+        assert ("runtime.cdi" in bad(findings(root, runtime.check))) is not works
+
+    def test_imported_files_count(self, root):
+        root.write(CONTAINERD_FILE, 'version = 3\nimports = ["conf.d/*.toml"]\n')
+        root.write("/etc/containerd/conf.d/99-nvidia.toml", '[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = false\n')
+        assert "runtime.cdi" in bad(findings(root, runtime.check))
+
+    def test_the_containerd_of_k3s_is_read_where_k3s_has_it(self, root):
+        root.remove("/run/containerd").containerd("v1.7.23", "/run/k3s/containerd/containerd.sock")
+        root.write("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", CONTAINERD_17)
+        assert bad(findings(root, runtime.check)) == []
+
+    def test_a_spec_of_an_earlier_driver_is_an_error(self, root):
+        root.remove("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.03")
+        finding = of(findings(root, runtime.check), "cdi.nvidia")
+        assert "libcuda.so.580.159.03" in finding.found
+        assert "nvidia-ctk cdi generate" in finding.fix
+
+    def test_no_spec_of_nvidias_is_a_warning(self, root):
+        root.remove("/var/run/cdi/nvidia.yaml")
+        assert of(findings(root, runtime.check), "cdi.nvidia").severity is Severity.WARNING
+
+    def test_a_spec_that_cannot_be_read_is_an_error(self, root):
+        root.write("/etc/cdi/broken.json", "{")
+        assert "broken.json" in of(findings(root, runtime.check), "cdi.spec").found
+
+
+@pytest.fixture
+def rpm(tmp_path, monkeypatch):
+    """A program rpm that runs a script."""
+
+    def make(script: str) -> None:
+        program = tmp_path / "bin/rpm"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+    return make
+
+
+class TestToolkit:
+    @pytest.mark.parametrize("text", ["", "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n"])
+    def test_gpus_by_environment_are_a_warning_where_the_runtime_must_be_named(self, root, text):
+        root.write(TOOLKIT_FILE, text)
+        finding = of(findings(root, runtime.check), "toolkit.envvar")
+        assert finding.severity is Severity.WARNING
+        assert "= false" in finding.fix
+
+    def test_gpus_by_environment_are_an_error_where_nvidias_runtime_is_the_default(self, root):
+        root.write(TOOLKIT_FILE, "")
+        root.write(CONTAINERD_FILE, '[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n')
+        assert of(findings(root, runtime.check), "toolkit.envvar").severity is Severity.ERROR
+
+    def test_a_toolkit_with_a_known_hole_is_an_error(self, root):
+        root.write(
+            "/var/lib/dpkg/status",
+            "Package: nvidia-container-toolkit\nStatus: install ok\nVersion: 1.17.7-1\n\nPackage: zlib\nVersion: 1.3\n",
+        )
+        assert "CVE-2025-23266" in of(findings(root, runtime.check), "toolkit.version").found
+
+    @pytest.mark.parametrize(
+        ("answer", "wanted"),
+        [
+            pytest.param("echo 1.17.7-1", Severity.ERROR, id="with the hole"),
+            pytest.param("echo 1.18.1-1", Severity.OK, id="without"),
+            pytest.param("echo package $6 is not installed; exit 1", None, id="not installed"),
+            pytest.param("echo cannot open database >&2; exit 1", Severity.INFO, id="unreadable"),
+        ],
+    )
+    def test_a_toolkit_from_an_rpm_is_asked_of_the_nodes_own_database(self, root, rpm, answer, wanted):
+        root.remove("/var/lib/dpkg/status").write("/usr/lib/sysimage/rpm/rpmdb.sqlite")
+        rpm(f'[ "$2" = {root.base}/usr/lib/sysimage/rpm ] && [ "$6" = nvidia-container-toolkit ] || exit 9\n{answer}')
+        found = [one.severity for one in findings(root, runtime.check) if one.check == "toolkit.version"]
+        assert found == ([wanted] if wanted else [])
+
+    def test_an_rpm_database_without_a_program_to_read_it_is_said(self, root, monkeypatch):
+        root.remove("/var/lib/dpkg/status").write("/var/lib/rpm/Packages")
+        monkeypatch.setenv("PATH", str(root.base))
+        finding = of(findings(root, runtime.check), "toolkit.version")
+        assert (finding.severity, "rpm -q nvidia-container-toolkit" in finding.fix) == (Severity.INFO, True)
+
+    def test_no_toolkit_is_worth_knowing_only(self, root):
+        root.remove(TOOLKIT_FILE)
+        assert of(findings(root, runtime.check), "toolkit.config").severity is Severity.INFO
+
+
+class TestSystem:
+    def test_control_groups_v1_are_a_warning(self, root):
+        root.remove("/sys/fs/cgroup/cgroup.controllers").write("/sys/fs/cgroup/memory/tasks")
+        assert "v1" in of(findings(root, system.check), "system.cgroups").found
+
+    def test_few_inotify_instances_are_a_warning(self, root):
+        root.write("/proc/sys/fs/inotify/max_user_instances", "128\n")
+        assert bad(findings(root, system.check)) == ["system.inotify"]
+
+    def test_selinux_is_worth_knowing(self, root):
+        root.write("/sys/fs/selinux/enforce", "1")
+        assert of(findings(root, system.check), "system.selinux").severity is Severity.INFO
+
+
+class TestAgent:
+    def test_a_secret_that_others_may_read_is_an_error(self, root):
+        root.write(f"{DoctorOptions().state_dir}/secret", "s", mode=0o640)
+        assert bad(findings(root, agent.check)) == ["agent.secret"]
+
+    def test_an_agent_that_does_not_answer_is_a_warning(self, root):
+        root.write(f"{DoctorOptions().runtime_dir}/metrics-address", "127.0.0.1:9\n")
+        assert bad(findings(root, agent.check)) == ["agent.ready"]

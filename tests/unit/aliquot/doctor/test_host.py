@@ -1,0 +1,68 @@
+import os
+
+import pytest
+
+from aliquot.doctor.host import Host, UnreadableError
+from tests.unit.aliquot.doctor.roots import Root
+
+
+@pytest.fixture
+def root():
+    with Root() as made:
+        yield made
+
+
+def test_absolute_links_stay_below_the_root(root):
+    root.write("/run/cdi/a.json", "inside")
+    root.at("/var").mkdir()
+    root.at("/var/run").symlink_to("/run")
+    root.write("/etc/real", "x")
+    root.at("/etc/link").symlink_to("../etc/real")
+    host = Host(root.base)
+    assert host.path("/var/run/cdi/a.json") == root.at("/run/cdi/a.json")
+    assert host.text("/var/run/cdi/a.json") == "inside"
+    assert host.text("/etc/link") == "x"
+
+
+def test_links_out_of_the_root_lead_nowhere(root):
+    root.at("/out").symlink_to("../../../../../../etc/passwd")
+    assert Host(root.base).text("/out") is None
+
+
+def test_a_circle_of_links_is_said_to_be_one(root):
+    root.at("/a").symlink_to("b")
+    root.at("/b").symlink_to("a")
+    with pytest.raises(UnreadableError, match="too many links"):
+        Host(root.base).text("/a")
+
+
+def test_what_is_not_there_is_none_and_what_may_not_be_read_is_said(root):
+    host = Host(root.base)
+    assert host.text("/nothing/here") is None
+    assert host.names("/nothing") == []
+    root.at("/directory").mkdir()
+    with pytest.raises(UnreadableError, match="/directory"):
+        host.text("/directory")
+
+
+def test_a_socket_answers_as_long_as_somebody_listens(root):
+    root.listen("/run/live.sock").listen("/run/dead.sock", alive=False).write("/run/file")
+    host = Host(root.base)
+    assert [host.is_socket(f"/run/{name}") for name in ("live.sock", "dead.sock", "file")] == [True, True, False]
+    assert [host.answers(f"/run/{name}") for name in ("live.sock", "dead.sock", "none.sock")] == [True, False, False]
+
+
+def test_a_socket_may_lie_deeper_than_its_address_may_be_long(root):
+    deep = "/".join("directory" for _ in range(20))
+    root.at(deep).mkdir(parents=True)
+    here = os.getcwd()  # noqa: PTH109
+    os.chdir(root.at(deep))
+    try:
+        import socket
+
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind("s")
+            listener.listen()
+            assert Host(root.base).answers(f"/{deep}/s")
+    finally:
+        os.chdir(here)

@@ -1,0 +1,220 @@
+"""The Helm chart installs what kustomize installs, object by object, and refuses values that mean nothing."""
+
+import copy
+import importlib.util
+import json
+import re
+import tarfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.rendering import CHART, DEPLOY, NAMESPACE, ROOT, Installation, Object, Renderer, RenderError, installations
+
+GENERATED_NAME = re.compile(r"-[0-9a-z]{10}$")
+"""What kustomize and the chart put behind the names of config maps; each has its own hash."""
+
+
+def by_name(objects: list[Object]) -> dict[tuple[str, str, str], Object]:
+    """Objects by kind, namespace and name; hashes of config maps are taken off, also where pods mount them."""
+    found = {}
+    for item in copy.deepcopy(objects):
+        for volume in item.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", []):
+            if "configMap" in volume:
+                volume["configMap"]["name"] = GENERATED_NAME.sub("", volume["configMap"]["name"])
+        if item["kind"] == "ConfigMap":
+            item["metadata"]["name"] = GENERATED_NAME.sub("", item["metadata"]["name"])
+        key = item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]
+        assert key not in found, f"two objects are {key}"
+        found[key] = item
+    return found
+
+
+# --- the same as kustomize ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("installation", installations(), ids=str)
+def test_the_chart_makes_what_kustomize_makes(renderer: Renderer, installation: Installation) -> None:
+    kustomized, charted = by_name(renderer.kustomized(installation)), by_name(renderer.charted(installation.values))
+    del kustomized["Namespace", "", NAMESPACE]  # Helm has a release's namespace before it has the release
+    assert charted.keys() == kustomized.keys()
+    assert len(charted) > 10
+    for key, item in kustomized.items():
+        assert charted[key] == item
+
+
+@pytest.mark.parametrize("overlay", ["default", "simulated", "local-placement"])
+def test_every_config_map_that_is_mounted_is_there(renderer: Renderer, overlay: str) -> None:
+    objects = renderer.charted(Installation(overlay).values)
+    there = {item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap"}
+    volumes = [volume for item in objects for volume in item.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", [])]
+    mounted = {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
+    assert mounted
+    assert mounted <= there
+
+
+def test_a_packaged_chart_is_whole(renderer: Renderer, tmp_path: Path) -> None:
+    renderer.run_helm("package", str(CHART), f"--destination={tmp_path}")
+    [package] = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        assert all(member.isfile() for member in archive.getmembers()), "the manifests themselves, not links to them"
+    values = Installation("simulated", monitoring=True).values
+    assert renderer.charted(values, chart=package) == renderer.charted(values)
+
+
+def test_helm_finds_no_fault_with_the_chart(renderer: Renderer) -> None:
+    assert "0 chart(s) failed" in renderer.run_helm("lint", "--strict", str(CHART))
+
+
+# --- what values change -------------------------------------------------------------------------------------------
+
+
+def the(objects: list[Object], kind: str, name: str) -> Object:
+    return next(item for (of, _, called), item in by_name(objects).items() if (of, called) == (kind, name))
+
+
+def pod_of(objects: list[Object], kind: str, name: str) -> Object:
+    return the(objects, kind, name)["spec"]["template"]
+
+
+def test_settings_are_laid_over_the_file_and_roll_the_pods(renderer: Renderer) -> None:
+    values = {"agent": {"settings": {"sharesPerGpu": 4, "publishGpuNode": False}}, "scheduler": {"settings": {"policy": "binpack"}}}
+    before, after = renderer.charted({}), renderer.charted(values)
+    of_agent = yaml.safe_load(the(after, "ConfigMap", "aliquot-agent")["data"]["config.yaml"])
+    assert of_agent == {"placement": "assigned", "sharesPerGpu": 4, "publishGpuNode": False}
+    assert yaml.safe_load(the(after, "ConfigMap", "aliquot-scheduler-config")["data"]["config.yaml"])["policy"] == "binpack"
+    names = [{item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap"} for objects in (before, after)]
+    assert not names[0] & names[1]
+
+
+def test_a_namespace_of_another_name_is_meant_everywhere(renderer: Renderer) -> None:
+    values = Installation("simulated", monitoring=True).values
+    here, elsewhere = renderer.charted(values), renderer.charted(values, "--namespace=gpu-sharing")
+    moved = json.loads(json.dumps(by_name(here)["Deployment", NAMESPACE, "aliquot-scheduler"]).replace(NAMESPACE, "gpu-sharing"))
+    assert NAMESPACE not in json.dumps(elsewhere)
+    assert the(elsewhere, "Deployment", "aliquot-scheduler") == moved
+    settings = yaml.safe_load(the(elsewhere, "ConfigMap", "aliquot-scheduler-config")["data"]["config.yaml"])
+    assert settings["leaseNamespace"] == "gpu-sharing", "where the extender keeps the webhook's certificate"
+
+
+def test_images_come_from_where_the_values_say(renderer: Renderer) -> None:
+    images = {
+        "agent": {"repository": "registry.example/agent", "tag": "9.9.9"},
+        "scheduler": {"repository": "registry.example/scheduler"},
+        "kubeScheduler": {"tag": "v1.35.1"},
+        "pullPolicy": "Always",
+        "pullSecrets": [{"name": "token"}],
+    }
+    values = {"variant": "simulated", "images": images}
+    objects = renderer.charted(values)
+    pods = [pod_of(objects, "DaemonSet", "aliquot-agent")["spec"], pod_of(objects, "Deployment", "aliquot-scheduler")["spec"]]
+    pods += [hook["spec"] for hook in renderer.hooks(values)]
+    containers = [container for pod in pods for container in pod.get("initContainers", []) + pod["containers"]]
+    assert [container["image"] for container in containers] == [
+        "registry.example/agent:9.9.9",
+        "registry.example/agent:9.9.9",
+        "aliquot.dev/kube-scheduler:v1.35.1",
+        "registry.example/scheduler:0.1.0",
+        "registry.example/agent:9.9.9",
+    ]
+    assert {container["imagePullPolicy"] for container in containers} == {"Always"}
+    assert all(pod["imagePullSecrets"] == [{"name": "token"}] for pod in pods)
+
+
+def test_fields_of_the_pods_and_resources_are_replaced(renderer: Renderer) -> None:
+    pod = {"nodeSelector": {"pool": "gpu"}, "tolerations": [], "hostNetwork": True}
+    changed = {"agent": {"pod": pod, "resources": {"limits": {"memory": "512Mi"}}, "annotations": {"team": "ml"}}}
+    template = pod_of(renderer.charted(changed), "DaemonSet", "aliquot-agent")
+    assert {key: template["spec"][key] for key in pod} == pod
+    assert template["metadata"]["annotations"] == {"team": "ml"}
+    assert template["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}}
+
+
+def test_one_replica_has_no_disruption_budget_that_would_keep_its_node_from_draining(renderer: Renderer) -> None:
+    objects = renderer.charted({"scheduler": {"replicas": 1}})
+    assert the(objects, "Deployment", "aliquot-scheduler")["spec"]["replicas"] == 1
+    assert "PodDisruptionBudget" not in {item["kind"] for item in objects}
+
+
+def patch(path: str, op: str = "add", name: str = "aliquot-agent") -> Object:
+    return {"patches": [{"target": {"kind": "DaemonSet", "name": name}, "patch": f"- {{op: {op}, path: {path}, value: 1}}"}]}
+
+
+def test_what_no_value_is_for_is_patched(renderer: Renderer) -> None:
+    objects = renderer.charted(patch("/spec/minReadySeconds"))
+    assert the(objects, "DaemonSet", "aliquot-agent")["spec"]["minReadySeconds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        pytest.param(patch("/spec/x", name="other"), "there is no DaemonSet other", id="no such object"),
+        pytest.param(patch("/spec/missing/x"), "there is no missing", id="no such place"),
+        pytest.param(patch("/spec/missing", op="replace"), "nothing to replace", id="nothing to replace"),
+        pytest.param(patch("/spec/template", op="move"), "found move", id="an operation of another kind"),
+        pytest.param(patch("/spec/template/spec/containers/0", op="replace"), "add at its end", id="a place in a list"),
+        pytest.param({"variant": "openshift"}, "variant", id="a variant that there is not"),
+        pytest.param({"components": ["gpu"]}, "components", id="a component that there is not"),
+        pytest.param({"agent": {"setings": {}}}, "setings", id="a misspelt value"),
+        pytest.param({"agent": {"settings": {"sharesPerGPU": 4}}}, "sharesPerGPU", id="a misspelt setting"),
+        pytest.param({"agent": {"settings": {"sharesPerGpu": 0}}}, "sharesPerGpu", id="a setting out of range"),
+        pytest.param({"scheduler": {"settings": {"policy": "best"}}}, "policy", id="a setting's unknown word"),
+        pytest.param({"scheduler": {"replicas": 0}}, "replicas", id="no replica"),
+    ],
+)
+def test_what_means_nothing_is_refused_by_name(renderer: Renderer, values: Object, said: str) -> None:
+    with pytest.raises(RenderError, match=re.escape(said)):
+        renderer.charted(values)
+
+
+def test_helm_test_asks_for_a_slice_with_the_agents_image(renderer: Renderer) -> None:
+    [pod] = renderer.hooks({})
+    [container] = pod["spec"]["containers"]
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert container["image"] == pod_of(renderer.charted({}), "DaemonSet", "aliquot-agent")["spec"]["containers"][0]["image"]
+    assert "nvidia.com/vgpu-memory" in container["resources"]["limits"]
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def schema_maker() -> Any:
+    spec = importlib.util.spec_from_file_location("make_schema", DEPLOY / "helm/make_schema.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_schema_is_what_its_maker_makes() -> None:
+    maker = schema_maker()
+    assert maker.TARGET.read_text() == maker.to_json(maker.schema()), "run deploy/helm/make_schema.py"
+
+
+def test_the_schema_allows_the_values_that_are_there_and_no_others() -> None:
+    def compare(values: Any, schema: Object, path: str) -> None:
+        if not isinstance(values, dict) or not schema.get("properties"):
+            return
+        assert schema["additionalProperties"] is False, path
+        assert values.keys() <= schema["properties"].keys(), path
+        for key, value in values.items():
+            compare(value, schema["properties"][key], f"{path}.{key}")
+
+    values, schema = yaml.safe_load((CHART / "values.yaml").read_text()), schema_maker().schema()
+    assert schema["properties"].keys() - values.keys() == {"global"}
+    compare(values, schema, "values")
+
+
+def test_the_chart_has_the_products_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+
+
+def test_the_chart_reads_the_manifests_themselves() -> None:
+    for name in ("daemonset", "monitoring"):
+        assert (CHART / name).resolve() == DEPLOY / name

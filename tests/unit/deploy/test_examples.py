@@ -1,0 +1,61 @@
+"""The examples ask in words that the webhook takes, cover what users can write, and are all listed."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from proto import contract
+from proto.model import Isolation
+from scheduler_plugin.webhook.normalise import Normaliser
+from scheduler_plugin.webhook.vocabularies import Options
+from tests.rendering import EXAMPLES, Object
+
+FILES = sorted(EXAMPLES.glob("*.yaml"))
+GPU_SIZES_MIB = {143151}
+"""Of an H200, without the driver's reserve."""
+NOT_FOR_USERS = {contract.ANNOTATION_PREFIX, contract.ANNOTATION_ASSIGNMENT, contract.ANNOTATION_RETRY}
+
+
+def pods_of(path: Path) -> Iterator[Object]:
+    """Every pod, and what Jobs and Deployments make pods from."""
+    for item in yaml.safe_load_all(path.read_text()):
+        if item["kind"] == "Pod":
+            yield item
+        elif "template" in item.get("spec", {}):
+            yield {"metadata": {"name": item["metadata"]["name"]}, **item["spec"]["template"]}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_webhook_takes_every_pod_of_an_example(path: Path) -> None:
+    outcomes = [Normaliser(Options(lambda _: GPU_SIZES_MIB)).admit(pod) for pod in pods_of(path)]
+    assert outcomes
+    assert all(outcome.concerns_us for outcome in outcomes)
+    assert [outcome.refusal for outcome in outcomes if outcome.refusal] == []
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if not path.stem.startswith("from-")], ids=lambda path: path.stem)
+def test_in_our_own_words_there_is_nothing_to_warn_about(path: Path) -> None:
+    assert [warning for pod in pods_of(path) for warning in Normaliser(Options(lambda _: GPU_SIZES_MIB)).admit(pod).warnings] == []
+
+
+def test_every_annotation_and_resource_has_an_example() -> None:
+    words = {value for name, value in vars(contract).items() if name.startswith(("ANNOTATION_", "RESOURCE_V", "RESOURCE_MIG"))}
+    written = "".join(re.sub(r"#.*", "", path.read_text()) for path in FILES)
+    missing = {word for word in words - NOT_FOR_USERS if word not in written}
+    assert missing == set()
+
+
+def test_every_isolation_that_is_asked_for_by_name_has_an_example() -> None:
+    asked = {pod["metadata"].get("annotations", {}).get(contract.ANNOTATION_ISOLATION) for path in FILES for pod in pods_of(path)}
+    by_itself = {Isolation.SHIM, Isolation.MIG}  # the default, and what is asked for as a resource
+    assert asked - {None} == set(map(str, set(Isolation) - by_itself))
+
+
+def test_every_example_explains_itself_and_is_listed() -> None:
+    listed = re.findall(r"^\| \[(.+?)\]\((.+?)\) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert {name for name, _ in listed} == {path.name for path in FILES}
+    assert all(name == link for name, link in listed)
+    assert all(path.read_text().startswith("# ") for path in FILES)

@@ -1,0 +1,354 @@
+"""The manifests say what the code means: names, ports, settings and rights that both sides must agree on.
+
+That an API server takes them, and that they work, is for tests/e2e to show.
+"""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.adapters.nvml import MIG_RIGHTS
+from agent.core.audit import MAPS_RIGHTS
+from agent.settings import Placement
+from agent.settings import Settings as AgentSettings
+from program.settings import split_address
+from proto import contract
+from scheduler_plugin.settings import Settings as SchedulerSettings
+from scheduler_plugin.webhook import vocabularies
+
+ROOT = Path(__file__).parents[3]
+DAEMONSET = ROOT / "deploy/daemonset"
+MANIFESTS = sorted(path for part in ("base", "scheduler") for path in (DAEMONSET / part).glob("*.yaml"))
+CONDITIONS_OF_ALL_GPU_PODS = "components/adopt-nvidia-gpu/kustomization.yaml"
+
+
+def objects() -> list[dict[str, Any]]:
+    """Every Kubernetes object of the default installation."""
+    documents = [document for path in MANIFESTS for document in yaml.safe_load_all(path.read_text())]
+    return [document for document in documents if "metadata" in document]
+
+
+def the(kind: str, name: str) -> dict[str, Any]:
+    [found] = [item for item in objects() if item["kind"] == kind and item["metadata"]["name"] == name]
+    return found
+
+
+def pod_specs() -> list[dict[str, Any]]:
+    return [item["spec"]["template"]["spec"] for item in objects() if "template" in item.get("spec", {})]
+
+
+def containers() -> list[dict[str, Any]]:
+    return [container for spec in pod_specs() for container in spec["containers"]]
+
+
+def container(name: str) -> dict[str, Any]:
+    [found] = [candidate for candidate in containers() if candidate["name"] == name]
+    return found
+
+
+# --- settings and ports -------------------------------------------------------------------------------------------
+
+
+def test_the_agents_settings_files_are_read_and_say_who_places() -> None:
+    default = AgentSettings.load(["--config", str(DAEMONSET / "base/config.yaml")], {})
+    alone = AgentSettings.load(["--config", str(DAEMONSET / "overlays/local-placement/config.yaml")], {})
+    assert (default.placement, alone.placement) == (Placement.ASSIGNED, Placement.LOCAL)
+
+
+def test_the_schedulers_settings_file_is_read_and_leaves_the_election_to_kube_scheduler() -> None:
+    settings = SchedulerSettings.load(["--config", str(DAEMONSET / "scheduler/config.yaml")], {})
+    assert settings.lease_name == ""
+    assert settings.scheduler_name == kube_scheduler()["profiles"][0]["schedulerName"]
+
+
+@pytest.mark.parametrize(("name", "settings"), [("agent", AgentSettings), ("extender", SchedulerSettings)])
+def test_every_environment_entry_of_ours_is_a_setting(name: str, settings: Any) -> None:
+    known = {f"ALIQUOT_{field.upper()}" for field in settings.__dataclass_fields__} | {"ALIQUOT_CONFIG", "ALIQUOT_SCHEDULER_CONFIG"}
+    assert {entry["name"] for entry in container(name)["env"] if entry["name"].startswith("ALIQUOT_")} <= known
+
+
+def test_ports_are_where_the_programs_listen() -> None:
+    ports = {(c["name"], port["name"]): port["containerPort"] for c in containers() for port in c["ports"]}
+    scheduler, agent = SchedulerSettings(), AgentSettings()
+    assert ports["agent", "metrics"] == split_address("", agent.metrics_address)[1]
+    assert ports["extender", "webhook"] == split_address("", scheduler.webhook_address)[1]
+    assert ports["extender", "metrics"] == split_address("", scheduler.metrics_address)[1]
+
+
+def kube_scheduler() -> dict[str, Any]:
+    return yaml.safe_load((DAEMONSET / "scheduler/kube-scheduler.yaml").read_text())
+
+
+def test_kube_scheduler_asks_the_extender_on_loopback_and_does_not_go_on_without_it() -> None:
+    [extender] = kube_scheduler()["extenders"]
+    assert extender["urlPrefix"] == f"http://{SchedulerSettings().extender_address}"
+    assert extender["ignorable"] is False
+    assert extender["nodeCacheCapable"] is True
+    assert {extender[f"{verb}Verb"] for verb in ("filter", "prioritize", "preempt", "bind")} == {"filter", "prioritize", "preempt", "bind"}
+
+
+def test_gpu_pods_name_the_scheduler_that_is_rolled_out() -> None:
+    assert [profile["schedulerName"] for profile in kube_scheduler()["profiles"]] == [contract.SCHEDULER_NAME]
+
+
+def test_the_agents_directories_are_the_nodes_own() -> None:
+    mounts = {mount["mountPath"] for mount in container("agent")["volumeMounts"]}
+    [spec] = [spec for spec in pod_specs() if spec["serviceAccountName"] == "aliquot-agent"]
+    on_node = {volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    wanted = {
+        contract.KUBELET_DEVICE_PLUGIN_DIR,
+        contract.CDI_DYNAMIC_DIR,
+        contract.CDI_STATIC_DIR,
+        contract.STATE_DIR,
+        contract.RUNTIME_DIR,
+    }
+    assert wanted <= mounts
+    assert wanted <= on_node
+
+
+# --- admission ----------------------------------------------------------------------------------------------------
+
+
+def conditions(text: str) -> tuple[set[str], set[str]]:
+    """Prefixes and whole names that an expression looks for."""
+    prefixes = set(re.findall(r"startsWith\('([^']+)'\)", text))
+    lists = re.findall(r"in \[([^\]]+)\]", text)
+    return prefixes, {name for names in lists for name in re.findall(r"'([^']+)'", names)}
+
+
+def asked_about(name: str, expression: str) -> bool:
+    prefixes, names = conditions(expression)
+    return name in names or any(map(name.startswith, prefixes))
+
+
+def condition_of(kind: str) -> str:
+    [webhook] = the(kind, "aliquot")["webhooks"]
+    [condition] = webhook["matchConditions"]
+    return condition["expression"]
+
+
+OURS = (*vocabularies.NATIVE, f"{contract.RESOURCE_MIG_PREFIX}1g.10gb")
+FOREIGN = (*vocabularies.HAMI_RESOURCES, vocabularies.KAI_FRACTION, vocabularies.KAI_MEMORY, "nvidia.com/container.main.gpu-memory.request")
+
+
+@pytest.mark.parametrize("name", [*OURS, *FOREIGN])
+def test_the_api_server_sends_pods_that_ask_in_any_words_we_translate(name: str) -> None:
+    assert asked_about(name, condition_of("MutatingWebhookConfiguration"))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_was_translated_is_checked_again(name: str) -> None:
+    assert asked_about(name, condition_of("ValidatingWebhookConfiguration"))
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "amd.com/gpu", "hugepages-2Mi", vocabularies.NVIDIA_GPU])
+def test_other_pods_never_wait_for_the_webhook(name: str) -> None:
+    assert not asked_about(name, condition_of("MutatingWebhookConfiguration"))
+    assert not asked_about(name, condition_of("ValidatingWebhookConfiguration"))
+
+
+def test_where_plain_gpus_are_adopted_the_api_server_sends_those_pods_too() -> None:
+    adopting = (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text()
+    assert all(asked_about(name, adopting) for name in (*OURS, *FOREIGN, vocabularies.NVIDIA_GPU))
+
+
+@pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
+def test_gpu_pods_fail_closed(kind: str) -> None:
+    assert [webhook["failurePolicy"] for webhook in the(kind, "aliquot")["webhooks"]] == ["Fail"]
+
+
+def test_the_reserved_annotation_is_the_one_of_the_contract() -> None:
+    variables = the("ValidatingAdmissionPolicy", "aliquot-assignment-reserved")["spec"]["variables"]
+    assert sum(contract.ANNOTATION_ASSIGNMENT in variable["expression"] for variable in variables) == 2
+
+
+def test_the_scheduler_may_change_the_retry_annotation_only() -> None:
+    [validation] = the("ValidatingAdmissionPolicy", "aliquot-scheduler-retry-only")["spec"]["validations"]
+    assert f"name == '{contract.ANNOTATION_RETRY}'" in validation["expression"]
+
+
+def test_every_admission_policy_is_bound_and_denies() -> None:
+    policies = {item["metadata"]["name"] for item in objects() if item["kind"] == "ValidatingAdmissionPolicy"}
+    bound = {
+        item["spec"]["policyName"]: item["spec"]["validationActions"]
+        for item in objects()
+        if item["kind"] == "ValidatingAdmissionPolicyBinding"
+    }
+    assert bound == {policy: ["Deny"] for policy in policies}
+
+
+# --- rights -------------------------------------------------------------------------------------------------------
+
+
+def rules() -> list[Any]:
+    return [
+        pytest.param(rule, id=f"{item['metadata']['name']}: {' '.join(rule['resources'])}")
+        for item in objects()
+        if item["kind"] in ("Role", "ClusterRole")
+        for rule in item["rules"]
+    ]
+
+
+@pytest.mark.parametrize("rule", rules())
+def test_no_rule_has_a_wildcard_or_reaches_for_rights(rule: dict[str, Any]) -> None:
+    everything = {*rule["verbs"], *rule["resources"], *rule["apiGroups"]}
+    assert not everything & {"*", "escalate", "impersonate", "pods/exec", "nodes/proxy", "serviceaccounts/token"}
+    assert "bind" not in rule["verbs"]
+
+
+def test_secrets_are_read_by_name_only() -> None:
+    on_secrets = [param.values[0] for param in rules() if "secrets" in param.values[0]["resources"]]
+    assert all(rule.get("resourceNames") or rule["verbs"] == ["create"] for rule in on_secrets)
+
+
+FOR_PEOPLE = ("aliquot-user", "aliquot-operator")
+
+
+def test_roles_for_people_are_given_to_nobody_by_the_installation() -> None:
+    assert {item["metadata"]["name"] for item in objects() if item["kind"] in ("Role", "ClusterRole")} >= set(FOR_PEOPLE)
+    assert not {item["roleRef"]["name"] for item in objects() if "roleRef" in item} & set(FOR_PEOPLE)
+
+
+def test_the_way_through_pods_is_open_in_our_namespace_only() -> None:
+    opening = {
+        (item["kind"], item["metadata"]["name"])
+        for item in objects()
+        for rule in item.get("rules", [])
+        if "pods/proxy" in rule["resources"]
+    }
+    assert opening == {("Role", "aliquot-user")}
+
+
+def test_people_may_change_nothing_but_what_is_asked_of_gpus() -> None:
+    of_people = [rule for item in objects() if item["metadata"]["name"] in FOR_PEOPLE for rule in item["rules"]]
+    changes = {(verb, resource) for rule in of_people for verb in rule["verbs"] for resource in rule["resources"]}
+    assert {change for change in changes if change[0] not in ("get", "list", "watch")} == {("patch", "gpunodes")}
+
+
+@pytest.mark.parametrize("name", ["agent", "kube-scheduler", "extender"])
+def test_containers_are_confined(name: str) -> None:
+    context = container(name)["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert "privileged" not in context
+
+
+def test_scheduler_and_webhook_are_not_root() -> None:
+    [spec] = [spec for spec in pod_specs() if spec["serviceAccountName"] == "aliquot-scheduler"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+
+
+def test_every_container_has_probes_requests_and_a_pinned_image() -> None:
+    for candidate in containers():
+        assert {"livenessProbe", "readinessProbe", "resources"} <= candidate.keys(), candidate["name"]
+        assert re.fullmatch(r"[^:@]+:v?\d+\.\d+\.\d+", candidate["image"]), candidate["image"]
+
+
+# --- components ---------------------------------------------------------------------------------------------------
+
+
+def with_component(name: str) -> dict[str, Any]:
+    """The agent's DaemonSet with the patches of a component, as RFC 6902 has them: what is replaced must be there."""
+    agent = copy.deepcopy(the("DaemonSet", "aliquot-agent"))
+    component = yaml.safe_load((DAEMONSET / f"components/{name}/kustomization.yaml").read_text())
+    for patch in component["patches"]:
+        assert patch["target"] == {"kind": "DaemonSet", "name": "aliquot-agent"}
+        for step in yaml.safe_load(patch["patch"]):
+            *parents, last = step["path"].strip("/").split("/")
+            place: Any = agent
+            for word in parents:
+                place = place[int(word)] if isinstance(place, list) else place[word]
+            if last == "-":
+                place.append(step["value"])
+            else:
+                assert (step["op"] == "replace") == (last in place), step["path"]
+                place[last] = step["value"]
+    return agent
+
+
+CAPABILITIES = {
+    "mig": ["SYS_ADMIN"],
+    "audit-shim": ["SYS_PTRACE"],
+    "audit-kill": ["KILL"],
+    "mps": ["SETUID", "SETGID", "KILL"],
+    "host-cdi": ["SYS_CHROOT"],
+}
+"""What each component lets the agent do; the others add nothing."""
+OF_THE_AGENT = sorted(path.parent.name for path in DAEMONSET.glob("components/*/kustomization.yaml") if "capabilities" in path.read_text())
+
+
+def test_the_agent_has_no_capability_but_by_a_component() -> None:
+    assert container("agent")["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": []}
+    assert sorted(CAPABILITIES) == OF_THE_AGENT
+
+
+@pytest.mark.parametrize(("name", "wanted"), CAPABILITIES.items())
+def test_a_component_adds_the_capabilities_that_its_comment_explains(name: str, wanted: list[str]) -> None:
+    [agent] = with_component(name)["spec"]["template"]["spec"]["containers"]
+    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": wanted}
+    comment = (DAEMONSET / f"components/{name}/kustomization.yaml").read_text().partition("apiVersion:")[0]
+    assert all(re.search(rf"\b{capability}\b", comment) for capability in wanted)
+
+
+def test_the_cures_that_name_a_component_name_one_that_gives_what_they_say() -> None:
+    for cure, capability in ((MIG_RIGHTS, "SYS_ADMIN"), (MAPS_RIGHTS, "SYS_PTRACE")):
+        assert f"capability {capability}" in cure
+        [name] = re.findall(r"deploy/daemonset/components/([a-z-]+)", cure)
+        assert CAPABILITIES[name] == [capability]
+
+
+def test_the_mps_component_brings_the_daemon_and_one_shared_memory_for_both_sides() -> None:
+    spec = with_component("mps")["spec"]["template"]["spec"]
+    [agent] = spec["containers"]
+    env = {entry["name"]: entry.get("value") for entry in agent["env"]}
+    assert env["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    settings = AgentSettings.load([], {"ALIQUOT_MPS_CONTROL": env["ALIQUOT_MPS_CONTROL"]})
+    assert settings.mps_control == "nvidia-cuda-mps-control"
+    [volume] = [mount["name"] for mount in agent["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    [path] = [one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == volume]
+    assert path == settings.mps_shared_memory
+    assert "hostIPC" not in spec
+
+
+def test_the_host_cdi_component_puts_the_nodes_own_program_where_the_agent_looks_for_it() -> None:
+    spec = with_component("host-cdi")["spec"]["template"]["spec"]
+    [agent] = spec["containers"]
+    mounts = {mount["mountPath"]: mount for mount in agent["volumeMounts"]}
+    assert mounts[f"/usr/bin/{AgentSettings().nvidia_ctk}"]["subPath"] == "nvidia-ctk"
+    script = DAEMONSET / "components/host-cdi/nvidia-ctk"
+    [root] = re.findall(r"chroot (\S+) nvidia-ctk", script.read_text())
+    assert mounts[root]["readOnly"] is True
+    [volume] = [one for one in spec["volumes"] if one["name"] == mounts[root]["name"]]
+    assert volume["hostPath"]["path"] == "/"
+
+
+def test_the_mig_component_gives_the_agent_what_it_says_it_needs() -> None:
+    [agent] = with_component("mig")["spec"]["template"]["spec"]["containers"]
+    needed = dict(re.findall(r"(NVIDIA_MIG_\w+)=(\w+)", MIG_RIGHTS))
+    assert needed == {"NVIDIA_MIG_MONITOR_DEVICES": "all", "NVIDIA_MIG_CONFIG_DEVICES": "all"}
+    assert needed.items() <= {entry["name"]: entry.get("value") for entry in agent["env"]}.items()
+    assert agent["securityContext"]["allowPrivilegeEscalation"] is True  # to Kubernetes SYS_ADMIN is an escalation
+
+
+# --- kustomizations -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(DAEMONSET.rglob("kustomization.yaml")), ids=lambda path: path.parent.name)
+def test_a_kustomization_names_what_is_there(path: Path) -> None:
+    kustomization = yaml.safe_load(path.read_text())
+    files = [name for generator in kustomization.get("configMapGenerator", []) for name in generator["files"]]
+    patches = [patch["path"] for patch in kustomization.get("patches", []) if "path" in patch]
+    for name in (*kustomization.get("resources", []), *kustomization.get("components", []), *files, *patches):
+        assert (path.parent / name).exists(), name
+
+
+@pytest.mark.parametrize("part", ["base", "scheduler"])
+def test_no_manifest_is_forgotten(part: str) -> None:
+    kustomization = yaml.safe_load((DAEMONSET / part / "kustomization.yaml").read_text())
+    named = {*kustomization["resources"], *(name for generator in kustomization["configMapGenerator"] for name in generator["files"])}
+    assert {path.name for path in (DAEMONSET / part).glob("*.yaml")} - {"kustomization.yaml"} == named

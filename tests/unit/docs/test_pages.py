@@ -1,0 +1,67 @@
+"""The pages hang together: the index has them all, every link leads somewhere, and every figure is what its script draws."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "deploy/monitoring/README.md"])
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that GitHub gives the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_index_has_every_page():
+    linked = set(_LINK.findall((DOCS / "README.md").read_text()))
+    assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= linked
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page):
+    broken = []
+    for link in _LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        path, _, fragment = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if "://" in link:
+            continue
+        if not target.exists() or (fragment and fragment not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_and_benchmarks_that_a_page_names_exist(page):
+    text = page.read_text()
+    files = set(re.findall(r"\b((?:tests|deploy|docs)/[\w./-]+\.\w+)", text))
+    files |= {name.replace(".", "/") + ".py" for name in re.findall(r"-m (tests\.bench\.\w+)", text)}
+    assert {name for name in files if not (ROOT / name).exists()} == set()
+    scenarios = " ".join(f"{path.stem} {path.read_text()}" for path in (ROOT / "tests/e2e").glob("test_*.py"))
+    assert {word for word in re.findall(r'ARGS="-k (\w+)"', text) if not re.search(rf"test_\w*{word}", scenarios)} == set()
+
+
+@pytest.mark.parametrize("name", ["architecture", "slices"])
+def test_a_figure_is_what_its_script_draws(name):
+    specification = importlib.util.spec_from_file_location(f"make_{name}", DOCS / f"figures/make_{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    import sys
+
+    sys.modules[specification.name] = module  # dataclasses look their module up
+    specification.loader.exec_module(module)
+    assert (DOCS / f"figures/{name}.svg").read_text() == module.drawing(), f"run docs/figures/make_{name}.py"
+
+
+def test_every_row_of_the_comparison_says_what_shows_it():
+    rows = [line.strip("|").split("|") for line in (DOCS / "comparison.md").read_text().splitlines() if line.startswith("| ")]
+    header, *body = rows
+    assert header[-1].strip() == "shown by"
+    assert len(body) > 20
+    assert [row[0].strip() for row in body if len(row) != len(header) or not row[-1].strip()] == []

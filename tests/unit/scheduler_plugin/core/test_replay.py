@@ -1,0 +1,172 @@
+"""A recorded decision, written and read as JSON, is decided the same way again, whatever happened before and since."""
+
+import json
+from dataclasses import replace
+from unittest import mock
+
+import msgspec
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from proto import contract
+from proto.model import Policy
+from scheduler_plugin.core import state as state_module
+from scheduler_plugin.core.gang import Standing
+from scheduler_plugin.core.journal import Rules, snapshot_of
+from scheduler_plugin.core.replay import Answer, Recorded, SnapshotError, read_document, recorded, replay, restore
+from scheduler_plugin.core.score import DEFAULT_WEIGHTS
+from scheduler_plugin.core.shapes import Shapes
+from scheduler_plugin.core.state import ClusterState, Stage
+from scheduler_plugin.extender.desk import Desk
+from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.extender.prioritize import prioritize_nodes
+from tests.unit.scheduler_plugin.api import pod_object
+from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+
+RULES = Rules(Policy.FRAG, DEFAULT_WEIGHTS)
+NODES = ("n0", "n1", "n2")
+ASKS = ({"vgpu": "1", "vgpu_memory": "300"}, {"vgpu": "2", "vgpu_memory": "1200"}, {"vgpu": "1"}, {"vgpu": "1", "vgpu_cores": "70"})
+
+
+def make_desk(state: ClusterState) -> Desk:
+    return Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+
+
+def change(state: ClusterState, what: int, number: int) -> None:
+    """Make one of the changes that watches tell."""
+    node = NODES[number % len(NODES)]
+    match what:
+        case 0:
+            state.set_gpu_node(make_node(node, 2, cordoned=number % 5 == 0, shares_per_gpu=3))
+        case 1:
+            state.drop_gpu_node(node)
+        case 2:
+            state.set_host(node, 1000 * (1 + number), 64_000)
+        case 3:
+            state.drop_host(node)
+        case 4:
+            shares = {"main": [make_share(node, number % 2, 200 + number)]}
+            state.set_pod(make_pod(f"b{number}", node=node, shares=shares, vgpu="1", cpu_milli=100))
+        case 5:
+            state.drop_pod(f"b{number}")
+        case 6:
+            state.expire(float(number), float(number))
+
+
+def decide(desk: Desk, number: int, names: list[str]) -> None:
+    pod = pod_object(f"p{number}", **ASKS[number % len(ASKS)])
+    answer = json.loads(filter_nodes(desk, json.dumps({"Pod": pod, "NodeNames": names}).encode(), 1.0))
+    prioritize_nodes(desk, json.dumps({"Pod": pod, "NodeNames": answer["NodeNames"]}).encode())
+
+
+def decide_on_member(desk: Desk, number: int, names: list[str]) -> None:
+    """Let a member of one of two gangs come into being, if it is not there, and ask for it."""
+    annotations = {contract.ANNOTATION_GANG: f"g{number % 2}", contract.ANNOTATION_GANG_MIN: str(2 + number % 2)}
+    fields = {"annotations": annotations, **ASKS[number % 2]}
+    if f"m{number}" not in desk.state.pods:
+        desk.state.set_pod(make_pod(f"m{number}", **fields))
+    pod = pod_object(f"pod-m{number}", uid=f"m{number}", **fields)
+    filter_nodes(desk, json.dumps({"Pod": pod, "NodeNames": names}).encode(), 1.0)
+
+
+def begin_to_bind(state: ClusterState, number: int) -> None:
+    """Let the binding of a member that is expected somewhere be under way."""
+    if (reservation := state.reservations.get(f"m{number}")) is not None:
+        state.reserve(replace(reservation, stage=Stage.BINDING))
+
+
+steps = st.one_of(
+    st.tuples(st.just("change"), st.integers(0, 6), st.integers(0, 11)),
+    st.tuples(st.just("decide"), st.integers(0, 7), st.integers(1, 3)),
+    st.tuples(st.just("member"), st.integers(0, 7), st.integers(1, 3)),
+    st.tuples(st.just("bind"), st.integers(0, 7), st.just(0)),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(steps, min_size=5, max_size=40), st.sampled_from([3, 7, 1000]))
+def test_a_recorded_decision_is_decided_the_same_way_again(history, events_per_picture):
+    with mock.patch.object(state_module, "MAX_EVENTS", events_per_picture):
+        state = ClusterState()
+        desk = make_desk(state)
+        for name in NODES:
+            state.set_gpu_node(make_node(name, 2))
+        for kind, first, second in history:
+            if kind == "change":
+                change(state, first, second)
+            elif kind == "bind":
+                begin_to_bind(state, first)
+            else:
+                (decide if kind == "decide" else decide_on_member)(desk, first, [*NODES[:second], "stranger"])
+    event(f"{len(desk.decisions.recorded)} records")
+    turns = [record.gang for record in desk.decisions.recorded.values() if record.gang is not None]
+    event(f"{sum(bool(turn.node) for turn in turns)} planned with their gang, {sum(bool(turn.refusal) for turn in turns)} refused")
+    for record in desk.decisions.recorded.values():
+        document = read_document(msgspec.json.encode(recorded(record, RULES)), Recorded)
+        assert replay(document).differences == ()
+        assert document.answer.fitting == record.decision.fitting
+
+
+def test_a_decision_that_would_be_another_is_told_apart():
+    state = ClusterState()
+    desk = make_desk(state)
+    for name in NODES:
+        state.set_gpu_node(make_node(name, 2))
+    decide(desk, 0, list(NODES))
+    document = recorded(desk.decisions.recorded["uid-p0"], RULES)
+    other = msgspec.structs.replace(document, snapshot=msgspec.structs.replace(document.snapshot, events=document.snapshot.events[:1]))
+    assert [difference.split(":")[0] for difference in replay(other).differences][:2] == ["fitting", "failed"]
+
+
+def test_a_gang_that_would_start_elsewhere_or_not_at_all_is_told_apart():
+    state = ClusterState()
+    desk = make_desk(state)
+    state.set_gpu_node(make_node("n0", 1))
+    for number in (0, 2):
+        decide_on_member(desk, number, list(NODES))
+    refused, planned = (recorded(desk.decisions.recorded[uid], RULES) for uid in ("m0", "m2"))
+    assert refused.answer == Answer(0, {}, refusal="gang: 2 members must start together, fewer exist")
+    assert planned.answer == Answer(1, {}, "n0")
+    pausing = replay(msgspec.structs.replace(planned, gang=Standing(pauses=True)))
+    assert [difference.split(":")[0] for difference in pausing.differences] == ["fitting", "chosen", "refusal"]
+    assert pausing.answer.refusal == "gang: it held room without starting and pauses"
+    with pytest.raises(SnapshotError, match="a member of a gang"):
+        replay(msgspec.structs.replace(planned, pod=make_pod("p", vgpu="1", vgpu_memory="10")))
+
+
+def test_old_pictures_are_let_go_of():
+    with mock.patch.object(state_module, "MAX_EVENTS", 5):
+        state = ClusterState()
+        desk = make_desk(state)
+        state.set_gpu_node(make_node("n0", 2))
+        for number in range(40):
+            change(state, 4, number)
+            decide(desk, number, ["n0"])
+        kept = list(desk.decisions.recorded.values())
+    assert len({id(record.moment.part) for record in kept}) == 2
+    assert kept[-1].decision.pod.name == "p39"
+
+
+def test_a_restored_state_counts_what_the_original_counts():
+    state = ClusterState()
+    state.set_gpu_node(make_node("n0", 2))
+    change(state, 2, 0)
+    change(state, 4, 0)
+    decide(make_desk(state), 1, ["n0"])
+    again = restore(snapshot_of(state.moment(), RULES, 0.0))
+    assert again.device_states("n0") == state.device_states("n0")
+    assert again.view("n0").host == state.view("n0").host
+    assert again.reservations.keys() == state.reservations.keys() == {"uid-p1"}
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"version":1}', b"\xff", b"[" * 100_000])
+def test_what_is_no_document_is_refused(data):
+    with pytest.raises(SnapshotError, match="expected a recorded document"):
+        read_document(data, Recorded)
+
+
+def test_a_snapshot_of_another_version_is_refused():
+    snapshot = snapshot_of(ClusterState().moment(), RULES, 0.0)
+    with pytest.raises(SnapshotError, match="version 1, found 2"):
+        restore(msgspec.structs.replace(snapshot, version=2))

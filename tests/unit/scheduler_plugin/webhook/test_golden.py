@@ -1,0 +1,66 @@
+"""What the example manifests of HAMi, KAI and NVIDIA become: each file of golden/ has a pod with the fields of the upstream manifest that
+it names, and what admission makes of it, with ``adopted`` where the setting adoptNvidiaGpu makes a difference.
+"""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aliquot.standin.patches import apply_json_patch
+from placement.request import pod_request
+from scheduler_plugin.webhook.draft import Draft
+from scheduler_plugin.webhook.normalise import Normaliser, Outcome
+from scheduler_plugin.webhook.vocabularies import Options
+
+GOLDEN = Path(__file__).parent / "golden"
+FILES = sorted(str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.yaml"))
+GPU_MIB = 81920
+LEAST = {"hami": 15, "kai": 10, "nvidia": 6}
+"""How many manifests there are of each, at least: so that a lost file is noticed."""
+
+
+def read(name: str) -> dict:
+    return yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
+
+
+def admit(pod: dict, *, adopt: bool) -> Outcome:
+    return Normaliser(Options(lambda _: (GPU_MIB,), adopt)).admit(pod)
+
+
+def described(outcome: Outcome) -> dict:
+    """Say an outcome as the files do."""
+    if outcome.refusal:
+        return {"refused": outcome.refusal}
+    if not outcome.concerns_us:
+        return {"untouched": True}
+    patch = {"patch": json.loads(json.dumps(outcome.patch))}
+    return patch | ({"warnings": list(outcome.warnings)} if outcome.warnings else {})
+
+
+@pytest.mark.parametrize("adopt", [False, True], ids=["admitted", "adopted"])
+@pytest.mark.parametrize("name", FILES)
+def test_an_upstream_example_becomes_what_is_written_down(name, adopt):
+    golden = read(name)
+    wanted = golden.get("adopted", golden["admitted"]) if adopt else golden["admitted"]
+    assert described(admit(golden["pod"], adopt=adopt)) == wanted
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_was_admitted_asks_for_gpus_in_our_words_and_is_left_alone_when_it_comes_again(name):
+    pod = copy.deepcopy(read(name)["pod"])
+    outcome = admit(pod, adopt=True)
+    if outcome.refusal or not outcome.concerns_us:
+        return
+    apply_json_patch(pod, json.loads(json.dumps(outcome.patch)))
+    assert pod_request(Draft(pod).pod()).containers
+    again = admit(pod, adopt=True)
+    assert (again.refusal, again.patch) == ("", ())
+
+
+def test_every_vocabulary_has_its_examples():
+    assert {origin: sum(name.startswith(f"{origin}/") for name in FILES) >= least for origin, least in LEAST.items()} == dict.fromkeys(
+        LEAST, True
+    )
