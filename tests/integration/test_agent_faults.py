@@ -146,9 +146,10 @@ class TestApi:
         """Five minutes of the default period of ten seconds are thirty passes."""
         passes, period = 30, 0.1
         async with make_node("t4x2", f"--reconcile-seconds={period}", "--driver-poll-seconds=0.1") as node:
+            first_gpu = {contract.ANNOTATION_GPU_UUID: node.inventory.gpus[0].uuid}  # the other is going to be lost
             for name in ("stays", "ends"):
-                node.create_pod(manifest(name, cuda()))
-            node.create_pod(manifest("restarts", container(command=["sh", "-c", "sleep 1"])))
+                node.create_pod(manifest(name, cuda(), annotations=first_gpu))
+            node.create_pod(manifest("restarts", container(command=["sh", "-c", "sleep 1"]), annotations=first_gpu))
             await running(node, "stays", "ends", "restarts")
             held = grants(node)
             async with undisturbed(node, "stays"):
