@@ -44,7 +44,7 @@ COLUMNS: Sequence[Column[Difference]] = (
 @click.command(name="drift")
 @node_option
 @namespace_options
-@output_option()
+@output_option
 @cluster_options
 def command(*, node_names: tuple[str, ...], namespace: str | None, output: Output, target: Target) -> None:
     """Show what differs on the nodes. Ends with 4 when something does, and with 1 when an agent could not be asked."""
@@ -57,7 +57,7 @@ def command(*, node_names: tuple[str, ...], namespace: str | None, output: Outpu
     told = [one for node, page in sorted(pages.items()) if isinstance(page, str) for one in differences(node, page)]
     found = [one for one in told if namespace in (None, one.namespace)]
     silent = {node: page.message for node, page in sorted(pages.items()) if not isinstance(page, str)}
-    if output in (Output.TABLE, Output.WIDE):
+    if not output.for_programs:
         click.echo("\n".join(table(COLUMNS, found, output)) if found else f"nothing differs on {len(pages) - len(silent)} nodes")
     else:
         click.echo(document({"differences": [asdict(one) for one in found], "silent": silent}, output))

@@ -40,7 +40,7 @@ POD_COLUMNS: Sequence[Column[GpuPod]] = (
 @click.argument("names", nargs=-1, shell_complete=live.of_kind)
 @node_option
 @namespace_options
-@output_option()
+@output_option
 @cluster_options
 def get(*, kind: str, names: tuple[str, ...], node_names: tuple[str, ...], namespace: str | None, output: Output, target: Target) -> None:
     """List GPUs, nodes with GPUs, or pods that ask for GPUs.
@@ -64,10 +64,10 @@ def get(*, kind: str, names: tuple[str, ...], node_names: tuple[str, ...], names
 @click.argument("kind", type=click.Choice(["gpu", "node", "pod"]))
 @click.argument("name", shell_complete=live.of_kind)
 @click.option("-n", "--namespace", metavar="NAME", shell_complete=live.namespaces, help="Of the pod.  [default: the context's]")
-@output_option()
+@output_option
 @cluster_options
 def describe(*, kind: str, name: str, namespace: str | None, output: Output, target: Target) -> None:
-    """Show one GPU (UUID or NODE/NUMBER), node or pod in full; wide is as table."""
+    """Show one GPU (UUID or NODE/NUMBER), node or pod in full."""
     cluster = connect(target)
     subject: Gpu | Node | GpuPod
     if kind == "pod":
@@ -81,7 +81,7 @@ def describe(*, kind: str, name: str, namespace: str | None, output: Output, tar
     else:
         (subject,) = nodes(cluster, (name,))
         lines = _describe_node(subject)
-    click.echo(document(asdict(subject), output) if output in (Output.JSON, Output.YAML) else "\n".join(lines))
+    click.echo(document(asdict(subject), output) if output.for_programs else "\n".join(lines))
 
 
 def _pods(cluster: Cluster, names: Sequence[str], namespace: str | None, node_names: Sequence[str]) -> list[GpuPod]:
@@ -94,7 +94,7 @@ def _pods(cluster: Cluster, names: Sequence[str], namespace: str | None, node_na
 
 
 def _listing(columns: Sequence[Column[T]], rows: Sequence[T], what: str, output: Output) -> str:
-    if output in (Output.JSON, Output.YAML):
+    if output.for_programs:
         return document({what: [asdict(row) for row in rows]}, output)
     return "\n".join(table(columns, rows, output))
 

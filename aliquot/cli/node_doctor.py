@@ -5,6 +5,8 @@ from pathlib import Path
 import click
 
 from aliquot.cli import exit_codes
+from aliquot.cli.options import output_option
+from aliquot.cli.output import Output
 from aliquot.doctor.options import DoctorOptions
 
 
@@ -16,9 +18,7 @@ from aliquot.doctor.options import DoctorOptions
     show_default=True,
     help="Where the node's file system is, such as /host in a pod that mounts it.",
 )
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True, help="Form of the answer."
-)
+@output_option
 @click.option(
     "--fail-on", type=click.Choice(["warning", "error"]), default="error", show_default=True, help="Least severity that ends with 4."
 )
@@ -26,7 +26,9 @@ from aliquot.doctor.options import DoctorOptions
 @click.option("--nvml", "nvml_library", metavar="FILE", default="", help="NVML library to load.  [default: the loader's, or the root's]")
 @click.option("--shim-dir", metavar="DIR", default="", help="The shim's libraries.  [default: as installed on the node]")
 @click.option("--image", "images", metavar="DIR", multiple=True, help="Root of an unpacked image to check the shim with; may be repeated.")
-def command(*, root: Path, output: str, fail_on: str, kubelet_dir: str, nvml_library: str, shim_dir: str, images: tuple[str, ...]) -> None:
+def command(
+    *, root: Path, output: Output, fail_on: str, kubelet_dir: str, nvml_library: str, shim_dir: str, images: tuple[str, ...]
+) -> None:
     """Examine this node: driver, kubelet, runtime, CDI, toolkit, other plugins, system, shim and agent; each finding with its cure.
 
     Reads only. Run it as root on the node, or in a pod that mounts the node's root read-only. Ends with 4 when it finds errors.

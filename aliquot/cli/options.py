@@ -1,7 +1,7 @@
 """Options that several commands share, spelled as kubectl spells them."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,8 +12,6 @@ from aliquot.cli.access import Target
 from aliquot.cli.output import Output
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-ALL_FORMS = tuple(Output)
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -30,17 +28,18 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_target
 
 
-def output_option(forms: Sequence[Output] = ALL_FORMS, default: Output = Output.TABLE) -> Callable[[Command], Command]:
+def output_option(command: Command) -> Command:
     """Add -o/--output."""
-    return click.option(
+    option = click.option(
         "-o",
         "--output",
-        type=click.Choice([str(form) for form in forms]),
-        default=str(default),
+        type=click.Choice([str(form) for form in Output]),
+        default=str(Output.TABLE),
         show_default=True,
         callback=lambda _context, _parameter, value: Output(value),
-        help="Form of the answer.",
+        help="Form of the answer; wide leaves nothing out.",
     )
+    return option(command)
 
 
 def namespace_options(command: Command) -> Command:

@@ -26,6 +26,11 @@ class Output(StrEnum):
     JSON = "json"
     YAML = "yaml"
 
+    @property
+    def for_programs(self) -> bool:
+        """Whether the answer is a document rather than lines for people."""
+        return self in (Output.JSON, Output.YAML)
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:

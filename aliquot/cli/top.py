@@ -50,7 +50,7 @@ class Ask:
 @click.option("--watch", is_flag=True, help="Show again and again until Ctrl-C.")
 @click.option("--seconds", type=click.FloatRange(min=0.5), default=5.0, show_default=True, help="Between two looks with --watch.")
 @click.option("--count", type=click.IntRange(min=1), help="End after so many looks with --watch.")
-@output_option()
+@output_option
 @cluster_options
 def command(
     *,

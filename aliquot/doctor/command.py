@@ -1,12 +1,12 @@
 """Runs every examination and prints the findings: a table for people, JSON or YAML for scripts."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from aliquot.cli.output import Output, document
 from aliquot.doctor import agent, driver, kubelet, runtime, shim, system
 from aliquot.doctor.findings import Finding, Severity, warning, worst
 from aliquot.doctor.host import Host, UnreadableError
@@ -36,16 +36,15 @@ def examine(host: Host, options: DoctorOptions) -> list[Finding]:
     return findings
 
 
-def run(root: Path, options: DoctorOptions, *, output: str, fail_on: Severity) -> bool:
+def run(root: Path, options: DoctorOptions, *, output: Output, fail_on: Severity) -> bool:
     """Examine and print; return whether the node passes."""
     findings = examine(Host(root.absolute()), options)
     gravest = worst(findings)
     passed = gravest.weight < fail_on.weight
-    if output == "table":
-        click.echo("\n".join(table(findings)))
+    if output.for_programs:
+        click.echo(document({"passed": passed, "worst": gravest, "findings": [asdict(finding) for finding in findings]}, output))
     else:
-        document = {"passed": passed, "worst": gravest, "findings": [asdict(finding) for finding in findings]}
-        click.echo(_encoded(document, output))
+        click.echo("\n".join(table(findings)))
     return passed
 
 
@@ -60,11 +59,3 @@ def table(findings: Sequence[Finding]) -> Iterator[str]:
     counted = [(severity, sum(finding.severity is severity for finding in findings)) for severity in reversed(Severity)]
     yield ""
     yield ", ".join(f"{severity}: {number}" for severity, number in counted if number)
-
-
-def _encoded(document: object, output: str) -> str:
-    if output == "json":
-        return json.dumps(document, indent=2)
-    import yaml
-
-    return yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False).rstrip()

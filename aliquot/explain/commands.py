@@ -16,7 +16,6 @@ from aliquot.explain.scheduler import Way, scheduler_options
 from program.extras import MissingExtraError, scheduler_extra
 from proto.model import Policy
 
-_FORMS = (Output.TABLE, Output.JSON, Output.YAML)
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
@@ -24,7 +23,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.argument("pod", shell_complete=live.pods)
 @click.option("-n", "--namespace", metavar="NAME", shell_complete=live.namespaces, help="The pod's namespace.  [default: the context's]")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Also save the latest decision on the pod, for replay.")
-@output_option(_FORMS)
+@output_option
 @scheduler_options
 def why(*, pod: str, namespace: str | None, save: Path | None, output: Output, way: Way) -> None:
     """Say where a pod is, or why it waits: what the nodes lack, and the least that would make it fit.
@@ -43,7 +42,7 @@ def why(*, pod: str, namespace: str | None, save: Path | None, output: Output, w
         raise AccessError(f"the scheduler answers no explanation that this version knows: {exc}") from exc
     if save is not None:
         save.write_text(way.page("/decisions/record", namespace=namespace, pod=name))
-    click.echo("\n".join(why_lines(answer)) if output is Output.TABLE else document(msgspec.to_builtins(answer), output))
+    click.echo(document(msgspec.to_builtins(answer), output) if output.for_programs else "\n".join(why_lines(answer)))
     raise SystemExit(exit_codes.FINDINGS if answer.waits else exit_codes.OK)
 
 
@@ -64,7 +63,7 @@ def why(*, pod: str, namespace: str | None, save: Path | None, output: Output, w
 @click.option("--snapshot", type=_FILE, help="Try it on a saved snapshot instead of the live cluster.")
 @click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Save the snapshot that was used.")
 @click.option("--adopt-nvidia-gpu", is_flag=True, help="Read plain nvidia.com/gpu as the scheduler's setting of that name does.")
-@output_option(_FORMS)
+@output_option
 @scheduler_options
 def what_if(
     *,
@@ -106,16 +105,17 @@ def what_if(
     except (SnapshotError, UnknownNameError) as exc:
         raise click.ClickException(str(exc)) from exc
     after = trial.figures()
-    if output is Output.TABLE:
-        click.echo("\n".join([*map(placement_line, placements), *figure_lines(before, after)]))
-    else:
+    if output.for_programs:
         click.echo(document(msgspec.to_builtins({"placements": placements, "before": before, "after": after}), output))
+    else:
+        placed = (placement_line(placement, wide=output is Output.WIDE) for placement in placements)
+        click.echo("\n".join([*placed, *figure_lines(before, after)]))
     raise SystemExit(exit_codes.OK if all(placement.node for placement in placements) else exit_codes.FINDINGS)
 
 
 @click.command(name="replay")
 @click.argument("file", type=_FILE)
-@output_option(_FORMS)
+@output_option
 def replay(*, file: Path, output: Output) -> None:
     """Decide again what a scheduler decided, from a decision that ``why --save`` wrote.
 
@@ -130,14 +130,14 @@ def replay(*, file: Path, output: Output) -> None:
         replayed = decide_again(recorded)
     except SnapshotError as exc:
         raise click.ClickException(f"{file}: {exc}") from exc
-    if output is Output.TABLE:
+    if output.for_programs:
+        click.echo(document(msgspec.to_builtins({"answer": replayed.answer, "differences": replayed.differences}), output))
+    else:
         answer, pod = replayed.answer, recorded.pod
         rated = f" with score {answer.score}" if answer.score else ""
         where = f"node {answer.chosen}{rated}" if answer.chosen else answer.refusal or "no node chosen"
         click.echo(f"{pod.namespace}/{pod.name}: {answer.fitting} of {len(recorded.asked)} nodes fit, {where}")
         click.echo("the same as recorded" if not replayed.differences else "differs: " + "; ".join(replayed.differences))
-    else:
-        click.echo(document(msgspec.to_builtins({"answer": replayed.answer, "differences": replayed.differences}), output))
     raise SystemExit(exit_codes.FINDINGS if replayed.differences else exit_codes.OK)
 
 

@@ -25,14 +25,15 @@ def why_lines(why: Why) -> Iterator[str]:
         yield "no single change to this pod, its neighbours or a cordon makes it fit: it needs a node with more GPUs, or larger ones"
 
 
-def placement_line(placement: Placement) -> str:
-    """Say where one pod would go."""
+def placement_line(placement: Placement, *, wide: bool = False) -> str:
+    """Say where one pod would go; ``wide``: with every device, and nodes that fail for each reason."""
     if placement.node:
-        devices = ", ".join(placement.devices[:_SHOWN_DEVICES]) + (", ..." if len(placement.devices) > _SHOWN_DEVICES else "")
-        return f"{placement.pod}: node {placement.node}, {devices}"
+        devices = placement.devices if wide else placement.devices[:_SHOWN_DEVICES]
+        return f"{placement.pod}: node {placement.node}, {', '.join(devices)}{', ...' if len(devices) < len(placement.devices) else ''}"
     if placement.refusal:
         return f"{placement.pod}: {placement.refusal}"
-    return f"{placement.pod}: fits nowhere: " + "; ".join(f"{one.nodes} {one.reason}" for one in placement.reasons)
+    reasons = (f"{one.nodes} {one.reason}{f' ({_examples(one)})' if wide else ''}" for one in placement.reasons)
+    return f"{placement.pod}: fits nowhere: " + "; ".join(reasons)
 
 
 def figure_lines(before: Figures, after: Figures) -> Iterator[str]:
@@ -45,5 +46,8 @@ def figure_lines(before: Figures, after: Figures) -> Iterator[str]:
 
 def _reason_lines(reasons: tuple[ReasonCount, ...]) -> Iterator[str]:
     for count in reasons:
-        more = ", ..." if count.nodes > len(count.examples) else ""
-        yield f"  {count.nodes:>6}  {count.reason}  ({', '.join(count.examples)}{more})"
+        yield f"  {count.nodes:>6}  {count.reason}  ({_examples(count)})"
+
+
+def _examples(count: ReasonCount) -> str:
+    return ", ".join(count.examples) + (", ..." if count.nodes > len(count.examples) else "")

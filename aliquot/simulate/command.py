@@ -1,12 +1,12 @@
 """The ``simulate`` command: which replays are wanted, progress on a terminal, and the result on standard output."""
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from aliquot.cli.output import Output, document
 from aliquot.simulate import report, topology
 from aliquot.simulate.departures import replay_departures
 from aliquot.simulate.published import ALLOCATION_FILE, FRAGMENTATION_FILE, Means, Published, read_published
@@ -25,7 +25,7 @@ class SimulateOptions:
     policies: Sequence[str]
     seeds: Sequence[int]
     jobs: int
-    as_json: bool
+    output: Output
     load: float | None = None
     """With departures: the part of the GPUs that is asked for on average."""
     own_cores: bool = False
@@ -42,17 +42,19 @@ def run(options: SimulateOptions) -> str:
     if options.load is not None:
         departed = run_all(partial(replay_departures, load=options.load), tasks, options.jobs, show.one_done, show.part_done)
         show.end()
-        return json.dumps([asdict(result) for result in departed], indent=1) if options.as_json else report.departures_table(departed)
+        return document(departed, options.output) if options.output.for_programs else report.departures_table(departed)
     results = run_all(replay, tasks, options.jobs, show.one_done, show.part_done)
     show.end()
     published = Published(_published(directory, ALLOCATION_FILE), _published(directory, FRAGMENTATION_FILE))
-    return (report.document if options.as_json else report.tables)(results, published)
+    if options.output.for_programs:
+        return document(report.facts(results, published), options.output)
+    return report.tables(results, published)
 
 
-def compare_links(*, as_json: bool) -> str:
+def compare_links(output: Output) -> str:
     """Compare who chooses linked GPUs, and return the text to print."""
     found = topology.compare()
-    return json.dumps([asdict(result) for result in found], indent=1) if as_json else report.links_table(found)
+    return document(found, output) if output.for_programs else report.links_table(found)
 
 
 def _tasks(options: SimulateOptions, directory: Path) -> list[Task]:

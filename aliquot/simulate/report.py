@@ -1,6 +1,5 @@
 """What replays found, as Markdown tables or as one JSON document."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
@@ -38,19 +37,16 @@ def tables(results: Sequence[Result], published: Published) -> str:
     return "\n\n".join(parts)
 
 
-def document(results: Sequence[Result], published: Published) -> str:
-    """Write all that is known as JSON."""
-    return json.dumps(
-        {
-            "notedPercent": NOTED_PERCENT,
-            "runs": [asdict(result) for result in results],
-            "means": _nested(means(results)),
-            "published": _nested(published.allocated),
-            "fragmented": _nested(means(results, attrgetter("fragmented_percent"))),
-            "publishedFragmented": _nested(published.fragmented),
-        },
-        indent=1,
-    )
+def facts(results: Sequence[Result], published: Published) -> dict[str, object]:
+    """Return all that is known, as plain data."""
+    return {
+        "notedPercent": NOTED_PERCENT,
+        "runs": [asdict(result) for result in results],
+        "means": _nested(means(results)),
+        "published": _nested(published.allocated),
+        "fragmented": _nested(means(results, attrgetter("fragmented_percent"))),
+        "publishedFragmented": _nested(published.fragmented),
+    }
 
 
 def departures_table(results: Sequence[DepartureResult]) -> str:

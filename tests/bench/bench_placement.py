@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
+from aliquot.cli.output import Output
 from aliquot.simulate import report, topology
 from aliquot.simulate.command import SimulateOptions, run
 from tests.bench.report import table
@@ -31,7 +32,7 @@ LINKS_TOLERANCE = 0.003
 
 def allocation(directory: Path, lists: tuple[str, ...], seeds: int, jobs: int) -> dict:
     """Replay, and print ours and FGD beside what was published."""
-    options = SimulateOptions(directory, lists, POLICIES, range(42, 42 + seeds), jobs, as_json=True)
+    options = SimulateOptions(directory, lists, POLICIES, range(42, 42 + seeds), jobs, Output.JSON)
     document = json.loads(run(options))
     rows = []
     for name, policies in document["means"].items():

@@ -159,12 +159,14 @@ async def test_what_if_moves_drained_pods_and_places_new_ones(api, tmp_path):
         before = extender.state.columns.change_count
         drained = await aliquot(extender, "what-if", "--drain", "n1", "--add", str(small), "-o", "json")
         refused = await aliquot(extender, "what-if", "--add", str(manifest))
+        refused_wide = await aliquot(extender, "what-if", "--add", str(manifest), "-o", "wide")
         assert extender.state.columns.change_count == before, "a trial changes nothing"
     placements = json.loads(drained.output)["placements"]
     assert drained.exit_code == 0
     assert [(one["pod"], one["node"]) for one in placements] == [("team/busy", "n2"), ("default/web-0", "n2"), ("default/web-1", "n2")]
     assert refused.exit_code == 4
     assert "default/web-0: fits nowhere: 2 not enough free memory on one GPU" in refused.output
+    assert "default/web-0: fits nowhere: 2 not enough free memory on one GPU (n1, n2)" in refused_wide.output
 
 
 async def test_what_if_places_a_gang_whole_or_not_at_all(api, tmp_path):

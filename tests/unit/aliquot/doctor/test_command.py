@@ -31,6 +31,7 @@ def test_a_healthy_node_passes(root):
     assert done.exit_code == exit_codes.OK, done.output
     assert "driver.module" in done.output
     assert "\x1b" not in done.output
+    assert doctor(root, "-o", "wide").output == done.output
 
 
 def test_errors_end_with_their_own_status_and_each_has_a_cure(root):

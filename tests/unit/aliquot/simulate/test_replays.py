@@ -6,6 +6,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from aliquot.__main__ import main
@@ -131,9 +132,10 @@ def test_the_command_prints_tables_or_json_and_names_what_is_wrong():
     shown = call("--trace", str(TRACE), "--policy", "bestfit", "--policy", "frag", "--seeds", "2")
     assert shown.exit_code == 0, shown.output
     assert "| small" in shown.output
-    document = json.loads(call("--trace", str(TRACE), "--policy", "bestfit", "--seeds", "2", "--format", "json").output)
+    document = json.loads(call("--trace", str(TRACE), "--policy", "bestfit", "--seeds", "2", "-o", "json").output)
     assert len(document["runs"]) == 2
     assert set(document["means"]["small"]) == set(document["fragmented"]["small"]) == {"bestfit"}
+    assert yaml.safe_load(call("--trace", str(TRACE), "--policy", "bestfit", "-o", "yaml").output)["means"]["small"]["bestfit"]
     assert "bestfit" in call("--trace", str(TRACE), "--policy", "bets").output
     assert "small" in call("--trace", str(TRACE), "--pods", "smal").output
     assert call().exit_code == 2
