@@ -50,7 +50,7 @@ class Installation:
     @property
     def values(self) -> Object:
         """As the chart has it."""
-        switches = dict.fromkeys(("podMonitors", "alerts", "dashboards"), self.monitoring)
+        switches = dict.fromkeys(("serviceMonitors", "alerts", "dashboards"), self.monitoring)
         return {"variant": self.overlay, "components": list(self.components), "monitoring": switches}
 
 

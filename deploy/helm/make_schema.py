@@ -50,7 +50,7 @@ def schema() -> Schema:
         "scheduler": _mapping(
             {"replicas": {"type": "integer", "minimum": 1}, **_workload(scheduler_plugin.settings.TABLE, weights={"type": "object"})}
         ),
-        "monitoring": _mapping({key: {"type": "boolean"} for key in ("podMonitors", "alerts", "dashboards")}),
+        "monitoring": _mapping({key: {"type": "boolean"} for key in ("serviceMonitors", "alerts", "dashboards")}),
         "patches": _list(_mapping({"target": target, "patch": {"type": "string"}}, required=["target", "patch"])),
     }
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart aliquot", **_mapping(values)}

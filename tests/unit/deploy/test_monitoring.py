@@ -60,16 +60,26 @@ def test_everything_that_is_there_is_applied():
     assert {path.name for path in DIRECTORY.glob("*.yaml")} - {"kustomization.yaml"} == set(kustomization["resources"])
 
 
-def test_the_monitors_select_the_pods_that_are_deployed():
-    monitors = {one["metadata"]["name"]: one for one in yaml.safe_load_all((DIRECTORY / "podmonitor.yaml").read_text())}
+def test_the_monitors_select_the_services_of_the_pods_that_are_deployed():
+    objects = list(yaml.safe_load_all((DIRECTORY / "servicemonitor.yaml").read_text()))
+    monitors, services = (
+        {one["metadata"]["name"]: one for one in objects if one["kind"] == kind} for kind in ("ServiceMonitor", "Service")
+    )
     for name, manifest in (("aliquot-agent", "base/agent.yaml"), ("aliquot-scheduler", "scheduler/scheduler.yaml")):
         documents = yaml.safe_load_all((SOURCE_ROOT / "deploy/daemonset" / manifest).read_text())
         workload = next(one for one in documents if one["kind"] in ("DaemonSet", "Deployment"))
         labels = workload["spec"]["template"]["metadata"]["labels"]
-        assert monitors[name]["spec"]["selector"]["matchLabels"].items() <= labels.items()
-        ports = {port["name"] for one in workload["spec"]["template"]["spec"]["containers"] for port in one.get("ports", ())}
-        endpoints = monitors[name]["spec"]["podMetricsEndpoints"]
-        assert {endpoint["port"] for endpoint in endpoints} <= ports
+        service = services[f"{name}-metrics"]
+        assert service["spec"]["selector"].items() <= labels.items()
+        ports = {
+            port["name"]: port["containerPort"]
+            for one in workload["spec"]["template"]["spec"]["containers"]
+            for port in one.get("ports", ())
+        }
+        assert all(ports[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
+        assert monitors[name]["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+        endpoints = monitors[name]["spec"]["endpoints"]
+        assert {endpoint["port"] for endpoint in endpoints} <= {port["name"] for port in service["spec"]["ports"]}
         assert all(endpoint["honorLabels"] for endpoint in endpoints), "what is said of a pod must stay that pod's"
 
 
