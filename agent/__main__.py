@@ -82,8 +82,6 @@ logger = logging.getLogger("agent")
 
 BUILD_DIR_ENV = "ALIQUOT_BUILD_DIR"
 INSTALLED_SHIM_DIR = Path("/usr/local/lib/aliquot")
-SWITCH_SECONDS = 0.001
-"""How long a thread that reads files or the driver may keep Python's lock while the event loop has an answer for kubelet to give."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +90,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
         configure_logging(settings.log_level, settings.log_format)
         use_one_heap()
-        sys.setswitchinterval(SWITCH_SECONDS)
         asyncio.run(_run(settings, os.environ))
     except SettingsError as exc:
         print(f"aliquot agent: {exc}", file=sys.stderr)
@@ -180,7 +177,9 @@ class _Agent:
         self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
         kubelet_memory = KubeletCheckpoint(Path(settings.kubelet_device_plugin_dir))
-        injection = Injection(settings.device_injection, watch=self._driver, pods=self._pods, book=self._book, files=files, cdi=cdi)
+        injection = Injection(
+            settings.device_injection, watch=self._driver, pods=self._pods, book=self._book, files=files, cdi=cdi, clock=clock
+        )
         allocator = Allocator(
             options,
             watch=self._driver,

@@ -6,12 +6,15 @@ from pathlib import Path
 from agent.core.identity import cdi_name
 from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, legacy_answer
 from agent.errors import StorageError
-from agent.ports import CdiFiles, ContainerFiles
+from agent.ports import CdiFiles, Clock, ContainerFiles
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
 from agent.services.pod_cache import PodCache
 
 logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How long the host's CDI spec is taken to be where it was: a node that starts a hundred pods does not ask its disk a hundred times."""
 
 
 class Injection:
@@ -26,6 +29,7 @@ class Injection:
         book: GrantBook,
         files: ContainerFiles,
         cdi: CdiFiles,
+        clock: Clock,
     ) -> None:
         self._configured = configured
         self._watch = watch
@@ -33,7 +37,10 @@ class Injection:
         self._book = book
         self._files = files
         self._cdi = cdi
+        self._clock = clock
         self._last: bool | None = None
+        self._host_had_spec = False
+        self._looked_at = -LOOK_SECONDS
 
     async def by_cdi(self) -> bool:
         """Whether the runtime is given a CDI name. While the Node object is not known, the node is taken for one of today."""
@@ -62,8 +69,12 @@ class Injection:
     async def _host_has_spec(self) -> bool:
         if self._configured is not DeviceInjection.AUTO:
             return False
+        if self._clock.monotonic() - self._looked_at < LOOK_SECONDS:
+            return self._host_had_spec
         try:
-            return await self._book.on_disk(self._cdi.has_host_spec)
+            self._host_had_spec = await self._book.on_disk(self._cdi.has_host_spec)
         except StorageError as exc:
             logger.warning("the host's CDI spec cannot be looked at: %s", exc)
             return False
+        self._looked_at = self._clock.monotonic()
+        return self._host_had_spec

@@ -16,7 +16,7 @@ from agent.core.overhead import ProcessMemory
 from agent.core.publishing import NodeCondition
 from agent.core.registration import FileIdentity
 from agent.errors import KubeApiError, KubeletError
-from agent.ports import NodeEvent, PodEvent
+from agent.ports import Clock, NodeEvent, PodEvent
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
 from agent.services.injection import Injection
@@ -228,10 +228,15 @@ class Disk:
 
 
 def make_injection(
-    book: GrantBook, disk: Disk, pods: PodCache, watch: DriverWatch, mode: DeviceInjection = DeviceInjection.CDI
+    book: GrantBook,
+    disk: Disk,
+    pods: PodCache,
+    watch: DriverWatch,
+    mode: DeviceInjection = DeviceInjection.CDI,
+    clock: Clock | None = None,
 ) -> Injection:
     """How devices enter containers, over the real files."""
-    return Injection(mode, watch=watch, pods=pods, book=book, files=disk.files, cdi=disk.cdi)
+    return Injection(mode, watch=watch, pods=pods, book=book, files=disk.files, cdi=disk.cdi, clock=clock or FakeClock())
 
 
 async def settle() -> None:

@@ -1,0 +1,59 @@
+"""How devices enter containers: what the node's disk is asked, and how often."""
+
+import json
+
+import pytest
+
+from agent.core.injection import DeviceInjection
+from agent.ports import NodeState
+from agent.services.driver_watch import DriverWatch
+from agent.services.injection import LOOK_SECONDS, Injection
+from agent.services.pod_cache import PodCache
+from proto import contract
+from tests.unit.agent.builders import gpu, reading
+from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, make_injection
+
+OLD_CONTAINERD = NodeState("node-uid", {}, {}, runtime_version="containerd://1.7.27", kubelet_version="v1.34.1")
+"""It can inject by CDI, and does so only where somebody has set it up: the host's spec is the sign."""
+HOST_SPEC = {"cdiVersion": "0.6.0", "kind": contract.NVIDIA_CDI_KIND, "devices": [{"name": "all", "containerEdits": {}}]}
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def disk(tmp_path) -> Disk:
+    return Disk(tmp_path)
+
+
+@pytest.fixture
+async def injection(disk, clock) -> Injection:
+    pods = PodCache()
+    pods.node_changed(OLD_CONTAINERD)
+    return make_injection(disk.book(), disk, pods, DriverWatch(FakeDriver(reading(gpu(0))), 1.0), DeviceInjection.AUTO, clock)
+
+
+def write_host_spec(disk: Disk) -> None:
+    directory = disk.base / "etc-cdi"
+    directory.mkdir(exist_ok=True)
+    (directory / "nvidia.json").write_text(json.dumps(HOST_SPEC))
+
+
+async def test_a_spec_that_appears_on_the_host_is_seen_after_a_second(injection, disk, clock):
+    assert not await injection.by_cdi()
+    write_host_spec(disk)
+    clock.seconds += LOOK_SECONDS / 2
+    assert not await injection.by_cdi()
+    clock.seconds += LOOK_SECONDS / 2
+    assert await injection.by_cdi()
+
+
+async def test_a_hundred_containers_in_a_second_are_one_look_at_the_disk(injection, disk, clock, monkeypatch):
+    write_host_spec(disk)
+    looks = []
+    has_host_spec = disk.cdi.has_host_spec
+    monkeypatch.setattr(disk.cdi, "has_host_spec", lambda: looks.append(clock.seconds) or has_host_spec())
+    assert all([await injection.by_cdi() for _ in range(100)])
+    assert len(looks) == 1
