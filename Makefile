@@ -22,11 +22,11 @@ ARGS   ?=
 demo: native $(VENV)/.runtime
 	$(BIN)/aliquot demo $(ARGS)
 
-# Unit and property tests share nothing and run on every core; integration tests measure time and run alone.
+# Integration tests mostly wait for processes; too many at once would wait for cores, and some of them watch how GPU time is shared.
 test: native $(VENV)/.dev
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest -n auto tests/unit tests/property
-	$(BIN)/python -m pytest tests/integration
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile tests/integration
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

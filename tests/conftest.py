@@ -1,5 +1,6 @@
 """Fixtures every test may use: the built C side and simulated nodes. Nothing here needs a GPU, root or a network."""
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Callable
@@ -13,8 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="session")
 def build_dir() -> Path:
     """The build directory, with the shim, the simulated driver and their programs up to date."""
-    subprocess.run(["make", "--no-print-directory", "-s", "-C", ROOT / "cuda_shim"], check=True, env=_environment_for_make())
-    return ROOT / "build"
+    build = ROOT / "build"
+    build.mkdir(exist_ok=True)
+    with (build / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the workers of pytest-xdist build one after another
+        subprocess.run(["make", "--no-print-directory", "-s", "-C", ROOT / "cuda_shim"], check=True, env=_environment_for_make())
+    return build
 
 
 @pytest.fixture

@@ -99,6 +99,10 @@ async def healthy_node(profile: str = "t4x2", *flags: str, **options: Any) -> As
         assert (await page(node, "/healthz"))[0] == 200
 
 
+def events_on_node(node: Node) -> list[Any]:
+    return node.cluster.list(Kind.EVENT, lambda event: event["involvedObject"]["kind"] == "Node")[1]
+
+
 async def all_well(node: Node, gpus: int = 2) -> None:
     await eventually(lambda: node.allocatable(VGPU) == 16 * gpus, "all shares are healthy again", 30)
     await eventually(lambda: condition(node).get("status") == "True", "the condition holds again")
@@ -117,7 +121,8 @@ class TestFanOut:
             assert ill in condition(node)["message"]
             assert "XID 62" in condition(node)["message"]
             await eventually(lambda: published(node).devices[1].trouble != "", "the gpunodes object says so")
-            on_node = node.cluster.list(Kind.EVENT, lambda event: event["involvedObject"]["kind"] == "Node")[1]
+            await eventually(lambda: events_on_node(node), "an event tells of it")
+            on_node = events_on_node(node)
             assert [(event["reason"], ill in event["message"]) for event in on_node] == [(contract.EVENT_REASON_GPU_UNHEALTHY, True)]
             assert on_node[0]["involvedObject"]["uid"] == node.cluster.get(Kind.NODE, "", NODE)["metadata"]["uid"]
             await eventually(
@@ -143,10 +148,13 @@ class TestFanOut:
                     inject(node, "xid", xid, "--gpu", "1")
             await counted(node, 10, "xids_total", device_uuid=ill, xid="95")
             await eventually(lambda: states(node) == ["healthy", "quarantined"], "it is out of service")
-            assert node.allocatable(VGPU) == 16
+            await eventually(lambda: node.allocatable(VGPU) == 16, "kubelet knows")
+            await eventually(lambda: condition(node).get("status") == "False", "the node says so")
             assert await metric(node, "device_health_transitions_total", device_uuid=ill, state="quarantined") == 1
-            on_node = node.cluster.list(Kind.EVENT, lambda event: event["involvedObject"]["kind"] == "Node")[1]
-            assert [event["reason"] for event in on_node] == [contract.EVENT_REASON_GPU_UNHEALTHY]
+            await eventually(
+                lambda: [event["reason"] for event in events_on_node(node)] == [contract.EVENT_REASON_GPU_UNHEALTHY],
+                "one event tells of it",
+            )
             assert len(writes(node, begun)) <= 3  # condition, capacity, gpunodes object
 
     async def test_all_instances_of_a_partitioned_gpu_are_published_and_fall_with_it(self):

@@ -189,7 +189,7 @@ class TestAdmission:
         await node.until(lambda: node.status("second")["phase"] == "Failed")
         assert node.status("second")["reason"] == "OutOfnvidia.com/vgpu-memory"
         assert "requested: 600, used: 600, capacity: 1000" in node.status("second")["message"]
-        assert node.status("first")["phase"] == "Running"
+        await node.running("first")
 
     async def test_a_resource_the_node_does_not_know_is_ignored(self, node):
         node.create("pod", containers=[{**container("main", 0), "resources": {"limits": {"example.com/unknown": 1}}}])
