@@ -173,7 +173,7 @@ class _Agent:
             priority_page=str(make_priority_page(runtime / "priority")),
             turns_page=str(make_turns_page(runtime / "turns")) if settings.memory_oversubscription > 1 else None,
         )
-        self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes, book=self._book)
+        self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes)
         self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
         kubelet_memory = KubeletCheckpoint(Path(settings.kubelet_device_plugin_dir))

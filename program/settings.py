@@ -210,7 +210,7 @@ def _read_mapping(path: Path) -> dict[Any, Any]:
         raise SettingsError(f"configuration file {path}: {exc.strerror}") from exc
     try:
         document = msgspec.json.decode(content) if path.suffix == ".json" else msgspec.yaml.decode(content)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise SettingsError(f"configuration file {path}: {' '.join(str(exc).split())}") from exc
     if document is None:
         return {}

@@ -171,7 +171,7 @@ def _parse(path: Path) -> Any:
         return None
     except OSError as exc:
         raise StorageError(f"reading {path}: {exc.strerror}") from exc
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -17,7 +17,7 @@ from agent.adapters.durable import list_directory, make_directory, names_in, wri
 from agent.adapters.unchanged import Unchanged
 from agent.core import region_layout
 from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT
-from agent.core.ledger import Grant, decode_row, encode_row
+from agent.core.ledger import GRANT_ROWS, Grant
 from agent.core.region_layout import ComputeCounters, Limits, RegionError
 from agent.errors import StorageError
 from agent.ports import RegionView
@@ -37,7 +37,7 @@ class GrantFiles:
     def prepare(self, grant: Grant, limits: Limits) -> None:
         """See ``ports.ContainerFiles``."""
         directory = make_directory(self._directory / grant.grant_id, 0o700)
-        write_whole(directory / _GRANT_COPY, encode_row(grant), mode=0o600, durable=False)
+        write_whole(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
         view = self.region(grant.grant_id)
         if view is not None and view.live:
             try:
@@ -72,7 +72,7 @@ class GrantFiles:
         grants = []
         for directory in list_directory(self._directory):
             try:
-                grant = decode_row((directory / _GRANT_COPY).read_bytes())
+                grant = GRANT_ROWS.decode((directory / _GRANT_COPY).read_bytes())
             except (OSError, StorageError):  # incomplete: a crash came before it or half way through a removal
                 continue
             if grant.grant_id == directory.name:

@@ -126,7 +126,7 @@ class KubeApiClient:
         response = self._connection.request("PATCH", path, body=patch, content_type=JSON_PATCH)
         try:
             return msgspec.json.decode(response.data, type=_WithStatus).status
-        except msgspec.DecodeError as exc:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise KubeApiError(f"PATCH {path}: the answer is not an object with a status: {exc}") from exc
 
     def post_event(self, event: PodEvent | NodeEvent) -> None:
@@ -189,7 +189,7 @@ class _Status(msgspec.Struct):
 def _status_message(response: urllib3.BaseHTTPResponse) -> str:
     try:
         return msgspec.json.decode(response.data, type=_Status).message
-    except (msgspec.DecodeError, urllib3.exceptions.HTTPError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, urllib3.exceptions.HTTPError):
         return response.reason or "no reason given"
 
 

@@ -39,7 +39,7 @@ class KubeletCheckpoint:
         """See ``ports.KubeletMemory``."""
         try:
             checkpoint = msgspec.json.decode(self._path.read_bytes(), type=_Checkpoint)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return ()
         entries = checkpoint.data.entries or ()
         return tuple(RememberedDevices(one.pod_uid, one.container, one.resource, _ids(one.device_ids)) for one in entries)

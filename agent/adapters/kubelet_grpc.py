@@ -4,6 +4,7 @@ import asyncio
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -41,7 +42,8 @@ class _RunningServer:
     async def stop(self) -> None:
         """See ``ports.PluginServer``."""
         await self._server.stop(STOP_GRACE_SECONDS)
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # a directory that turned read-only: nobody listens any more, and the next agent removes it
+            self._path.unlink(missing_ok=True)
 
 
 class KubeletDirectory:
@@ -104,7 +106,10 @@ class KubeletDirectory:
         """See ``ports.Kubelet``."""
         for name in self._sockets():
             if name.startswith(prefix) and not await self._is_listening(name):
-                (self._directory / name).unlink(missing_ok=True)
+                try:
+                    (self._directory / name).unlink(missing_ok=True)
+                except OSError as exc:
+                    raise KubeletError(f"removing the socket {self._directory / name}: {exc.strerror}") from exc
 
     def _sockets(self) -> list[str]:
         try:

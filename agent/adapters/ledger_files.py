@@ -17,7 +17,7 @@ from agent.adapters.durable import (
     write_whole,
 )
 from agent.adapters.unchanged import Unchanged
-from agent.core.ledger import Grant, decode_row, encode_row
+from agent.core.ledger import GRANT_ROWS, Grant
 from agent.errors import StorageError
 from agent.ports import LoadedGrants
 
@@ -46,7 +46,7 @@ class LedgerFiles:
 
     def write(self, grant: Grant) -> None:
         """See ``ports.GrantStore``."""
-        write_whole(self._path(grant.grant_id), encode_row(grant), mode=0o600, durable=True)
+        write_whole(self._path(grant.grant_id), GRANT_ROWS.encode(grant), mode=0o600, durable=True)
 
     def read(self, grant_id: str) -> Grant | None:
         """See ``ports.GrantStore``."""
@@ -85,7 +85,7 @@ class LedgerFiles:
 
 
 def _read_row(path: Path) -> Grant:
-    grant = decode_row(path.read_bytes())
+    grant = GRANT_ROWS.decode(path.read_bytes())
     if grant.grant_id != path.stem:
         raise StorageError(f"the row is for grant {grant.grant_id}")
     return grant

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.adapters.durable import list_directory, make_directory, remove_file, remove_temporaries, sync_directory, write_whole
-from agent.core.mig import MigRecord, decode_record, encode_record
+from agent.core.mig import RECORD_ROWS, MigRecord
 from agent.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,15 @@ class MigRecordFiles:
                 # without its record the instance counts as somebody's layout: it is offered as it is, and never removed
                 damaged = path.with_suffix(".damaged")
                 logger.error("a MIG record is damaged and set aside as %s: %s", damaged, exc)  # noqa: TRY400 - the sentence says it all
-                path.replace(damaged)
+                try:
+                    path.replace(damaged)
+                except OSError as failure:
+                    raise StorageError(f"setting {path} aside: {failure.strerror}") from failure
         return records
 
     def write(self, record: MigRecord) -> None:
         """See ``ports.MigRecords``."""
-        write_whole(self._path(record.place), encode_record(record), mode=0o600, durable=True)
+        write_whole(self._path(record.place), RECORD_ROWS.encode(record), mode=0o600, durable=True)
 
     def remove(self, place: str) -> None:
         """See ``ports.MigRecords``."""
@@ -49,7 +52,7 @@ class MigRecordFiles:
 
 
 def _read(path: Path) -> MigRecord:
-    record = decode_record(path.read_bytes())
+    record = RECORD_ROWS.decode(path.read_bytes())
     if f"{record.place.replace('/', '_')}{_SUFFIX}" != path.name:
         raise StorageError(f"the record is for {record.place}")
     return record

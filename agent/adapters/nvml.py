@@ -34,7 +34,10 @@ _NOT_OFFERED = (
 _NO_DRIVER = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: install the driver, or mount the host's driver files",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded",
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "library and loaded kernel module have different versions: reload the module or reboot",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "library and loaded kernel module have different versions: reload the module or reboot. An agent in a container has the library "
+        "that the node had when the container began: delete the agent's pod after a driver upgrade"
+    ),
     pynvml.NVML_ERROR_NO_PERMISSION: "no permission to use the NVIDIA driver: give this process access to /dev/nvidiactl",
 }
 _DRIVER_GONE = (
@@ -149,7 +152,7 @@ class NvmlDriver:
         """Call NVML; an error whose code is not ``expected`` is counted. Raises NVMLError."""
         self._thread.entering(name, of)
         try:
-            return getattr(pynvml, name)(*arguments)
+            return _in_text(getattr(pynvml, name), arguments)
         except pynvml.NVMLError as exc:
             if exc.value not in expected:
                 self._count_error(name, exc.value)
@@ -439,6 +442,14 @@ class NvmlDriver:
     def _ask_link(self, name: str, handle: Any, link: int, uuid: str) -> Any:
         """Ask about one NVLink, with None beyond the last that this GPU has."""
         return self._ask(name, handle, link, of=uuid, expected=(*_NOT_OFFERED, pynvml.NVML_ERROR_INVALID_ARGUMENT))
+
+
+def _in_text(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Call NVML; a text that is none, such as the name in a GPU's damaged memory, is an error of that GPU. Raises NVMLError."""
+    try:
+        return function(*arguments)
+    except UnicodeDecodeError as exc:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_CORRUPTED_INFOROM) from exc
 
 
 def _trouble(exc: pynvml.NVMLError) -> str:

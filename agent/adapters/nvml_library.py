@@ -1,7 +1,8 @@
 """Which libnvidia-ml this process has loaded, and the change to another one when the driver package was upgraded underneath.
 
-nvidia-ml-py loads the library once and never again. The loader would answer a second request by name with the library it already has, so
-the new one is loaded by the path of its own file; the old one stays mapped, unused.
+nvidia-ml-py loads the library once and never again. The loader would answer a second request by a name it has heard with the library it
+already has, and a package may well put the new file where the old one was: so each load spells the path in a way of its own. The old
+library stays mapped, unused. Which file it is, device and inode number tell, as they do to the loader.
 """
 
 import ctypes
@@ -24,6 +25,8 @@ class NvmlLibrary:
         """Args: path: empty for the loader's own choice."""
         self._path = path
         self._loaded: tuple[int, int] | None = None
+        self._loads = 0
+        """How many ways of spelling the path the loader has heard."""
 
     def load(self) -> None:
         """Load the library, or the one that has taken its place since. To be called outside of a session.
@@ -36,10 +39,11 @@ class NvmlLibrary:
             if found is None:  # loaded under a name we do not know: nothing to compare with later
                 return
             self._path = str(found.parent / contract.NVML_SONAME)
-            self._loaded = _identity(found)
+            self._loaded, self._loads = _identity(found), 1
         at_path = _identity(Path(self._path))
         if self._loaded is None or (at_path is not None and at_path != self._loaded):
-            pynvml.nvmlLib = ctypes.CDLL(os.path.realpath(self._path))
+            pynvml.nvmlLib = ctypes.CDLL(_spelt(os.path.realpath(self._path), self._loads))
+            self._loads += 1
             pynvml._nvmlGetFunctionPointer_cache.clear()  # else it goes on calling the old library
             self._loaded = at_path
 
@@ -51,6 +55,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _spelt(path: str, number: int) -> str:
+    """Return a path to the same file whose text is another for each number."""
+    directory, _, name = path.rpartition("/")
+    return f"{directory}/{'./' * number}{name}"
 
 
 def _mapped() -> Path | None:

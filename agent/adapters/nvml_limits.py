@@ -7,6 +7,11 @@ import pynvml
 from agent.adapters.nvml import NvmlDriver
 from agent.errors import DriverError
 
+LIMIT_RIGHTS = (
+    "the agent may not: to set a limit takes the capability SYS_ADMIN (the component deploy/daemonset/components/mig). NVIDIA's hook "
+    "sets it when a container starts: see that the runtime runs driverLimitsHook, and delete the pod"
+)
+"""The cure for NO_PERMISSION."""
 _NO_LIMIT = (pynvml.NVML_ERROR_NOT_FOUND,)
 
 
@@ -41,7 +46,8 @@ class NvmlLimits:
         try:
             self._driver.call("nvmlDeviceSetMemoryLimits_v1", self._handle(uuid), limits, of=uuid)
         except pynvml.NVMLError as exc:
-            raise DriverError(f"limiting {cgroup} to {limit_bytes} bytes on {uuid}: {exc}") from exc
+            why = LIMIT_RIGHTS if exc.value == pynvml.NVML_ERROR_NO_PERMISSION else exc
+            raise DriverError(f"limiting {cgroup} to {limit_bytes} bytes on {uuid}: {why}") from exc
 
     def _handle(self, uuid: str) -> Any:
         return self._driver.call("nvmlDeviceGetHandleByUUID", uuid, of=uuid)

@@ -18,7 +18,8 @@ Edits = Mapping[str, Any]
 """A CDI ``containerEdits`` object."""
 
 NO_EDITS: Edits = {}
-_LISTS = ("env", "deviceNodes", "mounts", "hooks")
+_LISTS: Mapping[str, tuple[str, ...]] = {"env": (), "deviceNodes": ("path",), "mounts": ("hostPath", "containerPath"), "hooks": ("path",)}
+"""The lists of containerEdits that are taken apart, and the texts that their entries must have; entries of ``env`` are texts themselves."""
 _READ_ONLY = ("ro", "nosuid", "nodev", "bind")
 _READ_WRITE = ("rw", "nosuid", "nodev", "noexec", "bind")
 _COMPAT_HOOK = "enable-cuda-compat"
@@ -123,7 +124,10 @@ def parse_host_spec(document: Mapping[str, Any], source: str) -> HostSpec:
     Raises: HostSpecError naming the file and the part that is malformed.
     """
     devices = {}
-    for entry in document.get("devices") or ():
+    listed = document.get("devices") or []
+    if not isinstance(listed, list):
+        raise HostSpecError(f"{source}: want devices to be a list, found {type(listed).__name__}")
+    for entry in listed:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise HostSpecError(f"{source}: every entry of devices needs a name, found {entry!r:.80}")
         devices[entry["name"]] = _checked_edits(entry.get("containerEdits"), f"{source}: device {entry['name']}")
@@ -138,10 +142,22 @@ def _checked_edits(edits: Any, where: str) -> Edits:
         return {}
     if not isinstance(edits, dict):
         raise HostSpecError(f"{where}: want containerEdits to be an object, found {type(edits).__name__}")
-    for name in _LISTS:
-        if not isinstance(edits.get(name) or [], list):
-            raise HostSpecError(f"{where}: want containerEdits.{name} to be a list, found {type(edits[name]).__name__}")
+    for name, texts in _LISTS.items():
+        entries = edits.get(name) or []
+        if not isinstance(entries, list):
+            raise HostSpecError(f"{where}: want containerEdits.{name} to be a list, found {type(entries).__name__}")
+        for entry in entries:
+            if not _is_whole(entry, texts):
+                want = f"objects with {' and '.join(texts)}" if texts else "texts"
+                raise HostSpecError(f"{where}: want the entries of containerEdits.{name} to be {want}, found {entry!r:.80}")
     return edits
+
+
+def _is_whole(entry: Any, texts: Sequence[str]) -> bool:
+    """Whether an entry of a list has what is read of it."""
+    if not texts:
+        return isinstance(entry, str)
+    return isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in texts) and isinstance(entry.get("args") or [], list)
 
 
 def container_spec(

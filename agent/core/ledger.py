@@ -2,26 +2,20 @@
 
 The ledger is the agent's truth of what was granted; kubelet's truth is who holds which IDs, the pod's annotation where the
 scheduler put it. Kept true (I1): a grant enters the ledger only when, with it, no device is promised more memory, cores or shares
-than it has. A ledger is a value: ``granting`` and ``releasing`` return a new one. Rows carry a digest, so that a damaged file is
-recognised.
+than it has. A ledger is a value: ``granting`` and ``releasing`` return a new one.
 """
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-import msgspec
-
 from agent.core.identity import Holder
 from agent.core.inventory import DeviceBoard
-from agent.errors import StorageError
+from agent.core.rows import RowFormat
 from placement.choose import with_shares
 from placement.device import DeviceState
 from proto import contract, units
 from proto.model import DeviceShare, Isolation
-
-ROW_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +53,9 @@ class Grant:
     def backend(self) -> Isolation:
         """What enforces it; MIG instances are kept apart by the hardware."""
         return self.isolation if self.resource == contract.RESOURCE_VGPU else Isolation.MIG
+
+
+GRANT_ROWS = RowFormat("ledger row", "grant", Grant, version=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,31 +115,3 @@ class Ledger:
         """Return the ledger without these grants."""
         gone = set(grant_ids)
         return Ledger({identifier: grant for identifier, grant in self.grants.items() if identifier not in gone})
-
-
-class _Row(msgspec.Struct, frozen=True):
-    version: int
-    sha256: str
-    grant: msgspec.Raw
-
-
-def encode_row(grant: Grant) -> bytes:
-    """Return a grant as one line of JSON with a digest of its content."""
-    body = msgspec.json.encode(grant)
-    return msgspec.json.encode(_Row(ROW_VERSION, hashlib.sha256(body).hexdigest(), msgspec.Raw(body))) + b"\n"
-
-
-def decode_row(content: bytes) -> Grant:
-    """Read a row back.
-
-    Raises: StorageError when the row is torn, damaged or of an unknown version.
-    """
-    try:
-        row = msgspec.json.decode(content, type=_Row)
-        if row.version != ROW_VERSION:
-            raise StorageError(f"want a ledger row of version {ROW_VERSION}, found version {row.version}")
-        if hashlib.sha256(bytes(row.grant)).hexdigest() != row.sha256:
-            raise StorageError("the row's content does not fit its digest")
-        return msgspec.json.decode(bytes(row.grant), type=Grant)
-    except msgspec.DecodeError as exc:
-        raise StorageError(f"not a ledger row: {exc}") from exc

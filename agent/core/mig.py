@@ -5,17 +5,14 @@ promises, while the instance's UUID is new whenever it is made again. Kept true:
 record was on disk before they were made; all others are somebody's layout, and are offered as they are and never touched.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from agent.core.backends import MigStrategy
 from agent.core.inventory import AdvertisedDevice, BoardDevice, DeviceBoard, DeviceReading, DriverReading, advertised
 from agent.core.ledger import Ledger
-from agent.errors import StorageError
+from agent.core.rows import RowFormat
 from placement import mig
 from placement.device import DeviceState
 from proto import codec, contract
@@ -25,7 +22,6 @@ from proto.model import Device, MigInstance
 HANDS_OFF_LABEL = "nvidia.com/mig.config.state"
 """Set by NVIDIA's mig-manager while it repartitions the GPUs of a node."""
 _SETTLED_STATES = ("", "success")
-RECORD_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +54,7 @@ class MigRecord:
         )
 
 
-class _Row(msgspec.Struct, frozen=True):
-    version: int
-    sha256: str
-    record: msgspec.Raw
-
-
-def encode_record(record: MigRecord) -> bytes:
-    """Return a record as one line of JSON with a digest of its content."""
-    body = msgspec.json.encode(record)
-    return msgspec.json.encode(_Row(RECORD_VERSION, hashlib.sha256(body).hexdigest(), msgspec.Raw(body))) + b"\n"
-
-
-def decode_record(content: bytes) -> MigRecord:
-    """Read a record back. Raises StorageError when it is torn, damaged or of an unknown version."""
-    try:
-        row = msgspec.json.decode(content, type=_Row)
-        if row.version != RECORD_VERSION:
-            raise StorageError(f"want a MIG record of version {RECORD_VERSION}, found version {row.version}")
-        if hashlib.sha256(bytes(row.record)).hexdigest() != row.sha256:
-            raise StorageError("the record's content does not fit its digest")
-        return msgspec.json.decode(bytes(row.record), type=MigRecord)
-    except msgspec.DecodeError as exc:
-        raise StorageError(f"not a MIG record: {exc}") from exc
+RECORD_ROWS = RowFormat("MIG record", "record", MigRecord, version=1)
 
 
 def place_of(instance: MigInstance) -> str:

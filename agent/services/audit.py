@@ -4,10 +4,10 @@ A pass follows every census of the processes. Deciding is in ``core.audit``; her
 acted on, when two passes in a row have made it: the driver's list and a region are read at different moments.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 
 from agent.core.audit import AuditPolicy, AuditView, Finding, FindingKind, audit
 from agent.core.cgroups import container_of
@@ -107,7 +107,7 @@ class Auditor:
         if not self._pods.fresh:  # whose container a process is, the API tells
             return
         grants = tuple(self._book.ledger.grants.values())
-        findings = audit(await self._book.on_disk(lambda: self._look(census, grants))) if census.processes else ()
+        findings = audit(await asyncio.to_thread(self._look, census, grants)) if census.processes else ()
         self._remember(findings)
         await self._act()
 
@@ -123,7 +123,7 @@ class Auditor:
         text = "Processes and containers that use what they were not granted, by what is wrong."
         yield family("audit_findings", text, labels, sorted(counts.items()))
 
-    # --- looking: in the thread for files ---
+    # --- looking: not in the thread for files, as whoever asks what a process has mapped may wait as long as that process hangs ---
 
     def _look(self, census: Census, grants: Sequence[Grant]) -> AuditView:
         containers = [container for process in census.processes if (container := container_of(process.cgroup)) is not None]
@@ -201,7 +201,7 @@ class Auditor:
             if not one.finding.of_container:
                 continue
             if self._options.policy is AuditPolicy.KILL:
-                await self._book.on_disk(partial(self._kill, one.finding))
+                await asyncio.to_thread(self._kill, one.finding)
             elif self._options.policy is AuditPolicy.EVICT:
                 await self._evict(one.finding)
 

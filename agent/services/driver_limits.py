@@ -34,7 +34,8 @@ class DriverLimitKeeper:
         self._book = book
         self._pods = pods
         self._directories: dict[ContainerRef, str] = {}
-        self._in_force: Mapping[_Labels, bool] = {}
+        self._troubles: Mapping[_Labels, str] = {}
+        """Why the driver does not hold each limit, as of the last look; empty where it does. Replaced as a whole."""
         self.unlimited: Set[str] = frozenset()
         """Ids of the grants of running containers that the driver does not limit, as of the last look; replaced as a whole."""
 
@@ -42,7 +43,8 @@ class DriverLimitKeeper:
         """Return whether each limit is in force, as of the last look; for any thread."""
         labels = ("namespace", "pod", "container", "device_uuid")
         text = "1 while the driver has the container's memory limit, else 0; of containers that run."
-        yield family("container_driver_limit_in_force", text, labels, [(key, float(held)) for key, held in self._in_force.items()])
+        samples = [(key, 0.0 if trouble else 1.0) for key, trouble in self._troubles.items()]
+        yield family("container_driver_limit_in_force", text, labels, samples)
 
     async def run(self) -> None:
         """Look for ever: when pods change, and every few seconds while there are limits."""
@@ -55,16 +57,17 @@ class DriverLimitKeeper:
         """Compare and put right; return whether there are containers to look after."""
         running = {ref: grant for grant in self._book.ledger.grants.values() if (ref := self._running(grant)) is not None}
         self._directories = {ref: found for ref, found in self._directories.items() if ref in running}
-        in_force: dict[_Labels, bool] = {}
+        troubles: dict[_Labels, str] = {}
         unlimited = set()
         for ref, grant in running.items():
             directory = await self._directory(ref)
             for share in grant.shares:
                 labels = (grant.namespace, grant.pod, grant.container, share.device_uuid)
-                in_force[labels] = directory is not None and await self._hold(grant, share, directory)
-                if not in_force[labels]:
+                troubles[labels] = trouble = await self._hold(grant, share, directory)
+                if trouble:
                     unlimited.add(grant.grant_id)
-        self._in_force, self.unlimited = in_force, frozenset(unlimited)
+                    self._complain(grant, share, trouble, self._troubles.get(labels))
+        self._troubles, self.unlimited = troubles, frozenset(unlimited)
         return bool(running)
 
     def _running(self, grant: Grant) -> ContainerRef | None:
@@ -78,20 +81,28 @@ class DriverLimitKeeper:
         if ref not in self._directories:
             found = await asyncio.to_thread(self._cgroups.of_container, ref)
             if found is None:
-                logger.warning("driver limit: the container has no cgroup here", extra={"pod_uid": ref.pod_uid, "id": ref.container_id})
                 return None
             self._directories[ref] = found
         return self._directories[ref]
 
-    async def _hold(self, grant: Grant, share: DeviceShare, directory: str) -> bool:
-        extra = {"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "device_uuid": share.device_uuid}
+    async def _hold(self, grant: Grant, share: DeviceShare, directory: str | None) -> str:
+        """See to it that the driver holds a limit; say why it does not, or nothing when it does."""
+        if directory is None:
+            return "the container has no control group below cgroupDir: mount the node's there (the component driver-limits)"
         try:
             found = await self._limits.limit_bytes(share.device_uuid, directory)
-            if found == share.memory_bytes:
-                return True
-            logger.warning("driver limit: found %s, set to %d bytes", "none" if found is None else found, share.memory_bytes, extra=extra)
-            await self._limits.set_limit(share.device_uuid, directory, share.memory_bytes)
+            if found != share.memory_bytes:
+                await self._limits.set_limit(share.device_uuid, directory, share.memory_bytes)
+                text = "driver limit: found %s, set to %d bytes"
+                logger.warning(text, "none" if found is None else found, share.memory_bytes, extra=_about(grant, share))
         except DriverError as exc:
-            logger.warning("driver limit: %s", exc, extra=extra)
-            return False
-        return True
+            return str(exc)
+        return ""
+
+    def _complain(self, grant: Grant, share: DeviceShare, trouble: str, before: str | None) -> None:
+        if trouble != before:
+            logger.warning("driver limit not in force: %s", trouble, extra=_about(grant, share))
+
+
+def _about(grant: Grant, share: DeviceShare) -> Mapping[str, str]:
+    return {"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "device_uuid": share.device_uuid}

@@ -54,7 +54,7 @@ class GrantBook:
         """Of the CDI specs as they were written, or first seen."""
         self.ledger = Ledger()
         self.changes = Changes()
-        """Counts grants whose files were written, and those that were released."""
+        """Counts grants whose files were written, those that were released, and those that were over before their files were written."""
 
     def load(self, boot_id: str) -> None:
         """Read the ledger at the start. Raises StorageError when the directory itself cannot be read."""
@@ -167,7 +167,7 @@ class GrantBook:
         async with self._changing:
             if still_wanted():
                 await self.on_disk(work)
-                self.changes.notify()
+            self.changes.notify()  # a pointless one too: what was made ready for it is nobody's by now
 
     async def _whole(self, grant_ids: Iterable[str], change: Coroutine[None, None, None]) -> None:
         """Let a change run to its end, also when the caller is cancelled."""
@@ -181,7 +181,12 @@ class GrantBook:
                 self._unsettled.subtract(concerned)
                 self._unsettled = +self._unsettled
 
-        await asyncio.shield(asyncio.ensure_future(settle()))
+        task = asyncio.ensure_future(settle())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(partial(_say_failure, concerned))
+            raise
 
     async def _release(self, grant: Grant) -> None:
         await self._change(partial(self._is_current, grant), partial(self._remove, grant.grant_id))
@@ -223,3 +228,9 @@ class GrantBook:
         self._cdi.remove(grant_id)
         self._files.remove(grant_id)
         self._store.remove(grant_id)
+
+
+def _say_failure(grant_ids: Sequence[str], change: "asyncio.Future[None]") -> None:
+    """Say why a change failed whose caller was cancelled, such as by kubelet's deadline, and hears nothing of it."""
+    if not change.cancelled() and (exc := change.exception()) is not None:
+        logger.warning("grants not brought in line with their files, which the next try does: %s", exc, extra={"grants": grant_ids})

@@ -74,6 +74,10 @@ def _holders(device_uuid: str, board: DeviceBoard, ledger: Ledger) -> list[tuple
     ]
 
 
+SAVE_AGAIN_SECONDS = 10.0
+"""Until health that could not be saved is saved once more."""
+
+
 class HealthMemory:
     """Saves the GPUs' health when something happens to them, and brings it back at the start."""
 
@@ -102,8 +106,9 @@ class HealthMemory:
                     await asyncio.to_thread(self._store.save, now)
                 except StorageError as exc:
                     logger.error("GPU health not saved: %s", exc)  # noqa: TRY400 - the sentence says it all
-                self._saved = now
-            seen = await self._watch.changes.after(seen)
+                else:
+                    self._saved = now
+            seen = await self._watch.changes.after(seen, None if self._saved == now else SAVE_AGAIN_SECONDS)
 
 
 class CordonKeeper:

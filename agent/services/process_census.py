@@ -1,6 +1,7 @@
 """The processes on the GPUs and who they are, looked at once a period for all who compare them with something.
 
-The driver's lists are the costliest question the agent asks, and two loops that each ask it would also speak of different moments.
+The driver's lists are the costliest question the agent asks, and two loops that each ask it would also speak of different moments. /proc
+is not looked at in the thread for files: no container that starts is to wait for that.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ from agent.core.overhead import HostProcess, ProcessMemory
 from agent.errors import DriverError, DriverMissingError
 from agent.ports import Driver, Processes
 from agent.services.changes import Changes
-from agent.services.grant_book import GrantBook
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +28,10 @@ class Census:
 class ProcessCensus:
     """The last look, and the loop of looks."""
 
-    def __init__(self, period_seconds: float, *, driver: Driver, processes: Processes, book: GrantBook) -> None:
+    def __init__(self, period_seconds: float, *, driver: Driver, processes: Processes) -> None:
         self._period_seconds = period_seconds
         self._driver = driver
         self._processes = processes
-        self._book = book
         self.latest = Census()
         """What the loop saw last; empty while the driver has not answered."""
         self.changes = Changes()
@@ -56,4 +55,4 @@ class ProcessCensus:
         memory = tuple(await self._driver.processes())
         if not memory:
             return Census()
-        return Census(memory, tuple(await self._book.on_disk(lambda: self._processes.read(entry.pid for entry in memory))))
+        return Census(memory, tuple(await asyncio.to_thread(self._processes.read, {entry.pid for entry in memory})))

@@ -69,8 +69,8 @@ class Registrar:
 
     @property
     def troubles(self) -> Mapping[str, str]:
-        """Why each resource is not registered; empty for those that are."""
-        return {resource: plugin.trouble for resource, plugin in self._plugins.items()}
+        """Why each resource is not registered; empty for those that are. For any thread."""
+        return {resource: plugin.trouble for resource, plugin in tuple(self._plugins.items())}
 
     async def run(self) -> None:
         """Start a plugin for every resource that turns up, for ever."""

@@ -50,7 +50,7 @@ def states(node: Node) -> list[str]:
 def install(library: Path, version: str) -> None:
     """Put a version of the driver's library at a path, as packages do it: a file of its own name, and a link that changes."""
     file = library.with_name(f"{library.name.removesuffix('.1')}.{version}")
-    shutil.copy(built(f"lib/sim/{contract.NVML_SONAME}"), file)
+    shutil.copy(built(f"lib/sim/{contract.NVML_SONAME}"), library.with_name("new-file")).replace(file)
     link = library.with_name("new-link")
     link.symlink_to(file.name)
     link.replace(library)
@@ -226,13 +226,14 @@ class TestRecovery:
             inject(node, "clear", "--gpu", "1")
             await all_well(node)
 
-    async def test_a_driver_upgrade_underneath_is_survived(self, tmp_path):
+    @pytest.mark.parametrize("version", ["590.10.01", "580.159.03"], ids=["under a name of its own", "under the name of the one before"])
+    async def test_a_driver_upgrade_underneath_is_survived(self, tmp_path, version):
         library = tmp_path / contract.NVML_SONAME
         install(library, "580.159.03")
         async with healthy_node("t4x2", f"--nvml-library={library}") as node:
             node.create_pod(manifest("works"))
             await running(node, "works")
-            install(library, "590.10.01")
+            install(library, version)
             assert not uses(node, library)
             inject(node, "mismatch", "on")
             await eventually(lambda: node.allocatable(VGPU) == 0, "no GPU takes work")

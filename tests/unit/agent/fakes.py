@@ -239,6 +239,15 @@ def make_injection(
     return Injection(mode, watch=watch, pods=pods, book=book, files=disk.files, cdi=disk.cdi, clock=clock or FakeClock())
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something to become true, however slow the machine is."""
+    async with asyncio.timeout(60):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
 async def settle() -> None:
     """Let everything that is ready to run, run."""
     for _ in range(20):

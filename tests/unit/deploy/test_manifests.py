@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from agent.adapters.nvml import MIG_RIGHTS
+from agent.adapters.nvml_limits import LIMIT_RIGHTS
 from agent.core.audit import MAPS_RIGHTS
 from agent.settings import Placement
 from agent.settings import Settings as AgentSettings
@@ -296,7 +297,7 @@ def test_a_component_adds_the_capabilities_that_its_comment_explains(name: str, 
 
 
 def test_the_cures_that_name_a_component_name_one_that_gives_what_they_say() -> None:
-    for cure, capability in ((MIG_RIGHTS, "SYS_ADMIN"), (MAPS_RIGHTS, "SYS_PTRACE")):
+    for cure, capability in ((MIG_RIGHTS, "SYS_ADMIN"), (LIMIT_RIGHTS, "SYS_ADMIN"), (MAPS_RIGHTS, "SYS_PTRACE")):
         assert f"capability {capability}" in cure
         [name] = re.findall(r"deploy/daemonset/components/([a-z-]+)", cure)
         assert CAPABILITIES[name] == [capability]
@@ -325,6 +326,18 @@ def test_the_host_cdi_component_puts_the_nodes_own_program_where_the_agent_looks
     assert mounts[root]["readOnly"] is True
     [volume] = [one for one in spec["volumes"] if one["name"] == mounts[root]["name"]]
     assert volume["hostPath"]["path"] == "/"
+
+
+def test_the_driver_limits_component_shows_the_nodes_control_groups_where_the_driver_is_told_they_are() -> None:
+    spec = with_component("driver-limits")["spec"]["template"]["spec"]
+    [agent] = spec["containers"]
+    [hook] = [entry["value"] for entry in agent["env"] if entry["name"] == "ALIQUOT_DRIVER_LIMITS_HOOK"]
+    settings = AgentSettings.load([], {"ALIQUOT_DRIVER_LIMITS_HOOK": hook})
+    assert settings.driver_limits_hook.endswith("/nvidia-cdi-hook")
+    [mount] = [mount for mount in agent["volumeMounts"] if mount["mountPath"] == settings.cgroup_dir]
+    [path] = [one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == mount["name"]]
+    assert path == settings.cgroup_dir
+    assert mount["readOnly"] is True
 
 
 def test_the_mig_component_gives_the_agent_what_it_says_it_needs() -> None:

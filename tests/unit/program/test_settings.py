@@ -41,6 +41,13 @@ def test_a_file_only_setting_says_where_it_is_wrong(tmp_path):
         TABLE.read([f"--config={path}"], {})
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "example.json"
+    path.write_bytes(b'{"waitSeconds": "\xff"}')
+    with pytest.raises(SettingsError, match=f"configuration file {path}: .*utf-8"):
+        TABLE.read([f"--config={path}"], {})
+
+
 def test_a_misspelt_file_only_setting_is_recognised(tmp_path):
     path = tmp_path / "example.json"
     path.write_text('{"pricelist": {}}')

@@ -1,5 +1,7 @@
 """The files the agent keeps: whole or not at all, durable where they must be, and never a reason not to start."""
 
+import errno
+import os
 import stat
 import subprocess
 import sys
@@ -33,6 +35,18 @@ class TestWriteWhole:
         write_whole(tmp_path / "f", b"x", mode=0o666, durable=True)
         assert mode(tmp_path / "f") == 0o666
 
+    def test_a_directory_that_the_disk_does_not_take_is_an_error_of_storage(self, tmp_path, monkeypatch):
+        store = LedgerFiles(tmp_path)
+        store.write(ONE)
+
+        def broken(descriptor):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "fsync", broken)
+        for work in (lambda: store.write(ONE), lambda: store.remove(ONE.grant_id)):
+            with pytest.raises(StorageError, match="Input/output error"):
+                work()
+
     def test_a_failure_leaves_the_old_content_and_no_litter(self, tmp_path):
         (tmp_path / "f").mkdir()  # a directory cannot be replaced by a file
         with pytest.raises(StorageError, match="writing"):
@@ -47,7 +61,7 @@ class TestLedgerFiles:
         assert LedgerFiles(tmp_path).load().grants == (ONE,)
         assert store.ids() == [ONE.grant_id]
 
-    @pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 4096, b'{"version":1}'])
+    @pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 4096, b'{"version":1}', b'{"version":1,"sha256":"\xff"}'])
     def test_an_unreadable_row_is_set_aside_and_named(self, tmp_path, content):
         (tmp_path / "bad.json").write_bytes(content)
         store = LedgerFiles(tmp_path)
@@ -309,6 +323,8 @@ class TestCdiDirectory:
         cdi = self.make(tmp_path)
         (tmp_path / "static/a.json").write_text('{"kind":"vendor.com/nic"}')
         (tmp_path / "static/b.yaml").write_text("{")
+        (tmp_path / "static/c.json").write_bytes(b'{"kind":"vendor.com/caf\xe9"}')
+        (tmp_path / "static/d.json").write_text("[" * 100_000)
         (tmp_path / "static/nvidia.yaml").write_text(YAML_SPEC)
         assert cdi.host_spec() is not None
 

@@ -1,6 +1,9 @@
 """The kubelet's sockets, real gRPC on both sides."""
 
+import errno
+import os
 import socket
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -170,6 +173,20 @@ class TestSockets:
             dead.close()
         await directory.remove_dead_sockets("aliquot-")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["aliquot-vgpu-1.sock", "other-0.sock"]
+        await server.stop()
+
+    async def test_sockets_that_cannot_be_removed_are_named_and_hold_up_no_stop(self, tmp_path, directory, monkeypatch):
+        server = await directory.serve("aliquot-vgpu-1.sock", Plugin())
+        dead = socket.socket(socket.AF_UNIX)
+        dead.bind(str(tmp_path / "aliquot-vgpu-0.sock"))
+        dead.close()
+
+        def read_only(path, missing_ok=False):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(Path, "unlink", read_only)
+        with pytest.raises(KubeletError, match=r"aliquot-vgpu-0\.sock: Read-only file system"):
+            await directory.remove_dead_sockets("aliquot-")
         await server.stop()
 
 

@@ -34,6 +34,7 @@ def test_the_form_of_old_kubelets_is_read(tmp_path):
         b"{",
         b"[]",
         b'{"Data": {"PodDeviceEntries": [{"PodUID": 1}]}}',
+        b'{"Data": {"PodDeviceEntries": [{"PodUID": "\xff"}]}}',
         b'{"Data": null}',
         b'{"Data": {"PodDeviceEntries": null}}',
     ],

@@ -1,11 +1,13 @@
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from agent.adapters import nvidia_ctk
 from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.node_abilities import driver_limits_trouble, mps_trouble
-from agent.adapters.nvidia_ctk import FRESH_SECONDS, NvidiaCtk
+from agent.adapters.nvidia_ctk import FAILED_SECONDS, FRESH_SECONDS, NvidiaCtk
 from agent.errors import StorageError
 
 MIG = "MIG-1"
@@ -83,6 +85,7 @@ def test_a_host_without_the_program_has_no_spec():
         ("echo trouble >&2; exit 3", "ended with 3: trouble"),
         ("exit 3", "ended with 3: it said nothing"),
         ("echo '{'", "printed no CDI spec"),
+        ('printf \'{"kind": "\\377"}\'', "printed no CDI spec"),
         ('echo \'{"kind": "other.com/thing"}\'', "printed no CDI spec of NVIDIA GPUs"),
         ('echo \'{"kind": "nvidia.com/gpu", "cdiVersion": 6}\'', "want cdiVersion"),
         ("sleep 5", "has not ended within 0.3 s"),
@@ -92,6 +95,39 @@ def test_a_program_that_fails_is_named_with_what_it_said(program, body, words):
     program.script(f"{body}\n")
     with pytest.raises(StorageError, match=words):
         NvidiaCtk(str(program.path), 0.3).host_spec()
+
+
+def test_a_program_that_fails_is_not_run_again_at_once(ctk, program, now):
+    program.script(f"echo run >> {program.path.parent}/runs; exit 3\n")
+    for _ in range(3):
+        with pytest.raises(StorageError, match="ended with 3"):
+            ctk.host_spec()
+    assert len(program.runs) == 1
+    now[0] += FAILED_SECONDS + 1
+    with pytest.raises(StorageError, match="ended with 3"):
+        ctk.host_spec()
+    assert len(program.runs) == 2
+
+
+def test_a_program_that_even_being_killed_does_not_end_keeps_nobody_waiting(program, now, monkeypatch):
+    ctk = NvidiaCtk(str(program.path), 0.1, monotonic=lambda: now[0])
+    program.script("exec sleep 60\n")
+    monkeypatch.setattr(nvidia_ctk, "ENDING_SECONDS", 0.1)
+    kill = subprocess.Popen.kill
+    held: list[subprocess.Popen] = []
+    monkeypatch.setattr(
+        subprocess.Popen, "kill", lambda process: held.append(process)
+    )  # as the kernel does with one that waits inside the driver
+    with pytest.raises(StorageError, match="has not ended within"):
+        ctk.host_spec()
+    now[0] += FAILED_SECONDS + 1
+    with pytest.raises(StorageError, match=f"process {held[0].pid} of an earlier call"):
+        ctk.host_spec()
+    kill(held[0])
+    held[0].wait()
+    program.script(f"cat {program.path.parent}/output\n")
+    now[0] += FAILED_SECONDS + 1
+    assert ctk.host_spec() is not None
 
 
 class TestOrder:

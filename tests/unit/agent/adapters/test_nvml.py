@@ -25,6 +25,13 @@ def fails(name, code, index=None):
         return real(*arguments)
     setattr(pynvml, name, failing)
 
+def garbles(name, index):
+    real = getattr(pynvml, name)
+    @pynvml.convertStrBytes
+    def garbled(handle):
+        return b"\\xff" if pynvml.nvmlDeviceGetIndex(handle) == int(index) else real(handle)
+    setattr(pynvml, name, garbled)
+
 def lists(name, index, *processes):
     pairs = [map(int, one.split(":")) for one in processes]
     found = [SimpleNamespace(pid=pid, usedGpuMemory=mib * 2**20) for pid, mib in pairs]
@@ -47,6 +54,8 @@ async def do(driver, command, errors):
         return errors
     if command.startswith("fails "):
         return fails(*command.split()[1:])
+    if command.startswith("garbles "):
+        return garbles(*command.split()[1:])
     if command.startswith("lists "):
         return lists(*command.split()[1:])
     if command == "events":
@@ -78,8 +87,8 @@ asyncio.run(main())
 class Child:
     """A process with the real adapter over the simulated driver of one node.
 
-    Beyond what that can do, ``fails CALL CODE [INDEX]`` makes a call fail, of all GPUs or of one, and ``lists CALL INDEX PID:MIB ...``
-    makes up a list of processes of one GPU.
+    Beyond what that can do, ``fails CALL CODE [INDEX]`` makes a call fail, of all GPUs or of one, ``garbles CALL INDEX`` has one GPU
+    answer it with what is no text, and ``lists CALL INDEX PID:MIB ...`` makes up a list of processes of one GPU.
     """
 
     def __init__(self, library: Path | str, sim: Path, build: Path) -> None:
@@ -354,6 +363,16 @@ def test_a_gpu_in_mig_mode_that_the_agent_may_not_read_says_what_it_needs(child)
     troubles = {trouble for _, trouble in node.ask()["failed"]}
     (trouble,) = troubles
     assert all(word in trouble for word in ("SYS_ADMIN", "NVIDIA_MIG_MONITOR_DEVICES=all", "components/mig"))
+
+
+def test_a_gpu_whose_name_is_damaged_is_in_trouble_alone(child):
+    node = child("t4x2")
+    node.ask("garbles nvmlDeviceGetName 1")
+    reading = node.ask()
+    assert [device["minor"] for device in reading["devices"]] == [0]
+    ((_, trouble),) = reading["failed"]
+    assert "infoROM" in trouble
+    assert node.ask("errors") == ["nvmlDeviceGetName"]
 
 
 def test_a_gpu_without_memory_of_its_own_is_not_supported_and_not_ill(child):

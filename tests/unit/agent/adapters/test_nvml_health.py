@@ -109,6 +109,7 @@ def installed(tmp_path, build_dir):
 
     def install(version: str) -> None:
         file = tmp_path / f"libnvidia-ml.so.{version}"
+        file.unlink(missing_ok=True)
         shutil.copy(build_dir / "lib/sim/libnvidia-ml.so.1", file)
         for old in tmp_path.glob("libnvidia-ml.so.*"):
             if old not in (file, link):
@@ -125,6 +126,11 @@ def mapped(node) -> set[str]:
     return {line.rpartition("/")[2] for line in lines if "libnvidia-ml" in line}
 
 
+def mapped_inodes(node) -> set[int]:
+    lines = Path(f"/proc/{node.process.pid}/maps").read_text().splitlines()
+    return {int(line.split()[4]) for line in lines if "libnvidia-ml" in line and not line.endswith("(deleted)")}
+
+
 def test_an_upgraded_driver_package_is_used_without_a_new_process(child, installed):
     link, install = installed
     node = child("t4x2", library=link)
@@ -139,6 +145,18 @@ def test_an_upgraded_driver_package_is_used_without_a_new_process(child, install
     node.ask("restart")
     assert uuids(node) == before
     assert mapped(node) == {"libnvidia-ml.so.580.1 (deleted)", "libnvidia-ml.so.590.2"}
+
+
+def test_a_library_that_was_replaced_under_its_own_name_is_used_as_often_as_that_happens(child, installed):
+    link, install = installed
+    node = child("t4x2", library=link)
+    before = uuids(node)
+    for _ in range(2):
+        install("580.1")
+        here = link.stat().st_ino
+        node.ask("restart")
+        assert uuids(node) == before
+        assert here in mapped_inodes(node)
 
 
 def test_a_fabric_clique_is_told_where_there_is_one(child, tmp_path):

@@ -174,6 +174,11 @@ class TestHostSpec:
             ({"devices": [{"containerEdits": {}}]}, "needs a name"),
             ({"containerEdits": []}, "want containerEdits to be an object"),
             ({"containerEdits": {"mounts": "x"}}, "mounts to be a list"),
+            ({"devices": 7}, "want devices to be a list, found int"),
+            ({"containerEdits": {"env": [None]}}, "env to be texts, found None"),
+            ({"containerEdits": {"mounts": [{"hostPath": "/a"}]}}, "mounts to be objects with hostPath and containerPath"),
+            ({"containerEdits": {"deviceNodes": ["/dev/nvidia0"]}}, "deviceNodes to be objects with path"),
+            ({"containerEdits": {"hooks": [{"path": "/x", "args": 3}]}}, "hooks to be objects with path"),
         ],
     )
     def test_a_malformed_spec_is_refused_by_name(self, change, sentence):

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from agent.core.ledger import Ledger, decode_row, encode_row
+from agent.core.ledger import GRANT_ROWS, Ledger
 from agent.errors import StorageError
 from placement.device import AccountingError
 from tests.unit.agent.builders import VGPU, board, gpu, grant, ids, instance, pod, share
@@ -64,21 +64,25 @@ def test_holders_are_named_with_what_they_hold():
 
 
 class TestRows:
-    ROW = encode_row(grant(ids("0:0", "1:0"), share(0, 100, 50), share(1, 100)))
+    ROW = GRANT_ROWS.encode(grant(ids("0:0", "1:0"), share(0, 100, 50), share(1, 100)))
 
     def test_a_row_comes_back_as_it_was(self):
-        assert decode_row(self.ROW) == grant(ids("0:0", "1:0"), share(0, 100, 50), share(1, 100))
+        assert GRANT_ROWS.decode(self.ROW) == grant(ids("0:0", "1:0"), share(0, 100, 50), share(1, 100))
 
     @pytest.mark.parametrize("length", [0, 1, len(ROW) // 2, len(ROW) - 3])
     def test_a_torn_row_is_recognised(self, length):
         with pytest.raises(StorageError):
-            decode_row(self.ROW[:length])
+            GRANT_ROWS.decode(self.ROW[:length])
 
     def test_a_changed_amount_is_recognised(self):
         with pytest.raises(StorageError, match="digest"):
-            decode_row(self.ROW.replace(b'"memory_bytes":104857600', b'"memory_bytes":104857601'))
+            GRANT_ROWS.decode(self.ROW.replace(b'"memory_bytes":104857600', b'"memory_bytes":104857601'))
+
+    def test_bytes_that_are_no_text_are_recognised(self):
+        with pytest.raises(StorageError, match="not a ledger row"):
+            GRANT_ROWS.decode(self.ROW.replace(b'"sha256":"', b'"sha256":"\xff'))
 
     def test_a_newer_version_is_named(self):
         row = msgspec.json.decode(self.ROW)
         with pytest.raises(StorageError, match="version 1, found version 2"):
-            decode_row(msgspec.json.encode({**row, "version": 2}))
+            GRANT_ROWS.decode(msgspec.json.encode({**row, "version": 2}))

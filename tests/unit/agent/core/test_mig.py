@@ -7,9 +7,8 @@ from agent.core.backends import MigStrategy
 from agent.core.inventory import DeviceBoard
 from agent.core.ledger import Ledger
 from agent.core.mig import (
+    RECORD_ROWS,
     MigRecord,
-    decode_record,
-    encode_record,
     hands_off_reason,
     offered_devices,
     promised_places,
@@ -52,17 +51,25 @@ def healthy(offered) -> dict[str, int]:
 
 class TestRecords:
     def test_a_record_comes_back_as_it_was_written(self):
-        assert decode_record(encode_record(record(3))) == record(3)
+        assert RECORD_ROWS.decode(RECORD_ROWS.encode(record(3))) == record(3)
 
-    @pytest.mark.parametrize("damage", [lambda row: row[:30], lambda row: row.replace(b"MIG-a", b"MIG-b"), lambda row: b"\0" * len(row)])
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda row: row[:30],
+            lambda row: row.replace(b"MIG-a", b"MIG-b"),
+            lambda row: b"\0" * len(row),
+            lambda row: row.replace(b"MIG-a", b"MIG-\xff"),
+        ],
+    )
     def test_a_damaged_record_is_recognised(self, damage):
         with pytest.raises(StorageError):
-            decode_record(damage(encode_record(record(3))))
+            RECORD_ROWS.decode(damage(RECORD_ROWS.encode(record(3))))
 
     def test_a_record_of_an_earlier_agent_does_not_say_what_its_place_is_like(self):
         body = b'{"place":"GPU-0/1g.10gb@3","grant_id":"grant-1","boot_id":"boot-1","uuid":"MIG-a"}'
         row = b'{"version":1,"sha256":"%s","record":%s}\n' % (hashlib.sha256(body).hexdigest().encode(), body)
-        found = decode_record(row)
+        found = RECORD_ROWS.decode(row)
         assert found == MigRecord("GPU-0/1g.10gb@3", "grant-1", "boot-1", "MIG-a")
         assert found.shown() is None
 

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -65,7 +66,7 @@ class Harness:
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, self.clock)
         self.telemetry = Telemetry()
-        self.census = ProcessCensus(0.05, driver=self.driver, processes=self.processes, book=self.book)
+        self.census = ProcessCensus(0.05, driver=self.driver, processes=self.processes)
         self.auditor = self.make()
 
     def make(self, policy: AuditPolicy = AuditPolicy.REPORT, exempt: frozenset[str] = frozenset()) -> Auditor:
@@ -162,6 +163,22 @@ async def test_a_process_of_the_host_is_left_alone_whatever_the_policy(node):
     for policy in (AuditPolicy.KILL, AuditPolicy.EVICT):
         assert await node.twice(node.make(policy)) == [FindingKind.HOST_PROCESS]
     assert (node.processes.killed, node.api.evicted) == ([], [])
+
+
+async def test_a_process_that_hangs_holds_up_the_audit_and_no_container(node, monkeypatch):
+    asked, over = threading.Event(), threading.Event()
+
+    def hangs(pid, path):
+        asked.set()
+        return over.wait(30)
+
+    monkeypatch.setattr(node.processes, "maps", hangs)
+    auditing = asyncio.ensure_future(node.audit(node.auditor))
+    await asyncio.to_thread(asked.wait, 10)
+    await asyncio.wait_for(node.book.release([GRANT]), 10)
+    assert not auditing.done()
+    over.set()
+    await auditing
 
 
 async def test_what_may_not_be_looked_at_is_said_to_be_unknown_and_nothing_is_done_about_it(node):

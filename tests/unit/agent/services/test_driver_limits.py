@@ -101,6 +101,23 @@ async def test_a_limit_that_cannot_be_held_is_said(node, failing):
     assert node.keeper.unlimited == {LIMITED.grant_id}
 
 
+async def test_what_keeps_a_limit_from_being_held_is_said_once_and_again_when_it_is_another(node, caplog):
+    await node.run()
+    for _ in range(3):
+        await node.keeper.look()
+    assert [one.device_uuid for one in caplog.records] == ["GPU-0", "GPU-1"]
+    caplog.clear()
+    cgroup = node.make_cgroup()
+    node.limits.limits["GPU-1", cgroup] = 100 * MIB
+    node.limits.failure = DriverError("the agent may not")
+    for _ in range(3):
+        await node.keeper.look()
+    assert [one.message for one in caplog.records] == ["driver limit not in force: the agent may not"] * 2
+    node.limits.failure = None
+    await node.keeper.look()
+    assert node.in_force() == [1.0, 1.0]
+
+
 def test_the_cgroup_of_a_container_is_found_in_the_layouts_of_both_drivers(tmp_path):
     ref = ContainerRef("uid-1", ID)
     assert CgroupTree(tmp_path).of_container(ref) is None

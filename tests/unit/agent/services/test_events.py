@@ -1,16 +1,19 @@
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from agent.ports import PodEvent
 from agent.services.events import QUEUE_LENGTH, REPEAT_AFTER_SECONDS, EventRecorder
-from tests.unit.agent.fakes import FakeClock, FakeKubeApi
+from tests.unit.agent.fakes import FakeClock, FakeKubeApi, until
 
 EVENT = PodEvent("default", "train", "uid", "main", "AliquotRefused", "no room", warning=True)
 
 
-async def posted(recorder: EventRecorder) -> None:
+@asynccontextmanager
+async def posting(recorder: EventRecorder) -> AsyncIterator[None]:
     running = asyncio.ensure_future(recorder.run())
-    await asyncio.sleep(0.05)
+    yield
     running.cancel()
 
 
@@ -22,7 +25,8 @@ async def test_a_repeated_sentence_is_posted_once_in_a_while():
     recorder.record(replace(EVENT, message="other"))
     clock.seconds += REPEAT_AFTER_SECONDS
     recorder.record(EVENT)
-    await posted(recorder)
+    async with posting(recorder):
+        await until(lambda: len(api.events) >= 3)
     assert [event.message for event in api.events] == ["no room", "other", "no room"]
 
 
@@ -30,12 +34,12 @@ async def test_an_outage_loses_events_and_nothing_else(caplog):
     api = FakeKubeApi()
     api.outage = True
     recorder = EventRecorder(api, FakeClock())
-    recorder.record(EVENT)
-    await posted(recorder)
-    assert "event not posted" in caplog.text
-    api.outage = False
-    recorder.record(replace(EVENT, message="later"))
-    await posted(recorder)
+    async with posting(recorder):
+        recorder.record(EVENT)
+        await until(lambda: "event not posted" in caplog.text)
+        api.outage = False
+        recorder.record(replace(EVENT, message="later"))
+        await until(lambda: api.events)
     assert [event.message for event in api.events] == ["later"]
 
 

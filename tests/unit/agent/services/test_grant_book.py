@@ -3,13 +3,13 @@ import asyncio
 import pytest
 
 from agent.core.cdi import HostSpecError
-from agent.core.ledger import encode_row
+from agent.core.ledger import GRANT_ROWS
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.planning import Planned
 from agent.errors import StorageError
 from proto.model import Preferences
 from tests.unit.agent.builders import BOOT, board, grant, ids, pod, share
-from tests.unit.agent.fakes import Disk
+from tests.unit.agent.fakes import Disk, settle
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def test_a_damaged_row_is_set_aside_and_healed_from_its_copy(disk, caplog)
     book = Disk(disk.base).book()
     book.load(BOOT)
     assert book.ledger.grants == {ONE.grant_id: ONE}
-    assert path.read_bytes() == encode_row(ONE)
+    assert path.read_bytes() == GRANT_ROWS.encode(ONE)
     assert (disk.base / "state/ledger/quarantine" / path.name).read_bytes() == b"torn"
     assert "set aside" in caplog.text
 
@@ -112,6 +112,34 @@ async def test_a_cancelled_call_leaves_a_complete_grant(disk):
         await task
     await book.on_disk(lambda: None)
     assert on_disk(disk) == ({ONE.grant_id},) * 3
+
+
+async def test_why_the_change_of_a_cancelled_call_failed_is_said(disk, caplog):
+    def fails():
+        raise HostSpecError("no libcuda")
+
+    book = disk.book()
+    task = asyncio.ensure_future(commit(book, ONE, spec=fails))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await book.on_disk(lambda: None)
+    await settle()
+    assert "no libcuda" in caplog.text
+
+
+async def test_a_grant_that_is_over_before_it_is_ready_is_a_change_for_those_who_made_it_ready(disk):
+    book = disk.book()
+    seen = []
+
+    async def ready():
+        book.ledger = book.ledger.releasing([ONE.grant_id])
+        seen.append(book.changes.count)
+
+    await book.commit(Planned(ONE, (), Preferences()), limits_of(ONE, FailPolicy.CLOSED), dict, board(), 16, ready)
+    assert on_disk(disk) == (set(), set(), set())
+    assert book.changes.count > seen[0]
 
 
 async def test_a_grant_renewed_while_it_is_released_stays(disk):

@@ -1,10 +1,13 @@
 import asyncio
+from collections.abc import Mapping
 
 from agent.adapters.health_file import HealthFile
-from agent.core.health import HealthState
+from agent.core.health import GpuHealth, HealthState, HealthTable
 from agent.core.inventory import DeviceEvent, FailedDevice
 from agent.core.ledger import Ledger
+from agent.errors import StorageError
 from agent.ports import GpuNodeState, NodeEvent, NodeState, PodEvent
+from agent.services import health
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.health import CordonKeeper, HealthMemory, HealthReporter
@@ -93,6 +96,36 @@ async def test_a_cordon_follows_the_object_and_one_that_cannot_be_read_changes_n
     assert await seen(GpuNodeState(Cordon(node=True), "", {})) == Cordon(node=True)
     assert await seen(None) == Cordon()
     following.cancel()
+
+
+class FullDisk:
+    """A store on a disk that is full at the first try."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.saved = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def load(self) -> HealthTable:
+        return HealthTable()
+
+    def save(self, gpus: Mapping[str, GpuHealth]) -> None:
+        self.tries += 1
+        if self.tries == 1:
+            raise StorageError("no space left on device")
+        self._loop.call_soon_threadsafe(self.saved.set)
+
+
+async def test_health_that_could_not_be_saved_is_saved_once_more_though_nothing_happens(monkeypatch, caplog):
+    monkeypatch.setattr(health, "SAVE_AGAIN_SECONDS", 0.02)
+    watch, store = DriverWatch(FakeDriver(reading(gpu(0))), 1.0), FullDisk()
+    await watch.poll()
+    saving = asyncio.ensure_future(HealthMemory(watch, store).run())
+    await asyncio.wait_for(store.saved.wait(), 10)
+    assert "no space left" in caplog.text
+    await asyncio.sleep(0.2)
+    assert store.tries == 2
+    saving.cancel()
 
 
 async def test_an_agent_that_is_replaced_remembers_a_quarantine(tmp_path, caplog):

@@ -34,7 +34,7 @@ class Harness:
 
     async def posted(self):
         posting = asyncio.ensure_future(self.events.run())
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
         posting.cancel()
         return [(event.pod, event.reason) for event in self.api.events]
 

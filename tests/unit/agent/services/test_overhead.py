@@ -69,7 +69,7 @@ class Harness:
         self.watch = DriverWatch(self.driver, 1.0)
         self.clock = FakeClock()
         self.processes = FakeProcesses(*(HostProcess(1000 + pid, (1000 + pid, pid), 50, "0::/") for pid in (7, 8)))
-        self.census = ProcessCensus(60.0, driver=self.driver, processes=self.processes, book=self.book)
+        self.census = ProcessCensus(60.0, driver=self.driver, processes=self.processes)
         self.keeper = OverheadKeeper(census=self.census, watch=self.watch, book=self.book, files=self.files, clock=self.clock)
 
     async def granted(self, *grants) -> "Harness":

@@ -4,7 +4,7 @@ from agent.core.overhead import HostProcess, ProcessMemory
 from agent.errors import DriverError, DriverMissingError
 from agent.services.process_census import Census, ProcessCensus
 from tests.unit.agent.builders import reading
-from tests.unit.agent.fakes import Disk, FakeDriver
+from tests.unit.agent.fakes import FakeDriver
 
 USE = ProcessMemory("GPU-0", 10, 100)
 PROCESS = HostProcess(10, (10,), 500, "0::/\n")
@@ -19,25 +19,25 @@ class FakeProcesses:
         return [PROCESS for pid in pids if pid == PROCESS.pid]
 
 
-def make(tmp_path):
+def make():
     driver, processes = FakeDriver(reading()), FakeProcesses()
-    return driver, processes, ProcessCensus(0.01, driver=driver, processes=processes, book=Disk(tmp_path).book())
+    return driver, processes, ProcessCensus(0.01, driver=driver, processes=processes)
 
 
-async def test_a_census_says_what_is_used_and_by_whom(tmp_path):
-    driver, _, census = make(tmp_path)
+async def test_a_census_says_what_is_used_and_by_whom():
+    driver, _, census = make()
     driver.process_list = [USE, ProcessMemory("GPU-1", 11, 5)]  # 11 has gone meanwhile
     assert await census.take() == Census((USE, ProcessMemory("GPU-1", 11, 5)), (PROCESS,))
 
 
-async def test_without_processes_nobody_is_looked_for(tmp_path):
-    _, processes, census = make(tmp_path)
+async def test_without_processes_nobody_is_looked_for():
+    _, processes, census = make()
     assert await census.take() == Census()
     assert processes.asked == 0
 
 
-async def test_a_look_that_fails_is_none_and_the_next_one_counts(tmp_path):
-    driver, _, census = make(tmp_path)
+async def test_a_look_that_fails_is_none_and_the_next_one_counts():
+    driver, _, census = make()
     driver.process_list = DriverMissingError("no driver")
     running = asyncio.ensure_future(census.run())
     await asyncio.sleep(0.03)

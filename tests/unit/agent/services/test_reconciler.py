@@ -1,5 +1,4 @@
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -20,7 +19,7 @@ from agent.services.telemetry import Telemetry
 from proto import contract
 from proto.model import ContainerState, ContainerStatus, Preferences
 from tests.unit.agent.builders import VGPU, board, gpu, grant, held, ids, pod, reading
-from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, settle
+from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, settle, until
 
 GRANT = grant(ids("0:0"), of=pod("a"))
 
@@ -189,14 +188,10 @@ async def test_the_end_of_a_pod_is_noticed_long_before_the_period(tmp_path, node
     patient = node.make(3600)
     await node.knows(pod("a", phase="Running"))
     running = asyncio.ensure_future(patient.run())
-    await asyncio.sleep(0.05)
+    await until(lambda: patient.passed_at is not None)
     node.pod_resources.listing = []
     node.pods.pod_deleted(pod("a"))
-    async with asyncio.timeout(5):
-        while True:
-            if not node.grants:
-                break
-            await asyncio.sleep(0.01)
+    await until(lambda: not node.grants)
     running.cancel()
 
 
@@ -235,14 +230,6 @@ async def test_a_gpu_that_goes_is_noticed_long_before_the_period(node):
     await until(lambda: DriftKind.UNKNOWN_DEVICE in node.drifts())
     running.cancel()
     node.file_changes.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)
 
 
 class TestDrift:

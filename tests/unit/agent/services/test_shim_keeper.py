@@ -6,6 +6,7 @@ from agent.adapters.cdi_files import CdiDirectory
 from agent.errors import ShimError
 from agent.services import shim_keeper
 from agent.services.shim_keeper import ShimKeeper
+from tests.unit.agent.fakes import until
 
 
 class FakeInstaller:
@@ -27,14 +28,6 @@ class FakeInstaller:
         if self.sweeps == 1:
             raise ShimError("removing /shim/old: busy")
         return ["/shim/old"]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)
 
 
 async def test_it_says_why_the_shim_is_missing_until_it_is_there_and_sweeps_from_then_on(tmp_path, monkeypatch):
