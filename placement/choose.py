@@ -134,13 +134,14 @@ def _tie_break(seed: str, device_uuid: str) -> bytes:
 
 
 def _candidate(state: DeviceState, share: DeviceShare, policy: Policy, preferred_uuids: Collection[str], demand: Demand) -> Candidate:
+    after = state.with_share(share)
     return Candidate(
         device_uuid=state.device.uuid,
         numa_node=state.device.numa_node,
         preferred=state.device.uuid in preferred_uuids,
-        cost=score.cost(policy, state, share, demand),
+        cost=score.cost_of_change(policy, state, after, demand),
         empty=state.empty,
-        left_free_ppm=score.free_ppm(state.with_share(share)),
+        left_free_ppm=score.free_ppm(after),
     )
 
 

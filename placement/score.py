@@ -16,7 +16,11 @@ FRAG_PPM: Final = PPM
 
 def cost(policy: Policy, state: DeviceState, share: DeviceShare, demand: Demand = GENERIC) -> int:
     """Rate the device for the share, which must fit. Topology rates sets of devices, so to it all devices cost the same."""
-    after = state.with_share(share)
+    return cost_of_change(policy, state, state.with_share(share), demand)
+
+
+def cost_of_change(policy: Policy, state: DeviceState, after: DeviceState, demand: Demand = GENERIC) -> int:
+    """Rate the device by how it is and how it would be with the share."""
     match policy:
         case Policy.BINPACK:
             return free_ppm(after)

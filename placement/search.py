@@ -48,12 +48,11 @@ class Search:
 
     def __init__(self, candidates: Sequence[Candidate], table: LinkTable, empty_others: Sequence[str] = ()) -> None:
         self._candidates = candidates
-        everyone = range(len(candidates))
-        self._quality = [
-            [table.between(candidates[i].device_uuid, candidates[j].device_uuid) if i != j else 0 for j in everyone] for i in everyone
-        ]
+        uuids, empty = [candidate.device_uuid for candidate in candidates], [candidate.empty for candidate in candidates]
+        self._quality = [[table.between(a, b) if a != b else 0 for b in uuids] for a in uuids]
         self._open_quality = [
-            [self._quality[i][j] if candidates[i].empty and candidates[j].empty else 0 for j in everyone] for i in everyone
+            [quality if mine and theirs else 0 for quality, theirs in zip(row, empty, strict=True)]
+            for row, mine in zip(self._quality, empty, strict=True)
         ]
         """Of links between two empty devices: a set that takes either of them takes the link from later ones."""
         self._open_total = [

@@ -38,22 +38,23 @@ def pair_quality(link: Link, *, across_numa: bool = False) -> int:
 class LinkTable:
     """The qualities of a node's pairs, for looking up many."""
 
-    by_pair: Mapping[frozenset[str], int]
+    by_pair: Mapping[tuple[str, str], int]
+    """In both orders."""
 
     @classmethod
     def of(cls, links: Iterable[Link], devices: Iterable[Device] = ()) -> "LinkTable":
         """Rate links; of several between one pair the best counts. Args: devices: whose NUMA nodes are looked at."""
         numa = {device.uuid: device.numa_node for device in devices if device.numa_node is not None}
-        by_pair: dict[frozenset[str], int] = {}
+        by_pair: dict[tuple[str, str], int] = {}
         for link in links:
-            pair = frozenset((link.a_uuid, link.b_uuid))
-            across = link.a_uuid in numa and link.b_uuid in numa and numa[link.a_uuid] != numa[link.b_uuid]
-            by_pair[pair] = max(by_pair.get(pair, 0), pair_quality(link, across_numa=across))
+            a, b = link.a_uuid, link.b_uuid
+            across = a in numa and b in numa and numa[a] != numa[b]
+            by_pair[a, b] = by_pair[b, a] = max(by_pair.get((a, b), 0), pair_quality(link, across_numa=across))
         return cls(by_pair)
 
     def between(self, a_uuid: str, b_uuid: str) -> int:
         """Return the quality of one pair."""
-        return self.by_pair.get(frozenset((a_uuid, b_uuid)), 0)
+        return self.by_pair.get((a_uuid, b_uuid), 0)
 
     def within(self, uuids: Collection[str]) -> int:
         """Return the quality of a set: the sum over its pairs."""

@@ -154,27 +154,34 @@ class HttpServer:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             self._loaded = _stamps(files)
-            context.load_cert_chain(files.certificate, files.key)
-            if files.client_ca is not None:
-                context.load_verify_locations(files.client_ca)
-                context.verify_mode = ssl.CERT_REQUIRED
+            _load(context, files)
         except (OSError, ssl.SSLError) as exc:
             raise SettingsError(f"the certificate {files.certificate} with key {files.key} cannot be used: {exc}") from exc
         return context
 
     async def _follow_files(self, files: TlsFiles) -> None:
-        """Load a rotated certificate into the context in use: new connections get it, old ones go on."""
+        """Load what was rotated into the context in use: new connections get it, old ones go on.
+
+        A client CA that is new is trusted from then on beside the former, which OpenSSL forgets at the next start only.
+        """
         while True:
             await asyncio.sleep(CERTIFICATE_SECONDS)
             try:
                 stamps = _stamps(files)
                 if stamps != self._loaded and self._context is not None:
-                    self._context.load_cert_chain(files.certificate, files.key)
+                    _load(self._context, files)
                     self._loaded = stamps
                     logger.info("the certificate %s was loaded again", files.certificate)
             except (OSError, ssl.SSLError) as exc:
                 logger.warning("the changed certificate %s cannot be used, the old one stays: %s", files.certificate, exc)
 
 
+def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+    context.load_cert_chain(files.certificate, files.key)
+    if files.client_ca is not None:
+        context.load_verify_locations(files.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+
+
 def _stamps(files: TlsFiles) -> tuple[int, ...]:
-    return tuple(path.stat().st_mtime_ns for path in (files.certificate, files.key))
+    return tuple(path.stat().st_mtime_ns for path in (files.certificate, files.key, files.client_ca) if path is not None)

@@ -62,7 +62,7 @@ class Ask:
 def evaluate(columns: Columns, rows: Rows, ask: Ask, weights: Weights) -> Evaluation:
     """Judge rows for one container. Derived columns must be up to date."""
     fitting = _fitting(columns, rows, ask)
-    fits = _enough(columns, rows, ask, fitting) & offers(columns, rows, PodRequest((ask.request,), ask.preferences))
+    fits = _fits(columns, rows, ask, fitting)
     reason, curable = np.zeros(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
     cost, chosen = np.zeros(len(rows)), np.zeros((len(rows), ask.request.vgpus), dtype=np.int64)
     if len(short := np.flatnonzero(~fits)):
@@ -77,18 +77,47 @@ def evaluate(columns: Columns, rows: Rows, ask: Ask, weights: Weights) -> Evalua
     return Evaluation(reason, curable, cost, chosen)
 
 
+def fits_alone(columns: Columns, rows: Rows, ask: Ask) -> Bools:
+    """Say which rows can take one container: what ``evaluate`` finds, at a part of its cost. Derived columns must be up to date."""
+    return _fits(columns, rows, ask, _fitting(columns, rows, ask))
+
+
+def surely_fit_together(columns: Columns, rows: Rows, asks: Sequence[Ask]) -> Bools:
+    """Say of which rows, each of them taking every container by itself, it is certain that placement finds devices for all.
+
+    It does, whichever devices it takes first, where every container fits on as many devices as all of them ask for in sum, and where as
+    many devices as the largest asks for have room for one vGPU of each.
+    """
+    vgpus = [ask.request.vgpus for ask in asks]
+    strict = any(ask.preferences.numa is NumaMode.STRICT for ask in asks) and max(vgpus) > 1
+    if strict or any(ask.request.mig for ask in asks):
+        return np.zeros(len(rows), dtype=np.bool_)
+    fitting = np.stack([_fitting(columns, rows, ask) for ask in asks])
+    surely: Bools = (fitting.sum(axis=2) >= sum(vgpus)).all(axis=0)
+    memory = [ask.request.memory_bytes_per_vgpu for ask in asks]
+    if None in memory or any(ask.preferences.isolation is Isolation.EXCLUSIVE for ask in asks):
+        return surely
+    cores = [ask.request.cores_percent_per_vgpu for ask in asks]
+    wanted_mib = sum((amount or 0) // units.MIB for amount in memory)
+    wanted_cores = sum(amount or 0 for amount in cores) + (UNRESERVED_MIN_PERCENT if None in cores else 0)
+    roomy = fitting.all(axis=0) & (columns.free_mib[rows] >= wanted_mib) & (columns.free_shares[rows] >= len(asks))
+    roomy &= columns.free_cores[rows] >= wanted_cores
+    surely |= roomy.sum(axis=1) >= max(vgpus)
+    return surely
+
+
 def judge_devices(columns: Columns, rows: Rows, ask: Ask) -> tuple[Bools, Bools]:
     """Say of each device whether it can take one vGPU or an instance, and whether it could if no other pod used it."""
     codes, curable = _device_codes(columns, rows, ask)
     return codes == _FIT, curable
 
 
-def asked_mib(ask: Ask, capacity_mib: Ints) -> Ints:
-    """Return the memory of one vGPU on each device: all of it when nothing less is asked."""
+def asked_mib(ask: Ask, capacity_mib: Ints) -> Ints | np.int64:
+    """Return the memory of one vGPU on each device: all of it when nothing less is asked, else one number for all."""
     memory_bytes = ask.request.memory_bytes_per_vgpu
     if memory_bytes is None or ask.preferences.isolation is Isolation.EXCLUSIVE:
         return capacity_mib
-    return np.full_like(capacity_mib, memory_bytes // units.MIB)
+    return np.int64(memory_bytes // units.MIB)
 
 
 # --- fit ----------------------------------------------------------------------------------------------------------
@@ -120,11 +149,13 @@ def _fitting(columns: Columns, rows: Rows, ask: Ask) -> Bools:
     return fitting
 
 
-def _enough(columns: Columns, rows: Rows, ask: Ask, fitting: Bools) -> Bools:
-    """Say whether enough devices fit, on one NUMA node if that is asked."""
+def _fits(columns: Columns, rows: Rows, ask: Ask, fitting: Bools) -> Bools:
+    """Say whether enough devices fit, on one NUMA node if that is asked, and the node offers the rest."""
     if ask.request.mig:
-        return _enough_instances(columns, rows, ask, fitting, fitting)[0]
-    return _enough_devices(columns, rows, ask, fitting, fitting)[2]
+        enough, _ = _enough_instances(columns, rows, ask, fitting, fitting)
+    else:
+        _, _, enough = _enough_devices(columns, rows, ask, fitting, fitting)
+    return enough & offers(columns, rows, PodRequest((ask.request,), ask.preferences))
 
 
 def _refusals(columns: Columns, rows: Rows, ask: Ask) -> tuple[Ints, Bools]:
@@ -314,22 +345,38 @@ class _Taken:
 class _Nominal:
     """The devices by which rows are rated, as score.nominal chooses them."""
 
-    chosen: Ints
-    """Their columns, one row of ``vgpus`` per node."""
-    cost: Ints
-    """By placement.score, added up."""
-    open_links: Ints
+    keys: Ints
+    """Theirs, one row of ``vgpus`` per node."""
     aligned: Bools
     """Whether they lie on one NUMA node because the pod asked for it."""
     pool: Bools
     """The devices among which they were chosen."""
+
+    @property
+    def chosen(self) -> Ints:
+        """Their columns."""
+        chosen: Ints = np.minimum(self.keys & ((1 << _COLUMN_BITS) - 1), self.pool.shape[1] - 1)
+        return chosen
+
+    @property
+    def cost(self) -> Ints:
+        """What they cost by placement.score, added up."""
+        cost: Ints = ((self.keys >> (_OPEN_BITS + _COLUMN_BITS)) - _COST_BIAS).sum(axis=1)
+        return cost
+
+    @property
+    def open_links(self) -> Ints:
+        """Their open links, added up."""
+        open_links: Ints = ((self.keys >> _COLUMN_BITS) & ((1 << _OPEN_BITS) - 1)).sum(axis=1)
+        return open_links
 
 
 def _vgpu_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights, fitting: Bools) -> tuple[Floats, Ints]:
     vgpus, free_mib, room = ask.request.vgpus, columns.free_mib[rows], columns.room[rows]
     taken = _taken(columns, rows, ask, free_mib)
     nominal = _choose(_keys(columns, rows, ask, fitting, taken), fitting, columns.numa[rows], ask)
-    at = (np.arange(len(rows))[:, None], nominal.chosen)
+    chosen = nominal.chosen
+    at = (np.arange(len(rows))[:, None], chosen)
     left_mib, devices = taken.mib[at], columns.devices[rows]
     after = (columns.node_free_mib[rows] - (free_mib[at] - left_mib).sum(axis=1)) / np.maximum(1, columns.node_capacity_mib[rows])
     cost = _host_cost(columns, rows, ask.demand, after, weights)
@@ -353,7 +400,7 @@ def _vgpu_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights, fitting
     cost += weights.whole_node * (columns.node_empty[rows] & (devices > vgpus))
     if weights.free:
         cost += weights.free * after
-    return cost, nominal.chosen
+    return cost, chosen
 
 
 def host_cost(columns: Columns, rows: Rows, policy: Policy, demand: HostDemand, weights: Weights) -> Floats:
@@ -419,18 +466,19 @@ def _choose(keys: Ints, fitting: Bools, numa: Ints, ask: Ask) -> _Nominal:
     best = _lowest(keys, vgpus)
     pool, aligned = fitting, np.zeros(len(keys), dtype=np.bool_)
     if ask.preferences.numa is None or vgpus == 1:
-        return _unpack(best, aligned, pool)
+        return _Nominal(best, aligned, pool)
     rank = np.full((len(keys), 2), _NEVER, dtype=np.int64)
     pool = fitting.copy()
     for node in _numa_nodes(numa):
         inside = fitting & (numa == node)
         lowest = _lowest(np.where(inside, keys, _NEVER), vgpus)
-        whole = _unpack(lowest, aligned, inside)
+        whole = _Nominal(lowest, aligned, inside)
+        cost, open_links = whole.cost, whole.open_links
         better = lowest[:, -1] != _NEVER
-        better &= (whole.cost < rank[:, 0]) | ((whole.cost == rank[:, 0]) & (whole.open_links < rank[:, 1]))
+        better &= (cost < rank[:, 0]) | ((cost == rank[:, 0]) & (open_links < rank[:, 1]))
         best[better], pool[better], aligned[better] = lowest[better], inside[better], True
-        rank[better, 0], rank[better, 1] = whole.cost[better], whole.open_links[better]
-    return _unpack(best, aligned, pool)
+        rank[better, 0], rank[better, 1] = cost[better], open_links[better]
+    return _Nominal(best, aligned, pool)
 
 
 def _lowest(keys: Ints, count: int) -> Ints:
@@ -438,16 +486,6 @@ def _lowest(keys: Ints, count: int) -> Ints:
         return np.full((len(keys), count), _NEVER, dtype=np.int64)
     lowest: Ints = keys.min(axis=1, keepdims=True) if count == 1 else np.sort(keys, axis=1)[:, :count]
     return lowest
-
-
-def _unpack(keys: Ints, aligned: Bools, pool: Bools) -> _Nominal:
-    return _Nominal(
-        chosen=np.minimum(keys & ((1 << _COLUMN_BITS) - 1), pool.shape[1] - 1),
-        cost=((keys >> (_OPEN_BITS + _COLUMN_BITS)) - _COST_BIAS).sum(axis=1),
-        open_links=((keys >> _COLUMN_BITS) & ((1 << _OPEN_BITS) - 1)).sum(axis=1),
-        aligned=aligned,
-        pool=pool,
-    )
 
 
 def _gpus(columns: Columns, rows: Rows) -> Ints:

@@ -23,6 +23,9 @@ _MIN_SLOT_BITS: Final = 8
 _MAX_SHORT: Final = np.iinfo(np.int16).max
 """Up to so many names the slots take half the cache."""
 _QUOTE, _COMMA, _OPEN, _CLOSE = b'",[]'
+_BETWEEN: Final = int.from_bytes(b'","', "little")
+"""What is between two names."""
+_BETWEEN_MASK: Final = (1 << 24) - 1
 _MASKS: Final = np.array([(1 << (8 * size)) - 1 for size in range(_WORD_BYTES + 1)], dtype=np.uint64)
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 _FOLD: Final = np.uint64(29)
@@ -60,12 +63,13 @@ class NamesText:
         """Find the names of a list in which all are equally long, as is usual: they lie in a grid."""
         size = text.find(b'"', 2) - 2
         stride = size + len('"",')
-        if size < 1 or text[:1] != b"[" or text[-1:] != b"]" or (len(text) - 1) % stride:
+        if size < 1 or text[:2] != b'["' or text[-2:] != b'"]' or (len(text) - 1) % stride:
             return None
         count = (len(text) - 1) // stride
-        grid = buffer[1:].reshape(count, stride)
-        if not ((grid[:, 0] == _QUOTE).all() and (grid[:, -2] == _QUOTE).all() and (grid[:-1, -1] == _COMMA).all()):
-            return None
+        if count > 1:
+            between: npt.NDArray[np.uint32] = np.ndarray((count - 1,), "<u4", buffer=text, offset=2 + size, strides=(stride,))
+            if not (between & _BETWEEN_MASK == _BETWEEN).all():
+                return None
         if np.count_nonzero(buffer == _QUOTE) != 2 * count:
             return None
         starts = np.arange(2, 2 + stride * count, stride)
@@ -117,7 +121,8 @@ class NameTable:
         hashes = self._hash(words, len(sizes))
         rows, missed = self._look_up(words, hashes, 0)
         if len(missed):
-            rows[missed], still = self._look_up([word[missed] for word in words], hashes[missed], 1)
+            other = [word if at in self._common else word[missed] for at, word in enumerate(words)]
+            rows[missed], still = self._look_up(other, hashes[missed], 1)
             missed = missed[still]
             rows[missed] = UNKNOWN_ROW
         for position in missed.tolist() if self._left_out else ():
@@ -138,10 +143,9 @@ class NameTable:
         for offset in range(0, _WORD_BYTES * self._word_count, _WORD_BYTES):
             places = slice(starts[0] + offset, starts[-1] + offset + 1, step) if step else starts + offset
             word = at_every_byte[places]
-            if shortest == longest:
-                word = word & _MASKS[min(max(shortest - offset, 0), _WORD_BYTES)]
-            elif shortest - offset < _WORD_BYTES:
-                word = word & _MASKS[np.clip(sizes - offset, 0, _WORD_BYTES)]
+            if shortest - offset < _WORD_BYTES:
+                kept = max(shortest - offset, 0) if shortest == longest else np.clip(sizes - offset, 0, _WORD_BYTES)
+                word = word & _MASKS[kept]
             words.append(word)
         return words
 

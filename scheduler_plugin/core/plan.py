@@ -42,8 +42,11 @@ def takes_several_profiles(request: PodRequest) -> bool:
 def shape_of(request: PodRequest) -> PodRequest:
     """Return the request without what does not change where it fits, so that equal pods share one evaluation."""
     containers = tuple(replace(container, container=f"c{position}") for position, container in enumerate(request.containers))
-    burst = burst_of(request)
-    return PodRequest(containers, replace(request.preferences, priority=None, memory_burst=None if burst == 1 else burst))
+    preferences, burst = request.preferences, burst_of(request)
+    counted = None if burst == 1 else burst
+    if (preferences.priority, preferences.memory_burst) != (None, counted):  # rarely: a copy costs more than all the rest
+        preferences = replace(preferences, priority=None, memory_burst=counted)
+    return PodRequest(containers, preferences)
 
 
 def burst_of(request: PodRequest) -> float:

@@ -15,6 +15,8 @@ open_device  part of the devices that were empty and now are shared
 whole_node   1 when the node was empty and keeps free devices
 free         what is free of the node's GPU memory afterwards
 
+A pod of several containers is rated by the mean over those that last, each as if it came alone.
+
 Fragmentation, host and scarce are amounts of GPUs, so that nodes of different size compare, as parts of REFERENCE_GPUS. A node is as
 fragmented as the part of its free GPUs that a pod drawn from the demand (placement.demand) finds useless: because its share does not
 fit on the device, there are too few such devices, or the host's CPU or RAM do not suffice.

@@ -5,7 +5,8 @@ rows, and later only for rows that changed since, which makes the usual decision
 always equal to one computed from nothing; tests/property/test_columnar.py checks that over random histories.
 
 One container is judged by columns alone. For several, and for several MIG profiles on nodes that make instances on demand, columns say
-where each would fit by itself, and placement's own search decides on those nodes.
+where each would fit by itself, and placement's own search decides where it is not certain that all of them fit together: a search takes a
+millisecond, which on thousands of nodes would hold up everybody.
 """
 
 import hashlib
@@ -18,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from placement.choose import choose_pod
-from placement.fit import reject_reason
 from placement.refusal import Refusal
-from proto.model import NumaMode, PodRequest, Policy
-from scheduler_plugin.core.columnar import Ask, Evaluation, evaluate, host_cost
+from proto.model import PodRequest, Policy
+from scheduler_plugin.core.columnar import Ask, Evaluation, evaluate, fits_alone, host_cost, surely_fit_together
 from scheduler_plugin.core.columns import Bools, Ints, Rows
 from scheduler_plugin.core.plan import FILTER_SEED, shape_of, takes_several_profiles
 from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
-from scheduler_plugin.core.score import HostDemand, Weights, mig_terms, vgpu_terms
+from scheduler_plugin.core.score import HostDemand, Weights
 from scheduler_plugin.core.state import ClusterState
 
 MAX_KEPT: Final = 128
@@ -96,6 +96,19 @@ class Shapes:
             verdict.computed_at = columns.change_count
         return verdict
 
+    def fits_since(self, shape: PodShape, since: int) -> bool:
+        """Whether a node that changed after ``since``, a value of the state's change counter, takes a pod that asks for GPUs.
+
+        It costs what those nodes cost, and nothing is kept, so that many shapes can be asked about in turn.
+        """
+        columns, asks = self._state.columns, _asks(shape)
+        columns.derive()
+        for rows in columns.chunks(np.flatnonzero(columns.changed[: columns.rows] > since)):
+            fitting = rows[np.logical_and.reduce([fits_alone(columns, rows, ask) for ask in asks])]
+            if (self._judge_together(shape, fitting) == NodeReason.FITS.value).any():
+                return True
+        return False
+
     def learn(self) -> None:
         """Rate what is free by what the pods that are known ask for, from now on."""
         self._state.columns.set_demand(self._state.wanted.take())
@@ -126,56 +139,48 @@ class Shapes:
         return Evaluation(reason, there, host_cost(columns, rows, shape.policy, shape.demand, weights))
 
     def _judge_one(self, shape: PodShape, rows: Rows, weights: Weights) -> Evaluation:
-        (request,) = shape.request.containers
-        columns = self._state.columns
-        evaluation = evaluate(columns, rows, Ask(request, shape.request.preferences, shape.policy, shape.demand), weights)
+        (ask,) = _asks(shape)
+        evaluation = evaluate(self._state.columns, rows, ask, weights)
         if takes_several_profiles(shape.request):
-            fits = (evaluation.reason == NodeReason.FITS.value) & columns.by_place[rows]
-            for position in np.flatnonzero(fits):
-                evaluation.reason[position], evaluation.cost[position] = self._search(shape, self._state.names[rows[position]], weights)
+            fits = evaluation.reason == NodeReason.FITS.value
+            evaluation.reason[fits] = self._judge_together(shape, rows[fits])
         return evaluation
 
     def _judge_several(self, shape: PodShape, rows: Rows, weights: Weights) -> Evaluation:
-        parts = [
-            evaluate(self._state.columns, rows, Ask(request, shape.request.preferences, shape.policy, shape.demand), weights)
-            for request in shape.request.containers
-        ]
+        """Judge a pod of several containers: rated by the mean over those that last, each as if it came alone."""
+        asks = _asks(shape)
+        parts = [evaluate(self._state.columns, rows, ask, weights) for ask in asks]
         reason, curable = parts[0].reason.copy(), parts[0].curable.copy()
         for part in parts[1:]:
             reason = np.where(reason == NodeReason.FITS.value, part.reason, reason)
             curable &= part.curable
-        cost = np.zeros(len(rows), dtype=np.float64)
-        for position in np.flatnonzero(reason == NodeReason.FITS.value):
-            reason[position], cost[position] = self._search(shape, self._state.names[rows[position]], weights)
-        return Evaluation(reason, curable, cost)
+        fits = reason == NodeReason.FITS.value
+        reason[fits] = self._judge_together(shape, rows[fits])
+        lasting = [part.cost for ask, part in zip(asks, parts, strict=True) if not ask.request.init]
+        return Evaluation(reason, curable, np.mean(lasting, axis=0))
 
-    def _search(self, shape: PodShape, node: str, weights: Weights) -> tuple[int, float]:
-        """Let placement place all containers on one node, and rate what it took."""
-        view, gpu, columns = self._state.view(node), self._state.gpu_node(node), self._state.columns
+    def _judge_together(self, shape: PodShape, rows: Rows) -> Ints:
+        """Say of rows that take every part of a request by itself why they cannot take all of it; NodeReason.FITS where they can."""
+        columns, reason = self._state.columns, np.full(len(rows), NodeReason.FITS.value, dtype=np.int64)
+        if len(shape.request.containers) > 1:
+            doubtful = ~surely_fit_together(columns, rows, _asks(shape))
+        else:
+            doubtful = columns.by_place[rows] & takes_several_profiles(shape.request)
+        for position in np.flatnonzero(doubtful).tolist():
+            reason[position] = self._search(shape, self._state.names[rows[position]])
+        return reason
+
+    def _search(self, shape: PodShape, node: str) -> int:
+        """Let placement place everything on one node; return a value of NodeReason."""
+        state, gpu = self._state, self._state.gpu_node(node)
+        states, demand = state.device_states(node), state.columns.demand_table.demand
         links = () if gpu is None else gpu.links
-        choice = choose_pod(view.states, shape.request, shape.policy, links=links, seed=FILTER_SEED, demand=columns.demand_table.demand)
-        if isinstance(choice, Refusal):
-            return OF_REJECT[choice.reason].value, 0.0
-        lasting = [request for request in shape.request.containers if not request.init]
-        if all(request.mig for request in lasting):
-            asked = [item for request in lasting for item in request.mig]
-            return NodeReason.FITS.value, mig_terms(view, asked, shape.policy).cost(weights)
-        position_of = {state.device.uuid: position for position, state in enumerate(view.states)}
-        vgpu_names = {request.container for request in lasting if not request.mig}
-        shares = [share for placed in choice.containers if placed.container in vgpu_names for share in placed.shares]
-        taken = [(position_of[share.device_uuid], share) for share in shares]
-        largest = max((request for request in lasting if not request.mig), key=lambda request: request.vgpus)
-        links_of = columns.link_classes[int(columns.link_class[self._state.row_of(node)])]
-        fitting = np.array([[reject_reason(state, largest, shape.request.preferences) is None for state in view.states]])
-        terms = vgpu_terms(
-            view,
-            taken,
-            policy=shape.policy,
-            demand=shape.demand,
-            prefer_numa=shape.request.preferences.numa is NumaMode.PREFER,
-            best_quality=int(links_of.best_quality(fitting, largest.vgpus)[0]),
-        )
-        return NodeReason.FITS.value, terms.cost(weights)
+        choice = choose_pod(states, shape.request, shape.policy, links=links, seed=FILTER_SEED, demand=demand)
+        return (OF_REJECT[choice.reason] if isinstance(choice, Refusal) else NodeReason.FITS).value
+
+
+def _asks(shape: PodShape) -> list[Ask]:
+    return [Ask(request, shape.request.preferences, shape.policy, shape.demand) for request in shape.request.containers]
 
 
 def _blank(rows: int) -> Verdict:

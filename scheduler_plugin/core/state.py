@@ -163,20 +163,21 @@ class ClusterState:
         known = self._nodes.get(node)
         if known is None:
             return ()
-        columns, row = self.columns, known.row
+        columns, row, gpu = self.columns, known.row, known.gpu
+        sums = (array[row].tolist() for array in (columns.used_mib, columns.used_cores, columns.used_shares, columns.unreserved))
         return tuple(
             DeviceState(
                 entry.device,
-                used_memory_bytes=units.mib_to_bytes(int(columns.used_mib[row, column])),
-                used_cores_percent=int(columns.used_cores[row, column]),
-                used_shares=int(columns.used_shares[row, column]),
-                unreserved_shares=int(columns.unreserved[row, column]),
-                used_instances=frozenset(i.uuid for i in entry.device.mig_instances if known.instance_uses[i.uuid]),
-                max_shares=known.gpu.shares_per_gpu,
+                used_memory_bytes=units.mib_to_bytes(used_mib),
+                used_cores_percent=used_cores,
+                used_shares=used_shares,
+                unreserved_shares=unreserved,
+                used_instances=frozenset([i.uuid for i in entry.device.mig_instances if known.instance_uses[i.uuid]]),
+                max_shares=gpu.shares_per_gpu,
                 healthy=entry.healthy,
-                cordoned=known.gpu.is_cordoned(entry.device.uuid),
+                cordoned=gpu.is_cordoned(entry.device.uuid),
             )
-            for column, entry in enumerate(known.gpu.devices)
+            for entry, used_mib, used_cores, used_shares, unreserved in zip(gpu.devices, *sums, strict=False)  # columns are padded
         )
 
     def view(self, node: str) -> NodeView:
@@ -254,8 +255,11 @@ class ClusterState:
         holders = [self._holders[uid] for uid in self._uids_on.get(gpu.name, ())]
         for holder in holders:
             self._count(holder, -1)
-        row = self.columns.add_row() if known is None else known.row
-        self._name_row(row, gpu.name)
+        if known is None:
+            row = self.columns.add_row()
+            self._name_row(row, gpu.name)
+        else:
+            row = known.row
         node = self._nodes[gpu.name] = _Node(row, gpu)
         for column, entry in enumerate(gpu.devices):
             node.column_of[entry.device.uuid] = column
@@ -301,6 +305,8 @@ class ClusterState:
         before = self._pods.get(pod.uid)
         if before is not None and before.node_name and not pod.node_name:
             return  # an older picture of it: a bound pod never becomes unbound
+        if before == pod and (not pod.node_name or pod.uid in self._holders):
+            return  # a list tells thousands of pods again
         self._note(Event(pod=pod))
         self._pods[pod.uid] = pod
         if before is None or before.gpu != pod.gpu:

@@ -21,7 +21,7 @@ from scheduler_plugin.core.score import HostDemand
 from scheduler_plugin.core.state import Reservation, Stage
 from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeRefusedError
 from scheduler_plugin.extender import wire
-from scheduler_plugin.extender.desk import Desk, request_of
+from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.gang import gang_asked
 from scheduler_plugin.ports import PodApi
 
@@ -116,7 +116,7 @@ class Binder:
 
     def _plan(self, pod: PodFacts, node: str) -> PodAssignment | str | None:
         """Choose devices; None for a pod without GPUs, a sentence when there are none."""
-        request = request_of(pod)
+        request = self._desk.request_of(pod)
         if request is None:
             return None
         if isinstance(request, RequestError):

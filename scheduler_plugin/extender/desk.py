@@ -89,6 +89,11 @@ class Desk:
         with self.state.without(pod.uid):
             return self.shapes.verdict(shape)
 
+    def request_of(self, pod: PodFacts) -> PodRequest | RequestError | None:
+        """Read what a pod asks of GPUs, as the function does; what was read for its latest decision is not read again."""
+        decision = self.decisions.by_uid.get(pod.uid)
+        return decision.request if decision is not None and decision.pod.gpu == pod.gpu else request_of(pod)
+
     def shape_of(self, pod: PodFacts, request: PodRequest) -> PodShape:
         """Reduce a pod to what verdicts depend on."""
         return PodShape.of(request, self.default_policy, HostDemand(pod.cpu_milli, pod.memory_mib))

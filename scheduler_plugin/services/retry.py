@@ -1,21 +1,20 @@
 """Has pods that wait tried again as soon as something may fit that did not.
 
 kube-scheduler retries a rejected pod on cluster events, but its event can come before ours has reached the state, and then the pod waits
-for minutes. So when capacity frees, the pods that fitted nowhere are judged again, the most important first. For those that now fit an
-annotation is changed, because a pod that changed is tried again at once. Soft reservations expire here too.
+for minutes. So when capacity frees, the pods that fitted nowhere are judged again, the most important first, and only on the nodes that
+changed since they were judged last: hundreds of kinds of pods can wait. For those that now fit an annotation is changed, because a pod
+that changed is tried again at once. Soft reservations expire here too.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
-
-import numpy as np
+from typing import Final, NamedTuple
 
 from proto import contract
+from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.gang import gang_of_pod
 from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.shapes import PodShape
 from scheduler_plugin.errors import KubeApiError, KubeRefusedError
 from scheduler_plugin.extender.desk import Desk
@@ -31,6 +30,13 @@ MAX_AT_ONCE: Final = 32
 """Pods poked in one period; each costs a patch and a scheduling attempt."""
 
 
+class _Judged(NamedTuple):
+    """No node that changed after ``since`` fitted at ``at``, both values of the state's change counter."""
+
+    since: int
+    at: int
+
+
 class Retry:
     """The loop."""
 
@@ -44,6 +50,8 @@ class Retry:
         self._seen_freed = 0
         self._unfinished = False
         """Whether pods were left for the next period."""
+        self._judged: dict[PodShape, _Judged] = {}
+        """Of the shapes that wait and were found to fit nowhere."""
         self._telemetry = telemetry
 
     async def run(self) -> None:
@@ -59,25 +67,39 @@ class Retry:
         if not self._leads() or (state.freed_count == self._seen_freed and not self._unfinished):
             return
         self._seen_freed, self._unfinished = state.freed_count, False
-        ready = self._fitting()
+        ready = await self._fitting()
         async with asyncio.TaskGroup() as group:
             for uid in ready:
                 group.create_task(self._poke(uid))
 
-    def _fitting(self) -> list[str]:
-        """Return the waiting pods that now fit, as many as may be poked at once."""
+    async def _fitting(self) -> list[str]:
+        """Return the waiting pods that now fit, as many as may be poked at once; verbs are answered between two shapes."""
+        decisions = self._desk.decisions.waiting()[:MAX_EXAMINED]
+        waiting = [(decision, self._desk.shape_of(decision.pod, decision.request)) for decision in decisions]
+        oldest: dict[PodShape, int] = {}
+        for decision, shape in waiting:
+            oldest[shape] = min(oldest.get(shape, decision.generation), _judged_since(decision))
         ready: list[str] = []
         fits: dict[PodShape, bool] = {}
-        for decision in self._desk.decisions.waiting()[:MAX_EXAMINED]:
+        self._judged = {shape: judged for shape, judged in self._judged.items() if shape in oldest}
+        for decision, shape in waiting:
             if len(ready) == MAX_AT_ONCE:
                 self._unfinished = True
                 break
-            shape = self._desk.shape_of(decision.pod, decision.request)
             if shape not in fits:
-                fits[shape] = bool(np.any(self._desk.shapes.verdict(shape).reason == NodeReason.FITS.value))
+                fits[shape] = self._fits(shape, oldest[shape])
+                await asyncio.sleep(0)
             if fits[shape] and self._may_start(decision.pod):
                 ready.append(decision.pod.uid)
         return ready
+
+    def _fits(self, shape: PodShape, since: int) -> bool:
+        """Whether a node that changed since the change counter was at ``since`` takes a pod; what was found before is not judged again."""
+        known, now = self._judged.get(shape), self._desk.state.columns.change_count
+        fits = self._desk.shapes.fits_since(shape, known.at if known is not None and known.since <= since else since)
+        if not fits:
+            self._judged[shape] = _Judged(since, now)
+        return fits
 
     def _may_start(self, pod: PodFacts) -> bool:
         """Whether a pod is worth a try for its gang's sake."""
@@ -97,6 +119,12 @@ class Retry:
         except KubeRefusedError as exc:
             logger.debug("a waiting pod is gone: %s", exc)
         except KubeApiError as exc:
-            self._desk.decisions.record(decision)
+            if uid in self._desk.state.pods and uid not in self._desk.decisions.by_uid:
+                self._desk.decisions.record(decision)  # nothing newer is known of it
             self._unfinished = True
             logger.warning("a waiting pod cannot be retried: %s", exc, extra={"pod": f"{pod.namespace}/{pod.name}"})
+
+
+def _judged_since(decision: Decision) -> int:
+    """Return the change counter at which all nodes were judged. A gang waits for its members too, so any node counts for a part of it."""
+    return 0 if gang_of_pod(decision.pod) is not None else decision.generation

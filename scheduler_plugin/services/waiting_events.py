@@ -67,8 +67,12 @@ class WaitingEvents:
         for _ in range(min(PER_SECOND, len(self._due))):
             uid, _ = self._due.popitem(last=False)
             decision = self._decisions.get(uid)
-            if decision is not None and not decision.fitting:
+            if decision is None or decision.fitting:
+                continue
+            try:
                 await self._tell(decision)
+            except Exception:  # an explanation that fails must not end the scheduling of everybody, at every start anew
+                logger.exception("a waiting pod cannot be explained", extra={"pod_uid": uid})
 
     async def _tell(self, decision: Decision) -> None:
         pod = decision.pod

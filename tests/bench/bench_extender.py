@@ -7,6 +7,9 @@ Each decision is a new pod (of three shapes in turn) that goes through filter an
 as kube-scheduler sends them, and is then bound, so that every decision meets rows that changed since the last. Nodes have names of a
 cloud's length. Binding's own cost is measured against an API that answers at once.
 
+Beside that, what happens rarely and holds up all calls while it does: the first decision on a shape of pod, preemption, and looking for
+pods that wait and now fit.
+
 Every time is taken twice: on the clock, which includes what else the machine does, and as CPU time of the process. Targets are held
 against CPU time, so that a busy machine does not decide; for HTTP that is the CPU time of server and client together. Ends with 1 when a
 figure misses its target.
@@ -21,7 +24,9 @@ import resource
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,11 +34,13 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from placement.request import pod_request
 from proto import codec, contract, units
 from proto.gpunode import decode_gpu_node, encode_gpu_node
 from proto.model import ContainerAssignment, DeviceShare, PodAssignment, Policy
 from scheduler_plugin.__main__ import decode_host, decode_pod, settle_memory
 from scheduler_plugin.adapters.http import HttpServer
+from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
@@ -41,7 +48,10 @@ from scheduler_plugin.core.state import ClusterState
 from scheduler_plugin.extender.bind import Binder
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.extender.prioritize import prioritize_nodes
+from scheduler_plugin.services.retry import Retry
+from scheduler_plugin.services.telemetry import Telemetry
 from tests.bench.report import table
 from tests.unit.scheduler_plugin.api import node_object, pod_object
 from tests.unit.scheduler_plugin.builders import make_device, make_node
@@ -207,6 +217,41 @@ async def over_http(desk: Desk, names: list[str], decisions: int) -> dict[str, f
     return Times.sum(filtering, rating).figures()
 
 
+def pod_of(name: str, containers: int = 1, priority: int = 0, **limits: str) -> dict[str, Any]:
+    """Write a pod of containers that ask for the same."""
+    pod = pod_object(name, **limits)
+    main = pod["spec"]["containers"][0]
+    pod["spec"].update(priority=priority, containers=[{**main, "name": f"c{number}"} for number in range(containers)])
+    return pod
+
+
+async def rarely(desk: Desk, names: list[str], repeats: int = 10) -> dict[str, dict[str, float]]:
+    """Measure what does not come with every decision."""
+    times: dict[str, Times] = defaultdict(Times)
+    proposed = {name: {"Pods": [], "NumPDBViolations": 0} for name in names[: max(100, len(names) // 10)]}
+    for number in range(repeats):
+        for containers in (1, 2):
+            pod = pod_of(f"new-shape-{containers}-{number}", containers, vgpu="1", vgpu_memory=str(9000 + number))
+            body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": names})
+            with times[f"filter, new shape, {containers} container{'s' * (containers > 1)}"]:
+                filter_nodes(desk, body, 0.0)
+        pod = pod_of(f"important-{number}", priority=1000, vgpu="2", vgpu_memory="280000")
+        body = msgspec.json.encode({"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": proposed})
+        with times[f"preempt, {len(proposed)} nodes"]:
+            choose_victims(desk, body)
+    kinds = 300
+    for number in range(kinds):
+        facts = decode_pod(msgspec.Raw(msgspec.json.encode(pod_of(f"waits-{number}", vgpu="1", vgpu_memory=str(2 * GPU_MIB + number)))))
+        desk.decisions.record(Decision(facts, pod_request(facts.gpu), 0.0, desk.state.columns.change_count, 0, {}))
+    retry = Retry(desk, InstantApi(), lambda: True, lambda: 0.0, Telemetry())
+    for number in range(repeats):
+        node = desk.state.gpu_node(names[number])
+        desk.state.set_gpu_node(replace(node, cordoned=True))
+        with times[f"retry, {kinds} shapes wait"]:
+            await retry.step()
+    return {what: taken.figures() for what, taken in times.items()}
+
+
 def measure(nodes: int, pods: int, decisions: int) -> dict[str, Any]:
     """Measure one size of cluster."""
     desk, ready_cpu, ready_wall = restart(recorded_lists(nodes, pods))
@@ -221,6 +266,7 @@ def measure(nodes: int, pods: int, decisions: int) -> dict[str, Any]:
         **inside,
         "over_http": asyncio.run(over_http(desk, names, decisions)),
         "max_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "rarely": asyncio.run(rarely(desk, names)),
     }
 
 
@@ -248,6 +294,8 @@ def show(result: dict[str, Any]) -> bool:
     table(
         "Per call", ("verb", "CPU p50 ms", "CPU p99 ms", "clock p50 ms", "clock p99 ms"), [(v, *row.values()) for v, row in verbs.items()]
     )
+    header = ("rarely", "CPU p50 ms", "CPU p99 ms", "clock p50 ms", "clock p99 ms")
+    table("What happens rarely", header, [(what, *row.values()) for what, row in result["rarely"].items()])
     print(f"\n{result['pods_per_cpu_second']} pods per second of CPU time through filter, prioritize and bind, one process")
     return all(met == "yes" for *_, met in rows)
 

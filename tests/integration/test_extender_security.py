@@ -61,7 +61,8 @@ def authority(directory: Path, name: str) -> tuple[Path, Path, Path]:
     return certificate, key, ca
 
 
-async def test_only_clients_of_the_given_authority_are_heard(tmp_path):
+async def test_only_clients_of_the_given_authorities_are_heard_also_of_one_that_is_added_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(http, "CERTIFICATE_SECONDS", 0.1)
     certificate, key, ca = authority(tmp_path, "ours")
     stranger = authority(tmp_path, "stranger")
     async with FakeApi() as api:
@@ -99,6 +100,14 @@ async def test_only_clients_of_the_given_authority_are_heard(tmp_path):
             with pytest.raises(aiohttp.ClientError):
                 await ask(own)
         assert scheduler._state.columns.change_count == before
+        ca.write_bytes(ca.read_bytes() + stranger[2].read_bytes())
+        for _ in range(100):
+            try:
+                status = await ask(stranger[:2])
+                break
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.05)
+        assert status == 200
         stop.set()
         await task
         await connection.close()

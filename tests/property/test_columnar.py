@@ -35,7 +35,7 @@ from proto.model import (
     Policy,
     Preferences,
 )
-from scheduler_plugin.core.columnar import Ask, evaluate, host_cost
+from scheduler_plugin.core.columnar import Ask, evaluate, fits_alone, host_cost, surely_fit_together
 from scheduler_plugin.core.links import LinkClass
 from scheduler_plugin.core.plan import not_offered
 from scheduler_plugin.core.pods import Use
@@ -455,19 +455,60 @@ def test_no_history_leaks_or_loses_a_share_and_kept_verdicts_stay_true(history, 
     assert not [row for row in range(state.columns.rows) if row not in live and verdict.reason[row] != NodeReason.NO_GPU.value]
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_a_pod_of_several_containers_fits_exactly_when_placement_finds_devices_for_all(data):
-    node = data.draw(gpu_nodes())
-    state, policy, wishes = data.draw(loaded(node)), data.draw(policies), data.draw(preferences)
-    containers = tuple(
-        replace(data.draw(requests()), container=f"c{number}", init=number == 0 and data.draw(st.booleans())) for number in range(2)
-    )
-    request = PodRequest(containers, wishes)
-    verdict = Shapes(state, DEFAULT_WEIGHTS).verdict(PodShape.of(request, policy, HostDemand()))
+@st.composite
+def several(draw: st.DrawFn) -> tuple[ClusterState, GpuNode, PodShape]:
+    """Draw a node in use and a pod of two or three containers, the first of them perhaps an init container."""
+    node = draw(gpu_nodes())
+    state, wishes, first_is_init = draw(loaded(node)), draw(preferences), draw(st.booleans())
+    drawn = draw(st.lists(requests(), min_size=2, max_size=3))
+    containers = tuple(replace(request, container=f"c{at}", init=first_is_init and at == 0) for at, request in enumerate(drawn))
+    return state, node, PodShape.of(PodRequest(containers, wishes), draw(policies), HostDemand())
+
+
+@settings(max_examples=200, deadline=None)
+@given(several())
+def test_a_pod_of_several_containers_fits_exactly_when_placement_finds_devices_for_all(drawn):
+    state, node, shape = drawn
+    verdict = Shapes(state, DEFAULT_WEIGHTS).verdict(shape)
     fits = NodeReason(int(verdict.reason[state.row_of("n1")])) is NodeReason.FITS
-    if not_offered(node, request):
+    assert Shapes(state, DEFAULT_WEIGHTS).fits_since(shape, 0) == fits
+    if not_offered(node, shape.request):
         assert not fits
         return
-    planned = state.plan("n1", request, policy, "")
+    planned = state.plan("n1", shape.request, shape.policy, "")
     assert fits == (not isinstance(planned, Refusal))
+    asks = [Ask(request, shape.request.preferences, shape.policy, shape.demand) for request in shape.request.containers]
+    rows = np.array([state.row_of("n1")])
+    certain = all(fits_alone(state.columns, rows, ask)[0] for ask in asks) and surely_fit_together(state.columns, rows, asks)[0]
+    assert fits or not certain
+    event(f"fits: {fits}, without a search: {certain}")
+
+
+@settings(max_examples=50, deadline=None)
+@given(several())
+def test_a_pod_of_several_containers_costs_the_mean_of_what_those_that_last_cost_alone(drawn):
+    state, _, shape = drawn
+    row, shapes = state.row_of("n1"), Shapes(state, DEFAULT_WEIGHTS)
+    verdict = shapes.verdict(shape)
+    if verdict.reason[row] == NodeReason.FITS.value:
+        lasting = [PodRequest((request,), shape.request.preferences) for request in shape.request.containers if not request.init]
+        alone = [float(shapes.verdict(replace(shape, request=request)).cost[row]) for request in lasting]
+        assert verdict.cost[row] == pytest.approx(sum(alone) / len(alone))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(events, max_size=15), st.lists(events, max_size=5), requests(), preferences, policies)
+def test_what_changed_since_is_all_that_can_make_a_pod_fit(before, after, request, wishes, policy):
+    state = ClusterState()
+    shapes = Shapes(state, DEFAULT_WEIGHTS)
+    shape = PodShape.of(PodRequest((request,), wishes), policy, HostDemand())
+    for name, *arguments in before:
+        getattr(state, name)(*arguments)
+    fitted = shapes.fits_since(shape, 0)
+    since = state.columns.change_count
+    for name, *arguments in after:
+        getattr(state, name)(*arguments)
+    fits = bool((shapes.verdict(shape).reason == NodeReason.FITS.value).any())
+    assert shapes.fits_since(shape, 0) == fits
+    if not fitted:
+        assert shapes.fits_since(shape, since) == fits

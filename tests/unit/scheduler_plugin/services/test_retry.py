@@ -1,0 +1,134 @@
+"""Pods that wait are tried again when something changed for them, and whoever looks for them holds nobody up."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from proto.model import Policy
+from scheduler_plugin.core.decisions import Decision
+from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.score import DEFAULT_WEIGHTS
+from scheduler_plugin.core.shapes import Shapes
+from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.errors import KubeApiError
+from scheduler_plugin.extender.desk import Desk, request_of
+from scheduler_plugin.services.retry import Retry
+from scheduler_plugin.services.telemetry import Telemetry
+from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+
+
+class Api:
+    """Takes annotations, or runs something first."""
+
+    def __init__(self) -> None:
+        self.poked: list[str] = []
+        self.before = lambda: None
+
+    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        self.before()
+        self.poked.append(uid)
+
+
+class Scene:
+    """Two nodes of two GPUs of 1,000 MiB; on n1 one GPU is in use."""
+
+    def __init__(self) -> None:
+        self.state = ClusterState()
+        self.state.set_gpu_node(make_node("n1", 2))
+        self.state.set_gpu_node(make_node("n2", 2))
+        self.state.set_pod(make_pod("busy", node="n1", shares={"main": [make_share("n1", 0, 1000)]}, vgpu="1"))
+        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+        self.api = Api()
+        self.retry = Retry(self.desk, self.api, lambda: True, lambda: 0.0, Telemetry())
+
+    def waits(self, uid: str, **limits: str) -> Decision:
+        """Note that a pod was found to fit nowhere just now."""
+        pod = make_pod(uid, **limits)
+        self.state.set_pod(pod)
+        return self.record(pod)
+
+    def record(self, pod: PodFacts) -> Decision:
+        self.state.columns.derive()
+        decision = Decision(pod, request_of(pod), 0.0, self.state.columns.change_count, 0, {})
+        self.desk.decisions.record(decision)
+        return decision
+
+    async def poked(self) -> list[str]:
+        """Let the loop look once; return who was tried again."""
+        self.api.poked.clear()
+        await self.retry.step()
+        return self.api.poked
+
+
+async def test_a_pod_is_tried_again_only_for_nodes_that_changed_since_it_was_refused():
+    scene = Scene()
+    scene.waits("picky", vgpu="2")  # n2 has room, and something that is not ours to know keeps the pod off it
+    scene.state.freed_count += 1
+    assert await scene.poked() == []
+    scene.state.drop_pod("busy")
+    assert await scene.poked() == ["picky"]
+
+
+async def test_what_was_found_not_to_fit_is_not_judged_again():
+    scene = Scene()
+    scene.waits("large", vgpu="2", vgpu_memory="4000")
+    scene.state.drop_pod("busy")
+    assert await scene.poked() == []
+    asked = []
+    scene.desk.shapes.fits_since = lambda shape, since: asked.append(since) or False
+    scene.state.set_gpu_node(make_node("n2", 2, cordoned=True))
+    before = scene.state.columns.change_count
+    assert await scene.poked() == []
+    scene.state.freed_count += 1
+    assert await scene.poked() == []
+    assert asked[1] == before > asked[0]
+
+
+async def test_an_older_refusal_of_an_equal_pod_counts_from_its_own_time():
+    scene = Scene()
+    scene.waits("first", vgpu="2")
+    scene.state.drop_pod("busy")
+    later = make_pod("second", vgpu="2", priority=9)
+    scene.state.set_pod(later)
+    scene.record(later)  # refused after the change, for nodes of another zone
+    assert sorted(await scene.poked()) == ["first", "second"]
+
+
+async def test_verbs_are_answered_while_many_kinds_of_pods_are_looked_at():
+    scene = Scene()
+    for number in range(40):
+        scene.waits(f"w{number}", vgpu="2", vgpu_memory=str(4000 + 2 * number))
+    scene.state.drop_pod("busy")
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    assert await scene.poked() == []
+    task.cancel()
+    assert turns >= 40
+
+
+@pytest.mark.parametrize("meanwhile", ["gone", "refused again", "nothing"])
+async def test_a_try_that_the_api_did_not_take_is_made_again_unless_something_newer_is_known(meanwhile):
+    scene = Scene()
+    decision = scene.waits("large", vgpu="2")
+    scene.state.drop_pod("busy")
+
+    def fail() -> None:
+        if meanwhile == "gone":
+            scene.state.drop_pod("large")
+        if meanwhile == "refused again":
+            scene.desk.decisions.record(replace(decision, at=9.0))
+        raise KubeApiError("no answer")
+
+    scene.api.before = fail
+    assert await scene.poked() == []
+    known = scene.desk.decisions.by_uid.get("large")
+    assert (None if known is None else known.at) == {"gone": None, "refused again": 9.0, "nothing": 0.0}[meanwhile]
