@@ -13,7 +13,7 @@ from typing import Any
 from agent.adapters.container_files import read_region
 from agent.core.region_layout import MEMORY_UNLIMITED, DeviceLimit, Limits, RegionError, Slot, SlotDevice, decode_limits
 from agent.ports import RegionView
-from proto import contract
+from proto import contract, units
 from proto.units import format_memory
 
 _PARTS = ("context", "module", "managed", "pool", "array")
@@ -118,7 +118,7 @@ def lines(pages: ContainerPages) -> Iterator[str]:
         if measured := snapshot.measured_context_bytes[index]:
             yield f"  context  {format_memory(measured)}, as the shim measured it"
         for slot in snapshot.slots:
-            yield from _process_lines(slot, slot.devices[index], alive=slot.index not in pages.view.dead)
+            yield from _process_lines(slot, slot.devices[index], device, alive=slot.index not in pages.view.dead)
     yield ""
     yield f"credited after kills: {pages.view.snapshot.reaped_slots} processes, {pages.view.snapshot.repaired_bytes} bytes of leaks"
 
@@ -141,7 +141,13 @@ def _limits_text(device: DeviceLimit) -> str:
     return ", ".join(parts)
 
 
-def _process_lines(slot: Slot, held: SlotDevice, *, alive: bool) -> Iterator[str]:
+def _is_paced(limit: DeviceLimit) -> bool:
+    """Whether the shim looks at each launch, and so counts it. Source: is_paced() of cuda_shim/interpose/pace.c."""
+    has_line = bool(limit.priority_line) and bool(limit.priority or limit.burst_bytes)
+    return 0 < limit.sm_percent < units.WHOLE_GPU_PERCENT or limit.paused or has_line
+
+
+def _process_lines(slot: Slot, held: SlotDevice, limit: DeviceLimit, *, alive: bool) -> Iterator[str]:
     if not _touched(held):
         return
     host = f", {slot.host_pid} on the host" if slot.host_pid else ""
@@ -155,6 +161,8 @@ def _process_lines(slot: Slot, held: SlotDevice, *, alive: bool) -> Iterator[str
     if held.launches:
         busy, waited = held.busy_ns / 1e9, held.throttled_ns / 1e9
         yield f"    work     {held.launches} launches, {busy:.3f} s of GPU time paid, {waited:.3f} s waited for the right to launch"
+    if not _is_paced(limit):
+        yield "    work     not counted now: launches are free without a ceiling of cores, a priority or a memory burst"
     if held.waiting:
         yield f"    waiting  {held.waiting} threads, for the right to launch"
 

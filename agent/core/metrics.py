@@ -266,7 +266,11 @@ _CONTAINER_GAUGES: Sequence[tuple[str, str, _RowValue]] = (
         "Share of the device's compute the container is held to now, what it borrows included.",
         lambda row: row.limit.sm_percent / units.WHOLE_GPU_PERCENT if row.limit is not None and row.limit.sm_percent else None,
     ),
-    ("container_utilization_ratio", "Share of the device's time the container used lately.", lambda row: row.utilization),
+    (
+        "container_utilization_ratio",
+        "Share of the device's time the container used lately; 0 where its launches are not counted, see container_launches.",
+        lambda row: row.utilization,
+    ),
     (
         "container_launches_waiting",
         "Launches of the container that wait for their share of compute now; at least 1 while one waited within the last second.",
@@ -282,10 +286,14 @@ _CONTAINER_COUNTERS: Sequence[tuple[str, str, _RowValue]] = (
     ("container_refusals", "Allocations refused because of the container's limit.", lambda row: row.count("refusals")),
     (
         "container_launches",
-        "Work the container launched on the device; counted where launches are paced, so not without a ceiling.",
+        "Work the container launched on the device; counted only where launches are paced: by cores, priority or memory burst.",
         lambda row: row.count("launches"),
     ),
-    ("container_busy_seconds", "Device time the container paid for.", lambda row: _seconds(row.count("busy_ns"))),
+    (
+        "container_busy_seconds",
+        "Device time the container paid for; counted where launches are.",
+        lambda row: _seconds(row.count("busy_ns")),
+    ),
     (
         "container_throttled_seconds",
         "Time the container's launches waited for their share of compute.",

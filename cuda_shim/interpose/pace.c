@@ -22,7 +22,7 @@
 #include "shim.h"
 
 #define BATCH_NS 250000              /* a thread draws credit for this much device time at once, or for one launch if that is longer */
-#define IN_FLIGHT_NS 4000000         /* unfinished work of the process on a device, in paid time */
+#define IN_FLIGHT_NS 4000000         /* unfinished work of the process on a device when it launches more, in paid time */
 #define IN_FLIGHT_PATIENCE_NS 20000000 /* then the device may be waiting for a launch that is still to come: go on */
 #define MARK_EVERY_NS 1000000        /* a launch is timed at least once per this much paid time, to see the work finish */
 #define NAP_MIN_NS 50000
@@ -517,10 +517,9 @@ static void draw(int device, int64_t batch_ns)
 	end_wait(&wait);
 }
 
-/* Not too much unfinished work: see IN_FLIGHT_PATIENCE_NS for why this gives up. */
-static void wait_for_progress(struct pacer *pacer)
+/* Not too much unfinished work among what was `submitted` before: see IN_FLIGHT_PATIENCE_NS for why this gives up. */
+static void wait_for_progress(struct pacer *pacer, int64_t submitted)
 {
-	int64_t submitted = atomic_load_explicit(&pacer->submitted_ns, memory_order_relaxed);
 	int64_t until = 0;
 
 	while (submitted - atomic_load_explicit(&pacer->finished_ns, memory_order_relaxed) > IN_FLIGHT_NS &&
@@ -577,9 +576,9 @@ static __attribute__((noinline)) void refill_credit(struct payer *payer, const s
 	payer->credit_ns[device] += batch;
 	atomic_fetch_add_explicit(&pacer->mine->launches, payer->launches[device], memory_order_relaxed);
 	atomic_fetch_add_explicit(&pacer->mine->busy_ns, (uint64_t)batch, memory_order_relaxed);
-	atomic_fetch_add_explicit(&pacer->submitted_ns, batch, memory_order_relaxed);
+	int64_t submitted = atomic_fetch_add_explicit(&pacer->submitted_ns, batch, memory_order_relaxed);
 	payer->launches[device] = 0;
-	wait_for_progress(pacer);
+	wait_for_progress(pacer, submitted);
 }
 
 static bool is_captured(const struct aq_work *work)

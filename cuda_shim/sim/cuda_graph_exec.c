@@ -65,7 +65,10 @@ static CUresult append(struct builder *builder, struct sim_work item)
         builder->program = program;
         builder->capacity = capacity;
     }
-    program->n_kernels += item.kind == SIM_WORK_KERNEL;
+    if (item.kind == SIM_WORK_KERNEL) {
+        program->n_kernels++;
+        program->kernels_ns += item.duration_ns;
+    }
     program->items[program->n_items++] = item;
     return CUDA_SUCCESS;
 }

@@ -287,6 +287,7 @@ struct sim_program {
     _Atomic uint32_t references;
     uint32_t n_items;
     uint32_t n_kernels;
+    uint64_t kernels_ns;                        /* SM time of all of them */
     struct sim_work items[];
 };
 void sim_program_release(struct sim_program *program);
@@ -347,6 +348,7 @@ struct sim_engine {
     _Atomic uint32_t pending_copies;
     uint64_t next_sequence;
     uint64_t kernel_clock_ns;                   /* up to here the SMs' time has been given out */
+    uint64_t kernels_left_ns;                   /* SM time that the queued kernels still need */
     uint64_t last_step_ns;
     struct CUstream_st *active_first, *active_last;
     struct CUstream_st *running;                /* whose head kernel has begun */

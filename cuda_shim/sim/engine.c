@@ -8,7 +8,8 @@
  * Time is a fluid, not a sleep per kernel: sim_engine `advance` brings the queues to `now`, giving out the interval since the last call at the
  * rate 1/sharers. Whoever needs the result calls it (a full queue, a query, a synchronisation); the engine's thread calls it otherwise, so that
  * events, busy time and host functions do not depend on the application's calls. A late caller therefore loses no simulated time, except
- * after a stop longer than SIM_STALL_NS, when the others have been given this process's share.
+ * after a stop longer than SIM_STALL_NS, when the others have been given this process's share. Nor does it cost the others any: each process
+ * says since when it has kernels and how much SM time they need, so the others know when they ended before it has looked itself.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -24,6 +25,7 @@
 #define QUANTUM_NS 2000000u         /* the thread's step while nobody waits */
 #define WAITED_QUANTUM_NS 500000u   /* while somebody does: the number of sharers may change */
 #define FOREIGN_QUANTUM_NS 100000u  /* while a stream waits for another device's event */
+#define CATCH_UP_NS 100000u         /* a submission brings queues that were not looked at for this long to the present first */
 #define SPIN_NS 60000u              /* a sleep ends this much too late; yield instead for waits shorter than that */
 
 /* ---- small helpers --------------------------------------------------------------------------------------------------- */
@@ -48,6 +50,7 @@ static const struct sim_work *current_item(const struct CUstream_st *stream)
 
 static bool is_kernel(const struct sim_work *work) { return work->kind == SIM_WORK_KERNEL; }
 static bool has_kernels(const struct sim_work *work) { return is_kernel(work) || (work->kind == SIM_WORK_GRAPH && work->program->n_kernels); }
+static uint64_t kernels_ns(const struct sim_work *work) { return work->kind == SIM_WORK_GRAPH ? work->program->kernels_ns : is_kernel(work) ? work->duration_ns : 0; }
 static bool is_host(const struct sim_work *work) { return work->kind == SIM_WORK_HOST || work->kind == SIM_WORK_CALLBACK; }
 static bool is_copy(const struct sim_work *work) { return work->kind == SIM_WORK_COPY || work->kind == SIM_WORK_COPY_3D || work->kind == SIM_WORK_FILL; }
 
@@ -195,8 +198,8 @@ static void stream_object_done(struct CUstream_st *stream)
 static void count_out(struct sim_engine *engine, const struct sim_work *work)
 {
     engine->pending--;
-    if (has_kernels(work))
-        engine->pending_kernels--;
+    if (has_kernels(work) && --engine->pending_kernels == 0)
+        engine->kernels_left_ns = 0;
     if (has_host_items(work))
         engine->pending_host--;
     if (work->foreign)
@@ -336,12 +339,14 @@ static bool step_kernels(struct sim_engine *engine, uint64_t now, uint32_t share
     if (stream->remaining_ns <= available / sharers) {
         uint64_t end = from + stream->remaining_ns * sharers;
         account_busy(engine, from, end, sharers);
+        engine->kernels_left_ns -= stream->remaining_ns;
         engine->kernel_clock_ns = end;
         retire(engine, stream, end);
         return true;
     }
     account_busy(engine, from, now, sharers);
     stream->remaining_ns -= available / sharers;
+    engine->kernels_left_ns -= available / sharers;
     engine->kernel_clock_ns = max_u64(from, now);
     return false;
 }
@@ -364,21 +369,32 @@ static bool step_others(struct sim_engine *engine, uint64_t now)
     return moved;
 }
 
-static void publish_activity(struct sim_engine *engine, uint64_t now)
+/* Tell the other processes what this one needs of the SMs from `now` on; without kernels, when they ended. */
+static void tell_others(struct sim_engine *engine, uint64_t now)
 {
     struct sim_slot_gpu *held = own_slot(engine);
     if (!held)
         return;
-    atomic_store_explicit(&held->heartbeat_ns, now, memory_order_relaxed);
-    uint32_t active = engine->pending_kernels != 0;
-    if (atomic_load_explicit(&held->active, memory_order_relaxed) != active)
-        atomic_store_explicit(&held->active, active, memory_order_release);
+    atomic_store_explicit(&held->kernels_told_ns, engine->pending_kernels ? now : engine->kernel_clock_ns, memory_order_relaxed);
+    atomic_store_explicit(&held->kernels_left_ns, engine->kernels_left_ns, memory_order_relaxed);
 }
 
-static uint32_t sharers_now(const struct sim_engine *engine, uint64_t now)
+static uint32_t sharers_at(const struct sim_engine *engine, uint64_t at, uint64_t *until)
 {
     int slot = atomic_load_explicit(&sim_cuda.slot, memory_order_relaxed);
-    return engine->pending_kernels && slot >= 0 ? sim_sm_sharers(sim_cuda.state, slot, engine->device->gpu, now) : 1;
+    return engine->pending_kernels && slot >= 0 ? sim_sm_sharers(sim_cuda.state, slot, engine->device->gpu, at, until) : 1;
+}
+
+/* Bring all queues to `until`, to where `sharers` processes use the SMs; true when anything was retired. */
+static bool advance_shared(struct sim_engine *engine, uint64_t until, uint32_t sharers)
+{
+    bool moved, any = false;
+    do {
+        moved = step_others(engine, until);
+        moved |= step_kernels(engine, until, sharers);
+        any |= moved;
+    } while (moved && engine->pending);
+    return any;
 }
 
 /* Bring all queues to `now`; true when anything was retired. The lock is held. */
@@ -386,17 +402,20 @@ static bool advance(struct sim_engine *engine, uint64_t now)
 {
     if (engine->pending == 0)
         return false;
-    if (now > engine->last_step_ns + SIM_STALL_NS)
-        engine->kernel_clock_ns = max_u64(engine->kernel_clock_ns, now - SIM_STALL_NS);
+    uint64_t at = engine->last_step_ns;
+    if (now > at + SIM_STALL_NS) {
+        at = now - SIM_STALL_NS;
+        engine->kernel_clock_ns = max_u64(engine->kernel_clock_ns, at);
+    }
     engine->last_step_ns = now;
-    uint32_t sharers = sharers_now(engine, now);
-    bool moved, any = false;
+    bool any = false;
     do {
-        moved = step_others(engine, now);
-        moved |= step_kernels(engine, now, sharers);
-        any |= moved;
-    } while (moved && engine->pending);
-    publish_activity(engine, now);
+        uint64_t until = now;
+        uint32_t sharers = sharers_at(engine, at, &until);
+        any |= advance_shared(engine, until, sharers);
+        at = until;
+    } while (at < now && engine->pending);
+    tell_others(engine, now);
     if (any && engine->waiters)
         pthread_cond_broadcast(&engine->progress);
     return any;
@@ -409,7 +428,8 @@ static uint64_t next_end(const struct sim_engine *engine, uint64_t now)
     const struct CUstream_st *kernel = next_kernel_stream(engine);
     if (kernel) {
         uint64_t left = kernel->begun ? kernel->remaining_ns : current_item(kernel)->duration_ns;
-        soonest = max_u64(engine->kernel_clock_ns, earliest_start(kernel)) + left * sharers_now(engine, now);
+        uint64_t change = UINT64_MAX;
+        soonest = max_u64(engine->kernel_clock_ns, earliest_start(kernel)) + left * sharers_at(engine, now, &change);
     }
     for (const struct CUstream_st *stream = engine->active_first; stream; stream = stream->next_active)
         if (may_run(engine, stream))
@@ -560,8 +580,10 @@ static bool make_room(struct sim_engine *engine, struct CUstream_st *stream)
 static void count_in(struct sim_engine *engine, const struct sim_work *work)
 {
     engine->pending++;
-    if (has_kernels(work))
+    if (has_kernels(work)) {
         engine->pending_kernels++;
+        engine->kernels_left_ns += kernels_ns(work);
+    }
     if (has_host_items(work))
         engine->pending_host++;
     if (work->foreign)
@@ -582,21 +604,36 @@ static void draw_tickets(struct sim_engine *engine, const struct sim_program *pr
         }
 }
 
+/* Kernels are about to be queued where there were none. */
+static void tell_beginning(const struct sim_engine *engine, uint64_t now)
+{
+    struct sim_slot_gpu *held = own_slot(engine);
+    if (!held)
+        return;
+    atomic_store_explicit(&held->before_since_ns, atomic_load_explicit(&held->kernels_since_ns, memory_order_relaxed), memory_order_relaxed);
+    atomic_store_explicit(&held->before_end_ns, atomic_load_explicit(&held->kernels_told_ns, memory_order_relaxed), memory_order_relaxed);
+    atomic_store_explicit(&held->kernels_since_ns, now, memory_order_relaxed);
+}
+
 /* The item at the ring's end is written; make it part of the queue. */
 static void publish(struct sim_engine *engine, struct CUstream_st *stream, struct sim_work *work)
 {
     uint64_t now = sim_now_ns();
     if (engine->pending == 0)
         engine->last_step_ns = now;
-    bool first_kernel = engine->pending_kernels == 0;
+    else if (now > engine->last_step_ns + CATCH_UP_NS)
+        advance(engine, now);
+    bool kernels = has_kernels(work);
+    if (kernels && engine->pending_kernels == 0)
+        tell_beginning(engine, now);
     work->sequence = ++engine->next_sequence;
     work->submitted_ns = now;
     stream->last_sequence = work->sequence;
     if (stream->count++ == 0)
         activate(engine, stream);
     count_in(engine, work);
-    if (first_kernel && engine->pending_kernels)
-        publish_activity(engine, now);
+    if (kernels)
+        tell_others(engine, now);   /* as if the queue had been looked at now: at most CATCH_UP_NS too much */
     if (engine->thread_idle || has_host_items(work))
         pthread_cond_signal(&engine->work);
 }
@@ -708,7 +745,7 @@ bool sim_engine_abort(struct sim_engine *engine)
         }
     }
     engine->running = NULL;
-    publish_activity(engine, now);
+    tell_others(engine, now);
     pthread_cond_broadcast(&engine->progress);
     pthread_mutex_unlock(&engine->lock);
     return had_work;

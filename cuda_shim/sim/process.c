@@ -215,7 +215,11 @@ static void free_slot_locked(struct sim_state *state, int index, bool repair[SIM
         else if (counter)
             atomic_fetch_sub(counter, bytes);
         atomic_store(&held->contexts, 0);
-        atomic_store(&held->active, 0);
+        atomic_store(&held->kernels_since_ns, 0);
+        atomic_store(&held->kernels_told_ns, 0);
+        atomic_store(&held->kernels_left_ns, 0);
+        atomic_store(&held->before_since_ns, 0);
+        atomic_store(&held->before_end_ns, 0);
     }
     atomic_store_explicit(&slot->state, SIM_SLOT_FREE, memory_order_release);
 }
@@ -472,19 +476,40 @@ uint64_t sim_slot_used_bytes(struct sim_state *state, int slot, uint32_t gpu)
 
 /* ---- sharing the SMs ------------------------------------------------------------------------------------------------- */
 
-uint32_t sim_sm_sharers(struct sim_state *state, int slot, uint32_t gpu, uint64_t now_ns)
+static uint64_t kernels_left(const struct sim_slot_gpu *held) { return atomic_load_explicit(&held->kernels_left_ns, memory_order_relaxed); }
+static uint64_t kernels_since(const struct sim_slot_gpu *held) { return atomic_load_explicit(&held->kernels_since_ns, memory_order_relaxed); }
+static uint64_t before_since(const struct sim_slot_gpu *held) { return atomic_load_explicit(&held->before_since_ns, memory_order_relaxed); }
+static uint64_t before_end(const struct sim_slot_gpu *held) { return atomic_load_explicit(&held->before_end_ns, memory_order_relaxed); }
+static uint64_t kernels_told(const struct sim_slot_gpu *held) { return atomic_load_explicit(&held->kernels_told_ns, memory_order_relaxed); }
+
+/* When its kernels end, at one part in `crowd` of the SMs. Without another word from it, it is not believed for long. */
+static uint64_t kernels_end(const struct sim_slot_gpu *held, uint32_t crowd)
+{
+    uint64_t left = kernels_left(held);
+    return kernels_told(held) + (left < SIM_STALL_NS / crowd ? left * crowd : SIM_STALL_NS);
+}
+
+uint32_t sim_sm_sharers(struct sim_state *state, int slot, uint32_t gpu, uint64_t at_ns, uint64_t *until_ns)
 {
     int32_t mine = atomic_load(&state->slots[slot].gpus[gpu].mig_device);
-    uint32_t sharers = 1, high = atomic_load(&state->slots_high);
+    const struct sim_slot_gpu *others[SIM_MAX_SLOTS];
+    uint32_t n_others = 0, crowd = 1, sharers = 1, high = atomic_load(&state->slots_high);
     for (uint32_t i = 0; i < high; i++) {
         const struct sim_slot_gpu *other = &state->slots[i].gpus[gpu];
-        if ((int)i == slot || !atomic_load_explicit(&other->active, memory_order_relaxed))
+        bool same_sms = (int)i != slot && atomic_load_explicit(&other->mig_device, memory_order_relaxed) == mine;
+        if (!same_sms || kernels_told(other) + SIM_STALL_NS <= at_ns)
             continue;
-        if (atomic_load_explicit(&other->mig_device, memory_order_relaxed) != mine)
-            continue;
-        uint64_t heartbeat = atomic_load_explicit(&other->heartbeat_ns, memory_order_relaxed);
-        if (heartbeat + SIM_STALL_NS >= now_ns)
-            sharers++;
+        others[n_others++] = other;
+        crowd += kernels_left(other) != 0;
+    }
+    for (uint32_t i = 0; i < n_others; i++) {
+        const uint64_t changes[] = { before_since(others[i]), before_end(others[i]), kernels_since(others[i]), kernels_end(others[i], crowd) };
+        uint32_t next = 0;
+        while (next < 4 && changes[next] <= at_ns)
+            next++;
+        sharers += next & 1; /* between a beginning and an end */
+        if (next < 4 && changes[next] < *until_ns)
+            *until_ns = changes[next];
     }
     return sharers;
 }

@@ -29,7 +29,7 @@
 #include "sim/topology.h"
 
 #define SIM_STATE_MAGIC 0x4d495341u       /* "ASIM" in memory */
-#define SIM_STATE_ABI 1
+#define SIM_STATE_ABI 2
 
 #define SIM_MAX_SLOTS 512            /* CUDA processes at one time on one node */
 #define SIM_BUSY_BUCKETS 64          /* of SIM_BUCKET_NS each: utilisation can be asked for the last 6.4 s */
@@ -83,8 +83,12 @@ struct sim_slot_gpu {
     _Atomic int32_t  mig_device;                /* SIM_WHOLE_GPU, or the index in sim_mig.devices */
     _Atomic uint32_t gpu_instance;              /* its GPU instance; meaningless for a whole GPU */
     _Atomic uint32_t contexts;
-    _Atomic uint32_t active;                    /* has work for the SMs right now: takes part in sharing them */
-    _Atomic uint64_t heartbeat_ns;              /* CLOCK_MONOTONIC of the engine's last step while active */
+    uint32_t unused;
+    _Atomic uint64_t kernels_since_ns;          /* CLOCK_MONOTONIC; since when there have been kernels to run, see sim_sm_sharers */
+    _Atomic uint64_t kernels_told_ns;           /* … of the engine's last step; of their end, when there are none left */
+    _Atomic uint64_t kernels_left_ns;           /* SM time that they needed then */
+    _Atomic uint64_t before_since_ns;           /* … the time before that with kernels to run: */
+    _Atomic uint64_t before_end_ns;             /* who looks back late has to know of it */
     _Atomic uint64_t busy_total_ns;             /* SM time since the slot was claimed */
     _Atomic uint64_t busy[SIM_BUSY_BUCKETS];    /* bucket number << SIM_BUSY_BITS | busy ns; bucket number = CLOCK_MONOTONIC / SIM_BUCKET_NS */
 };
@@ -213,8 +217,10 @@ void sim_shared_leave(struct sim_state *state, int slot, uint64_t device, uint64
 /* Path of the file of an entry that has a name; false when it is too long. */
 bool sim_shared_path(uint64_t inode, char *path, size_t size);
 
-/* Number of processes, the caller's included, that have work for the same SMs as `slot` on `gpu`. Stalled and dead ones do not count. */
-uint32_t sim_sm_sharers(struct sim_state *state, int slot, uint32_t gpu, uint64_t now_ns);
+/* Number of processes, the caller's included, that have work at `at_ns` for the same SMs as `slot` on `gpu`. Stalled and dead ones do not count.
+ * In `until_ns`: a later time; out: the time at which the number changes, if that is earlier. Others need not have looked at their own queues
+ * for that: when their kernels end follows from what they said last. */
+uint32_t sim_sm_sharers(struct sim_state *state, int slot, uint32_t gpu, uint64_t at_ns, uint64_t *until_ns);
 #define SIM_STALL_NS 50000000ull                /* an engine that has not stepped for this long is stopped, dead or starved: no share */
 
 /* ---- faults ---------------------------------------------------------------------------------------------------------- */

@@ -294,6 +294,7 @@ SHARE_CASES = (
     *(Case(f"alone, limit {limit}", (limit,)) for limit in (10, 25, 50, 75)),
     Case("limit 30, 100 us kernels", (30,), kernel_us=100),
     Case("limit 30, 10 ms kernels", (30,), kernel_us=10_000),
+    Case("limit 75, 10 ms kernels", (75,), kernel_us=10_000),
     Case("limit 30, sync after every launch", (30,), arguments=("--sync-every", "1")),
     Case("limit 30, sync after every 50", (30,), arguments=("--sync-every", "50")),
     Case("limit 30, sync after every 200", (30,), kernel_us=100, arguments=("--sync-every", "200")),

