@@ -63,6 +63,12 @@ def injects_by_cdi(configured: DeviceInjection, runtime: str, kubelet: str, *, h
     return name != "containerd" or found >= _CONFIGURED_FROM or host_has_spec
 
 
+def tells_version(runtime: str) -> bool:
+    """Whether the Node object says which runtime there is: kubelet writes ``containerd://Unknown`` while it cannot ask it."""
+    _, _, version = runtime.partition("://")
+    return _version(version) != (0, 0)
+
+
 def _version(text: str) -> tuple[int, int]:
     match = re.match(r"v?(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match is not None else (0, 0)

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from agent.core.identity import cdi_name
-from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, legacy_answer
+from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, legacy_answer, tells_version
 from agent.errors import StorageError
 from agent.ports import CdiFiles, Clock, ContainerFiles
 from agent.services.driver_watch import DriverWatch
@@ -38,14 +38,18 @@ class Injection:
         self._files = files
         self._cdi = cdi
         self._clock = clock
+        self._versions = "", ""
+        """Of the runtime and of kubelet."""
         self._last: bool | None = None
         self._host_had_spec = False
         self._looked_at = -LOOK_SECONDS
 
     async def by_cdi(self) -> bool:
-        """Whether the runtime is given a CDI name. While the Node object is not known, the node is taken for one of today."""
+        """Whether the runtime is given a CDI name. While nothing is known of it, the node is taken for one of today."""
         node = self._pods.node
-        runtime, kubelet = (node.runtime_version, node.kubelet_version) if node is not None else ("", "")
+        if node is not None and tells_version(node.runtime_version):  # else it is being restarted, and is what it was
+            self._versions = node.runtime_version, node.kubelet_version
+        runtime, kubelet = self._versions
         found = injects_by_cdi(self._configured, runtime, kubelet, host_has_spec=await self._host_has_spec())
         if found != self._last:
             self._last = found

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.injection import DeviceInjection, injects_by_cdi, legacy_answer, legacy_trouble
+from agent.core.injection import DeviceInjection, injects_by_cdi, legacy_answer, legacy_trouble, tells_version
 from agent.core.refusal import Reason
 from proto.model import Isolation, Preferences, Priority
 from tests.unit.agent.builders import VGPU, grant, ids, share
@@ -28,6 +28,11 @@ NOW = "v1.34.1"
 )
 def test_the_nodes_versions_decide(runtime, kubelet, host_has_spec, by_cdi):
     assert injects_by_cdi(AUTO, runtime, kubelet, host_has_spec=host_has_spec) is by_cdi
+
+
+def test_a_runtime_that_kubelet_could_not_ask_tells_nothing():
+    told = {runtime: tells_version(runtime) for runtime in ("containerd://2.1.4", "cri-o://1.28.3", "containerd://Unknown", "")}
+    assert told == {"containerd://2.1.4": True, "cri-o://1.28.3": True, "containerd://Unknown": False, "": False}
 
 
 @pytest.mark.parametrize(("configured", "by_cdi"), [(DeviceInjection.CDI, True), (DeviceInjection.LEGACY, False)])

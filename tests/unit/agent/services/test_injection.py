@@ -1,6 +1,7 @@
 """How devices enter containers: what the node's disk is asked, and how often."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -29,9 +30,14 @@ async def disk(tmp_path) -> Disk:
 
 
 @pytest.fixture
-async def injection(disk, clock) -> Injection:
-    pods = PodCache()
-    pods.node_changed(OLD_CONTAINERD)
+async def pods() -> PodCache:
+    known = PodCache()
+    known.node_changed(OLD_CONTAINERD)
+    return known
+
+
+@pytest.fixture
+async def injection(disk, clock, pods) -> Injection:
     return make_injection(disk.book(), disk, pods, DriverWatch(FakeDriver(reading(gpu(0))), 1.0), DeviceInjection.AUTO, clock)
 
 
@@ -47,6 +53,14 @@ async def test_a_spec_that_appears_on_the_host_is_seen_after_a_second(injection,
     clock.seconds += LOOK_SECONDS / 2
     assert not await injection.by_cdi()
     clock.seconds += LOOK_SECONDS / 2
+    assert await injection.by_cdi()
+
+
+async def test_a_runtime_that_is_being_restarted_is_what_it_was(injection, disk, pods):
+    """Kubelet cannot ask it for its version then, and says so in the Node object until its next look."""
+    write_host_spec(disk)
+    assert await injection.by_cdi()
+    pods.node_changed(replace(OLD_CONTAINERD, runtime_version="containerd://Unknown"))
     assert await injection.by_cdi()
 
 
