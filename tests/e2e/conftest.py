@@ -3,22 +3,25 @@
 Where neither is to be had the suite is skipped and says what is missing; a scenario that cannot run never passes.
 """
 
+import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.cluster.cluster import Cluster, running_cluster
 from tests.e2e.cluster.host import KUBERNETES, UnavailableError, built_programs
 from tests.e2e.cluster.paths import BUILD
 from tests.e2e.invariants import Invariants
-from tests.e2e.kubectl import Kubectl
-from tests.e2e.product import AGENT_NAMESPACE, install, metrics, wait_until_rolled_out
+from tests.e2e.kubectl import Kubectl, Object
+from tests.e2e.product import AGENT_NAMESPACE, SIMULATED_OVERLAY, all_images, install, metrics, wait_until_rolled_out
 
 _SCENARIO_SECONDS = 240
 _LOG_SIZES = pytest.StashKey[dict[str, int]]()
@@ -43,6 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
             # fixtures bring up a cluster and, the first time, compile it: their steps have limits of their own
             item.add_marker(pytest.mark.timeout(_SCENARIO_SECONDS, func_only=True))
+    items.sort(key=lambda item: "bare" not in getattr(item, "fixturenames", ()))  # while nothing is installed that had to go first
 
 
 @pytest.fixture(scope="session")
@@ -80,10 +84,46 @@ def node(target: Target) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def product(target: Target) -> Kubectl:
+def supplied(target: Target) -> Target:
+    """The cluster with every image; one that is not ours must have them already (``python -m tests.e2e.cluster images`` makes them)."""
+    if target.local is not None:
+        for archive in all_images():
+            target.local.import_image(archive)
+    return target
+
+
+@pytest.fixture(scope="session")
+def product(supplied: Target) -> Kubectl:
     """The agent, installed from the manifests on simulated GPUs; kubectl for the objects of no namespace."""
-    install(target.kubectl, target.local)
-    return target.kubectl
+    install(supplied.kubectl)
+    return supplied.kubectl
+
+
+@pytest.fixture
+def bare(supplied: Target) -> Iterator[Target]:
+    """A cluster that has the images and nothing else of ours; what was installed before is there again afterwards."""
+    kubectl = supplied.kubectl
+    installed = kubectl.all("namespaces", f"--field-selector=metadata.name={AGENT_NAMESPACE}")
+    if installed:
+        kubectl.run("delete", f"--kustomize={SIMULATED_OVERLAY}", "--ignore-not-found", timeout_seconds=180)
+    yield supplied
+    kubectl.delete("namespace", AGENT_NAMESPACE)  # Helm leaves the one it made
+    if installed:
+        install(kubectl)
+
+
+@pytest.fixture(scope="session")
+def looked_at(product: Kubectl) -> Callable[[Iterable[Object]], None]:
+    """Have the API server look at objects as strictly as it can: at each one once, however many installations have it."""
+    taken: set[str] = set()
+
+    def look(objects: Iterable[Object]) -> None:
+        fresh = {text: one for one in objects if (text := json.dumps(one, sort_keys=True)) not in taken}
+        if fresh:
+            product.run("apply", "--filename=-", "--dry-run=server", "--validate=strict", stdin=yaml.safe_dump_all(fresh.values()))
+        taken.update(fresh)
+
+    return look
 
 
 @pytest.fixture
@@ -129,12 +169,20 @@ def scratch_in_tree() -> Iterator[Path]:
 @pytest.fixture
 def kubectl(target: Target, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
     """kubectl in a namespace of the test's own, gone with its pods when the test ends."""
-    namespace = f"e2e-{re.sub('[^a-z0-9]+', '-', request.node.name.lower())[-40:].strip('-')}"
-    target.kubectl.run("create", "namespace", namespace)
-    own = target.kubectl.within(namespace)
-    yield own
-    own.delete("pods", "--all")
-    target.kubectl.delete("namespace", namespace, wait=False)
+    with own_namespace(target, f"e2e-{re.sub('[^a-z0-9]+', '-', request.node.name.lower())[-40:].strip('-')}") as own:
+        yield own
+
+
+@contextmanager
+def own_namespace(target: Target, name: str) -> Iterator[Kubectl]:
+    """kubectl in a new namespace, which is gone with its pods after the block."""
+    target.kubectl.run("create", "namespace", name)
+    own = target.kubectl.within(name)
+    try:
+        yield own
+    finally:
+        own.delete("pods", "--all")
+        target.kubectl.delete("namespace", name, wait=False)
 
 
 def pytest_runtest_call(item: pytest.Item) -> None:

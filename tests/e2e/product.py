@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from proto import contract
 from tests.e2e import programs
 from tests.e2e.cluster import images
-from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.dockerfile import build_images
 from tests.e2e.cluster.host import KUBERNETES, built_programs
 from tests.e2e.cluster.paths import BUILD, ROOT
@@ -65,14 +64,8 @@ def all_images() -> list[Path]:
     return [*product_images(), kube_scheduler_image(), client_image(), musl_image()]
 
 
-def install(kubectl: Kubectl, local: Cluster | None) -> None:
-    """Install the product with the simulated driver on every node, from the manifests as they are; returns when it serves.
-
-    A cluster that is not ours must have the images already: ``python -m tests.e2e.cluster images`` makes them.
-    """
-    if local is not None:
-        for archive in all_images():
-            local.import_image(archive)
+def install(kubectl: Kubectl) -> None:
+    """Install the product with the simulated driver on every node, from the manifests as they are; returns when it serves."""
     install_manifests(kubectl)
     wait_until_rolled_out(kubectl.within(AGENT_NAMESPACE))
     eventually(
@@ -212,7 +205,7 @@ def client_image() -> Path:
     }
     rootfs.setuid |= {_at(SETUID_CLIENT), _at(BECOME_ROOT)}
     archive = BUILD / "images/cuda-client.tar"
-    images.write_archive(archive, CLIENT_IMAGE, [rootfs.layer()], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"]})
+    images.write_archive(archive, CLIENT_IMAGE, [rootfs.layer()], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"], **images.AT_ONCE})
     return archive
 
 
@@ -226,7 +219,7 @@ def musl_image() -> Path:
         _at(FORKED): programs.musl_forked(),
     }
     archive = BUILD / "images/musl-client.tar"
-    images.write_archive(archive, MUSL_IMAGE, [rootfs.layer()], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"]})
+    images.write_archive(archive, MUSL_IMAGE, [rootfs.layer()], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"], **images.AT_ONCE})
     return archive
 
 

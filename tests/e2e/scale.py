@@ -81,9 +81,9 @@ def make_nodes(api: Api, count: int) -> None:
 
     def make(number: int) -> None:
         name = f"scale-{number:04}"
-        api.send("POST", "/api/v1/nodes", _node(name))
+        api.send("POST", "/api/v1/nodes", node_object(name))
         api.send("POST", f"/apis/{API_VERSION}/gpunodes", {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": {"name": name}})
-        patch = {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": {"name": name}, "status": _inventory(name)}
+        patch = {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": {"name": name}, "status": inventory(name)}
         version = json.loads(api.send("GET", f"/apis/{API_VERSION}/gpunodes/{name}"))["metadata"]["resourceVersion"]
         patch["metadata"] = {"name": name, "resourceVersion": version}
         api.send("PUT", f"/apis/{API_VERSION}/gpunodes/{name}/status", patch)
@@ -91,7 +91,8 @@ def make_nodes(api: Api, count: int) -> None:
     _in_parallel(make, range(count))
 
 
-def _node(name: str) -> Object:
+def node_object(name: str) -> Object:
+    """A node as a kubelet beside an agent would make it."""
     amounts = {
         "cpu": "192",
         "memory": "2Ti",
@@ -112,7 +113,8 @@ def _node(name: str) -> Object:
     }
 
 
-def _inventory(name: str) -> Object:
+def inventory(name: str) -> Object:
+    """What the agent of such a node publishes."""
     devices = [
         {"uuid": f"GPU-{name}-{minor}", "model": "NVIDIA H200", "minor": minor, "pciBusId": f"00000000:{minor:02X}:00.0",
          "memoryMib": GPU_MEMORY_MIB, "numaNode": minor // 4}

@@ -1,9 +1,12 @@
 """What no library can hold, the audit sees from outside: static programs, musl programs with a driver of their own, stolen device files."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from agent.core.audit import FindingKind
 from proto import contract
+from tests.e2e.conftest import Target, own_namespace
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import CLIENT, CLIENT_IMAGE, FORKED, HOLD_OPEN, MUSL_IMAGE, STATIC_CLIENT, Slice, metrics, slice_pod
 
@@ -11,44 +14,51 @@ pytestmark = pytest.mark.usefixtures("product")
 
 SHARE_MIB = 1024
 TAKEN_MIB = 3000
+STATIC = {"static-glibc": CLIENT_IMAGE, "static-musl": MUSL_IMAGE}
+"""Pods whose program has the driver linked in, by name, each with its image."""
 SEEN_SECONDS = 90
 """A finding is told when two passes in a row, 10 s apart, have made it."""
 SIMULATED_DEVICES = "/var/lib/aliquot-simulated"
 """On a node with the simulated driver, what /dev/nvidia* is on a real one."""
 
 
-@pytest.mark.parametrize("image", [pytest.param(CLIENT_IMAGE, id="glibc"), pytest.param(MUSL_IMAGE, id="musl")])
-def test_a_static_program_that_takes_more_than_its_share_is_reported(
-    kubectl: Kubectl, product: Kubectl, node_name: str, image: str
-) -> None:
+@pytest.fixture(scope="module")
+def audited(target: Target, product: Kubectl) -> Iterator[Kubectl]:
+    """A namespace with everything that the audit is to find, and a pod where there is nothing to find: it makes its passes once for all."""
+    del product
+    with own_namespace(target, "e2e-audit") as kubectl:
+        honest = slice_pod("honest", Slice(SHARE_MIB), [CLIENT, "hold", "--mib", str(SHARE_MIB // 4)])  # its context takes half
+        pods = [*(taker(name, image) for name, image in STATIC.items()), thief(), honest]
+        kubectl.apply(*pods)
+        for pod in pods:
+            kubectl.wait_for_phase(pod["metadata"]["name"], "Running")
+        yield kubectl
+
+
+@pytest.mark.parametrize("pod", STATIC)
+def test_a_static_program_that_takes_more_than_its_share_is_reported(audited: Kubectl, product: Kubectl, node_name: str, pod: str) -> None:
     """It gets what it asks for, since nothing stands between it and the driver; its pod, the metrics and an alert say so."""
-    kubectl.apply(taker("static", image))
-    kubectl.apply(slice_pod("honest", Slice(SHARE_MIB), [CLIENT, "hold", "--mib", str(SHARE_MIB // 2)]))
-    for pod in ("static", "honest"):
-        kubectl.wait_for_phase(pod, "Running")
-    told = wait_for_findings(kubectl, product, node_name, "static", FindingKind.OVER_LIMIT, FindingKind.SHIM_UNKNOWN)
+    told = wait_for_findings(audited, product, node_name, pod, FindingKind.OVER_LIMIT, FindingKind.SHIM_UNKNOWN)
     assert f"its limit is {SHARE_MIB} MiB" in told or "its limit is 1 GiB" in told
     assert "is not among those that the shim counts" in told, "as shipped the agent may not look into programs, so it is certain of no more"
-    assert not findings(product, node_name, kubectl.namespace, "honest")
-    assert kubectl.get("pod", "static")["status"]["phase"] == "Running", "the policy as shipped is to report"
-    kubectl.delete("pod", "static")
-    eventually(
-        lambda: not findings(product, node_name, kubectl.namespace, "static"), "the finding to go with the pod", seconds=SEEN_SECONDS
-    )
+    assert not findings(product, node_name, audited.namespace, "honest")
+    assert audited.get("pod", pod)["status"]["phase"] == "Running", "the policy as shipped is to report"
 
 
-def test_a_container_that_was_granted_nothing_and_took_the_devices_is_reported(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
-    """As a pod that mounts the host's /dev: the simulated hardware lies in a directory of the node."""
-    thief = taker("thief", CLIENT_IMAGE)
-    [container] = thief["spec"]["containers"]
-    del container["resources"]
-    container["env"] = [{"name": contract.ENV_SIM_DIR, "value": f"{SIMULATED_DEVICES}/node"}]
-    container["volumeMounts"] = [{"name": "devices", "mountPath": SIMULATED_DEVICES}]
-    thief["spec"]["volumes"] = [{"name": "devices", "hostPath": {"path": SIMULATED_DEVICES}}]
-    kubectl.apply(thief)
-    kubectl.wait_for_phase("thief", "Running")
-    told = wait_for_findings(kubectl, product, node_name, "thief", FindingKind.NO_GRANT)
+def test_a_container_that_was_granted_nothing_and_took_the_devices_is_reported(audited: Kubectl, product: Kubectl, node_name: str) -> None:
+    told = wait_for_findings(audited, product, node_name, "thief", FindingKind.NO_GRANT)
     assert "was granted no GPU" in told
+
+
+def test_findings_go_with_their_pod(audited: Kubectl, product: Kubectl, node_name: str) -> None:
+    found = (*STATIC, "thief")
+    for pod in found:
+        eventually(lambda pod=pod: findings(product, node_name, audited.namespace, pod), f"findings of {pod}", seconds=SEEN_SECONDS)
+    audited.delete("pod", *found)
+    for pod in found:
+        eventually(
+            lambda pod=pod: not findings(product, node_name, audited.namespace, pod), f"no more findings of {pod}", seconds=SEEN_SECONDS
+        )
 
 
 def test_a_musl_program_gets_no_driver_and_is_told_so_by_its_loader(kubectl: Kubectl) -> None:
@@ -67,6 +77,17 @@ def taker(name: str, image: str) -> Object:
     """A pod with a share, whose static program takes nearly three times as much."""
     pod = slice_pod(name, Slice(SHARE_MIB), [STATIC_CLIENT, "hold", "--mib", str(TAKEN_MIB)])
     pod["spec"]["containers"][0]["image"] = image
+    return pod
+
+
+def thief() -> Object:
+    """A pod without a share that takes the devices, as by the host's /dev: the simulated hardware lies in a directory of the node."""
+    pod = taker("thief", CLIENT_IMAGE)
+    [container] = pod["spec"]["containers"]
+    del container["resources"]
+    container["env"] = [{"name": contract.ENV_SIM_DIR, "value": f"{SIMULATED_DEVICES}/node"}]
+    container["volumeMounts"] = [{"name": "devices", "mountPath": SIMULATED_DEVICES}]
+    pod["spec"]["volumes"] = [{"name": "devices", "hostPath": {"path": SIMULATED_DEVICES}}]
     return pod
 
 

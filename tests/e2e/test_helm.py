@@ -1,21 +1,19 @@
 """The chart on a real cluster: its objects are taken, and a release goes in, is tested, upgraded, rolled back and removed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.e2e.cluster.host import HELM, built_programs
-from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.conftest import Target
+from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import (
     AGENT_NAMESPACE,
     MIB,
     SHARES_PER_GPU,
-    SIMULATED_OVERLAY,
     Client,
     Slice,
-    install_manifests,
     slice_pod,
     wait_until_rolled_out,
 )
@@ -37,36 +35,27 @@ def renderer(scratch_in_tree: Path) -> Renderer:
 
 
 @pytest.mark.parametrize("installation", [one for one in installations() if not one.monitoring], ids=str)
-def test_the_api_server_takes_every_object_and_knows_every_field(product: Kubectl, renderer: Renderer, installation: Installation) -> None:
-    objects = [*renderer.charted(installation.values), *renderer.hooks(installation.values)]
-    product.run("apply", "--filename=-", "--dry-run=server", "--validate=strict", stdin=yaml.safe_dump_all(objects))
-
-
-@pytest.fixture
-def cleared(product: Kubectl) -> Iterator[Kubectl]:
-    """The cluster without the product, which the manifests had installed and install again afterwards."""
-    product.run("delete", f"--kustomize={SIMULATED_OVERLAY}", timeout_seconds=HELM_SECONDS)
-    yield product
-    product.delete("namespace", AGENT_NAMESPACE)
-    install_manifests(product)
-    wait_until_rolled_out(product.within(AGENT_NAMESPACE))
-    eventually(lambda: product.all(GPU_NODES), "the inventory")
+def test_the_api_server_takes_every_object_and_knows_every_field(
+    looked_at: Callable[[Iterable[Object]], None], renderer: Renderer, installation: Installation
+) -> None:
+    looked_at([*renderer.charted(installation.values), *renderer.hooks(installation.values)])
 
 
 @pytest.mark.timeout(600, func_only=True)
-def test_a_release_is_installed_tested_upgraded_rolled_back_and_removed(cleared: Kubectl, kubectl: Kubectl, renderer: Renderer) -> None:
-    system = cleared.within(AGENT_NAMESPACE)
+def test_a_release_is_installed_tested_upgraded_rolled_back_and_removed(bare: Target, kubectl: Kubectl, renderer: Renderer) -> None:
+    cluster = bare.kubectl
+    system = cluster.within(AGENT_NAMESPACE)
 
     def helm(*arguments: str) -> str:
-        where = (f"--kubeconfig={cleared.kubeconfig}", f"--namespace={AGENT_NAMESPACE}")
+        where = (f"--kubeconfig={cluster.kubeconfig}", f"--namespace={AGENT_NAMESPACE}")
         return renderer.run_helm(*arguments, *where, timeout_seconds=HELM_SECONDS)
 
     def shares_per_gpu() -> set[int]:
-        written = [node["status"] for node in cleared.all(GPU_NODES) if "status" in node]
+        written = [node["status"] for node in cluster.all(GPU_NODES) if "status" in node]
         return {status.get("sharesPerGpu", SHARES_PER_GPU) for status in written}  # the default is left out
 
     def of_the_cluster() -> set[str]:
-        return {name for kind in CLUSTER_KINDS for name in cleared.run("get", kind, "--output=name").split()}
+        return {name for kind in CLUSTER_KINDS for name in cluster.run("get", kind, "--output=name").split()}
 
     before = of_the_cluster()
     notes = helm("install", RELEASE, str(CHART), "--set=variant=simulated", "--create-namespace", "--wait", "--timeout=120s")

@@ -28,7 +28,7 @@ def test_a_restarted_kubelet_keeps_containers_and_capacity(invariants: Invariant
 
 
 def kill_agent(product: Kubectl, node: Cluster, node_name: str) -> None:
-    """End the agent's process without a word, and wait until the next one is ready; the kubelet makes it wait longer each time."""
+    """End the agent's process without a word, and wait until the next one is ready."""
     old = _agent_container(product, node_name)
     node.kill_container(old["containerID"])
     eventually(lambda: _is_ready_after(product, node_name, old["restartCount"]), "the agent's next container to be ready", seconds=150)

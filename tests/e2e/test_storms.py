@@ -49,12 +49,12 @@ def test_an_agent_killed_at_random_in_a_storm_of_pods_gives_every_pod_its_own_sh
     invariants: Invariants, kubectl: Kubectl, node: Cluster, product: Kubectl, node_name: str, pods: int
 ) -> None:
     """A Job, because the kubelet fails a pod whose devices it asks for at the moment when nobody answers; the Job makes another."""
-    moments = sorted(random.Random(SEED).sample(range(1, pods // 2), KILLS))
+    moments = sorted(random.Random(SEED).sample(range(1, pods // 4), KILLS))
     storm = Storm(kubectl, pods, parallelism=pods)
     for moment in moments:
         storm.wait_for(moment, f"to be killed at {moments} (ALIQUOT_E2E_SEED={SEED})")
+        assert storm.succeeded() < pods, f"the storm was over before the agent was killed (ALIQUOT_E2E_SEED={SEED})"
         kill_agent(product, node, node_name)
-    assert storm.succeeded() < pods, f"the storm was over before the agent was killed (ALIQUOT_E2E_SEED={SEED})"
     storm.wait_for(pods, f"after the agent was killed at {moments} (ALIQUOT_E2E_SEED={SEED})")
     storm.every_pod_saw_its_share()
     invariants.hold()

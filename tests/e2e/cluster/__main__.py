@@ -1,13 +1,14 @@
-"""``python -m tests.e2e.cluster up|down|status|images|helm``: the cluster of the suite, to look around in; ``images`` for other clusters,
-``helm`` for the manifests' tests, which need no cluster.
+"""``python -m tests.e2e.cluster up|down|status|build|images|helm``: the cluster of the suite, to look around in; ``build`` makes all that
+the first run would make, ``images`` those for other clusters, and ``helm`` what the manifests' tests need, which is no cluster.
 """
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.e2e.cluster.cluster import Cluster, base_images, elapsed
-from tests.e2e.cluster.host import HELM, UnavailableError, built_programs
-from tests.e2e.product import all_images
+from tests.e2e.cluster.host import CONTAINERD, HELM, KUBERNETES, UnavailableError, built_programs, require_machine
+from tests.e2e.product import all_images, product_images
 
 
 def _up(cluster: Cluster) -> int:
@@ -36,6 +37,26 @@ def _status(cluster: Cluster) -> int:
     return 0
 
 
+def _build(cluster: Cluster) -> int:
+    """Compiling uses the processors, and the product's images mostly the network: both at once."""
+    del cluster
+    started = time.monotonic()
+    try:
+        require_machine()
+    except UnavailableError as missing:
+        sys.stderr.write(f"nothing is built: {missing}\n")
+        return 1
+    with ThreadPoolExecutor() as pool:
+        ours = pool.submit(product_images)
+        for programs in (KUBERNETES, CONTAINERD):
+            built_programs(programs)
+        ours.result()
+    base_images()
+    all_images()
+    sys.stdout.write(f"built in {elapsed(started)}\n")
+    return 0
+
+
 def _images(cluster: Cluster) -> int:
     del cluster
     for archive in (*base_images(), *all_images()):
@@ -49,7 +70,7 @@ def _helm(cluster: Cluster) -> int:
     return 0
 
 
-_COMMANDS = {"up": _up, "down": _down, "status": _status, "images": _images, "helm": _helm}
+_COMMANDS = {"up": _up, "down": _down, "status": _status, "build": _build, "images": _images, "helm": _helm}
 
 
 def main() -> int:

@@ -223,8 +223,7 @@ def base_images() -> list[Path]:
 
 
 def _require_machine(run_dir: Path) -> None:
-    host.require_root()
-    host.require_debian_programs()
+    host.require_machine()
     overlaid = [path for path in namespaces.OVERLAID if run_dir.is_relative_to(path)]
     if overlaid:
         raise host.UnavailableError(

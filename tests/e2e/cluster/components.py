@@ -146,6 +146,9 @@ def _kubelet_configuration(config: Path) -> dict[str, object]:
         "failSwapOn": False,
         "makeIPTablesUtilChains": False,
         "maxPods": 250,
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},  # scenarios kill the same container several times
+        "nodeStatusUpdateFrequency": "2s",  # how soon what is offered changes; the default, 10 s, is only waited for
+        "nodeStatusReportFrequency": "5m",  # the default, which would follow the other
         "imageGCHighThresholdPercent": 100,  # images are imported, not pulled: one collected would be gone
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
     }

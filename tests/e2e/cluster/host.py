@@ -63,7 +63,13 @@ DEBIAN_PACKAGES = {
 }
 
 
-def require_root() -> None:
+def require_machine() -> None:
+    """Have root and Debian's packages, or raise UnavailableError."""
+    _require_root()
+    _require_debian_programs()
+
+
+def _require_root() -> None:
     """A kubelet and container runtime need root; nothing here tries to do without."""
     if os.geteuid() != 0:
         raise UnavailableError(
@@ -71,7 +77,7 @@ def require_root() -> None:
         )
 
 
-def require_debian_programs() -> None:
+def _require_debian_programs() -> None:
     """Install what Debian provides and this machine lacks; say what is missing where that is impossible."""
     missing = _missing_packages()
     if not missing:

@@ -16,6 +16,9 @@ from pathlib import Path
 BUSYBOX = Path("/bin/busybox")
 LIBRARY_DIR = "usr/lib/x86_64-linux-gnu"
 _PLATFORM = {"architecture": "amd64", "os": "linux"}
+AT_ONCE = {"StopSignal": "SIGKILL"}
+"""For images whose programs have nothing to finish: a first process heeds no SIGTERM that it does not handle, and every pod would end by
+waiting out its grace period."""
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ def write_archive(archive: Path, name: str, layers: Sequence[bytes], configurati
         archive: the file to write.
         name: the image's full name with tag.
         layers: tars of its files, lowest first; kept uncompressed, for they are read once, on this machine.
-        configuration: the OCI image's ``config``: Cmd, Entrypoint, Env, User.
+        configuration: the OCI image's ``config``: Cmd, Entrypoint, Env, StopSignal, User.
     """
     image = {
         **_PLATFORM,
@@ -118,7 +121,7 @@ def busybox_image(archive: Path, name: str, command: list[str]) -> None:
     """An image of busybox alone."""
     rootfs = Rootfs()
     rootfs.add_busybox()
-    write_archive(archive, name, [rootfs.layer()], {"Cmd": command, "Env": ["PATH=/bin"]})
+    write_archive(archive, name, [rootfs.layer()], {"Cmd": command, "Env": ["PATH=/bin"], **AT_ONCE})
 
 
 def _digest(blob: bytes) -> str:
