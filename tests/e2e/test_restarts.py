@@ -29,9 +29,15 @@ def test_a_restarted_kubelet_keeps_containers_and_capacity(invariants: Invariant
 
 def kill_agent(product: Kubectl, node: Cluster, node_name: str) -> None:
     """End the agent's process without a word, and wait until the next one is ready."""
+    end_agent(product, node, node_name)
+    eventually(lambda: _agent_container(product, node_name)["ready"], "the agent's next container to be ready", seconds=150)
+
+
+def end_agent(product: Kubectl, node: Cluster, node_name: str) -> None:
+    """End the agent's process without a word, and wait until kubelet has started another."""
     old = _agent_container(product, node_name)
     node.kill_container(old["containerID"])
-    eventually(lambda: _is_ready_after(product, node_name, old["restartCount"]), "the agent's next container to be ready", seconds=150)
+    eventually(lambda: _is_running_after(product, node_name, old["restartCount"]), "the agent's next container to run", seconds=150)
 
 
 def another_agent_is_ready(product: Kubectl, node_name: str, old_uid: str) -> bool:
@@ -49,6 +55,6 @@ def _agent_container(product: Kubectl, node_name: str) -> Object:
     return agent_pod(product, node_name)["status"]["containerStatuses"][0]
 
 
-def _is_ready_after(product: Kubectl, node_name: str, restarts: int) -> bool:
+def _is_running_after(product: Kubectl, node_name: str, restarts: int) -> bool:
     container = _agent_container(product, node_name)
-    return container["restartCount"] > restarts and container["ready"]
+    return container["restartCount"] > restarts and "running" in container["state"]
