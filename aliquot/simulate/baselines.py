@@ -15,6 +15,7 @@ fgd100         the same over all classes
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -41,8 +42,8 @@ class _Kept:
     computed_at: int = -1
 
 
-class ArrayEngine:
-    """The cluster as arrays, by node in the order of names. Subclasses rate."""
+class ArrayEngine(ABC):
+    """The cluster as arrays, by node in the order of names. Subclasses choose."""
 
     def __init__(self, nodes: Sequence[TraceNode]) -> None:
         self.models = sorted({node.model for node in nodes})
@@ -82,16 +83,11 @@ class ArrayEngine:
         """Return what is free."""
         return Room(self.cpu.copy(), self.free.copy())
 
-    def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
-        """Score nodes that fit; the more, the better. Args: gpu: the fullest GPU that fits, for a pod of one GPU or less."""
-        raise NotImplementedError
-
+    @abstractmethod
     def choose(self, rows: Ints, kind: PodClass, usable: Bools) -> tuple[Floats, Ints]:
-        """Score nodes, and choose the GPU of a pod of one GPU or less among those that fit."""
-        gpu: Ints = np.argmin(np.where(usable, self.free[rows], WHOLE_GPU_MILLI + 1), axis=1)
-        return self.rate(rows, kind, gpu), gpu
+        """Score nodes that fit; the more, the better. Also choose the GPU of a pod of one GPU or less among those that fit."""
 
-    def note(self, node: int, kind: PodClass, sign: int) -> None:
+    def note(self, node: int, kind: PodClass, sign: int) -> None:  # noqa: B027 - most policies learn nothing
         """Learn that a pod was placed, or with sign -1 removed."""
 
     def _best(self, kept: _Kept) -> int:
@@ -122,7 +118,20 @@ class ArrayEngine:
         return total
 
 
-class BestFit(ArrayEngine):
+class FullestGpu(ArrayEngine):
+    """Takes the fullest GPU that fits. Subclasses rate nodes."""
+
+    @abstractmethod
+    def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
+        """Score nodes that fit; the more, the better. Args: gpu: the fullest that fits, for a pod of one GPU or less."""
+
+    def choose(self, rows: Ints, kind: PodClass, usable: Bools) -> tuple[Floats, Ints]:
+        """Score nodes by the GPU that the pod would get."""
+        gpu: Ints = np.argmin(np.where(usable, self.free[rows], WHOLE_GPU_MILLI + 1), axis=1)
+        return self.rate(rows, kind, gpu), gpu
+
+
+class BestFit(FullestGpu):
     """See the module."""
 
     def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
@@ -132,7 +141,7 @@ class BestFit(ArrayEngine):
         return score
 
 
-class DotProd(ArrayEngine):
+class DotProd(FullestGpu):
     """See the module."""
 
     def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
@@ -142,7 +151,7 @@ class DotProd(ArrayEngine):
         return score
 
 
-class GpuPacking(ArrayEngine):
+class GpuPacking(FullestGpu):
     """See the module."""
 
     def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
@@ -158,7 +167,7 @@ class GpuPacking(ArrayEngine):
         return score
 
 
-class GpuClustering(ArrayEngine):
+class GpuClustering(FullestGpu):
     """See the module."""
 
     def __init__(self, nodes: Sequence[TraceNode]) -> None:

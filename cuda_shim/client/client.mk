@@ -1,6 +1,6 @@
 # aliquot-cuda-client: the CUDA program that demo, tests and benchmarks run in containers. Links nothing of ours.
 
-client_objects := $(patsubst %,$(OUT)/obj/client/%.o,driver holdings work main)
+client_objects := $(patsubst %,$(OUT)/obj/client/%.o,driver driver_error holdings work main)
 
 $(OUT)/bin/aliquot-cuda-client: $(client_objects)
 	@mkdir -p $(@D)

@@ -124,13 +124,3 @@ bool driver_open(const char *route)
 #undef CLIENT_RESOLVE
 	return true;
 }
-
-const char *driver_error(CUresult result)
-{
-	static char number[16];
-	const char *name = NULL;
-	if (cu.cuGetErrorName(result, &name) == CUDA_SUCCESS && name)
-		return name;
-	snprintf(number, sizeof number, "%d", (int)result);
-	return number;
-}

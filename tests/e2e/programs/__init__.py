@@ -18,7 +18,7 @@ _SIMULATED_DRIVER = (
 )
 _WITH_DRIVER = (
     _HERE / "linked_driver.c",
-    *(_SHIM / "client" / f"{name}.c" for name in ("main", "holdings", "work")),
+    *(_SHIM / "client" / f"{name}.c" for name in ("driver_error", "main", "holdings", "work")),
     *_SIMULATED_DRIVER,
 )
 _FLAGS = ("-std=gnu11", "-O1", "-w", f"-I{_SHIM / 'include'}", f"-I{_SHIM}", "-pthread")

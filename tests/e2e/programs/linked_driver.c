@@ -2,8 +2,6 @@
  * Takes the place of client/driver.c in a static build of aliquot-cuda-client. */
 #include "client/driver.h"
 
-#include <stdio.h>
-
 struct driver cu;
 
 const char driver_routes[] = "dlsym";
@@ -15,14 +13,4 @@ bool driver_open(const char *route)
 	CLIENT_ENTRY_POINTS(CLIENT_LINK)
 #undef CLIENT_LINK
 	return true;
-}
-
-const char *driver_error(CUresult result)
-{
-	static char number[16];
-	const char *name = NULL;
-	if (cu.cuGetErrorName(result, &name) == CUDA_SUCCESS && name)
-		return name;
-	snprintf(number, sizeof number, "%d", (int)result);
-	return number;
 }
