@@ -217,9 +217,26 @@ struct sim_state *sim_state_map(char error[SIM_ERROR_LEN])
 
 /* ---- the mutex ------------------------------------------------------------------------------------------------------- */
 
+/* A robust mutex outlives its holder, but a wake-up does not outlive who owes it: killed after its unlock and before the wake, with another
+ * process taking the mutex in between, it leaves a sleeper that neither the kernel nor the new holder knows of. So waiting is looking again. */
+#define FIRST_LOOK_NS 20000
+#define RAREST_LOOK_NS 1000000
+
+static int take_mutex(pthread_mutex_t *mutex)
+{
+    struct timespec pause = { .tv_nsec = FIRST_LOOK_NS };
+    int status;
+    while ((status = pthread_mutex_trylock(mutex)) == EBUSY) {
+        nanosleep(&pause, NULL);
+        if (pause.tv_nsec < RAREST_LOOK_NS)
+            pause.tv_nsec *= 2;
+    }
+    return status;
+}
+
 void sim_lock(struct sim_state *state)
 {
-    int status = pthread_mutex_lock(&state->mutex);
+    int status = take_mutex(&state->mutex);
     if (status == EOWNERDEAD) {
         pthread_mutex_consistent(&state->mutex);
         sim_repair_locked(state);
