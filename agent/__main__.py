@@ -272,6 +272,7 @@ class _Agent:
             telemetry=telemetry,
             overhead_bytes=self._overhead.fresh_overhead_bytes,
             driver_bytes=lambda: self._overhead.driver_bytes,
+            driver_utilization=lambda: self._overhead.utilization,
             troubles=self._troubles,
             clock=clock,
             bypassed=lambda: self._auditor.bypassed | self._limits.unlimited,

@@ -16,7 +16,7 @@ from agent.core.identity import HeldDevices, RememberedDevices
 from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord
-from agent.core.overhead import HostProcess, ProcessMemory
+from agent.core.overhead import GpuProcess, HostProcess
 from agent.core.publishing import NodeCondition
 from agent.core.region_layout import ComputeCounters, Limits, RegionSnapshot
 from agent.core.registration import FileIdentity
@@ -53,7 +53,7 @@ class Driver(Protocol):
         """Read how the GPUs that answer are connected."""
         ...
 
-    async def processes(self) -> Sequence[ProcessMemory]:
+    async def processes(self) -> Sequence[GpuProcess]:
         """List the processes on the GPUs that answer, those whose use the driver does not tell left out."""
         ...
 

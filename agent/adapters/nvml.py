@@ -18,7 +18,7 @@ from agent.adapters.nvml_place import fabric_clique, pcie_root
 from agent.adapters.nvml_sensors import read_sensors
 from agent.adapters.nvml_thread import NvmlThread
 from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice, promisable_bytes
-from agent.core.overhead import ProcessMemory
+from agent.core.overhead import GpuProcess
 from agent.errors import DriverError, DriverMissingError
 from proto.model import Device, Link, LinkKind, MigInstance
 
@@ -77,6 +77,8 @@ _LINK_OF_LEVEL = {
 }
 _NVLINK_TO_GPU = 0
 _NVLINK_TO_SWITCH = 2
+_UTILIZATION_WINDOW_NS = 5_000_000_000
+"""Processes are as busy as the driver's samples of so long a time say: it takes one or a few in a second."""
 _NUMA_WORDS = 16
 """64-bit words of the NUMA node mask: 1024 nodes, the kernel's limit."""
 
@@ -124,7 +126,7 @@ class NvmlDriver:
         """See ``ports.Driver``."""
         return await self._thread.run(self._links)
 
-    async def processes(self) -> Sequence[ProcessMemory]:
+    async def processes(self) -> Sequence[GpuProcess]:
         """See ``ports.Driver``."""
         return await self._thread.run(self._processes)
 
@@ -369,15 +371,33 @@ class NvmlDriver:
         )
         return instance, used
 
-    def _processes(self) -> tuple[ProcessMemory, ...]:
+    def _processes(self) -> tuple[GpuProcess, ...]:
         self._start()
-        most: dict[tuple[str, int], int] = {}
+        found: list[GpuProcess] = []
         for uuid, handle in self._handles().items():
+            most: dict[int, int] = {}
             for name in _PROCESS_LISTS:
                 for one in self._list(name, handle, uuid):
                     if one.usedGpuMemory is not None:
-                        most[uuid, one.pid] = max(most.get((uuid, one.pid), 0), one.usedGpuMemory)
-        return tuple(ProcessMemory(uuid, pid, used_bytes) for (uuid, pid), used_bytes in most.items())
+                        most[one.pid] = max(most.get(one.pid, 0), one.usedGpuMemory)
+            busy = self._process_utilization(handle, uuid) if most else None
+            found += (GpuProcess(uuid, pid, used, busy.get(pid, 0.0) if busy is not None else None) for pid, used in most.items())
+        return tuple(found)
+
+    def _process_utilization(self, handle: Any, uuid: str) -> Mapping[int, float] | None:
+        """Return the share of the last seconds in which each process worked, by pid, without the idle; None where that is not told."""
+        since_us = (time.time_ns() - _UTILIZATION_WINDOW_NS) // 1000
+        try:
+            samples = self.call("nvmlDeviceGetProcessUtilization", handle, since_us, of=uuid, expected=_NOT_OFFERED)
+        except pynvml.NVMLError as exc:
+            if exc.value in _DRIVER_GONE:
+                raise _driver_error(f"reading how busy the processes on {uuid} are", exc) from exc
+            return {} if exc.value == pynvml.NVML_ERROR_NOT_FOUND else None
+        by_pid: dict[int, list[int]] = {}
+        for sample in samples:
+            if sample.timeStamp >= since_us:  # the buffer may have room that was not filled
+                by_pid.setdefault(sample.pid, []).append(sample.smUtil)
+        return {pid: sum(shares) / len(shares) / 100 for pid, shares in by_pid.items()}
 
     def _list(self, name: str, handle: Any, uuid: str) -> Sequence[Any]:
         """Return one list of processes; none where a single GPU fails to give it, so that the others' are looked at all the same."""

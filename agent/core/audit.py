@@ -14,7 +14,7 @@ from enum import StrEnum
 from agent.core.cgroups import ContainerRef, container_of
 from agent.core.identity import Holder
 from agent.core.ledger import Grant
-from agent.core.overhead import HostProcess, ProcessMemory
+from agent.core.overhead import GpuProcess, HostProcess
 from proto import codec, units
 from proto.model import DeviceShare, Isolation, Pod
 from proto.units import MIB
@@ -77,7 +77,7 @@ class Finding:
 class AuditView:
     """What one pass rests on."""
 
-    memory: Sequence[ProcessMemory]
+    listed: Sequence[GpuProcess]
     processes: Mapping[int, HostProcess]
     """By host pid, those that are still there."""
     pods_by_uid: Mapping[str, Pod]
@@ -100,7 +100,7 @@ class AuditView:
 class _Seen:
     """One process on one device."""
 
-    memory: ProcessMemory
+    use: GpuProcess
     process: HostProcess
     ref: ContainerRef | None
 
@@ -119,7 +119,7 @@ def audit(view: AuditView) -> tuple[Finding, ...]:
     """Compare use with grants."""
     seen = [
         _Seen(entry, process, container_of(process.cgroup))
-        for entry in view.memory
+        for entry in view.listed
         if (process := view.processes.get(entry.pid)) is not None and (process.cgroup != view.own_cgroup or not view.own_cgroup)
     ]
     findings: list[Finding] = []
@@ -131,13 +131,13 @@ def audit(view: AuditView) -> tuple[Finding, ...]:
         owner = _owner(one.ref, one.process.pid, view)
         if owner.pod is not None and owner.pod.namespace in view.exempt_namespaces:
             continue
-        grant = _grant_for(one.memory.device_uuid, owner.grants, view.parents)
+        grant = _grant_for(one.use.device_uuid, owner.grants, view.parents)
         if grant is None:
             if not _is_somewhere_unknown(owner.grants, view.parents):
                 findings.append(_not_granted(one, one.ref, owner))
             continue
         if grant.backend is not Isolation.MIG:  # the hardware keeps MIG instances apart
-            used[grant.grant_id, one.memory.device_uuid].append(one)
+            used[grant.grant_id, one.use.device_uuid].append(one)
         if grant.under_shim and one.process.pid in view.unseen_pids.get(grant.grant_id, ()):
             findings.append(_unseen(one, grant))
         elif grant.under_shim and one.process.pid not in view.shimmed_pids.get(grant.grant_id, ()):
@@ -176,15 +176,15 @@ def _is_somewhere_unknown(grants: Iterable[Grant], parents: Mapping[str, str]) -
 
 
 def _host_process(one: _Seen) -> Finding:
-    uuid, process = one.memory.device_uuid, one.process
-    sentence = f"process {process.pid} of the host uses {units.format_memory(one.memory.used_bytes)} of {uuid}"
+    uuid, process = one.use.device_uuid, one.process
+    sentence = f"process {process.pid} of the host uses {units.format_memory(one.use.used_bytes)} of {uuid}"
     return Finding(FindingKind.HOST_PROCESS, _subject(process), uuid, sentence, (process,))
 
 
 def _not_granted(one: _Seen, ref: ContainerRef, owner: _Owner) -> Finding:
-    uuid, process, pod = one.memory.device_uuid, one.process, owner.pod
+    uuid, process, pod = one.use.device_uuid, one.process, owner.pod
     holder = Holder(pod.namespace, pod.name, owner.container) if pod is not None else None
-    amount = units.format_memory(one.memory.used_bytes)
+    amount = units.format_memory(one.use.used_bytes)
     if owner.grants:
         granted = ", ".join(share.device_uuid for grant in owner.grants for share in grant.shares)
         sentence = f"process {process.pid} uses {amount} of {uuid}, and its container was granted {granted}"
@@ -197,8 +197,8 @@ def _not_granted(one: _Seen, ref: ContainerRef, owner: _Owner) -> Finding:
 
 
 def _without_shim(one: _Seen, grant: Grant) -> Finding:
-    uuid, process = one.memory.device_uuid, one.process
-    amount = units.format_memory(one.memory.used_bytes)
+    uuid, process = one.use.device_uuid, one.process
+    amount = units.format_memory(one.use.used_bytes)
     sentence = (
         f"process {process.pid} uses {amount} of {uuid} without the shim, so that its container's limit does not bind it: the "
         "program is static, brings a driver library of its own, or was started in another root file system"
@@ -207,9 +207,9 @@ def _without_shim(one: _Seen, grant: Grant) -> Finding:
 
 
 def _unseen(one: _Seen, grant: Grant) -> Finding:
-    uuid, process = one.memory.device_uuid, one.process
+    uuid, process = one.use.device_uuid, one.process
     sentence = (
-        f"process {process.pid} uses {units.format_memory(one.memory.used_bytes)} of {uuid} and is not among those that the shim counts; "
+        f"process {process.pid} uses {units.format_memory(one.use.used_bytes)} of {uuid} and is not among those that the shim counts; "
         f"whether it has loaded the shim cannot be seen: {MAPS_RIGHTS}"
     )
     return _finding(FindingKind.SHIM_UNKNOWN, _subject(process), uuid, sentence, (process,), grant)
@@ -220,7 +220,7 @@ def _over_limits(used: Mapping[tuple[str, str], Sequence[_Seen]], grants: Mappin
         grant = grants[grant_id]
         granted_bytes = sum(share.memory_bytes for share in grant.shares if share.device_uuid == uuid)
         limit_bytes = max(granted_bytes, view.burst_bytes.get((grant_id, uuid), 0))
-        used_bytes = sum(one.memory.used_bytes for one in several)
+        used_bytes = sum(one.use.used_bytes for one in several)
         if used_bytes <= limit_bytes + max(LEAST_SLACK_BYTES, limit_bytes // SLACK_PART):
             continue
         sentence = (

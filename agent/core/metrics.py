@@ -268,7 +268,7 @@ _CONTAINER_GAUGES: Sequence[tuple[str, str, _RowValue]] = (
     ),
     (
         "container_utilization_ratio",
-        "Share of the device's time the container used lately; 0 where its launches are not counted, see container_launches.",
+        "Share of the last seconds in which the container's kernels ran, as the driver samples it; else by what was paid for.",
         lambda row: row.utilization,
     ),
     (

@@ -1,4 +1,5 @@
-"""What the driver uses for a container beyond what the shim counts: modules, local memory, the unused rest of 2 MiB pages.
+"""What the driver lists of a container's processes: what it uses beyond what the shim counts (modules, local memory, the unused rest of
+2 MiB pages), and how busy they are.
 
 The driver lists processes with the memory each uses; the region says what the shim counted for each. The difference is taken off the
 container's limit, so that the limit means what the driver means. Kept true: the region is the tenant's word, and a lie in it moves the
@@ -18,12 +19,14 @@ STEP_BYTES = 2 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessMemory:
+class GpuProcess:
     """One process on one GPU, as the driver lists it."""
 
     device_uuid: str
     pid: int
     used_bytes: int
+    utilization_ratio: float | None = None
+    """Share of the last seconds in which its kernels ran; None where this GPU or driver does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,12 @@ def read_device(
             driver_bytes += driver
             counted_bytes += max(held.used_bytes, was or 0)
     return Reading(driver_bytes, counted_bytes, steady)
+
+
+def utilization(uuid: str, slots: Iterable[Slot], pids: Mapping[int, int], listed: Mapping[tuple[str, int], GpuProcess]) -> float | None:
+    """Return how busy a container's processes keep a device; None where the driver does not tell."""
+    ratios = [process.utilization_ratio for slot in slots if (process := listed.get((uuid, pids.get(slot.index, 0)))) is not None]
+    return None if None in ratios else min(1.0, sum(ratio for ratio in ratios if ratio is not None))
 
 
 def next_overhead(current_bytes: int, reading: Reading, limit_bytes: int) -> int:

@@ -132,7 +132,7 @@ class Auditor:
         limits = {grant.grant_id: self._files.limits(grant.grant_id) for grant in concerned}
         sights = {grant.grant_id: self._sight(grant, census.processes) for grant in concerned if grant.under_shim}
         return AuditView(
-            memory=census.memory,
+            listed=census.listed,
             processes={process.pid: process for process in census.processes},
             pods_by_uid=self._pods.by_uid,
             grants=grants,

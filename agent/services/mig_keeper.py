@@ -15,7 +15,7 @@ from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, family
 from agent.core.mig import MigRecord, hands_off_reason, promised_places, with_places
-from agent.core.overhead import ProcessMemory
+from agent.core.overhead import GpuProcess
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError, PartitionError, StorageError
 from agent.ports import Driver, MigPartitions, MigRecords
 from agent.services.grant_book import GrantBook
@@ -228,7 +228,7 @@ class MigAwareDriver:
         """See ``ports.Driver``."""
         return await self._driver.links()
 
-    async def processes(self) -> Sequence[ProcessMemory]:
+    async def processes(self) -> Sequence[GpuProcess]:
         """See ``ports.Driver``."""
         return await self._driver.processes()
 

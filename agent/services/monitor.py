@@ -74,6 +74,7 @@ class Monitor:
         telemetry: Telemetry,
         overhead_bytes: Callable[[], Mapping[tuple[str, str], int]],
         driver_bytes: Callable[[], Mapping[tuple[str, str], int]],
+        driver_utilization: Callable[[], Mapping[tuple[str, str], float | None]],
         troubles: Callable[[], Iterable[str]],
         clock: Clock,
         bypassed: Callable[[], Set[str]] = frozenset,
@@ -82,7 +83,7 @@ class Monitor:
         """Make the collector.
 
         Args:
-            overhead_bytes: by grant id and device UUID, as fresh as it can be had; driver_bytes: likewise, as of then.
+            overhead_bytes: by grant id and device UUID, as fresh as it can be had; driver_bytes, driver_utilization: likewise, as of then.
             bypassed: ids of grants that their backend does not hold, or not every process of.
             further: families of parts the monitor does not know.
             troubles: further reasons not to be ready, of parts the monitor does not know.
@@ -96,6 +97,7 @@ class Monitor:
         self._telemetry = telemetry
         self._overhead_bytes = overhead_bytes
         self._driver_bytes = driver_bytes
+        self._driver_utilization = driver_utilization
         self._bypassed = bypassed
         self._further = further
         self._troubles = troubles
@@ -199,13 +201,20 @@ class Monitor:
         return [position for position, one in enumerate(counters[: len(grant.shares)]) if one.starved_at_ns > since_ns]
 
     def _utilization(self, grants: Sequence[Grant], usage: Mapping[str, ContainerUsage]) -> Mapping[tuple[str, str], float]:
-        return {
-            (grant.grant_id, share.device_uuid): ratio
-            for grant in grants
-            if grant.grant_id in usage
-            for share, ratio in zip(grant.shares, self._watched[grant.grant_id].utilization, strict=True)
-            if ratio is not None
-        }
+        """Say how busy containers were lately: as the driver has it, else by what they paid for, where launches are counted."""
+        told = self._driver_utilization()
+        found: dict[tuple[str, str], float] = {}
+        for grant in grants:
+            if grant.grant_id not in usage:
+                continue
+            watched = self._watched[grant.grant_id]
+            for share, paid, counts in zip(grant.shares, watched.utilization, watched.tally.totals, strict=True):
+                key = (grant.grant_id, share.device_uuid)
+                counted = counts.launches > 0 or key not in told  # of a container without processes it is known that it does nothing
+                ratio = told[key] if told.get(key) is not None else paid if counted else None
+                if ratio is not None:
+                    found[key] = ratio
+        return found
 
     def _compat_facts(self, grants: Sequence[Grant], now: float) -> CompatFacts:
         pods = self._pods.by_uid

@@ -1,4 +1,5 @@
-"""Keeps each container's ``overhead_bytes`` true, and learns what a context costs: the driver's list of processes against the regions.
+"""Keeps each container's ``overhead_bytes`` true, and learns what a context costs and how busy containers are: the driver's list of
+processes against the regions.
 
 Runs with every census of the processes, and for a scrape whose figures would be old. Only containers on whose GPUs the driver lists
 processes are looked at. Deciding is in ``core.overhead``.
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from agent.core.ledger import Grant
-from agent.core.overhead import HostProcess, bare_context_bytes, host_pids, living, next_overhead, read_device
+from agent.core.overhead import GpuProcess, HostProcess, bare_context_bytes, host_pids, living, next_overhead, read_device, utilization
 from agent.core.region_layout import Limits
 from agent.errors import DriverError, StorageError
 from agent.ports import Clock, ContainerFiles, RegionView
@@ -27,7 +28,7 @@ FRESH_SECONDS = 1.0
 SCRAPE_WAIT_SECONDS = 0.5
 """How long a scrape waits for new figures before it shows those of the last pass."""
 
-_Used = Mapping[tuple[str, int], int]
+_Listed = Mapping[tuple[str, int], GpuProcess]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class _Figures:
 
     overhead_bytes: Mapping[tuple[str, str], int]
     driver_bytes: Mapping[tuple[str, str], int]
+    utilization: Mapping[tuple[str, str], float | None]
 
 
 class OverheadKeeper:
@@ -55,6 +57,8 @@ class OverheadKeeper:
         """What is taken off a limit, by grant id and device UUID, as of the last pass."""
         self.driver_bytes: Mapping[tuple[str, str], int] = {}
         """What the driver lists for the container's processes, likewise."""
+        self.utilization: Mapping[tuple[str, str], float | None] = {}
+        """The share of the last seconds in which they worked, likewise; None where the driver does not tell."""
 
     async def run(self) -> None:
         """Compare for ever."""
@@ -95,26 +99,28 @@ class OverheadKeeper:
         grants = self._concerned(census)
         before = await self._book.on_disk(lambda: self._live_regions(grants)) if grants else {}
         if not before:
-            self.overhead_bytes, self.driver_bytes = {}, {}
+            self.overhead_bytes, self.driver_bytes, self.utilization = {}, {}, {}
             return
         between = await self._census.take()
-        used, known = {(entry.device_uuid, entry.pid): entry.used_bytes for entry in between.memory}, between.processes
+        listed, known = {(entry.device_uuid, entry.pid): entry for entry in between.listed}, between.processes
         overhead: dict[tuple[str, str], int] = {}
         driver: dict[tuple[str, str], int] = {}
+        busy: dict[tuple[str, str], float | None] = {}
         for grant in grants:
             if grant.grant_id in before and grant is self._book.ledger.grants.get(grant.grant_id):
                 try:
-                    figures = await self._book.on_disk(partial(self._adjust, grant, before[grant.grant_id], known, used))
+                    figures = await self._book.on_disk(partial(self._adjust, grant, before[grant.grant_id], known, listed))
                 except StorageError as exc:  # the others' are none the worse for it
                     logger.warning("overhead: %s", exc, extra={"grant": grant.grant_id})
                 else:
                     overhead |= figures.overhead_bytes
                     driver |= figures.driver_bytes
-        self.overhead_bytes, self.driver_bytes = overhead, driver
+                    busy |= figures.utilization
+        self.overhead_bytes, self.driver_bytes, self.utilization = overhead, driver, busy
 
     def _concerned(self, census: Census) -> list[Grant]:
         """Return the grants on whose GPUs the driver lists processes, and those for which it did at the last pass."""
-        busy = {entry.device_uuid for entry in census.memory}
+        busy = {entry.device_uuid for entry in census.listed}
         listed = {identifier for (identifier, _), found in self.driver_bytes.items() if found}
         return [
             grant
@@ -126,13 +132,14 @@ class OverheadKeeper:
         views = ((grant.grant_id, self._files.region(grant.grant_id)) for grant in grants)
         return {identifier: view for identifier, view in views if view is not None and view.live}
 
-    def _adjust(self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], used: _Used) -> _Figures:
+    def _adjust(self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], listed: _Listed) -> _Figures:
         """Store the host pids of one container and correct its limits; return its figures."""
         view = self._files.region(grant.grant_id)
         if view is None:
-            return _Figures({}, {})
+            return _Figures({}, {}, {})
         before, after = living(earlier.snapshot, earlier.dead), living(view.snapshot, view.dead)
         pids = host_pids(after, known, grant.pod_uid)
+        used = {key: process.used_bytes for key, process in listed.items()}
         self._files.store_host_pids(
             grant.grant_id, {slot.index: pids[slot.index] for slot in after if pids.get(slot.index, slot.host_pid) != slot.host_pid}
         )
@@ -156,6 +163,7 @@ class OverheadKeeper:
         return _Figures(
             {(grant.grant_id, device.uuid): device.overhead_bytes for device in limits.devices},
             {(grant.grant_id, uuid): reading.driver_bytes for uuid, reading in readings.items()},
+            {(grant.grant_id, uuid): utilization(uuid, after, pids, listed) for uuid in readings},
         )
 
     def _learn(self, device_uuid: str, found_bytes: int | None) -> None:

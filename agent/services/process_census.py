@@ -8,7 +8,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from agent.core.overhead import HostProcess, ProcessMemory
+from agent.core.overhead import GpuProcess, HostProcess
 from agent.errors import DriverError, DriverMissingError
 from agent.ports import Driver, Processes
 from agent.services.changes import Changes
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 class Census:
     """One look."""
 
-    memory: tuple[ProcessMemory, ...] = ()
+    listed: tuple[GpuProcess, ...] = ()
     processes: tuple[HostProcess, ...] = ()
-    """Those of ``memory`` that were still there when /proc was read."""
+    """Those of ``listed`` that were still there when /proc was read."""
 
 
 class ProcessCensus:
@@ -52,7 +52,7 @@ class ProcessCensus:
 
     async def take(self) -> Census:
         """Look now. Raises DriverError."""
-        memory = tuple(await self._driver.processes())
-        if not memory:
+        listed = tuple(await self._driver.processes())
+        if not listed:
             return Census()
-        return Census(memory, tuple(await asyncio.to_thread(self._processes.read, {entry.pid for entry in memory})))
+        return Census(listed, tuple(await asyncio.to_thread(self._processes.read, {entry.pid for entry in listed})))

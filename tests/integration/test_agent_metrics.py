@@ -81,6 +81,15 @@ async def test_a_container_is_measured_from_its_grant_to_its_end():
         assert not [name for name, samples in series.items() for labels, _ in samples if labels.get("pod") == "a"]
 
 
+async def test_a_container_without_a_compute_limit_is_as_busy_as_the_driver_says():
+    async with make_node("t4x2") as node:
+        node.create_pod(manifest("a", cuda("work", "--mib", "256", "--seconds", "60", "--kernel-us", "1000", wait=True, mib=2048)))
+        await running(node, "a")
+        go(node, "a")
+        series = await until(node, lambda now: of_pod(now, "container_utilization_ratio", "a") > [0.3])
+        assert of_pod(series, "container_launches_total", "a") == [0], "nobody counts them"
+
+
 async def test_devices_show_their_sensors_and_the_agent_its_own_work():
     async with make_node("h200x8") as node:
         node.create_pod(manifest("a", container(mib=1024)))

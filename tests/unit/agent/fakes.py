@@ -12,7 +12,7 @@ from agent.core.health import HealthRules
 from agent.core.identity import HeldDevices, RememberedDevices
 from agent.core.injection import DeviceInjection
 from agent.core.inventory import DeviceEvent, DriverReading
-from agent.core.overhead import ProcessMemory
+from agent.core.overhead import GpuProcess
 from agent.core.publishing import NodeCondition
 from agent.core.registration import FileIdentity
 from agent.errors import KubeApiError, KubeletError
@@ -53,7 +53,7 @@ class FakeDriver:
         self.restarts = 0
         self.reported: list[DeviceEvent] = []
         self.hung: str | None = None
-        self.process_list: Sequence[ProcessMemory] | Exception = ()
+        self.process_list: Sequence[GpuProcess] | Exception = ()
 
     async def read(self) -> DriverReading:
         if isinstance(self.answer, Exception):
@@ -71,7 +71,7 @@ class FakeDriver:
     async def restart(self) -> None:
         self.restarts += 1
 
-    async def processes(self) -> Sequence[ProcessMemory]:
+    async def processes(self) -> Sequence[GpuProcess]:
         if isinstance(self.process_list, Exception):
             raise self.process_list
         return self.process_list

@@ -64,6 +64,8 @@ async def do(driver, command, errors):
         return [[link.kind, link.lanes, link.pcie] for link in await driver.links()]
     if command == "processes":
         return [[one.device_uuid, one.pid, one.used_bytes] for one in await driver.processes()]
+    if command == "utilization":
+        return {one.pid: one.utilization_ratio for one in await driver.processes()}
     reading = await driver.read()
     return {
         "driver": reading.driver_version, "cuda": reading.cuda_version,
@@ -235,11 +237,15 @@ def test_a_library_that_is_not_there_is_missing_by_name(child):
 
 def hold(node: Child, uuid: str, mib: int) -> subprocess.Popen:
     """A process that holds memory on a device, once it does."""
-    env = {**os.environ, "ALIQUOT_SIM_DIR": str(node.sim), "ALIQUOT_SIM_DEVICE_0": uuid, "LD_LIBRARY_PATH": str(node.build / "lib/sim")}
-    command = [node.build / "bin/aliquot-cuda-client", "hold", "--mib", str(mib)]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    process = client(node, uuid, "hold", "--mib", str(mib))
     assert '"holding"' in process.stdout.readline()
     return process
+
+
+def client(node: Child, uuid: str, *arguments: str) -> subprocess.Popen:
+    """The CUDA program on one device."""
+    env = {**os.environ, "ALIQUOT_SIM_DIR": str(node.sim), "ALIQUOT_SIM_DEVICE_0": uuid, "LD_LIBRARY_PATH": str(node.build / "lib/sim")}
+    return subprocess.Popen([node.build / "bin/aliquot-cuda-client", *arguments], env=env, stdout=subprocess.PIPE, text=True)
 
 
 def test_processes_are_listed_with_what_they_use(child):
@@ -253,6 +259,22 @@ def test_processes_are_listed_with_what_they_use(child):
         process.kill()
         process.wait()
     assert node.ask("processes") == []
+
+
+def test_how_busy_each_process_is_comes_from_the_driver(child):
+    node = child("t4x2")
+    uuid = node.ask()["devices"][0]["uuid"]
+    with hold(node, uuid, 64) as idle, client(node, uuid, "work", "--mib", "64", "--seconds", "60", "--kernel-us", "1000") as busy:
+        deadline = time.monotonic() + 20
+        while (found := node.ask("utilization")).get(str(busy.pid), 0) < 0.3:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.2)
+        assert found[str(idle.pid)] == 0.0
+        node.ask("fails nvmlDeviceGetProcessUtilization NOT_SUPPORTED")
+        assert node.ask("utilization") == {str(idle.pid): None, str(busy.pid): None}
+        assert node.ask("errors") == []
+        idle.kill()
+        busy.kill()
 
 
 def test_the_use_of_each_mig_instance_is_read(child):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from agent.core.audit import AuditView, FindingKind, audit
-from agent.core.overhead import HostProcess, ProcessMemory
+from agent.core.overhead import GpuProcess, HostProcess
 from proto.model import ContainerState, ContainerStatus, Isolation
 from proto.units import MIB
 from tests.unit.agent.builders import grant, ids, pod, share
@@ -30,7 +30,7 @@ def view(*used: tuple[int, int], device: str = "GPU-0", processes=None, **change
     """The first container's processes use so many MiB each: ``(pid, mib)``; the shim counts them all."""
     known = [process(pid) for pid, _ in used] if processes is None else processes
     whole = AuditView(
-        memory=[ProcessMemory(device, pid, mib * MIB) for pid, mib in used],
+        listed=[GpuProcess(device, pid, mib * MIB) for pid, mib in used],
         processes={one.pid: one for one in known},
         pods_by_uid={UID: OWNER},
         grants=(GRANT,),

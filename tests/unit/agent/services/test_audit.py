@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.audit import AuditPolicy, FindingKind
 from agent.core.limits import FailPolicy, limits_of
-from agent.core.overhead import HostProcess, ProcessMemory
+from agent.core.overhead import GpuProcess, HostProcess
 from agent.core.planning import Planned
 from agent.errors import DriverError, ProcessError
 from agent.services.audit import Auditor, AuditorOptions
@@ -60,7 +60,7 @@ class Harness:
         self.book = self.disk.book()
         self.pods = PodCache()
         self.driver = FakeDriver(reading(gpu(0), gpu(1)))
-        self.driver.process_list = [ProcessMemory("GPU-0", 10, 50 * MIB)]
+        self.driver.process_list = [GpuProcess("GPU-0", 10, 50 * MIB)]
         self.processes = FakeProcesses(PROCESS)
         self.clock = FakeClock()
         self.api = FakeKubeApi()
@@ -194,7 +194,7 @@ async def test_the_audit_follows_the_census_and_outlives_a_driver_that_does_not_
     node.driver.process_list = DriverError("gpu is lost")
     running = [asyncio.ensure_future(one.run()) for one in (node.auditor, node.census)]
     await asyncio.sleep(0.02)
-    node.driver.process_list = [ProcessMemory("GPU-0", 10, 50 * MIB)]
+    node.driver.process_list = [GpuProcess("GPU-0", 10, 50 * MIB)]
     async with asyncio.timeout(5):
         while True:
             if node.auditor.confirmed:

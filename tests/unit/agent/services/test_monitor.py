@@ -38,12 +38,14 @@ class Harness:
         self.further: list[str] = []
         self.overhead: dict[tuple[str, str], int] = {}
         self.driver_bytes: dict[tuple[str, str], int] = {}
+        self.driver_utilization: dict[tuple[str, str], float | None] = {}
         self.bypassed: set[str] = set()
         self.pods = PodCache()
         self.monitor = Monitor(
             MonitorOptions("0.1.0", "node-1", 16, compat), watch=self.watch, book=self.book, pods=self.pods, files=self.disk.files,
             registrar=self.registrar, telemetry=self.telemetry, troubles=lambda: self.further, clock=self.clock,
-            overhead_bytes=lambda: self.overhead, driver_bytes=lambda: self.driver_bytes, bypassed=lambda: self.bypassed,
+            overhead_bytes=lambda: self.overhead, driver_bytes=lambda: self.driver_bytes,
+            driver_utilization=lambda: self.driver_utilization, bypassed=lambda: self.bypassed,
             further=[lambda: [family("drift", "From elsewhere.", ("kind",), [(("orphan",), 2)])]],
         )  # fmt: skip
 
@@ -192,6 +194,23 @@ async def test_utilisation_is_what_was_paid_for_between_scrapes(node):
     assert [sample.value for sample in metrics["aliquot_container_utilization_ratio"]] == [0.5]
     assert [sample.value for sample in metrics["aliquot_container_busy_seconds"]] == [6.0]
     assert [sample.value for sample in metrics["aliquot_container_launches"]] == [9.0]
+
+
+async def test_the_driver_knows_best_how_busy_a_container_is(node):
+    await node.watch.poll()
+    one = grant(ids("0:0"), share(0, 300))
+    region = await node.commit(one)
+
+    def said() -> list[float]:
+        return [sample.value for sample in node.scrape()["aliquot_container_utilization_ratio"]]
+
+    assert said() == [0.0], "no process, so it does nothing"
+    node.driver_utilization[one.grant_id, "GPU-0"] = 0.75
+    assert said() == [0.75]
+    node.driver_utilization[one.grant_id, "GPU-0"] = None
+    assert said() == [], "it has processes, and nobody counts their launches"
+    write_slot(region, busy_ns=0, launches=5)
+    assert said() == [0.0], "launches are counted, and none had to be paid for"
 
 
 async def test_what_one_look_cannot_tell_is_not_said(node):

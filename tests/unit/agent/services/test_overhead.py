@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from agent.core.limits import FailPolicy, limits_of
-from agent.core.overhead import HostProcess, ProcessMemory
+from agent.core.overhead import GpuProcess, HostProcess
 from agent.core.planning import Planned
 from agent.core.region_layout import MAX_DEVICES, RegionSnapshot, Slot, SlotDevice
 from agent.errors import DriverError, StorageError
@@ -82,7 +82,7 @@ class Harness:
         await self.keeper.reconcile(await self.census.take())
 
     def driver_says(self, **used_mib: int) -> None:
-        self.driver.process_list = [ProcessMemory("GPU-0", 1000 + int(name[1:]), mib * MIB) for name, mib in used_mib.items()]
+        self.driver.process_list = [GpuProcess("GPU-0", 1000 + int(name[1:]), mib * MIB) for name, mib in used_mib.items()]
 
     def overhead_in_limits(self, of) -> int:
         return self.disk.files.limits(of.grant_id).devices[0].overhead_bytes // MIB
@@ -102,6 +102,17 @@ async def test_what_the_driver_uses_beyond_the_count_goes_into_the_limits_and_th
     assert node.keeper.overhead_bytes == {(ONE.grant_id, "GPU-0"): 30 * MIB}
     assert node.keeper.driver_bytes == {(ONE.grant_id, "GPU-0"): 430 * MIB}
     assert node.files.stored == [{0: 1007}]
+
+
+async def test_how_busy_a_container_is_comes_from_its_own_processes(node):
+    await node.granted(ONE, TWO)
+    node.files.slots = {ONE.grant_id: (slot(7, 400),), TWO.grant_id: (slot(8, 100),)}
+    node.driver.process_list = [GpuProcess("GPU-0", 1007, 400 * MIB, 0.25), GpuProcess("GPU-0", 1008, 100 * MIB)]
+    await node.reconcile()
+    assert node.keeper.utilization == {(ONE.grant_id, "GPU-0"): 0.25, (TWO.grant_id, "GPU-0"): None}
+    node.driver.process_list = []
+    await node.reconcile()
+    assert node.keeper.utilization == {(ONE.grant_id, "GPU-0"): 0.0, (TWO.grant_id, "GPU-0"): 0.0}
 
 
 async def test_each_container_has_its_own(node):
@@ -133,7 +144,7 @@ async def test_a_known_host_pid_is_not_written_again(node):
 async def test_where_the_driver_lists_no_process_no_region_is_read(node):
     await node.granted(ONE, TWO)
     node.files.slots[TWO.grant_id] = (slot(7, 400),)
-    node.driver.process_list = [ProcessMemory("GPU-1", 1008, 10 * MIB)]
+    node.driver.process_list = [GpuProcess("GPU-1", 1008, 10 * MIB)]
     await node.reconcile()
     assert node.files.read == []
     assert node.keeper.driver_bytes == {}

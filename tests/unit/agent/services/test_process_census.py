@@ -1,12 +1,12 @@
 import asyncio
 
-from agent.core.overhead import HostProcess, ProcessMemory
+from agent.core.overhead import GpuProcess, HostProcess
 from agent.errors import DriverError, DriverMissingError
 from agent.services.process_census import Census, ProcessCensus
 from tests.unit.agent.builders import reading
 from tests.unit.agent.fakes import FakeDriver
 
-USE = ProcessMemory("GPU-0", 10, 100)
+USE = GpuProcess("GPU-0", 10, 100)
 PROCESS = HostProcess(10, (10,), 500, "0::/\n")
 
 
@@ -26,8 +26,8 @@ def make():
 
 async def test_a_census_says_what_is_used_and_by_whom():
     driver, _, census = make()
-    driver.process_list = [USE, ProcessMemory("GPU-1", 11, 5)]  # 11 has gone meanwhile
-    assert await census.take() == Census((USE, ProcessMemory("GPU-1", 11, 5)), (PROCESS,))
+    driver.process_list = [USE, GpuProcess("GPU-1", 11, 5)]  # 11 has gone meanwhile
+    assert await census.take() == Census((USE, GpuProcess("GPU-1", 11, 5)), (PROCESS,))
 
 
 async def test_without_processes_nobody_is_looked_for():
