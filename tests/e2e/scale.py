@@ -143,7 +143,7 @@ def fake_nodes_kept_ready(cluster: Cluster) -> Iterator[None]:
     patient = Component([*manager.command, f"--node-monitor-grace-period={2 * _LEASE_SECONDS}s"], manager.environment)
     cluster.stop("kube-controller-manager")
     cluster.start("kube-controller-manager", patient)
-    stages = module_source(KWOK) / "kustomize/stage"
+    stages = module_source(KWOK.module) / "kustomize/stage"
     nodes = ["--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"]
     behaviour = [f"--node-lease-duration-seconds={_LEASE_SECONDS}", *(f"--config={stages / name}" for name in _STAGES)]
     cluster.start(

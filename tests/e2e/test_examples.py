@@ -15,7 +15,8 @@ from tests.rendering import EXAMPLES
 
 pytestmark = pytest.mark.usefixtures("product")
 
-FILES = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml"))}
+FILES = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem != "kueue"}
+"""Kueue's is test_queues.py's, where Kueue is."""
 NOT_OFFERED = "isolation or memory burst that the pod wants not offered"
 WAITS = {
     "driver": NOT_OFFERED,
@@ -25,14 +26,12 @@ WAITS = {
     "mps": NOT_OFFERED,
 }
 """What this cluster's nodes have not, as the pod's events say it: simulated GPUs, none of them in MIG mode, and agents without settings."""
-KUEUE = "kueue.x-k8s.io/"
-"""Kinds that are Kueue's, which is not in this cluster."""
 START_SECONDS = 60
 
 
 def objects(name: str) -> list[Object]:
-    """The objects of an example that this cluster knows."""
-    return [item for item in yaml.safe_load_all(FILES[name].read_text()) if not item["apiVersion"].startswith(KUEUE)]
+    """The objects of an example."""
+    return list(yaml.safe_load_all(FILES[name].read_text()))
 
 
 @pytest.fixture
@@ -53,14 +52,14 @@ def containers_of(pod_spec: Object) -> list[Any]:
 
 
 def pods_wanted(items: list[Object]) -> int:
-    """How many pods objects come to; a Job that is suspended makes none."""
+    """How many pods objects come to."""
     specs = [(item["kind"], item.get("spec", {})) for item in items]
     return sum(_PODS[kind](spec) for kind, spec in specs if kind in _PODS)
 
 
 _PODS = {
     "Pod": lambda _: 1,
-    "Job": lambda spec: 0 if spec.get("suspend") else spec["parallelism"],
+    "Job": lambda spec: spec["parallelism"],
     "Deployment": lambda spec: spec["replicas"],
 }
 
@@ -100,12 +99,12 @@ def asked(pod: Object) -> dict[str, list[int]]:
     return wanted
 
 
-@pytest.mark.parametrize("path", [path for path in FILES.values() if path.stem != "kueue"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES.values(), ids=lambda path: path.stem)
 def test_the_api_server_takes_an_example_as_it_is_and_knows_every_field(product: Kubectl, path: Path) -> None:
     product.run("apply", f"--filename={path}", "--dry-run=server", "--validate=strict")
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in {*WAITS, "kueue"}])
+@pytest.mark.parametrize("name", [name for name in FILES if name not in WAITS])
 def test_an_example_runs_with_what_it_asks_for(kubectl: Kubectl, applied: list[Object], name: str) -> None:
     del name  # names the test; what it is about is applied
     pods = wait_until_running(kubectl, pods_wanted(applied))
@@ -135,13 +134,3 @@ def test_the_quota_of_an_example_counts_its_pod(kubectl: Kubectl, applied: list[
 
     amounts = eventually(used, "the quota to count")
     assert amounts == {"requests.nvidia.com/vgpu": "1", "requests.nvidia.com/vgpu-memory": "32768", "requests.nvidia.com/vgpu-cores": "50"}
-
-
-@pytest.mark.parametrize("name", ["kueue"])
-def test_a_job_in_a_queue_starts_when_the_queue_lets_it_go(kubectl: Kubectl, applied: list[Object], name: str) -> None:
-    del name
-    [job] = applied
-    assert kubectl.all("pods") == []
-    kubectl.run("patch", "job", job["metadata"]["name"], '--patch={"spec": {"suspend": false}}')  # what Kueue does in its turn
-    for pod in wait_until_running(kubectl, job["spec"]["parallelism"]):
-        assert granted(kubectl, pod) == asked(pod)

@@ -34,7 +34,8 @@ def renderer(scratch_in_tree: Path) -> Renderer:
     return found
 
 
-@pytest.mark.parametrize("installation", [one for one in installations() if not one.monitoring], ids=str)
+@pytest.mark.usefixtures("operator_kinds")
+@pytest.mark.parametrize("installation", installations(), ids=str)
 def test_the_api_server_takes_every_object_and_knows_every_field(
     looked_at: Callable[[Iterable[Object]], None], renderer: Renderer, installation: Installation
 ) -> None:

@@ -10,7 +10,7 @@ from tests.e2e.cluster.paths import ROOT
 from tests.e2e.kubectl import Kubectl, Object
 
 DAEMONSET = ROOT / "deploy/daemonset"
-VARIANTS = [DAEMONSET, *sorted((DAEMONSET / "overlays").iterdir())]
+VARIANTS = [DAEMONSET, *sorted((DAEMONSET / "overlays").iterdir()), ROOT / "deploy/monitoring"]
 ADOPTING = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -19,6 +19,7 @@ components: [{daemonset}/components/adopt-nvidia-gpu, {daemonset}/components/mig
 """
 
 
+@pytest.mark.usefixtures("operator_kinds")
 @pytest.mark.parametrize("folder", VARIANTS, ids=lambda folder: folder.name)
 def test_the_api_server_takes_every_object_and_knows_every_field(
     looked_at: Callable[[Iterable[Object]], None], product: Kubectl, folder: Path

@@ -5,6 +5,7 @@ second run builds nothing and a changed pin never runs an old program.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -19,11 +20,18 @@ class UnavailableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class GoPrograms:
-    """Programs built together from one go.mod: its folder, the module they come from, how their version is stamped, their names."""
+class GoModule:
+    """A module that a go.mod of ours pins: the folder of that go.mod, and its path."""
 
-    module_dir: Path
-    module: str
+    folder: Path
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class GoPrograms:
+    """Programs built together from one go.mod: the module they come from, how their version is stamped, their names."""
+
+    module: GoModule
     stamp: str
     names: tuple[str, ...]
 
@@ -31,22 +39,23 @@ class GoPrograms:
 _KUBERNETES_VERSION = "k8s.io/component-base/version"
 
 KUBERNETES = GoPrograms(
-    CLUSTER_SOURCE,
-    "k8s.io/kubernetes",
+    GoModule(CLUSTER_SOURCE, "k8s.io/kubernetes"),
     f"-X {_KUBERNETES_VERSION}.gitVersion={{version}} -X {_KUBERNETES_VERSION}.gitMajor=1 -X {_KUBERNETES_VERSION}.gitMinor={{minor}}",
     ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"),
 )
 CONTAINERD = GoPrograms(
-    CLUSTER_SOURCE / "containerd",
-    "github.com/containerd/containerd/v2",
+    GoModule(CLUSTER_SOURCE / "containerd", "github.com/containerd/containerd/v2"),
     "-X github.com/containerd/containerd/v2/version.Version={version}",
     ("containerd", "containerd-shim-runc-v2", "ctr"),
 )
-
-KWOK = GoPrograms(CLUSTER_SOURCE / "kwok", "sigs.k8s.io/kwok", "-X sigs.k8s.io/kwok/pkg/consts.Version={version}", ("kwok",))
-HELM = GoPrograms(
-    CLUSTER_SOURCE / "helm", "helm.sh/helm/v4", "-X helm.sh/helm/v4/internal/version.version={version}", ("helm", "kustomize")
+KWOK = GoPrograms(GoModule(CLUSTER_SOURCE / "kwok", "sigs.k8s.io/kwok"), "-X sigs.k8s.io/kwok/pkg/consts.Version={version}", ("kwok",))
+KUEUE = GoPrograms(
+    GoModule(CLUSTER_SOURCE / "kueue", "sigs.k8s.io/kueue"), "-X sigs.k8s.io/kueue/pkg/version.GitVersion={version}", ("kueue",)
 )
+HELM = GoPrograms(
+    GoModule(CLUSTER_SOURCE / "helm", "helm.sh/helm/v4"), "-X helm.sh/helm/v4/internal/version.version={version}", ("helm", "kustomize")
+)
+PROMETHEUS_OPERATOR = GoModule(CLUSTER_SOURCE / "monitoring", "github.com/prometheus-operator/prometheus-operator")
 
 _BUILD_SECONDS = 3600
 
@@ -116,7 +125,7 @@ def built_programs(programs: GoPrograms) -> Path:
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
     result = subprocess.run(
         ["nice", "-n", "19", *build],
-        cwd=programs.module_dir,
+        cwd=programs.module.folder,
         env=environment,
         capture_output=True,
         text=True,
@@ -124,9 +133,9 @@ def built_programs(programs: GoPrograms) -> Path:
         check=False,
     )
     if result.returncode != 0:
-        raise RuntimeError(f"{' '.join(build)} in {programs.module_dir} failed:\n{result.stderr[-4000:]}")
+        raise RuntimeError(f"{' '.join(build)} in {programs.module.folder} failed:\n{result.stderr[-4000:]}")
     unfinished.rename(folder)
-    for outdated in set(folder.parent.glob(f"{programs.module_dir.name}-*")) - {folder}:
+    for outdated in set(folder.parent.glob(f"{programs.module.folder.name}-*")) - {folder}:
         shutil.rmtree(outdated)
     return folder
 
@@ -136,10 +145,14 @@ def program_folder(programs: GoPrograms) -> Path:
     return BUILD / "bin" / _build_key(programs)
 
 
-def module_source(programs: GoPrograms) -> Path:
-    """The source tree of the module that the programs come from, as the Go tool chain keeps it."""
-    listed = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", programs.module]
-    return Path(subprocess.run(listed, cwd=programs.module_dir, capture_output=True, text=True, check=True).stdout.strip())
+def module_source(module: GoModule) -> Path:
+    """The source tree of a pinned module, as the Go tool chain keeps it; downloaded when it is not there."""
+    fetched = ["go", "mod", "download", "-json", module.path]
+    environment = {**os.environ, "GOFLAGS": "-mod=readonly"}
+    answer = subprocess.run(fetched, cwd=module.folder, env=environment, capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        raise RuntimeError(f"{' '.join(fetched)} in {module.folder} failed:\n{answer.stdout}{answer.stderr}")
+    return Path(json.loads(answer.stdout)["Dir"])
 
 
 def _missing_packages() -> list[str]:
@@ -150,10 +163,10 @@ def _build_key(programs: GoPrograms) -> str:
     """The pins and the stamp decide what is built."""
     digest = hashlib.sha256(programs.stamp.encode())
     for pins in ("go.mod", "go.sum"):
-        digest.update((programs.module_dir / pins).read_bytes())
-    return f"{programs.module_dir.name}-{digest.hexdigest()[:16]}"
+        digest.update((programs.module.folder / pins).read_bytes())
+    return f"{programs.module.folder.name}-{digest.hexdigest()[:16]}"
 
 
 def _pinned_version(programs: GoPrograms) -> str:
-    listed = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Version}}", programs.module]
-    return subprocess.run(listed, cwd=programs.module_dir, capture_output=True, text=True, check=True).stdout.strip()
+    listed = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Version}}", programs.module.path]
+    return subprocess.run(listed, cwd=programs.module.folder, capture_output=True, text=True, check=True).stdout.strip()

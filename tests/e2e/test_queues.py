@@ -1,0 +1,124 @@
+"""Kueue itself in front of our shares: it counts GPU memory and lets a job go in its turn, and our scheduler places what it let go."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.utils.quantity import parse_quantity
+
+from proto import contract
+from tests.e2e.cluster import images
+from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.cluster.host import KUEUE, built_programs, module_source
+from tests.e2e.cluster.paths import BUILD
+from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.product import CLIENT_IMAGE, HOLD_OPEN, MIB, Client, Slice
+from tests.rendering import EXAMPLES
+
+IMAGE = "aliquot.test/kueue:e2e"
+SYSTEM = "kueue-system"
+QUEUE = "kueue.x-k8s.io/queue-name"
+NOBODY = 65532
+START_SECONDS = 90
+
+
+@pytest.fixture(scope="module")
+def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
+    """The product with Kueue beside it, from Kueue's own manifests; gone afterwards."""
+    rootfs = images.Rootfs(files={"manager": built_programs(KUEUE) / "kueue"})
+    archive = BUILD / "images/kueue.tar"
+    images.write_archive(archive, IMAGE, [rootfs.layer()], {"Entrypoint": ["/manager"], "User": str(NOBODY)})
+    node.import_image(archive)
+    objects = list(yaml.safe_load_all(product.run("kustomize", str(module_source(KUEUE.module) / "config/default"))))
+    [manager] = [item for item in objects if item["kind"] == "Deployment"]
+    manager["spec"]["template"]["spec"]["containers"][0].update(image=IMAGE, imagePullPolicy="IfNotPresent")
+    text = yaml.safe_dump_all(objects)
+    product.run("apply", "--server-side", "--filename=-", stdin=text)
+    system = product.within(SYSTEM)
+    system.run("rollout", "status", "deployment", "--timeout=90s", timeout_seconds=START_SECONDS)
+    eventually(lambda: serves(product), "Kueue's webhooks to answer", seconds=START_SECONDS)
+    yield product
+    product.run("delete", "--ignore-not-found", "--filename=-", stdin=text, timeout_seconds=START_SECONDS)
+
+
+def serves(kubectl: Kubectl) -> bool:
+    """Whether Kueue takes objects: its certificate comes a moment after its pod."""
+    flavor = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "probe"}}
+    try:
+        kubectl.run("apply", "--dry-run=server", "--filename=-", stdin=yaml.safe_dump(flavor))
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.fixture
+def queue(kueue: Kubectl, kubectl: Kubectl) -> Iterator[list[Object]]:
+    """The example, as it is but for its image; gone afterwards, its job first."""
+    del kueue
+    objects = list(yaml.safe_load_all((EXAMPLES / "kueue.yaml").read_text()))
+    [job] = [item for item in objects if item["kind"] == "Job"]
+    for container in job["spec"]["template"]["spec"]["containers"]:
+        container.update(image=CLIENT_IMAGE, imagePullPolicy="IfNotPresent")
+    kubectl.run("apply", "--validate=strict", "--filename=-", stdin=yaml.safe_dump_all(objects))
+    yield objects
+    kubectl.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
+    for item in reversed(objects):
+        kubectl.delete(item["kind"], item["metadata"]["name"])
+
+
+def used(kubectl: Kubectl) -> dict[str, int]:
+    """What the queue says of its quota is in use, by resource."""
+    flavors: list[Any] = kubectl.get("clusterqueue", "shared-gpus").get("status", {}).get("flavorsUsage", [])
+    return {resource["name"]: int(parse_quantity(resource["total"])) for flavor in flavors for resource in flavor["resources"]}
+
+
+def running(kubectl: Kubectl, job: str, count: int) -> list[str]:
+    """Wait for the pods of a job to run; return their names."""
+
+    def names() -> list[str] | None:
+        pods = kubectl.all("pods", f"--selector=batch.kubernetes.io/job-name={job}")
+        found = [pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Running"]
+        return found if len(found) == count else None
+
+    def explained() -> str:
+        return kubectl.run("get", "pods,workloads", "--output=yaml")[-3000:]
+
+    found: list[str] = eventually(names, f"{count} pods of job {job} to run", seconds=START_SECONDS, otherwise=explained)
+    return found
+
+
+def why_waiting(kubectl: Kubectl, job: str) -> str:
+    """What Kueue says of a job that it does not let go; nothing while it has not said."""
+    for workload in kubectl.all("workloads"):
+        if any(owner["name"] == job for owner in workload["metadata"]["ownerReferences"]):
+            conditions = {one["type"]: one for one in workload.get("status", {}).get("conditions", [])}
+            reserved = conditions.get("QuotaReserved", {})
+            return str(reserved["message"]) if reserved.get("status") == "False" else ""
+    return ""
+
+
+def queued_job(name: str, wanted: Slice) -> Object:
+    """A job of one pod, for the example's queue."""
+    container = {"name": "main", "image": CLIENT_IMAGE, "command": [*HOLD_OPEN], "resources": {"limits": wanted.limits}}
+    template = {"spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}}
+    spec = {"suspend": True, "template": template}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "labels": {QUEUE: "gpus"}}, "spec": spec}
+
+
+def test_kueue_counts_memory_of_shares_and_a_job_waits_until_there_is_enough(kubectl: Kubectl, queue: list[Object]) -> None:
+    first = next(item["metadata"]["name"] for item in queue if item["kind"] == "Job")
+    pods = running(kubectl, first, 2)
+    for pod in pods:
+        assert [device["total_bytes"] for device in Client(kubectl, pod).devices()] == [16384 * MIB]
+    expected = {contract.RESOURCE_VGPU: 2, contract.RESOURCE_VGPU_MEMORY: 2 * 16384}
+    eventually(lambda: used(kubectl) == expected, f"the queue to count {expected}", otherwise=lambda: str(used(kubectl)))
+
+    kubectl.apply(queued_job("large", Slice(245760, vgpus=2)))
+    said = eventually(lambda: why_waiting(kubectl, "large"), "Kueue to say why the second job waits")
+    assert f"insufficient unused quota for {contract.RESOURCE_VGPU_MEMORY} in flavor shared-gpus" in said
+    assert kubectl.get("job", "large")["spec"]["suspend"]
+
+    kubectl.delete("job", first)
+    [pod] = running(kubectl, "large", 1)
+    assert [device["total_bytes"] for device in Client(kubectl, pod).devices()] == [122880 * MIB] * 2
