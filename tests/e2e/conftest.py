@@ -21,7 +21,7 @@ from tests.e2e.cluster.host import KUBERNETES, PROMETHEUS_OPERATOR, UnavailableE
 from tests.e2e.cluster.paths import BUILD
 from tests.e2e.invariants import Invariants
 from tests.e2e.kubectl import Kubectl, Object
-from tests.e2e.product import AGENT_NAMESPACE, SIMULATED_OVERLAY, all_images, install, metrics, wait_until_rolled_out
+from tests.e2e.product import AGENT_NAMESPACE, SIMULATED_OVERLAY, all_images, install, metrics
 
 _SCENARIO_SECONDS = 240
 _LOG_SIZES = pytest.StashKey[dict[str, int]]()
@@ -160,17 +160,6 @@ def invariants(kubectl: Kubectl, product: Kubectl, node_name: str, shared_gpu: s
     made = Invariants(kubectl, product, node_name, shared_gpu)
     made.begin()
     return made
-
-
-@pytest.fixture
-def without_scheduler(product: Kubectl) -> Iterator[None]:
-    """No replica of the scheduler, hence no webhook, for the time of a test."""
-    system = product.within(AGENT_NAMESPACE)
-    system.run("scale", "deployment", "aliquot-scheduler", "--replicas=0")
-    system.run("wait", "pods", "--selector=app.kubernetes.io/name=aliquot-scheduler", "--for=delete", "--timeout=60s")
-    yield
-    system.run("scale", "deployment", "aliquot-scheduler", "--replicas=2")
-    wait_until_rolled_out(system)
 
 
 @pytest.fixture(scope="module")

@@ -72,15 +72,6 @@ def test_a_pod_that_names_its_node_itself_is_refused(kubectl: Kubectl, node_name
     assert "passes the scheduler by" in refused(kubectl, pod)
 
 
-def test_while_the_webhook_is_down_gpu_pods_are_refused_and_all_others_run(
-    kubectl: Kubectl, product: Kubectl, without_scheduler: None
-) -> None:
-    del product, without_scheduler
-    kubectl.apply(busybox_pod("other", "true"))
-    kubectl.wait_for_phase("other", "Succeeded")
-    assert "aliquot.dev" in refused(kubectl, slice_pod("gpu", Slice(1024)))
-
-
 def refused(kubectl: Kubectl, pod: dict[str, Any]) -> str:
     """Try to create a pod that must not be; return the refusal."""
     with pytest.raises(KubectlError) as said:

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,8 +14,9 @@ from tests.e2e.cluster.components import Component
 from tests.e2e.cluster.namespaces import NODE_ADDRESS
 from tests.e2e.conftest import Target
 from tests.e2e.invariants import Invariants
-from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 from tests.e2e.product import AGENT_NAMESPACE, Slice, slice_pod, wait_until_rolled_out
+from tests.e2e.test_cluster import busybox_pod
 
 SELECTOR = "--selector=app.kubernetes.io/name=aliquot-scheduler"
 BURST = 10
@@ -100,6 +102,30 @@ def test_another_replica_takes_over_when_the_leaders_node_is_lost(invariants: In
     kubectl.wait_for_phase("orphan", "Running", seconds=3 * LEASE_SECONDS)
     assert leader(system) != holder
     invariants.hold()
+
+
+def test_while_the_webhook_is_down_gpu_pods_are_refused_and_all_others_run(
+    invariants: Invariants, kubectl: Kubectl, system: Kubectl
+) -> None:
+    with scheduler_away(system):
+        kubectl.apply(busybox_pod("other", "true"))
+        kubectl.wait_for_phase("other", "Succeeded")
+        with pytest.raises(KubectlError, match=r"aliquot\.dev"):
+            kubectl.apply(slice_pod("gpu", Slice(1024)))
+        invariants.untouched()
+    invariants.hold()
+
+
+@contextmanager
+def scheduler_away(system: Kubectl) -> Iterator[None]:
+    """No replica of the scheduler, hence no webhook, for a while."""
+    system.run("scale", "deployment", "aliquot-scheduler", "--replicas=0")
+    system.run("wait", "pods", SELECTOR, "--for=delete", "--timeout=60s")
+    try:
+        yield
+    finally:
+        system.run("scale", "deployment", "aliquot-scheduler", "--replicas=2")
+        wait_until_rolled_out(system)
 
 
 def leader(system: Kubectl) -> str:

@@ -60,13 +60,16 @@ def test_a_container_that_asks_for_no_gpu_sees_none(kubectl: Kubectl) -> None:
         kubectl.exec("mixed", CLIENT, "info", container="plain")
 
 
-def test_a_quota_counts_mebibytes(kubectl: Kubectl) -> None:
+def test_a_quota_counts_mebibytes_whatever_words_they_are_asked_in(kubectl: Kubectl) -> None:
     hard = {f"requests.{contract.RESOURCE_VGPU_MEMORY}": "5001"}
     kubectl.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpu"}, "spec": {"hard": hard}})
     eventually(lambda: "hard" in kubectl.get("resourcequota", "gpu").get("status", {}), "the quota to count")
     kubectl.apply(slice_pod("within", Slice(4001)))
-    with pytest.raises(KubectlError, match=r"exceeded quota: gpu, requested: requests\.nvidia\.com/vgpu-memory=2001"):
-        kubectl.apply(slice_pod("beyond", Slice(2001)))
+    beyond = [slice_pod("beyond", Slice(2001)), slice_pod("beyond-in-hamis-words", Slice(2001))]
+    beyond[1]["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "2001"}
+    for pod in beyond:
+        with pytest.raises(KubectlError, match=r"exceeded quota: gpu, requested: requests\.nvidia\.com/vgpu-memory=2001"):
+            kubectl.apply(pod)
 
 
 def test_production_work_takes_one_gpu_from_best_effort_work_and_leaves_the_others(kubectl: Kubectl) -> None:
