@@ -163,6 +163,72 @@ def test_overhead_that_the_agent_observed_is_taken_off_the_limit(node):
     assert (filled["total_bytes"], filled["free_bytes"]) == (LIMIT_MIB * MIB, 0)
 
 
+# --- memory of another process ----------------------------------------------------------------------------------
+
+IMPORTER = """
+import subprocess, sys
+def imported(script, *arguments, files=()):
+    command = [sys.executable, "-c", "from tests.fakes.cuda import *\\nimport ctypes, sys\\n" + script, *map(str, arguments)]
+    return json.loads(subprocess.run(command, pass_fds=files, stdout=subprocess.PIPE, text=True, check=True).stdout)
+"""
+"""In an exporting program: run another program in the same container, and return what it told."""
+
+
+def test_memory_opened_by_ipc_is_charged_to_who_allocated_it_alone(container):
+    opening = """
+class Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+start()
+before = info()[0]
+result, address = into("cuIpcOpenMemHandle_v2", Handle.from_buffer_copy(bytes.fromhex(sys.argv[1])), 1)
+opened = info()[0]
+closed = call("cuIpcCloseMemHandle", address)
+tell(result=result, closed=closed, free=[before, opened, info()[0]])
+"""
+    script = f"""
+start()
+result, address = alloc(256 * MIB)
+handle = (ctypes.c_ubyte * 64)()
+must("cuIpcGetMemHandle", handle, address)
+before = info()[0]
+told = imported({opening!r}, bytes(handle).hex())
+tell(told=told, left=before - info()[0])
+"""
+    answer = facts(container.python(PROGRAM + IMPORTER + script))
+    told = answer["told"]
+    assert (told["result"], told["closed"]) == (SUCCESS, SUCCESS)
+    assert set(told["free"]) == {(LIMIT_MIB - 256 - 2 * CONTEXT_MIB) * MIB}
+    assert answer["left"] == 0
+
+
+def test_physical_memory_imported_from_another_process_is_charged_to_who_made_it_alone(container):
+    importing = """
+start()
+before = info()[0]
+result, handle = into("cuMemImportFromShareableHandle", ctypes.c_void_p(int(sys.argv[1])), 1)
+address = reserve(256 * MIB)
+mapped = call("cuMemMap", address, 256 * MIB, 0, handle, 0)
+held = info()[0]
+undone = [call("cuMemUnmap", address, 256 * MIB), call("cuMemRelease", handle)]
+tell(results=[result, mapped, *undone], free=[before, held, info()[0]])
+"""
+    script = f"""
+start()
+prop = AllocationProp(type=1, handle_types=1, location_type=DEVICE, location_id=0)
+result, handle = into("cuMemCreate", 256 * MIB, ctypes.byref(prop), 0)
+file = ctypes.c_int()
+must("cuMemExportToShareableHandle", ctypes.byref(file), handle, 1, 0)
+before = info()[0]
+told = imported({importing!r}, file.value, files=[file.value])
+must("cuMemRelease", handle)
+tell(told=told, given_back=info()[0] - before)
+"""
+    answer = facts(container.python(PROGRAM + IMPORTER + script))
+    assert answer["told"]["results"] == [SUCCESS] * 4
+    assert set(answer["told"]["free"]) == {(LIMIT_MIB - 256 - 2 * CONTEXT_MIB) * MIB}
+    assert answer["given_back"] == 256 * MIB
+
+
 # --- freeing ----------------------------------------------------------------------------------------------------
 
 
