@@ -128,12 +128,34 @@ library.malloc_calls.restype = ctypes.c_ulong
 start()
 tell(wrong=library.malloc_wrong(), called=library.malloc_calls() > 100, refused=alloc(3000 * MIB)[0], given=alloc(MIB)[0])
 """
-    own = container.environment().get("LD_PRELOAD")
-    orders = [str(library)] if own is None else [f"{library}:{own}", f"{own}:{library}"]
-    for order in orders:
+    for order in orders(container, library):
         answer = container.python(PROGRAM + script, env={"LD_PRELOAD": order})
         assert answer.status == 0, answer.stderr
         assert answer.last == {"wrong": 0, "called": True, "refused": 2, "given": 0}
+
+
+def orders(container: Container, library: Path) -> list[str]:
+    """The values of LD_PRELOAD that put a library beside the shim, before and behind it where the shim is preloaded too."""
+    own = container.environment().get("LD_PRELOAD")
+    return [str(library)] if own is None else [f"{library}:{own}", f"{own}:{library}"]
+
+
+def test_a_program_on_jemalloc_is_limited(container):
+    library = next(Path("/usr/lib").glob("*/libjemalloc.so.2"), None)
+    if library is None:
+        pytest.skip("no libjemalloc.so.2 (Debian's package libjemalloc2)")
+    script = f"""
+arenas, size = ctypes.c_uint(0), ctypes.c_size_t(4)
+asked = ctypes.CDLL(None).mallctl(b"arenas.narenas", ctypes.byref(arenas), ctypes.byref(size), None, 0)
+start()
+pieces = [alloc(MIB)[0] for _ in range({LIMIT_MIB})]
+tell(asked=asked, arenas=arenas.value, held=pieces.count(0), refused=set(pieces) == {{0, 2}})
+"""
+    for order in orders(container, library):
+        told = container.python(PROGRAM + script, env={"LD_PRELOAD": order})
+        assert told.status == 0, told.stderr
+        assert told.last | {"arenas": 0} == {"asked": 0, "arenas": 0, "held": LIMIT_MIB - CONTEXT_MIB, "refused": True}
+        assert told.last["arenas"] > 0
 
 
 DEFAULT_USER = (
