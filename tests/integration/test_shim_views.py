@@ -192,3 +192,24 @@ tell(total=n.nvmlDeviceGetMemoryInfo(m).total, pid=process.pid, instance=process
 """
         told = facts(container.python(PROGRAM + script))
         assert told == {"total": 2048 * MIB, "pid": program.process.pid, "instance": True}
+
+
+def test_nvitop_shows_the_slice_and_the_containers_process(container):
+    watch = """
+import nvitop
+[device] = nvitop.Device.all()
+processes = {pid: process.gpu_memory() for pid, process in device.processes().items()}
+print(device.memory_total(), device.memory_used(), device.memory_free(), processes)
+"""
+    script = f"""
+import subprocess, sys
+start()
+alloc(256 * MIB)
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout
+tell(pid=os.getpid(), asked=run("-c", {watch!r}), shown=run("-m", "nvitop", "--once", "--ascii"))
+"""
+    told = facts(container.python(PROGRAM + script))
+    used = (CONTEXT_MIB + 256) * MIB
+    assert told["asked"].strip() == f"{LIMIT_MIB * MIB} {used} {LIMIT_MIB * MIB - used} {{{told['pid']}: {used}}}"
+    assert f"{CONTEXT_MIB + 256}.0MiB / {LIMIT_MIB}MiB" in told["shown"]
