@@ -8,6 +8,7 @@
 #   make soak    the long forms of the chaos, model-checking and fuzz tests
 #   make bench   the benchmarks; figures with ratios
 #   make e2e     the suite on real Kubernetes components
+#   make e2e-build  what make e2e would build first: those components and the images
 #   make helm    Helm and kustomize (needs Go), with which make test also compares the chart with the kustomizations
 #   make sbom    what the images hold, in CycloneDX's form, into build/sbom
 #   make lock    resolve the lock files again after editing pyproject.toml
@@ -17,7 +18,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: demo test soak lint san e2e helm bench lock sbom build native clean
+.PHONY: demo test soak lint san e2e e2e-build helm bench lock sbom build native clean
 
 demo: native $(VENV)/.runtime
 	$(BIN)/aliquot demo $(ARGS)
@@ -48,6 +49,9 @@ san: $(VENV)/.dev
 # Root and a Go toolchain; what else is missing is installed, or named and the suite skipped. KUBECONFIG=… runs it on any cluster.
 e2e: native $(VENV)/.dev
 	$(BIN)/python -m pytest tests/e2e -m e2e --tb=short $(ARGS)
+
+e2e-build: native $(VENV)/.dev
+	$(BIN)/python -m tests.e2e.cluster build
 
 helm: $(VENV)/.dev
 	$(BIN)/python -m tests.e2e.cluster helm

@@ -48,7 +48,7 @@ def _build(cluster: Cluster) -> int:
         return 1
     with ThreadPoolExecutor() as pool:
         ours = pool.submit(product_images)
-        for programs in (KUBERNETES, CONTAINERD, HELM, KUEUE):
+        for programs in (HELM, KUBERNETES, CONTAINERD, KUEUE):
             built_programs(programs)
         ours.result()
     base_images()

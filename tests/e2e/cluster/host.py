@@ -4,6 +4,7 @@ Everything built is kept below ``build/e2e/bin/<key>``; the key is a hash of wha
 second run builds nothing and a changed pin never runs an old program.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -108,18 +109,31 @@ def _require_debian_programs() -> None:
 
 
 def built_programs(programs: GoPrograms) -> Path:
-    """Build the programs when this pin was not built before.
+    """Build the programs when this pin was not built before; who comes while another process builds them waits.
 
     Returns: the folder that holds them.
     """
     folder = program_folder(programs)
-    if all((folder / name).exists() for name in programs.names):
+    if _complete(folder, programs):
         return folder
     if shutil.which("go") is None:
         raise UnavailableError(f"the Go tool chain is needed to build {', '.join(programs.names)}, and `go` is not on the PATH")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{programs.module.folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _complete(folder, programs):
+            _build(programs, folder)
+    return folder
+
+
+def _complete(folder: Path, programs: GoPrograms) -> bool:
+    return all((folder / name).exists() for name in programs.names)
+
+
+def _build(programs: GoPrograms, folder: Path) -> None:
     version = _pinned_version(programs)
     unfinished = folder.with_name(folder.name + ".unfinished")
-    unfinished.mkdir(parents=True, exist_ok=True)
+    unfinished.mkdir(exist_ok=True)
     stamp = programs.stamp.format(version=version, minor=version.split(".")[1])
     build = ["go", "build", "-p", "2", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {stamp}", "-o", f"{unfinished}/", "tool"]
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
@@ -137,7 +151,6 @@ def built_programs(programs: GoPrograms) -> Path:
     unfinished.rename(folder)
     for outdated in set(folder.parent.glob(f"{programs.module.folder.name}-*")) - {folder}:
         shutil.rmtree(outdated)
-    return folder
 
 
 def program_folder(programs: GoPrograms) -> Path:
