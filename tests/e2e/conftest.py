@@ -41,11 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("scale") is None:
+    for item in (one for one in items if Path(__file__).parent in one.path.parents):
+        if item.get_closest_marker("scale") is None:
             item.add_marker(pytest.mark.e2e)
-            # fixtures bring up a cluster and, the first time, compile it: their steps have limits of their own
-            item.add_marker(pytest.mark.timeout(_SCENARIO_SECONDS, func_only=True))
+        own = item.get_closest_marker("timeout")
+        seconds = own.args[0] if own is not None else _SCENARIO_SECONDS
+        # fixtures bring up a cluster and, the first time, compile it: their steps have limits of their own
+        item.add_marker(pytest.mark.timeout(seconds, func_only=True), append=False)
     items.sort(key=lambda item: "bare" not in getattr(item, "fixturenames", ()))  # while nothing is installed that had to go first
 
 

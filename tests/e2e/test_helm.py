@@ -42,7 +42,7 @@ def test_the_api_server_takes_every_object_and_knows_every_field(
     looked_at([*renderer.charted(installation.values), *renderer.hooks(installation.values)])
 
 
-@pytest.mark.timeout(600, func_only=True)
+@pytest.mark.timeout(600)
 def test_a_release_is_installed_tested_upgraded_rolled_back_and_removed(bare: Target, kubectl: Kubectl, renderer: Renderer) -> None:
     cluster = bare.kubectl
     system = cluster.within(AGENT_NAMESPACE)

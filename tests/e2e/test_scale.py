@@ -21,7 +21,7 @@ STEADY_SECONDS = 15.0
 
 
 @pytest.mark.scale
-@pytest.mark.timeout(1500, func_only=True)
+@pytest.mark.timeout(1500)
 def test_a_thousand_nodes_are_filled_with_nothing_promised_twice(node: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     kubectl = node.kubectl()
     kubectl.run("apply", f"--filename={ROOT}/deploy/daemonset/base/crd-gpunodes.yaml")

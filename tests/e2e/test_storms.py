@@ -45,7 +45,7 @@ RUN for library in /usr/local/lib/aliquot/*.so*; do echo next >> $library; done
 
 
 @pytest.mark.parametrize("pods", [60, pytest.param(200, marks=pytest.mark.scale)])
-@pytest.mark.timeout(1300, func_only=True)
+@pytest.mark.timeout(1300)
 def test_an_agent_killed_at_random_in_a_storm_of_pods_gives_every_pod_its_own_share(
     invariants: Invariants, kubectl: Kubectl, node: Cluster, product: Kubectl, node_name: str, pods: int
 ) -> None:
