@@ -8,8 +8,9 @@ import os
 import re
 import shutil
 import tempfile
+import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "bare" not in getattr(item, "fixturenames", ()))  # while nothing is installed that had to go first
 
 
+@contextmanager
+def _or_end(what: str) -> Iterator[None]:
+    """End the run where ``what`` cannot be had: two hundred scenarios would only say the same, one after the other."""
+    try:
+        yield
+    except UnavailableError:
+        raise  # this machine cannot; that is no failure
+    except Exception as exc:  # noqa: BLE001 - whatever it is, the run ends with it
+        pytest.exit(f"{what} cannot be had: {''.join(traceback.format_exception_only(exc))}", returncode=pytest.ExitCode.TESTS_FAILED)
+
+
 @pytest.fixture(scope="session")
 def target() -> Iterator[Target]:
     """The cluster under test, for the whole run."""
@@ -59,11 +71,13 @@ def target() -> Iterator[Target]:
         yield Target(Kubectl(shutil.which("kubectl") or str(built_programs(KUBERNETES) / "kubectl"), Path(named)), local=None)
         return
     before = _machine()
-    try:
-        with running_cluster() as local:
-            yield Target(local.kubectl(), local)
-    except UnavailableError as missing:
-        pytest.skip(f"no cluster to test on: {missing}")
+    with ExitStack() as cluster:
+        try:
+            with _or_end("a cluster"):
+                local = cluster.enter_context(running_cluster())
+        except UnavailableError as missing:
+            pytest.skip(f"no cluster to test on: {missing}")
+        yield Target(local.kubectl(), local)
     left = _machine() - before
     assert not left, f"the cluster is down and left behind: {sorted(left)}"
 
@@ -89,15 +103,17 @@ def node(target: Target) -> Cluster:
 def supplied(target: Target) -> Target:
     """The cluster with every image; one that is not ours must have them already (``python -m tests.e2e.cluster images`` makes them)."""
     if target.local is not None:
-        for archive in all_images():
-            target.local.import_image(archive)
+        with _or_end("the images"):
+            for archive in all_images():
+                target.local.import_image(archive)
     return target
 
 
 @pytest.fixture(scope="session")
 def product(supplied: Target) -> Kubectl:
     """The agent, installed from the manifests on simulated GPUs; kubectl for the objects of no namespace."""
-    install(supplied.kubectl)
+    with _or_end("the product, installed,"):
+        install(supplied.kubectl)
     return supplied.kubectl
 
 
