@@ -1,6 +1,7 @@
 """A thousand nodes with eight thousand GPUs: our scheduler beside the same kube-scheduler without the extender, in one run.
 
-Not part of the default suite: ``make e2e ARGS="-m scale -s"``. ALIQUOT_SCALE_NODES and ALIQUOT_SCALE_PODS change the size.
+A run of its own, for the load it makes: ``make e2e ARGS="-m scale -s -k thousand"``. ALIQUOT_SCALE_NODES and
+ALIQUOT_SCALE_PODS change the size.
 """
 
 import json
@@ -15,7 +16,7 @@ from tests.e2e.cluster.paths import ROOT
 from tests.e2e.scale import GPU_MEMORY_MIB, NAMESPACE, PLAIN_SCHEDULER, Api, Figures, fake_nodes_kept_ready, make_nodes, measure
 
 NODES = int(os.environ.get("ALIQUOT_SCALE_NODES", "1000"))
-PODS = int(os.environ.get("ALIQUOT_SCALE_PODS", "2000"))
+PODS = int(os.environ.get("ALIQUOT_SCALE_PODS", "1000"))
 STEADY_PODS_PER_SECOND = 20.0
 STEADY_SECONDS = 15.0
 
@@ -42,8 +43,13 @@ def test_a_thousand_nodes_are_filled_with_nothing_promised_twice(node: Cluster, 
         promised.update({device["uuid"]: device["mib"] for container in assignment["containers"] for device in container["devices"]})
     assert len(assignments) == PODS + int(STEADY_PODS_PER_SECOND * STEADY_SECONDS)
     assert max(promised.values()) <= GPU_MEMORY_MIB
-    ours, plain = figures[contract.SCHEDULER_NAME], figures[PLAIN_SCHEDULER]
-    assert sum(ours.requests_per_pod.values()) <= sum(plain.requests_per_pod.values()) + 0.1, "the assignment travels with the binding"
+    ours, plain = (writes_to_pods(figures[scheduler]) for scheduler in (contract.SCHEDULER_NAME, PLAIN_SCHEDULER))
+    assert ours <= plain + 0.1, "the assignment travels with the binding"
+
+
+def writes_to_pods(figures: Figures) -> float:
+    """How often the API server wrote a pod, for each that was bound."""
+    return sum(count for what, count in figures.requests_per_pod.items() if " pods" in what)
 
 
 def report(figures: dict[str, Figures]) -> str:

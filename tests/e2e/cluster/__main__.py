@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.e2e.cluster.cluster import Cluster, base_images, elapsed
-from tests.e2e.cluster.host import CONTAINERD, HELM, KUBERNETES, KUEUE, UnavailableError, built_programs, require_machine
+from tests.e2e.cluster.host import CONTAINERD, HELM, KUBERNETES, KUEUE, KWOK, UnavailableError, built_programs, require_machine
 from tests.e2e.product import all_images, product_images
 
 
@@ -48,7 +48,7 @@ def _build(cluster: Cluster) -> int:
         return 1
     with ThreadPoolExecutor() as pool:
         ours = pool.submit(product_images)
-        for programs in (HELM, KUBERNETES, CONTAINERD, KUEUE):
+        for programs in (HELM, KUBERNETES, CONTAINERD, KUEUE, KWOK):
             built_programs(programs)
         ours.result()
     base_images()
