@@ -78,7 +78,10 @@ _LINK_OF_LEVEL = {
 _NVLINK_TO_GPU = 0
 _NVLINK_TO_SWITCH = 2
 _UTILIZATION_WINDOW_NS = 5_000_000_000
-"""Processes are as busy as the driver's samples of so long a time say: it takes one or a few in a second."""
+"""Processes are as busy as the driver's samples of so long a time say: longer than its sampling period, which is up to a second."""
+_NO_SAMPLES = (*_NOT_OFFERED, pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+_GROWING_TRIES = 3
+"""The room for samples is asked for first, and a process that starts meanwhile needs more."""
 _NUMA_WORDS = 16
 """64-bit words of the NUMA node mask: 1024 nodes, the kernel's limit."""
 
@@ -387,17 +390,25 @@ class NvmlDriver:
     def _process_utilization(self, handle: Any, uuid: str) -> Mapping[int, float] | None:
         """Return the share of the last seconds in which each process worked, by pid, without the idle; None where that is not told."""
         since_us = (time.time_ns() - _UTILIZATION_WINDOW_NS) // 1000
-        try:
-            samples = self.call("nvmlDeviceGetProcessUtilization", handle, since_us, of=uuid, expected=_NOT_OFFERED)
-        except pynvml.NVMLError as exc:
-            if exc.value in _DRIVER_GONE:
-                raise _driver_error(f"reading how busy the processes on {uuid} are", exc) from exc
-            return {} if exc.value == pynvml.NVML_ERROR_NOT_FOUND else None
-        by_pid: dict[int, list[int]] = {}
+        samples: Sequence[Any] | None = None
+        for _ in range(_GROWING_TRIES):
+            try:
+                samples = self.call("nvmlDeviceGetProcessUtilization", handle, since_us, of=uuid, expected=_NO_SAMPLES)
+                break
+            except pynvml.NVMLError as exc:
+                if exc.value in _DRIVER_GONE:
+                    raise _driver_error(f"reading how busy the processes on {uuid} are", exc) from exc
+                if exc.value == pynvml.NVML_ERROR_NOT_FOUND:
+                    return {}
+                if exc.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                    return None
+        if samples is None:
+            return None
+        shares: dict[int, list[int]] = {}
         for sample in samples:
-            if sample.timeStamp >= since_us:  # the buffer may have room that was not filled
-                by_pid.setdefault(sample.pid, []).append(sample.smUtil)
-        return {pid: sum(shares) / len(shares) / 100 for pid, shares in by_pid.items()}
+            if sample.timeStamp >= since_us and sample.smUtil <= 100:  # else it is room of the buffer that the driver did not fill
+                shares.setdefault(sample.pid, []).append(sample.smUtil)
+        return {pid: sum(percents) / len(percents) / 100 for pid, percents in shares.items()}
 
     def _list(self, name: str, handle: Any, uuid: str) -> Sequence[Any]:
         """Return one list of processes; none where a single GPU fails to give it, so that the others' are looked at all the same."""

@@ -268,7 +268,7 @@ _CONTAINER_GAUGES: Sequence[tuple[str, str, _RowValue]] = (
     ),
     (
         "container_utilization_ratio",
-        "Share of the last seconds in which the container's kernels ran, as the driver samples it; else by what was paid for.",
+        "Share of the last seconds in which the container's kernels ran: the driver's sample, else what was paid for, else absent.",
         lambda row: row.utilization,
     ),
     (

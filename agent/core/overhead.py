@@ -101,10 +101,19 @@ def read_device(
     return Reading(driver_bytes, counted_bytes, steady)
 
 
-def utilization(uuid: str, slots: Iterable[Slot], pids: Mapping[int, int], listed: Mapping[tuple[str, int], GpuProcess]) -> float | None:
-    """Return how busy a container's processes keep a device; None where the driver does not tell."""
-    ratios = [process.utilization_ratio for slot in slots if (process := listed.get((uuid, pids.get(slot.index, 0)))) is not None]
-    return None if None in ratios else min(1.0, sum(ratio for ratio in ratios if ratio is not None))
+def utilization(
+    position: int, uuid: str, slots: Iterable[Slot], pids: Mapping[int, int], listed: Mapping[tuple[str, int], GpuProcess]
+) -> float | None:
+    """Return how busy a container's processes keep a device; None where the driver does not tell it of all that hold something there."""
+    total = 0.0
+    for slot in slots:
+        process = listed.get((uuid, pids.get(slot.index, 0)))
+        ratio = process.utilization_ratio if process is not None else None
+        if ratio is not None:
+            total += ratio
+        elif process is not None or slot.devices[position].used_bytes > 0:
+            return None
+    return min(1.0, total)
 
 
 def next_overhead(current_bytes: int, reading: Reading, limit_bytes: int) -> int:

@@ -74,7 +74,7 @@ class Monitor:
         telemetry: Telemetry,
         overhead_bytes: Callable[[], Mapping[tuple[str, str], int]],
         driver_bytes: Callable[[], Mapping[tuple[str, str], int]],
-        driver_utilization: Callable[[], Mapping[tuple[str, str], float | None]],
+        driver_utilization: Callable[[], Mapping[tuple[str, str], float]],
         troubles: Callable[[], Iterable[str]],
         clock: Clock,
         bypassed: Callable[[], Set[str]] = frozenset,
@@ -205,13 +205,14 @@ class Monitor:
         told = self._driver_utilization()
         found: dict[tuple[str, str], float] = {}
         for grant in grants:
-            if grant.grant_id not in usage:
+            used = usage.get(grant.grant_id)
+            if used is None:
                 continue
             watched = self._watched[grant.grant_id]
             for share, paid, counts in zip(grant.shares, watched.utilization, watched.tally.totals, strict=True):
                 key = (grant.grant_id, share.device_uuid)
-                counted = counts.launches > 0 or key not in told  # of a container without processes it is known that it does nothing
-                ratio = told[key] if told.get(key) is not None else paid if counted else None
+                known = counts.launches > 0 or not used.processes  # else nobody counts what its processes launch
+                ratio = told.get(key, paid if known else None)
                 if ratio is not None:
                     found[key] = ratio
         return found

@@ -37,7 +37,7 @@ class _Figures:
 
     overhead_bytes: Mapping[tuple[str, str], int]
     driver_bytes: Mapping[tuple[str, str], int]
-    utilization: Mapping[tuple[str, str], float | None]
+    utilization: Mapping[tuple[str, str], float]
 
 
 class OverheadKeeper:
@@ -57,8 +57,8 @@ class OverheadKeeper:
         """What is taken off a limit, by grant id and device UUID, as of the last pass."""
         self.driver_bytes: Mapping[tuple[str, str], int] = {}
         """What the driver lists for the container's processes, likewise."""
-        self.utilization: Mapping[tuple[str, str], float | None] = {}
-        """The share of the last seconds in which they worked, likewise; None where the driver does not tell."""
+        self.utilization: Mapping[tuple[str, str], float] = {}
+        """The share of the last seconds in which they worked, likewise; absent where the driver does not tell."""
 
     async def run(self) -> None:
         """Compare for ever."""
@@ -93,7 +93,11 @@ class OverheadKeeper:
             self._passed_at = self._clock.monotonic()
 
     async def _refresh(self) -> None:
-        await self.reconcile(await self._census.take())
+        try:
+            await self.reconcile(await self._census.take())
+        except DriverError:
+            self.utilization = {}  # what it was is not of lately; the amounts hold until others are known
+            raise
 
     async def _reconcile(self, census: Census) -> None:
         grants = self._concerned(census)
@@ -105,7 +109,7 @@ class OverheadKeeper:
         listed, known = {(entry.device_uuid, entry.pid): entry for entry in between.listed}, between.processes
         overhead: dict[tuple[str, str], int] = {}
         driver: dict[tuple[str, str], int] = {}
-        busy: dict[tuple[str, str], float | None] = {}
+        busy: dict[tuple[str, str], float] = {}
         for grant in grants:
             if grant.grant_id in before and grant is self._book.ledger.grants.get(grant.grant_id):
                 try:
@@ -163,7 +167,11 @@ class OverheadKeeper:
         return _Figures(
             {(grant.grant_id, device.uuid): device.overhead_bytes for device in limits.devices},
             {(grant.grant_id, uuid): reading.driver_bytes for uuid, reading in readings.items()},
-            {(grant.grant_id, uuid): utilization(uuid, after, pids, listed) for uuid in readings},
+            {
+                (grant.grant_id, share.device_uuid): ratio
+                for position, share in enumerate(grant.shares)
+                if (ratio := utilization(position, share.device_uuid, after, pids, listed)) is not None
+            },
         )
 
     def _learn(self, device_uuid: str, found_bytes: int | None) -> None:

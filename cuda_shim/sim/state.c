@@ -228,8 +228,7 @@ static int take_mutex(pthread_mutex_t *mutex)
     int status;
     while ((status = pthread_mutex_trylock(mutex)) == EBUSY) {
         nanosleep(&pause, NULL);
-        if (pause.tv_nsec < RAREST_LOOK_NS)
-            pause.tv_nsec *= 2;
+        pause.tv_nsec = 2 * pause.tv_nsec < RAREST_LOOK_NS ? 2 * pause.tv_nsec : RAREST_LOOK_NS;
     }
     return status;
 }

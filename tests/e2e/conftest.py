@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.e2e.cluster.cluster import Cluster, running_cluster
-from tests.e2e.cluster.host import KUBERNETES, PROMETHEUS_OPERATOR, UnavailableError, built_programs, module_source
+from tests.e2e.cluster.host import KUBERNETES, UnavailableError, built_programs, operator_definitions
 from tests.e2e.cluster.paths import BUILD
 from tests.e2e.invariants import Invariants
 from tests.e2e.kubectl import Kubectl, Object
@@ -147,11 +147,14 @@ def looked_at(product: Kubectl) -> Callable[[Iterable[Object]], None]:
 @pytest.fixture(scope="session")
 def operator_kinds(product: Kubectl) -> Iterator[None]:
     """The kinds of the Prometheus Operator that our monitoring has objects of; a cluster that has them already keeps its own."""
-    definitions = module_source(PROMETHEUS_OPERATOR) / "example/prometheus-operator-crd"
     kinds = ("servicemonitors", "prometheusrules")
     missing = [kind for kind in kinds if not product.run("get", "crd", f"{kind}.monitoring.coreos.com", "--ignore-not-found")]
-    for kind in missing:
-        product.run("apply", "--server-side", f"--filename={definitions}/monitoring.coreos.com_{kind}.yaml")
+    try:
+        definitions = {kind: operator_definitions() / f"monitoring.coreos.com_{kind}.yaml" for kind in missing}
+    except UnavailableError as lacking:
+        pytest.skip(f"the Prometheus Operator's kinds are not in this cluster: {lacking}")
+    for kind, definition in definitions.items():
+        product.run("apply", "--server-side", f"--filename={definition}")
         product.run("wait", "crd", f"{kind}.monitoring.coreos.com", "--for=condition=Established", "--timeout=30s")
     yield
     for kind in missing:

@@ -33,13 +33,16 @@ def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
     objects = list(yaml.safe_load_all(product.run("kustomize", str(module_source(KUEUE.module) / "config/default"))))
     [manager] = [item for item in objects if item["kind"] == "Deployment"]
     manager["spec"]["template"]["spec"]["containers"][0].update(image=IMAGE, imagePullPolicy="IfNotPresent")
-    text = yaml.safe_dump_all(objects)
-    product.run("apply", "--server-side", "--filename=-", stdin=text)
-    system = product.within(SYSTEM)
-    system.run("rollout", "status", "deployment", "--timeout=90s", timeout_seconds=START_SECONDS)
-    eventually(lambda: serves(product), "Kueue's webhooks to answer", seconds=START_SECONDS)
-    yield product
-    product.run("delete", "--ignore-not-found", "--filename=-", stdin=text, timeout_seconds=START_SECONDS)
+    try:
+        product.run("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(objects))
+        system = product.within(SYSTEM)
+        system.run("rollout", "status", "deployment", f"--timeout={START_SECONDS}s", timeout_seconds=START_SECONDS + 10)
+        eventually(lambda: serves(product), "Kueue's webhooks to answer", seconds=START_SECONDS)
+        yield product
+    finally:
+        objects.sort(key=lambda item: "WebhookConfiguration" not in item["kind"])  # they refuse everybody's pods once Kueue is not there
+        text = yaml.safe_dump_all(objects)
+        product.run("delete", "--ignore-not-found", "--filename=-", stdin=text, timeout_seconds=START_SECONDS)
 
 
 def serves(kubectl: Kubectl) -> bool:
@@ -60,11 +63,13 @@ def queue(kueue: Kubectl, kubectl: Kubectl) -> Iterator[list[Object]]:
     [job] = [item for item in objects if item["kind"] == "Job"]
     for container in job["spec"]["template"]["spec"]["containers"]:
         container.update(image=CLIENT_IMAGE, imagePullPolicy="IfNotPresent")
-    kubectl.run("apply", "--validate=strict", "--filename=-", stdin=yaml.safe_dump_all(objects))
-    yield objects
-    kubectl.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
-    for item in reversed(objects):
-        kubectl.delete(item["kind"], item["metadata"]["name"])
+    try:
+        kubectl.run("apply", "--validate=strict", "--filename=-", stdin=yaml.safe_dump_all(objects))
+        yield objects
+    finally:
+        kubectl.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
+        for item in reversed(objects):
+            kubectl.delete(item["kind"], item["metadata"]["name"])
 
 
 def used(kubectl: Kubectl) -> dict[str, int]:

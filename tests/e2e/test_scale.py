@@ -22,7 +22,7 @@ STEADY_SECONDS = 15.0
 
 
 @pytest.mark.scale
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2400)
 def test_a_thousand_nodes_are_filled_with_nothing_promised_twice(node: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     kubectl = node.kubectl()
     kubectl.run("apply", f"--filename={ROOT}/deploy/daemonset/base/crd-gpunodes.yaml")
@@ -44,12 +44,13 @@ def test_a_thousand_nodes_are_filled_with_nothing_promised_twice(node: Cluster, 
     assert len(assignments) == PODS + int(STEADY_PODS_PER_SECOND * STEADY_SECONDS)
     assert max(promised.values()) <= GPU_MEMORY_MIB
     ours, plain = (writes_to_pods(figures[scheduler]) for scheduler in (contract.SCHEDULER_NAME, PLAIN_SCHEDULER))
+    assert plain >= 1.0, "a binding at least"
     assert ours <= plain + 0.1, "the assignment travels with the binding"
 
 
 def writes_to_pods(figures: Figures) -> float:
     """How often the API server wrote a pod, for each that was bound."""
-    return sum(count for what, count in figures.requests_per_pod.items() if " pods" in what)
+    return sum(count for what, count in figures.requests_per_pod.items() if not what.endswith(" events"))
 
 
 def report(figures: dict[str, Figures]) -> str:

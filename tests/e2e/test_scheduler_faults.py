@@ -119,9 +119,9 @@ def test_while_the_webhook_is_down_gpu_pods_are_refused_and_all_others_run(
 @contextmanager
 def scheduler_away(system: Kubectl) -> Iterator[None]:
     """No replica of the scheduler, hence no webhook, for a while."""
-    system.run("scale", "deployment", "aliquot-scheduler", "--replicas=0")
-    system.run("wait", "pods", SELECTOR, "--for=delete", "--timeout=60s")
     try:
+        system.run("scale", "deployment", "aliquot-scheduler", "--replicas=0")
+        system.run("wait", "pods", SELECTOR, "--for=delete", "--timeout=60s", timeout_seconds=90)
         yield
     finally:
         system.run("scale", "deployment", "aliquot-scheduler", "--replicas=2")

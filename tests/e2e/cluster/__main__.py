@@ -7,7 +7,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.e2e.cluster.cluster import Cluster, base_images, elapsed
-from tests.e2e.cluster.host import CONTAINERD, HELM, KUBERNETES, KUEUE, KWOK, UnavailableError, built_programs, require_machine
+from tests.e2e.cluster.host import (
+    CONTAINERD,
+    HELM,
+    KUBERNETES,
+    KUEUE,
+    KWOK,
+    UnavailableError,
+    built_programs,
+    operator_definitions,
+    require_machine,
+)
 from tests.e2e.product import all_images, product_images
 
 
@@ -51,6 +61,7 @@ def _build(cluster: Cluster) -> int:
         for programs in (HELM, KUBERNETES, CONTAINERD, KUEUE, KWOK):
             built_programs(programs)
         ours.result()
+    operator_definitions()
     base_images()
     all_images()
     sys.stdout.write(f"built in {elapsed(started)}\n")

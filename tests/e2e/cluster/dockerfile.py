@@ -142,11 +142,10 @@ def _copy(build: _Build, rest: str) -> None:
 
     def fill(fresh: Path) -> None:
         from_root = "$ROOT" if origin else shlex.quote(str(build.context))
-        copy = "\n".join(f"copy {from_root}/{shlex.quote(source.lstrip('/'))} {shlex.quote(f'{fresh}{target}')}" for source in sources)
+        without = "" if origin else "--exclude=__pycache__"  # as Dockerfile.dockerignore says; and programs that run now write there
+        pairs = [(f"{from_root}/{shlex.quote(source.lstrip('/'))}", shlex.quote(f"{fresh}{target}")) for source in sources]
+        copy = "\n".join(f"copy {source} {at} {without}" for source, at in pairs)
         _in_overlay(origin or stage, None, f"{_COPY_FUNCTION}\n{copy}")
-        if origin is None:
-            for cache in list(fresh.rglob("__pycache__")):  # as Dockerfile.dockerignore says
-                shutil.rmtree(cache)
 
     content = origin.key if origin else _content_hash([build.context / source for source in sources])
     build.advance(_with_layer(stage, f"COPY {sources} {target} {content}", fill))
@@ -154,7 +153,8 @@ def _copy(build: _Build, rest: str) -> None:
 
 _COPY_FUNCTION = """\
 copy() {
-    if [ -d "$1" ]; then mkdir -p "$2" && cp -a "$1/." "$2"
+    if [ -d "$1" ]; then
+        mkdir -p "$2" && tar -C "$1" $3 -cf "$2/.copied" --exclude=./.copied . && tar -C "$2" -xpf "$2/.copied" && rm "$2/.copied"
     else mkdir -p "$(dirname "$2x")" && cp -a "$1" "$2"; fi
 }"""
 

@@ -59,6 +59,7 @@ HELM = GoPrograms(
 PROMETHEUS_OPERATOR = GoModule(CLUSTER_SOURCE / "monitoring", "github.com/prometheus-operator/prometheus-operator")
 
 _BUILD_SECONDS = 3600
+_FETCH_SECONDS = 300
 
 DEBIAN_PACKAGES = {
     "/usr/bin/etcd": "etcd-server",
@@ -122,7 +123,7 @@ def built_programs(programs: GoPrograms) -> Path:
     with (folder.parent / f".{programs.module.folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _complete(folder, programs):
-            _build(programs, folder)
+            _build(programs, folder, lock.fileno())
     return folder
 
 
@@ -130,7 +131,8 @@ def _complete(folder: Path, programs: GoPrograms) -> bool:
     return all((folder / name).exists() for name in programs.names)
 
 
-def _build(programs: GoPrograms, folder: Path) -> None:
+def _build(programs: GoPrograms, folder: Path, lock: int) -> None:
+    """Args: lock: a descriptor that the compiler inherits, so that a build that was cut off holds its place until it has ended."""
     version = _pinned_version(programs)
     unfinished = folder.with_name(folder.name + ".unfinished")
     unfinished.mkdir(exist_ok=True)
@@ -141,6 +143,7 @@ def _build(programs: GoPrograms, folder: Path) -> None:
         ["nice", "-n", "19", *build],
         cwd=programs.module.folder,
         env=environment,
+        pass_fds=[lock],
         capture_output=True,
         text=True,
         timeout=_BUILD_SECONDS,
@@ -160,12 +163,21 @@ def program_folder(programs: GoPrograms) -> Path:
 
 def module_source(module: GoModule) -> Path:
     """The source tree of a pinned module, as the Go tool chain keeps it; downloaded when it is not there."""
+    if shutil.which("go") is None:
+        raise UnavailableError(f"the Go tool chain is needed to fetch {module.path}, and `go` is not on the PATH")
     fetched = ["go", "mod", "download", "-json", module.path]
     environment = {**os.environ, "GOFLAGS": "-mod=readonly"}
-    answer = subprocess.run(fetched, cwd=module.folder, env=environment, capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        fetched, cwd=module.folder, env=environment, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False
+    )
     if answer.returncode != 0:
         raise RuntimeError(f"{' '.join(fetched)} in {module.folder} failed:\n{answer.stdout}{answer.stderr}")
     return Path(json.loads(answer.stdout)["Dir"])
+
+
+def operator_definitions() -> Path:
+    """The folder of the Prometheus Operator's kinds."""
+    return module_source(PROMETHEUS_OPERATOR) / "example/prometheus-operator-crd"
 
 
 def _missing_packages() -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 CHILD = """
-import asyncio, json, sys
+import asyncio, json, sys, time
 from types import SimpleNamespace
 from agent.adapters.nvml import NvmlDriver
 from agent.errors import DriverError
@@ -37,6 +37,17 @@ def lists(name, index, *processes):
     found = [SimpleNamespace(pid=pid, usedGpuMemory=mib * 2**20) for pid, mib in pairs]
     setattr(pynvml, name, lambda handle: found if pynvml.nvmlDeviceGetIndex(handle) == int(index) else [])
 
+def samples(index, *entries):
+    now_us = time.time_ns() // 1000
+    known = [[int(part) for part in entry.split(":")] for entry in entries]
+    found = [SimpleNamespace(pid=pid, timeStamp=now_us - ago_ms * 1000, smUtil=percent) for pid, ago_ms, percent in known]
+    growing = [pynvml.NVML_ERROR_INSUFFICIENT_SIZE]
+    def answer(handle, since_us):
+        if growing:
+            raise pynvml.NVMLError(growing.pop())
+        return found if pynvml.nvmlDeviceGetIndex(handle) == int(index) else []
+    pynvml.nvmlDeviceGetProcessUtilization = answer
+
 async def main():
     errors = []
     driver = NvmlDriver(sys.argv[1], 0.2, lambda call, code: errors.append(call))
@@ -58,6 +69,8 @@ async def do(driver, command, errors):
         return garbles(*command.split()[1:])
     if command.startswith("lists "):
         return lists(*command.split()[1:])
+    if command.startswith("samples "):
+        return samples(*command.split()[1:])
     if command == "events":
         return [[one.device_uuid, one.xid] for one in await driver.events()]
     if command == "links":
@@ -90,7 +103,8 @@ class Child:
     """A process with the real adapter over the simulated driver of one node.
 
     Beyond what that can do, ``fails CALL CODE [INDEX]`` makes a call fail, of all GPUs or of one, ``garbles CALL INDEX`` has one GPU
-    answer it with what is no text, and ``lists CALL INDEX PID:MIB ...`` makes up a list of processes of one GPU.
+    answer it with what is no text, and ``lists CALL INDEX PID:MIB ...`` makes up a list of processes of one GPU, ``samples INDEX
+    PID:AGE_MS:PERCENT ...`` how busy they were.
     """
 
     def __init__(self, library: Path | str, sim: Path, build: Path) -> None:
@@ -235,6 +249,9 @@ def test_a_library_that_is_not_there_is_missing_by_name(child):
     assert "/no/such/libnvidia-ml.so.1" in answer["message"]
 
 
+COMPUTE, GRAPHICS, MPS = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute"))
+
+
 def hold(node: Child, uuid: str, mib: int) -> subprocess.Popen:
     """A process that holds memory on a device, once it does."""
     process = client(node, uuid, "hold", "--mib", str(mib))
@@ -265,16 +282,27 @@ def test_how_busy_each_process_is_comes_from_the_driver(child):
     node = child("t4x2")
     uuid = node.ask()["devices"][0]["uuid"]
     with hold(node, uuid, 64) as idle, client(node, uuid, "work", "--mib", "64", "--seconds", "60", "--kernel-us", "1000") as busy:
-        deadline = time.monotonic() + 20
-        while (found := node.ask("utilization")).get(str(busy.pid), 0) < 0.3:
-            assert time.monotonic() < deadline, found
-            time.sleep(0.2)
-        assert found[str(idle.pid)] == 0.0
-        node.ask("fails nvmlDeviceGetProcessUtilization NOT_SUPPORTED")
-        assert node.ask("utilization") == {str(idle.pid): None, str(busy.pid): None}
-        assert node.ask("errors") == []
-        idle.kill()
-        busy.kill()
+        try:
+            deadline = time.monotonic() + 20
+            while (found := node.ask("utilization")).get(str(busy.pid), 0) < 0.3:
+                assert time.monotonic() < deadline, found
+                time.sleep(0.2)
+            assert found[str(idle.pid)] == 0.0
+            node.ask("fails nvmlDeviceGetProcessUtilization NOT_SUPPORTED")
+            assert node.ask("utilization") == {str(idle.pid): None, str(busy.pid): None}
+            assert node.ask("errors") == []
+        finally:
+            idle.kill()
+            busy.kill()
+
+
+def test_what_is_no_sample_of_the_last_seconds_counts_for_nothing(child):
+    node = child("t4x2")
+    node.ask()
+    node.ask(f"lists {COMPUTE} 0 41:100 42:100 43:100")
+    node.ask("samples 0 41:500:80 41:1500:40 42:60000:90 43:500:4000000000 0:0:0")
+    assert node.ask("utilization") == {"41": pytest.approx(0.6), "42": 0.0, "43": 0.0}
+    assert node.ask("errors") == [], "room for one more is asked for again"
 
 
 def test_the_use_of_each_mig_instance_is_read(child):
@@ -288,9 +316,6 @@ def test_the_use_of_each_mig_instance_is_read(child):
         process.kill()
     assert after[uuid] - before[uuid] > 256 << 20
     assert {name: used for name, used in after.items() if name != uuid} == {name: used for name, used in before.items() if name != uuid}
-
-
-COMPUTE, GRAPHICS, MPS = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute"))
 
 
 def test_graphics_contexts_and_mps_clients_are_listed_each_process_once(child):

@@ -1,4 +1,7 @@
 import asyncio
+import fcntl
+import struct
+from contextlib import contextmanager
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,7 +41,7 @@ class Harness:
         self.further: list[str] = []
         self.overhead: dict[tuple[str, str], int] = {}
         self.driver_bytes: dict[tuple[str, str], int] = {}
-        self.driver_utilization: dict[tuple[str, str], float | None] = {}
+        self.driver_utilization: dict[tuple[str, str], float] = {}
         self.bypassed: set[str] = set()
         self.pods = PodCache()
         self.monitor = Monitor(
@@ -172,12 +175,20 @@ async def test_a_container_has_its_series_before_it_touched_the_driver(node):
 
 
 def write_slot(region, *, busy_ns: int, launches: int) -> None:
-    """A process that no longer lives: nobody holds its lock."""
+    """A process that no longer lives, unless somebody holds its lock."""
     fields = [0] * 16
     fields[10], fields[11], fields[12], fields[13] = launches, busy_ns, busy_ns // 2, 1
     with region.open("r+b") as file:
         file.seek(OWN_GEOMETRY.slot(3))
         file.write(SLOT_HEADER.pack(1, 77, 0, 0, 5) + SLOT_DEVICE.pack(*fields))
+
+
+@contextmanager
+def living(region):
+    """Hold the lock of that process."""
+    with region.open("r+b") as file:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("@hhqqi0q", fcntl.F_WRLCK, 0, OWN_GEOMETRY.slot(3), 1, 0))
+        yield
 
 
 async def test_utilisation_is_what_was_paid_for_between_scrapes(node):
@@ -205,12 +216,14 @@ async def test_the_driver_knows_best_how_busy_a_container_is(node):
         return [sample.value for sample in node.scrape()["aliquot_container_utilization_ratio"]]
 
     assert said() == [0.0], "no process, so it does nothing"
-    node.driver_utilization[one.grant_id, "GPU-0"] = 0.75
-    assert said() == [0.75]
-    node.driver_utilization[one.grant_id, "GPU-0"] = None
-    assert said() == [], "it has processes, and nobody counts their launches"
-    write_slot(region, busy_ns=0, launches=5)
-    assert said() == [0.0], "launches are counted, and none had to be paid for"
+    write_slot(region, busy_ns=0, launches=0)
+    with living(region):
+        assert said() == [], "it has a process, nobody counts what that launches, and the driver does not tell"
+        node.driver_utilization[one.grant_id, "GPU-0"] = 0.75
+        assert said() == [0.75]
+        node.driver_utilization.clear()
+        write_slot(region, busy_ns=0, launches=5)
+        assert said() == [0.0], "launches are counted, and none had to be paid for"
 
 
 async def test_what_one_look_cannot_tell_is_not_said(node):

@@ -109,10 +109,31 @@ async def test_how_busy_a_container_is_comes_from_its_own_processes(node):
     node.files.slots = {ONE.grant_id: (slot(7, 400),), TWO.grant_id: (slot(8, 100),)}
     node.driver.process_list = [GpuProcess("GPU-0", 1007, 400 * MIB, 0.25), GpuProcess("GPU-0", 1008, 100 * MIB)]
     await node.reconcile()
-    assert node.keeper.utilization == {(ONE.grant_id, "GPU-0"): 0.25, (TWO.grant_id, "GPU-0"): None}
-    node.driver.process_list = []
+    assert node.keeper.utilization == {(ONE.grant_id, "GPU-0"): 0.25}
+
+
+async def test_how_busy_a_container_is_is_not_known_while_a_process_that_holds_memory_is_not_listed(node):
+    await node.granted(ONE)
+    node.files.slots[ONE.grant_id] = (slot(7, 400), replace(slot(8, 100), index=1))
+    node.driver.process_list = [GpuProcess("GPU-0", 1007, 400 * MIB, 0.25)]
     await node.reconcile()
-    assert node.keeper.utilization == {(ONE.grant_id, "GPU-0"): 0.0, (TWO.grant_id, "GPU-0"): 0.0}
+    assert node.keeper.utilization == {}
+    node.files.slots[ONE.grant_id] = (slot(7, 400), replace(slot(8, 0), index=1))
+    await node.reconcile()
+    assert node.keeper.utilization == {(ONE.grant_id, "GPU-0"): 0.25}
+
+
+async def test_what_a_driver_that_fails_said_of_the_last_seconds_is_forgotten(node):
+    await node.granted(ONE)
+    node.files.slots[ONE.grant_id] = (slot(7, 400),)
+    node.driver.process_list = [GpuProcess("GPU-0", 1007, 430 * MIB, 0.25)]
+    running = asyncio.create_task(node.keeper.run())
+    await node.reconcile()
+    node.driver.process_list = DriverError("hangs")
+    node.clock.seconds += FRESH_SECONDS + 1
+    assert await asyncio.to_thread(node.keeper.fresh_overhead_bytes) == {(ONE.grant_id, "GPU-0"): 30 * MIB}
+    assert node.keeper.utilization == {}
+    running.cancel()
 
 
 async def test_each_container_has_its_own(node):
