@@ -390,7 +390,6 @@ class NvmlDriver:
     def _process_utilization(self, handle: Any, uuid: str) -> Mapping[int, float] | None:
         """Return the share of the last seconds in which each process worked, by pid, without the idle; None where that is not told."""
         since_us = (time.time_ns() - _UTILIZATION_WINDOW_NS) // 1000
-        samples: Sequence[Any] | None = None
         for _ in range(_GROWING_TRIES):
             try:
                 samples = self.call("nvmlDeviceGetProcessUtilization", handle, since_us, of=uuid, expected=_NO_SAMPLES)
@@ -402,7 +401,7 @@ class NvmlDriver:
                     return {}
                 if exc.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                     return None
-        if samples is None:
+        else:
             return None
         shares: dict[int, list[int]] = {}
         for sample in samples:
