@@ -36,11 +36,12 @@ from scheduler_plugin.adapters.kube_certificate import KubeCertificate
 from scheduler_plugin.adapters.kube_watch import Stream
 from scheduler_plugin.adapters.prometheus import Prometheus
 from scheduler_plugin.adapters.serving_context import ServingContext
+from scheduler_plugin.core.budgets import Budget
 from scheduler_plugin.core.certificate import WEBHOOK_CONFIGURATION, host_names
 from scheduler_plugin.core.columnar import type_wanted
 from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.journal import Rules
-from scheduler_plugin.core.objects import NodeObject, PodObject, host_amounts, pod_facts
+from scheduler_plugin.core.objects import BudgetObject, NodeObject, PodObject, budget_facts, host_amounts, pod_facts
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
@@ -70,6 +71,7 @@ logger = logging.getLogger("scheduler_plugin")
 
 PODS_PATH = "/api/v1/pods?fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
 NODES_PATH = "/api/v1/nodes"
+BUDGETS_PATH = "/apis/policy/v1/poddisruptionbudgets"
 GPU_NODES_PATH = f"/apis/{gpunode.API_VERSION}/{contract.GPU_NODE_PLURAL}"
 YOUNG_OBJECTS = 20_000
 """How many more objects there must be than at its last look before the garbage collector looks again."""
@@ -126,7 +128,7 @@ class Scheduler:
             gang_seconds=settings.gang_seconds,
         )
         self._desk.gangs.on_attempt = self._telemetry.count_gang
-        self._watch = ClusterWatch(self._state, clock)
+        self._watch = ClusterWatch(self._state, self._desk.budgets, clock)
         self._watch.on_pod_gone = self._desk.decisions.forget
         self._watch.on_synced = settle_memory
         self._explainer = Explainer(self._desk, Rules(settings.policy, settings.weights), clock.now)
@@ -137,6 +139,7 @@ class Scheduler:
         self._streams = (
             Stream("gpunodes", GPU_NODES_PATH, gpunode.decode_gpu_node, connection, self._watch.inventories),
             Stream("nodes", NODES_PATH, decode_host, connection, self._watch.hosts),
+            Stream("poddisruptionbudgets", BUDGETS_PATH, decode_budget, connection, self._watch.budgets),
             self._pods_stream,
         )
         self._leadership: Leadership | None = None
@@ -340,6 +343,11 @@ def settle_memory() -> None:
 def decode_pod(raw: msgspec.Raw) -> PodFacts:
     """Read a pod off its stream."""
     return pod_facts(msgspec.json.decode(raw, type=PodObject))
+
+
+def decode_budget(raw: msgspec.Raw) -> Budget:
+    """Read a PodDisruptionBudget off its stream."""
+    return budget_facts(msgspec.json.decode(raw, type=BudgetObject))
 
 
 def decode_host(raw: msgspec.Raw) -> NamedHost:

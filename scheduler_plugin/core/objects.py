@@ -1,6 +1,7 @@
-"""Pods and nodes as the Kubernetes API writes them, reduced to what the scheduler reads: 10 µs for a pod, where full models take 2 ms.
+"""Pods, nodes and disruption budgets as the Kubernetes API writes them, reduced to what the scheduler reads.
 
-Used on the watch, on extender requests and on pods the API is asked for, so that all three mean the same by a pod.
+A pod takes 10 µs, where full models take 2 ms. Used on the watch, on extender requests and on pods the API is asked for, so that all
+three mean the same by a pod.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,10 +12,12 @@ import msgspec
 
 from proto import contract, units
 from proto.model import ContainerSpec, Pod
+from scheduler_plugin.core.budgets import Budget, Operator, Requirement
 from scheduler_plugin.core.pods import PodFacts, asks_gpu
 
 ENDED: Final = ("Succeeded", "Failed")
 _CACHED_QUANTITIES: Final = 8192
+_CACHED_LABELS: Final = 8192
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -25,6 +28,7 @@ class Metadata(msgspec.Struct, rename="camel"):
     uid: str = ""
     resource_version: str = ""
     annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
     deletion_timestamp: str | None = None
 
 
@@ -88,6 +92,55 @@ class NodeObject(msgspec.Struct):
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
 
+class Expression(msgspec.Struct):
+    """One requirement of a selector."""
+
+    key: str
+    operator: Operator
+    values: list[str] | None = None
+
+
+class LabelSelector(msgspec.Struct, rename="camel"):
+    """Which pods are meant."""
+
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[Expression] | None = None
+
+
+class BudgetSpec(msgspec.Struct):
+    """Whom a budget is for."""
+
+    selector: LabelSelector | None = None
+
+
+class BudgetStatus(msgspec.Struct, rename="camel"):
+    """What the API server counted."""
+
+    disruptions_allowed: int = 0
+    disrupted_pods: dict[str, str] | None = None
+
+
+class BudgetObject(msgspec.Struct):
+    """A PodDisruptionBudget."""
+
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
+    status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
+
+
+def budget_facts(item: BudgetObject) -> Budget:
+    """Reduce a PodDisruptionBudget."""
+    selector, requirements = item.spec.selector, None
+    if selector is not None:
+        exact = [Requirement(label, Operator.IN, frozenset((value,))) for label, value in (selector.match_labels or {}).items()]
+        stated = [Requirement(one.key, one.operator, frozenset(one.values or ())) for one in selector.match_expressions or ()]
+        requirements = (*exact, *stated)
+    status = item.status
+    return Budget(
+        item.metadata.namespace, item.metadata.name, requirements, status.disruptions_allowed, frozenset(status.disrupted_pods or ())
+    )
+
+
 def pod_facts(item: PodObject) -> PodFacts:
     """Reduce a pod. Raises QuantityError for an amount of CPU or RAM that is none."""
     metadata, spec = item.metadata, item.spec
@@ -121,6 +174,7 @@ def pod_facts(item: PodObject) -> PodFacts:
         cpu_milli=_requested(spec, "cpu", cpu_milli),
         memory_mib=_requested(spec, "memory", memory_mib),
         gpu=gpu,
+        labels=_shared(tuple(sorted((metadata.labels or {}).items()))),
     )
 
 
@@ -170,6 +224,12 @@ def _amount(container: Container, resource: str, read: Callable[[str], int]) -> 
 def _limits(container: Container) -> Mapping[str, str]:
     limits = container.resources.limits if container.resources else None
     return {name: str(amount) for name, amount in limits.items()} if limits else {}
+
+
+@lru_cache(maxsize=_CACHED_LABELS)
+def _shared(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Return the labels that were seen first of these: replicas have the same ones, and 50,000 pods are kept."""
+    return labels
 
 
 def _ours(annotations: Mapping[str, str]) -> Mapping[str, str]:

@@ -27,6 +27,8 @@ class PodFacts:
     cpu_milli: int
     memory_mib: int
     gpu: Pod | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    """Sorted by name."""
 
     @property
     def holds(self) -> bool:

@@ -1,8 +1,9 @@
 """The cheapest pods to end so that a pod fits on a node, at the granularity of GPUs.
 
 kube-scheduler's own preemption counts resources of whole nodes, so it can choose victims that free the wrong GPU. This search adds, to the
-victims it chose, the cheapest set that makes placement find devices. Sets are compared as kube-scheduler compares nodes: by the highest
-priority in them, then by the sum of priorities (which also makes fewer better, because each pod counts at least one).
+victims it chose, the cheapest set that makes placement find devices. Sets are compared as kube-scheduler compares nodes: by how far they
+exceed disruption budgets, by the highest priority in them, then by the sum of priorities (which also makes fewer better, because each pod
+counts at least one).
 
 Pods of a gang that runs go one by one only as long as enough of it stay (``Band``); otherwise all of them go, or none.
 
@@ -14,7 +15,7 @@ far, or a set from which no pod can be taken back.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import combinations
 from math import comb
@@ -26,6 +27,7 @@ from placement.fit import reject_reason
 from placement.refusal import Refusal
 from proto import units
 from proto.model import Link, NumaMode, PodRequest, Policy
+from scheduler_plugin.core.budgets import BudgetKey, violations
 from scheduler_plugin.core.plan import FILTER_SEED
 from scheduler_plugin.core.pods import Footprint
 
@@ -34,7 +36,7 @@ MAX_CHECKS: Final = 4000
 MAX_DEVICE_SETS: Final = 256
 _LOWEST_PRIORITY: Final = -(1 << 31)
 
-_Cost: TypeAlias = tuple[int, int]
+_Cost: TypeAlias = tuple[int, int, int]
 _Fits: TypeAlias = Callable[[Mapping[str, DeviceState]], bool]
 _Move: TypeAlias = tuple["Victim", ...]
 """Pods that go together."""
@@ -47,6 +49,8 @@ class Victim:
     uid: str
     priority: int
     footprint: Footprint
+    budgets: frozenset[BudgetKey] = frozenset()
+    """Those that count its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,15 @@ class Preemption:
     candidates: tuple[Victim, ...]
     bands: tuple[Band, ...] = ()
     """Each candidate is in one of them at most."""
+    allowed: Mapping[BudgetKey, int] = field(default_factory=dict)
+    """How many pods each budget of a candidate still lets go."""
 
 
-def cost_of(victims: Iterable[Victim]) -> _Cost:
-    """Return what ending these pods costs; lower is better, and adding a pod always costs more."""
+def cost_of(victims: Sequence[Victim], allowed: Mapping[BudgetKey, int]) -> _Cost:
+    """Return what ending these pods costs, with what budgets allow; lower is better, and adding a pod always costs more."""
+    exceeded = violations((victim.budgets for victim in victims), allowed) if allowed else 0
     priorities = [victim.priority for victim in victims]
-    return max(priorities, default=_LOWEST_PRIORITY), sum(priority - _LOWEST_PRIORITY + 1 for priority in priorities)
+    return exceeded, max(priorities, default=_LOWEST_PRIORITY), sum(priority - _LOWEST_PRIORITY + 1 for priority in priorities)
 
 
 def cheapest_victims(question: Preemption) -> frozenset[str] | None:
@@ -103,7 +110,7 @@ class _Search:
     def run(self) -> frozenset[str] | None:
         for devices, fits in self._ways():
             helpful = [move for move in self._moves if not devices.isdisjoint(self._devices_of(move))]
-            self._search(sorted(helpful, key=lambda move: (cost_of(move), [victim.uid for victim in move])), fits)
+            self._search(sorted(helpful, key=lambda move: (self._cost(move), [victim.uid for victim in move])), fits)
         return None if self._best is None else frozenset(victim.uid for victim in self._best)
 
     def _all_moves(self) -> Iterator[_Move]:
@@ -147,10 +154,10 @@ class _Search:
         if not self._compatible(needed):
             return
         optional = [move for move in moves if move not in needed]
-        heap: list[tuple[_Cost, tuple[int, ...]]] = [(cost_of(_ended(needed)), ())]
+        heap: list[tuple[_Cost, tuple[int, ...]]] = [(self._cost(_ended(needed)), ())]
         while heap:
             cost, taken = heappop(heap)
-            if self._best is not None and cost >= cost_of(self._best):
+            if self._best is not None and cost >= self._cost(self._best):
                 return
             chosen = [*needed, *(optional[position] for position in taken)]
             if self._checks_left <= 0:
@@ -162,7 +169,7 @@ class _Search:
             for position in range(taken[-1] + 1 if taken else 0, len(optional)):
                 more = [*chosen, optional[position]]
                 if not self._repeats(optional, taken, position) and self._compatible(more):
-                    heappush(heap, (cost_of(_ended(more)), (*taken, position)))
+                    heappush(heap, (self._cost(_ended(more)), (*taken, position)))
 
     def _take_back(self, moves: Sequence[_Move], fits: _Fits) -> None:
         """Out of time: spare pods move by move, the most costly first, as long as the rest will do."""
@@ -172,11 +179,11 @@ class _Search:
                 kept.append(move)
         if not self._works(kept, fits):
             return
-        for move in sorted(kept, key=cost_of, reverse=True):
+        for move in sorted(kept, key=self._cost, reverse=True):
             rest = [other for other in kept if other is not move]
             if self._works(rest, fits):
                 kept = rest
-        if self._best is None or cost_of(_ended(kept)) < cost_of(self._best):
+        if self._best is None or self._cost(_ended(kept)) < self._cost(self._best):
             self._best = _ended(kept)
 
     def _compatible(self, moves: Iterable[_Move]) -> bool:
@@ -216,7 +223,10 @@ class _Search:
         return [self._nature(victim) for victim in a] == [self._nature(victim) for victim in b]
 
     def _nature(self, victim: Victim) -> tuple[object, ...]:
-        return victim.priority, victim.footprint, self._band_of.get(victim.uid)
+        return victim.priority, victim.footprint, victim.budgets, self._band_of.get(victim.uid)
+
+    def _cost(self, ended: _Move) -> _Cost:
+        return cost_of(ended, self._question.allowed)
 
 
 def _ended(moves: Iterable[_Move]) -> _Move:

@@ -11,6 +11,7 @@ import numpy as np
 from placement.refusal import Refusal
 from placement.request import RequestError, pod_request
 from proto.model import PodRequest, Policy
+from scheduler_plugin.core.budgets import Budgets
 from scheduler_plugin.core.columns import Ints, Rows
 from scheduler_plugin.core.decisions import Decision, Decisions, GangTurn, Record
 from scheduler_plugin.core.gang_plan import Planner
@@ -67,6 +68,7 @@ class Desk:
     gang_seconds: float = 60.0
     """How long a gang may hold room before it must have started."""
     gangs: Gangs = field(init=False)
+    budgets: Budgets = field(default_factory=Budgets)
     decisions: Decisions = field(default_factory=Decisions)
     on_decision: Callable[[Decision], None] = field(default=lambda _: None)
     """Told every decision."""

@@ -14,6 +14,7 @@ from math import inf
 
 from placement.request import RequestError
 from proto.model import PodRequest
+from scheduler_plugin.core.budgets import violations
 from scheduler_plugin.core.gang_victims import ending_on
 from scheduler_plugin.core.plan import not_offered
 from scheduler_plugin.core.pods import PodFacts
@@ -49,7 +50,7 @@ def choose_victims(desk: Desk, body: bytes) -> bytes:
         if added is not None:
             more += len(added)
             pods = [wire.MetaPod(uid) for uid in (*chosen, *sorted(added))]
-            answer[node] = wire.MetaVictims(pods, victims.num_pdb_violations)
+            answer[node] = wire.MetaVictims(pods, victims.num_pdb_violations + _exceeded(desk, chosen, added))
     desk.on_preemption(len(answer), tried - len(answer), more)
     return wire.preempt_result(answer)
 
@@ -139,12 +140,23 @@ def _added_victims(desk: Desk, pod: PodFacts, node: str, chosen: frozenset[str])
         states = state.device_states(node)
     in_gangs = {uid for band in ending.bands for uid in band.members}
     candidates = tuple(
-        Victim(other.uid, other.priority, state.footprint_of(other.uid))
+        Victim(other.uid, other.priority, state.footprint_of(other.uid), desk.budgets.covering(other))
         for other in evictable
         if state.footprint_of(other.uid) or other.uid in in_gangs
     )
     policy = request.preferences.policy or desk.default_policy
-    return cheapest_victims(Preemption(states, gpu.links, request, policy, candidates, ending.bands))
+    allowed = desk.budgets.allowed_after(_known(desk, chosen))
+    return cheapest_victims(Preemption(states, gpu.links, request, policy, candidates, ending.bands, allowed))
+
+
+def _exceeded(desk: Desk, chosen: Iterable[str], added: Iterable[str]) -> int:
+    """Return by how much the pods that we add exceed disruption budgets, after those that kube-scheduler chose and counted itself."""
+    covered = [desk.budgets.covering(pod) for pod in _known(desk, added)]
+    return violations(covered, desk.budgets.allowed_after(_known(desk, chosen)))
+
+
+def _known(desk: Desk, uids: Iterable[str]) -> list[PodFacts]:
+    return [pod for uid in uids if (pod := desk.state.pods.get(uid)) is not None]
 
 
 def _evictable(desk: Desk, node: str, preemptor: PodFacts) -> list[PodFacts]:

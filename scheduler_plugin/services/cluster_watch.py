@@ -1,4 +1,4 @@
-"""Keeps the state equal to what the API tells about inventories, nodes and pods, and says how old the picture is.
+"""Keeps the state equal to what the API tells about inventories, nodes, pods and disruption budgets, and says how old the picture is.
 
 An object that cannot be read any more keeps its last readable form; the stream logs it. During an outage the picture stays as it was.
 """
@@ -6,13 +6,17 @@ An object that cannot be read any more keeps its last readable form; the stream 
 import logging
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from proto.gpunode import GpuNode
+from scheduler_plugin.core.budgets import Budget, Budgets
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.state import ClusterState
 from scheduler_plugin.ports import Clock
 
 logger = logging.getLogger(__name__)
+
+_Taker = TypeVar("_Taker")
 
 
 class Source(StrEnum):
@@ -21,6 +25,7 @@ class Source(StrEnum):
     INVENTORIES = "gpunodes"
     NODES = "nodes"
     PODS = "pods"
+    BUDGETS = "poddisruptionbudgets"
 
 
 class NamedHost:
@@ -36,8 +41,9 @@ class NamedHost:
 class ClusterWatch:
     """Takes what all streams tell."""
 
-    def __init__(self, state: ClusterState, clock: Clock) -> None:
+    def __init__(self, state: ClusterState, budgets: Budgets, clock: Clock) -> None:
         self._state = state
+        self._budgets = budgets
         self._clock = clock
         self._current_at: dict[Source, float] = {}
         self._trouble: dict[Source, str] = {}
@@ -77,6 +83,11 @@ class ClusterWatch:
         return _Inventories(self, Source.INVENTORIES, self._state)
 
     @property
+    def budgets(self) -> "_Budgets":
+        """Who takes the stream of PodDisruptionBudgets."""
+        return _Budgets(self, Source.BUDGETS, self._budgets)
+
+    @property
     def hosts(self) -> "_Hosts":
         """Who takes the stream of nodes."""
         return _Hosts(self, Source.NODES, self._state)
@@ -106,11 +117,11 @@ class ClusterWatch:
         self._trouble[source] = sentence
 
 
-class _Base:
-    def __init__(self, watch: ClusterWatch, source: Source, state: ClusterState) -> None:
+class _Base(Generic[_Taker]):
+    def __init__(self, watch: ClusterWatch, source: Source, taker: _Taker) -> None:
         self._watch = watch
         self._source = source
-        self._state = state
+        self._taker = taker
 
     def current(self) -> None:
         self._watch.note_current(self._source)
@@ -119,43 +130,55 @@ class _Base:
         self._watch.note_trouble(self._source, sentence)
 
 
-class _Inventories(_Base):
+class _Inventories(_Base[ClusterState]):
     def listed(self, items: list[GpuNode]) -> None:
-        self._state.replace_gpu_nodes(items)
+        self._taker.replace_gpu_nodes(items)
         self._watch.note_listed(self._source)
 
     def changed(self, item: GpuNode) -> None:
-        self._state.set_gpu_node(item)
+        self._taker.set_gpu_node(item)
 
     def deleted(self, item: GpuNode) -> None:
-        self._state.drop_gpu_node(item.name)
+        self._taker.drop_gpu_node(item.name)
 
 
-class _Hosts(_Base):
+class _Hosts(_Base[ClusterState]):
     def listed(self, items: list[NamedHost]) -> None:
-        self._state.replace_hosts({item.name: item.amounts for item in items})
+        self._taker.replace_hosts({item.name: item.amounts for item in items})
         self._watch.note_listed(self._source)
 
     def changed(self, item: NamedHost) -> None:
-        self._state.set_host(item.name, *item.amounts)
+        self._taker.set_host(item.name, *item.amounts)
 
     def deleted(self, item: NamedHost) -> None:
-        self._state.drop_host(item.name)
+        self._taker.drop_host(item.name)
 
 
-class _Pods(_Base):
+class _Pods(_Base[ClusterState]):
     def listed(self, items: list[PodFacts]) -> None:
-        before = set(self._state.pods)
-        self._state.replace_pods(items)
-        for uid in before - set(self._state.pods):
+        before = set(self._taker.pods)
+        self._taker.replace_pods(items)
+        for uid in before - set(self._taker.pods):
             self._watch.on_pod_gone(uid)
         self._watch.note_listed(self._source)
 
     def changed(self, item: PodFacts) -> None:
-        self._state.set_pod(item)
+        self._taker.set_pod(item)
         if item.holds or not item.active:
             self._watch.on_pod_gone(item.uid)
 
     def deleted(self, item: PodFacts) -> None:
-        self._state.drop_pod(item.uid)
+        self._taker.drop_pod(item.uid)
         self._watch.on_pod_gone(item.uid)
+
+
+class _Budgets(_Base[Budgets]):
+    def listed(self, items: list[Budget]) -> None:
+        self._taker.replace(items)
+        self._watch.note_listed(self._source)
+
+    def changed(self, item: Budget) -> None:
+        self._taker.put(item)
+
+    def deleted(self, item: Budget) -> None:
+        self._taker.drop(item)

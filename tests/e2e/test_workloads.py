@@ -88,6 +88,27 @@ def test_production_work_takes_one_gpu_from_best_effort_work_and_leaves_the_othe
     assert Client(kubectl, "important").devices()[0]["total_bytes"] == GPU_MEMORY_MIB // 2 * MIB
 
 
+def test_the_pod_that_ends_for_another_is_one_that_its_budget_lets_go(kubectl: Kubectl) -> None:
+    """Of the node as a whole enough is free, so kube-scheduler proposes nobody; which GPU is freed is the extender's choice."""
+    fillers = [
+        with_priority(slice_pod(f"filler-{number}", Slice(GPU_MEMORY_MIB * 6 // 10)), "aliquot-best-effort") for number in range(GPUS)
+    ]
+    for pod in fillers[1:]:
+        pod["metadata"]["labels"] = {"keep": "me"}
+    spec = {"minAvailable": GPUS - 1, "selector": {"matchLabels": {"keep": "me"}}}
+    kubectl.apply(*fillers, {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "keep"}, "spec": spec})
+    eventually(
+        lambda: kubectl.get("poddisruptionbudget", "keep").get("status", {}).get("currentHealthy") == GPUS - 1,
+        "the budget to count its pods",
+        seconds=60,
+        otherwise=lambda: kubectl.explain("filler-1"),
+    )
+    kubectl.apply(with_priority(slice_pod("important", Slice(GPU_MEMORY_MIB * 8 // 10)), "aliquot-production"))
+    kubectl.wait_for_phase("important", "Running", seconds=60)
+    left = {pod["metadata"]["name"] for pod in kubectl.all("pods") if "deletionTimestamp" not in pod["metadata"]}
+    assert left == {"important", *(pod["metadata"]["name"] for pod in fillers[1:])}
+
+
 def with_priority(pod: Object, name: str) -> Object:
     pod["spec"]["priorityClassName"] = name
     return pod

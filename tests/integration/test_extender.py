@@ -32,6 +32,7 @@ class Running:
     def __init__(self, scheduler: program.Scheduler, session: aiohttp.ClientSession) -> None:
         self.scheduler = scheduler
         self.state = scheduler._state
+        self.budgets = scheduler._desk.budgets
         self._session = session
 
     async def post(self, verb: str, body: Any) -> tuple[int, bytes]:
@@ -430,6 +431,36 @@ async def test_preempt_keeps_the_victims_it_is_given_and_asks_for_no_others_when
         args = {"Pod": important, "NodeNameToVictims": {"n1": {"Pods": [victim], "NumPDBViolations": 1}}, "NodeNameToMetaVictims": None}
         answer = await extender.call("preempt", args)
         assert answer == {"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "uid-a"}], "NumPDBViolations": 1}}}
+
+
+async def test_preempt_ends_the_pod_that_its_budget_allows_to_end(api):
+    """Whichever of two equal pods is protected, the other ends; when both are, the number of violations says so."""
+    for name in ("a", "b"):
+        budget = {"metadata": {"namespace": "team", "name": name}, "spec": {"selector": {"matchLabels": {"app": name}}}}
+        await api.put("poddisruptionbudgets", budget | {"status": {"disruptionsAllowed": 1}})
+    async with running(api) as extender:
+        for name in ("a", "b"):
+            pod = await create(api, name, vgpu="1", vgpu_memory="600")
+            pod["metadata"]["labels"] = {"app": name}
+            await api.put("pods", pod)
+            await extender.schedule(pod, "n1")
+        await extender.until(lambda: all(extender.state.pods[f"uid-{name}"].node_name for name in ("a", "b")))
+        important = await create(api, "c", vgpu="1", vgpu_memory="800")
+        important["spec"]["priority"] = 100
+        args = {"Pod": important, "NodeNameToVictims": None, "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
+
+        async def ended(**allowed: int) -> tuple[str, int]:
+            for name, count in allowed.items():
+                budget = api.objects["poddisruptionbudgets"]["team", name]
+                await api.put("poddisruptionbudgets", budget | {"status": {"disruptionsAllowed": count}})
+            told = {("team", name): count for name, count in allowed.items()}
+            await extender.until(lambda: extender.budgets.allowed_after([]) == told)
+            (victims,) = (await extender.call("preempt", args))["NodeNameToMetaVictims"].values()
+            return victims["Pods"][0]["UID"], victims["NumPDBViolations"]
+
+        assert await ended(a=0, b=1) == ("uid-b", 0)
+        assert await ended(a=1, b=0) == ("uid-a", 0)
+        assert (await ended(a=0, b=0))[1] == 1
 
 
 async def test_preempt_never_ends_pods_of_equal_priority(api):

@@ -52,7 +52,7 @@ async def test_the_queue_and_the_streams_are_told(api):
             await extender.filter(await api.put("pods", pod_object(name, vgpu="1", vgpu_memory=memory)), "n1")
         found = await samples(extender)
     assert (found[("waiting_pods",)], found[("decided_pods",)], found[("open_bindings",)]) == (1, 1, 0)
-    assert {key[1] for key in found if key[0] == "watch_lag_seconds"} == {"gpunodes", "nodes", "pods"}
+    assert {key[1] for key in found if key[0] == "watch_lag_seconds"} == {"gpunodes", "nodes", "pods", "poddisruptionbudgets"}
     assert all(0 <= value < 5 for key, value in found.items() if key[0] == "watch_lag_seconds")
 
 

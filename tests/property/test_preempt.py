@@ -13,6 +13,8 @@ from scheduler_plugin.core.preempt import Band, Preemption, Victim, cheapest_vic
 from scheduler_plugin.core.state import ClusterState
 from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share
 
+OURS, THEIRS = ("team", "ours"), ("team", "theirs")
+
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[ClusterState, Preemption]:
@@ -27,7 +29,8 @@ def questions(draw: st.DrawFn) -> tuple[ClusterState, Preemption]:
         mib, cores = draw(st.sampled_from([5, 10, 20])), draw(st.none() | st.sampled_from([30, 60]))
         pod = make_pod(f"v{number}", node="n1", shares={"main": [make_share("n1", minor, mib, cores) for minor in on]}, vgpu="1")
         state.set_pod(pod)
-        victims.append(Victim(pod.uid, draw(st.sampled_from([-5, 0, 0, 10])), state.footprint_of(pod.uid)))
+        covered = frozenset(draw(st.sampled_from([(), (), (OURS,), (THEIRS,), (OURS, THEIRS)])))
+        victims.append(Victim(pod.uid, draw(st.sampled_from([-5, 0, 0, 10])), state.footprint_of(pod.uid), covered))
     vgpus = draw(st.integers(1, min(3, count)))
     mib = draw(st.none() | st.sampled_from([5, 15, 30, 40]))
     cores = draw(st.none() | st.sampled_from([50, 100]))
@@ -37,7 +40,9 @@ def questions(draw: st.DrawFn) -> tuple[ClusterState, Preemption]:
         numa=draw(st.sampled_from([None, None, NumaMode.STRICT])), isolation=draw(st.sampled_from([None, None, Isolation.EXCLUSIVE]))
     )
     request = PodRequest((main, other) if draw(st.integers(0, 5)) == 0 else (main,), preferences)
-    return state, Preemption(state.device_states("n1"), node.links, request, Policy.FRAG, tuple(victims), tuple(draw(bands(victims))))
+    allowed = {OURS: draw(st.integers(0, 2)), THEIRS: draw(st.integers(0, 2))}
+    states, gangs = state.device_states("n1"), tuple(draw(bands(victims)))
+    return state, Preemption(states, node.links, request, Policy.FRAG, tuple(victims), gangs, allowed)
 
 
 @st.composite
@@ -60,16 +65,17 @@ def test_no_set_of_victims_is_cheaper(question_and_state):
     by_uid = {victim.uid: victim for victim in question.candidates}
     best = None
     for chosen in chain.from_iterable(combinations(by_uid, size) for size in range(len(by_uid) + 1)):
-        if (best is not None and cost_of(by_uid[uid] for uid in chosen) >= best) or breaks_a_gang(question, chosen):
+        cost = cost_of([by_uid[uid] for uid in chosen], question.allowed)
+        if (best is not None and cost >= best) or breaks_a_gang(question, chosen):
             continue
         gone = [state.pods[uid] for uid in chosen]
         for pod in gone:
             state.drop_pod(pod.uid)
         if not isinstance(choose_pod(state.device_states("n1"), question.request, question.policy), Refusal):
-            best = cost_of(by_uid[uid] for uid in chosen)
+            best = cost
         for pod in gone:
             state.set_pod(pod)
     found = cheapest_victims(question)
     event("impossible" if found is None else f"{len(found)} victims")
     assert found is None or not breaks_a_gang(question, tuple(found))
-    assert (None if found is None else cost_of(by_uid[uid] for uid in found)) == best
+    assert (None if found is None else cost_of([by_uid[uid] for uid in found], question.allowed)) == best

@@ -15,9 +15,14 @@ from aliquot.standin.errors import InvalidError
 from aliquot.standin.patches import apply_json_patch, merge_patch
 
 WEBHOOKS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-COLLECTIONS = {"pods": "Pod", "nodes": "Node", "gpunodes": "GpuNode", "leases": "Lease", "secrets": "Secret"} | dict.fromkeys(
-    WEBHOOKS, "Webhooks"
-)
+COLLECTIONS = {
+    "pods": "Pod",
+    "nodes": "Node",
+    "gpunodes": "GpuNode",
+    "poddisruptionbudgets": "PodDisruptionBudget",
+    "leases": "Lease",
+    "secrets": "Secret",
+} | dict.fromkeys(WEBHOOKS, "Webhooks")
 
 
 class FakeApi:
@@ -38,7 +43,7 @@ class FakeApi:
         self._changed = asyncio.Condition()
         self._epoch = 0
         application = web.Application(middlewares=[self._gate])
-        for prefix in ("/api/v1", "/apis/aliquot.dev/v1alpha1"):
+        for prefix in ("/api/v1", "/apis/aliquot.dev/v1alpha1", "/apis/policy/v1"):
             application.router.add_get(prefix + "/{plural}", self._collection)
         pod = "/api/v1/namespaces/{namespace}/pods/{name}"
         application.router.add_get(pod, self._get)

@@ -1,0 +1,77 @@
+"""Which pods a PodDisruptionBudget counts, and how far some ends exceed it."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from scheduler_plugin.__main__ import decode_budget
+from scheduler_plugin.core.budgets import Budget, Budgets, violations
+from tests.unit.scheduler_plugin.builders import make_pod
+
+SERVER = replace(make_pod("u1"), labels=(("app", "server"), ("tier", "gold")))
+
+
+def read(selector: object, **status: object) -> Budget:
+    """Read a budget as the API server writes it."""
+    metadata = {"namespace": "team", "name": "b"}
+    return decode_budget(msgspec.Raw(msgspec.json.encode({"metadata": metadata, "spec": {"selector": selector}, "status": status})))
+
+
+@pytest.mark.parametrize(
+    ("selector", "covered"),
+    [
+        ({"matchLabels": {"app": "server"}}, True),
+        ({"matchLabels": {"app": "server", "tier": "silver"}}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["client", "server"]}]}, True),
+        ({"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["server"]}]}, False),
+        ({"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["a"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, False),
+        ({"matchLabels": {"app": "server"}, "matchExpressions": [{"key": "tier", "operator": "DoesNotExist"}]}, False),
+        ({}, True),
+        (None, False),
+    ],
+)
+def test_a_selector_means_what_it_means_to_the_api_server(selector, covered):
+    assert read(selector).covers(SERVER) is covered
+
+
+def test_pods_of_other_namespaces_and_those_let_go_already_are_not_counted():
+    everybody = read({}, disruptionsAllowed=1, disruptedPods={"pod-u1": "2026-11-22T00:00:00Z"})
+    assert everybody.allowed == 1
+    assert not everybody.covers(SERVER)
+    assert everybody.covers(replace(SERVER, name="another"))
+    assert not everybody.covers(replace(SERVER, name="another", namespace="elsewhere"))
+
+
+def test_a_selector_that_cannot_be_read_is_an_error():
+    with pytest.raises(msgspec.ValidationError, match="Near"):
+        read({"matchExpressions": [{"key": "app", "operator": "Near"}]})
+
+
+def test_what_is_allowed_goes_down_with_each_pod_that_ends_and_the_rest_is_too_many():
+    budgets = Budgets()
+    budget = read({"matchLabels": {"app": "server"}}, disruptionsAllowed=2)
+    budgets.replace([budget])
+    servers = [replace(SERVER, uid=f"u{number}", name=f"server-{number}") for number in range(4)]
+    other = replace(SERVER, uid="o", name="other", labels=(("app", "client"),))
+    assert budgets.allowed_after([servers[0], other]) == {budget.key: 1}
+    assert budgets.allowed_after(servers) == {budget.key: 0}
+    covered = [budgets.covering(pod) for pod in (*servers, other)]
+    assert violations(covered, budgets.allowed_after([])) == 2
+    assert violations(covered[3:], budgets.allowed_after([])) == 0
+
+
+def test_budgets_come_change_and_go():
+    budgets, budget = Budgets(), read({})
+    budgets.put(budget)
+    budgets.put(replace(budget, allowed=3))
+    assert budgets.allowed_after([]) == {budget.key: 3}
+    budgets.drop(budget)
+    budgets.drop(budget)
+    assert budgets.covering(SERVER) == frozenset()
+    budgets.put(budget)
+    budgets.replace([])
+    assert budgets.allowed_after([]) == {}
