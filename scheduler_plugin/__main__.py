@@ -59,6 +59,7 @@ from scheduler_plugin.services.cluster_metrics import ClusterCollector
 from scheduler_plugin.services.cluster_watch import ClusterWatch, NamedHost, Source
 from scheduler_plugin.services.explainer import Answer, Explainer
 from scheduler_plugin.services.leadership import Leadership
+from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.telemetry import Telemetry
 from scheduler_plugin.services.waiting_events import WaitingEvents
@@ -132,7 +133,8 @@ class Scheduler:
         self._watch.on_pod_gone = self._desk.decisions.forget
         self._watch.on_synced = settle_memory
         self._explainer = Explainer(self._desk, Rules(settings.policy, settings.weights), clock.now)
-        self._events = WaitingEvents(self._explainer, KubeEvents(connection, clock), self._desk.decisions.by_uid, clock.monotonic)
+        events = KubeEvents(connection, clock)
+        self._events = WaitingEvents(self._explainer, events, self._desk.decisions.by_uid, clock.monotonic)
         self._desk.on_decision = self._on_decision
         pods = KubePods(connection)
         self._pods_stream = Stream("pods", PODS_PATH, decode_pod, connection, self._watch.pods)
@@ -149,6 +151,7 @@ class Scheduler:
             self._leadership.on_acquired = self._pods_stream.relist
         self._binder = Binder(self._desk, pods, lambda: self.ready)
         self._retry = Retry(self._desk, pods, lambda: self.ready, lambda: self._watch.current_at(Source.PODS), self._telemetry)
+        self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.ready, clock.now, self._telemetry)
         self._desk.on_preemption = self._telemetry.count_preemption
         queues = {"open_bindings": lambda: self._binder.open_bindings, "waiting_gangs": lambda: self._desk.gangs.waiting}
         self._telemetry.registry.register(ClusterCollector(self._state, self._desk.decisions, queues, self._watch.lag_seconds))
@@ -178,6 +181,8 @@ class Scheduler:
             self.addresses[name] = await server.start()
             logger.info("%s listens on %s", name, self.addresses[name])
         loops = [*(stream.run() for stream in self._streams), self._retry.run(), self._events.run()]
+        if self._settings.gpu_preemption:
+            loops.append(self._preemptor.run())
         if self._leadership is not None:
             loops.append(self._leadership.run())
         if self._keeper is not None:

@@ -40,6 +40,13 @@ class PodApi(Protocol):
         """Set annotations of the pod of this UID. Raises KubeApiError."""
         ...
 
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        """Have the pod of this UID end, as far as its disruption budgets let it.
+
+        Raises: KubeNotFoundError, KubeConflictError: it is gone. KubeApiError: its budget refuses, or the outcome is open.
+        """
+        ...
+
 
 class EventApi(Protocol):
     """Tells people something about a pod."""

@@ -47,6 +47,9 @@ class Settings:
     policy: Annotated[Policy, Row("placement of pods that name none")] = Policy.FRAG
     soft_seconds: Annotated[float, Row("how long a pod is expected on a node without being bound", 0.1, 600)] = 10.0
     gang_seconds: Annotated[float, Row("how long a gang may hold room before it must have started, and then pauses", 1, 3600)] = 60.0
+    gpu_preemption: Annotated[
+        bool, Row("end less important pods for one that lacks only the right GPU, which kube-scheduler's own preemption cannot see")
+    ] = True
     max_body_mib: Annotated[int, Row("largest request body; the autoscaler sends full nodes", 1, 1024)] = 128
     adopt_nvidia_gpu: Annotated[bool, Row("also take over pods that ask for plain nvidia.com/gpu, as whole GPUs")] = False
     lease_name: Annotated[str, Row("lease by which replicas elect a leader; empty: this is the only replica")] = ""

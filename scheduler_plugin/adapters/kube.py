@@ -146,6 +146,16 @@ class KubePods:
         patch = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         await self._connection.request("PATCH", _pod_path(namespace, name), body=patch, content_type="application/merge-patch+json")
 
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        """See ``ports.PodApi``."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        await self._connection.request("POST", f"{_pod_path(namespace, name)}/eviction", body=body)
+
 
 class KubeEvents:
     """Implements ``ports.EventApi``."""

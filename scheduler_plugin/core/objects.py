@@ -55,13 +55,15 @@ class PodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     scheduler_name: str = ""
     priority: int | None = None
+    preemption_policy: str = ""
     overhead: dict[str, str | int] | None = None
 
 
-class PodStatus(msgspec.Struct):
+class PodStatus(msgspec.Struct, rename="camel"):
     """How a pod is."""
 
     phase: str = ""
+    nominated_node_name: str = ""
 
 
 class PodObject(msgspec.Struct):
@@ -175,6 +177,8 @@ def pod_facts(item: PodObject) -> PodFacts:
         memory_mib=_requested(spec, "memory", memory_mib),
         gpu=gpu,
         labels=_shared(tuple(sorted((metadata.labels or {}).items()))),
+        preempts=spec.preemption_policy != "Never",
+        nominated_node=item.status.nominated_node_name,
     )
 
 

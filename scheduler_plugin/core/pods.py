@@ -29,6 +29,10 @@ class PodFacts:
     gpu: Pod | None = None
     labels: tuple[tuple[str, str], ...] = ()
     """Sorted by name."""
+    preempts: bool = True
+    """Whether others may end for it."""
+    nominated_node: str = ""
+    """Where kube-scheduler had others end for it."""
 
     @property
     def holds(self) -> bool:

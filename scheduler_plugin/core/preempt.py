@@ -36,7 +36,8 @@ MAX_CHECKS: Final = 4000
 MAX_DEVICE_SETS: Final = 256
 _LOWEST_PRIORITY: Final = -(1 << 31)
 
-_Cost: TypeAlias = tuple[int, int, int]
+Cost: TypeAlias = tuple[int, int, int]
+"""By how much budgets are exceeded, the highest priority, the sum of priorities; lower is better."""
 _Fits: TypeAlias = Callable[[Mapping[str, DeviceState]], bool]
 _Move: TypeAlias = tuple["Victim", ...]
 """Pods that go together."""
@@ -84,7 +85,7 @@ class Preemption:
     """How many pods each budget of a candidate still lets go."""
 
 
-def cost_of(victims: Sequence[Victim], allowed: Mapping[BudgetKey, int]) -> _Cost:
+def cost_of(victims: Sequence[Victim], allowed: Mapping[BudgetKey, int]) -> Cost:
     """Return what ending these pods costs, with what budgets allow; lower is better, and adding a pod always costs more."""
     exceeded = violations((victim.budgets for victim in victims), allowed) if allowed else 0
     priorities = [victim.priority for victim in victims]
@@ -154,7 +155,7 @@ class _Search:
         if not self._compatible(needed):
             return
         optional = [move for move in moves if move not in needed]
-        heap: list[tuple[_Cost, tuple[int, ...]]] = [(self._cost(_ended(needed)), ())]
+        heap: list[tuple[Cost, tuple[int, ...]]] = [(self._cost(_ended(needed)), ())]
         while heap:
             cost, taken = heappop(heap)
             if self._best is not None and cost >= self._cost(self._best):
@@ -225,7 +226,7 @@ class _Search:
     def _nature(self, victim: Victim) -> tuple[object, ...]:
         return victim.priority, victim.footprint, victim.budgets, self._band_of.get(victim.uid)
 
-    def _cost(self, ended: _Move) -> _Cost:
+    def _cost(self, ended: _Move) -> Cost:
         return cost_of(ended, self._question.allowed)
 
 

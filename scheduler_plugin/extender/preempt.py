@@ -9,16 +9,16 @@ that node, and the node is dropped if not. For a member of a gang that does not 
 can start once these pods have ended: pods of one node end for a gang, never some here and some there in the hope of more.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from placement.request import RequestError
 from proto.model import PodRequest
-from scheduler_plugin.core.budgets import violations
 from scheduler_plugin.core.gang_victims import ending_on
 from scheduler_plugin.core.plan import not_offered
 from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.preempt import Preemption, Victim, cheapest_victims
+from scheduler_plugin.core.preempt import Cost, Preemption, Victim, cheapest_victims, cost_of
 from scheduler_plugin.extender import wire
 from scheduler_plugin.extender.desk import Desk, request_of
 from scheduler_plugin.extender.gang import gang_asked
@@ -29,16 +29,23 @@ MAX_GANG_NODES = 8
 """For a gang so many nodes are tried, those with the fewest victims: for each the whole gang is planned."""
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Whose end makes room on a node."""
+
+    node: str
+    ended: frozenset[str]
+    """UIDs; none when those suffice that are ending already."""
+    cost: Cost
+
+
 def choose_victims(desk: Desk, body: bytes) -> bytes:
     """Answer one preempt call. Raises WireError."""
     args = wire.decode(body, wire.PreemptionArgs)
     pod = wire.decode_pod(args.pod)
     proposed = _proposed(args)
     wire.check_count(len(proposed))
-    request, gang = request_of(pod), gang_asked(pod)
-    if isinstance(request, RequestError) or isinstance(gang, RequestError):
-        return wire.preempt_result({})
-    members = [pod] if gang is None else desk.gangs.needed_with(pod, gang)
+    members = _members(desk, pod)
     answer: dict[str, wire.MetaVictims] = {}
     more = tried = 0
     for node, victims in _worth_trying(desk, members, proposed):
@@ -50,9 +57,44 @@ def choose_victims(desk: Desk, body: bytes) -> bytes:
         if added is not None:
             more += len(added)
             pods = [wire.MetaPod(uid) for uid in (*chosen, *sorted(added))]
-            answer[node] = wire.MetaVictims(pods, victims.num_pdb_violations + _exceeded(desk, chosen, added))
+            answer[node] = wire.MetaVictims(pods, victims.num_pdb_violations + _cost(desk, chosen, added)[0])
     desk.on_preemption(len(answer), tried - len(answer), more)
     return wire.preempt_result(answer)
+
+
+def ways(desk: Desk, pod: PodFacts, nodes: Iterable[str]) -> Iterator[Way | None]:
+    """Look at one node after the other on which kube-scheduler finds nothing missing; None where nobody's end makes room for a pod.
+
+    Whoever asks may let others work between two nodes, and then looks at the chosen node once more with ``way_on``.
+    """
+    nobody = wire.MetaVictims([], 0)
+    for node, _ in _worth_trying(desk, _members(desk, pod), dict.fromkeys(nodes, nobody)):
+        yield way_on(desk, pod, node)
+
+
+def way_on(desk: Desk, pod: PodFacts, node: str) -> Way | None:
+    """Say who must end on a node so that a pod fits there; None when nobody's end helps, or budgets keep those whose end would."""
+    members = _members(desk, pod)
+    with desk.gangs.planner.trying(members):
+        ended = _victims_for(desk, members, node, frozenset())
+    if ended is None:
+        return None
+    cost = _cost(desk, (), ended)
+    return Way(node, ended, cost) if not cost[0] else None
+
+
+def hold(desk: Desk, way: Way, pod: PodFacts, expires_at: float) -> bool:
+    """Expect a pod, and whoever of its gang must start with it, where they fit once all who end have ended; return whether they do."""
+    with desk.state.without_all([*way.ended, *_ending_already(desk, way.node)]):
+        return desk.gangs.planner.expect_all(_members(desk, pod), (way.node,), expires_at)
+
+
+def _members(desk: Desk, pod: PodFacts) -> list[PodFacts]:
+    """Return who must have a place at once, the pod first; nobody when the pod cannot start at all."""
+    request, gang = request_of(pod), gang_asked(pod)
+    if isinstance(request, RequestError) or isinstance(gang, RequestError):
+        return []
+    return [pod] if gang is None else desk.gangs.needed_with(pod, gang)
 
 
 def _proposed(args: wire.PreemptionArgs) -> dict[str, wire.MetaVictims]:
@@ -139,20 +181,19 @@ def _added_victims(desk: Desk, pod: PodFacts, node: str, chosen: frozenset[str])
     with state.without_all([pod.uid, *chosen, *_ending_already(desk, node)]):
         states = state.device_states(node)
     in_gangs = {uid for band in ending.bands for uid in band.members}
-    candidates = tuple(
-        Victim(other.uid, other.priority, state.footprint_of(other.uid), desk.budgets.covering(other))
-        for other in evictable
-        if state.footprint_of(other.uid) or other.uid in in_gangs
-    )
+    candidates = tuple(_victim(desk, other) for other in evictable if state.footprint_of(other.uid) or other.uid in in_gangs)
     policy = request.preferences.policy or desk.default_policy
     allowed = desk.budgets.allowed_after(_known(desk, chosen))
     return cheapest_victims(Preemption(states, gpu.links, request, policy, candidates, ending.bands, allowed))
 
 
-def _exceeded(desk: Desk, chosen: Iterable[str], added: Iterable[str]) -> int:
-    """Return by how much the pods that we add exceed disruption budgets, after those that kube-scheduler chose and counted itself."""
-    covered = [desk.budgets.covering(pod) for pod in _known(desk, added)]
-    return violations(covered, desk.budgets.allowed_after(_known(desk, chosen)))
+def _cost(desk: Desk, chosen: Iterable[str], added: Iterable[str]) -> Cost:
+    """Rate the pods that we add, once those have ended that kube-scheduler chose and rated itself."""
+    return cost_of([_victim(desk, pod) for pod in _known(desk, added)], desk.budgets.allowed_after(_known(desk, chosen)))
+
+
+def _victim(desk: Desk, pod: PodFacts) -> Victim:
+    return Victim(pod.uid, pod.priority, desk.state.footprint_of(pod.uid), desk.budgets.covering(pod))
 
 
 def _known(desk: Desk, uids: Iterable[str]) -> list[PodFacts]:

@@ -70,7 +70,7 @@ class Retry:
         ready = await self._fitting()
         async with asyncio.TaskGroup() as group:
             for uid in ready:
-                group.create_task(self._poke(uid))
+                group.create_task(self.poke(uid))
 
     async def _fitting(self) -> list[str]:
         """Return the waiting pods that now fit, as many as may be poked at once; verbs are answered between two shapes."""
@@ -86,6 +86,9 @@ class Retry:
             if len(ready) == MAX_AT_ONCE:
                 self._unfinished = True
                 break
+            if self._is_planned(decision.pod):
+                ready.append(decision.pod.uid)
+                continue
             if shape not in fits:
                 fits[shape] = self._fits(shape, oldest[shape])
                 await asyncio.sleep(0)
@@ -101,12 +104,17 @@ class Retry:
             self._judged[shape] = _Judged(since, now)
         return fits
 
+    def _is_planned(self, pod: PodFacts) -> bool:
+        """Whether a pod's gang has a place for it: the room is there and, being taken by it, fits nobody."""
+        return gang_of_pod(pod) is not None and pod.uid in self._desk.state.reservations
+
     def _may_start(self, pod: PodFacts) -> bool:
         """Whether a pod is worth a try for its gang's sake."""
         gang = gang_of_pod(pod)
-        return gang is None or pod.uid in self._desk.state.reservations or self._desk.gangs.may_plan(gang)
+        return gang is None or self._desk.gangs.may_plan(gang)
 
-    async def _poke(self, uid: str) -> None:
+    async def poke(self, uid: str) -> None:
+        """Have kube-scheduler try a waiting pod again now."""
         decision = self._desk.decisions.by_uid.get(uid)
         if decision is None:
             return

@@ -60,6 +60,11 @@ class Telemetry:
             f"{_PREFIX}preemption_nodes", "Nodes offered for preemption, by answer.", ["answer"], registry=self.registry
         )
         self.victims = Counter(f"{_PREFIX}preemption_victims_added", "Pods added to kube-scheduler's victims.", registry=self.registry)
+        self.preempted = Counter(
+            f"{_PREFIX}pods_preempted",
+            "Pods ended for more important ones where kube-scheduler found nobody to end.",
+            registry=self.registry,
+        )
         self.expired = Counter(f"{_PREFIX}reservations_expired", "Reservations whose time ran out.", registry=self.registry)
         self.retried = Counter(f"{_PREFIX}pods_retried", "Waiting pods that were had tried again.", registry=self.registry)
 

@@ -17,31 +17,15 @@ from tests.e2e.product import (
     Slice,
     agent_pod,
     slice_pod,
-    wait_until_agents_rolled_out,
 )
 from tests.e2e.test_cluster import busybox_pod
 
 MEMORY = contract.RESOURCE_VGPU_MEMORY
 WHOLE_NODE_MIB = GPUS * GPU_MEMORY_MIB
-TRUSTED_AGAIN_SECONDS = 5
-"""How long a GPU that fell once waits until it is given out again; one that fell before waits twice as long."""
 RECOVERY_SECONDS = 180
+"""A GPU that fell once is given out again 30 s after it is back; one that fell before waits twice as long."""
 
 Inject = Callable[[str, str], None]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def soon_trusted(product: Kubectl) -> Iterator[None]:
-    """Agents that give a GPU out again sooner than the default, 30 s, has it; as they were afterwards."""
-    system = product.within(AGENT_NAMESPACE)
-
-    def configure(setting: str) -> None:
-        system.run("set", "env", "daemonset/aliquot-agent", "--containers=agent", setting)
-        wait_until_agents_rolled_out(system)
-
-    configure(f"ALIQUOT_HEALTH_RECOVERY_SECONDS={TRUSTED_AGAIN_SECONDS}")
-    yield
-    configure("ALIQUOT_HEALTH_RECOVERY_SECONDS-")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from scheduler_plugin.adapters.kube import KubeConnection
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.shapes import MAX_SCORE
 from scheduler_plugin.core.state import Stage
-from scheduler_plugin.services import leadership
+from scheduler_plugin.services import leadership, preemptor
 from scheduler_plugin.settings import Settings
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
 from tests.unit.scheduler_plugin.builders import PLACES, make_device, make_node, make_place
@@ -468,6 +468,108 @@ async def test_preempt_never_ends_pods_of_equal_priority(api):
         await extender.schedule(await create(api, "a", vgpu="2"), "n1")
         args = {"Pod": await create(api, "c", vgpu="2"), "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
         assert await extender.call("preempt", args) == {"NodeNameToMetaVictims": {}}
+
+
+# --- preemption that kube-scheduler does not see -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """A preemptor that does not wait for kube-scheduler."""
+    monkeypatch.setattr(preemptor, "PERIOD_SECONDS", 0.05)
+    monkeypatch.setattr(preemptor, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(preemptor, "FIRST_PAUSE_SECONDS", 0.2)
+
+
+async def fill(api: FakeApi, extender: Running, memory: str = "600") -> None:
+    """Have one pod on each GPU of n1, that of GPU 1 of more importance."""
+    for number, name in enumerate(("a", "b")):
+        pod = pod_object(name, vgpu="1", vgpu_memory=memory)
+        pod["spec"]["priority"] = number
+        await extender.schedule(await api.put("pods", pod), "n1")
+    await extender.until(lambda: all(extender.state.pods[f"uid-{name}"].node_name for name in ("a", "b")))
+
+
+async def ask_for_more(api: FakeApi, extender: Running, **spec: Any) -> dict:
+    """Have a pod of priority 100 refused that needs more than is free on any single GPU, and less than is free of both."""
+    important = pod_object("important", vgpu="1", vgpu_memory="700")
+    important["spec"].update({"priority": 100} | spec)
+    await api.put("pods", important)
+    assert (await extender.filter(important, "n1"))["NodeNames"] == []
+    return important
+
+
+async def test_the_least_important_pod_ends_where_only_the_right_gpu_is_lacking(api, at_once):
+    async with running(api) as extender:
+        await fill(api, extender)
+        important = await ask_for_more(api, extender)
+        await extender.until(lambda: "deletionTimestamp" in api.pod("a")["metadata"])
+        assert "deletionTimestamp" not in api.pod("b")["metadata"]
+        await extender.until(lambda: any(event["reason"] == contract.EVENT_REASON_PREEMPTED for event in api.events))
+
+        # what becomes free is kept for whom it was made free
+        [(freed, _)] = assigned(api, "a")
+        await api.delete("pods", "a", "team")
+        await extender.until(lambda: contract.ANNOTATION_RETRY in api.pod("important")["metadata"]["annotations"])
+        other = await create(api, "c", vgpu="1", vgpu_memory="700")
+        assert (await extender.filter(other, "n1"))["NodeNames"] == []
+        assert await extender.schedule(important, "n1") == "n1"
+        assert assigned(api, "important") == [(freed, 700)]
+
+
+async def test_the_place_is_kept_as_long_as_the_others_take_to_end(api, at_once, monkeypatch):
+    monkeypatch.setattr(preemptor, "HOLD_SECONDS", 0.3)
+    async with running(api) as extender:
+        await fill(api, extender)
+        await ask_for_more(api, extender)
+        await extender.until(lambda: "deletionTimestamp" in api.pod("a")["metadata"])
+        await asyncio.sleep(1.0)
+        assert "uid-important" in extender.state.reservations
+        await api.delete("pods", "important", "team")
+        await extender.until(lambda: "uid-important" not in extender.state.reservations)
+        assert "deletionTimestamp" not in api.pod("b")["metadata"]
+
+
+@pytest.mark.parametrize("spec", [{"preemptionPolicy": "Never"}, {"priority": 0}], ids=["never preempts", "no more important"])
+async def test_nobody_ends_for_a_pod_that_may_not_preempt(api, at_once, spec):
+    async with running(api) as extender:
+        await fill(api, extender)
+        await ask_for_more(api, extender, **spec)
+        await asyncio.sleep(0.6)
+        assert not [event for event in api.events if event["reason"] == contract.EVENT_REASON_PREEMPTED]
+        assert "uid-important" not in extender.state.reservations
+
+
+async def test_nobody_ends_while_kube_scheduler_makes_room_elsewhere_or_when_that_is_switched_off(api, at_once):
+    async with running(api) as extender:
+        await fill(api, extender)
+        nominated = pod_object("important", vgpu="1", vgpu_memory="700") | {"status": {"phase": "Pending", "nominatedNodeName": "n2"}}
+        nominated["spec"]["priority"] = 100
+        await api.put("pods", nominated)
+        assert (await extender.filter(nominated, "n1"))["NodeNames"] == []
+        await asyncio.sleep(0.5)
+        assert "deletionTimestamp" not in api.pod("a")["metadata"]
+    async with running(api, gpu_preemption=False) as extender:
+        await ask_for_more(api, extender)
+        await asyncio.sleep(0.5)
+        assert "deletionTimestamp" not in api.pod("a")["metadata"]
+
+
+async def test_a_budget_that_the_api_server_knows_better_keeps_a_pod_and_the_other_ends(api, at_once):
+    """The first eviction is refused; the budget arrives; then the pod that may end does."""
+    api.protected.add(("team", "a"))
+    async with running(api) as extender:
+        await fill(api, extender)
+        labelled = api.pod("a")
+        labelled["metadata"]["labels"] = {"app": "a"}
+        await api.put("pods", labelled)
+        await ask_for_more(api, extender)
+        await extender.until(lambda: any("/a/eviction" in request for request in api.requests))
+        assert "deletionTimestamp" not in api.pod("a")["metadata"]
+        budget = {"metadata": {"namespace": "team", "name": "b"}, "spec": {"selector": {"matchLabels": {"app": "a"}}}}
+        await api.put("poddisruptionbudgets", budget)
+        await extender.until(lambda: "deletionTimestamp" in api.pod("b")["metadata"])
+        assert "deletionTimestamp" not in api.pod("a")["metadata"]
 
 
 # --- state ----------------------------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ class FakeApi:
         """How many bindings are carried out without an answer."""
         self.refuse_writes = False
         """Whether writes of Secrets and webhook configurations are forbidden."""
+        self.protected: set[tuple[str, str]] = set()
+        """Namespace and name of pods that a budget keeps from being evicted."""
         self.bookmark_seconds = 0.1
         self._changed = asyncio.Condition()
         self._epoch = 0
@@ -49,6 +51,7 @@ class FakeApi:
         application.router.add_get(pod, self._get)
         application.router.add_patch(pod, self._patch)
         application.router.add_post(pod + "/binding", self._bind)
+        application.router.add_post(pod + "/eviction", self._evict)
         application.router.add_post("/api/v1/namespaces/{namespace}/events", self._post_event)
         leases = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         application.router.add_post(leases, self._create_lease)
@@ -175,6 +178,20 @@ class FakeApi:
         changed["metadata"].setdefault("annotations", {}).update(patch["metadata"]["annotations"])
         await self._record("pods", "MODIFIED", key, changed)
         return web.json_response(changed)
+
+    async def _evict(self, request: web.Request) -> web.Response:
+        key, eviction = (request.match_info["namespace"], request.match_info["name"]), await request.json()
+        item = self.objects["pods"].get(key)
+        if item is None:
+            return failure(404, "not found")
+        if eviction["deleteOptions"]["preconditions"]["uid"] != item["metadata"]["uid"]:
+            return failure(409, "Precondition failed: UID in precondition differs")
+        if key in self.protected:
+            return failure(429, "Cannot evict pod as it would violate the pod's disruption budget.")
+        ending = json.loads(json.dumps(item))
+        ending["metadata"]["deletionTimestamp"] = "2026-11-22T00:00:00Z"
+        await self._record("pods", "MODIFIED", key, ending)
+        return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
     async def _bind(self, request: web.Request) -> web.Response:
         key, binding = (request.match_info["namespace"], request.match_info["name"]), await request.json()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from proto import contract
 from proto.model import Policy
 from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.pods import PodFacts
@@ -14,6 +15,7 @@ from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
 from scheduler_plugin.errors import KubeApiError
 from scheduler_plugin.extender.desk import Desk, request_of
+from scheduler_plugin.extender.gang import gang_asked
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
@@ -132,3 +134,14 @@ async def test_a_try_that_the_api_did_not_take_is_made_again_unless_something_ne
     assert await scene.poked() == []
     known = scene.desk.decisions.by_uid.get("large")
     assert (None if known is None else known.at) == {"gone": None, "refused again": 9.0, "nothing": 0.0}[meanwhile]
+
+
+async def test_members_of_a_gang_that_has_a_place_are_tried_again_though_their_room_fits_nobody_now():
+    scene = Scene()
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    members = [scene.waits(uid, annotations=gang, vgpu="1").pod for uid in ("m0", "m1")]
+    scene.waits("other", vgpu="1")
+    assert scene.desk.gangs.place(members[0], gang_asked(members[0]), {"n1", "n2"})  # as filter does for the first of them
+    scene.state.set_pod(make_pod("last", node="n2", shares={"main": [make_share("n2", minor, 1000) for minor in (0, 1)]}, vgpu="2"))
+    scene.state.freed_count += 1
+    assert await scene.poked() == ["m0", "m1"]

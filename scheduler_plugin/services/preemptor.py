@@ -1,0 +1,189 @@
+"""Ends less important pods for one that lacks nothing but the right GPU, which kube-scheduler's own preemption cannot see.
+
+kube-scheduler adds up what a node has: where enough is free in sum and on no single GPU, it finds nobody to end, and asks no extender
+(1.36 and before). A node that it asks ``filter`` about passed its own filters, so nothing but GPUs is missing there. A while after a pod
+was refused on all of those, when kube-scheduler has had its turn, the cheapest pods on one of them are evicted by the rules of
+``extender.preempt``, with one difference: no disruption budget is exceeded. The pod is expected there until they are gone, so that nobody
+takes what becomes free.
+
+Evictions are few: one pod is served in a period, and looks again later and later while nobody's end helps it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from proto import contract
+from scheduler_plugin.core.decisions import Decision
+from scheduler_plugin.core.gang import gang_of_pod
+from scheduler_plugin.core.judge import curable, reasons_for
+from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.reasons import NodeReason
+from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeNotFoundError
+from scheduler_plugin.extender.desk import Desk
+from scheduler_plugin.extender.preempt import ENOUGH_NODES, Way, hold, way_on, ways
+from scheduler_plugin.ports import EventApi, PodApi
+from scheduler_plugin.services.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS: Final = 1.0
+SETTLE_SECONDS: Final = 2.0
+"""How long kube-scheduler has to preempt by itself, and we to see it."""
+HOLD_SECONDS: Final = 30.0
+"""How long the pod is expected where others end for it; longer while they end."""
+FIRST_PAUSE_SECONDS: Final = 5.0
+LAST_PAUSE_SECONDS: Final = 300.0
+MAX_TRIED_NODES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    until: float
+    seconds: float
+
+
+class Preemptor:
+    """The loop."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        api: PodApi,
+        events: EventApi,
+        retry: Callable[[str], Awaitable[None]],
+        leads: Callable[[], bool],
+        now: Callable[[], float],
+        telemetry: Telemetry,
+    ) -> None:
+        """Args: retry: has kube-scheduler try the pod of a UID again. now: seconds since 1970, as decisions have them."""
+        self._desk = desk
+        self._api = api
+        self._events = events
+        self._retry = retry
+        self._leads = leads
+        self._now = now
+        self._telemetry = telemetry
+        self._under_way: dict[str, Way] = {}
+        """By the UID of the pod for which others end."""
+        self._pauses: dict[str, _Pause] = {}
+
+    async def run(self) -> None:
+        """Preempt until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            await self.step()
+
+    async def step(self) -> None:
+        """See to the pods that others end for, and serve one more."""
+        if not self._leads():
+            self._under_way.clear()
+            return
+        for uid, way in list(self._under_way.items()):
+            await self._follow(uid, way)
+        by_uid = self._desk.decisions.by_uid
+        self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in by_uid}
+        decision = self._next()
+        if decision is not None:
+            self._pause(decision.pod.uid)
+            await self._serve(decision)
+
+    def _next(self) -> Decision | None:
+        """Return the most important pod whose turn it is, if there is anybody less important than it."""
+        for decision in self._desk.decisions.waiting():
+            if self._is_due(decision):
+                return decision if decision.pod.priority > self._lowest_priority() else None
+        return None
+
+    def _is_due(self, decision: Decision) -> bool:
+        uid = decision.pod.uid
+        pod, pause = self._desk.state.pods.get(uid), self._pauses.get(uid)
+        if pod is None or pod.deletion_requested or not pod.preempts or pod.nominated_node:  # others end for it where it is nominated
+            return False
+        if uid in self._desk.state.reservations or uid not in self._desk.decisions.recorded:  # it has a place, or nothing is known of it
+            return False
+        return self._now() - decision.at >= SETTLE_SECONDS and (pause is None or pause.until <= self._desk.monotonic())
+
+    def _lowest_priority(self) -> float:
+        return min((pod.priority for pod in self._desk.state.pods.values() if pod.gpu is not None and pod.node_name), default=inf)
+
+    def _pause(self, uid: str) -> None:
+        before = self._pauses.get(uid)
+        seconds = FIRST_PAUSE_SECONDS if before is None else min(2 * before.seconds, LAST_PAUSE_SECONDS)
+        self._pauses[uid] = _Pause(self._desk.monotonic() + seconds, seconds)
+
+    async def _serve(self, decision: Decision) -> None:
+        """Find the cheapest way to make room for a pod, and go it."""
+        pod, best, helpful = decision.pod, None, 0
+        for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision)), 1):
+            if way is not None:
+                if not way.ended:
+                    return  # somebody is ending there already
+                helpful += 1
+                best = way if best is None or way.cost < best.cost else best
+            if helpful == ENOUGH_NODES or tried == MAX_TRIED_NODES:
+                break
+            await asyncio.sleep(0)
+        latest = self._desk.decisions.by_uid.get(pod.uid)
+        if best is None or latest is None or latest.fitting:
+            return
+        best = way_on(self._desk, pod, best.node)
+        if best is None or not best.ended or not hold(self._desk, best, pod, self._desk.monotonic() + HOLD_SECONDS):
+            return
+        if await self._end(best, pod):
+            self._under_way[pod.uid] = best
+        else:
+            self._desk.state.release(pod.uid)
+
+    def _nodes_of(self, decision: Decision) -> Iterable[str]:
+        """Return the nodes that kube-scheduler asked about and where others' end can help; none when the pod fits on one by now."""
+        state, asked = self._desk.state, self._desk.decisions.recorded[decision.pod.uid].asked
+        if gang_of_pod(decision.pod) is not None:
+            return asked  # a member may fit by itself on each of them
+        rows = np.array([row for name in asked if (row := state.row_of(name)) is not None], dtype=np.int64)
+        verdict = self._desk.verdict_for(decision.pod, self._desk.shape_of(decision.pod, decision.request))
+        if (reasons_for(verdict, rows, all_known=True) == NodeReason.FITS.value).any():
+            return ()
+        return [state.names[row] for row in rows[curable(verdict, rows)].tolist()]
+
+    async def _end(self, way: Way, pod: PodFacts) -> bool:
+        """Evict, one after the other; return whether all will end."""
+        state = self._desk.state
+        for victim in [other for uid in sorted(way.ended) if (other := state.pods.get(uid)) is not None]:
+            name = f"{victim.namespace}/{victim.name}"
+            try:
+                await self._api.evict(victim.namespace, victim.name, victim.uid)
+            except (KubeNotFoundError, KubeConflictError):
+                continue  # it ended by itself
+            except KubeApiError as exc:
+                logger.warning("%s cannot be ended for a more important pod: %s", name, exc, extra={"pod": f"{pod.namespace}/{pod.name}"})
+                return False
+            self._telemetry.preempted.inc()
+            logger.info("%s ends for a more important pod on %s", name, way.node, extra={"pod": f"{pod.namespace}/{pod.name}"})
+            sentence = f"ended on node {way.node} for {pod.namespace}/{pod.name}, which is more important and needs its GPU"
+            try:
+                await self._events.post_event(victim.namespace, victim.name, victim.uid, contract.EVENT_REASON_PREEMPTED, sentence)
+            except KubeApiError as exc:
+                logger.warning("an event cannot be written: %s", exc, extra={"pod": name})
+        return True
+
+    async def _follow(self, uid: str, way: Way) -> None:
+        """Keep a pod's place while others end for it, and have it tried again once they are gone."""
+        desk, decision = self._desk, self._desk.decisions.by_uid.get(uid)
+        if decision is None:  # it is bound or gone
+            del self._under_way[uid]
+            return
+        now = way_on(desk, decision.pod, way.node)
+        if now is None or not now.ended <= way.ended:  # the node is not what it was
+            del self._under_way[uid]
+            desk.state.release(uid)
+        elif any(other in desk.state.pods for other in way.ended):
+            hold(desk, way, decision.pod, desk.monotonic() + HOLD_SECONDS)
+        else:
+            del self._under_way[uid]
+            await self._retry(uid)

@@ -1,0 +1,168 @@
+"""Pods end for one that lacks only the right GPU: as few calls as possible, and nothing is held for whom nobody ends."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from proto import contract
+from proto.model import Policy
+from scheduler_plugin.core.score import DEFAULT_WEIGHTS
+from scheduler_plugin.core.shapes import Shapes
+from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.errors import KubeApiError, KubeNotFoundError
+from scheduler_plugin.extender.desk import Desk
+from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.services import preemptor as module
+from scheduler_plugin.services.preemptor import Preemptor
+from scheduler_plugin.services.telemetry import Telemetry
+from tests.unit.scheduler_plugin.api import pod_object
+from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+
+
+class Scene:
+    """Nodes of two GPUs of 1,000 MiB, with a pod of 600 MiB on each; it is the pods' API and the clock too."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.nodes = nodes or ("n1",)
+        self.now = 0.0
+        self.leads = True
+        self.evicted: list[str] = []
+        self.retried: list[str] = []
+        self.fails: KubeApiError | None = None
+        self.state = ClusterState()
+        for node in self.nodes:
+            self.state.set_gpu_node(make_node(node, 2))
+            for minor in (0, 1):
+                shares = {"main": [make_share(node, minor, 600)]}
+                self.state.set_pod(make_pod(f"{node}-{minor}", node=node, shares=shares, priority=minor, vgpu="1", vgpu_memory="600"))
+        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now)
+        self.preemptor = Preemptor(self.desk, self, self, self._retry, lambda: self.leads, lambda: self.now, Telemetry())
+
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.evicted.append(uid)
+
+    async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
+        assert reason == contract.EVENT_REASON_PREEMPTED
+        assert uid in self.evicted
+
+    async def _retry(self, uid: str) -> None:
+        self.retried.append(uid)
+        self.desk.decisions.forget(uid)
+
+    def refused(self, name: str, annotations: dict[str, str] | None = None, *, priority: int = 100, memory: str = "700") -> str:
+        """Have a pod refused on all nodes; return its UID."""
+        fields = {"vgpu": "1", "vgpu_memory": memory}
+        pod = pod_object(name, uid=name, annotations=annotations, **fields)
+        pod["spec"]["priority"] = priority
+        self.state.set_pod(make_pod(name, priority=priority, annotations=annotations, **fields))
+        answer = filter_nodes(self.desk, json.dumps({"Pod": pod, "NodeNames": list(self.nodes)}).encode(), self.now)
+        assert json.loads(answer)["NodeNames"] == []
+        return name
+
+    async def after(self, seconds: float) -> list[str]:
+        """Let the loop look once after a while; return whom it had ended so far."""
+        self.now += seconds
+        await self.preemptor.step()
+        return self.evicted
+
+
+async def test_kube_scheduler_has_its_turn_first():
+    scene = Scene()
+    scene.refused("important")
+    assert await scene.after(module.SETTLE_SECONDS / 2) == []
+    assert await scene.after(module.SETTLE_SECONDS) == ["n1-0"]
+
+
+async def test_of_several_nodes_the_one_with_the_least_important_pod_is_freed():
+    scene = Scene("n1", "n2", "n3")
+    for uid in ("n1-0", "n3-0"):
+        scene.state.drop_pod(uid)
+        node = uid.partition("-")[0]
+        scene.state.set_pod(make_pod(uid, node=node, shares={"main": [make_share(node, 0, 600)]}, priority=5, vgpu="1", vgpu_memory="600"))
+    scene.refused("important")
+    assert await scene.after(5) == ["n2-0"]
+
+
+async def test_pods_are_ended_once_and_the_place_is_kept_until_they_are_gone():
+    scene = Scene()
+    uid = scene.refused("important")
+    assert await scene.after(5) == ["n1-0"]
+    for _ in range(3):
+        assert await scene.after(module.HOLD_SECONDS - 1) == ["n1-0"]
+        assert scene.state.reservations[uid].expires_at > scene.now
+    scene.state.drop_pod("n1-0")
+    await scene.after(1)
+    assert scene.retried == [uid]
+    scene.refused("other", priority=0)
+    assert scene.state.reservations[uid].node == "n1"
+
+
+async def test_a_pod_that_is_gone_meanwhile_counts_as_ended():
+    scene = Scene()
+    scene.fails = KubeNotFoundError("it is gone")
+    uid = scene.refused("important")
+    await scene.after(5)
+    scene.state.drop_pod("n1-0")
+    await scene.after(1)
+    assert scene.retried == [uid]
+
+
+async def test_where_the_api_server_refuses_nothing_is_held_and_the_next_try_comes_later_and_later():
+    scene = Scene()
+    scene.fails = KubeApiError("HTTP 429: the budget refuses")
+    uid, tries = scene.refused("important"), []
+    evict = scene.evict
+
+    async def counted(*args: str) -> None:
+        tries.append(scene.now)
+        await evict(*args)
+
+    scene.evict = counted
+    for _ in range(60):
+        await scene.after(1)
+        assert uid not in scene.state.reservations
+    waits = [later - earlier for earlier, later in pairwise(tries)]
+    assert waits == [5, 10, 20]
+
+
+@pytest.mark.parametrize("change", ["the node", "the leader"])
+async def test_what_was_begun_is_given_up_when_it_no_longer_leads_anywhere(change):
+    scene = Scene()
+    uid = scene.refused("important")
+    await scene.after(5)
+    assert uid in scene.state.reservations
+    if change == "the node":
+        scene.state.drop_gpu_node("n1")
+    else:
+        scene.leads = False
+    await scene.after(1)
+    scene.leads = True
+    scene.state.drop_pod("n1-0")
+    await scene.after(1)
+    assert scene.retried == []
+
+
+async def test_for_a_gang_as_many_end_as_all_its_members_need_and_all_have_a_place_then():
+    scene = Scene()
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    first = scene.refused("m0", gang)
+    assert await scene.after(5) == [], "the gang has too few members"
+    second = scene.refused("m1", gang)
+    scene.refused("m0", gang)
+    for _ in range(30):
+        await scene.after(1)
+    assert scene.evicted == ["n1-0", "n1-1"]
+    assert {first, second} <= scene.state.reservations.keys()
+    for uid in scene.evicted:
+        scene.state.drop_pod(uid)
+    await scene.after(1)
+    assert len(scene.retried) >= 1
+    answer = filter_nodes(
+        scene.desk,
+        json.dumps({"Pod": pod_object("m0", uid="m0", annotations=gang, vgpu="1", vgpu_memory="700"), "NodeNames": ["n1"]}).encode(),
+        scene.now,
+    )
+    assert json.loads(answer)["NodeNames"] == ["n1"]
