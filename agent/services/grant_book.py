@@ -1,9 +1,12 @@
 """The ledger together with its files, changed in an order that a crash at any point leaves safe.
 
 Kept true: the ledger in memory promises at least what the files on disk do, and the row on disk is there before anything a
-container could use. Granting: the grants that are replaced go first, then row, limits and region, CDI spec. Releasing: CDI spec,
-limits and region, row. So whatever a crash leaves is either a row without files, which the next PreStart completes, or files
-without a row, which are swept. One thread does all file work, one change at a time.
+container could use. Granting: the grants that are replaced go first, then limits and region with a copy of the grant, row, CDI spec.
+Releasing: CDI spec, limits and region, row. So whatever a crash leaves is a row without files, which the next PreStart completes;
+files whose copy becomes the row; files of a container beside the row of the one that had its IDs before, which the next PreStart or
+the end of that pod sets right, since no container starts before its PreStart was answered; or files without either, which are swept.
+The row comes after the files it speaks of, because files can be refused: of a row that no files fit, nothing good would come at the
+next start. One thread does all file work, one change at a time.
 """
 
 import asyncio
@@ -215,8 +218,8 @@ class GrantBook:
         )
 
     def _write(self, grant: Grant, limits: Limits, spec: Callable[[], Spec]) -> None:
-        self._store.write(grant)
         self._files.prepare(grant, limits)
+        self._store.write(grant)
         self._spec_digests.pop(grant.grant_id, None)
         self._cdi.write(grant.grant_id, spec())
         written = self._cdi.digest(grant.grant_id)

@@ -69,6 +69,19 @@ async def test_superseded_grants_go_with_their_files(disk):
     assert on_disk(disk) == ({bigger.grant_id},) * 3
 
 
+async def test_a_row_is_not_replaced_before_the_files_it_speaks_of(disk, monkeypatch):
+    book = disk.book()
+    await commit(book, ONE)
+
+    def refuse(*_):
+        raise StorageError("a process has other devices mapped")
+
+    monkeypatch.setattr(disk.files, "prepare", refuse)
+    with pytest.raises(StorageError, match="other devices"):
+        await commit(book, grant(ids("0:0"), share(1, 600), of=pod("b")))
+    assert disk.store.read(ONE.grant_id) == ONE
+
+
 async def test_the_next_agent_finds_the_ledger_as_it_was(disk):
     first = disk.book()
     await commit(first, ONE)
