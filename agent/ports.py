@@ -375,7 +375,7 @@ class ContainerFiles(Protocol):
     """The limits and usage region of each grant. Calls raise StorageError."""
 
     def prepare(self, grant: Grant, limits: Limits) -> None:
-        """Make both files ready for a container that is about to start; a region that a process still uses is kept."""
+        """Make both files ready for a container that is about to start; a region that a process of its pod still uses is kept."""
         ...
 
     def link_shim(self, grant_id: str, directory: Path) -> None:

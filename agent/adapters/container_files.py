@@ -1,8 +1,9 @@
 """The files a container shares with the agent: ``<runtimeDir>/containers/<grant id>/`` with ``limits``, ``region`` and a copy of the grant.
 
 ``region`` is written by the container and untrusted: it is read with pread, never mapped (a tenant may truncate it), and whatever
-it says is checked by ``core.region_layout``. A container that starts gets fresh files, unless a process still holds a slot: then
-the files stay the ones it has mapped, and limits change in place. The copy of the grant heals a ledger row that was lost on disk.
+it says is checked by ``core.region_layout``. A container that starts gets fresh files, unless a process of its own pod still holds a
+slot: then the files stay the ones it has mapped, and limits change in place. Whose files they are, the copy of the grant says, which is
+written after them; it also heals a ledger row that was lost on disk.
 """
 
 import fcntl
@@ -37,18 +38,18 @@ class GrantFiles:
     def prepare(self, grant: Grant, limits: Limits) -> None:
         """See ``ports.ContainerFiles``."""
         directory = make_directory(self._directory / grant.grant_id, 0o700)
-        write_whole(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
-        view = self.region(grant.grant_id)
-        if view is not None and view.live:
+        before, view = _copy_in(directory), self.region(grant.grant_id)
+        if view is not None and view.live and before is not None and before.pod_uid == grant.pod_uid:
             try:
                 _update_limits(directory / "limits", limits)
             except (OSError, RegionError) as exc:
                 raise StorageError(f"updating {directory / 'limits'}, which processes of {grant.holder} have mapped: {exc}") from exc
-            return
-        write_whole(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
-        region = region_layout.empty_region()
-        # all but the header is a hole: it takes memory only where a process writes
-        write_whole(directory / "region", region.rstrip(b"\0"), mode=0o666, durable=False, size=len(region))
+        else:  # under new inodes: what a process of another pod has mapped stays its own
+            write_whole(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
+            region = region_layout.empty_region()
+            # all but the header is a hole: it takes memory only where a process writes
+            write_whole(directory / "region", region.rstrip(b"\0"), mode=0o666, durable=False, size=len(region))
+        write_whole(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
 
     def link_shim(self, grant_id: str, directory: Path) -> None:
         """See ``ports.ContainerFiles``."""
@@ -71,11 +72,8 @@ class GrantFiles:
         """See ``ports.ContainerFiles``."""
         grants = []
         for directory in list_directory(self._directory):
-            try:
-                grant = GRANT_ROWS.decode((directory / _GRANT_COPY).read_bytes())
-            except (OSError, StorageError):  # incomplete: a crash came before it or half way through a removal
-                continue
-            if grant.grant_id == directory.name:
+            grant = _copy_in(directory)
+            if grant is not None and grant.grant_id == directory.name:
                 grants.append(grant)
         return grants
 
@@ -156,6 +154,14 @@ class GrantFiles:
             return
         except OSError as exc:
             raise StorageError(f"removing {directory}: {exc.strerror}") from exc
+
+
+def _copy_in(directory: Path) -> Grant | None:
+    """Return the grant recorded beside these files; None where a crash came before it or half way through a removal."""
+    try:
+        return GRANT_ROWS.decode((directory / _GRANT_COPY).read_bytes())
+    except (OSError, StorageError):
+        return None
 
 
 def read_region(path: Path) -> RegionView:

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -186,6 +187,26 @@ class TestGrantFiles:
         assert (limits.stat().st_ino, region.stat().st_ino) == before
         assert decode_limits(limits.read_bytes()) == self.limits(200)
         assert mode(limits) == 0o444
+
+    def test_files_that_a_process_of_another_pod_has_mapped_stay_its_own(self, tmp_path, holder):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        limits, region = (Path(path) for path in files.paths(ONE.grant_id))
+        holder(region)
+        before = (limits.stat().st_ino, region.stat().st_ino)
+        files.prepare(replace(ONE, pod_uid="uid-following"), self.limits(200))
+        assert limits.stat().st_ino != before[0]
+        assert region.stat().st_ino != before[1]
+        assert files.region(ONE.grant_id).snapshot.slots == ()
+
+    def test_files_whose_owner_was_not_written_down_yet_are_made_anew(self, tmp_path, holder):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        region = Path(files.paths(ONE.grant_id)[1])
+        holder(region)
+        (region.parent / "grant.json").unlink()
+        files.prepare(ONE, self.limits())
+        assert files.region(ONE.grant_id).snapshot.slots == ()
 
     def test_limits_are_amended_in_place_and_only_when_they_differ(self, tmp_path):
         files = GrantFiles(tmp_path)
