@@ -59,6 +59,7 @@ from agent.services.evictor import Evictor
 from agent.services.grant_book import GrantBook
 from agent.services.health import CordonKeeper, HealthMemory, HealthReporter
 from agent.services.injection import Injection
+from agent.services.liveness import Liveness
 from agent.services.mig_keeper import MigAwareDriver, MigKeeper
 from agent.services.monitor import Monitor, MonitorOptions
 from agent.services.mps_keeper import MpsKeeper
@@ -174,6 +175,7 @@ class _Agent:
             turns_page=str(make_turns_page(runtime / "turns")) if settings.memory_oversubscription > 1 else None,
         )
         self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes)
+        liveness = Liveness(book=self._book, files=files, census=self._census, processes=processes, watch=self._driver)
         self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
         kubelet_memory = KubeletCheckpoint(Path(settings.kubelet_device_plugin_dir))
@@ -192,6 +194,7 @@ class _Agent:
             cdi=cdi,
             shim=shim,
             backends=backends,
+            liveness=liveness,
             events=self._events,
             telemetry=telemetry,
             clock=clock,
@@ -239,7 +242,7 @@ class _Agent:
             book=self._book,
             pods=self._pods,
             pod_resources=pod_resources,
-            files=files,
+            liveness=liveness,
             file_changes=self._file_changes,
             watch=self._driver,
             resources=lambda: self._offering.devices().keys(),
