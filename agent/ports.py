@@ -54,11 +54,14 @@ class Driver(Protocol):
         ...
 
     async def processes(self) -> Sequence[GpuProcess]:
-        """List the processes on the GPUs that answer, those whose use the driver does not tell left out."""
+        """List the processes on the GPUs that answered the last ``read``, those whose use the driver does not tell left out.
+
+        Raises DriverError before the first ``read`` and after ``restart``, until the next.
+        """
         ...
 
     async def restart(self) -> None:
-        """Leave the driver and enter it again; a GPU that was reset comes back only so."""
+        """Leave the driver, so that the next ``read`` enters it again; a GPU that was reset comes back only so."""
         ...
 
     def hung_device(self) -> str | None:

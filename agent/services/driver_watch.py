@@ -194,9 +194,16 @@ class DriverWatch:
             self._silent_polls = self._silent_polls + 1 if len(answering) < len(probes) else 0
             if self._silent_polls >= RESTART_EVERY_POLLS:
                 self._silent_polls = 0
-                await self._driver.restart()
+                await self._enter_anew()
         except DriverError as exc:  # the next read meets the same trouble and says what it means for the devices
             logger.warning("driver: %s", exc)
+
+    async def _enter_anew(self) -> None:
+        """Change the NVML session, and read at once: a session tells XIDs and processes of the GPUs that it has read only."""
+        if events := await self._driver.events():
+            self.take_events(events)
+        await self._driver.restart()
+        await self.poll()
 
 
 def _shown(board: DeviceBoard) -> object:
