@@ -401,6 +401,10 @@ class ContainerFiles(Protocol):
         """Whether there is a usage region, whatever is in it."""
         ...
 
+    def cut_region(self, grant_id: str) -> int:
+        """Take away what a tenant wrote behind its usage region (``region_layout.REGION_BYTES_KEPT``); return how many bytes that was."""
+        ...
+
     def limits(self, grant_id: str) -> Limits | None:
         """Read the limits that hold now; None when there are none."""
         ...

@@ -19,7 +19,7 @@ from agent.adapters.unchanged import Unchanged
 from agent.core import region_layout
 from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT
 from agent.core.ledger import GRANT_ROWS, Grant
-from agent.core.region_layout import ComputeCounters, Limits, RegionError
+from agent.core.region_layout import ComputeCounters, Geometry, Limits, RegionError
 from agent.errors import StorageError
 from agent.ports import RegionView
 
@@ -91,6 +91,24 @@ class GrantFiles:
         except OSError:
             return False
 
+    def cut_region(self, grant_id: str) -> int:
+        """See ``ports.ContainerFiles``."""
+        path = f"{self._directory}/{grant_id}/region"
+        try:
+            grown_bytes = os.lstat(path).st_size - region_layout.REGION_BYTES_KEPT
+            if grown_bytes <= 0:
+                return 0
+            descriptor = _open_region(Path(path), os.O_WRONLY)
+            try:
+                os.ftruncate(descriptor, region_layout.REGION_BYTES_KEPT)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            return 0
+        except OSError as exc:
+            raise StorageError(f"cutting {path}: {exc.strerror}") from exc
+        return grown_bytes
+
     def limits(self, grant_id: str) -> Limits | None:
         """See ``ports.ContainerFiles``."""
         try:
@@ -130,8 +148,7 @@ class GrantFiles:
         try:
             descriptor = _open_region(path, os.O_RDWR)
             try:
-                header = os.pread(descriptor, region_layout.REGION_HEADER.size, 0)
-                geometry = region_layout.decode_geometry(header, os.fstat(descriptor).st_size)
+                geometry = _geometry(descriptor)
                 for index, host_pid in pids.items():
                     write = region_layout.host_pid_write(geometry, index, host_pid)
                     os.pwrite(descriptor, write.data, write.offset)
@@ -168,8 +185,8 @@ def read_region(path: Path) -> RegionView:
     """Read a usage region and probe which of its processes live. Raises OSError or RegionError."""
     descriptor = _open_region(path, os.O_RDONLY)
     try:
-        size = min(os.fstat(descriptor).st_size, region_layout.REGION_BYTES_MAX + 1)
-        snapshot = region_layout.decode_region(os.pread(descriptor, size, 0))
+        _geometry(descriptor)
+        snapshot = region_layout.decode_region(os.pread(descriptor, region_layout.REGION_BYTES_KEPT, 0))
         locked = {slot.index for slot in snapshot.slots if _is_locked(descriptor, snapshot.geometry.slot(slot.index))}
     finally:
         os.close(descriptor)
@@ -178,6 +195,16 @@ def read_region(path: Path) -> RegionView:
 
 def _open_region(path: Path, access: int) -> int:
     return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def _geometry(descriptor: int) -> Geometry:
+    """Return where a region has its tables, in the part of it that counts. Raises OSError or RegionError."""
+    header = os.pread(descriptor, region_layout.REGION_HEADER.size, 0)
+    size = min(os.fstat(descriptor).st_size, region_layout.REGION_BYTES_KEPT)
+    geometry = region_layout.decode_geometry(header, size)
+    if geometry.slot_count > region_layout.SLOT_COUNT_KEPT:
+        raise RegionError(f"region: {geometry.slot_count} slots, want at most {region_layout.SLOT_COUNT_KEPT}")
+    return geometry
 
 
 def _is_locked(descriptor: int, offset: int) -> bool:

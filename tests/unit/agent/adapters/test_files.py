@@ -20,8 +20,19 @@ from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
 from agent.core.cdi import file_name
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.node_pages import PRIORITY, TURNS
-from agent.core.region_layout import OWN_GEOMETRY, REGION_BYTES, SLOT_HEADER, SLOT_LIVE, decode_limits, empty_region, limits_update
+from agent.core.region_layout import (
+    OWN_GEOMETRY,
+    REGION_BYTES,
+    REGION_BYTES_KEPT,
+    SLOT_COUNT_KEPT,
+    SLOT_HEADER,
+    SLOT_LIVE,
+    decode_limits,
+    empty_region,
+    limits_update,
+)
 from agent.errors import ShimError, StorageError
+from tests.fakes.regions import foreign_region
 from tests.unit.agent.builders import grant, ids, pod, share
 
 ONE = grant(ids("0:0"), share(0, 100), of=pod("a"))
@@ -263,6 +274,38 @@ class TestGrantFiles:
         assert files.region(ONE.grant_id) is None
         files.prepare(ONE, self.limits())
         assert files.region(ONE.grant_id) is not None
+
+    def test_a_region_that_its_tenant_grew_is_read_as_before_and_cut(self, tmp_path, holder):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        region = Path(files.paths(ONE.grant_id)[1])
+        holder(region)
+        assert files.cut_region(ONE.grant_id) == 0
+        with region.open("r+b") as file:
+            file.truncate(REGION_BYTES_KEPT + 100)
+        assert files.region(ONE.grant_id).live
+        assert files.cut_region(ONE.grant_id) == 100
+        assert region.stat().st_size == REGION_BYTES_KEPT
+        assert files.region(ONE.grant_id).live
+
+    @pytest.mark.parametrize("slots", [SLOT_COUNT_KEPT + 1, 4096])
+    def test_a_region_with_more_slots_than_any_agent_makes_is_as_good_as_none(self, tmp_path, slots):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        Path(files.paths(ONE.grant_id)[1]).write_bytes(foreign_region(minor=7, slots=slots, virtual=False))
+        assert files.region(ONE.grant_id) is None
+        with pytest.raises(StorageError):
+            files.store_host_pids(ONE.grant_id, {0: 1})
+
+    def test_cutting_a_region_that_is_gone_or_a_link_cuts_nothing_else(self, tmp_path):
+        files = GrantFiles(tmp_path / "containers")
+        assert files.cut_region(ONE.grant_id) == 0
+        files.prepare(ONE, self.limits())
+        region = Path(files.paths(ONE.grant_id)[1])
+        region.unlink()
+        (tmp_path / "elsewhere").write_bytes(b"x" * (REGION_BYTES_KEPT + 1))
+        region.symlink_to(tmp_path / "elsewhere")
+        assert files.cut_region(ONE.grant_id) == 0
 
     def test_a_region_that_became_a_link_is_not_followed(self, tmp_path):
         files = GrantFiles(tmp_path / "containers")
