@@ -375,7 +375,9 @@ def _mps_keeper(settings: Settings, abilities: Abilities, runtime: Path, book: G
     if abilities.without_mps:
         return None
     shared_memory = make_directory(Path(settings.mps_shared_memory), 0o1777)
-    return MpsKeeper(MpsControlProgram(settings.mps_control, runtime / "mps"), str(shared_memory), book=book, events=events)
+    own = shared_memory if shared_memory.is_relative_to(runtime) else None  # on the host it may be everybody's /dev/shm
+    control = MpsControlProgram(settings.mps_control, runtime / "mps", shared_memory=own)
+    return MpsKeeper(control, str(shared_memory), book=book, events=events)
 
 
 def _build_dir(environ: Mapping[str, str]) -> Path:

@@ -156,6 +156,10 @@ class MpsControl(Protocol):
         """Return the GPUs that have a daemon's directories."""
         ...
 
+    def clear_shared_memory(self) -> None:
+        """Empty the directory that is /dev/shm to all daemons and clients of the node; to be called while there are none."""
+        ...
+
 
 class PodResources(Protocol):
     """The kubelet's PodResources socket. Calls raise KubeletError."""

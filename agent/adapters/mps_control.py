@@ -23,7 +23,7 @@ from typing import IO, cast
 
 from agent.adapters.durable import list_directory, make_directory
 from agent.core.mps import daemon_environment
-from agent.errors import MpsError
+from agent.errors import MpsError, StorageError
 
 _PROC = Path("/proc")
 _MOST_OUTPUT_BYTES = 64 << 10
@@ -42,10 +42,12 @@ _QUOTED_CHARACTERS = 300
 class MpsControlProgram:
     """Implements ``ports.MpsControl``."""
 
-    def __init__(self, program: str, directory: Path, timeout_seconds: float = 5.0) -> None:
+    def __init__(self, program: str, directory: Path, timeout_seconds: float = 5.0, *, shared_memory: Path | None = None) -> None:
+        """Args: shared_memory: the /dev/shm of daemons and clients, where nobody else uses it; None where it must be left alone."""
         self._program = program
         self._directory = make_directory(directory, 0o755)
         self._timeout_seconds = timeout_seconds
+        self._shared_memory = shared_memory
 
     def start(self, device_uuid: str) -> None:
         """See ``ports.MpsControl``."""
@@ -96,6 +98,17 @@ class MpsControlProgram:
     def known(self) -> Sequence[str]:
         """See ``ports.MpsControl``."""
         return [path.name for path in list_directory(self._directory) if path.name.startswith("GPU-")]
+
+    def clear_shared_memory(self) -> None:
+        """See ``ports.MpsControl``. A directory in which a client took the rights away stays."""
+        for left in list_directory(self._shared_memory) if self._shared_memory is not None else ():
+            try:
+                if left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink(missing_ok=True)
+            except OSError as exc:
+                raise StorageError(f"removing {left}, which MPS clients have left: {exc.strerror}") from exc
 
     def _clear(self, device_uuid: str) -> None:
         """Free the place of a daemon's directories, whatever its clients have left in them. Raises MpsError, StorageError."""

@@ -133,6 +133,20 @@ def test_what_was_left_aside_goes_when_it_can_be_removed(control, tmp_path, monk
     assert not list((tmp_path / "mps/aside").iterdir())
 
 
+def test_shared_memory_is_emptied_and_no_link_in_it_followed(tmp_path):
+    shared, elsewhere = tmp_path / "shm", tmp_path / "elsewhere"
+    for directory in (shared / "directory", elsewhere):
+        directory.mkdir(parents=True)
+        (directory / "file").write_text("x")
+    (shared / "segment").write_text("x")
+    (shared / "link").symlink_to(elsewhere)
+    MpsControlProgram("/no-such-program", tmp_path / "mps").clear_shared_memory()
+    assert len(list(shared.iterdir())) == 3
+    MpsControlProgram("/no-such-program", tmp_path / "mps", shared_memory=shared).clear_shared_memory()
+    assert not list(shared.iterdir())
+    assert (elsewhere / "file").exists()
+
+
 def test_only_the_daemon_of_the_gpu_is_ended_whatever_its_pid_file_says(control):
     control.start(GPU)
     control.start("GPU-1")
