@@ -240,7 +240,7 @@ class Scheduler:
         return {
             "/filter": self._timed("filter", lambda body: filter_nodes(desk, body, self._clock.now())),
             "/prioritize": self._timed("prioritize", lambda body: prioritize_nodes(desk, body)),
-            "/preempt": self._timed("preempt", lambda body: choose_victims(desk, body)),
+            "/preempt": self._timed_preempt,
             "/bind": self._timed_bind,
         }
 
@@ -251,6 +251,11 @@ class Scheduler:
                 return verb(body)
 
         return handle
+
+    async def _timed_preempt(self, body: bytes) -> bytes:
+        with self._telemetry.timing("preempt"):
+            self._check_ready()
+            return await choose_victims(self._desk, body)
 
     async def _timed_bind(self, body: bytes) -> bytes:
         with self._telemetry.timing("bind") as call:

@@ -203,6 +203,11 @@ class Desk:
             demand = HostDemand(pod.cpu_milli, pod.memory_mib)
             self.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.SOFT, expires_at))
 
+    def binding_row(self, pod: PodFacts) -> int | None:
+        """Return the row of the node that a pod is being bound to."""
+        known = self.state.reservations.get(pod.uid)
+        return self.state.row_of(known.node) if known is not None and known.stage is Stage.BINDING else None
+
     def _likely_uses(self, pod: PodFacts, request: PodRequest, verdict: Verdict, row: int) -> Footprint | None:
         node = self.state.names[row]
         if pod.gpu is None:

@@ -61,6 +61,8 @@ def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
         return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named, everywhere), str(request)))
     verdict = desk.verdict_for(pod, asked.shape)
     reasons = reasons_for(verdict, named.rows, all_known=not named.strange)
+    if (row := desk.binding_row(pod)) is not None and row in named.rows[reasons == NodeReason.FITS.value]:
+        return wire.filter_result(node_names=[desk.state.names[row]])  # what becomes of its binding there is not known yet
     gang = gang_asked(pod)
     if isinstance(gang, RequestError):
         return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named, everywhere), str(gang)))
