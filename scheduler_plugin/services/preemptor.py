@@ -6,13 +6,16 @@ was refused on all of those, when kube-scheduler has had its turn, the cheapest 
 ``extender.preempt``, with one difference: no disruption budget is exceeded. The pod is expected there until they are gone, so that nobody
 takes what becomes free.
 
+Where kube-scheduler does preempt, it nominates the node: the pod is expected there in the same way, because kube-scheduler's sums would
+let a less important pod take the very GPU.
+
 Evictions are few: one pod is served in a period, and looks again later and later while nobody's end helps it.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
@@ -86,12 +89,25 @@ class Preemptor:
             return
         for uid, way in list(self._under_way.items()):
             await self._follow(uid, way)
+        self._keep_nominations()
         by_uid = self._desk.decisions.by_uid
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in by_uid}
         decision = self._next()
         if decision is not None:
             self._pause(decision.pod.uid)
             await self._serve(decision)
+
+    def _keep_nominations(self) -> None:
+        """Expect pods where kube-scheduler has others end for them: its own sums keep room on a node for them, and on no GPU."""
+        state = self._desk.state
+        for decision in self._desk.decisions.waiting():
+            pod = state.pods.get(decision.pod.uid)
+            if pod is None or not pod.nominated_node or pod.uid in state.reservations:
+                continue
+            way = way_on(self._desk, pod, pod.nominated_node)
+            if way is not None and not way.ended and hold(self._desk, way, pod, self._desk.monotonic() + HOLD_SECONDS):
+                ending = frozenset(other.uid for other in state.pods_on(way.node) if other.deletion_requested)
+                self._under_way[pod.uid] = replace(way, ended=ending)
 
     def _next(self) -> Decision | None:
         """Return the most important pod whose turn it is, if there is anybody less important than it."""
