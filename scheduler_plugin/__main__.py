@@ -153,6 +153,7 @@ class Scheduler:
         if settings.scheduler_lease:
             lease = KubeLease(connection, settings.lease_namespace, settings.scheduler_lease, clock)
             self._following = Following(lease, clock, socket.gethostname())
+            self._following.on_acquired = self._pods_stream.relist
         self._binder = Binder(self._desk, pods, lambda: self.ready)
         self._retry = Retry(self._desk, pods, lambda: self.acts, lambda: self._watch.current_at(Source.PODS), self._telemetry)
         self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.acts, clock.now, self._telemetry)

@@ -108,6 +108,9 @@ class Following:
         self._identity_prefix = f"{host}_"
         self._retry_seconds = retry_seconds
         self._led_at = float("-inf")
+        self._other_led = False
+        self.on_acquired: Callable[[], None] = lambda: None
+        """Told when it took over from another: what that one did last may not have been told here yet."""
 
     @property
     def leads(self) -> bool:
@@ -124,4 +127,8 @@ class Following:
             else:
                 beside = lease is not None and lease.holder.startswith(self._identity_prefix)
                 self._led_at = self._clock.monotonic() if beside else float("-inf")
+                if beside and self._other_led:
+                    logger.info("the kube-scheduler beside this process leads now")
+                    self.on_acquired()
+                self._other_led = not beside
             await asyncio.sleep(self._retry_seconds)

@@ -122,7 +122,8 @@ async def test_of_two_that_take_a_lease_at_once_one_does(clock, lease):
 
 
 async def test_who_follows_leads_while_the_kube_scheduler_of_its_own_host_holds_the_lease(clock, lease):
-    following = Following(lease, clock, "pod-a", retry_seconds=0.0)
+    following, taken = Following(lease, clock, "pod-a", retry_seconds=0.0), []
+    following.on_acquired = lambda: taken.append(lease.record.holder)
     looks = asyncio.create_task(following.run())
 
     async def seen(holder: str) -> bool:
@@ -135,7 +136,8 @@ async def test_who_follows_leads_while_the_kube_scheduler_of_its_own_host_holds_
     assert await seen("pod-a_77aa")
     assert not await seen("pod-a-2_77aa")
     assert not await seen("")
-    assert await seen("pod-a_77aa")
+    assert await seen("pod-a_78bb")
+    assert taken == ["pod-a_77aa", "pod-a_78bb"], "once each time that it took over"
     lease.down = True
     await asyncio.sleep(0.01)
     assert following.leads
