@@ -109,6 +109,8 @@ class _Search:
         self._device_of |= {uuid: uuid for uuid in self._states}
 
     def run(self) -> frozenset[str] | None:
+        if any(self._works((), fits) for _, fits in self._ways()):
+            return frozenset()
         for devices, fits in self._ways():
             helpful = [move for move in self._moves if not devices.isdisjoint(self._devices_of(move))]
             self._search(sorted(helpful, key=lambda move: (self._cost(move), [victim.uid for victim in move])), fits)

@@ -93,10 +93,14 @@ def way_on(desk: Desk, pod: PodFacts, node: str) -> Way | None:
     return Way(node, ended, cost) if not cost[0] else None
 
 
-def hold(desk: Desk, way: Way, pod: PodFacts, expires_at: float) -> bool:
-    """Expect a pod, and whoever of its gang must start with it, where they fit once all who end have ended; return whether they do."""
-    with desk.state.without_all([*way.ended, *_ending_already(desk, way.node)]):
-        return desk.gangs.planner.expect_all(_members(desk, pod), (way.node,), expires_at)
+def hold(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str], expires_at: float) -> bool:
+    """Expect a pod on a node, and whoever of its gang must start with it, as if these and all who are ending there had ended.
+
+    Returns: whether they fit then; nothing is expected anew where they do not.
+    """
+    members = _members(desk, pod)
+    with desk.state.without_all([*ended, *_ending_already(desk, node)]):
+        return bool(members) and desk.gangs.planner.expect_all(members, (node,), expires_at)
 
 
 def _members(desk: Desk, pod: PodFacts) -> list[PodFacts]:
