@@ -311,25 +311,32 @@ class ClusterState:
         self._pods[pod.uid] = pod
         if before is None or before.gpu != pod.gpu:
             self.wanted.see(pod)
+            if before is not None:
+                self._leave_gang(before)  # annotations change while a pod lives
             if (gang := gang_of_pod(pod)) is not None:
                 self._gangs.setdefault(gang.key, set()).add(pod.uid)
         if pod.node_name:
             self._reservations.pop(pod.uid, None)
-            if before is None or before.node_name != pod.node_name or before.gpu != pod.gpu or pod.uid not in self._holders:
-                self._hold(pod.uid, _Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
+            self._hold(pod.uid, _Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
 
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that ended or was deleted; what it held is free."""
         self._note(Event(pod_gone=uid))
         pod = self._pods.pop(uid, None)
-        if pod is not None and (gang := gang_of_pod(pod)) is not None:
-            self._gangs[gang.key].discard(uid)
-            if not self._gangs[gang.key]:
-                del self._gangs[gang.key]
+        if pod is not None:
+            self._leave_gang(pod)
         self.wanted.forget(uid)
         self.unaccounted.pop(uid, None)
         self._reservations.pop(uid, None)
         self._let_go(uid)
+
+    def _leave_gang(self, pod: PodFacts) -> None:
+        gang = gang_of_pod(pod)
+        if gang is None:
+            return
+        self._gangs[gang.key].discard(pod.uid)
+        if not self._gangs[gang.key]:
+            del self._gangs[gang.key]
 
     def replace_gpu_nodes(self, nodes: Iterable[GpuNode]) -> None:
         """Take a full list: what is not in it is gone."""
