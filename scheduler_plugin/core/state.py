@@ -49,10 +49,19 @@ class Stage(Enum):
 
     SOFT = auto()
     """A guess made while the pod is being scheduled: the last one counts, and its time runs out."""
+    READY = auto()
+    """kube-scheduler chose the node, and the pod's gang is not complete: like a soft one, but planning the others leaves it where it is."""
+    STARTING = auto()
+    """Its gang was complete and starts: the room is kept until the binding is sent. Its time runs out when nobody asks for that binding."""
     BINDING = auto()
     """The binding was sent and its outcome is open: ends by ``confirm`` or ``release`` only."""
     BOUND = auto()
     """The API took the binding. Ends when the pods have been seen as they were after that moment and the pod was not among them."""
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether the pod counts as placed there."""
+        return self not in (Stage.SOFT, Stage.READY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class Reservation:
     demand: HostDemand
     stage: Stage = Stage.SOFT
     expires_at: float = inf
-    """In seconds, on the caller's clock for a soft one, on that of the pods' stream for a bound one."""
+    """In seconds, on that of the pods' stream for a bound one, on the caller's clock for the others."""
 
 
 @dataclass(slots=True)
@@ -392,8 +401,8 @@ class ClusterState:
 
         Args: pods_current_at: the moment up to which the pods' stream has told everything.
         """
-        clock = {Stage.SOFT: now, Stage.BOUND: pods_current_at, Stage.BINDING: -inf}
-        due = [uid for uid, reservation in self._reservations.items() if reservation.expires_at <= clock[reservation.stage]]
+        clock = {Stage.BOUND: pods_current_at, Stage.BINDING: -inf}
+        due = [uid for uid, reservation in self._reservations.items() if reservation.expires_at <= clock.get(reservation.stage, now)]
         for uid in due:
             self.release(uid)
         return len(due)
@@ -464,5 +473,7 @@ class ClusterState:
 
 
 def _held(reservation: Reservation) -> Held:
-    firm = reservation.stage is not Stage.SOFT
-    return Held(reservation.pod_uid, reservation.node, reservation.footprint, reservation.demand, firm)
+    stage = reservation.stage
+    return Held(
+        reservation.pod_uid, reservation.node, reservation.footprint, reservation.demand, firm=stage.is_firm, ready=stage is Stage.READY
+    )
