@@ -194,7 +194,7 @@ class Desk:
         """
         node = self.state.names[row]
         known, expires_at = self.state.reservations.get(pod.uid), self.monotonic() + self.soft_seconds
-        if known is not None and known.stage is not Stage.SOFT:
+        if known is not None and known.stage.is_firm:
             return
         if known is not None and known.node == node and known.expires_at > expires_at:
             return  # planned with its gang, for longer
