@@ -34,7 +34,7 @@ from agent.adapters.memory import use_one_heap
 from agent.adapters.mig_files import MigRecordFiles
 from agent.adapters.mps_control import MpsControlProgram
 from agent.adapters.node_abilities import driver_limits_trouble, mps_trouble
-from agent.adapters.node_files import boot_id, load_secret, make_priority_page, make_turns_page
+from agent.adapters.node_files import PageFile, boot_id, load_secret
 from agent.adapters.nvidia_ctk import NvidiaCtk
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.nvml_limits import NvmlLimits
@@ -44,6 +44,7 @@ from agent.adapters.processes import ProcProcesses
 from agent.adapters.shim_store import ShimStore
 from agent.adapters.simulation import driver_library, prepare_node
 from agent.core.backends import Abilities
+from agent.core.node_pages import PRIORITY, TURNS
 from agent.core.publishing import NodeFacts
 from agent.errors import AgentError, StorageError
 from agent.services.allocator import Allocator, AllocatorOptions
@@ -65,6 +66,7 @@ from agent.services.monitor import Monitor, MonitorOptions
 from agent.services.mps_keeper import MpsKeeper
 from agent.services.offering import Offering
 from agent.services.overhead import OverheadKeeper
+from agent.services.page_keeper import PageKeeper
 from agent.services.pending import PendingPods
 from agent.services.pod_cache import PodCache
 from agent.services.process_census import ProcessCensus
@@ -163,6 +165,7 @@ class _Agent:
         self._offering = Offering(self._driver, self._book, settings.shares_per_gpu, abilities)
         evictor = Evictor(api, clock)
         processes = ProcProcesses(Path(settings.proc_dir))
+        priority_page, turns_page = PageFile(runtime / "priority", PRIORITY), PageFile(runtime / "turns", TURNS)
         options = AllocatorOptions(
             secret=load_secret(state / "secret"),
             boot_id=self._boot_id,
@@ -171,9 +174,11 @@ class _Agent:
             interposition=settings.interposition,
             fail_policy=settings.fail_policy,
             pod_wait_seconds=settings.pod_wait_seconds,
-            priority_page=str(make_priority_page(runtime / "priority")),
-            turns_page=str(make_turns_page(runtime / "turns")) if settings.memory_oversubscription > 1 else None,
+            priority_page=str(priority_page.make()),
+            turns_page=str(turns_page.make()) if settings.memory_oversubscription > 1 else None,
         )
+        there = [page for page in (priority_page, turns_page) if page.path.exists()]  # turns perhaps from an earlier configuration
+        self._page_keeper = PageKeeper(there, settings.reconcile_seconds)
         self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes)
         liveness = Liveness(book=self._book, files=files, census=self._census, processes=processes, watch=self._driver)
         self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
@@ -313,6 +318,7 @@ class _Agent:
             self._registrar.run(),
             self._monitor.run(),
             self._shim.run(),
+            self._page_keeper.run(),
             self._events.run(),
             self._reconciler.run(),
             self._auditor.run(),

@@ -522,6 +522,19 @@ class FileChanges(Protocol):
         ...
 
 
+class SharedPage(Protocol):
+    """A page that containers share, as a file of the node."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        ...
+
+    def mend(self) -> bool:
+        """Give it its size and its beginning back, in place; return whether that was needed. Raises StorageError."""
+        ...
+
+
 class ShimInstaller(Protocol):
     """The shim's artefacts on the host."""
 

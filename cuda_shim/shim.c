@@ -64,6 +64,7 @@ static void after_fork_in_child(void)
 	aq_pace_forget();
 	aq_region_forget(&container.region);
 	aq_limits_unmap(&container.limits);
+	aq_node_pages_close(&container.node);
 	aq_allocations_forget();
 	aq_vmm_forget();
 	aq_graphs_forget();
@@ -86,6 +87,7 @@ static int take_part(struct aq_fault *fault, bool *may_pass)
 	if (aq_region_take_slot(&container.region, fault)) {
 		aq_region_unmap(&container.region);
 		aq_limits_unmap(&container.limits);
+		aq_node_pages_close(&container.node);
 		return -1;
 	}
 	aq_limits = &container.limits;

@@ -58,7 +58,7 @@ from scheduler_plugin.services.certificate_keeper import CertificateKeeper
 from scheduler_plugin.services.cluster_metrics import ClusterCollector
 from scheduler_plugin.services.cluster_watch import ClusterWatch, NamedHost, Source
 from scheduler_plugin.services.explainer import Answer, Explainer
-from scheduler_plugin.services.leadership import Leadership
+from scheduler_plugin.services.leadership import Following, Leadership
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.telemetry import Telemetry
@@ -149,13 +149,19 @@ class Scheduler:
             lease = KubeLease(connection, settings.lease_namespace, settings.lease_name, clock)
             self._leadership = Leadership(lease, clock, f"{socket.gethostname()}_{uuid.uuid4()}")
             self._leadership.on_acquired = self._pods_stream.relist
+        self._following: Following | None = None
+        if settings.scheduler_lease:
+            lease = KubeLease(connection, settings.lease_namespace, settings.scheduler_lease, clock)
+            self._following = Following(lease, clock, socket.gethostname())
+            self._following.on_acquired = self._pods_stream.relist
         self._binder = Binder(self._desk, pods, lambda: self.ready)
-        self._retry = Retry(self._desk, pods, lambda: self.ready, lambda: self._watch.current_at(Source.PODS), self._telemetry)
-        self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.ready, clock.now, self._telemetry)
+        self._retry = Retry(self._desk, pods, lambda: self.acts, lambda: self._watch.current_at(Source.PODS), self._telemetry)
+        self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.acts, clock.now, self._telemetry)
         self._desk.on_preemption = self._telemetry.count_preemption
         queues = {"open_bindings": lambda: self._binder.open_bindings, "waiting_gangs": lambda: self._desk.gangs.waiting}
         self._telemetry.registry.register(ClusterCollector(self._state, self._desk.decisions, queues, self._watch.lag_seconds))
-        self._telemetry.watch_state(self._state, self._watch.age_seconds, lambda: self.leads)
+        self._telemetry.watch_state(self._state, self._watch.age_seconds, lambda: self.leads and self._is_beside_leader)
+        self._ending = False
         self._serving = ServingContext()
         self._keeper: CertificateKeeper | None = None
         if settings.webhook_address and settings.webhook_certificate_secret:
@@ -171,9 +177,18 @@ class Scheduler:
     @property
     def ready(self) -> bool:
         """Whether decisions of this replica may be acted upon."""
-        if not self._watch.synced or not self.leads:
+        if self._ending or not self._watch.synced or not self.leads:
             return False
         return self._leadership is None or self._watch.listed_at[Source.PODS] > self._leadership.acquired_at
+
+    @property
+    def acts(self) -> bool:
+        """Whether this replica may do unasked what follows from its decisions."""
+        return self.ready and self._is_beside_leader
+
+    @property
+    def _is_beside_leader(self) -> bool:
+        return self._following is None or self._following.leads
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``."""
@@ -185,6 +200,8 @@ class Scheduler:
             loops.append(self._preemptor.run())
         if self._leadership is not None:
             loops.append(self._leadership.run())
+        if self._following is not None:
+            loops.append(self._following.run())
         if self._keeper is not None:
             loops.append(self._keeper.run())
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -192,14 +209,17 @@ class Scheduler:
         try:
             await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for server in self._servers.values():
-                await server.stop()
-            if self._prometheus is not None:
-                await self._prometheus.close()
+            self._ending = True
             await self._binder.stop()
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
+            if stop.is_set() and "webhook" in self._servers:
+                await asyncio.sleep(self._settings.linger_seconds)
+            for server in self._servers.values():
+                await server.stop()
+            if self._prometheus is not None:
+                await self._prometheus.close()
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -240,7 +260,7 @@ class Scheduler:
         return {
             "/filter": self._timed("filter", lambda body: filter_nodes(desk, body, self._clock.now())),
             "/prioritize": self._timed("prioritize", lambda body: prioritize_nodes(desk, body)),
-            "/preempt": self._timed("preempt", lambda body: choose_victims(desk, body)),
+            "/preempt": self._timed_preempt,
             "/bind": self._timed_bind,
         }
 
@@ -251,6 +271,11 @@ class Scheduler:
                 return verb(body)
 
         return handle
+
+    async def _timed_preempt(self, body: bytes) -> bytes:
+        with self._telemetry.timing("preempt"):
+            self._check_ready()
+            return await choose_victims(self._desk, body)
 
     async def _timed_bind(self, body: bytes) -> bytes:
         with self._telemetry.timing("bind") as call:
@@ -306,6 +331,8 @@ class Scheduler:
         return self._painter.draw(waiting, leads=self.leads, trouble=self._watch.trouble, history=history)
 
     def _trouble(self) -> str:
+        if self._ending:
+            return "this replica was told to end"
         return self._watch.trouble or ("another replica leads" if not self.leads else "the pods are being listed after the lease was taken")
 
     def _webhook_trouble(self) -> str:

@@ -34,6 +34,9 @@ class Settings:
         "127.0.0.1:9410"
     )
     webhook_address: Annotated[str, Row("host:port of the admission webhook; empty: none here")] = "0.0.0.0:9411"
+    linger_seconds: Annotated[
+        float, Row("how long the webhook goes on answering after the process was told to end: some still call it here", 0, 60)
+    ] = 3.0
     metrics_address: Annotated[str, Row("host:port of /metrics, /healthz and /readyz; port 0 chooses a free one")] = "0.0.0.0:9412"
     dashboard_address: Annotated[str, Row("host:port of the read-only dashboard, which asks nobody who they are; empty: none")] = ""
     prometheus_url: Annotated[str, Row("Prometheus that the dashboard asks for history, such as http://HOST:9090; empty: no history")] = ""
@@ -53,7 +56,10 @@ class Settings:
     max_body_mib: Annotated[int, Row("largest request body; the autoscaler sends full nodes", 1, 1024)] = 128
     adopt_nvidia_gpu: Annotated[bool, Row("also take over pods that ask for plain nvidia.com/gpu, as whole GPUs")] = False
     lease_name: Annotated[str, Row("lease by which replicas elect a leader; empty: this is the only replica")] = ""
-    lease_namespace: Annotated[str, Row("namespace of the lease, and of the webhook with its certificate")] = "aliquot-system"
+    scheduler_lease: Annotated[
+        str, Row("lease of the kube-scheduler beside this process, one of several; empty: it is the only one, and always leads")
+    ] = ""
+    lease_namespace: Annotated[str, Row("namespace of both leases, and of the webhook with its certificate")] = "aliquot-system"
     kube_api_url: Annotated[str, Row("Kubernetes API server (default: the in-cluster service)")] = ""
     kube_token_file: Annotated[str, Row("bearer token for the API (default: the in-cluster service account's)")] = ""
     kube_ca_file: Annotated[str, Row("CA bundle of the API (default: the in-cluster service account's)")] = ""

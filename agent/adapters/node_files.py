@@ -1,13 +1,18 @@
 """The node's own files: the secret that names CDI devices, which boot this is, and the pages that containers share."""
 
+import os
 import secrets
+import stat
 from pathlib import Path
 
 from agent.adapters.durable import make_directory, write_whole
-from agent.core.node_pages import PRIORITY, TURNS, NodePage
+from agent.core.node_pages import MAGIC_BYTES, NodePage
 from agent.errors import StorageError
 
 SECRET_BYTES = 32
+PAGE_MODE = 0o666
+SPARE_BYTES = 2**20
+"""A file system may take somewhat more for a file than is in it."""
 
 
 def load_secret(path: Path) -> bytes:
@@ -31,28 +36,60 @@ def load_secret(path: Path) -> bytes:
     return secret
 
 
-def make_priority_page(directory: Path) -> Path:
-    """Return the node's priority page, made unless containers may have it mapped. Raises StorageError."""
-    return _make_page(directory, PRIORITY)
+class PageFile:
+    """One page that containers share, in a directory that on the host nobody else enters. Implements ``ports.SharedPage``.
 
+    Where it is mounted containers of every user must be able to open it; those who may write it may also cut it off, let it grow, or take
+    its mode away. It is mended in place: containers that run have this very file.
+    """
 
-def make_turns_page(directory: Path) -> Path:
-    """Return the node's page of turns, made unless containers may have it mapped. Raises StorageError."""
-    return _make_page(directory, TURNS)
+    def __init__(self, directory: Path, page: NodePage) -> None:
+        self.path = directory / "page"
+        self._page = page
 
+    def make(self) -> Path:
+        """Make the page unless it is there, whole or not, and return its path. Raises StorageError."""
+        make_directory(self.path.parent, 0o700)
+        if not self.path.exists():
+            self._replace()
+        return self.path
 
-def _make_page(directory: Path, page: NodePage) -> Path:
-    """Containers of every user must be able to open a page where it is mounted; on the host, the directory keeps others out."""
-    path = make_directory(directory, 0o700) / "page"
-    try:
-        kept = page.accepts(path.read_bytes())
-    except FileNotFoundError:
-        kept = False
-    except OSError as exc:
-        raise StorageError(f"reading {path}: {exc.strerror}") from exc
-    if not kept:
-        write_whole(path, page.empty(), mode=0o666, durable=False)
-    return path
+    def mend(self) -> bool:
+        """See ``ports.SharedPage``."""
+        try:
+            return self._mend_in_place()
+        except (FileNotFoundError, PermissionError):  # the latter: given to another user, by a container that may do that
+            self._replace()
+            return True
+        except OSError as exc:
+            raise StorageError(f"mending {self.path}: {exc.strerror}") from exc
+
+    def _replace(self) -> None:
+        write_whole(self.path, self._page.empty(), mode=PAGE_MODE, durable=False)
+
+    def _mend_in_place(self) -> bool:
+        mended = stat.S_IMODE(self.path.lstat().st_mode) != PAGE_MODE
+        if mended:
+            self.path.chmod(PAGE_MODE)
+        # not to wait for somebody who holds a lease on the file
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        try:
+            return self._mend_content(descriptor) or mended
+        finally:
+            os.close(descriptor)
+
+    def _mend_content(self, descriptor: int) -> bool:
+        found = os.fstat(descriptor)
+        bloated = found.st_blocks * 512 > self._page.size_bytes + SPARE_BYTES  # room can be taken beyond the end, too
+        if self._page.accepts(found.st_size, os.pread(descriptor, MAGIC_BYTES, 0)) and not bloated:
+            return False
+        empty = self._page.empty()
+        if found.st_size > len(empty) or bloated:
+            os.ftruncate(descriptor, len(empty))
+        if found.st_size < len(empty):
+            os.pwrite(descriptor, empty[found.st_size :], found.st_size)  # no hole: a write to one fails where the disk is full
+        os.pwrite(descriptor, empty[:MAGIC_BYTES], 0)  # last: with it, the page is whole
+        return True
 
 
 def boot_id(path: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:

@@ -1,7 +1,7 @@
 """The node's pages that its containers share, a line for each device: who wants a device first, and whose turn on it is.
 
 Mirror of cuda_shim/limit/priority.h and turns.h, which have the reasons; a test compiles the headers and compares. The agent makes the
-pages and says which line is which device, the same on both; it never reads or writes a line.
+pages, mends what containers spoil of them, and says which line is which device, the same on both; it never reads a line.
 """
 
 import struct
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 LINES: Final = 63
+MAGIC_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,9 @@ class NodePage:
         """A page on which nobody has written."""
         return struct.pack("<Q", self.magic).ljust(self.size_bytes, b"\0")
 
-    def accepts(self, content: bytes) -> bool:
-        """Whether a file is such a page, that containers can have mapped."""
-        return len(content) == self.size_bytes and content[:8] == self.empty()[:8]
+    def accepts(self, size_bytes: int, beginning: bytes) -> bool:
+        """Whether a file of this size that begins so is such a page; whatever its lines say."""
+        return size_bytes == self.size_bytes and beginning == self.empty()[:MAGIC_BYTES]
 
 
 PRIORITY: Final = NodePage(0x3149525051414C41, 64)

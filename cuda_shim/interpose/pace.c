@@ -12,12 +12,12 @@
 #include "interpose/context.h"
 #include "interpose/driver.h"
 #include "interpose/gate.h"
+#include "interpose/neighbours.h"
 #include "interpose/own_use.h"
 #include "interpose/prefetch.h"
 #include "limit/bucket.h"
 #include "limit/control.h"
 #include "limit/cost.h"
-#include "limit/turns.h"
 #include "log.h"
 #include "shim.h"
 
@@ -54,6 +54,7 @@ static struct pacer {
 	_Atomic int64_t without_turn_until_ns; /* the container's turn did not come: it runs without one */
 	_Atomic uint64_t turn;                 /* the container's turn now, as last asked; 0 = there are none */
 	_Atomic uint64_t fetched_turn;         /* the one at whose start this process's memory was sent for */
+	struct aq_priority_own wanted;
 } pacers[AQ_MAX_DEVICES] = { [0 ... AQ_MAX_DEVICES - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
 
 /* One thread, on all devices. */
@@ -76,7 +77,7 @@ _Atomic uint64_t aq_pace_seen = NEVER_FREE;
 
 static struct aq_limits *limits;
 static const struct aq_region *region;
-static struct aq_node_pages node;
+static struct aq_node_pages *node;
 static _Atomic int captures;
 static __thread struct payer *this_payer;
 
@@ -104,22 +105,22 @@ static bool has_ceiling(uint32_t percent)
 	return percent > 0 && percent < 100;
 }
 
-/* The device's line of the priority page, if this container stands above or below others there. */
-static inline struct aq_priority_line *priority_of(const struct aq_device_limit *device, int32_t *priority)
+/* The device's line of the priority page, if this container stands above or below others there; else 0. */
+static inline uint32_t priority_of(const struct aq_device_limit *device, int32_t *priority)
 {
 	uint32_t line = atomic_load_explicit(&device->priority_line, memory_order_relaxed);
 
 	*priority = atomic_load_explicit(&device->priority, memory_order_relaxed);
-	bool takes_part = *priority < 0 || (*priority > 0 && node.priority_writable);
-	return node.priority && line && takes_part ? &node.priority->line[line - 1] : NULL;
+	bool takes_part = *priority < 0 || (*priority > 0 && node->priority.writable);
+	return node->priority.magic && takes_part ? line : 0;
 }
 
-/* The device's line of the page of turns, if this container may hold more of the device than it is guaranteed. */
-static inline struct aq_turns_line *turns_of(const struct aq_device_limit *device)
+/* The device's line of the page of turns, if this container may hold more of the device than it is guaranteed; else 0. */
+static inline uint32_t turns_of(const struct aq_device_limit *device)
 {
 	uint32_t line = atomic_load_explicit(&device->priority_line, memory_order_relaxed);
 
-	return node.turns && line && atomic_load_explicit(&device->burst_bytes, memory_order_relaxed) ? &node.turns->line[line - 1] : NULL;
+	return node->turns.writable && atomic_load_explicit(&device->burst_bytes, memory_order_relaxed) ? line : 0;
 }
 
 static inline bool is_paced(const struct aq_device_limit *device)
@@ -135,9 +136,9 @@ static uint32_t ceiling_of(const struct aq_device_limit *device, int64_t now)
 {
 	uint32_t percent = atomic_load_explicit(&device->sm_percent, memory_order_relaxed);
 	int32_t priority;
-	const struct aq_priority_line *line = priority_of(device, &priority);
+	uint32_t line = priority_of(device, &priority);
 
-	return line && priority < 0 ? aq_priority_percent(line, now, has_ceiling(percent) ? percent : 0) : percent;
+	return line && priority < 0 ? aq_neighbours_percent(&node->priority, line, now, has_ceiling(percent) ? percent : 0) : percent;
 }
 
 /* Take the limits as they are now, and let launches pass freely if they have nothing to say about compute. */
@@ -154,12 +155,12 @@ static void look_at_limits(void)
 	atomic_store_explicit(&aq_pace_seen, paced ? NEVER_FREE : generation, memory_order_relaxed);
 }
 
-void aq_pace_open(struct aq_limits *new_limits, const struct aq_region *new_region, const struct aq_node_pages *new_node)
+void aq_pace_open(struct aq_limits *new_limits, const struct aq_region *new_region, struct aq_node_pages *new_node)
 {
 	aq_gates_open();
 	limits = new_limits;
 	region = new_region;
-	node = *new_node;
+	node = new_node;
 	for (uint32_t i = 0; i < AQ_MAX_DEVICES; i++) {
 		pacers[i].bucket = &aq_region_line(region, i)->compute;
 		pacers[i].mine = aq_region_mine(region, i);
@@ -444,13 +445,13 @@ static uint64_t turns_owner(void)
 /* Ask for the container's turn. Only what it holds beyond the guarantee makes others lose pages: without that it need not ask. */
 static struct aq_turns_answer ask_for_turn(int device, int64_t now)
 {
-	struct aq_turns_line *line = turns_of(&limits->device[device]);
+	uint32_t line = turns_of(&limits->device[device]);
 	struct aq_region_device *held = aq_region_line(region, (uint32_t)device);
 	uint64_t beyond = atomic_load_explicit(&held->virtual_bytes, memory_order_relaxed);
 
 	if (__builtin_expect(!line || !beyond, 1))
 		return (struct aq_turns_answer){ .may_run = true };
-	return aq_turns_ask(line, &(struct aq_turns_party){
+	return aq_neighbours_turn(&node->turns, line, &(struct aq_turns_party){
 		.owner = turns_owner(),
 		.demand_bytes = beyond + atomic_load_explicit(&held->used_bytes, memory_order_relaxed),
 		.capacity_bytes = atomic_load_explicit(&pacers[device].capacity_bytes, memory_order_relaxed),
@@ -639,13 +640,13 @@ static bool must_pay(const struct aq_work *work, struct aq_place *place, struct 
 }
 
 /* Of high priority: tell the others. */
-static void want(const struct aq_device_limit *device, int64_t cost_ns)
+static void want(int device, int64_t cost_ns)
 {
 	int32_t priority;
-	struct aq_priority_line *line = priority_of(device, &priority);
+	uint32_t line = priority_of(&limits->device[device], &priority);
 
 	if (line && priority > 0)
-		aq_priority_want(line, now_ns(), cost_ns);
+		aq_neighbours_want(&node->priority, line, &pacers[device].wanted, now_ns(), cost_ns);
 }
 
 static struct aq_cost_entry *pay(struct payer *payer, const struct aq_place *place, const struct aq_work *work)
@@ -656,7 +657,7 @@ static struct aq_cost_entry *pay(struct payer *payer, const struct aq_place *pla
 
 	payer->launches[device]++;
 	payer->credit_ns[device] -= cost_ns;
-	want(&limits->device[device], cost_ns);
+	want(device, cost_ns);
 	if (payer->credit_ns[device] < 0)
 		refill_credit(payer, place, work, cost_ns);
 	return cost;
@@ -714,6 +715,8 @@ void aq_pace_forget(void)
 		atomic_store(&pacers[i].finished_ns, 0);
 		atomic_store(&pacers[i].turn, 0);
 		atomic_store(&pacers[i].fetched_turn, 0);
+		atomic_store(&pacers[i].wanted.until_ns, 0);
+		atomic_store(&pacers[i].wanted.told_ns, 0);
 	}
 	limits = NULL;
 	aq_own_use_forget();

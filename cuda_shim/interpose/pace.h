@@ -53,7 +53,7 @@ CUresult aq_pace_pay(const struct aq_work *work);
 void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched);
 
 /* The process became limited, or is let run without limits. */
-void aq_pace_open(struct aq_limits *limits, const struct aq_region *region, const struct aq_node_pages *node);
+void aq_pace_open(struct aq_limits *limits, const struct aq_region *region, struct aq_node_pages *node);
 void aq_pace_pass(void);
 /* A context is gone, and its events with it. */
 void aq_pace_context_ended(int device, uint64_t owner);

@@ -21,9 +21,9 @@ static int64_t since(int64_t now_ns, int64_t then_ns)
 /* A time ahead of now is nonsense, but for what two processors' clocks may differ. */
 static bool is_at_work(const struct aq_turns_slot *slot, int64_t now_ns)
 {
-	int64_t idle = since(now_ns, atomic_load_explicit(&slot->seen_ns, memory_order_relaxed));
+	int64_t idle = since(now_ns, slot->seen_ns);
 
-	return atomic_load_explicit(&slot->owner, memory_order_relaxed) && idle > -AQ_TURNS_SAY_NS && idle < AQ_TURNS_IDLE_NS;
+	return slot->owner && idle > -AQ_TURNS_SAY_NS && idle < AQ_TURNS_IDLE_NS;
 }
 
 /* ---- places ---------------------------------------------------------------------------------------------------- */
@@ -31,7 +31,7 @@ static bool is_at_work(const struct aq_turns_slot *slot, int64_t now_ns)
 static uint32_t find(const struct aq_turns_line *line, uint64_t owner)
 {
 	for (uint32_t i = 0; i < AQ_TURNS_SLOTS; i++)
-		if (atomic_load_explicit(&line->slot[i].owner, memory_order_relaxed) == owner)
+		if (line->slot[i].owner == owner)
 			return i;
 	return NOBODY;
 }
@@ -40,23 +40,21 @@ static uint32_t find(const struct aq_turns_line *line, uint64_t owner)
 static uint32_t claim(struct aq_turns_line *line, uint64_t owner, int64_t now_ns)
 {
 	for (uint32_t i = 0; i < AQ_TURNS_SLOTS; i++) {
-		uint64_t before = atomic_load_explicit(&line->slot[i].owner, memory_order_relaxed);
-
-		if (!is_at_work(&line->slot[i], now_ns) &&
-		    atomic_compare_exchange_strong_explicit(&line->slot[i].owner, &before, owner, memory_order_relaxed, memory_order_relaxed))
-			return i;
+		if (is_at_work(&line->slot[i], now_ns))
+			continue;
+		line->slot[i].owner = owner;
+		return i;
 	}
 	return NOBODY;
 }
 
 static void say(struct aq_turns_slot *slot, uint64_t demand_bytes, int64_t now_ns)
 {
-	int64_t said = since(now_ns, atomic_load_explicit(&slot->seen_ns, memory_order_relaxed));
+	int64_t said = since(now_ns, slot->seen_ns);
 
-	if (atomic_load_explicit(&slot->demand_bytes, memory_order_relaxed) != demand_bytes)
-		atomic_store_explicit(&slot->demand_bytes, demand_bytes, memory_order_relaxed);
+	slot->demand_bytes = demand_bytes;
 	if (said < 0 || said >= AQ_TURNS_SAY_NS)
-		atomic_store_explicit(&slot->seen_ns, now_ns, memory_order_relaxed);
+		slot->seen_ns = now_ns;
 }
 
 static struct view look(const struct aq_turns_line *line, int64_t now_ns)
@@ -64,7 +62,7 @@ static struct view look(const struct aq_turns_line *line, int64_t now_ns)
 	struct view view = { 0 };
 
 	for (uint32_t i = 0; i < AQ_TURNS_SLOTS; i++) {
-		uint64_t demand = atomic_load_explicit(&line->slot[i].demand_bytes, memory_order_relaxed);
+		uint64_t demand = line->slot[i].demand_bytes;
 
 		view.works[i] = is_at_work(&line->slot[i], now_ns);
 		if (!view.works[i])
@@ -141,7 +139,7 @@ static struct aq_turns_answer wait_for(const struct view *view, int64_t left_ns)
 static struct aq_turns_answer take_turn(struct aq_turns_line *line, const struct view *view, const struct aq_turns_party *party, uint32_t me,
 					int64_t now_ns)
 {
-	uint64_t turn = atomic_load_explicit(&line->turn, memory_order_relaxed);
+	uint64_t turn = line->turn;
 	uint32_t holder = holder_of(turn);
 	int64_t left = left_of(turn, now_ns);
 
@@ -150,11 +148,8 @@ static struct aq_turns_answer take_turn(struct aq_turns_line *line, const struct
 	uint32_t next = next_after(view, holder == NOBODY ? AQ_TURNS_SLOTS - 1 : holder);
 	if (next != me && left > -UNCLAIMED_NS)
 		return wait_for(view, 0);
-	/* One of those who find the turn free takes it; the others see whose it is when they look again. */
-	uint64_t mine = turn_of(me, now_ns + length_ns(view, party));
-	if (atomic_compare_exchange_strong_explicit(&line->turn, &turn, mine, memory_order_relaxed, memory_order_relaxed))
-		return run_in(view, mine);
-	return wait_for(view, 0);
+	line->turn = turn_of(me, now_ns + length_ns(view, party));
+	return run_in(view, line->turn);
 }
 
 struct aq_turns_answer aq_turns_ask(struct aq_turns_line *line, const struct aq_turns_party *party, int64_t now_ns)

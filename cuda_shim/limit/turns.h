@@ -10,15 +10,23 @@
  * none to others: they have nothing to wait for. But the room that their memory takes is not known here, nor is that of containers at rest:
  * those who take turns compare their demand with the whole device, and where others hold much of it they may still run together and thrash.
  *
- * The page is writable for all of them, and each may write what it likes. What one can spoil by that is the turns of others, never their
- * right to run: every wait has an end (`patience_ns`), after which a container runs without a turn, and thrashing is back.
+ * The page is writable for all of them, and each may write what it likes, or cut it off. What one can spoil by that is the turns of others,
+ * never their right to run: every wait has an end (`patience_ns`), after which a container runs without a turn, and thrashing is back. And
+ * because one can cut it off, nobody maps it (region/node_page.h): a container reads a copy of the line, asks, and writes back what the
+ * question changed, its own slot and perhaps the turn. There is no compare-and-exchange between files, and none is needed:
  *
- * Pure but for the page: the time (CLOCK_MONOTONIC, which containers of one node share) and all sizes are arguments.
+ * - Two who both find the turn free both write that they took it. The last one has it: the other sees that when it reads the line again, at once or
+ *   at its next question, one batch of launches later, and waits. Until then both run, as before there were turns; at worst pages moved in vain
+ *   once. It is rare, because after the end of a turn only the next in line may take it, and others only when that one
+ *   has not for 20 ms.
+ * - Two who claim the same slot: the last one has it, the other does not find itself in the line next time and claims another.
+ * - Processes of one container write the same slot: the last word is as good as the one before.
+ *
+ * Pure: the line, the time (CLOCK_MONOTONIC, which containers of one node share) and all sizes are arguments.
  */
 #ifndef AQ_LIMIT_TURNS_H
 #define AQ_LIMIT_TURNS_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -35,14 +43,14 @@
 
 /* One container on one device. */
 struct aq_turns_slot {
-	_Atomic uint64_t owner;       /* 0 = never used; who is not at work for long may lose its place to another */
-	_Atomic uint64_t demand_bytes;
-	_Atomic int64_t seen_ns;      /* when it last launched or waited for its turn */
+	uint64_t owner;       /* 0 = never used; who is not at work for long may lose its place to another */
+	uint64_t demand_bytes;
+	int64_t seen_ns;      /* when it last launched or waited for its turn */
 	uint64_t reserved;
 };
 
 struct aq_turns_line {
-	_Alignas(64) _Atomic uint64_t turn; /* whose it is (slot + 1) in the low byte, above it until when in microseconds; 0 = nobody's */
+	_Alignas(64) uint64_t turn; /* whose it is (slot + 1) in the low byte, above it until when in microseconds; 0 = nobody's */
 	uint64_t reserved[7];
 	struct aq_turns_slot slot[AQ_TURNS_SLOTS];
 };
@@ -70,7 +78,8 @@ struct aq_turns_answer {
 	int64_t patience_ns; /* and how long to wait in all, before running without a turn */
 };
 
-/* May the container launch now? Asked before launches by all that hold memory beyond their guarantee. */
+/* May the container launch now? Asked before launches by all that hold memory beyond their guarantee. What changes in `line` is to be told to
+ * the others. */
 struct aq_turns_answer aq_turns_ask(struct aq_turns_line *line, const struct aq_turns_party *party, int64_t now_ns);
 
 #endif

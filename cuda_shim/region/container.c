@@ -1,12 +1,10 @@
 #include "region/container.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define DIRECTORY "/run/aliquot"
@@ -37,37 +35,20 @@ static bool find_root(const char *library, char *root)
 	return false;
 }
 
-/* A page of the node that begins with `magic`. A container that has none, or a damaged one, goes without. */
-static void *map_page(const char *path, size_t bytes, uint64_t magic, bool writable)
-{
-	int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-
-	if (fd < 0)
-		return NULL;
-	/* Not fstat: it would ask for glibc 2.33. */
-	void *page = lseek(fd, 0, SEEK_END) >= (off_t)bytes
-			     ? mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0)
-			     : MAP_FAILED;
-	close(fd);
-	if (page == MAP_FAILED)
-		return NULL;
-	if (*(const uint64_t *)page == magic)
-		return page;
-	munmap(page, bytes);
-	return NULL;
-}
-
-static void map_node_pages(struct aq_node_pages *node, const char *root)
+static void open_node_pages(struct aq_node_pages *node, const char *root)
 {
 	char path[PATH_BYTES];
 
 	snprintf(path, sizeof(path), "%s" DIRECTORY "/priority", root);
-	node->priority = map_page(path, sizeof(struct aq_priority_page), AQ_PRIORITY_MAGIC, true);
-	node->priority_writable = node->priority != NULL;
-	if (!node->priority)
-		node->priority = map_page(path, sizeof(struct aq_priority_page), AQ_PRIORITY_MAGIC, false);
+	aq_node_page_open(&node->priority, path, AQ_PRIORITY_MAGIC);
 	snprintf(path, sizeof(path), "%s" DIRECTORY "/turns", root);
-	node->turns = map_page(path, sizeof(struct aq_turns_page), AQ_TURNS_MAGIC, true);
+	aq_node_page_open(&node->turns, path, AQ_TURNS_MAGIC);
+}
+
+void aq_node_pages_close(struct aq_node_pages *node)
+{
+	aq_node_page_close(&node->priority);
+	aq_node_page_close(&node->turns);
 }
 
 int aq_container_open(struct aq_container *container, const char *library, enum aq_region_access access, bool *may_pass,
@@ -91,6 +72,7 @@ int aq_container_open(struct aq_container *container, const char *library, enum 
 		aq_limits_unmap(&container->limits);
 		return failed;
 	}
-	map_node_pages(&container->node, root);
+	if (access == AQ_REGION_WRITE)
+		open_node_pages(&container->node, root);
 	return 0;
 }

@@ -210,20 +210,54 @@ static void one_period_moves_the_gain_by_a_tenth_at_most(void)
 
 static void low_priority_trickles_while_the_device_is_wanted(void)
 {
-	static struct aq_priority_line line;
-	CHECK(aq_priority_percent(&line, SECOND, 40) == 40);
-	aq_priority_want(&line, SECOND, 20 * MS);
-	aq_priority_want(&line, SECOND, 20 * MS);
-	CHECK(aq_priority_percent(&line, SECOND + 49 * MS, 40) == AQ_PRIORITY_TRICKLE_PERCENT);
-	CHECK(aq_priority_percent(&line, SECOND + 49 * MS, 0) == AQ_PRIORITY_TRICKLE_PERCENT);
-	CHECK(aq_priority_percent(&line, SECOND + 49 * MS, 2) == 2);
-	CHECK(aq_priority_percent(&line, SECOND + 51 * MS, 40) == 40);
-	aq_priority_want(&line, 2 * SECOND, 3600 * SECOND);
-	CHECK(aq_priority_percent(&line, 3 * SECOND + 11 * MS, 40) == 40);
-	atomic_store(&line.wanted_until_ns, INT64_MIN);
-	CHECK(aq_priority_percent(&line, SECOND, 40) == 40);
-	atomic_store(&line.wanted_until_ns, INT64_MAX);
-	CHECK(aq_priority_percent(&line, SECOND, 40) == 40);
+	struct aq_priority_own own = {0};
+	int64_t said = 0;
+
+	CHECK(aq_priority_percent(said, SECOND, 40) == 40);
+	for (unsigned i = 0; i < 2; i++) {
+		CHECK(aq_priority_want(&own, SECOND, 20 * MS));
+		said = aq_priority_tell(&own, said, SECOND);
+	}
+	CHECK(aq_priority_percent(said, SECOND + 49 * MS, 40) == AQ_PRIORITY_TRICKLE_PERCENT);
+	CHECK(aq_priority_percent(said, SECOND + 49 * MS, 0) == AQ_PRIORITY_TRICKLE_PERCENT);
+	CHECK(aq_priority_percent(said, SECOND + 49 * MS, 2) == 2);
+	CHECK(aq_priority_percent(said, SECOND + 51 * MS, 40) == 40);
+	CHECK(aq_priority_want(&own, 2 * SECOND, 3600 * SECOND));
+	CHECK(aq_priority_percent(aq_priority_tell(&own, said, 2 * SECOND), 3 * SECOND + 11 * MS, 40) == 40);
+	CHECK(aq_priority_percent(INT64_MIN, SECOND, 40) == 40);
+	CHECK(aq_priority_percent(INT64_MAX, SECOND, 40) == 40);
+}
+
+static void short_launches_are_told_together_and_never_late(void)
+{
+	struct aq_priority_own own = {0};
+	int64_t said = 0, done = 0, now = SECOND;
+	unsigned told = 0;
+
+	for (unsigned i = 0; i < 100000; i++, now += 5000) { /* half a second of launches that take 4 us every 5 us */
+		done = (done > now ? done : now) + 4000;
+		if (aq_priority_want(&own, now, 4000)) {
+			said = aq_priority_tell(&own, said, now);
+			told++;
+		}
+		CHECK(said <= done && done - said <= AQ_PRIORITY_LATE_NS);
+	}
+	CHECK(told > 1000 && told < 2100);
+	now += 100 * MS;
+	CHECK(aq_priority_want(&own, now, 4000)); /* at once after a rest */
+}
+
+static void work_of_several_adds_up_and_what_was_lost_is_told_again(void)
+{
+	struct aq_priority_own one = {0}, other = {0};
+	int64_t said = 0;
+
+	CHECK(aq_priority_want(&one, SECOND, 300 * MS) && aq_priority_want(&other, SECOND, 10 * MS));
+	said = aq_priority_tell(&one, said, SECOND);
+	said = aq_priority_tell(&other, said, SECOND);
+	CHECK(said == SECOND + 310 * MS);
+	CHECK(aq_priority_want(&one, SECOND + MS, MS)); /* the page was cut off and made anew meanwhile */
+	CHECK(aq_priority_tell(&one, 0, SECOND + MS) == SECOND + 301 * MS);
 }
 
 int main(void)
@@ -241,5 +275,7 @@ int main(void)
 	a_ceiling_that_moves_a_little_is_corrected_all_along();
 	one_period_moves_the_gain_by_a_tenth_at_most();
 	low_priority_trickles_while_the_device_is_wanted();
+	short_launches_are_told_together_and_never_late();
+	work_of_several_adds_up_and_what_was_lost_is_told_again();
 	return 0;
 }

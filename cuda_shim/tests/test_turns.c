@@ -197,7 +197,7 @@ static void a_line_that_was_scribbled_on_holds_nobody_up(void)
 		for (unsigned j = 0; j < sizeof line / 4; j++)
 			((uint32_t *)(void *)&line)[j] = support_random(&random) % 3 ? 0 : support_random(&random);
 		for (unsigned j = 0; j < AQ_TURNS_SLOTS; j += 2) /* as if at work at this moment */
-			atomic_store(&line.slot[j].seen_ns, now - (int64_t)(support_random(&random) % 1000000000));
+			line.slot[j].seen_ns = now - (int64_t)(support_random(&random) % 1000000000);
 		parties[0].works = true;
 		play(&now, AQ_TURNS_MOST_NS + SECOND);
 		CHECK(parties[0].ran_ns > 0);
@@ -210,12 +210,12 @@ static void more_containers_than_places_run_without_turns(void)
 
 	fresh();
 	for (uint64_t i = 0; i < AQ_TURNS_SLOTS; i++) {
-		atomic_store(&line.slot[i].owner, 1000 + i);
-		atomic_store(&line.slot[i].demand_bytes, GIB);
+		line.slot[i].owner = 1000 + i;
+		line.slot[i].demand_bytes = GIB;
 	}
 	for (unsigned i = 0; i < 1000; i++, now += MS) {
 		for (uint64_t j = 0; j < AQ_TURNS_SLOTS; j++)
-			atomic_store(&line.slot[j].seen_ns, now);
+			line.slot[j].seen_ns = now;
 		CHECK(aq_turns_ask(&line, &parties[0].asks, now).may_run);
 	}
 }

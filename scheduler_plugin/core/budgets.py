@@ -67,11 +67,10 @@ class Budget:
         """What tells it from others."""
         return self.namespace, self.name
 
-    def covers(self, pod: PodFacts) -> bool:
-        """Whether the end of a pod counts."""
-        if self.selector is None or pod.namespace != self.namespace or pod.name in self.let_go:
+    def covers(self, pod: PodFacts, labels: Mapping[str, str]) -> bool:
+        """Whether the end of a pod of this namespace, with these labels, counts."""
+        if self.selector is None or pod.name in self.let_go:
             return False
-        labels = dict(pod.labels)
         return all(requirement.met(labels) for requirement in self.selector)
 
 
@@ -97,12 +96,16 @@ class Budgets:
 
     def covering(self, pod: PodFacts) -> frozenset[BudgetKey]:
         """Return the budgets by which a pod's end counts."""
-        return frozenset(budget.key for budget in self._by_namespace.get(pod.namespace, {}).values() if budget.covers(pod))
+        budgets = self._by_namespace.get(pod.namespace)
+        if not budgets:
+            return frozenset()
+        labels = dict(pod.labels)
+        return frozenset(budget.key for budget in budgets.values() if budget.covers(pod, labels))
 
-    def allowed_after(self, ended: Iterable[PodFacts]) -> Mapping[BudgetKey, int]:
-        """Return how many pods each budget still allows to end once these have."""
+    def allowed_after(self, ended: Iterable[PodFacts], keys: Iterable[BudgetKey]) -> Mapping[BudgetKey, int]:
+        """Return how many pods each of some budgets still allows to end once these have."""
         counts = Counter(key for pod in ended for key in self.covering(pod))
-        budgets = (budget for named in self._by_namespace.values() for budget in named.values())
+        budgets = [self._by_namespace[namespace][name] for namespace, name in set(keys)]
         return {budget.key: max(0, budget.allowed - counts[budget.key]) for budget in budgets}
 
 

@@ -33,6 +33,8 @@ class Standing(NamedTuple):
     """Its members are expected somewhere, and it may still start there."""
     pauses: bool = False
     """It held room without starting, and makes no new plan for a while."""
+    is_settled: bool = False
+    """Members that wait at their nodes stay there whoever else then has no place: they made way often enough."""
 
 
 def gang_of(namespace: str, annotations: Mapping[str, str]) -> Gang | None:

@@ -1,9 +1,14 @@
 """Where all members of a gang could go at once: placed on one picture of the cluster, so that two gangs never each hold a part of what both
-need."""
+need.
+
+Which nodes a member may use is known of the one that is asked about. For the others a plan is a guess that keeps room, until kube-scheduler
+chooses their nodes and they wait there, ready. A ready member stays where it is while the others are planned, and makes way only where one
+of them fits nowhere else: it is not ready then, and must be asked about again.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +17,7 @@ from placement.request import RequestError, pod_request
 from proto.model import Policy
 from scheduler_plugin.core.gang import Gang, Standing
 from scheduler_plugin.core.judge import best_row
+from scheduler_plugin.core.plan import not_offered
 from scheduler_plugin.core.pods import PodFacts, footprint
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.score import HostDemand
@@ -20,9 +26,15 @@ from scheduler_plugin.core.state import ClusterState, Reservation, Stage
 
 
 def is_placed(state: ClusterState, pod: PodFacts) -> bool:
-    """Whether a pod is bound, or its binding is under way or taken by the API."""
+    """Whether a pod is bound, or its gang starts with it, or its binding is under way or taken by the API."""
     reservation = state.reservations.get(pod.uid)
-    return bool(pod.node_name) or (reservation is not None and reservation.stage is not Stage.SOFT)
+    return bool(pod.node_name) or (reservation is not None and reservation.stage.is_firm)
+
+
+def is_ready(state: ClusterState, pod: PodFacts) -> bool:
+    """Whether a pod waits for its gang at a node that kube-scheduler chose."""
+    reservation = state.reservations.get(pod.uid)
+    return reservation is not None and reservation.stage is Stage.READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +45,12 @@ class Planner:
     shapes: Shapes
     default_policy: Policy
 
-    def place(self, pod: PodFacts, gang: Gang, allowed: Collection[str], standing: Standing, expires_at: float) -> str | None:
-        """Find a node for a member among the allowed ones, and expect all that are needed where they are planned.
+    def place(
+        self, pod: PodFacts, gang: Gang, offered: Collection[str], fitting: Collection[str], standing: Standing, expires_at: float
+    ) -> str | None:
+        """Find a node for a member among the offered ones, and expect all that are needed where they are planned.
 
+        Args:    fitting: the offered nodes where it fits beside the places of its gang as they are; where those move it can fit on others.
         Returns: the node; "" for whichever fits, because the pod need not wait for others; None when the gang cannot start now.
         """
         if self.goes_alone(pod, gang):
@@ -44,11 +59,16 @@ class Planner:
         if not needed:
             return None
         reservations = self.state.reservations
-        if standing.planned and all(member.uid in reservations for member in needed) and reservations[pod.uid].node in allowed:
+        if standing.planned and all(member.uid in reservations for member in needed) and reservations[pod.uid].node in fitting:
             return reservations[pod.uid].node
-        if standing.pauses or not self.expect_all(needed, allowed, expires_at):
-            return None
-        return reservations[pod.uid].node
+        if not standing.pauses:
+            if self.expect_all(needed, offered, expires_at):
+                return reservations[pod.uid].node
+            with_ready = needed if standing.is_settled else self._lacking(pod, gang, with_ready=True)
+            if len(with_ready) > len(needed) and self.expect_all(with_ready, offered, expires_at):
+                return reservations[pod.uid].node
+        self.step_back(pod)
+        return None
 
     def sentence(self, pod: PodFacts, gang: Gang, standing: Standing) -> str:
         """Say why a gang cannot start."""
@@ -64,12 +84,20 @@ class Planner:
         return len(placed) >= gang.minimum or pod.uid in placed
 
     def needed(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
-        """Return as many unplaced members as the gang lacks, the pod first; nobody when there are too few."""
-        members = self.members(pod, gang).values()
-        lacking = gang.minimum - sum(is_placed(self.state, other) for other in members)
-        others = [other for other in in_order(members, self.state) if not is_placed(self.state, other) and other.uid != pod.uid]
-        needed = [pod, *others[: lacking - 1]]
-        return needed if len(needed) == lacking else []
+        """Return as many members without a firm or ready place as the gang lacks, the pod first; nobody when there are too few."""
+        return self._lacking(pod, gang, with_ready=False)
+
+    def _lacking(self, pod: PodFacts, gang: Gang, *, with_ready: bool) -> list[PodFacts]:
+        """Return the pod and as many unplaced members as the gang lacks; ready ones first, or not at all."""
+        others = [other for uid, other in self.members(pod, gang).items() if uid != pod.uid]
+        movable = [other for other in others if not (is_placed(self.state, other) or (is_ready(self.state, other) and not with_ready))]
+        lacking = max(1, gang.minimum - (len(others) - len(movable)))
+        lacking_members = [pod, *in_order(movable, self.state)[: lacking - 1]]
+        return lacking_members if len(lacking_members) == lacking else []
+
+    def ready(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
+        """Return the members that are ready."""
+        return [other for other in self.members(pod, gang).values() if is_ready(self.state, other)]
 
     def members(self, pod: PodFacts, gang: Gang) -> dict[str, PodFacts]:
         """Return the known members by UID, this pod among them."""
@@ -79,11 +107,19 @@ class Planner:
     def expect_all(self, members: Sequence[PodFacts], allowed: Collection[str], expires_at: float) -> bool:
         """Expect all members somewhere until a moment, the first of them on one of the allowed nodes; or leave everything as it was.
 
+        A member that is ready stays so if its node has room for it then.
         Returns: whether all of them have a place now.
         """
         freed_count = self.state.freed_count
         before = self._forget(members)
-        complete = all(self.expect(pod, allowed if pod is members[0] else None, expires_at) for pod in members)
+        ready_at = {known.pod_uid: known.node for known in before if known.stage is Stage.READY}
+        complete = True
+        for pod in members:
+            among, node = allowed if pod is members[0] else None, ready_at.get(pod.uid)
+            stays = node is not None and (among is None or node in among) and not self.expect_on(pod, node, expires_at, Stage.READY)
+            complete = stays or self.expect(pod, among, expires_at)
+            if not complete:
+                break
         if not complete:
             self._forget(members)
             self._expect_again(before)
@@ -102,7 +138,28 @@ class Planner:
             self._expect_again(before)
             self.state.freed_count = freed_count
 
-    def expect_on(self, pod: PodFacts, node: str, expires_at: float) -> str:
+    def step_back(self, pod: PodFacts) -> None:
+        """Keep the room of a member that was ready, and note that it is not."""
+        if is_ready(self.state, pod):
+            self.state.reserve(replace(self.state.reservations[pod.uid], stage=Stage.SOFT))
+
+    def check_ready(self, members: Iterable[PodFacts]) -> list[PodFacts]:
+        """Find each ready member's place once more; return those that have one, and expect the others nowhere."""
+        checked: list[PodFacts] = []
+        for pod in members:
+            known = self.state.reservations[pod.uid]
+            if self.expect_on(pod, known.node, known.expires_at, Stage.READY):
+                self.state.release(pod.uid)
+            else:
+                checked.append(pod)
+        return checked
+
+    def start(self, members: Iterable[PodFacts], expires_at: float) -> None:
+        """Make the places of ready members firm."""
+        for pod in members:
+            self.state.reserve(replace(self.state.reservations[pod.uid], stage=Stage.STARTING, expires_at=expires_at))
+
+    def expect_on(self, pod: PodFacts, node: str, expires_at: float, stage: Stage = Stage.SOFT) -> str:
         """Expect one pod on a node; return why that is impossible, or nothing."""
         if pod.gpu is None:
             return ""
@@ -110,11 +167,14 @@ class Planner:
             request = pod_request(pod.gpu)
         except RequestError as exc:
             return str(exc)
+        gpu = self.state.gpu_node(node)
+        if gpu is not None and (lacking := not_offered(gpu, request)):
+            return f"node {node} does not offer {lacking} that the pod asks for"
         plan = self.state.plan(node, request, self.default_policy, pod.uid)
         if isinstance(plan, Refusal):
             return plan.sentence
         demand, uses = HostDemand(pod.cpu_milli, pod.memory_mib), footprint(pod.gpu.containers, plan)
-        self.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.SOFT, expires_at))
+        self.state.reserve(Reservation(pod.uid, node, uses, demand, stage, expires_at))
         return ""
 
     def expect(self, pod: PodFacts, allowed: Collection[str] | None, expires_at: float) -> bool:
@@ -147,5 +207,5 @@ class Planner:
 
 
 def in_order(members: Iterable[PodFacts], state: ClusterState) -> list[PodFacts]:
-    """Order members for planning: those already expected somewhere, then the important ones, then by name."""
-    return sorted(members, key=lambda pod: (pod.uid not in state.reservations, -pod.priority, pod.name, pod.uid))
+    """Order members for planning: those that are ready, then those expected somewhere, then the important ones, then by name."""
+    return sorted(members, key=lambda pod: (not is_ready(state, pod), pod.uid not in state.reservations, -pod.priority, pod.name, pod.uid))

@@ -31,6 +31,8 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     demand: HostDemand
     firm: bool = False
     """Whether its binding is under way."""
+    ready: bool = False
+    """Whether it waits there for the rest of its gang."""
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

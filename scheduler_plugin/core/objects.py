@@ -16,6 +16,8 @@ from scheduler_plugin.core.budgets import Budget, Operator, Requirement
 from scheduler_plugin.core.pods import PodFacts, asks_gpu
 
 ENDED: Final = ("Succeeded", "Failed")
+MOST: Final = 1 << 32
+"""More CPU and RAM than any host has: whoever asks for more asks for what no node can give, and sums of it still fit into 64 bits."""
 _CACHED_QUANTITIES: Final = 8192
 _CACHED_LABELS: Final = 8192
 
@@ -190,14 +192,14 @@ def host_amounts(item: NodeObject) -> tuple[int, int]:
 
 @lru_cache(maxsize=_CACHED_QUANTITIES)
 def cpu_milli(text: str) -> int:
-    """Read an amount of CPU, in thousandths of a core."""
-    return int(units.parse_quantity(text) * 1000)
+    """Read an amount of CPU, in thousandths of a core, at most MOST."""
+    return min(MOST, int(units.parse_quantity(text) * 1000))
 
 
 @lru_cache(maxsize=_CACHED_QUANTITIES)
 def memory_mib(text: str) -> int:
-    """Read an amount of RAM, in MiB, rounded down."""
-    return int(units.parse_quantity(text)) // units.MIB
+    """Read an amount of RAM, in MiB, rounded down, at most MOST."""
+    return min(MOST, int(units.parse_quantity(text)) // units.MIB)
 
 
 def _requested(spec: PodSpec, resource: str, read: Callable[[str], int]) -> int:
@@ -212,7 +214,7 @@ def _requested(spec: PodSpec, resource: str, read: Callable[[str], int]) -> int:
             peak = max(peak, running + amount)
     running += sum(_amount(container, resource, read) for container in spec.containers or ())
     overhead = (spec.overhead or {}).get(resource)
-    return max(running, peak) + (0 if overhead is None else read(str(overhead)))
+    return min(MOST, max(running, peak) + (0 if overhead is None else read(str(overhead))))
 
 
 def _amount(container: Container, resource: str, read: Callable[[str], int]) -> int:

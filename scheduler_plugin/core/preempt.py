@@ -32,7 +32,7 @@ from scheduler_plugin.core.plan import FILTER_SEED
 from scheduler_plugin.core.pods import Footprint
 
 MAX_CHECKS: Final = 4000
-"""About a tenth of a second."""
+"""Sets of pods looked at: a tenth of a second, or a few on a slow machine."""
 MAX_DEVICE_SETS: Final = 256
 _LOWEST_PRIORITY: Final = -(1 << 31)
 
@@ -109,6 +109,8 @@ class _Search:
         self._device_of |= {uuid: uuid for uuid in self._states}
 
     def run(self) -> frozenset[str] | None:
+        if any(self._works((), fits) for _, fits in self._ways()):
+            return frozenset()
         for devices, fits in self._ways():
             helpful = [move for move in self._moves if not devices.isdisjoint(self._devices_of(move))]
             self._search(sorted(helpful, key=lambda move: (self._cost(move), [victim.uid for victim in move])), fits)
@@ -169,6 +171,7 @@ class _Search:
                 return
             for position in range(taken[-1] + 1 if taken else 0, len(optional)):
                 more = [*chosen, optional[position]]
+                self._checks_left -= 1
                 if not self._repeats(optional, taken, position) and self._compatible(more):
                     heappush(heap, (self._cost(_ended(more)), (*taken, position)))
 

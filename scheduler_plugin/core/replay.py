@@ -133,9 +133,9 @@ def _answer(snapshot: Snapshot, document: Recorded, standing: Standing | None) -
     rows = rows_of(state, document.asked)
     reasons = reasons_for(verdict, rows)
     fitting = rows[reasons == NodeReason.FITS.value]
-    if standing is not None and len(fitting):
+    if standing is not None:
         planner = Planner(state, shapes, snapshot.rules.default_policy)
-        together = _with_its_gang(planner, pod, standing, [state.names[row] for row in fitting.tolist()])
+        together = _with_its_gang(planner, pod, standing, document.asked, [state.names[row] for row in fitting.tolist()])
         if together is not None:
             return together
     failed = {reason.label: count for reason, count in counts_of(reasons).items()}
@@ -145,13 +145,13 @@ def _answer(snapshot: Snapshot, document: Recorded, standing: Standing | None) -
     return Answer(len(fitting), failed, state.names[row], int(verdict.score[row]) + 1)
 
 
-def _with_its_gang(planner: Planner, pod: PodFacts, standing: Standing, allowed: Sequence[str]) -> Answer | None:
-    """Plan a member with its gang; None when it need not wait for others."""
+def _with_its_gang(planner: Planner, pod: PodFacts, standing: Standing, offered: Sequence[str], fitting: Sequence[str]) -> Answer | None:
+    """Plan a member with its gang; None when it need not wait for others, or fits nowhere itself."""
     gang = gang_of_pod(pod)
     if gang is None:
         raise SnapshotError("expected a member of a gang, as the decision says it was one")
-    node = planner.place(pod, gang, allowed, standing, inf)
-    if node is None:
+    node = planner.place(pod, gang, frozenset(offered), fitting, standing, inf)
+    if node is None and fitting:
         return Answer(0, {}, refusal=planner.sentence(pod, gang, standing))
     return Answer(1, {}, node) if node else None
 
@@ -177,7 +177,7 @@ def _apply(state: ClusterState, event: Event) -> None:
         state.drop_pod(event.pod_gone)
     elif event.held is not None:
         held = event.held
-        stage = Stage.BINDING if held.firm else Stage.SOFT
+        stage = Stage.BINDING if held.firm else Stage.READY if held.ready else Stage.SOFT
         state.reserve(Reservation(held.pod_uid, held.node, held.footprint, held.demand, stage))
     elif event.let_go is not None:
         state.release(event.let_go)

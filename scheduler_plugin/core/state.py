@@ -49,10 +49,19 @@ class Stage(Enum):
 
     SOFT = auto()
     """A guess made while the pod is being scheduled: the last one counts, and its time runs out."""
+    READY = auto()
+    """kube-scheduler chose the node, and the pod's gang is not complete: like a soft one, but planning the others leaves it where it is."""
+    STARTING = auto()
+    """Its gang was complete and starts: the room is kept until the binding is sent. Its time runs out when nobody asks for that binding."""
     BINDING = auto()
     """The binding was sent and its outcome is open: ends by ``confirm`` or ``release`` only."""
     BOUND = auto()
     """The API took the binding. Ends when the pods have been seen as they were after that moment and the pod was not among them."""
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether the pod counts as placed there."""
+        return self not in (Stage.SOFT, Stage.READY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class Reservation:
     demand: HostDemand
     stage: Stage = Stage.SOFT
     expires_at: float = inf
-    """In seconds, on the caller's clock for a soft one, on that of the pods' stream for a bound one."""
+    """In seconds, on that of the pods' stream for a bound one, on the caller's clock for the others."""
 
 
 @dataclass(slots=True)
@@ -311,25 +320,32 @@ class ClusterState:
         self._pods[pod.uid] = pod
         if before is None or before.gpu != pod.gpu:
             self.wanted.see(pod)
+            if before is not None:
+                self._leave_gang(before)  # annotations change while a pod lives
             if (gang := gang_of_pod(pod)) is not None:
                 self._gangs.setdefault(gang.key, set()).add(pod.uid)
         if pod.node_name:
             self._reservations.pop(pod.uid, None)
-            if before is None or before.node_name != pod.node_name or before.gpu != pod.gpu or pod.uid not in self._holders:
-                self._hold(pod.uid, _Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
+            self._hold(pod.uid, _Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
 
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that ended or was deleted; what it held is free."""
         self._note(Event(pod_gone=uid))
         pod = self._pods.pop(uid, None)
-        if pod is not None and (gang := gang_of_pod(pod)) is not None:
-            self._gangs[gang.key].discard(uid)
-            if not self._gangs[gang.key]:
-                del self._gangs[gang.key]
+        if pod is not None:
+            self._leave_gang(pod)
         self.wanted.forget(uid)
         self.unaccounted.pop(uid, None)
         self._reservations.pop(uid, None)
         self._let_go(uid)
+
+    def _leave_gang(self, pod: PodFacts) -> None:
+        gang = gang_of_pod(pod)
+        if gang is None:
+            return
+        self._gangs[gang.key].discard(pod.uid)
+        if not self._gangs[gang.key]:
+            del self._gangs[gang.key]
 
     def replace_gpu_nodes(self, nodes: Iterable[GpuNode]) -> None:
         """Take a full list: what is not in it is gone."""
@@ -385,8 +401,8 @@ class ClusterState:
 
         Args: pods_current_at: the moment up to which the pods' stream has told everything.
         """
-        clock = {Stage.SOFT: now, Stage.BOUND: pods_current_at, Stage.BINDING: -inf}
-        due = [uid for uid, reservation in self._reservations.items() if reservation.expires_at <= clock[reservation.stage]]
+        clock = {Stage.BOUND: pods_current_at, Stage.BINDING: -inf}
+        due = [uid for uid, reservation in self._reservations.items() if reservation.expires_at <= clock.get(reservation.stage, now)]
         for uid in due:
             self.release(uid)
         return len(due)
@@ -457,5 +473,7 @@ class ClusterState:
 
 
 def _held(reservation: Reservation) -> Held:
-    firm = reservation.stage is not Stage.SOFT
-    return Held(reservation.pod_uid, reservation.node, reservation.footprint, reservation.demand, firm)
+    stage = reservation.stage
+    return Held(
+        reservation.pod_uid, reservation.node, reservation.footprint, reservation.demand, firm=stage.is_firm, ready=stage is Stage.READY
+    )

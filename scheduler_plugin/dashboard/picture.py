@@ -148,7 +148,13 @@ class Painter:
         return msgspec.Raw(msgspec.json.encode(_node(node, state.device_states(name), held)))
 
 
-_STAGE_WORDS: Final = {Stage.SOFT: "expected", Stage.BINDING: "being bound", Stage.BOUND: "bound"}
+_STAGE_WORDS: Final = {
+    Stage.SOFT: "expected",
+    Stage.READY: "waits for its gang",
+    Stage.STARTING: "starts with its gang",
+    Stage.BINDING: "being bound",
+    Stage.BOUND: "bound",
+}
 
 
 def _pod_name(state: ClusterState, uid: str) -> str:

@@ -2,14 +2,16 @@
 
 The devices are planned now, on that node, against everything promised at this moment; what filter and prioritize expected binds nobody.
 From the plan until the API has answered, the pod holds its devices firmly. A refused write gives them back. When no answer comes the
-outcome is open, so the same write is repeated until there is one: it names the pod's UID, so it can succeed once only, and the devices
-stay held meanwhile. kube-scheduler is told to try again; a repeated call for the same node joins the one under way.
+outcome is open and the devices stay held. The same write is repeated as long as kube-scheduler waits for it: it names the pod's UID, so it
+can succeed once only. Then the API is only asked what became of the pod, because another kube-scheduler may lead by now, whose extender
+knows nothing of this one's plans; kube-scheduler is told to try again, gets the same node from filter, and its call joins the one under
+way. A pod that is still unbound long after the last write was not bound by it.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from placement.refusal import Refusal
 from placement.request import RequestError
@@ -33,14 +35,20 @@ FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 5.0
 BOUND = wire.bind_result()
 """The answer to a binding that succeeded."""
+ARRIVAL_SECONDS = 60.0
+"""After so long a write without an answer cannot take effect any more: the API server ends requests that take a minute."""
 CONFIRM_SECONDS = 30.0
 """How far the pods' stream must have come beyond a binding before its absence there means that the pod is gone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flight:
     node: str
-    outcome: asyncio.Task[str]
+    calls: int = 0
+    """How many calls of kube-scheduler wait for the outcome."""
+    called: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by each of them."""
+    outcome: "asyncio.Future[str]" = field(default_factory=asyncio.Future)
     """The error for kube-scheduler; empty when the pod is bound."""
 
 
@@ -73,17 +81,21 @@ class Binder:
     async def _bound(self, args: wire.BindingArgs) -> str:
         flight = self._flights.get(args.pod_uid)
         if flight is None:
-            task = asyncio.create_task(self._run(args), name=f"bind {args.pod_namespace}/{args.pod_name}")
-            flight = self._flights[args.pod_uid] = _Flight(args.node, task)
-            task.add_done_callback(lambda _: self._flights.pop(args.pod_uid, None))
+            flight = self._flights[args.pod_uid] = _Flight(args.node)
+            flight.outcome = asyncio.create_task(self._run(args, flight), name=f"bind {args.pod_namespace}/{args.pod_name}")
+            flight.outcome.add_done_callback(lambda _: self._flights.pop(args.pod_uid, None))
         if flight.node != args.node:
-            return f"an earlier binding of this pod to node {flight.node} has no outcome yet; it is tried again until it has one"
+            return f"an earlier binding of this pod to node {flight.node} has no outcome yet"
+        flight.calls += 1
+        flight.called.set()
         try:
             return await asyncio.wait_for(asyncio.shield(flight.outcome), ANSWER_SECONDS)
         except TimeoutError:
-            return "the API server has not answered yet; the binding is repeated until it does"
+            return "the API server has not answered yet: what became of the binding is looked up"
+        finally:
+            flight.calls -= 1
 
-    async def _run(self, args: wire.BindingArgs) -> str:
+    async def _run(self, args: wire.BindingArgs, flight: _Flight) -> str:
         try:
             pod = self._desk.state.pods.get(args.pod_uid) or await self._api.get_pod(args.pod_namespace, args.pod_name)
         except KubeApiError as exc:
@@ -102,7 +114,7 @@ class Binder:
             return plan
         self._hold(pod, args.node, plan)
         try:
-            return await self._write(pod, args.node, plan)
+            return await self._write(pod, plan, flight)
         except asyncio.CancelledError:
             logger.warning("stopped while a binding had no outcome", extra={"pod": f"{pod.namespace}/{pod.name}", "node": args.node})
             raise
@@ -134,48 +146,69 @@ class Binder:
         demand = HostDemand(pod.cpu_milli, pod.memory_mib)
         self._desk.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.BINDING))
 
-    async def _write(self, pod: PodFacts, node: str, plan: PodAssignment | None) -> str:
+    async def _write(self, pod: PodFacts, plan: PodAssignment | None, flight: _Flight) -> str:
         annotations = {} if plan is None else {contract.ANNOTATION_ASSIGNMENT: codec.encode_assignment(plan)}
-        extra = {"pod": f"{pod.namespace}/{pod.name}", "pod_uid": pod.uid, "node": node}
-        pause = FIRST_RETRY_SECONDS
+        extra = {"pod": f"{pod.namespace}/{pod.name}", "pod_uid": pod.uid, "node": flight.node}
+        pause, written_at = FIRST_RETRY_SECONDS, self._desk.monotonic()
         while True:
             if not self._may_bind():  # also between tries: the next leader counts on our silence once the lease is lost
                 self._desk.state.release(pod.uid)
                 return "this replica does not lead; another one binds"
+            flight.called.clear()
+            outcome: str | None = None
             try:
-                await self._api.bind(pod.namespace, pod.name, pod.uid, node, annotations)
-            except KubeConflictError as exc:
-                return await self._after_conflict(pod, node, annotations, exc)
-            except KubeRefusedError as exc:
-                self._desk.state.release(pod.uid)
-                return f"the API server refused the binding: {exc}"
+                if flight.calls:
+                    written_at = self._desk.monotonic()
+                    outcome = await self._try(pod, flight.node, annotations)
+                else:
+                    outcome = await self._look(pod, flight.node, annotations)
+                    if outcome is None and self._desk.monotonic() - written_at > ARRIVAL_SECONDS:
+                        self._desk.state.release(pod.uid)
+                        outcome = "the API server did not take the binding"
             except KubeApiError as exc:
                 logger.warning("a binding has no outcome yet: %s", exc, extra=extra)
-            else:
-                self._confirm(pod)
-                logger.info("bound", extra=extra)
-                return ""
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LAST_RETRY_SECONDS)
-
-    async def _after_conflict(self, pod: PodFacts, node: str, annotations: dict[str, str], conflict: KubeConflictError) -> str:
-        """Find out whether the pod is bound as we meant it: an earlier try can have succeeded without our hearing of it."""
-        pause = FIRST_RETRY_SECONDS
-        while True:
+            if outcome is not None:
+                logger.info("not bound: %s" if outcome else "bound%s", outcome, extra=extra)
+                return outcome
             try:
-                found = await self._api.get_pod(pod.namespace, pod.name)
-                break
-            except KubeApiError:
-                await asyncio.sleep(pause)
+                await asyncio.wait_for(flight.called.wait(), pause)
+                pause = FIRST_RETRY_SECONDS
+            except TimeoutError:
                 pause = min(2 * pause, LAST_RETRY_SECONDS)
-        self._desk.state.release(pod.uid)
+
+    async def _try(self, pod: PodFacts, node: str, annotations: Mapping[str, str]) -> str:
+        """Write the binding; return "" when the API took it, and a sentence when it refused. Raises KubeApiError."""
+        try:
+            await self._api.bind(pod.namespace, pod.name, pod.uid, node, annotations)
+        except KubeConflictError as exc:  # an earlier try can have succeeded without our hearing of it
+            outcome = await self._look(pod, node, annotations)
+            if outcome is None:
+                self._desk.state.release(pod.uid)
+                return f"the API server refused the binding: {exc}"
+            return outcome
+        except KubeRefusedError as exc:
+            self._desk.state.release(pod.uid)
+            return f"the API server refused the binding: {exc}"
+        self._confirm(pod)
+        return ""
+
+    async def _look(self, pod: PodFacts, node: str, annotations: Mapping[str, str]) -> str | None:
+        """Ask what became of a pod: "" when it is bound as we meant it, a sentence when it will not be, None while it is unbound.
+
+        Raises: KubeApiError.
+        """
+        found = await self._api.get_pod(pod.namespace, pod.name)
         if found is None or found.uid != pod.uid:
-            return f"the pod was deleted: {conflict}"
+            self._desk.state.release(pod.uid)
+            return "the pod was deleted"
+        if not found.node_name:
+            return None
+        self._desk.state.release(pod.uid)
         self._desk.state.set_pod(found)
-        if found.node_name == node and (found.gpu is None or found.gpu.annotations.items() >= annotations.items()):
-            self._desk.decisions.forget(pod.uid)
-            return ""
-        return f"the API server refused the binding: {conflict}"
+        if found.node_name != node or not (found.gpu is None or found.gpu.annotations.items() >= annotations.items()):
+            return f"the pod was bound to node {found.node_name} by somebody else"
+        self._desk.decisions.forget(pod.uid)
+        return ""
 
     def _confirm(self, pod: PodFacts) -> None:
         self._desk.state.confirm(pod.uid, self._desk.monotonic() + CONFIRM_SECONDS)

@@ -194,7 +194,7 @@ class Desk:
         """
         node = self.state.names[row]
         known, expires_at = self.state.reservations.get(pod.uid), self.monotonic() + self.soft_seconds
-        if known is not None and known.stage is not Stage.SOFT:
+        if known is not None and known.stage.is_firm:
             return
         if known is not None and known.node == node and known.expires_at > expires_at:
             return  # planned with its gang, for longer
@@ -202,6 +202,11 @@ class Desk:
         if uses is not None:
             demand = HostDemand(pod.cpu_milli, pod.memory_mib)
             self.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.SOFT, expires_at))
+
+    def binding_row(self, pod: PodFacts) -> int | None:
+        """Return the row of the node that a pod is being bound to."""
+        known = self.state.reservations.get(pod.uid)
+        return self.state.row_of(known.node) if known is not None and known.stage is Stage.BINDING else None
 
     def _likely_uses(self, pod: PodFacts, request: PodRequest, verdict: Verdict, row: int) -> Footprint | None:
         node = self.state.names[row]

@@ -61,15 +61,18 @@ def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
         return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named, everywhere), str(request)))
     verdict = desk.verdict_for(pod, asked.shape)
     reasons = reasons_for(verdict, named.rows, all_known=not named.strange)
+    if (row := desk.binding_row(pod)) is not None and row in named.rows[reasons == NodeReason.FITS.value]:
+        return wire.filter_result(node_names=[desk.state.names[row]])  # what becomes of its binding there is not known yet
     gang = gang_asked(pod)
     if isinstance(gang, RequestError):
         return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named, everywhere), str(gang)))
     turn = None
     if gang is not None:
-        allowed = frozenset(desk.names_of(named, np.flatnonzero(reasons == NodeReason.FITS.value)))
+        offered = frozenset(desk.names_of(named, everywhere))
+        fitting = frozenset(desk.names_of(named, np.flatnonzero(reasons == NodeReason.FITS.value)))
         turn = GangTurn(desk.gangs.standing(gang), desk.state.moment())
-        node = desk.gangs.place(pod, gang, allowed)
-        if node is None and allowed:
+        node = desk.gangs.place(pod, gang, offered, fitting)
+        if node is None and fitting:
             return _gang_refusal(desk, pod, request, named, gang, turn, now)
         if node:
             turn = replace(turn, node=node)

@@ -2,7 +2,10 @@
 
 filter plans all members that are still needed on one picture of the cluster and expects each where it is planned, so what follows finds
 the room. bind waits a moment: kube-scheduler binds pods side by side, so the members of a gang arrive within milliseconds of each other.
-A member that waited in vain is tried again; that it was ready is remembered.
+A member that waited in vain is tried again; that it was ready is remembered until filter finds another place for it, or none.
+
+The gate: when enough members are ready, each one's place is looked at once more, and in the same moment all of them become firm. If one
+has lost its place the gang goes on waiting. So no binding is sent before enough members hold what they need, whatever the plans were.
 
 What is expected for a gang lasts gang_seconds from its first plan. A gang that is not complete by then lets go of everything and makes no
 new plan for as long, so that one that can never start does not keep others out for ever. A crash forgets plans, never bindings: those
@@ -12,17 +15,20 @@ fewer than the minimum running.
 
 import asyncio
 from collections.abc import Callable, Collection
-from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from placement.request import RequestError
 from scheduler_plugin.core.gang import Gang, Standing, gang_of
-from scheduler_plugin.core.gang_plan import Planner, is_placed
+from scheduler_plugin.core.gang_plan import Planner, is_placed, is_ready
 from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.state import ClusterState, Stage
 
 WAIT_SECONDS: Final = 3.0
 """How long bind waits for the other members: less than bind.ANSWER_SECONDS."""
+START_SECONDS: Final = 30.0
+"""How long the room of a member that was ready is kept once its gang starts: kube-scheduler tries it again after 10 s at most."""
 
 
 @dataclass(slots=True)
@@ -30,8 +36,8 @@ class _Attempt:
     """One try to start a gang."""
 
     deadline: float
-    ready: set[str] = field(default_factory=set)
-    """UIDs of members whose nodes kube-scheduler chose."""
+    moves: int = 0
+    """How often ready members had to make way for another."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -51,23 +57,30 @@ class Gangs:
     @property
     def waiting(self) -> int:
         """How many gangs hold room and are not complete."""
-        return sum(not attempt.complete.is_set() for attempt in self._attempts.values())
+        return len(self._attempts)
 
-    def place(self, pod: PodFacts, gang: Gang, allowed: Collection[str]) -> str | None:
-        """Find a node for a member among the allowed ones: its name, "" for whichever fits, or None when the gang cannot start now."""
+    def place(self, pod: PodFacts, gang: Gang, offered: Collection[str], fitting: Collection[str]) -> str | None:
+        """Find a node for a member among the offered ones: its name, "" for whichever fits, or None when the gang cannot start now.
+
+        Args: fitting: those where it fits beside the places of its gang as they are.
+        """
         standing = self.standing(gang)
         deadline = self._attempts[gang.key].deadline if standing.planned else self._monotonic() + self._gang_seconds
-        node = self.planner.place(pod, gang, allowed, standing, deadline)
+        others = [other for other in self.planner.ready(pod, gang) if other.uid != pod.uid]
+        node = self.planner.place(pod, gang, offered, fitting, standing, deadline)
         if node and not standing.planned:
             self._attempts[gang.key] = _Attempt(deadline)
             self._state.freed_count += 1  # members that wait are worth another try
             self.on_attempt("planned")
+        if node and not all(is_ready(self._state, other) for other in others):
+            self._attempts[gang.key].moves += 1
         return node
 
     def standing(self, gang: Gang) -> Standing:
         """Return how far a gang is."""
         self._expire()
-        return Standing(gang.key in self._attempts, gang.key in self._closed_until)
+        attempt = self._attempts.get(gang.key)
+        return Standing(attempt is not None, gang.key in self._closed_until, attempt is not None and attempt.moves >= gang.minimum)
 
     def needed_with(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
         """Return who must have a place at once, the pod first: the pod alone if its gang runs, nobody if it cannot start at all now."""
@@ -83,33 +96,40 @@ class Gangs:
     async def admit(self, pod: PodFacts, gang: Gang, node: str) -> str:
         """Wait until enough members are ready; return why the pod must not be bound yet, or nothing."""
         self._expire()
-        attempt = self._attempts.get(gang.key)
-        if self._missing(pod, gang, frozenset()) <= 0:
-            self._end(gang)
+        if self._goes_on(pod, gang):
             return ""
+        attempt = self._attempts.get(gang.key)
         if attempt is None:
             return f"gang {gang.name} has no plan: it is planned when its members are filtered"
-        if refusal := self.planner.expect_on(pod, node, attempt.deadline):
+        if refusal := self.planner.expect_on(pod, node, attempt.deadline, Stage.READY):
+            self.planner.step_back(pod)
             return refusal
-        attempt.ready.add(pod.uid)
-        if self._missing(pod, gang, attempt.ready) <= 0:
-            if not attempt.complete.is_set():
-                attempt.complete.set()
-                self.on_attempt("completed")
+        self._start(pod, gang)
+        if self._goes_on(pod, gang):
             return ""
-        attempt.complete.clear()  # members of before are gone
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(attempt.complete.wait(), WAIT_SECONDS)
-        except TimeoutError:
-            return f"gang {gang.name} waits for {self._missing(pod, gang, attempt.ready)} more of its members"
-        return ""
+        if self._goes_on(pod, gang):
+            return ""
+        return f"gang {gang.name} waits for {max(1, self._missing(pod, gang, is_ready))} more of its members"
 
-    def _end(self, gang: Gang) -> None:
-        """Forget the attempt of a gang that runs; those of its members that still wait in bind go on."""
+    def _start(self, pod: PodFacts, gang: Gang) -> None:
+        """Make the places of all ready members firm if they are enough and all of them still fit."""
+        if self._missing(pod, gang, is_ready) > 0:
+            return
+        fitting = self.planner.check_ready(self.planner.ready(pod, gang))
+        if self._missing(pod, gang, is_ready) <= 0:
+            self.planner.start(fitting, self._monotonic() + START_SECONDS)
+
+    def _goes_on(self, pod: PodFacts, gang: Gang) -> bool:
+        """Whether enough members have a firm place; the attempt ends then, and those of them that still wait in bind go on."""
+        if self._missing(pod, gang) > 0:
+            return False
         attempt = self._attempts.pop(gang.key, None)
-        if attempt is not None and not attempt.complete.is_set():
+        if attempt is not None:
             attempt.complete.set()
             self.on_attempt("completed")
+        return True
 
     def why(self, pod: PodFacts, gang: Gang) -> str:
         """Say why a member waits for its gang; nothing when it does not."""
@@ -121,10 +141,10 @@ class Gangs:
         """Say why a gang cannot start."""
         return self.planner.sentence(pod, gang, self.standing(gang))
 
-    def _missing(self, pod: PodFacts, gang: Gang, ready: AbstractSet[str]) -> int:
-        """Count the members that must still get ready."""
+    def _missing(self, pod: PodFacts, gang: Gang, counts: Callable[[ClusterState, PodFacts], bool] = is_placed) -> int:
+        """Count the members that the gang lacks beside those that are placed or otherwise count."""
         state = self._state
-        there = sum(uid in ready or is_placed(state, other) for uid, other in self.planner.members(pod, gang).items())
+        there = sum(is_placed(state, other) or counts(state, other) for other in self.planner.members(pod, gang).values())
         return gang.minimum - there
 
     def _expire(self) -> None:
@@ -132,9 +152,8 @@ class Gangs:
         for key, attempt in list(self._attempts.items()):
             if attempt.deadline <= now:
                 del self._attempts[key]
-                if not attempt.complete.is_set():
-                    self._closed_until[key] = attempt.deadline + self._gang_seconds
-                    self.on_attempt("expired")
+                self._closed_until[key] = attempt.deadline + self._gang_seconds
+                self.on_attempt("expired")
         for key in [key for key, until in self._closed_until.items() if until <= now]:
             del self._closed_until[key]
 

@@ -9,12 +9,14 @@ that node, and the node is dropped if not. For a member of a gang that does not 
 can start once these pods have ended: pods of one node end for a gang, never some here and some there in the hope of more.
 """
 
+import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from placement.request import RequestError
 from proto.model import PodRequest
+from scheduler_plugin.core.budgets import BudgetKey
 from scheduler_plugin.core.gang_victims import ending_on
 from scheduler_plugin.core.plan import not_offered
 from scheduler_plugin.core.pods import PodFacts
@@ -24,7 +26,11 @@ from scheduler_plugin.extender.desk import Desk, request_of
 from scheduler_plugin.extender.gang import gang_asked
 
 ENOUGH_NODES = 50
-"""kube-scheduler proposes a tenth of all nodes; once so many help, the others are left out. A search on one takes milliseconds."""
+"""kube-scheduler proposes a tenth of all nodes; once so many help, the others are left out."""
+ENOUGH_SECONDS = 1.0
+"""After so long the nodes that help already will do."""
+LAST_SECONDS = 3.0
+"""kube-scheduler waits 5 s for an answer: after so long it learns that nobody's end helps, and asks again later."""
 MAX_GANG_NODES = 8
 """For a gang so many nodes are tried, those with the fewest victims: for each the whole gang is planned."""
 
@@ -39,8 +45,9 @@ class Way:
     cost: Cost
 
 
-def choose_victims(desk: Desk, body: bytes) -> bytes:
-    """Answer one preempt call. Raises WireError."""
+async def choose_victims(desk: Desk, body: bytes) -> bytes:
+    """Answer one preempt call; other calls are answered between two nodes. Raises WireError."""
+    begun = desk.monotonic()
     args = wire.decode(body, wire.PreemptionArgs)
     pod = wire.decode_pod(args.pod)
     proposed = _proposed(args)
@@ -51,12 +58,15 @@ def choose_victims(desk: Desk, body: bytes) -> bytes:
     for node, victims in _worth_trying(desk, members, proposed):
         if len(answer) == ENOUGH_NODES and pod.gpu is not None:
             break
+        if desk.monotonic() - begun > (ENOUGH_SECONDS if answer else LAST_SECONDS):
+            break
+        await asyncio.sleep(0)
         tried += 1
         chosen = [meta.uid for meta in victims.pods or ()]
         added = _victims_for(desk, members, node, frozenset(chosen))
         if added is not None:
             more += len(added)
-            pods = [wire.MetaPod(uid) for uid in (*chosen, *sorted(added))]
+            pods = [wire.MetaPod(uid) for uid in _important_first(desk, (*chosen, *added))]
             answer[node] = wire.MetaVictims(pods, victims.num_pdb_violations + _cost(desk, chosen, added)[0])
     desk.on_preemption(len(answer), tried - len(answer), more)
     return wire.preempt_result(answer)
@@ -83,10 +93,14 @@ def way_on(desk: Desk, pod: PodFacts, node: str) -> Way | None:
     return Way(node, ended, cost) if not cost[0] else None
 
 
-def hold(desk: Desk, way: Way, pod: PodFacts, expires_at: float) -> bool:
-    """Expect a pod, and whoever of its gang must start with it, where they fit once all who end have ended; return whether they do."""
-    with desk.state.without_all([*way.ended, *_ending_already(desk, way.node)]):
-        return desk.gangs.planner.expect_all(_members(desk, pod), (way.node,), expires_at)
+def hold(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str], expires_at: float) -> bool:
+    """Expect a pod on a node, and whoever of its gang must start with it, as if these and all who are ending there had ended.
+
+    Returns: whether they fit then; nothing is expected anew where they do not.
+    """
+    members = _members(desk, pod)
+    with desk.state.without_all([*ended, *_ending_already(desk, node)]):
+        return bool(members) and desk.gangs.planner.expect_all(members, (node,), expires_at)
 
 
 def _members(desk: Desk, pod: PodFacts) -> list[PodFacts]:
@@ -183,13 +197,25 @@ def _added_victims(desk: Desk, pod: PodFacts, node: str, chosen: frozenset[str])
     in_gangs = {uid for band in ending.bands for uid in band.members}
     candidates = tuple(_victim(desk, other) for other in evictable if state.footprint_of(other.uid) or other.uid in in_gangs)
     policy = request.preferences.policy or desk.default_policy
-    allowed = desk.budgets.allowed_after(_known(desk, chosen))
+    allowed = _allowed_after(desk, chosen, candidates)
     return cheapest_victims(Preemption(states, gpu.links, request, policy, candidates, ending.bands, allowed))
+
+
+def _important_first(desk: Desk, uids: Iterable[str]) -> list[str]:
+    """Order pods as kube-scheduler reads them: it compares nodes by the priority of the first."""
+    pods = desk.state.pods
+    return sorted(uids, key=lambda uid: (-pods[uid].priority if uid in pods else 0, uid))
 
 
 def _cost(desk: Desk, chosen: Iterable[str], added: Iterable[str]) -> Cost:
     """Rate the pods that we add, once those have ended that kube-scheduler chose and rated itself."""
-    return cost_of([_victim(desk, pod) for pod in _known(desk, added)], desk.budgets.allowed_after(_known(desk, chosen)))
+    victims = [_victim(desk, pod) for pod in _known(desk, added)]
+    return cost_of(victims, _allowed_after(desk, chosen, victims))
+
+
+def _allowed_after(desk: Desk, chosen: Iterable[str], victims: Iterable[Victim]) -> Mapping[BudgetKey, int]:
+    """Return how many more of these victims their budgets let go once the chosen pods have ended."""
+    return desk.budgets.allowed_after(_known(desk, chosen), [key for victim in victims for key in victim.budgets])
 
 
 def _victim(desk: Desk, pod: PodFacts) -> Victim:

@@ -93,3 +93,42 @@ class Leadership:
                 await self._api.write("", LEASE_SECONDS, lease.transitions, lease.version)
         except KubeApiError as exc:
             logger.warning("the lease stays until it runs out: %s", exc)
+
+
+class Following:
+    """Whether the kube-scheduler beside this process leads, by the lease that it takes part in.
+
+    It alone asks this extender for decisions. What the extender does unasked, on decisions of before, is for the leader's extender only.
+    """
+
+    def __init__(self, api: LeaseApi, clock: Clock, host: str, retry_seconds: float = 2.0) -> None:
+        """Args: host: its name, with which kube-scheduler's identity begins. retry_seconds: between two looks at the lease."""
+        self._api = api
+        self._clock = clock
+        self._identity_prefix = f"{host}_"
+        self._retry_seconds = retry_seconds
+        self._led_at = float("-inf")
+        self._other_led = False
+        self.on_acquired: Callable[[], None] = lambda: None
+        """Told when it took over from another: what that one did last may not have been told here yet."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it did when the lease was last read, not long ago."""
+        return self._clock.monotonic() - self._led_at < RENEW_SECONDS
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                lease = await self._api.read()
+            except KubeApiError as exc:
+                logger.warning("the lease of kube-scheduler cannot be read: %s", exc)
+            else:
+                beside = lease is not None and lease.holder.startswith(self._identity_prefix)
+                self._led_at = self._clock.monotonic() if beside else float("-inf")
+                if beside and self._other_led:
+                    logger.info("the kube-scheduler beside this process leads now")
+                    self.on_acquired()
+                self._other_led = not beside
+            await asyncio.sleep(self._retry_seconds)

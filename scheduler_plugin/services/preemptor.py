@@ -6,6 +6,9 @@ was refused on all of those, when kube-scheduler has had its turn, the cheapest 
 ``extender.preempt``, with one difference: no disruption budget is exceeded. The pod is expected there until they are gone, so that nobody
 takes what becomes free.
 
+Where kube-scheduler does preempt, it nominates the node: the pod is expected there in the same way, because kube-scheduler's sums would
+let a less important pod take the very GPU.
+
 Evictions are few: one pod is served in a period, and looks again later and later while nobody's end helps it.
 """
 
@@ -43,6 +46,14 @@ MAX_TRIED_NODES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class _Move:
+    """Others end on a node for a pod."""
+
+    node: str
+    ended: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Pause:
     until: float
     seconds: float
@@ -69,7 +80,7 @@ class Preemptor:
         self._leads = leads
         self._now = now
         self._telemetry = telemetry
-        self._under_way: dict[str, Way] = {}
+        self._under_way: dict[str, _Move] = {}
         """By the UID of the pod for which others end."""
         self._pauses: dict[str, _Pause] = {}
 
@@ -84,14 +95,26 @@ class Preemptor:
         if not self._leads():
             self._under_way.clear()
             return
-        for uid, way in list(self._under_way.items()):
-            await self._follow(uid, way)
+        for uid, move in list(self._under_way.items()):
+            await self._follow(uid, move)
+        self._keep_nominations()
         by_uid = self._desk.decisions.by_uid
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in by_uid}
         decision = self._next()
         if decision is not None:
             self._pause(decision.pod.uid)
             await self._serve(decision)
+
+    def _keep_nominations(self) -> None:
+        """Expect pods where kube-scheduler has others end for them: its own sums keep room on a node for them, and on no GPU."""
+        state = self._desk.state
+        for decision in self._desk.decisions.waiting():
+            pod = state.pods.get(decision.pod.uid)
+            if pod is None or not pod.nominated_node or pod.uid in state.reservations:
+                continue
+            ending = frozenset(other.uid for other in state.pods_on(pod.nominated_node) if other.deletion_requested)
+            if hold(self._desk, pod, pod.nominated_node, ending, self._desk.monotonic() + HOLD_SECONDS):
+                self._under_way[pod.uid] = _Move(pod.nominated_node, ending)
 
     def _next(self) -> Decision | None:
         """Return the most important pod whose turn it is, if there is anybody less important than it."""
@@ -133,10 +156,10 @@ class Preemptor:
         if best is None or latest is None or latest.fitting:
             return
         best = way_on(self._desk, pod, best.node)
-        if best is None or not best.ended or not hold(self._desk, best, pod, self._desk.monotonic() + HOLD_SECONDS):
+        if best is None or not best.ended or not hold(self._desk, pod, best.node, best.ended, self._desk.monotonic() + HOLD_SECONDS):
             return
         if await self._end(best, pod):
-            self._under_way[pod.uid] = best
+            self._under_way[pod.uid] = _Move(best.node, best.ended)
         else:
             self._desk.state.release(pod.uid)
 
@@ -172,18 +195,15 @@ class Preemptor:
                 logger.warning("an event cannot be written: %s", exc, extra={"pod": name})
         return True
 
-    async def _follow(self, uid: str, way: Way) -> None:
+    async def _follow(self, uid: str, move: _Move) -> None:
         """Keep a pod's place while others end for it, and have it tried again once they are gone."""
         desk, decision = self._desk, self._desk.decisions.by_uid.get(uid)
         if decision is None:  # it is bound or gone
             del self._under_way[uid]
             return
-        now = way_on(desk, decision.pod, way.node)
-        if now is None or not now.ended <= way.ended:  # the node is not what it was
+        if not hold(desk, decision.pod, move.node, move.ended, desk.monotonic() + HOLD_SECONDS):  # the node is not what it was
             del self._under_way[uid]
             desk.state.release(uid)
-        elif any(other in desk.state.pods for other in way.ended):
-            hold(desk, way, decision.pod, desk.monotonic() + HOLD_SECONDS)
-        else:
+        elif desk.state.pods.keys().isdisjoint(move.ended):
             del self._under_way[uid]
             await self._retry(uid)

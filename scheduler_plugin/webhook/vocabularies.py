@@ -192,11 +192,13 @@ def _translate_kai(draft: Draft, options: Options) -> None:
 
 
 def _kai_container(draft: Draft) -> DraftContainer:
+    """Return the container that is meant: the named one, the one that asks already (sidecars can be put before it), or the first."""
     apps = draft.app_containers()
     name = draft.annotations.get(_KAI_CONTAINER)
-    found = (
-        next((container for container in draft.containers if container.name == name), None) if name is not None else next(iter(apps), None)
-    )
+    if name is not None:
+        found = next((container for container in draft.containers if container.name == name), None)
+    else:
+        found = next((container for container in apps if container.has(contract.RESOURCE_VGPU_MEMORY)), next(iter(apps), None))
     if found is None:
         raise RequestError(f"annotation {_KAI_CONTAINER}: there is no container {quote(name or '')} in the pod")
     return found

@@ -238,7 +238,7 @@ async def rarely(desk: Desk, names: list[str], repeats: int = 10) -> dict[str, d
         pod = pod_of(f"important-{number}", priority=1000, vgpu="2", vgpu_memory="280000")
         body = msgspec.json.encode({"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": proposed})
         with times[f"preempt, {len(proposed)} nodes"]:
-            choose_victims(desk, body)
+            await choose_victims(desk, body)
     kinds = 300
     for number in range(kinds):
         facts = decode_pod(msgspec.Raw(msgspec.json.encode(pod_of(f"waits-{number}", vgpu="1", vgpu_memory=str(2 * GPU_MIB + number)))))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.adapters.container_files import GrantFiles, read_region
 from agent.core.borrowing import MOST_PERCENT
+from agent.core.node_pages import PRIORITY
 from agent.core.region_layout import DeviceLimit, Limits
 from aliquot.__main__ import main
 from aliquot.demo.evidence import parse_events
@@ -166,6 +168,15 @@ async def test_low_priority_yields_while_high_priority_works():
         alone = kernels(node, "low")[-1]
         go(node, "high")
         await eventually(lambda: kernels(node, "low")[-1] < alone / 4, "low does little beside high")
+
+
+async def test_a_page_that_a_container_cut_off_is_mended_while_the_agent_runs():
+    async with make_node("t4x2") as node:
+        page = node.layout.run / "priority/page"
+        before = page.stat().st_ino
+        os.truncate(page, 0)
+        await eventually(lambda: page.read_bytes() == PRIORITY.empty(), "the page is whole again")
+        assert page.stat().st_ino == before, "those who have it open have it again"
 
 
 async def test_a_region_is_shown_by_directory_and_by_process():

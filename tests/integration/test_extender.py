@@ -20,6 +20,7 @@ from scheduler_plugin.adapters.kube import KubeConnection
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.shapes import MAX_SCORE
 from scheduler_plugin.core.state import Stage
+from scheduler_plugin.errors import KubeApiError
 from scheduler_plugin.services import leadership, preemptor
 from scheduler_plugin.settings import Settings
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
@@ -341,9 +342,37 @@ async def test_during_an_outage_a_binding_keeps_its_devices_and_is_settled_after
         assert "has no outcome yet" in await extender.bind(pod, "n2")
         assert (await extender.filter(await create(api, "b", vgpu="2"), "n1"))["NodeNames"] == []
         api.silent = False
-        await extender.until(lambda: bool(api.bindings))
+        await asyncio.sleep(1.0)
+        assert not api.bindings, "kube-scheduler does not ask for it any more: another may lead"
+        assert (await extender.filter(pod, "n1", "n2"))["NodeNames"] == ["n1"]
+        assert await extender.bind(pod, "n1") == ""
         await extender.until(lambda: extender.state.pods["uid-p1"].node_name == "n1")
         assert not extender.state.reservations
+
+
+async def test_a_binding_that_nobody_waits_for_is_never_written_so_that_the_next_leader_may_give_its_devices_away(api, monkeypatch):
+    monkeypatch.setattr("scheduler_plugin.extender.bind.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("scheduler_plugin.extender.bind.LAST_RETRY_SECONDS", 0.2)
+    async with running(api) as former, running(api) as leader:
+        first, second = await create(api, "a", vgpu="2"), await create(api, "b", vgpu="2")
+        for extender in (former, leader):
+            await extender.until(lambda state=extender.state: len(state.pods) == 2)
+        pods, cut = former.scheduler._binder._api, True
+        bind = pods.bind
+
+        async def bind_unless_cut_off(*args: Any) -> None:
+            if cut:
+                raise KubeApiError("no route to host")
+            await bind(*args)
+
+        monkeypatch.setattr(pods, "bind", bind_unless_cut_off)
+        assert "not answered yet" in await former.bind(first, "n1")
+        assert await leader.schedule(second, "n1") == "n1"
+        cut = False
+        await asyncio.sleep(1.0)
+        assert [binding["metadata"]["name"] for binding in api.bindings] == ["b"]
+        monkeypatch.setattr("scheduler_plugin.extender.bind.ARRIVAL_SECONDS", 0.0)
+        await former.until(lambda: "uid-a" not in former.state.reservations)
 
 
 async def test_a_pod_bursts_only_on_nodes_that_allow_as_much(api):
@@ -454,7 +483,7 @@ async def test_preempt_ends_the_pod_that_its_budget_allows_to_end(api):
                 budget = api.objects["poddisruptionbudgets"]["team", name]
                 await api.put("poddisruptionbudgets", budget | {"status": {"disruptionsAllowed": count}})
             told = {("team", name): count for name, count in allowed.items()}
-            await extender.until(lambda: extender.budgets.allowed_after([]) == told)
+            await extender.until(lambda: extender.budgets.allowed_after([], told) == told)
             (victims,) = (await extender.call("preempt", args))["NodeNameToMetaVictims"].values()
             return victims["Pods"][0]["UID"], victims["NumPDBViolations"]
 

@@ -5,6 +5,7 @@ The world of test_extender_model, with pods in gangs; the test plays kube-schedu
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from dataclasses import replace
 
 import pytest
@@ -13,15 +14,18 @@ from hypothesis import strategies as st
 
 from placement.request import RequestError
 from proto import contract
+from proto.gpunode import encode_gpu_node
 from scheduler_plugin.core.gang import Gang, gang_of
+from scheduler_plugin.core.state import Stage
 from scheduler_plugin.extender import gang as gang_module
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.telemetry import Telemetry
-from tests.integration.test_extender_model import CONFIRM_SECONDS, NODES, World
-from tests.unit.scheduler_plugin.api import pod_object
-from tests.unit.scheduler_plugin.builders import make_pod
+from tests.integration.test_extender import running
+from tests.integration.test_extender_model import CONFIRM_SECONDS, MAX_SHARES, NODES, World
+from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
+from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod
 
 # The nodes have two devices of 1000 MiB each: each gang fits alone, not both.
 GANGS = {"a": (3, "700"), "b": (2, "900")}
@@ -43,6 +47,15 @@ def fields_of(name: str) -> dict:
     return {"vgpu": "1", "vgpu_memory": memory, "annotations": annotations}
 
 
+def at_once(question: Coroutine[None, None, bytes]) -> bytes:
+    """Let a question be answered in one go, with nothing in between."""
+    while True:
+        try:
+            question.send(None)
+        except StopIteration as answer:
+            return answer.value
+
+
 class Play:
     """kube-scheduler's part."""
 
@@ -52,7 +65,31 @@ class Play:
         self.attempts: list[str] = []
         self.blocked: set[str] = set()
         """Pods for which kube-scheduler itself finds no node."""
+        self.confined: dict[str, tuple[str, ...]] = {}
+        """The nodes that kube-scheduler offers for a pod, where they are not all: we are told of them with each call only."""
         self.world.desk.gangs.on_attempt = self.attempts.append
+
+    def add_tainted_nodes(self) -> None:
+        """Add nodes that kube-scheduler never offers and plans prefer, one GPU that a member fills: a plan that uses them is wrong."""
+        for number, (_, memory) in enumerate([*GANGS.values(), *GANGS.values()]):
+            name = f"tainted-{number}"
+            node = make_node(name, [make_device(name, 0, mib=int(memory))], shares_per_gpu=MAX_SHARES)
+            self.world.nodes.append(node)
+            self.world.state.set_gpu_node(node)
+
+    def watch_the_gate(self) -> None:
+        """Check at every binding that is sent that enough members of its gang have a firm place in that moment."""
+        world, send = self.world, self.world.bind
+
+        async def bind(namespace: str, name: str, *args) -> None:
+            gang = MEMBERS[name]
+            if gang:
+                firm = {uid for uid, reservation in world.state.reservations.items() if reservation.stage.is_firm}
+                placed = [other for other, pod in world.pods.items() if MEMBERS[other] == gang and (pod.node_name or pod.uid in firm)]
+                assert len(placed) >= GANGS[gang][0], f"{name} is bound, and only {placed} have a place"
+            await send(namespace, name, *args)
+
+        world.bind = bind
 
     async def create(self, name: str) -> None:
         world = self.world
@@ -69,7 +106,8 @@ class Play:
         if pod is not None:
             self.world.untold.append(pod.uid)
 
-    def filter(self, name: str, nodes: tuple[str, ...] = BOTH) -> dict:
+    def filter(self, name: str, nodes: tuple[str, ...] | None = None) -> dict:
+        nodes = nodes or self.confined.get(name, BOTH)
         pod = pod_object(name, uid=self.world.uid_of(name), **fields_of(name))
         return json.loads(filter_nodes(self.world.desk, json.dumps({"Pod": pod, "NodeNames": nodes}).encode(), 0.0))
 
@@ -79,8 +117,13 @@ class Play:
             return
         nodes = self.filter(name)["NodeNames"]
         if nodes:
-            args = {"PodName": name, "PodNamespace": "team", "PodUID": self.world.uid_of(name), "Node": nodes[0]}
-            self.tasks.add(asyncio.create_task(self.world.binder.bind(json.dumps(args).encode())))
+            self.bind(name, nodes[0])
+
+    def bind(self, name: str, node: str) -> asyncio.Task:
+        args = {"PodName": name, "PodNamespace": "team", "PodUID": self.world.uid_of(name), "Node": node}
+        task = asyncio.create_task(self.world.binder.bind(json.dumps(args).encode()))
+        self.tasks.add(task)
+        return task
 
     async def preempt(self, name: str) -> None:
         """Ask whom to end for a pod: a question, which changes nothing."""
@@ -89,7 +132,7 @@ class Play:
         pod["spec"]["priority"] = 100
         proposed = {node: {"Pods": [], "NumPDBViolations": 0} for node in NODES}
         before = dict(world.state.reservations), [world.state.device_states(node) for node in NODES]
-        choose_victims(world.desk, json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode())
+        at_once(choose_victims(world.desk, json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode()))
         assert (dict(world.state.reservations), [world.state.device_states(node) for node in NODES]) == before
 
     async def settle(self) -> None:
@@ -112,6 +155,7 @@ class Play:
 
 
 names = st.sets(st.sampled_from(sorted(MEMBERS)), max_size=2)
+confinements = st.dictionaries(st.sampled_from(sorted(MEMBERS)), st.sampled_from([(node,) for node in NODES]))
 orders = st.lists(st.sampled_from(sorted(MEMBERS)), min_size=4, max_size=20)
 
 
@@ -120,14 +164,19 @@ orders = st.lists(st.sampled_from(sorted(MEMBERS)), min_size=4, max_size=20)
     created=st.sets(st.sampled_from(sorted(MEMBERS)), min_size=2),
     calls=orders,
     blocked=names,
+    confined=confinements,
+    tainted=st.booleans(),
     proceed=st.integers(0, 6),
     lose=st.booleans(),
 )
-def test_a_gang_runs_with_enough_members_or_not_at_all(created, calls, blocked, proceed, lose):
+def test_a_gang_runs_with_enough_members_or_not_at_all(created, calls, blocked, confined, tainted, proceed, lose):
     async def play() -> None:
         run = Play()
+        if tainted:
+            run.add_tainted_nodes()
+        run.watch_the_gate()
         run.world.lose_answers = int(lose)
-        run.blocked = blocked
+        run.blocked, run.confined = blocked, confined
         for name in sorted(created):
             await run.create(name)
         for name in calls:
@@ -151,10 +200,11 @@ steps = st.tuples(st.sampled_from(STEPS), st.sampled_from(sorted(MEMBERS)))
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(steps, min_size=10, max_size=60))
-def test_no_interleaving_promises_a_device_twice_or_leaks_what_a_gang_held(history):
+@given(st.lists(steps, min_size=10, max_size=60), confinements)
+def test_no_interleaving_promises_a_device_twice_or_leaks_what_a_gang_held(history, confined):
     async def play() -> None:
         run = Play()
+        run.confined = confined
         for name in MEMBERS:
             await run.create(name)
         for step, name in history:
@@ -258,6 +308,98 @@ async def test_a_member_is_planned_anew_on_the_nodes_that_it_may_use():
     (other,) = set(NODES) - {planned}
     assert run.filter("b0", (other,))["NodeNames"] == [other]
     assert len(run.world.state.reservations) == 2
+
+
+async def test_a_gang_whose_members_may_use_one_small_node_only_does_not_start_in_part():
+    members = [f"g{number}" for number in range(4)]
+    annotations = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "4"}
+    async with FakeApi() as api:
+        for name, gpus in (("a1", 2), ("b1", 1), ("b2", 1), ("b3", 1), ("b4", 1)):
+            await api.put("nodes", node_object(name))
+            await api.put("gpunodes", json.loads(encode_gpu_node(make_node(name, gpus))))
+        async with running(api) as extender:
+            pods = [await api.put("pods", pod_object(name, vgpu="1", annotations=annotations)) for name in members]
+            await extender.until(lambda: len(extender.state.pods) == 4)
+            for _ in range(3):  # each finds room on a1 as long as the others seem to fit on the nodes that only we would give them
+                calls = []
+                for pod in pods:
+                    chosen = (await extender.filter(pod, "a1"))["NodeNames"]
+                    calls += [asyncio.create_task(extender.bind(pod, node)) for node in chosen]
+                    await asyncio.sleep(0.005)
+                assert [answer for answer in await asyncio.gather(*calls) if not answer] == []
+            assert not any(pod.node_name for pod in extender.state.pods.values())
+            chosen = [(await extender.filter(pod, "a1"))["NodeNames"] for pod in pods]
+            assert sorted(chosen) == [[], [], ["a1"], ["a1"]], "a1 has two GPUs, at which members wait"
+
+
+async def test_a_member_that_waits_makes_way_for_one_that_fits_nowhere_else():
+    run = Play()
+    run.watch_the_gate()
+    for name in ("s0", "b0", "b1"):
+        await run.create(name)
+    await run.bind("s0", "n1")  # leaves one GPU there
+    run.filter("b0", ("n1",))
+    await run.bind("b0", "n1")
+    run.confined = {"b1": ("n1",)}
+    await run.schedule("b1")
+    await run.settle()
+    assert {name: run.world.pods[name].node_name for name in ("b0", "b1")} == {"b0": "n2", "b1": "n1"}
+
+
+async def test_a_member_that_waits_stays_where_it_is_when_another_is_planned_anew():
+    run = Play()
+    for name in ("a0", "a1", "a2"):
+        await run.create(name)
+    run.filter("a0", ("n1",))
+    await run.bind("a0", "n1")
+    for nodes in (("n2",), ("n1",), ("n2",)):
+        assert run.filter("a1", nodes)["NodeNames"] == list(nodes)
+        held = run.world.state.reservations[run.world.uid_of("a0")]
+        assert (held.node, held.stage) == ("n1", Stage.READY)
+
+
+async def test_a_gang_does_not_start_on_a_place_that_a_waiting_member_has_lost():
+    run = Play()
+    run.watch_the_gate()
+    for name in ("b0", "b1"):
+        await run.create(name)
+    run.filter("b0", ("n1",))
+    await run.bind("b0", "n1")
+    run.world.state.set_gpu_node(make_node("n1", 2, shares_per_gpu=MAX_SHARES, cordoned=True))
+    run.filter("b1", ("n2",))
+    assert json.loads(await run.bind("b1", "n2"))["Error"] == "gang b waits for 1 more of its members"
+    await run.settle()
+    assert [run.world.pods[name].node_name for name in ("b0", "b1")] == ["n2", "n2"]
+
+
+async def test_a_member_for_which_filter_finds_nothing_any_more_is_not_ready():
+    run = Play()
+    run.watch_the_gate()
+    for name in ("s0", "s1", "b0", "b1"):
+        await run.create(name)
+    for name in ("s0", "s1"):
+        await run.bind(name, "n2")
+    run.filter("b0", ("n1",))
+    await run.bind("b0", "n1")
+    assert run.filter("b0", ("n2",))["NodeNames"] == []
+    run.filter("b1")
+    assert json.loads(await run.bind("b1", "n1"))["Error"] == "gang b waits for 1 more of its members"
+
+
+async def test_the_room_of_members_that_passed_the_gate_is_kept_for_a_while_and_not_for_ever():
+    run = Play()
+    for name in ("b0", "b1"):
+        await run.create(name)
+    run.filter("b0", ("n1",))
+    await run.bind("b0", "n1")  # kube-scheduler was told to try it again later
+    run.filter("b1", ("n1",))
+    await run.bind("b1", "n1")
+    run.world.tell(len(run.world.untold))
+    state, uid = run.world.state, run.world.uid_of("b0")
+    assert (state.reservations[uid].node, state.reservations[uid].stage) == ("n1", Stage.STARTING)
+    run.world.now = run.world.told_at = gang_module.START_SECONDS
+    state.expire(run.world.now, run.world.told_at)
+    assert not state.reservations
 
 
 async def test_when_the_last_member_comes_the_waiting_ones_are_tried_again_at_once():

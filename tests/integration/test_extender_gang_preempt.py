@@ -1,5 +1,6 @@
 """Preemption and gangs: a gang that runs is ended whole or keeps its minimum, and pods end for a gang only where it then starts whole."""
 
+import asyncio
 import json
 from collections.abc import Iterable
 
@@ -48,7 +49,7 @@ def preempt(
     pod = pod_object("important", annotations=annotations, **(limits or {"vgpu": "1"}))
     pod["spec"]["priority"] = IMPORTANT
     meta = {node: {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0} for node, uids in proposed.items()}
-    answer = json.loads(choose_victims(desk, json.dumps({"Pod": pod, "NodeNameToMetaVictims": meta}).encode()))
+    answer = json.loads(asyncio.run(choose_victims(desk, json.dumps({"Pod": pod, "NodeNameToMetaVictims": meta}).encode())))
     return {node: {pod["UID"] for pod in victims["Pods"]} for node, victims in answer["NodeNameToMetaVictims"].items()}
 
 

@@ -233,7 +233,7 @@ def test_any_body_is_answered_or_refused_and_leaves_at_most_an_expectation(drawn
             case "prioritize":
                 json.loads(prioritize_nodes(desk, body))
             case "preempt":
-                json.loads(choose_victims(desk, body))
+                json.loads(asyncio.run(choose_victims(desk, body)))
             case "bind":
                 assert json.loads(asyncio.run(Binder(desk, NoApi(), lambda: True).bind(body)))["Error"]
             case "review":

@@ -5,12 +5,15 @@ cuda_shim/tests/test_limit.c.
 """
 
 import itertools
+import os
 import statistics
 import struct
 import time
 
 import pytest
 
+from agent.adapters.node_files import PageFile
+from agent.core.node_pages import PRIORITY
 from agent.core.region_layout import DeviceLimit, Limits
 from tests.fakes.container import MIB, Container, Node
 
@@ -55,9 +58,7 @@ def node(build_dir, sim_node, tmp_path) -> Node:
 
 @pytest.fixture
 def page(tmp_path):
-    path = tmp_path / "priority"
-    path.write_bytes(struct.pack("<Q", MAGIC).ljust(PAGE_BYTES, b"\0"))
-    return path
+    return PageFile(tmp_path / "shared", PRIORITY).make()
 
 
 def wanted_until_ns(page) -> int:
@@ -212,6 +213,25 @@ def test_a_damaged_page_is_no_priority(node, page, damage):
     answer = container.client("work", "--seconds", "1", "--kernel-us", "1000")
     assert answer.status == 0, answer.stderr
     assert answer.last["share"] > 2 * TRICKLE_PERCENT / 100
+
+
+def test_a_page_that_a_neighbour_cuts_off_ends_nobody_and_works_again_once_mended(node, page):
+    """A mapping of it would end both with SIGBUS."""
+    low, high = tenant(node, page, LOW), tenant(node, page, HIGH)
+    with low.start_python(PROGRAM + STEADY) as background, high.start_python(PROGRAM + BURSTS) as foreground:
+        ready(background)
+        ready(foreground)
+        os.truncate(page, 0)
+        burst = foreground.ask("0.5")
+        reports = reports_until(background, burst["end"])
+        without = [report["share"] for report in reports if burst["begin"] + 0.1 < report["begin"]]
+        assert max(without) > 2 * TRICKLE_PERCENT, "there is no priority meanwhile"
+        assert page.stat().st_size == 0, "and nobody writes to what is no page"
+        assert PageFile(page.parent, PRIORITY).mend()
+        burst = foreground.ask("2")
+        reports = reports_until(background, burst["end"])
+    during = [report["share"] for report in reports if burst["begin"] + 0.1 < report["begin"] < burst["end"] - 0.2]
+    assert statistics.mean(during) < 3 * TRICKLE_PERCENT
 
 
 def test_only_work_of_high_priority_is_announced(node, page):

@@ -6,11 +6,14 @@ test_shim_oversubscription.py.
 """
 
 import itertools
+import os
 import struct
 import time
 
 import pytest
 
+from agent.adapters.node_files import PageFile
+from agent.core.node_pages import TURNS
 from agent.core.region_layout import DeviceLimit, Limits
 from tests.fakes.container import MIB, Container, Node
 
@@ -18,8 +21,6 @@ GUARANTEE_MIB, CEILING_MIB = 2048, 12288
 HELD_MIB = 9216  # of the 14.6 GiB of a T4, by each
 MAY_LEAVE = 8  # blocks of a GiB: the guarantee has room for one and a context
 LINE = 2
-PAGE_BYTES = 65536
-MAGIC = 0x314E525451414C41
 TURNS_OWNER_OFFSET = 72
 TURN_SECONDS = 2.0
 FETCH_SECONDS = MAY_LEAVE * 2**30 / 25e9
@@ -71,9 +72,7 @@ def node(build_dir, sim_node, tmp_path) -> Node:
 
 @pytest.fixture
 def page(tmp_path):
-    path = tmp_path / "turns"
-    path.write_bytes(struct.pack("<Q", MAGIC).ljust(PAGE_BYTES, b"\0"))
-    return path
+    return PageFile(tmp_path / "shared", TURNS).make()
 
 
 def tenant(node: Node, page, *, line: int = LINE) -> Container:
@@ -172,6 +171,23 @@ def test_the_turn_of_a_container_that_is_killed_is_soon_anothers(node, page):
         killed_at = time.monotonic()
         pieces = running(pieces_until(other, killed_at + 1.8))
         assert total([piece for piece in pieces if piece[0] > killed_at]) > 0.6, "half a second to be sure, and what a busy machine adds"
+
+
+def test_a_page_that_a_neighbour_cuts_off_ends_nobody_and_works_again_once_mended(node, page):
+    """A mapping of it would end both with SIGBUS."""
+    with started(tenant(node, page)) as first, started(tenant(node, page)) as second:
+        time.sleep(0.3)
+        os.truncate(page, 0)
+        begin = time.monotonic() + 0.2
+        one, other = (running(pieces_until(program, begin + 1)) for program in (first, second))
+        assert together(one, other) > 0.3, "there are no turns meanwhile"
+        assert page.stat().st_size == 0, "and nobody writes to what is no page"
+        assert PageFile(page.parent, TURNS).mend()
+        begin = time.monotonic() + 0.2
+        apart = [[piece for piece in pieces_until(program, begin + 3) if piece[0] > begin] for program in (first, second)]
+        one, other = map(running, apart)
+        assert together(one, other) < 0.05 * (total(one) + total(other))
+        assert total(one) + total(other) > 1
 
 
 def test_without_the_page_or_on_another_device_nobody_waits(node, page):

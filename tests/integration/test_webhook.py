@@ -6,6 +6,8 @@ import json
 import shutil
 import ssl
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -61,14 +63,16 @@ def certificate(tmp_path):
     return make_certificate(tmp_path, "webhook")
 
 
-@pytest.fixture
-async def caller(certificate):
+@asynccontextmanager
+async def serving(certificate: tuple[Path, Path], linger_seconds: float = 0.0) -> AsyncIterator[tuple[Caller, asyncio.Event]]:
+    """Run a scheduler; what is yielded calls its webhook, and tells it to end."""
     async with FakeApi() as api:
         await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 2))))
         connection = KubeConnection(ApiServer(api.url, None, None))
         settings = Settings(
             extender_address="127.0.0.1:0",
             webhook_address="127.0.0.1:0",
+            linger_seconds=linger_seconds,
             metrics_address="127.0.0.1:0",
             tls_cert_file=str(certificate[0]),
             tls_key_file=str(certificate[1]),
@@ -78,10 +82,16 @@ async def caller(certificate):
         while len(scheduler.addresses) < 3 or not scheduler.ready:
             assert not task.done(), task.result()
             await asyncio.sleep(0.01)
-        yield Caller(scheduler.addresses["webhook"])
+        yield Caller(scheduler.addresses["webhook"]), stop
         stop.set()
         await task
         await connection.close()
+
+
+@pytest.fixture
+async def caller(certificate):
+    async with serving(certificate) as (called, _):
+        yield called
 
 
 def patched(pod: dict, response: dict) -> dict:
@@ -151,3 +161,13 @@ async def test_a_rotated_certificate_is_used_without_a_restart(caller, certifica
 @pytest.fixture(autouse=True)
 def quick_rotation(monkeypatch):
     monkeypatch.setattr(http, "CERTIFICATE_SECONDS", 0.1)
+
+
+async def test_who_still_calls_a_webhook_that_was_told_to_end_is_answered(certificate):
+    async with serving(certificate, linger_seconds=1.0) as (caller, stop):
+        stop.set()
+        await asyncio.sleep(0.3)
+        assert (await caller.review("mutate", pod_object(), certificate[0]))["allowed"]
+        await asyncio.sleep(1.5)
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await caller.review("mutate", pod_object(), certificate[0])

@@ -52,6 +52,7 @@ async def replica(api: FakeApi) -> AsyncIterator[program.Scheduler]:
     settings = Settings(
         extender_address="127.0.0.1:0",
         webhook_address="127.0.0.1:0",
+        linger_seconds=0.0,
         metrics_address="127.0.0.1:0",
         webhook_certificate_secret=SECRET,
     )

@@ -1,5 +1,6 @@
 """The files the agent keeps: whole or not at all, durable where they must be, and never a reason not to start."""
 
+import ctypes
 import errno
 import os
 import stat
@@ -15,7 +16,7 @@ from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
 from agent.adapters.durable import TEMPORARY_SUFFIX, write_whole
 from agent.adapters.ledger_files import LedgerFiles
-from agent.adapters.node_files import boot_id, load_secret, make_priority_page, make_turns_page
+from agent.adapters.node_files import PageFile, boot_id, load_secret
 from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
 from agent.core.cdi import file_name
 from agent.core.limits import FailPolicy, limits_of
@@ -496,22 +497,75 @@ def test_the_boot_id_is_the_kernels():
     assert len(boot_id()) == 36
 
 
-class TestPriorityPage:
-    def test_the_page_is_made_once_and_kept_for_those_who_have_it_mapped(self, tmp_path):
-        path = make_priority_page(tmp_path / "priority")
-        assert (mode(path), mode(path.parent)) == (0o666, 0o700)
-        assert PRIORITY.accepts(path.read_bytes())
-        before = path.stat().st_ino
-        assert make_priority_page(tmp_path / "priority").stat().st_ino == before
+def truncated(path: Path) -> None:
+    os.truncate(path, 0)
 
-    def test_the_page_of_turns_is_kept_in_the_same_way(self, tmp_path):
-        path = make_turns_page(tmp_path / "turns")
-        assert (mode(path), mode(path.parent)) == (0o666, 0o700)
-        assert TURNS.accepts(path.read_bytes())
-        before = path.stat().st_ino
-        assert make_turns_page(tmp_path / "turns").stat().st_ino == before
 
-    def test_what_is_no_page_is_replaced(self, tmp_path):
-        path = make_priority_page(tmp_path / "priority")
-        path.write_bytes(b"short")
-        assert PRIORITY.accepts(make_priority_page(tmp_path / "priority").read_bytes())
+def half_gone(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2 + 1)
+
+
+def scribbled_on(path: Path) -> None:
+    path.write_bytes(b"\xa5" * path.stat().st_size)
+
+
+def grown(path: Path) -> None:
+    os.truncate(path, 2**30)
+
+
+def filled_beyond_its_end(path: Path) -> None:
+    with path.open("r+b") as file:
+        keep_size = 1
+        if ctypes.CDLL(None).fallocate(file.fileno(), keep_size, ctypes.c_long(path.stat().st_size), ctypes.c_long(8 << 20)):
+            pytest.skip("this file system cannot take room beyond the end of a file")
+
+
+def without_its_mode(path: Path) -> None:
+    path.chmod(0)
+
+
+@pytest.mark.parametrize("form", [pytest.param(PRIORITY, id="priority"), pytest.param(TURNS, id="turns")])
+class TestPageFile:
+    def test_the_page_is_made_once_and_kept_for_those_who_have_it_open(self, tmp_path, form):
+        page = PageFile(tmp_path / "shared", form)
+        assert page.make() == page.path
+        assert (mode(page.path), mode(page.path.parent)) == (0o666, 0o700)
+        assert page.path.read_bytes() == form.empty()
+        before = page.path.stat().st_ino
+        PageFile(tmp_path / "shared", form).make()
+        assert page.path.stat().st_ino == before
+
+    def test_a_whole_page_is_left_alone_whatever_its_lines_say(self, tmp_path, form):
+        page = PageFile(tmp_path / "shared", form)
+        page.make()
+        with page.path.open("r+b") as file:
+            file.seek(form.line_bytes)
+            file.write(b"\xa5" * form.line_bytes)
+        before = page.path.read_bytes()
+        assert not page.mend()
+        assert page.path.read_bytes() == before
+
+    @pytest.mark.parametrize("damage", [truncated, half_gone, scribbled_on, grown, filled_beyond_its_end, without_its_mode])
+    def test_what_a_container_did_to_it_is_mended_in_place(self, tmp_path, form, damage):
+        page = PageFile(tmp_path / "shared", form)
+        before = page.make().stat().st_ino
+        damage(page.path)
+        assert page.mend()
+        found = page.path.stat()
+        assert (found.st_ino, found.st_size, mode(page.path)) == (before, form.size_bytes, 0o666)
+        assert found.st_blocks * 512 <= form.size_bytes + 2**20
+        assert page.path.read_bytes()[:8] == form.empty()[:8]
+        assert not page.mend()
+
+    def test_one_that_is_gone_is_made_anew(self, tmp_path, form):
+        page = PageFile(tmp_path / "shared", form)
+        page.make().unlink()
+        assert page.mend()
+        assert page.path.read_bytes() == form.empty()
+
+    def test_one_that_cannot_be_mended_is_told(self, tmp_path, form):
+        page = PageFile(tmp_path / "shared", form)
+        page.make().unlink()
+        page.path.symlink_to("page")
+        with pytest.raises(StorageError, match="mending"):
+            page.mend()

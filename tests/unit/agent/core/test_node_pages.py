@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.node_pages import LINES, PRIORITY, TURNS, line_of
+from agent.core.node_pages import LINES, MAGIC_BYTES, PRIORITY, TURNS, line_of
 
 ROOT = Path(__file__).resolve().parents[4]
 C_PROGRAM = """
@@ -36,18 +36,18 @@ def test_the_page_is_the_one_of_the_header(tmp_path, name, page):
 
 @both
 def test_a_fresh_page_says_nothing_of_any_device(page):
-    assert page.accepts(page.empty())
+    assert page.accepts(len(page.empty()), page.empty()[:MAGIC_BYTES])
     assert not any(page.empty()[8:])
 
 
 @both
 def test_anything_else_is_not_a_page(page):
     for content in (b"", b"\0" * page.size_bytes, page.empty() + b"\0"):
-        assert not page.accepts(content)
+        assert not page.accepts(len(content), content[:MAGIC_BYTES])
 
 
 def test_one_page_is_not_the_other():
-    assert not PRIORITY.accepts(TURNS.empty())
+    assert not PRIORITY.accepts(PRIORITY.size_bytes, TURNS.empty()[:MAGIC_BYTES])
 
 
 def test_every_device_has_a_line_of_its_own_as_far_as_there_are_lines():

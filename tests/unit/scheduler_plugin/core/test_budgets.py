@@ -35,15 +35,18 @@ def read(selector: object, **status: object) -> Budget:
     ],
 )
 def test_a_selector_means_what_it_means_to_the_api_server(selector, covered):
-    assert read(selector).covers(SERVER) is covered
+    budgets = Budgets()
+    budgets.put(read(selector))
+    assert bool(budgets.covering(SERVER)) is covered
 
 
 def test_pods_of_other_namespaces_and_those_let_go_already_are_not_counted():
-    everybody = read({}, disruptionsAllowed=1, disruptedPods={"pod-u1": "2026-11-22T00:00:00Z"})
+    budgets, everybody = Budgets(), read({}, disruptionsAllowed=1, disruptedPods={"pod-u1": "2026-11-22T00:00:00Z"})
+    budgets.put(everybody)
     assert everybody.allowed == 1
-    assert not everybody.covers(SERVER)
-    assert everybody.covers(replace(SERVER, name="another"))
-    assert not everybody.covers(replace(SERVER, name="another", namespace="elsewhere"))
+    assert not budgets.covering(SERVER)
+    assert budgets.covering(replace(SERVER, name="another")) == {everybody.key}
+    assert not budgets.covering(replace(SERVER, name="another", namespace="elsewhere"))
 
 
 def test_a_selector_that_cannot_be_read_is_an_error():
@@ -57,21 +60,21 @@ def test_what_is_allowed_goes_down_with_each_pod_that_ends_and_the_rest_is_too_m
     budgets.replace([budget])
     servers = [replace(SERVER, uid=f"u{number}", name=f"server-{number}") for number in range(4)]
     other = replace(SERVER, uid="o", name="other", labels=(("app", "client"),))
-    assert budgets.allowed_after([servers[0], other]) == {budget.key: 1}
-    assert budgets.allowed_after(servers) == {budget.key: 0}
+    assert budgets.allowed_after([servers[0], other], [budget.key]) == {budget.key: 1}
+    assert budgets.allowed_after(servers, [budget.key]) == {budget.key: 0}
     covered = [budgets.covering(pod) for pod in (*servers, other)]
-    assert violations(covered, budgets.allowed_after([])) == 2
-    assert violations(covered[3:], budgets.allowed_after([])) == 0
+    assert violations(covered, budgets.allowed_after([], [budget.key])) == 2
+    assert violations(covered[3:], budgets.allowed_after([], [budget.key])) == 0
 
 
 def test_budgets_come_change_and_go():
     budgets, budget = Budgets(), read({})
     budgets.put(budget)
     budgets.put(replace(budget, allowed=3))
-    assert budgets.allowed_after([]) == {budget.key: 3}
+    assert budgets.allowed_after([], budgets.covering(SERVER)) == {budget.key: 3}
     budgets.drop(budget)
     budgets.drop(budget)
     assert budgets.covering(SERVER) == frozenset()
     budgets.put(budget)
     budgets.replace([])
-    assert budgets.allowed_after([]) == {}
+    assert budgets.covering(SERVER) == frozenset()

@@ -70,17 +70,17 @@ def decide_on_member(desk: Desk, number: int, names: list[str]) -> None:
     filter_nodes(desk, json.dumps({"Pod": pod, "NodeNames": names}).encode(), 1.0)
 
 
-def begin_to_bind(state: ClusterState, number: int) -> None:
-    """Let the binding of a member that is expected somewhere be under way."""
+def begin_to_bind(state: ClusterState, number: int, stage: Stage) -> None:
+    """Let the binding of a member that is expected somewhere be under way, or wait for its gang."""
     if (reservation := state.reservations.get(f"m{number}")) is not None:
-        state.reserve(replace(reservation, stage=Stage.BINDING))
+        state.reserve(replace(reservation, stage=stage))
 
 
 steps = st.one_of(
     st.tuples(st.just("change"), st.integers(0, 6), st.integers(0, 11)),
     st.tuples(st.just("decide"), st.integers(0, 7), st.integers(1, 3)),
     st.tuples(st.just("member"), st.integers(0, 7), st.integers(1, 3)),
-    st.tuples(st.just("bind"), st.integers(0, 7), st.just(0)),
+    st.tuples(st.just("bind"), st.integers(0, 7), st.sampled_from([Stage.BINDING, Stage.READY])),
 )
 
 
@@ -96,7 +96,7 @@ def test_a_recorded_decision_is_decided_the_same_way_again(history, events_per_p
             if kind == "change":
                 change(state, first, second)
             elif kind == "bind":
-                begin_to_bind(state, first)
+                begin_to_bind(state, first, second)
             else:
                 (decide if kind == "decide" else decide_on_member)(desk, first, [*NODES[:second], "stranger"])
     event(f"{len(desk.decisions.recorded)} records")

@@ -1,7 +1,12 @@
-"""What the state does not do: work that no change asks for."""
+"""What a change of a pod or an inventory changes in the state, and what it does not: work that no change asks for."""
 
+from dataclasses import replace
+
+import pytest
+
+from proto import contract
 from scheduler_plugin.core.state import ClusterState
-from tests.unit.scheduler_plugin.builders import make_node, make_pod
+from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
 
 
 def test_an_inventory_that_changes_keeps_its_name_s_row():
@@ -23,3 +28,37 @@ def test_a_pod_that_is_listed_again_as_it_was_changes_nothing():
     changed, noted = state.columns.change_count, state.moment().position
     state.replace_pods([make_pod("bound", node="n1", vgpu="1"), make_pod("waits", vgpu="1")])
     assert (state.columns.change_count, state.moment().position) == (changed, noted)
+
+
+def in_gang(name: str | None) -> dict[str, str]:
+    return {} if name is None else {contract.ANNOTATION_GANG: name, contract.ANNOTATION_GANG_MIN: "2"}
+
+
+def members(state: ClusterState, name: str) -> set[str]:
+    return {pod.uid for pod in state.gang_members(("team", name))}
+
+
+@pytest.mark.parametrize("later", ["b", None], ids=["another gang", "no gang"])
+def test_a_pod_whose_gang_changes_leaves_the_former_one(later):
+    state = ClusterState()
+    for uid in ("u1", "u2"):
+        state.set_pod(make_pod(uid, annotations=in_gang("a"), vgpu="1"))
+    state.set_pod(make_pod("u1", annotations=in_gang(later), vgpu="1"))
+    assert members(state, "a") == {"u2"}
+    assert members(state, "b") == ({"u1"} if later else set())
+    state.drop_pod("u1")
+    assert (members(state, "a"), members(state, "b")) == ({"u2"}, set())
+    state.drop_pod("u2")
+    assert members(state, "a") == set()
+
+
+@pytest.mark.parametrize(("field", "column"), [("cpu_milli", "cpu_used_milli"), ("memory_mib", "ram_used_mib")])
+def test_a_bound_pod_that_is_resized_in_place_counts_with_its_new_size(field, column):
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", 1))
+    pod = make_pod("u1", node="n1", shares={"main": [make_share("n1", 0)]}, vgpu="1", **{field: 1000})
+    state.set_pod(pod)
+    state.set_pod(replace(pod, **{field: 3000}))
+    assert getattr(state.columns, column)[state.row_of("n1")] == 3000
+    state.drop_pod("u1")
+    assert getattr(state.columns, column)[state.row_of("n1")] == 0

@@ -1,8 +1,10 @@
+import asyncio
+
 import pytest
 
 from scheduler_plugin.errors import KubeApiError, KubeConflictError
 from scheduler_plugin.ports import LeaseRecord
-from scheduler_plugin.services.leadership import LEASE_SECONDS, RENEW_SECONDS, Leadership
+from scheduler_plugin.services.leadership import LEASE_SECONDS, RENEW_SECONDS, Following, Leadership
 
 
 class Clock:
@@ -117,3 +119,28 @@ async def test_of_two_that_take_a_lease_at_once_one_does(clock, lease):
     second._api = type("Stale", (), {"read": staticmethod(stale), "write": lease.write})()
     await second._step()
     assert (first.leads, second.leads) == (True, False)
+
+
+async def test_who_follows_leads_while_the_kube_scheduler_of_its_own_host_holds_the_lease(clock, lease):
+    following, taken = Following(lease, clock, "pod-a", retry_seconds=0.0), []
+    following.on_acquired = lambda: taken.append(lease.record.holder)
+    looks = asyncio.create_task(following.run())
+
+    async def seen(holder: str) -> bool:
+        lease.record = LeaseRecord(holder, 15.0, "r", 0, "1")
+        await asyncio.sleep(0.01)
+        return following.leads
+
+    assert not following.leads
+    assert not await seen("pod-b_0b1f")
+    assert await seen("pod-a_77aa")
+    assert not await seen("pod-a-2_77aa")
+    assert not await seen("")
+    assert await seen("pod-a_78bb")
+    assert taken == ["pod-a_77aa", "pod-a_78bb"], "once each time that it took over"
+    lease.down = True
+    await asyncio.sleep(0.01)
+    assert following.leads
+    clock.time += RENEW_SECONDS
+    assert not following.leads
+    looks.cancel()

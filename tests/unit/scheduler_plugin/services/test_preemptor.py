@@ -1,6 +1,7 @@
 """Pods end for one that lacks only the right GPU: as few calls as possible, and nothing is held for whom nobody ends."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -166,3 +167,19 @@ async def test_for_a_gang_as_many_end_as_all_its_members_need_and_all_have_a_pla
         scene.now,
     )
     assert json.loads(answer)["NodeNames"] == ["n1"]
+
+
+async def test_what_kube_scheduler_frees_is_kept_for_whom_it_nominated():
+    scene = Scene()
+    uid = scene.refused("important", memory="1000")
+    pod = scene.state.pods[uid]
+    ended = replace(scene.state.pods["n1-0"], deletion_requested=True)
+    scene.state.set_pod(ended)
+    scene.state.set_pod(replace(pod, nominated_node="n1"))
+    await scene.after(0.5)
+    assert scene.state.reservations[uid].node == "n1"
+    scene.state.drop_pod("n1-0")
+    scene.refused("other", priority=0, memory="500")
+    await scene.after(module.HOLD_SECONDS - 1)
+    assert scene.retried == [uid]
+    assert scene.evicted == []

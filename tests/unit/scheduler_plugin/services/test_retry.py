@@ -141,7 +141,8 @@ async def test_members_of_a_gang_that_has_a_place_are_tried_again_though_their_r
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     members = [scene.waits(uid, annotations=gang, vgpu="1").pod for uid in ("m0", "m1")]
     scene.waits("other", vgpu="1")
-    assert scene.desk.gangs.place(members[0], gang_asked(members[0]), {"n1", "n2"})  # as filter does for the first of them
+    nodes = {"n1", "n2"}
+    assert scene.desk.gangs.place(members[0], gang_asked(members[0]), nodes, nodes)  # as filter does for the first of them
     scene.state.set_pod(make_pod("last", node="n2", shares={"main": [make_share("n2", minor, 1000) for minor in (0, 1)]}, vgpu="2"))
     scene.state.freed_count += 1
     assert await scene.poked() == ["m0", "m1"]

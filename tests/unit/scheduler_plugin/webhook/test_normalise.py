@@ -259,3 +259,11 @@ def test_a_part_of_a_gpu_needs_gpus_of_one_size(sizes, sentence):
 @pytest.mark.parametrize("pod", [{"spec": [1]}, {"spec": {"containers": [7]}}, {"spec": {"containers": {"a": 1}}}, {"metadata": 7}])
 def test_what_is_no_pod_is_refused(pod):
     assert "expected a pod" in refusal(pod)
+
+
+def test_a_sidecar_that_another_webhook_puts_first_gets_no_gpu_when_the_pod_is_admitted_again():
+    pod = admitted(make_pod(annotations={"gpu-fraction": "0.5"}))
+    pod["spec"]["containers"].insert(0, {"name": "proxy", "image": "proxy", "resources": {"limits": {"cpu": "2"}}})
+    again = admitted(pod)
+    assert limits_of(again, 0) == {"cpu": "2"}
+    assert limits_of(again, 1) == limits_of(pod, 1) == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "40960"}

@@ -1,0 +1,28 @@
+"""Pods off the API are reduced to what the scheduler reads, whatever they ask for."""
+
+import pytest
+
+from scheduler_plugin.__main__ import decode_pod
+from scheduler_plugin.core.objects import MOST
+from scheduler_plugin.core.state import ClusterState
+from tests.unit.scheduler_plugin.builders import make_node
+
+
+def pod_text(uid: str, **requests: str) -> bytes:
+    amounts = ",".join(f'"{name}":"{amount}"' for name, amount in requests.items())
+    spec = f'{{"nodeName":"n1","containers":[{{"name":"main","resources":{{"requests":{{{amounts}}}}}}}]}}'
+    return f'{{"metadata":{{"name":"{uid}","namespace":"team","uid":"{uid}"}},"spec":{spec}}}'.encode()
+
+
+@pytest.mark.parametrize("requests", [{"cpu": "9E"}, {"memory": "9E"}, {"cpu": "9E", "memory": "8388607Ti"}], ids=str)
+def test_amounts_that_no_host_has_count_as_the_most_there_is_and_end_nothing(requests):
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1"))
+    state.set_host("n1", 64_000, 512 * 1024)
+    pods = [decode_pod(pod_text(f"u{number}", **requests)) for number in range(200)]
+    for pod in pods:
+        assert max(pod.cpu_milli, pod.memory_mib) == MOST
+        state.set_pod(pod)
+    state.columns.derive()
+    assert int(state.columns.cpu_free_milli[0]) == 64_000 - sum(pod.cpu_milli for pod in pods)
+    assert int(state.columns.ram_free_mib[0]) == 512 * 1024 - sum(pod.memory_mib for pod in pods)
