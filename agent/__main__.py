@@ -60,6 +60,7 @@ from agent.services.evictor import Evictor
 from agent.services.grant_book import GrantBook
 from agent.services.health import CordonKeeper, HealthMemory, HealthReporter
 from agent.services.injection import Injection
+from agent.services.liveness import Liveness
 from agent.services.mig_keeper import MigAwareDriver, MigKeeper
 from agent.services.monitor import Monitor, MonitorOptions
 from agent.services.mps_keeper import MpsKeeper
@@ -179,6 +180,7 @@ class _Agent:
         there = [page for page in (priority_page, turns_page) if page.path.exists()]  # turns perhaps from an earlier configuration
         self._page_keeper = PageKeeper(there, settings.reconcile_seconds)
         self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes)
+        liveness = Liveness(book=self._book, files=files, census=self._census, processes=processes, watch=self._driver)
         self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
         kubelet_memory = KubeletCheckpoint(Path(settings.kubelet_device_plugin_dir))
@@ -197,6 +199,7 @@ class _Agent:
             cdi=cdi,
             shim=shim,
             backends=backends,
+            liveness=liveness,
             events=self._events,
             telemetry=telemetry,
             clock=clock,
@@ -244,7 +247,7 @@ class _Agent:
             book=self._book,
             pods=self._pods,
             pod_resources=pod_resources,
-            files=files,
+            liveness=liveness,
             file_changes=self._file_changes,
             watch=self._driver,
             resources=lambda: self._offering.devices().keys(),
@@ -378,7 +381,9 @@ def _mps_keeper(settings: Settings, abilities: Abilities, runtime: Path, book: G
     if abilities.without_mps:
         return None
     shared_memory = make_directory(Path(settings.mps_shared_memory), 0o1777)
-    return MpsKeeper(MpsControlProgram(settings.mps_control, runtime / "mps"), str(shared_memory), book=book, events=events)
+    own = shared_memory if shared_memory.is_relative_to(runtime) else None  # on the host it may be everybody's /dev/shm
+    control = MpsControlProgram(settings.mps_control, runtime / "mps", shared_memory=own)
+    return MpsKeeper(control, str(shared_memory), book=book, events=events)
 
 
 def _build_dir(environ: Mapping[str, str]) -> Path:

@@ -54,11 +54,14 @@ class Driver(Protocol):
         ...
 
     async def processes(self) -> Sequence[GpuProcess]:
-        """List the processes on the GPUs that answer, those whose use the driver does not tell left out."""
+        """List the processes on the GPUs that answered the last ``read``, those whose use the driver does not tell left out.
+
+        Raises DriverError before the first ``read`` and after ``restart``, until the next.
+        """
         ...
 
     async def restart(self) -> None:
-        """Leave the driver and enter it again; a GPU that was reset comes back only so."""
+        """Leave the driver, so that the next ``read`` enters it again; a GPU that was reset comes back only so."""
         ...
 
     def hung_device(self) -> str | None:
@@ -151,6 +154,10 @@ class MpsControl(Protocol):
 
     def known(self) -> Sequence[str]:
         """Return the GPUs that have a daemon's directories."""
+        ...
+
+    def clear_shared_memory(self) -> None:
+        """Empty the directory that is /dev/shm to all daemons and clients of the node; to be called while there are none."""
         ...
 
 
@@ -375,7 +382,7 @@ class ContainerFiles(Protocol):
     """The limits and usage region of each grant. Calls raise StorageError."""
 
     def prepare(self, grant: Grant, limits: Limits) -> None:
-        """Make both files ready for a container that is about to start; a region that a process still uses is kept."""
+        """Make both files ready for a container that is about to start; a region that a process of its pod still uses is kept."""
         ...
 
     def link_shim(self, grant_id: str, directory: Path) -> None:
@@ -396,6 +403,10 @@ class ContainerFiles(Protocol):
 
     def has_region(self, grant_id: str) -> bool:
         """Whether there is a usage region, whatever is in it."""
+        ...
+
+    def cut_region(self, grant_id: str) -> int:
+        """Take away what a tenant wrote behind its usage region (``region_layout.REGION_BYTES_KEPT``); return how many bytes that was."""
         ...
 
     def limits(self, grant_id: str) -> Limits | None:

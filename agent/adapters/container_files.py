@@ -1,8 +1,9 @@
 """The files a container shares with the agent: ``<runtimeDir>/containers/<grant id>/`` with ``limits``, ``region`` and a copy of the grant.
 
 ``region`` is written by the container and untrusted: it is read with pread, never mapped (a tenant may truncate it), and whatever
-it says is checked by ``core.region_layout``. A container that starts gets fresh files, unless a process still holds a slot: then
-the files stay the ones it has mapped, and limits change in place. The copy of the grant heals a ledger row that was lost on disk.
+it says is checked by ``core.region_layout``. A container that starts gets fresh files, unless a process of its own pod still holds a
+slot: then the files stay the ones it has mapped, and limits change in place. Whose files they are, the copy of the grant says, which is
+written after them; it also heals a ledger row that was lost on disk.
 """
 
 import fcntl
@@ -18,7 +19,7 @@ from agent.adapters.unchanged import Unchanged
 from agent.core import region_layout
 from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT
 from agent.core.ledger import GRANT_ROWS, Grant
-from agent.core.region_layout import ComputeCounters, Limits, RegionError
+from agent.core.region_layout import ComputeCounters, Geometry, Limits, RegionError
 from agent.errors import StorageError
 from agent.ports import RegionView
 
@@ -37,18 +38,18 @@ class GrantFiles:
     def prepare(self, grant: Grant, limits: Limits) -> None:
         """See ``ports.ContainerFiles``."""
         directory = make_directory(self._directory / grant.grant_id, 0o700)
-        write_whole(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
-        view = self.region(grant.grant_id)
-        if view is not None and view.live:
+        before, view = _copy_in(directory), self.region(grant.grant_id)
+        if view is not None and view.live and before is not None and before.pod_uid == grant.pod_uid:
             try:
                 _update_limits(directory / "limits", limits)
             except (OSError, RegionError) as exc:
                 raise StorageError(f"updating {directory / 'limits'}, which processes of {grant.holder} have mapped: {exc}") from exc
-            return
-        write_whole(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
-        region = region_layout.empty_region()
-        # all but the header is a hole: it takes memory only where a process writes
-        write_whole(directory / "region", region.rstrip(b"\0"), mode=0o666, durable=False, size=len(region))
+        else:  # under new inodes: what a process of another pod has mapped stays its own
+            write_whole(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
+            region = region_layout.empty_region()
+            # all but the header is a hole: it takes memory only where a process writes
+            write_whole(directory / "region", region.rstrip(b"\0"), mode=0o666, durable=False, size=len(region))
+        write_whole(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
 
     def link_shim(self, grant_id: str, directory: Path) -> None:
         """See ``ports.ContainerFiles``."""
@@ -71,11 +72,8 @@ class GrantFiles:
         """See ``ports.ContainerFiles``."""
         grants = []
         for directory in list_directory(self._directory):
-            try:
-                grant = GRANT_ROWS.decode((directory / _GRANT_COPY).read_bytes())
-            except (OSError, StorageError):  # incomplete: a crash came before it or half way through a removal
-                continue
-            if grant.grant_id == directory.name:
+            grant = _copy_in(directory)
+            if grant is not None and grant.grant_id == directory.name:
                 grants.append(grant)
         return grants
 
@@ -92,6 +90,24 @@ class GrantFiles:
             return stat.S_ISREG(os.lstat(f"{self._directory}/{grant_id}/region").st_mode)
         except OSError:
             return False
+
+    def cut_region(self, grant_id: str) -> int:
+        """See ``ports.ContainerFiles``."""
+        path = f"{self._directory}/{grant_id}/region"
+        try:
+            grown_bytes = os.lstat(path).st_size - region_layout.REGION_BYTES_KEPT
+            if grown_bytes <= 0:
+                return 0
+            descriptor = _open_region(Path(path), os.O_WRONLY)
+            try:
+                os.ftruncate(descriptor, region_layout.REGION_BYTES_KEPT)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            return 0
+        except OSError as exc:
+            raise StorageError(f"cutting {path}: {exc.strerror}") from exc
+        return grown_bytes
 
     def limits(self, grant_id: str) -> Limits | None:
         """See ``ports.ContainerFiles``."""
@@ -132,8 +148,7 @@ class GrantFiles:
         try:
             descriptor = _open_region(path, os.O_RDWR)
             try:
-                header = os.pread(descriptor, region_layout.REGION_HEADER.size, 0)
-                geometry = region_layout.decode_geometry(header, os.fstat(descriptor).st_size)
+                geometry = _geometry(descriptor)
                 for index, host_pid in pids.items():
                     write = region_layout.host_pid_write(geometry, index, host_pid)
                     os.pwrite(descriptor, write.data, write.offset)
@@ -158,12 +173,20 @@ class GrantFiles:
             raise StorageError(f"removing {directory}: {exc.strerror}") from exc
 
 
+def _copy_in(directory: Path) -> Grant | None:
+    """Return the grant recorded beside these files; None where a crash came before it or half way through a removal."""
+    try:
+        return GRANT_ROWS.decode((directory / _GRANT_COPY).read_bytes())
+    except (OSError, StorageError):
+        return None
+
+
 def read_region(path: Path) -> RegionView:
     """Read a usage region and probe which of its processes live. Raises OSError or RegionError."""
     descriptor = _open_region(path, os.O_RDONLY)
     try:
-        size = min(os.fstat(descriptor).st_size, region_layout.REGION_BYTES_MAX + 1)
-        snapshot = region_layout.decode_region(os.pread(descriptor, size, 0))
+        _geometry(descriptor)
+        snapshot = region_layout.decode_region(os.pread(descriptor, region_layout.REGION_BYTES_KEPT, 0))
         locked = {slot.index for slot in snapshot.slots if _is_locked(descriptor, snapshot.geometry.slot(slot.index))}
     finally:
         os.close(descriptor)
@@ -172,6 +195,16 @@ def read_region(path: Path) -> RegionView:
 
 def _open_region(path: Path, access: int) -> int:
     return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+
+def _geometry(descriptor: int) -> Geometry:
+    """Return where a region has its tables, in the part of it that counts. Raises OSError or RegionError."""
+    header = os.pread(descriptor, region_layout.REGION_HEADER.size, 0)
+    size = min(os.fstat(descriptor).st_size, region_layout.REGION_BYTES_KEPT)
+    geometry = region_layout.decode_geometry(header, size)
+    if geometry.slot_count > region_layout.SLOT_COUNT_KEPT:
+        raise RegionError(f"region: {geometry.slot_count} slots, want at most {region_layout.SLOT_COUNT_KEPT}")
+    return geometry
 
 
 def _is_locked(descriptor: int, offset: int) -> bool:

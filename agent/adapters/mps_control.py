@@ -3,6 +3,8 @@
 Each has its own pipe and log directory below ``<runtimeDir>/mps``. Clients of a daemon may write in its pipe directory, so nothing that
 is found there is believed, its pid file least of all: a daemon and its servers are recognised by the environment they were started in.
 A client may even take the daemon's place there, so that what the program prints may be a tenant's words: bytes of any kind, any amount.
+And it may leave there what the agent, which has no capability to go past file modes, cannot remove: a daemon's directories are moved aside
+before their place is used again, which needs rights in ours only, and then removed as far as that goes.
 
 Daemons and servers belong to whatever the agent runs in. In a pod that is its container: when it ends, the container runtime ends every
 process in it, and MPS clients lose their connection. Only an agent that was started on the host itself leaves daemons behind.
@@ -21,7 +23,7 @@ from typing import IO, cast
 
 from agent.adapters.durable import list_directory, make_directory
 from agent.core.mps import daemon_environment
-from agent.errors import MpsError
+from agent.errors import MpsError, StorageError
 
 _PROC = Path("/proc")
 _MOST_OUTPUT_BYTES = 64 << 10
@@ -30,6 +32,9 @@ _MOST_SERVERS = 64
 """A daemon has one server for each user of its GPU; more are not looked at, because each is a question that may take long."""
 _MOST_PID_DIGITS = 7
 """The kernel's largest process id has as many."""
+_ASIDE = "aside"
+_MOST_ASIDE = 64
+"""Directories that could not be removed; the tenant that makes more has to be found by somebody."""
 _QUOTED_CHARACTERS = 300
 """How much of what was printed goes into an error's sentence."""
 
@@ -37,15 +42,17 @@ _QUOTED_CHARACTERS = 300
 class MpsControlProgram:
     """Implements ``ports.MpsControl``."""
 
-    def __init__(self, program: str, directory: Path, timeout_seconds: float = 5.0) -> None:
+    def __init__(self, program: str, directory: Path, timeout_seconds: float = 5.0, *, shared_memory: Path | None = None) -> None:
+        """Args: shared_memory: the /dev/shm of daemons and clients, where nobody else uses it; None where it must be left alone."""
         self._program = program
         self._directory = make_directory(directory, 0o755)
         self._timeout_seconds = timeout_seconds
+        self._shared_memory = shared_memory
 
     def start(self, device_uuid: str) -> None:
         """See ``ports.MpsControl``."""
         pipes = Path(self.pipe_directory(device_uuid))
-        shutil.rmtree(pipes, ignore_errors=True)
+        self._clear(device_uuid)
         make_directory(pipes, 0o755)
         make_directory(self._logs(device_uuid), 0o700)
         self._run(device_uuid, ["-d"], "")
@@ -82,7 +89,7 @@ class MpsControlProgram:
                 continue
             except OSError as exc:
                 raise MpsError(f"ending the MPS daemon of {device_uuid}, process {pid}: {exc.strerror}") from exc
-        shutil.rmtree(self._directory / device_uuid, ignore_errors=True)
+        self._clear(device_uuid)
 
     def pipe_directory(self, device_uuid: str) -> str:
         """See ``ports.MpsControl``."""
@@ -91,6 +98,35 @@ class MpsControlProgram:
     def known(self) -> Sequence[str]:
         """See ``ports.MpsControl``."""
         return [path.name for path in list_directory(self._directory) if path.name.startswith("GPU-")]
+
+    def clear_shared_memory(self) -> None:
+        """See ``ports.MpsControl``. A directory in which a client took the rights away stays."""
+        for left in list_directory(self._shared_memory) if self._shared_memory is not None else ():
+            try:
+                if left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink(missing_ok=True)
+            except OSError as exc:
+                raise StorageError(f"removing {left}, which MPS clients have left: {exc.strerror}") from exc
+
+    def _clear(self, device_uuid: str) -> None:
+        """Free the place of a daemon's directories, whatever its clients have left in them. Raises MpsError, StorageError."""
+        aside = make_directory(self._directory / _ASIDE, 0o700)
+        for left in list_directory(aside):
+            shutil.rmtree(left, ignore_errors=True)
+        if len(list_directory(aside)) >= _MOST_ASIDE:
+            raise MpsError(
+                f"{_MOST_ASIDE} directories of MPS daemons cannot be removed: their clients took the rights away. Remove {aside}"
+            )
+        place = aside / f"{device_uuid}.{time.monotonic_ns()}"
+        try:
+            (self._directory / device_uuid).rename(place)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise MpsError(f"moving the directories of the MPS daemon of {device_uuid} aside: {exc.strerror}") from exc
+        shutil.rmtree(place, ignore_errors=True)
 
     def _logs(self, device_uuid: str) -> Path:
         return self._directory / device_uuid / "log"

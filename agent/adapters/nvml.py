@@ -105,6 +105,8 @@ class NvmlDriver:
         self._observe_read = observe_read
         self._thread = NvmlThread(timeout_seconds)
         self._initialized = False
+        self._has_read = False
+        """Whether the GPUs were read since the driver was entered: until then ``_known`` says nothing of which there are."""
         self._known: dict[str, Device] = {}
         self._uuid_at_index: dict[int, str] = {}
         self._places: dict[str, tuple[str, str]] = {}
@@ -193,6 +195,7 @@ class NvmlDriver:
         except pynvml.NVMLError as exc:
             raise _driver_error("nvmlInitWithFlags", exc) from exc
         self._initialized = True
+        self._has_read = False
         self._known.clear()  # another driver may keep another part of the memory for itself
         self._places.clear()
 
@@ -230,6 +233,7 @@ class NvmlDriver:
                 failed.append(FailedDevice(index, self._uuid_at_index.get(index), _trouble(exc), lost))
             except _UnsupportedGpuError as exc:  # not named, so that it is not taken for one of ours that is ill
                 failed.append(FailedDevice(index, None, str(exc)))
+        self._has_read = True
         self._events.watch(self._answering)
         self._gpm.forget_all_but({instance.uuid for entry in devices for instance in entry.device.mig_instances})
         return DriverReading(version, cuda_version, tuple(devices), tuple(failed))
@@ -376,6 +380,8 @@ class NvmlDriver:
 
     def _processes(self) -> tuple[GpuProcess, ...]:
         self._start()
+        if not self._has_read:
+            raise DriverError("the GPUs have not been read since the driver was entered: their processes are not known yet")
         found: list[GpuProcess] = []
         for uuid, handle in self._handles().items():
             most: dict[int, int] = {}

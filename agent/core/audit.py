@@ -14,9 +14,10 @@ from enum import StrEnum
 from agent.core.cgroups import ContainerRef, container_of
 from agent.core.identity import Holder
 from agent.core.ledger import Grant
+from agent.core.mig import gpu_of
 from agent.core.overhead import GpuProcess, HostProcess
-from proto import codec, units
-from proto.model import DeviceShare, Isolation, Pod
+from proto import units
+from proto.model import Isolation, Pod
 from proto.units import MIB
 
 LEAST_SLACK_BYTES = 32 * MIB
@@ -159,20 +160,14 @@ def _owner(ref: ContainerRef, pid: int, view: AuditView) -> _Owner:
 
 def _grant_for(device_uuid: str, grants: Iterable[Grant], parents: Mapping[str, str]) -> Grant | None:
     for grant in grants:
-        if any(device_uuid in (share.device_uuid, _gpu_of(share, parents)) for share in grant.shares):
+        if any(device_uuid in (share.device_uuid, gpu_of(share, parents)) for share in grant.shares):
             return grant
     return None
 
 
-def _gpu_of(share: DeviceShare, parents: Mapping[str, str]) -> str | None:
-    """Return the GPU of a share of a MIG instance: a place names it, also while the board does not show the place."""
-    place = codec.decode_place(share.device_uuid)
-    return place.device_uuid if place is not None else parents.get(share.device_uuid)
-
-
 def _is_somewhere_unknown(grants: Iterable[Grant], parents: Mapping[str, str]) -> bool:
     """Whether an instance was granted that no GPU on the board shows: it may be on one that has not answered since the agent started."""
-    return any(_gpu_of(share, parents) is None for grant in grants if grant.backend is Isolation.MIG for share in grant.shares)
+    return any(gpu_of(share, parents) is None for grant in grants if grant.backend is Isolation.MIG for share in grant.shares)
 
 
 def _host_process(one: _Seen) -> Finding:

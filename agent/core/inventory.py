@@ -182,6 +182,11 @@ class DeviceBoard:
         """Return the static facts of all GPUs on the board."""
         return NodeInventory(self.driver_version, self.cuda_version, tuple(entry.device for entry in self.devices), self.links)
 
+    @property
+    def parents(self) -> Mapping[str, str]:
+        """The GPU of each MIG instance, by UUID."""
+        return {instance.uuid: entry.device.uuid for entry in self.devices for instance in entry.device.mig_instances}
+
     def mig_instance(self, uuid: str) -> tuple[BoardDevice, MigInstance] | None:
         """Return the MIG instance with this UUID and its GPU, or None."""
         for entry in self.devices:

@@ -17,7 +17,7 @@ from placement import mig
 from placement.device import DeviceState
 from proto import codec, contract
 from proto.codec import MigPlace
-from proto.model import Device, MigInstance
+from proto.model import Device, DeviceShare, MigInstance
 
 HANDS_OFF_LABEL = "nvidia.com/mig.config.state"
 """Set by NVIDIA's mig-manager while it repartitions the GPUs of a node."""
@@ -60,6 +60,15 @@ RECORD_ROWS = RowFormat("MIG record", "record", MigRecord, version=1)
 def place_of(instance: MigInstance) -> str:
     """Return the name of the place that an instance lies at."""
     return str(MigPlace(instance.parent_uuid, instance.profile, instance.placement_start))
+
+
+def gpu_of(share: DeviceShare, parents: Mapping[str, str]) -> str | None:
+    """Return the GPU of a share of a MIG instance: a place names it, also while the board does not show the place.
+
+    Args: parents: the GPU of each instance on the board, by UUID.
+    """
+    place = codec.decode_place(share.device_uuid)
+    return place.device_uuid if place is not None else parents.get(share.device_uuid)
 
 
 def promised_places(ledger: Ledger) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ Amounts come from the pod's spec alone; an assignment only says where. Fail clos
 sentence, never rounded to a whole GPU. A refusal at PreStart is retried by kubelet, so each says what the next attempt needs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from agent.core.backends import Abilities, MigStrategy, backend_of, backend_trouble, offer_of
@@ -50,6 +50,8 @@ class Node:
     pod_active: Callable[[str], bool]
     """Whether the pod of this UID may still run containers, as far as the API has told us."""
     abilities: Abilities = NO_ABILITIES
+    live_grants: Set[str] = frozenset()
+    """Ids of grants of other pods of which a process still runs, whatever became of the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,12 @@ def _superseded(ask: Ask, node: Node) -> tuple[Grant, ...] | Refusal:
                 Reason.IDS_HELD,
                 f"the kubelet gave {ask.holder} IDs that {grant.holder} still holds, which happens when its checkpoint is lost. "
                 "Delete this pod so that it gets others, or wait for the other to end",
+            )
+        if grant.pod_uid != ask.pod.uid and grant.grant_id in node.live_grants:
+            return Refusal(
+                Reason.IDS_HELD,
+                f"the kubelet gave {ask.holder} IDs of {grant.holder}, whose pod is gone and of which a process still runs and holds its "
+                "memory. It is asked again at the next retry; a process that does not end at all hangs in the driver, see dmesg",
             )
         if grant.grant_id != ask.grant_id:
             result[grant.grant_id] = grant

@@ -2,8 +2,8 @@
 
 A grant ends when its pod is gone, and no earlier: releasing too soon would promise memory that a process still holds. Three witnesses
 are heard. The API (by informer) knows the pod's UID and phase; kubelet's PodResources knows whether the container still
-holds its IDs; the usage region's locks know whether a process of it lives. Kubelets up to 1.33 list dead pods until their IDs are
-wanted, so a listing alone delays a release by a bounded time only.
+holds its IDs; the usage region's locks and the driver's list of processes know whether a process of it lives. Kubelets up to 1.33 list
+dead pods until their IDs are wanted, so a listing alone delays a release by a bounded time only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -25,7 +25,7 @@ class NodeView:
     held: Sequence[HeldDevices] | None
     """None when PodResources did not answer: then only what the API says for certain is acted on."""
     live_grants: Set[str]
-    """Grants whose usage region has a live process."""
+    """Grants of which a process lives, by its usage region or by the driver's list."""
 
 
 @dataclass(frozen=True, slots=True)

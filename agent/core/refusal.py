@@ -30,7 +30,7 @@ class Reason(StrEnum):
     DEVICE_UNKNOWN = "device-unknown"
     """The assignment names a device that this node does not have."""
     IDS_HELD = "ids-held"
-    """Kubelet gave the container IDs that another one still holds."""
+    """Kubelet gave the container IDs that another one still holds, or a process that outlived it."""
     ISOLATION_UNAVAILABLE = "isolation-unavailable"
     """The node does not offer the isolation or the memory burst that the pod wants."""
     NODE_FAILURE = "node-failure"

@@ -45,6 +45,11 @@ REPAIR_LOCK_OFFSET: Final = 0
 LIMITS_BYTES_MAX: Final = 2**20
 REGION_BYTES_MAX: Final = 2**25
 SLOT_COUNT_MAX: Final = 4096
+REGION_BYTES_KEPT: Final = 2**21
+"""More than any agent makes: this one and those before it less than half, and later ones may double. The ABI allows more, but a tenant
+may write as much as it likes behind its region, and what lies beyond this it wrote."""
+SLOT_COUNT_KEPT: Final = 512
+"""Likewise: a tenant may write a header that says more, and each slot takes time to decode."""
 REGION_HEAD_BYTES: Final = 2**14
 """As much of a region as ``decode_compute`` needs, in this version and with lines grown eightfold in a later one."""
 

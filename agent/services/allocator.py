@@ -4,7 +4,7 @@ The only step of a container's start that may wait or fail: kubelet shows an err
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.grant_book import GrantBook
 from agent.services.injection import Injection
+from agent.services.liveness import Liveness
 from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
 from placement.request import request_of_container
@@ -76,6 +77,7 @@ class Allocator:
         shim: ShimInstaller,
         injection: Injection,
         backends: Backends,
+        liveness: Liveness,
         events: EventRecorder,
         telemetry: Telemetry,
         clock: Clock,
@@ -93,6 +95,7 @@ class Allocator:
         self._shim = shim
         self._injection = injection
         self._backends = backends
+        self._liveness = liveness
         self._events = events
         self._telemetry = telemetry
         self._clock = clock
@@ -197,9 +200,11 @@ class Allocator:
         except (ShimError, StorageError) as exc:
             return Refusal(Reason.NODE_FAILURE, f"{exc}. It is tried again at the next retry")
         by_cdi = await self._injection.by_cdi()
+        before_it = [grant for grant in self._book.ledger.holding_any(ask.resource, ask.device_ids) if grant.pod_uid != ask.pod.uid]
+        live = await self._liveness.live(before_it)
         # from here to the commit nothing is awaited: the ledger that is looked at is the one that is changed
         board, before = self._watch.board, self._book.ledger.grants.get(ask.grant_id)
-        planned = plan_grant(ask, self._node(board if by_cdi else self._reachable(board, ask)))
+        planned = plan_grant(ask, self._node(board if by_cdi else self._reachable(board, ask), live))
         if isinstance(planned, Refusal):
             return planned
         if not by_cdi and (trouble := legacy_trouble(planned.grant, planned.preferences)) is not None:
@@ -267,10 +272,10 @@ class Allocator:
         named = {device_uuid_of(device_id) for device_id in ask.device_ids}
         return replace(board, devices=tuple(entry for entry in board.devices if not named.isdisjoint(entry.grantable_uuids)))
 
-    def _node(self, board: DeviceBoard) -> Node:
+    def _node(self, board: DeviceBoard, live: Set[str]) -> Node:
         options = self._options
         known = (board, self._book.ledger, options.shares_per_gpu, options.boot_id, options.local_policy, self._pods.is_active)
-        return Node(*known, self._backends.abilities)
+        return Node(*known, self._backends.abilities, live)
 
     def _facts(self, grant: Grant, board: DeviceBoard) -> DeviceFacts:
         granted = [entry.device for entry in board.devices if any(share.device_uuid == entry.device.uuid for share in grant.shares)]

@@ -144,7 +144,7 @@ class Auditor:
                 if held is not None
                 for device in held.devices
             },
-            parents={instance.uuid: entry.device.uuid for entry in self._watch.board.devices for instance in entry.device.mig_instances},
+            parents=self._watch.board.parents,
             own_cgroup=self._processes.own_cgroup(),
             exempt_namespaces=self._options.exempt_namespaces,
         )

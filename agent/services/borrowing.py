@@ -29,6 +29,7 @@ class _Watched:
     """One tenant on one device, between two looks."""
 
     grant_id: str
+    device_uuid: str
     position: int
     """Of the device among the container's."""
     tenant: Tenant
@@ -73,7 +74,7 @@ class Borrower:
             for position, device in enumerate(limits.devices if limits is not None else ()):
                 if device.sm_weight or 0 < device.sm_percent < WHOLE_GPU_PERCENT:
                     tenant = Tenant(device.sm_weight or device.sm_percent, borrows=device.sm_weight > 0)
-                    devices[device.uuid].append(_Watched(grant.grant_id, position, tenant, device.sm_percent))
+                    devices[device.uuid].append(_Watched(grant.grant_id, device.uuid, position, tenant, device.sm_percent))
         shared = {uuid: watched for uuid, watched in devices.items() if any(one.tenant.borrows for one in watched)}
         return _Round(shared, self._clock.monotonic())
 
@@ -109,6 +110,9 @@ class Borrower:
 
         def moved(limits: Limits) -> Limits:
             devices = list(limits.devices)
+            found = [(device.uuid, device.sm_percent) for device in devices[one.position :][:1]]
+            if found != [(one.device_uuid, one.ceiling_percent)]:  # written anew since the round began: the next round looks at them
+                return limits
             devices[one.position] = replace(devices[one.position], sm_percent=percent)
             return replace(limits, devices=tuple(devices))
 

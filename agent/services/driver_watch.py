@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agent.core.health import Answer, HealthRules, HealthTable, Silence, Transition, XidClass, classify
 from agent.core.inventory import DeviceBoard, DeviceEvent, probes_of, unnamed_instances
+from agent.core.lasting import lasting
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError
 from agent.ports import Driver
 from agent.services.changes import Changes
@@ -62,6 +63,11 @@ class DriverWatch:
     def trouble(self) -> str:
         """Why the driver as a whole does not work; empty while it does."""
         return self._trouble
+
+    @property
+    def lasting_trouble(self) -> str:
+        """The same without the seconds a call hangs: for whoever compares it with what was said before."""
+        return lasting(self._trouble)
 
     @property
     def cordon(self) -> Cordon:
@@ -145,14 +151,14 @@ class DriverWatch:
     def _note(self, trouble: str) -> None:
         """Remember what is wrong with the driver as a whole."""
         before, self._trouble = self._trouble, trouble
-        if _lasting(trouble) != _lasting(before):
+        if lasting(trouble) != lasting(before):
             logger.log(logging.WARNING if trouble else logging.INFO, "driver: %s", trouble or "it answers")
             self.changes.notify()
 
     def _take_silence(self, uuids: Sequence[str], trouble: str, driver_trouble: str) -> None:
         """Take in that these GPUs did not answer."""
         self._note(driver_trouble)
-        silence = Silence(_lasting(trouble))
+        silence = Silence(lasting(trouble))
         seen = self._seen
         for uuid in uuids:
             seen = seen.after_device_trouble(uuid, silence.trouble)
@@ -194,16 +200,18 @@ class DriverWatch:
             self._silent_polls = self._silent_polls + 1 if len(answering) < len(probes) else 0
             if self._silent_polls >= RESTART_EVERY_POLLS:
                 self._silent_polls = 0
-                await self._driver.restart()
+                await self._enter_anew()
         except DriverError as exc:  # the next read meets the same trouble and says what it means for the devices
             logger.warning("driver: %s", exc)
+
+    async def _enter_anew(self) -> None:
+        """Change the NVML session, and read at once: a session tells XIDs and processes of the GPUs that it has read only."""
+        if events := await self._driver.events():
+            self.take_events(events)
+        await self._driver.restart()
+        await self.poll()
 
 
 def _shown(board: DeviceBoard) -> object:
     """Return what others act on; use and sensors change all the time and are looked at when somebody asks."""
     return board.driver_version, board.links, board.unidentified, [(e.device, e.state, e.trouble, e.cordoned) for e in board.devices]
-
-
-def _lasting(trouble: str) -> str:
-    """Cut what changes while the trouble stays the same, such as the seconds a call hangs."""
-    return trouble.partition(" has not returned for ")[0]

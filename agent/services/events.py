@@ -6,7 +6,9 @@ retries a refused container every few seconds.
 
 import asyncio
 import logging
+from dataclasses import replace
 
+from agent.core.lasting import lasting
 from agent.errors import KubeApiError
 from agent.ports import Clock, KubeApi, NodeEvent, PodEvent
 
@@ -29,14 +31,15 @@ class EventRecorder:
         """Take an event to be posted, unless the same was not long ago."""
         now = self._clock.monotonic()
         self._posted_at = {known: at for known, at in self._posted_at.items() if now - at < REPEAT_AFTER_SECONDS}
-        if event in self._posted_at:
+        same = replace(event, message=lasting(event.message))
+        if same in self._posted_at:
             return
         try:
             self._queue.put_nowait(event)
         except asyncio.QueueFull:
             logger.warning("event dropped: %d others wait for the API", QUEUE_LENGTH, extra=_subject(event))
         else:
-            self._posted_at[event] = now
+            self._posted_at[same] = now
 
     async def run(self) -> None:
         """Post for ever."""

@@ -1,9 +1,12 @@
 """The ledger together with its files, changed in an order that a crash at any point leaves safe.
 
 Kept true: the ledger in memory promises at least what the files on disk do, and the row on disk is there before anything a
-container could use. Granting: the grants that are replaced go first, then row, limits and region, CDI spec. Releasing: CDI spec,
-limits and region, row. So whatever a crash leaves is either a row without files, which the next PreStart completes, or files
-without a row, which are swept. One thread does all file work, one change at a time.
+container could use. Granting: the grants that are replaced go first, then limits and region with a copy of the grant, row, CDI spec.
+Releasing: CDI spec, limits and region, row. So whatever a crash leaves is a row without files, which the next PreStart completes;
+files whose copy becomes the row; files of a container beside the row of the one that had its IDs before, which the next PreStart or
+the end of that pod sets right, since no container starts before its PreStart was answered; or files without either, which are swept.
+The row comes after the files it speaks of, because files can be refused: of a row that no files fit, nothing good would come at the
+next start. One thread does all file work, one change at a time.
 """
 
 import asyncio
@@ -200,7 +203,21 @@ class GrantBook:
         return {*self._store.ids(), *self._files.ids(), *self._cdi.ids()}
 
     def _look(self, granted: Iterable[str], skipped: Set[str]) -> Mapping[str, FilesOfGrant]:
-        return {identifier: self._files_of(identifier) for identifier in {*self._ids(), *granted} - skipped}
+        looked_at = {*self._ids(), *granted} - skipped
+        for identifier in looked_at:
+            self._cut_region(identifier)
+        return {identifier: self._files_of(identifier) for identifier in looked_at}
+
+    def _cut_region(self, grant_id: str) -> None:
+        """Keep a container from filling the node's memory by its usage region, which is a file in it that it may write."""
+        try:
+            cut_bytes = self._files.cut_region(grant_id)
+        except StorageError as exc:
+            logger.warning("a usage region stays larger than any that is made: %s", exc, extra={"grant": grant_id})
+            return
+        if cut_bytes and (grant := self.ledger.grants.get(grant_id)) is not None:
+            about = {"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant_id}
+            logger.warning("container %s wrote %d bytes behind its usage region: they are cut off", grant.container, cut_bytes, extra=about)
 
     def _files_of(self, grant_id: str) -> FilesOfGrant:
         spec = self._cdi.digest(grant_id)
@@ -215,8 +232,8 @@ class GrantBook:
         )
 
     def _write(self, grant: Grant, limits: Limits, spec: Callable[[], Spec]) -> None:
-        self._store.write(grant)
         self._files.prepare(grant, limits)
+        self._store.write(grant)
         self._spec_digests.pop(grant.grant_id, None)
         self._cdi.write(grant.grant_id, spec())
         written = self._cdi.digest(grant.grant_id)

@@ -51,6 +51,8 @@ class MonitorOptions:
 class _Watched:
     """What is kept of a container from scrape to scrape."""
 
+    owner: tuple[str, str]
+    """Pod UID and container: the next one with the same device IDs has the same grant id."""
     tally: Tally
     sample: BusySample
     utilization: tuple[float | None, ...]
@@ -157,8 +159,8 @@ class Monitor:
     def _families(self, now: float) -> Iterable[Family]:
         overhead_bytes = self._overhead_bytes()
         grants = tuple(self._book.ledger.grants.values())
-        for identifier in self._watched.keys() - {grant.grant_id for grant in grants}:
-            del self._watched[identifier]
+        owners = {grant.grant_id: (grant.pod_uid, grant.container) for grant in grants}
+        self._watched = {identifier: one for identifier, one in self._watched.items() if owners.get(identifier) == one.owner}
         usage = {grant.grant_id: used for grant in grants if grant.under_shim and (used := self._usage(grant, now)) is not None}
         limits = {grant.grant_id: held for grant in grants if grant.under_shim and (held := self._files.limits(grant.grant_id)) is not None}
         snapshot = Snapshot(
@@ -187,7 +189,8 @@ class Monitor:
             return None
         watched = self._watched.get(grant.grant_id)
         if watched is None or len(watched.tally.totals) != len(grant.shares):
-            watched = self._watched[grant.grant_id] = _first_look(Tally.empty(len(grant.shares)).after(view.snapshot), now)
+            owner = (grant.pod_uid, grant.container)
+            watched = self._watched[grant.grant_id] = _first_look(owner, Tally.empty(len(grant.shares)).after(view.snapshot), now)
         else:
             _look_again(watched, watched.tally.after(view.snapshot), now)
         return usage_of(view.snapshot, view.dead, watched.tally, self._starved(grant, view, now))
@@ -236,9 +239,9 @@ class Monitor:
         return CompatFacts(container_index, idle_seconds)
 
 
-def _first_look(tally: Tally, now: float) -> _Watched:
+def _first_look(owner: tuple[str, str], tally: Tally, now: float) -> _Watched:
     launched_at = [now if counts.launches else None for counts in tally.totals]
-    return _Watched(tally, _busy(tally, now), tuple(None if counts.busy_ns else 0.0 for counts in tally.totals), launched_at)
+    return _Watched(owner, tally, _busy(tally, now), tuple(None if counts.busy_ns else 0.0 for counts in tally.totals), launched_at)
 
 
 def _look_again(watched: _Watched, tally: Tally, now: float) -> None:

@@ -1,5 +1,7 @@
 """Keeps an MPS control daemon alive on each GPU that has MPS clients, and ends it when the last is gone.
 
+Daemons and clients of all GPUs of the node share one /dev/shm, by which they meet; it is emptied when the node's last client is gone.
+
 A server that died is made anew by its daemon when the next client comes; a daemon that died is started again here, and its clients are
 told by an event that their connection is lost. That is also what a restart of the agent's container comes to: the container runtime ends
 the daemons with it. One that answers at the start, as an agent that runs on the host itself leaves it, is taken over.
@@ -38,6 +40,8 @@ class MpsKeeper:
         self._shared_memory = shared_memory
         self._book = book
         self._events = events
+        self._starting = asyncio.Lock()
+        """Held while a daemon starts, and while the memory that daemons share is emptied."""
         self._changing: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._faulty: frozenset[tuple[str, int]] = frozenset()
         self._restarts: dict[str, int] = {}
@@ -79,7 +83,19 @@ class MpsKeeper:
                 except (MpsError, StorageError) as exc:
                     left = True
                     logger.warning("MPS: %s", exc, extra={"device_uuid": device_uuid})
+        if not left and known is not None:
+            await self._clear_shared_memory()
         return left or known is None
+
+    async def _clear_shared_memory(self) -> None:
+        """Give back what the last client of the node left in it: whoever comes next would find it there."""
+        async with self._starting:
+            if self._clients():  # one has come meanwhile: it is promised before its daemon is started
+                return
+            try:
+                await asyncio.to_thread(self._control.clear_shared_memory)
+            except (MpsError, StorageError) as exc:
+                logger.warning("MPS: %s", exc)
 
     async def _known(self) -> Sequence[str] | None:
         """Return the GPUs that have a daemon's directories; None when that cannot be told."""
@@ -112,7 +128,8 @@ class MpsKeeper:
                 self._tell(grant, device_uuid)
 
     async def _start(self, device_uuid: str) -> None:
-        await asyncio.to_thread(self._control.start, device_uuid)
+        async with self._starting:
+            await asyncio.to_thread(self._control.start, device_uuid)
         logger.info("MPS daemon started", extra={"device_uuid": device_uuid})
 
     async def _end_faulty_servers(self, device_uuid: str) -> None:

@@ -154,7 +154,13 @@ class OverheadKeeper:
             for position, share in enumerate(grant.shares)
         }
 
+        def are_of_grant(limits: Limits) -> bool:
+            """The files may still be those of another container that had these IDs."""
+            return tuple(device.uuid for device in limits.devices) == grant.device_names
+
         def corrected(limits: Limits) -> Limits:
+            if not are_of_grant(limits):
+                return limits
             return replace(
                 limits,
                 devices=tuple(
@@ -164,6 +170,8 @@ class OverheadKeeper:
             )
 
         limits = self._files.amend_limits(grant.grant_id, corrected)
+        if not are_of_grant(limits):
+            return _Figures({}, {}, {})
         return _Figures(
             {(grant.grant_id, device.uuid): device.overhead_bytes for device in limits.devices},
             {(grant.grant_id, uuid): reading.driver_bytes for uuid, reading in readings.items()},

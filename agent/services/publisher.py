@@ -217,7 +217,7 @@ class Condition:
         self._pace.written(now)
 
     def _wanted(self) -> NodeCondition:
-        return gpus_healthy(self._watch.board, self._watch.trouble)
+        return gpus_healthy(self._watch.board, self._watch.lasting_trouble)
 
     def _turned(self, node: NodeState) -> bool:
         return node.gpus_healthy is None or node.gpus_healthy.holds != self._wanted().holds
@@ -290,7 +290,7 @@ class Inventory:
         if not self._watch.looked:
             return None
         if not board.devices and self._watch.trouble:
-            return status_without_driver(published, self._watch.trouble)
+            return status_without_driver(published, self._watch.lasting_trouble)
         try:
             return status_of(gpu_node(self._facts, board, self._isolation()))
         except ContractError as exc:

@@ -17,12 +17,13 @@ from agent.core.identity import HeldDevices
 from agent.core.ledger import Grant
 from agent.core.reconciliation import NodeView, plan_releases
 from agent.errors import AgentError, KubeletError, StorageError
-from agent.ports import Clock, ContainerFiles, FileChanges, NodeEvent, PodEvent, PodResources
+from agent.ports import Clock, FileChanges, NodeEvent, PodEvent, PodResources
 from agent.services.changes import Changes
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.evictor import Evictor
 from agent.services.grant_book import GrantBook, Survey
+from agent.services.liveness import Liveness
 from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
 from proto import contract
@@ -70,7 +71,7 @@ class Reconciler:
         book: GrantBook,
         pods: PodCache,
         pod_resources: PodResources,
-        files: ContainerFiles,
+        liveness: Liveness,
         file_changes: FileChanges,
         watch: DriverWatch,
         resources: Callable[[], Set[str]],
@@ -90,7 +91,7 @@ class Reconciler:
         self._book = book
         self._pods = pods
         self._pod_resources = pod_resources
-        self._files = files
+        self._liveness = liveness
         self._file_changes = file_changes
         self._files_changed = False
         self._watch = watch
@@ -144,7 +145,7 @@ class Reconciler:
         if not suspects:
             self._absent_since.clear()
             return (), frozenset()
-        live = await self._book.on_disk(lambda: frozenset(grant.grant_id for grant in suspects if self._has_live_process(grant)))
+        live = await self._liveness.live(suspects)
         now = self._clock.monotonic()
         self._absent_since = {grant.grant_id: self._absent_since.get(grant.grant_id, now) for grant in suspects}
         absent_seconds = {identifier: now - since for identifier, since in self._absent_since.items()}
@@ -165,10 +166,6 @@ class Reconciler:
     def _suspects(self) -> list[Grant]:
         """Return grants whose pod the API does not know as running."""
         return [grant for grant in self._book.ledger.grants.values() if not self._pods.is_active(grant.pod_uid)]
-
-    def _has_live_process(self, grant: Grant) -> bool:
-        view = self._files.region(grant.grant_id)
-        return view is not None and view.live
 
     # --- drift ---
 

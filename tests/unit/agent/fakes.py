@@ -12,7 +12,7 @@ from agent.core.health import HealthRules
 from agent.core.identity import HeldDevices, RememberedDevices
 from agent.core.injection import DeviceInjection
 from agent.core.inventory import DeviceEvent, DriverReading
-from agent.core.overhead import GpuProcess
+from agent.core.overhead import GpuProcess, HostProcess
 from agent.core.publishing import NodeCondition
 from agent.core.registration import FileIdentity
 from agent.errors import KubeApiError, KubeletError
@@ -237,6 +237,25 @@ def make_injection(
 ) -> Injection:
     """How devices enter containers, over the real files."""
     return Injection(mode, watch=watch, pods=pods, book=book, files=disk.files, cdi=disk.cdi, clock=clock or FakeClock())
+
+
+class FakeProcesses:
+    """The processes of the host, as a test says."""
+
+    def __init__(self, *processes: HostProcess) -> None:
+        self.there = {process.pid: process for process in processes}
+
+    def read(self, pids: Iterable[int]) -> Sequence[HostProcess]:
+        return [self.there[pid] for pid in set(pids) if pid in self.there]
+
+    def own_cgroup(self) -> str:
+        return "0::/\n"
+
+    def maps(self, pid: int, path: str) -> bool | None:
+        return False
+
+    def kill(self, process: HostProcess) -> bool:
+        return False
 
 
 async def until(condition: Callable[[], object]) -> None:

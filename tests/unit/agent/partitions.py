@@ -118,6 +118,10 @@ class FakeMps:
         """Of starting and stopping."""
         self.unlisted: StorageError | None = None
         self.calls: list[str] = []
+        self.cleared = 0
+
+    def clear_shared_memory(self) -> None:
+        self.cleared += 1
 
     def start(self, device_uuid: str) -> None:
         self.calls.append(f"start {device_uuid}")

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,8 +21,19 @@ from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
 from agent.core.cdi import file_name
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.node_pages import PRIORITY, TURNS
-from agent.core.region_layout import OWN_GEOMETRY, REGION_BYTES, SLOT_HEADER, SLOT_LIVE, decode_limits, empty_region, limits_update
+from agent.core.region_layout import (
+    OWN_GEOMETRY,
+    REGION_BYTES,
+    REGION_BYTES_KEPT,
+    SLOT_COUNT_KEPT,
+    SLOT_HEADER,
+    SLOT_LIVE,
+    decode_limits,
+    empty_region,
+    limits_update,
+)
 from agent.errors import ShimError, StorageError
+from tests.fakes.regions import foreign_region
 from tests.unit.agent.builders import grant, ids, pod, share
 
 ONE = grant(ids("0:0"), share(0, 100), of=pod("a"))
@@ -188,6 +200,26 @@ class TestGrantFiles:
         assert decode_limits(limits.read_bytes()) == self.limits(200)
         assert mode(limits) == 0o444
 
+    def test_files_that_a_process_of_another_pod_has_mapped_stay_its_own(self, tmp_path, holder):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        limits, region = (Path(path) for path in files.paths(ONE.grant_id))
+        holder(region)
+        before = (limits.stat().st_ino, region.stat().st_ino)
+        files.prepare(replace(ONE, pod_uid="uid-following"), self.limits(200))
+        assert limits.stat().st_ino != before[0]
+        assert region.stat().st_ino != before[1]
+        assert files.region(ONE.grant_id).snapshot.slots == ()
+
+    def test_files_whose_owner_was_not_written_down_yet_are_made_anew(self, tmp_path, holder):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        region = Path(files.paths(ONE.grant_id)[1])
+        holder(region)
+        (region.parent / "grant.json").unlink()
+        files.prepare(ONE, self.limits())
+        assert files.region(ONE.grant_id).snapshot.slots == ()
+
     def test_limits_are_amended_in_place_and_only_when_they_differ(self, tmp_path):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
@@ -243,6 +275,38 @@ class TestGrantFiles:
         assert files.region(ONE.grant_id) is None
         files.prepare(ONE, self.limits())
         assert files.region(ONE.grant_id) is not None
+
+    def test_a_region_that_its_tenant_grew_is_read_as_before_and_cut(self, tmp_path, holder):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        region = Path(files.paths(ONE.grant_id)[1])
+        holder(region)
+        assert files.cut_region(ONE.grant_id) == 0
+        with region.open("r+b") as file:
+            file.truncate(REGION_BYTES_KEPT + 100)
+        assert files.region(ONE.grant_id).live
+        assert files.cut_region(ONE.grant_id) == 100
+        assert region.stat().st_size == REGION_BYTES_KEPT
+        assert files.region(ONE.grant_id).live
+
+    @pytest.mark.parametrize("slots", [SLOT_COUNT_KEPT + 1, 4096])
+    def test_a_region_with_more_slots_than_any_agent_makes_is_as_good_as_none(self, tmp_path, slots):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        Path(files.paths(ONE.grant_id)[1]).write_bytes(foreign_region(minor=7, slots=slots, virtual=False))
+        assert files.region(ONE.grant_id) is None
+        with pytest.raises(StorageError):
+            files.store_host_pids(ONE.grant_id, {0: 1})
+
+    def test_cutting_a_region_that_is_gone_or_a_link_cuts_nothing_else(self, tmp_path):
+        files = GrantFiles(tmp_path / "containers")
+        assert files.cut_region(ONE.grant_id) == 0
+        files.prepare(ONE, self.limits())
+        region = Path(files.paths(ONE.grant_id)[1])
+        region.unlink()
+        (tmp_path / "elsewhere").write_bytes(b"x" * (REGION_BYTES_KEPT + 1))
+        region.symlink_to(tmp_path / "elsewhere")
+        assert files.cut_region(ONE.grant_id) == 0
 
     def test_a_region_that_became_a_link_is_not_followed(self, tmp_path):
         files = GrantFiles(tmp_path / "containers")

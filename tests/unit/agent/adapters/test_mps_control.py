@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.adapters import mps_control as module
 from agent.adapters.mps_control import MpsControlProgram
 from agent.core.mps import FAULT
 from agent.errors import MpsError
@@ -93,6 +94,57 @@ def test_a_daemon_that_hangs_is_ended_by_force(control, monkeypatch):
     assert not control.answers(GPU)
     control.stop(GPU)
     wait_gone(pid)
+
+
+class TestWhatClientsLeaveAndNobodyMayRemove:
+    @pytest.fixture(autouse=True)
+    def nothing_can_be_removed(self, monkeypatch):
+        monkeypatch.setattr(module.shutil, "rmtree", lambda *_, **__: None)
+
+    def test_a_daemon_starts_again_all_the_same(self, control):
+        control.start(GPU)
+        pid = control.daemon_pid()
+        os.kill(pid, signal.SIGKILL)
+        wait_gone(pid)
+        control.start(GPU)
+        assert control.answers(GPU)
+
+    def test_a_gpu_without_a_daemon_is_known_no_more(self, control):
+        control.start(GPU)
+        control.stop(GPU)
+        assert control.known() == []
+
+    def test_it_does_not_pile_up_for_ever(self, control, monkeypatch):
+        monkeypatch.setattr(module, "_MOST_ASIDE", 2)
+        for _ in range(2):
+            control.start(GPU)
+            control.stop(GPU)
+        with pytest.raises(MpsError, match="cannot be removed"):
+            control.start(GPU)
+
+
+def test_what_was_left_aside_goes_when_it_can_be_removed(control, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(module.shutil, "rmtree", lambda *_, **__: None)
+        control.start(GPU)
+        control.stop(GPU)
+        assert list((tmp_path / "mps/aside").iterdir())
+    control.start(GPU)
+    assert not list((tmp_path / "mps/aside").iterdir())
+
+
+def test_shared_memory_is_emptied_and_no_link_in_it_followed(tmp_path):
+    shared, elsewhere = tmp_path / "shm", tmp_path / "elsewhere"
+    for directory in (shared / "directory", elsewhere):
+        directory.mkdir(parents=True)
+        (directory / "file").write_text("x")
+    (shared / "segment").write_text("x")
+    (shared / "link").symlink_to(elsewhere)
+    MpsControlProgram("/no-such-program", tmp_path / "mps").clear_shared_memory()
+    assert len(list(shared.iterdir())) == 3
+    MpsControlProgram("/no-such-program", tmp_path / "mps", shared_memory=shared).clear_shared_memory()
+    assert not list(shared.iterdir())
+    assert (elsewhere / "file").exists()
 
 
 def test_only_the_daemon_of_the_gpu_is_ended_whatever_its_pid_file_says(control):

@@ -348,6 +348,17 @@ def test_a_gpu_that_cannot_list_its_processes_does_not_hide_those_of_the_others(
     assert node.ask("errors") == [COMPUTE]
 
 
+def test_after_a_restart_processes_are_not_known_before_the_gpus_are_read_again(child):
+    node = child("t4x2")
+    node.ask()
+    node.ask("lists nvmlDeviceGetComputeRunningProcesses 0 41:100")
+    assert [pid for _, pid, _ in node.ask("processes")] == [41]
+    node.ask("restart")
+    assert node.ask("processes")["error"] == "DriverError"
+    node.ask()
+    assert [pid for _, pid, _ in node.ask("processes")] == [41]
+
+
 def test_a_driver_that_is_gone_has_no_list_of_processes_not_an_empty_one(child):
     node = child("t4x2")
     node.ask()

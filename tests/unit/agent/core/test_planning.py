@@ -17,8 +17,8 @@ from tests.unit.agent.partitions import dynamic_gpu, place
 BOARD = board(gpu(0, mib=1000), gpu(1, mib=1000), gpu(2, mib=1000))
 
 
-def node(*grants, policy: Policy | None = None, active: tuple[str, ...] = (), on=BOARD, shares: int = 16) -> Node:
-    return Node(on, Ledger().adopting(grants), shares, BOOT, policy, lambda uid: uid in active)
+def node(*grants, policy: Policy | None = None, active: tuple[str, ...] = (), on=BOARD, shares: int = 16, live=frozenset()) -> Node:
+    return Node(on, Ledger().adopting(grants), shares, BOOT, policy, lambda uid: uid in active, live_grants=live)
 
 
 def granted(outcome: Planned | Refusal) -> Planned:
@@ -190,6 +190,12 @@ class TestIdsInUse:
         other = grant(ids("0:0"), share(0), of=pod("other"))
         message = refused(plan_grant(ask(placed(share(1)), ids("0:0")), node(other, active=("uid-other",))), Reason.IDS_HELD)
         assert "default/other/main" in message
+
+    @pytest.mark.parametrize("before", [grant(ids("0:0"), of=pod("gone")), grant(ids("0:0", "1:0"), of=pod("gone"))])
+    def test_ids_of_a_gone_pod_are_refused_while_a_process_of_it_runs(self, before):
+        on = node(before, live=frozenset({before.grant_id}))
+        message = refused(plan_grant(ask(placed(share(0)), ids("0:0")), on), Reason.IDS_HELD)
+        assert "default/gone/main" in message
 
     def test_ids_of_a_pod_that_is_gone_are_taken_over_with_its_memory(self):
         other = grant(ids("0:0"), share(0, 1000), of=pod("other"))

@@ -16,12 +16,15 @@ from agent.errors import ShimError
 from agent.services.allocator import Allocator, AllocatorOptions
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
+from agent.services.liveness import Liveness
 from agent.services.pod_cache import PodCache
+from agent.services.process_census import ProcessCensus
 from agent.services.telemetry import Telemetry
 from placement.fit import Reject
 from proto import contract
 from proto.model import ContainerSpec, ContainerState, ContainerStatus, Policy
 from proto.units import MIB
+from tests.unit.agent.adapters.test_files import SlotHolder
 from tests.unit.agent.builders import BOOT, SECRET, VGPU, assigned, gpu, held, ids, limits, pod, reading, share
 from tests.unit.agent.fakes import (
     Disk,
@@ -30,6 +33,7 @@ from tests.unit.agent.fakes import (
     FakeKubeApi,
     FakeKubeletMemory,
     FakePodResources,
+    FakeProcesses,
     FakeShim,
     make_injection,
     settle,
@@ -57,12 +61,15 @@ class Harness:
         self.telemetry = Telemetry()
         self.shim = FakeShim(base / "shim")
         self.clock = FakeClock()
+        self.processes = FakeProcesses()
+        self.census = ProcessCensus(60.0, driver=self.driver, processes=self.processes)
+        self.liveness = Liveness(book=self.book, files=self.disk.files, census=self.census, processes=self.processes, watch=self.watch)
         self.allocator = Allocator(
             AllocatorOptions(SECRET, BOOT, 16, policy, Interposition.FRONT, FailPolicy.CLOSED, **{**DEFAULTS, **options}),
             watch=self.watch, pods=self.pods, book=self.book, pod_resources=self.pod_resources,
             kubelet_memory=self.kubelet_memory, files=self.disk.files, cdi=self.disk.cdi,
             shim=self.shim, injection=make_injection(self.book, self.disk, self.pods, self.watch, injection),
-            backends=backends(self.book), events=self.events, telemetry=self.telemetry, clock=self.clock,
+            backends=backends(self.book), liveness=self.liveness, events=self.events, telemetry=self.telemetry, clock=self.clock,
             context_bytes={"GPU-0": 0, "GPU-1": 500 * MIB}.__getitem__,
         )  # fmt: skip
         static = base / "etc-cdi"
@@ -121,6 +128,24 @@ async def test_asking_again_changes_nothing(node):
     before = (node.book.ledger, node.spec(ids("0:3")))
     assert await node.start(placed(), ids("0:3")) is None
     assert (node.book.ledger, node.spec(ids("0:3"))) == before
+
+
+async def test_ids_of_a_gone_pod_are_granted_again_only_when_its_processes_have_ended(node):
+    await node.ready(placed("gone"))
+    assert await node.start(placed("gone"), ids("0:3")) is None
+    before = node.book.ledger
+    process = SlotHolder(Path(node.disk.files.paths(node.allocator.grant_id(VGPU, ids("0:3")))[1]))
+    try:
+        await node.ready(placed("next"))
+        node.pod_resources.listing = []
+        refusal = await node.start(placed("next"), ids("0:3"))
+        assert refusal is not None
+        assert refusal.reason is Reason.IDS_HELD
+        assert node.book.ledger == before
+    finally:
+        process.kill()
+    assert await node.start(placed("next"), ids("0:3")) is None
+    assert [grant.pod for grant in node.book.ledger.grants.values()] == ["next"]
 
 
 async def test_many_containers_may_start_at_once_and_never_pass_a_device(tmp_path):

@@ -84,6 +84,32 @@ async def test_devices_without_a_borrower_are_not_looked_at(node):
     assert node.borrower.find().devices == {}
 
 
+@pytest.mark.parametrize(
+    "following",
+    [grant(ids("0:0"), share(1, cores=20), of=pod("next")), grant(ids("0:0"), share(0, cores=20), of=pod("next"))],
+    ids=["of another device", "of the same device"],
+)
+async def test_limits_that_were_written_anew_between_two_looks_are_left_alone(node, following):
+    await node.granted((A, WEIGHT), (B, WEIGHT))
+    current = node.borrower.find()
+    node.period(current)
+    await node.granted((following, Preferences()))
+    node.period(current, a=30)
+    assert node.ceiling(following) == 20
+
+
+async def test_limits_with_fewer_devices_than_before_end_no_look(node):
+    two = grant(ids("0:0", "1:0"), share(0, cores=30), share(1, cores=30), of=pod("a"))
+    await node.granted((two, WEIGHT), (B, WEIGHT))
+    current = node.borrower.find()
+    node.period(current)
+    node.disk.files.remove(two.grant_id)
+    node.disk.files.prepare(two, limits_of(grant(ids("0:0"), share(0, cores=30)), FailPolicy.CLOSED, WEIGHT))
+    node.files.paid[two.grant_id] = ComputeCounters(30_000_000, 1)
+    node.clock.seconds += 0.1
+    assert node.borrower.look(current)
+
+
 async def test_a_grant_that_is_gone_between_two_looks_harms_nobody(node):
     await node.granted((A, WEIGHT), (B, WEIGHT))
     current = node.borrower.find()

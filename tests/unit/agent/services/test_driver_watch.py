@@ -56,6 +56,26 @@ async def test_while_a_device_is_lost_the_driver_is_entered_anew_now_and_then():
     assert driver.restarts == 1
 
 
+async def test_a_driver_that_was_entered_anew_is_read_at_once_and_what_was_reported_before_is_taken():
+    driver = FakeDriver(BOTH)
+    order: list[str] = []
+    for name in ("read", "restart"):
+        method = getattr(driver, name)
+
+        async def told(name=name, method=method):
+            order.append(name)
+            return await method()
+
+        setattr(driver, name, told)
+    watch = await polled(driver, BOTH, *[ONE_LOST] * (RESTART_EVERY_POLLS - 1))
+    heard: list[DeviceEvent] = []
+    watch.on_event = heard.append
+    driver.reported = [DeviceEvent("GPU-0", 31)]
+    await watch.poll()
+    assert order[-3:] == ["read", "restart", "read"]
+    assert [event.xid for event in heard] == [31]
+
+
 async def test_a_hung_device_is_marked_and_the_others_are_left():
     driver = FakeDriver(BOTH)
     driver.hung = "GPU-1"

@@ -30,6 +30,17 @@ async def test_a_repeated_sentence_is_posted_once_in_a_while():
     assert [event.message for event in api.events] == ["no room", "other", "no room"]
 
 
+async def test_a_refusal_that_tells_how_long_a_call_has_hung_is_the_same_a_moment_later():
+    api = FakeKubeApi()
+    recorder = EventRecorder(api, FakeClock())
+    for seconds in (6, 16):
+        recorder.record(replace(EVENT, message=f"nvmlInit has not returned for {seconds}.0 s. It is tried again"))
+    recorder.record(replace(EVENT, message="other"))
+    async with posting(recorder):
+        await until(lambda: len(api.events) >= 2)
+    assert [event.message for event in api.events] == ["nvmlInit has not returned for 6.0 s. It is tried again", "other"]
+
+
 async def test_an_outage_loses_events_and_nothing_else(caplog):
     api = FakeKubeApi()
     api.outage = True

@@ -2,6 +2,7 @@ import asyncio
 import fcntl
 import struct
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -109,6 +110,21 @@ async def test_a_released_container_has_no_series(node):
     await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(), 16)
     await node.book.release([one])
     assert node.scrape()["aliquot_container_info"] == []
+
+
+@pytest.mark.parametrize("owner", [{"pod_uid": "uid-next"}, {"container": "second"}], ids=["another pod", "another container"])
+async def test_what_a_container_did_is_not_shown_of_the_next_one_with_its_ids(node, owner):
+    await node.watch.poll()
+    one = grant(ids("0:0"))
+    region = await node.commit(one)
+    fields = [0] * len(SLOT_DEVICE.unpack(bytes(SLOT_DEVICE.size)))
+    fields[10] = 1000  # launches
+    with region.open("r+b") as file:
+        file.seek(OWN_GEOMETRY.slot(0))
+        file.write(SLOT_HEADER.pack(1, 7, 0, 0, 50) + SLOT_DEVICE.pack(*fields))
+    assert [sample.value for sample in node.scrape()["aliquot_container_launches"]] == [1000]
+    await node.commit(replace(one, **owner))
+    assert [sample.value for sample in node.scrape()["aliquot_container_launches"]] == [0]
 
 
 async def test_a_spoilt_region_spoils_no_scrape(node):

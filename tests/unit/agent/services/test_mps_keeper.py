@@ -103,6 +103,31 @@ async def test_a_daemon_that_another_agent_left_is_ended_when_nobody_needs_it(no
     assert node.mps.calls == ["stop GPU-1"]
 
 
+async def test_shared_memory_is_emptied_when_the_last_client_of_the_node_is_gone(node):
+    one, other = client(0), client(1, "next")
+    node.promise(one, other)
+    await node.keeper.look()
+    node.release(one)
+    await node.keeper.look()
+    assert node.mps.cleared == 0
+    node.release(other)
+    await node.keeper.look()
+    assert node.mps.cleared == 1
+
+
+async def test_shared_memory_stays_for_a_client_that_came_while_the_last_daemon_was_ended(node):
+    node.mps.running.add("GPU-1")
+    stop = node.mps.stop
+
+    def stop_slowly(device_uuid):
+        stop(device_uuid)
+        node.promise(client())
+
+    node.mps.stop = stop_slowly
+    await node.keeper.look()
+    assert node.mps.cleared == 0
+
+
 async def test_a_server_is_ended_that_stays_in_fault(node):
     node.promise(client())
     await node.keeper.ensure(client())

@@ -208,6 +208,18 @@ async def test_one_container_whose_files_fail_does_not_stop_the_others(node):
     assert node.overhead_in_limits(TWO) == 20
 
 
+async def test_limits_that_are_still_those_of_the_container_before_are_left_alone(node):
+    await node.granted(ONE)
+    following = grant(ids("0:0"), share(1, 1000), of=pod("two"))
+    node.book.ledger = node.book.ledger.adopting([following])
+    before = node.disk.files.limits(ONE.grant_id)
+    node.files.slots[following.grant_id] = (slot(7, 400),)
+    node.driver.process_list = [GpuProcess("GPU-1", 1007, 430 * MIB)]
+    await node.reconcile()
+    assert node.disk.files.limits(ONE.grant_id) == before
+    assert node.keeper.overhead_bytes == {}
+
+
 async def test_what_a_bare_context_costs_is_learnt_for_the_model_and_only_downwards(node):
     await node.granted(ONE)
     assert node.keeper.context_bytes("GPU-1") == 0

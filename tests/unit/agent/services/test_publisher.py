@@ -6,7 +6,7 @@ import pytest
 from agent.core.inventory import FailedDevice
 from agent.core.ledger import Grant, Ledger
 from agent.core.publishing import NodeCondition, NodeFacts
-from agent.errors import DriverMissingError
+from agent.errors import DriverMissingError, DriverTimeoutError
 from agent.ports import GpuNodeState, NodeState
 from agent.services import publisher as module
 from agent.services.changes import Changes
@@ -231,6 +231,18 @@ class TestInventory:
         assert [(device["uuid"], device["trouble"]) for device in status["devices"]] == [
             (uuid, "no usable NVIDIA driver: no driver") for uuid in ("GPU-0", "GPU-1")
         ]
+
+    async def test_a_driver_that_hangs_from_the_start_is_told_once_however_long_it_lasts(self, node):
+        await node.right()
+        await node.gpu_node({"devices": [{"uuid": "GPU-0"}, {"uuid": "GPU-1"}]})
+        for seconds in range(6, 406, 100):
+            await node.look(DriverTimeoutError(f"nvmlInit has not returned for {seconds}.0 s"))
+            (status,), (condition,) = node.api.statuses, node.api.conditions
+            await node.node("2000", "200", condition[0])
+            await node.gpu_node(dict(status))
+            await node.pass_time(100)
+        assert f"for {seconds}.0 s" in node.watch.trouble
+        assert [len(told) for told in (node.api.statuses, node.api.conditions)] == [1, 1]
 
 
 async def test_news_are_written_though_the_write_before_has_not_come_back_by_the_watch(node):

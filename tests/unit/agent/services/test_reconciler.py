@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -7,19 +8,23 @@ from agent.core.drift import Cure, DriftKind, DriftPolicy
 from agent.core.inventory import FailedDevice
 from agent.core.ledger import Grant
 from agent.core.limits import FailPolicy, limits_of
+from agent.core.overhead import GpuProcess, HostProcess
 from agent.core.planning import Planned
 from agent.errors import DriverMissingError, StorageError
 from agent.ports import NodeState
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.evictor import Evictor
+from agent.services.liveness import Liveness
 from agent.services.pod_cache import PodCache
+from agent.services.process_census import ProcessCensus
 from agent.services.reconciler import CALM_SECONDS, Reconciler, ReconcilerOptions
 from agent.services.telemetry import Telemetry
 from proto import contract
-from proto.model import ContainerState, ContainerStatus, Preferences
+from proto.model import ContainerState, ContainerStatus, Isolation, Preferences
+from proto.units import MIB
 from tests.unit.agent.builders import VGPU, board, gpu, grant, held, ids, pod, reading
-from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, settle, until
+from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, FakeProcesses, settle, until
 
 GRANT = grant(ids("0:0"), of=pod("a"))
 
@@ -31,7 +36,10 @@ class Harness:
         self.pods = PodCache()
         self.pod_resources = FakePodResources(held(pod("a"), ids("0:0")))
         self.clock = FakeClock()
-        self.watch = DriverWatch(FakeDriver(reading(gpu(0), gpu(1))), 1.0)
+        self.driver = FakeDriver(reading(gpu(0), gpu(1)))
+        self.watch = DriverWatch(self.driver, 1.0)
+        self.processes = FakeProcesses()
+        self.census = ProcessCensus(60.0, driver=self.driver, processes=self.processes)
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, self.clock)
         self.telemetry = Telemetry()
@@ -42,7 +50,10 @@ class Harness:
     def make(self, period_seconds: float = 0.05, *, assigned: bool = False, policy: DriftPolicy = DriftPolicy.REPORT) -> Reconciler:
         return Reconciler(
             ReconcilerOptions("node-1", period_seconds, assigned, policy),
-            book=self.book, pods=self.pods, pod_resources=self.pod_resources, files=self.disk.files,
+            book=self.book, pods=self.pods, pod_resources=self.pod_resources,
+            liveness=Liveness(
+                book=self.book, files=self.disk.files, census=self.census, processes=self.processes, watch=self.watch
+            ),
             file_changes=self.file_changes, watch=self.watch,
             resources=lambda: {VGPU}, rewrite=self.rewrite, evictor=Evictor(self.api, self.clock), events=self.events,
             telemetry=self.telemetry, clock=self.clock,
@@ -130,6 +141,24 @@ async def test_a_silent_kubelet_delays_the_release(node):
     node.pod_resources.listing = None
     await node.reconciler.reconcile()
     assert node.grants == {GRANT.grant_id}
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+async def test_a_gone_pods_grant_stays_while_the_driver_lists_a_process_of_it(node, isolation):
+    of = replace(GRANT, isolation=isolation)
+    node.book.ledger = node.book.ledger.adopting([of])
+    process = HostProcess(10, (10,), 500, f"0::/kubepods/pod{of.pod_uid}/{'ab' * 32}\n")
+    node.processes.there[10] = process
+    node.driver.process_list = [GpuProcess("GPU-0", 10, 50 * MIB)]
+    node.census.latest = await node.census.take()
+    await node.knows()
+    node.pod_resources.listing = []
+    await node.reconciler.reconcile()
+    assert node.grants == {of.grant_id}
+    assert node.drifts() == [DriftKind.LOST_ROW, DriftKind.POD_GONE] if isolation is not Isolation.SHIM else [DriftKind.POD_GONE]
+    node.processes.there[10] = replace(process, start_ticks=501)  # another has its pid by now
+    await node.reconciler.reconcile()
+    assert node.grants == set()
 
 
 class TestFilesThatCannotBeRemoved:

@@ -1,0 +1,37 @@
+"""Which grants have a process at work on their GPUs, by what the driver and the kernel say.
+
+The usage region tells of processes under the shim only, and is the tenant's word: a container that another backend enforces has none in
+it, and one that wrote over its region looks dead. The driver's list and the cgroup of a process are neither.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+from agent.core.cgroups import container_of
+from agent.core.ledger import Grant
+from agent.core.mig import gpu_of
+from agent.core.overhead import GpuProcess, HostProcess
+from proto.model import Isolation
+
+
+def processes_of(
+    grant: Grant, listed: Iterable[GpuProcess], processes: Iterable[HostProcess], parents: Mapping[str, str]
+) -> Sequence[HostProcess]:
+    """Return the processes of the grant's pod that the driver lists on one of its GPUs.
+
+    Args: processes: who the listed ones are. parents: the GPU of each MIG instance, by UUID.
+    """
+    parent_gpus = {gpu_of(share, parents) for share in grant.shares}
+    gpus = parent_gpus | set(grant.device_names)
+    anywhere = grant.backend is Isolation.MIG and None in parent_gpus  # no GPU on the board shows the instance
+    pids = {entry.pid for entry in listed if anywhere or entry.device_uuid in gpus}
+    return [
+        process
+        for process in processes
+        if process.pid in pids and (container := container_of(process.cgroup)) is not None and container.pod_uid == grant.pod_uid
+    ]
+
+
+def still_there(before: Iterable[HostProcess], now: Iterable[HostProcess]) -> Set[int]:
+    """Return the pids that are the same process as before, and not another's by now."""
+    then = {process.pid: process.start_ticks for process in before}
+    return {process.pid for process in now if then.get(process.pid) == process.start_ticks}

@@ -1,0 +1,48 @@
+"""Whether processes of a grant still run, whatever became of its pod: memory they hold must not be promised to somebody else.
+
+Two witnesses are heard. The locks in the usage region tell of processes under the shim at this moment. The last census tells of all that
+the driver lists, and /proc whether they have ended since; of a process that entered a GPU after the last census it knows nothing.
+"""
+
+import asyncio
+from collections.abc import Iterable, Set
+
+from agent.core.ledger import Grant
+from agent.core.liveness import processes_of, still_there
+from agent.ports import ContainerFiles, Processes
+from agent.services.driver_watch import DriverWatch
+from agent.services.grant_book import GrantBook
+from agent.services.process_census import ProcessCensus
+
+
+class Liveness:
+    """The two witnesses together."""
+
+    def __init__(self, *, book: GrantBook, files: ContainerFiles, census: ProcessCensus, processes: Processes, watch: DriverWatch) -> None:
+        self._book = book
+        self._files = files
+        self._census = census
+        self._processes = processes
+        self._watch = watch
+
+    async def live(self, grants: Iterable[Grant]) -> Set[str]:
+        """Return the ids of those grants of which a process runs."""
+        asked = tuple(grants)
+        if not asked:
+            return frozenset()
+        locked = await self._book.on_disk(lambda: frozenset(grant.grant_id for grant in asked if self._has_locked_slot(grant)))
+        return locked | await self._at_work(asked)
+
+    def _has_locked_slot(self, grant: Grant) -> bool:
+        view = self._files.region(grant.grant_id)
+        return view is not None and view.live
+
+    async def _at_work(self, grants: Iterable[Grant]) -> Set[str]:
+        census, parents = self._census.latest, self._watch.board.parents
+        seen = {grant.grant_id: processes_of(grant, census.listed, census.processes, parents) for grant in grants}
+        known = {process.pid: process for processes in seen.values() for process in processes}
+        if not known:
+            return frozenset()
+        # not in the thread for files, which containers that start wait for
+        there = still_there(known.values(), await asyncio.to_thread(self._processes.read, known.keys()))
+        return frozenset(identifier for identifier, processes in seen.items() if any(process.pid in there for process in processes))

@@ -1,0 +1,42 @@
+from dataclasses import replace
+
+import pytest
+
+from agent.core.liveness import processes_of, still_there
+from agent.core.overhead import GpuProcess, HostProcess
+from proto import contract
+from proto.units import MIB
+from tests.unit.agent.builders import grant, ids, share
+
+GRANT = grant(ids("0:0"), share(0))
+INSTANCE = grant(ids("0:0"), share("MIG-0-1"), resource=f"{contract.RESOURCE_DOMAIN}/mig-1g.10gb")
+PARENTS = {"MIG-0-1": "GPU-0"}
+
+
+def process(pid: int = 10, uid: str = "uid-train") -> HostProcess:
+    return HostProcess(pid, (pid,), 500, f"0::/kubepods/pod{uid}/{'ab' * 32}\n")
+
+
+def on(device_uuid: str, pid: int = 10) -> GpuProcess:
+    return GpuProcess(device_uuid, pid, 50 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("of", "listed", "who", "found"),
+    [
+        pytest.param(GRANT, on("GPU-0"), process(), [10], id="its pod on its GPU"),
+        pytest.param(GRANT, on("GPU-1"), process(), [], id="another GPU"),
+        pytest.param(GRANT, on("GPU-0"), process(uid="uid-other"), [], id="another pod"),
+        pytest.param(GRANT, on("GPU-0"), replace(process(), cgroup="0::/system.slice\n"), [], id="the host"),
+        pytest.param(INSTANCE, on("GPU-0"), process(), [10], id="the GPU of its instance"),
+        pytest.param(INSTANCE, on("GPU-1"), process(), [], id="not the GPU of its instance"),
+        pytest.param(replace(INSTANCE, shares=(share("MIG-gone"),)), on("GPU-1"), process(), [10], id="an instance that no GPU shows"),
+    ],
+)
+def test_a_process_is_a_grants_when_it_is_of_its_pod_and_on_its_gpu(of, listed, who, found):
+    assert [one.pid for one in processes_of(of, [listed], [who], PARENTS)] == found
+
+
+def test_a_pid_that_another_process_has_by_now_is_gone():
+    then = [process(10), process(11)]
+    assert still_there(then, [process(10), replace(process(11), start_ticks=900)]) == {10}
