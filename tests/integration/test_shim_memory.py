@@ -95,6 +95,21 @@ tell(result=result, address=address, untouched=UNTOUCHED, next=alloc(MIB)[0])
     assert (slot.devices[0].refusals, slot.devices[0].last_refused_bytes) == (1, LIMIT_MIB * MIB)
 
 
+@pytest.mark.parametrize("texels", ["half", "unorm"])
+def test_an_array_of_16_bit_texels_is_judged_by_all_its_bytes_before_it_is_made(container, texels):
+    script = f"""
+class Shape(ctypes.Structure):
+    _fields_ = (("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("format", ctypes.c_int), ("channels", ctypes.c_uint))
+
+start()
+shape = Shape(65536, 8192, {dict(half=0x10, unorm=0xC5)[texels]}, 4)
+tell(result=into("cuArrayCreate_v2", ctypes.byref(shape))[0])
+"""
+    assert facts(container.python(PROGRAM + script))["result"] == OUT_OF_MEMORY
+    (slot,) = container.snapshot().slots
+    assert slot.devices[0].last_refused_bytes == 65536 * 8192 * 4 * 2
+
+
 def test_an_absurd_size_is_refused_and_counts_nothing(container):
     script = "start()\nfree=info()[0]\ntell(results=[alloc(2**64-1)[0], alloc(2**63)[0]], same=free==info()[0])"
     assert facts(container.python(PROGRAM + script)) == {"results": [OUT_OF_MEMORY, OUT_OF_MEMORY], "same": True}
