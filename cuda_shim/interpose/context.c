@@ -17,6 +17,7 @@
 #include "shim.h"
 
 #define PAGE_BYTES ((uint64_t)2 << 20) /* of device memory */
+#define UNSURE_BYTES ((uint64_t)1 << 30) /* more than any context takes: what a device lost beyond it went to a neighbour */
 
 static struct {
 	pthread_mutex_t gate;
@@ -145,14 +146,18 @@ static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(
 	if (result != CUDA_SUCCESS)
 		return result;
 	after = aq_measure(aq_device_uuid(device));
-	*cost = aq_measured_growth(&before, &after);
+	bool is_own;
+	*cost = aq_measured_growth(&before, &after, &is_own);
+	if (!is_own && *cost > UNSURE_BYTES)
+		*cost = UNSURE_BYTES;
 	if (!*cost)
 		aq_log_warn("cannot tell what a context on %s costs: NVML does not say, and the agent gave no figure", aq_device_uuid(device));
 	if (!aq_charge(device, AQ_CONTEXT, *cost)) {
 		unmake(call);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	aq_account_learn_context_bytes(device, *cost);
+	if (is_own) /* later processes pay what this one learns: never a figure that a neighbour may have a part in */
+		aq_account_learn_context_bytes(device, *cost);
 	return CUDA_SUCCESS;
 }
 

@@ -5,12 +5,14 @@ test_shim_chaos.py, what a container sees in test_shim_views.py.
 """
 
 import contextlib
+import subprocess
 from dataclasses import replace
 
 import pytest
 
 from agent.core.region_layout import DeviceLimit, Limits
-from tests.fakes.container import MIB, Node
+from proto import contract
+from tests.fakes.container import MIB, Node, make_container
 from tests.fakes.cuda import INVALID_VALUE, OUT_OF_MEMORY, SUCCESS
 
 LIMIT_MIB = 2048
@@ -155,6 +157,35 @@ def test_what_one_process_measured_another_need_not_measure(container):
     assert container.snapshot().measured_context_bytes[0] == CONTEXT_MIB * MIB
     facts(container.client("fill"))
     assert container.snapshot().measured_context_bytes[0] == CONTEXT_MIB * MIB
+
+
+NVML_THAT_CANNOT_NAME_US = r"""
+static unsigned long long looks;
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { *device = (void *)uuid; return 0; }
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory)
+{
+    (void)device;
+    memory[0] = 144ull << 30;
+    memory[2] = looks++ * (8ull << 30);
+    memory[1] = memory[0] - memory[2];
+    return 0;
+}
+"""
+"""Lists no processes; the device loses 8 GiB between any two looks, as when a neighbour loads a model."""
+
+
+def test_what_a_neighbour_takes_while_a_context_is_made_is_not_the_price_of_contexts(node, tmp_path):
+    library, source = tmp_path / contract.NVML_SONAME, tmp_path / "nvml.c"
+    source.write_text(NVML_THAT_CANNOT_NAME_US)
+    subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{contract.NVML_SONAME}", "-o", library, source], check=True)
+    driver = {contract.CUDA_SONAME: node.build / "lib/sim" / contract.CUDA_SONAME, contract.NVML_SONAME: library}
+    devices = [DeviceLimit(node.uuids[0], 16384 * MIB)]
+    container = make_container(tmp_path / "unnamed", node.build, node.directory, devices, driver=driver)
+    with container.repl():
+        assert container.snapshot().slots[0].devices[0].context_bytes == 1024 * MIB
+    assert container.snapshot().measured_context_bytes[0] == 0
 
 
 def test_stacks_heap_and_print_buffer_of_a_context_are_device_memory(container):
