@@ -583,11 +583,13 @@ typedef enum CUmemAllocationType_enum {
 } CUmemAllocationType;
 
 typedef enum CUmemLocationType_enum {
-    CU_MEM_LOCATION_TYPE_INVALID = 0,
+    CU_MEM_LOCATION_TYPE_INVALID = 0, /* and NONE: a managed pool without a preferred location */
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
     CU_MEM_LOCATION_TYPE_HOST = 2,
     CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
-    CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4
+    CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4,
+    CU_MEM_LOCATION_TYPE_INVISIBLE = 5,
+    CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6 /* id: the device in the low byte, the domain in the next one */
 } CUmemLocationType;
 
 typedef enum CUmemAccess_flags_enum {

@@ -95,6 +95,36 @@ bool aq_place_of_stream(CUstream stream, struct aq_place *place)
 	return look_up(context, false, 0, place);
 }
 
+static CUdevice current_ordinal(void)
+{
+	struct aq_place place;
+
+	return aq_place_current(&place) ? place.ordinal : 0;
+}
+
+CUresult aq_place_of_location(const CUmemLocation *location, CUmemAllocationType type, CUdevice *ordinal)
+{
+	switch (location->type) {
+	case CU_MEM_LOCATION_TYPE_DEVICE:
+		*ordinal = location->id;
+		return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
+		*ordinal = location->id & 0xff;
+		return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_INVALID:
+		*ordinal = current_ordinal(); /* if the driver takes it at all */
+		return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_HOST:
+	case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+	case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+		*ordinal = type == CU_MEM_ALLOCATION_TYPE_MANAGED ? current_ordinal() : AQ_NO_ORDINAL;
+		return CUDA_SUCCESS;
+	default:
+		aq_log_warn("memory at a location of type %d is refused: it cannot be told which device it takes", (int)location->type);
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
+}
+
 void aq_contexts_forget(void)
 {
 	for (int i = 0; i < AQ_MAX_ORDINALS; i++) {

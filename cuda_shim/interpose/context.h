@@ -29,6 +29,12 @@ bool aq_place_current(struct aq_place *place);
 /* The place of a stream: its context's, or the thread's for the default streams. */
 bool aq_place_of_stream(CUstream stream, struct aq_place *place);
 
+#define AQ_NO_ORDINAL (-1)
+
+/* The device that pays for memory at a location, AQ_NO_ORDINAL for the host's. Managed memory comes to a device from wherever it is, so it is
+ * the current device's when it names none. CUDA_ERROR_NOT_SUPPORTED for locations that this shim does not know: they may be device memory. */
+CUresult aq_place_of_location(const CUmemLocation *location, CUmemAllocationType type, CUdevice *ordinal);
+
 /* In a forked child. */
 void aq_contexts_forget(void);
 

@@ -161,10 +161,15 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
-	AQ_LIMITED_OR_RETURN(cuMemPoolCreate(pool, props));
-	CUresult result = aq_cuda.cuMemPoolCreate(pool, props);
+	CUdevice ordinal;
 
-	if (result == CUDA_SUCCESS && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE && !aq_reservoir_add_pool(*pool, props->location.id)) {
+	AQ_LIMITED_OR_RETURN(cuMemPoolCreate(pool, props));
+	if (!pool || !props)
+		return aq_cuda.cuMemPoolCreate(pool, props);
+	CUresult result = aq_place_of_location(&props->location, props->allocType, &ordinal);
+	if (result == CUDA_SUCCESS)
+		result = aq_cuda.cuMemPoolCreate(pool, props);
+	if (result == CUDA_SUCCESS && ordinal != AQ_NO_ORDINAL && !aq_reservoir_add_pool(*pool, ordinal)) {
 		aq_cuda.cuMemPoolDestroy(*pool); /* a pool that nobody counts must not exist */
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -196,9 +201,17 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep_bytes)
 }
 
 /* A pool may be met here first: the pools of managed memory have no other way to be found. */
-static CUresult learn(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location)
+static CUresult learn(CUresult (*ask)(CUmemoryPool *, CUmemLocation *, CUmemAllocationType), CUmemoryPool *pool, CUmemLocation *location,
+		      CUmemAllocationType type)
 {
-	if (result == CUDA_SUCCESS && location->type == CU_MEM_LOCATION_TYPE_DEVICE && !aq_reservoir_add_pool(*pool, location->id))
+	CUdevice ordinal;
+
+	if (!pool || !location)
+		return ask(pool, location, type);
+	CUresult result = aq_place_of_location(location, type, &ordinal);
+	if (result == CUDA_SUCCESS)
+		result = ask(pool, location, type);
+	if (result == CUDA_SUCCESS && ordinal != AQ_NO_ORDINAL && !aq_reservoir_add_pool(*pool, ordinal))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	return result;
 }
@@ -206,11 +219,11 @@ static CUresult learn(CUresult result, const CUmemoryPool *pool, const CUmemLoca
 CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
 	AQ_LIMITED_OR_RETURN(cuMemGetDefaultMemPool(pool, location, type));
-	return learn(aq_cuda.cuMemGetDefaultMemPool(pool, location, type), pool, location);
+	return learn(aq_cuda.cuMemGetDefaultMemPool, pool, location, type);
 }
 
 CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
 	AQ_LIMITED_OR_RETURN(cuMemGetMemPool(pool, location, type));
-	return learn(aq_cuda.cuMemGetMemPool(pool, location, type), pool, location);
+	return learn(aq_cuda.cuMemGetMemPool, pool, location, type);
 }

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.region_layout import DeviceLimit, Limits
+from agent.core.region_layout import LOG_WARN, DeviceLimit, Limits
 from proto import contract
 from tests.fakes.container import MIB, Node, make_container
 from tests.fakes.cuda import INVALID_VALUE, OUT_OF_MEMORY, SUCCESS
@@ -422,6 +422,59 @@ must("cuCtxSynchronize")
 tell(result=result, taken=taken, left=before - info()[0])
 """
     assert facts(container.python(PROGRAM + script)) == {"result": 0, "taken": 64 * MIB, "left": 0}
+
+
+LOCALITY_DOMAIN, INVISIBLE = 6, 5
+
+
+def test_memory_of_a_devices_locality_domain_is_the_devices(container):
+    script = f"""
+start()
+before = info()[0]
+taken = lambda: before - info()[0]
+prop = AllocationProp(type=1, location_type={LOCALITY_DOMAIN}, location_id=0)
+_, handle = into("cuMemCreate", 64 * MIB, ctypes.byref(prop), 0)
+steps = [taken()]
+must("cuMemRelease", handle)
+pool = out()
+props = PoolProps(type=1, location_type={LOCALITY_DOMAIN}, location_id=0)
+must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
+_, address = into("cuMemAllocFromPoolAsync", 64 * MIB, pool.value, 0)
+steps.append(taken())
+must("cuMemFree_v2", address)
+must("cuMemPoolDestroy", pool.value)
+steps.append(taken())
+tell(steps=steps, refused=into("cuMemCreate", {LIMIT_MIB} * MIB, ctypes.byref(prop), 0)[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"steps": [64 * MIB, 64 * MIB, 0], "refused": OUT_OF_MEMORY}
+
+
+def test_a_managed_pool_without_a_place_is_the_current_devices(container):
+    script = """
+start()
+before = info()[0]
+pool, props = out(), PoolProps(type=2, location_type=0)
+must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
+_, address = into("cuMemAllocFromPoolAsync", 64 * MIB, pool.value, 0)
+tell(taken=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script))["taken"] == 64 * MIB
+
+
+def test_memory_at_a_place_that_the_shim_does_not_know_is_refused(node):
+    container = node.container(LIMIT_MIB, log_level=LOG_WARN)
+    script = """
+start()
+results = []
+for place in (PLACES):
+    prop, props, location = AllocationProp(type=1, location_type=place), PoolProps(type=1, location_type=place), (ctypes.c_int * 2)(place, 0)
+    results.append([into("cuMemCreate", 2 * MIB, ctypes.byref(prop), 0)[0], into("cuMemPoolCreate", ctypes.byref(props))[0],
+                    into("cuMemGetDefaultMemPool", ctypes.byref(location), 1)[0]])
+tell(results=results)
+""".replace("PLACES", f"{INVISIBLE}, 77")
+    answer = container.python(PROGRAM + script)
+    assert facts(answer)["results"] == [[801] * 3] * 2
+    assert "location of type 77 is refused" in answer.stderr, "by the shim, before a driver that knows it is asked"
 
 
 def test_a_destroyed_pool_pays_until_its_last_allocation_is_freed(container):
