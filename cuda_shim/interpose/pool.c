@@ -180,12 +180,13 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
 	AQ_LIMITED_OR_RETURN(cuMemPoolDestroy(pool));
 	struct aq_reservoir *reservoir = aq_reservoir_of_pool(pool);
+	CUmemoryPool standard = NULL;
 
-	if (reservoir) /* the last moment it can be asked what it holds */
-		aq_reservoirs_settle(reservoir->device);
+	if (!reservoir || (aq_cuda.cuDeviceGetDefaultMemPool(&standard, reservoir->ordinal) == CUDA_SUCCESS && standard == pool))
+		return aq_cuda.cuMemPoolDestroy(pool); /* not ours to count, or not to be destroyed at all */
+	aq_reservoir_destroy_begin(reservoir);
 	CUresult result = aq_cuda.cuMemPoolDestroy(pool);
-	if (result == CUDA_SUCCESS && reservoir)
-		aq_reservoir_destroyed(reservoir);
+	aq_reservoir_destroy_end(reservoir, result);
 	return result;
 }
 

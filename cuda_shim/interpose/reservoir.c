@@ -101,6 +101,10 @@ struct aq_reservoir *aq_reservoir_of_pool(CUmemoryPool pool)
 static bool ask(const struct aq_reservoir *r, CUmemPool_attribute of_pool, CUgraphMem_attribute of_graphs, uint64_t *bytes)
 {
 	cuuint64_t value = 0;
+
+	*bytes = 0;
+	if (r->destroyed)
+		return false;
 	CUresult result = r->pool ? aq_cuda.cuMemPoolGetAttribute(r->pool, of_pool, &value)
 				  : aq_cuda.cuDeviceGetGraphMemAttribute(r->ordinal, of_graphs, &value);
 
@@ -326,10 +330,17 @@ static void close_if_empty(struct aq_reservoir *r)
 	pthread_mutex_unlock(&r->gate);
 }
 
-void aq_reservoir_destroyed(struct aq_reservoir *r)
+void aq_reservoir_destroy_begin(struct aq_reservoir *r)
 {
 	pthread_mutex_lock(&r->gate);
+	settle(r, 0); /* the last moment it can be asked what it holds */
 	r->destroyed = true;
+}
+
+void aq_reservoir_destroy_end(struct aq_reservoir *r, CUresult result)
+{
+	if (result != CUDA_SUCCESS)
+		r->destroyed = false;
 	pthread_mutex_unlock(&r->gate);
 	close_if_empty(r);
 }
