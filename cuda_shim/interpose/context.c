@@ -443,6 +443,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevi
 	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !green)
 		return aq_cuda.cuGreenCtxCreate(green, resources, ordinal, flags);
 	CUresult result = make_primary(ordinal, create_green, uncreate_green, &call);
+	atomic_fetch_add(&epoch, 1);
 	if (result == CUDA_SUCCESS)
 		*green = call.made;
 	return result;
@@ -454,6 +455,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 	AQ_LIMITED_OR_RETURN(cuGreenCtxDestroy(green));
 	CUresult result = aq_cuda.cuGreenCtxDestroy(green);
 
+	atomic_fetch_add(&epoch, 1); /* its address may come back as one of another device, also while the primary context lives on */
 	for (CUdevice ordinal = 0; ordinal < AQ_MAX_ORDINALS; ordinal++) {
 		pthread_mutex_lock(&primaries[ordinal].gate);
 		primary_ended(result, ordinal);
