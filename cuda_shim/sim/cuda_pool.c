@@ -352,6 +352,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     SIM_REQUIRE_READY();
     SIM_REQUIRE(usable(pool));
+    SIM_TRY(sim_capture_unsafe_call());
     pthread_mutex_lock(&pool->device->memory.lock);
     release_down_to(pool, keep);
     pthread_mutex_unlock(&pool->device->memory.lock);
