@@ -2,6 +2,7 @@
  * the call, and what the driver says they take is settled after it. */
 #include "interpose/allocations.h"
 #include "interpose/driver.h"
+#include "interpose/relax.h"
 #include "shim.h"
 
 #define LEVELS_MAX 64u /* more than any array has: each level halves it */
@@ -104,7 +105,9 @@ static CUresult settle(struct array_call *call, const struct aq_place *place, ui
 		taken = expected;
 	else if (aq_record(&aq_arrays, call->made, taken, AQ_ARRAY, place))
 		return CUDA_SUCCESS;
+	CUstreamCaptureMode mode = aq_relax();
 	call->destroy(call->made);
+	aq_restrict(mode);
 	aq_uncharge(place->device, AQ_ARRAY, taken);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -6,6 +6,7 @@
 
 #include "account/account.h"
 #include "interpose/driver.h"
+#include "interpose/relax.h"
 
 struct deferred {
 	struct aq_entry held;
@@ -57,6 +58,7 @@ static void settle_if(bool (*due)(const struct deferred *, const void *), const 
 
 	if (!atomic_load_explicit(&pending_count, memory_order_relaxed))
 		return;
+	CUstreamCaptureMode mode = aq_relax();
 	pthread_mutex_lock(&gate);
 	for (struct deferred **link = &pending; *link;) {
 		struct deferred *item = *link;
@@ -71,6 +73,7 @@ static void settle_if(bool (*due)(const struct deferred *, const void *), const 
 		done = item;
 	}
 	pthread_mutex_unlock(&gate);
+	aq_restrict(mode);
 	while (done) {
 		struct deferred *item = done;
 
@@ -84,7 +87,7 @@ static void settle_if(bool (*due)(const struct deferred *, const void *), const 
 static bool has_passed(const struct deferred *item, const void *context)
 {
 	(void)context;
-	return aq_cuda.cuEventQuery(item->passed) != CUDA_ERROR_NOT_READY;
+	return aq_event_look(item->passed) != AQ_EVENT_AHEAD;
 }
 
 void aq_deferred_settle(void)

@@ -14,6 +14,7 @@
 #include "interpose/gate.h"
 #include "interpose/own_use.h"
 #include "interpose/prefetch.h"
+#include "interpose/relax.h"
 #include "limit/bucket.h"
 #include "limit/control.h"
 #include "limit/cost.h"
@@ -190,32 +191,33 @@ bool aq_pace_is_capturing(void)
 
 /* ---- samples --------------------------------------------------------------------------------------------------- */
 
-/* Learn from a sample that has finished; false while it has not. With the gate held. */
-static bool harvest_one(struct pacer *pacer, struct aq_sample *sample)
+/* Learn from a sample that has finished. With the gate held, in a relaxed thread. */
+static void harvest_one(struct pacer *pacer, struct aq_sample *sample)
 {
+	enum aq_event_look look = aq_event_look(sample->end);
 	float milliseconds = 0;
-	CUresult result = aq_cuda.cuEventQuery(sample->end);
 
-	if (result == CUDA_ERROR_NOT_READY)
-		return false;
-	if (result == CUDA_SUCCESS && aq_cuda.cuEventElapsedTime(&milliseconds, sample->begin, sample->end) == CUDA_SUCCESS &&
-	    sample->cost)
+	if (look == AQ_EVENT_AHEAD)
+		return;
+	if (look == AQ_EVENT_PASSED && sample->cost &&
+	    aq_cuda.cuEventElapsedTime(&milliseconds, sample->begin, sample->end) == CUDA_SUCCESS)
 		aq_cost_learn(sample->cost, (uint64_t)((double)milliseconds * 1e6));
 	if (sample->paid_ns > atomic_load_explicit(&pacer->finished_ns, memory_order_relaxed))
 		atomic_store_explicit(&pacer->finished_ns, sample->paid_ns, memory_order_relaxed);
-	sample->state = SAMPLE_IDLE;
-	return true;
+	sample->state = look == AQ_EVENT_GONE ? SAMPLE_EMPTY : SAMPLE_IDLE;
 }
 
 static void harvest(struct pacer *pacer)
 {
 	if (atomic_load_explicit(&captures, memory_order_relaxed))
 		return;
+	CUstreamCaptureMode mode = aq_relax(); /* one may begin at any moment */
 	pthread_mutex_lock(&pacer->gate);
 	for (unsigned i = 0; i < SAMPLES; i++)
 		if (pacer->samples[i].state == SAMPLE_PENDING)
 			harvest_one(pacer, &pacer->samples[i]);
 	pthread_mutex_unlock(&pacer->gate);
+	aq_restrict(mode);
 }
 
 /* An idle sample whose events live in the context, or an empty one to make events for. With the gate held. */

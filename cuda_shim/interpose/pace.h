@@ -5,8 +5,8 @@
  * container's bucket (limit/bucket.h) in pieces, and waits when the bucket is empty. Some launches are timed with the driver's own events; the
  * same events tell how much is still in flight, which is bounded so that a pause or a lower limit acts soon.
  *
- * Nothing is timed, queried or waited for while a stream of the process is being captured: it would invalidate the capture. Every wait
- * has an end, whatever the region or the device say. */
+ * Nothing is timed, queried or waited for while a stream of the process is being captured, and a query that meets one that just began does
+ * not invalidate it (relax.h). Every wait has an end, whatever the region or the device say. */
 #ifndef AQ_INTERPOSE_PACE_H
 #define AQ_INTERPOSE_PACE_H
 

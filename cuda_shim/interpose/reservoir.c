@@ -7,6 +7,7 @@
 #include "interpose/allocations.h"
 #include "interpose/driver.h"
 #include "interpose/pace.h"
+#include "interpose/relax.h"
 #include "shim.h"
 
 #define PAGE_BYTES ((uint64_t)2 << 20)  /* of device memory */
@@ -152,10 +153,13 @@ static bool settle(struct aq_reservoir *r, uint64_t extra)
 
 static void give_back_unused(const struct aq_reservoir *r)
 {
+	CUstreamCaptureMode mode = aq_relax();
+
 	if (r->pool && !r->destroyed)
 		aq_cuda.cuMemPoolTrimTo(r->pool, 0);
 	if (!r->pool)
 		aq_cuda.cuDeviceGraphMemTrim(r->ordinal);
+	aq_restrict(mode);
 }
 
 static void set_overdrawn(struct aq_reservoir *r, bool overdrawn)
@@ -287,16 +291,23 @@ bool aq_growth_end(struct aq_growth *growth)
 /* Has everything in the stream come to its end? */
 static bool is_at_rest(CUstream stream, bool per_thread)
 {
-	return (per_thread ? aq_cuda.cuStreamQuery_ptsz(stream) : aq_cuda.cuStreamQuery(stream)) != CUDA_ERROR_NOT_READY;
+	CUstreamCaptureMode mode = aq_relax();
+	CUresult result = per_thread ? aq_cuda.cuStreamQuery_ptsz(stream) : aq_cuda.cuStreamQuery(stream);
+
+	aq_restrict(mode);
+	return result != CUDA_ERROR_NOT_READY;
 }
 
 /* The driver may believe that a free has come to pass only after somebody has synchronised with it; at rest that takes no time. */
 static void observe(CUstream stream, bool per_thread)
 {
+	CUstreamCaptureMode mode = aq_relax();
+
 	if (per_thread)
 		aq_cuda.cuStreamSynchronize_ptsz(stream);
 	else
 		aq_cuda.cuStreamSynchronize(stream);
+	aq_restrict(mode);
 }
 
 void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread)
