@@ -273,6 +273,7 @@ import ctypes, os
 from tests.fakes.cuda import *
 from tests.fakes.kernels import *
 
+must("cuInit", 0)  # before the driver is opened by its path: it has the front's name, and would be found in its place
 recording = ctypes.CDLL(os.environ["RECORDING"])
 recording.recording_at.restype = ctypes.c_char_p
 reached = {}
