@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "interpose/allocations.h"
+#include "interpose/deferred.h"
 #include "interpose/driver.h"
 #include "interpose/measure.h"
 #include "interpose/module.h"
@@ -95,6 +96,31 @@ bool aq_place_of_stream(CUstream stream, struct aq_place *place)
 	return look_up(context, false, 0, place);
 }
 
+CUcontext aq_context_of_stream(CUstream stream)
+{
+	CUcontext context = NULL;
+
+	if (stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD && aq_cuda.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS)
+		return context;
+	return aq_cuda.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+bool aq_context_enter(CUcontext context, bool *pushed)
+{
+	CUcontext current = NULL;
+
+	*pushed = aq_cuda.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != context;
+	return !*pushed || aq_cuda.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+}
+
+void aq_context_leave(bool pushed)
+{
+	CUcontext context;
+
+	if (pushed)
+		aq_cuda.cuCtxPopCurrent_v2(&context);
+}
+
 static CUdevice current_ordinal(void)
 {
 	struct aq_place place;
@@ -150,10 +176,22 @@ static void ended(const struct aq_place *place, uint64_t context_bytes)
 	atomic_fetch_add(&epoch, 1);
 	aq_allocations_drop(place->device, place->owner);
 	aq_modules_context_ended(place->device, place->owner);
-	aq_pace_context_ended(place->device, place->owner);
 	aq_reservoirs_settle(place->device);
 	aq_uncharge(place->device, AQ_CONTEXT, context_bytes);
 	aq_account_contexts_add(place->device, -1);
+}
+
+/* Before and after the driver is asked to end a context. */
+static void may_end(const struct aq_ending *ending)
+{
+	aq_pace_context_ending(ending);
+	aq_deferred_context_ending(ending);
+}
+
+static void may_have_ended(const struct aq_ending *ending, bool has_ended)
+{
+	aq_pace_context_ended(ending, has_ended);
+	aq_deferred_context_ended(ending, has_ended);
 }
 
 /* Make a context and charge it. `make` calls the driver; `unmake` takes the context back when its measured cost does not fit. */
@@ -265,8 +303,11 @@ static CUresult primary_ended(CUresult result, CUdevice ordinal)
 		AQ_LIMITED_OR_RETURN(name(ordinal));                             \
 		if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS)                   \
 			return aq_cuda.name(ordinal);                            \
+		struct aq_ending ending = { .device = aq_device_of(ordinal) };   \
 		pthread_mutex_lock(&primaries[ordinal].gate);                    \
+		may_end(&ending);                                                \
 		CUresult result = primary_ended(aq_cuda.name(ordinal), ordinal); \
+		may_have_ended(&ending, !primaries[ordinal].charged);            \
 		pthread_mutex_unlock(&primaries[ordinal].gate);                  \
 		return result;                                                   \
 	}
@@ -391,14 +432,17 @@ VDPAU_HOOK(cuVDPAUCtxCreate_v2, CREATE_VDPAU_V2)
 	{                                                                                                        \
 		struct aq_entry made;                                                                            \
 		AQ_LIMITED_OR_RETURN(name(context));                                                             \
-		bool known = aq_map_take(&contexts, (uintptr_t)context, &made);                                  \
+		if (!aq_map_take(&contexts, (uintptr_t)context, &made))                                          \
+			return aq_cuda.name(context);                                                            \
+		struct aq_ending ending = { .device = (int)made.device, .owner = made.key };                     \
+		may_end(&ending);                                                                                \
 		CUresult result = aq_cuda.name(context);                                                         \
-		if (!known)                                                                                      \
-			return result;                                                                           \
-		if (result != CUDA_SUCCESS || (lives_on))                                                        \
-			aq_map_put(&contexts, &made);                                                            \
-		else                                                                                             \
+		bool has_ended = result == CUDA_SUCCESS && !(lives_on);                                          \
+		if (has_ended)                                                                                   \
 			ended(&(struct aq_place){ .device = (int)made.device, .owner = made.key }, made.bytes);  \
+		else                                                                                             \
+			aq_map_put(&contexts, &made);                                                            \
+		may_have_ended(&ending, has_ended);                                                              \
 		return result;                                                                                   \
 	}
 
@@ -453,14 +497,29 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevi
 CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
 	AQ_LIMITED_OR_RETURN(cuGreenCtxDestroy(green));
-	CUresult result = aq_cuda.cuGreenCtxDestroy(green);
+	struct aq_ending primary[AQ_MAX_ORDINALS], itself = { .device = AQ_NO_DEVICE };
+	bool marked[AQ_MAX_ORDINALS];
 
+	aq_cuda.cuCtxFromGreenCtx(&itself.green, green);
+	may_end(&itself);
+	for (CUdevice ordinal = 0; ordinal < AQ_MAX_ORDINALS; ordinal++) {
+		pthread_mutex_lock(&primaries[ordinal].gate);
+		marked[ordinal] = primaries[ordinal].charged;
+		primary[ordinal] = (struct aq_ending){ .device = marked[ordinal] ? aq_device_of(ordinal) : AQ_NO_DEVICE };
+		if (marked[ordinal])
+			may_end(&primary[ordinal]);
+		pthread_mutex_unlock(&primaries[ordinal].gate);
+	}
+	CUresult result = aq_cuda.cuGreenCtxDestroy(green);
 	atomic_fetch_add(&epoch, 1); /* its address may come back as one of another device, also while the primary context lives on */
 	for (CUdevice ordinal = 0; ordinal < AQ_MAX_ORDINALS; ordinal++) {
 		pthread_mutex_lock(&primaries[ordinal].gate);
 		primary_ended(result, ordinal);
+		if (marked[ordinal])
+			may_have_ended(&primary[ordinal], !primaries[ordinal].charged);
 		pthread_mutex_unlock(&primaries[ordinal].gate);
 	}
+	may_have_ended(&itself, result == CUDA_SUCCESS);
 	return result;
 }
 

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
+#include "interpose/context.h"
 #include "region/container.h"
 #include "region/limits.h"
 #include "region/region.h"
@@ -55,8 +56,9 @@ void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUr
 /* The process became limited, or is let run without limits. */
 void aq_pace_open(struct aq_limits *limits, const struct aq_region *region, const struct aq_node_pages *node);
 void aq_pace_pass(void);
-/* A context is gone, and its events with it. */
-void aq_pace_context_ended(int device, uint64_t owner);
+/* Around a call that may end a context: its events are let be, and with it they are gone. */
+void aq_pace_context_ending(const struct aq_ending *ending);
+void aq_pace_context_ended(const struct aq_ending *ending, bool has_ended);
 /* In a forked child. */
 void aq_pace_forget(void);
 

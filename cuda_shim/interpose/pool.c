@@ -125,6 +125,15 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemo
 
 /* ---- freeing --------------------------------------------------------------------------------------------------- */
 
+/* When the stream comes to the free cannot be told. It has when the driver gives out the address again, or the context ends. */
+static void keep_charged(const struct aq_entry *held)
+{
+	struct aq_entry next;
+
+	if (aq_map_get(&aq_pointers, held->key, &next) || !aq_map_put(&aq_pointers, held))
+		aq_uncharge((int)held->device, (enum aq_kind)held->kind, held->bytes);
+}
+
 static CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread)
 {
 	struct aq_entry held;
@@ -140,8 +149,8 @@ static CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread
 		aq_reservoir_freed(result, &held);
 	else if (result != CUDA_SUCCESS || capturing)
 		aq_map_put(&aq_pointers, &held); /* captured: it is freed whenever the graph runs, which nobody tells us */
-	else
-		aq_deferred_add(&held, stream, per_thread);
+	else if (!aq_deferred_add(&held, stream, per_thread))
+		keep_charged(&held);
 	return result;
 }
 

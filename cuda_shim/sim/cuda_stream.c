@@ -362,7 +362,7 @@ static CUresult record(CUevent event, CUstream handle)
     SIM_TRY(sim_stream_of(handle, &stream));
     if (!event_usable(event))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (event->context->device != stream->context->device)
+    if (event->context != stream->context)
         return CUDA_ERROR_INVALID_HANDLE;
     if (sim_capturing(stream))
         return sim_capture_event_record(stream, event);

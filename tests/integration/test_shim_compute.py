@@ -269,6 +269,29 @@ def test_the_memory_of_a_throttled_program_that_is_killed_comes_back_and_its_sib
         assert time.monotonic() - begin < 5
 
 
+@pytest.mark.parametrize("current", ["own", "primary"])
+def test_launches_in_a_stream_of_another_context_than_the_current_one_are_timed(node, current):
+    """Events live in the context that is current when they are made, and are recorded in its streams only."""
+    script = f"""
+start()
+primary, other = out(), out()
+must("cuCtxGetCurrent", ctypes.byref(primary))
+must("cuCtxCreate_v2", ctypes.byref(other), 0, 0)
+function, stream = load(), make_stream()
+must("cuCtxSetCurrent", {"primary" if current == "primary" else "other"}.value)
+for _ in range(50):
+    spin(function, 10000, stream)
+    must("cuStreamSynchronize", stream)
+tell(pid=os.getpid())
+input()
+"""
+    container = tenant(node, 60)
+    with container.start_python(PROGRAM + script) as program:
+        program.listen()
+        used = container.snapshot().slots[0].devices[0]
+    assert used.busy_ns == pytest.approx(50 * 10_000_000, rel=0.4)
+
+
 # --- captures ---------------------------------------------------------------------------------------------------------
 
 CAPTURE = """

@@ -424,6 +424,30 @@ tell(result=result, taken=taken, left=before - info()[0])
     assert facts(container.python(PROGRAM + script)) == {"result": 0, "taken": 64 * MIB, "left": 0}
 
 
+@pytest.mark.parametrize("ends", ["nothing", "the stream's context", "the memory's context"])
+def test_linear_memory_freed_in_a_stream_of_another_context_is_credited_once(container, ends):
+    script = f"""
+start()
+primary, other, stream = out(), out(), out()
+must("cuCtxGetCurrent", ctypes.byref(primary))
+must("cuCtxCreate_v2", ctypes.byref(other), 0, 0)
+must("cuStreamCreate", ctypes.byref(stream), 1)
+must("cuCtxSetCurrent", primary.value)
+before = info()[0]
+must("cuMemFreeAsync", alloc(64 * MIB)[1], stream.value)
+own = {CONTEXT_MIB} * MIB
+if {ends!r} == "the stream's context":
+    must("cuCtxDestroy_v2", other.value)
+    before += own
+elif {ends!r} == "the memory's context":
+    must("cuCtxSetCurrent", other.value)
+    must("cuDevicePrimaryCtxReset_v2", 0)
+    before += own
+tell(left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script))["left"] == 0
+
+
 LOCALITY_DOMAIN, INVISIBLE = 6, 5
 
 
