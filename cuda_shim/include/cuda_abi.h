@@ -715,6 +715,9 @@ typedef enum CUstreamCaptureMode_enum {
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2
 } CUstreamCaptureMode;
+
+typedef CUresult (*CUgraphRecaptureCallback)(void *, CUgraphNode, const void *, const void *, int);
+typedef struct CUstreamCigCaptureParams_st CUstreamCigCaptureParams;
 typedef enum CUstreamUpdateCaptureDependencies_flags_enum {
     CU_STREAM_ADD_CAPTURE_DEPENDENCIES = 0,
     CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1
@@ -1298,6 +1301,9 @@ CU_FN_PTSZ(cuStreamGetAttribute, CUstream, CUstreamAttrID, CUstreamAttrValue *);
 CU_FN_PTSZ(cuStreamSetAttribute, CUstream, CUstreamAttrID, const CUstreamAttrValue *);
 CU_FN_PTSZ(cuStreamBeginCapture, CUstream);
 CU_FN_PTSZ(cuStreamBeginCapture_v2, CUstream, CUstreamCaptureMode);
+CU_FN_PTSZ(cuStreamBeginRecaptureToGraph, CUstream, CUstreamCaptureMode, CUgraph, CUgraphRecaptureCallback, void *);
+CU_FN_PTSZ(cuStreamBeginCaptureToCig, CUstream, CUstreamCigCaptureParams *);
+CU_FN_PTSZ(cuStreamEndCaptureToCig, CUstream);
 CU_FN_PTSZ(cuStreamBeginCaptureToGraph, CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t, CUstreamCaptureMode);
 CU_FN_PTSZ(cuStreamEndCapture, CUstream, CUgraph *);
 CU_FN_PTSZ(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus *);

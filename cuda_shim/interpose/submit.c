@@ -148,6 +148,19 @@ static CUresult ended(CUresult result)
 	{                                                                                                                          \
 		return begun(aq_cuda.cuStreamBeginCaptureToGraph##suffix(stream, graph, dependencies, edges, count, mode));         \
 	}                                                                                                                          \
+	CUresult cuStreamBeginRecaptureToGraph##suffix(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,                   \
+						       CUgraphRecaptureCallback callback, void *data)                              \
+	{                                                                                                                          \
+		return begun(aq_cuda.cuStreamBeginRecaptureToGraph##suffix(stream, mode, graph, callback, data));                  \
+	}                                                                                                                          \
+	CUresult cuStreamBeginCaptureToCig##suffix(CUstream stream, CUstreamCigCaptureParams *params)                              \
+	{                                                                                                                          \
+		return begun(aq_cuda.cuStreamBeginCaptureToCig##suffix(stream, params));                                           \
+	}                                                                                                                          \
+	CUresult cuStreamEndCaptureToCig##suffix(CUstream stream)                                                                  \
+	{                                                                                                                          \
+		return ended(aq_cuda.cuStreamEndCaptureToCig##suffix(stream));                                                     \
+	}                                                                                                                          \
 	CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph *graph)                                                       \
 	{                                                                                                                          \
 		return ended(aq_cuda.cuStreamEndCapture##suffix(stream, graph));                                                   \
