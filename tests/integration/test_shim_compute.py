@@ -371,7 +371,9 @@ def test_a_capture_stays_valid_while_other_threads_are_paced(node, mode):
 
 def test_the_end_of_a_capture_that_never_was_does_not_end_another(node):
     """Else the launches that follow are taken for work: paid for and timed, with our events in the graph."""
-    twice = CAPTURE.replace("def body():\n", "idle = make_stream()\ndef body():\n    call('cuStreamEndCapture', idle, ctypes.byref(out()))\n")
+    twice = CAPTURE.replace(
+        "def body():\n", "idle = make_stream()\ndef body():\n    call('cuStreamEndCapture', idle, ctypes.byref(out()))\n"
+    )
     answer = tenant(node, 10).python(PROGRAM + twice)
     assert answer.status == 0, answer.stderr
     assert answer.last["nodes"] == 200

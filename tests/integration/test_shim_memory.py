@@ -97,14 +97,14 @@ tell(result=result, address=address, untouched=UNTOUCHED, next=alloc(MIB)[0])
     assert (slot.devices[0].refusals, slot.devices[0].last_refused_bytes) == (1, LIMIT_MIB * MIB)
 
 
-@pytest.mark.parametrize("texels", ["half", "unorm"])
-def test_an_array_of_16_bit_texels_is_judged_by_all_its_bytes_before_it_is_made(container, texels):
+@pytest.mark.parametrize("texel_format", [pytest.param(0x10, id="half"), pytest.param(0xC5, id="unorm")])
+def test_an_array_of_16_bit_texels_is_judged_by_all_its_bytes_before_it_is_made(container, texel_format):
     script = f"""
 class Shape(ctypes.Structure):
     _fields_ = (("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("format", ctypes.c_int), ("channels", ctypes.c_uint))
 
 start()
-shape = Shape(65536, 8192, {dict(half=0x10, unorm=0xC5)[texels]}, 4)
+shape = Shape(65536, 8192, {texel_format}, 4)
 tell(result=into("cuArrayCreate_v2", ctypes.byref(shape))[0])
 """
     assert facts(container.python(PROGRAM + script))["result"] == OUT_OF_MEMORY
@@ -491,7 +491,8 @@ def test_memory_at_a_place_that_the_shim_does_not_know_is_refused(node):
 start()
 results = []
 for place in (PLACES):
-    prop, props, location = AllocationProp(type=1, location_type=place), PoolProps(type=1, location_type=place), (ctypes.c_int * 2)(place, 0)
+    prop, props = AllocationProp(type=1, location_type=place), PoolProps(type=1, location_type=place)
+    location = (ctypes.c_int * 2)(place, 0)
     results.append([into("cuMemCreate", 2 * MIB, ctypes.byref(prop), 0)[0], into("cuMemPoolCreate", ctypes.byref(props))[0],
                     into("cuMemGetDefaultMemPool", ctypes.byref(location), 1)[0]])
 tell(results=results)
