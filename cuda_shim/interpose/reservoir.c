@@ -55,6 +55,7 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 	pthread_mutex_lock(&adding);
 	struct aq_reservoir *r = find(pool, ordinal);
 	if (!r && (r = spare())) {
+		pthread_mutex_lock(&r->gate); /* who settles the old pool may not be done */
 		r->pool = pool;
 		r->device = aq_device_of(ordinal);
 		r->ordinal = ordinal;
@@ -63,6 +64,7 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 		atomic_store(&r->outstanding, 0);
 		atomic_store(&r->charged_bytes, 0);
 		atomic_store_explicit(&r->in_use, true, memory_order_release);
+		pthread_mutex_unlock(&r->gate);
 	}
 	pthread_mutex_unlock(&adding);
 	return r;

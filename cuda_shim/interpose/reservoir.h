@@ -15,9 +15,9 @@
 
 struct aq_reservoir {
 	pthread_mutex_t gate;
-	CUmemoryPool pool;          /* NULL: the device's graph memory */
-	int device;
-	CUdevice ordinal;
+	_Atomic CUmemoryPool pool;  /* NULL: the device's graph memory. Read without the gate while an entry is used again, as the next two are */
+	_Atomic int device;
+	_Atomic CUdevice ordinal;
 	_Atomic bool in_use;        /* false: the pool was destroyed and all its memory is back; the entry may be used again */
 	_Atomic bool destroyed;     /* the pool cannot be asked any more, and its handle may be another's; what is outstanding stays charged */
 	_Atomic uint64_t outstanding; /* allocations of the pool not yet freed */
