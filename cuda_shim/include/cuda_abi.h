@@ -488,7 +488,36 @@ typedef enum CUarray_format_enum {
     CU_AD_FORMAT_SIGNED_INT16 = 0x09,
     CU_AD_FORMAT_SIGNED_INT32 = 0x0a,
     CU_AD_FORMAT_HALF = 0x10,
-    CU_AD_FORMAT_FLOAT = 0x20
+    CU_AD_FORMAT_FLOAT = 0x20,
+    CU_AD_FORMAT_UNORM_INT_101010_2 = 0x50,
+    CU_AD_FORMAT_UINT8_PACKED_422 = 0x51,
+    CU_AD_FORMAT_UINT8_PACKED_444 = 0x52,
+    CU_AD_FORMAT_UINT8_SEMIPLANAR_420 = 0x53,
+    CU_AD_FORMAT_UINT8_SEMIPLANAR_422 = 0x55,
+    CU_AD_FORMAT_UINT8_SEMIPLANAR_444 = 0x57,
+    CU_AD_FORMAT_UINT8_PLANAR_420 = 0x59,
+    CU_AD_FORMAT_UINT8_PLANAR_422 = 0x5b,
+    CU_AD_FORMAT_UINT8_PLANAR_444 = 0x5d,
+    CU_AD_FORMAT_BC1_UNORM = 0x91, /* the other block-compressed formats follow it */
+    CU_AD_FORMAT_BC7_UNORM_SRGB = 0x9e,
+    CU_AD_FORMAT_NV16 = 0xa2,
+    CU_AD_FORMAT_YUY2 = 0xa5,
+    CU_AD_FORMAT_AYUV = 0xa8,
+    CU_AD_FORMAT_NV12 = 0xb0,
+    CU_AD_FORMAT_Y444_PLANAR8 = 0xb2,
+    CU_AD_FORMAT_YUV444_8bit_SemiPlanar = 0xb4,
+    CU_AD_FORMAT_UNORM_INT8X1 = 0xc0,
+    CU_AD_FORMAT_UNORM_INT8X2 = 0xc1,
+    CU_AD_FORMAT_UNORM_INT8X4 = 0xc2,
+    CU_AD_FORMAT_UNORM_INT16X1 = 0xc3,
+    CU_AD_FORMAT_UNORM_INT16X2 = 0xc4,
+    CU_AD_FORMAT_UNORM_INT16X4 = 0xc5,
+    CU_AD_FORMAT_SNORM_INT8X1 = 0xc6,
+    CU_AD_FORMAT_SNORM_INT8X2 = 0xc7,
+    CU_AD_FORMAT_SNORM_INT8X4 = 0xc8,
+    CU_AD_FORMAT_SNORM_INT16X1 = 0xc9,
+    CU_AD_FORMAT_SNORM_INT16X2 = 0xca,
+    CU_AD_FORMAT_SNORM_INT16X4 = 0xcb
 } CUarray_format;
 
 #define CUDA_ARRAY3D_LAYERED 0x01
@@ -554,11 +583,13 @@ typedef enum CUmemAllocationType_enum {
 } CUmemAllocationType;
 
 typedef enum CUmemLocationType_enum {
-    CU_MEM_LOCATION_TYPE_INVALID = 0,
+    CU_MEM_LOCATION_TYPE_INVALID = 0, /* and NONE: a managed pool without a preferred location */
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
     CU_MEM_LOCATION_TYPE_HOST = 2,
     CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
-    CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4
+    CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4,
+    CU_MEM_LOCATION_TYPE_INVISIBLE = 5,
+    CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6 /* id: the device in the low byte, the domain in the next one */
 } CUmemLocationType;
 
 typedef enum CUmemAccess_flags_enum {
@@ -684,6 +715,9 @@ typedef enum CUstreamCaptureMode_enum {
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2
 } CUstreamCaptureMode;
+
+typedef CUresult (*CUgraphRecaptureCallback)(void *, CUgraphNode, const void *, const void *, int);
+typedef struct CUstreamCigCaptureParams_st CUstreamCigCaptureParams;
 typedef enum CUstreamUpdateCaptureDependencies_flags_enum {
     CU_STREAM_ADD_CAPTURE_DEPENDENCIES = 0,
     CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1
@@ -1267,6 +1301,9 @@ CU_FN_PTSZ(cuStreamGetAttribute, CUstream, CUstreamAttrID, CUstreamAttrValue *);
 CU_FN_PTSZ(cuStreamSetAttribute, CUstream, CUstreamAttrID, const CUstreamAttrValue *);
 CU_FN_PTSZ(cuStreamBeginCapture, CUstream);
 CU_FN_PTSZ(cuStreamBeginCapture_v2, CUstream, CUstreamCaptureMode);
+CU_FN_PTSZ(cuStreamBeginRecaptureToGraph, CUstream, CUstreamCaptureMode, CUgraph, CUgraphRecaptureCallback, void *);
+CU_FN_PTSZ(cuStreamBeginCaptureToCig, CUstream, CUstreamCigCaptureParams *);
+CU_FN_PTSZ(cuStreamEndCaptureToCig, CUstream);
 CU_FN_PTSZ(cuStreamBeginCaptureToGraph, CUstream, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t, CUstreamCaptureMode);
 CU_FN_PTSZ(cuStreamEndCapture, CUstream, CUgraph *);
 CU_FN_PTSZ(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus *);

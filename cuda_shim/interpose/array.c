@@ -2,27 +2,48 @@
  * the call, and what the driver says they take is settled after it. */
 #include "interpose/allocations.h"
 #include "interpose/driver.h"
+#include "interpose/relax.h"
 #include "shim.h"
 
 #define LEVELS_MAX 64u /* more than any array has: each level halves it */
 #define NOT_BACKED (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* memory comes later, by cuMemCreate, and is charged there */
 
+/* Per texel. What is not listed takes two: 16 bits normalised, video of 10, 12 and 16 bits, and formats newer than this list. */
 static uint64_t channel_bytes(CUarray_format format)
 {
+	if (format >= CU_AD_FORMAT_BC1_UNORM && format <= CU_AD_FORMAT_BC7_UNORM_SRGB)
+		return 1; /* at most */
 	switch (format) {
 	case CU_AD_FORMAT_UNSIGNED_INT8:
 	case CU_AD_FORMAT_SIGNED_INT8:
+	case CU_AD_FORMAT_UNORM_INT8X1:
+	case CU_AD_FORMAT_UNORM_INT8X2:
+	case CU_AD_FORMAT_UNORM_INT8X4:
+	case CU_AD_FORMAT_SNORM_INT8X1:
+	case CU_AD_FORMAT_SNORM_INT8X2:
+	case CU_AD_FORMAT_SNORM_INT8X4:
+	case CU_AD_FORMAT_UNORM_INT_101010_2: /* four channels in 32 bits */
+	case CU_AD_FORMAT_UINT8_PACKED_422:
+	case CU_AD_FORMAT_UINT8_PACKED_444:
+	case CU_AD_FORMAT_UINT8_SEMIPLANAR_420:
+	case CU_AD_FORMAT_UINT8_SEMIPLANAR_422:
+	case CU_AD_FORMAT_UINT8_SEMIPLANAR_444:
+	case CU_AD_FORMAT_UINT8_PLANAR_420:
+	case CU_AD_FORMAT_UINT8_PLANAR_422:
+	case CU_AD_FORMAT_UINT8_PLANAR_444:
+	case CU_AD_FORMAT_NV12:
+	case CU_AD_FORMAT_NV16:
+	case CU_AD_FORMAT_YUY2:
+	case CU_AD_FORMAT_AYUV:
+	case CU_AD_FORMAT_Y444_PLANAR8:
+	case CU_AD_FORMAT_YUV444_8bit_SemiPlanar:
 		return 1;
-	case CU_AD_FORMAT_UNSIGNED_INT16:
-	case CU_AD_FORMAT_SIGNED_INT16:
-	case CU_AD_FORMAT_HALF:
-		return 2;
 	case CU_AD_FORMAT_UNSIGNED_INT32:
 	case CU_AD_FORMAT_SIGNED_INT32:
 	case CU_AD_FORMAT_FLOAT:
 		return 4;
-	default: /* block-compressed and video formats take at most this per texel and channel */
-		return 1;
+	default:
+		return 2;
 	}
 }
 
@@ -84,7 +105,9 @@ static CUresult settle(struct array_call *call, const struct aq_place *place, ui
 		taken = expected;
 	else if (aq_record(&aq_arrays, call->made, taken, AQ_ARRAY, place))
 		return CUDA_SUCCESS;
+	CUstreamCaptureMode mode = aq_relax();
 	call->destroy(call->made);
+	aq_restrict(mode);
 	aq_uncharge(place->device, AQ_ARRAY, taken);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }

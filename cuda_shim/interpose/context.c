@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "interpose/allocations.h"
+#include "interpose/deferred.h"
 #include "interpose/driver.h"
 #include "interpose/measure.h"
 #include "interpose/module.h"
@@ -17,6 +18,7 @@
 #include "shim.h"
 
 #define PAGE_BYTES ((uint64_t)2 << 20) /* of device memory */
+#define UNSURE_BYTES ((uint64_t)1 << 30) /* more than any context takes: what a device lost beyond it went to a neighbour */
 
 static struct {
 	pthread_mutex_t gate;
@@ -94,6 +96,61 @@ bool aq_place_of_stream(CUstream stream, struct aq_place *place)
 	return look_up(context, false, 0, place);
 }
 
+CUcontext aq_context_of_stream(CUstream stream)
+{
+	CUcontext context = NULL;
+
+	if (stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD && aq_cuda.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS)
+		return context;
+	return aq_cuda.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+bool aq_context_enter(CUcontext context, bool *pushed)
+{
+	CUcontext current = NULL;
+
+	*pushed = aq_cuda.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != context;
+	return !*pushed || aq_cuda.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+}
+
+void aq_context_leave(bool pushed)
+{
+	CUcontext context;
+
+	if (pushed)
+		aq_cuda.cuCtxPopCurrent_v2(&context);
+}
+
+static CUdevice current_ordinal(void)
+{
+	struct aq_place place;
+
+	return aq_place_current(&place) ? place.ordinal : 0;
+}
+
+CUresult aq_place_of_location(const CUmemLocation *location, CUmemAllocationType type, CUdevice *ordinal)
+{
+	switch (location->type) {
+	case CU_MEM_LOCATION_TYPE_DEVICE:
+		*ordinal = location->id;
+		return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
+		*ordinal = location->id & 0xff;
+		return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_INVALID:
+		*ordinal = current_ordinal(); /* if the driver takes it at all */
+		return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_HOST:
+	case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+	case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+		*ordinal = type == CU_MEM_ALLOCATION_TYPE_MANAGED ? current_ordinal() : AQ_NO_ORDINAL;
+		return CUDA_SUCCESS;
+	default:
+		aq_log_warn("memory at a location of type %d is refused: it cannot be told which device it takes", (int)location->type);
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
+}
+
 void aq_contexts_forget(void)
 {
 	for (int i = 0; i < AQ_MAX_ORDINALS; i++) {
@@ -119,10 +176,22 @@ static void ended(const struct aq_place *place, uint64_t context_bytes)
 	atomic_fetch_add(&epoch, 1);
 	aq_allocations_drop(place->device, place->owner);
 	aq_modules_context_ended(place->device, place->owner);
-	aq_pace_context_ended(place->device, place->owner);
 	aq_reservoirs_settle(place->device);
 	aq_uncharge(place->device, AQ_CONTEXT, context_bytes);
 	aq_account_contexts_add(place->device, -1);
+}
+
+/* Before and after the driver is asked to end a context. */
+static void may_end(const struct aq_ending *ending)
+{
+	aq_pace_context_ending(ending);
+	aq_deferred_context_ending(ending);
+}
+
+static void may_have_ended(const struct aq_ending *ending, bool has_ended)
+{
+	aq_pace_context_ended(ending, has_ended);
+	aq_deferred_context_ended(ending, has_ended);
 }
 
 /* Make a context and charge it. `make` calls the driver; `unmake` takes the context back when its measured cost does not fit. */
@@ -145,14 +214,18 @@ static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(
 	if (result != CUDA_SUCCESS)
 		return result;
 	after = aq_measure(aq_device_uuid(device));
-	*cost = aq_measured_growth(&before, &after);
+	bool is_own;
+	*cost = aq_measured_growth(&before, &after, &is_own);
+	if (!is_own && *cost > UNSURE_BYTES)
+		*cost = UNSURE_BYTES;
 	if (!*cost)
 		aq_log_warn("cannot tell what a context on %s costs: NVML does not say, and the agent gave no figure", aq_device_uuid(device));
 	if (!aq_charge(device, AQ_CONTEXT, *cost)) {
 		unmake(call);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	aq_account_learn_context_bytes(device, *cost);
+	if (is_own) /* later processes pay what this one learns: never a figure that a neighbour may have a part in */
+		aq_account_learn_context_bytes(device, *cost);
 	return CUDA_SUCCESS;
 }
 
@@ -230,8 +303,11 @@ static CUresult primary_ended(CUresult result, CUdevice ordinal)
 		AQ_LIMITED_OR_RETURN(name(ordinal));                             \
 		if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS)                   \
 			return aq_cuda.name(ordinal);                            \
+		struct aq_ending ending = { .device = aq_device_of(ordinal) };   \
 		pthread_mutex_lock(&primaries[ordinal].gate);                    \
+		may_end(&ending);                                                \
 		CUresult result = primary_ended(aq_cuda.name(ordinal), ordinal); \
+		may_have_ended(&ending, !primaries[ordinal].charged);            \
 		pthread_mutex_unlock(&primaries[ordinal].gate);                  \
 		return result;                                                   \
 	}
@@ -356,14 +432,17 @@ VDPAU_HOOK(cuVDPAUCtxCreate_v2, CREATE_VDPAU_V2)
 	{                                                                                                        \
 		struct aq_entry made;                                                                            \
 		AQ_LIMITED_OR_RETURN(name(context));                                                             \
-		bool known = aq_map_take(&contexts, (uintptr_t)context, &made);                                  \
+		if (!aq_map_take(&contexts, (uintptr_t)context, &made))                                          \
+			return aq_cuda.name(context);                                                            \
+		struct aq_ending ending = { .device = (int)made.device, .owner = made.key };                     \
+		may_end(&ending);                                                                                \
 		CUresult result = aq_cuda.name(context);                                                         \
-		if (!known)                                                                                      \
-			return result;                                                                           \
-		if (result != CUDA_SUCCESS || (lives_on))                                                        \
-			aq_map_put(&contexts, &made);                                                            \
-		else                                                                                             \
+		bool has_ended = result == CUDA_SUCCESS && !(lives_on);                                          \
+		if (has_ended)                                                                                   \
 			ended(&(struct aq_place){ .device = (int)made.device, .owner = made.key }, made.bytes);  \
+		else                                                                                             \
+			aq_map_put(&contexts, &made);                                                            \
+		may_have_ended(&ending, has_ended);                                                              \
 		return result;                                                                                   \
 	}
 
@@ -408,6 +487,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevi
 	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !green)
 		return aq_cuda.cuGreenCtxCreate(green, resources, ordinal, flags);
 	CUresult result = make_primary(ordinal, create_green, uncreate_green, &call);
+	atomic_fetch_add(&epoch, 1);
 	if (result == CUDA_SUCCESS)
 		*green = call.made;
 	return result;
@@ -417,13 +497,29 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevi
 CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
 	AQ_LIMITED_OR_RETURN(cuGreenCtxDestroy(green));
-	CUresult result = aq_cuda.cuGreenCtxDestroy(green);
+	struct aq_ending primary[AQ_MAX_ORDINALS], itself = { .device = AQ_NO_DEVICE };
+	bool marked[AQ_MAX_ORDINALS];
 
+	aq_cuda.cuCtxFromGreenCtx(&itself.green, green);
+	may_end(&itself);
+	for (CUdevice ordinal = 0; ordinal < AQ_MAX_ORDINALS; ordinal++) {
+		pthread_mutex_lock(&primaries[ordinal].gate);
+		marked[ordinal] = primaries[ordinal].charged;
+		primary[ordinal] = (struct aq_ending){ .device = marked[ordinal] ? aq_device_of(ordinal) : AQ_NO_DEVICE };
+		if (marked[ordinal])
+			may_end(&primary[ordinal]);
+		pthread_mutex_unlock(&primaries[ordinal].gate);
+	}
+	CUresult result = aq_cuda.cuGreenCtxDestroy(green);
+	atomic_fetch_add(&epoch, 1); /* its address may come back as one of another device, also while the primary context lives on */
 	for (CUdevice ordinal = 0; ordinal < AQ_MAX_ORDINALS; ordinal++) {
 		pthread_mutex_lock(&primaries[ordinal].gate);
 		primary_ended(result, ordinal);
+		if (marked[ordinal])
+			may_have_ended(&primary[ordinal], !primaries[ordinal].charged);
 		pthread_mutex_unlock(&primaries[ordinal].gate);
 	}
+	may_have_ended(&itself, result == CUDA_SUCCESS);
 	return result;
 }
 

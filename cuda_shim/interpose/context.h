@@ -29,6 +29,30 @@ bool aq_place_current(struct aq_place *place);
 /* The place of a stream: its context's, or the thread's for the default streams. */
 bool aq_place_of_stream(CUstream stream, struct aq_place *place);
 
+/* The context of a stream, the thread's for the default streams; NULL when there is none. */
+CUcontext aq_context_of_stream(CUstream stream);
+/* Make a context current, unless it is. False when the driver refuses; else aq_context_leave has to follow, with what was learned. */
+bool aq_context_enter(CUcontext context, bool *pushed);
+void aq_context_leave(bool pushed);
+
+/* A context that is about to end, or may be. Events in it must not be asked from then on, for it goes with them while others look. */
+struct aq_ending {
+	int device;
+	uint64_t owner;  /* as in struct aq_place */
+	CUcontext green; /* not NULL: this green context alone, and not all that is its owner's */
+};
+
+static inline bool aq_ending_has(const struct aq_ending *ending, int device, uint64_t owner, CUcontext context)
+{
+	return ending->green ? context == ending->green : device == ending->device && owner == ending->owner;
+}
+
+#define AQ_NO_ORDINAL (-1)
+
+/* The device that pays for memory at a location, AQ_NO_ORDINAL for the host's. Managed memory comes to a device from wherever it is, so it is
+ * the current device's when it names none. CUDA_ERROR_NOT_SUPPORTED for locations that this shim does not know: they may be device memory. */
+CUresult aq_place_of_location(const CUmemLocation *location, CUmemAllocationType type, CUdevice *ordinal);
+
 /* In a forked child. */
 void aq_contexts_forget(void);
 

@@ -6,10 +6,14 @@
 
 #include "account/account.h"
 #include "interpose/driver.h"
+#include "interpose/relax.h"
 
 struct deferred {
-	struct aq_entry held;
+	struct aq_entry held;    /* its context is the memory's; the stream that freed it may be another's */
 	CUevent passed;
+	CUcontext context;       /* of the event */
+	struct aq_place place;   /* of the event */
+	unsigned endings;        /* calls under way that may end the event's context: hands off */
 	struct deferred *next;
 };
 
@@ -17,30 +21,35 @@ static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static struct deferred *pending;
 static _Atomic unsigned pending_count; /* lets who has nothing to settle pass without the gate */
 
-static void credit(const struct aq_entry *held)
-{
-	aq_uncharge((int)held->device, (enum aq_kind)held->kind, held->bytes);
-}
-
 static CUresult record(CUevent event, CUstream stream, bool per_thread)
 {
 	return per_thread ? aq_cuda.cuEventRecord_ptsz(event, stream) : aq_cuda.cuEventRecord(event, stream);
 }
 
-void aq_deferred_add(const struct aq_entry *held, CUstream stream, bool per_thread)
+/* An event lives in the context that is current when it is made, and is recorded in streams of that one only. */
+static bool mark_stream(struct deferred *item, CUstream stream, bool per_thread)
+{
+	bool pushed;
+
+	item->context = aq_context_of_stream(stream);
+	if (!item->context || !aq_place_of_stream(stream, &item->place) || !aq_context_enter(item->context, &pushed))
+		return false;
+	bool made = aq_cuda.cuEventCreate(&item->passed, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+	aq_context_leave(pushed);
+	if (made && record(item->passed, stream, per_thread) == CUDA_SUCCESS)
+		return true;
+	if (made)
+		aq_cuda.cuEventDestroy_v2(item->passed);
+	return false;
+}
+
+bool aq_deferred_add(const struct aq_entry *held, CUstream stream, bool per_thread)
 {
 	struct deferred *item = calloc(1, sizeof(*item));
 
-	if (!item || aq_cuda.cuEventCreate(&item->passed, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
+	if (!item || !mark_stream(item, stream, per_thread)) {
 		free(item);
-		credit(held); /* too early rather than never */
-		return;
-	}
-	if (record(item->passed, stream, per_thread) != CUDA_SUCCESS) {
-		aq_cuda.cuEventDestroy_v2(item->passed);
-		free(item);
-		credit(held);
-		return;
+		return false;
 	}
 	item->held = *held;
 	pthread_mutex_lock(&gate);
@@ -48,15 +57,17 @@ void aq_deferred_add(const struct aq_entry *held, CUstream stream, bool per_thre
 	pending = item;
 	atomic_fetch_add_explicit(&pending_count, 1, memory_order_relaxed);
 	pthread_mutex_unlock(&gate);
+	return true;
 }
 
-/* Take the items out of the list for which `due` holds, and credit them. */
-static void settle_if(bool (*due)(const struct deferred *, const void *), const void *context)
+/* Take the items out of the list for which `due` holds, and credit them. `due` forgets the event when it must not be touched any more. */
+static void settle_if(bool (*due)(struct deferred *, const void *), const void *context)
 {
 	struct deferred *done = NULL;
 
 	if (!atomic_load_explicit(&pending_count, memory_order_relaxed))
 		return;
+	CUstreamCaptureMode mode = aq_relax();
 	pthread_mutex_lock(&gate);
 	for (struct deferred **link = &pending; *link;) {
 		struct deferred *item = *link;
@@ -67,24 +78,30 @@ static void settle_if(bool (*due)(const struct deferred *, const void *), const 
 		}
 		*link = item->next;
 		atomic_fetch_sub_explicit(&pending_count, 1, memory_order_relaxed);
+		if (item->passed) /* with the gate held: its context may be about to end */
+			aq_cuda.cuEventDestroy_v2(item->passed);
 		item->next = done;
 		done = item;
 	}
 	pthread_mutex_unlock(&gate);
+	aq_restrict(mode);
 	while (done) {
 		struct deferred *item = done;
 
 		done = item->next;
-		credit(&item->held);
-		aq_cuda.cuEventDestroy_v2(item->passed);
+		aq_uncharge((int)item->held.device, (enum aq_kind)item->held.kind, item->held.bytes);
 		free(item);
 	}
 }
 
-static bool has_passed(const struct deferred *item, const void *context)
+static bool has_passed(struct deferred *item, const void *context)
 {
 	(void)context;
-	return aq_cuda.cuEventQuery(item->passed) != CUDA_ERROR_NOT_READY;
+	enum aq_event_look look = item->endings ? AQ_EVENT_AHEAD : aq_event_look(item->passed);
+
+	if (look == AQ_EVENT_GONE)
+		item->passed = NULL;
+	return look != AQ_EVENT_AHEAD;
 }
 
 void aq_deferred_settle(void)
@@ -92,21 +109,70 @@ void aq_deferred_settle(void)
 	settle_if(has_passed, NULL);
 }
 
+/* ---- contexts that end ----------------------------------------------------------------------------------------- */
+
 struct owner {
 	int device;
 	uint64_t owner;
 };
 
-static bool belongs_to(const struct deferred *item, const void *context)
+/* An event in the context that is ending goes with it. */
+static bool belongs_to(struct deferred *item, const void *context)
 {
 	const struct owner *owner = context;
+	bool is_due = (int)item->held.device == owner->device && item->held.owner == owner->owner;
 
-	return (int)item->held.device == owner->device && item->held.owner == owner->owner;
+	if (is_due && item->endings)
+		item->passed = NULL;
+	return is_due;
 }
 
 void aq_deferred_drop(int device, uint64_t owner)
 {
 	settle_if(belongs_to, &(struct owner){ device, owner });
+}
+
+static bool is_in(const struct deferred *item, const struct aq_ending *ending)
+{
+	return aq_ending_has(ending, item->place.device, item->place.owner, item->context);
+}
+
+/* The driver ends a context when all of its work is done: its streams have passed. */
+static bool ended_with(struct deferred *item, const void *context)
+{
+	if (!is_in(item, context))
+		return false;
+	item->passed = NULL;
+	return true;
+}
+
+static void change_endings(const struct aq_ending *ending, bool begins)
+{
+	if (!atomic_load_explicit(&pending_count, memory_order_relaxed))
+		return;
+	pthread_mutex_lock(&gate);
+	for (struct deferred *item = pending; item; item = item->next) {
+		if (!is_in(item, ending))
+			continue;
+		if (begins)
+			item->endings++;
+		else if (item->endings) /* one that was added since has no mark */
+			item->endings--;
+	}
+	pthread_mutex_unlock(&gate);
+}
+
+void aq_deferred_context_ending(const struct aq_ending *ending)
+{
+	change_endings(ending, true);
+}
+
+void aq_deferred_context_ended(const struct aq_ending *ending, bool has_ended)
+{
+	if (has_ended)
+		settle_if(ended_with, ending);
+	else
+		change_endings(ending, false);
 }
 
 void aq_deferred_forget(void)

@@ -55,13 +55,15 @@ static bool add_node(struct needs *needs, CUgraphNode node, unsigned nesting)
 {
 	CUDA_MEM_ALLOC_NODE_PARAMS params;
 	CUgraphNodeType type;
+	CUdevice ordinal;
 	CUgraph child;
 
 	if (aq_cuda.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS)
 		return false;
 	if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
 		return aq_cuda.cuGraphMemAllocNodeGetParams(node, &params) == CUDA_SUCCESS &&
-		       need(needs, params.poolProps.location.id, params.bytesize);
+		       aq_place_of_location(&params.poolProps.location, params.poolProps.allocType, &ordinal) == CUDA_SUCCESS &&
+		       (ordinal == AQ_NO_ORDINAL || need(needs, ordinal, params.bytesize));
 	if (type == CU_GRAPH_NODE_TYPE_GRAPH)
 		return aq_cuda.cuGraphChildGraphNodeGetGraph(node, &child) == CUDA_SUCCESS && add_graph(needs, child, nesting + 1);
 	return true;

@@ -49,9 +49,10 @@ struct aq_sample_bytes aq_measure(const char *uuid)
 	return sample;
 }
 
-uint64_t aq_measured_growth(const struct aq_sample_bytes *before, const struct aq_sample_bytes *after)
+uint64_t aq_measured_growth(const struct aq_sample_bytes *before, const struct aq_sample_bytes *after, bool *is_own)
 {
-	if (after->own_bytes > before->own_bytes)
+	*is_own = after->own_bytes > before->own_bytes;
+	if (*is_own)
 		return after->own_bytes - before->own_bytes;
 	return after->device_bytes > before->device_bytes ? after->device_bytes - before->device_bytes : 0;
 }

@@ -4,6 +4,7 @@
 #ifndef AQ_INTERPOSE_MEASURE_H
 #define AQ_INTERPOSE_MEASURE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct aq_sample_bytes {
@@ -13,8 +14,8 @@ struct aq_sample_bytes {
 
 /* Both 0 when there is no NVML to ask. */
 struct aq_sample_bytes aq_measure(const char *uuid);
-/* Bytes taken between two samples: by this process, or, when that cannot be told, by anyone. */
-uint64_t aq_measured_growth(const struct aq_sample_bytes *before, const struct aq_sample_bytes *after);
+/* Bytes taken between two samples: by this process, or, when that cannot be told, by anyone. `is_own` says which. */
+uint64_t aq_measured_growth(const struct aq_sample_bytes *before, const struct aq_sample_bytes *after, bool *is_own);
 
 /* In a forked child. */
 void aq_measure_forget(void);

@@ -2,6 +2,7 @@
 #include "interpose/allocations.h"
 #include "interpose/deferred.h"
 #include "interpose/driver.h"
+#include "interpose/relax.h"
 #include "interpose/reservoir.h"
 #include "shim.h"
 
@@ -63,13 +64,21 @@ static uint64_t whole_units(uint64_t bytes)
 	return __builtin_add_overflow(bytes, UNIT_BYTES - 1, &rounded) ? UINT64_MAX : rounded & ~(uint64_t)(UNIT_BYTES - 1);
 }
 
+static void take_back(CUdeviceptr address)
+{
+	CUstreamCaptureMode mode = aq_relax();
+
+	aq_cuda.cuMemFree_v2(address);
+	aq_restrict(mode);
+}
+
 /* Keep the books after the driver allocated, or failed to. */
 static CUresult settle(CUresult result, CUdeviceptr address, uint64_t bytes, enum aq_kind kind, const struct aq_place *place)
 {
 	if (result == CUDA_SUCCESS && aq_record(&aq_pointers, address, bytes, kind, place))
 		return CUDA_SUCCESS;
 	if (result == CUDA_SUCCESS) {
-		aq_cuda.cuMemFree_v2(address);
+		take_back(address);
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	aq_uncharge(place->device, kind, bytes);
@@ -215,7 +224,7 @@ static CUresult allocate_pitched(struct pitched_call *call, const struct aq_plac
 	if (result == CUDA_SUCCESS && settle_charge(place, charged, taken)) {
 		charged = taken;
 	} else if (result == CUDA_SUCCESS) {
-		aq_cuda.cuMemFree_v2(call->made);
+		take_back(call->made);
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	return settle(result, call->made, charged, AQ_LINEAR, place);

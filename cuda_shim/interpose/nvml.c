@@ -337,13 +337,16 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
 
 /* ---- utilisation ----------------------------------------------------------------------------------------------- */
 
-/* The pid by which the container knows the process that NVML names, or 0 when it is none of its own. */
+/* The pid by which the container knows the process that NVML names, or 0 when it is none of its own. NVML names host pids; the container's
+ * own may be a neighbour's there, so they are compared only until the agent has written the slot's host pid. */
 static unsigned int own_pid(unsigned int pid)
 {
 	for (uint32_t i = 0; i < container.region.slot_count; i++) {
 		struct aq_region_slot *slot = aq_region_slot(&container.region, i);
+		uint32_t host_pid = atomic_load(&slot->host_pid);
+		uint32_t named = host_pid ? host_pid : atomic_load(&slot->pid);
 
-		if ((atomic_load(&slot->host_pid) == pid || atomic_load(&slot->pid) == pid) && aq_region_is_live(&container.region, i))
+		if (named == pid && aq_region_is_live(&container.region, i))
 			return atomic_load(&slot->pid);
 	}
 	return 0;

@@ -15,6 +15,7 @@
 #include "interpose/neighbours.h"
 #include "interpose/own_use.h"
 #include "interpose/prefetch.h"
+#include "interpose/relax.h"
 #include "limit/bucket.h"
 #include "limit/control.h"
 #include "limit/cost.h"
@@ -34,7 +35,9 @@
 
 struct aq_sample {
 	enum { SAMPLE_EMPTY, SAMPLE_IDLE, SAMPLE_RECORDING, SAMPLE_PENDING } state;
-	uint64_t owner;              /* the context its events live in; 0 = the primary one */
+	unsigned endings;            /* calls under way that may end its events' context: hands off */
+	uint64_t owner;              /* as in struct aq_place */
+	CUcontext context;           /* that its events live in */
 	CUevent begin, end;
 	struct aq_cost_entry *cost;
 	int64_t paid_ns;             /* what the process had paid when it was recorded */
@@ -191,55 +194,33 @@ bool aq_pace_is_capturing(void)
 
 /* ---- samples --------------------------------------------------------------------------------------------------- */
 
-/* Learn from a sample that has finished; false while it has not. With the gate held. */
-static bool harvest_one(struct pacer *pacer, struct aq_sample *sample)
+/* Learn from a sample that has finished. With the gate held, in a relaxed thread. */
+static void harvest_one(struct pacer *pacer, struct aq_sample *sample)
 {
+	enum aq_event_look look = aq_event_look(sample->end);
 	float milliseconds = 0;
-	CUresult result = aq_cuda.cuEventQuery(sample->end);
 
-	if (result == CUDA_ERROR_NOT_READY)
-		return false;
-	if (result == CUDA_SUCCESS && aq_cuda.cuEventElapsedTime(&milliseconds, sample->begin, sample->end) == CUDA_SUCCESS &&
-	    sample->cost)
+	if (look == AQ_EVENT_AHEAD)
+		return;
+	if (look == AQ_EVENT_PASSED && sample->cost &&
+	    aq_cuda.cuEventElapsedTime(&milliseconds, sample->begin, sample->end) == CUDA_SUCCESS)
 		aq_cost_learn(sample->cost, (uint64_t)((double)milliseconds * 1e6));
 	if (sample->paid_ns > atomic_load_explicit(&pacer->finished_ns, memory_order_relaxed))
 		atomic_store_explicit(&pacer->finished_ns, sample->paid_ns, memory_order_relaxed);
-	sample->state = SAMPLE_IDLE;
-	return true;
+	sample->state = look == AQ_EVENT_GONE ? SAMPLE_EMPTY : SAMPLE_IDLE;
 }
 
 static void harvest(struct pacer *pacer)
 {
 	if (atomic_load_explicit(&captures, memory_order_relaxed))
 		return;
+	CUstreamCaptureMode mode = aq_relax(); /* one may begin at any moment */
 	pthread_mutex_lock(&pacer->gate);
 	for (unsigned i = 0; i < SAMPLES; i++)
-		if (pacer->samples[i].state == SAMPLE_PENDING)
+		if (pacer->samples[i].state == SAMPLE_PENDING && !pacer->samples[i].endings)
 			harvest_one(pacer, &pacer->samples[i]);
 	pthread_mutex_unlock(&pacer->gate);
-}
-
-/* An idle sample whose events live in the context, or an empty one to make events for. With the gate held. */
-static struct aq_sample *free_sample(struct pacer *pacer, uint64_t owner)
-{
-	struct aq_sample *empty = NULL;
-
-	for (unsigned i = 0; i < SAMPLES; i++) {
-		struct aq_sample *sample = &pacer->samples[i];
-
-		if (sample->state == SAMPLE_IDLE && sample->owner == owner)
-			return sample;
-		if (sample->state == SAMPLE_EMPTY && !empty)
-			empty = sample;
-	}
-	if (!empty || aq_cuda.cuEventCreate(&empty->begin, CU_EVENT_DEFAULT) != CUDA_SUCCESS)
-		return NULL;
-	if (aq_cuda.cuEventCreate(&empty->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
-		aq_cuda.cuEventDestroy_v2(empty->begin);
-		return NULL;
-	}
-	empty->owner = owner;
-	return empty;
+	aq_restrict(mode);
 }
 
 static CUresult record(CUevent event, const struct aq_work *work)
@@ -247,11 +228,57 @@ static CUresult record(CUevent event, const struct aq_work *work)
 	return work->per_thread ? aq_cuda.cuEventRecord_ptsz(event, work->stream) : aq_cuda.cuEventRecord(event, work->stream);
 }
 
+static void discard(struct aq_sample *sample)
+{
+	aq_cuda.cuEventDestroy_v2(sample->begin);
+	aq_cuda.cuEventDestroy_v2(sample->end);
+	sample->state = SAMPLE_EMPTY;
+}
+
+/* Events live in the context that is current when they are made, and are recorded in its streams only. */
+static bool make_events(struct aq_sample *sample, CUcontext context)
+{
+	bool pushed, made = false;
+
+	if (!aq_context_enter(context, &pushed))
+		return false;
+	if (aq_cuda.cuEventCreate(&sample->begin, CU_EVENT_DEFAULT) == CUDA_SUCCESS) {
+		made = aq_cuda.cuEventCreate(&sample->end, CU_EVENT_DEFAULT) == CUDA_SUCCESS;
+		if (!made)
+			aq_cuda.cuEventDestroy_v2(sample->begin);
+	}
+	aq_context_leave(pushed);
+	return made;
+}
+
+/* An idle sample whose events live in the context, or an empty one to make events for. With the gate held. */
+static struct aq_sample *free_sample(struct pacer *pacer, uint64_t owner, CUcontext context)
+{
+	struct aq_sample *empty = NULL;
+
+	for (unsigned i = 0; i < SAMPLES; i++) {
+		struct aq_sample *sample = &pacer->samples[i];
+
+		if (sample->state == SAMPLE_IDLE && sample->context == context && !sample->endings)
+			return sample;
+		if (sample->state == SAMPLE_EMPTY && !empty)
+			empty = sample;
+	}
+	if (!empty || !make_events(empty, context))
+		return NULL;
+	empty->owner = owner;
+	empty->context = context;
+	empty->endings = 0;
+	return empty;
+}
+
 static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pacer, const struct aq_work *work, uint64_t owner,
 								struct aq_cost_entry *cost)
 {
+	CUcontext context = aq_context_of_stream(work->stream);
+
 	pthread_mutex_lock(&pacer->gate);
-	struct aq_sample *sample = free_sample(pacer, owner);
+	struct aq_sample *sample = context ? free_sample(pacer, owner, context) : NULL;
 
 	if (sample && record(sample->begin, work) == CUDA_SUCCESS) {
 		sample->state = SAMPLE_RECORDING;
@@ -259,7 +286,7 @@ static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pa
 		sample->paid_ns = atomic_load_explicit(&pacer->submitted_ns, memory_order_relaxed);
 		atomic_store_explicit(&pacer->marked_ns, sample->paid_ns, memory_order_relaxed);
 	} else if (sample) {
-		sample->state = SAMPLE_IDLE;
+		discard(sample);
 		sample = NULL;
 	}
 	pthread_mutex_unlock(&pacer->gate);
@@ -275,20 +302,44 @@ void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUr
 	struct pacer *pacer = &pacers[ticket->device];
 	pthread_mutex_lock(&pacer->gate);
 	/* The context may have been destroyed by another thread in between: then the sample is empty by now. */
-	if (sample->state == SAMPLE_RECORDING)
-		sample->state = launched == CUDA_SUCCESS && record(sample->end, work) == CUDA_SUCCESS ? SAMPLE_PENDING : SAMPLE_IDLE;
+	if (sample->state == SAMPLE_RECORDING) {
+		if (launched != CUDA_SUCCESS || sample->endings)
+			sample->state = SAMPLE_IDLE;
+		else if (record(sample->end, work) == CUDA_SUCCESS)
+			sample->state = SAMPLE_PENDING;
+		else
+			discard(sample);
+	}
 	pthread_mutex_unlock(&pacer->gate);
 }
 
-void aq_pace_context_ended(int device, uint64_t owner)
+/* The samples with events in the context: one more call may end it, or one less, which did or did not. */
+static void mark_samples(const struct aq_ending *ending, unsigned change, bool has_ended)
 {
-	if (device < 0)
-		return;
-	pthread_mutex_lock(&pacers[device].gate);
-	for (unsigned i = 0; i < SAMPLES; i++)
-		if (pacers[device].samples[i].owner == owner)
-			pacers[device].samples[i].state = SAMPLE_EMPTY;
-	pthread_mutex_unlock(&pacers[device].gate);
+	for (int device = 0; device < AQ_MAX_DEVICES; device++) {
+		pthread_mutex_lock(&pacers[device].gate);
+		for (unsigned i = 0; i < SAMPLES; i++) {
+			struct aq_sample *sample = &pacers[device].samples[i];
+
+			if (sample->state == SAMPLE_EMPTY || !aq_ending_has(ending, device, sample->owner, sample->context))
+				continue;
+			/* One that was made since the call began has no mark, and no use if the context ended. */
+			sample->endings += sample->endings || change == 1 ? change : 0;
+			if (has_ended)
+				sample->state = SAMPLE_EMPTY;
+		}
+		pthread_mutex_unlock(&pacers[device].gate);
+	}
+}
+
+void aq_pace_context_ending(const struct aq_ending *ending)
+{
+	mark_samples(ending, 1, false);
+}
+
+void aq_pace_context_ended(const struct aq_ending *ending, bool has_ended)
+{
+	mark_samples(ending, -1u, has_ended);
 }
 
 /* ---- paying ---------------------------------------------------------------------------------------------------- */

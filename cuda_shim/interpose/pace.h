@@ -5,8 +5,8 @@
  * container's bucket (limit/bucket.h) in pieces, and waits when the bucket is empty. Some launches are timed with the driver's own events; the
  * same events tell how much is still in flight, which is bounded so that a pause or a lower limit acts soon.
  *
- * Nothing is timed, queried or waited for while a stream of the process is being captured: it would invalidate the capture. Every wait
- * has an end, whatever the region or the device say. */
+ * Nothing is timed, queried or waited for while a stream of the process is being captured, and a query that meets one that just began does
+ * not invalidate it (relax.h). Every wait has an end, whatever the region or the device say. */
 #ifndef AQ_INTERPOSE_PACE_H
 #define AQ_INTERPOSE_PACE_H
 
@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
+#include "interpose/context.h"
 #include "region/container.h"
 #include "region/limits.h"
 #include "region/region.h"
@@ -55,8 +56,9 @@ void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUr
 /* The process became limited, or is let run without limits. */
 void aq_pace_open(struct aq_limits *limits, const struct aq_region *region, struct aq_node_pages *node);
 void aq_pace_pass(void);
-/* A context is gone, and its events with it. */
-void aq_pace_context_ended(int device, uint64_t owner);
+/* Around a call that may end a context: its events are let be, and with it they are gone. */
+void aq_pace_context_ending(const struct aq_ending *ending);
+void aq_pace_context_ended(const struct aq_ending *ending, bool has_ended);
 /* In a forked child. */
 void aq_pace_forget(void);
 

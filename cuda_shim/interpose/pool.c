@@ -125,6 +125,15 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemo
 
 /* ---- freeing --------------------------------------------------------------------------------------------------- */
 
+/* When the stream comes to the free cannot be told. It has when the driver gives out the address again, or the context ends. */
+static void keep_charged(const struct aq_entry *held)
+{
+	struct aq_entry next;
+
+	if (aq_map_get(&aq_pointers, held->key, &next) || !aq_map_put(&aq_pointers, held))
+		aq_uncharge((int)held->device, (enum aq_kind)held->kind, held->bytes);
+}
+
 static CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread)
 {
 	struct aq_entry held;
@@ -140,8 +149,8 @@ static CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread
 		aq_reservoir_freed(result, &held);
 	else if (result != CUDA_SUCCESS || capturing)
 		aq_map_put(&aq_pointers, &held); /* captured: it is freed whenever the graph runs, which nobody tells us */
-	else
-		aq_deferred_add(&held, stream, per_thread);
+	else if (!aq_deferred_add(&held, stream, per_thread))
+		keep_charged(&held);
 	return result;
 }
 
@@ -161,10 +170,15 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
-	AQ_LIMITED_OR_RETURN(cuMemPoolCreate(pool, props));
-	CUresult result = aq_cuda.cuMemPoolCreate(pool, props);
+	CUdevice ordinal;
 
-	if (result == CUDA_SUCCESS && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE && !aq_reservoir_add_pool(*pool, props->location.id)) {
+	AQ_LIMITED_OR_RETURN(cuMemPoolCreate(pool, props));
+	if (!pool || !props)
+		return aq_cuda.cuMemPoolCreate(pool, props);
+	CUresult result = aq_place_of_location(&props->location, props->allocType, &ordinal);
+	if (result == CUDA_SUCCESS)
+		result = aq_cuda.cuMemPoolCreate(pool, props);
+	if (result == CUDA_SUCCESS && ordinal != AQ_NO_ORDINAL && !aq_reservoir_add_pool(*pool, ordinal)) {
 		aq_cuda.cuMemPoolDestroy(*pool); /* a pool that nobody counts must not exist */
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -175,12 +189,13 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
 	AQ_LIMITED_OR_RETURN(cuMemPoolDestroy(pool));
 	struct aq_reservoir *reservoir = aq_reservoir_of_pool(pool);
+	CUmemoryPool standard = NULL;
 
-	if (reservoir) /* the last moment it can be asked what it holds */
-		aq_reservoirs_settle(reservoir->device);
+	if (!reservoir || (aq_cuda.cuDeviceGetDefaultMemPool(&standard, reservoir->ordinal) == CUDA_SUCCESS && standard == pool))
+		return aq_cuda.cuMemPoolDestroy(pool); /* not ours to count, or not to be destroyed at all */
+	aq_reservoir_destroy_begin(reservoir);
 	CUresult result = aq_cuda.cuMemPoolDestroy(pool);
-	if (result == CUDA_SUCCESS && reservoir)
-		aq_reservoir_destroyed(reservoir);
+	aq_reservoir_destroy_end(reservoir, result);
 	return result;
 }
 
@@ -196,9 +211,17 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep_bytes)
 }
 
 /* A pool may be met here first: the pools of managed memory have no other way to be found. */
-static CUresult learn(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location)
+static CUresult learn(CUresult (*ask)(CUmemoryPool *, CUmemLocation *, CUmemAllocationType), CUmemoryPool *pool, CUmemLocation *location,
+		      CUmemAllocationType type)
 {
-	if (result == CUDA_SUCCESS && location->type == CU_MEM_LOCATION_TYPE_DEVICE && !aq_reservoir_add_pool(*pool, location->id))
+	CUdevice ordinal;
+
+	if (!pool || !location)
+		return ask(pool, location, type);
+	CUresult result = aq_place_of_location(location, type, &ordinal);
+	if (result == CUDA_SUCCESS)
+		result = ask(pool, location, type);
+	if (result == CUDA_SUCCESS && ordinal != AQ_NO_ORDINAL && !aq_reservoir_add_pool(*pool, ordinal))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	return result;
 }
@@ -206,11 +229,11 @@ static CUresult learn(CUresult result, const CUmemoryPool *pool, const CUmemLoca
 CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
 	AQ_LIMITED_OR_RETURN(cuMemGetDefaultMemPool(pool, location, type));
-	return learn(aq_cuda.cuMemGetDefaultMemPool(pool, location, type), pool, location);
+	return learn(aq_cuda.cuMemGetDefaultMemPool, pool, location, type);
 }
 
 CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
 	AQ_LIMITED_OR_RETURN(cuMemGetMemPool(pool, location, type));
-	return learn(aq_cuda.cuMemGetMemPool(pool, location, type), pool, location);
+	return learn(aq_cuda.cuMemGetMemPool, pool, location, type);
 }

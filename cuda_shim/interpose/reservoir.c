@@ -7,6 +7,7 @@
 #include "interpose/allocations.h"
 #include "interpose/driver.h"
 #include "interpose/pace.h"
+#include "interpose/relax.h"
 #include "shim.h"
 
 #define PAGE_BYTES ((uint64_t)2 << 20)  /* of device memory */
@@ -54,6 +55,7 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 	pthread_mutex_lock(&adding);
 	struct aq_reservoir *r = find(pool, ordinal);
 	if (!r && (r = spare())) {
+		pthread_mutex_lock(&r->gate); /* who settles the old pool may not be done */
 		r->pool = pool;
 		r->device = aq_device_of(ordinal);
 		r->ordinal = ordinal;
@@ -62,6 +64,7 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 		atomic_store(&r->outstanding, 0);
 		atomic_store(&r->charged_bytes, 0);
 		atomic_store_explicit(&r->in_use, true, memory_order_release);
+		pthread_mutex_unlock(&r->gate);
 	}
 	pthread_mutex_unlock(&adding);
 	return r;
@@ -101,6 +104,10 @@ struct aq_reservoir *aq_reservoir_of_pool(CUmemoryPool pool)
 static bool ask(const struct aq_reservoir *r, CUmemPool_attribute of_pool, CUgraphMem_attribute of_graphs, uint64_t *bytes)
 {
 	cuuint64_t value = 0;
+
+	*bytes = 0;
+	if (r->destroyed)
+		return false;
 	CUresult result = r->pool ? aq_cuda.cuMemPoolGetAttribute(r->pool, of_pool, &value)
 				  : aq_cuda.cuDeviceGetGraphMemAttribute(r->ordinal, of_graphs, &value);
 
@@ -148,10 +155,13 @@ static bool settle(struct aq_reservoir *r, uint64_t extra)
 
 static void give_back_unused(const struct aq_reservoir *r)
 {
+	CUstreamCaptureMode mode = aq_relax();
+
 	if (r->pool && !r->destroyed)
 		aq_cuda.cuMemPoolTrimTo(r->pool, 0);
 	if (!r->pool)
 		aq_cuda.cuDeviceGraphMemTrim(r->ordinal);
+	aq_restrict(mode);
 }
 
 static void set_overdrawn(struct aq_reservoir *r, bool overdrawn)
@@ -283,16 +293,23 @@ bool aq_growth_end(struct aq_growth *growth)
 /* Has everything in the stream come to its end? */
 static bool is_at_rest(CUstream stream, bool per_thread)
 {
-	return (per_thread ? aq_cuda.cuStreamQuery_ptsz(stream) : aq_cuda.cuStreamQuery(stream)) != CUDA_ERROR_NOT_READY;
+	CUstreamCaptureMode mode = aq_relax();
+	CUresult result = per_thread ? aq_cuda.cuStreamQuery_ptsz(stream) : aq_cuda.cuStreamQuery(stream);
+
+	aq_restrict(mode);
+	return result != CUDA_ERROR_NOT_READY;
 }
 
 /* The driver may believe that a free has come to pass only after somebody has synchronised with it; at rest that takes no time. */
 static void observe(CUstream stream, bool per_thread)
 {
+	CUstreamCaptureMode mode = aq_relax();
+
 	if (per_thread)
 		aq_cuda.cuStreamSynchronize_ptsz(stream);
 	else
 		aq_cuda.cuStreamSynchronize(stream);
+	aq_restrict(mode);
 }
 
 void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread)
@@ -326,10 +343,17 @@ static void close_if_empty(struct aq_reservoir *r)
 	pthread_mutex_unlock(&r->gate);
 }
 
-void aq_reservoir_destroyed(struct aq_reservoir *r)
+void aq_reservoir_destroy_begin(struct aq_reservoir *r)
 {
 	pthread_mutex_lock(&r->gate);
+	settle(r, 0); /* the last moment it can be asked what it holds */
 	r->destroyed = true;
+}
+
+void aq_reservoir_destroy_end(struct aq_reservoir *r, CUresult result)
+{
+	if (result != CUDA_SUCCESS)
+		r->destroyed = false;
 	pthread_mutex_unlock(&r->gate);
 	close_if_empty(r);
 }

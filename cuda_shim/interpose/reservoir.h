@@ -15,11 +15,11 @@
 
 struct aq_reservoir {
 	pthread_mutex_t gate;
-	CUmemoryPool pool;          /* NULL: the device's graph memory */
-	int device;
-	CUdevice ordinal;
+	_Atomic CUmemoryPool pool;  /* NULL: the device's graph memory. Read without the gate while an entry is used again, as the next two are */
+	_Atomic int device;
+	_Atomic CUdevice ordinal;
 	_Atomic bool in_use;        /* false: the pool was destroyed and all its memory is back; the entry may be used again */
-	bool destroyed;             /* the pool cannot be asked any more; what is outstanding stays charged */
+	_Atomic bool destroyed;     /* the pool cannot be asked any more, and its handle may be another's; what is outstanding stays charged */
 	_Atomic uint64_t outstanding; /* allocations of the pool not yet freed */
 	_Atomic uint64_t charged_bytes;
 	_Atomic bool overdrawn;     /* past the limit since a call was undone: its idle memory is owed to the device */
@@ -67,8 +67,10 @@ void aq_reservoirs_return_overdrawn(void);
 
 /* One of its allocations (in aq_pointers, with the reservoir as owner) was asked to be freed. */
 void aq_reservoir_freed(CUresult result, const struct aq_entry *held);
-/* The pool is destroyed: what is outstanding stays charged until it is freed. */
-void aq_reservoir_destroyed(struct aq_reservoir *reservoir);
+/* Around the destruction of a pool, with the gate held: from the first on nobody takes the handle for this pool, for the driver may give it to
+ * the next one at once. What is outstanding stays charged until it is freed. */
+void aq_reservoir_destroy_begin(struct aq_reservoir *reservoir);
+void aq_reservoir_destroy_end(struct aq_reservoir *reservoir, CUresult result);
 
 /* In a forked child. */
 void aq_reservoirs_forget(void);

@@ -125,10 +125,12 @@ static CUresult begun(CUresult result)
 	return result;
 }
 
-/* Whatever the driver answers, a capture that was invalid has ended too. */
+/* A capture that was invalid, or was never joined by a stream that it forked to, ends with an error. Other errors end none: the stream was not
+ * captured, did not begin the capture, or is another thread's to end. */
 static CUresult ended(CUresult result)
 {
-	aq_pace_capturing(-1);
+	if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED || result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+		aq_pace_capturing(-1);
 	return result;
 }
 
@@ -145,6 +147,19 @@ static CUresult ended(CUresult result)
 						     const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode)          \
 	{                                                                                                                          \
 		return begun(aq_cuda.cuStreamBeginCaptureToGraph##suffix(stream, graph, dependencies, edges, count, mode));         \
+	}                                                                                                                          \
+	CUresult cuStreamBeginRecaptureToGraph##suffix(CUstream stream, CUstreamCaptureMode mode, CUgraph graph,                   \
+						       CUgraphRecaptureCallback callback, void *data)                              \
+	{                                                                                                                          \
+		return begun(aq_cuda.cuStreamBeginRecaptureToGraph##suffix(stream, mode, graph, callback, data));                  \
+	}                                                                                                                          \
+	CUresult cuStreamBeginCaptureToCig##suffix(CUstream stream, CUstreamCigCaptureParams *params)                              \
+	{                                                                                                                          \
+		return begun(aq_cuda.cuStreamBeginCaptureToCig##suffix(stream, params));                                           \
+	}                                                                                                                          \
+	CUresult cuStreamEndCaptureToCig##suffix(CUstream stream)                                                                  \
+	{                                                                                                                          \
+		return ended(aq_cuda.cuStreamEndCaptureToCig##suffix(stream));                                                     \
 	}                                                                                                                          \
 	CUresult cuStreamEndCapture##suffix(CUstream stream, CUgraph *graph)                                                       \
 	{                                                                                                                          \

@@ -104,14 +104,20 @@ static bool hold_new(CUmemGenericAllocationHandle handle, int device, uint64_t b
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
 {
 	CUmemGenericAllocationHandle made = 0;
+	CUdevice ordinal;
 
 	AQ_LIMITED_OR_RETURN(cuMemCreate(handle, bytes, prop, flags));
-	if (!handle || !prop || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-		return aq_cuda.cuMemCreate(handle, bytes, prop, flags); /* host memory, or the driver says what is wrong */
-	int device = aq_device_of(prop->location.id);
+	if (!handle || !prop)
+		return aq_cuda.cuMemCreate(handle, bytes, prop, flags); /* the driver says what is wrong */
+	CUresult result = aq_place_of_location(&prop->location, prop->type, &ordinal);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (ordinal == AQ_NO_ORDINAL)
+		return aq_cuda.cuMemCreate(handle, bytes, prop, flags);
+	int device = aq_device_of(ordinal);
 	if (!aq_charge(device, AQ_LINEAR, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = aq_cuda.cuMemCreate(&made, bytes, prop, flags);
+	result = aq_cuda.cuMemCreate(&made, bytes, prop, flags);
 	if (result == CUDA_SUCCESS && !hold_new(made, device, bytes)) {
 		aq_cuda.cuMemRelease(made);
 		result = CUDA_ERROR_OUT_OF_MEMORY;

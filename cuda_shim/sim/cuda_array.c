@@ -26,12 +26,18 @@ uint32_t sim_array_texel_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
     case CU_AD_FORMAT_SIGNED_INT8: return descriptor->NumChannels;
     case CU_AD_FORMAT_UNSIGNED_INT16:
     case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_UNORM_INT16X1:
+    case CU_AD_FORMAT_UNORM_INT16X2:
+    case CU_AD_FORMAT_UNORM_INT16X4:
+    case CU_AD_FORMAT_SNORM_INT16X1:
+    case CU_AD_FORMAT_SNORM_INT16X2:
+    case CU_AD_FORMAT_SNORM_INT16X4:
     case CU_AD_FORMAT_HALF: return 2 * descriptor->NumChannels;
     case CU_AD_FORMAT_UNSIGNED_INT32:
     case CU_AD_FORMAT_SIGNED_INT32:
     case CU_AD_FORMAT_FLOAT: return 4 * descriptor->NumChannels;
+    default: return 0; /* block-compressed and video formats are not simulated */
     }
-    return 0;
 }
 
 static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *descriptor)

@@ -10,6 +10,17 @@ struct sim_device *sim_device_of(CUdevice ordinal)
     return ordinal >= 0 && ordinal < sim_cuda.n_devices ? &sim_cuda.devices[ordinal] : NULL;
 }
 
+/* Every simulated device is one locality domain. */
+struct sim_device *sim_device_at(const CUmemLocation *location, CUresult *why)
+{
+    bool is_domain = location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN;
+    *why = CUDA_ERROR_NOT_SUPPORTED;
+    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE && !is_domain)
+        return NULL;
+    *why = is_domain ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE;
+    return is_domain && location->id >> 8 ? NULL : sim_device_of(location->id);
+}
+
 struct sim_device *sim_device_of_domain(const struct sim_domain *domain)
 {
     for (int i = 0; i < sim_cuda.n_devices; i++)

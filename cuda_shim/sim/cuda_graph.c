@@ -248,8 +248,9 @@ static CUresult add_empty(CUgraph graph, CUgraphNode *out)
 
 CUresult sim_graph_add_allocation(CUgraph graph, const CUmemPoolProps *properties, size_t bytes, CUdeviceptr *address, CUgraphNode *out)
 {
-    struct sim_device *device = sim_device_of(properties->location.id);
-    SIM_REQUIRE(properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && device && bytes);
+    CUresult why;
+    struct sim_device *device = sim_device_at(&properties->location, &why);
+    SIM_REQUIRE(properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED && device && bytes);
     if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
         return CUDA_ERROR_NOT_SUPPORTED;
     if (bytes > device->domain.capacity_bytes)

@@ -561,6 +561,7 @@ CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
     struct sim_device *device = sim_device_of(ordinal);
     if (!device)
         return CUDA_ERROR_INVALID_DEVICE;
+    SIM_TRY(sim_capture_unsafe_call());
     if (atomic_load(&device->engine.pending_graphs))
         return CUDA_SUCCESS;    /* a graph that runs is using it */
     pthread_mutex_lock(&device->memory.lock);

@@ -477,6 +477,7 @@ extern pthread_mutex_t sim_context_lock;
 
 bool sim_claim_slot(void);
 struct sim_device *sim_device_of(CUdevice ordinal);         /* NULL: no such ordinal */
+struct sim_device *sim_device_at(const CUmemLocation *location, CUresult *why);    /* NULL and why: no device, or none that is simulated */
 struct sim_device *sim_device_of_domain(const struct sim_domain *domain);   /* NULL: not visible to this process */
 bool sim_devices_linked(const struct sim_device *a, const struct sim_device *b, bool *by_nvlink);
 CUresult sim_context_check_slow(CUcontext context);

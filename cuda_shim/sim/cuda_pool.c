@@ -313,13 +313,21 @@ bool sim_pool_init_default(struct sim_device *device)
 CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *properties)
 {
     SIM_REQUIRE_READY();
-    SIM_REQUIRE(out && properties && properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED);
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+    SIM_REQUIRE(out && properties);
+    if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
         return CUDA_ERROR_NOT_SUPPORTED;
-    struct sim_device *device = sim_device_of(properties->location.id);
+    CUmemPoolProps pinned = *properties;
+    if (properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED && properties->location.type == CU_MEM_LOCATION_TYPE_INVALID)
+        pinned.location = (CUmemLocation){ CU_MEM_LOCATION_TYPE_DEVICE, 0 };    /* where a pool without a place is at first */
+    else
+        SIM_REQUIRE(properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED);
+    CUresult why;
+    struct sim_device *device = sim_device_at(&pinned.location, &why);
     if (!device)
-        return CUDA_ERROR_INVALID_DEVICE;
-    *out = pool_new(device, properties);
+        return why;
+    pinned.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    pinned.location = (CUmemLocation){ CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal };
+    *out = pool_new(device, &pinned);
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -344,6 +352,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     SIM_REQUIRE_READY();
     SIM_REQUIRE(usable(pool));
+    SIM_TRY(sim_capture_unsafe_call());
     pthread_mutex_lock(&pool->device->memory.lock);
     release_down_to(pool, keep);
     pthread_mutex_unlock(&pool->device->memory.lock);
@@ -468,16 +477,18 @@ CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool)
 
 static CUresult device_of_location(const CUmemLocation *location, CUmemAllocationType type, CUdevice *ordinal)
 {
+    CUresult why;
     SIM_REQUIRE(location && type == CU_MEM_ALLOCATION_TYPE_PINNED);
-    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    *ordinal = location->id;
+    const struct sim_device *device = sim_device_at(location, &why);
+    if (!device)
+        return why;
+    *ordinal = device->ordinal;
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
-    CUdevice ordinal;
+    CUdevice ordinal = CU_DEVICE_INVALID;
     SIM_REQUIRE_READY();
     SIM_TRY(device_of_location(location, type, &ordinal));
     return cuDeviceGetDefaultMemPool(pool, ordinal);
@@ -485,7 +496,7 @@ CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUm
 
 CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
-    CUdevice ordinal;
+    CUdevice ordinal = CU_DEVICE_INVALID;
     SIM_REQUIRE_READY();
     SIM_TRY(device_of_location(location, type, &ordinal));
     return cuDeviceGetMemPool(pool, ordinal);
@@ -493,7 +504,7 @@ CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAlloc
 
 CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
 {
-    CUdevice ordinal;
+    CUdevice ordinal = CU_DEVICE_INVALID;
     SIM_REQUIRE_READY();
     SIM_TRY(device_of_location(location, type, &ordinal));
     return cuDeviceSetMemPool(ordinal, pool);

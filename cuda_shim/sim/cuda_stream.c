@@ -362,7 +362,7 @@ static CUresult record(CUevent event, CUstream handle)
     SIM_TRY(sim_stream_of(handle, &stream));
     if (!event_usable(event))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (event->context->device != stream->context->device)
+    if (event->context != stream->context)
         return CUDA_ERROR_INVALID_HANDLE;
     if (sim_capturing(stream))
         return sim_capture_event_record(stream, event);
@@ -397,12 +397,14 @@ static CUresult check_event(CUevent event)
 CUresult cuEventQuery(CUevent event)
 {
     SIM_TRY(check_event(event));
+    SIM_TRY(sim_capture_unsafe_call());
     return sim_engine_event_done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent event)
 {
     SIM_TRY(check_event(event));
+    SIM_TRY(sim_capture_unsafe_call());
     sim_engine_wait_event(event);
     sim_pools_settle(event->context->device);
     return sim_context_check(event->context);
@@ -414,6 +416,7 @@ CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
     SIM_REQUIRE(milliseconds);
     SIM_TRY(check_event(start));
     SIM_TRY(check_event(end));
+    SIM_TRY(sim_capture_unsafe_call());
     if ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING || !atomic_load(&start->recorded) || !atomic_load(&end->recorded))
         return CUDA_ERROR_INVALID_HANDLE;
     if (!sim_engine_event_done(start) || !sim_engine_event_done(end))

@@ -70,12 +70,11 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes)
 
 static CUresult check_properties(const CUmemAllocationProp *properties, struct sim_device **device)
 {
+    CUresult why;
     SIM_REQUIRE(properties && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED);
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    *device = sim_device_of(properties->location.id);
+    *device = sim_device_at(&properties->location, &why);
     if (!*device)
-        return CUDA_ERROR_INVALID_DEVICE;
+        return why;
     return properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
@@ -131,6 +130,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     physical->device = device;
     physical->domain = device->domain;
     physical->properties = *properties;
+    physical->properties.location = (CUmemLocation){ CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal };
     physical->bytes = bytes;
     physical->handles = 1;
     physical->fd = -1;

@@ -12,12 +12,14 @@
 
 #define LIMIT_BYTES (4096 * MIB)
 #define ROUNDS 150
+#define POOLS 400
 
 #define CALLS(X)                                                                                                          \
 	X(cuInit) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxCreate_v2) X(cuCtxDestroy_v2) X(cuMemAlloc_v2)   \
 	X(cuMemFree_v2) X(cuMemAllocPitch_v2) X(cuMemAllocManaged) X(cuMemGetInfo_v2) X(cuMemAllocAsync) X(cuMemFreeAsync) \
 	X(cuStreamSynchronize) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemAddressReserve)           \
-	X(cuMemAddressFree) X(cuMemRetainAllocationHandle) X(cuArray3DCreate_v2) X(cuArrayDestroy) X(cuCtxSynchronize)
+	X(cuMemAddressFree) X(cuMemRetainAllocationHandle) X(cuArray3DCreate_v2) X(cuArrayDestroy) X(cuCtxSynchronize) \
+	X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemAllocFromPoolAsync)
 
 static struct {
 #define DECLARE(name) __typeof__(&name) name;
@@ -26,6 +28,7 @@ static struct {
 } cu;
 
 static CUcontext context;
+static size_t free_at_start;
 static struct support_page page;
 
 /* Refusals are part of the game; anything else is not. */
@@ -163,6 +166,26 @@ static void *ply(void *argument)
 	return NULL;
 }
 
+/* A pool that gets the handle of one just destroyed is a new one, and what it takes is charged: while it holds memory, that is not free. */
+static void *pools_in_turn(void *unused)
+{
+	CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	size_t free_bytes, total_bytes;
+	CUmemoryPool pool;
+	CUdeviceptr address;
+
+	CHECK(cu.cuCtxSetCurrent(context) == CUDA_SUCCESS);
+	for (unsigned i = 0; i < POOLS; i++) {
+		CHECK(cu.cuMemPoolCreate(&pool, &props) == CUDA_SUCCESS);
+		CHECK(cu.cuMemAllocFromPoolAsync(&address, MIB, pool, NULL) == CUDA_SUCCESS);
+		CHECK(cu.cuMemGetInfo_v2(&free_bytes, &total_bytes) == CUDA_SUCCESS);
+		CHECK(free_bytes <= free_at_start - MIB);
+		CHECK(cu.cuMemFree_v2(address) == CUDA_SUCCESS);
+		CHECK(cu.cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+	}
+	return unused;
+}
+
 static void find_driver(void)
 {
 	void *front = unpacked_front();
@@ -184,6 +207,11 @@ int main(int argc, char **argv)
 	CHECK(cu.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
 	CHECK(cu.cuCtxSetCurrent(context) == CUDA_SUCCESS);
 	CHECK(cu.cuMemGetInfo_v2(&before, &total) == CUDA_SUCCESS);
+	free_at_start = before;
+	for (unsigned i = 0; i < 2; i++)
+		CHECK(pthread_create(&threads[i], NULL, pools_in_turn, NULL) == 0);
+	for (unsigned i = 0; i < 2; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
 	for (uintptr_t i = 0; i < TRADES; i++)
 		CHECK(pthread_create(&threads[i], NULL, ply, (void *)i) == 0);
 	for (unsigned i = 0; i < TRADES; i++)

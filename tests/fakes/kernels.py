@@ -33,7 +33,7 @@ spin:
 
 PER_THREAD = "_ptsz"
 GRID = (1, 1, 1, 1, 1, 1)
-THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+GLOBAL, THREAD_LOCAL = 0, 1  # CU_STREAM_CAPTURE_MODE_*
 
 
 class LaunchConfig(ctypes.Structure):
@@ -91,9 +91,9 @@ def make_stream() -> int:
     return stream
 
 
-def capture(stream: int, work: Callable[[], None], suffix: str = "") -> int:
+def capture(stream: int, work: Callable[[], None], suffix: str = "", mode: int = THREAD_LOCAL) -> int:
     """The graph of what ``work`` submits to the stream."""
-    must(f"cuStreamBeginCapture_v2{suffix}", stream, THREAD_LOCAL)
+    must(f"cuStreamBeginCapture_v2{suffix}", stream, mode)
     work()
     graph = out()
     must(f"cuStreamEndCapture{suffix}", stream, ctypes.byref(graph))

@@ -273,6 +273,7 @@ import ctypes, os
 from tests.fakes.cuda import *
 from tests.fakes.kernels import *
 
+must("cuInit", 0)  # before the driver is opened by its path: it has the front's name, and would be found in its place
 recording = ctypes.CDLL(os.environ["RECORDING"])
 recording.recording_at.restype = ctypes.c_char_p
 reached = {}
@@ -337,6 +338,49 @@ def test_work_under_a_limit_reaches_the_asked_form_once_and_no_form_beside_it(no
     assert len(reached) > 25
     siblings = {symbol: [call for call in calls if base[call] == base[symbol]] for symbol, calls in reached.items()}
     assert {symbol: calls for symbol, calls in siblings.items() if calls != [symbol]} == {}
+
+
+ENDING = """
+import ctypes, os, threading, time
+from tests.fakes.cuda import *
+from tests.fakes.kernels import *
+
+start()  # before the driver is opened by its path: it has the front's name, and would be found in its place
+recording = ctypes.CDLL(os.environ["RECORDING"])
+recording.recording_at.restype = ctypes.c_char_p
+primary, ending = out(), out()
+must("cuCtxGetCurrent", ctypes.byref(primary))
+must("cuCtxCreate_v2", ctypes.byref(ending), 0, 0)
+function, stream = load(), make_stream()
+must("cuMemFreeAsync", alloc(MIB)[1], stream)
+spin(function, 1_000_000, stream)
+must("cuCtxSetCurrent", primary.value)
+thread = threading.Thread(target=lambda: must("cuCtxDestroy_v2", ending.value))
+thread.start()
+time.sleep(0.3)
+recording.recording_clear()
+info()
+during = [recording.recording_at(n).decode() for n in range(recording.recording_length())]
+alive = thread.is_alive()
+thread.join()
+recording.recording_clear()
+info()
+after = [recording.recording_at(n).decode() for n in range(recording.recording_length())]
+tell(alive=alive, during=during, after=after)
+"""
+
+
+def test_events_of_a_context_are_not_asked_while_it_ends_nor_after(node, recorder, build_dir):
+    """The free in its stream is pending until then, and looked at whenever free memory is asked for."""
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB),)))
+    replace_driver(container, recorder)
+    real = {"RECORDED_DRIVER": str(build_dir / "lib/sim" / contract.CUDA_SONAME), "RECORDING": str(driver_path(container))}
+    answer = container.python(ENDING, env=real)
+    assert answer.status == 0, answer.stderr
+    assert answer.last["alive"], "the context ends when its work has"
+    for calls in (answer.last["during"], answer.last["after"]):
+        assert "cuMemGetInfo_v2" in calls
+        assert "cuEventQuery" not in calls
 
 
 # --- what the simulated driver does not have ----------------------------------------------------------------------

@@ -269,6 +269,29 @@ def test_the_memory_of_a_throttled_program_that_is_killed_comes_back_and_its_sib
         assert time.monotonic() - begin < 5
 
 
+@pytest.mark.parametrize("current", ["own", "primary"])
+def test_launches_in_a_stream_of_another_context_than_the_current_one_are_timed(node, current):
+    """Events live in the context that is current when they are made, and are recorded in its streams only."""
+    script = f"""
+start()
+primary, other = out(), out()
+must("cuCtxGetCurrent", ctypes.byref(primary))
+must("cuCtxCreate_v2", ctypes.byref(other), 0, 0)
+function, stream = load(), make_stream()
+must("cuCtxSetCurrent", {"primary" if current == "primary" else "other"}.value)
+for _ in range(50):
+    spin(function, 10000, stream)
+    must("cuStreamSynchronize", stream)
+tell(pid=os.getpid())
+input()
+"""
+    container = tenant(node, 60)
+    with container.start_python(PROGRAM + script) as program:
+        program.listen()
+        used = container.snapshot().slots[0].devices[0]
+    assert used.busy_ns == pytest.approx(50 * 10_000_000, rel=0.4)
+
+
 # --- captures ---------------------------------------------------------------------------------------------------------
 
 CAPTURE = """
@@ -318,7 +341,7 @@ def record():
     mine = make_stream()
     end = time.monotonic() + 2
     while time.monotonic() < end:
-        graph = capture(mine, lambda: [spin(function, 100, mine) for _ in range(5)])
+        graph = capture(mine, lambda: [spin(function, 100, mine) for _ in range(5)], mode=MODE)
         count = out(0)
         must("cuGraphGetNodes", graph, None, ctypes.byref(count))
         if count.value != 5:
@@ -338,11 +361,49 @@ tell(failures=failures, rounds=len(rounds))
 """
 
 
-def test_a_capture_stays_valid_while_other_threads_are_paced(node):
-    answer = tenant(node, 50).python(PROGRAM + BESIDE)
+@pytest.mark.parametrize("mode", ["THREAD_LOCAL", "GLOBAL"])
+def test_a_capture_stays_valid_while_other_threads_are_paced(node, mode):
+    answer = tenant(node, 50).python(PROGRAM + BESIDE.replace("MODE", mode))
     assert answer.status == 0, answer.stderr
     assert answer.last["failures"] == []
     assert answer.last["rounds"] > 3
+
+
+def test_the_end_of_a_capture_that_never_was_does_not_end_another(node):
+    """Else the launches that follow are taken for work: paid for and timed, with our events in the graph."""
+    twice = CAPTURE.replace(
+        "def body():\n", "idle = make_stream()\ndef body():\n    call('cuStreamEndCapture', idle, ctypes.byref(out()))\n"
+    )
+    answer = tenant(node, 10).python(PROGRAM + twice)
+    assert answer.status == 0, answer.stderr
+    assert answer.last["nodes"] == 200
+    assert answer.last["captured"] < 2
+
+
+MODES = {"GLOBAL": 0, "THREAD_LOCAL": 1}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+@pytest.mark.parametrize("asked", ["free memory", "more than fits"])
+def test_what_the_shim_asks_the_driver_during_a_capture_leaves_it_valid(node, mode, asked):
+    """A free in stream order is pending, and a pool holds idle memory: both are looked at in these calls."""
+    script = f"""
+start()
+function, stream, other = load(), make_stream(), make_stream()
+pooled, plain = into("cuMemAllocAsync", 64 * MIB, other)[1], alloc(64 * MIB)[1]
+must("cuMemFreeAsync", pooled, other)
+must("cuMemFreeAsync", plain, other)
+def body():
+    spin(function, 100, stream)
+    {"info()" if asked == "free memory" else f"into('cuMemAllocAsync', {LIMIT_MIB + 1} * MIB, other)"}
+graph = capture(stream, body, mode={mode})
+count = out(0)
+must("cuGraphGetNodes", graph, None, ctypes.byref(count))
+tell(nodes=count.value)
+"""
+    answer = tenant(node, 0).python(PROGRAM + script)
+    assert answer.status == 0, answer.stderr
+    assert answer.last["nodes"] == 1
 
 
 def test_what_is_paid_is_what_the_container_is_told_it_used(node):

@@ -5,12 +5,14 @@ test_shim_chaos.py, what a container sees in test_shim_views.py.
 """
 
 import contextlib
+import subprocess
 from dataclasses import replace
 
 import pytest
 
-from agent.core.region_layout import DeviceLimit, Limits
-from tests.fakes.container import MIB, Node
+from agent.core.region_layout import LOG_WARN, DeviceLimit, Limits
+from proto import contract
+from tests.fakes.container import MIB, Node, make_container
 from tests.fakes.cuda import INVALID_VALUE, OUT_OF_MEMORY, SUCCESS
 
 LIMIT_MIB = 2048
@@ -95,6 +97,21 @@ tell(result=result, address=address, untouched=UNTOUCHED, next=alloc(MIB)[0])
     assert (slot.devices[0].refusals, slot.devices[0].last_refused_bytes) == (1, LIMIT_MIB * MIB)
 
 
+@pytest.mark.parametrize("texel_format", [pytest.param(0x10, id="half"), pytest.param(0xC5, id="unorm")])
+def test_an_array_of_16_bit_texels_is_judged_by_all_its_bytes_before_it_is_made(container, texel_format):
+    script = f"""
+class Shape(ctypes.Structure):
+    _fields_ = (("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("format", ctypes.c_int), ("channels", ctypes.c_uint))
+
+start()
+shape = Shape(65536, 8192, {texel_format}, 4)
+tell(result=into("cuArrayCreate_v2", ctypes.byref(shape))[0])
+"""
+    assert facts(container.python(PROGRAM + script))["result"] == OUT_OF_MEMORY
+    (slot,) = container.snapshot().slots
+    assert slot.devices[0].last_refused_bytes == 65536 * 8192 * 4 * 2
+
+
 def test_an_absurd_size_is_refused_and_counts_nothing(container):
     script = "start()\nfree=info()[0]\ntell(results=[alloc(2**64-1)[0], alloc(2**63)[0]], same=free==info()[0])"
     assert facts(container.python(PROGRAM + script)) == {"results": [OUT_OF_MEMORY, OUT_OF_MEMORY], "same": True}
@@ -140,6 +157,35 @@ def test_what_one_process_measured_another_need_not_measure(container):
     assert container.snapshot().measured_context_bytes[0] == CONTEXT_MIB * MIB
     facts(container.client("fill"))
     assert container.snapshot().measured_context_bytes[0] == CONTEXT_MIB * MIB
+
+
+NVML_THAT_CANNOT_NAME_US = r"""
+static unsigned long long looks;
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { *device = (void *)uuid; return 0; }
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory)
+{
+    (void)device;
+    memory[0] = 144ull << 30;
+    memory[2] = looks++ * (8ull << 30);
+    memory[1] = memory[0] - memory[2];
+    return 0;
+}
+"""
+"""Lists no processes; the device loses 8 GiB between any two looks, as when a neighbour loads a model."""
+
+
+def test_what_a_neighbour_takes_while_a_context_is_made_is_not_the_price_of_contexts(node, tmp_path):
+    library, source = tmp_path / contract.NVML_SONAME, tmp_path / "nvml.c"
+    source.write_text(NVML_THAT_CANNOT_NAME_US)
+    subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{contract.NVML_SONAME}", "-o", library, source], check=True)
+    driver = {contract.CUDA_SONAME: node.build / "lib/sim" / contract.CUDA_SONAME, contract.NVML_SONAME: library}
+    devices = [DeviceLimit(node.uuids[0], 16384 * MIB)]
+    container = make_container(tmp_path / "unnamed", node.build, node.directory, devices, driver=driver)
+    with container.repl():
+        assert container.snapshot().slots[0].devices[0].context_bytes == 1024 * MIB
+    assert container.snapshot().measured_context_bytes[0] == 0
 
 
 def test_stacks_heap_and_print_buffer_of_a_context_are_device_memory(container):
@@ -376,6 +422,84 @@ must("cuCtxSynchronize")
 tell(result=result, taken=taken, left=before - info()[0])
 """
     assert facts(container.python(PROGRAM + script)) == {"result": 0, "taken": 64 * MIB, "left": 0}
+
+
+@pytest.mark.parametrize("ends", ["nothing", "the stream's context", "the memory's context"])
+def test_linear_memory_freed_in_a_stream_of_another_context_is_credited_once(container, ends):
+    script = f"""
+start()
+primary, other, stream = out(), out(), out()
+must("cuCtxGetCurrent", ctypes.byref(primary))
+must("cuCtxCreate_v2", ctypes.byref(other), 0, 0)
+must("cuStreamCreate", ctypes.byref(stream), 1)
+must("cuCtxSetCurrent", primary.value)
+before = info()[0]
+must("cuMemFreeAsync", alloc(64 * MIB)[1], stream.value)
+own = {CONTEXT_MIB} * MIB
+if {ends!r} == "the stream's context":
+    must("cuCtxDestroy_v2", other.value)
+    before += own
+elif {ends!r} == "the memory's context":
+    must("cuCtxSetCurrent", other.value)
+    must("cuDevicePrimaryCtxReset_v2", 0)
+    before += own
+tell(left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script))["left"] == 0
+
+
+LOCALITY_DOMAIN, INVISIBLE = 6, 5
+
+
+def test_memory_of_a_devices_locality_domain_is_the_devices(container):
+    script = f"""
+start()
+before = info()[0]
+taken = lambda: before - info()[0]
+prop = AllocationProp(type=1, location_type={LOCALITY_DOMAIN}, location_id=0)
+_, handle = into("cuMemCreate", 64 * MIB, ctypes.byref(prop), 0)
+steps = [taken()]
+must("cuMemRelease", handle)
+pool = out()
+props = PoolProps(type=1, location_type={LOCALITY_DOMAIN}, location_id=0)
+must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
+_, address = into("cuMemAllocFromPoolAsync", 64 * MIB, pool.value, 0)
+steps.append(taken())
+must("cuMemFree_v2", address)
+must("cuMemPoolDestroy", pool.value)
+steps.append(taken())
+tell(steps=steps, refused=into("cuMemCreate", {LIMIT_MIB} * MIB, ctypes.byref(prop), 0)[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"steps": [64 * MIB, 64 * MIB, 0], "refused": OUT_OF_MEMORY}
+
+
+def test_a_managed_pool_without_a_place_is_the_current_devices(container):
+    script = """
+start()
+before = info()[0]
+pool, props = out(), PoolProps(type=2, location_type=0)
+must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
+_, address = into("cuMemAllocFromPoolAsync", 64 * MIB, pool.value, 0)
+tell(taken=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script))["taken"] == 64 * MIB
+
+
+def test_memory_at_a_place_that_the_shim_does_not_know_is_refused(node):
+    container = node.container(LIMIT_MIB, log_level=LOG_WARN)
+    script = """
+start()
+results = []
+for place in (PLACES):
+    prop, props = AllocationProp(type=1, location_type=place), PoolProps(type=1, location_type=place)
+    location = (ctypes.c_int * 2)(place, 0)
+    results.append([into("cuMemCreate", 2 * MIB, ctypes.byref(prop), 0)[0], into("cuMemPoolCreate", ctypes.byref(props))[0],
+                    into("cuMemGetDefaultMemPool", ctypes.byref(location), 1)[0]])
+tell(results=results)
+""".replace("PLACES", f"{INVISIBLE}, 77")
+    answer = container.python(PROGRAM + script)
+    assert facts(answer)["results"] == [[801] * 3] * 2
+    assert "location of type 77 is refused" in answer.stderr, "by the shim, before a driver that knows it is asked"
 
 
 def test_a_destroyed_pool_pays_until_its_last_allocation_is_freed(container):

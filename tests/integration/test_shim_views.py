@@ -1,7 +1,10 @@
 """What a container sees of a GPU is its share: by the driver's own queries, by NVML, by nvidia-ml-py."""
 
+import time
+
 import pytest
 
+from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
 from tests.fakes.container import MIB, Node
 
@@ -122,6 +125,19 @@ def test_utilisation_is_the_containers_own(node):
         assert facts(idle.python(PROGRAM + NVML + script))["gpu"] == 0
         samples = "tell(pids=[s.pid for s in n.nvmlDeviceGetProcessUtilization(h, 0)])"
         assert facts(busy.python(PROGRAM + NVML + samples))["pids"] == [program.process.pid]
+
+
+def test_a_neighbour_whose_host_pid_is_one_of_the_containers_own_pids_is_not_taken_for_it(node):
+    busy = node.container(LIMIT_MIB)
+    with busy.start([busy.build / "bin/aliquot-cuda-client", "work", "--seconds", "4", "--kernel-us", "2000"]) as program:
+        program.listen()
+        snapshot = busy.snapshot()
+        write = region_layout.host_pid_write(snapshot.geometry, snapshot.slots[0].index, program.process.pid + 1)
+        with busy.region_path.open("r+b") as region:
+            region.seek(write.offset)
+            region.write(write.data)
+        time.sleep(0.5)  # the driver's figures are that old
+        assert facts(busy.python(PROGRAM + NVML + "tell(gpu=n.nvmlDeviceGetUtilizationRates(h).gpu)"))["gpu"] == 0
 
 
 def test_settings_of_the_card_are_not_the_containers_to_change(container):

@@ -413,6 +413,12 @@ static void capture_is_invalidated_by_what_it_does_not_allow(void)
     CHECK_EQUAL(cuMemAlloc_v2(&memory, 1), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CHECK_EQUAL(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 
+    CUevent elsewhere = event();
+    OK(cuEventRecord(elsewhere, side));
+    OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    CHECK_EQUAL(cuEventQuery(elsewhere), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    CHECK_EQUAL(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+
     OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
     OK(cuMemAlloc_v2(&memory, 1));
     OK(cuEventRecord(mark, stream));
