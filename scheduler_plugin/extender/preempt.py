@@ -17,6 +17,7 @@ from math import inf
 from placement.request import RequestError
 from proto.model import PodRequest
 from scheduler_plugin.core.budgets import BudgetKey
+from scheduler_plugin.core.gang_plan import is_placed
 from scheduler_plugin.core.gang_victims import ending_on
 from scheduler_plugin.core.plan import not_offered
 from scheduler_plugin.core.pods import PodFacts
@@ -96,8 +97,10 @@ def way_on(desk: Desk, pod: PodFacts, node: str) -> Way | None:
 def hold(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str], expires_at: float) -> bool:
     """Expect a pod on a node, and whoever of its gang must start with it, as if these and all who are ending there had ended.
 
-    Returns: whether they fit then; nothing is expected anew where they do not.
+    Returns: whether they fit then; nothing is expected anew where they do not, nor for a pod that is being bound.
     """
+    if is_placed(desk.state, pod):
+        return False
     members = _members(desk, pod)
     with desk.state.without_all([*ended, *_ending_already(desk, node)]):
         return bool(members) and desk.gangs.planner.expect_all(members, (node,), expires_at)

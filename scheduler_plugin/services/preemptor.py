@@ -161,7 +161,13 @@ class Preemptor:
         if await self._end(best, pod):
             self._under_way[pod.uid] = _Move(best.node, best.ended)
         else:
-            self._desk.state.release(pod.uid)
+            self._let_go(pod.uid)
+
+    def _let_go(self, uid: str) -> None:
+        """Expect a pod nowhere, unless it is being bound by now."""
+        known = self._desk.state.reservations.get(uid)
+        if known is not None and not known.stage.is_firm:
+            self._desk.state.release(uid)
 
     def _nodes_of(self, decision: Decision) -> Iterable[str]:
         """Return the nodes that kube-scheduler asked about and where others' end can help; none when the pod fits on one by now."""
@@ -198,12 +204,11 @@ class Preemptor:
     async def _follow(self, uid: str, move: _Move) -> None:
         """Keep a pod's place while others end for it, and have it tried again once they are gone."""
         desk, decision = self._desk, self._desk.decisions.by_uid.get(uid)
-        if decision is None:  # it is bound or gone
+        if decision is None or decision.fitting:  # it is bound or gone, or on its way
             del self._under_way[uid]
-            return
-        if not hold(desk, decision.pod, move.node, move.ended, desk.monotonic() + HOLD_SECONDS):  # the node is not what it was
+        elif not hold(desk, decision.pod, move.node, move.ended, desk.monotonic() + HOLD_SECONDS):  # the node is not what it was
             del self._under_way[uid]
-            desk.state.release(uid)
+            self._let_go(uid)
         elif desk.state.pods.keys().isdisjoint(move.ended):
             del self._under_way[uid]
             await self._retry(uid)

@@ -10,7 +10,7 @@ from proto import contract
 from proto.model import Policy
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.core.state import ClusterState, Stage
 from scheduler_plugin.errors import KubeApiError, KubeNotFoundError
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
@@ -183,3 +183,21 @@ async def test_what_kube_scheduler_frees_is_kept_for_whom_it_nominated():
     await scene.after(module.HOLD_SECONDS - 1)
     assert scene.retried == [uid]
     assert scene.evicted == []
+
+
+@pytest.mark.parametrize("decided", ["again", "no more"])
+async def test_the_firm_place_of_a_pod_that_is_being_bound_is_left_alone(decided):
+    scene = Scene()
+    uid = scene.refused("important")
+    await scene.after(5)
+    scene.state.drop_pod("n1-0")
+    if decided == "again":
+        pod = pod_object("important", uid=uid, vgpu="1", vgpu_memory="700")
+        pod["spec"]["priority"] = 100
+        answer = filter_nodes(scene.desk, json.dumps({"Pod": pod, "NodeNames": ["n1"]}).encode(), scene.now)
+        assert json.loads(answer)["NodeNames"] == ["n1"]
+    firm = replace(scene.state.reservations[uid], stage=Stage.BINDING)
+    scene.state.reserve(firm)
+    for _ in range(3):
+        await scene.after(1)
+    assert scene.state.reservations[uid] == firm
