@@ -97,18 +97,19 @@ class Preemptor:
             return
         for uid, move in list(self._under_way.items()):
             await self._follow(uid, move)
-        self._keep_nominations()
+        waiting = self._desk.decisions.waiting()
+        self._keep_nominations(waiting)
         by_uid = self._desk.decisions.by_uid
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in by_uid}
-        decision = self._next()
+        decision = self._next(waiting)
         if decision is not None:
             self._pause(decision.pod.uid)
             await self._serve(decision)
 
-    def _keep_nominations(self) -> None:
+    def _keep_nominations(self, waiting: Iterable[Decision]) -> None:
         """Expect pods where kube-scheduler has others end for them: its own sums keep room on a node for them, and on no GPU."""
         state = self._desk.state
-        for decision in self._desk.decisions.waiting():
+        for decision in waiting:
             pod = state.pods.get(decision.pod.uid)
             if pod is None or not pod.nominated_node or pod.uid in state.reservations:
                 continue
@@ -116,9 +117,9 @@ class Preemptor:
             if hold(self._desk, pod, pod.nominated_node, ending, self._desk.monotonic() + HOLD_SECONDS):
                 self._under_way[pod.uid] = _Move(pod.nominated_node, ending)
 
-    def _next(self) -> Decision | None:
+    def _next(self, waiting: Iterable[Decision]) -> Decision | None:
         """Return the most important pod whose turn it is, if there is anybody less important than it."""
-        for decision in self._desk.decisions.waiting():
+        for decision in waiting:
             if self._is_due(decision):
                 return decision if decision.pod.priority > self._lowest_priority() else None
         return None
