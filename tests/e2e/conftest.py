@@ -153,9 +153,9 @@ def operator_kinds(product: Kubectl) -> Iterator[None]:
         definitions = {kind: operator_definitions() / f"monitoring.coreos.com_{kind}.yaml" for kind in missing}
     except UnavailableError as lacking:
         pytest.skip(f"the Prometheus Operator's kinds are not in this cluster: {lacking}")
-    for kind, definition in definitions.items():
+    for definition in definitions.values():
         product.run("apply", "--server-side", f"--filename={definition}")
-        product.run("wait", "crd", f"{kind}.monitoring.coreos.com", "--for=condition=Established", "--timeout=30s")
+    product.wait_until_served(*(f"{kind}.monitoring.coreos.com" for kind in missing))
     yield
     for kind in missing:
         product.delete("crd", f"{kind}.monitoring.coreos.com")

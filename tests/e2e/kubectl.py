@@ -98,6 +98,22 @@ class Kubectl:
 
         return eventually(in_phase, f"pod {pod} to be {' or '.join(phases)}", seconds=seconds, otherwise=lambda: self.explain(pod))
 
+    def wait_until_served(self, *definitions: str, seconds: float = 60) -> None:
+        """Wait until the API server serves the kinds of CustomResourceDefinitions; `kubectl wait` fails on one that has no status yet.
+
+        Raises: AssertionError: one was not in time; says what its status was instead.
+        """
+        for name in definitions:
+
+            def served(name: str = name) -> bool:
+                conditions = self.get("crd", name).get("status", {}).get("conditions") or []
+                return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
+
+            def explained(name: str = name) -> str:
+                return json.dumps(self.get("crd", name).get("status"))
+
+            eventually(served, f"the API server to serve {name}", seconds=seconds, otherwise=explained)
+
     def explain(self, pod: str) -> str:
         """Why a pod is where it is, in few lines."""
         try:

@@ -21,6 +21,8 @@ SYSTEM = "kueue-system"
 QUEUE = "kueue.x-k8s.io/queue-name"
 NOBODY = 65532
 START_SECONDS = 90
+CERTIFIED_SECONDS = 300
+"""Kueue is ready once kubelet has renewed the files of the Secret it wrote its certificate to: up to ninety seconds on an idle node."""
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +38,30 @@ def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
     try:
         product.run("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(objects))
         system = product.within(SYSTEM)
-        system.run("rollout", "status", "deployment", f"--timeout={START_SECONDS}s", timeout_seconds=START_SECONDS + 10)
+        eventually(lambda: ready(system), "Kueue to be ready", seconds=CERTIFIED_SECONDS, otherwise=lambda: why_not_ready(system))
         eventually(lambda: serves(product), "Kueue's webhooks to answer", seconds=START_SECONDS)
         yield product
     finally:
         objects.sort(key=lambda item: "WebhookConfiguration" not in item["kind"])  # they refuse everybody's pods once Kueue is not there
         text = yaml.safe_dump_all(objects)
         product.run("delete", "--ignore-not-found", "--filename=-", stdin=text, timeout_seconds=START_SECONDS)
+
+
+def ready(system: Kubectl) -> bool:
+    """Whether Kueue's one pod is ready."""
+    [deployment] = system.all("deployments")
+    return bool(deployment.get("status", {}).get("readyReplicas"))
+
+
+def why_not_ready(system: Kubectl) -> str:
+    """What there is to say of a Kueue that is not ready: its pods, and the last lines of each that ran."""
+    said = []
+    for pod in system.all("pods"):
+        name = pod["metadata"]["name"]
+        said.append(system.explain(name))
+        if pod["status"].get("containerStatuses", [{}])[0].get("containerID"):
+            said.append(system.logs(name, "--tail=12"))
+    return "\n".join(said)
 
 
 def serves(kubectl: Kubectl) -> bool:

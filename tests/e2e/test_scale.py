@@ -26,7 +26,7 @@ STEADY_SECONDS = 15.0
 def test_a_thousand_nodes_are_filled_with_nothing_promised_twice(node: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     kubectl = node.kubectl()
     kubectl.run("apply", f"--filename={ROOT}/deploy/daemonset/base/crd-gpunodes.yaml")
-    kubectl.run("wait", "crd/gpunodes.aliquot.dev", "--for=condition=Established", "--timeout=30s")
+    kubectl.wait_until_served("gpunodes.aliquot.dev")
     kubectl.run("create", "namespace", NAMESPACE)
     api = Api(node.kubeconfig)
     figures: dict[str, Figures] = {}
