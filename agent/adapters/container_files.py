@@ -6,6 +6,7 @@ slot: then the files stay the ones it has mapped, and limits change in place. Wh
 written after them; it also heals a ledger row that was lost on disk.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -186,7 +187,8 @@ def read_region(path: Path) -> RegionView:
     descriptor = _open_region(path, os.O_RDONLY)
     try:
         _geometry(descriptor)
-        snapshot = region_layout.decode_region(os.pread(descriptor, region_layout.REGION_BYTES_KEPT, 0))
+        size = _size(descriptor)
+        snapshot = region_layout.decode_region(memoryview(_written(descriptor, size)), size)
         locked = {slot.index for slot in snapshot.slots if _is_locked(descriptor, snapshot.geometry.slot(slot.index))}
     finally:
         os.close(descriptor)
@@ -200,11 +202,34 @@ def _open_region(path: Path, access: int) -> int:
 def _geometry(descriptor: int) -> Geometry:
     """Return where a region has its tables, in the part of it that counts. Raises OSError or RegionError."""
     header = os.pread(descriptor, region_layout.REGION_HEADER.size, 0)
-    size = min(os.fstat(descriptor).st_size, region_layout.REGION_BYTES_KEPT)
-    geometry = region_layout.decode_geometry(header, size)
+    geometry = region_layout.decode_geometry(header, _size(descriptor))
     if geometry.slot_count > region_layout.SLOT_COUNT_KEPT:
         raise RegionError(f"region: {geometry.slot_count} slots, want at most {region_layout.SLOT_COUNT_KEPT}")
     return geometry
+
+
+def _size(descriptor: int) -> int:
+    return min(os.fstat(descriptor).st_size, region_layout.REGION_BYTES_KEPT)
+
+
+def _written(descriptor: int, size: int) -> bytearray:
+    """Read a region up to the last byte that anybody wrote, which is mostly not far; holes before it are passed over."""
+    parts: list[tuple[int, int]] = []
+    end = 0
+    while end < size:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:  # nothing further is written
+                break
+            raise
+        end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        parts.append((min(begin, size), min(end, size)))
+    content = bytearray(parts[-1][1] if parts else 0)
+    with memoryview(content) as view:
+        for begin, end in parts:
+            os.preadv(descriptor, [view[begin:end]], begin)
+    return content
 
 
 def _is_locked(descriptor: int, offset: int) -> bool:

@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 ABI_MAJOR: Final = 1
 ABI_MINOR: Final = 3
@@ -284,15 +284,18 @@ def empty_region() -> bytes:
     return header.ljust(REGION_BYTES, b"\0")
 
 
-def decode_region(data: bytes | memoryview) -> RegionSnapshot:
+def decode_region(data: bytes | memoryview, size: int | None = None) -> RegionSnapshot:
     """Decode one region into an immutable snapshot.
 
-    Args:   data: the whole file, read with pread (a tenant may truncate the file, which kills readers of a mapping).
-    Raises: RegionError: wrong magic or major version, or tables that do not lie as the ABI wants them within the data.
+    Args:
+        data: the file, read with pread (a tenant may truncate the file, which kills readers of a mapping), at least as far as anything was
+            ever written to it: what is not there is zero.
+        size: the file's size in bytes; that of the data unless given.
+    Raises: RegionError: wrong magic or major version, or tables that do not lie as the ABI wants them within the file.
     """
     fields = _region_fields(data)
-    geometry = _geometry(fields, len(data))
-    lines = [REGION_DEVICE.unpack_from(data, geometry.device_offset + index * geometry.device_stride) for index in range(MAX_DEVICES)]
+    geometry = _geometry(fields, len(data) if size is None else size)
+    lines = [_unpack(REGION_DEVICE, data, geometry.device_offset + index * geometry.device_stride) for index in range(MAX_DEVICES)]
     slots = (_decode_slot(data, geometry, index) for index in _taken_slots(data, geometry))
     return RegionSnapshot(
         line_used_bytes=tuple(used for used, _, _ in lines), measured_context_bytes=tuple(context for _, context, _ in lines),
@@ -433,7 +436,7 @@ def _taken_slots(data: bytes | memoryview, geometry: Geometry) -> list[int]:
 
 
 def _decode_slot(data: bytes | memoryview, geometry: Geometry, index: int) -> Slot:
-    _, pid, host_pid, _, start_ticks = SLOT_HEADER.unpack_from(data, geometry.slot(index))
+    _, pid, host_pid, _, start_ticks = _unpack(SLOT_HEADER, data, geometry.slot(index))
     first = geometry.slot(index) + SLOT_HEADER.size
     row = geometry.virtual_offset + index * geometry.virtual_stride if geometry.virtual_offset else None
     devices = (
@@ -444,15 +447,22 @@ def _decode_slot(data: bytes | memoryview, geometry: Geometry, index: int) -> Sl
 
 
 def _decode_slot_device(data: bytes | memoryview, offset: int, ledger: int | None) -> SlotDevice:
-    fields = SLOT_DEVICE.unpack_from(data, offset)
+    fields = _unpack(SLOT_DEVICE, data, offset)
     _, charged, uncharged, _, context, managed, pool, array, refusals, last_refused, launches, busy, throttled, *counts = fields
     contexts, waiting, module = counts
-    _, virtual_charged, virtual_uncharged, _ = (0, 0, 0, 0) if ledger is None else VIRTUAL_DEVICE.unpack_from(data, ledger)
+    _, virtual_charged, virtual_uncharged, _ = (0, 0, 0, 0) if ledger is None else _unpack(VIRTUAL_DEVICE, data, ledger)
     return SlotDevice(
         used_bytes=_in_use(charged, uncharged), module_bytes=module, virtual_bytes=_in_use(virtual_charged, virtual_uncharged),
         context_bytes=context, managed_bytes=managed, pool_bytes=pool, array_bytes=array, contexts=contexts,
         refusals=refusals, last_refused_bytes=last_refused, launches=launches, busy_ns=busy, throttled_ns=throttled, waiting=waiting,
     )  # fmt: skip
+
+
+def _unpack(form: struct.Struct, data: bytes | memoryview, offset: int) -> tuple[Any, ...]:
+    """Unpack from data after whose end there are zeros."""
+    if offset + form.size <= len(data):
+        return form.unpack_from(data, offset)
+    return form.unpack(bytes(data[offset : offset + form.size]).ljust(form.size, b"\0"))
 
 
 def _in_use(charged: int, uncharged: int) -> int:
