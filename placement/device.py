@@ -59,11 +59,19 @@ class DeviceState:
         cordoned: bool = False,
     ) -> "DeviceState":
         """Add up the shares that a device carries, as facts: unchecked against what it has. Shares of other devices are left out."""
-        state = cls(device, max_shares=max_shares, healthy=healthy, cordoned=cordoned)
-        for share in shares:
-            if state.carries(share):
-                state = state._adding(share)
-        return state
+        shares = tuple(shares)
+        parts = [share for share in shares if share.device_uuid == device.uuid]
+        return cls(
+            device,
+            used_memory_bytes=sum(share.memory_bytes for share in parts),
+            used_cores_percent=sum(share.cores_percent or 0 for share in parts),
+            used_shares=len(parts),
+            unreserved_shares=sum(share.cores_percent is None for share in parts),
+            used_instances=frozenset(i.uuid for i in device.mig_instances).intersection(share.device_uuid for share in shares),
+            max_shares=max_shares,
+            healthy=healthy,
+            cordoned=cordoned,
+        )
 
     @property
     def capacity_bytes(self) -> int:

@@ -178,7 +178,6 @@ def _superseded(ask: Ask, node: Node) -> tuple[Grant, ...] | Refusal:
 def _assigned_shares(
     ask: Ask, node: Node, others: Ledger, request: ContainerRequest, preferences: Preferences
 ) -> tuple[DeviceShare, ...] | Refusal:
-    states = others.states(node.board, node.shares_per_gpu)
     before = _shares_before(ask, node.ledger)
     # a cordon keeps off new work, and a container that comes back to where it was is none
     own_states = others.states(node.board.without_cordon(share.device_uuid for share in before), node.shares_per_gpu)
@@ -191,7 +190,7 @@ def _assigned_shares(
         return trouble
     named = [device_uuid_of(device_id) for device_id in sorted(ask.device_ids)]
     choice = choose(
-        states,
+        others.states(node.board, node.shares_per_gpu),
         request,
         preferences,
         node.local_policy,
