@@ -6,7 +6,6 @@ slot: then the files stay the ones it has mapped, and limits change in place. Wh
 written after them; it also heals a ledger row that was lost on disk.
 """
 
-import errno
 import fcntl
 import os
 import shutil
@@ -47,9 +46,8 @@ class GrantFiles:
                 raise StorageError(f"updating {directory / 'limits'}, which processes of {grant.holder} have mapped: {exc}") from exc
         else:  # under new inodes: what a process of another pod has mapped stays its own
             write_whole(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
-            region = region_layout.empty_region()
-            # all but the header is a hole: it takes memory only where a process writes
-            write_whole(directory / "region", region.rstrip(b"\0"), mode=0o666, durable=False, size=len(region))
+            header = region_layout.fresh_region_header()  # the rest is a hole: it takes memory once a process attaches
+            write_whole(directory / "region", header, mode=0o666, durable=False, size=region_layout.REGION_BYTES)
         write_whole(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
 
     def link_shim(self, grant_id: str, directory: Path) -> None:
@@ -187,8 +185,7 @@ def read_region(path: Path) -> RegionView:
     descriptor = _open_region(path, os.O_RDONLY)
     try:
         _geometry(descriptor)
-        size = _size(descriptor)
-        snapshot = region_layout.decode_region(memoryview(_written(descriptor, size)), size)
+        snapshot = region_layout.decode_region(lambda offset, length: os.pread(descriptor, length, offset), _size(descriptor))
         locked = {slot.index for slot in snapshot.slots if _is_locked(descriptor, snapshot.geometry.slot(slot.index))}
     finally:
         os.close(descriptor)
@@ -210,26 +207,6 @@ def _geometry(descriptor: int) -> Geometry:
 
 def _size(descriptor: int) -> int:
     return min(os.fstat(descriptor).st_size, region_layout.REGION_BYTES_KEPT)
-
-
-def _written(descriptor: int, size: int) -> bytearray:
-    """Read a region up to the last byte that anybody wrote, which is mostly not far; holes before it are passed over."""
-    parts: list[tuple[int, int]] = []
-    end = 0
-    while end < size:
-        try:
-            begin = os.lseek(descriptor, end, os.SEEK_DATA)
-        except OSError as exc:
-            if exc.errno == errno.ENXIO:  # nothing further is written
-                break
-            raise
-        end = os.lseek(descriptor, begin, os.SEEK_HOLE)
-        parts.append((min(begin, size), min(end, size)))
-    content = bytearray(parts[-1][1] if parts else 0)
-    with memoryview(content) as view:
-        for begin, end in parts:
-            os.preadv(descriptor, [view[begin:end]], begin)
-    return content
 
 
 def _is_locked(descriptor: int, offset: int) -> bool:

@@ -10,9 +10,9 @@ is followed, and a broken header is a RegionError with a sentence.
 
 import struct
 import zlib
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, fields
+from typing import Final, NamedTuple, TypeAlias
 
 ABI_MAJOR: Final = 1
 ABI_MINOR: Final = 3
@@ -68,6 +68,11 @@ SLOT_LIVE: Final = 1
 
 _STATE_BYTES: Final = 4
 """Of a slot's first word, which says whether it is taken."""
+_PIECE_BYTES: Final = 2**15
+"""Slots are read by so much: larger pieces of memory come from the kernel each time, page by page."""
+
+Read: TypeAlias = Callable[[int, int], bytes]
+"""Returns what a file has at an offset, up to so many bytes; fewer at its end."""
 FIRST_GENERATION: Final = 2
 _WORD: Final = 2**64
 
@@ -164,6 +169,11 @@ class SlotDevice:
     """Managed memory that may leave the device (oversubscription). Not part of ``used_bytes``."""
     waiting: int = 0
     """Threads that waited for the right to launch when the region was read."""
+
+
+_UNUSED: Final = SlotDevice(*(0,) * len(fields(SlotDevice)))
+_UNUSED_DEVICE: Final = bytes(SLOT_DEVICE.size)
+_UNUSED_LEDGER: Final = bytes(VIRTUAL_DEVICE.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,33 +283,31 @@ def decode_limits(data: bytes, *, interrupted_too: bool = False) -> Limits:
     return Limits(devices, fail_open=bool(flags & POLICY_FAIL_OPEN), log_level=log_level)
 
 
-def empty_region() -> bytes:
-    """A fresh ``region`` file: no process, nothing used."""
-    header = REGION_HEADER.pack(
+def fresh_region_header() -> bytes:
+    """A fresh ``region`` file begins with this, and is zero up to REGION_BYTES: no process, nothing used."""
+    return REGION_HEADER.pack(
         REGION_MAGIC, ABI_MAJOR, ABI_MINOR, REGION_HEADER.size,
         REGION_DEVICE_OFFSET, REGION_DEVICE.size, MAX_DEVICES,
         REGION_SLOT_OFFSET, SLOT_BYTES, SLOT_COUNT, REGION_BYTES, 0, 0,
         REGION_VIRTUAL_OFFSET, VIRTUAL_ROW_BYTES, 0,
     )  # fmt: skip
-    return header.ljust(REGION_BYTES, b"\0")
 
 
-def decode_region(data: bytes | memoryview, size: int | None = None) -> RegionSnapshot:
-    """Decode one region into an immutable snapshot.
+def decode_region(read: Read, size: int) -> RegionSnapshot:
+    """Decode one region into an immutable snapshot, a piece at a time: few slots are taken, and the file is long.
 
     Args:
-        data: the file, read with pread (a tenant may truncate the file, which kills readers of a mapping), at least as far as anything was
-            ever written to it: what is not there is zero.
-        size: the file's size in bytes; that of the data unless given.
+        read: reads the file, with pread (a tenant may truncate the file, which kills readers of a mapping).
+        size: the file's size in bytes.
     Raises: RegionError: wrong magic or major version, or tables that do not lie as the ABI wants them within the file.
     """
-    fields = _region_fields(data)
-    geometry = _geometry(fields, len(data) if size is None else size)
-    lines = [_unpack(REGION_DEVICE, data, geometry.device_offset + index * geometry.device_stride) for index in range(MAX_DEVICES)]
-    slots = (_decode_slot(data, geometry, index) for index in _taken_slots(data, geometry))
+    fields = _region_fields(read(0, REGION_HEADER.size))
+    geometry = _geometry(fields, size)
+    table = read(geometry.device_offset, MAX_DEVICES * geometry.device_stride)
+    lines = [_unpack(REGION_DEVICE, table, index * geometry.device_stride) for index in range(MAX_DEVICES)]
     return RegionSnapshot(
         line_used_bytes=tuple(used for used, _, _ in lines), measured_context_bytes=tuple(context for _, context, _ in lines),
-        slots=tuple(slots), reaped_slots=fields.reaped_slots, repaired_bytes=fields.repaired_bytes,
+        slots=tuple(_taken_slots(read, geometry)), reaped_slots=fields.reaped_slots, repaired_bytes=fields.repaired_bytes,
         line_virtual_bytes=tuple(pageable for _, _, pageable in lines), geometry=geometry,
     )  # fmt: skip
 
@@ -428,29 +436,38 @@ def _is_placed(offset: int, stride: int, least_offset: int, least_stride: int) -
     return offset >= least_offset and stride >= least_stride and (offset | stride) % 64 == 0
 
 
-def _taken_slots(data: bytes | memoryview, geometry: Geometry) -> list[int]:
-    """Say which slots are worth decoding: few are, and all are looked at in every scrape of every container."""
-    table = memoryview(data)[geometry.slot_offset : geometry.slot_offset + geometry.slot_count * geometry.slot_stride]
-    states = table.cast("B").cast("I")[:: geometry.slot_stride // _STATE_BYTES]
-    return [index for index, state in enumerate(states) if state != SLOT_FREE]
+def _taken_slots(read: Read, geometry: Geometry) -> Iterator[Slot]:
+    """Decode the slots that are taken: few are, and the states of all are looked at in every scrape of every container."""
+    stride, at_once = geometry.slot_stride, max(1, _PIECE_BYTES // geometry.slot_stride)
+    for first in range(0, geometry.slot_count, at_once):
+        piece = read(geometry.slot(first), min(at_once, geometry.slot_count - first) * stride)
+        states = memoryview(piece)[: len(piece) // _STATE_BYTES * _STATE_BYTES].cast("I")[:: stride // _STATE_BYTES]
+        for position in [position for position, state in enumerate(states) if state != SLOT_FREE]:
+            index = first + position
+            row = read(geometry.virtual_offset + index * geometry.virtual_stride, VIRTUAL_ROW_BYTES) if geometry.virtual_offset else b""
+            yield _decode_slot(index, piece[position * stride : (position + 1) * stride], row)
 
 
-def _decode_slot(data: bytes | memoryview, geometry: Geometry, index: int) -> Slot:
-    _, pid, host_pid, _, start_ticks = _unpack(SLOT_HEADER, data, geometry.slot(index))
-    first = geometry.slot(index) + SLOT_HEADER.size
-    row = geometry.virtual_offset + index * geometry.virtual_stride if geometry.virtual_offset else None
+def _decode_slot(index: int, slot: bytes, row: bytes) -> Slot:
+    """Args: row: its ledgers of virtual memory; empty in a region that has none."""
+    _, pid, host_pid, _, start_ticks = _unpack(SLOT_HEADER, slot, 0)
     devices = (
-        _decode_slot_device(data, first + position * SLOT_DEVICE.size, None if row is None else row + position * VIRTUAL_DEVICE.size)
+        _decode_slot_device(
+            _part(slot, SLOT_HEADER.size + position * SLOT_DEVICE.size, SLOT_DEVICE.size),
+            _part(row, position * VIRTUAL_DEVICE.size, VIRTUAL_DEVICE.size),
+        )
         for position in range(MAX_DEVICES)
     )
     return Slot(index, pid, host_pid, start_ticks, tuple(devices))
 
 
-def _decode_slot_device(data: bytes | memoryview, offset: int, ledger: int | None) -> SlotDevice:
-    fields = _unpack(SLOT_DEVICE, data, offset)
-    _, charged, uncharged, _, context, managed, pool, array, refusals, last_refused, launches, busy, throttled, *counts = fields
+def _decode_slot_device(data: bytes, ledger: bytes) -> SlotDevice:
+    if data == _UNUSED_DEVICE and ledger == _UNUSED_LEDGER:
+        return _UNUSED  # so are most of a process's sixteen
+    words: tuple[int, ...] = SLOT_DEVICE.unpack(data)
+    _, charged, uncharged, _, context, managed, pool, array, refusals, last_refused, launches, busy, throttled, *counts = words
     contexts, waiting, module = counts
-    _, virtual_charged, virtual_uncharged, _ = (0, 0, 0, 0) if ledger is None else _unpack(VIRTUAL_DEVICE, data, ledger)
+    _, virtual_charged, virtual_uncharged, _ = VIRTUAL_DEVICE.unpack(ledger)
     return SlotDevice(
         used_bytes=_in_use(charged, uncharged), module_bytes=module, virtual_bytes=_in_use(virtual_charged, virtual_uncharged),
         context_bytes=context, managed_bytes=managed, pool_bytes=pool, array_bytes=array, contexts=contexts,
@@ -458,11 +475,13 @@ def _decode_slot_device(data: bytes | memoryview, offset: int, ledger: int | Non
     )  # fmt: skip
 
 
-def _unpack(form: struct.Struct, data: bytes | memoryview, offset: int) -> tuple[Any, ...]:
-    """Unpack from data after whose end there are zeros."""
-    if offset + form.size <= len(data):
-        return form.unpack_from(data, offset)
-    return form.unpack(bytes(data[offset : offset + form.size]).ljust(form.size, b"\0"))
+def _unpack(form: struct.Struct, data: bytes, offset: int) -> tuple[int, ...]:
+    return form.unpack(_part(data, offset, form.size))
+
+
+def _part(data: bytes, offset: int, size: int) -> bytes:
+    """Cut out a part; behind the data's end there are zeros: a tenant may have cut the file since its size was asked."""
+    return data[offset : offset + size].ljust(size, b"\0")
 
 
 def _in_use(charged: int, uncharged: int) -> int:

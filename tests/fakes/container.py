@@ -19,6 +19,7 @@ from typing import Any, Literal
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits, RegionSnapshot
 from proto import contract
+from tests.fakes import regions
 
 MIB = 2**20
 SOURCE_TREE = Path(__file__).resolve().parents[2]
@@ -124,7 +125,7 @@ class Container:
         self.set_limits(replace(limits, devices=tuple(devices)))
 
     def snapshot(self) -> RegionSnapshot:
-        return region_layout.decode_region(self.region_path.read_bytes())
+        return regions.decoded(self.region_path.read_bytes())
 
     def dead_slots(self) -> tuple[int, ...]:
         snapshot = self.snapshot()
@@ -212,7 +213,7 @@ def make_container(
     libraries.mkdir(parents=True)
     (aliquot / "driver").mkdir(parents=True)
     (aliquot / "limits").write_bytes(region_layout.encode_limits(content))
-    (aliquot / "region").write_bytes(region_layout.empty_region())
+    (aliquot / "region").write_bytes(regions.empty_region())
     for soname, private in ((contract.CUDA_SONAME, contract.CUDA_DRIVER_SONAME), (contract.NVML_SONAME, contract.NVML_DRIVER_SONAME)):
         if interposition == "front":
             shutil.copy(build / "lib/shim" / soname, libraries / soname)

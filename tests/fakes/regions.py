@@ -21,6 +21,16 @@ HEADER_WORDS: Final = (
 _MAJOR_OFFSET, _HEADER_BYTES_OFFSET, _TABLES_OFFSET, _REGION_BYTES_OFFSET, _VIRTUAL_OFFSET = 8, 12, 16, 40, 64
 
 
+def empty_region() -> bytes:
+    """A fresh region file, whole."""
+    return region_layout.fresh_region_header().ljust(region_layout.REGION_BYTES, b"\0")
+
+
+def decoded(data: bytes) -> region_layout.RegionSnapshot:
+    """What the agent reads of a whole region file."""
+    return region_layout.decode_region(lambda offset, length: data[offset : offset + length], len(data))
+
+
 def foreign_region(
     *, major: int = region_layout.ABI_MAJOR, minor: int = region_layout.ABI_MINOR, header_growth: int = 0, slot_growth: int = 0,
     device_growth: int = 0, devices: int = region_layout.MAX_DEVICES, slots: int = region_layout.SLOT_COUNT, gap: int = 0,
@@ -49,7 +59,7 @@ def foreign_region(
     virtual_stride = region_layout.VIRTUAL_ROW_BYTES + virtual_growth if virtual else 0
     size = max(virtual_offset + slots * virtual_stride, region_layout.REGION_HEADER.size)
     words |= {"virtual_offset": virtual_offset if virtual else 0, "virtual_stride": virtual_stride} | header_words
-    header = bytearray(region_layout.empty_region()[: region_layout.REGION_HEADER.size])
+    header = bytearray(region_layout.fresh_region_header())
     struct.pack_into("<HH", header, _MAJOR_OFFSET, major, minor)
     struct.pack_into("<I", header, _HEADER_BYTES_OFFSET, words["header_bytes"])
     tables = ("device_offset", "device_stride", "device_count", "slot_offset", "slot_stride", "slot_count")

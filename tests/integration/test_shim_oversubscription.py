@@ -11,6 +11,7 @@ import pytest
 
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
+from tests.fakes import regions
 from tests.fakes.container import MIB, Container, Node
 from tests.fakes.cuda import OUT_OF_MEMORY, SUCCESS
 
@@ -295,7 +296,7 @@ def test_the_ceiling_can_be_raised_and_lowered_while_a_program_runs(node, contai
 
 
 def test_a_region_of_an_older_agent_holds_the_guarantee_and_no_more(container):
-    region = bytearray(region_layout.empty_region()[: region_layout.REGION_VIRTUAL_OFFSET])
+    region = bytearray(regions.empty_region()[: region_layout.REGION_VIRTUAL_OFFSET])
     region[64:72] = bytes(8)  # virtual_offset and virtual_stride
     container.region_path.write_bytes(region)
     filled = container.client("fill").last

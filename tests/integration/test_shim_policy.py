@@ -7,6 +7,7 @@ import pytest
 
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
+from tests.fakes import regions
 from tests.fakes.container import MIB, Node
 from tests.fakes.small_disk import small_disk
 
@@ -102,7 +103,7 @@ def test_a_repaired_container_works_at_the_next_try(node):
     script = "tell(result=call('cuInit', 0))\ninput()\nstart()\ntell(total=info()[1])"
     with container.start_python(PROGRAM + script) as program:
         assert program.listen() == {"result": 800}
-        container.region_path.write_bytes(region_layout.empty_region())
+        container.region_path.write_bytes(regions.empty_region())
         assert program.ask("go") == {"total": LIMIT_MIB * MIB}
 
 

@@ -12,12 +12,12 @@ from agent.core.region_layout import (
     SLOT_LIVE,
     DeviceLimit,
     Limits,
-    empty_region,
     encode_limits,
 )
 from aliquot.__main__ import main
 from aliquot.region import RegionDumpError, directory_of_process, document, lines, read_pages
 from proto.units import MIB
+from tests.fakes.regions import empty_region
 
 UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
 LIMIT = DeviceLimit(UUID, 1024 * MIB, overhead_bytes=6 * MIB, sm_percent=40, sm_weight=30, priority=-1, priority_line=3)

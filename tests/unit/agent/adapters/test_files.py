@@ -29,11 +29,10 @@ from agent.core.region_layout import (
     SLOT_HEADER,
     SLOT_LIVE,
     decode_limits,
-    empty_region,
     limits_update,
 )
 from agent.errors import ShimError, StorageError
-from tests.fakes.regions import foreign_region
+from tests.fakes.regions import empty_region, foreign_region
 from tests.unit.agent.builders import grant, ids, pod, share
 
 ONE = grant(ids("0:0"), share(0, 100), of=pod("a"))

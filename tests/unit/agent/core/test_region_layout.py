@@ -347,7 +347,7 @@ def test_a_newer_minor_version_is_read():
 def make_region(*slots: tuple[int, dict[str, int]]) -> bytes:
     """A region in which each (index, {field: value}) is a taken slot that did something on device 0."""
     names = FIELDS["slot_device"][2].split()
-    data = layout.empty_region()
+    data = regions.empty_region()
     for index, values in slots:
         offset = layout.OWN_GEOMETRY.slot(index)
         device = layout.SLOT_DEVICE.pack(*(values.get(name, 0) for name in names))
@@ -357,29 +357,29 @@ def make_region(*slots: tuple[int, dict[str, int]]) -> bytes:
 
 
 def test_an_empty_region_holds_nothing():
-    snapshot = layout.decode_region(layout.empty_region())
-    assert len(layout.empty_region()) == layout.REGION_BYTES
+    snapshot = regions.decoded(regions.empty_region())
+    assert len(regions.empty_region()) == layout.REGION_BYTES
     assert snapshot.slots == ()
     assert sum(layout.live_used_bytes(snapshot)) == 0
 
 
 def test_a_slot_uses_what_it_charged_and_did_not_give_back():
     region = make_region((3, {"charged": 100, "uncharged": 30, "refusals": 2, "last_refused_bytes": 7, "contexts": 1}))
-    (slot,) = layout.decode_region(region).slots
+    (slot,) = regions.decoded(region).slots
     assert (slot.index, slot.pid, slot.start_ticks) == (3, 1003, 5)
     assert slot.devices[0].used_bytes == 70
     assert (slot.devices[0].refusals, slot.devices[0].last_refused_bytes, slot.devices[0].contexts) == (2, 7, 1)
 
 
 def test_a_slot_says_how_many_of_its_threads_wait_to_launch():
-    (slot,) = layout.decode_region(make_region((0, {"contexts": 1, "waiting": 5, "module_bytes": 9}))).slots
+    (slot,) = regions.decoded(make_region((0, {"contexts": 1, "waiting": 5, "module_bytes": 9}))).slots
     assert (slot.devices[0].contexts, slot.devices[0].waiting, slot.devices[0].module_bytes) == (1, 5, 9)
 
 
 def test_counters_may_wrap_and_a_refusal_in_progress_is_no_use():
     wrapped, refusing = make_region((0, {"charged": 5, "uncharged": 2**64 - 5})), make_region((0, {"charged": 0, "uncharged": 9}))
-    assert layout.decode_region(wrapped).slots[0].devices[0].used_bytes == 10
-    assert layout.decode_region(refusing).slots[0].devices[0].used_bytes == 0
+    assert regions.decoded(wrapped).slots[0].devices[0].used_bytes == 10
+    assert regions.decoded(refusing).slots[0].devices[0].used_bytes == 0
 
 
 def with_virtual(region: bytes, index: int, charged: int, uncharged: int) -> bytes:
@@ -390,7 +390,7 @@ def with_virtual(region: bytes, index: int, charged: int, uncharged: int) -> byt
 
 
 def test_virtual_memory_is_counted_beside_device_memory():
-    snapshot = layout.decode_region(with_virtual(make_region((2, {"charged": 7, "module_bytes": 5})), 2, 100, 40))
+    snapshot = regions.decoded(with_virtual(make_region((2, {"charged": 7, "module_bytes": 5})), 2, 100, 40))
     device = snapshot.slots[0].devices[0]
     assert (device.used_bytes, device.module_bytes, device.virtual_bytes) == (7, 5, 60)
     assert snapshot.line_virtual_bytes[0] == 60
@@ -400,12 +400,12 @@ def test_virtual_memory_is_counted_beside_device_memory():
 def test_a_region_of_version_1_0_is_read_and_has_no_virtual_memory():
     region = with_virtual(make_region((2, {"charged": 9})), 2, 100, 40)[: layout.REGION_VIRTUAL_OFFSET]
     no_table = Write(64, bytes(8))
-    (slot,) = layout.decode_region(apply(region, (no_table,))).slots
+    (slot,) = regions.decoded(apply(region, (no_table,))).slots
     assert (slot.devices[0].used_bytes, slot.devices[0].virtual_bytes) == (9, 0)
 
 
 def test_only_unlocked_slots_are_dead_and_their_memory_is_left_out():
-    snapshot = layout.decode_region(make_region((0, {"charged": 1}), (1, {"charged": 20}), (200, {"charged": 300})))
+    snapshot = regions.decoded(make_region((0, {"charged": 1}), (1, {"charged": 20}), (200, {"charged": 300})))
     dead = layout.dead_slots(snapshot, locked={0, 200})
     assert dead == (1,)
     assert layout.live_used_bytes(snapshot, dead)[0] == 301
@@ -414,7 +414,7 @@ def test_only_unlocked_slots_are_dead_and_their_memory_is_left_out():
 def test_the_agent_writes_one_aligned_word_of_a_slot():
     write = layout.host_pid_write(layout.OWN_GEOMETRY, 2, 4242)
     assert write.offset % 4 == 0
-    snapshot = layout.decode_region(apply(make_region((2, {})), (write,)))
+    snapshot = regions.decoded(apply(make_region((2, {})), (write,)))
     assert snapshot.slots[0].host_pid == 4242
 
 
@@ -453,7 +453,7 @@ def taken(geometry: layout.Geometry) -> str:
 @pytest.mark.parametrize("name", regions.TAKEN)
 def test_an_odd_region_that_fits_is_taken_by_the_shim_and_by_the_agent_alike(shim_reader, name):
     data = regions.foreign_region(**regions.TAKEN[name])
-    assert shim_reader.says(data) == taken(layout.decode_region(data).geometry)
+    assert shim_reader.says(data) == taken(regions.decoded(data).geometry)
 
 
 @pytest.mark.parametrize("name", regions.REFUSED)
@@ -461,7 +461,7 @@ def test_an_odd_region_that_does_not_fit_is_refused_by_the_shim_and_by_the_agent
     fields, says = regions.REFUSED[name]
     data = regions.foreign_region(**fields)
     with pytest.raises(RegionError, match=says):
-        layout.decode_region(data)
+        regions.decoded(data)
     answer = shim_reader.says(data)
     assert answer.startswith("refused")
     assert says in answer
@@ -480,7 +480,7 @@ odd_headers = st.dictionaries(
 def test_both_readers_agree_on_every_header_that_a_tenant_can_write(shim_reader, words, trailing):
     data = regions.foreign_region(slots=64, trailing=trailing, **words)
     try:
-        expected = taken(layout.decode_region(data).geometry)
+        expected = taken(regions.decoded(data).geometry)
     except RegionError:
         expected = "refused"
     assert shim_reader.says(data).startswith(expected)
@@ -488,10 +488,10 @@ def test_both_readers_agree_on_every_header_that_a_tenant_can_write(shim_reader,
 
 def test_a_slot_is_found_where_the_regions_own_header_has_it():
     data = bytearray(regions.foreign_region(minor=7, gap=4096, slot_growth=64, device_growth=64))
-    geometry = layout.decode_region(bytes(data)).geometry
+    geometry = regions.decoded(bytes(data)).geometry
     layout.SLOT_HEADER.pack_into(data, geometry.slot(5), layout.SLOT_LIVE, 77, 0, 0, 9)
     data = bytearray(apply(bytes(data), (layout.host_pid_write(geometry, 5, 4242),)))
-    snapshot = layout.decode_region(bytes(data))
+    snapshot = regions.decoded(bytes(data))
     assert [(slot.index, slot.pid, slot.host_pid) for slot in snapshot.slots] == [(5, 77, 4242)]
     assert geometry == layout.decode_geometry(bytes(data[:256]), len(data))
     assert geometry.slot(5) != layout.OWN_GEOMETRY.slot(5)
@@ -499,20 +499,20 @@ def test_a_slot_is_found_where_the_regions_own_header_has_it():
 
 @given(st.binary(min_size=0, max_size=300))
 def test_no_header_a_tenant_can_write_does_more_than_raise(scribble):
-    data = scribble + layout.empty_region()[len(scribble) :]
+    data = scribble + regions.empty_region()[len(scribble) :]
     with contextlib.suppress(RegionError):  # anything else fails the test
-        layout.decode_region(data)
+        regions.decoded(data)
 
 
 @given(st.integers(0, layout.REGION_BYTES - 1))
 def test_a_truncated_region_is_refused(length):
     with pytest.raises(RegionError, match="region"):
-        layout.decode_region(layout.empty_region()[:length])
+        regions.decoded(regions.empty_region()[:length])
 
 
 class TestCompute:
     def test_the_buckets_of_a_region_are_read_from_its_first_page(self):
-        data = bytearray(layout.empty_region()[: layout.REGION_SLOT_OFFSET])
+        data = bytearray(regions.empty_region()[: layout.REGION_SLOT_OFFSET])
         at = layout.REGION_DEVICE_OFFSET + 2 * layout.REGION_DEVICE.size + layout.BUCKET_OFFSET
         layout.BUCKET.pack_into(data, at, -5, 1, 7, 2, 90, 65536, 0, 3, 0)
         counters = layout.decode_compute(bytes(data))
@@ -522,11 +522,11 @@ class TestCompute:
 
     @given(st.binary(max_size=512))
     def test_what_a_tenant_writes_raises_nothing_but_a_region_error(self, scribble):
-        data = bytearray(layout.empty_region()[: layout.REGION_SLOT_OFFSET])
+        data = bytearray(regions.empty_region()[: layout.REGION_SLOT_OFFSET])
         data[: len(scribble)] = scribble
         with contextlib.suppress(RegionError):
             layout.decode_compute(bytes(data))
 
     def test_a_truncated_region_is_refused(self):
         with pytest.raises(RegionError, match="do not fit"):
-            layout.decode_compute(layout.empty_region()[:1000])
+            layout.decode_compute(regions.empty_region()[:1000])
