@@ -2,6 +2,9 @@
 
 import itertools
 import os
+import secrets
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from agent.errors import StorageError
 
 TEMPORARY_SUFFIX = ".aliquot-tmp"
 """Ends the names of files being written; leftovers of a crash are removed by whoever keeps the directory."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _counter = itertools.count()
 
 
@@ -64,6 +68,47 @@ def remove_file(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as exc:
         raise StorageError(f"removing {path}: {exc.strerror}") from exc
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory with what programs nobody trusts have left in it; what cannot be removed stays.
+
+    However deep it is: directories inside directories are first moved up, where each is one step away. Links are not followed.
+    """
+    with suppress(OSError):
+        top = os.open(directory, _DIRECTORY)
+        try:
+            waiting = deque(os.listdir(top))  # noqa: PTH208 - a descriptor is no path
+            while waiting:
+                waiting.extend(_remove_entry(top, waiting.popleft()))
+        finally:
+            os.close(top)
+        directory.rmdir()
+
+
+def _remove_entry(top: int, name: str) -> Iterator[str]:
+    """Remove one entry of an open directory; return the names under which directories from inside it are there now."""
+    with suppress(OSError):
+        try:
+            os.unlink(name, dir_fd=top)
+        except IsADirectoryError:
+            inside = os.open(name, _DIRECTORY, dir_fd=top)
+            try:
+                for child in os.listdir(inside):  # noqa: PTH208 - likewise
+                    yield from _move_up(inside, child, top)
+            finally:
+                os.close(inside)
+            os.rmdir(name, dir_fd=top)
+
+
+def _move_up(inside: int, name: str, top: int) -> Iterator[str]:
+    with suppress(OSError):
+        try:
+            os.unlink(name, dir_fd=inside)
+        except IsADirectoryError:
+            moved = f"{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+            os.rename(name, moved, src_dir_fd=inside, dst_dir_fd=top)
+            yield moved
 
 
 def make_directory(path: Path, mode: int) -> Path:

@@ -12,7 +12,6 @@ process in it, and MPS clients lose their connection. Only an agent that was sta
 
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import time
@@ -21,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from agent.adapters.durable import list_directory, make_directory
+from agent.adapters.durable import list_directory, make_directory, remove_tree
 from agent.core.mps import daemon_environment
 from agent.errors import MpsError, StorageError
 
@@ -104,7 +103,7 @@ class MpsControlProgram:
         for left in list_directory(self._shared_memory) if self._shared_memory is not None else ():
             try:
                 if left.is_dir() and not left.is_symlink():
-                    shutil.rmtree(left, ignore_errors=True)
+                    remove_tree(left)
                 else:
                     left.unlink(missing_ok=True)
             except OSError as exc:
@@ -114,7 +113,7 @@ class MpsControlProgram:
         """Free the place of a daemon's directories, whatever its clients have left in them. Raises MpsError, StorageError."""
         aside = make_directory(self._directory / _ASIDE, 0o700)
         for left in list_directory(aside):
-            shutil.rmtree(left, ignore_errors=True)
+            remove_tree(left)
         if len(list_directory(aside)) >= _MOST_ASIDE:
             raise MpsError(
                 f"{_MOST_ASIDE} directories of MPS daemons cannot be removed: their clients took the rights away. Remove {aside}"
@@ -126,7 +125,7 @@ class MpsControlProgram:
             return
         except OSError as exc:
             raise MpsError(f"moving the directories of the MPS daemon of {device_uuid} aside: {exc.strerror}") from exc
-        shutil.rmtree(place, ignore_errors=True)
+        remove_tree(place)
 
     def _logs(self, device_uuid: str) -> Path:
         return self._directory / device_uuid / "log"

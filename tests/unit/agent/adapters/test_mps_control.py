@@ -99,7 +99,7 @@ def test_a_daemon_that_hangs_is_ended_by_force(control, monkeypatch):
 class TestWhatClientsLeaveAndNobodyMayRemove:
     @pytest.fixture(autouse=True)
     def nothing_can_be_removed(self, monkeypatch):
-        monkeypatch.setattr(module.shutil, "rmtree", lambda *_, **__: None)
+        monkeypatch.setattr(module, "remove_tree", lambda *_, **__: None)
 
     def test_a_daemon_starts_again_all_the_same(self, control):
         control.start(GPU)
@@ -125,7 +125,7 @@ class TestWhatClientsLeaveAndNobodyMayRemove:
 
 def test_what_was_left_aside_goes_when_it_can_be_removed(control, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(module.shutil, "rmtree", lambda *_, **__: None)
+        patched.setattr(module, "remove_tree", lambda *_, **__: None)
         control.start(GPU)
         control.stop(GPU)
         assert list((tmp_path / "mps/aside").iterdir())
