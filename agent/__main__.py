@@ -72,6 +72,7 @@ from agent.services.pod_cache import PodCache
 from agent.services.process_census import ProcessCensus
 from agent.services.publisher import Capacity, Condition, Inventory, NodePublisher, Target
 from agent.services.reconciler import Reconciler, ReconcilerOptions
+from agent.services.region_keeper import RegionKeeper
 from agent.services.registrar import Registrar
 from agent.services.shim_keeper import ShimKeeper
 from agent.services.telemetry import Telemetry
@@ -179,6 +180,7 @@ class _Agent:
         )
         there = [page for page in (priority_page, turns_page) if page.path.exists()]  # turns perhaps from an earlier configuration
         self._page_keeper = PageKeeper(there, settings.reconcile_seconds)
+        self._region_keeper = RegionKeeper(settings.reconcile_seconds, book=self._book, files=files)
         self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes)
         liveness = Liveness(book=self._book, files=files, census=self._census, processes=processes, watch=self._driver)
         self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
@@ -319,6 +321,7 @@ class _Agent:
             self._monitor.run(),
             self._shim.run(),
             self._page_keeper.run(),
+            self._region_keeper.run(),
             self._events.run(),
             self._reconciler.run(),
             self._auditor.run(),

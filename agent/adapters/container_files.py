@@ -33,7 +33,7 @@ class GrantFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = make_directory(directory, 0o700)
-        self._limits = Unchanged(lambda path: region_layout.decode_limits(Path(path).read_bytes(), interrupted_too=True))
+        self._limits = Unchanged(lambda path: region_layout.decode_limits(_read_limits(Path(path)), interrupted_too=True))
 
     def prepare(self, grant: Grant, limits: Limits) -> None:
         """See ``ports.ContainerFiles``."""
@@ -97,7 +97,7 @@ class GrantFiles:
             grown_bytes = os.lstat(path).st_size - region_layout.REGION_BYTES_KEPT
             if grown_bytes <= 0:
                 return 0
-            descriptor = _open_region(Path(path), os.O_WRONLY)
+            descriptor = _open(Path(path), os.O_WRONLY)
             try:
                 os.ftruncate(descriptor, region_layout.REGION_BYTES_KEPT)
             finally:
@@ -119,7 +119,7 @@ class GrantFiles:
         """See ``ports.ContainerFiles``."""
         path = self._directory / grant_id / "limits"
         try:
-            content = path.read_bytes()
+            content = _read_limits(path)
             current = region_layout.decode_limits(content, interrupted_too=True)
             wanted = change(current)
             if wanted != current or region_layout.is_interrupted(content):
@@ -131,7 +131,7 @@ class GrantFiles:
     def compute(self, grant_id: str) -> Sequence[ComputeCounters] | None:
         """See ``ports.ContainerFiles``."""
         try:
-            descriptor = _open_region(self._directory / grant_id / "region", os.O_RDONLY)
+            descriptor = _open(self._directory / grant_id / "region", os.O_RDONLY)
             try:
                 return region_layout.decode_compute(os.pread(descriptor, region_layout.REGION_HEAD_BYTES, 0))
             finally:
@@ -145,7 +145,7 @@ class GrantFiles:
             return
         path = self._directory / grant_id / "region"
         try:
-            descriptor = _open_region(path, os.O_RDWR)
+            descriptor = _open(path, os.O_RDWR)
             try:
                 geometry = _geometry(descriptor)
                 for index, host_pid in pids.items():
@@ -182,7 +182,7 @@ def _copy_in(directory: Path) -> Grant | None:
 
 def read_region(path: Path) -> RegionView:
     """Read a usage region and probe which of its processes live. Raises OSError or RegionError."""
-    descriptor = _open_region(path, os.O_RDONLY)
+    descriptor = _open(path, os.O_RDONLY)
     try:
         _geometry(descriptor)
         snapshot = region_layout.decode_region(lambda offset, length: os.pread(descriptor, length, offset), _size(descriptor))
@@ -192,8 +192,17 @@ def read_region(path: Path) -> RegionView:
     return RegionView(snapshot, region_layout.dead_slots(snapshot, locked))
 
 
-def _open_region(path: Path, access: int) -> int:
-    return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _open(path: Path, access: int) -> int:
+    """Open a file that a container has too, not to wait for a container that holds a lease on it."""
+    return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _read_limits(path: Path) -> bytes:
+    descriptor = _open(path, os.O_RDONLY)
+    try:
+        return os.pread(descriptor, min(os.fstat(descriptor).st_size, region_layout.LIMITS_BYTES_MAX + 1), 0)
+    finally:
+        os.close(descriptor)
 
 
 def _geometry(descriptor: int) -> Geometry:
@@ -219,7 +228,7 @@ def _is_locked(descriptor: int, offset: int) -> bool:
 def _update_limits(path: Path, limits: Limits) -> None:
     """Change limits in the file that running processes have mapped, in the order the ABI prescribes."""
     path.chmod(0o644)
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = _open(path, os.O_RDWR)
     try:
         os.fchmod(descriptor, 0o444)
         current = os.pread(descriptor, region_layout.LIMITS_BYTES, 0)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping, Set
 
 from agent.core.cgroups import ContainerRef
+from agent.core.lasting import lasting
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, family
 from agent.errors import DriverError
@@ -100,7 +101,7 @@ class DriverLimitKeeper:
         return ""
 
     def _complain(self, grant: Grant, share: DeviceShare, trouble: str, before: str | None) -> None:
-        if trouble != before:
+        if lasting(trouble) != lasting(before or ""):
             logger.warning("driver limit not in force: %s", trouble, extra=_about(grant, share))
 
 

@@ -203,21 +203,7 @@ class GrantBook:
         return {*self._store.ids(), *self._files.ids(), *self._cdi.ids()}
 
     def _look(self, granted: Iterable[str], skipped: Set[str]) -> Mapping[str, FilesOfGrant]:
-        looked_at = {*self._ids(), *granted} - skipped
-        for identifier in looked_at:
-            self._cut_region(identifier)
-        return {identifier: self._files_of(identifier) for identifier in looked_at}
-
-    def _cut_region(self, grant_id: str) -> None:
-        """Keep a container from filling the node's memory by its usage region, which is a file in it that it may write."""
-        try:
-            cut_bytes = self._files.cut_region(grant_id)
-        except StorageError as exc:
-            logger.warning("a usage region stays larger than any that is made: %s", exc, extra={"grant": grant_id})
-            return
-        if cut_bytes and (grant := self.ledger.grants.get(grant_id)) is not None:
-            about = {"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant_id}
-            logger.warning("container %s wrote %d bytes behind its usage region: they are cut off", grant.container, cut_bytes, extra=about)
+        return {identifier: self._files_of(identifier) for identifier in {*self._ids(), *granted} - skipped}
 
     def _files_of(self, grant_id: str) -> FilesOfGrant:
         spec = self._cdi.digest(grant_id)

@@ -1,7 +1,8 @@
 """Whether processes of a grant still run, whatever became of its pod: memory they hold must not be promised to somebody else.
 
 Two witnesses are heard. The locks in the usage region tell of processes under the shim at this moment. The last census tells of all that
-the driver lists, and /proc whether they have ended since; of a process that entered a GPU after the last census it knows nothing.
+the driver lists, and /proc whether they have ended since; of a process that entered a GPU after the last census it knows nothing. Before
+the first census all that the shim does not witness counts as running.
 """
 
 import asyncio
@@ -39,6 +40,8 @@ class Liveness:
 
     async def _at_work(self, grants: Iterable[Grant]) -> Set[str]:
         census, parents = self._census.latest, self._watch.board.parents
+        if not census.heard:
+            return frozenset(grant.grant_id for grant in grants if not grant.under_shim)
         seen = {grant.grant_id: processes_of(grant, census.listed, census.processes, parents) for grant in grants}
         known = {process.pid: process for processes in seen.values() for process in processes}
         if not known:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from agent.core.inventory import DeviceEvent, DriverReading
+from agent.core.lasting import lasting
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, family
 from agent.core.mig import MigRecord, hands_off_reason, promised_places, with_places
@@ -131,8 +132,8 @@ class MigKeeper:
         return True
 
     def _complain(self, place: MigPlace, trouble: str) -> None:
-        if self._complaints.get(str(place)) != trouble:
-            self._complaints[str(place)] = trouble
+        if self._complaints.get(str(place)) != lasting(trouble):
+            self._complaints[str(place)] = lasting(trouble)
             logger.warning("MIG instance not removed yet: %s", trouble, extra={"place": str(place)})
 
     async def _ensure_at(self, place: MigPlace, grant_id: str) -> MigInstance:

@@ -6,7 +6,7 @@ is not looked at in the thread for files: no container that starts is to wait fo
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.core.overhead import GpuProcess, HostProcess
 from agent.errors import DriverError, DriverMissingError
@@ -23,6 +23,8 @@ class Census:
     listed: tuple[GpuProcess, ...] = ()
     processes: tuple[HostProcess, ...] = ()
     """Those of ``listed`` that were still there when /proc was read."""
+    heard: bool = True
+    """Whether the driver has answered, or is known to be none; otherwise nobody knows who is on the GPUs."""
 
 
 class ProcessCensus:
@@ -32,8 +34,8 @@ class ProcessCensus:
         self._period_seconds = period_seconds
         self._driver = driver
         self._processes = processes
-        self.latest = Census()
-        """What the loop saw last; empty while the driver has not answered."""
+        self.latest = Census(heard=False)
+        """What the loop saw last."""
         self.changes = Changes()
         """Counts the looks of the loop; one that fails is none."""
 
@@ -44,6 +46,7 @@ class ProcessCensus:
                 self.latest = await self.take()
             except DriverMissingError as exc:
                 logger.debug("processes on the GPUs: %s", exc)  # the driver watch says it, once
+                self.latest = replace(self.latest, heard=True)
             except DriverError as exc:
                 logger.warning("processes on the GPUs: %s", exc)
             else:

@@ -2,11 +2,13 @@
 
 import ctypes
 import errno
+import fcntl
 import os
 import stat
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,7 @@ import pytest
 
 from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
-from agent.adapters.durable import TEMPORARY_SUFFIX, write_whole
+from agent.adapters.durable import TEMPORARY_SUFFIX, remove_tree, write_whole
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.node_files import PageFile, boot_id, load_secret
 from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
@@ -108,6 +110,49 @@ class TestLedgerFiles:
         store.remove(ONE.grant_id)
         store.remove(ONE.grant_id)
         assert store.ids() == []
+
+
+class TestTreesOfOthers:
+    def test_a_tree_goes_however_deep_it_is(self, tmp_path):
+        top = tmp_path / "left"
+        top.mkdir()
+        (top / "file").write_bytes(b"x")
+        deeper = os.open(top, os.O_RDONLY)
+        for _ in range(3000):  # deeper than a path can name, and than Python calls itself
+            os.mkdir("d", dir_fd=deeper)
+            inside = os.open("d", os.O_RDONLY, dir_fd=deeper)
+            os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=inside))
+            os.close(deeper)
+            deeper = inside
+        os.close(deeper)
+        remove_tree(top)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_a_link_leads_to_stays(self, tmp_path):
+        (tmp_path / "ours").mkdir()
+        (tmp_path / "ours/file").write_bytes(b"x")
+        (tmp_path / "left/inner").mkdir(parents=True)
+        (tmp_path / "left/inner/link").symlink_to(tmp_path / "ours")
+        (tmp_path / "left/link").symlink_to(tmp_path / "ours")
+        remove_tree(tmp_path / "left")
+        assert [path.name for path in tmp_path.rglob("*")] == ["ours", "file"]
+
+    def test_a_tree_that_is_gone_is_no_error(self, tmp_path):
+        remove_tree(tmp_path / "left")
+        (tmp_path / "link").symlink_to(tmp_path)
+        remove_tree(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+
+
+HOLD_LEASE = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.fcntl(descriptor, fcntl.F_SETLEASE, int(sys.argv[2]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+"""What a tenant that owns a file may do with it; whoever opens the file waits until the lease is broken, by default for 45 s."""
 
 
 HOLD_SLOT = """
@@ -287,6 +332,24 @@ class TestGrantFiles:
         assert files.cut_region(ONE.grant_id) == 100
         assert region.stat().st_size == REGION_BYTES_KEPT
         assert files.region(ONE.grant_id).live
+
+    @pytest.mark.timeout(30)
+    @pytest.mark.parametrize("position", [0, 1], ids=["limits", "region"])
+    def test_a_lease_of_a_tenant_makes_nobody_wait(self, tmp_path, position):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        leased = files.paths(ONE.grant_id)[position]
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLD_LEASE, leased, str(fcntl.F_WRLCK)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as tenant:
+            assert tenant.stdout.readline() == b"held\n"
+            amend = partial(files.amend_limits, ONE.grant_id, lambda limits: limits)
+            look, write = ((files.limits, amend), (files.region, partial(files.store_host_pids, ONE.grant_id, {0: 1})))[position]
+            assert look(ONE.grant_id) is None
+            with pytest.raises(StorageError):
+                write()
+            tenant.kill()
+        assert look(ONE.grant_id) is not None
 
     @pytest.mark.parametrize("slots", [SLOT_COUNT_KEPT + 1, 4096])
     def test_a_region_with_more_slots_than_any_agent_makes_is_as_good_as_none(self, tmp_path, slots):

@@ -1,10 +1,8 @@
 import asyncio
-import os
 
 import pytest
 
 from agent.core.cdi import HostSpecError
-from agent.core.drift import Snapshot, find_drifts
 from agent.core.ledger import GRANT_ROWS
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.planning import Planned
@@ -69,17 +67,6 @@ async def test_superseded_grants_go_with_their_files(disk):
     bigger = grant(ids("0:0", "1:0"), share(0, 900), share(1, 900), of=pod("a"))
     await commit(book, bigger, ONE)
     assert on_disk(disk) == ({bigger.grant_id},) * 3
-
-
-async def test_a_look_cuts_a_region_that_its_tenant_grew_and_says_whose(disk, caplog):
-    book = disk.book()
-    await commit(book, ONE)
-    _, region = disk.files.paths(ONE.grant_id)
-    os.truncate(region, 200 << 20)
-    survey = await book.survey()
-    assert disk.files.cut_region(ONE.grant_id) == 0
-    assert [record.pod for record in caplog.records if "usage region" in record.getMessage()] == ["default/a"]
-    assert find_drifts(Snapshot(survey.grants, survey.files)) == ()
 
 
 async def test_a_row_is_not_replaced_before_the_files_it_speaks_of(disk, monkeypatch):

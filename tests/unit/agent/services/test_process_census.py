@@ -4,7 +4,7 @@ from agent.core.overhead import GpuProcess, HostProcess
 from agent.errors import DriverError, DriverMissingError
 from agent.services.process_census import Census, ProcessCensus
 from tests.unit.agent.builders import reading
-from tests.unit.agent.fakes import FakeDriver
+from tests.unit.agent.fakes import FakeDriver, until
 
 USE = GpuProcess("GPU-0", 10, 100)
 PROCESS = HostProcess(10, (10,), 500, "0::/\n")
@@ -38,11 +38,12 @@ async def test_without_processes_nobody_is_looked_for():
 
 async def test_a_look_that_fails_is_none_and_the_next_one_counts():
     driver, _, census = make()
-    driver.process_list = DriverMissingError("no driver")
+    driver.process_list = DriverError("lost")
     running = asyncio.ensure_future(census.run())
     await asyncio.sleep(0.03)
-    driver.process_list = DriverError("lost")
-    await asyncio.sleep(0.03)
+    assert not census.latest.heard
+    driver.process_list = DriverMissingError("no driver")
+    await until(lambda: census.latest.heard)
     assert census.changes.count == 0
     driver.process_list = [USE]
     await asyncio.wait_for(census.changes.after(0), 5)

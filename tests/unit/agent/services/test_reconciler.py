@@ -17,7 +17,7 @@ from agent.services.events import EventRecorder
 from agent.services.evictor import Evictor
 from agent.services.liveness import Liveness
 from agent.services.pod_cache import PodCache
-from agent.services.process_census import ProcessCensus
+from agent.services.process_census import Census, ProcessCensus
 from agent.services.reconciler import CALM_SECONDS, Reconciler, ReconcilerOptions
 from agent.services.telemetry import Telemetry
 from proto import contract
@@ -40,6 +40,7 @@ class Harness:
         self.watch = DriverWatch(self.driver, 1.0)
         self.processes = FakeProcesses()
         self.census = ProcessCensus(60.0, driver=self.driver, processes=self.processes)
+        self.census.latest = Census()
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, self.clock)
         self.telemetry = Telemetry()
@@ -157,6 +158,21 @@ async def test_a_gone_pods_grant_stays_while_the_driver_lists_a_process_of_it(no
     assert node.grants == {of.grant_id}
     assert node.drifts() == [DriftKind.LOST_ROW, DriftKind.POD_GONE] if isolation is not Isolation.SHIM else [DriftKind.POD_GONE]
     node.processes.there[10] = replace(process, start_ticks=501)  # another has its pid by now
+    await node.reconciler.reconcile()
+    assert node.grants == set()
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+async def test_a_gone_pods_grant_waits_for_the_first_word_of_the_driver(node, isolation):
+    """An agent that has just started knows nothing of processes, but by the locks of the shim."""
+    of = replace(GRANT, isolation=isolation)
+    node.book.ledger = node.book.ledger.adopting([of])
+    node.census.latest = Census(heard=False)
+    await node.knows()
+    node.pod_resources.listing = []
+    await node.reconciler.reconcile()
+    assert node.grants == (set() if isolation is Isolation.SHIM else {of.grant_id})
+    node.census.latest = await node.census.take()
     await node.reconciler.reconcile()
     assert node.grants == set()
 
