@@ -181,6 +181,33 @@ static void the_last_who_wrote_has_the_turn(void)
 	aq_node_page_close(&page);
 }
 
+/* Each turn has another number, and memory is sent for when the number changes: one that nobody was told of must have none. */
+static void a_turn_that_cannot_be_told_is_none(void)
+{
+	struct aq_turns_party one = party(1), other = party(2);
+	int64_t now = now_ns();
+
+	mend(AQ_TURNS_MAGIC, sizeof(struct aq_turns_page));
+	struct aq_node_page page = opened(AQ_TURNS_MAGIC);
+	CHECK(aq_neighbours_turn(&page, LINE, &other, now).may_run);
+	atomic_store(&page.settled_ns, INT64_MAX); /* as after slow writes */
+	for (unsigned i = 0; i < 3; i++) {
+		struct aq_turns_answer answer = aq_neighbours_turn(&page, LINE, &one, now + i * MS);
+		CHECK(answer.may_run && answer.turn == 0);
+	}
+	CHECK(turn_on_page(&page) == 0);
+	atomic_store(&page.settled_ns, 0);
+	struct aq_turns_answer taken = aq_neighbours_turn(&page, LINE, &one, now + 30 * MS);
+	if (!taken.may_run) /* the other is next, and does not come */
+		taken = aq_neighbours_turn(&page, LINE, &one, now + 60 * MS);
+	CHECK(taken.may_run && taken.turn && taken.turn == turn_on_page(&page));
+	CHECK(!aq_neighbours_turn(&page, LINE, &other, now + 61 * MS).may_run);
+	atomic_store(&page.settled_ns, INT64_MAX);
+	struct aq_turns_answer unseen = aq_neighbours_turn(&page, LINE, &other, now + 90 * MS); /* would wait in a line that it is not in */
+	CHECK(unseen.may_run && unseen.turn == 0 && turn_on_page(&page) == taken.turn);
+	aq_node_page_close(&page);
+}
+
 /* A program that closes what it does not know, and opens a file of its own. */
 static void another_file_under_the_descriptors_number_is_left_alone(void)
 {
@@ -300,6 +327,7 @@ int main(void)
 	priority_ends_with_the_page_and_is_back_when_it_is_mended();
 	a_turn_is_one_containers_at_a_time_and_lost_with_the_page();
 	the_last_who_wrote_has_the_turn();
+	a_turn_that_cannot_be_told_is_none();
 	another_file_under_the_descriptors_number_is_left_alone();
 	a_program_that_may_write_no_files_is_not_ended_for_it();
 	writing_takes_a_small_part_of_the_time();
