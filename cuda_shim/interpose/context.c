@@ -24,9 +24,10 @@ static struct {
 	pthread_mutex_t gate;
 	bool charged;            /* the primary context is alive and paid for */
 	uint64_t context_bytes;
+	uint64_t limit_bytes;    /* the part of it that its limits cost */
 } primaries[AQ_MAX_ORDINALS] = { [0 ... AQ_MAX_ORDINALS - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
 
-/* Contexts made by cuCtxCreate: key = context, bytes = its cost, device, kind = CUDA ordinal. */
+/* Contexts made by cuCtxCreate: key = context, bytes = its cost, owner = the part of it that its limits cost, device, kind = CUDA ordinal. */
 static struct aq_map contexts;
 
 /* Changes whenever a context begins or ends, so that no thread trusts what it remembers of an address that was used again. */
@@ -242,6 +243,7 @@ static CUresult make_primary(CUdevice ordinal, CUresult (*make)(void *), void (*
 		result = make_charged(ordinal, &primaries[ordinal].context_bytes, make, unmake, call);
 		if (result == CUDA_SUCCESS) {
 			primaries[ordinal].charged = true;
+			primaries[ordinal].limit_bytes = 0;
 			begun(aq_device_of(ordinal));
 		}
 	}
@@ -529,12 +531,30 @@ enum { STACK, FIFO, HEAP, SIZED_LIMITS };
 
 static const struct {
 	CUlimit limit;
-	uint64_t included_bytes; /* the default, which the price of the context includes */
+	uint64_t default_bytes; /* as documented */
 } sized_limits[SIZED_LIMITS] = {
 	[STACK] = { CU_LIMIT_STACK_SIZE, 1024 },
 	[FIFO] = { CU_LIMIT_PRINTF_FIFO_SIZE, 1 << 20 },
 	[HEAP] = { CU_LIMIT_MALLOC_HEAP_SIZE, 8 << 20 },
 };
+
+/* What the price of a context includes, by CUDA ordinal; 0 = not asked yet. With the device's gate held. */
+static uint64_t included_bytes[AQ_MAX_ORDINALS][SIZED_LIMITS];
+
+/* Before the first limit is set on a device. Print buffer and heap then are what contexts begin with, which may be more than is documented. Of
+ * stacks that cannot be told: the driver raises them by itself, for the kernels that are launched. */
+static void learn_included(CUdevice ordinal)
+{
+	for (unsigned i = 0; i < SIZED_LIMITS; i++) {
+		size_t now = 0;
+
+		if (included_bytes[ordinal][i])
+			continue;
+		included_bytes[ordinal][i] = sized_limits[i].default_bytes;
+		if (i != STACK && aq_cuda.cuCtxGetLimit(&now, sized_limits[i].limit) == CUDA_SUCCESS && now > sized_limits[i].default_bytes)
+			included_bytes[ordinal][i] = now;
+	}
+}
 
 /* What the limits of the current context cost, `changed` being `value`. UINT64_MAX when no device has as much. */
 static uint64_t cost_of_limits(CUdevice ordinal, CUlimit changed, uint64_t value)
@@ -550,26 +570,39 @@ static uint64_t cost_of_limits(CUdevice ordinal, CUlimit changed, uint64_t value
 
 		if (sized_limits[i].limit != changed && aq_cuda.cuCtxGetLimit(&now, sized_limits[i].limit) != CUDA_SUCCESS)
 			continue;
-		uint64_t extra = now > sized_limits[i].included_bytes ? now - sized_limits[i].included_bytes : 0;
+		uint64_t extra = now > included_bytes[ordinal][i] ? now - included_bytes[ordinal][i] : 0;
 		if (__builtin_mul_overflow(extra, copies, &bytes) || __builtin_add_overflow(cost, bytes, &cost) || cost > UINT64_MAX - PAGE_BYTES)
 			return UINT64_MAX;
 	}
 	return (cost + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }
 
+static uint64_t charged_for_limits(const struct aq_place *place)
+{
+	struct aq_entry made;
+
+	if (!place->owner)
+		return primaries[place->ordinal].limit_bytes;
+	return aq_map_get(&contexts, place->owner, &made) ? made.owner : 0;
+}
+
 /* The context's charge grows or shrinks with its limits, and is given back with it. */
-static void adjust_context(const struct aq_place *place, int64_t bytes)
+static void note_charged_for_limits(const struct aq_place *place, uint64_t bytes)
 {
 	struct aq_entry made;
 
 	if (!place->owner) {
-		primaries[place->ordinal].context_bytes += (uint64_t)bytes;
+		primaries[place->ordinal].context_bytes += bytes - primaries[place->ordinal].limit_bytes;
+		primaries[place->ordinal].limit_bytes = bytes;
 	} else if (aq_map_get(&contexts, place->owner, &made)) {
-		made.bytes += (uint64_t)bytes;
+		made.bytes += bytes - made.owner;
+		made.owner = bytes;
 		aq_map_put(&contexts, &made); /* replaces its own entry: needs no room */
 	}
 }
 
+/* What was asked for is reserved first; what is paid in the end is what the driver keeps, for it may round, clamp, or have raised a limit by
+ * itself. So the record of what was paid is compared, never what the driver says now: more than that must not be given back. */
 static CUresult set_limit_charged(const struct aq_place *place, CUlimit limit, size_t value)
 {
 	size_t now = 0;
@@ -577,16 +610,27 @@ static CUresult set_limit_charged(const struct aq_place *place, CUlimit limit, s
 
 	if (result != CUDA_SUCCESS)
 		return aq_cuda.cuCtxSetLimit(limit, value); /* the driver says what is wrong */
-	uint64_t before = cost_of_limits(place->ordinal, limit, now), after = cost_of_limits(place->ordinal, limit, value);
-	if (after > before && !aq_charge(place->device, AQ_CONTEXT, after - before))
+	learn_included(place->ordinal);
+	uint64_t charged = charged_for_limits(place), wanted = cost_of_limits(place->ordinal, limit, value);
+	uint64_t reserved = wanted > charged ? wanted - charged : 0;
+	if (reserved && !aq_charge(place->device, AQ_CONTEXT, reserved))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = aq_cuda.cuCtxSetLimit(limit, value);
-	if (result == CUDA_SUCCESS)
-		adjust_context(place, (int64_t)(after - before));
-	/* Taken back: what was charged for a change that failed, or what a change to less set free. */
-	if ((after > before) != (result == CUDA_SUCCESS))
-		aq_uncharge(place->device, AQ_CONTEXT, after > before ? after - before : before - after);
-	return result;
+	if (result != CUDA_SUCCESS) {
+		aq_uncharge(place->device, AQ_CONTEXT, reserved);
+		return result;
+	}
+	if (aq_cuda.cuCtxGetLimit(&now, limit) != CUDA_SUCCESS)
+		now = value;
+	uint64_t kept = cost_of_limits(place->ordinal, limit, now);
+	if (kept == UINT64_MAX)
+		kept = wanted; /* nonsense */
+	if (kept > charged + reserved)
+		aq_charge_taken(place->device, AQ_CONTEXT, kept - charged - reserved);
+	else
+		aq_uncharge(place->device, AQ_CONTEXT, charged + reserved - kept);
+	note_charged_for_limits(place, kept);
+	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSetLimit(CUlimit limit, size_t value)

@@ -34,14 +34,16 @@ uint32_t aq_neighbours_percent(const struct aq_node_page *page, uint32_t line, i
 
 /* ---- turns ----------------------------------------------------------------------------------------------------- */
 
-/* What the question changed in the line: this container's own place, and perhaps whose turn it is. */
-static void write_changes(struct aq_node_page *page, size_t at, const struct aq_turns_line *before, const struct aq_turns_line *line)
+/* What the question changed in the line: this container's own place, and perhaps whose turn it is. False = not all of it was told. Whose place
+ * is not told must not tell of a turn either. */
+static bool write_changes(struct aq_node_page *page, size_t at, const struct aq_turns_line *before, const struct aq_turns_line *line)
 {
 	for (uint32_t i = 0; i < AQ_TURNS_SLOTS; i++)
-		if (memcmp(&before->slot[i], &line->slot[i], sizeof(line->slot[i])) != 0)
-			aq_node_page_write(page, at + offsetof(struct aq_turns_line, slot[i]), &line->slot[i], sizeof(line->slot[i]));
-	if (before->turn != line->turn)
-		aq_node_page_write(page, at + offsetof(struct aq_turns_line, turn), &line->turn, sizeof(line->turn));
+		if (memcmp(&before->slot[i], &line->slot[i], sizeof(line->slot[i])) != 0 &&
+		    !aq_node_page_write(page, at + offsetof(struct aq_turns_line, slot[i]), &line->slot[i], sizeof(line->slot[i])))
+			return false;
+	return before->turn == line->turn ||
+	       aq_node_page_write(page, at + offsetof(struct aq_turns_line, turn), &line->turn, sizeof(line->turn));
 }
 
 struct aq_turns_answer aq_neighbours_turn(struct aq_node_page *page, uint32_t line, const struct aq_turns_party *party, int64_t now_ns)
@@ -53,7 +55,8 @@ struct aq_turns_answer aq_neighbours_turn(struct aq_node_page *page, uint32_t li
 	for (int i = 0; i < ASKS && aq_node_page_read(page, at, &before, sizeof(before)); i++) {
 		after = before;
 		answer = aq_turns_ask(&after, party, now_ns);
-		write_changes(page, at, &before, &after);
+		if (!write_changes(page, at, &before, &after)) /* whom the others do not see gets no turn, and has none to wait for */
+			return (struct aq_turns_answer){ .may_run = true };
 		if (after.turn == before.turn)
 			break;
 	}

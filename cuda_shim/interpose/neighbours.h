@@ -16,7 +16,7 @@ void aq_neighbours_want(struct aq_node_page *page, uint32_t line, struct aq_prio
 /* Of low priority: what part of the device it may use now, of its own ceiling `percent`; 0 = no ceiling. */
 uint32_t aq_neighbours_percent(const struct aq_node_page *page, uint32_t line, int64_t now_ns, uint32_t percent);
 
-/* May a container that holds memory beyond its guarantee launch now? */
+/* May a container that holds memory beyond its guarantee launch now? Without a turn while it cannot tell the others of itself. */
 struct aq_turns_answer aq_neighbours_turn(struct aq_node_page *page, uint32_t line, const struct aq_turns_party *party, int64_t now_ns);
 
 #endif

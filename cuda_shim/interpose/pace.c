@@ -251,18 +251,27 @@ static bool make_events(struct aq_sample *sample, CUcontext context)
 	return made;
 }
 
-/* An idle sample whose events live in the context, or an empty one to make events for. With the gate held. */
+/* An idle sample whose events live in the context, or an empty one to make events for, or one that another context does not use just now: a context
+ * that once used them all must not keep the others from being timed for ever. With the gate held, so that no context of an idle sample
+ * without a mark can end meanwhile. */
 static struct aq_sample *free_sample(struct pacer *pacer, uint64_t owner, CUcontext context)
 {
-	struct aq_sample *empty = NULL;
+	struct aq_sample *empty = NULL, *foreign = NULL;
 
 	for (unsigned i = 0; i < SAMPLES; i++) {
 		struct aq_sample *sample = &pacer->samples[i];
 
-		if (sample->state == SAMPLE_IDLE && sample->context == context && !sample->endings)
-			return sample;
 		if (sample->state == SAMPLE_EMPTY && !empty)
 			empty = sample;
+		if (sample->state != SAMPLE_IDLE || sample->endings)
+			continue;
+		if (sample->context == context)
+			return sample;
+		foreign = sample;
+	}
+	if (!empty && foreign) {
+		discard(foreign);
+		empty = foreign;
 	}
 	if (!empty || !make_events(empty, context))
 		return NULL;

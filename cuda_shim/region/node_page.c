@@ -30,6 +30,7 @@ void aq_node_page_open(struct aq_node_page *page, const char *path, uint64_t mag
 	page->fd = fd;
 	page->magic = fd >= 0 ? magic : 0;
 	atomic_store_explicit(&page->settled_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&page->owed_until_ns, 0, memory_order_relaxed);
 }
 
 /* Not libc's pread and pwrite: a launch is no place at which a thread can be cancelled. */
@@ -69,6 +70,24 @@ static bool may_write_to(size_t end)
 	return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= end;
 }
 
+static int64_t later(int64_t one_ns, int64_t other_ns)
+{
+	return one_ns > other_ns ? one_ns : other_ns;
+}
+
+void aq_node_page_took(struct aq_node_page *page, int64_t begin_ns, int64_t end_ns)
+{
+	int64_t owed_until = atomic_load_explicit(&page->owed_until_ns, memory_order_relaxed);
+	int64_t settled = atomic_load_explicit(&page->settled_ns, memory_order_relaxed), owed = (end_ns - begin_ns) * SETTLE_FACTOR;
+	/* Only a slow one leaves so much to make up for: it was forgiven, and this is the next. */
+	bool again = owed > AHEAD_NS && owed_until > begin_ns + AHEAD_NS;
+
+	owed_until = later(owed_until, begin_ns) + owed;
+	settled = again ? owed_until : later(settled, begin_ns) + (owed < AHEAD_NS ? owed : AHEAD_NS);
+	atomic_store_explicit(&page->owed_until_ns, owed_until, memory_order_relaxed);
+	atomic_store_explicit(&page->settled_ns, settled, memory_order_relaxed);
+}
+
 bool aq_node_page_write(struct aq_node_page *page, size_t offset, const void *from, size_t bytes)
 {
 	int of_the_application = errno;
@@ -77,8 +96,7 @@ bool aq_node_page_write(struct aq_node_page *page, size_t offset, const void *fr
 	if (settled > begin + AHEAD_NS || !may_write_to(offset + bytes))
 		return false;
 	bool whole = syscall(SYS_pwrite64, page->fd, from, bytes, (off_t)offset) == (long)bytes;
-	settled = (settled > begin ? settled : begin) + (now_ns() - begin) * SETTLE_FACTOR;
-	atomic_store_explicit(&page->settled_ns, settled, memory_order_relaxed);
+	aq_node_page_took(page, begin, now_ns());
 	errno = of_the_application;
 	return whole;
 }

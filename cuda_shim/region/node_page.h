@@ -19,7 +19,8 @@ struct aq_node_page {
 	uint64_t magic; /* what it begins with when it is whole; 0 = the agent mounts none */
 	int fd;
 	bool writable;
-	_Atomic int64_t settled_ns; /* when what its writes took is made up for; see aq_node_page_write */
+	_Atomic int64_t settled_ns;    /* until when it is not written; see aq_node_page_write */
+	_Atomic int64_t owed_until_ns; /* when all that its writes took is made up for, with one that was forgiven */
 };
 
 /* Open `path`, for writing where it is mounted so. A page that is damaged now may be mended later: that is seen at each read. */
@@ -32,7 +33,12 @@ void aq_node_page_close(struct aq_node_page *page);
 bool aq_node_page_read(const struct aq_node_page *page, size_t offset, void *into, size_t bytes);
 
 /* Only after a read that went well. Writers of one file wait for each other, and another tenant's write may be gigabytes long. So this process
- * gives writing a twentieth of its time and no more: after one that took long it writes nothing for twenty times as long, and returns false. */
+ * gives writing a twentieth of its time and no more: after one that took long it writes nothing for twenty times as long, and returns false.
+ * One is forgiven, for a thread that lost its processor meanwhile looks the same; the next one that takes long within those twenty times is
+ * made up for together with it. */
 bool aq_node_page_write(struct aq_node_page *page, size_t offset, const void *from, size_t bytes);
+
+/* What a write that took so long means for the next ones. Of aq_node_page_write; here for the tests, with the time as an argument. */
+void aq_node_page_took(struct aq_node_page *page, int64_t begin_ns, int64_t end_ns);
 
 #endif

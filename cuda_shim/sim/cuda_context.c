@@ -108,9 +108,11 @@ CUresult sim_context_check_slow(CUcontext context)
 
 /* ---- making and ending ----------------------------------------------------------------------------------------------- */
 
+#define STACK_UNIT_BYTES 16     /* the driver rounds what is asked for */
+
 static const size_t default_limits[8] = {
     [CU_LIMIT_STACK_SIZE] = 1024,
-    [CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20,
+    [CU_LIMIT_PRINTF_FIFO_SIZE] = 4 << 20,  /* documented is 1 MiB, and drivers may begin with more */
     [CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20,
     [CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH] = 2,
     [CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048,
@@ -561,6 +563,8 @@ static CUresult set_limit(CUcontext context, CUlimit limit, size_t value)
 {
     size_t limits[8];
     memcpy(limits, context->limits, sizeof limits);
+    if (limit == CU_LIMIT_STACK_SIZE)
+        value = (value + STACK_UNIT_BYTES - 1) / STACK_UNIT_BYTES * STACK_UNIT_BYTES;
     limits[limit] = value;
     uint64_t cost = cost_of_limits(context->device, limits);
     if (cost > context->device->domain.capacity_bytes)

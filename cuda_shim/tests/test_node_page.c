@@ -181,6 +181,33 @@ static void the_last_who_wrote_has_the_turn(void)
 	aq_node_page_close(&page);
 }
 
+/* Each turn has another number, and memory is sent for when the number changes: one that nobody was told of must have none. */
+static void a_turn_that_cannot_be_told_is_none(void)
+{
+	struct aq_turns_party one = party(1), other = party(2);
+	int64_t now = now_ns();
+
+	mend(AQ_TURNS_MAGIC, sizeof(struct aq_turns_page));
+	struct aq_node_page page = opened(AQ_TURNS_MAGIC);
+	CHECK(aq_neighbours_turn(&page, LINE, &other, now).may_run);
+	atomic_store(&page.settled_ns, INT64_MAX); /* as after slow writes */
+	for (unsigned i = 0; i < 3; i++) {
+		struct aq_turns_answer answer = aq_neighbours_turn(&page, LINE, &one, now + i * MS);
+		CHECK(answer.may_run && answer.turn == 0);
+	}
+	CHECK(turn_on_page(&page) == 0);
+	atomic_store(&page.settled_ns, 0);
+	struct aq_turns_answer taken = aq_neighbours_turn(&page, LINE, &one, now + 30 * MS);
+	if (!taken.may_run) /* the other is next, and does not come */
+		taken = aq_neighbours_turn(&page, LINE, &one, now + 60 * MS);
+	CHECK(taken.may_run && taken.turn && taken.turn == turn_on_page(&page));
+	CHECK(!aq_neighbours_turn(&page, LINE, &other, now + 61 * MS).may_run);
+	atomic_store(&page.settled_ns, INT64_MAX);
+	struct aq_turns_answer unseen = aq_neighbours_turn(&page, LINE, &other, now + 90 * MS); /* would wait in a line that it is not in */
+	CHECK(unseen.may_run && unseen.turn == 0 && turn_on_page(&page) == taken.turn);
+	aq_node_page_close(&page);
+}
+
 /* A program that closes what it does not know, and opens a file of its own. */
 static void another_file_under_the_descriptors_number_is_left_alone(void)
 {
@@ -232,10 +259,63 @@ static void writing_takes_a_small_part_of_the_time(void)
 	mend(AQ_PRIORITY_MAGIC, sizeof(struct aq_priority_page));
 	struct aq_node_page page = opened(AQ_PRIORITY_MAGIC);
 	CHECK(aq_node_page_write(&page, 64, &word, sizeof word));
-	atomic_store(&page.settled_ns, now_ns() + 50 * MS); /* as after a write of 2.5 ms */
+	atomic_store(&page.settled_ns, now_ns() + 50 * MS); /* as after slow writes of 2.5 ms together */
 	CHECK(!aq_node_page_write(&page, 64, &word, sizeof word));
 	nanosleep(&(struct timespec){ .tv_nsec = 55 * MS }, NULL);
 	CHECK(aq_node_page_write(&page, 64, &word, sizeof word));
+	aq_node_page_close(&page);
+}
+
+static int64_t silent_ns(const struct aq_node_page *page, int64_t since_ns)
+{
+	return atomic_load(&page->settled_ns) - since_ns;
+}
+
+/* A thread that lost its processor for 30 ms in the middle of one: who wants the device first could not say so for 0.6 s. */
+static void one_slow_write_is_forgiven_and_the_next_is_made_up_for_with_it(void)
+{
+	int64_t word = 0, begin = now_ns() - 100 * MS;
+
+	mend(AQ_PRIORITY_MAGIC, sizeof(struct aq_priority_page));
+	struct aq_node_page page = opened(AQ_PRIORITY_MAGIC);
+	aq_node_page_took(&page, begin, begin + 30 * MS);
+	CHECK(silent_ns(&page, begin + 30 * MS) <= 0);
+	CHECK(aq_node_page_write(&page, 64, &word, sizeof word));
+	aq_node_page_close(&page);
+
+	page = opened(AQ_PRIORITY_MAGIC);
+	aq_node_page_took(&page, begin, begin + 30 * MS);
+	aq_node_page_took(&page, begin + 40 * MS, begin + 40 * MS + 2000); /* a quick one in between is no excuse */
+	CHECK(silent_ns(&page, begin + 40 * MS) < MS);
+	aq_node_page_took(&page, begin + 50 * MS, begin + 60 * MS);
+	CHECK(silent_ns(&page, begin) >= 20 * (30 + 10) * MS && silent_ns(&page, begin) < 20 * (30 + 11) * MS);
+	CHECK(!aq_node_page_write(&page, 64, &word, sizeof word));
+	int64_t later = begin + 1000 * MS; /* made up for: again one is free */
+	aq_node_page_took(&page, later, later + 30 * MS);
+	CHECK(silent_ns(&page, later + 30 * MS) <= 0);
+	aq_node_page_close(&page);
+}
+
+/* Whoever keeps the file for 10 ms of every 11 lets a quick write through between any two slow ones. */
+static void no_pattern_of_slow_writes_takes_more_than_a_twentieth(void)
+{
+	int64_t spent = 0, now = 1000 * MS, begin = now, end = now + 60000 * MS;
+
+	mend(AQ_PRIORITY_MAGIC, sizeof(struct aq_priority_page));
+	struct aq_node_page page = opened(AQ_PRIORITY_MAGIC);
+	while (now < end) {
+		int64_t in_turn = (now - begin) % (11 * MS), took = in_turn < 10 * MS ? 10 * MS - in_turn : 2000;
+
+		if (atomic_load(&page.settled_ns) > now + MS) {
+			now += 100000;
+			continue;
+		}
+		aq_node_page_took(&page, now, now + took);
+		now += took;
+		spent += took;
+	}
+	CHECK(spent * 20 <= end - begin + 2 * 20 * 10 * MS); /* and the last ones are still to be made up for */
+	CHECK(spent * 40 > end - begin);
 	aq_node_page_close(&page);
 }
 
@@ -247,9 +327,12 @@ int main(void)
 	priority_ends_with_the_page_and_is_back_when_it_is_mended();
 	a_turn_is_one_containers_at_a_time_and_lost_with_the_page();
 	the_last_who_wrote_has_the_turn();
+	a_turn_that_cannot_be_told_is_none();
 	another_file_under_the_descriptors_number_is_left_alone();
 	a_program_that_may_write_no_files_is_not_ended_for_it();
 	writing_takes_a_small_part_of_the_time();
+	one_slow_write_is_forgiven_and_the_next_is_made_up_for_with_it();
+	no_pattern_of_slow_writes_takes_more_than_a_twentieth();
 	unlink(path);
 	support_remove();
 	return 0;

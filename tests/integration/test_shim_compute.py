@@ -292,6 +292,42 @@ input()
     assert used.busy_ns == pytest.approx(50 * 10_000_000, rel=0.4)
 
 
+def test_a_context_is_timed_also_after_another_one_had_every_sample(node):
+    """Kernels that are new, of many shapes and long: all that a process can time at once lies in the first context's stream."""
+    script = """
+from tests.fakes import kernels
+start()
+function = load()
+for blocks in range(1, 101):
+    must("cuLaunchKernel", function, blocks, 1, 1, 1, 1, 1, 0, 0, kernels._arguments(10000), None)
+must("cuCtxSynchronize")
+primary, other = out(), out()
+must("cuCtxGetCurrent", ctypes.byref(primary))
+must("cuCtxCreate_v2", ctypes.byref(other), 0, 0)
+function = load()
+tell(ready=True)
+input()
+for _ in range(50):
+    spin(function, 10000)
+    must("cuCtxSynchronize")
+tell(worked=True)
+input()
+must("cuCtxDestroy_v2", other.value)
+must("cuCtxSetCurrent", primary.value)
+function = load()
+spin(function, 1000)
+tell(result=call("cuCtxSynchronize"))
+"""
+    container = tenant(node, 90)
+    with container.start_python(PROGRAM + script) as program:
+        program.listen()
+        before = container.snapshot().slots[0].devices[0].busy_ns
+        program.ask("work")
+        busy_ns = container.snapshot().slots[0].devices[0].busy_ns - before
+        assert program.ask("end") == {"result": 0}
+    assert busy_ns == pytest.approx(50 * 10_000_000, rel=0.4)
+
+
 # --- captures ---------------------------------------------------------------------------------------------------------
 
 CAPTURE = """

@@ -201,6 +201,26 @@ tell(results=[grown, too_much, shrunk], taken=taken, left=before - info()[0])
     assert facts(container.python(PROGRAM + script)) == {"results": [0, OUT_OF_MEMORY, 0], "taken": 256 * MIB, "left": 0}
 
 
+@pytest.mark.parametrize("context", ["primary", "own"])
+def test_a_limit_that_the_driver_rounds_is_charged_as_it_is_kept_and_gives_back_no_more(node, container, context):
+    script = f"""
+start()
+if {context!r} == "own":
+    into("cuCtxCreate_v2", 0, 0)
+before = info()[0]
+results, taken = [], []
+for value in (1025, 1024) * 3:
+    results.append(call("cuCtxSetLimit", 0, value))
+    taken.append(before - info()[0])
+tell(results=results, taken=taken)
+input()
+"""
+    with container.start_python(PROGRAM + script) as program:
+        told = program.listen()
+        assert (told["results"], told["taken"]) == ([0] * 6, [6 * MIB, 0] * 3)  # 16 bytes for each thread that can be resident
+        assert container.used_bytes() == node.physical_used_bytes(node.uuids[0])
+
+
 def test_overhead_that_the_agent_observed_is_taken_off_the_limit(node):
     limits = Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, overhead_bytes=100 * MIB),))
     container = node.container_with(limits)

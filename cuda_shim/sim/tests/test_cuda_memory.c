@@ -110,6 +110,18 @@ static void raised_limits_cost_memory(void)
     CHECK_EQUAL(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 1000 * GIB), CUDA_ERROR_OUT_OF_MEMORY);
 }
 
+static void stacks_are_rounded_up(void)
+{
+    size_t kept;
+    test_context(0);
+    OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1025));
+    OK(cuCtxGetLimit(&kept, CU_LIMIT_STACK_SIZE));
+    CHECK_EQUAL(kept, 1040);
+    OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 2048));
+    OK(cuCtxGetLimit(&kept, CU_LIMIT_STACK_SIZE));
+    CHECK_EQUAL(kept, 2048);
+}
+
 static void destroyed_context_takes_its_memory_along(void)
 {
     CUdeviceptr pointer;
@@ -841,6 +853,7 @@ static const struct test_case cases[] = {
     CASE(capacity_is_a_wall, "t4x2"),
     CASE(pitch_makes_narrow_rows_expensive, "t4x2"),
     CASE(raised_limits_cost_memory, "t4x2"),
+    CASE(stacks_are_rounded_up, "t4x2"),
     CASE(destroyed_context_takes_its_memory_along, "t4x2"),
     CASE(killed_process_gives_its_memory_back, "t4x2"),
     CASE(refused_process_finds_the_memory_of_a_killed_one, "t4x2"),
