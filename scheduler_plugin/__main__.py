@@ -155,7 +155,7 @@ class Scheduler:
             self._following = Following(lease, clock, socket.gethostname())
             self._following.on_acquired = self._pods_stream.relist
         self._binder = Binder(self._desk, pods, lambda: self.ready)
-        self._retry = Retry(self._desk, pods, lambda: self.acts, lambda: self._watch.current_at(Source.PODS), self._telemetry)
+        self._retry = Retry(self._desk, pods, lambda: self.acts, lambda: self._watch.told_at(Source.PODS), self._telemetry)
         self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.acts, clock.now, self._telemetry)
         self._desk.on_preemption = self._telemetry.count_preemption
         queues = {"open_bindings": lambda: self._binder.open_bindings, "waiting_gangs": lambda: self._desk.gangs.waiting}

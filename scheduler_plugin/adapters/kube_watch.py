@@ -34,8 +34,16 @@ _T = TypeVar("_T")
 class Listener(Protocol[_T]):
     """Who is told what the stream says."""
 
+    def listing(self) -> None:
+        """Note that a list begins: it tells everything up to this moment."""
+        ...
+
     def listed(self, items: list[_T]) -> None:
         """Take all objects there are."""
+        ...
+
+    def opened(self) -> None:
+        """Note that the API answers, and that what changed since the stream ended is yet to be told."""
         ...
 
     def changed(self, item: _T) -> None:
@@ -46,8 +54,8 @@ class Listener(Protocol[_T]):
         """Forget an object; this is how it last was."""
         ...
 
-    def current(self) -> None:
-        """Note that everything up to this moment has been told."""
+    def current(self, *, bookmark: bool) -> None:
+        """Note that all that has come is told; with a bookmark, nothing from before the watch was opened is outstanding."""
         ...
 
     def trouble(self, sentence: str) -> None:
@@ -136,6 +144,7 @@ class Stream(Generic[_T]):
         """Read all pages and return the version of the whole; the event loop runs on between pages."""
         items: list[_T] = []
         token = ""
+        self._listener.listing()
         while True:
             path = f"{self._with('limit')}={PAGE_SIZE}" + (f"&continue={token}" if token else "")
             page = msgspec.json.decode(await self._connection.request("GET", path, seconds=LIST_SECONDS), type=_Page)
@@ -144,21 +153,23 @@ class Stream(Generic[_T]):
             if not token:
                 break
         self._listener.listed(items)
-        self._listener.current()
         return page.metadata.resource_version
 
     async def _watch(self) -> None:
         seconds = int(WATCH_SECONDS * random.uniform(1.0, 1.25))  # noqa: S311 - spreads load
         options = f"watch=1&allowWatchBookmarks=true&resourceVersion={self._version}&timeoutSeconds={seconds}"
         async with self._connection.stream(f"{self._with(options)}", IDLE_SECONDS) as content:
-            self._listener.current()
+            self._listener.opened()
             pending = b""
             async for chunk in content.iter_any():
                 *lines, pending = (pending + chunk).split(b"\n")
+                bookmark = False
                 for line in lines:
                     if line:
-                        self._take(msgspec.json.decode(line, type=_Event))
-                self._listener.current()
+                        event = msgspec.json.decode(line, type=_Event)
+                        self._take(event)
+                        bookmark |= event.type == "BOOKMARK"
+                self._listener.current(bookmark=bookmark)
 
     def _take(self, event: _Event) -> None:
         if event.type == "ERROR":

@@ -7,9 +7,9 @@ counts at least one).
 
 Pods of a gang that runs go one by one only as long as enough of it stay (``Band``); otherwise all of them go, or none.
 
-A container of k vGPUs needs k devices: for each such set of devices only the pods on them matter, so the search goes through the sets and,
-in each, through sets of pods from the cheapest up. It is exact until it has made MAX_CHECKS checks; beyond, it returns the best found so
-far, or a set from which no pod can be taken back.
+A container of k vGPUs needs k devices: for each such set of devices only the pods on them matter, so the search goes through the sets, the
+most promising first, and, in each, through sets of pods from the cheapest up. It is exact until it has made MAX_CHECKS checks; beyond, it
+returns the best found so far, or the first set from which no pod can be taken back.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from proto import units
 from proto.model import Link, NumaMode, PodRequest, Policy
 from scheduler_plugin.core.budgets import BudgetKey, violations
 from scheduler_plugin.core.plan import FILTER_SEED
-from scheduler_plugin.core.pods import Footprint
+from scheduler_plugin.core.pods import Footprint, Use
 
 MAX_CHECKS: Final = 4000
 """Sets of pods looked at: a tenth of a second, or a few on a slow machine."""
@@ -97,6 +97,49 @@ def cheapest_victims(question: Preemption) -> frozenset[str] | None:
     return _Search(question).run()
 
 
+@dataclass(slots=True)
+class _Freed:
+    """What becomes free on one device."""
+
+    memory_mib: int = 0
+    cores_percent: int = 0
+    shares: int = 0
+    unreserved: int = 0
+    instances: set[str] = field(default_factory=set)
+
+    def add(self, use: Use, instance: str) -> None:
+        """Add what a pod used of the device, or the MIG instance of this UUID."""
+        if instance:
+            self.instances.add(instance)
+            return
+        self.memory_mib += use.memory_mib
+        self.cores_percent += use.cores_percent
+        self.shares += use.shares
+        self.unreserved += use.unreserved
+
+    def taken_from(self, state: DeviceState) -> DeviceState:
+        """Return the device as it is then."""
+        return replace(
+            state,
+            used_memory_bytes=state.used_memory_bytes - units.mib_to_bytes(self.memory_mib),
+            used_cores_percent=state.used_cores_percent - self.cores_percent,
+            used_shares=state.used_shares - self.shares,
+            unreserved_shares=state.unreserved_shares - self.unreserved,
+            used_instances=state.used_instances - self.instances,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A set of devices that would do."""
+
+    moves: Sequence[_Move]
+    """What frees something on them, the cheapest first."""
+    needed: Sequence[_Move]
+    """The moves without which all others are not enough."""
+    fits: _Fits
+
+
 class _Search:
     def __init__(self, question: Preemption) -> None:
         self._question = question
@@ -111,9 +154,10 @@ class _Search:
     def run(self) -> frozenset[str] | None:
         if any(self._works((), fits) for _, fits in self._ways()):
             return frozenset()
-        for devices, fits in self._ways():
-            helpful = [move for move in self._moves if not devices.isdisjoint(self._devices_of(move))]
-            self._search(sorted(helpful, key=lambda move: (self._cost(move), [victim.uid for victim in move])), fits)
+        for way in self._promising_first():
+            if self._checks_left <= 0 and self._best is not None:
+                break
+            self._search(way)
         return None if self._best is None else frozenset(victim.uid for victim in self._best)
 
     def _all_moves(self) -> Iterator[_Move]:
@@ -125,6 +169,39 @@ class _Search:
         for band in self._question.bands:
             if band.whole and band.spare < len(band.members):
                 yield tuple(victim for victim in self._question.candidates if victim.uid in band.members)
+
+    def _promising_first(self) -> Sequence[_Way]:
+        """Return the ways that can work at all, those first for which ending the cheapest pods of each device costs least."""
+        ways = list(self._ways())
+        if len(ways) == 1:
+            return [way for devices, fits in ways if (way := self._way(devices, fits)) is not None]
+        alone = {uuid: self._way({uuid}, self._fits_on({uuid})) for uuid in self._states}
+        cheapest = {uuid: () if way is None else self._cheapest(way) for uuid, way in alone.items()}
+        guesses: list[tuple[Cost, _Way]] = []
+        for devices, fits in ways:
+            parts = [way for uuid in devices if (way := alone[uuid]) is not None]
+            if len(parts) == len(devices):  # no device depends on another, so that each says for itself what it needs
+                moves = self._moves_on(devices)
+                needed = [move for move in moves if any(move in way.needed for way in parts)]
+                ended = {victim.uid: victim for uuid in devices for victim in cheapest[uuid]}
+                guesses.append((self._cost(tuple(ended.values())), _Way(moves, needed, fits)))
+        return [way for _, way in sorted(guesses, key=lambda guess: guess[0])]
+
+    def _way(self, devices: AbstractSet[str], fits: _Fits) -> _Way | None:
+        """Look at what can be done on these devices; None when not even all of it will do."""
+        moves = self._moves_on(devices)
+        if not self._works(moves, fits):
+            return None
+        return _Way(moves, [move for move in moves if not self._works([other for other in moves if other is not move], fits)], fits)
+
+    def _cheapest(self, way: _Way) -> _Move:
+        """Return as many pods, the cheapest first, as will do."""
+        return next(_ended(way.moves[:count]) for count in range(len(way.moves) + 1) if self._works(way.moves[:count], way.fits))
+
+    def _moves_on(self, devices: AbstractSet[str]) -> Sequence[_Move]:
+        """Return the moves that free something on these devices, the cheapest first."""
+        helpful = [move for move in self._moves if not devices.isdisjoint(self._devices_of(move))]
+        return sorted(helpful, key=lambda move: (self._cost(move), [victim.uid for victim in move]))
 
     def _ways(self) -> Iterator[tuple[AbstractSet[str], _Fits]]:
         """Yield the sets of devices that would do, each with its test; all devices with placement's search where sets are too many."""
@@ -139,21 +216,21 @@ class _Search:
             if preferences.numa is NumaMode.STRICT and count > 1 and (len(numa) > 1 or None in numa):
                 continue
             uuids = {state.device.uuid for state in chosen}
-            yield (
-                uuids,
-                lambda after, uuids=uuids: all(reject_reason(after[uuid], containers[0], preferences) is None for uuid in uuids),  # type: ignore[misc]
-            )
+            yield uuids, self._fits_on(uuids)
+
+    def _fits_on(self, uuids: AbstractSet[str]) -> _Fits:
+        """Return the test whether the only container has its vGPUs on just these devices."""
+        container, preferences = self._question.request.containers[0], self._question.request.preferences
+        return lambda after: all(reject_reason(after[uuid], container, preferences) is None for uuid in uuids)
 
     def _placement_fits(self, after: Mapping[str, DeviceState]) -> bool:
         question = self._question
         choice = choose_pod(list(after.values()), question.request, question.policy, links=question.links, seed=FILTER_SEED)
         return not isinstance(choice, Refusal)
 
-    def _search(self, moves: Sequence[_Move], fits: _Fits) -> None:
-        """Improve on the best so far by sets of these moves, which come with the cheapest first."""
-        if not self._works(moves, fits):
-            return
-        needed = [move for move in moves if not self._works([other for other in moves if other is not move], fits)]
+    def _search(self, way: _Way) -> None:
+        """Improve on the best so far by sets of this way's moves."""
+        moves, needed, fits = way.moves, way.needed, way.fits
         if not self._compatible(needed):
             return
         optional = [move for move in moves if move not in needed]
@@ -164,7 +241,7 @@ class _Search:
                 return
             chosen = [*needed, *(optional[position] for position in taken)]
             if self._checks_left <= 0:
-                self._take_back(moves, fits)
+                self._run_out(moves, fits)
                 return
             if self._works(chosen, fits):
                 self._best = _ended(chosen)
@@ -175,8 +252,10 @@ class _Search:
                 if not self._repeats(optional, taken, position) and self._compatible(more):
                     heappush(heap, (self._cost(_ended(more)), (*taken, position)))
 
-    def _take_back(self, moves: Sequence[_Move], fits: _Fits) -> None:
-        """Out of time: spare pods move by move, the most costly first, as long as the rest will do."""
+    def _run_out(self, moves: Sequence[_Move], fits: _Fits) -> None:
+        """Out of checks: where nothing was found yet, spare pods move by move, the most costly first, as long as the rest will do."""
+        if self._best is not None:
+            return
         kept: list[_Move] = []
         for move in sorted(moves, key=len, reverse=True):  # whole gangs, so that all can go
             if self._compatible([*kept, move]):
@@ -187,8 +266,7 @@ class _Search:
             rest = [other for other in kept if other is not move]
             if self._works(rest, fits):
                 kept = rest
-        if self._best is None or self._cost(_ended(kept)) < self._cost(self._best):
-            self._best = _ended(kept)
+        self._best = _ended(kept)
 
     def _compatible(self, moves: Iterable[_Move]) -> bool:
         """Whether moves can be made together: no pod ends twice, and no more of a gang go one by one than it can spare."""
@@ -198,22 +276,14 @@ class _Search:
 
     def _works(self, moves: Iterable[_Move], fits: _Fits) -> bool:
         self._checks_left -= 1
-        after = dict(self._states)
+        freed: dict[str, _Freed] = {}
         for victim in {victim.uid: victim for move in moves for victim in move}.values():
             for uuid, use in victim.footprint.items():
-                if (device := self._device_of.get(uuid)) is None:
-                    continue
-                state = after[device]
-                if uuid != device:
-                    after[device] = replace(state, used_instances=state.used_instances - {uuid})
-                else:
-                    after[device] = replace(
-                        state,
-                        used_memory_bytes=state.used_memory_bytes - units.mib_to_bytes(use.memory_mib),
-                        used_cores_percent=state.used_cores_percent - use.cores_percent,
-                        used_shares=state.used_shares - use.shares,
-                        unreserved_shares=state.unreserved_shares - use.unreserved,
-                    )
+                if (device := self._device_of.get(uuid)) is not None:
+                    freed.setdefault(device, _Freed()).add(use, "" if uuid == device else uuid)
+        after = dict(self._states)
+        for device, amounts in freed.items():
+            after[device] = amounts.taken_from(after[device])
         return fits(after)
 
     def _devices_of(self, move: _Move) -> Iterable[str]:

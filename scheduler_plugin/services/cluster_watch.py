@@ -1,6 +1,9 @@
 """Keeps the state equal to what the API tells about inventories, nodes, pods and disruption budgets, and says how old the picture is.
 
 An object that cannot be read any more keeps its last readable form; the stream logs it. During an outage the picture stays as it was.
+
+How old the picture is has two answers. A stream is current while the API answers. What it has told is less: a watch that is opened again,
+or was silent for long, first has to catch up, and whoever concludes from a pod's absence must wait for that (``told_at``).
 """
 
 import logging
@@ -12,6 +15,7 @@ from proto.gpunode import GpuNode
 from scheduler_plugin.core.budgets import Budget, Budgets
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.extender.bind import CONFIRM_SECONDS
 from scheduler_plugin.ports import Clock
 
 logger = logging.getLogger(__name__)
@@ -46,6 +50,9 @@ class ClusterWatch:
         self._budgets = budgets
         self._clock = clock
         self._current_at: dict[Source, float] = {}
+        self._told_at: dict[Source, float] = {}
+        self._listing_since: dict[Source, float] = {}
+        self._catching_up_since: dict[Source, float] = {}
         self._trouble: dict[Source, str] = {}
         self.listed_at: dict[Source, float] = {}
         """Monotonic time of each stream's last full list."""
@@ -66,8 +73,12 @@ class ClusterWatch:
         return "; ".join([*self._trouble.values(), *([f"not listed yet: {', '.join(missing)}"] if missing else [])])
 
     def current_at(self, source: Source) -> float:
-        """Return the monotonic time up to which a stream has told everything."""
+        """Return the monotonic time at which a stream last was current."""
         return self._current_at.get(source, float("-inf"))
+
+    def told_at(self, source: Source) -> float:
+        """Return the monotonic time up to which a stream has told everything, but for the moment that an event takes to come."""
+        return self._told_at.get(source, float("-inf"))
 
     def age_seconds(self) -> float:
         """Return how long ago the oldest stream was current; infinite before all were."""
@@ -97,12 +108,39 @@ class ClusterWatch:
         """Who takes the stream of pods."""
         return _Pods(self, Source.PODS, self._state)
 
+    def note_listing(self, source: Source) -> None:
+        """Note that a stream begins to tell everything at once, as it is now."""
+        self._listing_since[source] = self._clock.monotonic()
+
     def note_listed(self, source: Source) -> None:
         """Note that a stream told everything at once."""
         self.listed_at[source] = self._clock.monotonic()
+        self._told_at[source] = self._listing_since[source]
+        self.note_opened(source)
 
-    def note_current(self, source: Source) -> None:
-        """Note that a stream is current."""
+    def note_opened(self, source: Source) -> None:
+        """Note that the API answers, and that what changed in the meantime is yet to be told."""
+        self._catching_up_since[source] = self._clock.monotonic()
+        self._note_answer(source)
+
+    def note_current(self, source: Source, *, bookmark: bool) -> None:
+        """Note that all that a stream brought is told.
+
+        It has caught up with a bookmark, which comes after what happened before the watch, or once it has brought something again and again
+        for CONFIRM_SECONDS. A longer silence can be that of a connection which was dead, with all that happened since on its way.
+        """
+        now = self._clock.monotonic()
+        if bookmark:
+            self._catching_up_since.pop(source, None)
+        elif now - self.current_at(source) > CONFIRM_SECONDS:
+            self._catching_up_since[source] = now
+        elif now - self._catching_up_since.get(source, now) >= CONFIRM_SECONDS:
+            del self._catching_up_since[source]
+        if source not in self._catching_up_since:
+            self._told_at[source] = now
+        self._note_answer(source)
+
+    def _note_answer(self, source: Source) -> None:
         before = self.synced
         self._current_at[source] = self._clock.monotonic()
         if self.synced and not before:
@@ -123,8 +161,14 @@ class _Base(Generic[_Taker]):
         self._source = source
         self._taker = taker
 
-    def current(self) -> None:
-        self._watch.note_current(self._source)
+    def listing(self) -> None:
+        self._watch.note_listing(self._source)
+
+    def opened(self) -> None:
+        self._watch.note_opened(self._source)
+
+    def current(self, *, bookmark: bool) -> None:
+        self._watch.note_current(self._source, bookmark=bookmark)
 
     def trouble(self, sentence: str) -> None:
         self._watch.note_trouble(self._source, sentence)

@@ -29,7 +29,7 @@ from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeNotFoundError
 from scheduler_plugin.extender.desk import Desk
-from scheduler_plugin.extender.preempt import ENOUGH_NODES, Way, hold, way_on, ways
+from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, LAST_SECONDS, Way, hold, way_on, ways
 from scheduler_plugin.ports import EventApi, PodApi
 from scheduler_plugin.services.telemetry import Telemetry
 
@@ -143,7 +143,7 @@ class Preemptor:
 
     async def _serve(self, decision: Decision) -> None:
         """Find the cheapest way to make room for a pod, and go it."""
-        pod, best, helpful = decision.pod, None, 0
+        pod, best, helpful, begun = decision.pod, None, 0, self._desk.monotonic()
         for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision)), 1):
             if way is not None:
                 if not way.ended:
@@ -152,6 +152,8 @@ class Preemptor:
                 best = way if best is None or way.cost < best.cost else best
             if helpful == ENOUGH_NODES or tried == MAX_TRIED_NODES:
                 break
+            if self._desk.monotonic() - begun > (LAST_SECONDS if best is None else ENOUGH_SECONDS):
+                break  # the places of those that others end for must be renewed in time
             await asyncio.sleep(0)
         latest = self._desk.decisions.by_uid.get(pod.uid)
         if best is None or latest is None or latest.fitting:

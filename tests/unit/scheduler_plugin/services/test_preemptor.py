@@ -1,5 +1,6 @@
 """Pods end for one that lacks only the right GPU: as few calls as possible, and nothing is held for whom nobody ends."""
 
+import asyncio
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -14,6 +15,7 @@ from scheduler_plugin.core.state import ClusterState, Stage
 from scheduler_plugin.errors import KubeApiError, KubeNotFoundError
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.extender.preempt import ENOUGH_SECONDS, LAST_SECONDS
 from scheduler_plugin.services import preemptor as module
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.telemetry import Telemetry
@@ -85,6 +87,32 @@ async def test_of_several_nodes_the_one_with_the_least_important_pod_is_freed():
         scene.state.set_pod(make_pod(uid, node=node, shares={"main": [make_share(node, 0, 600)]}, priority=5, vgpu="1", vgpu_memory="600"))
     scene.refused("important")
     assert await scene.after(5) == ["n2-0"]
+
+
+@pytest.mark.parametrize(("helps", "seconds"), [(True, ENOUGH_SECONDS), (False, LAST_SECONDS)])
+async def test_a_long_search_ends_in_time_and_lets_others_work_between_two_nodes(helps, seconds, monkeypatch):
+    scene = Scene(*(f"n{number:02}" for number in range(40)))
+    looked, turns, search = [], [], module.ways
+
+    def slow_ways(desk, pod, nodes):
+        for way in search(desk, pod, nodes):
+            scene.now += 0.25
+            looked.append(way)
+            yield way if helps else None
+
+    async def others() -> None:
+        while True:
+            turns.append(len(looked))
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(module, "ways", slow_ways)
+    scene.refused("important")
+    beside = asyncio.create_task(others())
+    await scene.after(5)
+    beside.cancel()
+    assert scene.evicted == (["n00-0"] if helps else [])
+    assert len(looked) == seconds / 0.25 + 1
+    assert set(range(1, len(looked))) <= set(turns)
 
 
 async def test_pods_are_ended_once_and_the_place_is_kept_until_they_are_gone():

@@ -1,0 +1,119 @@
+"""Up to which moment a stream has told everything, whatever happens to its connection; a promised GPU depends on it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from scheduler_plugin.__main__ import decode_pod
+from scheduler_plugin.adapters import kube_watch
+from scheduler_plugin.adapters.kube_watch import Stream
+from scheduler_plugin.core.budgets import Budgets
+from scheduler_plugin.core.pods import Use
+from scheduler_plugin.core.score import HostDemand
+from scheduler_plugin.core.state import ClusterState, Reservation, Stage
+from scheduler_plugin.extender.bind import CONFIRM_SECONDS
+from scheduler_plugin.services.cluster_watch import ClusterWatch, Source
+from tests.unit.scheduler_plugin.api import pod_object
+from tests.unit.scheduler_plugin.builders import make_node
+
+LIST_TAKES = 5.0
+CHANGE, BOOKMARK, NOTHING = "MODIFIED", "BOOKMARK", ""
+
+
+class Scene:
+    """The stream of pods with a scripted API server, which moves the clock too; one GPU, and a pod that is bound to it unseen."""
+
+    def __init__(self, *watches: list[tuple[float, str]]) -> None:
+        """Args: watches: for each, what comes and how many seconds after what came before."""
+        self.now = 0.0
+        self.watches = list(watches)
+        self.played = asyncio.Event()
+        self.told: list[float] = []
+        """After each thing that came."""
+        self.expired: list[int] = []
+        self.ages: list[float] = []
+        self.state = ClusterState()
+        self.state.set_gpu_node(make_node("n1", 1))
+        self.watch = ClusterWatch(self.state, Budgets(), self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def request(self, method: str, path: str, *, seconds: float) -> bytes:
+        self.now += LIST_TAKES
+        return json.dumps({"metadata": {"resourceVersion": "1"}, "items": []}).encode()
+
+    @asynccontextmanager
+    async def stream(self, path: str, idle_seconds: float) -> AsyncIterator["Scene"]:
+        yield self
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        if self.watches:
+            for seconds, kind in self.watches.pop(0):
+                self._look()
+                self.now += seconds
+                pod = pod_object("other", uid="other") | {"metadata": {"name": "other", "uid": "other", "resourceVersion": "2"}}
+                yield json.dumps({"type": kind, "object": pod}).encode() + b"\n" if kind else b""
+            self._look()
+            return
+        self.played.set()
+        await asyncio.Event().wait()
+
+    def _look(self) -> None:
+        self.told.append(self.watch.told_at(Source.PODS))
+        self.ages.append(self.watch.lag_seconds()["pods"])
+        self.expired.append(self.state.expire(self.now, self.watch.told_at(Source.PODS)))
+
+    async def play(self) -> "Scene":
+        task = asyncio.create_task(Stream("pods", "/pods", decode_pod, self, self.watch.pods).run())
+        await self.played.wait()
+        task.cancel()
+        return self
+
+    def bound_at(self, moment: float) -> "Scene":
+        self.state.reserve(Reservation("mine", "n1", {"GPU-n1-0": Use(700, 0, 1, 1)}, HostDemand(0, 0), Stage.BINDING))
+        self.state.confirm("mine", moment + CONFIRM_SECONDS)
+        return self
+
+
+@pytest.fixture(autouse=True)
+def no_backoff(monkeypatch):
+    monkeypatch.setattr(kube_watch, "FIRST_BACKOFF_SECONDS", 0.0)
+
+
+async def test_a_list_tells_what_was_when_it_began():
+    scene = await Scene([]).play()
+    assert scene.told == [0.0]
+    assert scene.now == LIST_TAKES
+
+
+async def test_a_steady_stream_has_told_everything_up_to_what_came_last():
+    scene = await Scene([(1, BOOKMARK), (20, CHANGE), (25, CHANGE)]).play()
+    assert scene.told == [0, 6, 26, 51]
+
+
+@pytest.mark.parametrize(
+    ("backlog", "told"),
+    [
+        pytest.param([(1, NOTHING), (1, CHANGE)], [6, 6, 6], id="being read"),
+        pytest.param([(1, CHANGE), (1, BOOKMARK), (1, CHANGE)], [6, 6, 98, 99], id="behind a bookmark"),
+        pytest.param([(15, CHANGE), (14, CHANGE), (1, CHANGE)], [6, 6, 6, 126], id="long since read"),
+        pytest.param([(80, CHANGE), (1, CHANGE)], [6, 6, 6], id="itself held up"),
+    ],
+)
+async def test_a_watch_that_is_opened_again_first_catches_up(backlog, told):
+    scene = await Scene([(1, BOOKMARK), (90, NOTHING)], backlog).play()
+    assert scene.told == [0, 6, 6, *told]
+
+
+async def test_a_gpu_stays_promised_while_the_watch_was_dead_and_its_backlog_is_read():
+    scene = await Scene([(1, BOOKMARK), (90, NOTHING)], [(1, CHANGE), (1, CHANGE), (1, BOOKMARK)]).bound_at(10).play()
+    assert scene.expired == [0, 0, 0, 0, 0, 0, 1]
+
+
+async def test_a_stream_is_as_old_as_the_last_answer_whether_or_not_it_has_caught_up():
+    scene = await Scene([(1, BOOKMARK), (90, NOTHING)], [(1, CHANGE)]).play()
+    assert scene.ages == [0, 0, 0, 0, 0]
