@@ -160,8 +160,9 @@ class ClusterState:
         return _NO_FOOTPRINT if holder is None else holder.footprint
 
     def pods_on(self, node: str) -> Iterable[PodFacts]:
-        """Return the bound pods of a node."""
-        return (self._pods[uid] for uid in self._uids_on.get(node, ()) if uid in self._pods)
+        """Return the bound pods of a node; those that are only expected there are in ``reservations``."""
+        known = (self._pods.get(uid) for uid in self._uids_on.get(node, ()))
+        return (pod for pod in known if pod is not None and pod.node_name == node)
 
     def gang_members(self, key: tuple[str, str]) -> Iterable[PodFacts]:
         """Return the known pods of a gang, by namespace and name."""

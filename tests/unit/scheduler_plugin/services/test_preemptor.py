@@ -201,3 +201,16 @@ async def test_the_firm_place_of_a_pod_that_is_being_bound_is_left_alone(decided
     for _ in range(3):
         await scene.after(1)
     assert scene.state.reservations[uid] == firm
+
+
+async def test_a_pod_that_is_merely_expected_somewhere_is_not_ended():
+    scene = Scene("n1", "n2")
+    scene.nodes = ("n1",)
+    scene.state.drop_pod("n1-0")
+    scene.state.set_pod(replace(scene.state.pods["n1-1"], priority=1000))
+    waiting = pod_object("expected", uid="expected", vgpu="1", vgpu_memory="700")
+    scene.state.set_pod(make_pod("expected", vgpu="1", vgpu_memory="700"))
+    filter_nodes(scene.desk, json.dumps({"Pod": waiting, "NodeNames": ["n1"]}).encode(), scene.now)
+    assert scene.state.reservations["expected"].node == "n1"
+    scene.refused("important")
+    assert await scene.after(5) == []
