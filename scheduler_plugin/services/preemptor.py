@@ -204,12 +204,17 @@ class Preemptor:
 
     async def _follow(self, uid: str, move: _Move) -> None:
         """Keep a pod's place while others end for it, and have it tried again once they are gone."""
-        desk, decision = self._desk, self._desk.decisions.by_uid.get(uid)
-        if decision is None or decision.fitting:  # it is bound or gone, or on its way
+        desk, state = self._desk, self._desk.state
+        pod, decision = state.pods.get(uid), desk.decisions.by_uid.get(uid)
+        all_gone = state.pods.keys().isdisjoint(move.ended)
+        if pod is None or pod.node_name or (decision is not None and decision.fitting):  # it is gone or bound, or on its way
             del self._under_way[uid]
-        elif not hold(desk, decision.pod, move.node, move.ended, desk.monotonic() + HOLD_SECONDS):  # the node is not what it was
+        elif decision is None and all_gone:  # it is being tried already: what is decided then is waited for, as long as its place is kept
+            if uid not in state.reservations:
+                del self._under_way[uid]
+        elif not hold(desk, pod, move.node, move.ended, desk.monotonic() + HOLD_SECONDS):  # the node is not what it was
             del self._under_way[uid]
             self._let_go(uid)
-        elif desk.state.pods.keys().isdisjoint(move.ended):
+        elif all_gone:
             del self._under_way[uid]
             await self._retry(uid)

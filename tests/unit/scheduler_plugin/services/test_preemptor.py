@@ -214,3 +214,32 @@ async def test_a_pod_that_is_merely_expected_somewhere_is_not_ended():
     assert scene.state.reservations["expected"].node == "n1"
     scene.refused("important")
     assert await scene.after(5) == []
+
+
+async def test_the_place_is_kept_while_victims_run_though_the_pod_is_tried_again_in_between():
+    scene = Scene()
+    uid = scene.refused("important")
+    assert await scene.after(5) == ["n1-0"]
+    scene.desk.decisions.forget(uid)  # as the retry does
+    await scene.after(1)
+    scene.refused("important")
+    for _ in range(3):
+        await scene.after(module.HOLD_SECONDS - 1)
+        assert scene.state.reservations[uid].expires_at > scene.now
+    scene.state.drop_pod("n1-0")
+    await scene.after(1)
+    assert scene.retried == [uid]
+
+
+async def test_a_pod_that_is_tried_when_its_victims_are_gone_is_tried_once_more_where_that_was_too_early():
+    scene = Scene()
+    uid = scene.refused("important")
+    await scene.after(5)
+    decision = scene.desk.decisions.by_uid[uid]
+    scene.desk.decisions.forget(uid)
+    scene.state.drop_pod("n1-0")
+    await scene.after(1)
+    assert scene.retried == []
+    scene.desk.decisions.record(decision)
+    await scene.after(1)
+    assert scene.retried == [uid]
