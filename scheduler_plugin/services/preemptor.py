@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 from math import inf
 from typing import Final
 
@@ -42,6 +43,8 @@ HOLD_SECONDS: Final = 30.0
 """How long the pod is expected where others end for it; longer while they end."""
 FIRST_PAUSE_SECONDS: Final = 5.0
 LAST_PAUSE_SECONDS: Final = 300.0
+REFUSED_SECONDS: Final = 60.0
+"""How long a pod that the API server did not let end is left alone, so that others are tried in its place."""
 MAX_TRIED_NODES: Final = 1000
 
 
@@ -57,6 +60,16 @@ class _Move:
 class _Pause:
     until: float
     seconds: float
+
+
+class _Outcome(Enum):
+    """What became of an eviction."""
+
+    ENDS = auto()
+    GONE = auto()
+    """It ended by itself."""
+    REFUSED = auto()
+    """Its budget or somebody else refused, or the outcome is open."""
 
 
 class Preemptor:
@@ -83,6 +96,8 @@ class Preemptor:
         self._under_way: dict[str, _Move] = {}
         """By the UID of the pod for which others end."""
         self._pauses: dict[str, _Pause] = {}
+        self._refused: dict[str, float] = {}
+        """Until when the API server is not asked again to end a pod."""
 
     async def run(self) -> None:
         """Preempt until cancelled."""
@@ -101,6 +116,8 @@ class Preemptor:
         self._keep_nominations(waiting)
         by_uid = self._desk.decisions.by_uid
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in by_uid}
+        now = self._desk.monotonic()
+        self._refused = {uid: until for uid, until in self._refused.items() if until > now}
         decision = self._next(waiting)
         if decision is not None:
             self._pause(decision.pod.uid)
@@ -144,7 +161,7 @@ class Preemptor:
     async def _serve(self, decision: Decision) -> None:
         """Find the cheapest way to make room for a pod, and go it."""
         pod, best, helpful = decision.pod, None, 0
-        for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision)), 1):
+        for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision), self._refused), 1):
             if way is not None:
                 if not way.ended:
                     return  # somebody is ending there already
@@ -156,7 +173,7 @@ class Preemptor:
         latest = self._desk.decisions.by_uid.get(pod.uid)
         if best is None or latest is None or latest.fitting:
             return
-        best = way_on(self._desk, pod, best.node)
+        best = way_on(self._desk, pod, best.node, self._refused)
         if best is None or not best.ended or not hold(self._desk, pod, best.node, best.ended, self._desk.monotonic() + HOLD_SECONDS):
             return
         if await self._end(best, pod):
@@ -182,17 +199,20 @@ class Preemptor:
         return [state.names[row] for row in rows[curable(verdict, rows)].tolist()]
 
     async def _end(self, way: Way, pod: PodFacts) -> bool:
-        """Evict, one after the other; return whether all will end."""
+        """Evict, one after the other, once it is known that all can be; return whether all will end."""
         state = self._desk.state
-        for victim in [other for uid in sorted(way.ended) if (other := state.pods.get(uid)) is not None]:
-            name = f"{victim.namespace}/{victim.name}"
-            try:
-                await self._api.evict(victim.namespace, victim.name, victim.uid)
-            except (KubeNotFoundError, KubeConflictError):
-                continue  # it ended by itself
-            except KubeApiError as exc:
-                logger.warning("%s cannot be ended for a more important pod: %s", name, exc, extra={"pod": f"{pod.namespace}/{pod.name}"})
+        victims = [other for uid in sorted(way.ended) if (other := state.pods.get(uid)) is not None]
+        if len(victims) > 1:  # the end of some helps nobody
+            for victim in victims:
+                if await self._evict(victim, pod, dry_run=True) is _Outcome.REFUSED:
+                    return False
+        for victim in victims:
+            outcome = await self._evict(victim, pod)
+            if outcome is _Outcome.REFUSED:
                 return False
+            if outcome is _Outcome.GONE:
+                continue
+            name = f"{victim.namespace}/{victim.name}"
             self._telemetry.preempted.inc()
             logger.info("%s ends for a more important pod on %s", name, way.node, extra={"pod": f"{pod.namespace}/{pod.name}"})
             sentence = f"ended on node {way.node} for {pod.namespace}/{pod.name}, which is more important and needs its GPU"
@@ -201,6 +221,19 @@ class Preemptor:
             except KubeApiError as exc:
                 logger.warning("an event cannot be written: %s", exc, extra={"pod": name})
         return True
+
+    async def _evict(self, victim: PodFacts, pod: PodFacts, *, dry_run: bool = False) -> _Outcome:
+        """Evict one pod, or ask whether it could be; one that cannot is left alone for a while."""
+        try:
+            await self._api.evict(victim.namespace, victim.name, victim.uid, dry_run=dry_run)
+        except (KubeNotFoundError, KubeConflictError):
+            return _Outcome.GONE
+        except KubeApiError as exc:
+            about = {"pod": f"{pod.namespace}/{pod.name}"}
+            logger.warning("%s/%s cannot be ended for a more important pod: %s", victim.namespace, victim.name, exc, extra=about)
+            self._refused[victim.uid] = self._desk.monotonic() + REFUSED_SECONDS
+            return _Outcome.REFUSED
+        return _Outcome.ENDS
 
     async def _follow(self, uid: str, move: _Move) -> None:
         """Keep a pod's place while others end for it, and have it tried again once they are gone."""

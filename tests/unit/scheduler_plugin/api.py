@@ -188,6 +188,8 @@ class FakeApi:
             return failure(409, "Precondition failed: UID in precondition differs")
         if key in self.protected:
             return failure(429, "Cannot evict pod as it would violate the pod's disruption budget.")
+        if eviction["deleteOptions"].get("dryRun") == ["All"]:
+            return web.json_response({"kind": "Status", "status": "Success"}, status=201)
         ending = json.loads(json.dumps(item))
         ending["metadata"]["deletionTimestamp"] = "2026-11-22T00:00:00Z"
         await self._record("pods", "MODIFIED", key, ending)

@@ -8,6 +8,7 @@ import pytest
 
 from proto import contract
 from proto.model import Policy
+from scheduler_plugin.core.budgets import Budget, Operator, Requirement
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState, Stage
@@ -31,6 +32,8 @@ class Scene:
         self.evicted: list[str] = []
         self.retried: list[str] = []
         self.fails: KubeApiError | None = None
+        self.kept: set[str] = set()
+        """UIDs of pods that the API server does not let end."""
         self.state = ClusterState()
         for node in self.nodes:
             self.state.set_gpu_node(make_node(node, 2))
@@ -40,10 +43,13 @@ class Scene:
         self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now)
         self.preemptor = Preemptor(self.desk, self, self, self._retry, lambda: self.leads, lambda: self.now, Telemetry())
 
-    async def evict(self, namespace: str, name: str, uid: str) -> None:
+    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         if self.fails is not None:
             raise self.fails
-        self.evicted.append(uid)
+        if uid in self.kept:
+            raise KubeApiError("HTTP 429: the budget refuses")
+        if not dry_run:
+            self.evicted.append(uid)
 
     async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
         assert reason == contract.EVENT_REASON_PREEMPTED
@@ -53,9 +59,11 @@ class Scene:
         self.retried.append(uid)
         self.desk.decisions.forget(uid)
 
-    def refused(self, name: str, annotations: dict[str, str] | None = None, *, priority: int = 100, memory: str = "700") -> str:
+    def refused(
+        self, name: str, annotations: dict[str, str] | None = None, *, priority: int = 100, memory: str = "700", vgpu: str = "1"
+    ) -> str:
         """Have a pod refused on all nodes; return its UID."""
-        fields = {"vgpu": "1", "vgpu_memory": memory}
+        fields = {"vgpu": vgpu, "vgpu_memory": memory}
         pod = pod_object(name, uid=name, annotations=annotations, **fields)
         pod["spec"]["priority"] = priority
         self.state.set_pod(make_pod(name, priority=priority, annotations=annotations, **fields))
@@ -113,20 +121,41 @@ async def test_a_pod_that_is_gone_meanwhile_counts_as_ended():
 
 async def test_where_the_api_server_refuses_nothing_is_held_and_the_next_try_comes_later_and_later():
     scene = Scene()
-    scene.fails = KubeApiError("HTTP 429: the budget refuses")
+    scene.fails = KubeApiError("no answer")
     uid, tries = scene.refused("important"), []
     evict = scene.evict
 
-    async def counted(*args: str) -> None:
-        tries.append(scene.now)
-        await evict(*args)
+    async def counted(namespace: str, name: str, victim: str, **options: bool) -> None:
+        tries.append((scene.now, victim))
+        await evict(namespace, name, victim, **options)
 
     scene.evict = counted
-    for _ in range(60):
+    for _ in range(400):
         await scene.after(1)
         assert uid not in scene.state.reservations
-    waits = [later - earlier for earlier, later in pairwise(tries)]
-    assert waits == [5, 10, 20]
+    waits = [later - earlier for (earlier, _), (later, _) in pairwise(tries)]
+    assert [victim for _, victim in tries[:2]] == ["n1-0", "n1-1"]
+    assert waits[0] == module.FIRST_PAUSE_SECONDS
+    assert len(tries) >= 4
+    assert waits == sorted(waits)
+
+
+async def test_nobody_ends_where_one_of_those_that_must_cannot_and_another_node_is_freed():
+    scene = Scene("n1", "n2")
+    scene.kept = {"n1-1"}
+    scene.state.set_pod(replace(scene.state.pods["n2-1"], priority=50))
+    scene.refused("important", memory="1400", vgpu="2")
+    assert await scene.after(5) == []
+    assert await scene.after(module.FIRST_PAUSE_SECONDS) == ["n2-0", "n2-1"]
+
+
+async def test_a_pod_that_two_budgets_cover_is_not_ended_because_no_api_server_evicts_it():
+    scene = Scene()
+    scene.state.set_pod(replace(scene.state.pods["n1-0"], labels=(("app", "a"),)))
+    for name in ("x", "y"):
+        scene.desk.budgets.put(Budget("team", name, (Requirement("app", Operator.EXISTS),), allowed=1))
+    scene.refused("important")
+    assert await scene.after(5) == ["n1-1"]
 
 
 @pytest.mark.parametrize("change", ["the node", "the leader"])
