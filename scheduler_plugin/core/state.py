@@ -114,6 +114,8 @@ class ClusterState:
         """The reverse, UNKNOWN_ROW for other names."""
         self.naming_count = 0
         """Goes up whenever a name gets another row."""
+        self.named_at: list[int] = []
+        """What it was when a row got its name."""
         self._nodes: dict[str, _Node] = {}
         self._hosts: dict[str, tuple[int, int]] = {}
         self._pods: dict[str, PodFacts] = {}
@@ -465,7 +467,9 @@ class ClusterState:
     def _name_row(self, row: int, name: str) -> None:
         while len(self.names) <= row:
             self.names.append("")
+            self.named_at.append(0)
         self.naming_count += 1
+        self.named_at[row] = self.naming_count
         self.rows_by_name.pop(self.names[row], None)
         if name:
             self.rows_by_name[name] = row

@@ -20,8 +20,6 @@ from enum import Enum, auto
 from math import inf
 from typing import Final
 
-import numpy as np
-
 from proto import contract
 from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.gang import gang_of_pod
@@ -146,7 +144,7 @@ class Preemptor:
         pod, pause = self._desk.state.pods.get(uid), self._pauses.get(uid)
         if pod is None or pod.deletion_requested or not pod.preempts or pod.nominated_node:  # others end for it where it is nominated
             return False
-        if uid in self._desk.state.reservations or uid not in self._desk.decisions.recorded:  # it has a place, or nothing is known of it
+        if uid in self._desk.state.reservations or decision.asked is None:  # it has a place, or no node can be helped
             return False
         return self._now() - decision.at >= SETTLE_SECONDS and (pause is None or pause.until <= self._desk.monotonic())
 
@@ -189,10 +187,13 @@ class Preemptor:
 
     def _nodes_of(self, decision: Decision) -> Iterable[str]:
         """Return the nodes that kube-scheduler asked about and where others' end can help; none when the pod fits on one by now."""
-        state, asked = self._desk.state, self._desk.decisions.recorded[decision.pod.uid].asked
+        state, asked = self._desk.state, decision.asked
+        if asked is None:
+            return ()
+        rows = asked.rows()
+        rows = rows[[state.named_at[row] <= asked.naming for row in rows.tolist()]]
         if gang_of_pod(decision.pod) is not None:
-            return asked  # a member may fit by itself on each of them
-        rows = np.array([row for name in asked if (row := state.row_of(name)) is not None], dtype=np.int64)
+            return [state.names[row] for row in rows.tolist()]  # a member may fit by itself on each of them
         verdict = self._desk.verdict_for(decision.pod, self._desk.shape_of(decision.pod, decision.request))
         if (reasons_for(verdict, rows, all_known=True) == NodeReason.FITS.value).any():
             return ()

@@ -9,6 +9,7 @@ import pytest
 from proto import contract
 from proto.model import Policy
 from scheduler_plugin.core.budgets import Budget, Operator, Requirement
+from scheduler_plugin.core.decisions import MAX_RECORDED
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState, Stage
@@ -272,3 +273,23 @@ async def test_a_pod_that_is_tried_when_its_victims_are_gone_is_tried_once_more_
     scene.desk.decisions.record(decision)
     await scene.after(1)
     assert scene.retried == [uid]
+
+
+async def test_an_important_pod_has_its_turn_however_many_were_refused_since():
+    scene = Scene()
+    scene.refused("important", priority=1000)
+    for number in range(MAX_RECORDED):
+        scene.refused(f"waits-{number}", priority=0)
+    assert await scene.after(5) == ["n1-0"]
+
+
+async def test_a_node_that_came_in_the_place_of_one_that_was_asked_about_is_left_alone():
+    scene = Scene("n1", "n2")
+    scene.nodes = ("n1",)
+    scene.refused("important")
+    row = scene.state.row_of("n1")
+    scene.state.drop_gpu_node("n1")
+    scene.state.set_gpu_node(make_node("n3", 2))
+    scene.state.set_pod(make_pod("other", node="n3", shares={"main": [make_share("n3", minor, 600) for minor in (0, 1)]}, vgpu="2"))
+    assert scene.state.row_of("n3") == row
+    assert await scene.after(5) == []
