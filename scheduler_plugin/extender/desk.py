@@ -65,6 +65,8 @@ class Desk:
     soft_seconds: float
     """How long a soft reservation lasts."""
     monotonic: Callable[[], float]
+    now: Callable[[], float] = lambda: 0.0
+    """Seconds since 1970."""
     gang_seconds: float = 60.0
     """How long a gang may hold room before it must have started."""
     gangs: Gangs = field(init=False)

@@ -104,7 +104,7 @@ def hold(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str], expires_at:
     if is_placed(desk.state, pod):
         return False
     members = _members(desk, pod)
-    with desk.state.without_all([*ended, *_ending_already(desk, node)]):
+    with desk.state.without_all([*ended, *ending_already(desk, node)]):
         return bool(members) and desk.gangs.planner.expect_all(members, (node,), expires_at)
 
 
@@ -186,7 +186,7 @@ def _victims_for_gang(
 
 def _expect(desk: Desk, pod: PodFacts, node: str, ending: frozenset[str], allowed: Collection[str] | None) -> bool:
     """Expect a member of a gang on one of the allowed nodes, as if pods of a node had ended; return whether it has a place there."""
-    with desk.state.without_all([*ending, *_ending_already(desk, node)]):
+    with desk.state.without_all([*ending, *ending_already(desk, node)]):
         return desk.gangs.planner.expect(pod, allowed, inf)
 
 
@@ -199,7 +199,7 @@ def _added_victims(desk: Desk, pod: PodFacts, node: str, chosen: frozenset[str],
     ending = ending_on(state, chosen, evictable, pod)
     if ending is None:
         return None
-    with state.without_all([pod.uid, *chosen, *_ending_already(desk, node)]):
+    with state.without_all([pod.uid, *chosen, *ending_already(desk, node)]):
         states = state.device_states(node)
     in_gangs = {uid for band in ending.bands for uid in band.members}
     candidates = tuple(_victim(desk, other) for other in evictable if state.footprint_of(other.uid) or other.uid in in_gangs)
@@ -238,5 +238,7 @@ def _evictable(desk: Desk, node: str, preemptor: PodFacts, spared: frozenset[str
     return [pod for pod in pods if pod.priority < preemptor.priority and not pod.deletion_requested]
 
 
-def _ending_already(desk: Desk, node: str) -> list[str]:
-    return [pod.uid for pod in desk.state.pods_on(node) if pod.deletion_requested]
+def ending_already(desk: Desk, node: str) -> list[str]:
+    """Return the UIDs of the pods of a node that end without our doing."""
+    now = desk.now()
+    return [pod.uid for pod in desk.state.pods_on(node) if pod.is_ending(now)]

@@ -28,7 +28,7 @@ from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeNotFoundError
 from scheduler_plugin.extender.desk import Desk
-from scheduler_plugin.extender.preempt import ENOUGH_NODES, Way, hold, way_on, ways
+from scheduler_plugin.extender.preempt import ENOUGH_NODES, Way, ending_already, hold, way_on, ways
 from scheduler_plugin.ports import EventApi, PodApi
 from scheduler_plugin.services.telemetry import Telemetry
 
@@ -128,7 +128,7 @@ class Preemptor:
             pod = state.pods.get(decision.pod.uid)
             if pod is None or not pod.nominated_node or pod.uid in state.reservations:
                 continue
-            ending = frozenset(other.uid for other in state.pods_on(pod.nominated_node) if other.deletion_requested)
+            ending = frozenset(ending_already(self._desk, pod.nominated_node))
             if hold(self._desk, pod, pod.nominated_node, ending, self._desk.monotonic() + HOLD_SECONDS):
                 self._under_way[pod.uid] = _Move(pod.nominated_node, ending)
 
@@ -161,10 +161,10 @@ class Preemptor:
         pod, best, helpful = decision.pod, None, 0
         for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision), self._refused), 1):
             if way is not None:
-                if not way.ended:
-                    return  # somebody is ending there already
                 helpful += 1
                 best = way if best is None or way.cost < best.cost else best
+                if not way.ended:
+                    break  # those suffice that are ending there already, and nothing costs less
             if helpful == ENOUGH_NODES or tried == MAX_TRIED_NODES:
                 break
             await asyncio.sleep(0)
@@ -172,10 +172,11 @@ class Preemptor:
         if best is None or latest is None or latest.fitting:
             return
         best = way_on(self._desk, pod, best.node, self._refused)
-        if best is None or not best.ended or not hold(self._desk, pod, best.node, best.ended, self._desk.monotonic() + HOLD_SECONDS):
+        if best is None or not hold(self._desk, pod, best.node, best.ended, self._desk.monotonic() + HOLD_SECONDS):
             return
+        awaited = best.ended or frozenset(uid for uid in ending_already(self._desk, best.node) if self._desk.state.footprint_of(uid))
         if await self._end(best, pod):
-            self._under_way[pod.uid] = _Move(best.node, best.ended)
+            self._under_way[pod.uid] = _Move(best.node, awaited)
         else:
             self._let_go(pod.uid)
 
@@ -240,15 +241,16 @@ class Preemptor:
         """Keep a pod's place while others end for it, and have it tried again once they are gone."""
         desk, state = self._desk, self._desk.state
         pod, decision = state.pods.get(uid), desk.decisions.by_uid.get(uid)
-        all_gone = state.pods.keys().isdisjoint(move.ended)
+        left = [other for victim in move.ended if (other := state.pods.get(victim)) is not None]
+        ending = [other.uid for other in left if other.is_ending(desk.now()) or not other.deletion_requested]  # the others are stuck
         if pod is None or pod.node_name or (decision is not None and decision.fitting):  # it is gone or bound, or on its way
             del self._under_way[uid]
-        elif decision is None and all_gone:  # it is being tried already: what is decided then is waited for, as long as its place is kept
+        elif decision is None and not ending:  # it is being tried already: what is decided then is waited for, as long as its place is kept
             if uid not in state.reservations:
                 del self._under_way[uid]
-        elif not hold(desk, pod, move.node, move.ended, desk.monotonic() + HOLD_SECONDS):  # the node is not what it was
+        elif not hold(desk, pod, move.node, ending, desk.monotonic() + HOLD_SECONDS):  # the node is not what it was
             del self._under_way[uid]
             self._let_go(uid)
-        elif all_gone:
+        elif not ending:
             del self._under_way[uid]
             await self._retry(uid)

@@ -10,6 +10,7 @@ from proto import contract
 from proto.model import Policy
 from scheduler_plugin.core.budgets import Budget, Operator, Requirement
 from scheduler_plugin.core.decisions import MAX_RECORDED
+from scheduler_plugin.core.pods import STUCK_SECONDS
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState, Stage
@@ -41,7 +42,9 @@ class Scene:
             for minor in (0, 1):
                 shares = {"main": [make_share(node, minor, 600)]}
                 self.state.set_pod(make_pod(f"{node}-{minor}", node=node, shares=shares, priority=minor, vgpu="1", vgpu_memory="600"))
-        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now)
+        self.desk = Desk(
+            self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now, now=lambda: self.now
+        )
         self.preemptor = Preemptor(self.desk, self, self, self._retry, lambda: self.leads, lambda: self.now, Telemetry())
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
@@ -293,3 +296,26 @@ async def test_a_node_that_came_in_the_place_of_one_that_was_asked_about_is_left
     scene.state.set_pod(make_pod("other", node="n3", shares={"main": [make_share("n3", minor, 600) for minor in (0, 1)]}, vgpu="2"))
     assert scene.state.row_of("n3") == row
     assert await scene.after(5) == []
+
+
+async def test_only_one_pod_counts_on_a_pod_that_is_ending_and_others_end_for_the_next():
+    scene = Scene("n1", "n2")
+    scene.state.set_pod(replace(scene.state.pods["n2-1"], deletion_requested=True))
+    first, second = scene.refused("first"), scene.refused("second")
+    assert await scene.after(5) == []
+    assert scene.state.reservations[first].node == "n2"
+    assert await scene.after(1) == ["n1-0"]
+    assert scene.state.reservations[second].node == "n1"
+    scene.state.drop_pod("n2-1")
+    await scene.after(1)
+    assert scene.retried == [first]
+
+
+async def test_a_pod_that_is_stuck_long_after_its_grace_period_is_not_counted_on():
+    scene = Scene()
+    scene.state.set_pod(replace(scene.state.pods["n1-0"], deletion_requested=True, ends_by=30.0))
+    uid = scene.refused("important")
+    assert await scene.after(30) == []
+    assert uid in scene.state.reservations
+    assert await scene.after(STUCK_SECONDS) == ["n1-1"]
+    assert uid in scene.state.reservations
