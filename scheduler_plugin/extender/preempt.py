@@ -85,12 +85,16 @@ def ways(desk: Desk, pod: PodFacts, nodes: Iterable[str], spared: Collection[str
 
 
 def way_on(desk: Desk, pod: PodFacts, node: str, spared: Collection[str]) -> Way | None:
-    """Say who must end on a node so that a pod fits there; None when nobody's end helps, or budgets keep those whose end would."""
+    """Say who must end on a node so that a pod fits there; None when nobody's end helps, or budgets keep those whose end would.
+
+    CPU and RAM were free when kube-scheduler asked about the node, maybe minutes ago, so they are looked at too.
+    """
     members = _members(desk, pod)
     unevictable = [other.uid for other in desk.state.pods_on(node) if len(desk.budgets.covering(other)) > 1]
     with desk.gangs.planner.trying(members):
         ended = _victims_for(desk, members, node, frozenset(), frozenset((*spared, *unevictable)))
-    if ended is None:
+        suffices = ended is not None and _host_has_room(desk, pod, node, ended)
+    if ended is None or not suffices:
         return None
     cost = _cost(desk, (), ended)
     return Way(node, ended, cost) if not cost[0] else None
@@ -136,6 +140,18 @@ def _worth_trying(
         lacking = sum(not planner.expect(member, None, inf) for member in members)
     enough = [(node, victims) for node, victims in proposed.items() if _most_members(desk, members, node) >= lacking]
     return sorted(enough, key=lambda proposal: len(proposal[1].pods or ()))[:MAX_GANG_NODES]
+
+
+def _host_has_room(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str]) -> bool:
+    """Whether a node has the CPU and RAM that a pod requests once these pods, and those that are ending there, have ended."""
+    state, row = desk.state, desk.state.row_of(node)
+    if row is None:
+        return False
+    columns = state.columns
+    with state.without_all([pod.uid, *ended, *ending_already(desk, node)]):
+        cpu_free = int(columns.cpu_milli[row]) - int(columns.cpu_used_milli[row])
+        ram_free = int(columns.ram_mib[row]) - int(columns.ram_used_mib[row])
+    return (not pod.cpu_milli or pod.cpu_milli <= cpu_free) and (not pod.memory_mib or pod.memory_mib <= ram_free)
 
 
 def _most_members(desk: Desk, members: Sequence[PodFacts], node: str) -> int:

@@ -39,6 +39,7 @@ class Scene:
         self.state = ClusterState()
         for node in self.nodes:
             self.state.set_gpu_node(make_node(node, 2))
+            self.state.set_host(node, 64_000, 512 * 1024)
             for minor in (0, 1):
                 shares = {"main": [make_share(node, minor, 600)]}
                 self.state.set_pod(make_pod(f"{node}-{minor}", node=node, shares=shares, priority=minor, vgpu="1", vgpu_memory="600"))
@@ -319,3 +320,18 @@ async def test_a_pod_that_is_stuck_long_after_its_grace_period_is_not_counted_on
     assert uid in scene.state.reservations
     assert await scene.after(STUCK_SECONDS) == ["n1-1"]
     assert uid in scene.state.reservations
+
+
+@pytest.mark.parametrize(("victim_cpu", "want"), [pytest.param(0, ["n2-0"], id="taken"), pytest.param(500, ["n1-0"], id="the victim's")])
+async def test_a_node_whose_cpu_was_taken_since_is_freed_only_if_its_victims_hold_enough_of_it(victim_cpu, want):
+    scene = Scene("n1", "n2")
+    scene.state.set_pod(replace(scene.state.pods["n1-0"], cpu_milli=victim_cpu, priority=-1))
+    for node in scene.nodes:
+        scene.state.set_host(node, 1000, 1000)
+    uid = scene.refused("important")
+    scene.state.set_pod(replace(scene.state.pods[uid], cpu_milli=500, memory_mib=500))
+    decision = scene.desk.decisions.by_uid[uid]
+    scene.desk.decisions.record(replace(decision, pod=scene.state.pods[uid]))
+    taken = replace(make_pod("cpu-only", node="n1"), cpu_milli=1000 - victim_cpu, priority=1000)
+    scene.state.set_pod(taken)
+    assert await scene.after(5) == want
