@@ -126,6 +126,7 @@ class Scheduler:
             settings.policy,
             settings.soft_seconds,
             monotonic=clock.monotonic,
+            now=clock.now,
             gang_seconds=settings.gang_seconds,
         )
         self._desk.gangs.on_attempt = self._telemetry.count_gang

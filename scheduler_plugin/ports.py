@@ -40,8 +40,8 @@ class PodApi(Protocol):
         """Set annotations of the pod of this UID. Raises KubeApiError."""
         ...
 
-    async def evict(self, namespace: str, name: str, uid: str) -> None:
-        """Have the pod of this UID end, as far as its disruption budgets let it.
+    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
+        """Have the pod of this UID end, as far as its disruption budgets let it; or ask only whether it could.
 
         Raises: KubeNotFoundError, KubeConflictError: it is gone. KubeApiError: its budget refuses, or the outcome is open.
         """

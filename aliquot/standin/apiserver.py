@@ -426,6 +426,8 @@ def evict_pod(cluster: Cluster, namespace: str, name: str, eviction: Object) -> 
     found = cluster.get(Kind.POD, namespace, name)["metadata"]["uid"]
     if wanted is not None and wanted != found:
         raise ConflictError(f"pods {name!r}: expected UID {wanted}, found {found}")
+    if eviction.get("deleteOptions", {}).get("dryRun") == ["All"]:
+        return cluster.get(Kind.POD, namespace, name)
     return request_pod_deletion(cluster, namespace, name)
 
 

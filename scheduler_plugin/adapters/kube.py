@@ -146,13 +146,14 @@ class KubePods:
         patch = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         await self._connection.request("PATCH", _pod_path(namespace, name), body=patch, content_type="application/merge-patch+json")
 
-    async def evict(self, namespace: str, name: str, uid: str) -> None:
+    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         """See ``ports.PodApi``."""
+        options = {"preconditions": {"uid": uid}} | ({"dryRun": ["All"]} if dry_run else {})
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
-            "deleteOptions": {"preconditions": {"uid": uid}},
+            "deleteOptions": options,
         }
         await self._connection.request("POST", f"{_pod_path(namespace, name)}/eviction", body=body)
 

@@ -1,7 +1,7 @@
 """What was decided lately and why: the record behind explanations, replay, and the retry of pods that wait.
 
-Kept by pod UID, the newest last, and bounded; a pod's later decision replaces the earlier. Of the last few, also those on pods that are
-bound by now, everything is kept that is needed to decide again.
+Kept by pod UID, the newest last, and bounded; a pod's later decision replaces the earlier. Of a pod that waits the nodes are kept that were
+asked about. Of the last few, also those on pods that are bound by now, everything is kept that is needed to decide again.
 """
 
 from collections import OrderedDict
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proto.model import PodRequest
+from scheduler_plugin.core.columns import Rows
 from scheduler_plugin.core.gang import Standing
 from scheduler_plugin.core.journal import Moment
 from scheduler_plugin.core.pods import PodFacts
@@ -20,6 +21,31 @@ from scheduler_plugin.core.reasons import NodeReason
 
 MAX_KEPT: Final = 20_000
 MAX_RECORDED: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AskedNodes:
+    """The nodes with an inventory that were asked about, one bit for each row: thousands of pods can wait for thousands of nodes."""
+
+    bits: bytes
+    first: int
+    """The row that was named first: kube-scheduler begins with another node each time."""
+    naming: int
+    """The state's naming counter: a row that got its name later is another node."""
+
+    @classmethod
+    def of(cls, rows: Rows, naming: int) -> "AskedNodes | None":
+        """Keep rows; None for none."""
+        if not len(rows):
+            return None
+        asked = np.zeros(int(rows.max()) + 1, dtype=np.bool_)
+        asked[rows] = True
+        return cls(np.packbits(asked).tobytes(), int(rows[0]), naming)
+
+    def rows(self) -> Rows:
+        """Return the rows in order, beginning with the first."""
+        rows = np.flatnonzero(np.unpackbits(np.frombuffer(self.bits, dtype=np.uint8)))
+        return np.roll(rows, -int(np.searchsorted(rows, self.first)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +60,8 @@ class Decision:
     """The state's change counter."""
     fitting: int
     failed: Mapping[NodeReason, int]
+    asked: AskedNodes | None = None
+    """Of a pod that fits nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

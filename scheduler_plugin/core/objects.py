@@ -5,6 +5,7 @@ three mean the same by a pod.
 """
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
@@ -31,7 +32,8 @@ class Metadata(msgspec.Struct, rename="camel"):
     resource_version: str = ""
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
-    deletion_timestamp: str | None = None
+    deletion_timestamp: datetime | None = None
+    """When the grace period is over."""
 
 
 class Resources(msgspec.Struct):
@@ -181,6 +183,7 @@ def pod_facts(item: PodObject) -> PodFacts:
         labels=_shared(tuple(sorted((metadata.labels or {}).items()))),
         preempts=spec.preemption_policy != "Never",
         nominated_node=item.status.nominated_node_name,
+        ends_by=None if metadata.deletion_timestamp is None else metadata.deletion_timestamp.timestamp(),
     )
 
 

@@ -11,6 +11,9 @@ from typing import Final, NamedTuple, TypeAlias
 from proto import contract, units
 from proto.model import ContainerSpec, DeviceShare, Pod, PodAssignment
 
+STUCK_SECONDS: Final = 60.0
+"""So long after its grace period a pod that is to end is taken for one that does not: its node may be lost, or its process hang."""
+
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
@@ -33,11 +36,17 @@ class PodFacts:
     """Whether others may end for it."""
     nominated_node: str = ""
     """Where kube-scheduler had others end for it."""
+    ends_by: float | None = None
+    """When its grace period is over, in seconds since 1970, if its deletion was requested."""
 
     @property
     def holds(self) -> bool:
         """Whether the pod takes something of a node."""
         return self.active and bool(self.node_name)
+
+    def is_ending(self, now: float) -> bool:
+        """Whether what the pod holds will be free soon: its deletion was requested, and it is not stuck. Args: now: seconds since 1970."""
+        return self.deletion_requested and (self.ends_by is None or now < self.ends_by + STUCK_SECONDS)
 
 
 class Use(NamedTuple):

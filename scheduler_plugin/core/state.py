@@ -114,6 +114,8 @@ class ClusterState:
         """The reverse, UNKNOWN_ROW for other names."""
         self.naming_count = 0
         """Goes up whenever a name gets another row."""
+        self.named_at: list[int] = []
+        """What it was when a row got its name."""
         self._nodes: dict[str, _Node] = {}
         self._hosts: dict[str, tuple[int, int]] = {}
         self._pods: dict[str, PodFacts] = {}
@@ -160,8 +162,9 @@ class ClusterState:
         return _NO_FOOTPRINT if holder is None else holder.footprint
 
     def pods_on(self, node: str) -> Iterable[PodFacts]:
-        """Return the bound pods of a node."""
-        return (self._pods[uid] for uid in self._uids_on.get(node, ()) if uid in self._pods)
+        """Return the bound pods of a node; those that are only expected there are in ``reservations``."""
+        known = (self._pods.get(uid) for uid in self._uids_on.get(node, ()))
+        return (pod for pod in known if pod is not None and pod.node_name == node)
 
     def gang_members(self, key: tuple[str, str]) -> Iterable[PodFacts]:
         """Return the known pods of a gang, by namespace and name."""
@@ -464,7 +467,9 @@ class ClusterState:
     def _name_row(self, row: int, name: str) -> None:
         while len(self.names) <= row:
             self.names.append("")
+            self.named_at.append(0)
         self.naming_count += 1
+        self.named_at[row] = self.naming_count
         self.rows_by_name.pop(self.names[row], None)
         if name:
             self.rows_by_name[name] = row

@@ -109,7 +109,8 @@ class WhatIf:
         if gpu is None:
             raise UnknownNameError(f"no node {node} with GPUs in the snapshot")
         self._state.set_gpu_node(replace(gpu, cordoned=True))
-        leaving = [pod for pod in self._state.pods_on(node) if pod.gpu is not None]
+        expected = [pod for held in self._state.reservations.values() if held.node == node and (pod := self._state.pods.get(held.pod_uid))]
+        leaving = [pod for pod in (*self._state.pods_on(node), *expected) if pod.gpu is not None]
         for pod in leaving:
             self._state.drop_pod(pod.uid)
         ordered = sorted(leaving, key=lambda pod: (-pod.priority, pod.namespace, pod.name))

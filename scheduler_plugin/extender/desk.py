@@ -2,7 +2,7 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ from placement.request import RequestError, pod_request
 from proto.model import PodRequest, Policy
 from scheduler_plugin.core.budgets import Budgets
 from scheduler_plugin.core.columns import Ints, Rows
-from scheduler_plugin.core.decisions import Decision, Decisions, GangTurn, Record
+from scheduler_plugin.core.decisions import AskedNodes, Decision, Decisions, GangTurn, Record
 from scheduler_plugin.core.gang_plan import Planner
 from scheduler_plugin.core.names import NamesText, NameTable
 from scheduler_plugin.core.pods import Footprint, PodFacts, footprint
@@ -65,6 +65,8 @@ class Desk:
     soft_seconds: float
     """How long a soft reservation lasts."""
     monotonic: Callable[[], float]
+    now: Callable[[], float] = lambda: 0.0
+    """Seconds since 1970."""
     gang_seconds: float = 60.0
     """How long a gang may hold room before it must have started."""
     gangs: Gangs = field(init=False)
@@ -181,8 +183,10 @@ class Desk:
 
     def record(self, decision: Decision, named: Named, turn: GangTurn | None = None) -> None:
         """Keep a decision with its inputs, the nodes that were asked about, and tell it."""
-        self.on_decision(decision)
         rows = named.rows if not named.strange else named.rows[named.rows != UNKNOWN_ROW]
+        if not decision.fitting:
+            decision = replace(decision, asked=AskedNodes.of(rows, self._named_at))
+        self.on_decision(decision)
         moment = self.state.moment() if turn is None else turn.moment
         self.decisions.record(decision, Record(decision, moment, self._names_by_row, rows.astype(np.int32), gang=turn))
 

@@ -73,22 +73,28 @@ async def choose_victims(desk: Desk, body: bytes) -> bytes:
     return wire.preempt_result(answer)
 
 
-def ways(desk: Desk, pod: PodFacts, nodes: Iterable[str]) -> Iterator[Way | None]:
+def ways(desk: Desk, pod: PodFacts, nodes: Iterable[str], spared: Collection[str]) -> Iterator[Way | None]:
     """Look at one node after the other on which kube-scheduler finds nothing missing; None where nobody's end makes room for a pod.
 
     Whoever asks may let others work between two nodes, and then looks at the chosen node once more with ``way_on``.
+    Args: spared: UIDs of pods that must not end.
     """
     nobody = wire.MetaVictims([], 0)
     for node, _ in _worth_trying(desk, _members(desk, pod), dict.fromkeys(nodes, nobody)):
-        yield way_on(desk, pod, node)
+        yield way_on(desk, pod, node, spared)
 
 
-def way_on(desk: Desk, pod: PodFacts, node: str) -> Way | None:
-    """Say who must end on a node so that a pod fits there; None when nobody's end helps, or budgets keep those whose end would."""
+def way_on(desk: Desk, pod: PodFacts, node: str, spared: Collection[str]) -> Way | None:
+    """Say who must end on a node so that a pod fits there; None when nobody's end helps, or budgets keep those whose end would.
+
+    CPU and RAM were free when kube-scheduler asked about the node, maybe minutes ago, so they are looked at too.
+    """
     members = _members(desk, pod)
+    unevictable = [other.uid for other in desk.state.pods_on(node) if len(desk.budgets.covering(other)) > 1]
     with desk.gangs.planner.trying(members):
-        ended = _victims_for(desk, members, node, frozenset())
-    if ended is None:
+        ended = _victims_for(desk, members, node, frozenset(), frozenset((*spared, *unevictable)))
+        suffices = ended is not None and _host_has_room(desk, pod, node, ended)
+    if ended is None or not suffices:
         return None
     cost = _cost(desk, (), ended)
     return Way(node, ended, cost) if not cost[0] else None
@@ -102,7 +108,7 @@ def hold(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str], expires_at:
     if is_placed(desk.state, pod):
         return False
     members = _members(desk, pod)
-    with desk.state.without_all([*ended, *_ending_already(desk, node)]):
+    with desk.state.without_all([*ended, *ending_already(desk, node)]):
         return bool(members) and desk.gangs.planner.expect_all(members, (node,), expires_at)
 
 
@@ -136,6 +142,18 @@ def _worth_trying(
     return sorted(enough, key=lambda proposal: len(proposal[1].pods or ()))[:MAX_GANG_NODES]
 
 
+def _host_has_room(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str]) -> bool:
+    """Whether a node has the CPU and RAM that a pod requests once these pods, and those that are ending there, have ended."""
+    state, row = desk.state, desk.state.row_of(node)
+    if row is None:
+        return False
+    columns = state.columns
+    with state.without_all([pod.uid, *ended, *ending_already(desk, node)]):
+        cpu_free = int(columns.cpu_milli[row]) - int(columns.cpu_used_milli[row])
+        ram_free = int(columns.ram_mib[row]) - int(columns.ram_used_mib[row])
+    return (not pod.cpu_milli or pod.cpu_milli <= cpu_free) and (not pod.memory_mib or pod.memory_mib <= ram_free)
+
+
 def _most_members(desk: Desk, members: Sequence[PodFacts], node: str) -> int:
     """Return a number of members that a node cannot exceed, even when it is empty."""
     requests = [request for member in members if isinstance(request := request_of(member), PodRequest)]
@@ -147,23 +165,25 @@ def _most_members(desk: Desk, members: Sequence[PodFacts], node: str) -> int:
     return sum(1 if least is None else min(state.max_shares, state.capacity_bytes // least) for state in states)
 
 
-def _victims_for(desk: Desk, members: Sequence[PodFacts], node: str, chosen: frozenset[str]) -> frozenset[str] | None:
+def _victims_for(
+    desk: Desk, members: Sequence[PodFacts], node: str, chosen: frozenset[str], spared: frozenset[str] = frozenset()
+) -> frozenset[str] | None:
     """Return whom else to end on a node, so that the first of these pods fits there and the others anywhere; None when nothing helps."""
     if not members:
         return None
     pod, others = members[0], members[1:]
-    ending = ending_on(desk.state, chosen, _evictable(desk, node, pod), pod)
+    ending = ending_on(desk.state, chosen, _evictable(desk, node, pod, spared), pod)
     if ending is None or pod.gpu is None:
         return None if ending is None else ending.also
-    added = _added_victims(desk, pod, node, chosen | ending.also)
+    added = _added_victims(desk, pod, node, chosen | ending.also, spared)
     if added is None:
         return None
     added |= ending.also
-    return added if not others else _victims_for_gang(desk, members, node, chosen, added)
+    return added if not others else _victims_for_gang(desk, members, node, chosen, added, spared)
 
 
 def _victims_for_gang(
-    desk: Desk, members: Sequence[PodFacts], node: str, chosen: frozenset[str], added: frozenset[str]
+    desk: Desk, members: Sequence[PodFacts], node: str, chosen: frozenset[str], added: frozenset[str], spared: frozenset[str]
 ) -> frozenset[str] | None:
     """Add to those who end for the first member whoever else must end there for the others; None when they do not fit even then."""
     pod, others = members[0], members[1:]
@@ -173,7 +193,7 @@ def _victims_for_gang(
         for other in others:
             if _expect(desk, other, node, chosen | added, None):
                 continue
-            more = _added_victims(desk, other, node, chosen | added)
+            more = _added_victims(desk, other, node, chosen | added, spared)
             if more is None or not _expect(desk, other, node, chosen | added | more, (node,)):
                 return None
             added |= more
@@ -182,20 +202,20 @@ def _victims_for_gang(
 
 def _expect(desk: Desk, pod: PodFacts, node: str, ending: frozenset[str], allowed: Collection[str] | None) -> bool:
     """Expect a member of a gang on one of the allowed nodes, as if pods of a node had ended; return whether it has a place there."""
-    with desk.state.without_all([*ending, *_ending_already(desk, node)]):
+    with desk.state.without_all([*ending, *ending_already(desk, node)]):
         return desk.gangs.planner.expect(pod, allowed, inf)
 
 
-def _added_victims(desk: Desk, pod: PodFacts, node: str, chosen: frozenset[str]) -> frozenset[str] | None:
+def _added_victims(desk: Desk, pod: PodFacts, node: str, chosen: frozenset[str], spared: frozenset[str]) -> frozenset[str] | None:
     """Return whom else to end on a node, or None when nobody's end makes the pod fit."""
     state, gpu, request = desk.state, desk.state.gpu_node(node), request_of(pod)
     if gpu is None or not isinstance(request, PodRequest) or not_offered(gpu, request):
         return None
-    evictable = [other for other in _evictable(desk, node, pod) if other.uid not in chosen]
+    evictable = [other for other in _evictable(desk, node, pod, spared) if other.uid not in chosen]
     ending = ending_on(state, chosen, evictable, pod)
     if ending is None:
         return None
-    with state.without_all([pod.uid, *chosen, *_ending_already(desk, node)]):
+    with state.without_all([pod.uid, *chosen, *ending_already(desk, node)]):
         states = state.device_states(node)
     in_gangs = {uid for band in ending.bands for uid in band.members}
     candidates = tuple(_victim(desk, other) for other in evictable if state.footprint_of(other.uid) or other.uid in in_gangs)
@@ -229,10 +249,12 @@ def _known(desk: Desk, uids: Iterable[str]) -> list[PodFacts]:
     return [pod for uid in uids if (pod := desk.state.pods.get(uid)) is not None]
 
 
-def _evictable(desk: Desk, node: str, preemptor: PodFacts) -> list[PodFacts]:
-    pods = (pod for pod in desk.state.pods_on(node) if pod.uid != preemptor.uid and not pod.deletion_requested)
-    return [pod for pod in pods if pod.priority < preemptor.priority]
+def _evictable(desk: Desk, node: str, preemptor: PodFacts, spared: frozenset[str]) -> list[PodFacts]:
+    pods = (pod for pod in desk.state.pods_on(node) if pod.uid != preemptor.uid and pod.uid not in spared)
+    return [pod for pod in pods if pod.priority < preemptor.priority and not pod.deletion_requested]
 
 
-def _ending_already(desk: Desk, node: str) -> list[str]:
-    return [pod.uid for pod in desk.state.pods_on(node) if pod.deletion_requested]
+def ending_already(desk: Desk, node: str) -> list[str]:
+    """Return the UIDs of the pods of a node that end without our doing."""
+    now = desk.now()
+    return [pod.uid for pod in desk.state.pods_on(node) if pod.is_ending(now)]

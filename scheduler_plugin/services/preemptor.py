@@ -16,10 +16,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 from math import inf
 from typing import Final
-
-import numpy as np
 
 from proto import contract
 from scheduler_plugin.core.decisions import Decision
@@ -29,7 +28,7 @@ from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeNotFoundError
 from scheduler_plugin.extender.desk import Desk
-from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, LAST_SECONDS, Way, hold, way_on, ways
+from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, LAST_SECONDS, Way, ending_already, hold, way_on, ways
 from scheduler_plugin.ports import EventApi, PodApi
 from scheduler_plugin.services.telemetry import Telemetry
 
@@ -42,6 +41,8 @@ HOLD_SECONDS: Final = 30.0
 """How long the pod is expected where others end for it; longer while they end."""
 FIRST_PAUSE_SECONDS: Final = 5.0
 LAST_PAUSE_SECONDS: Final = 300.0
+REFUSED_SECONDS: Final = 60.0
+"""How long a pod that the API server did not let end is left alone, so that others are tried in its place."""
 MAX_TRIED_NODES: Final = 1000
 
 
@@ -57,6 +58,16 @@ class _Move:
 class _Pause:
     until: float
     seconds: float
+
+
+class _Outcome(Enum):
+    """What became of an eviction."""
+
+    ENDS = auto()
+    GONE = auto()
+    """It ended by itself."""
+    REFUSED = auto()
+    """Its budget or somebody else refused, or the outcome is open."""
 
 
 class Preemptor:
@@ -83,6 +94,8 @@ class Preemptor:
         self._under_way: dict[str, _Move] = {}
         """By the UID of the pod for which others end."""
         self._pauses: dict[str, _Pause] = {}
+        self._refused: dict[str, float] = {}
+        """Until when the API server is not asked again to end a pod."""
 
     async def run(self) -> None:
         """Preempt until cancelled."""
@@ -101,6 +114,8 @@ class Preemptor:
         self._keep_nominations(waiting)
         by_uid = self._desk.decisions.by_uid
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in by_uid}
+        now = self._desk.monotonic()
+        self._refused = {uid: until for uid, until in self._refused.items() if until > now}
         decision = self._next(waiting)
         if decision is not None:
             self._pause(decision.pod.uid)
@@ -113,7 +128,7 @@ class Preemptor:
             pod = state.pods.get(decision.pod.uid)
             if pod is None or not pod.nominated_node or pod.uid in state.reservations:
                 continue
-            ending = frozenset(other.uid for other in state.pods_on(pod.nominated_node) if other.deletion_requested)
+            ending = frozenset(ending_already(self._desk, pod.nominated_node))
             if hold(self._desk, pod, pod.nominated_node, ending, self._desk.monotonic() + HOLD_SECONDS):
                 self._under_way[pod.uid] = _Move(pod.nominated_node, ending)
 
@@ -129,7 +144,7 @@ class Preemptor:
         pod, pause = self._desk.state.pods.get(uid), self._pauses.get(uid)
         if pod is None or pod.deletion_requested or not pod.preempts or pod.nominated_node:  # others end for it where it is nominated
             return False
-        if uid in self._desk.state.reservations or uid not in self._desk.decisions.recorded:  # it has a place, or nothing is known of it
+        if uid in self._desk.state.reservations or decision.asked is None:  # it has a place, or no node can be helped
             return False
         return self._now() - decision.at >= SETTLE_SECONDS and (pause is None or pause.until <= self._desk.monotonic())
 
@@ -144,12 +159,12 @@ class Preemptor:
     async def _serve(self, decision: Decision) -> None:
         """Find the cheapest way to make room for a pod, and go it."""
         pod, best, helpful, begun = decision.pod, None, 0, self._desk.monotonic()
-        for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision)), 1):
+        for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision), self._refused), 1):
             if way is not None:
-                if not way.ended:
-                    return  # somebody is ending there already
                 helpful += 1
                 best = way if best is None or way.cost < best.cost else best
+                if not way.ended:
+                    break  # those suffice that are ending there already, and nothing costs less
             if helpful == ENOUGH_NODES or tried == MAX_TRIED_NODES:
                 break
             if self._desk.monotonic() - begun > (LAST_SECONDS if best is None else ENOUGH_SECONDS):
@@ -158,11 +173,12 @@ class Preemptor:
         latest = self._desk.decisions.by_uid.get(pod.uid)
         if best is None or latest is None or latest.fitting:
             return
-        best = way_on(self._desk, pod, best.node)
-        if best is None or not best.ended or not hold(self._desk, pod, best.node, best.ended, self._desk.monotonic() + HOLD_SECONDS):
+        best = way_on(self._desk, pod, best.node, self._refused)
+        if best is None or not hold(self._desk, pod, best.node, best.ended, self._desk.monotonic() + HOLD_SECONDS):
             return
+        awaited = best.ended or frozenset(uid for uid in ending_already(self._desk, best.node) if self._desk.state.footprint_of(uid))
         if await self._end(best, pod):
-            self._under_way[pod.uid] = _Move(best.node, best.ended)
+            self._under_way[pod.uid] = _Move(best.node, awaited)
         else:
             self._let_go(pod.uid)
 
@@ -174,27 +190,33 @@ class Preemptor:
 
     def _nodes_of(self, decision: Decision) -> Iterable[str]:
         """Return the nodes that kube-scheduler asked about and where others' end can help; none when the pod fits on one by now."""
-        state, asked = self._desk.state, self._desk.decisions.recorded[decision.pod.uid].asked
+        state, asked = self._desk.state, decision.asked
+        if asked is None:
+            return ()
+        rows = asked.rows()
+        rows = rows[[state.named_at[row] <= asked.naming for row in rows.tolist()]]
         if gang_of_pod(decision.pod) is not None:
-            return asked  # a member may fit by itself on each of them
-        rows = np.array([row for name in asked if (row := state.row_of(name)) is not None], dtype=np.int64)
+            return [state.names[row] for row in rows.tolist()]  # a member may fit by itself on each of them
         verdict = self._desk.verdict_for(decision.pod, self._desk.shape_of(decision.pod, decision.request))
         if (reasons_for(verdict, rows, all_known=True) == NodeReason.FITS.value).any():
             return ()
         return [state.names[row] for row in rows[curable(verdict, rows)].tolist()]
 
     async def _end(self, way: Way, pod: PodFacts) -> bool:
-        """Evict, one after the other; return whether all will end."""
+        """Evict, one after the other, once it is known that all can be; return whether all will end."""
         state = self._desk.state
-        for victim in [other for uid in sorted(way.ended) if (other := state.pods.get(uid)) is not None]:
-            name = f"{victim.namespace}/{victim.name}"
-            try:
-                await self._api.evict(victim.namespace, victim.name, victim.uid)
-            except (KubeNotFoundError, KubeConflictError):
-                continue  # it ended by itself
-            except KubeApiError as exc:
-                logger.warning("%s cannot be ended for a more important pod: %s", name, exc, extra={"pod": f"{pod.namespace}/{pod.name}"})
+        victims = [other for uid in sorted(way.ended) if (other := state.pods.get(uid)) is not None]
+        if len(victims) > 1:  # the end of some helps nobody
+            for victim in victims:
+                if await self._evict(victim, pod, dry_run=True) is _Outcome.REFUSED:
+                    return False
+        for victim in victims:
+            outcome = await self._evict(victim, pod)
+            if outcome is _Outcome.REFUSED:
                 return False
+            if outcome is _Outcome.GONE:
+                continue
+            name = f"{victim.namespace}/{victim.name}"
             self._telemetry.preempted.inc()
             logger.info("%s ends for a more important pod on %s", name, way.node, extra={"pod": f"{pod.namespace}/{pod.name}"})
             sentence = f"ended on node {way.node} for {pod.namespace}/{pod.name}, which is more important and needs its GPU"
@@ -204,14 +226,33 @@ class Preemptor:
                 logger.warning("an event cannot be written: %s", exc, extra={"pod": name})
         return True
 
+    async def _evict(self, victim: PodFacts, pod: PodFacts, *, dry_run: bool = False) -> _Outcome:
+        """Evict one pod, or ask whether it could be; one that cannot is left alone for a while."""
+        try:
+            await self._api.evict(victim.namespace, victim.name, victim.uid, dry_run=dry_run)
+        except (KubeNotFoundError, KubeConflictError):
+            return _Outcome.GONE
+        except KubeApiError as exc:
+            about = {"pod": f"{pod.namespace}/{pod.name}"}
+            logger.warning("%s/%s cannot be ended for a more important pod: %s", victim.namespace, victim.name, exc, extra=about)
+            self._refused[victim.uid] = self._desk.monotonic() + REFUSED_SECONDS
+            return _Outcome.REFUSED
+        return _Outcome.ENDS
+
     async def _follow(self, uid: str, move: _Move) -> None:
         """Keep a pod's place while others end for it, and have it tried again once they are gone."""
-        desk, decision = self._desk, self._desk.decisions.by_uid.get(uid)
-        if decision is None or decision.fitting:  # it is bound or gone, or on its way
+        desk, state = self._desk, self._desk.state
+        pod, decision = state.pods.get(uid), desk.decisions.by_uid.get(uid)
+        left = [other for victim in move.ended if (other := state.pods.get(victim)) is not None]
+        ending = [other.uid for other in left if other.is_ending(desk.now()) or not other.deletion_requested]  # the others are stuck
+        if pod is None or pod.node_name or (decision is not None and decision.fitting):  # it is gone or bound, or on its way
             del self._under_way[uid]
-        elif not hold(desk, decision.pod, move.node, move.ended, desk.monotonic() + HOLD_SECONDS):  # the node is not what it was
+        elif decision is None and not ending:  # it is being tried already: what is decided then is waited for, as long as its place is kept
+            if uid not in state.reservations:
+                del self._under_way[uid]
+        elif not hold(desk, pod, move.node, ending, desk.monotonic() + HOLD_SECONDS):  # the node is not what it was
             del self._under_way[uid]
             self._let_go(uid)
-        elif desk.state.pods.keys().isdisjoint(move.ended):
+        elif not ending:
             del self._under_way[uid]
             await self._retry(uid)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from placement.refusal import Refusal
 from proto import contract
 from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.gang import gang_of_pod
@@ -86,7 +87,7 @@ class Retry:
             if len(ready) == MAX_AT_ONCE:
                 self._unfinished = True
                 break
-            if self._is_planned(decision.pod):
+            if self._is_planned(decision):
                 ready.append(decision.pod.uid)
                 continue
             if shape not in fits:
@@ -104,9 +105,20 @@ class Retry:
             self._judged[shape] = _Judged(since, now)
         return fits
 
-    def _is_planned(self, pod: PodFacts) -> bool:
-        """Whether a pod's gang has a place for it: the room is there and, being taken by it, fits nobody."""
-        return gang_of_pod(pod) is not None and pod.uid in self._desk.state.reservations
+    def _is_planned(self, decision: Decision) -> bool:
+        """Whether a pod's gang has a place for it: the room is there and, being taken by it, fits nobody.
+
+        A place that is kept while others end there (see ``preemptor``) is not one yet.
+        """
+        pod, state, gangs = decision.pod, self._desk.state, self._desk.gangs
+        gang, held = gang_of_pod(pod), state.reservations.get(pod.uid)
+        if gang is None or held is None:
+            return False
+        if gangs.standing(gang).planned:
+            return True
+        if not gangs.planner.goes_alone(pod, gang):
+            return False
+        return not isinstance(state.plan(held.node, decision.request, self._desk.default_policy, pod.uid), Refusal)
 
     def _may_start(self, pod: PodFacts) -> bool:
         """Whether a pod is worth a try for its gang's sake."""

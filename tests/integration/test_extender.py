@@ -601,6 +601,16 @@ async def test_a_budget_that_the_api_server_knows_better_keeps_a_pod_and_the_oth
         assert "deletionTimestamp" not in api.pod("a")["metadata"]
 
 
+async def test_nobody_ends_where_one_of_those_that_must_is_kept_by_its_budget(api, at_once):
+    api.protected.add(("team", "b"))
+    async with running(api) as extender:
+        await fill(api, extender)
+        await ask_for_more(api, extender, **pod_object(vgpu="2", vgpu_memory="1400")["spec"])
+        await extender.until(lambda: any("/b/eviction" in request for request in api.requests))
+        await asyncio.sleep(0.2)
+        assert not any("deletionTimestamp" in api.pod(name)["metadata"] for name in ("a", "b"))
+
+
 # --- state ----------------------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ version, history can be forgotten (410) and the server can fall silent or answer
 
 import asyncio
 import json
+import time
 from collections import deque
 from typing import Any
 
@@ -188,8 +189,10 @@ class FakeApi:
             return failure(409, "Precondition failed: UID in precondition differs")
         if key in self.protected:
             return failure(429, "Cannot evict pod as it would violate the pod's disruption budget.")
+        if eviction["deleteOptions"].get("dryRun") == ["All"]:
+            return web.json_response({"kind": "Status", "status": "Success"}, status=201)
         ending = json.loads(json.dumps(item))
-        ending["metadata"]["deletionTimestamp"] = "2026-11-22T00:00:00Z"
+        ending["metadata"]["deletionTimestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 30))
         await self._record("pods", "MODIFIED", key, ending)
         return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 

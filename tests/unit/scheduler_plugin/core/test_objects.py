@@ -26,3 +26,9 @@ def test_amounts_that_no_host_has_count_as_the_most_there_is_and_end_nothing(req
     state.columns.derive()
     assert int(state.columns.cpu_free_milli[0]) == 64_000 - sum(pod.cpu_milli for pod in pods)
     assert int(state.columns.ram_free_mib[0]) == 512 * 1024 - sum(pod.memory_mib for pod in pods)
+
+
+def test_a_pod_that_is_to_end_tells_when_its_grace_period_is_over():
+    text = pod_text("u1").replace(b'"uid":"u1"', b'"uid":"u1","deletionTimestamp":"1970-01-01T00:01:40Z"')
+    assert (decode_pod(text).deletion_requested, decode_pod(text).ends_by) == (True, 100.0)
+    assert decode_pod(pod_text("u1")).ends_by is None

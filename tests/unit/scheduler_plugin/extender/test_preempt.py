@@ -3,6 +3,7 @@
 import asyncio
 import json
 from itertools import count
+from math import inf
 
 from proto.model import Policy
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
@@ -60,6 +61,18 @@ async def test_victims_come_with_the_most_important_first_whoever_chose_them():
         state.set_pod(make_pod(uid, node="n1", shares={"main": [make_share("n1", minor, 1000)]}, priority=priority, vgpu="1"))
     desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
     assert await ask(desk, ["n1"], vgpu="2") == {"n1": ["b-high", "a-low"]}
+
+
+async def test_a_pod_that_is_merely_expected_on_a_node_is_no_victim_there():
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", 2))
+    state.set_pod(make_pod("runs", node="n1", shares={"main": [make_share("n1", 0, 1000)]}, priority=50, vgpu="1"))
+    expected = make_pod("expected", vgpu="1", vgpu_memory="1000")
+    state.set_pod(expected)
+    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+    assert desk.gangs.planner.expect(expected, ["n1"], inf)
+    assert await ask(desk, ["n1"], vgpu="1", vgpu_memory="1000") == {"n1": ["runs"]}
+    assert await ask(desk, ["n1"], vgpu="2", vgpu_memory="1000") == {}
 
 
 async def ask(desk: Desk, nodes: list[str], **limits: str) -> dict[str, list[str]]:

@@ -9,6 +9,9 @@ import pytest
 
 from proto import contract
 from proto.model import Policy
+from scheduler_plugin.core.budgets import Budget, Operator, Requirement
+from scheduler_plugin.core.decisions import MAX_RECORDED
+from scheduler_plugin.core.pods import STUCK_SECONDS
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState, Stage
@@ -33,19 +36,27 @@ class Scene:
         self.evicted: list[str] = []
         self.retried: list[str] = []
         self.fails: KubeApiError | None = None
+        self.kept: set[str] = set()
+        """UIDs of pods that the API server does not let end."""
         self.state = ClusterState()
         for node in self.nodes:
             self.state.set_gpu_node(make_node(node, 2))
+            self.state.set_host(node, 64_000, 512 * 1024)
             for minor in (0, 1):
                 shares = {"main": [make_share(node, minor, 600)]}
                 self.state.set_pod(make_pod(f"{node}-{minor}", node=node, shares=shares, priority=minor, vgpu="1", vgpu_memory="600"))
-        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now)
+        self.desk = Desk(
+            self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now, now=lambda: self.now
+        )
         self.preemptor = Preemptor(self.desk, self, self, self._retry, lambda: self.leads, lambda: self.now, Telemetry())
 
-    async def evict(self, namespace: str, name: str, uid: str) -> None:
+    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         if self.fails is not None:
             raise self.fails
-        self.evicted.append(uid)
+        if uid in self.kept:
+            raise KubeApiError("HTTP 429: the budget refuses")
+        if not dry_run:
+            self.evicted.append(uid)
 
     async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
         assert reason == contract.EVENT_REASON_PREEMPTED
@@ -55,9 +66,11 @@ class Scene:
         self.retried.append(uid)
         self.desk.decisions.forget(uid)
 
-    def refused(self, name: str, annotations: dict[str, str] | None = None, *, priority: int = 100, memory: str = "700") -> str:
+    def refused(
+        self, name: str, annotations: dict[str, str] | None = None, *, priority: int = 100, memory: str = "700", vgpu: str = "1"
+    ) -> str:
         """Have a pod refused on all nodes; return its UID."""
-        fields = {"vgpu": "1", "vgpu_memory": memory}
+        fields = {"vgpu": vgpu, "vgpu_memory": memory}
         pod = pod_object(name, uid=name, annotations=annotations, **fields)
         pod["spec"]["priority"] = priority
         self.state.set_pod(make_pod(name, priority=priority, annotations=annotations, **fields))
@@ -141,20 +154,41 @@ async def test_a_pod_that_is_gone_meanwhile_counts_as_ended():
 
 async def test_where_the_api_server_refuses_nothing_is_held_and_the_next_try_comes_later_and_later():
     scene = Scene()
-    scene.fails = KubeApiError("HTTP 429: the budget refuses")
+    scene.fails = KubeApiError("no answer")
     uid, tries = scene.refused("important"), []
     evict = scene.evict
 
-    async def counted(*args: str) -> None:
-        tries.append(scene.now)
-        await evict(*args)
+    async def counted(namespace: str, name: str, victim: str, **options: bool) -> None:
+        tries.append((scene.now, victim))
+        await evict(namespace, name, victim, **options)
 
     scene.evict = counted
-    for _ in range(60):
+    for _ in range(400):
         await scene.after(1)
         assert uid not in scene.state.reservations
-    waits = [later - earlier for earlier, later in pairwise(tries)]
-    assert waits == [5, 10, 20]
+    waits = [later - earlier for (earlier, _), (later, _) in pairwise(tries)]
+    assert [victim for _, victim in tries[:2]] == ["n1-0", "n1-1"]
+    assert waits[0] == module.FIRST_PAUSE_SECONDS
+    assert len(tries) >= 4
+    assert waits == sorted(waits)
+
+
+async def test_nobody_ends_where_one_of_those_that_must_cannot_and_another_node_is_freed():
+    scene = Scene("n1", "n2")
+    scene.kept = {"n1-1"}
+    scene.state.set_pod(replace(scene.state.pods["n2-1"], priority=50))
+    scene.refused("important", memory="1400", vgpu="2")
+    assert await scene.after(5) == []
+    assert await scene.after(module.FIRST_PAUSE_SECONDS) == ["n2-0", "n2-1"]
+
+
+async def test_a_pod_that_two_budgets_cover_is_not_ended_because_no_api_server_evicts_it():
+    scene = Scene()
+    scene.state.set_pod(replace(scene.state.pods["n1-0"], labels=(("app", "a"),)))
+    for name in ("x", "y"):
+        scene.desk.budgets.put(Budget("team", name, (Requirement("app", Operator.EXISTS),), allowed=1))
+    scene.refused("important")
+    assert await scene.after(5) == ["n1-1"]
 
 
 @pytest.mark.parametrize("change", ["the node", "the leader"])
@@ -229,3 +263,103 @@ async def test_the_firm_place_of_a_pod_that_is_being_bound_is_left_alone(decided
     for _ in range(3):
         await scene.after(1)
     assert scene.state.reservations[uid] == firm
+
+
+async def test_a_pod_that_is_merely_expected_somewhere_is_not_ended():
+    scene = Scene("n1", "n2")
+    scene.nodes = ("n1",)
+    scene.state.drop_pod("n1-0")
+    scene.state.set_pod(replace(scene.state.pods["n1-1"], priority=1000))
+    waiting = pod_object("expected", uid="expected", vgpu="1", vgpu_memory="700")
+    scene.state.set_pod(make_pod("expected", vgpu="1", vgpu_memory="700"))
+    filter_nodes(scene.desk, json.dumps({"Pod": waiting, "NodeNames": ["n1"]}).encode(), scene.now)
+    assert scene.state.reservations["expected"].node == "n1"
+    scene.refused("important")
+    assert await scene.after(5) == []
+
+
+async def test_the_place_is_kept_while_victims_run_though_the_pod_is_tried_again_in_between():
+    scene = Scene()
+    uid = scene.refused("important")
+    assert await scene.after(5) == ["n1-0"]
+    scene.desk.decisions.forget(uid)  # as the retry does
+    await scene.after(1)
+    scene.refused("important")
+    for _ in range(3):
+        await scene.after(module.HOLD_SECONDS - 1)
+        assert scene.state.reservations[uid].expires_at > scene.now
+    scene.state.drop_pod("n1-0")
+    await scene.after(1)
+    assert scene.retried == [uid]
+
+
+async def test_a_pod_that_is_tried_when_its_victims_are_gone_is_tried_once_more_where_that_was_too_early():
+    scene = Scene()
+    uid = scene.refused("important")
+    await scene.after(5)
+    decision = scene.desk.decisions.by_uid[uid]
+    scene.desk.decisions.forget(uid)
+    scene.state.drop_pod("n1-0")
+    await scene.after(1)
+    assert scene.retried == []
+    scene.desk.decisions.record(decision)
+    await scene.after(1)
+    assert scene.retried == [uid]
+
+
+async def test_an_important_pod_has_its_turn_however_many_were_refused_since():
+    scene = Scene()
+    scene.refused("important", priority=1000)
+    for number in range(MAX_RECORDED):
+        scene.refused(f"waits-{number}", priority=0)
+    assert await scene.after(5) == ["n1-0"]
+
+
+async def test_a_node_that_came_in_the_place_of_one_that_was_asked_about_is_left_alone():
+    scene = Scene("n1", "n2")
+    scene.nodes = ("n1",)
+    scene.refused("important")
+    row = scene.state.row_of("n1")
+    scene.state.drop_gpu_node("n1")
+    scene.state.set_gpu_node(make_node("n3", 2))
+    scene.state.set_pod(make_pod("other", node="n3", shares={"main": [make_share("n3", minor, 600) for minor in (0, 1)]}, vgpu="2"))
+    assert scene.state.row_of("n3") == row
+    assert await scene.after(5) == []
+
+
+async def test_only_one_pod_counts_on_a_pod_that_is_ending_and_others_end_for_the_next():
+    scene = Scene("n1", "n2")
+    scene.state.set_pod(replace(scene.state.pods["n2-1"], deletion_requested=True))
+    first, second = scene.refused("first"), scene.refused("second")
+    assert await scene.after(5) == []
+    assert scene.state.reservations[first].node == "n2"
+    assert await scene.after(1) == ["n1-0"]
+    assert scene.state.reservations[second].node == "n1"
+    scene.state.drop_pod("n2-1")
+    await scene.after(1)
+    assert scene.retried == [first]
+
+
+async def test_a_pod_that_is_stuck_long_after_its_grace_period_is_not_counted_on():
+    scene = Scene()
+    scene.state.set_pod(replace(scene.state.pods["n1-0"], deletion_requested=True, ends_by=30.0))
+    uid = scene.refused("important")
+    assert await scene.after(30) == []
+    assert uid in scene.state.reservations
+    assert await scene.after(STUCK_SECONDS) == ["n1-1"]
+    assert uid in scene.state.reservations
+
+
+@pytest.mark.parametrize(("victim_cpu", "want"), [pytest.param(0, ["n2-0"], id="taken"), pytest.param(500, ["n1-0"], id="the victim's")])
+async def test_a_node_whose_cpu_was_taken_since_is_freed_only_if_its_victims_hold_enough_of_it(victim_cpu, want):
+    scene = Scene("n1", "n2")
+    scene.state.set_pod(replace(scene.state.pods["n1-0"], cpu_milli=victim_cpu, priority=-1))
+    for node in scene.nodes:
+        scene.state.set_host(node, 1000, 1000)
+    uid = scene.refused("important")
+    scene.state.set_pod(replace(scene.state.pods[uid], cpu_milli=500, memory_mib=500))
+    decision = scene.desk.decisions.by_uid[uid]
+    scene.desk.decisions.record(replace(decision, pod=scene.state.pods[uid]))
+    taken = replace(make_pod("cpu-only", node="n1"), cpu_milli=1000 - victim_cpu, priority=1000)
+    scene.state.set_pod(taken)
+    assert await scene.after(5) == want

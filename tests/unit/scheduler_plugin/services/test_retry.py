@@ -16,6 +16,7 @@ from scheduler_plugin.core.state import ClusterState
 from scheduler_plugin.errors import KubeApiError
 from scheduler_plugin.extender.desk import Desk, request_of
 from scheduler_plugin.extender.gang import gang_asked
+from scheduler_plugin.extender.preempt import hold
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
@@ -146,3 +147,33 @@ async def test_members_of_a_gang_that_has_a_place_are_tried_again_though_their_r
     scene.state.set_pod(make_pod("last", node="n2", shares={"main": [make_share("n2", minor, 1000) for minor in (0, 1)]}, vgpu="2"))
     scene.state.freed_count += 1
     assert await scene.poked() == ["m0", "m1"]
+
+
+async def test_members_of_a_gang_for_which_others_end_are_tried_again_once_filter_has_planned_it():
+    scene, gang = full_scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    members = [scene.waits(uid, annotations=gang, vgpu="1", vgpu_memory="500").pod for uid in ("m0", "m1")]
+    assert hold(scene.desk, members[0], "n1", ["busy"], 30.0)
+    scene.state.freed_count += 1
+    assert await scene.poked() == []
+    scene.state.drop_pod("busy")
+    assert scene.desk.gangs.place(members[0], gang_asked(members[0]), {"n1"}, {"n1"})
+    assert await scene.poked() == ["m0", "m1"]
+
+
+async def test_a_member_of_a_gang_that_runs_is_tried_again_once_those_that_end_for_it_have():
+    scene, gang = full_scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "1"}
+    scene.state.set_pod(make_pod("m0", node="elsewhere", annotations=gang, shares={"main": [make_share("elsewhere", 0)]}, vgpu="1"))
+    member = scene.waits("m1", annotations=gang, vgpu="1", vgpu_memory="500").pod
+    assert hold(scene.desk, member, "n1", ["busy"], 30.0)
+    scene.state.freed_count += 1
+    assert await scene.poked() == []
+    scene.state.drop_pod("busy")
+    assert await scene.poked() == ["m1"]
+
+
+def full_scene() -> Scene:
+    """Return one whose only node has no room."""
+    scene = Scene()
+    scene.state.drop_gpu_node("n2")
+    scene.state.set_pod(make_pod("busy-too", node="n1", shares={"main": [make_share("n1", 1, 1000)]}, vgpu="1"))
+    return scene
