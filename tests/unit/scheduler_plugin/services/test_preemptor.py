@@ -107,8 +107,8 @@ async def test_a_long_search_ends_in_time_and_lets_others_work_between_two_nodes
     scene = Scene(*(f"n{number:02}" for number in range(40)))
     looked, turns, search = [], [], module.ways
 
-    def slow_ways(desk, pod, nodes):
-        for way in search(desk, pod, nodes):
+    def slow_ways(desk, pod, nodes, spared):
+        for way in search(desk, pod, nodes, spared):
             scene.now += 0.25
             looked.append(way)
             yield way if helps else None
