@@ -6,6 +6,7 @@ no container that starts.
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from agent.core.ledger import Grant
 from agent.errors import StorageError
@@ -31,13 +32,17 @@ class RegionKeeper:
 
     async def look(self) -> None:
         """Cut what containers wrote behind their regions."""
-        for grant in tuple(self._book.ledger.grants.values()):
-            await self._cut(grant)
+        grants = tuple(self._book.ledger.grants.values())
+        await asyncio.to_thread(self._cut_all, grants)
 
-    async def _cut(self, grant: Grant) -> None:
+    def _cut_all(self, grants: Iterable[Grant]) -> None:
+        for grant in grants:
+            self._cut(grant)
+
+    def _cut(self, grant: Grant) -> None:
         about = {"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id}
         try:
-            cut_bytes = await asyncio.to_thread(self._files.cut_region, grant.grant_id)
+            cut_bytes = self._files.cut_region(grant.grant_id)
         except StorageError as exc:
             logger.warning("a usage region stays larger than any that is made: %s", exc, extra=about)
             return
