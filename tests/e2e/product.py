@@ -241,7 +241,10 @@ def _schedulers_rolled_out(system: Kubectl) -> bool:
     deployment = system.get("deployment", "aliquot-scheduler")
     status, wanted = deployment["status"], deployment["spec"]["replicas"]
     current = status.get("observedGeneration") == deployment["metadata"]["generation"]
-    return current and status.get("readyReplicas") == wanted == status.get("updatedReplicas") == status.get("replicas")
+    if not (current and status.get("readyReplicas") == wanted == status.get("updatedReplicas") == status.get("replicas")):
+        return False
+    # one that is being ended counts no longer there, and its webhook goes on answering for a while as the configuration before had it
+    return len(system.all("pods", "--selector=app.kubernetes.io/name=aliquot-scheduler")) == wanted
 
 
 def _every_inventory_is_there(kubectl: Kubectl) -> bool:
