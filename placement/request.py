@@ -28,6 +28,9 @@ from proto.model import (
 MAX_MEMORY_BURST: Final = 10.0
 """A ceiling of more than ten times the memory promised is a slip of the keyboard."""
 
+MAX_CONTAINERS: Final = 32
+"""Containers of one pod that ask for GPUs: more are a slip of a template, and every one of them costs a search on every node."""
+
 _RATIO: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,6})?", re.ASCII)
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -49,6 +52,8 @@ def pod_request(pod: Pod) -> PodRequest:
             f"init container {requests[0].container} asks for a GPU but no app container does, and devices are only attributed to those: "
             f"move the limits to an app container too, or make it a sidecar (restartPolicy: Always)"
         )
+    if len(requests) > MAX_CONTAINERS:
+        raise RequestError(f"expected at most {MAX_CONTAINERS} containers that ask for GPUs, found {len(requests)}: divide them among pods")
     preferences = pod_preferences(pod.annotations)
     for request in requests:
         _check_preferences(request, preferences)

@@ -154,6 +154,13 @@ def test_a_pod_is_its_requesting_containers_in_spec_order():
     )
 
 
+def test_a_pod_with_more_gpu_containers_than_make_sense_is_refused():
+    specs = [make_spec(f"c{number}", vgpu="1") for number in range(33)]
+    assert len(pod_request(make_pod(*specs[:32])).containers) == 32
+    with pytest.raises(RequestError, match="expected at most 32 containers that ask for GPUs, found 33"):
+        pod_request(make_pod(*specs))
+
+
 def test_a_pod_without_gpus_has_an_empty_request():
     assert pod_request(make_pod(make_spec())) == PodRequest(())
 
