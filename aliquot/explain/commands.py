@@ -9,7 +9,7 @@ import msgspec
 
 from aliquot.cli import exit_codes, live
 from aliquot.cli.access import current_namespace
-from aliquot.cli.errors import AccessError
+from aliquot.cli.errors import AccessError, NotFoundError
 from aliquot.cli.options import output_option
 from aliquot.cli.output import Output, document
 from aliquot.explain.scheduler import Way, scheduler_options
@@ -43,7 +43,7 @@ def why(*, pod: str, namespace: str | None, save: Path | None, output: Output, w
         if not answer.not_checked:
             break  # others would say the same, or know less
     if save is not None:
-        save.write_text(way.page("/decisions/record", namespace=namespace, pod=name))
+        _write(save, way.page("/decisions/record", namespace=namespace, pod=name).encode())
     click.echo(document(msgspec.to_builtins(answer), output) if output.for_programs else "\n".join(why_lines(answer)))
     raise SystemExit(exit_codes.FINDINGS if answer.waits else exit_codes.OK)
 
@@ -94,7 +94,7 @@ def what_if(
 
     data = snapshot.read_bytes() if snapshot is not None else way.page("/explain/snapshot").encode()
     if save is not None:
-        save.write_bytes(data)
+        _write(save, data)
     try:
         taken = read_document(data, Snapshot)
     except SnapshotError as exc:
@@ -106,7 +106,9 @@ def what_if(
             trial.cordon(uuid)
         placements = [*trial.drain(drained)]
         placements += trial.add([pod for path in manifests for pod in pods_of(path, trial.gpu_nodes, adopt_nvidia_gpu)])
-    except (SnapshotError, UnknownNameError) as exc:
+    except UnknownNameError as exc:
+        raise NotFoundError(str(exc)) from exc
+    except SnapshotError as exc:
         raise click.ClickException(str(exc)) from exc
     after = trial.figures()
     if output.for_programs:
@@ -154,6 +156,14 @@ def _scheduler_code(command: str) -> Iterator[None]:
             yield
     except MissingExtraError as exc:
         raise click.ClickException(str(exc)) from exc
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write what --save names. Raises click.BadParameter."""
+    try:
+        path.write_bytes(data)
+    except OSError as exc:
+        raise click.BadParameter(f"{path} cannot be written: {exc.strerror}", param_hint="--save") from exc
 
 
 def _namespace(way: Way) -> str:

@@ -85,8 +85,8 @@ async def test_why_of_a_bound_pod_says_where_it_is(api):
     ("arguments", "status", "says"),
     [
         (("why", "team/nobody"), 3, "no pod team/nobody is known here"),
-        (("what-if", "--drain", "n9"), 1, "no node n9 with GPUs"),
-        (("what-if", "--cordon", "GPU-x"), 1, "no GPU GPU-x"),
+        (("what-if", "--drain", "n9"), 3, "no node n9 with GPUs"),
+        (("what-if", "--cordon", "GPU-x"), 3, "no GPU GPU-x"),
     ],
 )
 async def test_what_is_not_there_is_said(api, arguments, status, says):
@@ -198,6 +198,15 @@ async def test_a_pod_that_kube_scheduler_asked_about_fewer_nodes_for_is_told_of_
     assert "node n2" not in asked.output
     assert (as_json["left_out"], as_json["fitting"]) == (1, 0)
     assert LEFT_OUT in api.events[0]["message"]
+
+
+async def test_what_cannot_be_saved_is_said(api):
+    async with running(api) as extender:
+        await create(api, extender, "busy", "n2", vgpu="1", vgpu_memory="600")
+        for command in (("what-if",), ("why", "team/busy")):
+            result = await aliquot(extender, *command, "--save", "/nonexistent/x.json")
+            assert isinstance(result.exception, SystemExit)
+            assert (result.exit_code, "/nonexistent/x.json cannot be written: No such file" in result.output) == (2, True), result.output
 
 
 async def test_what_if_places_a_gang_whole_or_not_at_all(api, tmp_path):
