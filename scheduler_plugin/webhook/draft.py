@@ -8,8 +8,8 @@ from copy import deepcopy
 from typing import Any
 
 from placement.request import RequestError
-from proto import contract
-from proto.errors import quote
+from proto import contract, units
+from proto.errors import ContractError, quote
 from proto.model import ContainerSpec, Pod
 
 Json = dict[str, Any]
@@ -40,10 +40,18 @@ class DraftContainer:
         return resource in self.limits or resource in self.requests
 
     def ask(self, resource: str, amount: int) -> None:
-        """Ask for an amount. Extended resources have equal limit and request; the API server copies the limit."""
-        self.limits[resource] = str(amount)
-        if resource in self.requests:
+        """Ask for an amount. Extended resources have equal limit and request; the API server copies the limit.
+
+        An amount that is the same in another spelling stays as it is: the API server writes ``4k`` for 4000.
+        """
+        if not self.asks(resource, amount):
+            self.limits[resource] = str(amount)
+        if resource in self.requests and not _is(self.requests[resource], amount):
             self.requests[resource] = str(amount)
+
+    def asks(self, resource: str, amount: int) -> bool:
+        """Whether the limit is this amount, however it is spelled."""
+        return resource in self.limits and _is(self.limits[resource], amount)
 
     def set_env(self, name: str, value: str) -> bool:
         """Give a variable a value; return whether the pod had another."""
@@ -119,6 +127,13 @@ class Draft:
         for container in self.containers:
             operations.extend(container.changes())
         return operations
+
+
+def _is(text: str, amount: int) -> bool:
+    try:
+        return units.parse_quantity(text) == amount
+    except ContractError:
+        return False
 
 
 def _texts(amounts: Mapping[str, Any] | None) -> dict[str, str]:

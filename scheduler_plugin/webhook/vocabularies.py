@@ -307,13 +307,12 @@ def _count(text: str, annotation: str) -> int:
 
 def _ask(container: DraftContainer, vgpus: int, mib: int, source: str) -> None:
     """Ask for what an annotation means. It stays on the pod, which comes again when another webhook changed it after us."""
-    wanted = {contract.RESOURCE_VGPU: str(vgpus), contract.RESOURCE_VGPU_MEMORY: str(mib)}
-    if {name: amount for name, amount in container.limits.items() if name in (*NATIVE, NVIDIA_GPU)} == wanted:
-        return
-    if any(map(container.has, (*NATIVE, NVIDIA_GPU))):
+    wanted = {contract.RESOURCE_VGPU: vgpus, contract.RESOURCE_VGPU_MEMORY: mib}
+    asked = {resource for resource in (*NATIVE, NVIDIA_GPU) if container.has(resource)}
+    if asked and not (asked == wanted.keys() and all(container.asks(resource, amount) for resource, amount in wanted.items())):
         raise RequestError(f"container {container.name} asks for GPUs by annotation {source} and by a resource too: keep one")
     for resource, amount in wanted.items():
-        container.ask(resource, int(amount))
+        container.ask(resource, amount)
 
 
 def _part_mib(draft: Draft, part: Fraction, source: str, options: Options) -> int:
