@@ -69,8 +69,8 @@ class Reviews:
             return outcome.refusal
         places = ", ".join(str(operation["path"]) for operation in outcome.patch)
         return (
-            f"the pod asks for a GPU, and another webhook made or changed that after ours, which would still have to set {places}: give that "
-            f"webhook's MutatingWebhookConfiguration a name that sorts before {contract.PRODUCT}"
+            f"the pod asks for a GPU, and another webhook made or changed that after ours, which would still have to set {places}: "
+            f"give that webhook's MutatingWebhookConfiguration a name that sorts before {contract.PRODUCT}"
         )
 
     def _answer(
@@ -111,4 +111,3 @@ def _assignment(pod: Mapping[str, Any] | None) -> object:
     metadata = (pod or {}).get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
     return annotations.get(contract.ANNOTATION_ASSIGNMENT) if isinstance(annotations, dict) else None
-

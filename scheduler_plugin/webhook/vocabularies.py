@@ -7,8 +7,8 @@ NVIDIA     annotations nvidia.com/container.<name>.gpu-memory.request and .limit
            Replicas (nvidia.com/gpu.shared) are parts of no stated size and stay with the device plugin that offers them
 
 A part of a GPU's memory (percentages, fractions) becomes MiB here, from the inventory: all GPUs that the pod can land on must then be of
-one size. What has no equal is refused with what to write instead; what has no effect is warned about. What each of their example manifests
-becomes is in tests/unit/scheduler_plugin/webhook/golden/.
+one size, or nearly. What has no equal is refused with what to write instead; what has no effect is warned about. What each of their
+example manifests becomes is in tests/unit/scheduler_plugin/webhook/golden/.
 """
 
 import re
@@ -56,6 +56,10 @@ _KAI_IDLE_LABELS: Final = ("kai.scheduler/queue", "kai.scheduler/node-pool", "pr
 
 _NVIDIA_KEY: Final = re.compile(r"nvidia\.com/container\.([a-z0-9-]{1,63})\.(gpu-memory\.request|gpu-memory\.limit|gpu-compute\.mode)")
 _NVIDIA_MODES: Final = {"time-slicing": None, "sm-sharing": "mps"}
+
+ONE_SIZE_PERCENT: Final = 3
+"""GPUs whose memory differs by no more are of one size where a part of it is asked for: how much can be promised of GPUs of one model
+differs between drivers by less than a percent, as during an upgrade, and of those sold with the same amount by little more."""
 
 DeviceSizes = Callable[[Preferences], Collection[int]]
 """The memory sizes, in MiB, of the GPUs that a pod with these preferences can land on."""
@@ -316,9 +320,9 @@ def _ask(container: DraftContainer, vgpus: int, mib: int, source: str) -> None:
 
 
 def _part_mib(draft: Draft, part: Fraction, source: str, options: Options) -> int:
-    """Turn a part of a GPU's memory into MiB of the GPUs that the pod can land on."""
+    """Turn a part of a GPU's memory into MiB of the GPUs that the pod can land on: of the smallest, so that it fits on each."""
     sizes = sorted(set(options.device_sizes(pod_preferences(draft.pod().annotations))))
-    if len(sizes) != 1:
+    if not sizes or units.WHOLE_GPU_PERCENT * sizes[0] < (units.WHOLE_GPU_PERCENT - ONE_SIZE_PERCENT) * sizes[-1]:
         found = f"GPUs of {', '.join(f'{size} MiB' for size in sizes)}" if sizes else "no GPU"
         raise RequestError(
             f"{source} is a part of a GPU's memory, and {found} match the pod: ask for MiB with {contract.RESOURCE_VGPU_MEMORY}, or "

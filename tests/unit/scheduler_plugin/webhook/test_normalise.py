@@ -256,6 +256,13 @@ def test_a_part_of_a_gpu_needs_gpus_of_one_size(sizes, sentence):
     assert sentence in refusal(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser(sizes))
 
 
+def test_gpus_of_one_model_with_different_drivers_are_of_one_size_and_the_part_fits_on_each():
+    """0.5 of 81008 would not leave room for the other half on a GPU of 80962."""
+    pod = admitted(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser((81008, 80962)))
+    assert limits_of(pod) == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "40481"}
+    assert "GPUs of 46068 MiB, 49140 MiB match" in refusal(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser((46068, 49140)))
+
+
 @pytest.mark.parametrize("pod", [{"spec": [1]}, {"spec": {"containers": [7]}}, {"spec": {"containers": {"a": 1}}}, {"metadata": 7}])
 def test_what_is_no_pod_is_refused(pod):
     assert "expected a pod" in refusal(pod)
