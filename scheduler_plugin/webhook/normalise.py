@@ -1,7 +1,9 @@
 """Makes a GPU pod ready for scheduling: amounts in one vocabulary, the right scheduler, and no way around the limits; or refuses it.
 
-Every amount ends up as a resource in whole MiB and percent, however it was asked for, so that ResourceQuota and the scheduler count it. A
-pod that asks for no GPU is none of our business and is not touched.
+Every amount ends up as a resource in whole MiB and percent, however it was asked for, so that ResourceQuota and the scheduler count it. The
+memory of whole GPUs does where all that the pod can land on have the same; elsewhere nobody knows it yet, and only their count is there
+(deploy/daemonset/components/require-memory refuses such pods where that matters). A pod that asks for no GPU is none of our business and is
+not touched.
 """
 
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ from typing import Any, Final
 from placement.request import RequestError, pod_request
 from proto import contract, units
 from proto.errors import ContractError
+from proto.model import Isolation, PodRequest
 from scheduler_plugin.core.gang import gang_of
 from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
@@ -54,7 +57,7 @@ class Normaliser:
             for container in draft.containers:
                 _settle_amounts(container)
             gang_of("", draft.annotations)
-            pod_request(draft.pod())
+            _count_whole_gpus(draft, pod_request(draft.pod()), self.options)
             self._settle_scheduling(draft)
         except (RequestError, ContractError) as exc:
             return Outcome(refusal=str(exc))
@@ -89,6 +92,29 @@ def _settle_amounts(container: DraftContainer) -> None:
             raise RequestError(f"container {container.name}, {contract.RESOURCE_VGPU_MEMORY}: {exc}") from exc
     if memory is not None or contract.RESOURCE_VGPU_CORES in container.limits:
         container.limits.setdefault(contract.RESOURCE_VGPU, "1")
+
+
+def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> None:
+    """Write how much memory whole GPUs have, so that a quota counts it. Raises RequestError.
+
+    Only where it is exactly the same for all: of a larger GPU a part would be given instead of the whole, and on a smaller one there would
+    be no room. Where no GPU is known yet, nothing is written.
+    """
+    exclusive = request.preferences.isolation is Isolation.EXCLUSIVE
+    whole = [asked for asked in request.containers if not asked.mig and (exclusive or asked.memory_bytes is None)]
+    if not whole:
+        return
+    sizes = options.device_sizes(request.preferences)
+    containers = {container.name: container for container in draft.containers}
+    for asked in whole:
+        if asked.memory_bytes is None:
+            if len(sizes) == 1:
+                containers[asked.container].ask(contract.RESOURCE_VGPU_MEMORY, asked.vgpus * min(sizes))
+        elif asked.memory_bytes not in [units.mib_to_bytes(asked.vgpus * size) for size in sizes]:
+            raise RequestError(
+                f"container {asked.container} asks for a part of a GPU's memory with {contract.ANNOTATION_ISOLATION}: exclusive, which "
+                f"gives whole GPUs: remove {contract.RESOURCE_VGPU_MEMORY}, or the annotation"
+            )
 
 
 def _close_side_doors(draft: Draft) -> None:

@@ -348,6 +348,17 @@ def test_the_mig_component_gives_the_agent_what_it_says_it_needs() -> None:
     assert agent["securityContext"]["allowPrivilegeEscalation"] is True  # to Kubernetes SYS_ADMIN is an escalation
 
 
+def test_the_memory_component_looks_at_gpu_containers_of_namespaces_with_the_label() -> None:
+    policy, binding = yaml.safe_load_all((DAEMONSET / "components/require-memory/policy.yaml").read_text())
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    assert policy["spec"]["matchConstraints"]["namespaceSelector"] == {"matchLabels": {contract.LABEL_VGPU_MEMORY: "required"}}
+    [variable] = policy["spec"]["variables"]
+    _, asking = conditions(variable["expression"])
+    assert asking == {contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_CORES}
+    assert f"!('{contract.RESOURCE_VGPU_MEMORY}' in" in variable["expression"]
+
+
 # --- kustomizations -----------------------------------------------------------------------------------------------
 
 

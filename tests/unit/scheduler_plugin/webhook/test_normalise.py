@@ -46,11 +46,11 @@ def refusal(pod: dict, rules: Normaliser | None = None) -> str:
 @pytest.mark.parametrize(
     ("written", "becomes"),
     [
-        pytest.param({"vgpu": "1"}, {"vgpu": "1"}, id="a whole GPU"),
+        pytest.param({"vgpu": "8"}, {"vgpu": "8", "vgpu-memory": "655360"}, id="whole GPUs"),
         pytest.param({"vgpu": 1, "vgpu-memory": 4000}, {"vgpu": "1", "vgpu-memory": "4000"}, id="numbers"),
         pytest.param({"vgpu-memory": "4Gi"}, {"vgpu": "1", "vgpu-memory": "4096"}, id="a binary amount means what it says"),
         pytest.param({"vgpu-memory": "4k"}, {"vgpu": "1", "vgpu-memory": "4k"}, id="as the API server spells 4000"),
-        pytest.param({"vgpu": "2", "vgpu-cores": "60"}, {"vgpu": "2", "vgpu-cores": "60"}, id="cores are a total"),
+        pytest.param({"vgpu-cores": "10"}, {"vgpu": "1", "vgpu-cores": "10", "vgpu-memory": "81920"}, id="cores alone: all memory"),
         pytest.param({"mig-1g.10gb": "2"}, {"mig-1g.10gb": "2"}, id="MIG"),
         pytest.param({"gpu": 1, "gpumem": 3000, "gpucores": 30}, {"vgpu": "1", "vgpu-memory": "3000", "vgpu-cores": "30"}, id="HAMi"),
         pytest.param(
@@ -58,9 +58,9 @@ def refusal(pod: dict, rules: Normaliser | None = None) -> str:
         ),
         pytest.param({"gpumem": 3000}, {"vgpu": "1", "vgpu-memory": "3000"}, id="HAMi defaults to one GPU"),
         pytest.param({"gpu": 2, "gpumem-percentage": 50}, {"vgpu": "2", "vgpu-memory": "81920"}, id="HAMi percentage"),
-        pytest.param({"gpu": 1, "gpumem-percentage": 100}, {"vgpu": "1"}, id="HAMi 100 percent is a whole GPU"),
+        pytest.param({"gpu": 1, "gpumem-percentage": 100}, {"vgpu": "1", "vgpu-memory": "81920"}, id="HAMi 100 percent is a whole GPU"),
         pytest.param({"gpu": 1, "gpumem": "3Gi"}, {"vgpu": "1", "vgpu-memory": "3072"}, id="HAMi with a binary amount"),
-        pytest.param({"gpu": 1, "gpumem": 0, "gpucores": 0}, {"vgpu": "1"}, id="HAMi zero asks for nothing"),
+        pytest.param({"gpu": 1, "gpumem": 0, "gpucores": 0}, {"vgpu": "1", "vgpu-memory": "81920"}, id="HAMi zero asks for nothing"),
     ],
 )
 def test_resources_become_native_totals(written, becomes):
@@ -134,6 +134,44 @@ def test_requests_are_kept_equal_to_limits():
     }
 
 
+EXCLUSIVE = {"aliquot.dev/isolation": "exclusive"}
+
+
+def test_every_container_with_whole_gpus_has_their_memory_counted_and_the_others_what_they_ask():
+    limits = [{"nvidia.com/vgpu": "2"}, {"nvidia.com/vgpu-memory": "100"}, {"nvidia.com/mig-1g.10gb": "1"}, {"cpu": "1"}]
+    init = {"name": "init", "resources": {"limits": {"nvidia.com/vgpu": "1"}}}
+    containers = [{"name": f"c{number}", "resources": {"limits": amounts}} for number, amounts in enumerate(limits)]
+    pod = admitted(make_pod(containers=containers, initContainers=[init]))
+    counted = [limits_of(pod, position).get("nvidia.com/vgpu-memory") for position in range(len(limits))]
+    assert counted == ["163840", "100", None, None]
+    assert pod["spec"]["initContainers"][0]["resources"]["limits"]["nvidia.com/vgpu-memory"] == "81920"
+
+
+@pytest.mark.parametrize("sizes", [pytest.param((), id="before there is a node"), (81008, 80962), (40960, 81920)])
+@pytest.mark.parametrize("annotations", [{}, EXCLUSIVE])
+def test_whole_gpus_stay_whole_where_nobody_knows_their_size(sizes, annotations):
+    pod = admitted(make_pod({"nvidia.com/vgpu": "1"}, annotations=annotations), normaliser(sizes))
+    assert limits_of(pod) == {"nvidia.com/vgpu": "1"}
+
+
+def test_exclusive_gpus_are_counted_too_and_stay_exclusive():
+    pod = admitted(make_pod({"nvidia.com/vgpu": "2"}, annotations=EXCLUSIVE))
+    assert limits_of(pod) == {"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "163840"}
+    assert pod["metadata"]["annotations"] == EXCLUSIVE
+    assert normaliser((81920, 40960)).admit(pod).patch == ()
+
+
+@pytest.mark.parametrize("sizes", [(81920,), ()])
+def test_a_part_of_an_exclusive_gpu_is_refused(sizes):
+    pod = make_pod({"nvidia.com/vgpu-memory": "100"}, annotations=EXCLUSIVE)
+    assert "which gives whole GPUs: remove nvidia.com/vgpu-memory" in refusal(pod, normaliser(sizes))
+
+
+def test_a_whole_gpu_cannot_burst_though_its_memory_is_counted():
+    pod = make_pod({"nvidia.com/vgpu": "1"}, annotations={"aliquot.dev/memory-burst": "2"})
+    assert "no memory beyond a whole one" in refusal(pod)
+
+
 # --- whose business it is ---------------------------------------------------------------------------------------------
 
 
@@ -155,7 +193,7 @@ def test_other_pods_are_not_touched(pod):
 
 def test_plain_nvidia_gpus_are_adopted_as_whole_ones_when_configured():
     pod = admitted(make_pod({"nvidia.com/gpu": "2"}), normaliser(adopt_nvidia_gpu=True))
-    assert limits_of(pod) == {"nvidia.com/vgpu": "2"}
+    assert limits_of(pod) == {"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "163840"}
 
 
 @pytest.mark.parametrize("name", ["", "default-scheduler", "hami-scheduler", "kai-scheduler", SCHEDULER])
@@ -164,7 +202,7 @@ def test_known_schedulers_are_replaced_by_ours(name):
 
 
 def test_another_scheduler_is_kept_with_a_warning():
-    outcome = normaliser().admit(make_pod({"nvidia.com/vgpu": "1"}, schedulerName="mine"))
+    outcome = normaliser().admit(make_pod({"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "100"}, schedulerName="mine"))
     assert outcome.patch == ()
     assert "only aliquot-scheduler assigns GPUs" in outcome.warnings[0]
 
