@@ -61,6 +61,12 @@ class DraftContainer:
         self.env = [entry for entry in self.env if entry.get("name") != name] + [{"name": name, "value": value}]
         return bool(had)
 
+    def remove_env(self, name: str) -> bool:
+        """Remove a variable; return whether the pod had it."""
+        had = len(self.env)
+        self.env = [entry for entry in self.env if entry.get("name") != name]
+        return len(self.env) < had
+
     def changes(self) -> Iterator[Json]:
         """Yield the operations that make the original so."""
         resources = dict(self._original.get("resources") or {})

@@ -17,7 +17,7 @@ from proto.model import Isolation, PodRequest
 from scheduler_plugin.core.gang import gang_of
 from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
-from scheduler_plugin.webhook.vocabularies import Options, is_foreign, translate
+from scheduler_plugin.webhook.vocabularies import Options, is_foreign, translate_amounts, translate_wishes
 
 REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
 NO_DEVICES: Final = "void"
@@ -52,8 +52,9 @@ class Normaliser:
             foreign = is_foreign(draft, self.options)
             if not foreign and not any(asks_gpu({**c.limits, **c.requests}) for c in draft.containers):
                 return UNTOUCHED
+            translate_wishes(draft)
             if foreign:
-                translate(draft, self.options)
+                translate_amounts(draft, self.options)
             for container in draft.containers:
                 _settle_amounts(container)
             gang_of("", draft.annotations)
@@ -118,11 +119,15 @@ def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> No
 
 
 def _close_side_doors(draft: Draft) -> None:
-    """Keep NVIDIA's runtime from handing GPUs to containers by their environment, beside what we grant."""
+    """Keep NVIDIA's runtime from handing GPUs to containers by their environment, beside what we grant.
+
+    A container that asks for a GPU names none itself: the agent sets the variable, and kubelet lets the pod's own value win over it.
+    """
+    name = contract.ENV_NVIDIA_VISIBLE_DEVICES
     for container in draft.containers:
-        named = any(entry.get("name") == contract.ENV_NVIDIA_VISIBLE_DEVICES for entry in container.env)
-        if (named or not asks_gpu(container.limits)) and container.set_env(contract.ENV_NVIDIA_VISIBLE_DEVICES, NO_DEVICES):
+        gpu = asks_gpu(container.limits)
+        if container.remove_env(name) if gpu else container.set_env(name, NO_DEVICES):
             draft.warnings.append(
-                f"container {container.name}: {contract.ENV_NVIDIA_VISIBLE_DEVICES} is set to {NO_DEVICES}: a container gets "
-                "the GPUs that it asks for as resources"
+                f"container {container.name}: {name} is {'removed' if gpu else f'set to {NO_DEVICES}'}: a container gets the GPUs that it "
+                "asks for as resources"
             )

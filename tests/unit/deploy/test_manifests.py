@@ -133,7 +133,13 @@ def condition_of(kind: str) -> str:
 
 
 OURS = (*vocabularies.NATIVE, f"{contract.RESOURCE_MIG_PREFIX}1g.10gb")
-FOREIGN = (*vocabularies.HAMI_RESOURCES, vocabularies.KAI_FRACTION, vocabularies.KAI_MEMORY, "nvidia.com/container.main.gpu-memory.request")
+FOREIGN = (
+    *vocabularies.HAMI_RESOURCES,
+    vocabularies.HAMI_PRIORITY,
+    vocabularies.KAI_FRACTION,
+    vocabularies.KAI_MEMORY,
+    "nvidia.com/container.main.gpu-memory.request",
+)
 
 
 @pytest.mark.parametrize("name", [*OURS, *FOREIGN])

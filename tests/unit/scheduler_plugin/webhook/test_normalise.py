@@ -88,6 +88,37 @@ def test_hami_annotations_become_ours_and_stay_beside_them(written, becomes):
     assert pod["metadata"]["annotations"] == written | {f"aliquot.dev/{name}": text for name, text in becomes.items()}
 
 
+HAMI_WISHES = {
+    "nvidia.com/use-gputype": "H100",
+    "nvidia.com/use-gpuuuid": "GPU-1",
+    "nvidia.com/numa-bind": "true",
+    "hami.io/gpu-scheduler-policy": "binpack",
+}
+OUR_WISHES = {"gpu-type": "H100", "gpu-uuid": "GPU-1", "numa": "strict", "placement": "binpack"}
+
+
+@pytest.mark.parametrize("limits", [{"nvidia.com/vgpu-memory": 100}, {"nvidia.com/mig-1g.10gb": 1}], ids=["shares", "MIG"])
+def test_hami_annotations_hold_for_pods_whose_resources_were_rewritten_by_hand(limits):
+    pod = admitted(make_pod(limits, annotations=HAMI_WISHES))
+    assert pod["metadata"]["annotations"] == HAMI_WISHES | {f"aliquot.dev/{name}": text for name, text in OUR_WISHES.items()}
+    assert normaliser().admit(pod).patch == ()
+
+
+def test_hami_mode_mig_is_what_a_pod_with_a_mig_resource_has_anyway():
+    mode = {"nvidia.com/vgpu-mode": "mig"}
+    assert admitted(make_pod({"nvidia.com/mig-1g.10gb": 1}, annotations=mode))["metadata"]["annotations"] == mode
+    assert "ask for an instance by its resource" in refusal(make_pod({"nvidia.com/vgpu": 1}, annotations=mode))
+
+
+def test_a_priority_alone_asks_for_no_gpu_and_beside_one_says_whose_work_waits():
+    side = {"name": "side", "resources": {"limits": {"nvidia.com/priority": "1"}}}
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/gpumem": "1000"}}}
+    assert normaliser(adopt_nvidia_gpu=True).admit(make_pod(containers=[side])) is UNTOUCHED
+    pod = admitted(make_pod(containers=[main, side]))
+    assert [limits_of(pod, position) for position in (0, 1)] == [{"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "1000"}, {}]
+    assert pod["metadata"]["annotations"] == {"aliquot.dev/priority": "low"}
+
+
 @pytest.mark.parametrize(("level", "want"), [(0, "high"), (1, "low")])
 def test_hami_priority_becomes_an_annotation(level, want):
     pod = admitted(make_pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10, "nvidia.com/priority": level}))
@@ -123,6 +154,26 @@ def test_an_nvidia_limit_above_the_request_becomes_burst():
     pod = admitted(make_pod(annotations=annotations | {"nvidia.com/container.main.gpu-compute.mode": "sm-sharing"}))
     assert pod["metadata"]["annotations"]["aliquot.dev/memory-burst"] == "1.5"
     assert pod["metadata"]["annotations"]["aliquot.dev/isolation"] == "mps"
+
+
+def nvidia_fractions(**amounts: tuple[str, str]) -> dict:
+    parts = [(name, dict(zip(("request", "limit"), texts, strict=True))) for name, texts in amounts.items()]
+    return {f"nvidia.com/container.{name}.gpu-memory.{part}": text for name, texts in parts for part, text in texts.items()}
+
+
+def test_a_limit_above_one_containers_request_does_not_lift_its_neighbours():
+    pair = [{"name": "a"}, {"name": "b"}]
+    sentence = refusal(make_pod(containers=pair, annotations=nvidia_fractions(a=("4Gi", "4Gi"), b=("4Gi", "8Gi"))))
+    assert "gpu-memory.limit are 1 and 2 times their requests: one ratio holds for a pod" in sentence
+    native = [{"name": "a", "resources": {"limits": {"nvidia.com/vgpu-memory": "100"}}}, {"name": "b"}]
+    assert "are 1 and 2 times" in refusal(make_pod(containers=native, annotations=nvidia_fractions(b=("4Gi", "8Gi"))))
+
+
+@pytest.mark.parametrize(("b", "burst"), [(("2Gi", "4Gi"), "2"), (("2Gi", "2Gi"), None)])
+def test_one_ratio_in_all_containers_is_the_pods(b, burst):
+    a = ("4Gi", "8Gi") if burst else ("4Gi", "4Gi")
+    pod = admitted(make_pod(containers=[{"name": "a"}, {"name": "b"}, {"name": "side"}], annotations=nvidia_fractions(a=a, b=b)))
+    assert pod["metadata"]["annotations"].get("aliquot.dev/memory-burst") == burst
 
 
 def test_requests_are_kept_equal_to_limits():
@@ -219,9 +270,13 @@ def test_containers_without_gpus_get_none_from_the_runtime():
     assert "container side" in warning
 
 
-def test_a_gpu_container_cannot_widen_what_it_sees():
-    main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "1"}}, "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
-    assert admitted(make_pod(containers=[main]))["spec"]["containers"][0]["env"] == VOID
+def test_a_gpu_container_names_no_gpus_itself():
+    """Kubelet lets the pod's value win over what the agent sets: all would widen what it sees, void leave it without a GPU."""
+    env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "A", "value": "1"}]
+    pod = make_pod(containers=[{"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "1"}}, "env": env}])
+    assert admitted(pod)["spec"]["containers"][0]["env"] == [{"name": "A", "value": "1"}]
+    (warning,) = normaliser().admit(pod).warnings
+    assert "container main: NVIDIA_VISIBLE_DEVICES is removed" in warning
 
 
 def test_what_has_no_effect_is_warned_about():
