@@ -50,6 +50,8 @@ ANNOTATION_GANG_MIN: Final = "aliquot.dev/gang-min"
 ANNOTATION_RETRY: Final = "aliquot.dev/retry"
 """Changed by the scheduler on a pending pod to have it tried again. Means nothing by its value."""
 
+LABEL_WEBHOOK: Final = "aliquot.dev/webhook"
+"""``ignore`` on a namespace: the webhook leaves its pods to another system, and they get no GPU of ours."""
 LABEL_VGPU_MEMORY: Final = "aliquot.dev/vgpu-memory"
 """``required`` on a namespace: its containers that ask for GPUs say how much memory (component ``require-memory``)."""
 

@@ -168,6 +168,15 @@ def test_gpu_pods_fail_closed(kind: str) -> None:
     assert [webhook["failurePolicy"] for webhook in the(kind, "aliquot")["webhooks"]] == ["Fail"]
 
 
+@pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
+def test_namespaces_that_are_served_by_others_are_left_alone_by_both_webhooks(kind: str) -> None:
+    """NotIn also holds for namespaces without the label."""
+    [webhook] = the(kind, "aliquot")["webhooks"]
+    assert webhook["namespaceSelector"] == {
+        "matchExpressions": [{"key": contract.LABEL_WEBHOOK, "operator": "NotIn", "values": ["ignore"]}]
+    }
+
+
 def test_the_reserved_annotation_is_the_one_of_the_contract() -> None:
     variables = the("ValidatingAdmissionPolicy", "aliquot-assignment-reserved")["spec"]["variables"]
     assert sum(contract.ANNOTATION_ASSIGNMENT in variable["expression"] for variable in variables) == 2
