@@ -291,7 +291,8 @@ class Scheduler:
 
     def _webhook_verbs(self) -> dict[str, Verb]:
         options = Options(self._device_sizes, self._settings.adopt_nvidia_gpu)
-        reviews = Reviews(Normaliser(options, self._settings.scheduler_name), self._telemetry.count_admission)
+        normaliser = Normaliser(options, self._settings.scheduler_name, tolerate_gpu_taint=self._settings.tolerate_gpu_taint)
+        reviews = Reviews(normaliser, self._telemetry.count_admission)
         return {"/mutate": reviews.mutate, "/validate": reviews.validate}
 
     def _device_sizes(self, preferences: Preferences) -> Collection[int]:

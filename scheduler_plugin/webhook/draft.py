@@ -91,6 +91,7 @@ class Draft:
                 for group in GROUPS
                 for position, container in enumerate(self._spec.get(group) or ())
             ]
+            self.tolerations: list[Json] = [dict(entry) for entry in self._spec.get("tolerations") or ()]
             self.scheduler_name = str(self._spec.get("schedulerName") or "")
             self.node_name = str(self._spec.get("nodeName") or "")
         except (AttributeError, TypeError, ValueError) as exc:
@@ -130,6 +131,8 @@ class Draft:
             operations.append({"op": "add", "path": "/metadata/annotations", "value": self.annotations})
         if self.scheduler_name != (self._spec.get("schedulerName") or ""):
             operations.append({"op": "add", "path": "/spec/schedulerName", "value": self.scheduler_name})
+        if self.tolerations != list(self._spec.get("tolerations") or ()):
+            operations.append({"op": "add", "path": "/spec/tolerations", "value": self.tolerations})
         for container in self.containers:
             operations.extend(container.changes())
         return operations

@@ -17,11 +17,17 @@ from proto.model import Isolation, PodRequest
 from scheduler_plugin.core.gang import gang_of
 from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
-from scheduler_plugin.webhook.vocabularies import Options, is_foreign, translate_amounts, translate_wishes
+from scheduler_plugin.webhook.vocabularies import NVIDIA_GPU, Options, is_foreign, translate_amounts, translate_wishes
 
 REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
 NO_DEVICES: Final = "void"
 """What tells NVIDIA's container runtime to inject nothing; without it an image's own setting counts, and many say ``all``."""
+
+GPU_TOLERATION: Final[Json] = {"key": NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
+"""What Kubernetes itself gives to pods that ask for nvidia.com/gpu, and keeps from ours: clouds taint GPU nodes by that name.
+
+Source: k8s.io/kubernetes/plugin/pkg/admission/extendedresourcetoleration.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,8 @@ class Normaliser:
     options: Options
     scheduler_name: str = contract.SCHEDULER_NAME
     replaced_schedulers: tuple[str, ...] = field(default=REPLACED_SCHEDULERS)
+    tolerate_gpu_taint: bool = True
+    """Whether GPU pods may land on nodes with the taint ``nvidia.com/gpu:NoSchedule``."""
 
     def admit(self, pod: Mapping[str, Any]) -> Outcome:
         """Decide on a pod that is being created."""
@@ -66,6 +74,8 @@ class Normaliser:
         return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
 
     def _settle_scheduling(self, draft: Draft) -> None:
+        if self.tolerate_gpu_taint and not any(map(_tolerates_gpu_taint, draft.tolerations)):
+            draft.tolerations.append(dict(GPU_TOLERATION))
         if draft.node_name:
             raise RequestError(
                 f"spec.nodeName is {draft.node_name}, which passes the scheduler by, so no GPU would be assigned: "
@@ -78,6 +88,12 @@ class Normaliser:
                 f"schedulerName {draft.scheduler_name} is kept, but only {self.scheduler_name} assigns GPUs: unless the other does, "
                 "the containers will not start"
             )
+
+
+def _tolerates_gpu_taint(toleration: Json) -> bool:
+    """Whether a toleration covers the taint with any value. An empty key or effect stands for all."""
+    covered = toleration.get("key", "") in ("", NVIDIA_GPU) and toleration.get("effect", "") in ("", GPU_TOLERATION["effect"])
+    return covered and toleration.get("operator") == GPU_TOLERATION["operator"]
 
 
 def _settle_amounts(container: DraftContainer) -> None:

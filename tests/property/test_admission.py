@@ -103,9 +103,9 @@ def test_amounts_are_spelled_as_the_api_server_does():
 
 
 @settings(max_examples=600, deadline=None)
-@given(PODS, SIZES, st.booleans())
-def test_what_was_admitted_once_is_left_alone_and_validated(pod, sizes, adopt):
-    normaliser = Normaliser(Options(lambda _: sizes, adopt))
+@given(PODS, SIZES, st.booleans(), st.booleans())
+def test_what_was_admitted_once_is_left_alone_and_validated(pod, sizes, adopt, tolerate):
+    normaliser = Normaliser(Options(lambda _: sizes, adopt), tolerate_gpu_taint=tolerate)
     pod = given_back(pod)
     outcome = normaliser.admit(pod)
     if outcome.refusal:

@@ -5,7 +5,7 @@ import pytest
 
 from aliquot.standin.patches import apply_json_patch
 from proto import contract
-from scheduler_plugin.webhook.normalise import UNTOUCHED, Normaliser
+from scheduler_plugin.webhook.normalise import GPU_TOLERATION, UNTOUCHED, Normaliser
 from scheduler_plugin.webhook.vocabularies import Options
 
 VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
@@ -252,8 +252,45 @@ def test_known_schedulers_are_replaced_by_ours(name):
     assert admitted(make_pod({"nvidia.com/vgpu": "1"}, schedulerName=name))["spec"]["schedulerName"] == SCHEDULER
 
 
+OTHER_TAINT = {"key": "team", "operator": "Equal", "value": "ml", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"nvidia.com/vgpu": "1"}, {"nvidia.com/vgpu-memory": "4Gi"}, {"nvidia.com/mig-1g.10gb": "1"}, {"nvidia.com/gpumem": 3000}],
+    ids=["whole", "share", "MIG", "HAMi"],
+)
+def test_gpu_pods_tolerate_the_taint_that_clouds_give_their_gpu_nodes(limits):
+    pod = admitted(make_pod(limits, tolerations=[OTHER_TAINT]))
+    assert pod["spec"]["tolerations"] == [OTHER_TAINT, {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert normaliser().admit(pod).patch == ()
+
+
+@pytest.mark.parametrize(
+    ("toleration", "covers"),
+    [
+        ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}, True),
+        ({"key": "nvidia.com/gpu", "operator": "Exists"}, True),
+        ({"operator": "Exists"}, True),
+        ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"}, False),
+        ({"key": "nvidia.com/gpu", "value": "", "effect": "NoSchedule"}, False),
+        (OTHER_TAINT, False),
+    ],
+)
+def test_a_toleration_is_added_unless_one_covers_the_taint_with_any_value(toleration, covers):
+    pod = admitted(make_pod({"nvidia.com/vgpu": "1"}, tolerations=[toleration]))
+    assert pod["spec"]["tolerations"] == [toleration, *([] if covers else [GPU_TOLERATION])]
+
+
+def test_tolerations_are_left_alone_where_that_is_configured():
+    rules = Normaliser(Options(lambda _: (81920,)), tolerate_gpu_taint=False)
+    assert "tolerations" not in admitted(make_pod({"nvidia.com/vgpu": "1"}), rules)["spec"]
+
+
 def test_another_scheduler_is_kept_with_a_warning():
-    outcome = normaliser().admit(make_pod({"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "100"}, schedulerName="mine"))
+    ready = make_pod({"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "100"}, schedulerName="mine", tolerations=[GPU_TOLERATION])
+    outcome = normaliser().admit(ready)
     assert outcome.patch == ()
     assert "only aliquot-scheduler assigns GPUs" in outcome.warnings[0]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.webhook.normalise import Normaliser
+from scheduler_plugin.webhook.normalise import GPU_TOLERATION, Normaliser
 from scheduler_plugin.webhook.review import Reviews
 from scheduler_plugin.webhook.vocabularies import Options
 
-READY = {"schedulerName": "aliquot-scheduler"}
+READY = {"schedulerName": "aliquot-scheduler", "tolerations": [GPU_TOLERATION]}
 VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
 
 
@@ -41,6 +41,7 @@ def test_a_pod_as_our_webhook_leaves_it_is_let_through():
     [
         pytest.param([container(limits={"vgpu-memory": "4Gi"})], READY, "/spec/containers/0/resources", id="memory not in MiB"),
         pytest.param([container(limits={"vgpu": "1"})], {"schedulerName": "default-scheduler"}, "/spec/schedulerName", id="scheduler"),
+        pytest.param([container(limits={"vgpu": "1"})], READY | {"tolerations": []}, "/spec/tolerations", id="toleration"),
         pytest.param([container(limits={"vgpu": "1"})], READY | {"nodeName": "n1"}, "use a nodeSelector", id="a node's name"),
         pytest.param(
             [container(limits={"vgpu": "1"}), container("side", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])],
