@@ -273,6 +273,17 @@ def _unwanted_types(columns: Columns, rows: Rows, preferences: Preferences) -> B
     return unwanted
 
 
+def device_sizes(columns: Columns, preferences: Preferences) -> set[int]:
+    """Return the memory, in MiB, of the GPUs that a pod with these preferences can have parts of, in use and out of service too."""
+    wanted = columns.present & ~columns.mig
+    rows = np.arange(len(wanted))
+    if preferences.gpu_uuid or preferences.gpu_uuid_not:
+        wanted &= ~_unwanted_uuids(columns, rows, preferences)
+    if preferences.gpu_type or preferences.gpu_type_not:
+        wanted &= ~_unwanted_types(columns, rows, preferences)
+    return set(np.unique(columns.capacity_mib[wanted]).tolist())
+
+
 def type_wanted(model: str, preferences: Preferences) -> bool:
     """Whether a pod wants GPUs of this model, given in lower case."""
     if preferences.gpu_type and not any(name.lower() in model for name in preferences.gpu_type):
