@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from agent.core.cdi import HostSpec
+from agent.core.cdi import CapabilityNode, HostSpec
 from agent.core.cgroups import ContainerRef
 from agent.core.conflict import Evidence
 from agent.core.health import GpuHealth, HealthTable
@@ -481,7 +481,7 @@ class CdiFiles(Protocol):
         """Return the host's /dev/nvidia* nodes."""
         ...
 
-    def capability_nodes(self, minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[str, ...]:
+    def capability_nodes(self, minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[CapabilityNode, ...]:
         """Return the nodes that grant access to one MIG instance."""
         ...
 

@@ -221,7 +221,9 @@ class Disk:
         self.base = base
         self.store = LedgerFiles(base / "state/ledger")
         self.files = GrantFiles(base / "run/containers")
-        self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", devices=base / "dev", capabilities=base / "capabilities")
+        kernel = {"devices": base / "dev", "capabilities": base / "capabilities", "kernel_drivers": base / "proc-devices"}
+        self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", **kernel)
+        kernel["kernel_drivers"].touch()
 
     def book(self) -> GrantBook:
         return GrantBook(self.store, self.files, self.cdi)
