@@ -64,6 +64,13 @@ class Driver(Protocol):
         """Leave the driver, so that the next ``read`` enters it again; a GPU that was reset comes back only so."""
         ...
 
+    async def keep_out(self, reason: str) -> None:
+        """Leave the driver and do not enter it while there is a reason, which is then the error of every call; empty ends that.
+
+        A GPU can be reset, and its MIG mode changed where that takes a reset, only while nobody has it open.
+        """
+        ...
+
     def hung_device(self) -> str | None:
         """The UUID of the GPU whose call has not come back; None when no call hangs or it concerns no single GPU."""
         ...

@@ -105,6 +105,8 @@ class NvmlDriver:
         self._observe_read = observe_read
         self._thread = NvmlThread(timeout_seconds)
         self._initialized = False
+        self._kept_out = ""
+        """Why NVML must not be entered; empty while it may."""
         self._has_read = False
         """Whether the GPUs were read since the driver was entered: until then ``_known`` says nothing of which there are."""
         self._known: dict[str, Device] = {}
@@ -138,6 +140,12 @@ class NvmlDriver:
     async def restart(self) -> None:
         """See ``ports.Driver``."""
         await self._thread.run(self._shut_down)
+
+    async def keep_out(self, reason: str) -> None:
+        """See ``ports.Driver``."""
+        self._kept_out = reason
+        if reason:
+            await self._thread.run(self._shut_down)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do more work in the NVML thread, with the driver entered; for adapters that share this session and call by ``call``."""
@@ -186,6 +194,8 @@ class NvmlDriver:
     def _start(self) -> None:
         if self._initialized:
             return
+        if self._kept_out:
+            raise DriverError(self._kept_out)
         try:
             self._thread.entering("dlopen", None)
             self._library.load()

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.nvml_mig import NvmlMig
 from agent.errors import DriverError
+import pynvml
 from proto.codec import decode_place
 
 async def main():
@@ -29,6 +30,12 @@ async def main():
 async def do(mig, driver, gpus, errors, command, words):
     if command == "errors":
         return errors
+    if command == "keep-out":
+        await driver.keep_out(" ".join(words))
+        try:
+            return pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as exc:
+            return str(exc)
     gpu = gpus[int(words[0])]
     if command == "places":
         return [asdict(place) for place in await mig.places(gpu)]
@@ -110,3 +117,11 @@ def test_what_cannot_be_made_says_why(node, question, words):
     kind, message = node.ask(*question)
     assert kind == "PartitionError"
     assert words in message
+
+
+def test_while_it_is_kept_out_the_agent_has_no_session_and_begins_none(node):
+    assert node.ask("keep-out", "mig-manager", "is", "at", "work") == "Uninitialized"
+    for question in (("read", 6), ("places", 6), ("at", 6, "1g.10gb/0")):
+        assert node.ask(*question) == ["DriverError", "mig-manager is at work"]
+    assert node.ask("keep-out") == "Uninitialized"
+    assert len(node.ask("read", 6)) == 7
