@@ -15,7 +15,7 @@ from agent.errors import DriverError, DriverMissingError, PartitionError, Partit
 from placement import mig
 from proto.codec import MigPlace
 from proto.errors import ContractError
-from proto.model import MigInstance
+from proto.model import MediaEngines, MigInstance
 from proto.units import MIB
 
 _NO_SUCH_PROFILE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -215,6 +215,7 @@ def _place(device_uuid: str, profile: str, info: Any, start: int, size: int) -> 
         placement_start=start,
         placement_size=size,
         most_on_device=info.instanceCount,
+        engines=MediaEngines(info.decoderCount, info.encoderCount, info.jpegCount, info.ofaCount),
     )
 
 
