@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from agent.adapters.mig_rights import mig_rights
 from agent.adapters.nvml_gpm import NvmlGpm
 from agent.adapters.nvml_health import NvmlEvents, read_faults
 from agent.adapters.nvml_library import NvmlLibrary
@@ -56,11 +57,6 @@ _NO_MEMORY_OF_ITS_OWN = (
     "it has no memory of its own, but works in the host's: such GPUs are not supported, because there is nothing to divide. "
     "Its containers have to get it from another device plugin"
 )
-MIG_RIGHTS = (
-    "the agent may not: GPUs in MIG mode need the capability SYS_ADMIN, and NVIDIA_MIG_MONITOR_DEVICES=all and "
-    "NVIDIA_MIG_CONFIG_DEVICES=all in its environment (the component deploy/daemonset/components/mig)"
-)
-"""The cure for NO_PERMISSION, which the driver answers about nothing but GPUs in MIG mode once a process may use it at all."""
 _PROCESS_LISTS = (
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetGraphicsRunningProcesses",
@@ -500,7 +496,7 @@ def _in_text(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
 
 def _trouble(exc: pynvml.NVMLError) -> str:
     if exc.value == pynvml.NVML_ERROR_NO_PERMISSION:
-        return f"it cannot be read: {MIG_RIGHTS}"
+        return f"it cannot be read: {mig_rights()}"
     return f"the driver answers: {exc}"
 
 
