@@ -7,7 +7,7 @@ exists or is promised overlaps it, or has the media engines that it takes.
 
 import operator
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -74,36 +74,34 @@ def _free(instances: Collection[MigInstance], profile: str, used_uuids: Collecti
     made = [place for place in instances if place.on_demand and place.uuid in used_uuids]
     there = [instance for instance in instances if not instance.on_demand] + made
     alike = sum(other.profile == profile for other in there)
-    engines = _free_engines(instances, there)
+    asked = [instance for instance in instances if instance.profile == profile and instance.uuid not in used_uuids]
+    more = _has_engines(asked, instances, there)
 
     def is_free(instance: MigInstance) -> bool:
         if not instance.on_demand:  # instances that exist side by side never stand in each other's way, whatever their slices say
             return not any(map(instance.overlaps, made))
-        return alike < instance.most_on_device and _suffice(engines, instance.engines) and not any(map(instance.overlaps, there))
+        return more and alike < instance.most_on_device and not any(map(instance.overlaps, there))
 
-    free = [instance for instance in instances if instance.profile == profile and instance.uuid not in used_uuids and is_free(instance)]
-    return tuple(sorted(free, key=lambda instance: (instance.placement_start, instance.uuid)))
+    return tuple(sorted(filter(is_free, asked), key=lambda instance: (instance.placement_start, instance.uuid)))
 
 
-def _free_engines(instances: Collection[MigInstance], there: Collection[MigInstance]) -> MediaEngines | None:
-    """Return the media engines of a device that no instance has; None where its places do not tell what they take.
+def _has_engines(asked: Iterable[MigInstance], instances: Collection[MigInstance], there: Collection[MigInstance]) -> bool:
+    """Whether a device has the media engines left for one more instance of a profile.
 
-    The device has as many as the profile with the most, which is the one of the whole GPU.
+    It has as many in all as the profile with the most takes, which is the one of the whole device.
 
-    Args: there: the instances that exist or are promised. Those that begin at one slice are compute instances of one GPU instance, which
-                 has its engines once.
+    Args: asked: of that profile, which all take the same.
+          instances: of the device; what they do not tell is no limit.
+          there: those that exist or are promised. What begins at one slice are compute instances of one GPU instance, which has its
+                 engines once.
     """
+    wanted = next((place.engines for place in asked if place.engines is not None), _NO_ENGINES)
+    if wanted == _NO_ENGINES:
+        return True
     taken = {place.profile: place.engines for place in instances if place.engines is not None}
-    if not any(map(any, taken.values())):
-        return None
     held = {instance.placement_start: taken.get(_gpu_profile(instance.profile), _NO_ENGINES) for instance in there}
-    most = map(max, zip(*taken.values(), strict=True))
-    sums = map(sum, zip(_NO_ENGINES, *held.values(), strict=True))
-    return MediaEngines(*map(operator.sub, most, sums))
-
-
-def _suffice(free: MediaEngines | None, taken: MediaEngines | None) -> bool:
-    return free is None or taken is None or all(part <= left for part, left in zip(taken, free, strict=True))
+    sums = map(sum, zip(wanted, *held.values(), strict=True))
+    return all(map(operator.le, sums, map(max, zip(*taken.values(), strict=True))))
 
 
 @lru_cache(maxsize=_PROFILES_KEPT)
