@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.adapters.nvml import MIG_RIGHTS
+from agent.adapters.mig_rights import MIG_RIGHTS
 from agent.adapters.nvml_limits import LIMIT_RIGHTS
 from agent.core.audit import MAPS_RIGHTS
 from agent.settings import Placement
