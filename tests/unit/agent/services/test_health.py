@@ -143,7 +143,10 @@ async def test_an_agent_that_is_replaced_remembers_a_quarantine(tmp_path, caplog
     lives: list[asyncio.Future] = []
     first = await life()
     first.take_events([DeviceEvent("GPU-1", 62)])
-    await asyncio.sleep(0.1)
+    for _ in range(500):
+        if HealthState.QUARANTINED in {health.state for health in store.load().gpus.values()}:
+            break
+        await asyncio.sleep(0.02)
     lives[0].cancel()
     second = await life()
     assert [entry.state for entry in second.board.devices] == [HealthState.HEALTHY, HealthState.QUARANTINED]
