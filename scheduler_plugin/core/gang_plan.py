@@ -100,8 +100,8 @@ class Planner:
         return [other for other in self.members(pod, gang).values() if is_ready(self.state, other)]
 
     def members(self, pod: PodFacts, gang: Gang) -> dict[str, PodFacts]:
-        """Return the known members by UID, this pod among them."""
-        members = {other.uid: other for other in self.state.gang_members(gang.key)}
+        """Return the known members by UID, this pod among them. Those that are ending count no more: a gang restarts as it started."""
+        members = {other.uid: other for other in self.state.gang_members(gang.key) if not other.deletion_requested}
         return {pod.uid: pod} | members
 
     def expect_all(self, members: Sequence[PodFacts], allowed: Collection[str], expires_at: float) -> bool:

@@ -90,7 +90,7 @@ class Gangs:
 
     def may_plan(self, gang: Gang) -> bool:
         """Whether a gang has enough members and does not pause."""
-        enough = sum(1 for _ in self._state.gang_members(gang.key)) >= gang.minimum
+        enough = sum(not member.deletion_requested for member in self._state.gang_members(gang.key)) >= gang.minimum
         return enough and not self.standing(gang).pauses
 
     async def admit(self, pod: PodFacts, gang: Gang, node: str) -> str:
