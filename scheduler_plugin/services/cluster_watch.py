@@ -201,10 +201,15 @@ class _Pods(_Base[ClusterState]):
         self._taker.replace_pods(items)
         for uid in before - set(self._taker.pods):
             self._watch.on_pod_gone(uid)
+        for item in items:
+            self._note_if_settled(item)
         self._watch.note_listed(self._source)
 
     def changed(self, item: PodFacts) -> None:
         self._taker.set_pod(item)
+        self._note_if_settled(item)
+
+    def _note_if_settled(self, item: PodFacts) -> None:
         if item.holds or not item.active:
             self._watch.on_pod_gone(item.uid)
 

@@ -142,7 +142,9 @@ class Preemptor:
     def _is_due(self, decision: Decision) -> bool:
         uid = decision.pod.uid
         pod, pause = self._desk.state.pods.get(uid), self._pauses.get(uid)
-        if pod is None or pod.deletion_requested or not pod.preempts or pod.nominated_node:  # others end for it where it is nominated
+        if pod is None or pod.node_name or pod.deletion_requested or not pod.preempts:
+            return False
+        if pod.nominated_node:  # others end for it there
             return False
         if uid in self._desk.state.reservations or decision.asked is None:  # it has a place, or no node can be helped
             return False
@@ -158,7 +160,8 @@ class Preemptor:
 
     async def _serve(self, decision: Decision) -> None:
         """Find the cheapest way to make room for a pod, and go it."""
-        pod, best, helpful, begun = decision.pod, None, 0, self._desk.monotonic()
+        uid, best, helpful, begun = decision.pod.uid, None, 0, self._desk.monotonic()
+        pod = self._desk.state.pods[uid]
         for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision), self._refused), 1):
             if way is not None:
                 helpful += 1
@@ -170,9 +173,10 @@ class Preemptor:
             if self._desk.monotonic() - begun > (LAST_SECONDS if best is None else ENOUGH_SECONDS):
                 break  # the places of those that others end for must be renewed in time
             await asyncio.sleep(0)
-        latest = self._desk.decisions.by_uid.get(pod.uid)
-        if best is None or latest is None or latest.fitting:
+        latest, found = self._desk.decisions.by_uid.get(uid), self._desk.state.pods.get(uid)
+        if best is None or latest is None or latest.fitting or found is None or found.node_name:
             return
+        pod = found
         best = way_on(self._desk, pod, best.node, self._refused)
         if best is None or not hold(self._desk, pod, best.node, best.ended, self._desk.monotonic() + HOLD_SECONDS):
             return

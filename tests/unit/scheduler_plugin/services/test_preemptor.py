@@ -363,3 +363,20 @@ async def test_a_node_whose_cpu_was_taken_since_is_freed_only_if_its_victims_hol
     taken = replace(make_pod("cpu-only", node="n1"), cpu_milli=1000 - victim_cpu, priority=1000)
     scene.state.set_pod(taken)
     assert await scene.after(5) == want
+
+
+@pytest.mark.parametrize("when", ["before", "during the search"])
+async def test_nobody_ends_for_a_pod_that_is_bound_by_now_though_it_was_refused_here(when, monkeypatch):
+    scene, search = Scene(), module.ways
+    bound = make_pod("important", node="elsewhere", shares={"main": [make_share("elsewhere", 0, 700)]}, vgpu="1", vgpu_memory="700")
+    scene.refused("important")
+    if when == "before":
+        scene.state.set_pod(bound)
+
+    def ways(*args):
+        assert when == "during the search", "nothing is looked for"
+        yield from search(*args)
+        scene.state.set_pod(bound)
+
+    monkeypatch.setattr(module, "ways", ways)
+    assert await scene.after(5) == []
