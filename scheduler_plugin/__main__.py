@@ -1,7 +1,8 @@
 """Starts the scheduler: reads the settings, makes every adapter, and runs the services until it is told to stop.
 
-Ready means: the state was built from full lists, and this replica leads and has listed the pods since it does. Beside kube-scheduler on
-loopback the lease is not needed; behind a Service, readiness sends the calls to the leader.
+Ready means: the state was built from full lists, and, where replicas elect their leader, this one leads and has listed the pods since it
+does: behind a Service, readiness sends the calls to the leader. Beside kube-scheduler on loopback a lease of ours is not needed, and all
+replicas are ready, for the webhook; decisions are made where kube-scheduler leads and the pods were listed since it does.
 """
 
 import asyncio
@@ -155,9 +156,9 @@ class Scheduler:
             lease = KubeLease(connection, settings.lease_namespace, settings.scheduler_lease, clock)
             self._following = Following(lease, clock, socket.gethostname())
             self._following.on_acquired = self._pods_stream.relist
-        self._binder = Binder(self._desk, pods, lambda: self.ready)
-        self._retry = Retry(self._desk, pods, lambda: self.acts, lambda: self._watch.told_at(Source.PODS), self._telemetry)
-        self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.acts, clock.now, self._telemetry)
+        self._binder = Binder(self._desk, pods, lambda: self.decides, self._look_who_leads)
+        self._retry = Retry(self._desk, pods, lambda: self.decides, lambda: self._watch.told_at(Source.PODS), self._telemetry)
+        self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.decides, clock.now, self._telemetry)
         self._desk.on_preemption = self._telemetry.count_preemption
         queues = {"open_bindings": lambda: self._binder.open_bindings, "waiting_gangs": lambda: self._desk.gangs.waiting}
         self._telemetry.registry.register(ClusterCollector(self._state, self._desk.decisions, queues, self._watch.lag_seconds))
@@ -177,25 +178,35 @@ class Scheduler:
 
     @property
     def ready(self) -> bool:
-        """Whether decisions of this replica may be acted upon."""
+        """Whether this replica may be called."""
         if self._ending or not self._watch.synced or not self.leads:
             return False
-        return self._leadership is None or self._watch.listed_at[Source.PODS] > self._leadership.acquired_at
+        return self._leadership is None or self._has_listed_since(self._leadership.acquired_at)
 
     @property
-    def acts(self) -> bool:
-        """Whether this replica may do unasked what follows from its decisions."""
-        return self.ready and self._is_beside_leader
+    def decides(self) -> bool:
+        """Whether decisions of this replica may be acted upon."""
+        if not self.ready or not self._is_beside_leader:
+            return False
+        return self._following is None or self._has_listed_since(self._following.acquired_at)
 
     @property
     def _is_beside_leader(self) -> bool:
         return self._following is None or self._following.leads
+
+    def _has_listed_since(self, moment: float) -> bool:
+        return self._watch.told_at(Source.PODS) >= moment
+
+    async def _look_who_leads(self) -> None:
+        if self._following is not None:
+            await self._following.look()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``."""
         for name, server in self._servers.items():
             self.addresses[name] = await server.start()
             logger.info("%s listens on %s", name, self.addresses[name])
+        await self._look_who_leads()  # beside a leader the first list is enough
         loops = [*(stream.run() for stream in self._streams), self._retry.run(), self._events.run()]
         if self._settings.gpu_preemption:
             loops.append(self._preemptor.run())
@@ -268,25 +279,28 @@ class Scheduler:
     def _timed(self, name: str, verb: Callable[[bytes], bytes]) -> Verb:
         async def handle(body: bytes) -> bytes:
             with self._telemetry.timing(name):
-                self._check_ready()
+                await self._check_decides()
                 return verb(body)
 
         return handle
 
     async def _timed_preempt(self, body: bytes) -> bytes:
         with self._telemetry.timing("preempt"):
-            self._check_ready()
+            await self._check_decides()
             return await choose_victims(self._desk, body)
 
     async def _timed_bind(self, body: bytes) -> bytes:
         with self._telemetry.timing("bind") as call:
-            self._check_ready()
+            await self._check_decides()
             answer = await self._binder.bind(body)
             call.refused = answer != BOUND
             return answer
 
-    def _check_ready(self) -> None:
-        if not self.ready:
+    async def _check_decides(self) -> None:
+        """Check that this call may be answered. Raises NotReadyError."""
+        if self._following is not None:
+            await self._following.called()
+        if not self.decides:
             raise NotReadyError(self._trouble())
 
     def _webhook_verbs(self) -> dict[str, Verb]:
@@ -330,7 +344,10 @@ class Scheduler:
     def _trouble(self) -> str:
         if self._ending:
             return "this replica was told to end"
-        return self._watch.trouble or ("another replica leads" if not self.leads else "the pods are being listed after the lease was taken")
+        if self._watch.trouble:
+            return self._watch.trouble
+        leads = self.leads and self._is_beside_leader
+        return "the pods are being listed after the lease was taken" if leads else "another replica leads"
 
     def _webhook_trouble(self) -> str:
         if self._keeper is None or self._keeper.serves:

@@ -16,6 +16,7 @@ import msgspec
 
 from program.api_server import ApiServer
 from proto import contract
+from proto.errors import AliquotError
 from scheduler_plugin.core.objects import PodObject, pod_facts
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.errors import (
@@ -138,8 +139,8 @@ class KubePods:
             return None
         try:
             return pod_facts(msgspec.json.decode(data, type=PodObject))
-        except msgspec.DecodeError as exc:
-            raise KubeApiError(f"the API answered with something that is no pod: {exc}") from exc
+        except (AliquotError, msgspec.DecodeError) as exc:
+            raise KubeApiError(f"the API answered with a pod that cannot be read: {exc}") from exc
 
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         """See ``ports.PodApi``."""

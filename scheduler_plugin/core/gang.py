@@ -35,6 +35,13 @@ class Standing(NamedTuple):
     """It held room without starting, and makes no new plan for a while."""
     is_settled: bool = False
     """Members that wait at their nodes stay there whoever else then has no place: they made way often enough."""
+    in_vain: bool = False
+    """It was planned in vain: nothing was freed since, or that is so recent that it rests from planning. No new plan is made now."""
+
+    @property
+    def makes_plans(self) -> bool:
+        """Whether its members may be expected elsewhere now."""
+        return not (self.pauses or self.in_vain)
 
 
 def gang_of(namespace: str, annotations: Mapping[str, str]) -> Gang | None:

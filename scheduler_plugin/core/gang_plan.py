@@ -61,7 +61,7 @@ class Planner:
         reservations = self.state.reservations
         if standing.planned and all(member.uid in reservations for member in needed) and reservations[pod.uid].node in fitting:
             return reservations[pod.uid].node
-        if not standing.pauses:
+        if standing.makes_plans:
             if self.expect_all(needed, offered, expires_at):
                 return reservations[pod.uid].node
             with_ready = needed if standing.is_settled else self._lacking(pod, gang, with_ready=True)
@@ -100,8 +100,8 @@ class Planner:
         return [other for other in self.members(pod, gang).values() if is_ready(self.state, other)]
 
     def members(self, pod: PodFacts, gang: Gang) -> dict[str, PodFacts]:
-        """Return the known members by UID, this pod among them."""
-        members = {other.uid: other for other in self.state.gang_members(gang.key)}
+        """Return the known members by UID, this pod among them. Those that are ending count no more: a gang restarts as it started."""
+        members = {other.uid: other for other in self.state.gang_members(gang.key) if not other.deletion_requested}
         return {pod.uid: pod} | members
 
     def expect_all(self, members: Sequence[PodFacts], allowed: Collection[str], expires_at: float) -> bool:
@@ -179,11 +179,8 @@ class Planner:
 
     def expect(self, pod: PodFacts, allowed: Collection[str] | None, expires_at: float) -> bool:
         """Expect one pod on the best of the allowed nodes, or of all; return whether it fits on one."""
-        if pod.gpu is None:
-            return False
-        try:
-            shape = PodShape.of(pod_request(pod.gpu), self.default_policy, HostDemand(pod.cpu_milli, pod.memory_mib))
-        except RequestError:
+        shape = self.shape_of(pod)
+        if shape is None:
             return False
         verdict = self.shapes.verdict(shape)
         fitting = np.flatnonzero(verdict.reason == NodeReason.FITS.value)
@@ -193,6 +190,15 @@ class Planner:
             return False
         node = self.state.names[best_row(self.shapes, verdict, fitting, pod.uid)]
         return not self.expect_on(pod, node, expires_at)
+
+    def shape_of(self, pod: PodFacts) -> PodShape | None:
+        """Reduce a pod to what verdicts depend on; None when it asks for nothing, or for what nobody could give."""
+        if pod.gpu is None:
+            return None
+        try:
+            return PodShape.of(pod_request(pod.gpu), self.default_policy, HostDemand(pod.cpu_milli, pod.memory_mib))
+        except RequestError:
+            return None
 
     def _forget(self, members: Sequence[PodFacts]) -> list[Reservation]:
         """Expect the members nowhere; return where they were expected."""

@@ -5,17 +5,19 @@ From the plan until the API has answered, the pod holds its devices firmly. A re
 outcome is open and the devices stay held. The same write is repeated as long as kube-scheduler waits for it: it names the pod's UID, so it
 can succeed once only. Then the API is only asked what became of the pod, because another kube-scheduler may lead by now, whose extender
 knows nothing of this one's plans; kube-scheduler is told to try again, gets the same node from filter, and its call joins the one under
-way. A pod that is still unbound long after the last write was not bound by it.
+way. A pod that is still unbound long after the last write was not bound by it. That holds for errors that nobody thought of, too: what was
+held is given back if nothing was sent, and else the outcome is looked up.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from placement.refusal import Refusal
 from placement.request import RequestError
 from proto import codec, contract
+from proto.errors import ContractError
 from proto.model import PodAssignment
 from scheduler_plugin.core.plan import not_offered
 from scheduler_plugin.core.pods import PodFacts, footprint
@@ -41,6 +43,10 @@ CONFIRM_SECONDS = 30.0
 """How far the pods' stream must have come beyond a binding before its absence there means that the pod is gone."""
 
 
+async def _know() -> None:
+    """Look nothing up: it is known who leads."""
+
+
 @dataclass(slots=True)
 class _Flight:
     node: str
@@ -55,11 +61,12 @@ class _Flight:
 class Binder:
     """All bindings under way, by pod UID."""
 
-    def __init__(self, desk: Desk, api: PodApi, may_bind: Callable[[], bool]) -> None:
-        """Args: may_bind: whether this replica leads, asked before every write."""
+    def __init__(self, desk: Desk, api: PodApi, may_bind: Callable[[], bool], look: Callable[[], Awaitable[None]] = _know) -> None:
+        """Args: may_bind: whether this replica leads, asked before every write. look: has that looked up, before a write is repeated."""
         self._desk = desk
         self._api = api
         self._may_bind = may_bind
+        self._look_who_leads = look
         self._flights: dict[str, _Flight] = {}
 
     @property
@@ -112,9 +119,13 @@ class Binder:
         plan = self._plan(pod, args.node)
         if isinstance(plan, str):
             return plan
+        try:
+            annotations = {} if plan is None else {contract.ANNOTATION_ASSIGNMENT: codec.encode_assignment(plan)}
+        except ContractError as exc:
+            return f"the assignment cannot be written down: {exc}"
         self._hold(pod, args.node, plan)
         try:
-            return await self._write(pod, plan, flight)
+            return await self._write(pod, annotations, flight)
         except asyncio.CancelledError:
             logger.warning("stopped while a binding had no outcome", extra={"pod": f"{pod.namespace}/{pod.name}", "node": args.node})
             raise
@@ -146,19 +157,21 @@ class Binder:
         demand = HostDemand(pod.cpu_milli, pod.memory_mib)
         self._desk.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.BINDING))
 
-    async def _write(self, pod: PodFacts, plan: PodAssignment | None, flight: _Flight) -> str:
-        annotations = {} if plan is None else {contract.ANNOTATION_ASSIGNMENT: codec.encode_assignment(plan)}
+    async def _write(self, pod: PodFacts, annotations: Mapping[str, str], flight: _Flight) -> str:
         extra = {"pod": f"{pod.namespace}/{pod.name}", "pod_uid": pod.uid, "node": flight.node}
-        pause, written_at = FIRST_RETRY_SECONDS, self._desk.monotonic()
+        pause, written_at, is_sent = FIRST_RETRY_SECONDS, self._desk.monotonic(), False
         while True:
-            if not self._may_bind():  # also between tries: the next leader counts on our silence once the lease is lost
-                self._desk.state.release(pod.uid)
-                return "this replica does not lead; another one binds"
             flight.called.clear()
             outcome: str | None = None
             try:
-                if flight.calls:
-                    written_at = self._desk.monotonic()
+                if is_sent and flight.calls:
+                    await self._look_who_leads()  # who asked may have ended since
+                may_bind = self._may_bind()  # also between tries: the next leader counts on our silence once the lease is lost
+                if not may_bind and not is_sent:
+                    self._desk.state.release(pod.uid)
+                    return "this replica does not lead; another one binds"
+                if may_bind and flight.calls:
+                    written_at, is_sent = self._desk.monotonic(), True
                     outcome = await self._try(pod, flight.node, annotations)
                 else:
                     outcome = await self._look(pod, flight.node, annotations)
@@ -167,6 +180,11 @@ class Binder:
                         outcome = "the API server did not take the binding"
             except KubeApiError as exc:
                 logger.warning("a binding has no outcome yet: %s", exc, extra=extra)
+            except Exception:
+                if not is_sent:
+                    self._desk.state.release(pod.uid)
+                    raise
+                logger.exception("a binding has no outcome yet", extra=extra)
             if outcome is not None:
                 logger.info("not bound: %s" if outcome else "bound%s", outcome, extra=extra)
                 return outcome

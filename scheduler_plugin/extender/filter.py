@@ -70,8 +70,8 @@ def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
     if gang is not None:
         offered = frozenset(desk.names_of(named, everywhere))
         fitting = frozenset(desk.names_of(named, np.flatnonzero(reasons == NodeReason.FITS.value)))
-        turn = GangTurn(desk.gangs.standing(gang), desk.state.moment())
-        node = desk.gangs.place(pod, gang, offered, fitting)
+        turn = GangTurn(desk.gangs.standing_for(pod, gang, offered), desk.state.moment())
+        node = desk.gangs.place(pod, gang, offered, fitting, turn.standing)
         if node is None and fitting:
             return _gang_refusal(desk, pod, request, named, gang, turn, now)
         if node:

@@ -7,6 +7,9 @@ A member that waited in vain is tried again; that it was ready is remembered unt
 The gate: when enough members are ready, each one's place is looked at once more, and in the same moment all of them become firm. If one
 has lost its place the gang goes on waiting. So no binding is sent before enough members hold what they need, whatever the plans were.
 
+A gang that waits for room must not keep others waiting: to plan hundreds of members takes a second. What was planned in vain is not planned
+again before something is freed, whichever member asks; and after a plan that took long the gang rests for several times as long.
+
 What is expected for a gang lasts gang_seconds from its first plan. A gang that is not complete by then lets go of everything and makes no
 new plan for as long, so that one that can never start does not keep others out for ever. A crash forgets plans, never bindings: those
 that are bound count, and the rest are planned anew. The API writes one binding at a time: a member deleted in that very moment can leave
@@ -14,7 +17,8 @@ fewer than the minimum running.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,12 +27,17 @@ from placement.request import RequestError
 from scheduler_plugin.core.gang import Gang, Standing, gang_of
 from scheduler_plugin.core.gang_plan import Planner, is_placed, is_ready
 from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.shapes import PodShape
 from scheduler_plugin.core.state import ClusterState, Stage
 
 WAIT_SECONDS: Final = 3.0
 """How long bind waits for the other members: less than bind.ANSWER_SECONDS."""
 START_SECONDS: Final = 30.0
 """How long the room of a member that was ready is kept once its gang starts: kube-scheduler tries it again after 10 s at most."""
+LONG_SECONDS: Final = 0.25
+"""What a plan may take without a rest after it."""
+REST_FACTOR: Final = 4.0
+"""How many times as long as a plan took a gang rests: four fifths of the time are for others, whatever ends meanwhile."""
 
 
 @dataclass(slots=True)
@@ -39,6 +48,25 @@ class _Attempt:
     moves: int = 0
     """How often ready members had to make way for another."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A plan that was made in vain."""
+
+    freed_count: int
+    """The state's, then."""
+    offered: frozenset[str]
+    members: Sequence[PodFacts]
+
+
+@dataclass(slots=True)
+class _Rest:
+    """The time after a plan that took long and was in vain."""
+
+    until: float
+    asked: bool = False
+    """Whether the gang would have been planned in it."""
 
 
 class Gangs:
@@ -53,21 +81,28 @@ class Gangs:
         """Told ``planned``, and then ``completed`` or ``expired``, of each attempt."""
         self._attempts: dict[tuple[str, str], _Attempt] = {}
         self._closed_until: dict[tuple[str, str], float] = {}
+        self._failures: dict[tuple[str, str], dict[PodShape | None, _Failure]] = {}
+        """By the gang and the shape of the member that asked."""
+        self._rests: dict[tuple[str, str], _Rest] = {}
 
     @property
     def waiting(self) -> int:
         """How many gangs hold room and are not complete."""
         return len(self._attempts)
 
-    def place(self, pod: PodFacts, gang: Gang, offered: Collection[str], fitting: Collection[str]) -> str | None:
+    def place(self, pod: PodFacts, gang: Gang, offered: frozenset[str], fitting: Collection[str], standing: Standing) -> str | None:
         """Find a node for a member among the offered ones: its name, "" for whichever fits, or None when the gang cannot start now.
 
-        Args: fitting: those where it fits beside the places of its gang as they are.
+        Args: fitting: those where it fits beside the places of its gang as they are. standing: what ``standing_for`` says at this moment.
         """
-        standing = self.standing(gang)
-        deadline = self._attempts[gang.key].deadline if standing.planned else self._monotonic() + self._gang_seconds
+        begun, needed = self._monotonic(), self.planner.needed(pod, gang)
+        deadline = self._attempts[gang.key].deadline if standing.planned else begun + self._gang_seconds
         others = [other for other in self.planner.ready(pod, gang) if other.uid != pod.uid]
         node = self.planner.place(pod, gang, offered, fitting, standing, deadline)
+        if node is None and needed and standing.makes_plans:
+            self._note_failure(pod, gang, _Failure(self._state.freed_count, offered, needed), begun)
+        if node:
+            self._failures.pop(gang.key, None)
         if node and not standing.planned:
             self._attempts[gang.key] = _Attempt(deadline)
             self._state.freed_count += 1  # members that wait are worth another try
@@ -78,9 +113,32 @@ class Gangs:
 
     def standing(self, gang: Gang) -> Standing:
         """Return how far a gang is."""
-        self._expire()
+        self.expire()
         attempt = self._attempts.get(gang.key)
         return Standing(attempt is not None, gang.key in self._closed_until, attempt is not None and attempt.moves >= gang.minimum)
+
+    def standing_for(self, pod: PodFacts, gang: Gang, offered: frozenset[str]) -> Standing:
+        """Return how far the gang of a member is that is offered these nodes."""
+        standing = self.standing(gang)
+        if (rest := self._rests.get(gang.key)) is not None:
+            rest.asked = True
+            return standing._replace(in_vain=True)
+        failure = self._failures.get(gang.key, {}).get(self.planner.shape_of(pod))
+        if failure is None or failure.freed_count != self._state.freed_count or not offered <= failure.offered:
+            return standing
+        return standing._replace(in_vain=self._are_alike(failure.members, self.planner.needed(pod, gang)))
+
+    def _are_alike(self, some: Sequence[PodFacts], others: Sequence[PodFacts]) -> bool:
+        """Whether pods ask for the same, all in all; those among both are not compared."""
+        uids, other_uids = {pod.uid for pod in some}, {pod.uid for pod in others}
+        shapes = Counter(self.planner.shape_of(pod) for pod in some if pod.uid not in other_uids)
+        return shapes == Counter(self.planner.shape_of(pod) for pod in others if pod.uid not in uids)
+
+    def _note_failure(self, pod: PodFacts, gang: Gang, failure: _Failure, begun: float) -> None:
+        self._failures.setdefault(gang.key, {})[self.planner.shape_of(pod)] = failure
+        now = self._monotonic()
+        if now - begun > LONG_SECONDS:
+            self._rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun))
 
     def needed_with(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
         """Return who must have a place at once, the pod first: the pod alone if its gang runs, nobody if it cannot start at all now."""
@@ -89,13 +147,18 @@ class Gangs:
         return [] if self.standing(gang).pauses else self.planner.needed(pod, gang)
 
     def may_plan(self, gang: Gang) -> bool:
-        """Whether a gang has enough members and does not pause."""
-        enough = sum(1 for _ in self._state.gang_members(gang.key)) >= gang.minimum
-        return enough and not self.standing(gang).pauses
+        """Whether a gang has enough members and does not pause or rest; one that rests is looked at again when it has."""
+        enough = sum(not member.deletion_requested for member in self._state.gang_members(gang.key)) >= gang.minimum
+        if not enough or self.standing(gang).pauses:
+            return False
+        rest = self._rests.get(gang.key)
+        if rest is not None:
+            rest.asked = True
+        return rest is None
 
     async def admit(self, pod: PodFacts, gang: Gang, node: str) -> str:
         """Wait until enough members are ready; return why the pod must not be bound yet, or nothing."""
-        self._expire()
+        self.expire()
         if self._goes_on(pod, gang):
             return ""
         attempt = self._attempts.get(gang.key)
@@ -147,7 +210,8 @@ class Gangs:
         there = sum(is_placed(state, other) or counts(state, other) for other in self.planner.members(pod, gang).values())
         return gang.minimum - there
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """End what has lasted its time."""
         now = self._monotonic()
         for key, attempt in list(self._attempts.items()):
             if attempt.deadline <= now:
@@ -156,6 +220,10 @@ class Gangs:
                 self.on_attempt("expired")
         for key in [key for key, until in self._closed_until.items() if until <= now]:
             del self._closed_until[key]
+        for key in [key for key, rest in self._rests.items() if rest.until <= now]:
+            self._state.freed_count += self._rests.pop(key).asked  # it is worth another try
+        for key in [key for key in self._failures if not any(True for _ in self._state.gang_members(key))]:
+            del self._failures[key]
 
 
 def gang_asked(pod: PodFacts) -> Gang | RequestError | None:

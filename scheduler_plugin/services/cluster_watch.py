@@ -54,8 +54,6 @@ class ClusterWatch:
         self._listing_since: dict[Source, float] = {}
         self._catching_up_since: dict[Source, float] = {}
         self._trouble: dict[Source, str] = {}
-        self.listed_at: dict[Source, float] = {}
-        """Monotonic time of each stream's last full list."""
         self.on_pod_gone: Callable[[str], None] = lambda _: None
         """Told the UID of every pod that ended or is bound."""
         self.on_synced: Callable[[], None] = lambda: None
@@ -114,7 +112,6 @@ class ClusterWatch:
 
     def note_listed(self, source: Source) -> None:
         """Note that a stream told everything at once."""
-        self.listed_at[source] = self._clock.monotonic()
         self._told_at[source] = self._listing_since[source]
         self.note_opened(source)
 
@@ -204,10 +201,15 @@ class _Pods(_Base[ClusterState]):
         self._taker.replace_pods(items)
         for uid in before - set(self._taker.pods):
             self._watch.on_pod_gone(uid)
+        for item in items:
+            self._note_if_settled(item)
         self._watch.note_listed(self._source)
 
     def changed(self, item: PodFacts) -> None:
         self._taker.set_pod(item)
+        self._note_if_settled(item)
+
+    def _note_if_settled(self, item: PodFacts) -> None:
         if item.holds or not item.active:
             self._watch.on_pod_gone(item.uid)
 

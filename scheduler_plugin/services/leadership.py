@@ -9,6 +9,7 @@ after it got the lease: what the earlier one bound last is in that list.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from scheduler_plugin.errors import KubeApiError, KubeConflictError
 from scheduler_plugin.ports import Clock, LeaseApi, LeaseRecord
@@ -18,6 +19,10 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = 15.0
 RENEW_SECONDS = 10.0
 """Without a successful renewal for so long, a leader stops."""
+LOOK_SECONDS = 1.0
+"""How long a call waits for a look at the lease; kube-scheduler waits 5 s for its answer."""
+LOOK_PAUSE_SECONDS = 0.2
+"""Between two looks at the lease for the sake of calls."""
 
 
 class Leadership:
@@ -96,9 +101,14 @@ class Leadership:
 
 
 class Following:
-    """Whether the kube-scheduler beside this process leads, by the lease that it takes part in.
+    """Whether the kube-scheduler beside this process leads, by the lease that it takes part in, and since when.
 
-    It alone asks this extender for decisions. What the extender does unasked, on decisions of before, is for the leader's extender only.
+    What another leader's extender bound last may not have been told here yet, so nothing is decided before the pods were listed after
+    ``acquired_at``: the moment at which another holder or another transition of the lease was first seen.
+
+    A call is evidence too, because kube-scheduler asks its extender only while it leads. So a lease that cannot be read stops nobody: a
+    call that comes while it is not known who leads begins a time of leading, and is answered once the pods are listed again. A lease that
+    names somebody else, or nobody, is believed against a call: the call is one of the last of a kube-scheduler that ends.
     """
 
     def __init__(self, api: LeaseApi, clock: Clock, host: str, retry_seconds: float = 2.0) -> None:
@@ -108,27 +118,70 @@ class Following:
         self._identity_prefix = f"{host}_"
         self._retry_seconds = retry_seconds
         self._led_at = float("-inf")
-        self._other_led = False
+        self._term: tuple[str, int] | None = None
+        """Holder and transitions of the lease when last read, if that was the kube-scheduler beside this process."""
+        self._unknown = True
+        """Whether the lease could not be read when that was last tried."""
+        self._read_at = float("-inf")
+        self._lock = asyncio.Lock()
+        """Held by who reads the lease."""
+        self.acquired_at = float("inf")
+        """Monotonic time at which it was first known to lead as it does now."""
         self.on_acquired: Callable[[], None] = lambda: None
-        """Told when it took over from another: what that one did last may not have been told here yet."""
+        """Told when that changed."""
 
     @property
     def leads(self) -> bool:
-        """Whether it did when the lease was last read, not long ago."""
+        """Whether it did not long ago."""
         return self._clock.monotonic() - self._led_at < RENEW_SECONDS
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            try:
-                lease = await self._api.read()
-            except KubeApiError as exc:
-                logger.warning("the lease of kube-scheduler cannot be read: %s", exc)
-            else:
-                beside = lease is not None and lease.holder.startswith(self._identity_prefix)
-                self._led_at = self._clock.monotonic() if beside else float("-inf")
-                if beside and self._other_led:
-                    logger.info("the kube-scheduler beside this process leads now")
-                    self.on_acquired()
-                self._other_led = not beside
+            async with self._lock:
+                await self._read()
             await asyncio.sleep(self._retry_seconds)
+
+    async def called(self) -> None:
+        """Note that the kube-scheduler beside this process asks something; look at the lease first where it is not known to lead."""
+        now = self._clock.monotonic()
+        if not self.leads:
+            await self.look()
+            if self._unknown and not self.leads:
+                self._begin("calls come, and its lease says nothing")
+        if self.leads:
+            self._led_at = max(self._led_at, now)
+
+    async def look(self) -> None:
+        """Learn who leads at this moment or later, if the API answers soon."""
+        now = self._clock.monotonic()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS), self._lock:
+                if self._read_at < now:
+                    await asyncio.sleep(self._read_at + LOOK_PAUSE_SECONDS - now)
+                    await self._read()
+
+    async def _read(self) -> None:
+        begun = self._read_at = self._clock.monotonic()
+        self._unknown = True
+        try:
+            lease = await self._api.read()
+        except KubeApiError as exc:
+            logger.warning("the lease of kube-scheduler cannot be read: %s", exc)
+            return
+        if lease is None:
+            return
+        self._unknown = False
+        before, self._term = self._term, None
+        if not lease.holder.startswith(self._identity_prefix):
+            self._led_at = float("-inf")
+            return
+        self._term = lease.holder, lease.transitions
+        if self._term != before:
+            self._begin(f"it is {lease.holder}")
+        self._led_at = max(self._led_at, begun)
+
+    def _begin(self, why: str) -> None:
+        self.acquired_at = self._led_at = self._clock.monotonic()
+        logger.info("the kube-scheduler beside this process leads now: %s", why)
+        self.on_acquired()

@@ -9,7 +9,8 @@ takes what becomes free.
 Where kube-scheduler does preempt, it nominates the node: the pod is expected there in the same way, because kube-scheduler's sums would
 let a less important pod take the very GPU.
 
-Evictions are few: one pod is served in a period, and looks again later and later while nobody's end helps it.
+Evictions are few: one pod is served in a period, and looks again later and later while nobody's end helps it. To serve a member of a gang
+that does not run takes as long as to plan the whole gang, so its members do not follow one another at once.
 """
 
 import asyncio
@@ -94,6 +95,8 @@ class Preemptor:
         self._under_way: dict[str, _Move] = {}
         """By the UID of the pod for which others end."""
         self._pauses: dict[str, _Pause] = {}
+        self._gang_pauses: dict[tuple[str, str], float] = {}
+        """Until when no other member of a gang is served."""
         self._refused: dict[str, float] = {}
         """Until when the API server is not asked again to end a pod."""
 
@@ -116,9 +119,10 @@ class Preemptor:
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in by_uid}
         now = self._desk.monotonic()
         self._refused = {uid: until for uid, until in self._refused.items() if until > now}
+        self._gang_pauses = {key: until for key, until in self._gang_pauses.items() if until > now}
         decision = self._next(waiting)
         if decision is not None:
-            self._pause(decision.pod.uid)
+            self._pause(decision.pod)
             await self._serve(decision)
 
     def _keep_nominations(self, waiting: Iterable[Decision]) -> None:
@@ -142,23 +146,31 @@ class Preemptor:
     def _is_due(self, decision: Decision) -> bool:
         uid = decision.pod.uid
         pod, pause = self._desk.state.pods.get(uid), self._pauses.get(uid)
-        if pod is None or pod.deletion_requested or not pod.preempts or pod.nominated_node:  # others end for it where it is nominated
+        if pod is None or pod.node_name or pod.deletion_requested or not pod.preempts:
+            return False
+        if pod.nominated_node:  # others end for it there
             return False
         if uid in self._desk.state.reservations or decision.asked is None:  # it has a place, or no node can be helped
+            return False
+        if (gang := gang_of_pod(pod)) is not None and gang.key in self._gang_pauses:
             return False
         return self._now() - decision.at >= SETTLE_SECONDS and (pause is None or pause.until <= self._desk.monotonic())
 
     def _lowest_priority(self) -> float:
         return min((pod.priority for pod in self._desk.state.pods.values() if pod.gpu is not None and pod.node_name), default=inf)
 
-    def _pause(self, uid: str) -> None:
-        before = self._pauses.get(uid)
+    def _pause(self, pod: PodFacts) -> None:
+        before, now = self._pauses.get(pod.uid), self._desk.monotonic()
         seconds = FIRST_PAUSE_SECONDS if before is None else min(2 * before.seconds, LAST_PAUSE_SECONDS)
-        self._pauses[uid] = _Pause(self._desk.monotonic() + seconds, seconds)
+        self._pauses[pod.uid] = _Pause(now + seconds, seconds)
+        gang = gang_of_pod(pod)
+        if gang is not None and not self._desk.gangs.planner.goes_alone(pod, gang):
+            self._gang_pauses[gang.key] = now + FIRST_PAUSE_SECONDS
 
     async def _serve(self, decision: Decision) -> None:
         """Find the cheapest way to make room for a pod, and go it."""
-        pod, best, helpful, begun = decision.pod, None, 0, self._desk.monotonic()
+        uid, best, helpful, begun = decision.pod.uid, None, 0, self._desk.monotonic()
+        pod = self._desk.state.pods[uid]
         for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision), self._refused), 1):
             if way is not None:
                 helpful += 1
@@ -170,9 +182,10 @@ class Preemptor:
             if self._desk.monotonic() - begun > (LAST_SECONDS if best is None else ENOUGH_SECONDS):
                 break  # the places of those that others end for must be renewed in time
             await asyncio.sleep(0)
-        latest = self._desk.decisions.by_uid.get(pod.uid)
-        if best is None or latest is None or latest.fitting:
+        latest, found = self._desk.decisions.by_uid.get(uid), self._desk.state.pods.get(uid)
+        if best is None or latest is None or latest.fitting or found is None or found.node_name:
             return
+        pod = found
         best = way_on(self._desk, pod, best.node, self._refused)
         if best is None or not hold(self._desk, pod, best.node, best.ended, self._desk.monotonic() + HOLD_SECONDS):
             return

@@ -3,7 +3,8 @@
 kube-scheduler retries a rejected pod on cluster events, but its event can come before ours has reached the state, and then the pod waits
 for minutes. So when capacity frees, the pods that fitted nowhere are judged again, the most important first, and only on the nodes that
 changed since they were judged last: hundreds of kinds of pods can wait. For those that now fit an annotation is changed, because a pod
-that changed is tried again at once. Soft reservations expire here too.
+that changed is tried again at once. Of a gang without a plan one member of each kind is tried: once it is planned the others have a place,
+and are tried for that. Soft reservations expire here too.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple
 from placement.refusal import Refusal
 from proto import contract
 from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.gang import gang_of_pod
+from scheduler_plugin.core.gang import Gang, gang_of_pod
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.shapes import PodShape
 from scheduler_plugin.errors import KubeApiError, KubeRefusedError
@@ -65,6 +66,7 @@ class Retry:
         """Look once."""
         state = self._desk.state
         self._telemetry.expired.inc(state.expire(self._desk.monotonic(), self._pods_current_at()))
+        self._desk.gangs.expire()
         if not self._leads() or (state.freed_count == self._seen_freed and not self._unfinished):
             return
         self._seen_freed, self._unfinished = state.freed_count, False
@@ -82,6 +84,7 @@ class Retry:
             oldest[shape] = min(oldest.get(shape, decision.generation), _judged_since(decision))
         ready: list[str] = []
         fits: dict[PodShape, bool] = {}
+        tried: set[tuple[Gang, PodShape]] = set()
         self._judged = {shape: judged for shape, judged in self._judged.items() if shape in oldest}
         for decision, shape in waiting:
             if len(ready) == MAX_AT_ONCE:
@@ -93,7 +96,7 @@ class Retry:
             if shape not in fits:
                 fits[shape] = self._fits(shape, oldest[shape])
                 await asyncio.sleep(0)
-            if fits[shape] and self._may_start(decision.pod):
+            if fits[shape] and self._may_start(decision.pod, shape, tried):
                 ready.append(decision.pod.uid)
         return ready
 
@@ -120,10 +123,17 @@ class Retry:
             return False
         return not isinstance(state.plan(held.node, decision.request, self._desk.default_policy, pod.uid), Refusal)
 
-    def _may_start(self, pod: PodFacts) -> bool:
-        """Whether a pod is worth a try for its gang's sake."""
+    def _may_start(self, pod: PodFacts, shape: PodShape, tried: set[tuple[Gang, PodShape]]) -> bool:
+        """Whether a pod is worth a try for its gang's sake. Args: tried: the gangs without a plan, and who of each is tried; added to."""
         gang = gang_of_pod(pod)
-        return gang is None or self._desk.gangs.may_plan(gang)
+        if gang is None:
+            return True
+        gangs = self._desk.gangs
+        if (gang, shape) in tried or not gangs.may_plan(gang):
+            return False
+        if not gangs.standing(gang).planned and not gangs.planner.goes_alone(pod, gang):
+            tried.add((gang, shape))
+        return True
 
     async def poke(self, uid: str) -> None:
         """Have kube-scheduler try a waiting pod again now."""

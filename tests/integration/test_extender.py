@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,10 +12,12 @@ from unittest import mock
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from program.api_server import ApiServer
 from proto import codec, contract
 from proto.gpunode import encode_gpu_node
+from proto.model import ContainerAssignment, DeviceShare, PodAssignment
 from scheduler_plugin import __main__ as program
 from scheduler_plugin.adapters.kube import KubeConnection
 from scheduler_plugin.core.reasons import NodeReason
@@ -767,6 +770,57 @@ async def stop_leading(extender: Running) -> None:
         await asyncio.sleep(3600)
 
     extender.scheduler._leadership._api.read = unreachable
+
+
+class DeafApi(FakeApi):
+    """Its watches of pods tell nothing, as those of a connection that is dead."""
+
+    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
+        if plural != "pods":
+            return await super()._watch(request, plural)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.sleep(3600)
+        return response
+
+
+async def hold_lease(api: FakeApi, holder: str) -> None:
+    metadata = {"name": "aliquot-scheduler", "namespace": "aliquot-system"}
+    await api.put("leases", {"metadata": metadata, "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15}})
+
+
+@pytest.mark.parametrize("lease", ["names us", "is not there"])
+async def test_beside_a_kube_scheduler_that_took_over_nothing_is_decided_before_the_pods_are_listed(lease):
+    async with DeafApi() as api:
+        await api.put("nodes", node_object("n1"))
+        await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 1))))
+        await hold_lease(api, "elsewhere_1")
+        async with running(api, scheduler_lease="aliquot-scheduler") as extender:
+            theirs = await create(api, "theirs", vgpu="1")
+            await api.put("pods", bound_pod(theirs, "n1"))
+            ours = await create(api, "ours", vgpu="1")
+            assert (await extender.post("filter", {"Pod": ours, "NodeNames": ["n1"]})) == (503, b"another replica leads\n")
+            assert not extender.scheduler.decides
+            if lease == "names us":
+                await hold_lease(api, f"{socket.gethostname()}_2")
+            else:
+                del api.objects["leases"]["aliquot-system", "aliquot-scheduler"]
+            binding = {"PodName": "ours", "PodNamespace": "team", "PodUID": "uid-ours", "Node": "n1"}
+            assert (await extender.post("bind", binding))[0] == 503
+            assert (await extender.page("/readyz"))[0] == 200, "the webhook goes on"
+            await extender.until(lambda: extender.scheduler.decides)
+            assert (await extender.filter(ours, "n1"))["NodeNames"] == []
+            assert await extender.bind(ours, "n1")
+
+
+def bound_pod(pod: dict, node: str) -> dict:
+    """Say of a pod that another extender bound it to the first GPU of a node, all of it."""
+    share = DeviceShare(f"GPU-{node}-0", 1000 << 20, None)
+    assignment = PodAssignment(pod["metadata"]["uid"], (ContainerAssignment("main", (share,)),))
+    return pod | {
+        "metadata": pod["metadata"] | {"annotations": {contract.ANNOTATION_ASSIGNMENT: codec.encode_assignment(assignment)}},
+        "spec": pod["spec"] | {"nodeName": node},
+    }
 
 
 async def test_a_leader_that_ends_lets_go_of_the_lease_at_once(api, short_lease, monkeypatch):

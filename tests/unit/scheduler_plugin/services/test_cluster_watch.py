@@ -17,7 +17,7 @@ from scheduler_plugin.core.state import ClusterState, Reservation, Stage
 from scheduler_plugin.extender.bind import CONFIRM_SECONDS
 from scheduler_plugin.services.cluster_watch import ClusterWatch, Source
 from tests.unit.scheduler_plugin.api import pod_object
-from tests.unit.scheduler_plugin.builders import make_node
+from tests.unit.scheduler_plugin.builders import make_node, make_pod
 
 LIST_TAKES = 5.0
 CHANGE, BOOKMARK, NOTHING = "MODIFIED", "BOOKMARK", ""
@@ -117,3 +117,18 @@ async def test_a_gpu_stays_promised_while_the_watch_was_dead_and_its_backlog_is_
 async def test_a_stream_is_as_old_as_the_last_answer_whether_or_not_it_has_caught_up():
     scene = await Scene([(1, BOOKMARK), (90, NOTHING)], [(1, CHANGE)]).play()
     assert scene.ages == [0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("told", ["listed", "changed"])
+async def test_a_pod_that_is_found_bound_waits_no_more_however_it_is_told(told):
+    watch = ClusterWatch(ClusterState(), Budgets(), Scene())
+    settled: list[str] = []
+    watch.on_pod_gone = settled.append
+    pods = [make_pod("waits", vgpu="1"), make_pod("bound", node="n1", vgpu="1"), make_pod("over", phase="Failed", vgpu="1")]
+    watch.pods.listing()
+    if told == "listed":
+        watch.pods.listed(pods)
+    else:
+        for pod in pods:
+            watch.pods.changed(pod)
+    assert settled == ["bound", "over"]

@@ -4,6 +4,7 @@ import pytest
 
 from scheduler_plugin.errors import KubeApiError, KubeConflictError
 from scheduler_plugin.ports import LeaseRecord
+from scheduler_plugin.services import leadership
 from scheduler_plugin.services.leadership import LEASE_SECONDS, RENEW_SECONDS, Following, Leadership
 
 
@@ -144,3 +145,109 @@ async def test_who_follows_leads_while_the_kube_scheduler_of_its_own_host_holds_
     clock.time += RENEW_SECONDS
     assert not following.leads
     looks.cancel()
+
+
+class Beside:
+    """A Following on ``pod-a``, what it was told, and how often it read the lease."""
+
+    def __init__(self, clock: Clock, lease: Lease) -> None:
+        self.clock, self.lease = clock, lease
+        self.reads = 0
+        self.hangs = False
+        self.taken: list[float] = []
+        self.following = Following(self, clock, "pod-a")
+        self.following.on_acquired = lambda: self.taken.append(self.following.acquired_at)
+
+    async def read(self) -> LeaseRecord | None:
+        self.reads += 1
+        if self.hangs:
+            await asyncio.sleep(3600)
+        return await self.lease.read()
+
+    def holds(self, holder: str, transitions: int = 0) -> None:
+        self.lease.record = LeaseRecord(holder, 15.0, "r", transitions, "1")
+
+    async def polls(self) -> None:
+        self.clock.time += 2.0
+        await self.following._read()
+
+    async def is_called(self) -> bool:
+        """Call it as a verb does; return whether it leads."""
+        self.clock.time += 0.5
+        await self.following.called()
+        return self.following.leads
+
+
+@pytest.fixture
+def beside(clock, lease):
+    return Beside(clock, lease)
+
+
+async def test_a_lease_that_could_not_be_read_at_first_tells_later_who_took_over(beside):
+    beside.lease.down = True
+    await beside.polls()
+    beside.lease.down = False
+    beside.holds("pod-a_1")
+    await beside.polls()
+    assert beside.taken == [beside.clock.time]
+
+
+@pytest.mark.parametrize("then", [("pod-a_2", 3), ("pod-a_1", 4)])
+async def test_another_leader_that_came_and_went_unseen_is_noticed_by_holder_or_transitions(beside, then):
+    beside.holds("pod-a_1", 2)
+    await beside.polls()
+    await beside.polls()
+    assert len(beside.taken) == 1
+    beside.lease.down = True
+    await beside.polls()
+    beside.lease.down = False
+    beside.holds(*then)
+    await beside.polls()
+    assert len(beside.taken) == 2
+
+
+async def test_a_call_has_the_lease_read_at_once_where_it_is_not_known_who_leads_and_never_else(beside):
+    beside.holds("pod-b_1")
+    await beside.polls()
+    beside.holds("pod-a_1", 1)
+    assert await beside.is_called()
+    assert (beside.reads, beside.taken) == (2, [beside.clock.time])
+    for _ in range(100):
+        assert await beside.is_called()
+    assert beside.reads == 2
+
+
+@pytest.mark.parametrize("holder", ["pod-b_1", ""])
+async def test_calls_of_a_kube_scheduler_that_does_not_lead_share_a_look_at_the_lease(beside, holder):
+    beside.holds(holder)
+    await beside.polls()
+    beside.clock.time += 0.5
+    await asyncio.gather(*(beside.following.called() for _ in range(50)))
+    assert not beside.following.leads
+    assert beside.reads <= 3
+    assert beside.taken == []
+
+
+@pytest.mark.parametrize("trouble", ["refuses", "hangs", "has no such lease"])
+async def test_a_call_counts_where_the_lease_says_nothing_and_what_happened_before_it_is_listed(beside, monkeypatch, trouble):
+    monkeypatch.setattr(leadership, "LOOK_SECONDS", 0.05)
+    beside.hangs, beside.lease.down = trouble == "hangs", trouble == "refuses"
+    assert await beside.is_called()
+    assert beside.taken == [beside.clock.time]
+    for _ in range(100):
+        assert await beside.is_called()
+    assert (beside.reads, len(beside.taken)) == (1, 1), "while calls come it goes on as it is"
+    beside.clock.time += RENEW_SECONDS
+    assert not beside.following.leads
+    assert await beside.is_called()
+    assert len(beside.taken) == 2, "another may have led since the last call"
+
+
+async def test_a_lease_that_names_another_ends_what_calls_began(beside):
+    beside.lease.down = True
+    assert await beside.is_called()
+    beside.lease.down = False
+    beside.holds("pod-b_1")
+    await beside.polls()
+    assert not beside.following.leads
+    assert not await beside.is_called()

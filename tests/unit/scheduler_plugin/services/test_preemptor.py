@@ -363,3 +363,41 @@ async def test_a_node_whose_cpu_was_taken_since_is_freed_only_if_its_victims_hol
     taken = replace(make_pod("cpu-only", node="n1"), cpu_milli=1000 - victim_cpu, priority=1000)
     scene.state.set_pod(taken)
     assert await scene.after(5) == want
+
+
+@pytest.mark.parametrize("when", ["before", "during the search"])
+async def test_nobody_ends_for_a_pod_that_is_bound_by_now_though_it_was_refused_here(when, monkeypatch):
+    scene, search = Scene(), module.ways
+    bound = make_pod("important", node="elsewhere", shares={"main": [make_share("elsewhere", 0, 700)]}, vgpu="1", vgpu_memory="700")
+    scene.refused("important")
+    if when == "before":
+        scene.state.set_pod(bound)
+
+    def ways(*args):
+        assert when == "during the search", "nothing is looked for"
+        yield from search(*args)
+        scene.state.set_pod(bound)
+
+    monkeypatch.setattr(module, "ways", ways)
+    assert await scene.after(5) == []
+
+
+@pytest.mark.parametrize("runs", [False, True])
+async def test_members_of_a_gang_that_does_not_run_are_not_served_one_after_the_other(runs, monkeypatch):
+    scene, served = Scene(), []
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "1" if runs else "3"}
+    if runs:
+        shares = {"main": [make_share("elsewhere", 0)]}
+        scene.state.set_pod(make_pod("first", node="elsewhere", shares=shares, annotations=gang, vgpu="1"))
+    members = [make_pod(f"m{number}", priority=100, annotations=gang, vgpu="1", vgpu_memory="700") for number in range(3)]
+    for pod in members:
+        scene.state.set_pod(pod)
+    for pod in members:
+        scene.refused(pod.uid, gang)
+    monkeypatch.setattr(module, "ways", lambda desk, pod, *_: served.append(pod.uid) or [])
+    await scene.after(module.SETTLE_SECONDS)
+    await scene.after(1.0)
+    assert served == (["m0", "m1"] if runs else ["m0"])
+    await scene.after(module.FIRST_PAUSE_SECONDS)
+    await scene.after(module.FIRST_PAUSE_SECONDS)
+    assert set(served) >= {"m0", "m1"}

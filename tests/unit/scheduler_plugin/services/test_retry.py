@@ -58,6 +58,11 @@ class Scene:
         self.desk.decisions.record(decision)
         return decision
 
+    def plans(self, pod: PodFacts, nodes: frozenset[str]) -> bool:
+        """Do as filter does for the first member of a gang; return whether the gang has a place."""
+        gang, gangs = gang_asked(pod), self.desk.gangs
+        return bool(gangs.place(pod, gang, nodes, nodes, gangs.standing_for(pod, gang, nodes)))
+
     async def poked(self) -> list[str]:
         """Let the loop look once; return who was tried again."""
         self.api.poked.clear()
@@ -142,8 +147,8 @@ async def test_members_of_a_gang_that_has_a_place_are_tried_again_though_their_r
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     members = [scene.waits(uid, annotations=gang, vgpu="1").pod for uid in ("m0", "m1")]
     scene.waits("other", vgpu="1")
-    nodes = {"n1", "n2"}
-    assert scene.desk.gangs.place(members[0], gang_asked(members[0]), nodes, nodes)  # as filter does for the first of them
+    nodes = frozenset({"n1", "n2"})
+    assert scene.plans(members[0], nodes)
     scene.state.set_pod(make_pod("last", node="n2", shares={"main": [make_share("n2", minor, 1000) for minor in (0, 1)]}, vgpu="2"))
     scene.state.freed_count += 1
     assert await scene.poked() == ["m0", "m1"]
@@ -156,7 +161,7 @@ async def test_members_of_a_gang_for_which_others_end_are_tried_again_once_filte
     scene.state.freed_count += 1
     assert await scene.poked() == []
     scene.state.drop_pod("busy")
-    assert scene.desk.gangs.place(members[0], gang_asked(members[0]), {"n1"}, {"n1"})
+    assert scene.plans(members[0], frozenset({"n1"}))
     assert await scene.poked() == ["m0", "m1"]
 
 
@@ -169,6 +174,27 @@ async def test_a_member_of_a_gang_that_runs_is_tried_again_once_those_that_end_f
     assert await scene.poked() == []
     scene.state.drop_pod("busy")
     assert await scene.poked() == ["m1"]
+
+
+async def test_of_a_gang_that_waits_for_room_one_member_of_each_kind_is_tried_again():
+    scene, gang = Scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "4"}
+    small = {"annotations": gang, "vgpu": "1", "vgpu_memory": "100"}
+    for number in range(3):
+        scene.waits(f"w{number}", annotations=gang, vgpu="2")
+    for number in range(3):
+        scene.waits(f"s{number}", **small)
+    scene.state.drop_pod("busy")
+    assert await scene.poked() == ["w0", "s0"]
+    assert await scene.poked() == []
+    scene.state.freed_count += 1
+    assert await scene.poked() == ["w1", "s1"], "each gets its turn"
+
+
+async def test_all_members_of_a_gang_that_has_a_plan_or_runs_are_tried_again():
+    scene, gang = Scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    members = [scene.waits(f"m{number}", annotations=gang, vgpu="1", vgpu_memory="100").pod for number in range(4)]
+    assert scene.plans(members[0], frozenset({"n1", "n2"}))
+    assert await scene.poked() == ["m0", "m1", "m2", "m3"]
 
 
 def full_scene() -> Scene:

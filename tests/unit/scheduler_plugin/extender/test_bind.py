@@ -1,0 +1,113 @@
+"""What a binding holds while it has no outcome, and that nothing makes it hold that for ever."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from proto.model import Policy
+from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.score import DEFAULT_WEIGHTS
+from scheduler_plugin.core.shapes import Shapes
+from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.errors import KubeApiError
+from scheduler_plugin.extender import bind as bind_module
+from scheduler_plugin.extender.bind import ARRIVAL_SECONDS, Binder
+from scheduler_plugin.extender.desk import Desk
+from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod
+
+
+class Scene:
+    """One node, one pod, and an API that does as it is told."""
+
+    def __init__(self, pod: PodFacts, devices: int = 1) -> None:
+        self.now = 0.0
+        self.state = ClusterState()
+        uuids = [f"GPU-1b2c3d4e-0000-4000-8000-00000000000{minor}" for minor in range(devices)]
+        self.state.set_gpu_node(make_node("n1", [replace(make_device("n1", minor), uuid=uuid) for minor, uuid in enumerate(uuids)]))
+        self.state.set_pod(pod)
+        self.pod = pod
+        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now)
+        self.leads = True
+        self.knows = True
+        self.writes: list[BaseException | None] = []
+        """What comes of each write; beyond them no answer comes."""
+        self.written = 0
+        self.binder = Binder(self.desk, self, self.may_bind, self.look_who_leads)
+
+    def may_bind(self) -> bool:
+        if not self.knows:
+            raise ZeroDivisionError
+        return self.leads
+
+    async def look_who_leads(self) -> None:
+        self.leads = self.leads and self.written < 1
+
+    async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
+        self.written += 1
+        if self.written <= len(self.writes) and (trouble := self.writes[self.written - 1]) is not None:
+            raise trouble
+
+    async def get_pod(self, namespace: str, name: str) -> PodFacts | None:
+        self.now += ARRIVAL_SECONDS
+        return self.pod
+
+    async def bound(self) -> str:
+        args = {"PodName": self.pod.name, "PodNamespace": self.pod.namespace, "PodUID": self.pod.uid, "Node": "n1"}
+        return json.loads(await self.binder.bind(json.dumps(args).encode()))["Error"]
+
+    async def ended(self) -> None:
+        """Wait until no binding is open."""
+        async with asyncio.timeout(5.0):
+            await asyncio.gather(*(flight.outcome for flight in self.binder._flights.values()))
+        await asyncio.sleep(0)
+        assert not self.binder.open_bindings
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(bind_module, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(bind_module, "ANSWER_SECONDS", 0.2)
+
+
+async def test_an_assignment_that_is_too_long_to_be_written_is_refused_and_holds_nothing():
+    pod = make_pod("many", vgpu="8", vgpu_memory="8000")
+    main = pod.gpu.containers[0]
+    steps = tuple(replace(main, name=f"step-{number}", init=True) for number in range(150))
+    scene = Scene(replace(pod, gpu=replace(pod.gpu, containers=(*steps, main))), devices=8)
+    assert "assignment of at most" in await scene.bound()
+    assert not scene.state.reservations
+
+
+async def test_an_error_before_anything_is_sent_gives_back_what_was_held():
+    scene = Scene(make_pod("p", vgpu="1"))
+    scene.knows = False
+    with pytest.raises(ZeroDivisionError):
+        await scene.bound()
+    assert (scene.written, dict(scene.state.reservations), scene.binder.open_bindings) == (0, {}, 0)
+
+
+async def test_an_error_nobody_thought_of_leaves_the_outcome_open_until_it_is_looked_up():
+    scene = Scene(make_pod("p", vgpu="1"))
+    scene.writes = [ZeroDivisionError()]
+    assert await scene.bound()
+    await scene.ended()
+    assert not scene.state.reservations
+
+
+async def test_a_write_is_not_repeated_once_another_leads_and_its_room_is_kept_until_the_outcome_is_known():
+    scene = Scene(make_pod("p", vgpu="1"))
+    scene.writes = [KubeApiError("no answer")]
+    held: list[bool] = []
+    look = scene.get_pod
+
+    async def get_pod(namespace: str, name: str) -> PodFacts | None:
+        held.append("p" in scene.state.reservations)
+        return await look(namespace, name)
+
+    scene.get_pod = get_pod
+    assert "did not take the binding" in await scene.bound()
+    await scene.ended()
+    assert (scene.written, held) == (1, [True, True])
