@@ -90,7 +90,7 @@ class WhatIf:
         placed = {pod.uid: self._place(pod) for pod in new}
         for gang in dict.fromkeys(gang for pod in new if (gang := gang_of_pod(pod)) is not None):
             members = [pod for pod in new if (other := gang_of_pod(pod)) is not None and other.key == gang.key]
-            running = sum(is_placed(self._state, pod) for pod in self._state.gang_members(gang.key))
+            running = sum(is_placed(self._state, pod) and not pod.deletion_requested for pod in self._state.gang_members(gang.key))
             if running + sum(bool(placed[pod.uid].node) for pod in members) < gang.minimum:
                 for pod in members:
                     self._state.release(pod.uid)
