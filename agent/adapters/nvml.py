@@ -31,6 +31,8 @@ _NOT_OFFERED = (
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 )
 """This GPU or driver does not have the feature; not a sign of trouble."""
+_NOTHING_THERE = (*_NOT_OFFERED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+"""No MIG instance in this slot, or no NVLink of this number."""
 _NO_DRIVER = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: install the driver, or mount the host's driver files",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded",
@@ -329,7 +331,7 @@ class NvmlDriver:
             return device, {}
         instances, used_bytes = [], {}
         for slot in range(self.call("nvmlDeviceGetMaxMigDeviceCount", handle, of=device.uuid)):
-            instance_handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, of=device.uuid)
+            instance_handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, of=device.uuid, expected=_NOTHING_THERE)
             found = self._mig_instance(handle, instance_handle, device.uuid) if instance_handle is not None else None
             if found is not None:
                 instance, used_bytes[found[0].uuid] = found
@@ -477,7 +479,7 @@ class NvmlDriver:
 
     def _ask_link(self, name: str, handle: Any, link: int, uuid: str) -> Any:
         """Ask about one NVLink, with None beyond the last that this GPU has."""
-        return self._ask(name, handle, link, of=uuid, expected=(*_NOT_OFFERED, pynvml.NVML_ERROR_INVALID_ARGUMENT))
+        return self._ask(name, handle, link, of=uuid, expected=_NOTHING_THERE)
 
 
 def _in_text(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:

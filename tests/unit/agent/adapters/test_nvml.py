@@ -403,6 +403,15 @@ def test_a_fabric_clique_that_could_not_be_told_is_asked_for_again(child):
 
 
 @pytest.mark.parametrize("code", ["NOT_FOUND", "INVALID_ARGUMENT"])
+def test_an_empty_mig_slot_is_none_whichever_way_the_driver_says_it(child, code):
+    node = child("a100x8-mig")
+    node.ask(f"fails nvmlDeviceGetMigDeviceHandleByIndex {code}")
+    reading = node.ask()
+    assert (reading["failed"], len(reading["devices"])) == ([], 8)
+    assert node.ask("errors") == []
+
+
+@pytest.mark.parametrize("code", ["NOT_FOUND", "INVALID_ARGUMENT"])
 def test_a_mig_instance_that_goes_while_it_is_read_is_left_out(child, code):
     node = child("a100x8-mig")
     before = node.ask()["devices"]
