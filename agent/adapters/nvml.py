@@ -18,7 +18,7 @@ from agent.adapters.nvml_place import fabric_clique, pcie_root
 from agent.adapters.nvml_sensors import read_sensors
 from agent.adapters.nvml_thread import NvmlThread
 from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice, promisable_bytes
-from agent.core.overhead import GpuProcess
+from agent.core.overhead import GpuProcess, ProcessList
 from agent.errors import DriverError, DriverMissingError
 from proto.model import Device, Link, LinkKind, MigInstance
 
@@ -114,6 +114,8 @@ class NvmlDriver:
         self._places: dict[str, tuple[str, str]] = {}
         self._answering: dict[str, Any] = {}
         """Handles of the GPUs that answered at the last reading."""
+        self._silent: frozenset[str] = frozenset()
+        """Those known from before that did not."""
         self._events = NvmlEvents(self.call)
         self._gpm = NvmlGpm(self.call)
 
@@ -133,7 +135,7 @@ class NvmlDriver:
         """See ``ports.Driver``."""
         return await self._thread.run(self._links)
 
-    async def processes(self) -> Sequence[GpuProcess]:
+    async def processes(self) -> ProcessList:
         """See ``ports.Driver``."""
         return await self._thread.run(self._processes)
 
@@ -167,6 +169,15 @@ class NvmlDriver:
                 self._count_error(name, exc.value)
             raise
 
+    def handle_of(self, uuid: str) -> Any:
+        """Return the handle of a GPU that answered the last reading. Raises DriverError.
+
+        NVML is not asked for it by UUID: to find one it may reach for all GPUs, and it fails when any of them is lost.
+        """
+        if uuid not in self._answering:
+            raise DriverError(f"{uuid} did not answer when the GPUs were last read")
+        return self._answering[uuid]
+
     def _ask(self, name: str, *arguments: Any, of: str | None = None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
         """Call NVML, with None for what this GPU does not have."""
         try:
@@ -176,10 +187,10 @@ class NvmlDriver:
                 return None
             raise
 
-    def _ask_beside(self, name: str, *arguments: Any, of: str | None = None) -> Any:
+    def _ask_beside(self, name: str, *arguments: Any, of: str | None = None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
         """Ask what nothing depends on: None also where it fails, as long as it says nothing of the GPU as a whole."""
         try:
-            return self._ask(name, *arguments, of=of)
+            return self._ask(name, *arguments, of=of, expected=expected)
         except pynvml.NVMLError as exc:  # counted
             if exc.value in _GPU_GONE:
                 raise
@@ -236,6 +247,7 @@ class NvmlDriver:
             except _UnsupportedGpuError as exc:  # not named, so that it is not taken for one of ours that is ill
                 failed.append(FailedDevice(index, None, str(exc)))
         self._has_read = True
+        self._silent = frozenset(entry.uuid for entry in failed if entry.uuid is not None)
         self._events.watch(self._answering)
         self._gpm.forget_all_but({instance.uuid for entry in devices for instance in entry.device.mig_instances})
         return DriverReading(version, cuda_version, tuple(devices), tuple(failed))
@@ -380,20 +392,38 @@ class NvmlDriver:
         )
         return instance, used
 
-    def _processes(self) -> tuple[GpuProcess, ...]:
+    def _start_known(self) -> None:
+        """Enter the driver for what concerns the GPUs that were read. Raises DriverError while none were in this session."""
         self._start()
         if not self._has_read:
-            raise DriverError("the GPUs have not been read since the driver was entered: their processes are not known yet")
+            raise DriverError("the GPUs have not been read since the driver was entered: it is not known yet which there are")
+
+    def _processes(self) -> ProcessList:
+        self._start_known()
         found: list[GpuProcess] = []
-        for uuid, handle in self._handles().items():
-            most: dict[int, int] = {}
+        unknown = set(self._silent)
+        for uuid, handle in self._answering.items():
+            most = self._used_bytes_by_pid(handle, uuid)
+            if most is None:
+                unknown.add(uuid)
+            elif most:
+                busy = self._process_utilization(handle, uuid)
+                found += (GpuProcess(uuid, pid, used, busy.get(pid, 0.0) if busy is not None else None) for pid, used in most.items())
+        return ProcessList(tuple(found), frozenset(unknown))
+
+    def _used_bytes_by_pid(self, handle: Any, uuid: str) -> Mapping[int, int] | None:
+        """Return what each process on a GPU uses; None where this GPU fails to tell, so that the others are asked all the same."""
+        most: dict[int, int] = {}
+        try:
             for name in _PROCESS_LISTS:
-                for one in self._list(name, handle, uuid):
+                for one in self._ask(name, handle, of=uuid) or ():
                     if one.usedGpuMemory is not None:
                         most[one.pid] = max(most.get(one.pid, 0), one.usedGpuMemory)
-            busy = self._process_utilization(handle, uuid) if most else None
-            found += (GpuProcess(uuid, pid, used, busy.get(pid, 0.0) if busy is not None else None) for pid, used in most.items())
-        return tuple(found)
+        except pynvml.NVMLError as exc:  # counted
+            if exc.value in _DRIVER_GONE:
+                raise _driver_error(f"reading the processes on {uuid}", exc) from exc
+            return None
+        return most
 
     def _process_utilization(self, handle: Any, uuid: str) -> Mapping[int, float] | None:
         """Return the share of the last seconds in which each process worked, by pid, without the idle; None where that is not told."""
@@ -417,34 +447,15 @@ class NvmlDriver:
                 shares.setdefault(sample.pid, []).append(sample.smUtil)
         return {pid: sum(percents) / len(percents) / 100 for pid, percents in shares.items()}
 
-    def _list(self, name: str, handle: Any, uuid: str) -> Sequence[Any]:
-        """Return one list of processes; none where a single GPU fails to give it, so that the others' are looked at all the same."""
-        try:
-            return self._ask(name, handle, of=uuid) or ()
-        except pynvml.NVMLError as exc:  # counted
-            if exc.value in _DRIVER_GONE:
-                raise _driver_error(f"reading the processes on {uuid}", exc) from exc
-            return ()
-
-    def _handles(self) -> dict[str, Any]:
-        """Return the handles of the GPUs that answer."""
-        handles = {}
-        for uuid in self._known:
-            try:
-                handles[uuid] = self.call("nvmlDeviceGetHandleByUUID", uuid, of=uuid)
-            except pynvml.NVMLError:  # counted; the reading of all GPUs tells what it means for this one
-                continue
-        return handles
-
     def _links(self) -> tuple[Link, ...]:
-        self._start()
-        handles = self._handles()
+        self._start_known()
         try:
-            return self._links_between(handles)
+            return self._links_between(self._answering)
         except pynvml.NVMLError as exc:
             raise _driver_error("reading the links between GPUs", exc) from exc
 
-    def _links_between(self, handles: dict[str, Any]) -> tuple[Link, ...]:
+    def _links_between(self, handles: Mapping[str, Any]) -> tuple[Link, ...]:
+        """Read all links; an NVLink of which nothing is told does not count, a pair whose path is not told has the longest."""
         to_switch, to_peer = {}, {}
         for uuid, handle in handles.items():
             to_switch[uuid], to_peer[uuid] = self._nvlinks(handle, uuid)
@@ -453,7 +464,7 @@ class NvmlDriver:
         for position, a in enumerate(uuids):
             for b in uuids[position + 1 :]:
                 lanes = to_peer[a].get(self._known[b].pci_bus_id, 0) or min(to_switch[a], to_switch[b])
-                level = self._ask("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b], of=a)
+                level = self._ask_beside("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b], of=a)
                 pcie = _LINK_OF_LEVEL.get(level)
                 links.append(Link(a, b, LinkKind.NVLINK, lanes, pcie) if lanes else Link(a, b, pcie or LinkKind.SYSTEM))
         return tuple(links)
@@ -462,10 +473,7 @@ class NvmlDriver:
         """Count active NVLinks that end in a switch, and those that end in each GPU by its PCI bus id."""
         to_switch, to_peer = 0, dict[str, int]()
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-            state = self._ask_link("nvmlDeviceGetNvLinkState", handle, link, uuid)
-            if state is None:
-                break
-            if state != pynvml.NVML_FEATURE_ENABLED:
+            if self._ask_link("nvmlDeviceGetNvLinkState", handle, link, uuid) != pynvml.NVML_FEATURE_ENABLED:
                 continue
             kind = self._ask_link("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, uuid)
             if kind == _NVLINK_TO_SWITCH:
@@ -478,8 +486,8 @@ class NvmlDriver:
         return to_switch, to_peer
 
     def _ask_link(self, name: str, handle: Any, link: int, uuid: str) -> Any:
-        """Ask about one NVLink, with None beyond the last that this GPU has."""
-        return self._ask(name, handle, link, of=uuid, expected=_NOTHING_THERE)
+        """Ask about one NVLink, with None beyond the last that this GPU has, and for one that fails to tell."""
+        return self._ask_beside(name, handle, link, of=uuid, expected=_NOTHING_THERE)
 
 
 def _in_text(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:

@@ -46,6 +46,7 @@ class DriverWatch:
         self._retry_seconds = FIRST_RETRY_SECONDS
         self._silent_polls = 0
         self._linked: frozenset[str] = frozenset()
+        self._links_trouble = ""
         self._seen = DeviceBoard()
         """As the last look says, before any judgement."""
         self._health = HealthTable()
@@ -193,16 +194,27 @@ class DriverWatch:
     async def _look_closer(self, probes: Mapping[str, Answer | Silence]) -> None:
         """Do what a plain read does not: links when devices came or went, a new NVML session when one stays silent."""
         answering = frozenset(uuid for uuid, probe in probes.items() if isinstance(probe, Answer))
-        try:
-            if not answering <= self._linked:
-                self._show(self._seen.with_links(await self._driver.links()), self._health)
-                self._linked = answering
-            self._silent_polls = self._silent_polls + 1 if len(answering) < len(probes) else 0
-            if self._silent_polls >= RESTART_EVERY_POLLS:
-                self._silent_polls = 0
+        self._silent_polls = self._silent_polls + 1 if len(answering) < len(probes) else 0
+        if not answering <= self._linked:
+            await self._read_links(answering)
+        if self._silent_polls >= RESTART_EVERY_POLLS:
+            self._silent_polls = 0
+            try:
                 await self._enter_anew()
-        except DriverError as exc:  # the next read meets the same trouble and says what it means for the devices
-            logger.warning("driver: %s", exc)
+            except DriverError as exc:  # the next read meets the same trouble and says what it means for the devices
+                logger.warning("driver: %s", exc)
+
+    async def _read_links(self, answering: frozenset[str]) -> None:
+        """Read the links between all GPUs that answer; where that fails, it is tried again after the next reading, and said once."""
+        trouble = ""
+        try:
+            self._show(self._seen.with_links(await self._driver.links()), self._health)
+            self._linked = answering
+        except DriverError as exc:
+            trouble = lasting(str(exc))
+        if trouble and trouble != self._links_trouble:
+            logger.warning("links between GPUs: %s", trouble)
+        self._links_trouble = trouble
 
     async def _enter_anew(self) -> None:
         """Change the NVML session, and read at once: a session tells XIDs and processes of the GPUs that it has read only."""

@@ -16,7 +16,7 @@ from agent.core.lasting import lasting
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, family
 from agent.core.mig import MigRecord, hands_off_reason, promised_places, with_places
-from agent.core.overhead import GpuProcess
+from agent.core.overhead import ProcessList
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError, PartitionError, StorageError
 from agent.ports import Driver, MigPartitions, MigRecords
 from agent.services.grant_book import GrantBook
@@ -229,7 +229,7 @@ class MigAwareDriver:
         """See ``ports.Driver``."""
         return await self._driver.links()
 
-    async def processes(self) -> Sequence[GpuProcess]:
+    async def processes(self) -> ProcessList:
         """See ``ports.Driver``."""
         return await self._driver.processes()
 

@@ -12,7 +12,7 @@ from agent.core.health import HealthRules
 from agent.core.identity import HeldDevices, RememberedDevices
 from agent.core.injection import DeviceInjection
 from agent.core.inventory import DeviceEvent, DriverReading
-from agent.core.overhead import GpuProcess, HostProcess
+from agent.core.overhead import GpuProcess, HostProcess, ProcessList
 from agent.core.publishing import NodeCondition
 from agent.core.registration import FileIdentity
 from agent.errors import KubeApiError, KubeletError
@@ -54,6 +54,7 @@ class FakeDriver:
         self.reported: list[DeviceEvent] = []
         self.hung: str | None = None
         self.process_list: Sequence[GpuProcess] | Exception = ()
+        self.unknown: frozenset[str] = frozenset()
 
     async def read(self) -> DriverReading:
         if isinstance(self.answer, Exception):
@@ -71,10 +72,10 @@ class FakeDriver:
     async def restart(self) -> None:
         self.restarts += 1
 
-    async def processes(self) -> Sequence[GpuProcess]:
+    async def processes(self) -> ProcessList:
         if isinstance(self.process_list, Exception):
             raise self.process_list
-        return self.process_list
+        return ProcessList(tuple(self.process_list), self.unknown)
 
     def hung_device(self) -> str | None:
         return self.hung

@@ -76,9 +76,11 @@ async def do(driver, command, errors):
     if command == "links":
         return [[link.kind, link.lanes, link.pcie] for link in await driver.links()]
     if command == "processes":
-        return [[one.device_uuid, one.pid, one.used_bytes] for one in await driver.processes()]
+        return [[one.device_uuid, one.pid, one.used_bytes] for one in (await driver.processes()).listed]
+    if command == "unknown":
+        return sorted((await driver.processes()).unknown)
     if command == "utilization":
-        return {one.pid: one.utilization_ratio for one in await driver.processes()}
+        return {one.pid: one.utilization_ratio for one in (await driver.processes()).listed}
     reading = await driver.read()
     return {
         "driver": reading.driver_version, "cuda": reading.cuda_version,
@@ -346,6 +348,33 @@ def test_a_gpu_that_cannot_list_its_processes_does_not_hide_those_of_the_others(
     node.ask(f"fails {COMPUTE} UNKNOWN 0")
     assert [pid for _, pid, _ in node.ask("processes")] == [44]
     assert node.ask("errors") == [COMPUTE]
+    assert node.ask("unknown") == [node.ask()["devices"][0]["uuid"]]
+    node.ask(f"fails {GRAPHICS} NOT_SUPPORTED 1")
+    assert len(node.ask("unknown")) == 1, "what a GPU does not have is no list that fails"
+
+
+def test_the_others_are_asked_while_a_gpu_is_lost_and_who_is_on_that_is_unknown(child):
+    node = child("h200x8")
+    before = node.ask()["devices"]
+    node.ask(f"lists {COMPUTE} 5 44:70")
+    node.ask("fails nvmlDeviceGetHandleByUUID GPU_IS_LOST")  # as nvml.h has it for any GPU while one is lost
+    node.inject("lost", "--gpu", "3")
+    node.ask()
+    assert node.ask("processes") == [[before[5]["uuid"], 44, 70 << 20]]
+    assert node.ask("unknown") == [before[3]["uuid"]]
+    assert len(node.ask("links")) == 7 * 6 / 2
+
+
+def test_a_pair_or_a_link_of_which_nothing_is_told_takes_no_other_with_it(child):
+    node = child("h200x8")
+    node.ask()
+    sound = node.ask("links")
+    node.ask("fails nvmlDeviceGetTopologyCommonAncestor UNKNOWN 6")  # of the pair 6 and 7
+    node.ask("fails nvmlDeviceGetNvLinkRemoteDeviceType UNKNOWN 0")
+    links = node.ask("links")
+    assert links[7:-1] == sound[7:-1]
+    assert links[-1] == ["nvlink", 18, None]
+    assert all(kind != "nvlink" for kind, _, _ in links[:7])
 
 
 def test_after_a_restart_processes_are_not_known_before_the_gpus_are_read_again(child):

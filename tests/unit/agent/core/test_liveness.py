@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.liveness import processes_of, still_there
+from agent.core.liveness import concerns, processes_of, still_there
 from agent.core.overhead import GpuProcess, HostProcess
 from proto import contract
 from proto.units import MIB
@@ -40,3 +40,19 @@ def test_a_process_is_a_grants_when_it_is_of_its_pod_and_on_its_gpu(of, listed, 
 def test_a_pid_that_another_process_has_by_now_is_gone():
     then = [process(10), process(11)]
     assert still_there(then, [process(10), replace(process(11), start_ticks=900)]) == {10}
+
+
+@pytest.mark.parametrize(
+    ("of", "gpus", "may"),
+    [
+        pytest.param(GRANT, {"GPU-0"}, True, id="its GPU"),
+        pytest.param(GRANT, {"GPU-1"}, False, id="another"),
+        pytest.param(INSTANCE, {"GPU-0"}, True, id="the GPU of its instance"),
+        pytest.param(
+            replace(INSTANCE, shares=(share("MIG-gone"),)), {"GPU-1"}, True, id="any may be that of an instance that no GPU shows"
+        ),
+        pytest.param(replace(INSTANCE, shares=(share("MIG-gone"),)), set(), False, id="none is unknown"),
+    ],
+)
+def test_a_grant_may_have_processes_on_its_own_gpus_only(of, gpus, may):
+    assert concerns(of, gpus, PARENTS) is may

@@ -109,12 +109,20 @@ async def test_listeners_hear_of_changes_of_health_and_of_nothing_else():
     assert watch.changes.count > before
 
 
-async def test_trouble_with_the_links_alone_leaves_the_devices_healthy():
-    class NoLinks(FakeDriver):
-        async def links(self):
-            raise DriverError("NVLink state: unknown error")
+class NoLinks(FakeDriver):
+    async def links(self):
+        raise DriverError("NVLink state: unknown error")
 
-    assert health(await polled(NoLinks(BOTH), BOTH)) == {"GPU-0": True, "GPU-1": True}
+
+async def test_trouble_with_the_links_alone_leaves_the_devices_healthy_and_is_said_once(caplog):
+    assert health(await polled(NoLinks(BOTH), BOTH, BOTH, BOTH)) == {"GPU-0": True, "GPU-1": True}
+    assert len([record for record in caplog.records if "NVLink state" in record.getMessage()]) == 1
+
+
+async def test_a_lost_gpu_is_looked_for_in_a_new_session_also_while_the_links_cannot_be_read():
+    driver = NoLinks(BOTH)
+    await polled(driver, BOTH, *[ONE_LOST] * RESTART_EVERY_POLLS)
+    assert driver.restarts == 1
 
 
 class Timed:
