@@ -2,11 +2,16 @@
 
 A question a GPU does not support is answered with None, and so is one that fails although nothing depends on it; a GPU that does not
 answer what placement needs becomes a ``FailedDevice``; only a driver that does not work as a whole raises.
+
+Kept true: a GPU that makes calls wait, as one whose firmware is dead does for most of a minute each, takes no more than a third of the
+thread's time, and ever less. The look at it ends with the first such call, it is left alone for a growing while, and asked last then.
 """
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pynvml
@@ -87,12 +92,35 @@ _GROWING_TRIES = 3
 _NUMA_WORDS = 16
 """64-bit words of the NUMA node mask: 1024 nodes, the kernel's limit."""
 
+_REST_FACTOR = 2
+"""A GPU that made a call wait is left alone for so many times as long; when it does so again, for so many times as long as before."""
+_LONGEST_REST_SECONDS = 600.0
+
 ErrorCounter = Callable[[str, int], None]
 """Told the name of a failed NVML call and its code."""
 
 
 class _UnsupportedGpuError(Exception):
     """A GPU works, and cannot be shared by us."""
+
+
+class _SlowGpuError(Exception):
+    """A call about a GPU took longer than any may, whatever it brought."""
+
+    def __init__(self, trouble: str, seconds: float) -> None:
+        super().__init__(trouble)
+        self.seconds = seconds
+        """How long it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A GPU that made a call wait is left alone."""
+
+    trouble: str
+    seconds: float
+    until: float
+    """By the monotonic clock."""
 
 
 class NvmlDriver:
@@ -105,7 +133,10 @@ class NvmlDriver:
         self._library = NvmlLibrary(library)
         self._count_error = count_error
         self._observe_read = observe_read
+        self._timeout_seconds = timeout_seconds
         self._thread = NvmlThread(timeout_seconds)
+        self._reading: asyncio.Future[DriverReading] | None = None
+        """A look at all GPUs that is under way."""
         self._initialized = False
         self._has_read = False
         """Whether the GPUs were read since the driver was entered: until then ``_known`` says nothing of which there are."""
@@ -116,15 +147,22 @@ class NvmlDriver:
         """Handles of the GPUs that answered at the last reading."""
         self._silent: frozenset[str] = frozenset()
         """Those known from before that did not."""
+        self._resting: dict[int, _Rest] = {}
+        """By NVML index: those that made a call wait when they were last asked."""
         self._events = NvmlEvents(self.call)
         self._gpm = NvmlGpm(self.call)
 
     async def read(self) -> DriverReading:
         """See ``ports.Driver``."""
         begun = time.perf_counter()
+        if self._reading is None:
+            self._reading = self._thread.submit(self._read)
+        reading = self._reading
         try:
-            return await self._thread.run(self._read)
+            return await self._thread.result(reading)
         finally:
+            if reading.done():
+                self._reading = None
             self._observe_read(time.perf_counter() - begun)
 
     async def events(self) -> Sequence[DeviceEvent]:
@@ -178,16 +216,25 @@ class NvmlDriver:
             raise DriverError(f"{uuid} did not answer when the GPUs were last read")
         return self._answering[uuid]
 
-    def _ask(self, name: str, *arguments: Any, of: str | None = None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
-        """Call NVML, with None for what this GPU does not have."""
+    def _tell(self, name: str, *arguments: Any, of: str | None, expected: tuple[int, ...] = ()) -> Any:
+        """Call NVML in a look at one GPU, which ends with a call that takes too long. Raises NVMLError, _SlowGpuError."""
+        begun = time.monotonic()
         try:
             return self.call(name, *arguments, of=of, expected=expected)
+        finally:
+            if (took := time.monotonic() - begun) > self._timeout_seconds:
+                raise _SlowGpuError(f"the driver does not answer in time: {name} takes longer than {self._timeout_seconds:g} s", took)
+
+    def _ask(self, name: str, *arguments: Any, of: str | None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
+        """Ask about one GPU, with None for what it does not have. Raises NVMLError, _SlowGpuError."""
+        try:
+            return self._tell(name, *arguments, of=of, expected=expected)
         except pynvml.NVMLError as exc:
             if exc.value in expected:
                 return None
             raise
 
-    def _ask_beside(self, name: str, *arguments: Any, of: str | None = None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
+    def _ask_beside(self, name: str, *arguments: Any, of: str | None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
         """Ask what nothing depends on: None also where it fails, as long as it says nothing of the GPU as a whole."""
         try:
             return self._ask(name, *arguments, of=of, expected=expected)
@@ -209,6 +256,7 @@ class NvmlDriver:
             raise _driver_error("nvmlInitWithFlags", exc) from exc
         self._initialized = True
         self._has_read = False
+        self._resting.clear()
         self._known.clear()  # another driver may keep another part of the memory for itself
         self._places.clear()
 
@@ -238,12 +286,14 @@ class NvmlDriver:
             raise _driver_error("reading the driver", exc) from exc
         devices, failed = [], []
         self._answering.clear()
-        for index in range(count):
+        for index in sorted(range(count), key=lambda index: index in self._resting):
             try:
-                devices.append(self._read_device(index))
+                devices.append(self._read_device_with_rests(index))
             except pynvml.NVMLError as exc:
                 lost = exc.value == pynvml.NVML_ERROR_GPU_IS_LOST
                 failed.append(FailedDevice(index, self._uuid_at_index.get(index), _trouble(exc), lost))
+            except _SlowGpuError as exc:
+                failed.append(FailedDevice(index, self._uuid_at_index.get(index), str(exc)))
             except _UnsupportedGpuError as exc:  # not named, so that it is not taken for one of ours that is ill
                 failed.append(FailedDevice(index, None, str(exc)))
         self._has_read = True
@@ -259,10 +309,24 @@ class NvmlDriver:
         except DriverError:  # counted
             return
 
+    def _read_device_with_rests(self, index: int) -> DeviceReading:
+        """Read a GPU unless it rests. Raises as ``_read_device``; of one that rests what it was sent to rest for."""
+        rest = self._resting.get(index)
+        if rest is not None and time.monotonic() < rest.until:
+            raise _SlowGpuError(rest.trouble, 0.0)
+        try:
+            reading = self._read_device(index)
+        except _SlowGpuError as exc:
+            seconds = min(_REST_FACTOR * max(exc.seconds, rest.seconds if rest is not None else 0.0), _LONGEST_REST_SECONDS)
+            self._resting[index] = _Rest(str(exc), seconds, time.monotonic() + seconds)
+            raise
+        self._resting.pop(index, None)
+        return reading
+
     def _read_device(self, index: int) -> DeviceReading:
         expected = self._uuid_at_index.get(index)
-        handle = self.call("nvmlDeviceGetHandleByIndex", index, of=expected)
-        uuid = self.call("nvmlDeviceGetUUID", handle, of=expected)
+        handle = self._tell("nvmlDeviceGetHandleByIndex", index, of=expected)
+        uuid = self._tell("nvmlDeviceGetUUID", handle, of=expected)
         self._uuid_at_index[index] = uuid
         memory = self._memory(handle, uuid)
         if memory is None:
@@ -274,8 +338,7 @@ class NvmlDriver:
         device, instances_used_bytes = self._with_mig(handle, self._known[uuid])
         faults = read_faults(self._ask_beside, handle, uuid)
         root, clique = self._place(handle, device)
-        self._answering[uuid] = handle
-        return DeviceReading(
+        reading = DeviceReading(
             device,
             memory_used_bytes=used,
             utilization_ratio=utilization.gpu / 100 if utilization is not None else None,
@@ -286,6 +349,8 @@ class NvmlDriver:
             pcie_root=root,
             fabric_clique=clique,
         )
+        self._answering[uuid] = handle
+        return reading
 
     def _instances_utilization(self, handle: Any, device: Device) -> Mapping[str, float]:
         sharing = Counter(instance.gpu_instance_id for instance in device.mig_instances)
@@ -321,9 +386,9 @@ class NvmlDriver:
         capability = self._ask_beside("nvmlDeviceGetCudaComputeCapability", handle, of=uuid)
         return Device(
             uuid=uuid,
-            model=self.call("nvmlDeviceGetName", handle, of=uuid),
-            minor=self.call("nvmlDeviceGetMinorNumber", handle, of=uuid),
-            pci_bus_id=_text(self.call("nvmlDeviceGetPciInfo", handle, of=uuid).busId),
+            model=self._tell("nvmlDeviceGetName", handle, of=uuid),
+            minor=self._tell("nvmlDeviceGetMinorNumber", handle, of=uuid),
+            pci_bus_id=_text(self._tell("nvmlDeviceGetPciInfo", handle, of=uuid).busId),
             memory_bytes=memory_bytes,
             numa_node=self._numa_node(handle, uuid),
             compute_capability=tuple(capability) if capability is not None else None,
@@ -342,7 +407,7 @@ class NvmlDriver:
         if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return device, {}
         instances, used_bytes = [], {}
-        for slot in range(self.call("nvmlDeviceGetMaxMigDeviceCount", handle, of=device.uuid)):
+        for slot in range(self._tell("nvmlDeviceGetMaxMigDeviceCount", handle, of=device.uuid)):
             instance_handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, of=device.uuid, expected=_NOTHING_THERE)
             found = self._mig_instance(handle, instance_handle, device.uuid) if instance_handle is not None else None
             if found is not None:
@@ -372,7 +437,7 @@ class NvmlDriver:
 
     def _read_mig_instance(self, parent: Any, handle: Any, parent_uuid: str) -> tuple[MigInstance, int] | None:
         def tell(name: str, *arguments: Any) -> Any:
-            return self.call(name, *arguments, of=parent_uuid, expected=_INSTANCE_GONE)
+            return self._tell(name, *arguments, of=parent_uuid, expected=_INSTANCE_GONE)
 
         gpu_instance_id = tell("nvmlDeviceGetGpuInstanceId", handle)
         placement = tell("nvmlGpuInstanceGetInfo", tell("nvmlDeviceGetGpuInstanceById", parent, gpu_instance_id)).placement
@@ -403,11 +468,14 @@ class NvmlDriver:
         found: list[GpuProcess] = []
         unknown = set(self._silent)
         for uuid, handle in self._answering.items():
-            most = self._used_bytes_by_pid(handle, uuid)
+            try:
+                most = self._used_bytes_by_pid(handle, uuid)
+                busy = self._process_utilization(handle, uuid) if most else None
+            except _SlowGpuError:  # the next reading meets it as well, and leaves the GPU alone
+                most = None
             if most is None:
                 unknown.add(uuid)
-            elif most:
-                busy = self._process_utilization(handle, uuid)
+            else:
                 found += (GpuProcess(uuid, pid, used, busy.get(pid, 0.0) if busy is not None else None) for pid, used in most.items())
         return ProcessList(tuple(found), frozenset(unknown))
 
@@ -430,7 +498,7 @@ class NvmlDriver:
         since_us = (time.time_ns() - _UTILIZATION_WINDOW_NS) // 1000
         for _ in range(_GROWING_TRIES):
             try:
-                samples = self.call("nvmlDeviceGetProcessUtilization", handle, since_us, of=uuid, expected=_NO_SAMPLES)
+                samples = self._tell("nvmlDeviceGetProcessUtilization", handle, since_us, of=uuid, expected=_NO_SAMPLES)
                 break
             except pynvml.NVMLError as exc:
                 if exc.value in _DRIVER_GONE:
@@ -453,6 +521,8 @@ class NvmlDriver:
             return self._links_between(self._answering)
         except pynvml.NVMLError as exc:
             raise _driver_error("reading the links between GPUs", exc) from exc
+        except _SlowGpuError as exc:
+            raise DriverError(f"reading the links between GPUs: {exc}") from exc
 
     def _links_between(self, handles: Mapping[str, Any]) -> tuple[Link, ...]:
         """Read all links; an NVLink of which nothing is told does not count, a pair whose path is not told has the longest."""

@@ -96,11 +96,11 @@ class DriverWatch:
         while True:
             await self.poll()
             if self._trouble:
-                await asyncio.sleep(min(self._retry_seconds, self._poll_seconds))
+                await self._listen(min(self._retry_seconds, self._poll_seconds))
                 self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
             else:
                 self._retry_seconds = FIRST_RETRY_SECONDS
-                await self._listen()
+                await self._listen(self._poll_seconds)
 
     async def poll(self) -> None:
         """Read once and take in what is found."""
@@ -122,15 +122,17 @@ class DriverWatch:
             self.looked = True
             self.changes.notify()
 
-    async def _listen(self) -> None:
+    async def _listen(self, seconds: float) -> None:
         """Wait for the next poll, or until GPUs report something."""
-        next_poll = self._monotonic() + self._poll_seconds
+        next_poll = self._monotonic() + seconds
         while (left := next_poll - self._monotonic()) > 0:
             await asyncio.sleep(min(EVENTS_SECONDS, left))
             try:
                 events = await self._driver.events()
-            except DriverError:  # the poll that follows meets the same trouble and says what it means for the devices
-                return
+            except DriverError:
+                if not self._trouble:  # the poll that follows meets the same trouble and says what it means for the devices
+                    return
+                continue
             if events:
                 self.take_events(events)
                 return

@@ -218,11 +218,39 @@ def test_a_hanging_gpu_is_named_by_its_uuid_and_comes_back(child):
     assert (answer["error"], answer["hung"]) == ("DriverTimeoutError", uuid)
     assert node.ask()["error"] == "DriverTimeoutError"
     node.inject("hang", "0", "--gpu", "1")
+    assert eventually_read(node, 2)
+
+
+def eventually_read(node: Child, gpus: int) -> dict:
+    """What is read once so many GPUs answer."""
     deadline = time.monotonic() + 20
-    while "devices" not in (answer := node.ask()):
-        assert time.monotonic() < deadline
+    while len((answer := node.ask()).get("devices", ())) != gpus:
+        assert time.monotonic() < deadline, answer
         time.sleep(0.05)
-    assert len(answer["devices"]) == 2
+    return answer
+
+
+def test_a_gpu_whose_every_call_takes_long_holds_up_the_others_once_and_is_then_left_alone(child):
+    node = child("t4x2")
+    slow, other = (device["uuid"] for device in node.ask()["devices"])
+    node.inject("hang", "1500", "--gpu", "0")
+    assert node.ask()["hung"] == slow
+    late = eventually_read(node, 1)
+    assert [device["uuid"] for device in late["devices"]] == [other]
+    node.ask(f"lists {COMPUTE} 1 44:70")
+    node.inject("xid", "48", "--gpu", "1")
+    begun = time.monotonic()
+    answer = node.ask()
+    assert [device["uuid"] for device in answer["devices"]] == [other]
+    assert answer["failed"] == late["failed"]
+    ((uuid, trouble),) = answer["failed"]
+    assert (uuid, trouble.endswith("takes longer than 0.2 s")) == (slow, True)
+    assert node.ask("processes") == [[other, 44, 70 << 20]]
+    assert node.ask("unknown") == [slow]
+    assert node.ask("events") == [[other, 48]]
+    assert time.monotonic() - begun < 1.5, "the slow one was not asked"
+    node.inject("hang", "0", "--gpu", "0")
+    eventually_read(node, 2)
 
 
 @pytest.mark.parametrize(("fault", "sentence"), [("no-driver", "kernel module is not loaded"), ("mismatch", "different versions")])

@@ -145,6 +145,23 @@ class Timed:
         return [entry.state for entry in self.watch.board.devices]
 
 
+async def test_what_gpus_report_is_heard_also_while_the_driver_is_in_trouble(monkeypatch):
+    monkeypatch.setattr(module, "EVENTS_SECONDS", 0.01)
+    driver = FakeDriver(BOTH)
+    watch = DriverWatch(driver, 60.0, RULES)
+    await watch.poll()
+    driver.answer, driver.hung = DriverTimeoutError("nvmlDeviceGetMemoryInfo has not returned for 6.0 s"), "GPU-0"
+    heard: list[DeviceEvent] = []
+    watch.on_event = heard.append
+    running = asyncio.ensure_future(watch.run())
+    await asyncio.sleep(0.05)
+    driver.reported = [DeviceEvent("GPU-1", 62)]
+    await asyncio.sleep(0.1)
+    running.cancel()
+    assert [event.xid for event in heard] == [62]
+    assert [entry.state for entry in watch.board.devices] == [HealthState.QUARANTINED, HealthState.QUARANTINED]
+
+
 async def test_a_gpu_that_was_lost_is_given_out_again_once_it_answered_for_long_enough():
     node = Timed()
     await node.poll()
