@@ -67,6 +67,10 @@ class Driver(Protocol):
         """Leave the driver, so that the next ``read`` enters it again; a GPU that was reset comes back only so."""
         ...
 
+    async def found_anew(self) -> Set[str]:
+        """Return the UUIDs of the GPUs that would answer if the driver were left and entered again. May take a minute."""
+        ...
+
     def hung_device(self) -> str | None:
         """The UUID of the GPU whose call has not come back; None when no call hangs or it concerns no single GPU."""
         ...

@@ -10,7 +10,7 @@ thread's time, and ever less. The look at it ends with the first such call, it i
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from agent.adapters.nvml_gpm import NvmlGpm
 from agent.adapters.nvml_health import NvmlEvents, read_faults
 from agent.adapters.nvml_library import NvmlLibrary
 from agent.adapters.nvml_place import fabric_clique, pcie_root
+from agent.adapters.nvml_probe import NvmlProbe
 from agent.adapters.nvml_sensors import read_sensors
 from agent.adapters.nvml_thread import NvmlThread
 from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice, promisable_bytes
@@ -131,6 +132,7 @@ class NvmlDriver:
     ) -> None:
         """Args: observe_read: told the seconds that each reading of all GPUs took."""
         self._library = NvmlLibrary(library)
+        self._probe = NvmlProbe(library)
         self._count_error = count_error
         self._observe_read = observe_read
         self._timeout_seconds = timeout_seconds
@@ -180,6 +182,10 @@ class NvmlDriver:
     async def restart(self) -> None:
         """See ``ports.Driver``."""
         await self._thread.run(self._shut_down)
+
+    async def found_anew(self) -> Set[str]:
+        """See ``ports.Driver``."""
+        return await self._probe.answering()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do more work in the NVML thread, with the driver entered; for adapters that share this session and call by ``call``."""

@@ -8,7 +8,7 @@ way for both. Deciding which instances are ours is in ``core.mig``.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 
 from agent.core.inventory import DeviceEvent, DriverReading
@@ -236,6 +236,10 @@ class MigAwareDriver:
     async def restart(self) -> None:
         """See ``ports.Driver``."""
         await self._driver.restart()
+
+    async def found_anew(self) -> Set[str]:
+        """See ``ports.Driver``."""
+        return await self._driver.found_anew()
 
     def hung_device(self) -> str | None:
         """See ``ports.Driver``."""

@@ -51,6 +51,8 @@ class FakeDriver:
         self.link_list: Sequence[Link] = ()
         self.link_reads = 0
         self.restarts = 0
+        self.anew: Set[str] | Exception = frozenset()
+        self.searches = 0
         self.reported: list[DeviceEvent] = []
         self.hung: str | None = None
         self.process_list: Sequence[GpuProcess] | Exception = ()
@@ -76,6 +78,12 @@ class FakeDriver:
         if isinstance(self.process_list, Exception):
             raise self.process_list
         return ProcessList(tuple(self.process_list), self.unknown)
+
+    async def found_anew(self) -> Set[str]:
+        self.searches += 1
+        if isinstance(self.anew, Exception):
+            raise self.anew
+        return self.anew
 
     def hung_device(self) -> str | None:
         return self.hung

@@ -61,6 +61,8 @@ async def main():
 async def do(driver, command, errors):
     if command == "restart":
         return await driver.restart()
+    if command == "anew":
+        return sorted(await driver.found_anew())
     if command == "errors":
         return errors
     if command.startswith("fails "):
@@ -208,6 +210,17 @@ def test_a_lost_gpu_is_named_and_the_others_are_read(child):
     node.inject("recover", "--gpu", "3")
     node.ask("restart")
     assert len(node.ask()["devices"]) == 8
+
+
+def test_a_new_session_is_tried_beside_the_one_that_is_there(child):
+    node = child("t4x2")
+    first, second = (device["uuid"] for device in node.ask()["devices"])
+    assert node.ask("anew") == sorted([first, second])
+    node.inject("lost", "--gpu", "1")
+    assert node.ask("anew") == [first]
+    node.inject("no-driver", "on")
+    answer = node.ask("anew")
+    assert (answer["error"], "Driver Not Loaded" in answer["message"]) == ("DriverError", True)
 
 
 def test_a_hanging_gpu_is_named_by_its_uuid_and_comes_back(child):
