@@ -20,7 +20,7 @@ def processes_of(
 
     Args: processes: who the listed ones are. parents: the GPU of each MIG instance, by UUID.
     """
-    gpus = _gpus_of(grant, parents)
+    gpus = gpus_of(grant, parents)
     pids = {entry.pid for entry in listed if gpus is None or entry.device_uuid in gpus}
     return [
         process
@@ -29,13 +29,7 @@ def processes_of(
     ]
 
 
-def concerns(grant: Grant, device_uuids: Set[str], parents: Mapping[str, str]) -> bool:
-    """Whether processes of the grant may be on one of these GPUs."""
-    gpus = _gpus_of(grant, parents)
-    return bool(device_uuids) and (gpus is None or not gpus.isdisjoint(device_uuids))
-
-
-def _gpus_of(grant: Grant, parents: Mapping[str, str]) -> Set[str] | None:
+def gpus_of(grant: Grant, parents: Mapping[str, str]) -> Set[str] | None:
     """Return the GPUs of a grant; None when it may be any, because none on the board shows its instance."""
     parent_gpus = {gpu_of(share, parents) for share in grant.shares}
     if grant.backend is Isolation.MIG and None in parent_gpus:

@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Iterable, Set
 
 from agent.core.ledger import Grant
-from agent.core.liveness import concerns, processes_of, still_there
+from agent.core.liveness import gpus_of, processes_of, still_there
 from agent.ports import ContainerFiles, Processes
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
-from agent.services.process_census import ProcessCensus
+from agent.services.process_census import Census, ProcessCensus
 
 
 class Liveness:
@@ -41,7 +41,7 @@ class Liveness:
     async def _at_work(self, grants: Iterable[Grant]) -> Set[str]:
         census, parents = self._census.latest, self._watch.board.parents
         unwitnessed = frozenset(
-            grant.grant_id for grant in grants if not grant.under_shim and (not census.heard or concerns(grant, census.unknown, parents))
+            grant.grant_id for grant in grants if not grant.under_shim and (not census.heard or self._is_untold(grant, census))
         )
         seen = {grant.grant_id: processes_of(grant, census.listed, census.processes, parents) for grant in grants}
         known = {process.pid: process for processes in seen.values() for process in processes}
@@ -50,3 +50,12 @@ class Liveness:
         # not in the thread for files, which containers that start wait for
         there = still_there(known.values(), await asyncio.to_thread(self._processes.read, known.keys()))
         return unwitnessed | {identifier for identifier, processes in seen.items() if any(process.pid in there for process in processes)}
+
+    def _is_untold(self, grant: Grant, census: Census) -> bool:
+        """Whether a GPU of the grant did not tell who is on it, or may be one that does not answer and cannot be named yet."""
+        board = self._watch.board
+        gpus = gpus_of(grant, board.parents)
+        if gpus is None:
+            return bool(census.unknown or board.unidentified)
+        nameless = bool(board.unidentified) and gpus.isdisjoint(entry.device.uuid for entry in board.devices)
+        return nameless or not gpus.isdisjoint(census.unknown)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.liveness import concerns, processes_of, still_there
+from agent.core.liveness import gpus_of, processes_of, still_there
 from agent.core.overhead import GpuProcess, HostProcess
 from proto import contract
 from proto.units import MIB
@@ -43,16 +43,12 @@ def test_a_pid_that_another_process_has_by_now_is_gone():
 
 
 @pytest.mark.parametrize(
-    ("of", "gpus", "may"),
+    ("of", "gpus"),
     [
-        pytest.param(GRANT, {"GPU-0"}, True, id="its GPU"),
-        pytest.param(GRANT, {"GPU-1"}, False, id="another"),
-        pytest.param(INSTANCE, {"GPU-0"}, True, id="the GPU of its instance"),
-        pytest.param(
-            replace(INSTANCE, shares=(share("MIG-gone"),)), {"GPU-1"}, True, id="any may be that of an instance that no GPU shows"
-        ),
-        pytest.param(replace(INSTANCE, shares=(share("MIG-gone"),)), set(), False, id="none is unknown"),
+        pytest.param(GRANT, {"GPU-0"}, id="a share of a GPU"),
+        pytest.param(INSTANCE, {"GPU-0", "MIG-0-1"}, id="an instance"),
+        pytest.param(replace(INSTANCE, shares=(share("MIG-gone"),)), None, id="an instance that no GPU shows may be on any"),
     ],
 )
-def test_a_grant_may_have_processes_on_its_own_gpus_only(of, gpus, may):
-    assert concerns(of, gpus, PARENTS) is may
+def test_the_gpus_of_a_grant_are_its_own_and_those_of_its_instances(of, gpus):
+    assert gpus_of(of, PARENTS) == gpus
