@@ -16,7 +16,7 @@ from agent.core.identity import HeldDevices, RememberedDevices
 from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord
-from agent.core.overhead import GpuProcess, HostProcess
+from agent.core.overhead import HostProcess, ProcessList
 from agent.core.publishing import NodeCondition
 from agent.core.region_layout import ComputeCounters, Limits, RegionSnapshot
 from agent.core.registration import FileIdentity
@@ -50,11 +50,14 @@ class Driver(Protocol):
         ...
 
     async def links(self) -> Sequence[Link]:
-        """Read how the GPUs that answer are connected."""
+        """Read how the GPUs that answered the last ``read`` are connected.
+
+        Raises DriverError before the first ``read`` and after ``restart``, until the next.
+        """
         ...
 
-    async def processes(self) -> Sequence[GpuProcess]:
-        """List the processes on the GPUs that answered the last ``read``, those whose use the driver does not tell left out.
+    async def processes(self) -> ProcessList:
+        """List the processes on the GPUs that the last ``read`` found, those whose use the driver does not tell left out.
 
         Raises DriverError before the first ``read`` and after ``restart``, until the next.
         """
@@ -69,6 +72,10 @@ class Driver(Protocol):
 
         A GPU can be reset, and its MIG mode changed where that takes a reset, only while nobody has it open.
         """
+        ...
+
+    async def found_anew(self) -> Set[str]:
+        """Return the UUIDs of the GPUs that would answer if the driver were left and entered again. May take a minute."""
         ...
 
     def hung_device(self) -> str | None:

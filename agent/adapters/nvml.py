@@ -2,11 +2,16 @@
 
 A question a GPU does not support is answered with None, and so is one that fails although nothing depends on it; a GPU that does not
 answer what placement needs becomes a ``FailedDevice``; only a driver that does not work as a whole raises.
+
+Kept true: a GPU that makes calls wait, as one whose firmware is dead does for most of a minute each, takes no more than a third of the
+thread's time, and ever less. The look at it ends with the first such call, it is left alone for a growing while, and asked last then.
 """
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pynvml
@@ -16,10 +21,11 @@ from agent.adapters.nvml_gpm import NvmlGpm
 from agent.adapters.nvml_health import NvmlEvents, read_faults
 from agent.adapters.nvml_library import NvmlLibrary
 from agent.adapters.nvml_place import fabric_clique, pcie_root
+from agent.adapters.nvml_probe import NvmlProbe
 from agent.adapters.nvml_sensors import read_sensors
 from agent.adapters.nvml_thread import NvmlThread
 from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice, promisable_bytes
-from agent.core.overhead import GpuProcess
+from agent.core.overhead import GpuProcess, ProcessList
 from agent.errors import DriverError, DriverMissingError
 from proto.model import Device, Link, LinkKind, MigInstance
 
@@ -32,6 +38,8 @@ _NOT_OFFERED = (
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 )
 """This GPU or driver does not have the feature; not a sign of trouble."""
+_NOTHING_THERE = (*_NOT_OFFERED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+"""No MIG instance in this slot, or no NVLink of this number."""
 _NO_DRIVER = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: install the driver, or mount the host's driver files",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded",
@@ -81,12 +89,35 @@ _GROWING_TRIES = 3
 _NUMA_WORDS = 16
 """64-bit words of the NUMA node mask: 1024 nodes, the kernel's limit."""
 
+_REST_FACTOR = 2
+"""A GPU that made a call wait is left alone for so many times as long; when it does so again, for so many times as long as before."""
+_LONGEST_REST_SECONDS = 600.0
+
 ErrorCounter = Callable[[str, int], None]
 """Told the name of a failed NVML call and its code."""
 
 
 class _UnsupportedGpuError(Exception):
     """A GPU works, and cannot be shared by us."""
+
+
+class _SlowGpuError(Exception):
+    """A call about a GPU took longer than any may, whatever it brought."""
+
+    def __init__(self, trouble: str, seconds: float) -> None:
+        super().__init__(trouble)
+        self.seconds = seconds
+        """How long it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A GPU that made a call wait is left alone."""
+
+    trouble: str
+    seconds: float
+    until: float
+    """By the monotonic clock."""
 
 
 class NvmlDriver:
@@ -97,9 +128,13 @@ class NvmlDriver:
     ) -> None:
         """Args: observe_read: told the seconds that each reading of all GPUs took."""
         self._library = NvmlLibrary(library)
+        self._probe = NvmlProbe(library)
         self._count_error = count_error
         self._observe_read = observe_read
+        self._timeout_seconds = timeout_seconds
         self._thread = NvmlThread(timeout_seconds)
+        self._reading: asyncio.Future[DriverReading] | None = None
+        """A look at all GPUs that is under way."""
         self._initialized = False
         self._kept_out = ""
         """Why NVML must not be entered; empty while it may."""
@@ -110,15 +145,24 @@ class NvmlDriver:
         self._places: dict[str, tuple[str, str]] = {}
         self._answering: dict[str, Any] = {}
         """Handles of the GPUs that answered at the last reading."""
+        self._silent: frozenset[str] = frozenset()
+        """Those known from before that did not."""
+        self._resting: dict[int, _Rest] = {}
+        """By NVML index: those that made a call wait when they were last asked."""
         self._events = NvmlEvents(self.call)
         self._gpm = NvmlGpm(self.call)
 
     async def read(self) -> DriverReading:
         """See ``ports.Driver``."""
         begun = time.perf_counter()
+        if self._reading is None:
+            self._reading = self._thread.submit(self._read)
+        reading = self._reading
         try:
-            return await self._thread.run(self._read)
+            return await self._thread.result(reading)
         finally:
+            if reading.done():
+                self._reading = None
             self._observe_read(time.perf_counter() - begun)
 
     async def events(self) -> Sequence[DeviceEvent]:
@@ -129,7 +173,7 @@ class NvmlDriver:
         """See ``ports.Driver``."""
         return await self._thread.run(self._links)
 
-    async def processes(self) -> Sequence[GpuProcess]:
+    async def processes(self) -> ProcessList:
         """See ``ports.Driver``."""
         return await self._thread.run(self._processes)
 
@@ -142,6 +186,10 @@ class NvmlDriver:
         self._kept_out = reason
         if reason:
             await self._thread.run(self._shut_down)
+
+    async def found_anew(self) -> Set[str]:
+        """See ``ports.Driver``."""
+        return frozenset() if self._kept_out else await self._probe.answering()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do more work in the NVML thread, with the driver entered; for adapters that share this session and call by ``call``."""
@@ -169,19 +217,37 @@ class NvmlDriver:
                 self._count_error(name, exc.value)
             raise
 
-    def _ask(self, name: str, *arguments: Any, of: str | None = None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
-        """Call NVML, with None for what this GPU does not have."""
+    def handle_of(self, uuid: str) -> Any:
+        """Return the handle of a GPU that answered the last reading. Raises DriverError.
+
+        NVML is not asked for it by UUID: to find one it may reach for all GPUs, and it fails when any of them is lost.
+        """
+        if uuid not in self._answering:
+            raise DriverError(f"{uuid} did not answer when the GPUs were last read")
+        return self._answering[uuid]
+
+    def _tell(self, name: str, *arguments: Any, of: str | None, expected: tuple[int, ...] = ()) -> Any:
+        """Call NVML in a look at one GPU, which ends with a call that takes too long. Raises NVMLError, _SlowGpuError."""
+        begun = time.monotonic()
         try:
             return self.call(name, *arguments, of=of, expected=expected)
+        finally:
+            if (took := time.monotonic() - begun) > self._timeout_seconds:
+                raise _SlowGpuError(f"the driver does not answer in time: {name} takes longer than {self._timeout_seconds:g} s", took)
+
+    def _ask(self, name: str, *arguments: Any, of: str | None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
+        """Ask about one GPU, with None for what it does not have. Raises NVMLError, _SlowGpuError."""
+        try:
+            return self._tell(name, *arguments, of=of, expected=expected)
         except pynvml.NVMLError as exc:
             if exc.value in expected:
                 return None
             raise
 
-    def _ask_beside(self, name: str, *arguments: Any, of: str | None = None) -> Any:
+    def _ask_beside(self, name: str, *arguments: Any, of: str | None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
         """Ask what nothing depends on: None also where it fails, as long as it says nothing of the GPU as a whole."""
         try:
-            return self._ask(name, *arguments, of=of)
+            return self._ask(name, *arguments, of=of, expected=expected)
         except pynvml.NVMLError as exc:  # counted
             if exc.value in _GPU_GONE:
                 raise
@@ -202,6 +268,7 @@ class NvmlDriver:
             raise _driver_error("nvmlInitWithFlags", exc) from exc
         self._initialized = True
         self._has_read = False
+        self._resting.clear()
         self._known.clear()  # another driver may keep another part of the memory for itself
         self._places.clear()
 
@@ -231,15 +298,18 @@ class NvmlDriver:
             raise _driver_error("reading the driver", exc) from exc
         devices, failed = [], []
         self._answering.clear()
-        for index in range(count):
+        for index in sorted(range(count), key=lambda index: index in self._resting):
             try:
-                devices.append(self._read_device(index))
+                devices.append(self._read_device_with_rests(index))
             except pynvml.NVMLError as exc:
                 lost = exc.value == pynvml.NVML_ERROR_GPU_IS_LOST
                 failed.append(FailedDevice(index, self._uuid_at_index.get(index), _trouble(exc), lost))
+            except _SlowGpuError as exc:
+                failed.append(FailedDevice(index, self._uuid_at_index.get(index), str(exc)))
             except _UnsupportedGpuError as exc:  # not named, so that it is not taken for one of ours that is ill
                 failed.append(FailedDevice(index, None, str(exc)))
         self._has_read = True
+        self._silent = frozenset(entry.uuid for entry in failed if entry.uuid is not None)
         self._events.watch(self._answering)
         self._gpm.forget_all_but({instance.uuid for entry in devices for instance in entry.device.mig_instances})
         return DriverReading(version, cuda_version, tuple(devices), tuple(failed))
@@ -251,10 +321,24 @@ class NvmlDriver:
         except DriverError:  # counted
             return
 
+    def _read_device_with_rests(self, index: int) -> DeviceReading:
+        """Read a GPU unless it rests. Raises as ``_read_device``; of one that rests what it was sent to rest for."""
+        rest = self._resting.get(index)
+        if rest is not None and time.monotonic() < rest.until:
+            raise _SlowGpuError(rest.trouble, 0.0)
+        try:
+            reading = self._read_device(index)
+        except _SlowGpuError as exc:
+            seconds = min(_REST_FACTOR * max(exc.seconds, rest.seconds if rest is not None else 0.0), _LONGEST_REST_SECONDS)
+            self._resting[index] = _Rest(str(exc), seconds, time.monotonic() + seconds)
+            raise
+        self._resting.pop(index, None)
+        return reading
+
     def _read_device(self, index: int) -> DeviceReading:
         expected = self._uuid_at_index.get(index)
-        handle = self.call("nvmlDeviceGetHandleByIndex", index, of=expected)
-        uuid = self.call("nvmlDeviceGetUUID", handle, of=expected)
+        handle = self._tell("nvmlDeviceGetHandleByIndex", index, of=expected)
+        uuid = self._tell("nvmlDeviceGetUUID", handle, of=expected)
         self._uuid_at_index[index] = uuid
         memory = self._memory(handle, uuid)
         if memory is None:
@@ -266,8 +350,7 @@ class NvmlDriver:
         device, instances_used_bytes = self._with_mig(handle, self._known[uuid])
         faults = read_faults(self._ask_beside, handle, uuid)
         root, clique = self._place(handle, device)
-        self._answering[uuid] = handle
-        return DeviceReading(
+        reading = DeviceReading(
             device,
             memory_used_bytes=used,
             utilization_ratio=utilization.gpu / 100 if utilization is not None else None,
@@ -278,6 +361,8 @@ class NvmlDriver:
             pcie_root=root,
             fabric_clique=clique,
         )
+        self._answering[uuid] = handle
+        return reading
 
     def _instances_utilization(self, handle: Any, device: Device) -> Mapping[str, float]:
         sharing = Counter(instance.gpu_instance_id for instance in device.mig_instances)
@@ -313,9 +398,9 @@ class NvmlDriver:
         capability = self._ask_beside("nvmlDeviceGetCudaComputeCapability", handle, of=uuid)
         return Device(
             uuid=uuid,
-            model=self.call("nvmlDeviceGetName", handle, of=uuid),
-            minor=self.call("nvmlDeviceGetMinorNumber", handle, of=uuid),
-            pci_bus_id=_text(self.call("nvmlDeviceGetPciInfo", handle, of=uuid).busId),
+            model=self._tell("nvmlDeviceGetName", handle, of=uuid),
+            minor=self._tell("nvmlDeviceGetMinorNumber", handle, of=uuid),
+            pci_bus_id=_text(self._tell("nvmlDeviceGetPciInfo", handle, of=uuid).busId),
             memory_bytes=memory_bytes,
             numa_node=self._numa_node(handle, uuid),
             compute_capability=tuple(capability) if capability is not None else None,
@@ -334,8 +419,8 @@ class NvmlDriver:
         if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return device, {}
         instances, used_bytes = [], {}
-        for slot in range(self.call("nvmlDeviceGetMaxMigDeviceCount", handle, of=device.uuid)):
-            instance_handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, of=device.uuid)
+        for slot in range(self._tell("nvmlDeviceGetMaxMigDeviceCount", handle, of=device.uuid)):
+            instance_handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot, of=device.uuid, expected=_NOTHING_THERE)
             found = self._mig_instance(handle, instance_handle, device.uuid) if instance_handle is not None else None
             if found is not None:
                 instance, used_bytes[found[0].uuid] = found
@@ -364,7 +449,7 @@ class NvmlDriver:
 
     def _read_mig_instance(self, parent: Any, handle: Any, parent_uuid: str) -> tuple[MigInstance, int] | None:
         def tell(name: str, *arguments: Any) -> Any:
-            return self.call(name, *arguments, of=parent_uuid, expected=_INSTANCE_GONE)
+            return self._tell(name, *arguments, of=parent_uuid, expected=_INSTANCE_GONE)
 
         gpu_instance_id = tell("nvmlDeviceGetGpuInstanceId", handle)
         placement = tell("nvmlGpuInstanceGetInfo", tell("nvmlDeviceGetGpuInstanceById", parent, gpu_instance_id)).placement
@@ -384,27 +469,48 @@ class NvmlDriver:
         )
         return instance, used
 
-    def _processes(self) -> tuple[GpuProcess, ...]:
+    def _start_known(self) -> None:
+        """Enter the driver for what concerns the GPUs that were read. Raises DriverError while none were in this session."""
         self._start()
         if not self._has_read:
-            raise DriverError("the GPUs have not been read since the driver was entered: their processes are not known yet")
+            raise DriverError("the GPUs have not been read since the driver was entered: it is not known yet which there are")
+
+    def _processes(self) -> ProcessList:
+        self._start_known()
         found: list[GpuProcess] = []
-        for uuid, handle in self._handles().items():
-            most: dict[int, int] = {}
+        unknown = set(self._silent)
+        for uuid, handle in self._answering.items():
+            try:
+                most = self._used_bytes_by_pid(handle, uuid)
+                busy = self._process_utilization(handle, uuid) if most else None
+            except _SlowGpuError:  # the next reading meets it as well, and leaves the GPU alone
+                most = None
+            if most is None:
+                unknown.add(uuid)
+            else:
+                found += (GpuProcess(uuid, pid, used, busy.get(pid, 0.0) if busy is not None else None) for pid, used in most.items())
+        return ProcessList(tuple(found), frozenset(unknown))
+
+    def _used_bytes_by_pid(self, handle: Any, uuid: str) -> Mapping[int, int] | None:
+        """Return what each process on a GPU uses; None where this GPU fails to tell, so that the others are asked all the same."""
+        most: dict[int, int] = {}
+        try:
             for name in _PROCESS_LISTS:
-                for one in self._list(name, handle, uuid):
+                for one in self._ask(name, handle, of=uuid) or ():
                     if one.usedGpuMemory is not None:
                         most[one.pid] = max(most.get(one.pid, 0), one.usedGpuMemory)
-            busy = self._process_utilization(handle, uuid) if most else None
-            found += (GpuProcess(uuid, pid, used, busy.get(pid, 0.0) if busy is not None else None) for pid, used in most.items())
-        return tuple(found)
+        except pynvml.NVMLError as exc:  # counted
+            if exc.value in _DRIVER_GONE:
+                raise _driver_error(f"reading the processes on {uuid}", exc) from exc
+            return None
+        return most
 
     def _process_utilization(self, handle: Any, uuid: str) -> Mapping[int, float] | None:
         """Return the share of the last seconds in which each process worked, by pid, without the idle; None where that is not told."""
         since_us = (time.time_ns() - _UTILIZATION_WINDOW_NS) // 1000
         for _ in range(_GROWING_TRIES):
             try:
-                samples = self.call("nvmlDeviceGetProcessUtilization", handle, since_us, of=uuid, expected=_NO_SAMPLES)
+                samples = self._tell("nvmlDeviceGetProcessUtilization", handle, since_us, of=uuid, expected=_NO_SAMPLES)
                 break
             except pynvml.NVMLError as exc:
                 if exc.value in _DRIVER_GONE:
@@ -421,34 +527,17 @@ class NvmlDriver:
                 shares.setdefault(sample.pid, []).append(sample.smUtil)
         return {pid: sum(percents) / len(percents) / 100 for pid, percents in shares.items()}
 
-    def _list(self, name: str, handle: Any, uuid: str) -> Sequence[Any]:
-        """Return one list of processes; none where a single GPU fails to give it, so that the others' are looked at all the same."""
-        try:
-            return self._ask(name, handle, of=uuid) or ()
-        except pynvml.NVMLError as exc:  # counted
-            if exc.value in _DRIVER_GONE:
-                raise _driver_error(f"reading the processes on {uuid}", exc) from exc
-            return ()
-
-    def _handles(self) -> dict[str, Any]:
-        """Return the handles of the GPUs that answer."""
-        handles = {}
-        for uuid in self._known:
-            try:
-                handles[uuid] = self.call("nvmlDeviceGetHandleByUUID", uuid, of=uuid)
-            except pynvml.NVMLError:  # counted; the reading of all GPUs tells what it means for this one
-                continue
-        return handles
-
     def _links(self) -> tuple[Link, ...]:
-        self._start()
-        handles = self._handles()
+        self._start_known()
         try:
-            return self._links_between(handles)
+            return self._links_between(self._answering)
         except pynvml.NVMLError as exc:
             raise _driver_error("reading the links between GPUs", exc) from exc
+        except _SlowGpuError as exc:
+            raise DriverError(f"reading the links between GPUs: {exc}") from exc
 
-    def _links_between(self, handles: dict[str, Any]) -> tuple[Link, ...]:
+    def _links_between(self, handles: Mapping[str, Any]) -> tuple[Link, ...]:
+        """Read all links; an NVLink of which nothing is told does not count, a pair whose path is not told has the longest."""
         to_switch, to_peer = {}, {}
         for uuid, handle in handles.items():
             to_switch[uuid], to_peer[uuid] = self._nvlinks(handle, uuid)
@@ -457,7 +546,7 @@ class NvmlDriver:
         for position, a in enumerate(uuids):
             for b in uuids[position + 1 :]:
                 lanes = to_peer[a].get(self._known[b].pci_bus_id, 0) or min(to_switch[a], to_switch[b])
-                level = self._ask("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b], of=a)
+                level = self._ask_beside("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b], of=a)
                 pcie = _LINK_OF_LEVEL.get(level)
                 links.append(Link(a, b, LinkKind.NVLINK, lanes, pcie) if lanes else Link(a, b, pcie or LinkKind.SYSTEM))
         return tuple(links)
@@ -466,10 +555,7 @@ class NvmlDriver:
         """Count active NVLinks that end in a switch, and those that end in each GPU by its PCI bus id."""
         to_switch, to_peer = 0, dict[str, int]()
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-            state = self._ask_link("nvmlDeviceGetNvLinkState", handle, link, uuid)
-            if state is None:
-                break
-            if state != pynvml.NVML_FEATURE_ENABLED:
+            if self._ask_link("nvmlDeviceGetNvLinkState", handle, link, uuid) != pynvml.NVML_FEATURE_ENABLED:
                 continue
             kind = self._ask_link("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, uuid)
             if kind == _NVLINK_TO_SWITCH:
@@ -482,8 +568,8 @@ class NvmlDriver:
         return to_switch, to_peer
 
     def _ask_link(self, name: str, handle: Any, link: int, uuid: str) -> Any:
-        """Ask about one NVLink, with None beyond the last that this GPU has."""
-        return self._ask(name, handle, link, of=uuid, expected=(*_NOT_OFFERED, pynvml.NVML_ERROR_INVALID_ARGUMENT))
+        """Ask about one NVLink, with None beyond the last that this GPU has, and for one that fails to tell."""
+        return self._ask_beside(name, handle, link, of=uuid, expected=_NOTHING_THERE)
 
 
 def _in_text(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:

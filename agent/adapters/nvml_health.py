@@ -26,6 +26,9 @@ _RECOVERY_ACTIONS = {
     pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "the driver asks for a reboot of the node",
     pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "the driver asks to end peer-to-peer traffic of the GPU",
     pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "the driver asks to drain the GPU and reset it",
+    pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: "the driver asks to recover the GPU's IMEX domain",
+    pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: "the driver asks for a reset of the GPU's PCIe bus",
+    pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "the driver asks for a reboot of the system",
 }
 _WANTED_EVENTS = pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError | pynvml.nvmlEventTypeSingleBitEccError
 """XIDs are acted on. The memory errors are counted by the readings; as events they only make the next reading come at once."""
@@ -46,8 +49,9 @@ def read_faults(ask: Callable[..., Any], handle: Any, uuid: str) -> tuple[str, .
     fields = ask("nvmlDeviceGetFieldValues", handle, [*_FLAGS, _RECOVERY_ACTION], of=uuid)
     values = {one.fieldId: one.value.uiVal for one in fields or () if one.nvmlReturn == pynvml.NVML_SUCCESS}
     found = [text for field, text in _FLAGS.items() if values.get(field)]
-    if action := _RECOVERY_ACTIONS.get(values.get(_RECOVERY_ACTION, pynvml.NVML_GPU_RECOVERY_ACTION_NONE)):
-        found.append(action)
+    action = values.get(_RECOVERY_ACTION, pynvml.NVML_GPU_RECOVERY_ACTION_NONE)
+    if action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE:
+        found.append(_RECOVERY_ACTIONS.get(action, f"the driver asks for recovery action {action}"))  # newer drivers have more of them
     return tuple(found)
 
 

@@ -1,7 +1,5 @@
 """The driver's own memory limits of a cgroup (R615 and later) through NVML."""
 
-from typing import Any
-
 import pynvml
 
 from agent.adapters.nvml import NvmlDriver
@@ -32,9 +30,10 @@ class NvmlLimits:
     # --- below: in the NVML thread only ---
 
     def _limit_bytes(self, uuid: str, cgroup: str) -> int | None:
+        handle = self._driver.handle_of(uuid)
         limits = pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=cgroup.encode())
         try:
-            self._driver.call("nvmlDeviceGetMemoryLimits_v1", self._handle(uuid), limits, of=uuid, expected=_NO_LIMIT)
+            self._driver.call("nvmlDeviceGetMemoryLimits_v1", handle, limits, of=uuid, expected=_NO_LIMIT)
         except pynvml.NVMLError as exc:
             if exc.value in _NO_LIMIT:
                 return None
@@ -42,12 +41,10 @@ class NvmlLimits:
         return None if limits.hardLimit == pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX else int(limits.hardLimit)
 
     def _set_limit(self, uuid: str, cgroup: str, limit_bytes: int) -> None:
+        handle = self._driver.handle_of(uuid)
         limits = pynvml.c_nvmlSetMemoryLimits_v1_t(nameSpace=cgroup.encode(), softLimit=0, hardLimit=limit_bytes)
         try:
-            self._driver.call("nvmlDeviceSetMemoryLimits_v1", self._handle(uuid), limits, of=uuid)
+            self._driver.call("nvmlDeviceSetMemoryLimits_v1", handle, limits, of=uuid)
         except pynvml.NVMLError as exc:
             why = LIMIT_RIGHTS if exc.value == pynvml.NVML_ERROR_NO_PERMISSION else exc
             raise DriverError(f"limiting {cgroup} to {limit_bytes} bytes on {uuid}: {why}") from exc
-
-    def _handle(self, uuid: str) -> Any:
-        return self._driver.call("nvmlDeviceGetHandleByUUID", uuid, of=uuid)

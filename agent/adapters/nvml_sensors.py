@@ -16,7 +16,7 @@ _MILLIWATTS = 1000
 class Ask(Protocol):
     """Calls an NVML function by name; None for what this GPU does not have. Raises NVMLError."""
 
-    def __call__(self, name: str, *arguments: Any, of: str | None = None) -> Any:
+    def __call__(self, name: str, *arguments: Any, of: str | None) -> Any:
         """Ask about the device ``of``."""
         ...
 

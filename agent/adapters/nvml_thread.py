@@ -2,7 +2,8 @@
 
 A call into the driver can block for seconds, or for ever, when a GPU hangs. So no other thread calls NVML, the event loop only
 awaits results, and a call that takes too long makes the driver count as not answering: later requests fail at once until the call
-comes back. A blocked thread cannot be ended, and a second one would block too; so there is always exactly one.
+comes back. A blocked thread cannot be ended, and a second one would block too; so there is always exactly one. A job that nobody waits
+for any more is not begun.
 """
 
 import asyncio
@@ -61,14 +62,28 @@ class NvmlThread:
         Raises: DriverTimeoutError when an NVML call is overdue, this job's or an earlier one's; whatever the job raises.
         """
         self._check_answering()
+        job = self.submit(work)
+        try:
+            return await self.result(job)
+        finally:
+            job.cancel()
+
+    def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Put a job in the thread's queue, for ``result`` to be asked for, as often as that takes."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put(_Job(work, loop, future))
-        while not future.done():
-            await asyncio.wait([future], timeout=self._timeout_seconds / 4)
-            if not future.done():
-                self._check_answering()
-        return future.result()
+        return future
+
+    async def result(self, job: "asyncio.Future[T]") -> T:
+        """Wait for a job that was submitted.
+
+        Raises: DriverTimeoutError when an NVML call is overdue, and the job goes on; whatever the job raises.
+        """
+        while not job.done():
+            self._check_answering()
+            await asyncio.wait([job], timeout=self._timeout_seconds / 4)
+        return job.result()
 
     def _check_answering(self) -> None:
         hung = self.hung_call()
@@ -81,6 +96,8 @@ class NvmlThread:
     def _work(self) -> None:
         while True:
             job = self._jobs.get()
+            if job.future.cancelled():
+                continue
             try:
                 outcome, failure = job.work(), None
             except Exception as exc:  # noqa: BLE001 - carried to the awaiting coroutine, which decides

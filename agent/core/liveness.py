@@ -20,15 +20,21 @@ def processes_of(
 
     Args: processes: who the listed ones are. parents: the GPU of each MIG instance, by UUID.
     """
-    parent_gpus = {gpu_of(share, parents) for share in grant.shares}
-    gpus = parent_gpus | set(grant.device_names)
-    anywhere = grant.backend is Isolation.MIG and None in parent_gpus  # no GPU on the board shows the instance
-    pids = {entry.pid for entry in listed if anywhere or entry.device_uuid in gpus}
+    gpus = gpus_of(grant, parents)
+    pids = {entry.pid for entry in listed if gpus is None or entry.device_uuid in gpus}
     return [
         process
         for process in processes
         if process.pid in pids and (container := container_of(process.cgroup)) is not None and container.pod_uid == grant.pod_uid
     ]
+
+
+def gpus_of(grant: Grant, parents: Mapping[str, str]) -> Set[str] | None:
+    """Return the GPUs of a grant; None when it may be any, because none on the board shows its instance."""
+    parent_gpus = {gpu_of(share, parents) for share in grant.shares}
+    if grant.backend is Isolation.MIG and None in parent_gpus:
+        return None
+    return {uuid for uuid in parent_gpus if uuid is not None} | set(grant.device_names)
 
 
 def still_there(before: Iterable[HostProcess], now: Iterable[HostProcess]) -> Set[int]:

@@ -30,6 +30,15 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessList:
+    """What the driver lists at one moment."""
+
+    listed: tuple[GpuProcess, ...] = ()
+    unknown: frozenset[str] = frozenset()
+    """UUIDs of the GPUs that did not tell: who is on them nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
 class HostProcess:
     """Who a process of the host is."""
 

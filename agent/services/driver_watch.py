@@ -2,12 +2,14 @@
 
 A missing driver is waited for, a hung one is marked, a lost GPU is probed until it answers again; XIDs are taken every second and make
 the next reading come at once. What all that means for a GPU is decided in ``core.health``. Each change is logged once.
+
+Kept true: for one silent GPU, the session in which the others answer is left only for one that was seen to find them all, and more.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from agent.core.health import Answer, HealthRules, HealthTable, Silence, Transition, XidClass, classify
 from agent.core.inventory import DeviceBoard, DeviceEvent, probes_of, unnamed_instances
@@ -22,8 +24,12 @@ logger = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS = 0.25
 LAST_RETRY_SECONDS = 5.0
 """A driver that is being installed is found within this time of being ready."""
-RESTART_EVERY_POLLS = 6
-"""While a GPU does not answer, NVML is left and entered again at every so many reads: after a reset a GPU is seen by new sessions only."""
+FIRST_SEARCH_POLLS = 6
+"""After so many reads with a GPU that does not answer, it is looked for in a new session: after a reset it is seen by such only."""
+LAST_SEARCH_POLLS = 120
+"""The next time it is after twice as many, up to this: ten minutes by default."""
+ENTERING_SECONDS = 60.0
+"""How long entering the driver anew may take before GPUs that had answered until then count as silent."""
 EVENTS_SECONDS = 1.0
 """Between two looks at what the GPUs reported; bounds how long an XID goes unnoticed."""
 
@@ -45,7 +51,12 @@ class DriverWatch:
         self._trouble = "the driver has not been read yet"
         self._retry_seconds = FIRST_RETRY_SECONDS
         self._silent_polls = 0
+        self._search_polls = FIRST_SEARCH_POLLS
+        self._search: asyncio.Future[Set[str]] | None = None
+        self._entering_since: float | None = None
+        """When the driver was left to be entered anew, until it answers."""
         self._linked: frozenset[str] = frozenset()
+        self._links_trouble = ""
         self._seen = DeviceBoard()
         """As the last look says, before any judgement."""
         self._health = HealthTable()
@@ -95,24 +106,20 @@ class DriverWatch:
         while True:
             await self.poll()
             if self._trouble:
-                await asyncio.sleep(min(self._retry_seconds, self._poll_seconds))
+                await self._listen(min(self._retry_seconds, self._poll_seconds))
                 self._retry_seconds = min(2 * self._retry_seconds, LAST_RETRY_SECONDS)
             else:
                 self._retry_seconds = FIRST_RETRY_SECONDS
-                await self._listen()
+                await self._listen(self._poll_seconds)
 
     async def poll(self) -> None:
         """Read once and take in what is found."""
         try:
             reading = await self._driver.read()
-        except DriverTimeoutError as exc:
-            hung = self._driver.hung_device()
-            self._take_silence([hung] if hung else self._known(), str(exc), str(exc))
-        except DriverMissingError as exc:
-            self._take_silence(self._known(), str(exc), f"no usable NVIDIA driver: {exc}")
         except DriverError as exc:
-            self._take_silence(self._known(), str(exc), str(exc))
+            self._take_failure(exc)
         else:
+            self._entering_since = None
             self._note("")
             probes = probes_of(self._seen, reading)
             self._take(self._seen.after_reading(reading), self._health.after_probes(probes, self._monotonic(), self._rules))
@@ -121,15 +128,17 @@ class DriverWatch:
             self.looked = True
             self.changes.notify()
 
-    async def _listen(self) -> None:
+    async def _listen(self, seconds: float) -> None:
         """Wait for the next poll, or until GPUs report something."""
-        next_poll = self._monotonic() + self._poll_seconds
+        next_poll = self._monotonic() + seconds
         while (left := next_poll - self._monotonic()) > 0:
             await asyncio.sleep(min(EVENTS_SECONDS, left))
             try:
                 events = await self._driver.events()
-            except DriverError:  # the poll that follows meets the same trouble and says what it means for the devices
-                return
+            except DriverError:
+                if not self._trouble:  # the poll that follows meets the same trouble and says what it means for the devices
+                    return
+                continue
             if events:
                 self.take_events(events)
                 return
@@ -144,6 +153,16 @@ class DriverWatch:
             harmless = all(classify(xid, self._rules) is XidClass.APPLICATION for xid in numbers)
             logger.log(logging.INFO if harmless else logging.WARNING, "XIDs reported", extra={"device_uuid": uuid, "xids": numbers})
         self._take(self._seen, self._health.after_xids(xids, self._monotonic(), self._rules))
+
+    def _take_failure(self, exc: DriverError) -> None:
+        """Take in that the driver could not be read."""
+        hung = self._driver.hung_device() if isinstance(exc, DriverTimeoutError) else None
+        if isinstance(exc, DriverMissingError):
+            self._take_silence(self._known(), str(exc), f"no usable NVIDIA driver: {exc}")
+        elif hung is not None:
+            self._take_silence([hung], str(exc), str(exc))
+        elif self._entering_since is None or self._monotonic() - self._entering_since > ENTERING_SECONDS:
+            self._take_silence(self._known(), str(exc), str(exc))
 
     def _known(self) -> list[str]:
         return [entry.device.uuid for entry in self._seen.devices]
@@ -193,21 +212,45 @@ class DriverWatch:
     async def _look_closer(self, probes: Mapping[str, Answer | Silence]) -> None:
         """Do what a plain read does not: links when devices came or went, a new NVML session when one stays silent."""
         answering = frozenset(uuid for uuid, probe in probes.items() if isinstance(probe, Answer))
+        if not answering <= self._linked:
+            await self._read_links(answering)
+        if len(answering) == len(probes):
+            self._silent_polls, self._search_polls = 0, FIRST_SEARCH_POLLS
+        else:
+            self._silent_polls += 1
         try:
-            if not answering <= self._linked:
-                self._show(self._seen.with_links(await self._driver.links()), self._health)
-                self._linked = answering
-            self._silent_polls = self._silent_polls + 1 if len(answering) < len(probes) else 0
-            if self._silent_polls >= RESTART_EVERY_POLLS:
-                self._silent_polls = 0
+            if await self._are_found_anew(answering):
                 await self._enter_anew()
-        except DriverError as exc:  # the next read meets the same trouble and says what it means for the devices
-            logger.warning("driver: %s", exc)
+        except DriverError as exc:  # as long as the session at hand works, nothing is lost
+            logger.info("driver not entered anew: %s", exc)
+
+    async def _are_found_anew(self, answering: Set[str]) -> bool:
+        """Begin to look for GPUs in a new session when that is due; return whether a look found those that answer, and more."""
+        if self._search is None and self._silent_polls >= self._search_polls:
+            self._silent_polls, self._search_polls = 0, min(2 * self._search_polls, LAST_SEARCH_POLLS)
+            self._search = asyncio.ensure_future(self._driver.found_anew())
+        if self._search is None or not self._search.done():
+            return False
+        search, self._search = self._search, None
+        return search.result() > answering
+
+    async def _read_links(self, answering: frozenset[str]) -> None:
+        """Read the links between all GPUs that answer; where that fails, it is tried again after the next reading, and said once."""
+        trouble = ""
+        try:
+            self._show(self._seen.with_links(await self._driver.links()), self._health)
+            self._linked = answering
+        except DriverError as exc:
+            trouble = lasting(str(exc))
+        if trouble and trouble != self._links_trouble:
+            logger.warning("links between GPUs: %s", trouble)
+        self._links_trouble = trouble
 
     async def _enter_anew(self) -> None:
         """Change the NVML session, and read at once: a session tells XIDs and processes of the GPUs that it has read only."""
         if events := await self._driver.events():
             self.take_events(events)
+        self._entering_since = self._monotonic()
         await self._driver.restart()
         await self.poll()
 

@@ -2,18 +2,18 @@
 
 Two witnesses are heard. The locks in the usage region tell of processes under the shim at this moment. The last census tells of all that
 the driver lists, and /proc whether they have ended since; of a process that entered a GPU after the last census it knows nothing. Before
-the first census all that the shim does not witness counts as running.
+the first census all that the shim does not witness counts as running, and later all of it on a GPU that did not tell the census.
 """
 
 import asyncio
 from collections.abc import Iterable, Set
 
 from agent.core.ledger import Grant
-from agent.core.liveness import processes_of, still_there
+from agent.core.liveness import gpus_of, processes_of, still_there
 from agent.ports import ContainerFiles, Processes
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
-from agent.services.process_census import ProcessCensus
+from agent.services.process_census import Census, ProcessCensus
 
 
 class Liveness:
@@ -40,12 +40,22 @@ class Liveness:
 
     async def _at_work(self, grants: Iterable[Grant]) -> Set[str]:
         census, parents = self._census.latest, self._watch.board.parents
-        if not census.heard:
-            return frozenset(grant.grant_id for grant in grants if not grant.under_shim)
+        unwitnessed = frozenset(
+            grant.grant_id for grant in grants if not grant.under_shim and (not census.heard or self._is_untold(grant, census))
+        )
         seen = {grant.grant_id: processes_of(grant, census.listed, census.processes, parents) for grant in grants}
         known = {process.pid: process for processes in seen.values() for process in processes}
         if not known:
-            return frozenset()
+            return unwitnessed
         # not in the thread for files, which containers that start wait for
         there = still_there(known.values(), await asyncio.to_thread(self._processes.read, known.keys()))
-        return frozenset(identifier for identifier, processes in seen.items() if any(process.pid in there for process in processes))
+        return unwitnessed | {identifier for identifier, processes in seen.items() if any(process.pid in there for process in processes)}
+
+    def _is_untold(self, grant: Grant, census: Census) -> bool:
+        """Whether a GPU of the grant did not tell who is on it, or may be one that does not answer and cannot be named yet."""
+        board = self._watch.board
+        gpus = gpus_of(grant, board.parents)
+        if gpus is None:
+            return bool(census.unknown or board.unidentified)
+        nameless = bool(board.unidentified) and gpus.isdisjoint(entry.device.uuid for entry in board.devices)
+        return nameless or not gpus.isdisjoint(census.unknown)

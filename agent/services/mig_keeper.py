@@ -8,7 +8,7 @@ way for both. Deciding which instances are ours is in ``core.mig``.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 
 from agent.core.inventory import DeviceEvent, DriverReading
@@ -16,7 +16,7 @@ from agent.core.lasting import lasting
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, family
 from agent.core.mig import MigRecord, hands_off_reason, keep_out_reason, promised_places, with_places
-from agent.core.overhead import GpuProcess
+from agent.core.overhead import ProcessList
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError, PartitionError, StorageError
 from agent.ports import Driver, MigPartitions, MigRecords
 from agent.services.grant_book import GrantBook
@@ -260,7 +260,7 @@ class MigAwareDriver:
         """See ``ports.Driver``."""
         return await self._driver.links()
 
-    async def processes(self) -> Sequence[GpuProcess]:
+    async def processes(self) -> ProcessList:
         """See ``ports.Driver``."""
         return await self._driver.processes()
 
@@ -271,6 +271,10 @@ class MigAwareDriver:
     async def keep_out(self, reason: str) -> None:
         """See ``ports.Driver``."""
         await self._driver.keep_out(reason)
+
+    async def found_anew(self) -> Set[str]:
+        """See ``ports.Driver``."""
+        return await self._driver.found_anew()
 
     def hung_device(self) -> str | None:
         """See ``ports.Driver``."""

@@ -7,7 +7,7 @@ processes are looked at. Deciding is in ``core.overhead``.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -113,7 +113,7 @@ class OverheadKeeper:
         for grant in grants:
             if grant.grant_id in before and grant is self._book.ledger.grants.get(grant.grant_id):
                 try:
-                    figures = await self._book.on_disk(partial(self._adjust, grant, before[grant.grant_id], known, listed))
+                    figures = await self._book.on_disk(partial(self._adjust, grant, before[grant.grant_id], known, listed, between.unknown))
                 except StorageError as exc:  # the others' are none the worse for it
                     logger.warning("overhead: %s", exc, extra={"grant": grant.grant_id})
                 else:
@@ -123,8 +123,8 @@ class OverheadKeeper:
         self.overhead_bytes, self.driver_bytes, self.utilization = overhead, driver, busy
 
     def _concerned(self, census: Census) -> list[Grant]:
-        """Return the grants on whose GPUs the driver lists processes, and those for which it did at the last pass."""
-        busy = {entry.device_uuid for entry in census.listed}
+        """Return the grants on whose GPUs the driver lists processes, or cannot, and those for which it did at the last pass."""
+        busy = {entry.device_uuid for entry in census.listed} | census.unknown
         listed = {identifier for (identifier, _), found in self.driver_bytes.items() if found}
         return [
             grant
@@ -136,8 +136,8 @@ class OverheadKeeper:
         views = ((grant.grant_id, self._files.region(grant.grant_id)) for grant in grants)
         return {identifier: view for identifier, view in views if view is not None and view.live}
 
-    def _adjust(self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], listed: _Listed) -> _Figures:
-        """Store the host pids of one container and correct its limits; return its figures."""
+    def _adjust(self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], listed: _Listed, unknown: Set[str]) -> _Figures:
+        """Store the host pids of one container and correct its limits, those aside on GPUs that did not tell; return its figures."""
         view = self._files.region(grant.grant_id)
         if view is None:
             return _Figures({}, {}, {})
@@ -152,6 +152,7 @@ class OverheadKeeper:
         readings = {
             share.device_uuid: read_device(position, share.device_uuid, before, after, pids, used)
             for position, share in enumerate(grant.shares)
+            if share.device_uuid not in unknown
         }
 
         def are_of_grant(limits: Limits) -> bool:
@@ -165,6 +166,8 @@ class OverheadKeeper:
                 limits,
                 devices=tuple(
                     replace(device, overhead_bytes=next_overhead(device.overhead_bytes, readings[device.uuid], device.memory_bytes))
+                    if device.uuid in readings
+                    else device
                     for device in limits.devices
                 ),
             )

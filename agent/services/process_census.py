@@ -23,6 +23,8 @@ class Census:
     listed: tuple[GpuProcess, ...] = ()
     processes: tuple[HostProcess, ...] = ()
     """Those of ``listed`` that were still there when /proc was read."""
+    unknown: frozenset[str] = frozenset()
+    """UUIDs of GPUs that did not tell: who is on them nobody knows."""
     heard: bool = True
     """Whether the driver has answered, or is known to be none; otherwise nobody knows who is on the GPUs."""
 
@@ -43,7 +45,7 @@ class ProcessCensus:
         """Look for ever."""
         while True:
             try:
-                self.latest = await self.take()
+                self._remember(await self.take())
             except DriverMissingError as exc:
                 logger.debug("processes on the GPUs: %s", exc)  # the driver watch says it, once
                 self.latest = replace(self.latest, heard=True)
@@ -55,7 +57,14 @@ class ProcessCensus:
 
     async def take(self) -> Census:
         """Look now. Raises DriverError."""
-        listed = tuple(await self._driver.processes())
-        if not listed:
-            return Census()
-        return Census(listed, tuple(await asyncio.to_thread(self._processes.read, {entry.pid for entry in listed})))
+        found = await self._driver.processes()
+        pids = {entry.pid for entry in found.listed}
+        processes = await asyncio.to_thread(self._processes.read, pids) if pids else ()
+        return Census(found.listed, tuple(processes), found.unknown)
+
+    def _remember(self, census: Census) -> None:
+        if silent := census.unknown - self.latest.unknown:
+            logger.warning(
+                "processes not known of GPUs that did not tell: memory is not taken for free there", extra={"device_uuids": sorted(silent)}
+            )
+        self.latest = census

@@ -12,7 +12,7 @@ from agent.core.health import HealthRules
 from agent.core.identity import HeldDevices, RememberedDevices
 from agent.core.injection import DeviceInjection
 from agent.core.inventory import DeviceEvent, DriverReading
-from agent.core.overhead import GpuProcess, HostProcess
+from agent.core.overhead import GpuProcess, HostProcess, ProcessList
 from agent.core.publishing import NodeCondition
 from agent.core.registration import FileIdentity
 from agent.errors import DriverError, KubeApiError, KubeletError
@@ -52,9 +52,12 @@ class FakeDriver:
         self.link_reads = 0
         self.restarts = 0
         self.kept_out = ""
+        self.anew: Set[str] | Exception = frozenset()
+        self.searches = 0
         self.reported: list[DeviceEvent] = []
         self.hung: str | None = None
         self.process_list: Sequence[GpuProcess] | Exception = ()
+        self.unknown: frozenset[str] = frozenset()
 
     async def read(self) -> DriverReading:
         if self.kept_out:
@@ -77,10 +80,16 @@ class FakeDriver:
     async def keep_out(self, reason: str) -> None:
         self.kept_out = reason
 
-    async def processes(self) -> Sequence[GpuProcess]:
+    async def processes(self) -> ProcessList:
         if isinstance(self.process_list, Exception):
             raise self.process_list
-        return self.process_list
+        return ProcessList(tuple(self.process_list), self.unknown)
+
+    async def found_anew(self) -> Set[str]:
+        self.searches += 1
+        if isinstance(self.anew, Exception):
+            raise self.anew
+        return self.anew
 
     def hung_device(self) -> str | None:
         return self.hung

@@ -61,6 +61,8 @@ async def main():
 async def do(driver, command, errors):
     if command == "restart":
         return await driver.restart()
+    if command == "anew":
+        return sorted(await driver.found_anew())
     if command == "errors":
         return errors
     if command.startswith("fails "):
@@ -76,9 +78,11 @@ async def do(driver, command, errors):
     if command == "links":
         return [[link.kind, link.lanes, link.pcie] for link in await driver.links()]
     if command == "processes":
-        return [[one.device_uuid, one.pid, one.used_bytes] for one in await driver.processes()]
+        return [[one.device_uuid, one.pid, one.used_bytes] for one in (await driver.processes()).listed]
+    if command == "unknown":
+        return sorted((await driver.processes()).unknown)
     if command == "utilization":
-        return {one.pid: one.utilization_ratio for one in await driver.processes()}
+        return {one.pid: one.utilization_ratio for one in (await driver.processes()).listed}
     reading = await driver.read()
     return {
         "driver": reading.driver_version, "cuda": reading.cuda_version,
@@ -208,6 +212,17 @@ def test_a_lost_gpu_is_named_and_the_others_are_read(child):
     assert len(node.ask()["devices"]) == 8
 
 
+def test_a_new_session_is_tried_beside_the_one_that_is_there(child):
+    node = child("t4x2")
+    first, second = (device["uuid"] for device in node.ask()["devices"])
+    assert node.ask("anew") == sorted([first, second])
+    node.inject("lost", "--gpu", "1")
+    assert node.ask("anew") == [first]
+    node.inject("no-driver", "on")
+    answer = node.ask("anew")
+    assert (answer["error"], "Driver Not Loaded" in answer["message"]) == ("DriverError", True)
+
+
 def test_a_hanging_gpu_is_named_by_its_uuid_and_comes_back(child):
     node = child("t4x2")
     uuid = node.ask()["devices"][1]["uuid"]
@@ -216,11 +231,39 @@ def test_a_hanging_gpu_is_named_by_its_uuid_and_comes_back(child):
     assert (answer["error"], answer["hung"]) == ("DriverTimeoutError", uuid)
     assert node.ask()["error"] == "DriverTimeoutError"
     node.inject("hang", "0", "--gpu", "1")
+    assert eventually_read(node, 2)
+
+
+def eventually_read(node: Child, gpus: int) -> dict:
+    """What is read once so many GPUs answer."""
     deadline = time.monotonic() + 20
-    while "devices" not in (answer := node.ask()):
-        assert time.monotonic() < deadline
+    while len((answer := node.ask()).get("devices", ())) != gpus:
+        assert time.monotonic() < deadline, answer
         time.sleep(0.05)
-    assert len(answer["devices"]) == 2
+    return answer
+
+
+def test_a_gpu_whose_every_call_takes_long_holds_up_the_others_once_and_is_then_left_alone(child):
+    node = child("t4x2")
+    slow, other = (device["uuid"] for device in node.ask()["devices"])
+    node.inject("hang", "1500", "--gpu", "0")
+    assert node.ask()["hung"] == slow
+    late = eventually_read(node, 1)
+    assert [device["uuid"] for device in late["devices"]] == [other]
+    node.ask(f"lists {COMPUTE} 1 44:70")
+    node.inject("xid", "48", "--gpu", "1")
+    begun = time.monotonic()
+    answer = node.ask()
+    assert [device["uuid"] for device in answer["devices"]] == [other]
+    assert answer["failed"] == late["failed"]
+    ((uuid, trouble),) = answer["failed"]
+    assert (uuid, trouble.endswith("takes longer than 0.2 s")) == (slow, True)
+    assert node.ask("processes") == [[other, 44, 70 << 20]]
+    assert node.ask("unknown") == [slow]
+    assert node.ask("events") == [[other, 48]]
+    assert time.monotonic() - begun < 1.5, "the slow one was not asked"
+    node.inject("hang", "0", "--gpu", "0")
+    eventually_read(node, 2)
 
 
 @pytest.mark.parametrize(("fault", "sentence"), [("no-driver", "kernel module is not loaded"), ("mismatch", "different versions")])
@@ -346,6 +389,33 @@ def test_a_gpu_that_cannot_list_its_processes_does_not_hide_those_of_the_others(
     node.ask(f"fails {COMPUTE} UNKNOWN 0")
     assert [pid for _, pid, _ in node.ask("processes")] == [44]
     assert node.ask("errors") == [COMPUTE]
+    assert node.ask("unknown") == [node.ask()["devices"][0]["uuid"]]
+    node.ask(f"fails {GRAPHICS} NOT_SUPPORTED 1")
+    assert len(node.ask("unknown")) == 1, "what a GPU does not have is no list that fails"
+
+
+def test_the_others_are_asked_while_a_gpu_is_lost_and_who_is_on_that_is_unknown(child):
+    node = child("h200x8")
+    before = node.ask()["devices"]
+    node.ask(f"lists {COMPUTE} 5 44:70")
+    node.ask("fails nvmlDeviceGetHandleByUUID GPU_IS_LOST")  # as nvml.h has it for any GPU while one is lost
+    node.inject("lost", "--gpu", "3")
+    node.ask()
+    assert node.ask("processes") == [[before[5]["uuid"], 44, 70 << 20]]
+    assert node.ask("unknown") == [before[3]["uuid"]]
+    assert len(node.ask("links")) == 7 * 6 / 2
+
+
+def test_a_pair_or_a_link_of_which_nothing_is_told_takes_no_other_with_it(child):
+    node = child("h200x8")
+    node.ask()
+    sound = node.ask("links")
+    node.ask("fails nvmlDeviceGetTopologyCommonAncestor UNKNOWN 6")  # of the pair 6 and 7
+    node.ask("fails nvmlDeviceGetNvLinkRemoteDeviceType UNKNOWN 0")
+    links = node.ask("links")
+    assert links[7:-1] == sound[7:-1]
+    assert links[-1] == ["nvlink", 18, None]
+    assert all(kind != "nvlink" for kind, _, _ in links[:7])
 
 
 def test_after_a_restart_processes_are_not_known_before_the_gpus_are_read_again(child):
@@ -400,6 +470,15 @@ def test_a_fabric_clique_that_could_not_be_told_is_asked_for_again(child):
     node.ask()
     node.ask()
     assert node.ask("errors").count("nvmlDeviceGetGpuFabricInfoV") == 2
+
+
+@pytest.mark.parametrize("code", ["NOT_FOUND", "INVALID_ARGUMENT"])
+def test_an_empty_mig_slot_is_none_whichever_way_the_driver_says_it(child, code):
+    node = child("a100x8-mig")
+    node.ask(f"fails nvmlDeviceGetMigDeviceHandleByIndex {code}")
+    reading = node.ask()
+    assert (reading["failed"], len(reading["devices"])) == ([], 8)
+    assert node.ask("errors") == []
 
 
 @pytest.mark.parametrize("code", ["NOT_FOUND", "INVALID_ARGUMENT"])

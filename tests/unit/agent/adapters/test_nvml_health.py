@@ -3,9 +3,12 @@
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
+from agent.adapters.nvml_health import read_faults
 from agent.adapters.nvml_place import pcie_root
 from aliquot.paths import SOURCE_ROOT
 from tests.unit.agent.adapters.test_nvml import child
@@ -86,6 +89,28 @@ def test_gpus_without_row_remapping_report_pages_that_wait_for_retirement(child)
     node.ask()
     node.inject("ecc", "uncorrected", "--gpu", "1")
     assert "a page retirement waits for a reset of the GPU" in node.ask()["devices"][1]["faults"]
+
+
+def faults_of_recovery_action(action: int) -> tuple[str, ...]:
+    """What is made of a GPU that asks for this and has no other fault."""
+
+    def ask(_name, _handle, fields, of):
+        of_field = {field: action if field == pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION else 0 for field in fields}
+        return [SimpleNamespace(fieldId=field, nvmlReturn=0, value=SimpleNamespace(uiVal=value)) for field, value in of_field.items()]
+
+    return read_faults(ask, None, "GPU-0")
+
+
+def test_each_recovery_action_that_nvml_has_but_none_is_a_fault_with_words_of_its_own():
+    actions = {getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_GPU_RECOVERY_ACTION_")}
+    faults = [faults_of_recovery_action(action) for action in actions - {pynvml.NVML_GPU_RECOVERY_ACTION_NONE}]
+    assert faults_of_recovery_action(pynvml.NVML_GPU_RECOVERY_ACTION_NONE) == ()
+    assert len({fault for (fault,) in faults}) == len(actions) - 1
+    assert not any("recovery action" in fault for (fault,) in faults)
+
+
+def test_a_recovery_action_of_a_newer_driver_is_a_fault():
+    assert faults_of_recovery_action(99) == ("the driver asks for recovery action 99",)
 
 
 def test_events_go_on_after_the_driver_was_reloaded(child):

@@ -55,6 +55,40 @@ async def test_a_call_that_hangs_is_reported_by_name_and_never_holds_up_the_even
     assert await thread.run(lambda: "back") == "back"
 
 
+async def test_a_job_that_was_overdue_has_its_result_for_whoever_asks_again():
+    thread, release = NvmlThread(0.1), threading.Event()
+
+    def hang():
+        thread.entering("nvmlDeviceGetMemoryInfo", "GPU-1")
+        release.wait(10)
+        return "late"
+
+    job = thread.submit(hang)
+    for _ in range(2):
+        with pytest.raises(DriverTimeoutError):
+            await thread.result(job)
+    release.set()
+    await asyncio.sleep(0.05)
+    assert await thread.result(job) == "late"
+
+
+async def test_a_job_that_nobody_waits_for_any_more_is_not_begun():
+    thread, release, begun = NvmlThread(0.1), threading.Event(), threading.Event()
+
+    def hang():
+        thread.entering("nvmlDeviceGetMemoryInfo", "GPU-1")
+        release.wait(10)
+
+    before = thread.submit(hang)
+    with pytest.raises(DriverTimeoutError):
+        await thread.run(begun.set)
+    release.set()
+    await asyncio.sleep(0.05)
+    await thread.result(before)
+    assert await thread.run(lambda: "next") == "next"
+    assert not begun.is_set()
+
+
 async def test_a_long_job_of_short_calls_is_not_hung():
     thread = NvmlThread(0.1)
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.liveness import processes_of, still_there
+from agent.core.liveness import gpus_of, processes_of, still_there
 from agent.core.overhead import GpuProcess, HostProcess
 from proto import contract
 from proto.units import MIB
@@ -40,3 +40,15 @@ def test_a_process_is_a_grants_when_it_is_of_its_pod_and_on_its_gpu(of, listed, 
 def test_a_pid_that_another_process_has_by_now_is_gone():
     then = [process(10), process(11)]
     assert still_there(then, [process(10), replace(process(11), start_ticks=900)]) == {10}
+
+
+@pytest.mark.parametrize(
+    ("of", "gpus"),
+    [
+        pytest.param(GRANT, {"GPU-0"}, id="a share of a GPU"),
+        pytest.param(INSTANCE, {"GPU-0", "MIG-0-1"}, id="an instance"),
+        pytest.param(replace(INSTANCE, shares=(share("MIG-gone"),)), None, id="an instance that no GPU shows may be on any"),
+    ],
+)
+def test_the_gpus_of_a_grant_are_its_own_and_those_of_its_instances(of, gpus):
+    assert gpus_of(of, PARENTS) == gpus

@@ -1,15 +1,19 @@
 import asyncio
+from itertools import pairwise
+
+import pytest
 
 from agent.core.health import HealthRules, HealthState
 from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError
 from agent.services import driver_watch as module
-from agent.services.driver_watch import RESTART_EVERY_POLLS, DriverWatch
+from agent.services.driver_watch import ENTERING_SECONDS, FIRST_SEARCH_POLLS, LAST_SEARCH_POLLS, DriverWatch
 from proto.gpunode import Cordon
 from tests.unit.agent.builders import gpu, reading
 from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver
 
 BOTH = reading(gpu(0), gpu(1))
+ALL = frozenset({"GPU-0", "GPU-1"})
 ONE_LOST = reading(gpu(0), failed=(FailedDevice(1, "GPU-1", "GPU is lost", lost=True),))
 RULES = HealthRules(recovery_seconds=30, quarantine_seconds=300)
 
@@ -19,6 +23,7 @@ async def polled(driver: FakeDriver, *answers) -> DriverWatch:
     for answer in answers:
         driver.answer = answer
         await watch.poll()
+        await asyncio.sleep(0)  # a search that was begun ends
     return watch
 
 
@@ -50,10 +55,76 @@ async def test_a_lost_device_becomes_unhealthy_and_recovers_by_itself():
     assert health(watch) == {"GPU-0": True, "GPU-1": True}
 
 
-async def test_while_a_device_is_lost_the_driver_is_entered_anew_now_and_then():
+async def test_the_driver_is_entered_anew_once_a_lost_device_was_found_by_a_new_session():
     driver = FakeDriver(BOTH)
-    await polled(driver, BOTH, *[ONE_LOST] * RESTART_EVERY_POLLS)
+    driver.anew = ALL
+    await polled(driver, BOTH, *[ONE_LOST] * FIRST_SEARCH_POLLS)
+    assert driver.restarts == 0
+    await polled(driver, BOTH, *[ONE_LOST] * (FIRST_SEARCH_POLLS + 1))
     assert driver.restarts == 1
+
+
+@pytest.mark.parametrize(
+    "anew",
+    [
+        pytest.param({"GPU-0"}, id="no more than this one"),
+        pytest.param({"GPU-1"}, id="the lost one alone"),
+        pytest.param(DriverError("nvmlInit: unknown error"), id="none works"),
+    ],
+)
+async def test_a_session_that_works_is_not_left_for_one_that_is_no_better(anew):
+    driver = FakeDriver(BOTH)
+    driver.anew = anew
+    watch = await polled(driver, BOTH, *[ONE_LOST] * 100)
+    assert driver.restarts == 0
+    assert health(watch) == {"GPU-0": True, "GPU-1": False}
+
+
+async def test_the_longer_a_device_is_lost_the_less_often_it_is_looked_for():
+    driver = FakeDriver(BOTH)
+    searched_after = []
+    watch = await polled(driver, BOTH)
+    driver.answer = ONE_LOST
+    for count in range(1, 700):
+        before = driver.searches
+        await watch.poll()
+        await asyncio.sleep(0)
+        if driver.searches > before:
+            searched_after.append(count)
+    waits = [after - before for before, after in pairwise([0, *searched_after])]
+    assert waits[:6] == [6, 12, 24, 48, 96, LAST_SEARCH_POLLS]
+    driver.answer = BOTH
+    await watch.poll()
+    driver.answer = ONE_LOST
+    before = driver.searches
+    for _ in range(FIRST_SEARCH_POLLS):
+        await watch.poll()
+        await asyncio.sleep(0)
+    assert driver.searches == before + 1
+
+
+@pytest.mark.parametrize("trouble", [DriverTimeoutError("nvmlInit has not returned for 6.0 s"), DriverError("nvmlInit: unknown error")])
+async def test_devices_that_answered_count_as_silent_only_when_entering_anew_takes_too_long(trouble):
+    class SlowToEnter(FakeDriver):
+        async def read(self):
+            if self.restarts:
+                raise trouble
+            return await super().read()
+
+    clock, driver = FakeClock(), SlowToEnter(BOTH)
+    driver.anew = ALL
+    watch = DriverWatch(driver, 5.0, RULES, clock.monotonic)
+    await watch.poll()
+    driver.answer = ONE_LOST
+    while not driver.restarts:
+        await watch.poll()
+        await asyncio.sleep(0)
+    clock.seconds += ENTERING_SECONDS
+    await watch.poll()
+    assert (health(watch)["GPU-0"], watch.trouble) == (True, "")
+    clock.seconds += 1
+    await watch.poll()
+    assert (health(watch)["GPU-0"], watch.trouble) == (False, str(trouble))
 
 
 async def test_a_driver_that_was_entered_anew_is_read_at_once_and_what_was_reported_before_is_taken():
@@ -67,7 +138,8 @@ async def test_a_driver_that_was_entered_anew_is_read_at_once_and_what_was_repor
             return await method()
 
         setattr(driver, name, told)
-    watch = await polled(driver, BOTH, *[ONE_LOST] * (RESTART_EVERY_POLLS - 1))
+    driver.anew = ALL
+    watch = await polled(driver, BOTH, *[ONE_LOST] * FIRST_SEARCH_POLLS)
     heard: list[DeviceEvent] = []
     watch.on_event = heard.append
     driver.reported = [DeviceEvent("GPU-0", 31)]
@@ -109,12 +181,20 @@ async def test_listeners_hear_of_changes_of_health_and_of_nothing_else():
     assert watch.changes.count > before
 
 
-async def test_trouble_with_the_links_alone_leaves_the_devices_healthy():
-    class NoLinks(FakeDriver):
-        async def links(self):
-            raise DriverError("NVLink state: unknown error")
+class NoLinks(FakeDriver):
+    async def links(self):
+        raise DriverError("NVLink state: unknown error")
 
-    assert health(await polled(NoLinks(BOTH), BOTH)) == {"GPU-0": True, "GPU-1": True}
+
+async def test_trouble_with_the_links_alone_leaves_the_devices_healthy_and_is_said_once(caplog):
+    assert health(await polled(NoLinks(BOTH), BOTH, BOTH, BOTH)) == {"GPU-0": True, "GPU-1": True}
+    assert len([record for record in caplog.records if "NVLink state" in record.getMessage()]) == 1
+
+
+async def test_a_lost_gpu_is_looked_for_in_a_new_session_also_while_the_links_cannot_be_read():
+    driver = NoLinks(BOTH)
+    await polled(driver, BOTH, *[ONE_LOST] * FIRST_SEARCH_POLLS)
+    assert driver.searches == 1
 
 
 class Timed:
@@ -135,6 +215,23 @@ class Timed:
     @property
     def states(self) -> list[HealthState]:
         return [entry.state for entry in self.watch.board.devices]
+
+
+async def test_what_gpus_report_is_heard_also_while_the_driver_is_in_trouble(monkeypatch):
+    monkeypatch.setattr(module, "EVENTS_SECONDS", 0.01)
+    driver = FakeDriver(BOTH)
+    watch = DriverWatch(driver, 60.0, RULES)
+    await watch.poll()
+    driver.answer, driver.hung = DriverTimeoutError("nvmlDeviceGetMemoryInfo has not returned for 6.0 s"), "GPU-0"
+    heard: list[DeviceEvent] = []
+    watch.on_event = heard.append
+    running = asyncio.ensure_future(watch.run())
+    await asyncio.sleep(0.05)
+    driver.reported = [DeviceEvent("GPU-1", 62)]
+    await asyncio.sleep(0.1)
+    running.cancel()
+    assert [event.xid for event in heard] == [62]
+    assert [entry.state for entry in watch.board.devices] == [HealthState.QUARANTINED, HealthState.QUARANTINED]
 
 
 async def test_a_gpu_that_was_lost_is_given_out_again_once_it_answered_for_long_enough():

@@ -104,6 +104,20 @@ async def test_what_the_driver_uses_beyond_the_count_goes_into_the_limits_and_th
     assert node.files.stored == [{0: 1007}]
 
 
+async def test_what_is_known_of_a_gpu_stands_while_it_does_not_tell(node):
+    await node.granted(ONE)
+    node.files.slots[ONE.grant_id] = (slot(7, 400),)
+    node.driver_says(p7=430)
+    await node.reconcile()
+    node.files.slots[ONE.grant_id] = (slot(7, 0),)
+    node.driver_says()
+    node.driver.unknown = frozenset({"GPU-0"})
+    await node.reconcile()
+    assert node.overhead_in_limits(ONE) == 30
+    assert node.keeper.overhead_bytes == {(ONE.grant_id, "GPU-0"): 30 * MIB}
+    assert node.keeper.driver_bytes == {}
+
+
 async def test_how_busy_a_container_is_comes_from_its_own_processes(node):
     await node.granted(ONE, TWO)
     node.files.slots = {ONE.grant_id: (slot(7, 400),), TWO.grant_id: (slot(8, 100),)}

@@ -30,6 +30,16 @@ async def test_a_census_says_what_is_used_and_by_whom():
     assert await census.take() == Census((USE, GpuProcess("GPU-1", 11, 5)), (PROCESS,))
 
 
+async def test_gpus_that_did_not_tell_are_named_and_said_once(caplog):
+    driver, _, census = make()
+    driver.process_list, driver.unknown = [USE], frozenset({"GPU-1"})
+    running = asyncio.ensure_future(census.run())
+    await until(lambda: census.changes.count > 2)
+    running.cancel()
+    assert census.latest == Census((USE,), (PROCESS,), frozenset({"GPU-1"}))
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
 async def test_without_processes_nobody_is_looked_for():
     _, processes, census = make()
     assert await census.take() == Census()

@@ -177,6 +177,37 @@ async def test_a_gone_pods_grant_waits_for_the_first_word_of_the_driver(node, is
     assert node.grants == set()
 
 
+@pytest.mark.parametrize("isolation", list(Isolation))
+async def test_a_gone_pods_grant_waits_while_its_gpu_does_not_tell(node, isolation):
+    of = replace(GRANT, isolation=isolation)
+    node.book.ledger = node.book.ledger.adopting([of])
+    node.driver.unknown = frozenset({"GPU-0"})
+    node.census.latest = await node.census.take()
+    await node.knows()
+    node.pod_resources.listing = []
+    await node.reconciler.reconcile()
+    assert node.grants == (set() if isolation is Isolation.SHIM else {of.grant_id})
+    node.driver.unknown = frozenset()
+    node.census.latest = await node.census.take()
+    await node.reconciler.reconcile()
+    assert node.grants == set()
+
+
+async def test_a_gone_pods_grant_waits_while_its_gpu_may_be_one_that_has_not_answered_since_the_agent_started(node):
+    of = replace(GRANT, isolation=Isolation.EXCLUSIVE)
+    node.book.ledger = node.book.ledger.adopting([of])
+    node.driver.answer = reading(gpu(1), failed=(FailedDevice(0, None, "the driver does not answer in time"),))
+    await node.watch.poll()
+    await node.knows()
+    node.pod_resources.listing = []
+    await node.reconciler.reconcile()
+    assert node.grants == {of.grant_id}
+    node.driver.answer = reading(gpu(0), gpu(1))
+    await node.watch.poll()
+    await node.reconciler.reconcile()
+    assert node.grants == set()
+
+
 class TestFilesThatCannotBeRemoved:
     @pytest.fixture
     async def stuck(self, node, monkeypatch):
