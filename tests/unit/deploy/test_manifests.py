@@ -167,9 +167,40 @@ def test_the_reserved_annotation_is_the_one_of_the_contract() -> None:
     assert sum(contract.ANNOTATION_ASSIGNMENT in variable["expression"] for variable in variables) == 2
 
 
+def policy(name: str) -> tuple[set[str], dict[str, str], str]:
+    """Return a policy's resources, its variables and its validations as one text."""
+    spec = the("ValidatingAdmissionPolicy", name)["spec"]
+    resources = {resource for rule in spec["matchConstraints"]["resourceRules"] for resource in rule["resources"]}
+    variables = {variable["name"]: variable["expression"] for variable in spec["variables"]}
+    return resources, variables, " ".join(validation["expression"] for validation in spec["validations"])
+
+
+def left_alone(fields: str, before: str, apart: str) -> str:
+    """The text by which a policy refuses a change of any field but those ``apart``."""
+    now, then = f"variables.{fields}", f"variables.{before}"
+    return (
+        f"{now}.all(field, field in variables.{apart} || (field in {then} && {now}[field] == {then}[field])) "
+        f"&& {then}.all(field, field in variables.{apart} || field in {now})"
+    )
+
+
+def test_the_agent_may_change_capacity_and_conditions_of_its_node_only() -> None:
+    resources, variables, validations = policy("aliquot-agent-own-node")
+    assert resources == {"nodes/status"}
+    assert left_alone("status", "oldStatus", "checkedByName") in validations
+    assert variables["checkedByName"] == "['capacity', 'conditions']"
+    assert left_alone("metadata", "oldMetadata", "written") in validations
+    assert variables["written"] == "['managedFields', 'resourceVersion']"
+    assert variables["ours"] == f"['{contract.RESOURCE_VGPU_MEMORY}', '{contract.RESOURCE_VGPU_CORES}']"
+    assert f"c.type != '{contract.NODE_CONDITION_GPUS_HEALTHY}'" in validations
+
+
 def test_the_scheduler_may_change_the_retry_annotation_only() -> None:
-    [validation] = the("ValidatingAdmissionPolicy", "aliquot-scheduler-retry-only")["spec"]["validations"]
-    assert f"name == '{contract.ANNOTATION_RETRY}'" in validation["expression"]
+    resources, variables, validations = policy("aliquot-scheduler-retry-only")
+    assert resources == {"pods", "pods/status"}, "who writes the status may write metadata with it"
+    assert left_alone("metadata", "oldMetadata", "apart") in validations
+    assert variables["apart"] == "['annotations', 'managedFields', 'resourceVersion']"
+    assert f"name == '{contract.ANNOTATION_RETRY}'" in validations
 
 
 def test_every_admission_policy_is_bound_and_denies() -> None:
