@@ -154,7 +154,12 @@ def test_other_pods_never_wait_for_the_webhook(name: str) -> None:
 
 def test_where_plain_gpus_are_adopted_the_api_server_sends_those_pods_too() -> None:
     adopting = (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text()
-    assert all(asked_about(name, adopting) for name in (*OURS, *FOREIGN, vocabularies.NVIDIA_GPU))
+    assert all(asked_about(name, adopting) for name in (*OURS, *FOREIGN, vocabularies.NVIDIA_GPU, vocabularies.NVIDIA_SHARED))
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/hostdev", "nvidia.com/rdma_shared_device_a", "nvidia.com/cx7_sriov", "nvidia.com/gpu-other"])
+def test_where_plain_gpus_are_adopted_other_resources_of_nvidia_never_wait_for_the_webhook(name: str) -> None:
+    assert not asked_about(name, (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text())
 
 
 @pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
