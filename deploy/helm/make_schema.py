@@ -72,7 +72,7 @@ def schema() -> Schema:
         "variant": {"enum": ["default", *_folders("overlays")]},
         "components": {**_list({"enum": _folders("components")}), "uniqueItems": True},
         "images": _mapping(images),
-        "agent": _mapping(_workload("agent", agent.settings.TABLE)),
+        "agent": _mapping({**_workload("agent", agent.settings.TABLE), "updateStrategy": _update_strategy()}),
         "scheduler": _mapping(
             {
                 "replicas": {"type": "integer", "minimum": 1},
@@ -99,6 +99,12 @@ def _workload(part: str, table: Table, **file_only: Schema) -> Mapping[str, Sche
         "pod": _mapping({name: {"type": kind} for name, kind in POD_FIELDS.items()}),
         "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
     }
+
+
+def _update_strategy() -> Schema:
+    """Return what the agent's DaemonSet may have. No surge: two agents of one node would both register the resources."""
+    amount = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^([1-9][0-9]?|100)%$"}]}
+    return _mapping({"type": {"enum": ["RollingUpdate", "OnDelete"]}, "rollingUpdate": _mapping({"maxUnavailable": amount})})
 
 
 def _setting(setting: Setting) -> Schema:

@@ -94,6 +94,12 @@ def test_settings_are_laid_over_the_file_and_roll_the_pods(renderer: Renderer) -
     assert not names[0] & names[1]
 
 
+@pytest.mark.parametrize("wanted", [{"type": "OnDelete"}, {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%"}}], ids=str)
+def test_how_agents_are_replaced_is_a_value(renderer: Renderer, wanted: Object) -> None:
+    agent = the(renderer.charted({"agent": {"updateStrategy": wanted}}), "DaemonSet", "aliquot-agent")
+    assert agent["spec"]["updateStrategy"] == wanted
+
+
 def agent_mounts(objects: list[Object]) -> dict[str, str]:
     """Where the agent sees each directory of the node, by the node's path."""
     spec = pod_of(objects, "DaemonSet", "aliquot-agent")["spec"]
@@ -255,6 +261,8 @@ def test_what_no_value_is_for_is_patched(renderer: Renderer) -> None:
         pytest.param({"agent": {"settings": {"sharesPerGpu": 0}}}, "sharesPerGpu", id="a setting out of range"),
         pytest.param({"scheduler": {"settings": {"policy": "best"}}}, "policy", id="a setting's unknown word"),
         pytest.param({"scheduler": {"replicas": 0}}, "replicas", id="no replica"),
+        pytest.param({"agent": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}}, "maxSurge", id="two agents of one node"),
+        pytest.param({"agent": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}}, "maxUnavailable", id="no agent at a time"),
         pytest.param({"agent": {"settings": {"auditPolicy": "evict"}}}, "component evict-offenders", id="eviction without the right"),
         pytest.param(
             {"agent": {"settings": {"driftPolicy": "evict"}}}, "component evict-offenders", id="eviction of drift without the right"

@@ -111,6 +111,11 @@ def test_the_agents_directories_are_the_nodes_own() -> None:
     assert wanted <= on_node
 
 
+def test_one_lost_node_does_not_hold_up_the_agents_of_a_large_cluster() -> None:
+    rolling = the("DaemonSet", "aliquot-agent")["spec"]["updateStrategy"]["rollingUpdate"]
+    assert rolling == {"maxUnavailable": "5%", "maxSurge": 0}
+
+
 # --- admission ----------------------------------------------------------------------------------------------------
 
 

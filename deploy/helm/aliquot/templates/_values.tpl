@@ -14,6 +14,7 @@
 {{- include "aliquot.certificateSecret" (dict "rules" .rules "settings" $values.scheduler.settings) }}
 {{- end }}
 {{- with index $objects "DaemonSet/aliquot-agent" }}
+{{- with $values.agent.updateStrategy }}{{ $_ := set (index $objects "DaemonSet/aliquot-agent").spec "updateStrategy" . }}{{ end }}
 {{- include "aliquot.pods" (dict "root" $.root "template" .spec.template "container" "agent" "values" $values.agent) }}
 {{- include "aliquot.directories" (dict "spec" .spec.template.spec "settings" $values.agent.settings) }}
 {{- end }}
@@ -43,7 +44,8 @@
 
 {{- /* Refuse settings that ask for what only a component gives: more rights, or more of the node. That is for whoever installs to say. */}}
 {{- define "aliquot.needs" }}
-{{- $agent := .values.agent.settings | default dict }}{{ $scheduler := .values.scheduler.settings | default dict }}{{ $components := .values.components }}
+{{- $components := .values.components }}
+{{- $agent := .values.agent.settings | default dict }}{{ $scheduler := .values.scheduler.settings | default dict }}
 {{- $needs := list
   (list (eq ($agent.auditPolicy | default "") "evict") "agent.settings.auditPolicy: evict" "evict-offenders")
   (list (eq ($agent.driftPolicy | default "") "evict") "agent.settings.driftPolicy: evict" "evict-offenders")
