@@ -389,6 +389,18 @@ def test_the_mig_component_gives_the_agent_what_it_says_it_needs() -> None:
     assert agent["securityContext"]["allowPrivilegeEscalation"] is True  # to Kubernetes SYS_ADMIN is an escalation
 
 
+# --- priority -----------------------------------------------------------------------------------------------------
+
+
+def test_a_quota_speaks_of_the_priority_classes_of_our_pods_and_limits_none() -> None:
+    quota = the("ResourceQuota", "aliquot-critical-pods")
+    assert quota["metadata"]["namespace"] == the("DaemonSet", "aliquot-agent")["metadata"]["namespace"]
+    [scope] = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert (scope["scopeName"], scope["operator"]) == ("PriorityClass", "In")
+    assert set(scope["values"]) == {spec["priorityClassName"] for spec in pod_specs()}
+    assert quota["spec"]["hard"] == {"pods": "1M"}, "of resources it would want every pod to state them"
+
+
 # --- kustomizations -----------------------------------------------------------------------------------------------
 
 
