@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from agent.core.cdi import HostSpec
+from agent.core.cdi import CapabilityNode, HostSpec
 from agent.core.cgroups import ContainerRef
 from agent.core.conflict import Evidence
 from agent.core.health import GpuHealth, HealthTable
@@ -62,6 +62,13 @@ class Driver(Protocol):
 
     async def restart(self) -> None:
         """Leave the driver, so that the next ``read`` enters it again; a GPU that was reset comes back only so."""
+        ...
+
+    async def keep_out(self, reason: str) -> None:
+        """Leave the driver and do not enter it while there is a reason, which is then the error of every call; empty ends that.
+
+        A GPU can be reset, and its MIG mode changed where that takes a reset, only while nobody has it open.
+        """
         ...
 
     def hung_device(self) -> str | None:
@@ -481,7 +488,7 @@ class CdiFiles(Protocol):
         """Return the host's /dev/nvidia* nodes."""
         ...
 
-    def capability_nodes(self, minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[str, ...]:
+    def capability_nodes(self, minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[CapabilityNode, ...]:
         """Return the nodes that grant access to one MIG instance."""
         ...
 

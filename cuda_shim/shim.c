@@ -25,6 +25,7 @@ struct aq_limits *aq_limits;
 static struct aq_container container;
 static bool attached; /* files are mapped and a slot is ours; under `starting` */
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+static __thread bool is_starting; /* this thread is inside the cuInit of the driver, which may load a tool that calls us (CUDA_INJECTION64_PATH) */
 static _Atomic uint64_t siblings_looked_at_ns;
 
 bool aq_reclaim(int device)
@@ -125,7 +126,9 @@ static CUresult start_locked(unsigned int flags)
 		atomic_store(&aq_mode_word, mode);
 		return CUDA_ERROR_NOT_PERMITTED;
 	}
+	is_starting = true;
 	CUresult result = aq_cuda.cuInit(flags);
+	is_starting = false;
 	if (result == CUDA_SUCCESS && mode == AQ_LIMITED)
 		result = aq_devices_learn();
 	if (result == CUDA_SUCCESS)
@@ -137,7 +140,7 @@ CUresult aq_start(unsigned int flags)
 {
 	if (!aq_cuda_bind())
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (atomic_load_explicit(&aq_mode_word, memory_order_acquire) == AQ_LIMITED)
+	if (is_starting || atomic_load_explicit(&aq_mode_word, memory_order_acquire) == AQ_LIMITED)
 		return aq_cuda.cuInit(flags);
 	pthread_mutex_lock(&starting);
 	CUresult result = start_locked(flags);
@@ -153,6 +156,8 @@ enum aq_mode aq_decide(void)
 
 	if (mode != AQ_UNDECIDED || !aq_cuda_bind())
 		return mode;
+	if (is_starting)
+		return AQ_PASSING;
 	/* Without an initialised driver the call fails by itself. With one, somebody reached the driver past our cuInit: start now. */
 	if (aq_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS)
 		return AQ_PASSING;

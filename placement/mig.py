@@ -2,20 +2,25 @@
 
 An instance is handed out whole, so its own memory and slices are the amounts; fitting is a matter of which instances are free. A
 node whose agent makes instances on demand lists the places for them among a device's instances; a place is free while nothing that
-exists or is promised overlaps it.
+exists or is promised overlaps it, or has the media engines that it takes.
 """
 
+import operator
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from placement.device import DeviceState
 from proto import contract
 from proto.errors import ContractError, quote
-from proto.model import Device, MigInstance
+from proto.model import Device, MediaEngines, MigInstance
 
 _PROFILE: Final = re.compile(r"(?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,3})gb(?:([+-])([a-z]+(?:\.[a-z]+)*))?", re.ASCII)
+_NO_ENGINES: Final = MediaEngines()
+_PROFILES_KEPT: Final = 256
+"""More than all models of GPUs have together."""
 _RESOURCE_ATTRIBUTES: Final = re.compile(r"(gb)\.([a-z])", re.ASCII)
 
 
@@ -69,14 +74,44 @@ def _free(instances: Collection[MigInstance], profile: str, used_uuids: Collecti
     made = [place for place in instances if place.on_demand and place.uuid in used_uuids]
     there = [instance for instance in instances if not instance.on_demand] + made
     alike = sum(other.profile == profile for other in there)
+    asked = [instance for instance in instances if instance.profile == profile and instance.uuid not in used_uuids]
+    more = _has_engines(asked, instances, there)
 
     def is_free(instance: MigInstance) -> bool:
         if not instance.on_demand:  # instances that exist side by side never stand in each other's way, whatever their slices say
             return not any(map(instance.overlaps, made))
-        return alike < instance.most_on_device and not any(map(instance.overlaps, there))
+        return more and alike < instance.most_on_device and not any(map(instance.overlaps, there))
 
-    free = [instance for instance in instances if instance.profile == profile and instance.uuid not in used_uuids and is_free(instance)]
-    return tuple(sorted(free, key=lambda instance: (instance.placement_start, instance.uuid)))
+    return tuple(sorted(filter(is_free, asked), key=lambda instance: (instance.placement_start, instance.uuid)))
+
+
+def _has_engines(asked: Iterable[MigInstance], instances: Collection[MigInstance], there: Collection[MigInstance]) -> bool:
+    """Whether a device has the media engines left for one more instance of a profile.
+
+    It has as many in all as the profile with the most takes, which is the one of the whole device.
+
+    Args: asked: of that profile, which all take the same.
+          instances: of the device; what they do not tell is no limit.
+          there: those that exist or are promised. What begins at one slice are compute instances of one GPU instance, which has its
+                 engines once.
+    """
+    wanted = next((place.engines for place in asked if place.engines is not None), _NO_ENGINES)
+    if wanted == _NO_ENGINES:
+        return True
+    taken = {place.profile: place.engines for place in instances if place.engines is not None}
+    held = {instance.placement_start: taken.get(_gpu_profile(instance.profile), _NO_ENGINES) for instance in there}
+    sums = map(sum, zip(wanted, *held.values(), strict=True))
+    return all(map(operator.le, sums, map(max, zip(*taken.values(), strict=True))))
+
+
+@lru_cache(maxsize=_PROFILES_KEPT)
+def _gpu_profile(profile: str) -> str:
+    """Return the profile of the GPU instance in which a compute instance is: ``3g.40gb`` of ``1c.3g.40gb`` and of itself."""
+    try:
+        found = parse_profile(profile)
+    except ContractError:  # of a driver newer than we are
+        return profile
+    return str(replace(found, compute_slices=found.gpu_slices))
 
 
 def room(state: DeviceState, profile: str) -> int:

@@ -28,6 +28,9 @@ from proto.model import (
 MAX_MEMORY_BURST: Final = 10.0
 """A ceiling of more than ten times the memory promised is a slip of the keyboard."""
 
+MAX_CONTAINERS: Final = 32
+"""Containers of one pod that ask for GPUs: more are a slip of a template, and every one of them costs a search on every node."""
+
 _RATIO: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,6})?", re.ASCII)
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -49,6 +52,8 @@ def pod_request(pod: Pod) -> PodRequest:
             f"init container {requests[0].container} asks for a GPU but no app container does, and devices are only attributed to those: "
             f"move the limits to an app container too, or make it a sidecar (restartPolicy: Always)"
         )
+    if len(requests) > MAX_CONTAINERS:
+        raise RequestError(f"expected at most {MAX_CONTAINERS} containers that ask for GPUs, found {len(requests)}: divide them among pods")
     preferences = pod_preferences(pod.annotations)
     for request in requests:
         _check_preferences(request, preferences)
@@ -219,7 +224,11 @@ def _memory_burst(annotations: Mapping[str, str]) -> float | None:
 
 
 def _check_preferences(request: ContainerRequest, preferences: Preferences) -> None:
-    """Refuse annotations that contradict the amounts of a container of the pod."""
+    """Refuse annotations that contradict the amounts of a container of the pod.
+
+    An amount of memory beside ``isolation: exclusive`` is for quotas to count: the GPU is given whole. That it says how much that is,
+    the webhook sees to, which knows the GPUs.
+    """
     if request.mig:
         return
     name = request.container
@@ -228,20 +237,20 @@ def _check_preferences(request: ContainerRequest, preferences: Preferences) -> N
             f"container {name} asks for {contract.RESOURCE_VGPU} with {contract.ANNOTATION_ISOLATION}: mig: "
             f"ask for an instance by its resource instead, such as {contract.RESOURCE_MIG_PREFIX}1g.10gb: 1"
         )
-    if preferences.isolation is Isolation.EXCLUSIVE and (request.memory_bytes is not None or request.cores_percent is not None):
+    if preferences.isolation is Isolation.EXCLUSIVE and request.cores_percent is not None:
         raise RequestError(
-            f"container {name} asks for a part of a GPU with {contract.ANNOTATION_ISOLATION}: exclusive, which gives whole ones: remove "
-            f"{contract.RESOURCE_VGPU_MEMORY} and {contract.RESOURCE_VGPU_CORES}, or the annotation"
+            f"container {name} asks for a part of a GPU's cores with {contract.ANNOTATION_ISOLATION}: exclusive, which gives whole GPUs: "
+            f"remove {contract.RESOURCE_VGPU_CORES}, or the annotation"
         )
     if preferences.cores_mode is CoresMode.WEIGHT and request.cores_percent is None:
         raise RequestError(
             f"container {name} asks for no cores with {contract.ANNOTATION_CORES_MODE}: weight, and its cores are its weight: "
             f"set {contract.RESOURCE_VGPU_CORES}, or remove the annotation"
         )
-    if preferences.memory_burst is not None and request.memory_bytes is None:
+    if preferences.memory_burst is not None and (request.memory_bytes is None or preferences.isolation is Isolation.EXCLUSIVE):
         raise RequestError(
             f"container {name} asks for whole GPUs with {contract.ANNOTATION_MEMORY_BURST}, but there is no memory beyond a whole one: "
-            f"set {contract.RESOURCE_VGPU_MEMORY}, or remove the annotation"
+            f"set {contract.RESOURCE_VGPU_MEMORY} to less, or remove the annotation"
         )
 
 

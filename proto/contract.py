@@ -18,7 +18,7 @@ RESOURCE_VGPU_CORES: Final = "nvidia.com/vgpu-cores"
 RESOURCE_MIG_PREFIX: Final = "nvidia.com/mig-"
 """Followed by the profile as NVML spells it, with ``+`` written as ``.``: ``nvidia.com/mig-1g.10gb.me``."""
 
-# --- annotations and labels (pods, nodes) -----------------------------------------------------------------------
+# --- annotations and labels (pods, namespaces) -----------------------------------------------------------------------
 
 ANNOTATION_PREFIX: Final = "aliquot.dev/"
 ANNOTATION_ASSIGNMENT: Final = "aliquot.dev/assignment"
@@ -49,6 +49,11 @@ ANNOTATION_GANG_MIN: Final = "aliquot.dev/gang-min"
 """How many pods of the group have to fit at once."""
 ANNOTATION_RETRY: Final = "aliquot.dev/retry"
 """Changed by the scheduler on a pending pod to have it tried again. Means nothing by its value."""
+
+LABEL_WEBHOOK: Final = "aliquot.dev/webhook"
+"""``ignore`` on a namespace: the webhook leaves its pods to another system, and they get no GPU of ours."""
+LABEL_VGPU_MEMORY: Final = "aliquot.dev/vgpu-memory"
+"""``required`` on a namespace: its containers that ask for GPUs say how much memory (component ``require-memory``)."""
 
 # --- the node inventory (gpunode.py) ----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import msgspec
 
 from proto import codec, contract, units
 from proto.errors import ContractError, quote
-from proto.model import Device, Isolation, Link, LinkKind, MigInstance
+from proto.model import Device, Isolation, Link, LinkKind, MediaEngines, MigInstance
 
 API_VERSION: Final = f"{contract.GPU_NODE_GROUP}/{contract.GPU_NODE_VERSION}"
 MAX_DEVICES: Final = 64
@@ -120,6 +120,13 @@ _Mib = Annotated[int, msgspec.Meta(ge=1, le=_MAX_MIB)]
 _Small = Annotated[int, msgspec.Meta(ge=0, le=MAX_MINOR)]
 
 
+class _EnginesV1(msgspec.Struct, rename="camel", omit_defaults=True):
+    decoders: _Small = 0
+    encoders: _Small = 0
+    jpegs: _Small = 0
+    ofas: _Small = 0
+
+
 class _InstanceV1(msgspec.Struct, rename="camel", omit_defaults=True):
     uuid: str
     profile: _Text
@@ -129,6 +136,7 @@ class _InstanceV1(msgspec.Struct, rename="camel", omit_defaults=True):
     placement_start: _Small
     placement_size: _Small
     most_on_device: _Small = 0
+    engines: _EnginesV1 | None = None
 
 
 class _DeviceV1(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -315,7 +323,7 @@ def _check_device(node: GpuNode, entry: GpuDevice) -> None:
         if instance.parent_uuid != device.uuid:
             _refuse(node, f"expected instances of {device.uuid}, found one of {quote(instance.parent_uuid)}")
         numbers += [instance.gpu_instance_id, instance.compute_instance_id, instance.placement_start, instance.placement_size]
-        numbers.append(instance.most_on_device)
+        numbers += [instance.most_on_device, *(instance.engines or ())]
     if not all(0 <= number <= MAX_MINOR for number in numbers):
         _refuse(node, f"expected numbers from 0 to {MAX_MINOR} on {device.uuid}, found {numbers}")
     if device.compute_capability is not None and not all(0 <= part <= 999 for part in device.compute_capability):
@@ -357,6 +365,7 @@ def _device_form(entry: GpuDevice) -> _DeviceV1:
                 instance.placement_start,
                 instance.placement_size,
                 instance.most_on_device,
+                None if instance.engines is None else _EnginesV1(*instance.engines),
             )
             for instance in device.mig_instances
         ],
@@ -377,6 +386,7 @@ def _device_of(form: _DeviceV1) -> GpuDevice:
             placement_start=instance.placement_start,
             placement_size=instance.placement_size,
             most_on_device=instance.most_on_device,
+            engines=None if instance.engines is None else MediaEngines(*msgspec.structs.astuple(instance.engines)),
         )
         for instance in form.mig_instances
     )

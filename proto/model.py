@@ -7,6 +7,7 @@ a *grant* (agent/core) what was given. Amounts always come from the pod's spec; 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Policy(StrEnum):
@@ -65,6 +66,15 @@ class LinkKind(StrEnum):
 # --- what a node has --------------------------------------------------------------------------------------------
 
 
+class MediaEngines(NamedTuple):
+    """How many of a GPU's units for video and pictures something takes. MIG instances do not share them with one another."""
+
+    decoders: int = 0
+    encoders: int = 0
+    jpegs: int = 0
+    ofas: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class MigInstance:
     """One MIG device: a GPU instance with its compute instance. Sizes in bytes; placement in memory slices."""
@@ -81,6 +91,8 @@ class MigInstance:
     most_on_device: int = 0
     """Above 0 for a *place*: the node's agent makes an instance there when a container starts, and the device holds at most so many of
     the profile. Its ``uuid`` is the place's name (``codec.MigPlace``), and its two ids mean nothing."""
+    engines: MediaEngines | None = None
+    """Of a place: what an instance there takes of the device's media engines; None where that is not told, and not a limit."""
 
     @property
     def on_demand(self) -> bool:

@@ -38,7 +38,7 @@ from scheduler_plugin.adapters.prometheus import Prometheus
 from scheduler_plugin.adapters.serving_context import ServingContext
 from scheduler_plugin.core.budgets import Budget
 from scheduler_plugin.core.certificate import WEBHOOK_CONFIGURATION, host_names
-from scheduler_plugin.core.columnar import type_wanted
+from scheduler_plugin.core.columnar import device_sizes
 from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.journal import Rules
 from scheduler_plugin.core.objects import BudgetObject, NodeObject, PodObject, budget_facts, host_amounts, pod_facts
@@ -291,16 +291,12 @@ class Scheduler:
 
     def _webhook_verbs(self) -> dict[str, Verb]:
         options = Options(self._device_sizes, self._settings.adopt_nvidia_gpu)
-        reviews = Reviews(Normaliser(options, self._settings.scheduler_name), self._telemetry.count_admission)
+        normaliser = Normaliser(options, self._settings.scheduler_name, tolerate_gpu_taint=self._settings.tolerate_gpu_taint)
+        reviews = Reviews(normaliser, self._telemetry.count_admission)
         return {"/mutate": reviews.mutate, "/validate": reviews.validate}
 
     def _device_sizes(self, preferences: Preferences) -> Collection[int]:
-        return {
-            entry.device.memory_bytes // units.MIB
-            for node in self._state.gpu_nodes()
-            for entry in node.devices
-            if not entry.device.mig_enabled and type_wanted(entry.device.model.lower(), preferences)
-        }
+        return device_sizes(self._state.columns, preferences)
 
     def _on_decision(self, decision: Decision) -> None:
         self._telemetry.count_decision(decision)

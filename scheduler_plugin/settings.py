@@ -55,6 +55,9 @@ class Settings:
     ] = True
     max_body_mib: Annotated[int, Row("largest request body; the autoscaler sends full nodes", 1, 1024)] = 128
     adopt_nvidia_gpu: Annotated[bool, Row("also take over pods that ask for plain nvidia.com/gpu, as whole GPUs")] = False
+    tolerate_gpu_taint: Annotated[
+        bool, Row("have the webhook let GPU pods onto nodes with the taint nvidia.com/gpu:NoSchedule, as clouds taint theirs")
+    ] = True
     lease_name: Annotated[str, Row("lease by which replicas elect a leader; empty: this is the only replica")] = ""
     scheduler_lease: Annotated[
         str, Row("lease of the kube-scheduler beside this process, one of several; empty: it is the only one, and always leads")

@@ -4,7 +4,6 @@ The host's spec is large (and often YAML), so it is read again only when a file 
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
@@ -14,13 +13,15 @@ import msgspec
 
 from agent.adapters.durable import list_directory, names_in, remove_file, remove_temporaries, write_whole
 from agent.adapters.unchanged import Unchanged
-from agent.core.cdi import HostSpec, HostSpecError, file_name, grant_id_of_file, is_host_spec, parse_host_spec
+from agent.core.cdi import CapabilityNode, HostSpec, HostSpecError, file_name, grant_id_of_file, is_host_spec, parse_host_spec
 from agent.errors import StorageError
 from proto import contract
 
 _Signature = tuple[tuple[str, int, int, int], ...]
 HostSpecSource = Callable[[Collection[str]], HostSpec | None]
 _CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
+_KERNEL_DRIVERS = Path("/proc/devices")
+_CAPABILITY_DRIVER = "nvidia-caps"
 
 
 class CdiDirectory:
@@ -33,11 +34,13 @@ class CdiDirectory:
         *,
         devices: Path = Path("/dev"),
         capabilities: Path = _CAPABILITIES,
+        kernel_drivers: Path = _KERNEL_DRIVERS,
         generate: HostSpecSource | None = None,
     ) -> None:
         """Make the directory of our specs.
 
         Args: dynamic: where our specs go; the runtime and we prefer it. devices, capabilities: the kernel's directories.
+              kernel_drivers: the kernel's list of drivers and their major numbers.
               generate: makes the host's spec where no file has it.
         """
         self._dynamic = dynamic
@@ -45,6 +48,7 @@ class CdiDirectory:
         self._static = static
         self._devices = devices
         self._capabilities = capabilities
+        self._kernel_drivers = kernel_drivers
         self._signature: _Signature | None = None
         self._host_spec: HostSpec | None = None
         self._digests = Unchanged(lambda path: hashlib.sha256(Path(path).read_bytes()).hexdigest())
@@ -69,10 +73,11 @@ class CdiDirectory:
         """See ``ports.CdiFiles``."""
         return [str(path) for path in list_directory(self._devices) if path.name.startswith("nvidia")]
 
-    def capability_nodes(self, minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[str, ...]:
+    def capability_nodes(self, minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[CapabilityNode, ...]:
         """See ``ports.CdiFiles``."""
         instance = self._capabilities / f"gpu{minor}" / "mig" / f"gi{gpu_instance_id}"
-        return tuple(_capability_node(path) for path in (instance / "access", instance / f"ci{compute_instance_id}" / "access"))
+        major = _major_number(self._kernel_drivers)
+        return tuple(_capability_node(path, major) for path in (instance / "access", instance / f"ci{compute_instance_id}" / "access"))
 
     def write(self, grant_id: str, spec: Mapping[str, object]) -> None:
         """See ``ports.CdiFiles``."""
@@ -175,12 +180,26 @@ def _parse(path: Path) -> Any:
         return None
 
 
-def _capability_node(access: Path) -> str:
-    """Return the device node a capability file names (its first line is ``DeviceFileMinor: <n>``)."""
+def _major_number(kernel_drivers: Path) -> int | None:
+    """Return the major number of the driver's capability nodes; None where no such driver is loaded, as on simulated nodes.
+
+    Read anew each time: the number is given when the module is loaded.
+    """
     try:
-        match = re.search(r"DeviceFileMinor:\s*(\d+)", access.read_text())
+        listed = kernel_drivers.read_text()
+    except OSError as exc:
+        raise StorageError(f"reading {kernel_drivers}: {exc.strerror}; it has the number of MIG instances' device nodes") from exc
+    match = re.search(rf"^\s*(\d+) {_CAPABILITY_DRIVER}$", listed, re.MULTILINE)
+    return int(match[1]) if match is not None else None
+
+
+def _capability_node(access: Path, major: int | None) -> CapabilityNode:
+    """Return the device node that a capability file tells of, in lines such as ``DeviceFileMinor: <n>``, numbers in decimal."""
+    try:
+        said = access.read_text()
     except OSError as exc:
         raise StorageError(f"reading {access}: {exc.strerror}; it names the device node of a MIG instance") from exc
-    if match is None:
+    minor, mode = (re.search(rf"^{name}:\s*(\d+)", said, re.MULTILINE) for name in ("DeviceFileMinor", "DeviceFileMode"))
+    if minor is None:
         raise StorageError(f"{access}: want a line DeviceFileMinor: <number>")
-    return os.fspath(Path("/dev/nvidia-caps") / f"nvidia-cap{match[1]}")
+    return CapabilityNode(int(minor[1]), major, int(mode[1]) if mode is not None else None)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from agent.adapters.mig_rights import mig_rights
 from agent.adapters.nvml_gpm import NvmlGpm
 from agent.adapters.nvml_health import NvmlEvents, read_faults
 from agent.adapters.nvml_library import NvmlLibrary
@@ -56,11 +57,6 @@ _NO_MEMORY_OF_ITS_OWN = (
     "it has no memory of its own, but works in the host's: such GPUs are not supported, because there is nothing to divide. "
     "Its containers have to get it from another device plugin"
 )
-MIG_RIGHTS = (
-    "the agent may not: GPUs in MIG mode need the capability SYS_ADMIN, and NVIDIA_MIG_MONITOR_DEVICES=all and "
-    "NVIDIA_MIG_CONFIG_DEVICES=all in its environment (the component deploy/daemonset/components/mig)"
-)
-"""The cure for NO_PERMISSION, which the driver answers about nothing but GPUs in MIG mode once a process may use it at all."""
 _PROCESS_LISTS = (
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetGraphicsRunningProcesses",
@@ -105,6 +101,8 @@ class NvmlDriver:
         self._observe_read = observe_read
         self._thread = NvmlThread(timeout_seconds)
         self._initialized = False
+        self._kept_out = ""
+        """Why NVML must not be entered; empty while it may."""
         self._has_read = False
         """Whether the GPUs were read since the driver was entered: until then ``_known`` says nothing of which there are."""
         self._known: dict[str, Device] = {}
@@ -138,6 +136,12 @@ class NvmlDriver:
     async def restart(self) -> None:
         """See ``ports.Driver``."""
         await self._thread.run(self._shut_down)
+
+    async def keep_out(self, reason: str) -> None:
+        """See ``ports.Driver``."""
+        self._kept_out = reason
+        if reason:
+            await self._thread.run(self._shut_down)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do more work in the NVML thread, with the driver entered; for adapters that share this session and call by ``call``."""
@@ -186,6 +190,8 @@ class NvmlDriver:
     def _start(self) -> None:
         if self._initialized:
             return
+        if self._kept_out:
+            raise DriverError(self._kept_out)
         try:
             self._thread.entering("dlopen", None)
             self._library.load()
@@ -490,7 +496,7 @@ def _in_text(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
 
 def _trouble(exc: pynvml.NVMLError) -> str:
     if exc.value == pynvml.NVML_ERROR_NO_PERMISSION:
-        return f"it cannot be read: {MIG_RIGHTS}"
+        return f"it cannot be read: {mig_rights()}"
     return f"the driver answers: {exc}"
 
 

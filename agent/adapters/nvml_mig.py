@@ -10,12 +10,13 @@ from typing import Any
 
 import pynvml
 
-from agent.adapters.nvml import MIG_RIGHTS, NvmlDriver
+from agent.adapters.mig_rights import mig_rights
+from agent.adapters.nvml import NvmlDriver
 from agent.errors import DriverError, DriverMissingError, PartitionError, PartitionInUseError
 from placement import mig
 from proto.codec import MigPlace
 from proto.errors import ContractError
-from proto.model import MigInstance
+from proto.model import MediaEngines, MigInstance
 from proto.units import MIB
 
 _NO_SUCH_PROFILE = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -23,10 +24,7 @@ _GONE = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _BUSY = (pynvml.NVML_ERROR_IN_USE,)
 _MOST_INSTANCES = 16
 """More than any GPU holds; NVML has no call to ask how many there are before they are listed."""
-_CURES = {
-    pynvml.NVML_ERROR_NO_PERMISSION: MIG_RIGHTS,
-    pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: "another instance, perhaps one without a compute instance, is in the way",
-}
+_IN_THE_WAY = "another instance, perhaps one without a compute instance, is in the way or has the media engines"
 
 
 class NvmlMig:
@@ -76,7 +74,7 @@ class NvmlMig:
                 profile_ids[name] = info.id
                 found += [_place(uuid, name, info, placement.start, placement.size) for placement in self._placements(handle, uuid, info)]
         except pynvml.NVMLError as exc:
-            raise DriverError(f"reading the MIG profiles of {uuid}: {_CURES.get(exc.value, exc)}") from exc
+            raise DriverError(f"reading the MIG profiles of {uuid}: {_cure(exc)}") from exc
         self._profile_ids[uuid] = profile_ids
         return tuple(found)
 
@@ -112,7 +110,7 @@ class NvmlMig:
             gpu_instance = self._gpu_instance(handle, place)
             return None if gpu_instance is None else self._described(handle, gpu_instance, place)
         except pynvml.NVMLError as exc:
-            raise DriverError(f"looking for the MIG instance at {place}: {_CURES.get(exc.value, exc)}") from exc
+            raise DriverError(f"looking for the MIG instance at {place}: {_cure(exc)}") from exc
 
     def _gpu_instance(self, handle: Any, place: MigPlace) -> Any:
         """Return the GPU instance of the place's profile that begins there, or None."""
@@ -215,6 +213,7 @@ def _place(device_uuid: str, profile: str, info: Any, start: int, size: int) -> 
         placement_start=start,
         placement_size=size,
         most_on_device=info.instanceCount,
+        engines=MediaEngines(info.decoderCount, info.encoderCount, info.jpegCount, info.ofaCount),
     )
 
 
@@ -223,4 +222,11 @@ def _partition_error(what: str, exc: pynvml.NVMLError) -> DriverError:
         return PartitionInUseError(f"{what}: processes still use it")
     if exc.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
         return DriverMissingError(f"{what}: {exc}")
-    return PartitionError(f"{what}: {_CURES.get(exc.value, exc)}")
+    return PartitionError(f"{what}: {_cure(exc)}")
+
+
+def _cure(exc: pynvml.NVMLError) -> str:
+    """Say what to do about an error, or what it is."""
+    if exc.value == pynvml.NVML_ERROR_NO_PERMISSION:
+        return mig_rights()
+    return _IN_THE_WAY if exc.value == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES else str(exc)

@@ -24,6 +24,10 @@ _READ_ONLY = ("ro", "nosuid", "nodev", "bind")
 _READ_WRITE = ("rw", "nosuid", "nodev", "noexec", "bind")
 _COMPAT_HOOK = "enable-cuda-compat"
 """NVIDIA's hook that lets an image's own, newer libcuda win over the host's. It would win over the shim, too."""
+_GPU_NODE = re.compile(r"/dev/nvidia\d+")
+_CAPABILITY_DIRECTORY = "/dev/nvidia-caps/"
+_CAPABILITIES_OF_INSTANCE = 2
+"""One node lets into the GPU instance, one into its compute instance; a process needs both."""
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
@@ -65,6 +69,15 @@ class HostSpec:
     devices: Mapping[str, Edits]
     edits: Edits
 
+    def lacks_capabilities(self, uuid: str) -> bool:
+        """Whether it gives a MIG instance the GPU's node without the instance's own: ``nvidia-ctk`` leaves out nodes that are not in /dev.
+
+        Such a container would see the GPU and no instance on it.
+        """
+        paths = [node["path"] for node in self.devices[uuid].get("deviceNodes") or ()]
+        capabilities = sum(path.startswith(_CAPABILITY_DIRECTORY) for path in paths)
+        return any(_GPU_NODE.fullmatch(path) for path in paths) and capabilities < _CAPABILITIES_OF_INSTANCE
+
     @property
     def has_driver(self) -> bool:
         """Whether it mounts libcuda, which the front must replace."""
@@ -76,12 +89,38 @@ class HostSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CapabilityNode:
+    """A device node that grants access to a part of a GPU in MIG mode."""
+
+    minor: int
+    """The number of the capability, which is its name as well."""
+    major: int | None = None
+    """The number that this kernel gave the driver's capabilities; None where it has none."""
+    mode: int | None = None
+    """The node's permissions as the driver wants them; None where it does not say."""
+
+    def described(self) -> Mapping[str, Any]:
+        """Return the node for a spec.
+
+        Instances that are made through NVML in a container have nodes there, if anywhere, and none on the host. A runtime makes the
+        container's node without looking for the host's when it is told the numbers.
+        Source: ``DeviceNode.fillMissingInfo``, https://github.com/cncf-tags/container-device-interface/blob/main/pkg/cdi
+        """
+        node: dict[str, Any] = {"path": f"{_CAPABILITY_DIRECTORY}nvidia-cap{self.minor}"}
+        if self.major is not None:
+            node |= {"type": "c", "major": self.major, "minor": self.minor}
+        if self.mode is not None:
+            node["fileMode"] = self.mode
+        return node
+
+
+@dataclass(frozen=True, slots=True)
 class InjectedDevice:
     """A granted device as the container needs it: the UUID, and its device nodes where no host spec lists them."""
 
     uuid: str
     minor: int
-    capability_nodes: tuple[str, ...] = ()
+    capability_nodes: tuple[CapabilityNode, ...] = ()
     """For a MIG instance: the nodes that grant access to its GPU instance and compute instance."""
 
 
@@ -204,13 +243,14 @@ def _host_edits(devices: Sequence[InjectedDevice], host: HostSpec) -> dict[str, 
 
 
 def _device_edits(host: HostSpec, device: InjectedDevice) -> Edits:
+    capabilities = {"deviceNodes": [node.described() for node in device.capability_nodes]}
     if device.uuid in host.devices:
-        return host.devices[device.uuid]
+        return merge_edits([host.devices[device.uuid], capabilities])
     node = f"/dev/nvidia{device.minor}"
     if device.capability_nodes:  # an instance made after the host's spec was: its nodes are all that tells it from others
-        return {"deviceNodes": [{"path": path} for path in (node, *device.capability_nodes)]}
+        return merge_edits([{"deviceNodes": [{"path": node}]}, capabilities])
     for edits in host.devices.values():  # specs generated with indices only: the one device with this GPU's node and no other
-        gpu_nodes = [entry["path"] for entry in edits.get("deviceNodes") or () if re.fullmatch(r"/dev/nvidia\d+", entry.get("path", ""))]
+        gpu_nodes = [entry["path"] for entry in edits.get("deviceNodes") or () if _GPU_NODE.fullmatch(entry["path"])]
         if gpu_nodes == [node] and not device.uuid.startswith("MIG-"):
             return edits
     raise HostSpecError(
@@ -220,8 +260,10 @@ def _device_edits(host: HostSpec, device: InjectedDevice) -> Edits:
 
 
 def _bare_edits(devices: Sequence[InjectedDevice], present: frozenset[str]) -> dict[str, Any]:
-    paths = [*(f"/dev/nvidia{device.minor}" for device in devices), *(node for device in devices for node in device.capability_nodes)]
-    nodes = [{"path": path} for path in dict.fromkeys([*paths, *(node for node in _CONTROL_NODES if node in present)])]
+    gpus = dict.fromkeys(f"/dev/nvidia{device.minor}" for device in devices)
+    capabilities = dict.fromkeys(node for device in devices for node in device.capability_nodes)
+    control = [node for node in _CONTROL_NODES if node in present]
+    nodes = [*({"path": path} for path in gpus), *(node.described() for node in capabilities), *({"path": path} for path in control)]
     env = [
         f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}={','.join(device.uuid for device in devices)}",
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility",

@@ -22,6 +22,8 @@ from proto.model import Device, DeviceShare, MigInstance
 HANDS_OFF_LABEL = "nvidia.com/mig.config.state"
 """Set by NVIDIA's mig-manager while it repartitions the GPUs of a node."""
 _SETTLED_STATES = ("", "success")
+_RESETTING_STATES = ("pending", "rebooting")
+"""In which mig-manager may reset GPUs, or waits for a reboot that does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,23 @@ def hands_off_reason(labels: Mapping[str, str] | None) -> str:
     return (
         f"the node's label {HANDS_OFF_LABEL} is {state!r}: mig-manager is changing the partitions of its GPUs, or failed to. "
         "It is tried again until the label says success"
+    )
+
+
+def keep_out_reason(labels: Mapping[str, str] | None) -> str:
+    """Say why nobody may have this node's GPUs open now; empty when they may be looked at.
+
+    mig-manager sends those clients away that it knows by labels of its own, and then resets the GPUs whose MIG mode it changes; a reset
+    fails while anybody else has one open. Source: https://github.com/NVIDIA/mig-parted/issues/19
+
+    Args: labels: the node's; None while they are not known, which is no reason: most nodes have no mig-manager.
+    """
+    state = (labels or {}).get(HANDS_OFF_LABEL, "")
+    if state not in _RESETTING_STATES:
+        return ""
+    return (
+        f"the node's label {HANDS_OFF_LABEL} is {state!r}: mig-manager may reset its GPUs, so the agent keeps out of the driver until the "
+        "label says something else"
     )
 
 

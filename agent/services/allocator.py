@@ -293,7 +293,7 @@ class Allocator:
             return InjectedDevice(name, minors[0])
         entry, listed = found
         instance, minor = provision.instances.get(name, listed), entry.device.minor
-        if host is not None and instance.uuid in host.devices:
+        if host is not None and instance.uuid in host.devices and not host.lacks_capabilities(instance.uuid):
             return InjectedDevice(instance.uuid, minor)
         nodes = self._cdi.capability_nodes(minor, instance.gpu_instance_id, instance.compute_instance_id)
         return InjectedDevice(instance.uuid, minor, nodes)

@@ -15,7 +15,7 @@ from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.lasting import lasting
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, family
-from agent.core.mig import MigRecord, hands_off_reason, promised_places, with_places
+from agent.core.mig import MigRecord, hands_off_reason, keep_out_reason, promised_places, with_places
 from agent.core.overhead import GpuProcess
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError, PartitionError, StorageError
 from agent.ports import Driver, MigPartitions, MigRecords
@@ -73,6 +73,10 @@ class MigKeeper:
     def records(self) -> Mapping[str, MigRecord]:
         """The instances that were made or are being made, by place."""
         return self._records
+
+    def keep_out_reason(self) -> str:
+        """Say why nobody may have this node's GPUs open now; empty when they may be looked at."""
+        return keep_out_reason(self._labels())
 
     def families(self) -> Iterable[Family]:
         """Return which instance each place of a container holds now, for dashboards that join by UUID; for any thread."""
@@ -196,14 +200,39 @@ def _may_be_ours(record: MigRecord, found: MigInstance) -> bool:
 
 
 class MigAwareDriver:
-    """The driver, with instances of ours shown as the places they lie at, beside all other places for one. Implements ``ports.Driver``."""
+    """The driver, with instances of ours shown as the places they lie at, beside all other places for one. Implements ``ports.Driver``.
+
+    While mig-manager may reset GPUs it is left, and every look finds what the last one did: the GPUs are not lost, and what is promised
+    of them stays promised.
+    """
 
     def __init__(self, driver: Driver, keeper: MigKeeper) -> None:
         self._driver = driver
         self._keeper = keeper
+        self._left = ""
+        """Why the driver was left; empty while it is used."""
+        self._last: DriverReading | None = None
 
     async def read(self) -> DriverReading:
         """See ``ports.Driver``."""
+        if reason := await self._make_way():
+            if self._last is None:
+                raise DriverError(reason)
+            return self._last
+        self._last = await self._read()
+        return self._last
+
+    async def _make_way(self) -> str:
+        """Leave the driver while mig-manager needs its GPUs to itself, and come back after; return the reason to be out of it."""
+        reason = self._keeper.keep_out_reason()
+        if reason or self._left:
+            await self._driver.keep_out(reason)
+        if bool(reason) != bool(self._left):
+            logger.info("driver %s", f"left: {reason}" if reason else "entered again: mig-manager is done")
+        self._left = reason
+        return reason
+
+    async def _read(self) -> DriverReading:
         before = self._keeper.records
         reading = await self._driver.read()
         partitioned = [entry.device.uuid for entry in reading.devices if entry.device.mig_enabled]
@@ -223,7 +252,9 @@ class MigAwareDriver:
 
     async def events(self) -> Sequence[DeviceEvent]:
         """See ``ports.Driver``."""
-        return await self._driver.events()
+        found = await self._driver.events()  # first: they are those of the session that may be left now
+        await self._make_way()
+        return found
 
     async def links(self) -> Sequence[Link]:
         """See ``ports.Driver``."""
@@ -236,6 +267,10 @@ class MigAwareDriver:
     async def restart(self) -> None:
         """See ``ports.Driver``."""
         await self._driver.restart()
+
+    async def keep_out(self, reason: str) -> None:
+        """See ``ports.Driver``."""
+        await self._driver.keep_out(reason)
 
     def hung_device(self) -> str | None:
         """See ``ports.Driver``."""

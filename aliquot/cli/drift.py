@@ -11,7 +11,7 @@ from aliquot.cli.access import Target, connect
 from aliquot.cli.errors import AccessError, NotFoundError
 from aliquot.cli.options import cluster_options, namespace_options, node_option, output_option
 from aliquot.cli.output import UNKNOWN, Cell, Column, Output, document, table
-from aliquot.cli.source import agent_pages, agents
+from aliquot.cli.source import AGENT_LABEL, AGENT_NAME, NO_AGENT, agent_pages, agents, gpu_node_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +47,36 @@ COLUMNS: Sequence[Column[Difference]] = (
 @output_option
 @cluster_options
 def command(*, node_names: tuple[str, ...], namespace: str | None, output: Output, target: Target) -> None:
-    """Show what differs on the nodes. Ends with 4 when something does, and with 1 when an agent could not be asked."""
+    """Show what differs on the nodes with GPUs.
+
+    The status is 4 when something does, and 1 when an agent did not answer, a node with GPUs has none, or there is no such node.
+    """
     cluster = connect(target)
     running = agents(cluster)
-    if missing := [name for name in node_names if name not in running]:
-        raise NotFoundError(f"no agent runs on {', '.join(missing)}; agents run on {', '.join(sorted(running)) or 'no node'}")
-    chosen = [agent for name, agent in sorted(running.items()) if not node_names or name in node_names]
-    pages = agent_pages(cluster, chosen, "/drift")
+    known = sorted(running.keys() | gpu_node_names(cluster))
+    if not known:
+        raise AccessError(f"expected nodes with GPUs: found neither a gpunode nor a pod with label {AGENT_LABEL}={AGENT_NAME}")
+    if missing := [name for name in node_names if name not in known]:
+        raise NotFoundError(f"no node with GPUs is named {', '.join(missing)}; there are {', '.join(known)}")
+    chosen = [name for name in known if not node_names or name in node_names]
+    pages = agent_pages(cluster, [running[name] for name in chosen if name in running], "/drift")
     told = [one for node, page in sorted(pages.items()) if isinstance(page, str) for one in differences(node, page)]
     found = [one for one in told if namespace in (None, one.namespace)]
-    silent = {node: page.message for node, page in sorted(pages.items()) if not isinstance(page, str)}
+    silent = {name: trouble for name in chosen if (trouble := _trouble(pages.get(name)))}
     if not output.for_programs:
-        click.echo("\n".join(table(COLUMNS, found, output)) if found else f"nothing differs on {len(pages) - len(silent)} nodes")
+        click.echo("\n".join(table(COLUMNS, found, output)) if found else f"nothing differs on {len(chosen) - len(silent)} nodes")
     else:
         click.echo(document({"differences": [asdict(one) for one in found], "silent": silent}, output))
     for node, why in silent.items():
         click.echo(f"{node}: {why}", err=True)
     raise SystemExit(exit_codes.FAILED if silent else exit_codes.FINDINGS if found else exit_codes.OK)
+
+
+def _trouble(page: str | AccessError | None) -> str:
+    """Say why there is no page; nothing where there is one."""
+    if page is None:
+        return NO_AGENT
+    return "" if isinstance(page, str) else page.message
 
 
 def differences(node: str, page: str) -> list[Difference]:

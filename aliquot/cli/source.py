@@ -25,6 +25,7 @@ METRICS_PORT_NAME = "metrics"
 DEFAULT_METRICS_PORT = 9402
 GPU_NODES_PATH = f"/apis/{API_VERSION}/{contract.GPU_NODE_PLURAL}"
 PROGRESS_AFTER_SECONDS = 1.0
+NO_AGENT = "no agent runs there"
 
 T = TypeVar("T")
 
@@ -40,14 +41,15 @@ class Agent:
     phase: str
 
 
+def gpu_node_names(cluster: Cluster) -> set[str]:
+    """Return the names of all GpuNode objects; none where the resource is not installed. Raises AccessError."""
+    return {item["metadata"]["name"] for item in _gpu_node_objects(cluster)}
+
+
 def gpu_nodes(cluster: Cluster) -> Mapping[str, GpuNode]:
     """Return the GpuNode objects by name; none where the resource is not installed. Raises AccessError."""
-    try:
-        items = list(listed(cluster, GPU_NODES_PATH))
-    except NotFoundError:
-        return {}
     found = {}
-    for item in items:
+    for item in _gpu_node_objects(cluster):
         try:
             node = decode_gpu_node(msgspec.json.encode(item))
         except ContractError as exc:
@@ -55,6 +57,13 @@ def gpu_nodes(cluster: Cluster) -> Mapping[str, GpuNode]:
             continue
         found[node.name] = node
     return found
+
+
+def _gpu_node_objects(cluster: Cluster) -> Sequence[Any]:
+    try:
+        return list(listed(cluster, GPU_NODES_PATH))
+    except NotFoundError:
+        return ()
 
 
 def agents(cluster: Cluster) -> Mapping[str, Agent]:
@@ -127,7 +136,7 @@ def in_parallel(work: Callable[[Any], T], items: Sequence[Any], what: str) -> It
 def _node(name: str, described: GpuNode | None, page: "str | AccessError | None") -> Node:
     if isinstance(page, str):
         return node_of(name, described, page)
-    trouble = page.message if page is not None else "no agent runs there"
+    trouble = page.message if page is not None else NO_AGENT
     return node_of(name, described, None, trouble)
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from aliquot.cli import exit_codes, live
 from aliquot.cli.access import current_namespace
-from aliquot.cli.errors import AccessError
+from aliquot.cli.errors import AccessError, NotFoundError
 from aliquot.cli.options import output_option
 from aliquot.cli.output import Output, document
 from aliquot.explain.scheduler import Way, scheduler_options
@@ -35,13 +35,15 @@ def why(*, pod: str, namespace: str | None, save: Path | None, output: Output, w
         from scheduler_plugin.core.why import Why
 
     namespace, _, name = pod.rpartition("/") if "/" in pod else (namespace or _namespace(way), "", pod)
-    text = way.page("/explain/why", namespace=namespace, pod=name)
-    try:
-        answer = msgspec.json.decode(text, type=Why)
-    except msgspec.MsgspecError as exc:
-        raise AccessError(f"the scheduler answers no explanation that this version knows: {exc}") from exc
+    for text in way.pages("/explain/why", namespace=namespace, pod=name):
+        try:
+            answer = msgspec.json.decode(text, type=Why)
+        except msgspec.MsgspecError as exc:
+            raise AccessError(f"the scheduler answers no explanation that this version knows: {exc}") from exc
+        if not answer.not_checked:
+            break  # others would say the same, or know less
     if save is not None:
-        save.write_text(way.page("/decisions/record", namespace=namespace, pod=name))
+        _write(save, way.page("/decisions/record", namespace=namespace, pod=name).encode())
     click.echo(document(msgspec.to_builtins(answer), output) if output.for_programs else "\n".join(why_lines(answer)))
     raise SystemExit(exit_codes.FINDINGS if answer.waits else exit_codes.OK)
 
@@ -79,18 +81,20 @@ def what_if(
 ) -> None:
     """Try changes on a copy of the cluster: cordons first, then drains, then new pods. Nothing is changed in the cluster.
 
-    The status is 4 when a pod would fit nowhere.
+    A pod fits where a node has the GPUs, the CPU and the RAM; the answer names what else kube-scheduler looks at and a
+    snapshot does not have. The status is 4 when a pod would fit nowhere.
     """
     with _scheduler_code("what-if"):
         from aliquot.explain.manifests import pods_of
-        from aliquot.explain.show import figure_lines, placement_line
+        from aliquot.explain.show import figure_lines, not_checked_line, placement_line
         from scheduler_plugin.core.journal import Snapshot
+        from scheduler_plugin.core.kube_filters import NOT_CHECKED
         from scheduler_plugin.core.replay import SnapshotError, read_document
         from scheduler_plugin.core.what_if import UnknownNameError, WhatIf
 
     data = snapshot.read_bytes() if snapshot is not None else way.page("/explain/snapshot").encode()
     if save is not None:
-        save.write_bytes(data)
+        _write(save, data)
     try:
         taken = read_document(data, Snapshot)
     except SnapshotError as exc:
@@ -100,16 +104,19 @@ def what_if(
         before = trial.figures()
         for uuid in cordoned:
             trial.cordon(uuid)
-        placements = [placement for node in drained for placement in trial.drain(node)]
+        placements = [*trial.drain(drained)]
         placements += trial.add([pod for path in manifests for pod in pods_of(path, trial.gpu_nodes, adopt_nvidia_gpu)])
-    except (SnapshotError, UnknownNameError) as exc:
+    except UnknownNameError as exc:
+        raise NotFoundError(str(exc)) from exc
+    except SnapshotError as exc:
         raise click.ClickException(str(exc)) from exc
     after = trial.figures()
     if output.for_programs:
-        click.echo(document(msgspec.to_builtins({"placements": placements, "before": before, "after": after}), output))
+        answer = {"placements": placements, "before": before, "after": after, "not_checked": NOT_CHECKED}
+        click.echo(document(msgspec.to_builtins(answer), output))
     else:
         placed = (placement_line(placement, wide=output is Output.WIDE) for placement in placements)
-        click.echo("\n".join([*placed, *figure_lines(before, after)]))
+        click.echo("\n".join([*placed, *figure_lines(before, after), not_checked_line()]))
     raise SystemExit(exit_codes.OK if all(placement.node for placement in placements) else exit_codes.FINDINGS)
 
 
@@ -149,6 +156,14 @@ def _scheduler_code(command: str) -> Iterator[None]:
             yield
     except MissingExtraError as exc:
         raise click.ClickException(str(exc)) from exc
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write what --save names. Raises click.BadParameter."""
+    try:
+        path.write_bytes(data)
+    except OSError as exc:
+        raise click.BadParameter(f"{path} cannot be written: {exc.strerror}", param_hint="--save") from exc
 
 
 def _namespace(way: Way) -> str:

@@ -1,4 +1,8 @@
-"""Pods of manifests, as admission would make them: templates of controllers count once per replica."""
+"""Pods of manifests, as admission would make them: templates of controllers count once for each pod that runs at a time.
+
+What makes pods whose number cannot be told from the manifest is refused, and so is every kind that is not Kubernetes' own: what its
+controller makes of it is not known here. Objects that make no pods are passed over.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -21,14 +25,9 @@ from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.vocabularies import Options
 
 MAX_REPLICAS = 10_000
-_COUNTS = {
-    "Deployment": "replicas",
-    "ReplicaSet": "replicas",
-    "StatefulSet": "replicas",
-    "ReplicationController": "replicas",
-    "Job": "parallelism",
-}
-"""Kinds whose pods come from a template, and the field that says how many."""
+_REPLICATED = ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController")
+"""Kinds whose pods come from a template, ``replicas`` of them."""
+_COUNTED = ("Pod", *_REPLICATED, "Job", "CronJob")
 
 
 def pods_of(path: Path, nodes: Iterable[GpuNode], adopt_nvidia_gpu: bool = False) -> list[PodFacts]:
@@ -43,7 +42,7 @@ def pods_of(path: Path, nodes: Iterable[GpuNode], adopt_nvidia_gpu: bool = False
         raise click.ClickException(f"{path}: {exc}") from exc
     pods = [pod for document in documents for pod in _pods(document, path)]
     if not pods:
-        raise click.ClickException(f"{path}: expected a Pod, or one of {', '.join(_COUNTS)}; found neither")
+        raise click.ClickException(f"{path}: expected pods of {', '.join(_COUNTED)}; found none")
     return [_admitted(pod, normaliser, f"what-if-{path}-{number}") for number, pod in enumerate(pods)]
 
 
@@ -56,17 +55,44 @@ def _pods(document: Any, path: Path) -> Iterator[dict[str, Any]]:
                 yield from _pods(item, path)
         elif kind == "Pod":
             yield deepcopy(document) | {"metadata": {**metadata, "name": name, "namespace": namespace}}
-        elif kind in _COUNTS:
-            spec = document["spec"]
-            count = int(spec.get(_COUNTS[kind], 1))
+        elif kind in _COUNTED:
+            spec = document["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else document["spec"]
+            count = _replicas(spec) if kind in _REPLICATED else _pods_at_once(spec)
             if not 0 <= count <= MAX_REPLICAS:
                 raise click.ClickException(f"{path}: {kind} {name}: expected 0 to {MAX_REPLICAS} pods, found {count}")
             template = spec["template"]
             for number in range(count):
                 own = {**(template.get("metadata") or {}), "name": f"{name}-{number}", "namespace": namespace}
                 yield {"metadata": own, "spec": deepcopy(template["spec"])}
+        elif kind == "DaemonSet":
+            why = "it puts a pod on every node that its selectors and tolerations allow, which a snapshot does not know"
+            raise click.ClickException(f"{path}: the pods of DaemonSet {name} cannot be counted: {why}; add one of its pods as a Pod")
+        elif not _is_built_in(str(document.get("apiVersion") or "")):
+            why = f"expected {', '.join(_COUNTED)}, found a kind of {document['apiVersion']}"
+            raise click.ClickException(f"{path}: the pods of {kind} {name} cannot be counted: {why}; add what its controller makes of it")
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
         raise click.ClickException(f"{path}: expected Kubernetes objects: {exc!r}") from exc
+
+
+def _replicas(spec: Mapping[str, Any]) -> int:
+    return _count(spec, "replicas", 1)
+
+
+def _pods_at_once(job: Mapping[str, Any]) -> int:
+    """Return how many pods of a Job run at a time."""
+    parallelism = _count(job, "parallelism", 1)
+    return min(parallelism, _count(job, "completions", parallelism))
+
+
+def _count(spec: Mapping[str, Any], name: str, absent: int) -> int:
+    value = spec.get(name)
+    return absent if value is None else int(value)
+
+
+def _is_built_in(api_version: str) -> bool:
+    """Whether a kind is Kubernetes' own: of the core group, of one without a domain, or of one of the domain k8s.io."""
+    group = api_version.rpartition("/")[0]
+    return "." not in group or group.endswith(".k8s.io")
 
 
 def _admitted(pod: dict[str, Any], normaliser: Normaliser, uid: str) -> PodFacts:

@@ -1,9 +1,9 @@
 """The way to the scheduler's read-only pages: through the API server's proxy of its pods, at an address, or in a file saved before.
 
-Every replica knows the cluster; only the one that kube-scheduler asks has decisions. Whoever answers first with something is believed.
+Every replica knows the cluster; only the one that kube-scheduler asks has decisions, and knows which nodes it was asked about.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -33,23 +33,31 @@ class Way:
     namespace: str
 
     def page(self, path: str, **query: str) -> str:
-        """Return a page. Raises AccessError, or NotFoundError when no replica has it."""
-        full = path + (f"?{urlencode(query)}" if query else "")
-        return _at(self.url, full) if self.url else self._through_proxy(full)
+        """Return a page of the first replica that has it. Raises AccessError, or NotFoundError when none has."""
+        return next(self.pages(path, **query))
 
-    def _through_proxy(self, path: str) -> str:
+    def pages(self, path: str, **query: str) -> Iterator[str]:
+        """Yield a page as each replica has it, one at least. Raises AccessError, or NotFoundError when none has."""
+        full = path + (f"?{urlencode(query)}" if query else "")
+        return iter([_at(self.url, full)]) if self.url else self._through_proxy(full)
+
+    def _through_proxy(self, path: str) -> Iterator[str]:
         cluster = connect(self.target)
         pods = cluster.get(f"/api/v1/namespaces/{self.namespace}/pods", {"labelSelector": LABEL})["items"]
         running = [pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"]
         if not running:
             raise NotFoundError(f"no running pod with label {LABEL} in namespace {self.namespace}; give --scheduler-namespace or --url")
-        missing: NotFoundError | None = None
+        answered, failures = False, []
         for name in running:
             try:
-                return cluster.text(proxy_path(self.namespace, name, STATUS_PORT, path))
-            except NotFoundError as exc:
-                missing = exc
-        raise missing or AccessError("no scheduler answered")
+                text = cluster.text(proxy_path(self.namespace, name, STATUS_PORT, path))
+            except (AccessError, NotFoundError) as exc:
+                failures.append(exc)
+                continue
+            answered = True
+            yield text
+        if not answered:
+            raise next((failure for failure in failures if isinstance(failure, AccessError)), failures[0])
 
 
 def scheduler_options(command: Callable[..., None]) -> Callable[..., None]:

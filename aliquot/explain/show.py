@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from scheduler_plugin.core.explain import ReasonCount
+from scheduler_plugin.core.kube_filters import NOT_CHECKED
 from scheduler_plugin.core.what_if import Figures, Placement
 from scheduler_plugin.core.why import Why
 
@@ -22,7 +23,9 @@ def why_lines(why: Why) -> Iterator[str]:
         yield "what would make it fit, each the least of its kind:"
         yield from (f"  - {change.sentence}" for change in why.changes)
     else:
-        yield "no single change to this pod, its neighbours or a cordon makes it fit: it needs a node with more GPUs, or larger ones"
+        yield "no single change to this pod, its neighbours or a cordon makes it fit: it needs a node that has what these lack"
+    if why.not_checked:
+        yield not_checked_line()
 
 
 def placement_line(placement: Placement, *, wide: bool = False) -> str:
@@ -34,6 +37,11 @@ def placement_line(placement: Placement, *, wide: bool = False) -> str:
         return f"{placement.pod}: {placement.refusal}"
     reasons = (f"{one.nodes} {one.reason}{f' ({_examples(one)})' if wide else ''}" for one in placement.reasons)
     return f"{placement.pod}: fits nowhere: " + "; ".join(reasons)
+
+
+def not_checked_line() -> str:
+    """Say what an answer leaves open."""
+    return f"not checked: {NOT_CHECKED}; kube-scheduler does"
 
 
 def figure_lines(before: Figures, after: Figures) -> Iterator[str]:

@@ -1,10 +1,12 @@
-/* Arrays and mipmapped arrays. Their size in memory is the driver's secret until they exist: at least the texels are charged before
- * the call, and what the driver says they take is settled after it. */
+/* Arrays and mipmapped arrays. The driver tells the size in memory only of those whose memory comes later (cuArrayGetMemoryRequirements),
+ * so a twin of that kind is made before the call, which takes none, and asked. Where there is no such twin, the texels are charged in tiles. */
 #include "interpose/allocations.h"
 #include "interpose/driver.h"
 #include "interpose/relax.h"
 #include "shim.h"
 
+#define TILE_ROW_BYTES 512u /* rows and columns of a tile, at the least */
+#define TILE_ROWS 8u
 #define LEVELS_MAX 64u /* more than any array has: each level halves it */
 #define NOT_BACKED (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* memory comes later, by cuMemCreate, and is charged there */
 
@@ -60,15 +62,20 @@ static uint64_t times(uint64_t a, uint64_t b)
 	return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-static uint64_t texel_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels)
+static uint64_t round_up(uint64_t value, uint64_t unit)
+{
+	return value > UINT64_MAX - unit ? UINT64_MAX : (value + unit - 1) / unit * unit;
+}
+
+/* Without the driver's word: whole tiles for every plane of every level. Rows of one are taken for an array of one dimension. */
+static uint64_t tiled_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels)
 {
 	uint64_t width = array->Width, height = at_least_one(array->Height), depth = at_least_one(array->Depth), bytes = 0;
+	uint64_t texel_bytes = times(channel_bytes(array->Format), array->NumChannels);
 
-	if (array->Flags & NOT_BACKED)
-		return 0;
 	for (unsigned int level = 0; level < levels && level < LEVELS_MAX; level++) {
-		uint64_t texels = times(times(width, height), depth);
-		uint64_t level_bytes = times(times(texels, channel_bytes(array->Format)), array->NumChannels);
+		uint64_t row = round_up(times(width, texel_bytes), TILE_ROW_BYTES);
+		uint64_t level_bytes = times(times(row, height > 1 ? round_up(height, TILE_ROWS) : 1), depth);
 
 		if (__builtin_add_overflow(bytes, level_bytes, &bytes))
 			return UINT64_MAX;
@@ -86,56 +93,62 @@ struct array_call {
 	CUDA_ARRAY3D_DESCRIPTOR shape;
 	unsigned int levels;
 	CUresult (*create)(struct array_call *call);
-	CUresult (*measure)(uint64_t made, CUdevice ordinal, uint64_t *bytes);
+	/* What an array of this shape takes, whose Flags ask for its memory to come later. */
+	CUresult (*ask)(const CUDA_ARRAY3D_DESCRIPTOR *twin, unsigned int levels, CUdevice ordinal, uint64_t *bytes);
 	CUresult (*destroy)(uint64_t made);
 	const void *descriptor; /* as the program passed it */
 	uint64_t made;
 };
 
-/* From the expected to the true size; when it does not fit, the array goes again. */
-static CUresult settle(struct array_call *call, const struct aq_place *place, uint64_t expected)
+static uint64_t needed_bytes(const struct array_call *call, CUdevice ordinal)
 {
-	uint64_t taken = expected;
+	CUDA_ARRAY3D_DESCRIPTOR twin = call->shape;
+	uint64_t bytes = 0;
 
-	if (expected && call->measure(call->made, place->ordinal, &taken) != CUDA_SUCCESS)
-		taken = expected; /* older drivers tell only for arrays without memory */
-	if (taken < expected)
-		aq_uncharge(place->device, AQ_ARRAY, expected - taken);
-	if (taken > expected && !aq_charge(place->device, AQ_ARRAY, taken - expected))
-		taken = expected;
-	else if (aq_record(&aq_arrays, call->made, taken, AQ_ARRAY, place))
-		return CUDA_SUCCESS;
+	if (call->shape.Flags & NOT_BACKED)
+		return 0;
+	twin.Flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
 	CUstreamCaptureMode mode = aq_relax();
-	call->destroy(call->made);
+	CUresult result = call->ask(&twin, call->levels, ordinal, &bytes);
 	aq_restrict(mode);
-	aq_uncharge(place->device, AQ_ARRAY, taken);
-	return CUDA_ERROR_OUT_OF_MEMORY;
+	return result == CUDA_SUCCESS && bytes ? bytes : tiled_bytes(&call->shape, call->levels);
 }
 
 static CUresult create_charged(struct array_call *call)
 {
-	uint64_t expected = texel_bytes(&call->shape, call->levels);
 	struct aq_place place;
 
 	if (!aq_place_current(&place))
 		return call->create(call);
-	if (!aq_charge(place.device, AQ_ARRAY, expected))
+	uint64_t bytes = needed_bytes(call, place.ordinal);
+	if (!aq_charge(place.device, AQ_ARRAY, bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = call->create(call);
-	if (result != CUDA_SUCCESS) {
-		aq_uncharge(place.device, AQ_ARRAY, expected);
-		return result;
+	if (result == CUDA_SUCCESS && aq_record(&aq_arrays, call->made, bytes, AQ_ARRAY, &place))
+		return CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS) {
+		CUstreamCaptureMode mode = aq_relax();
+		call->destroy(call->made);
+		aq_restrict(mode);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	return settle(call, &place, expected);
+	aq_uncharge(place.device, AQ_ARRAY, bytes);
+	return result;
 }
 
 /* ---- arrays ---------------------------------------------------------------------------------------------------- */
 
-static CUresult measure_array(uint64_t made, CUdevice ordinal, uint64_t *bytes)
+static CUresult ask_array(const CUDA_ARRAY3D_DESCRIPTOR *twin, unsigned int levels, CUdevice ordinal, uint64_t *bytes)
 {
 	CUDA_ARRAY_MEMORY_REQUIREMENTS needs = { 0 };
-	CUresult result = aq_cuda.cuArrayGetMemoryRequirements(&needs, (CUarray)(uintptr_t)made, ordinal);
+	CUarray made = NULL;
 
+	(void)levels;
+	CUresult result = aq_cuda.cuArray3DCreate_v2(&made, twin);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = aq_cuda.cuArrayGetMemoryRequirements(&needs, made, ordinal);
+	aq_cuda.cuArrayDestroy(made);
 	*bytes = needs.size;
 	return result;
 }
@@ -161,7 +174,7 @@ CREATE_WITH(cuArray3DCreate_v2)
 
 static CUresult create_array(CUarray *array, const void *descriptor, CUDA_ARRAY3D_DESCRIPTOR shape, CUresult (*create)(struct array_call *))
 {
-	struct array_call call = { .shape = shape, .levels = 1, .create = create, .measure = measure_array, .destroy = destroy_array,
+	struct array_call call = { .shape = shape, .levels = 1, .create = create, .ask = ask_array, .destroy = destroy_array,
 				   .descriptor = descriptor };
 	CUresult result = create_charged(&call);
 
@@ -222,11 +235,16 @@ CUresult cuArrayDestroy(CUarray array)
 
 /* ---- mipmapped arrays ------------------------------------------------------------------------------------------ */
 
-static CUresult measure_mipmapped(uint64_t made, CUdevice ordinal, uint64_t *bytes)
+static CUresult ask_mipmapped(const CUDA_ARRAY3D_DESCRIPTOR *twin, unsigned int levels, CUdevice ordinal, uint64_t *bytes)
 {
 	CUDA_ARRAY_MEMORY_REQUIREMENTS needs = { 0 };
-	CUresult result = aq_cuda.cuMipmappedArrayGetMemoryRequirements(&needs, (CUmipmappedArray)(uintptr_t)made, ordinal);
+	CUmipmappedArray made = NULL;
+	CUresult result = aq_cuda.cuMipmappedArrayCreate(&made, twin, levels);
 
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = aq_cuda.cuMipmappedArrayGetMemoryRequirements(&needs, made, ordinal);
+	aq_cuda.cuMipmappedArrayDestroy(made);
 	*bytes = needs.size;
 	return result;
 }
@@ -250,7 +268,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 	AQ_LIMITED_OR_RETURN(cuMipmappedArrayCreate(array, descriptor, levels));
 	if (!array || !descriptor)
 		return aq_cuda.cuMipmappedArrayCreate(array, descriptor, levels);
-	struct array_call call = { .shape = *descriptor, .levels = levels, .create = create_mipmapped, .measure = measure_mipmapped,
+	struct array_call call = { .shape = *descriptor, .levels = levels, .create = create_mipmapped, .ask = ask_mipmapped,
 				   .destroy = destroy_mipmapped, .descriptor = descriptor };
 	CUresult result = create_charged(&call);
 	if (result == CUDA_SUCCESS)

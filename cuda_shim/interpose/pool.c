@@ -48,10 +48,7 @@ static bool remember(const struct async_call *call, struct aq_reservoir *reservo
 {
 	struct aq_place place = { .device = reservoir->device, .owner = (uintptr_t)reservoir };
 
-	if (!aq_record(&aq_pointers, call->made, 0, AQ_POOL, &place))
-		return false;
-	atomic_fetch_add(&reservoir->outstanding, 1);
-	return true;
+	return aq_record(&aq_pointers, call->made, 0, AQ_POOL, &place);
 }
 
 /* The call with its pool's books kept. What the pool holds idle may be in pieces, and the driver takes new memory then: that is taken
@@ -85,6 +82,8 @@ static CUresult allocate_async(CUdeviceptr *address, struct async_call *call)
 	struct aq_place place;
 	CUmemoryPool pool = call->pool;
 
+	if (aq_reservoir_is_ending(call->pool))
+		return CUDA_ERROR_INVALID_VALUE; /* as from the driver, which has not been told yet */
 	if (address && !is_capturing(call->stream, call->per_thread)) {
 		bool placed = pool || (aq_place_of_stream(call->stream, &place) && aq_cuda.cuDeviceGetMemPool(&pool, place.ordinal) == CUDA_SUCCESS);
 		reservoir = placed ? aq_reservoir_of_pool(pool) : NULL;
@@ -193,10 +192,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 
 	if (!reservoir || (aq_cuda.cuDeviceGetDefaultMemPool(&standard, reservoir->ordinal) == CUDA_SUCCESS && standard == pool))
 		return aq_cuda.cuMemPoolDestroy(pool); /* not ours to count, or not to be destroyed at all */
-	aq_reservoir_destroy_begin(reservoir);
-	CUresult result = aq_cuda.cuMemPoolDestroy(pool);
-	aq_reservoir_destroy_end(reservoir, result);
-	return result;
+	return aq_reservoir_is_ending(pool) ? CUDA_ERROR_INVALID_VALUE : aq_reservoir_destroy(reservoir);
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep_bytes)

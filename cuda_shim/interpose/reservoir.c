@@ -31,9 +31,16 @@ static struct aq_reservoir *first(void)
 static struct aq_reservoir *find(CUmemoryPool pool, CUdevice ordinal)
 {
 	for (struct aq_reservoir *r = first(); r; r = r->next)
-		if (atomic_load_explicit(&r->in_use, memory_order_acquire) && !r->destroyed && r->pool == pool && (pool || r->ordinal == ordinal))
+		if (atomic_load_explicit(&r->in_use, memory_order_acquire) && r->pool == pool && (pool || r->ordinal == ordinal))
 			return r;
 	return NULL;
+}
+
+bool aq_reservoir_is_ending(CUmemoryPool pool)
+{
+	const struct aq_reservoir *r = pool ? find(pool, 0) : NULL;
+
+	return r && atomic_load_explicit(&r->ending, memory_order_relaxed);
 }
 
 static struct aq_reservoir *spare(void)
@@ -59,9 +66,8 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 		r->pool = pool;
 		r->device = aq_device_of(ordinal);
 		r->ordinal = ordinal;
-		r->destroyed = false;
+		atomic_store(&r->ending, false);
 		r->piece_bytes = pool ? PIECE_BYTES : PAGE_BYTES;
-		atomic_store(&r->outstanding, 0);
 		atomic_store(&r->charged_bytes, 0);
 		atomic_store_explicit(&r->in_use, true, memory_order_release);
 		pthread_mutex_unlock(&r->gate);
@@ -106,8 +112,6 @@ static bool ask(const struct aq_reservoir *r, CUmemPool_attribute of_pool, CUgra
 	cuuint64_t value = 0;
 
 	*bytes = 0;
-	if (r->destroyed)
-		return false;
 	CUresult result = r->pool ? aq_cuda.cuMemPoolGetAttribute(r->pool, of_pool, &value)
 				  : aq_cuda.cuDeviceGetGraphMemAttribute(r->ordinal, of_graphs, &value);
 
@@ -138,8 +142,6 @@ static bool settle(struct aq_reservoir *r, uint64_t extra)
 	uint64_t charged = atomic_load(&r->charged_bytes) + extra, reserved = 0;
 	bool fits = true;
 
-	if (r->destroyed)
-		return true;
 	if (!ask_reserved(r, &reserved))
 		reserved = 0; /* the device was reset: nothing of it is left */
 	if (reserved < charged) {
@@ -157,7 +159,7 @@ static void give_back_unused(const struct aq_reservoir *r)
 {
 	CUstreamCaptureMode mode = aq_relax();
 
-	if (r->pool && !r->destroyed)
+	if (r->pool)
 		aq_cuda.cuMemPoolTrimTo(r->pool, 0);
 	if (!r->pool)
 		aq_cuda.cuDeviceGraphMemTrim(r->ordinal);
@@ -170,12 +172,28 @@ static void set_overdrawn(struct aq_reservoir *r, bool overdrawn)
 		atomic_fetch_add(&overdrawn_count, overdrawn ? 1u : -1u);
 }
 
+/* An ending pool that holds nothing any more goes now. The device may have been reset, and the pool with it: then there is nothing to ask. */
+static CUresult end_if_empty(struct aq_reservoir *r)
+{
+	uint64_t reserved = 0;
+	bool there = ask_reserved(r, &reserved);
+
+	if (reserved)
+		return CUDA_SUCCESS;
+	CUresult result = there ? aq_cuda.cuMemPoolDestroy(r->pool) : CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS)
+		atomic_store_explicit(&r->in_use, false, memory_order_release);
+	return result;
+}
+
 static void settle_one(struct aq_reservoir *r, bool trim)
 {
 	pthread_mutex_lock(&r->gate);
-	if (trim || atomic_load(&r->overdrawn))
+	if (trim || atomic_load(&r->overdrawn) || atomic_load(&r->ending))
 		give_back_unused(r);
 	settle(r, 0);
+	if (atomic_load(&r->ending))
+		end_if_empty(r);
 	if (atomic_load(&r->overdrawn) && !(aq_account_over(r->device) && ask_slack(r)))
 		set_overdrawn(r, false);
 	pthread_mutex_unlock(&r->gate);
@@ -331,43 +349,33 @@ void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread
 
 /* ---- freeing --------------------------------------------------------------------------------------------------- */
 
-/* The last allocation of a destroyed pool is gone, and its memory with it. */
-static void close_if_empty(struct aq_reservoir *r)
+CUresult aq_reservoir_destroy(struct aq_reservoir *r)
 {
-	pthread_mutex_lock(&r->gate);
-	if (r->destroyed && atomic_load(&r->outstanding) == 0 && atomic_load(&r->in_use)) {
-		aq_uncharge(r->device, AQ_POOL, atomic_exchange(&r->charged_bytes, 0));
-		set_overdrawn(r, false);
-		atomic_store_explicit(&r->in_use, false, memory_order_release);
-	}
-	pthread_mutex_unlock(&r->gate);
-}
+	cuuint64_t nothing = 0;
+	CUmemoryPool current = NULL, standard = NULL;
 
-void aq_reservoir_destroy_begin(struct aq_reservoir *r)
-{
 	pthread_mutex_lock(&r->gate);
-	settle(r, 0); /* the last moment it can be asked what it holds */
-	r->destroyed = true;
-}
-
-void aq_reservoir_destroy_end(struct aq_reservoir *r, CUresult result)
-{
+	CUstreamCaptureMode mode = aq_relax();
+	CUmemoryPool pool = r->pool;
+	if (aq_cuda.cuDeviceGetMemPool(&current, r->ordinal) == CUDA_SUCCESS && current == pool &&
+	    aq_cuda.cuDeviceGetDefaultMemPool(&standard, r->ordinal) == CUDA_SUCCESS)
+		aq_cuda.cuDeviceSetMemPool(r->ordinal, standard);
+	aq_cuda.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &nothing);
+	aq_restrict(mode);
+	atomic_store(&r->ending, true);
+	give_back_unused(r);
+	settle(r, 0);
+	CUresult result = end_if_empty(r);
 	if (result != CUDA_SUCCESS)
-		r->destroyed = false;
+		atomic_store(&r->ending, false);
 	pthread_mutex_unlock(&r->gate);
-	close_if_empty(r);
+	return result;
 }
 
 void aq_reservoir_freed(CUresult result, const struct aq_entry *held)
 {
-	struct aq_reservoir *r = (struct aq_reservoir *)(uintptr_t)held->owner;
-
-	if (result != CUDA_SUCCESS) {
+	if (result != CUDA_SUCCESS)
 		aq_map_put(&aq_pointers, held);
-		return;
-	}
-	if (atomic_fetch_sub(&r->outstanding, 1) == 1)
-		close_if_empty(r);
 }
 
 void aq_reservoirs_forget(void)

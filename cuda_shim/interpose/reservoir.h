@@ -18,9 +18,8 @@ struct aq_reservoir {
 	_Atomic CUmemoryPool pool;  /* NULL: the device's graph memory. Read without the gate while an entry is used again, as the next two are */
 	_Atomic int device;
 	_Atomic CUdevice ordinal;
-	_Atomic bool in_use;        /* false: the pool was destroyed and all its memory is back; the entry may be used again */
-	_Atomic bool destroyed;     /* the pool cannot be asked any more, and its handle may be another's; what is outstanding stays charged */
-	_Atomic uint64_t outstanding; /* allocations of the pool not yet freed */
+	_Atomic bool in_use;        /* false: the pool is destroyed; the entry may be used again */
+	_Atomic bool ending;        /* destroyed for the program; the driver is told once it holds nothing, for it cannot be asked after that */
 	_Atomic uint64_t charged_bytes;
 	_Atomic bool overdrawn;     /* past the limit since a call was undone: its idle memory is owed to the device */
 	uint64_t piece_bytes;       /* the least it takes from the device at a time, as far as was seen */
@@ -65,12 +64,13 @@ void aq_reservoirs_trim(int device);
 /* Give back what could not go back when a call was undone. Costs one load when there is nothing of the kind. */
 void aq_reservoirs_return_overdrawn(void);
 
-/* One of its allocations (in aq_pointers, with the reservoir as owner) was asked to be freed. */
+/* One of its allocations (in aq_pointers) was asked to be freed. */
 void aq_reservoir_freed(CUresult result, const struct aq_entry *held);
-/* Around the destruction of a pool, with the gate held: from the first on nobody takes the handle for this pool, for the driver may give it to
- * the next one at once. What is outstanding stays charged until it is freed. */
-void aq_reservoir_destroy_begin(struct aq_reservoir *reservoir);
-void aq_reservoir_destroy_end(struct aq_reservoir *reservoir, CUresult result);
+/* Destroy a pool for the program: at once if it holds nothing. The driver would let go of the rest when its last allocation is freed and the
+ * streams have come to the frees, which nobody tells; so the pool lives on hidden, keeps nothing, and can be asked until then. */
+CUresult aq_reservoir_destroy(struct aq_reservoir *reservoir);
+/* Whether the program has destroyed this pool already. */
+bool aq_reservoir_is_ending(CUmemoryPool pool);
 
 /* In a forked child. */
 void aq_reservoirs_forget(void);

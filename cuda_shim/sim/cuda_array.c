@@ -1,4 +1,8 @@
-/* cuda_array.c - CUDA arrays and mipmapped arrays: linear memory with rows of 512 bytes' multiple, which is how their size is reckoned. */
+/*
+ * cuda_array.c - CUDA arrays and mipmapped arrays: linear memory with rows of 512 bytes' multiple, which is how their size is reckoned.
+ *
+ * As cuda.h has it, only arrays of deferred mapping tell what memory they need. They never get any here: nothing can be mapped to them.
+ */
 #include <stdlib.h>
 
 #include "sim/cuda_internal.h"
@@ -42,14 +46,17 @@ uint32_t sim_array_texel_bytes(const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
 
 static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
 {
-    const unsigned known = CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_SURFACE_LDST | CUDA_ARRAY3D_CUBEMAP | CUDA_ARRAY3D_TEXTURE_GATHER;
+    const unsigned known = CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_SURFACE_LDST | CUDA_ARRAY3D_CUBEMAP | CUDA_ARRAY3D_TEXTURE_GATHER |
+                           CUDA_ARRAY3D_DEFERRED_MAPPING;
     SIM_REQUIRE(descriptor->Width && sim_array_texel_bytes(descriptor));
     SIM_REQUIRE(!(descriptor->Depth && !descriptor->Height) || (descriptor->Flags & CUDA_ARRAY3D_LAYERED));
     SIM_REQUIRE(descriptor->Width <= 131072 && descriptor->Height <= 65536 && descriptor->Depth <= 16384);
-    if (descriptor->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
+    if (descriptor->Flags & CUDA_ARRAY3D_SPARSE)
         return CUDA_ERROR_NOT_SUPPORTED;
     return descriptor->Flags & ~known ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
+
+static bool is_deferred(const CUDA_ARRAY3D_DESCRIPTOR *descriptor) { return descriptor->Flags & CUDA_ARRAY3D_DEFERRED_MAPPING; }
 
 static uint64_t at_least_one(uint64_t n) { return n ? n : 1; }
 
@@ -75,7 +82,7 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
     array->context = context;
     array->descriptor = *descriptor;
     measure(array);
-    CUresult result = sim_memory_allocate(context->device, context, array->bytes, &array->memory);
+    CUresult result = is_deferred(descriptor) ? CUDA_SUCCESS : sim_memory_allocate(context->device, context, array->bytes, &array->memory);
     if (result == CUDA_SUCCESS)
         *out = array;
     else
@@ -101,7 +108,7 @@ CUresult cuArrayDestroy(CUarray array)
     if (array->mipmap)
         return CUDA_ERROR_INVALID_HANDLE;   /* a level goes with its mipmap */
     sim_engine_wait_copies(&array->context->device->engine);
-    CUresult result = sim_memory_free(array->memory);
+    CUresult result = array->memory ? sim_memory_free(array->memory) : CUDA_SUCCESS;
     sim_object_delete(array);
     return result;
 }
@@ -125,9 +132,9 @@ CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *descriptor, CUarray arra
     return CUDA_SUCCESS;
 }
 
-static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, uint64_t bytes, CUdevice device)
+static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor, uint64_t bytes, CUdevice device)
 {
-    SIM_REQUIRE(out);
+    SIM_REQUIRE(out && is_deferred(descriptor));
     if (!sim_device_of(device))
         return CUDA_ERROR_INVALID_DEVICE;
     *out = (CUDA_ARRAY_MEMORY_REQUIREMENTS){ .size = bytes, .alignment = ARRAY_ALIGNMENT };
@@ -139,7 +146,7 @@ CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUarr
     SIM_REQUIRE_READY();
     if (!sim_is(array, SIM_KIND_ARRAY))
         return CUDA_ERROR_INVALID_HANDLE;
-    return requirements(out, array->bytes, device);
+    return requirements(out, &array->descriptor, array->bytes, device);
 }
 
 /* ---- mipmaps --------------------------------------------------------------------------------------------------------- */
@@ -190,14 +197,14 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
     mipmap->context = context;
     mipmap->descriptor = *descriptor;
     CUresult result = add_levels(mipmap, levels < most ? levels : most) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && !is_deferred(descriptor))
         result = sim_memory_allocate(context->device, context, mipmap->bytes, &mipmap->memory);
     if (result != CUDA_SUCCESS) {
         delete_levels(mipmap);
         return result;
     }
     CUdeviceptr at = mipmap->memory;
-    for (unsigned i = 0; i < mipmap->n_levels; i++) {
+    for (unsigned i = 0; mipmap->memory && i < mipmap->n_levels; i++) {
         mipmap->levels[i]->memory = at;
         at += mipmap->levels[i]->bytes;
     }
@@ -221,7 +228,7 @@ CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *o
     SIM_REQUIRE_READY();
     if (!sim_is(mipmap, SIM_KIND_MIPMAP))
         return CUDA_ERROR_INVALID_HANDLE;
-    return requirements(out, mipmap->bytes, device);
+    return requirements(out, &mipmap->descriptor, mipmap->bytes, device);
 }
 
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
@@ -230,7 +237,7 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
     if (!sim_is(mipmap, SIM_KIND_MIPMAP))
         return CUDA_ERROR_INVALID_HANDLE;
     sim_engine_wait_copies(&mipmap->context->device->engine);
-    CUresult result = sim_memory_free(mipmap->memory);
+    CUresult result = mipmap->memory ? sim_memory_free(mipmap->memory) : CUDA_SUCCESS;
     delete_levels(mipmap);
     return result;
 }

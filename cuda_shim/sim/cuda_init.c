@@ -1,6 +1,7 @@
 /* cuda_init.c - coming to life: the node's state, the devices this process may use, its slot, fork, and the objects behind handles. */
 #define _GNU_SOURCE
 #include <ctype.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -271,6 +272,16 @@ static CUresult initialise(void)
     return result;
 }
 
+/* A tool that the environment names is loaded before cuInit returns, as the real driver does it; the tool calls the driver in its turn. */
+static void inject(void)
+{
+    const char *path = getenv("CUDA_INJECTION64_PATH");
+    void *tool = path && *path ? dlopen(path, RTLD_NOW) : NULL;
+    int (*initialise_tool)(void) = tool ? (int (*)(void))dlsym(tool, "InitializeInjection") : NULL;
+    if (initialise_tool)
+        initialise_tool();
+}
+
 CUresult cuInit(unsigned int flags)
 {
     if (sim_ready())
@@ -279,8 +290,11 @@ CUresult cuInit(unsigned int flags)
     if (atomic_load(&sim_cuda.forked))
         return CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_lock(&init_lock);
-    CUresult result = atomic_load(&sim_cuda.ready) ? CUDA_SUCCESS : initialise();
+    bool first = !atomic_load(&sim_cuda.ready);
+    CUresult result = first ? initialise() : CUDA_SUCCESS;
     pthread_mutex_unlock(&init_lock);
+    if (first && result == CUDA_SUCCESS)
+        inject();
     return result;
 }
 

@@ -338,11 +338,11 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     SIM_REQUIRE_READY();
     SIM_REQUIRE(usable(pool) && !pool->is_default);
     struct sim_device *device = pool->device;
-    sim_engine_wait_event(pool->freed);
     pthread_mutex_lock(&device->memory.lock);
     if (device->current_pool == pool)
         __atomic_store_n(&device->current_pool, device->default_pool, __ATOMIC_RELEASE);
     pool->destroyed = true;
+    atomic_store_explicit(&device->pools_unsettled, true, memory_order_relaxed);    /* frees under way are not waited for */
     end_if_destroyed(pool);
     pthread_mutex_unlock(&device->memory.lock);
     return CUDA_SUCCESS;

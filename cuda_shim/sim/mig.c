@@ -117,7 +117,8 @@ uint32_t sim_mig_profile_sm_count(const struct sim_gpu *gpu, const struct sim_mi
     return gpu->mig_sm_counts[profile->shape];
 }
 
-/* Ampere has five decoders and one JPEG engine for seven slices, so its small instances get none; from Hopper on every slice brings its own. */
+/* An A100 has five decoders and one JPEG engine for seven slices, so its small instances get none; an A30 has a decoder for each slice and one JPEG
+ * engine as well; from Hopper on every slice brings its own. There is one optical flow accelerator on each. */
 struct sim_mig_engines sim_mig_profile_engines(const struct sim_gpu *gpu, const struct sim_mig_profile *profile)
 {
     bool whole = profile->memory_slices == memory_slices(gpu);
@@ -127,10 +128,11 @@ struct sim_mig_engines sim_mig_profile_engines(const struct sim_gpu *gpu, const 
         engines.ofa = whole || profile->media_extension;
         engines.copy += whole;
     } else {
-        engines.decoder = whole ? 5 : profile->compute_slices / 2 + (profile->compute_slices == 3);
         engines.jpeg = engines.ofa = whole || profile->media_extension;
-        if (profile->media_extension)
-            engines.decoder = 1;
+        if (gpu->mig_family == SIM_MIG_4_SLICES)
+            engines.decoder = profile->compute_slices;
+        else
+            engines.decoder = whole ? 5 : profile->media_extension ? 1 : profile->memory_slices / 2;
     }
     return engines;
 }
@@ -157,7 +159,7 @@ static bool device_present(const struct sim_compute_instance *ci)
 struct occupancy {
     uint32_t memory_mask;
     uint32_t compute_slices;
-    uint32_t media_extensions;
+    struct sim_mig_engines engines;
 };
 
 static uint32_t placement_mask(uint32_t start, uint32_t size)
@@ -165,11 +167,23 @@ static uint32_t placement_mask(uint32_t start, uint32_t size)
     return ((1u << size) - 1) << start;
 }
 
-static void occupy(struct occupancy *occupancy, const struct sim_mig_profile *profile, uint32_t start)
+static void occupy(struct occupancy *occupancy, const struct sim_gpu *gpu, const struct sim_mig_profile *profile, uint32_t start)
 {
+    struct sim_mig_engines taken = sim_mig_profile_engines(gpu, profile), *engines = &occupancy->engines;
     occupancy->memory_mask |= placement_mask(start, profile->memory_slices);
     occupancy->compute_slices += profile->compute_slices;
-    occupancy->media_extensions += profile->media_extension;
+    engines->decoder += taken.decoder;
+    engines->encoder += taken.encoder;
+    engines->jpeg += taken.jpeg;
+    engines->ofa += taken.ofa;
+}
+
+/* Media engines are not shared between instances, and the instance of the whole GPU has them all. */
+static bool engines_suffice(const struct sim_gpu *gpu, const struct sim_mig_engines *engines)
+{
+    size_t count;
+    struct sim_mig_engines all = sim_mig_profile_engines(gpu, sim_mig_profiles(gpu, &count));
+    return engines->decoder <= all.decoder && engines->encoder <= all.encoder && engines->jpeg <= all.jpeg && engines->ofa <= all.ofa;
 }
 
 static struct occupancy occupancy_of(const struct sim_mig *mig, const struct sim_gpu *gpu)
@@ -178,7 +192,7 @@ static struct occupancy occupancy_of(const struct sim_mig *mig, const struct sim
     for (uint32_t id = 0; id < SIM_MIG_MAX_GPU_INSTANCES; id++) {
         const struct sim_gpu_instance *gi = &mig->gpu_instances[id];
         if (present(gi))
-            occupy(&occupancy, sim_mig_profile_by_id(gpu, gi->profile_id), gi->placement_start);
+            occupy(&occupancy, gpu, sim_mig_profile_by_id(gpu, gi->profile_id), gi->placement_start);
     }
     return occupancy;
 }
@@ -188,9 +202,10 @@ static bool fits(struct occupancy occupancy, const struct sim_gpu *gpu, const st
     bool allowed = false;
     for (uint32_t i = 0; i < profile->n_starts; i++)
         allowed = allowed || profile->starts[i] == start;
-    return allowed && !(occupancy.memory_mask & placement_mask(start, profile->memory_slices)) &&
-           occupancy.compute_slices + profile->compute_slices <= compute_slices(gpu) &&
-           !(profile->media_extension && occupancy.media_extensions);
+    if (!allowed || occupancy.memory_mask & placement_mask(start, profile->memory_slices))
+        return false;
+    occupy(&occupancy, gpu, profile, start);
+    return occupancy.compute_slices <= compute_slices(gpu) && engines_suffice(gpu, &occupancy.engines);
 }
 
 bool sim_mig_fits(const struct sim_mig *mig, const struct sim_gpu *gpu, const struct sim_mig_profile *profile, uint32_t start)
@@ -218,7 +233,7 @@ bool sim_mig_choose_start(const struct sim_mig *mig, const struct sim_gpu *gpu, 
         if (!fits(now, gpu, profile, profile->starts[i]))
             continue;
         struct occupancy then = now;
-        occupy(&then, profile, profile->starts[i]);
+        occupy(&then, gpu, profile, profile->starts[i]);
         int open = (int)open_placements(then, gpu);
         if (open > best) {
             best = open;
@@ -235,7 +250,7 @@ uint32_t sim_mig_remaining_capacity(const struct sim_mig *mig, const struct sim_
     for (uint32_t i = 0; i < profile->n_starts; i++) {
         if (!fits(occupancy, gpu, profile, profile->starts[i]))
             continue;
-        occupy(&occupancy, profile, profile->starts[i]);
+        occupy(&occupancy, gpu, profile, profile->starts[i]);
         capacity++;
     }
     return capacity;

@@ -1,14 +1,17 @@
 """HTTP servers on aiohttp: verbs take a body and answer one, pages take nothing. TLS files are read again when they change.
 
 Bodies are bounded, and both a body and a connection's first request must arrive within a time, so that neither a large nor a slow client
-costs the others anything. A WireError is the client's fault: 400 with the sentence; a NotReadyError is a 503.
+costs the others anything. What many of them have under way together is bounded too: past that a call is answered 503, and a client that
+does not take its answer is cut off. A WireError is the client's fault: 400 with the sentence; a NotReadyError is a 503.
 """
 
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 from weakref import WeakSet
@@ -24,6 +27,11 @@ BODY_SECONDS: Final = 10.0
 FIRST_REQUEST_SECONDS: Final = 10.0
 """Within this time of connecting, a client must have sent the head of a request; between requests aiohttp's keep-alive time counts."""
 HANDSHAKE_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 30.0
+"""Within this time a client must have taken its answer."""
+MAX_HELD_BYTES: Final = 64 << 20
+"""Bodies and answers that one server holds at a time, but for one that is larger by itself. An answer takes twice its size."""
+MAX_CONNECTIONS: Final = 1024
 CERTIFICATE_SECONDS: Final = 10.0
 """How soon a rotated certificate is used."""
 
@@ -52,6 +60,26 @@ class TlsFiles:
     client_ca: Path | None = None
 
 
+class _BusyError(Exception):
+    """More is under way than is held at a time."""
+
+
+@dataclass(slots=True)
+class _Hold:
+    """What a call holds, in bytes."""
+
+    size: int = 0
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it."""
+        if isinstance(transport, asyncio.Transport):
+            transport.abort()
+
+
 class HttpServer:
     """Serves verbs by POST and pages by GET on one address."""
 
@@ -74,6 +102,7 @@ class HttpServer:
         self._watcher: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
         self._spoken: WeakSet[asyncio.BaseTransport] = WeakSet()
+        self._held_bytes = 0
         application = web.Application(client_max_size=max_body_bytes, middlewares=[self._note_request])
         for path, verb in (verbs or {}).items():
             application.router.add_post(path, self._verb_handler(verb))
@@ -109,6 +138,8 @@ class HttpServer:
         server = self._runner.server
         if server is None:
             raise RuntimeError("a connection came before the server was set up")
+        if len(server.connections) >= MAX_CONNECTIONS:
+            return _TurnedAway()
         protocol = server()
         asyncio.get_running_loop().call_later(FIRST_REQUEST_SECONDS, self._close_if_silent, protocol)
         return protocol
@@ -123,31 +154,78 @@ class HttpServer:
     ) -> web.StreamResponse:
         if request.transport is not None:
             self._spoken.add(request.transport)
-        return await handler(request)
+        try:
+            return await handler(request)
+        except _BusyError as exc:
+            return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text=f"{exc}\n")
 
-    def _verb_handler(self, verb: Verb) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handle(request: web.Request) -> web.Response:
-            try:
-                body = await asyncio.wait_for(request.read(), BODY_SECONDS)
-            except TimeoutError:
-                return web.Response(status=408, text=f"the body did not arrive within {BODY_SECONDS:g} s\n")
-            try:
-                return web.Response(body=await verb(body), content_type="application/json")
-            except WireError as exc:
-                return web.Response(status=400, text=f"{exc}\n")
-            except NotReadyError as exc:
-                return web.Response(status=503, text=f"{exc}\n")
+    def _verb_handler(self, verb: Verb) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            with self._holding() as hold:
+                try:
+                    body = await asyncio.wait_for(self._read(request, hold), BODY_SECONDS)
+                except TimeoutError:
+                    return web.Response(status=408, text=f"the body did not arrive within {BODY_SECONDS:g} s\n")
+                try:
+                    answer = await verb(body)
+                except WireError as exc:
+                    return web.Response(status=400, text=f"{exc}\n")
+                except NotReadyError as exc:
+                    return web.Response(status=503, text=f"{exc}\n")
+                return await self._send(request, web.Response(body=answer, content_type="application/json"), hold)
 
         return handle
 
-    def _page_handler(self, page: PageMaker) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handle(request: web.Request) -> web.Response:
+    def _page_handler(self, page: PageMaker) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
             made = page(request)
             if not isinstance(made, Page):
                 made = await made
-            return web.Response(status=made.status, body=made.body, headers={"Content-Type": made.content_type, **made.headers})
+            headers = {"Content-Type": made.content_type, **made.headers}
+            with self._holding() as hold:
+                return await self._send(request, web.Response(status=made.status, body=made.body, headers=headers), hold)
 
         return handle
+
+    @contextmanager
+    def _holding(self) -> Iterator[_Hold]:
+        """Count what one call holds, until it ends."""
+        hold = _Hold()
+        try:
+            yield hold
+        finally:
+            self._held_bytes -= hold.size
+
+    def _take(self, hold: _Hold, size: int) -> None:
+        """Count more for a call. Raises _BusyError: the calls under way hold too much already."""
+        if self._held_bytes > hold.size and self._held_bytes + size > MAX_HELD_BYTES:
+            raise _BusyError(f"calls under way hold {self._held_bytes} bytes, and at most {MAX_HELD_BYTES} are held: try again later")
+        hold.size += size
+        self._held_bytes += size
+
+    async def _read(self, request: web.Request, hold: _Hold) -> bytes:
+        """Read a body, counting it as it comes. Raises _BusyError, HTTPRequestEntityTooLarge."""
+        chunks: list[bytes] = []
+        while chunk := await request.content.readany():
+            if hold.size + len(chunk) > self._max_body_bytes:
+                raise web.HTTPRequestEntityTooLarge(max_size=self._max_body_bytes, actual_size=hold.size + len(chunk))
+            self._take(hold, len(chunk))
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _send(self, request: web.Request, response: web.Response, hold: _Hold) -> web.StreamResponse:
+        """Write an answer while its call still counts; a client that does not take it in time is cut off. Raises _BusyError."""
+        self._take(hold, response.content_length or 0)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await response.prepare(request)
+                await response.write_eof()  # waits while the client does not read
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            logger.debug("a client went before it had its answer")
+        return response
 
     def _new_context(self, files: TlsFiles) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

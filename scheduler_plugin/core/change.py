@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from scheduler_plugin.core.score import HostDemand
+
 
 class Kind(StrEnum):
     """What is changed."""
@@ -10,7 +12,9 @@ class Kind(StrEnum):
     ASK_LESS_MEMORY = "ask-less-memory"
     ASK_LESS_CORES = "ask-less-cores"
     ASK_FEWER_GPUS = "ask-fewer-gpus"
+    ASK_LESS_HOST = "ask-less-host"
     FREE_ROOM = "free-room"
+    FREE_HOST = "free-host"
     LIFT_CORDON = "lift-cordon"
     DROP_PREFERENCE = "drop-preference"
     END_PODS = "end-pods"
@@ -43,6 +47,15 @@ class Change:
     """UIDs."""
     container: str = ""
     """Which of several containers would ask for less."""
+    host: HostDemand | None = None
+    """What may still be asked for of a host's CPU and RAM, or must become free; 0 of what is not the matter."""
+
+
+def host_text(amounts: HostDemand) -> str:
+    """Say amounts of CPU and RAM in words."""
+    cpu, ram = amounts.cpu_milli / 1000, amounts.ram_mib
+    parts = [f"{cpu:g} CPU{'s' * (cpu != 1)}"] * (cpu > 0) + [f"{ram} MiB of RAM"] * (ram > 0)
+    return " and ".join(parts)
 
 
 def room_text(room: Room) -> str:

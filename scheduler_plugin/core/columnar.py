@@ -86,9 +86,12 @@ def surely_fit_together(columns: Columns, rows: Rows, asks: Sequence[Ask]) -> Bo
     """Say of which rows, each of them taking every container by itself, it is certain that placement finds devices for all.
 
     It does, whichever devices it takes first, where every container fits on as many devices as all of them ask for in sum, and where as
-    many devices as the largest asks for have room for one vGPU of each.
+    many devices as the largest asks for have room for one vGPU of each. Instances that are there, not made on demand, need only be counted.
     """
     vgpus = [ask.request.vgpus for ask in asks]
+    if all(ask.request.mig for ask in asks):
+        enough: Bools = ~columns.by_place[rows] & (lacking_together(columns, rows, asks) == NodeReason.FITS.value)
+        return enough
     strict = any(ask.preferences.numa is NumaMode.STRICT for ask in asks) and max(vgpus) > 1
     if strict or any(ask.request.mig for ask in asks):
         return np.zeros(len(rows), dtype=np.bool_)
@@ -104,6 +107,30 @@ def surely_fit_together(columns: Columns, rows: Rows, asks: Sequence[Ask]) -> Bo
     roomy &= columns.free_cores[rows] >= wanted_cores
     surely |= roomy.sum(axis=1) >= max(vgpus)
     return surely
+
+
+def lacking_together(columns: Columns, rows: Rows, asks: Sequence[Ask]) -> Ints:
+    """Say of which rows it is certain that they cannot take all containers that last: what those ask for is more than is free in sum.
+
+    Returns: values of NodeReason, FITS where nothing is lacking in sum.
+    """
+    lasting = [ask for ask in asks if not ask.request.init]
+    reason = np.full(len(rows), NodeReason.FITS.value, dtype=np.int64)
+    for profile in {profile for ask in lasting for profile, _ in ask.request.mig}:
+        wanted = sum(count for ask in lasting for name, count in ask.request.mig if name == profile)
+        usable = columns.usable[rows]
+        reason[(_instances(columns, rows, profile)[1] * usable).sum(axis=1) < wanted] = NodeReason.MIG_PROFILE.value
+    several = [ask for ask in lasting if not ask.request.mig]
+    if not several:
+        return reason
+    fitting = np.logical_or.reduce([_fitting(columns, rows, ask) for ask in several])
+    free = (columns.free_cores, columns.free_mib, columns.free_shares)
+    cores, mib, shares = ((amounts[rows] * fitting).sum(axis=1) for amounts in free)
+    reason[cores < sum(ask.request.vgpus * (_asked_cores(ask) or 0) for ask in several)] = NodeReason.CORES.value
+    smallest = np.where(fitting, columns.capacity_mib[rows], columns.capacity_mib[rows].max(axis=1, keepdims=True)).min(axis=1)
+    reason[mib < sum(ask.request.vgpus * asked_mib(ask, smallest) for ask in several)] = NodeReason.MEMORY.value
+    reason[shares < sum(ask.request.vgpus for ask in several)] = NodeReason.SHARES.value
+    return reason
 
 
 def judge_devices(columns: Columns, rows: Rows, ask: Ask) -> tuple[Bools, Bools]:
@@ -244,6 +271,17 @@ def _unwanted_types(columns: Columns, rows: Rows, preferences: Preferences) -> B
     wanted: Bools = np.array([type_wanted(model, preferences) for model in columns.models] or [True], dtype=np.bool_)
     unwanted: Bools = ~wanted[columns.model[rows]]
     return unwanted
+
+
+def device_sizes(columns: Columns, preferences: Preferences) -> set[int]:
+    """Return the memory, in MiB, of the GPUs that a pod with these preferences can have parts of, in use and out of service too."""
+    wanted = columns.present & ~columns.mig
+    rows = np.arange(len(wanted))
+    if preferences.gpu_uuid or preferences.gpu_uuid_not:
+        wanted &= ~_unwanted_uuids(columns, rows, preferences)
+    if preferences.gpu_type or preferences.gpu_type_not:
+        wanted &= ~_unwanted_types(columns, rows, preferences)
+    return set(np.unique(columns.capacity_mib[wanted]).tolist())
 
 
 def type_wanted(model: str, preferences: Preferences) -> bool:

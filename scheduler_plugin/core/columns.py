@@ -57,7 +57,16 @@ class _Partition:
     def of(cls, device: Device) -> "_Partition":
         layout = tuple(
             MigInstance(
-                str(number), "", instance.profile, 0, 0, 0, instance.placement_start, instance.placement_size, instance.most_on_device
+                str(number),
+                "",
+                instance.profile,
+                0,
+                0,
+                0,
+                instance.placement_start,
+                instance.placement_size,
+                instance.most_on_device,
+                instance.engines,
             )
             for number, instance in enumerate(device.mig_instances)
         )

@@ -1,9 +1,12 @@
 """Why a pod waits, and the least that would have to change.
 
-Reasons are counted by the sentences that filter gives. A change is of one kind, and the smallest of its kind over the whole cluster: ask
-for less, free room on devices, lift a cordon, drop a preference, end pods. tests/unit/scheduler_plugin/core/test_explain.py compares each
-with brute force on small clusters. Ending pods is searched on the SEARCHED_NODES nodes that lack least, so it is the smallest of all where
-no more nodes than that could help; the question is returned as a value, because its answer can take a tenth of a second.
+Reasons are counted by the sentences that filter gives, and by what kube-scheduler's own filters mean (``kube_filters``). A change is of
+one kind, and the smallest of its kind over all nodes in scope: ask for less, free room on devices, lift a cordon, drop a preference, end
+pods; where only the host lacks something, ask for less CPU and RAM, or free some. No other change is proposed on such a node.
+tests/unit/scheduler_plugin/core/test_explain.py compares with brute force on small clusters. Ending pods is searched on the SEARCHED_NODES
+nodes that lack least, so it is the smallest of all where no more nodes than that could help and hosts lack nothing: pods are chosen for
+the GPUs they free, and a node where those do not free enough of the host is passed over. The question is returned as a value, because its
+answer can take a tenth of a second.
 
 What is computed over all nodes at once looks at one container that asks for vGPUs; for MIG, preferences and ending pods are still answered.
 Pods of several containers are tried node by node (``explain_several``).
@@ -19,15 +22,17 @@ import numpy as np
 from placement.device import UNRESERVED_MIN_PERCENT
 from proto import units
 from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Preferences
-from scheduler_plugin.core.change import Change, Kind, Room, room_text
+from scheduler_plugin.core.change import Change, Kind, Room, host_text, room_text
 from scheduler_plugin.core.columnar import Ask, asked_mib, judge_devices, offers
-from scheduler_plugin.core.columns import NO_NUMA, Bools, Columns, Ints
+from scheduler_plugin.core.columns import NO_NUMA, Bools, Columns, Ints, Rows
 from scheduler_plugin.core.explain_several import PREFERENCES, REPAIR, TRIED_NODES, SeveralQuestion, TriedNode
 from scheduler_plugin.core.gang_victims import ending_on
 from scheduler_plugin.core.judge import REASON_OF, reasons_for
+from scheduler_plugin.core.kube_filters import LEFT_OUT, NO_HOST_ROOM, Scope, host_has_room
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.preempt import Preemption, Victim, cheapest_victims
 from scheduler_plugin.core.reasons import NodeReason
+from scheduler_plugin.core.score import HostDemand
 from scheduler_plugin.core.shapes import PodShape, Shapes, Verdict
 from scheduler_plugin.core.state import ClusterState
 
@@ -55,55 +60,67 @@ class NodeQuestion:
     node: str
     preemption: Preemption
     pods: tuple[PodFacts, ...]
+    lacking: HostDemand
+    """What the host would lack if nobody ended."""
 
 
-def count_reasons(state: ClusterState, verdict: Verdict) -> tuple[int, tuple[ReasonCount, ...]]:
+def count_reasons(state: ClusterState, verdict: Verdict, demand: HostDemand, scope: Scope) -> tuple[int, tuple[ReasonCount, ...]]:
     """Return how many nodes fit, and what the others fail for, the most frequent first."""
-    rows = np.array([row for row, name in enumerate(state.names) if name], dtype=np.int64)
+    rows = scope.judged
     reasons = reasons_for(verdict, rows)
-    counts = []
-    for value in np.unique(reasons[reasons != NodeReason.FITS.value]).tolist():
-        failed = rows[reasons == value]
-        names = tuple(sorted(state.names[row] for row in failed[:EXAMPLES].tolist()))
-        counts.append(ReasonCount(REASON_OF[value].sentence, len(failed), names))
-    fitting = int((reasons == NodeReason.FITS.value).sum())
-    return fitting, tuple(sorted(counts, key=lambda count: (-count.nodes, count.reason)))
+    failed = {REASON_OF[value].sentence: rows[reasons == value] for value in np.unique(reasons).tolist() if value != NodeReason.FITS.value}
+    with_gpus = rows[reasons == NodeReason.FITS.value]
+    roomy = host_has_room(state.columns, with_gpus, demand)
+    failed[NO_HOST_ROOM] = with_gpus[~roomy]
+    if scope.left_out is not None:
+        failed[LEFT_OUT] = scope.left_out
+    counts = [
+        ReasonCount(sentence, len(those), tuple(sorted(state.names[row] for row in those[:EXAMPLES].tolist())))
+        for sentence, those in failed.items()
+        if len(those)
+    ]
+    return int(roomy.sum()), tuple(sorted(counts, key=lambda count: (-count.nodes, count.reason)))
 
 
-def smallest_changes(state: ClusterState, shapes: Shapes, shape: PodShape) -> tuple[Change, ...]:
+def smallest_changes(state: ClusterState, shapes: Shapes, shape: PodShape, scope: Scope) -> tuple[Change, ...]:
     """Return the smallest change of each kind that would make a pod of this shape fit, which fits nowhere now."""
-    changes = list(_dropped_preferences(state, shapes, shape))
+    verdict = shapes.verdict(shape)
+    changes = [*_host_changes(state, verdict, shape.demand, scope), *_dropped_preferences(state, shapes, shape, scope)]
     containers, preferences = shape.request.containers, shape.request.preferences
     if len(containers) == 1 and not containers[0].mig:
-        search = _Search(state, Ask(containers[0], preferences, shape.policy, shape.demand))
+        rows = scope.with_host_room(state.columns, shape.demand)
+        search = _Search(state, Ask(containers[0], preferences, shape.policy, shape.demand), rows)
         found = (search.less_memory(), search.less_cores(), search.fewer_gpus(), search.free_room(), search.lift_cordon())
         changes = [change for change in found if change is not None] + changes
     return tuple(changes)
 
 
-def victim_questions(state: ClusterState, shapes: Shapes, shape: PodShape) -> tuple[NodeQuestion, ...]:
+def victim_questions(state: ClusterState, shapes: Shapes, shape: PodShape, scope: Scope) -> tuple[NodeQuestion, ...]:
     """Ask who would have to end, for the nodes where that can help and least is missing."""
     verdict = shapes.verdict(shape)
-    rows = np.flatnonzero(verdict.curable & (verdict.reason != NodeReason.FITS.value))
+    rows = scope.judged
+    rows = rows[verdict.curable[rows] & (verdict.reason[rows] != NodeReason.FITS.value)]
     containers, preferences = shape.request.containers, shape.request.preferences
+    missing = np.zeros(len(state.names), dtype=np.int64)
     if len(containers) == 1 and not containers[0].mig and len(rows) > SEARCHED_NODES:
-        missing = _Search(state, Ask(containers[0], preferences, shape.policy, shape.demand)).missing()
-        rows = rows[np.argsort(missing[rows], kind="stable")]
-    return tuple(_question(state, shape, state.names[row]) for row in rows[:SEARCHED_NODES].tolist())
+        missing = _Search(state, Ask(containers[0], preferences, shape.policy, shape.demand), rows).missing()
+    rows = rows[np.lexsort((missing[rows], ~host_has_room(state.columns, rows, shape.demand)))]
+    return tuple(_question(state, shape, row) for row in rows[:SEARCHED_NODES].tolist())
 
 
-def several_question(state: ClusterState, shape: PodShape, request: PodRequest) -> SeveralQuestion | None:
+def several_question(state: ClusterState, shape: PodShape, request: PodRequest, scope: Scope) -> SeveralQuestion | None:
     """Ask what would help a pod of several containers, on the nodes that lack least; None for other pods.
 
     Args: request: the pod's, with its containers' names.
     """
     if len(request.containers) < 2:
         return None
-    rows = np.array([row for row, name in enumerate(state.names) if name], dtype=np.int64)
+    state.columns.derive()
+    rows = scope.with_host_room(state.columns, shape.demand)
     missing = np.zeros(len(state.names), dtype=np.float64)
     for container in request.containers:
         if not container.mig:
-            missing += _Search(state, Ask(container, request.preferences, shape.policy, shape.demand)).missing()
+            missing += _Search(state, Ask(container, request.preferences, shape.policy, shape.demand), rows).missing()
     used = state.columns.used_shares[: len(missing)].sum(axis=1)
     nearest = rows[np.lexsort((used[rows], missing[rows]))][:TRIED_NODES].tolist()
     known = [(name, gpu) for row in nearest if (gpu := state.gpu_node(name := state.names[row])) is not None]
@@ -117,7 +134,11 @@ def fewest_pods(questions: Iterable[NodeQuestion]) -> Change | None:
         victims = cheapest_victims(question.preemption)
         if not victims:
             continue
-        priority = sum(pod.priority for pod in question.pods if pod.uid in victims)
+        ended = [pod for pod in question.pods if pod.uid in victims]
+        cpu_milli, ram_mib = sum(pod.cpu_milli for pod in ended), sum(pod.memory_mib for pod in ended)
+        if cpu_milli < question.lacking.cpu_milli or ram_mib < question.lacking.ram_mib:
+            continue
+        priority = sum(pod.priority for pod in ended)
         rank = (len(victims), priority, question.node)
         if best is None or rank < best[0]:
             best = rank, question, victims
@@ -129,7 +150,8 @@ def fewest_pods(questions: Iterable[NodeQuestion]) -> Change | None:
     return Change(Kind.END_PODS, sentence, question.node, pods=tuple(sorted(victims)))
 
 
-def _question(state: ClusterState, shape: PodShape, node: str) -> NodeQuestion:
+def _question(state: ClusterState, shape: PodShape, row: int) -> NodeQuestion:
+    node = state.names[row]
     ending = ending_on(state, (), state.pods_on(node))
     bands = () if ending is None else ending.bands
     in_gangs = {uid for band in bands for uid in band.members}
@@ -137,20 +159,53 @@ def _question(state: ClusterState, shape: PodShape, node: str) -> NodeQuestion:
     gpu = state.gpu_node(node)
     candidates = tuple(Victim(pod.uid, 0, state.footprint_of(pod.uid)) for pod in pods)
     links = () if gpu is None else gpu.links
-    return NodeQuestion(node, Preemption(state.device_states(node), links, shape.request, shape.policy, candidates, bands), pods)
+    preemption = Preemption(state.device_states(node), links, shape.request, shape.policy, candidates, bands)
+    cpu, ram = (int(lacking[0]) for lacking in _lacking(state.columns, np.array([row]), shape.demand))
+    return NodeQuestion(node, preemption, pods, HostDemand(cpu, ram))
 
 
-def _dropped_preferences(state: ClusterState, shapes: Shapes, shape: PodShape) -> Iterable[Change]:
+def _lacking(columns: Columns, rows: Rows, demand: HostDemand) -> tuple[Ints, Ints]:
+    """Return what the hosts of rows lack of a pod's CPU and RAM; 0 of what it does not request."""
+    cpu = np.maximum(0, demand.cpu_milli - columns.cpu_free_milli[rows]) if demand.cpu_milli else np.zeros(len(rows), dtype=np.int64)
+    ram = np.maximum(0, demand.ram_mib - columns.ram_free_mib[rows]) if demand.ram_mib else np.zeros(len(rows), dtype=np.int64)
+    return cpu, ram
+
+
+def _host_changes(state: ClusterState, verdict: Verdict, demand: HostDemand, scope: Scope) -> Iterable[Change]:
+    """Yield what helps on nodes that lack nothing but CPU or RAM; amounts of both are compared as parts of the request."""
+    columns, rows = state.columns, scope.judged
+    rows = rows[(verdict.reason[rows] == NodeReason.FITS.value) & ~host_has_room(columns, rows, demand)]
+    cpu, ram = _lacking(columns, rows, demand)
+    part = cpu / max(1, demand.cpu_milli) + ram / max(1, demand.ram_mib)
+    names = [state.names[row] for row in rows.tolist()]
+
+    def least(possible: Bools) -> int | None:
+        return min(np.flatnonzero(possible).tolist(), key=lambda at: (part[at], names[at]), default=None)
+
+    some_left = ((cpu < demand.cpu_milli) | (demand.cpu_milli == 0)) & ((ram < demand.ram_mib) | (demand.ram_mib == 0))
+    if (at := least(some_left)) is not None:
+        lacks = HostDemand(int(cpu[at]), int(ram[at]))
+        asked = HostDemand(demand.cpu_milli if lacks.cpu_milli else 0, demand.ram_mib if lacks.ram_mib else 0)
+        most = HostDemand(asked.cpu_milli - lacks.cpu_milli, asked.ram_mib - lacks.ram_mib)
+        sentence = f"ask for at most {host_text(most)} instead of {host_text(asked)}: it would fit on node {names[at]}"
+        yield Change(Kind.ASK_LESS_HOST, sentence, names[at], host=most)
+    if (at := least((columns.cpu_milli[rows] >= demand.cpu_milli) & (columns.ram_mib[rows] >= demand.ram_mib))) is not None:
+        lacks = HostDemand(int(cpu[at]), int(ram[at]))
+        yield Change(Kind.FREE_HOST, f"free {host_text(lacks)} on the host of node {names[at]}", names[at], host=lacks)
+
+
+def _dropped_preferences(state: ClusterState, shapes: Shapes, shape: PodShape, scope: Scope) -> Iterable[Change]:
     """Yield each single preference without which the pod fits."""
     if len(shape.request.containers) != 1:
         return  # see several_question: placement's own search on every node would take seconds
     preferences, nothing = shape.request.preferences, Preferences()
+    rows = scope.with_host_room(state.columns, shape.demand)
     for name in PREFERENCES:
         if getattr(preferences, name) == getattr(nothing, name):
             continue
         request = replace(shape.request, preferences=replace(preferences, **{name: getattr(nothing, name)}))
         verdict = Shapes(state, shapes.weights).verdict(replace(shape, request=request))
-        fitting = np.flatnonzero(verdict.reason == NodeReason.FITS.value)
+        fitting = rows[verdict.reason[rows] == NodeReason.FITS.value]
         if len(fitting):
             annotation = name.replace("_", "-")
             sentence = f"drop the annotation {annotation}: {len(fitting)} node{'s' * (len(fitting) > 1)} would fit"
@@ -158,14 +213,13 @@ def _dropped_preferences(state: ClusterState, shapes: Shapes, shape: PodShape) -
 
 
 class _Search:
-    """The smallest changes for one container that asks for vGPUs, over all nodes at once."""
+    """The smallest changes for one container that asks for vGPUs, over all nodes of some rows at once."""
 
-    def __init__(self, state: ClusterState, ask: Ask) -> None:
+    def __init__(self, state: ClusterState, ask: Ask, rows: Rows) -> None:
         self._state, self._ask = state, ask
         self._columns: Columns = state.columns
         self._columns.derive()
-        self._rows = np.array([row for row, name in enumerate(state.names) if name], dtype=np.int64)
-        self._rows = self._rows[offers(self._columns, self._rows, PodRequest((ask.request,), ask.preferences))]
+        self._rows = rows[offers(self._columns, rows, PodRequest((ask.request,), ask.preferences))]
 
     @property
     def _exclusive(self) -> bool:

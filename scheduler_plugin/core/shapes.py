@@ -5,14 +5,16 @@ rows, and later only for rows that changed since, which makes the usual decision
 always equal to one computed from nothing; tests/property/test_columnar.py checks that over random histories.
 
 One container is judged by columns alone. For several, and for several MIG profiles on nodes that make instances on demand, columns say
-where each would fit by itself, and placement's own search decides where it is not certain that all of them fit together: a search takes a
-millisecond, which on thousands of nodes would hold up everybody.
+where each would fit by itself and where all of them certainly fit together, or certainly do not. Placement's own search decides the rest.
+It takes half a millisecond for a container, which on thousands of nodes would hold up everybody: so at a time a few nodes are searched,
+the best first, and the others are taken to fit until their turn comes. bind plans again anyway. A replay of a decision with so many nodes
+may count others among those that fit.
 """
 
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -21,7 +23,7 @@ import numpy.typing as npt
 from placement.choose import choose_pod
 from placement.refusal import Refusal
 from proto.model import PodRequest, Policy
-from scheduler_plugin.core.columnar import Ask, Evaluation, evaluate, fits_alone, host_cost, surely_fit_together
+from scheduler_plugin.core.columnar import Ask, Evaluation, evaluate, fits_alone, host_cost, lacking_together, surely_fit_together
 from scheduler_plugin.core.columns import Bools, Ints, Rows
 from scheduler_plugin.core.plan import FILTER_SEED, shape_of, takes_several_profiles
 from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
@@ -33,6 +35,8 @@ MAX_KEPT: Final = 128
 MAX_SCORE: Final = 1_000_000
 """The best score of a node. kube-scheduler adds ten times this to its plugins' scores, each of which is 0 to 100 times the plugin's weight:
 a plugin whose preference is to count as much as a tenth of our range (NodeAffinity, PodTopologySpread) needs a weight of 10,000."""
+MAX_SEARCHED: Final = 256
+"""Containers that are searched for when a verdict is brought up to date: a tenth of a second."""
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 """An odd multiplier spreads a difference in any bit over the higher ones."""
 
@@ -62,6 +66,8 @@ class Verdict:
     computed_at: int = 0
     chosen: Ints | None = None
     """Per row that fits, the columns of the devices that placement is likely to take; None where that is not known."""
+    unsearched: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Rows that take every part by itself, and whether they take all of them together was not looked at yet: they count as fitting."""
 
 
 class Shapes:
@@ -93,20 +99,32 @@ class Shapes:
             rows = np.flatnonzero(columns.changed[: columns.rows] > verdict.computed_at)
             for chunk in columns.chunks(rows):
                 self._judge(shape, chunk, verdict)
+            if _has_parts(shape):
+                self._judge_together(shape, rows, verdict)
             verdict.computed_at = columns.change_count
         return verdict
 
     def fits_since(self, shape: PodShape, since: int) -> bool:
         """Whether a node that changed after ``since``, a value of the state's change counter, takes a pod that asks for GPUs.
 
-        It costs what those nodes cost, and nothing is kept, so that many shapes can be asked about in turn.
+        It costs what those nodes cost, and nothing is kept, so that many shapes can be asked about in turn. As in a verdict, nodes that
+        are too many to be searched count as fitting.
         """
-        columns, asks = self._state.columns, _asks(shape)
+        columns, asks, left = self._state.columns, _asks(shape), _searches(shape)
         columns.derive()
         for rows in columns.chunks(np.flatnonzero(columns.changed[: columns.rows] > since)):
             fitting = rows[np.logical_and.reduce([fits_alone(columns, rows, ask) for ask in asks])]
-            if (self._judge_together(shape, fitting) == NodeReason.FITS.value).any():
+            if not _has_parts(shape):
+                if len(fitting):
+                    return True
+                continue
+            reason, doubtful = self._together(shape, fitting)
+            if ((reason == NodeReason.FITS.value) & ~doubtful).any():
                 return True
+            for row in fitting[doubtful].tolist():
+                if not left or self._search(shape, self._state.names[row]) == NodeReason.FITS.value:
+                    return True
+                left -= 1
         return False
 
     def learn(self) -> None:
@@ -140,11 +158,7 @@ class Shapes:
 
     def _judge_one(self, shape: PodShape, rows: Rows, weights: Weights) -> Evaluation:
         (ask,) = _asks(shape)
-        evaluation = evaluate(self._state.columns, rows, ask, weights)
-        if takes_several_profiles(shape.request):
-            fits = evaluation.reason == NodeReason.FITS.value
-            evaluation.reason[fits] = self._judge_together(shape, rows[fits])
-        return evaluation
+        return evaluate(self._state.columns, rows, ask, weights)
 
     def _judge_several(self, shape: PodShape, rows: Rows, weights: Weights) -> Evaluation:
         """Judge a pod of several containers: rated by the mean over those that last, each as if it came alone."""
@@ -154,21 +168,33 @@ class Shapes:
         for part in parts[1:]:
             reason = np.where(reason == NodeReason.FITS.value, part.reason, reason)
             curable &= part.curable
-        fits = reason == NodeReason.FITS.value
-        reason[fits] = self._judge_together(shape, rows[fits])
         lasting = [part.cost for ask, part in zip(asks, parts, strict=True) if not ask.request.init]
         return Evaluation(reason, curable, np.mean(lasting, axis=0))
 
-    def _judge_together(self, shape: PodShape, rows: Rows) -> Ints:
-        """Say of rows that take every part of a request by itself why they cannot take all of it; NodeReason.FITS where they can."""
-        columns, reason = self._state.columns, np.full(len(rows), NodeReason.FITS.value, dtype=np.int64)
-        if len(shape.request.containers) > 1:
-            doubtful = ~surely_fit_together(columns, rows, _asks(shape))
-        else:
-            doubtful = columns.by_place[rows] & takes_several_profiles(shape.request)
-        for position in np.flatnonzero(doubtful).tolist():
-            reason[position] = self._search(shape, self._state.names[rows[position]])
-        return reason
+    def _judge_together(self, shape: PodShape, rows: Rows, verdict: Verdict) -> None:
+        """Judge rows that take every part of a request by itself for all of it: these, and the best of those that were left before."""
+        doubtful = [np.setdiff1d(verdict.unsearched, rows)]
+        for chunk in self._state.columns.chunks(rows[verdict.reason[rows] == NodeReason.FITS.value]):
+            verdict.reason[chunk], is_open = self._together(shape, chunk)
+            doubtful.append(chunk[is_open])
+        ordered = np.concatenate(doubtful)
+        ordered = ordered[np.argsort(-verdict.score[ordered], kind="stable")]
+        most = _searches(shape)
+        for row in ordered[:most].tolist():
+            verdict.reason[row] = self._search(shape, self._state.names[row])
+        verdict.unsearched = ordered[most:]
+
+    def _together(self, shape: PodShape, rows: Rows) -> tuple[Ints, Bools]:
+        """Say of rows that take every part of a request by itself what they certainly lack for all of it, and where that is not certain.
+
+        Returns: values of NodeReason, FITS where nothing is known to be lacking, and whether only a search can tell.
+        """
+        columns = self._state.columns
+        if len(shape.request.containers) < 2:
+            return np.full(len(rows), NodeReason.FITS.value, dtype=np.int64), columns.by_place[rows]
+        asks = _asks(shape)
+        lacking = lacking_together(columns, rows, asks)
+        return lacking, (lacking == NodeReason.FITS.value) & ~surely_fit_together(columns, rows, asks)
 
     def _search(self, shape: PodShape, node: str) -> int:
         """Let placement place everything on one node; return a value of NodeReason."""
@@ -177,6 +203,16 @@ class Shapes:
         links = () if gpu is None else gpu.links
         choice = choose_pod(states, shape.request, shape.policy, links=links, seed=FILTER_SEED, demand=demand)
         return (OF_REJECT[choice.reason] if isinstance(choice, Refusal) else NodeReason.FITS).value
+
+
+def _has_parts(shape: PodShape) -> bool:
+    """Whether a node that takes every part of a request by itself may not take all of it."""
+    return len(shape.request.containers) > 1 or takes_several_profiles(shape.request)
+
+
+def _searches(shape: PodShape) -> int:
+    """Return how many nodes may be searched at a time."""
+    return max(1, MAX_SEARCHED // max(1, len(shape.request.containers)))
 
 
 def _asks(shape: PodShape) -> list[Ask]:
@@ -193,7 +229,7 @@ def _grown(verdict: Verdict, rows: int) -> Verdict:
     grown, size = _blank(rows), len(verdict.reason)
     grown.reason[:size], grown.curable[:size] = verdict.reason, verdict.curable
     grown.cost[:size], grown.score[:size] = verdict.cost, verdict.score
-    grown.computed_at = verdict.computed_at
+    grown.computed_at, grown.unsearched = verdict.computed_at, verdict.unsearched
     if verdict.chosen is not None:
         grown.chosen = np.zeros((rows, verdict.chosen.shape[1]), dtype=np.int64)
         grown.chosen[:size] = verdict.chosen

@@ -1,10 +1,11 @@
 """What would become of pods if something were different: a copy of the cluster on which changes are tried, by the code that decides.
 
 Pods are placed one after the other, each on what the earlier ones left, the most important first. Nothing is evicted to make room. Of a
-gang, either enough of the new pods get a place for it to start, beside those that run, or none does.
+gang, either enough of the new pods get a place for it to start, beside those that run, or none does. A node takes a pod when its GPUs do
+and its host has the CPU and RAM free; what else kube-scheduler looks at (``kube_filters.NOT_CHECKED``) a snapshot does not have.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,16 +15,18 @@ from placement.request import RequestError, pod_request
 from proto import contract
 from proto.gpunode import GpuNode
 from proto.model import PodAssignment, Policy
+from scheduler_plugin.core.columns import Rows
 from scheduler_plugin.core.explain import ReasonCount, count_reasons
 from scheduler_plugin.core.gang import Gang, gang_of_pod
 from scheduler_plugin.core.gang_plan import is_placed
 from scheduler_plugin.core.journal import Snapshot
 from scheduler_plugin.core.judge import best_row
+from scheduler_plugin.core.kube_filters import Scope, host_has_room
 from scheduler_plugin.core.pods import PodFacts, footprint
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.replay import restore
 from scheduler_plugin.core.score import FRAG_PPM, HostDemand
-from scheduler_plugin.core.shapes import PodShape, Shapes
+from scheduler_plugin.core.shapes import PodShape, Shapes, Verdict
 from scheduler_plugin.core.state import Reservation, Stage
 
 
@@ -103,14 +106,18 @@ class WhatIf:
                 return
         raise UnknownNameError(f"no GPU {device_uuid} in the snapshot")
 
-    def drain(self, node: str) -> tuple[Placement, ...]:
-        """Take all GPU pods off a node and place them elsewhere. Raises UnknownNameError."""
-        gpu = self._state.gpu_node(node)
-        if gpu is None:
-            raise UnknownNameError(f"no node {node} with GPUs in the snapshot")
-        self._state.set_gpu_node(replace(gpu, cordoned=True))
-        expected = [pod for held in self._state.reservations.values() if held.node == node and (pod := self._state.pods.get(held.pod_uid))]
-        leaving = [pod for pod in (*self._state.pods_on(node), *expected) if pod.gpu is not None]
+    def drain(self, nodes: Collection[str]) -> tuple[Placement, ...]:
+        """Take all GPU pods off some nodes at once and place them elsewhere. Raises UnknownNameError."""
+        leaving: list[PodFacts] = []
+        for node in dict.fromkeys(nodes):
+            gpu = self._state.gpu_node(node)
+            if gpu is None:
+                known = ", ".join(sorted(other.name for other in self.gpu_nodes)) or "none"
+                raise UnknownNameError(f"no node {node} with GPUs in the snapshot; there are {known}")
+            self._state.set_gpu_node(replace(gpu, cordoned=True))
+            expected = (self._state.pods.get(held.pod_uid) for held in self._state.reservations.values() if held.node == node)
+            here = (*self._state.pods_on(node), *expected)
+            leaving += [pod for pod in here if pod is not None and pod.gpu is not None]
         for pod in leaving:
             self._state.drop_pod(pod.uid)
         ordered = sorted(leaving, key=lambda pod: (-pod.priority, pod.namespace, pod.name))
@@ -125,7 +132,12 @@ class WhatIf:
         if not isinstance(shape, PodShape):
             return False
         with self._state.without(pod.uid):
-            return bool((self._shapes.verdict(shape).reason == NodeReason.FITS.value).any())
+            return len(self._fitting(shape, self._shapes.verdict(shape))) > 0
+
+    def _fitting(self, shape: PodShape, verdict: Verdict) -> Rows:
+        """Return the rows whose GPUs and host take a pod."""
+        rows = np.flatnonzero(verdict.reason == NodeReason.FITS.value)
+        return rows[host_has_room(self._state.columns, rows, shape.demand)]
 
     def _shape(self, pod: PodFacts) -> PodShape | str:
         if pod.gpu is None:
@@ -140,9 +152,9 @@ class WhatIf:
         if isinstance(shape, str) or pod.gpu is None:
             return Placement(name, refusal=str(shape))
         verdict = self._shapes.verdict(shape)
-        fitting = np.flatnonzero(verdict.reason == NodeReason.FITS.value)
+        fitting = self._fitting(shape, verdict)
         if not len(fitting):
-            return Placement(name, reasons=count_reasons(self._state, verdict)[1])
+            return Placement(name, reasons=count_reasons(self._state, verdict, shape.demand, Scope.of(self._state))[1])
         row = best_row(self._shapes, verdict, fitting, pod.uid)
         node, score = self._state.names[row], int(verdict.score[row])
         plan = self._state.plan(node, pod_request(pod.gpu), self._policy, pod.uid)

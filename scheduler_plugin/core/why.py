@@ -9,6 +9,7 @@ from proto import codec, contract
 from proto.errors import ContractError
 from proto.model import Policy
 from scheduler_plugin.core.change import Change
+from scheduler_plugin.core.decisions import AskedNodes
 from scheduler_plugin.core.explain import (
     NodeQuestion,
     ReasonCount,
@@ -19,6 +20,7 @@ from scheduler_plugin.core.explain import (
     victim_questions,
 )
 from scheduler_plugin.core.explain_several import SeveralQuestion, answer_several
+from scheduler_plugin.core.kube_filters import NOT_CHECKED, Scope
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.score import HostDemand
 from scheduler_plugin.core.shapes import PodShape, Shapes
@@ -41,6 +43,8 @@ class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why no node could ever take it, as a sentence."""
     nodes: int = 0
     """How many have an inventory."""
+    left_out: int | None = None
+    """How many of them kube-scheduler's own filters left out when it last asked; None where that is not known."""
     fitting: int = 0
     reasons: tuple[ReasonCount, ...] = ()
     changes: tuple[Change, ...] = ()
@@ -53,6 +57,11 @@ class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return not self.node and bool(not self.fitting or self.gang)
 
     @property
+    def not_checked(self) -> str:
+        """What could keep the pod off nodes and was not looked at; empty where nothing could."""
+        return NOT_CHECKED if self.left_out is None and not (self.node or self.refusal) else ""
+
+    @property
     def sentence(self) -> str:
         """All of it in a line, for an event of the pod."""
         if self.node:
@@ -60,7 +69,8 @@ class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.refusal:
             return self.refusal
         if self.fitting:
-            return f"{self.fitting} of {self.nodes} nodes fit" + (f", but {self.gang}" if self.gang else "")
+            unsure = f" (not checked: {self.not_checked})" if self.not_checked else ""
+            return f"{self.fitting} of {self.nodes} nodes fit{unsure}" + (f", but {self.gang}" if self.gang else "")
         counts = "; ".join(f"{count.nodes} {count.reason}" for count in self.reasons)
         cures = "; or ".join(change.sentence for change in self.changes)
         return f"0 of {self.nodes} nodes fit: {counts or 'there is no node with GPUs'}." + (f" What would help: {cures}." if cures else "")
@@ -79,8 +89,13 @@ class Questions(NamedTuple):
         return changes if ended is None else (*changes, ended)
 
 
-def explain_pod(state: ClusterState, shapes: Shapes, default_policy: Policy, pod: PodFacts) -> tuple[Why, Questions]:
-    """Explain a pod, but for what the questions ask."""
+def explain_pod(
+    state: ClusterState, shapes: Shapes, default_policy: Policy, pod: PodFacts, asked: AskedNodes | None = None
+) -> tuple[Why, Questions]:
+    """Explain a pod, but for what the questions ask.
+
+    Args: asked: the nodes that kube-scheduler last asked about, and on which alone the pod can be helped; None where that is not known.
+    """
     name = f"{pod.namespace}/{pod.name}"
     if pod.node_name:
         return Why(name, pod.uid, pod.node_name, _devices(pod)), Questions()
@@ -91,11 +106,16 @@ def explain_pod(state: ClusterState, shapes: Shapes, default_policy: Policy, pod
     except RequestError as exc:
         return Why(name, pod.uid, refusal=str(exc)), Questions()
     shape = PodShape.of(request, default_policy, HostDemand(pod.cpu_milli, pod.memory_mib))
+    scope = Scope.of(state, asked)
+    left_out = None if scope.left_out is None else len(scope.left_out)
     with state.without(pod.uid):
-        fitting, reasons = count_reasons(state, shapes.verdict(shape))
-        changes = () if fitting else smallest_changes(state, shapes, shape)
-        questions = Questions() if fitting else Questions(victim_questions(state, shapes, shape), several_question(state, shape, request))
-    return Why(name, pod.uid, nodes=state.node_count, fitting=fitting, reasons=reasons, changes=changes), questions
+        fitting, reasons = count_reasons(state, shapes.verdict(shape), shape.demand, scope)
+        why = Why(name, pod.uid, nodes=state.node_count, left_out=left_out, fitting=fitting, reasons=reasons)
+        if fitting:
+            return why, Questions()
+        changes = smallest_changes(state, shapes, shape, scope)
+        questions = Questions(victim_questions(state, shapes, shape, scope), several_question(state, shape, request, scope))
+    return msgspec.structs.replace(why, changes=changes), questions
 
 
 def completed(why: Why, found: tuple[Change, ...], gang: str) -> Why:

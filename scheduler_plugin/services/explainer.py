@@ -63,8 +63,9 @@ class Explainer:
 
     async def explain(self, pod: PodFacts) -> Why:
         """Work out the whole explanation."""
-        why, questions = explain_pod(self._desk.state, self._desk.shapes, self._rules.default_policy, pod)
-        gang = gang_of_pod(pod)
+        decision, gang = self._desk.decisions.by_uid.get(pod.uid), gang_of_pod(pod)
+        asked = None if decision is None else decision.asked
+        why, questions = explain_pod(self._desk.state, self._desk.shapes, self._rules.default_policy, pod, asked)
         return completed(why, await asyncio.to_thread(questions.answered), "" if gang is None else self._desk.gangs.why(pod, gang))
 
     async def snapshot(self) -> Answer:

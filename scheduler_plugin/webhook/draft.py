@@ -8,8 +8,8 @@ from copy import deepcopy
 from typing import Any
 
 from placement.request import RequestError
-from proto import contract
-from proto.errors import quote
+from proto import contract, units
+from proto.errors import ContractError, quote
 from proto.model import ContainerSpec, Pod
 
 Json = dict[str, Any]
@@ -40,10 +40,18 @@ class DraftContainer:
         return resource in self.limits or resource in self.requests
 
     def ask(self, resource: str, amount: int) -> None:
-        """Ask for an amount. Extended resources have equal limit and request; the API server copies the limit."""
-        self.limits[resource] = str(amount)
-        if resource in self.requests:
+        """Ask for an amount. Extended resources have equal limit and request; the API server copies the limit.
+
+        An amount that is the same in another spelling stays as it is: the API server writes ``4k`` for 4000.
+        """
+        if not self.asks(resource, amount):
+            self.limits[resource] = str(amount)
+        if resource in self.requests and not _is(self.requests[resource], amount):
             self.requests[resource] = str(amount)
+
+    def asks(self, resource: str, amount: int) -> bool:
+        """Whether the limit is this amount, however it is spelled."""
+        return resource in self.limits and _is(self.limits[resource], amount)
 
     def set_env(self, name: str, value: str) -> bool:
         """Give a variable a value; return whether the pod had another."""
@@ -52,6 +60,12 @@ class DraftContainer:
             return False
         self.env = [entry for entry in self.env if entry.get("name") != name] + [{"name": name, "value": value}]
         return bool(had)
+
+    def remove_env(self, name: str) -> bool:
+        """Remove a variable; return whether the pod had it."""
+        had = len(self.env)
+        self.env = [entry for entry in self.env if entry.get("name") != name]
+        return len(self.env) < had
 
     def changes(self) -> Iterator[Json]:
         """Yield the operations that make the original so."""
@@ -77,6 +91,7 @@ class Draft:
                 for group in GROUPS
                 for position, container in enumerate(self._spec.get(group) or ())
             ]
+            self.tolerations: list[Json] = [dict(entry) for entry in self._spec.get("tolerations") or ()]
             self.scheduler_name = str(self._spec.get("schedulerName") or "")
             self.node_name = str(self._spec.get("nodeName") or "")
         except (AttributeError, TypeError, ValueError) as exc:
@@ -116,9 +131,18 @@ class Draft:
             operations.append({"op": "add", "path": "/metadata/annotations", "value": self.annotations})
         if self.scheduler_name != (self._spec.get("schedulerName") or ""):
             operations.append({"op": "add", "path": "/spec/schedulerName", "value": self.scheduler_name})
+        if self.tolerations != list(self._spec.get("tolerations") or ()):
+            operations.append({"op": "add", "path": "/spec/tolerations", "value": self.tolerations})
         for container in self.containers:
             operations.extend(container.changes())
         return operations
+
+
+def _is(text: str, amount: int) -> bool:
+    try:
+        return units.parse_quantity(text) == amount
+    except ContractError:
+        return False
 
 
 def _texts(amounts: Mapping[str, Any] | None) -> dict[str, str]:

@@ -1,7 +1,9 @@
 """Makes a GPU pod ready for scheduling: amounts in one vocabulary, the right scheduler, and no way around the limits; or refuses it.
 
-Every amount ends up as a resource in whole MiB and percent, however it was asked for, so that ResourceQuota and the scheduler count it. A
-pod that asks for no GPU is none of our business and is not touched.
+Every amount ends up as a resource in whole MiB and percent, however it was asked for, so that ResourceQuota and the scheduler count it. The
+memory of whole GPUs does where all that the pod can land on have the same; elsewhere nobody knows it yet, and only their count is there
+(deploy/daemonset/components/require-memory refuses such pods where that matters). A pod that asks for no GPU is none of our business and is
+not touched.
 """
 
 from collections.abc import Mapping
@@ -11,14 +13,21 @@ from typing import Any, Final
 from placement.request import RequestError, pod_request
 from proto import contract, units
 from proto.errors import ContractError
+from proto.model import Isolation, PodRequest
 from scheduler_plugin.core.gang import gang_of
 from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
-from scheduler_plugin.webhook.vocabularies import Options, is_foreign, translate
+from scheduler_plugin.webhook.vocabularies import NVIDIA_GPU, Options, is_foreign, translate_amounts, translate_wishes
 
 REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
 NO_DEVICES: Final = "void"
 """What tells NVIDIA's container runtime to inject nothing; without it an image's own setting counts, and many say ``all``."""
+
+GPU_TOLERATION: Final[Json] = {"key": NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
+"""What Kubernetes itself gives to pods that ask for nvidia.com/gpu, and keeps from ours: clouds taint GPU nodes by that name.
+
+Source: k8s.io/kubernetes/plugin/pkg/admission/extendedresourcetoleration.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,8 @@ class Normaliser:
     options: Options
     scheduler_name: str = contract.SCHEDULER_NAME
     replaced_schedulers: tuple[str, ...] = field(default=REPLACED_SCHEDULERS)
+    tolerate_gpu_taint: bool = True
+    """Whether GPU pods may land on nodes with the taint ``nvidia.com/gpu:NoSchedule``."""
 
     def admit(self, pod: Mapping[str, Any]) -> Outcome:
         """Decide on a pod that is being created."""
@@ -49,12 +60,13 @@ class Normaliser:
             foreign = is_foreign(draft, self.options)
             if not foreign and not any(asks_gpu({**c.limits, **c.requests}) for c in draft.containers):
                 return UNTOUCHED
+            translate_wishes(draft)
             if foreign:
-                translate(draft, self.options)
+                translate_amounts(draft, self.options)
             for container in draft.containers:
                 _settle_amounts(container)
             gang_of("", draft.annotations)
-            pod_request(draft.pod())
+            _count_whole_gpus(draft, pod_request(draft.pod()), self.options)
             self._settle_scheduling(draft)
         except (RequestError, ContractError) as exc:
             return Outcome(refusal=str(exc))
@@ -62,6 +74,8 @@ class Normaliser:
         return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
 
     def _settle_scheduling(self, draft: Draft) -> None:
+        if self.tolerate_gpu_taint and not any(map(_tolerates_gpu_taint, draft.tolerations)):
+            draft.tolerations.append(dict(GPU_TOLERATION))
         if draft.node_name:
             raise RequestError(
                 f"spec.nodeName is {draft.node_name}, which passes the scheduler by, so no GPU would be assigned: "
@@ -74,6 +88,12 @@ class Normaliser:
                 f"schedulerName {draft.scheduler_name} is kept, but only {self.scheduler_name} assigns GPUs: unless the other does, "
                 "the containers will not start"
             )
+
+
+def _tolerates_gpu_taint(toleration: Json) -> bool:
+    """Whether a toleration covers the taint with any value. An empty key or effect stands for all."""
+    covered = toleration.get("key", "") in ("", NVIDIA_GPU) and toleration.get("effect", "") in ("", GPU_TOLERATION["effect"])
+    return covered and toleration.get("operator") == GPU_TOLERATION["operator"]
 
 
 def _settle_amounts(container: DraftContainer) -> None:
@@ -91,12 +111,39 @@ def _settle_amounts(container: DraftContainer) -> None:
         container.limits.setdefault(contract.RESOURCE_VGPU, "1")
 
 
+def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> None:
+    """Write how much memory whole GPUs have, so that a quota counts it. Raises RequestError.
+
+    Only where it is exactly the same for all: of a larger GPU a part would be given instead of the whole, and on a smaller one there would
+    be no room. Where no GPU is known yet, nothing is written.
+    """
+    exclusive = request.preferences.isolation is Isolation.EXCLUSIVE
+    whole = [asked for asked in request.containers if not asked.mig and (exclusive or asked.memory_bytes is None)]
+    if not whole:
+        return
+    sizes = options.device_sizes(request.preferences)
+    containers = {container.name: container for container in draft.containers}
+    for asked in whole:
+        if asked.memory_bytes is None:
+            if len(sizes) == 1:
+                containers[asked.container].ask(contract.RESOURCE_VGPU_MEMORY, asked.vgpus * min(sizes))
+        elif asked.memory_bytes not in [units.mib_to_bytes(asked.vgpus * size) for size in sizes]:
+            raise RequestError(
+                f"container {asked.container} asks for a part of a GPU's memory with {contract.ANNOTATION_ISOLATION}: exclusive, which "
+                f"gives whole GPUs: remove {contract.RESOURCE_VGPU_MEMORY}, or the annotation"
+            )
+
+
 def _close_side_doors(draft: Draft) -> None:
-    """Keep NVIDIA's runtime from handing GPUs to containers by their environment, beside what we grant."""
+    """Keep NVIDIA's runtime from handing GPUs to containers by their environment, beside what we grant.
+
+    A container that asks for a GPU names none itself: the agent sets the variable, and kubelet lets the pod's own value win over it.
+    """
+    name = contract.ENV_NVIDIA_VISIBLE_DEVICES
     for container in draft.containers:
-        named = any(entry.get("name") == contract.ENV_NVIDIA_VISIBLE_DEVICES for entry in container.env)
-        if (named or not asks_gpu(container.limits)) and container.set_env(contract.ENV_NVIDIA_VISIBLE_DEVICES, NO_DEVICES):
+        gpu = asks_gpu(container.limits)
+        if container.remove_env(name) if gpu else container.set_env(name, NO_DEVICES):
             draft.warnings.append(
-                f"container {container.name}: {contract.ENV_NVIDIA_VISIBLE_DEVICES} is set to {NO_DEVICES}: a container gets "
-                "the GPUs that it asks for as resources"
+                f"container {container.name}: {name} is {'removed' if gpu else f'set to {NO_DEVICES}'}: a container gets the GPUs that it "
+                "asks for as resources"
             )

@@ -1,7 +1,9 @@
 """AdmissionReview (admission.k8s.io/v1): what the API server asks, and our answer in its form.
 
-``/mutate`` is asked about pods being created. ``/validate`` sees them last, after all other webhooks: it checks the amounts again, and that
-nobody writes the assignment, which only a binding may carry.
+``/mutate`` is asked about pods being created. ``/validate`` sees them last, after all other webhooks: it refuses pods
+that ``/mutate`` would still refuse or change, and an assignment, which only a binding may carry. Its second look is needed because the
+API server calls mutating webhooks in the order of their configurations' names, and again only those that it called in the first round: what
+a later one makes of a pod that asked for no GPU before never meets ``/mutate``.
 """
 
 import base64
@@ -10,13 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from placement.request import RequestError, pod_request
 from proto import contract
 from proto.errors import quote
-from scheduler_plugin.core.gang import gang_of
-from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.errors import WireError
-from scheduler_plugin.webhook.draft import Draft
 from scheduler_plugin.webhook.normalise import Normaliser
 
 API_VERSION: Final = "admission.k8s.io/v1"
@@ -61,8 +59,19 @@ class Reviews:
         request = _decode(body)
         if request.object is None:
             return self._answer(request.uid, "untouched")
-        refusal = _reserved(request) or (_invalid(request.object) if request.operation == "CREATE" else "")
+        refusal = _reserved(request) or (self._unready(request.object) if request.operation == "CREATE" else "")
         return self._answer(request.uid, "refused" if refusal else "valid", refusal=refusal)
+
+    def _unready(self, pod: Mapping[str, Any]) -> str:
+        """Say why a pod is not as ``/mutate`` leaves one, or nothing."""
+        outcome = self._normaliser.admit(pod)
+        if outcome.refusal or not outcome.patch:
+            return outcome.refusal
+        places = ", ".join(str(operation["path"]) for operation in outcome.patch)
+        return (
+            f"the pod asks for a GPU, and another webhook made or changed that after ours, which would still have to set {places}: "
+            f"give that webhook's MutatingWebhookConfiguration a name that sorts before {contract.PRODUCT}"
+        )
 
     def _answer(
         self, uid: str, outcome: str, *, refusal: str = "", patch: Sequence[Mapping[str, Any]] = (), warnings: Sequence[str] = ()
@@ -102,14 +111,3 @@ def _assignment(pod: Mapping[str, Any] | None) -> object:
     metadata = (pod or {}).get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
     return annotations.get(contract.ANNOTATION_ASSIGNMENT) if isinstance(annotations, dict) else None
-
-
-def _invalid(pod: Mapping[str, Any]) -> str:
-    try:
-        draft = Draft(pod)
-        if any(asks_gpu(container.limits) for container in draft.containers):
-            gang_of("", draft.annotations)
-            pod_request(draft.pod())
-    except RequestError as exc:
-        return str(exc)
-    return ""

@@ -7,8 +7,8 @@ NVIDIA     annotations nvidia.com/container.<name>.gpu-memory.request and .limit
            Replicas (nvidia.com/gpu.shared) are parts of no stated size and stay with the device plugin that offers them
 
 A part of a GPU's memory (percentages, fractions) becomes MiB here, from the inventory: all GPUs that the pod can land on must then be of
-one size. What has no equal is refused with what to write instead; what has no effect is warned about. What each of their example manifests
-becomes is in tests/unit/scheduler_plugin/webhook/golden/.
+one size, or nearly. What has no equal is refused with what to write instead; what has no effect is warned about. What each of their
+example manifests becomes is in tests/unit/scheduler_plugin/webhook/golden/.
 """
 
 import re
@@ -29,7 +29,8 @@ HAMI_MEMORY: Final = "nvidia.com/gpumem"
 HAMI_MEMORY_PERCENT: Final = "nvidia.com/gpumem-percentage"
 HAMI_CORES: Final = "nvidia.com/gpucores"
 HAMI_PRIORITY: Final = "nvidia.com/priority"
-HAMI_RESOURCES: Final = (HAMI_MEMORY, HAMI_MEMORY_PERCENT, HAMI_CORES, HAMI_PRIORITY)
+HAMI_RESOURCES: Final = (HAMI_MEMORY, HAMI_MEMORY_PERCENT, HAMI_CORES)
+"""What asks for a GPU in HAMi besides nvidia.com/gpu; a priority alone does not."""
 HAMI_OPT_OUT: Final = ("hami.io/webhook", "ignore")
 NATIVE: Final = (contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES)
 
@@ -55,7 +56,13 @@ _KAI_CONTAINER: Final = "gpu-fraction-container-name"
 _KAI_IDLE_LABELS: Final = ("kai.scheduler/queue", "kai.scheduler/node-pool", "priorityClassName")
 
 _NVIDIA_KEY: Final = re.compile(r"nvidia\.com/container\.([a-z0-9-]{1,63})\.(gpu-memory\.request|gpu-memory\.limit|gpu-compute\.mode)")
+NO_BURST: Final = "1"
+"""The ratio of a gpu-memory.limit that is no more than its request."""
 _NVIDIA_MODES: Final = {"time-slicing": None, "sm-sharing": "mps"}
+
+ONE_SIZE_PERCENT: Final = 3
+"""GPUs whose memory differs by no more are of one size where a part of it is asked for: how much can be promised of GPUs of one model
+differs between drivers by less than a percent, as during an upgrade, and of those sold with the same amount by little more."""
 
 DeviceSizes = Callable[[Preferences], Collection[int]]
 """The memory sizes, in MiB, of the GPUs that a pod with these preferences can land on."""
@@ -71,16 +78,26 @@ class Options:
 
 
 def is_foreign(draft: Draft, options: Options) -> bool:
-    """Whether the pod asks for a GPU in words that are not ours."""
+    """Whether the pod asks for a GPU in words that are not ours, and leaves them to us."""
     if draft.labels.get(HAMI_OPT_OUT[0]) == HAMI_OPT_OUT[1]:
         return False
     annotated = any(name in (KAI_FRACTION, KAI_MEMORY) or _NVIDIA_KEY.fullmatch(name) for name in draft.annotations)
     return annotated or any(_asks_hami(container, options) for container in draft.containers)
 
 
-def translate(draft: Draft, options: Options) -> None:
-    """Rewrite what other vocabularies ask for. Raises RequestError, ContractError."""
+def translate_wishes(draft: Draft) -> None:
+    """Rewrite what HAMi's annotations and priorities say of any GPU pod: they often stay when its resources are rewritten by hand.
+
+    Raises: RequestError, ContractError.
+    """
     _translate_hami_annotations(draft)
+    for container in draft.containers:
+        if (priority := _amount(container, HAMI_PRIORITY, _whole)) is not None:
+            draft.set_annotation(contract.ANNOTATION_PRIORITY, Priority.LOW if priority else Priority.HIGH, HAMI_PRIORITY)
+
+
+def translate_amounts(draft: Draft, options: Options) -> None:
+    """Rewrite what other vocabularies ask for. Raises RequestError, ContractError."""
     for container in draft.containers:
         if _asks_hami(container, options):
             _translate_hami(draft, container, options)
@@ -101,13 +118,18 @@ def _asks_hami(container: DraftContainer, options: Options) -> bool:
     return any(map(container.has, (*HAMI_RESOURCES, *adopted)))
 
 
+def _asks_mig(container: DraftContainer) -> bool:
+    return any(name.startswith(contract.RESOURCE_MIG_PREFIX) for name in container.limits)
+
+
 def _translate_hami_annotations(draft: Draft) -> None:
     for theirs, ours in _HAMI_LISTS.items():
         if (text := draft.annotations.get(theirs)) is not None:
             draft.set_annotation(ours, text, theirs)
     if (text := draft.annotations.get(_HAMI_NUMA)) is not None and text.lower() == "true":
         draft.set_annotation(contract.ANNOTATION_NUMA, NumaMode.STRICT, _HAMI_NUMA)
-    if (text := draft.annotations.get(_HAMI_MODE)) is not None:
+    text = draft.annotations.get(_HAMI_MODE)
+    if text is not None and not (text == "mig" and any(map(_asks_mig, draft.containers))):
         if text not in _HAMI_MODES:
             raise RequestError(
                 f"annotation {_HAMI_MODE}: {quote(text)} has no equal here: ask for an instance by its resource, such as "
@@ -154,7 +176,6 @@ def _translate_hami(draft: Draft, container: DraftContainer, options: Options) -
     memory_bytes = _amount(container, HAMI_MEMORY, _memory_or_zero)
     percent = _amount(container, HAMI_MEMORY_PERCENT, _whole)
     cores = _amount(container, HAMI_CORES, _whole)
-    priority = _amount(container, HAMI_PRIORITY, _whole)
     if count == 0:
         return
     vgpus = count or 1
@@ -169,8 +190,6 @@ def _translate_hami(draft: Draft, container: DraftContainer, options: Options) -
         container.ask(contract.RESOURCE_VGPU_MEMORY, vgpus * units.bytes_to_mib(memory_bytes))
     if cores:
         container.ask(contract.RESOURCE_VGPU_CORES, vgpus * cores)
-    if priority is not None:
-        draft.set_annotation(contract.ANNOTATION_PRIORITY, Priority.LOW if priority else Priority.HIGH, HAMI_PRIORITY)
 
 
 # --- KAI ------------------------------------------------------------------------------------------------------------
@@ -222,26 +241,29 @@ def _translate_nvidia(draft: Draft) -> None:
     for name, text in draft.annotations.items():
         if (match := _NVIDIA_KEY.fullmatch(name)) is not None:
             asked.setdefault(match[1], {})[match[2]] = text
-    bursts = set()
+    bursts: dict[str, str] = {}
     for container_name, amounts in asked.items():
         container = next((container for container in draft.containers if container.name == container_name), None)
         if container is None:
             raise RequestError(
                 f"annotation nvidia.com/container.{container_name}…: there is no container {quote(container_name)} in the pod"
             )
-        bursts.add(_translate_nvidia_container(draft, container, amounts))
-    bursts.discard(None)
-    if len(bursts) > 1:
+        if (ratio := _translate_nvidia_container(draft, container, amounts)) is not None:
+            bursts[container_name] = ratio
+    ratios = set(bursts.values())
+    if ratios - {NO_BURST} and contract.ANNOTATION_MEMORY_BURST not in draft.annotations:
+        ratios.update(NO_BURST for other in draft.containers if other.name not in bursts and other.has(contract.RESOURCE_VGPU_MEMORY))
+    if len(ratios) > 1:
         raise RequestError(
-            f"the containers' gpu-memory.limit are {' and '.join(sorted(map(str, bursts)))} times their requests: "
+            f"the containers' gpu-memory.limit are {' and '.join(sorted(ratios))} times their requests: "
             f"one ratio holds for a pod ({contract.ANNOTATION_MEMORY_BURST})"
         )
-    for ratio in bursts:
-        draft.set_annotation(contract.ANNOTATION_MEMORY_BURST, str(ratio), "gpu-memory.limit")
+    for ratio in ratios - {NO_BURST}:
+        draft.set_annotation(contract.ANNOTATION_MEMORY_BURST, ratio, "gpu-memory.limit")
 
 
 def _translate_nvidia_container(draft: Draft, container: DraftContainer, amounts: dict[str, str]) -> str | None:
-    """Ask for one container's memory; return how far it may burst, as text, or None."""
+    """Ask for one container's memory; return how far it may burst, as text, or None when it asks for none."""
     mode = amounts.get("gpu-compute.mode")
     if mode is not None and mode not in _NVIDIA_MODES:
         raise RequestError(f"gpu-compute.mode of container {container.name}: expected {' or '.join(_NVIDIA_MODES)}, found {quote(mode)}")
@@ -258,7 +280,7 @@ def _translate_nvidia_container(draft: Draft, container: DraftContainer, amounts
     if limit is None:
         draft.warnings.append(f"container {container.name}: without gpu-memory.limit it is held to its gpu-memory.request")
     _ask(container, 1, asked, "gpu-memory.request")
-    return None if ceiling == asked else f"{ceiling / asked:.6f}".rstrip("0").rstrip(".")
+    return f"{ceiling / asked:.6f}".rstrip("0").rstrip(".")
 
 
 def _mib_up(text: str, container: DraftContainer) -> int:
@@ -307,19 +329,18 @@ def _count(text: str, annotation: str) -> int:
 
 def _ask(container: DraftContainer, vgpus: int, mib: int, source: str) -> None:
     """Ask for what an annotation means. It stays on the pod, which comes again when another webhook changed it after us."""
-    wanted = {contract.RESOURCE_VGPU: str(vgpus), contract.RESOURCE_VGPU_MEMORY: str(mib)}
-    if {name: amount for name, amount in container.limits.items() if name in (*NATIVE, NVIDIA_GPU)} == wanted:
-        return
-    if any(map(container.has, (*NATIVE, NVIDIA_GPU))):
+    wanted = {contract.RESOURCE_VGPU: vgpus, contract.RESOURCE_VGPU_MEMORY: mib}
+    asked = {resource for resource in (*NATIVE, NVIDIA_GPU) if container.has(resource)}
+    if asked and not (asked == wanted.keys() and all(container.asks(resource, amount) for resource, amount in wanted.items())):
         raise RequestError(f"container {container.name} asks for GPUs by annotation {source} and by a resource too: keep one")
     for resource, amount in wanted.items():
-        container.ask(resource, int(amount))
+        container.ask(resource, amount)
 
 
 def _part_mib(draft: Draft, part: Fraction, source: str, options: Options) -> int:
-    """Turn a part of a GPU's memory into MiB of the GPUs that the pod can land on."""
+    """Turn a part of a GPU's memory into MiB of the GPUs that the pod can land on: of the smallest, so that it fits on each."""
     sizes = sorted(set(options.device_sizes(pod_preferences(draft.pod().annotations))))
-    if len(sizes) != 1:
+    if not sizes or units.WHOLE_GPU_PERCENT * sizes[0] < (units.WHOLE_GPU_PERCENT - ONE_SIZE_PERCENT) * sizes[-1]:
         found = f"GPUs of {', '.join(f'{size} MiB' for size in sizes)}" if sizes else "no GPU"
         raise RequestError(
             f"{source} is a part of a GPU's memory, and {found} match the pod: ask for MiB with {contract.RESOURCE_VGPU_MEMORY}, or "

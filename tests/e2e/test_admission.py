@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from proto import contract
-from tests.e2e.kubectl import Kubectl, KubectlError
-from tests.e2e.product import AGENT_NAMESPACE, Slice, slice_pod
+from tests.e2e.cluster.paths import ROOT
+from tests.e2e.kubectl import Kubectl, KubectlError, eventually
+from tests.e2e.product import AGENT_NAMESPACE, GPU_MEMORY_MIB, Slice, slice_pod
 from tests.e2e.test_cluster import busybox_pod
 
 pytestmark = pytest.mark.usefixtures("product")
@@ -70,6 +71,51 @@ def test_a_pod_that_names_its_node_itself_is_refused(kubectl: Kubectl, node_name
     pod = slice_pod("impatient", Slice(1024))
     pod["spec"]["nodeName"] = node_name
     assert "passes the scheduler by" in refused(kubectl, pod)
+
+
+def test_the_pods_of_an_ignored_namespace_are_left_to_others_and_get_nothing_here(kubectl: Kubectl) -> None:
+    kubectl.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_WEBHOOK}=ignore")
+    pod = slice_pod("elsewhere", Slice(1))
+    pod["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
+    nonsense = slice_pod("nonsense", Slice(1024, cores=250))
+    eventually(lambda: not outcome_of(kubectl, nonsense), "the webhook not to be asked any more")
+    kubectl.apply(pod)
+    spec = kubectl.get("pod", "elsewhere")["spec"]
+    assert spec["schedulerName"] == "default-scheduler"
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3k"}
+    kubectl.apply(slice_pod("stray", Slice(1024)))
+
+    def refusal() -> bool:
+        return any("AliquotRefused" in event for event in kubectl.events("stray"))
+
+    eventually(refusal, "the agent to refuse a pod without an assignment", otherwise=lambda: kubectl.explain("stray"))
+
+
+def test_where_memory_is_required_a_whole_gpu_without_an_amount_is_refused(product: Kubectl, kubectl: Kubectl) -> None:
+    """Here all GPUs are of one size, so only a pod that passes no webhook comes without."""
+    for label in (f"{contract.LABEL_VGPU_MEMORY}=required", f"{contract.LABEL_WEBHOOK}=ignore"):
+        kubectl.run("label", "namespace", kubectl.namespace, label)
+    whole, counted = slice_pod("whole", Slice(1)), slice_pod("counted", Slice(1))
+    for pod, limits in ((whole, {}), (counted, {contract.RESOURCE_VGPU_MEMORY: str(GPU_MEMORY_MIB)})):
+        pod["spec"]["containers"][0]["resources"]["limits"] = {contract.RESOURCE_VGPU: "1", **limits}
+    policy = f"--filename={ROOT / 'deploy/daemonset/components/require-memory/policy.yaml'}"
+    product.run("apply", policy)
+    try:
+        eventually(lambda: "without nvidia.com/vgpu-memory" in outcome_of(kubectl, whole), "the policy to hold")
+        kubectl.apply(counted)
+        kubectl.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_WEBHOOK}-")
+        eventually(lambda: not outcome_of(kubectl, whole), "the webhook to complete it", otherwise=lambda: outcome_of(kubectl, whole))
+    finally:
+        product.run("delete", policy)
+
+
+def outcome_of(kubectl: Kubectl, pod: dict[str, Any]) -> str:
+    """Try whether a pod would be created; return the refusal, or nothing."""
+    try:
+        kubectl.run("apply", "--dry-run=server", "--filename=-", stdin=json.dumps(pod))
+    except KubectlError as refusal:
+        return str(refusal)
+    return ""
 
 
 def refused(kubectl: Kubectl, pod: dict[str, Any]) -> str:

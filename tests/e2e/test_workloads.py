@@ -72,6 +72,35 @@ def test_a_quota_counts_mebibytes_whatever_words_they_are_asked_in(kubectl: Kube
             kubectl.apply(pod)
 
 
+def test_a_quota_counts_the_memory_of_whole_gpus(kubectl: Kubectl) -> None:
+    """All GPUs here have the same."""
+    hard = {f"requests.{contract.RESOURCE_VGPU_MEMORY}": str(2 * GPU_MEMORY_MIB)}
+    kubectl.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpu"}, "spec": {"hard": hard}})
+    eventually(lambda: "hard" in kubectl.get("resourcequota", "gpu").get("status", {}), "the quota to count")
+    kubectl.apply(asking_for("whole", {contract.RESOURCE_VGPU: "1"}))
+    kubectl.wait_for_phase("whole", "Running")
+    assert [device["total_bytes"] for device in Client(kubectl, "whole").devices()] == [GPU_MEMORY_MIB * MIB]
+    beyond = [
+        asking_for("pair", {contract.RESOURCE_VGPU: "2"}),
+        asking_for("pair-exclusive", {contract.RESOURCE_VGPU: "2"}, annotations={contract.ANNOTATION_ISOLATION: "exclusive"}),
+        asking_for("pair-by-cores", {contract.RESOURCE_VGPU: "2", contract.RESOURCE_VGPU_CORES: "20"}),
+        asking_for("pair-in-hamis-words", {"nvidia.com/gpu": "2", "nvidia.com/gpumem-percentage": "100"}),
+    ]
+    for pod in beyond:
+        requested = rf"exceeded quota: gpu, requested: requests\.nvidia\.com/vgpu-memory={2 * GPU_MEMORY_MIB}"
+        with pytest.raises(KubectlError, match=requested):
+            kubectl.apply(pod)
+    kubectl.apply(asking_for("single-exclusive", {contract.RESOURCE_VGPU: "1"}, annotations={contract.ANNOTATION_ISOLATION: "exclusive"}))
+    kubectl.wait_for_phase("single-exclusive", "Running")
+
+
+def asking_for(name: str, limits: dict[str, str], annotations: dict[str, str] | None = None) -> Object:
+    """A pod with these limits."""
+    pod = slice_pod(name, Slice(1), annotations=annotations)
+    pod["spec"]["containers"][0]["resources"]["limits"] = limits
+    return pod
+
+
 def test_production_work_takes_one_gpu_from_best_effort_work_and_leaves_the_others(kubectl: Kubectl) -> None:
     for number in range(GPUS):
         kubectl.apply(with_priority(slice_pod(f"filler-{number}", Slice(GPU_MEMORY_MIB)), "aliquot-best-effort"))

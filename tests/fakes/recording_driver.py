@@ -2,7 +2,7 @@
 
 It exports every symbol of cuda-abi.txt, so it shows where a wrapper really ends. By itself each function succeeds and does nothing,
 and cuGetProcAddress answers from the same table; with ``RECORDED_DRIVER`` in the environment each one forwards to that driver's function of
-the same name, so that real work can be followed.
+the same name, so that real work can be followed. Those named in ``RECORDED_REFUSES``, with spaces around each, answer INVALID_VALUE.
 """
 
 import subprocess
@@ -17,6 +17,7 @@ VERSION_NODE = "RECORDING_1"
 _SOURCE = r"""
 #include <dlfcn.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,15 +101,31 @@ static long answer(PARAMETERS)
 	return result == 0 && !*(void **)b ? 500 : result;
 }
 
+static long refuse(PARAMETERS)
+{
+	(void)a, (void)b, (void)c, (void)d, (void)e, (void)f, (void)g, (void)h, (void)i, (void)j, (void)k, (void)l;
+	return 1;
+}
+
+static int is_named(const char *names, const char *symbol)
+{
+	char word[128];
+
+	snprintf(word, sizeof word, " %s ", symbol);
+	return names && strstr(names, word);
+}
+
 __attribute__((constructor)) static void begin(void)
 {
 	const char *path = getenv("RECORDED_DRIVER");
 	void *driver = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
 
+	const char *refuses = getenv("RECORDED_REFUSES");
+
 	if (path && !driver)
 		abort();
 	for (unsigned n = 0; driver && n < ROWS; n++)
-		real[n] = (long (*)(PARAMETERS))dlsym(driver, rows[n].symbol);
+		real[n] = is_named(refuses, rows[n].symbol) ? refuse : (long (*)(PARAMETERS))dlsym(driver, rows[n].symbol);
 	if (!driver) {
 		real[ID_cuGetProcAddress] = answer;
 		real[ID_cuGetProcAddress_v2] = answer_v2;

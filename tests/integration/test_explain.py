@@ -4,14 +4,18 @@ import asyncio
 import json
 from typing import Any
 
+import click
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
 from aliquot.__main__ import main
-from aliquot.cli.errors import NotFoundError
+from aliquot.cli.errors import AccessError, NotFoundError
 from proto import contract
 from proto.gpunode import encode_gpu_node
+from scheduler_plugin.core.kube_filters import LEFT_OUT, NOT_CHECKED
+from scheduler_plugin.core.why import Why
 from scheduler_plugin.services import waiting_events
 from tests.integration.test_extender import Running, running
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
@@ -81,8 +85,8 @@ async def test_why_of_a_bound_pod_says_where_it_is(api):
     ("arguments", "status", "says"),
     [
         (("why", "team/nobody"), 3, "no pod team/nobody is known here"),
-        (("what-if", "--drain", "n9"), 1, "no node n9 with GPUs"),
-        (("what-if", "--cordon", "GPU-x"), 1, "no GPU GPU-x"),
+        (("what-if", "--drain", "n9"), 3, "no node n9 with GPUs"),
+        (("what-if", "--cordon", "GPU-x"), 3, "no GPU GPU-x"),
     ],
 )
 async def test_what_is_not_there_is_said(api, arguments, status, says):
@@ -169,6 +173,42 @@ async def test_what_if_moves_drained_pods_and_places_new_ones(api, tmp_path):
     assert "default/web-0: fits nowhere: 2 not enough free memory on one GPU (n1, n2)" in refused_wide.output
 
 
+async def test_what_if_says_what_it_did_not_check(api, tmp_path):
+    async with running(api) as extender:
+        for form in ("table", "json"):
+            result = await aliquot(extender, "what-if", "-o", form)
+            assert (result.exit_code, NOT_CHECKED in result.output) == (0, True)
+            assert "not checked" in result.output.splitlines()[-1] or "not_checked" in json.loads(result.output)
+
+
+async def test_a_pod_that_kube_scheduler_asked_about_fewer_nodes_for_is_told_of_those(api, monkeypatch):
+    monkeypatch.setattr(waiting_events, "PERIOD_SECONDS", 0.02)
+    async with running(api) as extender:
+        for number in range(2):
+            await create(api, extender, f"busy-{number}", "n1", vgpu="1", vgpu_memory=str(600 + number))
+        late = await api.put("pods", pod_object("late", vgpu="1", vgpu_memory="500"))
+        await extender.until(lambda: "uid-late" in extender.state.pods)
+        unasked = await aliquot(extender, "why", "team/late")
+        await extender.filter(late, "n1")
+        asked = await aliquot(extender, "why", "team/late")
+        as_json = json.loads((await aliquot(extender, "why", "team/late", "-o", "json")).output)
+        await extender.until(lambda: bool(api.events))
+    assert (unasked.exit_code, f"1 of 2 nodes fit (not checked: {NOT_CHECKED})" in unasked.output) == (0, True)
+    assert (asked.exit_code, f"1  {LEFT_OUT}  (n2)" in asked.output, "not checked" in asked.output) == (4, True, False)
+    assert "node n2" not in asked.output
+    assert (as_json["left_out"], as_json["fitting"]) == (1, 0)
+    assert LEFT_OUT in api.events[0]["message"]
+
+
+async def test_what_cannot_be_saved_is_said(api):
+    async with running(api) as extender:
+        await create(api, extender, "busy", "n2", vgpu="1", vgpu_memory="600")
+        for command in (("what-if",), ("why", "team/busy")):
+            result = await aliquot(extender, *command, "--save", "/nonexistent/x.json")
+            assert isinstance(result.exception, SystemExit)
+            assert (result.exit_code, "/nonexistent/x.json cannot be written: No such file" in result.output) == (2, True), result.output
+
+
 async def test_what_if_places_a_gang_whole_or_not_at_all(api, tmp_path):
     files = []
     for name, replicas in (("small", 2), ("large", 3)):
@@ -252,10 +292,10 @@ async def test_the_pages_can_be_switched_off(api):
 
 
 class ProxiedCluster:
-    """An API server that proxies two replicas, the first of which knows nothing."""
+    """An API server that proxies two replicas, the first of which knows nothing, or knows less."""
 
-    def __init__(self, answer: str) -> None:
-        self.answer = answer
+    def __init__(self, answer: str, first: str | click.ClickException | None = None) -> None:
+        self.answer, self.first = answer, first or NotFoundError("no recent decision")
         self.asked: list[str] = []
 
     def get(self, path: str, query: Any = None) -> Any:
@@ -266,7 +306,9 @@ class ProxiedCluster:
     def text(self, path: str) -> str:
         self.asked.append(path)
         if "/s1:" in path:
-            raise NotFoundError("no recent decision")
+            if isinstance(self.first, str):
+                return self.first
+            raise self.first
         return self.answer
 
 
@@ -280,3 +322,30 @@ def test_replicas_are_asked_through_the_api_server_until_one_knows(monkeypatch, 
     proxy = "/api/v1/namespaces/aliquot-system/pods/{}:9412/proxy/explain/why?namespace=team&pod=late"
     assert cluster.asked[:2] == [proxy.format("s1"), proxy.format("s2")]
     assert saved.read_text() == answer
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (Why("team/late", "u", nodes=2, fitting=1), Why("team/late", "u", nodes=2, left_out=1), "none of 2 nodes fits"),
+        (Why("team/late", "u", nodes=2, fitting=1), Why("team/late", "u", nodes=2, fitting=2), "2 of 2 nodes fit (not checked"),
+        (AccessError("it ends"), Why("team/late", "u", nodes=2, left_out=1), "none of 2 nodes fits"),
+    ],
+    ids=["the second was asked", "nobody was asked", "the first does not answer"],
+)
+def test_the_replica_that_kube_scheduler_asks_is_believed(monkeypatch, first, second, says):
+    encoded = msgspec.json.encode(first).decode() if isinstance(first, Why) else first
+    cluster = ProxiedCluster(msgspec.json.encode(second).decode(), encoded)
+    monkeypatch.setattr("aliquot.explain.scheduler.connect", lambda target: cluster)
+    result = CliRunner().invoke(main, ["why", "team/late"])
+    assert result.output.startswith(f"team/late: {says}"), result.output
+
+
+def test_a_replica_that_cannot_be_asked_is_no_missing_pod(monkeypatch):
+    def refuse(path: str) -> str:
+        raise AccessError("403") if "/s1:" in path else NotFoundError("no pod")
+
+    cluster = ProxiedCluster("")
+    cluster.text = refuse
+    monkeypatch.setattr("aliquot.explain.scheduler.connect", lambda target: cluster)
+    assert CliRunner().invoke(main, ["why", "team/late"]).exit_code == 1

@@ -88,6 +88,29 @@ int main(void) { fill(by_handle); return 0; }
 )
 
 
+TOOL_C = r"""
+#include <dlfcn.h>
+#include <stddef.h>
+/* A profiler: the driver loads it inside cuInit. */
+int InitializeInjection(void)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
+    int (*total)(size_t *, int) = (int (*)(size_t *, int))dlsym(driver, "cuDeviceTotalMem_v2");
+    size_t bytes = 0;
+
+    return init(0) || total(&bytes, 0) || !bytes;
+}
+"""
+
+
+def test_a_tool_that_the_driver_loads_inside_cuinit_may_call_the_driver(container, tmp_path):
+    tool = compile_c(tmp_path, "tool.so", TOOL_C, "-shared", "-fPIC")
+    answer = container.python(PROGRAM + "start()\ntell(free=info()[0])", env={"CUDA_INJECTION64_PATH": str(tool)})
+    assert answer.status == 0, answer
+    assert answer.last == {"free": FILLED}
+
+
 def test_a_program_that_exports_common_names_keeps_them_to_itself(container, tmp_path):
     program = compile_c(tmp_path, "crowded", CROWDED, "-rdynamic")
     assert container.run([program]).last == {"held": FILLED}

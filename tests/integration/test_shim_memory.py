@@ -11,9 +11,11 @@ from dataclasses import replace
 import pytest
 
 from agent.core.region_layout import LOG_WARN, DeviceLimit, Limits
+from cuda_shim.interpose.classes.tables import read_abi
 from proto import contract
 from tests.fakes.container import MIB, Node, make_container
 from tests.fakes.cuda import INVALID_VALUE, OUT_OF_MEMORY, SUCCESS
+from tests.fakes.recording_driver import build_recording_driver
 
 LIMIT_MIB = 2048
 CONTEXT_MIB = 530  # of an H200 in the profile
@@ -537,6 +539,91 @@ must("cuCtxSynchronize")
 tell(result=result, held=held, left=before - info()[0])
 """
     assert facts(container.python(PROGRAM + script)) == {"result": 0, "held": 64 * MIB, "left": 0}
+
+
+@pytest.mark.parametrize("destroyed_first", [True, False], ids=["destroyed, then freed", "freed, then destroyed"])
+def test_a_destroyed_pool_pays_until_the_stream_has_come_to_its_frees(node, container, destroyed_first):
+    script = f"""
+from tests.fakes.kernels import *
+start()
+fn, stream, before, steps = load(), make_stream(), info()[0], []
+def destroy(pool):
+    must("cuMemPoolDestroy", pool.value)
+def free(address):
+    must("cuMemFreeAsync", address, stream)
+for turn in range(6):
+    pool, props = out(), PoolProps(type=1, location_type=DEVICE)
+    must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
+    must("cuDeviceSetMemPool", 0, pool.value)
+    result, address = into("cuMemAllocFromPoolAsync", 640 * MIB, pool.value, stream)
+    if turn == 0:
+        spin(fn, 2_000_000, stream)
+    if result == SUCCESS and {destroyed_first}:
+        destroy(pool), free(address)
+    elif result == SUCCESS:
+        free(address), destroy(pool)
+    else:
+        destroy(pool)
+    steps.append([result, (before - info()[0]) // MIB])
+dead = [into("cuMemAllocFromPoolAsync", MIB, pool.value, stream)[0], call("cuMemPoolDestroy", pool.value)]
+tell(steps=steps, dead=dead, busy=call("cuStreamQuery", stream))
+must("cuStreamSynchronize", stream)
+tell(left=before - info()[0])
+input()
+"""
+    with container.start_python(PROGRAM + script) as program:
+        told = program.listen()
+        taken = [step for step in told["steps"] if step[0] == SUCCESS]
+        assert taken[0] == [SUCCESS, 640]
+        assert {step[0] for step in told["steps"]} <= {SUCCESS, OUT_OF_MEMORY}
+        assert node.physical_used_bytes(node.uuids[0]) <= LIMIT_MIB * MIB
+        assert told["dead"] == [INVALID_VALUE, INVALID_VALUE]
+        assert program.listen() == {"left": 0}
+
+
+def test_thin_arrays_are_charged_the_rows_that_the_device_loses(node, container):
+    script = """
+class Shape(ctypes.Structure):
+    _fields_ = (("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("format", ctypes.c_int), ("channels", ctypes.c_uint))
+
+start()
+shape, made, result = Shape(1, 65536, 1, 1), 0, 0
+while not result and made < 1000:
+    result, _ = into("cuArrayCreate_v2", ctypes.byref(shape))
+    made += not result
+tell(made=made, result=result)
+input()
+"""
+    with container.start_python(PROGRAM + script) as program:
+        told = program.listen()
+        assert told["result"] == OUT_OF_MEMORY
+        assert node.physical_used_bytes(node.uuids[0]) == container.line_bytes() <= LIMIT_MIB * MIB
+
+
+@pytest.mark.parametrize("mipmapped", [False, True], ids=["array", "mipmapped"])
+def test_where_the_driver_does_not_tell_an_array_is_charged_in_tiles(node, container, tmp_path, mipmapped):
+    simulated, driver = container.build / "lib/sim" / contract.CUDA_SONAME, tmp_path / "driver.so"
+    build_recording_driver(read_abi(), driver)
+    files = {contract.CUDA_SONAME: driver, contract.NVML_SONAME: container.build / "lib/sim" / contract.NVML_SONAME}
+    limits = [DeviceLimit(node.uuids[0], LIMIT_MIB * MIB)]
+    silent = make_container(tmp_path / "silent", container.build, node.directory, limits, driver=files)
+    script = f"""
+class Shape(ctypes.Structure):
+    _fields_ = (("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("depth", ctypes.c_size_t), ("format", ctypes.c_int),
+                ("channels", ctypes.c_uint), ("flags", ctypes.c_uint))
+
+start()
+before, shape = info()[0], Shape(100, 100, 0, 0x20, 4, 0)
+if {mipmapped}:
+    result, _ = into("cuMipmappedArrayCreate", ctypes.byref(shape), 2)
+else:
+    result, _ = into("cuArray3DCreate_v2", ctypes.byref(shape))
+tell(result=result, taken=before - info()[0])
+"""
+    refused = " cuArrayGetMemoryRequirements cuMipmappedArrayGetMemoryRequirements "
+    told = facts(silent.python(PROGRAM + script, env={"RECORDED_DRIVER": str(simulated), "RECORDED_REFUSES": refused}))
+    first, second = 2048 * 104, 1024 * 56
+    assert told == {"result": SUCCESS, "taken": first + (second if mipmapped else 0)}
 
 
 def test_an_address_that_was_never_charged_is_the_drivers_to_judge(container):

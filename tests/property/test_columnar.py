@@ -61,7 +61,7 @@ def partitions(draw: st.DrawFn, name: str, minor: int) -> tuple[MigInstance, ...
     """Draw what a device is cut into: a layout of somebody's, places for more, both or nothing."""
     device_uuid, existing = f"GPU-{name}-{minor}", []
     for profile, start in draw(st.lists(st.sampled_from(PLACES), max_size=3)):
-        made = replace(make_place(device_uuid, profile, start), uuid=f"MIG-{name}-{minor}-{len(existing)}", most_on_device=0)
+        made = replace(make_place(device_uuid, profile, start), uuid=f"MIG-{name}-{minor}-{len(existing)}", most_on_device=0, engines=None)
         if not any(map(made.overlaps, existing)):
             existing.append(made)
     places = [make_place(device_uuid, *at) for at in PLACES] if draw(st.sampled_from([True, True, False])) else []

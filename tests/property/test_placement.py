@@ -203,6 +203,28 @@ def test_an_exclusive_device_is_shared_with_nobody(node):
         assert isinstance(again, Refusal)
 
 
+of_one_size = st.builds(make_device, mib=st.just(64), numa=st.none() | st.integers(0, 1))
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(nodes(of_one_size), st.lists(requests(), max_size=3), st.integers(1, 4), st.booleans(), policies, seeds)
+def test_a_whole_gpu_is_the_same_whether_or_not_the_request_says_how_much_memory_it_has(devices, earlier, vgpus, exclusive, policy, seed):
+    """The webhook says it where it can, for quotas to count."""
+    states = states_of(devices, [])
+    for request in earlier:
+        choice = choose(states, request, Preferences(), policy)
+        states = states if isinstance(choice, Refusal) else with_shares(states, choice.shares)
+    wishes = Preferences(isolation=Isolation.EXCLUSIVE if exclusive else None)
+    asked = [ContainerRequest("main", vgpus, memory_bytes) for memory_bytes in (None, vgpus * 64 * MIB)]
+    plain, counted = (choose(states, request, wishes, policy, seed=seed) for request in asked)
+    assert isinstance(plain, Refusal) == isinstance(counted, Refusal)
+    if isinstance(plain, Choice) and isinstance(counted, Choice):
+        assert counted.shares == plain.shares
+        after = with_shares(states, counted.shares)
+        rest = Preferences(gpu_uuid=tuple(share.device_uuid for share in counted.shares))
+        assert isinstance(choose(after, ContainerRequest("other", 1, MIB), rest, policy), Refusal)
+
+
 # --- truth ----------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.overhead import GpuProcess, HostProcess
 from agent.core.publishing import NodeCondition
 from agent.core.registration import FileIdentity
-from agent.errors import KubeApiError, KubeletError
+from agent.errors import DriverError, KubeApiError, KubeletError
 from agent.ports import Clock, NodeEvent, PodEvent
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
@@ -51,11 +51,14 @@ class FakeDriver:
         self.link_list: Sequence[Link] = ()
         self.link_reads = 0
         self.restarts = 0
+        self.kept_out = ""
         self.reported: list[DeviceEvent] = []
         self.hung: str | None = None
         self.process_list: Sequence[GpuProcess] | Exception = ()
 
     async def read(self) -> DriverReading:
+        if self.kept_out:
+            raise DriverError(self.kept_out)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -70,6 +73,9 @@ class FakeDriver:
 
     async def restart(self) -> None:
         self.restarts += 1
+
+    async def keep_out(self, reason: str) -> None:
+        self.kept_out = reason
 
     async def processes(self) -> Sequence[GpuProcess]:
         if isinstance(self.process_list, Exception):
@@ -221,7 +227,9 @@ class Disk:
         self.base = base
         self.store = LedgerFiles(base / "state/ledger")
         self.files = GrantFiles(base / "run/containers")
-        self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", devices=base / "dev", capabilities=base / "capabilities")
+        kernel = {"devices": base / "dev", "capabilities": base / "capabilities", "kernel_drivers": base / "proc-devices"}
+        self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", **kernel)
+        kernel["kernel_drivers"].touch()
 
     def book(self) -> GrantBook:
         return GrantBook(self.store, self.files, self.cdi)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.adapters.nvml import MIG_RIGHTS
+from agent.adapters.mig_rights import MIG_RIGHTS
 from agent.adapters.nvml_limits import LIMIT_RIGHTS
 from agent.core.audit import MAPS_RIGHTS
 from agent.settings import Placement
@@ -138,7 +138,13 @@ def condition_of(kind: str) -> str:
 
 
 OURS = (*vocabularies.NATIVE, f"{contract.RESOURCE_MIG_PREFIX}1g.10gb")
-FOREIGN = (*vocabularies.HAMI_RESOURCES, vocabularies.KAI_FRACTION, vocabularies.KAI_MEMORY, "nvidia.com/container.main.gpu-memory.request")
+FOREIGN = (
+    *vocabularies.HAMI_RESOURCES,
+    vocabularies.HAMI_PRIORITY,
+    vocabularies.KAI_FRACTION,
+    vocabularies.KAI_MEMORY,
+    "nvidia.com/container.main.gpu-memory.request",
+)
 
 
 @pytest.mark.parametrize("name", [*OURS, *FOREIGN])
@@ -170,6 +176,15 @@ def test_where_plain_gpus_are_adopted_other_resources_of_nvidia_never_wait_for_t
 @pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
 def test_gpu_pods_fail_closed(kind: str) -> None:
     assert [webhook["failurePolicy"] for webhook in the(kind, "aliquot")["webhooks"]] == ["Fail"]
+
+
+@pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
+def test_namespaces_that_are_served_by_others_are_left_alone_by_both_webhooks(kind: str) -> None:
+    """NotIn also holds for namespaces without the label."""
+    [webhook] = the(kind, "aliquot")["webhooks"]
+    assert webhook["namespaceSelector"] == {
+        "matchExpressions": [{"key": contract.LABEL_WEBHOOK, "operator": "NotIn", "values": ["ignore"]}]
+    }
 
 
 def test_the_reserved_annotation_is_the_one_of_the_contract() -> None:
@@ -387,6 +402,17 @@ def test_the_mig_component_gives_the_agent_what_it_says_it_needs() -> None:
     assert needed == {"NVIDIA_MIG_MONITOR_DEVICES": "all", "NVIDIA_MIG_CONFIG_DEVICES": "all"}
     assert needed.items() <= {entry["name"]: entry.get("value") for entry in agent["env"]}.items()
     assert agent["securityContext"]["allowPrivilegeEscalation"] is True  # to Kubernetes SYS_ADMIN is an escalation
+
+
+def test_the_memory_component_looks_at_gpu_containers_of_namespaces_with_the_label() -> None:
+    policy, binding = yaml.safe_load_all((DAEMONSET / "components/require-memory/policy.yaml").read_text())
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    assert policy["spec"]["matchConstraints"]["namespaceSelector"] == {"matchLabels": {contract.LABEL_VGPU_MEMORY: "required"}}
+    [variable] = policy["spec"]["variables"]
+    _, asking = conditions(variable["expression"])
+    assert asking == {contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_CORES}
+    assert f"!('{contract.RESOURCE_VGPU_MEMORY}' in" in variable["expression"]
 
 
 # --- priority -----------------------------------------------------------------------------------------------------

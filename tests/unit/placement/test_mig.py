@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from placement import mig
 from placement.device import DeviceState
 from proto.errors import ContractError
-from proto.model import DeviceShare, MigInstance
+from proto.model import DeviceShare, MediaEngines, MigInstance
 from proto.units import MIB
 from tests.unit.placement.builders import make_device, make_instance
 
@@ -241,3 +241,46 @@ def test_whatever_is_asked_and_released_no_two_instances_overlap_and_the_room_is
         used += chosen
         assert not any(a.overlaps(b) for a, b in combinations(used, 2))
         assert sum(one.profile == profile for one in used) <= SHAPES[profile][1]
+
+
+# --- media engines --------------------------------------------------------------------------------------------------
+
+A30 = {
+    "1g.6gb": (1, 4, range(4), MediaEngines(1)),
+    "1g.6gb+me": (1, 1, range(4), MediaEngines(1, 0, 1, 1)),
+    "2g.12gb": (2, 2, (0, 2), MediaEngines(2)),
+    "2g.12gb+me": (2, 1, (0, 2), MediaEngines(2, 0, 1, 1)),
+    "4g.24gb": (4, 1, (0,), MediaEngines(4, 0, 1, 1)),
+}
+"""Size in memory slices, how many at most, where they may begin, and what it takes of four decoders, one JPEG engine and one OFA."""
+
+
+def a30(*existing: MigInstance, used: Iterable[str] = (), told: bool = True) -> DeviceState:
+    places = [
+        MigInstance(f"GPU-0/{profile}@{start}", "GPU-0", profile, MIB, 0, 0, start, size, most, engines if told else None)
+        for profile, (size, most, starts, engines) in A30.items()
+        for start in starts
+    ]
+    return DeviceState.of(make_device(0, mig=(*existing, *places)), [DeviceShare(name, MIB) for name in used])
+
+
+def rooms_of(state: DeviceState) -> dict[str, int]:
+    return dict(mig.rooms(state.device.mig_instances, state.used_instances))
+
+
+def test_profiles_that_take_the_same_media_engine_are_not_offered_together():
+    assert rooms_of(a30(used=["GPU-0/1g.6gb+me@0"])) == {"1g.6gb": 3, "1g.6gb+me": 0, "2g.12gb": 1, "2g.12gb+me": 0, "4g.24gb": 0}
+    assert mig.free_instances(a30(used=["GPU-0/1g.6gb+me@0"]), "2g.12gb+me") == ()
+
+
+def test_an_instance_that_somebody_made_has_its_engines():
+    assert rooms_of(a30(make_instance(0, 0, profile="2g.12gb+me")))["1g.6gb+me"] == 0
+
+
+def test_compute_instances_of_one_gpu_instance_have_its_engines_once():
+    pair = [replace(make_instance(0, index, profile="1c.2g.12gb"), placement_start=0, placement_size=2) for index in range(2)]
+    assert rooms_of(a30(*pair))["2g.12gb"] == 1
+
+
+def test_engines_that_a_node_does_not_tell_are_no_limit():
+    assert rooms_of(a30(used=["GPU-0/1g.6gb+me@0"], told=False))["2g.12gb+me"] == 1

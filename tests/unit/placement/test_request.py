@@ -126,8 +126,8 @@ def test_an_annotation_that_is_none_of_the_choices_is_refused(annotation, value,
     ("limits", "annotations", "says"),
     [
         ({"vgpu": "1"}, {"isolation": "mig"}, "nvidia.com/mig-1g.10gb: 1"),
-        ({"vgpu": "1", "vgpu_memory": "10"}, {"isolation": "exclusive"}, "gives whole ones"),
-        ({"vgpu": "1", "vgpu_cores": "10"}, {"isolation": "exclusive"}, "gives whole ones"),
+        ({"vgpu": "1", "vgpu_cores": "10"}, {"isolation": "exclusive"}, "gives whole GPUs"),
+        ({"vgpu": "1", "vgpu_memory": "10"}, {"isolation": "exclusive", "memory_burst": "2"}, "no memory beyond a whole one"),
         ({"vgpu": "1"}, {"memory_burst": "2"}, "no memory beyond a whole one"),
         ({"vgpu": "1", "vgpu_memory": "100"}, {"cores_mode": "weight"}, "its cores are its weight"),
     ],
@@ -152,6 +152,13 @@ def test_a_pod_is_its_requesting_containers_in_spec_order():
     assert pod_request(pod) == PodRequest(
         (ContainerRequest("prepare", 1, init=True), ContainerRequest("train", 2)), Preferences(priority=Priority.LOW)
     )
+
+
+def test_a_pod_with_more_gpu_containers_than_make_sense_is_refused():
+    specs = [make_spec(f"c{number}", vgpu="1") for number in range(33)]
+    assert len(pod_request(make_pod(*specs[:32])).containers) == 32
+    with pytest.raises(RequestError, match="expected at most 32 containers that ask for GPUs, found 33"):
+        pod_request(make_pod(*specs))
 
 
 def test_a_pod_without_gpus_has_an_empty_request():

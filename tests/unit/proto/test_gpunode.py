@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proto import contract, gpunode, units
 from proto.errors import AliquotError, ContractError
 from proto.gpunode import GpuDevice, GpuNode, decode_gpu_node, encode_gpu_node
-from proto.model import Device, Isolation, Link, LinkKind, MigInstance
+from proto.model import Device, Isolation, Link, LinkKind, MediaEngines, MigInstance
 
 CRD = Path(__file__).parents[3] / "deploy/daemonset/base/crd-gpunodes.yaml"
 
@@ -33,6 +33,7 @@ def make_node(count: int = 2, **fields) -> GpuNode:
 PCIE = [kind for kind in LinkKind if kind is not LinkKind.NVLINK]
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 small = st.integers(0, gpunode.MAX_MINOR)
+engines = st.none() | st.builds(MediaEngines, small, small, small, small)
 memory = st.integers(1, 1 << 30).map(units.mib_to_bytes)
 
 
@@ -43,7 +44,16 @@ def nodes(draw: st.DrawFn) -> GpuNode:
         uuid = f"GPU-{index}"
         instances = tuple(
             MigInstance(
-                f"MIG-{index}-{i}", uuid, draw(texts), draw(memory), draw(small), draw(small), draw(small), draw(small), draw(small)
+                f"MIG-{index}-{i}",
+                uuid,
+                draw(texts),
+                draw(memory),
+                draw(small),
+                draw(small),
+                draw(small),
+                draw(small),
+                draw(small),
+                draw(engines),
             )
             for i in range(draw(st.integers(0, 2)))
         )
@@ -119,6 +129,17 @@ def test_pcie_paths_have_a_table_of_their_own_that_older_readers_can_leave_out()
     assert data["status"].pop("pcie") == ["X PXB -", "PXB X PSB", "- PSB X"]
     found = decode_gpu_node(json.dumps(data).encode())
     assert found.links == (Link("GPU-0", "GPU-1", LinkKind.NVLINK, 4), Link("GPU-1", "GPU-2", LinkKind.PCIE_SWITCH))
+
+
+def test_engines_are_left_out_by_older_agents_and_are_then_not_told():
+    device = make_device()
+    place = MigInstance(f"{device.uuid}/1g.6gb+me@0", device.uuid, "1g.6gb+me", units.MIB, 0, 0, 0, 1, 1, MediaEngines(1, 0, 1, 1))
+    node = make_node(devices=(GpuDevice(replace(device, mig_instances=(place,))),))
+    data = json.loads(encode_gpu_node(node))
+    (instance,) = data["status"]["devices"][0]["migInstances"]
+    assert instance.pop("engines") == {"decoders": 1, "jpegs": 1, "ofas": 1}
+    (found,) = decode_gpu_node(json.dumps(data).encode()).devices[0].device.mig_instances
+    assert found == replace(place, engines=None)
 
 
 def test_pcie_paths_are_written_once_where_one_table_tells_them():

@@ -15,6 +15,7 @@ from proto.model import (
     Isolation,
     Link,
     LinkKind,
+    MediaEngines,
     MigInstance,
     Pod,
     PodAssignment,
@@ -23,9 +24,17 @@ from proto.model import (
 from scheduler_plugin.core.pods import PodFacts, asks_gpu
 
 OFFERED = (Isolation.SHIM, Isolation.EXCLUSIVE, Isolation.MIG)
-PROFILES = {"1g.10gb": (1, 7, range(7)), "1g.20gb": (2, 4, range(0, 8, 2)), "3g.40gb": (4, 2, (0, 4)), "7g.80gb": (8, 1, (0,))}
-"""Of an A100: size in memory slices, how many at most, where they may begin."""
-PLACES = tuple((profile, start) for profile, (_, _, starts) in PROFILES.items() for start in starts)
+PROFILES = {
+    "1g.10gb": (1, 7, range(7), MediaEngines()),
+    "1g.10gb+me": (1, 1, range(7), MediaEngines(1, jpegs=1, ofas=1)),
+    "1g.20gb": (2, 4, range(0, 8, 2), MediaEngines(1)),
+    "1g.20gb+me": (2, 1, range(0, 8, 2), MediaEngines(2, jpegs=1, ofas=1)),
+    "3g.40gb": (4, 2, (0, 4), MediaEngines(2)),
+    "7g.80gb": (8, 1, (0,), MediaEngines(5, jpegs=1, ofas=1)),
+}
+"""As of an A100: size in memory slices, how many at most, where they may begin, media engines. No A100 has 1g.20gb+me, which makes two
+profiles compete for its one JPEG engine, as on an A30."""
+PLACES = tuple((profile, start) for profile, (_, _, starts, _) in PROFILES.items() for start in starts)
 
 
 def make_device(node: str, minor: int, *, mib: int = 1000, model: str = "NVIDIA H200", numa: int | None = 0, instances: int = 0) -> Device:
@@ -35,8 +44,8 @@ def make_device(node: str, minor: int, *, mib: int = 1000, model: str = "NVIDIA 
 
 
 def make_place(device_uuid: str, profile: str, start: int) -> MigInstance:
-    size, most, _ = PROFILES[profile]
-    return MigInstance(f"{device_uuid}/{profile}@{start}", device_uuid, profile, 8 * units.MIB, 0, 0, start, size, most)
+    size, most, _, engines = PROFILES[profile]
+    return MigInstance(f"{device_uuid}/{profile}@{start}", device_uuid, profile, 8 * units.MIB, 0, 0, start, size, most, engines)
 
 
 def make_node(name: str = "n1", devices: int | Iterable[Device] = 2, *, linked: bool = False, **fields) -> GpuNode:

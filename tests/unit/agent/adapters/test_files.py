@@ -20,7 +20,7 @@ from agent.adapters.durable import TEMPORARY_SUFFIX, remove_tree, write_whole
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.node_files import PageFile, boot_id, load_secret
 from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
-from agent.core.cdi import file_name
+from agent.core.cdi import CapabilityNode, file_name
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.node_pages import PRIORITY, TURNS
 from agent.core.region_layout import (
@@ -407,12 +407,24 @@ containerEdits:
   mounts:
   - {hostPath: /h/libcuda.so.580, containerPath: /c/libcuda.so.580}
 """
+PROC_DEVICES = """\
+Character devices:
+  1 mem
+195 nvidia
+195 nvidiactl
+237 nvidia-caps
+238 nvidia-caps-imex-channels
+
+Block devices:
+259 blkext
+"""
 
 
 class TestCdiDirectory:
     def make(self, tmp_path) -> CdiDirectory:
         (tmp_path / "static").mkdir(exist_ok=True)
-        return CdiDirectory(tmp_path / "dynamic", tmp_path / "static", devices=tmp_path / "dev", capabilities=tmp_path / "caps")
+        kernel = {"devices": tmp_path / "dev", "capabilities": tmp_path / "caps", "kernel_drivers": tmp_path / "proc-devices"}
+        return CdiDirectory(tmp_path / "dynamic", tmp_path / "static", **kernel)
 
     def test_our_specs_are_listed_and_removed(self, tmp_path):
         cdi = self.make(tmp_path)
@@ -461,14 +473,29 @@ class TestCdiDirectory:
         with pytest.raises(StorageError, match=r"static/nvidia.json: want cdiVersion"):
             cdi.host_spec()
 
-    def test_nodes_of_a_mig_instance_are_read_from_the_kernels_files(self, tmp_path):
+    @staticmethod
+    def tell_of_instance(tmp_path, drivers: str) -> None:
+        (tmp_path / "proc-devices").write_text(drivers)
         for name, minor in (("access", 21), ("ci0/access", 22)):
             path = tmp_path / "caps/gpu1/mig/gi2" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
-        assert self.make(tmp_path).capability_nodes(1, 2, 0) == ("/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22")
+            path.write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+
+    def test_nodes_of_a_mig_instance_are_read_from_the_kernels_files(self, tmp_path):
+        self.tell_of_instance(tmp_path, PROC_DEVICES)
+        assert self.make(tmp_path).capability_nodes(1, 2, 0) == (CapabilityNode(21, 237, 0o444), CapabilityNode(22, 237, 0o444))
         with pytest.raises(StorageError, match="gi3"):
             self.make(tmp_path).capability_nodes(1, 3, 0)
+
+    def test_a_kernel_without_the_capabilities_driver_gives_their_nodes_no_major_number(self, tmp_path):
+        self.tell_of_instance(tmp_path, PROC_DEVICES.replace("nvidia-caps\n", "nvidia-capsule\n"))
+        assert {node.major for node in self.make(tmp_path).capability_nodes(1, 2, 0)} == {None}
+
+    def test_the_capabilities_drivers_number_must_be_known_or_known_to_be_missing(self, tmp_path):
+        self.tell_of_instance(tmp_path, "")
+        (tmp_path / "proc-devices").unlink()
+        with pytest.raises(StorageError, match="proc-devices: No such file"):
+            self.make(tmp_path).capability_nodes(1, 2, 0)
 
     def test_only_nvidias_nodes_are_listed(self, tmp_path):
         (tmp_path / "dev").mkdir()

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.nvml_mig import NvmlMig
 from agent.errors import DriverError
+import pynvml
 from proto.codec import decode_place
 
 async def main():
@@ -29,6 +30,12 @@ async def main():
 async def do(mig, driver, gpus, errors, command, words):
     if command == "errors":
         return errors
+    if command == "keep-out":
+        await driver.keep_out(" ".join(words))
+        try:
+            return pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as exc:
+            return str(exc)
     gpu = gpus[int(words[0])]
     if command == "places":
         return [asdict(place) for place in await mig.places(gpu)]
@@ -70,6 +77,9 @@ def test_places_are_those_the_driver_names(node):
     sizes = {one["profile"]: (one["placement_size"], one["most_on_device"]) for one in places}
     small = {"1g.10gb": (1, 7), "1g.10gb+me": (1, 1), "1g.20gb": (2, 4), "2g.20gb": (2, 3)}
     assert sizes == {**small, "3g.40gb": (4, 2), "4g.40gb": (4, 1), "7g.80gb": (8, 1)}
+    engines = {one["profile"]: one["engines"] for one in places}
+    assert engines["1g.10gb"] == [0, 0, 0, 0]
+    assert (engines["1g.10gb+me"], engines["3g.40gb"], engines["7g.80gb"]) == ([1, 0, 1, 1], [2, 0, 0, 0], [5, 0, 1, 1])
     assert all(one["uuid"] == f"{one['parent_uuid']}/{one['profile']}@{one['placement_start']}" for one in places)
     assert node.ask("errors") == []
 
@@ -110,3 +120,44 @@ def test_what_cannot_be_made_says_why(node, question, words):
     kind, message = node.ask(*question)
     assert kind == "PartitionError"
     assert words in message
+
+
+def test_while_it_is_kept_out_the_agent_has_no_session_and_begins_none(node):
+    assert node.ask("keep-out", "mig-manager", "is", "at", "work") == "Uninitialized"
+    for question in (("read", 6), ("places", 6), ("at", 6, "1g.10gb/0")):
+        assert node.ask(*question) == ["DriverError", "mig-manager is at work"]
+    assert node.ask("keep-out") == "Uninitialized"
+    assert len(node.ask("read", 6)) == 7
+
+
+A30 = """\
+topology name=a30
+driver   version=580.159.03 cuda=13.0
+numa     0 cpus=0-15
+model    a30 name="NVIDIA A30" brand=nvidia architecture=ampere compute=8.0 part=x vbios=x memory=24576MiB reserved=421MiB bar1=32768MiB \\
+         context=300MiB l2=24MiB bus-bits=3072 ecc=on sms=56 cores=3584 clock=1440MHz memory-clock=1215MHz video-clock=1305MHz \\
+         idle-clock=210MHz idle-memory-clock=1215MHz power-idle=28W power-limit=165W power-min=100W power-max=165W temperature-idle=30C \\
+         temperature-busy=60C temperature-slowdown=92C temperature-shutdown=95C device-id=0x20b710de subsystem-id=0x153210de \\
+         pcie-generation=4 pcie-width=16 mig=4-slices mig-memory=5952MiB,11968MiB,23936MiB,23936MiB mig-sms=14,14,28,28,56,56 mig-mode=on
+gpu      0 model=a30 pci=0000:17:00.0 numa=0 bridge=0 port=0 switch=0
+"""
+
+
+def test_what_the_driver_says_of_media_engines_is_why_it_refuses(build_dir, sim_node, tmp_path):
+    topology = tmp_path / "a30"
+    topology.write_text(A30)
+    node = NvmlChild(CHILD, build_dir / "lib/sim/libnvidia-ml.so.1", sim_node(str(topology)))
+    try:
+        engines = {one["profile"]: one["engines"] for one in node.ask("places", 0)}
+        assert engines == {
+            "1g.6gb": [1, 0, 0, 0],
+            "1g.6gb+me": [1, 0, 1, 1],
+            "2g.12gb": [2, 0, 0, 0],
+            "2g.12gb+me": [2, 0, 1, 1],
+            "4g.24gb": [4, 0, 1, 1],
+        }
+        assert node.ask("create", 0, "1g.6gb+me@0", 1)["uuid"]
+        assert node.ask("create", 0, "2g.12gb+me@2", 2)[0] == "PartitionError"
+        assert node.ask("create", 0, "2g.12gb@2", 2)["uuid"]
+    finally:
+        node.close()

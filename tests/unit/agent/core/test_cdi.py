@@ -1,6 +1,8 @@
 import pytest
 
 from agent.core.cdi import (
+    CapabilityNode,
+    HostSpec,
     HostSpecError,
     InjectedDevice,
     Interposition,
@@ -52,6 +54,12 @@ def host_document(**extra) -> dict:
         },
     }
     return {**document, **extra}
+
+
+def host_of_instance(*paths: str) -> HostSpec:
+    """A host spec that knows one MIG instance, with these device nodes."""
+    entry = {"name": "MIG-7", "containerEdits": {"deviceNodes": [{"path": path} for path in paths]}}
+    return parse_host_spec(host_document(devices=[entry]), "x")
 
 
 HOST = parse_host_spec(host_document(), "/etc/cdi/nvidia.yaml")
@@ -147,8 +155,35 @@ class TestMig:
         assert "/run/aliquot/limits" not in mounts_of(edits)
 
     def test_without_a_host_spec_its_capability_nodes_are_listed(self):
-        edits = edits_of([InjectedDevice("MIG-7", 3, ("/dev/nvidia-caps/nvidia-cap21",))], None, None, ["/dev/nvidiactl"])
-        assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidiactl"]
+        edits = edits_of([InjectedDevice("MIG-7", 3, (CapabilityNode(21),))], None, None, ["/dev/nvidiactl"])
+        assert edits["deviceNodes"] == [{"path": "/dev/nvidia3"}, {"path": "/dev/nvidia-caps/nvidia-cap21"}, {"path": "/dev/nvidiactl"}]
+
+    CAPABILITIES = (CapabilityNode(66, 237, 0o444), CapabilityNode(67, 237, 0o444))
+    NUMBERED = (
+        {"path": "/dev/nvidia-caps/nvidia-cap66", "type": "c", "major": 237, "minor": 66, "fileMode": 292},
+        {"path": "/dev/nvidia-caps/nvidia-cap67", "type": "c", "major": 237, "minor": 67, "fileMode": 292},
+    )
+
+    def test_the_runtime_needs_no_node_of_the_host_for_an_instance_made_after_the_spec(self):
+        edits = edits_of([InjectedDevice("MIG-7", 0, self.CAPABILITIES)], HOST, None)
+        assert edits["deviceNodes"] == [{"path": "/dev/nvidiactl"}, {"path": "/dev/nvidia0"}, *self.NUMBERED]
+
+    def test_an_instance_whose_nodes_nvidia_ctk_left_out_gets_them(self):
+        host = host_of_instance("/dev/nvidia0", "/dev/dri/card0")
+        assert host.lacks_capabilities("MIG-7")
+        edits = edits_of([InjectedDevice("MIG-7", 0, self.CAPABILITIES)], host, None)
+        assert [node for node in edits["deviceNodes"] if "caps" in node["path"]] == list(self.NUMBERED)
+        assert {"path": "/dev/dri/card0"} in edits["deviceNodes"]
+
+    @pytest.mark.parametrize(
+        "paths",
+        [
+            pytest.param(["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67"], id="both are there"),
+            pytest.param([], id="no GPU's node either, as on simulated nodes"),
+        ],
+    )
+    def test_a_whole_description_of_an_instance_is_taken_as_it_is(self, paths):
+        assert not host_of_instance(*paths).lacks_capabilities("MIG-7")
 
     def test_an_instance_the_host_spec_does_not_know_is_never_replaced_by_its_whole_gpu(self):
         with pytest.raises(HostSpecError, match="no device MIG-7"):

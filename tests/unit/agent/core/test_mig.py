@@ -17,10 +17,13 @@ from agent.core.mig import (
 )
 from agent.errors import StorageError
 from placement import mig
+from proto.model import MediaEngines
 from tests.unit.agent.builders import BOOT, VGPU, board, gpu, grant, ids, instance, reading, share
 from tests.unit.agent.partitions import dynamic_gpu, place, places
 
 ONE_G, TWO_G, THREE_G, SEVEN_G = (mig.resource_of_profile(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
+
+MEDIA_G = mig.resource_of_profile("1g.10gb+me")
 
 
 def real(start: int, uuid: str = "MIG-a", profile: str = "1g.10gb"):
@@ -131,18 +134,26 @@ class TestBoard:
 class TestOffered:
     def test_an_empty_gpu_offers_of_each_profile_as_many_as_fit(self):
         offered = offered_devices(board(dynamic_gpu()), Ledger(), 16, MigStrategy.MIXED)
-        assert healthy(offered) == {ONE_G: 7, mig.resource_of_profile("1g.10gb+me"): 1, TWO_G: 3, THREE_G: 2, SEVEN_G: 1}
+        assert healthy(offered) == {ONE_G: 7, MEDIA_G: 1, TWO_G: 3, THREE_G: 2, SEVEN_G: 1}
         assert [device.device_id for device in offered[THREE_G]] == ["GPU-0::0", "GPU-0::1"]
 
     def test_what_is_promised_takes_room_from_other_profiles(self):
         offered = offered_devices(board(dynamic_gpu()), Ledger().adopting([on_place(4)]), 16, MigStrategy.MIXED)
-        assert healthy(offered) == {ONE_G: 7, mig.resource_of_profile("1g.10gb+me"): 1, TWO_G: 2, THREE_G: 1, SEVEN_G: 0}
+        assert healthy(offered) == {ONE_G: 7, MEDIA_G: 1, TWO_G: 2, THREE_G: 1, SEVEN_G: 0}
         assert len(offered[SEVEN_G]) == 1
 
     def test_an_id_that_is_held_stays_healthy_when_there_is_no_room_for_more(self):
         whole = on_place(0, "7g.80gb", SEVEN_G)
         offered = offered_devices(board(dynamic_gpu()), Ledger().adopting([whole]), 16, MigStrategy.MIXED)
-        assert healthy(offered) == {ONE_G: 0, mig.resource_of_profile("1g.10gb+me"): 0, TWO_G: 0, THREE_G: 0, SEVEN_G: 1}
+        assert healthy(offered) == {ONE_G: 0, MEDIA_G: 0, TWO_G: 0, THREE_G: 0, SEVEN_G: 1}
+
+    def test_what_lacks_a_media_engine_is_not_offered(self):
+        few = MediaEngines(1, 0, 1, 1)
+        of_profile = {"1g.10gb+me": few, "2g.20gb": few, "7g.80gb": few}
+        there = tuple(replace(one, engines=of_profile.get(one.profile, MediaEngines())) for one in places())
+        ledger = Ledger().adopting([on_place(0, "1g.10gb+me", MEDIA_G)])
+        offered = offered_devices(board(gpu(0, mig=there)), ledger, 16, MigStrategy.MIXED)
+        assert healthy(offered) == {ONE_G: 6, MEDIA_G: 1, TWO_G: 0, THREE_G: 1, SEVEN_G: 0}
 
     def test_an_id_of_one_gpu_may_stand_for_an_instance_on_another(self):
         elsewhere = grant(ids("1:0"), share(place(0, "7g.80gb").uuid, 9728), resource=SEVEN_G)

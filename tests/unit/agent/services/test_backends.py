@@ -6,6 +6,7 @@ from functools import partial
 import msgspec
 import pytest
 
+from agent.core.cdi import file_name
 from agent.core.refusal import Reason
 from agent.errors import DriverError, MpsError, PartitionError
 from agent.services.backends import Provision
@@ -60,6 +61,17 @@ class TestMig:
         start = made.placement_start
         assert nodes == ["/dev/nvidia0", f"/dev/nvidia-caps/nvidia-cap{100 + start}", f"/dev/nvidia-caps/nvidia-cap{200 + start}"]
         assert [one.backend for one in node.book.ledger.grants.values()] == [Isolation.MIG]
+
+    async def test_an_instance_whose_nodes_the_hosts_spec_lacks_gets_them(self, node):
+        (node.disk.base / "proc-devices").write_text("237 nvidia-caps\n")
+        entry = {"name": "MIG-made-1", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}
+        document = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": [entry]}
+        (node.disk.base / "cdi/nvidia.json").write_bytes(msgspec.json.encode(document))
+        assert await node.start_mig(on_demand(), ids("0:0")) is None
+        (one,) = node.book.ledger.grants.values()
+        spec = msgspec.json.decode((node.disk.base / "cdi" / file_name(one.grant_id)).read_bytes())
+        capabilities = [entry for entry in spec["devices"][0]["containerEdits"]["deviceNodes"] if "caps" in entry["path"]]
+        assert [(entry["type"], entry["major"], entry["minor"] // 100) for entry in capabilities] == [("c", 237, 1), ("c", 237, 2)]
 
     async def test_starting_again_makes_nothing_new(self, node):
         await node.start_mig(on_demand(), ids("0:0"))

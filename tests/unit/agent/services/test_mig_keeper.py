@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent.core.inventory import DeviceEvent
 from agent.core.mig import MigRecord
 from agent.errors import DriverError, DriverTimeoutError, PartitionError, PartitionInUseError
 from agent.services.mig_keeper import MigAwareDriver
@@ -319,6 +320,48 @@ class TestBoard:
         monkeypatch.setattr(node.partitions, "places", hanging)
         with pytest.raises(DriverTimeoutError):
             await MigAwareDriver(FakeDriver(reading(gpu(0, mig=[]))), node.keeper).read()
+
+
+class TestMakingWay:
+    """mig-manager resets GPUs only while nobody has them open."""
+
+    STATE = "nvidia.com/mig.config.state"
+
+    async def test_the_driver_is_left_while_mig_manager_may_reset_gpus_and_the_gpus_stay_as_they_were(self, node):
+        beneath = FakeDriver(reading(gpu(0), gpu(1)))
+        driver = MigAwareDriver(beneath, node.keeper)
+        before = await driver.read()
+        for state in ("pending", "rebooting"):
+            node.labels[self.STATE] = state
+            assert await driver.read() == before
+            assert state in beneath.kept_out
+
+    @pytest.mark.parametrize("state", ["success", "failed"])
+    async def test_it_is_entered_again_when_mig_manager_is_done(self, node, state):
+        beneath = FakeDriver(reading(gpu(0)))
+        driver = MigAwareDriver(beneath, node.keeper)
+        await driver.read()
+        node.labels[self.STATE] = "pending"
+        await driver.read()
+        node.labels[self.STATE] = state
+        beneath.answer = reading(gpu(0), gpu(1))
+        assert len((await driver.read()).devices) == 2
+        assert beneath.kept_out == ""
+
+    async def test_it_is_left_within_a_look_at_events_not_a_whole_period_later(self, node):
+        beneath = FakeDriver(reading(gpu(0)))
+        driver = MigAwareDriver(beneath, node.keeper)
+        await driver.read()
+        node.labels[self.STATE] = "pending"
+        event = DeviceEvent("GPU-0", 79)
+        beneath.reported = [event]
+        assert await driver.events() == [event]
+        assert beneath.kept_out
+
+    async def test_an_agent_that_starts_meanwhile_says_why_it_knows_no_gpu(self, node):
+        node.labels[self.STATE] = "rebooting"
+        with pytest.raises(DriverError, match="'rebooting': mig-manager may reset"):
+            await MigAwareDriver(FakeDriver(reading(gpu(0))), node.keeper).read()
 
 
 def test_the_name_of_a_place_is_read_back():

@@ -5,10 +5,11 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Sequence
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from aliquot.__main__ import main
 from aliquot.cli import cordon, drift, live, top
@@ -20,7 +21,7 @@ from aliquot.paths import SOURCE_ROOT
 from proto import codec, contract
 from proto.model import ContainerAssignment, DeviceShare, PodAssignment
 from proto.units import MIB
-from tests.unit.aliquot.cli.clusters import METRICS, FakeCluster, gpu_node
+from tests.unit.aliquot.cli.clusters import METRICS, FakeCluster, agent_pod, gpu_node
 from tests.unit.aliquot.cli.test_model import PAGE
 
 
@@ -153,6 +154,35 @@ class TestDrift:
             "findings": [{"kind": "over-limit", "seconds": 1, "namespace": "d", "pod": "p", "container": "c", "message": "too much"}],
         }
     )
+
+    QUIET = json.dumps({"node": "n1", "drifts": [], "findings": []})
+
+    def look(self, monkeypatch, *arguments: str, nodes: Sequence[str] = (), agents_on: Sequence[str] = (), **facts: bool) -> Result:
+        """Ask a cluster whose agents all answer that nothing differs."""
+        cluster = FakeCluster(*(gpu_node(name) for name in nodes), pods=[agent_pod(name) for name in agents_on], **facts)
+        cluster.pages = {PAGE.replace("n1", name).replace("/metrics", "/drift"): self.QUIET for name in agents_on}
+        monkeypatch.setattr(drift, "connect", lambda target: cluster)
+        return CliRunner().invoke(main, ["drift", *arguments])
+
+    @pytest.mark.parametrize("installed", [True, False])
+    def test_a_cluster_without_agents_and_inventories_is_not_healthy(self, monkeypatch, installed):
+        result = self.look(monkeypatch, installed=installed)
+        assert result.exit_code == 1
+        assert "expected nodes with GPUs: found neither a gpunode nor a pod with label" in result.output
+
+    def test_a_node_with_an_inventory_and_no_agent_is_silent(self, monkeypatch):
+        result = self.look(monkeypatch, nodes=["n1", "n2"], agents_on=["n1"])
+        assert (result.exit_code, result.stdout, result.stderr) == (1, "nothing differs on 1 nodes\n", "n2: no agent runs there\n")
+        document = json.loads(self.look(monkeypatch, "-o", "json", nodes=["n1", "n2"], agents_on=["n1"]).stdout)
+        assert document == {"differences": [], "silent": {"n2": "no agent runs there"}}
+
+    def test_only_the_nodes_that_are_named_count(self, monkeypatch):
+        nodes, agents_on = ["n1", "n2"], ["n1", "n3"]
+        assert self.look(monkeypatch, "--node", "n1", nodes=nodes, agents_on=agents_on).exit_code == 0
+        assert self.look(monkeypatch, "--node", "n2", nodes=nodes, agents_on=agents_on).exit_code == 1
+        assert self.look(monkeypatch, "--node", "n3", nodes=nodes, agents_on=agents_on).exit_code == 0, "it has no inventory yet"
+        unknown = self.look(monkeypatch, "--node", "n9", nodes=nodes, agents_on=agents_on)
+        assert (unknown.exit_code, "no node with GPUs is named n9; there are n1, n2, n3" in unknown.output) == (3, True)
 
     def test_drifts_and_findings_are_read(self):
         first, second = drift.differences("n1", self.PAGE)

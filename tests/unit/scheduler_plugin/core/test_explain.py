@@ -16,8 +16,9 @@ from proto import contract, units
 from proto.gpunode import GpuDevice
 from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Policy, Preferences
 from scheduler_plugin.core.change import Change, Kind
-from scheduler_plugin.core.explain import count_reasons, fewest_pods, several_question, smallest_changes, victim_questions
+from scheduler_plugin.core.explain import ReasonCount, count_reasons, fewest_pods, several_question, smallest_changes, victim_questions
 from scheduler_plugin.core.explain_several import answer_several
+from scheduler_plugin.core.kube_filters import Scope
 from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS, HostDemand
 from scheduler_plugin.core.shapes import PodShape, Shapes
@@ -64,6 +65,18 @@ def shapes(draw: st.DrawFn) -> PodShape:
         isolation=draw(st.sampled_from([None, None, None, Isolation.EXCLUSIVE])),
     )
     return PodShape(PodRequest((request,), preferences), Policy.FRAG, HostDemand())
+
+
+def counted(state: ClusterState, shape: PodShape) -> tuple[int, tuple[ReasonCount, ...]]:
+    return count_reasons(state, Shapes(state, DEFAULT_WEIGHTS).verdict(shape), shape.demand, Scope.of(state))
+
+
+def changes_for(state: ClusterState, shape: PodShape) -> tuple[Change, ...]:
+    return smallest_changes(state, Shapes(state, DEFAULT_WEIGHTS), shape, Scope.of(state))
+
+
+def ended_for(state: ClusterState, shape: PodShape) -> Change | None:
+    return fewest_pods(victim_questions(state, Shapes(state, DEFAULT_WEIGHTS), shape, Scope.of(state)))
 
 
 def fits(state: ClusterState, request: PodRequest) -> bool:
@@ -171,19 +184,18 @@ def fewest_ended(state: ClusterState, request: PodRequest) -> tuple[int, int] | 
 @settings(max_examples=120, deadline=None)
 @given(clusters(), shapes())
 def test_the_proposed_changes_are_the_smallest(state, shape):
-    judged = Shapes(state, DEFAULT_WEIGHTS)
     request = shape.request
-    fitting, _ = count_reasons(state, judged.verdict(shape))
+    fitting, _ = counted(state, shape)
     assert bool(fitting) == fits(state, request)
     if fitting:
         return
-    changes = {change.kind: change for change in smallest_changes(state, judged, shape) if change.kind is not Kind.DROP_PREFERENCE}
+    changes = {change.kind: change for change in changes_for(state, shape) if change.kind is not Kind.DROP_PREFERENCE}
     event(", ".join(sorted(changes)) or "nothing helps")
     for kind in (Kind.ASK_LESS_MEMORY, Kind.ASK_LESS_CORES, Kind.ASK_FEWER_GPUS):
         assert (changes[kind].amount if kind in changes else None) == most(state, request, kind), kind
     assert _room(changes.get(Kind.FREE_ROOM)) == least_room(state, request)
     assert _lifted(state, changes.get(Kind.LIFT_CORDON)) == least_lifted(state, request)
-    ended = fewest_pods(victim_questions(state, judged, shape))
+    ended = ended_for(state, shape)
     event("pods end" if ended else "no pods end")
     size = None if ended is None else len(ended.pods)
     want = fewest_ended(state, request)
@@ -208,10 +220,9 @@ def _lifted(state: ClusterState, change: Change | None) -> tuple[int, int] | Non
 @settings(max_examples=60, deadline=None)
 @given(clusters(), shapes())
 def test_a_preference_is_named_exactly_when_the_pod_fits_without_it(state, shape):
-    judged = Shapes(state, DEFAULT_WEIGHTS)
     if fits(state, shape.request):
         return
-    named = {change.preference.replace("-", "_") for change in smallest_changes(state, judged, shape) if change.preference}
+    named = {change.preference.replace("-", "_") for change in changes_for(state, shape) if change.preference}
     preferences = shape.request.preferences
     for name in ("gpu_type", "gpu_type_not", "gpu_uuid", "gpu_uuid_not", "numa", "isolation"):
         without = replace(shape.request, preferences=replace(preferences, **{name: getattr(NOTHING, name)}))
@@ -225,7 +236,7 @@ def test_reasons_are_counted_with_the_most_frequent_first():
         state.set_gpu_node(make_node(name, 1, cordoned=name == "c"))
         state.set_pod(make_pod(f"p-{name}", node=name, shares={"main": [make_share(name, 0, 900)]}, vgpu="1"))
     shape = PodShape(PodRequest((ContainerRequest("c0", 1, 500 * units.MIB),)), Policy.FRAG, HostDemand())
-    fitting, counts = count_reasons(state, Shapes(state, DEFAULT_WEIGHTS).verdict(shape))
+    fitting, counts = counted(state, shape)
     assert fitting == 0
     assert [(count.reason, count.nodes, count.examples) for count in counts] == [
         ("not enough free memory on one GPU", 2, ("a", "b")),
@@ -239,10 +250,9 @@ def test_changes_are_said_in_words():
     for minor in (0, 1):
         state.set_pod(make_pod(f"p{minor}", node="n1", shares={"main": [make_share("n1", minor, 700 + minor, 30)]}, vgpu="1"))
     shape = PodShape(PodRequest((ContainerRequest("c0", 1, 500 * units.MIB, 80),)), Policy.FRAG, HostDemand())
-    judged = Shapes(state, DEFAULT_WEIGHTS)
-    (change,) = smallest_changes(state, judged, shape)
+    (change,) = changes_for(state, shape)
     assert change.sentence == "free 200 MiB and 10 % of the cores on GPU-n1-0, on node n1"
-    ended = fewest_pods(victim_questions(state, judged, shape))
+    ended = ended_for(state, shape)
     assert ended.sentence == "end team/pod-p0 on node n1"
 
 
@@ -251,9 +261,8 @@ def test_a_burst_that_no_node_allows_is_named_as_what_to_drop():
     state.set_gpu_node(make_node("n1", memory_oversubscription=1.5))
     pod = make_pod(vgpu="1", vgpu_memory="400", annotations={contract.ANNOTATION_MEMORY_BURST: "2"})
     shape = PodShape.of(request_of(pod), Policy.FRAG, HostDemand())
-    judged = Shapes(state, DEFAULT_WEIGHTS)
-    assert [count.reason for count in count_reasons(state, judged.verdict(shape))[1]] == [NodeReason.ISOLATION.sentence]
-    (change,) = smallest_changes(state, judged, shape)
+    assert [count.reason for count in counted(state, shape)[1]] == [NodeReason.ISOLATION.sentence]
+    (change,) = changes_for(state, shape)
     assert (change.kind, change.preference) == (Kind.DROP_PREFERENCE, "memory-burst")
 
 
@@ -328,7 +337,7 @@ def test_the_changes_of_a_pod_of_several_containers_are_the_smallest(state, requ
     shape = PodShape.of(request, Policy.FRAG, HostDemand())
     if fits(state, request):
         return
-    changes = {change.kind: change for change in answer_several(several_question(state, shape, request))}
+    changes = {change.kind: change for change in answer_several(several_question(state, shape, request, Scope.of(state)))}
     event(", ".join(sorted(changes)) or "nothing helps")
     exclusive = request.preferences.isolation is Isolation.EXCLUSIVE
     kinds = (Kind.ASK_FEWER_GPUS,) if exclusive else (Kind.ASK_LESS_MEMORY, Kind.ASK_LESS_CORES, Kind.ASK_FEWER_GPUS)
@@ -420,7 +429,7 @@ def test_a_change_of_one_of_several_containers_names_it():
     state = ClusterState()
     state.set_gpu_node(make_node("n1", 1))
     request = PodRequest((ContainerRequest("serve", 1, 700 * units.MIB), ContainerRequest("log", 1, 400 * units.MIB)))
-    question = several_question(state, PodShape.of(request, Policy.FRAG, HostDemand()), request)
+    question = several_question(state, PodShape.of(request, Policy.FRAG, HostDemand()), request, Scope.of(state))
     change, *_ = answer_several(question)
     assert change.sentence == "ask for at most 600 MiB of memory per vGPU in container serve instead of 700 MiB: it would fit on node n1"
     assert (change.kind, change.container, change.amount) == (Kind.ASK_LESS_MEMORY, "serve", 600)
@@ -448,7 +457,7 @@ def test_devices_that_the_pod_rules_out_are_the_reason_only_where_no_others_are_
         state.set_pod(make_pod(f"p{minor}", node="n1", shares={"main": [make_share("n1", minor, 900)]}, vgpu="1"))
     container, preferences = ContainerRequest("c0", vgpus, vgpus * 500 * units.MIB), Preferences(gpu_uuid=pinned)
     shape = PodShape(PodRequest((container,), preferences), Policy.FRAG, HostDemand())
-    _, (count,) = count_reasons(state, Shapes(state, DEFAULT_WEIGHTS).verdict(shape))
+    _, (count,) = counted(state, shape)
     assert count.reason == reason.sentence
     refusal = choose_pod(state.device_states("n1"), shape.request, Policy.FRAG)
     assert OF_REJECT[refusal.reason] is reason, refusal.sentence
@@ -462,15 +471,14 @@ def test_no_part_of_a_gang_is_proposed_to_end():
         shares = {"main": [make_share("n1", minor, 900)]}
         state.set_pod(make_pod(f"p{minor}", node="n1", shares=shares, annotations=annotations, priority=10 * (minor == 2), vgpu="1"))
     shape = PodShape(PodRequest((ContainerRequest("c0", 1, 500 * units.MIB),)), Policy.FRAG, HostDemand())
-    judged = Shapes(state, DEFAULT_WEIGHTS)
-    assert fewest_pods(victim_questions(state, judged, shape)).pods == ("p2",)
+    assert ended_for(state, shape).pods == ("p2",)
     state.set_gpu_node(make_node("n1", 3, cordoned_devices=("GPU-n1-2",)))
-    assert fewest_pods(victim_questions(state, judged, shape)).pods == ("p0", "p1"), "the gang as a whole"
+    assert ended_for(state, shape).pods == ("p0", "p1"), "the gang as a whole"
 
 
 def test_a_node_whose_vgpus_are_mig_instances_says_why_it_gets_none():
     state = ClusterState()
     state.set_gpu_node(make_node("n1", [make_device("n1", 0, instances=7)]))
     shape = PodShape(PodRequest((ContainerRequest("c0", 1),)), Policy.FRAG, HostDemand())
-    _, (count,) = count_reasons(state, Shapes(state, DEFAULT_WEIGHTS).verdict(shape))
+    _, (count,) = counted(state, shape)
     assert count.reason == "GPUs in MIG mode, given out as instances only (nvidia.com/mig-<profile>, migStrategy mixed)"

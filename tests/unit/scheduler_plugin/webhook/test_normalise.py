@@ -5,7 +5,7 @@ import pytest
 
 from aliquot.standin.patches import apply_json_patch
 from proto import contract
-from scheduler_plugin.webhook.normalise import UNTOUCHED, Normaliser
+from scheduler_plugin.webhook.normalise import GPU_TOLERATION, UNTOUCHED, Normaliser
 from scheduler_plugin.webhook.vocabularies import Options
 
 VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
@@ -46,11 +46,11 @@ def refusal(pod: dict, rules: Normaliser | None = None) -> str:
 @pytest.mark.parametrize(
     ("written", "becomes"),
     [
-        pytest.param({"vgpu": "1"}, {"vgpu": "1"}, id="a whole GPU"),
+        pytest.param({"vgpu": "8"}, {"vgpu": "8", "vgpu-memory": "655360"}, id="whole GPUs"),
         pytest.param({"vgpu": 1, "vgpu-memory": 4000}, {"vgpu": "1", "vgpu-memory": "4000"}, id="numbers"),
         pytest.param({"vgpu-memory": "4Gi"}, {"vgpu": "1", "vgpu-memory": "4096"}, id="a binary amount means what it says"),
-        pytest.param({"vgpu-memory": "4k"}, {"vgpu": "1", "vgpu-memory": "4000"}, id="as the API server spells 4000"),
-        pytest.param({"vgpu": "2", "vgpu-cores": "60"}, {"vgpu": "2", "vgpu-cores": "60"}, id="cores are a total"),
+        pytest.param({"vgpu-memory": "4k"}, {"vgpu": "1", "vgpu-memory": "4k"}, id="as the API server spells 4000"),
+        pytest.param({"vgpu-cores": "10"}, {"vgpu": "1", "vgpu-cores": "10", "vgpu-memory": "81920"}, id="cores alone: all memory"),
         pytest.param({"mig-1g.10gb": "2"}, {"mig-1g.10gb": "2"}, id="MIG"),
         pytest.param({"gpu": 1, "gpumem": 3000, "gpucores": 30}, {"vgpu": "1", "vgpu-memory": "3000", "vgpu-cores": "30"}, id="HAMi"),
         pytest.param(
@@ -58,9 +58,9 @@ def refusal(pod: dict, rules: Normaliser | None = None) -> str:
         ),
         pytest.param({"gpumem": 3000}, {"vgpu": "1", "vgpu-memory": "3000"}, id="HAMi defaults to one GPU"),
         pytest.param({"gpu": 2, "gpumem-percentage": 50}, {"vgpu": "2", "vgpu-memory": "81920"}, id="HAMi percentage"),
-        pytest.param({"gpu": 1, "gpumem-percentage": 100}, {"vgpu": "1"}, id="HAMi 100 percent is a whole GPU"),
+        pytest.param({"gpu": 1, "gpumem-percentage": 100}, {"vgpu": "1", "vgpu-memory": "81920"}, id="HAMi 100 percent is a whole GPU"),
         pytest.param({"gpu": 1, "gpumem": "3Gi"}, {"vgpu": "1", "vgpu-memory": "3072"}, id="HAMi with a binary amount"),
-        pytest.param({"gpu": 1, "gpumem": 0, "gpucores": 0}, {"vgpu": "1"}, id="HAMi zero asks for nothing"),
+        pytest.param({"gpu": 1, "gpumem": 0, "gpucores": 0}, {"vgpu": "1", "vgpu-memory": "81920"}, id="HAMi zero asks for nothing"),
     ],
 )
 def test_resources_become_native_totals(written, becomes):
@@ -86,6 +86,37 @@ def test_resources_become_native_totals(written, becomes):
 def test_hami_annotations_become_ours_and_stay_beside_them(written, becomes):
     pod = admitted(make_pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10}, annotations=written))
     assert pod["metadata"]["annotations"] == written | {f"aliquot.dev/{name}": text for name, text in becomes.items()}
+
+
+HAMI_WISHES = {
+    "nvidia.com/use-gputype": "H100",
+    "nvidia.com/use-gpuuuid": "GPU-1",
+    "nvidia.com/numa-bind": "true",
+    "hami.io/gpu-scheduler-policy": "binpack",
+}
+OUR_WISHES = {"gpu-type": "H100", "gpu-uuid": "GPU-1", "numa": "strict", "placement": "binpack"}
+
+
+@pytest.mark.parametrize("limits", [{"nvidia.com/vgpu-memory": 100}, {"nvidia.com/mig-1g.10gb": 1}], ids=["shares", "MIG"])
+def test_hami_annotations_hold_for_pods_whose_resources_were_rewritten_by_hand(limits):
+    pod = admitted(make_pod(limits, annotations=HAMI_WISHES))
+    assert pod["metadata"]["annotations"] == HAMI_WISHES | {f"aliquot.dev/{name}": text for name, text in OUR_WISHES.items()}
+    assert normaliser().admit(pod).patch == ()
+
+
+def test_hami_mode_mig_is_what_a_pod_with_a_mig_resource_has_anyway():
+    mode = {"nvidia.com/vgpu-mode": "mig"}
+    assert admitted(make_pod({"nvidia.com/mig-1g.10gb": 1}, annotations=mode))["metadata"]["annotations"] == mode
+    assert "ask for an instance by its resource" in refusal(make_pod({"nvidia.com/vgpu": 1}, annotations=mode))
+
+
+def test_a_priority_alone_asks_for_no_gpu_and_beside_one_says_whose_work_waits():
+    side = {"name": "side", "resources": {"limits": {"nvidia.com/priority": "1"}}}
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/gpumem": "1000"}}}
+    assert normaliser(adopt_nvidia_gpu=True).admit(make_pod(containers=[side])) is UNTOUCHED
+    pod = admitted(make_pod(containers=[main, side]))
+    assert [limits_of(pod, position) for position in (0, 1)] == [{"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "1000"}, {}]
+    assert pod["metadata"]["annotations"] == {"aliquot.dev/priority": "low"}
 
 
 @pytest.mark.parametrize(("level", "want"), [(0, "high"), (1, "low")])
@@ -125,6 +156,26 @@ def test_an_nvidia_limit_above_the_request_becomes_burst():
     assert pod["metadata"]["annotations"]["aliquot.dev/isolation"] == "mps"
 
 
+def nvidia_fractions(**amounts: tuple[str, str]) -> dict:
+    parts = [(name, dict(zip(("request", "limit"), texts, strict=True))) for name, texts in amounts.items()]
+    return {f"nvidia.com/container.{name}.gpu-memory.{part}": text for name, texts in parts for part, text in texts.items()}
+
+
+def test_a_limit_above_one_containers_request_does_not_lift_its_neighbours():
+    pair = [{"name": "a"}, {"name": "b"}]
+    sentence = refusal(make_pod(containers=pair, annotations=nvidia_fractions(a=("4Gi", "4Gi"), b=("4Gi", "8Gi"))))
+    assert "gpu-memory.limit are 1 and 2 times their requests: one ratio holds for a pod" in sentence
+    native = [{"name": "a", "resources": {"limits": {"nvidia.com/vgpu-memory": "100"}}}, {"name": "b"}]
+    assert "are 1 and 2 times" in refusal(make_pod(containers=native, annotations=nvidia_fractions(b=("4Gi", "8Gi"))))
+
+
+@pytest.mark.parametrize(("b", "burst"), [(("2Gi", "4Gi"), "2"), (("2Gi", "2Gi"), None)])
+def test_one_ratio_in_all_containers_is_the_pods(b, burst):
+    a = ("4Gi", "8Gi") if burst else ("4Gi", "4Gi")
+    pod = admitted(make_pod(containers=[{"name": "a"}, {"name": "b"}, {"name": "side"}], annotations=nvidia_fractions(a=a, b=b)))
+    assert pod["metadata"]["annotations"].get("aliquot.dev/memory-burst") == burst
+
+
 def test_requests_are_kept_equal_to_limits():
     resources = {"limits": {"nvidia.com/vgpu-memory": "4Gi", "cpu": "1"}, "requests": {"nvidia.com/vgpu-memory": "4Gi", "cpu": "500m"}}
     pod = admitted(make_pod(containers=[{"name": "main", "resources": resources}]))
@@ -132,6 +183,44 @@ def test_requests_are_kept_equal_to_limits():
         "limits": {"nvidia.com/vgpu-memory": "4096", "cpu": "1", "nvidia.com/vgpu": "1"},
         "requests": {"nvidia.com/vgpu-memory": "4096", "cpu": "500m"},
     }
+
+
+EXCLUSIVE = {"aliquot.dev/isolation": "exclusive"}
+
+
+def test_every_container_with_whole_gpus_has_their_memory_counted_and_the_others_what_they_ask():
+    limits = [{"nvidia.com/vgpu": "2"}, {"nvidia.com/vgpu-memory": "100"}, {"nvidia.com/mig-1g.10gb": "1"}, {"cpu": "1"}]
+    init = {"name": "init", "resources": {"limits": {"nvidia.com/vgpu": "1"}}}
+    containers = [{"name": f"c{number}", "resources": {"limits": amounts}} for number, amounts in enumerate(limits)]
+    pod = admitted(make_pod(containers=containers, initContainers=[init]))
+    counted = [limits_of(pod, position).get("nvidia.com/vgpu-memory") for position in range(len(limits))]
+    assert counted == ["163840", "100", None, None]
+    assert pod["spec"]["initContainers"][0]["resources"]["limits"]["nvidia.com/vgpu-memory"] == "81920"
+
+
+@pytest.mark.parametrize("sizes", [pytest.param((), id="before there is a node"), (81008, 80962), (40960, 81920)])
+@pytest.mark.parametrize("annotations", [{}, EXCLUSIVE])
+def test_whole_gpus_stay_whole_where_nobody_knows_their_size(sizes, annotations):
+    pod = admitted(make_pod({"nvidia.com/vgpu": "1"}, annotations=annotations), normaliser(sizes))
+    assert limits_of(pod) == {"nvidia.com/vgpu": "1"}
+
+
+def test_exclusive_gpus_are_counted_too_and_stay_exclusive():
+    pod = admitted(make_pod({"nvidia.com/vgpu": "2"}, annotations=EXCLUSIVE))
+    assert limits_of(pod) == {"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "163840"}
+    assert pod["metadata"]["annotations"] == EXCLUSIVE
+    assert normaliser((81920, 40960)).admit(pod).patch == ()
+
+
+@pytest.mark.parametrize("sizes", [(81920,), ()])
+def test_a_part_of_an_exclusive_gpu_is_refused(sizes):
+    pod = make_pod({"nvidia.com/vgpu-memory": "100"}, annotations=EXCLUSIVE)
+    assert "which gives whole GPUs: remove nvidia.com/vgpu-memory" in refusal(pod, normaliser(sizes))
+
+
+def test_a_whole_gpu_cannot_burst_though_its_memory_is_counted():
+    pod = make_pod({"nvidia.com/vgpu": "1"}, annotations={"aliquot.dev/memory-burst": "2"})
+    assert "no memory beyond a whole one" in refusal(pod)
 
 
 # --- whose business it is ---------------------------------------------------------------------------------------------
@@ -155,7 +244,7 @@ def test_other_pods_are_not_touched(pod):
 
 def test_plain_nvidia_gpus_are_adopted_as_whole_ones_when_configured():
     pod = admitted(make_pod({"nvidia.com/gpu": "2"}), normaliser(adopt_nvidia_gpu=True))
-    assert limits_of(pod) == {"nvidia.com/vgpu": "2"}
+    assert limits_of(pod) == {"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "163840"}
 
 
 @pytest.mark.parametrize("name", ["", "default-scheduler", "hami-scheduler", "kai-scheduler", SCHEDULER])
@@ -163,8 +252,45 @@ def test_known_schedulers_are_replaced_by_ours(name):
     assert admitted(make_pod({"nvidia.com/vgpu": "1"}, schedulerName=name))["spec"]["schedulerName"] == SCHEDULER
 
 
+OTHER_TAINT = {"key": "team", "operator": "Equal", "value": "ml", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"nvidia.com/vgpu": "1"}, {"nvidia.com/vgpu-memory": "4Gi"}, {"nvidia.com/mig-1g.10gb": "1"}, {"nvidia.com/gpumem": 3000}],
+    ids=["whole", "share", "MIG", "HAMi"],
+)
+def test_gpu_pods_tolerate_the_taint_that_clouds_give_their_gpu_nodes(limits):
+    pod = admitted(make_pod(limits, tolerations=[OTHER_TAINT]))
+    assert pod["spec"]["tolerations"] == [OTHER_TAINT, {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert normaliser().admit(pod).patch == ()
+
+
+@pytest.mark.parametrize(
+    ("toleration", "covers"),
+    [
+        ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}, True),
+        ({"key": "nvidia.com/gpu", "operator": "Exists"}, True),
+        ({"operator": "Exists"}, True),
+        ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"}, False),
+        ({"key": "nvidia.com/gpu", "value": "", "effect": "NoSchedule"}, False),
+        (OTHER_TAINT, False),
+    ],
+)
+def test_a_toleration_is_added_unless_one_covers_the_taint_with_any_value(toleration, covers):
+    pod = admitted(make_pod({"nvidia.com/vgpu": "1"}, tolerations=[toleration]))
+    assert pod["spec"]["tolerations"] == [toleration, *([] if covers else [GPU_TOLERATION])]
+
+
+def test_tolerations_are_left_alone_where_that_is_configured():
+    rules = Normaliser(Options(lambda _: (81920,)), tolerate_gpu_taint=False)
+    assert "tolerations" not in admitted(make_pod({"nvidia.com/vgpu": "1"}), rules)["spec"]
+
+
 def test_another_scheduler_is_kept_with_a_warning():
-    outcome = normaliser().admit(make_pod({"nvidia.com/vgpu": "1"}, schedulerName="mine"))
+    ready = make_pod({"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "100"}, schedulerName="mine", tolerations=[GPU_TOLERATION])
+    outcome = normaliser().admit(ready)
     assert outcome.patch == ()
     assert "only aliquot-scheduler assigns GPUs" in outcome.warnings[0]
 
@@ -181,9 +307,13 @@ def test_containers_without_gpus_get_none_from_the_runtime():
     assert "container side" in warning
 
 
-def test_a_gpu_container_cannot_widen_what_it_sees():
-    main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "1"}}, "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
-    assert admitted(make_pod(containers=[main]))["spec"]["containers"][0]["env"] == VOID
+def test_a_gpu_container_names_no_gpus_itself():
+    """Kubelet lets the pod's value win over what the agent sets: all would widen what it sees, void leave it without a GPU."""
+    env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "A", "value": "1"}]
+    pod = make_pod(containers=[{"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "1"}}, "env": env}])
+    assert admitted(pod)["spec"]["containers"][0]["env"] == [{"name": "A", "value": "1"}]
+    (warning,) = normaliser().admit(pod).warnings
+    assert "container main: NVIDIA_VISIBLE_DEVICES is removed" in warning
 
 
 def test_what_has_no_effect_is_warned_about():
@@ -254,6 +384,13 @@ def test_bad_input_is_refused_with_what_to_write_instead(pod, sentence):
 @pytest.mark.parametrize(("sizes", "sentence"), [((), "no GPU match"), ((40960, 81920), "GPUs of 40960 MiB, 81920 MiB match")])
 def test_a_part_of_a_gpu_needs_gpus_of_one_size(sizes, sentence):
     assert sentence in refusal(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser(sizes))
+
+
+def test_gpus_of_one_model_with_different_drivers_are_of_one_size_and_the_part_fits_on_each():
+    """0.5 of 81008 would not leave room for the other half on a GPU of 80962."""
+    pod = admitted(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser((81008, 80962)))
+    assert limits_of(pod) == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "40481"}
+    assert "GPUs of 46068 MiB, 49140 MiB match" in refusal(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser((46068, 49140)))
 
 
 @pytest.mark.parametrize("pod", [{"spec": [1]}, {"spec": {"containers": [7]}}, {"spec": {"containers": {"a": 1}}}, {"metadata": 7}])

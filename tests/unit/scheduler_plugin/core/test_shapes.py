@@ -1,0 +1,107 @@
+"""How much is searched for a pod of several containers: nothing where sums tell, and a bounded number of nodes at a time elsewhere."""
+
+import numpy as np
+import pytest
+
+from placement.request import pod_request
+from proto import contract
+from proto.model import ContainerSpec, Policy
+from scheduler_plugin.core import shapes as under_test
+from scheduler_plugin.core.reasons import NodeReason
+from scheduler_plugin.core.score import DEFAULT_WEIGHTS, HostDemand
+from scheduler_plugin.core.shapes import PodShape, Shapes
+from scheduler_plugin.core.state import ClusterState
+from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share
+
+NODES = 300
+
+
+@pytest.fixture
+def searched(monkeypatch):
+    """Names of the nodes that were searched."""
+    names = []
+    search = Shapes._search
+
+    def noting(self, shape, node):
+        names.append(node)
+        return search(self, shape, node)
+
+    monkeypatch.setattr(Shapes, "_search", noting)
+    return names
+
+
+def cluster(**device) -> ClusterState:
+    state = ClusterState()
+    for number in range(NODES):
+        name = f"n{number:03}"
+        devices = [make_device(name, minor, numa=minor // 2, **device) for minor in range(4)]
+        state.set_gpu_node(make_node(name, devices))
+        state.set_host(name, 1000 * (number + 1), 1 << 20)
+    return state
+
+
+def shape_of(count: int, annotations=None, **limits: str) -> PodShape:
+    specs = [
+        ContainerSpec(f"c{number}", {f"nvidia.com/{name.replace('_', '-')}": amount for name, amount in limits.items()})
+        for number in range(count)
+    ]
+    pod = make_pod("u1", *specs, annotations=annotations)
+    return PodShape.of(pod_request(pod.gpu), Policy.FRAG, HostDemand(100, 100))
+
+
+def test_instances_that_are_there_need_only_be_counted(searched):
+    state = cluster(instances=2)
+    shapes = Shapes(state, DEFAULT_WEIGHTS)
+    assert (shapes.verdict(shape_of(4, **{"mig-1g.10gb": "2"})).reason[:NODES] == NodeReason.FITS.value).all()
+    assert (shapes.verdict(shape_of(5, **{"mig-1g.10gb": "2"})).reason[:NODES] == NodeReason.MIG_PROFILE.value).all()
+    assert not searched
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"vgpu": "2", "vgpu_memory": "1600"}, NodeReason.MEMORY),
+        ({"vgpu": "2", "vgpu_memory": "200", "vgpu_cores": "160"}, NodeReason.CORES),
+        ({"vgpu": "2"}, NodeReason.MEMORY),
+    ],
+)
+def test_what_is_not_there_in_sum_is_not_searched_for(searched, limits, reason):
+    state = cluster()
+    for number in range(NODES):
+        name = f"n{number:03}"
+        state.set_pod(
+            make_pod(f"u-{name}", node=name, shares={"main": [make_share(name, 3, 900, 90)]}, vgpu="1", vgpu_memory="900", vgpu_cores="90")
+        )
+    verdict = Shapes(state, DEFAULT_WEIGHTS).verdict(shape_of(2, **limits))
+    assert {NodeReason(int(value)) for value in verdict.reason[:NODES]} == {reason}
+    assert not searched
+
+
+def test_a_few_nodes_are_searched_at_a_time_the_best_first_until_all_were(searched, monkeypatch):
+    monkeypatch.setattr(under_test, "MAX_SEARCHED", 100)
+    state = cluster()
+    shapes, shape = Shapes(state, DEFAULT_WEIGHTS), shape_of(2, {contract.ANNOTATION_NUMA: "strict"}, vgpu="2", vgpu_memory="1400")
+    verdict = shapes.verdict(shape)
+    assert len(searched) == 50
+    best = np.argsort(-verdict.score[:NODES], kind="stable")[:50]
+    assert set(searched) == {state.names[row] for row in best.tolist()}
+    assert (verdict.reason[:NODES] == NodeReason.FITS.value).all()
+    assert shapes.fits_since(shape, 0)
+    assert shapes.verdict(shape) is verdict
+    searched.clear()
+    for number in range(NODES):  # one GPU of each NUMA node is taken: no two of them are free on one
+        name = f"n{number:03}"
+        shares = {"main": [make_share(name, minor, 900) for minor in (0, 2)]}
+        state.set_pod(make_pod(f"u-{name}", node=name, shares=shares, vgpu="2", vgpu_memory="1800"))
+    assert not (shapes.verdict(shape).reason[:NODES] == NodeReason.FITS.value).any()
+    assert not searched
+    for number in range(0, NODES, 3):
+        state.drop_pod(f"u-n{number:03}")
+    calls = 0
+    while len(shapes.verdict(shape).unsearched):
+        calls += 1
+        assert calls < 10
+        state.set_host("n000", 1000 + calls, 1 << 20)
+    fresh = Shapes(state, DEFAULT_WEIGHTS)
+    monkeypatch.setattr(under_test, "MAX_SEARCHED", 10_000)
+    assert np.array_equal(shapes.verdict(shape).reason, fresh.verdict(shape).reason)
