@@ -28,6 +28,32 @@ POD_FIELDS = {
 }
 """The fields of a pod that a cluster may want otherwise, with their types. The API server knows what goes into them."""
 
+NOT_IN_THE_CHART = {
+    "agent": {
+        "node_name": "the manifest has it from the pod",
+        "placement": "the variant says it",
+        "publish_node_capacity": "kube-scheduler's configuration would have to leave the resources out",
+        "metrics_address": "the pod's port, and where `kubectl vgpu` looks",
+        "proc_dir": "a mount",
+        "cgroup_dir": "a mount of the component driver-limits",
+        "mps_shared_memory": "a mount of the component mps",
+    },
+    "scheduler": {
+        "extender_address": "kube-scheduler's configuration",
+        "client_ca_file": "kube-scheduler's configuration",
+        "metrics_address": "the pod's port, and where `kubectl vgpu` looks",
+        "lease_name": "kube-scheduler elects the leader; and a right to the lease",
+        "scheduler_lease": "kube-scheduler's configuration, and a right to the lease",
+        "lease_namespace": "the release's",
+    },
+}
+"""Settings with their counterparts in the manifests, which a value would leave as they are. The chart's README names them too."""
+BOUNDS: Mapping[str, Mapping[str, Any]] = {
+    "webhook_address": {"pattern": r"^(0\.0\.0\.0|\[::\]):[1-9][0-9]*$"},
+    "scheduler_name": {"minLength": 1, "not": {"enum": ["default-scheduler"]}},
+}
+"""What the manifests narrow: the API server reaches the webhook at the pod's address, and the cluster has a scheduler of its own."""
+
 Schema = dict[str, Any]
 
 
@@ -46,9 +72,12 @@ def schema() -> Schema:
         "variant": {"enum": ["default", *_folders("overlays")]},
         "components": {**_list({"enum": _folders("components")}), "uniqueItems": True},
         "images": _mapping(images),
-        "agent": _mapping(_workload(agent.settings.TABLE)),
+        "agent": _mapping({**_workload("agent", agent.settings.TABLE), "updateStrategy": _update_strategy()}),
         "scheduler": _mapping(
-            {"replicas": {"type": "integer", "minimum": 1}, **_workload(scheduler_plugin.settings.TABLE, weights={"type": "object"})}
+            {
+                "replicas": {"type": "integer", "minimum": 1},
+                **_workload("scheduler", scheduler_plugin.settings.TABLE, weights={"type": "object"}),
+            }
         ),
         "monitoring": _mapping({key: {"type": "boolean"} for key in ("serviceMonitors", "alerts", "dashboards")}),
         "patches": _list(_mapping({"target": target, "patch": {"type": "string"}}, required=["target", "patch"])),
@@ -61,18 +90,25 @@ def to_json(content: Schema) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def _workload(table: Table, **file_only: Schema) -> Mapping[str, Schema]:
+def _workload(part: str, table: Table, **file_only: Schema) -> Mapping[str, Schema]:
+    settings = {setting.key: _setting(setting) for setting in table.settings if setting.name not in NOT_IN_THE_CHART[part]}
     amounts = {"type": "object", "additionalProperties": {"type": ["string", "number"]}}
     return {
-        "settings": _mapping({setting.key: _setting(setting) for setting in table.settings} | file_only),
+        "settings": _mapping(settings | file_only),
         "resources": _mapping({"requests": amounts, "limits": amounts}),
         "pod": _mapping({name: {"type": kind} for name, kind in POD_FIELDS.items()}),
         "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
     }
 
 
+def _update_strategy() -> Schema:
+    """Return what the agent's DaemonSet may have. No surge: two agents of one node would both register the resources."""
+    amount = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^([1-9][0-9]?|100)%$"}]}
+    return _mapping({"type": {"enum": ["RollingUpdate", "OnDelete"]}, "rollingUpdate": _mapping({"maxUnavailable": amount})})
+
+
 def _setting(setting: Setting) -> Schema:
-    described = {"description": setting.row.meaning}
+    described = {"description": setting.row.meaning, **BOUNDS.get(setting.name, {})}
     if issubclass(setting.type, StrEnum):
         return {**described, "enum": list(setting.type)}
     if setting.type is bool:

@@ -1,11 +1,13 @@
 """The product's service accounts may do what their programs do, and nothing beside it."""
 
 import json
+from typing import Any
 
 import pytest
 
 from tests.e2e.kubectl import Kubectl, KubectlError
 from tests.e2e.product import AGENT_NAMESPACE, agent_pod
+from tests.e2e.test_cluster import busybox_pod
 
 INVENTORY = "gpunodes.aliquot.dev"
 ALLOWED = {
@@ -85,39 +87,87 @@ def test_an_agent_reports_only_its_two_resources(product: Kubectl, node_name: st
     assert "leaves the others as they are" in _patch_as_the_agent(product, node_name, node_name, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        pytest.param("/metadata/labels/node-restriction.kubernetes.io~1pool", "gold", "leaves labels", id="label"),
+        pytest.param("/metadata/annotations/aliquot.test~1note", "x", "leaves labels", id="annotation"),
+        pytest.param("/metadata/finalizers", ["aliquot.test/kept"], "leaves labels", id="finalizer"),
+        pytest.param("/status/allocatable/nvidia.com~1vgpu-memory", "1", "leaves allocatable", id="allocatable"),
+        pytest.param("/status/daemonEndpoints/kubeletEndpoint/Port", 1, "leaves allocatable", id="the kubelet's port"),
+    ],
+)
+def test_an_agent_changes_nothing_else_of_its_node_through_its_status(
+    product: Kubectl, node_name: str, path: str, value: Any, said: str
+) -> None:
+    before = product.get("node", node_name)["metadata"].get("annotations")
+    assert before, "the controllers' annotations: a patch adds to what is there"
+    assert said in _ask_as_the_agent(product, node_name, "PATCH", f"/api/v1/nodes/{node_name}/status", [_added(path, value)])
+
+
+def test_the_scheduler_labels_no_pod_through_its_status(product: Kubectl, kubectl: Kubectl) -> None:
+    pod = busybox_pod("bystander", "true")
+    kubectl.apply(pod | {"spec": {**pod["spec"], "schedulerName": "nobody"}})
+
+    def patched(path: str, value: Any) -> str:
+        system = product.within(AGENT_NAMESPACE)
+        [scheduler, *_] = system.all("pods", "--selector=app.kubernetes.io/name=aliquot-scheduler", "--field-selector=status.phase=Running")
+        status = f"/api/v1/namespaces/{kubectl.namespace}/pods/bystander/status"
+        return _ask(system, scheduler["metadata"]["name"], "extender", "PATCH", status, [_added(path, value)])
+
+    assert "200 " in patched("/status/nominatedNodeName", "nowhere"), "what kube-scheduler writes there"
+    assert "and nothing else" in patched("/metadata/labels", {"app": "somebody-elses"})
+    assert "and nothing else" in patched("/metadata/finalizers", ["aliquot.test/kept"])
+
+
 def _patch_as_the_agent(product: Kubectl, node_name: str, target: str, resource: str) -> str:
     """Send a patch of a node's capacity from inside the agent's container, with its own token; return the answer."""
-    agents = product.within(AGENT_NAMESPACE)
-    pod = agent_pod(product, node_name)["metadata"]["name"]
-    added = {"op": "add", "path": f"/status/capacity/{resource.replace('/', '~1')}", "value": "1"}
-    return agents.exec(pod, *_CALL, "PATCH", f"/api/v1/nodes/{target}/status", json.dumps([added]), container="agent")
+    added = _added(f"/status/capacity/{resource.replace('/', '~1')}", "1")
+    return _ask_as_the_agent(product, node_name, "PATCH", f"/api/v1/nodes/{target}/status", [added])
 
 
 def test_an_agent_cannot_write_the_inventory_of_another_node(product: Kubectl, node_name: str) -> None:
-    agents, pod = product.within(AGENT_NAMESPACE), agent_pod(product, node_name)["metadata"]["name"]
     foreign = {"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "not-its-own"}}
-    said = agents.exec(pod, *_CALL, "POST", "/apis/aliquot.dev/v1alpha1/gpunodes", json.dumps(foreign), container="agent")
+    said = _ask_as_the_agent(product, node_name, "POST", "/apis/aliquot.dev/v1alpha1/gpunodes", foreign)
     assert "an agent writes the gpunode of its own node only" in said
 
 
+def _added(path: str, value: Any) -> dict[str, Any]:
+    return {"op": "add", "path": path, "value": value}
+
+
+def _ask_as_the_agent(product: Kubectl, node_name: str, verb: str, path: str, body: Any) -> str:
+    return _ask(product.within(AGENT_NAMESPACE), agent_pod(product, node_name)["metadata"]["name"], "agent", verb, path, body)
+
+
+def _ask(system: Kubectl, pod: str, container: str, verb: str, path: str, body: Any) -> str:
+    """Send a request from inside a container of ours, with its own token; return status and body of the answer."""
+    return system.exec(pod, *_CALL, verb, path, json.dumps(body), container=container)
+
+
 _CALL = ("/opt/aliquot/bin/python", "-c", """\
-import os, sys, urllib3
+import os, ssl, sys
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 account = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 verb, path, body = sys.argv[1:]
-api = urllib3.PoolManager(ca_certs=str(account / "ca.crt"))
-answer = api.request(
-    verb,
+request = Request(
     f"https://{os.environ['KUBERNETES_SERVICE_HOST']}{path}",
-    body=body,
+    method=verb,
+    data=body.encode(),
     headers={
         "Authorization": "Bearer " + (account / "token").read_text(),
         "Content-Type": "application/json-patch+json" if verb == "PATCH" else "application/json",
     },
 )
-print(answer.status, answer.data.decode())
+try:
+    answer = urlopen(request, context=ssl.create_default_context(cafile=str(account / "ca.crt")))
+except HTTPError as refused:
+    answer = refused
+print(answer.status, answer.read().decode())
 """)  # fmt: skip
-"""A request from inside the agent's container, with its own token: verb, path and body follow."""
+"""A request from inside a container of ours, with its own token: verb, path and body follow."""
 
 
 def _may(kubectl: Kubectl, account: str, verb: str, resource: str) -> str:

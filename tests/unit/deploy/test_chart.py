@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+import agent.settings
+import scheduler_plugin.settings
+from program.settings import Table
+from proto import contract
 from tests.rendering import CHART, DEPLOY, NAMESPACE, ROOT, Installation, Object, Renderer, RenderError, installations
 
 GENERATED_NAME = re.compile(r"-[0-9a-z]{10}$")
@@ -81,13 +85,107 @@ def pod_of(objects: list[Object], kind: str, name: str) -> Object:
 
 
 def test_settings_are_laid_over_the_file_and_roll_the_pods(renderer: Renderer) -> None:
-    values = {"agent": {"settings": {"sharesPerGpu": 4, "publishGpuNode": False}}, "scheduler": {"settings": {"policy": "binpack"}}}
+    values = {"agent": {"settings": {"sharesPerGpu": 4, "publishNodeCondition": False}}, "scheduler": {"settings": {"policy": "binpack"}}}
     before, after = renderer.charted({}), renderer.charted(values)
     of_agent = yaml.safe_load(the(after, "ConfigMap", "aliquot-agent")["data"]["config.yaml"])
-    assert of_agent == {"placement": "assigned", "sharesPerGpu": 4, "publishGpuNode": False}
+    assert of_agent == {"placement": "assigned", "sharesPerGpu": 4, "publishNodeCondition": False}
     assert yaml.safe_load(the(after, "ConfigMap", "aliquot-scheduler-config")["data"]["config.yaml"])["policy"] == "binpack"
     names = [{item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap"} for objects in (before, after)]
     assert not names[0] & names[1]
+
+
+@pytest.mark.parametrize("wanted", [{"type": "OnDelete"}, {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%"}}], ids=str)
+def test_how_agents_are_replaced_is_a_value(renderer: Renderer, wanted: Object) -> None:
+    agent = the(renderer.charted({"agent": {"updateStrategy": wanted}}), "DaemonSet", "aliquot-agent")
+    assert agent["spec"]["updateStrategy"] == wanted
+
+
+def agent_mounts(objects: list[Object]) -> dict[str, str]:
+    """Where the agent sees each directory of the node, by the node's path."""
+    spec = pod_of(objects, "DaemonSet", "aliquot-agent")["spec"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+    return {volume["hostPath"]["path"]: mounts[volume["name"]] for volume in spec["volumes"] if "hostPath" in volume}
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "gone"),
+    [
+        ("kubeletDevicePluginDir", "/var/lib/k0s/kubelet/device-plugins", contract.KUBELET_DEVICE_PLUGIN_DIR),
+        ("cdiDir", "/run/cdi", contract.CDI_DYNAMIC_DIR),
+        ("cdiStaticDir", "/usr/local/etc/cdi", contract.CDI_STATIC_DIR),
+        ("stateDir", "/srv/aliquot", contract.STATE_DIR),
+        ("runtimeDir", "/run/gpu-sharing", contract.RUNTIME_DIR),
+    ],
+)
+def test_a_directory_of_the_settings_is_mounted_from_the_node(renderer: Renderer, setting: str, path: str, gone: str) -> None:
+    before, after = renderer.charted({}), renderer.charted({"agent": {"settings": {setting: path}}})
+    assert agent_mounts(after) == {at: at for at in agent_mounts(before) if at != gone} | {path: path}
+
+
+def test_the_directory_of_the_pod_resources_socket_is_mounted_from_the_node(renderer: Renderer) -> None:
+    socket = "/var/lib/k0s/kubelet/pod-resources/kubelet.sock"
+    mounts = agent_mounts(renderer.charted({"agent": {"settings": {"podResourcesSocket": socket}}}))
+    assert mounts["/var/lib/k0s/kubelet/pod-resources"] == "/var/lib/k0s/kubelet/pod-resources"
+    assert str(Path(contract.POD_RESOURCES_SOCKET).parent) not in mounts
+
+
+def test_settings_of_the_scheduler_reach_the_places_that_depend_on_them(renderer: Renderer) -> None:
+    chosen = {
+        "webhookAddress": "0.0.0.0:10250",
+        "schedulerName": "gpu-scheduler",
+        "webhookCertificateSecret": "gpu-webhook",
+        "lingerSeconds": 20.5,
+    }
+    objects = renderer.charted({"scheduler": {"settings": chosen}})
+    pod = pod_of(objects, "Deployment", "aliquot-scheduler")["spec"]
+    assert {port["name"]: port["containerPort"] for port in pod["containers"][1]["ports"]} == {"webhook": 10250, "metrics": 9412}
+    assert the(objects, "Service", "aliquot-webhook")["spec"]["ports"][0]["targetPort"] == "webhook"
+    assert pod["terminationGracePeriodSeconds"] == 26
+    files = the(objects, "ConfigMap", "aliquot-scheduler-config")["data"]
+    assert yaml.safe_load(files["config.yaml"]).items() >= chosen.items()
+    original = yaml.safe_load((DEPLOY / "daemonset/scheduler/kube-scheduler.yaml").read_text())
+    original["profiles"][0]["schedulerName"] = "gpu-scheduler"
+    assert yaml.safe_load(files["kube-scheduler.yaml"]) == original
+    named = [
+        (rule["resources"], rule["resourceNames"]) for rule in the(objects, "Role", "aliquot-scheduler")["rules"] if "resourceNames" in rule
+    ]
+    assert named == [(["leases"], ["aliquot-scheduler"]), (["secrets"], ["gpu-webhook"])]
+
+
+def test_a_grace_period_is_never_shortened_by_a_setting(renderer: Renderer) -> None:
+    values = {"scheduler": {"settings": {"lingerSeconds": 4}, "pod": {"terminationGracePeriodSeconds": 45}}}
+    assert pod_of(renderer.charted(values), "Deployment", "aliquot-scheduler")["spec"]["terminationGracePeriodSeconds"] == 45
+
+
+@pytest.mark.parametrize(
+    ("values", "part", "variable"),
+    [
+        pytest.param(
+            {"variant": "legacy-runtime", "agent": {"settings": {"deviceInjection": "auto"}}}, "agent", "DEVICE_INJECTION", id="variant"
+        ),
+        pytest.param(
+            {"components": ["evict-offenders"], "agent": {"settings": {"driftPolicy": "report"}}}, "agent", "DRIFT_POLICY", id="policy"
+        ),
+        pytest.param({"components": ["mps"], "agent": {"settings": {"mpsControl": "/x"}}}, "agent", "MPS_CONTROL", id="program"),
+        pytest.param(
+            {"components": ["driver-limits"], "agent": {"settings": {"driverLimitsHook": "/x"}}}, "agent", "DRIVER_LIMITS_HOOK", id="hook"
+        ),
+        pytest.param(
+            {"components": ["adopt-nvidia-gpu"], "scheduler": {"settings": {"adoptNvidiaGpu": True}}},
+            "extender",
+            "ADOPT_NVIDIA_GPU",
+            id="scheduler",
+        ),
+    ],
+)
+def test_a_setting_counts_more_than_that_of_a_component(renderer: Renderer, values: Object, part: str, variable: str) -> None:
+    def variables(given: Object) -> set[str]:
+        pods = [item["spec"]["template"]["spec"] for item in renderer.charted(given) if item["kind"] in ("DaemonSet", "Deployment")]
+        [container] = [one for pod in pods for one in pod["containers"] if one["name"] == part]
+        return {entry["name"] for entry in container["env"]}
+
+    component = {key: values[key] for key in ("variant", "components") if key in values}
+    assert variables(component) - variables(values) == {f"ALIQUOT_{variable}"}
 
 
 def test_a_namespace_of_another_name_is_meant_everywhere(renderer: Renderer) -> None:
@@ -163,6 +261,25 @@ def test_what_no_value_is_for_is_patched(renderer: Renderer) -> None:
         pytest.param({"agent": {"settings": {"sharesPerGpu": 0}}}, "sharesPerGpu", id="a setting out of range"),
         pytest.param({"scheduler": {"settings": {"policy": "best"}}}, "policy", id="a setting's unknown word"),
         pytest.param({"scheduler": {"replicas": 0}}, "replicas", id="no replica"),
+        pytest.param({"agent": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}}, "maxSurge", id="two agents of one node"),
+        pytest.param({"agent": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 0}}}}, "maxUnavailable", id="no agent at a time"),
+        pytest.param({"agent": {"settings": {"auditPolicy": "evict"}}}, "component evict-offenders", id="eviction without the right"),
+        pytest.param(
+            {"agent": {"settings": {"driftPolicy": "evict"}}}, "component evict-offenders", id="eviction of drift without the right"
+        ),
+        pytest.param({"agent": {"settings": {"auditPolicy": "kill"}}}, "component audit-kill", id="killing without the capability"),
+        pytest.param({"agent": {"settings": {"migDynamic": True}}}, "component mig", id="making instances without the capability"),
+        pytest.param({"agent": {"settings": {"mpsControl": "nvidia-cuda-mps-control"}}}, "component mps", id="MPS without the mounts"),
+        pytest.param({"agent": {"settings": {"driverLimitsHook": "/usr/bin/nvidia-cdi-hook"}}}, "component driver-limits", id="no cgroups"),
+        pytest.param({"scheduler": {"settings": {"adoptNvidiaGpu": True}}}, "component adopt-nvidia-gpu", id="a webhook that is sent none"),
+        pytest.param({"agent": {"settings": {"publishGpuNode": False}}}, "variant local-placement", id="a scheduler without GPUs"),
+        pytest.param({"agent": {"settings": {"metricsAddress": "0.0.0.0:9500"}}}, "metricsAddress", id="a port that others look for"),
+        pytest.param({"scheduler": {"settings": {"leaseNamespace": "x"}}}, "leaseNamespace", id="a namespace without the right"),
+        pytest.param({"scheduler": {"settings": {"webhookAddress": "127.0.0.1:9411"}}}, "webhookAddress", id="a webhook for itself"),
+        pytest.param({"scheduler": {"settings": {"webhookAddress": ""}}}, "webhookAddress", id="no webhook where all GPU pods need one"),
+        pytest.param(
+            {"scheduler": {"settings": {"schedulerName": "default-scheduler"}}}, "schedulerName", id="the cluster's own scheduler"
+        ),
     ],
 )
 def test_what_means_nothing_is_refused_by_name(renderer: Renderer, values: Object, said: str) -> None:
@@ -193,6 +310,17 @@ def schema_maker() -> Any:
 def test_the_schema_is_what_its_maker_makes() -> None:
     maker = schema_maker()
     assert maker.TARGET.read_text() == maker.to_json(maker.schema()), "run deploy/helm/make_schema.py"
+
+
+@pytest.mark.parametrize(("part", "table"), [("agent", agent.settings.TABLE), ("scheduler", scheduler_plugin.settings.TABLE)])
+def test_every_setting_is_a_value_or_in_the_list_of_those_that_are_not(part: str, table: Table) -> None:
+    maker = schema_maker()
+    allowed = maker.schema()["properties"][part]["properties"]["settings"]["properties"].keys()
+    left_out = {setting.key for setting in table.settings if setting.name in maker.NOT_IN_THE_CHART[part]}
+    assert len(left_out) == len(maker.NOT_IN_THE_CHART[part])
+    assert {setting.key for setting in table.settings} == (allowed - {"weights"}) | left_out
+    readme = (DEPLOY / "helm/README.md").read_text()
+    assert not [key for key in left_out if f"`{key}`" not in readme]
 
 
 def test_the_schema_allows_the_values_that_are_there_and_no_others() -> None:

@@ -111,6 +111,11 @@ def test_the_agents_directories_are_the_nodes_own() -> None:
     assert wanted <= on_node
 
 
+def test_one_lost_node_does_not_hold_up_the_agents_of_a_large_cluster() -> None:
+    rolling = the("DaemonSet", "aliquot-agent")["spec"]["updateStrategy"]["rollingUpdate"]
+    assert rolling == {"maxUnavailable": "5%", "maxSurge": 0}
+
+
 # --- admission ----------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +165,12 @@ def test_other_pods_never_wait_for_the_webhook(name: str) -> None:
 
 def test_where_plain_gpus_are_adopted_the_api_server_sends_those_pods_too() -> None:
     adopting = (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text()
-    assert all(asked_about(name, adopting) for name in (*OURS, *FOREIGN, vocabularies.NVIDIA_GPU))
+    assert all(asked_about(name, adopting) for name in (*OURS, *FOREIGN, vocabularies.NVIDIA_GPU, vocabularies.NVIDIA_SHARED))
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/hostdev", "nvidia.com/rdma_shared_device_a", "nvidia.com/cx7_sriov", "nvidia.com/gpu-other"])
+def test_where_plain_gpus_are_adopted_other_resources_of_nvidia_never_wait_for_the_webhook(name: str) -> None:
+    assert not asked_about(name, (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text())
 
 
 @pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
@@ -182,9 +192,40 @@ def test_the_reserved_annotation_is_the_one_of_the_contract() -> None:
     assert sum(contract.ANNOTATION_ASSIGNMENT in variable["expression"] for variable in variables) == 2
 
 
+def policy(name: str) -> tuple[set[str], dict[str, str], str]:
+    """Return a policy's resources, its variables and its validations as one text."""
+    spec = the("ValidatingAdmissionPolicy", name)["spec"]
+    resources = {resource for rule in spec["matchConstraints"]["resourceRules"] for resource in rule["resources"]}
+    variables = {variable["name"]: variable["expression"] for variable in spec["variables"]}
+    return resources, variables, " ".join(validation["expression"] for validation in spec["validations"])
+
+
+def left_alone(fields: str, before: str, apart: str) -> str:
+    """The text by which a policy refuses a change of any field but those ``apart``."""
+    now, then = f"variables.{fields}", f"variables.{before}"
+    return (
+        f"{now}.all(field, field in variables.{apart} || (field in {then} && {now}[field] == {then}[field])) "
+        f"&& {then}.all(field, field in variables.{apart} || field in {now})"
+    )
+
+
+def test_the_agent_may_change_capacity_and_conditions_of_its_node_only() -> None:
+    resources, variables, validations = policy("aliquot-agent-own-node")
+    assert resources == {"nodes/status"}
+    assert left_alone("status", "oldStatus", "checkedByName") in validations
+    assert variables["checkedByName"] == "['capacity', 'conditions']"
+    assert left_alone("metadata", "oldMetadata", "written") in validations
+    assert variables["written"] == "['managedFields', 'resourceVersion']"
+    assert variables["ours"] == f"['{contract.RESOURCE_VGPU_MEMORY}', '{contract.RESOURCE_VGPU_CORES}']"
+    assert f"c.type != '{contract.NODE_CONDITION_GPUS_HEALTHY}'" in validations
+
+
 def test_the_scheduler_may_change_the_retry_annotation_only() -> None:
-    [validation] = the("ValidatingAdmissionPolicy", "aliquot-scheduler-retry-only")["spec"]["validations"]
-    assert f"name == '{contract.ANNOTATION_RETRY}'" in validation["expression"]
+    resources, variables, validations = policy("aliquot-scheduler-retry-only")
+    assert resources == {"pods", "pods/status"}, "who writes the status may write metadata with it"
+    assert left_alone("metadata", "oldMetadata", "apart") in validations
+    assert variables["apart"] == "['annotations', 'managedFields', 'resourceVersion']"
+    assert f"name == '{contract.ANNOTATION_RETRY}'" in validations
 
 
 def test_every_admission_policy_is_bound_and_denies() -> None:
@@ -372,6 +413,18 @@ def test_the_memory_component_looks_at_gpu_containers_of_namespaces_with_the_lab
     _, asking = conditions(variable["expression"])
     assert asking == {contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_CORES}
     assert f"!('{contract.RESOURCE_VGPU_MEMORY}' in" in variable["expression"]
+
+
+# --- priority -----------------------------------------------------------------------------------------------------
+
+
+def test_a_quota_speaks_of_the_priority_classes_of_our_pods_and_limits_none() -> None:
+    quota = the("ResourceQuota", "aliquot-critical-pods")
+    assert quota["metadata"]["namespace"] == the("DaemonSet", "aliquot-agent")["metadata"]["namespace"]
+    [scope] = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert (scope["scopeName"], scope["operator"]) == ("PriorityClass", "In")
+    assert set(scope["values"]) == {spec["priorityClassName"] for spec in pod_specs()}
+    assert quota["spec"]["hard"] == {"pods": "1M"}, "of resources it would want every pod to state them"
 
 
 # --- kustomizations -----------------------------------------------------------------------------------------------

@@ -2,17 +2,26 @@
 
 {{- define "aliquot.values" }}
 {{- $objects := .objects }}{{ $values := .root.Values }}
+{{- $_ := include "aliquot.needs" (dict "objects" $objects "values" $values) }}
 {{- with index $objects "ConfigMap/aliquot-agent" }}
 {{- include "aliquot.settings" (dict "data" .data "settings" $values.agent.settings) }}
 {{- end }}
 {{- with index $objects "ConfigMap/aliquot-scheduler-config" }}
 {{- include "aliquot.settings" (dict "data" .data "settings" $values.scheduler.settings) }}
+{{- include "aliquot.schedulerName" (dict "data" .data "settings" $values.scheduler.settings) }}
+{{- end }}
+{{- with index $objects "Role/aliquot-scheduler" }}
+{{- include "aliquot.certificateSecret" (dict "rules" .rules "settings" $values.scheduler.settings) }}
 {{- end }}
 {{- with index $objects "DaemonSet/aliquot-agent" }}
+{{- with $values.agent.updateStrategy }}{{ $_ := set (index $objects "DaemonSet/aliquot-agent").spec "updateStrategy" . }}{{ end }}
 {{- include "aliquot.pods" (dict "root" $.root "template" .spec.template "container" "agent" "values" $values.agent) }}
+{{- include "aliquot.directories" (dict "spec" .spec.template.spec "settings" $values.agent.settings) }}
 {{- end }}
 {{- with index $objects "Deployment/aliquot-scheduler" }}
 {{- include "aliquot.pods" (dict "root" $.root "template" .spec.template "container" "extender" "values" $values.scheduler) }}
+{{- include "aliquot.webhookPort" (dict "spec" .spec.template.spec "settings" $values.scheduler.settings) }}
+{{- include "aliquot.linger" (dict "spec" .spec.template.spec "settings" $values.scheduler.settings) }}
 {{- $_ := set .spec "replicas" $values.scheduler.replicas }}
 {{- if eq (int $values.scheduler.replicas) 1 }}{{ $_ := unset $objects "PodDisruptionBudget/aliquot-scheduler" }}{{ end }}
 {{- end }}
@@ -33,9 +42,89 @@
 {{- end }}
 {{- end }}
 
-{{- /* Change the pod .template: images, fields of the pod, and resources of the container .container. */}}
+{{- /* Refuse settings that ask for what only a component gives: more rights, or more of the node. That is for whoever installs to say. */}}
+{{- define "aliquot.needs" }}
+{{- $components := .values.components }}
+{{- $agent := .values.agent.settings | default dict }}{{ $scheduler := .values.scheduler.settings | default dict }}
+{{- $needs := list
+  (list (eq ($agent.auditPolicy | default "") "evict") "agent.settings.auditPolicy: evict" "evict-offenders")
+  (list (eq ($agent.driftPolicy | default "") "evict") "agent.settings.driftPolicy: evict" "evict-offenders")
+  (list (eq ($agent.auditPolicy | default "") "kill") "agent.settings.auditPolicy: kill" "audit-kill")
+  (list $agent.migDynamic "agent.settings.migDynamic" "mig")
+  (list $agent.mpsControl "agent.settings.mpsControl" "mps")
+  (list $agent.driverLimitsHook "agent.settings.driverLimitsHook" "driver-limits")
+  (list $scheduler.adoptNvidiaGpu "scheduler.settings.adoptNvidiaGpu" "adopt-nvidia-gpu")
+}}
+{{- range $needs }}
+{{- if and (index . 0) (not (has (index . 2) $components)) }}
+{{- fail (printf "%s does nothing without the component %s: add it to components" (index . 1) (index . 2)) }}
+{{- end }}
+{{- end }}
+{{- if and (eq (toString $agent.publishGpuNode) "false") (hasKey .objects "Deployment/aliquot-scheduler") }}
+{{- fail "agent.settings.publishGpuNode: false leaves the scheduler without GPUs: only variant local-placement does without" }}
+{{- end }}
+{{- end }}
+
+{{- /* Give the kube-scheduler of a config map's .data the name that the webhook gives to GPU pods. */}}
+{{- define "aliquot.schedulerName" }}
+{{- with .settings }}{{ with .schedulerName }}
+{{- $file := index $.data "kube-scheduler.yaml" | fromYaml }}
+{{- $_ := set (first $file.profiles) "schedulerName" . }}
+{{- $_ := set $.data "kube-scheduler.yaml" (toYaml $file) }}
+{{- end }}{{ end }}
+{{- end }}
+
+{{- /* Let the scheduler read and write the Secret that its settings name. */}}
+{{- define "aliquot.certificateSecret" }}
+{{- with .settings }}{{ with .webhookCertificateSecret }}
+{{- $secret := . }}
+{{- range $.rules }}
+{{- if and (has "secrets" .resources) .resourceNames }}{{ $_ := set . "resourceNames" (list $secret) }}{{ end }}
+{{- end }}
+{{- end }}{{ end }}
+{{- end }}
+
+{{- /* Mount the node's directories that the agent's settings name, at the paths they have on the node. */}}
+{{- define "aliquot.directories" }}
+{{- $settings := .settings | default dict }}
+{{- $paths := dict "device-plugins" $settings.kubeletDevicePluginDir "cdi" $settings.cdiDir "cdi-static" $settings.cdiStaticDir }}
+{{- $_ := set $paths "state" $settings.stateDir }}{{ $_ := set $paths "runtime" $settings.runtimeDir }}
+{{- with $settings.podResourcesSocket }}{{ $_ := set $paths "pod-resources" (dir .) }}{{ end }}
+{{- range $volume := .spec.volumes }}
+{{- with get $paths .name }}
+{{- $path := . }}
+{{- $_ := set $volume.hostPath "path" $path }}
+{{- range $.spec.containers }}
+{{- range .volumeMounts }}{{ if eq .name $volume.name }}{{ $_ := set . "mountPath" $path }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Say which port the webhook listens on; Service and network policy have it by its name. */}}
+{{- define "aliquot.webhookPort" }}
+{{- with .settings }}{{ with .webhookAddress }}
+{{- $port := splitList ":" . | last | int }}
+{{- range $.spec.containers }}
+{{- range .ports }}{{ if eq .name "webhook" }}{{ $_ := set . "containerPort" $port }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}{{ end }}
+{{- end }}
+
+{{- /* Leave the webhook the time for which it goes on answering after the pod was told to end, and 5 s to end in. */}}
+{{- define "aliquot.linger" }}
+{{- with .settings }}{{ with .lingerSeconds }}
+{{- $_ := set $.spec "terminationGracePeriodSeconds" (max (int $.spec.terminationGracePeriodSeconds) (add (ceil . | int) 5)) }}
+{{- end }}{{ end }}
+{{- end }}
+
+{{- /*
+Change the pod .template: images, fields of the pod, and of the container .container the resources. What the values set is taken out of
+its environment, which a program believes before its file: so a value is heard beside a component that sets the same.
+*/}}
 {{- define "aliquot.pods" }}
-{{- $spec := .template.spec }}{{ $images := .root.Values.images }}
+{{- $spec := .template.spec }}{{ $images := .root.Values.images }}{{ $set := list }}
+{{- range $key, $_ := .values.settings }}{{ $set = append $set (printf "ALIQUOT_%s" (snakecase $key | upper)) }}{{ end }}
 {{- range $key, $value := .values.pod }}{{ $_ := set $spec $key $value }}{{ end }}
 {{- with .values.annotations }}{{ $_ := set $.template.metadata "annotations" . }}{{ end }}
 {{- with $images.pullSecrets }}{{ $_ := set $spec "imagePullSecrets" . }}{{ end }}
@@ -45,6 +134,9 @@
 {{- if eq .name $.container }}
 {{- $container := . }}
 {{- range $key, $value := $.values.resources }}{{ $_ := set $container.resources $key $value }}{{ end }}
+{{- $env := list }}
+{{- range .env }}{{ if not (has .name $set) }}{{ $env = append $env . }}{{ end }}{{ end }}
+{{- $_ := set . "env" $env }}
 {{- end }}
 {{- end }}
 {{- end }}
