@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agent.core.backends import within_burst
 from agent.core.cdi import HostSpec, HostSpecError, InjectedDevice, Interposition, PriorityPage, ShimFiles, container_spec
 from agent.core.identity import Claim, Holder, device_uuid_of, find_claim, grant_id, starting_container
 from agent.core.injection import legacy_trouble
@@ -243,7 +244,15 @@ class Allocator:
         shim_directory = await self._book.on_disk(self._shim.installed)
         pod = self._pods.by_uid.get(grant.pod_uid)
         if pod is not None:  # without its pod a grant ends, and nothing starts from its files
-            _, preferences = request_of_container(pod, grant.container)
+            _, asked = request_of_container(pod, grant.container)
+            allowed = self._backends.abilities.most_memory_burst if await self._injection.by_cdi() else 1.0
+            preferences = within_burst(asked, allowed)
+            if preferences != asked:
+                logger.warning(
+                    "annotation %s: %g of container %s is more than this node allows, and was set since it started: its files say %g",
+                    contract.ANNOTATION_MEMORY_BURST, asked.memory_burst, grant.container, allowed,
+                    extra={"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id},
+                )  # fmt: skip
             provided = [await self._backends.provide(grant)]
             limits, spec = self._contents(Planned(grant, (), preferences), self._watch.board, shim_directory, provided)
             await self._book.rewrite(grant, limits, spec)
