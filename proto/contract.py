@@ -116,6 +116,9 @@ ENV_SIM_DIR: Final = "ALIQUOT_SIM_DIR"
 ENV_SIM_DEVICE_PREFIX: Final = "ALIQUOT_SIM_DEVICE_"
 ENV_CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 ENV_NVIDIA_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+NVIDIA_DEVICES_DIR: Final = "/var/run/nvidia-container-devices"
+"""Mounts of /dev/null below it, named by device, ask NVIDIA's runtime for devices; it may be set to take these and no variable."""
+NVIDIA_DEVICES_SOURCE: Final = "/dev/null"
 
 # --- what users and operators see -------------------------------------------------------------------------------
 

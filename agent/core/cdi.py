@@ -226,7 +226,8 @@ def _bare_edits(devices: Sequence[InjectedDevice], present: frozenset[str]) -> d
         f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}={','.join(device.uuid for device in devices)}",
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     ]
-    return {"env": env, "deviceNodes": nodes, "mounts": [], "hooks": []}
+    asking = [_mount(contract.NVIDIA_DEVICES_SOURCE, f"{contract.NVIDIA_DEVICES_DIR}/{device.uuid}") for device in devices]
+    return {"env": env, "deviceNodes": nodes, "mounts": asking, "hooks": []}
 
 
 def merge_edits(parts: Sequence[Edits]) -> dict[str, Any]:

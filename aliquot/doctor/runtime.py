@@ -17,8 +17,11 @@ from aliquot.doctor.host import Host, UnreadableError
 from aliquot.doctor.options import DoctorOptions
 from aliquot.doctor.packages import installed_version
 
-TOOLKIT_CONFIGS = ("/etc/nvidia-container-runtime/config.toml", "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml")
+OPERATOR_TOOLKIT_CONFIG = "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+"""The GPU Operator writes it at each start of its container-toolkit pod, and its own programs read no other."""
+TOOLKIT_CONFIGS = (OPERATOR_TOOLKIT_CONFIG, "/etc/nvidia-container-runtime/config.toml")
 _ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 _TOOLKIT_PACKAGE = "nvidia-container-toolkit"
 SAFE_TOOLKIT = (1, 17, 8)
 """The first version without CVE-2025-23266, which lets an image run code as root on the node."""
@@ -209,9 +212,16 @@ def _toolkit(host: Host, default_runtime: str) -> Iterator[Finding]:
 
 
 def _envvar(name: str, config: Mapping[str, Any], default_runtime: str) -> Finding:
+    settings = ((_ENVVAR, "false"), (_MOUNTS, "true"))
+    if name == OPERATOR_TOOLKIT_CONFIG:
+        variables = " and ".join(f"{key.replace('-', '_').upper()}={value}" for key, value in settings)
+        fix = f"in the GPU Operator's ClusterPolicy, under toolkit.env: {variables}"
+    else:
+        fix = f"in {name}: {' and '.join(f'{key} = {value}' for key, value in settings)}"
     if not config.get(_ENVVAR, True):
-        return ok("toolkit.envvar", f"{name}: an unprivileged pod cannot reach GPUs by NVIDIA_VISIBLE_DEVICES")
-    fix = f"set {_ENVVAR} = false and accept-nvidia-visible-devices-as-volume-mounts = true in {name}"
+        if config.get(_MOUNTS, False):
+            return ok("toolkit.envvar", f"{name}: an unprivileged pod cannot reach GPUs by NVIDIA_VISIBLE_DEVICES")
+        return error("toolkit.envvar", f"{name}: no unprivileged pod can reach GPUs, by variable or by mount; the agent is such a pod", fix)
     found = f"{name}: an unprivileged pod reaches all GPUs of the node by NVIDIA_VISIBLE_DEVICES=all, past every limit"
     if default_runtime == "nvidia":
         return error("toolkit.envvar", f"{found}; NVIDIA's runtime is the default one, so any pod can", fix)

@@ -111,6 +111,16 @@ def test_the_agents_directories_are_the_nodes_own() -> None:
     assert wanted <= on_node
 
 
+def test_the_agent_asks_nvidias_runtime_for_all_gpus_by_variable_and_by_mount() -> None:
+    """A toolkit that takes no variable from unprivileged containers takes mounts of /dev/null; `aliquot doctor` advises to set it so."""
+    agent = container("agent")
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in agent["env"]
+    [mount] = [mount for mount in agent["volumeMounts"] if mount["mountPath"] == f"{contract.NVIDIA_DEVICES_DIR}/all"]
+    [spec] = [spec for spec in pod_specs() if spec["serviceAccountName"] == "aliquot-agent"]
+    [volume] = [volume for volume in spec["volumes"] if volume["name"] == mount["name"]]
+    assert volume["hostPath"] == {"path": contract.NVIDIA_DEVICES_SOURCE, "type": "CharDevice"}
+
+
 # --- admission ----------------------------------------------------------------------------------------------------
 
 

@@ -136,6 +136,7 @@ class TestPreload:
         edits = edits_of([InjectedDevice("GPU-1", 1)], None, PRELOAD, present)
         assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
         assert "NVIDIA_VISIBLE_DEVICES=GPU-1" in edits["env"]
+        assert mounts_of(edits)["/var/run/nvidia-container-devices/GPU-1"] == "/dev/null"
 
 
 class TestMig:

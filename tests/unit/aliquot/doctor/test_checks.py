@@ -189,6 +189,18 @@ class TestToolkit:
         root.write(CONTAINERD_FILE, '[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n')
         assert of(findings(root, runtime.check), "toolkit.envvar").severity is Severity.ERROR
 
+    def test_the_cure_names_the_operators_own_settings_where_it_owns_the_file(self, root):
+        root.write(runtime.OPERATOR_TOOLKIT_CONFIG, "")
+        fix = of(findings(root, runtime.check), "toolkit.envvar").fix
+        assert "ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED=false" in fix
+        assert "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS=true" in fix
+
+    def test_a_toolkit_that_takes_neither_variable_nor_mount_leaves_the_agent_without_gpus(self, root):
+        root.write(TOOLKIT_FILE, "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
+        finding = of(findings(root, runtime.check), "toolkit.envvar")
+        assert finding.severity is Severity.ERROR
+        assert "accept-nvidia-visible-devices-as-volume-mounts = true" in finding.fix
+
     def test_a_toolkit_with_a_known_hole_is_an_error(self, root):
         root.write(
             "/var/lib/dpkg/status",
