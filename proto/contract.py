@@ -81,6 +81,8 @@ CDI_DYNAMIC_DIR: Final = "/var/run/cdi"
 CDI_STATIC_DIR: Final = "/etc/cdi"
 NVIDIA_CDI_KIND: Final = "nvidia.com/gpu"
 NVIDIA_PLUGIN_CDI_KIND: Final = "k8s.device-plugin.nvidia.com/gpu"
+NVIDIA_MANAGEMENT_CDI_KIND: Final = "management.nvidia.com/gpu"
+"""What the GPU Operator's container toolkit writes for the Operator's own pods: the driver's files, and all GPUs as one device."""
 
 # --- files on the node ------------------------------------------------------------------------------------------
 

@@ -264,6 +264,20 @@ async def test_without_a_host_spec_the_preload_library_is_used(node):
     assert {"path": "/dev/nvidia1"} in edits["deviceNodes"]
 
 
+async def test_a_driver_that_is_left_to_nvidias_runtime_is_said_in_the_pods_event_and_counted(tmp_path):
+    with_spec, without = Harness(tmp_path / "a"), Harness(tmp_path / "b")
+    (without.disk.base / "etc-cdi/nvidia.json").unlink()
+    for node, told in ((with_spec, False), (without, True)):
+        await node.ready(placed())
+        await node.start(placed(), ids("0:0"))
+        posting = asyncio.ensure_future(node.events.run())
+        await asyncio.sleep(0.05)
+        posting.cancel()
+        (event,) = node.api.events
+        assert ("left to NVIDIA's container runtime" in event.message) is told
+        assert node.telemetry.registry.get_sample_value("aliquot_grants_without_host_spec_total") == told
+
+
 async def test_an_init_container_hands_its_share_on(node):
     one = pod("a", ContainerSpec("init", limits(1, 900), init=True), ContainerSpec("main", limits(2, 1800)))
     one = replace(one, annotations=assigned(one.uid, init=[share(0, 900)], main=[share(0, 900), share(1, 900)]))
