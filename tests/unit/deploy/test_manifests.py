@@ -370,6 +370,11 @@ def test_the_program_of_the_host_cdi_component_is_the_one_that_knows_the_driver(
     assert done.stdout.split() == [str(host), *wanted.split()]
 
 
+def test_the_selinux_component_changes_the_label_of_the_agents_process_and_nothing_else() -> None:
+    [agent] = with_component("selinux")["spec"]["template"]["spec"]["containers"]
+    assert agent["securityContext"] == {**container("agent")["securityContext"], "seLinuxOptions": {"type": "spc_t"}}
+
+
 def test_the_driver_limits_component_shows_the_nodes_control_groups_where_the_driver_is_told_they_are() -> None:
     spec = with_component("driver-limits")["spec"]["template"]["spec"]
     [agent] = spec["containers"]
