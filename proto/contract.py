@@ -86,6 +86,8 @@ CDI_DYNAMIC_DIR: Final = "/var/run/cdi"
 CDI_STATIC_DIR: Final = "/etc/cdi"
 NVIDIA_CDI_KIND: Final = "nvidia.com/gpu"
 NVIDIA_PLUGIN_CDI_KIND: Final = "k8s.device-plugin.nvidia.com/gpu"
+NVIDIA_MANAGEMENT_CDI_KIND: Final = "management.nvidia.com/gpu"
+"""What the GPU Operator's container toolkit writes for the Operator's own pods: the driver's files, and all GPUs as one device."""
 
 # --- files on the node ------------------------------------------------------------------------------------------
 
@@ -121,6 +123,9 @@ ENV_SIM_DIR: Final = "ALIQUOT_SIM_DIR"
 ENV_SIM_DEVICE_PREFIX: Final = "ALIQUOT_SIM_DEVICE_"
 ENV_CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 ENV_NVIDIA_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+NVIDIA_DEVICES_DIR: Final = "/var/run/nvidia-container-devices"
+"""Mounts of /dev/null below it, named by device, ask NVIDIA's runtime for devices; it may be set to take these and no variable."""
+NVIDIA_DEVICES_SOURCE: Final = "/dev/null"
 
 # --- what users and operators see -------------------------------------------------------------------------------
 

@@ -13,9 +13,17 @@ import msgspec
 
 from agent.adapters.durable import list_directory, names_in, remove_file, remove_temporaries, write_whole
 from agent.adapters.unchanged import Unchanged
-from agent.core.cdi import CapabilityNode, HostSpec, HostSpecError, file_name, grant_id_of_file, is_host_spec, parse_host_spec
+from agent.core.cdi import (
+    HOST_SPEC_KINDS,
+    CapabilityNode,
+    HostSpec,
+    HostSpecError,
+    file_name,
+    grant_id_of_file,
+    is_host_spec,
+    parse_host_spec,
+)
 from agent.errors import StorageError
-from proto import contract
 
 _Signature = tuple[tuple[str, int, int, int], ...]
 HostSpecSource = Callable[[Collection[str]], HostSpec | None]
@@ -155,7 +163,7 @@ def _signature_of(path: Path) -> tuple[str, int, int, int]:
 
 
 def _read_first(candidates: Sequence[Path]) -> HostSpec | None:
-    """Return the host's spec; where there are both kinds, the general one (it has driver files for every capability)."""
+    """Return the host's spec; where there are several kinds, the best one."""
     by_kind: dict[str, HostSpec] = {}
     for path in candidates:
         document = _parse(path)
@@ -164,7 +172,7 @@ def _read_first(candidates: Sequence[Path]) -> HostSpec | None:
                 by_kind.setdefault(document["kind"], parse_host_spec(document, str(path)))
             except HostSpecError as exc:
                 raise StorageError(str(exc)) from exc
-    return by_kind.get(contract.NVIDIA_CDI_KIND) or by_kind.get(contract.NVIDIA_PLUGIN_CDI_KIND)
+    return next((by_kind[kind] for kind in HOST_SPEC_KINDS if kind in by_kind), None)
 
 
 def _parse(path: Path) -> Any:

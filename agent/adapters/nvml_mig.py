@@ -53,14 +53,8 @@ class NvmlMig:
 
     # --- below: in the NVML thread only ---
 
-    def _handle(self, uuid: str) -> Any:
-        try:
-            return self._driver.call("nvmlDeviceGetHandleByUUID", uuid, of=uuid)
-        except pynvml.NVMLError as exc:
-            raise DriverError(f"looking for {uuid}: {exc}") from exc
-
     def _places(self, uuid: str) -> tuple[MigInstance, ...]:
-        handle = self._handle(uuid)
+        handle = self._driver.handle_of(uuid)
         found: list[MigInstance] = []
         profile_ids: dict[str, int] = {}
         try:
@@ -106,7 +100,7 @@ class NvmlMig:
 
     def _instance_at(self, place: MigPlace) -> MigInstance | None:
         try:
-            handle = self._handle(place.device_uuid)
+            handle = self._driver.handle_of(place.device_uuid)
             gpu_instance = self._gpu_instance(handle, place)
             return None if gpu_instance is None else self._described(handle, gpu_instance, place)
         except pynvml.NVMLError as exc:
@@ -141,7 +135,7 @@ class NvmlMig:
         return "", 0
 
     def _create(self, place: MigPlace, size: int) -> MigInstance:
-        handle = self._handle(place.device_uuid)
+        handle = self._driver.handle_of(place.device_uuid)
         where = pynvml.c_nvmlGpuInstancePlacement_t(place.start, size)
         try:
             gpu_instance = self._driver.call(
@@ -171,7 +165,7 @@ class NvmlMig:
 
     def _destroy(self, place: MigPlace) -> None:
         try:
-            handle = self._handle(place.device_uuid)
+            handle = self._driver.handle_of(place.device_uuid)
             gpu_instance = self._gpu_instance(handle, place)
             if gpu_instance is None:
                 return

@@ -5,7 +5,7 @@ hardware. What a node lacks is found out once at its start (``Abilities``) or fo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from agent.core.inventory import DeviceBoard
@@ -118,3 +118,10 @@ def _burst_trouble(request: ContainerRequest, preferences: Preferences, backend:
             "Lower or remove the annotation, or use another node"
         )
     return ""
+
+
+def within_burst(preferences: Preferences, most_memory_burst: float) -> Preferences:
+    """Return a granted container's preferences without burst above what the node allows: annotations may change after admission."""
+    if (preferences.memory_burst or 1.0) <= most_memory_burst:
+        return preferences
+    return replace(preferences, memory_burst=most_memory_burst)

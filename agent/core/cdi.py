@@ -2,13 +2,14 @@
 
 The runtime resolves our CDI name after PreStart, so the devices may be chosen as late as that. NVIDIA's own spec (``nvidia-ctk cdi
 generate``) knows every device node, driver file and hook of this host; we take what it says about the granted devices and change only
-where the driver's two libraries are found. Specs are plain JSON objects here, so that fields we do not know pass through.
+where the driver's two libraries are found. The GPU Operator keeps no such spec, but one for its own pods, with the same driver files and
+hooks, and all device nodes together: it serves as well. Specs are plain JSON objects here, so that fields we do not know pass through.
 Format: CDI specification 0.6.0 and later, https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +30,11 @@ _CAPABILITY_DIRECTORY = "/dev/nvidia-caps/"
 _CAPABILITIES_OF_INSTANCE = 2
 """One node lets into the GPU instance, one into its compute instance; a process needs both."""
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+_GPU_NODE = re.compile(r"/dev/nvidia\d+")
+_ALL = "all"
+"""The one device of the spec that the GPU Operator keeps."""
+HOST_SPEC_KINDS = (contract.NVIDIA_CDI_KIND, contract.NVIDIA_MANAGEMENT_CDI_KIND, contract.NVIDIA_PLUGIN_CDI_KIND)
+"""The best first. NVIDIA's device plugin does not run where we do: its spec was left behind, and may be of an earlier driver."""
 
 
 class Interposition(StrEnum):
@@ -68,6 +74,16 @@ class HostSpec:
     version: str
     devices: Mapping[str, Edits]
     edits: Edits
+    nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Every device node that it lists, by the path in the container."""
+
+    def node(self, path: str) -> Mapping[str, Any]:
+        """Return the entry for a device node. One that is not listed lies beside those that are: a driver in a container has its own."""
+        if path in self.nodes:
+            return self.nodes[path]
+        sources = ((name, str(entry.get("hostPath") or name)) for name, entry in self.nodes.items() if _GPU_NODE.fullmatch(name))
+        root = next((source.removesuffix(name) for name, source in sources), "")
+        return {"path": path, "hostPath": f"{root}{path}"} if root else {"path": path}
 
     def lacks_capabilities(self, uuid: str) -> bool:
         """Whether it gives a MIG instance the GPU's node without the instance's own: ``nvidia-ctk`` leaves out nodes that are not in /dev.
@@ -153,8 +169,8 @@ class HostSpecError(ValueError):
 
 
 def is_host_spec(document: Any) -> bool:
-    """Whether a parsed CDI document describes NVIDIA GPUs in general."""
-    return isinstance(document, dict) and document.get("kind") in (contract.NVIDIA_CDI_KIND, contract.NVIDIA_PLUGIN_CDI_KIND)
+    """Whether a parsed CDI document describes this host's NVIDIA GPUs and their driver."""
+    return isinstance(document, dict) and document.get("kind") in HOST_SPEC_KINDS
 
 
 def parse_host_spec(document: Mapping[str, Any], source: str) -> HostSpec:
@@ -173,7 +189,14 @@ def parse_host_spec(document: Mapping[str, Any], source: str) -> HostSpec:
     version = document.get("cdiVersion")
     if not isinstance(version, str) or not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise HostSpecError(f"{source}: want cdiVersion such as {contract.CDI_VERSION}, found {version!r}")
-    return HostSpec(source, version, devices, _checked_edits(document.get("containerEdits"), source))
+    edits = _checked_edits(document.get("containerEdits"), source)
+    nodes = {entry["path"]: entry for part in (edits, *devices.values()) for entry in part.get("deviceNodes") or ()}
+    if document.get("kind") == contract.NVIDIA_MANAGEMENT_CDI_KIND:
+        if _ALL not in devices:
+            raise HostSpecError(f"{source}: want a device {_ALL}, found {', '.join(devices) or 'none'}")
+        edits = merge_edits([edits, {"deviceNodes": [nodes[path] for path in _CONTROL_NODES if path in nodes]}])
+        devices = {path: {"deviceNodes": [entry]} for path, entry in nodes.items() if _GPU_NODE.fullmatch(path)}
+    return HostSpec(source, version, devices, edits, nodes)
 
 
 def _checked_edits(edits: Any, where: str) -> Edits:
@@ -243,19 +266,20 @@ def _host_edits(devices: Sequence[InjectedDevice], host: HostSpec) -> dict[str, 
 
 
 def _device_edits(host: HostSpec, device: InjectedDevice) -> Edits:
-    capabilities = {"deviceNodes": [node.described() for node in device.capability_nodes]}
+    described = [node.described() for node in device.capability_nodes]
+    capabilities = {"deviceNodes": [entry if "type" in entry else host.node(entry["path"]) for entry in described]}
     if device.uuid in host.devices:
         return merge_edits([host.devices[device.uuid], capabilities])
     node = f"/dev/nvidia{device.minor}"
     if device.capability_nodes:  # an instance made after the host's spec was: its nodes are all that tells it from others
-        return merge_edits([{"deviceNodes": [{"path": node}]}, capabilities])
-    for edits in host.devices.values():  # specs generated with indices only: the one device with this GPU's node and no other
+        return merge_edits([{"deviceNodes": [host.node(node)]}, capabilities])
+    for edits in host.devices.values():  # specs that do not name UUIDs: the one device with this GPU's node and no other
         gpu_nodes = [entry["path"] for entry in edits.get("deviceNodes") or () if _GPU_NODE.fullmatch(entry["path"])]
         if gpu_nodes == [node] and not device.uuid.startswith("MIG-"):
             return edits
     raise HostSpecError(
-        f"{host.source} describes no device {device.uuid}; it has {', '.join(host.devices) or 'none'}. Regenerate it with: "
-        "nvidia-ctk cdi generate"
+        f"{host.source} describes no device {device.uuid} ({node}); it has {', '.join(host.devices) or 'none'}. Have it written anew: "
+        "nvidia-ctk cdi generate, or delete the GPU Operator's container-toolkit pod of this node"
     )
 
 
@@ -268,7 +292,8 @@ def _bare_edits(devices: Sequence[InjectedDevice], present: frozenset[str]) -> d
         f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}={','.join(device.uuid for device in devices)}",
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     ]
-    return {"env": env, "deviceNodes": nodes, "mounts": [], "hooks": []}
+    asking = [_mount(contract.NVIDIA_DEVICES_SOURCE, f"{contract.NVIDIA_DEVICES_DIR}/{device.uuid}") for device in devices]
+    return {"env": env, "deviceNodes": nodes, "mounts": asking, "hooks": []}
 
 
 def merge_edits(parts: Sequence[Edits]) -> dict[str, Any]:

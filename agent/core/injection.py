@@ -79,8 +79,9 @@ def legacy_answer(
 ) -> Answer:
     """Return the answer without CDI.
 
-    The NVIDIA runtime mounts the driver's files for the devices in the environment; device nodes are listed too, because kubelet's CPU
-    manager takes away what it does not know of. The shim is preloaded, as no front can stand where that runtime mounts the driver later.
+    The NVIDIA runtime mounts the driver's files for the devices that it is asked for: by mounts of /dev/null, which it prefers where it is
+    set to take them, and by the environment, where it is not. Device nodes are listed too, because kubelet's CPU manager takes away what it
+    does not know of. The shim is preloaded, as no front can stand where that runtime mounts the driver later.
 
     Args:
         minors: by GPU UUID. present_nodes: the host's /dev/nvidia* nodes.
@@ -88,10 +89,12 @@ def legacy_answer(
     """
     uuids = sorted({device_uuid_of(device_id) for device_id in device_ids})
     env = {contract.ENV_NVIDIA_VISIBLE_DEVICES: ",".join(uuids), "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    asking = tuple((contract.NVIDIA_DEVICES_SOURCE, f"{contract.NVIDIA_DEVICES_DIR}/{uuid}", True) for uuid in uuids)
     if resource != contract.RESOURCE_VGPU:  # the hardware keeps MIG instances apart, and the runtime knows their nodes
-        return Answer(env=env)
+        return Answer(env=env, mounts=asking)
     control = [node for node in ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools") if node in set(present_nodes)]
     mounts = (
+        *asking,
         (f"{directory}/limits", contract.CONTAINER_LIMITS, True),
         (f"{directory}/region", contract.CONTAINER_REGION, False),
         (f"{directory}/{PRELOAD_ARTEFACT}", contract.CONTAINER_PRELOAD, True),

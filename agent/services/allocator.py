@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agent.core.backends import within_burst
 from agent.core.cdi import HostSpec, HostSpecError, InjectedDevice, Interposition, PriorityPage, ShimFiles, container_spec
 from agent.core.identity import Claim, Holder, device_uuid_of, find_claim, grant_id, starting_container
 from agent.core.injection import legacy_trouble
@@ -196,7 +197,7 @@ class Allocator:
     async def _grant(self, ask: Ask) -> Grant | Refusal:
         try:
             shim_directory = await self._book.on_disk(self._shim.installed)
-            await self._book.on_disk(self._cdi.host_spec)
+            host = await self._book.on_disk(self._cdi.host_spec)
         except (ShimError, StorageError) as exc:
             return Refusal(Reason.NODE_FAILURE, f"{exc}. It is tried again at the next retry")
         by_cdi = await self._injection.by_cdi()
@@ -224,7 +225,7 @@ class Allocator:
         except (DriverError, MpsError) as exc:
             return await self._withdraw(planned.grant, exc)
         if before is None or before.shares != planned.grant.shares or before.pod_uid != planned.grant.pod_uid:
-            self._announce(planned.grant)
+            self._announce(planned.grant, left_to_runtime=by_cdi and host is None)
         return planned.grant
 
     async def _withdraw(self, grant: Grant, trouble: DriverError | MpsError) -> Refusal:
@@ -243,7 +244,15 @@ class Allocator:
         shim_directory = await self._book.on_disk(self._shim.installed)
         pod = self._pods.by_uid.get(grant.pod_uid)
         if pod is not None:  # without its pod a grant ends, and nothing starts from its files
-            _, preferences = request_of_container(pod, grant.container)
+            _, asked = request_of_container(pod, grant.container)
+            allowed = self._backends.abilities.most_memory_burst if await self._injection.by_cdi() else 1.0
+            preferences = within_burst(asked, allowed)
+            if preferences != asked:
+                logger.warning(
+                    "annotation %s: %g of container %s is more than this node allows, and was set since it started: its files say %g",
+                    contract.ANNOTATION_MEMORY_BURST, asked.memory_burst, grant.container, allowed,
+                    extra={"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id},
+                )  # fmt: skip
             provided = [await self._backends.provide(grant)]
             limits, spec = self._contents(Planned(grant, (), preferences), self._watch.board, shim_directory, provided)
             await self._book.rewrite(grant, limits, spec)
@@ -327,13 +336,20 @@ class Allocator:
             )
         return refusal
 
-    def _announce(self, grant: Grant) -> None:
+    def _announce(self, grant: Grant, *, left_to_runtime: bool) -> None:
+        """Args: left_to_runtime: whether nothing here names the driver's files, so that NVIDIA's runtime has to bring them."""
         shares = "; ".join(
             f"{share.device_uuid}: {units.format_memory(share.memory_bytes)}"
             + (f", {share.cores_percent} percent of cores" if share.cores_percent else "")
             for share in grant.shares
         )
         message = f"container {grant.container} was granted {shares}"
+        if left_to_runtime:
+            self._telemetry.grants_without_host_spec.inc()
+            message += (
+                ". This node has no CDI spec of NVIDIA's, so the driver's files are left to NVIDIA's container runtime: "
+                "where that is neither the node's default nor the pod's RuntimeClass, the container has no driver (aliquot doctor tells)"
+            )
         logger.info(message, extra={"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id})
         self._events.record(
             PodEvent(grant.namespace, grant.pod, grant.pod_uid, grant.container, contract.EVENT_REASON_GRANTED, message, warning=False)

@@ -47,6 +47,11 @@ class Telemetry:
             f"{METRIC_PREFIX}registrations", "Registrations with the kubelet.", ("resource", "result"), registry=self.registry
         )
         self._refusals = Counter(f"{METRIC_PREFIX}refusals", "Containers refused at PreStart.", ("reason",), registry=self.registry)
+        self.grants_without_host_spec = Counter(
+            f"{METRIC_PREFIX}grants_without_host_spec",
+            "Containers granted devices while the node had no CDI spec of NVIDIA's: only NVIDIA's container runtime gives them the driver.",
+            registry=self.registry,
+        )
         self.drift = Gauge(
             f"{METRIC_PREFIX}drift", "Differences between ledger, files, pods and kubelet now.", ("kind",), registry=self.registry
         )

@@ -4,6 +4,7 @@ Links are followed as the node would follow them: an absolute link stays below t
 files of the container that looks at it. Nothing is written.
 """
 
+import errno
 import os
 import socket
 import stat
@@ -59,6 +60,18 @@ class Host:
         """Return the permission bits, or None."""
         found = self._stat(name)
         return None if found is None else stat.S_IMODE(found.st_mode)
+
+    def selinux_type(self, name: str) -> str | None:
+        """Return the type in a path's SELinux label; None where there is no such path or no label. Raises UnreadableError."""
+        try:
+            label = os.getxattr(self.path(name), "security.selinux")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as exc:
+            if exc.errno in (errno.ENODATA, errno.ENOTSUP):
+                return None
+            raise UnreadableError(f"{name}: {exc.strerror}") from exc
+        return label.rstrip(b"\0").decode(errors="replace").split(":")[2]  # user:role:type:level
 
     def is_socket(self, name: str) -> bool:
         """Whether it is a socket, alive or not."""

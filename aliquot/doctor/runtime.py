@@ -3,22 +3,26 @@
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
 
 from agent.core.cdi import is_host_spec
+from aliquot.doctor import selinux
 from aliquot.doctor.cri import runtime_version
 from aliquot.doctor.driver import module_version
 from aliquot.doctor.findings import Finding, error, info, ok, warning
 from aliquot.doctor.host import Host, UnreadableError
 from aliquot.doctor.options import DoctorOptions
 from aliquot.doctor.packages import installed_version
+from aliquot.doctor.runtime_config import RUNTIMES, ConfigError, Family, Runtime, RuntimeConfig, read_config
+from proto import contract
 
-TOOLKIT_CONFIGS = ("/etc/nvidia-container-runtime/config.toml", "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml")
+OPERATOR_TOOLKIT_CONFIG = "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+"""The GPU Operator writes it at each start of its container-toolkit pod, and its own programs read no other."""
+TOOLKIT_CONFIGS = (OPERATOR_TOOLKIT_CONFIG, "/etc/nvidia-container-runtime/config.toml")
 _ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 _TOOLKIT_PACKAGE = "nvidia-container-toolkit"
 SAFE_TOOLKIT = (1, 17, 8)
 """The first version without CVE-2025-23266, which lets an image run code as root on the node."""
@@ -26,53 +30,25 @@ _CDI_DEFAULT_SINCE = (2, 0)
 _CDI_SINCE = (1, 7)
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """One runtime as distributions install it. ``configs`` are its files, the first that exists counts."""
-
-    name: str
-    socket: str
-    configs: tuple[str, ...]
-
-
-RUNTIMES = (
-    Runtime(
-        "containerd of k3s or RKE2",
-        "/run/k3s/containerd/containerd.sock",
-        ("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml"),
-    ),
-    Runtime("containerd of k0s", "/run/k0s/containerd.sock", ("/run/k0s/containerd-cri.toml", "/etc/k0s/containerd.toml")),
-    Runtime(
-        "containerd of MicroK8s",
-        "/var/snap/microk8s/common/run/containerd.sock",
-        ("/var/snap/microk8s/current/args/containerd.toml",),
-    ),
-    Runtime("containerd", "/run/containerd/containerd.sock", ("/etc/containerd/config.toml",)),
-    Runtime("CRI-O", "/run/crio/crio.sock", ()),
-    Runtime("Docker by cri-dockerd", "/run/cri-dockerd.sock", ()),
-)
-
-
 def check(host: Host, options: DoctorOptions) -> Iterator[Finding]:
-    """Examine runtime, CDI and toolkit."""
+    """Examine runtime, CDI, SELinux and toolkit."""
     runtime = next((one for one in RUNTIMES if host.is_socket(one.socket)), None)
-    config: Mapping[str, Any] = {}
+    config: RuntimeConfig | None = None
     if runtime is None:
         yield error("runtime.socket", "no container runtime that we know has its socket on this node", "start containerd or CRI-O")
     else:
         version = runtime_version(host.path(runtime.socket)) if host.answers(runtime.socket) else None
         yield _runtime(runtime, version)
-        if runtime.configs:
-            config, finding = _read_config(host, runtime)
-            yield finding or _containerd_cdi(config, version)
-        elif runtime.name == "CRI-O":
-            yield ok("runtime.cdi", "CRI-O resolves CDI names")
-        else:
-            yield error(
-                "runtime.cdi", f"{runtime.name} resolves no CDI names", "use containerd 1.7 or CRI-O, or set deviceInjection: legacy"
-            )
-    yield from _cdi_specs(host, options)
-    yield from _toolkit(host, _default_runtime(config))
+        try:
+            config = read_config(host, runtime)
+            yield _resolves_cdi(runtime, config, version)
+        except ConfigError as exc:
+            yield error("runtime.cdi", str(exc), "correct it: the runtime itself does not start with it")
+    yield from _cdi_specs(host, options, config)
+    labels = selinux.finding(host, options, None if config is None else config.confines_by_selinux)
+    if labels is not None:
+        yield labels
+    yield from _toolkit(host, nvidia_by_default=config is not None and config.nvidia_by_default)
 
 
 def _runtime(runtime: Runtime, version: tuple[str, str] | None) -> Finding:
@@ -81,48 +57,11 @@ def _runtime(runtime: Runtime, version: tuple[str, str] | None) -> Finding:
     return ok("runtime.socket", f"{version[0]} {version[1]} answers on {runtime.socket}")
 
 
-# --- containerd -----------------------------------------------------------------------------------------------------
-
-
-def _read_config(host: Host, runtime: Runtime) -> tuple[Mapping[str, Any], Finding | None]:
-    """Return the configuration, imported files merged in, and a finding when it cannot be read."""
-    name = next((name for name in runtime.configs if host.exists(name)), None)
-    if name is None:
-        return {}, None
-    try:
-        config = tomllib.loads(host.text(name) or "")
-        for pattern in config.get("imports", ()):
-            for imported in _matching(host, str(PurePosixPath(name).parent / str(pattern))):
-                config = _merged(config, tomllib.loads(host.text(imported) or ""))
-    except tomllib.TOMLDecodeError as exc:
-        return {}, error("runtime.cdi", f"{name} is not TOML: {exc}", "correct it: containerd itself does not start with it")
-    return config, None
-
-
-def _matching(host: Host, pattern: str) -> list[str]:
-    path = PurePosixPath(pattern)
-    expression = re.compile(re.escape(path.name).replace(r"\*", ".*"))
-    return [str(path.parent / name) for name in host.names(str(path.parent)) if expression.fullmatch(name)]
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        merged[key] = _merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
-    return merged
-
-
-def _cri_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    plugins = config.get("plugins", {})
-    section: Mapping[str, Any] = plugins.get("io.containerd.cri.v1.runtime") or plugins.get("io.containerd.grpc.v1.cri") or {}
-    return section
-
-
-def _default_runtime(config: Mapping[str, Any]) -> str:
-    return str(_cri_section(config).get("containerd", {}).get("default_runtime_name", ""))
-
-
-def _containerd_cdi(config: Mapping[str, Any], version: tuple[str, str] | None) -> Finding:
+def _resolves_cdi(runtime: Runtime, config: RuntimeConfig, version: tuple[str, str] | None) -> Finding:
+    if runtime.family is Family.CRI_O:
+        return ok("runtime.cdi", "CRI-O resolves CDI names")
+    if runtime.family is Family.DOCKER:
+        return error("runtime.cdi", f"{runtime.name} resolves no CDI names", "use containerd 1.7 or CRI-O, or set deviceInjection: legacy")
     number = _number(version[1]) if version is not None else None
     if number is not None and number < _CDI_SINCE:
         return error(
@@ -130,9 +69,9 @@ def _containerd_cdi(config: Mapping[str, Any], version: tuple[str, str] | None) 
             f"containerd {version[1] if version else ''} does not know CDI",
             "upgrade containerd to 1.7 or later, or set deviceInjection: legacy",
         )
-    enabled = _cri_section(config).get("enable_cdi")
+    enabled = config.cdi
     if enabled is None:
-        enabled = number >= _CDI_DEFAULT_SINCE if number is not None else config.get("version", 2) >= 3
+        enabled = number >= _CDI_DEFAULT_SINCE if number is not None else config.values.get("version", 2) >= 3
     if enabled:
         return ok("runtime.cdi", "containerd resolves CDI names")
     return error(
@@ -150,10 +89,11 @@ def _number(version: str) -> tuple[int, ...] | None:
 
 # --- CDI specs ------------------------------------------------------------------------------------------------------
 
+_OPERATOR_GENERATES = "delete the GPU Operator's container-toolkit pod of this node, which writes it at its start"
 _GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml (nvidia-cdi-refresh.service does it at each boot)"
 
 
-def _cdi_specs(host: Host, options: DoctorOptions) -> Iterator[Finding]:
+def _cdi_specs(host: Host, options: DoctorOptions, config: RuntimeConfig | None) -> Iterator[Finding]:
     if not any(host.exists(directory) for directory in options.cdi_dirs):
         yield warning("cdi.directories", f"none of {', '.join(options.cdi_dirs)} is there yet", f"mkdir -p {options.cdi_dirs[-1]}")
     names = [f"{directory}/{name}" for directory in options.cdi_dirs for name in host.names(directory) if name.endswith((".json", ".yaml"))]
@@ -169,13 +109,19 @@ def _cdi_specs(host: Host, options: DoctorOptions) -> Iterator[Finding]:
         if is_host_spec(document):
             specs[name] = document
     if not specs:
-        yield warning(
-            "cdi.nvidia",
-            "there is no CDI spec of NVIDIA's: the agent would hand out device nodes and leave the driver files to NVIDIA's runtime",
-            f"install nvidia-container-toolkit and run {_GENERATE}",
-        )
+        yield _no_spec(config)
     for name, document in specs.items():
         yield _files_of(host, name, document)
+
+
+def _no_spec(config: RuntimeConfig | None) -> Finding:
+    found = "there is no CDI spec of NVIDIA's: the agent hands out device nodes and leaves the driver's files to NVIDIA's runtime"
+    fix = f"install nvidia-container-toolkit and run {_GENERATE}; beside the GPU Operator set cdi.enabled=true"
+    if config is None:
+        return warning("cdi.nvidia", f"{found}; whether that is the default runtime is not known", fix)
+    if config.nvidia_by_default:
+        return warning("cdi.nvidia", f"{found}, which is the default one", fix)
+    return error("cdi.nvidia", f"{found}, which is not the default one: containers would have no driver", fix)
 
 
 def _files_of(host: Host, name: str, document: Mapping[str, Any]) -> Finding:
@@ -186,7 +132,8 @@ def _files_of(host: Host, name: str, document: Mapping[str, Any]) -> Finding:
     version = module_version(host)
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        return error("cdi.nvidia", f"{name} is of another driver: it mounts {missing[0]}{more}, which is not there", f"run {_GENERATE}")
+        fix = _OPERATOR_GENERATES if document["kind"] == contract.NVIDIA_MANAGEMENT_CDI_KIND else f"run {_GENERATE}"
+        return error("cdi.nvidia", f"{name} is of another driver: it mounts {missing[0]}{more}, which is not there", fix)
     count = len(document.get("devices") or ())
     return ok("cdi.nvidia", f"{name} has {count} devices, and every file it mounts is there" + (f" (driver {version})" if version else ""))
 
@@ -194,7 +141,7 @@ def _files_of(host: Host, name: str, document: Mapping[str, Any]) -> Finding:
 # --- NVIDIA's container toolkit -------------------------------------------------------------------------------------
 
 
-def _toolkit(host: Host, default_runtime: str) -> Iterator[Finding]:
+def _toolkit(host: Host, *, nvidia_by_default: bool) -> Iterator[Finding]:
     name = next((name for name in TOOLKIT_CONFIGS if host.exists(name)), None)
     if name is None:
         yield info("toolkit.config", "NVIDIA's container toolkit is not configured here: pods cannot reach GPUs by environment")
@@ -204,16 +151,23 @@ def _toolkit(host: Host, default_runtime: str) -> Iterator[Finding]:
     except tomllib.TOMLDecodeError as exc:
         yield error("toolkit.config", f"{name} is not TOML: {exc}", "correct it, or remove it to have the defaults")
         return
-    yield _envvar(name, config, default_runtime)
+    yield _envvar(name, config, nvidia_by_default=nvidia_by_default)
     yield from _toolkit_version(host)
 
 
-def _envvar(name: str, config: Mapping[str, Any], default_runtime: str) -> Finding:
+def _envvar(name: str, config: Mapping[str, Any], *, nvidia_by_default: bool) -> Finding:
+    settings = ((_ENVVAR, "false"), (_MOUNTS, "true"))
+    if name == OPERATOR_TOOLKIT_CONFIG:
+        variables = " and ".join(f"{key.replace('-', '_').upper()}={value}" for key, value in settings)
+        fix = f"in the GPU Operator's ClusterPolicy, under toolkit.env: {variables}"
+    else:
+        fix = f"in {name}: {' and '.join(f'{key} = {value}' for key, value in settings)}"
     if not config.get(_ENVVAR, True):
-        return ok("toolkit.envvar", f"{name}: an unprivileged pod cannot reach GPUs by NVIDIA_VISIBLE_DEVICES")
-    fix = f"set {_ENVVAR} = false and accept-nvidia-visible-devices-as-volume-mounts = true in {name}"
+        if config.get(_MOUNTS, False):
+            return ok("toolkit.envvar", f"{name}: an unprivileged pod cannot reach GPUs by NVIDIA_VISIBLE_DEVICES")
+        return error("toolkit.envvar", f"{name}: no unprivileged pod can reach GPUs, by variable or by mount; the agent is such a pod", fix)
     found = f"{name}: an unprivileged pod reaches all GPUs of the node by NVIDIA_VISIBLE_DEVICES=all, past every limit"
-    if default_runtime == "nvidia":
+    if nvidia_by_default:
         return error("toolkit.envvar", f"{found}; NVIDIA's runtime is the default one, so any pod can", fix)
     return warning("toolkit.envvar", f"{found}, where it may name a RuntimeClass with NVIDIA's runtime", fix)
 

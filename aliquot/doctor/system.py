@@ -1,4 +1,4 @@
-"""The operating system: control groups, access control, and limits that sharing runs into."""
+"""The operating system: control groups, and limits that sharing runs into."""
 
 import os
 from collections.abc import Iterator
@@ -18,12 +18,6 @@ _MPS_DAEMON = "nvidia-cuda-mps-control"
 def check(host: Host, options: DoctorOptions) -> Iterator[Finding]:
     """Examine the system."""
     yield _cgroups(host)
-    if (host.text("/sys/fs/selinux/enforce") or "").strip() == "1":
-        yield info(
-            "system.selinux",
-            "SELinux is enforcing: containers may read and write the shim's files only with a label that lets them",
-            f"semanage fcontext -a -t container_file_t '{options.runtime_dir}(/.*)?' and the same for {options.state_dir}/shim",
-        )
     yield from _inotify(host)
     yield from _space(host, options)
     yield from _mps(host)

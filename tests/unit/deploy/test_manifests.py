@@ -5,6 +5,7 @@ That an API server takes them, and that they work, is for tests/e2e to show.
 
 import copy
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,16 @@ def test_the_agents_directories_are_the_nodes_own() -> None:
 def test_one_lost_node_does_not_hold_up_the_agents_of_a_large_cluster() -> None:
     rolling = the("DaemonSet", "aliquot-agent")["spec"]["updateStrategy"]["rollingUpdate"]
     assert rolling == {"maxUnavailable": "5%", "maxSurge": 0}
+
+
+def test_the_agent_asks_nvidias_runtime_for_all_gpus_by_variable_and_by_mount() -> None:
+    """A toolkit that takes no variable from unprivileged containers takes mounts of /dev/null; `aliquot doctor` advises to set it so."""
+    agent = container("agent")
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in agent["env"]
+    [mount] = [mount for mount in agent["volumeMounts"] if mount["mountPath"] == f"{contract.NVIDIA_DEVICES_DIR}/all"]
+    [spec] = [spec for spec in pod_specs() if spec["serviceAccountName"] == "aliquot-agent"]
+    [volume] = [volume for volume in spec["volumes"] if volume["name"] == mount["name"]]
+    assert volume["hostPath"] == {"path": contract.NVIDIA_DEVICES_SOURCE, "type": "CharDevice"}
 
 
 # --- admission ----------------------------------------------------------------------------------------------------
@@ -378,10 +389,46 @@ def test_the_host_cdi_component_puts_the_nodes_own_program_where_the_agent_looks
     mounts = {mount["mountPath"]: mount for mount in agent["volumeMounts"]}
     assert mounts[f"/usr/bin/{AgentSettings().nvidia_ctk}"]["subPath"] == "nvidia-ctk"
     script = DAEMONSET / "components/host-cdi/nvidia-ctk"
-    [root] = re.findall(r"chroot (\S+) nvidia-ctk", script.read_text())
+    [root] = set(re.findall(r"chroot (\S+) ", script.read_text()))
     assert mounts[root]["readOnly"] is True
     [volume] = [one for one in spec["volumes"] if one["name"] == mounts[root]["name"]]
     assert volume["hostPath"]["path"] == "/"
+
+
+OPERATOR_CTK = "usr/local/nvidia/toolkit/nvidia-ctk"
+OPERATOR_FOUND = "IS_HOST_DRIVER=false\nNVIDIA_DRIVER_ROOT=/run/nvidia/driver\nDRIVER_ROOT_CTR_PATH=/driver-root\nNVIDIA_DEV_ROOT=/\n"
+
+
+@pytest.mark.parametrize(
+    ("on_the_node", "wanted"),
+    [
+        pytest.param({}, "nvidia-ctk cdi generate", id="the node's own toolkit"),
+        pytest.param({OPERATOR_CTK: "", "run/nvidia/validations/driver-ready": OPERATOR_FOUND},
+                     "/usr/local/nvidia/toolkit/nvidia-ctk cdi generate --driver-root=/run/nvidia/driver --dev-root=/ "
+                     "--nvidia-cdi-hook-path=/usr/local/nvidia/toolkit/nvidia-cdi-hook", id="the GPU Operator's"),
+        pytest.param({OPERATOR_CTK: ""}, "nvidia-ctk cdi generate", id="the GPU Operator's, whose driver is not ready"),
+    ],
+)  # fmt: skip
+def test_the_program_of_the_host_cdi_component_is_the_one_that_knows_the_driver(
+    tmp_path: Path, on_the_node: dict[str, str], wanted: str
+) -> None:
+    host, programs = tmp_path / "host", tmp_path / "bin"
+    for name, text in {"bin/chroot": '#!/bin/sh\necho "$@"\n', **{f"host/{name}": text for name, text in on_the_node.items()}}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    script = tmp_path / "nvidia-ctk"
+    script.write_text((DAEMONSET / "components/host-cdi/nvidia-ctk").read_text().replace("/host", str(host)))
+    done = subprocess.run(
+        ["/bin/sh", script, "cdi", "generate"], capture_output=True, text=True, check=True, env={"PATH": f"{programs}:/usr/bin:/bin"}
+    )
+    assert done.stdout.split() == [str(host), *wanted.split()]
+
+
+def test_the_selinux_component_changes_the_label_of_the_agents_process_and_nothing_else() -> None:
+    [agent] = with_component("selinux")["spec"]["template"]["spec"]["containers"]
+    assert agent["securityContext"] == {**container("agent")["securityContext"], "seLinuxOptions": {"type": "spc_t"}}
 
 
 def test_the_driver_limits_component_shows_the_nodes_control_groups_where_the_driver_is_told_they_are() -> None:

@@ -453,6 +453,10 @@ class TestCdiDirectory:
             '{"cdiVersion":"0.5.0","kind":"k8s.device-plugin.nvidia.com/gpu"}'
         )
         assert "device-plugin" in cdi.host_spec().source
+        (tmp_path / "dynamic/management.nvidia.com-gpu.json").write_text(
+            '{"cdiVersion":"0.5.0","kind":"management.nvidia.com/gpu","devices":[{"name":"all","containerEdits":{}}]}'
+        )
+        assert "management" in cdi.host_spec().source
         (tmp_path / "static/nvidia.yaml").write_text(YAML_SPEC)
         assert cdi.host_spec().source.endswith("static/nvidia.yaml")
         (tmp_path / "dynamic/nvidia.yaml").write_text(YAML_SPEC)

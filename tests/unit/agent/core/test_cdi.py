@@ -144,6 +144,7 @@ class TestPreload:
         edits = edits_of([InjectedDevice("GPU-1", 1)], None, PRELOAD, present)
         assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
         assert "NVIDIA_VISIBLE_DEVICES=GPU-1" in edits["env"]
+        assert mounts_of(edits)["/var/run/nvidia-container-devices/GPU-1"] == "/dev/null"
 
 
 class TestMig:
@@ -220,11 +221,63 @@ class TestHostSpec:
         with pytest.raises(HostSpecError, match=sentence):
             parse_host_spec(host_document(**change), "/etc/cdi/nvidia.yaml")
 
-    def test_only_nvidias_general_kinds_are_taken(self):
-        assert is_host_spec({"kind": "nvidia.com/gpu"})
-        assert is_host_spec({"kind": "k8s.device-plugin.nvidia.com/gpu"})
-        assert not is_host_spec({"kind": "management.nvidia.com/gpu"})
+    def test_only_nvidias_kinds_for_gpus_are_taken(self):
+        for kind in ("nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu", "management.nvidia.com/gpu"):
+            assert is_host_spec({"kind": kind})
+        assert not is_host_spec({"kind": "nvidia.com/mofed"})
         assert not is_host_spec(["kind"])
+
+
+class TestGpuOperator:
+    """Its container toolkit writes one device with all nodes, for the Operator's own pods; the driver may be in a container of its own."""
+
+    ROOT = "/run/nvidia/driver"
+    LISTED = (
+        "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2", "/dev/nvidia-modeset",
+        "/dev/nvidia-uvm-tools", "/dev/nvidia-uvm", "/dev/nvidiactl", "/dev/nvidia-caps-imex-channels/channel0",
+    )  # fmt: skip
+
+    def host(self, root: str = ROOT, **extra):
+        nodes = [{"path": path, "hostPath": f"{root}{path}"} if root else {"path": path} for path in self.LISTED]
+        devices = [{"name": "all", "containerEdits": {"deviceNodes": nodes}}]
+        edits = {**host_document()["containerEdits"], "deviceNodes": [], "env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+        document = host_document(kind="management.nvidia.com/gpu", devices=devices, containerEdits=edits)
+        return parse_host_spec({**document, **extra}, "/var/run/cdi/management.nvidia.com-gpu.yaml")
+
+    def test_a_container_gets_its_own_gpu_and_the_nodes_for_control(self):
+        edits = edits_of([InjectedDevice("GPU-1", 1)], self.host(), SHIM)
+        assert {node["path"]: node["hostPath"] for node in edits["deviceNodes"]} == {
+            path: f"{self.ROOT}{path}" for path in ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
+                                                    "/dev/nvidia1")
+        }  # fmt: skip
+
+    def test_it_gets_the_driver_with_the_front_before_it_and_the_hooks(self):
+        edits = edits_of([InjectedDevice("GPU-1", 1)], self.host(), SHIM)
+        mounts = mounts_of(edits)
+        assert mounts[f"{LIB}/libcuda.so.580.1"] == "/state/shim/abc/libcuda.so.1"
+        assert mounts["/run/aliquot/driver/libcuda.aliquot-driver.so.1"] == f"/host{LIB}/libcuda.so.580.1"
+        assert edits["hooks"] == [CACHE_HOOK]
+        assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+    @pytest.mark.parametrize("root", ["", ROOT])
+    def test_a_mig_instance_gets_its_capabilities_from_beside_the_gpus_also_when_it_is_younger(self, root):
+        young = "/dev/nvidia-caps/nvidia-cap21"
+        edits = edits_of([InjectedDevice("MIG-7", 0, (young,))], self.host(root), None)
+        found = {node["path"]: node.get("hostPath", node["path"]) for node in edits["deviceNodes"]}
+        assert (found["/dev/nvidia0"], found[young]) == (f"{root}/dev/nvidia0", f"{root}{young}")
+        assert "/dev/nvidia-caps/nvidia-cap1" not in found
+
+    def test_a_gpu_it_does_not_list_is_refused_with_the_cure(self):
+        with pytest.raises(HostSpecError, match=r"no device GPU-2 \(/dev/nvidia2\).*container-toolkit pod"):
+            edits_of([InjectedDevice("GPU-2", 2)], self.host(), SHIM)
+
+    def test_an_instance_without_capabilities_is_never_replaced_by_its_whole_gpu(self):
+        with pytest.raises(HostSpecError, match="no device MIG-7"):
+            edits_of([InjectedDevice("MIG-7", 0)], self.host(), None)
+
+    def test_a_spec_without_its_one_device_is_refused_by_name(self):
+        with pytest.raises(HostSpecError, match="want a device all, found none"):
+            self.host(devices=[])
 
 
 class TestMerge:

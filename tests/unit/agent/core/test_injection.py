@@ -49,6 +49,8 @@ def test_an_answer_without_cdi_is_what_the_ids_say():
     assert answer.env["NVIDIA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
     assert answer.nodes == ("/dev/nvidia0", "/dev/nvidia7", "/dev/nvidiactl", "/dev/nvidia-uvm")
     assert answer.mounts == (
+        ("/dev/null", "/var/run/nvidia-container-devices/GPU-0", True),
+        ("/dev/null", "/var/run/nvidia-container-devices/GPU-1", True),
         ("/run/x/limits", "/run/aliquot/limits", True),
         ("/run/x/region", "/run/aliquot/region", False),
         ("/run/x/libaliquot-preload.so", "/run/aliquot/libaliquot-preload.so", True),
@@ -58,7 +60,8 @@ def test_an_answer_without_cdi_is_what_the_ids_say():
 
 def test_a_mig_instance_needs_no_shim():
     answer = legacy_answer("nvidia.com/mig-1g.10gb", ["MIG-1"], {}, [], "/run/x")
-    assert (answer.env["NVIDIA_VISIBLE_DEVICES"], answer.mounts, answer.nodes) == ("MIG-1", (), ())
+    asking = (("/dev/null", "/var/run/nvidia-container-devices/MIG-1", True),)
+    assert (answer.env["NVIDIA_VISIBLE_DEVICES"], answer.mounts, answer.nodes) == ("MIG-1", asking, ())
 
 
 def test_a_grant_on_the_gpus_that_the_ids_name_can_be_given():

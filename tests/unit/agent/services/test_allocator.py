@@ -264,6 +264,20 @@ async def test_without_a_host_spec_the_preload_library_is_used(node):
     assert {"path": "/dev/nvidia1"} in edits["deviceNodes"]
 
 
+async def test_a_driver_that_is_left_to_nvidias_runtime_is_said_in_the_pods_event_and_counted(tmp_path):
+    with_spec, without = Harness(tmp_path / "a"), Harness(tmp_path / "b")
+    (without.disk.base / "etc-cdi/nvidia.json").unlink()
+    for node, told in ((with_spec, False), (without, True)):
+        await node.ready(placed())
+        await node.start(placed(), ids("0:0"))
+        posting = asyncio.ensure_future(node.events.run())
+        await asyncio.sleep(0.05)
+        posting.cancel()
+        (event,) = node.api.events
+        assert ("left to NVIDIA's container runtime" in event.message) is told
+        assert node.telemetry.registry.get_sample_value("aliquot_grants_without_host_spec_total") == told
+
+
 async def test_an_init_container_hands_its_share_on(node):
     one = pod("a", ContainerSpec("init", limits(1, 900), init=True), ContainerSpec("main", limits(2, 1800)))
     one = replace(one, annotations=assigned(one.uid, init=[share(0, 900)], main=[share(0, 900), share(1, 900)]))
@@ -356,6 +370,31 @@ class TestIdentity:
         await node.allocator.rewrite(granted)
         assert (node.spec(ids("0:0")), node.limits(ids("0:0")).devices) == (spec, before.devices)
         assert node.disk.store.read(granted.grant_id) == granted
+
+    @pytest.mark.parametrize(
+        ("allowed", "injection", "wanted_mib"),
+        [
+            pytest.param(1.0, DeviceInjection.CDI, 0, id="a node that allows none"),
+            pytest.param(1.5, DeviceInjection.CDI, 150, id="a node that allows less"),
+            pytest.param(8.0, DeviceInjection.CDI, 400, id="a node that allows more"),
+            pytest.param(8.0, DeviceInjection.LEGACY, 0, id="a node that cannot give any"),
+        ],
+    )
+    async def test_a_rewrite_gives_no_burst_that_the_node_does_not_allow(self, tmp_path, caplog, allowed, injection, wanted_mib):
+        """Annotations may be changed after a pod was admitted."""
+        node = Harness(tmp_path, backends=partial(make_backends, most_memory_burst=allowed), injection=injection, turns_page="/turns")
+        await node.ready(placed())
+        assert await node.start(placed(), ids("1:0")) is None
+        (granted,) = node.book.ledger.grants.values()
+        changed = replace(placed(), annotations={**placed().annotations, contract.ANNOTATION_MEMORY_BURST: "4"})
+        node.pods.pod_changed(changed)
+        await settle()
+        await node.allocator.rewrite(granted)
+        assert node.limits(ids("1:0")).devices[0].burst_bytes == wanted_mib * MIB
+        assert ("memory-burst" in caplog.text) is (wanted_mib != 400)
+        if injection is DeviceInjection.CDI:
+            turns = contract.CONTAINER_TURNS in {mount["containerPath"] for mount in node.spec(ids("1:0"))["mounts"]}
+            assert turns is (wanted_mib > 0)
 
 
 class TestWithoutCdi:

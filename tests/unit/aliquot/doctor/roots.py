@@ -16,7 +16,10 @@ DRIVER = "580.159.03"
 PLUGINS = "/var/lib/kubelet/device-plugins"
 CONTAINERD_2 = "version = 3\n"
 CONTAINERD_17 = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = true\n'
-TOOLKIT = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+TOOLKIT = """
+accept-nvidia-visible-devices-envvar-when-unprivileged = false
+accept-nvidia-visible-devices-as-volume-mounts = true
+"""
 NVIDIA_CDI = """
 cdiVersion: 0.5.0
 kind: nvidia.com/gpu

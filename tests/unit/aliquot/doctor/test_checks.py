@@ -4,8 +4,9 @@ import pytest
 
 from aliquot.doctor import agent, driver, kubelet, runtime, system
 from aliquot.doctor.findings import Severity
+from aliquot.doctor.host import Host
 from aliquot.doctor.options import DoctorOptions
-from tests.unit.aliquot.doctor.roots import CONTAINERD_17, PLUGINS, bad, findings, healthy, of
+from tests.unit.aliquot.doctor.roots import CONTAINERD_17, NVIDIA_CDI, PLUGINS, bad, findings, healthy, of
 
 TOOLKIT_FILE = "/etc/nvidia-container-runtime/config.toml"
 CONTAINERD_FILE = "/etc/containerd/config.toml"
@@ -153,13 +154,115 @@ class TestRuntime:
         assert "libcuda.so.580.159.03" in finding.found
         assert "nvidia-ctk cdi generate" in finding.fix
 
-    def test_no_spec_of_nvidias_is_a_warning(self, root):
+    @pytest.mark.parametrize(
+        ("config", "wanted"),
+        [
+            pytest.param("", Severity.ERROR, id="runc is the default"),
+            pytest.param('default_runtime_name = "nvidia"', Severity.WARNING, id="NVIDIA's runtime is the default"),
+            pytest.param('runtimes.runc.options.BinaryName = "/usr/bin/nvidia-container-runtime"', Severity.WARNING, id="as runc"),
+        ],
+    )
+    def test_no_spec_of_nvidias_is_an_error_unless_its_runtime_brings_the_driver(self, root, config, wanted):
         root.remove("/var/run/cdi/nvidia.yaml")
+        root.write(CONTAINERD_FILE, f'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd]\n{config}\n')
+        assert of(findings(root, runtime.check), "cdi.nvidia").severity is wanted
+
+    def test_no_spec_of_nvidias_is_a_warning_where_the_runtime_is_not_known(self, root):
+        root.remove("/var/run/cdi/nvidia.yaml").remove("/run/containerd")
         assert of(findings(root, runtime.check), "cdi.nvidia").severity is Severity.WARNING
+
+    @pytest.mark.parametrize(
+        ("name", "text", "wanted"),
+        [
+            pytest.param("/etc/crio/crio.conf", "[crio.runtime]\n", Severity.ERROR, id="crun is the default"),
+            pytest.param(
+                "/etc/crio/crio.conf.d/99-nvidia.conf", '[crio.runtime]\ndefault_runtime = "nvidia"\n', Severity.WARNING, id="nvidia"
+            ),
+            pytest.param("/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", "{}", Severity.WARNING, id="by its hook"),
+        ],
+    )
+    def test_cri_o_is_known_by_its_drop_ins_and_hooks(self, root, name, text, wanted):
+        root.remove("/var/run/cdi/nvidia.yaml").remove("/run/containerd").listen("/run/crio/crio.sock").write(name, text)
+        found = findings(root, runtime.check)
+        assert of(found, "cdi.nvidia").severity is wanted
+        assert of(found, "runtime.cdi").severity is Severity.OK
+
+    @pytest.mark.parametrize(("text", "wanted"), [("", Severity.ERROR), ('{"default-runtime": "nvidia"}', Severity.WARNING)])
+    def test_docker_is_known_by_its_default_runtime(self, root, text, wanted):
+        root.remove("/var/run/cdi/nvidia.yaml").remove("/run/containerd").listen("/run/cri-dockerd.sock")
+        root.write("/etc/docker/daemon.json", text)
+        assert of(findings(root, runtime.check), "cdi.nvidia").severity is wanted
+
+    def test_the_gpu_operators_spec_serves_and_is_written_by_its_toolkit(self, root):
+        root.remove("/var/run/cdi/nvidia.yaml")
+        root.write("/var/run/cdi/management.nvidia.com-gpu.yaml", NVIDIA_CDI.replace("nvidia.com/gpu", "management.nvidia.com/gpu"))
+        assert of(findings(root, runtime.check), "cdi.nvidia").severity is Severity.OK
+        root.remove("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.03")
+        assert "container-toolkit pod" in of(findings(root, runtime.check), "cdi.nvidia").fix
+
+    @pytest.mark.parametrize(
+        ("socket", "name", "text"),
+        [
+            ("/run/containerd/containerd.sock", CONTAINERD_FILE, "["),
+            ("/run/crio/crio.sock", "/etc/crio/crio.conf.d/10.conf", "["),
+            ("/run/cri-dockerd.sock", "/etc/docker/daemon.json", "[]"),
+        ],
+    )
+    def test_a_file_that_the_runtime_cannot_read_is_named(self, root, socket, name, text):
+        root.remove("/run/containerd").listen(socket).write(name, text)
+        assert name in of(findings(root, runtime.check), "runtime.cdi").found
 
     def test_a_spec_that_cannot_be_read_is_an_error(self, root):
         root.write("/etc/cdi/broken.json", "{")
         assert "broken.json" in of(findings(root, runtime.check), "cdi.spec").found
+
+
+ENABLED = 'version = 3\n[plugins."io.containerd.cri.v1.runtime"]\nenable_selinux = true\n'
+RHEL = "/run /var/run\n/run/lock /var/lock\n"
+LATER = "/var/run /run\n"
+
+
+class TestSelinux:
+    """Containers may use what has a label of theirs. /run and /var/run are one tree to the policy, and rules name it by one of them."""
+
+    @pytest.fixture(autouse=True)
+    def enforcing(self, root, monkeypatch):
+        self.types = {}
+        monkeypatch.setattr(Host, "selinux_type", lambda _host, name: self.types.get(name, "var_run_t"))
+        root.write("/sys/fs/selinux/enforce", "1").write("/etc/selinux/config", "# which\nSELINUXTYPE=targeted\n")
+        root.write(CONTAINERD_FILE, ENABLED)
+
+    def found(self, root):
+        return of(findings(root, runtime.check), "system.selinux")
+
+    @pytest.mark.parametrize(("equal", "wanted"), [(RHEL, "/var/run/aliquot"), (LATER, "/run/aliquot"), ("", "/run/aliquot")])
+    def test_where_the_runtime_confines_containers_the_cure_is_commands_that_the_policy_takes(self, root, equal, wanted):
+        root.write("/etc/selinux/targeted/contexts/files/file_contexts.subs_dist", equal)
+        assert self.found(root).severity is Severity.ERROR
+        assert f"semanage fcontext -a -t container_file_t '{wanted}(/.*)?'" in self.found(root).fix
+        assert self.found(root).fix.endswith("restorecon -RF /run/aliquot /var/lib/aliquot/shim")
+
+    def test_labels_that_let_containers_in_are_all_it_takes(self, root):
+        self.types = {"/run/aliquot": "container_file_t", "/var/lib/aliquot/shim": "container_file_t"}
+        assert self.found(root).severity is Severity.OK
+
+    def test_a_runtime_that_does_not_confine_is_no_cause_for_complaint(self, root):
+        root.write(CONTAINERD_FILE, "version = 3\n")
+        assert self.found(root).severity is Severity.OK
+
+    def test_cri_o_confines_unless_it_is_told_not_to(self, root):
+        root.remove("/run/containerd").listen("/run/crio/crio.sock")
+        assert self.found(root).severity is Severity.ERROR
+        root.write("/etc/crio/crio.conf", "[crio.runtime]\nselinux = false\n")
+        assert self.found(root).severity is Severity.OK
+
+    def test_a_runtime_that_is_not_known_is_a_warning(self, root):
+        root.remove("/run/containerd")
+        assert self.found(root).severity is Severity.WARNING
+
+    def test_a_node_where_it_only_logs_is_left_alone(self, root):
+        root.write("/sys/fs/selinux/enforce", "0")
+        assert not [finding for finding in findings(root, runtime.check) if finding.check == "system.selinux"]
 
 
 @pytest.fixture
@@ -188,6 +291,18 @@ class TestToolkit:
         root.write(TOOLKIT_FILE, "")
         root.write(CONTAINERD_FILE, '[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n')
         assert of(findings(root, runtime.check), "toolkit.envvar").severity is Severity.ERROR
+
+    def test_the_cure_names_the_operators_own_settings_where_it_owns_the_file(self, root):
+        root.write(runtime.OPERATOR_TOOLKIT_CONFIG, "")
+        fix = of(findings(root, runtime.check), "toolkit.envvar").fix
+        assert "ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED=false" in fix
+        assert "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS=true" in fix
+
+    def test_a_toolkit_that_takes_neither_variable_nor_mount_leaves_the_agent_without_gpus(self, root):
+        root.write(TOOLKIT_FILE, "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
+        finding = of(findings(root, runtime.check), "toolkit.envvar")
+        assert finding.severity is Severity.ERROR
+        assert "accept-nvidia-visible-devices-as-volume-mounts = true" in finding.fix
 
     def test_a_toolkit_with_a_known_hole_is_an_error(self, root):
         root.write(
@@ -231,12 +346,6 @@ class TestSystem:
         root.write("/proc/sys/fs/inotify/max_user_instances", "128\n")
         assert bad(findings(root, system.check)) == ["system.inotify"]
 
-    def test_selinux_is_worth_knowing(self, root):
-        root.write("/sys/fs/selinux/enforce", "1")
-        assert of(findings(root, system.check), "system.selinux").severity is Severity.INFO
-
-
-class TestAgent:
     def test_a_secret_that_others_may_read_is_an_error(self, root):
         root.write(f"{DoctorOptions().state_dir}/secret", "s", mode=0o640)
         assert bad(findings(root, agent.check)) == ["agent.secret"]

@@ -1,3 +1,4 @@
+import errno
 import os
 
 import pytest
@@ -66,3 +67,23 @@ def test_a_socket_may_lie_deeper_than_its_address_may_be_long(root):
             assert Host(root.base).answers(f"/{deep}/s")
     finally:
         os.chdir(here)
+
+
+def test_a_label_of_selinux_is_read_by_its_type(root, monkeypatch):
+    root.write("/run/x")
+    host = Host(root.base)
+    monkeypatch.setattr(os, "getxattr", lambda _path, _name: b"system_u:object_r:container_file_t:s0\0")
+    assert host.selinux_type("/run/x") == "container_file_t"
+
+    def refuse(number):
+        def getxattr(_path, _name):
+            raise OSError(number, os.strerror(number))
+
+        return getxattr
+
+    for number in (errno.ENODATA, errno.ENOTSUP, errno.ENOENT):
+        monkeypatch.setattr(os, "getxattr", refuse(number))
+        assert host.selinux_type("/run/x") is None
+    monkeypatch.setattr(os, "getxattr", refuse(errno.EACCES))
+    with pytest.raises(UnreadableError, match="/run/x"):
+        host.selinux_type("/run/x")
