@@ -76,6 +76,8 @@ bool aq_charge_quick(int device, enum aq_kind kind, uint64_t bytes)
 {
 	if (device < 0)
 		return false;
+	if (!bytes) /* also past the limit, which may have fallen: nothing more is taken */
+		return true;
 	const struct account *account = &accounts[device];
 	uint64_t limit = limit_of(device), burst = burst_of(device);
 	if (__builtin_expect(kind == AQ_VIRTUAL, 0))

@@ -1,6 +1,7 @@
 #include "interpose/reservoir.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "account/account.h"
@@ -61,6 +62,7 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 		r->ordinal = ordinal;
 		r->destroyed = false;
 		r->piece_bytes = pool ? PIECE_BYTES : PAGE_BYTES;
+		memset(&r->graphs, 0, sizeof(r->graphs));
 		atomic_store(&r->outstanding, 0);
 		atomic_store(&r->charged_bytes, 0);
 		atomic_store_explicit(&r->in_use, true, memory_order_release);
@@ -142,6 +144,8 @@ static bool settle(struct aq_reservoir *r, uint64_t extra)
 		return true;
 	if (!ask_reserved(r, &reserved))
 		reserved = 0; /* the device was reset: nothing of it is left */
+	if (r->graphs.repeats && reserved < charged)
+		reserved = charged;
 	if (reserved < charged) {
 		aq_uncharge(r->device, AQ_POOL, charged - reserved);
 	} else if (reserved > charged) {
@@ -250,6 +254,28 @@ static void learn_piece(struct aq_reservoir *r, uint64_t expected, uint64_t grow
 		r->piece_bytes = grown;
 }
 
+static void run_begins(struct aq_growth *growth)
+{
+	struct aq_reservoir *r = growth->reservoir;
+
+	growth->alone = !r->graphs.runs++;
+	growth->run = ++r->graphs.charged;
+	growth->graph = 0;
+	r->graphs.last = 0;
+}
+
+/* What another took while this one was under way, or before, this one may have given up to it or waits to take back. */
+static void run_ends(const struct aq_growth *growth)
+{
+	struct aq_reservoir *r = growth->reservoir;
+
+	r->graphs.runs--;
+	if (!growth->alone || growth->run != r->graphs.charged)
+		return;
+	r->graphs.last = growth->graph;
+	r->graphs.last_bytes = atomic_load(&r->charged_bytes);
+}
+
 bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, uint64_t bytes, enum aq_growth_hope hope)
 {
 	if (reservoir->device < 0)
@@ -257,8 +283,10 @@ bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, u
 	growth->reservoir = reservoir;
 	for (int attempt = 0; attempt < 2; attempt++) {
 		pthread_mutex_lock(&reservoir->gate);
-		if (charge_growth(growth, bytes, hope))
+		if (charge_growth(growth, bytes, hope)) {
+			run_begins(growth);
 			return true;
+		}
 		pthread_mutex_unlock(&reservoir->gate);
 		if (hope == AQ_AT_ONCE || !aq_reclaim(reservoir->device)) /* takes the gates of all reservoirs */
 			break;
@@ -285,9 +313,31 @@ bool aq_growth_end(struct aq_growth *growth)
 
 	if (growth->charged_bytes && after > before)
 		learn_piece(r, growth->charged_bytes, after - before);
+	run_ends(growth);
 	if (fits)
 		pthread_mutex_unlock(&r->gate);
 	return fits;
+}
+
+bool aq_repeat_begin(struct aq_reservoir *r, uint64_t graph)
+{
+	uint64_t reserved;
+
+	pthread_mutex_lock(&r->gate);
+	bool is_last = r->graphs.last == graph && ask_reserved(r, &reserved) && reserved >= r->graphs.last_bytes;
+	r->graphs.runs += is_last;
+	r->graphs.repeats += is_last;
+	pthread_mutex_unlock(&r->gate);
+	return is_last;
+}
+
+void aq_repeat_end(struct aq_reservoir *r)
+{
+	pthread_mutex_lock(&r->gate);
+	r->graphs.runs--;
+	r->graphs.repeats--;
+	settle(r, 0);
+	pthread_mutex_unlock(&r->gate);
 }
 
 /* Has everything in the stream come to its end? */

@@ -628,6 +628,81 @@ tell(held=before - info()[0])
     assert facts(container.python(PROGRAM + script)) == {"held": 64 * MIB}
 
 
+# --- graphs -----------------------------------------------------------------------------------------------------
+
+GRAPH = """
+import sys, threading, time
+from tests.fakes.kernels import capture, instantiate, make_stream
+start()
+stream = make_stream()
+def graph_of(size):
+    def work():
+        result, address = into("cuMemAllocAsync", size, stream)
+        assert result == 0
+        must("cuMemFreeAsync", address, stream)
+    return capture(stream, work)
+def launch(ready):
+    return call("cuGraphLaunch", ready, stream) or call("cuStreamSynchronize", stream)
+"""
+
+
+def test_a_graph_that_needs_nothing_new_runs_although_the_limit_fell_below_the_use(container):
+    script = """
+ready = instantiate(graph_of(512 * MIB))
+first = launch(ready)
+must("cuMemAlloc_v2", ctypes.byref(out()), 256 * MIB)
+tell(first=first)
+sys.stdin.readline()
+other, another = into("cuGraphInstantiateWithFlags", graph_of(512 * MIB), 0)
+tell(again=launch(ready), instantiate=other, other=launch(another))
+"""
+    with container.start_python(PROGRAM + GRAPH + script) as program:
+        assert program.listen() == {"first": SUCCESS}
+        container.set_memory(container.line_bytes() - 4 * MIB)
+        assert program.ask("go") == {"again": SUCCESS, "instantiate": SUCCESS, "other": SUCCESS}
+
+
+def test_launching_a_graph_again_takes_no_room_from_other_threads(container):
+    script = """
+ready, context = instantiate(graph_of(600 * MIB)), out()
+must("cuCtxGetCurrent", ctypes.byref(context))
+first, stop, launches = launch(ready), [], []
+def keep_launching():
+    must("cuCtxSetCurrent", context.value)
+    while not stop:
+        launches.append(launch(ready))
+thread = threading.Thread(target=keep_launching)
+thread.start()
+end, results = time.monotonic() + 1, set()
+while time.monotonic() < end:
+    result, address = alloc(500 * MIB)
+    results.add(result)
+    if not result:
+        must("cuMemFree_v2", address)
+stop.append(True)
+thread.join()
+tell(first=first, again=sorted(set(launches)), results=sorted(results))
+"""
+    assert facts(container.python(PROGRAM + GRAPH + script)) == {"first": SUCCESS, "again": [SUCCESS], "results": [SUCCESS]}
+
+
+def test_a_graph_whose_memory_was_trimmed_needs_room_again(container):
+    script = """
+ready, other = instantiate(graph_of(600 * MIB)), instantiate(graph_of(1200 * MIB))
+first = launch(ready)
+must("cuDeviceGraphMemTrim", 0)
+address = alloc(1000 * MIB)[1]
+trimmed = launch(ready)
+must("cuMemFree_v2", address)
+freed, larger = launch(ready), launch(other)
+must("cuMemAlloc_v2", ctypes.byref(out()), 300 * MIB)
+tell(first=first, trimmed=trimmed, freed=freed, larger=larger, again=launch(other))
+"""
+    assert facts(container.python(PROGRAM + GRAPH + script)) == {
+        "first": SUCCESS, "trimmed": OUT_OF_MEMORY, "freed": SUCCESS, "larger": SUCCESS, "again": SUCCESS,
+    }  # fmt: skip
+
+
 # --- limits that change, devices, processes -----------------------------------------------------------------------
 
 
