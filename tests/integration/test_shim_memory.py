@@ -584,6 +584,51 @@ tell(held=held, left=before - info()[0])
     assert facts(container.python(PROGRAM + script)) == {"held": 8 * MIB, "left": 0}
 
 
+def test_an_unmap_that_waits_for_the_device_holds_up_no_other_thread(container):
+    script = """
+import threading, time
+from tests.fakes.kernels import load, make_stream, spin
+start()
+kernel, stream, context = load(), make_stream(), out()
+must("cuCtxGetCurrent", ctypes.byref(context))
+source, address = alloc(2 * MIB)[1], reserve(2 * MIB)
+must("cuMemMap", address, 2 * MIB, 0, create_physical(2 * MIB)[1], 0)
+spin(kernel, 2000000, stream)
+must("cuMemcpyDtoDAsync_v2", source, source, 4096, stream)
+def unmap():
+    must("cuCtxSetCurrent", context.value)
+    must("cuMemUnmap", address, 2 * MIB)
+thread = threading.Thread(target=unmap)
+thread.start()
+time.sleep(0.2)
+waits, before = thread.is_alive(), info()[0]
+other, handle = reserve(2 * MIB), create_physical(2 * MIB)[1]
+must("cuMemMap", other, 2 * MIB, 0, handle, 0)
+must("cuMemRelease", handle)
+tell(waits=waits, still=thread.is_alive(), taken=before - info()[0])
+thread.join()
+tell(left=before - info()[0])
+"""
+    answer = container.python(PROGRAM + script)
+    assert answer.status == 0, answer
+    assert answer.events == ({"waits": True, "still": True, "taken": 2 * MIB}, {"left": 2 * MIB})
+
+
+def test_an_unmap_or_release_that_the_driver_refuses_changes_nothing(container):
+    script = """
+start()
+before = info()[0]
+address, handle = reserve(4 * MIB), create_physical(4 * MIB)[1]
+must("cuMemMap", address, 4 * MIB, 0, handle, 0)
+results = [call("cuMemUnmap", address, 2 * MIB), call("cuMemUnmap", address, 6 * MIB), call("cuMemRelease", 12345)]
+must("cuMemRelease", handle)
+held = before - info()[0]
+must("cuMemUnmap", address, 4 * MIB)
+tell(results=results, held=held, left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"results": [INVALID_VALUE] * 3, "held": 4 * MIB, "left": 0}
+
+
 # --- contexts that end ------------------------------------------------------------------------------------------
 
 
