@@ -21,6 +21,21 @@
 static _Atomic(struct aq_reservoir *) reservoirs;
 static _Atomic unsigned overdrawn_count;
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
+/* How often this thread is in what asks the driver with a gate held. The driver may call back into the program there (tools subscribe to its
+ * calls), and what that calls must not wait for a gate: not for its own, nor for another's, whose thread may be where this one is. */
+static __thread unsigned inside;
+
+static void enter(struct aq_reservoir *r)
+{
+	pthread_mutex_lock(&r->gate);
+	inside++;
+}
+
+static void leave(struct aq_reservoir *r)
+{
+	inside--;
+	pthread_mutex_unlock(&r->gate);
+}
 
 /* ---- finding --------------------------------------------------------------------------------------------------- */
 
@@ -176,17 +191,19 @@ static void set_overdrawn(struct aq_reservoir *r, bool overdrawn)
 
 static void settle_one(struct aq_reservoir *r, bool trim)
 {
-	pthread_mutex_lock(&r->gate);
+	enter(r);
 	if (trim || atomic_load(&r->overdrawn))
 		give_back_unused(r);
 	settle(r, 0);
 	if (atomic_load(&r->overdrawn) && !(aq_account_over(r->device) && ask_slack(r)))
 		set_overdrawn(r, false);
-	pthread_mutex_unlock(&r->gate);
+	leave(r);
 }
 
 static void visit(int device, bool trim)
 {
+	if (inside)
+		return;
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
 		if (!atomic_load_explicit(&r->in_use, memory_order_acquire) || r->device != device)
 			continue;
@@ -197,7 +214,7 @@ static void visit(int device, bool trim)
 
 void aq_reservoirs_return_overdrawn(void)
 {
-	if (!atomic_load_explicit(&overdrawn_count, memory_order_relaxed) || aq_pace_is_capturing())
+	if (!atomic_load_explicit(&overdrawn_count, memory_order_relaxed) || inside || aq_pace_is_capturing())
 		return;
 	for (struct aq_reservoir *r = first(); r; r = r->next)
 		if (atomic_load(&r->overdrawn))
@@ -260,7 +277,6 @@ static void run_begins(struct aq_growth *growth)
 
 	growth->alone = !r->graphs.runs++;
 	growth->run = ++r->graphs.charged;
-	growth->graph = 0;
 	r->graphs.last = 0;
 }
 
@@ -280,32 +296,50 @@ bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, u
 {
 	if (reservoir->device < 0)
 		return false;
-	growth->reservoir = reservoir;
-	for (int attempt = 0; attempt < 2; attempt++) {
-		pthread_mutex_lock(&reservoir->gate);
+	*growth = (struct aq_growth){ .reservoir = reservoir, .is_nested = inside != 0 };
+	for (int attempt = 0; attempt < 2 && !growth->is_nested; attempt++) {
+		enter(reservoir);
 		if (charge_growth(growth, bytes, hope)) {
 			run_begins(growth);
 			return true;
 		}
-		pthread_mutex_unlock(&reservoir->gate);
+		leave(reservoir);
 		if (hope == AQ_AT_ONCE || !aq_reclaim(reservoir->device)) /* takes the gates of all reservoirs */
 			break;
 	}
-	return false;
+	return growth->is_nested;
 }
 
 void aq_growth_open_gate(struct aq_growth *growth)
 {
-	pthread_mutex_unlock(&growth->reservoir->gate);
+	if (!growth->is_nested)
+		leave(growth->reservoir);
 }
 
 void aq_growth_close_gate(struct aq_growth *growth)
 {
-	pthread_mutex_lock(&growth->reservoir->gate);
+	if (!growth->is_nested)
+		enter(growth->reservoir);
+}
+
+/* What was taken from inside another call is charged with that one, where it is of the same reservoir, or now, if nobody has to be waited for. */
+static bool end_nested(const struct aq_growth *growth)
+{
+	struct aq_reservoir *r = growth->reservoir;
+
+	if (!pthread_mutex_trylock(&r->gate)) {
+		inside++;
+		settle(r, 0);
+		r->graphs.last = 0;
+		leave(r);
+	}
+	return true;
 }
 
 bool aq_growth_end(struct aq_growth *growth)
 {
+	if (growth->is_nested)
+		return end_nested(growth);
 	struct aq_reservoir *r = growth->reservoir;
 	uint64_t before = atomic_load(&r->charged_bytes);
 	bool fits = settle(r, growth->charged_bytes);
@@ -313,9 +347,11 @@ bool aq_growth_end(struct aq_growth *growth)
 
 	if (growth->charged_bytes && after > before)
 		learn_piece(r, growth->charged_bytes, after - before);
+	if (!fits)
+		growth->graph = 0; /* it is to be judged again */
 	run_ends(growth);
 	if (fits)
-		pthread_mutex_unlock(&r->gate);
+		leave(r);
 	return fits;
 }
 
@@ -323,21 +359,23 @@ bool aq_repeat_begin(struct aq_reservoir *r, uint64_t graph)
 {
 	uint64_t reserved;
 
-	pthread_mutex_lock(&r->gate);
+	if (inside)
+		return false;
+	enter(r);
 	bool is_last = r->graphs.last == graph && ask_reserved(r, &reserved) && reserved >= r->graphs.last_bytes;
 	r->graphs.runs += is_last;
 	r->graphs.repeats += is_last;
-	pthread_mutex_unlock(&r->gate);
+	leave(r);
 	return is_last;
 }
 
 void aq_repeat_end(struct aq_reservoir *r)
 {
-	pthread_mutex_lock(&r->gate);
+	enter(r);
 	r->graphs.runs--;
 	r->graphs.repeats--;
 	settle(r, 0);
-	pthread_mutex_unlock(&r->gate);
+	leave(r);
 }
 
 /* Has everything in the stream come to its end? */
@@ -367,7 +405,7 @@ void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread
 	struct aq_reservoir *r = growth->reservoir;
 
 	set_overdrawn(r, true);
-	pthread_mutex_unlock(&r->gate);
+	leave(r);
 	settle_one(r, true);
 	for (unsigned i = 0; i < REST_LOOKS && atomic_load(&r->overdrawn) && !aq_pace_is_capturing(); i++) {
 		if (is_at_rest(stream, per_thread)) {
@@ -384,18 +422,18 @@ void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread
 /* The last allocation of a destroyed pool is gone, and its memory with it. */
 static void close_if_empty(struct aq_reservoir *r)
 {
-	pthread_mutex_lock(&r->gate);
+	enter(r);
 	if (r->destroyed && atomic_load(&r->outstanding) == 0 && atomic_load(&r->in_use)) {
 		aq_uncharge(r->device, AQ_POOL, atomic_exchange(&r->charged_bytes, 0));
 		set_overdrawn(r, false);
 		atomic_store_explicit(&r->in_use, false, memory_order_release);
 	}
-	pthread_mutex_unlock(&r->gate);
+	leave(r);
 }
 
 void aq_reservoir_destroy_begin(struct aq_reservoir *r)
 {
-	pthread_mutex_lock(&r->gate);
+	enter(r);
 	settle(r, 0); /* the last moment it can be asked what it holds */
 	r->destroyed = true;
 }
@@ -404,7 +442,7 @@ void aq_reservoir_destroy_end(struct aq_reservoir *r, CUresult result)
 {
 	if (result != CUDA_SUCCESS)
 		r->destroyed = false;
-	pthread_mutex_unlock(&r->gate);
+	leave(r);
 	close_if_empty(r);
 }
 
@@ -423,6 +461,7 @@ void aq_reservoir_freed(CUresult result, const struct aq_entry *held)
 void aq_reservoirs_forget(void)
 {
 	pthread_mutex_init(&adding, NULL);
+	inside = 0;
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
 		pthread_mutex_init(&r->gate, NULL);
 		atomic_store(&r->in_use, false);

@@ -45,6 +45,7 @@ enum aq_growth_hope {
 struct aq_growth {
 	struct aq_reservoir *reservoir;
 	uint64_t charged_bytes;
+	bool is_nested; /* the driver called back into the program, which asks this thread for more memory: no gate is taken */
 	uint64_t run;   /* of graph memory: the number of this call … */
 	bool alone;     /* … under way without another one so far */
 	uint64_t graph; /* the graph that ran, to be set before the end; 0 = none did */
