@@ -232,11 +232,11 @@ static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(
 			aq_uncharge(device, AQ_CONTEXT, *cost);
 		return result;
 	}
-	before = aq_measure(aq_device_uuid(device));
+	before = aq_measure(aq_account_region(), aq_device_uuid(device), device);
 	CUresult result = make(call);
 	if (result != CUDA_SUCCESS)
 		return result;
-	after = aq_measure(aq_device_uuid(device));
+	after = aq_measure(aq_account_region(), aq_device_uuid(device), device);
 	bool is_own;
 	*cost = aq_measured_growth(&before, &after, &is_own);
 	if (!is_own && *cost > UNSURE_BYTES)
