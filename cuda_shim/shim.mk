@@ -1,11 +1,12 @@
 # The shim: two fronts that stand in for the driver's libraries, and one preload with both.
 # They come from the same objects and the same hook tables; the version scripts are the tables, expanded.
 
-SHIM_COMMON := log region/limits region/region region/node_page region/container account/account account/map interpose/object interpose/naming
-SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/module interpose/image interpose/memory \
+SHIM_COMMON := log region/limits region/region region/node_page region/container account/account account/map interpose/object \
+               interpose/naming
+SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/module interpose/memory \
                interpose/deferred interpose/reservoir interpose/pool interpose/vmm interpose/array interpose/launch interpose/pace interpose/neighbours interpose/prefetch interpose/submit interpose/gate-asm \
                limit/bucket limit/control limit/cost limit/priority limit/turns \
-               interpose/driver_nvml interpose/own_use
+               interpose/driver_nvml interpose/own_use interpose/image
 SHIM_NVML   := interpose/nvml interpose/nvml_table
 
 shim_objects = $(patsubst %,$(OUT)/obj/%.o,$(1))

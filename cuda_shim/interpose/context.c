@@ -27,8 +27,8 @@ static struct {
 	uint64_t limit_bytes;    /* the part of it that its limits cost */
 } primaries[AQ_MAX_ORDINALS] = { [0 ... AQ_MAX_ORDINALS - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
 
-/* Whose gates this thread holds, a bit for each. The driver may call back into the program from where it is called with one (tools subscribe to
- * its calls): such a call does not wait for its own thread, and what it does counts as part of the call around it. */
+/* Whose gates this thread holds, a bit for each. The driver may call back into the program from where it is called with one (tools subscribe
+ * to its calls): such a call does not wait for its own thread, and what it does counts as part of the call around it. */
 static __thread uint64_t gates_held;
 _Static_assert(AQ_MAX_ORDINALS <= 64, "a bit for each");
 

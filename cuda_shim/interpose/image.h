@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Of an image that the driver has loaded: a cubin, a fat binary or its wrapper, or text. As it lies there, so a compressed one may be larger. */
+/* Of an image that the driver has loaded: a cubin, a fat binary or its wrapper, or text. As it lies there: compressed ones may be larger. */
 uint64_t aq_image_bytes(const void *image);
 /* Of a file; 0 when it cannot be opened. */
 uint64_t aq_image_file_bytes(const char *path);

@@ -1,9 +1,9 @@
 /* Launches that take memory: graphs with allocation nodes.
  *
  * The driver backs such nodes when the graph is uploaded or launched, from the device's graph memory, and may share memory between
- * nodes. The sum of a graph's nodes is an upper bound, charged while the graph is launched. When the bound does not fit the limit, the graph is
- * uploaded first, which takes the memory without running anything and can be undone, and what it truly took decides. A graph that ran
- * last of all is launched again without a charge: what it needs is still there. */
+ * nodes. The sum of a graph's nodes is an upper bound, charged while the graph is launched. When the bound does not fit the limit, the
+ * graph is uploaded first, which takes the memory without running anything and can be undone, and what it truly took decides. A graph
+ * that ran last of all is launched again without a charge: what it needs is still there. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -138,7 +138,8 @@ struct brackets {
 	struct aq_growth growth[AQ_MAX_DEVICES];
 };
 
-/* Close them all, `graph` having run. False when a device is past its limit; what `undone`, if there is such a call, took there is given back. */
+/* Close them all; `graph` has run, 0 = none has. False when a device is past its limit; what `undone`, if there is such a call, took there is
+ * given back. */
 static bool end_all(struct brackets *brackets, unsigned count, uint64_t graph, const struct graph_call *undone)
 {
 	bool fits = true;

@@ -116,7 +116,8 @@ static uint64_t expected_bytes(const struct load_call *call, int device)
 }
 
 /* What may be believed of the device's loss when nobody tells whose it is. */
-static uint64_t likely_ours(const struct load_call *call, int device, uint64_t lost, const struct moment *before, const struct moment *after)
+static uint64_t likely_ours(const struct load_call *call, int device, uint64_t lost, const struct moment *before,
+			    const struct moment *after)
 {
 	uint64_t charged = after->container_bytes > before->container_bytes ? after->container_bytes - before->container_bytes : 0;
 	uint64_t likely = least(lost > charged ? lost - charged : 0, expected_bytes(call, device));

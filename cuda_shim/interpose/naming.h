@@ -1,8 +1,9 @@
 /* Whose pid is it that NVML names?
  *
- * Drivers differ. One names every process by its host pid. Another translates: into the pid namespace of the caller where the process is known
- * there; its process lists leave the others out, but in utilisation samples those keep their host pids. So a number that is both a pid in
- * the container and a neighbour's on the host says nothing by itself: the driver's list of a device's processes, beside the slots, tells. */
+ * Drivers differ. One names every process by its host pid. Another translates into the pid namespace of the caller where the process is
+ * known there; its process lists leave the others out, but in utilisation samples those keep their host pids. So a number that is both a
+ * pid in the container and a neighbour's on the host says nothing by itself: the driver's list of a device's processes, beside the
+ * slots, tells. */
 #ifndef AQ_INTERPOSE_NAMING_H
 #define AQ_INTERPOSE_NAMING_H
 

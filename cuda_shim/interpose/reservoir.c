@@ -21,8 +21,8 @@
 static _Atomic(struct aq_reservoir *) reservoirs;
 static _Atomic unsigned overdrawn_count;
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
-/* How often this thread is in what asks the driver with a gate held. The driver may call back into the program there (tools subscribe to its
- * calls), and what that calls must not wait for a gate: not for its own, nor for another's, whose thread may be where this one is. */
+/* How many gates this thread holds. The driver may call back into the program where it is asked with one (tools subscribe to its calls), and
+ * what that calls must not wait for a gate: not for its own, nor for another's, whose thread may be where this one is. */
 static __thread unsigned inside;
 
 static void enter(struct aq_reservoir *r)
@@ -322,7 +322,8 @@ void aq_growth_close_gate(struct aq_growth *growth)
 		enter(growth->reservoir);
 }
 
-/* What was taken from inside another call is charged with that one, where it is of the same reservoir, or now, if nobody has to be waited for. */
+/* What was taken from inside another call is charged with that one where it is of the same reservoir, else now, if nobody has to be waited
+ * for. */
 static bool end_nested(const struct aq_growth *growth)
 {
 	struct aq_reservoir *r = growth->reservoir;

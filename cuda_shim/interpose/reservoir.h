@@ -69,8 +69,8 @@ bool aq_growth_end(struct aq_growth *growth);
  * at a later call that settles. */
 void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread);
 
-/* May this graph run without a charge? The one that ran last, with no other under way, finds all it needs where it left it. True: aq_repeat_end
- * has to follow, and until then nothing of the graph memory is credited, for what is trimmed now may be taken again. */
+/* May this graph run without a charge? The one that ran last, with no other under way, finds all it needs where it left it. True:
+ * aq_repeat_end has to follow, and until then nothing of the graph memory is credited, for what is trimmed now may be taken again. */
 bool aq_repeat_begin(struct aq_reservoir *reservoir, uint64_t graph);
 void aq_repeat_end(struct aq_reservoir *reservoir);
 

@@ -28,8 +28,8 @@ static struct aq_map handles;
 static struct aq_map sparse_arrays;
 /* Start of a mapping -> object: owner = struct physical, bytes = length. */
 static struct aq_map mappings;
-/* For changes of several entries at once. Never held across a call to the driver that may wait for the device: another device's work may wait for
- * a thread that wants this lock. */
+/* For changes of several entries at once. Never held across a call to the driver that may wait for the device: another device's work may
+ * wait for a thread that wants this lock. */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
 void aq_vmm_forget(void)
@@ -67,7 +67,7 @@ static bool hold_handle(CUmemGenericAllocationHandle handle, struct physical *ph
 	return true;
 }
 
-/* One holder of a handle less; its object, which keeps the reference that has to be dropped or held again. NULL when the handle is not known. */
+/* One holder of a handle less. Its object, whose reference is still to be dropped or held again; NULL when the handle is not known. */
 static struct physical *let_go_of_handle(CUmemGenericAllocationHandle handle)
 {
 	struct aq_entry entry;

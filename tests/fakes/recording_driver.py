@@ -45,7 +45,7 @@ enum {
 
 static void note(unsigned id) { calls[atomic_fetch_add(&made, 1) % CALLS] = id; }
 
-/* As a driver does for tools that subscribe to its calls: at the end of one function the program is called back, though not from a callback. */
+/* As a driver does for tools that subscribe to its calls: the program is called back at the end of one of them, but not from a callback. */
 static const char *watched;
 static void (*subscriber)(void);
 
