@@ -157,6 +157,8 @@ static bool settle(struct aq_reservoir *r, uint64_t extra)
 
 	if (r->destroyed)
 		return true;
+	if (atomic_exchange(&r->unsettled, false))
+		r->graphs.last = 0;
 	if (!ask_reserved(r, &reserved))
 		reserved = 0; /* the device was reset: nothing of it is left */
 	if (r->graphs.repeats && reserved < charged)
@@ -207,7 +209,7 @@ static void visit(int device, bool trim)
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
 		if (!atomic_load_explicit(&r->in_use, memory_order_acquire) || r->device != device)
 			continue;
-		if (atomic_load(&r->charged_bytes)) /* else there is nothing to give back, and growth settles itself */
+		if (atomic_load(&r->charged_bytes) || atomic_load(&r->unsettled)) /* else nothing is to give back, and growth settles itself */
 			settle_one(r, trim);
 	}
 }
@@ -322,26 +324,14 @@ void aq_growth_close_gate(struct aq_growth *growth)
 		enter(growth->reservoir);
 }
 
-/* What was taken from inside another call is charged with that one where it is of the same reservoir, else now, if nobody has to be waited
- * for. */
-static bool end_nested(const struct aq_growth *growth)
-{
-	struct aq_reservoir *r = growth->reservoir;
-
-	if (!pthread_mutex_trylock(&r->gate)) {
-		inside++;
-		settle(r, 0);
-		r->graphs.last = 0;
-		leave(r);
-	}
-	return true;
-}
-
 bool aq_growth_end(struct aq_growth *growth)
 {
-	if (growth->is_nested)
-		return end_nested(growth);
 	struct aq_reservoir *r = growth->reservoir;
+
+	if (growth->is_nested) { /* charged with the call around it where that is of the same reservoir, else with the next that settles */
+		atomic_store(&r->unsettled, true);
+		return true;
+	}
 	uint64_t before = atomic_load(&r->charged_bytes);
 	bool fits = settle(r, growth->charged_bytes);
 	uint64_t after = atomic_load(&r->charged_bytes);
@@ -363,7 +353,7 @@ bool aq_repeat_begin(struct aq_reservoir *r, uint64_t graph)
 	if (inside)
 		return false;
 	enter(r);
-	bool is_last = r->graphs.last == graph && ask_reserved(r, &reserved) && reserved >= r->graphs.last_bytes;
+	bool is_last = r->graphs.last == graph && !atomic_load(&r->unsettled) && ask_reserved(r, &reserved) && reserved >= r->graphs.last_bytes;
 	r->graphs.runs += is_last;
 	r->graphs.repeats += is_last;
 	leave(r);
@@ -467,6 +457,7 @@ void aq_reservoirs_forget(void)
 		pthread_mutex_init(&r->gate, NULL);
 		atomic_store(&r->in_use, false);
 		atomic_store(&r->overdrawn, false);
+		atomic_store(&r->unsettled, false);
 	}
 	atomic_store(&overdrawn_count, 0);
 }

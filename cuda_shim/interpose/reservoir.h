@@ -23,6 +23,7 @@ struct aq_reservoir {
 	_Atomic uint64_t outstanding; /* allocations of the pool not yet freed */
 	_Atomic uint64_t charged_bytes;
 	_Atomic bool overdrawn;     /* past the limit since a call was undone: its idle memory is owed to the device */
+	_Atomic bool unsettled;     /* something was taken from inside another call */
 	uint64_t piece_bytes;       /* the least it takes from the device at a time, as far as was seen */
 	struct {                    /* graph memory, with the gate held */
 		unsigned runs;      /* calls under way that may take of it … */
