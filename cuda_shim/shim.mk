@@ -1,11 +1,12 @@
 # The shim: two fronts that stand in for the driver's libraries, and one preload with both.
 # They come from the same objects and the same hook tables; the version scripts are the tables, expanded.
 
-SHIM_COMMON := log region/limits region/region region/node_page region/container account/account account/map interpose/object
+SHIM_COMMON := log region/limits region/region region/node_page region/container account/account account/map interpose/object \
+               interpose/naming
 SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/module interpose/memory \
                interpose/deferred interpose/reservoir interpose/pool interpose/vmm interpose/array interpose/launch interpose/pace interpose/neighbours interpose/prefetch interpose/submit interpose/gate-asm \
                limit/bucket limit/control limit/cost limit/priority limit/turns \
-               interpose/driver_nvml interpose/own_use
+               interpose/driver_nvml interpose/own_use interpose/image
 SHIM_NVML   := interpose/nvml interpose/nvml_table
 
 shim_objects = $(patsubst %,$(OUT)/obj/%.o,$(1))
@@ -50,11 +51,11 @@ LIBS += $(OUT)/lib/shim/libcuda.so.1 $(OUT)/lib/shim/libnvidia-ml.so.1 $(OUT)/li
 $(call shim_objects,$(SHIM_CUDA)): OBJ_CFLAGS := -ftls-model=initial-exec -fno-plt
 
 # C tests: each is a program with the parts it tests linked in, so that sanitizers see all of them.
-SHIM_TESTS := test_map test_limits_page test_region test_limit test_turns test_node_page
+SHIM_TESTS := test_map test_limits_page test_region test_limit test_turns test_node_page test_naming test_image
 TESTS += $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS))
 
 $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS)): $(OUT)/tests/%: $(OUT)/obj/tests/%.o $(call shim_objects,tests/support log region/limits region/region region/node_page account/map \
-  limit/bucket limit/control limit/cost limit/priority limit/turns interpose/neighbours)
+  limit/bucket limit/control limit/cost limit/priority limit/turns interpose/neighbours interpose/naming interpose/image)
 	@mkdir -p $(@D)
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
 

@@ -11,17 +11,24 @@ struct account {
 
 static struct account accounts[AQ_MAX_DEVICES];
 static struct aq_limits *limits;
+static const struct aq_region *region;
 static bool (*reclaim)(int device);
 
-void aq_account_open(struct aq_limits *new_limits, struct aq_region *region, bool (*new_reclaim)(int device))
+void aq_account_open(struct aq_limits *new_limits, struct aq_region *new_region, bool (*new_reclaim)(int device))
 {
 	limits = new_limits;
+	region = new_region;
 	reclaim = new_reclaim;
 	for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++) {
 		accounts[device].line = aq_region_line(region, device);
 		accounts[device].mine = aq_region_mine(region, device);
 		accounts[device].mine_virtual = aq_region_virtual(region, (uint32_t)region->slot_index, device);
 	}
+}
+
+const struct aq_region *aq_account_region(void)
+{
+	return region;
 }
 
 static inline uint64_t limit_of(int device)
@@ -76,6 +83,8 @@ bool aq_charge_quick(int device, enum aq_kind kind, uint64_t bytes)
 {
 	if (device < 0)
 		return false;
+	if (!bytes) /* also past the limit, which may have fallen: nothing more is taken */
+		return true;
 	const struct account *account = &accounts[device];
 	uint64_t limit = limit_of(device), burst = burst_of(device);
 	if (__builtin_expect(kind == AQ_VIRTUAL, 0))

@@ -26,6 +26,9 @@ enum aq_kind {
 /* Begin to charge. `reclaim` is asked to give memory of a device back before a charge is refused; true = something may have come back. */
 void aq_account_open(struct aq_limits *limits, struct aq_region *region, bool (*reclaim)(int device));
 
+/* The region that is charged in, with this process's slot. */
+const struct aq_region *aq_account_region(void);
+
 /* Charge, or count a refusal. On refusal nothing has changed. */
 bool aq_charge(int device, enum aq_kind kind, uint64_t bytes);
 /* Charge if it fits at once: no reclaiming, no refusal counted. */

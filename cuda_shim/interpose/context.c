@@ -27,6 +27,27 @@ static struct {
 	uint64_t limit_bytes;    /* the part of it that its limits cost */
 } primaries[AQ_MAX_ORDINALS] = { [0 ... AQ_MAX_ORDINALS - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
 
+/* Whose gates this thread holds, a bit for each. The driver may call back into the program from where it is called with one (tools subscribe
+ * to its calls): such a call does not wait for its own thread, and what it does counts as part of the call around it. */
+static __thread uint64_t gates_held;
+_Static_assert(AQ_MAX_ORDINALS <= 64, "a bit for each");
+
+/* False when this thread holds the gate already. */
+static bool enter(CUdevice ordinal)
+{
+	if (gates_held >> ordinal & 1)
+		return false;
+	pthread_mutex_lock(&primaries[ordinal].gate);
+	gates_held |= (uint64_t)1 << ordinal;
+	return true;
+}
+
+static void leave(CUdevice ordinal)
+{
+	gates_held &= ~((uint64_t)1 << ordinal);
+	pthread_mutex_unlock(&primaries[ordinal].gate);
+}
+
 /* Contexts made by cuCtxCreate: key = context, bytes = its cost, owner = the part of it that its limits cost, device, kind = CUDA ordinal. */
 static struct aq_map contexts;
 
@@ -158,6 +179,7 @@ void aq_contexts_forget(void)
 		pthread_mutex_init(&primaries[i].gate, NULL);
 		primaries[i].charged = false;
 	}
+	gates_held = 0;
 	aq_map_forget(&contexts);
 	seen.context = NULL;
 	atomic_fetch_add(&epoch, 1);
@@ -210,11 +232,11 @@ static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(
 			aq_uncharge(device, AQ_CONTEXT, *cost);
 		return result;
 	}
-	before = aq_measure(aq_device_uuid(device));
+	before = aq_measure(aq_account_region(), aq_device_uuid(device), device);
 	CUresult result = make(call);
 	if (result != CUDA_SUCCESS)
 		return result;
-	after = aq_measure(aq_device_uuid(device));
+	after = aq_measure(aq_account_region(), aq_device_uuid(device), device);
 	bool is_own;
 	*cost = aq_measured_growth(&before, &after, &is_own);
 	if (!is_own && *cost > UNSURE_BYTES)
@@ -235,8 +257,10 @@ static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(
 /* A call that makes the primary context, unless it is there already. */
 static CUresult make_primary(CUdevice ordinal, CUresult (*make)(void *), void (*unmake)(void *), void *call)
 {
-	pthread_mutex_lock(&primaries[ordinal].gate);
 	CUresult result;
+
+	if (!enter(ordinal))
+		return make(call);
 	if (primaries[ordinal].charged) {
 		result = make(call);
 	} else {
@@ -247,7 +271,7 @@ static CUresult make_primary(CUdevice ordinal, CUresult (*make)(void *), void (*
 			begun(aq_device_of(ordinal));
 		}
 	}
-	pthread_mutex_unlock(&primaries[ordinal].gate);
+	leave(ordinal);
 	return result;
 }
 
@@ -303,14 +327,13 @@ static CUresult primary_ended(CUresult result, CUdevice ordinal)
 	CUresult name(CUdevice ordinal)                                          \
 	{                                                                        \
 		AQ_LIMITED_OR_RETURN(name(ordinal));                             \
-		if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS)                   \
+		if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !enter(ordinal)) \
 			return aq_cuda.name(ordinal);                            \
 		struct aq_ending ending = { .device = aq_device_of(ordinal) };   \
-		pthread_mutex_lock(&primaries[ordinal].gate);                    \
 		may_end(&ending);                                                \
 		CUresult result = primary_ended(aq_cuda.name(ordinal), ordinal); \
 		may_have_ended(&ending, !primaries[ordinal].charged);            \
-		pthread_mutex_unlock(&primaries[ordinal].gate);                  \
+		leave(ordinal);                                                  \
 		return result;                                                   \
 	}
 
@@ -367,9 +390,10 @@ static CUresult create_charged(CUcontext *context, struct create_call *call)
 			*context = call->made;
 		return result;
 	}
-	pthread_mutex_lock(&primaries[ordinal].gate);
+	bool entered = enter(ordinal);
 	CUresult result = make_charged(ordinal, &cost, create, uncreate, call);
-	pthread_mutex_unlock(&primaries[ordinal].gate);
+	if (entered)
+		leave(ordinal);
 	if (result != CUDA_SUCCESS)
 		return result;
 	struct aq_entry made = { .key = (uintptr_t)call->made, .bytes = cost, .device = (uint32_t)aq_device_of(ordinal), .kind = (uint32_t)ordinal };
@@ -505,21 +529,24 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 	aq_cuda.cuCtxFromGreenCtx(&itself.green, green);
 	may_end(&itself);
 	for (CUdevice ordinal = 0; ordinal < AQ_MAX_ORDINALS; ordinal++) {
-		pthread_mutex_lock(&primaries[ordinal].gate);
+		marked[ordinal] = false;
+		if (!enter(ordinal))
+			continue;
 		marked[ordinal] = primaries[ordinal].charged;
 		primary[ordinal] = (struct aq_ending){ .device = marked[ordinal] ? aq_device_of(ordinal) : AQ_NO_DEVICE };
 		if (marked[ordinal])
 			may_end(&primary[ordinal]);
-		pthread_mutex_unlock(&primaries[ordinal].gate);
+		leave(ordinal);
 	}
 	CUresult result = aq_cuda.cuGreenCtxDestroy(green);
 	atomic_fetch_add(&epoch, 1); /* its address may come back as one of another device, also while the primary context lives on */
 	for (CUdevice ordinal = 0; ordinal < AQ_MAX_ORDINALS; ordinal++) {
-		pthread_mutex_lock(&primaries[ordinal].gate);
+		if (!enter(ordinal))
+			continue;
 		primary_ended(result, ordinal);
 		if (marked[ordinal])
 			may_have_ended(&primary[ordinal], !primaries[ordinal].charged);
-		pthread_mutex_unlock(&primaries[ordinal].gate);
+		leave(ordinal);
 	}
 	may_have_ended(&itself, result == CUDA_SUCCESS);
 	return result;
@@ -641,9 +668,10 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 	bool sized = limit == CU_LIMIT_STACK_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE;
 	if (!sized || !aq_place_current(&place) || place.ordinal < 0 || place.ordinal >= AQ_MAX_ORDINALS)
 		return aq_cuda.cuCtxSetLimit(limit, value);
-	pthread_mutex_lock(&primaries[place.ordinal].gate);
+	bool entered = enter(place.ordinal);
 	CUresult result = set_limit_charged(&place, limit, value);
-	pthread_mutex_unlock(&primaries[place.ordinal].gate);
+	if (entered)
+		leave(place.ordinal);
 	return result;
 }
 

@@ -1,8 +1,9 @@
 /* Launches that take memory: graphs with allocation nodes.
  *
  * The driver backs such nodes when the graph is uploaded or launched, from the device's graph memory, and may share memory between
- * nodes. The sum of a graph's nodes is an upper bound. When the bound does not fit the limit, the graph is
- * uploaded first, which takes the memory without running anything and can be undone, and what it truly took decides. */
+ * nodes. The sum of a graph's nodes is an upper bound, charged while the graph is launched. When the bound does not fit the limit, the
+ * graph is uploaded first, which takes the memory without running anything and can be undone, and what it truly took decides. A graph
+ * that ran last of all is launched again without a charge: what it needs is still there. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@
 
 /* What one executable graph needs, in the order of the devices (which is the order its gates are taken in). */
 struct needs {
+	uint64_t graph; /* a number of its own */
 	unsigned count;
 	struct {
 		CUdevice ordinal;
@@ -28,6 +30,7 @@ struct needs {
 /* Executable graph -> its needs (owner). Graphs without allocation nodes are not in it. */
 static struct aq_map execs;
 static _Atomic unsigned execs_count;
+static _Atomic uint64_t graphs_seen;
 
 /* ---- learning what a graph needs ------------------------------------------------------------------------------- */
 
@@ -99,6 +102,7 @@ static bool remember(CUgraphExec exec, const struct needs *needs)
 		return false;
 	}
 	*copy = *needs;
+	copy->graph = atomic_fetch_add(&graphs_seen, 1) + 1;
 	atomic_fetch_add(&execs_count, 1);
 	return true;
 }
@@ -134,13 +138,15 @@ struct brackets {
 	struct aq_growth growth[AQ_MAX_DEVICES];
 };
 
-/* Close them all. False when a device is past its limit; what `undone`, if there is such a call, took there is given back. */
-static bool end_all(struct brackets *brackets, unsigned count, const struct graph_call *undone)
+/* Close them all; `graph` has run, 0 = none has. False when a device is past its limit; what `undone`, if there is such a call, took there is
+ * given back. */
+static bool end_all(struct brackets *brackets, unsigned count, uint64_t graph, const struct graph_call *undone)
 {
 	bool fits = true;
 
 	for (unsigned i = count; i-- > 0;) {
 		aq_growth_close_gate(&brackets->growth[i]);
+		brackets->growth[i].graph = graph;
 		if (aq_growth_end(&brackets->growth[i]))
 			continue;
 		fits = false;
@@ -160,7 +166,7 @@ static bool begin_all(struct brackets *brackets, const struct needs *needs, bool
 		struct aq_reservoir *reservoir = aq_reservoir_of_graphs(needs->device[i].ordinal);
 
 		if (!reservoir || !aq_growth_begin(&brackets->growth[i], reservoir, bound ? needs->device[i].bytes : 0, AQ_AT_ONCE)) {
-			end_all(brackets, i, NULL);
+			end_all(brackets, i, 0, NULL);
 			return false;
 		}
 		aq_growth_open_gate(&brackets->growth[i]);
@@ -185,12 +191,31 @@ static CUresult prepare(const struct graph_call *call, const struct needs *needs
 	for (unsigned i = 0; i < 2 && begin_all(&brackets, needs, false); i++) {
 		CUresult result = call->upload(call->exec, call->stream);
 
-		if (end_all(&brackets, needs->count, call))
+		if (end_all(&brackets, needs->count, result == CUDA_SUCCESS ? needs->graph : 0, call))
 			return result;
 		for (unsigned j = 0; j < needs->count; j++)
 			aq_reclaim(aq_device_of(needs->device[j].ordinal));
 	}
 	return refuse(needs);
+}
+
+static void repeat_end_all(const struct needs *needs, unsigned count)
+{
+	for (unsigned i = 0; i < count; i++)
+		aq_repeat_end(aq_reservoir_of_graphs(needs->device[i].ordinal));
+}
+
+static bool repeat_begin_all(const struct needs *needs)
+{
+	for (unsigned i = 0; i < needs->count; i++) {
+		struct aq_reservoir *reservoir = aq_reservoir_of_graphs(needs->device[i].ordinal);
+
+		if (!reservoir || !aq_repeat_begin(reservoir, needs->graph)) {
+			repeat_end_all(needs, i);
+			return false;
+		}
+	}
+	return true;
 }
 
 static CUresult run_charged(const struct graph_call *call)
@@ -200,6 +225,12 @@ static CUresult run_charged(const struct graph_call *call)
 
 	if (!needs_of(call->exec, &needs))
 		return call->run(call->exec, call->stream);
+	if (repeat_begin_all(&needs)) {
+		CUresult result = call->run(call->exec, call->stream);
+
+		repeat_end_all(&needs, needs.count);
+		return result;
+	}
 	if (!begin_all(&brackets, &needs, true)) {
 		CUresult result = prepare(call, &needs);
 
@@ -209,7 +240,7 @@ static CUresult run_charged(const struct graph_call *call)
 			return refuse(&needs);
 	}
 	CUresult result = call->run(call->exec, call->stream);
-	end_all(&brackets, needs.count, NULL);
+	end_all(&brackets, needs.count, result == CUDA_SUCCESS ? needs.graph : 0, NULL);
 	return result;
 }
 
@@ -257,7 +288,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *exec, CUgraph graph)
 	bool complete = add_graph(&needs, graph, 0);
 	if (complete && !needs.count)
 		return CUDA_SUCCESS;
-	if (complete && begin_all(&brackets, &needs, false) && end_all(&brackets, needs.count, NULL) && remember(*exec, &needs))
+	if (complete && begin_all(&brackets, &needs, false) && end_all(&brackets, needs.count, 0, NULL) && remember(*exec, &needs))
 		return CUDA_SUCCESS;
 	aq_cuda.cuGraphExecDestroy(*exec); /* a graph whose memory cannot be counted must not exist */
 	*exec = NULL;

@@ -1,11 +1,9 @@
 #include "interpose/measure.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include "interpose/driver_nvml.h"
-
-#define PROCESSES_MAX 256
+#include "interpose/naming.h"
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static struct aq_driver_nvml nvml;
@@ -21,31 +19,31 @@ static bool ready(void)
 	return is_ready;
 }
 
-static uint64_t own_bytes(nvmlDevice_t device)
+static uint64_t own_bytes(const struct aq_region *region, uint32_t device, nvmlDevice_t handle)
 {
-	nvmlProcessInfo_v2_t processes[PROCESSES_MAX];
-	unsigned int count = PROCESSES_MAX;
+	struct aq_listed listed = { .count = AQ_LISTED_MAX };
 	uint64_t bytes = 0;
 
-	if (!nvml.processes || nvml.processes(device, &count, processes) != NVML_SUCCESS)
-		return 0;
-	for (unsigned int i = 0; i < count; i++)
-		if (processes[i].pid == (unsigned int)getpid() && processes[i].usedGpuMemory != NVML_VALUE_NOT_AVAILABLE_ULL)
-			bytes += processes[i].usedGpuMemory;
+	listed.known = nvml.processes && nvml.processes(handle, &listed.count, listed.process) == NVML_SUCCESS;
+	struct aq_naming naming = aq_naming_of(region, device, &listed);
+	for (unsigned int i = 0; listed.known && i < listed.count; i++)
+		if (listed.process[i].usedGpuMemory != NVML_VALUE_NOT_AVAILABLE_ULL &&
+		    aq_naming_slot(&naming, listed.process[i].pid) == region->slot_index)
+			bytes += listed.process[i].usedGpuMemory;
 	return bytes;
 }
 
-struct aq_sample_bytes aq_measure(const char *uuid)
+struct aq_sample_bytes aq_measure(const struct aq_region *region, const char *uuid, int device)
 {
 	struct aq_sample_bytes sample = { 0, 0 };
-	nvmlDevice_t device;
+	nvmlDevice_t handle;
 	nvmlMemory_t memory;
 
-	if (!ready() || nvml.by_uuid(uuid, &device) != NVML_SUCCESS)
+	if (!ready() || nvml.by_uuid(uuid, &handle) != NVML_SUCCESS)
 		return sample;
-	if (nvml.memory(device, &memory) == NVML_SUCCESS)
+	if (nvml.memory(handle, &memory) == NVML_SUCCESS)
 		sample.device_bytes = memory.used;
-	sample.own_bytes = own_bytes(device);
+	sample.own_bytes = own_bytes(region, (uint32_t)device, handle);
 	return sample;
 }
 

@@ -7,13 +7,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "region/region.h"
+
 struct aq_sample_bytes {
-	uint64_t own_bytes;    /* of this process, 0 when NVML does not list it (its pids may be another namespace's) */
+	uint64_t own_bytes;    /* of the process whose slot it is; 0 when NVML does not list it (interpose/naming.h) */
 	uint64_t device_bytes; /* of all processes */
 };
 
 /* Both 0 when there is no NVML to ask. */
-struct aq_sample_bytes aq_measure(const char *uuid);
+struct aq_sample_bytes aq_measure(const struct aq_region *region, const char *uuid, int device);
 /* Bytes taken between two samples: by this process, or, when that cannot be told, by anyone. `is_own` says which. */
 uint64_t aq_measured_growth(const struct aq_sample_bytes *before, const struct aq_sample_bytes *after, bool *is_own);
 

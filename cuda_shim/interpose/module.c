@@ -3,23 +3,27 @@
  * Around a load the device's free memory is compared: what it lost is the module's, another allocation's, or a neighbour's. Where the
  * driver lists this process (NVML), its figure less all that is charged, compared with the same difference before its first load, tells
  * them apart. Where it does not list it, or the process is now charged for more than it holds (managed memory that is not on the device), what the
- * container was charged meanwhile is taken off, and of the rest at most UNSURE_BYTES are believed; the agent's overhead figure
- * has what is missed.
+ * container was charged meanwhile is taken off, and of the rest no more is believed than the image is large: so modules are charged at
+ * once, as the limit wants it, and however often neighbours grow meanwhile, the sum is no more than what was loaded. What an image does not
+ * show (variables, code that is compressed or compiled) the agent's overhead figure has.
  *
  * NVML costs the driver up to milliseconds, so it is asked only when the device's free memory shrank at all. What is loaded later, when a
  * function is first used, shows in the agent's overhead figure. */
 #include "interpose/module.h"
 
 #include <pthread.h>
+#include <string.h>
 
 #include "account/account.h"
 #include "account/map.h"
 #include "interpose/context.h"
 #include "interpose/driver.h"
+#include "interpose/image.h"
 #include "interpose/measure.h"
 #include "shim.h"
 
-#define UNSURE_BYTES ((uint64_t)64 << 20)
+#define PAGE_BYTES ((uint64_t)2 << 20)    /* of device memory */
+#define UNSURE_BYTES ((uint64_t)64 << 20) /* an image may hold code for many kinds of devices, of which one is loaded */
 
 /* Modules and libraries that were charged, by handle. */
 static struct aq_map modules;
@@ -33,7 +37,32 @@ static struct {
 	int64_t uncharged_bytes;
 } baselines[AQ_MAX_DEVICES];
 
+/* Of the loads that were charged by what is likely, since the newest context: the images, and what was charged for them. Under the gate. */
+static struct {
+	uint64_t image_bytes;
+	uint64_t charged_bytes;
+} believed[AQ_MAX_DEVICES];
+
+enum load_form { MODULE_FILE, MODULE_DATA, MODULE_DATA_EX, MODULE_FAT_BINARY, LIBRARY_DATA, LIBRARY_FILE };
+
+struct load_call {
+	enum load_form form;
+	void *made; /* CUmodule or CUlibrary */
+	const void *image; /* or the path */
+	CUjit_option *jit_options;
+	void **jit_values;
+	unsigned int jit_count;
+	CUlibraryOption *options;
+	void **values;
+	unsigned int count;
+};
+
 /* ---- measuring ------------------------------------------------------------------------------------------------- */
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
 
 struct moment {
 	uint64_t free_bytes;      /* of the device, for everyone */
@@ -56,7 +85,7 @@ static bool uncharged_bytes(int device, int64_t *bytes)
 {
 	/* Memory that another thread takes or gives back meanwhile must not look like growth: the larger charge counts. */
 	uint64_t before = aq_account_own_bytes(device);
-	uint64_t own = aq_measure(aq_device_uuid(device)).own_bytes;
+	uint64_t own = aq_measure(aq_account_region(), aq_device_uuid(device), device).own_bytes;
 	uint64_t after = aq_account_own_bytes(device);
 
 	*bytes = (int64_t)(own - (before > after ? before : after));
@@ -71,21 +100,34 @@ static void learn_baseline(int device)
 	pthread_mutex_unlock(&measuring);
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
+static uint64_t whole_pages(uint64_t bytes)
 {
-	return a < b ? a : b;
+	return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}
+
+/* What a load may have taken by the size of its image, small ones sharing pages. With the gate held, once for a load. */
+static uint64_t expected_bytes(const struct load_call *call, int device)
+{
+	bool is_file = call->form == MODULE_FILE || call->form == LIBRARY_FILE;
+	uint64_t bytes = least(is_file ? aq_image_file_bytes(call->image) : aq_image_bytes(call->image), UNSURE_BYTES);
+
+	believed[device].image_bytes += bytes;
+	return least(whole_pages(bytes), whole_pages(believed[device].image_bytes) - believed[device].charged_bytes);
 }
 
 /* What may be believed of the device's loss when nobody tells whose it is. */
-static uint64_t likely_ours(uint64_t lost, const struct moment *before, const struct moment *after)
+static uint64_t likely_ours(const struct load_call *call, int device, uint64_t lost, const struct moment *before,
+			    const struct moment *after)
 {
 	uint64_t charged = after->container_bytes > before->container_bytes ? after->container_bytes - before->container_bytes : 0;
+	uint64_t likely = least(lost > charged ? lost - charged : 0, expected_bytes(call, device));
 
-	return lost > charged ? least(lost - charged, UNSURE_BYTES) : 0;
+	believed[device].charged_bytes += likely;
+	return likely;
 }
 
-/* What this process took since `before` and was not charged for. With the gate held. */
-static uint64_t growth_since(int device, const struct moment *before)
+/* What this process took since `before`, for this load, and was not charged for. With the gate held. */
+static uint64_t growth_since(const struct load_call *call, int device, const struct moment *before)
 {
 	struct moment now;
 	int64_t uncharged;
@@ -94,10 +136,10 @@ static uint64_t growth_since(int device, const struct moment *before)
 		return 0;
 	uint64_t lost = before->free_bytes - now.free_bytes;
 	if (!baselines[device].known || !uncharged_bytes(device, &uncharged))
-		return likely_ours(lost, before, &now);
+		return likely_ours(call, device, lost, before, &now);
 	int64_t own = uncharged - baselines[device].uncharged_bytes;
 	/* Less than is uncharged may have been lost around this call: the rest is another thread's, which is about to look. */
-	return own >= 0 ? least(lost, (uint64_t)own) : likely_ours(lost, before, &now);
+	return own >= 0 ? least(lost, (uint64_t)own) : likely_ours(call, device, lost, before, &now);
 }
 
 static void set_baseline_unknown(int device)
@@ -106,6 +148,7 @@ static void set_baseline_unknown(int device)
 		return;
 	pthread_mutex_lock(&measuring);
 	baselines[device].known = false;
+	believed[device].image_bytes = believed[device].charged_bytes = 0;
 	pthread_mutex_unlock(&measuring);
 }
 
@@ -115,20 +158,6 @@ void aq_modules_context_begun(int device)
 }
 
 /* ---- loading --------------------------------------------------------------------------------------------------- */
-
-enum load_form { MODULE_FILE, MODULE_DATA, MODULE_DATA_EX, MODULE_FAT_BINARY, LIBRARY_DATA, LIBRARY_FILE };
-
-struct load_call {
-	enum load_form form;
-	void *made; /* CUmodule or CUlibrary */
-	const void *image; /* or the path */
-	CUjit_option *jit_options;
-	void **jit_values;
-	unsigned int jit_count;
-	CUlibraryOption *options;
-	void **values;
-	unsigned int count;
-};
 
 static CUresult load(struct load_call *c)
 {
@@ -159,7 +188,7 @@ static void unload(const struct load_call *c)
 static bool charge_growth(const struct load_call *call, const struct aq_place *place, const struct moment *before)
 {
 	pthread_mutex_lock(&measuring);
-	uint64_t bytes = growth_since(place->device, before);
+	uint64_t bytes = growth_since(call, place->device, before);
 	bool charged = !bytes || aq_charge(place->device, AQ_MODULE, bytes);
 	pthread_mutex_unlock(&measuring);
 	if (!charged || !bytes)
@@ -303,4 +332,5 @@ void aq_modules_forget(void)
 	aq_map_forget(&modules);
 	for (int device = 0; device < AQ_MAX_DEVICES; device++)
 		baselines[device].known = false;
+	memset(believed, 0, sizeof(believed));
 }

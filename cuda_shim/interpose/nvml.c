@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "account/account.h"
+#include "interpose/naming.h"
 #include "interpose/table.h"
 #include "limit/memory.h"
 #include "region/container.h"
@@ -337,19 +338,22 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
 
 /* ---- utilisation ----------------------------------------------------------------------------------------------- */
 
-/* The pid by which the container knows the process that NVML names, or 0 when it is none of its own. NVML names host pids; the container's
- * own may be a neighbour's there, so they are compared only until the agent has written the slot's host pid. */
-static unsigned int own_pid(unsigned int pid)
+/* What the driver lists of a device, and by which pids it does. */
+static struct aq_naming naming_of(nvmlDevice_t device, uint32_t granted, struct aq_listed *listed)
 {
-	for (uint32_t i = 0; i < container.region.slot_count; i++) {
-		struct aq_region_slot *slot = aq_region_slot(&container.region, i);
-		uint32_t host_pid = atomic_load(&slot->host_pid);
-		uint32_t named = host_pid ? host_pid : atomic_load(&slot->pid);
+	listed->count = AQ_LISTED_MAX;
+	listed->known = aq_nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &listed->count, listed->process) == NVML_SUCCESS;
+	return aq_naming_of(&container.region, granted, listed);
+}
 
-		if (named == pid && aq_region_is_live(&container.region, i))
-			return atomic_load(&slot->pid);
-	}
-	return 0;
+/* The pid by which the container knows the process that NVML names, or 0 when it is none of its own. */
+static unsigned int own_pid(const struct aq_naming *naming, unsigned int pid)
+{
+	int slot = aq_naming_slot(naming, pid);
+
+	if (slot < 0 || !aq_region_is_live(&container.region, (uint32_t)slot))
+		return 0;
+	return atomic_load(&aq_region_slot(&container.region, (uint32_t)slot)->pid);
 }
 
 /* All samples of the device, in an array the caller frees; NVML_SUCCESS with none when there are none. */
@@ -384,17 +388,23 @@ static nvmlReturn_t all_samples(nvmlDevice_t device, unsigned long long since_us
 static nvmlReturn_t own_samples(nvmlDevice_t device, unsigned long long since_us, nvmlProcessUtilizationSample_t **samples, unsigned int *count)
 {
 	nvmlReturn_t result = all_samples(device, since_us, samples, count);
+	int granted = device_of(device);
+	struct aq_listed listed;
 	unsigned int kept = 0;
 
-	for (unsigned int i = 0; result == NVML_SUCCESS && *samples && i < *count; i++) {
-		unsigned int pid = own_pid((*samples)[i].pid);
+	if (result == NVML_SUCCESS && *count && granted >= 0) {
+		struct aq_naming naming = naming_of(device, (uint32_t)granted, &listed);
 
-		if (pid) {
-			(*samples)[kept] = (*samples)[i];
-			(*samples)[kept++].pid = pid;
+		for (unsigned int i = 0; i < *count; i++) {
+			unsigned int pid = own_pid(&naming, (*samples)[i].pid);
+
+			if (pid) {
+				(*samples)[kept] = (*samples)[i];
+				(*samples)[kept++].pid = pid;
+			}
 		}
 	}
-	*count = result == NVML_SUCCESS ? kept : 0;
+	*count = kept;
 	return result;
 }
 
@@ -427,15 +437,21 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProc
 	if (!info)
 		return aq_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, info);
 	unsigned int room = info->processSamplesCount, kept = 0;
+	int granted = device_of(device);
+	struct aq_listed listed;
 	nvmlReturn_t result = aq_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, info);
 
 	/* The room is asked for by the number of all processes; that much the container may know. */
-	for (unsigned int i = 0; result == NVML_SUCCESS && info->procUtilArray && i < info->processSamplesCount && i < room; i++) {
-		unsigned int pid = own_pid(info->procUtilArray[i].pid);
+	if (result == NVML_SUCCESS && info->procUtilArray && granted >= 0) {
+		struct aq_naming naming = naming_of(device, (uint32_t)granted, &listed);
 
-		if (pid) {
-			info->procUtilArray[kept] = info->procUtilArray[i];
-			info->procUtilArray[kept++].pid = pid;
+		for (unsigned int i = 0; i < info->processSamplesCount && i < room; i++) {
+			unsigned int pid = own_pid(&naming, info->procUtilArray[i].pid);
+
+			if (pid) {
+				info->procUtilArray[kept] = info->procUtilArray[i];
+				info->procUtilArray[kept++].pid = pid;
+			}
 		}
 	}
 	if (result == NVML_SUCCESS)

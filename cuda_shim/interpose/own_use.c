@@ -1,6 +1,7 @@
 #include "interpose/own_use.h"
 
 #include "interpose/driver_nvml.h"
+#include "interpose/naming.h"
 
 #define SAMPLES_MAX 512
 #define ALL_OF_IT 65536u
@@ -8,6 +9,7 @@
 static _Atomic bool busy; /* one thread at a time; another has no need to wait for it */
 static struct aq_driver_nvml nvml;
 static enum { UNTRIED, READY, ABSENT } state;
+static struct aq_listed listed;
 static struct {
 	nvmlDevice_t handle;
 	bool known;
@@ -23,22 +25,14 @@ static bool ready(const char *uuid, int device)
 	return state == READY && devices[device].known;
 }
 
-/* The driver names processes by host pids; the agent writes those into the slots. Without an agent the namespaces may still be the same. */
-static bool is_ours(const struct aq_region *region, unsigned int pid)
+static void list(nvmlDevice_t device)
 {
-	for (uint32_t i = 0; i < region->slot_count; i++) {
-		struct aq_region_slot *slot = aq_region_slot(region, i);
-		uint32_t host_pid = atomic_load_explicit(&slot->host_pid, memory_order_relaxed);
-		uint32_t named = host_pid ? host_pid : atomic_load_explicit(&slot->pid, memory_order_relaxed);
-
-		if (atomic_load_explicit(&slot->state, memory_order_relaxed) != AQ_SLOT_FREE && named == pid)
-			return true;
-	}
-	return false;
+	listed.count = AQ_LISTED_MAX;
+	listed.known = nvml.processes && nvml.processes(device, &listed.count, listed.process) == NVML_SUCCESS;
 }
 
 /* Sum over our processes of each one's mean over its new samples; 65536 = the whole device. */
-static bool sum_of_ours(const struct aq_region *region, const nvmlProcessUtilizationSample_t *samples, unsigned int count, int device,
+static bool sum_of_ours(const struct aq_naming *naming, const nvmlProcessUtilizationSample_t *samples, unsigned int count, int device,
 			uint32_t *share_q16)
 {
 	unsigned long long newest = devices[device].seen_us;
@@ -48,7 +42,7 @@ static bool sum_of_ours(const struct aq_region *region, const nvmlProcessUtiliza
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned int sum = 0, same = 0, earlier = 0;
 
-		if (samples[i].timeStamp <= devices[device].seen_us || !is_ours(region, samples[i].pid))
+		if (samples[i].timeStamp <= devices[device].seen_us || aq_naming_slot(naming, samples[i].pid) < 0)
 			continue;
 		for (unsigned int j = 0; j < count; j++)
 			if (samples[j].pid == samples[i].pid && samples[j].timeStamp > devices[device].seen_us) {
@@ -74,8 +68,12 @@ bool aq_own_use(const struct aq_region *region, const char *uuid, int device, ui
 	if (atomic_exchange_explicit(&busy, true, memory_order_acquire))
 		return false;
 	bool told = ready(uuid, device) &&
-		    nvml.utilization(devices[device].handle, samples, &count, devices[device].seen_us) == NVML_SUCCESS &&
-		    sum_of_ours(region, samples, count, device, share_q16);
+		    nvml.utilization(devices[device].handle, samples, &count, devices[device].seen_us) == NVML_SUCCESS;
+	if (told) {
+		list(devices[device].handle);
+		struct aq_naming naming = aq_naming_of(region, (uint32_t)device, &listed);
+		told = sum_of_ours(&naming, samples, count, device, share_q16);
+	}
 	atomic_store_explicit(&busy, false, memory_order_release);
 	if (*share_q16 > ALL_OF_IT)
 		*share_q16 = ALL_OF_IT;

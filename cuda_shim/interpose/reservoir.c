@@ -1,6 +1,7 @@
 #include "interpose/reservoir.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "account/account.h"
@@ -20,6 +21,21 @@
 static _Atomic(struct aq_reservoir *) reservoirs;
 static _Atomic unsigned overdrawn_count;
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
+/* How many gates this thread holds. The driver may call back into the program where it is asked with one (tools subscribe to its calls), and
+ * what that calls must not wait for a gate: not for its own, nor for another's, whose thread may be where this one is. */
+static __thread unsigned inside;
+
+static void enter(struct aq_reservoir *r)
+{
+	pthread_mutex_lock(&r->gate);
+	inside++;
+}
+
+static void leave(struct aq_reservoir *r)
+{
+	inside--;
+	pthread_mutex_unlock(&r->gate);
+}
 
 /* ---- finding --------------------------------------------------------------------------------------------------- */
 
@@ -68,6 +84,7 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 		r->ordinal = ordinal;
 		atomic_store(&r->ending, false);
 		r->piece_bytes = pool ? PIECE_BYTES : PAGE_BYTES;
+		memset(&r->graphs, 0, sizeof(r->graphs));
 		atomic_store(&r->charged_bytes, 0);
 		atomic_store_explicit(&r->in_use, true, memory_order_release);
 		pthread_mutex_unlock(&r->gate);
@@ -142,8 +159,12 @@ static bool settle(struct aq_reservoir *r, uint64_t extra)
 	uint64_t charged = atomic_load(&r->charged_bytes) + extra, reserved = 0;
 	bool fits = true;
 
+	if (atomic_exchange(&r->unsettled, false))
+		r->graphs.last = 0;
 	if (!ask_reserved(r, &reserved))
 		reserved = 0; /* the device was reset: nothing of it is left */
+	if (r->graphs.repeats && reserved < charged)
+		reserved = charged;
 	if (reserved < charged) {
 		aq_uncharge(r->device, AQ_POOL, charged - reserved);
 	} else if (reserved > charged) {
@@ -188,7 +209,7 @@ static CUresult end_if_empty(struct aq_reservoir *r)
 
 static void settle_one(struct aq_reservoir *r, bool trim)
 {
-	pthread_mutex_lock(&r->gate);
+	enter(r);
 	if (trim || atomic_load(&r->overdrawn) || atomic_load(&r->ending))
 		give_back_unused(r);
 	settle(r, 0);
@@ -196,22 +217,24 @@ static void settle_one(struct aq_reservoir *r, bool trim)
 		end_if_empty(r);
 	if (atomic_load(&r->overdrawn) && !(aq_account_over(r->device) && ask_slack(r)))
 		set_overdrawn(r, false);
-	pthread_mutex_unlock(&r->gate);
+	leave(r);
 }
 
 static void visit(int device, bool trim)
 {
+	if (inside)
+		return;
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
 		if (!atomic_load_explicit(&r->in_use, memory_order_acquire) || r->device != device)
 			continue;
-		if (atomic_load(&r->charged_bytes)) /* else there is nothing to give back, and growth settles itself */
+		if (atomic_load(&r->charged_bytes) || atomic_load(&r->unsettled)) /* else nothing is to give back, and growth settles itself */
 			settle_one(r, trim);
 	}
 }
 
 void aq_reservoirs_return_overdrawn(void)
 {
-	if (!atomic_load_explicit(&overdrawn_count, memory_order_relaxed) || aq_pace_is_capturing())
+	if (!atomic_load_explicit(&overdrawn_count, memory_order_relaxed) || inside || aq_pace_is_capturing())
 		return;
 	for (struct aq_reservoir *r = first(); r; r = r->next)
 		if (atomic_load(&r->overdrawn))
@@ -268,44 +291,100 @@ static void learn_piece(struct aq_reservoir *r, uint64_t expected, uint64_t grow
 		r->piece_bytes = grown;
 }
 
+static void run_begins(struct aq_growth *growth)
+{
+	struct aq_reservoir *r = growth->reservoir;
+
+	growth->alone = !r->graphs.runs++;
+	growth->run = ++r->graphs.charged;
+	r->graphs.last = 0;
+}
+
+/* What another took while this one was under way, or before, this one may have given up to it or waits to take back. */
+static void run_ends(const struct aq_growth *growth)
+{
+	struct aq_reservoir *r = growth->reservoir;
+
+	r->graphs.runs--;
+	if (!growth->alone || growth->run != r->graphs.charged)
+		return;
+	r->graphs.last = growth->graph;
+	r->graphs.last_bytes = atomic_load(&r->charged_bytes);
+}
+
 bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, uint64_t bytes, enum aq_growth_hope hope)
 {
 	if (reservoir->device < 0)
 		return false;
-	growth->reservoir = reservoir;
-	for (int attempt = 0; attempt < 2; attempt++) {
-		pthread_mutex_lock(&reservoir->gate);
-		if (charge_growth(growth, bytes, hope))
+	*growth = (struct aq_growth){ .reservoir = reservoir, .is_nested = inside != 0 };
+	for (int attempt = 0; attempt < 2 && !growth->is_nested; attempt++) {
+		enter(reservoir);
+		if (charge_growth(growth, bytes, hope)) {
+			run_begins(growth);
 			return true;
-		pthread_mutex_unlock(&reservoir->gate);
+		}
+		leave(reservoir);
 		if (hope == AQ_AT_ONCE || !aq_reclaim(reservoir->device)) /* takes the gates of all reservoirs */
 			break;
 	}
-	return false;
+	return growth->is_nested;
 }
 
 void aq_growth_open_gate(struct aq_growth *growth)
 {
-	pthread_mutex_unlock(&growth->reservoir->gate);
+	if (!growth->is_nested)
+		leave(growth->reservoir);
 }
 
 void aq_growth_close_gate(struct aq_growth *growth)
 {
-	pthread_mutex_lock(&growth->reservoir->gate);
+	if (!growth->is_nested)
+		enter(growth->reservoir);
 }
 
 bool aq_growth_end(struct aq_growth *growth)
 {
 	struct aq_reservoir *r = growth->reservoir;
+
+	if (growth->is_nested) { /* charged with the call around it where that is of the same reservoir, else with the next that settles */
+		atomic_store(&r->unsettled, true);
+		return true;
+	}
 	uint64_t before = atomic_load(&r->charged_bytes);
 	bool fits = settle(r, growth->charged_bytes);
 	uint64_t after = atomic_load(&r->charged_bytes);
 
 	if (growth->charged_bytes && after > before)
 		learn_piece(r, growth->charged_bytes, after - before);
+	if (!fits)
+		growth->graph = 0; /* it is to be judged again */
+	run_ends(growth);
 	if (fits)
-		pthread_mutex_unlock(&r->gate);
+		leave(r);
 	return fits;
+}
+
+bool aq_repeat_begin(struct aq_reservoir *r, uint64_t graph)
+{
+	uint64_t reserved;
+
+	if (inside)
+		return false;
+	enter(r);
+	bool is_last = r->graphs.last == graph && !atomic_load(&r->unsettled) && ask_reserved(r, &reserved) && reserved >= r->graphs.last_bytes;
+	r->graphs.runs += is_last;
+	r->graphs.repeats += is_last;
+	leave(r);
+	return is_last;
+}
+
+void aq_repeat_end(struct aq_reservoir *r)
+{
+	enter(r);
+	r->graphs.runs--;
+	r->graphs.repeats--;
+	settle(r, 0);
+	leave(r);
 }
 
 /* Has everything in the stream come to its end? */
@@ -335,7 +414,7 @@ void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread
 	struct aq_reservoir *r = growth->reservoir;
 
 	set_overdrawn(r, true);
-	pthread_mutex_unlock(&r->gate);
+	leave(r);
 	settle_one(r, true);
 	for (unsigned i = 0; i < REST_LOOKS && atomic_load(&r->overdrawn) && !aq_pace_is_capturing(); i++) {
 		if (is_at_rest(stream, per_thread)) {
@@ -354,7 +433,11 @@ CUresult aq_reservoir_destroy(struct aq_reservoir *r)
 	cuuint64_t nothing = 0;
 	CUmemoryPool current = NULL, standard = NULL;
 
-	pthread_mutex_lock(&r->gate);
+	if (inside) { /* from a callback: whoever looks next goes on from here */
+		atomic_store(&r->ending, true);
+		return CUDA_SUCCESS;
+	}
+	enter(r);
 	CUstreamCaptureMode mode = aq_relax();
 	CUmemoryPool pool = r->pool;
 	if (aq_cuda.cuDeviceGetMemPool(&current, r->ordinal) == CUDA_SUCCESS && current == pool &&
@@ -368,7 +451,7 @@ CUresult aq_reservoir_destroy(struct aq_reservoir *r)
 	CUresult result = end_if_empty(r);
 	if (result != CUDA_SUCCESS)
 		atomic_store(&r->ending, false);
-	pthread_mutex_unlock(&r->gate);
+	leave(r);
 	return result;
 }
 
@@ -381,10 +464,12 @@ void aq_reservoir_freed(CUresult result, const struct aq_entry *held)
 void aq_reservoirs_forget(void)
 {
 	pthread_mutex_init(&adding, NULL);
+	inside = 0;
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
 		pthread_mutex_init(&r->gate, NULL);
 		atomic_store(&r->in_use, false);
 		atomic_store(&r->overdrawn, false);
+		atomic_store(&r->unsettled, false);
 	}
 	atomic_store(&overdrawn_count, 0);
 }

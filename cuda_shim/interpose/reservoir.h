@@ -22,7 +22,15 @@ struct aq_reservoir {
 	_Atomic bool ending;        /* destroyed for the program; the driver is told once it holds nothing, for it cannot be asked after that */
 	_Atomic uint64_t charged_bytes;
 	_Atomic bool overdrawn;     /* past the limit since a call was undone: its idle memory is owed to the device */
+	_Atomic bool unsettled;     /* something was taken from inside another call */
 	uint64_t piece_bytes;       /* the least it takes from the device at a time, as far as was seen */
+	struct {                    /* graph memory, with the gate held */
+		unsigned runs;      /* calls under way that may take of it … */
+		unsigned repeats;   /* … of which these are charged nothing */
+		uint64_t charged;   /* how many the others have been so far */
+		uint64_t last;      /* the graph that ran last, and alone; 0 = none did */
+		uint64_t last_bytes; /* that were reserved when it had */
+	} graphs;
 	struct aq_reservoir *next;
 };
 
@@ -37,6 +45,10 @@ enum aq_growth_hope {
 struct aq_growth {
 	struct aq_reservoir *reservoir;
 	uint64_t charged_bytes;
+	bool is_nested; /* the driver called back into the program, which asks this thread for more memory: no gate is taken */
+	uint64_t run;   /* of graph memory: the number of this call … */
+	bool alone;     /* … under way without another one so far */
+	uint64_t graph; /* the graph that ran, to be set before the end; 0 = none did */
 };
 
 /* The reservoir of a pool; NULL for pools whose memory is not ours to count (on the host, or imported from the process that pays). */
@@ -56,6 +68,11 @@ bool aq_growth_end(struct aq_growth *growth);
  * about a second (it may wait for something that this thread is still to do). Then it stays charged, past the limit, and goes back
  * at a later call that settles. */
 void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread);
+
+/* May this graph run without a charge? The one that ran last, with no other under way, finds all it needs where it left it. True:
+ * aq_repeat_end has to follow, and until then nothing of the graph memory is credited, for what is trimmed now may be taken again. */
+bool aq_repeat_begin(struct aq_reservoir *reservoir, uint64_t graph);
+void aq_repeat_end(struct aq_reservoir *reservoir);
 
 /* Charge what each reservoir of a device holds now. */
 void aq_reservoirs_settle(int device);

@@ -28,7 +28,8 @@ static struct aq_map handles;
 static struct aq_map sparse_arrays;
 /* Start of a mapping -> object: owner = struct physical, bytes = length. */
 static struct aq_map mappings;
-/* These calls take the driver microseconds and change several entries at once: one lock, never held across a driver call that may wait. */
+/* For changes of several entries at once. Never held across a call to the driver that may wait for the device: another device's work may
+ * wait for a thread that wants this lock. */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
 void aq_vmm_forget(void)
@@ -66,16 +67,16 @@ static bool hold_handle(CUmemGenericAllocationHandle handle, struct physical *ph
 	return true;
 }
 
-static void release_handle(CUmemGenericAllocationHandle handle)
+/* One holder of a handle less. Its object, whose reference is still to be dropped or held again; NULL when the handle is not known. */
+static struct physical *let_go_of_handle(CUmemGenericAllocationHandle handle)
 {
 	struct aq_entry entry;
 
 	if (!aq_map_take(&handles, handle, &entry))
-		return;
-	struct physical *physical = physical_of(&entry);
+		return NULL;
 	if (--entry.bytes)
 		aq_map_put(&handles, &entry);
-	drop_reference(physical);
+	return physical_of(&entry);
 }
 
 static struct physical *new_physical(int device, uint64_t bytes)
@@ -152,47 +153,106 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	AQ_LIMITED_OR_RETURN(cuMemRelease(handle));
-	/* Under the gate: a handle value may be given out again as soon as it is released. */
+	/* Before the driver is asked: the handle's value may be given out again as soon as it is released. */
 	pthread_mutex_lock(&gate);
+	struct physical *physical = let_go_of_handle(handle);
+	pthread_mutex_unlock(&gate);
 	CUresult result = aq_cuda.cuMemRelease(handle);
-	if (result == CUDA_SUCCESS)
-		release_handle(handle);
+	if (!physical)
+		return result;
+	pthread_mutex_lock(&gate);
+	if (result == CUDA_SUCCESS || hold_handle(handle, physical)) /* held again: by a reference of its own */
+		drop_reference(physical);
 	pthread_mutex_unlock(&gate);
 	return result;
+}
+
+/* The object behind a handle, held for a mapping of it. NULL for memory that is not counted. */
+static struct physical *hold_for_mapping(CUmemGenericAllocationHandle handle)
+{
+	struct aq_entry held;
+	struct physical *physical = NULL;
+
+	pthread_mutex_lock(&gate);
+	if (aq_map_get(&handles, handle, &held)) {
+		physical = physical_of(&held);
+		physical->references++;
+	}
+	pthread_mutex_unlock(&gate);
+	return physical;
+}
+
+static void drop_mapping(struct physical *physical)
+{
+	pthread_mutex_lock(&gate);
+	drop_reference(physical);
+	pthread_mutex_unlock(&gate);
 }
 
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-	struct aq_entry held;
-
 	AQ_LIMITED_OR_RETURN(cuMemMap(address, bytes, offset, handle, flags));
-	pthread_mutex_lock(&gate);
+	struct physical *physical = hold_for_mapping(handle);
+	struct aq_entry mapping = { .key = address, .bytes = bytes, .owner = (uintptr_t)physical };
 	CUresult result = aq_cuda.cuMemMap(address, bytes, offset, handle, flags);
-	if (result == CUDA_SUCCESS && aq_map_get(&handles, handle, &held)) {
-		struct aq_entry mapping = { .key = address, .bytes = bytes, .owner = held.owner };
 
-		if (aq_map_put(&mappings, &mapping)) {
-			physical_of(&held)->references++;
-		} else {
-			aq_cuda.cuMemUnmap(address, bytes);
-			result = CUDA_ERROR_OUT_OF_MEMORY;
-		}
+	if (!physical)
+		return result;
+	if (result == CUDA_SUCCESS && aq_map_put(&mappings, &mapping))
+		return CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS) {
+		aq_cuda.cuMemUnmap(address, bytes);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	drop_mapping(physical);
+	return result;
+}
+
+/* How many mappings lie side by side from `address` on; one call may unmap them all. With the gate held. */
+static size_t count_mappings(CUdeviceptr address, size_t bytes)
+{
+	struct aq_entry mapping;
+	size_t count = 0;
+
+	for (CUdeviceptr at = address; at - address < bytes && aq_map_get(&mappings, at, &mapping); at += mapping.bytes)
+		count++;
+	return count;
+}
+
+/* Take them out of the map. False when there is no memory to remember them by; none is taken out then. */
+static bool take_mappings(CUdeviceptr address, size_t bytes, struct aq_entry **taken, size_t *count)
+{
+	pthread_mutex_lock(&gate);
+	*count = count_mappings(address, bytes);
+	*taken = *count ? calloc(*count, sizeof(**taken)) : NULL;
+	CUdeviceptr at = address;
+	for (size_t i = 0; *taken && i < *count; i++) {
+		aq_map_take(&mappings, at, &(*taken)[i]);
+		at += (*taken)[i].bytes;
 	}
 	pthread_mutex_unlock(&gate);
-	return result;
+	return !*count || *taken;
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
-	struct aq_entry mapping;
+	struct aq_entry *taken;
+	size_t count;
 
 	AQ_LIMITED_OR_RETURN(cuMemUnmap(address, bytes));
-	pthread_mutex_lock(&gate);
+	/* Before the driver is asked: another thread may map memory there as soon as it is free. */
+	if (!take_mappings(address, bytes, &taken, &count))
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = aq_cuda.cuMemUnmap(address, bytes);
-	/* One call may take away several whole mappings that lie side by side. */
-	for (CUdeviceptr at = address; result == CUDA_SUCCESS && at < address + bytes && aq_map_take(&mappings, at, &mapping); at += mapping.bytes)
-		drop_reference(physical_of(&mapping));
+	pthread_mutex_lock(&gate);
+	for (size_t i = 0; i < count; i++) {
+		if (result == CUDA_SUCCESS)
+			drop_reference(physical_of(&taken[i]));
+		else
+			aq_map_put(&mappings, &taken[i]);
+	}
 	pthread_mutex_unlock(&gate);
+	free(taken);
 	return result;
 }
 
@@ -290,10 +350,10 @@ void aq_vmm_array_ended(uint64_t array, struct aq_tile *tiles, CUresult result)
 
 static CUresult map_arrays(CUarrayMapInfo *list, unsigned int count, CUstream stream, bool per_thread)
 {
+	CUresult result = per_thread ? aq_cuda.cuMemMapArrayAsync_ptsz(list, count, stream) : aq_cuda.cuMemMapArrayAsync(list, count, stream);
 	struct aq_entry held;
 
 	pthread_mutex_lock(&gate);
-	CUresult result = per_thread ? aq_cuda.cuMemMapArrayAsync_ptsz(list, count, stream) : aq_cuda.cuMemMapArrayAsync(list, count, stream);
 	for (unsigned int i = 0; result == CUDA_SUCCESS && list && i < count; i++)
 		if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP && aq_map_get(&handles, list[i].memHandle.memHandle, &held))
 			hold_for_array((uintptr_t)list[i].resource.array, physical_of(&held));

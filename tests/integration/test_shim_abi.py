@@ -18,7 +18,7 @@ from agent.core.region_layout import DeviceLimit, Limits
 from cuda_shim.interpose.classes.tables import read_abi, read_hooks
 from proto import contract
 from tests.fakes.container import LIBRARY_DIR, MIB, Container, Node
-from tests.fakes.cuda import NOT_PERMITTED, OUT_OF_MEMORY
+from tests.fakes.cuda import NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS
 from tests.fakes.recording_driver import VERSION_NODE, build_recording_driver
 
 LIMIT_MIB = 4096
@@ -402,6 +402,67 @@ def recorded(node, recorder, build_dir):
         return answer.last
 
     return run
+
+
+# --- drivers that call back into the program ------------------------------------------------------------------------
+
+CALLED_BACK = """
+def asks():
+    answers.append(info()[1])
+def retains():
+    answers.append(into("cuDevicePrimaryCtxRetain", 0)[0])
+def allocates():
+    answers.append(into("cuMemAllocAsync", 64 * MIB, 0)[0])
+def with_callback(symbol, callback, run):
+    answers.clear()
+    called = ctypes.CFUNCTYPE(None)(callback)
+    recording.recording_call_back(symbol, called)
+    result = run()
+    recording.recording_call_back(b"", called)
+    return [result, answers[:]]
+answers = []
+"""
+
+
+@pytest.mark.parametrize(
+    ("symbol", "run"),
+    [
+        pytest.param("cuMemAllocAsync", "call('cuMemAllocAsync', ctypes.byref(out()), MIB, 0)", id="stream-ordered memory"),
+        pytest.param("cuMemPoolTrimTo", "alloc(LIMIT - 600 * MIB)[0]", id="memory taken back"),
+    ],
+)
+def test_a_program_that_the_driver_calls_back_may_ask_for_its_memory(recorded, symbol, run):
+    pool_that_holds_what_is_freed = f"""
+LIMIT = {LIMIT_MIB} * MIB
+must("cuMemPoolSetAttribute", into("cuDeviceGetDefaultMemPool", 0)[1], 4, ctypes.byref(out(LIMIT)))
+must("cuMemFreeAsync", into("cuMemAllocAsync", 256 * MIB, 0)[1], 0)
+must("cuCtxSynchronize")
+"""
+    told = recorded(CALLED_BACK + pool_that_holds_what_is_freed + f"tell(told=with_callback({symbol.encode()!r}, asks, lambda: {run}))")
+    result, answers = told["told"]
+    assert result == SUCCESS
+    assert set(answers) == {LIMIT_MIB * MIB}
+
+
+def test_a_callback_of_the_making_of_a_context_may_retain_it(recorded):
+    script = """
+must("cuDevicePrimaryCtxReset_v2", 0)
+made = with_callback(b"cuDevicePrimaryCtxRetain", retains, lambda: into("cuDevicePrimaryCtxRetain", 0)[0])
+use(0)
+limited = with_callback(b"cuCtxSetLimit", retains, lambda: call("cuCtxSetLimit", 2, 8 * MIB))
+tell(made=made, limited=limited, taken=info()[1] - info()[0])
+"""
+    told = recorded(CALLED_BACK + script, context_bytes=500 * MIB)
+    assert told == {"made": [SUCCESS, [SUCCESS]], "limited": [SUCCESS, [SUCCESS]], "taken": 500 * MIB}
+
+
+def test_memory_that_a_callback_takes_is_charged_with_the_call_around_it(recorded):
+    script = """
+before = info()[0]
+told = with_callback(b"cuMemAllocAsync", allocates, lambda: into("cuMemAllocAsync", 64 * MIB, 0)[0])
+tell(told=told, taken=before - info()[0] >= 128 * MIB)
+"""
+    assert recorded(CALLED_BACK + script) == {"told": [SUCCESS, [SUCCESS]], "taken": True}
 
 
 SPARSE = """

@@ -671,6 +671,51 @@ tell(held=held, left=before - info()[0])
     assert facts(container.python(PROGRAM + script)) == {"held": 8 * MIB, "left": 0}
 
 
+def test_an_unmap_that_waits_for_the_device_holds_up_no_other_thread(container):
+    script = """
+import threading, time
+from tests.fakes.kernels import load, make_stream, spin
+start()
+kernel, stream, context = load(), make_stream(), out()
+must("cuCtxGetCurrent", ctypes.byref(context))
+source, address = alloc(2 * MIB)[1], reserve(2 * MIB)
+must("cuMemMap", address, 2 * MIB, 0, create_physical(2 * MIB)[1], 0)
+spin(kernel, 2000000, stream)
+must("cuMemcpyDtoDAsync_v2", source, source, 4096, stream)
+def unmap():
+    must("cuCtxSetCurrent", context.value)
+    must("cuMemUnmap", address, 2 * MIB)
+thread = threading.Thread(target=unmap)
+thread.start()
+time.sleep(0.2)
+waits, before = thread.is_alive(), info()[0]
+other, handle = reserve(2 * MIB), create_physical(2 * MIB)[1]
+must("cuMemMap", other, 2 * MIB, 0, handle, 0)
+must("cuMemRelease", handle)
+tell(waits=waits, still=thread.is_alive(), taken=before - info()[0])
+thread.join()
+tell(left=before - info()[0])
+"""
+    answer = container.python(PROGRAM + script)
+    assert answer.status == 0, answer
+    assert answer.events == ({"waits": True, "still": True, "taken": 2 * MIB}, {"left": 2 * MIB})
+
+
+def test_an_unmap_or_release_that_the_driver_refuses_changes_nothing(container):
+    script = """
+start()
+before = info()[0]
+address, handle = reserve(4 * MIB), create_physical(4 * MIB)[1]
+must("cuMemMap", address, 4 * MIB, 0, handle, 0)
+results = [call("cuMemUnmap", address, 2 * MIB), call("cuMemUnmap", address, 6 * MIB), call("cuMemRelease", 12345)]
+must("cuMemRelease", handle)
+held = before - info()[0]
+must("cuMemUnmap", address, 4 * MIB)
+tell(results=results, held=held, left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"results": [INVALID_VALUE] * 3, "held": 4 * MIB, "left": 0}
+
+
 # --- contexts that end ------------------------------------------------------------------------------------------
 
 
@@ -713,6 +758,81 @@ must("cuDevicePrimaryCtxRelease_v2", 0)
 tell(held=before - info()[0])
 """
     assert facts(container.python(PROGRAM + script)) == {"held": 64 * MIB}
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------
+
+GRAPH = """
+import sys, threading, time
+from tests.fakes.kernels import capture, instantiate, make_stream
+start()
+stream = make_stream()
+def graph_of(size):
+    def work():
+        result, address = into("cuMemAllocAsync", size, stream)
+        assert result == 0
+        must("cuMemFreeAsync", address, stream)
+    return capture(stream, work)
+def launch(ready):
+    return call("cuGraphLaunch", ready, stream) or call("cuStreamSynchronize", stream)
+"""
+
+
+def test_a_graph_that_needs_nothing_new_runs_although_the_limit_fell_below_the_use(container):
+    script = """
+ready = instantiate(graph_of(512 * MIB))
+first = launch(ready)
+must("cuMemAlloc_v2", ctypes.byref(out()), 256 * MIB)
+tell(first=first)
+sys.stdin.readline()
+other, another = into("cuGraphInstantiateWithFlags", graph_of(512 * MIB), 0)
+tell(again=launch(ready), instantiate=other, other=launch(another))
+"""
+    with container.start_python(PROGRAM + GRAPH + script) as program:
+        assert program.listen() == {"first": SUCCESS}
+        container.set_memory(container.line_bytes() - 4 * MIB)
+        assert program.ask("go") == {"again": SUCCESS, "instantiate": SUCCESS, "other": SUCCESS}
+
+
+def test_launching_a_graph_again_takes_no_room_from_other_threads(container):
+    script = """
+ready, context = instantiate(graph_of(600 * MIB)), out()
+must("cuCtxGetCurrent", ctypes.byref(context))
+first, stop, launches = launch(ready), [], []
+def keep_launching():
+    must("cuCtxSetCurrent", context.value)
+    while not stop:
+        launches.append(launch(ready))
+thread = threading.Thread(target=keep_launching)
+thread.start()
+end, results = time.monotonic() + 1, set()
+while time.monotonic() < end:
+    result, address = alloc(500 * MIB)
+    results.add(result)
+    if not result:
+        must("cuMemFree_v2", address)
+stop.append(True)
+thread.join()
+tell(first=first, again=sorted(set(launches)), results=sorted(results))
+"""
+    assert facts(container.python(PROGRAM + GRAPH + script)) == {"first": SUCCESS, "again": [SUCCESS], "results": [SUCCESS]}
+
+
+def test_a_graph_whose_memory_was_trimmed_needs_room_again(container):
+    script = """
+ready, other = instantiate(graph_of(600 * MIB)), instantiate(graph_of(1200 * MIB))
+first = launch(ready)
+must("cuDeviceGraphMemTrim", 0)
+address = alloc(1000 * MIB)[1]
+trimmed = launch(ready)
+must("cuMemFree_v2", address)
+freed, larger = launch(ready), launch(other)
+must("cuMemAlloc_v2", ctypes.byref(out()), 300 * MIB)
+tell(first=first, trimmed=trimmed, freed=freed, larger=larger, again=launch(other))
+"""
+    assert facts(container.python(PROGRAM + GRAPH + script)) == {
+        "first": SUCCESS, "trimmed": OUT_OF_MEMORY, "freed": SUCCESS, "larger": SUCCESS, "again": SUCCESS,
+    }  # fmt: skip
 
 
 # --- limits that change, devices, processes -----------------------------------------------------------------------

@@ -194,6 +194,42 @@ tell(loaded=loaded, left=taken(before))
     assert told(container, script) == {"loaded": CODE_BYTES, "left": 0}
 
 
+def test_what_a_neighbour_takes_is_not_believed_to_be_modules_beyond_their_size(node):
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=CONTEXT_MIB * MIB),)))
+    (container.root / "run/aliquot/driver" / contract.NVML_DRIVER_SONAME).unlink()
+    (container.root / "usr/lib/x86_64-linux-gnu" / contract.NVML_SONAME).unlink()
+    grow = """
+import time
+start()
+tell(ready=True)
+sys.stdin.readline()
+for _ in range(600):
+    must("cuMemAlloc_v2", ctypes.byref(out()), 64 * MIB)
+    time.sleep(0.001)
+sys.stdin.read()
+"""
+    script = """
+small = b".version 8.0\\n.visible .entry work()\\n{ ret; }\\n//"
+start()
+tell(ready=True)
+sys.stdin.readline()
+before = info()[0]
+for _ in range(60):
+    load()
+large = taken(before)
+for _ in range(200):
+    must("cuModuleLoadData", ctypes.byref(out()), small)
+tell(large=large, all=taken(before))
+"""
+    with node.container(100 * 1024).start_python(PROGRAM + grow) as neighbour, container.start_python(PROGRAM + script) as program:
+        neighbour.listen()
+        program.listen()
+        neighbour.tell("go")
+        answer = program.ask("go")
+    assert answer["large"] == 60 * CODE_BYTES
+    assert answer["all"] <= answer["large"] + CODE_BYTES
+
+
 @pytest.mark.parametrize("load", ['load("cuLibraryLoadData", 0, 0, 0, 0, 0, 0)', 'into("cuLibraryLoadFromFile", file(), 0, 0, 0, 0, 0, 0)'])
 def test_a_library_that_takes_nothing_when_it_is_loaded_is_charged_nothing(container, load):
     script = f"""

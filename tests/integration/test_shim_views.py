@@ -1,12 +1,15 @@
 """What a container sees of a GPU is its share: by the driver's own queries, by NVML, by nvidia-ml-py."""
 
+import struct
+import subprocess
+import sys
 import time
 
 import pytest
 
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
-from tests.fakes.container import MIB, Node
+from tests.fakes.container import MIB, SOURCE_TREE, Node
 
 LIMIT_MIB = 4096
 CONTEXT_MIB = 530
@@ -127,17 +130,52 @@ def test_utilisation_is_the_containers_own(node):
         assert facts(busy.python(PROGRAM + NVML + samples))["pids"] == [program.process.pid]
 
 
+def write_slot(container, slot, *, pid=None, host_pid=None):
+    """Write into a slot: the host pid as the agent does, the pid as a process in a namespace of its own would have."""
+    snapshot = container.snapshot()
+    write = region_layout.host_pid_write(snapshot.geometry, slot.index, host_pid)
+    with container.region_path.open("r+b") as region:
+        region.seek(write.offset)
+        region.write(write.data)
+        if pid is not None:
+            region.seek(write.offset - 4)
+            region.write(struct.pack("<I", pid))
+
+
 def test_a_neighbour_whose_host_pid_is_one_of_the_containers_own_pids_is_not_taken_for_it(node):
-    busy = node.container(LIMIT_MIB)
-    with busy.start([busy.build / "bin/aliquot-cuda-client", "work", "--seconds", "4", "--kernel-us", "2000"]) as program:
-        program.listen()
-        snapshot = busy.snapshot()
-        write = region_layout.host_pid_write(snapshot.geometry, snapshot.slots[0].index, program.process.pid + 1)
-        with busy.region_path.open("r+b") as region:
-            region.seek(write.offset)
-            region.write(write.data)
+    busy, idle = node.container(LIMIT_MIB), node.container(LIMIT_MIB)
+    work = [busy.build / "bin/aliquot-cuda-client", "work", "--seconds", "4", "--kernel-us", "2000"]
+    with busy.start(work) as neighbour, idle.repl() as program:
+        neighbour.listen()
+        write_slot(idle, idle.snapshot().slots[0], pid=neighbour.process.pid, host_pid=program.process.pid)
         time.sleep(0.5)  # the driver's figures are that old
-        assert facts(busy.python(PROGRAM + NVML + "tell(gpu=n.nvmlDeviceGetUtilizationRates(h).gpu)"))["gpu"] == 0
+        assert facts(idle.python(PROGRAM + NVML + "tell(gpu=n.nvmlDeviceGetUtilizationRates(h).gpu)"))["gpu"] == 0
+
+
+def test_a_driver_that_translates_pids_is_understood_when_the_agent_has_written_host_pids(node):
+    unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no pid namespace may be made here")
+    container = node.container(LIMIT_MIB)
+    script = """
+import subprocess, sys, time
+work = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+work.stdout.readline()
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+tell(pid=work.pid)
+sys.stdin.readline()
+time.sleep(0.7)
+tell(gpu=n.nvmlDeviceGetUtilizationRates(h).gpu, pids=[s.pid for s in n.nvmlDeviceGetProcessUtilization(h, 0)])
+work.kill()
+"""
+    work = [container.build / "bin/aliquot-cuda-client", "work", "--seconds", "20", "--kernel-us", "2000"]
+    with container.start([*unshare, sys.executable, "-c", PROGRAM + script, *work], {"PYTHONPATH": str(SOURCE_TREE)}) as program:
+        pid = program.listen()["pid"]
+        write_slot(container, container.snapshot().slots[0], host_pid=4000000)
+        told = program.ask("go")
+    assert told["pids"] == [pid]
+    assert told["gpu"] > 50
 
 
 def test_settings_of_the_card_are_not_the_containers_to_change(container):

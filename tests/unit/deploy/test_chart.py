@@ -119,7 +119,7 @@ def agent_mounts(objects: list[Object]) -> dict[str, str]:
 )
 def test_a_directory_of_the_settings_is_mounted_from_the_node(renderer: Renderer, setting: str, path: str, gone: str) -> None:
     before, after = renderer.charted({}), renderer.charted({"agent": {"settings": {setting: path}}})
-    assert agent_mounts(after) == {at: at for at in agent_mounts(before) if at != gone} | {path: path}
+    assert agent_mounts(after) == {at: inside for at, inside in agent_mounts(before).items() if at != gone} | {path: path}
 
 
 def test_the_directory_of_the_pod_resources_socket_is_mounted_from_the_node(renderer: Renderer) -> None:

@@ -262,7 +262,7 @@ class TestGpuOperator:
     @pytest.mark.parametrize("root", ["", ROOT])
     def test_a_mig_instance_gets_its_capabilities_from_beside_the_gpus_also_when_it_is_younger(self, root):
         young = "/dev/nvidia-caps/nvidia-cap21"
-        edits = edits_of([InjectedDevice("MIG-7", 0, (young,))], self.host(root), None)
+        edits = edits_of([InjectedDevice("MIG-7", 0, (CapabilityNode(21),))], self.host(root), None)
         found = {node["path"]: node.get("hostPath", node["path"]) for node in edits["deviceNodes"]}
         assert (found["/dev/nvidia0"], found[young]) == (f"{root}/dev/nvidia0", f"{root}{young}")
         assert "/dev/nvidia-caps/nvidia-cap1" not in found

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from proto import codec
 from proto.model import Policy
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
@@ -72,11 +73,9 @@ def short_waits(monkeypatch):
     monkeypatch.setattr(bind_module, "ANSWER_SECONDS", 0.2)
 
 
-async def test_an_assignment_that_is_too_long_to_be_written_is_refused_and_holds_nothing():
-    pod = make_pod("many", vgpu="8", vgpu_memory="8000")
-    main = pod.gpu.containers[0]
-    steps = tuple(replace(main, name=f"step-{number}", init=True) for number in range(150))
-    scene = Scene(replace(pod, gpu=replace(pod.gpu, containers=(*steps, main))), devices=8)
+async def test_an_assignment_that_is_too_long_to_be_written_is_refused_and_holds_nothing(monkeypatch):
+    monkeypatch.setattr(codec, "MAX_ASSIGNMENT_CHARS", 100)
+    scene = Scene(make_pod("many", vgpu="8", vgpu_memory="8000"), devices=8)
     assert "assignment of at most" in await scene.bound()
     assert not scene.state.reservations
 

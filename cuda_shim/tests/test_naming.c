@@ -1,0 +1,133 @@
+/* Which of the pids that NVML names are the container's: over a region as shims and agent write it, and lists as drivers give them. */
+#include "interpose/naming.h"
+#include "tests/support.h"
+
+#define DEVICE 1u
+
+static struct aq_region region;
+static struct aq_listed listed;
+
+/* A process of the container: its pid there, the one the agent found for it, and its contexts on the device. */
+static void process(uint32_t slot, uint32_t pid, uint32_t host_pid, uint32_t contexts)
+{
+	struct aq_region_slot *at = aq_region_slot(&region, slot);
+
+	atomic_store(&at->state, AQ_SLOT_LIVE);
+	atomic_store(&at->pid, pid);
+	atomic_store(&at->host_pid, host_pid);
+	atomic_store(&at->device[DEVICE].contexts, contexts);
+}
+
+static void lists(unsigned int count, const unsigned int *pids)
+{
+	listed.known = true;
+	listed.count = count;
+	for (unsigned int i = 0; i < count; i++)
+		listed.process[i].pid = pids[i];
+}
+
+#define LISTS(...) lists(sizeof((unsigned int[]){ __VA_ARGS__ }) / sizeof(unsigned int), (unsigned int[]){ __VA_ARGS__ })
+
+static int slot_of(unsigned int pid)
+{
+	struct aq_naming naming = aq_naming_of(&region, DEVICE, &listed);
+
+	return aq_naming_slot(&naming, pid);
+}
+
+static void a_driver_that_translates_is_understood(void)
+{
+	process(0, 7, 4007, 1);
+	LISTS(7);
+	CHECK(slot_of(7) == 0);
+	CHECK(slot_of(4007) == -1);
+}
+
+static void a_driver_that_names_host_pids_is_understood(void)
+{
+	process(0, 7, 4007, 1);
+	LISTS(4007, 9);
+	CHECK(slot_of(4007) == 0);
+	CHECK(slot_of(7) == -1);
+}
+
+static void a_neighbour_with_the_number_of_a_process_in_the_container_is_none_of_it(void)
+{
+	process(0, 7, 4007, 1);
+	LISTS(4007, 7); /* host pids: the neighbour is 7 */
+	CHECK(slot_of(7) == -1);
+	CHECK(slot_of(4007) == 0);
+	process(1, 8, 4008, 0);
+	LISTS(7); /* translated: 8 in the samples is a neighbour, for the container's 8 is not on the device */
+	CHECK(slot_of(7) == 0);
+	CHECK(slot_of(8) == -1);
+	process(0, 7, 4007, 0);
+	LISTS(7, 8); /* host pids: none of the container's is on the device */
+	CHECK(slot_of(7) == -1);
+	CHECK(slot_of(8) == -1);
+}
+
+static void pids_of_the_container_that_are_host_pids_of_others_there_do_not_confuse(void)
+{
+	process(0, 7, 20, 1);
+	process(1, 20, 30, 1);
+	LISTS(7, 20);
+	CHECK(slot_of(7) == 0);
+	CHECK(slot_of(20) == 1);
+	LISTS(20, 30);
+	CHECK(slot_of(20) == 0);
+	CHECK(slot_of(30) == 1);
+	CHECK(slot_of(7) == -1);
+}
+
+static void without_the_agent_the_namespaces_may_be_the_same(void)
+{
+	process(0, 7, 0, 1);
+	LISTS(7);
+	CHECK(slot_of(7) == 0);
+	LISTS(9);
+	CHECK(slot_of(7) == -1);
+}
+
+static void without_a_list_the_host_pid_is_believed(void)
+{
+	process(0, 7, 4007, 1);
+	process(1, 8, 0, 1);
+	listed.known = false;
+	CHECK(slot_of(4007) == 0);
+	CHECK(slot_of(7) == -1);
+	CHECK(slot_of(8) == 1);
+}
+
+static void who_makes_its_first_context_knows_its_own_pid(void)
+{
+	process(0, 7, 4007, 0);
+	region.slot_index = 0;
+	LISTS(7);
+	CHECK(slot_of(7) == 0);
+}
+
+int main(void)
+{
+	static void (*const tests[])(void) = {
+		a_driver_that_translates_is_understood,
+		a_driver_that_names_host_pids_is_understood,
+		a_neighbour_with_the_number_of_a_process_in_the_container_is_none_of_it,
+		pids_of_the_container_that_are_host_pids_of_others_there_do_not_confuse,
+		without_the_agent_the_namespaces_may_be_the_same,
+		without_a_list_the_host_pid_is_believed,
+		who_makes_its_first_context_knows_its_own_pid,
+	};
+
+	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+		struct aq_fault fault;
+
+		support_directory();
+		support_write_region();
+		CHECK(aq_region_map(&region, support_region(), AQ_REGION_WRITE, &fault) == 0);
+		tests[i]();
+		aq_region_unmap(&region);
+		support_remove();
+	}
+	return 0;
+}
