@@ -193,7 +193,8 @@ static void set_overdrawn(struct aq_reservoir *r, bool overdrawn)
 		atomic_fetch_add(&overdrawn_count, overdrawn ? 1u : -1u);
 }
 
-/* An ending pool that holds nothing any more goes now. The device may have been reset, and the pool with it: then there is nothing to ask. */
+/* An ending pool that holds nothing any more goes now. The device may have been reset, and the pool with it: then there is nothing to ask.
+ * The entry lets go of the handle first, for the driver may give it to the next pool at once. */
 static CUresult end_if_empty(struct aq_reservoir *r)
 {
 	uint64_t reserved = 0;
@@ -201,22 +202,26 @@ static CUresult end_if_empty(struct aq_reservoir *r)
 
 	if (reserved)
 		return CUDA_SUCCESS;
+	set_overdrawn(r, false);
+	atomic_store_explicit(&r->in_use, false, memory_order_release);
 	CUresult result = there ? aq_cuda.cuMemPoolDestroy(r->pool) : CUDA_SUCCESS;
-	if (result == CUDA_SUCCESS)
-		atomic_store_explicit(&r->in_use, false, memory_order_release);
+	if (result != CUDA_SUCCESS)
+		atomic_store_explicit(&r->in_use, true, memory_order_release);
 	return result;
 }
 
 static void settle_one(struct aq_reservoir *r, bool trim)
 {
 	enter(r);
-	if (trim || atomic_load(&r->overdrawn) || atomic_load(&r->ending))
-		give_back_unused(r);
-	settle(r, 0);
-	if (atomic_load(&r->ending))
-		end_if_empty(r);
-	if (atomic_load(&r->overdrawn) && !(aq_account_over(r->device) && ask_slack(r)))
-		set_overdrawn(r, false);
+	if (atomic_load(&r->in_use)) { /* else the pool ended while this thread waited: there is nothing to ask */
+		if (trim || atomic_load(&r->overdrawn) || atomic_load(&r->ending))
+			give_back_unused(r);
+		settle(r, 0);
+		if (atomic_load(&r->overdrawn) && !(aq_account_over(r->device) && ask_slack(r)))
+			set_overdrawn(r, false);
+		if (atomic_load(&r->ending))
+			end_if_empty(r);
+	}
 	leave(r);
 }
 
