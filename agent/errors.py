@@ -36,6 +36,10 @@ class DriverTimeoutError(DriverError):
     """The driver does not answer."""
 
 
+class DriverLeftError(DriverError):
+    """The driver is kept out of on purpose, which says nothing of its GPUs."""
+
+
 class PartitionError(DriverError):
     """A MIG instance cannot be made or removed."""
 

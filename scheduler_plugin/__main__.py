@@ -304,7 +304,7 @@ class Scheduler:
             raise NotReadyError(self._trouble())
 
     def _webhook_verbs(self) -> dict[str, Verb]:
-        options = Options(self._device_sizes, self._settings.adopt_nvidia_gpu)
+        options = Options(self._device_sizes, self._settings.adopt_nvidia_gpu, self._settings.count_whole_gpus)
         normaliser = Normaliser(options, self._settings.scheduler_name, tolerate_gpu_taint=self._settings.tolerate_gpu_taint)
         reviews = Reviews(normaliser, self._telemetry.count_admission)
         return {"/mutate": reviews.mutate, "/validate": reviews.validate}

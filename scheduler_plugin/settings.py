@@ -55,6 +55,10 @@ class Settings:
     ] = True
     max_body_mib: Annotated[int, Row("largest request body; the autoscaler sends full nodes", 1, 1024)] = 128
     adopt_nvidia_gpu: Annotated[bool, Row("also take over pods that ask for plain nvidia.com/gpu, as whole GPUs")] = False
+    count_whole_gpus: Annotated[
+        bool,
+        Row("write the memory of whole GPUs into pods, for quotas; only where all GPUs have one size, also those of empty pools"),
+    ] = False
     tolerate_gpu_taint: Annotated[
         bool, Row("have the webhook let GPU pods onto nodes with the taint nvidia.com/gpu:NoSchedule, as clouds taint theirs")
     ] = True

@@ -163,16 +163,16 @@ def _signature_of(path: Path) -> tuple[str, int, int, int]:
 
 
 def _read_first(candidates: Sequence[Path]) -> HostSpec | None:
-    """Return the host's spec; where there are several kinds, the best one."""
-    by_kind: dict[str, HostSpec] = {}
-    for path in candidates:
-        document = _parse(path)
-        if is_host_spec(document):
-            try:
-                by_kind.setdefault(document["kind"], parse_host_spec(document, str(path)))
-            except HostSpecError as exc:
-                raise StorageError(str(exc)) from exc
-    return next((by_kind[kind] for kind in HOST_SPEC_KINDS if kind in by_kind), None)
+    """Return the host's spec; where there are several kinds, the best one. The others are not looked into."""
+    found = [(path, document) for path in candidates if is_host_spec(document := _parse(path))]
+    found.sort(key=lambda one: HOST_SPEC_KINDS.index(one[1]["kind"]))
+    if not found:
+        return None
+    path, document = found[0]
+    try:
+        return parse_host_spec(document, str(path))
+    except HostSpecError as exc:
+        raise StorageError(str(exc)) from exc
 
 
 def _parse(path: Path) -> Any:

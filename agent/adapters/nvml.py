@@ -26,7 +26,7 @@ from agent.adapters.nvml_sensors import read_sensors
 from agent.adapters.nvml_thread import NvmlThread
 from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice, promisable_bytes
 from agent.core.overhead import GpuProcess, ProcessList
-from agent.errors import DriverError, DriverMissingError
+from agent.errors import DriverError, DriverLeftError, DriverMissingError
 from proto.model import Device, Link, LinkKind, MigInstance
 
 T = TypeVar("T")
@@ -185,6 +185,7 @@ class NvmlDriver:
         """See ``ports.Driver``."""
         self._kept_out = reason
         if reason:
+            await self._probe.stop()
             await self._thread.run(self._shut_down)
 
     async def found_anew(self) -> Set[str]:
@@ -257,7 +258,7 @@ class NvmlDriver:
         if self._initialized:
             return
         if self._kept_out:
-            raise DriverError(self._kept_out)
+            raise DriverLeftError(self._kept_out)
         try:
             self._thread.entering("dlopen", None)
             self._library.load()

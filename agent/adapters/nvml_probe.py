@@ -20,6 +20,9 @@ PROBE_SECONDS = 60.0
 """How long a session may take to be entered and look at all GPUs: eight without persistence mode take a third of it."""
 
 
+STOP_SECONDS = 5.0
+
+
 class NvmlProbe:
     """Asks, one process at a time."""
 
@@ -49,6 +52,16 @@ class NvmlProbe:
         if process.returncode != 0:
             raise DriverError(f"a new session of the driver fails: {said.decode(errors='replace').strip().rpartition(chr(10))[2]}")
         return frozenset(printed.decode().split())
+
+    async def stop(self) -> None:
+        """End a look that is under way, so that it has no GPU open any more. Raises DriverError."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.kill()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+        except TimeoutError as exc:
+            raise DriverError(f"process {self._process.pid}, which tried the driver, has not ended for {STOP_SECONDS:g} s") from exc
 
 
 def find(library: str) -> Sequence[str]:

@@ -30,7 +30,6 @@ _CAPABILITY_DIRECTORY = "/dev/nvidia-caps/"
 _CAPABILITIES_OF_INSTANCE = 2
 """One node lets into the GPU instance, one into its compute instance; a process needs both."""
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-_GPU_NODE = re.compile(r"/dev/nvidia\d+")
 _ALL = "all"
 """The one device of the spec that the GPU Operator keeps."""
 HOST_SPEC_KINDS = (contract.NVIDIA_CDI_KIND, contract.NVIDIA_MANAGEMENT_CDI_KIND, contract.NVIDIA_PLUGIN_CDI_KIND)

@@ -12,7 +12,7 @@ from agent.core.cgroups import ContainerRef
 from agent.core.lasting import lasting
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, family
-from agent.errors import DriverError
+from agent.errors import DriverError, DriverLeftError
 from agent.ports import CgroupLimits, Cgroups
 from agent.services.grant_book import GrantBook
 from agent.services.pod_cache import PodCache
@@ -64,7 +64,11 @@ class DriverLimitKeeper:
             directory = await self._directory(ref)
             for share in grant.shares:
                 labels = (grant.namespace, grant.pod, grant.container, share.device_uuid)
-                troubles[labels] = trouble = await self._hold(grant, share, directory)
+                try:
+                    trouble = await self._hold(grant, share, directory)
+                except DriverLeftError:  # the driver holds what it held
+                    trouble = self._troubles.get(labels, "")
+                troubles[labels] = trouble
                 if trouble:
                     unlimited.add(grant.grant_id)
                     self._complain(grant, share, trouble, self._troubles.get(labels))
@@ -96,6 +100,8 @@ class DriverLimitKeeper:
                 await self._limits.set_limit(share.device_uuid, directory, share.memory_bytes)
                 text = "driver limit: found %s, set to %d bytes"
                 logger.warning(text, "none" if found is None else found, share.memory_bytes, extra=_about(grant, share))
+        except DriverLeftError:
+            raise
         except DriverError as exc:
             return str(exc)
         return ""

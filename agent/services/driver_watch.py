@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from agent.core.health import Answer, HealthRules, HealthTable, Silence, Transition, XidClass, classify
 from agent.core.inventory import DeviceBoard, DeviceEvent, probes_of, unnamed_instances
 from agent.core.lasting import lasting
-from agent.errors import DriverError, DriverMissingError, DriverTimeoutError
+from agent.errors import DriverError, DriverLeftError, DriverMissingError, DriverTimeoutError
 from agent.ports import Driver
 from agent.services.changes import Changes
 from proto.gpunode import NO_CORDON, Cordon
@@ -116,6 +116,10 @@ class DriverWatch:
         """Read once and take in what is found."""
         try:
             reading = await self._driver.read()
+        except DriverLeftError as exc:  # nobody looks, so nothing is known anew; entering the driver after it may take long
+            self._entering_since = self._monotonic()
+            if not self._seen.devices:
+                self._note(str(exc))
         except DriverError as exc:
             self._take_failure(exc)
         else:

@@ -17,7 +17,7 @@ from agent.core.ledger import Grant
 from agent.core.metrics import Family, family
 from agent.core.mig import MigRecord, hands_off_reason, keep_out_reason, promised_places, with_places
 from agent.core.overhead import ProcessList
-from agent.errors import DriverError, DriverMissingError, DriverTimeoutError, PartitionError, StorageError
+from agent.errors import DriverError, DriverLeftError, DriverMissingError, DriverTimeoutError, PartitionError, StorageError
 from agent.ports import Driver, MigPartitions, MigRecords
 from agent.services.grant_book import GrantBook
 from proto import codec
@@ -202,8 +202,8 @@ def _may_be_ours(record: MigRecord, found: MigInstance) -> bool:
 class MigAwareDriver:
     """The driver, with instances of ours shown as the places they lie at, beside all other places for one. Implements ``ports.Driver``.
 
-    While mig-manager may reset GPUs it is left, and every look finds what the last one did: the GPUs are not lost, and what is promised
-    of them stays promised.
+    While mig-manager may reset GPUs it is left, and a look raises DriverLeftError: the GPUs are not lost, and what is promised of them
+    stays promised.
     """
 
     def __init__(self, driver: Driver, keeper: MigKeeper) -> None:
@@ -211,28 +211,23 @@ class MigAwareDriver:
         self._keeper = keeper
         self._left = ""
         """Why the driver was left; empty while it is used."""
-        self._last: DriverReading | None = None
+
+    async def _make_way(self) -> None:
+        """Leave the driver while mig-manager needs its GPUs to itself, and come back after. Raises DriverLeftError meanwhile."""
+        reason, before = self._keeper.keep_out_reason(), self._left
+        self._left = reason
+        if bool(reason) != bool(before):
+            logger.info("driver %s", f"left: {reason}" if reason else "entered again: mig-manager is done")
+        try:
+            await self._driver.keep_out(reason)
+        except DriverError as exc:
+            raise DriverLeftError(f"{reason}; leaving the driver: {exc}") from exc
+        if reason:
+            raise DriverLeftError(reason)
 
     async def read(self) -> DriverReading:
         """See ``ports.Driver``."""
-        if reason := await self._make_way():
-            if self._last is None:
-                raise DriverError(reason)
-            return self._last
-        self._last = await self._read()
-        return self._last
-
-    async def _make_way(self) -> str:
-        """Leave the driver while mig-manager needs its GPUs to itself, and come back after; return the reason to be out of it."""
-        reason = self._keeper.keep_out_reason()
-        if reason or self._left:
-            await self._driver.keep_out(reason)
-        if bool(reason) != bool(self._left):
-            logger.info("driver %s", f"left: {reason}" if reason else "entered again: mig-manager is done")
-        self._left = reason
-        return reason
-
-    async def _read(self) -> DriverReading:
+        await self._make_way()
         before = self._keeper.records
         reading = await self._driver.read()
         partitioned = [entry.device.uuid for entry in reading.devices if entry.device.mig_enabled]
@@ -253,7 +248,11 @@ class MigAwareDriver:
     async def events(self) -> Sequence[DeviceEvent]:
         """See ``ports.Driver``."""
         found = await self._driver.events()  # first: they are those of the session that may be left now
-        await self._make_way()
+        try:
+            await self._make_way()
+        except DriverLeftError:  # the next look says it
+            if not found:
+                raise
         return found
 
     async def links(self) -> Sequence[Link]:

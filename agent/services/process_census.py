@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass, replace
 
 from agent.core.overhead import GpuProcess, HostProcess
-from agent.errors import DriverError, DriverMissingError
+from agent.errors import DriverError, DriverLeftError, DriverMissingError
 from agent.ports import Driver, Processes
 from agent.services.changes import Changes
 
@@ -49,6 +49,8 @@ class ProcessCensus:
             except DriverMissingError as exc:
                 logger.debug("processes on the GPUs: %s", exc)  # the driver watch says it, once
                 self.latest = replace(self.latest, heard=True)
+            except DriverLeftError as exc:
+                logger.debug("processes on the GPUs: %s", exc)
             except DriverError as exc:
                 logger.warning("processes on the GPUs: %s", exc)
             else:

@@ -71,7 +71,8 @@ class Host:
             if exc.errno in (errno.ENODATA, errno.ENOTSUP):
                 return None
             raise UnreadableError(f"{name}: {exc.strerror}") from exc
-        return label.rstrip(b"\0").decode(errors="replace").split(":")[2]  # user:role:type:level
+        parts = label.rstrip(b"\0").decode(errors="replace").split(":")  # user:role:type:level
+        return parts[2] if len(parts) > 2 else None
 
     def is_socket(self, name: str) -> bool:
         """Whether it is a socket, alive or not."""

@@ -88,6 +88,8 @@ static CUresult allocate_async(CUdeviceptr *address, struct async_call *call)
 		bool placed = pool || (aq_place_of_stream(call->stream, &place) && aq_cuda.cuDeviceGetMemPool(&pool, place.ordinal) == CUDA_SUCCESS);
 		reservoir = placed ? aq_reservoir_of_pool(pool) : NULL;
 	}
+	if (reservoir && aq_reservoir_is_ending(pool))
+		return CUDA_ERROR_INVALID_VALUE; /* the current pool, destroyed a moment ago */
 	CUresult result = reservoir ? allocate_charged(call, reservoir) : allocate(call);
 	if (result == CUDA_SUCCESS && address)
 		*address = call->made;

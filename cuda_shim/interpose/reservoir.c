@@ -17,6 +17,8 @@
 #define REST_LOOKS 1000        /* at a stream that is to come to what was undone in it … */
 #define REST_NAP_NS 1000000    /* … with this much sleep in between */
 
+#define NO_POOL ((CUmemoryPool)(uintptr_t)-1) /* no handle of the driver's; NULL stands for graph memory */
+
 /* Entries are added and used again, never removed: readers walk the list without a lock. */
 static _Atomic(struct aq_reservoir *) reservoirs;
 static _Atomic unsigned overdrawn_count;
@@ -203,10 +205,13 @@ static CUresult end_if_empty(struct aq_reservoir *r)
 	if (reserved)
 		return CUDA_SUCCESS;
 	set_overdrawn(r, false);
-	atomic_store_explicit(&r->in_use, false, memory_order_release);
-	CUresult result = there ? aq_cuda.cuMemPoolDestroy(r->pool) : CUDA_SUCCESS;
-	if (result != CUDA_SUCCESS)
-		atomic_store_explicit(&r->in_use, true, memory_order_release);
+	CUmemoryPool pool = r->pool;
+	r->pool = NO_POOL;
+	CUresult result = there ? aq_cuda.cuMemPoolDestroy(pool) : CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS)
+		atomic_store_explicit(&r->in_use, false, memory_order_release);
+	else
+		r->pool = pool;
 	return result;
 }
 
@@ -436,26 +441,28 @@ void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread
 CUresult aq_reservoir_destroy(struct aq_reservoir *r)
 {
 	cuuint64_t nothing = 0;
-	CUmemoryPool current = NULL, standard = NULL;
+	CUmemoryPool pool = r->pool, current = NULL, standard = NULL;
+	CUresult result = CUDA_SUCCESS;
 
-	if (inside) { /* from a callback: whoever looks next goes on from here */
-		atomic_store(&r->ending, true);
-		return CUDA_SUCCESS;
-	}
-	enter(r);
 	CUstreamCaptureMode mode = aq_relax();
-	CUmemoryPool pool = r->pool;
 	if (aq_cuda.cuDeviceGetMemPool(&current, r->ordinal) == CUDA_SUCCESS && current == pool &&
 	    aq_cuda.cuDeviceGetDefaultMemPool(&standard, r->ordinal) == CUDA_SUCCESS)
 		aq_cuda.cuDeviceSetMemPool(r->ordinal, standard);
 	aq_cuda.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &nothing);
 	aq_restrict(mode);
 	atomic_store(&r->ending, true);
-	give_back_unused(r);
-	settle(r, 0);
-	CUresult result = end_if_empty(r);
-	if (result != CUDA_SUCCESS)
-		atomic_store(&r->ending, false);
+	if (inside) { /* from a callback, which waits for no gate: whoever looks next goes on from here */
+		atomic_store(&r->unsettled, true);
+		return CUDA_SUCCESS;
+	}
+	enter(r);
+	if (r->pool == pool && atomic_load(&r->ending)) { /* else somebody who looked has ended it already */
+		give_back_unused(r);
+		settle(r, 0);
+		result = end_if_empty(r);
+		if (result != CUDA_SUCCESS)
+			atomic_store(&r->ending, false);
+	}
 	leave(r);
 	return result;
 }

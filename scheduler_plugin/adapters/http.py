@@ -30,7 +30,7 @@ HANDSHAKE_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 30.0
 """Within this time a client must have taken its answer."""
 MAX_HELD_BYTES: Final = 64 << 20
-"""Bodies and answers that one server holds at a time, but for one that is larger by itself. An answer takes twice its size."""
+"""Bodies and answers that one server holds at a time, at least two bodies of the largest size. An answer takes twice its size."""
 MAX_CONNECTIONS: Final = 1024
 CERTIFICATE_SECONDS: Final = 10.0
 """How soon a rotated certificate is used."""
@@ -103,6 +103,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._spoken: WeakSet[asyncio.BaseTransport] = WeakSet()
         self._held_bytes = 0
+        self._most_held_bytes = max(MAX_HELD_BYTES, 2 * max_body_bytes)
         application = web.Application(client_max_size=max_body_bytes, middlewares=[self._note_request])
         for path, verb in (verbs or {}).items():
             application.router.add_post(path, self._verb_handler(verb))
@@ -198,8 +199,10 @@ class HttpServer:
 
     def _take(self, hold: _Hold, size: int) -> None:
         """Count more for a call. Raises _BusyError: the calls under way hold too much already."""
-        if self._held_bytes > hold.size and self._held_bytes + size > MAX_HELD_BYTES:
-            raise _BusyError(f"calls under way hold {self._held_bytes} bytes, and at most {MAX_HELD_BYTES} are held: try again later")
+        if self._held_bytes > hold.size and self._held_bytes + size > self._most_held_bytes:
+            raise _BusyError(
+                f"calls under way hold {self._held_bytes} bytes, and at most {self._most_held_bytes} are held: try again later"
+            )
         hold.size += size
         self._held_bytes += size
 

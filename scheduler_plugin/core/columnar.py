@@ -118,8 +118,8 @@ def lacking_together(columns: Columns, rows: Rows, asks: Sequence[Ask]) -> Ints:
     reason = np.full(len(rows), NodeReason.FITS.value, dtype=np.int64)
     for profile in {profile for ask in lasting for profile, _ in ask.request.mig}:
         wanted = sum(count for ask in lasting for name, count in ask.request.mig if name == profile)
-        usable = columns.usable[rows]
-        reason[(_instances(columns, rows, profile)[1] * usable).sum(axis=1) < wanted] = NodeReason.MIG_PROFILE.value
+        devices = _wanted(columns, rows, lasting[0].preferences)
+        reason[(_instances(columns, rows, profile)[1] * devices).sum(axis=1) < wanted] = NodeReason.MIG_PROFILE.value
     several = [ask for ask in lasting if not ask.request.mig]
     if not several:
         return reason
@@ -152,11 +152,7 @@ def asked_mib(ask: Ask, capacity_mib: Ints) -> Ints | np.int64:
 
 def _fitting(columns: Columns, rows: Rows, ask: Ask) -> Bools:
     """Say of each device whether it can take one vGPU or instance: whether _device_codes finds no reason against it, in fewer steps."""
-    fitting, preferences = columns.usable[rows], ask.preferences
-    if preferences.gpu_uuid or preferences.gpu_uuid_not:
-        fitting &= ~_unwanted_uuids(columns, rows, preferences)
-    if preferences.gpu_type or preferences.gpu_type_not:
-        fitting &= ~_unwanted_types(columns, rows, preferences)
+    fitting, preferences = _wanted(columns, rows, ask.preferences), ask.preferences
     if ask.request.mig:
         some_room = np.zeros(fitting.shape, dtype=np.bool_)
         for profile, _ in ask.request.mig:
@@ -174,6 +170,16 @@ def _fitting(columns: Columns, rows: Rows, ask: Ask) -> Bools:
     if preferences.isolation is Isolation.EXCLUSIVE:
         fitting &= columns.empty[rows]
     return fitting
+
+
+def _wanted(columns: Columns, rows: Rows, preferences: Preferences) -> Bools:
+    """Say of each device whether it can be used and is of the type and UUID that are asked for."""
+    wanted = columns.usable[rows]
+    if preferences.gpu_uuid or preferences.gpu_uuid_not:
+        wanted &= ~_unwanted_uuids(columns, rows, preferences)
+    if preferences.gpu_type or preferences.gpu_type_not:
+        wanted &= ~_unwanted_types(columns, rows, preferences)
+    return wanted
 
 
 def _fits(columns: Columns, rows: Rows, ask: Ask, fitting: Bools) -> Bools:

@@ -95,7 +95,7 @@ class Shapes:
             self._kept.move_to_end(shape)
         if len(verdict.reason) < columns.rows:
             verdict = self._kept[shape] = _grown(verdict, columns.rows)
-        if verdict.computed_at != columns.change_count:
+        if verdict.computed_at != columns.change_count or len(verdict.unsearched):
             rows = np.flatnonzero(columns.changed[: columns.rows] > verdict.computed_at)
             for chunk in columns.chunks(rows):
                 self._judge(shape, chunk, verdict)

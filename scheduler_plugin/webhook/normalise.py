@@ -1,13 +1,13 @@
 """Makes a GPU pod ready for scheduling: amounts in one vocabulary, the right scheduler, and no way around the limits; or refuses it.
 
 Every amount ends up as a resource in whole MiB and percent, however it was asked for, so that ResourceQuota and the scheduler count it. The
-memory of whole GPUs does where all that the pod can land on have the same; elsewhere nobody knows it yet, and only their count is there
+memory of whole GPUs does where the settings say that all GPUs have the same; elsewhere nobody knows it yet, and only their count is there
 (deploy/daemonset/components/require-memory refuses such pods where that matters). A pod that asks for no GPU is none of our business and is
 not touched.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from placement.request import RequestError, pod_request
@@ -52,6 +52,10 @@ class Normaliser:
     replaced_schedulers: tuple[str, ...] = field(default=REPLACED_SCHEDULERS)
     tolerate_gpu_taint: bool = True
     """Whether GPU pods may land on nodes with the taint ``nvidia.com/gpu:NoSchedule``."""
+
+    def of_what_is_required(self) -> "Normaliser":
+        """Return the rules without what a pod can do without."""
+        return replace(self, tolerate_gpu_taint=False, options=replace(self.options, count_whole_gpus=False))
 
     def admit(self, pod: Mapping[str, Any]) -> Outcome:
         """Decide on a pod that is being created."""
@@ -115,7 +119,8 @@ def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> No
     """Write how much memory whole GPUs have, so that a quota counts it. Raises RequestError.
 
     Only where it is exactly the same for all: of a larger GPU a part would be given instead of the whole, and on a smaller one there would
-    be no room. Where no GPU is known yet, nothing is written.
+    be no room. Whether that is so of GPUs that are not there yet, of a pool scaled to zero say, only the settings can tell. Where no GPU is
+    known yet, nothing is written.
     """
     exclusive = request.preferences.isolation is Isolation.EXCLUSIVE
     whole = [asked for asked in request.containers if not asked.mig and (exclusive or asked.memory_bytes is None)]
@@ -125,7 +130,7 @@ def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> No
     containers = {container.name: container for container in draft.containers}
     for asked in whole:
         if asked.memory_bytes is None:
-            if len(sizes) == 1:
+            if options.count_whole_gpus and len(sizes) == 1:
                 containers[asked.container].ask(contract.RESOURCE_VGPU_MEMORY, asked.vgpus * min(sizes))
         elif asked.memory_bytes not in [units.mib_to_bytes(asked.vgpus * size) for size in sizes]:
             raise RequestError(

@@ -41,6 +41,7 @@ class Reviews:
     def __init__(self, normaliser: Normaliser, count: Callable[[str], None]) -> None:
         """Args: count: told the outcome of each review."""
         self._normaliser = normaliser
+        self._required = normaliser.of_what_is_required()
         self._count = count
 
     async def mutate(self, body: bytes) -> bytes:
@@ -63,8 +64,11 @@ class Reviews:
         return self._answer(request.uid, "refused" if refusal else "valid", refusal=refusal)
 
     def _unready(self, pod: Mapping[str, Any]) -> str:
-        """Say why a pod is not as ``/mutate`` leaves one, or nothing."""
-        outcome = self._normaliser.admit(pod)
+        """Say why a pod is not as ``/mutate`` leaves one, or nothing.
+
+        What ``/mutate`` adds for convenience is not asked for: while the webhook is rolled out, a replica of before may have been called.
+        """
+        outcome = self._required.admit(pod)
         if outcome.refusal or not outcome.patch:
             return outcome.refusal
         places = ", ".join(str(operation["path"]) for operation in outcome.patch)

@@ -75,6 +75,8 @@ class Options:
     device_sizes: DeviceSizes
     adopt_nvidia_gpu: bool = False
     """Whether plain nvidia.com/gpu is ours too: only where no other device plugin serves it."""
+    count_whole_gpus: bool = False
+    """Whether whole GPUs get their memory written, for quotas: only where all GPUs that a pod may ever meet have one size."""
 
 
 def is_foreign(draft: Draft, options: Options) -> bool:

@@ -92,9 +92,7 @@ def test_the_pods_of_an_ignored_namespace_are_left_to_others_and_get_nothing_her
 
 
 def test_where_memory_is_required_a_whole_gpu_without_an_amount_is_refused(product: Kubectl, kubectl: Kubectl) -> None:
-    """Here all GPUs are of one size, so only a pod that passes no webhook comes without."""
-    for label in (f"{contract.LABEL_VGPU_MEMORY}=required", f"{contract.LABEL_WEBHOOK}=ignore"):
-        kubectl.run("label", "namespace", kubectl.namespace, label)
+    kubectl.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_VGPU_MEMORY}=required")
     whole, counted = slice_pod("whole", Slice(1)), slice_pod("counted", Slice(1))
     for pod, limits in ((whole, {}), (counted, {contract.RESOURCE_VGPU_MEMORY: str(GPU_MEMORY_MIB)})):
         pod["spec"]["containers"][0]["resources"]["limits"] = {contract.RESOURCE_VGPU: "1", **limits}
@@ -103,8 +101,6 @@ def test_where_memory_is_required_a_whole_gpu_without_an_amount_is_refused(produ
     try:
         eventually(lambda: "without nvidia.com/vgpu-memory" in outcome_of(kubectl, whole), "the policy to hold")
         kubectl.apply(counted)
-        kubectl.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_WEBHOOK}-")
-        eventually(lambda: not outcome_of(kubectl, whole), "the webhook to complete it", otherwise=lambda: outcome_of(kubectl, whole))
     finally:
         product.run("delete", policy)
 

@@ -15,7 +15,7 @@ from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.overhead import GpuProcess, HostProcess, ProcessList
 from agent.core.publishing import NodeCondition
 from agent.core.registration import FileIdentity
-from agent.errors import DriverError, KubeApiError, KubeletError
+from agent.errors import DriverLeftError, DriverTimeoutError, KubeApiError, KubeletError
 from agent.ports import Clock, NodeEvent, PodEvent
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
@@ -52,6 +52,8 @@ class FakeDriver:
         self.link_reads = 0
         self.restarts = 0
         self.kept_out = ""
+        self.stays = False
+        """Whether leaving it fails."""
         self.anew: Set[str] | Exception = frozenset()
         self.searches = 0
         self.reported: list[DeviceEvent] = []
@@ -61,7 +63,7 @@ class FakeDriver:
 
     async def read(self) -> DriverReading:
         if self.kept_out:
-            raise DriverError(self.kept_out)
+            raise DriverLeftError(self.kept_out)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -79,6 +81,8 @@ class FakeDriver:
 
     async def keep_out(self, reason: str) -> None:
         self.kept_out = reason
+        if reason and self.stays:
+            raise DriverTimeoutError("nvmlShutdown has not returned for 5.0 s")
 
     async def processes(self) -> ProcessList:
         if isinstance(self.process_list, Exception):

@@ -125,7 +125,7 @@ def test_what_cannot_be_made_says_why(node, question, words):
 def test_while_it_is_kept_out_the_agent_has_no_session_and_begins_none(node):
     assert node.ask("keep-out", "mig-manager", "is", "at", "work") == "Uninitialized"
     for question in (("read", 6), ("places", 6), ("at", 6, "1g.10gb/0")):
-        assert node.ask(*question) == ["DriverError", "mig-manager is at work"]
+        assert node.ask(*question) == ["DriverLeftError", "mig-manager is at work"]
     assert node.ask("keep-out") == "Uninitialized"
     assert len(node.ask("read", 6)) == 7
 

@@ -1,11 +1,14 @@
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
 
+from agent.core.health import HealthState
 from agent.core.inventory import DeviceEvent
 from agent.core.mig import MigRecord
-from agent.errors import DriverError, DriverTimeoutError, PartitionError, PartitionInUseError
+from agent.errors import DriverError, DriverLeftError, DriverTimeoutError, PartitionError, PartitionInUseError
+from agent.services.driver_watch import DriverWatch
 from agent.services.mig_keeper import MigAwareDriver
 from placement import mig
 from proto.codec import MigPlace, decode_place
@@ -330,11 +333,42 @@ class TestMakingWay:
     async def test_the_driver_is_left_while_mig_manager_may_reset_gpus_and_the_gpus_stay_as_they_were(self, node):
         beneath = FakeDriver(reading(gpu(0), gpu(1)))
         driver = MigAwareDriver(beneath, node.keeper)
-        before = await driver.read()
+        watch = DriverWatch(driver, 1.0)
+        await watch.poll()
+        before = watch.board
         for state in ("pending", "rebooting"):
             node.labels[self.STATE] = state
-            assert await driver.read() == before
+            for _ in range(3):
+                await watch.poll()
+            assert watch.board == before
+            assert not watch.trouble
             assert state in beneath.kept_out
+
+    async def test_a_gpu_with_a_fault_does_not_recover_while_nobody_looks(self, node):
+        clock = itertools.count(step=60)
+        driver = MigAwareDriver(FakeDriver(reading(gpu(0))), node.keeper)
+        watch = DriverWatch(driver, 1.0, monotonic=lambda: float(next(clock)))
+        await watch.poll()
+        watch.take_events([DeviceEvent("GPU-0", 95)])
+        node.labels[self.STATE] = "pending"
+        for _ in range(100):
+            await watch.poll()
+        assert [entry.state for entry in watch.board.devices] == [HealthState.QUARANTINED]
+
+    async def test_leaving_it_may_fail_and_entering_it_may_take_long_without_a_word_about_the_gpus(self, node):
+        clock, beneath = itertools.count(step=5), FakeDriver(reading(gpu(0)))
+        watch = DriverWatch(MigAwareDriver(beneath, node.keeper), 1.0, monotonic=lambda: float(next(clock)))
+        await watch.poll()
+        node.labels[self.STATE], beneath.stays = "pending", True
+        await watch.poll()
+        node.labels[self.STATE], beneath.answer = "success", DriverTimeoutError("nvmlInit has not returned for 5.0 s")
+        for _ in range(3):
+            await watch.poll()
+        assert beneath.kept_out == ""
+        beneath.answer = reading(gpu(0))
+        await watch.poll()
+        assert [entry.state for entry in watch.board.devices] == [HealthState.HEALTHY]
+        assert not watch.trouble
 
     @pytest.mark.parametrize("state", ["success", "failed"])
     async def test_it_is_entered_again_when_mig_manager_is_done(self, node, state):
@@ -342,7 +376,8 @@ class TestMakingWay:
         driver = MigAwareDriver(beneath, node.keeper)
         await driver.read()
         node.labels[self.STATE] = "pending"
-        await driver.read()
+        with pytest.raises(DriverLeftError):
+            await driver.read()
         node.labels[self.STATE] = state
         beneath.answer = reading(gpu(0), gpu(1))
         assert len((await driver.read()).devices) == 2

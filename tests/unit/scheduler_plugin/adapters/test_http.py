@@ -66,8 +66,8 @@ async def test_bodies_that_come_slowly_are_held_up_to_a_sum_and_calls_beyond_it_
     monkeypatch.setattr(http, "MAX_HELD_BYTES", 100_000)
     monkeypatch.setattr(http, "BODY_SECONDS", 1.0)
     head = b"POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n"
-    async with serving() as address, aiohttp.ClientSession() as session:
-        slow = [await connected(address, head + b"x" * 60_000) for _ in range(3)]
+    async with serving(max_body_bytes=100_000) as address, aiohttp.ClientSession() as session:
+        slow = [await connected(address, head + b"x" * 60_000) for _ in range(4)]
         await until_answered(session, f"http://{address}/count", 200)
         slow += [await connected(address, head + b"x" * 89_999) for _ in range(2)]
         firsts = await asyncio.wait_for(asyncio.gather(*(reader.readline() for reader, _ in slow)), 10)

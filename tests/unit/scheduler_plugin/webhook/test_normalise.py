@@ -18,7 +18,7 @@ def make_pod(limits: dict | None = None, *, annotations: dict | None = None, con
 
 
 def normaliser(sizes=(81920,), **options) -> Normaliser:
-    return Normaliser(Options(lambda _: sizes, **options))
+    return Normaliser(Options(lambda _: sizes, **{"count_whole_gpus": True, **options}))
 
 
 def admitted(pod: dict, rules: Normaliser | None = None) -> dict:

@@ -36,12 +36,16 @@ def test_a_pod_as_our_webhook_leaves_it_is_let_through():
     assert validated(main, container("side", env=VOID), **READY) == ""
 
 
+def test_a_pod_that_a_replica_with_other_settings_left_is_let_through():
+    """It lacks the toleration, and its whole GPU is not counted."""
+    assert validated(container(limits={"vgpu": "1"}), schedulerName="aliquot-scheduler") == ""
+
+
 @pytest.mark.parametrize(
     ("containers", "spec", "sentence"),
     [
         pytest.param([container(limits={"vgpu-memory": "4Gi"})], READY, "/spec/containers/0/resources", id="memory not in MiB"),
         pytest.param([container(limits={"vgpu": "1"})], {"schedulerName": "default-scheduler"}, "/spec/schedulerName", id="scheduler"),
-        pytest.param([container(limits={"vgpu": "1"})], READY | {"tolerations": []}, "/spec/tolerations", id="toleration"),
         pytest.param([container(limits={"vgpu": "1"})], READY | {"nodeName": "n1"}, "use a nodeSelector", id="a node's name"),
         pytest.param(
             [container(limits={"vgpu": "1"}), container("side", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])],
