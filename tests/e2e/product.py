@@ -1,7 +1,8 @@
 """The product under test, installed as users install it, and the pods that use it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ BECOME_ROOT = "/bin/become-root"
 MUSL_IMAGE = "aliquot.test/musl-client:e2e"
 AGENT_NAMESPACE = "aliquot-system"
 SIMULATED_OVERLAY = ROOT / "deploy/daemonset/overlays/simulated"
+WITH_COMPONENT = """\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [{daemonset}/overlays/simulated]
+components: [{daemonset}/components/{component}]
+"""
 DOCKERFILE = ROOT / "deploy/daemonset/Dockerfile"
 INSTALL_SECONDS = 90
 SIMULATED_DRIVER = "/opt/aliquot-simulated"
@@ -76,6 +83,18 @@ def install(kubectl: Kubectl) -> None:
 def install_manifests(kubectl: Kubectl) -> None:
     """Apply the manifests, as docs/install.md says, and return at once."""
     kubectl.apply_kustomization(SIMULATED_OVERLAY)
+
+
+@contextmanager
+def with_component(kubectl: Kubectl, component: str, scratch: Path) -> Iterator[None]:
+    """Roll the product out with one of deploy/daemonset/components inside the block. Args: scratch: a folder of this source tree."""
+    daemonset = Path("../" * len(scratch.relative_to(ROOT).parts)) / "deploy/daemonset"
+    (scratch / "kustomization.yaml").write_text(WITH_COMPONENT.format(daemonset=daemonset, component=component))
+    kubectl.apply_kustomization(scratch)
+    wait_until_rolled_out(kubectl.within(AGENT_NAMESPACE))
+    yield
+    install_manifests(kubectl)
+    wait_until_rolled_out(kubectl.within(AGENT_NAMESPACE))
 
 
 def wait_until_rolled_out(system: Kubectl) -> None:

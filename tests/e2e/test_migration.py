@@ -12,28 +12,20 @@ from tests.e2e.cluster.paths import ROOT
 from tests.e2e.conftest import Target
 from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 from tests.e2e.product import (
-    AGENT_NAMESPACE,
     CLIENT,
     CLIENT_IMAGE,
     GPU_MEMORY_MIB,
     HOLD_OPEN,
     MIB,
     Client,
-    install_manifests,
     parse_events,
-    wait_until_rolled_out,
+    with_component,
 )
 
 pytestmark = pytest.mark.usefixtures("product")
 
 GOLDEN = ROOT / "tests/unit/scheduler_plugin/webhook/golden"
 """The upstream examples' fields, each with what admission makes of it."""
-ADOPTING = """\
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [{daemonset}/overlays/simulated]
-components: [{daemonset}/components/adopt-nvidia-gpu]
-"""
 NOT_OF_THE_TYPE = "GPUs not of the type or UUID the pod wants"
 NO_SUCH_NODE = "didn't match Pod's node affinity/selector"
 WAITS = {
@@ -125,13 +117,8 @@ def test_a_manifest_of_another_system_gives_what_it_means_there(kubectl: Kubectl
 @pytest.fixture(scope="module")
 def adopting(product: Kubectl, target: Target, scratch_in_tree: Path) -> Iterator[None]:
     """A scheduler that takes over plain nvidia.com/gpu too, as docs/migration.md has it where HAMi or NVIDIA's plugin served it before."""
-    daemonset = Path("../" * len(scratch_in_tree.relative_to(ROOT).parts)) / "deploy/daemonset"
-    (scratch_in_tree / "kustomization.yaml").write_text(ADOPTING.format(daemonset=daemonset))
-    product.apply_kustomization(scratch_in_tree)
-    wait_until_rolled_out(product.within(AGENT_NAMESPACE))
-    yield
-    install_manifests(product)
-    wait_until_rolled_out(product.within(AGENT_NAMESPACE))
+    with with_component(product, "adopt-nvidia-gpu", scratch_in_tree):
+        yield
     if target.local is not None:
         target.local.in_node("rmdir", "/tmp/nvidia-mps")  # one of KAI's examples has the node make it
 

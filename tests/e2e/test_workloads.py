@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from proto import contract
-from tests.e2e.cluster.paths import ROOT
 from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 from tests.e2e.product import (
-    AGENT_NAMESPACE,
     CLIENT,
     CLIENT_IMAGE,
     GPU_MEMORY_MIB,
@@ -19,20 +17,12 @@ from tests.e2e.product import (
     Client,
     Slice,
     assigned_uuids,
-    install_manifests,
     parse_events,
     slice_pod,
-    wait_until_rolled_out,
+    with_component,
 )
 
 pytestmark = pytest.mark.usefixtures("product")
-
-COUNTING = """\
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [{daemonset}/overlays/simulated]
-components: [{daemonset}/components/count-whole-gpus]
-"""
 
 
 def gpu_container(name: str, wanted: Slice, *command: str) -> Object:
@@ -89,13 +79,8 @@ def test_a_quota_counts_mebibytes_whatever_words_they_are_asked_in(kubectl: Kube
 @pytest.fixture
 def counting(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
     """A scheduler that counts the memory of whole GPUs."""
-    daemonset = Path("../" * len(scratch_in_tree.relative_to(ROOT).parts)) / "deploy/daemonset"
-    (scratch_in_tree / "kustomization.yaml").write_text(COUNTING.format(daemonset=daemonset))
-    product.apply_kustomization(scratch_in_tree)
-    wait_until_rolled_out(product.within(AGENT_NAMESPACE))
-    yield
-    install_manifests(product)
-    wait_until_rolled_out(product.within(AGENT_NAMESPACE))
+    with with_component(product, "count-whole-gpus", scratch_in_tree):
+        yield
 
 
 @pytest.mark.usefixtures("counting")

@@ -179,10 +179,16 @@ tell(first=first, both=taken(before))
     assert told(container, script) == {"first": CODE_BYTES, "both": 2 * CODE_BYTES}
 
 
-def test_without_nvml_the_devices_free_memory_tells(node):
+def without_nvml(node):
+    """A container that has no NVML to ask."""
     container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=CONTEXT_MIB * MIB),)))
     (container.root / "run/aliquot/driver" / contract.NVML_DRIVER_SONAME).unlink()
     (container.root / "usr/lib/x86_64-linux-gnu" / contract.NVML_SONAME).unlink()
+    return container
+
+
+def test_without_nvml_the_devices_free_memory_tells(node):
+    container = without_nvml(node)
     script = """
 start()
 before = info()[0]
@@ -195,9 +201,7 @@ tell(loaded=loaded, left=taken(before))
 
 
 def test_what_a_neighbour_takes_is_not_believed_to_be_modules_beyond_their_size(node):
-    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=CONTEXT_MIB * MIB),)))
-    (container.root / "run/aliquot/driver" / contract.NVML_DRIVER_SONAME).unlink()
-    (container.root / "usr/lib/x86_64-linux-gnu" / contract.NVML_SONAME).unlink()
+    container = without_nvml(node)
     grow = """
 import time
 start()

@@ -154,8 +154,9 @@ def test_a_neighbour_whose_host_pid_is_one_of_the_containers_own_pids_is_not_tak
 
 def test_a_driver_that_translates_pids_is_understood_when_the_agent_has_written_host_pids(node):
     unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no pid namespace may be made here")
+    tried = subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no pid namespace may be made here: {tried.stderr.strip()}")
     container = node.container(LIMIT_MIB)
     script = """
 import subprocess, sys, time
