@@ -15,6 +15,7 @@ from placement.device import AccountingError, DeviceState
 from placement.fit import Reject, reject_reason, share_on
 from placement.refusal import Refusal, refuse
 from placement.search import Candidate, Search
+from placement.together import Layout, lay_out
 from placement.topology import LinkTable
 from proto import units
 from proto.model import ContainerAssignment, ContainerRequest, DeviceShare, Link, PodRequest, Policy, Preferences
@@ -90,32 +91,80 @@ def choose_pod(
 ) -> PodChoice | Refusal:
     """Choose devices for all containers of a pod, each counting what the others take.
 
-    Containers that ask for more are placed first, so that a small one does not take the only device a large one fits on. The
-    search does not go back: for a pod of several containers, a refusal can be wrong.
+    Containers that ask for more are placed first, so that a small one does not take the only device a large one fits on. Where what
+    the policy likes best for one leaves no room for another, the first layout is taken that has room for all (see together).
+    Containers with MIG instances are not gone back over: of a pod with several profiles a refusal can be wrong.
 
     Ordinary init containers end before the app containers start. They count beside the sidecars declared before them only, and
     prefer the devices of the others, because the kubelet hands the same IDs on.
     """
-    links = tuple(links)
-    chosen: dict[str, Choice] = {}
-    left = list(states)
-    for request in sorted((request for request in pod.containers if not request.init), key=_demand, reverse=True):
-        choice = choose(left, request, pod.preferences, policy, links=links, seed=seed, demand=demand)
-        if isinstance(choice, Refusal):
-            return _counting(chosen, choice)
-        chosen[request.container] = choice
-        left = with_shares(left, choice.shares)
-    theirs = {share.device_uuid for choice in chosen.values() for share in choice.shares}
-    left = list(states)
-    for request in pod.containers:
-        if not request.init:
-            left = with_shares(left, chosen[request.container].shares)
-            continue
-        choice = choose(left, request, pod.preferences, policy, preferred_uuids=theirs, links=links, seed=seed, demand=demand)
-        if isinstance(choice, Refusal):
-            return choice
-        chosen[request.container] = choice
-    return PodChoice(tuple(chosen[request.container] for request in pod.containers))
+    placing = _Placing(tuple(states), pod, policy, tuple(links), seed, demand)
+    lasting = sorted((request for request in pod.containers if not request.init), key=_demand, reverse=True)
+    chosen = placing.in_turn(lasting)
+    if isinstance(chosen, Refusal) and len(lasting) > 1 and placing.each_fits(pod.containers):
+        with_init = len(lasting) < len(pod.containers)
+        layout = lay_out(states, lasting, pod.preferences, placing.has_room_before if with_init else None)
+        if layout is not None:
+            chosen = placing.before({name: Choice(name, shares) for name, shares in layout.items()})
+    return chosen if isinstance(chosen, Refusal) else PodChoice(tuple(chosen[request.container] for request in pod.containers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Placing:
+    """One question about a pod."""
+
+    states: tuple[DeviceState, ...]
+    pod: PodRequest
+    policy: Policy
+    links: tuple[Link, ...]
+    seed: str
+    demand: Demand
+
+    def in_turn(self, lasting: Iterable[ContainerRequest]) -> dict[str, Choice] | Refusal:
+        """Place one container after the other, each where it is best for it alone, and then the init containers."""
+        chosen: dict[str, Choice] = {}
+        left: Sequence[DeviceState] = self.states
+        for request in lasting:
+            choice = self._choose(left, request)
+            if isinstance(choice, Refusal):
+                return _counting(chosen, choice)
+            chosen[request.container] = choice
+            left = with_shares(left, choice.shares)
+        return self.before(chosen)
+
+    def before(self, chosen: Mapping[str, Choice]) -> dict[str, Choice] | Refusal:
+        """Place the init containers before the others, which are placed."""
+        theirs = {share.device_uuid for choice in chosen.values() for share in choice.shares}
+        placed, left = dict(chosen), list(self.states)
+        for request in self.pod.containers:
+            if not request.init:
+                left = with_shares(left, chosen[request.container].shares)
+                continue
+            choice = self._choose(left, request, theirs)
+            if isinstance(choice, Refusal):
+                return choice
+            placed[request.container] = choice
+        return placed
+
+    def has_room_before(self, layout: Layout) -> bool:
+        """Whether every init container finds devices before the others, when those are laid out so."""
+        return not isinstance(self.before({name: Choice(name, shares) for name, shares in layout.items()}), Refusal)
+
+    def each_fits(self, requests: Iterable[ContainerRequest]) -> bool:
+        """Whether each of these containers finds vGPUs when it comes alone."""
+        return all(not request.mig and not isinstance(self._choose(self.states, request), Refusal) for request in requests)
+
+    def _choose(self, states: Sequence[DeviceState], request: ContainerRequest, preferred_uuids: Collection[str] = ()) -> Choice | Refusal:
+        return choose(
+            states,
+            request,
+            self.pod.preferences,
+            self.policy,
+            preferred_uuids=preferred_uuids,
+            links=self.links,
+            seed=self.seed,
+            demand=self.demand,
+        )
 
 
 def with_shares(states: Iterable[DeviceState], shares: Iterable[DeviceShare]) -> list[DeviceState]:

@@ -108,18 +108,18 @@ class DeviceState:
         """Whether the share is one of this device or of a MIG instance on it."""
         return share.device_uuid == self.device.uuid or any(share.device_uuid == i.uuid for i in self.device.mig_instances)
 
+    def has_room_for(self, share: DeviceShare) -> bool:
+        """Whether a share of the device itself, not of an instance on it, adds up with the others."""
+        cores = self.unreserved_fits if share.cores_percent is None else share.cores_percent <= self.free_cores_percent
+        return cores and self.free_shares > 0 and share.memory_bytes <= self.free_memory_bytes
+
     def with_share(self, share: DeviceShare) -> "DeviceState":
         """Promise a share. Raises AccountingError when the device does not have it."""
         self._check_carries(share)
         if share.device_uuid != self.device.uuid:
             if share.device_uuid in self.used_instances:
                 raise AccountingError(f"expected MIG instance {share.device_uuid} to be free, found it in use")
-        elif (
-            self.free_shares < 1
-            or share.memory_bytes > self.free_memory_bytes
-            or (share.cores_percent or 0) > self.free_cores_percent
-            or (share.cores_percent is None and not self.unreserved_fits)
-        ):
+        elif not self.has_room_for(share):
             raise AccountingError(f"expected room for {share}, found {self}")
         return self._adding(share)
 

@@ -171,7 +171,7 @@ class _Trial:
                 for state in node.states:
                     most = (state.capacity_bytes if asked is None else asked) // units.MIB
                     free, beside = state.free_memory_bytes // units.MIB, [amount // units.MIB for amount in others if amount is not None]
-                    for amount in {free - taken for taken in _sums(beside)} | {other - less for other in beside for less in (0, 1)}:
+                    for amount in (free - taken for taken in _sums(beside)):
                         if 0 < amount < most:
                             yield _Less((most - amount) * container.vgpus, node.gpu.name, position, amount)
 

@@ -189,6 +189,53 @@ def test_no_phase_of_a_pod_holds_more_than_its_devices_have(devices, drawn, init
         staying += () if request.init else given_.shares
 
 
+def layouts_exist(
+    devices: list[Device],
+    shares: list[DeviceShare],
+    containers: list[ContainerRequest],
+    wanted: Preferences,
+    given: tuple[list[DeviceShare], ...] = (),
+) -> bool:
+    """Say whether the containers that are left find devices beside those that are given, and then every init container its own."""
+    if len(given) < sum(not request.init for request in containers):
+        request = [request for request in containers if not request.init][len(given)]
+        return any(
+            layouts_exist(devices, shares, containers, wanted, (*given, [share_on(device, request, wanted) for device in chosen]))
+            for chosen in fitting_sets(devices, shares + [share for part in given for share in part], request, wanted)
+        )
+    placed, staying = iter(given), list(shares)
+    for request in containers:
+        if not request.init:
+            staying += next(placed)
+        elif not fitting_sets(devices, staying, request, wanted):
+            return False
+    return True
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    nodes(max_size=4), st.lists(requests(max_vgpus=2), max_size=3), st.lists(requests(max_vgpus=2), min_size=2, max_size=3),
+    st.sampled_from([None, None, 0, 1, 2]), preferences, policies,
+)  # fmt: skip
+def test_a_pod_is_refused_only_where_no_layout_has_room_for_all_of_it(devices, earlier, drawn, init, wanted, policy):
+    shares: list[DeviceShare] = []
+    for request in earlier:
+        choice = choose(states_of(devices, shares), request, Preferences(), Policy.SPREAD)
+        shares += choice.shares if isinstance(choice, Choice) else ()
+    states = states_of(devices, shares)
+    containers = [
+        ContainerRequest(f"c{position}", request.vgpus, request.memory_bytes, request.cores_percent, init=position == init)
+        for position, request in enumerate(drawn)
+    ]
+    pod = PodRequest(tuple(containers), wanted)
+    possible = layouts_exist(devices, shares, containers, wanted)
+    choice = choose_pod(states, pod, policy)
+    event(f"{'granted' if possible else 'refused'} a pod {'with' if any(request.init for request in containers) else 'without'} init")
+    assert possible == (not isinstance(choice, Refusal))
+    for given_ in () if isinstance(choice, Refusal) else choice.containers:
+        assert [share.device_uuid for share in given_.shares] == sorted({share.device_uuid for share in given_.shares})
+
+
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes())
 def test_an_exclusive_device_is_shared_with_nobody(node):

@@ -228,6 +228,20 @@ def test_a_small_container_does_not_take_the_only_device_of_a_large_one():
     assert placed(choose_pod(states, pod, Policy.SPREAD)) == {"small": [0], "large": [1]}
 
 
+def test_a_container_gives_way_where_what_is_best_for_it_leaves_no_room_for_another():
+    pod = PodRequest((ask(2, mib=6, name="left"), ask(mib=16, name="right")))
+    states = [DeviceState(make_device(minor, mib=mib), max_shares=2) for minor, mib in enumerate((20, 30))]
+    right = choose(states, pod.containers[1], ANYTHING, Policy.FRAG)
+    assert minors(right) == [0], "which leaves 4 MiB there"
+    assert placed(choose_pod(states, pod, Policy.FRAG)) == {"left": [0, 1], "right": [1]}
+
+
+def test_the_search_ends_where_many_gpus_differ_and_none_will_do():
+    states = [DeviceState(make_device(minor, mib=100 + 7 * minor)) for minor in range(16)]
+    containers = tuple(ask(3, mib=103 + position, name=f"c{position}") for position in range(6))
+    assert isinstance(choose_pod(states, PodRequest(containers), Policy.FRAG), Refusal)
+
+
 def test_containers_come_back_in_spec_order():
     pod = PodRequest((ask(mib=1, name="small"), ask(mib=900, name="large")))
     assert list(placed(choose_pod(make_states(2), pod, Policy.FRAG))) == ["small", "large"]
