@@ -101,11 +101,12 @@ def choose_pod(
     placing = _Placing(tuple(states), pod, policy, tuple(links), seed, demand)
     lasting = sorted((request for request in pod.containers if not request.init), key=_demand, reverse=True)
     chosen = placing.in_turn(lasting)
-    if isinstance(chosen, Refusal) and len(lasting) > 1 and placing.each_fits(pod.containers):
+    if isinstance(chosen, Refusal) and len(pod.containers) > 1 and placing.may_go_back:
         with_init = len(lasting) < len(pod.containers)
-        layout = lay_out(states, lasting, pod.preferences, placing.has_room_before if with_init else None)
-        if layout is not None:
-            chosen = placing.before({name: Choice(name, shares) for name, shares in layout.items()})
+        layout, sets_tried = lay_out(states, lasting, pod.preferences, placing.has_room_before if with_init else None)
+        if layout is None:
+            return replace(chosen, sets_tried=sets_tried)
+        chosen = placing.before({name: Choice(name, shares) for name, shares in layout.items()})
     return chosen if isinstance(chosen, Refusal) else PodChoice(tuple(chosen[request.container] for request in pod.containers))
 
 
@@ -150,9 +151,12 @@ class _Placing:
         """Whether every init container finds devices before the others, when those are laid out so."""
         return not isinstance(self.before({name: Choice(name, shares) for name, shares in layout.items()}), Refusal)
 
-    def each_fits(self, requests: Iterable[ContainerRequest]) -> bool:
-        """Whether each of these containers finds vGPUs when it comes alone."""
-        return all(not request.mig and not isinstance(self._choose(self.states, request), Refusal) for request in requests)
+    @property
+    def may_go_back(self) -> bool:
+        """Whether another layout of the containers that last may help: no init container lacks room by itself."""
+        return not any(
+            request.mig or (request.init and isinstance(self._choose(self.states, request), Refusal)) for request in self.pod.containers
+        )
 
     def _choose(self, states: Sequence[DeviceState], request: ContainerRequest, preferred_uuids: Collection[str] = ()) -> Choice | Refusal:
         return choose(

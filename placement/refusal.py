@@ -26,6 +26,8 @@ class Refusal:
     reason: Reject
     by_device: tuple[DeviceReject, ...]
     sentence: str
+    sets_tried: int = 0
+    """Sets of devices that were tried in vain for the containers of a pod together."""
 
 
 _FOUND: Final[Mapping[Reject, str]] = {

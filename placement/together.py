@@ -2,19 +2,21 @@
 
 The search goes back: it tries the sets of devices that a container could have, fullest devices first (for ``numa`` those of one NUMA node
 before others), and stops at the first layout that has room for everybody. Devices that are alike are tried once, and so is what is left to
-give out. It gives up after MAX_STEPS, which takes more than three containers on GPUs that all differ; only then can a refusal be wrong.
+give out. It gives up after MAX_SETS, which takes many containers on GPUs that all differ; only then can a refusal be wrong.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from math import comb
 from typing import Final, TypeAlias
 
 from placement.device import DeviceState
 from placement.fit import reject_reason, share_on
 from proto.model import ContainerRequest, DeviceShare, NumaMode, Preferences
 
-MAX_STEPS: Final = 128
-"""Sets of devices that are tried: a few milliseconds where none will do."""
+MAX_SETS: Final = 128
+"""Sets of devices that are tried: up to ten milliseconds where none will do."""
 
 Layout: TypeAlias = Mapping[str, tuple[DeviceShare, ...]]
 """The shares of each container, in the order of the devices' minor numbers."""
@@ -25,11 +27,11 @@ _Suits: TypeAlias = Callable[[Layout], bool]
 
 def lay_out(
     states: Sequence[DeviceState], requests: Sequence[ContainerRequest], preferences: Preferences, suits: _Suits | None = None
-) -> Layout | None:
+) -> tuple[Layout | None, int]:
     """Find devices for containers that ask for vGPUs and run at the same time.
 
-    Args:    requests: those that are hardest to place first. suits: asked of each layout, by which device it has who on.
-    Returns: for each container distinct devices, or None when nothing was found.
+    Args:    suits: asked of each layout, by which device it has who on.
+    Returns: for each container distinct devices, or None when nothing was found; and how many sets of devices were tried.
     """
     offers = {
         request.container: {
@@ -40,26 +42,30 @@ def lay_out(
         for request in requests
     }
     usable = [state for state in states if any(state.device.uuid in offer for offer in offers.values())]
-    return _Search(requests, preferences, offers, suits).place(usable, {})
+    fewest_first = sorted(requests, key=lambda request: (comb(len(offers[request.container]), request.vgpus), _asked_bytes(request)))
+    search = _Search(fewest_first, preferences, offers, suits)
+    return search.place(usable, {}), search.sets_tried
 
 
 class _Search:
     def __init__(self, requests: Sequence[ContainerRequest], preferences: Preferences, offers: _Offers, suits: _Suits | None) -> None:
         self._requests, self._preferences, self._offers, self._suits = requests, preferences, offers, suits
-        self._steps_left = MAX_STEPS
+        self.sets_tried = 0
         self._tried: set[tuple[int, tuple[Hashable, ...]]] = set()
 
     def place(self, states: Sequence[DeviceState], chosen: Layout) -> Layout | None:
         """Place the containers that are not chosen for on what is left of the devices."""
         if len(chosen) == len(self._requests):
             return chosen if self._suits is None or self._suits(chosen) else None
-        request = self._requests[len(chosen)]
+        request, later = self._requests[len(chosen)], self._requests[len(chosen) + 1 :]
+        fitting = self._fitting(states, request)
+        if not self._may_hold(states, (request, *later)) or any(len(self._fitting(states, other)) < other.vgpus for other in later):
+            return None
         offer = self._offers[request.container]
-        fitting = [state for state in states if (share := offer.get(state.device.uuid)) and state.has_room_for(share)]
         for devices in self._sets(fitting, request):
-            if not self._steps_left:
+            if self.sets_tried == MAX_SETS:
                 return None
-            self._steps_left -= 1
+            self.sets_tried += 1
             shares = {uuid: offer[uuid] for uuid in devices}
             left = [state.with_share(shares[state.device.uuid]) if state.device.uuid in shares else state for state in states]
             situation = len(chosen), tuple(sorted(map(self._likeness, left)))
@@ -70,6 +76,16 @@ class _Search:
             if found is not None:
                 return found
         return None
+
+    def _fitting(self, states: Iterable[DeviceState], request: ContainerRequest) -> list[DeviceState]:
+        offer = self._offers[request.container]
+        return [state for state in states if (share := offer.get(state.device.uuid)) and state.has_room_for(share)]
+
+    def _may_hold(self, states: Iterable[DeviceState], requests: Sequence[ContainerRequest]) -> bool:
+        """Whether there is room for as many shares, if all were as small as the smallest of them."""
+        least_bytes = min(share.memory_bytes for request in requests for share in self._offers[request.container].values())
+        seats = sum(min(len(requests), state.free_shares, state.free_memory_bytes // least_bytes) for state in states)
+        return seats >= sum(request.vgpus for request in requests)
 
     def _sets(self, fitting: Sequence[DeviceState], request: ContainerRequest) -> Iterator[list[str]]:
         """Yield the UUIDs of devices, in the order of their minor numbers; the sets differ in what is left on the devices."""
@@ -89,6 +105,11 @@ class _Search:
         node, device = state.device.numa_node, state.device
         what = (state.free_memory_bytes, state.capacity_bytes, state.used_cores_percent, state.used_shares, state.unreserved_shares)
         return (*what, state.max_shares, -1 if node is None else node, -1 if self._suits is None else device.minor)
+
+
+def _asked_bytes(request: ContainerRequest) -> int:
+    """Return a sort key that puts what is large first, whole GPUs before all."""
+    return -(request.memory_bytes_per_vgpu or sys.maxsize)
 
 
 def _taking(groups: Sequence[tuple[DeviceState, ...]], count: int) -> Iterator[tuple[DeviceState, ...]]:

@@ -37,6 +37,8 @@ MAX_SCORE: Final = 1_000_000
 a plugin whose preference is to count as much as a tenth of our range (NodeAffinity, PodTopologySpread) needs a weight of 10,000."""
 MAX_SEARCHED: Final = 256
 """Containers that are searched for when a verdict is brought up to date: a tenth of a second."""
+_SETS_PER_CONTAINER: Final = 8
+"""Sets of devices that placement tries in the time in which it places one container."""
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 """An odd multiplier spreads a difference in any bit over the higher ones."""
 
@@ -110,7 +112,7 @@ class Shapes:
         It costs what those nodes cost, and nothing is kept, so that many shapes can be asked about in turn. As in a verdict, nodes that
         are too many to be searched count as fitting.
         """
-        columns, asks, left = self._state.columns, _asks(shape), _searches(shape)
+        columns, asks, left = self._state.columns, _asks(shape), MAX_SEARCHED
         columns.derive()
         for rows in columns.chunks(np.flatnonzero(columns.changed[: columns.rows] > since)):
             fitting = rows[np.logical_and.reduce([fits_alone(columns, rows, ask) for ask in asks])]
@@ -122,9 +124,12 @@ class Shapes:
             if ((reason == NodeReason.FITS.value) & ~doubtful).any():
                 return True
             for row in fitting[doubtful].tolist():
-                if not left or self._search(shape, self._state.names[row]) == NodeReason.FITS.value:
+                if left <= 0:
                     return True
-                left -= 1
+                found, cost = self._search(shape, self._state.names[row])
+                if found is NodeReason.FITS:
+                    return True
+                left -= cost
         return False
 
     def learn(self) -> None:
@@ -179,10 +184,12 @@ class Shapes:
             doubtful.append(chunk[is_open])
         ordered = np.concatenate(doubtful)
         ordered = ordered[np.argsort(-verdict.score[ordered], kind="stable")]
-        most = _searches(shape)
-        for row in ordered[:most].tolist():
-            verdict.reason[row] = self._search(shape, self._state.names[row])
-        verdict.unsearched = ordered[most:]
+        searched, left = 0, MAX_SEARCHED
+        while searched < len(ordered) and left > 0:
+            found, cost = self._search(shape, self._state.names[ordered[searched]])
+            verdict.reason[ordered[searched]] = found.value
+            searched, left = searched + 1, left - cost
+        verdict.unsearched = ordered[searched:]
 
     def _together(self, shape: PodShape, rows: Rows) -> tuple[Ints, Bools]:
         """Say of rows that take every part of a request by itself what they certainly lack for all of it, and where that is not certain.
@@ -196,23 +203,21 @@ class Shapes:
         lacking = lacking_together(columns, rows, asks)
         return lacking, (lacking == NodeReason.FITS.value) & ~surely_fit_together(columns, rows, asks)
 
-    def _search(self, shape: PodShape, node: str) -> int:
-        """Let placement place everything on one node; return a value of NodeReason."""
+    def _search(self, shape: PodShape, node: str) -> tuple[NodeReason, int]:
+        """Let placement place everything on one node; return also what that cost, in containers placed."""
         state, gpu = self._state, self._state.gpu_node(node)
         states, demand = state.device_states(node), state.columns.demand_table.demand
         links = () if gpu is None else gpu.links
         choice = choose_pod(states, shape.request, shape.policy, links=links, seed=FILTER_SEED, demand=demand)
-        return (OF_REJECT[choice.reason] if isinstance(choice, Refusal) else NodeReason.FITS).value
+        containers = len(shape.request.containers)
+        if isinstance(choice, Refusal):
+            return OF_REJECT[choice.reason], containers + choice.sets_tried // _SETS_PER_CONTAINER
+        return NodeReason.FITS, containers
 
 
 def _has_parts(shape: PodShape) -> bool:
     """Whether a node that takes every part of a request by itself may not take all of it."""
     return len(shape.request.containers) > 1 or takes_several_profiles(shape.request)
-
-
-def _searches(shape: PodShape) -> int:
-    """Return how many nodes may be searched at a time."""
-    return max(1, MAX_SEARCHED // max(1, len(shape.request.containers)))
 
 
 def _asks(shape: PodShape) -> list[Ask]:

@@ -6,6 +6,7 @@ from placement.choose import Choice, PodChoice, choose, choose_pod, with_shares
 from placement.device import AccountingError, DeviceState
 from placement.fit import Reject
 from placement.refusal import Refusal
+from placement.together import MAX_SETS
 from proto.model import ContainerAssignment, DeviceShare, Isolation, NumaMode, PodRequest, Policy, Preferences
 from proto.units import MIB
 from tests.unit.placement.builders import ANYTHING, all_to_all, ask, ask_mig, make_device, make_instance, make_states, nvlinks, share
@@ -236,10 +237,34 @@ def test_a_container_gives_way_where_what_is_best_for_it_leaves_no_room_for_anot
     assert placed(choose_pod(states, pod, Policy.FRAG)) == {"left": [0, 1], "right": [1]}
 
 
+@pytest.mark.parametrize(
+    ("free_mib", "asked"),
+    [
+        ([*range(20_000, 20_800, 100), *range(40_000, 40_400, 100)], [(4, 20_000), (12, 19_000)]),
+        ([22_000, 23_000, 24_000, 25_000, 41_000, 42_000, 43_000, 44_000], [(2, 21_000), (2, 20_000), (8, 19_000)]),
+        ([22_000, 23_000, 24_000, 25_000, 26_000, 41_000, 42_000, 43_000], [(1, 21_000), (1, 20_500), (1, 20_000), (8, 19_000)]),
+    ],
+)
+@pytest.mark.parametrize("policy", Policy)
+def test_a_layout_is_found_among_many_gpus_that_all_differ(free_mib, asked, policy):
+    states = [DeviceState(make_device(minor, mib=mib)) for minor, mib in enumerate(free_mib)]
+    pod = PodRequest(tuple(ask(vgpus, mib=mib, name=f"c{position}") for position, (vgpus, mib) in enumerate(asked)))
+    assert isinstance(choose_pod(states, pod, policy), PodChoice)
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_sidecar_gives_way_to_an_init_container(policy):
+    states = [DeviceState(make_device(minor, mib=mib)) for minor, mib in enumerate((20, 30))]
+    pod = PodRequest((ask(mib=16, name="cache"), ask(2, mib=6, name="prepare", init=True)))
+    assert placed(choose_pod(states, pod, policy)) == {"cache": [1], "prepare": [0, 1]}
+
+
 def test_the_search_ends_where_many_gpus_differ_and_none_will_do():
-    states = [DeviceState(make_device(minor, mib=100 + 7 * minor)) for minor in range(16)]
-    containers = tuple(ask(3, mib=103 + position, name=f"c{position}") for position in range(6))
-    assert isinstance(choose_pod(states, PodRequest(containers), Policy.FRAG), Refusal)
+    states = [DeviceState(make_device(minor, mib=1000 + 70 * minor), used_cores_percent=40) for minor in range(16)]
+    containers = tuple(ask(3, mib=100 + position, cores=31, name=f"c{position}") for position in range(6))
+    refusal = choose_pod(states, PodRequest(containers), Policy.FRAG)
+    assert isinstance(refusal, Refusal)
+    assert refusal.sets_tried == MAX_SETS
 
 
 def test_containers_come_back_in_spec_order():

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from placement.fit import Reject
+from placement.refusal import Refusal
 from placement.request import pod_request
 from proto import contract
 from proto.model import ContainerSpec, Policy
@@ -112,3 +114,16 @@ def test_a_few_nodes_are_searched_at_a_time_the_best_first_until_all_were(search
     fresh = Shapes(state, DEFAULT_WEIGHTS)
     monkeypatch.setattr(under_test, "MAX_SEARCHED", 10_000)
     assert np.array_equal(shapes.verdict(shape).reason, fresh.verdict(shape).reason)
+
+
+def test_nodes_on_which_much_is_tried_in_vain_count_for_more(searched, monkeypatch):
+    monkeypatch.setattr(under_test, "MAX_SEARCHED", 100)
+    refusal = Refusal("c0", Reject.MEMORY, (), "no layout has room", sets_tried=80)
+    monkeypatch.setattr(under_test, "choose_pod", lambda *args, **options: refusal)
+    shapes, shape = Shapes(cluster(), DEFAULT_WEIGHTS), shape_of(2, {contract.ANNOTATION_NUMA: "strict"}, vgpu="2", vgpu_memory="1400")
+    verdict = shapes.verdict(shape)
+    assert len(searched) == 9, "each costs 2 containers and 80 sets, as much as 12 containers"
+    assert len(verdict.unsearched) == NODES - 9
+    searched.clear()
+    assert shapes.fits_since(shape, 0), "nodes that are too many count as fitting"
+    assert len(searched) == 9
