@@ -41,6 +41,8 @@ def lay_out(
         }
         for request in requests
     }
+    if any(len(offers[request.container]) < request.vgpus for request in requests):
+        return None, 0
     usable = [state for state in states if any(state.device.uuid in offer for offer in offers.values())]
     fewest_first = sorted(requests, key=lambda request: (comb(len(offers[request.container]), request.vgpus), _asked_bytes(request)))
     search = _Search(fewest_first, preferences, offers, suits)
