@@ -415,6 +415,7 @@ def test_the_mps_component_brings_the_daemon_and_one_shared_memory_for_both_side
     [path] = [one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == volume]
     assert path == settings.mps_shared_memory
     assert "hostIPC" not in spec
+    assert agent["resources"]["limits"]["memory"] == "4Gi", "eight servers beside the agent"
 
 
 def test_the_host_cdi_component_puts_the_nodes_own_program_where_the_agent_looks_for_it() -> None:
