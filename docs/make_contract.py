@@ -146,6 +146,7 @@ def _metrics() -> Iterator[tuple[str, str]]:
     """Yield every metric of agent and scheduler with its help text: what the registries have, and what is made at scrape time."""
     scheduler = SchedulerTelemetry()
     scheduler.watch_state(ClusterState(), lambda: 0.0, lambda: True)
+    scheduler.watch_certificate(lambda: 0.0)
     scheduler.registry.register(
         ClusterCollector(ClusterState(), Decisions(), {"open_bindings": lambda: 0, "waiting_gangs": lambda: 0}, dict)
     )

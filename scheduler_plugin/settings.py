@@ -53,7 +53,7 @@ class Settings:
     gpu_preemption: Annotated[
         bool, Row("end less important pods for one that lacks only the right GPU, which kube-scheduler's own preemption cannot see")
     ] = True
-    max_body_mib: Annotated[int, Row("largest request body; the autoscaler sends full nodes", 1, 1024)] = 128
+    max_body_mib: Annotated[int, Row("largest request body; callers other than our kube-scheduler send whole nodes", 1, 1024)] = 128
     adopt_nvidia_gpu: Annotated[bool, Row("also take over pods that ask for plain nvidia.com/gpu, as whole GPUs")] = False
     count_whole_gpus: Annotated[
         bool,

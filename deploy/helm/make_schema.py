@@ -55,6 +55,7 @@ BOUNDS: Mapping[str, Mapping[str, Any]] = {
 """What the manifests narrow: the API server reaches the webhook at the pod's address, and the cluster has a scheduler of its own."""
 
 Schema = dict[str, Any]
+_STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 
 
 def schema() -> Schema:
@@ -79,7 +80,7 @@ def schema() -> Schema:
                 **_workload("scheduler", scheduler_plugin.settings.TABLE, weights={"type": "object"}),
             }
         ),
-        "monitoring": _mapping({key: {"type": "boolean"} for key in ("serviceMonitors", "alerts", "dashboards")}),
+        "monitoring": _mapping({**{key: {"type": "boolean"} for key in ("serviceMonitors", "alerts", "dashboards")}, "labels": _STRINGS}),
         "patches": _list(_mapping({"target": target, "patch": {"type": "string"}}, required=["target", "patch"])),
     }
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart aliquot", **_mapping(values)}
@@ -97,7 +98,7 @@ def _workload(part: str, table: Table, **file_only: Schema) -> Mapping[str, Sche
         "settings": _mapping(settings | file_only),
         "resources": _mapping({"requests": amounts, "limits": amounts}),
         "pod": _mapping({name: {"type": kind} for name, kind in POD_FIELDS.items()}),
-        "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+        "annotations": _STRINGS,
     }
 
 

@@ -60,6 +60,14 @@ def stat(title: str, query: str, unit: str = COUNT, *, red_from: float | None = 
     return Panel(title, ((query, ""),), unit, "stat", width=4, height=4, red_from=red_from, help=help)
 
 
+def events(counter: str, by: str) -> str:
+    """Query how often something happened in the interval, for counters whose series are made when it happens first.
+
+    Such a series begins at 1, so that its increase does not hold the first event.
+    """
+    return f"sum by ({by}) (({counter} unless {counter} offset {RATE}) or increase({counter}[{RATE}]))"
+
+
 CLUSTER = Dashboard(
     uid="aliquot-cluster",
     title="Aliquot / Cluster",
@@ -119,8 +127,8 @@ CLUSTER = Dashboard(
                     (("sum by (state) (aliquot_device_health_state)", "{{state}}"),),
                     stacked=True,
                 ),
-                Panel("Containers refused", ((f"sum by (reason) (rate(aliquot_refusals_total[{RATE}]))", "{{reason}}"),), "ops"),
-                Panel("XIDs", ((f"sum by (xid) (increase(aliquot_xids_total[{RATE}]))", "XID {{xid}}"),)),
+                Panel("Containers refused", ((events("aliquot_refusals_total", "reason"), "{{reason}}"),)),
+                Panel("XIDs", ((events("aliquot_xids_total", "xid"), "XID {{xid}}"),)),
                 Panel(
                     "Containers without their limit in force",
                     (("count by (node) (aliquot_container_enforcement_in_force == 0)", "{{node}}"),),
@@ -162,6 +170,8 @@ CLUSTER = Dashboard(
 )
 
 _ON_NODE = '{node=~"$node"}'
+_OF_AGENT = '{job="aliquot-agent", node=~"$node"}'
+"""For names that every program has: the kubelet's own series carry a node as well."""
 NODE = Dashboard(
     uid="aliquot-node",
     title="Aliquot / Node",
@@ -269,13 +279,9 @@ NODE = Dashboard(
                     ),
                     SECONDS,
                 ),
-                Panel(
-                    "NVML errors",
-                    ((f"sum by (call, code) (rate(aliquot_nvml_errors_total{_ON_NODE}[{RATE}]))", "{{call}} {{code}}"),),
-                    "ops",
-                ),
-                Panel("Resident memory of the agent", ((f"process_resident_memory_bytes{_ON_NODE}", "{{pod}}"),), BYTES),
-                Panel("CPU of the agent", ((f"rate(process_cpu_seconds_total{_ON_NODE}[{RATE}])", "{{pod}}"),), RATIO),
+                Panel("NVML errors", ((events(f"aliquot_nvml_errors_total{_ON_NODE}", "call, code"), "{{call}} {{code}}"),)),
+                Panel("Resident memory of the agent", ((f"process_resident_memory_bytes{_OF_AGENT}", "{{pod}}"),), BYTES),
+                Panel("CPU of the agent", ((f"rate(process_cpu_seconds_total{_OF_AGENT}[{RATE}])", "{{pod}}"),), RATIO),
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""A node that does not exist yet, from what its template promises: the autoscaler asks whether a new node of a group would help.
+"""A node that does not exist yet, from what its template promises: an autoscaler may ask whether a new node of a group would help.
 
 Labels are those of NVIDIA's feature discovery; amounts are the resources that our agent publishes. A template has no UUIDs, so the
 devices get made-up ones, which no pod can have asked for.

@@ -4,8 +4,8 @@ kube-scheduler asks speculatively: with one node first and then with all, for gr
 nothing is written anywhere, and asking twice answers twice the same. All feasible nodes are returned, because the scheduler's other
 preferences choose among them too. With one feasible node kube-scheduler skips prioritize, so the pod is expected there from here.
 
-Full ``Nodes`` come from the cluster autoscaler, which asks about nodes that do not exist: those are judged by what their labels and
-allocatable promise, and nothing is reserved.
+Full ``Nodes`` may be nodes that do not exist, as an autoscaler imagines them: those are judged by what their labels and allocatable
+promise, and nothing is reserved. The cluster autoscaler asks no extender up to 1.36 (kubernetes/autoscaler#9786 would have it ask).
 """
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ _EXACT: Final = {key.casefold(): key for key in _KEYS}
 
 
 class NodeList(msgspec.Struct):
-    """Full nodes, sent when the scheduler does not trust us with names, and by the autoscaler's simulations."""
+    """Full nodes, sent when the scheduler does not trust us with names, and by an autoscaler that asks about nodes that do not exist."""
 
     items: list[msgspec.Raw] | None = None
 

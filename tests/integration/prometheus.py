@@ -73,17 +73,22 @@ class Prometheus:
         raise AssertionError(f"waited {PATIENCE_SECONDS:.0f} s for {what}")
 
 
+def rule_groups(rules: str) -> list[dict[str, Any]]:
+    """Return the groups of PrometheusRule objects, as a file of rules has them."""
+    return [group for rule in yaml.safe_load_all(rules) for group in rule["spec"]["groups"]]
+
+
 @asynccontextmanager
 async def running_prometheus(directory: Path, targets: Sequence[Target], rules: str) -> AsyncIterator[Prometheus]:
     """Run a server for the time of a block.
 
-    Args: rules: a PrometheusRule object as YAML; its alerts fire at once, without their ``for``.
+    Args: rules: PrometheusRule objects as YAML; their alerts fire at once, without their ``for``.
     """
-    groups = yaml.safe_load(rules)["spec"]
-    for group in groups["groups"]:
+    groups = rule_groups(rules)
+    for group in groups:
         for alert in group["rules"]:
             alert.pop("for", None)
-    (directory / "rules.yaml").write_text(yaml.safe_dump(groups))
+    (directory / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
     configuration = {
         "global": {"scrape_interval": f"{SCRAPE_SECONDS}s", "evaluation_interval": f"{SCRAPE_SECONDS}s"},
         "rule_files": ["rules.yaml"],

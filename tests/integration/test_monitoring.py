@@ -39,6 +39,7 @@ EVENTUAL = {
 FOREIGN = {
     "up": (),
     "apiserver_admission_webhook_rejection_count": ("name", "operation", "type", "error_type", "rejection_code"),
+    "kube_daemonset_status_number_unavailable": ("namespace", "daemonset"),
     "kube_pod_labels": ("namespace", "pod", "uid"),
     "kube_pod_info": ("namespace", "pod", "uid", "node"),
     "DCGM_FI_DEV_GPU_TEMP": ("UUID", "gpu", "modelName", "Hostname"),
@@ -98,11 +99,11 @@ def dashboard_queries() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def alert_queries() -> Iterator[tuple[str, str, list[str]]]:
-    rule = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
-    for group in rule["spec"]["groups"]:
-        for alert in group["rules"]:
-            labels = re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values()))
-            yield alert["alert"], alert["expr"], labels
+    for rule in yaml.safe_load_all((MONITORING / "alerts.yaml").read_text()):
+        for group in rule["spec"]["groups"]:
+            for alert in group["rules"]:
+                labels = re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values()))
+                yield alert["alert"], alert["expr"], labels
 
 
 def history_queries() -> Iterator[tuple[str, str, list[str]]]:
@@ -184,6 +185,9 @@ async def test_values_that_queries_look_for_are_values_there_are(series):
         ("aliquot_device_ecc_errors_total", "type"): {one["type"] for one in series["aliquot_device_ecc_errors_total"]},
         ("aliquot_scheduler_verbs_total", "outcome"): set(Outcome),
         ("up", "job"): {one["job"] for one in series["up"]},
+        ("process_resident_memory_bytes", "job"): {"aliquot-agent"},
+        ("process_cpu_seconds_total", "job"): {"aliquot-agent"},
+        ("kube_daemonset_status_number_unavailable", "daemonset"): {"aliquot-agent"},
         ("apiserver_admission_webhook_rejection_count", "error_type"): {"calling_webhook_error", "apiserver_internal_error", "no_error"},
         ("apiserver_admission_webhook_rejection_count", "name"): {".*[.]aliquot[.]dev"},
     }

@@ -90,6 +90,7 @@ aliquot_scheduler_leader 0
 aliquot_scheduler_state_age_seconds 100
 aliquot_scheduler_verbs_total{{verb="bind",outcome="error"}} {count}
 aliquot_scheduler_certificate_expiry_timestamp_seconds {soon}
+kube_daemonset_status_number_unavailable{{namespace="aliquot-system",daemonset="aliquot-agent"}} 1
 apiserver_admission_webhook_rejection_count{{name="normalise.aliquot.dev",error_type="calling_webhook_error"}} {count}
 """
 SLICE = 'node="n",namespace="team",pod="train",container="main",device_uuid="GPU-1"'

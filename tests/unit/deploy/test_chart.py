@@ -237,8 +237,38 @@ def test_one_replica_has_no_disruption_budget_that_would_keep_its_node_from_drai
     assert "PodDisruptionBudget" not in {item["kind"] for item in objects}
 
 
-def patch(path: str, op: str = "add", name: str = "aliquot-agent") -> Object:
-    return {"patches": [{"target": {"kind": "DaemonSet", "name": name}, "patch": f"- {{op: {op}, path: {path}, value: 1}}"}]}
+def patch(path: str, op: str = "add", name: str = "aliquot-agent", kind: str = "DaemonSet") -> Object:
+    return {"patches": [{"target": {"kind": kind, "name": name}, "patch": f"- {{op: {op}, path: {path}, value: 1}}"}]}
+
+
+WATCHED = {"monitoring": dict.fromkeys(("serviceMonitors", "alerts", "dashboards"), True)}
+
+
+def monitoring_objects(objects: list[Object]) -> set[tuple[str, str]]:
+    kinds = ("ServiceMonitor", "PrometheusRule", "Service")
+    return {(item["kind"], item["metadata"]["name"]) for item in objects if item["kind"] in kinds}
+
+
+def test_labels_that_an_operator_selects_by_are_on_what_it_selects(renderer: Renderer) -> None:
+    values = {"monitoring": WATCHED["monitoring"] | {"labels": {"release": "kube-prometheus-stack"}}}
+    objects = renderer.charted(values)
+    labels = [item["metadata"]["labels"] for item in objects if item["kind"] in ("ServiceMonitor", "PrometheusRule")]
+    assert len(labels) == 4
+    assert all(one == {"app.kubernetes.io/part-of": "aliquot", "release": "kube-prometheus-stack"} for one in labels)
+    assert "release" not in next(item for item in objects if item["metadata"]["name"] == "aliquot-dashboards")["metadata"]["labels"]
+
+
+def test_objects_of_monitoring_are_patched_like_the_others(renderer: Renderer) -> None:
+    values = WATCHED | patch("/spec/sampleLimit", kind="ServiceMonitor")
+    assert the(renderer.charted(values), "ServiceMonitor", "aliquot-agent")["spec"]["sampleLimit"] == 1
+
+
+def test_without_a_scheduler_nothing_watches_for_one(renderer: Renderer) -> None:
+    objects = renderer.charted(WATCHED | {"variant": "local-placement"})
+    agents = {("ServiceMonitor", "aliquot-agent"), ("Service", "aliquot-agent-metrics"), ("PrometheusRule", "aliquot")}
+    assert monitoring_objects(objects) == agents
+    assert "aliquot-scheduler" not in json.dumps([item for item in objects if item["kind"] == "PrometheusRule"])
+    assert monitoring_objects(renderer.charted(WATCHED)) > agents
 
 
 def test_what_no_value_is_for_is_patched(renderer: Renderer) -> None:

@@ -127,6 +127,40 @@ def test_the_agent_asks_nvidias_runtime_for_all_gpus_by_variable_and_by_mount() 
     assert volume["hostPath"] == {"path": contract.NVIDIA_DEVICES_SOURCE, "type": "CharDevice"}
 
 
+OPERATOR_LABELS = {
+    "nvidia.com/gpu.present": "true",
+    **dict.fromkeys(
+        (f"nvidia.com/gpu.deploy.{part}" for part in ("driver", "container-toolkit", "operator-validator", "gpu-feature-discovery")), "true"
+    ),
+    "nvidia.com/gpu.deploy.device-plugin": "false",
+}
+"""Of a node that the GPU Operator serves, after the command that gives it to Aliquot. Source: gpu-operator 25.10, state_manager.go."""
+
+
+def paused(labels: dict[str, str]) -> dict[str, str]:
+    """The labels that k8s-driver-manager writes before it unloads the driver: "true" is paused, but not on the driver's own.
+
+    Source: k8s-driver-manager 0.9 to 0.12, evictAllGPUOperatorComponents and maybeSetPaused.
+    """
+    kept = {"nvidia.com/gpu.present", "nvidia.com/gpu.deploy.driver"}
+    return {key: "paused-for-driver-upgrade" if value == "true" and key not in kept else value for key, value in labels.items()}
+
+
+def selected(terms: list[dict[str, Any]], labels: dict[str, str]) -> bool:
+    """Whether a node's labels meet one of the terms, which use no operator but In."""
+    expressions = [term["matchExpressions"] for term in terms]
+    assert {one["operator"] for term in expressions for one in term} == {"In"}
+    return any(all(labels.get(one["key"]) in one["values"] for one in term) for term in expressions)
+
+
+def test_the_agent_leaves_a_node_whose_driver_the_gpu_operator_is_about_to_unload() -> None:
+    [patch] = yaml.safe_load((DAEMONSET / "overlays/gpu-operator/kustomization.yaml").read_text())["patches"]
+    [operation] = yaml.safe_load(patch["patch"])
+    assert selected(operation["value"], OPERATOR_LABELS)
+    assert not selected(operation["value"], paused(OPERATOR_LABELS))
+    assert not selected(operation["value"], OPERATOR_LABELS | {"nvidia.com/gpu.deploy.device-plugin": "true"}), "not a node of ours"
+
+
 # --- admission ----------------------------------------------------------------------------------------------------
 
 
@@ -381,6 +415,7 @@ def test_the_mps_component_brings_the_daemon_and_one_shared_memory_for_both_side
     [path] = [one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == volume]
     assert path == settings.mps_shared_memory
     assert "hostIPC" not in spec
+    assert agent["resources"]["limits"]["memory"] == "4Gi", "eight servers beside the agent"
 
 
 def test_the_host_cdi_component_puts_the_nodes_own_program_where_the_agent_looks_for_it() -> None:

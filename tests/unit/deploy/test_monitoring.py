@@ -43,8 +43,8 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap(maker):
 
 
 def test_every_alert_says_how_grave_it_is_what_it_means_and_what_to_do():
-    rule = yaml.safe_load((DIRECTORY / "alerts.yaml").read_text())
-    alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+    rules = yaml.safe_load_all((DIRECTORY / "alerts.yaml").read_text())
+    alerts = [alert for rule in rules for group in rule["spec"]["groups"] for alert in group["rules"]]
     assert len({alert["alert"] for alert in alerts}) == len(alerts)
     for alert in alerts:
         assert alert["alert"].startswith("Aliquot")

@@ -24,3 +24,12 @@ def test_every_name_has_a_meaning():
     rows = re.findall(r"^\| `(\S+)` \| (.*?) ?\|", generated(), re.MULTILINE)
     assert len(rows) > 150
     assert [name for name, meaning in rows if not meaning] == ["healthy"]
+
+
+def test_every_metric_of_ours_that_alerts_and_dashboards_read_is_on_the_page():
+    monitoring = DOCS.parent / "deploy/monitoring"
+    texts = [path.read_text() for path in (monitoring / "alerts.yaml", *sorted((monitoring / "dashboards").glob("*.json")))]
+    read = {re.sub(r"_(total|bucket)$", "", name) for text in texts for name in re.findall(r"\baliquot_[a-z0-9_]+", text)}
+    listed = set(re.findall(r"^\| `(aliquot_\w+)` \|", (DOCS / "contract.md").read_text(), re.MULTILINE))
+    assert len(read) > 30
+    assert read - listed == set()

@@ -33,6 +33,23 @@
 {{- include "aliquot.contentNames" $objects }}
 {{- end }}
 
+{{- /* Add to .objects what the values want of monitoring/, which without a scheduler is nothing about it. */}}
+{{- define "aliquot.monitoring" }}
+{{- $root := .root }}{{ $values := .root.Values.monitoring }}
+{{- $monitoring := dict }}
+{{- include "aliquot.kustomization" (dict "root" $root "objects" $monitoring "folder" "monitoring") }}
+{{- $scheduler := hasKey .objects "Deployment/aliquot-scheduler" }}
+{{- $wanted := dict "ServiceMonitor" $values.serviceMonitors "Service" $values.serviceMonitors "PrometheusRule" $values.alerts "ConfigMap" $values.dashboards }}
+{{- range $key, $object := $monitoring }}
+{{- if and (index $wanted .kind) (or $scheduler (not (hasPrefix "aliquot-scheduler" .metadata.name))) }}
+{{- if has .kind (list "ServiceMonitor" "PrometheusRule") }}
+{{- $_ := set .metadata "labels" (merge (dict) $values.labels .metadata.labels) }}
+{{- end }}
+{{- $_ := set $.objects $key $object }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* Lay .settings over config.yaml of a config map's .data; without settings the file stays as it is, comments and all. */}}
 {{- define "aliquot.settings" }}
 {{- if .settings }}
