@@ -51,6 +51,10 @@ class Container(msgspec.Struct, rename="camel"):
     restart_policy: str | None = None
 
 
+class Being(msgspec.Struct):
+    """An object of which matters only that it is there."""
+
+
 class PodSpec(msgspec.Struct, rename="camel"):
     """What a pod wants."""
 
@@ -61,6 +65,7 @@ class PodSpec(msgspec.Struct, rename="camel"):
     priority: int | None = None
     preemption_policy: str = ""
     overhead: dict[str, str | int] | None = None
+    scheduling_gates: list[Being] | None = None
 
 
 class PodStatus(msgspec.Struct, rename="camel"):
@@ -184,6 +189,7 @@ def pod_facts(item: PodObject) -> PodFacts:
         preempts=spec.preemption_policy != "Never",
         nominated_node=item.status.nominated_node_name,
         ends_by=None if metadata.deletion_timestamp is None else metadata.deletion_timestamp.timestamp(),
+        is_gated=bool(spec.scheduling_gates),
     )
 
 

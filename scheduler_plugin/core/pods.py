@@ -38,6 +38,8 @@ class PodFacts:
     """Where kube-scheduler had others end for it."""
     ends_by: float | None = None
     """When its grace period is over, in seconds since 1970, if its deletion was requested."""
+    is_gated: bool = False
+    """Whether kube-scheduler leaves it alone, because others hold it back with scheduling gates. Those are taken away and never added."""
 
     @property
     def holds(self) -> bool:

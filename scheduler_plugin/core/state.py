@@ -105,7 +105,8 @@ class ClusterState:
         self.columns = Columns()
         self.wanted = Wanted()
         self.freed_count = 0
-        """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed."""
+        """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed, a gang has one more
+        member that may start."""
         self.unaccounted: dict[str, str] = {}
         """Bound pods whose devices are not known, and why: what they use is not counted."""
         self.names: list[str] = []
@@ -327,6 +328,8 @@ class ClusterState:
                 self._leave_gang(before)  # annotations change while a pod lives
             if (gang := gang_of_pod(pod)) is not None:
                 self._gangs.setdefault(gang.key, set()).add(pod.uid)
+        if before is not None and before.is_gated and not pod.is_gated and gang_of_pod(pod) is not None:
+            self.freed_count += 1
         if pod.node_name:
             self._reservations.pop(pod.uid, None)
             self._hold(pod.uid, _Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))

@@ -93,6 +93,11 @@ def test_only_gpu_pods_keep_their_containers_and_our_annotations():
     ]
 
 
+@pytest.mark.parametrize(("gates", "gated"), [(None, False), ([], False), ([{"name": "example.com/quota"}], True)])
+def test_scheduling_gates_are_read(gates, gated):
+    assert facts(containers=[container()], schedulingGates=gates).is_gated is gated
+
+
 def test_a_nodes_allocatable_is_read():
     node = msgspec.json.decode(b'{"metadata":{"name":"n"},"status":{"allocatable":{"cpu":"15890m","memory":"32Gi"}}}', type=NodeObject)
     assert host_amounts(node) == (15890, 32768)
