@@ -37,7 +37,7 @@ class Metadata(msgspec.Struct, rename="camel"):
 
 
 class Resources(msgspec.Struct):
-    """What a container asks for."""
+    """What a container asks for, or a pod for all of its containers."""
 
     limits: dict[str, str | int] | None = None
     requests: dict[str, str | int] | None = None
@@ -65,6 +65,7 @@ class PodSpec(msgspec.Struct, rename="camel"):
     priority: int | None = None
     preemption_policy: str = ""
     overhead: dict[str, str | int] | None = None
+    resources: Resources | None = None
     scheduling_gates: list[Being] | None = None
 
 
@@ -212,22 +213,28 @@ def memory_mib(text: str) -> int:
 
 
 def _requested(spec: PodSpec, resource: str, read: Callable[[str], int]) -> int:
-    """Add up what a pod requests as kube-scheduler does: the larger of its running containers and any init container's moment."""
+    """Add up what a pod requests as kube-scheduler does.
+
+    That is the larger of its running containers and any init container's moment, or what the pod requests for all of them, and then its
+    overhead. Source: PodRequests of k8s.io/component-helpers/resource; a pod's limit as its request: defaultPodRequests of the API server.
+    """
     running, peak = 0, 0
     for container in spec.init_containers or ():
-        amount = _amount(container, resource, read)
+        amount = _amount(container.resources, resource, read)
         if container.restart_policy == "Always":
             running += amount
             peak = max(peak, running)
         else:
             peak = max(peak, running + amount)
-    running += sum(_amount(container, resource, read) for container in spec.containers or ())
+    running += sum(_amount(container.resources, resource, read) for container in spec.containers or ())
+    together = max(running, peak)
+    if (whole := spec.resources) is not None and ((whole.requests and resource in whole.requests) or not together):
+        together = _amount(whole, resource, read)
     overhead = (spec.overhead or {}).get(resource)
-    return min(MOST, max(running, peak) + (0 if overhead is None else read(str(overhead))))
+    return min(MOST, together + (0 if overhead is None else read(str(overhead))))
 
 
-def _amount(container: Container, resource: str, read: Callable[[str], int]) -> int:
-    resources = container.resources
+def _amount(resources: Resources | None, resource: str, read: Callable[[str], int]) -> int:
     if resources is None:
         return 0
     for amounts in (resources.requests, resources.limits):
