@@ -55,6 +55,13 @@ class Being(msgspec.Struct):
     """An object of which matters only that it is there."""
 
 
+class Volume(msgspec.Struct, rename="camel"):
+    """A volume: a claim's, one made for the pod alone, or neither."""
+
+    persistent_volume_claim: Being | None = None
+    ephemeral: Being | None = None
+
+
 class PodSpec(msgspec.Struct, rename="camel"):
     """What a pod wants."""
 
@@ -67,6 +74,17 @@ class PodSpec(msgspec.Struct, rename="camel"):
     overhead: dict[str, str | int] | None = None
     resources: Resources | None = None
     scheduling_gates: list[Being] | None = None
+    volumes: list[Volume] | None = None
+    resource_claims: list[Being] | None = None
+
+
+class Condition(msgspec.Struct):
+    """What is said of one side of a pod."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
 
 
 class PodStatus(msgspec.Struct, rename="camel"):
@@ -74,6 +92,7 @@ class PodStatus(msgspec.Struct, rename="camel"):
 
     phase: str = ""
     nominated_node_name: str = ""
+    conditions: list[Condition] | None = None
 
 
 class PodObject(msgspec.Struct):
@@ -175,6 +194,7 @@ def pod_facts(item: PodObject) -> PodFacts:
             scheduler_name=spec.scheduler_name,
             deletion_requested=metadata.deletion_timestamp is not None,
         )
+    is_prepared = gpu is not None and _is_prepared(spec)
     return PodFacts(
         uid=metadata.uid,
         namespace=metadata.namespace,
@@ -191,6 +211,8 @@ def pod_facts(item: PodObject) -> PodFacts:
         nominated_node=item.status.nominated_node_name,
         ends_by=None if metadata.deletion_timestamp is None else metadata.deletion_timestamp.timestamp(),
         is_gated=bool(spec.scheduling_gates),
+        is_prepared=is_prepared,
+        failure=_failure(item.status) if is_prepared else "",
     )
 
 
@@ -210,6 +232,17 @@ def cpu_milli(text: str) -> int:
 def memory_mib(text: str) -> int:
     """Read an amount of RAM, in MiB, rounded down, at most MOST."""
     return min(MOST, int(units.parse_quantity(text)) // units.MIB)
+
+
+def _is_prepared(spec: PodSpec) -> bool:
+    claims = any(volume.persistent_volume_claim is not None or volume.ephemeral is not None for volume in spec.volumes or ())
+    return claims or bool(spec.resource_claims)
+
+
+def _failure(status: PodStatus) -> str:
+    """Return why kube-scheduler last failed to bind a pod, nothing where it did not."""
+    failed = (one for one in status.conditions or () if one.type == "PodScheduled" and one.status == "False")
+    return next((f"{one.reason}: {one.message}" for one in failed), "")
 
 
 def _requested(spec: PodSpec, resource: str, read: Callable[[str], int]) -> int:

@@ -75,6 +75,8 @@ class Reservation:
     stage: Stage = Stage.SOFT
     expires_at: float = inf
     """In seconds, on that of the pods' stream for a bound one, on the caller's clock for the others."""
+    expires_early_at: float = inf
+    """When it ends if kube-scheduler's attempt on the pod turns out to have failed, where it is kept for longer while that lasts."""
 
 
 @dataclass(slots=True)
@@ -330,6 +332,8 @@ class ClusterState:
                 self._gangs.setdefault(gang.key, set()).add(pod.uid)
         if before is not None and before.is_gated and not pod.is_gated and gang_of_pod(pod) is not None:
             self.freed_count += 1
+        if pod.failure and (before is None or before.failure != pod.failure):
+            self.end_attempt(pod.uid)
         if pod.node_name:
             self._reservations.pop(pod.uid, None)
             self._hold(pod.uid, _Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
@@ -395,6 +399,12 @@ class ClusterState:
         if self._reservations.pop(pod_uid, None) is not None:
             self._note(Event(let_go=pod_uid))
             self._let_go(pod_uid)
+
+    def end_attempt(self, pod_uid: str) -> None:
+        """Note that kube-scheduler's attempt on a pod is over: a reservation that was kept for as long as it lasts ends as others do."""
+        known = self._reservations.get(pod_uid)
+        if known is not None:
+            self._reservations[pod_uid] = replace(known, expires_at=min(known.expires_at, known.expires_early_at))
 
     def confirm(self, pod_uid: str, expires_at: float) -> None:
         """Note that the API took a binding. Nothing happens when the pod has been seen bound or gone in the meantime."""

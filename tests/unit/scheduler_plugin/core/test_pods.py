@@ -128,6 +128,13 @@ def test_scheduling_gates_are_read(gates, gated):
     assert facts(containers=[container()], schedulingGates=gates).is_gated is gated
 
 
+def test_only_a_pod_with_gpus_is_noted_as_one_that_is_prepared():
+    wishes = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}], "resourceClaims": [{"name": "nic"}]}
+    assert not facts(containers=[container()], **wishes).is_prepared
+    assert facts(containers=[container(limits={"nvidia.com/vgpu": 1})], **wishes).is_prepared
+    assert not facts(containers=[container(limits={"nvidia.com/vgpu": 1})], volumes=[{"name": "scratch", "emptyDir": {}}]).is_prepared
+
+
 def test_a_nodes_allocatable_is_read():
     node = msgspec.json.decode(b'{"metadata":{"name":"n"},"status":{"allocatable":{"cpu":"15890m","memory":"32Gi"}}}', type=NodeObject)
     assert host_amounts(node) == (15890, 32768)
