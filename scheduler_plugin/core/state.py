@@ -332,7 +332,7 @@ class ClusterState:
                 self._gangs.setdefault(gang.key, set()).add(pod.uid)
         if before is not None and before.is_gated and not pod.is_gated and gang_of_pod(pod) is not None:
             self.freed_count += 1
-        if pod.failure and (before is None or before.failure != pod.failure):
+        if _tells_failure(before, pod):
             self.end_attempt(pod.uid)
         if pod.node_name:
             self._reservations.pop(pod.uid, None)
@@ -488,6 +488,18 @@ class ClusterState:
             self.rows_by_name[name] = row
         self.names[row] = name
         self.columns.tie[row] = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+
+
+def _tells_failure(before: PodFacts | None, pod: PodFacts) -> bool:
+    """Whether a pod shows that kube-scheduler's attempt on it failed.
+
+    An attempt that fails just as the one before shows only in the choice of a node that is undone, and before 1.35 in nothing.
+    Source: handleSchedulingFailure and updatePod of kube-scheduler.
+    """
+    if before is None:
+        return bool(pod.failure)
+    fails_otherwise = bool(pod.failure) and before.failure != pod.failure
+    return fails_otherwise or (bool(before.nominated_node) and not pod.nominated_node)
 
 
 def _held(reservation: Reservation) -> Held:

@@ -137,6 +137,15 @@ def test_a_failure_that_the_watch_tells_again_is_not_that_of_the_attempt_under_w
     assert scene.after(SOFT_SECONDS) == {"first": "n1"}
 
 
+def test_an_attempt_that_fails_as_the_one_before_shows_in_the_choice_of_a_node_that_is_undone():
+    scene, message = Scene(), "binding volumes: timed out"
+    scene.filter(scene.sees("first", message=message, **CLAIM))
+    scene.sees("first", message=message, nominated="n1", **CLAIM)
+    assert scene.after(SOFT_SECONDS) == {"first": "n1"}
+    scene.sees("first", message=message, **CLAIM)
+    assert scene.after(0.0) == {}
+
+
 def test_a_pod_that_is_tried_again_and_fits_nowhere_is_expected_no_longer():
     scene = Scene()
     first = scene.sees("first", **CLAIM)
