@@ -133,6 +133,7 @@ class Scheduler:
         self._desk.gangs.on_attempt = self._telemetry.count_gang
         self._watch = ClusterWatch(self._state, self._desk.budgets, clock)
         self._watch.on_pod_gone = self._desk.decisions.forget
+        self._watch.on_nominated = self._desk.follow
         self._watch.on_synced = settle_memory
         self._explainer = Explainer(self._desk, Rules(settings.policy, settings.weights), clock.now)
         events = KubeEvents(connection, clock)

@@ -48,7 +48,9 @@ class Settings:
     ] = ""
     client_ca_file: Annotated[str, Row("CA of the extender's clients: mutual TLS; needed beyond loopback")] = ""
     policy: Annotated[Policy, Row("placement of pods that name none")] = Policy.FRAG
-    soft_seconds: Annotated[float, Row("how long a pod is expected on a node without being bound", 0.1, 600)] = 10.0
+    soft_seconds: Annotated[
+        float, Row("how long a pod is expected on a node without being bound; 600 more while its volumes or claims are made", 0.1, 600)
+    ] = 10.0
     gang_seconds: Annotated[float, Row("how long a gang may hold room before it must have started, and then pauses", 1, 3600)] = 60.0
     gpu_preemption: Annotated[
         bool, Row("end less important pods for one that lacks only the right GPU, which kube-scheduler's own preemption cannot see")

@@ -37,6 +37,11 @@ def is_ready(state: ClusterState, pod: PodFacts) -> bool:
     return reservation is not None and reservation.stage is Stage.READY
 
 
+def may_start(pod: PodFacts) -> bool:
+    """Whether a pod counts as a member of its gang: kube-scheduler places no gated one, and one that is ending is not there for long."""
+    return not (pod.is_gated or pod.deletion_requested)
+
+
 @dataclass(frozen=True, slots=True)
 class Planner:
     """Places members of gangs by what decides on single pods too."""
@@ -72,8 +77,11 @@ class Planner:
 
     def sentence(self, pod: PodFacts, gang: Gang, standing: Standing) -> str:
         """Say why a gang cannot start."""
-        if len(self.members(pod, gang)) < gang.minimum:
-            return f"gang: {gang.minimum} members must start together, fewer exist"
+        lacking = gang.minimum - len(self.members(pod, gang))
+        if lacking > 0:
+            gated = sum(other.is_gated and not other.deletion_requested for other in self.state.gang_members(gang.key))
+            why = f"scheduling gates hold back {gated}" if gated >= lacking else "fewer exist"
+            return f"gang: {gang.minimum} members must start together, {why}"
         if standing.pauses:
             return "gang: it held room without starting and pauses"
         return "gang: no room for enough members at once"
@@ -100,9 +108,11 @@ class Planner:
         return [other for other in self.members(pod, gang).values() if is_ready(self.state, other)]
 
     def members(self, pod: PodFacts, gang: Gang) -> dict[str, PodFacts]:
-        """Return the known members by UID, this pod among them. Those that are ending count no more: a gang restarts as it started."""
-        members = {other.uid: other for other in self.state.gang_members(gang.key) if not other.deletion_requested}
-        return {pod.uid: pod} | members
+        """Return the known members that may start or have, by UID, this pod among them.
+
+        Those that are ending count no more: a gang restarts as it started.
+        """
+        return {pod.uid: pod} | {other.uid: other for other in self.state.gang_members(gang.key) if may_start(other)}
 
     def expect_all(self, members: Sequence[PodFacts], allowed: Collection[str], expires_at: float) -> bool:
         """Expect all members somewhere until a moment, the first of them on one of the allowed nodes; or leave everything as it was.

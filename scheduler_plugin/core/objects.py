@@ -37,7 +37,7 @@ class Metadata(msgspec.Struct, rename="camel"):
 
 
 class Resources(msgspec.Struct):
-    """What a container asks for."""
+    """What a container asks for, or a pod for all of its containers."""
 
     limits: dict[str, str | int] | None = None
     requests: dict[str, str | int] | None = None
@@ -51,6 +51,17 @@ class Container(msgspec.Struct, rename="camel"):
     restart_policy: str | None = None
 
 
+class Being(msgspec.Struct):
+    """An object of which matters only that it is there."""
+
+
+class Volume(msgspec.Struct, rename="camel"):
+    """A volume: a claim's, one made for the pod alone, or neither."""
+
+    persistent_volume_claim: Being | None = None
+    ephemeral: Being | None = None
+
+
 class PodSpec(msgspec.Struct, rename="camel"):
     """What a pod wants."""
 
@@ -61,6 +72,19 @@ class PodSpec(msgspec.Struct, rename="camel"):
     priority: int | None = None
     preemption_policy: str = ""
     overhead: dict[str, str | int] | None = None
+    resources: Resources | None = None
+    scheduling_gates: list[Being] | None = None
+    volumes: list[Volume] | None = None
+    resource_claims: list[Being] | None = None
+
+
+class Condition(msgspec.Struct):
+    """What is said of one side of a pod."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
 
 
 class PodStatus(msgspec.Struct, rename="camel"):
@@ -68,6 +92,7 @@ class PodStatus(msgspec.Struct, rename="camel"):
 
     phase: str = ""
     nominated_node_name: str = ""
+    conditions: list[Condition] | None = None
 
 
 class PodObject(msgspec.Struct):
@@ -169,6 +194,7 @@ def pod_facts(item: PodObject) -> PodFacts:
             scheduler_name=spec.scheduler_name,
             deletion_requested=metadata.deletion_timestamp is not None,
         )
+    is_prepared = gpu is not None and _is_prepared(spec)
     return PodFacts(
         uid=metadata.uid,
         namespace=metadata.namespace,
@@ -184,6 +210,9 @@ def pod_facts(item: PodObject) -> PodFacts:
         preempts=spec.preemption_policy != "Never",
         nominated_node=item.status.nominated_node_name,
         ends_by=None if metadata.deletion_timestamp is None else metadata.deletion_timestamp.timestamp(),
+        is_gated=bool(spec.scheduling_gates),
+        is_prepared=is_prepared,
+        failure=_failure(item.status) if is_prepared else "",
     )
 
 
@@ -205,23 +234,40 @@ def memory_mib(text: str) -> int:
     return min(MOST, int(units.parse_quantity(text)) // units.MIB)
 
 
+def _is_prepared(spec: PodSpec) -> bool:
+    claims = any(volume.persistent_volume_claim is not None or volume.ephemeral is not None for volume in spec.volumes or ())
+    return claims or bool(spec.resource_claims)
+
+
+def _failure(status: PodStatus) -> str:
+    """Return why kube-scheduler last failed to bind a pod, nothing where it did not."""
+    failed = (one for one in status.conditions or () if one.type == "PodScheduled" and one.status == "False")
+    return next((f"{one.reason}: {one.message}" for one in failed), "")
+
+
 def _requested(spec: PodSpec, resource: str, read: Callable[[str], int]) -> int:
-    """Add up what a pod requests as kube-scheduler does: the larger of its running containers and any init container's moment."""
+    """Add up what a pod requests as kube-scheduler does.
+
+    That is the larger of its running containers and any init container's moment, or what the pod requests for all of them, and then its
+    overhead. Source: PodRequests of k8s.io/component-helpers/resource; a pod's limit as its request: defaultPodRequests of the API server.
+    """
     running, peak = 0, 0
     for container in spec.init_containers or ():
-        amount = _amount(container, resource, read)
+        amount = _amount(container.resources, resource, read)
         if container.restart_policy == "Always":
             running += amount
             peak = max(peak, running)
         else:
             peak = max(peak, running + amount)
-    running += sum(_amount(container, resource, read) for container in spec.containers or ())
+    running += sum(_amount(container.resources, resource, read) for container in spec.containers or ())
+    together = max(running, peak)
+    if (whole := spec.resources) is not None and ((whole.requests and resource in whole.requests) or not together):
+        together = _amount(whole, resource, read)
     overhead = (spec.overhead or {}).get(resource)
-    return min(MOST, max(running, peak) + (0 if overhead is None else read(str(overhead))))
+    return min(MOST, together + (0 if overhead is None else read(str(overhead))))
 
 
-def _amount(container: Container, resource: str, read: Callable[[str], int]) -> int:
-    resources = container.resources
+def _amount(resources: Resources | None, resource: str, read: Callable[[str], int]) -> int:
     if resources is None:
         return 0
     for amounts in (resources.requests, resources.limits):

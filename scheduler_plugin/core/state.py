@@ -75,6 +75,8 @@ class Reservation:
     stage: Stage = Stage.SOFT
     expires_at: float = inf
     """In seconds, on that of the pods' stream for a bound one, on the caller's clock for the others."""
+    expires_early_at: float = inf
+    """When it ends if kube-scheduler's attempt on the pod turns out to have failed, where it is kept for longer while that lasts."""
 
 
 @dataclass(slots=True)
@@ -105,7 +107,8 @@ class ClusterState:
         self.columns = Columns()
         self.wanted = Wanted()
         self.freed_count = 0
-        """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed."""
+        """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed, a gang has one more
+        member that may start."""
         self.unaccounted: dict[str, str] = {}
         """Bound pods whose devices are not known, and why: what they use is not counted."""
         self.names: list[str] = []
@@ -327,6 +330,10 @@ class ClusterState:
                 self._leave_gang(before)  # annotations change while a pod lives
             if (gang := gang_of_pod(pod)) is not None:
                 self._gangs.setdefault(gang.key, set()).add(pod.uid)
+        if before is not None and before.is_gated and not pod.is_gated and gang_of_pod(pod) is not None:
+            self.freed_count += 1
+        if _tells_failure(before, pod):
+            self.end_attempt(pod.uid)
         if pod.node_name:
             self._reservations.pop(pod.uid, None)
             self._hold(pod.uid, _Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
@@ -392,6 +399,12 @@ class ClusterState:
         if self._reservations.pop(pod_uid, None) is not None:
             self._note(Event(let_go=pod_uid))
             self._let_go(pod_uid)
+
+    def end_attempt(self, pod_uid: str) -> None:
+        """Note that kube-scheduler's attempt on a pod is over: a reservation that was kept for as long as it lasts ends as others do."""
+        known = self._reservations.get(pod_uid)
+        if known is not None:
+            self._reservations[pod_uid] = replace(known, expires_at=min(known.expires_at, known.expires_early_at))
 
     def confirm(self, pod_uid: str, expires_at: float) -> None:
         """Note that the API took a binding. Nothing happens when the pod has been seen bound or gone in the meantime."""
@@ -475,6 +488,18 @@ class ClusterState:
             self.rows_by_name[name] = row
         self.names[row] = name
         self.columns.tie[row] = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+
+
+def _tells_failure(before: PodFacts | None, pod: PodFacts) -> bool:
+    """Whether a pod shows that kube-scheduler's attempt on it failed.
+
+    An attempt that fails just as the one before shows only in the choice of a node that is undone, and before 1.35 in nothing.
+    Source: handleSchedulingFailure and updatePod of kube-scheduler.
+    """
+    if before is None:
+        return bool(pod.failure)
+    fails_otherwise = bool(pod.failure) and before.failure != pod.failure
+    return fails_otherwise or (bool(before.nominated_node) and not pod.nominated_node)
 
 
 def _held(reservation: Reservation) -> Held:

@@ -25,6 +25,9 @@ from scheduler_plugin.errors import WireError
 from scheduler_plugin.extender import wire
 from scheduler_plugin.extender.gang import Gangs
 
+PREPARE_SECONDS: Final = 600.0
+"""How long kube-scheduler waits by default, before it asks for a binding, until a pod's volumes and claims are made (VolumeBinding's
+bindTimeoutSeconds)."""
 _REMEMBERED: Final = 8
 _NO_GPU: Final = PodRequest(())
 _K = TypeVar("_K")
@@ -63,7 +66,7 @@ class Desk:
     shapes: Shapes
     default_policy: Policy
     soft_seconds: float
-    """How long a soft reservation lasts."""
+    """How long a soft reservation lasts; PREPARE_SECONDS longer for a pod that is prepared, unless its attempt is seen to be over."""
     monotonic: Callable[[], float]
     now: Callable[[], float] = lambda: 0.0
     """Seconds since 1970."""
@@ -197,7 +200,8 @@ class Desk:
         same, and bind, which asks it, moves the reservation then. A pod without GPUs is expected with its CPU and RAM.
         """
         node = self.state.names[row]
-        known, expires_at = self.state.reservations.get(pod.uid), self.monotonic() + self.soft_seconds
+        known, expires_early_at = self.state.reservations.get(pod.uid), self.monotonic() + self.soft_seconds
+        expires_at = expires_early_at + (PREPARE_SECONDS if pod.is_prepared else 0.0)
         if known is not None and known.stage.is_firm:
             return
         if known is not None and known.node == node and known.expires_at > expires_at:
@@ -205,7 +209,20 @@ class Desk:
         uses = self._likely_uses(pod, request, verdict, row)
         if uses is not None:
             demand = HostDemand(pod.cpu_milli, pod.memory_mib)
-            self.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.SOFT, expires_at))
+            self.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.SOFT, expires_at, expires_early_at))
+
+    def follow(self, pod: PodFacts) -> None:
+        """Expect a pod that is being prepared where kube-scheduler just said it is to go, in place of where we rated best.
+
+        kube-scheduler says so from 1.35 on, when it begins to prepare a pod. Before that bind moves the reservation, and only then.
+        """
+        known, node = self.state.reservations.get(pod.uid), pod.nominated_node
+        if known is None or known.node == node or known.expires_at <= known.expires_early_at:
+            return
+        if self.gangs.planner.expect_on(pod, node, known.expires_at):
+            self.state.end_attempt(pod.uid)
+        else:
+            self.state.reserve(replace(self.state.reservations[pod.uid], expires_early_at=known.expires_early_at))
 
     def binding_row(self, pod: PodFacts) -> int | None:
         """Return the row of the node that a pod is being bound to."""

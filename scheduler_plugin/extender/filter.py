@@ -54,6 +54,7 @@ def filter_nodes(desk: Desk, body: bytes, now: float) -> bytes:
 
 def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
     pod, request = asked.pod, asked.request
+    desk.state.end_attempt(pod.uid)  # kube-scheduler asks about a pod again only when its last attempt is over
     if request is None:
         return wire.filter_result(node_names=msgspec.Raw(named.text))
     everywhere = np.arange(len(named.rows))

@@ -25,7 +25,7 @@ from typing import Final
 
 from placement.request import RequestError
 from scheduler_plugin.core.gang import Gang, Standing, gang_of
-from scheduler_plugin.core.gang_plan import Planner, is_placed, is_ready
+from scheduler_plugin.core.gang_plan import Planner, is_placed, is_ready, may_start
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.shapes import PodShape
 from scheduler_plugin.core.state import ClusterState, Stage
@@ -148,7 +148,7 @@ class Gangs:
 
     def may_plan(self, gang: Gang) -> bool:
         """Whether a gang has enough members and does not pause or rest; one that rests is looked at again when it has."""
-        enough = sum(not member.deletion_requested for member in self._state.gang_members(gang.key)) >= gang.minimum
+        enough = sum(map(may_start, self._state.gang_members(gang.key))) >= gang.minimum
         if not enough or self.standing(gang).pauses:
             return False
         rest = self._rests.get(gang.key)

@@ -56,6 +56,8 @@ class ClusterWatch:
         self._trouble: dict[Source, str] = {}
         self.on_pod_gone: Callable[[str], None] = lambda _: None
         """Told the UID of every pod that ended or is bound."""
+        self.on_nominated: Callable[[PodFacts], None] = lambda _: None
+        """Told every pod of which kube-scheduler just said where it is to go."""
         self.on_synced: Callable[[], None] = lambda: None
         """Told once, when everything is known for the first time."""
 
@@ -206,7 +208,10 @@ class _Pods(_Base[ClusterState]):
         self._watch.note_listed(self._source)
 
     def changed(self, item: PodFacts) -> None:
+        before = self._taker.pods.get(item.uid)
         self._taker.set_pod(item)
+        if item.nominated_node and (before is None or before.nominated_node != item.nominated_node):
+            self._watch.on_nominated(item)
         self._note_if_settled(item)
 
     def _note_if_settled(self, item: PodFacts) -> None:

@@ -69,6 +69,36 @@ def container(cpu: str | int = "0", memory: str = "0", *, limits: dict | None = 
         ),
         pytest.param({"containers": [container("1")], "overhead": {"cpu": "250m", "memory": "1Mi"}}, 1250, 1, id="overhead"),
         pytest.param({"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]}, 2000, 0, id="a limit is the request"),
+        pytest.param(
+            {"containers": [container("40", "1Gi")], "resources": {"requests": {"cpu": "32", "memory": "64Gi"}}},
+            32000,
+            65536,
+            id="the pod's requests replace its containers'",
+        ),
+        pytest.param(
+            {"containers": [container("1", "1Gi")], "initContainers": [container("40")], "resources": {"requests": {"cpu": 32}}},
+            32000,
+            1024,
+            id="also an init container's, each resource by itself",
+        ),
+        pytest.param(
+            {"containers": [container("1")], "resources": {"requests": {"cpu": "2"}}, "overhead": {"cpu": "250m"}},
+            2250,
+            0,
+            id="overhead comes to the pod's requests",
+        ),
+        pytest.param(
+            {"containers": [{"name": "c"}], "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}}},
+            1000,
+            1024,
+            id="the pod's limit is its request where nobody requests",
+        ),
+        pytest.param(
+            {"containers": [container("1", "1Mi")], "resources": {"limits": {"cpu": "2", "memory": "1Gi"}}},
+            1000,
+            1,
+            id="the pod's limit is not where a container requests",
+        ),
         pytest.param({}, 0, 0, id="nothing"),
     ],
 )
@@ -91,6 +121,18 @@ def test_only_gpu_pods_keep_their_containers_and_our_annotations():
         (True, True, {}),
         (False, False, {"nvidia.com/vgpu": "1"}),
     ]
+
+
+@pytest.mark.parametrize(("gates", "gated"), [(None, False), ([], False), ([{"name": "example.com/quota"}], True)])
+def test_scheduling_gates_are_read(gates, gated):
+    assert facts(containers=[container()], schedulingGates=gates).is_gated is gated
+
+
+def test_only_a_pod_with_gpus_is_noted_as_one_that_is_prepared():
+    wishes = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}], "resourceClaims": [{"name": "nic"}]}
+    assert not facts(containers=[container()], **wishes).is_prepared
+    assert facts(containers=[container(limits={"nvidia.com/vgpu": 1})], **wishes).is_prepared
+    assert not facts(containers=[container(limits={"nvidia.com/vgpu": 1})], volumes=[{"name": "scratch", "emptyDir": {}}]).is_prepared
 
 
 def test_a_nodes_allocatable_is_read():

@@ -1,13 +1,26 @@
-"""What the desk remembers of a pod is true of the pod as it is."""
+"""What the desk remembers of a pod is true of the pod as it is, and what it expects of a pod lasts as long as kube-scheduler needs."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
 
 from placement.request import pod_request
 from proto.model import Policy
+from scheduler_plugin.__main__ import decode_pod
+from scheduler_plugin.core.budgets import Budgets
 from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
-from scheduler_plugin.extender.desk import Desk
-from tests.unit.scheduler_plugin.builders import make_pod
+from scheduler_plugin.extender.bind import Binder
+from scheduler_plugin.extender.desk import PREPARE_SECONDS, Desk
+from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.services.cluster_watch import ClusterWatch
+from tests.unit.scheduler_plugin.api import pod_object
+from tests.unit.scheduler_plugin.builders import make_node, make_pod
 
 
 def test_a_request_that_was_decided_on_is_read_anew_only_when_the_pod_is_another():
@@ -19,3 +32,145 @@ def test_a_request_that_was_decided_on_is_read_anew_only_when_the_pod_is_another
     assert desk.request_of(make_pod("u", vgpu="1", vgpu_memory="300")) is decision.request
     changed = make_pod("u", annotations={"aliquot.dev/numa": "strict"}, vgpu="1", vgpu_memory="300")
     assert desk.request_of(changed) == pod_request(changed.gpu) != decision.request
+
+
+SOFT_SECONDS = 10.0
+CLAIM = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
+TOKEN = {"volumes": [{"name": "token", "projected": {"sources": []}}]}
+
+
+class Scene:
+    """Nodes of one GPU each, whole pods that ask for one, and kube-scheduler; it is the clock and the pods' API too."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.nodes = nodes or ("n1",)
+        self.seconds = 0.0
+        self.bound: list[str] = []
+        self.state = ClusterState()
+        for node in self.nodes:
+            self.state.set_gpu_node(make_node(node, 1))
+        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, SOFT_SECONDS, monotonic=self.monotonic)
+        self.watch = ClusterWatch(self.state, Budgets(), self)
+        self.watch.on_nominated = self.desk.follow
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def now(self) -> float:
+        return self.seconds
+
+    async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: dict[str, str]) -> None:
+        self.bound.append(f"{name} on {node}")
+
+    def sees(self, uid: str, *, message: str = "", nominated: str = "", **spec: Any) -> dict:
+        """Have the watch tell a pod, with why kube-scheduler's latest attempt on it failed; return it as the API has it."""
+        pod = pod_object(uid, uid=uid, vgpu="1")
+        pod["spec"] |= spec
+        pod["status"]["nominatedNodeName"] = nominated
+        pod["status"]["conditions"] = [
+            {"type": "Initialized", "status": "False", "message": "never mind"},
+            *([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}] if message else []),
+        ]
+        self.watch.pods.changed(decode_pod(msgspec.Raw(json.dumps(pod).encode())))
+        return pod
+
+    def filter(self, pod: dict, *nodes: str) -> list[str]:
+        body = {"Pod": pod, "NodeNames": nodes or self.nodes}
+        return json.loads(filter_nodes(self.desk, json.dumps(body).encode(), self.seconds))["NodeNames"]
+
+    def after(self, seconds: float) -> dict[str, str]:
+        """Let time pass; return where pods are expected then."""
+        self.seconds += seconds
+        self.state.expire(self.seconds, self.seconds)
+        return {uid: held.node for uid, held in self.state.reservations.items()}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(CLAIM, id="a claim"),
+        pytest.param({"volumes": [{"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}}]}, id="a volume of its own"),
+        pytest.param({"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}, id="a claim to a device"),
+    ],
+)
+def test_the_place_of_a_pod_is_kept_while_its_volumes_and_claims_are_made(spec):
+    scene = Scene()
+    first, second = scene.sees("first", **spec), scene.sees("second")
+    assert scene.filter(first) == ["n1"]
+    assert scene.after(PREPARE_SECONDS) == {"first": "n1"}
+    assert scene.filter(second) == []
+    freed = scene.state.freed_count
+    assert scene.after(SOFT_SECONDS) == {}, "kube-scheduler has given up by then"
+    assert scene.state.freed_count == freed + 1
+    assert scene.filter(second) == ["n1"]
+
+
+def test_the_place_of_a_pod_of_which_nothing_is_made_is_given_to_the_next_soon():
+    scene = Scene()
+    assert scene.filter(scene.sees("first", **TOKEN)) == ["n1"]
+    assert scene.after(SOFT_SECONDS) == {}
+
+
+def test_a_pod_is_bound_where_it_was_expected_once_its_volume_is_there():
+    scene = Scene()
+    first, second = scene.sees("first", **CLAIM), scene.sees("second")
+    scene.filter(first)
+    scene.after(20.0)
+    assert scene.filter(second) == []
+    body = {"PodName": "first", "PodNamespace": "team", "PodUID": "first", "Node": "n1"}
+    assert json.loads(asyncio.run(Binder(scene.desk, scene, lambda: True).bind(json.dumps(body).encode()))) == {"Error": ""}
+    assert scene.bound == ["first on n1"]
+
+
+def test_a_failed_attempt_that_the_watch_tells_ends_the_place_in_the_usual_time():
+    scene = Scene()
+    scene.filter(scene.sees("first", message="0/1 nodes are available", **CLAIM))
+    scene.sees("first", message="binding volumes: provisioning failed", **CLAIM)
+    assert scene.after(SOFT_SECONDS - 1) == {"first": "n1"}
+    assert scene.after(1.0) == {}
+
+
+def test_a_failure_that_the_watch_tells_again_is_not_that_of_the_attempt_under_way():
+    scene = Scene()
+    scene.filter(scene.sees("first", message="0/1 nodes are available", **CLAIM))
+    scene.sees("first", message="0/1 nodes are available", priority=1, **CLAIM)
+    assert scene.after(SOFT_SECONDS) == {"first": "n1"}
+
+
+def test_an_attempt_that_fails_as_the_one_before_shows_in_the_choice_of_a_node_that_is_undone():
+    scene, message = Scene(), "binding volumes: timed out"
+    scene.filter(scene.sees("first", message=message, **CLAIM))
+    scene.sees("first", message=message, nominated="n1", **CLAIM)
+    assert scene.after(SOFT_SECONDS) == {"first": "n1"}
+    scene.sees("first", message=message, **CLAIM)
+    assert scene.after(0.0) == {}
+
+
+def test_a_pod_that_is_tried_again_and_fits_nowhere_is_expected_no_longer():
+    scene = Scene()
+    first = scene.sees("first", **CLAIM)
+    scene.filter(first)
+    scene.state.set_gpu_node(make_node("n1", 1, cordoned=True))
+    assert scene.after(SOFT_SECONDS) == {"first": "n1"}
+    assert scene.filter(first) == []
+    assert scene.after(0.0) == {}
+
+
+def test_a_pod_that_is_gone_is_expected_no_longer_though_its_volume_is_being_made():
+    scene = Scene()
+    scene.filter(scene.sees("first", **CLAIM))
+    scene.state.drop_pod("first")
+    assert scene.after(0.0) == {}
+
+
+@pytest.mark.parametrize(("taken", "want"), [(False, {"first": "n2"}), (True, {})], ids=["free", "taken"])
+def test_the_place_moves_to_the_node_that_kube_scheduler_says_it_chose(taken, want):
+    scene = Scene("n1", "n2")
+    scene.filter(scene.sees("first", **CLAIM), "n1")
+    if taken:
+        scene.filter(scene.sees("other", **CLAIM), "n2")
+    scene.sees("first", nominated="n2", **CLAIM)
+    after = scene.after(SOFT_SECONDS)
+    assert {uid: node for uid, node in after.items() if uid == "first"} == want
+    scene.sees("first", nominated="n2", message="binding volumes: timed out", **CLAIM)
+    assert "first" not in scene.after(0.0)

@@ -42,8 +42,11 @@ class Scene:
         """Write down a member as the API has it."""
         return pod_object(f"pod-{uid}", uid=uid, annotations=self.gang, vgpu="1", vgpu_memory=str(mib))
 
-    def member(self, uid: str, mib: int = 1000) -> None:
-        self.state.set_pod(decode_pod(msgspec.Raw(json.dumps(self.pod(uid, mib)).encode())))
+    def member(self, uid: str, mib: int = 1000, *, gated: bool = False) -> None:
+        pod = self.pod(uid, mib)
+        if gated:
+            pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+        self.state.set_pod(decode_pod(msgspec.Raw(json.dumps(pod).encode())))
 
     def takes(self, uid: str, node: str, minor: int, *, of_gang: bool = False) -> None:
         """Have a GPU taken by a pod, whole."""
@@ -92,6 +95,36 @@ def test_members_that_end_are_not_enough_to_start_with():
     scene.ends("old")
     scene.member("new")
     assert scene.filter("new") == ([], {"gang: 2 members must start together, fewer exist"})
+
+
+def test_a_member_that_scheduling_gates_hold_back_counts_once_they_are_gone():
+    scene = Scene(2, "n1")
+    scene.member("m0")
+    scene.member("m1", gated=True)
+    assert scene.filter("m0") == ([], {"gang: 2 members must start together, scheduling gates hold back 1"})
+    assert not scene.state.reservations
+    gang, freed = gang_asked(scene.state.pods["m0"]), scene.state.freed_count
+    assert not scene.desk.gangs.may_plan(gang)
+    scene.member("m1")
+    assert scene.state.freed_count == freed + 1, "those that wait are looked at again"
+    assert scene.desk.gangs.may_plan(gang)
+    assert scene.filter("m0")[0] == ["n1"]
+    assert scene.state.reservations.keys() == {"m0", "m1"}
+
+
+def test_gates_of_fewer_members_than_are_lacking_are_not_named():
+    scene = Scene(3, "n1")
+    scene.member("m0")
+    scene.member("m1", gated=True)
+    assert scene.filter("m0") == ([], {"gang: 3 members must start together, fewer exist"})
+
+
+def test_a_member_that_is_asked_about_before_it_is_seen_without_gates_counts():
+    scene = Scene(2, "n1")
+    scene.member("m0")
+    scene.member("m1", gated=True)
+    assert scene.filter("m1")[0] == ["n1"]
+    assert scene.state.reservations.keys() == {"m0", "m1"}
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from scheduler_plugin.core.state import ClusterState, Stage
 from scheduler_plugin.errors import KubeApiError, KubeNotFoundError
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
-from scheduler_plugin.extender.preempt import ENOUGH_SECONDS, LAST_SECONDS
+from scheduler_plugin.extender.preempt import ENOUGH_SECONDS, LAST_SECONDS, choose_victims
 from scheduler_plugin.services import preemptor as module
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.telemetry import Telemetry
@@ -71,8 +71,7 @@ class Scene:
     ) -> str:
         """Have a pod refused on all nodes; return its UID."""
         fields = {"vgpu": vgpu, "vgpu_memory": memory}
-        pod = pod_object(name, uid=name, annotations=annotations, **fields)
-        pod["spec"]["priority"] = priority
+        pod = asked_pod(name, annotations, priority=priority, **fields)
         self.state.set_pod(make_pod(name, priority=priority, annotations=annotations, **fields))
         answer = filter_nodes(self.desk, json.dumps({"Pod": pod, "NodeNames": list(self.nodes)}).encode(), self.now)
         assert json.loads(answer)["NodeNames"] == []
@@ -83,6 +82,15 @@ class Scene:
         self.now += seconds
         await self.preemptor.step()
         return self.evicted
+
+
+def asked_pod(
+    name: str, annotations: dict[str, str] | None = None, *, priority: int = 100, vgpu: str = "1", vgpu_memory: str = "700"
+) -> dict:
+    """Write a pod as kube-scheduler sends it."""
+    pod = pod_object(name, uid=name, annotations=annotations, vgpu=vgpu, vgpu_memory=vgpu_memory)
+    pod["spec"]["priority"] = priority
+    return pod
 
 
 async def test_kube_scheduler_has_its_turn_first():
@@ -229,6 +237,24 @@ async def test_for_a_gang_as_many_end_as_all_its_members_need_and_all_have_a_pla
         scene.now,
     )
     assert json.loads(answer)["NodeNames"] == ["n1"]
+
+
+async def test_nobody_ends_for_a_gang_of_which_scheduling_gates_hold_back_a_member():
+    scene = Scene()
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    member = make_pod("m1", priority=100, annotations=gang, vgpu="1", vgpu_memory="700")
+    scene.state.set_pod(replace(member, is_gated=True))
+    scene.refused("m0", gang)
+    proposal = {"Pod": asked_pod("m0", gang), "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
+    assert json.loads(await choose_victims(scene.desk, json.dumps(proposal).encode())) == {"NodeNameToMetaVictims": {}}
+    for _ in range(10):
+        assert await scene.after(3) == []
+        assert not scene.state.reservations
+    scene.state.set_pod(member)
+    for _ in range(30):
+        await scene.after(3)
+    assert scene.evicted == ["n1-0", "n1-1"]
+    assert scene.state.reservations.keys() == {"m0", "m1"}
 
 
 async def test_what_kube_scheduler_frees_is_kept_for_whom_it_nominated():
