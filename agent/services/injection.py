@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from agent.core.identity import cdi_name
-from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, legacy_answer, tells_version
+from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, legacy_answer, named_answer, tells_version
 from agent.errors import StorageError
 from agent.ports import CdiFiles, Clock, ContainerFiles
 from agent.services.driver_watch import DriverWatch
@@ -60,7 +60,7 @@ class Injection:
     async def answer(self, resource: str, device_ids: frozenset[str], grant_id: str) -> Answer:
         """Return what Allocate answers; never fails, since an error there would end the pod for good."""
         if await self.by_cdi():
-            return Answer(cdi_name=cdi_name(grant_id))
+            return named_answer(cdi_name(grant_id))
         minors = {entry.device.uuid: entry.device.minor for entry in self._watch.board.devices}
         limits, _ = self._files.paths(grant_id)
         try:

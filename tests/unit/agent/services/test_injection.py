@@ -11,7 +11,7 @@ from agent.services.driver_watch import DriverWatch
 from agent.services.injection import LOOK_SECONDS, Injection
 from agent.services.pod_cache import PodCache
 from proto import contract
-from tests.unit.agent.builders import gpu, reading
+from tests.unit.agent.builders import VGPU, gpu, reading
 from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, make_injection
 
 OLD_CONTAINERD = NodeState("node-uid", {}, {}, runtime_version="containerd://1.7.27", kubelet_version="v1.34.1")
@@ -71,3 +71,10 @@ async def test_a_hundred_containers_in_a_second_are_one_look_at_the_disk(injecti
     monkeypatch.setattr(disk.cdi, "has_host_spec", lambda: looks.append(clock.seconds) or has_host_spec())
     assert all([await injection.by_cdi() for _ in range(100)])
     assert len(looks) == 1
+
+
+async def test_every_answer_with_a_name_hides_the_gpus_from_a_runtime_that_passes_the_name_over(injection, disk):
+    write_host_spec(disk)
+    answer = await injection.answer(VGPU, frozenset(["GPU-0::0"]), "grant")
+    assert answer.cdi_name
+    assert answer.env == {contract.ENV_NVIDIA_VISIBLE_DEVICES: contract.NO_VISIBLE_DEVICES}
