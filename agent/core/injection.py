@@ -61,7 +61,13 @@ def injects_by_cdi(configured: DeviceInjection, runtime: str, kubelet: str, *, h
     first, found = _FIRST_RUNTIMES.get(name), _version(version)
     if _version(kubelet) < _FIRST_KUBELET or first is None or found < first:
         return False
-    return name != "containerd" or found >= _CONFIGURED_FROM or host_has_spec
+    return host_has_spec or not is_told_by_spec(runtime)
+
+
+def is_told_by_spec(runtime: str) -> bool:
+    """Whether a runtime's version leaves open if it resolves CDI names, so that the host's spec has to be the sign."""
+    name, _, version = runtime.partition("://")
+    return name == "containerd" and _version(version) < _CONFIGURED_FROM
 
 
 def tells_version(runtime: str) -> bool:
