@@ -260,7 +260,7 @@ def _host_edits(devices: Sequence[InjectedDevice], host: HostSpec) -> dict[str, 
     edits = merge_edits([host.edits, *(_device_edits(host, device) for device in devices)])
     if not any(entry.startswith(f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}=") for entry in edits["env"]):
         # an NVIDIA runtime in the chain must not add devices of its own, whatever the image's environment asks
-        edits["env"].append(f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}=void")
+        edits["env"].append(f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}={contract.NO_VISIBLE_DEVICES}")
     return edits
 
 

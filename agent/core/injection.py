@@ -50,7 +50,8 @@ def injects_by_cdi(configured: DeviceInjection, runtime: str, kubelet: str, *, h
 
     Args:
         runtime, kubelet: the versions that the Node object states, such as ``containerd://2.1.4`` and ``v1.34.1``; empty while not known.
-        host_has_spec: whether somebody has set CDI up on this node: there is NVIDIA's own spec.
+        host_has_spec: whether somebody has set CDI up on this node: there is NVIDIA's own spec. containerd 1.7 may be
+            told not to resolve it all the same; ``named_answer`` has what happens then.
     """
     if configured is not DeviceInjection.AUTO:
         return configured is DeviceInjection.CDI
@@ -60,7 +61,13 @@ def injects_by_cdi(configured: DeviceInjection, runtime: str, kubelet: str, *, h
     first, found = _FIRST_RUNTIMES.get(name), _version(version)
     if _version(kubelet) < _FIRST_KUBELET or first is None or found < first:
         return False
-    return name != "containerd" or found >= _CONFIGURED_FROM or host_has_spec
+    return host_has_spec or not is_told_by_spec(runtime)
+
+
+def is_told_by_spec(runtime: str) -> bool:
+    """Whether a runtime's version leaves open if it resolves CDI names, so that the host's spec has to be the sign."""
+    name, _, version = runtime.partition("://")
+    return name == "containerd" and _version(version) < _CONFIGURED_FROM
 
 
 def tells_version(runtime: str) -> bool:
@@ -72,6 +79,16 @@ def tells_version(runtime: str) -> bool:
 def _version(text: str) -> tuple[int, int]:
     match = re.match(r"v?(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match is not None else (0, 0)
+
+
+def named_answer(cdi_name: str) -> Answer:
+    """Return the answer with CDI.
+
+    containerd whose ``enable_cdi`` is false passes the name over without an error. The variable then keeps NVIDIA's runtime from giving the
+    container, without a limit, the GPUs that its image asks for; a spec that is resolved sets the variable anew.
+    Source: ``containerSpecOpts``, pkg/cri/sbserver/container_create_linux.go of containerd 1.7
+    """
+    return Answer(cdi_name=cdi_name, env={contract.ENV_NVIDIA_VISIBLE_DEVICES: contract.NO_VISIBLE_DEVICES})
 
 
 def legacy_answer(

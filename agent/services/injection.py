@@ -4,12 +4,13 @@ import logging
 from pathlib import Path
 
 from agent.core.identity import cdi_name
-from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, legacy_answer, tells_version
+from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, is_told_by_spec, legacy_answer, named_answer, tells_version
 from agent.errors import StorageError
 from agent.ports import CdiFiles, Clock, ContainerFiles
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
 from agent.services.pod_cache import PodCache
+from proto import contract
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +56,19 @@ class Injection:
             self._last = found
             how = "CDI names" if found else "the answer of Allocate (legacy): a container's GPUs are those that its IDs name"
             logger.info("devices enter containers by %s", how, extra={"runtime": runtime, "kubelet": kubelet})
+            if found and self._configured is DeviceInjection.AUTO and is_told_by_spec(runtime):
+                logger.warning(
+                    "%s is taken to resolve CDI names, because NVIDIA's CDI spec is on this host: where its configuration lacks "
+                    "enable_cdi = true, containers start without a GPU. `%s doctor` on the node tells; else set deviceInjection: legacy",
+                    runtime,
+                    contract.PRODUCT,
+                )
         return found
 
     async def answer(self, resource: str, device_ids: frozenset[str], grant_id: str) -> Answer:
         """Return what Allocate answers; never fails, since an error there would end the pod for good."""
         if await self.by_cdi():
-            return Answer(cdi_name=cdi_name(grant_id))
+            return named_answer(cdi_name(grant_id))
         minors = {entry.device.uuid: entry.device.minor for entry in self._watch.board.devices}
         limits, _ = self._files.paths(grant_id)
         try:

@@ -96,13 +96,14 @@ class SimulatedHardware:
         return _inventories[described]
 
     def cdi_spec(self, inventory: Inventory) -> Spec:
-        """Devices are named by UUID; being visible is an environment entry instead of a device node."""
+        """Devices are named by UUID, and ``all`` is every GPU; being visible is an environment entry instead of a device node."""
         devices = []
         for gpu in inventory.gpus:
             devices.append(_simulated_device(gpu.uuid, str(gpu.minor)))
             devices += [
                 _simulated_device(mig.uuid, f"{gpu.minor}_{mig.gpu_instance_id}_{mig.compute_instance_id}") for mig in gpu.mig_devices
             ]
+        devices.append(Device("all", ContainerEdits(env=tuple(_simulated_visible(gpu.uuid, str(gpu.minor)) for gpu in inventory.gpus))))
         libraries = {soname: self._libraries / soname for soname in (contract.CUDA_SONAME, contract.NVML_SONAME)}
         mounts = tuple(
             Mount(str(path), f"{CONTAINER_LIBRARY_DIR}/{soname.removesuffix('.1')}.{inventory.driver_version}", MOUNT_OPTIONS)
@@ -181,7 +182,11 @@ class RealHardware:
 
 
 def _simulated_device(uuid: str, suffix: str) -> Device:
-    return Device(uuid, ContainerEdits(env=(f"{contract.ENV_SIM_DEVICE_PREFIX}{suffix}={uuid}",)))
+    return Device(uuid, ContainerEdits(env=(_simulated_visible(uuid, suffix),)))
+
+
+def _simulated_visible(uuid: str, suffix: str) -> str:
+    return f"{contract.ENV_SIM_DEVICE_PREFIX}{suffix}={uuid}"
 
 
 def driver_libraries() -> list[Path]:

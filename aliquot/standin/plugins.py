@@ -76,7 +76,9 @@ class Behaviour:
     runtime_version: str = "containerd://2.1.4"
     """As the Node object states them."""
     cdi: bool = True
-    """Whether CDI names reach the runtime; where not, it is NVIDIA's runtime that gives devices, by the environment."""
+    """Whether the runtime resolves CDI names; where not, it is NVIDIA's runtime that gives devices, by the environment."""
+    image_env: tuple[tuple[str, str], ...] = ()
+    """What every image sets. The plugins' answers win over it."""
     reregistration_race: bool = False
     """Kubelet <= 1.35: a replaced plugin stays connected, and when its stream ends, the devices of its successor become unhealthy."""
 

@@ -55,7 +55,7 @@ class ContainerConfig:
     attempt: int
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
-    """Plugin first, then pod: the later wins."""
+    """Image first, then plugin, then pod: the later wins."""
     mounts: tuple[tuple[str, str], ...] = ()
     device_paths: tuple[str, ...] = ()
     cdi_devices: tuple[str, ...] = ()

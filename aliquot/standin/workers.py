@@ -199,6 +199,7 @@ class PodWorker:
 
     def _config(self, container: Container, attempt: int) -> ContainerConfig:
         options = self._kubelet.devices.options(self.spec.uid, container.name)
+        env = (*self._kubelet.behaviour.image_env, *options.env, *container.env)
         return ContainerConfig(
             namespace=self.spec.namespace,
             pod=self.spec.name,
@@ -206,10 +207,10 @@ class PodWorker:
             container=container.name,
             attempt=attempt,
             argv=container.argv,
-            env=(*options.env, *container.env),
+            env=env,
             mounts=options.mounts,
             device_paths=options.device_paths,
-            cdi_devices=options.cdi_devices if self._kubelet.behaviour.cdi else _of_environment(options.env),
+            cdi_devices=options.cdi_devices if self._kubelet.behaviour.cdi else _of_environment(env),
         )
 
     def _start_failed(self, status: ContainerStatus, reason: str, message: str) -> None:
@@ -257,4 +258,6 @@ class PodWorker:
 def _of_environment(env: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Return the devices that NVIDIA's runtime would add for a container, as names in the host's CDI spec."""
     visible = dict(env).get(contract.ENV_NVIDIA_VISIBLE_DEVICES, "")
-    return tuple(f"{contract.NVIDIA_CDI_KIND}={uuid}" for uuid in visible.split(",") if uuid not in ("", "void", "none"))
+    return tuple(
+        f"{contract.NVIDIA_CDI_KIND}={uuid}" for uuid in visible.split(",") if uuid not in ("", contract.NO_VISIBLE_DEVICES, "none")
+    )

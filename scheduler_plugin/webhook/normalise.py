@@ -20,8 +20,6 @@ from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
 from scheduler_plugin.webhook.vocabularies import NVIDIA_GPU, Options, is_foreign, translate_amounts, translate_wishes
 
 REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
-NO_DEVICES: Final = "void"
-"""What tells NVIDIA's container runtime to inject nothing; without it an image's own setting counts, and many say ``all``."""
 
 GPU_TOLERATION: Final[Json] = {"key": NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
 """What Kubernetes itself gives to pods that ask for nvidia.com/gpu, and keeps from ours: clouds taint GPU nodes by that name.
@@ -147,8 +145,6 @@ def _close_side_doors(draft: Draft) -> None:
     name = contract.ENV_NVIDIA_VISIBLE_DEVICES
     for container in draft.containers:
         gpu = asks_gpu(container.limits)
-        if container.remove_env(name) if gpu else container.set_env(name, NO_DEVICES):
-            draft.warnings.append(
-                f"container {container.name}: {name} is {'removed' if gpu else f'set to {NO_DEVICES}'}: a container gets the GPUs that it "
-                "asks for as resources"
-            )
+        if container.remove_env(name) if gpu else container.set_env(name, contract.NO_VISIBLE_DEVICES):
+            done = "removed" if gpu else f"set to {contract.NO_VISIBLE_DEVICES}"
+            draft.warnings.append(f"container {container.name}: {name} is {done}: a container gets the GPUs that it asks for as resources")

@@ -89,6 +89,9 @@ def test_the_pods_of_an_ignored_namespace_are_left_to_others_and_get_nothing_her
         return any("AliquotRefused" in event for event in kubectl.events("stray"))
 
     eventually(refusal, "the agent to refuse a pod without an assignment", otherwise=lambda: kubectl.explain("stray"))
+    memory_alone = slice_pod("memory-alone", Slice(1))
+    memory_alone["spec"]["containers"][0]["resources"]["limits"] = {contract.RESOURCE_VGPU_MEMORY: "4096"}
+    assert "would start without a GPU" in refused(kubectl, memory_alone)
 
 
 def test_where_memory_is_required_a_whole_gpu_without_an_amount_is_refused(product: Kubectl, kubectl: Kubectl) -> None:

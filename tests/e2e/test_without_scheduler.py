@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from proto import contract
 from tests.e2e.cluster.paths import ROOT
-from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.kubectl import Kubectl, KubectlError, eventually
 from tests.e2e.product import (
     AGENT_NAMESPACE,
     GPU_MEMORY_MIB,
@@ -65,3 +66,18 @@ def test_more_than_any_gpu_has_is_refused_with_the_reason_in_the_pods_events(kub
     assert f"{GPU_MEMORY_MIB + 1} MiB" in said, "names what was asked"
     assert f"at most {GPU_MEMORY_MIB} MiB" in said, "names what there is"
     assert "Ask for less nvidia.com/vgpu-memory" in said, "says what to do"
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        pytest.param({contract.RESOURCE_VGPU_MEMORY: "4096"}, "would start without a GPU", id="memory alone"),
+        pytest.param({contract.RESOURCE_VGPU_CORES: "30"}, "would start without a GPU", id="cores alone"),
+        pytest.param({contract.RESOURCE_VGPU: "1", contract.RESOURCE_VGPU_MEMORY: "4Gi"}, "such as 4096 for 4Gi", id="a unit"),
+    ],
+)
+def test_what_no_webhook_completes_is_refused_with_what_to_write(kubectl: Kubectl, limits: dict[str, str], sentence: str) -> None:
+    pod = slice_pod("incomplete", Slice(1))
+    pod["spec"]["containers"][0]["resources"]["limits"] = limits
+    with pytest.raises(KubectlError, match=sentence):
+        kubectl.apply(pod)

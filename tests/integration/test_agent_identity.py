@@ -42,6 +42,11 @@ def memory_of(node, pod: str, name: str | None = None) -> list[int]:
     return [mib for _, mib in limits_of(node, pod, name)]
 
 
+def visible(node, pod: str) -> set[str]:
+    """UUIDs of the GPUs that a container can open."""
+    return {value for name, value in node.container(pod).env.items() if name.startswith(contract.ENV_SIM_DEVICE_PREFIX)}
+
+
 async def test_every_container_of_a_pod_gets_its_own_share_whatever_ids_it_inherits():
     async with make_node("t4x2") as node:
         same = [container("first", mib=1001, command=SOON), container("second", mib=1002, command=SOON)]
@@ -239,7 +244,18 @@ class TestDeviceInjection:
             assert bool(node.container("a").env.get(contract.ENV_NVIDIA_VISIBLE_DEVICES, "void") != "void") is not by_cdi
             ((uuid, mib),) = limits_of(node, "a")
             assert mib == 1001
-            assert {value for name, value in node.container("a").env.items() if name.startswith(contract.ENV_SIM_DEVICE_PREFIX)} == {uuid}
+            assert visible(node, "a") == {uuid}
+
+    async def test_a_runtime_that_passes_cdi_names_over_starts_containers_without_a_gpu_whatever_their_image_asks(self):
+        """containerd 1.7 as it comes, on a node where the container toolkit has written its spec."""
+        asking = ((contract.ENV_NVIDIA_VISIBLE_DEVICES, "all"),)
+        behaviour = Behaviour(retry_seconds=0.5, align_numa=False, runtime_version="containerd://1.7.28", cdi=False, image_env=asking)
+        async with make_node("t4x2", behaviour=behaviour) as node:
+            node.create_pod(manifest("a"))
+            node.create_pod(manifest("unmanaged", {"name": "main", "command": ["sleep", "600"]}))
+            await running(node, "a", "unmanaged")
+            assert len(visible(node, "unmanaged")) == 2, "that is what its image asks NVIDIA's runtime for"
+            assert visible(node, "a") == set()
 
 
 class TestWithoutCdi:
@@ -260,7 +276,7 @@ class TestWithoutCdi:
                 one = node.container(f"p{number}")
                 uuid = node.inventory.gpus[number % 2].uuid
                 assert limits_of(node, f"p{number}") == [(uuid, 1000 + number)]
-                assert {value for name, value in one.env.items() if name.startswith(contract.ENV_SIM_DEVICE_PREFIX)} == {uuid}
+                assert visible(node, f"p{number}") == {uuid}
                 await eventually(one.lines, "the program has taken what it could get")
                 (filled,) = parse_events(one.lines())
                 assert 0 < filled["held_bytes"] <= (1000 + number) * MIB

@@ -317,12 +317,31 @@ def test_what_means_nothing_is_refused_by_name(renderer: Renderer, values: Objec
         renderer.charted(values)
 
 
-def test_helm_test_asks_for_a_slice_with_the_agents_image(renderer: Renderer) -> None:
-    [pod] = renderer.hooks({})
+@pytest.mark.parametrize("variant", ["default", "local-placement"])
+def test_helm_test_asks_for_a_slice_with_the_agents_image(renderer: Renderer, variant: str) -> None:
+    [pod] = renderer.hooks({"variant": variant})
     [container] = pod["spec"]["containers"]
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     assert container["image"] == pod_of(renderer.charted({}), "DaemonSet", "aliquot-agent")["spec"]["containers"][0]["image"]
-    assert "nvidia.com/vgpu-memory" in container["resources"]["limits"]
+    whole_without_a_webhook_too = {contract.RESOURCE_VGPU: 1, contract.RESOURCE_VGPU_MEMORY: 256}
+    assert container["resources"]["limits"] == whole_without_a_webhook_too
+
+
+@pytest.mark.parametrize(
+    ("variant", "first_pod"),
+    [
+        pytest.param("default", {contract.RESOURCE_VGPU_MEMORY: "4Gi", contract.RESOURCE_VGPU_CORES: 30}, id="the webhook completes it"),
+        pytest.param(
+            "local-placement",
+            {contract.RESOURCE_VGPU: 1, contract.RESOURCE_VGPU_MEMORY: 4096, contract.RESOURCE_VGPU_CORES: 30},
+            id="nobody does",
+        ),
+    ],
+)
+def test_the_notes_show_a_first_pod_that_the_variant_understands(renderer: Renderer, variant: str, first_pod: Object) -> None:
+    said = renderer.run_helm("install", "aliquot", str(CHART), "--dry-run=client", f"--namespace={NAMESPACE}", f"--set=variant={variant}")
+    [limits] = re.findall(r"limits: (\{.*\})", said.partition("NOTES:")[2])
+    assert yaml.safe_load(limits) == first_pod
 
 
 # --- files --------------------------------------------------------------------------------------------------------

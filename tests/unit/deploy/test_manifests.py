@@ -273,6 +273,26 @@ def test_the_scheduler_may_change_the_retry_annotation_only() -> None:
     assert f"name == '{contract.ANNOTATION_RETRY}'" in validations
 
 
+def test_amounts_without_the_resource_that_kubelet_asks_the_agent_for_are_refused_everywhere() -> None:
+    resources, variables, validations = policy("aliquot-amounts-of-vgpus")
+    assert resources == {"pods"}
+    assert "namespaceSelector" not in the("ValidatingAdmissionPolicy", "aliquot-amounts-of-vgpus")["spec"]["matchConstraints"]
+    _, asking = conditions(variables["asking"])
+    assert asking == {contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES}
+    assert "object.spec.containers" in variables["asking"]
+    assert "initContainers" in variables["asking"]
+    assert f"limits[?'{contract.RESOURCE_VGPU}']" in variables["bare"]
+    assert f"limits[?'{contract.RESOURCE_VGPU_MEMORY}']" in variables["vast"]
+    assert validations == "variables.bare.size() == 0 variables.vast.size() == 0"
+
+
+def test_the_small_installation_brings_the_policies_that_stand_in_for_the_webhook() -> None:
+    kustomization = yaml.safe_load((DAEMONSET / "overlays/local-placement/kustomization.yaml").read_text())
+    assert kustomization["resources"] == ["../../base"]
+    policies = [item["metadata"]["name"] for item in yaml.safe_load_all((DAEMONSET / "base/policy.yaml").read_text())]
+    assert "aliquot-amounts-of-vgpus" in policies
+
+
 def test_every_admission_policy_is_bound_and_denies() -> None:
     policies = {item["metadata"]["name"] for item in objects() if item["kind"] == "ValidatingAdmissionPolicy"}
     bound = {

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.settings import Settings
+from proto import contract
+
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "deploy/monitoring/README.md"])
@@ -65,3 +68,26 @@ def test_every_row_of_the_comparison_says_what_shows_it():
     assert header[-1].strip() == "shown by"
     assert len(body) > 20
     assert [row[0].strip() for row in body if len(row) != len(header) or not row[-1].strip()] == []
+
+
+def test_uninstalling_names_all_that_an_agent_leaves_behind():
+    section = (DOCS / "operations.md").read_text().partition("## Uninstall")[2].partition("\n## ")[0]
+    settings = Settings(node_name="node")
+    published = {contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES, contract.NODE_CONDITION_GPUS_HEALTHY}
+    files = {str(settings.state_dir), str(settings.runtime_dir), f"{settings.cdi_dir}/{contract.CDI_FILE_PREFIX}"}
+    labels = {"nvidia.com/gpu.deploy.device-plugin-", "aliquot.dev/agent", contract.LABEL_WEBHOOK, contract.LABEL_VGPU_MEMORY}
+    assert {name for name in published | files | labels if name not in section} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "given_over_by"),
+    [
+        ("docs/install.md", "kubectl label node NODE nvidia.com/gpu.deploy.device-plugin=false"),
+        ("docs/migration.md", "kubectl label node NODE gpu- aliquot.dev/agent=true"),
+        ("deploy/helm/aliquot/templates/NOTES.txt", "kubectl label node NODE nvidia.com/gpu.deploy.device-plugin=false"),
+    ],
+)
+def test_a_node_that_another_device_plugin_served_is_drained_before_it_is_ours(page, given_over_by):
+    drained, _, given = (ROOT / page).read_text().partition(given_over_by)
+    assert "kubectl drain NODE" in drained[-400:]
+    assert "kubectl uncordon NODE" in given[:200]

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.injection import DeviceInjection, injects_by_cdi, legacy_answer, legacy_trouble, tells_version
+from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, legacy_answer, legacy_trouble, named_answer, tells_version
 from agent.core.refusal import Reason
 from proto.model import Isolation, Preferences, Priority
 from tests.unit.agent.builders import VGPU, grant, ids, share
@@ -39,6 +39,11 @@ def test_a_runtime_that_kubelet_could_not_ask_tells_nothing():
 def test_what_is_configured_wins(configured, by_cdi):
     for runtime in ("containerd://1.6.33", "containerd://2.1.4"):
         assert injects_by_cdi(configured, runtime, NOW, host_has_spec=True) is by_cdi
+
+
+def test_a_runtime_that_passes_the_name_over_gives_the_container_nothing_that_its_image_asks_for():
+    """containerd up to 2.2 with ``enable_cdi = false`` starts the container without an error."""
+    assert named_answer("aliquot.dev/vgpu=x") == Answer(cdi_name="aliquot.dev/vgpu=x", env={"NVIDIA_VISIBLE_DEVICES": "void"})
 
 
 def test_an_answer_without_cdi_is_what_the_ids_say():

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from agent.core.identity import cdi_name, grant_id
-from agent.core.injection import Answer
+from agent.core.injection import Answer, named_answer
 from agent.core.inventory import FailedDevice
 from agent.core.refusal import Reason, Refusal
 from agent.services.device_plugin import DevicePlugin
@@ -35,7 +35,7 @@ class FakeInjection:
     given: Answer | None = None
 
     async def answer(self, resource, device_ids, grant_id):
-        return self.given or Answer(cdi_name=cdi_name(grant_id))
+        return self.given or named_answer(cdi_name(grant_id))
 
 
 class FakePending:
@@ -135,12 +135,13 @@ async def test_options_ask_for_prestart_and_preferences(node):
     assert options.get_preferred_allocation_available
 
 
-async def test_allocate_answers_with_a_name_and_nothing_else(node):
+async def test_allocate_answers_with_a_name_and_no_devices(node):
     asked = [pb.ContainerAllocateRequest(devices_ids=["GPU-1::0", "GPU-0::0"]), pb.ContainerAllocateRequest(devices_ids=["GPU-0::1"])]
     answer = await node.plugin.Allocate(pb.AllocateRequest(container_requests=asked), FakeContext())
     names = [container.cdi_devices[0].name for container in answer.container_responses]
     assert names == [cdi_name(grant_id(SECRET, VGPU, ["GPU-0::0", "GPU-1::0"])), cdi_name(grant_id(SECRET, VGPU, ["GPU-0::1"]))]
-    assert not answer.container_responses[0].envs
+    assert [dict(container.envs) for container in answer.container_responses] == [{"NVIDIA_VISIBLE_DEVICES": "void"}] * 2
+    assert not any(container.mounts or container.devices for container in answer.container_responses)
     assert node.allocator.started == []
 
 
