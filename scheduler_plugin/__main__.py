@@ -79,6 +79,10 @@ YOUNG_OBJECTS = 20_000
 """How many more objects there must be than at its last look before the garbage collector looks again."""
 WEBHOOK_BODY_BYTES = 8 << 20
 """The API server's own limit is 3 MiB for an object."""
+TAKEOVER_SECONDS = 3.0
+"""How long a call waits after a takeover until the pods are listed; kube-scheduler waits 5 s for its answer."""
+TAKEOVER_LOOK_SECONDS = 0.05
+"""Between two looks whether they are."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -298,9 +302,12 @@ class Scheduler:
             return answer
 
     async def _check_decides(self) -> None:
-        """Check that this call may be answered. Raises NotReadyError."""
+        """Check that this call may be answered, once the pods are listed after a takeover. Raises NotReadyError."""
         if self._following is not None:
             await self._following.called()
+        until = self._clock.monotonic() + TAKEOVER_SECONDS
+        while self.ready and self._is_beside_leader and not self.decides and self._clock.monotonic() < until:
+            await asyncio.sleep(TAKEOVER_LOOK_SECONDS)
         if not self.decides:
             raise NotReadyError(self._trouble())
 
