@@ -10,6 +10,7 @@
     ├── KubeletError            the kubelet's sockets: registration, PodResources
     ├── KubeApiError            the Kubernetes API
     │   ├── KubeExpiredError    the watch's version is too old (410): list again
+    │   ├── KubeBehindError     the API server's memory has not come to the version asked for (504)
     │   └── KubeAbsentError     the API does not have the object, or the kind of object (404)
     ├── StorageError            a file of ours could not be read or written
     ├── ProcessError            a process of a container could not be ended
@@ -62,6 +63,10 @@ class KubeApiError(AgentError):
 
 class KubeExpiredError(KubeApiError):
     """The API no longer knows the version a watch wants to continue from."""
+
+
+class KubeBehindError(KubeApiError):
+    """The API server, or what stands before it, did not come to an answer of the version asked for."""
 
 
 class KubeAbsentError(KubeApiError):

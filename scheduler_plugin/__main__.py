@@ -15,6 +15,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -81,8 +82,6 @@ WEBHOOK_BODY_BYTES = 8 << 20
 """The API server's own limit is 3 MiB for an object."""
 TAKEOVER_SECONDS = 3.0
 """How long a call waits after a takeover until the pods are listed; kube-scheduler waits 5 s for its answer."""
-TAKEOVER_LOOK_SECONDS = 0.05
-"""Between two looks whether they are."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -305,9 +304,10 @@ class Scheduler:
         """Check that this call may be answered, once the pods are listed after a takeover. Raises NotReadyError."""
         if self._following is not None:
             await self._following.called()
-        until = self._clock.monotonic() + TAKEOVER_SECONDS
-        while self.ready and self._is_beside_leader and not self.decides and self._clock.monotonic() < until:
-            await asyncio.sleep(TAKEOVER_LOOK_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TAKEOVER_SECONDS):
+                while self.ready and self._is_beside_leader and not self.decides:
+                    await self._watch.next_answer()
         if not self.decides:
             raise NotReadyError(self._trouble())
 

@@ -13,7 +13,7 @@ import msgspec
 import urllib3
 
 from agent.core.publishing import NodeCondition
-from agent.errors import KubeAbsentError, KubeApiError, KubeExpiredError
+from agent.errors import KubeAbsentError, KubeApiError, KubeBehindError, KubeExpiredError
 from agent.ports import Clock, NodeEvent, PodEvent
 from program.api_server import ApiServer
 from proto import contract, gpunode
@@ -31,7 +31,7 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 GPU_NODES = f"/apis/{gpunode.API_VERSION}/{contract.GPU_NODE_PLURAL}"
 CLUSTER_EVENTS_NAMESPACE = "default"
 """Where Kubernetes keeps events about objects that are in no namespace."""
-_FAILURES = {404: KubeAbsentError, 410: KubeExpiredError}
+_FAILURES = {404: KubeAbsentError, 410: KubeExpiredError, 504: KubeBehindError}
 
 
 class KubeConnection:
@@ -55,7 +55,8 @@ class KubeConnection:
     ) -> urllib3.BaseHTTPResponse:
         """Send one request.
 
-        Raises: KubeExpiredError on 410, KubeAbsentError on 404, KubeApiError on every other answer than success, and when there is none.
+        Raises: KubeAbsentError on 404, KubeExpiredError on 410, KubeBehindError on 504, KubeApiError on every other answer than success,
+                and when there is none.
         """
         try:
             response = self._pool.request(

@@ -3,9 +3,9 @@
 Served as the real one serves it: list and watch of pods, nodes, events and gpunodes with field selectors, resource versions, bookmarks and
 410; get; JSON patch, merge patch and strategic merge patch of objects and of the status subresource alone; creation and deletion. A server
 without gpunodes is one whose administrator has not installed the resource definition. The pod proxy leads to what ``pages`` says of a pod.
-Left out: paging (``limit`` is ignored,
-which a server may do), label selectors, admission and conversion. For tests the server can fall silent (``outage``), break its watches and
-forget its history.
+Lists may say of which version they have to be at least. Left out: paging (``limit`` is ignored, which a server may do), label selectors,
+admission and conversion. For tests the server can fall silent (``outage``), break its watches, forget its history and have a memory that
+lags behind.
 """
 
 import json
@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from aliquot.standin.cluster import Change, ChangeType, Cluster, Kind, Object
-from aliquot.standin.errors import ClusterError, ConflictError, GoneError, InvalidError, NotFoundError
+from aliquot.standin.errors import ClusterError, ConflictError, GoneError, InvalidError, NotFoundError, TooLargeVersionError
 from aliquot.standin.patches import apply_json_patch, merge_patch, strategic_merge_patch
 from proto import gpunode
 
@@ -146,6 +146,8 @@ class ApiServer:
         self.gpu_nodes = gpu_nodes
         self.token = token
         self.bookmark_seconds = bookmark_seconds
+        self.memory_version: int | None = None
+        """How far the server's memory has come, where it lags behind: no list from it is newer. None while it keeps up."""
         self.pages: dict[tuple[str, str], str] = {}
         """Where the pod proxy leads, by namespace and name: the base URL of what listens in that pod."""
         self.requests: list[tuple[str, str]] = []
@@ -240,6 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._watch(target, query)
         else:
             version, items = cluster.list(target.kind, _selector(target, query))
+            self._check_version(query, version)
             listing = {
                 "kind": f"{target.kind.type_name}List",
                 "apiVersion": target.kind.api_version,
@@ -247,6 +250,16 @@ class _Handler(BaseHTTPRequestHandler):
                 "items": items,
             }
             self._send(200, listing)
+
+    def _check_version(self, query: dict[str, str], version: int) -> None:
+        """Refuse a list that has to be of a version at least and cannot be; the real server waits 3 s first. Exact ones are not kept."""
+        match, asked = query.get("resourceVersionMatch", ""), query.get("resourceVersion", "")
+        if match not in ("", "NotOlderThan") or (match and not asked):
+            raise InvalidError(f"resourceVersionMatch {match!r} with resourceVersion {asked!r}: expected NotOlderThan and a version")
+        behind = self.server.api.memory_version
+        current = version if behind is None else behind
+        if asked and int(asked) > current:
+            raise TooLargeVersionError(f"Too large resource version: {asked}, current: {current}")
 
     def _post(self, target: Target, query: dict[str, str]) -> None:
         del query

@@ -41,3 +41,10 @@ class GoneError(ClusterError):
 
     code = 410
     reason = "Expired"
+
+
+class TooLargeVersionError(ClusterError):
+    """What the server has in memory has not come to the version asked for."""
+
+    code = 504
+    reason = "Timeout"

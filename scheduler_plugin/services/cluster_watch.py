@@ -6,6 +6,7 @@ How old the picture is has two answers. A stream is current while the API answer
 or was silent for long, first has to catch up, and whoever concludes from a pod's absence must wait for that (``told_at``).
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -54,6 +55,8 @@ class ClusterWatch:
         self._listing_since: dict[Source, float] = {}
         self._catching_up_since: dict[Source, float] = {}
         self._trouble: dict[Source, str] = {}
+        self._answered = asyncio.Event()
+        """Set when a stream tells something next, and then another one."""
         self.on_pod_gone: Callable[[str], None] = lambda _: None
         """Told the UID of every pod that ended or is bound."""
         self.on_nominated: Callable[[PodFacts], None] = lambda _: None
@@ -79,6 +82,10 @@ class ClusterWatch:
     def told_at(self, source: Source) -> float:
         """Return the monotonic time up to which a stream has told everything, but for the moment that an event takes to come."""
         return self._told_at.get(source, float("-inf"))
+
+    async def next_answer(self) -> None:
+        """Wait until a stream tells something."""
+        await self._answered.wait()
 
     def age_seconds(self) -> float:
         """Return how long ago the oldest stream was current; infinite before all were."""
@@ -146,6 +153,8 @@ class ClusterWatch:
             self.on_synced()
         if self._trouble.pop(source, ""):
             logger.info("watching %s: the API answers", source)
+        self._answered.set()
+        self._answered = asyncio.Event()
 
     def note_trouble(self, source: Source, sentence: str) -> None:
         """Note why a stream is not."""

@@ -27,6 +27,9 @@ GPU_TOLERATION: Final[Json] = {"key": NVIDIA_GPU, "operator": "Exists", "effect"
 Source: k8s.io/kubernetes/plugin/pkg/admission/extendedresourcetoleration.
 """
 
+WRITTEN_BY_SCHEDULER: Final = (contract.ANNOTATION_ASSIGNMENT, contract.ANNOTATION_RETRY)
+"""What a pod being created has only when it was made from another: ``kubectl debug --copy-to`` and Velero take annotations along."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -50,10 +53,13 @@ class Normaliser:
     replaced_schedulers: tuple[str, ...] = field(default=REPLACED_SCHEDULERS)
     tolerate_gpu_taint: bool = True
     """Whether GPU pods may land on nodes with the taint ``nvidia.com/gpu:NoSchedule``."""
+    removed_annotations: tuple[str, ...] = WRITTEN_BY_SCHEDULER
+    """What a GPU pod loses, with a warning."""
 
     def of_what_is_required(self) -> "Normaliser":
-        """Return the rules without what a pod can do without."""
-        return replace(self, tolerate_gpu_taint=False, options=replace(self.options, count_whole_gpus=False))
+        """Return the rules without what a pod can do without. ``/validate`` has a rule of its own for the assignment."""
+        options = replace(self.options, count_whole_gpus=False)
+        return replace(self, tolerate_gpu_taint=False, removed_annotations=(), options=options)
 
     def admit(self, pod: Mapping[str, Any]) -> Outcome:
         """Decide on a pod that is being created."""
@@ -62,6 +68,7 @@ class Normaliser:
             foreign = is_foreign(draft, self.options)
             if not foreign and not any(asks_gpu({**c.limits, **c.requests}) for c in draft.containers):
                 return UNTOUCHED
+            self._remove_annotations(draft)
             translate_wishes(draft)
             if foreign:
                 translate_amounts(draft, self.options)
@@ -74,6 +81,13 @@ class Normaliser:
             return Outcome(refusal=str(exc))
         _close_side_doors(draft)
         return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
+
+    def _remove_annotations(self, draft: Draft) -> None:
+        found = [name for name in self.removed_annotations if draft.annotations.pop(name, None) is not None]
+        if found:
+            draft.warnings.append(
+                f"annotation {', '.join(found)} is removed: the scheduler writes it, for each pod anew, and this one was made from another"
+            )
 
     def _settle_scheduling(self, draft: Draft) -> None:
         if self.tolerate_gpu_taint and not any(map(_tolerates_gpu_taint, draft.tolerations)):

@@ -1,9 +1,10 @@
 """AdmissionReview (admission.k8s.io/v1): what the API server asks, and our answer in its form.
 
 ``/mutate`` is asked about pods being created. ``/validate`` sees them last, after all other webhooks: it refuses pods
-that ``/mutate`` would still refuse or change, and an assignment, which only a binding may carry. Its second look is needed because the
-API server calls mutating webhooks in the order of their configurations' names, and again only those that it called in the first round: what
-a later one makes of a pod that asked for no GPU before never meets ``/mutate``.
+that ``/mutate`` would still refuse or change, and an assignment, which only a binding may carry (one that came along with a copy,
+``/mutate`` removes). Its second look is needed because the API server calls mutating webhooks in the order of their configurations' names,
+and again only those that it called in the first round: what a later one makes of a pod that asked for no GPU before never meets
+``/mutate``.
 """
 
 import base64

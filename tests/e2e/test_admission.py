@@ -8,7 +8,7 @@ import pytest
 from proto import contract
 from tests.e2e.cluster.paths import ROOT
 from tests.e2e.kubectl import Kubectl, KubectlError, eventually
-from tests.e2e.product import AGENT_NAMESPACE, GPU_MEMORY_MIB, Slice, slice_pod
+from tests.e2e.product import AGENT_NAMESPACE, CLIENT_IMAGE, GPU_MEMORY_MIB, MIB, Client, Slice, slice_pod
 from tests.e2e.test_cluster import busybox_pod
 
 pytestmark = pytest.mark.usefixtures("product")
@@ -34,7 +34,22 @@ def test_what_makes_no_sense_is_refused_with_what_to_write_instead(kubectl: Kube
 
 
 def test_a_user_cannot_create_a_pod_with_an_assignment(kubectl: Kubectl) -> None:
-    assert "is reserved" in refused(kubectl, slice_pod("forger", Slice(1024), annotations={ASSIGNMENT: "{}"}))
+    kubectl.apply(slice_pod("forger", Slice(1024), annotations={ASSIGNMENT: "{}"}))
+    forger = kubectl.wait_for_phase("forger", "Running")
+    assert json.loads(forger["metadata"]["annotations"][ASSIGNMENT])["uid"] == forger["metadata"]["uid"]
+    past_the_webhook = busybox_pod("past-the-webhook", "true")
+    past_the_webhook["metadata"]["annotations"] = {ASSIGNMENT: "{}"}
+    assert "is reserved" in refused(kubectl, past_the_webhook)
+
+
+def test_a_running_pod_is_copied_with_its_annotations_and_the_copy_gets_a_gpu_of_its_own(kubectl: Kubectl) -> None:
+    kubectl.apply(slice_pod("original", Slice(1024), annotations={contract.ANNOTATION_PLACEMENT: "spread"}))
+    original = kubectl.wait_for_phase("original", "Running")
+    kubectl.run("debug", "original", "--copy-to=copy", f"--set-image=main={CLIENT_IMAGE}")  # takes the annotations along
+    copy = kubectl.wait_for_phase("copy", "Running")
+    assert copy["metadata"]["annotations"][contract.ANNOTATION_PLACEMENT] == "spread"
+    assert json.loads(copy["metadata"]["annotations"][ASSIGNMENT])["uid"] == copy["metadata"]["uid"] != original["metadata"]["uid"]
+    assert [device["total_bytes"] for device in Client(kubectl, "copy").devices()] == [1024 * MIB]
 
 
 def test_nobody_changes_an_assignment_by_any_door(kubectl: Kubectl) -> None:

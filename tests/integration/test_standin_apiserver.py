@@ -76,6 +76,18 @@ class TestListAndGet:
         _, body = call(api, "GET", "/api/v1/pods?fieldSelector=spec.nodeName!%3Dnode-1,status.phase%3D%3DPending")
         assert [item["metadata"]["name"] for item in body["items"]] == ["b"]
 
+    def test_a_list_may_have_to_be_of_a_version_at_least(self, api):
+        api.cluster.create(Kind.POD, pod())
+        version, of = api.cluster.version, "/api/v1/pods?resourceVersionMatch=NotOlderThan&resourceVersion"
+        assert [call(api, "GET", f"{of}={asked}")[0] for asked in (0, version, version + 1)] == [200, 200, 504]
+        api.memory_version = version - 1
+        assert [call(api, "GET", f"{of}={asked}")[0] for asked in (version - 1, version)] == [200, 504]
+        assert call(api, "GET", "/api/v1/pods")[0] == 200
+
+    @pytest.mark.parametrize("query", ["resourceVersionMatch=NotOlderThan", "resourceVersionMatch=Exact&resourceVersion=1"])
+    def test_other_wishes_for_a_version_are_refused(self, api, query):
+        assert call(api, "GET", f"/api/v1/pods?{query}")[0] == 422
+
     def test_a_malformed_selector_is_refused(self, api):
         assert call(api, "GET", "/api/v1/pods?fieldSelector=spec.nodeName")[0] == 422
 

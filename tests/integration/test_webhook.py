@@ -136,6 +136,18 @@ async def test_nobody_writes_an_assignment_but_a_binding(caller, certificate):
     assert (await caller.review("validate", made, certificate[0], operation="UPDATE", old=made))["allowed"]
 
 
+async def test_a_copy_of_a_running_pod_is_admitted_and_loses_the_assignment_of_the_original(caller, certificate):
+    """As ``kubectl debug --copy-to`` and Velero make one: completed before, with all annotations of the original."""
+    first = pod_object(vgpu_memory="4Gi")
+    running = patched(first, await caller.review("mutate", first, certificate[0]))
+    running["metadata"]["annotations"] = {"team": "a", "aliquot.dev/assignment": "{}"}
+    response = await caller.review("mutate", running, certificate[0])
+    assert "aliquot.dev/assignment is removed" in response["warnings"][0]
+    copied = patched(running, response)
+    assert copied["metadata"]["annotations"] == {"team": "a"}
+    assert (await caller.review("validate", copied, certificate[0])) == {"uid": "r-1", "allowed": True}
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"apiVersion":"v1","kind":"Pod","request":{"uid":"x"}}', b"[" * 10_000])
 async def test_what_is_no_review_gets_a_400(caller, certificate, body):
     status, text = await caller.post("mutate", body, certificate[0])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.standin.patches import apply_json_patch
-from proto import units
+from proto import contract, units
 from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.review import Reviews
 from scheduler_plugin.webhook.vocabularies import Options
@@ -44,6 +44,8 @@ ANNOTATIONS = {
     "hami.io/gpu-scheduler-policy": ["binpack", "spread,numa"],
     "aliquot.dev/isolation": ["exclusive", "shim"],
     "aliquot.dev/memory-burst": ["2"],
+    "aliquot.dev/assignment": ["{}"],
+    "aliquot.dev/retry": ["7"],
 }
 ENV = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "A", "value": "1"}]
 
@@ -108,8 +110,8 @@ def test_what_was_admitted_once_is_left_alone_and_validated(pod, sizes, adopt, t
     normaliser = Normaliser(Options(lambda _: sizes, adopt), tolerate_gpu_taint=tolerate)
     pod = given_back(pod)
     outcome = normaliser.admit(pod)
-    if outcome.refusal:
-        return
+    if outcome.refusal or (not outcome.concerns_us and contract.ANNOTATION_ASSIGNMENT in pod["metadata"]["annotations"]):
+        return  # the policy refuses what asks for no GPU and has an assignment
     apply_json_patch(pod, json.loads(json.dumps(outcome.patch)))
     pod = given_back(pod)
     again = normaliser.admit(pod)

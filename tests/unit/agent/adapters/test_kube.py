@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -65,7 +66,7 @@ class Listener:
 
     def wait(self, condition: Callable[[], object]) -> None:
         with self._changed:
-            assert self._changed.wait_for(condition, 10), (self.pods, self.node, self.troubles)
+            assert self._changed.wait_for(condition, 60), (self.pods, self.node, self.troubles)
 
 
 class Api:
@@ -99,6 +100,11 @@ class Api:
         self.watcher.start(self.listener)
         self.listener.wait(lambda: self.listener.lists and self.listener.node)
         return self.listener
+
+    def pod_lists(self) -> list[dict[str, str]]:
+        """The queries of the lists of pods that were served, oldest first."""
+        queries = [dict(parse_qsl(path.partition("?")[2])) for _, path in self.server.requests if path.startswith("/api/v1/pods?")]
+        return [query for query in queries if "watch" not in query]
 
     def stop(self) -> None:
         self.watcher.stop()
@@ -200,6 +206,35 @@ class TestWatch:
             api.cluster.compact()
         listener.wait(lambda: list(listener.pods) == ["new"])
         assert listener.lists == 2
+
+    def test_pods_are_listed_from_the_servers_memory_and_never_as_of_before(self, api):
+        before = api.cluster.version
+        listener = api.watch()
+        with api.server.outage():
+            api.create_pod("a")
+            api.cluster.compact()
+            compacted = api.cluster.version
+        listener.wait(lambda: listener.lists == 2)
+        first, second = api.pod_lists()
+        assert first["resourceVersionMatch"] == second["resourceVersionMatch"] == "NotOlderThan"
+        assert int(first["resourceVersion"]) >= before
+        assert int(second["resourceVersion"]) >= compacted
+
+    def test_where_the_servers_memory_lags_behind_the_pods_are_listed_from_etcd(self, api):
+        api.create_pod("a")
+        api.server.memory_version = api.cluster.version - 1
+        assert list(api.watch().pods) == ["a"]
+        assert ["resourceVersion" in query for query in api.pod_lists()] == [True, False]
+
+    def test_between_forgotten_history_and_the_next_list_what_is_known_does_not_count_as_current(self, api):
+        listener = api.watch()
+        with api.server.outage():
+            listener.wait(lambda: any(trouble for what, trouble in listener.troubles if what == "pods"))
+            api.cluster.compact()
+        listener.wait(lambda: listener.lists == 2)
+        told = [trouble for what, trouble in listener.troubles if what == "pods"]
+        assert any("too old resource version" in trouble for trouble in told)
+        listener.wait(lambda: [trouble for what, trouble in listener.troubles if what == "pods"][-1] == "")
 
     def test_an_outage_is_told_and_survived(self, api):
         listener = api.watch()

@@ -1,5 +1,6 @@
-"""What the example manifests of HAMi, KAI and NVIDIA become: each file of golden/ has a pod with the fields of the upstream manifest that
-it names, and what admission makes of it, with ``adopted`` where the setting adoptNvidiaGpu makes a difference.
+"""What the example manifests of HAMi, KAI and NVIDIA become, and copies of running pods: each file of golden/ has a pod with the fields of
+the upstream manifest that it names, or as the program that it names makes it, and what admission makes of it, with ``adopted`` where the
+setting adoptNvidiaGpu makes a difference.
 """
 
 import copy
@@ -18,7 +19,7 @@ from scheduler_plugin.webhook.vocabularies import Options
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted(str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.yaml"))
 GPU_MIB = 81920
-LEAST = {"hami": 15, "kai": 10, "nvidia": 6}
+LEAST = {"hami": 15, "kai": 10, "nvidia": 6, "copies": 2}
 """How many manifests there are of each, at least: so that a lost file is noticed."""
 
 

@@ -329,6 +329,21 @@ def test_what_has_no_effect_is_warned_about():
     ]
 
 
+WRITTEN_BY_SCHEDULER = {"aliquot.dev/assignment": "{}", "aliquot.dev/retry": "7"}
+
+
+@pytest.mark.parametrize("kept", [{}, {"aliquot.dev/gpu-type": "H100", "team": "a"}], ids=["nothing else", "what the user wrote"])
+def test_a_copy_of_a_pod_loses_what_the_scheduler_wrote_on_the_original(kept):
+    copied = make_pod({"nvidia.com/vgpu": "1"}, annotations=WRITTEN_BY_SCHEDULER | kept)
+    assert admitted(copied)["metadata"]["annotations"] == kept
+    [warning] = normaliser().admit(copied).warnings
+    assert "aliquot.dev/assignment, aliquot.dev/retry is removed" in warning
+
+
+def test_a_copy_that_asks_for_no_gpu_is_left_to_the_policy():
+    assert normaliser().admit(make_pod(annotations=WRITTEN_BY_SCHEDULER)) is UNTOUCHED
+
+
 def test_admitting_twice_changes_nothing_more():
     once = admitted(make_pod({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 3000}, containers=None))
     assert normaliser().admit(once).patch == ()

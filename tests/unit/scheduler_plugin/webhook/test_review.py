@@ -20,9 +20,9 @@ def container(name: str = "main", limits: dict[str, str] | None = None, **fields
     return {"name": name, "resources": {"limits": amounts, "requests": dict(amounts)} if amounts else {}, **fields}
 
 
-def validated(*containers: dict[str, Any], operation: str = "CREATE", labels: dict[str, str] | None = None, **spec: Any) -> str:
+def validated(*containers: dict[str, Any], operation: str = "CREATE", metadata: dict[str, Any] | None = None, **spec: Any) -> str:
     """Return the refusal, or nothing."""
-    pod = {"metadata": {"name": "p", "labels": labels or {}}, "spec": {"containers": list(containers), **spec}}
+    pod = {"metadata": {"name": "p", **(metadata or {})}, "spec": {"containers": list(containers), **spec}}
     request = {"uid": "r", "operation": operation, "object": pod, "oldObject": pod if operation == "UPDATE" else None}
     body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
     reviews = Reviews(Normaliser(Options(lambda _: (81920, 40960))), lambda _: None)
@@ -39,6 +39,10 @@ def test_a_pod_as_our_webhook_leaves_it_is_let_through():
 def test_a_pod_that_a_replica_with_other_settings_left_is_let_through():
     """It lacks the toleration, and its whole GPU is not counted."""
     assert validated(container(limits={"vgpu": "1"}), schedulerName="aliquot-scheduler") == ""
+
+
+def test_a_copy_that_a_replica_of_before_let_keep_its_retry_annotation_is_let_through():
+    assert validated(container(limits={"vgpu": "1"}), metadata={"annotations": {"aliquot.dev/retry": "7"}}, **READY) == ""
 
 
 @pytest.mark.parametrize(
@@ -71,4 +75,4 @@ def test_a_pod_that_lives_already_is_not_looked_at_again():
 
 
 def test_who_opted_out_of_other_vocabularies_is_let_through_as_mutate_let_it():
-    assert validated(container(limits={"gpu": "1", "gpumem": "3000"}), labels={"hami.io/webhook": "ignore"}) == ""
+    assert validated(container(limits={"gpu": "1", "gpumem": "3000"}), metadata={"labels": {"hami.io/webhook": "ignore"}}) == ""
