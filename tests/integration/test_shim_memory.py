@@ -5,10 +5,13 @@ test_shim_chaos.py, what a container sees in test_shim_views.py.
 """
 
 import contextlib
+import json
 import subprocess
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.core.region_layout import LOG_WARN, DeviceLimit, Limits
 from cuda_shim.interpose.classes.tables import read_abi
@@ -342,6 +345,59 @@ more, _ = into("cuMemAllocFromPoolAsync", 1024 * MIB, pool.value, 0)
 tell(results=[result, held, again, more], free=info()[0])
 """
     assert facts(container.python(PROGRAM + script)) == {"results": [0, 0, 0, OUT_OF_MEMORY], "free": 0}
+
+
+def test_a_request_larger_than_a_piece_does_not_make_the_pieces_larger(node):
+    container = node.container(2400)
+    script = """
+start()
+large, _ = into("cuMemAllocAsync", 1025 * MIB, 0)
+small = 0
+while into("cuMemAllocAsync", 40 * MIB, 0)[0] == SUCCESS:
+    small += 1
+tell(large=large, small=small)
+"""
+    left = 2400 - CONTEXT_MIB - 33 * PIECE_MIB
+    assert facts(container.python(PROGRAM + script)) == {"large": SUCCESS, "small": left // (2 * PIECE_MIB)}
+
+
+A_POOL_AT_A_TIME = """
+start()
+for line in sys.stdin:
+    pool, props, held, told = out(), PoolProps(type=1, location_type=DEVICE), [], []
+    must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
+    for size, freed in json.loads(line):
+        free = info()[0]
+        result, address = into("cuMemAllocFromPoolAsync", size, pool.value, 0)
+        told.append([result, size, free])
+        held += [address] if result == SUCCESS else []
+        if freed and held:
+            must("cuMemFreeAsync", held.pop(freed % len(held)), 0)
+    for address in held:
+        must("cuMemFreeAsync", address, 0)
+    must("cuStreamSynchronize", 0)
+    must("cuMemPoolDestroy", pool.value)
+    tell(told=told)
+"""
+"""For each line, a list of sizes and of what is freed after each (0: nothing), what a new pool answered and what was free before that."""
+
+sizes = st.one_of(st.integers(1, 3 * PIECE_MIB * MIB), st.integers(1, 1600).map(lambda mib: mib * MIB))
+
+
+def test_a_pool_refuses_only_what_whole_pieces_for_it_do_not_fit_the_limit(container):
+    with container.start_python(PROGRAM + "import json, sys\n" + A_POOL_AT_A_TIME) as program:
+
+        @settings(deadline=None, max_examples=60)
+        @given(st.lists(st.tuples(sizes, st.integers(0, 7)), max_size=25))
+        def check(requests):
+            piece = PIECE_MIB * MIB
+            for result, size, free in program.ask(json.dumps(requests))["told"]:
+                assert result in (SUCCESS, OUT_OF_MEMORY)
+                assert result == SUCCESS or free < -(-size // piece) * piece, (size, free)
+            assert container.line_bytes() <= LIMIT_MIB * MIB
+
+        check()
+        assert container.line_bytes() == CONTEXT_MIB * MIB
 
 
 IN_PIECES = """
