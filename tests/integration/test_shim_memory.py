@@ -804,6 +804,65 @@ input()
         assert container.snapshot().slots[0].devices[0].contexts == 0
 
 
+ENDS = ["cuCtxDestroy_v2", "cuCtxDestroy", "cuCtxDetach", "cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxRelease_v2"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_context_that_ends_with_the_error_of_an_earlier_fault_gives_back_all_of_it(node, end):
+    """The driver ends it all the same. Timed launches and a free in stream order have events in it, which go with it."""
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, sm_percent=90),)))
+    make = ("cuCtxCreate_v2", 0, 0) if "Primary" not in end else ("cuDevicePrimaryCtxRetain", 0)
+    script = f"""
+from tests.fakes.kernels import *
+import sys
+must("cuInit", 0)
+def work():
+    result, context = into(*{make})
+    must("cuCtxSetCurrent", context)
+    spin(load(), 1000)
+    must("cuMemFreeAsync", alloc(64 * MIB)[1], 0)
+    must("cuMemAlloc_v2", ctypes.byref(out()), 1200 * MIB)
+    return context
+context = work()
+tell(works=True)
+sys.stdin.readline()
+tell(fault=call("cuCtxSynchronize"), end=call({end!r}, {"0" if "Primary" in end else "context"}))
+sys.stdin.readline()
+work()
+tell(rest=alloc(info()[0])[0])
+sys.stdin.readline()
+"""
+    with container.start_python(PROGRAM + script) as program:
+        assert program.listen() == {"works": True}
+        inject = [node.build / "bin/aliquot-sim", "inject", "ecc", "uncorrected", "1", "--gpu", "0", "--dir", node.directory]
+        subprocess.run(inject, check=True, stdout=subprocess.DEVNULL)
+        told = program.ask("end")
+        assert told["fault"] == told["end"] != SUCCESS
+        assert container.line_bytes() == 0
+        assert container.snapshot().slots[0].devices[0].contexts == 0
+        assert program.ask("again") == {"rest": SUCCESS}
+        assert container.line_bytes() == LIMIT_MIB * MIB
+
+
+@pytest.mark.parametrize("end", ENDS[:3])
+def test_a_context_that_the_driver_refuses_to_end_stays_charged(node, tmp_path, end):
+    simulated, driver = node.build / "lib/sim" / contract.CUDA_SONAME, tmp_path / "driver.so"
+    build_recording_driver(read_abi(), driver)
+    files = {contract.CUDA_SONAME: driver, contract.NVML_SONAME: node.build / "lib/sim" / contract.NVML_SONAME}
+    container = make_container(
+        tmp_path / "refusing", node.build, node.directory, [DeviceLimit(node.uuids[0], LIMIT_MIB * MIB)], driver=files
+    )
+    script = f"""
+must("cuInit", 0)
+result, context = into("cuCtxCreate_v2", 0, 0)
+before = info()[0]
+refused = call({end!r}, context)
+tell(refused=refused != SUCCESS, left=before - info()[0])
+"""
+    told = facts(container.python(PROGRAM + script, env={"RECORDED_DRIVER": str(simulated), "RECORDED_REFUSES": f" {end} "}))
+    assert told == {"refused": True, "left": 0}
+
+
 def test_releasing_one_of_two_references_keeps_the_primary_context(container):
     script = """
 start()
