@@ -299,7 +299,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 	struct retain_call call = { .ordinal = ordinal };
 
 	AQ_LIMITED_OR_RETURN(cuDevicePrimaryCtxRetain(context, ordinal));
-	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !context)
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
+	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS)
 		return aq_cuda.cuDevicePrimaryCtxRetain(context, ordinal);
 	CUresult result = make_primary(ordinal, retain, unretain, &call);
 	if (result == CUDA_SUCCESS)
@@ -385,9 +387,11 @@ static CUresult create_charged(CUcontext *context, struct create_call *call)
 	CUdevice ordinal = call->ordinal;
 	uint64_t cost;
 
-	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !context) {
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
+	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS) {
 		CUresult result = create(call); /* the driver says what is wrong */
-		if (result == CUDA_SUCCESS && context)
+		if (result == CUDA_SUCCESS)
 			*context = call->made;
 		return result;
 	}
@@ -512,7 +516,9 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevi
 	struct green_call call = { .resources = resources, .ordinal = ordinal, .flags = flags };
 
 	AQ_LIMITED_OR_RETURN(cuGreenCtxCreate(green, resources, ordinal, flags));
-	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !green)
+	if (!green)
+		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
+	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS)
 		return aq_cuda.cuGreenCtxCreate(green, resources, ordinal, flags);
 	CUresult result = make_primary(ordinal, create_green, uncreate_green, &call);
 	atomic_fetch_add(&epoch, 1);

@@ -137,6 +137,17 @@ tell(taken=taken, expected=pitch.value * 10000, left=before - info()[0])
     assert told["left"] == 0
 
 
+@pytest.mark.parametrize("name", ["cuMemAllocPitch_v2", "cuMemAllocPitch"])
+def test_rows_of_which_the_program_does_not_want_the_pitch_are_judged_before_the_driver_is_asked(container, name):
+    script = f"""
+start()
+before = info()[0]
+refused = into({name!r}, None, MIB, {LIMIT_MIB}, 4)[0]
+tell(refused=refused, drivers=into({name!r}, None, MIB, 1, 4)[0], taken=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"refused": OUT_OF_MEMORY, "drivers": INVALID_VALUE, "taken": 0}
+
+
 def test_a_context_that_does_not_fit_is_refused_and_leaves_nothing(node):
     container = node.container(CONTEXT_MIB - 1)
     answer = container.client("info")
