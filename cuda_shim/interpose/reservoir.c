@@ -286,8 +286,8 @@ static bool charge(struct aq_growth *growth, uint64_t bytes)
 	return aq_charge_quick(growth->reservoir->device, AQ_POOL, bytes);
 }
 
-/* Charge enough for the call to come. Without room for that, it may still fit into what the reservoir holds idle; and when nothing more can be
- * had, the `last` time, the driver may take less than is expected: what it took decides. */
+/* Charge enough for the call to come. Without room for that, it may still fit into what the reservoir holds idle; and when nothing more can
+ * be had, the `last` time, the driver may take less than is expected: what it took decides. */
 static bool charge_growth(struct aq_growth *growth, uint64_t bytes, enum aq_growth_hope hope, bool last)
 {
 	struct aq_reservoir *r = growth->reservoir;
@@ -301,8 +301,8 @@ static bool charge_growth(struct aq_growth *growth, uint64_t bytes, enum aq_grow
 	return charge(growth, expected_growth(r, missing)) || (last && charge(growth, least_growth(r, missing)));
 }
 
-/* Pieces are learned from what is seen: of requests that one piece is enough for, so that a growth is the size of a piece and not of a request.
- * Only of pools: graph memory grows by what its graphs need. */
+/* Pieces are learned from what is seen: of requests that one piece is enough for, so that a growth is the size of a piece and not of a
+ * request. Only of pools: graph memory grows by what its graphs need. */
 static void learn_piece(const struct aq_growth *growth, uint64_t grown)
 {
 	struct aq_reservoir *r = growth->reservoir;

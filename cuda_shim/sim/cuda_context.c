@@ -5,8 +5,8 @@
  * object for a while, so that a thread that still has one current is told so (CUDA_ERROR_CONTEXT_IS_DESTROYED).
  *
  * Faults (state.h): a GPU that fell off the bus, or had an uncorrectable memory error, ends the contexts of that moment for good: every call
- * answers 719 (launch failed) when work was under way, 999 (unknown) when not; 214 after a memory error; also the call that destroys the context,
- * which does so all the same. A new context on a lost GPU is
+ * answers 719 (launch failed) when work was under way, 999 (unknown) when not; 214 after a memory error; also the call that destroys the
+ * context, which does so all the same. A new context on a lost GPU is
  * refused with 46 (device unavailable), as is one that the compute mode does not allow. A hang makes each call on the GPU take that much longer.
  */
 #define _GNU_SOURCE
