@@ -299,7 +299,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 	struct retain_call call = { .ordinal = ordinal };
 
 	AQ_LIMITED_OR_RETURN(cuDevicePrimaryCtxRetain(context, ordinal));
-	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !context)
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
+	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS)
 		return aq_cuda.cuDevicePrimaryCtxRetain(context, ordinal);
 	CUresult result = make_primary(ordinal, retain, unretain, &call);
 	if (result == CUDA_SUCCESS)
@@ -307,13 +309,14 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 	return result;
 }
 
-/* After a call that may have ended the primary context: if it did, drop what lived in it. */
+/* After a call that may have ended the primary context, whatever its result: it may also be the error of an earlier launch, which keeps no
+ * context alive. If it did end, drop what lived in it. */
 static CUresult primary_ended(CUresult result, CUdevice ordinal)
 {
 	unsigned int flags;
 	int active = 1;
 
-	if (result == CUDA_SUCCESS && primaries[ordinal].charged &&
+	if (primaries[ordinal].charged &&
 	    aq_cuda.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && !active) {
 		struct aq_place place = { .device = aq_device_of(ordinal), .ordinal = ordinal };
 
@@ -384,9 +387,11 @@ static CUresult create_charged(CUcontext *context, struct create_call *call)
 	CUdevice ordinal = call->ordinal;
 	uint64_t cost;
 
-	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !context) {
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
+	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS) {
 		CUresult result = create(call); /* the driver says what is wrong */
-		if (result == CUDA_SUCCESS && context)
+		if (result == CUDA_SUCCESS)
 			*context = call->made;
 		return result;
 	}
@@ -452,8 +457,16 @@ GL_HOOK(cuGLCtxCreate_v2, CREATE_GL_V2)
 VDPAU_HOOK(cuVDPAUCtxCreate, CREATE_VDPAU)
 VDPAU_HOOK(cuVDPAUCtxCreate_v2, CREATE_VDPAU_V2)
 
-/* The context leaves the map before the driver may give its address to another one, and comes back when it lives on. */
-#define DESTROY_HOOK(name, lives_on)                                                                             \
+static bool is_alive(CUcontext context)
+{
+	unsigned int version;
+
+	return aq_cuda.cuCtxGetApiVersion(context, &version) == CUDA_SUCCESS;
+}
+
+/* The context leaves the map before the driver may give its address to another one, and comes back when it lives on. An error does not say
+ * that it does: it may be that of an earlier launch. */
+#define DESTROY_HOOK(name, success_ends_it)                                                                      \
 	CUresult name(CUcontext context)                                                                         \
 	{                                                                                                        \
 		struct aq_entry made;                                                                            \
@@ -463,7 +476,7 @@ VDPAU_HOOK(cuVDPAUCtxCreate_v2, CREATE_VDPAU_V2)
 		struct aq_ending ending = { .device = (int)made.device, .owner = made.key };                     \
 		may_end(&ending);                                                                                \
 		CUresult result = aq_cuda.name(context);                                                         \
-		bool has_ended = result == CUDA_SUCCESS && !(lives_on);                                          \
+		bool has_ended = (result == CUDA_SUCCESS && (success_ends_it)) || !is_alive(context);            \
 		if (has_ended)                                                                                   \
 			ended(&(struct aq_place){ .device = (int)made.device, .owner = made.key }, made.bytes);  \
 		else                                                                                             \
@@ -472,17 +485,10 @@ VDPAU_HOOK(cuVDPAUCtxCreate_v2, CREATE_VDPAU_V2)
 		return result;                                                                                   \
 	}
 
-static bool is_alive(CUcontext context)
-{
-	unsigned int version;
-
-	return aq_cuda.cuCtxGetApiVersion(context, &version) == CUDA_SUCCESS;
-}
-
-DESTROY_HOOK(cuCtxDestroy, false)
-DESTROY_HOOK(cuCtxDestroy_v2, false)
+DESTROY_HOOK(cuCtxDestroy, true)
+DESTROY_HOOK(cuCtxDestroy_v2, true)
 /* Counts down what cuCtxAttach counted up; the last one ends the context. */
-DESTROY_HOOK(cuCtxDetach, is_alive(context))
+DESTROY_HOOK(cuCtxDetach, false)
 
 /* ---- green contexts: parts of the primary one, which they keep alive --------------------------------------------- */
 
@@ -510,7 +516,9 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevi
 	struct green_call call = { .resources = resources, .ordinal = ordinal, .flags = flags };
 
 	AQ_LIMITED_OR_RETURN(cuGreenCtxCreate(green, resources, ordinal, flags));
-	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !green)
+	if (!green)
+		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
+	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS)
 		return aq_cuda.cuGreenCtxCreate(green, resources, ordinal, flags);
 	CUresult result = make_primary(ordinal, create_green, uncreate_green, &call);
 	atomic_fetch_add(&epoch, 1);
@@ -548,7 +556,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 			may_have_ended(&primary[ordinal], !primaries[ordinal].charged);
 		leave(ordinal);
 	}
-	may_have_ended(&itself, result == CUDA_SUCCESS);
+	may_have_ended(&itself, result == CUDA_SUCCESS || !is_alive(itself.green));
 	return result;
 }
 

@@ -196,7 +196,8 @@ struct pitched_call {
 	size_t pitch;
 	size_t width, height;
 	unsigned int element_bytes;
-	bool narrow; /* the form of CUDA 2 */
+	bool tells_pitch; /* the program asks for it; a driver that takes NULL for it leaves it at what was expected */
+	bool narrow;      /* the form of CUDA 2 */
 };
 
 static CUresult make_pitched(struct pitched_call *call)
@@ -205,8 +206,10 @@ static CUresult make_pitched(struct pitched_call *call)
 	unsigned int pitch = 0;
 
 	if (!call->narrow)
-		return aq_cuda.cuMemAllocPitch_v2(&call->made, &call->pitch, call->width, call->height, call->element_bytes);
-	CUresult result = aq_cuda.cuMemAllocPitch(&made, &pitch, (unsigned int)call->width, (unsigned int)call->height, call->element_bytes);
+		return aq_cuda.cuMemAllocPitch_v2(&call->made, call->tells_pitch ? &call->pitch : NULL, call->width, call->height,
+						  call->element_bytes);
+	CUresult result = aq_cuda.cuMemAllocPitch(&made, call->tells_pitch ? &pitch : NULL, (unsigned int)call->width,
+						  (unsigned int)call->height, call->element_bytes);
 	call->made = made;
 	call->pitch = pitch;
 	return result;
@@ -219,7 +222,7 @@ static CUresult allocate_pitched(struct pitched_call *call, const struct aq_plac
 	if (!aq_charge(place->device, AQ_LINEAR, charged))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = make_pitched(call);
-	uint64_t taken = (uint64_t)call->pitch * call->height;
+	uint64_t taken = call->tells_pitch ? (uint64_t)call->pitch * call->height : charged;
 
 	if (result == CUDA_SUCCESS && settle_charge(place, charged, taken)) {
 		charged = taken;
@@ -232,32 +235,34 @@ static CUresult allocate_pitched(struct pitched_call *call, const struct aq_plac
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element_bytes)
 {
-	struct pitched_call call = { .width = width, .height = height, .element_bytes = element_bytes };
+	struct pitched_call call = { .width = width, .height = height, .element_bytes = element_bytes, .tells_pitch = pitch };
 	struct aq_place place;
 
 	AQ_LIMITED_OR_RETURN(cuMemAllocPitch_v2(address, pitch, width, height, element_bytes));
-	if (!address || !pitch || !aq_place_current(&place))
+	if (!address || !aq_place_current(&place))
 		return aq_cuda.cuMemAllocPitch_v2(address, pitch, width, height, element_bytes);
 	CUresult result = allocate_pitched(&call, &place);
 	if (result == CUDA_SUCCESS) {
 		*address = call.made;
-		*pitch = call.pitch;
+		if (pitch)
+			*pitch = call.pitch;
 	}
 	return result;
 }
 
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element_bytes)
 {
-	struct pitched_call call = { .width = width, .height = height, .element_bytes = element_bytes, .narrow = true };
+	struct pitched_call call = { .width = width, .height = height, .element_bytes = element_bytes, .tells_pitch = pitch, .narrow = true };
 	struct aq_place place;
 
 	AQ_LIMITED_OR_RETURN(cuMemAllocPitch(address, pitch, width, height, element_bytes));
-	if (!address || !pitch || !aq_place_current(&place))
+	if (!address || !aq_place_current(&place))
 		return aq_cuda.cuMemAllocPitch(address, pitch, width, height, element_bytes);
 	CUresult result = allocate_pitched(&call, &place);
 	if (result == CUDA_SUCCESS) {
 		*address = (CUdeviceptr_v1)call.made;
-		*pitch = (unsigned int)call.pitch;
+		if (pitch)
+			*pitch = (unsigned int)call.pitch;
 	}
 	return result;
 }

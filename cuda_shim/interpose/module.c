@@ -20,6 +20,7 @@
 #include "interpose/driver.h"
 #include "interpose/image.h"
 #include "interpose/measure.h"
+#include "interpose/relax.h"
 #include "shim.h"
 
 #define PAGE_BYTES ((uint64_t)2 << 20)    /* of device memory */
@@ -71,13 +72,14 @@ struct moment {
 
 static bool look(int device, struct moment *moment)
 {
-	size_t free_bytes, total_bytes;
+	size_t free_bytes = 0, total_bytes;
 
 	moment->container_bytes = aq_account_container_bytes(device);
-	if (aq_cuda.cuMemGetInfo_v2(&free_bytes, &total_bytes) != CUDA_SUCCESS)
-		return false;
+	CUstreamCaptureMode mode = aq_relax();
+	CUresult result = aq_cuda.cuMemGetInfo_v2(&free_bytes, &total_bytes);
+	aq_restrict(mode);
 	moment->free_bytes = free_bytes;
-	return true;
+	return result == CUDA_SUCCESS;
 }
 
 /* What the driver counts for this process beyond its charges. False when the driver does not list the process. With the gate held. */
@@ -178,10 +180,13 @@ static CUresult load(struct load_call *c)
 
 static void unload(const struct load_call *c)
 {
+	CUstreamCaptureMode mode = aq_relax();
+
 	if (c->form == LIBRARY_DATA || c->form == LIBRARY_FILE)
 		aq_cuda.cuLibraryUnload(c->made);
 	else
 		aq_cuda.cuModuleUnload(c->made);
+	aq_restrict(mode);
 }
 
 /* Charge what a load took, and remember it. False when it does not fit. */
@@ -215,9 +220,11 @@ static CUresult load_charged(void **handle, struct load_call *call)
 	struct aq_place place;
 	struct moment before;
 
-	if (!handle || !aq_place_current(&place) || place.device < 0 || !look(place.device, &before)) {
+	if (!handle)
+		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
+	if (!aq_place_current(&place) || place.device < 0 || !look(place.device, &before)) {
 		CUresult result = load(call); /* a library may be loaded before there is a context, and takes nothing yet */
-		if (result == CUDA_SUCCESS && handle)
+		if (result == CUDA_SUCCESS)
 			*handle = call->made;
 		return result;
 	}

@@ -33,8 +33,16 @@
 #define PAYERS 512u
 #define NEVER_FREE 1u                /* no page has this generation: it is odd and they start at 2 */
 
+enum sample_state {
+	SAMPLE_EMPTY,
+	SAMPLE_IDLE,
+	SAMPLE_RECORDING,            /* the launching thread's, which uses the events without the gate … */
+	SAMPLE_ORPHANED,             /* … and whose context has ended meanwhile, the events with it */
+	SAMPLE_PENDING,
+};
+
 struct aq_sample {
-	enum { SAMPLE_EMPTY, SAMPLE_IDLE, SAMPLE_RECORDING, SAMPLE_PENDING } state;
+	enum sample_state state;
 	unsigned endings;            /* calls under way that may end its events' context: hands off */
 	uint64_t owner;              /* as in struct aq_place */
 	CUcontext context;           /* that its events live in */
@@ -223,6 +231,7 @@ static void harvest(struct pacer *pacer)
 	aq_restrict(mode);
 }
 
+/* Never with the gate held: while the stream is full the driver waits in here, perhaps for what another thread is to launch. */
 static CUresult record(CUevent event, const struct aq_work *work)
 {
 	return work->per_thread ? aq_cuda.cuEventRecord_ptsz(event, work->stream) : aq_cuda.cuEventRecord(event, work->stream);
@@ -281,6 +290,21 @@ static struct aq_sample *free_sample(struct pacer *pacer, uint64_t owner, CUcont
 	return empty;
 }
 
+/* The launching thread is done with its sample: `state` comes next, SAMPLE_EMPTY for events that could not be recorded. */
+static void end_recording(struct pacer *pacer, struct aq_sample *sample, enum sample_state state)
+{
+	pthread_mutex_lock(&pacer->gate);
+	if (sample->state == SAMPLE_ORPHANED)
+		sample->state = SAMPLE_EMPTY;
+	else if (state != SAMPLE_EMPTY)
+		sample->state = state;
+	else if (sample->endings) /* its events may be about to go: whoever uses it next finds that they cannot be recorded */
+		sample->state = SAMPLE_IDLE;
+	else
+		discard(sample);
+	pthread_mutex_unlock(&pacer->gate);
+}
+
 static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pacer, const struct aq_work *work, uint64_t owner,
 								struct aq_cost_entry *cost)
 {
@@ -289,17 +313,26 @@ static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pa
 	pthread_mutex_lock(&pacer->gate);
 	struct aq_sample *sample = context ? free_sample(pacer, owner, context) : NULL;
 
-	if (sample && record(sample->begin, work) == CUDA_SUCCESS) {
+	if (sample) {
 		sample->state = SAMPLE_RECORDING;
 		sample->cost = cost;
 		sample->paid_ns = atomic_load_explicit(&pacer->submitted_ns, memory_order_relaxed);
 		atomic_store_explicit(&pacer->marked_ns, sample->paid_ns, memory_order_relaxed);
-	} else if (sample) {
-		discard(sample);
-		sample = NULL;
 	}
 	pthread_mutex_unlock(&pacer->gate);
-	return sample;
+	if (!sample || record(sample->begin, work) == CUDA_SUCCESS)
+		return sample;
+	end_recording(pacer, sample, SAMPLE_EMPTY);
+	return NULL;
+}
+
+/* Is the sample's context there, and not about to end? */
+static bool is_safe(struct pacer *pacer, const struct aq_sample *sample)
+{
+	pthread_mutex_lock(&pacer->gate);
+	bool safe = sample->state == SAMPLE_RECORDING && !sample->endings;
+	pthread_mutex_unlock(&pacer->gate);
+	return safe;
 }
 
 void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched)
@@ -309,17 +342,10 @@ void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUr
 	if (!sample)
 		return;
 	struct pacer *pacer = &pacers[ticket->device];
-	pthread_mutex_lock(&pacer->gate);
-	/* The context may have been destroyed by another thread in between: then the sample is empty by now. */
-	if (sample->state == SAMPLE_RECORDING) {
-		if (launched != CUDA_SUCCESS || sample->endings)
-			sample->state = SAMPLE_IDLE;
-		else if (record(sample->end, work) == CUDA_SUCCESS)
-			sample->state = SAMPLE_PENDING;
-		else
-			discard(sample);
-	}
-	pthread_mutex_unlock(&pacer->gate);
+	if (launched != CUDA_SUCCESS || !is_safe(pacer, sample))
+		end_recording(pacer, sample, SAMPLE_IDLE);
+	else
+		end_recording(pacer, sample, record(sample->end, work) == CUDA_SUCCESS ? SAMPLE_PENDING : SAMPLE_EMPTY);
 }
 
 /* The samples with events in the context: one more call may end it, or one less, which did or did not. */
@@ -330,12 +356,13 @@ static void mark_samples(const struct aq_ending *ending, unsigned change, bool h
 		for (unsigned i = 0; i < SAMPLES; i++) {
 			struct aq_sample *sample = &pacers[device].samples[i];
 
-			if (sample->state == SAMPLE_EMPTY || !aq_ending_has(ending, device, sample->owner, sample->context))
+			if (sample->state == SAMPLE_EMPTY || sample->state == SAMPLE_ORPHANED ||
+			    !aq_ending_has(ending, device, sample->owner, sample->context))
 				continue;
 			/* One that was made since the call began has no mark, and no use if the context ended. */
 			sample->endings += sample->endings || change == 1 ? change : 0;
 			if (has_ended)
-				sample->state = SAMPLE_EMPTY;
+				sample->state = sample->state == SAMPLE_RECORDING ? SAMPLE_ORPHANED : SAMPLE_EMPTY;
 		}
 		pthread_mutex_unlock(&pacers[device].gate);
 	}

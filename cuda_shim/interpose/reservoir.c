@@ -268,36 +268,46 @@ static uint64_t round_up(uint64_t bytes, uint64_t granule)
 	return bytes > UINT64_MAX - granule ? UINT64_MAX : (bytes + granule - 1) / granule * granule;
 }
 
-/* What the reservoir is expected to take for `bytes`: a piece, or what a larger request needs. */
+/* What the reservoir is expected to take for `bytes`: whole pieces. */
 static uint64_t expected_growth(const struct aq_reservoir *r, uint64_t bytes)
 {
-	uint64_t pages = round_up(bytes, PAGE_BYTES);
-
-	return bytes && pages < r->piece_bytes ? r->piece_bytes : pages;
+	return round_up(bytes, r->piece_bytes);
 }
 
-/* Charge enough for the call to come. Without room for that, it may still fit into what the reservoir holds idle. */
-static bool charge_growth(struct aq_growth *growth, uint64_t bytes, enum aq_growth_hope hope)
+/* The least that it may take: a request larger than a piece is not known to take whole ones. */
+static uint64_t least_growth(const struct aq_reservoir *r, uint64_t bytes)
+{
+	return bytes < r->piece_bytes ? expected_growth(r, bytes) : round_up(bytes, PAGE_BYTES);
+}
+
+static bool charge(struct aq_growth *growth, uint64_t bytes)
+{
+	growth->charged_bytes = bytes;
+	return aq_charge_quick(growth->reservoir->device, AQ_POOL, bytes);
+}
+
+/* Charge enough for the call to come. Without room for that, it may still fit into what the reservoir holds idle; and when nothing more can
+ * be had, the `last` time, the driver may take less than is expected: what it took decides. */
+static bool charge_growth(struct aq_growth *growth, uint64_t bytes, enum aq_growth_hope hope, bool last)
 {
 	struct aq_reservoir *r = growth->reservoir;
 
-	growth->charged_bytes = expected_growth(r, bytes);
-	if (aq_charge_quick(r->device, AQ_POOL, growth->charged_bytes))
+	if (charge(growth, expected_growth(r, bytes)))
 		return true;
 	if (hope == AQ_AT_ONCE)
 		return false;
 	settle(r, 0);
-	if (hope == AQ_FROM_DEVICE)
-		return aq_charge_quick(r->device, AQ_POOL, growth->charged_bytes);
-	uint64_t slack = ask_slack(r);
-	growth->charged_bytes = slack >= bytes ? 0 : expected_growth(r, bytes - slack);
-	return aq_charge_quick(r->device, AQ_POOL, growth->charged_bytes);
+	uint64_t slack = hope == AQ_FROM_IDLE ? ask_slack(r) : 0, missing = slack < bytes ? bytes - slack : 0;
+	return charge(growth, expected_growth(r, missing)) || (last && charge(growth, least_growth(r, missing)));
 }
 
-/* Pieces are learned from what is seen. Only of pools: graph memory grows by what its graphs need. */
-static void learn_piece(struct aq_reservoir *r, uint64_t expected, uint64_t grown)
+/* Pieces are learned from what is seen: of requests that one piece is enough for, so that a growth is the size of a piece and not of a
+ * request. Only of pools: graph memory grows by what its graphs need. */
+static void learn_piece(const struct aq_growth *growth, uint64_t grown)
 {
-	if (r->pool && grown && (grown < r->piece_bytes || grown > expected))
+	struct aq_reservoir *r = growth->reservoir;
+
+	if (r->pool && growth->bytes <= PIECE_BYTES && (grown < r->piece_bytes || grown > growth->charged_bytes))
 		r->piece_bytes = grown;
 }
 
@@ -326,10 +336,10 @@ bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, u
 {
 	if (reservoir->device < 0)
 		return false;
-	*growth = (struct aq_growth){ .reservoir = reservoir, .is_nested = inside != 0 };
+	*growth = (struct aq_growth){ .reservoir = reservoir, .bytes = bytes, .is_nested = inside != 0 };
 	for (int attempt = 0; attempt < 2 && !growth->is_nested; attempt++) {
 		enter(reservoir);
-		if (charge_growth(growth, bytes, hope)) {
+		if (charge_growth(growth, bytes, hope, attempt == 1)) {
 			run_begins(growth);
 			return true;
 		}
@@ -361,11 +371,12 @@ bool aq_growth_end(struct aq_growth *growth)
 		return true;
 	}
 	uint64_t before = atomic_load(&r->charged_bytes);
+	bool is_only_one = !atomic_load(&r->unsettled); /* else it may have grown for others besides */
 	bool fits = settle(r, growth->charged_bytes);
 	uint64_t after = atomic_load(&r->charged_bytes);
 
-	if (growth->charged_bytes && after > before)
-		learn_piece(r, growth->charged_bytes, after - before);
+	if (growth->charged_bytes && is_only_one && after > before)
+		learn_piece(growth, after - before);
 	if (!fits)
 		growth->graph = 0; /* it is to be judged again */
 	run_ends(growth);

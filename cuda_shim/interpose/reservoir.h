@@ -23,7 +23,7 @@ struct aq_reservoir {
 	_Atomic uint64_t charged_bytes;
 	_Atomic bool overdrawn;     /* past the limit since a call was undone: its idle memory is owed to the device */
 	_Atomic bool unsettled;     /* something was taken from inside another call */
-	uint64_t piece_bytes;       /* the least it takes from the device at a time, as far as was seen */
+	uint64_t piece_bytes;       /* what it takes from the device comes in whole ones of these, as far as was seen */
 	struct {                    /* graph memory, with the gate held */
 		unsigned runs;      /* calls under way that may take of it … */
 		unsigned repeats;   /* … of which these are charged nothing */
@@ -44,6 +44,7 @@ enum aq_growth_hope {
 /* A bracket around one call to the driver. */
 struct aq_growth {
 	struct aq_reservoir *reservoir;
+	uint64_t bytes; /* asked for */
 	uint64_t charged_bytes;
 	bool is_nested; /* the driver called back into the program, which asks this thread for more memory: no gate is taken */
 	uint64_t run;   /* of graph memory: the number of this call … */

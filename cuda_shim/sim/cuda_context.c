@@ -5,7 +5,8 @@
  * object for a while, so that a thread that still has one current is told so (CUDA_ERROR_CONTEXT_IS_DESTROYED).
  *
  * Faults (state.h): a GPU that fell off the bus, or had an uncorrectable memory error, ends the contexts of that moment for good: every call
- * answers 719 (launch failed) when work was under way, 999 (unknown) when not; 214 after a memory error. A new context on a lost GPU is
+ * answers 719 (launch failed) when work was under way, 999 (unknown) when not; 214 after a memory error; also the call that destroys the
+ * context, which does so all the same. A new context on a lost GPU is
  * refused with 46 (device unavailable), as is one that the compute mode does not allow. A hang makes each call on the GPU take that much longer.
  */
 #define _GNU_SOURCE
@@ -213,10 +214,11 @@ static void delete_modules(CUcontext context)
     }
 }
 
-/* sim_context_lock is held. */
-static void destroy(CUcontext context)
+/* The answer is that of any call in the context, a fault of earlier work say; it ends all the same. sim_context_lock is held. */
+static CUresult destroy(CUcontext context)
 {
     struct sim_device *device = context->device;
+    CUresult result = sim_context_check(context);
     sim_engine_wait_context(context);
     atomic_store(&context->destroyed, true);
     sim_streams_delete(context);
@@ -226,6 +228,7 @@ static void destroy(CUcontext context)
     uncharge(device, device->hardware->context_bytes + context->limit_bytes);
     count_contexts(device, -1);
     quarantine(context);
+    return result;
 }
 
 /* A context handle that may be used; destroyed ones have their own answer. */
@@ -299,10 +302,11 @@ CUresult cuCtxDestroy_v2(CUcontext context)
         return CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&sim_context_lock);
     CUresult result = check_handle(context);
-    if (result == CUDA_SUCCESS)
-        destroy(context);
+    bool ends = result == CUDA_SUCCESS;
+    if (ends)
+        result = destroy(context);
     pthread_mutex_unlock(&sim_context_lock);
-    if (result == CUDA_SUCCESS && sim_thread.current == context)
+    if (ends && sim_thread.current == context)
         pop();
     return result;
 }
@@ -350,12 +354,12 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal)
 }
 
 /* sim_context_lock is held. */
-static void end_primary(struct sim_device *device)
+static CUresult end_primary(struct sim_device *device)
 {
+    CUresult result = device->primary ? destroy(device->primary) : CUDA_SUCCESS;
     device->primary_references = 0;
-    if (device->primary)
-        destroy(device->primary);
     device->primary = NULL;
+    return result;
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
@@ -365,11 +369,11 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
     if (!device)
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&sim_context_lock);
-    bool retained = device->primary_references != 0;
-    if (retained && --device->primary_references == 0)
-        end_primary(device);
+    CUresult result = device->primary_references ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    if (result == CUDA_SUCCESS && --device->primary_references == 0)
+        result = end_primary(device);
     pthread_mutex_unlock(&sim_context_lock);
-    return retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    return result;
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) { return cuDevicePrimaryCtxRelease_v2(ordinal); }
@@ -381,9 +385,9 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
     if (!device)
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&sim_context_lock);
-    end_primary(device);
+    CUresult result = end_primary(device);
     pthread_mutex_unlock(&sim_context_lock);
-    return CUDA_SUCCESS;
+    return result;
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice ordinal) { return cuDevicePrimaryCtxReset_v2(ordinal); }

@@ -20,10 +20,12 @@ CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
 CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
 {
     size_t free_wide, total_wide;
-    SIM_REQUIRE(free_bytes && total_bytes);
+    SIM_REQUIRE(free_bytes || total_bytes);
     SIM_TRY(cuMemGetInfo_v2(&free_wide, &total_wide));
-    *free_bytes = clamp(free_wide);
-    *total_bytes = clamp(total_wide);
+    if (free_bytes)
+        *free_bytes = clamp(free_wide);
+    if (total_bytes)
+        *total_bytes = clamp(total_wide);
     return CUDA_SUCCESS;
 }
 

@@ -59,7 +59,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     CUcontext context;
     SIM_TRY(sim_current(&context));
-    SIM_REQUIRE(free_bytes && total_bytes);
+    SIM_REQUIRE(free_bytes || total_bytes);
     struct sim_device *device = context->device;
     uint64_t now = coarse_now_ns();
     if (sim_unlikely(now >= atomic_load_explicit(&device->next_reap_check_ns, memory_order_relaxed))) {
@@ -67,8 +67,10 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
         sim_reap(sim_cuda.state);
     }
     uint64_t used = atomic_load_explicit(device->domain.used_bytes, memory_order_relaxed);
-    *total_bytes = device->domain.capacity_bytes;
-    *free_bytes = used < device->domain.capacity_bytes ? device->domain.capacity_bytes - used : 0;
+    if (total_bytes)
+        *total_bytes = device->domain.capacity_bytes;
+    if (free_bytes)
+        *free_bytes = used < device->domain.capacity_bytes ? device->domain.capacity_bytes - used : 0;
     return CUDA_SUCCESS;
 }
 

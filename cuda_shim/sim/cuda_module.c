@@ -295,6 +295,7 @@ CUresult cuModuleUnload(CUmodule module)
     SIM_TRY(sim_current(&context));
     if (!is_module(module) || module->is_library)
         return CUDA_ERROR_INVALID_HANDLE;
+    SIM_TRY(sim_capture_unsafe_call());
     sim_engine_wait_context(module->context);
     pthread_mutex_lock(&sim_context_lock);
     for (CUmodule *at = &module->context->modules; *at; at = &(*at)->next)
@@ -415,6 +416,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, CUjit_option *j
 CUresult cuLibraryUnload(CUlibrary library)
 {
     SIM_TRY(check_library(library));
+    SIM_TRY(sim_capture_unsafe_call());
     sim_module_delete(of_library(library));
     return CUDA_SUCCESS;
 }

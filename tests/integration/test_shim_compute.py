@@ -328,6 +328,63 @@ tell(result=call("cuCtxSynchronize"))
     assert busy_ns == pytest.approx(50 * 10_000_000, rel=0.4)
 
 
+# --- streams that are full --------------------------------------------------------------------------------------------
+
+QUEUE_DEPTH = 1024  # SIM_QUEUE_DEPTH
+TIMED_LAUNCH = 3  # items in the stream: the kernel between two events
+FULL_STREAM = """
+import threading
+from tests.fakes import kernels
+start()
+function, full, other, context = load(), make_stream(), make_stream(), out()
+must("cuCtxGetCurrent", ctypes.byref(context))
+memory, opened, launched, passed = alloc(MIB)[1], threading.Event(), [], []
+wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: opened.wait())
+must("cuLaunchHostFunc", full, wait, None)
+
+def fill():
+    must("cuCtxSetCurrent", context.value)
+    for _ in range(AHEAD):
+        must("cuMemsetD32Async", memory, 0, 1, full)
+    for blocks in range(1, LAUNCHES + 1):  # each of a shape of its own, so that it is timed
+        must("cuLaunchKernel", function, blocks, 1, 1, 1, 1, 1, 0, full, kernels._arguments(5), None)
+        launched.append(blocks)
+
+def launch_beside():
+    must("cuCtxSetCurrent", context.value)
+    while len(launched) < FITTING:
+        time.sleep(0.001)
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        spin(function, 5, other)
+    into("cuDevicePrimaryCtxRetain", 0)
+    must("cuDevicePrimaryCtxRelease_v2", 0)
+    passed.append(len(launched))
+
+threads = [threading.Thread(target=work, daemon=True) for work in (fill, launch_beside)]
+[thread.start() for thread in threads]
+threads[1].join(20)
+if not passed:
+    os._exit(1)
+opened.set()
+threads[0].join()
+must("cuCtxSynchronize")
+tell(launched_then=passed[0], launched=len(launched))
+"""
+"""One thread fills a stream that waits for another thread, which launches meanwhile."""
+
+
+@pytest.mark.parametrize("fills", range(TIMED_LAUNCH), ids=["first event", "kernel", "second event"])
+def test_a_launch_that_waits_for_room_in_its_stream_holds_up_no_other_thread(node, fills):
+    fitting, launches = 20, 40
+    ahead = QUEUE_DEPTH - 1 - fitting * TIMED_LAUNCH - fills
+    settings = f"AHEAD, FITTING, LAUNCHES = {ahead}, {fitting}, {launches}\n"
+    answer = tenant(node, 50).python(PROGRAM + settings + FULL_STREAM)
+    assert answer.status == 0, answer.stderr or "the other thread hangs"
+    assert fitting <= answer.last["launched_then"] < launches, "the stream was not full"
+    assert answer.last["launched"] == launches
+
+
 # --- captures ---------------------------------------------------------------------------------------------------------
 
 CAPTURE = """

@@ -5,10 +5,13 @@ test_shim_chaos.py, what a container sees in test_shim_views.py.
 """
 
 import contextlib
+import json
 import subprocess
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.core.region_layout import LOG_WARN, DeviceLimit, Limits
 from cuda_shim.interpose.classes.tables import read_abi
@@ -132,6 +135,17 @@ tell(taken=taken, expected=pitch.value * 10000, left=before - info()[0])
     told = facts(container.python(PROGRAM + script))
     assert told["taken"] == told["expected"] > 40000
     assert told["left"] == 0
+
+
+@pytest.mark.parametrize("name", ["cuMemAllocPitch_v2", "cuMemAllocPitch"])
+def test_rows_of_which_the_program_does_not_want_the_pitch_are_judged_before_the_driver_is_asked(container, name):
+    script = f"""
+start()
+before = info()[0]
+refused = into({name!r}, None, MIB, {LIMIT_MIB}, 4)[0]
+tell(refused=refused, drivers=into({name!r}, None, MIB, 1, 4)[0], taken=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"refused": OUT_OF_MEMORY, "drivers": INVALID_VALUE, "taken": 0}
 
 
 def test_a_context_that_does_not_fit_is_refused_and_leaves_nothing(node):
@@ -342,6 +356,59 @@ more, _ = into("cuMemAllocFromPoolAsync", 1024 * MIB, pool.value, 0)
 tell(results=[result, held, again, more], free=info()[0])
 """
     assert facts(container.python(PROGRAM + script)) == {"results": [0, 0, 0, OUT_OF_MEMORY], "free": 0}
+
+
+def test_a_request_larger_than_a_piece_does_not_make_the_pieces_larger(node):
+    container = node.container(2400)
+    script = """
+start()
+large, _ = into("cuMemAllocAsync", 1025 * MIB, 0)
+small = 0
+while into("cuMemAllocAsync", 40 * MIB, 0)[0] == SUCCESS:
+    small += 1
+tell(large=large, small=small)
+"""
+    left = 2400 - CONTEXT_MIB - 33 * PIECE_MIB
+    assert facts(container.python(PROGRAM + script)) == {"large": SUCCESS, "small": left // (2 * PIECE_MIB)}
+
+
+A_POOL_AT_A_TIME = """
+start()
+for line in sys.stdin:
+    pool, props, held, told = out(), PoolProps(type=1, location_type=DEVICE), [], []
+    must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
+    for size, freed in json.loads(line):
+        free = info()[0]
+        result, address = into("cuMemAllocFromPoolAsync", size, pool.value, 0)
+        told.append([result, size, free])
+        held += [address] if result == SUCCESS else []
+        if freed and held:
+            must("cuMemFreeAsync", held.pop(freed % len(held)), 0)
+    for address in held:
+        must("cuMemFreeAsync", address, 0)
+    must("cuStreamSynchronize", 0)
+    must("cuMemPoolDestroy", pool.value)
+    tell(told=told)
+"""
+"""For each line, a list of sizes and of what is freed after each (0: nothing), what a new pool answered and what was free before that."""
+
+sizes = st.one_of(st.integers(1, 3 * PIECE_MIB * MIB), st.integers(1, 1600).map(lambda mib: mib * MIB))
+
+
+def test_a_pool_refuses_only_what_whole_pieces_for_it_do_not_fit_the_limit(container):
+    with container.start_python(PROGRAM + "import json, sys\n" + A_POOL_AT_A_TIME) as program:
+
+        @settings(deadline=None, max_examples=60)
+        @given(st.lists(st.tuples(sizes, st.integers(0, 7)), max_size=25))
+        def check(requests):
+            piece = PIECE_MIB * MIB
+            for result, size, free in program.ask(json.dumps(requests))["told"]:
+                assert result in (SUCCESS, OUT_OF_MEMORY)
+                assert result == SUCCESS or free < -(-size // piece) * piece, (size, free)
+            assert container.line_bytes() <= LIMIT_MIB * MIB
+
+        check()
+        assert container.line_bytes() == CONTEXT_MIB * MIB
 
 
 IN_PIECES = """
@@ -746,6 +813,65 @@ input()
         assert program.listen() == {"ended": True}
         assert container.line_bytes() == 0
         assert container.snapshot().slots[0].devices[0].contexts == 0
+
+
+ENDS = ["cuCtxDestroy_v2", "cuCtxDestroy", "cuCtxDetach", "cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxRelease_v2"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_context_that_ends_with_the_error_of_an_earlier_fault_gives_back_all_of_it(node, end):
+    """The driver ends it all the same. Timed launches and a free in stream order have events in it, which go with it."""
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, sm_percent=90),)))
+    make = ("cuCtxCreate_v2", 0, 0) if "Primary" not in end else ("cuDevicePrimaryCtxRetain", 0)
+    script = f"""
+from tests.fakes.kernels import *
+import sys
+must("cuInit", 0)
+def work():
+    result, context = into(*{make})
+    must("cuCtxSetCurrent", context)
+    spin(load(), 1000)
+    must("cuMemFreeAsync", alloc(64 * MIB)[1], 0)
+    must("cuMemAlloc_v2", ctypes.byref(out()), 1200 * MIB)
+    return context
+context = work()
+tell(works=True)
+sys.stdin.readline()
+tell(fault=call("cuCtxSynchronize"), end=call({end!r}, {"0" if "Primary" in end else "context"}))
+sys.stdin.readline()
+work()
+tell(rest=alloc(info()[0])[0])
+sys.stdin.readline()
+"""
+    with container.start_python(PROGRAM + script) as program:
+        assert program.listen() == {"works": True}
+        inject = [node.build / "bin/aliquot-sim", "inject", "ecc", "uncorrected", "1", "--gpu", "0", "--dir", node.directory]
+        subprocess.run(inject, check=True, stdout=subprocess.DEVNULL)
+        told = program.ask("end")
+        assert told["fault"] == told["end"] != SUCCESS
+        assert container.line_bytes() == 0
+        assert container.snapshot().slots[0].devices[0].contexts == 0
+        assert program.ask("again") == {"rest": SUCCESS}
+        assert container.line_bytes() == LIMIT_MIB * MIB
+
+
+@pytest.mark.parametrize("end", ENDS[:3])
+def test_a_context_that_the_driver_refuses_to_end_stays_charged(node, tmp_path, end):
+    simulated, driver = node.build / "lib/sim" / contract.CUDA_SONAME, tmp_path / "driver.so"
+    build_recording_driver(read_abi(), driver)
+    files = {contract.CUDA_SONAME: driver, contract.NVML_SONAME: node.build / "lib/sim" / contract.NVML_SONAME}
+    container = make_container(
+        tmp_path / "refusing", node.build, node.directory, [DeviceLimit(node.uuids[0], LIMIT_MIB * MIB)], driver=files
+    )
+    script = f"""
+must("cuInit", 0)
+result, context = into("cuCtxCreate_v2", 0, 0)
+before = info()[0]
+refused = call({end!r}, context)
+tell(refused=refused != SUCCESS, left=before - info()[0])
+"""
+    told = facts(container.python(PROGRAM + script, env={"RECORDED_DRIVER": str(simulated), "RECORDED_REFUSES": f" {end} "}))
+    assert told == {"refused": True, "left": 0}
 
 
 def test_releasing_one_of_two_references_keeps_the_primary_context(container):

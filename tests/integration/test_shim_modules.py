@@ -103,6 +103,45 @@ sys.stdin.read()
         assert container.snapshot().slots[0].devices[0].module_bytes == 0
 
 
+@pytest.mark.parametrize("mode", [0, 1], ids=["global", "thread-local"])
+def test_a_module_that_turns_out_not_to_fit_leaves_a_capture_valid(node, container, mode):
+    """To unload it is of the calls that end a capture, and the capturing thread may load."""
+    script = f"""
+from tests.fakes.kernels import capture, make_stream
+start()
+memory = alloc(info()[0] - MIB)[1]
+stream, results = make_stream(), []
+def body():
+    must("cuMemsetD32Async", memory, 0, 1, stream)
+    results.append(load()[0])
+graph, count = capture(stream, body, mode={mode}), out(0)
+must("cuGraphGetNodes", graph, None, ctypes.byref(count))
+tell(results=results, nodes=count.value)
+sys.stdin.read()
+"""
+    with container.start_python(PROGRAM + script) as program:
+        assert program.listen() == {"results": [OUT_OF_MEMORY], "nodes": 1}
+        assert node.physical_used_bytes(node.uuids[0]) <= LIMIT_MIB * MIB
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        'call("cuCtxCreate_v2", None, 0, 0)',
+        'call("cuCtxCreate_v4", None, None, 0, 0)',
+        'call("cuDevicePrimaryCtxRetain", None, 0)',
+        'call("cuModuleLoadData", None, IMAGE)',
+    ],
+)
+def test_without_an_output_nothing_is_made_that_nobody_pays_for(node, make):
+    container = node.container(LIMIT_MIB)
+    script = f"start()\nresult = {make}\ntell(result=result)\nsys.stdin.read()"
+    bare = told(node.container(LIMIT_MIB, interposition="none"), script.replace("sys.stdin.read()", ""))
+    with container.start_python(PROGRAM + script) as program:
+        assert program.listen() == bare
+        assert container.line_bytes() == node.physical_used_bytes(node.uuids[0]) == CONTEXT_MIB * MIB
+
+
 def test_an_image_that_the_driver_refuses_is_not_charged(container):
     script = """
 start()

@@ -67,6 +67,25 @@ def test_asking_without_a_context_is_answered_by_the_driver(node):
     assert facts(node.container(LIMIT_MIB).python(PROGRAM + script)) == bare
 
 
+@pytest.mark.parametrize("asked", [("total",), ("free",), ()], ids=["total alone", "free alone", "neither"])
+@pytest.mark.parametrize("name", ["cuMemGetInfo_v2", "cuMemGetInfo"])
+def test_a_program_may_ask_for_one_of_the_two_alone(node, container, name, asked):
+    """As OptiX and llama.cpp do, with NULL for the other; with NULL for both the driver itself is the example."""
+    script = f"""
+start()
+both = {{"free": ctypes.c_uint64(0), "total": ctypes.c_uint64(0)}}
+result = call({name!r}, *(ctypes.byref(value) if what in {asked} else None for what, value in both.items()))
+tell(result=result, told={{what: value.value for what, value in both.items() if value.value}})
+"""
+    bare = facts(node.container(LIMIT_MIB, interposition="none").python(PROGRAM + script))
+    wide = {"free": (LIMIT_MIB - CONTEXT_MIB) * MIB, "total": LIMIT_MIB * MIB}
+    most = 2**32 - 1 if name == "cuMemGetInfo" else 2**64
+    assert facts(container.python(PROGRAM + script)) == {
+        "result": bare["result"],
+        "told": {what: min(wide[what], most) for what in asked},
+    }
+
+
 # --- NVML -------------------------------------------------------------------------------------------------------
 
 

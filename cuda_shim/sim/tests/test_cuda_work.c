@@ -550,7 +550,8 @@ static void gpu_lost_under_way_ends_the_context(void)
     sim_fault_set_lost(test_state(), 0, false);
     OK(cuCtxSetCurrent(context));
     CHECK_EQUAL(cuMemAlloc_v2(&memory, 1), CUDA_ERROR_LAUNCH_FAILED);
-    OK(cuCtxDestroy_v2(context));
+    CHECK_EQUAL(cuCtxDestroy_v2(context), CUDA_ERROR_LAUNCH_FAILED);
+    CHECK_EQUAL(cuCtxDestroy_v2(context), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     OK(cuCtxCreate_v2(&other, 0, 0));
     OK(cuMemAlloc_v2(&memory, 1));
     CHECK_EQUAL(atomic_load(&test_state()->gpus[0].xid_sequence), 1);
@@ -575,9 +576,28 @@ static void memory_error_ends_the_contexts_of_its_time(void)
     OK(cuMemAlloc_v2(&memory, 1));
     sim_fault_ecc(test_state(), 0, true, 1);
     CHECK_EQUAL(cuMemAlloc_v2(&memory, 1), CUDA_ERROR_ECC_UNCORRECTABLE);
-    OK(cuCtxDestroy_v2(context));
+    CHECK_EQUAL(cuCtxDestroy_v2(context), CUDA_ERROR_ECC_UNCORRECTABLE);
     OK(cuCtxCreate_v2(&later, 0, 0));
     OK(cuMemAlloc_v2(&memory, 1));
+}
+
+static void the_call_that_ends_a_faulty_primary_context_tells_of_the_fault(void)
+{
+    CUresult (*const ends[])(CUdevice) = { cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset_v2 };
+    OK(cuInit(0));
+    for (unsigned i = 0; i < 2; i++) {
+        CUcontext context;
+        unsigned flags;
+        int active;
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        sim_fault_ecc(test_state(), 0, true, 1);
+        OK(cuDevicePrimaryCtxRelease_v2(0));    /* not the last reference */
+        CHECK_EQUAL(ends[i](0), CUDA_ERROR_ECC_UNCORRECTABLE);
+        OK(cuDevicePrimaryCtxGetState(0, &flags, &active));
+        CHECK_EQUAL(active, 0);
+        CHECK_EQUAL(test_used(0), 0);
+    }
 }
 
 static void hang_delays_every_call_until_it_is_lifted(void)
@@ -720,6 +740,7 @@ static const struct test_case cases[] = {
     CASE(gpu_lost_under_way_ends_the_context, "t4x2"),
     CASE(lost_and_back_unnoticed_still_ends_the_context, "t4x2"),
     CASE(memory_error_ends_the_contexts_of_its_time, "t4x2"),
+    CASE(the_call_that_ends_a_faulty_primary_context_tells_of_the_fault, "t4x2"),
     CASE(hang_delays_every_call_until_it_is_lifted, "t4x2"),
     CASE(mismatched_driver_does_not_initialise, "t4x2"),
     CASE(compute_mode_is_honoured, "t4x2"),
