@@ -176,7 +176,7 @@ class MpsControl(Protocol):
 
 
 class PodResources(Protocol):
-    """The kubelet's PodResources socket. Calls raise KubeletError."""
+    """The kubelet's PodResources socket. Calls raise KubeletError, or KubeletBusyError where there were too many of them."""
 
     async def held(self) -> Sequence[HeldDevices]:
         """Return which container holds which device IDs."""

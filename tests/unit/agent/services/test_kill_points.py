@@ -9,6 +9,7 @@ import pytest
 
 from agent.core.drift import Snapshot, find_drifts
 from agent.services.grant_book import GrantBook
+from agent.services.shared_call import SharedCall
 from proto.model import ContainerSpec
 from proto.units import MIB
 from tests.unit.agent.builders import BOOT, assigned, ids, limits, pod, share
@@ -75,7 +76,8 @@ async def node_at(base: Path, fuse: Fuse | None = None) -> Harness:
     if fuse is not None:
         disk = Disk(base)
         node.book.__init__(*(Fused(port, fuse) for port in (disk.store, disk.files, disk.cdi)))  # type: ignore[misc]
-        for name in ("_pod_resources", "_kubelet_memory", "_shim", "_cdi", "_files"):
+        node.allocator._listing = SharedCall(Fused(node.pod_resources, fuse).held, 0.0)
+        for name in ("_kubelet_memory", "_shim", "_cdi", "_files"):
             setattr(node.allocator, name, Fused(getattr(node.allocator, name), fuse))
     node.book.load(BOOT)
     return await node.ready(placed())
