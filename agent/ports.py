@@ -511,6 +511,14 @@ class CdiFiles(Protocol):
         """Return a digest of the spec of a grant; None when there is none."""
         ...
 
+    def digest_of(self, spec: Mapping[str, object]) -> str:
+        """Return the digest that this spec has when it is written."""
+        ...
+
+    def total_bytes(self) -> int:
+        """Return the size of all specs that a runtime reads, anybody's."""
+        ...
+
     def ids(self) -> Sequence[str]:
         """Return the grant ids that have a spec."""
         ...
