@@ -104,8 +104,9 @@ class GrantBook:
             logger.warning("a ledger row was lost; its copy beside the container's files is used", extra={"grant": grant.grant_id})
             self._store.write(grant)
         self.ledger = self.ledger.adopting((*loaded.grants, *copies))
+        forgetting_seconds = self._pace.forgetting_seconds(self._cdi.total_bytes())
         # a crash may have come between the removal of a spec and the writing of the next
-        self._forgotten_at = dict.fromkeys(self.ledger.grants, self._clock.monotonic() + self._forgetting_seconds())
+        self._forgotten_at = dict.fromkeys(self.ledger.grants, self._clock.monotonic() + forgetting_seconds)
         earlier = sum(grant.boot_id != boot_id for grant in loaded.grants)
         logger.info("ledger loaded", extra={"grants": len(self.ledger.grants), "of_earlier_boots": earlier})
 
@@ -277,15 +278,17 @@ class GrantBook:
     def _write_spec(self, grant_id: str, spec: Spec) -> _Written:
         """Write a spec if no container can get an earlier one of that name; else see to it that none can, later on."""
         found, wanted = self._cdi.digest(grant_id), self._cdi.digest_of(spec)
-        if found != wanted:
-            if found is not None:
-                self._remove_spec(grant_id)
-            forgotten_at = self._forgotten_at.get(grant_id, -math.inf)
-            if self._clock.monotonic() < forgotten_at:
-                return _Written(forgotten_at, spec)
-            self._cdi.write(grant_id, spec)
+        if found == wanted:
+            self._spec_digests[grant_id] = wanted
+            return _Written(self._clock.monotonic())
+        if found is not None:
+            self._remove_spec(grant_id)
+        forgotten_at = self._forgotten_at.get(grant_id, -math.inf)
+        if self._clock.monotonic() < forgotten_at:
+            return _Written(forgotten_at, spec)
+        self._cdi.write(grant_id, spec)
         self._spec_digests[grant_id] = wanted
-        return _Written(self._scanned() if found != wanted else self._clock.monotonic())
+        return _Written(self._scanned(self._cdi.total_bytes()))
 
     def _remove(self, grant_id: str) -> None:
         self._remove_spec(grant_id)
@@ -293,21 +296,19 @@ class GrantBook:
         self._store.remove(grant_id)
 
     def _remove_spec(self, grant_id: str) -> None:
+        spec_bytes = self._cdi.total_bytes()
         self._spec_digests.pop(grant_id, None)
         self._cdi.remove(grant_id)
-        self._scanned()
         now = self._clock.monotonic()
         self._forgotten_at = {known: moment for known, moment in self._forgotten_at.items() if moment > now}
-        self._forgotten_at[grant_id] = now + self._forgetting_seconds()
+        self._forgotten_at[grant_id] = now + self._pace.forgetting_seconds(spec_bytes)
+        self._scanned(spec_bytes)
 
-    def _scanned(self) -> float:
+    def _scanned(self, spec_bytes: int) -> float:
         """Take note that the runtime scans the specs once more because of what was changed just now; return when containers get it."""
-        now, scan_seconds = self._clock.monotonic(), self._pace.scan_seconds(self._cdi.total_bytes())
+        now, scan_seconds = self._clock.monotonic(), self._pace.scan_seconds(spec_bytes)
         before, self._backlog = self._backlog, self._backlog.changed(now, scan_seconds)
         return before.seen_from(now, scan_seconds)
-
-    def _forgetting_seconds(self) -> float:
-        return self._pace.forgetting_seconds(self._cdi.total_bytes())
 
 
 def _say_failure(grant_ids: Sequence[str], change: "asyncio.Future[None]") -> None:
