@@ -140,7 +140,7 @@ class _Agent:
         files = GrantFiles(runtime / "containers")
         ctk = NvidiaCtk(settings.nvidia_ctk, settings.nvidia_ctk_timeout_seconds)
         cdi = CdiDirectory(Path(settings.cdi_dir), Path(settings.cdi_static_dir), generate=ctk.host_spec)
-        self._book = GrantBook(LedgerFiles(state / "ledger"), files, cdi)
+        self._book = GrantBook(LedgerFiles(state / "ledger"), files, cdi, clock)
         self._mig = MigKeeper(
             NvmlMig(nvml),
             MigRecordFiles(state / "mig"),

@@ -8,6 +8,7 @@
     │       └── PartitionInUseError  because processes use it
     ├── MpsError                an MPS control daemon cannot be started, or does not answer
     ├── KubeletError            the kubelet's sockets: registration, PodResources
+    │   └── KubeletBusyError    it answers no more calls at this moment: ask again
     ├── KubeApiError            the Kubernetes API
     │   ├── KubeExpiredError    the watch's version is too old (410): list again
     │   ├── KubeBehindError     the API server's memory has not come to the version asked for (504)
@@ -55,6 +56,10 @@ class MpsError(AgentError):
 
 class KubeletError(AgentError):
     """One of the kubelet's sockets refused or did not answer."""
+
+
+class KubeletBusyError(KubeletError):
+    """The kubelet has answered as many calls as it allows for now, of all its clients together."""
 
 
 class KubeApiError(AgentError):

@@ -176,7 +176,7 @@ class MpsControl(Protocol):
 
 
 class PodResources(Protocol):
-    """The kubelet's PodResources socket. Calls raise KubeletError."""
+    """The kubelet's PodResources socket. Calls raise KubeletError, or KubeletBusyError where there were too many of them."""
 
     async def held(self) -> Sequence[HeldDevices]:
         """Return which container holds which device IDs."""
@@ -509,6 +509,14 @@ class CdiFiles(Protocol):
 
     def digest(self, grant_id: str) -> str | None:
         """Return a digest of the spec of a grant; None when there is none."""
+        ...
+
+    def digest_of(self, spec: Mapping[str, object]) -> str:
+        """Return the digest that this spec has when it is written."""
+        ...
+
+    def total_bytes(self) -> int:
+        """Return the size of all specs that a runtime reads, anybody's."""
         ...
 
     def ids(self) -> Sequence[str]:

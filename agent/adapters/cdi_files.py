@@ -5,7 +5,7 @@ The host's spec is large (and often YAML), so it is read again only when a file 
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class CdiDirectory:
         self._kernel_drivers = kernel_drivers
         self._signature: _Signature | None = None
         self._host_spec: HostSpec | None = None
-        self._digests = Unchanged(lambda path: hashlib.sha256(Path(path).read_bytes()).hexdigest())
+        self._digests = Unchanged(lambda path: _digest(Path(path).read_bytes()))
         try:  # the directory is shared with the container runtime, so its mode is not ours to set
             dynamic.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -113,6 +113,14 @@ class CdiDirectory:
         except OSError as exc:
             raise StorageError(f"reading {self._dynamic / file_name(grant_id)}: {exc.strerror}") from exc
 
+    def digest_of(self, spec: Mapping[str, object]) -> str:
+        """See ``ports.CdiFiles``."""
+        return _digest(msgspec.json.encode(spec))
+
+    def total_bytes(self) -> int:
+        """See ``ports.CdiFiles``."""
+        return sum(_signature_of(path)[2] for path in self._specs())
+
     def ids(self) -> Sequence[str]:
         """See ``ports.CdiFiles``."""
         return [identifier for name in names_in(self._dynamic) if (identifier := grant_id_of_file(name)) is not None]
@@ -133,12 +141,15 @@ class CdiDirectory:
         return self._host_spec
 
     def _foreign_specs(self) -> list[Path]:
-        return [
-            path
-            for directory in (self._dynamic, self._static)
-            for path in list_directory(directory)
-            if path.suffix in (".json", ".yaml", ".yml") and grant_id_of_file(path.name) is None
-        ]
+        return [path for path in self._specs() if grant_id_of_file(path.name) is None]
+
+    def _specs(self) -> Iterator[Path]:
+        for directory in (self._dynamic, self._static):
+            yield from (path for path in list_directory(directory) if path.suffix in (".json", ".yaml", ".yml"))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _is_made_later(uuid: str, written: HostSpec) -> bool:

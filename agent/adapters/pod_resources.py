@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from agent.core.identity import HeldDevices
-from agent.errors import KubeletError
+from agent.errors import KubeletBusyError, KubeletError
 from proto.kubelet.podresources_pb2 import AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest
 from proto.kubelet.podresources_pb2_grpc import PodResourcesListerStub
 
@@ -60,7 +60,9 @@ class KubeletPodResources:
         try:
             yield
         except grpc.aio.AioRpcError as exc:
-            raise KubeletError(f"the kubelet's PodResources ({self._socket}): {exc.code().name}: {exc.details()}") from exc
+            # kubelet limits its clients' calls together, and refuses more: pkg/kubelet/apis/grpc/ratelimit.go
+            kind = KubeletBusyError if exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else KubeletError
+            raise kind(f"the kubelet's PodResources ({self._socket}): {exc.code().name}: {exc.details()}") from exc
 
 
 def _by_resource(devices: Sequence[ContainerDevices]) -> dict[str, list[str]]:

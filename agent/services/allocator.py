@@ -21,7 +21,7 @@ from agent.core.node_pages import line_of
 from agent.core.planning import Ask, Node, Planned, plan_grant
 from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import Limits
-from agent.errors import DriverError, KubeletError, MpsError, ShimError, StorageError
+from agent.errors import DriverError, KubeletBusyError, KubeletError, MpsError, ShimError, StorageError
 from agent.ports import CdiFiles, Clock, ContainerFiles, KubeletMemory, PodEvent, PodResources, ShimInstaller
 from agent.services.backends import Backends, Provision
 from agent.services.driver_watch import DriverWatch
@@ -30,6 +30,7 @@ from agent.services.grant_book import GrantBook
 from agent.services.injection import Injection
 from agent.services.liveness import Liveness
 from agent.services.pod_cache import PodCache
+from agent.services.shared_call import SharedCall
 from agent.services.telemetry import Telemetry
 from placement.request import request_of_container
 from proto import contract, units
@@ -42,6 +43,8 @@ T = TypeVar("T")
 HOLDER_WAIT_SECONDS = 2.0
 """How long IDs may stay unclaimed: an init container is recognised by its pod's spec, which the API may tell a moment later."""
 HOLDER_POLL_SECONDS = 0.2
+LISTING_SPACING_SECONDS = 0.02
+"""Between two of our calls to kubelet's PodResources: half of the 100 calls a second that it answers, to all its clients together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Allocator:
         self._watch = watch
         self._pods = pods
         self._book = book
-        self._pod_resources = pod_resources
+        self._listing = SharedCall(pod_resources.held, LISTING_SPACING_SECONDS)
         self._kubelet_memory = kubelet_memory
         self._files = files
         self._cdi = cdi
@@ -122,7 +125,7 @@ class Allocator:
         try:
             claim = await self._find_claim(resource, device_ids)
         except KubeletError as exc:
-            return self._refuse(None, None, Refusal(Reason.NODE_FAILURE, f"{exc}. It is asked again at the next retry"))
+            return self._refuse(None, None, _asked_again(exc))
         if isinstance(claim, Refusal):
             return self._refuse(None, None, claim)
         pod = await self._find_pod(claim, self.grant_id(resource, device_ids))
@@ -139,7 +142,10 @@ class Allocator:
 
     async def _find_claim(self, resource: str, device_ids: frozenset[str]) -> Claim | Refusal:
         async def look(last_look: bool) -> Claim | Refusal:
-            listing = await self._pod_resources.held()
+            try:
+                listing = await self._listing.answer()
+            except KubeletBusyError as exc:
+                return _asked_again(exc)
             remembered = await self._book.on_disk(self._kubelet_memory.remembered)
             return find_claim(listing, remembered, resource, device_ids, self._pods, last_look=last_look and self._pods.fresh)
 
@@ -354,3 +360,7 @@ class Allocator:
         self._events.record(
             PodEvent(grant.namespace, grant.pod, grant.pod_uid, grant.container, contract.EVENT_REASON_GRANTED, message, warning=False)
         )
+
+
+def _asked_again(exc: KubeletError) -> Refusal:
+    return Refusal(Reason.NODE_FAILURE, f"{exc}. It is asked again at the next retry")

@@ -7,10 +7,16 @@ files whose copy becomes the row; files of a container beside the row of the one
 the end of that pod sets right, since no container starts before its PreStart was answered; or files without either, which are swept.
 The row comes after the files it speaks of, because files can be refused: of a row that no files fit, nothing good would come at the
 next start. One thread does all file work, one change at a time.
+
+A runtime gives containers what it read of the specs a moment ago (``core.cdi_scans``), and the name of a spec is that of the IDs, which the
+next container may have as well. So a spec is never replaced: the earlier one is removed, and the new one written when no container can get
+the earlier one any more, so that what comes too early for the runtime is an error and kubelet tries again. A start that follows others
+closely is answered when the runtime has begun to read its spec. Nobody else waits meanwhile, and a spec that stays as it is costs nothing.
 """
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from agent.core.cdi_scans import ScanBacklog, ScanPace
 from agent.core.drift import FilesOfGrant
 from agent.core.inventory import DeviceBoard
 from agent.core.ledger import Grant, Ledger
@@ -25,13 +32,15 @@ from agent.core.planning import Planned
 from agent.core.reconciliation import orphans
 from agent.core.region_layout import Limits
 from agent.errors import StorageError
-from agent.ports import CdiFiles, ContainerFiles, GrantStore
+from agent.ports import CdiFiles, Clock, ContainerFiles, GrantStore
 from agent.services.changes import Changes
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Spec = Mapping[str, object]
+
+RUNTIME_PACE = ScanPace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +51,44 @@ class Survey:
     files: Mapping[str, FilesOfGrant]
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """How far a CDI spec is."""
+
+    ready_at: float
+    """From then on it may be written, or containers get it; monotonic."""
+    left: Spec | None = None
+    """What is left to write; None when it is written."""
+
+
 class GrantBook:
     """Grants, in memory and on disk."""
 
-    def __init__(self, store: GrantStore, files: ContainerFiles, cdi: CdiFiles) -> None:
+    def __init__(
+        self,
+        store: GrantStore,
+        files: ContainerFiles,
+        cdi: CdiFiles,
+        clock: Clock,
+        pace: ScanPace = RUNTIME_PACE,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Args: pace: how fast the runtime reads CDI specs. pause: waits for about so many seconds of the clock."""
         self._store = store
         self._files = files
         self._cdi = cdi
+        self._clock = clock
+        self._pace = pace
+        self._pause = pause
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._changing = asyncio.Lock()
         self._unsettled: Counter[str] = Counter()
         """Grant ids whose files are being brought in line with the ledger."""
         self._spec_digests: dict[str, str] = {}
         """Of the CDI specs as they were written, or first seen."""
+        self._forgotten_at: dict[str, float] = {}
+        """By grant id, when no container gets the spec any more that was removed last; monotonic, kept for a while."""
+        self._backlog = ScanBacklog()
         self.ledger = Ledger()
         self.changes = Changes()
         """Counts grants whose files were written, those that were released, and those that were over before their files were written."""
@@ -70,6 +104,9 @@ class GrantBook:
             logger.warning("a ledger row was lost; its copy beside the container's files is used", extra={"grant": grant.grant_id})
             self._store.write(grant)
         self.ledger = self.ledger.adopting((*loaded.grants, *copies))
+        forgetting_seconds = self._pace.forgetting_seconds(self._cdi.total_bytes())
+        # a crash may have come between the removal of a spec and the writing of the next
+        self._forgotten_at = dict.fromkeys(self.ledger.grants, self._clock.monotonic() + forgetting_seconds)
         earlier = sum(grant.boot_id != boot_id for grant in loaded.grants)
         logger.info("ledger loaded", extra={"grants": len(self.ledger.grants), "of_earlier_boots": earlier})
 
@@ -82,7 +119,7 @@ class GrantBook:
         shares_per_gpu: int,
         ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Enter a planned grant and write its files. To be called without awaiting anything since planning.
+        """Enter a planned grant and write its files, and wait until a container gets them. Await nothing between planning and this.
 
         The promise stands from the first moment, also when the caller is cancelled or the files fail: the next PreStart finds it.
 
@@ -94,22 +131,25 @@ class GrantBook:
         replaced = [earlier.grant_id for earlier in planned.superseded]
         self.ledger = self.ledger.releasing(replaced).granting(grant, board, shares_per_gpu)
 
-        def write() -> None:
+        def begin() -> _Written:
             for identifier in replaced:
                 self._remove(identifier)
-            self._write(grant, limits, spec)
+            return self._write(grant, limits, spec)
 
         async def change() -> None:
             if ready is not None:
                 await ready()
-            await self._change(partial(self._is_current, grant), write)
+            await self._until(await self._write_all(grant, begin))
 
         await self._whole((grant.grant_id, *replaced), change())
 
     async def rewrite(self, grant: Grant, limits: Limits, spec: Callable[[], Spec]) -> None:
         """Write the files of a grant again, as they should be; nothing happens when it is over. Raises as ``commit`` does."""
-        change = self._change(partial(self._is_current, grant), partial(self._write, grant, limits, spec))
-        await self._whole((grant.grant_id,), change)
+
+        async def change() -> None:
+            await self._write_all(grant, partial(self._write, grant, limits, spec))
+
+        await self._whole((grant.grant_id,), change())
 
     async def release(self, grants: Iterable[Grant]) -> None:
         """Remove files and rows of grants that are over, and then the promises: of each, whatever becomes of the others.
@@ -165,12 +205,25 @@ class GrantBook:
     def _is_orphan(self, grant_id: str) -> bool:
         return grant_id not in self.ledger.grants
 
-    async def _change(self, still_wanted: Callable[[], bool], work: Callable[[], None]) -> None:
-        """Do one change of the files, unless it became pointless while others were done."""
+    async def _write_all(self, grant: Grant, begin: Callable[[], _Written]) -> float:
+        """Write the files of a grant, the spec last and not before the earlier one is forgotten; return when containers get it."""
+        still_wanted = partial(self._is_current, grant)
+        written = await self._change(still_wanted, begin)
+        while written is not None and written.left is not None:
+            await self._until(written.ready_at)
+            written = await self._change(still_wanted, partial(self._write_spec, grant.grant_id, written.left))
+        return written.ready_at if written is not None else self._clock.monotonic()
+
+    async def _until(self, moment: float) -> None:
+        while (left := moment - self._clock.monotonic()) > 0:
+            await self._pause(left)
+
+    async def _change(self, still_wanted: Callable[[], bool], work: Callable[[], T]) -> T | None:
+        """Do one change of the files and return what it tells; None when it became pointless while others were done."""
         async with self._changing:
-            if still_wanted():
-                await self.on_disk(work)
+            told = await self.on_disk(work) if still_wanted() else None
             self.changes.notify()  # a pointless one too: what was made ready for it is nobody's by now
+            return told
 
     async def _whole(self, grant_ids: Iterable[str], change: Coroutine[None, None, None]) -> None:
         """Let a change run to its end, also when the caller is cancelled."""
@@ -217,20 +270,45 @@ class GrantBook:
             written_spec=self._spec_digests.get(grant_id),
         )
 
-    def _write(self, grant: Grant, limits: Limits, spec: Callable[[], Spec]) -> None:
+    def _write(self, grant: Grant, limits: Limits, spec: Callable[[], Spec]) -> _Written:
         self._files.prepare(grant, limits)
         self._store.write(grant)
-        self._spec_digests.pop(grant.grant_id, None)
-        self._cdi.write(grant.grant_id, spec())
-        written = self._cdi.digest(grant.grant_id)
-        if written is not None:
-            self._spec_digests[grant.grant_id] = written
+        return self._write_spec(grant.grant_id, spec())
+
+    def _write_spec(self, grant_id: str, spec: Spec) -> _Written:
+        """Write a spec if no container can get an earlier one of that name; else see to it that none can, later on."""
+        found, wanted = self._cdi.digest(grant_id), self._cdi.digest_of(spec)
+        if found == wanted:
+            self._spec_digests[grant_id] = wanted
+            return _Written(self._clock.monotonic())
+        if found is not None:
+            self._remove_spec(grant_id)
+        forgotten_at = self._forgotten_at.get(grant_id, -math.inf)
+        if self._clock.monotonic() < forgotten_at:
+            return _Written(forgotten_at, spec)
+        self._cdi.write(grant_id, spec)
+        self._spec_digests[grant_id] = wanted
+        return _Written(self._scanned(self._cdi.total_bytes()))
 
     def _remove(self, grant_id: str) -> None:
-        self._spec_digests.pop(grant_id, None)
-        self._cdi.remove(grant_id)
+        self._remove_spec(grant_id)
         self._files.remove(grant_id)
         self._store.remove(grant_id)
+
+    def _remove_spec(self, grant_id: str) -> None:
+        spec_bytes = self._cdi.total_bytes()
+        self._spec_digests.pop(grant_id, None)
+        self._cdi.remove(grant_id)
+        now = self._clock.monotonic()
+        self._forgotten_at = {known: moment for known, moment in self._forgotten_at.items() if moment > now}
+        self._forgotten_at[grant_id] = now + self._pace.forgetting_seconds(spec_bytes)
+        self._scanned(spec_bytes)
+
+    def _scanned(self, spec_bytes: int) -> float:
+        """Take note that the runtime scans the specs once more because of what was changed just now; return when containers get it."""
+        now, scan_seconds = self._clock.monotonic(), self._pace.scan_seconds(spec_bytes)
+        before, self._backlog = self._backlog, self._backlog.changed(now, scan_seconds)
+        return before.seen_from(now, scan_seconds)
 
 
 def _say_failure(grant_ids: Sequence[str], change: "asyncio.Future[None]") -> None:

@@ -1,8 +1,10 @@
 """The kubelet's PodResources v1 server: which pod holds which device IDs.
 
-Kept as the real one is: active pods only; ordinary init containers are left out; one entry per device and NUMA node, not one per resource.
+Kept as the real one is: active pods only; ordinary init containers are left out; one entry per device and NUMA node, not one per resource;
+more calls than ``CALLS_PER_SECOND`` are refused at once, however many clients share them.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,45 @@ from aliquot.standin.pods import PodSpec, Role
 from proto.kubelet import podresources_pb2 as pb
 from proto.kubelet import podresources_pb2_grpc as rpc
 
+CALLS_PER_SECOND = 100
+BURST_CALLS = 10
+"""Kubelet's ``DefaultQPS`` and ``DefaultBurstTokens``, pkg/kubelet/apis/podresources/constants.go."""
+
+
+class _TokenBucket:
+    """Who may call: ``BURST_CALLS`` at once, and ``CALLS_PER_SECOND`` in the long run."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._tokens = float(BURST_CALLS)
+        self._filled = monotonic()
+
+    def take(self) -> bool:
+        """Take a token; False when there is none."""
+        now = self._monotonic()
+        self._tokens = min(BURST_CALLS, self._tokens + (now - self._filled) * CALLS_PER_SECOND)
+        self._filled = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
 
 class PodResourcesServer(rpc.PodResourcesListerServicer):
     """Serves one socket from the kubelet's device table and its active pods."""
 
-    def __init__(self, socket: Path, table: Callable[[], DeviceTable], active_pods: Callable[[], Sequence[PodSpec]]) -> None:
+    def __init__(
+        self,
+        socket: Path,
+        table: Callable[[], DeviceTable],
+        active_pods: Callable[[], Sequence[PodSpec]],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.socket = socket
         self._table = table
         self._active_pods = active_pods
         self._server: grpc.aio.Server | None = None
+        self._bucket = _TokenBucket(monotonic)
 
     async def start(self) -> None:
         """Bind the socket, replacing one that a dead kubelet left."""
@@ -42,7 +74,8 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
 
     async def List(self, request: pb.ListPodResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ListPodResourcesResponse:
         """Every active pod, with or without devices."""
-        del request, context
+        del request
+        await self._admit(context)
         pods = self._active_pods()
         table = self._table()
         table.release_all_but({pod.uid for pod in pods})
@@ -50,6 +83,7 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.GetPodResourcesResponse:
         """One active pod by name."""
+        await self._admit(context)
         for pod in self._active_pods():
             if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
                 return pb.GetPodResourcesResponse(pod_resources=_pod_resources(pod, self._table()))
@@ -59,7 +93,8 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
         self, request: pb.AllocatableResourcesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AllocatableResourcesResponse:
         """Every healthy device, given away or not."""
-        del request, context
+        del request
+        await self._admit(context)
         devices = [
             entry
             for resource, advertised in self._table().advertised.items()
@@ -68,6 +103,10 @@ class PodResourcesServer(rpc.PodResourcesListerServicer):
             for entry in _entries(resource, device)
         ]
         return pb.AllocatableResourcesResponse(devices=devices)
+
+    async def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if not self._bucket.take():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
 
 def _pod_resources(pod: PodSpec, table: DeviceTable) -> pb.PodResources:

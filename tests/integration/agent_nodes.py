@@ -66,11 +66,6 @@ def share(node: Node, index: int, mib: int = 1024, cores: int | None = None) -> 
     return DeviceShare(node.inventory.gpus[index].uuid, mib * MIB, cores)
 
 
-def usable_mib(node: Node) -> int:
-    """What of the first GPU the agent offers to containers; all GPUs of a profile are alike."""
-    return node.allocatable(contract.RESOURCE_VGPU_MEMORY) // len(node.inventory.gpus)
-
-
 def is_running(pod: Any) -> bool:
     return bool(pod["status"].get("phase") == "Running")
 
@@ -105,6 +100,12 @@ async def eventually(condition: Callable[[], object], what: str, timeout_seconds
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(f"not within {timeout_seconds:g} s: {what}") from None
+
+
+async def usable_mib(node: Node) -> int:
+    """What of the first GPU the agent offers to containers; all GPUs of a profile are alike."""
+    await eventually(lambda: node.allocatable(contract.RESOURCE_VGPU_MEMORY), "the node offers memory")
+    return node.allocatable(contract.RESOURCE_VGPU_MEMORY) // len(node.inventory.gpus)
 
 
 def grants(node: Node) -> list[dict[str, Any]]:

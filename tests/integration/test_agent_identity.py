@@ -199,7 +199,7 @@ class TestKubeletThatForgot:
 async def test_after_a_reboot_nothing_of_the_boot_before_is_held_and_what_comes_next_gets_it():
     """Kubelet is up before the agent: it fails the pods it had, as it does on a real node, and their owners make others."""
     async with make_node("t4x2", ASSIGNED) as node:
-        whole = usable_mib(node)
+        whole = await usable_mib(node)
 
         def place(name: str, index: int) -> None:
             text = assignment(f"uid-{name}", main=[share(node, index, whole)])

@@ -131,7 +131,7 @@ class TestAssigned:
 
     async def test_two_pods_assigned_the_same_memory_are_told_apart_by_the_ledger(self, assigned_node):
         node = assigned_node
-        whole = usable_mib(node) - 512
+        whole = await usable_mib(node) - 512
         for name in ("one", "other"):
             text = assignment(f"uid-{name}", main=[share(node, 0, whole)])
             metadata = {"uid": f"uid-{name}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}

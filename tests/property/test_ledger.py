@@ -24,7 +24,7 @@ from agent.services.grant_book import GrantBook
 from proto.model import ContainerSpec, Pod, Policy
 from proto.units import MIB, WHOLE_GPU_PERCENT
 from tests.unit.agent.builders import BOOT, VGPU, ask, board, gpu, ids, limits, pod
-from tests.unit.agent.fakes import Disk
+from tests.unit.agent.fakes import NO_SCANS, Disk, FakeClock
 
 GPUS = 2
 GPU_MIB = 100
@@ -88,7 +88,9 @@ class AgentHistory(RuleBasedStateMachine):
     @initialize()
     def start_agent(self) -> None:
         self.disk = Disk(Path(self.directory.name))
-        self.book = GrantBook(*(Fused(adapter, self.fuse) for adapter in (self.disk.store, self.disk.files, self.disk.cdi)))  # type: ignore[arg-type]
+        self.book = GrantBook(
+            *(Fused(adapter, self.fuse) for adapter in (self.disk.store, self.disk.files, self.disk.cdi)), FakeClock(), NO_SCANS
+        )  # type: ignore[arg-type]
         self.book.load(BOOT)
 
     @rule(vgpus=st.integers(1, GPUS), mib=st.integers(1, GPU_MIB), cores=st.sampled_from([None, 10, 60]), picks=st.permutations(ALL_IDS))

@@ -1,12 +1,13 @@
 """Fakes of the agent's ports: the driver, the kubelet's sockets and the Kubernetes API as plain objects a test can steer."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
 from agent.adapters.ledger_files import LedgerFiles
+from agent.core.cdi_scans import ScanPace
 from agent.core.conflict import Evidence
 from agent.core.health import HealthRules
 from agent.core.identity import HeldDevices, RememberedDevices
@@ -41,6 +42,10 @@ class FakeClock:
 
 AT_ONCE = HealthRules(recovery_seconds=0, quarantine_seconds=0)
 """A GPU is healthy again with its first clean answer."""
+
+
+NO_SCANS = ScanPace(0, 0, 0)
+"""A container runtime that knows what is in a CDI directory at once."""
 
 
 class FakeDriver:
@@ -244,8 +249,10 @@ class Disk:
         self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", **kernel)
         kernel["kernel_drivers"].touch()
 
-    def book(self) -> GrantBook:
-        return GrantBook(self.store, self.files, self.cdi)
+    def book(
+        self, clock: Clock | None = None, pace: ScanPace = NO_SCANS, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> GrantBook:
+        return GrantBook(self.store, self.files, self.cdi, clock or FakeClock(), pace, pause)
 
 
 def make_injection(

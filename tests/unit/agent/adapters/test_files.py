@@ -435,6 +435,20 @@ class TestCdiDirectory:
         cdi.remove("abc")
         assert cdi.ids() == []
 
+    def test_a_spec_has_the_digest_that_was_foretold(self, tmp_path):
+        cdi, spec = self.make(tmp_path), {"kind": "aliquot.dev/vgpu", "devices": [{"name": "abc"}]}
+        cdi.write("abc", spec)
+        assert cdi.digest("abc") == cdi.digest_of(spec)
+        assert cdi.digest_of({}) != cdi.digest_of(spec)
+
+    def test_all_that_a_runtime_reads_is_counted(self, tmp_path):
+        cdi = self.make(tmp_path)
+        (tmp_path / "static/nvidia.yaml").write_bytes(b"x" * 1000)
+        (tmp_path / "dynamic/other.json").write_bytes(b"x" * 100)
+        (tmp_path / "dynamic/.other.json.1.aliquot-tmp").write_bytes(b"x" * 5000)
+        cdi.write("abc", {})
+        assert cdi.total_bytes() == 1102
+
     def test_the_hosts_spec_is_found_in_yaml_and_read_again_when_it_changes(self, tmp_path):
         cdi = self.make(tmp_path)
         assert cdi.host_spec() is None

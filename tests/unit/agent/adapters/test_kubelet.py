@@ -13,7 +13,7 @@ from agent.adapters import pod_resources
 from agent.adapters.kubelet_grpc import KubeletDirectory
 from agent.adapters.pod_resources import KubeletPodResources
 from agent.core.identity import HeldDevices
-from agent.errors import KubeletError
+from agent.errors import KubeletBusyError, KubeletError
 from proto import contract
 from proto.kubelet import deviceplugin_pb2 as pb
 from proto.kubelet import podresources_pb2 as resources
@@ -202,6 +202,15 @@ class TestPodResources:
         await serve(tmp_path / "pr.sock", add_PodResourcesListerServicer_to_server, Lister())
         held = await api.held()
         assert held == [HeldDevices("default", "a", "main", VGPU, frozenset({"GPU-0::0", "GPU-1::0"}))]
+
+    async def test_a_kubelet_that_had_too_many_calls_is_busy(self, tmp_path, serve, api):
+        class Limited(Lister):
+            async def List(self, request, context):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+        await serve(tmp_path / "pr.sock", add_PodResourcesListerServicer_to_server, Limited())
+        with pytest.raises(KubeletBusyError, match="rejected by rate limit"):
+            await api.held()
 
     async def test_allocatable_ids_are_those_of_the_resource(self, tmp_path, serve, api):
         await serve(tmp_path / "pr.sock", add_PodResourcesListerServicer_to_server, Lister())

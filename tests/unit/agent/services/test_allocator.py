@@ -6,13 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.adapters.pod_resources import KubeletPodResources
 from agent.core.cdi import Interposition
 from agent.core.identity import RememberedDevices
 from agent.core.injection import DeviceInjection
 from agent.core.limits import FailPolicy
 from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import decode_limits
-from agent.errors import ShimError
+from agent.errors import KubeletBusyError, ShimError
 from agent.services.allocator import Allocator, AllocatorOptions
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
@@ -20,6 +21,9 @@ from agent.services.liveness import Liveness
 from agent.services.pod_cache import PodCache
 from agent.services.process_census import ProcessCensus
 from agent.services.telemetry import Telemetry
+from aliquot.standin.devices import Allocation, DeviceTable
+from aliquot.standin.podresources import PodResourcesServer
+from aliquot.standin.pods import Container, PodSpec, Role
 from placement.fit import Reject
 from proto import contract
 from proto.model import ContainerSpec, ContainerState, ContainerStatus, Policy
@@ -40,6 +44,7 @@ from tests.unit.agent.fakes import (
 )
 from tests.unit.agent.partitions import make_backends
 
+APP = Container("main", Role.APP, (), (), ())
 DEFAULTS = {"pod_wait_seconds": 0.05, "priority_page": "/run/aliquot/priority/page"}
 
 
@@ -47,14 +52,21 @@ class Harness:
     """An allocator over fakes of everything but the files."""
 
     def __init__(
-        self, base: Path, policy: Policy | None = None, backends=make_backends, *, injection=DeviceInjection.CDI, **options
+        self,
+        base: Path,
+        policy: Policy | None = None,
+        backends=make_backends,
+        *,
+        injection=DeviceInjection.CDI,
+        pod_resources=None,
+        **options,
     ) -> None:
         self.disk = Disk(base)
         self.driver = FakeDriver(reading(gpu(0), gpu(1)))
         self.watch = DriverWatch(self.driver, 1.0)
         self.pods = PodCache()
         self.book = self.disk.book()
-        self.pod_resources = FakePodResources()
+        self.pod_resources = pod_resources or FakePodResources()
         self.kubelet_memory = FakeKubeletMemory()
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, FakeClock())
@@ -207,6 +219,43 @@ async def test_during_an_api_outage_containers_restart_and_new_ones_wait(node):
 async def test_a_silent_kubelet_is_a_reason_to_retry(node):
     await node.ready(placed())
     node.pod_resources.listing = None
+    refusal = await node.allocator.prestart(VGPU, ids("0:0"))
+    assert refusal is not None
+    assert refusal.reason is Reason.NODE_FAILURE
+
+
+async def test_a_burst_of_starts_keeps_within_kubelets_limit_of_calls_and_none_is_refused(tmp_path):
+    starting = [PodSpec("default", f"p{number}", f"uid-p{number}", (APP,), "Always", 0) for number in range(32)]
+    of_pods = [ids(f"{number % 2}:{number}") for number in range(32)]
+    table = DeviceTable(allocations=[Allocation(one.uid, "main", VGPU, tuple(of_pods[at]), b"") for at, one in enumerate(starting)])
+    time = FakeClock()
+    kubelet = PodResourcesServer(tmp_path / "pr.sock", lambda: table, lambda: starting, time.monotonic)
+    await kubelet.start()
+    resources = KubeletPodResources(kubelet.socket)
+    small = [pod(one.name, ContainerSpec("main", limits(1, 10))) for one in starting]
+    try:
+        node = await Harness(tmp_path, Policy.BINPACK, pod_resources=resources).ready(*small)
+        starts = asyncio.gather(*(node.allocator.prestart(VGPU, one) for one in of_pods))
+        assert await asyncio.wait_for(starts, 60) == [None] * 32
+        with pytest.raises(KubeletBusyError):  # another client, such as a monitoring agent, leaves nothing
+            await asyncio.gather(*(resources.held() for _ in range(11)))
+        once_more = asyncio.ensure_future(node.allocator.prestart(VGPU, of_pods[0]))
+        await asyncio.sleep(0.1)
+        assert not once_more.done()
+        time.seconds += 1
+        assert await asyncio.wait_for(once_more, 60) is None
+    finally:
+        await resources.close()
+        await kubelet.stop()
+
+
+async def test_a_kubelet_that_stays_busy_is_a_reason_to_retry(tmp_path):
+    class Busy(FakePodResources):
+        async def held(self):
+            node.clock.seconds += 1
+            raise KubeletBusyError("rejected by rate limit")
+
+    node = await Harness(tmp_path, pod_resources=Busy()).ready(placed())
     refusal = await node.allocator.prestart(VGPU, ids("0:0"))
     assert refusal is not None
     assert refusal.reason is Reason.NODE_FAILURE

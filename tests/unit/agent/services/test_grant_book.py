@@ -1,15 +1,18 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from agent.core.cdi import HostSpecError
+from agent.core.cdi import HostSpecError, file_name
+from agent.core.cdi_scans import ScanPace
+from agent.core.drift import DriftKind, Snapshot, find_drifts
 from agent.core.ledger import GRANT_ROWS
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.planning import Planned
 from agent.errors import StorageError
 from proto.model import Preferences
 from tests.unit.agent.builders import BOOT, board, grant, ids, pod, share
-from tests.unit.agent.fakes import Disk, settle
+from tests.unit.agent.fakes import Disk, FakeClock, settle, until
 
 
 @pytest.fixture
@@ -182,3 +185,132 @@ async def test_a_row_that_cannot_be_written_is_an_error(disk, monkeypatch):
     with pytest.raises(StorageError):
         await commit(disk.book(), ONE)
     assert on_disk(disk)[2] == set()
+
+
+class Patience:
+    """Looks at the clock again and again, however long it is to wait."""
+
+    def __init__(self) -> None:
+        self._pauses = 0
+
+    async def pause(self, seconds: float) -> None:
+        self._pauses += 1
+        await asyncio.sleep(0.01)
+
+    async def is_tried(self) -> None:
+        """Return when somebody has looked at the clock, as it is now, and waits."""
+        wanted = self._pauses + 2
+        await until(lambda: self._pauses >= wanted)
+
+
+class TestWhatTheRuntimeStillHas:
+    """With a runtime that takes 10 s for a scan, by a clock that stands still."""
+
+    PACE = ScanPace(seconds_per_byte=0.0, least_forgetting_seconds=20.0, most_forgetting_seconds=20.0)
+    ANOTHER = grant(ids("0:0"), share(1, 600), of=pod("b"))
+
+    @pytest.fixture
+    async def clock(self):
+        return FakeClock()
+
+    @pytest.fixture
+    async def patience(self):
+        return Patience()
+
+    @pytest.fixture
+    async def book(self, disk, clock, patience):
+        return disk.book(clock, self.PACE, patience.pause)
+
+    def content(self, disk) -> bytes | None:
+        path = disk.base / "cdi" / file_name(ONE.grant_id)
+        return path.read_bytes() if path.exists() else None
+
+    async def test_an_earlier_spec_is_removed_and_forgotten_before_the_new_one_is_written(self, disk, book, clock, patience):
+        await commit(book, ONE, spec=lambda: {"gpu": 0})
+        starting = asyncio.ensure_future(commit(book, self.ANOTHER, spec=lambda: {"gpu": 1}))
+        await patience.is_tried()
+        assert self.content(disk) is None
+        assert disk.store.read(ONE.grant_id) == self.ANOTHER
+        clock.seconds += 19.9
+        await patience.is_tried()
+        assert self.content(disk) is None
+        clock.seconds += 0.1
+        await asyncio.wait_for(starting, 60)
+        assert self.content(disk) == b'{"gpu":1}'
+
+    async def test_others_start_while_one_waits(self, disk, book, clock, patience):
+        await commit(book, ONE, spec=lambda: {"gpu": 0})
+        starting = asyncio.ensure_future(commit(book, self.ANOTHER, spec=lambda: {"gpu": 1}))
+        await patience.is_tried()
+        await asyncio.wait_for(commit(book, OTHER), 60)
+        assert OTHER.grant_id in disk.cdi.ids()
+        assert not starting.done()
+        clock.seconds += 20
+        await asyncio.wait_for(starting, 60)
+
+    async def test_a_spec_that_stays_as_it_is_is_not_touched(self, disk, book):
+        await commit(book, ONE)
+        path = disk.base / "cdi" / file_name(ONE.grant_id)
+        before = path.stat()
+        await commit(book, replace(ONE, container="restarted"))
+        assert (path.stat().st_ino, path.stat().st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
+        survey = await book.survey()
+        assert survey.files[ONE.grant_id].written_spec == survey.files[ONE.grant_id].spec
+
+    async def test_ids_that_were_just_released_wait_as_well(self, disk, book, clock, patience):
+        await commit(book, ONE)
+        await book.release([ONE])
+        starting = asyncio.ensure_future(commit(book, self.ANOTHER))
+        await patience.is_tried()
+        assert self.content(disk) is None
+        clock.seconds += 20
+        await asyncio.wait_for(starting, 60)
+        assert self.content(disk) is not None
+
+    async def test_a_start_that_is_over_before_it_may_write_writes_nothing(self, disk, book, clock, patience):
+        await commit(book, ONE, spec=lambda: {"gpu": 0})
+        starting = asyncio.ensure_future(commit(book, self.ANOTHER, spec=lambda: {"gpu": 1}))
+        await patience.is_tried()
+        await book.release([self.ANOTHER])
+        clock.seconds += 20
+        await asyncio.wait_for(starting, 60)
+        assert on_disk(disk) == (set(),) * 3
+
+    async def test_a_start_that_is_given_up_leaves_a_grant_that_the_next_try_and_the_reconciler_find_whole(
+        self, disk, book, clock, patience
+    ):
+        await commit(book, ONE, spec=lambda: {"gpu": 0})
+        starting = asyncio.ensure_future(commit(book, self.ANOTHER, spec=lambda: {"gpu": 1}))
+        await patience.is_tried()
+        starting.cancel()
+        clock.seconds += 20
+        await until(lambda: self.content(disk) == b'{"gpu":1}')
+
+    async def test_an_agent_that_was_killed_between_removal_and_writing_leaves_no_spec_and_the_next_one_waits(
+        self, disk, book, clock, patience
+    ):
+        await commit(book, ONE, spec=lambda: {"gpu": 0})
+        killed = asyncio.ensure_future(commit(book, self.ANOTHER, spec=lambda: {"gpu": 1}))
+        await patience.is_tried()
+        after = Disk(disk.base)
+        book = after.book(clock, self.PACE, patience.pause)
+        book.load(BOOT)
+        assert book.ledger.grants == {ONE.grant_id: self.ANOTHER}
+        survey = await book.survey()
+        (drift,) = find_drifts(Snapshot(survey.grants, survey.files))
+        assert drift.kind is DriftKind.LOST_SPEC
+        cure = asyncio.ensure_future(book.rewrite(self.ANOTHER, limits_of(self.ANOTHER, FailPolicy.CLOSED), lambda: {"gpu": 1}))
+        await patience.is_tried()
+        assert self.content(disk) is None
+        clock.seconds += 20
+        await asyncio.wait_for(asyncio.gather(cure, killed), 60)
+        assert self.content(disk) == b'{"gpu":1}'
+
+    async def test_of_starts_in_a_burst_each_is_answered_when_the_scan_before_it_is_over(self, disk, clock, patience):
+        book = disk.book(clock, ScanPace(seconds_per_byte=1.0, least_forgetting_seconds=0.0, most_forgetting_seconds=20.0), patience.pause)
+        await asyncio.wait_for(commit(book, ONE, spec=lambda: {"kind": "as large as a spec is"}), 60)  # a scan of 10 s
+        second = asyncio.ensure_future(commit(book, OTHER))
+        await patience.is_tried()
+        assert OTHER.grant_id in disk.cdi.ids()
+        clock.seconds += 10
+        await asyncio.wait_for(second, 60)

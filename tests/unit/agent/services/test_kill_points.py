@@ -9,10 +9,11 @@ import pytest
 
 from agent.core.drift import Snapshot, find_drifts
 from agent.services.grant_book import GrantBook
+from agent.services.shared_call import SharedCall
 from proto.model import ContainerSpec
 from proto.units import MIB
 from tests.unit.agent.builders import BOOT, assigned, ids, limits, pod, share
-from tests.unit.agent.fakes import Disk, settle
+from tests.unit.agent.fakes import NO_SCANS, Disk, FakeClock, settle
 from tests.unit.agent.services.test_allocator import Harness, placed
 
 PORTS = ("held", "remembered", "installed", "host_spec", "read", "write", "prepare", "digest", "remove", "ids", "limits", "has_region")
@@ -74,8 +75,9 @@ async def node_at(base: Path, fuse: Fuse | None = None) -> Harness:
     node = Harness(base)
     if fuse is not None:
         disk = Disk(base)
-        node.book.__init__(*(Fused(port, fuse) for port in (disk.store, disk.files, disk.cdi)))  # type: ignore[misc]
-        for name in ("_pod_resources", "_kubelet_memory", "_shim", "_cdi", "_files"):
+        node.book.__init__(*(Fused(port, fuse) for port in (disk.store, disk.files, disk.cdi)), FakeClock(), NO_SCANS)  # type: ignore[misc]
+        node.allocator._listing = SharedCall(Fused(node.pod_resources, fuse).held, 0.0)
+        for name in ("_kubelet_memory", "_shim", "_cdi", "_files"):
             setattr(node.allocator, name, Fused(getattr(node.allocator, name), fuse))
     node.book.load(BOOT)
     return await node.ready(placed())
@@ -144,7 +146,7 @@ async def test_an_end_that_was_killed_anywhere_is_made_good(tmp_path, again):
         assert await start_killed_at(base, 10_000) is None
         fuse = Fuse(step)
         disk = Disk(base)
-        book = GrantBook(*(Fused(port, fuse) for port in (disk.store, disk.files, disk.cdi)))  # type: ignore[arg-type]
+        book = GrantBook(*(Fused(port, fuse) for port in (disk.store, disk.files, disk.cdi)), FakeClock(), NO_SCANS)  # type: ignore[arg-type]
         book.load(BOOT)
         try:
             await book.release(tuple(book.ledger.grants.values()))

@@ -1,0 +1,68 @@
+import asyncio
+
+import pytest
+
+from agent.services.shared_call import SharedCall
+from tests.unit.agent.fakes import settle, until
+
+
+class Server:
+    """Answers with the number of the call, once it may."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.may_answer = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def call(self) -> int:
+        self.calls += 1
+        number = self.calls
+        await self.may_answer.wait()
+        if self.error is not None:
+            raise self.error
+        return number
+
+
+@pytest.fixture
+async def server():
+    return Server()
+
+
+async def test_all_who_ask_while_a_call_runs_share_the_one_that_begins_after_them(server):
+    shared = SharedCall(server.call, 0.0)
+    first = asyncio.ensure_future(shared.answer())
+    await until(lambda: server.calls)
+    others = [asyncio.ensure_future(shared.answer()) for _ in range(40)]
+    await settle()
+    server.may_answer.set()
+    assert await first == 1
+    assert await asyncio.gather(*others) == [2] * 40
+
+
+async def test_calls_are_apart(server):
+    server.may_answer.set()
+    shared = SharedCall(server.call, 0.05)
+    begun = asyncio.get_running_loop().time()
+    for _ in range(3):
+        await shared.answer()
+    assert asyncio.get_running_loop().time() - begun >= 0.1
+
+
+async def test_an_error_is_told_to_all_and_forgotten(server):
+    shared = SharedCall(server.call, 0.0)
+    server.error = OSError("away")
+    server.may_answer.set()
+    outcomes = await asyncio.gather(*(shared.answer() for _ in range(3)), return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["away"] * 3
+    server.error = None
+    assert await shared.answer() == 2
+
+
+async def test_one_who_is_cancelled_leaves_the_call_to_the_others(server):
+    shared = SharedCall(server.call, 0.0)
+    cancelled, waits = (asyncio.ensure_future(shared.answer()) for _ in range(2))
+    await until(lambda: server.calls)
+    cancelled.cancel()
+    server.may_answer.set()
+    assert await waits == 1
+    assert cancelled.cancelled()
