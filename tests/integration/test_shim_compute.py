@@ -15,6 +15,7 @@ import pytest
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
 from tests.fakes.container import MIB, Container, Node
+from tests.fakes.wall_clock import WallClock
 
 LIMIT_MIB = 8192
 ERROR_POINTS = 6
@@ -103,7 +104,7 @@ done = 0
 began = time.monotonic()
 while True:
     share = 100 * work_for(0.25, 1000, lambda: spin(function, 1000)) / 1e6 / 0.25
-    tell(share=share, at=time.monotonic())
+    tell(share=share, at=time.monotonic(), wall=time.time())
 """
 """Reports its share of the device every quarter of a second, for ever."""
 
@@ -120,6 +121,17 @@ def shares_after(program, since: float, samples: int = 6) -> list[float]:
         if report["at"] > since + 0.3:
             shares.append(report["share"])
     return shares
+
+
+def test_a_wall_clock_that_is_set_changes_no_share(node, tmp_path):
+    clock, container, day = WallClock(tmp_path), tenant(node, 40), 86_400
+    container.settings.update(clock.environment)
+    with steady(container) as program:
+        assert program.listen() == {"ready": True}
+        for seconds in (day, -day):
+            clock.jump(seconds)
+            assert_held(shares_after(program, time.monotonic() + 1), 40, 2 * ERROR_POINTS)
+            assert program.listen()["wall"] - time.time() == pytest.approx(seconds, abs=day / 2), "the program sees the clock that was set"
 
 
 def test_a_ceiling_that_is_raised_and_lowered_acts_within_a_second(node):
