@@ -45,6 +45,7 @@ def inject(product: Kubectl, node_name: str) -> Iterator[Inject]:
         wait_for_state(product, node_name, uuid, "healthy")
 
 
+@pytest.mark.timeout(4 * RECOVERY_SECONDS + 100)
 def test_a_lost_gpu_gets_no_new_work_until_it_is_back_and_its_containers_are_left_alone(
     invariants: Invariants, kubectl: Kubectl, product: Kubectl, node_name: str, inject: Inject
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_lost_gpu_gets_no_new_work_until_it_is_back_and_its_containers_are_lef
     invariants.hold(gpu_answers=False)  # what programs had on the GPU went with it: each has to start anew, when its owner wants
 
 
+@pytest.mark.timeout(RECOVERY_SECONDS + GPUS * 60 + 350)
 def test_a_kubelet_that_restarts_while_a_gpu_is_out_of_service_ends_no_container_of_a_full_node(
     invariants: Invariants, kubectl: Kubectl, product: Kubectl, node: Cluster, node_name: str, inject: Inject
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_kubelet_that_restarts_while_a_gpu_is_out_of_service_ends_no_container
     invariants.hold()
 
 
+@pytest.mark.timeout(400)
 def test_a_node_that_is_deleted_and_registers_again_has_its_gpus_and_its_containers(
     invariants: Invariants, product: Kubectl, node: Cluster, node_name: str
 ) -> None:

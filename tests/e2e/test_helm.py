@@ -66,16 +66,23 @@ def test_a_release_is_installed_tested_upgraded_rolled_back_and_removed(bare: Ta
     assert "Phase:          Succeeded" in helm("test", RELEASE)
 
     kubectl.apply(slice_pod("before", Slice(2048)))
-    running = kubectl.wait_for_phase("before", "Running")["status"]["containerStatuses"][0]["containerID"]
+    kubectl.wait_for_phase("before", "Running")
+
+    def container_and_its_memory() -> tuple[str, int, list[int]]:
+        container = kubectl.get("pod", "before")["status"]["containerStatuses"][0]
+        devices = Client(kubectl, "before").devices()
+        return container["containerID"], container["restartCount"], [device["total_bytes"] for device in devices]
+
+    running = container_and_its_memory()
+    assert running[2] == [2048 * MIB]
     helm("upgrade", RELEASE, str(CHART), "--reuse-values", "--set=agent.settings.sharesPerGpu=4", "--wait", "--timeout=120s")
     wait_until_rolled_out(system)
     eventually(lambda: shares_per_gpu() == {4}, "the agents to have the new setting")
     helm("rollback", RELEASE, "--wait", "--timeout=120s")
     wait_until_rolled_out(system)
     eventually(lambda: shares_per_gpu() == {SHARES_PER_GPU}, "the agents to have the old setting")
-    assert kubectl.get("pod", "before")["status"]["containerStatuses"][0]["containerID"] == running
-    assert [device["total_bytes"] for device in Client(kubectl, "before").devices()] == [2048 * MIB]
+    assert container_and_its_memory() == running
 
-    kubectl.delete("pod", "before")
     helm("uninstall", RELEASE, "--wait", "--timeout=120s")
     assert of_the_cluster() == before
+    assert container_and_its_memory() == running, "who runs keeps the share and its limit"

@@ -37,6 +37,7 @@ def test_a_kubelet_that_lost_its_checkpoint_offers_everything_again_and_nobody_g
     invariants.hold()
 
 
+@pytest.mark.timeout(400)
 def test_while_the_api_server_is_down_for_a_minute_containers_run_on_and_afterwards_pods_start(
     invariants: Invariants, kubectl: Kubectl, node: Cluster, product: Kubectl, node_name: str
 ) -> None:
@@ -71,6 +72,7 @@ def answers(kubectl: Kubectl) -> bool:
     return True
 
 
+@pytest.mark.timeout(300)
 def test_a_full_disk_refuses_new_pods_with_the_reason_and_touches_no_running_one(
     state_on_small_disk: str, invariants: Invariants, kubectl: Kubectl, node: Cluster
 ) -> None:

@@ -130,6 +130,7 @@ def queued_job(name: str, wanted: Slice) -> Object:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "labels": {QUEUE: "gpus"}}, "spec": spec}
 
 
+@pytest.mark.timeout(300)
 def test_kueue_counts_memory_of_shares_and_a_job_waits_until_there_is_enough(kubectl: Kubectl, queue: list[Object]) -> None:
     first = next(item["metadata"]["name"] for item in queue if item["kind"] == "Job")
     pods = running(kubectl, first, 2)

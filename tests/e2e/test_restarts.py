@@ -1,5 +1,7 @@
 """Agent and kubelet restart under running containers, which notice nothing; new pods work afterwards."""
 
+import pytest
+
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.invariants import Invariants
 from tests.e2e.kubectl import Kubectl, Object, eventually
@@ -13,6 +15,7 @@ def test_a_new_agent_finds_running_containers_as_the_old_one_left_them(invariant
     invariants.hold()
 
 
+@pytest.mark.timeout(500)
 def test_a_killed_agent_is_back_and_running_containers_noticed_nothing(
     invariants: Invariants, product: Kubectl, node: Cluster, node_name: str
 ) -> None:

@@ -36,6 +36,7 @@ def system(product: Kubectl) -> Kubectl:
     return system
 
 
+@pytest.mark.timeout(BURST * 60 + 300)
 def test_an_extender_killed_between_filter_and_bind_promises_nothing_twice(
     invariants: Invariants, kubectl: Kubectl, system: Kubectl, node: Cluster, bindings_hang: Callable[[], None]
 ) -> None:

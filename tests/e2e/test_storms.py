@@ -65,6 +65,7 @@ def test_an_agent_killed_at_random_in_a_storm_of_pods_gives_every_pod_its_own_sh
     invariants.hold()
 
 
+@pytest.mark.timeout(3 * ARRIVING_PODS * 90 + 800)
 def test_an_agent_is_upgraded_and_rolled_back_while_pods_run_and_arrive(
     invariants: Invariants, kubectl: Kubectl, product: Kubectl, next_image: str
 ) -> None:

@@ -6,7 +6,7 @@ import shutil
 import socket
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,15 @@ class Prometheus:
                 return
             await asyncio.sleep(0.5)
         raise AssertionError(f"waited {PATIENCE_SECONDS:.0f} s for {what}")
+
+    async def until_it_is(self, wanted: Any, ask: Callable[[], Awaitable[Any]]) -> None:
+        """Ask again and again until that is the answer. Raises AssertionError with the last one."""
+        for _ in range(int(PATIENCE_SECONDS / 0.5)):
+            answer = await ask()
+            if answer == wanted:
+                return
+            await asyncio.sleep(0.5)
+        raise AssertionError(f"waited {PATIENCE_SECONDS:.0f} s for {wanted}, found {answer}")
 
 
 def rule_groups(rules: str) -> list[dict[str, Any]]:

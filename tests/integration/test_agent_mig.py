@@ -149,16 +149,24 @@ class TestOnDemand:
     async def test_mig_manager_is_left_alone_while_it_works(self, local_node):
         node = local_node
 
-        def label(state: str) -> None:
-            labels = {"nvidia.com/mig.config.state": state}
-            node.cluster.update(Kind.NODE, "", node.options.name, lambda one: one["metadata"].setdefault("labels", {}).update(labels))
+        async def label(state: str) -> None:
+            """Write the label, and take the capacity away with it: once it is back, the agent has seen both."""
 
-        label("pending")
-        await asyncio.sleep(0.3)
+            def change(one: dict[str, Any]) -> None:
+                one["metadata"].setdefault("labels", {})["nvidia.com/mig.config.state"] = state
+                del one["status"]["capacity"][contract.RESOURCE_VGPU_MEMORY]
+
+            node.cluster.update(Kind.NODE, "", node.options.name, change)
+            await eventually(lambda: contract.RESOURCE_VGPU_MEMORY in capacity(), "the agent publishes the capacity again")
+
+        def capacity() -> dict[str, str]:
+            return node.cluster.get(Kind.NODE, "", node.options.name)["status"]["capacity"]
+
+        await label("pending")
         node.create_pod(manifest("a", mig()))
         await refused(node, "a", "nvidia.com/mig.config.state", "pending")
         assert instances(node) == []
-        label("success")
+        await label("success")
         await running(node, "a")
 
     async def test_a_container_that_restarts_after_a_reset_gets_the_instance_that_is_made_again(self, local_node):

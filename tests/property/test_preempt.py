@@ -1,5 +1,7 @@
 """Victims are the cheapest there are, and no gang is broken: compared with all subsets of up to ten pods on small nodes."""
 
+import math
+from collections.abc import Iterable
 from itertools import chain, combinations
 
 from hypothesis import event, given, settings
@@ -9,7 +11,7 @@ from placement.choose import choose_pod
 from placement.refusal import Refusal
 from proto import units
 from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Policy, Preferences
-from scheduler_plugin.core.preempt import Band, Preemption, Victim, cheapest_victims, cost_of
+from scheduler_plugin.core.preempt import Band, Preemption, Victim, cheapest_victims
 from scheduler_plugin.core.state import ClusterState
 from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share
 
@@ -58,24 +60,35 @@ def breaks_a_gang(question: Preemption, chosen: tuple[str, ...]) -> bool:
     return any(count > band.spare and not (band.whole and count == len(band.members)) for band, count in counts)
 
 
+def ranking(question: Preemption, chosen: Iterable[str]) -> tuple[int, float, int, int]:
+    """What kube-scheduler compares, said anew: pods beyond what budgets allow, the highest priority, how many pods, their priorities."""
+    victims = [victim for victim in question.candidates if victim.uid in chosen]
+    priorities = [victim.priority for victim in victims]
+    exceeded = 0
+    for budget, allowed in question.allowed.items():
+        counted = [victim for victim in victims if budget in victim.budgets]
+        exceeded += len(counted[allowed:])
+    return exceeded, max(priorities, default=-math.inf), len(victims), sum(priorities)
+
+
 @settings(max_examples=200, deadline=None)
 @given(questions())
 def test_no_set_of_victims_is_cheaper(question_and_state):
     state, question = question_and_state
-    by_uid = {victim.uid: victim for victim in question.candidates}
+    uids = [victim.uid for victim in question.candidates]
     best = None
-    for chosen in chain.from_iterable(combinations(by_uid, size) for size in range(len(by_uid) + 1)):
-        cost = cost_of([by_uid[uid] for uid in chosen], question.allowed)
-        if (best is not None and cost >= best) or breaks_a_gang(question, chosen):
+    for chosen in chain.from_iterable(combinations(uids, size) for size in range(len(uids) + 1)):
+        rank = ranking(question, chosen)
+        if (best is not None and rank >= best) or breaks_a_gang(question, chosen):
             continue
         gone = [state.pods[uid] for uid in chosen]
         for pod in gone:
             state.drop_pod(pod.uid)
         if not isinstance(choose_pod(state.device_states("n1"), question.request, question.policy), Refusal):
-            best = cost
+            best = rank
         for pod in gone:
             state.set_pod(pod)
     found = cheapest_victims(question)
     event("impossible" if found is None else f"{len(found)} victims")
     assert found is None or not breaks_a_gang(question, tuple(found))
-    assert (None if found is None else cost_of([by_uid[uid] for uid in found], question.allowed)) == best
+    assert (None if found is None else ranking(question, found)) == best

@@ -1,6 +1,7 @@
 """Fakes of the agent's ports: the driver, the kubelet's sockets and the Kubernetes API as plain objects a test can steer."""
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from agent.core.registration import FileIdentity
 from agent.errors import DriverLeftError, DriverTimeoutError, KubeApiError, KubeletError
 from agent.ports import Clock, NodeEvent, PodEvent
 from agent.services.driver_watch import DriverWatch
+from agent.services.events import EventRecorder
 from agent.services.grant_book import GrantBook
 from agent.services.injection import Injection
 from agent.services.pod_cache import PodCache
@@ -293,6 +295,20 @@ async def until(condition: Callable[[], object]) -> None:
             if condition():
                 return
             await asyncio.sleep(0.01)
+
+
+async def posted(recorder: EventRecorder, api: FakeKubeApi) -> Sequence[PodEvent | NodeEvent]:
+    """Have everything posted that was recorded so far, however slow the machine is; return all that was ever posted.
+
+    Events are posted in order, in threads. One of our own goes last through the queue, so what is not there after it was never recorded.
+    """
+    last = NodeEvent("test", "", "Last", uuid.uuid4().hex, warning=False)
+    recorder.record(last)
+    running = asyncio.ensure_future(recorder.run())
+    await until(lambda: last in api.events)
+    running.cancel()
+    api.events.remove(last)
+    return api.events
 
 
 async def settle() -> None:

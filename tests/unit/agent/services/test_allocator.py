@@ -40,6 +40,7 @@ from tests.unit.agent.fakes import (
     FakeProcesses,
     FakeShim,
     make_injection,
+    posted,
     settle,
 )
 from tests.unit.agent.partitions import make_backends
@@ -175,19 +176,17 @@ async def test_a_refusal_is_counted_and_told_to_the_pods_owner(node):
     assert refusal is not None
     assert refusal.reason is Reason.ASSIGNMENT_MISSING
     assert node.refusals("assignment-missing") == 1
-    posting = asyncio.ensure_future(node.events.run())
-    await asyncio.sleep(0.05)
-    posting.cancel()
-    assert [(event.pod, event.reason, event.warning) for event in node.api.events] == [("train", contract.EVENT_REASON_REFUSED, True)]
+    told = await posted(node.events, node.api)
+    assert [(event.pod, event.reason, event.warning) for event in told] == [("train", contract.EVENT_REASON_REFUSED, True)]
 
 
 async def test_a_pod_that_appears_late_is_waited_for(tmp_path):
-    node = await Harness(tmp_path, pod_wait_seconds=5).ready()
+    node = await Harness(tmp_path, pod_wait_seconds=60).ready()
     starting = asyncio.ensure_future(node.start(placed(), ids("0:0")))
     await asyncio.sleep(0.02)
     assert not starting.done()
     node.pods.pod_changed(placed())
-    assert await asyncio.wait_for(starting, 2) is None
+    assert await asyncio.wait_for(starting, 30) is None
 
 
 async def test_a_pod_that_never_appears_is_refused_by_name(node):
@@ -319,10 +318,7 @@ async def test_a_driver_that_is_left_to_nvidias_runtime_is_said_in_the_pods_even
     for node, told in ((with_spec, False), (without, True)):
         await node.ready(placed())
         await node.start(placed(), ids("0:0"))
-        posting = asyncio.ensure_future(node.events.run())
-        await asyncio.sleep(0.05)
-        posting.cancel()
-        (event,) = node.api.events
+        (event,) = await posted(node.events, node.api)
         assert ("left to NVIDIA's container runtime" in event.message) is told
         assert node.telemetry.registry.get_sample_value("aliquot_grants_without_host_spec_total") == told
 
@@ -383,13 +379,13 @@ async def test_only_a_container_that_may_burst_has_the_nodes_page_of_turns(tmp_p
 class TestIdentity:
     async def test_a_pod_recreated_under_its_name_is_waited_for_when_kubelet_starts_it(self, tmp_path):
         """The API is slower than kubelet: the namesake that is known here is gone already."""
-        node = await Harness(tmp_path, pod_wait_seconds=5).ready(placed(uid="uid-1"))
+        node = await Harness(tmp_path, pod_wait_seconds=60).ready(placed(uid="uid-1"))
         node.kubelet_memory.entries = [RememberedDevices("uid-2", "main", VGPU, ids("0:0"))]
         starting = asyncio.ensure_future(node.start(placed(uid="uid-1"), ids("0:0")))
         await asyncio.sleep(0.05)
         assert not starting.done()
         node.pods.pod_changed(placed(uid="uid-2"))
-        assert await asyncio.wait_for(starting, 2) is None
+        assert await asyncio.wait_for(starting, 30) is None
         assert [grant.pod_uid for grant in node.book.ledger.grants.values()] == ["uid-2"]
 
     async def test_an_init_container_with_the_ids_of_the_app_container_gets_its_own_share(self, tmp_path):

@@ -20,7 +20,7 @@ from proto import contract
 from proto.model import ContainerState, ContainerStatus, Preferences
 from proto.units import MIB
 from tests.unit.agent.builders import board, gpu, grant, ids, pod, reading, share
-from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, settle
+from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, posted, settle, until
 
 UID = "0c3c9f4e-6f0a-4a52-8f5e-5f6c2a1d9b77"
 ID = "ab" * 32
@@ -112,12 +112,10 @@ async def test_a_process_that_maps_its_region_runs_the_shim(node):
 
 
 async def test_its_pods_owner_is_told_once(node):
-    posting = asyncio.ensure_future(node.events.run())
     for _ in range(4):
         await node.audit(node.auditor)
-    await asyncio.sleep(0.02)
-    posting.cancel()
-    assert [(event.pod, event.reason, event.warning) for event in node.api.events] == [("train", contract.EVENT_REASON_AUDIT, True)]
+    told = await posted(node.events, node.api)
+    assert [(event.pod, event.reason, event.warning) for event in told] == [("train", contract.EVENT_REASON_AUDIT, True)]
 
 
 async def test_the_policy_report_does_nothing_more(node):
@@ -195,10 +193,6 @@ async def test_the_audit_follows_the_census_and_outlives_a_driver_that_does_not_
     running = [asyncio.ensure_future(one.run()) for one in (node.auditor, node.census)]
     await asyncio.sleep(0.02)
     node.driver.process_list = [GpuProcess("GPU-0", 10, 50 * MIB)]
-    async with asyncio.timeout(5):
-        while True:
-            if node.auditor.confirmed:
-                break
-            await asyncio.sleep(0.01)
+    await until(lambda: node.auditor.confirmed)
     for task in running:
         task.cancel()

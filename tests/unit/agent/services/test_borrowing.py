@@ -9,7 +9,7 @@ from agent.core.region_layout import MAX_DEVICES, ComputeCounters
 from agent.services.borrowing import Borrower
 from proto.model import CoresMode, Preferences
 from tests.unit.agent.builders import board, grant, ids, pod, share
-from tests.unit.agent.fakes import Disk, FakeClock, settle
+from tests.unit.agent.fakes import Disk, FakeClock, settle, until
 
 WEIGHT = Preferences(cores_mode=CoresMode.WEIGHT)
 A = grant(ids("0:0"), share(0, cores=30), of=pod("a"))
@@ -128,11 +128,7 @@ async def test_the_loop_sleeps_until_there_is_a_borrower(node):
     await settle()
     assert looks == []
     await node.granted((A, WEIGHT))
-    for _ in range(200):
-        if looks:
-            break
-        await asyncio.sleep(0.01)
-    assert looks
+    await until(lambda: looks)
     await node.book.release([A])
     await asyncio.sleep(0.05)
     count = len(looks)

@@ -10,7 +10,7 @@ from agent.services import driver_watch as module
 from agent.services.driver_watch import ENTERING_SECONDS, FIRST_SEARCH_POLLS, LAST_SEARCH_POLLS, DriverWatch
 from proto.gpunode import Cordon
 from tests.unit.agent.builders import gpu, reading
-from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver
+from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver, until
 
 BOTH = reading(gpu(0), gpu(1))
 ALL = frozenset({"GPU-0", "GPU-1"})
@@ -226,9 +226,8 @@ async def test_what_gpus_report_is_heard_also_while_the_driver_is_in_trouble(mon
     heard: list[DeviceEvent] = []
     watch.on_event = heard.append
     running = asyncio.ensure_future(watch.run())
-    await asyncio.sleep(0.05)
     driver.reported = [DeviceEvent("GPU-1", 62)]
-    await asyncio.sleep(0.1)
+    await until(lambda: heard)
     running.cancel()
     assert [event.xid for event in heard] == [62]
     assert [entry.state for entry in watch.board.devices] == [HealthState.QUARANTINED, HealthState.QUARANTINED]
@@ -288,10 +287,10 @@ async def test_what_a_gpu_reports_makes_the_next_reading_come_at_once(monkeypatc
     driver = FakeDriver(BOTH)
     watch = DriverWatch(driver, 60.0, RULES)
     running = asyncio.ensure_future(watch.run())
-    await asyncio.sleep(0.05)
+    await until(lambda: driver.link_reads)
     driver.answer = ONE_LOST
     driver.reported = [DeviceEvent("GPU-1", 79)]
-    await asyncio.sleep(0.1)
+    await until(lambda: not watch.board.devices[1].healthy)
     running.cancel()
     assert [entry.state for entry in watch.board.devices] == [HealthState.HEALTHY, HealthState.LOST]
     assert watch.board.devices[1].trouble == "XID 79 (fallen off the bus)"

@@ -16,7 +16,7 @@ from agent.services.telemetry import Telemetry
 from proto import contract
 from proto.gpunode import Cordon
 from tests.unit.agent.builders import gpu, grant, ids, instance, pod, reading, share
-from tests.unit.agent.fakes import AT_ONCE, Disk, FakeClock, FakeDriver, FakeKubeApi
+from tests.unit.agent.fakes import AT_ONCE, Disk, FakeClock, FakeDriver, FakeKubeApi, posted, settle, until
 
 PARTITIONED = gpu(1, mig=[instance(1, 3)])
 
@@ -29,9 +29,8 @@ class Harness:
         self.api = FakeKubeApi()
         self.telemetry = Telemetry()
         self.book = Disk(base).book()
-        events = EventRecorder(self.api, FakeClock())
-        HealthReporter("node-1", watch=self.watch, book=self.book, pods=self.pods, events=events, telemetry=self.telemetry)
-        self.posting = asyncio.ensure_future(events.run())
+        self.events = EventRecorder(self.api, FakeClock())
+        HealthReporter("node-1", watch=self.watch, book=self.book, pods=self.pods, events=self.events, telemetry=self.telemetry)
 
     def granted(self, *grants) -> None:
         self.book.ledger = Ledger({one.grant_id: one for one in grants})
@@ -39,7 +38,6 @@ class Harness:
     async def look(self, *devices, failed=()) -> None:
         self.driver.answer = reading(*devices, failed=failed)
         await self.watch.poll()
-        await asyncio.sleep(0.02)
 
     def count(self, name: str, **labels: str) -> float:
         return self.telemetry.registry.get_sample_value(contract.METRIC_PREFIX + name, labels) or 0.0
@@ -48,6 +46,7 @@ class Harness:
 async def test_a_gpu_that_goes_and_comes_back_is_told_on_the_node_and_on_the_pods_that_use_it(tmp_path):
     node = Harness(tmp_path)
     node.pods.node_changed(NodeState("node-uid", {}, {}))
+    await settle()
     node.granted(
         grant(ids("0:0"), share(0), of=pod("on-the-other")),
         grant(frozenset({"MIG-1-3"}), share("MIG-1-3"), of=pod("on-its-instance"), resource="nvidia.com/mig-1g.10gb"),
@@ -55,14 +54,14 @@ async def test_a_gpu_that_goes_and_comes_back_is_told_on_the_node_and_on_the_pod
     await node.look(gpu(0), PARTITIONED)
     await node.look(gpu(0), failed=(FailedDevice(1, "GPU-1", "GPU is lost", lost=True),))
     await node.look(gpu(0), PARTITIONED)
-    node.posting.cancel()
-    on_node = [event for event in node.api.events if isinstance(event, NodeEvent)]
+    events = await posted(node.events, node.api)
+    on_node = [event for event in events if isinstance(event, NodeEvent)]
     assert [(event.node_uid, event.reason, event.warning) for event in on_node] == [
         ("node-uid", "AliquotGpuUnhealthy", True),
         ("node-uid", "AliquotGpuHealthy", False),
     ]
     assert on_node[0].message == "GPU GPU-1 is lost and gets no new work: GPU is lost"
-    on_pods = [event for event in node.api.events if isinstance(event, PodEvent)]
+    on_pods = [event for event in events if isinstance(event, PodEvent)]
     assert [(event.pod, event.warning) for event in on_pods] == [("on-its-instance", True), ("on-its-instance", False)]
     assert node.count("device_health_transitions_total", device_uuid="GPU-1", state="lost") == 1
     assert node.count("device_health_transitions_total", device_uuid="GPU-1", state="healthy") == 1
@@ -72,12 +71,10 @@ async def test_xids_are_counted_and_a_suspect_gpu_makes_no_event(tmp_path):
     node = Harness(tmp_path)
     await node.look(gpu(0), PARTITIONED)
     node.watch.take_events([DeviceEvent("GPU-0", 92), DeviceEvent("GPU-0", 92), DeviceEvent("GPU-0", 31), DeviceEvent("GPU-0", None)])
-    await asyncio.sleep(0.02)
-    node.posting.cancel()
     assert node.count("xids_total", device_uuid="GPU-0", xid="92") == 2
     assert node.count("xids_total", device_uuid="GPU-0", xid="31") == 1
     assert node.count("device_health_transitions_total", device_uuid="GPU-0", state="suspect") == 1
-    assert node.api.events == []
+    assert await posted(node.events, node.api) == []
 
 
 async def test_a_cordon_follows_the_object_and_one_that_cannot_be_read_changes_nothing(caplog):
@@ -86,7 +83,7 @@ async def test_a_cordon_follows_the_object_and_one_that_cannot_be_read_changes_n
 
     async def seen(state: GpuNodeState | None) -> Cordon:
         pods.gpu_node_seen(state)
-        await asyncio.sleep(0.02)
+        await settle()
         return watch.cordon
 
     one = Cordon(devices=("GPU-0",))
@@ -121,7 +118,7 @@ async def test_health_that_could_not_be_saved_is_saved_once_more_though_nothing_
     watch, store = DriverWatch(FakeDriver(reading(gpu(0))), 1.0), FullDisk()
     await watch.poll()
     saving = asyncio.ensure_future(HealthMemory(watch, store).run())
-    await asyncio.wait_for(store.saved.wait(), 10)
+    await asyncio.wait_for(store.saved.wait(), 60)
     assert "no space left" in caplog.text
     await asyncio.sleep(0.2)
     assert store.tries == 2
@@ -143,10 +140,7 @@ async def test_an_agent_that_is_replaced_remembers_a_quarantine(tmp_path, caplog
     lives: list[asyncio.Future] = []
     first = await life()
     first.take_events([DeviceEvent("GPU-1", 62)])
-    for _ in range(500):
-        if HealthState.QUARANTINED in {health.state for health in store.load().gpus.values()}:
-            break
-        await asyncio.sleep(0.02)
+    await until(lambda: HealthState.QUARANTINED in {health.state for health in store.load().gpus.values()})
     lives[0].cancel()
     second = await life()
     assert [entry.state for entry in second.board.devices] == [HealthState.HEALTHY, HealthState.QUARANTINED]

@@ -13,7 +13,7 @@ from agent.services.mig_keeper import MigAwareDriver
 from placement import mig
 from proto.codec import MigPlace, decode_place
 from tests.unit.agent.builders import BOOT, gpu, grant, ids, instance, pod, reading, share
-from tests.unit.agent.fakes import Disk, FakeDriver
+from tests.unit.agent.fakes import Disk, FakeDriver, until
 from tests.unit.agent.partitions import FakePartitions, FakeRecords, make_keeper, place, places
 
 ONE_G = mig.resource_of_profile("1g.10gb")
@@ -209,12 +209,8 @@ class TestRemoving:
         running = asyncio.ensure_future(node.keeper.run())
         node.release(promise(4))
         node.book.changes.notify()
-        for _ in range(500):
-            if not node.partitions.instances:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: not node.partitions.instances)
         running.cancel()
-        assert node.partitions.instances == {}
 
     async def test_what_cannot_be_removed_is_said_once(self, node, caplog):
         node.promise(promise())

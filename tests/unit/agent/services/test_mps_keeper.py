@@ -10,7 +10,7 @@ from agent.services.mps_keeper import MpsKeeper
 from proto import contract
 from proto.model import Isolation
 from tests.unit.agent.builders import grant, ids, pod, share
-from tests.unit.agent.fakes import Disk, FakeClock, FakeKubeApi
+from tests.unit.agent.fakes import Disk, FakeClock, FakeKubeApi, posted
 from tests.unit.agent.partitions import FakeMps
 
 
@@ -33,10 +33,7 @@ class Harness:
         self.book.ledger = self.book.ledger.releasing([one.grant_id for one in grants])
 
     async def posted(self):
-        posting = asyncio.ensure_future(self.events.run())
-        await asyncio.sleep(0.2)
-        posting.cancel()
-        return [(event.pod, event.reason) for event in self.api.events]
+        return [(event.pod, event.reason) for event in await posted(self.events, self.api)]
 
 
 @pytest.fixture

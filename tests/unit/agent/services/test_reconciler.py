@@ -24,7 +24,7 @@ from proto import contract
 from proto.model import ContainerState, ContainerStatus, Isolation, Preferences
 from proto.units import MIB
 from tests.unit.agent.builders import VGPU, board, gpu, grant, held, ids, pod, reading
-from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, FakeProcesses, settle, until
+from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, FakeProcesses, posted, settle, until
 
 GRANT = grant(ids("0:0"), of=pod("a"))
 
@@ -354,30 +354,22 @@ class TestDrift:
         node.pods.node_changed(NodeState("uid-n", {}, {}))
         await settle()
         node.disk.cdi.write("stray", {})
-        posting = asyncio.ensure_future(node.events.run())
         await node.reconciler.reconcile()
-        await asyncio.sleep(0.02)
-        posting.cancel()
-        assert [(event.node, event.node_uid, event.reason) for event in node.api.events] == [
-            ("node-1", "uid-n", contract.EVENT_REASON_DRIFT)
-        ]
+        told = await posted(node.events, node.api)
+        assert [(event.node, event.node_uid, event.reason) for event in told] == [("node-1", "uid-n", contract.EVENT_REASON_DRIFT)]
         assert node.cured(DriftKind.STRAY_FILES, Cure.REMOVE) == 1
 
     async def test_a_pod_whose_devices_kubelet_forgot_is_told_so_when_that_lasts(self, node):
         await node.knows(pod("a", phase="Running", statuses=(ContainerStatus("main", ContainerState.RUNNING),)))
         node.pod_resources.listing = []
-        posting = asyncio.ensure_future(node.events.run())
         await node.reconciler.reconcile()
         node.clock.seconds += 0.1
         await node.reconciler.reconcile()
-        await asyncio.sleep(0.02)
-        assert node.api.events == []
+        assert await posted(node.events, node.api) == []
         node.clock.seconds += 0.1
         await node.reconciler.reconcile()
         await node.reconciler.reconcile()
-        await asyncio.sleep(0.02)
-        posting.cancel()
-        assert [event.reason for event in node.api.events] == [contract.EVENT_REASON_DRIFT]
+        assert [event.reason for event in await posted(node.events, node.api)] == [contract.EVENT_REASON_DRIFT]
         assert node.api.evicted == []
 
     async def test_where_the_policy_says_so_it_is_evicted_once(self, node):
