@@ -373,13 +373,14 @@ class ClusterState:
             self.set_host(name, *amounts)
 
     def replace_pods(self, pods: Iterable[PodFacts]) -> None:
-        """Take a full list: what is not in it is gone. Reservations stay, because the list can be older than they are."""
+        """Take a full list: what is not in it is gone. Reservations stay for a moment, because the list can be older than they are."""
         listed = {pod.uid: pod for pod in pods}
         for uid in self._pods.keys() - listed.keys():
             reservation = self._reservations.get(uid)
             self.drop_pod(uid)
             if reservation is not None:
                 self.reserve(reservation)
+                self.end_attempt(uid)
         for pod in listed.values():
             self.set_pod(pod)
 

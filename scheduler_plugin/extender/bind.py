@@ -108,6 +108,7 @@ class Binder:
         except KubeApiError as exc:
             return f"the pod is not known here yet, and the API server did not answer: {exc}"
         if pod is None or pod.uid != args.pod_uid:
+            self._desk.state.release(args.pod_uid)
             return f"there is no pod {args.pod_namespace}/{args.pod_name} with UID {args.pod_uid}"
         if bound_to := self._bound_to(pod):
             return "" if bound_to == args.node else f"the pod is bound to node {bound_to} already"

@@ -201,7 +201,8 @@ class Desk:
         """
         node = self.state.names[row]
         known, expires_early_at = self.state.reservations.get(pod.uid), self.monotonic() + self.soft_seconds
-        expires_at = expires_early_at + (PREPARE_SECONDS if pod.is_prepared else 0.0)
+        is_there = pod.uid in self.state.pods  # the end of one that is not may have been told already
+        expires_at = expires_early_at + (PREPARE_SECONDS if pod.is_prepared and is_there else 0.0)
         if known is not None and known.stage.is_firm:
             return
         if known is not None and known.node == node and known.expires_at > expires_at:

@@ -147,10 +147,10 @@ def paused(labels: dict[str, str]) -> dict[str, str]:
 
 
 def selected(terms: list[dict[str, Any]], labels: dict[str, str]) -> bool:
-    """Whether a node's labels meet one of the terms, which use no operator but In."""
+    """Whether a node's labels meet one of the terms, which use no operators but In and NotIn."""
     expressions = [term["matchExpressions"] for term in terms]
-    assert {one["operator"] for term in expressions for one in term} == {"In"}
-    return any(all(labels.get(one["key"]) in one["values"] for one in term) for term in expressions)
+    assert {one["operator"] for term in expressions for one in term} <= {"In", "NotIn"}
+    return any(all((labels.get(one["key"]) in one["values"]) == (one["operator"] == "In") for one in term) for term in expressions)
 
 
 def test_the_agent_leaves_a_node_whose_driver_the_gpu_operator_is_about_to_unload() -> None:
@@ -158,6 +158,9 @@ def test_the_agent_leaves_a_node_whose_driver_the_gpu_operator_is_about_to_unloa
     [operation] = yaml.safe_load(patch["patch"])
     assert selected(operation["value"], OPERATOR_LABELS)
     assert not selected(operation["value"], paused(OPERATOR_LABELS))
+    without_toolkit = {key: value for key, value in OPERATOR_LABELS.items() if not key.endswith("container-toolkit")}
+    assert selected(operation["value"], without_toolkit), "an administrator installed the toolkit, and keeps the Operator's away"
+    assert selected(operation["value"], OPERATOR_LABELS | {"nvidia.com/gpu.deploy.container-toolkit": "false"})
     assert not selected(operation["value"], OPERATOR_LABELS | {"nvidia.com/gpu.deploy.device-plugin": "true"}), "not a node of ours"
 
 

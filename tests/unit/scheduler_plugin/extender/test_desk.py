@@ -78,6 +78,16 @@ class Scene:
         body = {"Pod": pod, "NodeNames": nodes or self.nodes}
         return json.loads(filter_nodes(self.desk, json.dumps(body).encode(), self.seconds))["NodeNames"]
 
+    def asks_to_bind(self, uid: str, node: str) -> str:
+        """Return why not, or nothing."""
+        body = {"PodName": uid, "PodNamespace": "team", "PodUID": uid, "Node": node}
+        error: str = json.loads(asyncio.run(Binder(self.desk, self, lambda: True).bind(json.dumps(body).encode())))["Error"]
+        return error
+
+    async def get_pod(self, namespace: str, name: str) -> None:
+        """Every pod that lives is known by the watch."""
+        return
+
     def after(self, seconds: float) -> dict[str, str]:
         """Let time pass; return where pods are expected then."""
         self.seconds += seconds
@@ -117,8 +127,7 @@ def test_a_pod_is_bound_where_it_was_expected_once_its_volume_is_there():
     scene.filter(first)
     scene.after(20.0)
     assert scene.filter(second) == []
-    body = {"PodName": "first", "PodNamespace": "team", "PodUID": "first", "Node": "n1"}
-    assert json.loads(asyncio.run(Binder(scene.desk, scene, lambda: True).bind(json.dumps(body).encode()))) == {"Error": ""}
+    assert scene.asks_to_bind("first", "n1") == ""
     assert scene.bound == ["first on n1"]
 
 
@@ -174,3 +183,27 @@ def test_the_place_moves_to_the_node_that_kube_scheduler_says_it_chose(taken, wa
     assert {uid: node for uid, node in after.items() if uid == "first"} == want
     scene.sees("first", nominated="n2", message="binding volumes: timed out", **CLAIM)
     assert "first" not in scene.after(0.0)
+
+
+def test_nothing_is_kept_for_long_for_a_pod_whose_end_was_told_before_it_was_asked_about():
+    scene = Scene("n1")
+    first = scene.sees("first", **CLAIM)
+    scene.state.drop_pod("first")
+    scene.filter(first)
+    assert scene.after(SOFT_SECONDS) == {}
+
+
+def test_a_list_without_the_pod_ends_the_long_time():
+    scene = Scene("n1")
+    scene.filter(scene.sees("first", **CLAIM))
+    scene.state.replace_pods([])
+    assert scene.after(SOFT_SECONDS - 1) == {"first": "n1"}, "the list can be older than the pod"
+    assert scene.after(1.0) == {}
+
+
+def test_bind_lets_go_of_what_was_kept_for_a_pod_that_is_gone():
+    scene = Scene("n1")
+    scene.filter(scene.sees("first", **CLAIM))
+    scene.state.replace_pods([])
+    assert "there is no pod team/first" in scene.asks_to_bind("first", "n1")
+    assert scene.after(0.0) == {}
