@@ -47,6 +47,7 @@ from agent.core.backends import Abilities
 from agent.core.node_pages import PRIORITY, TURNS
 from agent.core.publishing import NodeFacts
 from agent.errors import AgentError, StorageError
+from agent.services.admissions import Admissions
 from agent.services.allocator import Allocator, AllocatorOptions
 from agent.services.audit import Auditor, AuditorOptions
 from agent.services.backends import Backends
@@ -155,7 +156,8 @@ class _Agent:
             lambda **options: KubeConnection(api_server, **options), node_name, gpu_nodes=settings.publish_gpu_node
         )
         api = KubeApiClient(KubeConnection(api_server), node_name, clock)
-        self._pod_resources = pod_resources = KubeletPodResources(Path(settings.pod_resources_socket))
+        self._pod_resources = KubeletPodResources(Path(settings.pod_resources_socket))
+        admissions = Admissions(self._pod_resources, clock.monotonic)
         shim = ShimStore(shim_source, state / "shim")
         self._shim = ShimKeeper(shim, cdi)
         self._events = EventRecorder(api, clock)
@@ -194,7 +196,7 @@ class _Agent:
             watch=self._driver,
             pods=self._pods,
             book=self._book,
-            pod_resources=pod_resources,
+            pod_resources=admissions,
             kubelet_memory=kubelet_memory,
             injection=injection,
             files=files,
@@ -221,6 +223,7 @@ class _Agent:
             return DevicePlugin(
                 resource,
                 self._offering,
+                admissions=admissions,
                 allocator=allocator,
                 injection=injection,
                 pending=pending,
@@ -232,7 +235,7 @@ class _Agent:
             f"{os.getpid():x}-{time.time_ns() // 1_000_000:x}",
             self._offering,
             make_plugin,
-            kubelet=KubeletDirectory(Path(settings.kubelet_device_plugin_dir), pod_resources),
+            kubelet=KubeletDirectory(Path(settings.kubelet_device_plugin_dir), admissions),
             pods=self._pods,
             telemetry=telemetry,
             clock=clock,
@@ -248,7 +251,7 @@ class _Agent:
             ReconcilerOptions(node_name, settings.reconcile_seconds, local_policy is None, settings.drift_policy),
             book=self._book,
             pods=self._pods,
-            pod_resources=pod_resources,
+            pod_resources=admissions,
             liveness=liveness,
             file_changes=self._file_changes,
             watch=self._driver,

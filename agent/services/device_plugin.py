@@ -14,6 +14,7 @@ import grpc.aio
 from agent.core.inventory import AdvertisedDevice
 from agent.core.steering import prefer_ids
 from agent.ports import Clock
+from agent.services.admissions import Admissions
 from agent.services.allocator import Allocator
 from agent.services.changes import Changes
 from agent.services.injection import Injection
@@ -37,6 +38,7 @@ class DevicePlugin(DevicePluginServicer):
         resource: str,
         offering: Offering,
         *,
+        admissions: Admissions,
         allocator: Allocator,
         injection: Injection,
         pending: PendingPods,
@@ -45,6 +47,7 @@ class DevicePlugin(DevicePluginServicer):
     ) -> None:
         self.resource = resource
         self._offering = offering
+        self._admissions = admissions
         self._allocator = allocator
         self._injection = injection
         self._pending = pending
@@ -103,6 +106,7 @@ class DevicePlugin(DevicePluginServicer):
     async def GetPreferredAllocation(self, request: pb.PreferredAllocationRequest, context: Context) -> pb.PreferredAllocationResponse:
         """Advise kubelet to take IDs of the GPUs the container will really get."""
         with self._telemetry.preferred_allocation_seconds.time():
+            await self._admissions.announced()
             return await self._preferred_allocation(request)
 
     async def _preferred_allocation(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
@@ -123,7 +127,7 @@ class DevicePlugin(DevicePluginServicer):
 
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         """Answer with the name under which the container's devices will be found once it starts; without CDI, with the devices."""
-        with self._telemetry.allocate_seconds.time():
+        with self._telemetry.allocate_seconds.time(), self._admissions.allocating():
             return pb.AllocateResponse(container_responses=[await self._answer(asked.devices_ids) for asked in request.container_requests])
 
     async def _answer(self, device_ids: Iterable[str]) -> pb.ContainerAllocateResponse:

@@ -7,12 +7,13 @@ from agent.core.identity import cdi_name, grant_id
 from agent.core.injection import Answer, named_answer
 from agent.core.inventory import FailedDevice
 from agent.core.refusal import Reason, Refusal
+from agent.services.admissions import Admissions
 from agent.services.device_plugin import DevicePlugin
 from agent.services.driver_watch import DriverWatch
 from agent.services.telemetry import Telemetry
 from proto.kubelet import deviceplugin_pb2 as pb
 from tests.unit.agent.builders import SECRET, VGPU, gpu, reading
-from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver
+from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver, FakePodResources
 from tests.unit.agent.partitions import make_offering
 
 
@@ -33,8 +34,11 @@ class FakeAllocator:
 
 class FakeInjection:
     given: Answer | None = None
+    hold: asyncio.Event | None = None
 
     async def answer(self, resource, device_ids, grant_id):
+        if self.hold is not None:
+            await self.hold.wait()
         return self.given or named_answer(cdi_name(grant_id))
 
 
@@ -67,10 +71,18 @@ class Harness:
         self.pending = FakePending()
         self.injection = FakeInjection()
         self.clock = FakeClock()
+        self.pod_resources = FakePodResources()
+        self.admissions = Admissions(self.pod_resources, self.clock.monotonic)
         self.plugin = DevicePlugin(
-            VGPU, make_offering(self.watch, 2), allocator=self.allocator, injection=self.injection, pending=self.pending,
-            telemetry=Telemetry(), clock=self.clock,
-        )  # fmt: skip
+            VGPU,
+            make_offering(self.watch, 2),
+            admissions=self.admissions,
+            allocator=self.allocator,
+            injection=self.injection,
+            pending=self.pending,
+            telemetry=Telemetry(),
+            clock=self.clock,
+        )
 
     async def see(self, answer) -> None:
         self.driver.answer = answer
@@ -87,6 +99,22 @@ async def node():
 
 def health(message: pb.ListAndWatchResponse) -> dict[str, str]:
     return {device.ID: device.health for device in message.devices}
+
+
+async def test_nothing_is_listed_while_kubelet_allocates(node):
+    """See services.admissions."""
+    node.injection.hold = asyncio.Event()
+    allocating = asyncio.create_task(
+        node.plugin.Allocate(pb.AllocateRequest(container_requests=[{"devices_ids": ["GPU-0::1"]}]), FakeContext())
+    )
+    await asyncio.sleep(0)
+    listing = asyncio.create_task(node.admissions.held())
+    await asyncio.sleep(0.05)
+    assert not listing.done()
+    node.injection.hold.set()
+    await allocating
+    node.clock.seconds += 1.0
+    await listing
 
 
 class TestListAndWatch:

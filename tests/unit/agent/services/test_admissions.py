@@ -1,0 +1,107 @@
+"""Kubelet's own fault, as far as we can cause it: a list between the choice of IDs and their record makes it give them out twice."""
+
+import asyncio
+import time
+
+import pytest
+
+from agent.errors import KubeletError
+from agent.services import admissions as under_test
+from agent.services.admissions import Admissions
+from tests.unit.agent.fakes import FakePodResources
+
+SLOW_SECONDS = 0.03
+
+
+class Kubelet(FakePodResources):
+    """Notes what happens in which order; a list takes a while, and kubelet counts what is allocated at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+        self.chosen_unrecorded = False
+        self.given_twice = 0
+
+    async def held(self):
+        await asyncio.sleep(SLOW_SECONDS)
+        self.noted.append("listed")
+        self.given_twice += self.chosen_unrecorded
+        return await super().held()
+
+    async def admit(self, admissions: Admissions) -> None:
+        """Ask for preferred IDs, choose some, have them allocated, and record them a moment after the answer."""
+        await admissions.announced()
+        self.chosen_unrecorded = True
+        await asyncio.sleep(0.002)  # on the way to us
+        with admissions.allocating():
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.001)
+        self.chosen_unrecorded = False
+        self.noted.append("recorded")
+
+
+@pytest.fixture
+def kubelet() -> Kubelet:
+    return Kubelet()
+
+
+@pytest.fixture
+def admissions(kubelet: Kubelet) -> Admissions:
+    return Admissions(kubelet, time.monotonic)
+
+
+async def test_what_is_asked_for_during_an_allocation_is_listed_after_its_record(kubelet, admissions):
+    admitting = asyncio.create_task(kubelet.admit(admissions))
+    await asyncio.sleep(0)
+    await admissions.held()
+    await admitting
+    assert kubelet.noted == ["recorded", "listed"]
+
+
+async def test_kubelet_chooses_no_ids_while_something_is_being_listed(kubelet, admissions):
+    listing = asyncio.create_task(admissions.held())
+    await asyncio.sleep(0)
+    await kubelet.admit(admissions)
+    await listing
+    assert kubelet.noted == ["listed", "recorded"]
+
+
+async def test_many_pods_and_many_lists_do_not_meet(kubelet, admissions):
+    async def list_often() -> None:
+        for _ in range(5):
+            await admissions.held()
+
+    async def admit_all() -> None:
+        for _ in range(10):
+            await kubelet.admit(admissions)
+            await asyncio.sleep(0.03)
+
+    await asyncio.gather(admit_all(), *(list_often() for _ in range(4)))
+    assert (kubelet.noted.count("listed"), kubelet.noted.count("recorded"), kubelet.given_twice) == (20, 10, 0)
+
+
+async def test_an_announced_allocation_that_does_not_come_holds_nobody_up_for_long(kubelet, admissions, monkeypatch):
+    monkeypatch.setattr(under_test, "ANNOUNCED_SECONDS", 0.05)
+    await admissions.announced()
+    await asyncio.wait_for(admissions.held(), 30)
+    assert kubelet.noted == ["listed"]
+
+
+async def test_an_allocation_that_hangs_holds_up_no_list_for_ever(kubelet, admissions, monkeypatch):
+    monkeypatch.setattr(under_test, "MOST_SECONDS", 0.05)
+    with admissions.allocating():
+        await asyncio.wait_for(admissions.held(), 30)
+    assert kubelet.noted == ["listed"]
+
+
+async def test_a_list_that_fails_is_over(kubelet, admissions):
+    kubelet.listing = None
+    with pytest.raises(KubeletError):
+        await admissions.held()
+    await asyncio.wait_for(admissions.announced(), 0.5)
+
+
+async def test_the_ids_that_kubelet_offers_are_asked_for_at_any_time(kubelet, admissions):
+    kubelet.offered = ["GPU-0::0"]
+    with admissions.allocating():
+        assert await admissions.allocatable_ids("nvidia.com/vgpu") == ["GPU-0::0"]
