@@ -101,38 +101,24 @@ static struct aq_view view_of_thread(size_t physical_total, size_t physical_free
 }
 
 /* Programs ask for one of the two alone, with NULL for the other; what asking for neither means is the driver's to say. */
-CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
-{
-	AQ_LIMITED_OR_RETURN(cuMemGetInfo_v2(free_bytes, total_bytes));
-	size_t physical_free, physical_total;
+#define MEM_INFO_HOOK(name, amount, as_told)                                                                     \
+	CUresult name(amount *free_bytes, amount *total_bytes)                                                   \
+	{                                                                                                        \
+		AQ_LIMITED_OR_RETURN(name(free_bytes, total_bytes));                                             \
+		amount physical_free, physical_total;                                                            \
+                                                                                                                 \
+		if (!free_bytes && !total_bytes)                                                                 \
+			return aq_cuda.name(NULL, NULL);                                                         \
+		CUresult result = aq_cuda.name(&physical_free, &physical_total);                                 \
+		if (result != CUDA_SUCCESS)                                                                      \
+			return result;                                                                           \
+		struct aq_view view = view_of_thread(physical_total, physical_free);                             \
+		if (free_bytes)                                                                                  \
+			*free_bytes = as_told(view.free_bytes);                                                  \
+		if (total_bytes)                                                                                 \
+			*total_bytes = as_told(view.total_bytes);                                                \
+		return CUDA_SUCCESS;                                                                             \
+	}
 
-	if (!free_bytes && !total_bytes)
-		return aq_cuda.cuMemGetInfo_v2(NULL, NULL);
-	CUresult result = aq_cuda.cuMemGetInfo_v2(&physical_free, &physical_total);
-	if (result != CUDA_SUCCESS)
-		return result;
-	struct aq_view view = view_of_thread(physical_total, physical_free);
-	if (free_bytes)
-		*free_bytes = view.free_bytes;
-	if (total_bytes)
-		*total_bytes = view.total_bytes;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
-{
-	AQ_LIMITED_OR_RETURN(cuMemGetInfo(free_bytes, total_bytes));
-	unsigned int physical_free, physical_total;
-
-	if (!free_bytes && !total_bytes)
-		return aq_cuda.cuMemGetInfo(NULL, NULL);
-	CUresult result = aq_cuda.cuMemGetInfo(&physical_free, &physical_total);
-	if (result != CUDA_SUCCESS)
-		return result;
-	struct aq_view view = view_of_thread(physical_total, physical_free);
-	if (free_bytes)
-		*free_bytes = narrow(view.free_bytes);
-	if (total_bytes)
-		*total_bytes = narrow(view.total_bytes);
-	return CUDA_SUCCESS;
-}
+MEM_INFO_HOOK(cuMemGetInfo_v2, size_t, (size_t))
+MEM_INFO_HOOK(cuMemGetInfo, unsigned int, narrow)
