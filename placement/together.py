@@ -2,7 +2,7 @@
 
 The search goes back: it tries the sets of devices that a container could have, fullest devices first (for ``numa`` those of one NUMA node
 before others), and stops at the first layout that has room for everybody. Devices that are alike are tried once, and so is what is left to
-give out. It gives up after MAX_SETS, which takes many containers on GPUs that all differ; only then can a refusal be wrong.
+give out. It gives up after MAX_SETS_TRIED, which takes many containers on GPUs that all differ; only then can a refusal be wrong.
 """
 
 import sys
@@ -15,7 +15,7 @@ from placement.device import DeviceState
 from placement.fit import reject_reason, share_on
 from proto.model import ContainerRequest, DeviceShare, NumaMode, Preferences
 
-MAX_SETS: Final = 128
+MAX_SETS_TRIED: Final = 128
 """Sets of devices that are tried: up to ten milliseconds where none will do."""
 
 Layout: TypeAlias = Mapping[str, tuple[DeviceShare, ...]]
@@ -65,7 +65,7 @@ class _Search:
             return None
         offer = self._offers[request.container]
         for devices in self._sets(fitting, request):
-            if self.sets_tried == MAX_SETS:
+            if self.sets_tried == MAX_SETS_TRIED:
                 return None
             self.sets_tried += 1
             shares = {uuid: offer[uuid] for uuid in devices}

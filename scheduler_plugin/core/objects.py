@@ -194,7 +194,7 @@ def pod_facts(item: PodObject) -> PodFacts:
             scheduler_name=spec.scheduler_name,
             deletion_requested=metadata.deletion_timestamp is not None,
         )
-    is_prepared = gpu is not None and _is_prepared(spec)
+    needs_preparing = gpu is not None and _needs_preparing(spec)
     return PodFacts(
         uid=metadata.uid,
         namespace=metadata.namespace,
@@ -211,8 +211,8 @@ def pod_facts(item: PodObject) -> PodFacts:
         nominated_node=item.status.nominated_node_name,
         ends_by=None if metadata.deletion_timestamp is None else metadata.deletion_timestamp.timestamp(),
         is_gated=bool(spec.scheduling_gates),
-        is_prepared=is_prepared,
-        failure=_failure(item.status) if is_prepared else "",
+        needs_preparing=needs_preparing,
+        failure=_failure(item.status) if needs_preparing else "",
     )
 
 
@@ -234,7 +234,7 @@ def memory_mib(text: str) -> int:
     return min(MOST, int(units.parse_quantity(text)) // units.MIB)
 
 
-def _is_prepared(spec: PodSpec) -> bool:
+def _needs_preparing(spec: PodSpec) -> bool:
     claims = any(volume.persistent_volume_claim is not None or volume.ephemeral is not None for volume in spec.volumes or ())
     return claims or bool(spec.resource_claims)
 

@@ -40,7 +40,7 @@ class PodFacts:
     """When its grace period is over, in seconds since 1970, if its deletion was requested."""
     is_gated: bool = False
     """Whether kube-scheduler leaves it alone, because others hold it back with scheduling gates. Those are taken away and never added."""
-    is_prepared: bool = False
+    needs_preparing: bool = False
     """Whether it asks for GPUs, and for volumes or claims that kube-scheduler may have to have made before it asks for the binding."""
     failure: str = ""
     """Why kube-scheduler's latest attempt on such a pod failed, in its own words."""

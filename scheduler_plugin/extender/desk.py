@@ -66,7 +66,7 @@ class Desk:
     shapes: Shapes
     default_policy: Policy
     soft_seconds: float
-    """How long a soft reservation lasts; PREPARE_SECONDS longer for a pod that is prepared, unless its attempt is seen to be over."""
+    """How long a soft reservation lasts; PREPARE_SECONDS longer for a pod that needs preparing, unless its attempt is seen to be over."""
     monotonic: Callable[[], float]
     now: Callable[[], float] = lambda: 0.0
     """Seconds since 1970."""
@@ -202,7 +202,7 @@ class Desk:
         node = self.state.names[row]
         known, expires_early_at = self.state.reservations.get(pod.uid), self.monotonic() + self.soft_seconds
         is_there = pod.uid in self.state.pods  # the end of one that is not may have been told already
-        expires_at = expires_early_at + (PREPARE_SECONDS if pod.is_prepared and is_there else 0.0)
+        expires_at = expires_early_at + (PREPARE_SECONDS if pod.needs_preparing and is_there else 0.0)
         if known is not None and known.stage.is_firm:
             return
         if known is not None and known.node == node and known.expires_at > expires_at:

@@ -6,7 +6,7 @@ from placement.choose import Choice, PodChoice, choose, choose_pod, with_shares
 from placement.device import AccountingError, DeviceState
 from placement.fit import Reject
 from placement.refusal import Refusal
-from placement.together import MAX_SETS
+from placement.together import MAX_SETS_TRIED
 from proto.model import ContainerAssignment, DeviceShare, Isolation, NumaMode, PodRequest, Policy, Preferences
 from proto.units import MIB
 from tests.unit.placement.builders import ANYTHING, all_to_all, ask, ask_mig, make_device, make_instance, make_states, nvlinks, share
@@ -264,7 +264,7 @@ def test_the_search_ends_where_many_gpus_differ_and_none_will_do():
     containers = tuple(ask(3, mib=100 + position, cores=31, name=f"c{position}") for position in range(6))
     refusal = choose_pod(states, PodRequest(containers), Policy.FRAG)
     assert isinstance(refusal, Refusal)
-    assert refusal.sets_tried == MAX_SETS
+    assert refusal.sets_tried == MAX_SETS_TRIED
 
 
 def test_containers_come_back_in_spec_order():

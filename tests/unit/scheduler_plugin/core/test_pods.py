@@ -130,9 +130,9 @@ def test_scheduling_gates_are_read(gates, gated):
 
 def test_only_a_pod_with_gpus_is_noted_as_one_that_is_prepared():
     wishes = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}], "resourceClaims": [{"name": "nic"}]}
-    assert not facts(containers=[container()], **wishes).is_prepared
-    assert facts(containers=[container(limits={"nvidia.com/vgpu": 1})], **wishes).is_prepared
-    assert not facts(containers=[container(limits={"nvidia.com/vgpu": 1})], volumes=[{"name": "scratch", "emptyDir": {}}]).is_prepared
+    assert not facts(containers=[container()], **wishes).needs_preparing
+    assert facts(containers=[container(limits={"nvidia.com/vgpu": 1})], **wishes).needs_preparing
+    assert not facts(containers=[container(limits={"nvidia.com/vgpu": 1})], volumes=[{"name": "scratch", "emptyDir": {}}]).needs_preparing
 
 
 def test_a_nodes_allocatable_is_read():
