@@ -28,7 +28,8 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 def why(*, pod: str, namespace: str | None, save: Path | None, output: Output, way: Way) -> None:
     """Say where a pod is, or why it waits: what the nodes lack, and the least that would make it fit.
 
-    POD is a name, or NAMESPACE/NAME. The status is 4 when the pod fits nowhere, or its gang cannot start.
+    POD is a name, or NAMESPACE/NAME. The status is 4 when the pod fits nowhere, its gang cannot start, or scheduling gates
+    hold it back.
     """
     with _scheduler_code("why"):
         from aliquot.explain.show import why_lines

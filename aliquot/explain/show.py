@@ -17,7 +17,7 @@ def why_lines(why: Why) -> Iterator[str]:
         if why.fitting and why.reasons:
             yield from _reason_lines(why.reasons)
         return
-    yield f"{why.pod}: none of {why.nodes} nodes fits"
+    yield f"{why.pod}: {why.held_back}none of {why.nodes} nodes fits"
     yield from _reason_lines(why.reasons)
     if why.changes:
         yield "what would make it fit, each the least of its kind:"

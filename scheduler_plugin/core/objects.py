@@ -55,6 +55,12 @@ class Being(msgspec.Struct):
     """An object of which matters only that it is there."""
 
 
+class SchedulingGate(msgspec.Struct):
+    """What keeps kube-scheduler from a pod until it is taken away."""
+
+    name: str = ""
+
+
 class Volume(msgspec.Struct, rename="camel"):
     """A volume: a claim's, one made for the pod alone, or neither."""
 
@@ -73,7 +79,7 @@ class PodSpec(msgspec.Struct, rename="camel"):
     preemption_policy: str = ""
     overhead: dict[str, str | int] | None = None
     resources: Resources | None = None
-    scheduling_gates: list[Being] | None = None
+    scheduling_gates: list[SchedulingGate] | None = None
     volumes: list[Volume] | None = None
     resource_claims: list[Being] | None = None
 
@@ -210,7 +216,7 @@ def pod_facts(item: PodObject) -> PodFacts:
         preempts=spec.preemption_policy != "Never",
         nominated_node=item.status.nominated_node_name,
         ends_by=None if metadata.deletion_timestamp is None else metadata.deletion_timestamp.timestamp(),
-        is_gated=bool(spec.scheduling_gates),
+        gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         needs_preparing=needs_preparing,
         failure=_failure(item.status) if needs_preparing else "",
     )

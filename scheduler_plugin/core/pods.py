@@ -38,12 +38,17 @@ class PodFacts:
     """Where kube-scheduler had others end for it."""
     ends_by: float | None = None
     """When its grace period is over, in seconds since 1970, if its deletion was requested."""
-    is_gated: bool = False
-    """Whether kube-scheduler leaves it alone, because others hold it back with scheduling gates. Those are taken away and never added."""
+    gates: tuple[str, ...] = ()
+    """The scheduling gates with which others hold it back from kube-scheduler. They are taken away, and never added."""
     needs_preparing: bool = False
     """Whether it asks for GPUs, and for volumes or claims that kube-scheduler may have to have made before it asks for the binding."""
     failure: str = ""
     """Why kube-scheduler's latest attempt on such a pod failed, in its own words."""
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether kube-scheduler leaves it alone."""
+        return bool(self.gates)
 
     @property
     def holds(self) -> bool:

@@ -30,7 +30,7 @@ from scheduler_plugin.core.state import ClusterState
 class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The explanation. Exactly one of these holds: it has a node, it has a refusal, it fits somewhere, or it fits nowhere.
 
-    One that fits can still wait for its gang.
+    One that fits can still wait for its gang, or be held back by scheduling gates.
     """
 
     pod: str
@@ -50,16 +50,23 @@ class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     changes: tuple[Change, ...] = ()
     gang: str = ""
     """Why its gang cannot start."""
+    gates: tuple[str, ...] = ()
+    """What keeps kube-scheduler from placing it, wherever it fits."""
 
     @property
     def waits(self) -> bool:
         """Whether nothing but a change outside of kube-scheduler makes it start."""
-        return not self.node and bool(not self.fitting or self.gang)
+        return not self.node and bool(not self.fitting or self.gang or self.gates)
 
     @property
     def not_checked(self) -> str:
         """What could keep the pod off nodes and was not looked at; empty where nothing could."""
         return NOT_CHECKED if self.left_out is None and not (self.node or self.refusal) else ""
+
+    @property
+    def held_back(self) -> str:
+        """The beginning of a sentence on a pod that scheduling gates hold back; empty for others."""
+        return f"scheduling gates hold it back ({', '.join(self.gates)}); without them " if self.gates else ""
 
     @property
     def sentence(self) -> str:
@@ -70,10 +77,11 @@ class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self.refusal
         if self.fitting:
             unsure = f" (not checked: {self.not_checked})" if self.not_checked else ""
-            return f"{self.fitting} of {self.nodes} nodes fit{unsure}" + (f", but {self.gang}" if self.gang else "")
+            return f"{self.held_back}{self.fitting} of {self.nodes} nodes fit{unsure}" + (f", but {self.gang}" if self.gang else "")
         counts = "; ".join(f"{count.nodes} {count.reason}" for count in self.reasons)
         cures = "; or ".join(change.sentence for change in self.changes)
-        return f"0 of {self.nodes} nodes fit: {counts or 'there is no node with GPUs'}." + (f" What would help: {cures}." if cures else "")
+        lacking = f"{self.held_back}0 of {self.nodes} nodes fit: {counts or 'there is no node with GPUs'}."
+        return lacking + (f" What would help: {cures}." if cures else "")
 
 
 class Questions(NamedTuple):
@@ -110,7 +118,7 @@ def explain_pod(
     left_out = None if scope.left_out is None else len(scope.left_out)
     with state.without(pod.uid):
         fitting, reasons = count_reasons(state, shapes.verdict(shape), shape.demand, scope)
-        why = Why(name, pod.uid, nodes=state.node_count, left_out=left_out, fitting=fitting, reasons=reasons)
+        why = Why(name, pod.uid, nodes=state.node_count, left_out=left_out, fitting=fitting, reasons=reasons, gates=pod.gates)
         if fitting:
             return why, Questions()
         changes = smallest_changes(state, shapes, shape, scope)

@@ -123,9 +123,10 @@ def test_only_gpu_pods_keep_their_containers_and_our_annotations():
     ]
 
 
-@pytest.mark.parametrize(("gates", "gated"), [(None, False), ([], False), ([{"name": "example.com/quota"}], True)])
-def test_scheduling_gates_are_read(gates, gated):
-    assert facts(containers=[container()], schedulingGates=gates).is_gated is gated
+@pytest.mark.parametrize(("gates", "names"), [(None, ()), ([], ()), ([{"name": "example.com/quota"}], ("example.com/quota",))])
+def test_scheduling_gates_are_read(gates, names):
+    found = facts(containers=[container()], schedulingGates=gates)
+    assert (found.gates, found.is_gated) == (names, bool(names))
 
 
 def test_only_a_pod_with_gpus_is_noted_as_one_that_is_prepared():

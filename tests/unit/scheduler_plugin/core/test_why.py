@@ -1,8 +1,12 @@
 """A pod is told what keeps it off nodes, kube-scheduler's own filters included as far as they are known."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
+import pytest
 
+from aliquot.explain.show import why_lines
 from proto.model import Policy
 from scheduler_plugin.core.change import Kind
 from scheduler_plugin.core.decisions import AskedNodes
@@ -127,3 +131,26 @@ def test_an_answer_without_kube_scheduler_s_question_says_what_was_not_checked()
     assert (why.left_out, why.not_checked) == (None, NOT_CHECKED)
     assert why.sentence == f"1 of 1 nodes fit (not checked: {NOT_CHECKED})"
     assert msgspec.json.decode(msgspec.json.encode(why), type=Why) == why
+
+
+@pytest.mark.parametrize(
+    ("memory", "sentence", "lines"),
+    [
+        ("400", "without them 1 of 1 nodes fit (not checked: ", "without them 1 of 1 nodes fit (not checked: "),
+        ("9000", "without them 0 of 1 nodes fit: 1 not enough free memory on one GPU.", "without them none of 1 nodes fits"),
+    ],
+)
+def test_a_pod_behind_scheduling_gates_waits_for_them_wherever_it_fits(memory, sentence, lines):
+    state = make_state(n1=(8000, 16000))
+    gated = replace(make_pod("late", vgpu="1", vgpu_memory=memory), gates=("kueue.x-k8s.io/admission", "example.com/quota"))
+    why = explained(state, gated)
+    held_back = "scheduling gates hold it back (kueue.x-k8s.io/admission, example.com/quota); "
+    assert (why.waits, why.fitting) == (True, int(memory == "400"))
+    assert why.sentence.startswith(held_back + sentence)
+    assert next(why_lines(why)).startswith(f"team/pod-late: {held_back}{lines}")
+
+
+def test_a_bound_pod_is_held_back_by_nothing():
+    bound = replace(make_pod("there", node="n1", shares={"main": [make_share("n1", 0)]}, vgpu="1"), gates=("example.com/quota",))
+    why = explained(make_state(n1=(8000, 16000)), bound)
+    assert (why.gates, why.waits) == ((), False)

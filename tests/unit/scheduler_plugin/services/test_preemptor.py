@@ -243,7 +243,7 @@ async def test_nobody_ends_for_a_gang_of_which_scheduling_gates_hold_back_a_memb
     scene = Scene()
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     member = make_pod("m1", priority=100, annotations=gang, vgpu="1", vgpu_memory="700")
-    scene.state.set_pod(replace(member, is_gated=True))
+    scene.state.set_pod(replace(member, gates=("example.com/quota",)))
     scene.refused("m0", gang)
     proposal = {"Pod": asked_pod("m0", gang), "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
     assert json.loads(await choose_victims(scene.desk, json.dumps(proposal).encode())) == {"NodeNameToMetaVictims": {}}
