@@ -27,6 +27,9 @@ FETCH_SECONDS = MAY_LEAVE * 2**30 / 25e9
 """What the simulated bus takes for the memory that may leave, at the start of a turn."""
 WAITED_SECONDS = 0.3
 """A piece of work that took longer than this waited for its turn."""
+MOST_TOGETHER = 0.2
+"""Of what both run, the part that may be at the same time; without turns it is half. After a write to the page that a busy machine held up
+a container writes nothing for twenty times as long, and runs meanwhile without a turn."""
 
 PROGRAM = f"""
 from tests.fakes.cuda import *
@@ -115,7 +118,7 @@ def test_what_does_not_fit_takes_turns_and_what_fits_again_does_not(node, page):
         begin = time.monotonic() + 0.2
         apart = [[piece for piece in pieces_until(program, begin + 5.5) if piece[0] > begin] for program in (first, second)]
         one, other = map(running, apart)
-        assert together(one, other) < 0.05 * (total(one) + total(other))
+        assert together(one, other) < MOST_TOGETHER * (total(one) + total(other))
         assert min(total(one), total(other)) > TURN_SECONDS - FETCH_SECONDS - WAITED_SECONDS
         assert total(one) + total(other) > 3.5, "the device is not idle"
         second.tell("free")
@@ -138,6 +141,7 @@ def test_memory_that_left_is_sent_for_when_a_turn_begins(node, page):
 
 def test_no_more_is_sent_for_than_fits_the_device(node, page):
     held_mib, ceiling_mib = 16384, 20480
+    device_bytes = node.container(1, interposition="none").client("info").last["total_bytes"]  # later there is no room for a context
     program = PROGRAM.replace(f"range({HELD_MIB // 1024})", f"range({held_mib // 1024})")
     large = node.container_with(Limits((DeviceLimit(node.uuids[0], GUARANTEE_MIB * MIB, ceiling_mib * MIB, priority_line=LINE),)))
     (large.root / "run/aliquot/turns").hardlink_to(page)
@@ -149,7 +153,6 @@ def test_no_more_is_sent_for_than_fits_the_device(node, page):
             deadline = time.monotonic() + 30
             while (report := first.listen())["fetched"] == 0:
                 assert time.monotonic() < deadline, report
-            device_bytes = node.container(1, interposition="none").client("info").last["total_bytes"]
             assert report["fetched"] == (device_bytes - large.line_bytes()) // 2**30 < may_leave
 
 
@@ -186,7 +189,7 @@ def test_a_page_that_a_neighbour_cuts_off_ends_nobody_and_works_again_once_mende
         begin = time.monotonic() + 0.2
         apart = [[piece for piece in pieces_until(program, begin + 3) if piece[0] > begin] for program in (first, second)]
         one, other = map(running, apart)
-        assert together(one, other) < 0.05 * (total(one) + total(other))
+        assert together(one, other) < MOST_TOGETHER * (total(one) + total(other))
         assert total(one) + total(other) > 1
 
 
