@@ -104,9 +104,12 @@ class TestDisks:
                 node.create_pod(manifest("before", cuda()))
                 await working(node, "before")
                 before, held = node.container("before").pid, grants(node)
+                disks[0].fill()
+                node.create_pod(manifest("refused"))  # its files are there, and its row is not
+                await refused(node, "refused", str(disks[0].directory), "No space left on device")
                 await killed(node)
                 (layout.run / "metrics-address").unlink()
-                for disk in disks:
+                for disk in disks[1:]:
                     disk.fill()
                 await node.agent.start()
                 await eventually(lambda: node.allocatable(VGPU) == 32, "kubelet has the devices back")
@@ -115,7 +118,7 @@ class TestDisks:
                 assert grants(node) == held
                 for disk in disks:
                     disk.empty()
-                await running(node, "after")
+                await running(node, "after", "refused")
                 assert (node.container("before").pid, node.container("before").exit_code) == (before, None)
 
     async def test_a_cdi_directory_that_turned_read_only_is_named_and_all_is_made_good_once_it_is_not(self):
