@@ -199,6 +199,14 @@ class KubeletMemory(Protocol):
         ...
 
 
+class HostDirectories(Protocol):
+    """Directories that the agent shares with the host."""
+
+    def removed(self) -> Sequence[Path]:
+        """Return those that were removed on the host while they are mounted here."""
+        ...
+
+
 class PluginServer(Protocol):
     """A plugin that listens on a socket."""
 
