@@ -24,6 +24,7 @@ from agent.adapters.container_files import GrantFiles
 from agent.adapters.directory_watch import DirectoryWatch
 from agent.adapters.durable import make_directory, write_whole
 from agent.adapters.health_file import HealthFile
+from agent.adapters.host_directories import HostDirectories
 from agent.adapters.http_server import StatusServer
 from agent.adapters.kube_api import KubeApiClient, KubeConnection
 from agent.adapters.kube_watch import KubeWatcher
@@ -53,6 +54,7 @@ from agent.services.audit import Auditor, AuditorOptions
 from agent.services.backends import Backends
 from agent.services.borrowing import Borrower
 from agent.services.device_plugin import DevicePlugin
+from agent.services.directory_guard import DirectoryGuard
 from agent.services.drift_page import DriftPage
 from agent.services.driver_limits import DriverLimitKeeper
 from agent.services.driver_watch import DriverWatch
@@ -246,6 +248,7 @@ class _Agent:
         self._cordons = CordonKeeper(self._driver, self._pods)
         self._memory = HealthMemory(self._driver, HealthFile(runtime / "health"))
         self._publisher = self._make_publisher(settings, node_name, api, clock)
+        self._guard = DirectoryGuard(HostDirectories(_host_directories(settings)))
         self._file_changes = DirectoryWatch([Path(settings.cdi_dir), state / "ledger"], nested=runtime / "containers")
         self._reconciler = Reconciler(
             ReconcilerOptions(node_name, settings.reconcile_seconds, local_policy is None, settings.drift_policy),
@@ -336,6 +339,7 @@ class _Agent:
             self._memory.run(),
             self._mig.run(),
             self._limits.run(),
+            self._guard.run(),
         ]
         if self._mps is not None:
             services.append(self._mps.run())
@@ -390,6 +394,12 @@ def _mps_keeper(settings: Settings, abilities: Abilities, runtime: Path, book: G
     own = shared_memory if shared_memory.is_relative_to(runtime) else None  # on the host it may be everybody's /dev/shm
     control = MpsControlProgram(settings.mps_control, runtime / "mps", shared_memory=own)
     return MpsKeeper(control, str(shared_memory), book=book, events=events)
+
+
+def _host_directories(settings: Settings) -> Sequence[Path]:
+    """Return what the agent shares with the host's other programs, and keeps there from one start to the next."""
+    sockets = [settings.kubelet_device_plugin_dir, str(Path(settings.pod_resources_socket).parent)]
+    return [Path(path) for path in (*sockets, settings.cdi_dir, settings.cdi_static_dir, settings.state_dir, settings.runtime_dir)]
 
 
 def _build_dir(environ: Mapping[str, str]) -> Path:

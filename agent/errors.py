@@ -65,6 +65,11 @@ class KubeletBusyError(KubeletError):
 class KubeApiError(AgentError):
     """The Kubernetes API refused or did not answer."""
 
+    def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:
+        """Args: retry_after_seconds: how long the server wants to be left alone; 0 where it says nothing."""
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
 
 class KubeExpiredError(KubeApiError):
     """The API no longer knows the version a watch wants to continue from."""

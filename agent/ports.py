@@ -150,8 +150,12 @@ class MpsControl(Protocol):
         """Whether there is a daemon that answers."""
         ...
 
-    def servers(self, device_uuid: str) -> Mapping[int, str]:
-        """Return the servers of a daemon by their pid, with the state each is in."""
+    def servers(self, device_uuid: str) -> Mapping[int, str] | None:
+        """Return the servers of a daemon by their pid, with the state each is in; None where no daemon answers."""
+        ...
+
+    def trim_logs(self, device_uuid: str) -> None:
+        """Empty the logs of the daemon and its servers that have become large; every question adds to them."""
         ...
 
     def shut_down_server(self, device_uuid: str, pid: int) -> None:
@@ -192,6 +196,14 @@ class KubeletMemory(Protocol):
 
     def remembered(self) -> Sequence[RememberedDevices]:
         """Return which container was given which IDs; empty when it cannot be read."""
+        ...
+
+
+class HostDirectories(Protocol):
+    """Directories that the agent shares with the host."""
+
+    def removed(self) -> Sequence[Path]:
+        """Return those that were removed on the host while they are mounted here."""
         ...
 
 

@@ -39,6 +39,11 @@ class HistoryError(SchedulerError):
 class KubeApiError(SchedulerError):
     """The Kubernetes API did not answer, or not in a way that tells what happened."""
 
+    def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:
+        """Args: retry_after_seconds: how long the server wants to be left alone; 0 where it says nothing."""
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
 
 class KubeRefusedError(KubeApiError):
     """The API refused the request; nothing was changed."""

@@ -16,12 +16,15 @@ from agent.core.publishing import NodeCondition
 from agent.errors import KubeAbsentError, KubeApiError, KubeBehindError, KubeExpiredError
 from agent.ports import Clock, NodeEvent, PodEvent
 from program.api_server import ApiServer
+from program.backoff import retry_after_seconds
 from proto import contract, gpunode
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 MOST_CONNECTIONS = 4
 """Kept open: one of them for each part that writes by itself."""
 READ_TIMEOUT_SECONDS = 10.0
+LIST_TIMEOUT_SECONDS = 60.0
+"""For lists: where a slow server's were given up sooner, every agent would ask for its own again, and none would ever get it."""
 MAX_EVENT_MESSAGE = 1024
 """The API refuses longer ones."""
 COMPONENT = f"{contract.PRODUCT}-agent"
@@ -71,7 +74,7 @@ class KubeConnection:
             raise KubeApiError(f"{method} {self._server.url}{path}: {_cause(exc)}") from exc
         if response.status >= 300:
             message = f"{method} {path}: HTTP {response.status}: {_status_message(response)}"
-            raise _FAILURES.get(response.status, KubeApiError)(message)
+            raise _FAILURES.get(response.status, KubeApiError)(message, retry_after_seconds(response.headers.get("Retry-After")))
         return response
 
     def _headers(self, content_type: str) -> dict[str, str]:

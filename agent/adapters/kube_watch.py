@@ -1,8 +1,9 @@
 """List-watch of this node's pods and of the node itself, each in a thread of its own.
 
-Survives what API servers do: outages (backoff with jitter, what is known stays known), ended watches (continued from the last version), and
-forgotten history (410: list again). What the agents of a large cluster do at once is cheap for the API server: pods are listed from its
-memory, and after a 410 at moments that chance spreads. Only the fields the agent reads are decoded: 10 µs per pod instead of 2 ms.
+Survives what API servers do: outages, also slow ones (backoff with jitter, what is known stays known), ended watches (continued from the
+last version), and forgotten history (410: list again). What the agents of a large cluster do at once is cheap for the API server: pods are
+listed from its memory, and after a 410 at moments that chance spreads. Only the fields the agent reads are decoded: 10 µs per pod instead
+of 2 ms.
 """
 
 import logging
@@ -18,10 +19,11 @@ from urllib.parse import quote
 import msgspec
 import urllib3
 
-from agent.adapters.kube_api import GPU_NODES, KubeConnection
+from agent.adapters.kube_api import GPU_NODES, LIST_TIMEOUT_SECONDS, KubeConnection
 from agent.core.publishing import NodeCondition
 from agent.errors import KubeAbsentError, KubeApiError, KubeBehindError, KubeExpiredError
 from agent.ports import GpuNodeState, KubeListener, NodeState
+from program.backoff import Backoff
 from proto import contract, gpunode
 from proto.errors import ContractError
 from proto.model import ContainerSpec, ContainerState, ContainerStatus, Pod
@@ -32,8 +34,6 @@ WATCH_SECONDS = 240
 """How long the server keeps one watch; a little more is drawn by chance, so that the agents of a cluster do not reconnect at once."""
 FIRST_BACKOFF_SECONDS = 0.2
 LAST_BACKOFF_SECONDS = 10.0
-HEALTHY_WATCH_SECONDS = 1.0
-"""A watch that lasted this long was no failure: the wait before the next one starts from the shortest again."""
 EXPIRED_SECONDS = 5.0
 """The most that chance puts between a 410 and the next list: a restarted server has forgotten the history for all agents at once."""
 ABSENT_SECONDS = 60.0
@@ -277,6 +277,7 @@ class _Stream:
         trouble: Callable[[str, str], None],
         stopped: threading.Event,
         version_from: str,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args: version_from: the path of a cheap list whose version the list has to have reached; empty where the list itself is cheap."""
         self._sink = sink
@@ -285,13 +286,15 @@ class _Stream:
         self._trouble = trouble
         self._stopped = stopped
         self._version_from = version_from
+        self._monotonic = monotonic
+        self._backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         self._version = ""
 
     def run(self) -> None:
         """List and watch until stopped."""
-        backoff = FIRST_BACKOFF_SECONDS
         while not self._stopped.is_set():
-            begun, least_wait = time.monotonic(), 0.0
+            least_wait = 0.0
+            self._backoff.begin()
             try:
                 if not self._version:
                     self._version = self._sink.listed(self._list())
@@ -302,15 +305,16 @@ class _Stream:
             except KubeAbsentError as exc:
                 self._trouble(self._sink.what, str(exc))
                 self._version, least_wait = "", ABSENT_SECONDS
-            except (KubeApiError, msgspec.DecodeError) as exc:
+            except KubeApiError as exc:
+                self._trouble(self._sink.what, str(exc))
+                least_wait = exc.retry_after_seconds
+            except msgspec.DecodeError as exc:
                 self._trouble(self._sink.what, str(exc))
             except Exception as exc:  # a thread that died would leave the agent blind without a word
                 logger.exception("watching %s", self._sink.what)
                 self._trouble(self._sink.what, f"unexpected {type(exc).__name__}: {exc}")
-            if time.monotonic() - begun >= HEALTHY_WATCH_SECONDS:
-                backoff = FIRST_BACKOFF_SECONDS
+            backoff = self._backoff.ended(self._monotonic())
             self._stopped.wait(least_wait + random.uniform(backoff / 2, backoff))  # noqa: S311 - spreads load
-            backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
 
     def _list(self) -> bytes:
         """Read what is there now.
@@ -323,18 +327,21 @@ class _Stream:
         Source: k8s.io/apiserver/pkg/registry/generic/registry.Store.ListPredicate; k8s.io/apiserver/pkg/storage/cacher, GetList.
         """
         if not self._version_from:
-            return self._connection.request("GET", self._path).data
-        current = self._connection.request("GET", self._version_from).data
-        version = msgspec.json.decode(current, type=_OnlyVersion).metadata.resource_version
+            return self._get(self._path)
+        version = msgspec.json.decode(self._get(self._version_from), type=_OnlyVersion).metadata.resource_version
         try:
-            return self._connection.request("GET", f"{self._path}&resourceVersion={version}&resourceVersionMatch=NotOlderThan").data
+            return self._get(f"{self._path}&resourceVersion={version}&resourceVersionMatch=NotOlderThan")
         except KubeBehindError:  # nobody wrote a pod for seconds, and this server asks etcd seldom how far it is: few agents list then
-            return self._connection.request("GET", self._path).data
+            return self._get(self._path)
+
+    def _get(self, path: str) -> bytes:
+        return self._connection.request("GET", path, read_timeout=LIST_TIMEOUT_SECONDS).data
 
     def _watch(self) -> None:
         seconds = int(WATCH_SECONDS * random.uniform(1.0, 1.25))  # noqa: S311 - spreads load
         path = f"{self._path}&watch=1&allowWatchBookmarks=true&resourceVersion={self._version}&timeoutSeconds={seconds}"
         response = self._connection.request("GET", path, read_timeout=seconds + 10, stream=True)
+        self._backoff.opened(self._monotonic())
         self._trouble(self._sink.what, "")
         try:
             for line in _lines(response):

@@ -34,6 +34,10 @@ _MOST_PID_DIGITS = 7
 _ASIDE = "aside"
 _MOST_ASIDE = 64
 """Directories that could not be removed; the tenant that makes more has to be found by somebody."""
+_MOST_LOG_BYTES = 1 << 20
+"""What one log may occupy, in memory where the runtime directory is a tmpfs. A daemon writes five lines for each command it is given."""
+_BLOCK_BYTES = 512
+"""The unit of st_blocks."""
 _QUOTED_CHARACTERS = 300
 """How much of what was printed goes into an error's sentence."""
 
@@ -62,16 +66,26 @@ class MpsControlProgram:
 
     def answers(self, device_uuid: str) -> bool:
         """See ``ports.MpsControl``."""
-        try:
-            self._run(device_uuid, [], "get_server_list\n")
-        except MpsError:
-            return False
-        return True
+        return self._server_pids(device_uuid) is not None
 
-    def servers(self, device_uuid: str) -> Mapping[int, str]:
+    def servers(self, device_uuid: str) -> Mapping[int, str] | None:
         """See ``ports.MpsControl``."""
-        pids = [int(word) for word in self._run(device_uuid, [], "get_server_list\n").split() if _is_pid(word)]
+        pids = self._server_pids(device_uuid)
+        if pids is None:
+            return None
         return {pid: self._run(device_uuid, [], f"get_server_status {pid}\n").strip() for pid in pids[:_MOST_SERVERS]}
+
+    def trim_logs(self, device_uuid: str) -> None:
+        """See ``ports.MpsControl``.
+
+        What counts is the room a log takes and not its length: one that writes on where it was leaves a hole, which takes none.
+        """
+        for path in list_directory(self._logs(device_uuid)):
+            try:
+                if path.lstat().st_blocks * _BLOCK_BYTES > _MOST_LOG_BYTES:
+                    os.truncate(path, 0)
+            except OSError as exc:
+                raise StorageError(f"emptying {path}, a log of the MPS daemon of {device_uuid}: {exc.strerror}") from exc
 
     def shut_down_server(self, device_uuid: str, pid: int) -> None:
         """See ``ports.MpsControl``."""
@@ -126,6 +140,14 @@ class MpsControlProgram:
         except OSError as exc:
             raise MpsError(f"moving the directories of the MPS daemon of {device_uuid} aside: {exc.strerror}") from exc
         remove_tree(place)
+
+    def _server_pids(self, device_uuid: str) -> Sequence[int] | None:
+        """Return the processes a daemon tells as its servers; None where no daemon answers."""
+        try:
+            told = self._run(device_uuid, [], "get_server_list\n")
+        except MpsError:
+            return None
+        return [int(word) for word in told.split() if _is_pid(word)]
 
     def _logs(self, device_uuid: str) -> Path:
         return self._directory / device_uuid / "log"

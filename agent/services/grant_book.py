@@ -102,7 +102,10 @@ class GrantBook:
         copies = [grant for grant in self._files.copies() if grant.grant_id not in known]
         for grant in copies:
             logger.warning("a ledger row was lost; its copy beside the container's files is used", extra={"grant": grant.grant_id})
-            self._store.write(grant)
+            try:
+                self._store.write(grant)
+            except StorageError as exc:  # the copy stands for the row, and reconciling writes it once that is possible
+                logger.warning("the ledger row is not written again yet: %s", exc, extra={"grant": grant.grant_id})
         self.ledger = self.ledger.adopting((*loaded.grants, *copies))
         forgetting_seconds = self._pace.forgetting_seconds(self._cdi.total_bytes())
         # a crash may have come between the removal of a spec and the writing of the next

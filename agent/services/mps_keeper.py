@@ -83,6 +83,7 @@ class MpsKeeper:
                 except (MpsError, StorageError) as exc:
                     left = True
                     logger.warning("MPS: %s", exc, extra={"device_uuid": device_uuid})
+                await self._trim_logs(device_uuid)
         if not left and known is not None:
             await self._clear_shared_memory()
         return left or known is None
@@ -118,8 +119,10 @@ class MpsKeeper:
         if not clients:
             await asyncio.to_thread(self._control.stop, device_uuid)
             logger.info("MPS daemon ended: it has no clients", extra={"device_uuid": device_uuid})
-        elif await asyncio.to_thread(self._control.answers, device_uuid):
-            await self._end_faulty_servers(device_uuid)
+            return
+        states = await asyncio.to_thread(self._control.servers, device_uuid)
+        if states is not None:
+            await self._end_faulty_servers(device_uuid, states)
         else:
             await asyncio.to_thread(self._control.stop, device_uuid)  # one that hangs is in the way of the next
             await self._start(device_uuid)
@@ -127,14 +130,20 @@ class MpsKeeper:
             for grant in clients:
                 self._tell(grant, device_uuid)
 
+    async def _trim_logs(self, device_uuid: str) -> None:
+        """Empty large logs: each look adds to the daemon's."""
+        try:
+            await asyncio.to_thread(self._control.trim_logs, device_uuid)
+        except StorageError as exc:
+            logger.warning("MPS: %s", exc, extra={"device_uuid": device_uuid})
+
     async def _start(self, device_uuid: str) -> None:
         async with self._starting:
             await asyncio.to_thread(self._control.start, device_uuid)
         logger.info("MPS daemon started", extra={"device_uuid": device_uuid})
 
-    async def _end_faulty_servers(self, device_uuid: str) -> None:
+    async def _end_faulty_servers(self, device_uuid: str, states: Mapping[int, str]) -> None:
         """End a server that is still in fault at the second look: it waits for clients that do not end, and takes no new ones."""
-        states = await asyncio.to_thread(self._control.servers, device_uuid)
         faulty = frozenset((device_uuid, pid) for pid, state in states.items() if state == FAULT)
         for _, pid in faulty & self._faulty:
             logger.warning("MPS server ended: it was in fault and did not recover", extra={"device_uuid": device_uuid, "pid": pid})

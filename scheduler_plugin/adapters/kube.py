@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from program.api_server import ApiServer
+from program.backoff import retry_after_seconds
 from proto import contract
 from proto.errors import AliquotError
 from scheduler_plugin.core.objects import PodObject, pod_facts
@@ -33,6 +34,7 @@ REQUEST_SECONDS: Final = 3.0
 LIST_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 3.0
 _RETRIABLE_STATUS: Final = (408, 429)
+_FAILURES: Final = {404: KubeNotFoundError, 409: KubeConflictError, 410: KubeExpiredError}
 _USER_AGENT: Final = contract.SCHEDULER_NAME
 _SECONDS_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 MAX_EVENT_CHARS: Final = 1024
@@ -84,7 +86,7 @@ class KubeConnection:
                 method, self._server.url + path, data=data, headers=self._headers(content_type), timeout=limits
             ) as response:
                 if response.status >= 300:
-                    raise _error(f"{method} {path}", response.status, await response.read())
+                    raise _error(f"{method} {path}", response, await response.read())
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise KubeApiError(f"{method} {path}: {exc or type(exc).__name__}") from exc
@@ -103,16 +105,15 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
-def _error(what: str, status: int, body: bytes) -> KubeApiError:
+def _error(what: str, response: aiohttp.ClientResponse, body: bytes) -> KubeApiError:
     try:
         message = msgspec.json.decode(body, type=_Status).message
     except msgspec.DecodeError:
         message = body[:200].decode(errors="replace")
-    text = f"{what}: HTTP {status}: {message}"
-    named = {404: KubeNotFoundError, 409: KubeConflictError, 410: KubeExpiredError}
-    if status in named:
-        return named[status](text)
-    return KubeRefusedError(text) if 400 <= status < 500 and status not in _RETRIABLE_STATUS else KubeApiError(text)
+    status = response.status
+    refused = 400 <= status < 500 and status not in _RETRIABLE_STATUS
+    kind = _FAILURES.get(status, KubeRefusedError if refused else KubeApiError)
+    return kind(f"{what}: HTTP {status}: {message}", retry_after_seconds(response.headers.get("Retry-After")))
 
 
 class KubePods:

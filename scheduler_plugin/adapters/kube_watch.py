@@ -1,17 +1,19 @@
 """List-watch of one collection, decoded into our own types.
 
-Survives what API servers do: outages (backoff with jitter; what is known stays known), ended watches (continued from the last version),
-forgotten history (410: list again) and long lists (read in pages, so that 50,000 pods never lie in memory as text).
+Survives what API servers do: outages, also slow ones (backoff with jitter; what is known stays known), ended watches (continued from the
+last version), forgotten history (410: list again) and long lists (read in pages, so that 50,000 pods never lie in memory as text).
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from program.backoff import Backoff
 from proto.errors import AliquotError
 from scheduler_plugin.adapters.kube import LIST_SECONDS, KubeConnection
 from scheduler_plugin.errors import KubeApiError, KubeExpiredError
@@ -25,8 +27,6 @@ IDLE_SECONDS: Final = 90.0
 """API servers send a bookmark every minute; a stream that is silent for longer is dead, whatever TCP says."""
 FIRST_BACKOFF_SECONDS: Final = 0.1
 LAST_BACKOFF_SECONDS: Final = 10.0
-HEALTHY_SECONDS: Final = 1.0
-"""A watch that lasted this long was no failure: the wait before the next one starts from the shortest again."""
 
 _T = TypeVar("_T")
 
@@ -91,7 +91,15 @@ class Stream(Generic[_T]):
     """One list-watch."""
 
     def __init__(
-        self, what: str, path: str, decode: Callable[[msgspec.Raw], _T | None], connection: KubeConnection, listener: Listener[_T]
+        self,
+        what: str,
+        path: str,
+        decode: Callable[[msgspec.Raw], _T | None],
+        connection: KubeConnection,
+        listener: Listener[_T],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Make it; ``run`` begins.
 
@@ -103,6 +111,9 @@ class Stream(Generic[_T]):
         self._decode = decode
         self._connection = connection
         self._listener = listener
+        self._monotonic = monotonic
+        self._pause = pause
+        self._backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
         self._version = ""
         self._attempt: asyncio.Task[None] | None = None
         self._relist_wanted = False
@@ -115,9 +126,9 @@ class Stream(Generic[_T]):
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        loop, backoff = asyncio.get_running_loop(), FIRST_BACKOFF_SECONDS
         while True:
-            begun, self._relist_wanted = loop.time(), False
+            self._relist_wanted, least_wait = False, 0.0
+            self._backoff.begin()
             self._attempt = asyncio.create_task(self._list_and_watch(), name=f"watch {self._what}")
             try:
                 await self._attempt
@@ -128,12 +139,13 @@ class Stream(Generic[_T]):
                 continue
             except KubeExpiredError:
                 self._version = ""
-            except (KubeApiError, msgspec.DecodeError) as exc:
+            except KubeApiError as exc:
                 self._listener.trouble(f"{self._what}: {exc}")
-            if loop.time() - begun >= HEALTHY_SECONDS:
-                backoff = FIRST_BACKOFF_SECONDS
-            await asyncio.sleep(random.uniform(backoff / 2, backoff))  # noqa: S311 - spreads load
-            backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+                least_wait = exc.retry_after_seconds
+            except msgspec.DecodeError as exc:
+                self._listener.trouble(f"{self._what}: {exc}")
+            backoff = self._backoff.ended(self._monotonic())
+            await self._pause(least_wait + random.uniform(backoff / 2, backoff))  # noqa: S311 - spreads load
 
     async def _list_and_watch(self) -> None:
         if not self._version:
@@ -159,6 +171,7 @@ class Stream(Generic[_T]):
         seconds = int(WATCH_SECONDS * random.uniform(1.0, 1.25))  # noqa: S311 - spreads load
         options = f"watch=1&allowWatchBookmarks=true&resourceVersion={self._version}&timeoutSeconds={seconds}"
         async with self._connection.stream(f"{self._with(options)}", IDLE_SECONDS) as content:
+            self._backoff.opened(self._monotonic())
             self._listener.opened()
             pending = b""
             async for chunk in content.iter_any():

@@ -2,6 +2,7 @@
 
 ``-d`` leaves a daemon behind that listens in the pipe directory; without arguments the commands of standard input go to it. Beyond the
 commands of the real program, ``fake-start-server PID``, ``fake-fault PID`` and ``fake-hang`` bring about what clients and faults do there.
+As the real daemon it appends five lines to its log for each command.
 """
 
 import os
@@ -9,6 +10,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 
 def pipes() -> Path:
@@ -37,12 +39,13 @@ def daemonize() -> int:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     (pipes() / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
-    Path(os.environ["CUDA_MPS_LOG_DIRECTORY"], "control.log").write_text(f"device {os.environ['CUDA_VISIBLE_DEVICES']}\n")
-    serve(listener)
+    with Path(os.environ["CUDA_MPS_LOG_DIRECTORY"], "control.log").open("a") as log:
+        print(f"device {os.environ['CUDA_VISIBLE_DEVICES']}", file=log, flush=True)
+        serve(listener, log)
     os._exit(0)
 
 
-def serve(listener: socket.socket) -> None:
+def serve(listener: socket.socket, log: TextIO) -> None:
     servers: dict[str, str] = {}
     listener.settimeout(1.0)
     while pipes().exists():  # a test that failed leaves no daemon behind for longer than its directory
@@ -54,7 +57,10 @@ def serve(listener: socket.socket) -> None:
             command = connection.makefile().readline().split()
             if command[:1] == ["fake-hang"]:
                 time.sleep(3600)
-            connection.sendall(answer(command, servers).encode())
+            told = answer(command, servers)
+            for line in ("Accepting connection...", "NEW UI", f"Cmd:{' '.join(command)}", told.strip(), "UI closed"):
+                print(f"[{time.strftime('%F %T')} Control {os.getpid():5}] {line}", file=log, flush=True)
+            connection.sendall(told.encode())
         if command[:1] == ["quit"]:
             (pipes() / "control").unlink()
             return

@@ -15,6 +15,7 @@ from agent.adapters.durable import TEMPORARY_SUFFIX
 from aliquot.paths import built
 from aliquot.standin.node import Node
 from proto import contract
+from tests.fakes.mounted_directory import mounted_directory
 from tests.fakes.small_disk import small_disk
 from tests.fakes.wall_clock import WallClock
 from tests.integration.agent_nodes import (
@@ -104,9 +105,12 @@ class TestDisks:
                 node.create_pod(manifest("before", cuda()))
                 await working(node, "before")
                 before, held = node.container("before").pid, grants(node)
+                disks[0].fill()
+                node.create_pod(manifest("refused"))  # its files are there, and its row is not
+                await refused(node, "refused", str(disks[0].directory), "No space left on device")
                 await killed(node)
                 (layout.run / "metrics-address").unlink()
-                for disk in disks:
+                for disk in disks[1:]:
                     disk.fill()
                 await node.agent.start()
                 await eventually(lambda: node.allocatable(VGPU) == 32, "kubelet has the devices back")
@@ -115,7 +119,7 @@ class TestDisks:
                 assert grants(node) == held
                 for disk in disks:
                     disk.empty()
-                await running(node, "after")
+                await running(node, "after", "refused")
                 assert (node.container("before").pid, node.container("before").exit_code) == (before, None)
 
     async def test_a_cdi_directory_that_turned_read_only_is_named_and_all_is_made_good_once_it_is_not(self):
@@ -139,6 +143,28 @@ class TestDisks:
                     await eventually(lambda: {grant["pod"] for grant in grants(node)} == {"stays", "waits"}, "its share is free")
                     await page_shows(node, "drifts")
                     assert len(list(disk.directory.glob("*.json"))) == 2
+
+
+async def test_an_agent_whose_directory_was_replaced_on_the_host_ends_and_the_next_one_has_the_new(tmp_path):
+    async with make_node("t4x2", start_agent=False) as node:
+        with mounted_directory(tmp_path / "run-cdi", node.layout.cdi_dynamic) as directory:
+            await node.agent.start()
+            await node.wait_ready()
+            node.create_pod(manifest("before", cuda()))
+            await working(node, "before")
+            before = node.container("before").pid
+            directory.replace()
+            await eventually(lambda: not node.agent.running, "the agent ends", timeout_seconds=40)
+            assert await node.agent.kill() == 1
+            assert f"what is made there anew is not seen here: {node.layout.cdi_dynamic}" in log_of(node)
+            directory.mount_again()
+            await eventually(lambda: node.allocatable(VGPU) == 0, "kubelet notices that the agent is gone")
+            await node.agent.start()
+            await eventually(lambda: node.allocatable(VGPU) == 32, "kubelet has the devices back", timeout_seconds=40)
+            node.create_pod(manifest("after"))
+            await running(node, "after")
+            await page_shows(node, "drifts")
+            assert (node.container("before").pid, node.container("before").exit_code) == (before, None)
 
 
 class TestApi:

@@ -119,6 +119,8 @@ class FakeMps:
         self.unlisted: StorageError | None = None
         self.calls: list[str] = []
         self.cleared = 0
+        self.trimmed: list[str] = []
+        self.untrimmed: StorageError | None = None
 
     def clear_shared_memory(self) -> None:
         self.cleared += 1
@@ -132,8 +134,13 @@ class FakeMps:
     def answers(self, device_uuid: str) -> bool:
         return device_uuid in self.running
 
-    def servers(self, device_uuid: str) -> Mapping[int, str]:
-        return dict(self.states)
+    def servers(self, device_uuid: str) -> Mapping[int, str] | None:
+        return dict(self.states) if device_uuid in self.running else None
+
+    def trim_logs(self, device_uuid: str) -> None:
+        if self.untrimmed is not None:
+            raise self.untrimmed
+        self.trimmed.append(device_uuid)
 
     def shut_down_server(self, device_uuid: str, pid: int) -> None:
         self.calls.append(f"shut down {pid}")

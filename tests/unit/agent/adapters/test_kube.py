@@ -4,10 +4,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from urllib.parse import parse_qsl
 
 import pytest
 
+from agent.adapters import kube_api, kube_watch
 from agent.adapters.kube_api import KubeApiClient, KubeConnection
 from agent.adapters.kube_watch import KubeWatcher
 from agent.errors import KubeApiError
@@ -17,6 +19,7 @@ from aliquot.standin.cluster import Cluster, Kind
 from program.api_server import ApiServer as Server
 from proto import contract
 from proto.model import ContainerState, ContainerStatus, Pod
+from tests.fakes.overloaded_api import RETRY_AFTER_SECONDS, overloaded_api
 from tests.unit.agent.fakes import FakeClock
 
 NODE = "node-1"
@@ -280,6 +283,83 @@ class TestWatch:
         api.listener.wait(lambda: any("HTTP 401" in trouble for _, trouble in api.listener.troubles))
         api.token_file.write_text(TOKEN)  # read anew at every request: kubelet rotates it
         api.listener.wait(lambda: api.listener.lists)
+
+
+class SlowApi:
+    """What a stream asks and how it waits, in a time of its own: each request takes a while. Also the event that ends the stream."""
+
+    def __init__(self, takes: float, *, tries: int, status: int = 200, retry_after: float = 0.0, open_for: float = 0.0) -> None:
+        """Args: takes, open_for: seconds for each request, and that each watch stays open. status: of all answers to lists."""
+        self.now = 0.0
+        self.waits: list[float] = []
+        self.listener = Listener()
+        self._takes = takes
+        self._tries = tries
+        self._status = status
+        self._retry_after = retry_after
+        self._open_for = open_for
+
+    def request(self, method: str, path: str, *, read_timeout: float = kube_api.READ_TIMEOUT_SECONDS, stream: bool = False):
+        self.now += min(self._takes, read_timeout)
+        if self._takes > read_timeout:
+            raise KubeApiError("Read timed out")
+        if self._status != 200:
+            raise KubeApiError(f"HTTP {self._status}", self._retry_after)
+        return _Watch(self) if stream else SimpleNamespace(data=b'{"metadata":{"resourceVersion":"5"},"items":[]}')
+
+    def is_set(self) -> bool:
+        return len(self.waits) == self._tries
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+    def play(self) -> list[float]:
+        """Let the stream try as often as it may; return how long it waited each time."""
+        sink, trouble = kube_watch._Pods(self.listener), self.listener.api_trouble
+        kube_watch._Stream(sink, "/pods?", self, trouble, self, "/node?", lambda: self.now).run()
+        return self.waits
+
+
+class _Watch:
+    """A watch that is silent for a while and ends."""
+
+    def __init__(self, api: SlowApi) -> None:
+        self._api = api
+
+    def read1(self, most_bytes: int) -> bytes:
+        self._api.now += self._api._open_for
+        return b""
+
+    def close(self) -> None: ...
+
+
+class TestSlowApi:
+    @pytest.mark.parametrize("takes", [0.0, 1.5, 9.0])
+    def test_waits_grow_however_long_the_server_takes_to_refuse(self, takes):
+        waits = SlowApi(takes, tries=8, status=503).play()
+        assert all(wait >= 0.5 * want for wait, want in zip(waits, (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10), strict=True))
+        assert max(waits) <= kube_watch.LAST_BACKOFF_SECONDS
+
+    def test_waits_grow_where_watches_break_off_soon(self):
+        assert SlowApi(1.5, tries=6, open_for=1.0).play()[-1] >= 3.2
+
+    def test_a_watch_that_ends_after_a_while_is_opened_again_soon(self):
+        assert max(SlowApi(1.5, tries=6, open_for=240.0).play()) <= kube_watch.FIRST_BACKOFF_SECONDS
+
+    def test_a_server_that_says_when_to_come_again_is_left_alone_until_then(self):
+        waits = SlowApi(0.0, tries=3, status=429, retry_after=7.0).play()
+        assert all(7.0 < wait <= 7.8 for wait in waits)
+
+    def test_an_agent_lists_from_a_server_that_takes_its_time(self):
+        api = SlowApi(30.0, tries=1)
+        api.play()
+        assert api.listener.lists == 1
+
+    def test_when_to_come_again_is_read_from_the_answer(self):
+        with overloaded_api() as url, pytest.raises(KubeApiError, match="HTTP 429") as caught:
+            KubeConnection(Server(url, None, None)).request("GET", "/api/v1/pods")
+        assert caught.value.retry_after_seconds == RETRY_AFTER_SECONDS
 
 
 class TestRequests:

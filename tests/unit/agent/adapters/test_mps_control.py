@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ import pytest
 from agent.adapters import mps_control as module
 from agent.adapters.mps_control import MpsControlProgram
 from agent.core.mps import FAULT
-from agent.errors import MpsError
+from agent.errors import MpsError, StorageError
 from aliquot.paths import SOURCE_ROOT
 
 GPU = "GPU-0"
@@ -59,7 +60,7 @@ def test_a_daemon_runs_for_one_gpu_in_its_own_directories(control):
     assert not control.answers("GPU-1")
     assert control.known() == [GPU]
     log = Path(control.pipe_directory(GPU)).parent / "log/control.log"
-    assert log.read_text() == f"device {GPU}\n"
+    assert log.read_text().startswith(f"device {GPU}\n")
 
 
 def test_a_daemon_that_is_stopped_is_gone_with_its_directories(control):
@@ -164,6 +165,70 @@ def test_servers_are_told_with_their_states_and_ended_one_by_one(control):
     assert control.servers(GPU) == {41: "ACTIVE"}
 
 
+def test_no_servers_are_told_where_no_daemon_answers(control):
+    assert control.servers(GPU) is None
+
+
+class TestLogs:
+    MOST_BYTES = 64 << 10
+
+    @pytest.fixture(autouse=True)
+    def small_logs(self, monkeypatch):
+        monkeypatch.setattr(module, "_MOST_LOG_BYTES", self.MOST_BYTES)
+
+    def test_the_log_of_a_daemon_that_is_asked_again_and_again_stays_bounded(self, control, tmp_path):
+        control.start(GPU)
+        log = tmp_path / "mps" / GPU / "log/control.log"
+        written = []
+        for _ in range(6):
+            control.tell("x" * 40_000)  # one command instead of hundreds
+            control.servers(GPU)
+            written.append(log.stat().st_size)
+            control.trim_logs(GPU)
+            assert occupied_bytes(log) <= self.MOST_BYTES
+        assert written[-1] > 40_000, "the daemon writes on after its log was emptied"
+        assert written[1] > 2 * 40_000, "it is not emptied while it is small"
+
+    def test_a_small_log_is_left_alone(self, control, tmp_path):
+        control.start(GPU)
+        log = tmp_path / "mps" / GPU / "log/control.log"
+        before = log.read_text()
+        control.trim_logs(GPU)
+        assert log.read_text() == before
+
+    def test_a_daemon_that_writes_on_where_it_was_has_its_log_emptied_once(self, control, tmp_path):
+        log = tmp_path / "mps" / GPU / "log/server.log"
+        log.parent.mkdir(parents=True)
+        with log.open("wb", buffering=0) as writer:
+            writer.write(b"x" * 4 * self.MOST_BYTES)
+            os.fsync(writer.fileno())
+            control.trim_logs(GPU)
+            writer.write(b"last words")
+            os.fsync(writer.fileno())
+            control.trim_logs(GPU)
+        assert log.read_bytes().endswith(b"last words")
+        assert occupied_bytes(log) <= self.MOST_BYTES
+
+    def test_without_a_daemon_there_is_nothing_to_trim(self, control):
+        control.trim_logs(GPU)
+
+    def test_a_log_that_cannot_be_emptied_is_named(self, control, tmp_path, monkeypatch):
+        log = tmp_path / "mps" / GPU / "log/server.log"
+        log.parent.mkdir(parents=True)
+        log.write_bytes(b"x" * 2 * self.MOST_BYTES)
+        monkeypatch.setattr(os, "truncate", refuse)
+        with pytest.raises(StorageError, match=r"emptying .*server\.log.*: Permission denied"):
+            control.trim_logs(GPU)
+
+
+def occupied_bytes(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def refuse(*_):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def test_a_program_that_cannot_be_run_is_named(tmp_path):
     with pytest.raises(MpsError, match="no-such-program -d for GPU-0: No such file"):
         MpsControlProgram("/no-such-program", tmp_path).start(GPU)
@@ -192,13 +257,13 @@ def test_what_is_no_process_id_is_not_taken_for_a_server(tmp_path, script):
 def test_a_program_that_prints_without_end_is_ended(tmp_path):
     control = printing(tmp_path, "exec yes")
     with pytest.raises(MpsError, match="printed more than 65536 bytes"):
-        control.servers(GPU)
+        control.shut_down_server(GPU, 41)
 
 
 def test_a_refusal_is_quoted_shortly_whatever_its_bytes(tmp_path):
     control = printing(tmp_path, r"head -c 5000 /dev/zero | tr '\0' '\377'; exit 1")
     with pytest.raises(MpsError) as caught:
-        control.servers(GPU)
+        control.shut_down_server(GPU, 41)
     assert "ended with 1" in str(caught.value)
     assert len(str(caught.value)) < 500
 

@@ -94,6 +94,23 @@ async def test_the_next_agent_finds_the_ledger_as_it_was(disk):
     assert second.ledger == first.ledger
 
 
+async def test_an_agent_starts_where_a_row_that_was_refused_still_cannot_be_written(disk, monkeypatch):
+    def refuse(*_):
+        raise StorageError("writing a row: No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(disk.store, "write", refuse)
+        with pytest.raises(StorageError):
+            await commit(disk.book(), ONE)
+        book = disk.book()
+        book.load(BOOT)
+        assert book.ledger.grants == {ONE.grant_id: ONE}
+        survey = await book.survey()
+        assert DriftKind.LOST_ROW in {drift.kind for drift in find_drifts(Snapshot(survey.grants, survey.files))}
+    await book.rewrite(survey.grants[ONE.grant_id], limits_of(ONE, FailPolicy.CLOSED), lambda: {"kind": "x"})
+    assert on_disk(disk) == ({ONE.grant_id},) * 3
+
+
 async def test_a_damaged_row_is_set_aside_and_healed_from_its_copy(disk, caplog):
     await commit(disk.book(), ONE)
     path = disk.base / "state/ledger" / f"{ONE.grant_id}.json"

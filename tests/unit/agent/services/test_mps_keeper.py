@@ -86,6 +86,20 @@ async def test_a_daemon_that_answers_is_left_alone(node):
     assert node.mps.calls == ["start GPU-0"]
 
 
+async def test_logs_are_trimmed_at_each_look(node):
+    node.promise(client(0), client(1, "next"))
+    for _ in range(2):
+        await node.keeper.look()
+    assert sorted(node.mps.trimmed) == ["GPU-0", "GPU-0", "GPU-1", "GPU-1"]
+
+
+async def test_a_log_that_cannot_be_trimmed_keeps_nothing_else_from_being_done(node):
+    node.promise(client())
+    node.mps.untrimmed = StorageError("emptying control.log: Permission denied")
+    await node.keeper.look()
+    assert node.mps.running == {"GPU-0"}
+
+
 async def test_a_daemon_without_clients_is_ended(node):
     node.promise(client())
     await node.keeper.ensure(client())

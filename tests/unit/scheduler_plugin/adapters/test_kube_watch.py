@@ -1,0 +1,84 @@
+"""How long a stream waits between its tries, in a time of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from scheduler_plugin.adapters import kube_watch
+from scheduler_plugin.adapters.kube_watch import Stream
+from scheduler_plugin.errors import KubeApiError
+
+
+class SlowApi:
+    """An API server whose answers take a while, and whoever hears what its stream says."""
+
+    def __init__(self, takes: float, *, refused: KubeApiError | None = None, open_for: float = 0.0) -> None:
+        """Args: takes, open_for: seconds for each request, and that each watch stays open. refused: the answer to lists."""
+        self.now = 0.0
+        self.waits: list[float] = []
+        self.troubles: list[str] = []
+        self._takes = takes
+        self._refused = refused
+        self._open_for = open_for
+
+    async def request(self, method: str, path: str, *, seconds: float) -> bytes:
+        self.now += self._takes
+        if self._refused is not None:
+            raise self._refused
+        return b'{"metadata":{"resourceVersion":"5"},"items":[]}'
+
+    @asynccontextmanager
+    async def stream(self, path: str, idle_seconds: float) -> AsyncIterator["SlowApi"]:
+        self.now += self._takes
+        yield self
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        self.now += self._open_for
+        return
+        yield b""
+
+    def listing(self) -> None: ...
+
+    def listed(self, items: list[object]) -> None: ...
+
+    def opened(self) -> None: ...
+
+    def trouble(self, sentence: str) -> None:
+        self.troubles.append(sentence)
+
+    async def play(self, tries: int) -> list[float]:
+        """Let the stream try so often; return how long it waited each time."""
+
+        async def pause(seconds: float) -> None:
+            self.waits.append(seconds)
+            self.now += seconds
+            if len(self.waits) == tries:
+                raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            await Stream("pods", "/pods", lambda raw: raw, self, self, monotonic=lambda: self.now, pause=pause).run()
+        return self.waits
+
+
+@pytest.mark.parametrize("takes", [0.0, 1.5, 59.0])
+async def test_waits_grow_however_long_the_server_takes_to_refuse(takes):
+    api = SlowApi(takes, refused=KubeApiError("HTTP 503: overloaded"))
+    waits = await api.play(9)
+    assert all(wait >= 0.5 * want for wait, want in zip(waits, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10), strict=True))
+    assert max(waits) <= kube_watch.LAST_BACKOFF_SECONDS
+    assert api.troubles == ["pods: HTTP 503: overloaded"] * 9
+
+
+async def test_waits_grow_where_watches_break_off_soon():
+    assert (await SlowApi(1.5, open_for=1.0).play(7))[-1] >= 3.2
+
+
+async def test_a_watch_that_ends_after_a_while_is_opened_again_soon():
+    assert max(await SlowApi(1.5, open_for=300.0).play(6)) <= kube_watch.FIRST_BACKOFF_SECONDS
+
+
+async def test_a_server_that_says_when_to_come_again_is_left_alone_until_then():
+    waits = await SlowApi(0.0, refused=KubeApiError("HTTP 429", 7.0)).play(3)
+    assert all(7.0 < wait <= 7.4 for wait in waits)
