@@ -13,6 +13,7 @@ from agent.core.cgroups import ContainerRef
 from agent.core.conflict import Evidence
 from agent.core.health import GpuHealth, HealthTable
 from agent.core.identity import HeldDevices, RememberedDevices
+from agent.core.injection import Answer
 from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord
@@ -192,6 +193,10 @@ class KubeletMemory(Protocol):
 
     def remembered(self) -> Sequence[RememberedDevices]:
         """Return which container was given which IDs; empty when it cannot be read."""
+        ...
+
+    def answer(self, kept: bytes) -> Answer | None:
+        """Decode ``RememberedDevices.answer``; None when it says nothing. Pure."""
         ...
 
 

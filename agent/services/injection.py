@@ -4,7 +4,16 @@ import logging
 from pathlib import Path
 
 from agent.core.identity import cdi_name
-from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, is_told_by_spec, legacy_answer, named_answer, tells_version
+from agent.core.injection import (
+    Answer,
+    DeviceInjection,
+    injects_by_cdi,
+    is_told_by_spec,
+    legacy_answer,
+    named_answer,
+    resolves_no_name,
+    tells_version,
+)
 from agent.errors import StorageError
 from agent.ports import CdiFiles, Clock, ContainerFiles
 from agent.services.driver_watch import DriverWatch
@@ -47,10 +56,7 @@ class Injection:
 
     async def by_cdi(self) -> bool:
         """Whether the runtime is given a CDI name. While nothing is known of it, the node is taken for one of today."""
-        node = self._pods.node
-        if node is not None and tells_version(node.runtime_version):  # else it is being restarted, and is what it was
-            self._versions = node.runtime_version, node.kubelet_version
-        runtime, kubelet = self._versions
+        runtime, kubelet = self._known_versions()
         found = injects_by_cdi(self._configured, runtime, kubelet, host_has_spec=await self._host_has_spec())
         if found != self._last:
             self._last = found
@@ -77,6 +83,17 @@ class Injection:
             logger.warning("Allocate answers without the driver's control nodes, which the NVIDIA runtime adds: %s", exc)
             present = ()
         return legacy_answer(resource, device_ids, minors, present, str(Path(limits).parent))
+
+    @property
+    def resolves_no_name(self) -> bool:
+        """Whether a CDI name that was answered earlier certainly leads nowhere by now."""
+        return resolves_no_name(self._configured, *self._known_versions())
+
+    def _known_versions(self) -> tuple[str, str]:
+        node = self._pods.node
+        if node is not None and tells_version(node.runtime_version):  # else it is being restarted, and is what it was
+            self._versions = node.runtime_version, node.kubelet_version
+        return self._versions
 
     async def _host_has_spec(self) -> bool:
         if self._configured is not DeviceInjection.AUTO:

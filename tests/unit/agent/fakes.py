@@ -7,12 +7,13 @@ from pathlib import Path
 
 from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
+from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
 from agent.adapters.ledger_files import LedgerFiles
 from agent.core.cdi_scans import ScanPace
 from agent.core.conflict import Evidence
 from agent.core.health import HealthRules
 from agent.core.identity import HeldDevices, RememberedDevices
-from agent.core.injection import DeviceInjection
+from agent.core.injection import Answer, DeviceInjection
 from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.overhead import GpuProcess, HostProcess, ProcessList
 from agent.core.publishing import NodeCondition
@@ -130,6 +131,9 @@ class FakeKubeletMemory:
 
     def remembered(self) -> Sequence[RememberedDevices]:
         return list(self.entries)
+
+    def answer(self, kept: bytes) -> Answer | None:
+        return KubeletCheckpoint(Path()).answer(kept)
 
 
 class FakeServer:
