@@ -13,7 +13,7 @@ from agent.core.cgroups import ContainerRef
 from agent.core.conflict import Evidence
 from agent.core.health import GpuHealth, HealthTable
 from agent.core.identity import HeldDevices, RememberedDevices
-from agent.core.injection import Answer
+from agent.core.injection import Answer, NodeVersions
 from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord
@@ -462,6 +462,18 @@ class HealthStore(Protocol):
 
     def save(self, gpus: Mapping[str, GpuHealth]) -> None:
         """Replace it."""
+        ...
+
+
+class VersionStore(Protocol):
+    """What the Node object last said of kubelet and container runtime, over restarts and reboots. Calls raise StorageError."""
+
+    def load(self) -> NodeVersions:
+        """Read it; empty versions when nothing was saved."""
+        ...
+
+    def save(self, versions: NodeVersions) -> None:
+        """Replace it, durably."""
         ...
 
 

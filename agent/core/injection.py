@@ -15,6 +15,7 @@ from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT
 from agent.core.identity import device_uuid_of
 from agent.core.ledger import Grant
 from agent.core.refusal import Reason, Refusal
+from agent.core.rows import RowFormat
 from proto import contract
 from proto.model import Isolation, Preferences
 
@@ -40,6 +41,17 @@ class DeviceInjection(StrEnum):
     """As kubelet and the runtime of the node allow."""
     CDI = "cdi"
     LEGACY = "legacy"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVersions:
+    """What decides under ``auto``, as the Node object states it: such as ``containerd://2.1.4`` and ``v1.34.1``; empty while not known."""
+
+    runtime: str = ""
+    kubelet: str = ""
+
+
+VERSION_ROWS = RowFormat("record of a node's versions", "versions", NodeVersions, version=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
 from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
 from agent.adapters.ledger_files import LedgerFiles
+from agent.adapters.node_files import VersionsFile
 from agent.core.cdi_scans import ScanPace
 from agent.core.conflict import Evidence
 from agent.core.health import HealthRules
@@ -254,6 +255,7 @@ class Disk:
         kernel = {"devices": base / "dev", "capabilities": base / "capabilities", "kernel_drivers": base / "proc-devices"}
         self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", **kernel)
         kernel["kernel_drivers"].touch()
+        self.versions = VersionsFile(base / "state/node-versions")
 
     def book(
         self, clock: Clock | None = None, pace: ScanPace = NO_SCANS, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -270,7 +272,9 @@ def make_injection(
     clock: Clock | None = None,
 ) -> Injection:
     """How devices enter containers, over the real files."""
-    return Injection(mode, watch=watch, pods=pods, book=book, files=disk.files, cdi=disk.cdi, clock=clock or FakeClock())
+    return Injection(
+        mode, watch=watch, pods=pods, book=book, files=disk.files, cdi=disk.cdi, versions=disk.versions, clock=clock or FakeClock()
+    )
 
 
 class FakeProcesses:
