@@ -44,7 +44,7 @@ from agent.services.shared_call import SharedCall
 from agent.services.telemetry import Telemetry
 from placement.request import request_of_container
 from proto import contract, units
-from proto.model import Pod, Policy, Priority
+from proto.model import Pod, Policy, Preferences, Priority
 
 logger = logging.getLogger(__name__)
 
@@ -235,6 +235,7 @@ class Allocator:
             return planned
         if not by_cdi and (trouble := legacy_trouble(planned.grant, planned.preferences)) is not None:
             return trouble
+        _tell_of_less_burst(planned.grant, request_of_container(ask.pod, ask.holder.container)[1], planned.preferences)
         provided: list[Provision] = []
 
         async def provide() -> None:
@@ -290,12 +291,7 @@ class Allocator:
             by_cdi = await self._enters_by_cdi(self._kubelet_memory.answer(kept))
             allowed = self._backends.abilities.most_memory_burst if by_cdi else 1.0
             preferences = within_burst(asked, allowed)
-            if preferences != asked:
-                logger.warning(
-                    "annotation %s: %g of container %s is more than this node allows, and was set since it started: its files say %g",
-                    contract.ANNOTATION_MEMORY_BURST, asked.memory_burst, grant.container, allowed,
-                    extra={"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id},
-                )  # fmt: skip
+            _tell_of_less_burst(grant, asked, preferences)
             provided = [await self._backends.provide(grant)]
             limits, spec = self._contents(Planned(grant, (), preferences), self._watch.board, shim_directory, provided)
             await self._book.rewrite(grant, limits, spec)
@@ -396,6 +392,18 @@ class Allocator:
         logger.info(message, extra={"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id})
         self._events.record(
             PodEvent(grant.namespace, grant.pod, grant.pod_uid, grant.container, contract.EVENT_REASON_GRANTED, message, warning=False)
+        )
+
+
+def _tell_of_less_burst(grant: Grant, asked: Preferences, given: Preferences) -> None:
+    if given != asked:
+        logger.warning(
+            "annotation %s: %g of container %s is more than this node allows by now: its files say %g",
+            contract.ANNOTATION_MEMORY_BURST,
+            asked.memory_burst,
+            grant.container,
+            given.memory_burst,
+            extra={"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id},
         )
 
 

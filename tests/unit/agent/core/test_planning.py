@@ -102,6 +102,40 @@ class TestAssigned:
         assert granted(plan_grant(ask(one, ids("0:0")), node(before))).grant == before
 
 
+@pytest.mark.parametrize("policy", [None, Policy.FRAG], ids=["assigned", "local"])
+class TestSettingsThatWereLowered:
+    """What a node allows from now on keeps no container from coming back to what it has."""
+
+    PODS = tuple(placed(share(), name=f"p{number}") for number in range(4))
+    GRANTS = tuple(grant(ids(f"0:{number}"), share(), of=one) for number, one in enumerate(PODS))
+
+    def test_a_container_restarts_where_more_share_the_device_than_may_by_now(self, policy):
+        planned = granted(plan_grant(ask(self.PODS[1], ids("0:1")), node(*self.GRANTS, policy=policy, shares=2)))
+        assert planned.grant == self.GRANTS[1]
+
+    def test_a_new_one_does_not_come_in_by_that(self, policy):
+        only = board(gpu(0))
+        outcome = plan_grant(ask(placed(share(), name="new"), ids("0:9")), node(*self.GRANTS, policy=policy, shares=4, on=only))
+        refused(outcome, Reject.SHARES)
+
+    def test_a_restart_is_still_checked_for_memory(self, policy):
+        smaller = board(gpu(0, mib=350))
+        outcome = plan_grant(ask(self.PODS[1], ids("0:1")), node(*self.GRANTS, policy=policy, shares=2, on=smaller))
+        refused(outcome, Reject.MEMORY if policy is None else Reject.SHARES)
+
+    @pytest.mark.parametrize("most", [1.0, 1.25])
+    def test_a_container_restarts_with_the_burst_that_is_allowed_by_now(self, policy, most):
+        one = replace(self.PODS[1], annotations={**self.PODS[1].annotations, contract.ANNOTATION_MEMORY_BURST: "1.5"})
+        now = replace(node(*self.GRANTS, policy=policy), abilities=Abilities(most_memory_burst=most))
+        assert granted(plan_grant(ask(one, ids("0:1")), now)).preferences.memory_burst == most
+
+
+def test_a_container_that_was_assigned_another_device_since_is_a_new_one_there():
+    before = grant(ids("0:1"), share(0), of=pod())
+    there = grant(ids("1:0"), share(1), of=pod("there"))
+    refused(plan_grant(ask(placed(share(1)), ids("0:1")), node(before, there, shares=1)), Reject.SHARES)
+
+
 class TestPlacedBeforeAssignmentsBound:
     def test_a_container_that_restarts_keeps_what_it_had(self):
         before = grant(ids("0:0"), share(1), of=pod())

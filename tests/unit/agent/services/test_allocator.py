@@ -81,9 +81,9 @@ class Harness:
         self.census = ProcessCensus(60.0, driver=self.driver, processes=self.processes)
         self.liveness = Liveness(book=self.book, files=self.disk.files, census=self.census, processes=self.processes, watch=self.watch)
         self.injection = make_injection(self.book, self.disk, self.pods, self.watch, injection)
-        secret = options.pop("secret", SECRET)
+        secret, shares = options.pop("secret", SECRET), options.pop("shares_per_gpu", 16)
         self.allocator = Allocator(
-            AllocatorOptions(secret, BOOT, 16, policy, Interposition.FRONT, FailPolicy.CLOSED, **{**DEFAULTS, **options}),
+            AllocatorOptions(secret, BOOT, shares, policy, Interposition.FRONT, FailPolicy.CLOSED, **{**DEFAULTS, **options}),
             watch=self.watch, pods=self.pods, book=self.book, pod_resources=self.pod_resources,
             kubelet_memory=self.kubelet_memory, files=self.disk.files, cdi=self.disk.cdi,
             shim=self.shim, injection=self.injection,
@@ -379,6 +379,21 @@ async def test_only_a_container_that_may_burst_has_the_nodes_page_of_turns(tmp_p
     assert mounts[contract.CONTAINER_TURNS]["options"][0] == "rw"
     assert node.limits(ids("0:1")).devices[0].burst_bytes == 150 * MIB
     assert contract.CONTAINER_TURNS not in {mount["containerPath"] for mount in node.spec(ids("0:0"))["mounts"]}
+
+
+async def test_after_settings_were_lowered_containers_restart_within_them(tmp_path, caplog):
+    pods = [placed(name) for name in ("a", "b")]
+    pods = [replace(one, annotations={**one.annotations, contract.ANNOTATION_MEMORY_BURST: "1.5"}) for one in pods]
+    node = await Harness(tmp_path, backends=partial(make_backends, most_memory_burst=2.0), turns_page="/turns").ready(*pods)
+    for number, one in enumerate(pods):
+        assert await node.start(one, ids(f"1:{number}")) is None
+    later = Harness(tmp_path, shares_per_gpu=1)
+    later.book.load(BOOT)
+    await later.ready(*pods)
+    for number, one in enumerate(pods):
+        assert await later.start(one, ids(f"1:{number}")) is None
+        assert later.limits(ids(f"1:{number}")).devices[0].burst_bytes == 0
+    assert "1.5 of container main is more than this node allows by now: its files say 1" in caplog.text
 
 
 class TestIdentity:
