@@ -159,7 +159,7 @@ class _Agent:
         self._pod_resources = KubeletPodResources(Path(settings.pod_resources_socket))
         admissions = Admissions(self._pod_resources, clock.monotonic)
         shim = ShimStore(shim_source, state / "shim")
-        self._shim = ShimKeeper(shim, cdi)
+        self._shim = ShimKeeper(shim, cdi, files)
         self._events = EventRecorder(api, clock)
         abilities = find_abilities(settings)
         self._mps = _mps_keeper(settings, abilities, runtime, self._book, self._events)

@@ -408,6 +408,10 @@ class ContainerFiles(Protocol):
         """Show the shim of this directory beside a grant's files, where an answer without CDI has it mounted from."""
         ...
 
+    def linked(self, paths: Iterable[str]) -> Set[str]:
+        """Return which of these directories are shown beside some grant's files."""
+        ...
+
     def paths(self, grant_id: str) -> tuple[str, str]:
         """Return the paths of limits and region."""
         ...
@@ -584,7 +588,7 @@ class ShimInstaller(Protocol):
     def sweep(self, mentioned: Callable[[Iterable[str]], Set[str]]) -> Sequence[str]:
         """Remove other versions that nobody uses and return their directories. Raises ShimError, or what ``mentioned`` raises.
 
-        Args: mentioned: says which of some directories a container's CDI spec names.
+        Args: mentioned: says which of some directories a container uses.
         """
         ...
 
