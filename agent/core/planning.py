@@ -40,7 +40,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What the decision rests on. ``local_policy`` None: devices come from the scheduler's assignment."""
+    """What the decision rests on. ``local_policy`` None: devices come from the scheduler's assignment, and from nowhere else."""
 
     board: DeviceBoard
     ledger: Ledger
@@ -181,7 +181,8 @@ def _assigned_shares(
     ask: Ask, node: Node, others: Ledger, request: ContainerRequest, preferences: Preferences
 ) -> tuple[DeviceShare, ...] | Refusal:
     before = _shares_before(ask, node.ledger)
-    if node.local_policy is None and (contract.ANNOTATION_ASSIGNMENT in ask.pod.annotations or not before):
+    to_be_assigned = node.local_policy is None and (contract.ANNOTATION_ASSIGNMENT in ask.pod.annotations or not before)
+    if to_be_assigned or is_assigned(ask.pod, ask.holder.container):
         return _from_annotation(ask, node, others, before, request, preferences)
     trouble = _check_shares(before, _own_states(node, others, before, before), request, preferences, ask.holder.container)
     if trouble is None:  # a restarting container comes back where it was
@@ -201,6 +202,15 @@ def _assigned_shares(
         seed=ask.pod.uid,
     )
     return Refusal(choice.reason, choice.sentence) if isinstance(choice, NoRoom) else choice.shares
+
+
+def is_assigned(pod: Pod, container: str) -> bool:
+    """Whether a scheduler has assigned devices to this very container: then local placement has nothing to choose."""
+    try:
+        assignment = codec.decode_assignment(pod.annotations.get(contract.ANNOTATION_ASSIGNMENT, ""), pod_uid=pod.uid)
+    except ContractError:
+        return False
+    return assignment.of(container) is not None
 
 
 def _shares_before(ask: Ask, ledger: Ledger) -> tuple[DeviceShare, ...]:

@@ -28,7 +28,7 @@ from agent.core.inventory import DeviceBoard
 from agent.core.ledger import Grant
 from agent.core.limits import DeviceFacts, FailPolicy, limits_of, may_burst
 from agent.core.node_pages import line_of
-from agent.core.planning import Ask, Node, Planned, plan_grant
+from agent.core.planning import Ask, Node, Planned, is_assigned, plan_grant
 from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import Limits
 from agent.errors import DriverError, KubeletBusyError, KubeletError, MpsError, ShimError, StorageError
@@ -315,7 +315,7 @@ class Allocator:
 
     def _reachable(self, board: DeviceBoard, ask: Ask) -> DeviceBoard:
         """Return the GPUs that local placement may choose from where kubelet's IDs have decided already."""
-        if self._options.local_policy is None:
+        if self._options.local_policy is None or is_assigned(ask.pod, ask.holder.container):
             return board
         named = {device_uuid_of(device_id) for device_id in ask.device_ids}
         return replace(board, devices=tuple(entry for entry in board.devices if not named.isdisjoint(entry.grantable_uuids)))

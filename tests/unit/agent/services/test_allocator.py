@@ -491,6 +491,12 @@ class TestWithoutCdi:
         assert refusal is not None
         assert refusal.reason is Reject.MEMORY
 
+    @pytest.mark.parametrize("taken", [0, 1])
+    async def test_with_local_placement_an_assignment_and_the_ids_have_to_agree(self, tmp_path, taken):
+        node = await Harness(tmp_path, Policy.BINPACK, injection=DeviceInjection.LEGACY).ready(placed())
+        refusal = await node.start(placed(), ids(f"{taken}:3"))
+        assert (refusal.reason if refusal else None) == (None if taken == 1 else Reason.ASSIGNMENT_INVALID)
+
     async def test_what_only_cdi_can_give_is_refused(self, tmp_path):
         node = Harness(tmp_path, injection=DeviceInjection.LEGACY)
         one = pod("a", annotations={**assigned("uid-a", main=[share(1)]), contract.ANNOTATION_PRIORITY: "high"})
