@@ -35,7 +35,7 @@ from agent.adapters.memory import use_one_heap
 from agent.adapters.mig_files import MigRecordFiles
 from agent.adapters.mps_control import MpsControlProgram
 from agent.adapters.node_abilities import driver_limits_trouble, mps_trouble
-from agent.adapters.node_files import PageFile, boot_id, load_secret
+from agent.adapters.node_files import PageFile, VersionsFile, boot_id, load_secret
 from agent.adapters.nvidia_ctk import NvidiaCtk
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.nvml_limits import NvmlLimits
@@ -161,7 +161,7 @@ class _Agent:
         self._pod_resources = KubeletPodResources(Path(settings.pod_resources_socket))
         admissions = Admissions(self._pod_resources, clock.monotonic)
         shim = ShimStore(shim_source, state / "shim")
-        self._shim = ShimKeeper(shim, cdi)
+        self._shim = ShimKeeper(shim, cdi, files)
         self._events = EventRecorder(api, clock)
         abilities = find_abilities(settings)
         self._mps = _mps_keeper(settings, abilities, runtime, self._book, self._events)
@@ -190,8 +190,15 @@ class _Agent:
         self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
         kubelet_memory = KubeletCheckpoint(Path(settings.kubelet_device_plugin_dir))
-        injection = Injection(
-            settings.device_injection, watch=self._driver, pods=self._pods, book=self._book, files=files, cdi=cdi, clock=clock
+        self._injection = injection = Injection(
+            settings.device_injection,
+            watch=self._driver,
+            pods=self._pods,
+            book=self._book,
+            files=files,
+            cdi=cdi,
+            versions=VersionsFile(state / "node-versions"),
+            clock=clock,
         )
         allocator = Allocator(
             options,
@@ -241,6 +248,7 @@ class _Agent:
             pods=self._pods,
             telemetry=telemetry,
             clock=clock,
+            held_back=lambda: injection.trouble,
         )
         self._health = HealthReporter(
             node_name, watch=self._driver, book=self._book, pods=self._pods, events=self._events, telemetry=telemetry
@@ -321,9 +329,11 @@ class _Agent:
         self._book.load(self._boot_id)
         self._memory.load()
         self._mig.load()
+        self._injection.load()
         services = [
             self._driver.run(),
             self._registrar.run(),
+            self._injection.run(),
             self._monitor.run(),
             self._shim.run(),
             self._page_keeper.run(),

@@ -13,6 +13,7 @@ from agent.core.cgroups import ContainerRef
 from agent.core.conflict import Evidence
 from agent.core.health import GpuHealth, HealthTable
 from agent.core.identity import HeldDevices, RememberedDevices
+from agent.core.injection import Answer, NodeVersions
 from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord
@@ -196,6 +197,10 @@ class KubeletMemory(Protocol):
 
     def remembered(self) -> Sequence[RememberedDevices]:
         """Return which container was given which IDs; empty when it cannot be read."""
+        ...
+
+    def answer(self, kept: bytes) -> Answer | None:
+        """Decode ``RememberedDevices.answer``; None when it says nothing. Pure."""
         ...
 
 
@@ -415,6 +420,10 @@ class ContainerFiles(Protocol):
         """Show the shim of this directory beside a grant's files, where an answer without CDI has it mounted from."""
         ...
 
+    def linked(self, paths: Iterable[str]) -> Set[str]:
+        """Return which of these directories are shown beside some grant's files."""
+        ...
+
     def paths(self, grant_id: str) -> tuple[str, str]:
         """Return the paths of limits and region."""
         ...
@@ -469,6 +478,18 @@ class HealthStore(Protocol):
 
     def save(self, gpus: Mapping[str, GpuHealth]) -> None:
         """Replace it."""
+        ...
+
+
+class VersionStore(Protocol):
+    """What the Node object last said of kubelet and container runtime, over restarts and reboots. Calls raise StorageError."""
+
+    def load(self) -> NodeVersions:
+        """Read it; empty versions when nothing was saved."""
+        ...
+
+    def save(self, versions: NodeVersions) -> None:
+        """Replace it, durably."""
         ...
 
 
@@ -579,7 +600,7 @@ class ShimInstaller(Protocol):
     def sweep(self, mentioned: Callable[[Iterable[str]], Set[str]]) -> Sequence[str]:
         """Remove other versions that nobody uses and return their directories. Raises ShimError, or what ``mentioned`` raises.
 
-        Args: mentioned: says which of some directories a container's CDI spec names.
+        Args: mentioned: says which of some directories a container uses.
         """
         ...
 

@@ -6,12 +6,13 @@ slot: then the files stay the ones it has mapped, and limits change in place. Wh
 written after them; it also heals a ledger row that was lost on disk.
 """
 
+import errno
 import fcntl
 import os
 import shutil
 import stat
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 from agent.adapters.durable import list_directory, make_directory, names_in, write_whole
@@ -61,6 +62,22 @@ class GrantFiles:
                 link.symlink_to(directory / name)
             except OSError as exc:
                 raise StorageError(f"linking {link}: {exc.strerror}") from exc
+
+    def linked(self, paths: Iterable[str]) -> Set[str]:
+        """See ``ports.ContainerFiles``."""
+        wanted, found = set(paths), set[str]()
+        for directory in list_directory(self._directory):
+            for name in (PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT):
+                try:
+                    found.add(str((directory / name).readlink().parent))
+                except OSError as exc:
+                    if exc.errno in (
+                        errno.ENOENT,
+                        errno.EINVAL,
+                    ):  # by CDI, or removed meanwhile; no link, as a runtime makes of what it lacks
+                        continue
+                    raise StorageError(f"reading {directory / name}: {exc.strerror}") from exc
+        return wanted & found
 
     def paths(self, grant_id: str) -> tuple[str, str]:
         """See ``ports.ContainerFiles``."""

@@ -1,14 +1,19 @@
 """Kubelet's memory of who holds which device IDs: ``kubelet_internal_checkpoint`` in the device plugin directory.
 
-It has what PodResources leaves out, the pods' UIDs and ordinary init containers, and is written before a container can start. Its form is
-kubelet's own business, so it is a further witness and never the only one: a file that is not as expected says nothing.
+It has what PodResources leaves out, the pods' UIDs, ordinary init containers and what Allocate answered, and is written before a
+container can start. Its form is kubelet's own business, so it is a further witness and never the only one: a file that is not as expected
+says nothing.
+Source: allocateContainerResources and toCheckpointData, k8s.io/kubernetes/pkg/kubelet/cm/devicemanager
 """
 
 from pathlib import Path
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from agent.core.identity import RememberedDevices
+from agent.core.injection import Answer
+from proto.kubelet import deviceplugin_pb2 as pb
 
 FILE_NAME = "kubelet_internal_checkpoint"
 
@@ -19,6 +24,8 @@ class _Entry(msgspec.Struct):
     resource: str = msgspec.field(name="ResourceName")
     device_ids: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
     """By NUMA node; a plain list before Kubernetes 1.20."""
+    answer: bytes | None = msgspec.field(name="AllocResp", default=None)
+    """A ContainerAllocateResponse."""
 
 
 class _Data(msgspec.Struct):
@@ -42,7 +49,24 @@ class KubeletCheckpoint:
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return ()
         entries = checkpoint.data.entries or ()
-        return tuple(RememberedDevices(one.pod_uid, one.container, one.resource, _ids(one.device_ids)) for one in entries)
+        return tuple(
+            RememberedDevices(one.pod_uid, one.container, one.resource, _ids(one.device_ids), one.answer or b"") for one in entries
+        )
+
+    def answer(self, kept: bytes) -> Answer | None:
+        """See ``ports.KubeletMemory``."""
+        try:
+            found = pb.ContainerAllocateResponse.FromString(kept)
+        except DecodeError:
+            return None
+        if not found.ListFields():
+            return None
+        return Answer(
+            cdi_name=found.cdi_devices[0].name if found.cdi_devices else "",
+            env=dict(found.envs),
+            mounts=tuple((mount.host_path, mount.container_path, mount.read_only) for mount in found.mounts),
+            nodes=tuple(node.host_path for node in found.devices),
+        )
 
 
 def _ids(by_node: dict[str, list[str] | None] | list[str] | None) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The node's own files: the secret that names CDI devices, which boot this is, and the pages that containers share."""
+"""The node's own files: the secret that names CDI devices, what runs containers here, which boot this is, and the pages of containers."""
 
 import os
 import secrets
@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 from agent.adapters.durable import make_directory, write_whole
+from agent.core.injection import VERSION_ROWS, NodeVersions
 from agent.core.node_pages import MAGIC_BYTES, NodePage
 from agent.errors import StorageError
 
@@ -34,6 +35,27 @@ def load_secret(path: Path) -> bytes:
             f"{path}: want {SECRET_BYTES} bytes, found {len(secret)}; drain the node, remove the file and start the agent again"
         )
     return secret
+
+
+class VersionsFile:
+    """Implements ``ports.VersionStore``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> NodeVersions:
+        """See ``ports.VersionStore``."""
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return NodeVersions()
+        except OSError as exc:
+            raise StorageError(f"reading {self._path}: {exc.strerror}") from exc
+        return VERSION_ROWS.decode(content)
+
+    def save(self, versions: NodeVersions) -> None:
+        """See ``ports.VersionStore``."""
+        write_whole(self._path, VERSION_ROWS.encode(versions), mode=0o600, durable=True)
 
 
 class PageFile:

@@ -1,7 +1,8 @@
 """Installs the shim where containers can mount it: ``<stateDir>/shim/<sha256 of its content>/``.
 
 Content-addressed, complete before it gets its name, and never written again: a running container keeps the version it mapped, and
-an upgrade puts another beside it. A version goes when it is not the present one and no container's CDI spec names it.
+an upgrade puts another beside it. A version goes when it is not the present one and no container uses it: by its CDI spec, or by a link
+beside its files.
 """
 
 import hashlib

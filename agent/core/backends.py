@@ -121,7 +121,7 @@ def _burst_trouble(request: ContainerRequest, preferences: Preferences, backend:
 
 
 def within_burst(preferences: Preferences, most_memory_burst: float) -> Preferences:
-    """Return a granted container's preferences without burst above what the node allows: annotations may change after admission."""
+    """Return a granted container's preferences without burst above what the node allows: either may change after admission."""
     if (preferences.memory_burst or 1.0) <= most_memory_burst:
         return preferences
     return replace(preferences, memory_burst=most_memory_burst)

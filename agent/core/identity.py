@@ -10,7 +10,7 @@ containers after it, or by its pod's spec.
 import base64
 import hashlib
 import hmac
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +53,8 @@ class RememberedDevices:
     container: str
     resource: str
     device_ids: frozenset[str]
+    answer: bytes = b""
+    """What Allocate answered, in kubelet's encoding; empty when that is not known. Kubelet repeats it whenever the container starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,12 @@ def cdi_name(identifier: str) -> str:
 def device_uuid_of(device_id: str) -> str:
     """Return the UUID an advertised ID names: a GPU's for replicas, a MIG instance's otherwise."""
     return device_id.partition(contract.REPLICA_SEPARATOR)[0]
+
+
+def answer_kept(remembered: Iterable[RememberedDevices], resource: str, device_ids: Set[str], pod_uid: str, container: str) -> bytes:
+    """Return what Allocate answered for a container with exactly these IDs, in kubelet's encoding; empty when that is not known."""
+    asked = (resource, device_ids, pod_uid, container)
+    return next((one.answer for one in remembered if (one.resource, one.device_ids, one.pod_uid, one.container) == asked), b"")
 
 
 def find_claim(

@@ -99,12 +99,13 @@ class Ledger:
         return frozenset(device_id for grant in self.grants.values() if grant.resource == resource for device_id in grant.device_ids)
 
     def granting(self, grant: Grant, board: DeviceBoard, shares_per_gpu: int) -> "Ledger":
-        """Return the ledger with this grant, in place of one with the same id.
+        """Return the ledger with this grant, in place of one with the same id. One that promises what that one did always fits.
 
         Raises: AccountingError when a device has no room for it: whoever planned the grant did not look.
         """
-        others = self.releasing((grant.grant_id,))
-        with_shares(others.states(board, shares_per_gpu), grant.shares)
+        before, others = self.grants.get(grant.grant_id), self.releasing((grant.grant_id,))
+        if before is None or before.shares != grant.shares:
+            with_shares(others.states(board, shares_per_gpu), grant.shares)
         return Ledger({**others.grants, grant.grant_id: grant})
 
     def adopting(self, grants: Iterable[Grant]) -> "Ledger":

@@ -7,7 +7,7 @@ sentence, never rounded to a whole GPU. A refusal at PreStart is retried by kube
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from agent.core.backends import Abilities, MigStrategy, backend_of, backend_trouble, offer_of
+from agent.core.backends import Abilities, MigStrategy, backend_of, backend_trouble, offer_of, within_burst
 from agent.core.identity import Holder, device_uuid_of
 from agent.core.inventory import DeviceBoard
 from agent.core.ledger import Grant, Ledger
@@ -40,7 +40,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What the decision rests on. ``local_policy`` None: devices come from the scheduler's assignment."""
+    """What the decision rests on. ``local_policy`` None: devices come from the scheduler's assignment, and from nowhere else."""
 
     board: DeviceBoard
     ledger: Ledger
@@ -112,6 +112,8 @@ def _request(ask: Ask, node: Node) -> tuple[ContainerRequest, Preferences] | Ref
         if isinstance(as_instances, Refusal):
             return as_instances
         request = as_instances
+    if _shares_before(ask, node.ledger):  # what it was granted may be more than the node allows since
+        preferences = within_burst(preferences, node.abilities.most_memory_burst)
     if trouble := backend_trouble(request, preferences, offer_of(node.board, node.abilities), node.abilities.most_memory_burst):
         return Refusal(Reason.ISOLATION_UNAVAILABLE, trouble)
     return request, preferences
@@ -179,11 +181,10 @@ def _assigned_shares(
     ask: Ask, node: Node, others: Ledger, request: ContainerRequest, preferences: Preferences
 ) -> tuple[DeviceShare, ...] | Refusal:
     before = _shares_before(ask, node.ledger)
-    # a cordon keeps off new work, and a container that comes back to where it was is none
-    own_states = others.states(node.board.without_cordon(share.device_uuid for share in before), node.shares_per_gpu)
-    if node.local_policy is None and (contract.ANNOTATION_ASSIGNMENT in ask.pod.annotations or not before):
-        return _from_annotation(ask, others, own_states, request, preferences)
-    trouble = _check_shares(before, own_states, request, preferences, ask.holder.container)
+    to_be_assigned = node.local_policy is None and (contract.ANNOTATION_ASSIGNMENT in ask.pod.annotations or not before)
+    if to_be_assigned or is_assigned(ask.pod, ask.holder.container):
+        return _from_annotation(ask, node, others, before, request, preferences)
+    trouble = _check_shares(before, _own_states(node, others, before, before), request, preferences, ask.holder.container)
     if trouble is None:  # a restarting container comes back where it was
         return before
     if node.local_policy is None:  # it was placed while placement was local, and assignments bind by now
@@ -203,6 +204,15 @@ def _assigned_shares(
     return Refusal(choice.reason, choice.sentence) if isinstance(choice, NoRoom) else choice.shares
 
 
+def is_assigned(pod: Pod, container: str) -> bool:
+    """Whether a scheduler has assigned devices to this very container: then local placement has nothing to choose."""
+    try:
+        assignment = codec.decode_assignment(pod.annotations.get(contract.ANNOTATION_ASSIGNMENT, ""), pod_uid=pod.uid)
+    except ContractError:
+        return False
+    return assignment.of(container) is not None
+
+
 def _shares_before(ask: Ask, ledger: Ledger) -> tuple[DeviceShare, ...]:
     """Return what a restarting container had before; nothing for one that is new."""
     before = ledger.grants.get(ask.grant_id)
@@ -211,8 +221,19 @@ def _shares_before(ask: Ask, ledger: Ledger) -> tuple[DeviceShare, ...]:
     return before.shares
 
 
+def _own_states(node: Node, others: Ledger, before: Sequence[DeviceShare], wanted: Sequence[DeviceShare]) -> tuple[DeviceState, ...]:
+    """Return the GPUs as a container finds them that had ``before`` and is to have ``wanted``.
+
+    What keeps new work off a GPU does not keep a container from where it was: neither a cordon, nor a lower ``sharesPerGpu``.
+    """
+    board = node.board.without_cordon(share.device_uuid for share in before)
+    if tuple(wanted) != tuple(before):
+        return others.states(board, node.shares_per_gpu)
+    return others.states(board, max(node.shares_per_gpu, sum(len(grant.shares) for grant in node.ledger.grants.values())))
+
+
 def _from_annotation(
-    ask: Ask, others: Ledger, states: Sequence[DeviceState], request: ContainerRequest, preferences: Preferences
+    ask: Ask, node: Node, others: Ledger, before: Sequence[DeviceShare], request: ContainerRequest, preferences: Preferences
 ) -> tuple[DeviceShare, ...] | Refusal:
     text = ask.pod.annotations.get(contract.ANNOTATION_ASSIGNMENT)
     if text is None:
@@ -236,8 +257,8 @@ def _from_annotation(
             f"annotation {contract.ANNOTATION_ASSIGNMENT} has no devices for container {ask.holder.container}, only for {named}. "
             "Delete the pod so that it is placed anew",
         )
-    shares = assigned.shares if not request.mig else _of_profile(assigned.shares, states, request.mig[0][0])
-    refusal = _check_shares(shares, states, request, preferences, ask.holder.container)
+    shares = assigned.shares if not request.mig else _of_profile(assigned.shares, node.board, request.mig[0][0])
+    refusal = _check_shares(shares, _own_states(node, others, before, shares), request, preferences, ask.holder.container)
     if refusal is None:
         return shares
     holders = [holder for share in shares for holder in others.holders_on(share.device_uuid)]
@@ -245,10 +266,10 @@ def _from_annotation(
     return Refusal(refusal.reason, f"annotation {contract.ANNOTATION_ASSIGNMENT}: {refusal.message}{promised}")
 
 
-def _of_profile(shares: Sequence[DeviceShare], states: Sequence[DeviceState], profile: str) -> tuple[DeviceShare, ...]:
+def _of_profile(shares: Sequence[DeviceShare], board: DeviceBoard, profile: str) -> tuple[DeviceShare, ...]:
     """Return the shares that are instances of a profile; the container's other profiles are started by calls of their own."""
-    uuids = {instance.uuid for state in states for instance in state.device.mig_instances if instance.profile == profile}
-    known = {instance.uuid for state in states for instance in state.device.mig_instances}
+    uuids = {instance.uuid for entry in board.devices for instance in entry.device.mig_instances if instance.profile == profile}
+    known = {instance.uuid for entry in board.devices for instance in entry.device.mig_instances}
     return tuple(share for share in shares if share.device_uuid in uuids or share.device_uuid not in known)
 
 

@@ -31,6 +31,8 @@ class Reason(StrEnum):
     """The assignment names a device that this node does not have."""
     IDS_HELD = "ids-held"
     """Kubelet gave the container IDs that another one still holds, or a process that outlived it."""
+    ADMISSION_STALE = "admission-stale"
+    """What Allocate answered when the container was admitted leads nowhere on this node any more, and kubelet repeats it."""
     ISOLATION_UNAVAILABLE = "isolation-unavailable"
     """The node does not offer the isolation or the memory burst that the pod wants."""
     NODE_FAILURE = "node-failure"

@@ -62,11 +62,10 @@ def devices_for(waiting: Sequence[Waiting], node: Node, *, first_come: bool = Fa
     """
     if node.local_policy is None:
         return _assigned_devices(waiting[0]) if len(waiting) == 1 or (first_come and waiting) else ()
-    if not waiting:
-        return ()
-    alike = {(replace(one.request, container="", init=False), one.preferences) for one in waiting}
+    assigned = {one.pod.uid: devices for one in waiting if (devices := _assigned_devices(one))}
+    alike = {(replace(one.request, container="", init=False), one.preferences) for one in waiting if one.pod.uid not in assigned}
     # one seed for all: among equally good devices each would take the one that is advised now
-    places = {_local_devices(request, preferences, node, waiting[0].pod.uid) for request, preferences in alike}
+    places = {_local_devices(request, preferences, node, waiting[0].pod.uid) for request, preferences in alike} | set(assigned.values())
     return places.pop() if len(places) == 1 else ()
 
 

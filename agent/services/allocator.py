@@ -12,13 +12,23 @@ from typing import Any, TypeVar
 
 from agent.core.backends import within_burst
 from agent.core.cdi import HostSpec, HostSpecError, InjectedDevice, Interposition, PriorityPage, ShimFiles, container_spec
-from agent.core.identity import Claim, Holder, device_uuid_of, find_claim, grant_id, starting_container
-from agent.core.injection import legacy_trouble
+from agent.core.identity import (
+    Claim,
+    Holder,
+    RememberedDevices,
+    answer_kept,
+    cdi_name,
+    device_uuid_of,
+    find_claim,
+    grant_id,
+    starting_container,
+)
+from agent.core.injection import Answer, admission_trouble, legacy_trouble
 from agent.core.inventory import DeviceBoard
 from agent.core.ledger import Grant
 from agent.core.limits import DeviceFacts, FailPolicy, limits_of, may_burst
 from agent.core.node_pages import line_of
-from agent.core.planning import Ask, Node, Planned, plan_grant
+from agent.core.planning import Ask, Node, Planned, is_assigned, plan_grant
 from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import Limits
 from agent.errors import DriverError, KubeletBusyError, KubeletError, MpsError, ShimError, StorageError
@@ -34,7 +44,7 @@ from agent.services.shared_call import SharedCall
 from agent.services.telemetry import Telemetry
 from placement.request import request_of_container
 from proto import contract, units
-from proto.model import Pod, Policy, Priority
+from proto.model import Pod, Policy, Preferences, Priority
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +133,12 @@ class Allocator:
             trouble = self._watch.trouble or "the driver lists none"
             return self._refuse(None, None, Refusal(Reason.NOT_READY, f"no GPU is known on this node yet: {trouble}"))
         try:
-            claim = await self._find_claim(resource, device_ids)
+            found = await self._find_claim(resource, device_ids)
         except KubeletError as exc:
             return self._refuse(None, None, _asked_again(exc))
-        if isinstance(claim, Refusal):
-            return self._refuse(None, None, claim)
+        if isinstance(found, Refusal):
+            return self._refuse(None, None, found)
+        claim, remembered = found
         pod = await self._find_pod(claim, self.grant_id(resource, device_ids))
         if isinstance(pod, Refusal):
             return self._refuse(Holder(claim.namespace, claim.pod, claim.listed or ""), None, pod)
@@ -135,19 +146,23 @@ class Allocator:
         if isinstance(settled, Refusal):
             return self._refuse(Holder(claim.namespace, claim.pod, claim.listed or ""), pod, settled)
         holder, pod = settled
-        outcome = await self._grant(Ask(self.grant_id(resource, device_ids), resource, device_ids, holder, pod))
+        kept = answer_kept(remembered, resource, device_ids, pod.uid, holder.container)
+        outcome = await self._grant(Ask(self.grant_id(resource, device_ids), resource, device_ids, holder, pod), kept)
         if isinstance(outcome, Refusal):
             return self._refuse(holder, pod, outcome)
         return None
 
-    async def _find_claim(self, resource: str, device_ids: frozenset[str]) -> Claim | Refusal:
-        async def look(last_look: bool) -> Claim | Refusal:
+    async def _find_claim(self, resource: str, device_ids: frozenset[str]) -> tuple[Claim, Sequence[RememberedDevices]] | Refusal:
+        """Find out whose the IDs are; return it with what kubelet's checkpoint had then."""
+
+        async def look(last_look: bool) -> tuple[Claim, Sequence[RememberedDevices]] | Refusal:
             try:
                 listing = await self._listing.answer()
             except KubeletBusyError as exc:
                 return _asked_again(exc)
             remembered = await self._book.on_disk(self._kubelet_memory.remembered)
-            return find_claim(listing, remembered, resource, device_ids, self._pods, last_look=last_look and self._pods.fresh)
+            claim = find_claim(listing, remembered, resource, device_ids, self._pods, last_look=last_look and self._pods.fresh)
+            return claim if isinstance(claim, Refusal) else (claim, remembered)
 
         return await self._patiently(look)
 
@@ -200,13 +215,17 @@ class Allocator:
 
         return await self._patiently(look)
 
-    async def _grant(self, ask: Ask) -> Grant | Refusal:
+    async def _grant(self, ask: Ask, kept: bytes) -> Grant | Refusal:
+        """Args: kept: what Allocate answered for the container, as kubelet's checkpoint has it; empty when it does not."""
         try:
             shim_directory = await self._book.on_disk(self._shim.installed)
             host = await self._book.on_disk(self._cdi.host_spec)
         except (ShimError, StorageError) as exc:
             return Refusal(Reason.NODE_FAILURE, f"{exc}. It is tried again at the next retry")
-        by_cdi = await self._injection.by_cdi()
+        answer = self._kubelet_memory.answer(kept)
+        if answer is not None and (trouble := self._admission_trouble(answer, ask)) is not None:
+            return trouble
+        by_cdi = await self._enters_by_cdi(answer)
         before_it = [grant for grant in self._book.ledger.holding_any(ask.resource, ask.device_ids) if grant.pod_uid != ask.pod.uid]
         live = await self._liveness.live(before_it)
         # from here to the commit nothing is awaited: the ledger that is looked at is the one that is changed
@@ -216,6 +235,7 @@ class Allocator:
             return planned
         if not by_cdi and (trouble := legacy_trouble(planned.grant, planned.preferences)) is not None:
             return trouble
+        _tell_of_less_burst(planned.grant, request_of_container(ask.pod, ask.holder.container)[1], planned.preferences)
         provided: list[Provision] = []
 
         async def provide() -> None:
@@ -224,7 +244,7 @@ class Allocator:
         try:
             contents = self._contents(planned, board, shim_directory, provided)
             await self._book.commit(planned, *contents, board, self._options.shares_per_gpu, provide)
-            if not by_cdi:
+            if not by_cdi or answer is None:  # of one that was admitted by CDI nothing is taken from there
                 await self._book.on_disk(partial(self._files.link_shim, planned.grant.grant_id, shim_directory))
         except (StorageError, HostSpecError) as exc:
             return Refusal(Reason.NODE_FAILURE, f"{exc}. It is tried again at the next retry")
@@ -233,6 +253,21 @@ class Allocator:
         if before is None or before.shares != planned.grant.shares or before.pod_uid != planned.grant.pod_uid:
             self._announce(planned.grant, left_to_runtime=by_cdi and host is None)
         return planned.grant
+
+    def _admission_trouble(self, answer: Answer, ask: Ask) -> Refusal | None:
+        trouble = admission_trouble(
+            answer,
+            ask.holder.container,
+            ask.resource,
+            cdi_name(ask.grant_id),
+            str(Path(self._files.paths(ask.grant_id)[0]).parent),
+            name_leads_nowhere=self._injection.resolves_no_name,
+        )
+        return Refusal(Reason.ADMISSION_STALE, trouble) if trouble else None
+
+    async def _enters_by_cdi(self, answer: Answer | None) -> bool:
+        """Whether a container gets its devices by CDI name: as it was answered, or as it would be today where that is not known."""
+        return bool(answer.cdi_name) if answer is not None else await self._injection.by_cdi()
 
     async def _withdraw(self, grant: Grant, trouble: DriverError | MpsError) -> Refusal:
         """Take back a promise that nothing could be made ready for: the next try may choose another device."""
@@ -251,14 +286,12 @@ class Allocator:
         pod = self._pods.by_uid.get(grant.pod_uid)
         if pod is not None:  # without its pod a grant ends, and nothing starts from its files
             _, asked = request_of_container(pod, grant.container)
-            allowed = self._backends.abilities.most_memory_burst if await self._injection.by_cdi() else 1.0
+            remembered = await self._book.on_disk(self._kubelet_memory.remembered)
+            kept = answer_kept(remembered, grant.resource, frozenset(grant.device_ids), grant.pod_uid, grant.container)
+            by_cdi = await self._enters_by_cdi(self._kubelet_memory.answer(kept))
+            allowed = self._backends.abilities.most_memory_burst if by_cdi else 1.0
             preferences = within_burst(asked, allowed)
-            if preferences != asked:
-                logger.warning(
-                    "annotation %s: %g of container %s is more than this node allows, and was set since it started: its files say %g",
-                    contract.ANNOTATION_MEMORY_BURST, asked.memory_burst, grant.container, allowed,
-                    extra={"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id},
-                )  # fmt: skip
+            _tell_of_less_burst(grant, asked, preferences)
             provided = [await self._backends.provide(grant)]
             limits, spec = self._contents(Planned(grant, (), preferences), self._watch.board, shim_directory, provided)
             await self._book.rewrite(grant, limits, spec)
@@ -282,7 +315,7 @@ class Allocator:
 
     def _reachable(self, board: DeviceBoard, ask: Ask) -> DeviceBoard:
         """Return the GPUs that local placement may choose from where kubelet's IDs have decided already."""
-        if self._options.local_policy is None:
+        if self._options.local_policy is None or is_assigned(ask.pod, ask.holder.container):
             return board
         named = {device_uuid_of(device_id) for device_id in ask.device_ids}
         return replace(board, devices=tuple(entry for entry in board.devices if not named.isdisjoint(entry.grantable_uuids)))
@@ -359,6 +392,18 @@ class Allocator:
         logger.info(message, extra={"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id})
         self._events.record(
             PodEvent(grant.namespace, grant.pod, grant.pod_uid, grant.container, contract.EVENT_REASON_GRANTED, message, warning=False)
+        )
+
+
+def _tell_of_less_burst(grant: Grant, asked: Preferences, given: Preferences) -> None:
+    if given != asked:
+        logger.warning(
+            "annotation %s: %g of container %s is more than this node allows by now: its files say %g",
+            contract.ANNOTATION_MEMORY_BURST,
+            asked.memory_burst,
+            grant.container,
+            given.memory_burst,
+            extra={"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id},
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from agent.core.injection import Answer
 from agent.core.inventory import AdvertisedDevice
 from agent.core.steering import prefer_ids
 from agent.ports import Clock
@@ -132,13 +133,7 @@ class DevicePlugin(DevicePluginServicer):
 
     async def _answer(self, device_ids: Iterable[str]) -> pb.ContainerAllocateResponse:
         ids = frozenset(device_ids)
-        answer = await self._injection.answer(self.resource, ids, self._allocator.grant_id(self.resource, ids))
-        return pb.ContainerAllocateResponse(
-            cdi_devices=[pb.CDIDevice(name=answer.cdi_name)] if answer.cdi_name else [],
-            envs=answer.env,
-            mounts=[pb.Mount(host_path=host, container_path=inside, read_only=read_only) for host, inside, read_only in answer.mounts],
-            devices=[pb.DeviceSpec(host_path=node, container_path=node, permissions="rw") for node in answer.nodes],
-        )
+        return response_of(await self._injection.answer(self.resource, ids, self._allocator.grant_id(self.resource, ids)))
 
     async def PreStartContainer(self, request: pb.PreStartContainerRequest, context: Context) -> pb.PreStartContainerResponse:
         """Grant the container its devices, or say why not."""
@@ -146,6 +141,16 @@ class DevicePlugin(DevicePluginServicer):
         if refusal is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{contract.PRODUCT}: {refusal.message}")
         return pb.PreStartContainerResponse()
+
+
+def response_of(answer: Answer) -> pb.ContainerAllocateResponse:
+    """Return an answer as kubelet takes it, and keeps it (``ports.KubeletMemory``)."""
+    return pb.ContainerAllocateResponse(
+        cdi_devices=[pb.CDIDevice(name=answer.cdi_name)] if answer.cdi_name else [],
+        envs=answer.env,
+        mounts=[pb.Mount(host_path=host, container_path=inside, read_only=read_only) for host, inside, read_only in answer.mounts],
+        devices=[pb.DeviceSpec(host_path=node, container_path=node, permissions="rw") for node in answer.nodes],
+    )
 
 
 def _messages(devices: Iterable[AdvertisedDevice]) -> list[pb.Device]:

@@ -55,8 +55,12 @@ class Registrar:
         pods: PodCache,
         telemetry: Telemetry,
         clock: Clock,
+        held_back: Callable[[], str],
     ) -> None:
-        """Args: instance: unique to this process and start; part of the sockets' names."""
+        """Args: instance: unique to this process and start; part of the sockets' names.
+
+        held_back: says why kubelet is not to be told of the plugins yet; empty when it is.
+        """
         self._instance = instance
         self._offering = offering
         self._make_plugin = make_plugin
@@ -64,6 +68,7 @@ class Registrar:
         self._pods = pods
         self._telemetry = telemetry
         self._clock = clock
+        self._held_back = held_back
         self._plugins: dict[str, _Plugin] = {}
         self._serial = itertools.count()
 
@@ -112,7 +117,9 @@ class Registrar:
         if step is Step.SERVE:
             await self._serve(resource, plugin)
             step = next_step(self._state_of(resource, plugin), self._look(plugin), self._clock.monotonic())
-        if step is Step.REGISTER and await self._is_free(resource, plugin):
+        if step is Step.REGISTER and (trouble := self._held_back()):
+            self._report(resource, plugin, trouble)
+        elif step is Step.REGISTER and await self._is_free(resource, plugin):
             await self._register(resource, plugin)
         if plugin.registered_with is None and self._look(plugin).kubelet is None:
             self._report(resource, plugin, f"the kubelet's socket {contract.KUBELET_SOCKET_NAME} is not there: waiting for the kubelet")

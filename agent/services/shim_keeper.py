@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable, Set
 
 from agent.errors import ShimError, StorageError
-from agent.ports import CdiFiles, ShimInstaller
+from agent.ports import CdiFiles, ContainerFiles, ShimInstaller
 
 logger = logging.getLogger(__name__)
 
@@ -18,9 +19,10 @@ SWEEP_SECONDS = 600.0
 class ShimKeeper:
     """Tries until the shim is installed, and removes the versions of earlier agents once no container uses them."""
 
-    def __init__(self, installer: ShimInstaller, cdi: CdiFiles) -> None:
+    def __init__(self, installer: ShimInstaller, cdi: CdiFiles, files: ContainerFiles) -> None:
         self._installer = installer
         self._cdi = cdi
+        self._files = files
         self.trouble = "the shim is not installed yet"
 
     async def run(self) -> None:
@@ -42,9 +44,13 @@ class ShimKeeper:
 
     async def _sweep(self) -> None:
         try:
-            removed = await asyncio.to_thread(self._installer.sweep, self._cdi.mentioned)
+            removed = await asyncio.to_thread(self._installer.sweep, self._used)
         except (ShimError, StorageError) as exc:
             logger.warning("%s", exc)
             return
         for directory in removed:
             logger.info("shim of an earlier version removed: no container uses it", extra={"directory": directory})
+
+    def _used(self, directories: Iterable[str]) -> Set[str]:
+        some = tuple(directories)
+        return self._cdi.mentioned(some) | self._files.linked(some)

@@ -90,7 +90,15 @@ def _number(version: str) -> tuple[int, ...] | None:
 # --- CDI specs ------------------------------------------------------------------------------------------------------
 
 _OPERATOR_GENERATES = "delete the GPU Operator's container-toolkit pod of this node, which writes it at its start"
-_GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml (nvidia-cdi-refresh.service does it at each boot)"
+_LASTING_SPEC = "/etc/cdi/nvidia.yaml"
+"""Where a spec that somebody makes by hand outlives a reboot."""
+
+
+def _generate(output: str) -> str:
+    return (
+        f"nvidia-ctk cdi generate --output={output}, again after each new driver "
+        "(from toolkit 1.18 on nvidia-cdi-refresh.service does it by itself, in /var/run/cdi)"
+    )
 
 
 def _cdi_specs(host: Host, options: DoctorOptions, config: RuntimeConfig | None) -> Iterator[Finding]:
@@ -116,7 +124,7 @@ def _cdi_specs(host: Host, options: DoctorOptions, config: RuntimeConfig | None)
 
 def _no_spec(config: RuntimeConfig | None) -> Finding:
     found = "there is no CDI spec of NVIDIA's: the agent hands out device nodes and leaves the driver's files to NVIDIA's runtime"
-    fix = f"install nvidia-container-toolkit and run {_GENERATE}; beside the GPU Operator set cdi.enabled=true"
+    fix = f"install nvidia-container-toolkit and run {_generate(_LASTING_SPEC)}; beside the GPU Operator set cdi.enabled=true"
     if config is None:
         return warning("cdi.nvidia", f"{found}; whether that is the default runtime is not known", fix)
     if config.nvidia_by_default:
@@ -132,7 +140,7 @@ def _files_of(host: Host, name: str, document: Mapping[str, Any]) -> Finding:
     version = module_version(host)
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        fix = _OPERATOR_GENERATES if document["kind"] == contract.NVIDIA_MANAGEMENT_CDI_KIND else f"run {_GENERATE}"
+        fix = _OPERATOR_GENERATES if document["kind"] == contract.NVIDIA_MANAGEMENT_CDI_KIND else f"run {_generate(name)}"
         return error("cdi.nvidia", f"{name} is of another driver: it mounts {missing[0]}{more}, which is not there", fix)
     count = len(document.get("devices") or ())
     return ok("cdi.nvidia", f"{name} has {count} devices, and every file it mounts is there" + (f" (driver {version})" if version else ""))

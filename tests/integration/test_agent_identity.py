@@ -297,3 +297,26 @@ class TestWithoutCdi:
             node.create_pod(manifest("b", **metadata))
             await running(node, "b")
             assert limits_of(node, "b") == [(node.inventory.gpus[other].uuid, 1024)]
+
+    async def test_a_container_that_was_admitted_before_its_node_had_cdi_starts_again_with_its_limits_and_its_shim(self):
+        """containerd was upgraded under it, and kubelet repeats what Allocate answered then."""
+        async with make_node("t4x2", ASSIGNED, behaviour=self.OLD) as node:
+            metadata = {"uid": "uid-a", "annotations": {contract.ANNOTATION_ASSIGNMENT: assignment("uid-a", main=[share(node, 0, 1001)])}}
+            node.create_pod(manifest("a", container(mib=1001, command=["sh", "-c", "sleep 1"]), **metadata))
+            await running(node, "a")
+            await node.agent.kill()
+            versions = {"containerRuntimeVersion": "containerd://2.1.4", "kubeletVersion": "v1.34.1"}
+            node.cluster.update(Kind.NODE, "", node.options.name, lambda item: item["status"].update(nodeInfo=versions))
+            links = [path for path in node.layout.run.rglob("*") if path.is_symlink()]
+            assert len(links) == 2
+            for link in links:
+                link.unlink()
+            await node.agent.start()
+            await node.wait_ready()
+            known = node.layout.state / "node-versions"
+            await eventually(lambda: "containerd://2.1.4" in known.read_text(), "the agent has heard of the node as it is now", 30)
+            run = node.container("a").id
+            await eventually(lambda: node.container("a").id != run, "the container was started again", 30)
+            assert all(link.exists() for link in links)
+            assert limits_of(node, "a") == [(node.inventory.gpus[0].uuid, 1001)]
+            assert contract.CONTAINER_PRELOAD in (node.container("a").root / contract.LD_SO_PRELOAD.lstrip("/")).read_text()

@@ -109,6 +109,7 @@ DIRECTORY, FILE, SOCKET = stat.S_IFDIR, stat.S_IFREG, stat.S_IFSOCK
 WRITTEN = {
     "state": DIRECTORY | 0o700,
     "state/secret": FILE | 0o600,
+    "state/node-versions": FILE | 0o600,
     "state/ledger": DIRECTORY | 0o700,
     "state/ledger/*.json": FILE | 0o600,
     "state/mig": DIRECTORY | 0o700,

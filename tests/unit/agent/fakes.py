@@ -7,12 +7,14 @@ from pathlib import Path
 
 from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
+from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
 from agent.adapters.ledger_files import LedgerFiles
+from agent.adapters.node_files import VersionsFile
 from agent.core.cdi_scans import ScanPace
 from agent.core.conflict import Evidence
 from agent.core.health import HealthRules
 from agent.core.identity import HeldDevices, RememberedDevices
-from agent.core.injection import DeviceInjection
+from agent.core.injection import Answer, DeviceInjection
 from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.overhead import GpuProcess, HostProcess, ProcessList
 from agent.core.publishing import NodeCondition
@@ -130,6 +132,9 @@ class FakeKubeletMemory:
 
     def remembered(self) -> Sequence[RememberedDevices]:
         return list(self.entries)
+
+    def answer(self, kept: bytes) -> Answer | None:
+        return KubeletCheckpoint(Path()).answer(kept)
 
 
 class FakeServer:
@@ -250,6 +255,7 @@ class Disk:
         kernel = {"devices": base / "dev", "capabilities": base / "capabilities", "kernel_drivers": base / "proc-devices"}
         self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", **kernel)
         kernel["kernel_drivers"].touch()
+        self.versions = VersionsFile(base / "state/node-versions")
 
     def book(
         self, clock: Clock | None = None, pace: ScanPace = NO_SCANS, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -266,7 +272,9 @@ def make_injection(
     clock: Clock | None = None,
 ) -> Injection:
     """How devices enter containers, over the real files."""
-    return Injection(mode, watch=watch, pods=pods, book=book, files=disk.files, cdi=disk.cdi, clock=clock or FakeClock())
+    return Injection(
+        mode, watch=watch, pods=pods, book=book, files=disk.files, cdi=disk.cdi, versions=disk.versions, clock=clock or FakeClock()
+    )
 
 
 class FakeProcesses:

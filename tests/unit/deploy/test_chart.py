@@ -100,6 +100,17 @@ def test_how_agents_are_replaced_is_a_value(renderer: Renderer, wanted: Object) 
     assert agent["spec"]["updateStrategy"] == wanted
 
 
+@pytest.mark.parametrize(
+    ("strategy", "kept"),
+    [({}, []), ({"type": "RollingUpdate"}, []), ({"type": "OnDelete"}, ["aliquot-agent"])],
+    ids=["default", "rolling", "by hand"],
+)
+def test_config_maps_stay_for_agents_that_are_replaced_by_hand(renderer: Renderer, strategy: Object, kept: list[str]) -> None:
+    objects = by_name(renderer.charted({"agent": {"updateStrategy": strategy}}))
+    policies = {key: item["metadata"].get("annotations", {}).get("helm.sh/resource-policy") for key, item in objects.items()}
+    assert [key for key, policy in policies.items() if policy == "keep"] == [("ConfigMap", NAMESPACE, name) for name in kept]
+
+
 def agent_mounts(objects: list[Object]) -> dict[str, str]:
     """Where the agent sees each directory of the node, by the node's path."""
     spec = pod_of(objects, "DaemonSet", "aliquot-agent")["spec"]

@@ -165,16 +165,20 @@ its environment, which a program believes before its file: so a value is heard b
 {{- $chosen.repository | default $name._0 }}:{{ $chosen.tag | default $name._1 }}
 {{- end }}
 
-{{- /* Name config maps after their content, so that a change of it rolls the pods that mount them. */}}
+{{- /* Name config maps after their content, so that a change of it rolls the pods that mount them. Where pods are replaced by hand only, those
+of earlier revisions stay: their pods mount them again after a reboot of the node. Nowhere else, as Helm before 4.2 fails to roll back over one
+that stayed (helm/helm#13462). */}}
 {{- define "aliquot.contentNames" }}
 {{- $objects := . }}
 {{- range $objects }}
+{{- $byHand := eq (dig "spec" "updateStrategy" "type" "" .) "OnDelete" }}
 {{- range dig "spec" "template" "spec" "volumes" list . }}
 {{- with .configMap }}
 {{- $mounted := . }}
 {{- with index $objects (printf "ConfigMap/%s" .name) }}
 {{- $_ := set .metadata "name" (printf "%s-%s" $mounted.name (toJson .data | sha256sum | trunc 10)) }}
 {{- $_ := set $mounted "name" .metadata.name }}
+{{- if $byHand }}{{ $_ := set .metadata "annotations" (merge (dict "helm.sh/resource-policy" "keep") (.metadata.annotations | default dict)) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -4,6 +4,8 @@ import pytest
 
 from agent.adapters.kubelet_checkpoint import FILE_NAME, KubeletCheckpoint
 from agent.core.identity import RememberedDevices
+from agent.core.injection import legacy_answer, named_answer
+from agent.services.device_plugin import response_of
 from aliquot.standin.devices import Allocation, DeviceTable, PluginDevice, encode_checkpoint
 
 VGPU = "nvidia.com/vgpu"
@@ -12,11 +14,11 @@ VGPU = "nvidia.com/vgpu"
 def test_what_a_kubelet_wrote_is_read(tmp_path):
     advertised = {VGPU: {"a": PluginDevice("a", healthy=True, numa_nodes=(0,)), "b": PluginDevice("b", healthy=True, numa_nodes=(1,))}}
     table = DeviceTable(
-        advertised, [Allocation("uid-1", "init", VGPU, ("a", "b"), b""), Allocation("uid-2", "main", "other/x", ("c",), b"")]
+        advertised, [Allocation("uid-1", "init", VGPU, ("a", "b"), b"kept"), Allocation("uid-2", "main", "other/x", ("c",), b"")]
     )
     (tmp_path / FILE_NAME).write_bytes(encode_checkpoint(table))
     assert set(KubeletCheckpoint(tmp_path).remembered()) == {
-        RememberedDevices("uid-1", "init", VGPU, frozenset({"a", "b"})),
+        RememberedDevices("uid-1", "init", VGPU, frozenset({"a", "b"}), b"kept"),
         RememberedDevices("uid-2", "main", "other/x", frozenset({"c"})),
     }
 
@@ -27,6 +29,29 @@ def test_the_form_of_old_kubelets_is_read(tmp_path):
     assert KubeletCheckpoint(tmp_path).remembered() == (RememberedDevices("u", "c", VGPU, frozenset({"a"})),)
 
 
+@pytest.mark.parametrize("left_out", [{}, {"AllocResp": None}])
+def test_an_entry_without_an_answer_says_who_holds_the_ids_all_the_same(tmp_path, left_out):
+    entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": VGPU, "DeviceIDs": {"-1": ["a"]}, **left_out}
+    (tmp_path / FILE_NAME).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
+    assert KubeletCheckpoint(tmp_path).remembered() == (RememberedDevices("u", "c", VGPU, frozenset({"a"})),)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(named_answer("aliquot.dev/grant=g"), id="with CDI"),
+        pytest.param(legacy_answer(VGPU, ["GPU-0::1"], {"GPU-0": 0}, ["/dev/nvidiactl"], "/run/g"), id="without"),
+    ],
+)
+def test_what_allocate_answered_is_read_back(tmp_path, answer):
+    assert KubeletCheckpoint(tmp_path).answer(response_of(answer).SerializeToString()) == answer
+
+
+@pytest.mark.parametrize("kept", [b"", b"\xff\xff", b"\x0a\x05x"])
+def test_an_answer_that_cannot_be_read_says_nothing(tmp_path, kept):
+    assert KubeletCheckpoint(tmp_path).answer(kept) is None
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -35,6 +60,7 @@ def test_the_form_of_old_kubelets_is_read(tmp_path):
         b"[]",
         b'{"Data": {"PodDeviceEntries": [{"PodUID": 1}]}}',
         b'{"Data": {"PodDeviceEntries": [{"PodUID": "\xff"}]}}',
+        b'{"Data": {"PodDeviceEntries": [{"PodUID": "u", "ContainerName": "c", "ResourceName": "r", "DeviceIDs": [], "AllocResp": "?"}]}}',
         b'{"Data": null}',
         b'{"Data": {"PodDeviceEntries": null}}',
     ],

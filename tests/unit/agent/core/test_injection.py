@@ -2,7 +2,17 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.injection import Answer, DeviceInjection, injects_by_cdi, legacy_answer, legacy_trouble, named_answer, tells_version
+from agent.core.injection import (
+    Answer,
+    DeviceInjection,
+    admission_trouble,
+    injects_by_cdi,
+    legacy_answer,
+    legacy_trouble,
+    named_answer,
+    resolves_no_name,
+    tells_version,
+)
 from agent.core.refusal import Reason
 from proto.model import Isolation, Preferences, Priority
 from tests.unit.agent.builders import VGPU, grant, ids, share
@@ -39,6 +49,47 @@ def test_a_runtime_that_kubelet_could_not_ask_tells_nothing():
 def test_what_is_configured_wins(configured, by_cdi):
     for runtime in ("containerd://1.6.33", "containerd://2.1.4"):
         assert injects_by_cdi(configured, runtime, NOW, host_has_spec=True) is by_cdi
+
+
+@pytest.mark.parametrize(
+    ("configured", "runtime", "kubelet", "certain"),
+    [
+        pytest.param(AUTO, "containerd://1.6.33", NOW, True, id="containerd 1.6 knows no CDI"),
+        pytest.param(AUTO, "containerd://2.1.4", "v1.28.9", True, id="a kubelet that drops CDI names"),
+        pytest.param(AUTO, "containerd://1.7.27", NOW, False, id="containerd 1.7 may have been told to"),
+        pytest.param(DeviceInjection.LEGACY, "containerd://1.7.27", NOW, True, id="unless somebody says that it was not"),
+        pytest.param(DeviceInjection.LEGACY, "containerd://2.1.4", NOW, False, id="containerd 2 does, whatever is configured"),
+        pytest.param(DeviceInjection.CDI, "containerd://1.6.33", NOW, False, id="somebody says that it does"),
+        pytest.param(AUTO, "", "", False, id="a node that is not known yet"),
+    ],
+)
+def test_only_what_is_certain_speaks_against_a_name_that_was_answered_earlier(configured, runtime, kubelet, certain):
+    assert resolves_no_name(configured, runtime, kubelet) is certain
+
+
+LEGACY = legacy_answer(VGPU, ids("1:3"), {"GPU-1": 1}, [], "/run/containers/g")
+NAMED = named_answer("aliquot.dev/vgpu=g")
+
+
+@pytest.mark.parametrize(
+    ("answer", "resource", "nowhere", "says"),
+    [
+        pytest.param(NAMED, VGPU, False, "", id="the name of its grant"),
+        pytest.param(NAMED, VGPU, True, "passes such names over", id="on a node that resolves none"),
+        pytest.param(named_answer("aliquot.dev/vgpu=old"), VGPU, False, "aliquot.dev/vgpu=old", id="the name of another"),
+        pytest.param(LEGACY, VGPU, True, "", id="the files of its grant"),
+        pytest.param(legacy_answer(VGPU, ids("1:3"), {}, [], "/run/containers/old"), VGPU, False, "/run/containers/old", id="of another"),
+        pytest.param(Answer(env=LEGACY.env), VGPU, False, "from nowhere", id="a GPU without any files"),
+        pytest.param(
+            legacy_answer("nvidia.com/mig-1g.10gb", ["MIG-1"], {}, [], ""), "nvidia.com/mig-1g.10gb", False, "", id="MIG has none"
+        ),
+    ],
+)
+def test_an_answer_that_leads_nowhere_is_said_with_the_cure(answer, resource, nowhere, says):
+    trouble = admission_trouble(answer, "main", resource, "aliquot.dev/vgpu=g", "/run/containers/g", name_leads_nowhere=nowhere)
+    assert bool(trouble) is bool(says)
+    assert says in trouble
+    assert not trouble or trouble.endswith("Delete the pod so that it is admitted anew")
 
 
 def test_a_runtime_that_passes_the_name_over_gives_the_container_nothing_that_its_image_asks_for():

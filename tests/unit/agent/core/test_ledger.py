@@ -42,6 +42,12 @@ class TestGranting:
         after = before.granting(grant(ids("0:0"), share(0, 1000)), BOARD, 16)
         assert [one.shares for one in after.grants.values()] == [(share(0, 1000),)]
 
+    def test_what_is_promised_already_is_promised_again_when_fewer_may_share_a_device_by_now(self):
+        one, other = grant(ids("0:0"), share(0, 600)), grant(ids("0:1"), share(0, 400))
+        assert ledger(one, other).granting(one, BOARD, 1).grants == {one.grant_id: one, other.grant_id: other}
+        with pytest.raises(AccountingError):
+            ledger(one, other).granting(grant(ids("0:0"), share(0, 500)), BOARD, 1)
+
     def test_the_ledger_before_is_unchanged(self):
         before = ledger()
         before.granting(grant(ids("0:0")), BOARD, 16)

@@ -10,7 +10,7 @@ from agent.core.refusal import Reason, Refusal
 from placement.fit import Reject
 from proto import contract
 from proto.gpunode import Cordon
-from proto.model import ContainerSpec, Isolation, Policy
+from proto.model import ContainerSpec, Isolation, Pod, Policy
 from tests.unit.agent.builders import BOOT, ask, assigned, board, gpu, grant, ids, instance, limits, pod, share
 from tests.unit.agent.partitions import dynamic_gpu, place
 
@@ -102,6 +102,43 @@ class TestAssigned:
         assert granted(plan_grant(ask(one, ids("0:0")), node(before))).grant == before
 
 
+@pytest.mark.parametrize("policy", [None, Policy.FRAG], ids=["assigned", "local"])
+class TestSettingsThatWereLowered:
+    """What a node allows from now on keeps no container from coming back to what it has."""
+
+    def pods(self, policy: Policy | None) -> list[Pod]:
+        return [placed(share(), name=f"p{number}") if policy is None else pod(f"p{number}") for number in range(4)]
+
+    def node(self, policy: Policy | None, *, on=None, shares: int = 16) -> Node:
+        grants = [grant(ids(f"0:{number}"), share(), of=one) for number, one in enumerate(self.pods(policy))]
+        return node(*grants, policy=policy, on=on or BOARD, shares=shares)
+
+    def test_a_container_restarts_where_more_share_the_device_than_may_by_now(self, policy):
+        planned = granted(plan_grant(ask(self.pods(policy)[1], ids("0:1")), self.node(policy, shares=2)))
+        assert planned.grant == grant(ids("0:1"), share(), of=self.pods(policy)[1])
+
+    def test_a_new_one_does_not_come_in_by_that(self, policy):
+        new = placed(share(), name="new") if policy is None else pod("new")
+        refused(plan_grant(ask(new, ids("0:9")), self.node(policy, shares=4, on=board(gpu(0)))), Reject.SHARES)
+
+    def test_a_restart_is_still_checked_for_memory(self, policy):
+        outcome = plan_grant(ask(self.pods(policy)[1], ids("0:1")), self.node(policy, on=board(gpu(0, mib=350))))
+        refused(outcome, Reject.MEMORY)
+
+    @pytest.mark.parametrize("most", [1.0, 1.25])
+    def test_a_container_restarts_with_the_burst_that_is_allowed_by_now(self, policy, most):
+        one = self.pods(policy)[1]
+        one = replace(one, annotations={**one.annotations, contract.ANNOTATION_MEMORY_BURST: "1.5"})
+        now = replace(self.node(policy), abilities=Abilities(most_memory_burst=most))
+        assert granted(plan_grant(ask(one, ids("0:1")), now)).preferences.memory_burst == most
+
+
+def test_a_container_that_was_assigned_another_device_since_is_a_new_one_there():
+    before = grant(ids("0:1"), share(0), of=pod())
+    there = grant(ids("1:0"), share(1), of=pod("there"))
+    refused(plan_grant(ask(placed(share(1)), ids("0:1")), node(before, there, shares=1)), Reject.SHARES)
+
+
 class TestPlacedBeforeAssignmentsBound:
     def test_a_container_that_restarts_keeps_what_it_had(self):
         before = grant(ids("0:0"), share(1), of=pod())
@@ -179,6 +216,26 @@ class TestLocal:
         before = grant(ids("0:0"), share(2), of=one)
         after = plan_grant(ask(one, ids("0:0")), node(before, policy=Policy.FRAG, on=BOARD.after_device_trouble("GPU-2", "lost")))
         assert granted(after).grant.shares == (share(0),)
+
+    @pytest.mark.parametrize("before", [(), (grant(ids("0:0"), share(0), of=pod()),)], ids=["new", "placed elsewhere before"])
+    def test_a_pod_that_a_scheduler_has_placed_gets_what_it_was_assigned(self, before):
+        """While agents go over from local placement to the scheduler, one after the other."""
+        planned = granted(plan_grant(ask(placed(share(1)), ids("0:0")), node(*before, policy=Policy.BINPACK)))
+        assert planned.grant.shares == (share(1),)
+
+    def test_an_assignment_that_does_not_fit_is_refused_here_too(self):
+        full = grant(ids("1:5"), share(1, 950), of=pod("other"))
+        refused(plan_grant(ask(placed(share(1)), ids("0:0")), node(full, policy=Policy.BINPACK)), Reject.MEMORY)
+
+    @pytest.mark.parametrize(
+        "annotations",
+        [{contract.ANNOTATION_ASSIGNMENT: "{"}, assigned("uid-earlier", main=[share(1)]), assigned("uid-train", other=[share(1)])],
+        ids=["broken", "of another pod", "of another container"],
+    )
+    def test_an_assignment_that_is_not_this_containers_says_nothing(self, annotations):
+        full = grant(ids("1:5"), share(1, 950), of=pod("other"))
+        one = pod(annotations=annotations)
+        assert granted(plan_grant(ask(one, ids("0:0")), node(full, policy=Policy.BINPACK))).grant.shares == (share(0),)
 
     def test_no_memory_asked_is_the_whole_device(self):
         one = pod("whole", ContainerSpec("main", limits(1, None)))

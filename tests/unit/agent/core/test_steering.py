@@ -76,6 +76,12 @@ class TestWanted:
         full = [grant(ids(f"{minor}:0"), share(minor, 950), of=pod("other")) for minor in (0, 1, 3)]
         assert wanted([pod("a")], *full, policy=Policy.FRAG) == ("GPU-2",)
 
+    def test_local_placement_has_no_say_where_a_scheduler_has_placed(self):
+        there = pod("a", annotations=assigned("uid-a", main=[share(3)]))
+        assert wanted([there], policy=Policy.BINPACK) == ("GPU-3",)
+        full = [grant(ids(f"{minor}:0"), share(minor, 950), of=pod("other")) for minor in (0, 1, 3)]
+        assert wanted([there, pod("b")], *full, policy=Policy.BINPACK) == ()
+
     def test_pods_that_ask_the_same_would_be_put_alike(self):
         assert wanted([pod("a"), pod("b")], policy=Policy.BINPACK)
 

@@ -1,4 +1,5 @@
 import asyncio
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,12 +10,14 @@ import pytest
 from agent.adapters.pod_resources import KubeletPodResources
 from agent.core.cdi import Interposition
 from agent.core.identity import RememberedDevices
-from agent.core.injection import DeviceInjection
+from agent.core.injection import Answer, DeviceInjection
 from agent.core.limits import FailPolicy
 from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import decode_limits
 from agent.errors import KubeletBusyError, ShimError
+from agent.ports import NodeState
 from agent.services.allocator import Allocator, AllocatorOptions
+from agent.services.device_plugin import response_of
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.liveness import Liveness
@@ -77,11 +80,13 @@ class Harness:
         self.processes = FakeProcesses()
         self.census = ProcessCensus(60.0, driver=self.driver, processes=self.processes)
         self.liveness = Liveness(book=self.book, files=self.disk.files, census=self.census, processes=self.processes, watch=self.watch)
+        self.injection = make_injection(self.book, self.disk, self.pods, self.watch, injection)
+        secret, shares = options.pop("secret", SECRET), options.pop("shares_per_gpu", 16)
         self.allocator = Allocator(
-            AllocatorOptions(SECRET, BOOT, 16, policy, Interposition.FRONT, FailPolicy.CLOSED, **{**DEFAULTS, **options}),
+            AllocatorOptions(secret, BOOT, shares, policy, Interposition.FRONT, FailPolicy.CLOSED, **{**DEFAULTS, **options}),
             watch=self.watch, pods=self.pods, book=self.book, pod_resources=self.pod_resources,
             kubelet_memory=self.kubelet_memory, files=self.disk.files, cdi=self.disk.cdi,
-            shim=self.shim, injection=make_injection(self.book, self.disk, self.pods, self.watch, injection),
+            shim=self.shim, injection=self.injection,
             backends=backends(self.book), liveness=self.liveness, events=self.events, telemetry=self.telemetry, clock=self.clock,
             context_bytes={"GPU-0": 0, "GPU-1": 500 * MIB}.__getitem__,
         )  # fmt: skip
@@ -376,6 +381,21 @@ async def test_only_a_container_that_may_burst_has_the_nodes_page_of_turns(tmp_p
     assert contract.CONTAINER_TURNS not in {mount["containerPath"] for mount in node.spec(ids("0:0"))["mounts"]}
 
 
+async def test_after_settings_were_lowered_containers_restart_within_them(tmp_path, caplog):
+    pods = [placed(name) for name in ("a", "b")]
+    pods = [replace(one, annotations={**one.annotations, contract.ANNOTATION_MEMORY_BURST: "1.5"}) for one in pods]
+    node = await Harness(tmp_path, backends=partial(make_backends, most_memory_burst=2.0), turns_page="/turns").ready(*pods)
+    for number, one in enumerate(pods):
+        assert await node.start(one, ids(f"1:{number}")) is None
+    later = Harness(tmp_path, shares_per_gpu=1)
+    later.book.load(BOOT)
+    await later.ready(*pods)
+    for number, one in enumerate(pods):
+        assert await later.start(one, ids(f"1:{number}")) is None
+        assert later.limits(ids(f"1:{number}")).devices[0].burst_bytes == 0
+    assert "1.5 of container main is more than this node allows by now: its files say 1" in caplog.text
+
+
 class TestIdentity:
     async def test_a_pod_recreated_under_its_name_is_waited_for_when_kubelet_starts_it(self, tmp_path):
         """The API is slower than kubelet: the namesake that is known here is gone already."""
@@ -471,6 +491,12 @@ class TestWithoutCdi:
         assert refusal is not None
         assert refusal.reason is Reject.MEMORY
 
+    @pytest.mark.parametrize("taken", [0, 1])
+    async def test_with_local_placement_an_assignment_and_the_ids_have_to_agree(self, tmp_path, taken):
+        node = await Harness(tmp_path, Policy.BINPACK, injection=DeviceInjection.LEGACY).ready(placed())
+        refusal = await node.start(placed(), ids(f"{taken}:3"))
+        assert (refusal.reason if refusal else None) == (None if taken == 1 else Reason.ASSIGNMENT_INVALID)
+
     async def test_what_only_cdi_can_give_is_refused(self, tmp_path):
         node = Harness(tmp_path, injection=DeviceInjection.LEGACY)
         one = pod("a", annotations={**assigned("uid-a", main=[share(1)]), contract.ANNOTATION_PRIORITY: "high"})
@@ -478,3 +504,105 @@ class TestWithoutCdi:
         refusal = await node.start(one, ids("1:0"))
         assert refusal is not None
         assert refusal.reason is Reason.ISOLATION_UNAVAILABLE
+
+
+OLD_NODE = NodeState("u", {}, {}, runtime_version="containerd://1.6.33", kubelet_version="v1.34.1")
+NEW_NODE = replace(OLD_NODE, runtime_version="containerd://2.1.4")
+
+
+class TestAdmittedBefore:
+    """Kubelet repeats what Allocate answered when the container was admitted, whatever the node has become since."""
+
+    async def admitted(self, base: Path, one, device_ids, mode=DeviceInjection.AUTO, runtime=OLD_NODE) -> tuple[Answer, RememberedDevices]:
+        """Have an agent answer for the container; return the answer, and what kubelet keeps of it."""
+        node = Harness(base, injection=mode)
+        node.pods.node_changed(runtime)
+        await node.ready(one)
+        answer = await node.injection.answer(VGPU, device_ids, node.allocator.grant_id(VGPU, device_ids))
+        return answer, RememberedDevices(one.uid, "main", VGPU, device_ids, response_of(answer).SerializeToString())
+
+    def missing(self, answer: Answer) -> list[str]:
+        """Return the sources of its mounts that are not there: a runtime makes directories of them."""
+        return [host for host, _, _ in answer.mounts if not os.path.lexists(host)]
+
+    @pytest.mark.parametrize("runtime", [OLD_NODE, NEW_NODE, None], ids=["as it was", "upgraded", "not heard of yet"])
+    @pytest.mark.parametrize("remembered", [True, False], ids=["remembered", "checkpoint unreadable"])
+    async def test_without_cdi_it_finds_the_shim_in_its_place(self, tmp_path, runtime, remembered):
+        answer, kept = await self.admitted(tmp_path, placed(), ids("1:3"))
+        node = Harness(tmp_path, injection=DeviceInjection.AUTO)
+        node.kubelet_memory.entries = [kept] if remembered else []
+        if runtime is not None:
+            node.pods.node_changed(runtime)
+        await node.ready(placed())
+        assert await node.start(placed(), ids("1:3")) is None
+        assert self.missing(answer) == []
+
+    async def test_without_cdi_it_gets_no_other_gpus_than_its_ids_name_on_a_node_that_has_cdi_by_now(self, tmp_path):
+        _, kept = await self.admitted(tmp_path, placed(), ids("0:3"))
+        node = Harness(tmp_path, injection=DeviceInjection.AUTO)
+        node.kubelet_memory.entries = [kept]
+        node.pods.node_changed(NEW_NODE)
+        await node.ready(placed())
+        refusal = await node.start(placed(), ids("0:3"))
+        assert refusal is not None
+        assert refusal.reason is Reason.ASSIGNMENT_INVALID
+        assert not node.book.ledger.grants
+
+    async def test_without_cdi_local_placement_keeps_to_its_ids_on_a_node_that_has_cdi_by_now(self, tmp_path):
+        _, kept = await self.admitted(tmp_path, pod(), ids("1:3"))
+        node = Harness(tmp_path, Policy.BINPACK, injection=DeviceInjection.AUTO)
+        node.kubelet_memory.entries = [kept]
+        node.pods.node_changed(NEW_NODE)
+        await node.ready(pod())
+        assert await node.start(pod(), ids("1:3")) is None
+        assert [grant.device_names for grant in node.book.ledger.grants.values()] == [("GPU-1",)]
+
+    @pytest.mark.parametrize("mode", [DeviceInjection.LEGACY, DeviceInjection.CDI])
+    async def test_one_whose_answer_leads_to_another_grants_files_is_refused(self, tmp_path, mode):
+        """The node's secret was lost: other grants have other names."""
+        _, kept = await self.admitted(tmp_path, placed(), ids("1:3"), mode)
+        node = Harness(tmp_path, injection=mode, secret=b"another secret")
+        node.kubelet_memory.entries = [kept]
+        await node.ready(placed())
+        refusal = await node.start(placed(), ids("1:3"))
+        assert refusal is not None
+        assert refusal.reason is Reason.ADMISSION_STALE
+        assert "Delete the pod" in refusal.message
+        assert not node.book.ledger.grants
+
+    async def test_by_cdi_it_is_refused_on_a_node_that_resolves_no_names_by_now(self, tmp_path):
+        _, kept = await self.admitted(tmp_path, placed(), ids("1:3"), runtime=NEW_NODE)
+        node = Harness(tmp_path, injection=DeviceInjection.AUTO)
+        node.kubelet_memory.entries = [kept]
+        node.pods.node_changed(OLD_NODE)
+        await node.ready(placed())
+        refusal = await node.start(placed(), ids("1:3"))
+        assert refusal is not None
+        assert refusal.reason is Reason.ADMISSION_STALE
+
+    async def test_by_cdi_it_gets_what_it_was_assigned_where_the_hosts_spec_was_lost_since(self, tmp_path):
+        """containerd 1.7 after a reboot that NVIDIA's spec in /var/run/cdi did not outlive: it resolves names all the same."""
+        containerd = replace(OLD_NODE, runtime_version="containerd://1.7.27")
+        _, kept = await self.admitted(tmp_path, placed(), ids("0:3"), runtime=containerd)
+        node = Harness(tmp_path, injection=DeviceInjection.AUTO)
+        node.kubelet_memory.entries = [kept]
+        (tmp_path / "etc-cdi/nvidia.json").unlink()
+        node.pods.node_changed(containerd)
+        await node.ready(placed())
+        assert await node.start(placed(), ids("0:3")) is None
+        assert [grant.device_names for grant in node.book.ledger.grants.values()] == [("GPU-1",)]
+
+    async def test_a_rewrite_gives_no_burst_to_one_that_was_admitted_without_cdi(self, tmp_path):
+        _, kept = await self.admitted(tmp_path, placed(), ids("1:3"))
+        node = Harness(
+            tmp_path, backends=partial(make_backends, most_memory_burst=8.0), injection=DeviceInjection.AUTO, turns_page="/turns"
+        )
+        node.kubelet_memory.entries = [kept]
+        node.pods.node_changed(NEW_NODE)
+        await node.ready(placed())
+        assert await node.start(placed(), ids("1:3")) is None
+        (granted,) = node.book.ledger.grants.values()
+        node.pods.pod_changed(replace(placed(), annotations={**placed().annotations, contract.ANNOTATION_MEMORY_BURST: "4"}))
+        await settle()
+        await node.allocator.rewrite(granted)
+        assert node.limits(ids("1:3")).devices[0].burst_bytes == 0

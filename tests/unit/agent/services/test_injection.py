@@ -1,5 +1,6 @@
 """How devices enter containers: what the node's disk is asked, and how often."""
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -7,12 +8,13 @@ import pytest
 
 from agent.core.injection import DeviceInjection
 from agent.ports import NodeState
+from agent.services import injection as module
 from agent.services.driver_watch import DriverWatch
 from agent.services.injection import LOOK_SECONDS, Injection
 from agent.services.pod_cache import PodCache
 from proto import contract
 from tests.unit.agent.builders import VGPU, gpu, reading
-from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, make_injection, settle
+from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, make_injection, settle, until
 
 OLD_CONTAINERD = NodeState("node-uid", {}, {}, runtime_version="containerd://1.7.27", kubelet_version="v1.34.1")
 """It can inject by CDI, and does so only where somebody has set it up: the host's spec is the sign."""
@@ -94,3 +96,54 @@ async def test_a_runtime_whose_version_tells_is_not_warned_of(injection, disk, p
     write_host_spec(disk)
     assert await injection.by_cdi()
     assert "enable_cdi" not in caplog.text
+
+
+class TestWhatIsKept:
+    """An agent may start while the API is down, and what it answers then holds for as long as the pods live."""
+
+    def life(self, disk: Disk, pods: PodCache, mode: DeviceInjection = DeviceInjection.AUTO) -> Injection:
+        """Return what an agent that starts now has."""
+        injection = make_injection(disk.book(), disk, pods, DriverWatch(FakeDriver(reading(gpu(0))), 1.0), mode)
+        injection.load()
+        return injection
+
+    async def test_a_node_that_was_never_heard_of_is_waited_for(self, disk):
+        pods = PodCache()
+        injection = self.life(disk, pods)
+        assert "waiting for the Node object" in injection.trouble
+        pods.node_changed(replace(OLD_CONTAINERD, runtime_version="containerd://Unknown"))
+        await settle()
+        assert injection.trouble
+        pods.node_changed(OLD_CONTAINERD)
+        await settle()
+        assert injection.trouble == ""
+
+    @pytest.mark.parametrize("mode", [DeviceInjection.CDI, DeviceInjection.LEGACY])
+    async def test_where_it_is_configured_nobody_waits(self, disk, mode):
+        assert self.life(disk, PodCache(), mode).trouble == ""
+
+    async def test_the_next_agent_knows_the_node_before_the_api_answers(self, disk, pods):
+        injection = self.life(disk, pods)
+        running = asyncio.ensure_future(injection.run())
+        await until(lambda: disk.versions.load().runtime == "containerd://1.7.27")
+        pods.node_changed(replace(OLD_CONTAINERD, runtime_version="containerd://1.7.28"))
+        await until(lambda: disk.versions.load().runtime == "containerd://1.7.28")
+        running.cancel()
+        after = self.life(disk, PodCache())
+        assert after.trouble == ""
+        assert not await after.by_cdi()
+
+    async def test_a_damaged_record_is_as_none(self, disk, caplog):
+        (disk.base / "state/node-versions").write_text("{}")
+        assert self.life(disk, PodCache()).trouble
+        assert "not a record of a node's versions" in caplog.text
+
+    async def test_a_disk_that_fails_is_tried_again(self, disk, pods, monkeypatch, caplog):
+        monkeypatch.setattr(module, "SAVE_AGAIN_SECONDS", 0.01)
+        (disk.base / "state/node-versions").mkdir()
+        injection = make_injection(disk.book(), disk, pods, DriverWatch(FakeDriver(reading(gpu(0))), 1.0), DeviceInjection.AUTO)
+        running = asyncio.ensure_future(injection.run())
+        await until(lambda: "will not know the node" in caplog.text)
+        (disk.base / "state/node-versions").rmdir()
+        await until(lambda: (disk.base / "state/node-versions").is_file())
+        running.cancel()

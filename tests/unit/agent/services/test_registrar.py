@@ -54,9 +54,11 @@ class Harness:
         self.clock = FakeClock()
         self.telemetry = Telemetry()
         self.plugins: dict[str, FakePlugin] = {}
+        self.held_back = ""
         self.registrar = Registrar(
-            "1-2", make_offering(self.watch), self.make, kubelet=self.kubelet, pods=self.pods, telemetry=self.telemetry, clock=self.clock
-        )
+            "1-2", make_offering(self.watch), self.make,
+            kubelet=self.kubelet, pods=self.pods, telemetry=self.telemetry, clock=self.clock, held_back=lambda: self.held_back,
+        )  # fmt: skip
 
     def make(self, resource: str) -> FakePlugin:
         self.plugins[resource] = FakePlugin(resource, self.watch)
@@ -121,6 +123,18 @@ async def test_a_stream_that_stays_away_is_a_reason_to_register_again(node):
     node.clock.seconds += 3
     await settle()
     assert len(node.registered) == 2
+
+
+async def test_while_registration_is_held_back_it_says_why_and_no_kubelet_is_told(node):
+    node.held_back = "waiting for the Node object"
+    node.kubelet.restart()
+    await settle()
+    assert len(node.registered) == 1
+    assert node.registrar.troubles == {VGPU: "waiting for the Node object"}
+    node.held_back = ""
+    await settle()
+    assert len(node.registered) == 2
+    assert node.registrar.troubles == {VGPU: ""}
 
 
 async def test_a_kubelet_that_is_away_is_waited_for(node):

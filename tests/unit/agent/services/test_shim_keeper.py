@@ -3,6 +3,9 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 
 from agent.adapters.cdi_files import CdiDirectory
+from agent.adapters.container_files import GrantFiles
+from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
+from agent.core.cdi import PRELOAD_ARTEFACT
 from agent.errors import ShimError
 from agent.services import shim_keeper
 from agent.services.shim_keeper import ShimKeeper
@@ -34,10 +37,32 @@ async def test_it_says_why_the_shim_is_missing_until_it_is_there_and_sweeps_from
     monkeypatch.setattr(shim_keeper, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(shim_keeper, "SWEEP_SECONDS", 0.05)
     installer = FakeInstaller(failures=2)
-    keeper = ShimKeeper(installer, CdiDirectory(tmp_path / "cdi", tmp_path / "etc"))
+    keeper = ShimKeeper(installer, CdiDirectory(tmp_path / "cdi", tmp_path / "etc"), GrantFiles(tmp_path / "containers"))
     assert keeper.trouble
     running = asyncio.ensure_future(keeper.run())
     await until(lambda: "libcuda.so.1" in keeper.trouble)
     await until(lambda: not keeper.trouble)
     await until(lambda: installer.sweeps >= 2)  # a sweep that failed is no end
+    running.cancel()
+
+
+async def test_versions_that_containers_use_by_spec_or_by_link_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(shim_keeper, "SWEEP_SECONDS", 0.01)
+    cdi, files = CdiDirectory(tmp_path / "cdi", tmp_path / "etc"), GrantFiles(tmp_path / "containers")
+    (tmp_path / "source").mkdir()
+    versions = []
+    for number in range(4):
+        for artefact in ARTEFACTS:
+            (tmp_path / "source" / artefact).write_bytes(b"%d" % number)
+        versions.append(install_shim(tmp_path / "source", tmp_path / "store"))
+    cdi.write("aaaa", {"hostPath": f"{versions[1]}/libcuda.so.1"})
+    (tmp_path / "containers/bbbb").mkdir()
+    files.link_shim("bbbb", versions[2])
+    (tmp_path / "containers/cccc" / PRELOAD_ARTEFACT).mkdir(parents=True)  # as a runtime makes it of a mount source that is not there
+    running = asyncio.ensure_future(ShimKeeper(ShimStore(tmp_path / "source", tmp_path / "store"), cdi, files).run())
+    await until(lambda: not versions[0].exists())
+    assert all(version.is_dir() for version in versions[1:])
+    files.remove("bbbb")
+    await until(lambda: not versions[2].exists())
+    assert versions[1].is_dir()
     running.cancel()

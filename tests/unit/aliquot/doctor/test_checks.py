@@ -152,7 +152,7 @@ class TestRuntime:
         root.remove("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.03")
         finding = of(findings(root, runtime.check), "cdi.nvidia")
         assert "libcuda.so.580.159.03" in finding.found
-        assert "nvidia-ctk cdi generate" in finding.fix
+        assert "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml" in finding.fix, "another file beside it would not be heard"
 
     @pytest.mark.parametrize(
         ("config", "wanted"),
@@ -165,7 +165,9 @@ class TestRuntime:
     def test_no_spec_of_nvidias_is_an_error_unless_its_runtime_brings_the_driver(self, root, config, wanted):
         root.remove("/var/run/cdi/nvidia.yaml")
         root.write(CONTAINERD_FILE, f'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd]\n{config}\n')
-        assert of(findings(root, runtime.check), "cdi.nvidia").severity is wanted
+        finding = of(findings(root, runtime.check), "cdi.nvidia")
+        assert finding.severity is wanted
+        assert "--output=/etc/cdi/nvidia.yaml" in finding.fix, "the other directory is empty after a reboot"
 
     def test_no_spec_of_nvidias_is_a_warning_where_the_runtime_is_not_known(self, root):
         root.remove("/var/run/cdi/nvidia.yaml").remove("/run/containerd")
