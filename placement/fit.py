@@ -1,7 +1,8 @@
 """Whether a device can take one share of a request, and if not, why. The sentences for people are in refusal.py.
 
 What is asked, in short: memory None is all of a device's memory, so nobody else's may be on it; cores None reserves nothing
-and uses what is free, so not all of it may be reserved; isolation ``exclusive`` is the whole device, alone.
+and uses what is free, so not all of it may be reserved; isolation ``exclusive`` is the whole device, alone, and an amount of memory beside
+it is what quotas count: no device with more is given for it.
 """
 
 from collections.abc import Callable, Collection
@@ -32,7 +33,7 @@ class Reject(StrEnum):
     EXCLUSIVE = "exclusive"
     """The pod wants the device for itself, and others use it."""
     MEMORY = "memory"
-    """Not enough free memory on the device."""
+    """Not enough free memory on the device; or it is asked for whole, with an amount that is less than it has."""
     CORES = "cores"
     """Not enough free cores on the device."""
     MIG_PROFILE = "mig-profile"
@@ -54,6 +55,16 @@ def share_on(device: Device, request: ContainerRequest, preferences: Preferences
         return DeviceShare(device.uuid, capacity_bytes, units.WHOLE_GPU_PERCENT)
     memory_bytes = request.memory_bytes_per_vgpu
     return DeviceShare(device.uuid, capacity_bytes if memory_bytes is None else memory_bytes, request.cores_percent_per_vgpu)
+
+
+def understates(device: Device, request: ContainerRequest, preferences: Preferences) -> bool:
+    """Whether the request names less memory than the device has, and asks for all of it by ``exclusive``.
+
+    Quotas have counted what it names. Annotations can change after that, so this is asked wherever a device is chosen or granted.
+    """
+    if preferences.isolation is not Isolation.EXCLUSIVE or request.memory_bytes_per_vgpu is None:
+        return False
+    return request.memory_bytes_per_vgpu < units.floor_to_mib(device.memory_bytes)
 
 
 def reject_reason(state: DeviceState, request: ContainerRequest, preferences: Preferences) -> Reject | None:
@@ -81,6 +92,8 @@ def _unusable(state: DeviceState, preferences: Preferences) -> Reject | None:
 
 def _short_of(state: DeviceState, request: ContainerRequest, preferences: Preferences) -> Reject | None:
     share = share_on(state.device, request, preferences)
+    if understates(state.device, request, preferences):
+        return Reject.MEMORY
     if preferences.isolation is Isolation.EXCLUSIVE and not state.empty:
         return Reject.EXCLUSIVE
     if state.free_shares < 1:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from placement.device import DeviceState
-from placement.fit import RULED_OUT, Reject, reject_reason
+from placement.fit import RULED_OUT, Reject, reject_reason, understates
 from proto import contract, units
 from proto.model import ContainerRequest, Isolation, Preferences
 
@@ -57,6 +57,10 @@ _CURE: Final[Mapping[Reject, str]] = {
     Reject.COUNT: "Ask for fewer vGPUs, or use a node with more GPUs",
 }
 _CURE_WHOLE_MEMORY: Final = f"Set {contract.RESOURCE_VGPU_MEMORY} to ask for a part of a GPU's memory, or wait for the others to end"
+_CURE_UNDERSTATED: Final = (
+    f"Make the pod anew with all the memory of such a GPU as {contract.RESOURCE_VGPU_MEMORY}, or with none, because "
+    f"{contract.ANNOTATION_ISOLATION}: exclusive gives whole GPUs; or without that annotation"
+)
 _CURE_UNRESERVED: Final = "Wait for a container there to end: all compute is reserved, none is left to share"
 
 
@@ -73,11 +77,13 @@ def refuse(states: Sequence[DeviceState], request: ContainerRequest, preferences
     for reject in Reject:
         unfit = [state for state, why in rejects if why is reject]
         if unfit:
-            findings.append(f"{len(unfit)} {_FOUND[reject]}{_detail(unfit, reject)}")
+            larger = reject is Reject.MEMORY and all(understates(state.device, request, preferences) for state in unfit)
+            findings.append(f"{len(unfit)} {_larger(unfit) if larger else _FOUND[reject] + _detail(unfit, reject)}")
     if reason is Reject.NUMA:
         findings.append(_numa_detail([state for state, why in rejects if why is None]))
     sentence = (
-        f"container {request.container} asks for {describe_request(request, preferences)}; {', '.join(findings)}. {_cure(reason, request)}."
+        f"container {request.container} asks for {describe_request(request, preferences)}; {', '.join(findings)}. "
+        f"{_cure(reason, request, preferences)}."
     )
     return Refusal(request.container, reason, by_device, sentence)
 
@@ -86,12 +92,13 @@ def describe_request(request: ContainerRequest, preferences: Preferences) -> str
     """Say what a container asks, in words: ``2 vGPUs with 40 GiB and 50 percent of the cores each``."""
     if request.mig:
         return " and ".join(f"{count} x MIG {profile}" for profile, count in request.mig)
+    memory_bytes, cores_percent, each = request.memory_bytes_per_vgpu, request.cores_percent_per_vgpu, " each" * (request.vgpus > 1)
     if preferences.isolation is Isolation.EXCLUSIVE:
-        return f"{_plural(request.vgpus, 'whole GPU')} for itself"
-    memory_bytes, cores_percent = request.memory_bytes_per_vgpu, request.cores_percent_per_vgpu
+        named = "" if memory_bytes is None else f" with {units.format_memory(memory_bytes)}{each}"
+        return f"{_plural(request.vgpus, 'whole GPU')}{named} for itself"
     memory = "all the memory of a GPU" if memory_bytes is None else units.format_memory(memory_bytes)
     cores = "" if cores_percent is None else f" and {cores_percent} percent of the cores"
-    return f"{_plural(request.vgpus, 'vGPU')} with {memory}{cores}{' each' * (request.vgpus > 1)}"
+    return f"{_plural(request.vgpus, 'vGPU')} with {memory}{cores}{each}"
 
 
 def _main_reason(states: Sequence[DeviceState], request: ContainerRequest, by_device: Sequence[DeviceReject]) -> Reject:
@@ -127,6 +134,11 @@ def _detail(unfit: Sequence[DeviceState], reject: Reject) -> str:
             return ""
 
 
+def _larger(unfit: Sequence[DeviceState]) -> str:
+    least = min(unfit, key=lambda state: state.capacity_bytes)
+    return f"with more memory than that (at least {units.format_memory(least.capacity_bytes)}, {least.device.uuid})"
+
+
 def _numa_detail(fitting: Sequence[DeviceState]) -> str:
     counts = Counter(state.device.numa_node for state in fitting)
     known = [f"{counts[node]} on NUMA node {node}" for node in sorted(node for node in counts if node is not None)]
@@ -134,9 +146,11 @@ def _numa_detail(fitting: Sequence[DeviceState]) -> str:
     return f"but only {', '.join(known + unknown)}"
 
 
-def _cure(reason: Reject, request: ContainerRequest) -> str:
+def _cure(reason: Reject, request: ContainerRequest, preferences: Preferences) -> str:
     if reason is Reject.MEMORY and request.memory_bytes is None:
         return _CURE_WHOLE_MEMORY
+    if reason is Reject.MEMORY and preferences.isolation is Isolation.EXCLUSIVE:
+        return _CURE_UNDERSTATED
     if reason is Reject.CORES and request.cores_percent is None:
         return _CURE_UNRESERVED
     return _CURE[reason]

@@ -226,8 +226,8 @@ def _memory_burst(annotations: Mapping[str, str]) -> float | None:
 def _check_preferences(request: ContainerRequest, preferences: Preferences) -> None:
     """Refuse annotations that contradict the amounts of a container of the pod.
 
-    An amount of memory beside ``isolation: exclusive`` is for quotas to count: the GPU is given whole. That it says how much that is,
-    the webhook sees to, which knows the GPUs.
+    An amount of memory beside ``isolation: exclusive`` is for quotas to count: the GPU is given whole. That it is no less than the GPU
+    has is a matter of fit.py.
     """
     if request.mig:
         return

@@ -168,7 +168,7 @@ def _fitting(columns: Columns, rows: Rows, ask: Ask) -> Bools:
     else:
         fitting &= columns.free_cores[rows] >= cores
     if preferences.isolation is Isolation.EXCLUSIVE:
-        fitting &= columns.empty[rows]
+        fitting &= columns.empty[rows] & ~_understated(ask.request, columns.capacity_mib[rows])
     return fitting
 
 
@@ -245,9 +245,12 @@ def _mark_shortages(columns: Columns, rows: Rows, ask: Ask, codes: Ints, hopeles
         codes[columns.free_cores[rows] < cores] = _CODE[Reject.CORES]
     codes[(asked > columns.free_mib[rows]) | (asked < 1)] = _CODE[Reject.MEMORY]
     codes[columns.free_shares[rows] < 1] = _CODE[Reject.SHARES]
-    if ask.preferences.isolation is Isolation.EXCLUSIVE:
-        codes[~columns.empty[rows]] = _CODE[Reject.EXCLUSIVE]
     hopeless |= (asked > capacity) | (asked < 1)
+    if ask.preferences.isolation is Isolation.EXCLUSIVE:
+        understated = _understated(ask.request, capacity)
+        codes[~columns.empty[rows]] = _CODE[Reject.EXCLUSIVE]
+        codes[understated] = _CODE[Reject.MEMORY]
+        hopeless |= understated
 
 
 def _mark_instances(columns: Columns, rows: Rows, request: ContainerRequest, codes: Ints, hopeless: Bools) -> None:
@@ -271,6 +274,15 @@ def _instances(columns: Columns, rows: Rows, profile: str) -> tuple[Ints, Ints]:
 
 def _asked_cores(ask: Ask) -> int | None:
     return units.WHOLE_GPU_PERCENT if ask.preferences.isolation is Isolation.EXCLUSIVE else ask.request.cores_percent_per_vgpu
+
+
+def _understated(request: ContainerRequest, capacity_mib: Ints) -> Bools:
+    """Say of devices that are asked for whole whether the request names less memory than they have: placement.fit.understates."""
+    memory_bytes = request.memory_bytes_per_vgpu
+    if memory_bytes is None:
+        return np.zeros(capacity_mib.shape, dtype=np.bool_)
+    understated: Bools = capacity_mib > memory_bytes // units.MIB
+    return understated
 
 
 def _unwanted_types(columns: Columns, rows: Rows, preferences: Preferences) -> Bools:

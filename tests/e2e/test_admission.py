@@ -61,6 +61,23 @@ def test_nobody_changes_an_assignment_by_any_door(kubectl: Kubectl) -> None:
             kubectl.run("patch", "pod", "honest", "--type=merge", f"--patch={patch}", *door)
 
 
+def test_a_pod_that_waits_cannot_be_made_exclusive_by_any_door(kubectl: Kubectl, node_name: str) -> None:
+    """Quotas have counted it by then, and the webhook does not see it again."""
+    one_mib = slice_pod("modest", Slice(1))
+    one_mib["spec"]["schedulingGates"] = [{"name": "aliquot.test/held-back"}]
+    kubectl.apply(one_mib)
+    exclusive = {"annotations": {contract.ANNOTATION_ISOLATION: "exclusive"}}
+    for door in ((), ("--subresource=status",)):
+        with pytest.raises(KubectlError, match="stays as the pod was created with"):
+            kubectl.run("patch", "pod", "modest", "--type=merge", f"--patch={json.dumps({'metadata': exclusive})}", *door)
+    target = {"apiVersion": "v1", "kind": "Node", "name": node_name}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "modest", **exclusive}, "target": target}
+    path = f"/api/v1/namespaces/{kubectl.namespace}/pods/modest/binding"
+    with pytest.raises(KubectlError, match="stays as the pod was created with"):
+        kubectl.run("create", f"--raw={path}", "--filename=-", stdin=json.dumps(binding))
+    kubectl.run("annotate", "pod", "modest", f"{contract.ANNOTATION_PLACEMENT}=spread")
+
+
 def test_only_the_scheduler_binds_with_an_assignment(kubectl: Kubectl, node_name: str) -> None:
     kubectl.apply(busybox_pod("loose", "true") | {"spec": {**busybox_pod("loose", "true")["spec"], "schedulerName": "nobody"}})
     binding: dict[str, Any] = {

@@ -257,6 +257,24 @@ def test_a_row_is_curable_exactly_when_the_empty_node_fits(data):
         assert curable == fits_empty
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.data(), st.sampled_from([1, 1, 2, 3]), st.integers(10, 70), st.sampled_from([None, None, NumaMode.STRICT]), policies)
+def test_a_whole_gpu_with_an_amount_fits_and_is_curable_exactly_where_placement_says_so(data, vgpus, mib, numa, policy):
+    node = replace(data.draw(gpu_nodes()), isolation=OFFERED)
+    state, request = data.draw(loaded(node)), ContainerRequest("main", vgpus, vgpus * mib * units.MIB)
+    wishes = Preferences(isolation=Isolation.EXCLUSIVE, numa=numa)
+    empty = ClusterState()
+    empty.set_gpu_node(node)
+    want, when_empty = (scalar_reason(known.device_states("n1"), request, wishes, node) for known in (state, empty))
+    event(want.name)
+    ask = Ask(request, wishes, policy, HostDemand())
+    assert judged(state, ask)[:2] == (want, when_empty is NodeReason.FITS)
+    assert fits_alone(state.columns, np.array([state.row_of("n1")]), ask)[0] == (want is NodeReason.FITS)
+    planned = state.plan("n1", PodRequest((request,), wishes), policy, "u1")
+    if not isinstance(planned, Refusal):
+        assert all(share.memory_bytes <= mib * units.MIB for container in planned.containers for share in container.shares)
+
+
 def best_quality(view, request, wishes, links, positions) -> int:
     """Try all sets of fitting devices; when the devices lie on one NUMA node because the pod asked for it, those of that node."""
     fitting = [index for index, state in enumerate(view.states) if reject_reason(state, request, wishes) is None]

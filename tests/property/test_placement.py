@@ -250,6 +250,22 @@ def test_an_exclusive_device_is_shared_with_nobody(node):
         assert isinstance(again, Refusal)
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(loaded_nodes(), st.integers(1, 3), st.integers(1, 70), policies, seeds)
+def test_no_whole_gpu_has_more_memory_than_the_request_names_and_one_that_has_no_more_is_given(node, vgpus, named_mib, policy, seed):
+    """Quotas count what is named, and annotations can change after that."""
+    devices, shares = node
+    request = ContainerRequest("main", vgpus, vgpus * named_mib * MIB)
+    choice = choose(states_of(devices, shares), request, Preferences(isolation=Isolation.EXCLUSIVE), policy, seed=seed)
+    used = {share.device_uuid for share in shares}
+    small = {device.uuid: device.memory_bytes for device in devices if device.memory_bytes <= named_mib * MIB and device.uuid not in used}
+    event(type(choice).__name__)
+    assert isinstance(choice, Choice) == (len(small) >= vgpus)
+    if isinstance(choice, Choice):
+        assert all(share.memory_bytes == small[share.device_uuid] for share in choice.shares)
+        assert sum(share.memory_bytes for share in choice.shares) <= vgpus * named_mib * MIB
+
+
 of_one_size = st.builds(make_device, mib=st.just(64), numa=st.none() | st.integers(0, 1))
 
 

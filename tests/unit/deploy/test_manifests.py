@@ -240,6 +240,22 @@ def test_the_reserved_annotation_is_the_one_of_the_contract() -> None:
     assert sum(contract.ANNOTATION_ASSIGNMENT in variable["expression"] for variable in variables) == 2
 
 
+def test_what_may_write_a_reserved_annotation_is_asked_about_isolation_too_but_for_new_pods() -> None:
+    """Every way to an annotation of a pod that is there; what it is created with is its user's to say."""
+
+    def doors(name: str) -> set[tuple[str, str]]:
+        rules = the("ValidatingAdmissionPolicy", name)["spec"]["matchConstraints"]["resourceRules"]
+        return {(operation, resource) for rule in rules for operation in rule["operations"] for resource in rule["resources"]}
+
+    reserved = doors("aliquot-assignment-reserved")
+    existing = {(operation, resource) for operation, resource in reserved if operation == "UPDATE" or "binding" in resource}
+    assert doors("aliquot-isolation-kept") == existing
+    _, variables, validations = policy("aliquot-isolation-kept")
+    assert all(f"annotations['{contract.ANNOTATION_ISOLATION}']" in variables[name] for name in ("found", "before"))
+    assert "oldObject.metadata" in variables["before"]
+    assert validations == "variables.found == variables.before"
+
+
 def policy(name: str) -> tuple[set[str], dict[str, str], str]:
     """Return a policy's resources, its variables and its validations as one text."""
     spec = the("ValidatingAdmissionPolicy", name)["spec"]
@@ -293,7 +309,7 @@ def test_the_small_installation_brings_the_policies_that_stand_in_for_the_webhoo
     kustomization = yaml.safe_load((DAEMONSET / "overlays/local-placement/kustomization.yaml").read_text())
     assert kustomization["resources"] == ["../../base"]
     policies = [item["metadata"]["name"] for item in yaml.safe_load_all((DAEMONSET / "base/policy.yaml").read_text())]
-    assert "aliquot-amounts-of-vgpus" in policies
+    assert {"aliquot-amounts-of-vgpus", "aliquot-isolation-kept"} <= set(policies)
 
 
 def test_every_admission_policy_is_bound_and_denies() -> None:

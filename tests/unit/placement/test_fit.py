@@ -68,6 +68,31 @@ def test_nothing_fits_beside_an_exclusive_share():
     assert reject_reason(taken, ask(mib=1), ANYTHING) is Reject.MEMORY
 
 
+@pytest.mark.parametrize(
+    ("device_mib", "named", "want"),
+    [
+        pytest.param(1000, 1, Reject.MEMORY, id="quotas counted 1 MiB"),
+        pytest.param(1000, 999, Reject.MEMORY, id="one MiB short"),
+        pytest.param(1000, 1000, None, id="all of it"),
+        pytest.param(1000, 2000, None, id="counted as a larger GPU"),
+    ],
+)
+def test_no_whole_gpu_is_given_for_less_memory_than_it_has(device_mib, named, want):
+    state, exclusive = DeviceState.of(make_device(mib=device_mib)), Preferences(isolation=Isolation.EXCLUSIVE)
+    assert reject_reason(state, ask(mib=named), exclusive) is want
+    assert reject_reason(state, ask(vgpus=2, mib=named), exclusive) is want, "the amount of each, not their sum"
+
+
+def test_a_part_of_a_mib_that_is_never_promised_need_not_be_named():
+    state = DeviceState.of(replace(make_device(), memory_bytes=10 * MIB + 7))
+    assert reject_reason(state, ask(mib=10), Preferences(isolation=Isolation.EXCLUSIVE)) is None
+
+
+def test_a_gpu_too_large_for_the_amount_is_so_whoever_uses_it():
+    exclusive = Preferences(isolation=Isolation.EXCLUSIVE)
+    assert reject_reason(state_with(share(mib=1, cores=1)), ask(mib=1), exclusive) is Reject.MEMORY
+
+
 def test_amounts_are_the_even_split_of_the_totals():
     assert share_on(make_device(), ask(vgpus=4, mib=50, cores=20), ANYTHING) == DeviceShare("GPU-0", 50 * MIB, 20)
 

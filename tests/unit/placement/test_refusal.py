@@ -6,6 +6,8 @@ from placement.refusal import DeviceReject, describe_request, refuse
 from proto.model import Isolation, NumaMode, Preferences
 from tests.unit.placement.builders import ANYTHING, ask, ask_mig, make_device, make_instance, make_states, share
 
+EXCLUSIVE = Preferences(isolation=Isolation.EXCLUSIVE)
+
 
 @pytest.mark.parametrize(
     ("request_", "preferences", "want"),
@@ -13,7 +15,9 @@ from tests.unit.placement.builders import ANYTHING, ask, ask_mig, make_device, m
         (ask(mib=2048, cores=50), ANYTHING, "1 vGPU with 2 GiB and 50 percent of the cores"),
         (ask(2, mib=100), ANYTHING, "2 vGPUs with 100 MiB each"),
         (ask(1, mib=None), ANYTHING, "1 vGPU with all the memory of a GPU"),
-        (ask(2, mib=None), Preferences(isolation=Isolation.EXCLUSIVE), "2 whole GPUs for itself"),
+        (ask(2, mib=None), EXCLUSIVE, "2 whole GPUs for itself"),
+        (ask(1, mib=1), EXCLUSIVE, "1 whole GPU with 1 MiB for itself"),
+        (ask(2, mib=1024), EXCLUSIVE, "2 whole GPUs with 1 GiB each for itself"),
         (ask_mig(("1g.10gb", 2), ("2g.20gb", 1)), ANYTHING, "2 x MIG 1g.10gb and 1 x MIG 2g.20gb"),
     ],
 )
@@ -61,7 +65,7 @@ def test_a_refusal_says_what_was_asked_what_is_free_and_what_to_do():
         pytest.param(
             make_states(1, share()),
             ask(mib=None),
-            Preferences(isolation=Isolation.EXCLUSIVE),
+            EXCLUSIVE,
             Reject.EXCLUSIVE,
             "used by other containers",
             id="exclusive",
@@ -89,6 +93,18 @@ def test_the_reason_that_weighs_most_names_the_cure(states, request_, preference
     refusal = refuse(states, request_, preferences)
     assert refusal.reason is reason
     assert says in refusal.sentence
+
+
+def test_a_whole_gpu_for_less_memory_than_it_has_is_refused_with_how_much_that_is():
+    states = [*make_states(1, share()), DeviceState.of(make_device(1, mib=2000)), DeviceState.of(make_device(2), cordoned=True)]
+    refusal = refuse(states, ask(mib=999), EXCLUSIVE)
+    assert refusal.reason is Reject.MEMORY
+    assert refusal.sentence == (
+        "container main asks for 1 whole GPU with 999 MiB for itself; of 3 GPUs none fits, 1 cordoned, "
+        "2 with more memory than that (at least 1000 MiB, GPU-0). "
+        "Make the pod anew with all the memory of such a GPU as nvidia.com/vgpu-memory, or with none, because "
+        "aliquot.dev/isolation: exclusive gives whole GPUs; or without that annotation."
+    )
 
 
 def test_a_numa_refusal_says_how_many_devices_each_node_has():

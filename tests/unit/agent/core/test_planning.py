@@ -332,6 +332,37 @@ class TestBackends:
         assert granted(plan_grant(ask(one, ids("0:0")), on)).preferences.memory_burst == 1.5
 
 
+class TestExclusive:
+    """Annotations change while a pod waits; what quotas counted, the limits, does not."""
+
+    WHOLE = share(0, 1000, cores=100)
+
+    def asking(self, mib: int | None, **annotations: str):
+        exclusive = {contract.ANNOTATION_ISOLATION: "exclusive"}
+        return pod("a", ContainerSpec("main", limits(mib=mib)), annotations={**exclusive, **annotations})
+
+    @pytest.mark.parametrize("mib", [1, 999])
+    def test_local_placement_gives_no_whole_gpu_for_less_memory_than_it_has(self, mib):
+        message = refused(plan_grant(ask(self.asking(mib), ids("0:0")), node(policy=Policy.FRAG)), Reject.MEMORY)
+        assert "3 with more memory than that (at least 1000 MiB, GPU-" in message
+
+    def test_nor_does_an_assignment(self):
+        one = self.asking(1, **assigned("uid-a", main=[self.WHOLE]))
+        message = refused(plan_grant(ask(one, ids("0:0")), node()), Reject.MEMORY)
+        assert "aliquot.dev/isolation: exclusive gives whole GPUs" in message
+
+    def test_a_restart_gives_no_more_than_was_asked_for_either(self):
+        before = replace(grant(ids("0:0"), self.WHOLE, of=self.asking(1)), isolation=Isolation.EXCLUSIVE)
+        refused(plan_grant(ask(self.asking(1), ids("0:0")), node(before)), Reject.MEMORY)
+
+    @pytest.mark.parametrize("mib", [None, 1000, 2000], ids=["no amount", "all of it", "counted as a larger GPU"])
+    @pytest.mark.parametrize("policy", [None, Policy.FRAG], ids=["assigned", "local"])
+    def test_a_whole_gpu_is_given_for_as_much_as_it_has_or_more(self, mib, policy):
+        one = self.asking(mib, **assigned("uid-a", main=[self.WHOLE]))
+        shares = granted(plan_grant(ask(one, ids("0:0")), node(policy=policy))).grant.shares
+        assert [(given.memory_bytes, given.cores_percent) for given in shares] == [(self.WHOLE.memory_bytes, 100)]
+
+
 class TestSingleStrategy:
     ON = board(gpu(0, mig=[instance(0, 0, profile="3g.40gb"), instance(0, 4, profile="3g.40gb")]))
 

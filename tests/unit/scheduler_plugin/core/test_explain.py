@@ -256,6 +256,25 @@ def test_changes_are_said_in_words():
     assert ended.sentence == "end team/pod-p0 on node n1"
 
 
+def test_whole_gpus_larger_than_the_pod_says_lack_memory_whoever_ends_on_them():
+    state = ClusterState()
+    for name, mib in (("a", 1000), ("b", 2000), ("full", 1000)):
+        state.set_gpu_node(make_node(name, [make_device(name, 0, mib=mib)]))
+    state.set_pod(make_pod("held", node="full", shares={"main": [make_share("full", 0)]}, vgpu="1"))
+    wishes = Preferences(isolation=Isolation.EXCLUSIVE)
+
+    def shape(mib: int) -> PodShape:
+        return PodShape(PodRequest((ContainerRequest("c0", 1, mib * units.MIB),), wishes), Policy.FRAG, HostDemand())
+
+    fitting, counts = counted(state, shape(1))
+    assert (fitting, [(count.reason, count.nodes) for count in counts]) == (0, [("not enough free memory on one GPU", 3)])
+    assert [change.sentence for change in changes_for(state, shape(1))] == ["drop the annotation isolation: 3 nodes would fit"]
+    assert ended_for(state, shape(1)) is None
+    fitting, counts = counted(state, shape(1000))
+    assert (fitting, {count.reason for count in counts}) == (1, {"not enough free memory on one GPU", "GPUs used by others"})
+    assert counted(state, shape(2000))[0] == 2
+
+
 def test_a_burst_that_no_node_allows_is_named_as_what_to_drop():
     state = ClusterState()
     state.set_gpu_node(make_node("n1", memory_oversubscription=1.5))
