@@ -412,7 +412,7 @@ class ContainerFiles(Protocol):
         ...
 
     def region(self, grant_id: str) -> RegionView | None:
-        """Read a usage region; None when there is none or a tenant spoilt it."""
+        """Read a usage region; None when there is none, or a tenant spoilt it or made looking at it slow."""
         ...
 
     def has_region(self, grant_id: str) -> bool:
@@ -432,7 +432,7 @@ class ContainerFiles(Protocol):
         ...
 
     def compute(self, grant_id: str) -> Sequence[ComputeCounters] | None:
-        """Read what the container paid for GPU time, by device; None when there is no region or a tenant spoilt it."""
+        """Read what the container paid for GPU time, by device; None when ``region`` is."""
         ...
 
     def store_host_pids(self, grant_id: str, pids: Mapping[int, int]) -> None:

@@ -2,11 +2,13 @@
 
 Two witnesses are heard. The locks in the usage region tell of processes under the shim at this moment. The last census tells of all that
 the driver lists, and /proc whether they have ended since; of a process that entered a GPU after the last census it knows nothing. Before
-the first census all that the shim does not witness counts as running, and later all of it on a GPU that did not tell the census.
+the first census all that the shim does not witness counts as running, and later all of it on a GPU that did not tell the census. A region
+that is spoilt, or left alone because its locks make it slow to look at, witnesses nothing.
 """
 
 import asyncio
 from collections.abc import Iterable, Set
+from dataclasses import dataclass
 
 from agent.core.ledger import Grant
 from agent.core.liveness import gpus_of, processes_of, still_there
@@ -14,6 +16,16 @@ from agent.ports import ContainerFiles, Processes
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
 from agent.services.process_census import Census, ProcessCensus
+
+
+@dataclass(frozen=True, slots=True)
+class _Locks:
+    """What usage regions tell, by grant id."""
+
+    held: Set[str]
+    """A slot of it is locked."""
+    mute: Set[str]
+    """It tells nothing: no shim writes it, or it cannot be looked at."""
 
 
 class Liveness:
@@ -31,17 +43,23 @@ class Liveness:
         asked = tuple(grants)
         if not asked:
             return frozenset()
-        locked = await self._book.on_disk(lambda: frozenset(grant.grant_id for grant in asked if self._has_locked_slot(grant)))
-        return locked | await self._at_work(asked)
+        locks = await self._book.on_regions(lambda: self._look(asked))
+        return locks.held | await self._at_work(asked, locks.mute)
 
-    def _has_locked_slot(self, grant: Grant) -> bool:
-        view = self._files.region(grant.grant_id)
-        return view is not None and view.live
+    def _look(self, grants: Iterable[Grant]) -> _Locks:
+        held, mute = set(), set()
+        for grant in grants:
+            view = self._files.region(grant.grant_id)
+            if view is not None and view.live:
+                held.add(grant.grant_id)
+            if not grant.under_shim or (view is None and self._files.has_region(grant.grant_id)):
+                mute.add(grant.grant_id)
+        return _Locks(held, mute)
 
-    async def _at_work(self, grants: Iterable[Grant]) -> Set[str]:
+    async def _at_work(self, grants: Iterable[Grant], mute: Set[str]) -> Set[str]:
         census, parents = self._census.latest, self._watch.board.parents
         unwitnessed = frozenset(
-            grant.grant_id for grant in grants if not grant.under_shim and (not census.heard or self._is_untold(grant, census))
+            grant.grant_id for grant in grants if grant.grant_id in mute and (not census.heard or self._is_untold(grant, census))
         )
         seen = {grant.grant_id: processes_of(grant, census.listed, census.processes, parents) for grant in grants}
         known = {process.pid: process for processes in seen.values() for process in processes}

@@ -177,6 +177,18 @@ async def test_a_gone_pods_grant_waits_for_the_first_word_of_the_driver(node, is
     assert node.grants == set()
 
 
+async def test_a_region_that_tells_nothing_is_no_word_that_nobody_runs(node):
+    (node.disk.base / "run/containers" / GRANT.grant_id / "region").write_bytes(b"spoilt")
+    node.census.latest = Census(heard=False)
+    await node.knows()
+    node.pod_resources.listing = []
+    await node.reconciler.reconcile()
+    assert node.grants == {GRANT.grant_id}
+    node.census.latest = await node.census.take()
+    await node.reconciler.reconcile()
+    assert node.grants == set()
+
+
 @pytest.mark.parametrize("isolation", list(Isolation))
 async def test_a_gone_pods_grant_waits_while_its_gpu_does_not_tell(node, isolation):
     of = replace(GRANT, isolation=isolation)
