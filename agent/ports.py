@@ -467,6 +467,10 @@ class Processes(Protocol):
         """Say who these processes are; those that are gone are left out."""
         ...
 
+    def cgroups(self) -> Collection[str]:
+        """Return the cgroups of all processes, as ``HostProcess.cgroup`` has them; empty text stands for one that ends and tells none."""
+        ...
+
     def own_cgroup(self) -> str:
         """Return the cgroup of this agent, as ``HostProcess.cgroup`` has it of others; empty when it cannot be read."""
         ...

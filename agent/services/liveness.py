@@ -1,17 +1,18 @@
 """Whether processes of a grant still run, whatever became of its pod: memory they hold must not be promised to somebody else.
 
-Two witnesses are heard. The locks in the usage region tell of processes under the shim at this moment. The last census tells of all that
-the driver lists, and /proc whether they have ended since; of a process that entered a GPU after the last census it knows nothing. Before
-the first census all that the shim does not witness counts as running, and later all of it on a GPU that did not tell the census. A region
-that is spoilt, or left alone because its locks make it slow to look at, witnesses nothing.
+Two witnesses are heard. The locks in the usage region tell of processes under the shim at this moment, if /proc shows one of the pod: a
+container may have handed the open file to another pod, and the lock with it. The last census tells of all that the driver lists, and /proc
+whether they have ended since; of a process that entered a GPU after the last census it knows nothing. Before the first census all that the
+shim does not witness counts as running, and later all of it on a GPU that did not tell the census. A region that is spoilt, or left alone
+because its locks make it slow to look at, witnesses nothing.
 """
 
 import asyncio
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from agent.core.ledger import Grant
-from agent.core.liveness import gpus_of, processes_of, still_there
+from agent.core.liveness import Signs, gpus_of, processes_of, runs_in_pod, still_there
 from agent.ports import ContainerFiles, Processes
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
@@ -39,12 +40,27 @@ class Liveness:
         self._watch = watch
 
     async def live(self, grants: Iterable[Grant]) -> Set[str]:
+        """Return the ids of those grants of which a process runs, or may run by the lock it holds."""
+        signs = await self.signs(grants)
+        return signs.live | signs.claimed
+
+    async def signs(self, grants: Iterable[Grant]) -> Signs:
         """Return the ids of those grants of which a process runs."""
         asked = tuple(grants)
         if not asked:
-            return frozenset()
+            return Signs(frozenset(), frozenset())
         locks = await self._book.on_regions(lambda: self._look(asked))
-        return locks.held | await self._at_work(asked, locks.mute)
+        own, claimed = await self._whose([grant for grant in asked if grant.grant_id in locks.held])
+        return Signs(own | await self._at_work(asked, locks.mute), claimed)
+
+    async def _whose(self, locked: Sequence[Grant]) -> tuple[Set[str], Set[str]]:
+        """Return the grants whose locks their own pods may hold, and those of which that cannot be seen."""
+        if not locked:
+            return frozenset(), frozenset()
+        cgroups = await asyncio.to_thread(self._processes.cgroups)
+        own_cgroup = self._processes.own_cgroup()
+        runs = {grant.grant_id: runs_in_pod(grant.pod_uid, cgroups, own_cgroup) for grant in locked}
+        return {identifier for identifier, told in runs.items() if told}, {identifier for identifier, told in runs.items() if told is None}
 
     def _look(self, grants: Iterable[Grant]) -> _Locks:
         held, mute = set(), set()
