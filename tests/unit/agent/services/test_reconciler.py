@@ -1,6 +1,7 @@
 import asyncio
 import fcntl
 import struct
+import threading
 from dataclasses import replace
 
 import pytest
@@ -219,6 +220,27 @@ async def test_where_the_hosts_processes_are_not_seen_a_lock_keeps_a_gone_pods_g
     assert node.grants == {GRANT.grant_id}
     node.clock.seconds += CLAIMED_GRACE_SECONDS
     await node.reconciler.reconcile()
+    assert node.grants == set()
+
+
+@pytest.mark.timeout(60)
+async def test_a_region_that_takes_long_to_look_at_holds_up_no_file_work(node, monkeypatch):
+    looking, done, look = threading.Event(), threading.Event(), node.disk.files.region
+
+    def takes_long(grant_id):
+        looking.set()
+        done.wait()
+        return look(grant_id)
+
+    monkeypatch.setattr(node.disk.files, "region", takes_long)
+    await node.knows()
+    node.pod_resources.listing = []
+    passing = asyncio.ensure_future(node.reconciler.reconcile())
+    await asyncio.to_thread(looking.wait)
+    await node.book.on_disk(lambda: None)
+    assert not passing.done()
+    done.set()
+    await passing
     assert node.grants == set()
 
 
