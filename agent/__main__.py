@@ -140,7 +140,7 @@ class _Agent:
         self._boot_id = boot_id()
         nvml = NvmlDriver(nvml_library, settings.nvml_timeout_seconds, telemetry.nvml_error, telemetry.driver_read_seconds.observe)
         self._pods = PodCache()
-        files = GrantFiles(runtime / "containers")
+        files = GrantFiles(runtime / "containers", clock.monotonic)
         ctk = NvidiaCtk(settings.nvidia_ctk, settings.nvidia_ctk_timeout_seconds)
         cdi = CdiDirectory(Path(settings.cdi_dir), Path(settings.cdi_static_dir), generate=ctk.host_spec)
         self._book = GrantBook(LedgerFiles(state / "ledger"), files, cdi, clock)

@@ -433,7 +433,7 @@ class ContainerFiles(Protocol):
         ...
 
     def region(self, grant_id: str) -> RegionView | None:
-        """Read a usage region; None when there is none or a tenant spoilt it."""
+        """Read a usage region; None when there is none, or a tenant spoilt it or made looking at it slow."""
         ...
 
     def has_region(self, grant_id: str) -> bool:
@@ -453,7 +453,7 @@ class ContainerFiles(Protocol):
         ...
 
     def compute(self, grant_id: str) -> Sequence[ComputeCounters] | None:
-        """Read what the container paid for GPU time, by device; None when there is no region or a tenant spoilt it."""
+        """Read what the container paid for GPU time, by device; None when ``region`` is."""
         ...
 
     def store_host_pids(self, grant_id: str, pids: Mapping[int, int]) -> None:
@@ -498,6 +498,10 @@ class Processes(Protocol):
 
     def read(self, pids: Iterable[int]) -> Sequence[HostProcess]:
         """Say who these processes are; those that are gone are left out."""
+        ...
+
+    def cgroups(self) -> Collection[str]:
+        """Return the cgroups of all processes, as ``HostProcess.cgroup`` has them; empty text stands for one that ends and tells none."""
         ...
 
     def own_cgroup(self) -> str:

@@ -1,18 +1,21 @@
 """The files a container shares with the agent: ``<runtimeDir>/containers/<grant id>/`` with ``limits``, ``region`` and a copy of the grant.
 
-``region`` is written by the container and untrusted: it is read with pread, never mapped (a tenant may truncate it), and whatever
-it says is checked by ``core.region_layout``. A container that starts gets fresh files, unless a process of its own pod still holds a
-slot: then the files stay the ones it has mapped, and limits change in place. Whose files they are, the copy of the grant says, which is
-written after them; it also heals a ledger row that was lost on disk.
+``region`` is written by the container and untrusted: it is read with pread, never mapped (a tenant may truncate it), whatever it says
+is checked by ``core.region_layout``, and what its locks make a look cost is bounded by ``core.slow_regions``. A container that starts gets
+fresh files, unless a process of its own pod still holds a slot: then the files stay the ones it has mapped, and limits change in place.
+Whose files they are, the copy of the grant says, which is written after them; it also heals a ledger row that was lost on disk.
 """
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import stat
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 
 from agent.adapters.durable import list_directory, make_directory, names_in, write_whole
@@ -21,8 +24,11 @@ from agent.core import region_layout
 from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT
 from agent.core.ledger import GRANT_ROWS, Grant
 from agent.core.region_layout import ComputeCounters, Geometry, Limits, RegionError
+from agent.core.slow_regions import LOCK_BUDGET_SECONDS, Rest, rest_after
 from agent.errors import StorageError
 from agent.ports import RegionView
+
+logger = logging.getLogger(__name__)
 
 _FLOCK = struct.Struct("@hhqqi0q")
 """struct flock of 64-bit Linux, with its trailing padding."""
@@ -32,15 +38,19 @@ _GRANT_COPY = "grant.json"
 class GrantFiles:
     """Implements ``ports.ContainerFiles``."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._directory = make_directory(directory, 0o700)
+        self._monotonic = monotonic
+        self._rests: dict[str, Rest] = {}
+        """By grant id, of regions whose last look was slow."""
         self._limits = Unchanged(lambda path: region_layout.decode_limits(_read_limits(Path(path)), interrupted_too=True))
 
     def prepare(self, grant: Grant, limits: Limits) -> None:
         """See ``ports.ContainerFiles``."""
         directory = make_directory(self._directory / grant.grant_id, 0o700)
-        before, view = _copy_in(directory), self.region(grant.grant_id)
-        if view is not None and view.live and before is not None and before.pod_uid == grant.pod_uid:
+        before = _copy_in(directory)
+        own = before is not None and before.pod_uid == grant.pod_uid
+        if own and (view := self.region(grant.grant_id)) is not None and view.live:
             try:
                 _update_limits(directory / "limits", limits)
             except (OSError, RegionError) as exc:
@@ -49,6 +59,7 @@ class GrantFiles:
             write_whole(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
             header = region_layout.fresh_region_header()  # the rest is a hole: it takes memory once a process attaches
             write_whole(directory / "region", header, mode=0o666, durable=False, size=region_layout.REGION_BYTES)
+            self._rests.pop(grant.grant_id, None)
         write_whole(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
 
     def link_shim(self, grant_id: str, directory: Path) -> None:
@@ -96,7 +107,8 @@ class GrantFiles:
     def region(self, grant_id: str) -> RegionView | None:
         """See ``ports.ContainerFiles``."""
         try:
-            return read_region(self._directory / grant_id / "region")
+            with self._opened(grant_id, os.O_RDONLY) as region:
+                return region.view()
         except (OSError, RegionError):
             return None
 
@@ -148,11 +160,8 @@ class GrantFiles:
     def compute(self, grant_id: str) -> Sequence[ComputeCounters] | None:
         """See ``ports.ContainerFiles``."""
         try:
-            descriptor = _open(self._directory / grant_id / "region", os.O_RDONLY)
-            try:
-                return region_layout.decode_compute(os.pread(descriptor, region_layout.REGION_HEAD_BYTES, 0))
-            finally:
-                os.close(descriptor)
+            with self._opened(grant_id, os.O_RDONLY) as region:
+                return region_layout.decode_compute(region.read(0, region_layout.REGION_HEAD_BYTES))
         except (OSError, RegionError):
             return None
 
@@ -160,18 +169,13 @@ class GrantFiles:
         """See ``ports.ContainerFiles``."""
         if not pids:
             return
-        path = self._directory / grant_id / "region"
         try:
-            descriptor = _open(path, os.O_RDWR)
-            try:
-                geometry = _geometry(descriptor)
+            with self._opened(grant_id, os.O_RDWR) as region:
+                geometry = region.geometry()
                 for index, host_pid in pids.items():
-                    write = region_layout.host_pid_write(geometry, index, host_pid)
-                    os.pwrite(descriptor, write.data, write.offset)
-            finally:
-                os.close(descriptor)
+                    region.write(region_layout.host_pid_write(geometry, index, host_pid))
         except (OSError, RegionError) as exc:
-            raise StorageError(f"writing {path}: {exc}") from exc
+            raise StorageError(f"writing {self._directory / grant_id / 'region'}: {exc}") from exc
 
     def ids(self) -> Sequence[str]:
         """See ``ports.ContainerFiles``."""
@@ -181,12 +185,40 @@ class GrantFiles:
         """See ``ports.ContainerFiles``."""
         directory = self._directory / grant_id
         self._limits.forget(str(directory / "limits"))
+        self._rests.pop(grant_id, None)
         try:
             shutil.rmtree(directory)
         except FileNotFoundError:
             return
         except OSError as exc:
             raise StorageError(f"removing {directory}: {exc.strerror}") from exc
+
+    @contextmanager
+    def _opened(self, grant_id: str, access: int) -> Iterator["_Region"]:
+        """Open a region, unless it is left alone. Raises OSError or RegionError."""
+        before = self._rests.get(grant_id)
+        if before is not None and self._monotonic() < before.until:
+            raise RegionError(f"region: left alone for {before.seconds:.0f} s, because its locks made a look at it slow")
+        region = _Region(self._directory / grant_id / "region", access)
+        try:
+            yield region
+        finally:
+            region.close()
+            rest = rest_after(region.lock_seconds, before, self._monotonic())
+            if rest is not None:
+                self._rests[grant_id] = rest
+                self._say_left_alone(grant_id, region.lock_seconds, rest)
+            elif before is not None:
+                self._rests.pop(grant_id, None)
+
+    def _say_left_alone(self, grant_id: str, lock_seconds: float, rest: Rest) -> None:
+        grant = _copy_in(self._directory / grant_id)
+        about = {"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid} if grant is not None else {}
+        logger.warning(
+            "locks that processes of container %s put on its usage region made one look at it cost %.3f s of CPU time: it is left alone "
+            "for %.0f s, and what it says is missing meanwhile",
+            grant.container if grant is not None else "?", lock_seconds, rest.seconds, extra={"grant": grant_id, **about},
+        )  # fmt: skip
 
 
 def _copy_in(directory: Path) -> Grant | None:
@@ -197,16 +229,70 @@ def _copy_in(directory: Path) -> Grant | None:
         return None
 
 
+class _Region:
+    """An open usage region, and what the locks on it have cost this thread so far."""
+
+    def __init__(self, path: Path, access: int) -> None:
+        """Raises OSError."""
+        self._descriptor = _open(path, access)
+        self.lock_seconds = 0.0
+        """CPU time."""
+
+    def close(self) -> None:
+        """Close the file, which goes through its locks once more."""
+        with self._metered():
+            os.close(self._descriptor)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read a part; less behind the end of the file."""
+        return os.pread(self._descriptor, length, offset)
+
+    def write(self, write: region_layout.Write) -> None:
+        """Change a part in place."""
+        os.pwrite(self._descriptor, write.data, write.offset)
+
+    def geometry(self) -> Geometry:
+        """Return where the region has its tables, in the part of it that counts. Raises OSError or RegionError."""
+        geometry = region_layout.decode_geometry(self.read(0, region_layout.REGION_HEADER.size), self._size())
+        if geometry.slot_count > region_layout.SLOT_COUNT_KEPT:
+            raise RegionError(f"region: {geometry.slot_count} slots, want at most {region_layout.SLOT_COUNT_KEPT}")
+        return geometry
+
+    def view(self) -> RegionView:
+        """Read what it says and probe which of its processes live. Raises OSError or RegionError."""
+        self.geometry()
+        snapshot = region_layout.decode_region(self.read, self._size())
+        locked = {slot.index for slot in snapshot.slots if self._is_locked(snapshot.geometry.slot(slot.index))}
+        return RegionView(snapshot, region_layout.dead_slots(snapshot, locked))
+
+    def _size(self) -> int:
+        return min(os.fstat(self._descriptor).st_size, region_layout.REGION_BYTES_KEPT)
+
+    def _is_locked(self, offset: int) -> bool:
+        """Whether some open file description holds a lock on this byte; F_OFD_GETLK only looks. Raises OSError or RegionError."""
+        if self.lock_seconds > LOCK_BUDGET_SECONDS:
+            raise RegionError(f"region: its locks cost {self.lock_seconds:.3f} s of CPU time, want at most {LOCK_BUDGET_SECONDS:g} s")
+        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
+        with self._metered():
+            answer = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, question)
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    @contextmanager
+    def _metered(self) -> Iterator[None]:
+        begun = time.thread_time()
+        try:
+            yield
+        finally:
+            self.lock_seconds += time.thread_time() - begun
+
+
 def read_region(path: Path) -> RegionView:
     """Read a usage region and probe which of its processes live. Raises OSError or RegionError."""
-    descriptor = _open(path, os.O_RDONLY)
+    region = _Region(path, os.O_RDONLY)
     try:
-        _geometry(descriptor)
-        snapshot = region_layout.decode_region(lambda offset, length: os.pread(descriptor, length, offset), _size(descriptor))
-        locked = {slot.index for slot in snapshot.slots if _is_locked(descriptor, snapshot.geometry.slot(slot.index))}
+        return region.view()
     finally:
-        os.close(descriptor)
-    return RegionView(snapshot, region_layout.dead_slots(snapshot, locked))
+        region.close()
 
 
 def _open(path: Path, access: int) -> int:
@@ -220,26 +306,6 @@ def _read_limits(path: Path) -> bytes:
         return os.pread(descriptor, min(os.fstat(descriptor).st_size, region_layout.LIMITS_BYTES_MAX + 1), 0)
     finally:
         os.close(descriptor)
-
-
-def _geometry(descriptor: int) -> Geometry:
-    """Return where a region has its tables, in the part of it that counts. Raises OSError or RegionError."""
-    header = os.pread(descriptor, region_layout.REGION_HEADER.size, 0)
-    geometry = region_layout.decode_geometry(header, _size(descriptor))
-    if geometry.slot_count > region_layout.SLOT_COUNT_KEPT:
-        raise RegionError(f"region: {geometry.slot_count} slots, want at most {region_layout.SLOT_COUNT_KEPT}")
-    return geometry
-
-
-def _size(descriptor: int) -> int:
-    return min(os.fstat(descriptor).st_size, region_layout.REGION_BYTES_KEPT)
-
-
-def _is_locked(descriptor: int, offset: int) -> bool:
-    """Whether some open file description holds a lock on this byte; F_OFD_GETLK only looks."""
-    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
-    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, question)
-    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def _update_limits(path: Path, limits: Limits) -> None:

@@ -1,11 +1,18 @@
-"""The HTTP server of /metrics, /healthz and /readyz: a thread per request, so that a client that stalls keeps no probe waiting."""
+"""The HTTP server of /metrics, /healthz and /readyz: an event loop in a thread of its own, whatever the agent's does.
 
+Any pod of the cluster may connect. Kept true: so many connections are open and no more, each for so long and no longer, and a client that
+stalls keeps no thread. One connection more closes the oldest of the address that has the most, so that nobody shuts out kubelet's probes.
+The loop itself answers those; pages that take longer are made in a few threads.
+"""
+
+import asyncio
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from agent.ports import Page
 from program.settings import SettingsError
@@ -14,8 +21,15 @@ logger = logging.getLogger(__name__)
 
 Pages = Mapping[str, Callable[[str], Page]]
 """By path: what to answer, given the Accept header."""
-CLIENT_TIMEOUT_SECONDS = 10
-"""A client that sends nothing must not keep its thread for ever."""
+PROBES = frozenset({"/healthz", "/readyz"})
+"""Pages that are made at once."""
+MOST_CONNECTIONS = 64
+BACKLOG = 128
+"""Connections that wait to be accepted."""
+REQUEST_SECONDS = 10.0
+"""From the connection to the end of the answer."""
+HEAD_BYTES_MAX = 16 << 10
+PAGE_THREADS = 4
 
 
 class StatusServer:
@@ -23,57 +37,112 @@ class StatusServer:
 
     def __init__(self, host: str, port: int, pages: Pages) -> None:
         """Raises SettingsError when the address cannot be listened on."""
-        handler = type("Handler", (_Handler,), {"pages": pages})
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        server = type("Server", (ThreadingHTTPServer,), {"address_family": family, "daemon_threads": True})
+        self._pages = pages
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._server = server((host, port), handler)
+            self._socket.bind((host, port))
+            self._socket.listen(BACKLOG)
         except OSError as exc:
+            self._socket.close()
             raise SettingsError(f"metricsAddress {host}:{port}: {exc.strerror}; choose another address") from exc
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="status", daemon=True)
+        self._clients: dict[asyncio.Task[None], str] = {}
+        """Their addresses; the oldest first."""
+        self._makers = ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="page")
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._stopped = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="status", daemon=True)
 
     @property
     def address(self) -> str:
         """Where it listens, as ``host:port``."""
-        host, port = self._server.server_address[:2]
+        host, port = self._socket.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
     def start(self) -> None:
         """Begin to serve."""
+        self._runner.get_loop()  # made here, for whoever stops at once
         self._thread.start()
 
     def stop(self) -> None:
         """End, if it began."""
-        self._stopped.set()
         if self._thread.is_alive():
-            self._server.socket.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
+            self._runner.get_loop().call_soon_threadsafe(self._stopped.set)
             self._thread.join()
-        self._server.server_close()
+        self._makers.shutdown(wait=False, cancel_futures=True)
+        self._socket.close()
 
-    def _serve(self) -> None:
-        """Wait for one connection after the other; unlike ``serve_forever``, it does not wake up to see whether it is to stop."""
-        while not self._stopped.is_set():
-            self._server.handle_request()
+    # --- in the server's thread ---
 
+    def _run(self) -> None:
+        with self._runner:
+            self._runner.run(self._serve())
 
-class _Handler(BaseHTTPRequestHandler):
-    pages: Pages
-    timeout = CLIENT_TIMEOUT_SECONDS
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._socket, limit=HEAD_BYTES_MAX, backlog=BACKLOG)
+        await self._stopped.wait()
+        server.close()
 
-    def do_GET(self) -> None:
-        """Answer one page."""
-        make = self.pages.get(self.path.partition("?")[0])
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._clients) >= MOST_CONNECTIONS:
+            self._make_room()
+        address, *_ = writer.get_extra_info("peername") or ("",)  # none when it was reset already
+        client = asyncio.get_running_loop().create_task(self._serve_client(reader, writer, address))
+        self._clients[client] = address
+
+        def end(client: asyncio.Task[None]) -> None:
+            """Close at once, also for a client that was cancelled before it began."""
+            self._clients.pop(client, None)
+            writer.transport.abort()
+
+        client.add_done_callback(end)
+
+    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                page = await self._answer(reader)
+                writer.write(_head(page))
+                writer.write(page.body)
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, EOFError, OSError, asyncio.LimitOverrunError) as exc:
+            logger.debug("a request from %s was not answered: %s", address, str(exc) or type(exc).__name__)
+
+    def _make_room(self) -> None:
+        """Close the oldest connection of the address that has the most."""
+        counts = Counter(self._clients.values())
+        most = max(counts.values())
+        oldest = next(client for client, address in self._clients.items() if counts[address] == most)
+        del self._clients[oldest]
+        oldest.cancel()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Page:
+        """Read a request and make its page. Raises EOFError, OSError or LimitOverrunError when there is none."""
+        request, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, target, *_ = (*request.split(" "), "", "")
+        path = target.partition("?")[0]
+        make = self._pages.get(path)
+        if method != "GET":
+            return Page(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET is answered\n")
         if make is None:
-            page = Page(HTTPStatus.NOT_FOUND, "text/plain", f"{', '.join(self.pages)}\n".encode())
-        else:
-            page = make(self.headers.get("Accept", ""))
-        self.send_response(page.status)
-        self.send_header("Content-Type", page.content_type)
-        self.send_header("Content-Length", str(len(page.body)))
-        self.end_headers()
-        self.wfile.write(page.body)
+            return Page(HTTPStatus.NOT_FOUND, "text/plain", f"{', '.join(self._pages)}\n".encode())
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        accept = headers.get("accept", "")
+        try:
+            if path in PROBES:
+                return make(accept)
+            return await asyncio.get_running_loop().run_in_executor(self._makers, make, accept)
+        except Exception:
+            logger.exception("page %s", path)
+            return Page(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", b"the log of the agent says why\n")
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
-        """Log at debug level: a scrape every few seconds is no news."""
-        logger.debug(format, *args)
+
+def _head(page: Page) -> bytes:
+    status = HTTPStatus(page.status)
+    lines = (
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {page.content_type}",
+        f"Content-Length: {len(page.body)}",
+        "Connection: close",
+    )
+    return "\r\n".join((*lines, "", "")).encode()

@@ -9,7 +9,7 @@ the kernel takes the pid as one of the agent's namespace.
 import errno
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,8 +18,12 @@ from agent.errors import ProcessError
 
 _OWN_PROC = Path("/proc")
 """In the process ids of the agent's own namespace."""
-_START_TICKS_FIELD = 22
+_STATE_FIELD, _FLAGS_FIELD, _THREADS_FIELD, _START_TICKS_FIELD = 3, 9, 20, 22
 _FIRST_AFTER_NAME = 3
+_EXITING = 0x4
+"""PF_EXITING of linux/sched.h."""
+_UNIFIED = "0::"
+"""What the line of cgroup version 2 begins with."""
 
 
 class ProcProcesses:
@@ -31,6 +35,11 @@ class ProcProcesses:
     def read(self, pids: Iterable[int]) -> Sequence[HostProcess]:
         """See ``ports.Processes``."""
         return [process for pid in sorted(set(pids)) if (process := self._read(pid)) is not None]
+
+    def cgroups(self) -> Collection[str]:
+        """See ``ports.Processes``."""
+        pids = [entry for entry in self._proc.iterdir() if entry.name.isdigit()]
+        return {cgroup for directory in pids if (cgroup := _cgroup(directory)) is not None}
 
     def own_cgroup(self) -> str:
         """See ``ports.Processes``."""
@@ -76,6 +85,17 @@ class ProcProcesses:
         return HostProcess(pid, _namespace_pids(status) or (pid,), _start_ticks(stat), cgroup)
 
 
+def _cgroup(directory: Path) -> str | None:
+    """Return the cgroup of a process, empty when it ends and tells none; None when it is gone."""
+    try:
+        cgroup = (directory / "cgroup").read_text(errors="replace")
+        if _may_be_hidden(cgroup) and _is_ending((directory / "stat").read_text(errors="replace")):
+            return ""
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    return cgroup
+
+
 @contextmanager
 def _opened(pid: int) -> Iterator[int | None]:
     """Hold a pidfd of a process of the agent's namespace; None when it has none of this pid. Raises ProcessError."""
@@ -116,6 +136,23 @@ def _namespace_pids(status: str) -> tuple[int, ...]:
     return tuple(int(word) for word in line.split()[1:])
 
 
+def _may_be_hidden(cgroup: str) -> bool:
+    """Whether this is what the kernel tells of a process that ends: cgroup version 1 then has the root in every hierarchy."""
+    version_1 = [line for line in cgroup.splitlines() if not line.startswith(_UNIFIED)]
+    return bool(version_1) and all(line.endswith(":/") for line in version_1)
+
+
+def _is_ending(stat: str) -> bool:
+    """Whether a process ends and has not ended: it may hang while its files are closed."""
+    if not int(_field(stat, _FLAGS_FIELD)) & _EXITING:
+        return False
+    return _field(stat, _STATE_FIELD) not in "ZX" or int(_field(stat, _THREADS_FIELD)) > 1
+
+
 def _start_ticks(stat: str) -> int:
-    """Return field 22; the name in field 2 may hold spaces and parentheses, so fields are counted from its end."""
-    return int(stat.rpartition(")")[2].split()[_START_TICKS_FIELD - _FIRST_AFTER_NAME])
+    return int(_field(stat, _START_TICKS_FIELD))
+
+
+def _field(stat: str, number: int) -> str:
+    """Return a field, counted from 1; the name in field 2 may hold spaces and parentheses, so fields are counted from its end."""
+    return stat.rpartition(")")[2].split()[number - _FIRST_AFTER_NAME]

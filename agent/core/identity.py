@@ -83,7 +83,8 @@ class Pods(Protocol):
 def grant_id(secret: bytes, resource: str, device_ids: Iterable[str]) -> str:
     """Return the name under which a container with these IDs is granted devices: its ledger row, directory and CDI device.
 
-    Keyed with the node's secret, so that a tenant cannot name another container's CDI device.
+    Keyed with the node's secret, so that no tenant can make up the name of another container's CDI device. Who had the same IDs before
+    may have kept the name: kubelet is told it in Allocate, where nothing is known of the pod.
     """
     message = "\0".join((resource, *sorted(device_ids))).encode()
     digest = hmac.new(secret, message, hashlib.sha256).digest()

@@ -1,10 +1,12 @@
 """Which grants have a process at work on their GPUs, by what the driver and the kernel say.
 
 The usage region tells of processes under the shim only, and is the tenant's word: a container that another backend enforces has none in
-it, and one that wrote over its region looks dead. The driver's list and the cgroup of a process are neither.
+it, and one that wrote over its region looks dead. One whose pod is gone may look alive, because a lock is held by all who have the open
+file, and files can be handed to another pod. The driver's list and the cgroup of a process are no tenant's word.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from agent.core.cgroups import container_of
 from agent.core.ledger import Grant
@@ -27,6 +29,27 @@ def processes_of(
         for process in processes
         if process.pid in pids and (container := container_of(process.cgroup)) is not None and container.pod_uid == grant.pod_uid
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Of which grants a process runs, by grant id."""
+
+    live: Set[str]
+    claimed: Set[str]
+    """By a lock alone, where it cannot be seen whose."""
+
+
+def runs_in_pod(pod_uid: str, cgroups: Collection[str], own_cgroup: str) -> bool | None:
+    """Say whether a process of this pod is on the host; None where the processes of other pods than the agent's are not to be seen.
+
+    Args: cgroups: of all processes that are to be seen; empty text is one that ends, and may be of any pod. own_cgroup: the agent's.
+    """
+    pod_uids = {container.pod_uid for cgroup in cgroups if (container := container_of(cgroup)) is not None}
+    if pod_uid in pod_uids or "" in cgroups:
+        return True
+    own = container_of(own_cgroup)
+    return False if pod_uids - {own.pod_uid if own is not None else ""} else None
 
 
 def gpus_of(grant: Grant, parents: Mapping[str, str]) -> Set[str] | None:

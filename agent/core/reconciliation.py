@@ -15,6 +15,8 @@ from proto.model import Pod
 
 LISTED_GRACE_SECONDS = 60.0
 """How long PodResources may go on listing a pod that the API has deleted, before the listing is taken for stale."""
+CLAIMED_GRACE_SECONDS = 60.0
+"""How long a lock alone keeps the grant of a pod that the API has deleted: whoever was handed the open file could hold it for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class NodeView:
     """None when PodResources did not answer: then only what the API says for certain is acted on."""
     live_grants: Set[str]
     """Grants of which a process lives, by its usage region or by the driver's list."""
+    claimed_grants: Set[str] = frozenset()
+    """Grants of which a process lives by a lock in the usage region alone, where nobody can see whose lock it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ def plan_releases(grants: Iterable[Grant], view: NodeView, absent_seconds: Mappi
 
 def _kept(grant: Grant, view: NodeView, absent_for_seconds: float) -> bool:
     if view.held is None or grant.grant_id in view.live_grants:
+        return True
+    if grant.grant_id in view.claimed_grants and absent_for_seconds < CLAIMED_GRACE_SECONDS:
         return True
     ids = frozenset(grant.device_ids)
     listed = any(

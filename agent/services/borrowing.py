@@ -6,7 +6,7 @@ first page of the regions on its devices. While the agent is away ceilings stay 
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -45,6 +45,16 @@ class _Round:
     looked_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look asks for."""
+
+    moves: tuple[tuple[_Watched, int], ...]
+    """The ceilings that change, in percent."""
+    working: bool
+    """Whether a borrower is at work."""
+
+
 class Borrower:
     """The loop."""
 
@@ -61,10 +71,12 @@ class Borrower:
             if not current.devices:
                 await self._book.changes.after(seen)
             while current.devices and self._book.changes.count == seen:
-                working = await self._book.on_disk(partial(self.look, current))
-                await self._book.changes.after(seen, PERIOD_SECONDS if working else IDLE_PERIOD_SECONDS)
+                look = await self._book.on_regions(partial(self.look, current))
+                if look.moves:
+                    await self._book.on_disk(partial(self.move, look.moves))
+                await self._book.changes.after(seen, PERIOD_SECONDS if look.working else IDLE_PERIOD_SECONDS)
 
-    # --- below: in the thread for files ---
+    # --- below: in the thread for regions (look) or in the one for files ---
 
     def find(self) -> _Round:
         """Return the devices on which a container in weight mode was granted a share, with all their tenants that have a ceiling."""
@@ -78,23 +90,29 @@ class Borrower:
         shared = {uuid: watched for uuid, watched in devices.items() if any(one.tenant.borrows for one in watched)}
         return _Round(shared, self._clock.monotonic())
 
-    def look(self, current: _Round) -> bool:
-        """Look at what everybody used since the last time, and set the ceilings; return whether a borrower is at work."""
+    def look(self, current: _Round) -> Look:
+        """Look at what everybody used since the last time; return which ceilings follow from it."""
         now = self._clock.monotonic()
         elapsed_ns = round((now - current.looked_at) * 1e9)
         if elapsed_ns <= 0:
-            return False
+            return Look((), working=False)
         current.looked_at = now
-        working = False
+        moves, working = [], False
         for watched in current.devices.values():
             for one in watched:
                 self._observe(one, elapsed_ns)
             wanted = ceilings({one.grant_id: one.tenant for one in watched})
             for one in watched:
                 if (percent := wanted.get(one.grant_id)) is not None:
-                    self._set(one, percent)
                     working |= one.tenant.active
-        return working
+                    if percent != one.ceiling_percent:
+                        moves.append((one, percent))
+        return Look(tuple(moves), working)
+
+    def move(self, moves: Iterable[tuple[_Watched, int]]) -> None:
+        """Set the ceilings."""
+        for one, percent in moves:
+            self._set(one, percent)
 
     def _observe(self, one: _Watched, elapsed_ns: int) -> None:
         found = self._files.compute(one.grant_id)
@@ -105,9 +123,6 @@ class Borrower:
         one.counters = found[one.position]
 
     def _set(self, one: _Watched, percent: int) -> None:
-        if percent == one.ceiling_percent:
-            return
-
         def moved(limits: Limits) -> Limits:
             devices = list(limits.devices)
             found = [(device.uuid, device.sm_percent) for device in devices[one.position :][:1]]

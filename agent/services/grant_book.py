@@ -6,7 +6,7 @@ Releasing: CDI spec, limits and region, row. So whatever a crash leaves is a row
 files whose copy becomes the row; files of a container beside the row of the one that had its IDs before, which the next PreStart or
 the end of that pod sets right, since no container starts before its PreStart was answered; or files without either, which are swept.
 The row comes after the files it speaks of, because files can be refused: of a row that no files fit, nothing good would come at the
-next start. One thread does all file work, one change at a time.
+next start. One thread does all file work, one change at a time. Another looks at usage regions, which containers can make slow to look at.
 
 A runtime gives containers what it read of the specs a moment ago (``core.cdi_scans``), and the name of a spec is that of the IDs, which the
 next container may have as well. So a spec is never replaced: the earlier one is removed, and the new one written when no container can get
@@ -81,6 +81,7 @@ class GrantBook:
         self._pace = pace
         self._pause = pause
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self._regions = ThreadPoolExecutor(1, thread_name_prefix="regions")
         self._changing = asyncio.Lock()
         self._unsettled: Counter[str] = Counter()
         """Grant ids whose files are being brought in line with the ledger."""
@@ -198,9 +199,14 @@ class GrantBook:
         """Run file work in the thread for it."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)
 
+    async def on_regions(self, look: Callable[[], T]) -> T:
+        """Look at usage regions, in the thread for that: no container that starts waits for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._regions, look)
+
     def close(self) -> None:
-        """Let file work that has begun finish."""
-        self._disk.shutdown(wait=True)
+        """Let work in the threads that has begun finish."""
+        for thread in (self._disk, self._regions):
+            thread.shutdown(wait=True)
 
     def _is_current(self, grant: Grant) -> bool:
         return self.ledger.grants.get(grant.grant_id) is grant

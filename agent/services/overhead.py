@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from agent.core.ledger import Grant
-from agent.core.overhead import GpuProcess, HostProcess, bare_context_bytes, host_pids, living, next_overhead, read_device, utilization
+from agent.core.overhead import (
+    GpuProcess,
+    HostProcess,
+    Reading,
+    bare_context_bytes,
+    host_pids,
+    living,
+    next_overhead,
+    read_device,
+    utilization,
+)
 from agent.core.region_layout import Limits
 from agent.errors import DriverError, StorageError
 from agent.ports import Clock, ContainerFiles, RegionView
@@ -38,6 +48,17 @@ class _Figures:
     overhead_bytes: Mapping[tuple[str, str], int]
     driver_bytes: Mapping[tuple[str, str], int]
     utilization: Mapping[tuple[str, str], float]
+
+
+_NO_FIGURES = _Figures({}, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the region of one container and the driver say, by device UUID."""
+
+    readings: Mapping[str, Reading]
+    utilization: Mapping[str, float]
 
 
 class OverheadKeeper:
@@ -101,7 +122,7 @@ class OverheadKeeper:
 
     async def _reconcile(self, census: Census) -> None:
         grants = self._concerned(census)
-        before = await self._book.on_disk(lambda: self._live_regions(grants)) if grants else {}
+        before = await self._book.on_regions(lambda: self._live_regions(grants)) if grants else {}
         if not before:
             self.overhead_bytes, self.driver_bytes, self.utilization = {}, {}, {}
             return
@@ -113,7 +134,7 @@ class OverheadKeeper:
         for grant in grants:
             if grant.grant_id in before and grant is self._book.ledger.grants.get(grant.grant_id):
                 try:
-                    figures = await self._book.on_disk(partial(self._adjust, grant, before[grant.grant_id], known, listed, between.unknown))
+                    figures = await self._adjust(grant, before[grant.grant_id], known, listed, between.unknown)
                 except StorageError as exc:  # the others' are none the worse for it
                     logger.warning("overhead: %s", exc, extra={"grant": grant.grant_id})
                 else:
@@ -136,24 +157,14 @@ class OverheadKeeper:
         views = ((grant.grant_id, self._files.region(grant.grant_id)) for grant in grants)
         return {identifier: view for identifier, view in views if view is not None and view.live}
 
-    def _adjust(self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], listed: _Listed, unknown: Set[str]) -> _Figures:
-        """Store the host pids of one container and correct its limits, those aside on GPUs that did not tell; return its figures."""
-        view = self._files.region(grant.grant_id)
-        if view is None:
-            return _Figures({}, {}, {})
-        before, after = living(earlier.snapshot, earlier.dead), living(view.snapshot, view.dead)
-        pids = host_pids(after, known, grant.pod_uid)
-        used = {key: process.used_bytes for key, process in listed.items()}
-        self._files.store_host_pids(
-            grant.grant_id, {slot.index: pids[slot.index] for slot in after if pids.get(slot.index, slot.host_pid) != slot.host_pid}
-        )
-        for position, share in enumerate(grant.shares):
-            self._learn(share.device_uuid, bare_context_bytes(position, share.device_uuid, after, pids, used))
-        readings = {
-            share.device_uuid: read_device(position, share.device_uuid, before, after, pids, used)
-            for position, share in enumerate(grant.shares)
-            if share.device_uuid not in unknown
-        }
+    async def _adjust(
+        self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], listed: _Listed, unknown: Set[str]
+    ) -> _Figures:
+        """Correct the limits of one container, those aside on GPUs that did not tell; return its figures. Raises StorageError."""
+        look = await self._book.on_regions(partial(self._look, grant, earlier, known, listed, unknown))
+        if look is None or grant is not self._book.ledger.grants.get(grant.grant_id):  # what is written below is written before the next
+            return _NO_FIGURES
+        readings = look.readings
 
         def are_of_grant(limits: Limits) -> bool:
             """The files may still be those of another container that had these IDs."""
@@ -172,18 +183,39 @@ class OverheadKeeper:
                 ),
             )
 
-        limits = self._files.amend_limits(grant.grant_id, corrected)
+        limits = await self._book.on_disk(partial(self._files.amend_limits, grant.grant_id, corrected))
         if not are_of_grant(limits):
-            return _Figures({}, {}, {})
+            return _NO_FIGURES
         return _Figures(
             {(grant.grant_id, device.uuid): device.overhead_bytes for device in limits.devices},
             {(grant.grant_id, uuid): reading.driver_bytes for uuid, reading in readings.items()},
-            {
-                (grant.grant_id, share.device_uuid): ratio
-                for position, share in enumerate(grant.shares)
-                if (ratio := utilization(position, share.device_uuid, after, pids, listed)) is not None
-            },
+            {(grant.grant_id, uuid): ratio for uuid, ratio in look.utilization.items()},
         )
+
+    def _look(self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], listed: _Listed, unknown: Set[str]) -> _Look | None:
+        """Compare a region with what the driver lists, and store the host pids in it; None when it cannot be read. Raises StorageError."""
+        view = self._files.region(grant.grant_id)
+        if view is None:
+            return None
+        before, after = living(earlier.snapshot, earlier.dead), living(view.snapshot, view.dead)
+        pids = host_pids(after, known, grant.pod_uid)
+        used = {key: process.used_bytes for key, process in listed.items()}
+        self._files.store_host_pids(
+            grant.grant_id, {slot.index: pids[slot.index] for slot in after if pids.get(slot.index, slot.host_pid) != slot.host_pid}
+        )
+        for position, share in enumerate(grant.shares):
+            self._learn(share.device_uuid, bare_context_bytes(position, share.device_uuid, after, pids, used))
+        readings = {
+            share.device_uuid: read_device(position, share.device_uuid, before, after, pids, used)
+            for position, share in enumerate(grant.shares)
+            if share.device_uuid not in unknown
+        }
+        ratios = {
+            share.device_uuid: ratio
+            for position, share in enumerate(grant.shares)
+            if (ratio := utilization(position, share.device_uuid, after, pids, listed)) is not None
+        }
+        return _Look(readings, ratios)
 
     def _learn(self, device_uuid: str, found_bytes: int | None) -> None:
         if not found_bytes:

@@ -145,11 +145,12 @@ class Reconciler:
         if not suspects:
             self._absent_since.clear()
             return (), frozenset()
-        live = await self._liveness.live(suspects)
+        signs = await self._liveness.signs(suspects)
         now = self._clock.monotonic()
         self._absent_since = {grant.grant_id: self._absent_since.get(grant.grant_id, now) for grant in suspects}
         absent_seconds = {identifier: now - since for identifier, since in self._absent_since.items()}
-        plan = plan_releases(self._book.ledger.grants.values(), NodeView(self._pods.by_uid, held, live), absent_seconds)
+        view = NodeView(self._pods.by_uid, held, signs.live, signs.claimed)
+        plan = plan_releases(self._book.ledger.grants.values(), view, absent_seconds)
         try:
             await self._book.release(plan.release)
         except StorageError as exc:

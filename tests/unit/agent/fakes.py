@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 from agent.adapters.cdi_files import CdiDirectory
@@ -285,6 +285,9 @@ class FakeProcesses:
 
     def read(self, pids: Iterable[int]) -> Sequence[HostProcess]:
         return [self.there[pid] for pid in set(pids) if pid in self.there]
+
+    def cgroups(self) -> Collection[str]:
+        return {process.cgroup for process in self.there.values()}
 
     def own_cgroup(self) -> str:
         return "0::/\n"

@@ -7,6 +7,8 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,9 +35,11 @@ from agent.core.region_layout import (
     decode_limits,
     limits_update,
 )
+from agent.core.slow_regions import REST_MOST_SECONDS
 from agent.errors import ShimError, StorageError
 from tests.fakes.regions import empty_region, foreign_region
 from tests.unit.agent.builders import grant, ids, pod, share
+from tests.unit.agent.fakes import FakeClock
 
 ONE = grant(ids("0:0"), share(0, 100), of=pod("a"))
 
@@ -155,6 +159,25 @@ sys.stdin.read()
 """What a tenant that owns a file may do with it; whoever opens the file waits until the lease is broken, by default for 45 s."""
 
 
+HOLD_MANY_LOCKS = """
+import fcntl, os, struct, sys
+descriptor, count, slots, stride, first = os.open(sys.argv[1], os.O_RDWR), *map(int, sys.argv[2:])
+for index in range(slots):
+    os.pwrite(descriptor, struct.pack("<II", 1, index + 1), first + index * stride)
+
+def lock(kind, start, length):
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("@hhqqi0q", kind, 0, start, length, 0))
+
+base = 1 << 30
+lock(fcntl.F_WRLCK, base, 2 * count)
+for hole in reversed(range(count)):  # each splits one lock in two; from behind, where the kernel finds the place soonest
+    lock(fcntl.F_UNLCK, base + 2 * hole, 1)
+print("held", flush=True)
+sys.stdin.read()
+"""
+"""What a tenant may do to its region: locks without end beyond it, and every slot made to look taken."""
+
+
 HOLD_SLOT = """
 import fcntl, os, struct, sys
 descriptor = os.open(sys.argv[1], os.O_RDWR)
@@ -180,6 +203,18 @@ class SlotHolder:
         self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()
+
+
+@contextmanager
+def many_locks(region: Path) -> Iterator[None]:
+    """While a tenant holds 50,000 locks on its region."""
+    numbers = (50_000, OWN_GEOMETRY.slot_count, OWN_GEOMETRY.slot_stride, OWN_GEOMETRY.slot(0))
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_MANY_LOCKS, region, *map(str, numbers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as tenant:
+        assert tenant.stdout.readline() == b"held\n"
+        yield
+        tenant.kill()
 
 
 @pytest.fixture
@@ -350,6 +385,50 @@ class TestGrantFiles:
                 write()
             tenant.kill()
         assert look(ONE.grant_id) is not None
+
+    @pytest.mark.timeout(120)
+    def test_a_region_with_locks_without_end_is_looked_at_briefly_and_then_left_alone(self, tmp_path, monkeypatch, caplog):
+        clock = FakeClock()
+        files = GrantFiles(tmp_path, clock.monotonic)
+        files.prepare(ONE, self.limits())
+        region = Path(files.paths(ONE.grant_id)[1])
+        probes, opens = [], []
+        ask, really_open = fcntl.fcntl, os.open
+        monkeypatch.setattr(fcntl, "fcntl", lambda *given: probes.append(given) or ask(*given))
+        monkeypatch.setattr(os, "open", lambda *given: opens.append(given) or really_open(*given))
+        with many_locks(region):
+            assert files.region(ONE.grant_id) is None
+            assert len(probes) < SLOT_COUNT_KEPT // 4
+            assert f"container {ONE.container} put on its usage region" in caplog.text
+            assert [(record.pod, record.pod_uid) for record in caplog.records] == [("default/a", "uid-a")]
+            opens.clear()
+            assert files.region(ONE.grant_id) is None
+            assert files.compute(ONE.grant_id) is None
+            with pytest.raises(StorageError, match="left alone"):
+                files.store_host_pids(ONE.grant_id, {0: 1})
+            assert opens == []
+            assert files.limits(ONE.grant_id) == self.limits()
+        clock.seconds += REST_MOST_SECONDS
+        assert len(files.region(ONE.grant_id).snapshot.slots) == OWN_GEOMETRY.slot_count
+        assert files.compute(ONE.grant_id) is not None
+
+    @pytest.mark.timeout(120)
+    @pytest.mark.parametrize("removed", [False, True])
+    def test_who_comes_after_a_region_that_was_left_alone_is_looked_at(self, tmp_path, removed):
+        files = GrantFiles(tmp_path, FakeClock().monotonic)
+        files.prepare(ONE, self.limits())
+        with many_locks(Path(files.paths(ONE.grant_id)[1])):
+            assert files.region(ONE.grant_id) is None
+            if removed:
+                files.remove(ONE.grant_id)
+            files.prepare(replace(ONE, pod_uid="uid-following"), self.limits())
+            assert files.region(ONE.grant_id).snapshot.slots == ()
+
+    def test_a_start_looks_at_no_region_of_another_pod(self, tmp_path, monkeypatch):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        monkeypatch.setattr(files, "region", lambda grant_id: pytest.fail("looked at the region"))
+        files.prepare(replace(ONE, pod_uid="uid-following"), self.limits())
 
     @pytest.mark.parametrize("slots", [SLOT_COUNT_KEPT + 1, 4096])
     def test_a_region_with_more_slots_than_any_agent_makes_is_as_good_as_none(self, tmp_path, slots):

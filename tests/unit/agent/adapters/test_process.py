@@ -1,14 +1,69 @@
 """The status server and the simulated node's files."""
 
+import logging
+import socket
+import struct
+import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from agent.adapters.http_server import StatusServer
+from agent.adapters import http_server
+from agent.adapters.http_server import HEAD_BYTES_MAX, MOST_CONNECTIONS, PAGE_THREADS, StatusServer
 from agent.adapters.simulation import driver_library, prepare_node
 from agent.ports import Page
 from program.settings import SettingsError
+
+PATIENCE_SECONDS = 30
+OK = Page(200, "text/plain", b"ok\n")
+
+
+@contextmanager
+def serving(pages) -> Iterator[StatusServer]:
+    server = StatusServer("127.0.0.1", 0, pages)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def connected(server: StatusServer, source: str = "127.0.0.1") -> Iterator[socket.socket]:
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_SECONDS, (source, 0)) as client:
+        yield client
+
+
+def get(server: StatusServer, path: str) -> bytes:
+    with urllib.request.urlopen(f"http://{server.address}{path}", timeout=PATIENCE_SECONDS) as answer:
+        return answer.read()
+
+
+def drip(client: socket.socket, data: bytes) -> bool:
+    """Send; False when the server closed the connection."""
+    try:
+        client.sendall(data)
+    except ConnectionError:
+        return False
+    return True
+
+
+def closed(client: socket.socket, wait_seconds: float = PATIENCE_SECONDS) -> bool:
+    """Whether the server closes a connection, to which it has sent nothing."""
+    client.settimeout(wait_seconds)
+    try:
+        return client.recv(1) == b""
+    except (TimeoutError, BlockingIOError):
+        return False
+    except ConnectionError:
+        return True
+    finally:
+        client.settimeout(PATIENCE_SECONDS)
 
 
 class TestStatusServer:
@@ -18,10 +73,8 @@ class TestStatusServer:
             "/metrics": lambda accept: Page(200, "text/plain", accept.encode()),
             "/readyz": lambda _: Page(503, "text/plain", b"not yet\n"),
         }
-        one = StatusServer("127.0.0.1", 0, pages)
-        one.start()
-        yield one
-        one.stop()
+        with serving(pages) as one:
+            yield one
 
     def test_a_page_is_made_for_what_the_client_accepts(self, server):
         request = urllib.request.Request(f"http://{server.address}/metrics?name=x", headers={"Accept": "text/openmetrics"})
@@ -39,6 +92,110 @@ class TestStatusServer:
         host, _, port = server.address.rpartition(":")
         with pytest.raises(SettingsError, match="in use"):
             StatusServer(host, int(port), {})
+
+    def test_a_page_that_cannot_be_made_is_an_error_with_a_line_in_the_log(self, caplog):
+        with serving({"/metrics": lambda _: 1 // 0}) as server:
+            with pytest.raises(urllib.error.HTTPError, match="500") as caught:
+                urllib.request.urlopen(f"http://{server.address}/metrics", timeout=PATIENCE_SECONDS)
+            caught.value.close()
+        assert "page /metrics" in caplog.text
+
+    @pytest.mark.parametrize("request_line", [b"POST /metrics HTTP/1.1", b"HEAD /metrics HTTP/1.1", b"nonsense", b""])
+    def test_what_is_no_get_is_refused(self, server, request_line):
+        with connected(server) as client:
+            client.sendall(request_line + b"\r\n\r\n")
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
+
+    def test_a_request_without_end_is_not_read_to_its_end(self, server):
+        with connected(server) as client:
+            assert drip(client, b"GET /metrics HTTP/1.1\r\n")
+            assert not all(drip(client, b"X: " + b"x" * HEAD_BYTES_MAX) for _ in range(1 << 10))
+
+    def test_it_stops_whether_or_not_it_was_started(self):
+        StatusServer("127.0.0.1", 0, {}).stop()
+        server = StatusServer("127.0.0.1", 0, {"/healthz": lambda _: OK})
+        server.start()
+        with connected(server) as silent:
+            assert get(server, "/healthz") == OK.body  # so the one before is accepted as well
+            server.stop()
+            assert closed(silent)
+
+
+class TestClientsThatMeanIll:
+    @pytest.mark.timeout(120)
+    def test_clients_that_stall_are_bounded_keep_no_threads_and_shut_out_no_probe(self, monkeypatch):
+        monkeypatch.setattr(http_server, "REQUEST_SECONDS", 3600)
+        with serving({"/healthz": lambda _: OK}) as server, ExitStack() as stack:
+            threads = threading.active_count()
+            clients = [stack.enter_context(connected(server)) for _ in range(200)]
+            for client in clients[::2]:
+                drip(client, b"GET /healthz HTTP/1.1\r\nX: ")
+            assert get(server, "/healthz") == OK.body
+            assert threading.active_count() <= threads + PAGE_THREADS
+            begun = time.monotonic()
+            while len(clients) > MOST_CONNECTIONS and time.monotonic() - begun < PATIENCE_SECONDS:
+                clients = [client for client in clients if not closed(client, wait_seconds=0)]
+            assert MOST_CONNECTIONS - 1 <= len(clients) <= MOST_CONNECTIONS
+
+    @pytest.mark.timeout(120)
+    def test_clients_that_drip_are_closed_in_the_end(self, monkeypatch):
+        monkeypatch.setattr(http_server, "REQUEST_SECONDS", 1.0)
+        with serving({"/healthz": lambda _: OK}) as server, ExitStack() as stack:
+            clients = [stack.enter_context(connected(server)) for _ in range(MOST_CONNECTIONS // 2)]
+            begun = time.monotonic()
+            while clients and time.monotonic() - begun < PATIENCE_SECONDS:
+                clients = [client for client in clients if drip(client, b"x") and not closed(client, wait_seconds=0.01)]
+            assert clients == []
+
+    def test_the_oldest_of_the_address_that_has_most_makes_room(self, monkeypatch):
+        monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 3)
+        with serving({"/healthz": lambda _: OK}) as server, ExitStack() as stack:
+            alone, *many = (
+                stack.enter_context(connected(server, source)) for source in ("127.0.0.2", "127.0.0.3", "127.0.0.3", "127.0.0.4")
+            )
+            assert closed(many[0])
+            for client in (alone, *many[1:]):
+                client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+                assert client.makefile("rb").read().endswith(OK.body)
+
+    @pytest.mark.timeout(60)
+    def test_probes_are_answered_while_all_threads_make_pages(self):
+        begun, done = threading.Semaphore(0), threading.Event()
+
+        def takes_long(_):
+            begun.release()
+            done.wait()
+            return OK
+
+        with serving({"/metrics": takes_long, "/healthz": lambda _: OK}) as server, ExitStack() as stack:
+            for _ in range(PAGE_THREADS + 1):
+                stack.enter_context(connected(server)).sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            for _ in range(PAGE_THREADS):
+                begun.acquire()
+            try:
+                assert get(server, "/healthz") == OK.body
+            finally:
+                done.set()
+
+    def test_a_client_that_resets_while_it_is_answered_is_no_news(self, caplog, capfd):
+        asked, reset = threading.Semaphore(0), threading.Event()
+
+        def large(_):
+            asked.release()
+            reset.wait()
+            return Page(200, "text/plain", b"x" * 3_000_000)
+
+        with serving({"/metrics": large, "/healthz": lambda _: OK}) as server:
+            for _ in range(3):
+                reset.clear()
+                with connected(server) as client:
+                    client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                    asked.acquire()
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                reset.set()
+            assert get(server, "/healthz") == OK.body
+        assert capfd.readouterr().err == ""
+        assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
 class TestSimulation:

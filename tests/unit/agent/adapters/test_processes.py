@@ -12,6 +12,8 @@ from agent.errors import ProcessError
 
 NOBODY = 65534
 ANSWERS = (True, False, None)
+EXITING = 0x4
+ROOT_OF_VERSION_1 = "4:memory:/\n1:name=systemd:/\n0::/system.slice\n"
 
 
 def test_this_process_is_who_it_is():
@@ -43,6 +45,40 @@ def test_names_with_spaces_and_namespaces_are_read(tmp_path):
     (directory / "cgroup").write_text("0::/x\n")
     (found,) = ProcProcesses(tmp_path).read([12])
     assert (found.start_ticks, found.namespace_pids, found.cgroup) == (22, (12, 5, 1), "0::/x\n")
+
+
+def entry(proc, pid: int, cgroup: str, *, state: str = "S", flags: int = 0, threads: int = 1) -> None:
+    """Add a process to a made-up /proc."""
+    directory = proc / str(pid)
+    directory.mkdir()
+    fields = [state, *map(str, range(4, 53))]
+    fields[9 - 3], fields[20 - 3] = str(flags), str(threads)
+    (directory / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}\n")
+    (directory / "cgroup").write_text(cgroup)
+
+
+def test_the_cgroups_of_all_processes_are_told(tmp_path):
+    (tmp_path / "sys").mkdir()
+    (tmp_path / "99").mkdir()  # one that has gone meanwhile
+    entry(tmp_path, 1, "0::/init.scope\n")
+    entry(tmp_path, 2, "0::/\n", flags=EXITING)
+    entry(tmp_path, 3, "0::/\n")
+    assert ProcProcesses(tmp_path).cgroups() == {"0::/init.scope\n", "0::/\n"}
+    assert ProcProcesses().own_cgroup() in ProcProcesses().cgroups()
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        pytest.param({"state": "D", "flags": EXITING | 0x400000}, "", id="hangs while it ends"),
+        pytest.param({"state": "Z", "flags": EXITING, "threads": 2}, "", id="another thread of it does"),
+        pytest.param({"state": "Z", "flags": EXITING}, ROOT_OF_VERSION_1, id="has ended"),
+        pytest.param({"state": "S"}, ROOT_OF_VERSION_1, id="runs there"),
+    ],
+)
+def test_version_1_of_cgroups_tells_none_of_a_process_that_ends(tmp_path, found, told):
+    entry(tmp_path, 1, ROOT_OF_VERSION_1, **found)
+    assert ProcProcesses(tmp_path).cgroups() == {told}
 
 
 def test_a_file_is_known_among_the_mapped_ones_whatever_its_name_there(tmp_path):

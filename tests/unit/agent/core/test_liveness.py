@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.liveness import gpus_of, processes_of, still_there
+from agent.core.liveness import gpus_of, processes_of, runs_in_pod, still_there
 from agent.core.overhead import GpuProcess, HostProcess
 from proto import contract
 from proto.units import MIB
@@ -52,3 +52,20 @@ def test_a_pid_that_another_process_has_by_now_is_gone():
 )
 def test_the_gpus_of_a_grant_are_its_own_and_those_of_its_instances(of, gpus):
     assert gpus_of(of, PARENTS) == gpus
+
+
+@pytest.mark.parametrize(
+    ("uids", "further", "found"),
+    [
+        pytest.param(["uid-train", "uid-other"], [], True, id="one of it"),
+        pytest.param(["uid-other"], ["0::/system.slice\n"], False, id="others only"),
+        pytest.param(["uid-agent"], ["0::/\n"], None, id="the agent's own pod only"),
+        pytest.param([], ["0::/\n", "0::/../ab\n"], None, id="none of a pod"),
+        pytest.param(["uid-other"], [""], True, id="others, and one that ends and may be of any pod"),
+    ],
+)
+@pytest.mark.parametrize("own", ["0::/\n", process(uid="uid-agent").cgroup], ids=["own cgroup namespace", "the host's"])
+def test_a_pod_has_a_process_when_one_of_the_host_has_its_cgroup(uids, further, found, own):
+    if own == "0::/\n":  # then the kernel names its own pod's processes by the way from there
+        uids = [uid for uid in uids if uid != "uid-agent"]
+    assert runs_in_pod("uid-train", {*(process(uid=uid).cgroup for uid in uids), *further}, own) is found

@@ -1,12 +1,13 @@
-from agent.core.reconciliation import LISTED_GRACE_SECONDS, NodeView, orphans, plan_releases
+from agent.core.reconciliation import CLAIMED_GRACE_SECONDS, LISTED_GRACE_SECONDS, NodeView, orphans, plan_releases
 from proto.model import Pod
 from tests.unit.agent.builders import grant, held, ids, pod
 
 GRANT = grant(ids("0:0"), of=pod("a"))
 
 
-def plan(*, pods: tuple[Pod, ...] = (), listed=(), live: bool = False, absent_seconds: float = 0.0):
-    view = NodeView({one.uid: one for one in pods}, listed, frozenset({GRANT.grant_id}) if live else frozenset())
+def plan(*, pods: tuple[Pod, ...] = (), listed=(), live: bool = False, claimed: bool = False, absent_seconds: float = 0.0):
+    own = frozenset({GRANT.grant_id})
+    view = NodeView({one.uid: one for one in pods}, listed, own if live else frozenset(), own if claimed else frozenset())
     return plan_releases([GRANT], view, {GRANT.grant_id: absent_seconds})
 
 
@@ -42,6 +43,11 @@ def test_an_init_containers_ids_are_listed_with_its_app_container():
 
 def test_memory_that_a_process_still_holds_is_never_given_away():
     assert plan(live=True, absent_seconds=10 * LISTED_GRACE_SECONDS).waiting == (GRANT,)
+
+
+def test_a_lock_that_may_be_anybodys_keeps_a_deleted_pods_grant_for_a_while():
+    assert plan(claimed=True, absent_seconds=CLAIMED_GRACE_SECONDS - 1).waiting == (GRANT,)
+    assert plan(claimed=True, absent_seconds=CLAIMED_GRACE_SECONDS).release == (GRANT,)
 
 
 def test_without_podresources_a_deleted_pods_grant_waits_and_an_ended_ones_does_not():

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 
 import pytest
 
@@ -6,7 +7,7 @@ from agent.core.borrowing import MOST_PERCENT
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.planning import Planned
 from agent.core.region_layout import MAX_DEVICES, ComputeCounters
-from agent.services.borrowing import Borrower
+from agent.services.borrowing import Borrower, Look
 from proto.model import CoresMode, Preferences
 from tests.unit.agent.builders import board, grant, ids, pod, share
 from tests.unit.agent.fakes import Disk, FakeClock, settle, until
@@ -44,13 +45,15 @@ class Harness:
             await self.book.commit(Planned(one, (), preferences), limits, dict, board(), 16)
 
     def period(self, current, **percent: int) -> bool:
-        """Let each named container be held back at so much use for a period, and look."""
+        """Let each named container be held back at so much use for a period, and look; return whether a borrower is at work."""
         self.clock.seconds += 0.1
         for one in (A, B, HARD):
             if used := percent.get(one.pod):
                 before = self.files.paid.get(one.grant_id, ComputeCounters(0, 0))
                 self.files.paid[one.grant_id] = ComputeCounters(before.paid_ns + used * 1_000_000, before.starved_at_ns + 1)
-        return self.borrower.look(current)
+        look = self.borrower.look(current)
+        self.borrower.move(look.moves)
+        return look.working
 
     def ceiling(self, one) -> int:
         return self.disk.files.limits(one.grant_id).devices[0].sm_percent
@@ -106,8 +109,7 @@ async def test_limits_with_fewer_devices_than_before_end_no_look(node):
     node.disk.files.remove(two.grant_id)
     node.disk.files.prepare(two, limits_of(grant(ids("0:0"), share(0, cores=30)), FailPolicy.CLOSED, WEIGHT))
     node.files.paid[two.grant_id] = ComputeCounters(30_000_000, 1)
-    node.clock.seconds += 0.1
-    assert node.borrower.look(current)
+    assert node.period(current)
 
 
 async def test_a_grant_that_is_gone_between_two_looks_harms_nobody(node):
@@ -121,7 +123,7 @@ async def test_a_grant_that_is_gone_between_two_looks_harms_nobody(node):
 
 async def test_the_loop_sleeps_until_there_is_a_borrower(node):
     looks = []
-    node.borrower.look = lambda current: looks.append(current) or False
+    node.borrower.look = lambda current: looks.append(current) or Look((), working=False)
     running = asyncio.ensure_future(node.borrower.run())
     await node.granted((HARD, Preferences()))
     await asyncio.sleep(0.05)
@@ -134,4 +136,26 @@ async def test_the_loop_sleeps_until_there_is_a_borrower(node):
     count = len(looks)
     await asyncio.sleep(0.7)
     assert len(looks) == count
+    running.cancel()
+
+
+@pytest.mark.timeout(60)
+async def test_a_region_that_takes_long_to_look_at_holds_up_no_file_work(node, monkeypatch):
+    await node.granted((A, WEIGHT), (B, WEIGHT))
+    looking, done = threading.Event(), threading.Event()
+
+    def takes_long(grant_id):
+        looking.set()
+        done.wait()
+
+    monkeypatch.setattr(node.files, "compute", takes_long)
+    running = asyncio.ensure_future(node.borrower.run())
+
+    def has_begun() -> bool:
+        node.clock.seconds += 0.1
+        return looking.is_set()
+
+    await until(has_begun)
+    await node.book.on_disk(lambda: None)
+    done.set()
     running.cancel()

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -331,3 +332,14 @@ class TestWhatTheRuntimeStillHas:
         assert OTHER.grant_id in disk.cdi.ids()
         clock.seconds += 10
         await asyncio.wait_for(second, 60)
+
+
+@pytest.mark.timeout(60)
+async def test_a_look_at_a_region_holds_up_no_file_work(tmp_path):
+    book = Disk(tmp_path).book()
+    done = threading.Event()
+    look = asyncio.ensure_future(book.on_regions(done.wait))
+    await book.on_disk(lambda: None)
+    assert not look.done()
+    done.set()
+    assert await look

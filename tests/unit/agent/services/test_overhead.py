@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -242,3 +243,36 @@ async def test_what_a_bare_context_costs_is_learnt_for_the_model_and_only_downwa
         node.driver_says(p7=driver_mib)
         await node.reconcile()
         assert node.keeper.context_bytes("GPU-1") == known_mib * MIB  # the same model
+
+
+@pytest.mark.timeout(60)
+async def test_a_region_that_takes_long_to_look_at_holds_up_no_file_work(node, monkeypatch):
+    await node.granted(ONE)
+    node.files.slots[ONE.grant_id] = (slot(7, 400),)
+    node.driver_says(p7=430)
+    looking, done, look = threading.Event(), threading.Event(), node.files.region
+
+    def takes_long(grant_id):
+        looking.set()
+        done.wait()
+        return look(grant_id)
+
+    monkeypatch.setattr(node.files, "region", takes_long)
+    passing = asyncio.ensure_future(node.reconcile())
+    await asyncio.to_thread(looking.wait)
+    await node.book.on_disk(lambda: None)
+    assert not passing.done()
+    done.set()
+    await passing
+    assert node.overhead_in_limits(ONE) == 30
+
+
+async def test_limits_of_a_grant_that_ended_during_the_look_are_not_touched(node, monkeypatch):
+    await node.granted(ONE)
+    node.files.slots[ONE.grant_id] = (slot(7, 400),)
+    node.driver_says(p7=430)
+    next_one = replace(ONE, pod_uid="uid-next")
+    monkeypatch.setattr(node.files, "store_host_pids", lambda *_: setattr(node.book, "ledger", node.book.ledger.adopting([next_one])))
+    await node.reconcile()
+    assert node.overhead_in_limits(ONE) == 0
+    assert node.keeper.overhead_bytes == {}

@@ -1,4 +1,7 @@
 import asyncio
+import fcntl
+import struct
+import threading
 from dataclasses import replace
 
 import pytest
@@ -10,6 +13,8 @@ from agent.core.ledger import Grant
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.overhead import GpuProcess, HostProcess
 from agent.core.planning import Planned
+from agent.core.reconciliation import CLAIMED_GRACE_SECONDS
+from agent.core.region_layout import OWN_GEOMETRY, SLOT_HEADER, SLOT_LIVE
 from agent.errors import DriverMissingError, StorageError
 from agent.ports import NodeState
 from agent.services.driver_watch import DriverWatch
@@ -172,6 +177,80 @@ async def test_a_gone_pods_grant_waits_for_the_first_word_of_the_driver(node, is
     node.pod_resources.listing = []
     await node.reconciler.reconcile()
     assert node.grants == (set() if isolation is Isolation.SHIM else {of.grant_id})
+    node.census.latest = await node.census.take()
+    await node.reconciler.reconcile()
+    assert node.grants == set()
+
+
+@pytest.fixture
+def handed_on(node):
+    """The region of the grant is open in another pod, with the lock that a process of the grant's pod took."""
+    region, offset = node.disk.base / "run/containers" / GRANT.grant_id / "region", OWN_GEOMETRY.slot(0)
+    with region.open("r+b") as file:
+        file.seek(offset)
+        file.write(SLOT_HEADER.pack(SLOT_LIVE, 7, 0, 0, 0))
+        file.flush()
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("@hhqqi0q", fcntl.F_WRLCK, 0, offset, 1, 0))
+        yield
+
+
+def of_pod(pid: int, uid: str) -> HostProcess:
+    return HostProcess(pid, (pid,), 500, f"0::/kubepods/pod{uid}/{'ab' * 32}\n")
+
+
+@pytest.mark.usefixtures("handed_on")
+async def test_a_lock_keeps_a_gone_pods_grant_while_a_process_of_that_pod_is_there(node):
+    node.processes.there = {7: of_pod(7, GRANT.pod_uid), 8: of_pod(8, "uid-accomplice")}
+    await node.knows()
+    node.pod_resources.listing = []
+    await node.reconciler.reconcile()
+    node.clock.seconds += 86400
+    await node.reconciler.reconcile()
+    assert node.grants == {GRANT.grant_id}
+    del node.processes.there[7]
+    await node.reconciler.reconcile()
+    assert node.grants == set()
+
+
+@pytest.mark.usefixtures("handed_on")
+async def test_where_the_hosts_processes_are_not_seen_a_lock_keeps_a_gone_pods_grant_for_a_while(node):
+    await node.knows()
+    node.pod_resources.listing = []
+    await node.reconciler.reconcile()
+    assert node.grants == {GRANT.grant_id}
+    node.clock.seconds += CLAIMED_GRACE_SECONDS
+    await node.reconciler.reconcile()
+    assert node.grants == set()
+
+
+@pytest.mark.timeout(60)
+async def test_a_region_that_takes_long_to_look_at_holds_up_no_file_work(node, monkeypatch):
+    looking, done, look = threading.Event(), threading.Event(), node.disk.files.region
+
+    def takes_long(grant_id):
+        looking.set()
+        done.wait()
+        return look(grant_id)
+
+    monkeypatch.setattr(node.disk.files, "region", takes_long)
+    await node.knows()
+    node.pod_resources.listing = []
+    passing = asyncio.ensure_future(node.reconciler.reconcile())
+    await asyncio.to_thread(looking.wait)
+    await node.book.on_disk(lambda: None)
+    assert not passing.done()
+    done.set()
+    await passing
+    assert node.grants == set()
+
+
+async def test_a_region_that_tells_nothing_is_no_word_that_nobody_runs(node):
+    (node.disk.base / "run/containers" / GRANT.grant_id / "region").write_bytes(b"spoilt")
+    node.census.latest = Census(heard=False)
+    await node.knows()
+    node.pod_resources.listing = []
+    await node.reconciler.reconcile()
+    assert node.grants == {GRANT.grant_id}
     node.census.latest = await node.census.take()
     await node.reconciler.reconcile()
     assert node.grants == set()
