@@ -109,6 +109,55 @@ def test_the_pods_of_an_ignored_namespace_are_left_to_others_and_get_nothing_her
     assert "would start without a GPU" in refused(kubectl, memory_alone)
 
 
+MEMORY_QUOTA = f"requests.{contract.RESOURCE_VGPU_MEMORY}"
+
+
+@pytest.mark.parametrize(
+    ("amount", "mistaken"),
+    [("64Gi", True), ("65536Mi", True), ("1Ki", True), ("68719476736", True), ("65536", False), ("20000000", False), ("0", False)],
+)
+def test_a_quota_says_how_many_mebibytes_without_a_unit(kubectl: Kubectl, amount: str, mistaken: bool) -> None:
+    assert ("such as 65536 for 64Gi" in outcome_of(kubectl, quota("gpus", {MEMORY_QUOTA: amount}))) == mistaken
+
+
+@pytest.mark.parametrize("field", ["max", "min", "default"])
+@pytest.mark.parametrize(("amount", "mistaken"), [("64Gi", True), ("64M", True), ("65536", False)])
+def test_a_limit_range_does_too(kubectl: Kubectl, field: str, amount: str, mistaken: bool) -> None:
+    limits = limit_range("gpus", [{"type": "Container", field: {contract.RESOURCE_VGPU_MEMORY: amount}}])
+    assert ("such as 65536 for 64Gi" in outcome_of(kubectl, limits)) == mistaken
+
+
+def test_quotas_and_limit_ranges_without_amounts_of_memory_are_nobodys_business(kubectl: Kubectl) -> None:
+    other = quota("other", {"requests.memory": "64Gi", f"requests.{contract.RESOURCE_VGPU}": "8"})
+    bare = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "bare"}}
+    assert [outcome_of(kubectl, made) for made in (other, quota("empty", {}), limit_range("empty", []), bare)] == [""] * 4
+
+
+def test_a_quota_of_before_the_policy_is_labelled_and_mended_and_not_made_worse(product: Kubectl, kubectl: Kubectl) -> None:
+    binding = product.get("validatingadmissionpolicybinding", "aliquot-amounts-of-quotas")
+    old = quota("old", {MEMORY_QUOTA: "64Gi", "pods": "5"})
+    product.run("delete", "validatingadmissionpolicybinding", "aliquot-amounts-of-quotas")
+    try:
+        eventually(lambda: not outcome_of(kubectl, old), "the policy to be off")
+        kubectl.apply(old)
+    finally:
+        kept = {key: binding["metadata"][key] for key in ("name", "labels") if key in binding["metadata"]}
+        product.apply({key: binding[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": kept})
+    worse = quota("old", {MEMORY_QUOTA: "65Gi", "pods": "5"})
+    eventually(lambda: "so 65Gi is not what it says" in outcome_of(kubectl, worse), "the policy to hold again")
+    kubectl.run("label", "resourcequota", "old", "team=a")
+    kubectl.apply(quota("old", {MEMORY_QUOTA: "64Gi", "pods": "6"}))
+    kubectl.apply(quota("old", {MEMORY_QUOTA: "65536", "pods": "6"}))
+
+
+def quota(name: str, hard: dict[str, str]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": hard}}
+
+
+def limit_range(name: str, limits: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": name}, "spec": {"limits": limits}}
+
+
 def test_where_memory_is_required_a_whole_gpu_without_an_amount_is_refused(product: Kubectl, kubectl: Kubectl) -> None:
     kubectl.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_VGPU_MEMORY}=required")
     whole, counted = slice_pod("whole", Slice(1)), slice_pod("counted", Slice(1))

@@ -289,11 +289,23 @@ def test_amounts_without_the_resource_that_kubelet_asks_the_agent_for_are_refuse
     assert validations == "variables.bare.size() == 0 variables.vast.size() == 0"
 
 
+def test_amounts_of_quotas_and_limit_ranges_are_looked_at_wherever_they_can_stand() -> None:
+    resources, variables, validations = policy("aliquot-amounts-of-quotas")
+    assert resources == {"resourcequotas", "limitranges"}, "not their status, which the controller writes"
+    for amounts, limits, spec in (("found", "limits", "spec"), ("before", "oldLimits", "oldSpec")):
+        assert f"variables.{spec}.?hard" in variables[amounts]
+        assert f"endsWith('{contract.RESOURCE_VGPU_MEMORY}')" in variables[amounts]
+        looked_at = re.findall(rf"variables\.{limits}\.map\(l, l\[\?'(\w+)'\]\[\?'{contract.RESOURCE_VGPU_MEMORY}'\]", variables[amounts])
+        assert looked_at == ["max", "min", "default", "defaultRequest"]
+    assert "!(a in variables.before)" in variables["mistaken"]
+    assert validations == "variables.mistaken.size() == 0"
+
+
 def test_the_small_installation_brings_the_policies_that_stand_in_for_the_webhook() -> None:
     kustomization = yaml.safe_load((DAEMONSET / "overlays/local-placement/kustomization.yaml").read_text())
     assert kustomization["resources"] == ["../../base"]
     policies = [item["metadata"]["name"] for item in yaml.safe_load_all((DAEMONSET / "base/policy.yaml").read_text())]
-    assert "aliquot-amounts-of-vgpus" in policies
+    assert {"aliquot-amounts-of-vgpus", "aliquot-amounts-of-quotas"} <= set(policies)
 
 
 def test_every_admission_policy_is_bound_and_denies() -> None:
