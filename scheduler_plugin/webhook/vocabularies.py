@@ -21,6 +21,7 @@ from placement.request import RequestError, pod_preferences
 from proto import contract, units
 from proto.errors import ContractError, QuantityError, quote
 from proto.model import NumaMode, Policy, Preferences, Priority
+from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer
 
 NVIDIA_GPU: Final = "nvidia.com/gpu"
@@ -60,6 +61,8 @@ NO_BURST: Final = "1"
 """The ratio of a gpu-memory.limit that is no more than its request."""
 _NVIDIA_MODES: Final = {"time-slicing": None, "sm-sharing": "mps"}
 
+FROM_LIMIT_RANGE: Final = "A resource that the pod does not name itself is added by a LimitRange of its namespace: take it out there"
+
 ONE_SIZE_PERCENT: Final = 3
 """GPUs whose memory differs by no more are of one size where a part of it is asked for: how much can be promised of GPUs of one model
 differs between drivers by less than a percent, as during an upgrade, and of those sold with the same amount by little more."""
@@ -79,12 +82,45 @@ class Options:
     """Whether whole GPUs get their memory written, for quotas: only where all GPUs that a pod may ever meet have one size."""
 
 
+def _opted_out(draft: Draft) -> bool:
+    return draft.labels.get(HAMI_OPT_OUT[0]) == HAMI_OPT_OUT[1]
+
+
+def check_vocabulary(draft: Draft) -> None:
+    """Refuse a container that asks in our words and in others: no node has all of that.
+
+    A LimitRange brings it about unasked: its defaults are put in again after we took nvidia.com/gpu away, as the API server runs all of
+    admission once more when a webhook asks for it. Source: k8s.io/apiserver/pkg/admission/reinvocation.go.
+
+    Raises: RequestError.
+    """
+    for container in draft.containers:
+        ours = sorted(name for name in {**container.limits, **container.requests} if asks_gpu([name]))
+        theirs = [name for name in (NVIDIA_GPU, NVIDIA_SHARED, *HAMI_RESOURCES) if container.wants(name)]
+        if ours and theirs:
+            raise RequestError(
+                f"container {container.name} asks in two vocabularies at once, {ours[0]} and {theirs[0]}: keep {contract.RESOURCE_VGPU} "
+                f"and its kin (totals), or {NVIDIA_GPU} and its kin (per GPU). {FROM_LIMIT_RANGE}, and limit "
+                f"requests.{contract.RESOURCE_VGPU} in a ResourceQuota"
+            )
+
+
 def is_foreign(draft: Draft, options: Options) -> bool:
     """Whether the pod asks for a GPU in words that are not ours, and leaves them to us."""
-    if draft.labels.get(HAMI_OPT_OUT[0]) == HAMI_OPT_OUT[1]:
+    if _opted_out(draft):
         return False
     annotated = any(name in (KAI_FRACTION, KAI_MEMORY) or _NVIDIA_KEY.fullmatch(name) for name in draft.annotations)
     return annotated or any(_asks_hami(container, options) for container in draft.containers)
+
+
+def remove_zeros(draft: Draft, options: Options) -> None:
+    """Remove the amounts of containers that ask for no GPU in HAMi's words, as templates write them: ``nvidia.com/gpu: 0``."""
+    if _opted_out(draft):
+        return
+    for container in draft.containers:
+        if _speaks_hami(container, options) and not _asks_hami(container, options):
+            for resource in (NVIDIA_GPU, NVIDIA_SHARED, *HAMI_RESOURCES):
+                container.take(resource)
 
 
 def translate_wishes(draft: Draft) -> None:
@@ -116,6 +152,13 @@ def translate_amounts(draft: Draft, options: Options) -> None:
 
 
 def _asks_hami(container: DraftContainer, options: Options) -> bool:
+    """Whether a container asks for a GPU so. No GPUs are none, however much memory each of them should have."""
+    if not _speaks_hami(container, options):
+        return False
+    return any(map(container.wants, (NVIDIA_GPU,) if container.has(NVIDIA_GPU) else (*HAMI_RESOURCES, NVIDIA_SHARED)))
+
+
+def _speaks_hami(container: DraftContainer, options: Options) -> bool:
     adopted = (NVIDIA_GPU, NVIDIA_SHARED) if options.adopt_nvidia_gpu else ()
     return any(map(container.has, (*HAMI_RESOURCES, *adopted)))
 
@@ -164,11 +207,6 @@ def _translate_hami_policy(draft: Draft) -> None:
 
 
 def _translate_hami(draft: Draft, container: DraftContainer, options: Options) -> None:
-    if any(map(container.has, NATIVE)):
-        raise RequestError(
-            f"container {container.name} asks in two vocabularies at once: keep {contract.RESOURCE_VGPU} and its kin (totals), or "
-            f"{NVIDIA_GPU} and its kin (per GPU)"
-        )
     if container.has(NVIDIA_SHARED):
         raise RequestError(
             f"container {container.name} asks for {NVIDIA_SHARED}, a part of no stated size: say how much with "
@@ -178,8 +216,6 @@ def _translate_hami(draft: Draft, container: DraftContainer, options: Options) -
     memory_bytes = _amount(container, HAMI_MEMORY, _memory_or_zero)
     percent = _amount(container, HAMI_MEMORY_PERCENT, _whole)
     cores = _amount(container, HAMI_CORES, _whole)
-    if count == 0:
-        return
     vgpus = count or 1
     if memory_bytes and percent:
         raise RequestError(f"container {container.name} sets both {HAMI_MEMORY} and {HAMI_MEMORY_PERCENT}: keep one")
@@ -332,9 +368,11 @@ def _count(text: str, annotation: str) -> int:
 def _ask(container: DraftContainer, vgpus: int, mib: int, source: str) -> None:
     """Ask for what an annotation means. It stays on the pod, which comes again when another webhook changed it after us."""
     wanted = {contract.RESOURCE_VGPU: vgpus, contract.RESOURCE_VGPU_MEMORY: mib}
-    asked = {resource for resource in (*NATIVE, NVIDIA_GPU) if container.has(resource)}
+    asked = {resource for resource in (*NATIVE, NVIDIA_GPU, NVIDIA_SHARED) if container.wants(resource)}
     if asked and not (asked == wanted.keys() and all(container.asks(resource, amount) for resource, amount in wanted.items())):
-        raise RequestError(f"container {container.name} asks for GPUs by annotation {source} and by a resource too: keep one")
+        raise RequestError(
+            f"container {container.name} asks for GPUs by annotation {source} and by a resource too: keep one. {FROM_LIMIT_RANGE}"
+        )
     for resource, amount in wanted.items():
         container.ask(resource, amount)
 

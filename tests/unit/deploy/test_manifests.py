@@ -174,9 +174,26 @@ def conditions(text: str) -> tuple[set[str], set[str]]:
     return prefixes, {name for names in lists for name in re.findall(r"'([^']+)'", names)}
 
 
-def asked_about(name: str, expression: str) -> bool:
-    prefixes, names = conditions(expression)
-    return name in names or any(map(name.startswith, prefixes))
+CEL_TO_PYTHON = {"||": "or", "&&": "and", "!r.": "not r.", "startsWith": "startswith", "endsWith": "endswith"}
+
+
+def asked_about(name: str, expression: str, amount: str = "1") -> bool:
+    """Whether a webhook's condition holds for a pod that has a resource, in this amount, or an annotation of this name.
+
+    What it asks of one name is Python but for the operators; that it is CEL is for tests/e2e to show.
+    """
+    asked = {variable: body_of(expression, variable) for variable in ("r", "a") if f"exists({variable}," in expression}
+    return any(eval(body, {variable: name, "amounts": {name: amount}}) for variable, body in asked.items())
+
+
+def body_of(expression: str, variable: str) -> str:
+    """The second argument of the exists() over this variable, in Python."""
+    text, depth = " ".join(expression.partition(f"exists({variable},")[2].split()), 0
+    for end, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            return re.sub("|".join(map(re.escape, CEL_TO_PYTHON)), lambda found: CEL_TO_PYTHON[found[0]], text[:end])
+    raise AssertionError(f"no end of exists({variable}, in {text}")
 
 
 def condition_of(kind: str) -> str:
@@ -205,7 +222,15 @@ def test_what_was_translated_is_checked_again(name: str) -> None:
     assert asked_about(name, condition_of("ValidatingWebhookConfiguration"))
 
 
-@pytest.mark.parametrize("name", ["cpu", "memory", "amd.com/gpu", "hugepages-2Mi", vocabularies.NVIDIA_GPU])
+REPLICA_OF_AN_INSTANCE = f"{contract.RESOURCE_MIG_PREFIX}1g.10gb.shared"
+
+
+@pytest.mark.parametrize("name", [*vocabularies.HAMI_RESOURCES, vocabularies.HAMI_PRIORITY])
+def test_none_of_what_hami_offers_is_no_reason_to_wait_for_the_webhook(name: str) -> None:
+    assert not asked_about(name, condition_of("MutatingWebhookConfiguration"), amount="0")
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "amd.com/gpu", "hugepages-2Mi", vocabularies.NVIDIA_GPU, REPLICA_OF_AN_INSTANCE])
 def test_other_pods_never_wait_for_the_webhook(name: str) -> None:
     assert not asked_about(name, condition_of("MutatingWebhookConfiguration"))
     assert not asked_about(name, condition_of("ValidatingWebhookConfiguration"))
@@ -216,7 +241,15 @@ def test_where_plain_gpus_are_adopted_the_api_server_sends_those_pods_too() -> N
     assert all(asked_about(name, adopting) for name in (*OURS, *FOREIGN, vocabularies.NVIDIA_GPU, vocabularies.NVIDIA_SHARED))
 
 
-@pytest.mark.parametrize("name", ["nvidia.com/hostdev", "nvidia.com/rdma_shared_device_a", "nvidia.com/cx7_sriov", "nvidia.com/gpu-other"])
+@pytest.mark.parametrize("name", [*vocabularies.HAMI_RESOURCES, vocabularies.NVIDIA_GPU, vocabularies.NVIDIA_SHARED])
+def test_where_plain_gpus_are_adopted_none_of_them_is_no_reason_to_wait_for_the_webhook(name: str) -> None:
+    assert not asked_about(name, (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text(), amount="0")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [REPLICA_OF_AN_INSTANCE, "nvidia.com/hostdev", "nvidia.com/rdma_shared_device_a", "nvidia.com/cx7_sriov", "nvidia.com/gpu-other"],
+)
 def test_where_plain_gpus_are_adopted_other_resources_of_nvidia_never_wait_for_the_webhook(name: str) -> None:
     assert not asked_about(name, (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text())
 

@@ -6,7 +6,7 @@ import pytest
 from aliquot.standin.patches import apply_json_patch
 from proto import contract
 from scheduler_plugin.webhook.normalise import GPU_TOLERATION, UNTOUCHED, Normaliser
-from scheduler_plugin.webhook.vocabularies import Options
+from scheduler_plugin.webhook.vocabularies import FROM_LIMIT_RANGE, Options
 
 VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
 SCHEDULER = contract.SCHEDULER_NAME
@@ -242,6 +242,46 @@ def test_other_pods_are_not_touched(pod):
     assert normaliser().admit(pod) is UNTOUCHED
 
 
+@pytest.mark.parametrize("spec", [{}, {"nodeName": "n1"}, {"schedulerName": "mine"}], ids=["plain", "on a node", "another scheduler"])
+@pytest.mark.parametrize(
+    ("limits", "adopt", "left"),
+    [
+        pytest.param({"nvidia.com/gpu": "0"}, True, {}, id="adopted"),
+        pytest.param({"nvidia.com/gpu": 0, "cpu": "1"}, True, {"cpu": "1"}, id="beside a CPU"),
+        pytest.param({"nvidia.com/gpu": "0"}, False, {"nvidia.com/gpu": "0"}, id="NVIDIA's"),
+        pytest.param({"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"}, False, {}, id="HAMi's"),
+        pytest.param({"nvidia.com/gpu": "0", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"}, False, {}, id="shares of none"),
+        pytest.param({"nvidia.com/gpumem": "0"}, False, {}, id="no memory"),
+    ],
+)
+def test_a_pod_that_asks_for_zero_gpus_is_left_to_others_without_the_zeros(limits, adopt, left, spec):
+    annotations = {"nvidia.com/use-gputype": "H100", "nvidia.com/vgpu-mode": "whatever"}
+    pod = make_pod(limits, annotations=annotations, **spec)
+    outcome = normaliser(adopt_nvidia_gpu=adopt).admit(pod)
+    assert (outcome.concerns_us, outcome.warnings) == (False, ())
+    wanted = copy.deepcopy(pod)
+    wanted["spec"]["containers"][0]["resources"] = {"limits": left} if left else {}
+    assert admitted(pod, normaliser(adopt_nvidia_gpu=adopt)) == wanted
+
+
+def test_zeros_are_removed_beside_a_container_that_has_a_gpu_and_beside_our_own_words():
+    zeros = {"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"}
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "4000", **zeros}}}
+    pod = admitted(make_pod(containers=[main, {"name": "side", "resources": {"limits": zeros}}]))
+    assert [limits_of(pod, position) for position in (0, 1)] == [{"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "4000"}, {}]
+
+
+def test_zeros_of_a_pod_that_opted_out_stay():
+    pod = make_pod({"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"})
+    pod["metadata"]["labels"] = {"hami.io/webhook": "ignore"}
+    assert normaliser(adopt_nvidia_gpu=True).admit(pod) is UNTOUCHED
+
+
+def test_a_way_of_computing_without_an_amount_asks_for_no_gpu():
+    mode = {"nvidia.com/container.main.gpu-compute.mode": "sm-sharing"}
+    assert normaliser().admit(make_pod({"nvidia.com/gpu": "1"}, annotations=mode)) is UNTOUCHED
+
+
 def test_plain_nvidia_gpus_are_adopted_as_whole_ones_when_configured():
     pod = admitted(make_pod({"nvidia.com/gpu": "2"}), normaliser(adopt_nvidia_gpu=True))
     assert limits_of(pod) == {"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "163840"}
@@ -394,6 +434,33 @@ def test_admitting_twice_changes_nothing_more():
 )
 def test_bad_input_is_refused_with_what_to_write_instead(pod, sentence):
     assert sentence in refusal(pod)
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "annotations"),
+    [
+        pytest.param({"nvidia.com/vgpu-memory": "4096"}, {}, id="our words"),
+        pytest.param({"nvidia.com/mig-1g.10gb": "1"}, {}, id="MIG"),
+        pytest.param({"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "3000"}, {"nvidia.com/use-gputype": "H100"}, id="HAMi, translated"),
+        pytest.param({}, {"gpu-memory": "4096"}, id="KAI"),
+        pytest.param({}, {"nvidia.com/container.main.gpu-memory.request": "4Gi"}, id="NVIDIA"),
+    ],
+)
+def test_nvidia_gpu_that_a_limit_range_adds_to_a_pod_is_refused_with_what_to_change(limits, annotations, adopt):
+    added = make_pod({**limits, "nvidia.com/gpu": "1"}, annotations=annotations)
+    assert FROM_LIMIT_RANGE in refusal(added, normaliser(adopt_nvidia_gpu=adopt))
+
+
+def test_no_nvidia_gpu_and_nvidia_gpus_of_another_container_are_no_second_vocabulary():
+    limits = {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "4096"}
+    none = make_pod({**limits, "nvidia.com/gpu": "0"})
+    assert limits_of(admitted(none)).items() >= limits.items()
+    annotated = make_pod({"nvidia.com/gpu": "0"}, annotations={"gpu-memory": "4096"})
+    assert limits_of(admitted(annotated)).items() >= limits.items()
+    other = {"name": "other", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    pod = admitted(make_pod(containers=[{"name": "main", "resources": {"limits": limits}}, other]))
+    assert limits_of(pod, 1) == {"nvidia.com/gpu": "1"}
 
 
 @pytest.mark.parametrize(("sizes", "sentence"), [((), "no GPU match"), ((40960, 81920), "GPUs of 40960 MiB, 81920 MiB match")])
