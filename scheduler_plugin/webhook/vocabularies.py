@@ -2,7 +2,8 @@
 
 HAMi       resources nvidia.com/gpu with gpumem, gpumem-percentage, gpucores (per GPU; ours are totals), priority; nvidia.com/ and hami.io/
            annotations
-KAI        annotations gpu-fraction, gpu-memory, gpu-fraction-num-devices, gpu-fraction-container-name
+KAI        annotations gpu-fraction, gpu-memory, both also with .limit, gpu-fraction-num-devices, gpu-fraction-container-name;
+           kai.scheduler/container.<name>.gpu-memory.portion.limit, as which its own webhook writes gpu-fraction.limit
 NVIDIA     annotations nvidia.com/container.<name>.gpu-memory.request and .limit, .gpu-compute.mode; nvidia.com/gpu where it is adopted.
            Replicas (nvidia.com/gpu.shared) are parts of no stated size and stay with the device plugin that offers them
 
@@ -12,7 +13,7 @@ example manifests becomes is in tests/unit/scheduler_plugin/webhook/golden/.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -42,6 +43,8 @@ _HAMI_LISTS: Final = {
     "nvidia.com/nouse-gpuuuid": contract.ANNOTATION_GPU_UUID_NOT,
 }
 _HAMI_NUMA: Final = "nvidia.com/numa-bind"
+_HAMI_TRUE: Final = ("1", "t", "T", "TRUE", "true", "True")
+"""What HAMi reads as yes. Source: Go's strconv.ParseBool."""
 _HAMI_MODE: Final = "nvidia.com/vgpu-mode"
 _HAMI_GPU_POLICY: Final = "hami.io/gpu-scheduler-policy"
 _HAMI_NODE_POLICY: Final = "hami.io/node-scheduler-policy"
@@ -52,10 +55,17 @@ _HAMI_IDLE_ENV: Final = ("CUDA_DISABLE_CONTROL", "GPU_CORE_UTILIZATION_POLICY", 
 
 KAI_FRACTION: Final = "gpu-fraction"
 KAI_MEMORY: Final = "gpu-memory"
+KAI_FRACTION_LIMIT: Final = "gpu-fraction.limit"
+KAI_MEMORY_LIMIT: Final = "gpu-memory.limit"
 _KAI_DEVICES: Final = "gpu-fraction-num-devices"
 _KAI_CONTAINER: Final = "gpu-fraction-container-name"
+_KAI_KNOWN: Final = (KAI_FRACTION, KAI_MEMORY, KAI_FRACTION_LIMIT, KAI_MEMORY_LIMIT, _KAI_DEVICES, _KAI_CONTAINER)
+_KAI_PORTION_LIMIT: Final = re.compile(r"kai\.scheduler/container\.([a-z0-9-]{1,63})\.gpu-memory\.portion\.limit")
 _KAI_IDLE_LABELS: Final = ("kai.scheduler/queue", "kai.scheduler/node-pool", "priorityClassName")
 
+_NVIDIA_PREFIX: Final = "nvidia.com/container."
+_NVIDIA_WRITTEN_BY_BINDER: Final = (".gpus.devices", ".gpu-compute.portion")
+"""What KAI's binder notes on a pod, and a copy of it brings along. Source: kai-scheduler/KAI-Scheduler pkg/binder/plugins/nvfractions."""
 _NVIDIA_KEY: Final = re.compile(r"nvidia\.com/container\.([a-z0-9-]{1,63})\.(gpu-memory\.request|gpu-memory\.limit|gpu-compute\.mode)")
 NO_BURST: Final = "1"
 """The ratio of a gpu-memory.limit that is no more than its request."""
@@ -109,8 +119,13 @@ def is_foreign(draft: Draft, options: Options) -> bool:
     """Whether the pod asks for a GPU in words that are not ours, and leaves them to us."""
     if _opted_out(draft):
         return False
-    annotated = any(name in (KAI_FRACTION, KAI_MEMORY) or _NVIDIA_KEY.fullmatch(name) for name in draft.annotations)
-    return annotated or any(_asks_hami(container, options) for container in draft.containers)
+    return any(map(_is_foreign_annotation, draft.annotations)) or any(_asks_hami(container, options) for container in draft.containers)
+
+
+def _is_foreign_annotation(name: str) -> bool:
+    if name.startswith(_NVIDIA_PREFIX):
+        return not name.endswith(_NVIDIA_WRITTEN_BY_BINDER)
+    return name in (KAI_FRACTION, KAI_MEMORY, KAI_FRACTION_LIMIT, KAI_MEMORY_LIMIT) or _KAI_PORTION_LIMIT.fullmatch(name) is not None
 
 
 def remove_zeros(draft: Draft, options: Options) -> None:
@@ -139,8 +154,7 @@ def translate_amounts(draft: Draft, options: Options) -> None:
     for container in draft.containers:
         if _asks_hami(container, options):
             _translate_hami(draft, container, options)
-    _translate_kai(draft, options)
-    _translate_nvidia(draft)
+    _set_burst(draft, _translate_kai(draft, options), _translate_nvidia(draft))
     if idle := [label for label in _KAI_IDLE_LABELS if label in draft.labels]:
         draft.warnings.append(
             f"label {', '.join(idle)} has no effect: queues and quotas are Kueue's or ResourceQuota's, and the priority is "
@@ -171,7 +185,7 @@ def _translate_hami_annotations(draft: Draft) -> None:
     for theirs, ours in _HAMI_LISTS.items():
         if (text := draft.annotations.get(theirs)) is not None:
             draft.set_annotation(ours, text, theirs)
-    if (text := draft.annotations.get(_HAMI_NUMA)) is not None and text.lower() == "true":
+    if draft.annotations.get(_HAMI_NUMA) in _HAMI_TRUE:
         draft.set_annotation(contract.ANNOTATION_NUMA, NumaMode.STRICT, _HAMI_NUMA)
     text = draft.annotations.get(_HAMI_MODE)
     if text is not None and not (text == "mig" and any(map(_asks_mig, draft.containers))):
@@ -233,19 +247,53 @@ def _translate_hami(draft: Draft, container: DraftContainer, options: Options) -
 # --- KAI ------------------------------------------------------------------------------------------------------------
 
 
-def _translate_kai(draft: Draft, options: Options) -> None:
+def _translate_kai(draft: Draft, options: Options) -> dict[str, str]:
+    """Ask for the container's memory; return how far it may burst, by its name, as text, where its limit says so.
+
+    Source: kai-scheduler/KAI-Scheduler pkg/admission/webhook/v1alpha2/nvfractions, and its rules for a valid pod.
+    """
+    unknown = [name for name in draft.annotations if name.startswith((KAI_FRACTION, KAI_MEMORY)) and name not in _KAI_KNOWN]
+    if unknown:
+        draft.warnings.append(f"annotation {', '.join(sorted(unknown))} has no effect: known are {', '.join(_KAI_KNOWN)}")
+    limits = _kai_fraction_limits(draft)
     fraction, memory = draft.annotations.get(KAI_FRACTION), draft.annotations.get(KAI_MEMORY)
-    if fraction is None and memory is None:
-        return
+    memory_limit = draft.annotations.get(KAI_MEMORY_LIMIT)
+    for limited, base in ((limits, KAI_FRACTION), (memory_limit, KAI_MEMORY)):
+        if limited and base not in draft.annotations:
+            raise RequestError(f"the annotations limit what a pod with {base} may use, and it has none: add {base}, or remove the limit")
     if fraction is not None and memory is not None:
         raise RequestError(f"the pod has both annotations {KAI_FRACTION} and {KAI_MEMORY}: keep one")
+    if fraction is None and memory is None:
+        return {}
     container = _kai_container(draft)
     vgpus = _count(draft.annotations.get(_KAI_DEVICES, "1"), _KAI_DEVICES)
-    if fraction is not None:
-        mib = _part_mib(draft, _fraction(fraction), f"{KAI_FRACTION}: {fraction}", options)
-    else:
+    if fraction is None:
         mib = _count(memory or "", KAI_MEMORY)
-    _ask(container, vgpus, vgpus * mib, KAI_FRACTION if fraction is not None else KAI_MEMORY)
+        _ask(container, vgpus, vgpus * mib, KAI_MEMORY)
+        return {} if memory_limit is None else {container.name: _ratio(_kai_limit_mib(memory_limit), mib, KAI_MEMORY_LIMIT)}
+    part = _fraction(fraction, KAI_FRACTION)
+    _ask(container, vgpus, vgpus * _part_mib(draft, part, f"{KAI_FRACTION}: {fraction}", options), KAI_FRACTION)
+    if others := limits.keys() - {"", container.name}:
+        raise RequestError(f"the annotations limit the GPU memory of container {min(others)}, but {KAI_FRACTION} is {container.name}'s")
+    limit = next(iter(limits.values()), None)
+    return {} if limit is None else {container.name: _ratio(_fraction(limit, KAI_FRACTION_LIMIT), part, KAI_FRACTION_LIMIT)}
+
+
+def _kai_fraction_limits(draft: Draft) -> dict[str, str]:
+    """Return the limits that are parts of a GPU, by the container that they name, or by ''. Raises RequestError when they differ."""
+    limits = {match[1]: text for name, text in draft.annotations.items() if (match := _KAI_PORTION_LIMIT.fullmatch(name))}
+    if KAI_FRACTION_LIMIT in draft.annotations:
+        limits[""] = draft.annotations[KAI_FRACTION_LIMIT]
+    if len(set(limits.values())) > 1:
+        raise RequestError(f"annotation {KAI_FRACTION_LIMIT} and those of containers say {' and '.join(sorted(limits.values()))}: keep one")
+    return limits
+
+
+def _kai_limit_mib(text: str) -> int:
+    """Read a limit of memory, which has a unit, as the request has none. Raises RequestError."""
+    if text.isdecimal():
+        raise RequestError(f"annotation {KAI_MEMORY_LIMIT}: expected an amount with a unit such as 8Gi, found {quote(text)}")
+    return _mib_up(text, f"annotation {KAI_MEMORY_LIMIT}")
 
 
 def _kai_container(draft: Draft) -> DraftContainer:
@@ -261,24 +309,30 @@ def _kai_container(draft: Draft) -> DraftContainer:
     return found
 
 
-def _fraction(text: str) -> Fraction:
+def _fraction(text: str, annotation: str) -> Fraction:
     try:
         value = units.parse_quantity(text)
     except QuantityError:
         value = Fraction(0)
     if not 0 < value < 1:
-        raise RequestError(f"annotation {KAI_FRACTION}: expected a number between 0 and 1 such as 0.5, found {quote(text)}")
+        raise RequestError(f"annotation {annotation}: expected a number between 0 and 1 such as 0.5, found {quote(text)}")
     return value
 
 
 # --- NVIDIA -----------------------------------------------------------------------------------------------------------
 
 
-def _translate_nvidia(draft: Draft) -> None:
+def _translate_nvidia(draft: Draft) -> dict[str, str]:
+    """Ask for the containers' memory; return how far each may burst, by its name, as text."""
     asked: dict[str, dict[str, str]] = {}
     for name, text in draft.annotations.items():
         if (match := _NVIDIA_KEY.fullmatch(name)) is not None:
             asked.setdefault(match[1], {})[match[2]] = text
+        elif name.startswith(_NVIDIA_PREFIX) and not name.endswith(_NVIDIA_WRITTEN_BY_BINDER):
+            raise RequestError(
+                f"annotation {quote(name)} means nothing: expected {_NVIDIA_PREFIX}<container>.gpu-memory.request, .gpu-memory.limit or "
+                ".gpu-compute.mode"
+            )
     bursts: dict[str, str] = {}
     for container_name, amounts in asked.items():
         container = next((container for container in draft.containers if container.name == container_name), None)
@@ -288,6 +342,17 @@ def _translate_nvidia(draft: Draft) -> None:
             )
         if (ratio := _translate_nvidia_container(draft, container, amounts)) is not None:
             bursts[container_name] = ratio
+    return bursts
+
+
+def _set_burst(draft: Draft, kai: Mapping[str, str], nvidia: Mapping[str, str]) -> None:
+    """Let the pod burst as far as each of its containers may. Raises RequestError when they may not as far as each other.
+
+    KAI's own webhook writes both vocabularies, so that one request can be there with the limit in the other alone.
+    """
+    if any(nvidia.get(name, NO_BURST) not in (ratio, NO_BURST) for name, ratio in kai.items()):
+        raise RequestError("KAI's annotations and NVIDIA's have two limits for the GPU memory of one container: keep one")
+    bursts = {**nvidia, **kai}
     ratios = set(bursts.values())
     if ratios - {NO_BURST} and contract.ANNOTATION_MEMORY_BURST not in draft.annotations:
         ratios.update(NO_BURST for other in draft.containers if other.name not in bursts and other.has(contract.RESOURCE_VGPU_MEMORY))
@@ -297,7 +362,7 @@ def _translate_nvidia(draft: Draft) -> None:
             f"one ratio holds for a pod ({contract.ANNOTATION_MEMORY_BURST})"
         )
     for ratio in ratios - {NO_BURST}:
-        draft.set_annotation(contract.ANNOTATION_MEMORY_BURST, ratio, "gpu-memory.limit")
+        draft.set_annotation(contract.ANNOTATION_MEMORY_BURST, ratio, "the limit of GPU memory")
 
 
 def _translate_nvidia_container(draft: Draft, container: DraftContainer, amounts: dict[str, str]) -> str | None:
@@ -310,26 +375,31 @@ def _translate_nvidia_container(draft: Draft, container: DraftContainer, amounts
     limit, request = amounts.get("gpu-memory.limit"), amounts.get("gpu-memory.request", amounts.get("gpu-memory.limit"))
     if request is None:
         return None
-    asked, ceiling = _mib_up(request, container), _mib_up(limit or request, container)
-    if ceiling < asked:
-        raise RequestError(
-            f"container {container.name}: gpu-memory.limit {quote(limit or '')} is below gpu-memory.request {quote(request)}"
-        )
+    where = f"container {container.name}: gpu-memory"
+    asked, ceiling = _mib_up(request, f"{where}.request"), _mib_up(limit or request, f"{where}.limit")
+    ratio = _ratio(ceiling, asked, f"{where}.limit {quote(limit or '')}")
     if limit is None:
         draft.warnings.append(f"container {container.name}: without gpu-memory.limit it is held to its gpu-memory.request")
     _ask(container, 1, asked, "gpu-memory.request")
-    return f"{ceiling / asked:.6f}".rstrip("0").rstrip(".")
+    return ratio
 
 
-def _mib_up(text: str, container: DraftContainer) -> int:
+def _ratio(limit: Fraction | int, asked: Fraction | int, source: str) -> str:
+    """Say how far memory may burst, as text. Raises RequestError."""
+    if limit < asked:
+        raise RequestError(f"{source} is below the request: raise it, or remove it")
+    return f"{float(Fraction(limit) / asked):.6f}".rstrip("0").rstrip(".")
+
+
+def _mib_up(text: str, source: str) -> int:
     """Read bytes and round up to MiB: at least what was asked."""
     try:
         value = units.parse_quantity(text)
     except QuantityError as exc:
-        raise RequestError(f"gpu-memory of container {container.name}: {exc}") from exc
+        raise RequestError(f"{source}: {exc}") from exc
     mib = -(-value // units.MIB)
     if mib < 1 or mib * units.MIB > units.MAX_MEMORY_BYTES:
-        raise RequestError(f"gpu-memory of container {container.name}: expected bytes such as 4Gi, found {quote(text)}")
+        raise RequestError(f"{source}: expected bytes such as 4Gi, found {quote(text)}")
     return int(mib)
 
 

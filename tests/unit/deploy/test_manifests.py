@@ -208,6 +208,9 @@ FOREIGN = (
     vocabularies.HAMI_PRIORITY,
     vocabularies.KAI_FRACTION,
     vocabularies.KAI_MEMORY,
+    vocabularies.KAI_FRACTION_LIMIT,
+    vocabularies.KAI_MEMORY_LIMIT,
+    "kai.scheduler/container.main.gpu-memory.portion.limit",
     "nvidia.com/container.main.gpu-memory.request",
 )
 

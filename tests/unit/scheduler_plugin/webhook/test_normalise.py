@@ -76,7 +76,8 @@ def test_resources_become_native_totals(written, becomes):
         ({"nvidia.com/nouse-gputype": "1080"}, {"gpu-type-not": "1080"}),
         ({"nvidia.com/use-gpuuuid": "GPU-1"}, {"gpu-uuid": "GPU-1"}),
         ({"nvidia.com/nouse-gpuuuid": "GPU-1"}, {"gpu-uuid-not": "GPU-1"}),
-        ({"nvidia.com/numa-bind": "true"}, {"numa": "strict"}),
+        *(({"nvidia.com/numa-bind": text}, {"numa": "strict"}) for text in ("1", "t", "T", "TRUE", "true", "True")),
+        *(({"nvidia.com/numa-bind": text}, {}) for text in ("0", "false", "")),
         ({"nvidia.com/vgpu-mode": "hami-core"}, {"isolation": "shim"}),
         ({"hami.io/gpu-scheduler-policy": "binpack,numa"}, {"placement": "binpack", "numa": "prefer"}),
         ({"hami.io/gpu-scheduler-policy": "topology-aware"}, {"placement": "topology"}),
@@ -154,6 +155,34 @@ def test_an_nvidia_limit_above_the_request_becomes_burst():
     pod = admitted(make_pod(annotations=annotations | {"nvidia.com/container.main.gpu-compute.mode": "sm-sharing"}))
     assert pod["metadata"]["annotations"]["aliquot.dev/memory-burst"] == "1.5"
     assert pod["metadata"]["annotations"]["aliquot.dev/isolation"] == "mps"
+
+
+KAI_PORTION_LIMIT = "kai.scheduler/container.{}.gpu-memory.portion.limit"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "burst"),
+    [
+        ({"gpu-memory": "4096", "gpu-memory.limit": "6Gi"}, "1.5"),
+        ({"gpu-memory": "4096", "gpu-memory.limit": "4Gi"}, None),
+        ({"gpu-memory": "4096", "gpu-memory.limit": "8Gi", "nvidia.com/container.main.gpu-memory.request": "4Gi"}, "2"),
+        ({"gpu-memory": "3000", "gpu-memory.limit": "6000Mi", "gpu-fraction-num-devices": "2"}, "2"),
+        ({"gpu-fraction": "0.3", "gpu-fraction.limit": "0.9"}, "3"),
+        ({"gpu-fraction": "0.5", KAI_PORTION_LIMIT.format("main"): "0.8"}, "1.6"),
+    ],
+)
+def test_a_kai_limit_above_the_request_becomes_burst(annotations, burst):
+    pod = admitted(make_pod(annotations=annotations))
+    assert pod["metadata"]["annotations"].get("aliquot.dev/memory-burst") == burst
+    assert normaliser().admit(pod).patch == ()
+
+
+def test_unknown_annotations_of_kai_are_warned_about():
+    pod = make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction-limit": "0.8", "gpu-memory-size": "4Gi"})
+    [warning] = normaliser().admit(pod).warnings
+    assert warning.startswith(
+        "annotation gpu-fraction-limit, gpu-memory-size has no effect: known are gpu-fraction, gpu-memory, gpu-fraction.limit"
+    )
 
 
 def nvidia_fractions(**amounts: tuple[str, str]) -> dict:
@@ -427,9 +456,38 @@ def test_admitting_twice_changes_nothing_more():
             make_pod(
                 annotations={"nvidia.com/container.main.gpu-memory.request": "2Gi", "nvidia.com/container.main.gpu-memory.limit": "1Gi"}
             ),
-            "is below gpu-memory.request",
+            "is below the request",
         ),
         (make_pod(annotations={"nvidia.com/container.main.gpu-compute.mode": "magic"}), "time-slicing or sm-sharing"),
+        (
+            make_pod(annotations={"nvidia.com/container.main.gpu-memory.max": "4Gi"}),
+            "means nothing: expected nvidia.com/container.<container>.",
+        ),
+        (make_pod({"nvidia.com/vgpu": 1}, annotations={"nvidia.com/container.main": "4Gi"}), "nvidia.com/container.main' means nothing"),
+        (make_pod(annotations={"gpu-memory.limit": "8Gi"}), "add gpu-memory, or remove the limit"),
+        (make_pod(annotations={"gpu-fraction.limit": "0.8"}), "add gpu-fraction, or remove the limit"),
+        (make_pod(annotations={"gpu-memory": "5", "gpu-fraction.limit": "0.8"}), "add gpu-fraction, or remove the limit"),
+        (make_pod(annotations={KAI_PORTION_LIMIT.format("main"): "0.8"}), "add gpu-fraction, or remove the limit"),
+        (make_pod(annotations={"gpu-memory": "4096", "gpu-memory.limit": "8192"}), "an amount with a unit such as 8Gi, found '8192'"),
+        (make_pod(annotations={"gpu-memory": "4096", "gpu-memory.limit": "2Gi"}), "gpu-memory.limit is below the request"),
+        (make_pod(annotations={"gpu-memory": "4096", "gpu-memory.limit": "lots"}), "annotation gpu-memory.limit: "),
+        (make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction.limit": "0.4"}), "gpu-fraction.limit is below the request"),
+        (
+            make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction.limit": "1.5"}),
+            "gpu-fraction.limit: expected a number between 0 and 1",
+        ),
+        (
+            make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction.limit": "0.8", KAI_PORTION_LIMIT.format("main"): "0.9"}),
+            "say 0.8 and 0.9: keep one",
+        ),
+        (make_pod(annotations={"gpu-fraction": "0.5", KAI_PORTION_LIMIT.format("x"): "0.9"}), "of container x, but gpu-fraction is main's"),
+        (
+            make_pod(
+                annotations={"gpu-memory": "4096", "gpu-memory.limit": "8Gi", "nvidia.com/container.main.gpu-memory.request": "4Gi"}
+                | {"nvidia.com/container.main.gpu-memory.limit": "6Gi"}
+            ),
+            "two limits for the GPU memory of one container",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_what_to_write_instead(pod, sentence):
