@@ -25,6 +25,7 @@ from scheduler_plugin.webhook.vocabularies import (
     remove_zeros,
     translate_amounts,
     translate_wishes,
+    warn_of_priorities,
 )
 
 REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
@@ -76,8 +77,8 @@ class Normaliser:
             remove_zeros(draft, self.options)
             foreign = is_foreign(draft, self.options)
             if not foreign and not _asks_any(draft):
-                patch = tuple(draft.patch())
-                return Outcome(patch=patch, concerns_us=False) if patch else UNTOUCHED
+                warn_of_priorities(draft)
+                return replace(UNTOUCHED, patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
             check_vocabulary(draft)
             self._remove_annotations(draft)
             translate_wishes(draft)

@@ -138,6 +138,18 @@ def remove_zeros(draft: Draft, options: Options) -> None:
                 container.take(resource)
 
 
+def warn_of_priorities(draft: Draft) -> None:
+    """Say of a pod that is left to NVIDIA's device plugin that the priority that HAMi let it have keeps it from every node."""
+    if _opted_out(draft):
+        return
+    for container in draft.containers:
+        if container.wants(NVIDIA_GPU) and container.wants(HAMI_PRIORITY):
+            draft.warnings.append(
+                f"container {container.name}: {NVIDIA_GPU} alone is left to NVIDIA's device plugin, and no node offers {HAMI_PRIORITY}, so "
+                f"the pod will wait: remove it, or say with {HAMI_MEMORY} how much memory"
+            )
+
+
 def translate_wishes(draft: Draft) -> None:
     """Rewrite what HAMi's annotations and priorities say of any GPU pod: they often stay when its resources are rewritten by hand.
 

@@ -6,6 +6,7 @@ import pytest
 from aliquot.standin.patches import apply_json_patch
 from proto import contract
 from scheduler_plugin.webhook.normalise import GPU_TOLERATION, UNTOUCHED, Normaliser
+from scheduler_plugin.webhook.review import MAX_WARNING_CHARS
 from scheduler_plugin.webhook.vocabularies import FROM_LIMIT_RANGE, Options
 
 VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
@@ -114,10 +115,19 @@ def test_hami_mode_mig_is_what_a_pod_with_a_mig_resource_has_anyway():
 def test_a_priority_alone_asks_for_no_gpu_and_beside_one_says_whose_work_waits():
     side = {"name": "side", "resources": {"limits": {"nvidia.com/priority": "1"}}}
     main = {"name": "main", "resources": {"limits": {"nvidia.com/gpumem": "1000"}}}
-    assert normaliser(adopt_nvidia_gpu=True).admit(make_pod(containers=[side])) is UNTOUCHED
+    assert normaliser(adopt_nvidia_gpu=True).admit(make_pod(containers=[side])) == UNTOUCHED
     pod = admitted(make_pod(containers=[main, side]))
     assert [limits_of(pod, position) for position in (0, 1)] == [{"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "1000"}, {}]
     assert pod["metadata"]["annotations"] == {"aliquot.dev/priority": "low"}
+
+
+def test_a_priority_beside_a_gpu_of_nvidias_plugin_is_warned_about_as_it_keeps_the_pod_from_every_node():
+    outcome = normaliser().admit(make_pod({"nvidia.com/gpu": "1", "nvidia.com/priority": "1"}))
+    assert (outcome.refusal, outcome.patch, outcome.concerns_us) == ("", (), False)
+    [warning] = outcome.warnings
+    assert "no node offers nvidia.com/priority" in warning
+    assert len(warning) <= MAX_WARNING_CHARS
+    assert normaliser().admit(make_pod({"nvidia.com/gpu": "1", "nvidia.com/priority": "0"})) == UNTOUCHED
 
 
 @pytest.mark.parametrize(("level", "want"), [(0, "high"), (1, "low")])
@@ -268,7 +278,7 @@ def test_a_whole_gpu_cannot_burst_though_its_memory_is_counted():
     ],
 )
 def test_other_pods_are_not_touched(pod):
-    assert normaliser().admit(pod) is UNTOUCHED
+    assert normaliser().admit(pod) == UNTOUCHED
 
 
 @pytest.mark.parametrize("spec", [{}, {"nodeName": "n1"}, {"schedulerName": "mine"}], ids=["plain", "on a node", "another scheduler"])
@@ -303,12 +313,12 @@ def test_zeros_are_removed_beside_a_container_that_has_a_gpu_and_beside_our_own_
 def test_zeros_of_a_pod_that_opted_out_stay():
     pod = make_pod({"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"})
     pod["metadata"]["labels"] = {"hami.io/webhook": "ignore"}
-    assert normaliser(adopt_nvidia_gpu=True).admit(pod) is UNTOUCHED
+    assert normaliser(adopt_nvidia_gpu=True).admit(pod) == UNTOUCHED
 
 
 def test_a_way_of_computing_without_an_amount_asks_for_no_gpu():
     mode = {"nvidia.com/container.main.gpu-compute.mode": "sm-sharing"}
-    assert normaliser().admit(make_pod({"nvidia.com/gpu": "1"}, annotations=mode)) is UNTOUCHED
+    assert normaliser().admit(make_pod({"nvidia.com/gpu": "1"}, annotations=mode)) == UNTOUCHED
 
 
 def test_plain_nvidia_gpus_are_adopted_as_whole_ones_when_configured():
@@ -410,7 +420,7 @@ def test_a_copy_of_a_pod_loses_what_the_scheduler_wrote_on_the_original(kept):
 
 
 def test_a_copy_that_asks_for_no_gpu_is_left_to_the_policy():
-    assert normaliser().admit(make_pod(annotations=WRITTEN_BY_SCHEDULER)) is UNTOUCHED
+    assert normaliser().admit(make_pod(annotations=WRITTEN_BY_SCHEDULER)) == UNTOUCHED
 
 
 def test_admitting_twice_changes_nothing_more():
