@@ -27,6 +27,32 @@ def test_memory_alone_is_completed_to_one_gpu_in_whole_mebibytes(kubectl: Kubect
         assert amounts == {contract.RESOURCE_VGPU: "1", contract.RESOURCE_VGPU_MEMORY: "4096"}
 
 
+def test_a_pod_that_says_mebibytes_is_applied_a_second_time(kubectl: Kubectl) -> None:
+    pod = slice_pod("again", Slice(1024))
+    pod["spec"]["containers"][0]["resources"]["limits"] = {contract.RESOURCE_VGPU_MEMORY: 4000}
+    kubectl.apply(pod)
+    kubectl.apply(pod)
+
+
+def test_a_replica_of_a_mig_instance_and_zero_gpus_are_left_to_others(kubectl: Kubectl) -> None:
+    for name, limits in (("replica", {"nvidia.com/mig-1g.10gb.shared": "1"}), ("none", {"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"})):
+        pod = slice_pod(name, Slice(1))
+        pod["spec"]["containers"][0]["resources"]["limits"] = limits
+        kubectl.apply(pod)
+        spec = kubectl.get("pod", name)["spec"]
+        assert (spec["schedulerName"], spec["containers"][0]["resources"]["limits"]) == ("default-scheduler", limits)
+
+
+def test_a_limit_range_that_puts_nvidia_gpus_into_a_pod_of_ours_is_named_in_the_refusal(kubectl: Kubectl) -> None:
+    hami = slice_pod("hami", Slice(1))
+    hami["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
+    assert not outcome_of(kubectl, hami)
+    kubectl.apply(limit_range("gpus", [{"type": "Container", "max": {"nvidia.com/gpu": "1"}}]))
+    wanted = "is added by a LimitRange of its namespace"
+    for pod in (hami, slice_pod("ours", Slice(1024))):
+        eventually(lambda pod=pod: wanted in outcome_of(kubectl, pod), "the LimitRange to be heeded")
+
+
 def test_what_makes_no_sense_is_refused_with_what_to_write_instead(kubectl: Kubectl) -> None:
     refusal = refused(kubectl, slice_pod("nonsense", Slice(1024, cores=250)))
     assert contract.RESOURCE_VGPU_CORES in refusal
