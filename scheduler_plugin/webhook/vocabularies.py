@@ -181,7 +181,7 @@ def _asks_hami(container: DraftContainer, options: Options) -> bool:
     """Whether a container asks for a GPU so. No GPUs are none, however much memory each of them should have."""
     if not _speaks_hami(container, options):
         return False
-    return any(map(container.wants, (NVIDIA_GPU,) if container.has(NVIDIA_GPU) else (*HAMI_RESOURCES, NVIDIA_SHARED)))
+    return any(map(container.wants, (NVIDIA_SHARED, *((NVIDIA_GPU,) if container.has(NVIDIA_GPU) else HAMI_RESOURCES))))
 
 
 def _speaks_hami(container: DraftContainer, options: Options) -> bool:
@@ -270,7 +270,7 @@ def _translate_kai(draft: Draft, options: Options) -> dict[str, str]:
     limits = _kai_fraction_limits(draft)
     fraction, memory = draft.annotations.get(KAI_FRACTION), draft.annotations.get(KAI_MEMORY)
     memory_limit = draft.annotations.get(KAI_MEMORY_LIMIT)
-    for limited, base in ((limits, KAI_FRACTION), (memory_limit, KAI_MEMORY)):
+    for limited, base in ((bool(limits), KAI_FRACTION), (memory_limit is not None, KAI_MEMORY)):
         if limited and base not in draft.annotations:
             raise RequestError(f"the annotations limit what a pod with {base} may use, and it has none: add {base}, or remove the limit")
     if fraction is not None and memory is not None:

@@ -310,6 +310,12 @@ def test_zeros_are_removed_beside_a_container_that_has_a_gpu_and_beside_our_own_
     assert [limits_of(pod, position) for position in (0, 1)] == [{"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "4000"}, {}]
 
 
+def test_a_replica_beside_zero_gpus_is_no_zero():
+    assert "a part of no stated size" in refusal(
+        make_pod({"nvidia.com/gpu": "0", "nvidia.com/gpu.shared": "1"}), normaliser(adopt_nvidia_gpu=True)
+    )
+
+
 def test_zeros_of_a_pod_that_opted_out_stay():
     pod = make_pod({"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"})
     pod["metadata"]["labels"] = {"hami.io/webhook": "ignore"}
