@@ -39,6 +39,10 @@ class DraftContainer:
         """Whether a resource is asked for."""
         return resource in self.limits or resource in self.requests
 
+    def wants(self, resource: str) -> bool:
+        """Whether a resource is asked for, and not none of it."""
+        return any(resource in amounts and not _is(amounts[resource], 0) for amounts in (self.limits, self.requests))
+
     def ask(self, resource: str, amount: int) -> None:
         """Ask for an amount. Extended resources have equal limit and request; the API server copies the limit.
 

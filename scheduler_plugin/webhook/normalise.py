@@ -3,7 +3,7 @@
 Every amount ends up as a resource in whole MiB and percent, however it was asked for, so that ResourceQuota and the scheduler count it. The
 memory of whole GPUs does where the settings say that all GPUs have the same; elsewhere nobody knows it yet, and only their count is there
 (deploy/daemonset/components/require-memory refuses such pods where that matters). A pod that asks for no GPU is none of our business and is
-not touched.
+not touched; amounts of zero in words that no other system serves are taken out of it.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,16 @@ from proto.model import Isolation, PodRequest
 from scheduler_plugin.core.gang import gang_of
 from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
-from scheduler_plugin.webhook.vocabularies import NVIDIA_GPU, Options, is_foreign, translate_amounts, translate_wishes
+from scheduler_plugin.webhook.vocabularies import (
+    NVIDIA_GPU,
+    Options,
+    check_vocabulary,
+    is_foreign,
+    remove_zeros,
+    translate_amounts,
+    translate_wishes,
+    warn_of_priorities,
+)
 
 REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
 
@@ -65,13 +74,18 @@ class Normaliser:
         """Decide on a pod that is being created."""
         try:
             draft = Draft(pod)
+            remove_zeros(draft, self.options)
             foreign = is_foreign(draft, self.options)
-            if not foreign and not any(asks_gpu({**c.limits, **c.requests}) for c in draft.containers):
-                return UNTOUCHED
+            if not foreign and not _asks_any(draft):
+                warn_of_priorities(draft)
+                return replace(UNTOUCHED, patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
+            check_vocabulary(draft)
             self._remove_annotations(draft)
             translate_wishes(draft)
             if foreign:
                 translate_amounts(draft, self.options)
+            if not _asks_any(draft):
+                return UNTOUCHED  # an annotation that says how to compute, and no other how much
             for container in draft.containers:
                 _settle_amounts(container)
             gang_of("", draft.annotations)
@@ -104,6 +118,10 @@ class Normaliser:
                 f"schedulerName {draft.scheduler_name} is kept, but only {self.scheduler_name} assigns GPUs: unless the other does, "
                 "the containers will not start"
             )
+
+
+def _asks_any(draft: Draft) -> bool:
+    return any(asks_gpu({**container.limits, **container.requests}) for container in draft.containers)
 
 
 def _tolerates_gpu_taint(toleration: Json) -> bool:

@@ -70,7 +70,7 @@ class Reviews:
         What ``/mutate`` adds for convenience is not asked for: while the webhook is rolled out, a replica of before may have been called.
         """
         outcome = self._required.admit(pod)
-        if outcome.refusal or not outcome.patch:
+        if outcome.refusal or not outcome.patch or not outcome.concerns_us:
             return outcome.refusal
         places = ", ".join(str(operation["path"]) for operation in outcome.patch)
         return (

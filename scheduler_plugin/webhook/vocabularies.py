@@ -2,7 +2,8 @@
 
 HAMi       resources nvidia.com/gpu with gpumem, gpumem-percentage, gpucores (per GPU; ours are totals), priority; nvidia.com/ and hami.io/
            annotations
-KAI        annotations gpu-fraction, gpu-memory, gpu-fraction-num-devices, gpu-fraction-container-name
+KAI        annotations gpu-fraction, gpu-memory, both also with .limit, gpu-fraction-num-devices, gpu-fraction-container-name;
+           kai.scheduler/container.<name>.gpu-memory.portion.limit, as which its own webhook writes gpu-fraction.limit
 NVIDIA     annotations nvidia.com/container.<name>.gpu-memory.request and .limit, .gpu-compute.mode; nvidia.com/gpu where it is adopted.
            Replicas (nvidia.com/gpu.shared) are parts of no stated size and stay with the device plugin that offers them
 
@@ -12,7 +13,7 @@ example manifests becomes is in tests/unit/scheduler_plugin/webhook/golden/.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -21,6 +22,7 @@ from placement.request import RequestError, pod_preferences
 from proto import contract, units
 from proto.errors import ContractError, QuantityError, quote
 from proto.model import NumaMode, Policy, Preferences, Priority
+from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer
 
 NVIDIA_GPU: Final = "nvidia.com/gpu"
@@ -41,6 +43,8 @@ _HAMI_LISTS: Final = {
     "nvidia.com/nouse-gpuuuid": contract.ANNOTATION_GPU_UUID_NOT,
 }
 _HAMI_NUMA: Final = "nvidia.com/numa-bind"
+_HAMI_TRUE: Final = ("1", "t", "T", "TRUE", "true", "True")
+"""What HAMi reads as yes. Source: Go's strconv.ParseBool."""
 _HAMI_MODE: Final = "nvidia.com/vgpu-mode"
 _HAMI_GPU_POLICY: Final = "hami.io/gpu-scheduler-policy"
 _HAMI_NODE_POLICY: Final = "hami.io/node-scheduler-policy"
@@ -51,14 +55,23 @@ _HAMI_IDLE_ENV: Final = ("CUDA_DISABLE_CONTROL", "GPU_CORE_UTILIZATION_POLICY", 
 
 KAI_FRACTION: Final = "gpu-fraction"
 KAI_MEMORY: Final = "gpu-memory"
+KAI_FRACTION_LIMIT: Final = "gpu-fraction.limit"
+KAI_MEMORY_LIMIT: Final = "gpu-memory.limit"
 _KAI_DEVICES: Final = "gpu-fraction-num-devices"
 _KAI_CONTAINER: Final = "gpu-fraction-container-name"
+_KAI_KNOWN: Final = (KAI_FRACTION, KAI_MEMORY, KAI_FRACTION_LIMIT, KAI_MEMORY_LIMIT, _KAI_DEVICES, _KAI_CONTAINER)
+_KAI_PORTION_LIMIT: Final = re.compile(r"kai\.scheduler/container\.([a-z0-9-]{1,63})\.gpu-memory\.portion\.limit")
 _KAI_IDLE_LABELS: Final = ("kai.scheduler/queue", "kai.scheduler/node-pool", "priorityClassName")
 
+_NVIDIA_PREFIX: Final = "nvidia.com/container."
+_NVIDIA_WRITTEN_BY_BINDER: Final = (".gpus.devices", ".gpu-compute.portion")
+"""What KAI's binder notes on a pod, and a copy of it brings along. Source: kai-scheduler/KAI-Scheduler pkg/binder/plugins/nvfractions."""
 _NVIDIA_KEY: Final = re.compile(r"nvidia\.com/container\.([a-z0-9-]{1,63})\.(gpu-memory\.request|gpu-memory\.limit|gpu-compute\.mode)")
 NO_BURST: Final = "1"
 """The ratio of a gpu-memory.limit that is no more than its request."""
 _NVIDIA_MODES: Final = {"time-slicing": None, "sm-sharing": "mps"}
+
+FROM_LIMIT_RANGE: Final = "A resource that the pod does not name itself is added by a LimitRange of its namespace: take it out there"
 
 ONE_SIZE_PERCENT: Final = 3
 """GPUs whose memory differs by no more are of one size where a part of it is asked for: how much can be promised of GPUs of one model
@@ -79,12 +92,62 @@ class Options:
     """Whether whole GPUs get their memory written, for quotas: only where all GPUs that a pod may ever meet have one size."""
 
 
+def _opted_out(draft: Draft) -> bool:
+    return draft.labels.get(HAMI_OPT_OUT[0]) == HAMI_OPT_OUT[1]
+
+
+def check_vocabulary(draft: Draft) -> None:
+    """Refuse a container that asks in our words and in others: no node has all of that.
+
+    A LimitRange brings it about unasked: its defaults are put in again after we took nvidia.com/gpu away, as the API server runs all of
+    admission once more when a webhook asks for it. Source: k8s.io/apiserver/pkg/admission/reinvocation.go.
+
+    Raises: RequestError.
+    """
+    for container in draft.containers:
+        ours = sorted(name for name in {**container.limits, **container.requests} if asks_gpu([name]))
+        theirs = [name for name in (NVIDIA_GPU, NVIDIA_SHARED, *HAMI_RESOURCES) if container.wants(name)]
+        if ours and theirs:
+            raise RequestError(
+                f"container {container.name} asks in two vocabularies at once, {ours[0]} and {theirs[0]}: keep {contract.RESOURCE_VGPU} "
+                f"and its kin (totals), or {NVIDIA_GPU} and its kin (per GPU). {FROM_LIMIT_RANGE}, and limit "
+                f"requests.{contract.RESOURCE_VGPU} in a ResourceQuota"
+            )
+
+
 def is_foreign(draft: Draft, options: Options) -> bool:
     """Whether the pod asks for a GPU in words that are not ours, and leaves them to us."""
-    if draft.labels.get(HAMI_OPT_OUT[0]) == HAMI_OPT_OUT[1]:
+    if _opted_out(draft):
         return False
-    annotated = any(name in (KAI_FRACTION, KAI_MEMORY) or _NVIDIA_KEY.fullmatch(name) for name in draft.annotations)
-    return annotated or any(_asks_hami(container, options) for container in draft.containers)
+    return any(map(_is_foreign_annotation, draft.annotations)) or any(_asks_hami(container, options) for container in draft.containers)
+
+
+def _is_foreign_annotation(name: str) -> bool:
+    if name.startswith(_NVIDIA_PREFIX):
+        return not name.endswith(_NVIDIA_WRITTEN_BY_BINDER)
+    return name in (KAI_FRACTION, KAI_MEMORY, KAI_FRACTION_LIMIT, KAI_MEMORY_LIMIT) or _KAI_PORTION_LIMIT.fullmatch(name) is not None
+
+
+def remove_zeros(draft: Draft, options: Options) -> None:
+    """Remove the amounts of containers that ask for no GPU in HAMi's words, as templates write them: ``nvidia.com/gpu: 0``."""
+    if _opted_out(draft):
+        return
+    for container in draft.containers:
+        if _speaks_hami(container, options) and not _asks_hami(container, options):
+            for resource in (NVIDIA_GPU, NVIDIA_SHARED, *HAMI_RESOURCES):
+                container.take(resource)
+
+
+def warn_of_priorities(draft: Draft) -> None:
+    """Say of a pod that is left to NVIDIA's device plugin that the priority that HAMi let it have keeps it from every node."""
+    if _opted_out(draft):
+        return
+    for container in draft.containers:
+        if container.wants(NVIDIA_GPU) and container.wants(HAMI_PRIORITY):
+            draft.warnings.append(
+                f"container {container.name}: {NVIDIA_GPU} alone is left to NVIDIA's device plugin, and no node offers {HAMI_PRIORITY}, so "
+                f"the pod will wait: remove it, or say with {HAMI_MEMORY} how much memory"
+            )
 
 
 def translate_wishes(draft: Draft) -> None:
@@ -103,8 +166,7 @@ def translate_amounts(draft: Draft, options: Options) -> None:
     for container in draft.containers:
         if _asks_hami(container, options):
             _translate_hami(draft, container, options)
-    _translate_kai(draft, options)
-    _translate_nvidia(draft)
+    _set_burst(draft, _translate_kai(draft, options), _translate_nvidia(draft))
     if idle := [label for label in _KAI_IDLE_LABELS if label in draft.labels]:
         draft.warnings.append(
             f"label {', '.join(idle)} has no effect: queues and quotas are Kueue's or ResourceQuota's, and the priority is "
@@ -116,6 +178,13 @@ def translate_amounts(draft: Draft, options: Options) -> None:
 
 
 def _asks_hami(container: DraftContainer, options: Options) -> bool:
+    """Whether a container asks for a GPU so. No GPUs are none, however much memory each of them should have."""
+    if not _speaks_hami(container, options):
+        return False
+    return any(map(container.wants, (NVIDIA_SHARED, *((NVIDIA_GPU,) if container.has(NVIDIA_GPU) else HAMI_RESOURCES))))
+
+
+def _speaks_hami(container: DraftContainer, options: Options) -> bool:
     adopted = (NVIDIA_GPU, NVIDIA_SHARED) if options.adopt_nvidia_gpu else ()
     return any(map(container.has, (*HAMI_RESOURCES, *adopted)))
 
@@ -128,7 +197,7 @@ def _translate_hami_annotations(draft: Draft) -> None:
     for theirs, ours in _HAMI_LISTS.items():
         if (text := draft.annotations.get(theirs)) is not None:
             draft.set_annotation(ours, text, theirs)
-    if (text := draft.annotations.get(_HAMI_NUMA)) is not None and text.lower() == "true":
+    if draft.annotations.get(_HAMI_NUMA) in _HAMI_TRUE:
         draft.set_annotation(contract.ANNOTATION_NUMA, NumaMode.STRICT, _HAMI_NUMA)
     text = draft.annotations.get(_HAMI_MODE)
     if text is not None and not (text == "mig" and any(map(_asks_mig, draft.containers))):
@@ -164,11 +233,6 @@ def _translate_hami_policy(draft: Draft) -> None:
 
 
 def _translate_hami(draft: Draft, container: DraftContainer, options: Options) -> None:
-    if any(map(container.has, NATIVE)):
-        raise RequestError(
-            f"container {container.name} asks in two vocabularies at once: keep {contract.RESOURCE_VGPU} and its kin (totals), or "
-            f"{NVIDIA_GPU} and its kin (per GPU)"
-        )
     if container.has(NVIDIA_SHARED):
         raise RequestError(
             f"container {container.name} asks for {NVIDIA_SHARED}, a part of no stated size: say how much with "
@@ -178,8 +242,6 @@ def _translate_hami(draft: Draft, container: DraftContainer, options: Options) -
     memory_bytes = _amount(container, HAMI_MEMORY, _memory_or_zero)
     percent = _amount(container, HAMI_MEMORY_PERCENT, _whole)
     cores = _amount(container, HAMI_CORES, _whole)
-    if count == 0:
-        return
     vgpus = count or 1
     if memory_bytes and percent:
         raise RequestError(f"container {container.name} sets both {HAMI_MEMORY} and {HAMI_MEMORY_PERCENT}: keep one")
@@ -197,19 +259,53 @@ def _translate_hami(draft: Draft, container: DraftContainer, options: Options) -
 # --- KAI ------------------------------------------------------------------------------------------------------------
 
 
-def _translate_kai(draft: Draft, options: Options) -> None:
+def _translate_kai(draft: Draft, options: Options) -> dict[str, str]:
+    """Ask for the container's memory; return how far it may burst, by its name, as text, where its limit says so.
+
+    Source: kai-scheduler/KAI-Scheduler pkg/admission/webhook/v1alpha2/nvfractions, and its rules for a valid pod.
+    """
+    unknown = [name for name in draft.annotations if name.startswith((KAI_FRACTION, KAI_MEMORY)) and name not in _KAI_KNOWN]
+    if unknown:
+        draft.warnings.append(f"annotation {', '.join(sorted(unknown))} has no effect: known are {', '.join(_KAI_KNOWN)}")
+    limits = _kai_fraction_limits(draft)
     fraction, memory = draft.annotations.get(KAI_FRACTION), draft.annotations.get(KAI_MEMORY)
-    if fraction is None and memory is None:
-        return
+    memory_limit = draft.annotations.get(KAI_MEMORY_LIMIT)
+    for limited, base in ((bool(limits), KAI_FRACTION), (memory_limit is not None, KAI_MEMORY)):
+        if limited and base not in draft.annotations:
+            raise RequestError(f"the annotations limit what a pod with {base} may use, and it has none: add {base}, or remove the limit")
     if fraction is not None and memory is not None:
         raise RequestError(f"the pod has both annotations {KAI_FRACTION} and {KAI_MEMORY}: keep one")
+    if fraction is None and memory is None:
+        return {}
     container = _kai_container(draft)
     vgpus = _count(draft.annotations.get(_KAI_DEVICES, "1"), _KAI_DEVICES)
-    if fraction is not None:
-        mib = _part_mib(draft, _fraction(fraction), f"{KAI_FRACTION}: {fraction}", options)
-    else:
+    if fraction is None:
         mib = _count(memory or "", KAI_MEMORY)
-    _ask(container, vgpus, vgpus * mib, KAI_FRACTION if fraction is not None else KAI_MEMORY)
+        _ask(container, vgpus, vgpus * mib, KAI_MEMORY)
+        return {} if memory_limit is None else {container.name: _ratio(_kai_limit_mib(memory_limit), mib, KAI_MEMORY_LIMIT)}
+    part = _fraction(fraction, KAI_FRACTION)
+    _ask(container, vgpus, vgpus * _part_mib(draft, part, f"{KAI_FRACTION}: {fraction}", options), KAI_FRACTION)
+    if others := limits.keys() - {"", container.name}:
+        raise RequestError(f"the annotations limit the GPU memory of container {min(others)}, but {KAI_FRACTION} is {container.name}'s")
+    limit = next(iter(limits.values()), None)
+    return {} if limit is None else {container.name: _ratio(_fraction(limit, KAI_FRACTION_LIMIT), part, KAI_FRACTION_LIMIT)}
+
+
+def _kai_fraction_limits(draft: Draft) -> dict[str, str]:
+    """Return the limits that are parts of a GPU, by the container that they name, or by ''. Raises RequestError when they differ."""
+    limits = {match[1]: text for name, text in draft.annotations.items() if (match := _KAI_PORTION_LIMIT.fullmatch(name))}
+    if KAI_FRACTION_LIMIT in draft.annotations:
+        limits[""] = draft.annotations[KAI_FRACTION_LIMIT]
+    if len(set(limits.values())) > 1:
+        raise RequestError(f"annotation {KAI_FRACTION_LIMIT} and those of containers say {' and '.join(sorted(limits.values()))}: keep one")
+    return limits
+
+
+def _kai_limit_mib(text: str) -> int:
+    """Read a limit of memory, which has a unit, as the request has none. Raises RequestError."""
+    if text.isdecimal():
+        raise RequestError(f"annotation {KAI_MEMORY_LIMIT}: expected an amount with a unit such as 8Gi, found {quote(text)}")
+    return _mib_up(text, f"annotation {KAI_MEMORY_LIMIT}")
 
 
 def _kai_container(draft: Draft) -> DraftContainer:
@@ -225,24 +321,30 @@ def _kai_container(draft: Draft) -> DraftContainer:
     return found
 
 
-def _fraction(text: str) -> Fraction:
+def _fraction(text: str, annotation: str) -> Fraction:
     try:
         value = units.parse_quantity(text)
     except QuantityError:
         value = Fraction(0)
     if not 0 < value < 1:
-        raise RequestError(f"annotation {KAI_FRACTION}: expected a number between 0 and 1 such as 0.5, found {quote(text)}")
+        raise RequestError(f"annotation {annotation}: expected a number between 0 and 1 such as 0.5, found {quote(text)}")
     return value
 
 
 # --- NVIDIA -----------------------------------------------------------------------------------------------------------
 
 
-def _translate_nvidia(draft: Draft) -> None:
+def _translate_nvidia(draft: Draft) -> dict[str, str]:
+    """Ask for the containers' memory; return how far each may burst, by its name, as text."""
     asked: dict[str, dict[str, str]] = {}
     for name, text in draft.annotations.items():
         if (match := _NVIDIA_KEY.fullmatch(name)) is not None:
             asked.setdefault(match[1], {})[match[2]] = text
+        elif name.startswith(_NVIDIA_PREFIX) and not name.endswith(_NVIDIA_WRITTEN_BY_BINDER):
+            raise RequestError(
+                f"annotation {quote(name)} means nothing: expected {_NVIDIA_PREFIX}<container>.gpu-memory.request, .gpu-memory.limit or "
+                ".gpu-compute.mode"
+            )
     bursts: dict[str, str] = {}
     for container_name, amounts in asked.items():
         container = next((container for container in draft.containers if container.name == container_name), None)
@@ -252,6 +354,17 @@ def _translate_nvidia(draft: Draft) -> None:
             )
         if (ratio := _translate_nvidia_container(draft, container, amounts)) is not None:
             bursts[container_name] = ratio
+    return bursts
+
+
+def _set_burst(draft: Draft, kai: Mapping[str, str], nvidia: Mapping[str, str]) -> None:
+    """Let the pod burst as far as each of its containers may. Raises RequestError when they may not as far as each other.
+
+    KAI's own webhook writes both vocabularies, so that one request can be there with the limit in the other alone.
+    """
+    if any(nvidia.get(name, NO_BURST) not in (ratio, NO_BURST) for name, ratio in kai.items()):
+        raise RequestError("KAI's annotations and NVIDIA's have two limits for the GPU memory of one container: keep one")
+    bursts = {**nvidia, **kai}
     ratios = set(bursts.values())
     if ratios - {NO_BURST} and contract.ANNOTATION_MEMORY_BURST not in draft.annotations:
         ratios.update(NO_BURST for other in draft.containers if other.name not in bursts and other.has(contract.RESOURCE_VGPU_MEMORY))
@@ -261,7 +374,7 @@ def _translate_nvidia(draft: Draft) -> None:
             f"one ratio holds for a pod ({contract.ANNOTATION_MEMORY_BURST})"
         )
     for ratio in ratios - {NO_BURST}:
-        draft.set_annotation(contract.ANNOTATION_MEMORY_BURST, ratio, "gpu-memory.limit")
+        draft.set_annotation(contract.ANNOTATION_MEMORY_BURST, ratio, "the limit of GPU memory")
 
 
 def _translate_nvidia_container(draft: Draft, container: DraftContainer, amounts: dict[str, str]) -> str | None:
@@ -274,26 +387,31 @@ def _translate_nvidia_container(draft: Draft, container: DraftContainer, amounts
     limit, request = amounts.get("gpu-memory.limit"), amounts.get("gpu-memory.request", amounts.get("gpu-memory.limit"))
     if request is None:
         return None
-    asked, ceiling = _mib_up(request, container), _mib_up(limit or request, container)
-    if ceiling < asked:
-        raise RequestError(
-            f"container {container.name}: gpu-memory.limit {quote(limit or '')} is below gpu-memory.request {quote(request)}"
-        )
+    where = f"container {container.name}: gpu-memory"
+    asked, ceiling = _mib_up(request, f"{where}.request"), _mib_up(limit or request, f"{where}.limit")
+    ratio = _ratio(ceiling, asked, f"{where}.limit {quote(limit or '')}")
     if limit is None:
         draft.warnings.append(f"container {container.name}: without gpu-memory.limit it is held to its gpu-memory.request")
     _ask(container, 1, asked, "gpu-memory.request")
-    return f"{ceiling / asked:.6f}".rstrip("0").rstrip(".")
+    return ratio
 
 
-def _mib_up(text: str, container: DraftContainer) -> int:
+def _ratio(limit: Fraction | int, asked: Fraction | int, source: str) -> str:
+    """Say how far memory may burst, as text. Raises RequestError."""
+    if limit < asked:
+        raise RequestError(f"{source} is below the request: raise it, or remove it")
+    return f"{float(Fraction(limit) / asked):.6f}".rstrip("0").rstrip(".")
+
+
+def _mib_up(text: str, source: str) -> int:
     """Read bytes and round up to MiB: at least what was asked."""
     try:
         value = units.parse_quantity(text)
     except QuantityError as exc:
-        raise RequestError(f"gpu-memory of container {container.name}: {exc}") from exc
+        raise RequestError(f"{source}: {exc}") from exc
     mib = -(-value // units.MIB)
     if mib < 1 or mib * units.MIB > units.MAX_MEMORY_BYTES:
-        raise RequestError(f"gpu-memory of container {container.name}: expected bytes such as 4Gi, found {quote(text)}")
+        raise RequestError(f"{source}: expected bytes such as 4Gi, found {quote(text)}")
     return int(mib)
 
 
@@ -332,9 +450,11 @@ def _count(text: str, annotation: str) -> int:
 def _ask(container: DraftContainer, vgpus: int, mib: int, source: str) -> None:
     """Ask for what an annotation means. It stays on the pod, which comes again when another webhook changed it after us."""
     wanted = {contract.RESOURCE_VGPU: vgpus, contract.RESOURCE_VGPU_MEMORY: mib}
-    asked = {resource for resource in (*NATIVE, NVIDIA_GPU) if container.has(resource)}
+    asked = {resource for resource in (*NATIVE, NVIDIA_GPU, NVIDIA_SHARED) if container.wants(resource)}
     if asked and not (asked == wanted.keys() and all(container.asks(resource, amount) for resource, amount in wanted.items())):
-        raise RequestError(f"container {container.name} asks for GPUs by annotation {source} and by a resource too: keep one")
+        raise RequestError(
+            f"container {container.name} asks for GPUs by annotation {source} and by a resource too: keep one. {FROM_LIMIT_RANGE}"
+        )
     for resource, amount in wanted.items():
         container.ask(resource, amount)
 

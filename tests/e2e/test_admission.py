@@ -27,6 +27,32 @@ def test_memory_alone_is_completed_to_one_gpu_in_whole_mebibytes(kubectl: Kubect
         assert amounts == {contract.RESOURCE_VGPU: "1", contract.RESOURCE_VGPU_MEMORY: "4096"}
 
 
+def test_a_pod_that_says_mebibytes_is_applied_a_second_time(kubectl: Kubectl) -> None:
+    pod = slice_pod("again", Slice(1024))
+    pod["spec"]["containers"][0]["resources"]["limits"] = {contract.RESOURCE_VGPU_MEMORY: 4000}
+    kubectl.apply(pod)
+    kubectl.apply(pod)
+
+
+def test_a_replica_of_a_mig_instance_and_zero_gpus_are_left_to_others(kubectl: Kubectl) -> None:
+    for name, limits in (("replica", {"nvidia.com/mig-1g.10gb.shared": "1"}), ("none", {"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"})):
+        pod = slice_pod(name, Slice(1))
+        pod["spec"]["containers"][0]["resources"]["limits"] = limits
+        kubectl.apply(pod)
+        spec = kubectl.get("pod", name)["spec"]
+        assert (spec["schedulerName"], spec["containers"][0]["resources"]["limits"]) == ("default-scheduler", limits)
+
+
+def test_a_limit_range_that_puts_nvidia_gpus_into_a_pod_of_ours_is_named_in_the_refusal(kubectl: Kubectl) -> None:
+    hami = slice_pod("hami", Slice(1))
+    hami["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
+    assert not outcome_of(kubectl, hami)
+    kubectl.apply(limit_range("gpus", [{"type": "Container", "max": {"nvidia.com/gpu": "1"}}]))
+    wanted = "is added by a LimitRange of its namespace"
+    for pod in (hami, slice_pod("ours", Slice(1024))):
+        eventually(lambda pod=pod: wanted in outcome_of(kubectl, pod), "the LimitRange to be heeded")
+
+
 def test_what_makes_no_sense_is_refused_with_what_to_write_instead(kubectl: Kubectl) -> None:
     refusal = refused(kubectl, slice_pod("nonsense", Slice(1024, cores=250)))
     assert contract.RESOURCE_VGPU_CORES in refusal
@@ -124,6 +150,55 @@ def test_the_pods_of_an_ignored_namespace_are_left_to_others_and_get_nothing_her
     memory_alone = slice_pod("memory-alone", Slice(1))
     memory_alone["spec"]["containers"][0]["resources"]["limits"] = {contract.RESOURCE_VGPU_MEMORY: "4096"}
     assert "would start without a GPU" in refused(kubectl, memory_alone)
+
+
+MEMORY_QUOTA = f"requests.{contract.RESOURCE_VGPU_MEMORY}"
+
+
+@pytest.mark.parametrize(
+    ("amount", "mistaken"),
+    [("64Gi", True), ("65536Mi", True), ("1Ki", True), ("68719476736", True), ("65536", False), ("20000000", False), ("0", False)],
+)
+def test_a_quota_says_how_many_mebibytes_without_a_unit(kubectl: Kubectl, amount: str, mistaken: bool) -> None:
+    assert ("such as 65536 for 64Gi" in outcome_of(kubectl, quota("gpus", {MEMORY_QUOTA: amount}))) == mistaken
+
+
+@pytest.mark.parametrize("field", ["max", "min", "default"])
+@pytest.mark.parametrize(("amount", "mistaken"), [("64Gi", True), ("64M", True), ("65536", False)])
+def test_a_limit_range_does_too(kubectl: Kubectl, field: str, amount: str, mistaken: bool) -> None:
+    limits = limit_range("gpus", [{"type": "Container", field: {contract.RESOURCE_VGPU_MEMORY: amount}}])
+    assert ("such as 65536 for 64Gi" in outcome_of(kubectl, limits)) == mistaken
+
+
+def test_quotas_and_limit_ranges_without_amounts_of_memory_are_nobodys_business(kubectl: Kubectl) -> None:
+    other = quota("other", {"requests.memory": "64Gi", f"requests.{contract.RESOURCE_VGPU}": "8"})
+    bare = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "bare"}}
+    assert [outcome_of(kubectl, made) for made in (other, quota("empty", {}), limit_range("empty", []), bare)] == [""] * 4
+
+
+def test_a_quota_of_before_the_policy_is_labelled_and_mended_and_not_made_worse(product: Kubectl, kubectl: Kubectl) -> None:
+    binding = product.get("validatingadmissionpolicybinding", "aliquot-amounts-of-quotas")
+    old = quota("old", {MEMORY_QUOTA: "64Gi", "pods": "5"})
+    product.run("delete", "validatingadmissionpolicybinding", "aliquot-amounts-of-quotas")
+    try:
+        eventually(lambda: not outcome_of(kubectl, old), "the policy to be off")
+        kubectl.apply(old)
+    finally:
+        kept = {key: binding["metadata"][key] for key in ("name", "labels") if key in binding["metadata"]}
+        product.apply({key: binding[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": kept})
+    worse = quota("old", {MEMORY_QUOTA: "65Gi", "pods": "5"})
+    eventually(lambda: "so 65Gi is not what it says" in outcome_of(kubectl, worse), "the policy to hold again")
+    kubectl.run("label", "resourcequota", "old", "team=a")
+    kubectl.apply(quota("old", {MEMORY_QUOTA: "64Gi", "pods": "6"}))
+    kubectl.apply(quota("old", {MEMORY_QUOTA: "65536", "pods": "6"}))
+
+
+def quota(name: str, hard: dict[str, str]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": hard}}
+
+
+def limit_range(name: str, limits: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": name}, "spec": {"limits": limits}}
 
 
 def test_where_memory_is_required_a_whole_gpu_without_an_amount_is_refused(product: Kubectl, kubectl: Kubectl) -> None:

@@ -43,5 +43,5 @@ def kustomized(product: Kubectl, folder: Path) -> Iterable[Object]:
 def test_the_api_server_found_no_fault_in_the_policies_expressions(product: Kubectl) -> None:
     policies = [item for item in product.all("validatingadmissionpolicies") if item["metadata"]["name"].startswith("aliquot-")]
     warnings = {policy["metadata"]["name"]: policy["status"].get("typeChecking", {}).get("expressionWarnings") for policy in policies}
-    assert len(warnings) == 6
+    assert len(warnings) == 7
     assert not any(warnings.values()), warnings

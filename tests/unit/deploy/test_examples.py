@@ -9,6 +9,7 @@ import yaml
 
 from proto import contract
 from proto.model import Isolation
+from scheduler_plugin.webhook.draft import GROUPS
 from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.vocabularies import Options
 from tests.rendering import EXAMPLES, Object
@@ -39,6 +40,25 @@ def test_the_webhook_takes_every_pod_of_an_example(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in FILES if not path.stem.startswith("from-")], ids=lambda path: path.stem)
 def test_in_our_own_words_there_is_nothing_to_warn_about(path: Path) -> None:
     assert [warning for pod in pods_of(path) for warning in Normaliser(Options(lambda _: GPU_SIZES_MIB)).admit(pod).warnings] == []
+
+
+SHOWN_WITH_A_UNIT = "memory"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if not path.stem.startswith("from-")], ids=lambda path: path.stem)
+def test_a_pod_by_itself_can_be_applied_a_second_time(path: Path) -> None:
+    """kubectl would change back what the webhook wrote in place of something else, and a pod cannot be changed."""
+    for pod in yaml.safe_load_all(path.read_text()):
+        if pod["kind"] == "Pod":
+            patch = Normaliser(Options(lambda _: GPU_SIZES_MIB)).admit(pod).patch
+            becomes = {operation["path"]: operation["value"].get("limits", {}) for operation in patch if "resources" in operation["path"]}
+            written = {f"/spec/{group}/{place}/resources": one for group in GROUPS for place, one in enumerate(pod["spec"].get(group, ()))}
+            kept = all(limits.items() >= limits_of(written[place]).items() for place, limits in becomes.items())
+            assert kept == (path.stem != SHOWN_WITH_A_UNIT)
+
+
+def limits_of(container: Object) -> Object:
+    return {name: str(amount) for name, amount in container.get("resources", {}).get("limits", {}).items()}
 
 
 def test_every_annotation_and_resource_has_an_example() -> None:

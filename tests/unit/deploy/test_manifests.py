@@ -174,9 +174,26 @@ def conditions(text: str) -> tuple[set[str], set[str]]:
     return prefixes, {name for names in lists for name in re.findall(r"'([^']+)'", names)}
 
 
-def asked_about(name: str, expression: str) -> bool:
-    prefixes, names = conditions(expression)
-    return name in names or any(map(name.startswith, prefixes))
+CEL_TO_PYTHON = {"||": "or", "&&": "and", "!r.": "not r.", "startsWith": "startswith", "endsWith": "endswith"}
+
+
+def asked_about(name: str, expression: str, amount: str = "1") -> bool:
+    """Whether a webhook's condition holds for a pod that has a resource, in this amount, or an annotation of this name.
+
+    What it asks of one name is Python but for the operators; that it is CEL is for tests/e2e to show.
+    """
+    asked = {variable: body_of(expression, variable) for variable in ("r", "a") if f"exists({variable}," in expression}
+    return any(eval(body, {variable: name, "amounts": {name: amount}}) for variable, body in asked.items())
+
+
+def body_of(expression: str, variable: str) -> str:
+    """The second argument of the exists() over this variable, in Python."""
+    text, depth = " ".join(expression.partition(f"exists({variable},")[2].split()), 0
+    for end, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            return re.sub("|".join(map(re.escape, CEL_TO_PYTHON)), lambda found: CEL_TO_PYTHON[found[0]], text[:end])
+    raise AssertionError(f"no end of exists({variable}, in {text}")
 
 
 def condition_of(kind: str) -> str:
@@ -191,6 +208,9 @@ FOREIGN = (
     vocabularies.HAMI_PRIORITY,
     vocabularies.KAI_FRACTION,
     vocabularies.KAI_MEMORY,
+    vocabularies.KAI_FRACTION_LIMIT,
+    vocabularies.KAI_MEMORY_LIMIT,
+    "kai.scheduler/container.main.gpu-memory.portion.limit",
     "nvidia.com/container.main.gpu-memory.request",
 )
 
@@ -205,7 +225,15 @@ def test_what_was_translated_is_checked_again(name: str) -> None:
     assert asked_about(name, condition_of("ValidatingWebhookConfiguration"))
 
 
-@pytest.mark.parametrize("name", ["cpu", "memory", "amd.com/gpu", "hugepages-2Mi", vocabularies.NVIDIA_GPU])
+REPLICA_OF_AN_INSTANCE = f"{contract.RESOURCE_MIG_PREFIX}1g.10gb.shared"
+
+
+@pytest.mark.parametrize("name", [*vocabularies.HAMI_RESOURCES, vocabularies.HAMI_PRIORITY])
+def test_none_of_what_hami_offers_is_no_reason_to_wait_for_the_webhook(name: str) -> None:
+    assert not asked_about(name, condition_of("MutatingWebhookConfiguration"), amount="0")
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "amd.com/gpu", "hugepages-2Mi", vocabularies.NVIDIA_GPU, REPLICA_OF_AN_INSTANCE])
 def test_other_pods_never_wait_for_the_webhook(name: str) -> None:
     assert not asked_about(name, condition_of("MutatingWebhookConfiguration"))
     assert not asked_about(name, condition_of("ValidatingWebhookConfiguration"))
@@ -216,7 +244,15 @@ def test_where_plain_gpus_are_adopted_the_api_server_sends_those_pods_too() -> N
     assert all(asked_about(name, adopting) for name in (*OURS, *FOREIGN, vocabularies.NVIDIA_GPU, vocabularies.NVIDIA_SHARED))
 
 
-@pytest.mark.parametrize("name", ["nvidia.com/hostdev", "nvidia.com/rdma_shared_device_a", "nvidia.com/cx7_sriov", "nvidia.com/gpu-other"])
+@pytest.mark.parametrize("name", [*vocabularies.HAMI_RESOURCES, vocabularies.NVIDIA_GPU, vocabularies.NVIDIA_SHARED])
+def test_where_plain_gpus_are_adopted_none_of_them_is_no_reason_to_wait_for_the_webhook(name: str) -> None:
+    assert not asked_about(name, (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text(), amount="0")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [REPLICA_OF_AN_INSTANCE, "nvidia.com/hostdev", "nvidia.com/rdma_shared_device_a", "nvidia.com/cx7_sriov", "nvidia.com/gpu-other"],
+)
 def test_where_plain_gpus_are_adopted_other_resources_of_nvidia_never_wait_for_the_webhook(name: str) -> None:
     assert not asked_about(name, (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text())
 
@@ -305,11 +341,23 @@ def test_amounts_without_the_resource_that_kubelet_asks_the_agent_for_are_refuse
     assert validations == "variables.bare.size() == 0 variables.vast.size() == 0"
 
 
+def test_amounts_of_quotas_and_limit_ranges_are_looked_at_wherever_they_can_stand() -> None:
+    resources, variables, validations = policy("aliquot-amounts-of-quotas")
+    assert resources == {"resourcequotas", "limitranges"}, "not their status, which the controller writes"
+    for amounts, limits, spec in (("found", "limits", "spec"), ("before", "oldLimits", "oldSpec")):
+        assert f"variables.{spec}.?hard" in variables[amounts]
+        assert f"endsWith('{contract.RESOURCE_VGPU_MEMORY}')" in variables[amounts]
+        looked_at = re.findall(rf"variables\.{limits}\.map\(l, l\[\?'(\w+)'\]\[\?'{contract.RESOURCE_VGPU_MEMORY}'\]", variables[amounts])
+        assert looked_at == ["max", "min", "default", "defaultRequest"]
+    assert "!(a in variables.before)" in variables["mistaken"]
+    assert validations == "variables.mistaken.size() == 0"
+
+
 def test_the_small_installation_brings_the_policies_that_stand_in_for_the_webhook() -> None:
     kustomization = yaml.safe_load((DAEMONSET / "overlays/local-placement/kustomization.yaml").read_text())
     assert kustomization["resources"] == ["../../base"]
     policies = [item["metadata"]["name"] for item in yaml.safe_load_all((DAEMONSET / "base/policy.yaml").read_text())]
-    assert {"aliquot-amounts-of-vgpus", "aliquot-isolation-kept"} <= set(policies)
+    assert {"aliquot-amounts-of-vgpus", "aliquot-amounts-of-quotas", "aliquot-isolation-kept"} <= set(policies)
 
 
 def test_every_admission_policy_is_bound_and_denies() -> None:

@@ -6,7 +6,8 @@ import pytest
 from aliquot.standin.patches import apply_json_patch
 from proto import contract
 from scheduler_plugin.webhook.normalise import GPU_TOLERATION, UNTOUCHED, Normaliser
-from scheduler_plugin.webhook.vocabularies import Options
+from scheduler_plugin.webhook.review import MAX_WARNING_CHARS
+from scheduler_plugin.webhook.vocabularies import FROM_LIMIT_RANGE, Options
 
 VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
 SCHEDULER = contract.SCHEDULER_NAME
@@ -76,7 +77,8 @@ def test_resources_become_native_totals(written, becomes):
         ({"nvidia.com/nouse-gputype": "1080"}, {"gpu-type-not": "1080"}),
         ({"nvidia.com/use-gpuuuid": "GPU-1"}, {"gpu-uuid": "GPU-1"}),
         ({"nvidia.com/nouse-gpuuuid": "GPU-1"}, {"gpu-uuid-not": "GPU-1"}),
-        ({"nvidia.com/numa-bind": "true"}, {"numa": "strict"}),
+        *(({"nvidia.com/numa-bind": text}, {"numa": "strict"}) for text in ("1", "t", "T", "TRUE", "true", "True")),
+        *(({"nvidia.com/numa-bind": text}, {}) for text in ("0", "false", "")),
         ({"nvidia.com/vgpu-mode": "hami-core"}, {"isolation": "shim"}),
         ({"hami.io/gpu-scheduler-policy": "binpack,numa"}, {"placement": "binpack", "numa": "prefer"}),
         ({"hami.io/gpu-scheduler-policy": "topology-aware"}, {"placement": "topology"}),
@@ -113,10 +115,19 @@ def test_hami_mode_mig_is_what_a_pod_with_a_mig_resource_has_anyway():
 def test_a_priority_alone_asks_for_no_gpu_and_beside_one_says_whose_work_waits():
     side = {"name": "side", "resources": {"limits": {"nvidia.com/priority": "1"}}}
     main = {"name": "main", "resources": {"limits": {"nvidia.com/gpumem": "1000"}}}
-    assert normaliser(adopt_nvidia_gpu=True).admit(make_pod(containers=[side])) is UNTOUCHED
+    assert normaliser(adopt_nvidia_gpu=True).admit(make_pod(containers=[side])) == UNTOUCHED
     pod = admitted(make_pod(containers=[main, side]))
     assert [limits_of(pod, position) for position in (0, 1)] == [{"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "1000"}, {}]
     assert pod["metadata"]["annotations"] == {"aliquot.dev/priority": "low"}
+
+
+def test_a_priority_beside_a_gpu_of_nvidias_plugin_is_warned_about_as_it_keeps_the_pod_from_every_node():
+    outcome = normaliser().admit(make_pod({"nvidia.com/gpu": "1", "nvidia.com/priority": "1"}))
+    assert (outcome.refusal, outcome.patch, outcome.concerns_us) == ("", (), False)
+    [warning] = outcome.warnings
+    assert "no node offers nvidia.com/priority" in warning
+    assert len(warning) <= MAX_WARNING_CHARS
+    assert normaliser().admit(make_pod({"nvidia.com/gpu": "1", "nvidia.com/priority": "0"})) == UNTOUCHED
 
 
 @pytest.mark.parametrize(("level", "want"), [(0, "high"), (1, "low")])
@@ -154,6 +165,34 @@ def test_an_nvidia_limit_above_the_request_becomes_burst():
     pod = admitted(make_pod(annotations=annotations | {"nvidia.com/container.main.gpu-compute.mode": "sm-sharing"}))
     assert pod["metadata"]["annotations"]["aliquot.dev/memory-burst"] == "1.5"
     assert pod["metadata"]["annotations"]["aliquot.dev/isolation"] == "mps"
+
+
+KAI_PORTION_LIMIT = "kai.scheduler/container.{}.gpu-memory.portion.limit"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "burst"),
+    [
+        ({"gpu-memory": "4096", "gpu-memory.limit": "6Gi"}, "1.5"),
+        ({"gpu-memory": "4096", "gpu-memory.limit": "4Gi"}, None),
+        ({"gpu-memory": "4096", "gpu-memory.limit": "8Gi", "nvidia.com/container.main.gpu-memory.request": "4Gi"}, "2"),
+        ({"gpu-memory": "3000", "gpu-memory.limit": "6000Mi", "gpu-fraction-num-devices": "2"}, "2"),
+        ({"gpu-fraction": "0.3", "gpu-fraction.limit": "0.9"}, "3"),
+        ({"gpu-fraction": "0.5", KAI_PORTION_LIMIT.format("main"): "0.8"}, "1.6"),
+    ],
+)
+def test_a_kai_limit_above_the_request_becomes_burst(annotations, burst):
+    pod = admitted(make_pod(annotations=annotations))
+    assert pod["metadata"]["annotations"].get("aliquot.dev/memory-burst") == burst
+    assert normaliser().admit(pod).patch == ()
+
+
+def test_unknown_annotations_of_kai_are_warned_about():
+    pod = make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction-limit": "0.8", "gpu-memory-size": "4Gi"})
+    [warning] = normaliser().admit(pod).warnings
+    assert warning.startswith(
+        "annotation gpu-fraction-limit, gpu-memory-size has no effect: known are gpu-fraction, gpu-memory, gpu-fraction.limit"
+    )
 
 
 def nvidia_fractions(**amounts: tuple[str, str]) -> dict:
@@ -239,7 +278,53 @@ def test_a_whole_gpu_cannot_burst_though_its_memory_is_counted():
     ],
 )
 def test_other_pods_are_not_touched(pod):
-    assert normaliser().admit(pod) is UNTOUCHED
+    assert normaliser().admit(pod) == UNTOUCHED
+
+
+@pytest.mark.parametrize("spec", [{}, {"nodeName": "n1"}, {"schedulerName": "mine"}], ids=["plain", "on a node", "another scheduler"])
+@pytest.mark.parametrize(
+    ("limits", "adopt", "left"),
+    [
+        pytest.param({"nvidia.com/gpu": "0"}, True, {}, id="adopted"),
+        pytest.param({"nvidia.com/gpu": 0, "cpu": "1"}, True, {"cpu": "1"}, id="beside a CPU"),
+        pytest.param({"nvidia.com/gpu": "0"}, False, {"nvidia.com/gpu": "0"}, id="NVIDIA's"),
+        pytest.param({"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"}, False, {}, id="HAMi's"),
+        pytest.param({"nvidia.com/gpu": "0", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"}, False, {}, id="shares of none"),
+        pytest.param({"nvidia.com/gpumem": "0"}, False, {}, id="no memory"),
+    ],
+)
+def test_a_pod_that_asks_for_zero_gpus_is_left_to_others_without_the_zeros(limits, adopt, left, spec):
+    annotations = {"nvidia.com/use-gputype": "H100", "nvidia.com/vgpu-mode": "whatever"}
+    pod = make_pod(limits, annotations=annotations, **spec)
+    outcome = normaliser(adopt_nvidia_gpu=adopt).admit(pod)
+    assert (outcome.concerns_us, outcome.warnings) == (False, ())
+    wanted = copy.deepcopy(pod)
+    wanted["spec"]["containers"][0]["resources"] = {"limits": left} if left else {}
+    assert admitted(pod, normaliser(adopt_nvidia_gpu=adopt)) == wanted
+
+
+def test_zeros_are_removed_beside_a_container_that_has_a_gpu_and_beside_our_own_words():
+    zeros = {"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"}
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "4000", **zeros}}}
+    pod = admitted(make_pod(containers=[main, {"name": "side", "resources": {"limits": zeros}}]))
+    assert [limits_of(pod, position) for position in (0, 1)] == [{"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "4000"}, {}]
+
+
+def test_a_replica_beside_zero_gpus_is_no_zero():
+    assert "a part of no stated size" in refusal(
+        make_pod({"nvidia.com/gpu": "0", "nvidia.com/gpu.shared": "1"}), normaliser(adopt_nvidia_gpu=True)
+    )
+
+
+def test_zeros_of_a_pod_that_opted_out_stay():
+    pod = make_pod({"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"})
+    pod["metadata"]["labels"] = {"hami.io/webhook": "ignore"}
+    assert normaliser(adopt_nvidia_gpu=True).admit(pod) == UNTOUCHED
+
+
+def test_a_way_of_computing_without_an_amount_asks_for_no_gpu():
+    mode = {"nvidia.com/container.main.gpu-compute.mode": "sm-sharing"}
+    assert normaliser().admit(make_pod({"nvidia.com/gpu": "1"}, annotations=mode)) == UNTOUCHED
 
 
 def test_plain_nvidia_gpus_are_adopted_as_whole_ones_when_configured():
@@ -341,7 +426,7 @@ def test_a_copy_of_a_pod_loses_what_the_scheduler_wrote_on_the_original(kept):
 
 
 def test_a_copy_that_asks_for_no_gpu_is_left_to_the_policy():
-    assert normaliser().admit(make_pod(annotations=WRITTEN_BY_SCHEDULER)) is UNTOUCHED
+    assert normaliser().admit(make_pod(annotations=WRITTEN_BY_SCHEDULER)) == UNTOUCHED
 
 
 def test_admitting_twice_changes_nothing_more():
@@ -387,13 +472,69 @@ def test_admitting_twice_changes_nothing_more():
             make_pod(
                 annotations={"nvidia.com/container.main.gpu-memory.request": "2Gi", "nvidia.com/container.main.gpu-memory.limit": "1Gi"}
             ),
-            "is below gpu-memory.request",
+            "is below the request",
         ),
         (make_pod(annotations={"nvidia.com/container.main.gpu-compute.mode": "magic"}), "time-slicing or sm-sharing"),
+        (
+            make_pod(annotations={"nvidia.com/container.main.gpu-memory.max": "4Gi"}),
+            "means nothing: expected nvidia.com/container.<container>.",
+        ),
+        (make_pod({"nvidia.com/vgpu": 1}, annotations={"nvidia.com/container.main": "4Gi"}), "nvidia.com/container.main' means nothing"),
+        (make_pod(annotations={"gpu-memory.limit": "8Gi"}), "add gpu-memory, or remove the limit"),
+        (make_pod(annotations={"gpu-fraction.limit": "0.8"}), "add gpu-fraction, or remove the limit"),
+        (make_pod(annotations={"gpu-memory": "5", "gpu-fraction.limit": "0.8"}), "add gpu-fraction, or remove the limit"),
+        (make_pod(annotations={KAI_PORTION_LIMIT.format("main"): "0.8"}), "add gpu-fraction, or remove the limit"),
+        (make_pod(annotations={"gpu-memory": "4096", "gpu-memory.limit": "8192"}), "an amount with a unit such as 8Gi, found '8192'"),
+        (make_pod(annotations={"gpu-memory": "4096", "gpu-memory.limit": "2Gi"}), "gpu-memory.limit is below the request"),
+        (make_pod(annotations={"gpu-memory": "4096", "gpu-memory.limit": "lots"}), "annotation gpu-memory.limit: "),
+        (make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction.limit": "0.4"}), "gpu-fraction.limit is below the request"),
+        (
+            make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction.limit": "1.5"}),
+            "gpu-fraction.limit: expected a number between 0 and 1",
+        ),
+        (
+            make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction.limit": "0.8", KAI_PORTION_LIMIT.format("main"): "0.9"}),
+            "say 0.8 and 0.9: keep one",
+        ),
+        (make_pod(annotations={"gpu-fraction": "0.5", KAI_PORTION_LIMIT.format("x"): "0.9"}), "of container x, but gpu-fraction is main's"),
+        (
+            make_pod(
+                annotations={"gpu-memory": "4096", "gpu-memory.limit": "8Gi", "nvidia.com/container.main.gpu-memory.request": "4Gi"}
+                | {"nvidia.com/container.main.gpu-memory.limit": "6Gi"}
+            ),
+            "two limits for the GPU memory of one container",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_what_to_write_instead(pod, sentence):
     assert sentence in refusal(pod)
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "annotations"),
+    [
+        pytest.param({"nvidia.com/vgpu-memory": "4096"}, {}, id="our words"),
+        pytest.param({"nvidia.com/mig-1g.10gb": "1"}, {}, id="MIG"),
+        pytest.param({"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "3000"}, {"nvidia.com/use-gputype": "H100"}, id="HAMi, translated"),
+        pytest.param({}, {"gpu-memory": "4096"}, id="KAI"),
+        pytest.param({}, {"nvidia.com/container.main.gpu-memory.request": "4Gi"}, id="NVIDIA"),
+    ],
+)
+def test_nvidia_gpu_that_a_limit_range_adds_to_a_pod_is_refused_with_what_to_change(limits, annotations, adopt):
+    added = make_pod({**limits, "nvidia.com/gpu": "1"}, annotations=annotations)
+    assert FROM_LIMIT_RANGE in refusal(added, normaliser(adopt_nvidia_gpu=adopt))
+
+
+def test_no_nvidia_gpu_and_nvidia_gpus_of_another_container_are_no_second_vocabulary():
+    limits = {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "4096"}
+    none = make_pod({**limits, "nvidia.com/gpu": "0"})
+    assert limits_of(admitted(none)).items() >= limits.items()
+    annotated = make_pod({"nvidia.com/gpu": "0"}, annotations={"gpu-memory": "4096"})
+    assert limits_of(admitted(annotated)).items() >= limits.items()
+    other = {"name": "other", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    pod = admitted(make_pod(containers=[{"name": "main", "resources": {"limits": limits}}, other]))
+    assert limits_of(pod, 1) == {"nvidia.com/gpu": "1"}
 
 
 @pytest.mark.parametrize(("sizes", "sentence"), [((), "no GPU match"), ((40960, 81920), "GPUs of 40960 MiB, 81920 MiB match")])

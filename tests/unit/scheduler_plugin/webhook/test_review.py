@@ -58,6 +58,9 @@ def test_a_copy_that_a_replica_of_before_let_keep_its_retry_annotation_is_let_th
             id="a sidecar that sees all GPUs",
         ),
         pytest.param([container(limits={"mig-1g.10gb": "1"})], {}, "/spec/schedulerName", id="MIG"),
+        pytest.param(
+            [container(limits={"vgpu": "1", "gpu": "1"})], READY, "added by a LimitRange of its namespace", id="a LimitRange's GPU"
+        ),
         pytest.param([container(limits={"vgpu": "1", "vgpu-cores": "250"})], READY, "which have 100 in all", id="nonsense"),
     ],
 )
