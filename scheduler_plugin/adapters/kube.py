@@ -205,16 +205,19 @@ class _Lease(msgspec.Struct):
 class KubeLease:
     """Implements ``ports.LeaseApi`` with a Lease of coordination.k8s.io."""
 
-    def __init__(self, connection: KubeConnection, namespace: str, name: str, clock: Clock) -> None:
+    def __init__(self, connection: KubeConnection, namespace: str, name: str, clock: Clock, read_seconds: float = REQUEST_SECONDS) -> None:
+        """Args: read_seconds: how long a read may take."""
         self._connection = connection
+        self._read_seconds = read_seconds
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases"
         self._name = name
         self._clock = clock
 
     async def read(self) -> LeaseRecord | None:
         """See ``ports.LeaseApi``."""
+        path = f"{self._collection}/{quote(self._name, safe='')}"
         try:
-            return _record(await self._connection.request("GET", f"{self._collection}/{quote(self._name, safe='')}"))
+            return _record(await self._connection.request("GET", path, seconds=self._read_seconds))
         except KubeNotFoundError:
             return None
 
