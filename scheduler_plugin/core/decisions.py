@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proto.model import PodRequest
-from scheduler_plugin.core.columns import Rows
+from scheduler_plugin.core.columns import Bools, Ints, Rows
 from scheduler_plugin.core.gang import Standing
 from scheduler_plugin.core.journal import Moment
 from scheduler_plugin.core.pods import PodFacts
@@ -46,6 +46,14 @@ class AskedNodes:
         """Return the rows in order, beginning with the first."""
         rows = np.flatnonzero(np.unpackbits(np.frombuffer(self.bits, dtype=np.uint8)))
         return np.roll(rows, -int(np.searchsorted(rows, self.first)))
+
+    def among(self, rows: Rows, named_at: Ints) -> Bools:
+        """Say which rows may be for the pod: those that were asked about, and those that are other nodes by now.
+
+        Args: named_at: the state's naming counter when each of these rows got its name.
+        """
+        asked = np.unpackbits(np.frombuffer(self.bits, dtype=np.uint8)).astype(np.bool_)
+        return (named_at > self.naming) | ((rows < len(asked)) & asked[np.minimum(rows, len(asked) - 1)])
 
 
 @dataclass(frozen=True, slots=True)

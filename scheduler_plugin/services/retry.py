@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from placement.refusal import Refusal
 from proto import contract
 from scheduler_plugin.core.decisions import Decision
@@ -32,11 +34,13 @@ MAX_AT_ONCE: Final = 32
 """Pods poked in one period; each costs a patch and a scheduling attempt."""
 
 
-class _Judged(NamedTuple):
-    """No node that changed after ``since`` fitted at ``at``, both values of the state's change counter."""
+class _Waiting(NamedTuple):
+    """A pod that waits."""
 
+    decision: Decision
+    shape: PodShape
     since: int
-    at: int
+    """The state's change counter when it was last found to fit nowhere."""
 
 
 class Retry:
@@ -52,8 +56,8 @@ class Retry:
         self._seen_freed = 0
         self._unfinished = False
         """Whether pods were left for the next period."""
-        self._judged: dict[PodShape, _Judged] = {}
-        """Of the shapes that wait and were found to fit nowhere."""
+        self._judged: dict[str, tuple[Decision, int]] = {}
+        """Of the pods that were found to fit nowhere once more, by UID, the decision on them and the state's change counter then."""
         self._telemetry = telemetry
 
     async def run(self) -> None:
@@ -77,16 +81,15 @@ class Retry:
 
     async def _fitting(self) -> list[str]:
         """Return the waiting pods that now fit, as many as may be poked at once; verbs are answered between two shapes."""
-        decisions = self._desk.decisions.waiting()[:MAX_EXAMINED]
-        waiting = [(decision, self._desk.shape_of(decision.pod, decision.request)) for decision in decisions]
-        oldest: dict[PodShape, int] = {}
-        for decision, shape in waiting:
-            oldest[shape] = min(oldest.get(shape, decision.generation), _judged_since(decision))
+        kinds: dict[PodShape, list[_Waiting]] = {}
+        waiting = [self._waiting(decision) for decision in self._desk.decisions.waiting()[:MAX_EXAMINED]]
+        for pod in waiting:
+            kinds.setdefault(pod.shape, []).append(pod)
         ready: list[str] = []
-        fits: dict[PodShape, bool] = {}
+        fits: dict[PodShape, set[str]] = {}
         tried: set[tuple[Gang, PodShape]] = set()
-        self._judged = {shape: judged for shape, judged in self._judged.items() if shape in oldest}
-        for decision, shape in waiting:
+        self._judged = {pod.decision.pod.uid: (pod.decision, pod.since) for pod in waiting}
+        for decision, shape, _ in waiting:
             if len(ready) == MAX_AT_ONCE:
                 self._unfinished = True
                 break
@@ -94,19 +97,32 @@ class Retry:
                 ready.append(decision.pod.uid)
                 continue
             if shape not in fits:
-                fits[shape] = self._fits(shape, oldest[shape])
+                fits[shape] = self._fitting_of(kinds[shape])
                 await asyncio.sleep(0)
-            if fits[shape] and self._may_start(decision.pod, shape, tried):
+            if decision.pod.uid in fits[shape] and self._may_start(decision.pod, shape, tried):
                 ready.append(decision.pod.uid)
         return ready
 
-    def _fits(self, shape: PodShape, since: int) -> bool:
-        """Whether a node that changed since the change counter was at ``since`` takes a pod; what was found before is not judged again."""
-        known, now = self._judged.get(shape), self._desk.state.columns.change_count
-        fits = self._desk.shapes.fits_since(shape, known.at if known is not None and known.since <= since else since)
-        if not fits:
-            self._judged[shape] = _Judged(since, now)
-        return fits
+    def _waiting(self, decision: Decision) -> _Waiting:
+        known, judged_at = self._judged.get(decision.pod.uid, (None, 0))
+        since = judged_at if known is decision else _judged_since(decision)
+        return _Waiting(decision, self._desk.shape_of(decision.pod, decision.request), since)
+
+    def _fitting_of(self, kind: list[_Waiting]) -> set[str]:
+        """Return which pods of one shape fit on a node that changed since they were judged; what was found before is not judged again."""
+        state = self._desk.state
+        takers = self._desk.shapes.takers(kind[0].shape, min(pod.since for pod in kind))
+        named_at = np.array([state.named_at[row] for row in takers.rows.tolist()], dtype=np.int64)
+        fitting: set[str] = set()
+        for pod in kind:
+            wanted = takers.changed_at > pod.since
+            if pod.decision.asked is not None and wanted.any():
+                wanted &= pod.decision.asked.among(takers.rows, named_at)
+            if takers.any_of(wanted):
+                fitting.add(pod.decision.pod.uid)
+            else:
+                self._judged[pod.decision.pod.uid] = (pod.decision, state.columns.change_count)
+        return fitting
 
     def _is_planned(self, decision: Decision) -> bool:
         """Whether a pod's gang has a place for it: the room is there and, being taken by it, fits nobody.
