@@ -140,6 +140,18 @@ class Decisions:
         """Drop what was decided on a pod that is bound or gone; the record stays."""
         self.by_uid.pop(pod_uid, None)
 
+    def forget_gone(self, pods: Mapping[str, PodFacts], before: float) -> None:
+        """Drop what was decided on pods that are bound or gone.
+
+        An attempt that is under way while the watch tells a pod's end is recorded after it, and nothing more is told of that pod.
+
+        Args: pods: all that are known, by UID. before: only what was decided earlier, in seconds since 1970; the pods are known as later.
+        """
+        old = [uid for uid, decision in self.by_uid.items() if decision.at < before]
+        for uid in old:
+            if uid not in pods or pods[uid].node_name:
+                self.forget(uid)
+
     def waiting(self) -> list[Decision]:
         """Return the pods that fitted nowhere when last asked, by priority, then the longest waiting first."""
         waiting = [decision for decision in self.by_uid.values() if not decision.fitting]

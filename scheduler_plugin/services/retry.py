@@ -4,7 +4,8 @@ kube-scheduler retries a rejected pod on cluster events, but its event can come 
 for minutes. So when capacity frees, the pods that fitted nowhere are judged again, the most important first, and only on the nodes that
 changed since they were judged last: hundreds of kinds of pods can wait. For those that now fit an annotation is changed, because a pod
 that changed is tried again at once. Of a gang without a plan one member of each kind is tried: once it is planned the others have a place,
-and are tried for that. Soft reservations expire here too.
+and are tried for that. Soft reservations expire here too, and decisions on
+pods that are gone.
 """
 
 import asyncio
@@ -33,6 +34,11 @@ MAX_EXAMINED: Final = 2000
 MAX_AT_ONCE: Final = 32
 """Pods poked in one period; each costs a patch and a scheduling attempt."""
 
+FORGET_SECONDS: Final = 60.0
+"""How often the decisions on pods that are gone are looked for."""
+EVENT_SECONDS: Final = 10.0
+"""More than an event takes to come."""
+
 
 class _Waiting(NamedTuple):
     """A pod that waits."""
@@ -58,6 +64,7 @@ class Retry:
         """Whether pods were left for the next period."""
         self._judged: dict[str, tuple[Decision, int]] = {}
         """Of the pods that were found to fit nowhere once more, by UID, the decision on them and the state's change counter then."""
+        self._forgot_at = float("-inf")
         self._telemetry = telemetry
 
     async def run(self) -> None:
@@ -69,8 +76,12 @@ class Retry:
     async def step(self) -> None:
         """Look once."""
         state = self._desk.state
-        self._telemetry.expired.inc(state.expire(self._desk.monotonic(), self._pods_current_at()))
+        now, known_at = self._desk.monotonic(), self._pods_current_at()
+        self._telemetry.expired.inc(state.expire(now, known_at))
         self._desk.gangs.expire()
+        if now - self._forgot_at >= FORGET_SECONDS:
+            self._forgot_at = now
+            self._desk.decisions.forget_gone(state.pods, self._desk.now() - (now - known_at) - EVENT_SECONDS)
         if not self._leads() or (state.freed_count == self._seen_freed and not self._unfinished):
             return
         self._seen_freed, self._unfinished = state.freed_count, False

@@ -46,9 +46,12 @@ class Scene:
         self.state.set_gpu_node(make_node("n1", 2))
         self.state.set_gpu_node(make_node("n2", 2))
         self.state.set_pod(make_pod("busy", node="n1", shares={"main": [make_share("n1", 0, 1000)]}, vgpu="1"))
-        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+        self.time = self.told_at = 0.0
+        self.desk = Desk(
+            self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.time, now=lambda: self.time
+        )
         self.api = Api()
-        self.retry = Retry(self.desk, self.api, lambda: True, lambda: 0.0, Telemetry())
+        self.retry = Retry(self.desk, self.api, lambda: True, lambda: self.told_at, Telemetry())
 
     def waits(self, uid: str, **limits: str) -> Decision:
         """Note that a pod was found to fit nowhere just now."""
@@ -168,6 +171,31 @@ async def test_pods_of_several_containers_are_tried_where_they_may_run():
     assert await scene.poked() == []
     scene.state.drop_pod("busy-too")
     assert await scene.poked() == ["w"]
+
+
+@pytest.mark.parametrize("end", ["gone", "bound"])
+async def test_a_pod_whose_end_was_told_before_it_was_refused_waits_no_more(end):
+    scene = Scene()
+    for uid in ("ends", "waits"):
+        scene.is_refused(uid, ["n1", "n2"], vgpu="2", vgpu_memory="4000")
+    if end == "gone":
+        scene.state.drop_pod("ends")
+    else:
+        scene.state.set_pod(make_pod("ends", node="n2", shares={"main": [make_share("n2", 0, 100)]}, vgpu="1"))
+    scene.is_refused("new", ["n1", "n2"], vgpu="2", vgpu_memory="4000")
+    scene.state.drop_pod("new")
+    new = scene.desk.decisions.by_uid["new"]
+    scene.desk.decisions.record(replace(new, at=70.0))
+
+    async def waiting(now: float, told_at: float) -> set[str]:
+        scene.time, scene.told_at = now, told_at
+        await scene.poked()
+        return {decision.pod.uid for decision in scene.desk.decisions.waiting()}
+
+    assert await waiting(60.0, 2.0) == {"ends", "waits", "new"}, "what happened since may not have been told"
+    assert await waiting(75.0, 75.0) == {"ends", "waits", "new"}, "once a minute is enough"
+    assert await waiting(120.0, 76.0) == {"waits", "new"}, "it may be too new to be known"
+    assert await waiting(180.0, 180.0) == {"waits"}
 
 
 async def test_verbs_are_answered_while_many_kinds_of_pods_are_looked_at():
