@@ -2,10 +2,10 @@
 
 kube-scheduler retries a rejected pod on cluster events, but its event can come before ours has reached the state, and then the pod waits
 for minutes. So when capacity frees, the pods that fitted nowhere are judged again, the most important first, and only on the nodes that
-changed since they were judged last: hundreds of kinds of pods can wait. For those that now fit an annotation is changed, because a pod
-that changed is tried again at once. Of a gang without a plan one member of each kind is tried: once it is planned the others have a place,
-and are tried for that. Soft reservations expire here too, and decisions on
-pods that are gone.
+changed since they were judged last: hundreds of kinds of pods can wait. Nodes that kube-scheduler did not ask about count only if they came
+since: its own filters left them out, and it tries the pod itself once they would not. For pods that now fit an annotation is changed,
+because a pod that changed is tried again at once. Of a gang without a plan one member of each kind is tried: once it is planned the others
+have a place, and are tried for that. Soft reservations expire here too, and decisions on pods that are gone are dropped.
 """
 
 import asyncio
@@ -33,7 +33,6 @@ MAX_EXAMINED: Final = 2000
 """Waiting pods looked at in one period, the most important ones; the others wait for kube-scheduler's own events."""
 MAX_AT_ONCE: Final = 32
 """Pods poked in one period; each costs a patch and a scheduling attempt."""
-
 FORGET_SECONDS: Final = 60.0
 """How often the decisions on pods that are gone are looked for."""
 EVENT_SECONDS: Final = 10.0
@@ -63,7 +62,7 @@ class Retry:
         self._unfinished = False
         """Whether pods were left for the next period."""
         self._judged: dict[str, tuple[Decision, int]] = {}
-        """Of the pods that were found to fit nowhere once more, by UID, the decision on them and the state's change counter then."""
+        """Of the pods looked at, by UID, the decision and the state's change counter when they were last found to fit nowhere."""
         self._forgot_at = float("-inf")
         self._telemetry = telemetry
 
