@@ -319,16 +319,21 @@ async def test_a_lease_that_never_changed_hands_makes_up_for_the_calls_that_it_d
 async def test_it_leads_on_while_a_read_of_the_lease_takes_as_long_as_kube_scheduler_waits(beside, monkeypatch):
     beside.read_seconds = 4.9
     beside.holds("pod-a_1")
-    leads = []
+    leads, answer = [], beside.lease.read
+
+    async def read() -> LeaseRecord | None:
+        leads.append(beside.following.leads)
+        return await answer()
 
     async def sleep(seconds: float) -> None:
-        leads.append(beside.following.leads)
         beside.clock.time += max(0.0, seconds)
         if len(leads) == 20:
             raise asyncio.CancelledError
 
+    beside.lease.read = read
+
     monkeypatch.setattr(leadership.asyncio, "sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         await beside.following.run()
-    assert all(leads)
+    assert leads == [False] + 19 * [True], "also when the next answer comes"
     assert len(beside.taken) == 1
