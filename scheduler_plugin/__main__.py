@@ -60,7 +60,7 @@ from scheduler_plugin.services.certificate_keeper import CertificateKeeper
 from scheduler_plugin.services.cluster_metrics import ClusterCollector
 from scheduler_plugin.services.cluster_watch import ClusterWatch, NamedHost, Source
 from scheduler_plugin.services.explainer import Answer, Explainer
-from scheduler_plugin.services.leadership import Following, Leadership
+from scheduler_plugin.services.leadership import FOLLOW_SECONDS, Following, Leadership
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.telemetry import Telemetry
@@ -157,8 +157,8 @@ class Scheduler:
             self._leadership.on_acquired = self._pods_stream.relist
         self._following: Following | None = None
         if settings.scheduler_lease:
-            lease = KubeLease(connection, settings.lease_namespace, settings.scheduler_lease, clock)
-            self._following = Following(lease, clock, socket.gethostname())
+            lease = KubeLease(connection, settings.lease_namespace, settings.scheduler_lease, clock, FOLLOW_SECONDS)
+            self._following = Following(lease, clock, socket.gethostname(), lambda: self._watch.told_at(Source.PODS))
             self._following.on_acquired = self._pods_stream.relist
         self._binder = Binder(self._desk, pods, lambda: self.decides, self._look_who_leads)
         self._retry = Retry(self._desk, pods, lambda: self.decides, lambda: self._watch.told_at(Source.PODS), self._telemetry)

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -47,11 +48,9 @@ class KubeConnection:
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
-        tls: ssl.SSLContext | bool = True
-        if server.url.startswith("https:"):
-            tls = ssl.create_default_context(cafile=None if server.ca_file is None else str(server.ca_file))
+        self._trust = _Trust(server.ca_file) if server.url.startswith("https:") else None
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls, limit=0), headers={"User-Agent": _USER_AGENT, "Accept": "application/json"}
+            connector=aiohttp.TCPConnector(limit=0), headers={"User-Agent": _USER_AGENT, "Accept": "application/json"}
         )
 
     async def close(self) -> None:
@@ -81,9 +80,10 @@ class KubeConnection:
         self, method: str, path: str, body: Any, content_type: str, limits: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         data = None if body is None else msgspec.json.encode(body)
+        tls = True if self._trust is None else self._trust.context()
         try:
             async with self._session.request(
-                method, self._server.url + path, data=data, headers=self._headers(content_type), timeout=limits
+                method, self._server.url + path, data=data, headers=self._headers(content_type), timeout=limits, ssl=tls
             ) as response:
                 if response.status >= 300:
                     raise _error(f"{method} {path}", response, await response.read())
@@ -99,6 +99,39 @@ class KubeConnection:
             except OSError as exc:
                 raise KubeApiError(f"the API token {self._server.token_file}: {exc.strerror}") from exc
         return headers
+
+
+class _Trust:
+    """Whose certificates the API server may show, made anew when the file changes: the kubelet rotates the cluster's CA, too.
+
+    A connection that is open stays so; aiohttp keeps those of each context apart, so that the next one is verified by the new file.
+    """
+
+    def __init__(self, ca_file: Path | None) -> None:
+        """Args: ca_file: PEM certificates; None for those of the system, which are read once."""
+        self._ca_file = ca_file
+        self._version = self._look()
+        self._context = self._read()
+
+    def context(self) -> ssl.SSLContext:
+        """Return what to connect with now. Raises KubeApiError: the file changed and cannot be read."""
+        try:
+            version = self._look()
+            if version != self._version:
+                self._context = self._read()
+                self._version = version
+        except OSError as exc:  # also what ssl raises
+            raise KubeApiError(f"the API's CA {self._ca_file}: {exc.strerror or exc}") from exc
+        return self._context
+
+    def _look(self) -> tuple[int, int] | None:
+        if self._ca_file is None:
+            return None
+        found = self._ca_file.stat()
+        return found.st_mtime_ns, found.st_ino
+
+    def _read(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=None if self._ca_file is None else str(self._ca_file))
 
 
 class _Status(msgspec.Struct):
@@ -206,16 +239,19 @@ class _Lease(msgspec.Struct):
 class KubeLease:
     """Implements ``ports.LeaseApi`` with a Lease of coordination.k8s.io."""
 
-    def __init__(self, connection: KubeConnection, namespace: str, name: str, clock: Clock) -> None:
+    def __init__(self, connection: KubeConnection, namespace: str, name: str, clock: Clock, read_seconds: float = REQUEST_SECONDS) -> None:
+        """Args: read_seconds: how long a read may take."""
         self._connection = connection
+        self._read_seconds = read_seconds
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases"
         self._name = name
         self._clock = clock
 
     async def read(self) -> LeaseRecord | None:
         """See ``ports.LeaseApi``."""
+        path = f"{self._collection}/{quote(self._name, safe='')}"
         try:
-            return _record(await self._connection.request("GET", f"{self._collection}/{quote(self._name, safe='')}"))
+            return _record(await self._connection.request("GET", path, seconds=self._read_seconds))
         except KubeNotFoundError:
             return None
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proto.model import PodRequest
-from scheduler_plugin.core.columns import Rows
+from scheduler_plugin.core.columns import Bools, Ints, Rows
 from scheduler_plugin.core.gang import Standing
 from scheduler_plugin.core.journal import Moment
 from scheduler_plugin.core.pods import PodFacts
@@ -46,6 +46,14 @@ class AskedNodes:
         """Return the rows in order, beginning with the first."""
         rows = np.flatnonzero(np.unpackbits(np.frombuffer(self.bits, dtype=np.uint8)))
         return np.roll(rows, -int(np.searchsorted(rows, self.first)))
+
+    def among(self, rows: Rows, named_at: Ints) -> Bools:
+        """Say which rows may be for the pod: those that were asked about, and those that are other nodes by now.
+
+        Args: named_at: the state's naming counter when each of these rows got its name.
+        """
+        asked = np.unpackbits(np.frombuffer(self.bits, dtype=np.uint8)).astype(np.bool_)
+        return (named_at > self.naming) | ((rows < len(asked)) & asked[np.minimum(rows, len(asked) - 1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,18 @@ class Decisions:
     def forget(self, pod_uid: str) -> None:
         """Drop what was decided on a pod that is bound or gone; the record stays."""
         self.by_uid.pop(pod_uid, None)
+
+    def forget_gone(self, pods: Mapping[str, PodFacts], before: float) -> None:
+        """Drop what was decided on pods that are bound or gone.
+
+        An attempt that is under way while the watch tells a pod's end is recorded after it, and nothing more is told of that pod.
+
+        Args: pods: all that are known, by UID. before: only what was decided earlier, in seconds since 1970; the pods are known as later.
+        """
+        old = [uid for uid, decision in self.by_uid.items() if decision.at < before]
+        for uid in old:
+            if uid not in pods or pods[uid].node_name:
+                self.forget(uid)
 
     def waiting(self) -> list[Decision]:
         """Return the pods that fitted nowhere when last asked, by priority, then the longest waiting first."""

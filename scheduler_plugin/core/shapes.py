@@ -13,7 +13,7 @@ may count others among those that fit.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,6 +72,35 @@ class Verdict:
     """Rows that take every part by itself, and whether they take all of them together was not looked at yet: they count as fitting."""
 
 
+@dataclass(slots=True)
+class Takers:
+    """Nodes that take a pod of some shape, as far as columns tell; valid until the state changes."""
+
+    rows: Rows
+    changed_at: Ints
+    """The state's change counter when each was changed."""
+    _doubtful: Bools
+    """Whether only a search can tell."""
+    _search: Callable[[int], tuple[NodeReason, int]]
+    _left: int
+    """How many containers may still be searched for."""
+    _found: dict[int, bool] = field(default_factory=dict)
+
+    def any_of(self, wanted: Bools) -> bool:
+        """Whether one of the wanted nodes takes the pod. As in a verdict, those that are too many to be searched count as fitting."""
+        if (wanted & ~self._doubtful).any():
+            return True
+        for row in self.rows[wanted].tolist():
+            if row not in self._found:
+                if self._left <= 0:
+                    return True
+                reason, cost = self._search(row)
+                self._found[row], self._left = reason is NodeReason.FITS, self._left - cost
+            if self._found[row]:
+                return True
+        return False
+
+
 class Shapes:
     """The verdicts, most recently used last."""
 
@@ -106,31 +135,27 @@ class Shapes:
             verdict.computed_at = columns.change_count
         return verdict
 
-    def fits_since(self, shape: PodShape, since: int) -> bool:
-        """Whether a node that changed after ``since``, a value of the state's change counter, takes a pod that asks for GPUs.
+    def takers(self, shape: PodShape, since: int) -> "Takers":
+        """Find the nodes that changed after ``since``, a value of the state's change counter, and take a pod that asks for GPUs.
 
-        It costs what those nodes cost, and nothing is kept, so that many shapes can be asked about in turn. As in a verdict, nodes that
-        are too many to be searched count as fitting.
+        It costs what those nodes cost, and nothing is kept, so that many shapes can be asked about in turn.
         """
-        columns, asks, left = self._state.columns, _asks(shape), MAX_SEARCHED
+        columns, asks = self._state.columns, _asks(shape)
         columns.derive()
+        found, open_ = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.bool_)]
         for rows in columns.chunks(np.flatnonzero(columns.changed[: columns.rows] > since)):
             fitting = rows[np.logical_and.reduce([fits_alone(columns, rows, ask) for ask in asks])]
-            if not _has_parts(shape):
-                if len(fitting):
-                    return True
-                continue
-            reason, doubtful = self._together(shape, fitting)
-            if ((reason == NodeReason.FITS.value) & ~doubtful).any():
-                return True
-            for row in fitting[doubtful].tolist():
-                if left <= 0:
-                    return True
-                found, cost = self._search(shape, self._state.names[row])
-                if found is NodeReason.FITS:
-                    return True
-                left -= cost
-        return False
+            doubtful = np.zeros(len(fitting), dtype=np.bool_)
+            if _has_parts(shape):
+                reason, doubtful = self._together(shape, fitting)
+                fits = reason == NodeReason.FITS.value
+                fitting, doubtful = fitting[fits], doubtful[fits]
+            found.append(fitting)
+            open_.append(doubtful)
+        rows = np.concatenate(found)
+        return Takers(
+            rows, columns.changed[rows], np.concatenate(open_), lambda row: self._search(shape, self._state.names[row]), MAX_SEARCHED
+        )
 
     def learn(self) -> None:
         """Rate what is free by what the pods that are known ask for, from now on."""

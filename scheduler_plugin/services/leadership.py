@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = 15.0
 RENEW_SECONDS = 10.0
 """Without a successful renewal for so long, a leader stops."""
+FOLLOW_SECONDS = 6.0
+"""How long a read of kube-scheduler's lease may take: kube-scheduler allows itself 5 s for one, and leads on while the API is that slow."""
+AGAIN_SECONDS = 20.0
+"""kube-scheduler asks again sooner after a call in vain: it waits 5 s for the answer, and 10 s before it tries a pod again."""
 LOOK_SECONDS = 1.0
 """How long a call waits for a look at the lease; kube-scheduler waits 5 s for its answer."""
 LOOK_PAUSE_SECONDS = 0.2
@@ -107,19 +111,33 @@ class Following:
     ``acquired_at``: the moment at which another holder or another transition of the lease was first seen.
 
     A call is evidence too, because kube-scheduler asks its extender only while it leads. So a lease that cannot be read stops nobody: a
-    call that comes while it is not known who leads begins a time of leading, and is answered once the pods are listed again. A lease that
-    names somebody else, or nobody, is believed against a call: the call is one of the last of a kube-scheduler that ends.
+    call that comes while it is not known who leads begins a time of leading, and is answered once the pods are listed again. While they
+    are, and until kube-scheduler had time to ask once more, further calls begin nothing anew: where the API is slow, a list can take
+    longer than the time between two calls. A lease that then names the same holder and transition as before says that nobody else led,
+    and what was listed before the call is enough. One that names somebody else, or nobody, is believed against a call: the call is one of
+    the last of a kube-scheduler that ends.
     """
 
-    def __init__(self, api: LeaseApi, clock: Clock, host: str, retry_seconds: float = 2.0) -> None:
-        """Args: host: its name, with which kube-scheduler's identity begins. retry_seconds: between two looks at the lease."""
+    def __init__(self, api: LeaseApi, clock: Clock, host: str, pods_told_at: Callable[[], float], retry_seconds: float = 2.0) -> None:
+        """Make it; ``run`` begins.
+
+        Args: host: its name, with which kube-scheduler's identity begins. pods_told_at: the monotonic time up to which all of the pods is
+              known. retry_seconds: from one look at the lease to the next.
+        """
         self._api = api
         self._clock = clock
         self._identity_prefix = f"{host}_"
+        self._pods_told_at = pods_told_at
         self._retry_seconds = retry_seconds
         self._led_at = float("-inf")
         self._term: tuple[str, int] | None = None
         """Holder and transitions of the lease when last read, if that was the kube-scheduler beside this process."""
+        self._term_since = float("inf")
+        """Monotonic time at which that was first read."""
+        self._stands = False
+        """Whether nobody else was seen to lead since ``acquired_at``."""
+        self._unanswered_at = float("-inf")
+        """When a call last came before the pods were listed."""
         self._unknown = True
         """Whether the lease could not be read when that was last tried."""
         self._read_at = float("-inf")
@@ -140,7 +158,7 @@ class Following:
         while True:
             async with self._lock:
                 await self._read()
-            await asyncio.sleep(self._retry_seconds)
+            await asyncio.sleep(self._read_at + self._retry_seconds - self._clock.monotonic())
 
     async def called(self) -> None:
         """Note that the kube-scheduler beside this process asks something; look at the lease first where it is not known to lead."""
@@ -148,9 +166,23 @@ class Following:
         if not self.leads:
             await self.look()
             if self._unknown and not self.leads:
-                self._begin("calls come, and its lease says nothing")
+                if self._goes_on(now):
+                    self._led_at = now
+                else:
+                    self._begin("calls come, and its lease says nothing")
         if self.leads:
             self._led_at = max(self._led_at, now)
+            if self._is_listing:
+                self._unanswered_at = now
+
+    @property
+    def _is_listing(self) -> bool:
+        """Whether the pods are not listed yet as they were when it began to lead, or later."""
+        return self._pods_told_at() < self.acquired_at
+
+    def _goes_on(self, now: float) -> bool:
+        """Whether a call that comes now belongs to what an earlier one began."""
+        return self._stands and (self._is_listing or now - self._unanswered_at < AGAIN_SECONDS)
 
     async def look(self) -> None:
         """Learn who leads at this moment or later, if the API answers soon."""
@@ -174,14 +206,17 @@ class Following:
         self._unknown = False
         before, self._term = self._term, None
         if not lease.holder.startswith(self._identity_prefix):
-            self._led_at = float("-inf")
+            self._led_at, self._stands = float("-inf"), False
             return
         self._term = lease.holder, lease.transitions
         if self._term != before:
             self._begin(f"it is {lease.holder}")
+            self._term_since = self.acquired_at
+        self.acquired_at = self._term_since
         self._led_at = max(self._led_at, begun)
 
     def _begin(self, why: str) -> None:
         self.acquired_at = self._led_at = self._clock.monotonic()
+        self._stands = True
         logger.info("the kube-scheduler beside this process leads now: %s", why)
         self.on_acquired()

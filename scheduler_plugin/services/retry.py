@@ -2,15 +2,18 @@
 
 kube-scheduler retries a rejected pod on cluster events, but its event can come before ours has reached the state, and then the pod waits
 for minutes. So when capacity frees, the pods that fitted nowhere are judged again, the most important first, and only on the nodes that
-changed since they were judged last: hundreds of kinds of pods can wait. For those that now fit an annotation is changed, because a pod
-that changed is tried again at once. Of a gang without a plan one member of each kind is tried: once it is planned the others have a place,
-and are tried for that. Soft reservations expire here too.
+changed since they were judged last: hundreds of kinds of pods can wait. Nodes that kube-scheduler did not ask about count only if they came
+since: its own filters left them out, and it tries the pod itself once they would not. For pods that now fit an annotation is changed,
+because a pod that changed is tried again at once. Of a gang without a plan one member of each kind is tried: once it is planned the others
+have a place, and are tried for that. Soft reservations expire here too, and decisions on pods that are gone are dropped.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from placement.refusal import Refusal
 from proto import contract
@@ -30,13 +33,19 @@ MAX_EXAMINED: Final = 2000
 """Waiting pods looked at in one period, the most important ones; the others wait for kube-scheduler's own events."""
 MAX_AT_ONCE: Final = 32
 """Pods poked in one period; each costs a patch and a scheduling attempt."""
+FORGET_SECONDS: Final = 60.0
+"""How often the decisions on pods that are gone are looked for."""
+EVENT_SECONDS: Final = 10.0
+"""More than an event takes to come."""
 
 
-class _Judged(NamedTuple):
-    """No node that changed after ``since`` fitted at ``at``, both values of the state's change counter."""
+class _Waiting(NamedTuple):
+    """A pod that waits."""
 
+    decision: Decision
+    shape: PodShape
     since: int
-    at: int
+    """The state's change counter when it was last found to fit nowhere."""
 
 
 class Retry:
@@ -52,8 +61,9 @@ class Retry:
         self._seen_freed = 0
         self._unfinished = False
         """Whether pods were left for the next period."""
-        self._judged: dict[PodShape, _Judged] = {}
-        """Of the shapes that wait and were found to fit nowhere."""
+        self._judged: dict[str, tuple[Decision, int]] = {}
+        """Of the pods looked at, by UID, the decision and the state's change counter when they were last found to fit nowhere."""
+        self._forgot_at = float("-inf")
         self._telemetry = telemetry
 
     async def run(self) -> None:
@@ -65,8 +75,12 @@ class Retry:
     async def step(self) -> None:
         """Look once."""
         state = self._desk.state
-        self._telemetry.expired.inc(state.expire(self._desk.monotonic(), self._pods_current_at()))
+        now, known_at = self._desk.monotonic(), self._pods_current_at()
+        self._telemetry.expired.inc(state.expire(now, known_at))
         self._desk.gangs.expire()
+        if now - self._forgot_at >= FORGET_SECONDS:
+            self._forgot_at = now
+            self._desk.decisions.forget_gone(state.pods, self._desk.now() - (now - known_at) - EVENT_SECONDS)
         if not self._leads() or (state.freed_count == self._seen_freed and not self._unfinished):
             return
         self._seen_freed, self._unfinished = state.freed_count, False
@@ -77,16 +91,15 @@ class Retry:
 
     async def _fitting(self) -> list[str]:
         """Return the waiting pods that now fit, as many as may be poked at once; verbs are answered between two shapes."""
-        decisions = self._desk.decisions.waiting()[:MAX_EXAMINED]
-        waiting = [(decision, self._desk.shape_of(decision.pod, decision.request)) for decision in decisions]
-        oldest: dict[PodShape, int] = {}
-        for decision, shape in waiting:
-            oldest[shape] = min(oldest.get(shape, decision.generation), _judged_since(decision))
+        kinds: dict[PodShape, list[_Waiting]] = {}
+        waiting = [self._waiting(decision) for decision in self._desk.decisions.waiting()[:MAX_EXAMINED]]
+        for pod in waiting:
+            kinds.setdefault(pod.shape, []).append(pod)
         ready: list[str] = []
-        fits: dict[PodShape, bool] = {}
+        fits: dict[PodShape, set[str]] = {}
         tried: set[tuple[Gang, PodShape]] = set()
-        self._judged = {shape: judged for shape, judged in self._judged.items() if shape in oldest}
-        for decision, shape in waiting:
+        self._judged = {pod.decision.pod.uid: (pod.decision, pod.since) for pod in waiting}
+        for decision, shape, _ in waiting:
             if len(ready) == MAX_AT_ONCE:
                 self._unfinished = True
                 break
@@ -94,19 +107,32 @@ class Retry:
                 ready.append(decision.pod.uid)
                 continue
             if shape not in fits:
-                fits[shape] = self._fits(shape, oldest[shape])
+                fits[shape] = self._fitting_of(kinds[shape])
                 await asyncio.sleep(0)
-            if fits[shape] and self._may_start(decision.pod, shape, tried):
+            if decision.pod.uid in fits[shape] and self._may_start(decision.pod, shape, tried):
                 ready.append(decision.pod.uid)
         return ready
 
-    def _fits(self, shape: PodShape, since: int) -> bool:
-        """Whether a node that changed since the change counter was at ``since`` takes a pod; what was found before is not judged again."""
-        known, now = self._judged.get(shape), self._desk.state.columns.change_count
-        fits = self._desk.shapes.fits_since(shape, known.at if known is not None and known.since <= since else since)
-        if not fits:
-            self._judged[shape] = _Judged(since, now)
-        return fits
+    def _waiting(self, decision: Decision) -> _Waiting:
+        known, judged_at = self._judged.get(decision.pod.uid, (None, 0))
+        since = judged_at if known is decision else _judged_since(decision)
+        return _Waiting(decision, self._desk.shape_of(decision.pod, decision.request), since)
+
+    def _fitting_of(self, kind: list[_Waiting]) -> set[str]:
+        """Return which pods of one shape fit on a node that changed since they were judged; what was found before is not judged again."""
+        state = self._desk.state
+        takers = self._desk.shapes.takers(kind[0].shape, min(pod.since for pod in kind))
+        named_at = np.array([state.named_at[row] for row in takers.rows.tolist()], dtype=np.int64)
+        fitting: set[str] = set()
+        for pod in kind:
+            wanted = takers.changed_at > pod.since
+            if pod.decision.asked is not None and wanted.any():
+                wanted &= pod.decision.asked.among(takers.rows, named_at)
+            if takers.any_of(wanted):
+                fitting.add(pod.decision.pod.uid)
+            else:
+                self._judged[pod.decision.pod.uid] = (pod.decision, state.columns.change_count)
+        return fitting
 
     def _is_planned(self, decision: Decision) -> bool:
         """Whether a pod's gang has a place for it: the room is there and, being taken by it, fits nobody.

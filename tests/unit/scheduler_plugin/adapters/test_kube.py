@@ -1,13 +1,25 @@
 """What the API answers, in our own types; what cannot be read is an error of its own kind."""
 
 import json
+import ssl
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from program.api_server import ApiServer
-from scheduler_plugin.adapters.kube import KubeConnection, KubePods
+from scheduler_plugin.adapters.clock import SystemClock
+from scheduler_plugin.adapters.kube import REQUEST_SECONDS, KubeConnection, KubeLease, KubePods
 from scheduler_plugin.errors import KubeApiError
+from scheduler_plugin.services.leadership import FOLLOW_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from tests.fakes.overloaded_api import RETRY_AFTER_SECONDS, overloaded_api
 from tests.unit.scheduler_plugin.api import pod_object
 
@@ -17,8 +29,10 @@ class Connection:
 
     def __init__(self, body: Any) -> None:
         self.body = json.dumps(body).encode()
+        self.seconds: list[float] = []
 
-    async def request(self, method: str, path: str) -> bytes:
+    async def request(self, method: str, path: str, *, seconds: float = REQUEST_SECONDS, **_: Any) -> bytes:
+        self.seconds.append(seconds)
         return self.body
 
 
@@ -39,3 +53,84 @@ async def test_when_to_come_again_is_read_from_the_answer():
         finally:
             await connection.close()
     assert caught.value.retry_after_seconds == RETRY_AFTER_SECONDS
+
+
+async def test_a_lease_that_is_only_followed_may_take_longer_to_read_than_one_of_our_own():
+    connection = Connection({"metadata": {"resourceVersion": "1"}, "spec": {}})
+    await KubeLease(connection, "ns", "ours", SystemClock()).write("me", 15.0, 0, None)
+    await KubeLease(connection, "ns", "ours", SystemClock()).read()
+    await KubeLease(connection, "ns", "theirs", SystemClock(), FOLLOW_SECONDS).read()
+    assert connection.seconds == [REQUEST_SECONDS, REQUEST_SECONDS, FOLLOW_SECONDS]
+    assert RENEW_SECONDS + REQUEST_SECONDS < LEASE_SECONDS
+
+
+class Authority:
+    """A CA of some name and the certificates that it signs, for 127.0.0.1."""
+
+    def __init__(self, name: str) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.certificate = self._sign(self._name, self._key, x509.BasicConstraints(ca=True, path_length=None))
+
+    def serving_context(self, folder: Path) -> ssl.SSLContext:
+        key = ec.generate_private_key(ec.SECP256R1())
+        address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        file = folder / f"{self._name.rfc4514_string()}.pem"
+        file.write_bytes(self._sign(x509.Name([]), key, address) + private)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(file)
+        return context
+
+    def _sign(self, name: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType) -> bytes:
+        now = datetime.now(UTC)
+        draft = x509.CertificateBuilder().subject_name(name).issuer_name(self._name).public_key(key.public_key())
+        draft = draft.serial_number(x509.random_serial_number()).add_extension(extension, critical=True)
+        draft = draft.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        return draft.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+async def serve(context: ssl.SSLContext, port: int = 0) -> tuple[web.AppRunner, int]:
+    """Answer every request with {} until cleaned up; return also the port."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_get("/x", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=context, reuse_address=True)
+    await site.start()
+    return runner, runner.addresses[0][1]
+
+
+async def test_a_cluster_ca_that_was_rotated_is_trusted_without_a_restart_and_the_old_one_no_more(tmp_path):
+    old, new, ca = Authority("old"), Authority("new"), tmp_path / "ca.crt"
+
+    def write(text: bytes) -> None:
+        file = tmp_path / "new file"
+        file.write_bytes(text)
+        file.replace(ca)  # as the kubelet does
+
+    write(old.certificate)
+    server, port = await serve(old.serving_context(tmp_path))
+    connection = KubeConnection(ApiServer(f"https://127.0.0.1:{port}", None, ca))
+    try:
+        assert await connection.request("GET", "/x") == b"{}"
+        write(old.certificate + new.certificate)
+        assert await connection.request("GET", "/x") == b"{}"
+        await server.cleanup()
+        server, _ = await serve(new.serving_context(tmp_path), port)
+        assert await connection.request("GET", "/x") == b"{}"
+        write(old.certificate)
+        with pytest.raises(KubeApiError, match="CERTIFICATE_VERIFY_FAILED"):
+            await connection.request("GET", "/x")
+        write(b"nothing")
+        with pytest.raises(KubeApiError, match=r"the API's CA .*ca\.crt"):
+            await connection.request("GET", "/x")
+        write(new.certificate)
+        assert await connection.request("GET", "/x") == b"{}"
+    finally:
+        await connection.close()
+        await server.cleanup()

@@ -96,7 +96,7 @@ def test_a_few_nodes_are_searched_at_a_time_the_best_first_until_all_were(search
     best = np.argsort(-verdict.score[:NODES], kind="stable")[:50]
     assert set(searched) == {state.names[row] for row in best.tolist()}
     assert (verdict.reason[:NODES] == NodeReason.FITS.value).all()
-    assert shapes.fits_since(shape, 0)
+    assert fits_since(shapes, shape, 0)
     assert shapes.verdict(shape) is verdict
     searched.clear()
     for number in range(NODES):  # one GPU of each NUMA node is taken: no two of them are free on one
@@ -125,5 +125,10 @@ def test_nodes_on_which_much_is_tried_in_vain_count_for_more(searched, monkeypat
     assert len(searched) == 9, "each costs 2 containers and 80 sets, as much as 12 containers"
     assert len(verdict.unsearched) == NODES - 9
     searched.clear()
-    assert shapes.fits_since(shape, 0), "nodes that are too many count as fitting"
+    assert fits_since(shapes, shape, 0), "nodes that are too many count as fitting"
     assert len(searched) == 9
+
+
+def fits_since(shapes: Shapes, shape: PodShape, since: int) -> bool:
+    takers = shapes.takers(shape, since)
+    return takers.any_of(takers.changed_at > since)

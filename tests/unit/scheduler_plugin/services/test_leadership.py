@@ -5,7 +5,7 @@ import pytest
 from scheduler_plugin.errors import KubeApiError, KubeConflictError
 from scheduler_plugin.ports import LeaseRecord
 from scheduler_plugin.services import leadership
-from scheduler_plugin.services.leadership import LEASE_SECONDS, RENEW_SECONDS, Following, Leadership
+from scheduler_plugin.services.leadership import AGAIN_SECONDS, LEASE_SECONDS, RENEW_SECONDS, Following, Leadership
 
 
 class Clock:
@@ -123,7 +123,7 @@ async def test_of_two_that_take_a_lease_at_once_one_does(clock, lease):
 
 
 async def test_who_follows_leads_while_the_kube_scheduler_of_its_own_host_holds_the_lease(clock, lease):
-    following, taken = Following(lease, clock, "pod-a", retry_seconds=0.0), []
+    following, taken = Following(lease, clock, "pod-a", clock.monotonic, retry_seconds=0.0), []
     following.on_acquired = lambda: taken.append(lease.record.holder)
     looks = asyncio.create_task(following.run())
 
@@ -148,20 +148,37 @@ async def test_who_follows_leads_while_the_kube_scheduler_of_its_own_host_holds_
 
 
 class Beside:
-    """A Following on ``pod-a``, what it was told, and how often it read the lease."""
+    """A Following on ``pod-a``, what it was told, and how often it read the lease. The pods are listed at once, or in ``list_seconds``."""
 
     def __init__(self, clock: Clock, lease: Lease) -> None:
         self.clock, self.lease = clock, lease
         self.reads = 0
         self.hangs = False
+        self.read_seconds = 0.0
+        self.list_seconds = 0.0
         self.taken: list[float] = []
-        self.following = Following(self, clock, "pod-a")
-        self.following.on_acquired = lambda: self.taken.append(self.following.acquired_at)
+        self.lists: list[tuple[float, float]] = []
+        """When each list of pods began and ends."""
+        self.following = Following(self, clock, "pod-a", self.pods_told_at)
+        self.following.on_acquired = self.relist
+
+    def relist(self) -> None:
+        now = self.clock.time
+        self.taken.append(self.following.acquired_at)
+        self.lists = [*(times for times in self.lists if times[1] <= now), (now, now + self.list_seconds)]
+
+    def pods_told_at(self) -> float:
+        return max((begun for begun, ends in self.lists if ends <= self.clock.time), default=float("-inf"))
+
+    @property
+    def decides(self) -> bool:
+        return self.following.leads and self.pods_told_at() >= self.following.acquired_at
 
     async def read(self) -> LeaseRecord | None:
         self.reads += 1
         if self.hangs:
             await asyncio.sleep(3600)
+        self.clock.time += self.read_seconds
         return await self.lease.read()
 
     def holds(self, holder: str, transitions: int = 0) -> None:
@@ -251,3 +268,72 @@ async def test_a_lease_that_names_another_ends_what_calls_began(beside):
     await beside.polls()
     assert not beside.following.leads
     assert not await beside.is_called()
+
+
+@pytest.mark.parametrize("between_seconds", [2.0, 12.5, 14.5])
+@pytest.mark.parametrize("list_seconds", [13.0, 20.0, 41.0])
+async def test_calls_that_come_more_rarely_than_the_pods_are_listed_get_their_answer(beside, list_seconds, between_seconds):
+    beside.lease.down, beside.list_seconds = True, list_seconds
+    while not beside.decides:
+        assert beside.clock.time < 1000.0 + list_seconds + between_seconds + 1.0
+        assert await beside.is_called()
+        beside.clock.time += 0 if beside.decides else between_seconds
+    assert len(beside.taken) == 1, "the list that is under way goes on"
+    beside.clock.time += RENEW_SECONDS + AGAIN_SECONDS
+    await beside.is_called()
+    assert len(beside.taken) == 2, "that is over: another may have led since"
+
+
+async def test_whoever_was_seen_to_lead_meanwhile_has_the_pods_listed_anew(beside):
+    beside.lease.down, beside.list_seconds = True, 40.0
+    await beside.is_called()
+    beside.lease.down = False
+    beside.holds("pod-b_1", 1)
+    await beside.polls()
+    beside.lease.down = True
+    await beside.polls()
+    await beside.is_called()
+    assert len(beside.taken) == 2
+    beside.lease.down = False
+    beside.holds("pod-a_2", 2)
+    await beside.polls()
+    assert beside.taken[2:] == [beside.clock.time], "it may have been another that was read before, and led until now"
+    while not beside.decides:
+        await beside.polls()
+    assert beside.lists == [(beside.taken[2], beside.taken[2] + 40.0)]
+
+
+async def test_a_lease_that_never_changed_hands_makes_up_for_the_calls_that_it_did_not_answer(beside):
+    beside.holds("pod-a_1", 1)
+    await beside.polls()
+    assert beside.decides
+    beside.lease.down, beside.list_seconds = True, 40.0
+    beside.clock.time += RENEW_SECONDS
+    assert await beside.is_called()
+    assert not beside.decides
+    beside.lease.down = False
+    await beside.polls()
+    assert beside.decides
+
+
+async def test_it_leads_on_while_a_read_of_the_lease_takes_as_long_as_kube_scheduler_waits(beside, monkeypatch):
+    beside.read_seconds = 4.9
+    beside.holds("pod-a_1")
+    leads, answer = [], beside.lease.read
+
+    async def read() -> LeaseRecord | None:
+        leads.append(beside.following.leads)
+        return await answer()
+
+    async def sleep(seconds: float) -> None:
+        beside.clock.time += max(0.0, seconds)
+        if len(leads) == 20:
+            raise asyncio.CancelledError
+
+    beside.lease.read = read
+
+    monkeypatch.setattr(leadership.asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await beside.following.run()
+    assert leads == [False] + 19 * [True], "also when the next answer comes"
+    assert len(beside.taken) == 1
