@@ -29,6 +29,7 @@ from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeNotFoundError
 from scheduler_plugin.extender.desk import Desk
+from scheduler_plugin.extender.gang import SETTLE_SECONDS
 from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, LAST_SECONDS, Way, ending_already, hold, way_on, ways
 from scheduler_plugin.ports import EventApi, PodApi
 from scheduler_plugin.services.telemetry import Telemetry
@@ -36,8 +37,6 @@ from scheduler_plugin.services.telemetry import Telemetry
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 1.0
-SETTLE_SECONDS: Final = 2.0
-"""How long kube-scheduler has to preempt by itself, and we to see it."""
 HOLD_SECONDS: Final = 30.0
 """How long the pod is expected where others end for it; longer while they end."""
 FIRST_PAUSE_SECONDS: Final = 5.0
