@@ -222,7 +222,7 @@ def _victims_for_gang(
         for other in others:
             if _expect(desk, other, node, chosen | added, None):
                 continue
-            more = _added_victims(desk, other, node, chosen | added, spared)
+            more = _added_victims(desk, other, node, chosen | added, spared) if other.preempts else None
             if more is None or not _expect(desk, other, node, chosen | added | more, (node,)):
                 return None
             added |= more

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import event, given, settings
@@ -132,6 +133,13 @@ def test_pods_of_one_node_end_for_all_members_of_a_gang():
     (ended,) = preempt(desk, {"n1": []}, gang("new", 2)).values()
     assert len(ended) == 2
     assert not desk.state.reservations, "what was tried is forgotten"
+
+
+def test_nobody_ends_for_a_member_that_is_not_to_preempt():
+    members = [replace(member, preempts=False) for member in waiting(1, 2)]
+    assert preempt(desk_of(*filled("n1"), *filled("n2", priority=IMPORTANT), *members), {"n1": []}, gang("new", 2)) == {}
+    (ended,) = preempt(desk_of(*filled("n1"), *filled("n2", 1, priority=IMPORTANT), *members), {"n1": []}, gang("new", 2)).values()
+    assert len(ended) == 1, "it fits where there is room"
 
 
 def test_members_that_fit_elsewhere_cost_nobody_anything():
