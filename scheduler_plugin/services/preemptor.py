@@ -114,8 +114,8 @@ class Preemptor:
             await self._follow(uid, move)
         waiting = self._desk.decisions.waiting()
         self._keep_nominations(waiting)
-        by_uid = self._desk.decisions.by_uid
-        self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in by_uid}
+        pods = self._desk.state.pods
+        self._pauses = {uid: pause for uid, pause in self._pauses.items() if (pod := pods.get(uid)) is not None and not pod.node_name}
         now = self._desk.monotonic()
         self._refused = {uid: until for uid, until in self._refused.items() if until > now}
         self._gang_pauses = {key: until for key, until in self._gang_pauses.items() if until > now}

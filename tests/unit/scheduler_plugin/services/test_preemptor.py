@@ -181,6 +181,22 @@ async def test_where_the_api_server_refuses_nothing_is_held_and_the_next_try_com
     assert waits == sorted(waits)
 
 
+async def test_a_pod_for_whom_nobody_s_end_helps_waits_longer_and_longer_though_it_is_tried_again(monkeypatch):
+    scene, looked = Scene(), []
+    monkeypatch.setattr(module, "ways", lambda *_: looked.append(scene.now) or [])
+    uid = scene.refused("important")
+    for second in range(200):
+        if second % 7 == 0:
+            await scene._retry(uid)
+            await scene.after(0.5)
+            scene.refused("important")
+        await scene.after(1)
+    waits = [later - earlier for earlier, later in pairwise(looked)]
+    assert len(waits) >= 3
+    assert all(later >= 2 * earlier - 8 for earlier, later in pairwise(waits))
+    assert waits[-1] > 30
+
+
 async def test_nobody_ends_where_one_of_those_that_must_cannot_and_another_node_is_freed():
     scene = Scene("n1", "n2")
     scene.kept = {"n1-1"}
