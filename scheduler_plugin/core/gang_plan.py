@@ -37,11 +37,6 @@ def is_ready(state: ClusterState, pod: PodFacts) -> bool:
     return reservation is not None and reservation.stage is Stage.READY
 
 
-def may_start(pod: PodFacts) -> bool:
-    """Whether a pod counts as a member of its gang: kube-scheduler places no gated one, and one that is ending is not there for long."""
-    return not (pod.is_gated or pod.deletion_requested)
-
-
 @dataclass(frozen=True, slots=True)
 class Planner:
     """Places members of gangs by what decides on single pods too."""
@@ -112,7 +107,7 @@ class Planner:
 
         Those that are ending count no more: a gang restarts as it started.
         """
-        return {pod.uid: pod} | {other.uid: other for other in self.state.gang_members(gang.key) if may_start(other)}
+        return {pod.uid: pod} | {other.uid: other for other in self.state.gang_members(gang.key) if other.may_start}
 
     def expect_all(self, members: Sequence[PodFacts], allowed: Collection[str], expires_at: float) -> bool:
         """Expect all members somewhere until a moment, the first of them on one of the allowed nodes; or leave everything as it was.

@@ -51,6 +51,11 @@ class PodFacts:
         return bool(self.gates)
 
     @property
+    def may_start(self) -> bool:
+        """Whether it counts as a member of its gang: kube-scheduler places no gated one, and one that is ending is not there for long."""
+        return not (self.is_gated or self.deletion_requested)
+
+    @property
     def holds(self) -> bool:
         """Whether the pod takes something of a node."""
         return self.active and bool(self.node_name)

@@ -107,8 +107,8 @@ class ClusterState:
         self.columns = Columns()
         self.wanted = Wanted()
         self.freed_count = 0
-        """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed, a gang has one more
-        member that may start."""
+        """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed, a gang has
+        enough members now."""
         self.unaccounted: dict[str, str] = {}
         """Bound pods whose devices are not known, and why: what they use is not counted."""
         self.names: list[str] = []
@@ -330,7 +330,7 @@ class ClusterState:
                 self._leave_gang(before)  # annotations change while a pod lives
             if (gang := gang_of_pod(pod)) is not None:
                 self._gangs.setdefault(gang.key, set()).add(pod.uid)
-        if before is not None and before.is_gated and not pod.is_gated and gang_of_pod(pod) is not None:
+        if self._completes_gang(before, pod):
             self.freed_count += 1
         if _tells_failure(before, pod):
             self.end_attempt(pod.uid)
@@ -348,6 +348,18 @@ class ClusterState:
         self.unaccounted.pop(uid, None)
         self._reservations.pop(uid, None)
         self._let_go(uid)
+
+    def _completes_gang(self, before: PodFacts | None, pod: PodFacts) -> bool:
+        """Whether a pod that came or changed is why its gang has enough members that may start."""
+        gang = gang_of_pod(pod)
+        if gang is None or pod.node_name or not pod.may_start:
+            return False
+        counted = before is not None and before.may_start
+        counted_for = gang_of_pod(before) if before is not None and counted else None
+        if counted_for == gang:
+            return False
+        count = sum(other.may_start for other in self.gang_members(gang.key))
+        return count >= gang.minimum if counted_for is not None else count == gang.minimum
 
     def _leave_gang(self, pod: PodFacts) -> None:
         gang = gang_of_pod(pod)

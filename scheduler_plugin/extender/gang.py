@@ -26,7 +26,7 @@ from typing import Final
 
 from placement.request import RequestError
 from scheduler_plugin.core.gang import Gang, Standing, gang_of
-from scheduler_plugin.core.gang_plan import Planner, is_placed, is_ready, may_start
+from scheduler_plugin.core.gang_plan import Planner, is_placed, is_ready
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.shapes import PodShape
 from scheduler_plugin.core.state import ClusterState, Stage
@@ -222,7 +222,7 @@ class Gangs:
 
     def may_plan(self, gang: Gang) -> bool:
         """Whether a gang has enough members and does not pause or rest; one that rests is looked at again when it has."""
-        enough = sum(map(may_start, self._state.gang_members(gang.key))) >= gang.minimum
+        enough = sum(other.may_start for other in self._state.gang_members(gang.key)) >= gang.minimum
         if not enough or self.standing(gang).pauses:
             return False
         rest = self._rests.get(gang.key)
@@ -294,11 +294,12 @@ class Gangs:
                 self.on_attempt("expired")
         for key in [key for key, until in self._closed_until.items() if until <= now]:
             del self._closed_until[key]
+            self._state.freed_count += 1  # it is worth another try
         for rests in (self._rests, self._search_rests):
             for key in [key for key, rest in rests.items() if rest.until <= now]:
                 rest = rests.pop(key)
                 if rest.asked and rest.freed_count != self._state.freed_count:
-                    self._state.freed_count += 1  # it is worth another try
+                    self._state.freed_count += 1  # so is it then
         for key in [key for key, (_, until) in self._helped.items() if until <= now]:
             del self._helped[key]
         for kept in (self._failures, self._fruitless):
