@@ -5,7 +5,7 @@ because the API server may have written before it failed to answer.
 """
 
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,7 +18,7 @@ from program.api_server import ApiServer
 from proto import contract
 from proto.errors import AliquotError
 from scheduler_plugin.core.objects import PodObject, pod_facts
-from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.pods import SUCCEEDED, PodFacts
 from scheduler_plugin.errors import (
     KubeApiError,
     KubeConflictError,
@@ -31,6 +31,7 @@ from scheduler_plugin.ports import Clock, LeaseRecord
 REQUEST_SECONDS: Final = 3.0
 """Shorter than the time between the moment a leader falls silent and the moment another may take over (services.leadership)."""
 LIST_SECONDS: Final = 60.0
+PAGE_SIZE: Final = 500
 _CONNECT_SECONDS: Final = 3.0
 _RETRIABLE_STATUS: Final = (408, 429)
 _USER_AGENT: Final = contract.SCHEDULER_NAME
@@ -115,6 +116,15 @@ def _error(what: str, status: int, body: bytes) -> KubeApiError:
     return KubeRefusedError(text) if 400 <= status < 500 and status not in _RETRIABLE_STATUS else KubeApiError(text)
 
 
+class _PageMetadata(msgspec.Struct):
+    continue_: str | None = msgspec.field(default=None, name="continue")
+
+
+class _PodPage(msgspec.Struct):
+    metadata: _PageMetadata
+    items: list[PodObject] | None = None
+
+
 class KubePods:
     """Implements ``ports.PodApi``."""
 
@@ -141,6 +151,22 @@ class KubePods:
             return pod_facts(msgspec.json.decode(data, type=PodObject))
         except (AliquotError, msgspec.DecodeError) as exc:
             raise KubeApiError(f"the API answered with a pod that cannot be read: {exc}") from exc
+
+    async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
+        """See ``ports.PodApi``; the event loop runs on between pages."""
+        path = f"{_pods_path(namespace)}?fieldSelector=status.phase%3D{SUCCEEDED}&limit={PAGE_SIZE}"
+        pods: list[PodFacts] = []
+        token = ""
+        while True:
+            data = await self._connection.request("GET", f"{path}&continue={token}" if token else path, seconds=LIST_SECONDS)
+            try:
+                page = msgspec.json.decode(data, type=_PodPage)
+                pods += map(pod_facts, page.items or ())
+            except (AliquotError, msgspec.DecodeError) as exc:
+                raise KubeApiError(f"the API answered with pods that cannot be read: {exc}") from exc
+            token = page.metadata.continue_ or ""
+            if not token:
+                return pods
 
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         """See ``ports.PodApi``."""
@@ -251,5 +277,9 @@ def _record(data: bytes) -> LeaseRecord:
     )
 
 
+def _pods_path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+
+
 def _pod_path(namespace: str, name: str) -> str:
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+    return f"{_pods_path(namespace)}/{quote(name, safe='')}"

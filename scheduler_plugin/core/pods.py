@@ -11,6 +11,8 @@ from typing import Final, NamedTuple, TypeAlias
 from proto import contract, units
 from proto.model import ContainerSpec, DeviceShare, Pod, PodAssignment
 
+SUCCEEDED: Final = "Succeeded"
+"""The phase of a pod all of whose containers ended well."""
 STUCK_SECONDS: Final = 60.0
 """So long after its grace period a pod that is to end is taken for one that does not: its node may be lost, or its process hang."""
 

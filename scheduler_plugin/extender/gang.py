@@ -222,8 +222,8 @@ class Gangs:
 
     def may_plan(self, gang: Gang) -> bool:
         """Whether a gang has enough members and does not pause or rest; one that rests is looked at again when it has."""
-        enough = sum(other.may_start for other in self._state.gang_members(gang.key)) >= gang.minimum
-        if not enough or self.standing(gang).pauses:
+        there = sum(other.may_start for other in self._state.gang_members(gang.key))
+        if there + len(self._state.succeeded_members(gang.key)) < gang.minimum or self.standing(gang).pauses:
             return False
         rest = self._rests.get(gang.key)
         if rest is not None:

@@ -11,7 +11,7 @@ from proto.model import Policy
 from scheduler_plugin.__main__ import decode_pod
 from scheduler_plugin.core.gang_plan import Planner
 from scheduler_plugin.core.journal import Rules
-from scheduler_plugin.core.pods import STUCK_SECONDS
+from scheduler_plugin.core.pods import STUCK_SECONDS, SUCCEEDED
 from scheduler_plugin.core.replay import recorded, replay
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
@@ -64,6 +64,12 @@ class Scene:
         pod = self.state.pods[uid]
         self.state.set_pod(replace(pod, deletion_requested=True, ends_by=30.0, gpu=replace(pod.gpu, deletion_requested=True)))
 
+    def succeeds(self, uid: str) -> None:
+        """Have a pod told of that all its containers ended well."""
+        pod = self.state.pods[uid]
+        self.state.drop_pod(uid)
+        self.state.set_pod(replace(pod, active=False, gpu=replace(pod.gpu, phase=SUCCEEDED)))
+
     def filter(self, uid: str, *nodes: str, mib: int = 1000) -> tuple[list[str], set[str]]:
         """Ask where a member can go; return the nodes, and why not on the others. It is decided the same way again from the record."""
         answer = self.answer(uid, *nodes, mib=mib)
@@ -110,6 +116,56 @@ def test_a_member_in_the_place_of_one_that_ends_joins_the_gang_that_runs():
     scene.ends("old0")
     scene.member("new")
     assert scene.filter("new")[0] == ["n2"]
+
+
+def running_gang() -> Scene:
+    """Four members run on four GPUs."""
+    scene = Scene(4, "n1", "n2", "n3")
+    for number in range(4):
+        scene.takes(f"old{number}", ("n1", "n2")[number // 2], number % 2, of_gang=True)
+    return scene
+
+
+def test_a_member_in_the_place_of_one_that_failed_joins_though_another_one_has_succeeded():
+    scene = running_gang()
+    scene.state.drop_pod("old2")
+    scene.state.drop_pod("old0")
+    scene.member("new")
+    assert scene.filter("new") == ([], {"gang: 4 members must start together, fewer exist"})
+    scene.takes("old0", "n1", 0, of_gang=True)
+    freed = scene.state.freed_count
+    scene.succeeds("old0")
+    assert scene.state.freed_count > freed, "those that wait are looked at again"
+    assert scene.filter("new")[0]
+    for number in (1, 3):
+        scene.succeeds(f"old{number}")
+    scene.state.set_pod(replace(scene.state.pods["new"], labels=(("app", "a"),)))
+    assert scene.filter("new")[0], "all others have succeeded"
+
+
+@pytest.mark.parametrize("how", ["asked to end", "gone"])
+def test_members_that_succeeded_do_not_count_for_a_gang_that_is_restarted(how):
+    scene = running_gang()
+    scene.succeeds("old0")
+    for number in range(1, 4):
+        if how == "asked to end":
+            scene.ends(f"old{number}")
+        else:
+            scene.state.drop_pod(f"old{number}")
+    for number in range(3):
+        scene.member(f"new{number}")
+    assert scene.filter("new0") == ([], {"gang: 4 members must start together, fewer exist"})
+
+
+def test_what_succeeded_is_part_of_a_picture_of_the_state(monkeypatch):
+    scene = running_gang()
+    scene.state.drop_pod("old2")
+    scene.succeeds("old0")
+    scene.member("new")
+    monkeypatch.setattr("scheduler_plugin.core.state.MAX_EVENTS", 1)
+    scene.member("other", 100)
+    assert not any(event.pod is not None and event.pod.uid == "old0" for event in scene.state.moment().part.events)
+    assert scene.filter("new")[0]
 
 
 def test_members_that_end_are_not_enough_to_start_with():
