@@ -75,7 +75,7 @@ class Planner:
         lacking = gang.minimum - len(self.members(pod, gang))
         if lacking > 0:
             gated = sum(other.is_gated and not other.deletion_requested for other in self.state.gang_members(gang.key))
-            why = f"scheduling gates hold back {gated}" if gated >= lacking else "fewer exist"
+            why = f"scheduling gates hold back {gated}" if gated >= lacking else "fewer with GPUs exist"
             return f"gang: {gang.minimum} members must start together, {why}"
         if standing.pauses:
             return "gang: it held room without starting and pauses"

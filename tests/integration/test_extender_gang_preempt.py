@@ -173,7 +173,7 @@ def test_filter_lets_kube_scheduler_try_preemption_where_only_room_is_lacking():
     assert answer["FailedNodes"] == dict.fromkeys(GPUS, "gang: no room for enough members at once")
     lonely = pod_object("lonely", annotations=gang("lonely", 2), vgpu="1")
     answer = json.loads(filter_nodes(desk, json.dumps({"Pod": lonely, "NodeNames": list(GPUS)}).encode(), 0.0))
-    assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys(GPUS, "gang: 2 members must start together, fewer exist")
+    assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys(GPUS, "gang: 2 members must start together, fewer with GPUs exist")
 
 
 # --- any cluster ----------------------------------------------------------------------------------------------------

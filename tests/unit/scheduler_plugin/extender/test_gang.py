@@ -131,7 +131,7 @@ def test_a_member_in_the_place_of_one_that_failed_joins_though_another_one_has_s
     scene.state.drop_pod("old2")
     scene.state.drop_pod("old0")
     scene.member("new")
-    assert scene.filter("new") == ([], {"gang: 4 members must start together, fewer exist"})
+    assert scene.filter("new") == ([], {"gang: 4 members must start together, fewer with GPUs exist"})
     scene.takes("old0", "n1", 0, of_gang=True)
     freed = scene.state.freed_count
     scene.succeeds("old0")
@@ -154,7 +154,7 @@ def test_members_that_succeeded_do_not_count_for_a_gang_that_is_restarted(how):
             scene.state.drop_pod(f"old{number}")
     for number in range(3):
         scene.member(f"new{number}")
-    assert scene.filter("new0") == ([], {"gang: 4 members must start together, fewer exist"})
+    assert scene.filter("new0") == ([], {"gang: 4 members must start together, fewer with GPUs exist"})
 
 
 def test_what_succeeded_is_part_of_a_picture_of_the_state(monkeypatch):
@@ -173,7 +173,7 @@ def test_members_that_end_are_not_enough_to_start_with():
     scene.takes("old", "n1", 0, of_gang=True)
     scene.ends("old")
     scene.member("new")
-    assert scene.filter("new") == ([], {"gang: 2 members must start together, fewer exist"})
+    assert scene.filter("new") == ([], {"gang: 2 members must start together, fewer with GPUs exist"})
 
 
 def test_a_member_that_scheduling_gates_hold_back_counts_once_they_are_gone():
@@ -195,7 +195,7 @@ def test_gates_of_fewer_members_than_are_lacking_are_not_named():
     scene = Scene(3, "n1")
     scene.member("m0")
     scene.member("m1", gated=True)
-    assert scene.filter("m0") == ([], {"gang: 3 members must start together, fewer exist"})
+    assert scene.filter("m0") == ([], {"gang: 3 members must start together, fewer with GPUs exist"})
 
 
 def test_a_member_that_is_asked_about_before_it_is_seen_without_gates_counts():
