@@ -437,6 +437,12 @@ class ClusterState:
             self._note(Event(let_go=pod_uid))
             self._let_go(pod_uid)
 
+    def renew(self, pod_uid: str, expires_at: float) -> None:
+        """Expect a pod where it is expected for at least as long."""
+        known = self._reservations.get(pod_uid)
+        if known is not None and known.expires_at < expires_at:
+            self._reservations[pod_uid] = replace(known, expires_at=expires_at)
+
     def end_attempt(self, pod_uid: str) -> None:
         """Note that kube-scheduler's attempt on a pod is over: a reservation that was kept for as long as it lasts ends as others do."""
         known = self._reservations.get(pod_uid)

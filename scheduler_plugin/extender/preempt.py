@@ -122,6 +122,20 @@ def hold(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str], expires_at:
         return bool(members) and desk.gangs.planner.expect_all(members, (node,), expires_at)
 
 
+def renew(desk: Desk, pod: PodFacts, node: str, expires_at: float) -> bool:
+    """Expect a pod on a node, and whoever of its gang must start with it, for longer where they are expected already.
+
+    Returns: whether they are.
+    """
+    members, reservations = _members(desk, pod), desk.state.reservations
+    known = reservations.get(pod.uid)
+    if known is None or known.node != node or known.stage.is_firm or not all(member.uid in reservations for member in members):
+        return False
+    for member in members:
+        desk.state.renew(member.uid, expires_at)
+    return bool(members)
+
+
 def _members(desk: Desk, pod: PodFacts) -> list[PodFacts]:
     """Return who must have a place at once, the pod first; nobody when the pod cannot start at all."""
     request, gang = request_of(pod), gang_asked(pod)
