@@ -21,8 +21,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 from placement.request import RequestError
 from scheduler_plugin.core.gang import Gang, Standing, gang_of
@@ -74,15 +74,16 @@ class _Fruitless:
     """By node the UIDs of those who were to end there already."""
 
 
+_InVain = TypeVar("_InVain", _Failure, _Fruitless)
+
+
 @dataclass(slots=True)
 class _Rest:
     """The time after something that took long and was in vain."""
 
     until: float
-    freed_count: int
-    """The state's, at its beginning."""
     asked: bool = False
-    """Whether the gang was asked about in it."""
+    """Whether the gang would have been planned, or pods to end looked for, in it."""
 
 
 class Gangs:
@@ -143,14 +144,18 @@ class Gangs:
 
     def standing_for(self, pod: PodFacts, gang: Gang, offered: frozenset[str]) -> Standing:
         """Return how far the gang of a member is that is offered these nodes."""
-        standing = self.standing(gang)
+        standing, in_vain = self.standing(gang), self._has_failed(pod, gang, offered)
         if (rest := self._rests.get(gang.key)) is not None:
-            rest.asked = True
-            return standing._replace(in_vain=True)
+            rest.asked |= not in_vain
+            in_vain = True
+        return standing._replace(in_vain=in_vain)
+
+    def _has_failed(self, pod: PodFacts, gang: Gang, offered: frozenset[str]) -> bool:
+        """Whether a plan for a member that is offered these nodes would be in vain, as it was before."""
         failure = self._failures.get(gang.key, {}).get(self.planner.shape_of(pod))
         if failure is None or failure.freed_count != self._state.freed_count or not offered <= failure.offered:
-            return standing
-        return standing._replace(in_vain=self._are_alike(failure.members, self.planner.needed(pod, gang)))
+            return False
+        return self._are_alike(failure.members, self.planner.needed(pod, gang))
 
     def _are_alike(self, some: Sequence[PodFacts], others: Sequence[PodFacts]) -> bool:
         """Whether pods ask for the same, all in all; those among both are not compared."""
@@ -165,7 +170,7 @@ class Gangs:
     def _rest_after(self, begun: float, rests: dict[tuple[str, str], _Rest], gang: Gang) -> None:
         now = self._monotonic()
         if now - begun > LONG_SECONDS:
-            rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun), self._state.freed_count)
+            rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun))
 
     def may_search(self, pod: PodFacts, gang: Gang, proposed: Mapping[str, frozenset[str]]) -> bool:
         """Whether it is worth looking whose end would make room for a member and those it waits for.
@@ -200,12 +205,14 @@ class Gangs:
 
     def beyond_help(self, pod: PodFacts, gang: Gang, nodes: Collection[str]) -> frozenset[str]:
         """Return those of some nodes of which kube-scheduler need not ask whose end would make room for a member that waits for others."""
+        hopeless = frozenset(nodes) - {pod.nominated_node}  # there it would take the word for a reason to end others elsewhere
         if not self.needed_with(pod, gang):
-            return frozenset(nodes)
+            return hopeless
+        tried = self._tried(pod, gang)
         if (rest := self._search_rests.get(gang.key)) is not None:
-            rest.asked = True
-        hopeless = frozenset(nodes) if rest is not None else frozenset(self._tried(pod, gang)).intersection(nodes)
-        return hopeless - {pod.nominated_node}  # where it would take the word for a reason to end others elsewhere
+            rest.asked |= not tried
+            return hopeless
+        return hopeless & tried.keys()
 
     def _tried(self, pod: PodFacts, gang: Gang) -> Mapping[str, frozenset[str]]:
         """Return the proposals that were found to be in vain and still are."""
@@ -294,17 +301,32 @@ class Gangs:
                 self.on_attempt("expired")
         for key in [key for key, until in self._closed_until.items() if until <= now]:
             del self._closed_until[key]
-            self._state.freed_count += 1  # it is worth another try
+            self._wake()
         for rests in (self._rests, self._search_rests):
             for key in [key for key, rest in rests.items() if rest.until <= now]:
-                rest = rests.pop(key)
-                if rest.asked and rest.freed_count != self._state.freed_count:
-                    self._state.freed_count += 1  # so is it then
+                if rests.pop(key).asked:
+                    self._wake()
         for key in [key for key, (_, until) in self._helped.items() if until <= now]:
             del self._helped[key]
         for kept in (self._failures, self._fruitless):
             for key in [key for key in kept if not any(True for _ in self._state.gang_members(key))]:
                 del kept[key]
+
+    def _wake(self) -> None:
+        """Have those that wait looked at again though nothing was freed: what is in vain stays so."""
+        before = self._state.freed_count
+        self._state.freed_count = after = before + 1
+        for failures in self._failures.values():
+            _count_from(failures, before, after)
+        for fruitless in self._fruitless.values():
+            _count_from(fruitless, before, after)
+
+
+def _count_from(known: dict[PodShape | None, _InVain], before: int, after: int) -> None:
+    """Have what held at one freed_count hold at another."""
+    for shape, one in list(known.items()):
+        if one.freed_count == before:
+            known[shape] = replace(one, freed_count=after)
 
 
 def gang_asked(pod: PodFacts) -> Gang | RequestError | None:

@@ -55,10 +55,12 @@ async def choose_victims(desk: Desk, body: bytes) -> bytes:
     proposed = _proposed(args)
     wire.check_count(len(proposed))
     members, uids = _members(desk, pod), {node: frozenset(_uids(victims)) for node, victims in proposed.items()}
-    gang, freed_count = gang_of_pod(pod) if len(members) > 1 else None, desk.state.freed_count
+    own, freed_count = gang_of_pod(pod), desk.state.freed_count
+    gang = own if len(members) > 1 else None
     if gang is not None and not desk.gangs.may_search(pod, gang, uids):
         return wire.preempt_result({})
-    if _others_end_for(desk, members):
+    is_planned = own is not None and desk.gangs.standing(own).planned  # where there is room, which this member may not use
+    if not is_planned and _others_end_for(desk, members):
         if gang is not None:
             desk.gangs.rest_from_searching(gang, begun)
         return wire.preempt_result({})

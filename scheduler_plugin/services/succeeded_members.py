@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler_plugin.core.gang import gang_of_pod
+from scheduler_plugin.core.gang import Gang, gang_of_pod
 from scheduler_plugin.core.gang_plan import is_placed
 from scheduler_plugin.errors import KubeApiError
 from scheduler_plugin.extender.desk import Desk
@@ -68,11 +68,12 @@ class SucceededMembers:
 
     def _lacking(self) -> set[tuple[str, str]]:
         """Return the gangs that have begun and lack members for a pod that waits."""
-        planner, found = self._desk.gangs.planner, set[tuple[str, str]]()
+        planner, seen, found = self._desk.gangs.planner, set[Gang](), set[tuple[str, str]]()
         for decision in self._desk.decisions.waiting():
             gang = gang_of_pod(decision.pod)
-            if gang is None or gang.key in found:
+            if gang is None or gang in seen:
                 continue
+            seen.add(gang)
             members = planner.members(decision.pod, gang).values()
             if len(members) < gang.minimum and any(is_placed(self._desk.state, other) for other in members):
                 found.add(gang.key)

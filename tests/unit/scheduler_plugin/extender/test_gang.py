@@ -327,16 +327,35 @@ async def test_after_a_long_search_in_vain_a_gang_rests_and_then_kube_scheduler_
     assert len(plans.tried) > tried
 
 
-async def test_a_rest_in_which_nothing_was_freed_ends_without_another_try(plans):
+async def test_what_was_tried_before_a_rest_in_which_nothing_was_freed_is_not_tried_after_it(plans):
     scene = plans.of(waiting_gang(minimum=5))
-    scene.filter("m0")
     plans.seconds = 1.0
+    scene.filter("m0")
     await scene.preempt("m0", n1=["busy0"])
-    freed = scene.state.freed_count
+    freed, rest = scene.state.freed_count, REST_FACTOR * scene.now
+    plans.asked.clear()
+    plans.tried.clear()
     assert scene.helped("m1") == set()
-    scene.now += REST_FACTOR * scene.now
+    scene.now += rest
     scene.desk.gangs.expire()
-    assert scene.state.freed_count == freed
+    assert scene.state.freed_count == freed, "nobody was refused for the rest's sake"
+    scene.filter("m2")
+    assert await scene.preempt("m2", n1=["busy0"]) == {}
+    assert (plans.asked, plans.tried) == ([], [])
+
+
+def test_a_member_that_was_refused_for_the_sake_of_a_rest_alone_is_planned_after_it_and_the_others_are_not(plans):
+    scene, plans.seconds = plans.of(waiting_gang()), 1.0
+    assert scene.filter("m0", "n2") == ([], {NO_ROOM})
+    freed = scene.state.freed_count
+    assert scene.filter("m1", "n1", "n2") == ([], {NO_ROOM})
+    scene.now += REST_FACTOR
+    scene.desk.gangs.expire()
+    assert scene.state.freed_count == freed + 1
+    scene.filter("m0", "n2")
+    assert plans.asked == ["m0"]
+    scene.filter("m1", "n1", "n2")
+    assert plans.asked == ["m0", "m1"]
 
 
 def two_full_nodes() -> Scene:
@@ -372,6 +391,17 @@ async def test_nobody_ends_on_a_second_node_while_a_place_for_all_is_being_freed
     scene.now = 30.0 + STUCK_SECONDS
     scene.state.expire(scene.now, scene.now)
     assert await scene.preempt("m1", n2=["n2-0"]) == {"n2": {"n2-0", "n2-1"}}, "they are stuck"
+
+
+async def test_what_is_ending_beside_the_places_of_a_gang_that_is_planned_keeps_nobody_from_ending_for_a_member():
+    scene = two_full_nodes()
+    scene.nodes = ("n1", "n2", "n3")
+    scene.state.set_gpu_node(make_node("n3", 3))
+    scene.takes("ending", "n3", 2)
+    scene.ends("ending")
+    assert scene.filter("m0")[0] == ["n3"]
+    assert {held.node for held in scene.state.reservations.values()} == {"n3"}
+    assert await scene.preempt("m1", n2=["n2-0"]) == {"n2": {"n2-0"}}, "it may not use n3"
 
 
 async def test_pods_end_where_what_is_ending_is_not_enough_for_all():
