@@ -46,7 +46,7 @@ ANNOTATION_MEMORY_BURST: Final = "aliquot.dev/memory-burst"
 ANNOTATION_GANG: Final = "aliquot.dev/gang"
 """Name of a group of pods in the namespace that start together or not at all."""
 ANNOTATION_GANG_MIN: Final = "aliquot.dev/gang-min"
-"""How many pods of the group have to fit at once."""
+"""How many pods of the group, of those that ask for GPUs, have to fit at once."""
 ANNOTATION_RETRY: Final = "aliquot.dev/retry"
 """Changed by the scheduler on a pending pod to have it tried again. Means nothing by its value."""
 

@@ -63,6 +63,7 @@ from scheduler_plugin.services.explainer import Answer, Explainer
 from scheduler_plugin.services.leadership import FOLLOW_SECONDS, Following, Leadership
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.retry import Retry
+from scheduler_plugin.services.succeeded_members import SucceededMembers
 from scheduler_plugin.services.telemetry import Telemetry
 from scheduler_plugin.services.waiting_events import WaitingEvents
 from scheduler_plugin.settings import Settings
@@ -163,6 +164,7 @@ class Scheduler:
         self._binder = Binder(self._desk, pods, lambda: self.decides, self._look_who_leads)
         self._retry = Retry(self._desk, pods, lambda: self.decides, lambda: self._watch.told_at(Source.PODS), self._telemetry)
         self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.decides, clock.now, self._telemetry)
+        self._succeeded = SucceededMembers(self._desk, pods, lambda: self.decides)
         self._desk.on_preemption = self._telemetry.count_preemption
         queues = {"open_bindings": lambda: self._binder.open_bindings, "waiting_gangs": lambda: self._desk.gangs.waiting}
         self._telemetry.registry.register(ClusterCollector(self._state, self._desk.decisions, queues, self._watch.lag_seconds))
@@ -211,7 +213,7 @@ class Scheduler:
             self.addresses[name] = await server.start()
             logger.info("%s listens on %s", name, self.addresses[name])
         await self._look_who_leads()  # beside a leader the first list is enough
-        loops = [*(stream.run() for stream in self._streams), self._retry.run(), self._events.run()]
+        loops = [*(stream.run() for stream in self._streams), self._retry.run(), self._events.run(), self._succeeded.run()]
         if self._settings.gpu_preemption:
             loops.append(self._preemptor.run())
         if self._leadership is not None:

@@ -36,6 +36,10 @@ class PodApi(Protocol):
         """Return a pod as the API knows it now, or None. Raises KubeApiError."""
         ...
 
+    async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
+        """Return the pods of a namespace that have succeeded. Raises KubeApiError."""
+        ...
+
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         """Set annotations of the pod of this UID. Raises KubeApiError."""
         ...

@@ -5,7 +5,7 @@ because the API server may have written before it failed to answer.
 """
 
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from program.backoff import retry_after_seconds
 from proto import contract
 from proto.errors import AliquotError
 from scheduler_plugin.core.objects import PodObject, pod_facts
-from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.pods import SUCCEEDED, PodFacts
 from scheduler_plugin.errors import (
     KubeApiError,
     KubeConflictError,
@@ -33,6 +33,7 @@ from scheduler_plugin.ports import Clock, LeaseRecord
 REQUEST_SECONDS: Final = 3.0
 """Shorter than the time between the moment a leader falls silent and the moment another may take over (services.leadership)."""
 LIST_SECONDS: Final = 60.0
+PAGE_SIZE: Final = 500
 _CONNECT_SECONDS: Final = 3.0
 _RETRIABLE_STATUS: Final = (408, 429)
 _FAILURES: Final = {404: KubeNotFoundError, 409: KubeConflictError, 410: KubeExpiredError}
@@ -149,6 +150,15 @@ def _error(what: str, response: aiohttp.ClientResponse, body: bytes) -> KubeApiE
     return kind(f"{what}: HTTP {status}: {message}", retry_after_seconds(response.headers.get("Retry-After")))
 
 
+class _PageMetadata(msgspec.Struct):
+    continue_: str | None = msgspec.field(default=None, name="continue")
+
+
+class _PodPage(msgspec.Struct):
+    metadata: _PageMetadata
+    items: list[PodObject] | None = None
+
+
 class KubePods:
     """Implements ``ports.PodApi``."""
 
@@ -175,6 +185,22 @@ class KubePods:
             return pod_facts(msgspec.json.decode(data, type=PodObject))
         except (AliquotError, msgspec.DecodeError) as exc:
             raise KubeApiError(f"the API answered with a pod that cannot be read: {exc}") from exc
+
+    async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
+        """See ``ports.PodApi``; the event loop runs on between pages."""
+        path = f"{_pods_path(namespace)}?fieldSelector=status.phase%3D{SUCCEEDED}&limit={PAGE_SIZE}"
+        pods: list[PodFacts] = []
+        token = ""
+        while True:
+            data = await self._connection.request("GET", f"{path}&continue={token}" if token else path, seconds=LIST_SECONDS)
+            try:
+                page = msgspec.json.decode(data, type=_PodPage)
+                pods += map(pod_facts, page.items or ())
+            except (AliquotError, msgspec.DecodeError) as exc:
+                raise KubeApiError(f"the API answered with pods that cannot be read: {exc}") from exc
+            token = page.metadata.continue_ or ""
+            if not token:
+                return pods
 
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         """See ``ports.PodApi``."""
@@ -288,5 +314,9 @@ def _record(data: bytes) -> LeaseRecord:
     )
 
 
+def _pods_path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+
+
 def _pod_path(namespace: str, name: str) -> str:
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+    return f"{_pods_path(namespace)}/{quote(name, safe='')}"

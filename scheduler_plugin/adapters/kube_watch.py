@@ -15,12 +15,11 @@ import msgspec
 
 from program.backoff import Backoff
 from proto.errors import AliquotError
-from scheduler_plugin.adapters.kube import LIST_SECONDS, KubeConnection
+from scheduler_plugin.adapters.kube import LIST_SECONDS, PAGE_SIZE, KubeConnection
 from scheduler_plugin.errors import KubeApiError, KubeExpiredError
 
 logger = logging.getLogger(__name__)
 
-PAGE_SIZE: Final = 500
 WATCH_SECONDS: Final = 300
 """How long the server keeps one watch; a little more is drawn by chance."""
 IDLE_SECONDS: Final = 90.0

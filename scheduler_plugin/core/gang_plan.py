@@ -26,7 +26,7 @@ from scheduler_plugin.core.state import ClusterState, Reservation, Stage
 
 
 def is_placed(state: ClusterState, pod: PodFacts) -> bool:
-    """Whether a pod is bound, or its gang starts with it, or its binding is under way or taken by the API."""
+    """Whether a pod is or was bound, or its gang starts with it, or its binding is under way or taken by the API."""
     reservation = state.reservations.get(pod.uid)
     return bool(pod.node_name) or (reservation is not None and reservation.stage.is_firm)
 
@@ -35,11 +35,6 @@ def is_ready(state: ClusterState, pod: PodFacts) -> bool:
     """Whether a pod waits for its gang at a node that kube-scheduler chose."""
     reservation = state.reservations.get(pod.uid)
     return reservation is not None and reservation.stage is Stage.READY
-
-
-def may_start(pod: PodFacts) -> bool:
-    """Whether a pod counts as a member of its gang: kube-scheduler places no gated one, and one that is ending is not there for long."""
-    return not (pod.is_gated or pod.deletion_requested)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +75,7 @@ class Planner:
         lacking = gang.minimum - len(self.members(pod, gang))
         if lacking > 0:
             gated = sum(other.is_gated and not other.deletion_requested for other in self.state.gang_members(gang.key))
-            why = f"scheduling gates hold back {gated}" if gated >= lacking else "fewer exist"
+            why = f"scheduling gates hold back {gated}" if gated >= lacking else "fewer with GPUs exist"
             return f"gang: {gang.minimum} members must start together, {why}"
         if standing.pauses:
             return "gang: it held room without starting and pauses"
@@ -108,11 +103,12 @@ class Planner:
         return [other for other in self.members(pod, gang).values() if is_ready(self.state, other)]
 
     def members(self, pod: PodFacts, gang: Gang) -> dict[str, PodFacts]:
-        """Return the known members that may start or have, by UID, this pod among them.
+        """Return the known members that may start or have, by UID, this pod among them, and those that succeeded.
 
         Those that are ending count no more: a gang restarts as it started.
         """
-        return {pod.uid: pod} | {other.uid: other for other in self.state.gang_members(gang.key) if may_start(other)}
+        others = {other.uid: other for other in self.state.gang_members(gang.key) if other.may_start}
+        return {pod.uid: pod} | others | dict(self.state.succeeded_members(gang.key))
 
     def expect_all(self, members: Sequence[PodFacts], allowed: Collection[str], expires_at: float) -> bool:
         """Expect all members somewhere until a moment, the first of them on one of the allowed nodes; or leave everything as it was.

@@ -14,9 +14,9 @@ import msgspec
 from proto import contract, units
 from proto.model import ContainerSpec, Pod
 from scheduler_plugin.core.budgets import Budget, Operator, Requirement
-from scheduler_plugin.core.pods import PodFacts, asks_gpu
+from scheduler_plugin.core.pods import SUCCEEDED, PodFacts, asks_gpu
 
-ENDED: Final = ("Succeeded", "Failed")
+ENDED: Final = (SUCCEEDED, "Failed")
 MOST: Final = 1 << 32
 """More CPU and RAM than any host has: whoever asks for more asks for what no node can give, and sums of it still fit into 64 bits."""
 _CACHED_QUANTITIES: Final = 8192

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple, TypeAlias
 from proto import contract, units
 from proto.model import ContainerSpec, DeviceShare, Pod, PodAssignment
 
+SUCCEEDED: Final = "Succeeded"
+"""The phase of a pod all of whose containers ended well."""
 STUCK_SECONDS: Final = 60.0
 """So long after its grace period a pod that is to end is taken for one that does not: its node may be lost, or its process hang."""
 
@@ -49,6 +51,11 @@ class PodFacts:
     def is_gated(self) -> bool:
         """Whether kube-scheduler leaves it alone."""
         return bool(self.gates)
+
+    @property
+    def may_start(self) -> bool:
+        """Whether it counts as a member of its gang: kube-scheduler places no gated one, and one that is ending is not there for long."""
+        return not (self.is_gated or self.deletion_requested)
 
     @property
     def holds(self) -> bool:

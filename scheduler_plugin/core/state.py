@@ -29,7 +29,7 @@ from scheduler_plugin.core.journal import MAX_EVENTS, Event, Held, Moment, Part,
 from scheduler_plugin.core.journal import Host as HostAmounts
 from scheduler_plugin.core.links import matrix_of
 from scheduler_plugin.core.plan import plan_on_node
-from scheduler_plugin.core.pods import Footprint, PodFacts, Use, footprint
+from scheduler_plugin.core.pods import SUCCEEDED, Footprint, PodFacts, Use, footprint
 from scheduler_plugin.core.score import Host, HostDemand, NodeView
 from scheduler_plugin.core.wanted import Wanted
 
@@ -107,8 +107,8 @@ class ClusterState:
         self.columns = Columns()
         self.wanted = Wanted()
         self.freed_count = 0
-        """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed, a gang has one more
-        member that may start."""
+        """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed, a gang has
+        enough members now, or one more that succeeded."""
         self.unaccounted: dict[str, str] = {}
         """Bound pods whose devices are not known, and why: what they use is not counted."""
         self.names: list[str] = []
@@ -126,6 +126,7 @@ class ClusterState:
         self._uids_on: dict[str, set[str]] = {}
         self._reservations: dict[str, Reservation] = {}
         self._gangs: dict[tuple[str, str], set[str]] = {}
+        self._succeeded: dict[tuple[str, str], dict[str, PodFacts]] = {}
         self._part = Part()
 
     # --- what is known ---
@@ -172,6 +173,10 @@ class ClusterState:
     def gang_members(self, key: tuple[str, str]) -> Iterable[PodFacts]:
         """Return the known pods of a gang, by namespace and name."""
         return (self._pods[uid] for uid in self._gangs.get(key, ()))
+
+    def succeeded_members(self, key: tuple[str, str]) -> Mapping[str, PodFacts]:
+        """Return the pods of a gang that are known to have succeeded, by UID: until one is to be deleted, or none is left that has not."""
+        return self._succeeded.get(key, {})
 
     def device_states(self, node: str) -> tuple[DeviceState, ...]:
         """Return the devices of a node in the form placement reasons about; none for a node without inventory."""
@@ -256,7 +261,10 @@ class ClusterState:
         if len(self._part.events) >= MAX_EVENTS:
             nodes = {name: node.gpu for name, node in self._nodes.items()}
             held = {uid: _held(reservation) for uid, reservation in self._reservations.items()}
-            self._part = Part(Picture(nodes, dict(self._hosts), dict(self._pods), held))
+            pods = dict(self._pods)
+            for succeeded in self._succeeded.values():
+                pods |= succeeded  # the last, because they count for what is there
+            self._part = Part(Picture(nodes, dict(self._hosts), pods, held))
         self._part.events.append(event)
 
     # --- events ---
@@ -316,6 +324,7 @@ class ClusterState:
         """Take a new or changed pod."""
         if not pod.active:
             self.drop_pod(pod.uid)
+            self._keep_if_succeeded(pod)
             return
         before = self._pods.get(pod.uid)
         if before is not None and before.node_name and not pod.node_name:
@@ -323,14 +332,17 @@ class ClusterState:
         if before == pod and (not pod.node_name or pod.uid in self._holders):
             return  # a list tells thousands of pods again
         self._note(Event(pod=pod))
+        gang = gang_of_pod(pod)
         self._pods[pod.uid] = pod
         if before is None or before.gpu != pod.gpu:
             self.wanted.see(pod)
-            if before is not None:
+            if before is not None and gang_of_pod(before) != gang:
                 self._leave_gang(before)  # annotations change while a pod lives
-            if (gang := gang_of_pod(pod)) is not None:
+            if gang is not None:
                 self._gangs.setdefault(gang.key, set()).add(pod.uid)
-        if before is not None and before.is_gated and not pod.is_gated and gang_of_pod(pod) is not None:
+        if gang is not None and pod.deletion_requested and not (before is not None and before.deletion_requested):
+            self._succeeded.pop(gang.key, None)  # it may be restarted, and must start whole then
+        if self._completes_gang(before, pod):
             self.freed_count += 1
         if _tells_failure(before, pod):
             self.end_attempt(pod.uid)
@@ -349,6 +361,18 @@ class ClusterState:
         self._reservations.pop(uid, None)
         self._let_go(uid)
 
+    def _completes_gang(self, before: PodFacts | None, pod: PodFacts) -> bool:
+        """Whether a pod that came or changed is why its gang has enough members that may start."""
+        gang = gang_of_pod(pod)
+        if gang is None or pod.node_name or not pod.may_start:
+            return False
+        counted = before is not None and before.may_start
+        counted_for = gang_of_pod(before) if before is not None and counted else None
+        if counted_for == gang:
+            return False
+        count = len(self.succeeded_members(gang.key)) + sum(other.may_start for other in self.gang_members(gang.key))
+        return count >= gang.minimum if counted_for is not None else count == gang.minimum
+
     def _leave_gang(self, pod: PodFacts) -> None:
         gang = gang_of_pod(pod)
         if gang is None:
@@ -356,6 +380,18 @@ class ClusterState:
         self._gangs[gang.key].discard(pod.uid)
         if not self._gangs[gang.key]:
             del self._gangs[gang.key]
+            self._succeeded.pop(gang.key, None)
+
+    def _keep_if_succeeded(self, pod: PodFacts) -> None:
+        """Count a pod that succeeded for its gang as long as this has others."""
+        gang = gang_of_pod(pod)
+        if gang is None or pod.gpu is None or pod.gpu.phase != SUCCEEDED or gang.key not in self._gangs:
+            return
+        known = self._succeeded.setdefault(gang.key, {})
+        if pod.uid not in known:
+            self._note(Event(pod=pod))
+            known[pod.uid] = pod
+            self.freed_count += 1
 
     def replace_gpu_nodes(self, nodes: Iterable[GpuNode]) -> None:
         """Take a full list: what is not in it is gone."""
@@ -400,6 +436,12 @@ class ClusterState:
         if self._reservations.pop(pod_uid, None) is not None:
             self._note(Event(let_go=pod_uid))
             self._let_go(pod_uid)
+
+    def renew(self, pod_uid: str, expires_at: float) -> None:
+        """Expect a pod where it is expected for at least as long."""
+        known = self._reservations.get(pod_uid)
+        if known is not None and known.expires_at < expires_at:
+            self._reservations[pod_uid] = replace(known, expires_at=expires_at)
 
     def end_attempt(self, pod_uid: str) -> None:
         """Note that kube-scheduler's attempt on a pod is over: a reservation that was kept for as long as it lasts ends as others do."""

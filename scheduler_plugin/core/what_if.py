@@ -124,7 +124,7 @@ class WhatIf:
         return tuple(self._place(_unbound(pod)) for pod in ordered)
 
     def _gang_sentence(self, gang: Gang, known: int) -> str:
-        why = "fewer exist" if known < gang.minimum else "no room for enough members at once"
+        why = "fewer with GPUs exist" if known < gang.minimum else "no room for enough members at once"
         return f"gang {gang.name}: {gang.minimum} members must start together, {why}"
 
     def _fits(self, pod: PodFacts) -> bool:

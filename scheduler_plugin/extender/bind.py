@@ -222,12 +222,13 @@ class Binder:
             return "the pod was deleted"
         if not found.node_name:
             return None
+        if found.node_name == node and (found.gpu is None or found.gpu.annotations.items() >= annotations.items()):
+            self._confirm(pod)
+            return ""
         self._desk.state.release(pod.uid)
-        self._desk.state.set_pod(found)
-        if found.node_name != node or not (found.gpu is None or found.gpu.annotations.items() >= annotations.items()):
-            return f"the pod was bound to node {found.node_name} by somebody else"
-        self._desk.decisions.forget(pod.uid)
-        return ""
+        if pod.uid in self._desk.state.pods:  # or its end was told meanwhile, or it is yet to be told of
+            self._desk.state.set_pod(found)
+        return f"the pod was bound to node {found.node_name} by somebody else"
 
     def _confirm(self, pod: PodFacts) -> None:
         self._desk.state.confirm(pod.uid, self._desk.monotonic() + CONFIRM_SECONDS)

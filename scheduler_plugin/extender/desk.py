@@ -78,7 +78,7 @@ class Desk:
     on_decision: Callable[[Decision], None] = field(default=lambda _: None)
     """Told every decision."""
     on_preemption: Callable[[int, int, int], None] = field(default=lambda *_: None)
-    """Told of every preempt call the nodes kept, the nodes dropped and the victims added."""
+    """Told of every preempt call in which nodes were looked at those kept, those dropped and the victims added."""
     _pods: OrderedDict[bytes, Asked] = field(default_factory=OrderedDict)
     _names: deque[Named] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Compared one by one: hashing 5,000 names costs ten times as much as finding that lists differ."""

@@ -67,7 +67,7 @@ def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
     gang = gang_asked(pod)
     if isinstance(gang, RequestError):
         return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named, everywhere), str(gang)))
-    turn = None
+    turn = node = None
     if gang is not None:
         offered = frozenset(desk.names_of(named, everywhere))
         fitting = frozenset(desk.names_of(named, np.flatnonzero(reasons == NodeReason.FITS.value)))
@@ -83,9 +83,10 @@ def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
     feasible = named if not len(failed) else desk.keep_names(named, np.flatnonzero(reasons == NodeReason.FITS.value))
     resolvable: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
-    cures = curable(verdict, named.rows[failed]).tolist()
-    for name, reason, is_curable in zip(desk.names_of(named, failed), reasons[failed].tolist(), cures, strict=True):
-        (resolvable if is_curable else unresolvable)[name] = _SENTENCES[reason]
+    names, cures = desk.names_of(named, failed), curable(verdict, named.rows[failed]).tolist()
+    hopeless = desk.gangs.beyond_help(pod, gang, names) if gang is not None and node is None else frozenset[str]()
+    for name, reason, is_curable in zip(names, reasons[failed].tolist(), cures, strict=True):
+        (resolvable if is_curable and name not in hopeless else unresolvable)[name] = _SENTENCES[reason]
     desk.record(Decision(pod, request, now, desk.state.columns.change_count, len(feasible.rows), counts_of(reasons[failed])), named, turn)
     if len(feasible.rows) == 1:
         desk.expect(pod, request, verdict, int(feasible.rows[0]))
@@ -96,10 +97,10 @@ def _gang_refusal(desk: Desk, pod: PodFacts, request: PodRequest, named: Named, 
     """Refuse all nodes for the sake of the gang. Other pods' end can help where the gang lacks nothing but room (``preempt``)."""
     turn = replace(turn, refusal=desk.gangs.sentence(pod, gang))
     desk.record(Decision(pod, request, now, desk.state.columns.change_count, 0, {}), named, turn)
-    refused = dict.fromkeys(desk.names_of(named, np.arange(len(named.rows))), turn.refusal)
-    if not desk.gangs.needed_with(pod, gang):
-        return wire.filter_result(node_names=[], unresolvable=refused)
-    return wire.filter_result(node_names=[], failed=refused)
+    names = desk.names_of(named, np.arange(len(named.rows)))
+    hopeless = desk.gangs.beyond_help(pod, gang, names)
+    resolvable = dict.fromkeys((name for name in names if name not in hopeless), turn.refusal)
+    return wire.filter_result(node_names=[], failed=resolvable, unresolvable=dict.fromkeys(hopeless, turn.refusal))
 
 
 def _filter_full(desk: Desk, asked: Asked, full: Sequence[msgspec.Raw], names: Sequence[str]) -> bytes:

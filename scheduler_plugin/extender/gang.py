@@ -8,7 +8,8 @@ The gate: when enough members are ready, each one's place is looked at once more
 has lost its place the gang goes on waiting. So no binding is sent before enough members hold what they need, whatever the plans were.
 
 A gang that waits for room must not keep others waiting: to plan hundreds of members takes a second. What was planned in vain is not planned
-again before something is freed, whichever member asks; and after a plan that took long the gang rests for several times as long.
+again before something is freed, whichever member asks; and after a plan that took long the gang rests for several times as long. So it is
+with the search for pods whose end would make room: kube-scheduler waits for each answer before it sees to anybody else.
 
 What is expected for a gang lasts gang_seconds from its first plan. A gang that is not complete by then lets go of everything and makes no
 new plan for as long, so that one that can never start does not keep others out for ever. A crash forgets plans, never bindings: those
@@ -18,14 +19,14 @@ fewer than the minimum running.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
 from placement.request import RequestError
 from scheduler_plugin.core.gang import Gang, Standing, gang_of
-from scheduler_plugin.core.gang_plan import Planner, is_placed, is_ready, may_start
+from scheduler_plugin.core.gang_plan import Planner, is_placed, is_ready
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.shapes import PodShape
 from scheduler_plugin.core.state import ClusterState, Stage
@@ -38,6 +39,8 @@ LONG_SECONDS: Final = 0.25
 """What a plan may take without a rest after it."""
 REST_FACTOR: Final = 4.0
 """How many times as long as a plan took a gang rests: four fifths of the time are for others, whatever ends meanwhile."""
+SETTLE_SECONDS: Final = 2.0
+"""How long kube-scheduler has to end pods, and we to see it."""
 
 
 @dataclass(slots=True)
@@ -60,13 +63,27 @@ class _Failure:
     members: Sequence[PodFacts]
 
 
+@dataclass(frozen=True, slots=True)
+class _Fruitless:
+    """A search for pods to end that was made in vain."""
+
+    freed_count: int
+    """The state's, when it began."""
+    members: Sequence[PodFacts]
+    proposed: Mapping[str, frozenset[str]]
+    """By node the UIDs of those who were to end there already."""
+
+
+_InVain = TypeVar("_InVain", _Failure, _Fruitless)
+
+
 @dataclass(slots=True)
 class _Rest:
-    """The time after a plan that took long and was in vain."""
+    """The time after something that took long and was in vain."""
 
     until: float
     asked: bool = False
-    """Whether the gang would have been planned in it."""
+    """Whether the gang would have been planned, or pods to end looked for, in it."""
 
 
 class Gangs:
@@ -84,6 +101,13 @@ class Gangs:
         self._failures: dict[tuple[str, str], dict[PodShape | None, _Failure]] = {}
         """By the gang and the shape of the member that asked."""
         self._rests: dict[tuple[str, str], _Rest] = {}
+        """From plans."""
+        self._fruitless: dict[tuple[str, str], dict[PodShape | None, _Fruitless]] = {}
+        """As the failures."""
+        self._search_rests: dict[tuple[str, str], _Rest] = {}
+        """From searches for pods to end."""
+        self._helped: dict[tuple[str, str], tuple[str, float]] = {}
+        """The UID of the member for which others are ended, and until when nobody else is for its gang."""
 
     @property
     def waiting(self) -> int:
@@ -103,6 +127,7 @@ class Gangs:
             self._note_failure(pod, gang, _Failure(self._state.freed_count, offered, needed), begun)
         if node:
             self._failures.pop(gang.key, None)
+            self._fruitless.pop(gang.key, None)
         if node and not standing.planned:
             self._attempts[gang.key] = _Attempt(deadline)
             self._state.freed_count += 1  # members that wait are worth another try
@@ -119,14 +144,18 @@ class Gangs:
 
     def standing_for(self, pod: PodFacts, gang: Gang, offered: frozenset[str]) -> Standing:
         """Return how far the gang of a member is that is offered these nodes."""
-        standing = self.standing(gang)
+        standing, in_vain = self.standing(gang), self._has_failed(pod, gang, offered)
         if (rest := self._rests.get(gang.key)) is not None:
-            rest.asked = True
-            return standing._replace(in_vain=True)
+            rest.asked |= not in_vain
+            in_vain = True
+        return standing._replace(in_vain=in_vain)
+
+    def _has_failed(self, pod: PodFacts, gang: Gang, offered: frozenset[str]) -> bool:
+        """Whether a plan for a member that is offered these nodes would be in vain, as it was before."""
         failure = self._failures.get(gang.key, {}).get(self.planner.shape_of(pod))
         if failure is None or failure.freed_count != self._state.freed_count or not offered <= failure.offered:
-            return standing
-        return standing._replace(in_vain=self._are_alike(failure.members, self.planner.needed(pod, gang)))
+            return False
+        return self._are_alike(failure.members, self.planner.needed(pod, gang))
 
     def _are_alike(self, some: Sequence[PodFacts], others: Sequence[PodFacts]) -> bool:
         """Whether pods ask for the same, all in all; those among both are not compared."""
@@ -136,9 +165,61 @@ class Gangs:
 
     def _note_failure(self, pod: PodFacts, gang: Gang, failure: _Failure, begun: float) -> None:
         self._failures.setdefault(gang.key, {})[self.planner.shape_of(pod)] = failure
+        self._rest_after(begun, self._rests, gang)
+
+    def _rest_after(self, begun: float, rests: dict[tuple[str, str], _Rest], gang: Gang) -> None:
         now = self._monotonic()
         if now - begun > LONG_SECONDS:
-            self._rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun))
+            rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun))
+
+    def may_search(self, pod: PodFacts, gang: Gang, proposed: Mapping[str, frozenset[str]]) -> bool:
+        """Whether it is worth looking whose end would make room for a member and those it waits for.
+
+        Args: proposed: by node the UIDs of those who would end there already.
+        """
+        self.expire()
+        tried = self._tried(pod, gang)
+        if all(tried.get(node) == uids for node, uids in proposed.items()):
+            return False
+        if (rest := self._search_rests.get(gang.key)) is not None:
+            rest.asked = True
+            return False
+        helped = self._helped.get(gang.key)
+        return helped is None or helped[0] == pod.uid
+
+    def note_search(
+        self, pod: PodFacts, gang: Gang, proposed: Mapping[str, frozenset[str]], freed_count: int, begun: float, *, helps: bool
+    ) -> None:
+        """Note what came of such a search. Args: freed_count, begun: the state's and the time, when it began."""
+        if helps:
+            self._helped[gang.key] = (pod.uid, self._monotonic() + SETTLE_SECONDS)
+            return
+        tried = self._tried(pod, gang) if freed_count == self._state.freed_count else {}
+        fruitless = _Fruitless(freed_count, self.planner.needed(pod, gang), {**tried, **proposed})
+        self._fruitless.setdefault(gang.key, {})[self.planner.shape_of(pod)] = fruitless
+        self.rest_from_searching(gang, begun)
+
+    def rest_from_searching(self, gang: Gang, begun: float) -> None:
+        """Let the gang rest if something that helped it to no place took long since it began."""
+        self._rest_after(begun, self._search_rests, gang)
+
+    def beyond_help(self, pod: PodFacts, gang: Gang, nodes: Collection[str]) -> frozenset[str]:
+        """Return those of some nodes of which kube-scheduler need not ask whose end would make room for a member that waits for others."""
+        hopeless = frozenset(nodes) - {pod.nominated_node}  # there it would take the word for a reason to end others elsewhere
+        if not self.needed_with(pod, gang):
+            return hopeless
+        tried = self._tried(pod, gang)
+        if (rest := self._search_rests.get(gang.key)) is not None:
+            rest.asked |= not tried
+            return hopeless
+        return hopeless & tried.keys()
+
+    def _tried(self, pod: PodFacts, gang: Gang) -> Mapping[str, frozenset[str]]:
+        """Return the proposals that were found to be in vain and still are."""
+        known = self._fruitless.get(gang.key, {}).get(self.planner.shape_of(pod))
+        if known is None or known.freed_count != self._state.freed_count:
+            return {}
+        return known.proposed if self._are_alike(known.members, self.planner.needed(pod, gang)) else {}
 
     def needed_with(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
         """Return who must have a place at once, the pod first: the pod alone if its gang runs, nobody if it cannot start at all now."""
@@ -148,8 +229,8 @@ class Gangs:
 
     def may_plan(self, gang: Gang) -> bool:
         """Whether a gang has enough members and does not pause or rest; one that rests is looked at again when it has."""
-        enough = sum(map(may_start, self._state.gang_members(gang.key))) >= gang.minimum
-        if not enough or self.standing(gang).pauses:
+        there = sum(other.may_start for other in self._state.gang_members(gang.key))
+        if there + len(self._state.succeeded_members(gang.key)) < gang.minimum or self.standing(gang).pauses:
             return False
         rest = self._rests.get(gang.key)
         if rest is not None:
@@ -220,10 +301,32 @@ class Gangs:
                 self.on_attempt("expired")
         for key in [key for key, until in self._closed_until.items() if until <= now]:
             del self._closed_until[key]
-        for key in [key for key, rest in self._rests.items() if rest.until <= now]:
-            self._state.freed_count += self._rests.pop(key).asked  # it is worth another try
-        for key in [key for key in self._failures if not any(True for _ in self._state.gang_members(key))]:
-            del self._failures[key]
+            self._wake()
+        for rests in (self._rests, self._search_rests):
+            for key in [key for key, rest in rests.items() if rest.until <= now]:
+                if rests.pop(key).asked:
+                    self._wake()
+        for key in [key for key, (_, until) in self._helped.items() if until <= now]:
+            del self._helped[key]
+        for kept in (self._failures, self._fruitless):
+            for key in [key for key in kept if not any(True for _ in self._state.gang_members(key))]:
+                del kept[key]
+
+    def _wake(self) -> None:
+        """Have those that wait looked at again though nothing was freed: what is in vain stays so."""
+        before = self._state.freed_count
+        self._state.freed_count = after = before + 1
+        for failures in self._failures.values():
+            _count_from(failures, before, after)
+        for fruitless in self._fruitless.values():
+            _count_from(fruitless, before, after)
+
+
+def _count_from(known: dict[PodShape | None, _InVain], before: int, after: int) -> None:
+    """Have what held at one freed_count hold at another."""
+    for shape, one in list(known.items()):
+        if one.freed_count == before:
+            known[shape] = replace(one, freed_count=after)
 
 
 def gang_asked(pod: PodFacts) -> Gang | RequestError | None:

@@ -17,6 +17,7 @@ from math import inf
 from placement.request import RequestError
 from proto.model import PodRequest
 from scheduler_plugin.core.budgets import BudgetKey
+from scheduler_plugin.core.gang import gang_of_pod
 from scheduler_plugin.core.gang_plan import is_placed
 from scheduler_plugin.core.gang_victims import ending_on
 from scheduler_plugin.core.plan import not_offered
@@ -53,7 +54,16 @@ async def choose_victims(desk: Desk, body: bytes) -> bytes:
     pod = wire.decode_pod(args.pod)
     proposed = _proposed(args)
     wire.check_count(len(proposed))
-    members = _members(desk, pod)
+    members, uids = _members(desk, pod), {node: frozenset(_uids(victims)) for node, victims in proposed.items()}
+    own, freed_count = gang_of_pod(pod), desk.state.freed_count
+    gang = own if len(members) > 1 else None
+    if gang is not None and not desk.gangs.may_search(pod, gang, uids):
+        return wire.preempt_result({})
+    is_planned = own is not None and desk.gangs.standing(own).planned  # where there is room, which this member may not use
+    if not is_planned and _others_end_for(desk, members):
+        if gang is not None:
+            desk.gangs.rest_from_searching(gang, begun)
+        return wire.preempt_result({})
     answer: dict[str, wire.MetaVictims] = {}
     more = tried = 0
     for node, victims in _worth_trying(desk, members, proposed):
@@ -63,12 +73,14 @@ async def choose_victims(desk: Desk, body: bytes) -> bytes:
             break
         await asyncio.sleep(0)
         tried += 1
-        chosen = [meta.uid for meta in victims.pods or ()]
+        chosen = _uids(victims)
         added = _victims_for(desk, members, node, frozenset(chosen))
         if added is not None:
             more += len(added)
             pods = [wire.MetaPod(uid) for uid in _important_first(desk, (*chosen, *added))]
             answer[node] = wire.MetaVictims(pods, victims.num_pdb_violations + _cost(desk, chosen, added)[0])
+    if gang is not None:
+        desk.gangs.note_search(pod, gang, uids, freed_count, begun, helps=bool(answer))
     desk.on_preemption(len(answer), tried - len(answer), more)
     return wire.preempt_result(answer)
 
@@ -112,12 +124,45 @@ def hold(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str], expires_at:
         return bool(members) and desk.gangs.planner.expect_all(members, (node,), expires_at)
 
 
+def renew(desk: Desk, pod: PodFacts, node: str, expires_at: float) -> bool:
+    """Expect a pod on a node, and whoever of its gang must start with it, for longer where they are expected already.
+
+    Returns: whether they are.
+    """
+    members, reservations = _members(desk, pod), desk.state.reservations
+    known = reservations.get(pod.uid)
+    if known is None or known.node != node or known.stage.is_firm or not all(member.uid in reservations for member in members):
+        return False
+    for member in members:
+        desk.state.renew(member.uid, expires_at)
+    return bool(members)
+
+
 def _members(desk: Desk, pod: PodFacts) -> list[PodFacts]:
     """Return who must have a place at once, the pod first; nobody when the pod cannot start at all."""
     request, gang = request_of(pod), gang_asked(pod)
     if isinstance(request, RequestError) or isinstance(gang, RequestError):
         return []
     return [pod] if gang is None else desk.gangs.needed_with(pod, gang)
+
+
+def _others_end_for(desk: Desk, members: Sequence[PodFacts]) -> bool:
+    """Whether all of these pods have a place once those are gone that are ending where one of them is expected or nominated."""
+    state, reservations = desk.state, desk.state.reservations
+    expected = {reservations[member.uid].node for member in members if member.uid in reservations}
+    nominated = {facts.nominated_node for member in members if (facts := state.pods.get(member.uid, member)).nominated_node}
+    ending = [uid for node in expected | nominated for uid in ending_already(desk, node)]
+    if not ending:
+        return False
+    if len(members) == 1 or all(member.uid in reservations for member in members):
+        return all(member.uid in reservations for member in members)
+    planner = desk.gangs.planner
+    with planner.trying(members), state.without_all(ending):
+        return all(planner.expect(member, None, inf) for member in members)
+
+
+def _uids(victims: wire.MetaVictims) -> list[str]:
+    return [meta.uid for meta in victims.pods or ()]
 
 
 def _proposed(args: wire.PreemptionArgs) -> dict[str, wire.MetaVictims]:
@@ -193,7 +238,7 @@ def _victims_for_gang(
         for other in others:
             if _expect(desk, other, node, chosen | added, None):
                 continue
-            more = _added_victims(desk, other, node, chosen | added, spared)
+            more = _added_victims(desk, other, node, chosen | added, spared) if other.preempts else None
             if more is None or not _expect(desk, other, node, chosen | added | more, (node,)):
                 return None
             added |= more

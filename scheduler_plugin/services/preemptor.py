@@ -10,18 +10,20 @@ Where kube-scheduler does preempt, it nominates the node: the pod is expected th
 let a less important pod take the very GPU.
 
 Evictions are few: one pod is served in a period, and looks again later and later while nobody's end helps it. To serve a member of a gang
-that does not run takes as long as to plan the whole gang, so its members do not follow one another at once.
+that does not run takes as long as to plan the whole gang, and so does keeping its place: members do not follow one another at once, and
+what took long is done again only after several times as long. While nothing changes, a place is only kept for longer.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
 from typing import Final
 
 from proto import contract
+from proto.gpunode import GpuNode
 from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.gang import gang_of_pod
 from scheduler_plugin.core.judge import curable, reasons_for
@@ -29,15 +31,14 @@ from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeNotFoundError
 from scheduler_plugin.extender.desk import Desk
-from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, LAST_SECONDS, Way, ending_already, hold, way_on, ways
+from scheduler_plugin.extender.gang import REST_FACTOR, SETTLE_SECONDS
+from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, LAST_SECONDS, Way, ending_already, hold, renew, way_on, ways
 from scheduler_plugin.ports import EventApi, PodApi
 from scheduler_plugin.services.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 1.0
-SETTLE_SECONDS: Final = 2.0
-"""How long kube-scheduler has to preempt by itself, and we to see it."""
 HOLD_SECONDS: Final = 30.0
 """How long the pod is expected where others end for it; longer while they end."""
 FIRST_PAUSE_SECONDS: Final = 5.0
@@ -47,12 +48,16 @@ REFUSED_SECONDS: Final = 60.0
 MAX_TRIED_NODES: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Move:
     """Others end on a node for a pod."""
 
     node: str
     ended: frozenset[str]
+    gpu_node: GpuNode | None = None
+    """The node when the place was last found to be there."""
+    freed_count: int = -1
+    """The state's, then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,8 @@ class Preemptor:
         self._pauses: dict[str, _Pause] = {}
         self._gang_pauses: dict[tuple[str, str], float] = {}
         """Until when no other member of a gang is served."""
+        self._hold_pauses: dict[tuple[str, str], float] = {}
+        """Until when the places of a gang are not planned again."""
         self._refused: dict[str, float] = {}
         """Until when the API server is not asked again to end a pod."""
 
@@ -113,28 +120,62 @@ class Preemptor:
             return
         for uid, move in list(self._under_way.items()):
             await self._follow(uid, move)
+            await asyncio.sleep(0)
         waiting = self._desk.decisions.waiting()
-        self._keep_nominations(waiting)
-        by_uid = self._desk.decisions.by_uid
-        self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in by_uid}
+        await self._keep_nominations(waiting)
+        pods = self._desk.state.pods
+        self._pauses = {uid: pause for uid, pause in self._pauses.items() if (pod := pods.get(uid)) is not None and not pod.node_name}
         now = self._desk.monotonic()
         self._refused = {uid: until for uid, until in self._refused.items() if until > now}
         self._gang_pauses = {key: until for key, until in self._gang_pauses.items() if until > now}
+        self._hold_pauses = {key: until for key, until in self._hold_pauses.items() if until > now}
         decision = self._next(waiting)
         if decision is not None:
             self._pause(decision.pod)
             await self._serve(decision)
+            self._rest_after(now, decision.pod, self._gang_pauses)
 
-    def _keep_nominations(self, waiting: Iterable[Decision]) -> None:
+    async def _keep_nominations(self, waiting: Iterable[Decision]) -> None:
         """Expect pods where kube-scheduler has others end for them: its own sums keep room on a node for them, and on no GPU."""
         state = self._desk.state
         for decision in waiting:
             pod = state.pods.get(decision.pod.uid)
             if pod is None or not pod.nominated_node or pod.uid in state.reservations:
                 continue
-            ending = frozenset(ending_already(self._desk, pod.nominated_node))
-            if hold(self._desk, pod, pod.nominated_node, ending, self._desk.monotonic() + HOLD_SECONDS):
-                self._under_way[pod.uid] = _Move(pod.nominated_node, ending)
+            move = _Move(pod.nominated_node, frozenset(ending_already(self._desk, pod.nominated_node)))
+            if not self._plans_pause(pod) and self._hold(pod, move, move.ended):
+                self._under_way[pod.uid] = move
+            await asyncio.sleep(0)
+
+    def _hold(self, pod: PodFacts, move: _Move, ending: Iterable[str]) -> bool:
+        """Find a pod's place, and keep it; return whether it is there."""
+        state, begun = self._desk.state, self._desk.monotonic()
+        move.gpu_node, move.freed_count = state.gpu_node(move.node), state.freed_count
+        is_there = hold(self._desk, pod, move.node, ending, begun + HOLD_SECONDS)
+        gang = gang_of_pod(pod)
+        if gang is not None and not self._desk.gangs.planner.goes_alone(pod, gang):
+            self._hold_pauses[gang.key] = begun + PERIOD_SECONDS / 2  # once in a step
+            self._rest_after(begun, pod, self._hold_pauses)
+        return is_there
+
+    def _keep(self, pod: PodFacts, move: _Move, ending: Collection[str]) -> bool:
+        """Keep a pod's place for longer; it is found anew if something changed since. Returns: whether it is there."""
+        state, pauses = self._desk.state, self._plans_pause(pod)
+        unchanged = bool(ending) and move.gpu_node is state.gpu_node(move.node) and move.freed_count == state.freed_count
+        if (unchanged or pauses) and renew(self._desk, pod, move.node, self._desk.monotonic() + HOLD_SECONDS):
+            return True
+        return bool(ending) if pauses else self._hold(pod, move, ending)
+
+    def _plans_pause(self, pod: PodFacts) -> bool:
+        """Whether a pod's gang was planned so recently that its places are not planned again now."""
+        gang = gang_of_pod(pod)
+        return gang is not None and self._hold_pauses.get(gang.key, 0.0) > self._desk.monotonic()
+
+    def _rest_after(self, begun: float, pod: PodFacts, pauses: dict[tuple[str, str], float]) -> None:
+        """Make the pause of a gang as long as what it was planned for since then demands."""
+        gang, now = gang_of_pod(pod), self._desk.monotonic()
+        if gang is not None and gang.key in pauses:
+            pauses[gang.key] = max(pauses[gang.key], now + REST_FACTOR * (now - begun))
 
     def _next(self, waiting: Iterable[Decision]) -> Decision | None:
         """Return the most important pod whose turn it is, if there is anybody less important than it."""
@@ -187,11 +228,11 @@ class Preemptor:
             return
         pod = found
         best = way_on(self._desk, pod, best.node, self._refused)
-        if best is None or not hold(self._desk, pod, best.node, best.ended, self._desk.monotonic() + HOLD_SECONDS):
+        if best is None or not self._hold(pod, move := _Move(best.node, best.ended), best.ended):
             return
-        awaited = best.ended or frozenset(uid for uid in ending_already(self._desk, best.node) if self._desk.state.footprint_of(uid))
+        move.ended = best.ended or frozenset(uid for uid in ending_already(self._desk, best.node) if self._desk.state.footprint_of(uid))
         if await self._end(best, pod):
-            self._under_way[pod.uid] = _Move(best.node, awaited)
+            self._under_way[pod.uid] = move
         else:
             self._let_go(pod.uid)
 
@@ -263,7 +304,7 @@ class Preemptor:
         elif decision is None and not ending:  # it is being tried already: what is decided then is waited for, as long as its place is kept
             if uid not in state.reservations:
                 del self._under_way[uid]
-        elif not hold(desk, pod, move.node, ending, desk.monotonic() + HOLD_SECONDS):  # the node is not what it was
+        elif not self._keep(pod, move, ending):  # the node is not what it was
             del self._under_way[uid]
             self._let_go(uid)
         elif not ending:

@@ -65,6 +65,7 @@ class Retry:
         """Of the pods looked at, by UID, the decision and the state's change counter when they were last found to fit nowhere."""
         self._forgot_at = float("-inf")
         self._telemetry = telemetry
+        self._started_at = round(desk.now())
 
     async def run(self) -> None:
         """Retry until cancelled."""
@@ -168,7 +169,8 @@ class Retry:
             return
         pod = decision.pod
         self._desk.decisions.forget(uid)
-        annotations = {contract.ANNOTATION_RETRY: str(self._desk.state.columns.change_count)}
+        value = f"{self._started_at}-{self._desk.state.columns.change_count}"  # the counter alone begins anew with each process
+        annotations = {contract.ANNOTATION_RETRY: value}
         try:
             await self._api.annotate(pod.namespace, pod.name, pod.uid, annotations)
             self._telemetry.retried.inc()

@@ -117,7 +117,7 @@ async def test_a_member_that_waits_for_its_gang_is_told_so(api, monkeypatch):
         result = await aliquot(extender, "why", "team/first")
         assert (result.exit_code, result.output) == (
             4,
-            "team/first: 2 of 2 nodes fit, but gang: 2 members must start together, fewer exist\n",
+            "team/first: 2 of 2 nodes fit, but gang: 2 members must start together, fewer with GPUs exist\n",
         )
         await extender.until(lambda: bool(api.events))
         await create(api, extender, "second", vgpu="1", annotations=gang)
@@ -141,7 +141,7 @@ async def test_a_decision_that_was_saved_is_decided_the_same_again_after_everyth
 
 async def test_a_decision_on_a_member_of_a_gang_is_decided_the_same_again(api, tmp_path):
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
-    says = {"first": "0 of 2 nodes fit, gang: 2 members must start together, fewer exist", "second": "1 of 2 nodes fit, node n"}
+    says = {"first": "0 of 2 nodes fit, gang: 2 members must start together, fewer with GPUs exist", "second": "1 of 2 nodes fit, node n"}
     async with running(api) as extender:
         for name in says:
             await create(api, extender, name, vgpu="1", annotations=gang)

@@ -24,7 +24,7 @@ from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.shapes import MAX_SCORE
 from scheduler_plugin.core.state import Stage
 from scheduler_plugin.errors import KubeApiError
-from scheduler_plugin.services import leadership, preemptor
+from scheduler_plugin.services import leadership, preemptor, succeeded_members
 from scheduler_plugin.settings import Settings
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
 from tests.unit.scheduler_plugin.builders import PLACES, make_device, make_node, make_place
@@ -708,6 +708,23 @@ async def test_a_waiting_pod_is_retried_within_a_second_of_capacity_and_not_befo
         await api.delete("pods", "a", "team")
         took = await extender.until(lambda: contract.ANNOTATION_RETRY in api.pod("b")["metadata"]["annotations"])
         assert took < 1.0
+
+
+async def test_a_member_in_the_place_of_a_failed_one_is_retried_though_another_one_has_succeeded(api, monkeypatch):
+    monkeypatch.setattr(succeeded_members, "PERIOD_SECONDS", 0.05)
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "3"}
+    async with running(api) as extender:
+        members = [await create(api, name, annotations=gang, vgpu="1") for name in ("done", "failed", "runs")]
+        await extender.until(lambda: len(extender.state.pods) == 3)
+        await asyncio.gather(*(extender.schedule(pod, "n1", "n2") for pod in members))
+        await extender.until(lambda: all(pod.node_name for pod in extender.state.pods.values()))
+        for name, phase in (("done", "Succeeded"), ("failed", "Failed")):
+            await api.put("pods", api.pod(name) | {"status": {"phase": phase}})
+        await extender.until(lambda: len(extender.state.pods) == 1)
+        late = await create(api, "late", annotations=gang, vgpu="1")
+        assert (await extender.filter(late, "n1", "n2"))["NodeNames"] == []
+        await extender.until(lambda: contract.ANNOTATION_RETRY in api.pod("late")["metadata"]["annotations"], seconds=30.0)
+        assert await extender.schedule(late, "n1", "n2") in ("n1", "n2")
 
 
 async def test_metrics_tell_attempts_reasons_and_the_state(api):

@@ -243,7 +243,7 @@ async def test_members_wait_until_enough_exist_and_then_hold_room_for_all():
     for name in ("a0", "a1"):
         await run.create(name)
         sentence = run.filter(name)["FailedAndUnresolvableNodes"]["n1"]
-        assert sentence == "gang: 3 members must start together, fewer exist"
+        assert sentence == "gang: 3 members must start together, fewer with GPUs exist"
     assert not run.world.state.reservations
     await run.create("a2")
     assert len(run.filter("a2")["NodeNames"]) == 1

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import event, given, settings
@@ -134,6 +135,13 @@ def test_pods_of_one_node_end_for_all_members_of_a_gang():
     assert not desk.state.reservations, "what was tried is forgotten"
 
 
+def test_nobody_ends_for_a_member_that_is_not_to_preempt():
+    members = [replace(member, preempts=False) for member in waiting(1, 2)]
+    assert preempt(desk_of(*filled("n1"), *filled("n2", priority=IMPORTANT), *members), {"n1": []}, gang("new", 2)) == {}
+    (ended,) = preempt(desk_of(*filled("n1"), *filled("n2", 1, priority=IMPORTANT), *members), {"n1": []}, gang("new", 2)).values()
+    assert len(ended) == 1, "it fits where there is room"
+
+
 def test_members_that_fit_elsewhere_cost_nobody_anything():
     desk = desk_of(*filled("n1"), *filled("n2", 1, priority=IMPORTANT), *waiting(1, 2))
     (ended,) = preempt(desk, {"n1": []}, gang("new", 2)).values()
@@ -165,7 +173,7 @@ def test_filter_lets_kube_scheduler_try_preemption_where_only_room_is_lacking():
     assert answer["FailedNodes"] == dict.fromkeys(GPUS, "gang: no room for enough members at once")
     lonely = pod_object("lonely", annotations=gang("lonely", 2), vgpu="1")
     answer = json.loads(filter_nodes(desk, json.dumps({"Pod": lonely, "NodeNames": list(GPUS)}).encode(), 0.0))
-    assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys(GPUS, "gang: 2 members must start together, fewer exist")
+    assert answer["FailedAndUnresolvableNodes"] == dict.fromkeys(GPUS, "gang: 2 members must start together, fewer with GPUs exist")
 
 
 # --- any cluster ----------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ class FakeApi:
         application = web.Application(middlewares=[self._gate])
         for prefix in ("/api/v1", "/apis/aliquot.dev/v1alpha1", "/apis/policy/v1"):
             application.router.add_get(prefix + "/{plural}", self._collection)
+        application.router.add_get("/api/v1/namespaces/{namespace}/{plural:pods}", self._collection)
         pod = "/api/v1/namespaces/{namespace}/pods/{name}"
         application.router.add_get(pod, self._get)
         application.router.add_patch(pod, self._patch)
@@ -130,7 +131,10 @@ class FakeApi:
         plural = request.match_info["plural"]
         if "watch" in request.query:
             return await self._watch(request, plural)
-        items = sorted(self.objects[plural].items())
+        selector, namespace = request.query.get("fieldSelector", ""), request.match_info.get("namespace")
+        items = [
+            (key, item) for key, item in sorted(self.objects[plural].items()) if namespace in (None, key[0]) and is_selected(item, selector)
+        ]
         start, limit = int(request.query.get("continue", "0")), int(request.query.get("limit", "500"))
         more = str(start + limit) if start + limit < len(items) else None
         return web.json_response(
@@ -140,6 +144,7 @@ class FakeApi:
     async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
+        selector = request.query.get("fieldSelector", "")
         seen, epoch = int(request.query["resourceVersion"]), self._epoch
 
         async def send(kind: str, item: dict[str, Any]) -> None:
@@ -151,7 +156,10 @@ class FakeApi:
         while epoch == self._epoch and not self.silent:
             for version, of, kind, item in list(self.history):
                 if version > seen and of == plural:
-                    await send(kind, item)
+                    if kind != "DELETED" and not is_selected(item, selector):  # it is gone for who watches, who is told how it last was
+                        await send("DELETED", item | {"status": item["status"] | {"phase": "Running"}})
+                    else:
+                        await send(kind, item)
             seen = self.version
             await send("BOOKMARK", {"kind": COLLECTIONS[plural], "metadata": {"resourceVersion": str(seen)}})
             async with self._changed:
@@ -282,6 +290,13 @@ def _key(request: web.Request) -> tuple[str, str]:
 
 def failure(status: int, message: str) -> web.Response:
     return web.json_response({"kind": "Status", "code": status, "message": message}, status=status)
+
+
+def is_selected(item: dict[str, Any], selector: str) -> bool:
+    """Whether an object is in a phase that a field selector wants."""
+    phase = item.get("status", {}).get("phase", "")
+    wanted = [condition.removeprefix("status.phase") for condition in selector.split(",") if condition]
+    return all(phase != one[2:] if one.startswith("!=") else phase == one[1:] for one in wanted)
 
 
 def pod_object(

@@ -25,15 +25,17 @@ from tests.unit.scheduler_plugin.api import pod_object
 
 
 class Connection:
-    """Answers every request with one body."""
+    """Answers each request with the next body."""
 
-    def __init__(self, body: Any) -> None:
-        self.body = json.dumps(body).encode()
+    def __init__(self, *bodies: Any) -> None:
+        self.bodies = [json.dumps(body).encode() for body in bodies]
+        self.paths: list[str] = []
         self.seconds: list[float] = []
 
     async def request(self, method: str, path: str, *, seconds: float = REQUEST_SECONDS, **_: Any) -> bytes:
+        self.paths.append(path)
         self.seconds.append(seconds)
-        return self.body
+        return self.bodies.pop(0)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ async def test_when_to_come_again_is_read_from_the_answer():
 
 
 async def test_a_lease_that_is_only_followed_may_take_longer_to_read_than_one_of_our_own():
-    connection = Connection({"metadata": {"resourceVersion": "1"}, "spec": {}})
+    connection = Connection(*[{"metadata": {"resourceVersion": "1"}, "spec": {}}] * 3)
     await KubeLease(connection, "ns", "ours", SystemClock()).write("me", 15.0, 0, None)
     await KubeLease(connection, "ns", "ours", SystemClock()).read()
     await KubeLease(connection, "ns", "theirs", SystemClock(), FOLLOW_SECONDS).read()
@@ -134,3 +136,16 @@ async def test_a_cluster_ca_that_was_rotated_is_trusted_without_a_restart_and_th
     finally:
         await connection.close()
         await server.cleanup()
+
+
+async def test_pods_that_succeeded_are_read_page_by_page():
+    pages = [{"metadata": {"continue": "next"}, "items": [pod_object("p1")]}, {"metadata": {}, "items": [pod_object("p2")]}]
+    connection = Connection(*pages)
+    assert [pod.name for pod in await KubePods(connection).succeeded_pods("team")] == ["p1", "p2"]
+    path = "/api/v1/namespaces/team/pods?fieldSelector=status.phase%3DSucceeded&limit=500"
+    assert connection.paths == [path, f"{path}&continue=next"]
+
+
+async def test_pods_that_cannot_be_read_are_an_error_of_the_api():
+    with pytest.raises(KubeApiError, match="cannot be read"):
+        await KubePods(Connection({"metadata": {}, "items": [{"spec": 5}]})).succeeded_pods("team")

@@ -126,7 +126,7 @@ def test_a_gang_that_would_start_elsewhere_or_not_at_all_is_told_apart():
     for number in (0, 2):
         decide_on_member(desk, number, list(NODES))
     refused, planned = (recorded(desk.decisions.recorded[uid], RULES) for uid in ("m0", "m2"))
-    assert refused.answer == Answer(0, {}, refusal="gang: 2 members must start together, fewer exist")
+    assert refused.answer == Answer(0, {}, refusal="gang: 2 members must start together, fewer with GPUs exist")
     assert planned.answer == Answer(1, {}, "n0")
     pausing = replay(msgspec.structs.replace(planned, gang=Standing(pauses=True)))
     assert [difference.split(":")[0] for difference in pausing.differences] == ["fitting", "chosen", "refusal"]

@@ -52,6 +52,26 @@ def test_a_pod_whose_gang_changes_leaves_the_former_one(later):
     assert members(state, "a") == set()
 
 
+def test_a_pod_that_makes_its_gang_large_enough_is_worth_another_try_and_others_are_not():
+    state, counts = ClusterState(), []
+    pods = [make_pod(uid, annotations=in_gang("a"), vgpu="1") for uid in ("u1", "u2", "u3", "u4", "u5")]
+    single = {contract.ANNOTATION_GANG: "a", contract.ANNOTATION_GANG_MIN: "5"}
+    for pod in (
+        pods[0],
+        replace(pods[1], gates=("example.com/quota",)),
+        replace(pods[2], deletion_requested=True),
+        pods[1],
+        replace(pods[1], labels=(("app", "a"),)),
+        make_pod("u2", annotations=in_gang("a") | {contract.ANNOTATION_RETRY: "1"}, vgpu="1"),
+        pods[3],
+        make_pod("u5", annotations=single, vgpu="1"),
+        pods[4],
+    ):
+        state.set_pod(pod)
+        counts.append(state.freed_count)
+    assert counts == [0, 0, 0, 1, 1, 1, 1, 1, 2]
+
+
 @pytest.mark.parametrize(("field", "column"), [("cpu_milli", "cpu_used_milli"), ("memory_mib", "ram_used_mib")])
 def test_a_bound_pod_that_is_resized_in_place_counts_with_its_new_size(field, column):
     state = ClusterState()

@@ -13,7 +13,7 @@ from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
-from scheduler_plugin.errors import KubeApiError
+from scheduler_plugin.errors import KubeApiError, KubeConflictError
 from scheduler_plugin.extender import bind as bind_module
 from scheduler_plugin.extender.bind import ARRIVAL_SECONDS, Binder
 from scheduler_plugin.extender.desk import Desk
@@ -36,6 +36,8 @@ class Scene:
         self.writes: list[BaseException | None] = []
         """What comes of each write; beyond them no answer comes."""
         self.written = 0
+        self.annotations: Mapping[str, str] = {}
+        """What the latest of them would set."""
         self.binder = Binder(self.desk, self, self.may_bind, self.look_who_leads)
 
     def may_bind(self) -> bool:
@@ -48,6 +50,7 @@ class Scene:
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
         self.written += 1
+        self.annotations = annotations
         if self.written <= len(self.writes) and (trouble := self.writes[self.written - 1]) is not None:
             raise trouble
 
@@ -110,3 +113,23 @@ async def test_a_write_is_not_repeated_once_another_leads_and_its_room_is_kept_u
     assert "did not take the binding" in await scene.bound()
     await scene.ended()
     assert (scene.written, held) == (1, [True, True])
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "it ended"])
+@pytest.mark.parametrize("bound_to", ["n1", "n2"])
+async def test_a_pod_that_ended_while_the_api_told_that_it_is_bound_holds_nothing(bound_to, meanwhile):
+    scene = Scene(make_pod("p", vgpu="1"))
+    scene.writes = [KubeConflictError("an earlier write succeeded")]
+
+    async def get_pod(namespace: str, name: str) -> PodFacts | None:
+        assert scene.pod.gpu is not None
+        bound = replace(scene.pod, node_name=bound_to, gpu=replace(scene.pod.gpu, node_name=bound_to, annotations=scene.annotations))
+        if meanwhile == "it ended":
+            scene.state.drop_pod("p")
+        return bound
+
+    scene.get_pod = get_pod
+    assert (await scene.bound() == "") is (bound_to == "n1")
+    is_there = meanwhile == "nothing"
+    assert bool(scene.state.footprint_of("p")) is is_there
+    assert ("p" in scene.state.pods) is is_there

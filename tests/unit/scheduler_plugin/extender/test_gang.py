@@ -11,13 +11,15 @@ from proto.model import Policy
 from scheduler_plugin.__main__ import decode_pod
 from scheduler_plugin.core.gang_plan import Planner
 from scheduler_plugin.core.journal import Rules
+from scheduler_plugin.core.pods import STUCK_SECONDS, SUCCEEDED
 from scheduler_plugin.core.replay import recorded, replay
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
-from scheduler_plugin.extender.gang import REST_FACTOR, gang_asked
+from scheduler_plugin.extender.gang import REST_FACTOR, SETTLE_SECONDS, gang_asked
+from scheduler_plugin.extender.preempt import choose_victims, hold
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
 
@@ -35,12 +37,16 @@ class Scene:
         self.state = ClusterState()
         for node in nodes:
             self.state.set_gpu_node(make_node(node, 2))
-        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now)
+        self.desk = Desk(
+            self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now, now=lambda: self.now
+        )
         self.gang = {contract.ANNOTATION_GANG: "train", contract.ANNOTATION_GANG_MIN: str(minimum)}
 
     def pod(self, uid: str, mib: int = 1000) -> dict:
         """Write down a member as the API has it."""
-        return pod_object(f"pod-{uid}", uid=uid, annotations=self.gang, vgpu="1", vgpu_memory=str(mib))
+        pod = pod_object(f"pod-{uid}", uid=uid, annotations=self.gang, vgpu="1", vgpu_memory=str(mib))
+        pod["spec"]["priority"] = 100
+        return pod
 
     def member(self, uid: str, mib: int = 1000, *, gated: bool = False) -> None:
         pod = self.pod(uid, mib)
@@ -58,12 +64,35 @@ class Scene:
         pod = self.state.pods[uid]
         self.state.set_pod(replace(pod, deletion_requested=True, ends_by=30.0, gpu=replace(pod.gpu, deletion_requested=True)))
 
+    def succeeds(self, uid: str) -> None:
+        """Have a pod told of that all its containers ended well."""
+        pod = self.state.pods[uid]
+        self.state.drop_pod(uid)
+        self.state.set_pod(replace(pod, active=False, gpu=replace(pod.gpu, phase=SUCCEEDED)))
+
     def filter(self, uid: str, *nodes: str, mib: int = 1000) -> tuple[list[str], set[str]]:
         """Ask where a member can go; return the nodes, and why not on the others. It is decided the same way again from the record."""
+        answer = self.answer(uid, *nodes, mib=mib)
+        return answer["NodeNames"], {*answer["FailedNodes"].values(), *answer["FailedAndUnresolvableNodes"].values()}
+
+    def answer(self, uid: str, *nodes: str, mib: int = 1000) -> dict:
         body = {"Pod": self.pod(uid, mib), "NodeNames": nodes or self.nodes}
         answer = json.loads(filter_nodes(self.desk, json.dumps(body).encode(), self.now))
         assert replay(recorded(self.desk.decisions.recorded[uid], RULES)).differences == ()
-        return answer["NodeNames"], {*answer["FailedNodes"].values(), *answer["FailedAndUnresolvableNodes"].values()}
+        return answer
+
+    def helped(self, uid: str) -> set[str]:
+        """Ask where a member can go, and nowhere it can; return the nodes where kube-scheduler may look for pods to end."""
+        answer = self.answer(uid)
+        assert answer["NodeNames"] == []
+        return set(answer["FailedNodes"])
+
+    async def preempt(self, uid: str, **proposed: list[str]) -> dict[str, set[str]]:
+        """Ask who ends for a member on nodes with these victims; return the victims by node."""
+        meta = {node: {"Pods": [{"UID": victim} for victim in victims], "NumPDBViolations": 0} for node, victims in proposed.items()}
+        body = {"Pod": self.pod(uid), "NodeNameToMetaVictims": meta}
+        answer = json.loads(await choose_victims(self.desk, json.dumps(body).encode()))
+        return {node: {pod["UID"] for pod in victims["Pods"]} for node, victims in answer["NodeNameToMetaVictims"].items()}
 
 
 def test_a_gang_that_is_restarted_waits_for_room_for_all_while_its_former_members_end():
@@ -89,12 +118,62 @@ def test_a_member_in_the_place_of_one_that_ends_joins_the_gang_that_runs():
     assert scene.filter("new")[0] == ["n2"]
 
 
+def running_gang() -> Scene:
+    """Four members run on four GPUs."""
+    scene = Scene(4, "n1", "n2", "n3")
+    for number in range(4):
+        scene.takes(f"old{number}", ("n1", "n2")[number // 2], number % 2, of_gang=True)
+    return scene
+
+
+def test_a_member_in_the_place_of_one_that_failed_joins_though_another_one_has_succeeded():
+    scene = running_gang()
+    scene.state.drop_pod("old2")
+    scene.state.drop_pod("old0")
+    scene.member("new")
+    assert scene.filter("new") == ([], {"gang: 4 members must start together, fewer with GPUs exist"})
+    scene.takes("old0", "n1", 0, of_gang=True)
+    freed = scene.state.freed_count
+    scene.succeeds("old0")
+    assert scene.state.freed_count > freed, "those that wait are looked at again"
+    assert scene.filter("new")[0]
+    for number in (1, 3):
+        scene.succeeds(f"old{number}")
+    scene.state.set_pod(replace(scene.state.pods["new"], labels=(("app", "a"),)))
+    assert scene.filter("new")[0], "all others have succeeded"
+
+
+@pytest.mark.parametrize("how", ["asked to end", "gone"])
+def test_members_that_succeeded_do_not_count_for_a_gang_that_is_restarted(how):
+    scene = running_gang()
+    scene.succeeds("old0")
+    for number in range(1, 4):
+        if how == "asked to end":
+            scene.ends(f"old{number}")
+        else:
+            scene.state.drop_pod(f"old{number}")
+    for number in range(3):
+        scene.member(f"new{number}")
+    assert scene.filter("new0") == ([], {"gang: 4 members must start together, fewer with GPUs exist"})
+
+
+def test_what_succeeded_is_part_of_a_picture_of_the_state(monkeypatch):
+    scene = running_gang()
+    scene.state.drop_pod("old2")
+    scene.succeeds("old0")
+    scene.member("new")
+    monkeypatch.setattr("scheduler_plugin.core.state.MAX_EVENTS", 1)
+    scene.member("other", 100)
+    assert not any(event.pod is not None and event.pod.uid == "old0" for event in scene.state.moment().part.events)
+    assert scene.filter("new")[0]
+
+
 def test_members_that_end_are_not_enough_to_start_with():
     scene = Scene(2, "n1", "n2")
     scene.takes("old", "n1", 0, of_gang=True)
     scene.ends("old")
     scene.member("new")
-    assert scene.filter("new") == ([], {"gang: 2 members must start together, fewer exist"})
+    assert scene.filter("new") == ([], {"gang: 2 members must start together, fewer with GPUs exist"})
 
 
 def test_a_member_that_scheduling_gates_hold_back_counts_once_they_are_gone():
@@ -116,7 +195,7 @@ def test_gates_of_fewer_members_than_are_lacking_are_not_named():
     scene = Scene(3, "n1")
     scene.member("m0")
     scene.member("m1", gated=True)
-    assert scene.filter("m0") == ([], {"gang: 3 members must start together, fewer exist"})
+    assert scene.filter("m0") == ([], {"gang: 3 members must start together, fewer with GPUs exist"})
 
 
 def test_a_member_that_is_asked_about_before_it_is_seen_without_gates_counts():
@@ -129,8 +208,13 @@ def test_a_member_that_is_asked_about_before_it_is_seen_without_gates_counts():
 
 @pytest.fixture
 def plans(monkeypatch):
-    """Who asked for each plan, and how long plans take."""
-    seen, expect_all = Plans(), Planner.expect_all
+    """Who asked for each plan, for whom plans were tried in search of pods to end, and how long each takes."""
+    seen, expect_all, trying = Plans(), Planner.expect_all, Planner.trying
+
+    def note_trying(planner, members):
+        seen.tried.append(members[0].uid)
+        seen.scene.now += seen.seconds
+        return trying(planner, members)
 
     def note(planner, members, allowed, expires_at):
         if seen.scene is not None and planner.state is seen.scene.state:
@@ -139,6 +223,7 @@ def plans(monkeypatch):
         return expect_all(planner, members, allowed, expires_at)
 
     monkeypatch.setattr(Planner, "expect_all", note)
+    monkeypatch.setattr(Planner, "trying", note_trying)
     return seen
 
 
@@ -147,6 +232,7 @@ class Plans:
         self.scene: Scene | None = None
         self.seconds = 0.0
         self.asked: list[str] = []
+        self.tried: list[str] = []
 
     def of(self, scene: Scene) -> Scene:
         self.scene = scene
@@ -203,3 +289,123 @@ def test_a_gang_whose_plan_took_long_rests_and_is_then_tried_again(plans):
     assert scene.state.freed_count == freed + 1, "those that wait are looked at again"
     assert scene.desk.gangs.may_plan(gang)
     assert scene.filter("m2")[0]
+
+
+async def test_whose_end_would_help_a_gang_is_looked_for_once_before_something_is_freed(plans):
+    scene = plans.of(waiting_gang(minimum=5))
+    assert scene.helped("m0") == {"n1", "n2"}
+    assert await scene.preempt("m0", n1=["busy0"]) == {}
+    tried = len(plans.tried)
+    assert tried > 0
+    for uid in ("m1", "m2", "m0"):
+        assert scene.helped(uid) == {"n2"}, "nothing was proposed there"
+        assert await scene.preempt(uid, n1=["busy0"]) == {}
+    assert len(plans.tried) == tried
+    scene.state.drop_pod("busy0")
+    assert scene.helped("m3") == {"n1", "n2"}
+    assert await scene.preempt("m3", n1=["busy1"]) == {}
+    assert len(plans.tried) > tried
+
+
+async def test_after_a_long_search_in_vain_a_gang_rests_and_then_kube_scheduler_may_ask_again(plans):
+    scene = plans.of(waiting_gang(minimum=5))
+    scene.filter("m0")
+    plans.seconds = 1.0
+    assert await scene.preempt("m0", n1=["busy0"]) == {}
+    tried, lasted = len(plans.tried), scene.now
+    plans.seconds = 0.0
+    scene.state.drop_pod("busy0")
+    assert scene.helped("m1") == set()
+    assert await scene.preempt("m1", n1=["busy1"]) == {}
+    assert len(plans.tried) == tried
+    freed = scene.state.freed_count
+    scene.now += REST_FACTOR * lasted
+    scene.desk.gangs.expire()
+    assert scene.state.freed_count == freed + 1, "those that wait are looked at again"
+    assert scene.helped("m1") == {"n1", "n2"}
+    assert await scene.preempt("m1", n1=["busy1"]) == {}
+    assert len(plans.tried) > tried
+
+
+async def test_what_was_tried_before_a_rest_in_which_nothing_was_freed_is_not_tried_after_it(plans):
+    scene = plans.of(waiting_gang(minimum=5))
+    plans.seconds = 1.0
+    scene.filter("m0")
+    await scene.preempt("m0", n1=["busy0"])
+    freed, rest = scene.state.freed_count, REST_FACTOR * scene.now
+    plans.asked.clear()
+    plans.tried.clear()
+    assert scene.helped("m1") == set()
+    scene.now += rest
+    scene.desk.gangs.expire()
+    assert scene.state.freed_count == freed, "nobody was refused for the rest's sake"
+    scene.filter("m2")
+    assert await scene.preempt("m2", n1=["busy0"]) == {}
+    assert (plans.asked, plans.tried) == ([], [])
+
+
+def test_a_member_that_was_refused_for_the_sake_of_a_rest_alone_is_planned_after_it_and_the_others_are_not(plans):
+    scene, plans.seconds = plans.of(waiting_gang()), 1.0
+    assert scene.filter("m0", "n2") == ([], {NO_ROOM})
+    freed = scene.state.freed_count
+    assert scene.filter("m1", "n1", "n2") == ([], {NO_ROOM})
+    scene.now += REST_FACTOR
+    scene.desk.gangs.expire()
+    assert scene.state.freed_count == freed + 1
+    scene.filter("m0", "n2")
+    assert plans.asked == ["m0"]
+    scene.filter("m1", "n1", "n2")
+    assert plans.asked == ["m0", "m1"]
+
+
+def two_full_nodes() -> Scene:
+    """A gang of two that needs one of two nodes, both taken by less important pods."""
+    scene = Scene(2, "n1", "n2")
+    for node in scene.nodes:
+        for minor in (0, 1):
+            scene.takes(f"{node}-{minor}", node, minor)
+    for number in range(3):
+        scene.member(f"m{number}")
+    return scene
+
+
+async def test_for_a_moment_after_pods_end_for_a_member_nobody_ends_for_another_one():
+    scene = two_full_nodes()
+    assert await scene.preempt("m0", n1=["n1-0"]) == {"n1": {"n1-0", "n1-1"}}
+    assert await scene.preempt("m1", n2=["n2-0"]) == {}
+    assert await scene.preempt("m0", n1=["n1-0"]) == {"n1": {"n1-0", "n1-1"}}
+    scene.now += SETTLE_SECONDS
+    assert await scene.preempt("m1", n2=["n2-0"]) == {"n2": {"n2-0", "n2-1"}}
+
+
+@pytest.mark.parametrize("known", ["nominated", "expected"])
+async def test_nobody_ends_on_a_second_node_while_a_place_for_all_is_being_freed(known):
+    scene = two_full_nodes()
+    for minor in (0, 1):
+        scene.ends(f"n1-{minor}")
+    if known == "nominated":
+        scene.state.set_pod(replace(scene.state.pods["m0"], nominated_node="n1"))
+    else:
+        assert hold(scene.desk, scene.state.pods["m0"], "n1", [], 30.0)
+    assert await scene.preempt("m1", n2=["n2-0"]) == {}
+    scene.now = 30.0 + STUCK_SECONDS
+    scene.state.expire(scene.now, scene.now)
+    assert await scene.preempt("m1", n2=["n2-0"]) == {"n2": {"n2-0", "n2-1"}}, "they are stuck"
+
+
+async def test_what_is_ending_beside_the_places_of_a_gang_that_is_planned_keeps_nobody_from_ending_for_a_member():
+    scene = two_full_nodes()
+    scene.nodes = ("n1", "n2", "n3")
+    scene.state.set_gpu_node(make_node("n3", 3))
+    scene.takes("ending", "n3", 2)
+    scene.ends("ending")
+    assert scene.filter("m0")[0] == ["n3"]
+    assert {held.node for held in scene.state.reservations.values()} == {"n3"}
+    assert await scene.preempt("m1", n2=["n2-0"]) == {"n2": {"n2-0"}}, "it may not use n3"
+
+
+async def test_pods_end_where_what_is_ending_is_not_enough_for_all():
+    scene = two_full_nodes()
+    scene.ends("n1-0")
+    scene.state.set_pod(replace(scene.state.pods["m0"], nominated_node="n1"))
+    assert await scene.preempt("m1", n2=["n2-0"]) == {"n2": {"n2-0", "n2-1"}}

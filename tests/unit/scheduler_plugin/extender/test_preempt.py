@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from itertools import count
 from math import inf
 
@@ -10,7 +11,7 @@ from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
 from scheduler_plugin.extender.desk import Desk
-from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, choose_victims
+from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, choose_victims, hold
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
 
@@ -73,6 +74,21 @@ async def test_a_pod_that_is_merely_expected_on_a_node_is_no_victim_there():
     assert desk.gangs.planner.expect(expected, ["n1"], inf)
     assert await ask(desk, ["n1"], vgpu="1", vgpu_memory="1000") == {"n1": ["runs"]}
     assert await ask(desk, ["n1"], vgpu="2", vgpu_memory="1000") == {}
+
+
+async def test_nobody_ends_elsewhere_for_a_pod_that_is_expected_where_others_end():
+    state = ClusterState()
+    for name in ("n1", "n2"):
+        state.set_gpu_node(make_node(name, 1))
+        state.set_pod(make_pod(f"on-{name}", node=name, shares={"main": [make_share(name, 0, 1000)]}, vgpu="1"))
+    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+    pod = make_pod(pod_object("important")["metadata"]["uid"], priority=100, vgpu="1")
+    state.set_pod(pod)
+    state.set_pod(replace(state.pods["on-n1"], deletion_requested=True))
+    assert hold(desk, pod, "n1", [], 30.0)
+    assert await ask(desk, ["n2"], vgpu="1") == {}
+    state.drop_pod("on-n1")
+    assert await ask(desk, ["n2"], vgpu="1") == {"n2": ["on-n2"]}, "its place is free, and kube-scheduler does not want it"
 
 
 async def ask(desk: Desk, nodes: list[str], **limits: str) -> dict[str, list[str]]:

@@ -181,6 +181,22 @@ async def test_where_the_api_server_refuses_nothing_is_held_and_the_next_try_com
     assert waits == sorted(waits)
 
 
+async def test_a_pod_for_whom_nobody_s_end_helps_waits_longer_and_longer_though_it_is_tried_again(monkeypatch):
+    scene, looked = Scene(), []
+    monkeypatch.setattr(module, "ways", lambda *_: looked.append(scene.now) or [])
+    uid = scene.refused("important")
+    for second in range(200):
+        if second % 7 == 0:
+            await scene._retry(uid)
+            await scene.after(0.5)
+            scene.refused("important")
+        await scene.after(1)
+    waits = [later - earlier for earlier, later in pairwise(looked)]
+    assert len(waits) >= 3
+    assert all(later >= 2 * earlier - 8 for earlier, later in pairwise(waits))
+    assert waits[-1] > 30
+
+
 async def test_nobody_ends_where_one_of_those_that_must_cannot_and_another_node_is_freed():
     scene = Scene("n1", "n2")
     scene.kept = {"n1-1"}
@@ -427,3 +443,77 @@ async def test_members_of_a_gang_that_does_not_run_are_not_served_one_after_the_
     await scene.after(module.FIRST_PAUSE_SECONDS)
     await scene.after(module.FIRST_PAUSE_SECONDS)
     assert set(served) >= {"m0", "m1"}
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """For whom a place was looked for."""
+    asked, found = [], module.hold
+    monkeypatch.setattr(module, "hold", lambda desk, pod, *rest: asked.append(pod.uid) or found(desk, pod, *rest))
+    return asked
+
+
+async def test_a_place_is_looked_for_again_only_when_something_changed(plans):
+    scene = Scene("n1", "n2")
+    uid = scene.refused("important")
+    await scene.after(5)
+    assert plans == [uid]
+    for _ in range(5):
+        await scene.after(module.PERIOD_SECONDS)
+        assert scene.state.reservations[uid].expires_at == scene.now + module.HOLD_SECONDS
+    assert plans == [uid]
+    scene.state.drop_pod("n2-0")
+    await scene.after(module.PERIOD_SECONDS)
+    assert plans == [uid] * 2
+    scene.state.set_gpu_node(make_node("n1", 2, cordoned=True))
+    await scene.after(module.PERIOD_SECONDS)
+    assert plans == [uid] * 3
+    assert uid not in scene.state.reservations
+
+
+def nominated_gang(scene: Scene, count: int, minimum: int) -> list[str]:
+    """Have kube-scheduler say that members of a gang, which does not run, are to go to n1."""
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: str(minimum)}
+    uids = [scene.refused(f"m{number}", gang) for number in range(count)]
+    for uid in uids:
+        scene.state.set_pod(replace(scene.state.pods[uid], nominated_node="n1"))
+    return uids
+
+
+async def test_a_gang_whose_members_have_no_place_where_they_are_nominated_is_planned_once_in_a_step_and_rests(plans, monkeypatch):
+    scene = Scene()
+    nominated_gang(scene, 3, 3)
+    await scene.after(module.PERIOD_SECONDS)
+    await scene.after(module.PERIOD_SECONDS)
+    assert plans == ["m0", "m0"]
+    counted = module.hold
+
+    def slow(*args):
+        scene.now += 1.0
+        return counted(*args)
+
+    monkeypatch.setattr(module, "hold", slow)
+    await scene.after(module.PERIOD_SECONDS)
+    assert len(plans) == 3
+    for _ in range(3):
+        await scene.after(module.PERIOD_SECONDS)
+    assert len(plans) == 3
+    await scene.after(module.PERIOD_SECONDS)
+    assert len(plans) == 4
+
+
+async def test_others_work_between_the_looks_at_two_nominated_pods(plans):
+    scene, turns = Scene("n1", "n2"), []
+    for uid in (scene.refused("a"), scene.refused("b")):
+        scene.state.set_pod(replace(scene.state.pods[uid], nominated_node="n1"))
+
+    async def others() -> None:
+        while True:
+            turns.append(len(plans))
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await scene.after(module.PERIOD_SECONDS)
+    beside.cancel()
+    assert plans == ["a", "b"]
+    assert 1 in turns

@@ -31,24 +31,32 @@ class Api:
 
     def __init__(self) -> None:
         self.poked: list[str] = []
+        self.values: list[str] = []
         self.before = lambda: None
 
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         self.before()
         self.poked.append(uid)
+        self.values.append(annotations[contract.ANNOTATION_RETRY])
 
 
 class Scene:
     """Two nodes of two GPUs of 1,000 MiB; on n1 one GPU is in use."""
 
-    def __init__(self) -> None:
+    def __init__(self, started_at: float = 1e9) -> None:
+        self.now = 0.0
         self.state = ClusterState()
         self.state.set_gpu_node(make_node("n1", 2))
         self.state.set_gpu_node(make_node("n2", 2))
         self.state.set_pod(make_pod("busy", node="n1", shares={"main": [make_share("n1", 0, 1000)]}, vgpu="1"))
-        self.time = self.told_at = 0.0
+        self.told_at = 0.0
         self.desk = Desk(
-            self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.time, now=lambda: self.time
+            self.state,
+            Shapes(self.state, DEFAULT_WEIGHTS),
+            Policy.FRAG,
+            10.0,
+            monotonic=lambda: self.now,
+            now=lambda: started_at + self.now,
         )
         self.api = Api()
         self.retry = Retry(self.desk, self.api, lambda: True, lambda: self.told_at, Telemetry())
@@ -175,7 +183,7 @@ async def test_pods_of_several_containers_are_tried_where_they_may_run():
 
 @pytest.mark.parametrize("end", ["gone", "bound"])
 async def test_a_pod_whose_end_was_told_before_it_was_refused_waits_no_more(end):
-    scene = Scene()
+    scene = Scene(started_at=0.0)
     for uid in ("ends", "waits"):
         scene.is_refused(uid, ["n1", "n2"], vgpu="2", vgpu_memory="4000")
     if end == "gone":
@@ -188,7 +196,7 @@ async def test_a_pod_whose_end_was_told_before_it_was_refused_waits_no_more(end)
     scene.desk.decisions.record(replace(new, at=70.0))
 
     async def waiting(now: float, told_at: float) -> set[str]:
-        scene.time, scene.told_at = now, told_at
+        scene.now, scene.told_at = now, told_at
         await scene.poked()
         return {decision.pod.uid for decision in scene.desk.decisions.waiting()}
 
@@ -289,6 +297,44 @@ async def test_all_members_of_a_gang_that_has_a_plan_or_runs_are_tried_again():
     members = [scene.waits(f"m{number}", annotations=gang, vgpu="1", vgpu_memory="100").pod for number in range(4)]
     assert scene.plans(members[0], frozenset({"n1", "n2"}))
     assert await scene.poked() == ["m0", "m1", "m2", "m3"]
+
+
+async def test_a_gang_that_held_room_without_starting_is_tried_again_after_its_pause():
+    scene, gang = Scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    members = [scene.waits(f"m{number}", annotations=gang, vgpu="1").pod for number in range(2)]
+    assert scene.plans(members[0], frozenset({"n1", "n2"}))
+    await scene.poked()
+    for pod in members:
+        scene.record(pod)
+    scene.now = scene.desk.gang_seconds
+    assert await scene.poked() == [], "it pauses"
+    scene.now += scene.desk.gang_seconds - 1
+    assert await scene.poked() == []
+    scene.now += 1
+    assert await scene.poked() == ["m0"]
+
+
+async def test_a_gang_of_which_the_watch_tells_late_is_tried_again():
+    scene, gang = Scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    members = [make_pod(f"m{number}", annotations=gang, vgpu="1") for number in range(2)]
+    await scene.poked()
+    for pod in members:
+        scene.record(pod)
+    scene.state.set_pod(members[0])
+    assert await scene.poked() == []
+    scene.state.set_pod(members[1])
+    assert await scene.poked() == ["m0"]
+
+
+async def test_a_pod_changes_whichever_process_has_it_tried_again():
+    values = set()
+    for started_at in (1e9, 1e9 + 30):
+        scene = Scene(started_at)
+        scene.waits("large", vgpu="2")
+        scene.state.drop_pod("busy")
+        assert await scene.poked() == ["large"]
+        values.add(*scene.api.values)
+    assert len(values) == 2
 
 
 def full_scene() -> Scene:
