@@ -4,6 +4,7 @@ That an API server takes them, and that they work, is for tests/e2e to show.
 """
 
 import copy
+import itertools
 import re
 import subprocess
 from pathlib import Path
@@ -21,6 +22,7 @@ from program.settings import split_address
 from proto import contract
 from scheduler_plugin.settings import Settings as SchedulerSettings
 from scheduler_plugin.webhook import vocabularies
+from scheduler_plugin.webhook.draft import Draft
 
 ROOT = Path(__file__).parents[3]
 DAEMONSET = ROOT / "deploy/daemonset"
@@ -182,8 +184,15 @@ def asked_about(name: str, expression: str, amount: str = "1") -> bool:
 
     What it asks of one name is Python but for the operators; that it is CEL is for tests/e2e to show.
     """
-    asked = {variable: body_of(expression, variable) for variable in ("r", "a") if f"exists({variable}," in expression}
-    return any(eval(body, {variable: name, "amounts": {name: amount}}) for variable, body in asked.items())
+    if asked_about_limits({name: amount}, expression):
+        return True
+    return "exists(a," in expression and eval(body_of(expression, "a"), {"a": name})
+
+
+def asked_about_limits(limits: dict[str, str], expression: str) -> bool:
+    """Whether a webhook's condition holds for a pod whose container has these limits."""
+    body = body_of(expression, "r")
+    return any(eval(body, {"r": name, "amounts": limits}) for name in limits)
 
 
 def body_of(expression: str, variable: str) -> str:
@@ -231,6 +240,20 @@ REPLICA_OF_AN_INSTANCE = f"{contract.RESOURCE_MIG_PREFIX}1g.10gb.shared"
 @pytest.mark.parametrize("name", [*vocabularies.HAMI_RESOURCES, vocabularies.HAMI_PRIORITY])
 def test_none_of_what_hami_offers_is_no_reason_to_wait_for_the_webhook(name: str) -> None:
     assert not asked_about(name, condition_of("MutatingWebhookConfiguration"), amount="0")
+
+
+def test_what_hami_would_take_reaches_the_webhook_whatever_stands_beside_it() -> None:
+    """No memory or cores beside a GPU is the default of them: templates write it so."""
+    condition, options = condition_of("MutatingWebhookConfiguration"), vocabularies.Options(lambda _: ())
+    names, reached = (vocabularies.NVIDIA_GPU, *vocabularies.HAMI_RESOURCES), 0
+    for amounts in itertools.product((None, "0", "1"), repeat=len(names)):
+        limits = {name: amount for name, amount in zip(names, amounts, strict=True) if amount is not None}
+        pod = {"metadata": {}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}}
+        asked, foreign = asked_about_limits(limits, condition), vocabularies.is_foreign(Draft(pod), options)
+        assert asked or not foreign, limits
+        assert not asked or "1" in limits.values(), limits
+        reached += foreign
+    assert reached
 
 
 @pytest.mark.parametrize("name", ["cpu", "memory", "amd.com/gpu", "hugepages-2Mi", vocabularies.NVIDIA_GPU, REPLICA_OF_AN_INSTANCE])
