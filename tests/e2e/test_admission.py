@@ -43,6 +43,14 @@ def test_a_replica_of_a_mig_instance_and_zero_gpus_are_left_to_others(kubectl: K
         assert (spec["schedulerName"], spec["containers"][0]["resources"]["limits"]) == ("default-scheduler", limits)
 
 
+def test_no_memory_beside_a_gpu_of_hamis_is_all_of_it(kubectl: Kubectl) -> None:
+    pod = slice_pod("whole", Slice(1))
+    pod["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "0"}
+    kubectl.apply(pod)
+    spec = kubectl.get("pod", "whole")["spec"]
+    assert spec["containers"][0]["resources"]["limits"] == {contract.RESOURCE_VGPU: "1"}
+
+
 def test_a_limit_range_that_puts_nvidia_gpus_into_a_pod_of_ours_is_named_in_the_refusal(kubectl: Kubectl) -> None:
     hami = slice_pod("hami", Slice(1))
     hami["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
