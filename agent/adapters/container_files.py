@@ -41,8 +41,8 @@ class GrantFiles:
     def __init__(self, directory: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._directory = make_directory(directory, 0o700)
         self._monotonic = monotonic
-        self._rests: dict[str, Rest] = {}
-        """By grant id, of regions whose last look was slow."""
+        self._rests: dict[str, tuple[int, Rest]] = {}
+        """By grant id, of regions whose last look was slow, with their inodes: whoever comes after them has others."""
         self._limits = Unchanged(lambda path: region_layout.decode_limits(_read_limits(Path(path)), interrupted_too=True))
 
     def prepare(self, grant: Grant, limits: Limits) -> None:
@@ -50,7 +50,7 @@ class GrantFiles:
         directory = make_directory(self._directory / grant.grant_id, 0o700)
         before = _copy_in(directory)
         own = before is not None and before.pod_uid == grant.pod_uid
-        if own and (view := self.region(grant.grant_id)) is not None and view.live:
+        if own and self._may_be_mapped(grant.grant_id):
             try:
                 _update_limits(directory / "limits", limits)
             except (OSError, RegionError) as exc:
@@ -193,10 +193,30 @@ class GrantFiles:
         except OSError as exc:
             raise StorageError(f"removing {directory}: {exc.strerror}") from exc
 
+    def _may_be_mapped(self, grant_id: str) -> bool:
+        """Whether a process may have a container's files mapped: one holds a slot, or nobody can look."""
+        view = self.region(grant_id)
+        if view is not None:
+            return view.live
+        rest = self._rest_of(grant_id)
+        return rest is not None and self._monotonic() < rest.until
+
+    def _rest_of(self, grant_id: str) -> Rest | None:
+        """Return how long the region that is there now is left alone; None where its last look was not slow."""
+        inode, rest = self._rests.get(grant_id, (0, None))
+        return rest if rest is not None and inode == self._inode(grant_id) else None
+
+    def _inode(self, grant_id: str) -> int | None:
+        """Return a region's inode, without opening it; None when there is none."""
+        try:
+            return (self._directory / grant_id / "region").lstat().st_ino
+        except OSError:
+            return None
+
     @contextmanager
     def _opened(self, grant_id: str, access: int) -> Iterator["_Region"]:
         """Open a region, unless it is left alone. Raises OSError or RegionError."""
-        before = self._rests.get(grant_id)
+        before = self._rest_of(grant_id)
         if before is not None and self._monotonic() < before.until:
             raise RegionError(f"region: left alone for {before.seconds:.0f} s, because its locks made a look at it slow")
         region = _Region(self._directory / grant_id / "region", access)
@@ -204,15 +224,21 @@ class GrantFiles:
             yield region
         finally:
             region.close()
-            rest = rest_after(region.lock_seconds, before, self._monotonic())
-            if rest is not None:
-                self._rests[grant_id] = rest
-                self._say_left_alone(grant_id, region.lock_seconds, rest)
-            elif before is not None:
-                self._rests.pop(grant_id, None)
+            self._note_cost(grant_id, region, before)
 
-    def _say_left_alone(self, grant_id: str, lock_seconds: float, rest: Rest) -> None:
-        grant = _copy_in(self._directory / grant_id)
+    def _note_cost(self, grant_id: str, region: "_Region", before: Rest | None) -> None:
+        """Leave a region alone after a slow look, if it still is the one that was looked at."""
+        rest = rest_after(region.lock_seconds, before, self._monotonic())
+        if rest is None:
+            if before is not None:
+                self._rests.pop(grant_id, None)
+            return
+        grant = _copy_in(self._directory / grant_id)  # before the inode: who comes next has a region first, and then a copy
+        if region.inode == self._inode(grant_id):
+            self._rests[grant_id] = region.inode, rest
+            self._say_left_alone(grant_id, grant, region.lock_seconds, rest)
+
+    def _say_left_alone(self, grant_id: str, grant: Grant | None, lock_seconds: float, rest: Rest) -> None:
         about = {"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid} if grant is not None else {}
         logger.warning(
             "locks that processes of container %s put on its usage region made one look at it cost %.3f s of CPU time: it is left alone "
@@ -235,6 +261,7 @@ class _Region:
     def __init__(self, path: Path, access: int) -> None:
         """Raises OSError."""
         self._descriptor = _open(path, access)
+        self.inode = os.fstat(self._descriptor).st_ino
         self.lock_seconds = 0.0
         """CPU time."""
 

@@ -40,16 +40,28 @@ class Signs:
     """By a lock alone, where it cannot be seen whose."""
 
 
-def runs_in_pod(pod_uid: str, cgroups: Collection[str], own_cgroup: str) -> bool | None:
-    """Say whether a process of this pod is on the host; None where the processes of other pods than the agent's are not to be seen.
+@dataclass(frozen=True, slots=True)
+class PodsAtWork:
+    """Of which pods processes are on the host."""
 
-    Args: cgroups: of all processes that are to be seen; empty text is one that ends, and may be of any pod. own_cgroup: the agent's.
-    """
-    pod_uids = {container.pod_uid for cgroup in cgroups if (container := container_of(cgroup)) is not None}
-    if pod_uid in pod_uids or "" in cgroups:
-        return True
-    own = container_of(own_cgroup)
-    return False if pod_uids - {own.pod_uid if own is not None else ""} else None
+    uids: Set[str]
+    some_end: bool
+    """Whether a process ends and does not tell of which pod it is."""
+    sees_others: bool
+    """Whether processes of other pods than the agent's are to be seen at all."""
+
+    @classmethod
+    def of(cls, cgroups: Collection[str], own_cgroup: str) -> "PodsAtWork":
+        """Take the cgroups of all processes that are to be seen, empty text for one that ends, and the agent's own."""
+        uids = {container.pod_uid for cgroup in cgroups if (container := container_of(cgroup)) is not None}
+        own = container_of(own_cgroup)
+        return cls(uids, "" in cgroups, bool(uids - {own.pod_uid if own is not None else ""}))
+
+    def has(self, pod_uid: str) -> bool | None:
+        """Say whether a process of this pod is, or may be, on the host; None where that is not to be seen."""
+        if pod_uid in self.uids or self.some_end:
+            return True
+        return False if self.sees_others else None
 
 
 def gpus_of(grant: Grant, parents: Mapping[str, str]) -> Set[str] | None:

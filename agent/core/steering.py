@@ -60,12 +60,17 @@ def devices_for(waiting: Sequence[Waiting], node: Node, *, first_come: bool = Fa
 
     Args: first_come: take it for the first one's; kubelet admits pods in the order in which they came.
     """
+    meant = waiting[:1] if first_come else waiting
     if node.local_policy is None:
-        return _assigned_devices(waiting[0]) if len(waiting) == 1 or (first_come and waiting) else ()
-    assigned = {one.pod.uid: devices for one in waiting if (devices := _assigned_devices(one))}
-    alike = {(replace(one.request, container="", init=False), one.preferences) for one in waiting if one.pod.uid not in assigned}
+        return _assigned_devices(meant[0]) if len(meant) == 1 else ()
+    places, alike = set[tuple[str, ...]](), set[tuple[ContainerRequest, Preferences]]()
+    for one in meant:
+        if devices := _assigned_devices(one):
+            places.add(devices)
+        else:
+            alike.add((replace(one.request, container="", init=False), one.preferences))
     # one seed for all: among equally good devices each would take the one that is advised now
-    places = {_local_devices(request, preferences, node, waiting[0].pod.uid) for request, preferences in alike} | set(assigned.values())
+    places |= {_local_devices(request, preferences, node, meant[0].pod.uid) for request, preferences in alike}
     return places.pop() if len(places) == 1 else ()
 
 

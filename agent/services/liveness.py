@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from agent.core.ledger import Grant
-from agent.core.liveness import Signs, gpus_of, processes_of, runs_in_pod, still_there
+from agent.core.liveness import PodsAtWork, Signs, gpus_of, processes_of, still_there
 from agent.ports import ContainerFiles, Processes
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
@@ -57,9 +57,8 @@ class Liveness:
         """Return the grants whose locks their own pods may hold, and those of which that cannot be seen."""
         if not locked:
             return frozenset(), frozenset()
-        cgroups = await asyncio.to_thread(self._processes.cgroups)
-        own_cgroup = self._processes.own_cgroup()
-        runs = {grant.grant_id: runs_in_pod(grant.pod_uid, cgroups, own_cgroup) for grant in locked}
+        pods = await asyncio.to_thread(lambda: PodsAtWork.of(self._processes.cgroups(), self._processes.own_cgroup()))
+        runs = {grant.grant_id: pods.has(grant.pod_uid) for grant in locked}
         return {identifier for identifier, told in runs.items() if told}, {identifier for identifier, told in runs.items() if told is None}
 
     def _look(self, grants: Iterable[Grant]) -> _Locks:

@@ -424,6 +424,35 @@ class TestGrantFiles:
             files.prepare(replace(ONE, pod_uid="uid-following"), self.limits())
             assert files.region(ONE.grant_id).snapshot.slots == ()
 
+    @pytest.mark.timeout(120)
+    def test_who_comes_during_a_slow_look_is_neither_left_alone_nor_accused(self, tmp_path, monkeypatch, caplog):
+        files = GrantFiles(tmp_path, FakeClock().monotonic)
+        files.prepare(ONE, self.limits())
+        probe = fcntl.fcntl
+
+        def follow(*arguments):
+            monkeypatch.setattr(fcntl, "fcntl", probe)
+            files.prepare(replace(ONE, pod_uid="uid-following"), self.limits())
+            return probe(*arguments)
+
+        with many_locks(Path(files.paths(ONE.grant_id)[1])):
+            monkeypatch.setattr(fcntl, "fcntl", follow)
+            files.region(ONE.grant_id)
+            assert files.region(ONE.grant_id).snapshot.slots == ()
+        assert not caplog.records
+
+    @pytest.mark.timeout(120)
+    def test_what_may_be_mapped_is_changed_in_place_while_nobody_can_look(self, tmp_path):
+        files = GrantFiles(tmp_path, FakeClock().monotonic)
+        files.prepare(ONE, self.limits())
+        paths = [Path(path) for path in files.paths(ONE.grant_id)]
+        inodes = [path.stat().st_ino for path in paths]
+        with many_locks(paths[1]):
+            files.prepare(ONE, self.limits(mib=50))  # finds out during this look
+            assert ([path.stat().st_ino for path in paths], files.limits(ONE.grant_id)) == (inodes, self.limits(mib=50))
+            files.prepare(ONE, self.limits(mib=70))
+            assert ([path.stat().st_ino for path in paths], files.limits(ONE.grant_id)) == (inodes, self.limits(mib=70))
+
     def test_a_start_looks_at_no_region_of_another_pod(self, tmp_path, monkeypatch):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())

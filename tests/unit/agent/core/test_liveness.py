@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.liveness import gpus_of, processes_of, runs_in_pod, still_there
+from agent.core.liveness import PodsAtWork, gpus_of, processes_of, still_there
 from agent.core.overhead import GpuProcess, HostProcess
 from proto import contract
 from proto.units import MIB
@@ -68,4 +68,4 @@ def test_the_gpus_of_a_grant_are_its_own_and_those_of_its_instances(of, gpus):
 def test_a_pod_has_a_process_when_one_of_the_host_has_its_cgroup(uids, further, found, own):
     if own == "0::/\n":  # then the kernel names its own pod's processes by the way from there
         uids = [uid for uid in uids if uid != "uid-agent"]
-    assert runs_in_pod("uid-train", {*(process(uid=uid).cgroup for uid in uids), *further}, own) is found
+    assert PodsAtWork.of({*(process(uid=uid).cgroup for uid in uids), *further}, own).has("uid-train") is found

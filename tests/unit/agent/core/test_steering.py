@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import pytest
+
 from agent.core.ledger import Ledger
 from agent.core.planning import Node
 from agent.core.steering import devices_for, prefer_ids, waiting_containers
@@ -15,9 +17,9 @@ def node(*grants, policy: Policy | None = None) -> Node:
     return Node(BOARD, Ledger().adopting(grants), 16, BOOT, policy, lambda _: True)
 
 
-def wanted(pods: list[Pod], *grants, size: int = 1, policy: Policy | None = None) -> tuple[str, ...]:
+def wanted(pods: list[Pod], *grants, size: int = 1, policy: Policy | None = None, first_come: bool = False) -> tuple[str, ...]:
     known = node(*grants, policy=policy)
-    return devices_for(waiting_containers(pods, known.ledger, VGPU, size), known)
+    return devices_for(waiting_containers(pods, known.ledger, VGPU, size), known, first_come=first_come)
 
 
 class TestPreferIds:
@@ -81,6 +83,20 @@ class TestWanted:
         assert wanted([there], policy=Policy.BINPACK) == ("GPU-3",)
         full = [grant(ids(f"{minor}:0"), share(minor, 950), of=pod("other")) for minor in (0, 1, 3)]
         assert wanted([there, pod("b")], *full, policy=Policy.BINPACK) == ()
+
+    @pytest.mark.parametrize("policy", [None, Policy.BINPACK])
+    def test_where_the_first_is_meant_its_assignment_is_wanted_whatever_the_others_have(self, policy):
+        assignments = [assigned(f"uid-{name}", main=[share(minor)]) for name, minor in (("a", 3), ("b", 1))]
+        pods = [pod(name, annotations=annotations) for name, annotations in zip("ab", assignments, strict=True)]
+        assert wanted(pods, policy=policy, first_come=True) == ("GPU-3",)
+        assert wanted([pods[0], pod("c")], policy=policy, first_come=True) == ("GPU-3",)
+
+    @pytest.mark.parametrize("policy", [None, Policy.BINPACK])
+    def test_each_container_of_a_pod_has_an_assignment_of_its_own(self, policy):
+        specs = [ContainerSpec(name, limits(1)) for name in ("first", "second")]
+        both = pod("a", *specs, annotations=assigned("uid-a", first=[share(3)], second=[share(1)]))
+        assert wanted([both], policy=policy, first_come=True) == ("GPU-3",)
+        assert wanted([both], policy=policy) == ()
 
     def test_pods_that_ask_the_same_would_be_put_alike(self):
         assert wanted([pod("a"), pod("b")], policy=Policy.BINPACK)
