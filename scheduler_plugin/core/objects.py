@@ -23,6 +23,14 @@ _CACHED_QUANTITIES: Final = 8192
 _CACHED_LABELS: Final = 8192
 
 
+class OwnerReference(msgspec.Struct):
+    """Whom an object belongs to."""
+
+    uid: str = ""
+    controller: bool | None = None
+    """Whether that is who made it and manages it: one at most is."""
+
+
 class Metadata(msgspec.Struct, rename="camel"):
     """The part of ObjectMeta that matters."""
 
@@ -34,6 +42,7 @@ class Metadata(msgspec.Struct, rename="camel"):
     labels: dict[str, str] | None = None
     deletion_timestamp: datetime | None = None
     """When the grace period is over."""
+    owner_references: list[OwnerReference] | None = None
 
 
 class Resources(msgspec.Struct):
@@ -219,6 +228,7 @@ def pod_facts(item: PodObject) -> PodFacts:
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         needs_preparing=needs_preparing,
         failure=_failure(item.status) if needs_preparing else "",
+        controller_uid=next((owner.uid for owner in metadata.owner_references or () if owner.controller), "") if gpu is not None else "",
     )
 
 

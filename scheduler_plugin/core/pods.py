@@ -46,6 +46,8 @@ class PodFacts:
     """Whether it asks for GPUs, and for volumes or claims that kube-scheduler may have to have made before it asks for the binding."""
     failure: str = ""
     """Why kube-scheduler's latest attempt on such a pod failed, in its own words."""
+    controller_uid: str = ""
+    """Of the Job or whatever else made the pod, if it asks for GPUs: what is started again as a whole has another one."""
 
     @property
     def is_gated(self) -> bool:

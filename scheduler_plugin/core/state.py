@@ -89,6 +89,8 @@ class _Node:
     column_of_instance: dict[str, int] = field(default_factory=dict)
     """By the UUID of a MIG instance or the name of a place for one: an agent lists its places whether or not it has made the instance."""
     instance_uses: Counter[str] = field(default_factory=Counter)
+    pod_changes: int = 0
+    """How often a bound pod that asks for GPUs came or changed since the inventory did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,14 @@ class ClusterState:
         """Return the bound pods of a node; those that are only expected there are in ``reservations``."""
         known = (self._pods.get(uid) for uid in self._uids_on.get(node, ()))
         return (pod for pod in known if pod is not None and pod.node_name == node)
+
+    def pod_changes_on(self, node: str) -> int:
+        """Return how often the bound pods of a node that ask for GPUs changed: when it went up, more of them may be worth ending.
+
+        It counts from the inventory's last change, with which ``freed_count`` goes up.
+        """
+        known = self._nodes.get(node)
+        return 0 if known is None else known.pod_changes
 
     def gang_members(self, key: tuple[str, str]) -> Iterable[PodFacts]:
         """Return the known pods of a gang, by namespace and name."""
@@ -347,6 +357,8 @@ class ClusterState:
         if _tells_failure(before, pod):
             self.end_attempt(pod.uid)
         if pod.node_name:
+            if pod.gpu is not None and (node := self._nodes.get(pod.node_name)) is not None:
+                node.pod_changes += 1
             self._reservations.pop(pod.uid, None)
             self._hold(pod.uid, _Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
 

@@ -9,7 +9,8 @@ has lost its place the gang goes on waiting. So no binding is sent before enough
 
 A gang that waits for room must not keep others waiting: to plan hundreds of members takes a second. What was planned in vain is not planned
 again before something is freed, whichever member asks; and after a plan that took long the gang rests for several times as long. So it is
-with the search for pods whose end would make room: kube-scheduler waits for each answer before it sees to anybody else.
+with the search for pods whose end would make room: kube-scheduler waits for each answer before it sees to anybody else. Where a pod was
+bound since, or changed, it is looked again, because only bound pods can be ended; and everywhere once in a while, for what is not told.
 
 What is expected for a gang lasts gang_seconds from its first plan. A gang that is not complete by then lets go of everything and makes no
 new plan for as long, so that one that can never start does not keep others out for ever. A crash forgets plans, never bindings: those
@@ -22,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from placement.request import RequestError
 from scheduler_plugin.core.gang import Gang, Standing, gang_of
@@ -39,6 +40,9 @@ LONG_SECONDS: Final = 0.25
 """What a plan may take without a rest after it."""
 REST_FACTOR: Final = 4.0
 """How many times as long as a plan took a gang rests: four fifths of the time are for others, whatever ends meanwhile."""
+FORGET_SECONDS: Final = 600.0
+"""So long after the latest search in vain all nodes are searched anew, though nothing was freed: it must outlast the 5 min after which
+kube-scheduler tries a pod again by itself, or a gang would search the same few nodes each time."""
 SETTLE_SECONDS: Final = 2.0
 """How long kube-scheduler has to end pods, and we to see it."""
 
@@ -63,17 +67,29 @@ class _Failure:
     members: Sequence[PodFacts]
 
 
+class _Tried(NamedTuple):
+    """A node on which nobody's end helps."""
+
+    proposed: frozenset[str]
+    """UIDs of those who were to end there already."""
+    pod_changes: int
+    """The state's for the node, then."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Fruitless:
-    """A search for pods to end that was made in vain."""
+    """Searches for pods to end that were made in vain."""
 
     freed_count: int
-    """The state's, when it began."""
+    """The state's, then."""
     members: Sequence[PodFacts]
-    proposed: Mapping[str, frozenset[str]]
-    """By node the UIDs of those who were to end there already."""
+    tried: Mapping[str, _Tried]
+    """By node."""
+    until: float
+    """When it is forgotten."""
 
 
+_Kind = TypeVar("_Kind")
 _InVain = TypeVar("_InVain", _Failure, _Fruitless)
 
 
@@ -102,8 +118,8 @@ class Gangs:
         """By the gang and the shape of the member that asked."""
         self._rests: dict[tuple[str, str], _Rest] = {}
         """From plans."""
-        self._fruitless: dict[tuple[str, str], dict[PodShape | None, _Fruitless]] = {}
-        """As the failures."""
+        self._fruitless: dict[tuple[str, str], dict[tuple[PodShape | None, int], _Fruitless]] = {}
+        """By the gang, and the shape and priority of the member that asked."""
         self._search_rests: dict[tuple[str, str], _Rest] = {}
         """From searches for pods to end."""
         self._helped: dict[tuple[str, str], tuple[str, float]] = {}
@@ -167,59 +183,69 @@ class Gangs:
         self._failures.setdefault(gang.key, {})[self.planner.shape_of(pod)] = failure
         self._rest_after(begun, self._rests, gang)
 
-    def _rest_after(self, begun: float, rests: dict[tuple[str, str], _Rest], gang: Gang) -> None:
+    def _rest_after(self, begun: float, rests: dict[tuple[str, str], _Rest], gang: Gang, *, asked: bool = False) -> None:
         now = self._monotonic()
         if now - begun > LONG_SECONDS:
-            rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun))
+            rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun), asked)
 
-    def may_search(self, pod: PodFacts, gang: Gang, proposed: Mapping[str, frozenset[str]]) -> bool:
-        """Whether it is worth looking whose end would make room for a member and those it waits for.
+    def worth_searching(self, pod: PodFacts, gang: Gang, proposed: Mapping[str, frozenset[str]]) -> list[str]:
+        """Return the nodes where it is worth looking now whose end would make room for a member and those it waits for.
 
         Args: proposed: by node the UIDs of those who would end there already.
         """
         self.expire()
-        tried = self._tried(pod, gang)
-        if all(tried.get(node) == uids for node, uids in proposed.items()):
-            return False
-        if (rest := self._search_rests.get(gang.key)) is not None:
+        tried = self._tried(pod, gang, self.planner.needed(pod, gang))
+        untried = [node for node, uids in proposed.items() if node not in tried or tried[node].proposed != uids]
+        if untried and (rest := self._search_rests.get(gang.key)) is not None:
             rest.asked = True
-            return False
+            return []
         helped = self._helped.get(gang.key)
-        return helped is None or helped[0] == pod.uid
+        return untried if helped is None or helped[0] == pod.uid else []
 
-    def note_search(
-        self, pod: PodFacts, gang: Gang, proposed: Mapping[str, frozenset[str]], freed_count: int, begun: float, *, helps: bool
-    ) -> None:
-        """Note what came of such a search. Args: freed_count, begun: the state's and the time, when it began."""
+    def note_in_vain(self, pod: PodFacts, gang: Gang, members: Sequence[PodFacts], proposed: Mapping[str, frozenset[str]]) -> None:
+        """Note that on these nodes nobody's end would make room for a member and those it waits for, as the state is at this moment.
+
+        Args: members: all of them. proposed: as for ``worth_searching``.
+        """
+        tried = dict(self._tried(pod, gang, members))
+        tried |= {node: _Tried(uids, self._state.pod_changes_on(node)) for node, uids in proposed.items()}
+        fruitless = _Fruitless(self._state.freed_count, members, tried, self._monotonic() + FORGET_SECONDS)
+        self._fruitless.setdefault(gang.key, {})[self.planner.shape_of(pod), pod.priority] = fruitless
+
+    def note_search(self, pod: PodFacts, gang: Gang, begun: float, *, helps: bool, goes_on: bool) -> None:
+        """Note what came of a search for a member.
+
+        Args: begun: when it began. helps: whether others end for it. goes_on: whether nodes are left to be searched.
+        """
         if helps:
             self._helped[gang.key] = (pod.uid, self._monotonic() + SETTLE_SECONDS)
-            return
-        tried = self._tried(pod, gang) if freed_count == self._state.freed_count else {}
-        fruitless = _Fruitless(freed_count, self.planner.needed(pod, gang), {**tried, **proposed})
-        self._fruitless.setdefault(gang.key, {})[self.planner.shape_of(pod)] = fruitless
-        self.rest_from_searching(gang, begun)
+        else:
+            self.rest_from_searching(gang, begun, goes_on=goes_on)
 
-    def rest_from_searching(self, gang: Gang, begun: float) -> None:
+    def rest_from_searching(self, gang: Gang, begun: float, *, goes_on: bool = False) -> None:
         """Let the gang rest if something that helped it to no place took long since it began."""
-        self._rest_after(begun, self._search_rests, gang)
+        self._rest_after(begun, self._search_rests, gang, asked=goes_on)
 
     def beyond_help(self, pod: PodFacts, gang: Gang, nodes: Collection[str]) -> frozenset[str]:
         """Return those of some nodes of which kube-scheduler need not ask whose end would make room for a member that waits for others."""
         hopeless = frozenset(nodes) - {pod.nominated_node}  # there it would take the word for a reason to end others elsewhere
-        if not self.needed_with(pod, gang):
+        members = self.needed_with(pod, gang)
+        if not members:
             return hopeless
-        tried = self._tried(pod, gang)
+        tried = self._tried(pod, gang, members)
         if (rest := self._search_rests.get(gang.key)) is not None:
             rest.asked |= not tried
             return hopeless
         return hopeless & tried.keys()
 
-    def _tried(self, pod: PodFacts, gang: Gang) -> Mapping[str, frozenset[str]]:
-        """Return the proposals that were found to be in vain and still are."""
-        known = self._fruitless.get(gang.key, {}).get(self.planner.shape_of(pod))
-        if known is None or known.freed_count != self._state.freed_count:
+    def _tried(self, pod: PodFacts, gang: Gang, members: Sequence[PodFacts]) -> Mapping[str, _Tried]:
+        """Return what was tried in vain for a member and those it waits for, and still is in vain."""
+        known = self._fruitless.get(gang.key, {}).get((self.planner.shape_of(pod), pod.priority))
+        if known is None or known.freed_count != self._state.freed_count or known.until <= self._monotonic():
             return {}
-        return known.proposed if self._are_alike(known.members, self.planner.needed(pod, gang)) else {}
+        if not self._are_alike(known.members, members):
+            return {}
+        return {node: tried for node, tried in known.tried.items() if tried.pod_changes == self._state.pod_changes_on(node)}
 
     def needed_with(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
         """Return who must have a place at once, the pod first: the pod alone if its gang runs, nobody if it cannot start at all now."""
@@ -322,11 +348,11 @@ class Gangs:
             _count_from(fruitless, before, after)
 
 
-def _count_from(known: dict[PodShape | None, _InVain], before: int, after: int) -> None:
+def _count_from(known: dict[_Kind, _InVain], before: int, after: int) -> None:
     """Have what held at one freed_count hold at another."""
-    for shape, one in list(known.items()):
+    for kind, one in list(known.items()):
         if one.freed_count == before:
-            known[shape] = replace(one, freed_count=after)
+            known[kind] = replace(one, freed_count=after)
 
 
 def gang_asked(pod: PodFacts) -> Gang | RequestError | None:

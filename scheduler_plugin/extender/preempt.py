@@ -32,9 +32,9 @@ ENOUGH_NODES = 50
 ENOUGH_SECONDS = 1.0
 """After so long the nodes that help already will do."""
 LAST_SECONDS = 3.0
-"""kube-scheduler waits 5 s for an answer: after so long it learns that nobody's end helps, and asks again later."""
+"""kube-scheduler waits 5 s for an answer: after so long, and one node at least, it learns that nobody's end helps, and asks again later."""
 MAX_GANG_NODES = 8
-"""For a gang so many nodes are tried, those with the fewest victims: for each the whole gang is planned."""
+"""For a gang so many nodes are tried at once, those with the fewest victims: for each the whole gang is planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,12 @@ async def choose_victims(desk: Desk, body: bytes) -> bytes:
     proposed = _proposed(args)
     wire.check_count(len(proposed))
     members, uids = _members(desk, pod), {node: frozenset(_uids(victims)) for node, victims in proposed.items()}
-    own, freed_count = gang_of_pod(pod), desk.state.freed_count
+    own = gang_of_pod(pod)
     gang = own if len(members) > 1 else None
-    if gang is not None and not desk.gangs.may_search(pod, gang, uids):
-        return wire.preempt_result({})
+    if gang is not None:
+        proposed = {node: proposed[node] for node in desk.gangs.worth_searching(pod, gang, uids)}
+        if not proposed:
+            return wire.preempt_result({})
     is_planned = own is not None and desk.gangs.standing(own).planned  # where there is room, which this member may not use
     if not is_planned and _others_end_for(desk, members):
         if gang is not None:
@@ -66,21 +68,27 @@ async def choose_victims(desk: Desk, body: bytes) -> bytes:
         return wire.preempt_result({})
     answer: dict[str, wire.MetaVictims] = {}
     more = tried = 0
-    for node, victims in _worth_trying(desk, members, proposed):
-        if len(answer) == ENOUGH_NODES and pod.gpu is not None:
+    worth_trying = _worth_trying(desk, members, proposed)
+    if gang is not None:
+        too_small = proposed.keys() - {node for node, _ in worth_trying}
+        desk.gangs.note_in_vain(pod, gang, members, {node: uids[node] for node in too_small})
+    for node, victims in worth_trying:
+        if (len(answer) == ENOUGH_NODES and pod.gpu is not None) or (tried == MAX_GANG_NODES and gang is not None):
             break
-        if desk.monotonic() - begun > (ENOUGH_SECONDS if answer else LAST_SECONDS):
+        if desk.monotonic() - begun > (ENOUGH_SECONDS if answer else LAST_SECONDS) and tried:
             break
         await asyncio.sleep(0)
         tried += 1
         chosen = _uids(victims)
-        added = _victims_for(desk, members, node, frozenset(chosen))
-        if added is not None:
+        added = _victims_for(desk, members, node, uids[node])
+        if added is None and gang is not None:
+            desk.gangs.note_in_vain(pod, gang, members, {node: uids[node]})
+        elif added is not None:
             more += len(added)
             pods = [wire.MetaPod(uid) for uid in _important_first(desk, (*chosen, *added))]
             answer[node] = wire.MetaVictims(pods, victims.num_pdb_violations + _cost(desk, chosen, added)[0])
     if gang is not None:
-        desk.gangs.note_search(pod, gang, uids, freed_count, begun, helps=bool(answer))
+        desk.gangs.note_search(pod, gang, begun, helps=bool(answer), goes_on=tried < len(worth_trying))
     desk.on_preemption(len(answer), tried - len(answer), more)
     return wire.preempt_result(answer)
 
@@ -91,8 +99,9 @@ def ways(desk: Desk, pod: PodFacts, nodes: Iterable[str], spared: Collection[str
     Whoever asks may let others work between two nodes, and then looks at the chosen node once more with ``way_on``.
     Args: spared: UIDs of pods that must not end.
     """
-    nobody = wire.MetaVictims([], 0)
-    for node, _ in _worth_trying(desk, _members(desk, pod), dict.fromkeys(nodes, nobody)):
+    members, nobody = _members(desk, pod), wire.MetaVictims([], 0)
+    worth_trying = _worth_trying(desk, members, dict.fromkeys(nodes, nobody))
+    for node, _ in worth_trying[:MAX_GANG_NODES] if len(members) > 1 else worth_trying:
         yield way_on(desk, pod, node, spared)
 
 
@@ -174,17 +183,15 @@ def _proposed(args: wire.PreemptionArgs) -> dict[str, wire.MetaVictims]:
     }
 
 
-def _worth_trying(
-    desk: Desk, members: Sequence[PodFacts], proposed: Mapping[str, wire.MetaVictims]
-) -> Iterable[tuple[str, wire.MetaVictims]]:
-    """Return the nodes, the least costly first; for a gang a few that are large enough for the members without a place elsewhere."""
+def _worth_trying(desk: Desk, members: Sequence[PodFacts], proposed: Mapping[str, wire.MetaVictims]) -> list[tuple[str, wire.MetaVictims]]:
+    """Return the nodes, the least costly first; for a gang those that are large enough for the members without a place elsewhere."""
     if len(members) < 2:
         return sorted(proposed.items(), key=lambda proposal: (proposal[1].num_pdb_violations, len(proposal[1].pods or ())))
     planner = desk.gangs.planner
     with planner.trying(members):
         lacking = sum(not planner.expect(member, None, inf) for member in members)
     enough = [(node, victims) for node, victims in proposed.items() if _most_members(desk, members, node) >= lacking]
-    return sorted(enough, key=lambda proposal: len(proposal[1].pods or ()))[:MAX_GANG_NODES]
+    return sorted(enough, key=lambda proposal: len(proposal[1].pods or ()))
 
 
 def _host_has_room(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str]) -> bool:

@@ -1,7 +1,8 @@
 """Has members that succeeded count for gangs that lack members: a pod made in the place of a failed one must not wait for those for ever.
 
 The pods' watch leaves out what has ended, so the API is asked, and only where it matters: for a gang that has a pod which waits because
-too few exist, and others that run or have succeeded. What it knew of other gangs, or before a restart, the scheduler need not know.
+too few exist. What it knew of other gangs, or before a restart, the scheduler need not know. Where no member runs, the gang may have been
+started again as a whole: those count then that the controller of a pod made which waits now.
 """
 
 import asyncio
@@ -30,6 +31,16 @@ class _Pause:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Lacking:
+    """A gang that lacks members."""
+
+    runs: bool
+    """Whether others run or have succeeded."""
+    controllers: frozenset[str]
+    """UIDs of those that made its members."""
+
+
 class SucceededMembers:
     """The loop."""
 
@@ -48,7 +59,7 @@ class SucceededMembers:
 
     async def step(self) -> None:
         """Look once."""
-        lacking = self._lacking() if self._leads() else set()
+        lacking = self._lacking() if self._leads() else {}
         self._pauses = {key: pause for key, pause in self._pauses.items() if key in lacking}
         now = self._desk.monotonic()
         due = {key for key in lacking if key not in self._pauses or self._pauses[key].until <= now}
@@ -63,18 +74,23 @@ class SucceededMembers:
                 logger.warning("members of gangs in %s that succeeded are not known: %s", namespace, exc)
                 continue
             for pod in succeeded:
-                if (gang := gang_of_pod(pod)) is not None and gang.key in due and not pod.deletion_requested:
+                gang = gang_of_pod(pod)
+                if gang is None or gang.key not in due or pod.deletion_requested:
+                    continue
+                if lacking[gang.key].runs or pod.controller_uid in lacking[gang.key].controllers:
                     self._desk.state.set_pod(pod)
 
-    def _lacking(self) -> set[tuple[str, str]]:
-        """Return the gangs that have begun and lack members for a pod that waits."""
-        planner, seen, found = self._desk.gangs.planner, set[Gang](), set[tuple[str, str]]()
+    def _lacking(self) -> dict[tuple[str, str], _Lacking]:
+        """Return the gangs that lack members for a pod that waits, and may have begun."""
+        planner, seen, found = self._desk.gangs.planner, set[Gang](), dict[tuple[str, str], _Lacking]()
         for decision in self._desk.decisions.waiting():
             gang = gang_of_pod(decision.pod)
             if gang is None or gang in seen:
                 continue
             seen.add(gang)
             members = planner.members(decision.pod, gang).values()
-            if len(members) < gang.minimum and any(is_placed(self._desk.state, other) for other in members):
-                found.add(gang.key)
+            runs = any(is_placed(self._desk.state, other) for other in members)
+            controllers = frozenset(other.controller_uid for other in members) - {""}
+            if len(members) < gang.minimum and (runs or controllers):
+                found[gang.key] = _Lacking(runs, controllers)
         return found

@@ -710,18 +710,19 @@ async def test_a_waiting_pod_is_retried_within_a_second_of_capacity_and_not_befo
         assert took < 1.0
 
 
-async def test_a_member_in_the_place_of_a_failed_one_is_retried_though_another_one_has_succeeded(api, monkeypatch):
+@pytest.mark.parametrize("phase_of_third", ["Running", "Succeeded"])
+async def test_a_member_in_the_place_of_a_failed_one_is_retried_though_another_one_has_succeeded(api, monkeypatch, phase_of_third):
     monkeypatch.setattr(succeeded_members, "PERIOD_SECONDS", 0.05)
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "3"}
     async with running(api) as extender:
-        members = [await create(api, name, annotations=gang, vgpu="1") for name in ("done", "failed", "runs")]
+        members = [await create(api, name, annotations=gang, controller="job", vgpu="1") for name in ("done", "failed", "third")]
         await extender.until(lambda: len(extender.state.pods) == 3)
         await asyncio.gather(*(extender.schedule(pod, "n1", "n2") for pod in members))
         await extender.until(lambda: all(pod.node_name for pod in extender.state.pods.values()))
-        for name, phase in (("done", "Succeeded"), ("failed", "Failed")):
+        for name, phase in (("done", "Succeeded"), ("third", phase_of_third), ("failed", "Failed")):
             await api.put("pods", api.pod(name) | {"status": {"phase": phase}})
-        await extender.until(lambda: len(extender.state.pods) == 1)
-        late = await create(api, "late", annotations=gang, vgpu="1")
+        await extender.until(lambda: len(extender.state.pods) == (phase_of_third == "Running"))
+        late = await create(api, "late", annotations=gang, controller="job", vgpu="1")
         assert (await extender.filter(late, "n1", "n2"))["NodeNames"] == []
         await extender.until(lambda: contract.ANNOTATION_RETRY in api.pod("late")["metadata"]["annotations"], seconds=30.0)
         assert await extender.schedule(late, "n1", "n2") in ("n1", "n2")

@@ -300,16 +300,24 @@ def is_selected(item: dict[str, Any], selector: str) -> bool:
 
 
 def pod_object(
-    name: str = "p1", *, uid: str | None = None, node: str = "", annotations: dict[str, str] | None = None, **limits: str
+    name: str = "p1",
+    *,
+    uid: str | None = None,
+    node: str = "",
+    annotations: dict[str, str] | None = None,
+    controller: str = "",
+    **limits: str,
 ) -> dict:
-    """Write a pod as the API does; limits by the last part of their name."""
+    """Write a pod as the API does; limits by the last part of their name. Args: controller: the UID of the Job that made it."""
     full = {f"nvidia.com/{short.replace('_', '-')}": amount for short, amount in limits.items()}
     spec: dict[str, Any] = {
         "containers": [{"name": "main", "image": "cuda", "resources": {"limits": full, "requests": full | {"cpu": "1"}}}]
     }
     if node:
         spec["nodeName"] = node
-    metadata = {"name": name, "namespace": "team", "uid": uid or f"uid-{name}", "annotations": annotations or {}}
+    metadata: dict[str, Any] = {"name": name, "namespace": "team", "uid": uid or f"uid-{name}", "annotations": annotations or {}}
+    if controller:
+        metadata["ownerReferences"] = [{"kind": "Note", "uid": "other"}, {"kind": "Job", "uid": controller, "controller": True}]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
 
 

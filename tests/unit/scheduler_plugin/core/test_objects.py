@@ -1,10 +1,14 @@
 """Pods off the API are reduced to what the scheduler reads, whatever they ask for."""
 
+import json
+
+import msgspec
 import pytest
 
 from scheduler_plugin.__main__ import decode_pod
 from scheduler_plugin.core.objects import MOST
 from scheduler_plugin.core.state import ClusterState
+from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_node
 
 
@@ -32,3 +36,10 @@ def test_a_pod_that_is_to_end_tells_when_its_grace_period_is_over():
     text = pod_text("u1").replace(b'"uid":"u1"', b'"uid":"u1","deletionTimestamp":"1970-01-01T00:01:40Z"')
     assert (decode_pod(text).deletion_requested, decode_pod(text).ends_by) == (True, 100.0)
     assert decode_pod(pod_text("u1")).ends_by is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "uid"), [({"controller": "job", "vgpu": "1"}, "job"), ({"vgpu": "1"}, ""), ({"controller": "job"}, "")], ids=str
+)
+def test_a_pod_with_gpus_tells_what_controller_made_it(fields, uid):
+    assert decode_pod(msgspec.Raw(json.dumps(pod_object(**fields)).encode())).controller_uid == uid

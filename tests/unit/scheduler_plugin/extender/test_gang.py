@@ -11,15 +11,15 @@ from proto.model import Policy
 from scheduler_plugin.__main__ import decode_pod
 from scheduler_plugin.core.gang_plan import Planner
 from scheduler_plugin.core.journal import Rules
-from scheduler_plugin.core.pods import STUCK_SECONDS, SUCCEEDED
+from scheduler_plugin.core.pods import STUCK_SECONDS, SUCCEEDED, PodFacts
 from scheduler_plugin.core.replay import recorded, replay
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.core.state import ClusterState, Stage
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
-from scheduler_plugin.extender.gang import REST_FACTOR, SETTLE_SECONDS, gang_asked
-from scheduler_plugin.extender.preempt import choose_victims, hold
+from scheduler_plugin.extender.gang import FORGET_SECONDS, REST_FACTOR, SETTLE_SECONDS, gang_asked
+from scheduler_plugin.extender.preempt import LAST_SECONDS, MAX_GANG_NODES, choose_victims, hold
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
 
@@ -33,6 +33,7 @@ class Scene:
 
     def __init__(self, minimum: int, *nodes: str) -> None:
         self.nodes = nodes
+        self.priority = 100
         self.now = 0.0
         self.state = ClusterState()
         for node in nodes:
@@ -45,7 +46,7 @@ class Scene:
     def pod(self, uid: str, mib: int = 1000) -> dict:
         """Write down a member as the API has it."""
         pod = pod_object(f"pod-{uid}", uid=uid, annotations=self.gang, vgpu="1", vgpu_memory=str(mib))
-        pod["spec"]["priority"] = 100
+        pod["spec"]["priority"] = self.priority
         return pod
 
     def member(self, uid: str, mib: int = 1000, *, gated: bool = False) -> None:
@@ -305,6 +306,118 @@ async def test_whose_end_would_help_a_gang_is_looked_for_once_before_something_i
     assert scene.helped("m3") == {"n1", "n2"}
     assert await scene.preempt("m3", n1=["busy1"]) == {}
     assert len(plans.tried) > tried
+
+
+def starting(scene: Scene, *uids: str) -> list[PodFacts]:
+    """Take bound pods back to where they were before their bindings were told; return them as bound."""
+    bound = [scene.state.pods[uid] for uid in uids]
+    for pod in bound:
+        scene.state.drop_pod(pod.uid)
+        scene.state.set_pod(replace(pod, node_name="", gpu=replace(pod.gpu, annotations={})))
+        assert not scene.desk.gangs.planner.expect_on(scene.state.pods[pod.uid], pod.node_name, 1000.0, Stage.STARTING)
+    return bound
+
+
+async def test_pods_that_were_starting_while_pods_to_end_were_looked_for_are_found_once_they_are_bound():
+    scene = two_full_nodes()
+    bound = starting(scene, "n1-0", "n1-1", "n2-0", "n2-1")
+    assert await scene.preempt("m0", n1=[], n2=[]) == {}
+    assert scene.helped("m0") == set()
+    freed = scene.state.freed_count
+    for pod in bound[:2]:
+        scene.state.set_pod(pod)
+    assert scene.state.freed_count == freed
+    assert scene.helped("m1") == {"n1"}
+    assert await scene.preempt("m1", n1=[]) == {"n1": {"n1-0", "n1-1"}}
+
+
+async def test_a_search_in_vain_says_nothing_of_a_pod_that_is_bound_while_the_next_node_is_searched(monkeypatch):
+    scene = two_full_nodes()
+    bound = starting(scene, "n1-0", "n1-1", "n2-0", "n2-1")
+    tries = iter((lambda: None, lambda: [scene.state.set_pod(pod) for pod in bound[:2]]))
+
+    async def others_work(_seconds: float) -> None:
+        next(tries)()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("scheduler_plugin.extender.preempt.asyncio.sleep", others_work)
+        assert await scene.preempt("m0", n1=[], n2=[]) == {}
+    assert scene.helped("m0") == {"n1"}
+
+
+async def test_what_was_looked_for_in_vain_is_forgotten_after_a_while():
+    scene = waiting_gang(minimum=5)
+    assert await scene.preempt("m0", n1=["busy0"]) == {}
+    scene.now += FORGET_SECONDS - 0.1
+    assert scene.helped("m0") == {"n2"}
+    scene.now += 0.1
+    assert scene.helped("m0") == {"n1", "n2"}
+
+
+async def test_what_was_in_vain_for_a_member_is_looked_for_again_for_a_more_important_one():
+    scene = two_full_nodes()
+    for uid in scene.state.pods.keys() - {"m0", "m1", "m2"}:
+        scene.state.set_pod(replace(scene.state.pods[uid], priority=100))
+    assert await scene.preempt("m0", n1=[]) == {}
+    assert scene.helped("m1") == {"n2"}
+    scene.priority = 101
+    assert scene.helped("m1") == {"n1", "n2"}
+
+
+def many_nodes_of_which_the_last_helps() -> Scene:
+    """A gang of two that needs one of twelve full nodes; on all but the last the end of only one pod could make room."""
+    scene = Scene(2, *(f"n{number:02}" for number in range(1, 13)))
+    for node in scene.nodes:
+        for minor in (0, 1):
+            scene.takes(f"{node}-{minor}", node, minor)
+        if node != "n12":
+            scene.state.set_pod(replace(scene.state.pods[f"{node}-0"], priority=1000))
+    for number in range(2):
+        scene.member(f"m{number}")
+    return scene
+
+
+async def test_nodes_beyond_the_first_few_are_searched_with_the_next_try():
+    scene = many_nodes_of_which_the_last_helps()
+    proposed = {node: [f"{node}-1"] for node in scene.nodes}
+    assert await scene.preempt("m0", **proposed) == {}
+    assert scene.helped("m1") == set(scene.nodes[MAX_GANG_NODES:])
+    assert await scene.preempt("m1", **proposed) == {"n12": {"n12-0", "n12-1"}}
+
+
+async def test_nodes_for_which_there_was_no_time_are_searched_with_the_next_tries_and_others_not_again(plans):
+    scene = plans.of(many_nodes_of_which_the_last_helps())
+    proposed = {node: [f"{node}-1"] for node in scene.nodes}
+    scene.helped("m0")
+    answers = []
+    for _ in range(4):
+        plans.seconds = 1.0
+        answers.append(await scene.preempt("m0", **proposed))
+        plans.seconds = 0.0
+        freed = scene.state.freed_count
+        scene.now += 100.0
+        scene.desk.gangs.expire()
+        assert answers[-1] or scene.state.freed_count == freed + 1, "those that wait are looked at again"
+    assert answers == [{}, {}, {}, {"n12": {"n12-0", "n12-1"}}]
+
+
+async def test_a_search_that_takes_too_long_looks_at_one_node_at_least(plans):
+    scene = plans.of(many_nodes_of_which_the_last_helps())
+    scene.helped("m0")
+    plans.seconds = LAST_SECONDS + 1.0
+    assert await scene.preempt("m0", n01=["n01-1"], n02=["n02-1"]) == {}
+    plans.seconds = 0.0
+    scene.now += 100.0
+    assert scene.helped("m0") == {*scene.nodes} - {"n01"}
+
+
+async def test_nodes_that_are_too_small_for_a_gang_are_searched_once():
+    scene = two_full_nodes()
+    scene.nodes = (*scene.nodes, "small")
+    scene.state.set_gpu_node(make_node("small", 1))
+    scene.takes("small-0", "small", 0)
+    assert await scene.preempt("m0", small=["small-0"]) == {}
+    assert scene.helped("m1") == {"n1", "n2"}
 
 
 async def test_after_a_long_search_in_vain_a_gang_rests_and_then_kube_scheduler_may_ask_again(plans):

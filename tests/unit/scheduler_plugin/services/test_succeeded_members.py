@@ -86,17 +86,27 @@ async def test_a_gang_that_goes_on_lacking_members_is_asked_about_later_and_late
     assert waits[-1] == LAST_PAUSE_SECONDS
 
 
-@pytest.mark.parametrize("why", ["it does not run", "it has enough", "another one leads"])
+@pytest.mark.parametrize("why", ["it does not run, and nobody manages it", "it has enough", "another one leads"])
 async def test_nothing_is_asked_where_it_does_not_matter(why):
     scene = Scene()
     match why:
-        case "it does not run":
+        case "it does not run, and nobody manages it":
             scene.state.drop_pod("runs")
         case "it has enough":
             scene.state.set_pod(ran("runs-too"))
         case _:
             scene.leads = False
     assert await scene.after(10) == 0
+
+
+async def test_where_no_member_runs_those_count_that_the_same_controller_made():
+    scene = Scene()
+    scene.state.drop_pod("runs")
+    scene.waits(replace(scene.state.pods["waits"], controller_uid="job"))
+    scene.succeeded = [replace(ran("done1", SUCCEEDED), controller_uid="job"), replace(ran("done2", SUCCEEDED), controller_uid="job")]
+    scene.succeeded += [replace(ran("before-restart", SUCCEEDED), controller_uid="job-before"), ran("by-itself", SUCCEEDED)]
+    assert await scene.after(0) == 1
+    assert scene.known() == {"done1", "done2"}
 
 
 async def test_where_the_api_does_not_answer_it_is_asked_again():
