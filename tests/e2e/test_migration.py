@@ -28,12 +28,17 @@ GOLDEN = ROOT / "tests/unit/scheduler_plugin/webhook/golden"
 """The upstream examples' fields, each with what admission makes of it."""
 NOT_OF_THE_TYPE = "GPUs not of the type or UUID the pod wants"
 NO_SUCH_NODE = "didn't match Pod's node affinity/selector"
+NO_BURST = "isolation or memory burst that the pod wants not offered"
 WAITS = {
     "hami/mig_example": "Insufficient nvidia.com/mig-3g.20gb",
     "hami/specify_card_type_to_use": NOT_OF_THE_TYPE,
     "hami/specify_uuid_to_use": NOT_OF_THE_TYPE,
     "kai/gpu-imex-pod": 'resource claim template "imex-channel-0"',
-    "kai/nvfractions": "isolation or memory burst that the pod wants not offered",
+    "kai/gpu-fraction-limit": NO_BURST,
+    "kai/gpu-fraction-limit-translated": NO_BURST,
+    "kai/gpu-memory-limit": NO_BURST,
+    "kai/gpu-memory-limit-translated": NO_BURST,
+    "kai/nvfractions": NO_BURST,
     "nvidia/mig-mixed": "Insufficient nvidia.com/mig-1g.5gb",
     "nvidia/mig-single": NO_SUCH_NODE,
     "nvidia/time-slicing-product": NO_SUCH_NODE,
