@@ -2,8 +2,9 @@
 
 A List has kubelet forget the devices of pods that ended, and count what is allocated anew: by what it has recorded, which an allocation
 under way is not yet. The next pod may then be given the same IDs, and neither of the two can start, because their IDs are all that tells
-containers apart. So nothing is listed from the moment kubelet asks which IDs we prefer until it had time to record what it allocated. Other
-clients of PodResources can still do it.
+containers apart. So nothing is listed from the moment kubelet asks which IDs we prefer until it had time to record what it allocated. In
+a burst of pods both want to go on without a pause: they take turns, in the order in which they came. Other clients of PodResources can
+still do it.
 Source: UpdateAllocatedDevices and allocateContainerResources, k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/manager.go of 1.36.
 """
 
@@ -17,9 +18,9 @@ from agent.ports import PodResources
 
 ANNOUNCED_SECONDS: Final = 0.25
 """How long after its question about IDs kubelet may still begin to allocate."""
-RECORDED_SECONDS: Final = 0.01
-"""How long kubelet may need to record an allocation that we have answered."""
-MOST_SECONDS: Final = 1.0
+RECORDED_SECONDS: Final = 0.1
+"""How long kubelet may need, on a busy node, to record an allocation that we have answered."""
+MOST_SECONDS: Final = 3.0
 """The longest that one of the two waits for the other."""
 
 
@@ -34,37 +35,29 @@ class Admissions:
         """Set while no allocation is under way."""
         self._answered.set()
         self._busy_until = float("-inf")
-        self._listings = 0
-        self._listed = asyncio.Event()
-        """Set while nothing is being listed."""
-        self._listed.set()
+        self._turn = asyncio.Lock()
+        """Held while something is listed, or about to be."""
 
     async def held(self) -> Sequence[HeldDevices]:
         """See ``ports.PodResources``."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MOST_SECONDS):
-                while self._allocating or self._busy_until > self._monotonic():
-                    await self._answered.wait()
-                    await asyncio.sleep(self._busy_until - self._monotonic())
-        self._listings += 1
-        self._listed.clear()
-        try:
+        async with self._turn:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MOST_SECONDS):
+                    while self._allocating or self._busy_until > self._monotonic():
+                        await self._answered.wait()
+                        await asyncio.sleep(self._busy_until - self._monotonic())
             return await self._pod_resources.held()
-        finally:
-            self._listings -= 1
-            if not self._listings:
-                self._listed.set()
 
     async def allocatable_ids(self, resource: str) -> Sequence[str]:
         """See ``ports.PodResources``."""
         return await self._pod_resources.allocatable_ids(resource)
 
     async def announced(self) -> None:
-        """Note that kubelet is about to allocate, and wait until it has answered what is being listed."""
-        self._busy_until = max(self._busy_until, self._monotonic() + ANNOUNCED_SECONDS)
+        """Wait until kubelet has answered what was to be listed before, and note that it is about to allocate."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(MOST_SECONDS):
-                await self._listed.wait()
+            async with asyncio.timeout(MOST_SECONDS), self._turn:
+                pass
+        self._busy_until = max(self._busy_until, self._monotonic() + ANNOUNCED_SECONDS)
 
     @contextmanager
     def allocating(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ SLOW_SECONDS = 0.03
 
 
 class Kubelet(FakePodResources):
-    """Notes what happens in which order; a list takes a while, and kubelet counts what is allocated at its end."""
+    """Notes what happens in which order; a list takes a while, and kubelet counts what is allocated at any moment of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,9 +23,10 @@ class Kubelet(FakePodResources):
         self.given_twice = 0
 
     async def held(self):
+        unrecorded = self.chosen_unrecorded
         await asyncio.sleep(SLOW_SECONDS)
         self.noted.append("listed")
-        self.given_twice += self.chosen_unrecorded
+        self.given_twice += unrecorded or self.chosen_unrecorded
         return await super().held()
 
     async def admit(self, admissions: Admissions) -> None:
@@ -78,6 +79,24 @@ async def test_many_pods_and_many_lists_do_not_meet(kubelet, admissions):
 
     await asyncio.gather(admit_all(), *(list_often() for _ in range(4)))
     assert (kubelet.noted.count("listed"), kubelet.noted.count("recorded"), kubelet.given_twice) == (20, 10, 0)
+
+
+async def test_pods_that_come_without_a_pause_leave_a_turn_to_a_list_and_it_to_them(kubelet, admissions, monkeypatch):
+    monkeypatch.setattr(under_test, "RECORDED_SECONDS", 0.01)
+    ends = asyncio.Event()
+
+    async def admit_all() -> None:
+        while not ends.is_set():
+            await kubelet.admit(admissions)
+
+    admitting = asyncio.create_task(admit_all())
+    async with asyncio.timeout(60):
+        for _ in range(10):
+            await admissions.held()
+        ends.set()
+        await admitting
+    assert kubelet.noted.count("recorded") >= 9
+    assert kubelet.given_twice == 0
 
 
 async def test_an_announced_allocation_that_does_not_come_holds_nobody_up_for_long(kubelet, admissions, monkeypatch):
