@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from tests.fakes.mounting import mounted
 
 
 class SmallDisk:
@@ -34,11 +34,5 @@ class SmallDisk:
 @contextmanager
 def small_disk(directory: Path, mib: int = 16) -> Iterator[SmallDisk]:
     """Put one over an empty directory. Skips the test where nothing can be mounted."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=0755", "aliquot-test", str(directory)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"needs a small disk, and mounting one takes root with SYS_ADMIN: {mounted.stderr.strip()}")
-    try:
+    with mounted(directory, "-t", "tmpfs", "-o", f"size={mib}m,mode=0755", "aliquot-test"):
         yield SmallDisk(directory)
-    finally:
-        subprocess.run(["umount", "--lazy", directory], check=True)  # whoever still has a file open there keeps it
