@@ -56,6 +56,7 @@
 	X(cuMipmappedArrayDestroy, "cuMipmappedArrayDestroy")                              \
 	X(cuModuleGetFunction, "cuModuleGetFunction")                                      \
 	X(cuModuleLoadData, "cuModuleLoadData")                                            \
+	X(cuStreamCreate, "cuStreamCreate")                                                \
 	X(cuStreamSynchronize, "cuStreamSynchronize")
 
 #define CLIENT_FIELD(symbol, base) __typeof__(&symbol) symbol;

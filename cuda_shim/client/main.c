@@ -42,8 +42,9 @@ static const char usage_text[] =
 	"  fill  [--kind K] [--step MiB] [--hold]   allocate until refused, down to the smallest amount\n"
 	"  hold  --mib N                 allocate N MiB and stay\n"
 	"  work  --seconds S --kernel-us N [--mib N] [--launch kernel|ex|cooperative|graph|burn] [--blocks N] [--sync-every N]\n"
+	"        [--own-stream]\n"
 	"                                keep the device busy; one line of progress per second\n"
-	"  bench alloc|launch|meminfo|init   nanoseconds per call, the median of rounds\n"
+	"  bench alloc|launch [--own-stream]|meminfo|init   nanoseconds per call, the median of rounds\n"
 	"  repl                          commands from stdin: alloc KIND BYTES | free KIND ID | info | launch US COUNT | sync | quit\n"
 	"options: --device N   --via ROUTE\n";
 
@@ -249,7 +250,7 @@ static CUresult bench_meminfo(void)
 	return cu.cuMemGetInfo_v2(&free_bytes, &total);
 }
 
-static const struct work nothing = {.launch = WORK_KERNEL, .kernel_us = 0, .blocks = 1};
+static struct work nothing = {.launch = WORK_KERNEL, .kernel_us = 0, .blocks = 1};
 
 static CUresult bench_launch(void)
 {
@@ -304,6 +305,7 @@ static int command_bench(const char *what, const struct options *options)
 	if (strcmp(what, "meminfo") == 0)
 		return bench_calls("meminfo", bench_meminfo, 200000);
 	if (strcmp(what, "launch") == 0) {
+		nothing.own_stream = options->work.own_stream;
 		CUresult result = work_prepare(&nothing);
 		return result == CUDA_SUCCESS ? bench_calls("launch", bench_launch, 500) : fail("prepare", result);
 	}
@@ -398,7 +400,7 @@ static bool parse_options(int argc, char **argv, struct options *options)
 					      {"mib", required_argument, 0, 'm'},    {"seconds", required_argument, 0, 't'},
 					      {"kernel-us", required_argument, 0, 'u'}, {"hold", no_argument, 0, 'h'},
 					      {"launch", required_argument, 0, 'l'}, {"sync-every", required_argument, 0, 'y'},
-					      {"blocks", required_argument, 0, 'b'},
+					      {"blocks", required_argument, 0, 'b'}, {"own-stream", no_argument, 0, 'o'},
 					      {0, 0, 0, 0}};
 	int option;
 	while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
@@ -412,6 +414,7 @@ static bool parse_options(int argc, char **argv, struct options *options)
 		case 'u': options->work.kernel_us = strtoull(optarg, NULL, 10); break;
 		case 'b': options->work.blocks = (unsigned int)strtoul(optarg, NULL, 10); break;
 		case 'h': options->hold = true; break;
+		case 'o': options->work.own_stream = true; break;
 		case 'y': options->sync_every = strtoul(optarg, NULL, 10); break;
 		case 'l':
 			if (!work_launch_named(optarg, &options->work.launch))

@@ -48,6 +48,7 @@ static const char image[] = ".version 7.0\n"
 
 static CUfunction spin, burn;
 static CUgraphExec graph_of_spins;
+static CUstream stream; /* the default one, unless the work has its own */
 
 bool work_launch_named(const char *name, enum work_launch *launch)
 {
@@ -88,6 +89,8 @@ CUresult work_prepare(const struct work *work)
 		result = cu.cuModuleGetFunction(&spin, module, "aliquot_spin");
 	if (result == CUDA_SUCCESS)
 		result = cu.cuModuleGetFunction(&burn, module, "aliquot_burn");
+	if (result == CUDA_SUCCESS && work->own_stream)
+		result = cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
 	return result == CUDA_SUCCESS && work->launch == WORK_GRAPH ? make_graph(work) : result;
 }
 
@@ -96,17 +99,18 @@ CUresult work_submit(const struct work *work)
 	CUdeviceptr sink = 0;
 	uint64_t kernel_us = work->kernel_us;
 	void *arguments[] = {&kernel_us, &sink};
-	CUlaunchConfig config = {.gridDimX = work->blocks, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
+	CUlaunchConfig config = {.gridDimX = work->blocks, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1,
+				 .hStream = stream};
 	switch (work->launch) {
 	case WORK_EX:
 		return cu.cuLaunchKernelEx(&config, spin, arguments, NULL);
 	case WORK_COOPERATIVE:
-		return cu.cuLaunchCooperativeKernel(spin, work->blocks, 1, 1, 1, 1, 1, 0, NULL, arguments);
+		return cu.cuLaunchCooperativeKernel(spin, work->blocks, 1, 1, 1, 1, 1, 0, stream, arguments);
 	case WORK_BURN:
-		return cu.cuLaunchKernel(burn, BURN_BLOCKS, 1, 1, BURN_THREADS, 1, 1, 0, NULL, arguments, NULL);
+		return cu.cuLaunchKernel(burn, BURN_BLOCKS, 1, 1, BURN_THREADS, 1, 1, 0, stream, arguments, NULL);
 	case WORK_GRAPH:
-		return cu.cuGraphLaunch(graph_of_spins, NULL);
+		return cu.cuGraphLaunch(graph_of_spins, stream);
 	default:
-		return cu.cuLaunchKernel(spin, work->blocks, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL);
+		return cu.cuLaunchKernel(spin, work->blocks, 1, 1, 1, 1, 1, 0, stream, arguments, NULL);
 	}
 }

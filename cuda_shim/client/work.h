@@ -23,9 +23,10 @@ struct work {
 	enum work_launch launch;
 	uint64_t kernel_us;
 	unsigned int blocks; /* of each kernel's grid */
+	bool own_stream;     /* not the default one */
 };
 
-/* Load the kernel into the current context; for graphs, make one of WORK_GRAPH_KERNELS kernels. */
+/* Load the kernel into the current context, and make what it is launched with: a stream of its own, a graph of WORK_GRAPH_KERNELS kernels. */
 CUresult work_prepare(const struct work *work);
 
 /* Submit once: a kernel that takes `kernel_us` microseconds of a whole device, or a graph of such kernels. */

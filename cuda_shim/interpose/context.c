@@ -91,6 +91,15 @@ static __attribute__((noinline)) bool look_up(CUcontext context, bool is_current
 	return true;
 }
 
+/* What the thread remembers of the context that was current when it last looked. */
+static inline bool remembered(CUcontext context, uint64_t now, struct aq_place *place)
+{
+	if (__builtin_expect(context != seen.context || now != seen.epoch || seen.place.device < 0, 0))
+		return false;
+	*place = seen.place;
+	return true;
+}
+
 bool aq_place_current(struct aq_place *place)
 {
 	CUcontext context = NULL;
@@ -98,24 +107,22 @@ bool aq_place_current(struct aq_place *place)
 
 	if (aq_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
 		return false;
-	if (__builtin_expect(context == seen.context && now == seen.epoch && seen.place.device >= 0, 1)) {
-		*place = seen.place;
-		return true;
-	}
-	return look_up(context, true, now, place);
+	return remembered(context, now, place) || look_up(context, true, now, place);
 }
 
 bool aq_place_of_stream(CUstream stream, struct aq_place *place)
 {
 	CUcontext context = NULL, current = NULL;
+	uint64_t now = atomic_load_explicit(&epoch, memory_order_acquire);
 
 	if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
 		return aq_place_current(place);
 	if (aq_cuda.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || !context)
 		return aq_place_current(place);
-	if (aq_cuda.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context)
-		return aq_place_current(place);
-	return look_up(context, false, 0, place);
+	if (remembered(context, now, place))
+		return true;
+	bool is_current = aq_cuda.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context;
+	return look_up(context, is_current, now, place);
 }
 
 CUcontext aq_context_of_stream(CUstream stream)

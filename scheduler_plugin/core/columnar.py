@@ -15,7 +15,7 @@ from placement.demand import PPM
 from placement.device import UNRESERVED_MIN_PERCENT
 from placement.fit import RULED_OUT, Reject
 from proto import units
-from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Policy, Preferences
+from proto.model import ContainerRequest, Isolation, NumaMode, Policy, Preferences
 from scheduler_plugin.core.columns import ISOLATION_BITS, NO_NUMA, Bools, Columns, Ints, Rows, ppm
 from scheduler_plugin.core.demand_table import Floats, room_ppm
 from scheduler_plugin.core.links import REFERENCE_QUALITY
@@ -187,8 +187,8 @@ def _fits(columns: Columns, rows: Rows, ask: Ask, fitting: Bools) -> Bools:
     if ask.request.mig:
         enough, _ = _enough_instances(columns, rows, ask, fitting, fitting)
     else:
-        _, _, enough = _enough_devices(columns, rows, ask, fitting, fitting)
-    return enough & offers(columns, rows, PodRequest((ask.request,), ask.preferences))
+        enough = _enough_devices(columns, rows, ask, fitting)
+    return enough & offers(columns, rows, ask)
 
 
 def _refusals(columns: Columns, rows: Rows, ask: Ask) -> tuple[Ints, Bools]:
@@ -197,8 +197,9 @@ def _refusals(columns: Columns, rows: Rows, ask: Ask) -> tuple[Ints, Bools]:
     if ask.request.mig:
         enough, enough_when_empty = _enough_instances(columns, rows, ask, codes == _FIT, curable)
     else:
-        enough, enough_when_empty, _ = _enough_devices(columns, rows, ask, codes == _FIT, curable)
-    offered = offers(columns, rows, PodRequest((ask.request,), ask.preferences))
+        enough = (codes == _FIT).sum(axis=1) >= ask.request.vgpus
+        enough_when_empty = _enough_devices(columns, rows, ask, curable)
+    offered = offers(columns, rows, ask)
     reason = np.full(len(rows), NodeReason.NUMA.value, dtype=np.int64)
     if len(short := np.flatnonzero(~enough)):
         reason[short] = _node_reason(columns, rows[short], ask, codes[short])
@@ -325,15 +326,13 @@ def _places(columns: Columns, uuids: Sequence[str]) -> Sequence[tuple[int, int]]
     return [place for uuid in uuids for place in columns.places_of.get(uuid.lower(), ())]
 
 
-def _enough_devices(columns: Columns, rows: Rows, ask: Ask, fitting: Bools, curable: Bools) -> tuple[Bools, Bools, Bools]:
-    """Say whether enough devices fit, whether they would if no other pod used them, and whether NUMA strict is served."""
+def _enough_devices(columns: Columns, rows: Rows, ask: Ask, usable: Bools) -> Bools:
+    """Say whether as many devices are usable as are asked for, on one NUMA node if that is asked."""
     vgpus = ask.request.vgpus
-    enough: Bools = fitting.sum(axis=1) >= vgpus
-    when_empty: Bools = curable.sum(axis=1) >= vgpus
-    if ask.preferences.numa is not NumaMode.STRICT or vgpus == 1:
-        return enough, when_empty, enough
-    numa = columns.numa[rows]
-    return enough, _any_pool(numa, curable, vgpus), _any_pool(numa, fitting, vgpus)
+    if vgpus > 1 and ask.preferences.numa is NumaMode.STRICT:
+        return _any_pool(columns.numa[rows], usable, vgpus)
+    enough: Bools = usable.sum(axis=1) >= vgpus
+    return enough
 
 
 def _enough_instances(columns: Columns, rows: Rows, ask: Ask, fitting: Bools, curable: Bools) -> tuple[Bools, Bools]:
@@ -357,10 +356,10 @@ def _numa_nodes(numa: Ints) -> Sequence[int]:
     return [int(node) for node in np.unique(numa) if node != NO_NUMA]
 
 
-def offers(columns: Columns, rows: Rows, request: PodRequest) -> Bools:
-    """Say of each row whether its agent takes what the pod asks for beside its amounts, as plan.not_offered does."""
-    isolation = request.preferences.isolation
-    offered: Bools = columns.oversubscription[rows] >= burst_of(request)
+def offers(columns: Columns, rows: Rows, ask: Ask) -> Bools:
+    """Say of each row whether its agent takes what is asked for beside the amounts, as plan.not_offered does."""
+    isolation = ask.preferences.isolation
+    offered: Bools = columns.oversubscription[rows] >= burst_of((ask.request,), ask.preferences)
     if isolation is not None:
         offered &= (columns.isolation[rows] & ISOLATION_BITS[isolation]) != 0
     return offered

@@ -219,7 +219,7 @@ class _Search:
         self._state, self._ask = state, ask
         self._columns: Columns = state.columns
         self._columns.derive()
-        self._rows = rows[offers(self._columns, rows, PodRequest((ask.request,), ask.preferences))]
+        self._rows = rows[offers(self._columns, rows, ask)]
 
     @property
     def _exclusive(self) -> bool:

@@ -8,7 +8,7 @@ from placement.demand import GENERIC, Demand
 from placement.device import DeviceState
 from placement.refusal import Refusal
 from proto.gpunode import GpuNode
-from proto.model import Link, PodAssignment, PodRequest, Policy
+from proto.model import ContainerRequest, Link, PodAssignment, PodRequest, Policy, Preferences
 
 FILTER_SEED = ""
 """Filter judges a shape of pod, not a pod, so it breaks ties the same way for all."""
@@ -42,21 +42,21 @@ def takes_several_profiles(request: PodRequest) -> bool:
 def shape_of(request: PodRequest) -> PodRequest:
     """Return the request without what does not change where it fits, so that equal pods share one evaluation."""
     containers = tuple(replace(container, container=f"c{position}") for position, container in enumerate(request.containers))
-    preferences, burst = request.preferences, burst_of(request)
+    preferences, burst = request.preferences, burst_of(request.containers, request.preferences)
     counted = None if burst == 1 else burst
     if (preferences.priority, preferences.memory_burst) != (None, counted):  # rarely: a copy costs more than all the rest
         preferences = replace(preferences, priority=None, memory_burst=counted)
     return PodRequest(containers, preferences)
 
 
-def burst_of(request: PodRequest) -> float:
-    """Return how far above its memory the pod wants to burst, as a ratio; 1 for one with MIG instances alone, which never do."""
-    return 1.0 if all(container.mig for container in request.containers) else request.preferences.memory_burst or 1.0
+def burst_of(containers: Sequence[ContainerRequest], preferences: Preferences) -> float:
+    """Return how far above its memory a pod wants to burst, as a ratio; 1 for one with MIG instances alone, which never do."""
+    return 1.0 if all(container.mig for container in containers) else preferences.memory_burst or 1.0
 
 
 def not_offered(gpu: GpuNode, request: PodRequest) -> str:
     """Name what the pod asks for beside its amounts and the node's agent refuses; empty when there is nothing."""
-    isolation, burst = request.preferences.isolation, burst_of(request)
+    isolation, burst = request.preferences.isolation, burst_of(request.containers, request.preferences)
     if isolation is not None and isolation not in gpu.isolation:
         return f"the isolation {isolation}"
     return "" if burst <= gpu.memory_oversubscription else f"the memory burst of {burst:g} (at most {gpu.memory_oversubscription:g})"

@@ -135,6 +135,7 @@ class Bench:
         yield self.row("alloc + free, 8 processes", "ns", "<= 250", self.concurrent_calls("alloc", 8))
         yield self.row("launch, no ceiling", "ns", "<= 2", self.calls("launch"))
         yield self.row("launch, ceiling 99", "ns", "<= 25", self.calls("launch"), sm_percent=99)
+        yield self.row("launch on a stream, ceiling 99", "ns", "<= 25", self.calls("launch", "--own-stream"), sm_percent=99)
         yield self.row("cuMemGetInfo", "ns", "<= 20", self.calls("meminfo"))
         yield self.row("cuInit, 1 process", "ms", "<= 2", self.init(1))
         yield self.row("cuInit, slowest of 16", "ms", "<= 5", self.init(16))

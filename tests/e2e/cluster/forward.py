@@ -27,7 +27,12 @@ def start(node_pid: int, address: str, port: int, log: Path) -> tuple[int, subpr
         descriptor = listening.fileno()
         command = [sys.executable, "-m", __name__, str(descriptor), str(node_pid), address, str(port)]
         forwarding = subprocess.Popen(
-            command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stderr=log.open("ab"), start_new_session=True
+            command,
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # whoever reads the output of ``cluster up`` would wait for this process
+            stderr=log.open("ab"),
+            start_new_session=True,
         )
         return listening.getsockname()[1], forwarding
 

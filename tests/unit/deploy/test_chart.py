@@ -248,6 +248,18 @@ def test_one_replica_has_no_disruption_budget_that_would_keep_its_node_from_drai
     assert "PodDisruptionBudget" not in {item["kind"] for item in objects}
 
 
+@pytest.mark.parametrize(
+    ("on_the_node", "turnover"),
+    [(False, {"maxUnavailable": 0, "maxSurge": 1}), (True, {"maxUnavailable": 1, "maxSurge": 0})],
+)
+def test_a_scheduler_that_holds_ports_of_its_node_gives_them_up_before_its_successor_starts(
+    renderer: Renderer, on_the_node: bool, turnover: Object
+) -> None:
+    objects = renderer.charted({"scheduler": {"pod": {"hostNetwork": on_the_node}}})
+    strategy = the(objects, "Deployment", "aliquot-scheduler")["spec"]["strategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": turnover}
+
+
 def patch(path: str, op: str = "add", name: str = "aliquot-agent", kind: str = "DaemonSet") -> Object:
     return {"patches": [{"target": {"kind": kind, "name": name}, "patch": f"- {{op: {op}, path: {path}, value: 1}}"}]}
 

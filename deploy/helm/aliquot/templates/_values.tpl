@@ -23,6 +23,9 @@
 {{- include "aliquot.webhookPort" (dict "spec" .spec.template.spec "settings" $values.scheduler.settings) }}
 {{- include "aliquot.linger" (dict "spec" .spec.template.spec "settings" $values.scheduler.settings) }}
 {{- $_ := set .spec "replicas" $values.scheduler.replicas }}
+{{- if ($values.scheduler.pod | default dict).hostNetwork }}{{- /* two of these pods have no room on one node: the old one goes first */}}
+{{- $_ := set .spec.strategy "rollingUpdate" (dict "maxUnavailable" 1 "maxSurge" 0) }}
+{{- end }}
 {{- if eq (int $values.scheduler.replicas) 1 }}{{ $_ := unset $objects "PodDisruptionBudget/aliquot-scheduler" }}{{ end }}
 {{- end }}
 {{- range $values.patches }}
