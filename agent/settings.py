@@ -47,7 +47,9 @@ class Settings:
     publish_node_capacity: Annotated[bool, Row("publish vgpu-memory and vgpu-cores in the node's capacity")] = True
     publish_node_condition: Annotated[bool, Row("publish in a condition of the node whether all its GPUs are healthy")] = True
     publish_gpu_node: Annotated[bool, Row("publish the node's gpunodes object, and follow the cordons written there")] = True
-    metrics_address: Annotated[str, Row("host:port of /metrics, /healthz and /readyz; port 0 chooses a free one")] = "0.0.0.0:9402"
+    metrics_address: Annotated[
+        str, Row("host:port of /metrics, /healthz and /readyz; 0.0.0.0 is every address, IPv6 too; port 0 chooses a free one")
+    ] = "0.0.0.0:9402"
     compat_metrics: Annotated[CompatMetrics, Row("whose metric names are served beside our own, for dashboards that use them")] = (
         CompatMetrics.NONE
     )

@@ -33,11 +33,15 @@ class Settings:
     extender_address: Annotated[str, Row("host:port of the extender; loopback beside kube-scheduler, or any address with TLS")] = (
         "127.0.0.1:9410"
     )
-    webhook_address: Annotated[str, Row("host:port of the admission webhook; empty: none here")] = "0.0.0.0:9411"
+    webhook_address: Annotated[str, Row("host:port of the admission webhook; 0.0.0.0 is every address, IPv6 too; empty: none here")] = (
+        "0.0.0.0:9411"
+    )
     linger_seconds: Annotated[
         float, Row("how long the webhook goes on answering after the process was told to end: some still call it here", 0, 60)
     ] = 3.0
-    metrics_address: Annotated[str, Row("host:port of /metrics, /healthz and /readyz; port 0 chooses a free one")] = "0.0.0.0:9412"
+    metrics_address: Annotated[
+        str, Row("host:port of /metrics, /healthz and /readyz; 0.0.0.0 is every address, IPv6 too; port 0 chooses a free one")
+    ] = "0.0.0.0:9412"
     dashboard_address: Annotated[str, Row("host:port of the read-only dashboard, which asks nobody who they are; empty: none")] = ""
     prometheus_url: Annotated[str, Row("Prometheus that the dashboard asks for history, such as http://HOST:9090; empty: no history")] = ""
     explain_pages: Annotated[bool, Row("also tell there why pods wait, and hand out snapshots to replay")] = True

@@ -7,7 +7,6 @@ The loop itself answers those; pages that take longer are made in a few threads.
 
 import asyncio
 import logging
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 
 from agent.ports import Page
+from program.listening import listening_address, listening_socket, peer_address
 from program.settings import SettingsError
 
 logger = logging.getLogger(__name__)
@@ -38,13 +38,10 @@ class StatusServer:
     def __init__(self, host: str, port: int, pages: Pages) -> None:
         """Raises SettingsError when the address cannot be listened on."""
         self._pages = pages
-        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._host = host
         try:
-            self._socket.bind((host, port))
-            self._socket.listen(BACKLOG)
+            self._socket = listening_socket(host, port, BACKLOG)
         except OSError as exc:
-            self._socket.close()
             raise SettingsError(f"metricsAddress {host}:{port}: {exc.strerror}; choose another address") from exc
         self._clients: dict[asyncio.Task[None], str] = {}
         """Their addresses; the oldest first."""
@@ -56,8 +53,7 @@ class StatusServer:
     @property
     def address(self) -> str:
         """Where it listens, as ``host:port``."""
-        host, port = self._socket.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
+        return listening_address(self._host, self._socket.getsockname()[:2])
 
     def start(self) -> None:
         """Begin to serve."""
@@ -87,6 +83,7 @@ class StatusServer:
         if len(self._clients) >= MOST_CONNECTIONS:
             self._make_room()
         address, *_ = writer.get_extra_info("peername") or ("",)  # none when it was reset already
+        address = peer_address(address)
         client = asyncio.get_running_loop().create_task(self._serve_client(reader, writer, address))
         self._clients[client] = address
 

@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from aiohttp import web
 
+from program.listening import WILDCARDS, listening_address, listening_socket
 from program.settings import SettingsError
 from scheduler_plugin.errors import NotReadyError, WireError
 
@@ -32,6 +33,8 @@ ANSWER_SECONDS: Final = 30.0
 MAX_HELD_BYTES: Final = 64 << 20
 """Bodies and answers that one server holds at a time, at least two bodies of the largest size. An answer takes twice its size."""
 MAX_CONNECTIONS: Final = 1024
+BACKLOG: Final = 512
+"""Connections that wait to be accepted."""
 CERTIFICATE_SECONDS: Final = 10.0
 """How soon a rotated certificate is used."""
 
@@ -119,13 +122,18 @@ class HttpServer:
         await self._runner.setup()
         loop, patience = asyncio.get_running_loop(), HANDSHAKE_SECONDS if self._context is not None else None
         try:
-            self._server = await loop.create_server(
-                self._accept, self._host, self._port, ssl=self._context, backlog=512, ssl_handshake_timeout=patience
-            )
+            if self._host in WILDCARDS:
+                listening = listening_socket(self._host, self._port, BACKLOG)
+                self._server = await loop.create_server(
+                    self._accept, sock=listening, ssl=self._context, backlog=BACKLOG, ssl_handshake_timeout=patience
+                )
+            else:  # a name may have several addresses
+                self._server = await loop.create_server(
+                    self._accept, self._host, self._port, ssl=self._context, backlog=BACKLOG, ssl_handshake_timeout=patience
+                )
         except OSError as exc:
             raise SettingsError(f"cannot listen on {self._host}:{self._port}: {exc.strerror or exc}; choose another address") from exc
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return listening_address(self._host, self._server.sockets[0].getsockname()[:2])
 
     async def stop(self) -> None:
         """End; requests under way get a moment."""

@@ -17,14 +17,15 @@ from agent.adapters.http_server import HEAD_BYTES_MAX, MOST_CONNECTIONS, PAGE_TH
 from agent.adapters.simulation import driver_library, prepare_node
 from agent.ports import Page
 from program.settings import SettingsError
+from tests.fakes.networks import LOOPBACKS, WITHOUT_IPV6
 
 PATIENCE_SECONDS = 30
 OK = Page(200, "text/plain", b"ok\n")
 
 
 @contextmanager
-def serving(pages) -> Iterator[StatusServer]:
-    server = StatusServer("127.0.0.1", 0, pages)
+def serving(pages, host: str = "127.0.0.1") -> Iterator[StatusServer]:
+    server = StatusServer(host, 0, pages)
     server.start()
     try:
         yield server
@@ -119,6 +120,37 @@ class TestStatusServer:
             assert get(server, "/healthz") == OK.body  # so the one before is accepted as well
             server.stop()
             assert closed(silent)
+
+
+class TestEveryAddress:
+    @pytest.mark.parametrize("loopback", LOOPBACKS)
+    def test_the_default_answers_kubelets_probes_of_both_families(self, loopback):
+        with serving({"/healthz": lambda _: OK}, "0.0.0.0") as server:
+            host, _, port = server.address.rpartition(":")
+            assert host == "0.0.0.0"  # what others read in the file metrics-address
+            with socket.create_connection((loopback, int(port)), PATIENCE_SECONDS) as client:
+                client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+                assert client.makefile("rb").read().endswith(OK.body)
+
+    @pytest.mark.parametrize("kernel", WITHOUT_IPV6)
+    def test_without_ipv6_it_answers_on_ipv4(self, monkeypatch, kernel):
+        monkeypatch.setattr(socket, "socket", kernel)
+        with serving({"/healthz": lambda _: OK}, "0.0.0.0") as server:
+            assert get(server, "/healthz") == OK.body
+
+    def test_the_log_names_an_ipv4_client_by_its_ipv4_address(self, caplog):
+        caplog.set_level(logging.DEBUG, http_server.__name__)
+        with serving({"/healthz": lambda _: OK}, "0.0.0.0") as server, connected(server) as client:
+            client.sendall(b"GET")
+            client.shutdown(socket.SHUT_WR)
+            assert closed(client)
+        assert "a request from 127.0.0.1 was not answered" in caplog.text
+
+    def test_an_address_in_use_is_named_as_it_was_set(self):
+        with serving({}) as server:
+            port = int(server.address.rpartition(":")[2])
+            with pytest.raises(SettingsError, match=rf"^metricsAddress 0\.0\.0\.0:{port}: Address already in use; choose another address$"):
+                StatusServer("0.0.0.0", port, {})
 
 
 class TestClientsThatMeanIll:

@@ -1,26 +1,29 @@
 """What clients have under way together is bounded, and whoever does not take an answer is cut off."""
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 
+from program.settings import SettingsError
 from scheduler_plugin.adapters import http
 from scheduler_plugin.adapters.http import HttpServer, Page
+from tests.fakes.networks import LOOPBACKS, WITHOUT_IPV6
 
 LARGE = b"x" * (20 << 20)
 """More than what the kernel keeps for both ends of a connection."""
 
 
 @asynccontextmanager
-async def serving(**options):
+async def serving(host="127.0.0.1", **options):
     """Serve a verb that answers with the length of its body, and a large page; yields the address."""
 
     async def count(body: bytes) -> bytes:
         return str(len(body)).encode()
 
-    server = HttpServer("127.0.0.1", 0, verbs={"/count": count}, pages={"/large": lambda _: Page(200, "text/plain", LARGE)}, **options)
+    server = HttpServer(host, 0, verbs={"/count": count}, pages={"/large": lambda _: Page(200, "text/plain", LARGE)}, **options)
     try:
         yield await server.start()
     finally:
@@ -112,3 +115,26 @@ async def test_connections_beyond_the_most_are_closed(monkeypatch):
             writer.close()
         await asyncio.sleep(0.1)
         await until_answered(session, f"http://{address}/count", 200)
+
+
+@pytest.mark.parametrize("loopback", LOOPBACKS)
+async def test_the_default_answers_the_api_server_and_kubelet_of_both_families(loopback):
+    async with serving("0.0.0.0") as address, aiohttp.ClientSession() as session:
+        host, port = address.split(":")
+        assert host == "0.0.0.0"
+        url = f"http://[{loopback}]:{port}/count" if ":" in loopback else f"http://{loopback}:{port}/count"
+        await until_answered(session, url, 200)
+
+
+@pytest.mark.parametrize("kernel", WITHOUT_IPV6)
+async def test_without_ipv6_it_answers_on_ipv4(monkeypatch, kernel):
+    monkeypatch.setattr(socket, "socket", kernel)
+    async with serving("0.0.0.0") as address, aiohttp.ClientSession() as session:
+        await until_answered(session, f"http://{address}/count", 200)
+
+
+async def test_an_address_in_use_is_named_as_it_was_set():
+    async with serving() as address:
+        port = int(address.rpartition(":")[2])
+        with pytest.raises(SettingsError, match=rf"^cannot listen on 0\.0\.0\.0:{port}: Address already in use; choose another address$"):
+            await HttpServer("0.0.0.0", port).start()
