@@ -88,11 +88,32 @@ class TestKubelet:
         assert "/var/lib/k0s/kubelet" in finding.found
         assert "kubeletDevicePluginDir" in finding.fix
 
-    def test_a_plugin_that_gives_out_the_same_gpus_whole_is_an_error(self, root):
+    @pytest.mark.parametrize(
+        ("socket", "resource"),
+        [
+            pytest.param("nvidia-gpu.sock", "nvidia.com/gpu", id="NVIDIA"),
+            pytest.param("nvidia-gpu.shared.sock", "nvidia.com/gpu.shared", id="NVIDIA with time-slicing, renamed"),
+            pytest.param("nvidia.sock", "nvidia.com/gpu", id="older ones"),
+            pytest.param("nvidiaGPU-1700000000.sock", "nvidia.com/gpu", id="GKE"),
+        ],
+    )
+    def test_a_plugin_that_gives_out_the_same_gpus_is_an_error_once_it_has_some(self, root, socket, resource):
+        root.listen(f"{PLUGINS}/{socket}")
+        for ids, wanted in ([], []), (["GPU-a"], ["plugins.whole-gpus"]):
+            root.write(f"{PLUGINS}/{kubelet.CHECKPOINT}", json.dumps({"Data": {"RegisteredDevices": {resource: ids}}}))
+            assert bad(findings(root, kubelet.check)) == wanted
+
+    def test_the_cure_for_a_plugin_of_the_same_gpus_is_there_for_each_platform(self, root):
         root.listen(f"{PLUGINS}/nvidia-gpu.sock")
-        assert bad(findings(root, kubelet.check)) == []
         root.write(f"{PLUGINS}/{kubelet.CHECKPOINT}", json.dumps({"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-a"]}}}))
-        assert bad(findings(root, kubelet.check)) == ["plugins.whole-gpus"]
+        fix = of(findings(root, kubelet.check), "plugins.whole-gpus").fix
+        for part in ("nvidia.com/gpu.deploy.device-plugin=false", "gke-no-default-nvidia-gpu-device-plugin=true", "DaemonSet"):
+            assert part in fix
+
+    def test_a_plugin_of_nvidias_for_other_devices_is_no_cause_for_complaint(self, root):
+        root.listen(f"{PLUGINS}/nvidia-mig-1g.10gb.sock")
+        root.write(f"{PLUGINS}/{kubelet.CHECKPOINT}", json.dumps({"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-a"]}}}))
+        assert bad(findings(root, kubelet.check)) == []
 
     def test_a_plugin_for_our_resource_is_an_error(self, root):
         root.listen(f"{PLUGINS}/other-vgpu.sock")
