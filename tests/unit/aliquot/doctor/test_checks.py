@@ -27,7 +27,7 @@ class TestDriver:
     @pytest.fixture(autouse=True)
     def nvml(self, monkeypatch):
         self.answer = {"driver": "580.159.03", "gpus": [{"index": 0, "uuid": "GPU-0", "model": "NVIDIA H200", "compute_mode": 0}]}
-        monkeypatch.setattr(driver, "probe", lambda _library: self.answer)
+        monkeypatch.setattr(driver, "probe", lambda *_libraries: self.answer)
 
     def found(self, root):
         return findings(root, driver.check, nvml_library="libnvidia-ml.so.1")
@@ -67,6 +67,62 @@ class TestDriver:
     def test_nvml_that_fails_is_an_error_with_its_cure(self, root):
         self.answer = {"error": "Driver Not Loaded", "fix": "modprobe nvidia"}
         assert of(self.found(root), "driver.nvml").fix == "modprobe nvidia"
+
+    @pytest.fixture
+    def contained(self, root):
+        """The GPU Operator with its driver's container: nodes and libraries are below the container's root only."""
+        for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+            root.remove(f"/dev/{name}").write(f"/run/nvidia/driver/dev/{name}")
+        return root
+
+    def test_device_nodes_of_the_drivers_container_are_as_good(self, contained):
+        found = self.found(contained)
+        assert bad(found) == []
+        assert "2 GPUs are in /run/nvidia/driver/dev" in of(found, "driver.device-nodes").found
+
+    def test_a_node_that_the_drivers_container_lacks_is_not_cured_on_the_host(self, contained):
+        finding = of(self.found(contained.remove("/run/nvidia/driver/dev/nvidia-uvm")), "driver.device-nodes")
+        assert "/run/nvidia/driver/dev/nvidia-uvm missing" in finding.found
+        assert "nvidia-modprobe" not in finding.fix
+
+    @pytest.mark.parametrize(
+        ("answer", "wanted"),
+        [
+            pytest.param({"error": "Driver Not Loaded", "fix": "", "reached": False}, Severity.INFO, id="not opened from outside"),
+            pytest.param({"driver": "580.159.03", "gpus": []}, Severity.INFO, id="no node of a GPU outside"),
+            pytest.param({"error": "Version Mismatch", "fix": "", "reached": True}, Severity.ERROR, id="opened and sick"),
+            pytest.param({"error": "it has not answered", "fix": ""}, Severity.ERROR, id="hangs"),
+        ],
+    )
+    def test_what_nvml_cannot_open_outside_the_drivers_container_is_no_fault(self, contained, answer, wanted):
+        self.answer = answer
+        assert of(self.found(contained), "driver.nvml").severity is wanted
+
+    def test_nvml_that_cannot_be_opened_on_the_host_is_a_fault_still(self, root):
+        self.answer = {"error": "Driver Not Loaded", "fix": "", "reached": False}
+        assert of(self.found(root), "driver.nvml").severity is Severity.ERROR
+
+    def test_the_usual_places_are_tried_after_the_loader(self, contained, monkeypatch):
+        asked = []
+        monkeypatch.setattr(driver, "probe", lambda *libraries: asked.append(libraries) or self.answer)
+        inside = "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1"
+        contained.write(inside)
+        findings(contained, driver.check)
+        monkeypatch.setattr(Host, "is_own", True)
+        findings(contained, driver.check)
+        assert asked == [(str(contained.at(inside)),), ("libnvidia-ml.so.1", str(contained.at(inside)))]
+
+    @pytest.mark.parametrize("where", ["root", "contained"])
+    def test_a_library_in_none_of_the_places_is_a_fault_outside_a_drivers_container(self, request, where):
+        finding = of(findings(request.getfixturevalue(where), driver.check), "driver.nvml")
+        assert "none of the usual places" in finding.found
+        assert finding.severity is (Severity.ERROR if where == "root" else Severity.INFO)
+
+
+def test_the_first_library_that_opens_is_asked(tmp_path):
+    """The C library opens and is no NVML; had none been opened, the driver would not have been reached either."""
+    answer = driver.probe(str(tmp_path / "none.so"), "libc.so.6")
+    assert "cannot open" not in answer["error"]
 
 
 def test_an_nvml_that_hangs_or_dies_is_a_finding_and_no_hang(monkeypatch, tmp_path):
