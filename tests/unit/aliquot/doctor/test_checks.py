@@ -1,4 +1,7 @@
+import http.server
 import json
+import threading
+import urllib.request
 
 import pytest
 
@@ -432,3 +435,25 @@ class TestSystem:
     def test_an_agent_that_does_not_answer_is_a_warning(self, root):
         root.write(f"{DoctorOptions().runtime_dir}/metrics-address", "127.0.0.1:9\n")
         assert bad(findings(root, agent.check)) == ["agent.ready"]
+
+    @pytest.mark.parametrize(("listening", "written"), [("127.0.0.2", "127.0.0.2"), ("127.0.0.1", "0.0.0.0")])
+    def test_the_agent_is_asked_where_it_wrote_that_it_listens_and_past_a_proxy(self, root, monkeypatch, listening, written):
+        class Ready(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.setattr(urllib.request, "_opener", None)  # it remembers the environment of its first use
+        with http.server.HTTPServer((listening, 0), Ready) as server:
+            serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            serving.start()
+            root.write(f"{DoctorOptions().runtime_dir}/metrics-address", f"{written}:{server.server_port}\n")
+            found = findings(root, agent.check)
+            server.shutdown()
+            serving.join()
+        assert of(found, "agent.ready").severity is Severity.OK
