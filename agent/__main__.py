@@ -311,6 +311,7 @@ class _Agent:
         pages = {"/metrics": self._monitor.metrics, "/healthz": self._monitor.health, "/readyz": self._monitor.readiness}
         pages["/drift"] = drift_page.page
         self._status = StatusServer(*settings.metrics_host_port, pages)
+        self._address_from_node = settings.address_from_node(self._status.address)
 
     def _make_publisher(self, settings: Settings, node_name: str, api: KubeApiClient, clock: SystemClock) -> NodePublisher:
         targets: list[Target] = []
@@ -355,7 +356,7 @@ class _Agent:
             services.append(self._mps.run())
         self._status.start()
         try:
-            write_whole(self._runtime / "metrics-address", f"{self._status.address}\n".encode(), mode=0o644, durable=False)
+            write_whole(self._runtime / "metrics-address", f"{self._address_from_node}\n".encode(), mode=0o644, durable=False)
         except StorageError as exc:  # whoever knows the configured port finds it all the same
             logger.error("the address of the status server is not written down: %s", exc)  # noqa: TRY400 - the sentence says it all
         logger.info("status server listens", extra={"address": self._status.address})

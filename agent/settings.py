@@ -13,6 +13,7 @@ from agent.core.drift import DriftPolicy
 from agent.core.health import HealthRules, parse_xids
 from agent.core.injection import DeviceInjection
 from agent.core.limits import FailPolicy
+from program.listening import WILDCARDS
 from program.settings import LogFormat, LogLevel, Row, SettingsError, Table, split_address
 from proto import contract
 from proto.model import Policy
@@ -50,6 +51,9 @@ class Settings:
     metrics_address: Annotated[
         str, Row("host:port of /metrics, /healthz and /readyz; 0.0.0.0 is every address, IPv6 too; port 0 chooses a free one")
     ] = "0.0.0.0:9402"
+    pod_ip: Annotated[
+        str, Row("this pod's IP, which `aliquot doctor` is told where metricsAddress is a wildcard; empty: it looks on the node's loopback")
+    ] = ""
     compat_metrics: Annotated[CompatMetrics, Row("whose metric names are served beside our own, for dashboards that use them")] = (
         CompatMetrics.NONE
     )
@@ -154,6 +158,16 @@ class Settings:
     def metrics_host_port(self) -> tuple[str, int]:
         """The listening address, split."""
         return split_address("metricsAddress", self.metrics_address)
+
+    def address_from_node(self, listening: str) -> str:
+        """Return where programs of the node find the status server, which listens at ``host:port``.
+
+        A wildcard is no address to them: the agent's pod has a network of its own, and the node's loopback is not in it.
+        """
+        if not self.pod_ip or self.metrics_host_port[0] not in WILDCARDS:
+            return listening
+        host = f"[{self.pod_ip}]" if ":" in self.pod_ip else self.pod_ip
+        return f"{host}:{listening.rpartition(':')[2]}"
 
 
 def _xids(key: str, text: str) -> frozenset[int]:

@@ -9,6 +9,8 @@ from aliquot.doctor.host import Host
 from aliquot.doctor.options import DoctorOptions
 
 _SECONDS = 5
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""A proxy of the environment, which urllib would ask, does not lead to pods."""
 
 
 def check(host: Host, options: DoctorOptions) -> Iterator[Finding]:
@@ -29,7 +31,7 @@ def check(host: Host, options: DoctorOptions) -> Iterator[Finding]:
 
 def _readiness(address: str) -> Finding:
     try:
-        with urllib.request.urlopen(f"http://{address}/readyz", timeout=_SECONDS):
+        with _DIRECT.open(f"http://{address}/readyz", timeout=_SECONDS):
             return ok("agent.ready", f"the agent on {address} is ready")
     except urllib.error.HTTPError as exc:
         with exc:

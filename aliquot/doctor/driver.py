@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from aliquot.doctor.findings import Finding, error, info, ok, warning
@@ -13,15 +13,25 @@ from aliquot.doctor.options import DoctorOptions
 
 MODULE_FILE = "/proc/driver/nvidia/version"
 NVML_SECONDS = 20
+_NODES = "/dev"
+_DRIVER_CONTAINER = "/run/nvidia/driver"
+"""The root of the GPU Operator's driver container, which may have the device nodes and libraries that the node has not."""
+_LOADER_NAME = "libnvidia-ml.so.1"
 _LIBRARIES = (
     "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
     "/usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1",
     "/usr/lib64/libnvidia-ml.so.1",
     "/usr/lib/libnvidia-ml.so.1",
-    "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
-    "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1",
+    f"{_DRIVER_CONTAINER}/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+    f"{_DRIVER_CONTAINER}/usr/lib/aarch64-linux-gnu/libnvidia-ml.so.1",
+    f"{_DRIVER_CONTAINER}/usr/lib64/libnvidia-ml.so.1",
     "/home/kubernetes/bin/nvidia/lib64/libnvidia-ml.so.1",
 )
+_NO_LIBRARY: dict[str, Any] = {
+    "error": f"{_LOADER_NAME} is in none of the usual places",
+    "fix": "install the driver's user-space libraries",
+    "reached": False,
+}
 _DEFAULT_COMPUTE_MODE = 0
 _COMPUTE_MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 
@@ -59,28 +69,48 @@ def _no_module(host: Host) -> Finding:
     )
 
 
+def _node_directory(host: Host) -> str:
+    """Return where the device nodes are: in /dev, or only in the driver's container."""
+    return min((_NODES, f"{_DRIVER_CONTAINER}{_NODES}"), key=lambda directory: len(_missing_nodes(host, directory)))
+
+
+def _missing_nodes(host: Host, directory: str) -> list[str]:
+    names = host.names(directory)
+    missing = [name for name in ("nvidiactl", "nvidia-uvm") if name not in names]
+    return [f"{directory}/{name}" for name in (missing if _gpu_nodes(names) else [*missing, "nvidia0"])]
+
+
+def _gpu_nodes(names: Sequence[str]) -> list[str]:
+    return [name for name in names if re.fullmatch(r"nvidia[0-9]+", name)]
+
+
 def _device_nodes(host: Host) -> Iterator[Finding]:
-    names = host.names("/dev")
-    gpus = [name for name in names if re.fullmatch(r"nvidia[0-9]+", name)]
-    missing = [f"/dev/{name}" for name in ("nvidiactl", "nvidia-uvm") if name not in names]
-    if not gpus:
-        missing.append("/dev/nvidia0")
-    if missing:
+    directory = _node_directory(host)
+    own = directory == _NODES
+    if missing := _missing_nodes(host, directory):
         yield error(
             "driver.device-nodes",
             f"{', '.join(missing)} missing: containers could not open the GPUs",
-            "run `nvidia-modprobe -u -c0` on the node at boot, or start nvidia-persistenced",
+            "run `nvidia-modprobe -u -c0` on the node at boot, or start nvidia-persistenced"
+            if own
+            else "look at the log of the GPU Operator's driver pod on this node, which makes them",
         )
     else:
-        yield ok("driver.device-nodes", f"device nodes of {len(gpus)} GPUs are there")
+        where = "there" if own else f"in {directory}, where the driver's container has them"
+        yield ok("driver.device-nodes", f"device nodes of {len(_gpu_nodes(host.names(directory)))} GPUs are {where}")
 
 
 def _nvml(host: Host, options: DoctorOptions, module: str | None) -> Iterator[Finding]:
-    library = options.nvml_library or _find_library(host)
-    if library is None:
-        yield error("driver.nvml", "libnvidia-ml.so.1 is in none of the usual places", "install the driver's user-space libraries")
+    libraries = [options.nvml_library] if options.nvml_library else _find_libraries(host)
+    answer = probe(*libraries) if libraries else _NO_LIBRARY
+    unseen = not answer.get("reached", True) or answer.get("gpus") == []
+    if unseen and _node_directory(host) != _NODES:
+        yield info(
+            "driver.nvml",
+            f"NVML cannot open from here what only the driver's container has: {answer.get('error', 'it lists no GPU')}",
+            "to ask it, run `nvidia-smi` in the GPU Operator's driver pod of this node",
+        )
         return
-    answer = probe(library)
     if "error" in answer:
         yield error("driver.nvml", f"NVML does not work: {answer['error']}", answer["fix"])
         return
@@ -127,9 +157,12 @@ def _gpu(gpu: dict[str, Any]) -> Iterator[Finding]:
         yield error("driver.memory", f"{gpu['uuid']} could not remap memory rows after errors", "have the board replaced")
 
 
-def probe(library: str) -> dict[str, Any]:
-    """Ask NVML in a process of its own; an answer with ``error`` and ``fix`` when that fails."""
-    command = [sys.executable, "-m", "aliquot.doctor.nvml_probe", library]
+def probe(*libraries: str) -> dict[str, Any]:
+    """Ask NVML, by the first library that can be opened, in a process of its own.
+
+    Returns: an answer with ``error`` and ``fix`` when that fails; ``reached`` is false there when library or driver could not be opened.
+    """
+    command = [sys.executable, "-m", "aliquot.doctor.nvml_probe", *libraries]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=NVML_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -145,10 +178,10 @@ def probe(library: str) -> dict[str, Any]:
     return answer
 
 
-def _find_library(host: Host) -> str | None:
-    if host.is_own:
-        return "libnvidia-ml.so.1"
-    return next((str(host.path(name)) for name in _LIBRARIES if host.exists(name)), None)
+def _find_libraries(host: Host) -> list[str]:
+    """Return what may be the library, the best first: the loader's on the node itself, then those in the usual places."""
+    found = [str(host.path(name)) for name in _LIBRARIES if host.exists(name)]
+    return [_LOADER_NAME, *found] if host.is_own else found
 
 
 def _count(gpus: list[dict[str, Any]]) -> dict[str, int]:

@@ -17,6 +17,8 @@ _OTHER_ROOTS = (
 _KUBELET_SOCKET = contract.KUBELET_SOCKET_NAME
 CHECKPOINT = "kubelet_internal_checkpoint"
 _HAMI_LIBRARY = "/usr/local/vgpu/libvgpu.so"
+_WHOLE_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+"""What other plugins give GPUs out as; the second is NVIDIA's, of a plugin that slices time and was told to rename."""
 
 
 def check(host: Host, options: DoctorOptions) -> Iterator[Finding]:
@@ -70,13 +72,22 @@ def _plugins(host: Host, directory: str) -> Iterator[Finding]:
         yield ok("plugins.conflict", f"no other plugin serves {contract.RESOURCE_VGPU}")
     if len(ours) > 1:
         yield error("plugins.twice", f"several agents of ours answer: {', '.join(ours)}", "keep one aliquot-agent DaemonSet on the node")
-    whole = [name for name in answering if name.startswith(("nvidia-gpu", "nvidia.sock"))]
-    if whole and registered.get("nvidia.com/gpu"):
+    whole = [name for name in answering if _gives_gpus(name)]
+    given = [resource for resource in _WHOLE_RESOURCES if registered.get(resource)]
+    if whole and given:
         yield error(
             "plugins.whole-gpus",
-            f"{', '.join(whole)} gives out the same GPUs whole, as nvidia.com/gpu: a pod could get a GPU that others share",
-            "keep NVIDIA's (or HAMi's) plugin off the nodes of this agent: label them nvidia.com/gpu.deploy.device-plugin=false",
+            f"{', '.join(whole)} gives out the same GPUs, as {', '.join(given)}: a pod could get a GPU that others share",
+            "keep NVIDIA's, GKE's or HAMi's plugin off this node. With the GPU Operator label the node "
+            "nvidia.com/gpu.deploy.device-plugin=false; on GKE make its node pool with the label "
+            "gke-no-default-nvidia-gpu-device-plugin=true; else keep the plugin's DaemonSet from the node",
         )
+
+
+def _gives_gpus(socket: str) -> bool:
+    """Whether a socket is named as NVIDIA's plugin (nvidia-gpu.sock), HAMi's, or GKE's (nvidiaGPU-<time>.sock) name theirs."""
+    name = socket.lower()
+    return name.startswith("nvidia.sock") or (name.startswith("nvidia") and "gpu" in name)
 
 
 def _registered(host: Host, directory: str) -> dict[str, list[str]]:

@@ -1,11 +1,14 @@
 """Asks NVML once and prints one JSON document: a program of its own, because a call into a sick driver may never come back.
 
-python -m aliquot.doctor.nvml_probe LIBRARY
+python -m aliquot.doctor.nvml_probe LIBRARY...
+
+The first library that can be opened is asked.
 """
 
 import ctypes
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pynvml
@@ -15,14 +18,16 @@ _CURES = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "library and loaded module are of different versions: reload the module or reboot",
     pynvml.NVML_ERROR_NO_PERMISSION: "run as root, with access to /dev/nvidiactl",
 }
+_UNREACHED = (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_UNKNOWN)
+"""What NVML says where it cannot open the device nodes."""
 
 
-def main(library: str) -> dict[str, Any]:
-    """Return what NVML says of the driver and each GPU, or why it says nothing."""
+def main(libraries: Sequence[str]) -> dict[str, Any]:
+    """Return what NVML says of the driver and each GPU, or why it says nothing and whether it reached the driver."""
     try:
-        pynvml.nvmlLib = ctypes.CDLL(library)
+        pynvml.nvmlLib = _open(libraries)
     except OSError as exc:
-        return {"error": str(exc), "fix": "install the driver's user-space libraries"}
+        return {"error": str(exc), "fix": "install the driver's user-space libraries", "reached": False}
     try:
         pynvml.nvmlInitWithFlags(0)
         return {
@@ -30,7 +35,18 @@ def main(library: str) -> dict[str, Any]:
             "gpus": [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())],
         }
     except pynvml.NVMLError as exc:
-        return {"error": str(exc), "fix": _CURES.get(exc.value, "look for XIDs in the kernel log")}
+        return {"error": str(exc), "fix": _CURES.get(exc.value, "look for XIDs in the kernel log"), "reached": exc.value not in _UNREACHED}
+
+
+def _open(libraries: Sequence[str]) -> ctypes.CDLL:
+    """Open the first that can be. Raises OSError with what was wrong with each."""
+    troubles = []
+    for library in libraries:
+        try:
+            return ctypes.CDLL(library)
+        except OSError as exc:
+            troubles.append(str(exc))
+    raise OSError("; ".join(troubles))
 
 
 def _gpu(index: int) -> dict[str, Any]:
@@ -63,4 +79,4 @@ def _flag(value: int | None) -> bool | None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(sys.argv[1:])))

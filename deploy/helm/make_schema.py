@@ -31,6 +31,7 @@ POD_FIELDS = {
 NOT_IN_THE_CHART = {
     "agent": {
         "node_name": "the manifest has it from the pod",
+        "pod_ip": "the manifest has it from the pod",
         "placement": "the variant says it",
         "publish_node_capacity": "kube-scheduler's configuration would have to leave the resources out",
         "metrics_address": "the pod's port, and where `kubectl vgpu` looks",

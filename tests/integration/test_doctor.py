@@ -48,7 +48,7 @@ async def doctor(node, status: int) -> dict[str, list[dict[str, str]]]:
 
 
 async def test_doctor_sees_the_simulated_node_as_it_is():
-    async with make_node("a100x8-mig") as node:
+    async with make_node("a100x8-mig", "--metrics-address=0.0.0.0:0", "--pod-ip=127.0.0.2") as node:
         as_on_a_real_node(node)
         node.create_pod(manifest("a", container(mib=1024)))
         await running(node, "a")
@@ -56,6 +56,7 @@ async def test_doctor_sees_the_simulated_node_as_it_is():
         assert "8 x NVIDIA A100" in found["driver.nvml"][0]["found"]
         for check in ("kubelet.device-plugins", "kubelet.pod-resources", "plugins.conflict", "agent.ready"):
             assert found[check][0]["severity"] == "ok", found[check]
+        assert "127.0.0.2" in found["agent.ready"][0]["found"], "the agent's listening address is none that the node could ask"
         assert {finding["severity"] for finding in found["shim.image"] if "own system" not in finding["found"]} <= {"ok"}
         errors = {check for check, findings in found.items() if any(one["severity"] == "error" for one in findings)}
         assert {"driver.module", "runtime.socket"} <= errors <= {"driver.module", "runtime.socket", "cdi.nvidia"}

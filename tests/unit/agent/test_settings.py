@@ -97,6 +97,21 @@ def test_an_ipv6_address_may_be_listened_on():
     assert Settings.load(["--metrics-address=[::1]:80"], {}).metrics_host_port == ("::1", 80)
 
 
+@pytest.mark.parametrize(
+    ("metrics_address", "pod_ip", "listening", "wanted"),
+    [
+        pytest.param("0.0.0.0:9402", "10.1.2.3", "0.0.0.0:9402", "10.1.2.3:9402", id="wildcard"),
+        pytest.param("[::]:9402", "10.1.2.3", "[::]:9402", "10.1.2.3:9402", id="wildcard of IPv6"),
+        pytest.param(":0", "fd00::3", "0.0.0.0:40123", "[fd00::3]:40123", id="a pod with IPv6, a port that was free"),
+        pytest.param("127.0.0.1:9402", "10.1.2.3", "127.0.0.1:9402", "127.0.0.1:9402", id="an address of its own"),
+        pytest.param("0.0.0.0:9402", "", "0.0.0.0:9402", "0.0.0.0:9402", id="no pod"),
+    ],
+)
+def test_the_node_finds_the_agent_at_its_pods_address(metrics_address, pod_ip, listening, wanted):
+    settings = Settings.load([f"--metrics-address={metrics_address}"], {"ALIQUOT_POD_IP": pod_ip})
+    assert settings.address_from_node(listening) == wanted
+
+
 def test_the_rules_of_health_follow_the_settings():
     rules = Settings.load(
         ["--health-recovery-seconds=3600", "--health-max-recovery-seconds=60", "--health-application-xids=62, 119", "--health-hard-xids="],

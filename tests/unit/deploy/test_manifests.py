@@ -75,6 +75,11 @@ def test_every_environment_entry_of_ours_is_a_setting(name: str, settings: Any) 
     assert {entry["name"] for entry in container(name)["env"] if entry["name"].startswith("ALIQUOT_")} <= known
 
 
+def test_the_agent_knows_its_pods_address_which_the_nodes_loopback_is_not() -> None:
+    [entry] = [entry for entry in container("agent")["env"] if entry["name"] == "ALIQUOT_POD_IP"]
+    assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+
+
 def test_ports_are_where_the_programs_listen() -> None:
     ports = {(c["name"], port["name"]): port["containerPort"] for c in containers() for port in c["ports"]}
     scheduler, agent = SchedulerSettings(), AgentSettings()

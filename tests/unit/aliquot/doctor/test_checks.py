@@ -1,4 +1,7 @@
+import http.server
 import json
+import threading
+import urllib.request
 
 import pytest
 
@@ -27,7 +30,7 @@ class TestDriver:
     @pytest.fixture(autouse=True)
     def nvml(self, monkeypatch):
         self.answer = {"driver": "580.159.03", "gpus": [{"index": 0, "uuid": "GPU-0", "model": "NVIDIA H200", "compute_mode": 0}]}
-        monkeypatch.setattr(driver, "probe", lambda _library: self.answer)
+        monkeypatch.setattr(driver, "probe", lambda *_libraries: self.answer)
 
     def found(self, root):
         return findings(root, driver.check, nvml_library="libnvidia-ml.so.1")
@@ -68,6 +71,62 @@ class TestDriver:
         self.answer = {"error": "Driver Not Loaded", "fix": "modprobe nvidia"}
         assert of(self.found(root), "driver.nvml").fix == "modprobe nvidia"
 
+    @pytest.fixture
+    def contained(self, root):
+        """The GPU Operator with its driver's container: nodes and libraries are below the container's root only."""
+        for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+            root.remove(f"/dev/{name}").write(f"/run/nvidia/driver/dev/{name}")
+        return root
+
+    def test_device_nodes_of_the_drivers_container_are_as_good(self, contained):
+        found = self.found(contained)
+        assert bad(found) == []
+        assert "2 GPUs are in /run/nvidia/driver/dev" in of(found, "driver.device-nodes").found
+
+    def test_a_node_that_the_drivers_container_lacks_is_not_cured_on_the_host(self, contained):
+        finding = of(self.found(contained.remove("/run/nvidia/driver/dev/nvidia-uvm")), "driver.device-nodes")
+        assert "/run/nvidia/driver/dev/nvidia-uvm missing" in finding.found
+        assert "nvidia-modprobe" not in finding.fix
+
+    @pytest.mark.parametrize(
+        ("answer", "wanted"),
+        [
+            pytest.param({"error": "Driver Not Loaded", "fix": "", "reached": False}, Severity.INFO, id="not opened from outside"),
+            pytest.param({"driver": "580.159.03", "gpus": []}, Severity.INFO, id="no node of a GPU outside"),
+            pytest.param({"error": "Version Mismatch", "fix": "", "reached": True}, Severity.ERROR, id="opened and sick"),
+            pytest.param({"error": "it has not answered", "fix": ""}, Severity.ERROR, id="hangs"),
+        ],
+    )
+    def test_what_nvml_cannot_open_outside_the_drivers_container_is_no_fault(self, contained, answer, wanted):
+        self.answer = answer
+        assert of(self.found(contained), "driver.nvml").severity is wanted
+
+    def test_nvml_that_cannot_be_opened_on_the_host_is_a_fault_still(self, root):
+        self.answer = {"error": "Driver Not Loaded", "fix": "", "reached": False}
+        assert of(self.found(root), "driver.nvml").severity is Severity.ERROR
+
+    def test_the_usual_places_are_tried_after_the_loader(self, contained, monkeypatch):
+        asked = []
+        monkeypatch.setattr(driver, "probe", lambda *libraries: asked.append(libraries) or self.answer)
+        inside = "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1"
+        contained.write(inside)
+        findings(contained, driver.check)
+        monkeypatch.setattr(Host, "is_own", True)
+        findings(contained, driver.check)
+        assert asked == [(str(contained.at(inside)),), ("libnvidia-ml.so.1", str(contained.at(inside)))]
+
+    @pytest.mark.parametrize("where", ["root", "contained"])
+    def test_a_library_in_none_of_the_places_is_a_fault_outside_a_drivers_container(self, request, where):
+        finding = of(findings(request.getfixturevalue(where), driver.check), "driver.nvml")
+        assert "none of the usual places" in finding.found
+        assert finding.severity is (Severity.ERROR if where == "root" else Severity.INFO)
+
+
+def test_the_first_library_that_opens_is_asked(tmp_path):
+    """The C library opens and is no NVML; had none been opened, the driver would not have been reached either."""
+    answer = driver.probe(str(tmp_path / "none.so"), "libc.so.6")
+    assert "cannot open" not in answer["error"]
+
 
 def test_an_nvml_that_hangs_or_dies_is_a_finding_and_no_hang(monkeypatch, tmp_path):
     monkeypatch.setattr(driver, "NVML_SECONDS", 0.01)
@@ -88,11 +147,32 @@ class TestKubelet:
         assert "/var/lib/k0s/kubelet" in finding.found
         assert "kubeletDevicePluginDir" in finding.fix
 
-    def test_a_plugin_that_gives_out_the_same_gpus_whole_is_an_error(self, root):
+    @pytest.mark.parametrize(
+        ("socket", "resource"),
+        [
+            pytest.param("nvidia-gpu.sock", "nvidia.com/gpu", id="NVIDIA"),
+            pytest.param("nvidia-gpu.shared.sock", "nvidia.com/gpu.shared", id="NVIDIA with time-slicing, renamed"),
+            pytest.param("nvidia.sock", "nvidia.com/gpu", id="older ones"),
+            pytest.param("nvidiaGPU-1700000000.sock", "nvidia.com/gpu", id="GKE"),
+        ],
+    )
+    def test_a_plugin_that_gives_out_the_same_gpus_is_an_error_once_it_has_some(self, root, socket, resource):
+        root.listen(f"{PLUGINS}/{socket}")
+        for ids, wanted in ([], []), (["GPU-a"], ["plugins.whole-gpus"]):
+            root.write(f"{PLUGINS}/{kubelet.CHECKPOINT}", json.dumps({"Data": {"RegisteredDevices": {resource: ids}}}))
+            assert bad(findings(root, kubelet.check)) == wanted
+
+    def test_the_cure_for_a_plugin_of_the_same_gpus_is_there_for_each_platform(self, root):
         root.listen(f"{PLUGINS}/nvidia-gpu.sock")
-        assert bad(findings(root, kubelet.check)) == []
         root.write(f"{PLUGINS}/{kubelet.CHECKPOINT}", json.dumps({"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-a"]}}}))
-        assert bad(findings(root, kubelet.check)) == ["plugins.whole-gpus"]
+        fix = of(findings(root, kubelet.check), "plugins.whole-gpus").fix
+        for part in ("nvidia.com/gpu.deploy.device-plugin=false", "gke-no-default-nvidia-gpu-device-plugin=true", "DaemonSet"):
+            assert part in fix
+
+    def test_a_plugin_of_nvidias_for_other_devices_is_no_cause_for_complaint(self, root):
+        root.listen(f"{PLUGINS}/nvidia-mig-1g.10gb.sock")
+        root.write(f"{PLUGINS}/{kubelet.CHECKPOINT}", json.dumps({"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-a"]}}}))
+        assert bad(findings(root, kubelet.check)) == []
 
     def test_a_plugin_for_our_resource_is_an_error(self, root):
         root.listen(f"{PLUGINS}/other-vgpu.sock")
@@ -355,3 +435,25 @@ class TestSystem:
     def test_an_agent_that_does_not_answer_is_a_warning(self, root):
         root.write(f"{DoctorOptions().runtime_dir}/metrics-address", "127.0.0.1:9\n")
         assert bad(findings(root, agent.check)) == ["agent.ready"]
+
+    @pytest.mark.parametrize(("listening", "written"), [("127.0.0.2", "127.0.0.2"), ("127.0.0.1", "0.0.0.0")])
+    def test_the_agent_is_asked_where_it_wrote_that_it_listens_and_past_a_proxy(self, root, monkeypatch, listening, written):
+        class Ready(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.setattr(urllib.request, "_opener", None)  # it remembers the environment of its first use
+        with http.server.HTTPServer((listening, 0), Ready) as server:
+            serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            serving.start()
+            root.write(f"{DoctorOptions().runtime_dir}/metrics-address", f"{written}:{server.server_port}\n")
+            found = findings(root, agent.check)
+            server.shutdown()
+            serving.join()
+        assert of(found, "agent.ready").severity is Severity.OK
