@@ -2,10 +2,10 @@
 # into .venv from the lock files or built into build/.
 #
 #   make demo    the main job, end to end, on a simulated node (no GPU needed)
-#   make test    unit, property and integration tests
+#   make test    unit, property and integration tests, the C tests and the fuzz targets (bounded) among them
 #   make lint    ruff, mypy --strict, import-linter, clang's warnings as errors
 #   make san     the C tests under ASan/UBSan and TSan
-#   make soak    the long forms of the chaos, model-checking and fuzz tests
+#   make soak    the long forms of the chaos, fault, model-checking and fuzz tests (libFuzzer where clang has it), and make san
 #   make bench   the benchmarks; figures with ratios
 #   make e2e     the suite on real Kubernetes components
 #   make e2e-build  what make e2e would build first: those components and the images

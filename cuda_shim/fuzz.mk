@@ -20,7 +20,7 @@ FUZZ_SECONDS ?= 180
 # Said before anything is built.
 .PHONY: fuzz fuzzer
 fuzzer:
-	@$(CC) --version 2>&1 | grep -q clang || { echo "libFuzzer is clang's, and $(CC) is not clang: make fuzz CC=clang" >&2; exit 1; }
+	@$(CC) --version 2> /dev/null | grep -q clang || { echo "libFuzzer is clang's, and $(CC) is missing or no clang: make fuzz CC=clang" >&2; exit 1; }
 	@echo 'int LLVMFuzzerTestOneInput(const char *data, unsigned long bytes) { return 0; }' | \
 	  $(CC) $(FUZZER) -x c -o /dev/null - 2>/dev/null || \
 	  { echo "this clang came without libFuzzer: install its runtime libraries (compiler-rt; Debian: libclang-rt-<version>-dev)" >&2; exit 1; }

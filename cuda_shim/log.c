@@ -3,32 +3,84 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "region/layout.h"
 
+#define INTERVAL_NS (1000000000ull / AQ_LOG_PER_SECOND)
+#define KINDS 32 /* more than there are formats; what comes after them shares the last */
+
 static _Atomic uint32_t level = AQ_LOG_ERROR;
+
+/* Each kind has a rate of its own, so that a flood of one hides no other. A kind is what is said with one format, at one level thus. */
+static struct {
+	_Atomic(const char *) format;
+	struct aq_log_rate rate;
+} kinds[KINDS];
 
 void aq_log_set_level(uint32_t new_level)
 {
 	atomic_store_explicit(&level, new_level, memory_order_relaxed);
 }
 
+#define NOTE " (%llu lines like this one were left out before it)"
+
+bool aq_log_rate_admits(struct aq_log_rate *rate, uint64_t now_ns, uint64_t *left_out)
+{
+	uint64_t owed = atomic_load_explicit(&rate->paid_until_ns, memory_order_relaxed), next;
+
+	do {
+		next = (owed > now_ns ? owed : now_ns) + INTERVAL_NS;
+		if (next - now_ns > AQ_LOG_BURST * INTERVAL_NS) {
+			atomic_fetch_add_explicit(&rate->left_out, 1, memory_order_relaxed);
+			return false;
+		}
+	} while (!atomic_compare_exchange_weak_explicit(&rate->paid_until_ns, &owed, next, memory_order_relaxed, memory_order_relaxed));
+	*left_out = atomic_exchange_explicit(&rate->left_out, 0, memory_order_relaxed);
+	return true;
+}
+
+static struct aq_log_rate *rate_of(const char *format)
+{
+	size_t i = 0;
+
+	for (; i < KINDS - 1; i++) {
+		const char *seen = NULL;
+
+		if (atomic_compare_exchange_strong_explicit(&kinds[i].format, &seen, format, memory_order_relaxed, memory_order_relaxed) ||
+		    seen == format)
+			break;
+	}
+	return &kinds[i].rate;
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
 static void say(uint32_t at, const char *format, va_list arguments)
 {
 	char line[512] = "aliquot: ";
 	const size_t prefix = 9;
+	uint64_t left_out;
 	int saved_errno = errno; /* the application's, not ours to change */
 
-	if (at > atomic_load_explicit(&level, memory_order_relaxed))
+	if (at > atomic_load_explicit(&level, memory_order_relaxed) || !aq_log_rate_admits(rate_of(format), now_ns(), &left_out))
 		return;
-	int length = vsnprintf(line + prefix, sizeof(line) - prefix - 1, format, arguments);
+	size_t end = prefix, most = sizeof(line) - sizeof(NOTE) - 20; /* digits, and what ends the line */
+	int length = vsnprintf(line + end, most - end, format, arguments);
 	if (length < 0)
 		return;
-	size_t end = prefix + (size_t)length;
-	if (end > sizeof(line) - 2)
-		end = sizeof(line) - 2;
+	end = end + (size_t)length < most ? end + (size_t)length : most - 1;
+	if (left_out && (length = snprintf(line + end, sizeof(line) - end, NOTE, (unsigned long long)left_out)) > 0)
+		end += (size_t)length;
 	line[end++] = '\n';
 	if (write(STDERR_FILENO, line, end) < 0) {
 		/* stderr may be closed; there is nowhere else to say it */

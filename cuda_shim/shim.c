@@ -9,6 +9,7 @@
 #include "interpose/allocations.h"
 #include "interpose/context.h"
 #include "interpose/deferred.h"
+#include "interpose/latch.h"
 #include "interpose/measure.h"
 #include "interpose/module.h"
 #include "interpose/object.h"
@@ -62,6 +63,7 @@ static void after_fork_in_child(void)
 		return;
 	attached = false;
 	atomic_store(&aq_mode_word, AQ_UNDECIDED);
+	aq_latches_held = 0;
 	aq_pace_forget();
 	aq_region_forget(&container.region);
 	aq_limits_unmap(&container.limits);

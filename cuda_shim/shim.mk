@@ -3,8 +3,8 @@
 
 SHIM_COMMON := log region/limits region/region region/node_page region/container account/account account/map interpose/object \
                interpose/naming
-SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/module interpose/memory \
-               interpose/deferred interpose/reservoir interpose/pool interpose/vmm interpose/array interpose/launch interpose/pace interpose/neighbours interpose/prefetch interpose/submit interpose/gate-asm \
+SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/outputs interpose/module interpose/memory interpose/latch \
+               interpose/deferred interpose/reservoir interpose/pool interpose/synchronize interpose/vmm interpose/array interpose/launch interpose/pace interpose/neighbours interpose/prefetch interpose/submit interpose/gate-asm \
                limit/bucket limit/control limit/cost limit/priority limit/turns \
                interpose/driver_nvml interpose/own_use interpose/image
 SHIM_NVML   := interpose/nvml interpose/nvml_table
@@ -51,13 +51,20 @@ LIBS += $(OUT)/lib/shim/libcuda.so.1 $(OUT)/lib/shim/libnvidia-ml.so.1 $(OUT)/li
 $(call shim_objects,$(SHIM_CUDA)): OBJ_CFLAGS := -ftls-model=initial-exec -fno-plt
 
 # C tests: each is a program with the parts it tests linked in, so that sanitizers see all of them.
-SHIM_TESTS := test_map test_limits_page test_region test_limit test_turns test_node_page test_naming test_image
+SHIM_TESTS := test_map test_limits_page test_region test_limit test_turns test_node_page test_naming test_image test_log
 TESTS += $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS))
 
 $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS)): $(OUT)/tests/%: $(OUT)/obj/tests/%.o $(call shim_objects,tests/support log region/limits region/region region/node_page account/map \
   limit/bucket limit/control limit/cost limit/priority limit/turns interpose/neighbours interpose/naming interpose/image)
 	@mkdir -p $(@D)
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
+
+# Compiles the ledger and the region into itself, with a hook behind each atomic step.
+$(OUT)/tests/test_ledger_steps: $(call shim_objects,tests/test_ledger_steps tests/support log)
+	@mkdir -p $(@D)
+	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
+
+TESTS += $(OUT)/tests/test_ledger_steps
 
 # Stands in for what gates lead to.
 $(OUT)/tests/test_gate: $(call shim_objects,tests/test_gate tests/support interpose/gate-asm)

@@ -4,6 +4,9 @@
  * alone; the free bytes are exactly the limit less the model (pools apart, which take memory in pieces: then at least the model is taken); and
  * what the driver itself lost never passes the limit by more than its pages. When all is freed everything is back.
  *
+ * Linear, pitched and managed memory, arrays and mipmaps, the default pool and one of the program's own, cuMemCreate. Not here: contexts and modules,
+ * which the shim charges by what it measures, so a model would have to guess (tests/integration/test_shim_modules.py, test_shim_memory.py).
+ *
  * Argument: the build directory, or ALIQUOT_BUILD. */
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -22,7 +25,9 @@
 #define CALLS(X)                                                                                                        \
 	X(cuInit) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemAllocManaged) \
 	X(cuMemGetInfo_v2) X(cuMemAllocAsync) X(cuMemFreeAsync) X(cuStreamSynchronize) X(cuMemCreate) X(cuMemRelease)  \
-	X(cuMemMap) X(cuMemUnmap) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuDeviceGetDefaultMemPool) X(cuMemPoolTrimTo)
+	X(cuMemMap) X(cuMemUnmap) X(cuMemAddressReserve) X(cuMemAddressFree) X(cuDeviceGetDefaultMemPool) X(cuMemPoolTrimTo)       \
+	X(cuMemAllocPitch_v2) X(cuArray3DCreate_v2) X(cuArrayDestroy) X(cuMipmappedArrayCreate) X(cuMipmappedArrayDestroy)       \
+	X(cuMemPoolCreate) X(cuMemAllocFromPoolAsync)
 
 static struct {
 #define DECLARE(name) __typeof__(&name) name;
@@ -30,19 +35,21 @@ static struct {
 #undef DECLARE
 } cu;
 
-enum kind { NONE, LINEAR, MANAGED, POOLED, PHYSICAL, MAPPED };
+enum kind { NONE, LINEAR, MANAGED, ARRAY, MIPMAP, POOLED, PHYSICAL, MAPPED };
 
 static struct held {
 	enum kind kind;
 	uint64_t bytes;
 	CUdeviceptr address;
 	CUmemGenericAllocationHandle handle;
+	CUarray array;
+	CUmipmappedArray mipmap;
 } held[HELD_MAX];
 
 static uint64_t model_bytes, pooled_bytes;
 static size_t free_at_start, physical_at_start;
 static __typeof__(&cuMemGetInfo_v2) physical_info;
-static CUmemoryPool pool;
+static CUmemoryPool pool, own_pool;
 
 static void find_drivers(void)
 {
@@ -89,6 +96,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	find_drivers();
 	CHECK(cu.cuInit(0) == CUDA_SUCCESS && cu.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
 	CHECK(cu.cuCtxSetCurrent(context) == CUDA_SUCCESS && cu.cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
+	CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	CHECK(cu.cuMemPoolCreate(&own_pool, &props) == CUDA_SUCCESS);
 	free_at_start = free_now();
 	physical_at_start = physical_free_now();
 	return 0;
@@ -127,10 +136,78 @@ static void take_linear(struct held *slot, uint64_t bytes, bool managed)
 	CHECK(address == UNTOUCHED);
 }
 
-static void take_pooled(struct held *slot, uint64_t bytes)
+/* Rows are aligned, of pitched memory and of arrays alike. */
+static void take_pitched(struct held *slot, uint64_t width, uint64_t height)
 {
 	CUdeviceptr address = UNTOUCHED;
-	CUresult result = cu.cuMemAllocAsync(&address, bytes, NULL);
+	size_t pitch = UNTOUCHED;
+	CUresult result = cu.cuMemAllocPitch_v2(&address, &pitch, width, height, 4);
+	uint64_t bytes = rounded(width, UNIT) * height;
+
+	if (bytes == 0) {
+		CHECK(result == CUDA_ERROR_INVALID_VALUE);
+	} else if (granted(result, bytes)) {
+		CHECK(pitch == rounded(width, UNIT));
+		*slot = (struct held){ .kind = LINEAR, .bytes = bytes, .address = address };
+		model_bytes += bytes;
+		return;
+	}
+	CHECK(address == UNTOUCHED && pitch == UNTOUCHED);
+}
+
+static uint64_t at_least_one(uint64_t n)
+{
+	return n ? n : 1;
+}
+
+static CUDA_ARRAY3D_DESCRIPTOR array_shape(uint64_t random)
+{
+	CUDA_ARRAY3D_DESCRIPTOR shape = { .Width = (random & 0x3fff) + 8, .Height = random >> 14 & 0xfff, .Format = CU_AD_FORMAT_FLOAT,
+					  .NumChannels = 1u << random % 3 };
+
+	shape.Depth = shape.Height ? random >> 26 : 0;
+	return shape;
+}
+
+static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level)
+{
+	return rounded(at_least_one(shape->Width >> level) * shape->NumChannels * 4, UNIT) * at_least_one(shape->Height >> level) *
+	       at_least_one(shape->Depth >> level);
+}
+
+static void take_array(struct held *slot, uint64_t random)
+{
+	CUDA_ARRAY3D_DESCRIPTOR shape = array_shape(random);
+	CUarray array = (CUarray)(uintptr_t)UNTOUCHED;
+
+	if (granted(cu.cuArray3DCreate_v2(&array, &shape), level_bytes(&shape, 0))) {
+		*slot = (struct held){ .kind = ARRAY, .bytes = level_bytes(&shape, 0), .array = array };
+		model_bytes += slot->bytes;
+		return;
+	}
+	CHECK(array == (CUarray)(uintptr_t)UNTOUCHED);
+}
+
+static void take_mipmap(struct held *slot, uint64_t random, unsigned levels)
+{
+	CUDA_ARRAY3D_DESCRIPTOR shape = array_shape(random);
+	CUmipmappedArray mipmap = (CUmipmappedArray)(uintptr_t)UNTOUCHED;
+	uint64_t bytes = 0;
+
+	for (unsigned level = 0; level < levels; level++)
+		bytes += level_bytes(&shape, level);
+	if (granted(cu.cuMipmappedArrayCreate(&mipmap, &shape, levels), bytes)) {
+		*slot = (struct held){ .kind = MIPMAP, .bytes = bytes, .mipmap = mipmap };
+		model_bytes += bytes;
+		return;
+	}
+	CHECK(mipmap == (CUmipmappedArray)(uintptr_t)UNTOUCHED);
+}
+
+static void take_pooled(struct held *slot, uint64_t bytes, bool own)
+{
+	CUdeviceptr address = UNTOUCHED;
+	CUresult result = own ? cu.cuMemAllocFromPoolAsync(&address, bytes, own_pool, NULL) : cu.cuMemAllocAsync(&address, bytes, NULL);
 
 	if (bytes == 0)
 		return;
@@ -183,6 +260,14 @@ static void give_back(struct held *slot, bool in_stream_order)
 		CHECK(cu.cuMemFree_v2(slot->address) == CUDA_SUCCESS);
 		CHECK(cu.cuMemFree_v2(slot->address) != CUDA_SUCCESS); /* twice is refused and credits nothing */
 		break;
+	case ARRAY:
+		model_bytes -= slot->bytes;
+		CHECK(cu.cuArrayDestroy(slot->array) == CUDA_SUCCESS);
+		break;
+	case MIPMAP:
+		model_bytes -= slot->bytes;
+		CHECK(cu.cuMipmappedArrayDestroy(slot->mipmap) == CUDA_SUCCESS);
+		break;
 	case MAPPED:
 		CHECK(cu.cuMemUnmap(slot->address, slot->bytes) == CUDA_SUCCESS);
 		CHECK(cu.cuMemAddressFree(slot->address, slot->bytes) == CUDA_SUCCESS);
@@ -195,13 +280,18 @@ static void give_back(struct held *slot, bool in_stream_order)
 	slot->kind = NONE;
 }
 
-/* Linear memory is counted in units, and comes to the driver in pages: the agent finds that difference and takes it off the limit. */
+static void trim(void)
+{
+	CHECK(cu.cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS && cu.cuMemPoolTrimTo(own_pool, 0) == CUDA_SUCCESS);
+}
+
+/* Linear memory and arrays are counted in units, and come to the driver in pages: the agent finds that difference and takes it off the limit. */
 static uint64_t page_rest(void)
 {
 	uint64_t rest = 0;
 
 	for (unsigned i = 0; i < HELD_MAX; i++)
-		rest += held[i].kind == LINEAR || held[i].kind == MANAGED ? PAGE : 0;
+		rest += held[i].kind >= LINEAR && held[i].kind <= MIPMAP ? PAGE : 0;
 	return rest;
 }
 
@@ -212,7 +302,7 @@ static void check_view(void)
 	CHECK(taken >= model_bytes);
 	CHECK(physical_at_start - physical_free_now() <= free_at_start + page_rest());
 	if (taken != model_bytes && !pooled_bytes) { /* what a pool keeps for later is the pool's to give back */
-		CHECK(cu.cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
+		trim();
 		CHECK(free_at_start - free_now() == model_bytes);
 	}
 }
@@ -221,13 +311,13 @@ static void step(struct fuzz_reader *input)
 {
 	unsigned what = (unsigned)fuzz_take(input, 1);
 	struct held *slot = &held[fuzz_take(input, 1) % HELD_MAX];
-	uint64_t bytes = fuzz_take(input, 4) >> (what >> 3 & 15); /* of every magnitude, to 4 GiB */
+	uint64_t bytes = fuzz_take(input, 4) >> (what >> 4); /* of every magnitude, to 4 GiB */
 
 	if (slot->kind != NONE) {
 		give_back(slot, what & 1);
 		return;
 	}
-	switch (what % 8) {
+	switch (what % 16) {
 	case 0:
 	case 1:
 	case 2:
@@ -237,10 +327,23 @@ static void step(struct fuzz_reader *input)
 		take_linear(slot, bytes, true);
 		break;
 	case 4:
-		take_pooled(slot, bytes);
+	case 5:
+		take_pitched(slot, bytes & 0xffff, bytes >> 16);
+		break;
+	case 6:
+	case 7:
+		take_array(slot, bytes);
+		break;
+	case 8:
+	case 9:
+		take_mipmap(slot, bytes, 1 + what % 2 * 3);
+		break;
+	case 10:
+	case 11:
+		take_pooled(slot, bytes, what % 2);
 		break;
 	default:
-		take_physical(slot, bytes >> 21, what % 8 > 5, what % 8 == 7);
+		take_physical(slot, bytes >> 21, what % 16 > 13, what % 16 == 15);
 	}
 }
 
@@ -254,7 +357,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 	}
 	for (unsigned i = 0; i < HELD_MAX; i++)
 		give_back(&held[i], i & 1);
-	CHECK(cu.cuStreamSynchronize(NULL) == CUDA_SUCCESS && cu.cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS);
+	CHECK(cu.cuStreamSynchronize(NULL) == CUDA_SUCCESS);
+	trim();
 	CHECK(model_bytes == 0 && pooled_bytes == 0);
 	CHECK(free_now() == free_at_start && physical_free_now() == physical_at_start);
 	return 0;

@@ -11,6 +11,7 @@
 #include "interpose/allocations.h"
 #include "interpose/deferred.h"
 #include "interpose/driver.h"
+#include "interpose/latch.h"
 #include "interpose/measure.h"
 #include "interpose/module.h"
 #include "interpose/pace.h"
@@ -22,7 +23,7 @@
 
 static struct {
 	pthread_mutex_t gate;
-	bool charged;            /* the primary context is alive and paid for */
+	_Atomic bool charged;    /* the primary context is alive and paid for */
 	uint64_t context_bytes;
 	uint64_t limit_bytes;    /* the part of it that its limits cost */
 } primaries[AQ_MAX_ORDINALS] = { [0 ... AQ_MAX_ORDINALS - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
@@ -62,8 +63,11 @@ static __thread struct {
 
 /* ---- places ---------------------------------------------------------------------------------------------------- */
 
+static bool is_paid_for(CUdevice ordinal);
+
 static __attribute__((noinline)) bool look_up(CUcontext context, bool is_current, uint64_t now, struct aq_place *place)
 {
+	bool is_settled = true;
 	struct aq_entry made;
 	CUdevice ordinal;
 
@@ -82,8 +86,9 @@ static __attribute__((noinline)) bool look_up(CUcontext context, bool is_current
 		if (result != CUDA_SUCCESS)
 			return false;
 		*place = (struct aq_place){ .device = aq_device_of(ordinal), .ordinal = ordinal };
+		is_settled = is_paid_for(ordinal);
 	}
-	if (is_current) {
+	if (is_current && is_settled) {
 		seen.context = context;
 		seen.epoch = now;
 		seen.place = *place;
@@ -224,6 +229,11 @@ static void may_have_ended(const struct aq_ending *ending, bool has_ended)
 	aq_deferred_context_ended(ending, has_ended);
 }
 
+static void warn_of_unknown_cost(int device)
+{
+	aq_log_warn("cannot tell what a context on %s costs: NVML does not say, and the agent gave no figure", aq_device_uuid(device));
+}
+
 /* Make a context and charge it. `make` calls the driver; `unmake` takes the context back when its measured cost does not fit. */
 static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(void *), void (*unmake)(void *), void *call)
 {
@@ -249,7 +259,7 @@ static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(
 	if (!is_own && *cost > UNSURE_BYTES)
 		*cost = UNSURE_BYTES;
 	if (!*cost)
-		aq_log_warn("cannot tell what a context on %s costs: NVML does not say, and the agent gave no figure", aq_device_uuid(device));
+		warn_of_unknown_cost(device);
 	if (!aq_charge(device, AQ_CONTEXT, *cost)) {
 		unmake(call);
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -261,6 +271,64 @@ static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(
 
 /* ---- primary contexts ------------------------------------------------------------------------------------------ */
 
+/* What a context costs that is there already: where neither the agent nor another process told, what the driver counts for this one beyond
+ * its charges. Its modules may be in that, so no later process learns it. */
+static uint64_t cost_of_made(int device)
+{
+	uint64_t known = aq_account_context_bytes(device), before = aq_account_own_bytes(device);
+
+	if (known)
+		return known;
+	uint64_t own = aq_measure(aq_account_region(), aq_device_uuid(device), device).own_bytes;
+	uint64_t after = aq_account_own_bytes(device);
+	/* What another thread takes or gives back meanwhile must not look like the context's: the larger charge counts. */
+	uint64_t charged = before > after ? before : after;
+	if (own <= charged) {
+		warn_of_unknown_cost(device);
+		return 0;
+	}
+	return own - charged < UNSURE_BYTES ? own - charged : UNSURE_BYTES;
+}
+
+/* Make the books say what the driver says. Old runtimes make and end primary contexts past us, through a private table of the driver's, and
+ * one may be older than the limits of the process. What is there already is charged, past the limit if it must be; what is gone is
+ * credited, with all that lived in it. True when there is one and it is paid for. With the gate held. */
+static bool settle_primary(CUdevice ordinal)
+{
+	struct aq_place place = { .device = aq_device_of(ordinal), .ordinal = ordinal };
+	bool charged = primaries[ordinal].charged;
+	int active = charged;
+	unsigned int flags;
+
+	if (aq_cuda.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) != CUDA_SUCCESS || !active == !charged || place.device < 0)
+		return charged;
+	if (active) {
+		primaries[ordinal].context_bytes = cost_of_made(place.device);
+		aq_charge_taken(place.device, AQ_CONTEXT, primaries[ordinal].context_bytes);
+		primaries[ordinal].limit_bytes = 0;
+		primaries[ordinal].charged = true;
+		begun(place.device);
+	} else {
+		may_have_ended(&(struct aq_ending){ .device = place.device }, true); /* its events first: they went with it */
+		ended(&place, primaries[ordinal].context_bytes);
+		primaries[ordinal].charged = false; /* until here nobody who meets it waits for the gate, for he may hold what is settled there */
+	}
+	return active;
+}
+
+/* Charge the primary context when it is first met and was made past us. False when this thread is in the middle of making or ending one, or
+ * inside a latch, where it must wait for nobody: then it is met again. */
+static bool is_paid_for(CUdevice ordinal)
+{
+	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || primaries[ordinal].charged)
+		return true;
+	if (aq_latch_is_inside() || !enter(ordinal))
+		return false;
+	settle_primary(ordinal);
+	leave(ordinal);
+	return true;
+}
+
 /* A call that makes the primary context, unless it is there already. */
 static CUresult make_primary(CUdevice ordinal, CUresult (*make)(void *), void (*unmake)(void *), void *call)
 {
@@ -268,7 +336,7 @@ static CUresult make_primary(CUdevice ordinal, CUresult (*make)(void *), void (*
 
 	if (!enter(ordinal))
 		return make(call);
-	if (primaries[ordinal].charged) {
+	if (settle_primary(ordinal)) {
 		result = make(call);
 	} else {
 		result = make_charged(ordinal, &primaries[ordinal].context_bytes, make, unmake, call);
@@ -316,23 +384,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 	return result;
 }
 
-/* After a call that may have ended the primary context, whatever its result: it may also be the error of an earlier launch, which keeps no
- * context alive. If it did end, drop what lived in it. */
-static CUresult primary_ended(CUresult result, CUdevice ordinal)
-{
-	unsigned int flags;
-	int active = 1;
-
-	if (primaries[ordinal].charged &&
-	    aq_cuda.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) == CUDA_SUCCESS && !active) {
-		struct aq_place place = { .device = aq_device_of(ordinal), .ordinal = ordinal };
-
-		primaries[ordinal].charged = false;
-		ended(&place, primaries[ordinal].context_bytes);
-	}
-	return result;
-}
-
+/* One that was made past us is charged before it may end, so that all that lived in it is credited. The result does not say whether it has
+ * ended: it may also be the error of an earlier launch, which keeps no context alive. */
 #define PRIMARY_HOOK(name)                                                       \
 	CUresult name(CUdevice ordinal)                                          \
 	{                                                                        \
@@ -340,9 +393,10 @@ static CUresult primary_ended(CUresult result, CUdevice ordinal)
 		if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || !enter(ordinal)) \
 			return aq_cuda.name(ordinal);                            \
 		struct aq_ending ending = { .device = aq_device_of(ordinal) };   \
+		settle_primary(ordinal);                                         \
 		may_end(&ending);                                                \
-		CUresult result = primary_ended(aq_cuda.name(ordinal), ordinal); \
-		may_have_ended(&ending, !primaries[ordinal].charged);            \
+		CUresult result = aq_cuda.name(ordinal);                         \
+		may_have_ended(&ending, !settle_primary(ordinal));               \
 		leave(ordinal);                                                  \
 		return result;                                                   \
 	}
@@ -471,6 +525,13 @@ static bool is_alive(CUcontext context)
 	return aq_cuda.cuCtxGetApiVersion(context, &version) == CUDA_SUCCESS;
 }
 
+/* Who looked meanwhile took it for the primary one, and has to look again. */
+static void lives_on(const struct aq_entry *made)
+{
+	aq_map_put(&contexts, made);
+	atomic_fetch_add(&epoch, 1);
+}
+
 /* The context leaves the map before the driver may give its address to another one, and comes back when it lives on. An error does not say
  * that it does: it may be that of an earlier launch. */
 #define DESTROY_HOOK(name, success_ends_it)                                                                      \
@@ -487,7 +548,7 @@ static bool is_alive(CUcontext context)
 		if (has_ended)                                                                                   \
 			ended(&(struct aq_place){ .device = (int)made.device, .owner = made.key }, made.bytes);  \
 		else                                                                                             \
-			aq_map_put(&contexts, &made);                                                            \
+			lives_on(&made);                                                                         \
 		may_have_ended(&ending, has_ended);                                                              \
 		return result;                                                                                   \
 	}
@@ -558,9 +619,8 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 	for (CUdevice ordinal = 0; ordinal < AQ_MAX_ORDINALS; ordinal++) {
 		if (!enter(ordinal))
 			continue;
-		primary_ended(result, ordinal);
 		if (marked[ordinal])
-			may_have_ended(&primary[ordinal], !primaries[ordinal].charged);
+			may_have_ended(&primary[ordinal], !settle_primary(ordinal));
 		leave(ordinal);
 	}
 	may_have_ended(&itself, result == CUDA_SUCCESS || !is_alive(itself.green));

@@ -1,11 +1,11 @@
 #include "interpose/deferred.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "account/account.h"
 #include "interpose/driver.h"
+#include "interpose/latch.h"
 #include "interpose/relax.h"
 
 struct deferred {
@@ -17,7 +17,9 @@ struct deferred {
 	struct deferred *next;
 };
 
-static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+/* A latch: events are asked and destroyed with it, for their context must not end meanwhile. From inside a latch nothing is looked at or
+ * marked: what a context takes with it that ends there is found gone when it is looked at next. */
+static struct aq_latch gate = AQ_LATCH_INITIALIZER;
 static struct deferred *pending;
 static _Atomic unsigned pending_count; /* lets who has nothing to settle pass without the gate */
 
@@ -45,18 +47,18 @@ static bool mark_stream(struct deferred *item, CUstream stream, bool per_thread)
 
 bool aq_deferred_add(const struct aq_entry *held, CUstream stream, bool per_thread)
 {
-	struct deferred *item = calloc(1, sizeof(*item));
+	struct deferred *item = aq_latch_is_inside() ? NULL : calloc(1, sizeof(*item));
 
 	if (!item || !mark_stream(item, stream, per_thread)) {
 		free(item);
 		return false;
 	}
 	item->held = *held;
-	pthread_mutex_lock(&gate);
+	aq_latch_enter(&gate);
 	item->next = pending;
 	pending = item;
 	atomic_fetch_add_explicit(&pending_count, 1, memory_order_relaxed);
-	pthread_mutex_unlock(&gate);
+	aq_latch_leave(&gate);
 	return true;
 }
 
@@ -65,10 +67,10 @@ static void settle_if(bool (*due)(struct deferred *, const void *), const void *
 {
 	struct deferred *done = NULL;
 
-	if (!atomic_load_explicit(&pending_count, memory_order_relaxed))
+	if (!atomic_load_explicit(&pending_count, memory_order_relaxed) || aq_latch_is_inside())
 		return;
 	CUstreamCaptureMode mode = aq_relax();
-	pthread_mutex_lock(&gate);
+	aq_latch_enter(&gate);
 	for (struct deferred **link = &pending; *link;) {
 		struct deferred *item = *link;
 
@@ -83,7 +85,7 @@ static void settle_if(bool (*due)(struct deferred *, const void *), const void *
 		item->next = done;
 		done = item;
 	}
-	pthread_mutex_unlock(&gate);
+	aq_latch_leave(&gate);
 	aq_restrict(mode);
 	while (done) {
 		struct deferred *item = done;
@@ -148,9 +150,9 @@ static bool ended_with(struct deferred *item, const void *context)
 
 static void change_endings(const struct aq_ending *ending, bool begins)
 {
-	if (!atomic_load_explicit(&pending_count, memory_order_relaxed))
+	if (!atomic_load_explicit(&pending_count, memory_order_relaxed) || aq_latch_is_inside())
 		return;
-	pthread_mutex_lock(&gate);
+	aq_latch_enter(&gate);
 	for (struct deferred *item = pending; item; item = item->next) {
 		if (!is_in(item, ending))
 			continue;
@@ -159,7 +161,7 @@ static void change_endings(const struct aq_ending *ending, bool begins)
 		else if (item->endings) /* one that was added since has no mark */
 			item->endings--;
 	}
-	pthread_mutex_unlock(&gate);
+	aq_latch_leave(&gate);
 }
 
 void aq_deferred_context_ending(const struct aq_ending *ending)
@@ -177,7 +179,7 @@ void aq_deferred_context_ended(const struct aq_ending *ending, bool has_ended)
 
 void aq_deferred_forget(void)
 {
-	pthread_mutex_init(&gate, NULL);
+	aq_latch_init(&gate);
 	pending = NULL;
 	atomic_store(&pending_count, 0);
 }

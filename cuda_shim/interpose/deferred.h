@@ -9,7 +9,7 @@
 #include "cuda_abi.h"
 #include "interpose/context.h"
 
-/* Credit `held` once everything now in `stream` is done. False when that cannot be told: nothing is kept. */
+/* Credit `held` once everything now in `stream` is done. False when that cannot be told, or from inside a latch: nothing is kept. */
 bool aq_deferred_add(const struct aq_entry *held, CUstream stream, bool per_thread);
 /* Credit what is due. */
 void aq_deferred_settle(void);

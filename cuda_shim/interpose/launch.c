@@ -10,6 +10,7 @@
 
 #include "interpose/allocations.h"
 #include "interpose/driver.h"
+#include "interpose/outputs.h"
 #include "interpose/pace.h"
 #include "interpose/reservoir.h"
 #include "shim.h"
@@ -147,6 +148,7 @@ static bool end_all(struct brackets *brackets, unsigned count, uint64_t graph, c
 	for (unsigned i = count; i-- > 0;) {
 		aq_growth_close_gate(&brackets->growth[i]);
 		brackets->growth[i].graph = graph;
+		brackets->growth[i].failed = !graph;
 		if (aq_growth_end(&brackets->growth[i]))
 			continue;
 		fits = false;
@@ -277,54 +279,86 @@ GRAPH_UPLOAD_HOOK(_ptsz, true)
 
 /* ---- instantiating --------------------------------------------------------------------------------------------- */
 
-/* A new executable graph: learn its needs, and settle what the driver took for it already. */
-static CUresult instantiated(CUresult result, CUgraphExec *exec, CUgraph graph)
+/* A new executable graph: learn its needs, and settle what the driver took for it already. On refusal the graph is as if never instantiated. */
+static CUresult settle_new(CUgraphExec made, CUgraph graph)
 {
 	struct needs needs = { 0 };
 	struct brackets brackets;
-
-	if (result != CUDA_SUCCESS)
-		return result;
 	bool complete = add_graph(&needs, graph, 0);
+
 	if (complete && !needs.count)
 		return CUDA_SUCCESS;
-	if (complete && begin_all(&brackets, &needs, false) && end_all(&brackets, needs.count, 0, NULL) && remember(*exec, &needs))
+	if (complete && begin_all(&brackets, &needs, false) && end_all(&brackets, needs.count, 0, NULL) && remember(made, &needs))
 		return CUDA_SUCCESS;
-	aq_cuda.cuGraphExecDestroy(*exec); /* a graph whose memory cannot be counted must not exist */
-	*exec = NULL;
+	aq_cuda.cuGraphExecDestroy(made); /* a graph whose memory cannot be counted must not exist */
 	for (unsigned i = 0; i < needs.count; i++)
 		aq_reservoirs_trim(aq_device_of(needs.device[i].ordinal));
 	return refuse(&needs);
 }
 
-CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t log_bytes)
+struct instantiation {
+	CUresult (*with_log)(CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t);
+	CUresult (*with_params)(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *);
+	CUgraphNode *error_node;
+	char *log;
+	size_t log_bytes;
+	unsigned long long flags;
+	CUDA_GRAPH_INSTANTIATE_PARAMS *params;
+};
+
+static CUresult make(const struct instantiation *call, CUgraphExec *exec, CUgraph graph)
 {
-	AQ_LIMITED_OR_RETURN(cuGraphInstantiate(exec, graph, error_node, log, log_bytes));
-	return instantiated(aq_cuda.cuGraphInstantiate(exec, graph, error_node, log, log_bytes), exec, graph);
+	if (call->with_log)
+		return call->with_log(exec, graph, call->error_node, call->log, call->log_bytes);
+	if (call->with_params)
+		return call->with_params(exec, graph, call->params);
+	return aq_cuda.cuGraphInstantiateWithFlags(exec, graph, call->flags);
 }
 
-CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t log_bytes)
+/* A driver may write a node and text although it succeeds. */
+static CUresult instantiate(CUgraphExec *exec, CUgraph graph, const struct instantiation *call)
 {
-	AQ_LIMITED_OR_RETURN(cuGraphInstantiate_v2(exec, graph, error_node, log, log_bytes));
-	return instantiated(aq_cuda.cuGraphInstantiate_v2(exec, graph, error_node, log, log_bytes), exec, graph);
+	struct aq_outputs outputs = { 0 };
+	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+
+	if (!exec)
+		return make(call, exec, graph); /* the driver says what is wrong */
+	if (aq_outputs_keep(&outputs, exec, sizeof(*exec)) && aq_outputs_keep(&outputs, call->error_node, sizeof(*call->error_node)) &&
+	    aq_outputs_keep(&outputs, call->log, call->log_bytes) && aq_outputs_keep(&outputs, call->params, sizeof(*call->params)))
+		result = make(call, exec, graph);
+	if (result == CUDA_SUCCESS) {
+		result = settle_new(*exec, graph);
+		if (result != CUDA_SUCCESS)
+			aq_outputs_put_back(&outputs);
+	}
+	aq_outputs_forget(&outputs);
+	return result;
 }
+
+#define WITH_LOG_HOOK(name)                                                                                            \
+	CUresult name(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log, size_t log_bytes)          \
+	{                                                                                                              \
+		AQ_LIMITED_OR_RETURN(name(exec, graph, error_node, log, log_bytes));                                   \
+		return instantiate(exec, graph, &(struct instantiation){ .with_log = aq_cuda.name, .error_node = error_node, \
+									 .log = log, .log_bytes = log_bytes });        \
+	}
+
+#define WITH_PARAMS_HOOK(name)                                                                                         \
+	CUresult name(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)                         \
+	{                                                                                                              \
+		AQ_LIMITED_OR_RETURN(name(exec, graph, params));                                                       \
+		return instantiate(exec, graph, &(struct instantiation){ .with_params = aq_cuda.name, .params = params }); \
+	}
+
+WITH_LOG_HOOK(cuGraphInstantiate)
+WITH_LOG_HOOK(cuGraphInstantiate_v2)
+WITH_PARAMS_HOOK(cuGraphInstantiateWithParams)
+WITH_PARAMS_HOOK(cuGraphInstantiateWithParams_ptsz)
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
 	AQ_LIMITED_OR_RETURN(cuGraphInstantiateWithFlags(exec, graph, flags));
-	return instantiated(aq_cuda.cuGraphInstantiateWithFlags(exec, graph, flags), exec, graph);
-}
-
-CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
-{
-	AQ_LIMITED_OR_RETURN(cuGraphInstantiateWithParams(exec, graph, params));
-	return instantiated(aq_cuda.cuGraphInstantiateWithParams(exec, graph, params), exec, graph);
-}
-
-CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
-{
-	AQ_LIMITED_OR_RETURN(cuGraphInstantiateWithParams_ptsz(exec, graph, params));
-	return instantiated(aq_cuda.cuGraphInstantiateWithParams_ptsz(exec, graph, params), exec, graph);
+	return instantiate(exec, graph, &(struct instantiation){ .flags = flags });
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec exec)

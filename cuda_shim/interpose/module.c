@@ -20,6 +20,7 @@
 #include "interpose/driver.h"
 #include "interpose/image.h"
 #include "interpose/measure.h"
+#include "interpose/outputs.h"
 #include "interpose/relax.h"
 #include "shim.h"
 
@@ -215,6 +216,45 @@ static bool is_full(int device)
 	return aq_account_full(device);
 }
 
+/* The values of a compiler's options that it writes, and the logs they point to. False when there is no memory to keep them. */
+static bool keep_jit_outputs(struct aq_outputs *outputs, const struct load_call *call)
+{
+	void *logs[2] = { NULL };
+	size_t bytes[2] = { 0 };
+
+	if (!call->jit_options || !call->jit_values)
+		return true;
+	for (unsigned int i = 0; i < call->jit_count; i++) {
+		switch ((int)call->jit_options[i]) {
+		case CU_JIT_INFO_LOG_BUFFER: logs[0] = call->jit_values[i]; break;
+		case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: bytes[0] = (uint32_t)(uintptr_t)call->jit_values[i]; break;
+		case CU_JIT_ERROR_LOG_BUFFER: logs[1] = call->jit_values[i]; break;
+		case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: bytes[1] = (uint32_t)(uintptr_t)call->jit_values[i]; break;
+		default: break;
+		}
+	}
+	return aq_outputs_keep(outputs, call->jit_values, call->jit_count * sizeof(*call->jit_values)) &&
+	       aq_outputs_keep(outputs, logs[0], bytes[0]) && aq_outputs_keep(outputs, logs[1], bytes[1]);
+}
+
+/* Load, when there may be room: what the module takes shows only then. */
+static CUresult load_and_measure(struct load_call *call, const struct aq_place *place, const struct moment *before)
+{
+	struct aq_outputs outputs = { 0 };
+	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+
+	learn_baseline(place->device);
+	if (keep_jit_outputs(&outputs, call))
+		result = load(call);
+	if (result == CUDA_SUCCESS && !charge_growth(call, place, before)) {
+		unload(call);
+		aq_outputs_put_back(&outputs);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	aq_outputs_forget(&outputs);
+	return result;
+}
+
 static CUresult load_charged(void **handle, struct load_call *call)
 {
 	struct aq_place place;
@@ -232,16 +272,10 @@ static CUresult load_charged(void **handle, struct load_call *call)
 		aq_refused(place.device, 0);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	learn_baseline(place.device);
-	CUresult result = load(call);
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (!charge_growth(call, &place, &before)) {
-		unload(call);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	*handle = call->made;
-	return CUDA_SUCCESS;
+	CUresult result = load_and_measure(call, &place, &before);
+	if (result == CUDA_SUCCESS)
+		*handle = call->made;
+	return result;
 }
 
 CUresult cuModuleLoad(CUmodule *module, const char *path)

@@ -16,6 +16,7 @@
 #include "limit/memory.h"
 #include "region/container.h"
 
+#define MIB ((uint64_t)1 << 20)
 #define UTILIZATION_WINDOW_US 1000000ull /* "now", as the driver's own figure means it: up to a second */
 
 enum nvml_mode { NVML_UNDECIDED, NVML_LIMITED, NVML_PASSING, NVML_REFUSING };
@@ -338,6 +339,34 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
 
 /* ---- utilisation ----------------------------------------------------------------------------------------------- */
 
+/* Has the container all of the device that may be granted: its memory, less the driver's reserve in whole MiB, and no ceiling on its compute?
+ * Then nobody else is on it, and what the driver tells of all of it is the container's. */
+static bool is_whole(nvmlDevice_t device)
+{
+	nvmlMemory_v2_t memory = { .version = NVML_VERSION_WORD(nvmlMemory_v2_t, 2) };
+	int granted = device_of(device);
+
+	if (granted < 0)
+		return false;
+	const struct aq_device_limit *limit = &container.limits.device[granted];
+	uint64_t bytes = atomic_load_explicit(&limit->memory_bytes, memory_order_relaxed);
+	uint32_t percent = atomic_load_explicit(&limit->sm_percent, memory_order_relaxed);
+	if (percent && percent < 100)
+		return false;
+	if (bytes == AQ_MEMORY_UNLIMITED)
+		return true;
+	bytes += atomic_load_explicit(&limit->overhead_bytes, memory_order_relaxed);
+	if (aq_nvml.nvmlDeviceGetMemoryInfo_v2(device, &memory) != NVML_SUCCESS) {
+		nvmlMemory_t older;
+
+		if (aq_nvml.nvmlDeviceGetMemoryInfo(device, &older) != NVML_SUCCESS)
+			return false;
+		memory.total = older.total;
+		memory.reserved = 0;
+	}
+	return bytes >= (memory.total - memory.reserved) / MIB * MIB;
+}
+
 /* What the driver lists of a device, and by which pids it does. */
 static struct aq_naming naming_of(nvmlDevice_t device, uint32_t granted, struct aq_listed *listed)
 {
@@ -482,23 +511,30 @@ static unsigned long long wall_clock_us(void)
 	return (unsigned long long)now.tv_sec * 1000000ull + (unsigned long long)now.tv_nsec / 1000;
 }
 
+/* The sum of the container's processes; without the driver's samples of processes, nothing: the whole card's figure tells of neighbours. */
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
 	nvmlProcessUtilizationSample_t *own;
+	nvmlUtilization_t sum = { 0 };
 	unsigned int found;
 
 	LIMITED_OR_RETURN(nvmlDeviceGetUtilizationRates(device, utilization));
-	nvmlReturn_t result = aq_nvml.nvmlDeviceGetUtilizationRates(device, utilization);
-	if (result != NVML_SUCCESS || own_samples(device, wall_clock_us() - UTILIZATION_WINDOW_US, &own, &found) != NVML_SUCCESS)
+	nvmlReturn_t result = utilization ? aq_nvml.nvmlDeviceGetUtilizationRates(device, &sum) : NVML_ERROR_INVALID_ARGUMENT;
+	if (result != NVML_SUCCESS)
 		return result;
-	*utilization = (nvmlUtilization_t){ 0 };
-	for (unsigned int i = 0; i < found; i++) {
-		if (is_newest(own, found, i)) {
-			utilization->gpu = at_most_100(utilization->gpu + own[i].smUtil);
-			utilization->memory = at_most_100(utilization->memory + own[i].memUtil);
+	if (own_samples(device, wall_clock_us() - UTILIZATION_WINDOW_US, &own, &found) == NVML_SUCCESS) {
+		sum = (nvmlUtilization_t){ 0 };
+		for (unsigned int i = 0; i < found; i++) {
+			if (is_newest(own, found, i)) {
+				sum.gpu = at_most_100(sum.gpu + own[i].smUtil);
+				sum.memory = at_most_100(sum.memory + own[i].memUtil);
+			}
 		}
+		free(own);
+	} else if (!is_whole(device)) {
+		return NVML_ERROR_NOT_SUPPORTED;
 	}
-	free(own);
+	*utilization = sum;
 	return NVML_SUCCESS;
 }
 
@@ -506,7 +542,49 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, 
 				  unsigned int *count, nvmlSample_t *samples)
 {
 	LIMITED_OR_RETURN(nvmlDeviceGetSamples(device, type, since_us, value_type, count, samples));
-	if (type == NVML_GPU_UTILIZATION_SAMPLES || type == NVML_MEMORY_UTILIZATION_SAMPLES)
+	if ((type == NVML_GPU_UTILIZATION_SAMPLES || type == NVML_MEMORY_UTILIZATION_SAMPLES) && !is_whole(device))
 		return NVML_ERROR_NOT_SUPPORTED; /* the whole card's; the container's own are in the process samples */
 	return aq_nvml.nvmlDeviceGetSamples(device, type, since_us, value_type, count, samples);
+}
+
+/* ---- performance monitoring: of a device or GPU instance, never of its processes --------------------------------- */
+
+/* Has the container all of a GPU instance, by its id on the GPU; of any of them when `gpu_instance` is NVML_NO_INSTANCE? */
+static bool has_whole_instance(nvmlDevice_t gpu, unsigned int gpu_instance)
+{
+	unsigned int count = 0, id = NVML_NO_INSTANCE;
+	nvmlDevice_t instance;
+
+	if (aq_nvml.nvmlDeviceGetMaxMigDeviceCount(gpu, &count) != NVML_SUCCESS)
+		return false;
+	for (unsigned int i = 0; i < count; i++)
+		if (aq_nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, i, &instance) == NVML_SUCCESS &&
+		    aq_nvml.nvmlDeviceGetGpuInstanceId(instance, &id) == NVML_SUCCESS &&
+		    (gpu_instance == NVML_NO_INSTANCE || id == gpu_instance) && is_whole(instance))
+			return true;
+	return false;
+}
+
+/* Tools ask this first, and show nothing of a device that has no support. */
+nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
+{
+	LIMITED_OR_RETURN(nvmlGpmQueryDeviceSupport(device, support));
+	nvmlReturn_t result = aq_nvml.nvmlGpmQueryDeviceSupport(device, support);
+
+	if (result == NVML_SUCCESS && support->isSupportedDevice && !is_whole(device) && !has_whole_instance(device, NVML_NO_INSTANCE))
+		support->isSupportedDevice = 0;
+	return result;
+}
+
+nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
+{
+	LIMITED_OR_RETURN(nvmlGpmSampleGet(device, sample));
+	return is_whole(device) ? aq_nvml.nvmlGpmSampleGet(device, sample) : NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpu_instance_id, nvmlGpmSample_t sample)
+{
+	LIMITED_OR_RETURN(nvmlGpmMigSampleGet(device, gpu_instance_id, sample));
+	return has_whole_instance(device, gpu_instance_id) ? aq_nvml.nvmlGpmMigSampleGet(device, gpu_instance_id, sample)
+							    : NVML_ERROR_NOT_SUPPORTED;
 }

@@ -1,7 +1,6 @@
 #include "interpose/pace.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -12,6 +11,7 @@
 #include "interpose/context.h"
 #include "interpose/driver.h"
 #include "interpose/gate.h"
+#include "interpose/latch.h"
 #include "interpose/neighbours.h"
 #include "interpose/own_use.h"
 #include "interpose/prefetch.h"
@@ -53,7 +53,7 @@ struct aq_sample {
 
 /* This process on one device. */
 static struct pacer {
-	pthread_mutex_t gate;        /* of samples and finished_ns */
+	struct aq_latch gate;        /* of samples and finished_ns: their events are asked, made and destroyed with it */
 	struct aq_bucket *bucket;
 	struct aq_slot_device *mine;
 	struct aq_cost_table *_Atomic costs;
@@ -66,7 +66,7 @@ static struct pacer {
 	_Atomic uint64_t turn;                 /* the container's turn now, as last asked; 0 = there are none */
 	_Atomic uint64_t fetched_turn;         /* the one at whose start this process's memory was sent for */
 	struct aq_priority_own wanted;
-} pacers[AQ_MAX_DEVICES] = { [0 ... AQ_MAX_DEVICES - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
+} pacers[AQ_MAX_DEVICES] = { [0 ... AQ_MAX_DEVICES - 1] = { .gate = AQ_LATCH_INITIALIZER } };
 
 /* One thread, on all devices. */
 static struct payer {
@@ -220,14 +220,14 @@ static void harvest_one(struct pacer *pacer, struct aq_sample *sample)
 
 static void harvest(struct pacer *pacer)
 {
-	if (atomic_load_explicit(&captures, memory_order_relaxed))
+	if (atomic_load_explicit(&captures, memory_order_relaxed) || aq_latch_is_inside())
 		return;
 	CUstreamCaptureMode mode = aq_relax(); /* one may begin at any moment */
-	pthread_mutex_lock(&pacer->gate);
+	aq_latch_enter(&pacer->gate);
 	for (unsigned i = 0; i < SAMPLES; i++)
 		if (pacer->samples[i].state == SAMPLE_PENDING && !pacer->samples[i].endings)
 			harvest_one(pacer, &pacer->samples[i]);
-	pthread_mutex_unlock(&pacer->gate);
+	aq_latch_leave(&pacer->gate);
 	aq_restrict(mode);
 }
 
@@ -293,7 +293,7 @@ static struct aq_sample *free_sample(struct pacer *pacer, uint64_t owner, CUcont
 /* The launching thread is done with its sample: `state` comes next, SAMPLE_EMPTY for events that could not be recorded. */
 static void end_recording(struct pacer *pacer, struct aq_sample *sample, enum sample_state state)
 {
-	pthread_mutex_lock(&pacer->gate);
+	aq_latch_enter(&pacer->gate);
 	if (sample->state == SAMPLE_ORPHANED)
 		sample->state = SAMPLE_EMPTY;
 	else if (state != SAMPLE_EMPTY)
@@ -302,7 +302,7 @@ static void end_recording(struct pacer *pacer, struct aq_sample *sample, enum sa
 		sample->state = SAMPLE_IDLE;
 	else
 		discard(sample);
-	pthread_mutex_unlock(&pacer->gate);
+	aq_latch_leave(&pacer->gate);
 }
 
 static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pacer, const struct aq_work *work, uint64_t owner,
@@ -310,7 +310,7 @@ static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pa
 {
 	CUcontext context = aq_context_of_stream(work->stream);
 
-	pthread_mutex_lock(&pacer->gate);
+	aq_latch_enter(&pacer->gate);
 	struct aq_sample *sample = context ? free_sample(pacer, owner, context) : NULL;
 
 	if (sample) {
@@ -319,7 +319,7 @@ static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pa
 		sample->paid_ns = atomic_load_explicit(&pacer->submitted_ns, memory_order_relaxed);
 		atomic_store_explicit(&pacer->marked_ns, sample->paid_ns, memory_order_relaxed);
 	}
-	pthread_mutex_unlock(&pacer->gate);
+	aq_latch_leave(&pacer->gate);
 	if (!sample || record(sample->begin, work) == CUDA_SUCCESS)
 		return sample;
 	end_recording(pacer, sample, SAMPLE_EMPTY);
@@ -329,9 +329,9 @@ static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pa
 /* Is the sample's context there, and not about to end? */
 static bool is_safe(struct pacer *pacer, const struct aq_sample *sample)
 {
-	pthread_mutex_lock(&pacer->gate);
+	aq_latch_enter(&pacer->gate);
 	bool safe = sample->state == SAMPLE_RECORDING && !sample->endings;
-	pthread_mutex_unlock(&pacer->gate);
+	aq_latch_leave(&pacer->gate);
 	return safe;
 }
 
@@ -348,11 +348,14 @@ void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUr
 		end_recording(pacer, sample, record(sample->end, work) == CUDA_SUCCESS ? SAMPLE_PENDING : SAMPLE_EMPTY);
 }
 
-/* The samples with events in the context: one more call may end it, or one less, which did or did not. */
+/* The samples with events in the context: one more call may end it, or one less, which did or did not. Not from inside a latch: the
+ * events are found gone when they are used next. */
 static void mark_samples(const struct aq_ending *ending, unsigned change, bool has_ended)
 {
+	if (aq_latch_is_inside())
+		return;
 	for (int device = 0; device < AQ_MAX_DEVICES; device++) {
-		pthread_mutex_lock(&pacers[device].gate);
+		aq_latch_enter(&pacers[device].gate);
 		for (unsigned i = 0; i < SAMPLES; i++) {
 			struct aq_sample *sample = &pacers[device].samples[i];
 
@@ -364,7 +367,7 @@ static void mark_samples(const struct aq_ending *ending, unsigned change, bool h
 			if (has_ended)
 				sample->state = sample->state == SAMPLE_RECORDING ? SAMPLE_ORPHANED : SAMPLE_EMPTY;
 		}
-		pthread_mutex_unlock(&pacers[device].gate);
+		aq_latch_leave(&pacers[device].gate);
 	}
 }
 
@@ -680,9 +683,10 @@ static bool is_captured(const struct aq_work *work)
 	return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+/* From inside a latch nothing is timed: a launch that begins there ends there. */
 static bool wants_sample(struct pacer *pacer, struct aq_cost_entry *cost)
 {
-	if (atomic_load_explicit(&captures, memory_order_relaxed))
+	if (atomic_load_explicit(&captures, memory_order_relaxed) || aq_latch_is_inside())
 		return false;
 	bool wanted = cost && aq_cost_wants_sample(cost);
 	return wanted || atomic_load_explicit(&pacer->submitted_ns, memory_order_relaxed) -
@@ -792,7 +796,7 @@ void aq_pace_forget(void)
 		if (atomic_load_explicit(&payers[i].owner, memory_order_relaxed))
 			memset(&payers[i], 0, sizeof(payers[i]));
 	for (uint32_t i = 0; i < AQ_MAX_DEVICES; i++) {
-		pthread_mutex_init(&pacers[i].gate, NULL);
+		aq_latch_init(&pacers[i].gate);
 		pacers[i].bucket = NULL;
 		pacers[i].mine = NULL;
 		for (unsigned j = 0; j < SAMPLES; j++)

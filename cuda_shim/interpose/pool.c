@@ -60,6 +60,7 @@ static CUresult allocate_charged(struct async_call *call, struct aq_reservoir *r
 
 	for (unsigned i = 0; i < 2 && aq_growth_begin(&growth, reservoir, call->bytes, hopes[i]); i++) {
 		CUresult result = allocate(call);
+		growth.failed = result != CUDA_SUCCESS;
 		bool fits = aq_growth_end(&growth);
 
 		if (fits && result == CUDA_SUCCESS && !remember(call, reservoir)) {
@@ -176,11 +177,13 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 	AQ_LIMITED_OR_RETURN(cuMemPoolCreate(pool, props));
 	if (!pool || !props)
 		return aq_cuda.cuMemPoolCreate(pool, props);
+	CUmemoryPool was = *pool;
 	CUresult result = aq_place_of_location(&props->location, props->allocType, &ordinal);
 	if (result == CUDA_SUCCESS)
 		result = aq_cuda.cuMemPoolCreate(pool, props);
 	if (result == CUDA_SUCCESS && ordinal != AQ_NO_ORDINAL && !aq_reservoir_add_pool(*pool, ordinal)) {
 		aq_cuda.cuMemPoolDestroy(*pool); /* a pool that nobody counts must not exist */
+		*pool = was;
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	return result;
@@ -216,11 +219,14 @@ static CUresult learn(CUresult (*ask)(CUmemoryPool *, CUmemLocation *, CUmemAllo
 
 	if (!pool || !location)
 		return ask(pool, location, type);
+	CUmemoryPool was = *pool;
 	CUresult result = aq_place_of_location(location, type, &ordinal);
 	if (result == CUDA_SUCCESS)
 		result = ask(pool, location, type);
-	if (result == CUDA_SUCCESS && ordinal != AQ_NO_ORDINAL && !aq_reservoir_add_pool(*pool, ordinal))
+	if (result == CUDA_SUCCESS && ordinal != AQ_NO_ORDINAL && !aq_reservoir_add_pool(*pool, ordinal)) {
+		*pool = was;
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	return result;
 }
 

@@ -21,22 +21,34 @@
 
 /* Entries are added and used again, never removed: readers walk the list without a lock. */
 static _Atomic(struct aq_reservoir *) reservoirs;
-static _Atomic unsigned overdrawn_count;
+static _Atomic unsigned overdrawn_count, freed_count;
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
-/* How many gates this thread holds. The driver may call back into the program where it is asked with one (tools subscribe to its calls), and
- * what that calls must not wait for a gate: not for its own, nor for another's, whose thread may be where this one is. */
-static __thread unsigned inside;
 
 static void enter(struct aq_reservoir *r)
 {
-	pthread_mutex_lock(&r->gate);
-	inside++;
+	aq_latch_enter(&r->gate);
 }
 
 static void leave(struct aq_reservoir *r)
 {
-	inside--;
-	pthread_mutex_unlock(&r->gate);
+	aq_latch_leave(&r->gate);
+}
+
+/* A flag of reservoirs, and how many have it. */
+static void set(_Atomic bool *flag, _Atomic unsigned *count, bool value)
+{
+	if (atomic_exchange(flag, value) != value)
+		atomic_fetch_add(count, value ? 1u : -1u);
+}
+
+static void set_overdrawn(struct aq_reservoir *r, bool overdrawn)
+{
+	set(&r->overdrawn, &overdrawn_count, overdrawn);
+}
+
+static void set_freed(struct aq_reservoir *r, bool freed)
+{
+	set(&r->freed, &freed_count, freed);
 }
 
 /* ---- finding --------------------------------------------------------------------------------------------------- */
@@ -69,7 +81,7 @@ static struct aq_reservoir *spare(void)
 	struct aq_reservoir *r = calloc(1, sizeof(*r));
 	if (!r)
 		return NULL;
-	pthread_mutex_init(&r->gate, NULL);
+	aq_latch_init(&r->gate);
 	r->next = first();
 	atomic_store_explicit(&reservoirs, r, memory_order_release);
 	return r;
@@ -80,7 +92,7 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 	pthread_mutex_lock(&adding);
 	struct aq_reservoir *r = find(pool, ordinal);
 	if (!r && (r = spare())) {
-		pthread_mutex_lock(&r->gate); /* who settles the old pool may not be done */
+		enter(r); /* who settles the old pool may not be done */
 		r->pool = pool;
 		r->device = aq_device_of(ordinal);
 		r->ordinal = ordinal;
@@ -88,8 +100,9 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 		r->piece_bytes = pool ? PIECE_BYTES : PAGE_BYTES;
 		memset(&r->graphs, 0, sizeof(r->graphs));
 		atomic_store(&r->charged_bytes, 0);
+		set_freed(r, false);
 		atomic_store_explicit(&r->in_use, true, memory_order_release);
-		pthread_mutex_unlock(&r->gate);
+		leave(r);
 	}
 	pthread_mutex_unlock(&adding);
 	return r;
@@ -126,21 +139,27 @@ struct aq_reservoir *aq_reservoir_of_pool(CUmemoryPool pool)
 
 /* ---- asking the driver ----------------------------------------------------------------------------------------- */
 
-static bool ask(const struct aq_reservoir *r, CUmemPool_attribute of_pool, CUgraphMem_attribute of_graphs, uint64_t *bytes)
+static CUresult ask(const struct aq_reservoir *r, CUmemPool_attribute of_pool, CUgraphMem_attribute of_graphs, uint64_t *bytes)
 {
 	cuuint64_t value = 0;
-
-	*bytes = 0;
 	CUresult result = r->pool ? aq_cuda.cuMemPoolGetAttribute(r->pool, of_pool, &value)
 				  : aq_cuda.cuDeviceGetGraphMemAttribute(r->ordinal, of_graphs, &value);
 
 	*bytes = value;
-	return result == CUDA_SUCCESS;
+	return result;
 }
 
-static bool ask_reserved(const struct aq_reservoir *r, uint64_t *bytes)
+static CUresult ask_reserved(const struct aq_reservoir *r, uint64_t *bytes)
 {
 	return ask(r, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, bytes);
+}
+
+/* Does this answer say that the reservoir is no more, with all it held? The device was reset, or the driver is going. Other errors say
+ * nothing about it: after a fault each call answers with that, and CUDA_ERROR_INVALID_CONTEXT is also for a thread that has none. */
+static bool says_gone(CUresult answer)
+{
+	return answer == CUDA_ERROR_INVALID_VALUE || answer == CUDA_ERROR_INVALID_HANDLE || answer == CUDA_ERROR_CONTEXT_IS_DESTROYED ||
+	       answer == CUDA_ERROR_DEINITIALIZED;
 }
 
 /* What the reservoir holds that nobody uses at the moment. */
@@ -148,23 +167,30 @@ static uint64_t ask_slack(const struct aq_reservoir *r)
 {
 	uint64_t reserved, used;
 
-	if (!ask_reserved(r, &reserved) || !ask(r, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used))
+	if (ask_reserved(r, &reserved) != CUDA_SUCCESS ||
+	    ask(r, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS)
 		return 0;
 	return reserved > used ? reserved - used : 0;
 }
 
 /* ---- settling: with the gate held ------------------------------------------------------------------------------ */
 
-/* Make the charge what the driver has reserved, `extra` having been charged beside it. False when it is past the limit now. */
-static bool settle(struct aq_reservoir *r, uint64_t extra)
+/* Make the charge what the driver has reserved, `extra` having been charged beside it for a call that `took` it or failed. When the driver
+ * does not say, that is what was reserved before and what the call took. False when it is past the limit now. */
+static bool settle_growth(struct aq_reservoir *r, uint64_t extra, bool took)
 {
-	uint64_t charged = atomic_load(&r->charged_bytes) + extra, reserved = 0;
+	uint64_t charged = atomic_load(&r->charged_bytes) + extra, reserved;
 	bool fits = true;
 
 	if (atomic_exchange(&r->unsettled, false))
 		r->graphs.last = 0;
-	if (!ask_reserved(r, &reserved))
-		reserved = 0; /* the device was reset: nothing of it is left */
+	CUresult answer = ask_reserved(r, &reserved);
+	if (says_gone(answer)) {
+		reserved = 0;
+	} else if (answer != CUDA_SUCCESS) {
+		reserved = took ? charged : charged - extra;
+		atomic_store(&r->unsettled, true);
+	}
 	if (r->graphs.repeats && reserved < charged)
 		reserved = charged;
 	if (reserved < charged) {
@@ -178,6 +204,11 @@ static bool settle(struct aq_reservoir *r, uint64_t extra)
 	return fits;
 }
 
+static bool settle(struct aq_reservoir *r)
+{
+	return settle_growth(r, 0, false);
+}
+
 static void give_back_unused(const struct aq_reservoir *r)
 {
 	CUstreamCaptureMode mode = aq_relax();
@@ -189,20 +220,15 @@ static void give_back_unused(const struct aq_reservoir *r)
 	aq_restrict(mode);
 }
 
-static void set_overdrawn(struct aq_reservoir *r, bool overdrawn)
-{
-	if (atomic_exchange(&r->overdrawn, overdrawn) != overdrawn)
-		atomic_fetch_add(&overdrawn_count, overdrawn ? 1u : -1u);
-}
-
 /* An ending pool that holds nothing any more goes now. The device may have been reset, and the pool with it: then there is nothing to ask.
  * The entry lets go of the handle first, for the driver may give it to the next pool at once. */
 static CUresult end_if_empty(struct aq_reservoir *r)
 {
-	uint64_t reserved = 0;
-	bool there = ask_reserved(r, &reserved);
+	uint64_t reserved;
+	CUresult answer = ask_reserved(r, &reserved);
+	bool there = answer == CUDA_SUCCESS;
 
-	if (reserved)
+	if (there ? reserved != 0 : !says_gone(answer))
 		return CUDA_SUCCESS;
 	set_overdrawn(r, false);
 	CUmemoryPool pool = r->pool;
@@ -215,24 +241,29 @@ static CUresult end_if_empty(struct aq_reservoir *r)
 	return result;
 }
 
+static void look_at(struct aq_reservoir *r, bool trim)
+{
+	if (!atomic_load(&r->in_use)) /* the pool ended while this thread waited: there is nothing to ask */
+		return;
+	if (trim || atomic_load(&r->overdrawn) || atomic_load(&r->ending))
+		give_back_unused(r);
+	settle(r);
+	if (atomic_load(&r->overdrawn) && !(aq_account_over(r->device) && ask_slack(r)))
+		set_overdrawn(r, false);
+	if (atomic_load(&r->ending))
+		end_if_empty(r);
+}
+
 static void settle_one(struct aq_reservoir *r, bool trim)
 {
 	enter(r);
-	if (atomic_load(&r->in_use)) { /* else the pool ended while this thread waited: there is nothing to ask */
-		if (trim || atomic_load(&r->overdrawn) || atomic_load(&r->ending))
-			give_back_unused(r);
-		settle(r, 0);
-		if (atomic_load(&r->overdrawn) && !(aq_account_over(r->device) && ask_slack(r)))
-			set_overdrawn(r, false);
-		if (atomic_load(&r->ending))
-			end_if_empty(r);
-	}
+	look_at(r, trim);
 	leave(r);
 }
 
 static void visit(int device, bool trim)
 {
-	if (inside)
+	if (aq_latch_is_inside())
 		return;
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
 		if (!atomic_load_explicit(&r->in_use, memory_order_acquire) || r->device != device)
@@ -244,7 +275,7 @@ static void visit(int device, bool trim)
 
 void aq_reservoirs_return_overdrawn(void)
 {
-	if (!atomic_load_explicit(&overdrawn_count, memory_order_relaxed) || inside || aq_pace_is_capturing())
+	if (!atomic_load_explicit(&overdrawn_count, memory_order_relaxed) || aq_latch_is_inside() || aq_pace_is_capturing())
 		return;
 	for (struct aq_reservoir *r = first(); r; r = r->next)
 		if (atomic_load(&r->overdrawn))
@@ -259,6 +290,32 @@ void aq_reservoirs_settle(int device)
 void aq_reservoirs_trim(int device)
 {
 	visit(device, true);
+}
+
+/* May more of it go back at a later synchronisation? Not what the program told the driver to keep. */
+static bool may_shrink(const struct aq_reservoir *r)
+{
+	cuuint64_t kept = 0;
+
+	if (!atomic_load(&r->in_use))
+		return false;
+	aq_cuda.cuMemPoolGetAttribute(r->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &kept);
+	return atomic_load(&r->overdrawn) || atomic_load(&r->charged_bytes) > kept;
+}
+
+void aq_reservoirs_synchronized(void)
+{
+	if (!atomic_load_explicit(&freed_count, memory_order_relaxed) || aq_latch_is_inside())
+		return;
+	for (struct aq_reservoir *r = first(); r; r = r->next) {
+		if (!atomic_load(&r->freed) || !aq_latch_enter_at_once(&r->gate))
+			continue;
+		set_freed(r, false); /* before the look: what is freed from here on is looked at the next time */
+		look_at(r, false);
+		if (may_shrink(r))
+			set_freed(r, true);
+		leave(r);
+	}
 }
 
 /* ---- growing --------------------------------------------------------------------------------------------------- */
@@ -296,7 +353,7 @@ static bool charge_growth(struct aq_growth *growth, uint64_t bytes, enum aq_grow
 		return true;
 	if (hope == AQ_AT_ONCE)
 		return false;
-	settle(r, 0);
+	settle(r);
 	uint64_t slack = hope == AQ_FROM_IDLE ? ask_slack(r) : 0, missing = slack < bytes ? bytes - slack : 0;
 	return charge(growth, expected_growth(r, missing)) || (last && charge(growth, least_growth(r, missing)));
 }
@@ -336,7 +393,7 @@ bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, u
 {
 	if (reservoir->device < 0)
 		return false;
-	*growth = (struct aq_growth){ .reservoir = reservoir, .bytes = bytes, .is_nested = inside != 0 };
+	*growth = (struct aq_growth){ .reservoir = reservoir, .bytes = bytes, .is_nested = aq_latch_is_inside() };
 	for (int attempt = 0; attempt < 2 && !growth->is_nested; attempt++) {
 		enter(reservoir);
 		if (charge_growth(growth, bytes, hope, attempt == 1)) {
@@ -372,10 +429,10 @@ bool aq_growth_end(struct aq_growth *growth)
 	}
 	uint64_t before = atomic_load(&r->charged_bytes);
 	bool is_only_one = !atomic_load(&r->unsettled); /* else it may have grown for others besides */
-	bool fits = settle(r, growth->charged_bytes);
+	bool fits = settle_growth(r, growth->charged_bytes, !growth->failed);
 	uint64_t after = atomic_load(&r->charged_bytes);
 
-	if (growth->charged_bytes && is_only_one && after > before)
+	if (growth->charged_bytes && is_only_one && !atomic_load(&r->unsettled) && after > before)
 		learn_piece(growth, after - before);
 	if (!fits)
 		growth->graph = 0; /* it is to be judged again */
@@ -389,10 +446,11 @@ bool aq_repeat_begin(struct aq_reservoir *r, uint64_t graph)
 {
 	uint64_t reserved;
 
-	if (inside)
+	if (aq_latch_is_inside())
 		return false;
 	enter(r);
-	bool is_last = r->graphs.last == graph && !atomic_load(&r->unsettled) && ask_reserved(r, &reserved) && reserved >= r->graphs.last_bytes;
+	bool is_last = r->graphs.last == graph && !atomic_load(&r->unsettled) && ask_reserved(r, &reserved) == CUDA_SUCCESS &&
+		       reserved >= r->graphs.last_bytes;
 	r->graphs.runs += is_last;
 	r->graphs.repeats += is_last;
 	leave(r);
@@ -404,7 +462,7 @@ void aq_repeat_end(struct aq_reservoir *r)
 	enter(r);
 	r->graphs.runs--;
 	r->graphs.repeats--;
-	settle(r, 0);
+	settle(r);
 	leave(r);
 }
 
@@ -435,6 +493,7 @@ void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread
 	struct aq_reservoir *r = growth->reservoir;
 
 	set_overdrawn(r, true);
+	set_freed(r, true);
 	leave(r);
 	settle_one(r, true);
 	for (unsigned i = 0; i < REST_LOOKS && atomic_load(&r->overdrawn) && !aq_pace_is_capturing(); i++) {
@@ -462,14 +521,14 @@ CUresult aq_reservoir_destroy(struct aq_reservoir *r)
 	aq_cuda.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &nothing);
 	aq_restrict(mode);
 	atomic_store(&r->ending, true);
-	if (inside) { /* from a callback, which waits for no gate: whoever looks next goes on from here */
+	if (aq_latch_is_inside()) { /* from a callback, which waits for no gate: whoever looks next goes on from here */
 		atomic_store(&r->unsettled, true);
 		return CUDA_SUCCESS;
 	}
 	enter(r);
 	if (r->pool == pool && atomic_load(&r->ending)) { /* else somebody who looked has ended it already */
 		give_back_unused(r);
-		settle(r, 0);
+		settle(r);
 		result = end_if_empty(r);
 		if (result != CUDA_SUCCESS)
 			atomic_store(&r->ending, false);
@@ -480,19 +539,22 @@ CUresult aq_reservoir_destroy(struct aq_reservoir *r)
 
 void aq_reservoir_freed(CUresult result, const struct aq_entry *held)
 {
-	if (result != CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS)
+		set_freed((struct aq_reservoir *)(uintptr_t)held->owner, true);
+	else
 		aq_map_put(&aq_pointers, held);
 }
 
 void aq_reservoirs_forget(void)
 {
 	pthread_mutex_init(&adding, NULL);
-	inside = 0;
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
-		pthread_mutex_init(&r->gate, NULL);
+		aq_latch_init(&r->gate);
 		atomic_store(&r->in_use, false);
 		atomic_store(&r->overdrawn, false);
+		atomic_store(&r->freed, false);
 		atomic_store(&r->unsettled, false);
 	}
 	atomic_store(&overdrawn_count, 0);
+	atomic_store(&freed_count, 0);
 }

@@ -2,19 +2,20 @@
  *
  * What counts is what the driver says it has reserved. A call that may make a reservoir grow is bracketed: enough is charged before
  * it, under the reservoir's gate, and what was truly taken is settled after it. Shrinking happens inside the driver (at
- * synchronisation, by trimming); it is noticed by settling again: before a refusal, when free memory is asked for, and at the next growth. */
+ * synchronisation, by trimming); it is noticed by settling again: before a refusal, when free memory is asked for, at the next growth, and
+ * where the program synchronises after a free. */
 #ifndef AQ_INTERPOSE_RESERVOIR_H
 #define AQ_INTERPOSE_RESERVOIR_H
 
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "account/map.h"
 #include "interpose/context.h"
+#include "interpose/latch.h"
 
 struct aq_reservoir {
-	pthread_mutex_t gate;
+	struct aq_latch gate;
 	_Atomic CUmemoryPool pool;  /* NULL: the device's graph memory. Read without the gate while an entry is used again, as the next two are */
 	_Atomic int device;
 	_Atomic CUdevice ordinal;
@@ -22,7 +23,8 @@ struct aq_reservoir {
 	_Atomic bool ending;        /* destroyed for the program; the driver is told once it holds nothing, for it cannot be asked after that */
 	_Atomic uint64_t charged_bytes;
 	_Atomic bool overdrawn;     /* past the limit since a call was undone: its idle memory is owed to the device */
-	_Atomic bool unsettled;     /* something was taken from inside another call */
+	_Atomic bool freed;         /* the driver may give memory of it back at the next synchronisation, since something was freed */
+	_Atomic bool unsettled;     /* something was taken from inside another call, or the driver did not say what is reserved */
 	uint64_t piece_bytes;       /* what it takes from the device comes in whole ones of these, as far as was seen */
 	struct {                    /* graph memory, with the gate held */
 		unsigned runs;      /* calls under way that may take of it … */
@@ -50,6 +52,7 @@ struct aq_growth {
 	uint64_t run;   /* of graph memory: the number of this call … */
 	bool alone;     /* … under way without another one so far */
 	uint64_t graph; /* the graph that ran, to be set before the end; 0 = none did */
+	bool failed;    /* the call took nothing, to be set before the end; matters where the driver does not say what is reserved */
 };
 
 /* The reservoir of a pool; NULL for pools whose memory is not ours to count (on the host, or imported from the process that pays). */
@@ -81,6 +84,10 @@ void aq_reservoirs_settle(int device);
 void aq_reservoirs_trim(int device);
 /* Give back what could not go back when a call was undone. Costs one load when there is nothing of the kind. */
 void aq_reservoirs_return_overdrawn(void);
+
+/* The program has waited for the device, where the driver gives back what was freed: credit that. Waits for no gate, for a thread that
+ * waits for the device while it allocates has it; what that one does not see is looked at the next time. A load when nothing was freed. */
+void aq_reservoirs_synchronized(void);
 
 /* One of its allocations (in aq_pointers) was asked to be freed. */
 void aq_reservoir_freed(CUresult result, const struct aq_entry *held);

@@ -3,6 +3,7 @@
  * The driver is asked first, with the caller's own arguments, and its answer is looked up: real address -> wrapper. So version, flags,
  * status and error codes are the driver's own, and a name we do not know passes through. A driver may answer with an internal
  * address that differs from the exported symbol; so every row of the table is also asked for at its own version and flavour. */
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -116,15 +117,34 @@ static void ask(const struct aq_hook *hook)
 		learn(answer, hook->wrapper);
 }
 
+/* The CUDA version of the driver, as cuGetProcAddress takes it; as new as can be when the driver does not say. */
+static int newest_known(void)
+{
+	int version = INT_MAX;
+
+	return aq_cuda.cuDriverGetVersion(&version) == CUDA_SUCCESS ? version : INT_MAX;
+}
+
+/* The newest form of each name first: a driver that ignores an old version answers with the new form. But none that is newer than the
+ * driver, which may answer with its newest. */
+static void ask_all(enum aq_flavour flavour)
+{
+	int newest = newest_known();
+
+	for (size_t i = aq_cuda_hook_count; i-- > 0;)
+		if (aq_cuda_hooks[i].flavour == flavour && aq_cuda_hooks[i].since <= newest)
+			ask(&aq_cuda_hooks[i]);
+}
+
 static void learn_answers(void)
 {
 	pthread_mutex_lock(&binding);
 	if (!atomic_load_explicit(&answers_known, memory_order_relaxed)) {
 		for (size_t i = 0; i < aq_cuda_hook_count; i++)
 			learn(*aq_cuda_hooks[i].real, aq_cuda_hooks[i].wrapper);
-		/* The newest form of each name first: a driver that ignores an old version answers with the new form. */
-		for (size_t i = aq_cuda_hook_count; i-- > 0;)
-			ask(&aq_cuda_hooks[i]);
+		/* Twins last: where the driver has none it answers with the other. */
+		ask_all(AQ_LEGACY);
+		ask_all(AQ_PER_THREAD);
 		atomic_store_explicit(&answers_known, true, memory_order_release);
 	}
 	pthread_mutex_unlock(&binding);
@@ -157,4 +177,13 @@ CUresult cuGetProcAddress_v2(const char *name, void **address, int version, cuui
 	CUresult result = aq_cuda.cuGetProcAddress_v2(name, address, version, flags, status);
 	replace_answer(result, address);
 	return result;
+}
+
+/* In programs for per-thread default streams the headers put a function of their own in front of the one above, which says so to it. A
+ * driver may have that one, too, and one that has not must not be asked for it. */
+CUresult cuGetProcAddress_v2_ptsz(const char *name, void **address, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status)
+{
+	const cuuint64_t said = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+
+	return cuGetProcAddress_v2(name, address, version, flags & said ? flags : flags | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, status);
 }

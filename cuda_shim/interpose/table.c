@@ -5,6 +5,7 @@
 const struct aq_hook aq_cuda_hooks[] = {
 #define HOOK(symbol, base, since, flavour) \
 	{ #symbol, #base, since, AQ_##flavour, (void *)symbol, (void **)(void *)&aq_cuda.symbol },
+#define ALSO_AS HOOK
 #include "interpose/hooks.def"
 #undef HOOK
 };

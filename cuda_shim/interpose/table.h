@@ -6,6 +6,7 @@
 
 enum aq_flavour { AQ_LEGACY, AQ_PER_THREAD };
 
+/* A name that cuGetProcAddress is asked for, and the wrapper of what it answers: a wrapper has one row for each such name. */
 struct aq_hook {
 	const char *symbol;
 	const char *base;        /* NULL for NVML, which has no cuGetProcAddress */

@@ -26,7 +26,7 @@ struct aq_tile {
 static struct aq_map handles;
 /* Array -> the memory that was ever mapped to it: owner = struct aq_tile. */
 static struct aq_map sparse_arrays;
-/* Start of a mapping -> object: owner = struct physical, bytes = length. */
+/* Start of a mapping -> object: owner = struct physical, 0 for memory that is not counted; bytes = length. */
 static struct aq_map mappings;
 /* For changes of several entries at once. Never held across a call to the driver that may wait for the device: another device's work may
  * wait for a thread that wants this lock. */
@@ -45,9 +45,10 @@ static struct physical *physical_of(const struct aq_entry *entry)
 	return (struct physical *)(uintptr_t)entry->owner;
 }
 
+/* NULL is memory that is not counted. */
 static void drop_reference(struct physical *physical)
 {
-	if (--physical->references)
+	if (!physical || --physical->references)
 		return;
 	aq_uncharge(physical->device, AQ_LINEAR, physical->bytes);
 	free(physical);
@@ -134,6 +135,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, CUmemAllocationHandleType type)
 {
 	AQ_LIMITED_OR_RETURN(cuMemImportFromShareableHandle(handle, os_handle, type));
+	if (!handle)
+		return aq_cuda.cuMemImportFromShareableHandle(handle, os_handle, type); /* the driver says what is wrong */
+	CUmemGenericAllocationHandle was = *handle;
 	CUresult result = aq_cuda.cuMemImportFromShareableHandle(handle, os_handle, type);
 
 	if (result == CUDA_SUCCESS) {
@@ -144,6 +148,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 		pthread_mutex_unlock(&gate);
 		if (!held && !hold_new(*handle, AQ_NO_DEVICE, 0)) {
 			aq_cuda.cuMemRelease(*handle);
+			*handle = was;
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		}
 	}
@@ -196,8 +201,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 	struct aq_entry mapping = { .key = address, .bytes = bytes, .owner = (uintptr_t)physical };
 	CUresult result = aq_cuda.cuMemMap(address, bytes, offset, handle, flags);
 
-	if (!physical)
-		return result;
+	/* Of memory that is not counted, too: one call may unmap it with what lies on both its sides. */
 	if (result == CUDA_SUCCESS && aq_map_put(&mappings, &mapping))
 		return CUDA_SUCCESS;
 	if (result == CUDA_SUCCESS) {
@@ -274,6 +278,9 @@ static bool look_inside(const struct aq_entry *mapping, void *context)
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
 	AQ_LIMITED_OR_RETURN(cuMemRetainAllocationHandle(handle, address));
+	if (!handle)
+		return aq_cuda.cuMemRetainAllocationHandle(handle, address); /* the driver says what is wrong */
+	CUmemGenericAllocationHandle was = *handle;
 	pthread_mutex_lock(&gate);
 	CUresult result = aq_cuda.cuMemRetainAllocationHandle(handle, address);
 	if (result == CUDA_SUCCESS) {
@@ -283,6 +290,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 		/* Without a mapping of ours the memory is none we count. */
 		if (containing.physical && !hold_handle(*handle, containing.physical)) {
 			aq_cuda.cuMemRelease(*handle);
+			*handle = was;
 			result = CUDA_ERROR_OUT_OF_MEMORY;
 		}
 	}

@@ -1,23 +1,28 @@
 """The shim under a real NVIDIA driver, in under ten minutes: limits, paths, launch cost, shares, kills, PyTorch where it is installed.
 
-    python -m tests.bench.real_gpu [--simulated]
+    python -m tests.bench.real_gpu [--simulated] [--seconds 600]
+
+What does not fit the time is cut off and named. Tenants of arithmetic multiply matrices with PyTorch where it is installed; else, and on
+the simulated driver, which has no cuBLAS, the client's own kernel stands in for it.
 
 Prints Markdown with date, driver and device on top, for docs/real-gpu.md. ``--simulated`` runs the same steps on the simulated driver: it
 proves the script, and its figures mean nothing. Needs `make` first. No root: containers are unpacked roots, as in the tests.
 """
 
 import argparse
+import contextlib
 import ctypes
 import datetime
 import importlib.util
 import itertools
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +34,15 @@ from aliquot.standin.hardware import driver_libraries
 from proto import contract
 from tests.bench import nodes, report
 from tests.bench.bench_shim import CLIENT, PATHS, ROUTES
-from tests.fakes.container import MIB, Container, Interposition, make_container
+from tests.fakes.container import MIB, Container, Interposition, Program, make_container
 
 LIMIT_MIB = 8192
 SHARE_SECONDS = 12
 BURN_ROUNDS = 20000
+GRAPH_KERNEL_US = 500
+GRAPH_PERCENT = 30
 SETTLE_LINES = 3
+GUARD_SECONDS = 600.0
 
 TORCH_FILL = """
 import json, torch
@@ -47,6 +55,20 @@ while step >= 2 * 2**20:
 free, total = torch.cuda.mem_get_info()
 print(json.dumps({"held_bytes": sum(t.numel() for t in held), "free_bytes": free, "total_bytes": total}))
 """
+TORCH_GEMM = f"""
+import json, time, torch
+a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.float16) for _ in range(2))
+begin = last = time.monotonic()
+kernels = 0
+while last - begin < {SHARE_SECONDS}:
+    for _ in range(10):
+        torch.mm(a, b)
+    torch.cuda.synchronize()
+    kernels, now = kernels + 10, time.monotonic()
+    if now - last >= 1:
+        print(json.dumps({{"event": "progress", "seconds": now - begin, "kernels": kernels}}), flush=True)
+        kernels, last = 0, now
+"""
 ALLOCATORS = {"native": "", "expandable segments": "expandable_segments:True", "cudaMallocAsync": "backend:cudaMallocAsync"}
 
 
@@ -58,6 +80,7 @@ class Machine:
     title: str
     driver: Mapping[str, Path]
     node: Path
+    multiplies_with_torch: bool
 
 
 class Run:
@@ -115,31 +138,49 @@ class Run:
 
     # --- shares ---------------------------------------------------------------------------------------------------
 
-    def shares(self) -> Iterator[tuple[str, str, str, str]]:
-        """Two tenants of arithmetic, each rate as a part of what one alone gets without the shim."""
-        alone = self._rates([self.container(interposition="none")])[0]
+    def shares(self) -> Iterator[tuple[str, str, str, str, str]]:
+        """Two tenants of arithmetic, each rate as a part of what one alone gets without the shim; errors second by second."""
+        alone = statistics.median(self._rates([self.container(interposition="none")], self._arithmetic)[0])
         for percents in ((30, 70), (50, 50), (10, 90)):
             tenants = [self.container(percent=percent) for percent in percents]
-            for percent, rate in zip(percents, self._rates(tenants), strict=True):
-                yield f"{percents[0]}/{percents[1]}", f"{percent}", f"{100 * rate / alone:.1f}", f"{100 * rate / alone - percent:+.1f}"
+            for percent, rates in zip(percents, self._rates(tenants, self._arithmetic), strict=True):
+                yield f"{percents[0]}/{percents[1]}", *accuracy(percent, rates, alone)
 
-    def slowdown(self) -> str:
+    def graphs(self) -> Iterator[tuple[str, str, str, str, str]]:
+        """CUDA graphs of kernels, paced: one tenant under a ceiling, as a part of what it gets without the shim."""
+        alone = statistics.median(self._rates([self.container(interposition="none")], self._launch_graphs)[0])
+        rates = self._rates([self.container(percent=GRAPH_PERCENT)], self._launch_graphs)[0]
+        yield "graphs", *accuracy(GRAPH_PERCENT, rates, alone)
+
+    def slowdown(self) -> Iterator[tuple[str, str]]:
         """What a free tenant loses to a neighbour held at 10 percent."""
-        alone = self._rates([self.container()])[0]
-        beside, _ = self._rates([self.container(), self.container(percent=10)])
-        return f"{100 * (1 - beside / alone):.1f} %"
+        alone = statistics.median(self._rates([self.container()], self._arithmetic)[0])
+        beside, _ = self._rates([self.container(), self.container(percent=10)], self._arithmetic)
+        yield "slowdown beside a neighbour held at 10 %", f"{100 * (1 - statistics.median(beside) / alone):.1f} %"
 
-    def _rates(self, tenants: list[Container]) -> list[float]:
-        """Kernels per second of each, after the first seconds, as the median over whole seconds."""
-        command = ["work", "--seconds", str(SHARE_SECONDS), "--launch", "burn", "--kernel-us", str(BURN_ROUNDS)]
+    def _arithmetic(self, container: Container) -> Program:
+        if self.machine.multiplies_with_torch:
+            return container.start_python(TORCH_GEMM, env=self._env)
+        return self._work(container, "burn", BURN_ROUNDS)
+
+    def _launch_graphs(self, container: Container) -> Program:
+        return self._work(container, "graph", GRAPH_KERNEL_US)
+
+    def _work(self, container: Container, launch: str, size: int) -> Program:
+        command = ["work", "--seconds", str(SHARE_SECONDS), "--launch", launch, "--kernel-us", str(size)]
+        return container.start([nodes.BUILD / CLIENT, *command], self._env)
+
+    @staticmethod
+    def _rates(tenants: list[Container], start: Callable[[Container], Program]) -> list[list[float]]:
+        """Kernels per second of each tenant in each second after the first few."""
         with ExitStack() as stack:
-            programs = [stack.enter_context(container.start([nodes.BUILD / CLIENT, *command], self._env)) for container in tenants]
+            programs = [stack.enter_context(start(container)) for container in tenants]
             outputs = [[json.loads(line) for line in program.process.stdout or ()] for program in programs]
-        return [median_rate(output) for output in outputs]
+        return [settled_rates(output) for output in outputs]
 
     # --- kills ----------------------------------------------------------------------------------------------------
 
-    def kill_mid_kernel(self) -> str:
+    def kill_mid_kernel(self) -> Iterator[tuple[str, str]]:
         """A program killed while its kernels run: what its siblings see of it a second later."""
         container = self.container()
         with container.repl(env=self._env) as survivor:
@@ -148,7 +189,7 @@ class Run:
                 victim.listen()
                 victim.kill()
             time.sleep(1)
-            return f"{before - survivor.ask('info')['free_bytes']} bytes missing"
+            yield "killed mid-kernel", f"{before - survivor.ask('info')['free_bytes']} bytes missing"
 
     # --- PyTorch --------------------------------------------------------------------------------------------------
 
@@ -161,12 +202,52 @@ class Run:
             yield name, str(told["held_bytes"]), str(told["total_bytes"])
 
 
-def median_rate(output: list[dict[str, float]]) -> float:
-    """Kernels per second in the seconds after the first few."""
+def settled_rates(output: list[dict[str, float]]) -> list[float]:
+    """Kernels per second in each second after the first few."""
     progress = [event for event in output if event["event"] == "progress"]
     lengths = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise(progress)]
-    rates = [event["kernels"] / length for event, length in zip(progress[1:], lengths, strict=True)]
-    return statistics.median(rates[SETTLE_LINES:])
+    return [event["kernels"] / length for event, length in zip(progress[1:], lengths, strict=True)][SETTLE_LINES:]
+
+
+def accuracy(percent: int, rates: list[float], alone: float) -> tuple[str, str, str, str]:
+    """The limit, what was got in the middle, its error, and the error of each second; in percent of a tenant's rate alone."""
+    got = [100 * rate / alone for rate in rates]
+    middle = statistics.median(got)
+    return f"{percent}", f"{middle:.1f}", f"{middle - percent:+.1f}", " ".join(f"{one - percent:+.1f}" for one in got)
+
+
+class OutOfTimeError(Exception):
+    """The guard's time is over."""
+
+
+class Guard:
+    """Runs steps until the time is over; after that it only names them."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._is_over = False
+        self._is_in_step = False
+        signal.signal(signal.SIGALRM, self._ring)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _ring(self, _signal: int, _frame: object) -> None:
+        self._is_over = True
+        if self._is_in_step:
+            self._is_in_step = False
+            raise OutOfTimeError
+
+    def table(self, title: str, header: tuple[str, ...], step: Callable[[], Iterator[tuple[str, ...]]]) -> None:
+        """Print what the step yields; when the time ends meanwhile, the rows it had."""
+        rows: list[tuple[str, ...]] = []
+        with contextlib.suppress(OutOfTimeError):  # the rows it had stay
+            self._is_in_step = not self._is_over
+            rows.extend(step() if self._is_in_step else ())
+        is_cut = not self._is_in_step
+        self._is_in_step = False
+        if rows:
+            report.table(title, header, rows)
+        if is_cut:
+            print(f"\n{title}: {'cut off' if rows else 'not measured'}, the {self._seconds:g} s of a run were over.")
 
 
 def real_machine(directory: Path) -> Machine:
@@ -177,7 +258,7 @@ def real_machine(directory: Path) -> Machine:
     files = driver_libraries()
     sonames = (contract.CUDA_SONAME, contract.NVML_SONAME)
     driver = {soname: next(path for path in files if path.name.startswith(soname.removesuffix("1"))) for soname in sonames}
-    return Machine(pynvml.nvmlDeviceGetUUID(handle), title, driver, directory)
+    return Machine(pynvml.nvmlDeviceGetUUID(handle), title, driver, directory, importlib.util.find_spec("torch") is not None)
 
 
 def simulated_machine(directory: Path) -> Machine:
@@ -187,27 +268,34 @@ def simulated_machine(directory: Path) -> Machine:
     pynvml.nvmlLib = ctypes.CDLL(str(nodes.BUILD / "lib/sim" / contract.NVML_SONAME))
     pynvml.nvmlInit()
     driver = {soname: nodes.BUILD / "lib/sim" / soname for soname in (contract.CUDA_SONAME, contract.NVML_SONAME)}
-    return Machine(node.uuids[0], "SIMULATED H200: the figures mean nothing", driver, node.directory)
+    return Machine(node.uuids[0], "SIMULATED H200: the figures mean nothing", driver, node.directory, multiplies_with_torch=False)
 
 
 def main() -> None:
     """Run every step and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulated", action="store_true", help="prove the script without a GPU")
+    parser.add_argument(
+        "--seconds", type=float, default=GUARD_SECONDS, help="what does not fit is cut off and named (default: %(default)g)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="aliquot-real-") as name:
         directory = Path(name)
         machine = simulated_machine(directory) if options.simulated else real_machine(directory)
         run = Run(machine, directory)
         print(f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}, {machine.title}, `{' '.join(sys.orig_argv[1:])}`")
-        report.table(f"A slice of {LIMIT_MIB} MiB filled, bytes", ("path", "allocated", "counted", "by NVML"), list(run.paths()))
-        report.table("Shows the slice, by route", ("route", "front", "preload"), list(run.routes()))
-        report.table("Calls", ("call", "bare", "shim", "ceiling 99"), list(run.costs()))
-        report.table("Two tenants of arithmetic, percent", ("limits", "limit", "got", "error"), list(run.shares()))
-        facts = [("slowdown beside a neighbour held at 10 %", run.slowdown()), ("killed mid-kernel", run.kill_mid_kernel())]
-        report.table("Neighbours", ("what", "found"), facts)
+        shares = ("limits", "limit", "got", "error", "error of each second")
+        kernel = "matrix products by PyTorch" if machine.multiplies_with_torch else "the client's own kernel"
+        guard = Guard(options.seconds)
+        guard.table(f"A slice of {LIMIT_MIB} MiB filled, bytes", ("path", "allocated", "counted", "by NVML"), run.paths)
+        guard.table("Shows the slice, by route", ("route", "front", "preload"), run.routes)
+        guard.table("Calls", ("call", "bare", "shim", "ceiling 99"), run.costs)
+        guard.table(f"Two tenants of arithmetic ({kernel}), percent", shares, run.shares)
+        guard.table("CUDA graphs, percent", shares, run.graphs)
+        guard.table("A neighbour", ("what", "found"), run.slowdown)
+        guard.table("A kill", ("what", "found"), run.kill_mid_kernel)
         if importlib.util.find_spec("torch"):
-            report.table("PyTorch fills the slice, bytes", ("allocator", "held", "total it sees"), list(run.torch()))
+            guard.table("PyTorch fills the slice, bytes", ("allocator", "held", "total it sees"), run.torch)
         else:
             print("\nPyTorch is not installed here: its rows were skipped.")
 

@@ -2,7 +2,12 @@
 
 It exports every symbol of cuda-abi.txt, so it shows where a wrapper really ends. By itself each function succeeds and does nothing,
 and cuGetProcAddress answers from the same table; with ``RECORDED_DRIVER`` in the environment each one forwards to that driver's function of
-the same name, so that real work can be followed. Those named in ``RECORDED_REFUSES``, with spaces around each, answer INVALID_VALUE.
+the same name, so that real work can be followed. Those named in ``RECORDED_REFUSES``, with spaces around each, answer INVALID_VALUE; those
+named to ``recording_fail`` the error that it is told, until it is told others.
+
+A driver need not answer cuGetProcAddress with the symbols it exports: with ``RECORDED_INTERNAL`` in the environment it answers with
+functions of its own, ``recording_<name asked for>_is_<symbol>``, for each name another one. It is of the newest CUDA, or of that of
+``RECORDED_VERSION``, and what is newer it does not know.
 """
 
 import subprocess
@@ -29,20 +34,28 @@ _SOURCE = r"""
 static _Atomic unsigned made;
 static unsigned calls[CALLS];
 
-static const struct { const char *symbol, *base; int since, per_thread; } rows[] = {
-#define ROW(symbol, base, since, per_thread) { #symbol, #base, since, per_thread },
+enum {
+#define SYMBOL(symbol) ID_##symbol,
+@SYMBOLS@
+#undef SYMBOL
+	SYMBOLS
+};
+
+static const char *const symbols[] = {
+#define SYMBOL(symbol) #symbol,
+@SYMBOLS@
+#undef SYMBOL
+};
+
+static const struct { const char *base; int since, per_thread; } rows[] = {
+#define ROW(symbol, base, since, per_thread) { #base, since, per_thread },
 @ROWS@
 #undef ROW
 };
 #define ROWS (sizeof rows / sizeof *rows)
 
-static long (*real[ROWS])(PARAMETERS);
-
-enum {
-#define ROW(symbol, base, since, per_thread) ID_##symbol,
-@ROWS@
-#undef ROW
-};
+static int newest = 1 << 30; /* CUDA version that it knows; cuDriverGetVersion tells one that was set */
+static long (*real[SYMBOLS])(PARAMETERS);
 
 static void note(unsigned id) { calls[atomic_fetch_add(&made, 1) % CALLS] = id; }
 
@@ -54,7 +67,7 @@ static long call_back(unsigned id, long result)
 {
 	static __thread int inside;
 
-	if (subscriber && !inside && !strcmp(rows[id].symbol, watched)) {
+	if (subscriber && !inside && !strcmp(symbols[id], watched)) {
 		inside = 1;
 		subscriber();
 		inside = 0;
@@ -62,26 +75,44 @@ static long call_back(unsigned id, long result)
 	return result;
 }
 
-#define ROW(symbol, base, since, per_thread)                     \
-	long symbol(PARAMETERS)                                  \
-	{                                                        \
-		note(ID_##symbol);                               \
+static int is_named(const char *names, const char *symbol)
+{
+	char word[128];
+
+	snprintf(word, sizeof word, " %s ", symbol);
+	return names && strstr(names, word);
+}
+
+static char failing[512];
+static long failure;
+
+#define SYMBOL(symbol)                                                                               \
+	long symbol(PARAMETERS)                                                                      \
+	{                                                                                            \
+		note(ID_##symbol);                                                                   \
+		if (is_named(failing, #symbol))                                                      \
+			return failure;                                                              \
 		return call_back(ID_##symbol, real[ID_##symbol] ? real[ID_##symbol](ARGUMENTS) : 0); \
 	}
+@SYMBOLS@
+#undef SYMBOL
+
+#define ROW(symbol, base, since, per_thread) long recording_##base##_is_##symbol(PARAMETERS) { return symbol(ARGUMENTS); }
 @ROWS@
 #undef ROW
 
 void recording_clear(void) { made = 0; }
 unsigned recording_length(void) { return made; }
 void recording_call_back(const char *symbol, void (*callback)(void)) { watched = symbol, subscriber = callback; }
-const char *recording_at(unsigned position) { return rows[calls[position % CALLS]].symbol; }
+void recording_fail(const char *names, int result) { snprintf(failing, sizeof failing, "%s", names), failure = result; }
+const char *recording_at(unsigned position) { return symbols[calls[position % CALLS]]; }
 
 /* The newest form that is not newer than asked for; of two of one age, the one of the wanted flavour. */
 static int row_for(const char *base, int version, int per_thread)
 {
 	int best = -1;
 	for (unsigned n = 0; n < ROWS; n++) {
-		if (strcmp(rows[n].base, base) || rows[n].since > version || (rows[n].per_thread && !per_thread))
+		if (strcmp(rows[n].base, base) || rows[n].since > version || rows[n].since > newest || (rows[n].per_thread && !per_thread))
 			continue;
 		if (best < 0 || rows[n].since > rows[best].since || (rows[n].since == rows[best].since && rows[n].per_thread))
 			best = (int)n;
@@ -89,11 +120,19 @@ static int row_for(const char *base, int version, int per_thread)
 	return best;
 }
 
-static void *const addresses[] = {
+static void *const exported[] = {
 #define ROW(symbol, base, since, per_thread) (void *)symbol,
 @ROWS@
 #undef ROW
 };
+
+static void *const internal[] = {
+#define ROW(symbol, base, since, per_thread) (void *)recording_##base##_is_##symbol,
+@ROWS@
+#undef ROW
+};
+
+static void *const *answers = exported;
 
 static long answer_v2(PARAMETERS)
 {
@@ -105,7 +144,7 @@ static long answer_v2(PARAMETERS)
 	if (!base || !out)
 		return 1;
 	int row = row_for(base, version, per_thread);
-	*out = row >= 0 ? addresses[row] : NULL;
+	*out = row >= 0 ? answers[row] : NULL;
 	if (status)
 		*status = row >= 0 ? 0 : row_for(base, 1 << 30, 1) >= 0 ? 2 : 1;
 	return 0;
@@ -118,18 +157,17 @@ static long answer(PARAMETERS)
 	return result == 0 && !*(void **)b ? 500 : result;
 }
 
+static long tell_version(PARAMETERS)
+{
+	(void)b, (void)c, (void)d, (void)e, (void)f, (void)g, (void)h, (void)i, (void)j, (void)k, (void)l;
+	*(int *)a = newest;
+	return 0;
+}
+
 static long refuse(PARAMETERS)
 {
 	(void)a, (void)b, (void)c, (void)d, (void)e, (void)f, (void)g, (void)h, (void)i, (void)j, (void)k, (void)l;
 	return 1;
-}
-
-static int is_named(const char *names, const char *symbol)
-{
-	char word[128];
-
-	snprintf(word, sizeof word, " %s ", symbol);
-	return names && strstr(names, word);
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -137,12 +175,18 @@ __attribute__((constructor)) static void begin(void)
 	const char *path = getenv("RECORDED_DRIVER");
 	void *driver = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
 
-	const char *refuses = getenv("RECORDED_REFUSES");
+	const char *refuses = getenv("RECORDED_REFUSES"), *version = getenv("RECORDED_VERSION");
 
 	if (path && !driver)
 		abort();
-	for (unsigned n = 0; driver && n < ROWS; n++)
-		real[n] = is_named(refuses, rows[n].symbol) ? refuse : (long (*)(PARAMETERS))dlsym(driver, rows[n].symbol);
+	for (unsigned n = 0; driver && n < SYMBOLS; n++)
+		real[n] = is_named(refuses, symbols[n]) ? refuse : (long (*)(PARAMETERS))dlsym(driver, symbols[n]);
+	if (getenv("RECORDED_INTERNAL"))
+		answers = internal;
+	if (version) {
+		newest = atoi(version);
+		real[ID_cuDriverGetVersion] = tell_version;
+	}
 	if (!driver) {
 		real[ID_cuGetProcAddress] = answer;
 		real[ID_cuGetProcAddress_v2] = answer_v2;
@@ -154,8 +198,9 @@ __attribute__((constructor)) static void begin(void)
 def build_recording_driver(rows: Collection[AbiRow], library: Path) -> None:
     """Compile the driver of these rows to ``library``, whose directory must exist."""
     listed = "\n".join(f"ROW({row.symbol}, {row.base}, {row.since}, {int(row.flavour != LEGACY)})" for row in rows)
+    symbols = "\n".join(f"SYMBOL({symbol})" for symbol in dict.fromkeys(row.symbol for row in rows))
     source, versions = library.with_suffix(".c"), library.with_suffix(".map")
-    source.write_text(_SOURCE.replace("@ROWS@", listed))
+    source.write_text(_SOURCE.replace("@ROWS@", listed).replace("@SYMBOLS@", symbols))
     versions.write_text(f"{VERSION_NODE} {{ global: cu*; recording_*; local: *; }};\n")
     command: list[str | Path] = ["cc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", library, source]
     subprocess.run([*command, "-Wl,-soname,libcuda.so.1", f"-Wl,--version-script={versions}", "-ldl"], check=True)

@@ -15,15 +15,17 @@ from pathlib import Path
 import pytest
 
 from agent.core.region_layout import DeviceLimit, Limits
-from cuda_shim.interpose.classes.tables import read_abi, read_hooks
+from cuda_shim.interpose.classes.tables import INLINE_SYMBOLS, read_abi, read_hooks
 from proto import contract
 from tests.fakes.container import LIBRARY_DIR, MIB, Container, Node
-from tests.fakes.cuda import NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS
+from tests.fakes.cuda import INVALID_VALUE, NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS
 from tests.fakes.recording_driver import VERSION_NODE, build_recording_driver
 
 LIMIT_MIB = 4096
 ROWS = read_abi()
 WRAPPED = {hook.symbol for hook in read_hooks()}
+DECLARED = WRAPPED - INLINE_SYMBOLS
+"""Those that every new driver has."""
 FLAGS = (0, 1, 2, 3)
 """Default, legacy, per-thread, and the two together, which a driver refuses."""
 NOT_SUPPORTED = 801
@@ -134,12 +136,12 @@ def ask(container: Container, questions: Mapping[str, list[tuple[object, ...]]])
 
 
 def names_by_offset(library: Path) -> dict[int, set[str]]:
-    """The exported functions of a library, by where they lie in it."""
+    """The exported functions of a library, by where they lie in it; of the recording driver's internal ones, what they are."""
     output = subprocess.run(["readelf", "-W", "--dyn-syms", library], check=True, capture_output=True, text=True).stdout
     names: dict[int, set[str]] = {}
     for words in (line.split() for line in output.splitlines()):
         if len(words) > 7 and words[3] == "FUNC" and words[6] != "UND":
-            names.setdefault(int(words[1], 16), set()).add(words[7].split("@")[0])
+            names.setdefault(int(words[1], 16), set()).add(words[7].split("@")[0].split("_is_")[-1])
     return names
 
 
@@ -184,11 +186,21 @@ def differences(asked: list[tuple[object, ...]], bare: list, bare_names: Names, 
     return wrong
 
 
-@pytest.mark.parametrize("driver", ["simulated", "recording"])
+DRIVERS = {
+    "simulated": None,
+    "recording": {},
+    "recording, with internal addresses": {"RECORDED_INTERNAL": "1"},
+    "recording, with internal addresses, of CUDA 11.8": {"RECORDED_INTERNAL": "1", "RECORDED_VERSION": "11080"},
+}
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("interposition", ["front", "preload"])
 def test_cu_get_proc_address_hands_out_the_wrapper_exactly_where_the_driver_hands_out_the_function(node, recorder, interposition, driver):
-    replaced = recorder if driver == "recording" else None
+    replaced = None if DRIVERS[driver] is None else recorder
     bare, shimmed = open_container(node, "none", replaced), open_container(node, interposition, replaced)
+    for container in (bare, shimmed):
+        container.settings.update(DRIVERS[driver] or {})
     asked = list(questions_of_table())
     questions = {"get_v2": asked, "get_v1": asked}
     expected, found = ask(bare, questions), ask(shimmed, questions)
@@ -196,7 +208,8 @@ def test_cu_get_proc_address_hands_out_the_wrapper_exactly_where_the_driver_hand
         assert differences(asked, expected[form], Names(bare), found[form], Names(shimmed)) == []
     names = Names(bare)
     answered = {name for *_, place in expected["get_v2"] if place for name in names.of(place)[1]}
-    assert answered >= (WRAPPED if driver == "recording" else {"cuMemAlloc_v2", "cuLaunchKernel_ptsz"}), "the questions reach them all"
+    least = {"cuMemAlloc_v2", "cuLaunchKernel_ptsz"} if driver == "simulated" or "of CUDA" in driver else DECLARED
+    assert answered >= least, "the questions reach them all"
 
 
 @pytest.mark.parametrize("driver", ["simulated", "recording"])
@@ -204,7 +217,7 @@ def test_cu_get_proc_address_hands_out_the_wrapper_exactly_where_the_driver_hand
 def test_dlsym_finds_the_wrapper_of_every_wrapped_function_and_the_driver_for_all_others(node, recorder, interposition, driver):
     replaced = recorder if driver == "recording" else None
     bare, shimmed = open_container(node, "none", replaced), open_container(node, interposition, replaced)
-    asked = [(name,) for name in [*(row.symbol for row in ROWS), *NO_NAMES]]
+    asked = [(name,) for name in [*(row.symbol for row in ROWS), *sorted(INLINE_SYMBOLS), *NO_NAMES]]
     expected, found = (ask(container, {"by_dlsym": asked})["by_dlsym"] for container in (bare, shimmed))
     if interposition == "front":  # its table is what it exports, whichever driver lies behind; the next test says what such a name does
         known = [index for index, (name,) in enumerate(asked) if expected[index] is not None or name not in WRAPPED]
@@ -261,7 +274,7 @@ print(json.dumps(reached))
 def test_every_wrapper_ends_in_the_drivers_function_of_its_own_name(node, recorder, interposition):
     container = open_container(node, interposition, recorder)
     command = [sys.executable, "-c", FORWARD, driver_path(container)]
-    answer = container.run(command, stdin=json.dumps(sorted(WRAPPED)))
+    answer = container.run(command, stdin=json.dumps(sorted(DECLARED)))
     assert answer.status == 0, answer.stderr
     assert {symbol: calls for symbol, calls in answer.last.items() if calls != [symbol]} == {}
 
@@ -310,11 +323,14 @@ for suffix in ("", "_ptsz"):
     ready = instantiate(graph.value)
     follow("cuGraphUpload" + suffix, ready, stream)
     follow("cuGraphLaunch" + suffix, ready, stream)
-    must("cuStreamSynchronize", stream)
+    follow("cuStreamSynchronize" + suffix, stream)
     follow("cuGraphExecDestroy", ready)
 linear = follow_out("cuMemAlloc_v2", MIB)
 follow("cuMemFree_v2", linear)
-pitch, pitched = out(), out()
+event, pitch, pitched = into("cuEventCreate", 2)[1], out(), out()
+follow("cuEventSynchronize", event)
+follow("cuCtxSynchronize")
+follow("cuCtxSynchronize_v2", 0)
 follow("cuMemAllocPitch_v2", ctypes.byref(pitched), ctypes.byref(pitch), 64, 64, 4)
 must("cuMemFree_v2", follow_out("cuMemAllocManaged", MIB, 1))
 follow("cuMemPoolTrimTo", pool, 0)
@@ -326,15 +342,21 @@ tell(reached=reached)
 """
 
 
-@pytest.mark.parametrize("sm_percent", [0, 60], ids=["free", "paced"])
-def test_work_under_a_limit_reaches_the_asked_form_once_and_no_form_beside_it(node, recorder, build_dir, sm_percent):
-    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, sm_percent=sm_percent),)))
+def run_recorded(node: Node, recorder: Path, script: str, *, refuses: str = "", memory_mib: int = LIMIT_MIB, **limits: int):
+    """What a program tells in a container whose driver is the simulated one and says what reaches it."""
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], memory_mib * MIB, **limits),)))
     replace_driver(container, recorder)
-    real = {"RECORDED_DRIVER": str(build_dir / "lib/sim" / contract.CUDA_SONAME), "RECORDING": str(driver_path(container))}
-    answer = container.python(FOLLOW, env=real)
-    assert answer.status == 0, answer.stderr
-    base = {row.symbol: row.base for row in ROWS}
-    reached = answer.last["reached"]
+    simulated = node.build / "lib/sim" / contract.CUDA_SONAME
+    told_to = {"RECORDED_DRIVER": str(simulated), "RECORDED_REFUSES": f" {refuses} ", "RECORDING": str(driver_path(container))}
+    answer = container.python(script, env=told_to)
+    assert answer.status == 0, answer
+    return answer.last
+
+
+@pytest.mark.parametrize("sm_percent", [0, 60], ids=["free", "paced"])
+def test_work_under_a_limit_reaches_the_asked_form_once_and_no_form_beside_it(node, recorder, sm_percent):
+    reached = run_recorded(node, recorder, FOLLOW, sm_percent=sm_percent)["reached"]
+    base = {row.symbol: row.base for row in ROWS if not row.is_renamed}
     assert len(reached) > 25
     siblings = {symbol: [call for call in calls if base[call] == base[symbol]] for symbol, calls in reached.items()}
     assert {symbol: calls for symbol, calls in siblings.items() if calls != [symbol]} == {}
@@ -370,38 +392,148 @@ tell(alive=alive, during=during, after=after)
 """
 
 
-def test_events_of_a_context_are_not_asked_while_it_ends_nor_after(node, recorder, build_dir):
+def test_events_of_a_context_are_not_asked_while_it_ends_nor_after(node, recorder):
     """The free in its stream is pending until then, and looked at whenever free memory is asked for."""
-    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB),)))
-    replace_driver(container, recorder)
-    real = {"RECORDED_DRIVER": str(build_dir / "lib/sim" / contract.CUDA_SONAME), "RECORDING": str(driver_path(container))}
-    answer = container.python(ENDING, env=real)
-    assert answer.status == 0, answer.stderr
-    assert answer.last["alive"], "the context ends when its work has"
-    for calls in (answer.last["during"], answer.last["after"]):
+    told = run_recorded(node, recorder, ENDING)
+    assert told["alive"], "the context ends when its work has"
+    for calls in (told["during"], told["after"]):
         assert "cuMemGetInfo_v2" in calls
         assert "cuEventQuery" not in calls
+
+
+ENDED_PAST_US = """
+import ctypes, os
+from tests.fakes.cuda import *
+from tests.fakes.kernels import *
+
+start()
+recording = ctypes.CDLL(os.environ["RECORDING"])
+recording.recording_at.restype = ctypes.c_char_p
+stream = make_stream()
+must("cuMemFreeAsync", alloc(MIB)[1], stream)
+spin(load(), 10, stream)
+recording.cuDevicePrimaryCtxReset_v2(0)
+recording.recording_clear()
+use(0)
+spin(load(), 10)
+calls = [recording.recording_at(n).decode() for n in range(recording.recording_length())]
+tell(calls=[call for call in calls if "Event" in call])
+"""
+
+
+def test_events_of_a_context_that_ended_past_the_shim_are_not_touched(node, recorder):
+    """One stands behind the free, two around the launch; the next context has events of its own."""
+    told = run_recorded(node, recorder, ENDED_PAST_US, sm_percent=60)
+    assert told["calls"] == ["cuEventCreate", "cuEventCreate", "cuEventRecord", "cuEventRecord"]
+
+
+ENDED_BY_ANOTHER = """
+import ctypes, os, threading
+from tests.fakes.cuda import *
+from tests.fakes.kernels import *
+
+must("cuInit", 0)
+result, ended = into("cuCtxCreate_v2", 0, 0)
+function = load()
+recording = ctypes.CDLL(os.environ["RECORDING"])
+recording.recording_at.restype = ctypes.c_char_p
+
+def destroy():
+    must("cuCtxDestroy_v2", ended)
+def end_elsewhere():
+    thread = threading.Thread(target=destroy)
+    thread.start()
+    thread.join()
+def calls_of(submit):
+    recording.recording_clear()
+    submit()
+    calls = [recording.recording_at(n).decode() for n in range(recording.recording_length())]
+    return [call for call in calls if call in ("cuLaunchKernel", "cuCtxDestroy_v2") or "Event" in call]
+
+callback = ctypes.CFUNCTYPE(None)(end_elsewhere)
+recording.recording_call_back(b"cuLaunchKernel", callback)
+under_way = calls_of(lambda: spin(function, 10))
+recording.recording_call_back(b"", callback)
+for _ in range(3000):
+    result, context = into("cuCtxCreate_v2", 0, 0)
+    if context == ended:
+        break
+    must("cuCtxDestroy_v2", context)
+function = load()
+tell(under_way=under_way, again=context == ended, next=calls_of(lambda: spin(function, 10)))
+"""
+
+
+def test_events_of_a_launch_whose_context_another_thread_ends_are_not_touched_again(node, recorder):
+    """Nor taken for those of the next context that has its address."""
+    told = run_recorded(node, recorder, ENDED_BY_ANOTHER, sm_percent=60, context_bytes=600 * MIB)
+    begun = ["cuEventCreate", "cuEventCreate", "cuEventRecord", "cuLaunchKernel"]
+    assert told == {"under_way": [*begun, "cuCtxDestroy_v2"], "again": True, "next": [*begun, "cuEventRecord"]}
 
 
 # --- what the simulated driver does not have ----------------------------------------------------------------------
 
 
 @pytest.fixture
-def recorded(node, recorder, build_dir):
+def recorded(node, recorder):
     """Run a program in a container whose driver does nothing but succeed where the simulated one has nothing to offer."""
+    prelude = "from tests.fakes.cuda import *\nimport ctypes, os\nstart()\nrecording = ctypes.CDLL(os.environ['RECORDING'])\n"
+    prelude += "recording.recording_at.restype = ctypes.c_char_p\n"
+    return lambda script, **details: run_recorded(node, recorder, prelude + script, **details)
 
-    def run(script: str, *, memory_mib: int = LIMIT_MIB, context_bytes: int = 0):
-        device = DeviceLimit(node.uuids[0], memory_mib * MIB, context_bytes=context_bytes)
-        container = node.container_with(Limits((device,)))
-        replace_driver(container, recorder)
-        real = {"RECORDED_DRIVER": str(build_dir / "lib/sim" / contract.CUDA_SONAME), "RECORDING": str(driver_path(container))}
-        prelude = "from tests.fakes.cuda import *\nimport ctypes, os\nstart()\nrecording = ctypes.CDLL(os.environ['RECORDING'])\n"
-        prelude += "recording.recording_at.restype = ctypes.c_char_p\n"
-        answer = container.python(prelude + script, env=real)
-        assert answer.status == 0, answer
-        return answer.last
 
-    return run
+# --- drivers that do not say what a pool holds -----------------------------------------------------------------------
+
+ILLEGAL_ADDRESS, CONTEXT_IS_DESTROYED = 700, 709
+
+POOL_OF_512_MIB = """
+before = info()[0]
+pool, props = out(), PoolProps(type=1, location_type=DEVICE)
+must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
+result, address = into("cuMemAllocFromPoolAsync", 512 * MIB, pool.value, 0)
+must("cuCtxSynchronize")
+def fail(names, error):
+    recording.recording_fail(names, error)
+def taken():
+    return before - info()[0]
+"""
+
+
+@pytest.mark.parametrize(("error", "held"), [(ILLEGAL_ADDRESS, 512 * MIB), (CONTEXT_IS_DESTROYED, 0)])
+def test_an_error_that_says_nothing_about_a_pool_leaves_its_memory_charged(recorded, error, held):
+    script = f"""
+fail(b" cuMemPoolGetAttribute cuMemAllocFromPoolAsync ", {error})
+failed = {{into("cuMemAllocFromPoolAsync", 64 * MIB, pool.value, 0)[0] for _ in range(3)}}
+tell(failed=list(failed), taken=taken())
+"""
+    assert recorded(POOL_OF_512_MIB + script) == {"failed": [error], "taken": held}
+
+
+def test_what_a_pool_gave_out_is_charged_although_the_driver_does_not_say_so(recorded):
+    script = f"""
+fail(b" cuMemPoolGetAttribute ", {ILLEGAL_ADDRESS})
+result, _ = into("cuMemAllocFromPoolAsync", 512 * MIB, pool.value, 0)
+unknown = taken()
+fail(b"", 0)
+tell(result=result, unknown=unknown, known=taken())
+"""
+    assert recorded(POOL_OF_512_MIB + script) == {"result": SUCCESS, "unknown": 1024 * MIB, "known": 1024 * MIB}
+
+
+def test_a_pool_that_is_destroyed_while_the_driver_does_not_say_what_it_holds_pays_until_it_does(recorded):
+    script = f"""
+fail(b" cuMemPoolGetAttribute ", {ILLEGAL_ADDRESS})
+must("cuMemPoolDestroy", pool.value)
+unknown = taken()
+fail(b"", 0)
+known = taken()
+must("cuMemFree_v2", address)
+recording.recording_clear()
+left = taken()
+calls = [recording.recording_at(n).decode() for n in range(recording.recording_length())]
+tell(unknown=unknown, known=known, left=left, destroyed=calls.count("cuMemPoolDestroy"))
+"""
+    assert recorded(POOL_OF_512_MIB + script) == {"unknown": 512 * MIB, "known": 512 * MIB, "left": 0, "destroyed": 1}
 
 
 # --- drivers that call back into the program ------------------------------------------------------------------------
@@ -463,6 +595,83 @@ told = with_callback(b"cuMemAllocAsync", allocates, lambda: into("cuMemAllocAsyn
 tell(told=told, taken=before - info()[0] >= 128 * MIB)
 """
     assert recorded(CALLED_BACK + script) == {"told": [SUCCESS, [SUCCESS]], "taken": True}
+
+
+def test_memory_of_a_context_that_outlives_its_destruction_goes_with_it_in_the_end(recorded):
+    """The driver refuses to destroy it, and the program looks at its memory meanwhile, when the shim does not know the context."""
+    script = """
+before = info()[0]
+result, context = into("cuCtxCreate_v2", 0, 0)
+refused = with_callback(b"cuCtxDestroy", asks, lambda: call("cuCtxDestroy", context))[0]
+must("cuMemAlloc_v2", ctypes.byref(out()), 64 * MIB)
+must("cuCtxDestroy_v2", context)
+use(0)
+tell(refused=refused, left=before - info()[0])
+"""
+    assert recorded(CALLED_BACK + script, refuses="cuCtxDestroy") == {"refused": INVALID_VALUE, "left": 0}
+
+
+def test_a_wait_for_the_device_does_not_wait_for_a_thread_that_allocates(recorded):
+    """That thread may be waiting for the device too, and the device for what this one does next."""
+    script = """
+import threading
+context, inside, done = out(), threading.Event(), threading.Event()
+must("cuCtxGetCurrent", ctypes.byref(context))
+must("cuMemFreeAsync", into("cuMemAllocAsync", 64 * MIB, 0)[1], 0)
+def stays():
+    inside.set()
+    answers.append(done.wait(10))
+def allocates_slowly():
+    must("cuCtxSetCurrent", context.value)
+    told.append(with_callback(b"cuMemAllocAsync", stays, lambda: into("cuMemAllocAsync", 64 * MIB, 0)[0]))
+told = []
+thread = threading.Thread(target=allocates_slowly)
+thread.start()
+inside.wait()
+must("cuStreamSynchronize", 0)
+done.set()
+thread.join()
+tell(told=told)
+"""
+    assert recorded(CALLED_BACK + script) == {"told": [[SUCCESS, [True]]]}
+
+
+@pytest.mark.parametrize("symbol", ["cuEventQuery", "cuEventDestroy_v2"])
+@pytest.mark.parametrize("callback", ["asks", "frees"])
+def test_a_callback_of_a_look_at_pending_frees_may_look_at_them_and_free(recorded, symbol, callback):
+    script = f"""
+def frees():
+    answers.append(call("cuMemFreeAsync", other, 0))
+before, other = info()[0], alloc(64 * MIB)[1]
+must("cuMemFreeAsync", alloc(64 * MIB)[1], 0)
+told = with_callback({symbol.encode()!r}, {callback}, lambda: info()[1])
+tell(told=told, answers=len(answers), left=before - info()[0])
+"""
+    told = recorded(CALLED_BACK + script)
+    result, answers = told["told"]
+    assert result == LIMIT_MIB * MIB
+    assert answers == [LIMIT_MIB * MIB if callback == "asks" else SUCCESS]
+    assert told["left"] == 64 * MIB, "what is freed in there is not looked at again, and never credited early"
+
+
+@pytest.mark.parametrize("symbol", ["cuEventQuery", "cuEventCreate", "cuEventElapsedTime"])
+def test_a_callback_of_what_times_a_launch_may_launch(recorded, symbol):
+    script = f"""
+from tests.fakes.kernels import *
+function = load()
+def launches():
+    spin(function, 1000)
+    answers.append(SUCCESS)
+def work():
+    for _ in range(20):
+        spin(function, 1000)
+        must("cuCtxSynchronize")
+    return SUCCESS
+tell(told=with_callback({symbol.encode()!r}, launches, work))
+"""
+    result, answers = recorded(CALLED_BACK + script, sm_percent=60)["told"]
+    assert result == SUCCESS
+    assert set(answers) == {SUCCESS}
 
 
 SPARSE = """

@@ -16,6 +16,7 @@ import pytest
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits, RegionError
 from tests.fakes.container import MIB, Container, Node
+from tests.fakes.stop_in_lock import StopInLock, wait_until_stopped
 
 LIMIT_MIB = 4096
 CONTEXT_MIB = 530
@@ -154,6 +155,45 @@ def test_a_stopped_process_keeps_its_memory_and_holds_nobody_up(container):
             assert other.ask(f"alloc alloc {rest}")["result"] == 0
         os.kill(stopped.process.pid, signal.SIGCONT)
         assert stopped.ask("free alloc 0")["result"] == 0
+
+
+REPAIR_LOCK = 0
+"""AQ_REPAIR_LOCK_OFFSET of cuda_shim/region/layout.h."""
+
+
+def slot_lock(index):
+    return region_layout.REGION_SLOT_OFFSET + index * region_layout.SLOT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("offset", "kept_mib"),
+    [
+        pytest.param(REPAIR_LOCK, 0, id="repairing"),
+        pytest.param(slot_lock(0), 1000, id="reaping a dead slot"),
+        pytest.param(slot_lock(0), 0, id="taking a slot"),
+    ],
+)
+def test_a_process_that_is_stopped_under_a_lock_of_the_region_holds_nobody_up(offset, kept_mib, container, tmp_path):
+    """It is stopped while it attaches. Memory of the dead in its hands waits for it; all the rest is granted, newcomers start."""
+    dead, sibling = container.repl(), container.repl()
+    with dead, sibling:
+        assert dead.ask(f"alloc alloc {(1000 - CONTEXT_MIB) * MIB}")["result"] == 0
+        dead.kill()
+        if not kept_mib:  # its slot is free when the one to be stopped looks for work
+            assert sibling.ask("info")["free_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
+        command = [container.build / "bin/aliquot-cuda-client", "repl"]
+        with container.start(command, StopInLock(tmp_path).environment(offset)) as stopped:
+            wait_until_stopped(stopped.process)
+            with within(BOUND_SECONDS), container.repl() as newcomer:
+                rest = newcomer.ask("info")["free_bytes"]
+                assert rest == (LIMIT_MIB - kept_mib - 2 * CONTEXT_MIB) * MIB
+                assert newcomer.ask(f"alloc alloc {rest + 512}")["result"] == 2
+                assert sibling.ask(f"alloc alloc {rest + 512}")["result"] == 2
+                assert sibling.ask(f"alloc alloc {rest}")["result"] == 0
+                assert sibling.ask("free alloc 0")["result"] == 0
+            os.kill(stopped.process.pid, signal.SIGCONT)
+            assert stopped.listen()["event"] == "ready"
+            assert stopped.ask("info")["free_bytes"] == (LIMIT_MIB - 2 * CONTEXT_MIB) * MIB
 
 
 # --- fork and exec ------------------------------------------------------------------------------------------------

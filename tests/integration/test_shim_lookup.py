@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.fakes.container import MIB, Node
+from tests.fakes.cuda import INVALID_VALUE
 
 LIMIT_MIB = 2048
 CONTEXT_MIB = 530
@@ -74,11 +75,26 @@ asked = [
     ("cuMemAllocAsync", 13000, 1, "cuMemAllocAsync"), ("cuGraphLaunch", 13000, 2, "cuGraphLaunch_ptsz"),
     ("cuCtxCreate", 11000, 0, "cuCtxCreate_v2"), ("cuCtxCreate", 11040, 0, "cuCtxCreate_v3"), ("cuCtxCreate", 13000, 0, "cuCtxCreate_v4"),
     ("cuMemAdvise", 8000, 0, "cuMemAdvise"), ("cuMemAdvise", 13000, 0, "cuMemAdvise_v2"),
-    ("cuGetProcAddress", 13000, 0, "cuGetProcAddress_v2"),
+    ("cuGetProcAddress", 13000, 0, "cuGetProcAddress_v2"), ("cuGetProcAddress", 13000, 2, "cuGetProcAddress_v2_ptsz"),
 ]
 tell(wrong=[[name, version, flags] for name, version, flags, symbol in asked if ask(name, version, flags)[1] != exported(symbol)])
 """
     assert container.python(ASK + script).last == {"wrong": []}
+
+
+def test_a_program_for_per_thread_default_streams_that_asks_for_the_lookup_gets_the_wrappers_of_its_flavour(container):
+    script = """
+lookup = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p)(
+    ask("cuGetProcAddress", 13000, 2)[1])
+def look_up(name, flags):
+    address = out(0)
+    result = lookup(name.encode(), ctypes.addressof(address), 13000, flags, None)
+    return address.value or result
+asked = [("cuMemAlloc", 0, "cuMemAlloc_v2"), ("cuMemAllocAsync", 0, "cuMemAllocAsync_ptsz"), ("cuMemAllocAsync", 2, "cuMemAllocAsync_ptsz"),
+         ("cuMemAllocAsync", 1, "cuMemAllocAsync")]
+tell(wrong=[[name, flags] for name, flags, symbol in asked if look_up(name, flags) != exported(symbol)], both=look_up("cuMemAlloc", 3))
+"""
+    assert container.python(ASK + script).last == {"wrong": [], "both": INVALID_VALUE}
 
 
 def test_the_status_of_an_answer_is_the_drivers_own(node):

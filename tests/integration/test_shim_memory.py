@@ -60,6 +60,11 @@ def facts(answer):
 PROGRAM = "from tests.fakes.cuda import *\nimport ctypes, os\n"
 
 
+def driver_path(container):
+    """The real driver, for what a program does past the shim. To be opened after the front, whose name it has."""
+    return container.root / "run/aliquot/driver" / contract.CUDA_DRIVER_SONAME
+
+
 # --- the limit holds --------------------------------------------------------------------------------------------
 
 
@@ -434,8 +439,7 @@ before = device_lost()
 
 
 def in_pieces(container, script: str):
-    driver = container.root / "run/aliquot/driver/libcuda.aliquot-driver.so.1"
-    prelude = PROGRAM + "from tests.fakes.kernels import *\nimport threading, time\n" + f"DRIVER = {str(driver)!r}\n"
+    prelude = PROGRAM + "from tests.fakes.kernels import *\nimport threading, time\n" + f"DRIVER = {str(driver_path(container))!r}\n"
     return facts(container.python(prelude + IN_PIECES + script))
 
 
@@ -498,6 +502,58 @@ must("cuStreamSynchronize", 0)
 tell(result=result, left=before - info()[0])
 """
     assert facts(container.python(PROGRAM + script)) == {"result": 0, "left": 0}
+
+
+SYNCHRONISATIONS = {
+    "stream": 'must("cuStreamSynchronize", stream)',
+    "stream, per thread": 'must("cuStreamSynchronize_ptsz", stream)',
+    "event": 'must("cuEventSynchronize", event)',
+    "context": 'must("cuCtxSynchronize")',
+    "context, CUDA 13": 'must("cuCtxSynchronize_v2", 0)',
+    "two streams": 'must("cuStreamSynchronize", stream)\nmust("cuStreamSynchronize", busy)',
+}
+
+
+@pytest.mark.parametrize("synchronise", SYNCHRONISATIONS.values(), ids=SYNCHRONISATIONS.keys())
+@pytest.mark.parametrize("allocate", ['into("cuMemAllocAsync", 768 * MIB, stream)', "alloc(768 * MIB)"], ids=["pool", "linear"])
+def test_what_a_process_freed_before_it_waited_and_slept_is_its_siblings(container, allocate, synchronise):
+    script = f"""
+from tests.fakes.kernels import *
+start()
+stream, busy, event, context, kernel = make_stream(), make_stream(), into("cuEventCreate", 2)[1], out(), load()
+result, address = {allocate}
+other = into("cuMemAllocAsync", 32 * MIB, busy)[1]
+if {"busy" in synchronise}:
+    spin(kernel, 300_000, busy)
+must("cuMemFreeAsync", other, busy)
+must("cuMemFreeAsync", address, stream)
+must("cuEventRecord", event, stream)
+{synchronise}
+tell(result=result)
+input()
+"""
+    with container.start_python(PROGRAM + script) as idle, container.repl() as sibling:
+        assert idle.listen() == {"result": SUCCESS}
+        assert container.line_bytes() == (2 * CONTEXT_MIB + PAGE_MIB) * MIB, "contexts, and the kernel"
+        assert sibling.ask(f"alloc alloc {(LIMIT_MIB - 2 * CONTEXT_MIB - PAGE_MIB) * MIB}")["result"] == SUCCESS
+
+
+def test_a_pool_that_keeps_its_memory_is_charged_for_it_after_a_wait(container):
+    script = """
+start()
+before, threshold = info()[0], ctypes.c_uint64(256 * MIB)
+must("cuMemPoolSetAttribute", into("cuDeviceGetDefaultMemPool", 0)[1], 4, ctypes.byref(threshold))
+for address in [into("cuMemAllocAsync", 64 * MIB, 0)[1] for _ in range(8)]:
+    must("cuMemFreeAsync", address, 0)
+must("cuStreamSynchronize", 0)
+tell(ready=True)
+input()
+tell(kept=before - info()[0])
+"""
+    with container.start_python(PROGRAM + script) as program:
+        assert program.listen() == {"ready": True}
+        assert container.line_bytes() == (CONTEXT_MIB + 256) * MIB
+        assert program.ask("go") == {"kept": 256 * MIB}
 
 
 def test_pool_memory_may_be_freed_by_the_plain_call(container):
@@ -738,6 +794,28 @@ tell(held=held, left=before - info()[0])
     assert facts(container.python(PROGRAM + script)) == {"held": 8 * MIB, "left": 0}
 
 
+def test_one_unmap_takes_memory_away_on_both_sides_of_some_that_is_not_counted(container):
+    """Not counted is memory of the host, and here what was made past the shim."""
+    script = f"""
+start()
+before = info()[0]
+driver = ctypes.CDLL({str(driver_path(container))!r})
+prop, past_us = AllocationProp(type=1, location_type=DEVICE), out()
+if driver.cuMemCreate(ctypes.byref(past_us), ctypes.c_size_t(2 * MIB), ctypes.byref(prop), ctypes.c_uint64(0)):
+    raise SystemExit("cuMemCreate of the driver")
+handles = [create_physical(2 * MIB)[1], past_us.value, create_physical(2 * MIB)[1]]
+address = reserve(6 * MIB)
+for at, handle in enumerate(handles):
+    must("cuMemMap", address + at * 2 * MIB, 2 * MIB, 0, handle, 0)
+    must("cuMemRelease", handle)
+held = before - info()[0]
+must("cuMemUnmap", address, 6 * MIB)
+must("cuMemAddressFree", address, 6 * MIB)
+tell(held=held, left=before - info()[0])
+"""
+    assert facts(container.python(PROGRAM + script)) == {"held": 4 * MIB, "left": 0}
+
+
 def test_an_unmap_that_waits_for_the_device_holds_up_no_other_thread(container):
     script = """
 import threading, time
@@ -884,6 +962,107 @@ must("cuDevicePrimaryCtxRelease_v2", 0)
 tell(held=before - info()[0])
 """
     assert facts(container.python(PROGRAM + script)) == {"held": 64 * MIB}
+
+
+# --- primary contexts that are made or end past the shim ------------------------------------------------------------
+
+PAST_US = """
+def past_us(name, *arguments):
+    result = getattr(driver, name)(*arguments)
+    if result:
+        raise SystemExit(f"{name} past the shim: {result}")
+def make_past_us():
+    context = out()
+    past_us("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    past_us("cuCtxSetCurrent", context)
+must("cuDriverGetVersion", ctypes.byref(out()))  # opens the front, and does not begin to limit yet
+driver = ctypes.CDLL(DRIVER)
+"""
+"""As old runtimes make primary contexts, through a private table of the driver's, and as those are that are older than the limits."""
+
+
+def past_us(container, script: str):
+    return container.start_python(f"{PROGRAM}DRIVER = {str(driver_path(container))!r}\n{PAST_US}{script}")
+
+
+def contexts_and_bytes(container):
+    device = container.snapshot().slots[0].devices[0]
+    return device.contexts, device.context_bytes, container.line_bytes()
+
+
+@pytest.mark.parametrize("known_mib", [0, 600], ids=["measured", "as the agent says"])
+@pytest.mark.parametrize("first", ["cuInit of the shim", "cuInit of the driver"])
+@pytest.mark.parametrize("version", ["", "_v2"])
+@pytest.mark.parametrize("end", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxRelease"])
+def test_a_primary_context_made_past_the_shim_is_charged_while_it_lives_and_credited_with_all_of_it(node, end, version, first, known_mib):
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=known_mib * MIB),)))
+    script = f"""
+must("cuInit", 0) if {first!r} == "cuInit of the shim" else past_us("cuInit", 0)
+make_past_us()
+tell(made=alloc(64 * MIB)[0])
+input()
+tell(ended=call({end + version!r}, 0))
+input()
+"""
+    own = (known_mib or CONTEXT_MIB) * MIB
+    with past_us(container, script) as program:
+        assert program.listen() == {"made": SUCCESS}
+        assert contexts_and_bytes(container) == (1, own, own + 64 * MIB)
+        assert program.ask("end") == {"ended": SUCCESS}
+        assert contexts_and_bytes(container) == (0, 0, 0)
+    assert container.snapshot().measured_context_bytes[0] == 0, "modules may be in what was measured"
+
+
+@pytest.mark.parametrize("known_mib", [0, 600], ids=["measured", "as the agent says"])
+@pytest.mark.parametrize("seen_first", [True, False], ids=["used, then retained", "retained, then used"])
+def test_a_primary_context_made_past_the_shim_and_retained_through_it_is_charged_once(node, seen_first, known_mib):
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=known_mib * MIB),)))
+    script = f"""
+must("cuInit", 0)
+make_past_us()
+if {seen_first}:
+    alloc(64 * MIB)
+    use(0)
+else:
+    use(0)
+    alloc(64 * MIB)
+tell(made=True)
+input()
+must("cuDevicePrimaryCtxRelease_v2", 0)
+tell(released=True)
+input()
+must("cuDevicePrimaryCtxRelease_v2", 0)
+tell(ended=True)
+input()
+"""
+    held = (1, (known_mib or CONTEXT_MIB) * MIB, ((known_mib or CONTEXT_MIB) + 64) * MIB)
+    with past_us(container, script) as program:
+        assert program.listen() == {"made": True}
+        assert contexts_and_bytes(container) == held
+        assert program.ask("release") == {"released": True}
+        assert contexts_and_bytes(container) == held
+        assert program.ask("release") == {"ended": True}
+        assert contexts_and_bytes(container) == (0, 0, 0)
+
+
+def test_a_primary_context_made_past_the_shim_leaves_nothing_of_a_limit_that_it_fills(node):
+    container = node.container(CONTEXT_MIB)
+    with past_us(container, 'must("cuInit", 0)\nmake_past_us()\ntell(free=info()[0], refused=alloc(1)[0])') as program:
+        assert program.listen() == {"free": 0, "refused": OUT_OF_MEMORY}
+
+
+def test_a_primary_context_that_ended_past_the_shim_is_credited_when_the_next_one_is_made(container):
+    script = """
+start()
+alloc(64 * MIB)
+past_us("cuDevicePrimaryCtxReset_v2", 0)
+use(0)
+tell(made=True)
+input()
+"""
+    with past_us(container, script) as program:
+        assert program.listen() == {"made": True}
+        assert contexts_and_bytes(container) == (1, CONTEXT_MIB * MIB, CONTEXT_MIB * MIB)
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------

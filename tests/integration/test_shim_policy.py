@@ -1,6 +1,7 @@
 """When the shim cannot limit a program it says why, once, and does what the agent wrote: refuse the GPU, or let the program run."""
 
 import os
+import re
 import struct
 
 import pytest
@@ -129,6 +130,28 @@ def test_a_refusal_is_a_line_only_when_the_agent_asks_for_it(node):
     assert quiet.python(PROGRAM + script).stderr == ""
     [line] = loud.python(PROGRAM + script).stderr.splitlines()
     assert f"{LIMIT_MIB * MIB} bytes of {node.uuids[0]} refused" in line
+
+
+def test_a_program_that_is_refused_again_and_again_is_told_at_a_bounded_rate_and_how_often_it_was_not(node):
+    container = node.container(LIMIT_MIB, log_level=region_layout.LOG_WARN)
+    script = f"""
+import time
+start()
+begun = time.monotonic()
+for _ in range(5000):
+    alloc({LIMIT_MIB} * MIB)
+time.sleep(1)
+alloc({LIMIT_MIB} * MIB)
+tell(seconds=time.monotonic() - begun)
+"""
+    answer = container.python(PROGRAM + script)
+    lines = answer.stderr.splitlines()
+    burst, per_second = 30, 3
+    assert burst < len(lines) <= burst + per_second * (answer.last["seconds"] + 1)
+    left_out = [
+        int(told.group(1)) for line in lines if (told := re.search(r"\((\d+) lines like this one were left out before it\)$", line))
+    ]
+    assert len(lines) + sum(left_out) == 5001
 
 
 # --- hostile regions ------------------------------------------------------------------------------------------------

@@ -127,6 +127,16 @@ def test_what_does_not_fit_takes_turns_and_what_fits_again_does_not(node, page):
         assert together(one, other) > 0.5
 
 
+def test_a_launch_that_waits_for_its_turn_is_counted_as_waiting(node, page):
+    """As the metric aliquot_container_launches_waiting has it."""
+    containers = [tenant(node, page), tenant(node, page)]
+    with started(containers[0]), started(containers[1]):
+        deadline = time.monotonic() + 30
+        while not any(device.waiting for container in containers for slot in container.snapshot().slots for device in slot.devices):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 def test_memory_that_left_is_sent_for_when_a_turn_begins(node, page):
     with started(tenant(node, page)) as first:
         alone = first.listen()

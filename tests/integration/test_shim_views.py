@@ -9,7 +9,8 @@ import pytest
 
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
-from tests.fakes.container import MIB, SOURCE_TREE, Node
+from proto import contract
+from tests.fakes.container import MIB, SOURCE_TREE, Node, make_container
 
 LIMIT_MIB = 4096
 CONTEXT_MIB = 530
@@ -228,6 +229,80 @@ tell(results=[answer(lambda: n.nvmlDeviceGetSamples(h, n.NVML_GPU_UTILIZATION_SA
     assert facts(container.python(PROGRAM + NVML + script)) == {"results": [3, 3, 3]}
 
 
+GPM = """
+def code(ask):
+    try:
+        ask()
+    except n.NVMLError as error:
+        return error.value
+    return 0
+def supported(gpu):
+    return bool(n.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice)
+sample = n.nvmlGpmSampleAlloc()
+"""
+
+
+def whole_bytes(node, number: int = 0) -> int:
+    """What the agent grants to who asks for a whole GPU: its memory less the driver's reserve, in whole MiB."""
+    ask = f"n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex({number}), version=n.nvmlMemory_v2)"
+    told = node.host(f"import pynvml as n; n.nvmlInit(); m = {ask}; print(m.total - m.reserved)")
+    return int(told) // MIB * MIB
+
+
+@pytest.mark.parametrize("interposition", ["front", "preload"])
+@pytest.mark.parametrize(
+    ("short_bytes", "sm_percent", "whole"),
+    [
+        pytest.param(0, 0, True, id="the whole GPU"),
+        pytest.param(0, 100, True, id="all of its compute"),
+        pytest.param(1, 0, False, id="a byte less"),
+        pytest.param(0, 99, False, id="a ceiling on compute"),
+    ],
+)
+def test_figures_of_the_whole_card_are_told_to_who_has_all_of_it(node, interposition, short_bytes, sm_percent, whole):
+    limit = DeviceLimit(node.uuids[0], whole_bytes(node) - short_bytes, overhead_bytes=64 * MIB, sm_percent=sm_percent)
+    container = node.container_with(Limits((limit,)), interposition=interposition)
+    script = """
+tell(sample=code(lambda: n.nvmlGpmSampleGet(h, sample)), supported=supported(h),
+     samples=code(lambda: n.nvmlDeviceGetSamples(h, n.NVML_GPU_UTILIZATION_SAMPLES, 0)))
+"""
+    told = facts(container.python(PROGRAM + NVML + GPM + script))
+    if whole:
+        assert told == {"sample": 0, "supported": True, "samples": told["samples"]}
+        assert told["samples"] in (0, 6), "an idle GPU may have none"
+    else:
+        assert told == {"sample": 3, "supported": False, "samples": 3}
+
+
+def without_process_samples(node, root, interposition, limit):
+    """A container on a driver that lacks the samples of processes: in the copy, no symbol has their name."""
+    driver = root / "libnvidia-ml-older.so.1"
+    name = b"nvmlDeviceGetProcessUtilization\0"
+    content = (node.build / "lib/sim" / contract.NVML_SONAME).read_bytes()
+    assert name in content
+    driver.write_bytes(content.replace(name, b"-" + name[1:]))
+    files = {contract.CUDA_SONAME: node.build / "lib/sim" / contract.CUDA_SONAME, contract.NVML_SONAME: driver}
+    return make_container(root / "older", node.build, node.directory, [limit], driver=files, interposition=interposition)
+
+
+@pytest.mark.parametrize("interposition", ["front", "preload"])
+@pytest.mark.parametrize("whole", [True, False], ids=["the whole GPU", "a share"])
+def test_without_samples_of_processes_a_share_is_told_no_utilisation(node, tmp_path, interposition, whole):
+    limit = DeviceLimit(node.uuids[0], whole_bytes(node) if whole else LIMIT_MIB * MIB)
+    container = without_process_samples(node, tmp_path, interposition, limit)
+    busy = node.container(LIMIT_MIB)
+    script = """
+rates = n.c_nvmlUtilization_t(77, 77)
+result = n._nvmlGetFunctionPointer("nvmlDeviceGetUtilizationRates")(h, ctypes.byref(rates))
+tell(result=result, gpu=rates.gpu)
+"""
+    with busy.start([busy.build / "bin/aliquot-cuda-client", "work", "--seconds", "10", "--kernel-us", "2000"]) as neighbour:
+        neighbour.listen()
+        told = facts(container.python(PROGRAM + NVML + script))
+    assert told["result"] == (0 if whole else 3)
+    assert whole or told["gpu"] == 77, "an error writes nothing"
+
+
 def test_what_is_no_share_of_anything_is_the_drivers(node, container):
     script = "tell(name=n.nvmlDeviceGetName(h), uuid=n.nvmlDeviceGetUUID(h), count=n.nvmlDeviceGetCount())"
     assert facts(container.python(PROGRAM + NVML + script)) == {"name": "NVIDIA H200", "uuid": node.uuids[0], "count": 1}
@@ -267,6 +342,34 @@ tell(total=n.nvmlDeviceGetMemoryInfo(m).total, pid=process.pid, instance=process
 """
         told = facts(container.python(PROGRAM + script))
         assert told == {"total": 2048 * MIB, "pid": program.process.pid, "instance": True}
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["the whole instance", "a share of it"])
+def test_performance_of_a_mig_instance_is_told_to_who_has_all_of_it(build_dir, sim_node, tmp_path, whole):
+    (tmp_path / "roots").mkdir()
+    node = Node(build_dir, sim_node("h200x8"), tmp_path / "roots")
+    make = """
+import pynvml as n; n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+n.nvmlDeviceSetMigMode(h, n.NVML_DEVICE_MIG_ENABLE)
+for _ in range(2):
+    profile = n.nvmlDeviceGetGpuInstanceProfileInfo(h, n.NVML_GPU_INSTANCE_PROFILE_1_SLICE)
+    instance = n.nvmlDeviceCreateGpuInstance(h, profile.id)
+    slices = n.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, n.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE, 0)
+    n.nvmlGpuInstanceCreateComputeInstance(instance, slices.id)
+m = n.nvmlDeviceGetMigDeviceHandleByIndex(h, 0)
+memory = n.nvmlDeviceGetMemoryInfo(m, version=n.nvmlMemory_v2)
+print(n.nvmlDeviceGetUUID(m), n.nvmlDeviceGetGpuInstanceId(m), memory.total - memory.reserved)
+"""
+    uuid, own, total = node.host(make).split()
+    limit = int(total) // MIB * MIB if whole else 1024 * MIB
+    container = node.container_with(Limits((DeviceLimit(uuid, limit),)))
+    script = f"""
+tell(own=code(lambda: n.nvmlGpmMigSampleGet(h, {own}, sample)), gpu=code(lambda: n.nvmlGpmSampleGet(h, sample)),
+     others=[code(lambda: n.nvmlGpmMigSampleGet(h, other, sample)) for other in range(16) if other != {own}], supported=supported(h))
+"""
+    told = facts(container.python(PROGRAM + NVML + GPM + script))
+    assert told == {"own": 0 if whole else 3, "gpu": 3, "others": [3] * 15, "supported": whole}
 
 
 def test_nvitop_shows_the_slice_and_the_containers_process(container):

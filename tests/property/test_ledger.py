@@ -63,9 +63,9 @@ class Fused:
         if name not in ("write", "remove", "prepare"):
             return method
 
-        def fused(*arguments: object) -> Any:
+        def fused(*arguments: object, **settings: object) -> Any:
             self._fuse.step()
-            result = method(*arguments)
+            result = method(*arguments, **settings)
             self._fuse.step()
             return result
 

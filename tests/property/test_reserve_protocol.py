@@ -7,7 +7,8 @@ and taken over by a newcomer; reaper and repairer may be killed too. Checked in 
 * what living processes were granted never exceeds the line, and the line never exceeds the limit (no over-grant);
 
 and in every state where nobody is in the middle of something: one repair makes the line equal to what is held (no lasting leak).
-Excluded here: the real code under real kills (tests/integration/test_shim_chaos.py), limits that change meanwhile.
+Excluded here: the real code, step by step (cuda_shim/tests/test_ledger_steps.c) and under kills (tests/integration/test_shim_chaos.py);
+limits that change meanwhile.
 """
 
 from collections.abc import Iterator

@@ -5,9 +5,11 @@ The test of this directory fails on any disagreement, so the classes cannot drif
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
 from cuda_shim.interpose.classes.tables import (
+    INLINE_SYMBOLS,
     KINDS,
     LEGACY,
     AbiRow,
@@ -15,6 +17,7 @@ from cuda_shim.interpose.classes.tables import (
     Hook,
     read_abi,
     read_all_symbols,
+    read_answers,
     read_classes,
     read_hooks,
     read_nvml_hooks,
@@ -50,17 +53,20 @@ def hook_disagreements(rows: Mapping[str, ClassRow], symbols: Mapping[str, Colle
 
 
 def unknown_hooks(symbols: Mapping[str, Collection[str]], hooked: Collection[str]) -> list[str]:
-    """Return the hooked symbols that no header declares."""
-    return sorted(set(hooked) - {symbol for each in symbols.values() for symbol in each})
+    """Return the hooked symbols that no header declares or defines."""
+    return sorted(set(hooked) - INLINE_SYMBOLS - {symbol for each in symbols.values() for symbol in each})
 
 
-def abi_disagreements(hooks: Collection[Hook], abi: Collection[AbiRow]) -> Iterator[str]:
-    """Yield a sentence for every CUDA hook whose base name, version or flavour is not that of the headers."""
-    expected = {row.symbol: (row.base, row.since, row.flavour != LEGACY) for row in abi}
-    for hook in hooks:
-        found = (hook.base, hook.since, hook.per_thread)
-        if expected.get(hook.symbol, found) != found:
-            yield f"{hook.symbol}: hooks.def says (base, since, per thread) = {found}, the headers {expected[hook.symbol]}"
+def abi_disagreements(answers: Collection[Hook], abi: Collection[AbiRow]) -> Iterator[str]:
+    """Yield a sentence for every wrapped CUDA symbol whose base names, versions or flavours are not those of the headers."""
+    expected, found = defaultdict(set), defaultdict(set)
+    for row in abi:
+        expected[row.symbol].add((row.base, row.since, row.flavour != LEGACY))
+    for answer in answers:
+        found[answer.symbol].add((answer.base, answer.since, answer.per_thread))
+    for symbol in found:
+        if symbol in expected and expected[symbol] != found[symbol]:
+            yield f"{symbol}: hooks.def says (base, since, per thread) = {sorted(found[symbol])}, the headers {sorted(expected[symbol])}"
 
 
 def problems_of(kind: str) -> list[str]:
@@ -75,7 +81,7 @@ def problems_of(kind: str) -> list[str]:
 
 def main() -> int:
     """Print the disagreements and the admitted gaps; 1 when there is a disagreement."""
-    problems = [problem for kind in KINDS for problem in problems_of(kind)] + list(abi_disagreements(read_hooks(), read_abi()))
+    problems = [problem for kind in KINDS for problem in problems_of(kind)] + list(abi_disagreements(read_answers(), read_abi()))
     gaps = [row for kind in KINDS for row in read_classes(kind).values() if row.hook == "gap"]
     for problem in problems:
         print(problem)

@@ -51,6 +51,10 @@ CUDA_HEADERS = {
 """Headers of functions that libcuda.so.1 exports, and those of their types. cudaProfiler.h itself is in another package; its names
 (which have one version and no twin each) are taken from their types."""
 
+RENAMED_SINCE = {"cuGraphInstantiate": 12000}
+"""Base names that the headers gave to a function with a base name of its own, and the first CUDA version whose headers did: a program
+compiled with those asks cuGetProcAddress for that function by this name. No function type tells the version."""
+
 ABSENT_HEADERS = ("GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h", "cudaProfiler.h")
 """Included by the headers above but not in their package. What they define is not needed to know which functions are declared, so
 empty files stand in where the include directory has none."""
@@ -93,9 +97,10 @@ def cuda_abi(include_dir: Path) -> list[AbiRow]:
     """Pair every CUDA symbol with the version at which cuGetProcAddress hands it out.
 
     The headers give the symbols and, apart from them, the versions of each base name and flavour; both are ordered by age, so the
-    n-th symbol has the n-th version.
+    n-th symbol has the n-th version. A name that became another function's comes after its own symbols.
 
-    Raises:  ExtractError: a base name has more symbols than versions or the other way round.
+    Raises:  ExtractError: a base name has more symbols than versions or the other way round, or became another function's and nobody
+             said when.
     """
     rows = []
     for header, entries in _cuda_names(include_dir).items():
@@ -111,7 +116,15 @@ def cuda_abi(include_dir: Path) -> list[AbiRow]:
             if len(ordered) != len(since_each):
                 raise ExtractError(f"{header}: {base} ({flavour}) is declared as {ordered}, but has types for the versions {since_each}")
             rows += [AbiRow(symbol, base, since, flavour) for (_, symbol), since in zip(ordered, since_each, strict=True)]
+            if flavour == LEGACY and split_symbol(entries[base].plain)[0] != base:
+                rows.append(AbiRow(entries[base].plain, base, _renamed_since(base), LEGACY))
     return rows
+
+
+def _renamed_since(base: str) -> int:
+    if base not in RENAMED_SINCE:
+        raise ExtractError(f"{base} is a name of another function now; say in RENAMED_SINCE since which CUDA version")
+    return RENAMED_SINCE[base]
 
 
 def find_include_dir(distribution: str, header: str) -> tuple[Path, str]:

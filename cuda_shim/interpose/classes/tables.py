@@ -26,6 +26,10 @@ TOUCHES = ("memory", "query", "work", "identity", "control", "-")
 LEGACY = "legacy"
 
 
+INLINE_SYMBOLS = frozenset({"cuGetProcAddress_v2_ptsz"})
+"""Functions that the headers define on top of those they declare, and that a driver may export besides."""
+
+
 class TableError(Exception):
     """A file of this directory is not in the form its header describes."""
 
@@ -51,6 +55,11 @@ class AbiRow(NamedTuple):
     flavour: str
     """``legacy``, or ``ptds``/``ptsz``: the twin for a per-thread default stream."""
 
+    @property
+    def is_renamed(self) -> bool:
+        """Whether the headers gave the base name to this function, which has a base name of its own."""
+        return split_symbol(self.symbol)[0] != self.base
+
 
 @dataclass(frozen=True, slots=True)
 class ClassRow:
@@ -70,7 +79,7 @@ class ClassRow:
 
 
 class Hook(NamedTuple):
-    """One row of hooks.def."""
+    """One row of hooks.def: a wrapped symbol, and a question that cuGetProcAddress answers with it."""
 
     symbol: str
     base: str
@@ -245,13 +254,23 @@ def render_abi(version: str, rows: Iterable[AbiRow]) -> str:
 
 
 def read_hooks() -> list[Hook]:
-    """Return the rows of hooks.def: the CUDA symbols the shim wraps."""
+    """Return the CUDA symbols the shim wraps, each with its own base name."""
+    return _read_hooks("HOOK")
+
+
+def read_answers() -> list[Hook]:
+    """Return all that the shim expects cuGetProcAddress to answer with symbols it wraps: the hooks, and the other names of some."""
+    return _read_hooks("HOOK", "ALSO_AS")
+
+
+def _read_hooks(*macros: str) -> list[Hook]:
     hooks = []
     for row in _macro_rows(HOOKS_FILE):
-        match = re.fullmatch(r"HOOK\((\w+),(\w+),(\d+),(LEGACY|PER_THREAD)\)", row)
+        match = re.fullmatch(r"(HOOK|ALSO_AS)\((\w+),(\w+),(\d+),(LEGACY|PER_THREAD)\)", row)
         if match is None:
-            raise TableError(f"{HOOKS_FILE.name}: want HOOK(symbol, base, since, LEGACY or PER_THREAD), found {row}")
-        hooks.append(Hook(match[1], match[2], int(match[3]), match[4] == "PER_THREAD"))
+            raise TableError(f"{HOOKS_FILE.name}: want HOOK or ALSO_AS(symbol, base, since, LEGACY or PER_THREAD), found {row}")
+        if match[1] in macros:
+            hooks.append(Hook(match[2], match[3], int(match[4]), match[5] == "PER_THREAD"))
     return hooks
 
 

@@ -81,7 +81,20 @@ def test_the_answers_of_cugetprocaddress_are_those_of_the_newest_header():
 
 def test_every_symbol_of_every_version_has_one_answer():
     declared = {symbol for symbols in tables.read_all_symbols("cuda").values() for symbol in symbols}
-    assert Counter(row.symbol for row in tables.read_abi()) == Counter(declared)
+    assert Counter(row.symbol for row in tables.read_abi() if not row.is_renamed) == Counter(declared)
+
+
+def test_a_name_that_became_another_functions_is_answered_with_that_function():
+    assert [row for row in tables.read_abi() if row.is_renamed] == [
+        ("cuGraphInstantiateWithFlags", "cuGraphInstantiate", 12000, tables.LEGACY)
+    ]
+
+
+def test_a_name_that_became_another_functions_when_nobody_said_is_an_error(monkeypatch):
+    monkeypatch.setattr(extract, "RENAMED_SINCE", {})
+    include_dir, _ = extract.find_include_dir(extract.PACKAGES["cuda"], "cuda.h")
+    with pytest.raises(extract.ExtractError, match="cuGraphInstantiate is a name of another function"):
+        extract.cuda_abi(include_dir)
 
 
 def test_each_answer_has_the_type_the_headers_give_it():
@@ -90,7 +103,7 @@ def test_each_answer_has_the_type_the_headers_give_it():
     in_cuda_h = tables.read_names("cuda", version)["cuda.h"]
     lines = [f"#define {extract.ALL_VERSIONS}", "#include <cuda.h>", "#include <cudaTypedefs.h>"]
     for row in tables.read_abi():
-        if row.base in in_cuda_h:
+        if row.base in in_cuda_h and not row.is_renamed:
             type_name = f"PFN_{row.base}_v{row.since}" + ("" if row.flavour == tables.LEGACY else f"_{row.flavour}")
             lines.append(
                 f'_Static_assert(__builtin_types_compatible_p(__typeof__(&{row.symbol}), {type_name}), "{row.symbol} is no {type_name}");'
@@ -113,7 +126,7 @@ def test_every_hook_is_of_a_declared_symbol(kind):
 
 
 def test_every_hook_has_the_base_name_version_and_flavour_of_the_headers():
-    problems = list(coverage.abi_disagreements(tables.read_hooks(), tables.read_abi()))
+    problems = list(coverage.abi_disagreements(tables.read_answers(), tables.read_abi()))
     assert not problems, "\n".join(problems)
 
 
@@ -158,7 +171,13 @@ def test_agreement_is_silent(row, hooked):
 def test_a_hook_that_asks_for_another_symbol_is_told(hook):
     (problem,) = coverage.abi_disagreements([hook], tables.read_abi())
     assert problem.startswith("cuMemAlloc_v2: hooks.def says")
-    assert problem.endswith("the headers ('cuMemAlloc', 3020, False)")
+    assert problem.endswith("the headers [('cuMemAlloc', 3020, False)]")
+
+
+def test_a_hook_that_lacks_another_name_of_its_symbol_is_told():
+    hook = Hook("cuGraphInstantiateWithFlags", "cuGraphInstantiateWithFlags", 11040, False)
+    (problem,) = coverage.abi_disagreements([hook], tables.read_abi())
+    assert problem.endswith("[('cuGraphInstantiate', 12000, False), ('cuGraphInstantiateWithFlags', 11040, False)]")
 
 
 # --- the form of the files --------------------------------------------------------------------------------------

@@ -1,0 +1,28 @@
+/* Where the program waits for the device. There the driver gives back what was freed in stream order, above what a pool is to keep; if the
+ * program sleeps from then on, nothing else would credit that, and its siblings in the container would be refused what is free. */
+#include "interpose/deferred.h"
+#include "interpose/driver.h"
+#include "interpose/reservoir.h"
+#include "shim.h"
+
+static CUresult synchronized(CUresult result)
+{
+	if (result == CUDA_SUCCESS) {
+		aq_deferred_settle();
+		aq_reservoirs_synchronized();
+	}
+	return result;
+}
+
+#define SYNCHRONIZE_HOOK(name, parameter, argument)                \
+	CUresult name(parameter)                                   \
+	{                                                          \
+		AQ_LIMITED_OR_RETURN(name(argument));              \
+		return synchronized(aq_cuda.name(argument));       \
+	}
+
+SYNCHRONIZE_HOOK(cuStreamSynchronize, CUstream stream, stream)
+SYNCHRONIZE_HOOK(cuStreamSynchronize_ptsz, CUstream stream, stream)
+SYNCHRONIZE_HOOK(cuEventSynchronize, CUevent event, event)
+SYNCHRONIZE_HOOK(cuCtxSynchronize, void, )
+SYNCHRONIZE_HOOK(cuCtxSynchronize_v2, CUcontext context, context)
