@@ -241,6 +241,14 @@ class PodAssignment:
 # --- a pod, as far as GPU sharing cares ---------------------------------------------------------------------------
 
 
+class RestartPolicy(StrEnum):
+    """After which ends kubelet starts a container again. An ordinary init container that completed is never."""
+
+    ALWAYS = "Always"
+    ON_FAILURE = "OnFailure"
+    NEVER = "Never"
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
     """One container of a pod's spec: its name and its resource limits as written."""
@@ -250,6 +258,8 @@ class ContainerSpec:
     init: bool = False
     restartable: bool = False
     """True for a sidecar: an init container with restartPolicy Always."""
+    restart_policy: RestartPolicy = RestartPolicy.ALWAYS
+    """Its own, or else its pod's."""
 
 
 class ContainerState(StrEnum):
@@ -294,3 +304,13 @@ class Pod:
     def state_of(self, container: str) -> ContainerState:
         """Return how far a container has come; waiting when its status does not say."""
         return next((status.state for status in self.statuses if status.name == container), ContainerState.WAITING)
+
+    def has_ended(self, container: str) -> bool:
+        """Whether a container has ended for good, as far as the status says; a pod whose sandbox is made anew starts it all the same."""
+        spec = next((spec for spec in self.containers if spec.name == container), None)
+        match self.state_of(container):
+            case ContainerState.COMPLETED if spec is not None:
+                return spec.restart_policy is not RestartPolicy.ALWAYS or (spec.init and not spec.restartable)
+            case ContainerState.FAILED if spec is not None:
+                return spec.restart_policy is RestartPolicy.NEVER
+        return False

@@ -139,7 +139,7 @@ class Scheduler:
         self._watch.on_pod_gone = self._desk.decisions.forget
         self._watch.on_nominated = self._desk.follow
         self._watch.on_synced = settle_memory
-        self._explainer = Explainer(self._desk, Rules(settings.policy, settings.weights), clock.now)
+        self._explainer = Explainer(self._desk, Rules(settings.policy, settings.weights), clock.now, self._watch.age_seconds)
         events = KubeEvents(connection, clock)
         self._events = WaitingEvents(self._explainer, events, self._desk.decisions.by_uid, clock.monotonic)
         self._desk.on_decision = self._on_decision

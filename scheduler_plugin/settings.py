@@ -30,9 +30,9 @@ def _weights(value: Any, source: str) -> Mapping[Policy, Weights]:
 class Settings:
     """Everything that can be configured. Durations are in seconds."""
 
-    extender_address: Annotated[str, Row("host:port of the extender; loopback beside kube-scheduler, or any address with TLS")] = (
-        "127.0.0.1:9410"
-    )
+    extender_address: Annotated[
+        str, Row("host:port of the extender; loopback beside kube-scheduler, or any with TLS (0.0.0.0: every address)")
+    ] = "127.0.0.1:9410"
     webhook_address: Annotated[str, Row("host:port of the admission webhook; 0.0.0.0 is every address, IPv6 too; empty: none here")] = (
         "0.0.0.0:9411"
     )
@@ -42,7 +42,9 @@ class Settings:
     metrics_address: Annotated[
         str, Row("host:port of /metrics, /healthz and /readyz; 0.0.0.0 is every address, IPv6 too; port 0 chooses a free one")
     ] = "0.0.0.0:9412"
-    dashboard_address: Annotated[str, Row("host:port of the read-only dashboard, which asks nobody who they are; empty: none")] = ""
+    dashboard_address: Annotated[
+        str, Row("host:port of the read-only dashboard, which asks nobody who they are; 0.0.0.0 is every address, IPv6 too; empty: none")
+    ] = ""
     prometheus_url: Annotated[str, Row("Prometheus that the dashboard asks for history, such as http://HOST:9090; empty: no history")] = ""
     explain_pages: Annotated[bool, Row("also tell there why pods wait, and hand out snapshots to replay")] = True
     tls_cert_file: Annotated[str, Row("certificate of webhook and extender; read again when it changes")] = ""
@@ -97,6 +99,10 @@ class Settings:
             raise SettingsError(f"prometheusUrl {self.prometheus_url}: want http://HOST:PORT or https://HOST, with a path where it has one")
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise SettingsError("tlsCertFile and tlsKeyFile belong together: set both or neither")
+        if self.client_ca_file and not self.tls_cert_file:
+            raise SettingsError(
+                "clientCaFile is for mutual TLS, which needs a certificate of the extender too: set tlsCertFile and tlsKeyFile"
+            )
         if host not in ("127.0.0.1", "::1", "localhost") and not (self.tls_cert_file and self.client_ca_file):
             raise SettingsError(
                 f"extenderAddress {self.extender_address} is reachable from elsewhere, and whoever reaches it can bind pods: "

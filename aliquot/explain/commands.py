@@ -87,7 +87,7 @@ def what_if(
     """
     with _scheduler_code("what-if"):
         from aliquot.explain.manifests import pods_of
-        from aliquot.explain.show import figure_lines, not_checked_line, placement_line
+        from aliquot.explain.show import age_lines, figure_lines, not_checked_line, placement_line
         from scheduler_plugin.core.journal import Snapshot
         from scheduler_plugin.core.kube_filters import NOT_CHECKED
         from scheduler_plugin.core.replay import SnapshotError, read_document
@@ -117,7 +117,8 @@ def what_if(
         click.echo(document(msgspec.to_builtins(answer), output))
     else:
         placed = (placement_line(placement, wide=output is Output.WIDE) for placement in placements)
-        click.echo("\n".join([*placed, *figure_lines(before, after), not_checked_line()]))
+        lines = [*placed, *figure_lines(before, after), *age_lines(taken.generation, taken.age_seconds), not_checked_line()]
+        click.echo("\n".join(lines))
     raise SystemExit(exit_codes.OK if all(placement.node for placement in placements) else exit_codes.FINDINGS)
 
 

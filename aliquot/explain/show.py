@@ -8,10 +8,27 @@ from scheduler_plugin.core.what_if import Figures, Placement
 from scheduler_plugin.core.why import Why
 
 _SHOWN_DEVICES = 4
+STALE_SECONDS = 70.0
+"""What is younger may be all there is to tell: API servers send a bookmark every minute where nothing changes."""
 
 
 def why_lines(why: Why) -> Iterator[str]:
-    """Explain one pod."""
+    """Explain one pod, and say so where what that was read from is old."""
+    yield from _answer_lines(why)
+    yield from age_lines(why.generation, why.age_seconds)
+
+
+def age_lines(generation: int | None, age_seconds: float | None) -> Iterator[str]:
+    """Say that an answer comes from an old state; nothing where it does not, or no age was told. Args: as in ``Why``."""
+    if generation is None:
+        return
+    if age_seconds is None:
+        yield "the scheduler has not listed the whole cluster yet: this is what it knows so far"
+    elif age_seconds > STALE_SECONDS:
+        yield f"this is the cluster as it was {age_seconds:.0f} s ago: since then the API server told the scheduler nothing, or not all"
+
+
+def _answer_lines(why: Why) -> Iterator[str]:
     if why.node or why.refusal or why.fitting:
         yield f"{why.pod}: {why.sentence}"
         if why.fitting and why.reasons:

@@ -5,13 +5,19 @@ published evaluation does. Pods of several GPUs get the wholly free ones with th
 policy's matter, by default the fullest that fits. Where pods ask for compute beside memory, the larger part counts. Verdicts on a class
 of pods are kept and renewed for the nodes that changed.
 
+Scores are whole numbers from 0 to 100, as kube-scheduler takes them, so many nodes are equally good; the published ones are computed so.
+
 random         any node and GPU that fits
 bestfit        the least CPU and GPU left, each as a part of the largest node's
 dotprod        the least product of what the node has free and what the pod asks
-gpupacking     a GPU in use before a free one on a node in use before a node that is free
-gpuclustering  nodes with pods of the same number of GPUs (or part of one), then empty ones, then others
-fgd            the least growth of fragmentation, as a whole number from 0 to 100, over the classes that make up 95 % of the pods
+gpupacking     a GPU in use, the fuller the better, before a free one on a node in use before a node that is free, the fewer GPUs the better
+gpuclustering  nodes with pods of the same number of GPUs (or part of one) alone, then among others, then nodes without such pods, then
+               those with pods of other kinds; in each the ones with the fewest GPUs free
+fgd            the least growth of fragmentation, over the classes that make up 95 % of the pods
 fgd100         the same over all classes
+
+To a pod without GPUs all nodes are alike for gpupacking and gpuclustering.
+Source: hkust-adsl/kubernetes-scheduler-simulator, pkg/simulator/plugin, with the options of its experiments/run_scripts.
 """
 
 import random
@@ -29,6 +35,7 @@ from aliquot.simulate.trace import WHOLE_GPU_MILLI, PodClass, TraceNode, TracePo
 MAX_CPU_MILLI: Final = 128_000
 MAX_GPU_MILLI: Final = 8_000
 """What scores are normalised by: the largest node of the trace."""
+MAX_SCORE: Final = 100
 _UNFIT: Final = -np.inf
 
 
@@ -137,8 +144,7 @@ class BestFit(FullestGpu):
     def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
         """Score by what is left."""
         cpu_left, gpu_left = self.cpu[rows] - kind.cpu_milli, self._gpu_free(rows) - kind.demand_milli
-        score: Floats = -(cpu_left / MAX_CPU_MILLI + gpu_left / MAX_GPU_MILLI) / 2
-        return score
+        return _whole(1 - (cpu_left / MAX_CPU_MILLI + gpu_left / MAX_GPU_MILLI) / 2)
 
 
 class DotProd(FullestGpu):
@@ -147,23 +153,23 @@ class DotProd(FullestGpu):
     def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
         """Score by the product."""
         cpu = self.cpu[rows] / MAX_CPU_MILLI * (kind.cpu_milli / MAX_CPU_MILLI)
-        score: Floats = -(cpu + self._gpu_free(rows) / MAX_GPU_MILLI * (kind.demand_milli / MAX_GPU_MILLI))
-        return score
+        gpu_product = self._gpu_free(rows) / MAX_GPU_MILLI * (kind.demand_milli / MAX_GPU_MILLI)
+        return _whole(1 - (cpu + gpu_product) / 2)
 
 
 class GpuPacking(FullestGpu):
     """See the module."""
 
     def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
-        """Score by the level alone; to a pod without GPU all nodes are alike."""
+        """Score by the level: half of the scale for GPUs in use, a third of it and more for nodes in use, less for others."""
         if not kind.gpus:
             return np.zeros(len(rows))
-        free = self.free[rows]
-        used = ((free >= 0) & (free < WHOLE_GPU_MILLI)).any(axis=1)
-        shared = np.zeros(len(rows), dtype=np.bool_)
-        if kind.gpus == 1 and kind.milli < WHOLE_GPU_MILLI:
-            shared = np.take_along_axis(free, gpu[:, None], axis=1)[:, 0] < WHOLE_GPU_MILLI
-        score: Floats = np.where(shared, 2.0, used)
+        free, gpus = self.free[rows], self.gpus[rows]
+        empty = (free == WHOLE_GPU_MILLI).sum(axis=1) == gpus
+        left = np.take_along_axis(free, gpu[:, None], axis=1)[:, 0]
+        shared = (left < WHOLE_GPU_MILLI) & (kind.gpus == 1)
+        score: Floats = np.where(shared, MAX_SCORE - left // 100, MAX_SCORE // 2 - kind.gpus).astype(np.float64)
+        score[empty] = MAX_SCORE // 3 - gpus[empty]
         return score
 
 
@@ -177,10 +183,14 @@ class GpuClustering(FullestGpu):
 
     def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
         """Score by the neighbours, and among equals by what is used already."""
+        if not kind.gpus:
+            return np.zeros(len(rows))
         pods = self._pods[rows]
-        same, every = pods[:, self._column(kind)] > 0, pods.sum(axis=1)
-        level = np.where(same, 2 + (every == pods[:, self._column(kind)]), np.where(every == 0, 1, 0))
-        return level * 2.0 * MAX_GPU_MILLI - self._gpu_free(rows)
+        same, kinds = pods[:, self._column(kind)] > 0, (pods > 0).sum(axis=1)
+        level = np.where(same, 2 + (kinds == 1), np.where(kinds == 0, 1, 0))
+        quarter = MAX_SCORE // 4
+        score: Floats = (level * quarter + quarter * (MAX_GPU_MILLI - self._gpu_free(rows)) // MAX_GPU_MILLI).astype(np.float64)
+        return score
 
     def note(self, node: int, kind: PodClass, sign: int) -> None:
         """Count the neighbours."""
@@ -243,7 +253,13 @@ class Fgd(ArrayEngine):
 
 
 def _score_of(gain: Floats) -> Floats:
-    score: Floats = np.floor(100 / (1 + np.exp(-gain / WHOLE_GPU_MILLI)))
+    score: Floats = np.floor(MAX_SCORE / (1 + np.exp(-gain / WHOLE_GPU_MILLI)))
+    return score
+
+
+def _whole(part: Floats) -> Floats:
+    """Make a whole number from 0 to 100 of a part of 1."""
+    score: Floats = np.floor(MAX_SCORE * part)
     return score
 
 

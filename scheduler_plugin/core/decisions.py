@@ -6,7 +6,7 @@ asked about. Of the last few, also those on pods that are bound by now, everythi
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -79,6 +79,15 @@ class Choice:
     node: str
     score: int
     moment: Moment
+    names: tuple[str, ...]
+    """Of all nodes then, by row."""
+    rows: npt.NDArray[np.int32]
+    """The nodes that it was asked about, fewer than filter where kube-scheduler rated some only; those without an inventory left out."""
+
+    @property
+    def asked(self) -> list[str]:
+        """The nodes with an inventory that it was asked about."""
+        return [self.names[row] for row in self.rows.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +143,8 @@ class Decisions:
         """Add prioritize's answer to the record of a pod's decision."""
         record = self.recorded.get(pod_uid)
         if record is not None and not (record.gang and record.gang.node):
-            record.choice = choice
+            same = choice.names is record.names and np.array_equal(choice.rows, record.rows)
+            record.choice = replace(choice, rows=record.rows) if same else choice
 
     def forget(self, pod_uid: str) -> None:
         """Drop what was decided on a pod that is bound or gone; the record stays."""

@@ -98,8 +98,13 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The demand: shapes and their weights."""
     picture: Picture
     events: list[Event]
+    generation: int | None = None
+    """The state's change counter at that moment; None where it was not kept."""
+    age_seconds: float | None = None
+    """How long before ``taken_at`` the stream furthest behind brought anything; None where not all had yet, or it was not kept."""
 
 
-def snapshot_of(moment: Moment, rules: Rules, taken_at: float) -> Snapshot:
+def snapshot_of(moment: Moment, rules: Rules, taken_at: float, generation: int | None = None, age_seconds: float | None = None) -> Snapshot:
     """Write down a moment; cheap, because the rows are shared."""
-    return Snapshot(VERSION, taken_at, rules, moment.demand.shapes, moment.part.picture, moment.part.events[: moment.position])
+    picture, events = moment.part.picture, moment.part.events[: moment.position]
+    return Snapshot(VERSION, taken_at, rules, moment.demand.shapes, picture, events, generation, age_seconds)

@@ -17,6 +17,8 @@ from scheduler_plugin.core.state import ClusterState
 
 NO_HOST_ROOM: Final = "not enough free CPU or RAM on the host"
 LEFT_OUT: Final = "left out by kube-scheduler's own filters (selectors, affinity, taints, CPU, RAM, GPU amounts of the whole node, ...)"
+SENTENCES: Final = (NO_HOST_ROOM, LEFT_OUT)
+"""What an explanation says beside the reasons of ``NodeReason``: all that there is."""
 NOT_CHECKED: Final = "node selectors, affinity, taints, readiness of nodes, topology spread, volumes, ports and number of pods"
 """What only kube-scheduler knows of a node."""
 

@@ -19,6 +19,7 @@ from scheduler_plugin.core.pods import SUCCEEDED, PodFacts, asks_gpu
 ENDED: Final = (SUCCEEDED, "Failed")
 MOST: Final = 1 << 32
 """More CPU and RAM than any host has: whoever asks for more asks for what no node can give, and sums of it still fit into 64 bits."""
+_PLAIN_RESOURCES: Final = frozenset(("cpu", "memory", contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES))
 _CACHED_QUANTITIES: Final = 8192
 _CACHED_LABELS: Final = 8192
 
@@ -52,16 +53,42 @@ class Resources(msgspec.Struct):
     requests: dict[str, str | int] | None = None
 
 
+class Being(msgspec.Struct):
+    """An object of which matters only that it is there."""
+
+
+class Port(msgspec.Struct, rename="camel"):
+    """A port of a container."""
+
+    host_port: int = 0
+
+
 class Container(msgspec.Struct, rename="camel"):
     """One container."""
 
     name: str = ""
     resources: Resources | None = None
     restart_policy: str | None = None
+    ports: list[Port] | None = None
 
 
-class Being(msgspec.Struct):
-    """An object of which matters only that it is there."""
+class PodTerms(msgspec.Struct):
+    """An affinity to pods, or against them; preferences are left out."""
+
+    required: list[Being] | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+
+
+class Affinity(msgspec.Struct, rename="camel"):
+    """What a pod wants of the pods beside it."""
+
+    pod_affinity: PodTerms | None = None
+    pod_anti_affinity: PodTerms | None = None
+
+
+class Spread(msgspec.Struct, rename="camel"):
+    """A topology spread."""
+
+    when_unsatisfiable: str = ""
 
 
 class SchedulingGate(msgspec.Struct):
@@ -71,10 +98,22 @@ class SchedulingGate(msgspec.Struct):
 
 
 class Volume(msgspec.Struct, rename="camel"):
-    """A volume: a claim's, one made for the pod alone, or neither."""
+    """A volume: a claim's, one made for the pod alone, a disk that few may have at once, or none of these."""
 
     persistent_volume_claim: Being | None = None
     ephemeral: Being | None = None
+    csi: Being | None = None
+    rbd: Being | None = None
+    iscsi: Being | None = None
+    cinder: Being | None = None
+    azure_disk: Being | None = None
+    gce_persistent_disk: Being | None = None
+    aws_elastic_block_store: Being | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether kube-scheduler looks at who else has it, or how many a node has."""
+        return any(getattr(self, field) is not None for field in self.__struct_fields__)
 
 
 class PodSpec(msgspec.Struct, rename="camel"):
@@ -91,6 +130,8 @@ class PodSpec(msgspec.Struct, rename="camel"):
     scheduling_gates: list[SchedulingGate] | None = None
     volumes: list[Volume] | None = None
     resource_claims: list[Being] | None = None
+    affinity: Affinity | None = None
+    topology_spread_constraints: list[Spread] | None = None
 
 
 class Condition(msgspec.Struct):
@@ -119,7 +160,7 @@ class PodObject(msgspec.Struct):
 
 
 class NodeStatus(msgspec.Struct):
-    """What a node offers."""
+    """What a node offers: CPU, memory and a number of pods among others."""
 
     allocatable: dict[str, str | int] | None = None
 
@@ -228,14 +269,17 @@ def pod_facts(item: PodObject) -> PodFacts:
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         needs_preparing=needs_preparing,
         failure=_failure(item.status) if needs_preparing else "",
+        is_picky=gpu is not None and not spec.node_name and _is_picky(spec),
+        repels=spec.affinity is not None and _is_required(spec.affinity.pod_anti_affinity),
         controller_uid=next((owner.uid for owner in metadata.owner_references or () if owner.controller), "") if gpu is not None else "",
     )
 
 
-def host_amounts(item: NodeObject) -> tuple[int, int]:
-    """Return a node's allocatable CPU in thousandths of a core, and its RAM in MiB, both rounded down."""
+def host_amounts(item: NodeObject) -> tuple[int, int, int]:
+    """Return a node's allocatable CPU in thousandths of a core, its RAM in MiB, both rounded down, and how many pods it takes."""
     allocatable = item.status.allocatable or {}
-    return cpu_milli(str(allocatable.get("cpu", 0))), memory_mib(str(allocatable.get("memory", 0)))
+    amounts = cpu_milli(str(allocatable.get("cpu", 0))), memory_mib(str(allocatable.get("memory", 0)))
+    return (*amounts, int(units.parse_quantity(str(allocatable.get("pods", 0)))))
 
 
 @lru_cache(maxsize=_CACHED_QUANTITIES)
@@ -253,6 +297,27 @@ def memory_mib(text: str) -> int:
 def _needs_preparing(spec: PodSpec) -> bool:
     claims = any(volume.persistent_volume_claim is not None or volume.ephemeral is not None for volume in spec.volumes or ())
     return claims or bool(spec.resource_claims)
+
+
+def _is_picky(spec: PodSpec) -> bool:
+    """Say of a pod with GPUs what ``PodFacts.is_picky`` means."""
+    containers = [*(spec.init_containers or ()), *(spec.containers or ())]
+    asked = [container.resources for container in containers] + [spec.resources]
+    amounts = [spec.overhead, *(part for one in asked if one is not None for part in (one.requests, one.limits))]
+    affinity = spec.affinity or Affinity()
+    return (
+        any(name not in _PLAIN_RESOURCES for part in amounts if part for name in part)
+        or any(port.host_port for container in containers for port in container.ports or ())
+        or any(volume.is_counted for volume in spec.volumes or ())
+        or bool(spec.resource_claims)
+        or _is_required(affinity.pod_affinity)
+        or _is_required(affinity.pod_anti_affinity)
+        or any(spread.when_unsatisfiable != "ScheduleAnyway" for spread in spec.topology_spread_constraints or ())
+    )
+
+
+def _is_required(terms: PodTerms | None) -> bool:
+    return terms is not None and bool(terms.required)
 
 
 def _failure(status: PodStatus) -> str:

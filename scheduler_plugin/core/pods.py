@@ -46,6 +46,12 @@ class PodFacts:
     """Whether it asks for GPUs, and for volumes or claims that kube-scheduler may have to have made before it asks for the binding."""
     failure: str = ""
     """Why kube-scheduler's latest attempt on such a pod failed, in its own words."""
+    is_picky: bool = False
+    """Whether it asks for GPUs and is not bound yet, and kube-scheduler looks at more for it than CPU, RAM, the number of pods and shares
+    of GPUs: host ports, volumes, claims, other resources, required affinity to pods or against them, or a topology spread that it insists
+    on."""
+    repels: bool = False
+    """Whether it has a required anti-affinity, which keeps others off its node while it is there."""
     controller_uid: str = ""
     """Of the Job or whatever else made the pod, if it asks for GPUs: what is started again as a whole has another one."""
 

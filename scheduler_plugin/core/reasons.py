@@ -1,5 +1,7 @@
 """Why a node cannot take a pod: a dozen fixed sentences, because kube-scheduler counts nodes by equal text.
 
+Explanations have two more, which kube-scheduler says by itself where it asks: ``core.kube_filters``.
+
 What exactly each device lacked is in placement.refusal and in the explanation of a decision; here details would only break up the counts.
 """
 

@@ -47,6 +47,8 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state that prioritize saw, when it was another."""
     gang: Standing | None = None
     """How far its gang was, for a member of one."""
+    prioritized: list[str] | None = None
+    """The nodes that prioritize was asked about; None where these are those of filter, or the record does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class SnapshotError(ValueError):
 def recorded(record: Record, rules: Rules) -> Recorded:
     """Write down a decision; cheap, because the rows of the state are shared."""
     decision, choice = record.decision, record.choice
-    snapshot = snapshot_of(record.moment, rules, decision.at)
+    snapshot = snapshot_of(record.moment, rules, decision.at, decision.generation)
     failed = {reason.label: count for reason, count in decision.failed.items()}
     asked = record.asked
     if NodeReason.NO_GPU.label in failed and (strange := decision.fitting + sum(decision.failed.values()) - len(asked)):
@@ -79,7 +81,8 @@ def recorded(record: Record, rules: Rules) -> Recorded:
         return Recorded(snapshot, decision.pod, asked, Answer(decision.fitting, failed), gang=standing)
     answer = Answer(decision.fitting, failed, choice.node, choice.score)
     rated = None if choice.moment == record.moment else snapshot_of(choice.moment, rules, decision.at)
-    return Recorded(snapshot, decision.pod, asked, answer, rated, standing)
+    prioritized = None if choice.rows is record.rows else choice.asked
+    return Recorded(snapshot, decision.pod, asked, answer, rated, standing, prioritized)
 
 
 def restore(snapshot: Snapshot) -> ClusterState:
@@ -101,9 +104,9 @@ def restore(snapshot: Snapshot) -> ClusterState:
 
 def replay(document: Recorded) -> Replayed:
     """Decide again. Raises SnapshotError."""
-    first = _answer(document.snapshot, document, document.gang)
-    if document.rated is not None and first.chosen and first.score:
-        rated = _answer(document.rated, document, None)
+    first = _answer(document.snapshot, document, document.asked, document.gang)
+    if (document.rated is not None or document.prioritized is not None) and first.chosen and first.score:
+        rated = _answer(document.rated or document.snapshot, document, document.prioritized or document.asked, None)
         first = Answer(first.fitting, first.failed, rated.chosen, rated.score)
     if not document.answer.chosen and first.score:
         first = Answer(first.fitting, first.failed)
@@ -119,7 +122,7 @@ def read_document(data: bytes, form: type[_Document]) -> _Document:
         raise SnapshotError(f"expected a {form.__name__.lower()} document: {exc}") from exc
 
 
-def _answer(snapshot: Snapshot, document: Recorded, standing: Standing | None) -> Answer:
+def _answer(snapshot: Snapshot, document: Recorded, asked: Sequence[str], standing: Standing | None) -> Answer:
     state, pod = restore(snapshot), document.pod
     if pod.gpu is None:
         raise SnapshotError("expected a decision on a pod that asks for GPUs")
@@ -130,12 +133,12 @@ def _answer(snapshot: Snapshot, document: Recorded, standing: Standing | None) -
     shapes = Shapes(state, snapshot.rules.weights)
     with state.without(pod.uid):
         verdict = shapes.verdict(PodShape.of(request, snapshot.rules.default_policy, HostDemand(pod.cpu_milli, pod.memory_mib)))
-    rows = rows_of(state, document.asked)
+    rows = rows_of(state, asked)
     reasons = reasons_for(verdict, rows)
     fitting = rows[reasons == NodeReason.FITS.value]
     if standing is not None:
         planner = Planner(state, shapes, snapshot.rules.default_policy)
-        together = _with_its_gang(planner, pod, standing, document.asked, [state.names[row] for row in fitting.tolist()])
+        together = _with_its_gang(planner, pod, standing, asked, [state.names[row] for row in fitting.tolist()])
         if together is not None:
             return together
     failed = {reason.label: count for reason, count in counts_of(reasons).items()}

@@ -69,10 +69,11 @@ class Weights:
 DEFAULT_WEIGHTS: Final[Mapping[Policy, Weights]] = {
     Policy.FRAG: Weights(1.0, 0.3, 0.008, 0.6, 0.25, 0.25, 0.02, 0.001, 0.0025, 0.0),
     Policy.BINPACK: Weights(1.0, 0.05, 0.0, 0.2, 0.1, 0.5, 0.05, 0.1, 0.2, 0.5),
-    Policy.SPREAD: Weights(1.0, 0.05, 0.0, 0.2, 0.1, 0.5, 0.0, 0.0, 0.0, -1.0),
+    Policy.SPREAD: Weights(1.0, 0.05, 0.0, 0.2, 0.1, 0.5, 0.001, 0.0, 0.0, -1.0),
     Policy.TOPOLOGY: Weights(1.0, 0.05, 0.0, 0.2, 4.0, 1.0, 0.5, 0.1, 0.1, 0.05),
 }
-"""How those of frag were found, and what they do on public traces, is in docs/placement.md."""
+"""How those of frag were found, and what they do on public traces, is in docs/placement.md. To spread, links count as much as a thousandth
+of a node's memory: they decide between nodes that are equally empty."""
 
 
 Kind: TypeAlias = tuple[str, int]

@@ -123,6 +123,7 @@ class ClusterState:
         """What it was when a row got its name."""
         self._nodes: dict[str, _Node] = {}
         self._hosts: dict[str, tuple[int, int]] = {}
+        self._most_pods: dict[str, int] = {}
         self._pods: dict[str, PodFacts] = {}
         self._holders: dict[str, _Holder] = {}
         self._uids_on: dict[str, set[str]] = {}
@@ -171,6 +172,10 @@ class ClusterState:
         """Return the bound pods of a node; those that are only expected there are in ``reservations``."""
         known = (self._pods.get(uid) for uid in self._uids_on.get(node, ()))
         return (pod for pod in known if pod is not None and pod.node_name == node)
+
+    def most_pods_of(self, node: str) -> int:
+        """Return how many pods a node takes; 0 where that is not known."""
+        return self._most_pods.get(node, 0)
 
     def pod_changes_on(self, node: str) -> int:
         """Return how often the bound pods of a node that ask for GPUs changed: when it went up, more of them may be worth ending.
@@ -315,8 +320,9 @@ class ClusterState:
         self._name_row(known.row, "")
         del self._nodes[name]
 
-    def set_host(self, name: str, cpu_milli: int, ram_mib: int) -> None:
-        """Take a node's allocatable CPU and RAM."""
+    def set_host(self, name: str, cpu_milli: int, ram_mib: int, most_pods: int = 0) -> None:
+        """Take a node's allocatable CPU and RAM, and how many pods it takes, 0 where that is not known."""
+        self._most_pods[name] = most_pods
         if self._hosts.get(name) == (cpu_milli, ram_mib):
             return
         self._note(Event(host=HostAmounts(name, cpu_milli, ram_mib)))
@@ -326,6 +332,7 @@ class ClusterState:
 
     def drop_host(self, name: str) -> None:
         """Forget a node's CPU and RAM."""
+        self._most_pods.pop(name, None)
         self._note(Event(host=HostAmounts(name)))
         if self._hosts.pop(name, None) is not None and (known := self._nodes.get(name)) is not None:
             self.columns.set_host(known.row, 0, 0)
@@ -413,7 +420,7 @@ class ClusterState:
         for node in listed.values():
             self.set_gpu_node(node)
 
-    def replace_hosts(self, hosts: Mapping[str, tuple[int, int]]) -> None:
+    def replace_hosts(self, hosts: Mapping[str, tuple[int, int] | tuple[int, int, int]]) -> None:
         """Take a full list: what is not in it is gone."""
         for name in self._hosts.keys() - hosts.keys():
             self.drop_host(name)

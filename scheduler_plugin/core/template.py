@@ -9,7 +9,7 @@ from proto import contract, gpunode, units
 from proto.errors import QuantityError
 from proto.gpunode import GpuDevice, GpuNode
 from proto.model import Device, Isolation
-from scheduler_plugin.core.objects import NodeObject
+from scheduler_plugin.core.objects import NodeObject, host_amounts
 
 LABEL_COUNT = "nvidia.com/gpu.count"
 LABEL_PRODUCT = "nvidia.com/gpu.product"
@@ -33,6 +33,14 @@ def template_node(item: NodeObject) -> GpuNode | None:
     )
     per_gpu = min(shares // count, gpunode.MAX_SHARES_PER_GPU) if shares else DEFAULT_MAX_SHARES
     return GpuNode(item.metadata.name, devices, shares_per_gpu=per_gpu, isolation=(Isolation.SHIM, Isolation.EXCLUSIVE))
+
+
+def template_host(item: NodeObject) -> tuple[int, int, int]:
+    """Return what a template promises, as ``host_amounts`` does; 0, which is unknown, for what is no amount."""
+    try:
+        return host_amounts(item)
+    except QuantityError:
+        return 0, 0, 0
 
 
 def _amount(text: str | int | None) -> int:

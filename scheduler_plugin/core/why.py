@@ -52,6 +52,10 @@ class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why its gang cannot start."""
     gates: tuple[str, ...] = ()
     """What keeps kube-scheduler from placing it, wherever it fits."""
+    generation: int | None = None
+    """The change counter of the state that this was read from; None from a scheduler that does not tell."""
+    age_seconds: float | None = None
+    """How long ago the stream of the API server that is furthest behind brought anything; None before all did, or where not told."""
 
     @property
     def waits(self) -> bool:

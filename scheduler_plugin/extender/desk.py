@@ -13,7 +13,7 @@ from placement.request import RequestError, pod_request
 from proto.model import PodRequest, Policy
 from scheduler_plugin.core.budgets import Budgets
 from scheduler_plugin.core.columns import Ints, Rows
-from scheduler_plugin.core.decisions import AskedNodes, Decision, Decisions, GangTurn, Record
+from scheduler_plugin.core.decisions import AskedNodes, Choice, Decision, Decisions, GangTurn, Record
 from scheduler_plugin.core.gang_plan import Planner
 from scheduler_plugin.core.names import NamesText, NameTable
 from scheduler_plugin.core.pods import Footprint, PodFacts, footprint
@@ -186,12 +186,17 @@ class Desk:
 
     def record(self, decision: Decision, named: Named, turn: GangTurn | None = None) -> None:
         """Keep a decision with its inputs, the nodes that were asked about, and tell it."""
-        rows = named.rows if not named.strange else named.rows[named.rows != UNKNOWN_ROW]
+        rows = _known_rows(named)
         if not decision.fitting:
             decision = replace(decision, asked=AskedNodes.of(rows, self._named_at))
         self.on_decision(decision)
         moment = self.state.moment() if turn is None else turn.moment
         self.decisions.record(decision, Record(decision, moment, self._names_by_row, rows.astype(np.int32), gang=turn))
+
+    def note_choice(self, pod_uid: str, named: Named, row: int, score: int) -> None:
+        """Add to a pod's decision what prioritize said, and of which nodes."""
+        rows = _known_rows(named).astype(np.int32)
+        self.decisions.chose(pod_uid, Choice(self.state.names[row], score, self.state.moment(), self._names_by_row, rows))
 
     def expect(self, pod: PodFacts, request: PodRequest, verdict: Verdict, row: int) -> None:
         """Reserve softly what the pod is likely to get on a node where it fits, unless its binding is under way already.
@@ -248,6 +253,11 @@ def request_of(pod: PodFacts) -> PodRequest | RequestError | None:
         return pod_request(pod.gpu)
     except RequestError as exc:
         return exc
+
+
+def _known_rows(named: Named) -> Rows:
+    """Return the rows of a call's nodes without those that have no inventory."""
+    return named.rows if not named.strange else named.rows[named.rows != UNKNOWN_ROW]
 
 
 def _remember(kept: OrderedDict[_K, _T], key: _K, value: _T, most: int = _REMEMBERED) -> None:

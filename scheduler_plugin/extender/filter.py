@@ -19,14 +19,12 @@ from placement.request import RequestError
 from proto.model import PodRequest
 from scheduler_plugin.core.decisions import Decision, GangTurn
 from scheduler_plugin.core.gang import Gang
-from scheduler_plugin.core.judge import REASON_OF, counts_of, curable, reasons_for
+from scheduler_plugin.core.judge import counts_of, curable, reasons_for
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.reasons import NodeReason
-from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState
-from scheduler_plugin.core.template import template_node
 from scheduler_plugin.extender import wire
 from scheduler_plugin.extender.desk import Asked, Desk, Named
+from scheduler_plugin.extender.full_nodes import FullNode, judge_full, read_full
 from scheduler_plugin.extender.gang import gang_asked
 
 _SENTENCES: Final = {reason.value: reason.sentence for reason in NodeReason}
@@ -40,16 +38,14 @@ def filter_nodes(desk: Desk, body: bytes, now: float) -> bytes:
         named = desk.look_up(())
     if named is not None:
         return _filter_names(desk, asked, named, now)
-    full = (args.nodes.items if args.nodes is not None else None) or []
-    wire.check_count(len(full))
-    names = [wire.decode_node(raw).metadata.name for raw in full]
+    full = read_full(args)
     match asked.request:
         case None:
-            return wire.filter_result(nodes=full)
+            return wire.filter_result(nodes=[raw for raw, _ in full])
         case RequestError() as error:
-            return wire.filter_result(nodes=[], unresolvable=dict.fromkeys(names, str(error)))
+            return wire.filter_result(nodes=[], unresolvable={item.metadata.name: str(error) for _, item in full})
         case _:
-            return _filter_full(desk, asked, full, names)
+            return _full_result(judge_full(desk, asked, full))
 
 
 def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
@@ -103,23 +99,13 @@ def _gang_refusal(desk: Desk, pod: PodFacts, request: PodRequest, named: Named, 
     return wire.filter_result(node_names=[], failed=resolvable, unresolvable=dict.fromkeys(hopeless, turn.refusal))
 
 
-def _filter_full(desk: Desk, asked: Asked, full: Sequence[msgspec.Raw], names: Sequence[str]) -> bytes:
-    """Judge nodes that may exist only in a simulation, in a state of their own."""
-    imagined = ClusterState()
-    for raw, name in zip(full, names, strict=True):
-        if desk.state.row_of(name) is None and (node := template_node(wire.decode_node(raw))) is not None:
-            imagined.set_gpu_node(node)
-    on_real = desk.verdict_for(asked.pod, asked.shape)
-    on_imagined = Shapes(imagined, desk.shapes.weights).verdict(asked.shape)
+def _full_result(judged: Sequence[FullNode]) -> bytes:
     kept: list[msgspec.Raw] = []
     failed: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
-    for raw, name in zip(full, names, strict=True):
-        state, verdict = (desk.state, on_real) if desk.state.row_of(name) is not None else (imagined, on_imagined)
-        row = state.row_of(name)
-        reason = NodeReason.NO_GPU if row is None else REASON_OF[int(verdict.reason[row])]
-        if reason is NodeReason.FITS:
-            kept.append(raw)
+    for node in judged:
+        if node.reason is NodeReason.FITS:
+            kept.append(node.raw)
         else:
-            (failed if row is not None and verdict.curable[row] else unresolvable)[name] = reason.sentence
+            (failed if node.curable else unresolvable)[node.name] = node.reason.sentence
     return wire.filter_result(nodes=kept, failed=failed, unresolvable=unresolvable)

@@ -1,8 +1,13 @@
 """preempt: of the nodes that kube-scheduler would free, which really help, and whose end is needed there.
 
-Its victims stay: it chose them for CPU, RAM and whatever else it counts. Pods are added only where the right GPU is not free then, with
-core.preempt's search, and nodes where nothing helps are dropped. An empty list of victims is an ordinary case: all that
+It chose its victims for CPU, RAM, sums of GPU amounts and whatever else it counts. Pods are added only where the right GPU is not free
+then, with core.preempt's search, and nodes where nothing helps are dropped. An empty list of victims is an ordinary case: all that
 kube-scheduler counts is free, and one GPU is not. Pods that are ending already free what they hold by themselves.
+
+Where pods are added, a victim that kube-scheduler chose may have become needless, and is let go as far as the state shows it (``_fewest``).
+kube-scheduler takes the answer as it is: it ends those, and tries the pod again once they are gone. Should it count something that we do
+not see, and refuse the node, it proposes victims anew. The right GPU is free by then, so nothing is added and nobody let go: its own choice
+ends, one attempt later. Where nothing is added its choice stays, because it is the least of what it counts.
 
 A gang that runs is not broken: where kube-scheduler's victims leave it with less than its minimum, the rest of it ends too if it is all on
 that node, and the node is dropped if not. For a member of a gang that does not run yet, a node helps only if all members that are missing
@@ -79,18 +84,26 @@ async def choose_victims(desk: Desk, body: bytes) -> bytes:
             break
         await asyncio.sleep(0)
         tried += 1
-        chosen = _uids(victims)
-        added = _victims_for(desk, members, node, uids[node])
+        chosen = uids[node]
+        added = _victims_for(desk, members, node, chosen)
         if added is None and gang is not None:
-            desk.gangs.note_in_vain(pod, gang, members, {node: uids[node]})
+            desk.gangs.note_in_vain(pod, gang, members, {node: chosen})
         elif added is not None:
-            more += len(added)
-            pods = [wire.MetaPod(uid) for uid in _important_first(desk, (*chosen, *added))]
-            answer[node] = wire.MetaVictims(pods, victims.num_pdb_violations + _cost(desk, chosen, added)[0])
+            ended = _fewest(desk, members, node, chosen, added)
+            more += len(ended - chosen)
+            answer[node] = _answer_on(desk, victims, ended)
     if gang is not None:
         desk.gangs.note_search(pod, gang, begun, helps=bool(answer), goes_on=tried < len(worth_trying))
     desk.on_preemption(len(answer), tried - len(answer), more)
     return wire.preempt_result(answer)
+
+
+def _answer_on(desk: Desk, proposed: wire.MetaVictims, ended: frozenset[str]) -> wire.MetaVictims:
+    """Write down who ends on a node, with the violations that kube-scheduler counted, or ours where we let some of its victims go."""
+    chosen, pods = frozenset(_uids(proposed)), [wire.MetaPod(uid) for uid in _important_first(desk, ended)]
+    if not chosen <= ended:
+        return wire.MetaVictims(pods, _cost(desk, (), ended)[0])
+    return wire.MetaVictims(pods, proposed.num_pdb_violations + _cost(desk, chosen, ended - chosen)[0])
 
 
 def ways(desk: Desk, pod: PodFacts, nodes: Iterable[str], spared: Collection[str]) -> Iterator[Way | None]:
@@ -176,10 +189,11 @@ def _uids(victims: wire.MetaVictims) -> list[str]:
 
 def _proposed(args: wire.PreemptionArgs) -> dict[str, wire.MetaVictims]:
     if args.node_name_to_meta_victims is not None:
-        return args.node_name_to_meta_victims
+        return {node: victims or wire.MetaVictims() for node, victims in args.node_name_to_meta_victims.items()}
+    full = {node: victims or wire.Victims() for node, victims in (args.node_name_to_victims or {}).items()}
     return {
         node: wire.MetaVictims([wire.MetaPod(pod.metadata.uid) for pod in victims.pods or ()], victims.num_pdb_violations)
-        for node, victims in (args.node_name_to_victims or {}).items()
+        for node, victims in full.items()
     }
 
 
@@ -192,6 +206,52 @@ def _worth_trying(desk: Desk, members: Sequence[PodFacts], proposed: Mapping[str
         lacking = sum(not planner.expect(member, None, inf) for member in members)
     enough = [(node, victims) for node, victims in proposed.items() if _most_members(desk, members, node) >= lacking]
     return sorted(enough, key=lambda proposal: len(proposal[1].pods or ()))
+
+
+def _fewest(desk: Desk, members: Sequence[PodFacts], node: str, chosen: frozenset[str], added: frozenset[str]) -> frozenset[str]:
+    """Return who ends on a node: the chosen and the added pods, or fewer where it is sure that those suffice.
+
+    Nobody is let go unless pods were added, for a gang's missing members, for a pod that kube-scheduler looks at more for than we know
+    (``is_picky``), on a node whose sums of GPU amounts are not those of its devices, or if he keeps others away, is in a gang or unknown.
+    """
+    pod, known = members[0], desk.state.pods
+    spare = frozenset(uid for uid in chosen if uid in known and not known[uid].repels and gang_of_pod(known[uid]) is None)
+    if len(members) > 1 or not added or not spare or pod.is_picky or not _adds_up(desk, node):
+        return chosen | added
+    found = []  # whoever stays for the sums may free a GPU too: what is cheapest beside all the chosen, and what is without any of them
+    for for_gpu in (added, _victims_for(desk, members, node, chosen - spare)):
+        if for_gpu is None:
+            continue
+        ended = chosen | for_gpu
+        for uid in (*_costly_first(desk, spare - for_gpu), *_costly_first(desk, for_gpu)):
+            if gang_of_pod(known[uid]) is None and _suffices(desk, pod, node, ended - {uid}):
+                ended -= {uid}
+        found.append(ended)
+    return min(found, key=lambda ended: _cost(desk, (), ended))
+
+
+def _costly_first(desk: Desk, uids: Iterable[str]) -> list[str]:
+    return sorted(uids, key=lambda uid: (_cost(desk, (), (uid,)), uid), reverse=True)
+
+
+def _adds_up(desk: Desk, node: str) -> bool:
+    """Whether what is free on one device is free in the node's sums too, which kube-scheduler counts: no device is left out of them."""
+    states = desk.state.device_states(node)
+    sound = all(state.healthy and not state.cordoned and not state.device.mig_enabled for state in states)
+    return sound and not any(other.uid in desk.state.unaccounted for other in desk.state.pods_on(node))
+
+
+def _suffices(desk: Desk, pod: PodFacts, node: str, ended: frozenset[str]) -> bool:
+    """Whether a pod fits on a node once these pods have ended: on its GPUs, by CPU and RAM, and by the number of pods."""
+    state, row = desk.state, desk.state.row_of(node)
+    if row is None or not state.columns.cpu_milli[row] or not state.columns.ram_mib[row]:
+        return False
+    gone = {pod.uid, *ended, *ending_already(desk, node)}
+    expected = [uid for uid, one in state.reservations.items() if one.node == node and uid not in gone]
+    staying = [other for other in state.pods_on(node) if other.uid not in gone]
+    if len(staying) + len(expected) >= state.most_pods_of(node) or not _host_has_room(desk, pod, node, ended):
+        return False
+    return _added_victims(desk, pod, node, ended, frozenset(other.uid for other in staying)) == frozenset()
 
 
 def _host_has_room(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str]) -> bool:

@@ -8,27 +8,28 @@ A pod without GPUs takes CPU and RAM that GPUs may need. Nodes with GPUs are rat
 alike, so that kube-scheduler's own preferences decide among those.
 """
 
+import hashlib
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from placement.request import RequestError
-from scheduler_plugin.core.decisions import Choice
 from scheduler_plugin.core.judge import best_row, reasons_for
+from scheduler_plugin.core.objects import NodeObject
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.shapes import MAX_SCORE
 from scheduler_plugin.extender import wire
-from scheduler_plugin.extender.desk import Desk
+from scheduler_plugin.extender.desk import Asked, Desk
+from scheduler_plugin.extender.full_nodes import judge_full, read_full
 
 
 def prioritize_nodes(desk: Desk, body: bytes) -> bytes:
     """Answer one prioritize call; the nodes come in any order, each once. Raises WireError."""
     args = wire.decode_args(body)
     asked, named = desk.asked(args.pod), desk.named(args.node_names)
-    real = named is not None
     if named is None:
-        full = (args.nodes.items if args.nodes is not None else None) or []
-        named = desk.look_up([wire.decode_node(raw).metadata.name for raw in full])
+        return _prioritize_full(desk, asked, read_full(args))
     request, rows = asked.request, named.rows
     everywhere = np.arange(len(rows))
     if isinstance(request, RequestError):
@@ -46,10 +47,32 @@ def prioritize_nodes(desk: Desk, body: bytes) -> bytes:
     wins = request is not None or not rest
     score = int(verdict.score[winner]) + wins
     answer = desk.scores_of(asked.shape, verdict).answer(shown, winner, score, rest)
-    if real and wins:
-        desk.decisions.chose(asked.pod.uid, Choice(desk.state.names[winner], score, desk.state.moment()))
+    if wins:
+        desk.note_choice(asked.pod.uid, named, winner, score)
         desk.expect(asked.pod, asked.shape.request if request is None else request, verdict, winner)
     return answer
+
+
+def _prioritize_full(desk: Desk, asked: Asked, full: Sequence[tuple[msgspec.Raw, NodeObject]]) -> bytes:
+    """Rate full nodes, as filter judges them; of equal ones, one that exists comes before those that are imagined. Nothing is reserved."""
+    if isinstance(asked.request, RequestError):
+        return _nothing([item.metadata.name for _, item in full])
+    judged = judge_full(desk, asked, full)
+    fitting = [node for node in judged if node.reason is NodeReason.FITS]
+    if not fitting:
+        return _nothing([node.name for node in judged])
+    beside = 0 if asked.request is not None else MAX_SCORE
+    wins = asked.request is not None or len(fitting) == len(judged)
+    winner = max(fitting, key=lambda node: (node.score, node.exists, _lot(asked.pod.uid, node.name)))
+    entries = [
+        wire.entry(node.name, (node.score if node.reason is NodeReason.FITS else beside) + (wins and node is winner)) for node in judged
+    ]
+    return b"[" + b",".join(entries) + b"]"
+
+
+def _lot(pod_uid: str, node: str) -> bytes:
+    """Draw lots that fall the same whenever a pod is asked about."""
+    return hashlib.blake2b(f"{pod_uid}/{node}".encode(errors="surrogatepass"), digest_size=8).digest()
 
 
 def _nothing(names: Sequence[str]) -> bytes:

@@ -1,10 +1,14 @@
 """The extender protocol's JSON, exactly as kube-scheduler writes and reads it (k8s.io/kube-scheduler/extender/v1, no field tags).
 
 Keys are Go's field names with capitals, and absent values are ``null``; the pods and nodes inside are ordinary API objects. We write the
-exact case and read any. Bodies are hostile: whatever is wrong surfaces as a WireError before anything is changed.
+exact case and read any, as Go does: a body with a key that is not exact, or not known, is read a second time. Bodies are hostile: whatever
+is wrong surfaces as a WireError before anything is changed.
+
+So a form with keys that may be absent forbids unknown ones: a key in another case is one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -15,18 +19,19 @@ from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.errors import WireError
 
 MAX_NODES: Final = 100_000
-_KEYS: Final = ("Pod", "Nodes", "NodeNames", "NodeNameToVictims", "NodeNameToMetaVictims", "PodName", "PodNamespace", "PodUID", "Node")
 _LAST_KEY: Final = b',"NodeNames":['
-_EXACT: Final = {key.casefold(): key for key in _KEYS}
 
 
-class NodeList(msgspec.Struct):
+class NodeList(msgspec.Struct, forbid_unknown_fields=True):
     """Full nodes, sent when the scheduler does not trust us with names, and by an autoscaler that asks about nodes that do not exist."""
 
     items: list[msgspec.Raw] | None = None
+    metadata: msgspec.Raw = msgspec.Raw()
+    kind: msgspec.Raw = msgspec.Raw()
+    api_version: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="apiVersion")
 
 
-class ExtenderArgs(msgspec.Struct, rename="pascal"):
+class ExtenderArgs(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
     """What filter and prioritize are asked."""
 
     pod: msgspec.Raw
@@ -35,7 +40,7 @@ class ExtenderArgs(msgspec.Struct, rename="pascal"):
     """A list of thousands of names, or null; prioritize's is usually the very text that filter answered."""
 
 
-class Victims(msgspec.Struct, rename="pascal"):
+class Victims(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
     """Full pods that kube-scheduler would end on a node."""
 
     pods: list[PodObject] | None = None
@@ -48,19 +53,20 @@ class MetaPod(msgspec.Struct):
     uid: str = msgspec.field(name="UID")
 
 
-class MetaVictims(msgspec.Struct, rename="pascal"):
+class MetaVictims(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
     """The same by UID: what is always answered."""
 
     pods: list[MetaPod] | None = None
     num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
 
 
-class PreemptionArgs(msgspec.Struct, rename="pascal"):
+class PreemptionArgs(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
     """What preempt is asked."""
 
     pod: msgspec.Raw
-    node_name_to_victims: dict[str, Victims] | None = None
-    node_name_to_meta_victims: dict[str, MetaVictims] | None = None
+    node_name_to_victims: dict[str, Victims | None] | None = None
+    node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
+    """Of a node a null, a pointer to nothing in Go, is nobody."""
 
 
 class BindingArgs(msgspec.Struct, rename="pascal"):
@@ -75,14 +81,32 @@ class BindingArgs(msgspec.Struct, rename="pascal"):
 _Args = TypeVar("_Args", ExtenderArgs, PreemptionArgs, BindingArgs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Each:
+    """A map from any key to values of a form."""
+
+    form: "_Form"
+
+
+_Form = Mapping[str, "_Form"] | Sequence["_Form"] | _Each | None
+"""An object by its exact keys, a list of one form, a map, or what has no keys of the protocol."""
+_VICTIMS: Final[_Form] = {"Pods": None, "NumPDBViolations": None}
+_META_VICTIMS: Final[_Form] = {"Pods": [{"UID": None}], "NumPDBViolations": None}
+_FORMS: Final[Mapping[type[msgspec.Struct], _Form]] = {
+    ExtenderArgs: {"Pod": None, "Nodes": {"items": None}, "NodeNames": None},
+    PreemptionArgs: {"Pod": None, "NodeNameToVictims": _Each(_VICTIMS), "NodeNameToMetaVictims": _Each(_META_VICTIMS)},
+    BindingArgs: dict.fromkeys(("PodName", "PodNamespace", "PodUID", "Node")),
+}
+
+
 def decode(body: bytes, form: type[_Args]) -> _Args:
     """Read a request's body. Raises WireError."""
     try:
         return msgspec.json.decode(body, type=form)
-    except msgspec.ValidationError as exc:
+    except msgspec.ValidationError:
         try:
-            return msgspec.json.decode(_in_exact_case(body), type=form)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            return msgspec.json.decode(msgspec.json.encode(_in_exact_case(msgspec.Raw(body), _FORMS[form])), type=form)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
             raise WireError(f"expected {form.__name__} of the extender protocol: {exc}") from exc
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise WireError(f"expected {form.__name__} of the extender protocol in JSON: {exc}") from exc
@@ -137,10 +161,24 @@ def decode_node(raw: msgspec.Raw) -> NodeObject:
     return node
 
 
-def _in_exact_case(body: bytes) -> bytes:
-    """Spell the outer keys as kube-scheduler does; other clients may not."""
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    return msgspec.json.encode({_EXACT.get(key.casefold(), key): value for key, value in fields.items()})
+def _in_exact_case(raw: msgspec.Raw, form: _Form) -> Any:
+    """Spell the protocol's keys as kube-scheduler does, and leave out what is none; of a key that is there twice, the last counts.
+
+    Raises: MsgspecError, UnicodeDecodeError.
+    """
+    if form is None:
+        return raw
+    if isinstance(form, Sequence):
+        items = msgspec.json.decode(raw, type=list[msgspec.Raw] | None)
+        return None if items is None else [_in_exact_case(item, form[0]) for item in items]
+    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw] | None)
+    if fields is None:
+        return None
+    if isinstance(form, _Each):
+        return {key: _in_exact_case(value, form.form) for key, value in fields.items()}
+    exact = {key.casefold(): key for key in form}
+    known = ((exact.get(key.casefold()), value) for key, value in fields.items())
+    return {key: _in_exact_case(value, form[key]) for key, value in known if key is not None}
 
 
 def filter_result(

@@ -34,11 +34,11 @@ class Source(StrEnum):
 
 
 class NamedHost:
-    """A node's name with its allocatable CPU and RAM."""
+    """A node's name with its allocatable CPU and RAM, and how many pods it takes."""
 
     __slots__ = ("amounts", "name")
 
-    def __init__(self, name: str, amounts: tuple[int, int]) -> None:
+    def __init__(self, name: str, amounts: tuple[int, int, int]) -> None:
         self.name = name
         self.amounts = amounts
 

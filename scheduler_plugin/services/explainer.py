@@ -7,6 +7,7 @@ values that never change. An allowance bounds how often anybody can ask.
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
+from math import isfinite
 from typing import Final, NamedTuple
 
 import msgspec
@@ -44,11 +45,12 @@ class DecisionLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Explainer:
     """The answers, over one desk."""
 
-    def __init__(self, desk: Desk, rules: Rules, now: Callable[[], float]) -> None:
-        """Args: now: seconds since 1970."""
+    def __init__(self, desk: Desk, rules: Rules, now: Callable[[], float], age_seconds: Callable[[], float]) -> None:
+        """Args: now: seconds since 1970. age_seconds: how long ago the oldest stream was current; infinite before all were."""
         self._desk = desk
         self._rules = rules
         self._now = now
+        self._age_seconds = age_seconds
         self._allowance = ALLOWED_AT_ONCE
         self._counted_at = desk.monotonic()
 
@@ -65,14 +67,16 @@ class Explainer:
         """Work out the whole explanation."""
         decision, gang = self._desk.decisions.by_uid.get(pod.uid), gang_of_pod(pod)
         asked = None if decision is None else decision.asked
+        generation, age_seconds = self._as_of()
         why, questions = explain_pod(self._desk.state, self._desk.shapes, self._rules.default_policy, pod, asked)
+        why = msgspec.structs.replace(why, generation=generation, age_seconds=age_seconds)
         return completed(why, await asyncio.to_thread(questions.answered), "" if gang is None else self._desk.gangs.why(pod, gang))
 
     async def snapshot(self) -> Answer:
         """Write down the cluster as it is."""
         if (refused := self._spend()) is not None:
             return refused
-        document = snapshot_of(self._desk.state.moment(), self._rules, self._now())
+        document = snapshot_of(self._desk.state.moment(), self._rules, self._now(), *self._as_of())
         return Answer(HTTPStatus.OK, await asyncio.to_thread(msgspec.json.encode, document))
 
     async def decisions(self) -> Answer:
@@ -95,6 +99,11 @@ class Explainer:
             if (record.decision.pod.namespace, record.decision.pod.name) == (namespace, name):
                 return Answer(HTTPStatus.OK, await asyncio.to_thread(msgspec.json.encode, recorded(record, self._rules)))
         return _not_found(f"no recent decision on pod {namespace}/{name} is recorded here")
+
+    def _as_of(self) -> tuple[int, float | None]:
+        """Return the generation of the state and its age in seconds; None before everything was told once."""
+        age_seconds = self._age_seconds()
+        return self._desk.state.columns.change_count, age_seconds if isfinite(age_seconds) else None
 
     def _find(self, namespace: str, name: str) -> PodFacts | None:
         found = [pod for pod in self._desk.state.pods.values() if (pod.namespace, pod.name) == (namespace, name)]

@@ -31,8 +31,15 @@ logger = logging.getLogger(__name__)
 PERIOD_SECONDS: Final = 0.25
 MAX_EXAMINED: Final = 2000
 """Waiting pods looked at in one period, the most important ones; the others wait for kube-scheduler's own events."""
-MAX_AT_ONCE: Final = 32
-"""Pods poked in one period; each costs a patch and a scheduling attempt."""
+FIRST_AT_ONCE: Final = 32
+"""Pods poked in the first period; each costs a patch and a scheduling attempt, and room for one pod fits every pod that waits for it."""
+GROWTH: Final = 4
+"""So many times more are poked in the next period where pods still fit: those poked before did not take the room."""
+MAX_AT_ONCE: Final = 256
+"""Pods poked in one period at most: 416 in three quarters of a second, which is more than kube-scheduler tries in that time."""
+MAX_UNDER_WAY: Final = 32
+"""Patches that the API server is asked for at a time, a part of what its priority and fairness gives a service account: a slow server
+gets them more slowly."""
 FORGET_SECONDS: Final = 60.0
 """How often the decisions on pods that are gone are looked for."""
 EVENT_SECONDS: Final = 10.0
@@ -61,6 +68,9 @@ class Retry:
         self._seen_freed = 0
         self._unfinished = False
         """Whether pods were left for the next period."""
+        self._at_once = FIRST_AT_ONCE
+        """How many pods are poked in the next period."""
+        self._under_way = asyncio.Semaphore(MAX_UNDER_WAY)
         self._judged: dict[str, tuple[Decision, int]] = {}
         """Of the pods looked at, by UID, the decision and the state's change counter when they were last found to fit nowhere."""
         self._forgot_at = float("-inf")
@@ -86,9 +96,10 @@ class Retry:
             return
         self._seen_freed, self._unfinished = state.freed_count, False
         ready = await self._fitting()
+        self._at_once = min(GROWTH * self._at_once, MAX_AT_ONCE) if self._unfinished else FIRST_AT_ONCE
         async with asyncio.TaskGroup() as group:
             for uid in ready:
-                group.create_task(self.poke(uid))
+                group.create_task(self._poke_in_turn(uid))
 
     async def _fitting(self) -> list[str]:
         """Return the waiting pods that now fit, as many as may be poked at once; verbs are answered between two shapes."""
@@ -101,7 +112,7 @@ class Retry:
         tried: set[tuple[Gang, PodShape]] = set()
         self._judged = {pod.decision.pod.uid: (pod.decision, pod.since) for pod in waiting}
         for decision, shape, _ in waiting:
-            if len(ready) == MAX_AT_ONCE:
+            if len(ready) == self._at_once:
                 self._unfinished = True
                 break
             if self._is_planned(decision):
@@ -162,6 +173,10 @@ class Retry:
             tried.add((gang, shape))
         return True
 
+    async def _poke_in_turn(self, uid: str) -> None:
+        async with self._under_way:
+            await self.poke(uid)
+
     async def poke(self, uid: str) -> None:
         """Have kube-scheduler try a waiting pod again now."""
         decision = self._desk.decisions.by_uid.get(uid)
@@ -179,7 +194,7 @@ class Retry:
         except KubeApiError as exc:
             if uid in self._desk.state.pods and uid not in self._desk.decisions.by_uid:
                 self._desk.decisions.record(decision)  # nothing newer is known of it
-            self._unfinished = True
+            self._unfinished, self._at_once = True, FIRST_AT_ONCE
             logger.warning("a waiting pod cannot be retried: %s", exc, extra={"pod": f"{pod.namespace}/{pod.name}"})
 
 

@@ -45,7 +45,7 @@ def page() -> str:
     for number in range(SLICES_PER_NODE):
         labels = f'node="n",namespace="team",pod="train-{number}",container="main",device_uuid="GPU-{number % 8}"'
         lines += [f"aliquot_{name}{{{labels}}} 1.5e+09" for name in WANTED if name.startswith("container_")]
-        lines += [f"aliquot_container_{name}{{{labels}}} 1" for name in ("paused", "busy_seconds_total", "launches_total", "processes")]
+        lines += [f"aliquot_container_{name}{{{labels}}} 1" for name in ("busy_seconds_total", "launches_total", "processes")]
     return "\n".join(lines)
 
 

@@ -12,11 +12,13 @@ from click.testing import CliRunner, Result
 
 from aliquot.__main__ import main
 from aliquot.cli.errors import AccessError, NotFoundError
+from aliquot.explain import show
 from proto import contract
 from proto.gpunode import encode_gpu_node
 from scheduler_plugin.core.kube_filters import LEFT_OUT, NOT_CHECKED
 from scheduler_plugin.core.why import Why
 from scheduler_plugin.services import waiting_events
+from scheduler_plugin.settings import Settings
 from tests.integration.test_extender import Running, running
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
 from tests.unit.scheduler_plugin.builders import make_node
@@ -139,6 +141,28 @@ async def test_a_decision_that_was_saved_is_decided_the_same_again_after_everyth
     assert (result.exit_code, "chosen: recorded n9, now n" in result.output) == (4, True), result.output
 
 
+@pytest.mark.parametrize(
+    ("file", "node"),
+    [
+        pytest.param({}, "n1", id="defaults: the half-used GPU is completed"),
+        pytest.param({"policy": "spread"}, "n2", id="another policy"),
+        pytest.param({"weights": {"frag": {"policy": -1.0}}}, "n2", id="other weights"),
+        pytest.param({"weights": {"spread": {"policy": -1.0}}}, "n1", id="other weights of a policy that is not asked for"),
+    ],
+)
+async def test_policy_and_weights_of_the_settings_decide(api, tmp_path, file, node):
+    config, saved = tmp_path / "scheduler.yaml", tmp_path / "decision.json"
+    config.write_text(yaml.safe_dump({"webhookAddress": ""} | file))
+    settings = Settings.load(["--config", str(config)], {})
+    async with running(api, policy=settings.policy, weights=settings.weights) as extender:
+        await create(api, extender, "first", "n1", vgpu="1", vgpu_memory="500", vgpu_cores="50")
+        second = await api.put("pods", pod_object("second", vgpu="1", vgpu_memory="500", vgpu_cores="50"))
+        assert await extender.schedule(second, *NODES) == node
+        assert (await aliquot(extender, "why", "team/second", "--save", str(saved))).exit_code == 0
+    result = await asyncio.to_thread(CliRunner().invoke, main, ["replay", str(saved)])
+    assert (result.exit_code, "the same as recorded" in result.output) == (0, True), result.output
+
+
 async def test_a_decision_on_a_member_of_a_gang_is_decided_the_same_again(api, tmp_path):
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     says = {"first": "0 of 2 nodes fit, gang: 2 members must start together, fewer with GPUs exist", "second": "1 of 2 nodes fit, node n"}
@@ -198,6 +222,37 @@ async def test_a_pod_that_kube_scheduler_asked_about_fewer_nodes_for_is_told_of_
     assert "node n2" not in asked.output
     assert (as_json["left_out"], as_json["fitting"]) == (1, 0)
     assert LEFT_OUT in api.events[0]["message"]
+
+
+async def test_an_answer_from_a_cluster_that_is_not_heard_any_more_says_how_old_it_is(api, monkeypatch):
+    monkeypatch.setattr(show, "STALE_SECONDS", 0.3)
+    async with running(api) as extender:
+        await full(api, extender)
+        await extender.until(lambda: all(pod.node_name for pod in extender.state.pods.values() if pod.name != "late"))
+        known = extender.state.columns.change_count
+        api.silent = True
+        await api.break_watches()
+        await asyncio.sleep(0.4)
+        for page in ("/explain/why?namespace=team&pod=late", "/explain/snapshot"):
+            document = json.loads((await extender.page(page))[1])
+            assert document["generation"] == extender.state.columns.change_count
+            assert 0.4 <= document["age_seconds"] <= extender.scheduler._watch.age_seconds()
+        for command, line in ((("why", "team/late"), -1), (("what-if",), -2)):
+            assert "this is the cluster as it was " in (await aliquot(extender, *command)).output.splitlines()[line]
+        api.silent = False
+        await api.delete("pods", "busy-0", "team")
+        await extender.until(lambda: "uid-busy-0" not in extender.state.pods)
+        assert json.loads((await extender.page("/explain/snapshot"))[1])["generation"] > known
+
+
+async def test_an_answer_before_the_whole_cluster_is_known_says_so(api):
+    api.held_back.add("poddisruptionbudgets")
+    await api.put("pods", pod_object("early", vgpu="1"))
+    async with running(api, ready=False) as extender:
+        await extender.until(lambda: "uid-early" in extender.state.pods)
+        result = await aliquot(extender, "why", "team/early")
+        assert json.loads((await extender.page("/explain/why?namespace=team&pod=early"))[1])["age_seconds"] is None
+    assert result.output.splitlines()[-1] == "the scheduler has not listed the whole cluster yet: this is what it knows so far"
 
 
 async def test_what_cannot_be_saved_is_said(api):

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 from unittest import mock
 
@@ -147,7 +148,8 @@ async def test_what_other_pods_hold_is_curable_and_what_is_not_there_is_not(api)
 async def test_keys_of_any_case_and_missing_keys_are_read(api):
     async with running(api) as extender:
         pod = await create(api, vgpu="1")
-        assert (await extender.call("filter", {"pod": pod, "nodenames": ["n1"]}))["NodeNames"] == ["n1"]
+        for body in ({"pod": pod, "nodenames": ["n1"]}, {"Pod": pod, "nodeNames": ["n1"]}):
+            assert (await extender.call("filter", body))["NodeNames"] == ["n1"]
         assert (await extender.call("filter", {"Pod": pod}))["NodeNames"] == []
 
 
@@ -202,6 +204,54 @@ async def test_the_autoscaler_asks_with_full_nodes_and_leaves_no_trace(api):
         assert answer["NodeNames"] is None
         assert answer["FailedAndUnresolvableNodes"] == {"bare": "no GPU that Aliquot manages"}
         assert not extender.state.reservations
+
+
+def template(name: str, count: int = 2, mib: int = 1000, **allocatable: str) -> dict:
+    """Imagine a node as large as n1 and n2 are, or other."""
+    node = node_object(name)
+    node["metadata"]["labels"] = {"nvidia.com/gpu.count": str(count), "nvidia.com/gpu.memory": str(mib)}
+    node["status"]["allocatable"] |= allocatable
+    return node
+
+
+async def test_a_template_that_is_too_small_is_refused_with_its_reason(api):
+    async with running(api) as extender:
+        pod = await create(api, vgpu="2", vgpu_memory="1600")
+        nodes = [template("large"), template("thin", mib=700), template("few", count=1), template("odd", cpu="many")]
+        answer = await extender.call("filter", {"Pod": pod, "Nodes": {"items": nodes}, "NodeNames": None})
+    assert [node["metadata"]["name"] for node in answer["Nodes"]["items"]] == ["large", "odd"]
+    assert answer["FailedNodes"] == {}
+    assert answer["FailedAndUnresolvableNodes"] == {
+        "thin": "not enough free memory on one GPU",
+        "few": "fewer GPUs than the pod asks for",
+    }
+
+
+async def test_full_nodes_are_rated_as_filter_judges_them_and_nothing_is_reserved(api):
+    """Of two nodes that are alike but that one exists, that one comes first; a node that cannot take the pod gets nothing."""
+    async with running(api) as extender:
+        await extender.schedule(await create(api, "full", vgpu="2", vgpu_memory="2000"), "n2")
+        await extender.until(lambda: not extender.state.reservations)
+        pod = await create(api, vgpu="1", vgpu_memory="700")
+        nodes = [api.objects["nodes"]["", name] for name in ("n1", "n2")]
+        nodes += [template("alike"), template("snug", count=1, mib=700), template("thin", mib=500), node_object("bare")]
+        asked = {"Pod": pod, "Nodes": {"items": nodes}, "NodeNames": None}
+        scores = {entry["Host"]: entry["Score"] for entry in await extender.call("prioritize", asked)}
+        equal = {entry["Host"]: entry["Score"] for entry in await extender.call("prioritize", asked | {"Nodes": {"items": nodes[2::-2]}})}
+        assert not extender.state.reservations
+        by_name = await extender.prioritize(pod, "n1", "n2")
+    assert list(scores) == ["n1", "n2", "alike", "snug", "thin", "bare"]
+    assert (scores["n2"], scores["thin"], scores["bare"]) == (0, 0, 0)
+    assert 0 < scores["alike"] == by_name["n1"] - 1 == scores["n1"]
+    assert equal == {"alike": scores["n1"], "n1": scores["n1"] + 1}
+    assert scores["snug"] > scores["n1"], "what it takes whole cannot be broken up"
+
+
+async def test_a_pod_without_gpus_keeps_off_imagined_gpus_too(api):
+    async with running(api) as extender:
+        asked = {"Pod": await create(api, "cpu"), "Nodes": {"items": [template("gpus"), node_object("bare")]}, "NodeNames": None}
+        scores = {entry["Host"]: entry["Score"] for entry in await extender.call("prioritize", asked)}
+    assert 0 < scores["gpus"] < scores["bare"] == MAX_SCORE
 
 
 @pytest.mark.parametrize(
@@ -628,6 +678,19 @@ async def test_not_ready_before_everything_is_known_and_verbs_are_refused_until_
         assert await extender.page("/readyz") == (200, "ready\n")
 
 
+@pytest.mark.parametrize("late", ["gpunodes", "nodes", "poddisruptionbudgets", "pods"])
+async def test_not_ready_while_a_single_collection_is_not_listed(api, late):
+    api.held_back.add(late)
+    async with running(api, ready=False) as extender:
+        await extender.until(lambda: sum(map(isfinite, extender.scheduler._watch.lag_seconds().values())) == 3)
+        status, text = await extender.page("/readyz")
+        assert (status, f"not listed yet: {late}" in text) == (503, True), text
+        assert (await extender.post("filter", {"Pod": pod_object(vgpu="1"), "NodeNames": ["n1"]}))[0] == 503
+        api.held_back.clear()
+        await extender.until(lambda: extender.scheduler.ready)
+        assert (await extender.filter(pod_object(vgpu="1"), "n1"))["NodeNames"] == ["n1"]
+
+
 async def test_a_restart_knows_what_is_bound(api):
     async with running(api) as extender:
         await extender.schedule(await create(api, "a", vgpu="2"), "n1")
@@ -650,6 +713,7 @@ async def test_forgotten_history_broken_watches_and_outages_lose_nothing(api):
         await api.forget()
         await api.delete("pods", "a", "team")
         await extender.until(lambda: "uid-a" not in extender.state.pods)
+        assert "pods" in api.refused_watches
         await api.break_watches()
         await create(api, "b", vgpu="2", node="n2")
         await extender.until(lambda: "uid-b" in extender.state.pods)
@@ -802,8 +866,8 @@ class DeafApi(FakeApi):
         return response
 
 
-async def hold_lease(api: FakeApi, holder: str) -> None:
-    metadata = {"name": "aliquot-scheduler", "namespace": "aliquot-system"}
+async def hold_lease(api: FakeApi, holder: str, name: str = "aliquot-scheduler") -> None:
+    metadata = {"name": name, "namespace": "aliquot-system"}
     await api.put("leases", {"metadata": metadata, "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15}})
 
 
@@ -812,13 +876,10 @@ async def hold_lease(api: FakeApi, holder: str) -> None:
 async def test_beside_a_kube_scheduler_that_took_over_nothing_is_decided_before_the_pods_are_listed(lease, patience, monkeypatch):
     monkeypatch.setattr(program, "TAKEOVER_SECONDS", patience)
     async with DeafApi() as api:
-        await api.put("nodes", node_object("n1"))
-        await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 1))))
+        await put_one_gpu(api)
         await hold_lease(api, "elsewhere_1")
         async with running(api, scheduler_lease="aliquot-scheduler") as extender:
-            theirs = await create(api, "theirs", vgpu="1")
-            await api.put("pods", bound_pod(theirs, "n1"))
-            ours = await create(api, "ours", vgpu="1")
+            ours = await create_after_one_that_is_bound_unheard(api)
             assert (await extender.post("filter", {"Pod": ours, "NodeNames": ["n1"]})) == (503, b"another replica leads\n")
             assert not extender.scheduler.decides
             if lease == "names us":
@@ -833,6 +894,39 @@ async def test_beside_a_kube_scheduler_that_took_over_nothing_is_decided_before_
             await extender.until(lambda: extender.scheduler.decides)
             assert (await extender.filter(ours, "n1"))["NodeNames"] == []
             assert await extender.bind(ours, "n1")
+
+
+async def test_a_replica_that_took_our_lease_over_decides_nothing_before_the_pods_are_listed(short_lease):
+    async with DeafApi() as api:
+        await put_one_gpu(api)
+        await hold_lease(api, "elsewhere", "scheduler")
+        async with running(api, ready=False, lease_name="scheduler") as extender:
+            await extender.until(lambda: extender.scheduler._watch.synced)
+            ours = await create_after_one_that_is_bound_unheard(api)
+            assert (await extender.post("filter", {"Pod": ours, "NodeNames": ["n1"]})) == (503, b"another replica leads\n")
+            api.held_back.add("pods")
+            await hold_lease(api, "", "scheduler")
+            await extender.until(lambda: extender.scheduler.leads)
+            assert (await extender.page("/readyz"))[0] == 503
+            binding = {"PodName": "ours", "PodNamespace": "team", "PodUID": "uid-ours", "Node": "n1"}
+            for verb, body in (("filter", {"Pod": ours, "NodeNames": ["n1"]}), ("bind", binding)):
+                assert (await extender.post(verb, body))[0] == 503, verb
+            api.held_back.clear()
+            await extender.until(lambda: extender.scheduler.ready)
+            assert (await extender.filter(ours, "n1"))["NodeNames"] == []
+            assert "without enough free memory" in await extender.bind(ours, "n1")
+
+
+async def put_one_gpu(api: FakeApi) -> None:
+    await api.put("nodes", node_object("n1"))
+    await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 1))))
+
+
+async def create_after_one_that_is_bound_unheard(api: DeafApi) -> dict:
+    """Bind a pod to the GPU as another extender would, which no watch tells; return one that waits."""
+    theirs = await create(api, "theirs", vgpu="1")
+    await api.put("pods", bound_pod(theirs, "n1"))
+    return await create(api, "ours", vgpu="1")
 
 
 def bound_pod(pod: dict, node: str) -> dict:

@@ -1,5 +1,6 @@
 """What /metrics says about the queue, the streams, preemption and each GPU model, read as Prometheus reads it."""
 
+import asyncio
 import json
 
 import pytest
@@ -43,7 +44,20 @@ async def test_memory_is_told_by_model_and_what_nobody_can_get_is_stranded(api):
     assert found["model_memory_allocated_bytes", "nvidia h100"] == 400 * units.MIB
     assert found["model_memory_stranded_bytes", "nvidia h100"] == 600 * units.MIB, "the only share of that GPU is taken"
     assert found["model_memory_stranded_bytes", "nvidia a100"] == 1000 * units.MIB, "the GPU is cordoned"
-    assert 0 <= found["model_fragmented_gpus", "nvidia h100"] <= 2
+
+
+async def test_what_is_left_of_a_gpu_and_too_small_for_any_usual_pod_is_fragmented():
+    async with FakeApi() as api:
+        gpus = [make_device("n1", minor, model="NVIDIA H100") for minor in range(4)]
+        await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", gpus))))
+        async with running(api) as extender:
+            empty = await samples(extender)
+            await extender.schedule(await api.put("pods", pod_object("p", vgpu="1", vgpu_memory="950")), "n1")
+            found = await samples(extender)
+    assert (empty["model_fragmented_gpus", "nvidia h100"], empty[("fragmentation_ratio",)]) == (0, 0)
+    left = (0.05 + 0.99) / 2  # of memory and of compute, of which a share without a limit counts 1 %
+    assert found["model_fragmented_gpus", "nvidia h100"] == pytest.approx(left)
+    assert found[("fragmentation_ratio",)] == pytest.approx(left / 4)
 
 
 async def test_the_queue_and_the_streams_are_told(api):
@@ -52,8 +66,48 @@ async def test_the_queue_and_the_streams_are_told(api):
             await extender.filter(await api.put("pods", pod_object(name, vgpu="1", vgpu_memory=memory)), "n1")
         found = await samples(extender)
     assert (found[("waiting_pods",)], found[("decided_pods",)], found[("open_bindings",)]) == (1, 1, 0)
+    assert found[("waiting_gangs",)] == 0
     assert {key[1] for key in found if key[0] == "watch_lag_seconds"} == {"gpunodes", "nodes", "pods", "poddisruptionbudgets"}
     assert all(0 <= value < 5 for key, value in found.items() if key[0] == "watch_lag_seconds")
+
+
+async def test_ages_grow_while_the_api_is_silent(api):
+    async with running(api) as extender:
+        api.silent = True
+        await api.break_watches()
+        await asyncio.sleep(0.3)
+        found = await samples(extender)
+    assert 0.3 <= found[("state_age_seconds",)] < 60
+    for source in ("gpunodes", "nodes", "pods", "poddisruptionbudgets"):
+        assert 0.3 <= found["watch_lag_seconds", source] <= found[("state_age_seconds",)] + 1
+
+
+async def test_a_single_stream_that_says_nothing_ages_by_itself_and_with_it_the_state(api):
+    async with running(api) as extender:
+        api.held_back.add("nodes")
+        await api.break_watches()
+        await asyncio.sleep(0.5)
+        found = await samples(extender)
+    assert found["watch_lag_seconds", "nodes"] >= 0.5
+    assert found["watch_lag_seconds", "pods"] < found["watch_lag_seconds", "nodes"]
+    assert found[("state_age_seconds",)] >= 0.5
+
+
+async def test_a_gang_that_waits_and_a_reservation_that_runs_out_are_counted(api):
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    async with running(api) as extender:
+        members = [await api.put("pods", pod_object(name, vgpu="1", annotations=gang)) for name in ("m0", "m1")]
+        await extender.until(lambda: len(extender.state.pods) == 2)
+        assert len((await extender.filter(members[0], "n1"))["NodeNames"]) == 1
+        assert (await samples(extender))[("waiting_gangs",)] == 1
+    async with running(api, soft_seconds=1.0) as extender:
+        single = await api.put("pods", pod_object("single", vgpu="1"))
+        await extender.filter(single, "n1")
+        before = await samples(extender)
+        await extender.until(lambda: not extender.state.reservations)
+        after = await samples(extender)
+    assert (before[("reservations_expired_total",)], before["reservations", "soft"]) == (0, 1)
+    assert (after[("reservations_expired_total",)], after["reservations", "soft"]) == (1, 0)
 
 
 async def test_preemption_is_counted_by_whether_it_helps_and_what_it_adds(api):

@@ -352,6 +352,24 @@ def test_the_devices_rated_cost_as_much_as_those_that_placement_takes(data):
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
+@given(st.integers(2, 8), policies, st.data())
+def test_a_pod_of_one_gpu_or_less_never_breaks_a_free_pair_beside_a_node_that_is_equal_but_for_its_links(gpus, policy, data):
+    used, mib = data.draw(st.integers(0, gpus - 2)), data.draw(st.none() | st.integers(1, 1000))
+    state = ClusterState()
+    for name, linked in zip(NODES, (True, False), strict=True):
+        state.set_host(name, 64_000, 64_000)
+        state.set_gpu_node(make_node(name, gpus, linked=linked))
+        for minor in range(used):
+            shares = {"main": [make_share(name, minor, 1000, 100)]}
+            state.set_pod(make_pod(f"held-{name}-{minor}", node=name, shares=shares, vgpu="1", cpu_milli=1000))
+    request = ContainerRequest("main", 1, None if mib is None else mib * units.MIB, data.draw(st.none() | st.integers(1, 100)))
+    demand = HostDemand(data.draw(st.integers(0, 8000)), 1000)
+    verdict = Shapes(state, DEFAULT_WEIGHTS).verdict(PodShape(PodRequest((request,)), policy, demand))
+    pair, pairless = (int(verdict.score[state.row_of(name)]) for name in NODES)
+    assert pairless > pair
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.sampled_from([2, 4, 8]), st.data())
 def test_a_part_of_a_gpu_never_breaks_the_last_whole_node_beside_one_that_is_in_use(gpus, data):
     used, mib = data.draw(st.integers(1, gpus - 1)), data.draw(st.integers(1, 99)) * 10

@@ -1,7 +1,13 @@
-"""Victims are the cheapest there are, and no gang is broken: compared with all subsets of up to ten pods on small nodes."""
+"""Victims are the cheapest there are, and no gang is broken: compared with all subsets of up to ten pods on small nodes.
 
+Once for the search by itself, and once for the verb, to which kube-scheduler proposes what it would end by the node's sums.
+"""
+
+import asyncio
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, combinations
 
 from hypothesis import event, given, settings
@@ -11,8 +17,14 @@ from placement.choose import choose_pod
 from placement.refusal import Refusal
 from proto import units
 from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Policy, Preferences
+from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.preempt import Band, Preemption, Victim, cheapest_victims
+from scheduler_plugin.core.score import DEFAULT_WEIGHTS
+from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.extender.desk import Desk
+from scheduler_plugin.extender.preempt import choose_victims
+from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share
 
 OURS, THEIRS = ("team", "ours"), ("team", "theirs")
@@ -92,3 +104,154 @@ def test_no_set_of_victims_is_cheaper(question_and_state):
     event("impossible" if found is None else f"{len(found)} victims")
     assert found is None or not breaks_a_gang(question, tuple(found))
     assert (None if found is None else ranking(question, found)) == best
+
+
+# --- the verb --------------------------------------------------------------------------------------------------------
+
+GPU_MIB, PRIORITY, RAM_MIB = 40, 100, 64_000
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A node with pods, and one pod that kube-scheduler wants to preempt for."""
+
+    gpus: int
+    shares_per_gpu: int
+    cpu_milli: int
+    most_pods: int
+    pods: tuple[PodFacts, ...]
+    asked_mib: int | None
+    """None: a whole GPU."""
+
+    def state_without(self, ended: Iterable[str]) -> ClusterState:
+        state, ended = ClusterState(), set(ended)
+        state.set_gpu_node(
+            make_node("n1", [make_device("n1", i, mib=GPU_MIB) for i in range(self.gpus)], shares_per_gpu=self.shares_per_gpu)
+        )
+        state.set_host("n1", self.cpu_milli, RAM_MIB, self.most_pods)
+        for pod in self.pods:
+            if pod.uid not in ended:
+                state.set_pod(pod)
+        return state
+
+    def sums_suffice(self, ended: Iterable[str]) -> bool:
+        """What kube-scheduler counts: requests of the pods that stay, beside those of the one that comes."""
+        staying = [pod for pod in self.pods if pod.uid not in set(ended)]
+        limits = [pod.gpu.containers[0].limits for pod in staying if pod.gpu is not None]
+        return (
+            sum(pod.cpu_milli for pod in staying) + 1000 <= self.cpu_milli
+            and len(staying) + 1 <= self.most_pods
+            and len(limits) + 1 <= self.gpus * self.shares_per_gpu
+            and sum(int(one["nvidia.com/vgpu-memory"]) for one in limits) + (self.asked_mib or 0) <= self.gpus * GPU_MIB
+        )
+
+    def gpu_suffices(self, ended: Iterable[str]) -> bool:
+        memory = None if self.asked_mib is None else self.asked_mib * units.MIB
+        request = PodRequest((ContainerRequest("main", 1, memory),))
+        return not isinstance(choose_pod(self.state_without(ended).device_states("n1"), request, Policy.FRAG), Refusal)
+
+    @property
+    def evictable(self) -> list[PodFacts]:
+        return [pod for pod in self.pods if pod.priority < PRIORITY]
+
+    def proposed(self) -> list[str] | None:
+        """Do as kube-scheduler does: all may end, but for those who can stay, the most important first; None if that is not enough."""
+        ended = {pod.uid for pod in self.evictable}
+        if not self.sums_suffice(ended):
+            return None
+        for pod in sorted(self.evictable, key=lambda pod: -pod.priority):
+            if self.sums_suffice(ended - {pod.uid}):
+                ended.remove(pod.uid)
+        return sorted(ended)
+
+    def rank(self, ended: Iterable[str]) -> tuple[float, int, int]:
+        priorities = [pod.priority for pod in self.pods if pod.uid in set(ended)]
+        return max(priorities, default=-math.inf), len(priorities), sum(priorities)
+
+    def subsets(self) -> Iterator[tuple[str, ...]]:
+        uids = [pod.uid for pod in self.evictable]
+        return chain.from_iterable(combinations(uids, size) for size in range(len(uids) + 1))
+
+    def answer(self, proposed: list[str], **spec: object) -> set[str] | None:
+        """Ask the verb; None where it says that nobody's end helps."""
+        state = self.state_without(())
+        desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+        asked = {"vgpu": "1"} | ({} if self.asked_mib is None else {"vgpu_memory": str(self.asked_mib)})
+        pod = pod_object("important", **asked)
+        pod["spec"] |= {"priority": PRIORITY} | spec
+        victims = {"n1": {"Pods": [{"UID": uid} for uid in proposed], "NumPDBViolations": 0}}
+        body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
+        found = json.loads(asyncio.run(choose_victims(desk, body)))["NodeNameToMetaVictims"]
+        return {victim["UID"] for victim in found["n1"]["Pods"]} if "n1" in found else None
+
+
+@st.composite
+def scenes(draw: st.DrawFn, tight: bool = False) -> Scene:
+    """Draw a node; tight: on which CPU or the number of pods may be short too."""
+    gpus, shares_per_gpu = draw(st.sampled_from([1, 2, 2, 2, 3])), draw(st.sampled_from([1, 2, 2, 3]))
+    pods, is_full = [], draw(st.sampled_from([True, True, False]))
+    for minor in range(gpus):
+        free_mib, keeps = GPU_MIB, draw(st.booleans())
+        for number in range(shares_per_gpu if is_full else draw(st.integers(0, shares_per_gpu))):
+            mib = GPU_MIB // shares_per_gpu if is_full else draw(st.sampled_from([5, 10, 20]))
+            if mib > free_mib:
+                break
+            free_mib -= mib
+            priority = 200 if keeps and not number else draw(st.sampled_from([-5, 0, 0, 10]))
+            uid, shares, limits = f"on{minor}-{number}", {"main": [make_share("n1", minor, mib)]}, {"vgpu": "1", "vgpu_memory": str(mib)}
+            cpu = draw(st.sampled_from([0, 500, 2000]))
+            pods.append(make_pod(uid, node="n1", shares=shares, priority=priority, cpu_milli=cpu, **limits))
+    waiting = draw(st.lists(st.sampled_from([-5, 10]), max_size=2))
+    pods += [make_pod(f"cpu-{number}", node="n1", priority=priority, cpu_milli=1000) for number, priority in enumerate(waiting)]
+    cpu_milli = draw(st.integers(1, 8)) * 1000 if tight else 64_000
+    most_pods = draw(st.integers(max(1, len(pods)), len(pods) + 1)) if tight else 110
+    return Scene(gpus, shares_per_gpu, cpu_milli, most_pods, tuple(pods), draw(st.sampled_from([None, None, 10, 30])))
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenes())
+def test_where_cpu_and_ram_are_there_the_verb_ends_the_cheapest_that_suffice(scene):
+    proposed = scene.proposed()
+    if proposed is None:
+        return
+    answer = scene.answer(proposed)
+    event(f"{len(proposed)} proposed, {'none helps' if answer is None else len(answer)}, {len(set(proposed) - (answer or set()))} let go")
+    if scene.gpu_suffices(proposed):
+        assert answer == set(proposed), "the least of what it counts"
+        return
+    enough = [chosen for chosen in scene.subsets() if scene.sums_suffice(chosen) and scene.gpu_suffices(chosen)]
+    assert (answer is None) == (not enough)
+    if answer is not None:
+        assert scene.rank(answer) == min(map(scene.rank, enough))
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenes(tight=True))
+def test_whoever_the_verb_lets_go_is_needed_neither_for_the_gpu_nor_for_any_sum(scene):
+    proposed = scene.proposed()
+    if proposed is None or (answer := scene.answer(proposed)) is None:
+        return
+    event(f"{len(set(proposed) - answer)} let go")
+    assert scene.sums_suffice(answer)
+    assert scene.gpu_suffices(answer)
+    if not scene.gpu_suffices(proposed):
+        needless = [uid for uid in answer if scene.sums_suffice(answer - {uid}) and scene.gpu_suffices(answer - {uid})]
+        assert needless == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    scenes(tight=True), st.sampled_from([{"hostNetwork": True}, {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}])
+)
+def test_for_a_pod_that_kube_scheduler_looks_at_more_for_its_victims_stay(scene, wish):
+    proposed = scene.proposed()
+    if "hostNetwork" in wish:
+        wish = wish | {"containers": [port_of_the_host(scene)]}
+    if proposed and (answer := scene.answer(proposed, **wish)) is not None:
+        assert answer >= set(proposed)
+
+
+def port_of_the_host(scene: Scene) -> dict:
+    limits = {"nvidia.com/vgpu": "1"} | ({} if scene.asked_mib is None else {"nvidia.com/vgpu-memory": str(scene.asked_mib)})
+    resources = {"limits": limits, "requests": limits | {"cpu": "1"}}
+    return {"name": "main", "resources": resources, "ports": [{"containerPort": 80, "hostPort": 80}]}

@@ -36,6 +36,10 @@ class FakeApi:
         self.bindings: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
         self.silent = False
+        self.refused_watches: list[str] = []
+        """The collection of each watch that was told 410: its version was forgotten."""
+        self.held_back: set[str] = set()
+        """Collections of which nothing is told, neither lists nor watches."""
         self.lose_binding_answers = 0
         """How many bindings are carried out without an answer."""
         self.refuse_writes = False
@@ -87,10 +91,11 @@ class FakeApi:
         await self._record(plural, "DELETED", None, item)
 
     async def forget(self) -> None:
+        """End the watches and forget the history they would go on from; in this order, as a bookmark would tell them the new version."""
+        await self.break_watches()
         self.history.clear()
         self.version += 1
         self.oldest = self.version
-        await self.break_watches()
 
     async def break_watches(self) -> None:
         async with self._changed:
@@ -129,6 +134,8 @@ class FakeApi:
 
     async def _collection(self, request: web.Request) -> web.StreamResponse:
         plural = request.match_info["plural"]
+        if plural in self.held_back:
+            return failure(503, "overloaded")
         if "watch" in request.query:
             return await self._watch(request, plural)
         selector, namespace = request.query.get("fieldSelector", ""), request.match_info.get("namespace")
@@ -151,6 +158,7 @@ class FakeApi:
             await response.write(json.dumps({"type": kind, "object": item}).encode() + b"\n")
 
         if seen < self.oldest:
+            self.refused_watches.append(plural)
             await send("ERROR", {"kind": "Status", "code": 410, "message": "too old resource version"})
             return response
         while epoch == self._epoch and not self.silent:

@@ -1,8 +1,9 @@
+import ipaddress
 import json
 
 import pytest
 
-from program.settings import SettingsError
+from program.settings import SettingsError, split_address
 from proto.model import Policy
 from scheduler_plugin.settings import TABLE, Settings
 
@@ -31,6 +32,7 @@ def test_single_weights_overlay_the_defaults(tmp_path):
         (["--extender-address", "0.0.0.0:1"], "set tlsCertFile, tlsKeyFile and clientCaFile, or listen on 127.0.0.1"),
         (["--extender-address", "nowhere"], "want host:port"),
         (["--tls-cert-file", "a"], "belong together"),
+        (["--client-ca-file", "a"], "needs a certificate of the extender too"),
         (["--prometheus-url", "prometheus:9090"], "want http://HOST:PORT or https://HOST"),
         (["--webhook-address", "0.0.0.0:1"], "over TLS only"),
         (["--frobnicate", "1"], "unrecognized arguments"),
@@ -44,6 +46,12 @@ def test_wrong_settings_say_what_to_do(argv, sentence):
 def test_the_webhook_takes_its_certificate_from_files_or_from_a_secret():
     assert Settings.load(["--webhook-certificate-secret", "s"], {}).webhook_certificate_secret == "s"
     assert Settings.load(["--tls-cert-file", "c", "--tls-key-file", "k"], {}).webhook_certificate_secret == ""
+
+
+def test_without_settings_nobody_but_this_host_reaches_the_extender():
+    settings = Settings.load([], {"ALIQUOT_WEBHOOK_CERTIFICATE_SECRET": "s"})
+    host, _ = split_address("extenderAddress", settings.extender_address)
+    assert ipaddress.ip_address(host).is_loopback
 
 
 def test_a_secret_does_not_open_the_extender_beyond_loopback():

@@ -111,6 +111,29 @@ def test_gpuclustering_keeps_kinds_together():
     assert place("gpuclustering", nodes, pod("x", milli=1000), pod("y", milli=500), pod("z", milli=500)) == [[0, 1000], [0, 1000]]
 
 
+def test_gpupacking_prefers_the_fuller_gpu_and_then_the_smaller_empty_node():
+    nodes = [node("a", model="A"), node("b", model="B")]
+    filled = pod("x", milli=500, models=["A"]), pod("y", milli=800, models=["B"])
+    assert place("gpupacking", nodes, *filled, pod("z", milli=200)) == [[500, 1000], [0, 1000]]
+    assert place("gpupacking", [node("a", gpus=4), node("b", gpus=2)], pod())[1][:2] == [500, 1000]
+
+
+@pytest.mark.parametrize("policy", ["gpuclustering", "gpupacking"])
+def test_to_a_pod_without_gpus_all_nodes_are_alike_whatever_runs_there(policy):
+    engine = baselines.make(policy, [node("a", model="A"), node("b", model="B")], [], 1)
+    assert engine.place(pod("x", models=["B"]))
+    assert engine.place(pod("cpu", gpus=0, cpu=3000))
+    assert engine.room().cpu_milli.tolist() == [7000, 9000]
+
+
+@pytest.mark.parametrize("policy", ["bestfit", "dotprod", "gpuclustering"])
+def test_nodes_are_equally_good_whose_scores_round_to_the_same_whole_number(policy):
+    """As kube-scheduler sees them: a hundredth of the cores, or a thousandth of a GPU, makes no difference."""
+    nodes = [node("a", cpu=20_000, model="A"), node("b", cpu=19_900, model="B")]
+    filled = pod("x", milli=310, models=["A"]), pod("y", milli=311, models=["B"])
+    assert place(policy, nodes, *filled, pod("z", milli=100)) == [[590, 1000], [689, 1000]]
+
+
 def test_equal_nodes_are_taken_by_name():
     assert place("bestfit", [node("a"), node("b")], pod()) == [[500, 1000], [1000, 1000]]
 

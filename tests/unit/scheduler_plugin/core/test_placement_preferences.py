@@ -8,6 +8,7 @@ import pytest
 from placement.demand import PPM, Demand, Shape
 from placement.device import DEFAULT_MAX_SHARES
 from proto.model import Link, LinkKind, Policy
+from scheduler_plugin.core import kube_filters
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS, HostDemand
 from scheduler_plugin.core.shapes import MAX_SCORE, PodShape, Shapes
@@ -104,6 +105,22 @@ def test_numa_prefer_prefers_nodes_that_can_and_strict_rejects_the_others():
     assert set(scores(state, vgpu="2", annotations={"aliquot.dev/numa": "strict"})) == {"a"}
 
 
+@pytest.mark.parametrize("policy", Policy)
+def test_numa_prefer_decides_between_nodes_whose_links_are_equal(policy):
+    nodes = [make_node(name, [make_device(name, 0, numa=0), make_device(name, 1, numa=numa)]) for name, numa in (("a", 0), ("b", 1))]
+    nodes = [replace(node, links=(Link(f"GPU-{node.name}-0", f"GPU-{node.name}-1", LinkKind.SYSTEM),)) for node in nodes]
+    found = scores(make_state(*nodes), policy=policy, vgpu="2", annotations={"aliquot.dev/numa": "prefer"})
+    assert found["a"] > found["b"]
+    indifferent = scores(make_state(*nodes), policy=policy, vgpu="2")
+    assert indifferent["a"] == indifferent["b"]
+
+
+def test_spread_means_the_emptier_node_whatever_its_links():
+    """A pair is worth less than the smallest pod beside it: a hundredth of one GPU's memory, on a node of eight."""
+    state = make_state(make_node("a", 8, linked=True), make_node("b", 8), used=[make_share("b", 0, 10, 1)])
+    assert best(scores(state, policy=Policy.SPREAD, vgpu="1", vgpu_memory="100")) == "a"
+
+
 def test_mig_instances_are_packed():
     state = make_state(*(make_node(name, [make_device(name, 0, instances=4)]) for name in ("a", "b")))
     request = {"mig_1g.10gb": "1"}
@@ -133,9 +150,10 @@ def test_equal_nodes_are_told_apart_by_pod_and_always_the_same_way():
     assert len(set(chosen)) > 10
 
 
-def test_reasons_are_a_dozen_fixed_sentences():
+def test_reasons_are_a_dozen_fixed_sentences_and_explanations_have_two_more():
     sentences = [reason.sentence for reason in NodeReason if reason is not NodeReason.FITS]
     assert len(set(sentences)) == len(sentences) <= 12
+    assert len({*sentences, *kube_filters.SENTENCES}) == len(sentences) + len(kube_filters.SENTENCES) <= 14
 
 
 def test_shares_per_gpu_come_from_the_inventory():

@@ -136,6 +136,57 @@ def test_only_a_pod_with_gpus_is_noted_as_one_that_is_prepared():
     assert not facts(containers=[container(limits={"nvidia.com/vgpu": 1})], volumes=[{"name": "scratch", "emptyDir": {}}]).needs_preparing
 
 
+GPU = {"nvidia.com/vgpu": 1, "nvidia.com/vgpu-memory": 400, "nvidia.com/vgpu-cores": 10, "cpu": 1, "memory": "1Gi"}
+REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}
+PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": [container(limits=GPU | {"ephemeral-storage": "1Gi"})]},
+        {"containers": [container(limits=GPU), container(limits={"rdma/hca": 1})]},
+        {"containers": [container(limits=GPU) | {"ports": [{"containerPort": 80, "hostPort": 80}]}]},
+        {"resources": {"limits": {"hugepages-2Mi": "1Gi"}}},
+        {"overhead": {"ephemeral-storage": "1Gi"}},
+        {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
+        {"volumes": [{"name": "data", "csi": {"driver": "x"}}]},
+        {"volumes": [{"name": "data", "awsElasticBlockStore": {"volumeID": "x"}}]},
+        {"volumes": [{"name": "data", "gcePersistentDisk": {"pdName": "x"}}]},
+        {"resourceClaims": [{"name": "nic"}]},
+        {"affinity": {"podAffinity": REQUIRED}},
+        {"affinity": {"podAntiAffinity": REQUIRED}},
+        {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
+    ],
+    ids=str,
+)
+def test_for_some_pods_kube_scheduler_looks_at_more_than_amounts(spec):
+    assert facts(**({"containers": [container(limits=GPU)]} | spec)).is_picky
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"containers": [container(limits=GPU) | {"ports": [{"containerPort": 80}]}]},
+        {"volumes": [{"name": "scratch", "emptyDir": {}}, {"name": "token", "projected": {"sources": []}}]},
+        {"affinity": {"podAntiAffinity": PREFERRED, "nodeAffinity": REQUIRED}},
+        {"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]},
+    ],
+    ids=str,
+)
+def test_for_others_it_looks_at_amounts_alone(spec):
+    assert not facts(**({"containers": [container(limits=GPU)]} | spec)).is_picky
+
+
+def test_a_pod_repels_others_by_a_required_anti_affinity_whether_or_not_it_has_gpus():
+    repels = [facts(containers=[container()], affinity={"podAntiAffinity": terms}).repels for terms in (REQUIRED, PREFERRED)]
+    assert repels == [True, False]
+    assert not facts(containers=[container()], affinity={"podAffinity": REQUIRED}).repels
+
+
 def test_a_nodes_allocatable_is_read():
-    node = msgspec.json.decode(b'{"metadata":{"name":"n"},"status":{"allocatable":{"cpu":"15890m","memory":"32Gi"}}}', type=NodeObject)
-    assert host_amounts(node) == (15890, 32768)
+    node = msgspec.json.decode(
+        b'{"metadata":{"name":"n"},"status":{"allocatable":{"cpu":"15890m","memory":"32Gi","pods":"110"}}}', type=NodeObject
+    )
+    assert host_amounts(node) == (15890, 32768, 110)

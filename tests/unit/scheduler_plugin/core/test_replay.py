@@ -13,7 +13,7 @@ from proto import contract
 from proto.model import Policy
 from scheduler_plugin.core import state as state_module
 from scheduler_plugin.core.gang import Standing
-from scheduler_plugin.core.journal import Rules, snapshot_of
+from scheduler_plugin.core.journal import Rules, Snapshot, snapshot_of
 from scheduler_plugin.core.replay import Answer, Recorded, SnapshotError, read_document, recorded, replay, restore
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
@@ -54,10 +54,11 @@ def change(state: ClusterState, what: int, number: int) -> None:
             state.expire(float(number), float(number))
 
 
-def decide(desk: Desk, number: int, names: list[str]) -> None:
+def decide(desk: Desk, number: int, names: list[str], most_rated: int = len(NODES)) -> None:
+    """Filter, and prioritize the last few of those that fit, as many as kube-scheduler's percentageOfNodesToScore may leave."""
     pod = pod_object(f"p{number}", **ASKS[number % len(ASKS)])
     answer = json.loads(filter_nodes(desk, json.dumps({"Pod": pod, "NodeNames": names}).encode(), 1.0))
-    prioritize_nodes(desk, json.dumps({"Pod": pod, "NodeNames": answer["NodeNames"]}).encode())
+    prioritize_nodes(desk, json.dumps({"Pod": pod, "NodeNames": answer["NodeNames"][-most_rated:]}).encode())
 
 
 def decide_on_member(desk: Desk, number: int, names: list[str]) -> None:
@@ -79,6 +80,7 @@ def begin_to_bind(state: ClusterState, number: int, stage: Stage) -> None:
 steps = st.one_of(
     st.tuples(st.just("change"), st.integers(0, 6), st.integers(0, 11)),
     st.tuples(st.just("decide"), st.integers(0, 7), st.integers(1, 3)),
+    st.tuples(st.just("decide on some"), st.integers(0, 7), st.integers(1, 3)),
     st.tuples(st.just("member"), st.integers(0, 7), st.integers(1, 3)),
     st.tuples(st.just("bind"), st.integers(0, 7), st.sampled_from([Stage.BINDING, Stage.READY])),
 )
@@ -97,6 +99,8 @@ def test_a_recorded_decision_is_decided_the_same_way_again(history, events_per_p
                 change(state, first, second)
             elif kind == "bind":
                 begin_to_bind(state, first, second)
+            elif kind == "decide on some":
+                decide(desk, first, [*NODES, "stranger"], second)
             else:
                 (decide if kind == "decide" else decide_on_member)(desk, first, [*NODES[:second], "stranger"])
     event(f"{len(desk.decisions.recorded)} records")
@@ -106,6 +110,33 @@ def test_a_recorded_decision_is_decided_the_same_way_again(history, events_per_p
         document = read_document(msgspec.json.encode(recorded(record, RULES)), Recorded)
         assert replay(document).differences == ()
         assert document.answer.fitting == record.decision.fitting
+
+
+def test_only_nodes_that_prioritize_was_asked_about_are_chosen_again():
+    state = ClusterState()
+    desk = make_desk(state)
+    for name in NODES:
+        state.set_gpu_node(make_node(name, 2))
+    for number in range(20):
+        decide(desk, number, list(NODES), 2)
+        decide(desk, 100 + number, list(NODES))
+    documents = [recorded(record, RULES) for record in desk.decisions.recorded.values()]
+    assert {None, ("n1", "n2")} <= {document.prioritized and tuple(document.prioritized) for document in documents}
+    assert [replay(document).differences for document in documents] == [()] * 40
+    older = [msgspec.structs.replace(document, prioritized=None) for document in documents]
+    text = [msgspec.json.encode(document).replace(b',"prioritized":null', b"") for document in older]
+    again = [replay(read_document(document, Recorded)) for document in text]
+    assert any(replayed.answer.chosen == "n0" for replayed in again), "a record that does not tell is read, and rated over all"
+
+
+def test_a_choice_among_all_that_were_asked_about_keeps_no_rows_of_its_own():
+    state = ClusterState()
+    desk = make_desk(state)
+    for name in NODES:
+        state.set_gpu_node(make_node(name, 2))
+    decide(desk, 0, list(NODES))
+    record = desk.decisions.recorded["uid-p0"]
+    assert record.choice.rows is record.rows
 
 
 def test_a_decision_that_would_be_another_is_told_apart():
@@ -158,6 +189,14 @@ def test_a_restored_state_counts_what_the_original_counts():
     assert again.device_states("n0") == state.device_states("n0")
     assert again.view("n0").host == state.view("n0").host
     assert again.reservations.keys() == state.reservations.keys() == {"uid-p1"}
+
+
+def test_a_snapshot_from_before_its_age_was_written_down_is_read():
+    snapshot = snapshot_of(ClusterState().moment(), RULES, 5.0, 7, 1.5)
+    assert read_document(msgspec.json.encode(snapshot), Snapshot) == snapshot
+    older = msgspec.to_builtins(snapshot)
+    del older["generation"], older["age_seconds"]
+    assert read_document(msgspec.json.encode(older), Snapshot) == msgspec.structs.replace(snapshot, generation=None, age_seconds=None)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"version":1}', b"\xff", b"[" * 100_000])

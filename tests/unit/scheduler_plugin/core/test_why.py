@@ -125,6 +125,23 @@ def test_a_node_that_came_after_kube_scheduler_asked_is_not_left_out():
     assert [state.names[row] for row in Scope.of(state, asked).judged] == ["n3"]
 
 
+@pytest.mark.parametrize(
+    ("generation", "age_seconds", "says"),
+    [
+        (7, 12.0, []),
+        (7, 312.4, ["this is the cluster as it was 312 s ago: since then the API server told the scheduler nothing, or not all"]),
+        (7, None, ["the scheduler has not listed the whole cluster yet: this is what it knows so far"]),
+        (None, None, []),
+    ],
+    ids=["of now", "old", "not all known", "from a scheduler that does not tell"],
+)
+def test_an_old_answer_says_so_whatever_it_answers(generation, age_seconds, says):
+    for fields in ({"node": "n1"}, {"fitting": 1, "left_out": 0}, {"left_out": 0}):
+        fresh = Why("team/p", "u", nodes=1, **fields)
+        as_of = msgspec.structs.replace(fresh, generation=generation, age_seconds=age_seconds)
+        assert list(why_lines(as_of)) == [*why_lines(fresh), *says]
+
+
 def test_an_answer_without_kube_scheduler_s_question_says_what_was_not_checked():
     state = make_state(n1=(8000, 16000))
     why = explained(state, make_pod("late", vgpu="1"))

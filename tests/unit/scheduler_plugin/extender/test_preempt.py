@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
+
+import pytest
 
 from proto.model import Policy
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
@@ -64,6 +67,81 @@ async def test_victims_come_with_the_most_important_first_whoever_chose_them():
     assert await ask(desk, ["n1"], vgpu="2") == {"n1": ["b-high", "a-low"]}
 
 
+def half_used(host: tuple[int, int, int] = (64_000, 512 * 1024, 110)) -> Desk:
+    """Two GPUs of two shares each: x beside a more important pod on the first, y and z on the second, which is cheaper to free."""
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", 2, shares_per_gpu=2))
+    state.set_host("n1", *host)
+    for uid, minor, priority in (("keeps", 0, 200), ("x", 0, 0), ("y", 1, 0), ("z", 1, 0)):
+        shares = {"main": [make_share("n1", minor, 500)]}
+        state.set_pod(make_pod(uid, node="n1", shares=shares, priority=priority, cpu_milli=2000, vgpu="1", vgpu_memory="500"))
+    return Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+
+
+async def test_a_victim_that_others_make_needless_is_let_go_and_violations_are_counted_anew():
+    pod = pod_object("important", vgpu="1")
+    pod["spec"]["priority"] = 100
+    victims = {"n1": {"Pods": [{"UID": "x"}], "NumPDBViolations": 1}}
+    body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
+    answer = json.loads(await choose_victims(half_used(), body))["NodeNameToMetaVictims"]["n1"]
+    assert answer == {"Pods": [{"UID": "y"}, {"UID": "z"}], "NumPDBViolations": 0}
+
+
+def needs_its_cpu(desk: Desk) -> None:
+    desk.state.set_host("n1", 3000, 512 * 1024, 110)
+
+
+def takes_no_more_pods(desk: Desk) -> None:
+    desk.state.set_host("n1", 64_000, 512 * 1024, 2)
+
+
+def does_not_tell_how_many_pods_it_takes(desk: Desk) -> None:
+    desk.state.set_host("n1", 64_000, 512 * 1024)
+
+
+def has_a_sick_gpu(desk: Desk) -> None:
+    """Its shares are missing in the sums that kube-scheduler counts."""
+    node = desk.state.gpu_node("n1")
+    desk.state.set_gpu_node(replace(node, devices=(replace(node.devices[0], trouble="XID 79"), node.devices[1])))
+
+
+def has_a_pod_without_assignment(desk: Desk) -> None:
+    desk.state.set_pod(make_pod("strange", node="n1", vgpu="1"))
+
+
+def repels(desk: Desk) -> None:
+    desk.state.set_pod(replace(desk.state.pods["x"], repels=True))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [needs_its_cpu, takes_no_more_pods, does_not_tell_how_many_pods_it_takes, has_a_sick_gpu, has_a_pod_without_assignment, repels],
+    ids=lambda spoil: spoil.__name__,
+)
+async def test_a_victim_stays_that_may_be_needed_for_something_else(spoil):
+    desk = half_used()
+    spoil(desk)
+    assert set((await ask(desk, ["n1"], ["x"], vgpu="1"))["n1"]) == {"x", "y", "z"}
+
+
+@pytest.mark.parametrize(
+    ("cpu_milli", "ended"),
+    [
+        pytest.param(64_000, {"y"}, id="the other GPU is cheaper when its victim is not needed at all"),
+        pytest.param(4000, {"x", "w"}, id="its victim is needed for its CPU, and then its GPU is cheaper"),
+    ],
+)
+async def test_the_gpu_is_chosen_by_what_ends_in_all(cpu_milli, ended):
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", 2, shares_per_gpu=2))
+    state.set_host("n1", cpu_milli, 512 * 1024, 110)
+    for uid, minor, priority, cpu in (("x", 0, 10, 4000), ("w", 0, 0, 0), ("y", 1, 5, 0)):
+        shares = {"main": [make_share("n1", minor, 500)]}
+        state.set_pod(make_pod(uid, node="n1", shares=shares, priority=priority, cpu_milli=cpu, vgpu="1", vgpu_memory="500"))
+    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+    assert set((await ask(desk, ["n1"], ["x"], vgpu="1"))["n1"]) == ended
+
+
 async def test_a_pod_that_is_merely_expected_on_a_node_is_no_victim_there():
     state = ClusterState()
     state.set_gpu_node(make_node("n1", 2))
@@ -91,10 +169,22 @@ async def test_nobody_ends_elsewhere_for_a_pod_that_is_expected_where_others_end
     assert await ask(desk, ["n2"], vgpu="1") == {"n2": ["on-n2"]}, "its place is free, and kube-scheduler does not want it"
 
 
-async def ask(desk: Desk, nodes: list[str], **limits: str) -> dict[str, list[str]]:
-    """Ask for a pod of priority 100; return who ends, by node."""
+@pytest.mark.parametrize("key", ["NodeNameToMetaVictims", "NodeNameToVictims"])
+async def test_a_null_instead_of_victims_is_nobody(key):
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", 1))
+    state.set_pod(make_pod("on-n1", node="n1", shares={"main": [make_share("n1", 0, 1000)]}, vgpu="1"))
+    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+    pod = pod_object("important", vgpu="1")
+    pod["spec"]["priority"] = 100
+    answer = json.loads(await choose_victims(desk, json.dumps({"Pod": pod, key: {"n1": None}}).encode()))
+    assert answer == {"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "on-n1"}], "NumPDBViolations": 0}}}
+
+
+async def ask(desk: Desk, nodes: list[str], chosen: Sequence[str] = (), **limits: str) -> dict[str, list[str]]:
+    """Ask for a pod of priority 100; return who ends, by node. Args: chosen: UIDs of those that kube-scheduler would end on each."""
     pod = pod_object("important", **limits)
     pod["spec"]["priority"] = 100
-    proposed = {name: {"Pods": [], "NumPDBViolations": 0} for name in nodes}
+    proposed = {name: {"Pods": [{"UID": uid} for uid in chosen], "NumPDBViolations": 0} for name in nodes}
     answer = json.loads(await choose_victims(desk, json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode()))
     return {node: [victim["UID"] for victim in victims["Pods"]] for node, victims in answer["NodeNameToMetaVictims"].items()}

@@ -1,6 +1,7 @@
 """A body whose names are cut off unread means what a JSON decoder makes of the whole."""
 
 import json
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -58,6 +59,63 @@ def test_a_body_means_the_same_whether_its_names_are_cut_off_or_not(body, rest):
 )
 def test_bodies_that_could_mislead_are_read_as_a_whole(body):
     assert meaning(body, wire.decode_args) == meaning(body, lambda body: wire.decode(body, wire.ExtenderArgs)) is not None
+
+
+NAMES = {"Pod": {}, "Nodes": None, "NodeNames": ["a", "b"]}
+FULL = {"Pod": {}, "Nodes": {"metadata": {}, "items": [{"kind": "Node"}], "kind": "NodeList", "apiVersion": "v1"}, "NodeNames": None}
+META = {"Pod": {}, "NodeNameToVictims": None, "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u"}], "NumPDBViolations": 2}, "b": None}}
+VICTIMS = {"Pod": {}, "NodeNameToVictims": {"a": {"Pods": [{"metadata": {"uid": "u"}}], "NumPDBViolations": 1}, "b": {"Pods": None}}}
+BINDING = {"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "a"}
+PROTOCOL = {*FULL, *META, *BINDING, "items", "Pods", "UID", "NumPDBViolations"}
+
+
+def respellings(value: object) -> Iterator[object]:
+    """Spell each key of the protocol otherwise by itself, then put a key beside each that the protocol may have one day."""
+    for place in range(len(value)) if isinstance(value, list) else list(value) if isinstance(value, dict) else ():
+        for inner in respellings(value[place]):
+            copy = value.copy()
+            copy[place] = inner
+            yield copy
+        if place in PROTOCOL:
+            for spelling in (place.lower(), place.upper(), place[0].swapcase() + place[1:]):
+                yield {spelling if key == place else key: inner for key, inner in value.items()}
+            yield value | {"Later": {"items": 7}}
+
+
+@pytest.mark.parametrize(
+    ("body", "form"),
+    [
+        (NAMES, wire.ExtenderArgs),
+        (FULL, wire.ExtenderArgs),
+        (META, wire.PreemptionArgs),
+        (VICTIMS, wire.PreemptionArgs),
+        (BINDING, wire.BindingArgs),
+    ],
+    ids=["names", "full nodes", "victims by UID", "full victims", "binding"],
+)
+def test_keys_mean_the_same_in_any_case_the_inner_ones_too(body, form):
+    def meaning(body: object) -> object:
+        text = json.dumps(body, separators=(",", ":")).encode()
+        args = wire.decode_args(text) if form is wire.ExtenderArgs else wire.decode(text, form)
+        if isinstance(args, wire.ExtenderArgs) and args.nodes is not None:
+            args.nodes = wire.NodeList(args.nodes.items)
+        return args
+
+    exact = meaning(body)
+    for other in respellings(body):
+        assert meaning(other) == exact, other
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (b'{"Pod":{},"nodeNames":["a"]}', ["a"]),
+        (b'{"Pod":{},"NodeNames":["a"],"nodenames":["b"]}', ["b"]),
+        (b'{"nodenames":["b"],"Pod":{},"NodeNames":["a"]}', ["a"]),
+    ],
+)
+def test_of_a_key_in_several_cases_the_last_counts(body, names):
+    assert wire.decode_names(wire.decode_args(body).node_names) == names
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from scheduler_plugin.extender.desk import Desk, request_of
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.gang import gang_asked
 from scheduler_plugin.extender.preempt import hold
-from scheduler_plugin.services.retry import MAX_AT_ONCE, Retry
+from scheduler_plugin.services.retry import FIRST_AT_ONCE, MAX_UNDER_WAY, Retry
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
@@ -147,7 +147,7 @@ async def test_pods_that_may_not_run_where_room_came_are_not_tried_again_for_it(
 
 async def test_pods_that_are_refused_again_wait_for_the_next_change():
     scene = full_scene()
-    waiting = [f"w{number:02}" for number in range(MAX_AT_ONCE + 8)]
+    waiting = [f"w{number:02}" for number in range(FIRST_AT_ONCE + 8)]
     for uid in waiting:
         scene.is_refused(uid, ["n1"], vgpu="1", vgpu_memory="500")
     for end in ("busy", "busy-too"):
@@ -159,6 +159,52 @@ async def test_pods_that_are_refused_again_wait_for_the_next_change():
             for uid in now:  # something that is not ours to know keeps it off
                 scene.record(scene.state.pods[uid])
         assert sorted(tried) == waiting
+
+
+async def test_more_pods_are_tried_each_time_while_those_tried_before_leave_room_and_few_at_first():
+    scene = Scene()
+    for free in ("busy", "busy-too"):
+        for number in range(450):
+            scene.waits(f"w{number}", vgpu="2", vgpu_memory="20")
+        scene.state.drop_pod(free)
+        assert [len(await scene.poked()) for _ in range(5)] == [32, 128, 256, 34, 0]
+        scene.state.set_pod(make_pod("busy-too", node="n2", shares={"main": [make_share("n2", 0, 1000)]}, vgpu="1"))
+
+
+async def test_a_server_that_refuses_is_asked_for_few_again():
+    scene = Scene()
+    for number in range(600):
+        scene.waits(f"w{number}", vgpu="2", vgpu_memory="20")
+    scene.state.drop_pod("busy")
+    assert [len(await scene.poked()) for _ in range(2)] == [32, 128]
+
+    def fail() -> None:
+        raise KubeApiError("HTTP 429: too many requests")
+
+    scene.api.before = fail
+    assert await scene.poked() == []
+    scene.api.before = lambda: None
+    assert len(await scene.poked()) == 32
+
+
+async def test_patches_under_way_are_few_at_a_time():
+    scene, under_way, most = Scene(), 0, 0
+    for number in range(200):
+        scene.waits(f"w{number}", vgpu="2", vgpu_memory="20")
+
+    async def annotate(*_: object) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+
+    scene.api.annotate = annotate
+    scene.state.drop_pod("busy")
+    for _ in range(3):
+        await scene.poked()
+    assert not scene.desk.decisions.waiting()
+    assert most == MAX_UNDER_WAY
 
 
 async def test_a_node_that_came_after_kube_scheduler_asked_is_one_for_the_pod():

@@ -1,6 +1,6 @@
-"""What the example manifests of HAMi, KAI and NVIDIA become, and copies of running pods: each file of golden/ has a pod with the fields of
-the upstream manifest that it names, or as the program that it names makes it, and what admission makes of it, with ``adopted`` where the
-setting adoptNvidiaGpu makes a difference.
+"""What the example manifests of HAMi, KAI and NVIDIA become, and our own, and copies of running pods: each file of golden/ has a pod with
+the fields of the upstream manifest that it names, or as the program that it names makes it, and what admission makes of it, with
+``adopted`` where the setting adoptNvidiaGpu makes a difference. golden/native has every pod of deploy/examples as it is written there.
 """
 
 import copy
@@ -15,11 +15,12 @@ from placement.request import pod_request
 from scheduler_plugin.webhook.draft import Draft
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome
 from scheduler_plugin.webhook.vocabularies import Options
+from tests.rendering import EXAMPLES, pods_of
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted(str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.yaml"))
 GPU_MIB = 81920
-LEAST = {"hami": 15, "kai": 14, "nvidia": 8, "copies": 2}
+LEAST = {"hami": 15, "kai": 14, "nvidia": 8, "copies": 2, "native": 23}
 """How many manifests there are of each, at least: so that a lost file is noticed."""
 
 
@@ -65,3 +66,9 @@ def test_every_vocabulary_has_its_examples():
     assert {origin: sum(name.startswith(f"{origin}/") for name in FILES) >= least for origin, least in LEAST.items()} == dict.fromkeys(
         LEAST, True
     )
+
+
+def test_every_pod_of_our_own_examples_is_there_as_it_is_written():
+    written = [(f"deploy/examples/{path.name}", pod) for path in sorted(EXAMPLES.glob("*.yaml")) for pod in pods_of(path)]
+    golden = [read(name) for name in FILES if name.startswith("native/")]
+    assert sorted(written, key=str) == sorted(((one["upstream"], one["pod"]) for one in golden), key=str)
