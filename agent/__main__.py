@@ -33,8 +33,8 @@ from agent.adapters.kubelet_grpc import KubeletDirectory
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.memory import use_one_heap
 from agent.adapters.mig_files import MigRecordFiles
-from agent.adapters.mps_control import MpsControlProgram
-from agent.adapters.node_abilities import driver_limits_trouble, mps_trouble
+from agent.adapters.mps_files import MpsWishFiles
+from agent.adapters.node_abilities import driver_limits_trouble
 from agent.adapters.node_files import PageFile, VersionsFile, boot_id, load_secret
 from agent.adapters.nvidia_ctk import NvidiaCtk
 from agent.adapters.nvml import NvmlDriver
@@ -45,6 +45,7 @@ from agent.adapters.processes import ProcProcesses
 from agent.adapters.shim_store import ShimStore
 from agent.adapters.simulation import driver_library, prepare_node
 from agent.core.backends import Abilities
+from agent.core.mps import DAEMONS_DIRECTORY, RECORDS_DIRECTORY
 from agent.core.node_pages import PRIORITY, TURNS
 from agent.core.publishing import NodeFacts
 from agent.errors import AgentError, StorageError
@@ -56,6 +57,7 @@ from agent.services.borrowing import Borrower
 from agent.services.device_plugin import DevicePlugin
 from agent.services.directory_guard import DirectoryGuard
 from agent.services.drift_page import DriftPage
+from agent.services.driver_guard import DriverGuard
 from agent.services.driver_limits import DriverLimitKeeper
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
@@ -164,10 +166,13 @@ class _Agent:
         self._shim = ShimKeeper(shim, cdi, files)
         self._events = EventRecorder(api, clock)
         abilities = find_abilities(settings)
-        self._mps = _mps_keeper(settings, abilities, runtime, self._book, self._events)
+        daemons = MpsWishFiles(runtime / RECORDS_DIRECTORY)
+        self._mps = MpsKeeper(daemons, str(runtime / DAEMONS_DIRECTORY), book=self._book, events=self._events)
         backends = Backends(abilities, self._mig, self._mps, settings.driver_limits_hook)
-        self._limits = DriverLimitKeeper(NvmlLimits(nvml), CgroupTree(Path(settings.cgroup_dir)), book=self._book, pods=self._pods)
-        self._offering = Offering(self._driver, self._book, settings.shares_per_gpu, abilities)
+        self._limits = DriverLimitKeeper(
+            NvmlLimits(nvml), CgroupTree(Path(settings.cgroup_dir)), book=self._book, pods=self._pods, events=self._events
+        )
+        self._offering = Offering(self._driver, self._book, settings.shares_per_gpu, lambda: backends.abilities)
         evictor = Evictor(api, clock)
         processes = ProcProcesses(Path(settings.proc_dir))
         priority_page, turns_page = PageFile(runtime / "priority", PRIORITY), PageFile(runtime / "turns", TURNS)
@@ -257,6 +262,7 @@ class _Agent:
         self._memory = HealthMemory(self._driver, HealthFile(runtime / "health"))
         self._publisher = self._make_publisher(settings, node_name, api, clock)
         self._guard = DirectoryGuard(HostDirectories(_host_directories(settings)))
+        self._driver_guard = DriverGuard(self._driver, clock.monotonic)
         self._file_changes = DirectoryWatch([Path(settings.cdi_dir), state / "ledger"], nested=runtime / "containers")
         self._reconciler = Reconciler(
             ReconcilerOptions(node_name, settings.reconcile_seconds, local_policy is None, settings.drift_policy),
@@ -285,6 +291,7 @@ class _Agent:
             events=self._events,
             telemetry=telemetry,
             clock=clock,
+            supervisor_pid=lambda: self._mps.supervisor_pid,
         )
         self._monitor = Monitor(
             MonitorOptions(_version(), node_name, settings.shares_per_gpu, settings.compat_metrics),
@@ -300,11 +307,12 @@ class _Agent:
             troubles=self._troubles,
             clock=clock,
             bypassed=lambda: self._auditor.bypassed | self._limits.unlimited,
+            mig_records=lambda: self._mig.records,
             further=(
                 self._auditor.families,
-                self._mig.families,
+                self._reconciler.families,
                 self._limits.families,
-                *([self._mps.families] if self._mps is not None else []),
+                self._mps.families,
             ),
         )
         drift_page = DriftPage(node_name, self._reconciler, self._auditor, clock)
@@ -323,7 +331,8 @@ class _Agent:
             facts = NodeFacts(node_name, _version(), settings.shares_per_gpu, settings.memory_oversubscription)
             offered = self._offering.backends
             targets.append(Inventory(facts, lambda: offered().backends, api=api, watch=self._driver, pods=self._pods))
-        return NodePublisher(node_name, targets, watch=self._driver, book=self._book, pods=self._pods, clock=clock)
+        further = [self._mps.changes]
+        return NodePublisher(node_name, targets, watch=self._driver, book=self._book, pods=self._pods, clock=clock, further=further)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run all services until told to stop, or until one of them fails."""
@@ -331,6 +340,7 @@ class _Agent:
         self._memory.load()
         self._mig.load()
         self._injection.load()
+        await self._mps.load()
         services = [
             self._driver.run(),
             self._registrar.run(),
@@ -349,11 +359,11 @@ class _Agent:
             self._cordons.run(),
             self._memory.run(),
             self._mig.run(),
+            self._mps.run(),
             self._limits.run(),
             self._guard.run(),
+            self._driver_guard.run(),
         ]
-        if self._mps is not None:
-            services.append(self._mps.run())
         self._status.start()
         try:
             write_whole(self._runtime / "metrics-address", f"{self._address_from_node}\n".encode(), mode=0o644, durable=False)
@@ -392,19 +402,9 @@ def find_abilities(settings: Settings) -> Abilities:
     """Look what the backends beside the shim need, as configured."""
     return Abilities(
         mig_strategy=settings.mig_strategy,
-        without_mps=mps_trouble(settings.mps_control),
-        without_driver_limits=driver_limits_trouble(settings.driver_limits_hook, Path(settings.cgroup_dir)),
+        without_driver_limits=driver_limits_trouble(settings.driver_limits_hook, Path(settings.host_dir), Path(settings.cgroup_dir)),
         most_memory_burst=settings.memory_oversubscription,
     )
-
-
-def _mps_keeper(settings: Settings, abilities: Abilities, runtime: Path, book: GrantBook, events: EventRecorder) -> MpsKeeper | None:
-    if abilities.without_mps:
-        return None
-    shared_memory = make_directory(Path(settings.mps_shared_memory), 0o1777)
-    own = shared_memory if shared_memory.is_relative_to(runtime) else None  # on the host it may be everybody's /dev/shm
-    control = MpsControlProgram(settings.mps_control, runtime / "mps", shared_memory=own)
-    return MpsKeeper(control, str(shared_memory), book=book, events=events)
 
 
 def _host_directories(settings: Settings) -> Sequence[Path]:

@@ -3,6 +3,7 @@
     AgentError
     ├── DriverError             NVML answered with an error
     │   ├── DriverMissingError  no NVML library, no kernel module, or the two disagree: wait for a driver
+    │   │   └── DriverMismatchError  the two disagree
     │   ├── DriverTimeoutError  a call into NVML has not come back
     │   └── PartitionError      a MIG instance cannot be made or removed
     │       └── PartitionInUseError  because processes use it
@@ -34,8 +35,17 @@ class DriverMissingError(DriverError):
     """There is no usable NVIDIA driver on this node yet."""
 
 
+class DriverMismatchError(DriverMissingError):
+    """The NVML library that can be loaded here is of another version than the kernel module."""
+
+
 class DriverTimeoutError(DriverError):
     """The driver does not answer."""
+
+    def __init__(self, message: str, device_uuid: str | None = None) -> None:
+        """Args: device_uuid: the GPU whose call has not come back; None where that concerns no single GPU."""
+        super().__init__(message)
+        self.device_uuid = device_uuid
 
 
 class DriverLeftError(DriverError):

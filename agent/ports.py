@@ -17,6 +17,7 @@ from agent.core.injection import Answer, NodeVersions
 from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord
+from agent.core.mps_records import DaemonState, SupervisorState, Wish
 from agent.core.overhead import HostProcess, ProcessList
 from agent.core.publishing import NodeCondition
 from agent.core.region_layout import ComputeCounters, Limits, RegionSnapshot
@@ -43,11 +44,11 @@ class Driver(Protocol):
     """The NVIDIA driver. Every call may raise DriverError, DriverMissingError or DriverTimeoutError, and none blocks the event loop."""
 
     async def read(self) -> DriverReading:
-        """Look at all GPUs: what they are, how they are."""
+        """Look at all GPUs: what they are, how they are. One whose earlier call has not come back is not asked, and did not answer."""
         ...
 
     async def events(self) -> Sequence[DeviceEvent]:
-        """Take what GPUs reported since the last call, without waiting for more."""
+        """Take what GPUs reported since the last call, without waiting for more, or for another call that hangs."""
         ...
 
     async def links(self) -> Sequence[Link]:
@@ -77,10 +78,6 @@ class Driver(Protocol):
 
     async def found_anew(self) -> Set[str]:
         """Return the UUIDs of the GPUs that would answer if the driver were left and entered again. May take a minute."""
-        ...
-
-    def hung_device(self) -> str | None:
-        """The UUID of the GPU whose call has not come back; None when no call hangs or it concerns no single GPU."""
         ...
 
 
@@ -143,12 +140,8 @@ class Cgroups(Protocol):
 class MpsControl(Protocol):
     """MPS control daemons, one per GPU. Calls block, so that they are made in a thread; they raise MpsError, or StorageError."""
 
-    def start(self, device_uuid: str) -> None:
-        """Start a daemon where none runs."""
-        ...
-
-    def answers(self, device_uuid: str) -> bool:
-        """Whether there is a daemon that answers."""
+    def start(self, device_uuid: str) -> int | None:
+        """Start a daemon where none runs; return its process, None where it is not found."""
         ...
 
     def servers(self, device_uuid: str) -> Mapping[int, str] | None:
@@ -167,16 +160,89 @@ class MpsControl(Protocol):
         """End the daemon and its servers, whatever state they are in, and remove its directories."""
         ...
 
-    def pipe_directory(self, device_uuid: str) -> str:
-        """Return the directory by which clients find the daemon."""
-        ...
-
     def known(self) -> Sequence[str]:
         """Return the GPUs that have a daemon's directories."""
         ...
 
     def clear_shared_memory(self) -> None:
         """Empty the directory that is /dev/shm to all daemons and clients of the node; to be called while there are none."""
+        ...
+
+
+class MpsDaemons(Protocol):
+    """What the agent asks of ``aliquot-mps``, and hears from it. Calls raise StorageError."""
+
+    def supervisor(self) -> SupervisorState | None:
+        """Return what the supervisor says of itself; None when none lives."""
+        ...
+
+    def load(self) -> Mapping[str, Wish]:
+        """Return the wishes that an earlier agent left, by GPU; those that cannot be read are left out."""
+        ...
+
+    def want(self, wish: Wish) -> None:
+        """Want the daemon of a GPU, for these clients."""
+        ...
+
+    def wanted(self) -> Set[str]:
+        """Return the GPUs of which a daemon is wanted now, whatever the wish says."""
+        ...
+
+    def withdraw(self, device_uuid: str) -> None:
+        """Want the daemon of a GPU no more."""
+        ...
+
+    def state(self, device_uuid: str) -> DaemonState | None:
+        """Return what has become of a wish; None while nothing has. It counts only while a supervisor lives."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The wishes as the supervisor finds them."""
+
+    devices: Set[str] = frozenset()
+    """The GPUs of which a daemon is wanted."""
+    unclear: Mapping[str, str] = field(default_factory=dict)
+    """Of each GPU whose wish cannot be read, why: a daemon that runs is kept, and none is started."""
+
+
+class MpsDesk(Protocol):
+    """Where the supervisor of MPS daemons hears what is wanted, and says what there is. Calls raise StorageError."""
+
+    def take(self) -> bool:
+        """Become the one supervisor of this node, and take back what an earlier one said of its daemons; False while another lives."""
+        ...
+
+    def open(self, state: SupervisorState) -> None:
+        """Say that this supervisor lives; from now on what it tells counts."""
+        ...
+
+    def close(self) -> None:
+        """Live no more."""
+        ...
+
+    def wanted(self) -> Wanted:
+        """Return what is wanted; a file that is refused is said in the log, once."""
+        ...
+
+    def tell(self, state: DaemonState) -> None:
+        """Say what has become of a wish."""
+        ...
+
+    def forget(self, device_uuid: str) -> None:
+        """Say nothing any more of a GPU whose daemon nobody wants."""
+        ...
+
+
+class ProcessEnds(Protocol):
+    """Tells when processes end. On the event loop."""
+
+    def watch(self, pid: int, tell: Callable[[], None]) -> Callable[[], None]:
+        """Call ``tell`` once when a process ends; return what stops that. A process that is gone already is told of at once.
+
+        Raises: ProcessError.
+        """
         ...
 
 
@@ -412,8 +478,11 @@ class RegionView:
 class ContainerFiles(Protocol):
     """The limits and usage region of each grant. Calls raise StorageError."""
 
-    def prepare(self, grant: Grant, limits: Limits) -> None:
-        """Make both files ready for a container that is about to start; a region that a process of its pod still uses is kept."""
+    def prepare(self, grant: Grant, limits: Limits, *, mounted: bool = False) -> None:
+        """Make both files ready for a container that is about to start; a region that a process of its pod still uses is kept.
+
+        Args: mounted: whether the container may be running, with the files that are there mounted: then they stay the files they are.
+        """
         ...
 
     def link_shim(self, grant_id: str, directory: Path) -> None:

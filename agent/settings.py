@@ -74,19 +74,10 @@ class Settings:
     mig_dynamic: Annotated[
         bool, Row("make MIG instances when containers start, where GPUs in MIG mode have room; needs the capability SYS_ADMIN")
     ] = False
-    mps_control: Annotated[
-        str,
-        Row(
-            "nvidia-cuda-mps-control, as a path or on PATH; empty: isolation mps is not offered. When the agent's container ends, its MPS "
-            "daemons end with it, and MPS clients have to be restarted"
-        ),
-    ] = ""
-    mps_shared_memory: Annotated[
-        str, Row("host directory that is /dev/shm to this agent, and becomes it in MPS clients", absolute=True)
-    ] = f"{contract.RUNTIME_DIR}/mps-shm"
     driver_limits_hook: Annotated[
         str, Row("host path of nvidia-cdi-hook 1.20.1 or later, which applies the driver's limits; empty: isolation driver is not offered")
     ] = ""
+    host_dir: Annotated[str, Row("where the host's root is seen, of which driverLimitsHook is looked at", absolute=True)] = "/"
     cgroup_dir: Annotated[str, Row("the host's cgroup v2 directory, where the driver's limits are looked at", absolute=True)] = (
         "/sys/fs/cgroup"
     )
@@ -109,7 +100,13 @@ class Settings:
     health_application_xids: Annotated[str, Row("XIDs, beside NVIDIA's, that are a program's own fault; a comma list")] = ""
     health_hard_xids: Annotated[str, Row("XIDs, beside NVIDIA's, that take a GPU out of service at once; a comma list")] = ""
     reconcile_seconds: Annotated[
-        float, Row("period of comparing ledger, pods, files and processes; bounds how long a dead pod's share is held", 0.05, 3600)
+        float,
+        Row(
+            "period of comparing ledger, pods, files and processes, at most the ten seconds that are promised for it; bounds how long a "
+            "dead pod's share is held",
+            0.05,
+            10,
+        ),
     ] = 10.0
     drift_policy: Annotated[DriftPolicy, Row("what is done about a pod whose drift no file can cure")] = DriftPolicy.REPORT
     audit_policy: Annotated[AuditPolicy, Row("what is done about a container that uses what it was not granted")] = AuditPolicy.REPORT

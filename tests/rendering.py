@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,3 +126,12 @@ def _objects(text: str) -> list[Object]:
 
 def _folders(kind: str) -> list[str]:
     return sorted(path.parent.name for path in (DAEMONSET / kind).glob("*/kustomization.yaml"))
+
+
+def pods_of(path: Path) -> Iterator[Object]:
+    """Every pod, and what Jobs and Deployments make pods from."""
+    for item in yaml.safe_load_all(path.read_text()):
+        if item["kind"] == "Pod":
+            yield item
+        elif "template" in item.get("spec", {}):
+            yield {"metadata": {"name": item["metadata"]["name"]}, **item["spec"]["template"]}

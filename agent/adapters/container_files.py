@@ -45,7 +45,7 @@ class GrantFiles:
         """By grant id, of regions whose last look was slow, with their inodes: whoever comes after them has others."""
         self._limits = Unchanged(lambda path: region_layout.decode_limits(_read_limits(Path(path)), interrupted_too=True))
 
-    def prepare(self, grant: Grant, limits: Limits) -> None:
+    def prepare(self, grant: Grant, limits: Limits, *, mounted: bool = False) -> None:
         """See ``ports.ContainerFiles``."""
         directory = make_directory(self._directory / grant.grant_id, 0o700)
         before = _copy_in(directory)
@@ -56,10 +56,13 @@ class GrantFiles:
             except (OSError, RegionError) as exc:
                 raise StorageError(f"updating {directory / 'limits'}, which processes of {grant.holder} have mapped: {exc}") from exc
         else:  # under new inodes: what a process of another pod has mapped stays its own
-            write_whole(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
-            header = region_layout.fresh_region_header()  # the rest is a hole: it takes memory once a process attaches
-            write_whole(directory / "region", header, mode=0o666, durable=False, size=region_layout.REGION_BYTES)
-            self._rests.pop(grant.grant_id, None)
+            kept = own and mounted
+            if not (kept and _limits_updated(directory / "limits", limits)):
+                write_whole(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
+            if not (kept and self.has_region(grant.grant_id)):
+                header = region_layout.fresh_region_header()  # the rest is a hole: it takes memory once a process attaches
+                write_whole(directory / "region", header, mode=0o666, durable=False, size=region_layout.REGION_BYTES)
+                self._rests.pop(grant.grant_id, None)
         write_whole(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
 
     def link_shim(self, grant_id: str, directory: Path) -> None:
@@ -333,6 +336,16 @@ def _read_limits(path: Path) -> bytes:
         return os.pread(descriptor, min(os.fstat(descriptor).st_size, region_layout.LIMITS_BYTES_MAX + 1), 0)
     finally:
         os.close(descriptor)
+
+
+def _limits_updated(path: Path, limits: Limits) -> bool:
+    """Change limits in place; return whether that went, which it does not where they are gone or damaged."""
+    try:
+        _update_limits(path, limits)
+    except (OSError, RegionError) as exc:
+        logger.warning("limits not updated in place, and made anew: %s: %s", path, exc)
+        return False
+    return True
 
 
 def _update_limits(path: Path, limits: Limits) -> None:

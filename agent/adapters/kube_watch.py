@@ -26,7 +26,7 @@ from agent.ports import GpuNodeState, KubeListener, NodeState
 from program.backoff import Backoff
 from proto import contract, gpunode
 from proto.errors import ContractError
-from proto.model import ContainerSpec, ContainerState, ContainerStatus, Pod
+from proto.model import ContainerSpec, ContainerState, ContainerStatus, Pod, RestartPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +67,13 @@ class _Container(msgspec.Struct, rename="camel"):
     name: str
     resources: _Resources | None = None
     restart_policy: str | None = None
+    restart_policy_rules: list[msgspec.Raw] | None = None
 
 
 class _PodSpec(msgspec.Struct, rename="camel"):
     containers: list[_Container] = []
     init_containers: list[_Container] | None = None
+    restart_policy: str | None = None
     node_name: str = ""
     scheduler_name: str = ""
 
@@ -374,7 +376,7 @@ def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 def to_pod(item: _Pod) -> Pod:
     """Translate a pod; init containers come first, as kubelet starts them."""
-    init = item.spec.init_containers or []
+    init, restarts = item.spec.init_containers or [], item.spec.restart_policy
     return Pod(
         namespace=item.metadata.namespace,
         name=item.metadata.name,
@@ -383,13 +385,24 @@ def to_pod(item: _Pod) -> Pod:
         phase=item.status.phase,
         annotations=item.metadata.annotations or {},
         containers=(
-            *(ContainerSpec(spec.name, _limits(spec), init=True, restartable=spec.restart_policy == "Always") for spec in init),
-            *(ContainerSpec(spec.name, _limits(spec)) for spec in item.spec.containers),
+            *(
+                ContainerSpec(spec.name, _limits(spec), True, spec.restart_policy == RestartPolicy.ALWAYS, _restart_policy(spec, restarts))
+                for spec in init
+            ),
+            *(ContainerSpec(spec.name, _limits(spec), restart_policy=_restart_policy(spec, restarts)) for spec in item.spec.containers),
         ),
         scheduler_name=item.spec.scheduler_name,
         deletion_requested=item.metadata.deletion_timestamp is not None,
         statuses=tuple(_status(one) for one in (*(item.status.init_container_statuses or ()), *(item.status.container_statuses or ()))),
     )
+
+
+def _restart_policy(spec: _Container, of_pod: str | None) -> RestartPolicy:
+    """Say when a container starts again; what a later API says, and rules by exit code, may start it after any end."""
+    if spec.restart_policy_rules:
+        return RestartPolicy.ALWAYS
+    wanted = spec.restart_policy or of_pod
+    return next((policy for policy in RestartPolicy if policy == wanted), RestartPolicy.ALWAYS)
 
 
 def _uid(metadata: _Metadata) -> str:

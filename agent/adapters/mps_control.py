@@ -3,11 +3,11 @@
 Each has its own pipe and log directory below ``<runtimeDir>/mps``. Clients of a daemon may write in its pipe directory, so nothing that
 is found there is believed, its pid file least of all: a daemon and its servers are recognised by the environment they were started in.
 A client may even take the daemon's place there, so that what the program prints may be a tenant's words: bytes of any kind, any amount.
-And it may leave there what the agent, which has no capability to go past file modes, cannot remove: a daemon's directories are moved aside
+And it may leave there what we, who have no capability to go past file modes, cannot remove: a daemon's directories are moved aside
 before their place is used again, which needs rights in ours only, and then removed as far as that goes.
 
-Daemons and servers belong to whatever the agent runs in. In a pod that is its container: when it ends, the container runtime ends every
-process in it, and MPS clients lose their connection. Only an agent that was started on the host itself leaves daemons behind.
+Daemons and servers belong to whatever ``aliquot-mps`` runs in. In a pod that is its container: when it ends, the container runtime ends
+every process in it, and MPS clients lose their connection.
 """
 
 import os
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from agent.adapters.durable import list_directory, make_directory, remove_tree
-from agent.core.mps import daemon_environment
+from agent.core.mps import daemon_environment, pipe_directory
 from agent.errors import MpsError, StorageError
 
 _PROC = Path("/proc")
@@ -52,21 +52,18 @@ class MpsControlProgram:
         self._timeout_seconds = timeout_seconds
         self._shared_memory = shared_memory
 
-    def start(self, device_uuid: str) -> None:
+    def start(self, device_uuid: str) -> int | None:
         """See ``ports.MpsControl``."""
-        pipes = Path(self.pipe_directory(device_uuid))
+        pipes = Path(self._pipes(device_uuid))
         self._clear(device_uuid)
         make_directory(pipes, 0o755)
         make_directory(self._logs(device_uuid), 0o700)
         self._run(device_uuid, ["-d"], "")
-        if not self.answers(device_uuid):
+        if self._server_pids(device_uuid) is None:
             raise MpsError(
                 f"{self._program} -d for {device_uuid} ended well, and its daemon does not answer; see {self._logs(device_uuid)}"
             )
-
-    def answers(self, device_uuid: str) -> bool:
-        """See ``ports.MpsControl``."""
-        return self._server_pids(device_uuid) is not None
+        return next(iter(self._daemons(device_uuid)), None)  # it has no clients yet, and therefore no servers
 
     def servers(self, device_uuid: str) -> Mapping[int, str] | None:
         """See ``ports.MpsControl``."""
@@ -103,10 +100,6 @@ class MpsControlProgram:
             except OSError as exc:
                 raise MpsError(f"ending the MPS daemon of {device_uuid}, process {pid}: {exc.strerror}") from exc
         self._clear(device_uuid)
-
-    def pipe_directory(self, device_uuid: str) -> str:
-        """See ``ports.MpsControl``."""
-        return str(self._directory / device_uuid / "pipe")
 
     def known(self) -> Sequence[str]:
         """See ``ports.MpsControl``."""
@@ -149,11 +142,14 @@ class MpsControlProgram:
             return None
         return [int(word) for word in told.split() if _is_pid(word)]
 
+    def _pipes(self, device_uuid: str) -> str:
+        return pipe_directory(str(self._directory), device_uuid)
+
     def _logs(self, device_uuid: str) -> Path:
         return self._directory / device_uuid / "log"
 
     def _environment(self, device_uuid: str) -> dict[str, str]:
-        return daemon_environment(device_uuid, self.pipe_directory(device_uuid), str(self._logs(device_uuid)))
+        return daemon_environment(device_uuid, self._pipes(device_uuid), str(self._logs(device_uuid)))
 
     def _run(self, device_uuid: str, arguments: Sequence[str], commands: str) -> str:
         """Run the program; return what it printed, as text whatever it was. Raises MpsError."""

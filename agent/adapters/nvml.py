@@ -3,8 +3,9 @@
 A question a GPU does not support is answered with None, and so is one that fails although nothing depends on it; a GPU that does not
 answer what placement needs becomes a ``FailedDevice``; only a driver that does not work as a whole raises.
 
-Kept true: a GPU that makes calls wait, as one whose firmware is dead does for most of a minute each, takes no more than a third of the
-thread's time, and ever less. The look at it ends with the first such call, it is left alone for a growing while, and asked last then.
+Kept true: a GPU that makes calls wait, as one whose firmware is dead does for most of a minute each, holds up the others for no longer
+than one call may take, and ever less often. The look at it ends with the first such call, it is left alone until that comes back and for
+a growing while after, and asked last then. NVML is not left while such a call is out, because nobody knows what it still uses.
 """
 
 import asyncio
@@ -23,10 +24,11 @@ from agent.adapters.nvml_library import NvmlLibrary
 from agent.adapters.nvml_place import fabric_clique, pcie_root
 from agent.adapters.nvml_probe import NvmlProbe
 from agent.adapters.nvml_sensors import read_sensors
-from agent.adapters.nvml_thread import NvmlThread
+from agent.adapters.nvml_thread import HeldCalls, NvmlThread, entering, left
+from agent.core import driver_limits
 from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice, promisable_bytes
 from agent.core.overhead import GpuProcess, ProcessList
-from agent.errors import DriverError, DriverLeftError, DriverMissingError
+from agent.errors import DriverError, DriverLeftError, DriverMismatchError, DriverMissingError, DriverTimeoutError
 from proto.model import Device, Link, LinkKind, MigInstance
 
 T = TypeVar("T")
@@ -45,7 +47,7 @@ _NO_DRIVER = {
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
         "library and loaded kernel module have different versions: reload the module or reboot. An agent in a container has the library "
-        "that the node had when the container began: delete the agent's pod after a driver upgrade"
+        "that the node had when the container began: where this lasts it ends, to be started again with the one that the node has now"
     ),
     pynvml.NVML_ERROR_NO_PERMISSION: "no permission to use the NVIDIA driver: give this process access to /dev/nvidiactl",
 }
@@ -101,6 +103,10 @@ class _UnsupportedGpuError(Exception):
     """A GPU works, and cannot be shared by us."""
 
 
+class _SessionOverError(Exception):
+    """The session does not work any more: it is to be left. ``args[0]`` is the DriverError."""
+
+
 class _SlowGpuError(Exception):
     """A call about a GPU took longer than any may, whatever it brought."""
 
@@ -132,7 +138,11 @@ class NvmlDriver:
         self._count_error = count_error
         self._observe_read = observe_read
         self._timeout_seconds = timeout_seconds
-        self._thread = NvmlThread(timeout_seconds)
+        self._held = HeldCalls()
+        self._thread = NvmlThread(timeout_seconds, self._held)
+        self._events_thread = NvmlThread(timeout_seconds, self._held, "nvml-events")
+        self._session = asyncio.Lock()
+        """Held while GPUs are read or the session is left: events of a session that is over must not be watched."""
         self._reading: asyncio.Future[DriverReading] | None = None
         """A look at all GPUs that is under way."""
         self._initialized = False
@@ -149,25 +159,33 @@ class NvmlDriver:
         """Those known from before that did not."""
         self._resting: dict[int, _Rest] = {}
         """By NVML index: those that made a call wait when they were last asked."""
-        self._events = NvmlEvents(self.call)
-        self._gpm = NvmlGpm(self.call)
+        self._events = NvmlEvents(self.call, self._held)
+        """Of the events thread, everything else here of the other."""
+        self._gpm = NvmlGpm(self.call, self._held)
 
     async def read(self) -> DriverReading:
         """See ``ports.Driver``."""
         begun = time.perf_counter()
-        if self._reading is None:
-            self._reading = self._thread.submit(self._read)
-        reading = self._reading
-        try:
-            return await self._thread.result(reading)
-        finally:
-            if reading.done():
-                self._reading = None
-            self._observe_read(time.perf_counter() - begun)
+        async with self._session:
+            if self._reading is None:
+                self._reading = self._thread.submit(self._read)
+            reading = self._reading
+            try:
+                found = await self._thread.result(reading)
+            except _SessionOverError as exc:
+                await self._abandon()  # the next read enters the driver anew: it may have been reloaded under us
+                raise exc.args[0] from exc
+            finally:
+                if reading.done():
+                    self._reading = None
+                self._observe_read(time.perf_counter() - begun)
+            handles = dict(self._answering)
+            await self._events_thread.run(lambda: self._events.watch(handles))
+            return found
 
     async def events(self) -> Sequence[DeviceEvent]:
         """See ``ports.Driver``."""
-        return await self._thread.run(self._take_events)
+        return await self._events_thread.run(self._events.take)
 
     async def links(self) -> Sequence[Link]:
         """See ``ports.Driver``."""
@@ -179,44 +197,61 @@ class NvmlDriver:
 
     async def restart(self) -> None:
         """See ``ports.Driver``."""
-        await self._thread.run(self._shut_down)
+        async with self._session:
+            await self._leave()
 
     async def keep_out(self, reason: str) -> None:
         """See ``ports.Driver``."""
         self._kept_out = reason
         if reason:
             await self._probe.stop()
-            await self._thread.run(self._shut_down)
+            async with self._session:
+                await self._leave()
 
     async def found_anew(self) -> Set[str]:
         """See ``ports.Driver``."""
         return frozenset() if self._kept_out else await self._probe.answering()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do more work in the NVML thread, with the driver entered; for adapters that share this session and call by ``call``."""
+        """Do more work in the NVML thread, with the driver entered; for adapters that share this session and call by ``call``.
+
+        It goes on to its end even when a call takes too long and others use the session at the same time.
+        """
 
         def entered() -> T:
             self._start()
             return work()
 
-        return await self._thread.run(entered)
+        return await self._thread.run(entered, finish=True)
 
-    def hung_device(self) -> str | None:
-        """See ``ports.Driver``."""
-        hung = self._thread.hung_call()
-        return hung.device_uuid if hung is not None else None
+    async def _leave(self) -> None:
+        """Leave NVML for good. Raises DriverError."""
+        await self._events_thread.run(self._close_events)
+        await self._thread.run(self._shut_down)
 
-    # --- below: in the NVML thread only ---
+    async def _abandon(self) -> None:
+        """Leave a session that no longer works; what it says to that tells nothing new."""
+        try:
+            await self._leave()
+        except DriverError:  # counted, or a call that hangs, which is said where it was met
+            return
+
+    # --- below: in the NVML threads only ---
 
     def call(self, name: str, *arguments: Any, of: str | None = None, expected: tuple[int, ...] = ()) -> Any:
-        """Call NVML; an error whose code is not ``expected`` is counted. Raises NVMLError."""
-        self._thread.entering(name, of)
+        """Call NVML; an error whose code is not ``expected`` is counted.
+
+        Raises: NVMLError; DriverTimeoutError where an earlier call about the GPU has not come back.
+        """
+        entering(name, of)
         try:
             return _in_text(getattr(pynvml, name), arguments)
         except pynvml.NVMLError as exc:
             if exc.value not in expected:
                 self._count_error(name, exc.value)
             raise
+        finally:
+            left()
 
     def handle_of(self, uuid: str) -> Any:
         """Return the handle of a GPU that answered the last reading. Raises DriverError.
@@ -231,10 +266,17 @@ class NvmlDriver:
         """Call NVML in a look at one GPU, which ends with a call that takes too long. Raises NVMLError, _SlowGpuError."""
         begun = time.monotonic()
         try:
-            return self.call(name, *arguments, of=of, expected=expected)
-        finally:
+            answer = self.call(name, *arguments, of=of, expected=expected)
+        except pynvml.NVMLError as exc:
             if (took := time.monotonic() - begun) > self._timeout_seconds:
-                raise _SlowGpuError(f"the driver does not answer in time: {name} takes longer than {self._timeout_seconds:g} s", took)
+                raise self._slow(name, took) from exc
+            raise
+        if (took := time.monotonic() - begun) > self._timeout_seconds:
+            raise self._slow(name, took)
+        return answer
+
+    def _slow(self, name: str, seconds: float) -> _SlowGpuError:
+        return _SlowGpuError(f"the driver does not answer in time: {name} takes longer than {self._timeout_seconds:g} s", seconds)
 
     def _ask(self, name: str, *arguments: Any, of: str | None, expected: tuple[int, ...] = _NOT_OFFERED) -> Any:
         """Ask about one GPU, with None for what it does not have. Raises NVMLError, _SlowGpuError."""
@@ -260,8 +302,7 @@ class NvmlDriver:
         if self._kept_out:
             raise DriverLeftError(self._kept_out)
         try:
-            self._thread.entering("dlopen", None)
-            self._library.load()
+            self._load()
             self.call("nvmlInitWithFlags", 0)
         except OSError as exc:
             raise DriverMissingError(f"the NVML library cannot be loaded: {exc}") from exc
@@ -270,23 +311,39 @@ class NvmlDriver:
         self._initialized = True
         self._has_read = False
         self._resting.clear()
+        self._held.forget_late()
         self._known.clear()  # another driver may keep another part of the memory for itself
         self._places.clear()
 
+    def _load(self) -> None:
+        entering("dlopen", None)
+        try:
+            self._library.load()
+        finally:
+            left()
+
+    def _close_events(self) -> None:
+        self._check_nothing_is_out()
+        self._events.close()
+
     def _shut_down(self) -> None:
         """Leave NVML for good: it counts its users, and a session that was never left would live on below the next one."""
+        self._check_nothing_is_out()
         if self._initialized:
-            self._initialized = False
             self._answering.clear()
-            self._events.close()
             self._gpm.close()
+            self._initialized = False
             try:
                 self.call("nvmlShutdown")
             except pynvml.NVMLError as exc:
                 raise _driver_error("nvmlShutdown", exc) from exc
 
-    def _take_events(self) -> tuple[DeviceEvent, ...]:
-        return self._events.take() if self._initialized else ()
+    def _check_nothing_is_out(self) -> None:
+        """Raise DriverTimeoutError while a call is out: a session that is left under it takes away what it works with."""
+        if (call := self._held.any()) is not None:
+            raise DriverTimeoutError(
+                f"the NVIDIA driver cannot be left: {call.name} on {call.device_uuid} has not returned", call.device_uuid
+            )
 
     def _read(self) -> DriverReading:
         self._start()
@@ -295,8 +352,7 @@ class NvmlDriver:
             cuda_version = self.call("nvmlSystemGetCudaDriverVersion_v2")
             count = self.call("nvmlDeviceGetCount")
         except pynvml.NVMLError as exc:
-            self._abandon()  # the next read enters the driver anew: it may have been reloaded under us
-            raise _driver_error("reading the driver", exc) from exc
+            raise _SessionOverError(_driver_error("reading the driver", exc)) from exc
         devices, failed = [], []
         self._answering.clear()
         for index in sorted(range(count), key=lambda index: index in self._resting):
@@ -311,30 +367,33 @@ class NvmlDriver:
                 failed.append(FailedDevice(index, None, str(exc)))
         self._has_read = True
         self._silent = frozenset(entry.uuid for entry in failed if entry.uuid is not None)
-        self._events.watch(self._answering)
         self._gpm.forget_all_but({instance.uuid for entry in devices for instance in entry.device.mig_instances})
-        return DriverReading(version, cuda_version, tuple(devices), tuple(failed))
-
-    def _abandon(self) -> None:
-        """Leave a session that no longer works; what it says to that tells nothing new."""
-        try:
-            self._shut_down()
-        except DriverError:  # counted
-            return
+        has_limits = all(hasattr(pynvml.nvmlLib, name) for name in driver_limits.NVML_CALLS)
+        return DriverReading(version, cuda_version, tuple(devices), tuple(failed), has_limits)
 
     def _read_device_with_rests(self, index: int) -> DeviceReading:
-        """Read a GPU unless it rests. Raises as ``_read_device``; of one that rests what it was sent to rest for."""
+        """Read a GPU unless it is held or rests. Raises as ``_read_device``; of one that rests what it was sent to rest for."""
+        uuid = self._uuid_at_index.get(index, "")
+        if (call := self._held.on(uuid)) is not None:
+            raise self._slow(call.name, 0.0)
+        if (late := self._held.take_late(uuid)) is not None:
+            self._rest(index, self._slow(late.name, late.seconds))
         rest = self._resting.get(index)
         if rest is not None and time.monotonic() < rest.until:
             raise _SlowGpuError(rest.trouble, 0.0)
         try:
             reading = self._read_device(index)
         except _SlowGpuError as exc:
-            seconds = min(_REST_FACTOR * max(exc.seconds, rest.seconds if rest is not None else 0.0), _LONGEST_REST_SECONDS)
-            self._resting[index] = _Rest(str(exc), seconds, time.monotonic() + seconds)
+            self._rest(index, exc)
             raise
         self._resting.pop(index, None)
         return reading
+
+    def _rest(self, index: int, slow: _SlowGpuError) -> None:
+        """Leave a GPU alone for longer than its last call took, and for longer than before."""
+        before = self._resting.get(index)
+        seconds = min(_REST_FACTOR * max(slow.seconds, before.seconds if before is not None else 0.0), _LONGEST_REST_SECONDS)
+        self._resting[index] = _Rest(str(slow), seconds, time.monotonic() + seconds)
 
     def _read_device(self, index: int) -> DeviceReading:
         expected = self._uuid_at_index.get(index)
@@ -481,6 +540,9 @@ class NvmlDriver:
         found: list[GpuProcess] = []
         unknown = set(self._silent)
         for uuid, handle in self._answering.items():
+            if self._held.on(uuid) is not None:
+                unknown.add(uuid)
+                continue
             try:
                 most = self._used_bytes_by_pid(handle, uuid)
                 busy = self._process_utilization(handle, uuid) if most else None
@@ -588,6 +650,8 @@ def _trouble(exc: pynvml.NVMLError) -> str:
 
 
 def _driver_error(what: str, exc: pynvml.NVMLError) -> DriverError:
+    if exc.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return DriverMismatchError(_NO_DRIVER[exc.value])
     if exc.value in _NO_DRIVER:
         return DriverMissingError(_NO_DRIVER[exc.value])
     return DriverError(f"{what}: {exc}")

@@ -12,6 +12,7 @@ from typing import Any
 import pynvml
 
 from agent.adapters.nvml_health import Call
+from agent.adapters.nvml_thread import HeldCalls
 
 LEAST_SECONDS = 0.1
 """Samples nearer to each other mean nothing to GPM; the figure before stands."""
@@ -31,6 +32,7 @@ _NOT_TOLD = (
 class _Watched:
     """One GPU instance: its last sample, one to take the next into, and what was found between the last two."""
 
+    device_uuid: str
     earlier: Any
     later: Any
     taken_at: float
@@ -40,8 +42,9 @@ class _Watched:
 class NvmlGpm:
     """The samples of one NVML session."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, held: HeldCalls) -> None:
         self._call = call
+        self._held = held
         self._watched: dict[str, _Watched] = {}
         self._supported: dict[str, bool] = {}
 
@@ -56,9 +59,10 @@ class NvmlGpm:
             return None
 
     def forget_all_but(self, instance_uuids: Collection[str]) -> None:
-        """Give back the samples of instances that are gone."""
+        """Give back the samples of instances that are gone; on a GPU that is held, a call that hangs may be writing to one."""
         for uuid in self._watched.keys() - set(instance_uuids):
-            self._drop(uuid)
+            if self._held.on(self._watched[uuid].device_uuid) is None:
+                self._drop(uuid)
 
     def close(self) -> None:
         """Give back everything; to be called before NVML is left."""
@@ -81,7 +85,7 @@ class NvmlGpm:
         watched, now = self._watched.get(instance_uuid), time.monotonic()
         if watched is None:
             first, second = (self._call("nvmlGpmSampleAlloc") for _ in range(2))
-            self._watched[instance_uuid] = _Watched(first, second, now)
+            self._watched[instance_uuid] = _Watched(device_uuid, first, second, now)
             self._call("nvmlGpmMigSampleGet", handle, gpu_instance_id, first, of=device_uuid, expected=_NOT_TOLD)
             return None
         if now - watched.taken_at >= LEAST_SECONDS:

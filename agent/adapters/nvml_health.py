@@ -1,7 +1,8 @@
 """What NVML says about the health of GPUs: faults that stand, and XIDs as they are reported. Called in the NVML thread.
 
 Events are taken from an event set without waiting for any, as often as the caller likes: the driver keeps them in the set, so that a
-thread that blocks in a wait, and would have to be got out of it before NVML can be left, is not needed.
+thread that blocks in a wait, and would have to be got out of it before NVML can be left, is not needed. The set is of one thread, which
+is not the one that reads the GPUs: one whose call hangs does not keep others from being heard.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 import pynvml
 
+from agent.adapters.nvml_thread import HeldCalls
 from agent.core.inventory import DeviceEvent
 
 _REMAP_PENDING = pynvml.NVML_FI_DEV_REMAPPED_PENDING
@@ -58,8 +60,9 @@ def read_faults(ask: Callable[..., Any], handle: Any, uuid: str) -> tuple[str, .
 class NvmlEvents:
     """The event set of one NVML session, with the GPUs that were there when they were last watched."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, held: HeldCalls) -> None:
         self._call = call
+        self._held = held
         self._set: Any = None
         self._uuid_of_handle: dict[int | None, str] = {}
         self._unwatchable: set[str] = set()
@@ -98,6 +101,8 @@ class NvmlEvents:
             event_set, self._set = self._set, None
             self._uuid_of_handle.clear()
             self._unwatchable.clear()
+            if self._held.any() is not None:  # such a call may be using the set: the driver frees it when NVML is left
+                return
             try:
                 self._call("nvmlEventSetFree", event_set)
             except pynvml.NVMLError:  # counted; the session it belonged to is gone, and the set with it

@@ -91,8 +91,8 @@ class AuditView:
     """By grant id and device UUID: how far above its share a container may go; absent = not at all."""
     parents: Mapping[str, str] = field(default_factory=dict)
     """The GPU of each MIG instance, by UUID: the driver lists processes by GPU."""
-    own_cgroup: str = ""
-    """Of the agent: what it starts itself, such as MPS servers, is in it."""
+    own_cgroups: Set[str] = frozenset()
+    """Of the agent, and of aliquot-mps, whose servers are on the GPUs for their clients."""
     exempt_namespaces: Set[str] = frozenset()
     """Of pods that may use GPUs without a grant, such as monitoring."""
 
@@ -121,7 +121,7 @@ def audit(view: AuditView) -> tuple[Finding, ...]:
     seen = [
         _Seen(entry, process, container_of(process.cgroup))
         for entry in view.listed
-        if (process := view.processes.get(entry.pid)) is not None and (process.cgroup != view.own_cgroup or not view.own_cgroup)
+        if (process := view.processes.get(entry.pid)) is not None and process.cgroup not in view.own_cgroups
     ]
     findings: list[Finding] = []
     used: dict[tuple[str, str], list[_Seen]] = defaultdict(list)

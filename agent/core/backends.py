@@ -1,13 +1,14 @@
 """Which backends can enforce shares on this node, and of each other one the reason why it cannot.
 
 A pod chooses by the annotation ``aliquot.dev/isolation``; without one, vGPUs are the shim's and MIG instances are kept apart by the
-hardware. What a node lacks is found out once at its start (``Abilities``) or follows from its GPUs as they are now.
+hardware. What a node lacks is found out by looking at it (``Abilities``) or follows from its GPUs as they are now.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from agent.core.driver_limits import NVML_CALLS
 from agent.core.inventory import DeviceBoard
 from proto import contract
 from proto.model import ContainerRequest, Isolation, Preferences
@@ -28,7 +29,7 @@ class MigStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What was found at the start. The texts say what is missing, and are empty where nothing is."""
+    """What was found on the node. The texts say what is missing, and are empty where nothing is."""
 
     mig_strategy: MigStrategy = MigStrategy.MIXED
     without_mps: str = "this was not looked for"
@@ -66,9 +67,17 @@ def offer_of(board: DeviceBoard, abilities: Abilities) -> Offer:
         lacking.setdefault(Isolation.MPS, abilities.without_mps)
     if abilities.without_driver_limits:
         lacking.setdefault(Isolation.DRIVER, abilities.without_driver_limits)
-    elif (major := _driver_major(board.driver_version)) < FIRST_DRIVER_WITH_LIMITS:
-        lacking.setdefault(Isolation.DRIVER, f"driver {major} has no limits of its own, {FIRST_DRIVER_WITH_LIMITS} is the first that has")
+    elif trouble := cgroup_limits_trouble(board.driver_version, has_calls=board.has_cgroup_limits):
+        lacking.setdefault(Isolation.DRIVER, trouble)
     return Offer(lacking)
+
+
+def cgroup_limits_trouble(driver_version: str, *, has_calls: bool) -> str:
+    """Say why a driver cannot limit control groups; empty when it can. Args: has_calls: whether its NVML has the calls for it."""
+    major = _driver_major(driver_version)
+    if major < FIRST_DRIVER_WITH_LIMITS:
+        return f"driver {major} has no limits of its own, {FIRST_DRIVER_WITH_LIMITS} is the first that has"
+    return "" if has_calls else f"NVML of driver {driver_version} has no calls for limits of control groups ({NVML_CALLS[0]})"
 
 
 def _driver_major(version: str) -> int:

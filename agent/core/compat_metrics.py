@@ -2,8 +2,8 @@
 
 Names and labels are those of HAMi 2.10 (its monitor, its scheduler and the older names of both), units are what those dashboards expect:
 utilisation and cores in percent of a device although their names say ratio, shares of memory from 0 to 1. What differs is on purpose:
-every host family names its node, series are there from the moment of the grant, and ``container_index`` counts in the pod's own list.
-Each node tells of itself; quotas are the scheduler's affair and are not here.
+every host family names its node, series are there from the moment of the grant until the container has ended for good, and
+``container_index`` counts in the pod's own list. Each node tells of itself; quotas are the scheduler's affair and are not here.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +13,14 @@ from enum import StrEnum
 from agent.core.inventory import BoardDevice
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, Kind, Snapshot, shares_on
+from agent.core.mig import MigRecord
 from agent.core.usage import DeviceUsage
 from proto import units
-from proto.model import DeviceShare
+from proto.contract import PRODUCT
+from proto.model import DeviceShare, MigInstance
 
 _PERCENT = 100
+_BUILD = ("version", "revision", "build_date", "go_version", "compiler", "platform")
 _ZONE = ("zone", "vGPU")
 """HAMi's scheduler puts this label on all it says."""
 
@@ -51,6 +54,9 @@ def hami_families(snapshot: Snapshot, facts: CompatFacts = NO_FACTS) -> Iterable
     yield from _container_promises(snapshot, facts)
     yield from _container_usage(snapshot, facts)
     yield from _instances(snapshot)
+    # of what HAMi says of its build there is the version alone; what is empty is no label to Prometheus
+    build = (f"{PRODUCT}-{snapshot.version}", *("" for _ in _BUILD[1:]))
+    yield Family("hami_build_info", Kind.GAUGE, "Version of the agent.", _BUILD, ((build, 1.0),))
 
 
 def _both(
@@ -211,7 +217,7 @@ def _container_promises(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Fami
     def samples(value_of: Callable[[DeviceShare], float]) -> list[_Sample]:
         return [
             ((grant.namespace, snapshot.node, grant.pod, str(index), parents.get(share.device_uuid, share.device_uuid)), value_of(share))
-            for grant in snapshot.grants
+            for grant in snapshot.containers
             if (index := facts.container_index.get(grant.grant_id)) is not None
             for share in grant.shares
         ]
@@ -253,7 +259,7 @@ def _container_usage(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Family]
                 (grant.namespace, grant.pod, grant.container, str(position), parents.get(share.device_uuid, share.device_uuid)),
                 value,
             )
-            for grant in snapshot.grants
+            for grant in snapshot.containers
             for position, share in enumerate(grant.shares)
             if (value := value_of(grant, share, usage_of(grant, position, share))) is not None
         ]
@@ -324,13 +330,18 @@ def _instances(snapshot: Snapshot) -> Iterable[Family]:
             if one.uuid not in granted:
                 continue
             grant, position = granted[one.uuid]
-            identity = (one.uuid, one.profile, str(one.gpu_instance_id), str(one.compute_instance_id))
+            numbered = _as_made(one, snapshot.made_for(grant, grant.shares[position]))
+            if numbered is None:
+                continue
+            mig_uuid, gpu_instance_id, compute_instance_id = numbered
+            identity = (mig_uuid, one.profile, gpu_instance_id, compute_instance_id)
             holder = (grant.namespace, grant.pod, grant.container, str(position), device.uuid)
             node = (snapshot.node, device.uuid, str(device.minor))
-            of_containers.append(((*holder, *identity), 1.0))
-            old_of_containers.append(((*holder, str(one.gpu_instance_id)), 1.0))
+            if grant.grant_id not in snapshot.ended:
+                of_containers.append(((*holder, *identity), 1.0))
+                old_of_containers.append(((*holder, gpu_instance_id), 1.0))
             of_nodes.append(((*node, *identity, str(one.placement_start), str(one.placement_size)), 1.0))
-            old_of_nodes.append(((*node, f"{one.profile}-{one.gpu_instance_id}"), 1.0))
+            old_of_nodes.append(((*node, f"{one.profile}-{gpu_instance_id}"), 1.0))
     yield Family("hami_mig_device_info", Kind.GAUGE, "The container's MIG instance.", (*_CONTAINER, *_IDENTITY), tuple(of_containers))
     yield Family("MigInfo", Kind.GAUGE, "The container's MIG instance.", (*_OLD_CONTAINER, "instanceid"), tuple(old_of_containers))
     labels = (*_DEVICE[:-1], *_IDENTITY, "placement_start", "placement_size")
@@ -346,6 +357,15 @@ def _instances(snapshot: Snapshot) -> Iterable[Family]:
             ),
         ]
     )
+
+
+def _as_made(instance: MigInstance, record: MigRecord | None) -> tuple[str, str, str] | None:
+    """Return UUID and numbers of an instance; of a place, those that the record has, and None where they are not known."""
+    if not instance.on_demand:
+        return instance.uuid, str(instance.gpu_instance_id), str(instance.compute_instance_id)
+    if record is None or record.gpu_instance_id is None:
+        return None
+    return record.uuid, str(record.gpu_instance_id), str(record.compute_instance_id)
 
 
 def _gpu_of(snapshot: Snapshot) -> Mapping[str, str]:

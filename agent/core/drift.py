@@ -8,12 +8,14 @@ policy. Ends of grants are no drift but their normal end (``core.reconciliation`
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from agent.core.borrowing import MOST_PERCENT
 from agent.core.identity import HeldDevices, Holder
 from agent.core.ledger import Grant
-from agent.core.region_layout import Limits
+from agent.core.region_layout import DeviceLimit, Limits
+from placement import mig
 from proto import codec, contract, units
 from proto.errors import ContractError
 from proto.model import ContainerState, DeviceShare, Pod
@@ -101,6 +103,8 @@ class FilesOfGrant:
 
     row: Grant | None = None
     limits: Limits | None = None
+    written_limits: Limits | None = None
+    """The limits as this agent wrote them, or first saw them; None while it did neither."""
     region: bool = False
     spec: str | None = None
     """Digest of the CDI spec."""
@@ -130,6 +134,8 @@ class Snapshot:
     """Names of the resources this agent serves."""
     assigned: bool = True
     """Whether the scheduler's assignments bind; without it, placement is local."""
+    profiles: Mapping[str, str] = field(default_factory=dict)
+    """By what shares name, the profile of each MIG instance, or place for one, that the board shows."""
 
 
 def find_drifts(snapshot: Snapshot) -> tuple[Drift, ...]:
@@ -156,18 +162,36 @@ def _of_files(grant: Grant, files: FilesOfGrant) -> Iterator[Drift]:
     if files.limits is None or not files.region:
         missing = " and ".join(name for name, there in (("limits", files.limits), ("usage region", files.region)) if not there)
         yield _drift(DriftKind.LOST_FILES, grant, f"its {missing} cannot be read")
-    elif _promised(files.limits) != _granted(grant):
+    elif not _are_granted(files.limits, grant) or _lasting(files.written_limits or files.limits) != _lasting(files.limits):
         yield _drift(DriftKind.CHANGED_LIMITS, grant, "its limits on disk are not what it was granted")
     if files.spec is None or files.written_spec not in (None, files.spec):
         yield _drift(DriftKind.LOST_SPEC, grant, f"its CDI spec {'is gone' if files.spec is None else 'was changed'}")
 
 
-def _promised(limits: Limits) -> list[tuple[str, int]]:
-    return [(device.uuid, device.memory_bytes) for device in limits.devices]
+def _are_granted(limits: Limits, grant: Grant) -> bool:
+    """Whether limits are those of a grant, as far as a grant says: devices, memory and cores (``core.limits`` writes them)."""
+    said = [(device.uuid, device.memory_bytes) for device in limits.devices]
+    granted = [(share.device_uuid, share.memory_bytes) for share in grant.shares]
+    return said == granted and all(map(_has_cores, limits.devices, grant.shares))
 
 
-def _granted(grant: Grant) -> list[tuple[str, int]]:
-    return [(share.device_uuid, share.memory_bytes) for share in grant.shares]
+def _has_cores(device: DeviceLimit, share: DeviceShare) -> bool:
+    """Whether the limit of compute is what was granted; in weight mode it is at least that, since borrowing moves it."""
+    cores = share.cores_percent or 0
+    if device.sm_weight:
+        return device.sm_weight == cores and min(cores, MOST_PERCENT) <= device.sm_percent <= MOST_PERCENT
+    return device.sm_percent == cores
+
+
+def _lasting(limits: Limits) -> Limits:
+    """Return limits without what is measured (context, overhead), and what borrowing moves: no promise is changed by them."""
+    return replace(
+        limits,
+        devices=tuple(
+            replace(device, context_bytes=0, overhead_bytes=0, sm_percent=0 if device.sm_weight else device.sm_percent)
+            for device in limits.devices
+        ),
+    )
 
 
 def _of_devices(grant: Grant, snapshot: Snapshot) -> Iterator[Drift]:
@@ -186,30 +210,41 @@ def _of_pods(grants: Iterable[Grant], pods_by_uid: Mapping[str, Pod], snapshot: 
         pod = pods_by_uid.get(grant.pod_uid)
         if pod is None or not pod.active or pod.deletion_requested:
             continue
-        if snapshot.assigned and grant.resource == contract.RESOURCE_VGPU:
-            yield from _of_assignment(grant, pod)
+        if snapshot.assigned:
+            yield from _of_assignment(grant, pod, snapshot.profiles)
         if listed is not None:
             yield from _of_listing(grant, pod, listed)
     yield from _ungranted(granted.keys(), pods_by_uid.values(), snapshot.resources)
 
 
-def _of_assignment(grant: Grant, pod: Pod) -> Iterator[Drift]:
+def _of_assignment(grant: Grant, pod: Pod, profiles: Mapping[str, str]) -> Iterator[Drift]:
     if contract.ANNOTATION_ASSIGNMENT not in pod.annotations:
         return  # placed while placement was local: no witness speaks against it
-    assigned = _assigned_shares(pod, grant.container)
+    assigned = _assigned_shares(grant, pod, profiles)
     if assigned != grant.shares:
         named = ", ".join(f"{share.device_uuid} ({units.format_memory(share.memory_bytes)})" for share in assigned or ()) or "no device"
         has = ", ".join(f"{share.device_uuid} ({units.format_memory(share.memory_bytes)})" for share in grant.shares)
         yield _drift(DriftKind.ASSIGNMENT_DIFFERS, grant, f"its assignment names {named}, and it has {has}")
 
 
-def _assigned_shares(pod: Pod, container: str) -> tuple[DeviceShare, ...] | None:
+def _assigned_shares(grant: Grant, pod: Pod, profiles: Mapping[str, str]) -> tuple[DeviceShare, ...] | None:
+    """Return what the assignment gives the container of the grant's resource; an assignment names the instances of all profiles together.
+
+    An instance that the board does not show may be of any profile: it counts where it was granted.
+    """
     try:
         assignment = codec.decode_assignment(pod.annotations[contract.ANNOTATION_ASSIGNMENT], pod_uid=pod.uid)
     except ContractError:
         return None
-    assigned = assignment.of(container)
-    return assigned.shares if assigned is not None else None
+    assigned = assignment.of(grant.container)
+    if assigned is None or grant.resource == contract.RESOURCE_VGPU:
+        return assigned.shares if assigned is not None else None
+    profile = mig.profile_of_resource(grant.resource)
+    return tuple(
+        share
+        for share in assigned.shares
+        if (profiles[share.device_uuid] == profile if share.device_uuid in profiles else share in grant.shares)
+    )
 
 
 def _by_container(held: Iterable[HeldDevices]) -> _Listing:

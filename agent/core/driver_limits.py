@@ -15,6 +15,9 @@ from proto.model import DeviceShare
 _LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"
 _REQUEST = "NVIDIA_GPU_MEMORY_REQUEST"
 
+NVML_CALLS = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
+"""What NVML needs for it."""
+
 
 def limit_edits(shares: Sequence[DeviceShare], hook: str) -> Edits:
     """Return the CDI edits that have the toolkit's hook limit each share's memory; a container's shares are of one size.

@@ -56,6 +56,8 @@ class DriverReading:
     cuda_version: int
     devices: tuple[DeviceReading, ...]
     failed: tuple[FailedDevice, ...] = ()
+    has_cgroup_limits: bool = False
+    """Whether the loaded NVML has the calls for memory limits of control groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class DeviceBoard:
     links: tuple[Link, ...] = ()
     unidentified: tuple[str, ...] = ()
     """What is wrong with each GPU that the driver counts and that has not answered since the agent started: it cannot be named."""
+    has_cgroup_limits: bool = False
+    """As in ``DriverReading``."""
 
     def after_reading(self, reading: DriverReading) -> "DeviceBoard":
         """Take in one look: those that answered without a fault are healthy, those known from before that did not answer are in trouble."""
@@ -144,6 +148,7 @@ class DeviceBoard:
             cuda_version=reading.cuda_version,
             devices=devices,
             unidentified=unidentified,
+            has_cgroup_limits=reading.has_cgroup_limits,
         )
 
     def after_driver_trouble(self, trouble: str) -> "DeviceBoard":

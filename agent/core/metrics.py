@@ -1,7 +1,8 @@
 """The metric families of one scrape, from a snapshot of the node. Names, labels and units are the contract with dashboards.
 
-Ratios are from 0 to 1, units are base units. Series of a container exist as long as its grant does, from the moment it is made, and end
-with it. Labels are those of kube-state-metrics where they mean the same (``node``, ``namespace``, ``pod``, ``container``, ``uid``);
+Ratios are from 0 to 1, units are base units. Series of a container exist from the moment its grant is made, and end when the container has
+ended for good, or with its grant: that of a container whose pod goes on stays, and counts for its device, until kubelet gives the IDs
+to another. Labels are those of kube-state-metrics where they mean the same (``node``, ``namespace``, ``pod``, ``container``, ``uid``);
 ``device_uuid`` is the ``UUID`` of dcgm-exporter.
 """
 
@@ -12,6 +13,7 @@ from enum import StrEnum
 from agent.core.health import HealthState
 from agent.core.inventory import BoardDevice, DeviceBoard
 from agent.core.ledger import Grant
+from agent.core.mig import MigRecord
 from agent.core.region_layout import DeviceLimit, Limits
 from agent.core.usage import ContainerUsage, DeviceUsage
 from proto import units
@@ -59,6 +61,20 @@ class Snapshot:
     """What the driver says the container's processes use."""
     bypassed: Set[str] = frozenset()
     """Grants of containers with a process on the device that their backend does not hold."""
+    ended: Set[str] = frozenset()
+    """Grants of containers that have ended for good, while their pods go on."""
+    mig_records: Mapping[str, MigRecord] = field(default_factory=dict)
+    """By place, the MIG instances that were made for containers or are being made."""
+
+    def made_for(self, grant: Grant, share: DeviceShare) -> MigRecord | None:
+        """Return the record of the instance that was made for a share; None while there is none, and of shares that name none."""
+        record = self.mig_records.get(share.device_uuid)
+        return record if record is not None and record.uuid and record.grant_id == grant.grant_id else None
+
+    @property
+    def containers(self) -> Sequence[Grant]:
+        """Return the grants of containers that run or may start."""
+        return [grant for grant in self.grants if grant.grant_id not in self.ended]
 
 
 def families(snapshot: Snapshot) -> Iterable[Family]:
@@ -273,13 +289,8 @@ _CONTAINER_GAUGES: Sequence[tuple[str, str, _RowValue]] = (
     ),
     (
         "container_launches_waiting",
-        "Launches of the container that wait for their share of compute now; at least 1 while one waited within the last second.",
+        "Launches that wait now for their share of compute, a turn or a higher priority; at least 1 for a second after one for compute.",
         lambda row: float(row.usage.waiting) if row.usage is not None else None,
-    ),
-    (
-        "container_paused",
-        "1 while the container may submit no work, else 0.",
-        lambda row: float(row.limit.paused) if row.limit is not None else None,
     ),
 )
 _CONTAINER_COUNTERS: Sequence[tuple[str, str, _RowValue]] = (
@@ -296,7 +307,7 @@ _CONTAINER_COUNTERS: Sequence[tuple[str, str, _RowValue]] = (
     ),
     (
         "container_throttled_seconds",
-        "Time the container's launches waited for their share of compute.",
+        "Time the container's launches waited for their share of compute, a turn or a higher priority; counted when a wait is over.",
         lambda row: _seconds(row.count("throttled_ns")),
     ),
 )
@@ -312,13 +323,19 @@ def _container_families(snapshot: Snapshot) -> Iterable[Family]:
         "container_processes",
         "Living processes of the container that use the driver.",
         _CONTAINER_LABELS[:-1],
-        [(_labels(snapshot, grant), used.processes) for grant in snapshot.grants if (used := snapshot.usage.get(grant.grant_id))],
+        [(_labels(snapshot, grant), used.processes) for grant in snapshot.containers if (used := snapshot.usage.get(grant.grant_id))],
     )
     yield family(
         "container_enforcement_in_force",
         "1 while the backend that holds the container to its limit is in place and no process of it is outside, else 0.",
         (*_CONTAINER_LABELS, "backend"),
         [((*row.labels, backend_of(row.grant)), float(row.in_force)) for row in rows],
+    )
+    yield family(
+        "container_mig_instance_info",
+        "The MIG instance that was made for the container.",
+        (*_CONTAINER_LABELS, "mig_uuid"),
+        [((*row.labels, record.uuid), 1.0) for row in rows if (record := snapshot.made_for(row.grant, row.share)) is not None],
     )
     models = models_of(snapshot.board)
     yield family(
@@ -335,7 +352,7 @@ def _rows(snapshot: Snapshot) -> list[_Row]:
         uuid: ratio for entry in snapshot.board.devices if entry.answers for uuid, ratio in entry.instances_utilization.items()
     }
     rows = []
-    for grant in snapshot.grants:
+    for grant in snapshot.containers:
         used, limits = snapshot.usage.get(grant.grant_id), snapshot.limits.get(grant.grant_id)
         by_uuid = {device.uuid: device for device in limits.devices} if limits is not None else {}
         for position, share in enumerate(grant.shares):

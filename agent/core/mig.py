@@ -41,6 +41,9 @@ class MigRecord:
     most_on_device: int = 0
     """What the driver said of the place when the instance was made: its memory, how many slices it takes, and how many of its profile
     a GPU can hold. 0 in records of agents that did not write it down."""
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+    """As the driver numbers them on the GPU. None while the instance is being made, and in records of agents that did not write it down."""
 
     def describes(self, instance: MigInstance) -> bool:
         """Whether an instance that exists is the one of this record."""

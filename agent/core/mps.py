@@ -13,8 +13,17 @@ from proto.model import DeviceShare
 
 _READ_WRITE = ("rw", "nosuid", "nodev", "bind")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where the MPS server and its clients meet, whatever the container's own is
+DAEMONS_DIRECTORY = "mps"
+"""Below the runtime directory: the pipes and logs of daemons."""
+RECORDS_DIRECTORY = "mps-daemons"
+"""Below the runtime directory: what the agent and ``aliquot-mps`` tell each other."""
 FAULT = "FAULT"
 """The state of a server that ends its clients and takes no new ones."""
+
+
+def pipe_directory(directory: str, device_uuid: str) -> str:
+    """Return the directory by which clients find the daemon of a GPU, below that of all daemons."""
+    return f"{directory}/{device_uuid}/pipe"
 
 
 def client_edits(share: DeviceShare, pipe_directory: str, shared_memory: str) -> Edits:

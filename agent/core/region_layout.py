@@ -101,7 +101,7 @@ class DeviceLimit:
     priority: int = 0
     """Above 0: high, below 0: low; counts only with a ``priority_line``."""
     paused: bool = False
-    """Submit no new work until this is False again."""
+    """Submit no new work until this is False again. The agent never says so: turns and priorities go over the node's pages."""
     priority_line: int = 0
     """The device's line in the node's priority page (cuda_shim/limit/priority.h), from 1; 0 = none."""
 

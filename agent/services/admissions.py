@@ -3,23 +3,28 @@
 A List has kubelet forget the devices of pods that ended, and count what is allocated anew: by what it has recorded, which an allocation
 under way is not yet. The next pod may then be given the same IDs, and neither of the two can start, because their IDs are all that tells
 containers apart. So nothing is listed from the moment kubelet asks which IDs we prefer until it had time to record what it allocated. In
-a burst of pods both want to go on without a pause: they take turns, in the order in which they came. Other clients of PodResources can
-still do it.
+a burst of pods both want to go on without a pause: the allocations of half a second, then one list for all who wait for one, and so on.
+Other clients of PodResources can still do it.
 Source: UpdateAllocatedDevices and allocateContainerResources, k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/manager.go of 1.36.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 from agent.core.identity import HeldDevices
 from agent.ports import PodResources
+from agent.services.shared_call import SharedCall
 
 ANNOUNCED_SECONDS: Final = 0.25
 """How long after its question about IDs kubelet may still begin to allocate."""
 RECORDED_SECONDS: Final = 0.1
 """How long kubelet may need, on a busy node, to record an allocation that we have answered."""
+BURST_SECONDS: Final = 0.5
+"""How long after a list allocations without a pause go before the next one: what keeps a list waiting keeps a container from its start."""
+LISTING_SPACING_SECONDS: Final = 0.02
+"""Between two lists when nothing is allocated: half of the 100 calls a second that kubelet answers, to all its clients together."""
 MOST_SECONDS: Final = 3.0
 """The longest that one of the two waits for the other."""
 
@@ -35,18 +40,32 @@ class Admissions:
         """Set while no allocation is under way."""
         self._answered.set()
         self._busy_until = float("-inf")
-        self._turn = asyncio.Lock()
+        self._lists = SharedCall(pod_resources.held, LISTING_SPACING_SECONDS, self._turn)
+        self._listing = asyncio.Lock()
         """Held while something is listed, or about to be."""
+        self._listed_at = float("-inf")
 
     async def held(self) -> Sequence[HeldDevices]:
-        """See ``ports.PodResources``."""
-        async with self._turn:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(MOST_SECONDS):
-                    while self._allocating or self._busy_until > self._monotonic():
-                        await self._answered.wait()
-                        await asyncio.sleep(self._busy_until - self._monotonic())
-            return await self._pod_resources.held()
+        """See ``ports.PodResources``. All who ask before a list has begun share it."""
+        return await self._lists.answer()
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        await self._pause(self._listed_at + BURST_SECONDS - self._monotonic())
+        async with self._listing:
+            await self._pause(MOST_SECONDS)
+            try:
+                yield
+            finally:
+                self._listed_at = self._monotonic()
+
+    async def _pause(self, most_seconds: float) -> None:
+        """Return when kubelet allocates nothing, or when the time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, most_seconds)):
+                while self._allocating or self._busy_until > self._monotonic():
+                    await self._answered.wait()
+                    await asyncio.sleep(self._busy_until - self._monotonic())
 
     async def allocatable_ids(self, resource: str) -> Sequence[str]:
         """See ``ports.PodResources``."""
@@ -55,7 +74,7 @@ class Admissions:
     async def announced(self) -> None:
         """Wait until kubelet has answered what was to be listed before, and note that it is about to allocate."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(MOST_SECONDS), self._turn:
+            async with asyncio.timeout(MOST_SECONDS), self._listing:
                 pass
         self._busy_until = max(self._busy_until, self._monotonic() + ANNOUNCED_SECONDS)
 

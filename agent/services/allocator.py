@@ -40,7 +40,6 @@ from agent.services.grant_book import GrantBook
 from agent.services.injection import Injection
 from agent.services.liveness import Liveness
 from agent.services.pod_cache import PodCache
-from agent.services.shared_call import SharedCall
 from agent.services.telemetry import Telemetry
 from placement.request import request_of_container
 from proto import contract, units
@@ -53,8 +52,6 @@ T = TypeVar("T")
 HOLDER_WAIT_SECONDS = 2.0
 """How long IDs may stay unclaimed: an init container is recognised by its pod's spec, which the API may tell a moment later."""
 HOLDER_POLL_SECONDS = 0.2
-LISTING_SPACING_SECONDS = 0.02
-"""Between two of our calls to kubelet's PodResources: half of the 100 calls a second that it answers, to all its clients together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ class Allocator:
         self._watch = watch
         self._pods = pods
         self._book = book
-        self._listing = SharedCall(pod_resources.held, LISTING_SPACING_SECONDS)
+        self._pod_resources = pod_resources
         self._kubelet_memory = kubelet_memory
         self._files = files
         self._cdi = cdi
@@ -157,7 +154,7 @@ class Allocator:
 
         async def look(last_look: bool) -> tuple[Claim, Sequence[RememberedDevices]] | Refusal:
             try:
-                listing = await self._listing.answer()
+                listing = await self._pod_resources.held()
             except KubeletBusyError as exc:
                 return _asked_again(exc)
             remembered = await self._book.on_disk(self._kubelet_memory.remembered)

@@ -6,7 +6,7 @@ acted on, when two passes in a row have made it: the driver's list and a region 
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from agent.core.audit import AuditPolicy, AuditView, Finding, FindingKind, audit
@@ -74,8 +74,11 @@ class Auditor:
         events: EventRecorder,
         telemetry: Telemetry,
         clock: Clock,
+        supervisor_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """Args: supervisor_pid: the host's process id of aliquot-mps; None while it does not run."""
         self._options = options
+        self._supervisor_pid = supervisor_pid
         self._census = census
         self._processes = processes
         self._watch = watch
@@ -145,9 +148,14 @@ class Auditor:
                 for device in held.devices
             },
             parents=self._watch.board.parents,
-            own_cgroup=self._processes.own_cgroup(),
+            own_cgroups=self._own_cgroups(),
             exempt_namespaces=self._options.exempt_namespaces,
         )
+
+    def _own_cgroups(self) -> Set[str]:
+        supervisor = self._supervisor_pid()
+        others = self._processes.read([supervisor]) if supervisor is not None else ()
+        return {cgroup for cgroup in (self._processes.own_cgroup(), *(process.cgroup for process in others)) if cgroup}
 
     def _sight(self, grant: Grant, processes: Sequence[HostProcess]) -> _Sight:
         """Look which processes of a container the shim counts: those with a slot, or at least with the region mapped."""

@@ -1,13 +1,12 @@
 """Makes ready what enforces a grant, where that is not the shim: MIG instances, MPS daemons, the driver's own limits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.core.backends import Abilities
 from agent.core.cdi import NO_EDITS, Edits, merge_edits
 from agent.core.driver_limits import limit_edits
 from agent.core.ledger import Grant
-from agent.errors import MpsError
 from agent.services.mig_keeper import MigKeeper
 from agent.services.mps_keeper import MpsKeeper
 from proto.model import Isolation, MigInstance
@@ -25,12 +24,17 @@ class Provision:
 class Backends:
     """All backends of this node."""
 
-    def __init__(self, abilities: Abilities, mig: MigKeeper, mps: MpsKeeper | None, limits_hook: str) -> None:
-        """Args: mps: None where the backend is not offered. limits_hook: NVIDIA's hook that applies the driver's memory limits."""
-        self.abilities = abilities
+    def __init__(self, abilities: Abilities, mig: MigKeeper, mps: MpsKeeper, limits_hook: str) -> None:
+        """Args: abilities: but for MPS. limits_hook: NVIDIA's hook that applies the driver's memory limits."""
+        self._abilities = abilities
         self._mig = mig
         self._mps = mps
         self._limits_hook = limits_hook
+
+    @property
+    def abilities(self) -> Abilities:
+        """What this node can enforce now: aliquot-mps may come and go."""
+        return replace(self._abilities, without_mps=self._mps.trouble)
 
     async def provide(self, grant: Grant) -> Provision:
         """Make ready what the grant needs; does nothing twice. Raises DriverError, MpsError, StorageError."""
@@ -38,8 +42,6 @@ class Backends:
             case Isolation.MIG:
                 return Provision(await self._mig.ensure(grant))
             case Isolation.MPS:
-                if self._mps is None:
-                    raise MpsError(f"{grant.holder} was granted a GPU by mps, which this node no longer offers: delete the pod")
                 return Provision(edits=merge_edits([await self._mps.ensure(grant)]))
             case Isolation.DRIVER:
                 return Provision(edits=limit_edits(grant.shares, self._limits_hook))

@@ -1,4 +1,4 @@
-"""Sees to it that the driver limits the memory of containers with ``isolation: driver``, and says whether it does.
+"""Sees to it that the driver limits the memory of containers with ``isolation: driver``, and tells where it does not.
 
 NVIDIA's hook applies the limit before a container's first instruction; what it did is looked at here once the container runs, and put
 right where the hook was left out of the runtime's configuration, or the driver was loaded anew and has forgotten.
@@ -13,9 +13,11 @@ from agent.core.lasting import lasting
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, family
 from agent.errors import DriverError, DriverLeftError
-from agent.ports import CgroupLimits, Cgroups
+from agent.ports import CgroupLimits, Cgroups, PodEvent
+from agent.services.events import EventRecorder
 from agent.services.grant_book import GrantBook
 from agent.services.pod_cache import PodCache
+from proto import contract
 from proto.model import ContainerState, DeviceShare, Isolation
 
 logger = logging.getLogger(__name__)
@@ -29,11 +31,12 @@ _Labels = tuple[str, str, str, str]
 class DriverLimitKeeper:
     """One look, and the loop of looks."""
 
-    def __init__(self, limits: CgroupLimits, cgroups: Cgroups, *, book: GrantBook, pods: PodCache) -> None:
+    def __init__(self, limits: CgroupLimits, cgroups: Cgroups, *, book: GrantBook, pods: PodCache, events: EventRecorder) -> None:
         self._limits = limits
         self._cgroups = cgroups
         self._book = book
         self._pods = pods
+        self._events = events
         self._directories: dict[ContainerRef, str] = {}
         self._troubles: Mapping[_Labels, str] = {}
         """Why the driver does not hold each limit, as of the last look; empty where it does. Replaced as a whole."""
@@ -71,7 +74,7 @@ class DriverLimitKeeper:
                 troubles[labels] = trouble
                 if trouble:
                     unlimited.add(grant.grant_id)
-                    self._complain(grant, share, trouble, self._troubles.get(labels))
+                    self._tell(grant, share, trouble, self._troubles.get(labels))
         self._troubles, self.unlimited = troubles, frozenset(unlimited)
         return bool(running)
 
@@ -106,9 +109,13 @@ class DriverLimitKeeper:
             return str(exc)
         return ""
 
-    def _complain(self, grant: Grant, share: DeviceShare, trouble: str, before: str | None) -> None:
-        if lasting(trouble) != lasting(before or ""):
-            logger.warning("driver limit not in force: %s", trouble, extra=_about(grant, share))
+    def _tell(self, grant: Grant, share: DeviceShare, trouble: str, before: str | None) -> None:
+        if lasting(trouble) == lasting(before or ""):
+            return
+        logger.warning("driver limit not in force: %s", trouble, extra=_about(grant, share))
+        message = f"container {grant.container}: the driver does not limit its memory on {share.device_uuid}: {trouble}"
+        reason = contract.EVENT_REASON_DRIVER_LIMIT
+        self._events.record(PodEvent(grant.namespace, grant.pod, grant.pod_uid, grant.container, reason, message, warning=True))
 
 
 def _about(grant: Grant, share: DeviceShare) -> Mapping[str, str]:

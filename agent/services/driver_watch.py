@@ -1,7 +1,8 @@
 """Keeps the device board true: reads the driver at a steady period, through whatever states the driver goes, and judges what it finds.
 
-A missing driver is waited for, a hung one is marked, a lost GPU is probed until it answers again; XIDs are taken every second and make
-the next reading come at once. What all that means for a GPU is decided in ``core.health``. Each change is logged once.
+A missing driver is waited for, a hung one is marked, a lost GPU is probed until it answers again; XIDs are taken every second, also while
+a reading waits for a GPU that hangs, and make the next reading come at once. What all that means for a GPU is decided in ``core.health``.
+Each change is logged once.
 
 Kept true: for one silent GPU, the session in which the others answer is left only for one that was seen to find them all, and more.
 """
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from agent.core.health import Answer, HealthRules, HealthTable, Silence, Transition, XidClass, classify
-from agent.core.inventory import DeviceBoard, DeviceEvent, probes_of, unnamed_instances
+from agent.core.inventory import DeviceBoard, DeviceEvent, DriverReading, probes_of, unnamed_instances
 from agent.core.lasting import lasting
 from agent.errors import DriverError, DriverLeftError, DriverMissingError, DriverTimeoutError
 from agent.ports import Driver
@@ -65,6 +66,10 @@ class DriverWatch:
         """Told of every GPU whose state changes."""
         self.on_event: Callable[[DeviceEvent], None] = _ignore
         """Told of everything that GPUs report by themselves."""
+        self.failure: DriverError | None = None
+        """Why the last look brought nothing; None when it did, when nobody looks, and before the first."""
+        self.answered = False
+        """Whether the driver answered at least once."""
         self.looked = False
         """Whether the driver was asked at least once, with whatever result."""
         self.board = DeviceBoard()
@@ -115,14 +120,17 @@ class DriverWatch:
     async def poll(self) -> None:
         """Read once and take in what is found."""
         try:
-            reading = await self._driver.read()
+            reading = await self._read()
         except DriverLeftError as exc:  # nobody looks, so nothing is known anew; entering the driver after it may take long
+            self.failure = None
             self._entering_since = self._monotonic()
             if not self._seen.devices:
                 self._note(str(exc))
         except DriverError as exc:
+            self.failure = exc
             self._take_failure(exc)
         else:
+            self.failure, self.answered = None, True
             self._entering_since = None
             self._note("")
             probes = probes_of(self._seen, reading)
@@ -131,6 +139,22 @@ class DriverWatch:
         if not self.looked:
             self.looked = True
             self.changes.notify()
+
+    async def _read(self) -> DriverReading:
+        """Read, and hear meanwhile what GPUs report: a reading may wait for one that hangs, and the others fall ill all the same."""
+        reading = asyncio.ensure_future(self._driver.read())
+        try:
+            while not (await asyncio.wait([reading], timeout=EVENTS_SECONDS))[0]:
+                try:
+                    events = await self._driver.events()
+                except DriverError as exc:
+                    logger.debug("events while the driver is read: %s", exc)  # the reading meets the same, and says what it means
+                    continue
+                if events:
+                    self.take_events(events)
+            return reading.result()
+        finally:
+            reading.cancel()
 
     async def _listen(self, seconds: float) -> None:
         """Wait for the next poll, or until GPUs report something."""
@@ -160,7 +184,7 @@ class DriverWatch:
 
     def _take_failure(self, exc: DriverError) -> None:
         """Take in that the driver could not be read."""
-        hung = self._driver.hung_device() if isinstance(exc, DriverTimeoutError) else None
+        hung = exc.device_uuid if isinstance(exc, DriverTimeoutError) else None
         if isinstance(exc, DriverMissingError):
             self._take_silence(self._known(), str(exc), f"no usable NVIDIA driver: {exc}")
         elif hung is not None:

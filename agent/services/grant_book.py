@@ -87,6 +87,8 @@ class GrantBook:
         """Grant ids whose files are being brought in line with the ledger."""
         self._spec_digests: dict[str, str] = {}
         """Of the CDI specs as they were written, or first seen."""
+        self._written_limits: dict[str, Limits] = {}
+        """Likewise."""
         self._forgotten_at: dict[str, float] = {}
         """By grant id, when no container gets the spec any more that was removed last; monotonic, kept for a while."""
         self._backlog = ScanBacklog()
@@ -151,7 +153,7 @@ class GrantBook:
         """Write the files of a grant again, as they should be; nothing happens when it is over. Raises as ``commit`` does."""
 
         async def change() -> None:
-            await self._write_all(grant, partial(self._write, grant, limits, spec))
+            await self._write_all(grant, partial(self._write, grant, limits, spec, mounted=True))
 
         await self._whole((grant.grant_id,), change())
 
@@ -271,16 +273,21 @@ class GrantBook:
         spec = self._cdi.digest(grant_id)
         if spec is not None and grant_id in self.ledger.grants:
             self._spec_digests.setdefault(grant_id, spec)
+        limits = self._files.limits(grant_id)
+        if limits is not None and grant_id in self.ledger.grants:
+            self._written_limits.setdefault(grant_id, limits)
         return FilesOfGrant(
             row=self._store.read(grant_id),
-            limits=self._files.limits(grant_id),
+            limits=limits,
+            written_limits=self._written_limits.get(grant_id),
             region=self._files.has_region(grant_id),
             spec=spec,
             written_spec=self._spec_digests.get(grant_id),
         )
 
-    def _write(self, grant: Grant, limits: Limits, spec: Callable[[], Spec]) -> _Written:
-        self._files.prepare(grant, limits)
+    def _write(self, grant: Grant, limits: Limits, spec: Callable[[], Spec], *, mounted: bool = False) -> _Written:
+        self._files.prepare(grant, limits, mounted=mounted)
+        self._written_limits[grant.grant_id] = limits
         self._store.write(grant)
         return self._write_spec(grant.grant_id, spec())
 
@@ -301,6 +308,7 @@ class GrantBook:
 
     def _remove(self, grant_id: str) -> None:
         self._remove_spec(grant_id)
+        self._written_limits.pop(grant_id, None)
         self._files.remove(grant_id)
         self._store.remove(grant_id)
 

@@ -8,13 +8,13 @@ way for both. Deciding which instances are ours is in ``core.mig``.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 
 from agent.core.inventory import DeviceEvent, DriverReading
 from agent.core.lasting import lasting
 from agent.core.ledger import Grant
-from agent.core.metrics import Family, family
 from agent.core.mig import MigRecord, hands_off_reason, keep_out_reason, promised_places, with_places
 from agent.core.overhead import ProcessList
 from agent.errors import DriverError, DriverLeftError, DriverMissingError, DriverTimeoutError, PartitionError, StorageError
@@ -71,23 +71,12 @@ class MigKeeper:
 
     @property
     def records(self) -> Mapping[str, MigRecord]:
-        """The instances that were made or are being made, by place."""
+        """The instances that were made or are being made, by place; for any thread."""
         return self._records
 
     def keep_out_reason(self) -> str:
         """Say why nobody may have this node's GPUs open now; empty when they may be looked at."""
         return keep_out_reason(self._labels())
-
-    def families(self) -> Iterable[Family]:
-        """Return which instance each place of a container holds now, for dashboards that join by UUID; for any thread."""
-        grants = self._book.ledger.grants
-        samples = [
-            ((grant.namespace, grant.pod, grant.container, record.place, record.uuid), 1.0)
-            for record in self._records.values()
-            if record.uuid and (grant := grants.get(record.grant_id)) is not None
-        ]
-        labels = ("namespace", "pod", "container", "device_uuid", "mig_uuid")
-        yield family("container_mig_instance_info", "The MIG instance that was made for the container.", labels, samples)
 
     async def places_on(self, device_uuid: str) -> Sequence[MigInstance]:
         """Return where instances may be made on a GPU: everywhere, or where they still are when no new ones are offered."""
@@ -171,9 +160,12 @@ class MigKeeper:
         if known is None:
             raise PartitionError(f"no MIG instance can be made at {place}: the GPU has no such place, or migDynamic is off on this node")
         geometry = (known.memory_bytes, known.placement_size, known.most_on_device)
-        await self._write(MigRecord(str(place), grant_id, self._boot_id, "", *geometry))
+        record = MigRecord(str(place), grant_id, self._boot_id, "", *geometry)
+        await self._write(record)
         made = await self._partitions.create(place, known.placement_size)
-        await self._write(MigRecord(str(place), grant_id, self._boot_id, made.uuid, *geometry))
+        await self._write(
+            replace(record, uuid=made.uuid, gpu_instance_id=made.gpu_instance_id, compute_instance_id=made.compute_instance_id)
+        )
         logger.info("MIG instance made", extra={"place": str(place), "device_uuid": made.uuid, "grant": grant_id})
         return made
 
@@ -274,7 +266,3 @@ class MigAwareDriver:
     async def found_anew(self) -> Set[str]:
         """See ``ports.Driver``."""
         return await self._driver.found_anew()
-
-    def hung_device(self) -> str | None:
-        """See ``ports.Driver``."""
-        return self._driver.hung_device()

@@ -15,6 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from agent.core.compat_metrics import CompatFacts, CompatMetrics, hami_families
 from agent.core.ledger import Grant
 from agent.core.metrics import NANOSECONDS, Family, Kind, Snapshot, families
+from agent.core.mig import MigRecord
 from agent.core.tally import Tally
 from agent.core.usage import BusySample, ContainerUsage, usage_of, utilization_between
 from agent.ports import Clock, ContainerFiles, Page, RegionView
@@ -80,6 +81,7 @@ class Monitor:
         troubles: Callable[[], Iterable[str]],
         clock: Clock,
         bypassed: Callable[[], Set[str]] = frozenset,
+        mig_records: Callable[[], Mapping[str, MigRecord]] = dict,
         further: Sequence[FurtherFamilies] = (),
     ) -> None:
         """Make the collector.
@@ -87,6 +89,7 @@ class Monitor:
         Args:
             overhead_bytes: by grant id and device UUID, as fresh as it can be had; driver_bytes, driver_utilization: likewise, as of then.
             bypassed: ids of grants that their backend does not hold, or not every process of.
+            mig_records: the MIG instances that were made for containers, by place.
             further: families of parts the monitor does not know.
             troubles: further reasons not to be ready, of parts the monitor does not know.
         """
@@ -101,6 +104,7 @@ class Monitor:
         self._driver_bytes = driver_bytes
         self._driver_utilization = driver_utilization
         self._bypassed = bypassed
+        self._mig_records = mig_records
         self._further = further
         self._troubles = troubles
         self._clock = clock
@@ -161,8 +165,10 @@ class Monitor:
         grants = tuple(self._book.ledger.grants.values())
         owners = {grant.grant_id: (grant.pod_uid, grant.container) for grant in grants}
         self._watched = {identifier: one for identifier, one in self._watched.items() if owners.get(identifier) == one.owner}
-        usage = {grant.grant_id: used for grant in grants if grant.under_shim and (used := self._usage(grant, now)) is not None}
-        limits = {grant.grant_id: held for grant in grants if grant.under_shim and (held := self._files.limits(grant.grant_id)) is not None}
+        ended = frozenset(grant.grant_id for grant in grants if self._has_ended(grant))
+        shimmed = [grant for grant in grants if grant.under_shim and grant.grant_id not in ended]
+        usage = {grant.grant_id: used for grant in shimmed if (used := self._usage(grant, now)) is not None}
+        limits = {grant.grant_id: held for grant in shimmed if (held := self._files.limits(grant.grant_id)) is not None}
         snapshot = Snapshot(
             self._watch.board,
             grants,
@@ -175,12 +181,18 @@ class Monitor:
             overhead_bytes=overhead_bytes,
             driver_bytes=self._driver_bytes(),
             bypassed=self._bypassed(),
+            ended=ended,
+            mig_records=self._mig_records(),
         )
         yield from families(snapshot)
         if self._options.compat is CompatMetrics.HAMI:
             yield from hami_families(snapshot, self._compat_facts(grants, now))
         for more in self._further:
             yield from more()
+
+    def _has_ended(self, grant: Grant) -> bool:
+        pod = self._pods.by_uid.get(grant.pod_uid)
+        return pod is not None and pod.has_ended(grant.container)
 
     def _usage(self, grant: Grant, now: float) -> ContainerUsage | None:
         """Read a container's region; what is kept of it stays when it cannot be read."""

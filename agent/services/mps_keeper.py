@@ -1,25 +1,23 @@
-"""Keeps an MPS control daemon alive on each GPU that has MPS clients, and ends it when the last is gone.
+"""Has an MPS control daemon on each GPU that has MPS clients, by saying so to ``aliquot-mps``, which outlives the agent.
 
-Daemons and clients of all GPUs of the node share one /dev/shm, by which they meet; it is emptied when the node's last client is gone.
-
-A server that died is made anew by its daemon when the next client comes; a daemon that died is started again here, and its clients are
-told by an event that their connection is lost. That is also what a restart of the agent's container comes to: the container runtime ends
-the daemons with it. One that answers at the start, as an agent that runs on the host itself leaves it, is taken over.
-
-What daemons answer may be a tenant's words, see ``adapters.mps_control``: nothing that goes wrong with one ends the loop.
+A server that died is made anew by its daemon when the next client comes; a daemon that died is started again by the supervisor as another
+generation, and its clients are told by an event that their connection is lost. So they are after the supervisor itself was away. Which
+generation each client was given stands in the wishes, so that an agent that starts anew misses nothing of this.
 """
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from agent.core.cdi import NO_EDITS, Edits
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, Kind, family
-from agent.core.mps import FAULT, client_edits
+from agent.core.mps import client_edits, pipe_directory
+from agent.core.mps_records import DaemonState, SupervisorState, Wish
 from agent.errors import MpsError, StorageError
-from agent.ports import MpsControl, PodEvent
+from agent.ports import MpsDaemons, PodEvent
+from agent.services.changes import Changes
 from agent.services.events import EventRecorder
 from agent.services.grant_book import GrantBook
 from proto import contract
@@ -28,23 +26,44 @@ from proto.model import Isolation
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""How often daemons are looked at while there are any."""
+"""How often the supervisor, and what it says of the daemons, is looked at."""
+START_SECONDS = 15.0
+"""How long a container waits for the daemon of its GPU: one that hangs on another GPU keeps the supervisor busy for ten seconds."""
+POLL_SECONDS = 0.05
+ABSENT = "no aliquot-mps runs on this node, which the component mps adds"
 
 
 class MpsKeeper:
-    """The control daemons of this node."""
+    """What this node's containers need of MPS daemons."""
 
-    def __init__(self, control: MpsControl, shared_memory: str, *, book: GrantBook, events: EventRecorder) -> None:
-        """Args: shared_memory: the host directory that is /dev/shm to the daemons."""
-        self._control = control
-        self._shared_memory = shared_memory
+    def __init__(self, daemons: MpsDaemons, directory: str, *, book: GrantBook, events: EventRecorder) -> None:
+        """Args: directory: of the host, below which the daemons have theirs."""
+        self._daemons = daemons
+        self._directory = directory
         self._book = book
         self._events = events
-        self._starting = asyncio.Lock()
-        """Held while a daemon starts, and while the memory that daemons share is emptied."""
         self._changing: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._faulty: frozenset[tuple[str, int]] = frozenset()
+        self._clients: dict[str, dict[str, str]] = {}
+        """By GPU and grant id, the generation that a container was given."""
+        self._wished: set[str] = set()
+        """The GPUs whose wish this agent has written, or read."""
         self._restarts: dict[str, int] = {}
+        self.supervisor_pid: int | None = None
+        """The supervisor's process on the host, whose servers are on the GPUs; None while none lives."""
+        self.trouble = ABSENT
+        """Why no container can be a client now; empty while one can."""
+        self.changes = Changes()
+        """Counts the changes of ``trouble``."""
+
+    async def load(self) -> None:
+        """Remember what an earlier agent knew, and look whether there is a supervisor. Raises StorageError."""
+        wishes = await asyncio.to_thread(self._daemons.load)
+        self._clients = {device_uuid: dict(wish.clients) for device_uuid, wish in wishes.items()}
+        self._wished = set(wishes)
+        try:
+            await self._supervisor()
+        except StorageError as exc:  # it is looked at again
+            logger.warning("MPS: %s", exc)
 
     async def ensure(self, grant: Grant) -> Edits:
         """Return what the container needs, with the daemon of its GPU running; nothing for another backend.
@@ -54,101 +73,135 @@ class MpsKeeper:
         if grant.backend is not Isolation.MPS:
             return NO_EDITS
         (share,) = grant.shares
-        async with self._changing[share.device_uuid]:
-            if not await asyncio.to_thread(self._control.answers, share.device_uuid):
-                await self._start(share.device_uuid)
-        return client_edits(share, self._control.pipe_directory(share.device_uuid), self._shared_memory)
+        device_uuid = share.device_uuid
+        async with self._changing[device_uuid]:
+            supervisor = await self._living()
+            await self._want(device_uuid)
+            state = await self._started(device_uuid)
+            clients = self._clients.setdefault(device_uuid, {})
+            clients.pop(grant.grant_id, None)  # it starts now: it has nothing to lose
+            self._tell_of(state)
+            clients[grant.grant_id] = state.generation
+            await self._want(device_uuid)
+        return client_edits(share, pipe_directory(self._directory, device_uuid), supervisor.shared_memory)
 
     def families(self) -> Iterable[Family]:
-        """Return how often a daemon had died; for any thread."""
+        """Return how often a daemon had died, and whether there is a supervisor where there was one; for any thread."""
         samples = [((device_uuid,), float(count)) for device_uuid, count in tuple(self._restarts.items())]
         text = "MPS control daemons that had died, and were started again."
         yield family("mps_daemon_restarts_total", text, ("device_uuid",), samples, Kind.COUNTER)
+        if self._clients or not self.trouble:
+            up = "Whether aliquot-mps can start MPS daemons, 1 or 0; where it runs, or MPS clients do."
+            yield family("mps_supervisor_up", up, (), [((), 0.0 if self.trouble else 1.0)])
 
     async def run(self) -> None:
-        """Look after the daemons for ever."""
+        """Look after the wishes for ever."""
         while True:
             seen = self._book.changes.count
-            some = await self.look()
-            await self._book.changes.after(seen, LOOK_SECONDS if some else None)
+            await self.look()
+            await self._book.changes.after(seen, LOOK_SECONDS)
 
-    async def look(self) -> bool:
-        """Start what should run and does not, end what has no clients any more; return whether something is left to look after."""
-        wanted = self._clients()
-        known, left = await self._known(), bool(wanted)
-        for device_uuid in {*wanted, *(known or ())}:
+    async def look(self) -> None:
+        """Want what has clients and nothing else, and tell clients whose daemon is another by now."""
+        try:
+            living = await self._supervisor() is not None
+            stale = await asyncio.to_thread(self._daemons.wanted)
+        except StorageError as exc:
+            logger.warning("MPS: %s", exc)
+            return
+        for device_uuid in {*self._grants(), *stale, *self._clients}:
             async with self._changing[device_uuid]:
                 try:
-                    await self._keep(device_uuid)
-                except (MpsError, StorageError) as exc:
-                    left = True
+                    await self._look_at(device_uuid, living=living, wanted=device_uuid in stale)
+                except StorageError as exc:
                     logger.warning("MPS: %s", exc, extra={"device_uuid": device_uuid})
-                await self._trim_logs(device_uuid)
-        if not left and known is not None:
-            await self._clear_shared_memory()
-        return left or known is None
 
-    async def _clear_shared_memory(self) -> None:
-        """Give back what the last client of the node left in it: whoever comes next would find it there."""
-        async with self._starting:
-            if self._clients():  # one has come meanwhile: it is promised before its daemon is started
-                return
-            try:
-                await asyncio.to_thread(self._control.clear_shared_memory)
-            except (MpsError, StorageError) as exc:
-                logger.warning("MPS: %s", exc)
+    async def _look_at(self, device_uuid: str, *, living: bool, wanted: bool) -> None:
+        grants = self._grants().get(device_uuid, {})
+        if not grants:
+            await asyncio.to_thread(self._daemons.withdraw, device_uuid)
+            self._clients.pop(device_uuid, None)
+            self._wished.discard(device_uuid)
+            return
+        clients = self._clients.setdefault(device_uuid, {})
+        gone = clients.keys() - grants.keys()
+        for grant_id in gone:
+            del clients[grant_id]
+        state = await asyncio.to_thread(self._daemons.state, device_uuid) if living else None
+        told = state is not None and self._tell_of(state)
+        if gone or told or not wanted or device_uuid not in self._wished:
+            await self._want(device_uuid)
 
-    async def _known(self) -> Sequence[str] | None:
-        """Return the GPUs that have a daemon's directories; None when that cannot be told."""
+    def _tell_of(self, state: DaemonState) -> bool:
+        """Tell the clients of an earlier generation that they have lost their connection; return whether there were any."""
+        clients = self._clients.get(state.device_uuid, {})
+        lost = [grant_id for grant_id, generation in clients.items() if generation != state.generation]
+        if not state.generation or not lost:
+            return False
+        self._restarts[state.device_uuid] = self._restarts.get(state.device_uuid, 0) + 1
+        grants = self._grants().get(state.device_uuid, {})
+        for grant_id in lost:
+            clients[grant_id] = state.generation
+            if grant_id in grants:
+                self._tell(grants[grant_id], state.device_uuid)
+        return True
+
+    async def _living(self) -> SupervisorState:
+        """Return what the supervisor says. Raises MpsError where it can start no daemon, StorageError."""
+        supervisor = await self._supervisor()
+        if supervisor is None or self.trouble:
+            raise MpsError(f"isolation mps is not available: {self.trouble}")
+        return supervisor
+
+    async def _supervisor(self) -> SupervisorState | None:
+        """Look whether there is a supervisor. Raises StorageError."""
+        before = self.trouble
         try:
-            return await asyncio.to_thread(self._control.known)
-        except (MpsError, StorageError) as exc:
-            logger.warning("MPS daemons without clients are not looked for: %s", exc)
-            return None
+            supervisor = await asyncio.to_thread(self._daemons.supervisor)
+        except StorageError as exc:
+            self.supervisor_pid, self.trouble = None, f"what aliquot-mps says is not to be read: {exc}"
+            raise
+        else:
+            self.supervisor_pid = supervisor.pid if supervisor is not None else None
+            self.trouble = supervisor.trouble if supervisor is not None else ABSENT
+        finally:
+            if self.trouble != before:
+                self._say_trouble()
+        return supervisor
 
-    def _clients(self) -> Mapping[str, list[Grant]]:
-        clients: dict[str, list[Grant]] = {}
+    def _say_trouble(self) -> None:
+        self.changes.notify()
+        if self.trouble and self._clients:
+            logger.warning("isolation mps is not available, and there are clients: %s", self.trouble)
+        else:
+            logger.info("isolation mps is available" if not self.trouble else f"isolation mps is not available: {self.trouble}")
+
+    async def _want(self, device_uuid: str) -> None:
+        wish = Wish(device_uuid, dict(self._clients.get(device_uuid, {})))
+        await asyncio.to_thread(self._daemons.want, wish)
+        self._wished.add(device_uuid)
+
+    async def _started(self, device_uuid: str) -> DaemonState:
+        """Wait until the daemon runs. Raises MpsError, StorageError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_SECONDS
+        while loop.time() < deadline:
+            state = await asyncio.to_thread(self._daemons.state, device_uuid)
+            if state is not None and state.generation:
+                return state
+            if state is not None and state.trouble:
+                raise MpsError(state.trouble)
+            await asyncio.sleep(POLL_SECONDS)
+        raise MpsError(f"aliquot-mps has not started the MPS daemon of {device_uuid} within {START_SECONDS:g} s: see its log")
+
+    def _grants(self) -> Mapping[str, Mapping[str, Grant]]:
+        """Return the clients by GPU and grant id."""
+        found: dict[str, dict[str, Grant]] = {}
         for grant in self._book.ledger.grants.values():
             if grant.backend is Isolation.MPS:
                 for share in grant.shares:
-                    clients.setdefault(share.device_uuid, []).append(grant)
-        return clients
-
-    async def _keep(self, device_uuid: str) -> None:
-        clients = self._clients().get(device_uuid, [])
-        if not clients:
-            await asyncio.to_thread(self._control.stop, device_uuid)
-            logger.info("MPS daemon ended: it has no clients", extra={"device_uuid": device_uuid})
-            return
-        states = await asyncio.to_thread(self._control.servers, device_uuid)
-        if states is not None:
-            await self._end_faulty_servers(device_uuid, states)
-        else:
-            await asyncio.to_thread(self._control.stop, device_uuid)  # one that hangs is in the way of the next
-            await self._start(device_uuid)
-            self._restarts[device_uuid] = self._restarts.get(device_uuid, 0) + 1
-            for grant in clients:
-                self._tell(grant, device_uuid)
-
-    async def _trim_logs(self, device_uuid: str) -> None:
-        """Empty large logs: each look adds to the daemon's."""
-        try:
-            await asyncio.to_thread(self._control.trim_logs, device_uuid)
-        except StorageError as exc:
-            logger.warning("MPS: %s", exc, extra={"device_uuid": device_uuid})
-
-    async def _start(self, device_uuid: str) -> None:
-        async with self._starting:
-            await asyncio.to_thread(self._control.start, device_uuid)
-        logger.info("MPS daemon started", extra={"device_uuid": device_uuid})
-
-    async def _end_faulty_servers(self, device_uuid: str, states: Mapping[int, str]) -> None:
-        """End a server that is still in fault at the second look: it waits for clients that do not end, and takes no new ones."""
-        faulty = frozenset((device_uuid, pid) for pid, state in states.items() if state == FAULT)
-        for _, pid in faulty & self._faulty:
-            logger.warning("MPS server ended: it was in fault and did not recover", extra={"device_uuid": device_uuid, "pid": pid})
-            await asyncio.to_thread(self._control.shut_down_server, device_uuid, pid)
-        self._faulty = faulty | frozenset(entry for entry in self._faulty if entry[0] != device_uuid)
+                    found.setdefault(share.device_uuid, {})[grant.grant_id] = grant
+        return found
 
     def _tell(self, grant: Grant, device_uuid: str) -> None:
         message = (

@@ -61,11 +61,20 @@ class NodePublisher:
     """Writes whatever target is due."""
 
     def __init__(
-        self, node_name: str, targets: Sequence[Target], *, watch: DriverWatch, book: GrantBook, pods: PodCache, clock: Clock
+        self,
+        node_name: str,
+        targets: Sequence[Target],
+        *,
+        watch: DriverWatch,
+        book: GrantBook,
+        pods: PodCache,
+        clock: Clock,
+        further: Sequence[Changes] = (),
     ) -> None:
+        """Args: further: what else changes what is published."""
         self._node_name = node_name
         self._targets = targets
-        self._sources = (watch.changes, book.changes, pods.node_changes, pods.gpu_node_changes)
+        self._sources = (watch.changes, book.changes, pods.node_changes, pods.gpu_node_changes, *further)
         self._clock = clock
         self._wake = Changes()
 

@@ -7,7 +7,7 @@ since when.
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ from agent.core.cdi import HostSpecError
 from agent.core.drift import Cure, Drift, DriftKind, DriftPolicy, Snapshot, find_drifts
 from agent.core.identity import HeldDevices
 from agent.core.ledger import Grant
+from agent.core.metrics import Family, family
 from agent.core.reconciliation import NodeView, plan_releases
 from agent.errors import AgentError, KubeletError, StorageError
 from agent.ports import Clock, FileChanges, NodeEvent, PodEvent, PodResources
@@ -117,6 +118,14 @@ class Reconciler:
             group.create_task(self._forward(self._watch.changes))
             group.create_task(self._pass_for_ever())
 
+    def families(self) -> Iterable[Family]:
+        """Return what differs of each container, as of the last pass; for any thread. Stray files are no container's."""
+        found = [(one.drift.holder, str(one.drift.kind)) for one in self.standing if one.drift.holder is not None]
+        counts = Counter((self._options.node_name, of.namespace, of.pod, of.container, kind) for of, kind in found)
+        labels = ("node", "namespace", "pod", "container", "kind")
+        text = "Differences between ledger, files, pods and kubelet now that concern the container, by what differs."
+        yield family("container_drift", text, labels, sorted(counts.items()))
+
     async def reconcile(self) -> None:
         """Do one pass. Raises StorageError."""
         with self._telemetry.reconcile_seconds.time():
@@ -171,15 +180,17 @@ class Reconciler:
     # --- drift ---
 
     def _snapshot(self, survey: Survey, held: Sequence[HeldDevices] | None, waiting: Sequence[Grant]) -> Snapshot:
+        instances = [instance for entry in self._watch.board.devices for instance in entry.device.mig_instances]
         return Snapshot(
             survey.grants,
             survey.files,
-            self._pods.by_uid if self._pods.fresh else None,
-            held,
-            self._grantable_uuids(),
-            waiting,
-            self._resources(),
-            self._options.assigned,
+            pods_by_uid=self._pods.by_uid if self._pods.fresh else None,
+            held=held,
+            device_uuids=self._grantable_uuids(),
+            waiting=waiting,
+            resources=self._resources(),
+            assigned=self._options.assigned,
+            profiles={instance.uuid: instance.profile for instance in instances},
         )
 
     def _grantable_uuids(self) -> Set[str] | None:

@@ -6,6 +6,7 @@ One call runs at a time.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -14,10 +15,18 @@ T = TypeVar("T")
 class SharedCall(Generic[T]):
     """A call to a server that limits how often it is called."""
 
-    def __init__(self, call: Callable[[], Awaitable[T]], spacing_seconds: float) -> None:
-        """Args: spacing_seconds: the least time between the beginnings of two calls."""
+    def __init__(
+        self, call: Callable[[], Awaitable[T]], spacing_seconds: float, turn: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> None:
+        """Make it.
+
+        Args:
+            spacing_seconds: the least time between the beginnings of two calls.
+            turn: entered before each call and left after it; whoever asks while it is being entered shares the call.
+        """
         self._call = call
         self._spacing_seconds = spacing_seconds
+        self._turn = turn
         self._one_at_a_time = asyncio.Lock()
         self._coming: asyncio.Task[T] | None = None
         """The call that has not begun yet, for all who ask meanwhile."""
@@ -35,9 +44,10 @@ class SharedCall(Generic[T]):
         loop = asyncio.get_running_loop()
         async with self._one_at_a_time:
             await asyncio.sleep(self._next_at - loop.time())
-            self._next_at = loop.time() + self._spacing_seconds
-            self._coming = None
-            return await self._call()
+            async with self._turn():
+                self._next_at = loop.time() + self._spacing_seconds
+                self._coming = None
+                return await self._call()
 
 
 def _hear(call: "asyncio.Task[T]") -> None:

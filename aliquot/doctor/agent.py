@@ -9,6 +9,7 @@ from aliquot.doctor.host import Host
 from aliquot.doctor.options import DoctorOptions
 
 _SECONDS = 5
+_LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - what it listens on, not we
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """A proxy of the environment, which urllib would ask, does not lead to pods."""
 
@@ -26,7 +27,8 @@ def check(host: Host, options: DoctorOptions) -> Iterator[Finding]:
     if not address:
         yield info("agent.ready", "no agent has run on this node since it was booted", "install it: kubectl apply -k deploy/daemonset")
         return
-    yield _readiness(address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]"))  # noqa: S104 - what it listens on, not we
+    listening, _, port = address.rpartition(":")
+    yield _readiness(f"{_LOOPBACKS.get(listening, listening)}:{port}")
 
 
 def _readiness(address: str) -> Finding:

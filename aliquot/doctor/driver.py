@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from agent.core.backends import cgroup_limits_trouble
 from aliquot.doctor.findings import Finding, error, info, ok, warning
 from aliquot.doctor.host import Host
 from aliquot.doctor.options import DoctorOptions
@@ -14,6 +15,8 @@ from aliquot.doctor.options import DoctorOptions
 MODULE_FILE = "/proc/driver/nvidia/version"
 NVML_SECONDS = 20
 _NODES = "/dev"
+_HOOKS = ("/usr/bin/nvidia-cdi-hook", "/usr/local/nvidia/toolkit/nvidia-cdi-hook")
+"""Of the toolkit's packages, and of the GPU Operator."""
 _DRIVER_CONTAINER = "/run/nvidia/driver"
 """The root of the GPU Operator's driver container, which may have the device nodes and libraries that the node has not."""
 _LOADER_NAME = "libnvidia-ml.so.1"
@@ -126,8 +129,26 @@ def _nvml(host: Host, options: DoctorOptions, module: str | None) -> Iterator[Fi
             f"the loaded module is {module}, the libraries are {answer['driver']}",
             "reload the module or reboot; containers that start meanwhile fail",
         )
+    yield _limits(host, answer)
     for gpu in gpus:
         yield from _gpu(gpu)
+
+
+def _limits(host: Host, answer: dict[str, Any]) -> Finding:
+    """Say whether pods with ``isolation: driver`` are possible here."""
+    hook = next((name for name in _HOOKS if host.exists(name)), "")
+    lacking = [
+        cgroup_limits_trouble(answer["driver"], has_calls=answer.get("cgroup_limits", False)),
+        "" if hook else f"there is no {' and no '.join(_HOOKS)}",
+        "" if host.exists("/sys/fs/cgroup/cgroup.controllers") else "the control groups are not of version 2",
+    ]
+    if any(lacking):
+        return info(
+            "driver.limits",
+            f"isolation: driver is not possible here: {'; '.join(filter(None, lacking))}",
+            "nothing, unless pods are to ask for it: then driver 615, nvidia-container-toolkit 1.20.1 (or later) and control groups v2",
+        )
+    return ok("driver.limits", f"isolation: driver is possible where driverLimitsHook is {hook}, if that is of toolkit 1.20.1 or later")
 
 
 def _gpu(gpu: dict[str, Any]) -> Iterator[Finding]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pynvml
 
+from agent.core.driver_limits import NVML_CALLS
+
 _CURES = {
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel module: `modprobe nvidia`",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "library and loaded module are of different versions: reload the module or reboot",
@@ -32,6 +34,7 @@ def main(libraries: Sequence[str]) -> dict[str, Any]:
         pynvml.nvmlInitWithFlags(0)
         return {
             "driver": pynvml.nvmlSystemGetDriverVersion(),
+            "cgroup_limits": all(hasattr(pynvml.nvmlLib, name) for name in NVML_CALLS),
             "gpus": [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())],
         }
     except pynvml.NVMLError as exc:

@@ -1,8 +1,8 @@
-"""Whether the shim loads in images: every symbol it needs, with its version, must be in the image's C library.
+"""Whether the shim can load in images: every symbol it needs, with its version, must be in the image's C library.
 
-Looked at: the node's own system, and one image with glibc and one with musl, found among the images that a runtime unpacked or named with
-``--image``. CUDA itself is built for glibc; where an image has musl, the finding says what that means. Of a kind of image that is not
-found, that is said.
+That is read from the files; nothing of an image is run, not even its loader (``elf`` says why). Looked at: the node's own system, and one
+image with glibc and one with musl, found among the images that a runtime unpacked or named with ``--image``. CUDA itself is built for
+glibc; where an image has musl, the finding says what that means. Of a kind of image that is not found, that is said.
 """
 
 from collections.abc import Iterator, Sequence
@@ -116,7 +116,7 @@ def _image(name: str, image: Host, shims: dict[str, Library]) -> Finding:
             f"the shim does not load in {name}: its glibc lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}",
             "use an image with glibc 2.17 or later",
         )
-    return ok("shim.image", f"the shim loads in {name} (glibc)")
+    return ok("shim.image", f"all symbols that the shim needs are in the glibc of {name}, with their versions (looked up, not loaded)")
 
 
 def _offered(symbol: str, library: CLibrary) -> bool:

@@ -63,5 +63,5 @@ def _mps(host: Host) -> Iterator[Finding]:
         yield info(
             "system.mps",
             f"{_MPS_DAEMON} runs: programs that reach it share one context, and the shim's limits count per process",
-            "stop it unless it is the agent's own (isolation: mps)",
+            "stop it unless it is one of aliquot-mps (isolation: mps)",
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from aliquot.paths import SOURCE_ROOT
 STOP_SECONDS = 5.0
 LOG_TAIL_LINES = 15
 POLL_SECONDS = 0.02
+CONTAINER_ENV = "ALIQUOT_STANDIN_CONTAINER"
+"""In the environment of a program and of what it starts: these would be one container."""
 
 
 class AgentError(Exception):
@@ -22,10 +25,13 @@ class AgentError(Exception):
 class AgentProcess:
     """One agent, run again with the same flags after each ``stop`` or ``kill``."""
 
-    def __init__(self, flags: Sequence[str], env: Mapping[str, str], *, log_path: Path, address_file: Path) -> None:
+    def __init__(self, flags: Sequence[str], env: Mapping[str, str], *, log_path: Path, address_file: Path, module: str = "agent") -> None:
+        """Args: module: what is run; another than the agent writes no address."""
+        self._module = module
         self.flags = list(flags)
         self.log_path = log_path
-        self.env = {**os.environ, "PYTHONPATH": str(SOURCE_ROOT), **env}
+        self._mark = f"{CONTAINER_ENV}={secrets.token_hex(8)}"
+        self.env = {**os.environ, "PYTHONPATH": str(SOURCE_ROOT), **env, CONTAINER_ENV: self._mark.partition("=")[2]}
         self._address_file = address_file
         self._process: asyncio.subprocess.Process | None = None
 
@@ -48,7 +54,7 @@ class AgentProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "agent",
+                self._module,
                 *self.flags,
                 env=self.env,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -68,14 +74,27 @@ class AgentProcess:
         return await self.kill()
 
     async def kill(self) -> int | None:
-        """End it and whatever it started at once, as the kernel's OOM killer or a crash does."""
+        """End it and whatever it started at once, as the kernel's OOM killer or a crash does, and then the container runtime."""
         if self._process is None:
             return None
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         code = await self._process.wait()
+        for pid in self._left():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process = None
         return code
+
+    def _left(self) -> list[int]:
+        """Return what it started and has not ended, by the environment, as a runtime finds it by the cgroup of the container."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):  # it ended, or is not ours to look at
+                    if self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
 
     async def metrics_url(self, timeout_seconds: float) -> str:
         """Wait until it has written where it serves metrics. Raises AgentError."""

@@ -79,10 +79,14 @@ class Kubelet:
         """Come up: register the node, serve plugins and PodResources, then take the node's pods as they are in the API."""
         self._register_node()
         fresh = not self.devices.checkpoint.exists()
-        await self.devices.start()
-        await self.pod_resources.start()
-        if fresh:
-            self._zero_extended_resources()
+        try:
+            await self.devices.start()
+            await self.pod_resources.start()
+            if fresh:
+                self._zero_extended_resources()
+        except BaseException:  # also when it is given up on: a server that nobody stops outlives its loop
+            await self._stop_serving()
+            raise
         self.up.set()
         self._listen()
         self._sync = asyncio.create_task(self._sync_loop())
@@ -95,8 +99,7 @@ class Kubelet:
             self._sync.cancel()
             await asyncio.gather(self._sync, return_exceptions=True)
         self._queue = asyncio.Queue()
-        await self.devices.stop()
-        await self.pod_resources.stop()
+        await self._stop_serving()
 
     async def restart(self, *, downtime_seconds: float = 0.0, wipe_checkpoint: bool = False) -> None:
         """Go down and come back: all sockets in the plugin directory are removed and every plugin has to register again."""
@@ -105,6 +108,10 @@ class Kubelet:
         if wipe_checkpoint:
             self.devices.checkpoint.unlink(missing_ok=True)
         await self.start()
+
+    async def _stop_serving(self) -> None:
+        await self.devices.stop()
+        await self.pod_resources.stop()
 
     async def shutdown(self) -> None:
         """Go down with the node: kill every container too."""

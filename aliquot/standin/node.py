@@ -44,6 +44,8 @@ class NodeOptions:
     behaviour: Behaviour = field(default_factory=lambda: Behaviour(retry_seconds=0.5, crash_backoff_seconds=0.5))
     """The kubelet's: in more of a hurry than a real one, which retries a refused start after ten seconds."""
     start_agent: bool = True
+    mps_control: Path | None = None
+    """What stands for nvidia-cuda-mps-control; None: no ``aliquot-mps`` runs beside the agent."""
     directory: Path | None = None
     """None makes a temporary one, removed at the end; a given one is kept."""
 
@@ -100,6 +102,11 @@ class Layout:
         return self.base / "token"
 
     @property
+    def mps_log(self) -> Path:
+        """What ``aliquot-mps`` wrote."""
+        return self.base / "mps.log"
+
+    @property
     def agent_log(self) -> Path:
         """What the agent wrote."""
         return self.base / "agent.log"
@@ -121,6 +128,8 @@ class Node:
     runtime: Runtime
     kubelet: Kubelet
     agent: AgentProcess
+    mps: AgentProcess
+    """``aliquot-mps``, not started unless ``NodeOptions.mps_control`` says with what."""
 
     def __init__(self, hardware: Hardware, options: NodeOptions | None = None) -> None:
         self.hardware = hardware
@@ -138,6 +147,10 @@ class Node:
             self.api.start()
             stack.callback(self.api.stop)
             await self._start_kubelet(stack)
+            self.mps = self._mps()
+            stack.push_async_callback(self.mps.stop)
+            if self.options.mps_control is not None:
+                await self.mps.start()
             self.agent = self._agent()
             stack.push_async_callback(self.agent.stop)
             if self.options.start_agent:
@@ -288,6 +301,11 @@ class Node:
         )
         stack.push_async_callback(self.kubelet.shutdown)
         await self.kubelet.start()
+
+    def _mps(self) -> AgentProcess:
+        flags = [f"--runtime-dir={self.layout.run}", f"--mps-control={self.options.mps_control}", "--log-format=text"]
+        no_address = self.layout.base / "mps-address"
+        return AgentProcess(flags, {}, log_path=self.layout.mps_log, address_file=no_address, module="agent.mps_main")
 
     def _agent(self) -> AgentProcess:
         layout = self.layout

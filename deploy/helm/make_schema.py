@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import agent.mps_settings
 import agent.settings
 import scheduler_plugin.settings
 from program.settings import Setting, Table
@@ -36,7 +37,11 @@ NOT_IN_THE_CHART = {
         "publish_node_capacity": "kube-scheduler's configuration would have to leave the resources out",
         "metrics_address": "the pod's port, and where `kubectl vgpu` looks",
         "proc_dir": "a mount",
+        "host_dir": "a mount of the component driver-limits",
         "cgroup_dir": "a mount of the component driver-limits",
+    },
+    "mps": {
+        "runtime_dir": "the agent's",
         "mps_shared_memory": "a mount of the component mps",
     },
     "scheduler": {
@@ -69,12 +74,14 @@ def schema() -> Schema:
         "pullPolicy": pull_policy,
         "pullSecrets": _list(_mapping({"name": {"type": "string"}}, required=["name"])),
     }
+    of_mps = _workload("mps", agent.mps_settings.TABLE)
     values = {
         "global": {"type": "object", "description": "Helm gives it to every chart."},
         "variant": {"enum": ["default", *_folders("overlays")]},
         "components": {**_list({"enum": _folders("components")}), "uniqueItems": True},
         "images": _mapping(images),
         "agent": _mapping({**_workload("agent", agent.settings.TABLE), "updateStrategy": _update_strategy()}),
+        "mps": _mapping({key: of_mps[key] for key in ("settings", "resources")}),
         "scheduler": _mapping(
             {
                 "replicas": {"type": "integer", "minimum": 1},

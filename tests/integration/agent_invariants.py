@@ -17,6 +17,7 @@ from itertools import combinations
 from typing import Any
 
 from agent.adapters.container_files import read_region
+from agent.core.limits import PRIORITY_VALUES
 from agent.core.region_layout import RegionError, decode_limits
 from aliquot.paths import built
 from aliquot.standin.cluster import Kind
@@ -25,8 +26,8 @@ from aliquot.standin.runtime import RunningContainer
 from proto import codec, contract
 from proto.codec import MigPlace
 from proto.gpunode import GpuNode
-from proto.model import DeviceShare
-from proto.units import MIB
+from proto.model import DeviceShare, Priority
+from proto.units import MIB, WHOLE_GPU_PERCENT
 from tests.integration.agent_nodes import grants
 
 SHOWN_GPU = re.compile(r"gpu \d+ +(GPU-\S+)")
@@ -77,6 +78,8 @@ class Invariants:
         self.places = {one.uuid: one for entry in gpu_node.devices for one in entry.device.mig_instances if one.on_demand}
         self.assigned: dict[str, Mapping[str, tuple[DeviceShare, ...]]] = {}
         """By pod UID and container."""
+        self.priorities: dict[str, Priority] = {}
+        """By pod UID, of the pods that have one."""
         self.killed: set[str] = set()
         """Ids of containers that somebody killed."""
         self.checked: Counter[str] = Counter()
@@ -112,10 +115,12 @@ class Invariants:
 
     def _promised_twice(self) -> str:
         promised: Counter[str] = Counter()
+        percent: Counter[str] = Counter()
         holders: Counter[str] = Counter()
         for grant in grants(self.node):
             for given in grant["shares"]:
                 promised[given["device_uuid"]] += given["memory_bytes"] // MIB
+                percent[given["device_uuid"]] += given["cores_percent"] or 0
                 holders[given["device_uuid"]] += 1
         places = [self.places[name] for name in holders if name in self.places]
         over = [f"{a.uuid} and {b.uuid} overlap" for a, b in combinations(places, 2) if a.overlaps(b)]
@@ -123,6 +128,7 @@ class Invariants:
         for uuid, usable in self.usable_mib.items():
             if promised[uuid] > usable or holders[uuid] > 16:
                 over.append(f"{promised[uuid]} of {usable} MiB of {uuid} by {holders[uuid]} containers")
+        over += [f"{asked} percent of the cores of {uuid}" for uuid, asked in percent.items() if asked > WHOLE_GPU_PERCENT]
         return "; ".join(over)
 
     # --- I2: a container has what its pod was assigned;  I4: and uses no more ---
@@ -143,8 +149,12 @@ class Invariants:
     def _check_limits(self, one: RunningContainer, shares: tuple[DeviceShare, ...]) -> None:
         """The amounts are those of the spec; use, by the container's own account, is within them."""
         limits = decode_limits((one.root / contract.CONTAINER_LIMITS.lstrip("/")).read_bytes(), interrupted_too=True)
-        found = [(device.uuid, device.memory_bytes) for device in limits.devices]
-        assert found == [(share.device_uuid, share.memory_bytes) for share in shares], one.config
+        found = [(device.uuid, device.memory_bytes, device.sm_percent) for device in limits.devices]
+        assert found == [(share.device_uuid, share.memory_bytes, share.cores_percent or 0) for share in shares], one.config
+        priority = self.priorities.get(one.config.pod_uid)
+        assert {device.priority for device in limits.devices} == {PRIORITY_VALUES[priority]}, one.config
+        self.checked["cores"] += any(share.cores_percent for share in shares)
+        self.checked["priority"] += priority is not None
         try:
             slots = read_region(one.root / contract.CONTAINER_REGION.lstrip("/")).snapshot.slots
         except (OSError, RegionError):

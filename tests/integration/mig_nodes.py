@@ -1,4 +1,4 @@
-"""Nodes with GPUs in MIG mode: small topologies, a program that stands for nvidia-ctk, and NVML as an administrator of the node uses it."""
+"""Nodes with GPUs in MIG mode: small topologies, programs that stand for NVIDIA's, and NVML as an administrator of the node uses it."""
 
 import json
 import re
@@ -35,6 +35,14 @@ def ctk(directory: Path) -> str:
     program.write_text(f'#!/bin/sh\nPYTHONPATH={SOURCE_ROOT} exec {sys.executable} -m tests.fakes.nvidia_ctk "$@"\n')
     program.chmod(0o755)
     return str(program)
+
+
+def mps_program(directory: Path) -> Path:
+    """A program that stands for nvidia-cuda-mps-control."""
+    program = directory / "nvidia-cuda-mps-control"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={SOURCE_ROOT} exec {sys.executable} -S -m tests.fakes.mps_daemon "$@"\n')
+    program.chmod(0o755)
+    return program
 
 
 def on_host(node: Node, script: str, gpu: int) -> Any:

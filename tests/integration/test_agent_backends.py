@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,24 +11,17 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
+from agent.core.mps import RECORDS_DIRECTORY
 from agent.core.region_layout import DeviceLimit, decode_limits
 from aliquot.paths import SOURCE_ROOT
 from aliquot.standin.node import Node
 from proto import contract
 from proto.units import MIB
 from tests.integration.agent_nodes import container, eventually, grants, make_node, manifest, refused, running
-from tests.integration.mig_nodes import ctk, on_host
+from tests.integration.mig_nodes import ctk, mps_program, on_host
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir"), pytest.mark.asyncio(loop_scope="module")]
 MPS_PIPE = contract.CONTAINER_MPS_PIPE
-
-
-def mps_program(directory: Path) -> Path:
-    """A program that stands for nvidia-cuda-mps-control."""
-    program = directory / "nvidia-cuda-mps-control"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={SOURCE_ROOT} exec {sys.executable} -S -m tests.fakes.mps_daemon "$@"\n')
-    program.chmod(0o755)
-    return program
 
 
 def isolated(name: str, isolation: str, **asked: Any) -> dict[str, Any]:
@@ -48,6 +40,10 @@ def daemon(node, pod: str) -> Path:
 
 def daemon_pid(pipes: Path) -> int:
     return int((pipes / "nvidia-cuda-mps-control.pid").read_text())
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def answers(program: Path, pipes: Path) -> bool:
@@ -86,13 +82,31 @@ class Mps(NamedTuple):
     node: Node
     program: Path
 
+    @property
+    def records(self) -> Path:
+        """What agent and supervisor tell each other."""
+        return self.node.layout.run / RECORDS_DIRECTORY
+
+    def events(self, pod: str) -> list[Any]:
+        return [event for event in self.node.events(pod) if event["reason"] == contract.EVENT_REASON_MPS_RESTARTED]
+
+    async def no_daemon_is_left(self) -> None:
+        await eventually(lambda: not list((self.node.layout.run / "mps").glob("GPU-*")), "no daemon is left")
+
+    async def says_in_metrics(self, line: str) -> None:
+        for _ in range(100):
+            if line in (await self.node.metrics()).splitlines():
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"not in the metrics: {line}")
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mps(build_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mps]:
     """Shared by tests that take their pods away."""
     directory = tmp_path_factory.mktemp("mps")
     program = mps_program(directory)
-    async with make_node("t4x2", f"--mps-control={program}", f"--mps-shared-memory={directory / 'shm'}") as node:
+    async with make_node("t4x2", mps_control=program) as node:
         yield Mps(node, program)
 
 
@@ -109,7 +123,17 @@ class TestMps:
         assert answers(program, daemon(node, "a"))
         pid = daemon_pid(daemon(node, "a"))
         node.delete_pod("a")
-        await eventually(lambda: not Path(f"/proc/{pid}").exists(), "the daemon is gone with its last client")
+        await eventually(lambda: not is_there(pid), "the daemon is gone with its last client")
+
+    async def test_only_root_reads_what_agent_and_supervisor_tell_each_other(self, mps):
+        node, _ = mps
+        node.create_pod(isolated("private", "mps"))
+        await running(node, "private")
+        paths = [mps.records, *mps.records.rglob("*")]
+        assert {path.name for path in paths} >= {"wanted", "state", "supervisor.lock", "supervisor.json"}
+        assert [path.name for path in paths if path.stat().st_mode & 0o077] == []
+        node.delete_pod("private")
+        await mps.no_daemon_is_left()
 
     async def test_a_daemon_that_is_killed_comes_back_and_its_clients_are_told(self, mps):
         node, program = mps
@@ -119,26 +143,103 @@ class TestMps:
         killed = daemon_pid(pipes)
         os.kill(killed, signal.SIGKILL)
         await eventually(lambda: answers(program, pipes) and daemon_pid(pipes) != killed, "another daemon answers")
-        told = lambda: [event for event in node.events("told") if event["reason"] == contract.EVENT_REASON_MPS_RESTARTED]  # noqa: E731
-        await eventually(told, "an event about it")
+        await eventually(lambda: mps.events("told"), "an event about it")
         node.delete_pod("told")
         await eventually(lambda: not pipes.exists(), "the daemon is gone")
 
-    async def test_an_agent_that_was_killed_takes_the_daemons_over(self, mps):
-        node, _ = mps
+    @pytest.mark.parametrize("end", ["kill", "stop"])
+    async def test_an_agent_that_ends_and_another_after_it_leave_daemons_and_clients_alone(self, mps, end):
+        node, program = mps
         node.create_pod(isolated("before", "mps"))
         await running(node, "before")
-        pid = daemon_pid(daemon(node, "before"))
-        await node.agent.kill()
+        pipes, client = daemon(node, "before"), node.container("before")
+        pid = daemon_pid(pipes)
+        await getattr(node.agent, end)()
+        assert answers(program, pipes)
         await node.agent.start()
         await node.wait_ready()
         node.create_pod(isolated("after", "mps"))
-        await running(node, "after")
-        await asyncio.sleep(0.5)
-        assert daemon_pid(daemon(node, "before")) == pid
-        node.delete_pod("before")
-        node.delete_pod("after")
-        await eventually(lambda: not list((node.layout.run / "mps").glob("GPU-*")), "no daemon is left")
+        node.create_pod(isolated("more", "mps"))  # two GPUs: one of them is the first one's
+        await running(node, "after", "more")
+        assert daemon_pid(pipes) == pid
+        assert node.container("before") is client
+        assert is_there(client.pid)
+        assert mps.events("before") == []
+        for name in ("before", "after", "more"):
+            node.delete_pod(name)
+        await mps.no_daemon_is_left()
+
+    async def test_a_client_that_ends_while_no_agent_runs_is_missed_by_the_next_agent(self, mps):
+        node, _ = mps
+        node.create_pod(isolated("missed", "mps"))
+        await running(node, "missed")
+        await node.agent.kill()
+        node.delete_pod("missed")
+        await node.wait_gone("missed")
+        await node.agent.start()
+        await node.wait_ready()
+        await mps.no_daemon_is_left()
+
+    async def test_daemons_come_back_with_a_supervisor_that_was_killed_and_the_agent_says_so(self, mps):
+        node, program = mps
+        node.create_pod(isolated("lost", "mps"))
+        await running(node, "lost")
+        pipes, client = daemon(node, "lost"), node.container("lost")
+        pid = daemon_pid(pipes)
+        await node.mps.kill()
+        await mps.says_in_metrics("aliquot_mps_supervisor_up 0.0")
+        node.create_pod(isolated("refused", "mps"))
+        await refused(node, "refused", "no aliquot-mps runs on this node", "It offers shim, exclusive")
+        await node.mps.start()
+        await eventually(lambda: pipes.exists() and answers(program, pipes) and daemon_pid(pipes) != pid, "another daemon answers")
+        await eventually(lambda: not is_there(pid), "the first one has ended with its container")
+        await running(node, "refused")
+        await eventually(lambda: mps.events("lost"), "an event about it")
+        assert mps.events("refused") == []
+        assert node.container("lost") is client
+        await mps.says_in_metrics("aliquot_mps_supervisor_up 1.0")
+        for name in ("lost", "refused"):
+            node.delete_pod(name)
+        await mps.no_daemon_is_left()
+
+    async def test_an_agent_that_was_away_as_well_tells_the_clients_all_the_same(self, mps):
+        node, program = mps
+        node.create_pod(isolated("both", "mps"))
+        await running(node, "both")
+        pipes = daemon(node, "both")
+        pid = daemon_pid(pipes)
+        await node.agent.kill()
+        await node.mps.stop()
+        await eventually(lambda: not is_there(pid), "told to end, it ends its daemons")
+        await node.mps.start()
+        await eventually(lambda: pipes.exists() and answers(program, pipes), "another daemon answers")
+        await node.agent.start()
+        await eventually(lambda: mps.events("both"), "an event about it")
+        await node.wait_ready()
+        node.delete_pod("both")
+        await mps.no_daemon_is_left()
+
+    async def test_foreign_and_damaged_files_are_refused_with_a_sentence_and_nothing_is_lost(self, mps):
+        node, program = mps
+        node.create_pod(isolated("kept", "mps"))
+        await running(node, "kept")
+        pipes = daemon(node, "kept")
+        pid, uuid = daemon_pid(pipes), pipes.parent.name
+        foreign, damaged = mps.records / "wanted/notes.txt", mps.records / f"wanted/{uuid}.json"
+        foreign.write_text("what am I doing here")
+        damaged.write_bytes(damaged.read_bytes()[:-9])
+        said = lambda: node.layout.mps_log.read_text()  # noqa: E731
+        for path in (foreign, damaged):
+            await eventually(lambda path=path: f"a file is refused: {path}" in said(), f"{path.name} is refused")
+        node.create_pod(manifest("other", container(mib=1024)))
+        await running(node, "other")
+        assert daemon_pid(pipes) == pid
+        assert answers(program, pipes)
+        assert foreign.exists()
+        foreign.unlink()
+        for name in ("kept", "other"):
+            node.delete_pod(name)
+        await mps.no_daemon_is_left()
 
     async def test_a_program_that_fails_is_said_in_the_pods_events(self, mps):
         node, program = mps
@@ -153,7 +254,7 @@ class TestMps:
         await running(node, "fails")
         for name in ("fails", "two"):
             node.delete_pod(name)
-        await eventually(lambda: not list((node.layout.run / "mps").glob("GPU-*")), "no daemon is left")
+        await mps.no_daemon_is_left()
 
 
 class TestDriver:
@@ -183,8 +284,17 @@ except nv.NVMLError_NotFound:
         cgroups = tmp_path / "cgroup"
         cgroups.mkdir()
         (cgroups / "cgroup.controllers").touch()
-        flags = ("--driver-limits-hook=/usr/bin/nvidia-cdi-hook", f"--cgroup-dir={cgroups}")
+        hook = tmp_path / "node/usr/bin/nvidia-cdi-hook"
+        hook.parent.mkdir(parents=True)
+        flags = ("--driver-limits-hook=/usr/bin/nvidia-cdi-hook", f"--host-dir={tmp_path}/node", f"--cgroup-dir={cgroups}")
         async with make_node(self.topology(tmp_path), *flags) as node:
+            node.create_pod(isolated("too-early", "driver", mib=2048))
+            await refused(node, "too-early", f"no {hook} when the agent started")
+            node.delete_pod("too-early")  # kubelet would try it again, and it would have a spec as well
+            hook.touch(0o755)
+            await node.agent.stop()
+            await node.agent.start()
+            await node.wait_ready()
             node.create_pod(isolated("a", "driver", vgpus=2, mib=4096))
             await running(node, "a")
             assert env(node, "a")["NVIDIA_GPU_MEMORY_LIMIT"] == "2048"
@@ -206,7 +316,7 @@ async def test_what_a_node_does_not_offer_is_refused_with_what_it_does():
         node.create_pod(isolated("a", "mps"))
         node.create_pod(isolated("b", "driver"))
         node.create_pod(manifest("c", container(mib=1024), annotations={contract.ANNOTATION_MEMORY_BURST: "1.5"}))
-        await refused(node, "a", "mpsControl of its agent names no nvidia-cuda-mps-control", offered)
+        await refused(node, "a", "no aliquot-mps runs on this node", offered)
         await refused(node, "b", "driverLimitsHook of its agent names no nvidia-cdi-hook", offered)
         await refused(node, "c", "memory-burst", "memoryOversubscription of its agent")
 

@@ -1,8 +1,8 @@
 """A node on which everything happens at once: the invariants I1 to I5 hold after every step, and at rest nothing is left over.
 
 Pods come and go, containers die, agent and kubelet are killed at any moment, the API falls silent, files are lost, GPUs fall ill and
-recover, the driver is changed underneath, an administrator and mig-manager partition a GPU. The test plays the scheduler, a bad one at
-times: it assigns devices, and now and then more than there is. ALIQUOT_CHAOS_SEED runs a history again.
+recover, are cordoned and uncordoned, the driver is changed underneath, an administrator and mig-manager partition a GPU. The test plays
+the scheduler, a bad one at times: it assigns devices, and now and then more than there is. ALIQUOT_CHAOS_SEED runs a history again.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from aliquot.standin.cluster import Kind
 from aliquot.standin.node import Node
 from placement import mig
 from proto import codec, contract
-from proto.model import ContainerAssignment, DeviceShare, PodAssignment
+from proto.model import ContainerAssignment, DeviceShare, PodAssignment, Priority
 from proto.units import MIB
 from tests.bench.agent_churn import hurried_node, live_hours
 from tests.integration.agent_invariants import Invariants, look_at_driver
@@ -84,14 +84,15 @@ class Chaos:
 
     @property
     def seen_enough(self) -> bool:
-        """Whether containers of both kinds were there to be checked, however slow this machine is."""
+        """Whether containers of all kinds were there to be checked, however slow this machine is."""
         checked = self.invariants.checked
-        return checked["share"] >= 20 and checked["instance"] >= 2
+        return all(checked[what] >= least for what, least in (("share", 20), ("instance", 2), ("cores", 3), ("priority", 3)))
 
     async def step(self) -> None:
         """Let something happen, and see that all invariants hold."""
         events: dict[Callable[[], Awaitable[None] | None], int] = {
             self.create_pod: 16,
+            self.create_urgent_or_patient_pod: 4,
             self.delete_pod: 4,
             self.replace_pod: 2,
             self.kill_container: 3,
@@ -104,6 +105,8 @@ class Chaos:
             self.make_a_gpu_ill: 3,
             self.break_the_driver: 1,
             self.heal_all: 6,
+            self.cordon_a_gpu: 2,
+            self.uncordon_all: 4,
             self.let_mig_manager_work: 1,
             self.partition: 1,
         }
@@ -117,7 +120,10 @@ class Chaos:
 
     # --- pods ---
 
-    def create_pod(self, name: str | None = None) -> None:
+    def create_urgent_or_patient_pod(self) -> None:
+        self.create_pod(priority=self.random.choice(list(Priority)))
+
+    def create_pod(self, name: str | None = None, priority: Priority | None = None) -> None:
         for pod in self.invariants.pods():
             if pod["status"].get("phase") == "Failed":  # whoever owns it makes another
                 self.node.delete_pod(pod["metadata"]["name"])
@@ -125,7 +131,7 @@ class Chaos:
             return
         self._serial += 1
         uid = f"{self.random.getrandbits(128):032x}"
-        drawn = [self.draw_container(letter) for letter in "ab"[: self.random.choice((1, 1, 2))]]
+        drawn = [self.draw_container(letter, shared=priority is not None) for letter in "ab"[: self.random.choice((1, 1, 2))]]
         init = [self.draw_container("init")] if self.random.random() < 0.3 else []
         for spec, _ in init:
             spec["command"] = ["sh", "-c", "sleep 0.05"]
@@ -133,25 +139,31 @@ class Chaos:
         self.invariants.assigned[uid] = shares
         text = codec.encode_assignment(PodAssignment(uid, tuple(ContainerAssignment(*item) for item in shares.items())))
         metadata = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+        if priority is not None:
+            metadata["annotations"][contract.ANNOTATION_PRIORITY] = priority
+            self.invariants.priorities[uid] = priority
         specs = [spec for spec, _ in drawn]
         self.node.create_pod(manifest(name or f"p{self._serial}", *specs, init=[spec for spec, _ in init], **metadata))
 
-    def draw_container(self, name: str) -> tuple[dict[str, Any], tuple[DeviceShare, ...]]:
-        """A container, and devices assigned without a look at what is free."""
-        if self.random.random() < 0.3:
+    def draw_container(self, name: str, *, shared: bool = False) -> tuple[dict[str, Any], tuple[DeviceShare, ...]]:
+        """A container, and devices assigned without a look at what is free. ``shared``: of GPUs that are not partitioned."""
+        if not shared and self.random.random() < 0.3:
             place = self.random.choice(sorted(self.invariants.places.values(), key=lambda one: one.uuid))
             limits = {mig.resource_of_profile(place.profile): "1"}
             spec = {"name": name, "command": ["sleep", "600"], "resources": {"limits": limits}}
             return spec, (DeviceShare(place.uuid, place.memory_bytes),)
         gpus = self.random.sample(self.node.inventory.gpus[:WHOLE_GPUS], self.random.choice((1, 1, 2)))
         usable_mib = min(self.invariants.usable_mib[gpu.uuid] for gpu in gpus)
-        each_mib = self.random.randrange(usable_mib // 20, usable_mib * 3 // 5)
-        spec = container(name, vgpus=len(gpus), mib=each_mib * len(gpus))
+        each_percent = self.random.choice((None, None, 20, 45, 70))
+        # who asks for cores asks for little memory, so that now and then it is the cores that are short
+        each_mib = self.random.randrange(usable_mib // 20, usable_mib * 3 // 5 if each_percent is None else usable_mib // 5)
+        cores = None if each_percent is None else each_percent * len(gpus)
+        spec = container(name, vgpus=len(gpus), mib=each_mib * len(gpus), cores=cores)
         if self.random.random() < 0.4:
             asked_mib = self.random.choice((each_mib // 2, each_mib + 100))  # the second is refused by the shim
             program = f"{built('bin/aliquot-cuda-client')} hold --mib {asked_mib}"
             spec["command"] = ["sh", "-c", f"{program}; exec sleep 600"]
-        return spec, tuple(DeviceShare(gpu.uuid, each_mib * MIB) for gpu in gpus)
+        return spec, tuple(DeviceShare(gpu.uuid, each_mib * MIB, each_percent) for gpu in gpus)
 
     def any_pod(self) -> Any | None:
         pods = self.invariants.pods()
@@ -224,6 +236,16 @@ class Chaos:
         self._ill.clear()
         inject(self.node, "clear")
 
+    def cordon_a_gpu(self) -> None:
+        """What is there stays and may restart. An agent may hear of it late, so that what comes new is no matter of invariants."""
+        self.set_cordon(cordonedDevices=[self.random.choice(self.node.inventory.gpus).uuid])
+
+    def uncordon_all(self) -> None:
+        self.set_cordon()
+
+    def set_cordon(self, **spec: Any) -> None:
+        self.node.cluster.update(Kind.GPU_NODE, "", self.node.options.name, lambda item: item.update(spec=spec))
+
     async def let_mig_manager_work(self) -> None:
         for state in ("pending", "success"):
             labels = {MIG_LABEL: state}
@@ -244,6 +266,7 @@ class Chaos:
     async def rest(self) -> None:
         """I3: once all is quiet, what is held is what runs, and no drift is left but of what kubelet forgot."""
         self.heal_all()
+        self.uncordon_all()
         if self._foreign is not None:
             await self.partition()
         await self.node.wait_ready(REST_SECONDS)

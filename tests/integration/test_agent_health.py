@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,8 +18,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot.paths import built
+from aliquot.standin.agentprocess import AgentError
 from aliquot.standin.cluster import Kind
-from aliquot.standin.node import Node
+from aliquot.standin.hardware import SimulatedHardware
+from aliquot.standin.node import Node, NodeOptions
 from proto import contract
 from tests.integration.agent_nodes import (
     VGPU,
@@ -226,6 +229,52 @@ class TestRecovery:
             inject(node, "clear", "--gpu", "1")
             await all_well(node)
 
+    @pytest.mark.soak
+    @pytest.mark.timeout(600)
+    async def test_a_hang_of_half_a_minute_is_lived_through_from_end_to_end(self):
+        """With the periods that are shipped. A GPU that made a call wait is left alone for twice as long, and then proves itself."""
+        hang_seconds, recovery_seconds = 30, 240
+        async with Node(SimulatedHardware("t4x2"), NodeOptions(agent_flags=("--log-format=text",))) as node:
+            await eventually(lambda: set(states(node)) == {"healthy"} and node.allocatable(VGPU) == 32, "the node is published", 30)
+            pid, ill = node.agent.pid, node.inventory.gpus[1].uuid
+            begun = time.monotonic()
+            inject(node, "hang", "600000", "--gpu", "1")
+            await eventually(lambda: node.allocatable(VGPU) == 16, "the hanging GPU's shares are unhealthy", hang_seconds - 5)
+            number = 0
+            while time.monotonic() - begun < hang_seconds:
+                node.create_pod(manifest(f"p{number}"))
+                await running(node, f"p{number}", timeout_seconds=10)
+                assert (await page(node, "/healthz"))[0] == 200
+                assert await metric(node, "device_health", device_uuid=ill) == 0
+                assert node.allocatable(VGPU) == 16
+                number += 1
+                await asyncio.sleep(4)
+            assert states(node)[1] != "healthy"
+            inject(node, "hang", "0", "--gpu", "1")
+            await eventually(lambda: node.allocatable(VGPU) == 32, "its shares are back", recovery_seconds)
+            await eventually(lambda: set(states(node)) == {"healthy"}, "the gpunodes object says so", 60)
+            await eventually(lambda: condition(node)["status"] == "True", "the condition holds again", 60)
+            node.create_pod(manifest("both", container(vgpus=2, mib=2048)))
+            await running(node, "both")
+            node.agent.check()
+            assert node.agent.pid == pid
+
+    async def test_while_a_call_into_one_gpu_never_returns_the_others_fall_ill_recover_and_are_read(self):
+        async with healthy_node() as node:
+            other, stuck = (gpu.uuid for gpu in node.inventory.gpus)
+            inject(node, "hang", str(86_400_000), "--gpu", "1")
+            await eventually(lambda: node.allocatable(VGPU) == 16, "the hanging GPU's shares are unhealthy")
+            for _ in range(2):
+                inject(node, "xid", "62", "--gpu", "0")
+                await eventually(lambda: node.allocatable(VGPU) == 0, "the XID of the other is heard")
+                await eventually(lambda: node.allocatable(VGPU) == 16, "the other is read, and recovers")
+            inject(node, "ecc", "uncorrected", "--gpu", "0")
+            await eventually(lambda: node.allocatable(VGPU) == 0, "the other's readings are heeded")
+            assert await metric(node, "device_health_state", device_uuid=stuck, state="quarantined") == 1
+            inject(node, "clear")
+            await all_well(node)
+            assert await metric(node, "device_health_state", device_uuid=other, state="healthy") == 1
+
     @pytest.mark.parametrize("version", ["590.10.01", "580.159.03"], ids=["under a name of its own", "under the name of the one before"])
     async def test_a_driver_upgrade_underneath_is_survived(self, tmp_path, version):
         library = tmp_path / contract.NVML_SONAME
@@ -244,6 +293,26 @@ class TestRecovery:
             assert uses(node, library), "the library of the new driver is loaded"
             inject(node, "xid", "62", "--gpu", "0")  # events are heard in the new session
             await eventually(lambda: node.allocatable(VGPU) == 16, "an XID after the upgrade is heard")
+
+    async def test_an_agent_that_cannot_follow_a_driver_upgrade_ends_to_be_started_again(self, tmp_path):
+        hurry = "import agent.services.driver_guard as guard\nguard.PATIENCE_SECONDS, guard.LOOK_SECONDS = 0.5, 0.1\n"
+        (tmp_path / "sitecustomize.py").write_text(hurry)
+        async with make_node(start_agent=False) as node:
+            node.agent.env["PYTHONPATH"] += f":{tmp_path}"
+            await node.agent.start()
+            await node.wait_ready()
+            node.create_pod(manifest("works"))
+            await running(node, "works")
+            inject(node, "mismatch", "on")
+            await eventually(lambda: not node.agent.running, "the agent ends")
+            with pytest.raises(AgentError, match=r"exit code 1:(?s:.*)The agent ends, to be started again with the library"):
+                node.agent.check()
+            assert node.container("works").exit_code is None
+            await node.agent.start()  # with the module and the library still apart: it waits
+            await eventually(lambda: "different versions" in condition(node)["message"], "the condition says what to do")
+            inject(node, "mismatch", "off")
+            await all_well(node)
+            assert node.container("works").exit_code is None
 
     async def test_an_agent_that_was_killed_remembers_a_quarantine(self):
         async with make_node("t4x2", "--health-quarantine-seconds=600", "--health-max-recovery-seconds=600") as node:

@@ -24,17 +24,23 @@ from proto.units import MIB
 from tests.integration.agent_invariants import look_at_driver
 from tests.integration.agent_nodes import (
     QUICK,
+    VGPU,
     assignment,
+    container,
     eventually,
     grants,
     is_running,
     log_of,
+    make_node,
     manifest,
     not_ready_because,
+    page,
+    published,
     refused,
     running,
 )
 from tests.integration.mig_nodes import a100_topology, ctk, on_host
+from tests.integration.test_agent_metrics import HAMI, scrape
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir"), pytest.mark.asyncio(loop_scope="module")]
 DYNAMIC = "--mig-dynamic"
@@ -103,7 +109,7 @@ async def cleared(node: Node) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_local_node(build_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     unhurried = Behaviour(retry_seconds=0.5, crash_backoff_seconds=3)
-    async with dynamic_node(tmp_path_factory.mktemp("local"), behaviour=unhurried) as node:
+    async with dynamic_node(tmp_path_factory.mktemp("local"), HAMI, behaviour=unhurried) as node:
         yield node
 
 
@@ -123,6 +129,9 @@ class TestOnDemand:
         assert place is not None
         assert instances(node) == [("2g.20gb", place.start)]
         assert sees(node, "a") == {uuid_at(node, place.start)}
+        series = await scrape(node)
+        for name in ("aliquot_container_mig_instance_info", "hami_mig_device_info"):
+            assert [labels["mig_uuid"] for labels, _ in series[name]] == [uuid_at(node, place.start)], name
         node.delete_pod("a")
         await eventually(lambda: instances(node) == [] and records(node).load() == [], "the instance is gone with its pod")
 
@@ -292,6 +301,27 @@ class TestCrashes:
 
 
 class TestStrategies:
+    async def test_none_shares_the_gpus_that_are_not_partitioned_and_leaves_the_others_alone(self, tmp_path):
+        topology = a100_topology(tmp_path, whole=1, instances=("gpu=1 profile=3g.40gb start=0",))
+        async with make_node(topology, "--mig-strategy=none", f"--nvidia-ctk={ctk(tmp_path)}") as node:
+            whole = node.inventory.gpus[0]
+            await eventually(lambda: node.allocatable(VGPU) == 16, "one GPU is shared")
+            await eventually(lambda: published(node) is not None, "the node is published")
+            found = published(node)
+            assert found is not None
+            assert "mig" not in found.isolation
+            offered_mib = node.allocatable(contract.RESOURCE_VGPU_MEMORY)
+            assert offered_mib == next(entry.device.memory_bytes // MIB for entry in found.devices if entry.device.uuid == whole.uuid)
+            for number in range(3):
+                node.create_pod(manifest(f"p{number}"))
+                await running(node, f"p{number}")
+                assert sees(node, f"p{number}") == {whole.uuid}
+            node.create_pod(manifest("two", container(vgpus=2, mib=2048)))
+            await refused(node, "two", "of 2 GPUs 1 fits, 1 in MIG mode")
+            assert not any(name.startswith(contract.RESOURCE_MIG_PREFIX) for name in node.status["allocatable"])
+            assert (await page(node, "/readyz"))[0] == 200
+            assert instances(node) == [("3g.40gb", 0)]
+
     async def test_single_refuses_to_offer_a_node_that_is_not_partitioned_alike(self):
         hardware = SimulatedHardware("a100x8-mig")
         async with Node(hardware, NodeOptions(agent_flags=(*QUICK, "--mig-strategy=single"), start_agent=False)) as node:

@@ -2,15 +2,23 @@
 
 import asyncio
 import json
+import os
 import time
+from dataclasses import replace
 
 import pytest
 
-from agent.core.region_layout import decode_limits
+from agent.adapters.container_files import GrantFiles
+from agent.core.region_layout import decode_limits, encode_limits
+from aliquot.paths import built
+from aliquot.standin.cluster import Kind
+from aliquot.standin.node import Node
 from proto import contract
+from proto.units import MIB
 from tests.integration.agent_nodes import (
     assign,
     assignment,
+    container,
     drift_page,
     eventually,
     grants,
@@ -22,6 +30,7 @@ from tests.integration.agent_nodes import (
     running,
     share,
 )
+from tests.integration.mig_nodes import a100_topology, ctk, on_host
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir")]
 
@@ -68,19 +77,115 @@ async def test_files_that_are_lost_or_changed_are_written_again_and_the_containe
         await eventually(lambda: [e for e in node.events("a") if e["reason"] == contract.EVENT_REASON_DRIFT], "an event about it")
 
 
+async def test_limits_that_somebody_changed_are_put_back_where_the_container_sees_them():
+    async with make_node("t4x2") as node:
+        node.create_pod(manifest("a"))
+        await running(node, "a")
+        (grant,) = grants(node)
+        limits = node.layout.run / "containers" / grant["grant_id"] / "limits"
+        seen = node.container("a").root / contract.CONTAINER_LIMITS.lstrip("/")
+        granted = decode_limits(limits.read_bytes())
+        (device,) = granted.devices
+        limits.chmod(0o644)
+        limits.write_bytes(encode_limits(replace(granted, devices=(replace(device, memory_bytes=2 * device.memory_bytes),))))
+        await cured(node, "changed-limits")
+        await eventually(lambda: decode_limits(seen.read_bytes(), interrupted_too=True) == granted, "they are what was granted")
+        await page_shows(node, "drifts")
+        await eventually(lambda: "limits on disk are not what it was granted" in told(node, "a"), "an event about it")
+
+
+def told(node: Node, pod: str) -> str:
+    """What the events about a pod's drift say."""
+    return " ".join(event["message"] for event in node.events(pod) if event["reason"] == contract.EVENT_REASON_DRIFT)
+
+
+async def test_the_share_of_a_pod_that_is_gone_is_held_while_kubelet_cannot_be_asked_and_the_node_is_told():
+    async with make_node("t4x2") as node:
+        pod = node.create_pod(manifest("a"))
+        await running(node, "a")
+        pid = node.container("a").pid
+        await node.kubelet.stop()
+        node.cluster.delete(Kind.POD, "default", "a")
+        (drift,) = await page_shows(node, "drifts", "pod-gone")
+        assert (drift["pod"], drift["podUid"], drift["cure"]) == ("a", pod["metadata"]["uid"], "wait")
+        os.kill(pid, 0)  # the container runs on
+        assert [grant["pod"] for grant in grants(node)] == ["a"]
+        _, events = node.cluster.list(Kind.EVENT, lambda event: event["involvedObject"]["kind"] == "Node")
+        assert [(event["reason"], "its pod is gone" in event["message"]) for event in events] == [(contract.EVENT_REASON_DRIFT, True)]
+        await node.kubelet.start()
+        await eventually(lambda: not grants(node), "kubelet ends the container, and its share is free")
+        await page_shows(node, "drifts")
+
+
+async def test_a_running_container_that_kubelet_lists_with_other_ids_is_told_when_that_lasts_and_keeps_its_share():
+    async with make_node("t4x2") as node:
+        node.create_pod(manifest("a"))
+        await running(node, "a")
+        before, table = grants(node), node.kubelet.devices.table
+        (listed,) = table.allocations
+        other = min(table.healthy(listed.resource) - set(listed.ids))
+        table.allocations = [replace(listed, ids=(other,))]
+        (drift,) = await page_shows(node, "drifts", "ids-differ")
+        assert (drift["pod"], drift["container"], drift["cure"]) == ("a", "main", "evict")
+        await eventually(lambda: "kubelet lists it with other device IDs" in told(node, "a"), "an event about it")
+        assert grants(node) == before
+        assert node.container("a").exit_code is None
+        table.allocations = [listed]
+        await page_shows(node, "drifts")
+
+
+DESTROY = """
+instance = nv.nvmlDeviceGetGpuInstanceById(gpu, nv.nvmlDeviceGetGpuInstanceId(nv.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)))
+nv.nvmlComputeInstanceDestroy(nv.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
+nv.nvmlGpuInstanceDestroy(instance)
+result = None
+"""
+
+
+async def test_a_pod_whose_device_an_administrator_took_away_is_told_and_evicted_where_the_policy_says_so(tmp_path):
+    topology = a100_topology(tmp_path, instances=("gpu=0 profile=3g.40gb start=0",))
+    async with make_node(topology, "--drift-policy=evict", f"--nvidia-ctk={ctk(tmp_path)}") as node:
+        limits = {contract.RESOURCE_MIG_PREFIX + "3g.40gb": "1"}
+        node.create_pod(manifest("a", {"name": "main", "command": ["sleep", "600"], "resources": {"limits": limits}}))
+        await running(node, "a")
+        ((given,),) = [grant["shares"] for grant in grants(node)]
+        on_host(node, DESTROY, 0)
+        await eventually(lambda: f"this node no longer has {given['device_uuid']}" in told(node, "a"), "an event about it")
+        await node.wait_gone("a")
+        await eventually(lambda: not grants(node), "nothing is held")
+        await page_shows(node, "drifts")
+        assert (await cures(node))["unknown-device"] == 1
+
+
+async def test_a_program_that_begins_after_a_cure_has_the_region_that_the_agent_looks_at():
+    async with make_node("t4x2") as node:
+        program = f"while [ ! -e go ]; do sleep 0.05; done; exec {built('bin/aliquot-cuda-client')} hold --mib 200"
+        node.create_pod(manifest("a", {**container(), "command": ["sh", "-c", program]}))
+        await running(node, "a")
+        (spec,) = node.layout.cdi_dynamic.iterdir()
+        spec.unlink()
+        await cured(node, "lost-spec")
+        (node.container("a").root / "go").touch()
+        await eventually(lambda: node.container("a").lines(), "it holds its memory")
+        (grant,) = grants(node)
+        view = GrantFiles(node.layout.run / "containers").region(grant["grant_id"])
+        assert view is not None
+        assert [slot.devices[0].used_bytes >= 200 * MIB for slot in view.snapshot.slots] == [True]
+
+
 async def test_what_belongs_to_nobody_vanishes():
     async with make_node("t4x2") as node:
         shown = await drift_page(node)
         assert (shown["node"], shown["drifts"], shown["findings"]) == ("node-1", [], [])
         node.create_pod(manifest("a"))
         await running(node, "a")
-        stray = "strayaaaaaaaaaaaaaaaaaaa"
-        spec = node.layout.cdi_dynamic / f"{contract.CDI_FILE_PREFIX}{stray}.json"
+        names = [f"stray{letter * 19}" for letter in "abc"]  # each is found by itself, not by the company it keeps
+        spec = node.layout.cdi_dynamic / f"{contract.CDI_FILE_PREFIX}{names[0]}.json"
         spec.write_text("{}")
-        directory = node.layout.run / "containers" / stray
+        directory = node.layout.run / "containers" / names[1]
         directory.mkdir()
         (directory / "region").write_bytes(b"x" * 100)
-        row = node.layout.state / "ledger" / f"{stray}.json"
+        row = node.layout.state / "ledger" / f"{names[2]}.json"
         row.write_text("{}")
         other = node.layout.cdi_dynamic / "vendor.example-device.json"
         other.write_text("{}")

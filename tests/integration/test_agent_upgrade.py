@@ -4,15 +4,18 @@ import asyncio
 import json
 import shutil
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from aliquot.demo.evidence import parse_events
 from aliquot.paths import built
+from aliquot.standin.node import Node
 from proto import contract
 from proto.units import MIB
 from tests.integration.agent_nodes import container, eventually, grants, make_node, manifest, running
+from tests.integration.mig_nodes import a100_topology, ctk, mps_program
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir")]
 CLIENT = built("bin/aliquot-cuda-client")
@@ -129,7 +132,38 @@ WRITTEN = {
     "device-plugins/aliquot-vgpu-*.sock": SOCKET | 0o755,
 }
 SHARED_PAGES = {"run/*": DIRECTORY | 0o700, "run/*/page": FILE | 0o666}
-OTHERS = ("containers", "proc", "sim", "token", "etc-cdi", "pod-resources", "agent.log", "device-plugins/kubelet*", "shim-*")
+OTHERS = ("containers", "proc", "sim", "token", "etc-cdi", "pod-resources", "agent.log", "mps.log", "device-plugins/kubelet*", "shim-*")
+
+
+WRITTEN_FOR_BACKENDS = {
+    "state/mig/*.json": FILE | 0o600,
+    "run/mps-daemons": DIRECTORY | 0o700,
+    "run/mps-daemons/*": DIRECTORY | 0o700,
+    "run/mps-daemons/supervisor.*": FILE | 0o600,
+    "run/mps-daemons/*/GPU-*.json": FILE | 0o600,
+    "run/mps-shm": DIRECTORY | 0o1777,
+    "run/mps": DIRECTORY | 0o755,
+    "run/mps/aside": DIRECTORY | 0o700,
+    "run/mps/GPU-*": DIRECTORY | 0o755,
+    "run/mps/GPU-*/pipe": DIRECTORY | 0o755,  # a container's user looks for the daemon there
+    "run/mps/GPU-*/log": DIRECTORY | 0o700,
+    "run/turns": DIRECTORY | 0o700,
+    "run/turns/page": FILE | 0o666,
+    "device-plugins/aliquot-mig-*.sock": SOCKET | 0o755,
+}
+
+
+def check_modes(node: Node, written: Mapping[str, int], *others: str) -> None:
+    """Compare everything below the node's directories with what is documented; each pattern has to name something."""
+    base = node.layout.base
+    excepted = {path for pattern in (*OTHERS, *others) for top in base.glob(pattern) for path in (top, *top.rglob("*"))}
+    made = {path: path.lstat().st_mode for path in base.rglob("*") if path not in excepted}
+    expected: dict[Path, int] = {}
+    for pattern, mode in (*SHARED_PAGES.items(), *written.items()):  # the particular after the general
+        expected |= dict.fromkeys(base.glob(pattern), mode)
+    expected |= {base / name: made[base / name] for name in ("run-cdi", "device-plugins")}  # kubelet's and the runtime's own
+    assert {str(path): oct(mode) for path, mode in made.items() if mode != expected.get(path)} == {}
+    assert [pattern for pattern in written if not list(base.glob(pattern))] == []
 
 
 async def test_what_the_agent_writes_has_the_tightest_mode_and_lies_where_it_is_documented():
@@ -138,12 +172,18 @@ async def test_what_the_agent_writes_has_the_tightest_mode_and_lies_where_it_is_
         node.create_pod(manifest("b", cuda()))
         await running(node, "a", "b")
         await asyncio.sleep(1.0)  # some passes of everything that runs by itself
-        base = node.layout.base
-        others = {path for pattern in OTHERS for top in base.glob(pattern) for path in (top, *top.rglob("*"))}
-        made = {path: path.lstat().st_mode for path in base.rglob("*") if path not in others}
-        expected: dict[Path, int] = {}
-        for pattern, mode in (*SHARED_PAGES.items(), *WRITTEN.items()):  # the particular after the general
-            expected |= dict.fromkeys(base.glob(pattern), mode)
-        expected |= {base / name: made[base / name] for name in ("run-cdi", "device-plugins")}  # kubelet's and the runtime's own
-        assert {str(path): oct(mode) for path, mode in made.items()} == {str(path): oct(expected.get(path, 0)) for path in made}
-        assert all(list(base.glob(pattern)) for pattern in WRITTEN if pattern != "state/mig")
+        check_modes(node, WRITTEN)
+
+
+async def test_so_has_what_it_writes_for_mig_mps_and_burst(tmp_path):
+    flags = ("--mig-dynamic", "--memory-oversubscription=1.5", f"--nvidia-ctk={ctk(tmp_path)}")
+    async with make_node(a100_topology(tmp_path, whole=2), *flags, mps_control=mps_program(tmp_path)) as node:
+        profile = contract.RESOURCE_MIG_PREFIX + "1g.10gb"
+        await eventually(lambda: node.allocatable(profile) and node.allocatable(contract.RESOURCE_VGPU), "both kinds are offered")
+        instance = {"name": "main", "command": ["sleep", "600"], "resources": {"limits": {profile: "1"}}}
+        node.create_pod(manifest("instance", instance))
+        node.create_pod(manifest("client", container(), annotations={contract.ANNOTATION_ISOLATION: "mps"}))
+        node.create_pod(manifest("bursts", cuda(), annotations={contract.ANNOTATION_MEMORY_BURST: "1.5"}))
+        await running(node, "instance", "client", "bursts")
+        await asyncio.sleep(1.0)
+        check_modes(node, WRITTEN | WRITTEN_FOR_BACKENDS, "run/mps/*/pipe/*", "run/mps/*/log/*")  # the daemon's own

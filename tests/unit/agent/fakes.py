@@ -66,7 +66,6 @@ class FakeDriver:
         self.anew: Set[str] | Exception = frozenset()
         self.searches = 0
         self.reported: list[DeviceEvent] = []
-        self.hung: str | None = None
         self.process_list: Sequence[GpuProcess] | Exception = ()
         self.unknown: frozenset[str] = frozenset()
 
@@ -103,9 +102,6 @@ class FakeDriver:
         if isinstance(self.anew, Exception):
             raise self.anew
         return self.anew
-
-    def hung_device(self) -> str | None:
-        return self.hung
 
 
 class FakePodResources:

@@ -1,16 +1,19 @@
 """MIG GPUs in memory, and what services need that look at them: fakes of the ports of partitions, records and MPS daemons."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from agent.core.backends import Abilities
 from agent.core.inventory import DriverReading
 from agent.core.ledger import Ledger
 from agent.core.mig import MigRecord
+from agent.core.mps_records import DaemonState, SupervisorState, Wish
 from agent.errors import MpsError, PartitionError, PartitionInUseError, StorageError
 from agent.services.backends import Backends
 from agent.services.changes import Changes
 from agent.services.driver_watch import DriverWatch
+from agent.services.events import EventRecorder
 from agent.services.grant_book import GrantBook
 from agent.services.mig_keeper import MigKeeper
 from agent.services.mps_keeper import MpsKeeper
@@ -19,6 +22,7 @@ from proto.codec import MigPlace
 from proto.model import Device, MigInstance
 from proto.units import MIB
 from tests.unit.agent.builders import BOOT, gpu, reading
+from tests.unit.agent.fakes import FakeClock, FakeKubeApi
 
 PROFILES: Mapping[str, tuple[int, int, int, Collection[int]]] = {
     "1g.10gb": (1, 7, 9728, range(7)),
@@ -119,20 +123,21 @@ class FakeMps:
         self.unlisted: StorageError | None = None
         self.calls: list[str] = []
         self.cleared = 0
+        self.uncleared: StorageError | None = None
         self.trimmed: list[str] = []
         self.untrimmed: StorageError | None = None
 
     def clear_shared_memory(self) -> None:
+        if self.uncleared is not None:
+            raise self.uncleared
         self.cleared += 1
 
-    def start(self, device_uuid: str) -> None:
+    def start(self, device_uuid: str) -> int | None:
         self.calls.append(f"start {device_uuid}")
         if self.failure is not None:
             raise self.failure
         self.running.add(device_uuid)
-
-    def answers(self, device_uuid: str) -> bool:
-        return device_uuid in self.running
+        return 100 + sum(call.startswith("start") for call in self.calls)
 
     def servers(self, device_uuid: str) -> Mapping[int, str] | None:
         return dict(self.states) if device_uuid in self.running else None
@@ -152,13 +157,57 @@ class FakeMps:
             raise self.failure
         self.running.discard(device_uuid)
 
-    def pipe_directory(self, device_uuid: str) -> str:
-        return f"/run/aliquot/mps/{device_uuid}/pipe"
-
     def known(self) -> Sequence[str]:
         if self.unlisted is not None:
             raise self.unlisted
         return sorted(self.running)
+
+
+class FakeMpsDaemons:
+    """A supervisor that starts what is wanted at once, and what it is told to go through."""
+
+    def __init__(self, about: SupervisorState | None = SupervisorState(50, "/host/shm")) -> None:  # noqa: B008 - it is frozen
+        self.about = about
+        self.wishes: dict[str, Wish] = {}
+        self.left: dict[str, Wish] = {}
+        """What ``load`` finds."""
+        self.states: dict[str, DaemonState] = {}
+        self.trouble = ""
+        """Of starting daemons."""
+        self.failure: StorageError | None = None
+        self.writes = 0
+
+    def supervisor(self) -> SupervisorState | None:
+        if self.failure is not None:
+            raise self.failure
+        return self.about
+
+    def load(self) -> Mapping[str, Wish]:
+        return self.left
+
+    def want(self, wish: Wish) -> None:
+        self.writes += 1
+        self.wishes[wish.device_uuid] = wish
+        if self.about is not None and wish.device_uuid not in self.states:
+            self.restart(wish.device_uuid)
+
+    def wanted(self) -> Set[str]:
+        return self.wishes.keys()
+
+    def withdraw(self, device_uuid: str) -> None:
+        self.wishes.pop(device_uuid, None)
+        self.states.pop(device_uuid, None)
+
+    def state(self, device_uuid: str) -> DaemonState | None:
+        return self.states.get(device_uuid)
+
+    def restart(self, device_uuid: str) -> None:
+        """Have another daemon, or none for the trouble there is."""
+        generation = "" if self.trouble else f"generation {next(_generations)}"
+        self.states[device_uuid] = DaemonState(device_uuid, generation, trouble=self.trouble)
+
+
+_generations = count(1)
 
 
 @dataclass
@@ -170,7 +219,7 @@ class EmptyBook:
 
 
 def make_offering(watch: DriverWatch, shares_per_gpu: int = 16, abilities: Abilities | None = None, book: object = None) -> Offering:
-    return Offering(watch, book or EmptyBook(), shares_per_gpu, abilities or Abilities())  # type: ignore[arg-type]
+    return Offering(watch, book or EmptyBook(), shares_per_gpu, lambda: abilities or Abilities())  # type: ignore[arg-type]
 
 
 def make_keeper(
@@ -187,4 +236,5 @@ def make_keeper(
 
 
 def make_backends(book: GrantBook, keeper: MigKeeper | None = None, mps: MpsKeeper | None = None, **abilities: object) -> Backends:
+    mps = mps or MpsKeeper(FakeMpsDaemons(None), "/run/aliquot/mps", book=book, events=EventRecorder(FakeKubeApi(), FakeClock()))
     return Backends(Abilities(**abilities), keeper or make_keeper(book), mps, "/usr/bin/nvidia-cdi-hook")  # type: ignore[arg-type]

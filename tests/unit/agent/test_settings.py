@@ -39,6 +39,7 @@ def test_a_boolean_flag_may_stand_alone(argv, value):
         (["--shares-per-gpu=0"], {}, r"flag --shares-per-gpu: '0' is out of range for sharesPerGpu; want an integer from 1 to 1000"),
         ([], {"ALIQUOT_SHARES_PER_GPU": "many"}, r"environment variable ALIQUOT_SHARES_PER_GPU: 'many' is not valid for sharesPerGpu"),
         (["--placement=there"], {}, r"want one of assigned, local"),
+        (["--reconcile-seconds=10.5"], {}, r"out of range for reconcileSeconds; want a number from 0.05 to 10"),
         (["--cdi-dir=cdi"], {}, r"want an absolute path"),
         (["--metrics-address=9402"], {}, r"want host:port"),
         (["--publish-node-capacity=perhaps"], {}, r"want true or false"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import agent.mps_settings
 import agent.settings
 import scheduler_plugin.settings
 from program.settings import Table
@@ -177,7 +178,6 @@ def test_a_grace_period_is_never_shortened_by_a_setting(renderer: Renderer) -> N
         pytest.param(
             {"components": ["evict-offenders"], "agent": {"settings": {"driftPolicy": "report"}}}, "agent", "DRIFT_POLICY", id="policy"
         ),
-        pytest.param({"components": ["mps"], "agent": {"settings": {"mpsControl": "/x"}}}, "agent", "MPS_CONTROL", id="program"),
         pytest.param(
             {"components": ["driver-limits"], "agent": {"settings": {"driverLimitsHook": "/x"}}}, "agent", "DRIVER_LIMITS_HOOK", id="hook"
         ),
@@ -197,6 +197,29 @@ def test_a_setting_counts_more_than_that_of_a_component(renderer: Renderer, valu
 
     component = {key: values[key] for key in ("variant", "components") if key in values}
     assert variables(component) - variables(values) == {f"ALIQUOT_{variable}"}
+
+
+def test_aliquot_mps_goes_with_the_agents_values_and_has_its_own(renderer: Renderer) -> None:
+    moved = {"runtimeDir": "/run/gpu-sharing", "sharesPerGpu": 4}
+    values = {
+        "components": ["mps"],
+        "images": {"agent": {"repository": "registry/agent"}, "pullSecrets": [{"name": "mine"}]},
+        "agent": {"settings": moved, "pod": {"nodeSelector": {"pool": "gpu"}}, "resources": {"limits": {"memory": "1Gi"}}},
+        "mps": {"settings": {"logLevel": "debug"}, "resources": {"limits": {"memory": "8Gi"}}},
+    }
+    objects = renderer.charted(values)
+    spec = pod_of(objects, "DaemonSet", "aliquot-mps")["spec"]
+    [mps] = spec["containers"]
+    assert (spec["nodeSelector"], spec["imagePullSecrets"]) == ({"pool": "gpu"}, [{"name": "mine"}])
+    assert mps["image"].startswith("registry/agent:")
+    assert mps["resources"]["limits"] == {"memory": "8Gi"}
+    env = {entry["name"]: entry["value"] for entry in mps["env"] if entry["name"].startswith("ALIQUOT_")}
+    assert env == {"ALIQUOT_LOG_LEVEL": "debug", "ALIQUOT_RUNTIME_DIR": "/run/gpu-sharing"}
+    settings = agent.mps_settings.Settings.load([], env)
+    mounts = {mount["name"]: mount["mountPath"] for mount in mps["volumeMounts"]}
+    on_node = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
+    assert on_node["runtime"] == mounts["runtime"] == settings.runtime_dir == agent_mounts(objects)["/run/gpu-sharing"]
+    assert (on_node["mps-shared-memory"], mounts["mps-shared-memory"]) == (f"{settings.runtime_dir}/mps-shm", "/dev/shm")
 
 
 def test_a_namespace_of_another_name_is_meant_everywhere(renderer: Renderer) -> None:
@@ -322,7 +345,8 @@ def test_what_no_value_is_for_is_patched(renderer: Renderer) -> None:
         ),
         pytest.param({"agent": {"settings": {"auditPolicy": "kill"}}}, "component audit-kill", id="killing without the capability"),
         pytest.param({"agent": {"settings": {"migDynamic": True}}}, "component mig", id="making instances without the capability"),
-        pytest.param({"agent": {"settings": {"mpsControl": "nvidia-cuda-mps-control"}}}, "component mps", id="MPS without the mounts"),
+        pytest.param({"mps": {"settings": {"mpsControl": "/x"}}}, "component mps", id="settings of a program that there is not"),
+        pytest.param({"mps": {"settings": {"runtimeDir": "/x"}}}, "runtimeDir", id="a directory that the agent does not share"),
         pytest.param({"agent": {"settings": {"driverLimitsHook": "/usr/bin/nvidia-cdi-hook"}}}, "component driver-limits", id="no cgroups"),
         pytest.param({"scheduler": {"settings": {"adoptNvidiaGpu": True}}}, "component adopt-nvidia-gpu", id="a webhook that is sent none"),
         pytest.param({"agent": {"settings": {"publishGpuNode": False}}}, "variant local-placement", id="a scheduler without GPUs"),
@@ -384,7 +408,10 @@ def test_the_schema_is_what_its_maker_makes() -> None:
     assert maker.TARGET.read_text() == maker.to_json(maker.schema()), "run deploy/helm/make_schema.py"
 
 
-@pytest.mark.parametrize(("part", "table"), [("agent", agent.settings.TABLE), ("scheduler", scheduler_plugin.settings.TABLE)])
+@pytest.mark.parametrize(
+    ("part", "table"),
+    [("agent", agent.settings.TABLE), ("mps", agent.mps_settings.TABLE), ("scheduler", scheduler_plugin.settings.TABLE)],
+)
 def test_every_setting_is_a_value_or_in_the_list_of_those_that_are_not(part: str, table: Table) -> None:
     maker = schema_maker()
     allowed = maker.schema()["properties"][part]["properties"]["settings"]["properties"].keys()

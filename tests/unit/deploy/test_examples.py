@@ -1,7 +1,6 @@
 """The examples ask in words that the webhook takes, cover what users can write, and are all listed."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,12 @@ from proto.model import Isolation
 from scheduler_plugin.webhook.draft import GROUPS
 from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.vocabularies import Options
-from tests.rendering import EXAMPLES, Object
+from tests.rendering import EXAMPLES, Object, pods_of
 
 FILES = sorted(EXAMPLES.glob("*.yaml"))
 GPU_SIZES_MIB = {143151}
 """Of an H200, without the driver's reserve."""
 NOT_FOR_USERS = {contract.ANNOTATION_PREFIX, contract.ANNOTATION_ASSIGNMENT, contract.ANNOTATION_RETRY}
-
-
-def pods_of(path: Path) -> Iterator[Object]:
-    """Every pod, and what Jobs and Deployments make pods from."""
-    for item in yaml.safe_load_all(path.read_text()):
-        if item["kind"] == "Pod":
-            yield item
-        elif "template" in item.get("spec", {}):
-            yield {"metadata": {"name": item["metadata"]["name"]}, **item["spec"]["template"]}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

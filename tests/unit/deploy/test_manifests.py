@@ -16,6 +16,7 @@ import yaml
 from agent.adapters.mig_rights import MIG_RIGHTS
 from agent.adapters.nvml_limits import LIMIT_RIGHTS
 from agent.core.audit import MAPS_RIGHTS
+from agent.mps_settings import Settings as MpsSettings
 from agent.settings import Placement
 from agent.settings import Settings as AgentSettings
 from program.settings import split_address
@@ -469,12 +470,14 @@ def test_every_container_has_probes_requests_and_a_pinned_image() -> None:
 # --- components ---------------------------------------------------------------------------------------------------
 
 
-def with_component(name: str) -> dict[str, Any]:
-    """The agent's DaemonSet with the patches of a component, as RFC 6902 has them: what is replaced must be there."""
-    agent = copy.deepcopy(the("DaemonSet", "aliquot-agent"))
+def with_component(name: str, daemonset: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The agent's DaemonSet, or another, with the patches of a component, as RFC 6902 has them: what is replaced must be there."""
+    agent = copy.deepcopy(daemonset or the("DaemonSet", "aliquot-agent"))
     component = yaml.safe_load((DAEMONSET / f"components/{name}/kustomization.yaml").read_text())
     for patch in component["patches"]:
-        assert patch["target"] == {"kind": "DaemonSet", "name": "aliquot-agent"}
+        assert patch["target"]["name"] in ("aliquot-agent", "aliquot-mps")
+        if patch["target"] != {"kind": "DaemonSet", "name": agent["metadata"]["name"]}:
+            continue
         for step in yaml.safe_load(patch["patch"]):
             *parents, last = step["path"].strip("/").split("/")
             place: Any = agent
@@ -483,20 +486,34 @@ def with_component(name: str) -> dict[str, Any]:
             if last == "-":
                 place.append(step["value"])
             else:
-                assert (step["op"] == "replace") == (last in place), step["path"]
-                place[last] = step["value"]
+                assert step["op"] == "add" or last in place, step["path"]
+                assert step["op"] != "add" or last not in place or daemonset is not None, step["path"]
+                if step["op"] == "remove":
+                    del place[last]
+                else:
+                    place[last] = step["value"]
     return agent
+
+
+def supervisor(of: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The DaemonSet that the component mps adds, beside this one of the agent. That kustomize copies so, test_chart.py shows."""
+    [added] = yaml.safe_load_all((DAEMONSET / "components/mps/supervisor/daemonset.yaml").read_text())
+    added["spec"]["template"]["spec"] = (of or the("DaemonSet", "aliquot-agent"))["spec"]["template"]["spec"]
+    return with_component("mps", added)
 
 
 CAPABILITIES = {
     "mig": ["SYS_ADMIN"],
     "audit-shim": ["SYS_PTRACE"],
     "audit-kill": ["KILL"],
-    "mps": ["SETUID", "SETGID", "KILL"],
     "host-cdi": ["SYS_CHROOT"],
 }
 """What each component lets the agent do; the others add nothing."""
-OF_THE_AGENT = sorted(path.parent.name for path in DAEMONSET.glob("components/*/kustomization.yaml") if "capabilities" in path.read_text())
+OF_THE_AGENT = sorted(
+    path.parent.name
+    for path in DAEMONSET.glob("components/*/kustomization.yaml")
+    if "capabilities" in path.read_text() and "name: aliquot-agent" in path.read_text()
+)
 
 
 def test_the_agent_has_no_capability_but_by_a_component() -> None:
@@ -519,18 +536,57 @@ def test_the_cures_that_name_a_component_name_one_that_gives_what_they_say() -> 
         assert CAPABILITIES[name] == [capability]
 
 
+def test_the_mps_component_leaves_the_agent_as_it_is() -> None:
+    assert with_component("mps") == the("DaemonSet", "aliquot-agent")
+
+
 def test_the_mps_component_brings_the_daemon_and_one_shared_memory_for_both_sides() -> None:
-    spec = with_component("mps")["spec"]["template"]["spec"]
-    [agent] = spec["containers"]
-    env = {entry["name"]: entry.get("value") for entry in agent["env"]}
-    assert env["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
-    settings = AgentSettings.load([], {"ALIQUOT_MPS_CONTROL": env["ALIQUOT_MPS_CONTROL"]})
-    assert settings.mps_control == "nvidia-cuda-mps-control"
-    [volume] = [mount["name"] for mount in agent["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
-    [path] = [one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == volume]
-    assert path == settings.mps_shared_memory
-    assert "hostIPC" not in spec
-    assert agent["resources"]["limits"]["memory"] == "4Gi", "eight servers beside the agent"
+    spec = supervisor()["spec"]["template"]["spec"]
+    [mps] = spec["containers"]
+    assert mps["command"] == ["/opt/aliquot/bin/aliquot-mps"]
+    env = {entry["name"]: entry.get("value") for entry in mps["env"]}
+    assert env == {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    settings = MpsSettings.load([], env)
+    [volume] = [mount["name"] for mount in mps["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    on_node = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"]}
+    assert on_node[volume] == f"{settings.runtime_dir}/mps-shm"
+    [runtime] = [mount for mount in mps["volumeMounts"] if mount["mountPath"] == settings.runtime_dir]
+    assert on_node[runtime["name"]] == settings.runtime_dir
+    assert settings.runtime_dir == AgentSettings().runtime_dir
+    assert (spec["hostPID"], "hostIPC" in spec) == (True, False)
+    assert mps["resources"]["limits"]["memory"] == "4Gi", "eight servers"
+
+
+def test_aliquot_mps_outlives_the_agent_and_nothing_but_a_person_ends_it() -> None:
+    added = supervisor()
+    assert added["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert added["spec"]["selector"]["matchLabels"] == added["spec"]["template"]["metadata"]["labels"]
+    assert added["spec"]["selector"] != the("DaemonSet", "aliquot-agent")["spec"]["selector"]
+    [mps] = added["spec"]["template"]["spec"]["containers"]
+    assert not {name for name in mps if name.endswith("Probe")}
+
+
+def test_aliquot_mps_has_the_rights_that_its_comment_explains_and_no_more() -> None:
+    spec = supervisor(of=with_component("simulated", with_component("mig")))["spec"]["template"]["spec"]
+    [mps] = spec["containers"]
+    wanted = ["SETUID", "SETGID", "KILL"]
+    assert mps["securityContext"] == {**container("agent")["securityContext"], "capabilities": {"drop": ["ALL"], "add": wanted}}
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"], spec["initContainers"]) == ("default", False, [])
+    mounted = {mount["name"] for mount in mps["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in spec["volumes"]} == {"runtime", "mps-shared-memory", "all-gpus"}
+    comment = (DAEMONSET / "components/mps/kustomization.yaml").read_text().partition("apiVersion:")[0]
+    assert all(re.search(rf"\b{capability}\b", comment) for capability in wanted)
+
+
+@pytest.mark.parametrize("name", ["nvidia-runtime-class", "selinux"])
+@pytest.mark.parametrize("first", [True, False])
+def test_aliquot_mps_is_where_the_agent_is_and_gets_the_driver_as_it_does(name: str, first: bool) -> None:
+    agent = with_component(name)["spec"]["template"]["spec"]
+    found = (supervisor(of=with_component(name)) if first else with_component(name, supervisor()))["spec"]["template"]["spec"]
+    for key in ("affinity", "tolerations", "priorityClassName", "runtimeClassName"):
+        assert found.get(key) == agent.get(key)
+    of_both = [spec["containers"][0] for spec in (found, agent)]
+    assert len({one["image"] for one in of_both}) == len({str(one["securityContext"].get("seLinuxOptions")) for one in of_both}) == 1
 
 
 def test_the_host_cdi_component_puts_the_nodes_own_program_where_the_agent_looks_for_it() -> None:
@@ -585,8 +641,13 @@ def test_the_driver_limits_component_shows_the_nodes_control_groups_where_the_dr
     spec = with_component("driver-limits")["spec"]["template"]["spec"]
     [agent] = spec["containers"]
     [hook] = [entry["value"] for entry in agent["env"] if entry["name"] == "ALIQUOT_DRIVER_LIMITS_HOOK"]
-    settings = AgentSettings.load([], {"ALIQUOT_DRIVER_LIMITS_HOOK": hook})
+    [host] = [entry["value"] for entry in agent["env"] if entry["name"] == "ALIQUOT_HOST_DIR"]
+    settings = AgentSettings.load([], {"ALIQUOT_DRIVER_LIMITS_HOOK": hook, "ALIQUOT_HOST_DIR": host})
     assert settings.driver_limits_hook.endswith("/nvidia-cdi-hook")
+    [seen] = [mount for mount in agent["volumeMounts"] if mount["mountPath"].startswith(f"{settings.host_dir}/")]
+    [path] = [one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == seen["name"]]
+    assert seen == {"name": seen["name"], "mountPath": settings.host_dir + path, "readOnly": True}
+    assert settings.driver_limits_hook.startswith(f"{path}/")
     [mount] = [mount for mount in agent["volumeMounts"] if mount["mountPath"] == settings.cgroup_dir]
     [path] = [one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == mount["name"]]
     assert path == settings.cgroup_dir

@@ -12,7 +12,7 @@ All templates work on one dictionary, "<kind>/<name>" -> object, and write nothi
 {{- $text := $root.Files.Get (printf "%s/kustomization.yaml" $folder) }}
 {{- if not $text }}{{ fail (printf "there is no kustomization %s" $folder) }}{{ end }}
 {{- $kustomization := fromYaml $text }}
-{{- $known := list "apiVersion" "kind" "resources" "components" "configMapGenerator" "patches" "labels" "namespace" }}
+{{- $known := list "apiVersion" "kind" "resources" "components" "configMapGenerator" "patches" "replacements" "labels" "namespace" }}
 {{- range keys $kustomization }}
 {{- if not (has . $known) }}{{ fail (printf "%s: the chart's templates do not know what to do with %q" $folder .) }}{{ end }}
 {{- end }}
@@ -35,12 +35,29 @@ All templates work on one dictionary, "<kind>/<name>" -> object, and write nothi
 {{- range $kustomization.patches }}
 {{- $_ := include "aliquot.patch" (dict "objects" $objects "patch" .) }}
 {{- end }}
+{{- range $kustomization.replacements }}
+{{- include "aliquot.replacement" (dict "objects" $objects "replacement" .) }}
+{{- end }}
 {{- range $kustomization.labels }}
 {{- $pairs := .pairs }}
 {{- range $key, $object := $objects }}
 {{- if not (has $key $before) }}
 {{- $_ := set $object.metadata "labels" (merge (dict) $pairs ($object.metadata.labels | default dict)) }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Put a copy of what .replacement names in one object in its place in others; both places are mappings that are there. */}}
+{{- define "aliquot.replacement" }}
+{{- $objects := .objects }}{{ $source := .replacement.source }}
+{{- $copied := index $objects (printf "%s/%s" $source.kind $source.name) }}
+{{- range splitList "." $source.fieldPath }}{{ $copied = index $copied . }}{{ end }}
+{{- range .replacement.targets }}
+{{- $object := index $objects (printf "%s/%s" .select.kind .select.name) }}
+{{- range .fieldPaths }}
+{{- $path := printf "/%s" (replace "." "/" .) }}
+{{- include "aliquot.operation" (dict "object" $object "operation" (dict "op" "replace" "path" $path "value" (deepCopy $copied))) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -18,6 +18,9 @@
 {{- include "aliquot.pods" (dict "root" $.root "template" .spec.template "container" "agent" "values" $values.agent) }}
 {{- include "aliquot.directories" (dict "spec" .spec.template.spec "settings" $values.agent.settings) }}
 {{- end }}
+{{- with index $objects "DaemonSet/aliquot-mps" }}
+{{- include "aliquot.mps" (dict "root" $.root "template" .spec.template "agent" $values.agent "values" $values.mps) }}
+{{- end }}
 {{- with index $objects "Deployment/aliquot-scheduler" }}
 {{- include "aliquot.pods" (dict "root" $.root "template" .spec.template "container" "extender" "values" $values.scheduler) }}
 {{- include "aliquot.webhookPort" (dict "spec" .spec.template.spec "settings" $values.scheduler.settings) }}
@@ -71,7 +74,7 @@
   (list (eq ($agent.driftPolicy | default "") "evict") "agent.settings.driftPolicy: evict" "evict-offenders")
   (list (eq ($agent.auditPolicy | default "") "kill") "agent.settings.auditPolicy: kill" "audit-kill")
   (list $agent.migDynamic "agent.settings.migDynamic" "mig")
-  (list $agent.mpsControl "agent.settings.mpsControl" "mps")
+  (list .values.mps.settings "mps.settings" "mps")
   (list $agent.driverLimitsHook "agent.settings.driverLimitsHook" "driver-limits")
   (list $scheduler.adoptNvidiaGpu "scheduler.settings.adoptNvidiaGpu" "adopt-nvidia-gpu")
 }}
@@ -118,6 +121,25 @@
 {{- range .volumeMounts }}{{ if eq .name $volume.name }}{{ $_ := set . "mountPath" $path }}{{ end }}{{ end }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Change the pod of aliquot-mps: it goes where the agent goes, and shares the agent's runtime directory. It has no file of settings. */}}
+{{- define "aliquot.mps" }}
+{{- $changes := dict "pod" .agent.pod "resources" .values.resources "settings" .values.settings }}
+{{- include "aliquot.pods" (dict "root" .root "template" .template "container" "mps" "values" $changes) }}
+{{- $spec := .template.spec }}{{ $container := first $spec.containers }}
+{{- include "aliquot.directories" (dict "spec" $spec "settings" (pick (.agent.settings | default dict) "runtimeDir")) }}
+{{- with (.agent.settings | default dict).runtimeDir }}
+{{- $directory := . }}
+{{- $_ := set $container "env" (append $container.env (dict "name" "ALIQUOT_RUNTIME_DIR" "value" .)) }}
+{{- range $spec.volumes }}
+{{- if eq .name "mps-shared-memory" }}{{ $_ := set .hostPath "path" (printf "%s/mps-shm" $directory) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- range $key, $value := .values.settings }}
+{{- $name := printf "ALIQUOT_%s" (snakecase $key | upper) }}
+{{- $_ := set $container "env" (append $container.env (dict "name" $name "value" (toString $value))) }}
 {{- end }}
 {{- end }}
 

@@ -290,6 +290,31 @@ class TestGrantFiles:
         assert region.stat().st_ino != before[1]
         assert files.region(ONE.grant_id).snapshot.slots == ()
 
+    def test_files_that_a_container_has_mounted_stay_although_no_process_has_mapped_them_yet(self, tmp_path):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        limits, region = (Path(path) for path in files.paths(ONE.grant_id))
+        before = (limits.stat().st_ino, region.stat().st_ino)
+        files.prepare(ONE, self.limits(200), mounted=True)
+        assert (limits.stat().st_ino, region.stat().st_ino) == before
+        assert (decode_limits(limits.read_bytes()), mode(limits)) == (self.limits(200), 0o444)
+        files.prepare(ONE, self.limits(200))  # it starts again
+        assert limits.stat().st_ino != before[0]
+        assert region.stat().st_ino != before[1]
+
+    @pytest.mark.parametrize("lost", ["limits", "region"])
+    def test_of_mounted_files_the_one_that_is_lost_is_made_anew_and_the_other_stays(self, tmp_path, lost):
+        files = GrantFiles(tmp_path)
+        files.prepare(ONE, self.limits())
+        limits, region = (Path(path) for path in files.paths(ONE.grant_id))
+        stays = region if lost == "limits" else limits
+        before = stays.stat().st_ino
+        limits.with_name(lost).unlink()
+        files.prepare(ONE, self.limits(), mounted=True)
+        assert stays.stat().st_ino == before
+        assert files.limits(ONE.grant_id) == self.limits()
+        assert files.region(ONE.grant_id) is not None
+
     def test_files_whose_owner_was_not_written_down_yet_are_made_anew(self, tmp_path, holder):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())

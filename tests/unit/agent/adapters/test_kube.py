@@ -18,7 +18,7 @@ from aliquot.standin.apiserver import ApiServer
 from aliquot.standin.cluster import Cluster, Kind
 from program.api_server import ApiServer as Server
 from proto import contract
-from proto.model import ContainerState, ContainerStatus, Pod
+from proto.model import ContainerState, ContainerStatus, Pod, RestartPolicy
 from tests.fakes.overloaded_api import RETRY_AFTER_SECONDS, overloaded_api
 from tests.unit.agent.fakes import FakeClock
 
@@ -149,6 +149,7 @@ class TestWatch:
             ("main", False, False, {"nvidia.com/vgpu": "2"}),
             ("bare", False, False, {}),
         ]
+        assert {spec.restart_policy for spec in pod.containers} == {RestartPolicy.ALWAYS}
         assert (pod.namespace, pod.phase, pod.annotations, pod.scheduler_name) == (
             "default",
             "Pending",
@@ -156,6 +157,31 @@ class TestWatch:
             contract.SCHEDULER_NAME,
         )
         assert pod.uid
+
+    def test_a_container_restarts_as_its_pod_does_or_as_it_says_itself(self, api):
+        api.create_pod("a")
+        api.cluster.update(
+            Kind.POD,
+            "default",
+            "a",
+            lambda pod: pod["spec"].update(
+                restartPolicy="Never",
+                containers=[
+                    {"name": "as-its-pod"},
+                    {"name": "by-itself", "restartPolicy": "OnFailure"},
+                    {"name": "of-tomorrow", "restartPolicy": "OnTuesdays"},
+                    {"name": "by-rules", "restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]},
+                ],
+            ),
+        )
+        assert {spec.name: spec.restart_policy for spec in api.watch().pods["a"].containers} == {
+            "init": RestartPolicy.NEVER,
+            "side": RestartPolicy.ALWAYS,
+            "as-its-pod": RestartPolicy.NEVER,
+            "by-itself": RestartPolicy.ON_FAILURE,
+            "of-tomorrow": RestartPolicy.ALWAYS,
+            "by-rules": RestartPolicy.ALWAYS,
+        }
 
     def test_how_far_its_containers_have_come_is_told(self, api):
         api.create_pod("a")

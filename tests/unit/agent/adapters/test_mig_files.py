@@ -3,7 +3,7 @@ import pytest
 from agent.adapters.mig_files import MigRecordFiles
 from agent.core.mig import MigRecord
 
-RECORD = MigRecord("GPU-1b2c/1g.10gb+me@3", "grant", "boot", "MIG-1", 9728 << 20, 1, 7)
+RECORD = MigRecord("GPU-1b2c/1g.10gb+me@3", "grant", "boot", "MIG-1", 9728 << 20, 1, 7, 9, 0)
 
 
 @pytest.fixture

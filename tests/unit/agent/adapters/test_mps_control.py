@@ -34,8 +34,15 @@ class Steered(MpsControlProgram):
     def tell(self, command: str) -> None:
         self._run(GPU, [], f"{command}\n")
 
+    def answers(self, device_uuid: str) -> bool:
+        return self.servers(device_uuid) is not None
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
     def daemon_pid(self) -> int:
-        return int((Path(self.pipe_directory(GPU)) / "nvidia-cuda-mps-control.pid").read_text())
+        return int((Path(self._pipes(GPU)) / "nvidia-cuda-mps-control.pid").read_text())
 
 
 def is_alive(pid: int) -> bool:
@@ -55,11 +62,11 @@ def wait_gone(pid: int) -> None:
 
 def test_a_daemon_runs_for_one_gpu_in_its_own_directories(control):
     assert not control.answers(GPU)
-    control.start(GPU)
+    assert control.start(GPU) == control.daemon_pid()
     assert control.answers(GPU)
     assert not control.answers("GPU-1")
     assert control.known() == [GPU]
-    log = Path(control.pipe_directory(GPU)).parent / "log/control.log"
+    log = (control.directory / GPU / "pipe").parent / "log/control.log"
     assert log.read_text().startswith(f"device {GPU}\n")
 
 
@@ -151,7 +158,7 @@ def test_shared_memory_is_emptied_and_no_link_in_it_followed(tmp_path):
 def test_only_the_daemon_of_the_gpu_is_ended_whatever_its_pid_file_says(control):
     control.start(GPU)
     control.start("GPU-1")
-    (Path(control.pipe_directory("GPU-1")) / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
+    ((control.directory / "GPU-1/pipe") / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
     control.stop("GPU-1")
     assert control.answers(GPU)
 

@@ -164,13 +164,18 @@ class TestOrder:
 
 
 def test_mps_needs_its_program():
-    assert "names no" in mps_trouble("")
+    assert "no such program" in mps_trouble("")
     assert "no such program" in mps_trouble("/no/such/program")
     assert mps_trouble("sh") == ""
 
 
 def test_the_drivers_limits_need_the_hook_and_unified_cgroups(tmp_path):
-    assert "names no" in driver_limits_trouble("", tmp_path)
-    assert "cgroup v2" in driver_limits_trouble("/usr/bin/nvidia-cdi-hook", tmp_path)
-    (tmp_path / "cgroup.controllers").touch()
-    assert driver_limits_trouble("/usr/bin/nvidia-cdi-hook", tmp_path) == ""
+    hook, host, cgroups = "/usr/bin/nvidia-cdi-hook", tmp_path / "node", tmp_path / "cgroup"
+    (host / "usr/bin").mkdir(parents=True)
+    cgroups.mkdir()
+    assert "names no" in driver_limits_trouble("", host, cgroups)
+    assert f"no {host}{hook}" in driver_limits_trouble(hook, host, cgroups)
+    (host / "usr/bin/nvidia-cdi-hook").symlink_to("/where/only/the/host/sees/it")
+    assert "cgroup v2" in driver_limits_trouble(hook, host, cgroups)
+    (cgroups / "cgroup.controllers").touch()
+    assert driver_limits_trouble(hook, host, cgroups) == ""

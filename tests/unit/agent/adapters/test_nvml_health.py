@@ -1,17 +1,27 @@
 """Events, standing faults and places through the real nvidia-ml-py on the simulated driver, one child process per test."""
 
+import asyncio
+import ctypes
 import shutil
 import time
+from collections import Counter, deque
 from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
-from agent.adapters.nvml_health import read_faults
+from agent.adapters.nvml_health import NvmlEvents, read_faults
 from agent.adapters.nvml_place import pcie_root
+from agent.adapters.nvml_thread import HeldCalls
+from agent.core.health import HealthState
+from agent.core.inventory import DeviceEvent
+from agent.services import driver_watch
+from agent.services.driver_watch import DriverWatch
 from aliquot.paths import SOURCE_ROOT
 from tests.unit.agent.adapters.test_nvml import child
+from tests.unit.agent.builders import gpu, reading
+from tests.unit.agent.fakes import FakeDriver, until
 
 __all__ = ["child"]
 
@@ -25,8 +35,8 @@ def test_xids_are_told_once_in_their_order_with_their_gpu(child):
     node.inject("xid", "13", "--gpu", "0")  # before the first look: over
     first, second = uuids(node)
     assert node.ask("events") == []
-    for gpu, xid in (("1", "62"), ("0", "31"), ("1", "92")):
-        node.inject("xid", xid, "--gpu", gpu)
+    for minor, xid in (("1", "62"), ("0", "31"), ("1", "92")):
+        node.inject("xid", xid, "--gpu", minor)
     assert sorted(node.ask("events")) == sorted([[first, 31], [second, 62], [second, 92]])
     assert node.ask("events") == []
 
@@ -50,6 +60,45 @@ def test_a_storm_of_xids_keeps_the_newest(child):
     events = node.ask("events")
     assert events[-1] == [first, 299]
     assert len(events) >= 32
+
+
+class LongQueue:
+    """An event set that has more to tell than is taken at one time: XIDs, each with the number of its GPU, which is its handle."""
+
+    def __init__(self, *xids: tuple[int, int]) -> None:
+        self.left = deque(xids)
+
+    def call(self, name, *arguments, of=None, expected=()):
+        if name == "nvmlEventSetWait_v2":
+            if not self.left:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+            handle, xid = self.left.popleft()
+            return SimpleNamespace(device=ctypes.c_void_p(handle), eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=xid)
+        if name == "nvmlEventSetFree":
+            self.left.clear()
+        return pynvml.nvmlEventTypeXidCriticalError if name == "nvmlDeviceGetSupportedEventTypes" else object()
+
+
+async def test_a_storm_longer_than_what_is_taken_at_one_time_loses_none_and_hides_no_gpu_that_falls(monkeypatch):
+    class Stormy(FakeDriver):
+        async def events(self):
+            taken.append(events.take())
+            return taken[-1]
+
+    taken: list[tuple[DeviceEvent, ...]] = []
+    harmless = 5000
+    events = NvmlEvents(LongQueue(*[(1, 31)] * harmless, (2, 62)).call, HeldCalls())
+    events.watch({"GPU-0": ctypes.c_void_p(1), "GPU-1": ctypes.c_void_p(2)})
+    monkeypatch.setattr(driver_watch, "EVENTS_SECONDS", 0.01)
+    watch = DriverWatch(Stormy(reading(gpu(0), gpu(1))), 5.0)
+    heard: Counter[DeviceEvent] = Counter()
+    watch.on_event = lambda event: heard.update([event])
+    running = asyncio.ensure_future(watch.run())
+    await until(lambda: not watch.health.of("GPU-1").state.usable)
+    running.cancel()
+    assert heard == {DeviceEvent("GPU-0", 31): harmless, DeviceEvent("GPU-1", 62): 1}
+    assert watch.health.of("GPU-0").state is HealthState.HEALTHY
+    assert 1 < len(taken) < harmless, "no storm keeps the thread of the driver to itself"
 
 
 def test_a_lost_gpu_says_so_and_the_events_of_the_others_go_on(child):
@@ -91,14 +140,31 @@ def test_gpus_without_row_remapping_report_pages_that_wait_for_retirement(child)
     assert "a page retirement waits for a reset of the GPU" in node.ask()["devices"][1]["faults"]
 
 
-def faults_of_recovery_action(action: int) -> tuple[str, ...]:
-    """What is made of a GPU that asks for this and has no other fault."""
+def faults_with(field: int, value: int) -> tuple[str, ...]:
+    """What is made of a GPU of which one field has this value and all others are 0."""
 
     def ask(_name, _handle, fields, of):
-        of_field = {field: action if field == pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION else 0 for field in fields}
-        return [SimpleNamespace(fieldId=field, nvmlReturn=0, value=SimpleNamespace(uiVal=value)) for field, value in of_field.items()]
+        return [SimpleNamespace(fieldId=one, nvmlReturn=0, value=SimpleNamespace(uiVal=value if one == field else 0)) for one in fields]
 
     return read_faults(ask, None, "GPU-0")
+
+
+@pytest.mark.parametrize(
+    ("field", "fault"),
+    [
+        (pynvml.NVML_FI_DEV_REMAPPED_PENDING, "a row remap waits for a reset of the GPU"),
+        (pynvml.NVML_FI_DEV_REMAPPED_FAILURE, "a memory row could not be remapped: the GPU has to be replaced"),
+        (pynvml.NVML_FI_DEV_RETIRED_PENDING, "a page retirement waits for a reset of the GPU"),
+    ],
+)
+def test_each_field_that_says_that_the_gpu_needs_help_is_a_fault(field, fault):
+    assert faults_with(field, 1) == (fault,)
+    assert faults_with(field, 0) == ()
+
+
+def faults_of_recovery_action(action: int) -> tuple[str, ...]:
+    """What is made of a GPU that asks for this and has no other fault."""
+    return faults_with(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, action)
 
 
 def test_each_recovery_action_that_nvml_has_but_none_is_a_fault_with_words_of_its_own():
@@ -118,7 +184,7 @@ def test_events_go_on_after_the_driver_was_reloaded(child):
     first, _ = uuids(node)
     node.ask("events")
     node.inject("mismatch", "on")
-    assert node.ask()["error"] == "DriverMissingError"
+    assert node.ask()["error"] == "DriverMismatchError"
     assert node.ask("events") == []
     node.inject("mismatch", "off")
     uuids(node)
@@ -162,8 +228,8 @@ def test_an_upgraded_driver_package_is_used_without_a_new_process(child, install
     before = uuids(node)
     install("590.2")
     node.inject("mismatch", "on")
-    assert node.ask()["error"] == "DriverMissingError"
-    assert node.ask()["error"] == "DriverMissingError"
+    assert node.ask()["error"] == "DriverMismatchError"
+    assert node.ask()["error"] == "DriverMismatchError"
     node.inject("mismatch", "off")
     assert uuids(node) == before
     assert mapped(node) == {"libnvidia-ml.so.580.1 (deleted)", "libnvidia-ml.so.590.2"}

@@ -1,16 +1,64 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.adapters.nvml_thread import NvmlThread
+from agent.adapters.nvml_thread import MOST_HELD, HeldCalls, NvmlThread, entering, left
 from agent.errors import DriverTimeoutError
 from tests.unit.agent.fakes import until
 
+MEMORY = "nvmlDeviceGetMemoryInfo"
+
+
+class Hang:
+    """A job whose one NVML call comes back when it is released."""
+
+    def __init__(self, device_uuid: str | None = "GPU-1") -> None:
+        self.device_uuid = device_uuid
+        self.released = threading.Event()
+        self.went_on = threading.Event()
+
+    def __call__(self) -> str:
+        entering(MEMORY, self.device_uuid)
+        try:
+            self.released.wait(60)
+        finally:
+            left()
+        self.went_on.set()
+        return "late"
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[..., Hang]]:
+    made: list[Hang] = []
+
+    def make(*arguments: str | None) -> Hang:
+        made.append(Hang(*arguments))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.released.set()
+
+
+def make_thread(timeout_seconds: float = 0.1, held: HeldCalls | None = None) -> NvmlThread:
+    return NvmlThread(timeout_seconds, held or HeldCalls())
+
+
+def call_about(device_uuid: str | None) -> str:
+    entering(MEMORY, device_uuid)
+    left()
+    return f"answer of {device_uuid}"
+
+
+def nvml_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "nvml"}
+
 
 async def test_jobs_run_in_one_thread_of_their_own():
-    thread = NvmlThread(1.0)
+    thread = make_thread(1.0)
     names = {await thread.run(lambda: threading.current_thread().name) for _ in range(3)}
     assert names == {"nvml"}
 
@@ -20,16 +68,10 @@ async def test_what_a_job_raises_reaches_the_caller():
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await NvmlThread(1.0).run(fails)
+        await make_thread(1.0).run(fails)
 
 
-async def test_a_call_that_hangs_is_reported_by_name_and_never_holds_up_the_event_loop():
-    thread, release = NvmlThread(0.1), threading.Event()
-
-    def hang():
-        thread.entering("nvmlDeviceGetMemoryInfo", "GPU-1")
-        release.wait(60)
-
+async def test_a_call_that_hangs_is_reported_by_name_and_never_holds_up_the_event_loop(hang):
     turns = 0
 
     async def turn():
@@ -39,60 +81,128 @@ async def test_a_call_that_hangs_is_reported_by_name_and_never_holds_up_the_even
             await asyncio.sleep(0.01)
 
     turning = asyncio.ensure_future(turn())
-    with pytest.raises(DriverTimeoutError, match=r"nvmlDeviceGetMemoryInfo on GPU-1 has not returned"):
-        await thread.run(hang)
+    with pytest.raises(DriverTimeoutError, match=r"nvmlDeviceGetMemoryInfo on GPU-1 has not returned") as caught:
+        await make_thread().run(hang())
     turning.cancel()
     assert turns > 0
-    hung = thread.hung_call()
-    assert hung is not None
-    assert hung.device_uuid == "GPU-1"
+    assert caught.value.device_uuid == "GPU-1"
+
+
+async def test_a_gpu_whose_call_hangs_is_refused_and_the_others_are_asked_until_it_comes_back(hang):
+    held = HeldCalls()
+    thread, hanging = make_thread(held=held), hang("GPU-1")
+    with pytest.raises(DriverTimeoutError):
+        await thread.run(hanging)
+    assert await thread.run(lambda: call_about("GPU-0")) == "answer of GPU-0"
+    assert await thread.run(lambda: call_about(None)) == "answer of None"
+    with pytest.raises(DriverTimeoutError, match="GPU-1") as caught:
+        await thread.run(lambda: call_about("GPU-1"))
+    assert caught.value.device_uuid == "GPU-1"
+    hanging.released.set()
+    await until(lambda: held.on("GPU-1") is None)
+    assert await thread.run(lambda: call_about("GPU-1")) == "answer of GPU-1"
+    late = held.take_late("GPU-1")
+    assert late is not None
+    assert (late.name, late.seconds > 0.1) == (MEMORY, True)
+    assert held.take_late("GPU-1") is None
+
+
+async def test_a_job_that_waits_behind_a_hang_is_done_all_the_same(hang):
+    thread = make_thread()
+    hung, waiting = thread.submit(hang()), thread.submit(lambda: "done")
+    assert await thread.result(waiting) == "done"
+    with pytest.raises(DriverTimeoutError):
+        await thread.result(hung)
+
+
+async def test_a_job_that_was_given_up_ends_with_its_call_and_another_may_be_finished(hang):
+    held = HeldCalls()
+    for finish in (False, True):
+        thread, hanging = make_thread(held=held), hang()
+        with pytest.raises(DriverTimeoutError):
+            await thread.run(hanging, finish=finish)
+        hanging.released.set()
+        await until(lambda: held.any() is None)
+        assert hanging.went_on.is_set() is finish
+
+
+async def test_hangs_that_come_back_leave_no_threads_behind(hang):
+    before, held = nvml_threads(), HeldCalls()
+    thread = make_thread(0.02, held)
+    for _ in range(20):
+        hanging = hang()
+        with pytest.raises(DriverTimeoutError):
+            await thread.run(hanging)
+        assert len(nvml_threads() - before) == 2
+        hanging.released.set()
+        await until(lambda: held.any() is None)
+    await until(lambda: len(nvml_threads() - before) == 1)
+
+
+async def test_hangs_that_never_end_take_so_many_threads_and_no_more(hang):
+    before = nvml_threads()
+    thread = make_thread(0.02)
+    for number in range(MOST_HELD + 5):
+        for _ in range(2):
+            with pytest.raises(DriverTimeoutError):
+                await thread.run(hang(f"GPU-{number}"))
+    assert len(nvml_threads() - before) == MOST_HELD + 1
+
+
+async def test_a_call_about_no_gpu_that_hangs_keeps_everybody_waiting_until_it_comes_back(hang):
+    thread, hanging = make_thread(), hang(None)
+    with pytest.raises(DriverTimeoutError) as caught:
+        await thread.run(hanging)
+    assert caught.value.device_uuid is None
     with pytest.raises(DriverTimeoutError):  # at once: the thread is still inside
-        await thread.run(lambda: None)
-    release.set()
-    await until(lambda: thread.hung_call() is None)
+        await thread.run(lambda: "next")
+    hanging.released.set()
+    await until(hanging.went_on.is_set)
     assert await thread.run(lambda: "back") == "back"
 
 
-async def test_a_job_that_was_overdue_has_its_result_for_whoever_asks_again():
-    thread, release = NvmlThread(0.1), threading.Event()
+async def test_a_call_about_no_gpu_that_hangs_beside_one_about_a_gpu_is_put_down_to_that(hang):
+    thread = make_thread()
+    for hanging in (hang("GPU-1"), hang(None)):
+        with pytest.raises(DriverTimeoutError) as caught:
+            await thread.run(hanging)
+    assert caught.value.device_uuid == "GPU-1"
 
-    def hang():
-        thread.entering("nvmlDeviceGetMemoryInfo", "GPU-1")
-        release.wait(60)
-        return "late"
 
-    job = thread.submit(hang)
+async def test_a_job_that_was_overdue_has_its_result_for_whoever_asks_again(hang):
+    thread, hanging = make_thread(), hang(None)
+    job = thread.submit(hanging)
     for _ in range(2):
         with pytest.raises(DriverTimeoutError):
             await thread.result(job)
-    release.set()
+    hanging.released.set()
     await until(job.done)
     assert await thread.result(job) == "late"
 
 
-async def test_a_job_that_nobody_waits_for_any_more_is_not_begun():
-    thread, release, begun = NvmlThread(0.1), threading.Event(), threading.Event()
-
-    def hang():
-        thread.entering("nvmlDeviceGetMemoryInfo", "GPU-1")
-        release.wait(60)
-
-    before = thread.submit(hang)
+async def test_a_job_that_nobody_waits_for_any_more_is_not_begun(hang):
+    thread, hanging, begun = make_thread(), hang(None), threading.Event()
+    before = thread.submit(hanging)
     with pytest.raises(DriverTimeoutError):
         await thread.run(begun.set)
-    release.set()
+    hanging.released.set()
     await until(before.done)
     assert await thread.run(lambda: "next") == "next"
     assert not begun.is_set()
 
 
 async def test_a_long_job_of_short_calls_is_not_hung():
-    thread = NvmlThread(1.0)
+    thread = make_thread(1.0)
 
     def steady():
         for _ in range(12):
-            thread.entering("nvmlDeviceGetUUID", None)
+            entering("nvmlDeviceGetUUID", None)
             time.sleep(0.1)
         return "done"
 
     assert await thread.run(steady) == "done"
+
+
+async def test_nvml_is_not_called_outside_its_threads():
+    with pytest.raises(RuntimeError, match="want a job of NvmlThread"):
+        entering(MEMORY, None)

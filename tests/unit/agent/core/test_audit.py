@@ -115,7 +115,7 @@ def test_a_process_of_the_host_is_reported_and_left_alone():
 
 def test_what_the_agent_starts_itself_is_no_finding():
     served = [process(10, "0::/\n")]
-    assert kinds(view((10, 5), processes=served, own_cgroup="0::/\n")) == []
+    assert kinds(view((10, 5), processes=served, own_cgroups={"0::/\n"})) == []
     assert kinds(view((10, 5), processes=served)) == [FindingKind.HOST_PROCESS]
 
 

@@ -14,7 +14,7 @@ SHARED, PARTITIONED = gpu(0), gpu(1, mig=[instance(1, 0)])
 
 
 def driver(version: str, *devices):
-    return replace(board(*devices), driver_version=version)
+    return replace(board(*devices), driver_version=version, has_cgroup_limits=version.startswith("615"))
 
 
 def ask(vgpus: int = 1, mib: int | None = 100, cores: int | None = None) -> ContainerRequest:
@@ -37,6 +37,12 @@ class TestOffer:
             (driver("615.10", PARTITIONED), replace(EVERYTHING, mig_strategy=MigStrategy.NONE), Isolation.MIG, "migStrategy is none"),
             (driver("580.1", SHARED), EVERYTHING, Isolation.DRIVER, "driver 580 has no limits of its own, 615"),
             (driver("", SHARED), EVERYTHING, Isolation.DRIVER, "no limits of its own"),
+            (
+                replace(driver("615.10", SHARED), has_cgroup_limits=False),
+                EVERYTHING,
+                Isolation.DRIVER,
+                "NVML of driver 615.10 has no calls",
+            ),
             (driver("615.10", SHARED), replace(EVERYTHING, without_mps="no program"), Isolation.MPS, "no program"),
             (driver("615.10", SHARED), replace(EVERYTHING, without_driver_limits="no hook"), Isolation.DRIVER, "no hook"),
         ],

@@ -1,12 +1,16 @@
+from dataclasses import replace
+
 import pytest
 
 from agent.core.compat_metrics import CompatFacts, hami_families
 from agent.core.inventory import DeviceBoard, DeviceReading, DriverReading
 from agent.core.metrics import Snapshot
+from agent.core.mig import MigRecord
 from agent.core.sensors import DeviceSensors
 from agent.core.usage import ContainerUsage, DeviceUsage
 from proto.units import MIB
-from tests.unit.agent.builders import gpu, grant, ids, instance, pod, share
+from tests.unit.agent.builders import BOOT, gpu, grant, ids, instance, pod, reading, share
+from tests.unit.agent.partitions import dynamic_gpu, place
 
 TRAIN = grant(ids("0:0", "1:0"), share(0, 100, 30), share(1, 200), of=pod("train"))
 HARD = grant(frozenset({"MIG-2-0"}), share("MIG-2-0", 50), of=pod("hard"), resource="nvidia.com/mig-1g.10gb")
@@ -69,6 +73,53 @@ def test_a_mig_instance_is_named_with_its_gpu_and_its_holder(found):
     identity = ("mig_uuid=MIG-2-0", "profile=1g.10gb", "gpu_instance_id=0", "compute_instance_id=0")
     assert found["hami_mig_device_info"] == {(*holder, *identity): 1}
     assert len(found["hami_node_gpu_mig_instance_info"]) == 1
+
+
+def test_a_container_that_ended_for_good_has_no_series_and_its_node_says_what_is_promised():
+    usage = {TRAIN.grant_id: ContainerUsage((DeviceUsage(), DeviceUsage()), 1)}
+    snapshot = Snapshot(node(), (TRAIN, HARD), node="node-1", usage=usage, ended={TRAIN.grant_id, HARD.grant_id})
+    facts = CompatFacts({TRAIN.grant_id: 0, HARD.grant_id: 0}, {(TRAIN.grant_id, "GPU-0"): 12.0})
+    families = list(hami_families(snapshot, facts))
+    of_containers = [family for family in families if {"pod", "podname"} & set(family.labels)]
+    assert len(of_containers) > 10
+    assert [family.name for family in of_containers if family.samples] == []
+    values = {family.name: sum(value for _, value in family.samples) for family in families}
+    assert (values["hami_gpu_shared_count"], values["hami_node_gpu_mig_instance_info"]) == (3, 1)
+
+
+def instances_at_places(*records: MigRecord) -> dict[str, list[dict[str, str]]]:
+    """The labels of what is said of MIG instances, with a container at each of two places of one GPU."""
+    grants = [
+        grant(ids(f"0:{start}"), share(place(start).uuid), of=pod(f"at-{start}"), resource="nvidia.com/mig-1g.10gb") for start in (3, 4)
+    ]
+    on = DeviceBoard().after_reading(reading(dynamic_gpu()))
+    known = {record.place: replace(record, grant_id=of.grant_id) for record, of in zip(records, grants, strict=True)}
+    found = hami_families(Snapshot(on, grants, node="node-1", mig_records=known))
+    return {family.name: [dict(zip(family.labels, labels, strict=True)) for labels, _ in family.samples] for family in found}
+
+
+def test_an_instance_that_was_made_on_demand_is_named_as_the_driver_has_it():
+    found = instances_at_places(*(MigRecord(place(start).uuid, "", BOOT, f"MIG-{start}", 0, 1, 7, 7 + start, 0) for start in (3, 4)))
+    for name in ("hami_mig_device_info", "hami_node_gpu_mig_instance_info"):
+        said = [(one["mig_uuid"], one["profile"], one["gpu_instance_id"], one["compute_instance_id"]) for one in found[name]]
+        assert said == [("MIG-3", "1g.10gb", "10", "0"), ("MIG-4", "1g.10gb", "11", "0")]
+    assert [one["placement_start"] for one in found["hami_node_gpu_mig_instance_info"]] == ["3", "4"]
+    assert [one["instanceid"] for one in found["MigInfo"]] == ["10", "11"]
+    assert [one["migname"] for one in found["nodeGPUMigInstance"]] == ["1g.10gb-10", "1g.10gb-11"]
+
+
+def test_of_a_place_whose_instance_is_not_known_nothing_is_said():
+    being_made, of_an_earlier_agent = MigRecord(place(3).uuid, "", BOOT), MigRecord(place(4).uuid, "", BOOT, "MIG-4")
+    found = instances_at_places(being_made, of_an_earlier_agent)
+    assert [found[name] for name in ("hami_mig_device_info", "MigInfo", "hami_node_gpu_mig_instance_info", "nodeGPUMigInstance")] == [
+        []
+    ] * 4
+
+
+def test_the_build_has_the_labels_of_hamis_and_our_version():
+    (build,) = (one for one in hami_families(Snapshot(node(), version="1.2.3")) if one.name == "hami_build_info")
+    assert build.labels == ("version", "revision", "build_date", "go_version", "compiler", "platform")
+    assert build.samples == ((("aliquot-1.2.3", "", "", "", "", ""), 1.0),)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.drift import CURES, Cure, DriftKind, FilesOfGrant, Snapshot, find_drifts
-from agent.core.limits import FailPolicy, limits_of
+from agent.core.limits import DeviceFacts, FailPolicy, limits_of
 from agent.core.region_layout import Limits
 from proto import contract
-from proto.model import ContainerSpec, ContainerState, ContainerStatus
+from proto.model import ContainerSpec, ContainerState, ContainerStatus, CoresMode, Preferences, Priority
+from proto.units import MIB
 from tests.unit.agent.builders import VGPU, assigned, grant, held, ids, limits, pod, share
 
 RUNNING = (ContainerStatus("main", ContainerState.RUNNING, "c1"),)
@@ -67,6 +68,73 @@ def test_what_a_silent_witness_would_say_is_not_guessed():
 def test_files_that_are_not_as_they_should_be_are_written_again(files, kind):
     (drift,) = find_drifts(snapshot(**with_files(**files)))
     assert (drift.kind, drift.cure, drift.subject, drift.pod_uid) == (kind, Cure.REWRITE, GRANT.grant_id, "uid-a")
+
+
+BURSTING = Preferences(memory_burst=1.5, priority=Priority.LOW)
+WITH_CORES = replace(GRANT, shares=(share(0, cores=30),))
+
+
+def with_limits(written: Limits, found: Limits | None = None, *, of=WITH_CORES, **changed) -> dict:
+    """The grant's files: as the agent wrote the limits, and as they are found, or its device's with something changed."""
+    (device,) = written.devices
+    found = found or replace(written, devices=(replace(device, **changed),))
+    return {"grants": {of.grant_id: of}, **with_files(row=of, limits=found, written_limits=written), "pods_by_uid": None}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sm_percent": 99},
+        {"sm_percent": 0},
+        {"memory_bytes": 101 * MIB},
+        {"burst_bytes": 800 * MIB},
+        {"priority": 1},
+        {"priority_line": 0},
+        {"sm_weight": 30},
+        {"paused": True},
+    ],
+    ids=lambda changed: "-".join(changed),
+)
+def test_limits_that_say_something_else_than_was_written_are_written_again(changed):
+    written = limits_of(WITH_CORES, FailPolicy.CLOSED, BURSTING, DeviceFacts(priority_lines={"GPU-0": 3}))
+    assert kinds(**with_limits(written)) == []
+    assert kinds(**with_limits(written, **changed)) == [DriftKind.CHANGED_LIMITS]
+
+
+def test_another_fail_policy_in_the_limits_is_drift():
+    written = limits_of(WITH_CORES, FailPolicy.CLOSED)
+    assert kinds(**with_limits(written, replace(written, fail_open=True))) == [DriftKind.CHANGED_LIMITS]
+
+
+def test_what_was_measured_since_the_limits_were_written_is_none():
+    written = limits_of(WITH_CORES, FailPolicy.CLOSED, BURSTING)
+    assert kinds(**with_limits(written, overhead_bytes=7 * MIB, context_bytes=300 * MIB)) == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "changed", "drifts"),
+    [
+        pytest.param(30, {"sm_percent": 99}, [], id="borrowed"),
+        pytest.param(30, {"sm_percent": 29}, [DriftKind.CHANGED_LIMITS], id="less than it is entitled to"),
+        pytest.param(30, {"sm_percent": 100}, [DriftKind.CHANGED_LIMITS], id="no ceiling"),
+        pytest.param(30, {"sm_weight": 60, "sm_percent": 60}, [DriftKind.CHANGED_LIMITS], id="another weight"),
+        pytest.param(100, {}, [], id="the weight of a whole GPU"),
+    ],
+)
+def test_a_borrowers_ceiling_moves_above_what_it_was_granted(cores, changed, drifts):
+    one = replace(GRANT, shares=(share(0, cores=cores),))
+    written = limits_of(one, FailPolicy.CLOSED, Preferences(cores_mode=CoresMode.WEIGHT))
+    assert kinds(**with_limits(written, of=one, **changed)) == drifts
+
+
+def test_limits_that_this_agent_never_saw_before_are_taken_as_they_are_but_for_what_was_granted():
+    before = limits_of(WITH_CORES, FailPolicy.OPEN, BURSTING)
+    files = FilesOfGrant(WITH_CORES, before, region=True, spec="digest")
+    node = {"grants": {GRANT.grant_id: WITH_CORES}, "pods_by_uid": None}
+    assert kinds(**node, files={GRANT.grant_id: files}) == []
+    (device,) = before.devices
+    more = replace(files, limits=replace(before, devices=(replace(device, sm_percent=99),)))
+    assert kinds(**node, files={GRANT.grant_id: more}) == [DriftKind.CHANGED_LIMITS]
 
 
 def test_a_spec_that_this_agent_never_saw_before_is_taken_as_it_is():
@@ -128,6 +196,43 @@ def test_an_assignment_that_gives_the_container_nothing_is_drift(annotations):
 
 def test_more_memory_than_was_granted_in_the_assignment_is_drift():
     assert kinds(**with_pod(annotations=assigned("uid-a", main=[share(0, 101)]))) == [DriftKind.ASSIGNMENT_DIFFERS]
+
+
+MIG_SMALL, MIG_LARGE = f"{contract.RESOURCE_MIG_PREFIX}1g.10gb", f"{contract.RESOURCE_MIG_PREFIX}3g.40gb"
+PROFILES = {"MIG-2-0": "1g.10gb", "MIG-2-1": "1g.10gb", "MIG-2-4": "3g.40gb"}
+
+
+def of_assignment(*granted, assigned_to, profiles=PROFILES) -> list[DriftKind]:
+    """Kinds of drift of one container with a grant for each resource, by resource and share."""
+    owner = replace(OWNER, annotations=assigned(OWNER.uid, main=[share(name) for name in assigned_to]))
+    grants = [grant(frozenset({name}), share(name), of=owner, resource=resource) for resource, name in granted]
+    files = {
+        one.grant_id: FilesOfGrant(one, limits_of(one, FailPolicy.CLOSED), region=True, spec="digest", written_spec="digest")
+        for one in grants
+    }
+    listing = [held(owner, frozenset({name}), resource=resource) for resource, name in granted]
+    by_id = {one.grant_id: one for one in grants}
+    return kinds(
+        grants=by_id, files=files, pods_by_uid={owner.uid: owner}, held=listing, device_uuids=None, resources=set(), profiles=profiles
+    )
+
+
+def test_another_mig_instance_than_the_assigned_one_is_drift():
+    assert of_assignment((MIG_SMALL, "MIG-2-0"), assigned_to=["MIG-2-0"]) == []
+    assert of_assignment((MIG_SMALL, "MIG-2-0"), assigned_to=["MIG-2-1"]) == [DriftKind.ASSIGNMENT_DIFFERS]
+    assert of_assignment((MIG_SMALL, "MIG-2-0"), assigned_to=["MIG-2-4"]) == [DriftKind.ASSIGNMENT_DIFFERS]
+
+
+def test_the_assignment_of_a_container_with_two_profiles_is_compared_profile_by_profile():
+    both = [(MIG_SMALL, "MIG-2-0"), (MIG_LARGE, "MIG-2-4")]
+    assert of_assignment(*both, assigned_to=["MIG-2-0", "MIG-2-4"]) == []
+    assert of_assignment(*both, assigned_to=["MIG-2-1", "MIG-2-4"]) == [DriftKind.ASSIGNMENT_DIFFERS]
+
+
+def test_an_instance_that_the_board_does_not_show_is_compared_all_the_same():
+    both = [(MIG_SMALL, "MIG-2-0"), (MIG_LARGE, "MIG-2-4")]
+    assert of_assignment(*both, assigned_to=["MIG-2-0", "MIG-2-4"], profiles={}) == []
+    assert of_assignment(*both, assigned_to=["MIG-2-1", "MIG-2-4"], profiles={}) == [DriftKind.ASSIGNMENT_DIFFERS]
 
 
 def test_a_device_that_is_gone_is_drift():

@@ -3,12 +3,14 @@ from dataclasses import replace
 from agent.core.inventory import DeviceBoard, DeviceReading, DriverReading
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.metrics import Family, Snapshot, families
+from agent.core.mig import MigRecord
 from agent.core.sensors import DeviceSensors
 from agent.core.tally import Counts
 from agent.core.usage import ContainerUsage, DeviceUsage
 from proto.model import Isolation
 from proto.units import MIB
-from tests.unit.agent.builders import board, gpu, grant, ids, instance, pod, share
+from tests.unit.agent.builders import BOOT, board, gpu, grant, ids, instance, pod, share
+from tests.unit.agent.partitions import dynamic_gpu, place
 
 TWO = grant(ids("0:0", "1:0"), share(0, 100, 30), share(1, 200), of=pod("train"))
 
@@ -32,10 +34,32 @@ def by_device(family: Family) -> dict[str, float]:
     return {labels[family.labels.index("device_uuid")]: value for labels, value in family.samples}
 
 
+def test_a_container_at_a_place_has_the_instance_that_was_made_for_it():
+    one = grant(ids("0:0"), share(place(4).uuid), resource="nvidia.com/mig-1g.10gb")
+    made = MigRecord(place(4).uuid, one.grant_id, BOOT, "MIG-made")
+
+    def series(record: MigRecord) -> list[str]:
+        found = scrape(one, on=board(dynamic_gpu()), mig_records={record.place: record})
+        return [labels["mig_uuid"] for labels in labelled(found["aliquot_container_mig_instance_info"])]
+
+    assert series(made) == ["MIG-made"]
+    assert series(replace(made, uuid="")) == [], "it is being made"
+    assert series(replace(made, grant_id="before")) == [], "it is about to be removed"
+
+
 def test_promises_add_up_per_device():
     found = scrape(TWO, grant(ids("0:1"), share(0, 50, 20), of=pod("other")))
     assert by_device(found["aliquot_device_memory_allocated_bytes"]) == {"GPU-0": 150 * MIB, "GPU-1": 200 * MIB}
     assert by_device(found["aliquot_device_cores_allocated_ratio"]) == {"GPU-0": 0.5, "GPU-1": 0.0}
+
+
+def test_a_container_that_ended_for_good_has_no_series_and_counts_for_its_device():
+    other = grant(ids("0:1"), share(0, 50, 20), of=pod("other"))
+    found = scrape(TWO, other, ended={other.grant_id}, usage=usage() | {other.grant_id: ContainerUsage((DeviceUsage(),), 1)})
+    assert by_device(found["aliquot_device_memory_allocated_bytes"])["GPU-0"] == 150 * MIB
+    assert [value for _, value in found["aliquot_grants"].samples] == [2]
+    of_containers = [family for family in found.values() if family.name.startswith("aliquot_container_")]
+    assert {one["pod"] for family in of_containers for one in labelled(family)} == {"train"}
 
 
 def test_mig_instances_count_for_their_gpu():
@@ -119,11 +143,10 @@ def test_a_container_without_a_process_uses_nothing_of_the_driver():
 def test_the_ceiling_is_what_holds_now_and_the_limit_what_was_granted():
     granted = limits_of(TWO, FailPolicy.CLOSED)
     first, second = granted.devices
-    now = replace(granted, devices=(replace(first, sm_percent=45, paused=True), replace(second, burst_bytes=300 * MIB)))
+    now = replace(granted, devices=(replace(first, sm_percent=45), replace(second, burst_bytes=300 * MIB)))
     found = scrape(TWO, usage=usage(), limits={TWO.grant_id: now})
     assert by_device(found["aliquot_container_cores_limit_ratio"]) == {"GPU-0": 0.3}
     assert by_device(found["aliquot_container_cores_ceiling_ratio"]) == {"GPU-0": 0.45}
-    assert by_device(found["aliquot_container_paused"]) == {"GPU-0": 1, "GPU-1": 0}
     assert by_device(found["aliquot_container_memory_burst_bytes"]) == {"GPU-1": 300 * MIB}
 
 

@@ -8,7 +8,7 @@ import pytest
 from agent.errors import KubeletError
 from agent.services import admissions as under_test
 from agent.services.admissions import Admissions
-from tests.unit.agent.fakes import FakePodResources
+from tests.unit.agent.fakes import FakePodResources, settle
 
 SLOW_SECONDS = 0.03
 
@@ -61,7 +61,7 @@ async def test_what_is_asked_for_during_an_allocation_is_listed_after_its_record
 
 async def test_kubelet_chooses_no_ids_while_something_is_being_listed(kubelet, admissions):
     listing = asyncio.create_task(admissions.held())
-    await asyncio.sleep(0)
+    await settle()
     await kubelet.admit(admissions)
     await listing
     assert kubelet.noted == ["listed", "recorded"]
@@ -78,11 +78,35 @@ async def test_many_pods_and_many_lists_do_not_meet(kubelet, admissions):
             await asyncio.sleep(0.03)
 
     await asyncio.gather(admit_all(), *(list_often() for _ in range(4)))
-    assert (kubelet.noted.count("listed"), kubelet.noted.count("recorded"), kubelet.given_twice) == (20, 10, 0)
+    assert kubelet.noted.count("listed") >= 5
+    assert (kubelet.noted.count("recorded"), kubelet.given_twice) == (10, 0)
+
+
+async def test_all_who_wait_for_the_end_of_an_allocation_share_one_list(kubelet, admissions):
+    admitting = asyncio.create_task(kubelet.admit(admissions))
+    await asyncio.sleep(0.01)
+    await asyncio.gather(*(admissions.held() for _ in range(20)), admitting)
+    assert kubelet.noted == ["recorded", "listed"]
+
+
+async def test_in_a_burst_of_pods_many_are_allocated_between_two_lists(kubelet, admissions):
+    async def list_for_ever() -> None:
+        while True:
+            await admissions.held()
+
+    listing = asyncio.create_task(list_for_ever())
+    await asyncio.sleep(0)
+    for _ in range(60):
+        await kubelet.admit(admissions)
+    listing.cancel()
+    lists = kubelet.noted.count("listed")
+    assert 1 <= lists <= 60 / 3
+    assert kubelet.given_twice == 0
 
 
 async def test_pods_that_come_without_a_pause_leave_a_turn_to_a_list_and_it_to_them(kubelet, admissions, monkeypatch):
     monkeypatch.setattr(under_test, "RECORDED_SECONDS", 0.01)
+    monkeypatch.setattr(under_test, "BURST_SECONDS", 0.05)
     ends = asyncio.Event()
 
     async def admit_all() -> None:

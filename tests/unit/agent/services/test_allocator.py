@@ -16,6 +16,7 @@ from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import decode_limits
 from agent.errors import KubeletBusyError, ShimError
 from agent.ports import NodeState
+from agent.services.admissions import Admissions
 from agent.services.allocator import Allocator, AllocatorOptions
 from agent.services.device_plugin import response_of
 from agent.services.driver_watch import DriverWatch
@@ -63,9 +64,10 @@ class Harness:
         *,
         injection=DeviceInjection.CDI,
         pod_resources=None,
+        disk=None,
         **options,
     ) -> None:
-        self.disk = Disk(base)
+        self.disk = disk or Disk(base)
         self.driver = FakeDriver(reading(gpu(0), gpu(1)))
         self.watch = DriverWatch(self.driver, 1.0)
         self.pods = PodCache()
@@ -103,13 +105,13 @@ class Harness:
         await settle()
         return self
 
-    async def start(self, one, device_ids, container="main") -> Refusal | None:
+    async def start(self, one, device_ids, container="main", resource=VGPU) -> Refusal | None:
         """Let kubelet hold the IDs for the container and start it."""
         self.pod_resources.listing = [
             entry for entry in self.pod_resources.listing or [] if (entry.pod, entry.container) != (one.name, container)
         ]
-        self.pod_resources.listing.append(held(one, device_ids, container=container))
-        return await self.allocator.prestart(VGPU, device_ids)
+        self.pod_resources.listing.append(held(one, device_ids, container=container, resource=resource))
+        return await self.allocator.prestart(resource, device_ids)
 
     def spec(self, device_ids) -> dict:
         path = self.disk.base / "cdi" / f"{contract.CDI_FILE_PREFIX}{self.allocator.grant_id(VGPU, device_ids)}.json"
@@ -238,7 +240,7 @@ async def test_a_burst_of_starts_keeps_within_kubelets_limit_of_calls_and_none_i
     resources = KubeletPodResources(kubelet.socket)
     small = [pod(one.name, ContainerSpec("main", limits(1, 10))) for one in starting]
     try:
-        node = await Harness(tmp_path, Policy.BINPACK, pod_resources=resources).ready(*small)
+        node = await Harness(tmp_path, Policy.BINPACK, pod_resources=Admissions(resources, time.monotonic)).ready(*small)
         starts = asyncio.gather(*(node.allocator.prestart(VGPU, one) for one in of_pods))
         assert await asyncio.wait_for(starts, 60) == [None] * 32
         with pytest.raises(KubeletBusyError):  # another client, such as a monitoring agent, leaves nothing

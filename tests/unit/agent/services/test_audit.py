@@ -69,11 +69,12 @@ class Harness:
         self.census = ProcessCensus(0.05, driver=self.driver, processes=self.processes)
         self.auditor = self.make()
 
-    def make(self, policy: AuditPolicy = AuditPolicy.REPORT, exempt: frozenset[str] = frozenset()) -> Auditor:
+    def make(self, policy: AuditPolicy = AuditPolicy.REPORT, exempt: frozenset[str] = frozenset(), **further) -> Auditor:
         return Auditor(
             AuditorOptions("node-1", policy, exempt),
             census=self.census, processes=self.processes, watch=DriverWatch(self.driver, 1.0), book=self.book, pods=self.pods,
             files=self.disk.files, evictor=Evictor(self.api, self.clock), events=self.events, telemetry=self.telemetry, clock=self.clock,
+            **further,
         )  # fmt: skip
 
     async def audit(self, auditor: Auditor) -> None:
@@ -196,3 +197,14 @@ async def test_the_audit_follows_the_census_and_outlives_a_driver_that_does_not_
     await until(lambda: node.auditor.confirmed)
     for task in running:
         task.cancel()
+
+
+async def test_the_servers_of_aliquot_mps_are_no_finding_while_it_lives(node):
+    supervisor = HostProcess(50, (50,), 400, f"0::/kubepods/pod{UID}/{'cd' * 32}\n")
+    node.processes.there |= {50: supervisor, 11: replace(supervisor, pid=11)}
+    node.driver.process_list = [GpuProcess("GPU-1", 11, 50 * MIB)]
+    pid: list[int | None] = [50]
+    auditor = node.make(supervisor_pid=lambda: pid[0])
+    assert await node.twice(auditor) == []
+    pid[0] = None
+    assert await node.twice(auditor) == [FindingKind.WRONG_DEVICE]

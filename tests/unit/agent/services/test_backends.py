@@ -2,18 +2,23 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from agent.core.cdi import file_name
+from agent.core.mps_records import SupervisorState
 from agent.core.refusal import Reason
 from agent.errors import DriverError, MpsError, PartitionError
 from agent.services.backends import Provision
+from agent.services.events import EventRecorder
+from agent.services.mps_keeper import MpsKeeper
 from proto import contract
 from proto.model import ContainerSpec, Isolation, Policy
 from tests.unit.agent.builders import gpu, grant, held, ids, instance, limits, pod, reading, share
-from tests.unit.agent.partitions import FakePartitions, dynamic_gpu, make_backends, make_keeper
+from tests.unit.agent.fakes import FakeClock, FakeKubeApi
+from tests.unit.agent.partitions import FakeMpsDaemons, FakePartitions, dynamic_gpu, make_backends, make_keeper
 from tests.unit.agent.services.test_allocator import Harness
 
 MIG_RESOURCE = "nvidia.com/mig-1g.10gb"
@@ -27,6 +32,15 @@ def on_demand():
     return pod("a", ContainerSpec("main", {MIG_RESOURCE: "1"}))
 
 
+def make_capabilities(base: Path) -> None:
+    """Have the kernel's files of every instance that FakePartitions can make; it numbers GPU instances from 7."""
+    for start in range(8):
+        directory = base / f"capabilities/gpu0/mig/gi{7 + start}"
+        (directory / "ci0").mkdir(parents=True)
+        (directory / "access").write_text(f"DeviceFileMinor: {100 + start}\n")
+        (directory / "ci0/access").write_text(f"DeviceFileMinor: {200 + start}\n")
+
+
 class MigNode(Harness):
     """A node with one GPU on which instances are made on demand, and its capability files."""
 
@@ -34,11 +48,7 @@ class MigNode(Harness):
         self.partitions = FakePartitions()
         super().__init__(base, Policy.BINPACK, lambda book: make_backends(book, make_keeper(book, self.partitions)))
         self.driver.answer = reading(dynamic_gpu(0))
-        for start in range(8):  # FakePartitions numbers GPU instances from 7
-            directory = base / f"capabilities/gpu0/mig/gi{7 + start}"
-            (directory / "ci0").mkdir(parents=True)
-            (directory / "access").write_text(f"DeviceFileMinor: {100 + start}\n")
-            (directory / "ci0/access").write_text(f"DeviceFileMinor: {200 + start}\n")
+        make_capabilities(base)
 
     async def start_mig(self, one, device_ids):
         self.pod_resources.listing = [held(one, device_ids, resource=MIG_RESOURCE)]
@@ -116,17 +126,26 @@ class TestOthers:
     async def test_the_drivers_limit_is_in_the_spec(self, tmp_path):
         one = isolated("driver", 2048)
         node = Harness(tmp_path, Policy.BINPACK, partial(make_backends, without_driver_limits=""))
-        node.driver.answer = replace(reading(gpu(0, mib=4096)), driver_version="615.10")
+        node.driver.answer = replace(reading(gpu(0, mib=4096)), driver_version="615.10", has_cgroup_limits=True)
         await node.ready(one)
         assert await node.start(one, ids("0:0")) is None
         edits = node.spec(ids("0:0"))
         assert "NVIDIA_GPU_MEMORY_LIMIT=2048" in edits["env"]
         assert edits["hooks"][0]["args"][1] == "apply-cuda-memory-limits"
 
-    async def test_a_grant_by_a_backend_that_is_gone_is_refused(self, tmp_path):
+    async def test_mps_is_offered_while_its_supervisor_lives(self, tmp_path):
         backends = make_backends(Harness(tmp_path).book)
-        with pytest.raises(MpsError, match="no longer offers"):
+        with pytest.raises(MpsError, match="no aliquot-mps runs on this node"):
             await backends.provide(replace(grant(ids("0:0"), share(0)), isolation=Isolation.MPS))
+
+    async def test_mps_is_offered_again_when_its_supervisor_is_there(self, tmp_path):
+        book, daemons = Harness(tmp_path).book, FakeMpsDaemons(None)
+        keeper = MpsKeeper(daemons, "/run/aliquot/mps", book=book, events=EventRecorder(FakeKubeApi(), FakeClock()))
+        backends = make_backends(book, mps=keeper)
+        assert "no aliquot-mps" in backends.abilities.without_mps
+        daemons.about = SupervisorState(50, "/host/shm")
+        await keeper.look()
+        assert backends.abilities.without_mps == ""
 
     async def test_the_shim_needs_nothing_more(self, tmp_path):
         node = Harness(tmp_path)

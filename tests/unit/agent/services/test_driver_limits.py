@@ -6,11 +6,13 @@ from agent.adapters.cgroup_tree import CgroupTree
 from agent.core.cgroups import ContainerRef
 from agent.errors import DriverError
 from agent.services.driver_limits import DriverLimitKeeper
+from agent.services.events import EventRecorder
 from agent.services.pod_cache import PodCache
+from proto import contract
 from proto.model import ContainerState, ContainerStatus, Isolation
 from proto.units import MIB
 from tests.unit.agent.builders import grant, ids, pod, share
-from tests.unit.agent.fakes import Disk, settle
+from tests.unit.agent.fakes import Disk, FakeClock, FakeKubeApi, posted, settle
 
 ID = "a" * 64
 LIMITED = replace(grant(ids("0:0"), share(0, 100), share(1, 100)), isolation=Isolation.DRIVER)
@@ -36,7 +38,9 @@ class Harness:
         self.pods = PodCache()
         self.book = Disk(base).book()
         self.limits = FakeLimits()
-        self.keeper = DriverLimitKeeper(self.limits, CgroupTree(self.base), book=self.book, pods=self.pods)
+        self.api = FakeKubeApi()
+        self.events = EventRecorder(self.api, FakeClock())
+        self.keeper = DriverLimitKeeper(self.limits, CgroupTree(self.base), book=self.book, pods=self.pods, events=self.events)
         self.book.ledger = self.book.ledger.adopting([LIMITED])
 
     async def run(self, state=ContainerState.RUNNING, container_id=ID):
@@ -116,6 +120,22 @@ async def test_what_keeps_a_limit_from_being_held_is_said_once_and_again_when_it
     node.limits.failure = None
     await node.keeper.look()
     assert node.in_force() == [1.0, 1.0]
+
+
+async def test_the_pod_is_told_once_of_each_limit_that_is_not_in_force(node):
+    cgroup = node.make_cgroup()
+    node.limits.limits["GPU-1", cgroup] = 100 * MIB
+    await node.run()
+    await node.keeper.look()
+    assert [event for event in await posted(node.events, node.api) if event.reason == contract.EVENT_REASON_DRIVER_LIMIT] == []
+    node.limits.failure = DriverError("the agent may not")
+    for _ in range(3):
+        await node.keeper.look()
+    told = [event for event in await posted(node.events, node.api) if event.reason == contract.EVENT_REASON_DRIVER_LIMIT]
+    assert [(event.pod, event.pod_uid, event.container, event.message, event.warning) for event in told] == [
+        ("train", "uid-train", "main", f"container main: the driver does not limit its memory on {uuid}: the agent may not", True)
+        for uuid in ("GPU-0", "GPU-1")
+    ]
 
 
 def test_the_cgroup_of_a_container_is_found_in_the_layouts_of_both_drivers(tmp_path):

@@ -149,9 +149,7 @@ async def test_a_driver_that_was_entered_anew_is_read_at_once_and_what_was_repor
 
 
 async def test_a_hung_device_is_marked_and_the_others_are_left():
-    driver = FakeDriver(BOTH)
-    driver.hung = "GPU-1"
-    watch = await polled(driver, BOTH, DriverTimeoutError("nvmlDeviceGetMemoryInfo has not returned for 6.0 s"))
+    watch = await polled(FakeDriver(BOTH), BOTH, DriverTimeoutError("nvmlDeviceGetMemoryInfo has not returned for 6.0 s", "GPU-1"))
     assert health(watch) == {"GPU-0": True, "GPU-1": False}
 
 
@@ -222,7 +220,7 @@ async def test_what_gpus_report_is_heard_also_while_the_driver_is_in_trouble(mon
     driver = FakeDriver(BOTH)
     watch = DriverWatch(driver, 60.0, RULES)
     await watch.poll()
-    driver.answer, driver.hung = DriverTimeoutError("nvmlDeviceGetMemoryInfo has not returned for 6.0 s"), "GPU-0"
+    driver.answer = DriverTimeoutError("nvmlDeviceGetMemoryInfo has not returned for 6.0 s", "GPU-0")
     heard: list[DeviceEvent] = []
     watch.on_event = heard.append
     running = asyncio.ensure_future(watch.run())
@@ -231,6 +229,27 @@ async def test_what_gpus_report_is_heard_also_while_the_driver_is_in_trouble(mon
     running.cancel()
     assert [event.xid for event in heard] == [62]
     assert [entry.state for entry in watch.board.devices] == [HealthState.QUARANTINED, HealthState.QUARANTINED]
+
+
+async def test_what_gpus_report_is_heard_also_while_a_reading_does_not_come_back(monkeypatch):
+    monkeypatch.setattr(module, "EVENTS_SECONDS", 0.01)
+    driver = FakeDriver(BOTH)
+    watch = DriverWatch(driver, 60.0, RULES)
+    await watch.poll()
+    released = asyncio.Event()
+
+    async def hangs():
+        await released.wait()
+        raise DriverTimeoutError("nvmlDeviceGetMemoryInfo has not returned for 6.0 s", "GPU-1")
+
+    driver.read = hangs
+    polling = asyncio.ensure_future(watch.poll())
+    driver.reported = [DeviceEvent("GPU-0", 62)]
+    await until(lambda: not health(watch)["GPU-0"])
+    assert (health(watch), polling.done()) == ({"GPU-0": False, "GPU-1": True}, False)
+    released.set()
+    await polling
+    assert health(watch) == {"GPU-0": False, "GPU-1": False}
 
 
 async def test_a_gpu_that_was_lost_is_given_out_again_once_it_answered_for_long_enough():

@@ -77,7 +77,7 @@ async def test_a_row_is_not_replaced_before_the_files_it_speaks_of(disk, monkeyp
     book = disk.book()
     await commit(book, ONE)
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise StorageError("a process has other devices mapped")
 
     monkeypatch.setattr(disk.files, "prepare", refuse)

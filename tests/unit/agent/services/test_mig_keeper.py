@@ -58,7 +58,8 @@ class TestMaking:
         assert made == {str(PLACE): node.partitions.instances[str(PLACE)]}
         (there,) = (one for one in places() if one.uuid == str(PLACE))
         geometry = (there.memory_bytes, there.placement_size, there.most_on_device)
-        assert node.records.records[str(PLACE)] == MigRecord(str(PLACE), promise().grant_id, BOOT, made[str(PLACE)].uuid, *geometry)
+        uuid, numbers = made[str(PLACE)].uuid, (7 + PLACE.start, 0)
+        assert node.records.records[str(PLACE)] == MigRecord(str(PLACE), promise().grant_id, BOOT, uuid, *geometry, *numbers)
 
     async def test_the_record_is_written_before_the_instance_is_made(self, node):
         node.promise(promise())

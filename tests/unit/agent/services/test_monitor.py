@@ -17,10 +17,10 @@ from agent.services.driver_watch import DriverWatch
 from agent.services.monitor import DEAD_AFTER_SECONDS, UTILIZATION_MOST_SECONDS, UTILIZATION_SECONDS, Monitor, MonitorOptions
 from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
-from proto.model import Preferences
+from proto.model import ContainerSpec, ContainerState, ContainerStatus, Preferences
 from proto.units import MIB
 from tests.unit.agent.builders import VGPU, board, gpu, grant, ids, instance, pod, reading, share
-from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver
+from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, settle
 
 
 class FakeRegistrar:
@@ -110,6 +110,23 @@ async def test_a_released_container_has_no_series(node):
     await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(), 16)
     await node.book.release([one])
     assert node.scrape()["aliquot_container_info"] == []
+
+
+async def test_an_init_container_that_completed_has_no_series_until_it_runs_again(node):
+    await node.watch.poll()
+    owner = pod("train", ContainerSpec("main", {VGPU: "1"}, init=True))
+    await node.commit(grant(ids("0:0"), of=owner))
+
+    async def series(state: ContainerState) -> int:
+        node.pods.pods_listed([replace(owner, statuses=(ContainerStatus("main", state),))])
+        await settle()
+        metrics = node.scrape()
+        (count,) = {len(metrics[f"aliquot_container_{name}"]) for name in ("launches", "info")}
+        return count
+
+    assert [await series(state) for state in (ContainerState.RUNNING, ContainerState.COMPLETED)] == [1, 0]
+    assert node.scrape()["aliquot_grants"][0].value == 1
+    assert [await series(state) for state in (ContainerState.RUNNING, ContainerState.FAILED)] == [1, 1]
 
 
 @pytest.mark.parametrize("owner", [{"pod_uid": "uid-next"}, {"container": "second"}], ids=["another pod", "another container"])

@@ -16,7 +16,7 @@ from agent.core.planning import Planned
 from agent.core.reconciliation import CLAIMED_GRACE_SECONDS
 from agent.core.region_layout import OWN_GEOMETRY, SLOT_HEADER, SLOT_LIVE
 from agent.errors import DriverMissingError, StorageError
-from agent.ports import NodeState
+from agent.ports import NodeState, PodEvent
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.evictor import Evictor
@@ -28,7 +28,7 @@ from agent.services.telemetry import Telemetry
 from proto import contract
 from proto.model import ContainerState, ContainerStatus, Isolation, Preferences
 from proto.units import MIB
-from tests.unit.agent.builders import VGPU, board, gpu, grant, held, ids, pod, reading
+from tests.unit.agent.builders import VGPU, assigned, board, gpu, grant, held, ids, instance, pod, reading, share
 from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, FakeProcesses, posted, settle, until
 
 GRANT = grant(ids("0:0"), of=pod("a"))
@@ -180,6 +180,70 @@ async def test_a_gone_pods_grant_waits_for_the_first_word_of_the_driver(node, is
     node.census.latest = await node.census.take()
     await node.reconciler.reconcile()
     assert node.grants == set()
+
+
+async def test_the_metric_of_drift_names_the_container_until_it_is_cured(node):
+    def series():
+        (found,) = node.reconciler.families()
+        assert found.name == "aliquot_container_drift"
+        return [dict(zip(found.labels, labels, strict=True)) | {"value": value} for labels, value in found.samples]
+
+    await node.knows(pod("a", phase="Running"))
+    node.disk.cdi.remove(GRANT.grant_id)
+    node.disk.store.remove(GRANT.grant_id)
+    (node.disk.base / "state/ledger/stray").touch()
+    await node.reconciler.reconcile()
+    whose = {"node": "node-1", "namespace": "default", "pod": "a", "container": "main"}
+    assert series() == [{**whose, "kind": kind, "value": 1} for kind in ("lost-row", "lost-spec")]
+    await node.reconciler.reconcile()
+    assert series() == []
+
+
+async def test_limits_that_were_changed_behind_the_agents_back_are_put_right(node):
+    def with_more(limits):
+        return replace(limits, devices=tuple(replace(device, burst_bytes=8 * device.memory_bytes) for device in limits.devices))
+
+    await node.knows(pod("a", phase="Running"))
+    node.disk.files.amend_limits(GRANT.grant_id, with_more)
+    await node.reconciler.reconcile()
+    assert node.drifts() == [DriftKind.CHANGED_LIMITS]
+    await node.reconciler.reconcile()
+    assert node.drifts() == []
+    assert node.disk.files.limits(GRANT.grant_id) == limits_of(GRANT, FailPolicy.CLOSED)
+
+
+async def test_after_a_restart_limits_are_what_they_are_found_to_be_whatever_the_settings_say_by_now(node):
+    restarted = Harness(node.disk.base)
+    restarted.book.load(GRANT.boot_id)
+    await restarted.book.on_disk(lambda: restarted.disk.files.prepare(GRANT, limits_of(GRANT, FailPolicy.OPEN)))
+    await restarted.knows(pod("a", phase="Running"))
+    await restarted.reconciler.reconcile()
+    assert restarted.drifts() == []
+    restarted.disk.files.amend_limits(GRANT.grant_id, lambda limits: replace(limits, fail_open=False))
+    await restarted.reconciler.reconcile()
+    assert restarted.drifts() == [DriftKind.CHANGED_LIMITS]
+
+
+@pytest.mark.parametrize(
+    ("named", "drifts"),
+    [
+        (["MIG-1-0"], []),
+        (["MIG-1-1"], [DriftKind.ASSIGNMENT_DIFFERS]),
+        (["MIG-1-0", "MIG-1-1"], [DriftKind.ASSIGNMENT_DIFFERS]),
+        (["MIG-1-0", "MIG-1-4"], []),
+    ],
+    ids=["the same", "another", "one more", "one of another profile"],
+)
+async def test_the_instances_of_the_board_are_compared_with_assignments(node, named, drifts):
+    node.driver.answer = reading(gpu(0), gpu(1, mig=[instance(1, 0), instance(1, 1), instance(1, 4, profile="3g.40gb")]))
+    await node.watch.poll()
+    owner = pod("m", phase="Running", annotations=assigned("uid-m", main=[share(name) for name in named]))
+    one = grant(frozenset({"MIG-1-0"}), share("MIG-1-0"), of=owner, resource=f"{contract.RESOURCE_MIG_PREFIX}1g.10gb")
+    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, node.watch.board, 16)
+    node.reconciler = node.make(assigned=True)
+    await node.knows(pod("a", phase="Running"), owner)
+    await node.reconciler.reconcile()
+    assert node.drifts() == drifts
 
 
 @pytest.fixture
@@ -387,6 +451,76 @@ async def test_a_gpu_that_goes_is_noticed_long_before_the_period(node):
     node.file_changes.close()
 
 
+RUNNING = pod(
+    "a",
+    phase="Running",
+    statuses=(ContainerStatus("main", ContainerState.RUNNING),),
+    annotations=assigned("uid-a", main=[share(0)]),
+)
+
+
+async def lose_row(node: Harness) -> None:
+    node.disk.store.remove(GRANT.grant_id)
+
+
+async def lose_files(node: Harness) -> None:
+    node.disk.files.remove(GRANT.grant_id)
+
+
+async def change_limits(node: Harness) -> None:
+    more = replace(GRANT, shares=(share(0, 101),))
+    node.disk.files.prepare(GRANT, limits_of(more, FailPolicy.CLOSED))
+
+
+async def lose_spec(node: Harness) -> None:
+    node.disk.cdi.remove(GRANT.grant_id)
+
+
+async def leave_stray(node: Harness) -> None:
+    node.disk.cdi.write("stray", {})
+
+
+async def delete_pod(node: Harness) -> None:
+    await node.knows()
+
+
+async def forget_ids(node: Harness) -> None:
+    node.pod_resources.listing = []
+
+
+async def list_other_ids(node: Harness) -> None:
+    node.pod_resources.listing = [held(RUNNING, ids("0:7"))]
+
+
+async def start_without_grant(node: Harness) -> None:
+    await node.knows(RUNNING, replace(RUNNING, name="b", uid="uid-b", annotations={}))
+
+
+async def lose_gpu(node: Harness) -> None:
+    node.watch.board = board(gpu(1))
+
+
+async def assign_another(node: Harness) -> None:
+    await node.knows(replace(RUNNING, annotations=assigned("uid-a", main=[share(1)])))
+
+
+ON_NODE, ON_A, ON_B = ("node-1", "uid-n"), ("default", "a", "uid-a", "main"), ("default", "b", "uid-b", "main")
+TOLD = {
+    DriftKind.STRAY_FILES: (leave_stray, ON_NODE, "belong to no grant"),
+    DriftKind.LOST_ROW: (lose_row, ON_A, "its row in the ledger on disk is gone"),
+    DriftKind.LOST_FILES: (lose_files, ON_A, "its limits and usage region cannot be read"),
+    DriftKind.CHANGED_LIMITS: (change_limits, ON_A, "its limits on disk are not what it was granted"),
+    DriftKind.LOST_SPEC: (lose_spec, ON_A, "its CDI spec is gone"),
+    DriftKind.POD_GONE: (delete_pod, ON_NODE, "its pod is gone"),
+    DriftKind.UNLISTED: (forget_ids, ON_A, "kubelet has forgotten its devices"),
+    DriftKind.IDS_DIFFER: (list_other_ids, ON_A, "kubelet lists it with other device IDs"),
+    DriftKind.UNGRANTED: (start_without_grant, ON_B, "no grant is known for it"),
+    DriftKind.ASSIGNMENT_DIFFERS: (assign_another, ON_A, "its assignment names GPU-1"),
+    DriftKind.UNKNOWN_DEVICE: (lose_gpu, ON_A, "this node no longer has GPU-0"),
+}
+"""What brings each kind about on the node of the one grant, which object the event is about, and what it says."""
+
+
 class TestDrift:
     async def test_a_node_on_which_all_agree_has_none(self, node):
         await node.watch.poll()
@@ -429,14 +563,27 @@ class TestDrift:
         await node.reconciler.reconcile()
         assert node.disk.store.ids() == [GRANT.grant_id]
 
-    async def test_strays_are_counted_as_they_are_swept_and_told_of_on_the_node(self, node):
-        node.pods.node_changed(NodeState("uid-n", {}, {}))
-        await settle()
+    async def test_strays_are_counted_as_they_are_swept(self, node):
         node.disk.cdi.write("stray", {})
         await node.reconciler.reconcile()
-        told = await posted(node.events, node.api)
-        assert [(event.node, event.node_uid, event.reason) for event in told] == [("node-1", "uid-n", contract.EVENT_REASON_DRIFT)]
         assert node.cured(DriftKind.STRAY_FILES, Cure.REMOVE) == 1
+
+    @pytest.mark.parametrize("kind", DriftKind)
+    async def test_each_kind_is_told_once_on_the_pod_that_has_it_and_on_the_node_where_there_is_none(self, node, kind):
+        breaks, about, words = TOLD[kind]
+        await node.watch.poll()
+        reconciler = node.make(assigned=True)
+        node.pods.node_changed(NodeState("uid-n", {}, {}))
+        await node.knows(RUNNING)
+        await breaks(node)
+        for _ in range(4):
+            await reconciler.reconcile()
+            node.clock.seconds += 0.1
+        (event,) = await posted(node.events, node.api)
+        assert (event.reason, event.warning) == (contract.EVENT_REASON_DRIFT, True)
+        assert words in event.message
+        of_pod = isinstance(event, PodEvent)
+        assert about == ((event.namespace, event.pod, event.pod_uid, event.container) if of_pod else (event.node, event.node_uid))
 
     async def test_a_pod_whose_devices_kubelet_forgot_is_told_so_when_that_lasts(self, node):
         await node.knows(pod("a", phase="Running", statuses=(ContainerStatus("main", ContainerState.RUNNING),)))

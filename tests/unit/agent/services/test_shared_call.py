@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
@@ -29,7 +30,7 @@ async def server():
 
 
 async def test_all_who_ask_while_a_call_runs_share_the_one_that_begins_after_them(server):
-    shared = SharedCall(server.call, 0.0)
+    shared = SharedCall(server.call, 0.0, nullcontext)
     first = asyncio.ensure_future(shared.answer())
     await until(lambda: server.calls)
     others = [asyncio.ensure_future(shared.answer()) for _ in range(40)]
@@ -41,7 +42,7 @@ async def test_all_who_ask_while_a_call_runs_share_the_one_that_begins_after_the
 
 async def test_calls_are_apart(server):
     server.may_answer.set()
-    shared = SharedCall(server.call, 0.05)
+    shared = SharedCall(server.call, 0.05, nullcontext)
     begun = asyncio.get_running_loop().time()
     for _ in range(3):
         await shared.answer()
@@ -49,7 +50,7 @@ async def test_calls_are_apart(server):
 
 
 async def test_an_error_is_told_to_all_and_forgotten(server):
-    shared = SharedCall(server.call, 0.0)
+    shared = SharedCall(server.call, 0.0, nullcontext)
     server.error = OSError("away")
     server.may_answer.set()
     outcomes = await asyncio.gather(*(shared.answer() for _ in range(3)), return_exceptions=True)
@@ -59,10 +60,30 @@ async def test_an_error_is_told_to_all_and_forgotten(server):
 
 
 async def test_one_who_is_cancelled_leaves_the_call_to_the_others(server):
-    shared = SharedCall(server.call, 0.0)
+    shared = SharedCall(server.call, 0.0, nullcontext)
     cancelled, waits = (asyncio.ensure_future(shared.answer()) for _ in range(2))
     await until(lambda: server.calls)
     cancelled.cancel()
     server.may_answer.set()
     assert await waits == 1
     assert cancelled.cancelled()
+
+
+async def test_all_who_ask_while_a_call_waits_for_its_turn_share_it(server):
+    its_turn, left = asyncio.Event(), []
+
+    @asynccontextmanager
+    async def turn():
+        await its_turn.wait()
+        yield
+        left.append(server.calls)
+
+    shared = SharedCall(server.call, 0.0, turn)
+    server.may_answer.set()
+    askers = []
+    for _ in range(3):
+        askers.append(asyncio.ensure_future(shared.answer()))
+        await settle()
+    its_turn.set()
+    assert await asyncio.gather(*askers) == [1] * 3
+    assert left == [1]

@@ -40,6 +40,31 @@ class TestDriver:
         assert bad(found) == []
         assert "1 x NVIDIA H200" in of(found, "driver.nvml").found
 
+    @pytest.mark.parametrize("hook", ["/usr/bin/nvidia-cdi-hook", "/usr/local/nvidia/toolkit/nvidia-cdi-hook"])
+    def test_limits_of_the_driver_are_possible_with_all_they_need(self, root, hook):
+        self.answer |= {"driver": "615.10", "cgroup_limits": True}
+        root.write(hook).write("/sys/fs/cgroup/cgroup.controllers")
+        finding = of(self.found(root), "driver.limits")
+        assert (finding.severity, hook in finding.found) == (Severity.OK, True)
+
+    @pytest.mark.parametrize(
+        ("changed", "missing", "words"),
+        [
+            ({"driver": "580.159.03"}, "", "driver 580 has no limits of its own"),
+            ({"cgroup_limits": False}, "", "NVML of driver 615.10 has no calls"),
+            ({}, "/usr/bin/nvidia-cdi-hook", "there is no /usr/bin/nvidia-cdi-hook and no /usr/local/nvidia/toolkit/nvidia-cdi-hook"),
+            ({}, "/sys/fs/cgroup/cgroup.controllers", "not of version 2"),
+        ],
+    )
+    def test_what_limits_of_the_driver_lack_is_said_and_is_no_fault(self, root, changed, missing, words):
+        self.answer |= {"driver": "615.10", "cgroup_limits": True, **changed}
+        root.write("/usr/bin/nvidia-cdi-hook").write("/sys/fs/cgroup/cgroup.controllers")
+        if missing:
+            root.remove(missing)
+        finding = of(self.found(root), "driver.limits")
+        assert (finding.severity, words in finding.found) == (Severity.INFO, True)
+        assert ";" not in finding.found, "the rest is there"
+
     def test_a_missing_module_is_an_error_and_nouveau_is_named(self, root):
         root.remove("/proc/driver/nvidia")
         assert "modprobe nvidia" in of(self.found(root), "driver.module").fix
@@ -419,6 +444,13 @@ class TestToolkit:
         assert of(findings(root, runtime.check), "toolkit.config").severity is Severity.INFO
 
 
+class Nobody:
+    """Reaches no server."""
+
+    def open(self, url: str, timeout: float):
+        raise OSError(url)
+
+
 class TestSystem:
     def test_control_groups_v1_are_a_warning(self, root):
         root.remove("/sys/fs/cgroup/cgroup.controllers").write("/sys/fs/cgroup/memory/tasks")
@@ -435,6 +467,11 @@ class TestSystem:
     def test_an_agent_that_does_not_answer_is_a_warning(self, root):
         root.write(f"{DoctorOptions().runtime_dir}/metrics-address", "127.0.0.1:9\n")
         assert bad(findings(root, agent.check)) == ["agent.ready"]
+
+    def test_an_address_that_ends_like_every_address_is_asked_as_it_is(self, root, monkeypatch):
+        root.write(f"{DoctorOptions().runtime_dir}/metrics-address", "10.0.0.0:9402\n")
+        monkeypatch.setattr(agent, "_DIRECT", Nobody())
+        assert of(findings(root, agent.check), "agent.ready").found == "no agent answers on 10.0.0.0:9402: http://10.0.0.0:9402/readyz"
 
     @pytest.mark.parametrize(("listening", "written"), [("127.0.0.2", "127.0.0.2"), ("127.0.0.1", "0.0.0.0")])
     def test_the_agent_is_asked_where_it_wrote_that_it_listens_and_past_a_proxy(self, root, monkeypatch, listening, written):

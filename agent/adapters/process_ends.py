@@ -1,0 +1,36 @@
+"""Tells when a process has ended that is no child of ours, by its pidfd: at once, and never of another that has got its pid since."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from agent.errors import ProcessError
+
+
+class PidfdProcessEnds:
+    """Implements ``ports.ProcessEnds``."""
+
+    def watch(self, pid: int, tell: Callable[[], None]) -> Callable[[], None]:
+        """See ``ports.ProcessEnds``."""
+        loop = asyncio.get_running_loop()
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return loop.call_soon(tell).cancel
+        except OSError as exc:
+            raise ProcessError(f"watching process {pid}: {exc.strerror}") from exc
+        watching = True
+
+        def stop() -> None:
+            nonlocal watching
+            if watching:
+                watching = False
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+
+        def end() -> None:
+            stop()
+            tell()
+
+        loop.add_reader(descriptor, end)
+        return stop

@@ -1,0 +1,92 @@
+import pytest
+
+from agent.errors import DriverError, DriverLeftError, DriverMismatchError, DriverMissingError, DriverTimeoutError
+from agent.services.driver_guard import FIRST_PATIENCE_SECONDS, LOOK_SECONDS, PATIENCE_SECONDS, DriverGuard
+from agent.services.driver_watch import DriverWatch
+from tests.unit.agent.fakes import FakeClock, FakeDriver
+from tests.unit.agent.services.test_driver_watch import BOTH, ONE_LOST
+
+MISMATCH = DriverMismatchError("library and loaded kernel module have different versions")
+
+
+class Guarded:
+    """A guard over a driver that is read as often as the guard looks."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.driver = FakeDriver(BOTH)
+        self.watch = DriverWatch(self.driver, 5.0, monotonic=self.clock.monotonic)
+        self.guard = DriverGuard(self.watch, self.clock.monotonic)
+
+    async def goes_on_for(self, seconds, answer):
+        """Whether the agent is still there after so long with an answer."""
+        self.driver.answer = answer
+        for _ in range(int(seconds / LOOK_SECONDS)):
+            await self.watch.poll()
+            try:
+                self.guard.look()
+            except DriverError:
+                return False
+            self.clock.seconds += LOOK_SECONDS
+        return True
+
+
+@pytest.fixture
+def node():
+    return Guarded()
+
+
+async def test_a_mismatch_that_outlasts_its_time_ends_an_agent_that_had_worked(node):
+    assert await node.goes_on_for(60, BOTH)
+    assert await node.goes_on_for(PATIENCE_SECONDS, MISMATCH)
+    assert not await node.goes_on_for(2 * LOOK_SECONDS, MISMATCH)
+
+
+async def test_a_mismatch_that_was_there_at_the_start_is_given_longer(node):
+    assert await node.goes_on_for(FIRST_PATIENCE_SECONDS, MISMATCH)
+    assert not await node.goes_on_for(2 * LOOK_SECONDS, MISMATCH)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [BOTH, DriverMissingError("the kernel module is not loaded"), DriverTimeoutError("nvmlInit has not returned")],
+    ids=["it was cured", "the module went", "it hung"],
+)
+async def test_a_mismatch_that_passes_begins_from_new_when_it_comes_back(node, between):
+    await node.goes_on_for(60, BOTH)
+    for _ in range(3):
+        assert await node.goes_on_for(PATIENCE_SECONDS, MISMATCH)
+        assert await node.goes_on_for(2 * LOOK_SECONDS, between)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(ONE_LOST, id="a lost GPU"),
+        pytest.param(DriverMissingError("libnvidia-ml.so.1 was not found"), id="no driver"),
+        pytest.param(DriverTimeoutError("nvmlInit has not returned"), id="a hang"),
+        pytest.param(DriverError("nvmlInit: unknown error"), id="an unknown error"),
+        pytest.param(DriverLeftError("mig-manager"), id="kept out"),
+    ],
+)
+@pytest.mark.parametrize("worked", [True, False])
+async def test_whatever_else_is_wrong_ends_no_agent(node, answer, worked):
+    if worked:
+        await node.goes_on_for(60, BOTH)
+    assert await node.goes_on_for(2 * FIRST_PATIENCE_SECONDS, answer)
+
+
+async def test_while_nobody_looks_at_the_driver_nothing_is_known_of_a_mismatch(node):
+    await node.goes_on_for(60, BOTH)
+    for _ in range(3):
+        assert await node.goes_on_for(PATIENCE_SECONDS, MISMATCH)
+        assert await node.goes_on_for(2 * LOOK_SECONDS, DriverLeftError("mig-manager"))
+
+
+async def test_the_loop_ends_with_the_error(node, monkeypatch):
+    monkeypatch.setattr("agent.services.driver_guard.LOOK_SECONDS", 0.0)
+    node.watch.failure, node.watch.answered = MISMATCH, True
+    node.guard.look()
+    node.clock.seconds += PATIENCE_SECONDS
+    with pytest.raises(DriverError, match="The agent ends"):
+        await node.guard.run()
