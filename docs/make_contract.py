@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
+from agent import mps_settings
 from agent import settings as agent_settings
 from agent.core.audit import FindingKind
 from agent.core.drift import CURES, DriftKind
@@ -75,13 +76,21 @@ def page() -> str:
         ),
         _section("Findings of the audit", "The label `kind` of `aliquot_audit_findings`.", _members(FindingKind)),
         _settings("Settings of the agent", agent_settings.TABLE, "ALIQUOT_CONFIG"),
+        _settings("Settings of aliquot-mps", mps_settings.TABLE, "ALIQUOT_MPS_CONFIG"),
         _settings("Settings of the scheduler", scheduler_settings.TABLE, "ALIQUOT_SCHEDULER_CONFIG"),
         _section(
             "Exit codes",
-            "Of `aliquot`; agent and scheduler know 0, 1 and 2.",
+            "Of `aliquot`; agent, `aliquot-mps` and scheduler know 0, 1 and 2.",
             [(str(code), text) for code, text in exit_codes.TABLE.items()],
         ),
-        _section("Metrics", "Names and help texts as `/metrics` has them; counters end in `_total` there.", sorted(_metrics())),
+        _section(
+            "Metrics",
+            "Names and help texts as `/metrics` has them; counters end in `_total` there. The series of a container, "
+            "`aliquot_container_*`, are there from its grant until it has ended for good, such as an init container that completed, and "
+            "stay while it restarts. What it was granted counts in `aliquot_device_*` and `aliquot_grants` until its pod ends or kubelet "
+            "gives its IDs to another container of it.",
+            sorted(_metrics()),
+        ),
     ]
     return "\n".join(parts)
 
