@@ -72,6 +72,7 @@ from agent.services.mps_keeper import MpsKeeper
 from agent.services.offering import Offering
 from agent.services.overhead import OverheadKeeper
 from agent.services.page_keeper import PageKeeper
+from agent.services.pausing import Pauser
 from agent.services.pending import PendingPods
 from agent.services.pod_cache import PodCache
 from agent.services.process_census import ProcessCensus
@@ -194,6 +195,7 @@ class _Agent:
         liveness = Liveness(book=self._book, files=files, census=self._census, processes=processes, watch=self._driver)
         self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
+        self._pauser = Pauser(book=self._book, pods=self._pods, files=files, events=self._events)
         kubelet_memory = KubeletCheckpoint(Path(settings.kubelet_device_plugin_dir))
         self._injection = injection = Injection(
             settings.device_injection,
@@ -355,6 +357,7 @@ class _Agent:
             self._overhead.run(),
             self._census.run(),
             self._borrower.run(),
+            self._pauser.run(),
             self._publisher.run(),
             self._cordons.run(),
             self._memory.run(),

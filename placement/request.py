@@ -106,7 +106,18 @@ def pod_preferences(annotations: Mapping[str, str]) -> Preferences:
         priority=_choice_in(annotations, contract.ANNOTATION_PRIORITY, Priority),
         memory_burst=_memory_burst(annotations),
         cores_mode=_choice_in(annotations, contract.ANNOTATION_CORES_MODE, CoresMode),
+        paused=is_paused(annotations),
     )
+
+
+def is_paused(annotations: Mapping[str, str]) -> bool:
+    """Read whether a pod's launches are to wait; this may change while it runs. Raises RequestError."""
+    text = annotations.get(contract.ANNOTATION_PAUSED, "false")
+    if text not in ("true", "false"):
+        raise RequestError(
+            f"annotation {contract.ANNOTATION_PAUSED}: {quote(text)} is none of true, false: write one of these, or remove it"
+        )
+    return text == "true"
 
 
 # --- limits -------------------------------------------------------------------------------------------------------
@@ -229,9 +240,15 @@ def _check_preferences(request: ContainerRequest, preferences: Preferences) -> N
     An amount of memory beside ``isolation: exclusive`` is for quotas to count: the GPU is given whole. That it is no less than the GPU
     has is a matter of fit.py.
     """
+    name = request.container
+    if preferences.paused and (request.mig or preferences.isolation not in (None, Isolation.SHIM)):
+        without_shim = "MIG instances" if request.mig else f"{contract.ANNOTATION_ISOLATION}: {preferences.isolation}"
+        raise RequestError(
+            f'container {name} asks for {without_shim} with {contract.ANNOTATION_PAUSED}: "true", and only the shim can pause: '
+            "remove one of the two"
+        )
     if request.mig:
         return
-    name = request.container
     if preferences.isolation is Isolation.MIG:
         raise RequestError(
             f"container {name} asks for {contract.RESOURCE_VGPU} with {contract.ANNOTATION_ISOLATION}: mig: "

@@ -196,6 +196,7 @@ class Preferences:
     memory_burst: float | None = None
     cores_mode: CoresMode | None = None
     """None is a ceiling."""
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

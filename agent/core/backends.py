@@ -110,7 +110,15 @@ def backend_trouble(request: ContainerRequest, preferences: Preferences, offer: 
             f"{annotation} limits memory and not compute, and container {request.container} asks for cores. "
             f"Remove {contract.RESOURCE_VGPU_CORES}, or ask for isolation: shim"
         )
-    return _burst_trouble(request, preferences, backend, most_memory_burst)
+    trouble = pause_trouble(request.container, backend) if preferences.paused else ""
+    return trouble or _burst_trouble(request, preferences, backend, most_memory_burst)
+
+
+def pause_trouble(container: str, backend: Isolation) -> str:
+    """Say why the launches of a container cannot be made to wait; empty when they can."""
+    if backend is Isolation.SHIM:
+        return ""
+    return f'annotation {contract.ANNOTATION_PAUSED}: "true" is for isolation: shim, and container {container} has {backend}. Remove it'
 
 
 def _burst_trouble(request: ContainerRequest, preferences: Preferences, backend: Isolation, most_memory_burst: float) -> str:

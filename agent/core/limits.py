@@ -1,7 +1,7 @@
 """The limits a grant becomes: which words the shim reads for each share of a container."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from agent.core.borrowing import MOST_PERCENT
@@ -48,6 +48,11 @@ def limits_of(
     return Limits(devices, fail_open=fail_policy is FailPolicy.OPEN)
 
 
+def pausing(limits: Limits, *, paused: bool) -> Limits:
+    """Return limits under which a container's launches wait, or do not."""
+    return replace(limits, devices=tuple(replace(device, paused=paused) for device in limits.devices))
+
+
 def _device_limit(share: DeviceShare, preferences: Preferences, facts: DeviceFacts) -> DeviceLimit:
     cores = share.cores_percent or 0
     by_weight = preferences.cores_mode is CoresMode.WEIGHT
@@ -60,6 +65,7 @@ def _device_limit(share: DeviceShare, preferences: Preferences, facts: DeviceFac
         sm_percent=min(cores, MOST_PERCENT) if by_weight else cores,
         sm_weight=cores if by_weight else 0,
         priority=PRIORITY_VALUES[preferences.priority],
+        paused=preferences.paused,
         priority_line=facts.priority_lines.get(share.device_uuid, 0) if has_line else 0,
     )
 

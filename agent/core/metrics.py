@@ -283,13 +283,18 @@ _CONTAINER_GAUGES: Sequence[tuple[str, str, _RowValue]] = (
         lambda row: row.limit.sm_percent / units.WHOLE_GPU_PERCENT if row.limit is not None and row.limit.sm_percent else None,
     ),
     (
+        "container_paused",
+        "1 while the container's launches wait because its pod is paused, else 0; of containers under the shim.",
+        lambda row: float(row.limit.paused) if row.limit is not None else None,
+    ),
+    (
         "container_utilization_ratio",
         "Share of the last seconds in which the container's kernels ran: the driver's sample, else what was paid for, else absent.",
         lambda row: row.utilization,
     ),
     (
         "container_launches_waiting",
-        "Launches that wait now for their share of compute, a turn or a higher priority; at least 1 for a second after one for compute.",
+        "Launches that wait now: for compute, a turn, a higher priority, a pause to end; at least 1 for a second after one for compute.",
         lambda row: float(row.usage.waiting) if row.usage is not None else None,
     ),
 )
@@ -307,7 +312,7 @@ _CONTAINER_COUNTERS: Sequence[tuple[str, str, _RowValue]] = (
     ),
     (
         "container_throttled_seconds",
-        "Time the container's launches waited for their share of compute, a turn or a higher priority; counted when a wait is over.",
+        "Time the container's launches waited: for compute, a turn, a higher priority, a pause to end; counted when a wait is over.",
         lambda row: _seconds(row.count("throttled_ns")),
     ),
 )

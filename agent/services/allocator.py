@@ -248,7 +248,7 @@ class Allocator:
         except (DriverError, MpsError) as exc:
             return await self._withdraw(planned.grant, exc)
         if before is None or before.shares != planned.grant.shares or before.pod_uid != planned.grant.pod_uid:
-            self._announce(planned.grant, left_to_runtime=by_cdi and host is None)
+            self._announce(planned, left_to_runtime=by_cdi and host is None)
         return planned.grant
 
     def _admission_trouble(self, answer: Answer, ask: Ask) -> Refusal | None:
@@ -372,14 +372,17 @@ class Allocator:
             )
         return refusal
 
-    def _announce(self, grant: Grant, *, left_to_runtime: bool) -> None:
+    def _announce(self, planned: Planned, *, left_to_runtime: bool) -> None:
         """Args: left_to_runtime: whether nothing here names the driver's files, so that NVIDIA's runtime has to bring them."""
+        grant = planned.grant
         shares = "; ".join(
             f"{share.device_uuid}: {units.format_memory(share.memory_bytes)}"
             + (f", {share.cores_percent} percent of cores" if share.cores_percent else "")
             for share in grant.shares
         )
         message = f"container {grant.container} was granted {shares}"
+        if planned.preferences.paused:
+            message += f", and starts paused (annotation {contract.ANNOTATION_PAUSED})"
         if left_to_runtime:
             self._telemetry.grants_without_host_spec.inc()
             message += (

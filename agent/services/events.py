@@ -27,12 +27,15 @@ class EventRecorder:
         self._queue: asyncio.Queue[PodEvent | NodeEvent] = asyncio.Queue(QUEUE_LENGTH)
         self._posted_at: dict[PodEvent | NodeEvent, float] = {}
 
-    def record(self, event: PodEvent | NodeEvent) -> None:
-        """Take an event to be posted, unless the same was not long ago."""
+    def record(self, event: PodEvent | NodeEvent, *, happened: bool = False) -> None:
+        """Take an event to be posted, unless the same was not long ago.
+
+        Args: happened: whether it tells of something that came about just now, and is news each time that does.
+        """
         now = self._clock.monotonic()
         self._posted_at = {known: at for known, at in self._posted_at.items() if now - at < REPEAT_AFTER_SECONDS}
         same = replace(event, message=lasting(event.message))
-        if same in self._posted_at:
+        if same in self._posted_at and not happened:
             return
         try:
             self._queue.put_nowait(event)

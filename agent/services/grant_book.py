@@ -28,6 +28,7 @@ from agent.core.cdi_scans import ScanBacklog, ScanPace
 from agent.core.drift import FilesOfGrant
 from agent.core.inventory import DeviceBoard
 from agent.core.ledger import Grant, Ledger
+from agent.core.limits import pausing
 from agent.core.planning import Planned
 from agent.core.reconciliation import orphans
 from agent.core.region_layout import Limits
@@ -156,6 +157,19 @@ class GrantBook:
             await self._write_all(grant, partial(self._write, grant, limits, spec, mounted=True))
 
         await self._whole((grant.grant_id,), change())
+
+    async def pause(self, grant: Grant, *, paused: bool) -> bool:
+        """Let the launches of a container wait, or go on, from now on; return whether it was not over. Raises StorageError."""
+
+        def work() -> bool:
+            change = partial(pausing, paused=paused)
+            self._files.amend_limits(grant.grant_id, change)
+            written = self._written_limits.get(grant.grant_id)
+            if written is not None:
+                self._written_limits[grant.grant_id] = change(written)
+            return True
+
+        return bool(await self._change(partial(self._is_current, grant), work))
 
     async def release(self, grants: Iterable[Grant]) -> None:
         """Remove files and rows of grants that are over, and then the promises: of each, whatever becomes of the others.

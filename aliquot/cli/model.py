@@ -32,6 +32,7 @@ _SLICE_VALUES = {
     "container_throttled_seconds_total": "throttled_seconds",
     "container_refusals_total": "refusals",
     "container_launches_waiting": "waiting",
+    "container_paused": "paused",
     "container_enforcement_in_force": "in_force",
 }
 _FURTHER = ("device_info", "device_health", "device_mig_instance_info", "container_info", "build_info")
@@ -64,6 +65,7 @@ class Slice:
     """Over the time between two looks; None at the first."""
     refusals: float | None = None
     waiting: float | None = None
+    paused: float | None = None
     in_force: float | None = None
 
     @property

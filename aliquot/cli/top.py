@@ -68,7 +68,8 @@ def command(
     """Show slices, gpus or nodes with what is used of them.
 
     A slice is one container's share of one GPU. USED is what its processes hold, against LIMIT; UTIL the share of the GPU's time it used
-    lately; THROTTLED how long its work has waited for its share of compute so far, and with --watch which part of the time it waits.
+    lately; THROTTLED how long its work has waited for its share of compute so far, and with --watch which part of the time it waits; of a
+    pod with aliquot.dev/paused it is "paused".
     """
     ask = Ask(kind, node_names, namespace, words, sort, output)
     cluster = connect(target)
@@ -151,6 +152,8 @@ def _used_of(used: float | None, total: float | None) -> Cell:
 
 
 def _throttled(one: Slice) -> Cell:
+    if one.paused:
+        return Cell("paused", "yellow")
     if one.throttled_ratio is not None:
         return Cell(percent(one.throttled_ratio), "yellow" if one.throttled_ratio >= 0.5 else None)
     return Cell(UNKNOWN if one.throttled_seconds is None else f"{one.throttled_seconds:.1f}s")

@@ -44,8 +44,8 @@ def shape_of(request: PodRequest) -> PodRequest:
     containers = tuple(replace(container, container=f"c{position}") for position, container in enumerate(request.containers))
     preferences, burst = request.preferences, burst_of(request.containers, request.preferences)
     counted = None if burst == 1 else burst
-    if (preferences.priority, preferences.memory_burst) != (None, counted):  # rarely: a copy costs more than all the rest
-        preferences = replace(preferences, priority=None, memory_burst=counted)
+    if (preferences.priority, preferences.paused, preferences.memory_burst) != (None, False, counted):  # rarely: a copy costs most
+        preferences = replace(preferences, priority=None, paused=False, memory_burst=counted)
     return PodRequest(containers, preferences)
 
 

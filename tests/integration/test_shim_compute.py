@@ -6,6 +6,8 @@ The mathematics of the limiter is in cuda_shim/tests/test_limit.c, where time is
 
 import contextlib
 import json
+import os
+import select
 import statistics
 import time
 from dataclasses import replace
@@ -259,12 +261,63 @@ def test_the_waiting_threads_of_a_killed_program_are_not_its_successors(node):
         assert container.snapshot().slots[0].devices[0].waiting == 0
 
 
-def test_memory_can_be_had_and_freed_while_a_program_is_paused(node):
-    container = tenant(node, 50)
-    with container.repl() as program:
+@pytest.mark.parametrize("launch", ["kernel", "ex", "cooperative", "graph"])
+def test_every_kind_of_launch_of_a_container_without_limits_waits_while_it_is_paused(node, launch):
+    container = tenant(node, 0)
+    with work(container, 600, "--launch", launch) as program:
+        pipe = program.process.stdout.fileno()
+
+        def said(seconds: float) -> bytes:
+            """What the worker, which reports every second, says next; nothing if that takes longer."""
+            return os.read(pipe, 65536) if select.select([pipe], [], [], seconds)[0] else b""
+
+        assert said(20)
         change(container, paused=True)
-        assert program.ask(f"alloc alloc {MIB}")["result"] == 0
-        assert program.ask("free alloc 0")["result"] == 0
+        await_waiting(container, 1)
+        said(0)
+        assert said(2.5) == b""
+        assert waiting(container) == 1
+        change(container, paused=False)
+        assert said(20)
+
+
+PAUSED_PROGRAM = """
+import threading
+start()
+function, context, pointer, host = load(), out(), out(), (ctypes.c_char * 4096)(7)
+must("cuCtxGetCurrent", ctypes.byref(context))
+spin(function, 300_000)
+tell(ready=True)
+sys.stdin.readline()
+must("cuCtxSynchronize")  # what was launched before ends
+def launch():
+    must("cuCtxSetCurrent", context.value)
+    spin(function, 10)
+    tell(launched=True)
+threading.Thread(target=launch).start()
+sys.stdin.readline()
+must("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(4096))
+must("cuMemcpyHtoD_v2", pointer, host, ctypes.c_size_t(4096))
+must("cuMemsetD8_v2", pointer, ctypes.c_ubyte(1), ctypes.c_size_t(4096))
+must("cuMemcpyDtoH_v2", host, pointer, ctypes.c_size_t(4096))
+must("cuCtxSynchronize")
+must("cuMemFree_v2", pointer)
+tell(went_on=True)
+"""
+
+
+@pytest.mark.parametrize("sm_percent", [0, 50])
+def test_all_but_launches_goes_on_while_a_program_is_paused(node, sm_percent):
+    container = tenant(node, sm_percent)
+    with container.start_python(PROGRAM + PAUSED_PROGRAM) as program:
+        assert program.listen() == {"ready": True}
+        change(container, paused=True)
+        program.tell("")
+        await_waiting(container, 1)
+        assert program.ask("") == {"went_on": True}
+        assert waiting(container) == 1
+        change(container, paused=False)
+        assert program.listen() == {"launched": True}
 
 
 # --- kills ------------------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ ANNOTATIONS = {
     "hami.io/gpu-scheduler-policy": ["binpack", "spread,numa"],
     "aliquot.dev/isolation": ["exclusive", "shim"],
     "aliquot.dev/memory-burst": ["2"],
+    "aliquot.dev/paused": ["true", "maybe"],
     "aliquot.dev/assignment": ["{}"],
     "aliquot.dev/retry": ["7"],
 }

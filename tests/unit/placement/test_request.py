@@ -113,6 +113,9 @@ def test_no_annotations_are_no_preferences():
         ("memory-burst", "nan", "from 1 to 10"),
         ("memory-burst", "1e0", "from 1 to 10"),
         ("memory-burst", "150%", "from 1 to 10"),
+        ("paused", "yes", "'yes' is none of true, false: write one of these, or remove it"),
+        ("paused", "True", "none of true, false"),
+        ("paused", "", "none of true, false"),
     ],
 )
 def test_an_annotation_that_is_none_of_the_choices_is_refused(annotation, value, says):
@@ -130,6 +133,9 @@ def test_an_annotation_that_is_none_of_the_choices_is_refused(annotation, value,
         ({"vgpu": "1", "vgpu_memory": "10"}, {"isolation": "exclusive", "memory_burst": "2"}, "no memory beyond a whole one"),
         ({"vgpu": "1"}, {"memory_burst": "2"}, "no memory beyond a whole one"),
         ({"vgpu": "1", "vgpu_memory": "100"}, {"cores_mode": "weight"}, "its cores are its weight"),
+        ({"vgpu": "1"}, {"isolation": "mps", "paused": "true"}, "aliquot.dev/isolation: mps with .* only the shim can pause"),
+        ({"vgpu": "1"}, {"isolation": "exclusive", "paused": "true"}, "only the shim can pause: remove one of the two"),
+        ({"mig-1g.10gb": "1"}, {"paused": "true"}, "asks for MIG instances with .* only the shim can pause"),
     ],
 )
 def test_annotations_that_contradict_the_amounts_are_refused(limits, annotations, says):
@@ -138,6 +144,16 @@ def test_annotations_that_contradict_the_amounts_are_refused(limits, annotations
         pod_request(pod)
     with pytest.raises(RequestError, match=says):
         request_of_container(pod, "main")
+
+
+@pytest.mark.parametrize(("text", "paused"), [("true", True), ("false", False)])
+def test_a_pod_is_paused_or_not(text, paused):
+    assert pod_preferences(annotated(paused=text)).paused is paused
+
+
+def test_what_nothing_can_pause_may_say_that_it_is_not_paused():
+    pod = make_pod(make_spec(vgpu="1"), annotations=annotated(isolation="mps", paused="false"))
+    assert not pod_request(pod).preferences.paused
 
 
 def test_isolation_mig_suits_a_container_that_asks_for_instances():

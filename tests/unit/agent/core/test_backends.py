@@ -81,6 +81,11 @@ class TestTrouble:
         assert "which is at most 1.4" in self.trouble(ask(), 1.4, memory_burst=1.5)
         assert "which is none" in self.trouble(ask(), 1.0, memory_burst=1.5)
 
+    @pytest.mark.parametrize("isolation", [Isolation.MPS, Isolation.DRIVER, Isolation.EXCLUSIVE])
+    def test_only_the_shim_pauses_a_container(self, isolation):
+        assert f"is for isolation: shim, and container main has {isolation}" in self.trouble(ask(), paused=True, isolation=isolation)
+        assert self.trouble(ask(), isolation=isolation) == self.trouble(ask(), paused=True) == ""
+
     def test_only_the_shim_lets_a_container_burst(self):
         assert "is for isolation: shim" in self.trouble(ask(), 2.0, memory_burst=1.5, isolation=Isolation.MPS)
 

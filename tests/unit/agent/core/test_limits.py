@@ -1,6 +1,6 @@
 import pytest
 
-from agent.core.limits import DeviceFacts, FailPolicy, limits_of
+from agent.core.limits import DeviceFacts, FailPolicy, limits_of, pausing
 from proto.model import CoresMode, Preferences, Priority
 from proto.units import MIB
 from tests.unit.agent.builders import grant, ids, share
@@ -22,6 +22,14 @@ def test_the_fail_policy_reaches_the_shim():
 @pytest.mark.parametrize(("priority", "sign"), [(Priority.HIGH, 1), (None, 0), (Priority.LOW, -1)])
 def test_a_pod_without_a_priority_stands_between_high_and_low(priority, sign):
     assert limits_of(grant(ids("0:0")), FailPolicy.CLOSED, Preferences(priority=priority)).devices[0].priority == sign
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_paused_pod_is_paused_on_all_its_devices(paused):
+    both = limits_of(grant(ids("0:0", "1:0"), share(0), share(1)), FailPolicy.CLOSED, Preferences(paused=paused))
+    assert [device.paused for device in both.devices] == [paused, paused]
+    assert [device.paused for device in pausing(both, paused=not paused).devices] == [not paused, not paused]
+    assert pausing(pausing(both, paused=not paused), paused=paused) == both
 
 
 def test_only_a_pod_with_a_priority_has_a_line_in_the_page():

@@ -7,7 +7,7 @@ from agent.core.mig import MigRecord
 from agent.core.sensors import DeviceSensors
 from agent.core.tally import Counts
 from agent.core.usage import ContainerUsage, DeviceUsage
-from proto.model import Isolation
+from proto.model import Isolation, Preferences
 from proto.units import MIB
 from tests.unit.agent.builders import BOOT, board, gpu, grant, ids, instance, pod, share
 from tests.unit.agent.partitions import dynamic_gpu, place
@@ -148,6 +148,16 @@ def test_the_ceiling_is_what_holds_now_and_the_limit_what_was_granted():
     assert by_device(found["aliquot_container_cores_limit_ratio"]) == {"GPU-0": 0.3}
     assert by_device(found["aliquot_container_cores_ceiling_ratio"]) == {"GPU-0": 0.45}
     assert by_device(found["aliquot_container_memory_burst_bytes"]) == {"GPU-1": 300 * MIB}
+
+
+def test_a_paused_container_is_told_from_one_that_is_not_and_from_one_that_nobody_can_pause():
+    other, mps = grant(ids("0:1"), of=pod("other")), replace(grant(ids("0:2"), of=pod("mps")), isolation=Isolation.MPS)
+    limits = {
+        TWO.grant_id: limits_of(TWO, FailPolicy.CLOSED, Preferences(paused=True)),
+        other.grant_id: limits_of(other, FailPolicy.CLOSED),
+    }
+    found = scrape(TWO, other, mps, limits=limits)["aliquot_container_paused"]
+    assert {(one["pod"], value) for one, (_, value) in zip(labelled(found), found.samples, strict=True)} == {("train", 1), ("other", 0)}
 
 
 class TestEnforcement:

@@ -368,6 +368,17 @@ async def test_a_pod_without_a_priority_has_no_page(node):
     assert node.limits(ids("0:0")).devices[0].priority_line == 0
 
 
+@pytest.mark.parametrize("paused", ["true", "false"])
+async def test_a_container_of_a_paused_pod_starts_paused_and_is_said_to(node, paused):
+    one = placed()
+    one = replace(one, annotations={**one.annotations, contract.ANNOTATION_PAUSED: paused})
+    await node.ready(one)
+    assert await node.start(one, ids("0:0")) is None
+    assert node.limits(ids("0:0")).devices[0].paused is (paused == "true")
+    (event,) = await posted(node.events, node.api)
+    assert ("starts paused" in event.message) is (paused == "true")
+
+
 async def test_only_a_container_that_may_burst_has_the_nodes_page_of_turns(tmp_path):
     may_burst = partial(make_backends, most_memory_burst=2.0)
     node = Harness(tmp_path, backends=may_burst, turns_page="/run/aliquot/turns/page")

@@ -30,6 +30,18 @@ async def test_a_repeated_sentence_is_posted_once_in_a_while():
     assert [event.message for event in api.events] == ["no room", "other", "no room"]
 
 
+async def test_what_happened_again_is_told_again():
+    api = FakeKubeApi()
+    recorder = EventRecorder(api, FakeClock())
+    for _ in range(2):
+        recorder.record(EVENT, happened=True)
+    recorder.record(EVENT)
+    recorder.record(replace(EVENT, message="other"))
+    async with posting(recorder):
+        await until(lambda: len(api.events) >= 3)
+    assert [event.message for event in api.events] == ["no room", "no room", "other"]
+
+
 async def test_a_refusal_that_tells_how_long_a_call_has_hung_is_the_same_a_moment_later():
     api = FakeKubeApi()
     recorder = EventRecorder(api, FakeClock())

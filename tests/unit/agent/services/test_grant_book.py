@@ -8,7 +8,7 @@ from agent.core.cdi import HostSpecError, file_name
 from agent.core.cdi_scans import ScanPace
 from agent.core.drift import DriftKind, Snapshot, find_drifts
 from agent.core.ledger import GRANT_ROWS
-from agent.core.limits import FailPolicy, limits_of
+from agent.core.limits import FailPolicy, limits_of, pausing
 from agent.core.planning import Planned
 from agent.errors import StorageError
 from proto.model import Preferences
@@ -32,6 +32,36 @@ def on_disk(disk: Disk) -> tuple[set[str], set[str], set[str]]:
 
 ONE = grant(ids("0:0"), share(0, 600), of=pod("a"))
 OTHER = grant(ids("0:1"), share(0, 400), of=pod("b"))
+
+
+async def test_a_pause_is_written_into_what_is_there_and_is_what_was_written(disk):
+    book = disk.book()
+    await commit(book, ONE)
+    overhead = disk.files.amend_limits(
+        ONE.grant_id, lambda limits: replace(limits, devices=(replace(limits.devices[0], overhead_bytes=7),))
+    )
+    for paused in (True, False):
+        assert await book.pause(ONE, paused=paused)
+        files = (await book.survey()).files[ONE.grant_id]
+        assert files.limits == pausing(overhead, paused=paused)
+        assert files.written_limits == pausing(limits_of(ONE, FailPolicy.CLOSED), paused=paused)
+
+
+async def test_a_pause_after_a_restart_is_what_is_seen_first(disk):
+    await commit(disk.book(), ONE)
+    book = disk.book()
+    book.load(ONE.boot_id)
+    (known,) = book.ledger.grants.values()
+    assert await book.pause(known, paused=True)
+    files = (await book.survey()).files[ONE.grant_id]
+    assert files.limits == files.written_limits == pausing(limits_of(ONE, FailPolicy.CLOSED), paused=True)
+
+
+async def test_a_grant_that_is_over_is_not_paused(disk):
+    book = disk.book()
+    await commit(book, ONE)
+    await book.release([ONE])
+    assert not await book.pause(ONE, paused=True)
 
 
 async def test_a_grant_has_row_files_and_spec(disk):

@@ -42,6 +42,12 @@ class TestTop:
         assert "4.0s" not in second
         assert "%" in second
 
+    def test_a_paused_slice_is_said_to_be(self):
+        sample = 'aliquot_container_paused{namespace="default",pod="train",container="main",device_uuid="GPU-aaaa-0"} '
+        for value, shown in (("1", True), ("0", False)):
+            (page,) = self.look(f"{METRICS}{sample}{value}\n")
+            assert ("paused" in click.unstyle(page).splitlines()[1].split()) is shown
+
     def test_where_nobody_scrapes_the_first_look_is_two(self, monkeypatch):
         monkeypatch.setattr(top.time, "sleep", lambda seconds: waited.append(seconds))
         waited: list[float] = []

@@ -51,6 +51,12 @@ def shape_of(count: int, annotations=None, **limits: str) -> PodShape:
     return PodShape.of(pod_request(pod.gpu), Policy.FRAG, HostDemand(100, 100))
 
 
+@pytest.mark.parametrize("annotation", [contract.ANNOTATION_PAUSED, contract.ANNOTATION_PRIORITY])
+def test_what_does_not_change_where_a_pod_fits_makes_no_other_shape(annotation):
+    value = {contract.ANNOTATION_PAUSED: "true", contract.ANNOTATION_PRIORITY: "low"}[annotation]
+    assert shape_of(1, {annotation: value}, vgpu="1") == shape_of(1, vgpu="1")
+
+
 def test_instances_that_are_there_need_only_be_counted(searched):
     state = cluster(instances=2)
     shapes = Shapes(state, DEFAULT_WEIGHTS)

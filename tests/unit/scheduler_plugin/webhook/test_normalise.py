@@ -262,6 +262,17 @@ def test_a_whole_gpu_cannot_burst_though_its_memory_is_counted():
     assert "no memory beyond a whole one" in refusal(pod)
 
 
+@pytest.mark.parametrize(
+    ("annotations", "says"),
+    [
+        ({"aliquot.dev/paused": "yes"}, "annotation aliquot.dev/paused: 'yes' is none of true, false"),
+        ({"aliquot.dev/paused": "true", "aliquot.dev/isolation": "mps"}, "only the shim can pause: remove one of the two"),
+    ],
+)
+def test_a_pause_that_nothing_would_keep_is_refused(annotations, says):
+    assert says in refusal(make_pod({"nvidia.com/vgpu-memory": "100"}, annotations=annotations))
+
+
 # --- whose business it is ---------------------------------------------------------------------------------------------
 
 
