@@ -162,7 +162,8 @@ class _Agent:
         )
         api = KubeApiClient(KubeConnection(api_server), node_name, clock)
         self._pod_resources = KubeletPodResources(Path(settings.pod_resources_socket))
-        admissions = Admissions(self._pod_resources, clock.monotonic)
+        kubelet_memory = KubeletCheckpoint(Path(settings.kubelet_device_plugin_dir))
+        admissions = Admissions(self._pod_resources, kubelet_memory, clock.monotonic)
         shim = ShimStore(shim_source, state / "shim")
         self._shim = ShimKeeper(shim, cdi, files)
         self._events = EventRecorder(api, clock)
@@ -196,7 +197,6 @@ class _Agent:
         self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
         self._pauser = Pauser(book=self._book, pods=self._pods, files=files, events=self._events)
-        kubelet_memory = KubeletCheckpoint(Path(settings.kubelet_device_plugin_dir))
         self._injection = injection = Injection(
             settings.device_injection,
             watch=self._driver,

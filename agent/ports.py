@@ -269,6 +269,10 @@ class KubeletMemory(Protocol):
         """Decode ``RememberedDevices.answer``; None when it says nothing. Pure."""
         ...
 
+    def version(self) -> object:
+        """Return what is another whenever the checkpoint was written; None when it cannot be looked at."""
+        ...
+
 
 class HostDirectories(Protocol):
     """Directories that the agent shares with the host."""

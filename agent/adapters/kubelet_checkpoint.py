@@ -68,6 +68,14 @@ class KubeletCheckpoint:
             nodes=tuple(node.host_path for node in found.devices),
         )
 
+    def version(self) -> object:
+        """See ``ports.KubeletMemory``. Kubelet replaces the file."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
 
 def _ids(by_node: dict[str, list[str] | None] | list[str] | None) -> frozenset[str]:
     if isinstance(by_node, dict):

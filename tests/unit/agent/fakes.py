@@ -125,12 +125,17 @@ class FakeKubeletMemory:
 
     def __init__(self) -> None:
         self.entries: list[RememberedDevices] = []
+        self.writes: int | None = None
+        """How often it was written; None when it cannot be looked at."""
 
     def remembered(self) -> Sequence[RememberedDevices]:
         return list(self.entries)
 
     def answer(self, kept: bytes) -> Answer | None:
         return KubeletCheckpoint(Path()).answer(kept)
+
+    def version(self) -> object:
+        return self.writes
 
 
 class FakeServer:

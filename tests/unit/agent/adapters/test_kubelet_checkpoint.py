@@ -72,3 +72,14 @@ def test_what_is_not_as_expected_says_nothing(tmp_path, content):
 
 def test_a_kubelet_that_never_gave_a_device_has_no_file(tmp_path):
     assert KubeletCheckpoint(tmp_path).remembered() == ()
+
+
+def test_whoever_looks_at_it_can_tell_that_it_was_written(tmp_path):
+    checkpoint, path = KubeletCheckpoint(tmp_path), tmp_path / FILE_NAME
+    assert checkpoint.version() is None
+    for _ in range(3):  # as kubelet does, also with the same contents
+        before = checkpoint.version()
+        (tmp_path / "new").write_bytes(encode_checkpoint(DeviceTable()))
+        (tmp_path / "new").replace(path)
+        assert checkpoint.version() != before
+        assert checkpoint.version() == checkpoint.version()

@@ -8,7 +8,7 @@ import pytest
 from agent.errors import KubeletError
 from agent.services import admissions as under_test
 from agent.services.admissions import Admissions
-from tests.unit.agent.fakes import FakePodResources, settle
+from tests.unit.agent.fakes import FakeKubeletMemory, FakePodResources, settle
 
 SLOW_SECONDS = 0.03
 
@@ -18,6 +18,8 @@ class Kubelet(FakePodResources):
 
     def __init__(self) -> None:
         super().__init__()
+        self.memory = FakeKubeletMemory()
+        self.record_seconds = 0.001
         self.noted: list[str] = []
         self.chosen_unrecorded = False
         self.given_twice = 0
@@ -36,9 +38,11 @@ class Kubelet(FakePodResources):
         await asyncio.sleep(0.002)  # on the way to us
         with admissions.allocating():
             await asyncio.sleep(0.02)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(self.record_seconds)
         self.chosen_unrecorded = False
         self.noted.append("recorded")
+        if self.memory.writes is not None:
+            self.memory.writes += 1
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def kubelet() -> Kubelet:
 
 @pytest.fixture
 def admissions(kubelet: Kubelet) -> Admissions:
-    return Admissions(kubelet, time.monotonic)
+    return Admissions(kubelet, kubelet.memory, time.monotonic)
 
 
 async def test_what_is_asked_for_during_an_allocation_is_listed_after_its_record(kubelet, admissions):
@@ -57,6 +61,26 @@ async def test_what_is_asked_for_during_an_allocation_is_listed_after_its_record
     await admissions.held()
     await admitting
     assert kubelet.noted == ["recorded", "listed"]
+
+
+async def test_a_busy_node_may_take_long_to_record_an_allocation_after_the_answer(kubelet, admissions):
+    kubelet.memory.writes = 0
+    kubelet.record_seconds = 5 * under_test.RECORDED_SECONDS
+    admitting = asyncio.create_task(kubelet.admit(admissions))
+    await asyncio.sleep(0)
+    await admissions.held()
+    await admitting
+    assert kubelet.noted == ["recorded", "listed"]
+
+
+async def test_an_allocation_that_kubelet_gave_up_holds_nobody_up_for_long(kubelet, admissions, monkeypatch):
+    monkeypatch.setattr(under_test, "GIVEN_UP_SECONDS", 0.05)
+    monkeypatch.setattr(under_test, "MOST_SECONDS", 60.0)
+    kubelet.memory.writes = 0
+    with admissions.allocating():
+        pass
+    await asyncio.wait_for(admissions.held(), 30)
+    assert kubelet.noted == ["listed"]
 
 
 async def test_kubelet_chooses_no_ids_while_something_is_being_listed(kubelet, admissions):

@@ -240,7 +240,9 @@ async def test_a_burst_of_starts_keeps_within_kubelets_limit_of_calls_and_none_i
     resources = KubeletPodResources(kubelet.socket)
     small = [pod(one.name, ContainerSpec("main", limits(1, 10))) for one in starting]
     try:
-        node = await Harness(tmp_path, Policy.BINPACK, pod_resources=Admissions(resources, time.monotonic)).ready(*small)
+        node = await Harness(tmp_path, Policy.BINPACK, pod_resources=Admissions(resources, FakeKubeletMemory(), time.monotonic)).ready(
+            *small
+        )
         starts = asyncio.gather(*(node.allocator.prestart(VGPU, one) for one in of_pods))
         assert await asyncio.wait_for(starts, 60) == [None] * 32
         with pytest.raises(KubeletBusyError):  # another client, such as a monitoring agent, leaves nothing

@@ -13,7 +13,7 @@ from agent.services.driver_watch import DriverWatch
 from agent.services.telemetry import Telemetry
 from proto.kubelet import deviceplugin_pb2 as pb
 from tests.unit.agent.builders import SECRET, VGPU, gpu, reading
-from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver, FakePodResources
+from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver, FakeKubeletMemory, FakePodResources
 from tests.unit.agent.partitions import make_offering
 
 
@@ -72,7 +72,7 @@ class Harness:
         self.injection = FakeInjection()
         self.clock = FakeClock()
         self.pod_resources = FakePodResources()
-        self.admissions = Admissions(self.pod_resources, self.clock.monotonic)
+        self.admissions = Admissions(self.pod_resources, FakeKubeletMemory(), self.clock.monotonic)
         self.plugin = DevicePlugin(
             VGPU,
             make_offering(self.watch, 2),
