@@ -309,6 +309,7 @@ class _Agent:
             bypassed=lambda: self._auditor.bypassed | self._limits.unlimited,
             mig_records=lambda: self._mig.records,
             further=(
+                self._driver.families,
                 self._auditor.families,
                 self._reconciler.families,
                 self._limits.families,

@@ -14,7 +14,7 @@ from agent.core.conflict import Evidence
 from agent.core.health import GpuHealth, HealthTable
 from agent.core.identity import HeldDevices, RememberedDevices
 from agent.core.injection import Answer, NodeVersions
-from agent.core.inventory import DeviceEvent, DriverReading
+from agent.core.inventory import DeviceEvent, DriverReading, OverdueCall
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord
 from agent.core.mps_records import DaemonState, SupervisorState, Wish
@@ -78,6 +78,10 @@ class Driver(Protocol):
 
     async def found_anew(self) -> Set[str]:
         """Return the UUIDs of the GPUs that would answer if the driver were left and entered again. May take a minute."""
+        ...
+
+    def overdue(self) -> Sequence[OverdueCall]:
+        """Return the calls that have not come back in time; for any thread. Raises nothing."""
         ...
 
 

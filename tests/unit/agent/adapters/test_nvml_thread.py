@@ -169,6 +169,24 @@ async def test_a_call_about_no_gpu_that_hangs_beside_one_about_a_gpu_is_put_down
     assert caught.value.device_uuid == "GPU-1"
 
 
+@pytest.mark.parametrize("device_uuid", ["GPU-1", None])
+async def test_a_call_that_hangs_is_told_with_its_age_until_it_comes_back(hang, device_uuid):
+    held = HeldCalls()
+    thread, hanging = make_thread(held=held), hang(device_uuid)
+
+    def out():
+        return [*held.overdue(), *filter(None, [thread.overdue()])]
+
+    job = thread.submit(hanging)
+    assert out() == []
+    with pytest.raises(DriverTimeoutError):
+        await thread.result(job)
+    (call,) = out()
+    assert (call.name, call.device_uuid, call.seconds > 0.1, call.uninterruptible) == (MEMORY, device_uuid, True, False)
+    hanging.released.set()
+    await until(lambda: not out())
+
+
 async def test_a_job_that_was_overdue_has_its_result_for_whoever_asks_again(hang):
     thread, hanging = make_thread(), hang(None)
     job = thread.submit(hanging)
