@@ -6,14 +6,14 @@ Adapters raise from ``errors`` only. Synchronous ports are called in a thread; a
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from agent.core.cdi import CapabilityNode, HostSpec
 from agent.core.cgroups import ContainerRef
 from agent.core.conflict import Evidence
 from agent.core.health import GpuHealth, HealthTable
 from agent.core.identity import HeldDevices, RememberedDevices
-from agent.core.injection import Answer, NodeVersions
+from agent.core.injection import Answer
 from agent.core.inventory import DeviceEvent, DriverReading, OverdueCall
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord
@@ -26,6 +26,8 @@ from proto.codec import MigPlace
 from proto.gpunode import Cordon
 from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginServicer
 from proto.model import Link, MigInstance, Pod
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -554,14 +556,14 @@ class HealthStore(Protocol):
         ...
 
 
-class VersionStore(Protocol):
-    """What the Node object last said of kubelet and container runtime, over restarts and reboots. Calls raise StorageError."""
+class Store(Protocol[T]):
+    """What the API last told of something, over restarts and reboots. Calls raise StorageError."""
 
-    def load(self) -> NodeVersions:
-        """Read it; empty versions when nothing was saved."""
+    def load(self) -> T:
+        """Read it; when nothing was saved, what holds at first."""
         ...
 
-    def save(self, versions: NodeVersions) -> None:
+    def save(self, value: T) -> None:
         """Replace it, durably."""
         ...
 

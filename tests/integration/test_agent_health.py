@@ -38,6 +38,7 @@ from tests.integration.agent_nodes import (
     manifest,
     not_ready_because,
     page,
+    promised_mib,
     published,
     refused,
     running,
@@ -446,6 +447,23 @@ class TestCordon:
             pod = node.create_pod(manifest("late", container()))
             assign(node, "late", assignment(pod["metadata"]["uid"], main=[share_of(node, 0)]))
             await refused(node, "late", "cordoned")
+
+    async def test_an_agent_that_starts_knows_the_last_cordon_while_the_api_tells_of_pods_alone(self):
+        async with make_node() as node:
+            await eventually(lambda: len(states(node)) == 2, "the node is published")
+            cordoned, other = (gpu.uuid for gpu in node.inventory.gpus)
+            cordon(node, cordonedDevices=[cordoned])
+            await eventually(lambda: node.allocatable(VGPU) == 16, "its shares are not offered")
+            await node.agent.kill()
+            await eventually(lambda: node.allocatable(VGPU) == 0, "kubelet notices that the agent is gone")
+            node.api.gpu_nodes = False
+            await node.agent.start()
+            await eventually(lambda: node.allocatable(VGPU) > 0, "kubelet has the devices back")
+            assert node.allocatable(VGPU) == 16
+            for name in ("one", "two", "three"):
+                node.create_pod(manifest(name))
+            await running(node, "one", "two", "three")
+            assert promised_mib(node) == {cordoned: 0, other: 3 * 1024}
 
     async def test_a_cordon_that_cannot_be_understood_changes_nothing(self):
         async with healthy_node() as node:

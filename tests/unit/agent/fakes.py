@@ -9,12 +9,12 @@ from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
 from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
 from agent.adapters.ledger_files import LedgerFiles
-from agent.adapters.node_files import VersionsFile
+from agent.adapters.node_files import RowFile
 from agent.core.cdi_scans import ScanPace
 from agent.core.conflict import Evidence
 from agent.core.health import HealthRules
 from agent.core.identity import HeldDevices, RememberedDevices
-from agent.core.injection import Answer, DeviceInjection
+from agent.core.injection import VERSION_ROWS, Answer, DeviceInjection, NodeVersions
 from agent.core.inventory import DeviceEvent, DriverReading, OverdueCall
 from agent.core.overhead import GpuProcess, HostProcess, ProcessList
 from agent.core.publishing import NodeCondition
@@ -258,7 +258,7 @@ class Disk:
         kernel = {"devices": base / "dev", "capabilities": base / "capabilities", "kernel_drivers": base / "proc-devices"}
         self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", **kernel)
         kernel["kernel_drivers"].touch()
-        self.versions = VersionsFile(base / "state/node-versions")
+        self.versions = RowFile(base / "state/node-versions", VERSION_ROWS, NodeVersions())
 
     def book(
         self, clock: Clock | None = None, pace: ScanPace = NO_SCANS, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
