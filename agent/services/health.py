@@ -6,7 +6,8 @@ object.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from agent.core.health import GpuHealth, Transition
 from agent.core.health_record import lasting_part
@@ -23,6 +24,8 @@ from proto import contract
 from proto.gpunode import NO_CORDON, Cordon
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class HealthReporter:
@@ -75,7 +78,17 @@ def _holders(device_uuid: str, board: DeviceBoard, ledger: Ledger) -> list[tuple
 
 
 SAVE_AGAIN_SECONDS = 10.0
-"""Until health that could not be saved is saved once more."""
+"""Until what could not be saved is saved once more."""
+
+
+async def _is_saved(save: Callable[[T], None], value: T, what: str) -> bool:
+    """Save a value; where that fails, say so."""
+    try:
+        await asyncio.to_thread(save, value)
+    except StorageError as exc:
+        logger.error("%s not saved: %s", what, exc)  # noqa: TRY400 - the sentence says it all
+        return False
+    return True
 
 
 class HealthMemory:
@@ -101,13 +114,8 @@ class HealthMemory:
         seen = self._watch.changes.count
         while True:
             now = lasting_part(self._watch.health)
-            if now != self._saved:
-                try:
-                    await asyncio.to_thread(self._store.save, now)
-                except StorageError as exc:
-                    logger.error("GPU health not saved: %s", exc)  # noqa: TRY400 - the sentence says it all
-                else:
-                    self._saved = now
+            if now != self._saved and await _is_saved(self._store.save, now, "GPU health"):
+                self._saved = now
             seen = await self._watch.changes.after(seen, None if self._saved == now else SAVE_AGAIN_SECONDS)
 
 
@@ -144,13 +152,8 @@ class CordonKeeper:
             seen = self._pods.gpu_node_changes.count
             self.follow()
             cordon = self._watch.cordon
-            if cordon != self._saved:
-                try:
-                    await asyncio.to_thread(self._store.save, cordon)
-                except StorageError as exc:
-                    logger.error("cordon not saved: %s", exc)  # noqa: TRY400 - the sentence says it all
-                else:
-                    self._saved = cordon
+            if cordon != self._saved and await _is_saved(self._store.save, cordon, "cordon"):
+                self._saved = cordon
             await self._pods.gpu_node_changes.after(seen, None if cordon == self._saved else SAVE_AGAIN_SECONDS)
 
     def follow(self) -> None:
