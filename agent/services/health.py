@@ -148,6 +148,15 @@ class CordonKeeper:
 
     async def run(self) -> None:
         """Follow for ever. A cordon that cannot be understood leaves the one before in force, and is reported."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._save())
+            while True:
+                seen = self._pods.gpu_node_changes.count
+                self.follow()
+                await self._pods.gpu_node_changes.after(seen)
+
+    async def _save(self) -> None:
+        """Save for ever, however long that takes: no cordon waits for it."""
         while True:
             seen = self._pods.gpu_node_changes.count
             self.follow()

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import Mapping
 
 from agent.adapters.health_file import HealthFile
@@ -119,6 +120,26 @@ async def test_a_cordon_is_remembered_and_holds_until_the_api_says_otherwise(mon
     pods.gpu_node_seen(None)
     await until(lambda: store.kept == Cordon())
     assert watch.cordon == Cordon()
+    following.cancel()
+
+
+async def test_a_cordon_holds_at_once_on_a_disk_that_does_not_answer():
+    disk = threading.Event()
+
+    class Stuck(Store):
+        def save(self, cordon: Cordon) -> None:
+            disk.wait(60)
+            super().save(cordon)
+
+    store = Stuck()
+    keeper, watch, pods = cordons(store)
+    following = asyncio.ensure_future(keeper.run())
+    for cordon in (ONE, Cordon(node=True)):
+        pods.gpu_node_seen(GpuNodeState(cordon, "", {}))
+        await settle()
+        assert watch.cordon == cordon
+    disk.set()
+    await until(lambda: store.kept == Cordon(node=True))
     following.cancel()
 
 
