@@ -35,7 +35,7 @@ from agent.adapters.memory import use_one_heap
 from agent.adapters.mig_files import MigRecordFiles
 from agent.adapters.mps_files import MpsWishFiles
 from agent.adapters.node_abilities import driver_limits_trouble
-from agent.adapters.node_files import PageFile, VersionsFile, boot_id, load_secret
+from agent.adapters.node_files import PageFile, RowFile, boot_id, load_secret
 from agent.adapters.nvidia_ctk import NvidiaCtk
 from agent.adapters.nvml import NvmlDriver
 from agent.adapters.nvml_limits import NvmlLimits
@@ -45,6 +45,8 @@ from agent.adapters.processes import ProcProcesses
 from agent.adapters.shim_store import ShimStore
 from agent.adapters.simulation import driver_library, prepare_node
 from agent.core.backends import Abilities
+from agent.core.health_record import CORDON_ROWS
+from agent.core.injection import VERSION_ROWS, NodeVersions
 from agent.core.mps import DAEMONS_DIRECTORY, RECORDS_DIRECTORY
 from agent.core.node_pages import PRIORITY, TURNS
 from agent.core.publishing import NodeFacts
@@ -87,6 +89,7 @@ from program.api_server import ApiServer, find_api_server
 from program.log_format import configure_logging
 from program.settings import SettingsError
 from proto import contract
+from proto.gpunode import NO_CORDON
 
 logger = logging.getLogger("agent")
 
@@ -174,6 +177,9 @@ class _Agent:
         self._limits = DriverLimitKeeper(
             NvmlLimits(nvml), CgroupTree(Path(settings.cgroup_dir)), book=self._book, pods=self._pods, events=self._events
         )
+        self._cordons = CordonKeeper(
+            self._driver, self._pods, RowFile(state / "cordon", CORDON_ROWS, NO_CORDON), watched=settings.publish_gpu_node
+        )
         self._offering = Offering(self._driver, self._book, settings.shares_per_gpu, lambda: backends.abilities)
         evictor = Evictor(api, clock)
         processes = ProcProcesses(Path(settings.proc_dir))
@@ -204,7 +210,7 @@ class _Agent:
             book=self._book,
             files=files,
             cdi=cdi,
-            versions=VersionsFile(state / "node-versions"),
+            versions=RowFile(state / "node-versions", VERSION_ROWS, NodeVersions()),
             clock=clock,
         )
         allocator = Allocator(
@@ -224,6 +230,7 @@ class _Agent:
             telemetry=telemetry,
             clock=clock,
             context_bytes=self._overhead.context_bytes,
+            cordon_is_told=self._cordons.is_told,
         )
         pending = PendingPods(
             settings.shares_per_gpu,
@@ -260,7 +267,6 @@ class _Agent:
         self._health = HealthReporter(
             node_name, watch=self._driver, book=self._book, pods=self._pods, events=self._events, telemetry=telemetry
         )
-        self._cordons = CordonKeeper(self._driver, self._pods)
         self._memory = HealthMemory(self._driver, HealthFile(runtime / "health"))
         self._publisher = self._make_publisher(settings, node_name, api, clock)
         self._guard = DirectoryGuard(HostDirectories(_host_directories(settings)))
@@ -311,6 +317,7 @@ class _Agent:
             bypassed=lambda: self._auditor.bypassed | self._limits.unlimited,
             mig_records=lambda: self._mig.records,
             further=(
+                self._driver.families,
                 self._auditor.families,
                 self._reconciler.families,
                 self._limits.families,
@@ -340,6 +347,7 @@ class _Agent:
         """Run all services until told to stop, or until one of them fails."""
         self._book.load(self._boot_id)
         self._memory.load()
+        self._cordons.load()
         self._mig.load()
         self._injection.load()
         await self._mps.load()

@@ -6,15 +6,15 @@ Adapters raise from ``errors`` only. Synchronous ports are called in a thread; a
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from agent.core.cdi import CapabilityNode, HostSpec
 from agent.core.cgroups import ContainerRef
 from agent.core.conflict import Evidence
 from agent.core.health import GpuHealth, HealthTable
 from agent.core.identity import HeldDevices, RememberedDevices
-from agent.core.injection import Answer, NodeVersions
-from agent.core.inventory import DeviceEvent, DriverReading
+from agent.core.injection import Answer
+from agent.core.inventory import DeviceEvent, DriverReading, OverdueCall
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord
 from agent.core.mps_records import DaemonState, SupervisorState, Wish
@@ -26,6 +26,8 @@ from proto.codec import MigPlace
 from proto.gpunode import Cordon
 from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginServicer
 from proto.model import Link, MigInstance, Pod
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -78,6 +80,10 @@ class Driver(Protocol):
 
     async def found_anew(self) -> Set[str]:
         """Return the UUIDs of the GPUs that would answer if the driver were left and entered again. May take a minute."""
+        ...
+
+    def overdue(self) -> Sequence[OverdueCall]:
+        """Return the calls that have not come back in time; for any thread. Raises nothing."""
         ...
 
 
@@ -554,14 +560,14 @@ class HealthStore(Protocol):
         ...
 
 
-class VersionStore(Protocol):
-    """What the Node object last said of kubelet and container runtime, over restarts and reboots. Calls raise StorageError."""
+class Store(Protocol[T]):
+    """What the API last told of something, over restarts and reboots. Calls raise StorageError."""
 
-    def load(self) -> NodeVersions:
-        """Read it; empty versions when nothing was saved."""
+    def load(self) -> T:
+        """Read it; when nothing was saved, what holds at first."""
         ...
 
-    def save(self, versions: NodeVersions) -> None:
+    def save(self, value: T) -> None:
         """Replace it, durably."""
         ...
 

@@ -1,14 +1,17 @@
-"""The node's own files: the secret that names CDI devices, what runs containers here, which boot this is, and the pages of containers."""
+"""The node's own files: the secret that names CDI devices, what the API last told, which boot this is, and the pages of containers."""
 
 import os
 import secrets
 import stat
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from agent.adapters.durable import make_directory, write_whole
-from agent.core.injection import VERSION_ROWS, NodeVersions
 from agent.core.node_pages import MAGIC_BYTES, NodePage
+from agent.core.rows import RowFormat
 from agent.errors import StorageError
+
+T = TypeVar("T")
 
 SECRET_BYTES = 32
 PAGE_MODE = 0o666
@@ -37,25 +40,27 @@ def load_secret(path: Path) -> bytes:
     return secret
 
 
-class VersionsFile:
-    """Implements ``ports.VersionStore``."""
+class RowFile(Generic[T]):
+    """One value in a file. Implements ``ports.Store``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rows: RowFormat[T], at_first: T) -> None:
         self._path = path
+        self._rows = rows
+        self._at_first = at_first
 
-    def load(self) -> NodeVersions:
-        """See ``ports.VersionStore``."""
+    def load(self) -> T:
+        """See ``ports.Store``."""
         try:
             content = self._path.read_bytes()
         except FileNotFoundError:
-            return NodeVersions()
+            return self._at_first
         except OSError as exc:
             raise StorageError(f"reading {self._path}: {exc.strerror}") from exc
-        return VERSION_ROWS.decode(content)
+        return self._rows.decode(content)
 
-    def save(self, versions: NodeVersions) -> None:
-        """See ``ports.VersionStore``."""
-        write_whole(self._path, VERSION_ROWS.encode(versions), mode=0o600, durable=True)
+    def save(self, value: T) -> None:
+        """See ``ports.Store``."""
+        write_whole(self._path, self._rows.encode(value), mode=0o600, durable=True)
 
 
 class PageFile:

@@ -26,7 +26,7 @@ from agent.adapters.nvml_probe import NvmlProbe
 from agent.adapters.nvml_sensors import read_sensors
 from agent.adapters.nvml_thread import HeldCalls, NvmlThread, entering, left
 from agent.core import driver_limits
-from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice, promisable_bytes
+from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice, OverdueCall, promisable_bytes
 from agent.core.overhead import GpuProcess, ProcessList
 from agent.errors import DriverError, DriverLeftError, DriverMismatchError, DriverMissingError, DriverTimeoutError
 from proto.model import Device, Link, LinkKind, MigInstance
@@ -211,6 +211,11 @@ class NvmlDriver:
     async def found_anew(self) -> Set[str]:
         """See ``ports.Driver``."""
         return frozenset() if self._kept_out else await self._probe.answering()
+
+    def overdue(self) -> Sequence[OverdueCall]:
+        """See ``ports.Driver``."""
+        running = [call for thread in (self._thread, self._events_thread) if (call := thread.overdue()) is not None]
+        return [*self._held.overdue(), *running]
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do more work in the NVML thread, with the driver entered; for adapters that share this session and call by ``call``.

@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from agent.core.inventory import OverdueCall
 from agent.errors import DriverTimeoutError
 
 logger = logging.getLogger(__name__)
@@ -79,6 +81,12 @@ class HeldCalls:
         """Return one of the calls."""
         with self.lock:
             return next(iter(self.calls.values()), None)
+
+    def overdue(self) -> Sequence[OverdueCall]:
+        """Return all of them; for any thread."""
+        with self.lock:
+            calls = dict(self.calls)
+        return [_told(thread, call) for thread, call in calls.items()]
 
     def came_back(self, thread: threading.Thread) -> None:
         """Take note that a thread that was given up is done."""
@@ -174,6 +182,12 @@ class NvmlThread:
         finally:
             job.cancel()
 
+    def overdue(self) -> OverdueCall | None:
+        """Return the call the thread is in, where it has taken too long and the thread was not given up for it; for any thread."""
+        with self._held.lock:
+            worker, call = self._worker, self._worker.running
+        return _told(worker, call) if call is not None and not worker.given_up and self._is_overdue(call) else None
+
     def submit(self, work: Callable[[], T], *, finish: bool = False) -> "asyncio.Future[T]":
         """Put a job in the thread's queue, for ``result`` to be asked for, as often as that takes."""
         loop = asyncio.get_running_loop()
@@ -197,7 +211,7 @@ class NvmlThread:
         worker, held = self._worker, self._held
         with held.lock:
             call, job = worker.running, worker.job
-            if call is None or job is None or time.monotonic() - call.started <= self._timeout_seconds:
+            if call is None or job is None or not self._is_overdue(call):
                 return
             worker.given_up = call.device_uuid is not None and len(held.calls) < MOST_HELD
             others = [other.device_uuid for other in held.calls.values()]
@@ -214,6 +228,9 @@ class NvmlThread:
         )
         self._worker = _Worker(self._name, self._jobs, held)
         _settle(job.future, None, _overdue(call))
+
+    def _is_overdue(self, call: RunningCall) -> bool:
+        return time.monotonic() - call.started > self._timeout_seconds
 
 
 def entering(call: str, device_uuid: str | None) -> None:
@@ -239,6 +256,18 @@ def _overdue(call: RunningCall, held: Sequence[str | None] = ()) -> DriverTimeou
     seconds = time.monotonic() - call.started
     text = f"the NVIDIA driver does not answer: {call.name}{subject} has not returned for {seconds:.1f} s"
     return DriverTimeoutError(text, call.device_uuid or next(iter(held), None))
+
+
+def _told(thread: threading.Thread, call: RunningCall) -> OverdueCall:
+    return OverdueCall(call.name, call.device_uuid, time.monotonic() - call.started, _is_uninterruptible(thread))
+
+
+def _is_uninterruptible(thread: threading.Thread) -> bool:
+    try:
+        state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(") ")[2][:1]
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return False
+    return state == "D"
 
 
 def _settle(future: "asyncio.Future[Any]", outcome: Any, failure: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""GPU health as a file, so that an agent that is restarted, or replaced by a newer one, does not forget what it had seen.
+"""GPU health as a file, so that an agent that is restarted, or replaced by a newer one, does not forget what it had seen; and the cordon.
 
 Times are those of the kernel's monotonic clock, which all processes of one boot share; the file does not outlive a boot. How long a GPU has
 been clean is left out: nobody looked while no agent ran, so a clean time begins anew.
@@ -10,9 +10,14 @@ from dataclasses import replace
 import msgspec
 
 from agent.core.health import GpuHealth, HealthTable
+from agent.core.rows import RowFormat
 from agent.errors import StorageError
+from proto.gpunode import Cordon
 
 RECORD_VERSION = 1
+
+
+CORDON_ROWS = RowFormat("record of a cordon", "cordon", Cordon, version=1)
 
 
 class _Record(msgspec.Struct, frozen=True):

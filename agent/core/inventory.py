@@ -69,6 +69,19 @@ class DeviceEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class OverdueCall:
+    """A call into the driver that has taken longer than any may, and has not come back."""
+
+    name: str
+    device_uuid: str | None
+    """The GPU it is about; None where it is about the driver as a whole."""
+    seconds: float
+    """Since it began."""
+    uninterruptible: bool = False
+    """Whether it sleeps in the kernel where no signal reaches it: the process could not end, and no other take its place."""
+
+
+@dataclass(frozen=True, slots=True)
 class BoardDevice:
     """A GPU we have seen, with how it is now. ``trouble`` is empty while it is healthy."""
 

@@ -93,8 +93,14 @@ class Allocator:
         telemetry: Telemetry,
         clock: Clock,
         context_bytes: Callable[[str], int],
+        cordon_is_told: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Args: context_bytes: what a context costs on the device of this UUID; 0 while it is not known."""
+        """Make the allocator.
+
+        Args:
+            context_bytes: what a context costs on the device of this UUID; 0 while it is not known.
+            cordon_is_told: whether new containers may be judged by the cordon on the board.
+        """
         self._options = options
         self._watch = watch
         self._pods = pods
@@ -111,6 +117,7 @@ class Allocator:
         self._telemetry = telemetry
         self._clock = clock
         self._context_bytes = context_bytes
+        self._cordon_is_told = cordon_is_told
 
     def grant_id(self, resource: str, device_ids: frozenset[str]) -> str:
         """Name the grant of a container with these IDs."""
@@ -184,12 +191,18 @@ class Allocator:
             pod = wanted()
             granted = self._book.ledger.grants.get(identifier)
             restarting = granted is not None and pod is not None and (granted.pod_uid, granted.container) == (pod.uid, claim.listed)
-            return pod is not None and (self._pods.fresh or restarting)
+            return pod is not None and (restarting or (self._pods.fresh and self._cordon_is_told()))
 
         found = await self._pods.wait_until(known, self._options.pod_wait_seconds)
         pod = wanted()
         if found and pod is not None:
             return pod
+        if pod is not None and self._pods.fresh:
+            return Refusal(
+                Reason.NOT_READY,
+                f"which GPUs are cordoned is not known: the Kubernetes API has not told of {contract.GPU_NODE_PLURAL} within "
+                f"{self._options.pod_wait_seconds:g} s. It is asked again at the next retry",
+            )
         why = self._pods.trouble or "it may be being deleted, or its namesake has not gone yet"
         return Refusal(
             Reason.POD_MISSING,

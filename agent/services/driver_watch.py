@@ -2,6 +2,7 @@
 
 A missing driver is waited for, a hung one is marked, a lost GPU is probed until it answers again; XIDs are taken every second, also while
 a reading waits for a GPU that hangs, and make the next reading come at once. What all that means for a GPU is decided in ``core.health``.
+Where a call about the driver as a whole does not come back, another process tries it now and then.
 Each change is logged once.
 
 Kept true: for one silent GPU, the session in which the others answer is left only for one that was seen to find them all, and more.
@@ -10,11 +11,12 @@ Kept true: for one silent GPU, the session in which the others answer is left on
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from agent.core.health import Answer, HealthRules, HealthTable, Silence, Transition, XidClass, classify
-from agent.core.inventory import DeviceBoard, DeviceEvent, DriverReading, probes_of, unnamed_instances
+from agent.core.inventory import DeviceBoard, DeviceEvent, DriverReading, OverdueCall, probes_of, unnamed_instances
 from agent.core.lasting import lasting
+from agent.core.metrics import Family, family
 from agent.errors import DriverError, DriverLeftError, DriverMissingError, DriverTimeoutError
 from agent.ports import Driver
 from agent.services.changes import Changes
@@ -68,6 +70,8 @@ class DriverWatch:
         """Told of everything that GPUs report by themselves."""
         self.failure: DriverError | None = None
         """Why the last look brought nothing; None when it did, when nobody looks, and before the first."""
+        self.locked_out = ""
+        """Why GPUs that answer another process cannot be asked by this one; empty while none do, as far as was tried."""
         self.answered = False
         """Whether the driver answered at least once."""
         self.looked = False
@@ -94,6 +98,21 @@ class DriverWatch:
     def health(self) -> HealthTable:
         """The health of all GPUs, as judged."""
         return self._health
+
+    def overdue(self) -> Sequence[OverdueCall]:
+        """Return the calls into the driver that have not come back in time; for any thread."""
+        return self._driver.overdue()
+
+    def families(self) -> Iterable[Family]:
+        """Say how long each of these has been out, where two threads are in the same the longer; for any thread."""
+        seconds: dict[tuple[str, ...], float] = {}
+        for call in self.overdue():
+            key = call.name, call.device_uuid or ""
+            seconds[key] = max(call.seconds, seconds.get(key, 0.0))
+        text = (
+            "How long a call into the driver has been out that takes longer than nvmlTimeoutSeconds; without a GPU, it is about them all."
+        )
+        yield family("nvml_call_overdue_seconds", text, ("call", "device_uuid"), list(seconds.items()))
 
     def remember(self, health: HealthTable) -> None:
         """Begin with what an earlier process of this agent knew; to be called before anything is read."""
@@ -129,6 +148,8 @@ class DriverWatch:
         except DriverError as exc:
             self.failure = exc
             self._take_failure(exc)
+            if isinstance(exc, DriverTimeoutError):
+                await self._look_anew(frozenset(), missed=True)
         else:
             self.failure, self.answered = None, True
             self._entering_since = None
@@ -242,13 +263,21 @@ class DriverWatch:
         answering = frozenset(uuid for uuid, probe in probes.items() if isinstance(probe, Answer))
         if not answering <= self._linked:
             await self._read_links(answering)
-        if len(answering) == len(probes):
-            self._silent_polls, self._search_polls = 0, FIRST_SEARCH_POLLS
-        else:
+        self.locked_out = ""
+        await self._look_anew(answering, missed=len(answering) < len(probes))
+
+    async def _look_anew(self, answering: Set[str], *, missed: bool) -> None:
+        """Look now and then whether a new session would find GPUs that were missed, and change to one that does."""
+        if missed:
             self._silent_polls += 1
+        else:
+            self._silent_polls, self._search_polls = 0, FIRST_SEARCH_POLLS
         try:
             if await self._are_found_anew(answering):
                 await self._enter_anew()
+        except DriverTimeoutError as exc:
+            self.locked_out = lasting(str(exc))
+            logger.warning("driver not entered anew, though another process finds GPUs that do not answer here: %s", exc)
         except DriverError as exc:  # as long as the session at hand works, nothing is lost
             logger.info("driver not entered anew: %s", exc)
 
@@ -260,6 +289,7 @@ class DriverWatch:
         if self._search is None or not self._search.done():
             return False
         search, self._search = self._search, None
+        self.locked_out = ""
         return search.result() > answering
 
     async def _read_links(self, answering: frozenset[str]) -> None:

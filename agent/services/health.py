@@ -6,23 +6,26 @@ object.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from agent.core.health import GpuHealth, Transition
 from agent.core.health_record import lasting_part
 from agent.core.inventory import DeviceBoard, DeviceEvent
 from agent.core.ledger import Ledger
 from agent.errors import StorageError
-from agent.ports import HealthStore, NodeEvent, PodEvent
+from agent.ports import HealthStore, NodeEvent, PodEvent, Store
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.grant_book import GrantBook
 from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
 from proto import contract
-from proto.gpunode import NO_CORDON
+from proto.gpunode import NO_CORDON, Cordon
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class HealthReporter:
@@ -75,7 +78,17 @@ def _holders(device_uuid: str, board: DeviceBoard, ledger: Ledger) -> list[tuple
 
 
 SAVE_AGAIN_SECONDS = 10.0
-"""Until health that could not be saved is saved once more."""
+"""Until what could not be saved is saved once more."""
+
+
+async def _is_saved(save: Callable[[T], None], value: T, what: str) -> bool:
+    """Save a value; where that fails, say so."""
+    try:
+        await asyncio.to_thread(save, value)
+    except StorageError as exc:
+        logger.error("%s not saved: %s", what, exc)  # noqa: TRY400 - the sentence says it all
+        return False
+    return True
 
 
 class HealthMemory:
@@ -101,34 +114,62 @@ class HealthMemory:
         seen = self._watch.changes.count
         while True:
             now = lasting_part(self._watch.health)
-            if now != self._saved:
-                try:
-                    await asyncio.to_thread(self._store.save, now)
-                except StorageError as exc:
-                    logger.error("GPU health not saved: %s", exc)  # noqa: TRY400 - the sentence says it all
-                else:
-                    self._saved = now
+            if now != self._saved and await _is_saved(self._store.save, now, "GPU health"):
+                self._saved = now
             seen = await self._watch.changes.after(seen, None if self._saved == now else SAVE_AGAIN_SECONDS)
 
 
 class CordonKeeper:
-    """Brings the cordons that administrators write into the gpunodes object to the board."""
+    """Brings the cordons that administrators write into the gpunodes object to the board, and back after a restart."""
 
-    def __init__(self, watch: DriverWatch, pods: PodCache) -> None:
+    def __init__(self, watch: DriverWatch, pods: PodCache, store: Store[Cordon], *, watched: bool = True) -> None:
+        """Args: watched: whether the gpunodes object is; else nothing is cordoned."""
         self._watch = watch
         self._pods = pods
+        self._store = store
+        self._watched = watched
+        self._saved = NO_CORDON
+        self._followed = pods.gpu_node_changes.count
+
+    def load(self) -> None:
+        """Begin with what an earlier process of this agent knew. What cannot be read is known once the API tells it."""
+        if not self._watched:
+            return
+        try:
+            self._saved = self._store.load()
+        except StorageError as exc:
+            logger.warning("what was cordoned is not known until the API tells: %s", exc)
+        self._watch.set_cordon(self._saved)
+
+    def is_told(self) -> bool:
+        """Whether new work may be judged by the cordon: the API told it, or fails to, and then the last known holds."""
+        self.follow()
+        return not self._watched or self._pods.gpu_node_known or bool(self._pods.gpu_node_trouble)
 
     async def run(self) -> None:
         """Follow for ever. A cordon that cannot be understood leaves the one before in force, and is reported."""
-        seen = self._pods.gpu_node_changes.count
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._save())
+            while True:
+                seen = self._pods.gpu_node_changes.count
+                self.follow()
+                await self._pods.gpu_node_changes.after(seen)
+
+    async def _save(self) -> None:
+        """Save for ever, however long that takes: no cordon waits for it."""
         while True:
+            seen = self._pods.gpu_node_changes.count
             self.follow()
-            seen = await self._pods.gpu_node_changes.after(seen)
+            cordon = self._watch.cordon
+            if cordon != self._saved and await _is_saved(self._store.save, cordon, "cordon"):
+                self._saved = cordon
+            await self._pods.gpu_node_changes.after(seen, None if cordon == self._saved else SAVE_AGAIN_SECONDS)
 
     def follow(self) -> None:
         """Take over what stands in the API now."""
-        if not self._pods.gpu_node_known:
+        if self._pods.gpu_node_changes.count == self._followed:
             return
+        self._followed = self._pods.gpu_node_changes.count
         gpu_node = self._pods.gpu_node
         if gpu_node is None:
             self._watch.set_cordon(NO_CORDON)

@@ -17,7 +17,7 @@ from agent.core.injection import (
     tells_version,
 )
 from agent.errors import StorageError
-from agent.ports import CdiFiles, Clock, ContainerFiles, VersionStore
+from agent.ports import CdiFiles, Clock, ContainerFiles, Store
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
 from agent.services.pod_cache import PodCache
@@ -43,7 +43,7 @@ class Injection:
         book: GrantBook,
         files: ContainerFiles,
         cdi: CdiFiles,
-        versions: VersionStore,
+        versions: Store[NodeVersions],
         clock: Clock,
     ) -> None:
         self._configured = configured

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
-from agent.core.inventory import DeviceEvent, DriverReading
+from agent.core.inventory import DeviceEvent, DriverReading, OverdueCall
 from agent.core.lasting import lasting
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord, hands_off_reason, keep_out_reason, promised_places, with_places
@@ -266,3 +266,7 @@ class MigAwareDriver:
     async def found_anew(self) -> Set[str]:
         """See ``ports.Driver``."""
         return await self._driver.found_anew()
+
+    def overdue(self) -> Sequence[OverdueCall]:
+        """See ``ports.Driver``."""
+        return self._driver.overdue()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agent.ports import GpuNodeState, NodeState
 from agent.services.changes import Changes
+from proto import contract
 from proto.model import Pod
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,11 @@ class PodCache:
     def trouble(self) -> str:
         """Why the pods are not current; empty while they are."""
         return self._trouble.get(PODS, "") or ("" if self.synced else "the pods of this node have not been listed yet")
+
+    @property
+    def gpu_node_trouble(self) -> str:
+        """Why the gpunodes object is not current; empty while it is, and before the API was asked."""
+        return self._trouble.get(contract.GPU_NODE_PLURAL, "")
 
     @property
     def by_uid(self) -> Mapping[str, Pod]:
@@ -139,6 +145,7 @@ class PodCache:
         if gpu_node != self.gpu_node or not self.gpu_node_known:
             self.gpu_node, self.gpu_node_known = gpu_node, True
             self.gpu_node_changes.notify()
+            self.pod_changes.notify()  # who waits to start a pod waits for this, too
 
     def _take_trouble(self, what: str, trouble: str) -> None:
         before = self._trouble.get(what, "")

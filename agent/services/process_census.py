@@ -8,6 +8,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
+from agent.core.lasting import lasting
 from agent.core.overhead import GpuProcess, HostProcess
 from agent.errors import DriverError, DriverLeftError, DriverMissingError
 from agent.ports import Driver, Processes
@@ -40,6 +41,7 @@ class ProcessCensus:
         """What the loop saw last."""
         self.changes = Changes()
         """Counts the looks of the loop; one that fails is none."""
+        self._trouble = ""
 
     async def run(self) -> None:
         """Look for ever."""
@@ -52,8 +54,11 @@ class ProcessCensus:
             except DriverLeftError as exc:
                 logger.debug("processes on the GPUs: %s", exc)
             except DriverError as exc:
-                logger.warning("processes on the GPUs: %s", exc)
+                if lasting(str(exc)) != self._trouble:
+                    logger.warning("processes on the GPUs: %s", exc)
+                self._trouble = lasting(str(exc))
             else:
+                self._trouble = ""
                 self.changes.notify()
             await asyncio.sleep(self._period_seconds)
 

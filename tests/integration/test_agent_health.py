@@ -23,6 +23,7 @@ from aliquot.standin.cluster import Kind
 from aliquot.standin.hardware import SimulatedHardware
 from aliquot.standin.node import Node, NodeOptions
 from proto import contract
+from proto.units import MIB
 from tests.integration.agent_nodes import (
     VGPU,
     assign,
@@ -30,10 +31,14 @@ from tests.integration.agent_nodes import (
     condition,
     container,
     eventually,
+    grants,
     inject,
+    log_of,
     make_node,
     manifest,
+    not_ready_because,
     page,
+    promised_mib,
     published,
     refused,
     running,
@@ -275,6 +280,68 @@ class TestRecovery:
             await all_well(node)
             assert await metric(node, "device_health_state", device_uuid=other, state="healthy") == 1
 
+    @pytest.mark.parametrize("at_start", [False, True], ids=["entered anew", "at the start"])
+    async def test_a_driver_that_lets_nobody_in_is_told_with_the_call_and_what_runs_is_served(self, at_start):
+        async with make_node() as node:
+            node.create_pod(manifest("works"))
+            await running(node, "works")
+            if at_start:
+                await node.agent.kill()
+            else:
+                inject(node, "no-driver", "on")
+                await eventually(lambda: node.allocatable(VGPU) == 0, "the driver was left")
+            inject(node, "hang", str(86_400_000), "--gpu", "1")
+            if at_start:
+                await node.agent.start()
+            else:
+                inject(node, "no-driver", "off")
+            await counted(node, 1, "nvml_call_overdue_seconds", call="nvmlInitWithFlags", device_uuid="")
+            await eventually(lambda: "nvmlInitWithFlags has not returned" in log_of(node), "the log names the call")
+            assert node.allocatable(VGPU) == 0
+            assert await metric(node, "container_memory_limit_bytes", pod="works") == 1024 * MIB
+            assert (await page(node, "/healthz"))[0] == 200
+            if at_start:
+                await not_ready_because(node, "nvmlInitWithFlags has not returned for")
+            node.delete_pod("works")
+            await eventually(lambda: not grants(node), "a share is free after its pod")
+            agent = node.agent.pid
+            inject(node, "clear")
+            await all_well(node)
+            assert await metric(node, "nvml_call_overdue_seconds") == 0
+            assert node.agent.pid == agent
+
+    async def test_an_agent_that_a_driver_keeps_waiting_alone_ends_to_be_started_again(self, tmp_path):
+        """The call never comes back in this process; another one, which the agent asks, is let in."""
+        stuck = tmp_path / "stuck"
+        (tmp_path / "sitecustomize.py").write_text(
+            "import os, sys, time\n"
+            "if 'agent' in sys.orig_argv:\n"
+            "    import pynvml\n"
+            "    import agent.services.driver_guard as guard\n"
+            "    guard.PATIENCE_SECONDS, guard.LOOK_SECONDS = 0.5, 0.1\n"
+            "    enter = pynvml.nvmlInitWithFlags\n"
+            f"    def stuck(flags):\n        while os.path.exists({str(stuck)!r}):\n            time.sleep(0.05)\n        enter(flags)\n"
+            "    pynvml.nvmlInitWithFlags = stuck\n"
+        )
+        async with make_node(start_agent=False) as node:
+            node.agent.env["PYTHONPATH"] += f":{tmp_path}"
+            await node.agent.start()
+            await node.wait_ready()
+            node.create_pod(manifest("works"))
+            await running(node, "works")
+            pid = node.container("works").pid
+            stuck.touch()
+            inject(node, "no-driver", "on")
+            await eventually(lambda: node.allocatable(VGPU) == 0, "the driver was left")
+            inject(node, "no-driver", "off")
+            await eventually(lambda: not node.agent.running, "the agent ends", timeout_seconds=60)
+            with pytest.raises(AgentError, match=r"exit code 1:(?s:.*)nvmlInitWithFlags has not returned(?s:.*)The agent ends"):
+                node.agent.check()
+            stuck.unlink()
+            await node.agent.start()
+            await all_well(node)
+            assert (node.container("works").pid, node.container("works").exit_code) == (pid, None)
+
     @pytest.mark.parametrize("version", ["590.10.01", "580.159.03"], ids=["under a name of its own", "under the name of the one before"])
     async def test_a_driver_upgrade_underneath_is_survived(self, tmp_path, version):
         library = tmp_path / contract.NVML_SONAME
@@ -380,6 +447,23 @@ class TestCordon:
             pod = node.create_pod(manifest("late", container()))
             assign(node, "late", assignment(pod["metadata"]["uid"], main=[share_of(node, 0)]))
             await refused(node, "late", "cordoned")
+
+    async def test_an_agent_that_starts_knows_the_last_cordon_while_the_api_tells_of_pods_alone(self):
+        async with make_node() as node:
+            await eventually(lambda: len(states(node)) == 2, "the node is published")
+            cordoned, other = (gpu.uuid for gpu in node.inventory.gpus)
+            cordon(node, cordonedDevices=[cordoned])
+            await eventually(lambda: node.allocatable(VGPU) == 16, "its shares are not offered")
+            await node.agent.kill()
+            await eventually(lambda: node.allocatable(VGPU) == 0, "kubelet notices that the agent is gone")
+            node.api.gpu_nodes = False
+            await node.agent.start()
+            await eventually(lambda: node.allocatable(VGPU) > 0, "kubelet has the devices back")
+            assert node.allocatable(VGPU) == 16
+            for name in ("one", "two", "three"):
+                node.create_pod(manifest(name))
+            await running(node, "one", "two", "three")
+            assert promised_mib(node) == {cordoned: 0, other: 3 * 1024}
 
     async def test_a_cordon_that_cannot_be_understood_changes_nothing(self):
         async with healthy_node() as node:

@@ -33,6 +33,8 @@ EVENTUAL = {
     "aliquot_refusals_total": ("reason",),
     "aliquot_scheduler_node_rejections_total": ("reason",),
     "aliquot_nvml_errors_total": ("call", "code"),
+    "aliquot_nvml_call_overdue_seconds": ("call", "device_uuid"),
+    "aliquot_mps_supervisor_up": (),
     "aliquot_xids_total": ("device_uuid", "xid"),
 }
 """Families without a series until something happens that this test does not bring about; their labels are those in the code."""

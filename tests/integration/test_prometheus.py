@@ -94,6 +94,8 @@ aliquot_drift{{node="n",kind="lost-spec"}} 2
 aliquot_device_health_state{{node="n",device_uuid="GPU-1",state="quarantined"}} 1
 aliquot_device_ecc_errors_total{{node="n",device_uuid="GPU-1",type="uncorrected"}} {count}
 aliquot_nvml_errors_total{{node="n",call="nvmlInit",code="9"}} {count}
+aliquot_nvml_call_overdue_seconds{{node="n",call="nvmlInitWithFlags",device_uuid=""}} 61
+aliquot_mps_supervisor_up{{node="n"}} 0
 aliquot_scheduler_leader 0
 aliquot_scheduler_state_age_seconds 100
 aliquot_scheduler_verbs_total{{verb="bind",outcome="error"}} {count}

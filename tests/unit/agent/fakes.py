@@ -9,13 +9,13 @@ from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
 from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
 from agent.adapters.ledger_files import LedgerFiles
-from agent.adapters.node_files import VersionsFile
+from agent.adapters.node_files import RowFile
 from agent.core.cdi_scans import ScanPace
 from agent.core.conflict import Evidence
 from agent.core.health import HealthRules
 from agent.core.identity import HeldDevices, RememberedDevices
-from agent.core.injection import Answer, DeviceInjection
-from agent.core.inventory import DeviceEvent, DriverReading
+from agent.core.injection import VERSION_ROWS, Answer, DeviceInjection, NodeVersions
+from agent.core.inventory import DeviceEvent, DriverReading, OverdueCall
 from agent.core.overhead import GpuProcess, HostProcess, ProcessList
 from agent.core.publishing import NodeCondition
 from agent.core.registration import FileIdentity
@@ -68,6 +68,8 @@ class FakeDriver:
         self.reported: list[DeviceEvent] = []
         self.process_list: Sequence[GpuProcess] | Exception = ()
         self.unknown: frozenset[str] = frozenset()
+        self.out: Sequence[OverdueCall] = ()
+        """The calls that have not come back: it cannot be left meanwhile."""
 
     async def read(self) -> DriverReading:
         if self.kept_out:
@@ -85,6 +87,8 @@ class FakeDriver:
         return self.link_list
 
     async def restart(self) -> None:
+        if self.out:
+            raise DriverTimeoutError(f"{self.out[0].name} has not returned for 5.0 s", self.out[0].device_uuid)
         self.restarts += 1
 
     async def keep_out(self, reason: str) -> None:
@@ -102,6 +106,9 @@ class FakeDriver:
         if isinstance(self.anew, Exception):
             raise self.anew
         return self.anew
+
+    def overdue(self) -> Sequence[OverdueCall]:
+        return self.out
 
 
 class FakePodResources:
@@ -256,7 +263,7 @@ class Disk:
         kernel = {"devices": base / "dev", "capabilities": base / "capabilities", "kernel_drivers": base / "proc-devices"}
         self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", **kernel)
         kernel["kernel_drivers"].touch()
-        self.versions = VersionsFile(base / "state/node-versions")
+        self.versions = RowFile(base / "state/node-versions", VERSION_ROWS, NodeVersions())
 
     def book(
         self, clock: Clock | None = None, pace: ScanPace = NO_SCANS, pause: Callable[[float], Awaitable[None]] = asyncio.sleep

@@ -1,4 +1,6 @@
 import asyncio
+import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -167,6 +169,52 @@ async def test_a_call_about_no_gpu_that_hangs_beside_one_about_a_gpu_is_put_down
         with pytest.raises(DriverTimeoutError) as caught:
             await thread.run(hanging)
     assert caught.value.device_uuid == "GPU-1"
+
+
+@pytest.mark.parametrize("device_uuid", ["GPU-1", None])
+async def test_a_call_that_hangs_is_told_with_its_age_until_it_comes_back(hang, device_uuid):
+    held = HeldCalls()
+    thread, hanging = make_thread(held=held), hang(device_uuid)
+
+    def out():
+        return [*held.overdue(), *filter(None, [thread.overdue()])]
+
+    job = thread.submit(hanging)
+    assert out() == []
+    with pytest.raises(DriverTimeoutError):
+        await thread.result(job)
+    (call,) = out()
+    assert (call.name, call.device_uuid, call.seconds > 0.1, call.uninterruptible) == (MEMORY, device_uuid, True, False)
+    hanging.released.set()
+    await until(lambda: not out())
+
+
+async def test_a_call_that_no_signal_reaches_is_told_as_such(tmp_path):
+    """Who starts a process sleeps so until that executes its program, which this one does after it has opened a pipe."""
+    pipe, libc = tmp_path / "pipe", ctypes.CDLL(None)
+    os.mkfifo(pipe)
+    before, pid = ctypes.create_string_buffer(256), ctypes.c_int()
+    libc.posix_spawn_file_actions_init(before)
+    libc.posix_spawn_file_actions_addopen(before, 9, os.fsencode(pipe), os.O_RDONLY, 0)
+    words = (ctypes.c_char_p * 2)(b"true", None)
+
+    def sleeps():
+        entering("nvmlInitWithFlags", None)
+        try:
+            return libc.posix_spawn(ctypes.byref(pid), b"/bin/true", before, None, words, words)
+        finally:
+            left()
+
+    thread = make_thread()
+    job = thread.submit(sleeps)
+    try:
+        await until(lambda: (call := thread.overdue()) is not None and call.uninterruptible)
+    finally:
+        os.close(os.open(pipe, os.O_RDWR))
+    await until(job.done)
+    assert job.result() == 0
+    assert (await asyncio.to_thread(os.waitpid, pid.value, 0))[1] == 0
+    assert thread.overdue() is None
 
 
 async def test_a_job_that_was_overdue_has_its_result_for_whoever_asks_again(hang):

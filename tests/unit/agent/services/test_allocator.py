@@ -71,6 +71,7 @@ class Harness:
         self.driver = FakeDriver(reading(gpu(0), gpu(1)))
         self.watch = DriverWatch(self.driver, 1.0)
         self.pods = PodCache()
+        self.cordon_is_told = True
         self.book = self.disk.book()
         self.pod_resources = pod_resources or FakePodResources()
         self.kubelet_memory = FakeKubeletMemory()
@@ -90,7 +91,7 @@ class Harness:
             kubelet_memory=self.kubelet_memory, files=self.disk.files, cdi=self.disk.cdi,
             shim=self.shim, injection=self.injection,
             backends=backends(self.book), liveness=self.liveness, events=self.events, telemetry=self.telemetry, clock=self.clock,
-            context_bytes={"GPU-0": 0, "GPU-1": 500 * MIB}.__getitem__,
+            context_bytes={"GPU-0": 0, "GPU-1": 500 * MIB}.__getitem__, cordon_is_told=lambda: self.cordon_is_told,
         )  # fmt: skip
         static = base / "etc-cdi"
         static.mkdir(exist_ok=True)
@@ -209,6 +210,19 @@ async def test_a_pod_being_deleted_is_not_taken_for_its_successor(node):
     refusal = await node.start(placed(), ids("0:0"))
     assert refusal is not None
     assert refusal.reason is Reason.POD_MISSING
+
+
+async def test_until_it_is_known_what_is_cordoned_containers_restart_and_new_ones_wait(node):
+    old, new = placed("old"), placed("new")
+    await node.ready(old, new)
+    assert await node.start(old, ids("1:0")) is None
+    node.cordon_is_told = False
+    assert await node.start(old, ids("1:0")) is None
+    refusal = await node.start(new, ids("1:1"))
+    assert refusal.reason is Reason.NOT_READY
+    assert "has not told of gpunodes" in refusal.message
+    node.cordon_is_told = True
+    assert await node.start(new, ids("1:1")) is None
 
 
 async def test_during_an_api_outage_containers_restart_and_new_ones_wait(node):

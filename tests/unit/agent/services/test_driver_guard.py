@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 
+from agent.core.inventory import OverdueCall
 from agent.errors import DriverError, DriverLeftError, DriverMismatchError, DriverMissingError, DriverTimeoutError
 from agent.services.driver_guard import FIRST_PATIENCE_SECONDS, LOOK_SECONDS, PATIENCE_SECONDS, DriverGuard
-from agent.services.driver_watch import DriverWatch
+from agent.services.driver_watch import FIRST_SEARCH_POLLS, DriverWatch
 from tests.unit.agent.fakes import FakeClock, FakeDriver
-from tests.unit.agent.services.test_driver_watch import BOTH, ONE_LOST
+from tests.unit.agent.services.test_driver_watch import ALL, BOTH, ONE_LOST
 
 MISMATCH = DriverMismatchError("library and loaded kernel module have different versions")
 
@@ -74,6 +77,46 @@ async def test_whatever_else_is_wrong_ends_no_agent(node, answer, worked):
     if worked:
         await node.goes_on_for(60, BOTH)
     assert await node.goes_on_for(2 * FIRST_PATIENCE_SECONDS, answer)
+
+
+INIT = OverdueCall("nvmlInitWithFlags", None, 600.0)
+HANG = DriverTimeoutError("the NVIDIA driver does not answer: nvmlInitWithFlags has not returned for 600.0 s")
+SEARCHING_SECONDS = FIRST_SEARCH_POLLS * LOOK_SECONDS
+
+
+@pytest.mark.parametrize("worked", [True, False])
+async def test_a_driver_that_keeps_this_process_alone_waiting_ends_it(node, worked):
+    if worked:
+        await node.goes_on_for(60, BOTH)
+    node.driver.out, node.driver.anew = [INIT], ALL
+    assert await node.goes_on_for(SEARCHING_SECONDS + PATIENCE_SECONDS - LOOK_SECONDS, HANG)
+    assert not await node.goes_on_for(3 * LOOK_SECONDS, HANG)
+    with pytest.raises(DriverError, match=r"nvmlInitWithFlags has not returned.*answered another process for 60 s\. The agent ends"):
+        node.guard.look()
+
+
+@pytest.mark.parametrize(
+    ("answer", "out", "anew"),
+    [
+        pytest.param(HANG, [INIT], frozenset(), id="it keeps everybody waiting"),
+        pytest.param(HANG, [INIT], DriverError("a new session of the driver has not answered"), id="another process waits as well"),
+        pytest.param(HANG, [replace(INIT, uninterruptible=True)], ALL, id="the process could not end"),
+        pytest.param(ONE_LOST, [OverdueCall("nvmlDeviceGetName", "GPU-1", 600.0)], ALL, id="a GPU hangs"),
+    ],
+)
+async def test_a_hang_that_another_process_would_not_cure_ends_no_agent(node, answer, out, anew):
+    await node.goes_on_for(60, BOTH)
+    node.driver.out, node.driver.anew = out, anew
+    assert await node.goes_on_for(2 * FIRST_PATIENCE_SECONDS, answer)
+    assert node.driver.searches
+
+
+async def test_a_hang_that_passes_begins_from_new_when_it_comes_back(node):
+    for _ in range(3):
+        node.driver.out, node.driver.anew = [INIT], ALL
+        assert await node.goes_on_for(SEARCHING_SECONDS + PATIENCE_SECONDS - LOOK_SECONDS, HANG)
+        node.driver.out = []
+        assert await node.goes_on_for(2 * LOOK_SECONDS, BOTH)
 
 
 async def test_while_nobody_looks_at_the_driver_nothing_is_known_of_a_mismatch(node):

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from agent.core.health import HealthRules, HealthState
-from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice
+from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, FailedDevice, OverdueCall
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError
 from agent.services import driver_watch as module
 from agent.services.driver_watch import ENTERING_SECONDS, FIRST_SEARCH_POLLS, LAST_SEARCH_POLLS, DriverWatch
@@ -156,6 +156,32 @@ async def test_a_hung_device_is_marked_and_the_others_are_left():
 async def test_a_driver_that_hangs_as_a_whole_marks_every_device():
     watch = await polled(FakeDriver(BOTH), BOTH, DriverTimeoutError("nvmlInit has not returned for 6.0 s"))
     assert not any(health(watch).values())
+
+
+async def test_while_the_driver_hangs_as_a_whole_another_process_tries_it_now_and_then():
+    hang = DriverTimeoutError("nvmlInit has not returned for 6.0 s")
+    driver = FakeDriver(BOTH)
+    driver.out, driver.anew = [OverdueCall("nvmlInit", None, 6.0)], ALL
+    watch = await polled(driver, BOTH, *[hang] * FIRST_SEARCH_POLLS)
+    assert (driver.searches, watch.locked_out) == (1, "")
+    driver.answer = hang
+    await watch.poll()
+    assert watch.locked_out == "nvmlInit has not returned"
+    driver.anew = frozenset()  # by now it hangs for others, too
+    for _ in range(2 * FIRST_SEARCH_POLLS):
+        await watch.poll()
+        await asyncio.sleep(0)
+    assert (driver.searches, watch.locked_out) == (2, "")
+    driver.answer = BOTH
+    await watch.poll()
+    assert health(watch) == {"GPU-0": True, "GPU-1": True}
+
+
+async def test_calls_that_have_not_come_back_are_metrics():
+    driver = FakeDriver(BOTH)
+    driver.out = [OverdueCall("nvmlInit", None, 6.0), OverdueCall("nvmlInit", None, 7.0), OverdueCall("nvmlDeviceGetName", "GPU-1", 5.0)]
+    (family,) = (await polled(driver)).families()
+    assert family.samples == ((("nvmlInit", ""), 7.0), (("nvmlDeviceGetName", "GPU-1"), 5.0))
 
 
 async def test_a_hang_is_logged_once_however_long_it_lasts(caplog):

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import Mapping
 
 from agent.adapters.health_file import HealthFile
@@ -77,9 +78,109 @@ async def test_xids_are_counted_and_a_suspect_gpu_makes_no_event(tmp_path):
     assert await posted(node.events, node.api) == []
 
 
+class Store:
+    """A store whose disk is full as often as it is told."""
+
+    def __init__(self, kept: Cordon | None = Cordon(), *, full: int = 0) -> None:  # noqa: B008 - a value
+        self.kept = kept
+        self.full = full
+
+    def load(self) -> Cordon:
+        if self.kept is None:
+            raise StorageError("not a record of a cordon")
+        return self.kept
+
+    def save(self, cordon: Cordon) -> None:
+        if self.full:
+            self.full -= 1
+            raise StorageError("No space left on device")
+        self.kept = cordon
+
+
+ONE = Cordon(devices=("GPU-0",))
+
+
+def cordons(store: Store, **options) -> tuple[CordonKeeper, DriverWatch, PodCache]:
+    watch, pods = DriverWatch(FakeDriver(reading(gpu(0))), 1.0), PodCache()
+    return CordonKeeper(watch, pods, store, **options), watch, pods
+
+
+async def test_a_cordon_is_remembered_and_holds_until_the_api_says_otherwise(monkeypatch):
+    monkeypatch.setattr(health, "SAVE_AGAIN_SECONDS", 0.01)
+    store = Store(full=2)
+    keeper, _, pods = cordons(store)
+    following = asyncio.ensure_future(keeper.run())
+    pods.gpu_node_seen(GpuNodeState(ONE, "", {}))
+    await until(lambda: store.kept == ONE)
+    following.cancel()
+    keeper, watch, pods = cordons(store)
+    keeper.load()
+    assert watch.cordon == ONE
+    following = asyncio.ensure_future(keeper.run())
+    pods.gpu_node_seen(None)
+    await until(lambda: store.kept == Cordon())
+    assert watch.cordon == Cordon()
+    following.cancel()
+
+
+async def test_a_cordon_holds_at_once_on_a_disk_that_does_not_answer():
+    disk = threading.Event()
+
+    class Stuck(Store):
+        def save(self, cordon: Cordon) -> None:
+            disk.wait(60)
+            super().save(cordon)
+
+    store = Stuck()
+    keeper, watch, pods = cordons(store)
+    following = asyncio.ensure_future(keeper.run())
+    for cordon in (ONE, Cordon(node=True)):
+        pods.gpu_node_seen(GpuNodeState(cordon, "", {}))
+        await settle()
+        assert watch.cordon == cordon
+    disk.set()
+    await until(lambda: store.kept == Cordon(node=True))
+    following.cancel()
+
+
+async def test_a_record_that_cannot_be_read_is_said_and_replaced(caplog):
+    store = Store(None)
+    keeper, watch, pods = cordons(store)
+    keeper.load()
+    assert watch.cordon == Cordon()
+    assert "not known until the API tells: not a record" in caplog.text
+    following = asyncio.ensure_future(keeper.run())
+    pods.gpu_node_seen(GpuNodeState(ONE, "", {}))
+    await until(lambda: store.kept == ONE)
+    following.cancel()
+
+
+async def test_new_work_waits_until_the_api_has_told_of_cordons_or_failed_to():
+    keeper, watch, pods = cordons(Store())
+    keeper.load()
+    assert not keeper.is_told()
+    pods.gpu_node_seen(GpuNodeState(ONE, "", {}))
+    await settle()
+    assert keeper.is_told()
+    assert watch.cordon == ONE  # also where the keeper's own loop has not had its turn
+    keeper, watch, pods = cordons(Store(ONE))
+    keeper.load()
+    pods.api_trouble(contract.GPU_NODE_PLURAL, "gpunodes cannot be listed")
+    await settle()
+    assert keeper.is_told()
+    assert watch.cordon == ONE
+
+
+async def test_where_nobody_watches_the_object_nothing_is_cordoned():
+    keeper, watch, _ = cordons(Store(ONE), watched=False)
+    keeper.load()
+    assert keeper.is_told()
+    assert watch.cordon == Cordon()
+
+
 async def test_a_cordon_follows_the_object_and_one_that_cannot_be_read_changes_nothing(caplog):
     watch, pods = DriverWatch(FakeDriver(reading(gpu(0))), 1.0), PodCache()
-    following = asyncio.ensure_future(CordonKeeper(watch, pods).run())
+    following = asyncio.ensure_future(CordonKeeper(watch, pods, Store()).run())
 
     async def seen(state: GpuNodeState | None) -> Cordon:
         pods.gpu_node_seen(state)

@@ -1,7 +1,8 @@
 import asyncio
+import itertools
 
 from agent.core.overhead import GpuProcess, HostProcess
-from agent.errors import DriverError, DriverMissingError
+from agent.errors import DriverError, DriverMissingError, DriverTimeoutError
 from agent.services.process_census import Census, ProcessCensus
 from tests.unit.agent.builders import reading
 from tests.unit.agent.fakes import FakeDriver, until
@@ -38,6 +39,27 @@ async def test_gpus_that_did_not_tell_are_named_and_said_once(caplog):
     running.cancel()
     assert census.latest == Census((USE,), (PROCESS,), frozenset({"GPU-1"}))
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+async def test_a_hang_is_said_once_however_long_it_lasts_and_again_when_it_comes_back(caplog):
+    driver, _, census = make()
+    looks = itertools.count(1)
+    looked = 0
+
+    async def hang():
+        nonlocal looked
+        looked = next(looks)
+        raise DriverTimeoutError(f"nvmlInitWithFlags has not returned for {looked}.0 s")
+
+    answer, driver.processes = driver.processes, hang
+    running = asyncio.ensure_future(census.run())
+    await until(lambda: looked >= 3)
+    driver.processes = answer
+    await until(lambda: census.changes.count)
+    before, driver.processes = looked, hang
+    await until(lambda: looked >= before + 3)
+    running.cancel()
+    assert len([record for record in caplog.records if "nvmlInitWithFlags" in record.getMessage()]) == 2
 
 
 async def test_without_processes_nobody_is_looked_for():

@@ -1,0 +1,188 @@
+"""MPS: a control daemon for each GPU with clients, kept by aliquot-mps. It outlives agents, and ends with aliquot-mps.
+
+The simulated driver has no MPS. Where a real node has nvidia-cuda-mps-control, a ConfigMap with tests/fakes/mps_daemon.py is mounted here.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.core.mps import DAEMONS_DIRECTORY, pipe_directory
+from proto import contract
+from tests.e2e.cluster.paths import ROOT
+from tests.e2e.invariants import PYTHON
+from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
+from tests.e2e.product import (
+    AGENT_NAMESPACE,
+    CLIENT,
+    Slice,
+    agent_pod,
+    assigned_uuids,
+    explain,
+    install_manifests,
+    metrics,
+    slice_pod,
+    wait_until_rolled_out,
+)
+from tests.e2e.test_restarts import another_agent_is_ready
+
+PROGRAM = "nvidia-cuda-mps-control"
+WITH_MPS = """\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [{daemonset}/overlays/simulated]
+components: [{daemonset}/components/mps]
+configMapGenerator:
+  - name: mps-program
+    namespace: aliquot-system
+    files: [{program}]
+    options: {{disableNameSuffixHash: true}}
+patches:
+  - target: {{kind: DaemonSet, name: aliquot-mps}}
+    patch: |
+      - {{op: add, path: /spec/template/spec/containers/0/env/-, value: {{name: ALIQUOT_MPS_CONTROL, value: /opt/mps/{program}}}}}
+      - op: add
+        path: /spec/template/spec/containers/0/volumeMounts/-
+        value: {{name: mps-program, mountPath: /opt/mps, readOnly: true}}
+      - op: add
+        path: /spec/template/spec/volumes/-
+        value: {{name: mps-program, configMap: {{name: mps-program, defaultMode: 0755}}}}
+"""
+MIB = 4096
+HELD_MIB = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_mps(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
+    """The product with the component mps."""
+    system = product.within(AGENT_NAMESPACE)
+    daemonset = Path("../" * len(scratch_in_tree.relative_to(ROOT).parts)) / "deploy/daemonset"
+    (scratch_in_tree / PROGRAM).write_text(f"#!{PYTHON} -S\n{(ROOT / 'tests/fakes/mps_daemon.py').read_text()}")
+    (scratch_in_tree / "kustomization.yaml").write_text(WITH_MPS.format(daemonset=daemonset, program=PROGRAM))
+    product.apply_kustomization(scratch_in_tree)
+    wait_until_rolled_out(system)
+    wait_until_supervised(system)
+    yield
+    system.delete("daemonset", "aliquot-mps")
+    system.delete("configmap", "mps-program")
+    install_manifests(product)
+    wait_until_rolled_out(system)
+
+
+@pytest.fixture
+def client(kubectl: Kubectl, product: Kubectl, node_name: str) -> Object:
+    """A pod that runs as a client of MPS."""
+    wait_for_offer(product, node_name, offered=True)
+    kubectl.apply(mps_pod("client"))
+    return kubectl.wait_for_phase("client", "Running", seconds=60)
+
+
+def test_a_client_has_its_limits_and_the_daemon_of_its_gpu(kubectl: Kubectl, product: Kubectl, node_name: str, client: Object) -> None:
+    environment = kubectl.exec("client", "env").splitlines()
+    assert f"CUDA_MPS_PIPE_DIRECTORY={contract.CONTAINER_MPS_PIPE}" in environment
+    assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={MIB}M" in environment
+    assert "control" in kubectl.exec("client", "ls", contract.CONTAINER_MPS_PIPE).split()
+    pid = daemon_pid(product, node_name, client)
+    assert is_daemon(product, node_name, pid)
+    kubectl.delete("pod", "client")
+    eventually(lambda: not is_daemon(product, node_name, pid), "the daemon to be gone with its last client")
+
+
+def test_an_agent_that_is_replaced_leaves_daemon_and_client_alone(
+    kubectl: Kubectl, product: Kubectl, node_name: str, client: Object
+) -> None:
+    pid, supervisor = daemon_pid(product, node_name, client), supervisor_pod(product, node_name)["metadata"]["uid"]
+    old = agent_pod(product, node_name)["metadata"]
+    product.within(AGENT_NAMESPACE).delete("pod", old["name"])
+    eventually(lambda: another_agent_is_ready(product, node_name, old["uid"]), "the next agent to be ready", seconds=60)
+    wait_for_offer(product, node_name, offered=True)
+    kubectl.apply(mps_pod("after", on_gpu=assigned_uuids(client)[0]))
+    kubectl.wait_for_phase("after", "Running", seconds=60)
+    assert daemon_pid(product, node_name, client) == pid
+    assert is_daemon(product, node_name, pid)
+    assert supervisor_pod(product, node_name)["metadata"]["uid"] == supervisor
+    assert container_of(kubectl.get("pod", "client")) == container_of(client)
+    assert not [event for event in kubectl.events("client") if event.startswith(contract.EVENT_REASON_MPS_RESTARTED)]
+
+
+def test_a_changed_pod_template_replaces_no_supervisor_by_itself_and_its_removal_ends_the_daemons(
+    kubectl: Kubectl, product: Kubectl, node_name: str, client: Object
+) -> None:
+    """The last scenario of this module: what it removes stays away."""
+    system, pid = product.within(AGENT_NAMESPACE), daemon_pid(product, node_name, client)
+    supervisor = supervisor_pod(product, node_name)["metadata"]["uid"]
+    system.run("set", "env", "daemonset/aliquot-mps", "ALIQUOT_LOG_LEVEL=debug")
+    generation = system.get("daemonset", "aliquot-mps")["metadata"]["generation"]
+    eventually(lambda: system.get("daemonset", "aliquot-mps")["status"]["observedGeneration"] == generation, "the change to be seen")
+    assert supervisor_pod(product, node_name)["metadata"]["uid"] == supervisor
+    assert is_daemon(product, node_name, pid)
+    system.delete("daemonset", "aliquot-mps")
+    eventually(lambda: not is_daemon(product, node_name, pid), "the daemon to end with aliquot-mps", seconds=60)
+    eventually(lambda: supervisor_up(product, node_name) == 0, "the metrics to say that MPS clients have no supervisor")
+    wait_for_offer(product, node_name, offered=False)
+    assert container_of(kubectl.get("pod", "client")) == container_of(client)
+
+
+def container_of(pod: Object) -> tuple[str, int]:
+    """Which container a pod of one has, and how often it was started again."""
+    [status] = pod["status"]["containerStatuses"]
+    return status["containerID"], status["restartCount"]
+
+
+def mps_pod(name: str, on_gpu: str | None = None) -> Object:
+    """A pod that wants MPS and holds some memory."""
+    annotations = {contract.ANNOTATION_ISOLATION: "mps", **({contract.ANNOTATION_GPU_UUID: on_gpu} if on_gpu is not None else {})}
+    return slice_pod(name, Slice(MIB), [CLIENT, "hold", "--mib", str(HELD_MIB)], annotations)
+
+
+def wait_until_supervised(system: Kubectl) -> None:
+    """Wait until aliquot-mps runs on every node that has an agent."""
+
+    def runs() -> bool:
+        status = system.get("daemonset", "aliquot-mps")["status"]
+        return 0 < status.get("desiredNumberScheduled", 0) == status.get("numberReady", 0)
+
+    eventually(runs, "aliquot-mps on every node", seconds=60, otherwise=lambda: explain(system, "mps"))
+
+
+def wait_for_offer(product: Kubectl, node_name: str, *, offered: bool) -> None:
+    """Wait until the node's inventory offers isolation mps, or does not."""
+
+    def told() -> list[str]:
+        isolation: list[str] = product.get("gpunode", node_name)["status"].get("isolation", [])
+        return isolation
+
+    what = f"isolation mps {'to be' if offered else 'no longer to be'} offered"
+    eventually(lambda: ("mps" in told()) is offered, what, seconds=90, otherwise=lambda: f"offered: {told()}")
+
+
+def supervisor_pod(product: Kubectl, node_name: str) -> Object:
+    """The pod aliquot-mps of a node."""
+    pods = product.within(AGENT_NAMESPACE).all("pods", "--selector=app.kubernetes.io/name=aliquot-mps")
+    [pod] = [pod for pod in pods if pod["spec"]["nodeName"] == node_name]
+    return pod
+
+
+def daemon_pid(product: Kubectl, node_name: str, client: Object) -> int:
+    """The process, on the node, of the daemon that serves a pod."""
+    [uuid] = assigned_uuids(client)
+    pipes = pipe_directory(f"{contract.RUNTIME_DIR}/{DAEMONS_DIRECTORY}", uuid)
+    name = supervisor_pod(product, node_name)["metadata"]["name"]
+    return int(product.within(AGENT_NAMESPACE).exec(name, "cat", f"{pipes}/{PROGRAM}.pid"))
+
+
+def is_daemon(product: Kubectl, node_name: str, pid: int) -> bool:
+    """Whether a process of the node is a daemon; asked in the agent's container, which sees all of them."""
+    agent = agent_pod(product, node_name)["metadata"]["name"]
+    try:
+        return PROGRAM in product.within(AGENT_NAMESPACE).exec(agent, "cat", f"/proc/{pid}/cmdline", container="agent")
+    except KubectlError as exc:
+        if "No such " in str(exc):  # file, or process, where it ends at that moment
+            return False
+        raise
+
+
+def supervisor_up(product: Kubectl, node_name: str) -> float | None:
+    """What the agent says of aliquot-mps; None where it says nothing."""
+    return next((value for name, _, value in metrics(product, node_name) if name == "aliquot_mps_supervisor_up"), None)
