@@ -51,6 +51,7 @@ from scheduler_plugin.dashboard.history import History
 from scheduler_plugin.dashboard.pages import Dashboard
 from scheduler_plugin.dashboard.picture import Painter, Picture
 from scheduler_plugin.errors import NotReadyError, SchedulerError
+from scheduler_plugin.extender import wire
 from scheduler_plugin.extender.bind import BOUND, Binder
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
@@ -276,10 +277,10 @@ class Scheduler:
     def _extender_verbs(self) -> dict[str, Verb]:
         desk = self._desk
         return {
-            "/filter": self._timed("filter", lambda body: filter_nodes(desk, body, self._clock.now())),
+            "/filter": _telling(self._timed("filter", lambda body: filter_nodes(desk, body, self._clock.now())), wire.filter_failure),
             "/prioritize": self._timed("prioritize", lambda body: prioritize_nodes(desk, body)),
             "/preempt": self._timed_preempt,
-            "/bind": self._timed_bind,
+            "/bind": _telling(self._timed_bind, wire.bind_result),
         }
 
     def _timed(self, name: str, verb: Callable[[bytes], bytes]) -> Verb:
@@ -379,6 +380,18 @@ class Scheduler:
         if trouble:
             return Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{trouble}\n".encode())
         return Page(HTTPStatus.OK, "text/plain", b"ready\n")
+
+
+def _telling(verb: Verb, answer: Callable[[str], bytes]) -> Verb:
+    """Have a verb say in its answer why it is not answered now: kube-scheduler tells pods of that, and of a 503 only the number."""
+
+    async def handle(body: bytes) -> bytes:
+        try:
+            return await verb(body)
+        except NotReadyError as exc:
+            return answer(f"the extender of {contract.PRODUCT}-scheduler decides nothing now: {exc}")
+
+    return handle
 
 
 def _page(answer: Answer) -> Page:

@@ -2,7 +2,7 @@
 
     SchedulerError
     ├── WireError                 a request is not what its sender's protocol says: HTTP 400, nothing changed
-    ├── NotReadyError             decisions of this replica must not be acted upon now: HTTP 503
+    ├── NotReadyError             decisions of this replica must not be acted upon now: said by filter and bind, else HTTP 503
     ├── CertificateError          the Secret of the webhook's certificate cannot be used, and why
     ├── HistoryError              Prometheus does not say what was, and why
     └── KubeApiError              the Kubernetes API; raised itself when no answer came, so that the outcome is open

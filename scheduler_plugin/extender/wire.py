@@ -187,7 +187,6 @@ def filter_result(
     nodes: list[msgspec.Raw] | None = None,
     failed: Mapping[str, str] | None = None,
     unresolvable: Mapping[str, str] | None = None,
-    error: str = "",
 ) -> bytes:
     """Write filter's answer."""
     answer: dict[str, Any] = {
@@ -195,9 +194,14 @@ def filter_result(
         "NodeNames": node_names,
         "FailedNodes": failed or {},
         "FailedAndUnresolvableNodes": unresolvable or {},
-        "Error": error,
+        "Error": "",
     }
     return msgspec.json.encode(answer)
+
+
+def filter_failure(error: str) -> bytes:
+    """Write filter's answer when no node could be judged."""
+    return msgspec.json.encode({"Error": error})
 
 
 def bind_result(error: str = "") -> bytes:

@@ -33,10 +33,10 @@ NEWCOMER_MIB = 1024
 
 _REASONS = re.compile(
     r"GPU|vgpu|nvidia\.com/|untolerated taint|unschedulable|device plugin|Allocate failed|assignment|No space left|preempt"
-    r"|Post \"http://127\.0\.0\.1:9410/",
+    r"|Post \"http://127\.0\.0\.1:9410/|the extender of aliquot-scheduler decides nothing now: .",
     re.IGNORECASE,
 )
-"""What a refusal has to speak of: a device, a resource, what keeps the node or the agent from giving one, or an extender that is away."""
+"""What a refusal has to speak of: a device, a resource, what keeps node or agent from giving one, an extender that is away or not ready."""
 
 
 class Invariants:
