@@ -27,6 +27,7 @@
 #define NAP_MIN_NS 50000
 #define NAP_MAX_NS 2000000
 #define SAMPLES 64
+#define FREE_LAUNCHES 1024           /* that a thread makes uncounted, unless it waits for the device before */
 #define THREAD_CACHE 64u             /* power of two */
 #define PAYERS 512u
 #define NEVER_FREE 1u                /* no page has this generation: it is odd and they start at 2 */
@@ -83,6 +84,9 @@ static struct payer {
 static const _Atomic uint64_t nothing_to_watch;
 const _Atomic uint64_t *_Atomic aq_pace_watched = &nothing_to_watch;
 _Atomic uint64_t aq_pace_seen = NEVER_FREE;
+
+__thread int64_t aq_pace_free_left; /* 0 to begin with: the first launch is counted at once */
+static __thread int64_t free_given; /* what it was when the thread came by */
 
 static struct aq_limits *limits;
 static const struct aq_region *region;
@@ -723,8 +727,10 @@ static CUresult decide(bool *limited)
 	enum aq_mode mode = aq_mode();
 
 	*limited = mode == AQ_LIMITED;
-	if (mode == AQ_PASSING)
+	if (mode == AQ_PASSING) {
 		aq_pace_pass();
+		free_given = aq_pace_free_left = INT64_MAX; /* there is nothing to count in */
+	}
 	return mode == AQ_REFUSING ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }
 
@@ -737,12 +743,32 @@ static __attribute__((noinline)) void learn_capacity(const struct aq_place *plac
 	atomic_store_explicit(&pacers[place->device].capacity_bytes, bytes, memory_order_relaxed);
 }
 
+static void count_free(int device)
+{
+	int64_t passed = free_given - aq_pace_free_left;
+
+	free_given = aq_pace_free_left = FREE_LAUNCHES;
+	if (device >= 0)
+		atomic_fetch_add_explicit(&pacers[device].mine->launches, (uint64_t)passed, memory_order_relaxed);
+}
+
+void aq_pace_count(void)
+{
+	struct aq_place place;
+
+	if (aq_pace_free_left != free_given && aq_place_current(&place))
+		count_free(place.device);
+}
+
 /* Is the launch work on a device with a ceiling? Out: where, and who pays. */
 static bool must_pay(const struct aq_work *work, struct aq_place *place, struct payer **payer)
 {
 	if (__builtin_expect(aq_limits_changed(limits), 0))
 		look_at_limits();
-	if (is_captured(work) || !aq_place_of_stream(work->stream, place) || place->device < 0 || !is_paced(&limits->device[place->device]))
+	bool is_work = !is_captured(work) && aq_place_of_stream(work->stream, place) && place->device >= 0;
+	if (__builtin_expect(aq_pace_free_left != free_given, 0))
+		count_free(is_work ? place->device : AQ_NO_DEVICE);
+	if (!is_work || !is_paced(&limits->device[place->device]))
 		return false;
 	if (__builtin_expect(is_paused(place->device), 0))
 		sit_out_pause(place->device); /* before what was paid in advance is used, too */
@@ -815,6 +841,7 @@ void aq_pace_forget(void)
 	atomic_store(&aq_pace_seen, NEVER_FREE);
 	atomic_store(&aq_pace_watched, &nothing_to_watch);
 	atomic_store(&captures, 0);
+	free_given = aq_pace_free_left = 0;
 	this_payer = NULL; /* its credit stays the parent's */
 	for (unsigned i = 0; i < PAYERS; i++)
 		if (atomic_load_explicit(&payers[i].owner, memory_order_relaxed))
