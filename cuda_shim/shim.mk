@@ -5,7 +5,7 @@ SHIM_COMMON := log region/limits region/region region/node_page region/container
                interpose/naming
 SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/outputs interpose/module interpose/memory interpose/latch \
                interpose/deferred interpose/reservoir interpose/pool interpose/synchronize interpose/vmm interpose/array interpose/launch interpose/pace interpose/neighbours interpose/prefetch interpose/submit interpose/gate-asm \
-               limit/bucket limit/control limit/cost limit/priority limit/turns \
+               limit/bucket limit/control limit/cost limit/in_flight limit/priority limit/turns \
                interpose/driver_nvml interpose/own_use interpose/image
 SHIM_NVML   := interpose/nvml interpose/nvml_table
 
@@ -55,7 +55,7 @@ SHIM_TESTS := test_map test_limits_page test_region test_limit test_turns test_n
 TESTS += $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS))
 
 $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS)): $(OUT)/tests/%: $(OUT)/obj/tests/%.o $(call shim_objects,tests/support log region/limits region/region region/node_page account/map \
-  limit/bucket limit/control limit/cost limit/priority limit/turns interpose/neighbours interpose/naming interpose/image)
+  limit/bucket limit/control limit/cost limit/in_flight limit/priority limit/turns interpose/neighbours interpose/naming interpose/image)
 	@mkdir -p $(@D)
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
 

@@ -302,12 +302,12 @@ _CONTAINER_COUNTERS: Sequence[tuple[str, str, _RowValue]] = (
     ("container_refusals", "Allocations refused because of the container's limit.", lambda row: row.count("refusals")),
     (
         "container_launches",
-        "Work the container launched on the device; counted only where launches are paced: by cores, priority or memory burst.",
+        "Work the container launched on the device; late by up to 1024 launches of a thread that does not wait for the device.",
         lambda row: row.count("launches"),
     ),
     (
         "container_busy_seconds",
-        "Device time the container paid for; counted where launches are.",
+        "Device time the container paid for, which only paced launches do: by cores, priority or memory burst.",
         lambda row: _seconds(row.count("busy_ns")),
     ),
     (

@@ -216,7 +216,7 @@ class Monitor:
         return [position for position, one in enumerate(counters[: len(grant.shares)]) if one.starved_at_ns > since_ns]
 
     def _utilization(self, grants: Sequence[Grant], usage: Mapping[str, ContainerUsage]) -> Mapping[tuple[str, str], float]:
-        """Say how busy containers were lately: as the driver has it, else by what they paid for, where launches are counted."""
+        """Say how busy containers were lately: as the driver has it, else by what they paid for, where launches are paced."""
         told = self._driver_utilization()
         found: dict[tuple[str, str], float] = {}
         for grant in grants:
@@ -226,7 +226,7 @@ class Monitor:
             watched = self._watched[grant.grant_id]
             for share, paid, counts in zip(grant.shares, watched.utilization, watched.tally.totals, strict=True):
                 key = (grant.grant_id, share.device_uuid)
-                known = counts.launches > 0 or not used.processes  # else nobody counts what its processes launch
+                known = counts.busy_ns > 0 or not used.processes  # else its processes launch without paying
                 ratio = told.get(key, paid if known else None)
                 if ratio is not None:
                     found[key] = ratio

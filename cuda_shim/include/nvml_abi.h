@@ -408,7 +408,8 @@ enum {
     NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED = 184,
     NVML_FI_DEV_POWER_AVERAGE = 185, NVML_FI_DEV_POWER_INSTANT = 186, NVML_FI_DEV_POWER_MIN_LIMIT = 187, NVML_FI_DEV_POWER_MAX_LIMIT = 188,
     NVML_FI_DEV_POWER_DEFAULT_LIMIT = 189, NVML_FI_DEV_POWER_CURRENT_LIMIT = 190, NVML_FI_DEV_ENERGY = 191, NVML_FI_DEV_POWER_REQUESTED_LIMIT = 192,
-    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230,
+    NVML_FI_DEV_MMA_STALL_PERCENT = 297
 };
 typedef struct {
     unsigned int fieldId, scopeId;
@@ -437,6 +438,19 @@ typedef struct {
     nvmlGpmMetric_t metrics[];  /* a fixed array whose length grows with every driver; only numMetrics of it are read */
 } nvmlGpmMetricsGet_t;
 
+enum { NVML_GPU_UTILIZATION_DOMAIN_GPU = 0, NVML_GPU_UTILIZATION_DOMAIN_FB = 1, NVML_MAX_GPU_UTILIZATIONS = 8 };
+typedef struct {
+    unsigned int flags;
+    struct {
+        unsigned int bIsPresent, percentage, incThreshold, decThreshold;
+    } utilization[NVML_MAX_GPU_UTILIZATIONS];
+} nvmlGpuDynamicPstatesInfo_t;
+
+typedef struct {
+    unsigned int numSamples;    /* which follow; nobody here looks into them */
+} nvmlPerfMetricsSamples_v1_t;
+
+_Static_assert(sizeof(nvmlGpuDynamicPstatesInfo_t) == 132, "nvmlGpuDynamicPstatesInfo_t");
 _Static_assert(sizeof(nvmlPciInfo_t) == 68, "nvmlPciInfo_t");
 _Static_assert(sizeof(nvmlPciInfoExt_v1_t) == 64, "nvmlPciInfoExt_v1_t");
 _Static_assert(sizeof(nvmlDeviceAttributes_t) == 40, "nvmlDeviceAttributes_t");

@@ -1,4 +1,4 @@
-/* See gate.h. A gate is aq_pace_free() of pace.h and a jump: no register of the call is touched, nothing is put on the stack.
+/* See gate.h. A gate is aq_pace_free() of pace.h and a jump: no argument of the call is touched, nothing is put on the stack.
  * The driver sees the arguments as the program passed them, and returns to the program. */
 
 #if defined(__x86_64__)
@@ -9,6 +9,9 @@
 	mov (%rax), %rax
 	cmp aq_pace_seen(%rip), %rax
 	jne aq_paced_\name
+	mov aq_pace_free_left@gottpoff(%rip), %rax
+	decq %fs:(%rax)
+	js aq_paced_\name
 	jmp *aq_gate_\name(%rip)
 .endm
 #define FUNCTION @function
@@ -25,6 +28,13 @@
 	ldr x17, [x17, :lo12:aq_pace_seen]
 	cmp x16, x17
 	b.ne 1f
+	adrp x17, :gottprel:aq_pace_free_left
+	ldr x17, [x17, :gottprel_lo12:aq_pace_free_left]
+	mrs x16, tpidr_el0
+	ldr x9, [x16, x17]
+	subs x9, x9, #1
+	str x9, [x16, x17]
+	b.mi 1f
 	adrp x16, aq_gate_\name
 	ldr x16, [x16, :lo12:aq_gate_\name]
 	br x16

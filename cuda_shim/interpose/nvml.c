@@ -547,6 +547,32 @@ nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, 
 	return aq_nvml.nvmlDeviceGetSamples(device, type, since_us, value_type, count, samples);
 }
 
+/* Of all fields, one tells how busy the whole card is (nvml.h of 13.5). */
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
+{
+	LIMITED_OR_RETURN(nvmlDeviceGetFieldValues(device, count, values));
+	nvmlReturn_t result = aq_nvml.nvmlDeviceGetFieldValues(device, count, values);
+
+	for (int i = 0; result == NVML_SUCCESS && i < count; i++)
+		if (values[i].fieldId == NVML_FI_DEV_MMA_STALL_PERCENT && values[i].nvmlReturn == NVML_SUCCESS && !is_whole(device)) {
+			values[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
+			values[i].value = (nvmlValue_t){ 0 };
+		}
+	return result;
+}
+
+nvmlReturn_t nvmlDeviceGetDynamicPstatesInfo(nvmlDevice_t device, nvmlGpuDynamicPstatesInfo_t *info)
+{
+	LIMITED_OR_RETURN(nvmlDeviceGetDynamicPstatesInfo(device, info));
+	return is_whole(device) ? aq_nvml.nvmlDeviceGetDynamicPstatesInfo(device, info) : NVML_ERROR_NOT_SUPPORTED;
+}
+
+nvmlReturn_t nvmlDevicePerfMetricsGetSamples_v1(nvmlDevice_t device, nvmlPerfMetricsSamples_v1_t *samples)
+{
+	LIMITED_OR_RETURN(nvmlDevicePerfMetricsGetSamples_v1(device, samples));
+	return is_whole(device) ? aq_nvml.nvmlDevicePerfMetricsGetSamples_v1(device, samples) : NVML_ERROR_NOT_SUPPORTED;
+}
+
 /* ---- performance monitoring: of a device or GPU instance, never of its processes --------------------------------- */
 
 /* Has the container all of a GPU instance, by its id on the GPU; of any of them when `gpu_instance` is NVML_NO_INSTANCE? */

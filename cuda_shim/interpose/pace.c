@@ -19,16 +19,15 @@
 #include "limit/bucket.h"
 #include "limit/control.h"
 #include "limit/cost.h"
+#include "limit/in_flight.h"
 #include "log.h"
 #include "shim.h"
 
 #define BATCH_NS 250000              /* a thread draws credit for this much device time at once, or for one launch if that is longer */
-#define IN_FLIGHT_NS 4000000         /* unfinished work of the process on a device when it launches more, in paid time */
-#define IN_FLIGHT_PATIENCE_NS 20000000 /* then the device may be waiting for a launch that is still to come: go on */
-#define MARK_EVERY_NS 1000000        /* a launch is timed at least once per this much paid time, to see the work finish */
 #define NAP_MIN_NS 50000
 #define NAP_MAX_NS 2000000
 #define SAMPLES 64
+#define FREE_LAUNCHES 1024           /* that a thread makes uncounted, unless it waits for the device before */
 #define THREAD_CACHE 64u             /* power of two */
 #define PAYERS 512u
 #define NEVER_FREE 1u                /* no page has this generation: it is odd and they start at 2 */
@@ -53,14 +52,14 @@ struct aq_sample {
 
 /* This process on one device. */
 static struct pacer {
-	struct aq_latch gate;        /* of samples and finished_ns: their events are asked, made and destroyed with it */
+	struct aq_latch gate;        /* of samples and what has finished: their events are asked, made and destroyed with it */
 	struct aq_bucket *bucket;
 	struct aq_slot_device *mine;
 	struct aq_cost_table *_Atomic costs;
 	struct aq_sample samples[SAMPLES];
-	_Atomic int64_t submitted_ns;
-	_Atomic int64_t marked_ns;   /* submitted_ns at the last sample */
-	_Atomic int64_t finished_ns; /* paid_ns of the newest finished sample */
+	struct aq_in_flight flight;
+	_Atomic int64_t marked_ns;     /* flight.submitted_ns at the last sample … */
+	_Atomic int64_t mark_every_ns; /* … and how much later the next launch is timed, to see the work finish */
 	_Atomic uint64_t capacity_bytes;       /* of the device; 0 = not asked yet */
 	_Atomic int64_t without_turn_until_ns; /* the container's turn did not come: it runs without one */
 	_Atomic uint64_t turn;                 /* the container's turn now, as last asked; 0 = there are none */
@@ -85,6 +84,9 @@ static struct payer {
 static const _Atomic uint64_t nothing_to_watch;
 const _Atomic uint64_t *_Atomic aq_pace_watched = &nothing_to_watch;
 _Atomic uint64_t aq_pace_seen = NEVER_FREE;
+
+__thread int64_t aq_pace_free_left; /* 0 to begin with: the first launch is counted at once */
+static __thread int64_t free_given; /* what it was when the thread came by */
 
 static struct aq_limits *limits;
 static const struct aq_region *region;
@@ -152,6 +154,20 @@ static uint32_t ceiling_of(const struct aq_device_limit *device, int64_t now)
 	return line && priority < 0 ? aq_neighbours_percent(&node->priority, line, now, has_ceiling(percent) ? percent : 0) : percent;
 }
 
+/* Is that ceiling, which holds now, there for the sake of higher priority? Then what was saved up before is not for now. */
+static bool is_trickle(int device, uint32_t percent)
+{
+	return percent != atomic_load_explicit(&limits->device[device].sm_percent, memory_order_relaxed);
+}
+
+/* The part of the device by which what this process has in flight is measured: what others of low priority have there counts as well. */
+static uint32_t part_of(int device)
+{
+	int32_t priority;
+
+	return priority_of(&limits->device[device], &priority) && priority < 0 ? aq_in_flight_part(&pacers[device].flight) : AQ_PART_ONE;
+}
+
 /* Take the limits as they are now, and let launches pass freely if they have nothing to say about compute. */
 static void look_at_limits(void)
 {
@@ -213,8 +229,8 @@ static void harvest_one(struct pacer *pacer, struct aq_sample *sample)
 	if (look == AQ_EVENT_PASSED && sample->cost &&
 	    aq_cuda.cuEventElapsedTime(&milliseconds, sample->begin, sample->end) == CUDA_SUCCESS)
 		aq_cost_learn(sample->cost, (uint64_t)((double)milliseconds * 1e6));
-	if (sample->paid_ns > atomic_load_explicit(&pacer->finished_ns, memory_order_relaxed))
-		atomic_store_explicit(&pacer->finished_ns, sample->paid_ns, memory_order_relaxed);
+	if (sample->paid_ns > atomic_load_explicit(&pacer->flight.finished_ns, memory_order_relaxed))
+		atomic_store_explicit(&pacer->flight.finished_ns, sample->paid_ns, memory_order_relaxed);
 	sample->state = look == AQ_EVENT_GONE ? SAMPLE_EMPTY : SAMPLE_IDLE;
 }
 
@@ -227,6 +243,7 @@ static void harvest(struct pacer *pacer)
 	for (unsigned i = 0; i < SAMPLES; i++)
 		if (pacer->samples[i].state == SAMPLE_PENDING && !pacer->samples[i].endings)
 			harvest_one(pacer, &pacer->samples[i]);
+	aq_in_flight_look(&pacer->flight, now_ns());
 	aq_latch_leave(&pacer->gate);
 	aq_restrict(mode);
 }
@@ -316,7 +333,7 @@ static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pa
 	if (sample) {
 		sample->state = SAMPLE_RECORDING;
 		sample->cost = cost;
-		sample->paid_ns = atomic_load_explicit(&pacer->submitted_ns, memory_order_relaxed);
+		sample->paid_ns = atomic_load_explicit(&pacer->flight.submitted_ns, memory_order_relaxed);
 		atomic_store_explicit(&pacer->marked_ns, sample->paid_ns, memory_order_relaxed);
 	}
 	aq_latch_leave(&pacer->gate);
@@ -596,8 +613,11 @@ static void draw(int device, int64_t batch_ns)
 		uint32_t percent = ceiling_of(&limits->device[device], now);
 		if (!has_ceiling(percent)) {
 			aq_control_interrupted(pacer->bucket);
+			aq_bucket_interrupted(pacer->bucket);
 			break;
 		}
+		if (is_trickle(device, percent))
+			aq_bucket_spill(pacer->bucket, BATCH_NS);
 		if (aq_bucket_pay(pacer->bucket, now, percent, batch_ns))
 			break;
 		begin_wait(&wait, now);
@@ -608,23 +628,25 @@ static void draw(int device, int64_t batch_ns)
 	end_wait(&wait);
 }
 
-/* Not too much unfinished work among what was `submitted` before: see IN_FLIGHT_PATIENCE_NS for why this gives up. */
-static void wait_for_progress(struct pacer *pacer, int64_t submitted)
+/* Until so much more may be launched beside what is unfinished; or, when nothing is finished for long, no longer. */
+static void wait_for_progress(int device, uint32_t part, int64_t cost_ns)
 {
-	int64_t until = 0;
+	struct pacer *pacer = &pacers[device];
+	int64_t finished = -1, until = 0;
 
-	while (submitted - atomic_load_explicit(&pacer->finished_ns, memory_order_relaxed) > IN_FLIGHT_NS &&
-	       !atomic_load_explicit(&captures, memory_order_relaxed)) {
-		harvest(pacer);
-		int64_t now = now_ns();
-		if (!until)
-			until = now + IN_FLIGHT_PATIENCE_NS;
+	while (!aq_in_flight_has_room(&pacer->flight, part, cost_ns) && !atomic_load_explicit(&captures, memory_order_relaxed)) {
+		int64_t now = now_ns(), before = finished;
+
+		finished = atomic_load_explicit(&pacer->flight.finished_ns, memory_order_relaxed);
+		if (finished != before)
+			until = now + aq_in_flight_patience_ns(&pacer->flight, part);
 		if (now >= until) {
-			atomic_store_explicit(&pacer->finished_ns, submitted, memory_order_relaxed);
+			aq_in_flight_give_up(&pacer->flight);
 			return;
 		}
-		if (submitted - atomic_load_explicit(&pacer->finished_ns, memory_order_relaxed) > IN_FLIGHT_NS)
-			nap(NAP_MIN_NS);
+		nap(aq_in_flight_stretch(NAP_MIN_NS, part));
+		harvest(pacer);
+		part = part_of(device);
 	}
 }
 
@@ -659,17 +681,22 @@ static __attribute__((noinline)) void refill_credit(struct payer *payer, const s
 {
 	int device = place->device;
 	struct pacer *pacer = &pacers[device];
-	int64_t batch = cost_ns > BATCH_NS ? cost_ns : BATCH_NS;
 
 	harvest(pacer);
+	uint32_t part = part_of(device);
+	int64_t step = aq_in_flight_step_ns(part), batch = step < BATCH_NS ? step : BATCH_NS;
+
+	if (batch < cost_ns)
+		batch = cost_ns;
+	atomic_store_explicit(&pacer->mark_every_ns, step, memory_order_relaxed);
+	wait_for_progress(device, part, batch); /* before it draws: whoever has drawn launches, whatever begins meanwhile */
 	draw(device, batch);
 	fetch_for_turn(place, work);
 	payer->credit_ns[device] += batch;
 	atomic_fetch_add_explicit(&pacer->mine->launches, payer->launches[device], memory_order_relaxed);
 	atomic_fetch_add_explicit(&pacer->mine->busy_ns, (uint64_t)batch, memory_order_relaxed);
-	int64_t submitted = atomic_fetch_add_explicit(&pacer->submitted_ns, batch, memory_order_relaxed);
+	atomic_fetch_add_explicit(&pacer->flight.submitted_ns, batch, memory_order_relaxed);
 	payer->launches[device] = 0;
-	wait_for_progress(pacer, submitted);
 }
 
 static bool is_captured(const struct aq_work *work)
@@ -689,8 +716,9 @@ static bool wants_sample(struct pacer *pacer, struct aq_cost_entry *cost)
 	if (atomic_load_explicit(&captures, memory_order_relaxed) || aq_latch_is_inside())
 		return false;
 	bool wanted = cost && aq_cost_wants_sample(cost);
-	return wanted || atomic_load_explicit(&pacer->submitted_ns, memory_order_relaxed) -
-				 atomic_load_explicit(&pacer->marked_ns, memory_order_relaxed) >= MARK_EVERY_NS;
+	return wanted || atomic_load_explicit(&pacer->flight.submitted_ns, memory_order_relaxed) -
+				 atomic_load_explicit(&pacer->marked_ns, memory_order_relaxed) >=
+			 atomic_load_explicit(&pacer->mark_every_ns, memory_order_relaxed);
 }
 
 /* The first statement of a paced launch when nothing was decided yet. */
@@ -699,8 +727,10 @@ static CUresult decide(bool *limited)
 	enum aq_mode mode = aq_mode();
 
 	*limited = mode == AQ_LIMITED;
-	if (mode == AQ_PASSING)
+	if (mode == AQ_PASSING) {
 		aq_pace_pass();
+		free_given = aq_pace_free_left = INT64_MAX; /* there is nothing to count in */
+	}
 	return mode == AQ_REFUSING ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }
 
@@ -713,12 +743,32 @@ static __attribute__((noinline)) void learn_capacity(const struct aq_place *plac
 	atomic_store_explicit(&pacers[place->device].capacity_bytes, bytes, memory_order_relaxed);
 }
 
+static void count_free(int device)
+{
+	int64_t passed = free_given - aq_pace_free_left;
+
+	free_given = aq_pace_free_left = FREE_LAUNCHES;
+	if (device >= 0)
+		atomic_fetch_add_explicit(&pacers[device].mine->launches, (uint64_t)passed, memory_order_relaxed);
+}
+
+void aq_pace_count(void)
+{
+	struct aq_place place;
+
+	if (aq_pace_free_left != free_given && aq_place_current(&place))
+		count_free(place.device);
+}
+
 /* Is the launch work on a device with a ceiling? Out: where, and who pays. */
 static bool must_pay(const struct aq_work *work, struct aq_place *place, struct payer **payer)
 {
 	if (__builtin_expect(aq_limits_changed(limits), 0))
 		look_at_limits();
-	if (is_captured(work) || !aq_place_of_stream(work->stream, place) || place->device < 0 || !is_paced(&limits->device[place->device]))
+	bool is_work = !is_captured(work) && aq_place_of_stream(work->stream, place) && place->device >= 0;
+	if (__builtin_expect(aq_pace_free_left != free_given, 0))
+		count_free(is_work ? place->device : AQ_NO_DEVICE);
+	if (!is_work || !is_paced(&limits->device[place->device]))
 		return false;
 	if (__builtin_expect(is_paused(place->device), 0))
 		sit_out_pause(place->device); /* before what was paid in advance is used, too */
@@ -791,6 +841,7 @@ void aq_pace_forget(void)
 	atomic_store(&aq_pace_seen, NEVER_FREE);
 	atomic_store(&aq_pace_watched, &nothing_to_watch);
 	atomic_store(&captures, 0);
+	free_given = aq_pace_free_left = 0;
 	this_payer = NULL; /* its credit stays the parent's */
 	for (unsigned i = 0; i < PAYERS; i++)
 		if (atomic_load_explicit(&payers[i].owner, memory_order_relaxed))
@@ -801,9 +852,8 @@ void aq_pace_forget(void)
 		pacers[i].mine = NULL;
 		for (unsigned j = 0; j < SAMPLES; j++)
 			pacers[i].samples[j].state = SAMPLE_EMPTY;
-		atomic_store(&pacers[i].submitted_ns, 0);
+		aq_in_flight_forget(&pacers[i].flight);
 		atomic_store(&pacers[i].marked_ns, 0);
-		atomic_store(&pacers[i].finished_ns, 0);
 		atomic_store(&pacers[i].turn, 0);
 		atomic_store(&pacers[i].fetched_turn, 0);
 		atomic_store(&pacers[i].wanted.until_ns, 0);

@@ -1,7 +1,7 @@
 /* Pacing: every launch pays its device time before the driver sees it.
  *
- * A container without ceiling, priority or pause pays nothing but one comparison: `aq_pace_free` holds until the agent changes
- * the limits. Else a launch is charged what its function and grid cost the last times (limit/cost.h), out of credit that each thread draws from the
+ * A container without ceiling, priority or pause pays nothing but one comparison and a number that goes down: `aq_pace_free` holds until the agent
+ * changes the limits, and for some launches of a thread at a time, which are counted together, on the device of the one that follows. Else a launch is charged what its function and grid cost the last times (limit/cost.h), out of credit that each thread draws from the
  * container's bucket (limit/bucket.h) in pieces, and waits when the bucket is empty. Some launches are timed with the driver's own events; the
  * same events tell how much is still in flight, which is bounded so that a pause or a lower limit acts soon.
  *
@@ -38,13 +38,16 @@ struct aq_ticket {
 /* While the watched word has the value seen, launches pass freely. */
 extern const _Atomic uint64_t *_Atomic aq_pace_watched;
 extern _Atomic uint64_t aq_pace_seen;
+/* How many of this thread's pass before it has to come by, to count them. */
+extern __thread int64_t aq_pace_free_left;
 
 static inline bool aq_pace_free(void)
 {
 	const _Atomic uint64_t *watched = atomic_load_explicit(&aq_pace_watched, memory_order_relaxed);
 
 	return __builtin_expect(atomic_load_explicit(watched, memory_order_relaxed) ==
-				atomic_load_explicit(&aq_pace_seen, memory_order_relaxed), 1);
+				atomic_load_explicit(&aq_pace_seen, memory_order_relaxed), 1) &&
+	       __builtin_expect(--aq_pace_free_left >= 0, 1);
 }
 
 /* Before and after the driver's launch. When begin does not answer CUDA_SUCCESS the launch must not be made. */
@@ -52,6 +55,9 @@ CUresult aq_pace_begin(struct aq_ticket *ticket, const struct aq_work *work);
 /* Pay for a launch that is made for several devices at once, and so is never timed. */
 CUresult aq_pace_pay(const struct aq_work *work);
 void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched);
+
+/* The thread waited for the device: count the launches that passed freely until now. */
+void aq_pace_count(void);
 
 /* The process became limited, or is let run without limits. */
 void aq_pace_open(struct aq_limits *limits, const struct aq_region *region, struct aq_node_pages *node);

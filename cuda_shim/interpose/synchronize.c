@@ -1,12 +1,15 @@
 /* Where the program waits for the device. There the driver gives back what was freed in stream order, above what a pool is to keep; if the
- * program sleeps from then on, nothing else would credit that, and its siblings in the container would be refused what is free. */
+ * program sleeps from then on, nothing else would credit that, and its siblings in the container would be refused what is free. Nor would anything
+ * count what it launched. */
 #include "interpose/deferred.h"
 #include "interpose/driver.h"
+#include "interpose/pace.h"
 #include "interpose/reservoir.h"
 #include "shim.h"
 
 static CUresult synchronized(CUresult result)
 {
+	aq_pace_count();
 	if (result == CUDA_SUCCESS) {
 		aq_deferred_settle();
 		aq_reservoirs_synchronized();

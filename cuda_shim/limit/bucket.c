@@ -62,6 +62,21 @@ bool aq_bucket_pay(struct aq_bucket *bucket, int64_t now_ns, uint32_t percent, i
 	return true;
 }
 
+void aq_bucket_interrupted(struct aq_bucket *bucket)
+{
+	if (atomic_load_explicit(&bucket->refilled_at_ns, memory_order_relaxed))
+		atomic_store_explicit(&bucket->refilled_at_ns, 0, memory_order_relaxed);
+}
+
+void aq_bucket_spill(struct aq_bucket *bucket, int64_t most_ns)
+{
+	int64_t balance = atomic_load_explicit(&bucket->balance_ns, memory_order_relaxed);
+
+	while (balance > most_ns && !atomic_compare_exchange_weak_explicit(&bucket->balance_ns, &balance, most_ns, memory_order_relaxed,
+									   memory_order_relaxed))
+		;
+}
+
 void aq_bucket_give_back(struct aq_bucket *bucket, int64_t unused_ns)
 {
 	atomic_fetch_add_explicit(&bucket->balance_ns, unused_ns, memory_order_relaxed);

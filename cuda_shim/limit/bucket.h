@@ -39,6 +39,12 @@ void aq_bucket_refill(struct aq_bucket *bucket, int64_t now_ns, uint32_t percent
 /* Take `cost_ns` if the balance allows; false = wait aq_bucket_wait_ns() and try again. */
 bool aq_bucket_pay(struct aq_bucket *bucket, int64_t now_ns, uint32_t percent, int64_t cost_ns);
 
+/* No ceiling holds now: from here to the next refill nothing flows in. */
+void aq_bucket_interrupted(struct aq_bucket *bucket);
+
+/* Keep no more credit than so much. */
+void aq_bucket_spill(struct aq_bucket *bucket, int64_t most_ns);
+
 /* Give back what was taken and not used. */
 void aq_bucket_give_back(struct aq_bucket *bucket, int64_t unused_ns);
 

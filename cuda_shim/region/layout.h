@@ -167,7 +167,7 @@ struct aq_slot_device {
 	_Atomic uint64_t array_bytes;    /* … arrays and mipmapped arrays */
 	_Atomic uint64_t refusals;       /* allocations refused */
 	_Atomic uint64_t last_refused_bytes;
-	_Atomic uint64_t launches;       /* kernels and graphs submitted while launches were paced (interpose/pace.h); free ones pass uncounted */
+	_Atomic uint64_t launches;       /* kernels and graphs submitted; behind by some of each thread's while they are not paced (interpose/pace.h) */
 	_Atomic uint64_t busy_ns;        /* GPU time paid for; nobody pays while launches are free */
 	_Atomic uint64_t throttled_ns;   /* time spent waiting for the right to launch */
 	_Atomic uint32_t contexts;       /* contexts alive on the device */

@@ -49,6 +49,30 @@ NVML_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUti
     return NVML_SUCCESS;
 }
 
+/* The same figures by domain; the simulation has no video and no bus. Thresholds are the GPU's own business. */
+NVML_API nvmlReturn_t nvmlDeviceGetDynamicPstatesInfo(nvmlDevice_t device, nvmlGpuDynamicPstatesInfo_t *info)
+{
+    TARGET(sim_nvml_gpu, device);
+    REQUIRE_ARGUMENT(info);
+    REQUIRE(!mig_enabled(&t), NVML_ERROR_NOT_SUPPORTED);
+    unsigned busy = sim_nvml_gpu_percent(&t);
+    *info = (nvmlGpuDynamicPstatesInfo_t){0};
+    info->utilization[NVML_GPU_UTILIZATION_DOMAIN_GPU].bIsPresent = 1;
+    info->utilization[NVML_GPU_UTILIZATION_DOMAIN_GPU].percentage = busy;
+    info->utilization[NVML_GPU_UTILIZATION_DOMAIN_FB].bIsPresent = 1;
+    info->utilization[NVML_GPU_UTILIZATION_DOMAIN_FB].percentage = sim_nvml_memory_percent(busy);
+    return NVML_SUCCESS;
+}
+
+/* Of power and clock controllers, which the simulation does not have. */
+NVML_API nvmlReturn_t nvmlDevicePerfMetricsGetSamples_v1(nvmlDevice_t device, nvmlPerfMetricsSamples_v1_t *samples)
+{
+    TARGET(sim_nvml_gpu, device);
+    REQUIRE_ARGUMENT(samples);
+    samples->numSamples = 0;
+    return NVML_SUCCESS;
+}
+
 /* Video engines exist and are idle: the simulation runs compute only. */
 static nvmlReturn_t idle_engine(nvmlDevice_t device, unsigned int *utilization, unsigned int *period_us)
 {

@@ -417,6 +417,7 @@ static nvmlReturn_t read_field(const struct sim_target *t, nvmlFieldValue_t *fie
     case NVML_FI_DEV_MEMORY_TEMP:
         return answer_unsigned(field, sim_nvml_temperature_c(t));
     case NVML_FI_DEV_PCIE_REPLAY_COUNTER:
+    case NVML_FI_DEV_MMA_STALL_PERCENT: /* simulated kernels multiply no matrices */
         return answer_unsigned(field, 0);
     case NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED:
         return answer_unsigned(field, t->hardware->mig_family != SIM_MIG_NONE && t->hardware->architecture >= NVML_DEVICE_ARCH_HOPPER);

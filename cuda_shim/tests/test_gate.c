@@ -8,6 +8,7 @@
 static _Atomic uint64_t watched = 2;
 const _Atomic uint64_t *_Atomic aq_pace_watched = &watched;
 _Atomic uint64_t aq_pace_seen;
+__thread int64_t aq_pace_free_left = 100;
 
 static struct {
 	const char *reached;
@@ -70,5 +71,10 @@ int main(void)
 	ALL_LEAD_TO("paced");
 	atomic_store(&aq_pace_seen, 4);
 	ALL_LEAD_TO("driver");
+	aq_pace_free_left = 4;
+	ALL_LEAD_TO("driver");
+	CHECK(aq_pace_free_left == 0);
+	ALL_LEAD_TO("paced"); /* to be counted, each of them until that is done */
+	CHECK(aq_pace_free_left == -4);
 	return 0;
 }

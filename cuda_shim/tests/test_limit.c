@@ -4,6 +4,7 @@
 #include "limit/bucket.h"
 #include "limit/control.h"
 #include "limit/cost.h"
+#include "limit/in_flight.h"
 #include "limit/priority.h"
 #include "tests/support.h"
 
@@ -260,6 +261,161 @@ static void work_of_several_adds_up_and_what_was_lost_is_told_again(void)
 	CHECK(aq_priority_tell(&one, 0, SECOND + MS) == SECOND + 301 * MS);
 }
 
+static void who_comes_under_a_ceiling_has_saved_nothing_before(void)
+{
+	struct aq_bucket bucket = {0};
+
+	CHECK(aq_bucket_pay(&bucket, SECOND, 5, MS) && !aq_bucket_pay(&bucket, SECOND, 5, MS));
+	aq_bucket_interrupted(&bucket);
+	CHECK(!aq_bucket_pay(&bucket, 60 * SECOND, 5, MS)); /* a minute without one later */
+	CHECK(aq_bucket_pay(&bucket, 60 * SECOND + 20 * MS, 5, MS));
+	aq_bucket_refill(&bucket, 70 * SECOND, 5);
+	aq_bucket_spill(&bucket, MS / 4);
+	CHECK(bucket.balance_ns == MS / 4);
+	aq_bucket_spill(&bucket, MS);
+	CHECK(bucket.balance_ns == MS / 4);
+}
+
+/* ---- work in flight ---- */
+
+#define SHARERS_MAX 16
+#define LOOK_NS (MS / 10)
+
+/* One device, and processes that submit kernels of one length for ever, as many as they may, and look for progress all the time. */
+struct device {
+	unsigned sharers;
+	int64_t kernel_ns;
+	int64_t paid_ns;  /* for each kernel */
+	int64_t slice_ns; /* the device is theirs in turns of that length; 0 = all share it evenly at each moment */
+	struct aq_in_flight flight[SHARERS_MAX];
+	double done_ns[SHARERS_MAX]; /* by each */
+	unsigned turn;
+	int64_t turn_ends_ns, idle_ns;
+};
+
+/* Unfinished device time. */
+static double left_to(const struct device *device, unsigned sharer)
+{
+	return (double)device->flight[sharer].submitted_ns / (double)device->paid_ns * (double)device->kernel_ns - device->done_ns[sharer];
+}
+
+static void work(struct device *device, int64_t now)
+{
+	unsigned waiting = 0;
+
+	for (unsigned i = 0; i < device->sharers; i++)
+		waiting += left_to(device, i) > 0;
+	device->idle_ns += waiting ? 0 : LOOK_NS;
+	for (unsigned i = 0; i < device->sharers && device->slice_ns && (now >= device->turn_ends_ns || left_to(device, device->turn) <= 0); i++) {
+		device->turn = (device->turn + 1) % device->sharers;
+		device->turn_ends_ns = now + device->slice_ns;
+	}
+	for (unsigned i = 0; i < device->sharers; i++) {
+		double share = device->slice_ns ? i == device->turn : 1.0 / waiting, left = left_to(device, i);
+		device->done_ns[i] += left > 0 && share * LOOK_NS > left ? left : left > 0 ? share * LOOK_NS : 0;
+	}
+}
+
+static void look_and_submit(struct device *device, unsigned sharer, int64_t now)
+{
+	struct aq_in_flight *flight = &device->flight[sharer];
+	uint32_t part = aq_in_flight_part(flight);
+
+	flight->finished_ns = (int64_t)(device->done_ns[sharer] / (double)device->kernel_ns + 1e-6) * device->paid_ns;
+	aq_in_flight_look(flight, now);
+	while (aq_in_flight_has_room(flight, part, device->paid_ns))
+		flight->submitted_ns += device->paid_ns;
+}
+
+/* The most unfinished device time of all together after half a second. */
+static int64_t most_in_flight(struct device *device, int64_t begin_ns)
+{
+	double most = 0;
+
+	for (int64_t now = begin_ns; now < begin_ns + SECOND; now += LOOK_NS) {
+		double together = 0;
+
+		if (now == begin_ns + SECOND / 2)
+			device->idle_ns = 0;
+		work(device, now);
+		for (unsigned i = 0; i < device->sharers; i++)
+			look_and_submit(device, i, now);
+		for (unsigned i = 0; i < device->sharers; i++)
+			together += left_to(device, i);
+		if (now > begin_ns + SECOND / 2 && together > most)
+			most = together;
+	}
+	return (int64_t)most;
+}
+
+static void processes_together_have_in_flight_what_one_has_and_the_device_is_never_idle(void)
+{
+	const unsigned sharers[] = {1, 2, 8, 16};
+	const int64_t kernels[] = {20000, 200000}, slices[] = {0, 2 * MS};
+
+	for (size_t n = 0; n < sizeof sharers / sizeof *sharers; n++)
+		for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++)
+			for (size_t s = 0; s < sizeof slices / sizeof *slices; s++) {
+				struct device device = {.sharers = sharers[n], .kernel_ns = kernels[k], .paid_ns = kernels[k], .slice_ns = slices[s]};
+
+				CHECK(most_in_flight(&device, SECOND) <= (slices[s] ? 2 : 1) * AQ_IN_FLIGHT_NS + kernels[k]);
+				CHECK(device.idle_ns == 0);
+			}
+}
+
+static void what_is_in_flight_is_bounded_also_when_launches_cost_more_than_is_paid(void)
+{
+	struct device device = {.sharers = 2, .kernel_ns = 200000, .paid_ns = 20000};
+
+	CHECK(most_in_flight(&device, SECOND) <= AQ_IN_FLIGHT_NS + 200000);
+	CHECK(device.idle_ns == 0);
+}
+
+static void who_is_left_alone_has_the_device_to_itself(void)
+{
+	struct device device = {.sharers = 16, .kernel_ns = 20000, .paid_ns = 20000};
+
+	most_in_flight(&device, SECOND);
+	CHECK(aq_in_flight_part(&device.flight[0]) < AQ_PART_ONE / 8);
+	device.sharers = 1;
+	CHECK(most_in_flight(&device, 2 * SECOND) > AQ_IN_FLIGHT_NS * 9 / 10);
+	CHECK(device.idle_ns == 0);
+}
+
+static void a_long_launch_goes_alone_and_is_waited_for_as_long_as_it_may_take(void)
+{
+	struct aq_in_flight flight = {0};
+	const uint32_t part = AQ_PART_ONE / 16;
+
+	CHECK(aq_in_flight_has_room(&flight, part, 10 * MS));
+	CHECK(aq_in_flight_patience_ns(&flight, part) < 50 * MS);
+	flight.submitted_ns = 10 * MS;
+	CHECK(!aq_in_flight_has_room(&flight, part, MS / 100));
+	CHECK(aq_in_flight_patience_ns(&flight, part) > 16 * 10 * MS);
+	flight.submitted_ns = 3600 * SECOND;
+	CHECK(aq_in_flight_patience_ns(&flight, part) <= SECOND);
+	aq_in_flight_give_up(&flight);
+	CHECK(aq_in_flight_has_room(&flight, part, 10 * MS));
+}
+
+static void who_rests_keeps_the_part_it_had(void)
+{
+	struct aq_in_flight flight = {0};
+
+	aq_in_flight_look(&flight, SECOND);
+	flight.submitted_ns = 2 * MS;
+	aq_in_flight_look(&flight, 3 * SECOND); /* it did not look, so it did not launch */
+	CHECK(aq_in_flight_part(&flight) == AQ_PART_ONE);
+	flight.finished_ns = 2 * MS;
+	aq_in_flight_look(&flight, 3 * SECOND + 8 * MS); /* all is finished, nobody knows since when */
+	CHECK(aq_in_flight_part(&flight) == AQ_PART_ONE);
+	aq_in_flight_look(&flight, 3 * SECOND + 16 * MS); /* there was nothing to do */
+	CHECK(aq_in_flight_part(&flight) == AQ_PART_ONE);
+	flight.submitted_ns = 6 * MS;
+	aq_in_flight_look(&flight, 3 * SECOND + 24 * MS);
+	CHECK(aq_in_flight_part(&flight) < AQ_PART_ONE);
+}
+
 int main(void)
 {
 	bucket_gives_exactly_the_share();
@@ -277,5 +433,11 @@ int main(void)
 	low_priority_trickles_while_the_device_is_wanted();
 	short_launches_are_told_together_and_never_late();
 	work_of_several_adds_up_and_what_was_lost_is_told_again();
+	who_comes_under_a_ceiling_has_saved_nothing_before();
+	processes_together_have_in_flight_what_one_has_and_the_device_is_never_idle();
+	what_is_in_flight_is_bounded_also_when_launches_cost_more_than_is_paid();
+	who_is_left_alone_has_the_device_to_itself();
+	a_long_launch_goes_alone_and_is_waited_for_as_long_as_it_may_take();
+	who_rests_keeps_the_part_it_had();
 	return 0;
 }

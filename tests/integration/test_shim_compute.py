@@ -106,6 +106,58 @@ def test_without_a_ceiling_work_gets_the_device(node):
         assert max(seconds_of(program)[1:]) > 60
 
 
+COUNTED = """
+import threading
+start()
+function, context = load(), out()
+must("cuCtxGetCurrent", ctypes.byref(context))
+def launch(count, wait):
+    must("cuCtxSetCurrent", context.value)
+    for _ in range(count):
+        spin(function, 1)
+    if wait:
+        must("cuCtxSynchronize")
+for line in sys.stdin:
+    count, wait = map(int, line.split())
+    thread = threading.Thread(target=launch, args=(count, wait))
+    thread.start()
+    thread.join()
+    tell(done=True)
+"""
+"""Launches as many kernels as it is told, each time in a thread of their own, which then waits for the device or not."""
+
+
+def test_free_launches_are_counted_when_their_thread_waits_for_the_device_or_has_made_many(node):
+    container = tenant(node, 0)
+
+    def counted() -> int:
+        return container.snapshot().slots[0].devices[0].launches
+
+    with container.start_python(PROGRAM + COUNTED) as program:
+        program.ask("1 0")
+        assert counted() == 1, "a thread's first, at once"
+        program.ask("100 1")
+        assert counted() == 101
+        program.ask("5000 0")
+        assert 101 + 5000 - 1024 <= counted() < 101 + 5000
+        program.ask("5000 1")
+        assert counted() >= 101 + 5000 - 1024 + 5000
+        change(container, sm_percent=99)
+        before = counted()
+        program.ask("2000 1")
+        assert before + 1000 < counted() <= before + 2000, "those of the last batch are told with the next"
+        used = container.snapshot().slots[0].devices[0]
+    assert used.busy_ns > 0
+
+
+def test_free_launches_take_no_paid_time(node):
+    container = tenant(node, 0)
+    with container.start_python(PROGRAM + COUNTED) as program:
+        program.ask("2000 1")
+        used = container.snapshot().slots[0].devices[0]
+    assert (used.launches, used.busy_ns, used.throttled_ns) == (2000, 0, 0)
+
+
 # --- changes while programs run -------------------------------------------------------------------------------------
 
 STEADY = """

@@ -4,6 +4,7 @@ The containers share one page, as the agent mounts it: writable for those of hig
 cuda_shim/tests/test_limit.c.
 """
 
+import contextlib
 import itertools
 import os
 import statistics
@@ -17,7 +18,7 @@ from agent.core.node_pages import PRIORITY
 from agent.core.region_layout import DeviceLimit, Limits
 from tests.fakes.container import MIB, Container, Node
 
-LIMIT_MIB = 4096
+LIMIT_MIB = 16_384
 PAGE_BYTES = 4096
 MAGIC = 0x3149525051414C41
 TRICKLE_PERCENT = 5
@@ -163,6 +164,51 @@ def test_high_soon_has_the_device_almost_to_itself(node, page):
         bursts = [foreground.ask("go") for _ in range(5)]
     assert statistics.median(burst["median"] for burst in bursts) < 0.004
     assert min(burst["first"] for burst in bursts) < 0.015
+
+
+FLOOD = """
+import itertools
+from tests.fakes import kernels
+start()
+function, shapes, arguments = load(), itertools.count(1), kernels._arguments(100)
+tell(ready=True)
+while True:
+    must("cuLaunchKernel", function, next(shapes), 1, 1, 1, 1, 1, 0, 0, arguments, None)
+"""
+"""Launches without end, each time in another shape: see test_shim_in_flight.py."""
+
+AFTER_A_REST = """
+start()
+function = load()
+spin(function, 1000)
+must("cuCtxSynchronize")
+tell(ready=True)
+for line in sys.stdin:
+    time.sleep(0.4)
+    took = []
+    for _ in range(10):
+        begin = time.monotonic()
+        spin(function, 1000)
+        must("cuCtxSynchronize")
+        took.append(time.monotonic() - begin)
+    tell(first=took[0], median=sorted(took)[5])
+"""
+"""Rests until low has the device again, and each process of it its part; then works."""
+
+
+@pytest.mark.parametrize(("containers", "processes"), [(1, 16), (4, 4)], ids=["one container", "four containers"])
+def test_high_does_not_wait_for_low_the_longer_the_more_processes_low_has(node, page, containers, processes):
+    """Sixteen that have the device all the time leave a seventeenth of it to another one."""
+    with contextlib.ExitStack() as stack:
+        foreground = ready(stack.enter_context(tenant(node, page, HIGH).start_python(PROGRAM + AFTER_A_REST)))
+        alone = statistics.median(foreground.ask("go")["first"] for _ in range(5))
+        lows = [tenant(node, page, LOW) for _ in range(containers)]
+        programs = [stack.enter_context(low.start_python(PROGRAM + FLOOD)) for low in lows for _ in range(processes)]
+        for program in programs:
+            ready(program)
+        bursts = [foreground.ask("go") for _ in range(9)]
+    assert statistics.median(burst["first"] for burst in bursts) < 10 * alone
+    assert statistics.median(burst["median"] for burst in bursts) < 4 * alone
 
 
 def assert_low_never_waits(node: Node, page) -> None:

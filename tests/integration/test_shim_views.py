@@ -230,6 +230,7 @@ tell(results=[answer(lambda: n.nvmlDeviceGetSamples(h, n.NVML_GPU_UTILIZATION_SA
 
 
 GPM = """
+MMA_STALL_PERCENT = 297
 def code(ask):
     try:
         ask()
@@ -263,15 +264,17 @@ def test_figures_of_the_whole_card_are_told_to_who_has_all_of_it(node, interposi
     limit = DeviceLimit(node.uuids[0], whole_bytes(node) - short_bytes, overhead_bytes=64 * MIB, sm_percent=sm_percent)
     container = node.container_with(Limits((limit,)), interposition=interposition)
     script = """
-tell(sample=code(lambda: n.nvmlGpmSampleGet(h, sample)), supported=supported(h),
-     samples=code(lambda: n.nvmlDeviceGetSamples(h, n.NVML_GPU_UTILIZATION_SAMPLES, 0)))
+tell(sample=code(lambda: n.nvmlGpmSampleGet(h, sample)), supported=supported(h), pstates=code(lambda: n.nvmlDeviceGetDynamicPstatesInfo(h)),
+     samples=code(lambda: n.nvmlDeviceGetSamples(h, n.NVML_GPU_UTILIZATION_SAMPLES, 0)),
+     fields=[value.nvmlReturn for value in n.nvmlDeviceGetFieldValues(h, [MMA_STALL_PERCENT, n.NVML_FI_DEV_POWER_INSTANT])],
+     metrics=code(lambda: n.nvmlDevicePerfMetricsGetSamples_v1(h, n.c_nvmlPerfMetricsSamples_v1_t())))
 """
     told = facts(container.python(PROGRAM + NVML + GPM + script))
     if whole:
-        assert told == {"sample": 0, "supported": True, "samples": told["samples"]}
         assert told["samples"] in (0, 6), "an idle GPU may have none"
+        assert told == {"sample": 0, "supported": True, "pstates": 0, "samples": told["samples"], "fields": [0, 0], "metrics": 0}
     else:
-        assert told == {"sample": 3, "supported": False, "samples": 3}
+        assert told == {"sample": 3, "supported": False, "pstates": 3, "samples": 3, "fields": [3, 0], "metrics": 3}
 
 
 def without_process_samples(node, root, interposition, limit):

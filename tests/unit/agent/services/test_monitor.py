@@ -251,12 +251,14 @@ async def test_the_driver_knows_best_how_busy_a_container_is(node):
     assert said() == [0.0], "no process, so it does nothing"
     write_slot(region, busy_ns=0, launches=0)
     with living(region):
-        assert said() == [], "it has a process, nobody counts what that launches, and the driver does not tell"
+        assert said() == [], "it has a process, which launches without paying, and the driver does not tell"
         node.driver_utilization[one.grant_id, "GPU-0"] = 0.75
         assert said() == [0.75]
         node.driver_utilization.clear()
         write_slot(region, busy_ns=0, launches=5)
-        assert said() == [0.0], "launches are counted, and none had to be paid for"
+        assert said() == [], "nobody pays for launches that are free"
+        write_slot(region, busy_ns=1, launches=6)
+        assert said() == [0.0], "launches are paid for, and nothing was for long"
 
 
 async def test_what_one_look_cannot_tell_is_not_said(node):
