@@ -313,6 +313,7 @@ class _Agent:
                 self._reconciler.families,
                 self._limits.families,
                 self._mps.families,
+                self._events.families,
             ),
         )
         drift_page = DriftPage(node_name, self._reconciler, self._auditor, clock)

@@ -13,6 +13,7 @@
     ├── KubeApiError            the Kubernetes API
     │   ├── KubeExpiredError    the watch's version is too old (410): list again
     │   ├── KubeBehindError     the API server's memory has not come to the version asked for (504)
+    │   ├── KubeRefusedError    the API will not do it, however often it is asked (400, 403, 413, 422)
     │   └── KubeAbsentError     the API does not have the object, or the kind of object (404)
     ├── StorageError            a file of ours could not be read or written
     ├── ProcessError            a process of a container could not be ended
@@ -87,6 +88,10 @@ class KubeExpiredError(KubeApiError):
 
 class KubeBehindError(KubeApiError):
     """The API server, or what stands before it, did not come to an answer of the version asked for."""
+
+
+class KubeRefusedError(KubeApiError):
+    """The API does not do what was asked for, and will not the next time: it is not allowed, or not well formed."""
 
 
 class KubeAbsentError(KubeApiError):

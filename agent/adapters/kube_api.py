@@ -13,7 +13,7 @@ import msgspec
 import urllib3
 
 from agent.core.publishing import NodeCondition
-from agent.errors import KubeAbsentError, KubeApiError, KubeBehindError, KubeExpiredError
+from agent.errors import KubeAbsentError, KubeApiError, KubeBehindError, KubeExpiredError, KubeRefusedError
 from agent.ports import Clock, NodeEvent, PodEvent
 from program.api_server import ApiServer
 from program.backoff import retry_after_seconds
@@ -34,7 +34,12 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 GPU_NODES = f"/apis/{gpunode.API_VERSION}/{contract.GPU_NODE_PLURAL}"
 CLUSTER_EVENTS_NAMESPACE = "default"
 """Where Kubernetes keeps events about objects that are in no namespace."""
-_FAILURES = {404: KubeAbsentError, 410: KubeExpiredError, 504: KubeBehindError}
+_FAILURES = {
+    404: KubeAbsentError,
+    410: KubeExpiredError,
+    504: KubeBehindError,
+    **dict.fromkeys((400, 403, 413, 422), KubeRefusedError),
+}
 
 
 class KubeConnection:
@@ -58,8 +63,8 @@ class KubeConnection:
     ) -> urllib3.BaseHTTPResponse:
         """Send one request.
 
-        Raises: KubeAbsentError on 404, KubeExpiredError on 410, KubeBehindError on 504, KubeApiError on every other answer than success,
-                and when there is none.
+        Raises: KubeAbsentError on 404, KubeExpiredError on 410, KubeBehindError on 504, KubeRefusedError on 400, 403, 413 and 422,
+                KubeApiError on every other answer than success, and when there is none.
         """
         try:
             response = self._pool.request(
@@ -103,7 +108,7 @@ class KubeApiClient:
 
     def publish_condition(self, node_name: str, condition: NodeCondition, *, turned: bool) -> None:
         """See ``ports.KubeApi``."""
-        when = self._now()
+        when = _timestamp(self._clock.now())
         body: dict[str, object] = {
             "type": contract.NODE_CONDITION_GPUS_HEALTHY,
             "status": "True" if condition.holds else "False",
@@ -133,9 +138,9 @@ class KubeApiClient:
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise KubeApiError(f"PATCH {path}: the answer is not an object with a status: {exc}") from exc
 
-    def post_event(self, event: PodEvent | NodeEvent) -> None:
+    def post_event(self, event: PodEvent | NodeEvent, happened_at: float) -> None:
         """See ``ports.KubeApi``."""
-        when = self._now()
+        when = _timestamp(happened_at)
         namespace, involved = _involved(event)
         body = {
             "apiVersion": "v1",
@@ -165,8 +170,10 @@ class KubeApiClient:
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}/eviction"
         self._connection.request("POST", path, body=body)
 
-    def _now(self) -> str:
-        return datetime.fromtimestamp(self._clock.now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+def _timestamp(seconds: float) -> str:
+    """Return a moment, in seconds since 1970, as the API writes it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _involved(event: PodEvent | NodeEvent) -> tuple[str, dict[str, str]]:

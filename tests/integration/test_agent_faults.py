@@ -212,6 +212,25 @@ class TestApi:
                 )
                 await eventually(lambda: condition(node)["status"] == "False", "the lost GPU is told of", 40)
 
+    async def test_what_became_of_a_gpu_while_the_api_was_away_is_told_afterwards(self):
+        async with make_node("t4x2") as node:
+            node.create_pod(manifest("works", container(mib=1024), annotations={contract.ANNOTATION_GPU_UUID: node.inventory.gpus[0].uuid}))
+            await running(node, "works")
+            told = (contract.EVENT_REASON_GPU_UNHEALTHY, contract.EVENT_REASON_GPU_HEALTHY)
+            with node.api.outage():
+                inject(node, "xid", "62", "--gpu", "0")
+                await eventually(lambda: node.allocatable(VGPU) == 16, "a GPU is quarantined")
+                await eventually(lambda: node.allocatable(VGPU) == 32, "it has recovered", 30)
+                over = datetime.now(UTC)
+                await asyncio.sleep(1.1)  # a tick of the clock that events are stamped with
+
+            def about_the_pod() -> list[dict[str, Any]]:
+                return [event for event in node.events("works") if event["reason"] in told]
+
+            await eventually(lambda: len(about_the_pod()) == 2, "its pod's owner reads of both", 60)
+            assert [event["reason"] for event in about_the_pod()] == list(told)
+            assert all(datetime.fromisoformat(event["firstTimestamp"]) <= over for event in about_the_pod())
+
     async def test_an_agent_that_starts_without_the_api_serves_kubelet_and_knows_its_grants(self):
         async with make_node("t4x2") as node:
             node.create_pod(manifest("stays", cuda()))
