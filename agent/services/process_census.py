@@ -40,22 +40,36 @@ class ProcessCensus:
         """What the loop saw last."""
         self.changes = Changes()
         """Counts the looks of the loop; one that fails is none."""
+        self.attempts = Changes()
+        """Counts them with those that fail."""
+        self.failed_in_a_row = 0
+        """How many looks of the loop have failed since the last that did not."""
 
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            try:
-                self._remember(await self.take())
-            except DriverMissingError as exc:
-                logger.debug("processes on the GPUs: %s", exc)  # the driver watch says it, once
-                self.latest = replace(self.latest, heard=True)
-            except DriverLeftError as exc:
-                logger.debug("processes on the GPUs: %s", exc)
-            except DriverError as exc:
-                logger.warning("processes on the GPUs: %s", exc)
-            else:
+            if await self._look():
+                self.failed_in_a_row = 0
                 self.changes.notify()
+            else:
+                self.failed_in_a_row += 1
+            self.attempts.notify()
             await asyncio.sleep(self._period_seconds)
+
+    async def _look(self) -> bool:
+        """Look once; False when that fails."""
+        try:
+            self._remember(await self.take())
+        except DriverMissingError as exc:
+            logger.debug("processes on the GPUs: %s", exc)  # the driver watch says it, once
+            self.latest = replace(self.latest, heard=True)
+        except DriverLeftError as exc:
+            logger.debug("processes on the GPUs: %s", exc)
+        except DriverError as exc:
+            logger.warning("processes on the GPUs: %s", exc)
+        else:
+            return True
+        return False
 
     async def take(self) -> Census:
         """Look now. Raises DriverError."""
