@@ -6,6 +6,8 @@ is not looked at in the thread for files: no container that starts is to wait fo
 
 import asyncio
 import logging
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from agent.core.overhead import GpuProcess, HostProcess
@@ -14,6 +16,9 @@ from agent.ports import Driver, Processes
 from agent.services.changes import Changes
 
 logger = logging.getLogger(__name__)
+
+LEAST_CALM = 0.1
+"""So much of a period at least is between looks, however long they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +37,21 @@ class Census:
 class ProcessCensus:
     """The last look, and the loop of looks."""
 
-    def __init__(self, period_seconds: float, *, driver: Driver, processes: Processes) -> None:
+    def __init__(
+        self,
+        period_seconds: float,
+        *,
+        driver: Driver,
+        processes: Processes,
+        monotonic: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Args: pause: waits for about so many seconds of the clock."""
         self._period_seconds = period_seconds
         self._driver = driver
         self._processes = processes
+        self._monotonic = monotonic
+        self._pause = pause
         self.latest = Census(heard=False)
         """What the loop saw last."""
         self.changes = Changes()
@@ -46,15 +62,16 @@ class ProcessCensus:
         """How many looks of the loop have failed since the last that did not."""
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look for ever: once a period from beginning to beginning, however long a look takes."""
         while True:
+            begun = self._monotonic()
             if await self._look():
                 self.failed_in_a_row = 0
                 self.changes.notify()
             else:
                 self.failed_in_a_row += 1
             self.attempts.notify()
-            await asyncio.sleep(self._period_seconds)
+            await self._pause(max(begun + self._period_seconds - self._monotonic(), LEAST_CALM * self._period_seconds))
 
     async def _look(self) -> bool:
         """Look once; False when that fails."""
