@@ -124,6 +124,29 @@ class TestDisks:
                 await running(node, "after", "refused")
                 assert (node.container("before").pid, node.container("before").exit_code) == (before, None)
 
+    async def test_an_agent_that_was_killed_starts_on_a_state_directory_that_turned_read_only(self):
+        async with make_node("t4x2", start_agent=False) as node:
+            with small_disk(node.layout.state) as disk:
+                await node.agent.start()
+                await node.wait_ready()
+                node.create_pod(manifest("before", cuda()))
+                await working(node, "before")
+                before = node.container("before").pid
+                await killed(node)
+                for directory in ("ledger", "mig"):  # as a kill in the middle of writing leaves it
+                    (disk.directory / directory / f".row.json.1.0{TEMPORARY_SUFFIX}").write_text("half")
+                (disk.directory / "ledger" / "damaged.json").write_text("half")
+                disk.set_read_only(True)
+                await node.agent.start()
+                await eventually(lambda: node.allocatable(VGPU) == 32, "kubelet has the devices back")
+                async with undisturbed(node, "before"):
+                    node.create_pod(manifest("after"))
+                    await refused(node, "after", str(disk.directory), "Read-only file system")
+                    assert 'namespace="default",node="node-1",pod="before"' in await node.metrics()
+                    disk.set_read_only(False)
+                    await running(node, "after")
+                    assert (node.container("before").pid, node.container("before").exit_code) == (before, None)
+
     async def test_a_cdi_directory_that_turned_read_only_is_named_and_all_is_made_good_once_it_is_not(self):
         async with make_node("t4x2", start_agent=False) as node:
             with small_disk(node.layout.cdi_dynamic) as disk:
