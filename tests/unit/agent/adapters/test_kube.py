@@ -420,6 +420,14 @@ class TestRequests:
         assert len(event["message"]) <= 1024
         assert (event["firstTimestamp"], event["lastTimestamp"]) == ("1970-01-02T00:00:00Z", "1970-01-02T00:00:00Z")
 
+    def test_an_event_whose_answer_was_lost_is_there_once(self, api):
+        event = PodEvent("default", "x" * 253, "uid-1", "main", contract.EVENT_REASON_REFUSED, "no room", warning=True)
+        for happened_at in (86_400.0, 86_400.0, 86_700.0):
+            api.client.post_event(event, happened_at)
+        names = [one["metadata"]["name"] for one in api.cluster.list(Kind.EVENT)[1]]
+        assert len(names) == 2
+        assert all(len(name) <= 253 for name in names)
+
     @pytest.mark.parametrize(
         ("status", "error"),
         [
