@@ -198,7 +198,7 @@ class _Agent:
         there = [page for page in (priority_page, turns_page) if page.path.exists()]  # turns perhaps from an earlier configuration
         self._page_keeper = PageKeeper(there, settings.reconcile_seconds)
         self._region_keeper = RegionKeeper(settings.reconcile_seconds, book=self._book, files=files)
-        self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes)
+        self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes, monotonic=clock.monotonic)
         liveness = Liveness(book=self._book, files=files, census=self._census, processes=processes, watch=self._driver)
         self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
@@ -322,6 +322,7 @@ class _Agent:
                 self._reconciler.families,
                 self._limits.families,
                 self._mps.families,
+                self._events.families,
             ),
         )
         drift_page = DriftPage(node_name, self._reconciler, self._auditor, clock)

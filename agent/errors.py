@@ -13,6 +13,8 @@
     ├── KubeApiError            the Kubernetes API
     │   ├── KubeExpiredError    the watch's version is too old (410): list again
     │   ├── KubeBehindError     the API server's memory has not come to the version asked for (504)
+    │   ├── KubeExistsError     the API has what was to be created, or another version of what was to be changed (409)
+    │   ├── KubeRefusedError    the API will not do it, however often it is asked (400, 403, 413, 422)
     │   └── KubeAbsentError     the API does not have the object, or the kind of object (404)
     ├── StorageError            a file of ours could not be read or written
     ├── ProcessError            a process of a container could not be ended
@@ -87,6 +89,14 @@ class KubeExpiredError(KubeApiError):
 
 class KubeBehindError(KubeApiError):
     """The API server, or what stands before it, did not come to an answer of the version asked for."""
+
+
+class KubeExistsError(KubeApiError):
+    """What was to be created is there already, or what was to be changed is not what it was."""
+
+
+class KubeRefusedError(KubeApiError):
+    """The API does not do what was asked for, and will not the next time: it is not allowed, or not well formed."""
 
 
 class KubeAbsentError(KubeApiError):

@@ -418,8 +418,11 @@ class KubeApi(Protocol):
         """Replace the status of the node's gpunodes object; return it as the API keeps it."""
         ...
 
-    def post_event(self, event: PodEvent | NodeEvent) -> None:
-        """Create an event."""
+    def post_event(self, event: PodEvent | NodeEvent, happened_at: float) -> None:
+        """Create an event. Raises KubeAbsentError or KubeRefusedError where the API will never take it.
+
+        Args: happened_at: in seconds since 1970.
+        """
         ...
 
     def evict_pod(self, namespace: str, name: str, uid: str) -> None:

@@ -1,14 +1,18 @@
 """Files that readers see whole or not at all, also after a crash."""
 
 import itertools
+import logging
 import os
 import secrets
+import stat
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from agent.errors import StorageError
+
+logger = logging.getLogger(__name__)
 
 TEMPORARY_SUFFIX = ".aliquot-tmp"
 """Ends the names of files being written; leftovers of a crash are removed by whoever keeps the directory."""
@@ -112,20 +116,30 @@ def _move_up(inside: int, name: str, top: int) -> Iterator[str]:
 
 
 def make_directory(path: Path, mode: int) -> Path:
-    """Make a directory with this mode, and its parents. Raises StorageError."""
+    """Make a directory with this mode, and its parents; one that is as it should be may be of a disk that is read-only.
+
+    Raises StorageError.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        path.chmod(mode)
+        if stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
     except OSError as exc:
         raise StorageError(f"making {path}: {exc.strerror}") from exc
     return path
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what a crash left of files being written. Raises StorageError."""
+    """Remove what a crash left of files being written; what the disk does not let go of stays, and harms nobody.
+
+    Raises StorageError when the directory cannot be read.
+    """
     for path in list_directory(directory):
         if path.name.endswith(TEMPORARY_SUFFIX):
-            remove_file(path)
+            try:
+                remove_file(path)
+            except StorageError as exc:
+                logger.warning("a file that was half written stays: %s", exc)
 
 
 def names_in(directory: Path) -> list[str]:

@@ -4,7 +4,9 @@ Not a general client: an agent runs on every node of a large cluster, so it asks
 read before it is written: every patch names just what is the agent's own, so that it cannot undo what somebody else writes meanwhile.
 """
 
+import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +15,7 @@ import msgspec
 import urllib3
 
 from agent.core.publishing import NodeCondition
-from agent.errors import KubeAbsentError, KubeApiError, KubeBehindError, KubeExpiredError
+from agent.errors import KubeAbsentError, KubeApiError, KubeBehindError, KubeExistsError, KubeExpiredError, KubeRefusedError
 from agent.ports import Clock, NodeEvent, PodEvent
 from program.api_server import ApiServer
 from program.backoff import retry_after_seconds
@@ -27,6 +29,8 @@ LIST_TIMEOUT_SECONDS = 60.0
 """For lists: where a slow server's were given up sooner, every agent would ask for its own again, and none would ever get it."""
 MAX_EVENT_MESSAGE = 1024
 """The API refuses longer ones."""
+MAX_EVENT_NAME_PREFIX = 200
+"""Names have 253 characters at most."""
 COMPONENT = f"{contract.PRODUCT}-agent"
 JSON_PATCH = "application/json-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -34,7 +38,13 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 GPU_NODES = f"/apis/{gpunode.API_VERSION}/{contract.GPU_NODE_PLURAL}"
 CLUSTER_EVENTS_NAMESPACE = "default"
 """Where Kubernetes keeps events about objects that are in no namespace."""
-_FAILURES = {404: KubeAbsentError, 410: KubeExpiredError, 504: KubeBehindError}
+_FAILURES = {
+    404: KubeAbsentError,
+    409: KubeExistsError,
+    410: KubeExpiredError,
+    504: KubeBehindError,
+    **dict.fromkeys((400, 403, 413, 422), KubeRefusedError),
+}
 
 
 class KubeConnection:
@@ -58,8 +68,8 @@ class KubeConnection:
     ) -> urllib3.BaseHTTPResponse:
         """Send one request.
 
-        Raises: KubeAbsentError on 404, KubeExpiredError on 410, KubeBehindError on 504, KubeApiError on every other answer than success,
-                and when there is none.
+        Raises: KubeAbsentError on 404, KubeExistsError on 409, KubeExpiredError on 410, KubeBehindError on 504, KubeRefusedError on 400,
+                403, 413 and 422, KubeApiError on every other answer than success, and when there is none.
         """
         try:
             response = self._pool.request(
@@ -103,7 +113,7 @@ class KubeApiClient:
 
     def publish_condition(self, node_name: str, condition: NodeCondition, *, turned: bool) -> None:
         """See ``ports.KubeApi``."""
-        when = self._now()
+        when = _timestamp(self._clock.now())
         body: dict[str, object] = {
             "type": contract.NODE_CONDITION_GPUS_HEALTHY,
             "status": "True" if condition.holds else "False",
@@ -133,14 +143,14 @@ class KubeApiClient:
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise KubeApiError(f"PATCH {path}: the answer is not an object with a status: {exc}") from exc
 
-    def post_event(self, event: PodEvent | NodeEvent) -> None:
+    def post_event(self, event: PodEvent | NodeEvent, happened_at: float) -> None:
         """See ``ports.KubeApi``."""
-        when = self._now()
+        when = _timestamp(happened_at)
         namespace, involved = _involved(event)
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{involved['name']}.", "namespace": namespace},
+            "metadata": {"name": _event_name(involved["name"], event, happened_at), "namespace": namespace},
             "involvedObject": involved,
             "reason": event.reason,
             "message": event.message if len(event.message) <= MAX_EVENT_MESSAGE else event.message[: MAX_EVENT_MESSAGE - 1] + "…",
@@ -152,7 +162,8 @@ class KubeApiClient:
             "lastTimestamp": when,
             "count": 1,
         }
-        self._connection.request("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", body=body)
+        with suppress(KubeExistsError):  # an earlier try was taken, and its answer lost
+            self._connection.request("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", body=body)
 
     def evict_pod(self, namespace: str, name: str, uid: str) -> None:
         """See ``ports.KubeApi``."""
@@ -165,8 +176,16 @@ class KubeApiClient:
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}/eviction"
         self._connection.request("POST", path, body=body)
 
-    def _now(self) -> str:
-        return datetime.fromtimestamp(self._clock.now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+def _timestamp(seconds: float) -> str:
+    """Return a moment, in seconds since 1970, as the API writes it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _event_name(about: str, event: PodEvent | NodeEvent, happened_at: float) -> str:
+    """Return the name that every try to post an event gives it, so that it is there once."""
+    digest = hashlib.sha256(repr((event, happened_at)).encode()).hexdigest()[:16]
+    return f"{about[:MAX_EVENT_NAME_PREFIX].rstrip('-.')}.{digest}"
 
 
 def _involved(event: PodEvent | NodeEvent) -> tuple[str, dict[str, str]]:

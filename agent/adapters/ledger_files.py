@@ -70,18 +70,19 @@ class LedgerFiles:
     def _path(self, grant_id: str) -> Path:
         return self._directory / f"{grant_id}{_SUFFIX}"
 
-    def _set_aside(self, path: Path) -> Path:
-        quarantine = make_directory(self._directory / "quarantine", 0o700)
-        target = quarantine / path.name
+    def _set_aside(self, path: Path) -> str:
+        """Move a row out of the way where the disk lets it go; return where it is."""
+        target = self._directory / "quarantine" / path.name
         number = 0
         while target.exists():
             number += 1
-            target = quarantine / f"{path.name}.{number}"
+            target = target.with_name(f"{path.name}.{number}")
         try:
+            make_directory(target.parent, 0o700)
             path.replace(target)
-        except OSError as exc:
-            raise StorageError(f"setting {path} aside: {exc.strerror}") from exc
-        return target
+        except (StorageError, OSError) as exc:
+            return f"{path}, which cannot be set aside ({exc})"
+        return str(target)
 
 
 def _read_row(path: Path) -> Grant:

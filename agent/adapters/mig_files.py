@@ -35,7 +35,7 @@ class MigRecordFiles:
                 try:
                     path.replace(damaged)
                 except OSError as failure:
-                    raise StorageError(f"setting {path} aside: {failure.strerror}") from failure
+                    logger.warning("it stays where it is: %s", failure)
         return records
 
     def write(self, record: MigRecord) -> None:

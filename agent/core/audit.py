@@ -82,6 +82,8 @@ class AuditView:
     processes: Mapping[int, HostProcess]
     """By host pid, those that are still there."""
     pods_by_uid: Mapping[str, Pod]
+    pods_current: bool
+    """Whether these are the pods of now; those that came during an outage of the API are not among them, nor their namespaces known."""
     grants: Sequence[Grant]
     shimmed_pids: Mapping[str, Set[int]]
     """By grant id: host pids of the processes that the shim counts."""
@@ -131,6 +133,8 @@ def audit(view: AuditView) -> tuple[Finding, ...]:
             continue
         owner = _owner(one.ref, one.process.pid, view)
         if owner.pod is not None and owner.pod.namespace in view.exempt_namespaces:
+            continue
+        if owner.pod is None and not owner.grants and not view.pods_current:
             continue
         grant = _grant_for(one.use.device_uuid, owner.grants, view.parents)
         if grant is None:

@@ -1,7 +1,9 @@
 """Looks from outside at what containers really use, and does what the policy says about those that take more than they were granted.
 
 A pass follows every census of the processes. Deciding is in ``core.audit``; here /proc and the regions are asked. A finding is told, and
-acted on, when two passes in a row have made it: the driver's list and a region are read at different moments.
+acted on, when two passes in a row have made it: the driver's list and a region are read at different moments. While the API is away the
+ledger and the pods that were known say whose a process is. While the driver tells nothing no finding is made, none is acted on, and none
+stands for long.
 """
 
 import asyncio
@@ -28,6 +30,8 @@ from proto import contract
 logger = logging.getLogger(__name__)
 
 CONFIRM_PASSES = 2
+GIVE_UP_LOOKS = 2
+"""So many looks in a row that failed end every finding: whether it still holds nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +104,31 @@ class Auditor:
 
     async def run(self) -> None:
         """Audit for ever."""
-        seen = self._census.changes.count
+        seen = self._census.attempts.count
         while True:
-            seen = await self._census.changes.after(seen)
-            await self.audit(self._census.latest)
+            seen = await self._census.attempts.after(seen)
+            if self._census.failed_in_a_row:
+                await self.doubt(self._census.failed_in_a_row)
+            else:
+                await self.audit(self._census.latest)
 
     async def audit(self, census: Census) -> None:
         """Do one pass."""
-        if not self._pods.fresh:  # whose container a process is, the API tells
+        if not self._pods.synced:  # whose container a process is, the API tells
             return
         grants = tuple(self._book.ledger.grants.values())
         findings = audit(await asyncio.to_thread(self._look, census, grants)) if census.processes else ()
         self._remember(findings)
         await self._act()
+
+    async def doubt(self, failed_in_a_row: int) -> None:
+        """Let findings go that failed looks have left without their witness: at once where their processes are gone, else soon."""
+        if failed_in_a_row >= GIVE_UP_LOOKS:
+            self._stand({})
+            return
+        pids = {process.pid for one in self._seen.values() for process in one.finding.processes}
+        there = set(map(_identity, await asyncio.to_thread(self._processes.read, pids))) if pids else set()
+        self._stand({key: one for key, one in self._seen.items() if not there.isdisjoint(map(_identity, one.finding.processes))})
 
     def families(self) -> Iterable[Family]:
         """Return what is wrong as metrics; for any thread."""
@@ -138,6 +154,7 @@ class Auditor:
             listed=census.listed,
             processes={process.pid: process for process in census.processes},
             pods_by_uid=self._pods.by_uid,
+            pods_current=self._pods.fresh,
             grants=grants,
             shimmed_pids={identifier: sight.shimmed for identifier, sight in sights.items()},
             unseen_pids={identifier: sight.unseen for identifier, sight in sights.items()},
@@ -185,6 +202,9 @@ class Auditor:
             seen[key] = Confirmed(finding, before.since, before.passes + 1) if before is not None else Confirmed(finding, now, 1)
             if seen[key].passes == CONFIRM_PASSES:
                 self._tell(finding)
+        self._stand(seen)
+
+    def _stand(self, seen: dict[tuple[str, str, str], Confirmed]) -> None:
         self._seen = seen
         self.confirmed = tuple(one for one in seen.values() if one.passes >= CONFIRM_PASSES)
 
@@ -227,3 +247,7 @@ class Auditor:
             if ended:
                 logger.warning("audit: process %d ended: %s", process.pid, finding.sentence, extra={"pod_uid": finding.pod_uid})
                 self._telemetry.audit_actions.labels(finding.kind, AuditPolicy.KILL).inc()
+
+
+def _identity(process: HostProcess) -> tuple[int, int]:
+    return process.pid, process.start_ticks

@@ -101,7 +101,7 @@ class GrantBook:
         """Read the ledger at the start. Raises StorageError when the directory itself cannot be read."""
         loaded = self._store.load()
         for quarantined in loaded.quarantined:
-            logger.error("a ledger row was damaged and set aside: %s", quarantined)
+            logger.error("a ledger row is damaged and does not count: %s", quarantined)
         known = {grant.grant_id for grant in loaded.grants}
         copies = [grant for grant in self._files.copies() if grant.grant_id not in known]
         for grant in copies:

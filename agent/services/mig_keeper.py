@@ -62,12 +62,15 @@ class MigKeeper:
         """What was last said of a place whose instance cannot be removed; it is said once."""
 
     def load(self) -> None:
-        """Read the records at the start, and drop those of earlier boots. Raises StorageError."""
+        """Read the records at the start, and drop those of earlier boots. Raises StorageError where they cannot be read."""
         found = self._store.load()
         self._records = {record.place: record for record in found if record.boot_id == self._boot_id}
         for record in found:
             if record.boot_id != self._boot_id:
-                self._store.remove(record.place)
+                try:
+                    self._store.remove(record.place)
+                except StorageError as exc:  # the next start drops it
+                    logger.warning("the record of an instance of an earlier boot stays: %s", exc, extra={"place": record.place})
 
     @property
     def records(self) -> Mapping[str, MigRecord]:

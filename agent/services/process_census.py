@@ -6,6 +6,8 @@ is not looked at in the thread for files: no container that starts is to wait fo
 
 import asyncio
 import logging
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from agent.core.lasting import lasting
@@ -15,6 +17,9 @@ from agent.ports import Driver, Processes
 from agent.services.changes import Changes
 
 logger = logging.getLogger(__name__)
+
+LEAST_CALM = 0.1
+"""So much of a period at least is between looks, however long they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +38,60 @@ class Census:
 class ProcessCensus:
     """The last look, and the loop of looks."""
 
-    def __init__(self, period_seconds: float, *, driver: Driver, processes: Processes) -> None:
+    def __init__(
+        self,
+        period_seconds: float,
+        *,
+        driver: Driver,
+        processes: Processes,
+        monotonic: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Args: pause: waits for about so many seconds of the clock."""
         self._period_seconds = period_seconds
         self._driver = driver
         self._processes = processes
+        self._monotonic = monotonic
+        self._pause = pause
         self.latest = Census(heard=False)
         """What the loop saw last."""
         self.changes = Changes()
         """Counts the looks of the loop; one that fails is none."""
+        self.attempts = Changes()
+        """Counts them with those that fail."""
+        self.failed_in_a_row = 0
+        """How many looks of the loop have failed since the last that did not."""
         self._trouble = ""
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look for ever: once a period from beginning to beginning, however long a look takes."""
         while True:
-            try:
-                self._remember(await self.take())
-            except DriverMissingError as exc:
-                logger.debug("processes on the GPUs: %s", exc)  # the driver watch says it, once
-                self.latest = replace(self.latest, heard=True)
-            except DriverLeftError as exc:
-                logger.debug("processes on the GPUs: %s", exc)
-            except DriverError as exc:
-                if lasting(str(exc)) != self._trouble:
-                    logger.warning("processes on the GPUs: %s", exc)
-                self._trouble = lasting(str(exc))
-            else:
-                self._trouble = ""
+            begun = self._monotonic()
+            if await self._look():
+                self.failed_in_a_row = 0
                 self.changes.notify()
-            await asyncio.sleep(self._period_seconds)
+            else:
+                self.failed_in_a_row += 1
+            self.attempts.notify()
+            await self._pause(max(begun + self._period_seconds - self._monotonic(), LEAST_CALM * self._period_seconds))
+
+    async def _look(self) -> bool:
+        """Look once; False when that fails."""
+        try:
+            self._remember(await self.take())
+        except DriverMissingError as exc:
+            logger.debug("processes on the GPUs: %s", exc)  # the driver watch says it, once
+            self.latest = replace(self.latest, heard=True)
+        except DriverLeftError as exc:
+            logger.debug("processes on the GPUs: %s", exc)
+        except DriverError as exc:
+            if lasting(str(exc)) != self._trouble:
+                logger.warning("processes on the GPUs: %s", exc)
+            self._trouble = lasting(str(exc))
+        else:
+            self._trouble = ""
+            return True
+        return False
 
     async def take(self) -> Census:
         """Look now. Raises DriverError."""

@@ -37,6 +37,8 @@ SETTLE_SECONDS = 0.2
 """Pods go in bursts; one pass serves the burst."""
 CALM_SECONDS = 1.0
 """Between passes that changes bring about, other than the end of a pod."""
+LEAST_CALM = 0.1
+"""So much of a period at least is between passes, however long they take."""
 CONFIRM_PERIODS = 3
 """A drift that only a new pod cures must last so long before it is told and acted on: the witnesses hear of one change at different
 moments, and a kubelet that has just been restarted lists its pods one by one."""
@@ -262,7 +264,7 @@ class Reconciler:
         # registration comes first at the start, and little can be said before the pods are known
         await self._pods.wait_until(lambda: self._pods.synced, self._options.period_seconds)
         while True:
-            seen, written = self._relevant(), self._book.changes.count
+            begun, seen, written = self._clock.monotonic(), self._relevant(), self._book.changes.count
             self._files_changed = False
             try:
                 await self.reconcile()
@@ -271,7 +273,7 @@ class Reconciler:
             if self._book.changes.count != written:  # else every cure would bring about a pass of its own
                 self._file_changes.forget()
                 self._files_changed = False
-            await self._until_due(seen)
+            await self._until_due(begun, seen)
 
     def _take_file_change(self) -> None:
         self._files_changed = True
@@ -283,13 +285,15 @@ class Reconciler:
             seen = await changes.after(seen)
             self._wake.notify()
 
-    async def _until_due(self, seen: object) -> None:
+    async def _until_due(self, begun: float, seen: object) -> None:
+        """Wait until a pass that began then is followed by the next: a period from beginning to beginning, however long it took."""
         period_seconds = self._options.period_seconds
         known = {grant.grant_id for grant in self._suspects()}
-        begun = self._clock.monotonic()
+        ended = self._clock.monotonic()
+        due, due_soon = max(begun + period_seconds, ended + LEAST_CALM * period_seconds), ended + min(CALM_SECONDS, period_seconds)
         while True:
             soon = self._files_changed or self._relevant() != seen
-            left = begun + (min(CALM_SECONDS, period_seconds) if soon else period_seconds) - self._clock.monotonic()
+            left = (min(due, due_soon) if soon else due) - self._clock.monotonic()
             if left <= 0:
                 return
             await self._wake.after(self._wake.count, left)

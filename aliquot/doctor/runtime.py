@@ -48,7 +48,7 @@ def check(host: Host, options: DoctorOptions) -> Iterator[Finding]:
     labels = selinux.finding(host, options, None if config is None else config.confines_by_selinux)
     if labels is not None:
         yield labels
-    yield from _toolkit(host, nvidia_by_default=config is not None and config.nvidia_by_default)
+    yield from _toolkit(host, config)
 
 
 def _runtime(runtime: Runtime, version: tuple[str, str] | None) -> Finding:
@@ -149,10 +149,17 @@ def _files_of(host: Host, name: str, document: Mapping[str, Any]) -> Finding:
 # --- NVIDIA's container toolkit -------------------------------------------------------------------------------------
 
 
-def _toolkit(host: Host, *, nvidia_by_default: bool) -> Iterator[Finding]:
+def _toolkit(host: Host, runtime: RuntimeConfig | None) -> Iterator[Finding]:
+    nvidia_by_default = runtime is not None and runtime.nvidia_by_default
     name = next((name for name in TOOLKIT_CONFIGS if host.exists(name)), None)
     if name is None:
-        yield info("toolkit.config", "NVIDIA's container toolkit is not configured here: pods cannot reach GPUs by environment")
+        if runtime is None:
+            yield info("toolkit.config", "NVIDIA's container toolkit has no configuration here; whether the runtime uses it is not known")
+        elif runtime.knows_nvidia:  # the toolkit's defaults hold
+            yield _envvar(TOOLKIT_CONFIGS[-1], {}, nvidia_by_default=nvidia_by_default, there=False)
+            yield from _toolkit_version(host)
+        else:
+            yield info("toolkit.config", "the container runtime knows no runtime of NVIDIA's: pods cannot reach GPUs by environment")
         return
     try:
         config = tomllib.loads(host.text(name) or "")
@@ -163,7 +170,8 @@ def _toolkit(host: Host, *, nvidia_by_default: bool) -> Iterator[Finding]:
     yield from _toolkit_version(host)
 
 
-def _envvar(name: str, config: Mapping[str, Any], *, nvidia_by_default: bool) -> Finding:
+def _envvar(name: str, config: Mapping[str, Any], *, nvidia_by_default: bool, there: bool = True) -> Finding:
+    """Judge the toolkit's configuration; without a file, ``config`` is empty and ``name`` is where one would be."""
     settings = ((_ENVVAR, "false"), (_MOUNTS, "true"))
     if name == OPERATOR_TOOLKIT_CONFIG:
         variables = " and ".join(f"{key.replace('-', '_').upper()}={value}" for key, value in settings)
@@ -174,7 +182,8 @@ def _envvar(name: str, config: Mapping[str, Any], *, nvidia_by_default: bool) ->
         if config.get(_MOUNTS, False):
             return ok("toolkit.envvar", f"{name}: an unprivileged pod cannot reach GPUs by NVIDIA_VISIBLE_DEVICES")
         return error("toolkit.envvar", f"{name}: no unprivileged pod can reach GPUs, by variable or by mount; the agent is such a pod", fix)
-    found = f"{name}: an unprivileged pod reaches all GPUs of the node by NVIDIA_VISIBLE_DEVICES=all, past every limit"
+    where = name if there else f"there is no {name}, and the toolkit's default holds"
+    found = f"{where}: an unprivileged pod reaches all GPUs of the node by NVIDIA_VISIBLE_DEVICES=all, past every limit"
     if nvidia_by_default:
         return error("toolkit.envvar", f"{found}; NVIDIA's runtime is the default one, so any pod can", fix)
     return warning("toolkit.envvar", f"{found}, where it may name a RuntimeClass with NVIDIA's runtime", fix)

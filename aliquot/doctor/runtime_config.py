@@ -11,6 +11,7 @@ from typing import Any
 
 from aliquot.doctor.host import Host
 
+_NVIDIA_RUNTIME = "nvidia-container-runtime"
 _NVIDIA_HOOK = "oci-nvidia-hook.json"
 _HOOK_DIRS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d", "/run/containers/oci/hooks.d")
 
@@ -87,7 +88,18 @@ class RuntimeConfig:
         section = _table(_containerd_section(self.values), "containerd")
         name = str(section.get("default_runtime_name", "runc"))
         program = _table(_table(_table(section, "runtimes"), name), "options").get("BinaryName", "")
-        return "nvidia" in name or "nvidia-container-runtime" in str(program)
+        return "nvidia" in name or _NVIDIA_RUNTIME in str(program)
+
+    @property
+    def knows_nvidia(self) -> bool:
+        """Whether a pod can have NVIDIA's runtime: it is the default one, or one that a RuntimeClass can name."""
+        if self.family is Family.CRI_O:
+            known = _table(_crio_section(self.values), "runtimes")
+        elif self.family is Family.DOCKER:
+            known = _table(self.values, "runtimes")
+        else:
+            known = _table(_table(_containerd_section(self.values), "containerd"), "runtimes")
+        return self.nvidia_by_default or any("nvidia" in name or _NVIDIA_RUNTIME in str(runtime) for name, runtime in known.items())
 
     @property
     def confines_by_selinux(self) -> bool:

@@ -9,8 +9,10 @@ RETRY_AFTER_SECONDS = 7
 
 
 class _Handler(BaseHTTPRequestHandler):
+    status = 429
+
     def do_GET(self) -> None:
-        self.send_response(429)
+        self.send_response(self.status)
         self.send_header("Retry-After", str(RETRY_AFTER_SECONDS))
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -20,9 +22,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def overloaded_api() -> Iterator[str]:
+def overloaded_api(status: int = 429) -> Iterator[str]:
     """Serve inside the block; yield the URL."""
-    server = HTTPServer(("127.0.0.1", 0), _Handler)
+    server = HTTPServer(("127.0.0.1", 0), type("_Refusing", (_Handler,), {"status": status}))
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="overloaded-api", daemon=True)
     thread.start()
     try:

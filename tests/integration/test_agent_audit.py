@@ -8,7 +8,7 @@ import pytest
 
 from aliquot.paths import built
 from proto import contract
-from tests.integration.agent_nodes import container, eventually, grants, make_node, manifest, page_shows, running
+from tests.integration.agent_nodes import container, eventually, grants, log_of, make_node, manifest, page_shows, running
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir")]
 
@@ -71,6 +71,24 @@ async def test_where_the_policy_says_so_the_process_is_killed_and_no_other():
         assert await asyncio.wait_for(run.wait(), 15) == 128 + 9
         assert node.container("honest").exit_code is None
         assert 'action="kill"' in await node.metrics()
+
+
+async def test_while_the_api_is_away_who_goes_round_the_shim_is_killed_all_the_same_and_is_no_finding_afterwards():
+    async with make_node("t4x2", "--audit-policy=kill") as node:
+        begin = node.layout.base / "begin"
+        late = around(node, "hold", "--mib", "100")
+        late["command"][-1] = f"until test -e {begin}; do sleep 0.1; done; {late['command'][-1]}"
+        node.create_pod({**(pod := manifest("static", late)), "spec": {**pod["spec"], "restartPolicy": "Never"}})
+        node.create_pod(manifest("honest", honest()))
+        await running(node, "honest", "static")
+        run = node.container("static")
+        with node.api.outage():
+            await eventually(lambda: "watching pods" in log_of(node), "the agent notices that the API is away")
+            begin.touch()
+            assert await asyncio.wait_for(run.wait(), 30) == 128 + 9
+            await page_shows(node, "findings")
+            assert 'action="kill"' in await node.metrics()
+        assert node.container("honest").exit_code is None
 
 
 async def test_where_the_policy_says_so_the_pod_is_evicted_and_exempt_ones_are_not():

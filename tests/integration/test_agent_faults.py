@@ -124,6 +124,29 @@ class TestDisks:
                 await running(node, "after", "refused")
                 assert (node.container("before").pid, node.container("before").exit_code) == (before, None)
 
+    async def test_an_agent_that_was_killed_starts_on_a_state_directory_that_turned_read_only(self):
+        async with make_node("t4x2", start_agent=False) as node:
+            with small_disk(node.layout.state) as disk:
+                await node.agent.start()
+                await node.wait_ready()
+                node.create_pod(manifest("before", cuda()))
+                await working(node, "before")
+                before = node.container("before").pid
+                await killed(node)
+                for directory in ("ledger", "mig"):  # as a kill in the middle of writing leaves it
+                    (disk.directory / directory / f".row.json.1.0{TEMPORARY_SUFFIX}").write_text("half")
+                (disk.directory / "ledger" / "damaged.json").write_text("half")
+                disk.set_read_only(True)
+                await node.agent.start()
+                await eventually(lambda: node.allocatable(VGPU) == 32, "kubelet has the devices back")
+                async with undisturbed(node, "before"):
+                    node.create_pod(manifest("after"))
+                    await refused(node, "after", str(disk.directory), "Read-only file system")
+                    assert 'namespace="default",node="node-1",pod="before"' in await node.metrics()
+                    disk.set_read_only(False)
+                    await running(node, "after")
+                    assert (node.container("before").pid, node.container("before").exit_code) == (before, None)
+
     async def test_a_cdi_directory_that_turned_read_only_is_named_and_all_is_made_good_once_it_is_not(self):
         async with make_node("t4x2", start_agent=False) as node:
             with small_disk(node.layout.cdi_dynamic) as disk:
@@ -211,6 +234,25 @@ class TestApi:
                     lambda: {grant["pod"] for grant in grants(node)} == {"stays", "restarts", "new"}, "the pod that ended let go", 40
                 )
                 await eventually(lambda: condition(node)["status"] == "False", "the lost GPU is told of", 40)
+
+    async def test_what_became_of_a_gpu_while_the_api_was_away_is_told_afterwards(self):
+        async with make_node("t4x2") as node:
+            node.create_pod(manifest("works", container(mib=1024), annotations={contract.ANNOTATION_GPU_UUID: node.inventory.gpus[0].uuid}))
+            await running(node, "works")
+            told = (contract.EVENT_REASON_GPU_UNHEALTHY, contract.EVENT_REASON_GPU_HEALTHY)
+            with node.api.outage():
+                inject(node, "xid", "62", "--gpu", "0")
+                await eventually(lambda: node.allocatable(VGPU) == 16, "a GPU is quarantined")
+                await eventually(lambda: node.allocatable(VGPU) == 32, "it has recovered", 30)
+                over = datetime.now(UTC)
+                await asyncio.sleep(1.1)  # a tick of the clock that events are stamped with
+
+            def about_the_pod() -> list[dict[str, Any]]:
+                return [event for event in node.events("works") if event["reason"] in told]
+
+            await eventually(lambda: len(about_the_pod()) == 2, "its pod's owner reads of both", 60)
+            assert [event["reason"] for event in about_the_pod()] == list(told)
+            assert all(datetime.fromisoformat(event["firstTimestamp"]) <= over for event in about_the_pod())
 
     async def test_an_agent_that_starts_without_the_api_serves_kubelet_and_knows_its_grants(self):
         async with make_node("t4x2") as node:

@@ -207,6 +207,9 @@ class FakeKubeApi:
         self.pruned: set[str] = set()
         """Fields of a gpunodes object's status that this API drops."""
         self.events: list[PodEvent | NodeEvent] = []
+        self.event_times: list[float] = []
+        self.answers: list[KubeApiError] = []
+        """What the next events are answered, one each."""
         self.evicted: list[tuple[str, str, str]] = []
         self.outage = False
 
@@ -227,9 +230,12 @@ class FakeKubeApi:
         self.statuses.append(status)
         return {key: value for key, value in status.items() if key not in self.pruned}
 
-    def post_event(self, event: PodEvent | NodeEvent) -> None:
+    def post_event(self, event: PodEvent | NodeEvent, happened_at: float) -> None:
         self._check()
+        if self.answers:
+            raise self.answers.pop(0)
         self.events.append(event)
+        self.event_times.append(happened_at)
 
     def evict_pod(self, namespace: str, name: str, uid: str) -> None:
         self._check()

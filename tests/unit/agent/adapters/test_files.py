@@ -18,7 +18,7 @@ import pytest
 
 from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
-from agent.adapters.durable import TEMPORARY_SUFFIX, remove_tree, write_whole
+from agent.adapters.durable import TEMPORARY_SUFFIX, make_directory, remove_tree, write_whole
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.node_files import PageFile, boot_id, load_secret
 from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
@@ -72,7 +72,28 @@ class TestWriteWhole:
         assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
+def test_a_directory_that_is_as_it_should_be_is_not_touched(tmp_path, monkeypatch):
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    directory = make_directory(tmp_path / "state", 0o700)
+    monkeypatch.setattr(Path, "chmod", read_only)
+    assert make_directory(directory, 0o700) == directory
+    with pytest.raises(StorageError, match=r"making .*/state: Read-only file system"):
+        make_directory(directory, 0o755)
+
+
 class TestLedgerFiles:
+    def test_what_cannot_be_moved_or_removed_is_no_reason_not_to_start(self, tmp_path, caplog):
+        LedgerFiles(tmp_path).write(ONE)
+        (tmp_path / "bad.json").write_bytes(b"torn")
+        (tmp_path / "quarantine").write_bytes(b"")  # no directory can be made there
+        (tmp_path / f".x.json.1.0{TEMPORARY_SUFFIX}").mkdir()
+        loaded = LedgerFiles(tmp_path).load()
+        assert loaded.grants == (ONE,)
+        assert f"{tmp_path}/bad.json, which cannot be set aside" in loaded.quarantined[0]
+        assert "a file that was half written stays" in caplog.text
+
     def test_rows_come_back(self, tmp_path):
         store = LedgerFiles(tmp_path)
         store.write(ONE)

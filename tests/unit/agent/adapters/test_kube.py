@@ -12,7 +12,7 @@ import pytest
 from agent.adapters import kube_api, kube_watch
 from agent.adapters.kube_api import KubeApiClient, KubeConnection
 from agent.adapters.kube_watch import KubeWatcher
-from agent.errors import KubeApiError
+from agent.errors import KubeAbsentError, KubeApiError, KubeRefusedError
 from agent.ports import GpuNodeState, NodeState, PodEvent
 from aliquot.standin.apiserver import ApiServer
 from aliquot.standin.cluster import Cluster, Kind
@@ -409,7 +409,8 @@ class TestRequests:
             api.client.publish_capacity("node-9", {"a/b": 1})
 
     def test_an_event_is_about_the_pods_container(self, api):
-        api.client.post_event(PodEvent("default", "train", "uid-1", "main", contract.EVENT_REASON_REFUSED, "no room" * 500, warning=True))
+        event = PodEvent("default", "train", "uid-1", "main", contract.EVENT_REASON_REFUSED, "no room" * 500, warning=True)
+        api.client.post_event(event, 86_400.0)
         ((event),) = api.cluster.list(Kind.EVENT)[1]
         assert event["involvedObject"] == {
             "apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "train", "uid": "uid-1",
@@ -417,6 +418,30 @@ class TestRequests:
         }  # fmt: skip
         assert (event["type"], event["reason"], event["source"]["host"]) == ("Warning", contract.EVENT_REASON_REFUSED, NODE)
         assert len(event["message"]) <= 1024
+        assert (event["firstTimestamp"], event["lastTimestamp"]) == ("1970-01-02T00:00:00Z", "1970-01-02T00:00:00Z")
+
+    def test_an_event_whose_answer_was_lost_is_there_once(self, api):
+        event = PodEvent("default", "x" * 253, "uid-1", "main", contract.EVENT_REASON_REFUSED, "no room", warning=True)
+        for happened_at in (86_400.0, 86_400.0, 86_700.0):
+            api.client.post_event(event, happened_at)
+        names = [one["metadata"]["name"] for one in api.cluster.list(Kind.EVENT)[1]]
+        assert len(names) == 2
+        assert all(len(name) <= 253 for name in names)
+
+    @pytest.mark.parametrize(
+        ("status", "error"),
+        [
+            pytest.param(403, KubeRefusedError, id="not allowed"),
+            pytest.param(422, KubeRefusedError, id="not well formed"),
+            pytest.param(404, KubeAbsentError, id="no such namespace"),
+            pytest.param(429, KubeApiError, id="too many requests"),
+            pytest.param(500, KubeApiError, id="a failure of the server"),
+        ],
+    )
+    def test_an_answer_says_whether_to_ask_again(self, status, error):
+        with overloaded_api(status) as url, pytest.raises(KubeApiError, match=f"HTTP {status}") as caught:
+            KubeConnection(Server(url, None, None)).request("GET", "/api/v1/pods")
+        assert type(caught.value) is error
 
     def test_an_unreachable_server_is_an_error_in_a_few_words(self, tmp_path):
         client = KubeApiClient(KubeConnection(Server("http://127.0.0.1:1", None, None)), NODE, FakeClock())

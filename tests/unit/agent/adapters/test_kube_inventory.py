@@ -92,7 +92,7 @@ class TestGpuNode:
 
 
 def test_an_event_about_the_node_is_kept_where_kubectl_looks(api):
-    api.client.post_event(NodeEvent(NODE, "node-uid", "AliquotGpuUnhealthy", "GPU-1 is lost", warning=True))
+    api.client.post_event(NodeEvent(NODE, "node-uid", "AliquotGpuUnhealthy", "GPU-1 is lost", warning=True), 0.0)
     ((event,)) = api.cluster.list(Kind.EVENT)[1]
     assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "node-uid"}
     assert (event["metadata"]["namespace"], event["type"], event["source"]["host"]) == ("default", "Warning", NODE)

@@ -35,6 +35,14 @@ def test_a_damaged_record_is_set_aside_and_the_others_are_read(files, tmp_path, 
     assert (tmp_path / "mig/GPU-1_1g.10gb@0.damaged").exists()
 
 
+def test_a_damaged_record_that_cannot_be_set_aside_is_no_reason_not_to_start(files, tmp_path, caplog):
+    files.write(RECORD)
+    (tmp_path / "mig/GPU-1_1g.10gb@0.json").write_bytes(b"")
+    (tmp_path / "mig/GPU-1_1g.10gb@0.damaged").mkdir()
+    assert files.load() == [RECORD]
+    assert "it stays where it is" in caplog.text
+
+
 def test_a_record_under_another_name_is_not_believed(files, tmp_path):
     files.write(RECORD)
     (path,) = (tmp_path / "mig").iterdir()

@@ -33,6 +33,7 @@ def view(*used: tuple[int, int], device: str = "GPU-0", processes=None, **change
         listed=[GpuProcess(device, pid, mib * MIB) for pid, mib in used],
         processes={one.pid: one for one in known},
         pods_by_uid={UID: OWNER},
+        pods_current=True,
         grants=(GRANT,),
         shimmed_pids={GRANT.grant_id: {pid for pid, _ in used}},
     )
@@ -127,6 +128,13 @@ def test_a_container_of_a_pod_that_is_gone_is_found_by_its_uid():
     gone = "11111111-6f0a-4a52-8f5e-5f6c2a1d9b77"
     (finding,) = audit(view((10, 5), processes=[process(10, cgroup(MAIN, gone))]))
     assert (finding.kind, finding.pod_uid, finding.holder) == (FindingKind.NO_GRANT, gone, None)
+
+
+def test_while_the_pods_are_of_earlier_only_those_that_may_be_new_are_not_judged():
+    new = "11111111-6f0a-4a52-8f5e-5f6c2a1d9b77"
+    assert kinds(view((10, 5), processes=[process(10, cgroup(MAIN, new))], pods_current=False)) == []
+    assert kinds(view((10, 5), grants=(), shimmed_pids={}, pods_current=False)) == [FindingKind.NO_GRANT]
+    assert kinds(view((10, 5), pods_by_uid={}, shimmed_pids={}, pods_current=False)) == [FindingKind.SHIM_MISSING]
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import uuid
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from agent.core.limits import FailPolicy, limits_of
 from agent.core.overhead import GpuProcess, HostProcess
 from agent.core.planning import Planned
 from agent.errors import DriverError, ProcessError
-from agent.services.audit import Auditor, AuditorOptions
+from agent.services.audit import GIVE_UP_LOOKS, Auditor, AuditorOptions
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.evictor import AGAIN_AFTER_SECONDS, Evictor
@@ -151,10 +152,60 @@ async def test_an_api_that_does_not_answer_evicts_nobody_and_stops_no_audit(node
     assert await node.twice(node.make(AuditPolicy.EVICT)) == [FindingKind.SHIM_MISSING]
 
 
-async def test_during_an_outage_of_the_api_nobody_is_judged(node):
+async def test_an_outage_of_the_api_stops_no_audit(node):
+    node.pods.api_trouble("pods", "connection refused")
+    await settle()
+    assert await node.twice(node.make(AuditPolicy.KILL)) == [FindingKind.SHIM_MISSING]
+    assert node.processes.killed == [10]
+
+
+async def test_a_finding_ends_with_its_process_during_an_outage_of_the_api(node):
+    await node.twice(node.auditor)
+    node.pods.api_trouble("pods", "connection refused")
+    await settle()
+    node.driver.process_list = []
+    await node.audit(node.auditor)
+    assert (node.auditor.confirmed, node.auditor.bypassed) == ((), set())
+
+
+async def test_a_pod_that_may_be_new_is_not_judged_until_the_api_tells_of_it(node):
+    new = replace(PROCESS, cgroup=PROCESS.cgroup.replace(UID, str(uuid.uuid4())))
+    node.processes.there = {10: new}
     node.pods.api_trouble("pods", "connection refused")
     await settle()
     assert await node.twice(node.auditor) == []
+    node.pods.api_trouble("pods", "")
+    await settle()
+    assert await node.twice(node.auditor) == [FindingKind.NO_GRANT]
+
+
+async def test_before_the_pods_were_listed_nobody_is_judged(node):
+    node.pods = PodCache()
+    assert await node.twice(node.make()) == []
+
+
+async def test_a_finding_outlives_a_look_that_fails_and_not_every_one(node):
+    await node.twice(node.auditor)
+    (before,) = node.auditor.confirmed
+    for failed in range(1, GIVE_UP_LOOKS):
+        await node.auditor.doubt(failed)
+        assert node.auditor.confirmed == (before,)
+    await node.auditor.doubt(GIVE_UP_LOOKS)
+    assert node.auditor.confirmed == ()
+
+
+async def test_a_finding_whose_process_is_gone_ends_with_the_first_look_that_fails(node):
+    await node.twice(node.auditor)
+    node.processes.there = {10: replace(PROCESS, start_ticks=900)}  # the pid is another's by now
+    await node.auditor.doubt(1)
+    assert node.auditor.confirmed == ()
+
+
+async def test_nothing_is_done_about_a_finding_while_the_driver_tells_nothing(node):
+    killing = node.make(AuditPolicy.KILL)
+    await node.twice(killing)
+    await killing.doubt(1)
+    assert (len(killing.confirmed), node.processes.killed) == (1, [10])
 
 
 async def test_a_process_of_the_host_is_left_alone_whatever_the_policy(node):
@@ -195,6 +246,8 @@ async def test_the_audit_follows_the_census_and_outlives_a_driver_that_does_not_
     await asyncio.sleep(0.02)
     node.driver.process_list = [GpuProcess("GPU-0", 10, 50 * MIB)]
     await until(lambda: node.auditor.confirmed)
+    node.driver.process_list = DriverError("gpu is lost")
+    await until(lambda: not node.auditor.confirmed)
     for task in running:
         task.cancel()
 

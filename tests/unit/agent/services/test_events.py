@@ -3,11 +3,49 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
+
+from agent.errors import KubeAbsentError, KubeApiError, KubeRefusedError
 from agent.ports import PodEvent
-from agent.services.events import QUEUE_LENGTH, REPEAT_AFTER_SECONDS, EventRecorder
+from agent.services.events import (
+    FIRST_RETRY_SECONDS,
+    GIVE_UP_AFTER_SECONDS,
+    LAST_RETRY_SECONDS,
+    QUEUE_LENGTH,
+    REPEAT_AFTER_SECONDS,
+    EventRecorder,
+)
 from tests.unit.agent.fakes import FakeClock, FakeKubeApi, until
 
 EVENT = PodEvent("default", "train", "uid", "main", "AliquotRefused", "no room", warning=True)
+
+
+class Pauses:
+    """The waits between tries; each ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._ends: list[asyncio.Future[None]] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        self._ends.append(asyncio.get_running_loop().create_future())
+        await self._ends[-1]
+
+    async def begun(self) -> None:
+        """Wait until a try has failed."""
+        await until(lambda: self._ends)
+
+    async def pass_one(self, clock: FakeClock, seconds: float) -> None:
+        """Wait until a try has failed, and end its wait after so many seconds."""
+        await self.begun()
+        clock.seconds += seconds
+        self._ends.pop().set_result(None)
+
+
+def dropped(recorder: EventRecorder) -> dict[str, float]:
+    (family,) = recorder.families()
+    return {reason: count for (reason,), count in family.samples}
 
 
 @asynccontextmanager
@@ -53,17 +91,84 @@ async def test_a_refusal_that_tells_how_long_a_call_has_hung_is_the_same_a_momen
     assert [event.message for event in api.events] == ["nvmlInit has not returned for 6.0 s. It is tried again", "other"]
 
 
-async def test_an_outage_loses_events_and_nothing_else(caplog):
-    api = FakeKubeApi()
+async def test_what_happened_during_an_outage_is_told_after_it_in_order_and_with_its_own_time():
+    api, clock, pauses = FakeKubeApi(), FakeClock(), Pauses()
     api.outage = True
-    recorder = EventRecorder(api, FakeClock())
+    recorder = EventRecorder(api, clock, pause=pauses)
+    began = clock.now()
     async with posting(recorder):
         recorder.record(EVENT)
-        await until(lambda: "event not posted" in caplog.text)
+        await pauses.pass_one(clock, 100.0)
+        recorder.record(replace(EVENT, message="later"))
+        await pauses.pass_one(clock, 200.0)
+        await pauses.begun()
         api.outage = False
+        await pauses.pass_one(clock, 1.0)
+        await until(lambda: len(api.events) >= 2)
+    assert [event.message for event in api.events] == ["no room", "later"]
+    assert api.event_times == [began, began + 100.0]
+    assert dropped(recorder) == {"full": 0, "old": 0, "refused": 0}
+
+
+async def test_waits_grow_during_an_outage_and_are_short_again_after_it():
+    api, clock, pauses = FakeKubeApi(), FakeClock(), Pauses()
+    api.outage = True
+    recorder = EventRecorder(api, clock, pause=pauses)
+    async with posting(recorder):
+        recorder.record(EVENT)
+        for _ in range(8):
+            await pauses.pass_one(clock, 0.0)
+        grown = pauses.seconds[-1]
+        await pauses.begun()
+        api.outage = False
+        await pauses.pass_one(clock, 0.0)
+        await until(lambda: api.events)
+        api.outage = True
+        recorder.record(replace(EVENT, message="later"))
+        await pauses.pass_one(clock, 0.0)
+    assert LAST_RETRY_SECONDS / 2 <= grown <= LAST_RETRY_SECONDS
+    assert pauses.seconds[-1] <= FIRST_RETRY_SECONDS
+
+
+async def test_an_api_that_says_when_to_come_again_is_left_alone_until_then():
+    api, clock, pauses = FakeKubeApi(), FakeClock(), Pauses()
+    api.answers = [KubeApiError("HTTP 429", 7.0)]
+    recorder = EventRecorder(api, clock, pause=pauses)
+    async with posting(recorder):
+        recorder.record(EVENT)
+        await pauses.pass_one(clock, 7.0)
+        await until(lambda: api.events)
+    assert pauses.seconds == [7.0]
+
+
+async def test_events_that_are_old_when_the_api_is_back_are_dropped_without_a_try_each(caplog):
+    api, clock, pauses = FakeKubeApi(), FakeClock(), Pauses()
+    api.outage = True
+    recorder = EventRecorder(api, clock, pause=pauses)
+    async with posting(recorder):
+        for number in range(3):
+            recorder.record(replace(EVENT, message=str(number)))
+        await pauses.pass_one(clock, GIVE_UP_AFTER_SECONDS)
+        await until(lambda: dropped(recorder)["old"] == 3)
+        api.outage = False
+        recorder.record(EVENT)
+        await until(lambda: api.events)
+    assert [event.message for event in api.events] == ["no room"]
+    assert caplog.text.count("event not posted yet") == 1
+
+
+@pytest.mark.parametrize("answer", [KubeAbsentError("HTTP 404"), KubeRefusedError("HTTP 403")], ids=["404", "403"])
+async def test_an_event_that_the_api_will_never_take_holds_up_no_other(answer, caplog):
+    api = FakeKubeApi()
+    api.answers = [answer]
+    recorder = EventRecorder(api, FakeClock(), pause=Pauses())
+    async with posting(recorder):
+        recorder.record(EVENT)
         recorder.record(replace(EVENT, message="later"))
         await until(lambda: api.events)
     assert [event.message for event in api.events] == ["later"]
+    assert dropped(recorder) == {"full": 0, "old": 0, "refused": 1}
+    assert f"event dropped: {answer}" in caplog.text
 
 
 def test_the_queue_is_bounded(caplog):
@@ -71,3 +176,4 @@ def test_the_queue_is_bounded(caplog):
     for number in range(QUEUE_LENGTH + 3):
         recorder.record(replace(EVENT, message=str(number)))
     assert caplog.text.count("event dropped") == 3
+    assert dropped(recorder) == {"full": 3, "old": 0, "refused": 0}

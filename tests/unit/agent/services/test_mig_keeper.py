@@ -7,7 +7,7 @@ import pytest
 from agent.core.health import HealthState
 from agent.core.inventory import DeviceEvent
 from agent.core.mig import MigRecord
-from agent.errors import DriverError, DriverLeftError, DriverTimeoutError, PartitionError, PartitionInUseError
+from agent.errors import DriverError, DriverLeftError, DriverTimeoutError, PartitionError, PartitionInUseError, StorageError
 from agent.services.driver_watch import DriverWatch
 from agent.services.mig_keeper import MigAwareDriver
 from placement import mig
@@ -267,6 +267,18 @@ class TestCrashes:
         keeper = node.restarted()
         await keeper.clean()
         assert node.records.records == {}
+        assert str(PLACE) in node.partitions.instances
+
+    async def test_a_record_of_an_earlier_boot_that_cannot_be_dropped_counts_no_more_and_stops_no_start(self, node, monkeypatch):
+        def read_only(place):
+            raise StorageError(f"removing {place}: Read-only file system")
+
+        node.records.write(MigRecord(str(PLACE), "grant-x", "boot-before", "MIG-made-1"))
+        node.partitions.put(PLACE)
+        monkeypatch.setattr(node.records, "remove", read_only)
+        keeper = node.restarted()
+        await keeper.clean()
+        assert keeper.records == {}
         assert str(PLACE) in node.partitions.instances
 
     async def test_what_somebody_made_at_the_place_of_ours_is_not_removed(self, node):

@@ -1,11 +1,13 @@
 import asyncio
 import itertools
 
+import pytest
+
 from agent.core.overhead import GpuProcess, HostProcess
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError
 from agent.services.process_census import Census, ProcessCensus
 from tests.unit.agent.builders import reading
-from tests.unit.agent.fakes import FakeDriver, until
+from tests.unit.agent.fakes import FakeClock, FakeDriver, until
 
 USE = GpuProcess("GPU-0", 10, 100)
 PROCESS = HostProcess(10, (10,), 500, "0::/\n")
@@ -81,3 +83,31 @@ async def test_a_look_that_fails_is_none_and_the_next_one_counts():
     await asyncio.wait_for(census.changes.after(0), 5)
     assert census.latest == Census((USE,), (PROCESS,))
     running.cancel()
+
+
+@pytest.mark.parametrize(
+    ("look_seconds", "wait_seconds"),
+    [
+        pytest.param(4.0, 6.0, id="a period after it began"),
+        pytest.param(30.0, 1.0, id="after a calm when it took longer than a period"),
+    ],
+)
+async def test_a_look_follows_the_one_before(look_seconds, wait_seconds):
+    clock, driver, waits = FakeClock(), FakeDriver(reading()), []
+    answer = driver.processes
+
+    async def slow():
+        clock.seconds += look_seconds
+        return await answer()
+
+    async def pause(seconds):
+        waits.append(seconds)
+        clock.seconds += seconds
+        await asyncio.sleep(0)
+
+    driver.processes = slow
+    census = ProcessCensus(10.0, driver=driver, processes=FakeProcesses(), monotonic=clock.monotonic, pause=pause)
+    running = asyncio.ensure_future(census.run())
+    await until(lambda: len(waits) > 1)
+    running.cancel()
+    assert waits[:2] == [wait_seconds, wait_seconds]

@@ -436,6 +436,35 @@ async def test_a_lost_file_is_noticed_long_before_the_period_and_its_cure_brings
     node.file_changes.close()
 
 
+@pytest.mark.parametrize(
+    ("pass_seconds", "next_seconds"),
+    [
+        pytest.param(4.0, 10.0, id="a period after it began"),
+        pytest.param(30.0, 31.0, id="after a calm when it took longer than a period"),
+    ],
+)
+async def test_a_pass_follows_the_one_before(node, monkeypatch, pass_seconds, next_seconds):
+    patient, begun = node.make(10.0), []
+
+    async def slow():
+        begun.append(node.clock.seconds)
+        node.clock.seconds += pass_seconds
+        return node.pod_resources.listing
+
+    monkeypatch.setattr(node.pod_resources, "held", slow)
+    await node.knows(pod("a", phase="Running"))
+    running = asyncio.ensure_future(patient.run())
+    await until(lambda: patient.passed_at is not None)
+    for seconds in (next_seconds - 0.1, next_seconds):
+        assert len(begun) == 1
+        node.clock.seconds = begun[0] + seconds
+        node.pods.pod_changes.notify()  # wakes it, to see whether it is due
+        await asyncio.sleep(0.05)
+    await until(lambda: len(begun) == 2)
+    running.cancel()
+    node.file_changes.close()
+
+
 async def test_a_gpu_that_goes_is_noticed_long_before_the_period(node):
     patient = node.reconciler = node.make(3600)
     await node.knows(pod("a", phase="Running"))

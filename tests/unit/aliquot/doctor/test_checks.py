@@ -13,6 +13,8 @@ from tests.unit.aliquot.doctor.roots import CONTAINERD_17, NVIDIA_CDI, PLUGINS, 
 
 TOOLKIT_FILE = "/etc/nvidia-container-runtime/config.toml"
 CONTAINERD_FILE = "/etc/containerd/config.toml"
+CRI = 'plugins."io.containerd.grpc.v1.cri".containerd'
+PROGRAM = 'BinaryName = "/usr/bin/nvidia-container-runtime"\n'
 
 
 @pytest.fixture
@@ -441,7 +443,30 @@ class TestToolkit:
 
     def test_no_toolkit_is_worth_knowing_only(self, root):
         root.remove(TOOLKIT_FILE)
-        assert of(findings(root, runtime.check), "toolkit.config").severity is Severity.INFO
+        finding = of(findings(root, runtime.check), "toolkit.config")
+        assert (finding.severity, "pods cannot reach GPUs" in finding.found) == (Severity.INFO, True)
+
+    @pytest.mark.parametrize(
+        ("config", "severity"),
+        [
+            pytest.param(f'[{CRI}]\ndefault_runtime_name = "nvidia"\n', Severity.ERROR, id="the default runtime"),
+            pytest.param(f"[{CRI}.runtimes.nvidia.options]\n{PROGRAM}", Severity.WARNING, id="one of several"),
+            pytest.param(f"[{CRI}.runtimes.gpu.options]\n{PROGRAM}", Severity.WARNING, id="by another name"),
+        ],
+    )
+    def test_without_a_file_the_toolkits_defaults_hold_where_the_runtime_uses_it(self, root, config, severity):
+        root.remove(TOOLKIT_FILE).write(CONTAINERD_FILE, config)
+        found = findings(root, runtime.check)
+        finding = of(found, "toolkit.envvar")
+        assert finding.severity is severity
+        assert finding.found.startswith(f"there is no {TOOLKIT_FILE}")
+        assert f"in {TOOLKIT_FILE}: " in finding.fix
+        assert "cannot reach" not in " ".join(one.found for one in found)
+
+    def test_nobody_claims_to_know_what_a_runtime_does_whose_configuration_cannot_be_read(self, root):
+        root.remove(TOOLKIT_FILE).write(CONTAINERD_FILE, "not TOML")
+        finding = of(findings(root, runtime.check), "toolkit.config")
+        assert (finding.severity, "cannot reach" in finding.found) == (Severity.INFO, False)
 
 
 class Nobody:
