@@ -115,10 +115,9 @@ class Desk:
             _remember(self._pods, bytes(raw), known)
         return known
 
-    def named(self, raw: msgspec.Raw) -> Named | None:
+    def named(self, text: bytes) -> Named | None:
         """Read the node names of a call, None when it has none; the same text is read once. Raises WireError."""
         self._follow_names()
-        text = bytes(raw)
         known = next((named for named in self._names if named.text == text), None)
         if known is None:
             known = self._read_names(text)
@@ -172,13 +171,13 @@ class Desk:
             self._table, self._skeleton = NameTable(self._names_by_row), None
 
     def _read_names(self, text: bytes) -> Named | None:
-        places = NamesText.read(text)
-        if places is None:
-            names = wire.decode_names(msgspec.Raw(text))
-            return None if names is None else self.look_up(names, text)
-        wire.check_count(len(places.starts))
         try:
-            rows = self._table.rows_of(places)
+            found = self._table.read(text)
+            if found is None:
+                names = wire.decode_names(text)
+                return None if names is None else self.look_up(names, text)
+            places, rows = found
+            wire.check_count(len(rows))
             strange = {position: places.name(position) for position in np.flatnonzero(rows == UNKNOWN_ROW).tolist()}
         except UnicodeDecodeError as exc:
             raise WireError(f"expected a list of names in NodeNames: {exc}") from exc
