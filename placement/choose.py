@@ -71,8 +71,8 @@ def choose(
     shares_by_uuid = {state.device.uuid: share_on(state.device, request, preferences) for state in fitting}
     candidates = [_candidate(state, shares_by_uuid[state.device.uuid], policy, preferred_uuids, demand) for state in fitting]
     empty_others = [state.device.uuid for state in states if state.empty and state.device.uuid not in shares_by_uuid]
-    table = LinkTable.of(links, (state.device for state in states))
-    chosen = Search(candidates, table, empty_others).best(request.vgpus, preferences.numa)
+    search = Search(candidates, lambda: LinkTable.of(links, (state.device for state in states)), empty_others)
+    chosen = search.best(request.vgpus, preferences.numa)
     if chosen is None:
         return refuse(states, request, preferences, Reject.NUMA)
     chosen_uuids = {candidate.device_uuid for candidate in chosen}
@@ -194,7 +194,7 @@ def _candidate(state: DeviceState, share: DeviceShare, policy: Policy, preferred
         preferred=state.device.uuid in preferred_uuids,
         cost=score.cost_of_change(policy, state, after, demand),
         empty=state.empty,
-        left_free_ppm=score.free_ppm(after),
+        after=after,
     )
 
 

@@ -4,16 +4,20 @@ In order of weight a set is better when it holds more preferred devices, (numa p
 policy, is linked better, takes less from the links among empty devices (so that single containers do not break pairs), and
 leaves less free on the devices it uses. Sets that are equal in all this are told apart by the order of the candidates.
 
+Most choices are made by cost alone, so links and what is left free are only worked out once sets cost the same.
+
 The best is found exactly as long as the devices that cost the same make up to MAX_SETS sets. Beyond that (9 of 20 alike, say)
 the set grows by the best device at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from typing import Final, TypeAlias
 
+from placement.device import DeviceState
+from placement.score import free_ppm
 from placement.topology import LinkTable
 from proto.model import NumaMode
 
@@ -31,8 +35,8 @@ class Candidate:
     cost: int
     """By the policy; lower is better."""
     empty: bool
-    left_free_ppm: int
-    """What the device would have left."""
+    after: DeviceState
+    """The device as it would be."""
 
 
 _Indices: TypeAlias = tuple[int, ...]
@@ -43,21 +47,37 @@ _Rank: TypeAlias = tuple[int, int, int, int, int]
 class Search:
     """One question: the candidates, and the links between them.
 
-    Args: empty_others: devices that are empty too and no candidates: a link to one of them is taken like any other.
+    Args: links: makes their table. empty_others: devices that are empty too and no candidates: a link to one of them is taken like any
+          other.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], table: LinkTable, empty_others: Sequence[str] = ()) -> None:
+    def __init__(self, candidates: Sequence[Candidate], links: Callable[[], LinkTable], empty_others: Sequence[str] = ()) -> None:
         self._candidates = candidates
-        uuids, empty = [candidate.device_uuid for candidate in candidates], [candidate.empty for candidate in candidates]
+        self._links = links
+        self._empty_others = empty_others
+        self._left_free_ppm: Sequence[int] = ()
+        self._quality: Sequence[Sequence[int]] = ()
+        self._open_quality: Sequence[Sequence[int]] = ()
+        """Of links between two empty devices: a set that takes either of them takes the link from later ones."""
+        self._open_total: Sequence[int] = ()
+
+    def _prepare_ranks(self, count: int) -> None:
+        """Work out, once, what sets of so many devices are ranked by; a single device that is in use takes no links."""
+        if self._left_free_ppm:
+            return
+        self._left_free_ppm = [free_ppm(candidate.after) for candidate in self._candidates]
+        empty = [candidate.empty for candidate in self._candidates]
+        if count == 1 and not any(empty):
+            return
+        table, uuids = self._links(), [candidate.device_uuid for candidate in self._candidates]
         self._quality = [[table.between(a, b) if a != b else 0 for b in uuids] for a in uuids]
         self._open_quality = [
             [quality if mine and theirs else 0 for quality, theirs in zip(row, empty, strict=True)]
             for row, mine in zip(self._quality, empty, strict=True)
         ]
-        """Of links between two empty devices: a set that takes either of them takes the link from later ones."""
         self._open_total = [
-            sum(row) + (sum(table.between(candidate.device_uuid, other) for other in empty_others) if candidate.empty else 0)
-            for candidate, row in zip(candidates, self._open_quality, strict=True)
+            sum(row) + (sum(table.between(candidate.device_uuid, other) for other in self._empty_others) if candidate.empty else 0)
+            for candidate, row in zip(self._candidates, self._open_quality, strict=True)
         ]
 
     def best(self, count: int, numa: NumaMode | None) -> tuple[Candidate, ...] | None:
@@ -69,7 +89,9 @@ class Search:
         sets = [self._best_of(pool, count) for pool in pools if len(pool) >= count]
         if not sets:
             return None
-        best = min(sets, key=self._rank_with_numa)
+        if len(sets) > 1:
+            self._prepare_ranks(count)
+        best = min(sets, key=self._rank_with_numa) if len(sets) > 1 else sets[0]
         return tuple(self._candidates[index] for index in best)
 
     def _by_numa_node(self) -> list[_Indices]:
@@ -86,6 +108,9 @@ class Search:
         certain = tuple(index for index in ordered if self._key(index) < edge)
         equals = tuple(index for index in ordered if self._key(index) == edge)
         missing = count - len(certain)
+        if len(equals) == missing:
+            return tuple(sorted(certain + equals))
+        self._prepare_ranks(count)
         if comb(len(equals), missing) > MAX_SETS:
             return tuple(sorted(self._grow(certain, equals, missing)))
         sets = (certain + others for others in combinations(equals, missing))
@@ -106,7 +131,8 @@ class Search:
         chosen = [self._candidates[index] for index in indices]
         quality = open_taken = 0
         for i in indices:
-            open_taken += self._open_total[i]
+            if self._candidates[i].empty:
+                open_taken += self._open_total[i]
         for i, j in combinations(indices, 2):
             quality += self._quality[i][j]
             open_taken -= self._open_quality[i][j]
@@ -115,7 +141,7 @@ class Search:
             sum(candidate.cost for candidate in chosen),
             -quality,
             open_taken,
-            sum(candidate.left_free_ppm for candidate in chosen),
+            sum(self._left_free_ppm[index] for index in indices),
         )
 
     def _rank_with_numa(self, indices: _Indices) -> tuple[int, bool, tuple[int, ...]]:

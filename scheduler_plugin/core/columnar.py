@@ -16,12 +16,12 @@ from placement.device import UNRESERVED_MIN_PERCENT
 from placement.fit import RULED_OUT, Reject
 from proto import units
 from proto.model import ContainerRequest, Isolation, NumaMode, Policy, Preferences
-from scheduler_plugin.core.columns import ISOLATION_BITS, NO_NUMA, Bools, Columns, Ints, Rows, ppm
+from scheduler_plugin.core.columns import COLUMN_BITS, ISOLATION_BITS, NO_NUMA, OPEN_BITS, Bools, Columns, Ints, Rows, by_class, ppm
 from scheduler_plugin.core.demand_table import Floats, room_ppm
 from scheduler_plugin.core.links import REFERENCE_QUALITY
 from scheduler_plugin.core.plan import burst_of
 from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
-from scheduler_plugin.core.score import FRAG_PPM, FREE_PPM, MAX_SCARCITY, REFERENCE_GPUS, HostDemand, Weights
+from scheduler_plugin.core.score import FREE_PPM, MAX_SCARCITY, REFERENCE_GPUS, HostDemand, Weights
 
 _REJECTS: Final = tuple(Reject)
 _FIT: Final = 0
@@ -29,9 +29,6 @@ _CODE: Final = {reject: position for position, reject in enumerate(_REJECTS, sta
 _ABSENT: Final = len(_REJECTS) + 1
 _REASON_OF_CODE: Final = np.array([0, *(OF_REJECT[reject].value for reject in _REJECTS)], dtype=np.int64)
 
-_COST_BIAS: Final = FRAG_PPM
-_OPEN_BITS: Final = 24
-_COLUMN_BITS: Final = 6
 _NEVER: Final = np.iinfo(np.int64).max
 
 
@@ -63,17 +60,16 @@ def evaluate(columns: Columns, rows: Rows, ask: Ask, weights: Weights) -> Evalua
     """Judge rows for one container. Derived columns must be up to date."""
     fitting = _fitting(columns, rows, ask)
     fits = _fits(columns, rows, ask, fitting)
-    reason, curable = np.zeros(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
-    cost, chosen = np.zeros(len(rows)), np.zeros((len(rows), ask.request.vgpus), dtype=np.int64)
-    if len(short := np.flatnonzero(~fits)):
-        reason[short], curable[short] = _refusals(columns, rows[short], ask)
-    if len(short) == len(rows):
-        return Evaluation(reason, curable, cost, None if ask.request.mig else chosen)
-    at = slice(None) if not len(short) else np.flatnonzero(fits)
-    if ask.request.mig:
-        cost[at] = _mig_cost(columns, rows[at], ask, weights)
-        return Evaluation(reason, curable, cost)
-    cost[at], chosen[at] = _vgpu_cost(columns, rows[at], ask, weights, fitting[at])
+    reason = np.zeros(len(rows), dtype=np.int64)
+    if fits.all():
+        return Evaluation(reason, fits, *_cost(columns, rows, ask, weights, fitting))
+    short, rest, curable = np.flatnonzero(~fits), np.flatnonzero(fits), fits.copy()
+    reason[short], curable[short] = _refusals(columns, rows[short], ask)
+    cost, chosen = np.zeros(len(rows)), None if ask.request.mig else np.zeros((len(rows), ask.request.vgpus), dtype=np.int64)
+    if len(rest):
+        cost[rest], taken = _cost(columns, rows[rest], ask, weights, fitting[rest])
+        if chosen is not None and taken is not None:
+            chosen[rest] = taken
     return Evaluation(reason, curable, cost, chosen)
 
 
@@ -161,8 +157,10 @@ def _fitting(columns: Columns, rows: Rows, ask: Ask) -> Bools:
     cores = _asked_cores(ask)
     asked = asked_mib(ask, columns.capacity_mib[rows])
     fitting &= ~columns.mig[rows]
-    fitting &= (asked > 0) & (asked <= columns.free_mib[rows])
+    fitting &= asked <= columns.free_mib[rows]
     fitting &= columns.free_shares[rows] > 0
+    if isinstance(asked, np.ndarray) or asked < 1:
+        fitting &= asked > 0
     if cores is None:
         fitting &= columns.used_cores[rows] <= units.WHOLE_GPU_PERCENT - UNRESERVED_MIN_PERCENT
     else:
@@ -410,40 +408,49 @@ class _Nominal:
     @property
     def chosen(self) -> Ints:
         """Their columns."""
-        chosen: Ints = np.minimum(self.keys & ((1 << _COLUMN_BITS) - 1), self.pool.shape[1] - 1)
+        chosen: Ints = np.minimum(self.keys & ((1 << COLUMN_BITS) - 1), self.pool.shape[1] - 1)
         return chosen
 
     @property
     def cost(self) -> Ints:
         """What they cost by placement.score, added up."""
-        cost: Ints = ((self.keys >> (_OPEN_BITS + _COLUMN_BITS)) - _COST_BIAS).sum(axis=1)
+        cost: Ints = (self.keys >> (OPEN_BITS + COLUMN_BITS)).sum(axis=1)
         return cost
 
     @property
     def open_links(self) -> Ints:
         """Their open links, added up."""
-        open_links: Ints = ((self.keys >> _COLUMN_BITS) & ((1 << _OPEN_BITS) - 1)).sum(axis=1)
+        open_links: Ints = ((self.keys >> COLUMN_BITS) & ((1 << OPEN_BITS) - 1)).sum(axis=1)
         return open_links
+
+
+def _cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights, fitting: Bools) -> tuple[Floats, Ints | None]:
+    """Rate rows that fit; return also the columns of the devices by which they were rated, None for MIG instances."""
+    if ask.request.mig:
+        return _mig_cost(columns, rows, ask, weights), None
+    return _vgpu_cost(columns, rows, ask, weights, fitting)
 
 
 def _vgpu_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights, fitting: Bools) -> tuple[Floats, Ints]:
     vgpus, free_mib, room = ask.request.vgpus, columns.free_mib[rows], columns.room[rows]
     taken = _taken(columns, rows, ask, free_mib)
-    nominal = _choose(_keys(columns, rows, ask, fitting, taken), fitting, columns.numa[rows], ask)
+    nominal = _choose(columns, rows, ask, fitting, _keys(columns, rows, ask, fitting, taken))
     chosen = nominal.chosen
-    at = (np.arange(len(rows))[:, None], chosen)
-    left_mib, devices = taken.mib[at], columns.devices[rows]
-    after = (columns.node_free_mib[rows] - (free_mib[at] - left_mib).sum(axis=1)) / np.maximum(1, columns.node_capacity_mib[rows])
+    at = chosen + np.arange(0, fitting.size, fitting.shape[1])[:, None]  # as if all devices were in one row: that is faster
+    left_mib, devices = taken.mib.take(at), columns.devices[rows]
+    after = (columns.node_free_mib[rows] - (free_mib.take(at) - left_mib).sum(axis=1)) / np.maximum(1, columns.node_capacity_mib[rows])
     cost = _host_cost(columns, rows, ask.demand, after, weights)
     if taken.seated is not None:
-        seated, left_room = columns.seated[rows], room.copy()
-        seated[at], left_room[at] = taken.seated[at], taken.room[at]
+        seated, left_room = columns.seated.take(rows, axis=0), room.copy()
+        seats = seated.shape[2]
+        seated.reshape(-1, seats)[at] = taken.seated.reshape(-1, seats).take(at, axis=0)
+        left_room.put(at, taken.room.take(at))
         cost += weights.policy * _fragmentation_growth(columns, rows, ask.demand, left_room, seated)
     else:
         cost += weights.policy * (nominal.cost / (FREE_PPM * vgpus))
     if weights.scarce and columns.demand_table.scarcity_of_kind:
-        scarcity = columns.demand_table.scarcity[columns.kind[rows][at]]
-        used = (scarcity * ((room[at] - taken.room[at]) / PPM)).sum(axis=1)
+        scarcity = columns.demand_table.scarcity.take(columns.kind[rows].take(at))
+        used = (scarcity * ((room.take(at) - taken.room.take(at)) / PPM)).sum(axis=1)
         cost += weights.scarce * (used / (MAX_SCARCITY * _gpus(columns, rows)))
     if vgpus > 1:
         quality = _best_quality(columns, rows, nominal.pool, vgpus)
@@ -451,7 +458,7 @@ def _vgpu_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights, fitting
         if ask.preferences.numa is not None:
             cost += weights.numa * ~nominal.aligned
     cost += weights.open_links * (nominal.open_links / (vgpus * np.maximum(1, devices - 1) * REFERENCE_QUALITY))
-    cost += weights.open_device * ((columns.empty[rows][at] & (left_mib > 0)).sum(axis=1) / vgpus)
+    cost += weights.open_device * ((columns.empty[rows].take(at) & (left_mib > 0)).sum(axis=1) / vgpus)
     cost += weights.whole_node * (columns.node_empty[rows] & (devices > vgpus))
     if weights.free:
         cost += weights.free * after
@@ -483,10 +490,9 @@ def _mig_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights) -> npt.N
 
 def _keys(columns: Columns, rows: Rows, ask: Ask, fitting: Bools, taken: _Taken) -> Ints:
     """Return one number per device by which score.nominal orders them: cost, open links and column, packed from high to low bits."""
-    cost = _device_cost(columns, rows, ask, taken)
-    keys = ((cost + _COST_BIAS) << (_OPEN_BITS + _COLUMN_BITS)) | (columns.open_links[rows] << _COLUMN_BITS)
-    keys |= np.arange(columns.width, dtype=np.int64)
-    keys[~fitting] = _NEVER
+    keys = _device_cost(columns, rows, ask, taken) << (OPEN_BITS + COLUMN_BITS)
+    keys |= columns.order[rows]
+    np.copyto(keys, _NEVER, where=~fitting)
     return keys
 
 
@@ -516,12 +522,13 @@ def _device_cost(columns: Columns, rows: Rows, ask: Ask, taken: _Taken) -> Ints:
     return free
 
 
-def _choose(keys: Ints, fitting: Bools, numa: Ints, ask: Ask) -> _Nominal:
+def _choose(columns: Columns, rows: Rows, ask: Ask, fitting: Bools, keys: Ints) -> _Nominal:
     vgpus = ask.request.vgpus
     best = _lowest(keys, vgpus)
     pool, aligned = fitting, np.zeros(len(keys), dtype=np.bool_)
     if ask.preferences.numa is None or vgpus == 1:
         return _Nominal(best, aligned, pool)
+    numa = columns.numa[rows]
     rank = np.full((len(keys), 2), _NEVER, dtype=np.int64)
     pool = fitting.copy()
     for node in _numa_nodes(numa):
@@ -563,14 +570,13 @@ def _host_cost(columns: Columns, rows: Rows, demand: HostDemand, gpu_free: Float
     cpu_free = np.maximum(0, columns.cpu_free_milli[rows] - demand.cpu_milli) / np.maximum(1, cpu)
     ram_free = np.maximum(0, columns.ram_free_mib[rows] - demand.ram_mib) / np.maximum(1, ram)
     left = np.maximum(0.0, gpu_free - np.minimum(cpu_free, ram_free)) + np.maximum(0.0, cpu_free - gpu_free)
-    cost = weights.host * (columns.devices[rows] * left / _gpus(columns, rows)) + weights.cpu_used * (1 - cpu_free)
-    return np.where((cpu > 0) & (ram > 0), cost, 0.0)
+    cost: Floats = weights.host * (columns.devices[rows] * left / _gpus(columns, rows)) + weights.cpu_used * (1 - cpu_free)
+    cost *= (cpu > 0) & (ram > 0)
+    return cost
 
 
 def _best_quality(columns: Columns, rows: Rows, pool: Bools, count: int) -> Ints:
-    classes = columns.link_class[rows]
     quality = np.zeros(len(rows), dtype=np.int64)
-    for number in set(classes.tolist()):
-        of_class = classes == number
+    for number, of_class in by_class(columns.link_class[rows]):
         quality[of_class] = columns.link_classes[number].best_quality(pool[of_class], count)
     return quality

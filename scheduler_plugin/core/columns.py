@@ -7,7 +7,7 @@ not checked here, free amounts never go below 0. Memory is in MiB: inventory and
 Every change of a row gives it a new number from one counter, so that results computed from rows know which of them are out of date.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -32,6 +32,9 @@ Rows: TypeAlias = Ints
 """Positions of rows."""
 
 NO_NUMA: Final = -1
+OPEN_BITS: Final = 24
+COLUMN_BITS: Final = 6
+"""Of a number by which devices are ordered, what open links and the column take; what is above them is the cost."""
 ISOLATION_BITS: Final = {backend: 1 << bit for bit, backend in enumerate(Isolation)}
 _INVENTORY_DRIFT: Final = 8
 """How scarce a kind of device is gets out of date once an eighth of the nodes changed."""
@@ -162,7 +165,8 @@ class Columns:
         self.seated = np.zeros((*shape, self.demand_table.seats), dtype=np.bool_)
         """Which seats of the demand have room on each device."""
         self.fragmentation = np.zeros(shape, dtype=np.int64)
-        self.open_links = np.zeros(shape, dtype=np.int64)
+        self.order = np.zeros(shape, dtype=np.int64)
+        """What decides between devices that cost the same: open links, then the column, packed from high to low bits."""
         self.node_free_mib = np.zeros(rows, dtype=np.int64)
         self.node_capacity_mib = np.zeros(rows, dtype=np.int64)
         self.node_empty = np.zeros(rows, dtype=np.bool_)
@@ -353,6 +357,9 @@ class Columns:
         self._stale_partitions.clear()
         rows = np.fromiter(self._stale, dtype=np.int64, count=len(self._stale))
         self._stale.clear()
+        if len(rows) == 1:  # as usual: a slice is read and written in place
+            self._derive(slice(rows[0], rows[0] + 1))
+            return
         for chunk in self.chunks(rows):
             self._derive(chunk)
 
@@ -361,13 +368,13 @@ class Columns:
         size = max(1, _CHUNK_CELLS // (self.width * self.demand_table.seats))
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    def _derive(self, rows: Rows) -> None:
+    def _derive(self, rows: Rows | slice) -> None:
         capacity, shares, present, table = self.capacity_mib[rows], self.used_shares[rows], self.present[rows], self.demand_table
-        kept = np.where(self.unreserved[rows] > 0, UNRESERVED_MIN_PERCENT, 0)
+        kept = UNRESERVED_MIN_PERCENT * (self.unreserved[rows] > 0)
         free_mib = np.maximum(0, capacity - self.used_mib[rows])
         free_cores = np.maximum(0, units.WHOLE_GPU_PERCENT - self.used_cores[rows] - kept)
         free_shares = np.maximum(0, self.max_shares[rows, None] - shares)
-        empty = present & (shares == 0) & (self.used_instances[rows] == 0)
+        empty = present & ((shares | self.used_instances[rows]) == 0)
         room, (cpu_free, ram_free) = room_ppm(free_mib, capacity, free_cores), self._host_free(rows)
         seated = table.fits(self.kind[rows], free_mib, free_cores, free_shares)
         self.free_mib[rows], self.free_cores[rows], self.free_shares[rows], self.empty[rows] = free_mib, free_cores, free_shares, empty
@@ -375,28 +382,24 @@ class Columns:
         self.room[rows], self.seated[rows], self.fragmentation[rows] = room, seated, table.left_of_devices(room, seated)
         self.cpu_free_milli[rows], self.ram_free_mib[rows] = cpu_free, ram_free
         self.node_fragmentation[rows] = table.left_of_nodes(room, seated, cpu_free, ram_free)
-        self.open_links[rows] = self._open_links(rows, empty)
-        mig_free = capacity * self.free_slices[rows] // np.maximum(1, self.slices[rows])
-        self.node_free_mib[rows] = np.where(self.mig[rows], mig_free, free_mib).sum(axis=1)
+        self.order[rows] = (self._open_links(rows, empty) << COLUMN_BITS) | np.arange(self.width)
+        if (cut := self.mig[rows]).any():
+            free_mib = np.where(cut, capacity * self.free_slices[rows] // np.maximum(1, self.slices[rows]), free_mib)
+        self.node_free_mib[rows] = free_mib.sum(axis=1)
         self.node_capacity_mib[rows] = capacity.sum(axis=1)
         self.node_empty[rows] = (empty | ~present).all(axis=1)
 
-    def _host_free(self, rows: Rows) -> tuple[Ints, Ints]:
+    def _host_free(self, rows: Rows | slice) -> tuple[Ints, Ints]:
         cpu, ram = self.cpu_milli[rows], self.ram_mib[rows]
         known = (cpu > 0) & (ram > 0)
         return np.where(known, cpu - self.cpu_used_milli[rows], UNLIMITED), np.where(known, ram - self.ram_used_mib[rows], UNLIMITED)
 
-    def _open_links(self, rows: Rows, empty: Bools) -> Ints:
+    def _open_links(self, rows: Rows | slice, empty: Bools) -> Ints:
         open_links = np.zeros(empty.shape, dtype=np.int64)
-        classes = self.link_class[rows]
-        for number in set(classes.tolist()):
+        for number, of_class in by_class(self.link_class[rows]):
             matrix = self.link_classes[number].matrix
-            if number and len(matrix):
-                of_class = classes == number
-                mine = empty[of_class, : len(matrix)].astype(np.int64)
-                part = np.zeros((len(mine), empty.shape[1]), dtype=np.int64)
-                part[:, : len(matrix)] = (mine @ matrix) * mine
-                open_links[of_class] = part
+            mine = empty[of_class, : len(matrix)].astype(np.int64)
+            open_links[of_class, : len(matrix)] = (mine @ matrix) * mine
         return open_links
 
     # --- growth ---
@@ -425,6 +428,14 @@ class Columns:
             for position, table in enumerate(tables):
                 tables[position] = np.zeros((rows, width), dtype=np.int64)
                 _copy_to_corner(table, tables[position])
+
+
+def by_class(classes: Ints) -> Iterable[tuple[int, Bools | slice]]:
+    """Return each class of links among rows, and its rows; those without links are left out."""
+    numbers = set(classes.tolist())
+    if len(numbers) == 1:
+        return ((number, slice(None)) for number in numbers if number)
+    return ((number, classes == number) for number in numbers if number)
 
 
 def ppm(part: Ints, whole: Ints | int) -> Ints:

@@ -34,7 +34,7 @@ class AskedNodes:
     """The state's naming counter: a row that got its name later is another node."""
 
     @classmethod
-    def of(cls, rows: Rows, naming: int) -> "AskedNodes | None":
+    def of(cls, rows: npt.NDArray[np.int32], naming: int) -> "AskedNodes | None":
         """Keep rows; None for none."""
         if not len(rows):
             return None
@@ -143,8 +143,9 @@ class Decisions:
         """Add prioritize's answer to the record of a pod's decision."""
         record = self.recorded.get(pod_uid)
         if record is not None and not (record.gang and record.gang.node):
-            same = choice.names is record.names and np.array_equal(choice.rows, record.rows)
-            record.choice = replace(choice, rows=record.rows) if same else choice
+            if choice.rows is not record.rows and choice.names is record.names and np.array_equal(choice.rows, record.rows):
+                choice = replace(choice, rows=record.rows)
+            record.choice = choice
 
     def forget(self, pod_uid: str) -> None:
         """Drop what was decided on a pod that is bound or gone; the record stays."""

@@ -18,6 +18,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
+_CORES_PPM: Final = PPM // units.WHOLE_GPU_PERCENT
 _TOO_MUCH: Final = np.iinfo(np.int64).max
 UNLIMITED: Final = np.iinfo(np.int64).max
 """What is free of a host that nothing is known of."""
@@ -49,30 +50,36 @@ class DemandTable:
 
     def fits(self, kind: Ints, mib: Ints, cores: Ints, shares: Ints) -> Bools:
         """Say of every device, with so much free, and every seat whether it fits: by row, device and seat."""
-        fits: Bools = self._need_mib[kind] <= np.where(shares > 0, mib, 0)[:, :, None]
+        fits: Bools = self._need_mib.take(kind, axis=0) <= (mib * (shares > 0))[:, :, None]
         fits &= self._need_cores <= cores[:, :, None]
         return fits
 
     def left_of_devices(self, room: Ints, fits: Bools) -> Ints:
         """Return placement.score.fragmentation of every device. Args: room: as ``room_ppm`` gives it."""
-        useful = (fits.astype(np.float64) @ self._seat_weights).astype(np.int64)
-        left: Ints = room * (WEIGHT_SUM - useful) // WEIGHT_SUM
+        useful = fits.reshape(-1, self.seats) @ self._seat_weights
+        left: Ints = (WEIGHT_SUM - useful).astype(np.int64).reshape(room.shape)
+        left *= room
+        left //= WEIGHT_SUM
         return left
 
     def left_of_nodes(self, room: Ints, fits: Bools, cpu_free: Ints, ram_free: Ints) -> Floats:
         """Return score.node_fragmentation of every row, in GPUs."""
-        seated, rooms = fits.astype(np.float64), room.astype(np.float64)
-        useful = np.matmul(rooms[:, None, :], seated)[:, 0, :] * (seated.sum(axis=1) >= self._vgpus)
+        summed = np.empty((len(room), 2, room.shape[1]))  # of the devices with each seat, the room and the number
+        summed[:, 0], summed[:, 1] = room, 1
+        useful, seated = np.matmul(summed, fits.astype(np.float64)).swapaxes(0, 1)
+        useful *= seated >= self._vgpus
         fed = (cpu_free[:, None] >= self._cpu_milli) & (ram_free[:, None] >= self._ram_mib)
         useful *= fed @ self._weights
-        left: Floats = (rooms.sum(axis=1) - useful.sum(axis=1) / WEIGHT_SUM) / PPM
+        left: Floats = (room.sum(axis=1) - useful.sum(axis=1) / WEIGHT_SUM) / PPM
         return left
 
 
 def room_ppm(mib: Ints, capacity_mib: Ints, cores: Ints) -> Ints:
     """Return placement.score.room_ppm of devices; 0 where the capacity is 0, as there is none."""
-    memory = mib * PPM // np.maximum(1, capacity_mib)
-    room: Ints = np.where(capacity_mib > 0, (memory + cores * PPM // units.WHOLE_GPU_PERCENT) // 2, 0)
+    room: Ints = mib * PPM // np.maximum(1, capacity_mib)
+    room += cores * _CORES_PPM
+    room >>= 1
+    room *= capacity_mib > 0
     return room
 
 

@@ -3,24 +3,29 @@ what-if all ask here."""
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from scheduler_plugin.core.columns import Bools, Ints, Rows
+from scheduler_plugin.core.columns import Bools, Rows
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.shapes import Shapes, Verdict
 from scheduler_plugin.core.state import UNKNOWN_ROW
 
+Reasons: TypeAlias = npt.NDArray[np.int8]
+"""Values of NodeReason."""
 REASON_OF: Final = {reason.value: reason for reason in NodeReason}
 
 
-def reasons_for(verdict: Verdict, rows: Rows, *, all_known: bool = False) -> Ints:
+def reasons_for(verdict: Verdict, rows: Rows, *, all_known: bool = False) -> Reasons:
     """Return a value of NodeReason for each row, also for UNKNOWN_ROW. Args: all_known: whether that is not among the rows."""
     if not len(verdict.reason):
-        return np.full(len(rows), NodeReason.NO_GPU.value, dtype=np.int64)
-    reasons: Ints = verdict.reason[rows]
-    return reasons if all_known else np.where(rows == UNKNOWN_ROW, NodeReason.NO_GPU.value, reasons)
+        return np.full(len(rows), NodeReason.NO_GPU.value, dtype=np.int8)
+    reasons: Reasons = verdict.reason[rows]
+    if not all_known:
+        reasons[rows == UNKNOWN_ROW] = NodeReason.NO_GPU.value
+    return reasons
 
 
 def curable(verdict: Verdict, rows: Rows) -> Bools:
@@ -31,7 +36,7 @@ def curable(verdict: Verdict, rows: Rows) -> Bools:
     return cures
 
 
-def counts_of(reasons: Ints) -> Mapping[NodeReason, int]:
+def counts_of(reasons: Reasons) -> Mapping[NodeReason, int]:
     """Count the rows that do not fit by their reason."""
     return {REASON_OF[value]: count for value, count in Counter(reasons[reasons != NodeReason.FITS.value].tolist()).items()}
 

@@ -5,10 +5,15 @@ into 5,000 strings and looked up one by one they take five times as long as the 
 the names' places are found by their quotes, each name is taken as a few words of eight bytes, and a hash of these finds the row whose name
 has the very same words. Kept true: the answer is the one that a dictionary of names would give. Text that is not written plainly, as Go
 writes names of nodes (no escapes, no space between), is left to a JSON decoder.
+
+The text is larger than a processor's nearest cache, so what counts is how often it is gone through, or copied. Names are usually equally
+long, and known: a grid is laid over the text, and where all that its cells hold is known, and the usual three bytes lie between them, there
+is nothing left in the text to look at.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -18,17 +23,20 @@ from scheduler_plugin.core.columns import Ints, Rows
 from scheduler_plugin.core.state import UNKNOWN_ROW
 
 _WORD_BYTES: Final = 8
-_SLOTS_PER_NAME: Final = 8
+_SLOTS_PER_NAME: Final = 4
 _MIN_SLOT_BITS: Final = 8
 _MAX_SHORT: Final = np.iinfo(np.int16).max
-"""Up to so many names the slots take half the cache."""
+"""Up to so many names the slots take half the room in the cache."""
 _QUOTE, _COMMA, _OPEN, _CLOSE = b'",[]'
 _BETWEEN: Final = int.from_bytes(b'","', "little")
 """What is between two names."""
 _BETWEEN_MASK: Final = (1 << 24) - 1
 _MASKS: Final = np.array([(1 << (8 * size)) - 1 for size in range(_WORD_BYTES + 1)], dtype=np.uint64)
-_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS: Final = np.cumprod(np.full(256, 0x9E3779B97F4A7C15, dtype=np.uint64))
+"""Odd numbers, by which each word of a name counts in its hash; names of nodes have at most 253 bytes."""
 _FOLD: Final = np.uint64(29)
+_UNPLAIN: Final = frozenset(map(chr, range(32))) | {'"', "\\"}
+"""What JSON writes otherwise than it is."""
 
 Words: TypeAlias = Sequence[npt.NDArray[np.uint64]]
 """The first eight bytes of every name, the next eight, and so on; 0 beyond a name's end, which no name has inside."""
@@ -41,39 +49,54 @@ class NamesText:
     text: bytes
     starts: Ints
     ends: Ints
+    shortest: int
+    longest: int
 
     @classmethod
     def read(cls, text: bytes) -> "NamesText | None":
         """Find the names in plainly written JSON; None when it is written otherwise, is empty, or is no list of names."""
-        buffer = np.frombuffer(text, dtype=np.uint8)
         if b"\\" in text or b"\0" in text:
             return None
-        if (regular := cls._read_regular(text, buffer)) is not None:
-            return regular
+        if (grid := cls.grid(text)) is not None and grid.is_plain():
+            return grid
+        buffer = np.frombuffer(text, dtype=np.uint8)
         quotes = np.flatnonzero(buffer == _QUOTE)
         starts, ends = quotes[0::2] + 1, quotes[1::2]
         if not len(ends) or len(starts) != len(ends) or starts[0] != 2 or ends[-1] != len(text) - 2:
             return None
         plain = buffer[0] == _OPEN and buffer[-1] == _CLOSE
         plain &= bool((starts[1:] - ends[:-1] == 3).all() and (buffer[ends[:-1] + 1] == _COMMA).all())
-        return cls(text, starts, ends) if plain else None
+        sizes = ends - starts
+        return cls(text, starts, ends, int(sizes.min()), int(sizes.max())) if plain else None
 
     @classmethod
-    def _read_regular(cls, text: bytes, buffer: npt.NDArray[np.uint8]) -> "NamesText | None":
-        """Find the names of a list in which all are equally long, as is usual: they lie in a grid."""
+    def of(cls, names: Sequence[bytes]) -> "NamesText":
+        """Take names without JSON around them; at least one."""
+        sizes = np.array([len(name) for name in names], dtype=np.int64)
+        ends = np.cumsum(sizes)
+        return cls(b"".join(names), ends - sizes, ends, int(sizes.min()), int(sizes.max()))
+
+    @classmethod
+    def grid(cls, text: bytes) -> "NamesText | None":
+        """Take all names to be as long as the first; None where what is between them says otherwise, or a name has a byte 0.
+
+        What else is inside the names is not looked at.
+        """
         size = text.find(b'"', 2) - 2
         stride = size + len('"",')
-        if size < 1 or text[:2] != b'["' or text[-2:] != b'"]' or (len(text) - 1) % stride:
+        if size < 1 or text[:2] != b'["' or text[-2:] != b'"]' or (len(text) - 1) % stride or b"\0" in text:
             return None
         count = (len(text) - 1) // stride
         if count > 1:
             between: npt.NDArray[np.uint32] = np.ndarray((count - 1,), "<u4", buffer=text, offset=2 + size, strides=(stride,))
             if not (between & _BETWEEN_MASK == _BETWEEN).all():
                 return None
-        if np.count_nonzero(buffer == _QUOTE) != 2 * count:
-            return None
         starts = np.arange(2, 2 + stride * count, stride)
-        return cls(text, starts, starts + size)
+        return cls(text, starts, starts + size, size, size)
+
+    def is_plain(self) -> bool:
+        """Whether nothing inside the names means something in JSON."""
+        return b"\\" not in self.text and np.count_nonzero(np.frombuffer(self.text, dtype=np.uint8) == _QUOTE) == 2 * len(self.starts)
 
     def name(self, position: int) -> str:
         """Return one name. Raises UnicodeDecodeError."""
@@ -93,36 +116,49 @@ class NameTable:
 
     def __init__(self, names: Sequence[str]) -> None:
         """Args: names: by row, each once; empty for a row that has none."""
-        encoded = [name.encode() for name in names]
-        sizes = np.array([len(name) for name in encoded] or [0], dtype=np.int64)
-        self._word_count = -(-int(sizes.max()) // _WORD_BYTES)
-        self._words = [np.ascontiguousarray(word) for word in self._split(b"".join(encoded), np.cumsum(sizes) - sizes, sizes)]
+        joined = NamesText.of([b"" if _UNPLAIN.intersection(name) else name.encode() for name in names] or [b""])  # those come escaped
+        sizes = joined.ends - joined.starts
+        self._word_count = -(-joined.longest // _WORD_BYTES)
+        self._words = [np.ascontiguousarray(word) for word in self._split(joined)]
         named = np.flatnonzero(sizes)
         self._common = {at: word[named[0]] for at, word in enumerate(self._words) if len(named) and (word[named] == word[named[0]]).all()}
         """Words that are the same in all names, such as those of a domain."""
         self._slot_bits = max(_MIN_SLOT_BITS, (_SLOTS_PER_NAME * len(names)).bit_length())
         self._tables: list[npt.NDArray[np.int16 | np.int32]] = []
         hashes = self._hash(self._words, len(sizes))
-        for level in (0, 1):
-            table: npt.NDArray[np.int16 | np.int32] = np.full(1 << self._slot_bits, UNKNOWN_ROW, np.int16)
-            if len(names) > _MAX_SHORT:
-                table = table.astype(np.int32)
-            slots = self._slots(hashes[named], level)
+        for _ in range(2):
+            table: npt.NDArray[np.int16 | np.int32] = np.full(
+                1 << self._slot_bits, UNKNOWN_ROW, dtype=np.int16 if len(names) <= _MAX_SHORT else np.int32
+            )
+            slots = self._slots(hashes[named])
             table[slots] = named
             self._tables.append(table)
             named = named[table[slots] != named]
+            hashes = _mixed(hashes)
         self._left_out = {names[row]: row for row in named.tolist()}
         """Names that found no slot in either table: a few in thousands."""
 
+    def read(self, text: bytes) -> tuple[NamesText, Rows] | None:
+        """Find the names in plainly written JSON, and the row of each, or UNKNOWN_ROW; None when it is written otherwise.
+
+        Raises: UnicodeDecodeError.
+        """
+        grid = NamesText.grid(text)
+        if grid is not None:
+            rows = self.rows_of(grid)
+            if rows.min() != UNKNOWN_ROW or grid.is_plain():  # a name that is known is plain
+                return grid, rows
+        names = NamesText.read(text)
+        return None if names is None else (names, self.rows_of(names))
+
     def rows_of(self, names: NamesText) -> Rows:
         """Return each name's row, or UNKNOWN_ROW. Raises UnicodeDecodeError."""
-        sizes = names.ends - names.starts
-        words = self._split(names.text, names.starts, sizes)
-        hashes = self._hash(words, len(sizes))
+        words = self._split(names)
+        hashes = self._hash(words, len(names.starts))
         rows, missed = self._look_up(words, hashes, 0)
         if len(missed):
             other = [word if at in self._common else word[missed] for at, word in enumerate(words)]
-            rows[missed], still = self._look_up(other, hashes[missed], 1)
+            rows[missed], still = self._look_up(other, _mixed(hashes[missed]), 1)
             missed = missed[still]
             rows[missed] = UNKNOWN_ROW
         for position in missed.tolist() if self._left_out else ():
@@ -130,49 +166,48 @@ class NameTable:
         for at, common in self._common.items():
             if not (usual := words[at] == common).all():
                 rows[~usual] = UNKNOWN_ROW
-        if sizes.max() > _WORD_BYTES * self._word_count:
-            rows[sizes > _WORD_BYTES * self._word_count] = UNKNOWN_ROW
+        if names.longest > _WORD_BYTES * self._word_count:
+            rows[names.ends - names.starts > _WORD_BYTES * self._word_count] = UNKNOWN_ROW
         return rows
 
-    def _split(self, text: bytes, starts: Ints, sizes: Ints) -> Words:
+    def _split(self, names: NamesText) -> Words:
         """Take names apart into as many words as the longest known name has."""
-        padded = text + bytes(_WORD_BYTES * (self._word_count + 1))
+        text, starts, shortest, words = names.text, names.starts, names.shortest, []
+        beyond = int(starts[-1]) + _WORD_BYTES * max(1, self._word_count) - len(text)
+        padded = text + bytes(beyond) if beyond > 0 else text
         at_every_byte: npt.NDArray[np.uint64] = np.ndarray((len(padded) - _WORD_BYTES + 1,), dtype="<u8", buffer=padded, strides=(1,))
-        shortest, longest, words = int(sizes.min()), int(sizes.max()), []
-        step = int(starts[1] - starts[0]) if len(starts) > 1 and shortest == longest else 0  # a grid need not be gathered
+        is_grid = len(starts) > 1 and shortest == names.longest  # need not be gathered
         for offset in range(0, _WORD_BYTES * self._word_count, _WORD_BYTES):
-            places = slice(starts[0] + offset, starts[-1] + offset + 1, step) if step else starts + offset
+            places = slice(starts[0] + offset, starts[-1] + offset + 1, starts[1] - starts[0]) if is_grid else starts + offset
             word = at_every_byte[places]
             if shortest - offset < _WORD_BYTES:
-                kept = max(shortest - offset, 0) if shortest == longest else np.clip(sizes - offset, 0, _WORD_BYTES)
+                kept = max(shortest - offset, 0) if is_grid else np.clip(names.ends - starts - offset, 0, _WORD_BYTES)
                 word = word & _MASKS[kept]
             words.append(word)
         return words
 
     def _hash(self, words: Words, count: int) -> npt.NDArray[np.uint64]:
-        mixed = np.zeros(count, dtype=np.uint64)
-        for at, word in enumerate(words):
-            if at not in self._common:
-                mixed ^= word
-                mixed *= _ODD
-                mixed ^= mixed >> _FOLD
-        mixed *= _ODD
-        return mixed
+        """Add up the words that tell names apart, each times a number of its own: what tells them apart shows in the highest bits."""
+        counted = [word * factor for at, (word, factor) in enumerate(zip(words, _MULTIPLIERS, strict=False)) if at not in self._common]
+        return reduce(np.add, counted) if counted else np.zeros(count, dtype=np.uint64)
 
-    def _slots(self, hashes: npt.NDArray[np.uint64], level: int) -> Ints:
-        slots = hashes >> np.uint64(64 - (level + 1) * self._slot_bits)
-        if level:
-            slots &= np.uint64((1 << self._slot_bits) - 1)
-        return slots.view(np.int64)
+    def _slots(self, hashes: npt.NDArray[np.uint64]) -> Ints:
+        return (hashes >> np.uint64(64 - self._slot_bits)).view(np.int64)
 
     def _look_up(self, words: Words, hashes: npt.NDArray[np.uint64], level: int) -> tuple[Rows, Ints]:
         """Return rows, and the positions at which they are wrong. Words that are the same in all names are not compared."""
-        rows: Rows = self._tables[level][self._slots(hashes, level)].astype(np.int64)
+        rows: Rows = self._tables[level].take(self._slots(hashes)).astype(np.int64)
         same = rows != UNKNOWN_ROW
         for at, asked in enumerate(words):
             if at not in self._common:
-                same &= self._words[at][rows] == asked
+                same &= self._words[at].take(rows) == asked
         return rows, np.flatnonzero(~same)
+
+
+def _mixed(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Hash once more, so that names that shared a slot hardly share the next."""
+    mixed: npt.NDArray[np.uint64] = (hashes ^ (hashes >> _FOLD)) * _MULTIPLIERS[0]
+    return mixed
 
 
 def runs(ascending: Ints) -> tuple[Ints, Ints]:

@@ -10,8 +10,9 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from scheduler_plugin.core.columns import Bools, Ints, Rows
+from scheduler_plugin.core.columns import Bools, Rows
 from scheduler_plugin.core.names import runs
 
 WIDTH: Final = 8
@@ -46,7 +47,7 @@ class ScoreText:
         self._text = bytearray(skeleton.text)
         self._digits = np.frombuffer(self._text, dtype=np.uint8)
 
-    def write(self, rows: Rows, scores: Ints) -> None:
+    def write(self, rows: Rows, scores: npt.NDArray[np.integer]) -> None:
         """Write the scores, 0 to MAX_SCORE_SHOWN, of rows that have an entry."""
         if len(rows) <= _FEW:
             for at, score in zip(self.skeleton.score_at[rows].tolist(), scores.tolist(), strict=True):

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from placement.refusal import Refusal
 from placement.request import RequestError, pod_request
@@ -56,6 +57,12 @@ class Named:
     """The names in JSON, as the call had them."""
     places: NamesText | None = None
     """Where each name is in the text, when it is written plainly."""
+    known: npt.NDArray[np.int32] = field(init=False)
+    """The rows of those with an inventory, as records keep them."""
+
+    def __post_init__(self) -> None:
+        known = self.rows if not self.strange else self.rows[self.rows != UNKNOWN_ROW]
+        object.__setattr__(self, "known", known.astype(np.int32))
 
 
 @dataclass(slots=True)
@@ -106,19 +113,23 @@ class Desk:
         return PodShape.of(request, self.default_policy, HostDemand(pod.cpu_milli, pod.memory_mib))
 
     def asked(self, raw: msgspec.Raw) -> Asked:
-        """Read the pod of a call; the same text is read once. Raises WireError."""
-        known = self._pods.get(bytes(raw))
+        """Read the pod of a call; the same text is read once, and once what replicas ask. Raises WireError."""
+        text = bytes(raw)
+        known = self._pods.get(text)
         if known is None:
             pod = wire.decode_pod(raw)
-            request = request_of(pod)
-            known = Asked(pod, request, self.shape_of(pod, request if isinstance(request, PodRequest) else _NO_GPU))
-            _remember(self._pods, bytes(raw), known)
+            like = next((other for other in self._pods.values() if _ask_alike(other.pod, pod)), None)
+            if like is not None:
+                known = replace(like, pod=pod)
+            else:
+                request = request_of(pod)
+                known = Asked(pod, request, self.shape_of(pod, request if isinstance(request, PodRequest) else _NO_GPU))
+            _remember(self._pods, text, known)
         return known
 
-    def named(self, raw: msgspec.Raw) -> Named | None:
+    def named(self, text: bytes) -> Named | None:
         """Read the node names of a call, None when it has none; the same text is read once. Raises WireError."""
         self._follow_names()
-        text = bytes(raw)
         known = next((named for named in self._names if named.text == text), None)
         if known is None:
             known = self._read_names(text)
@@ -143,8 +154,10 @@ class Desk:
         self._names.appendleft(kept)
         return kept
 
-    def names_of(self, named: Named, positions: Ints) -> list[str]:
-        """Return the names at some positions."""
+    def names_of(self, named: Named, positions: Ints | None = None) -> list[str]:
+        """Return the names at some positions, or all."""
+        if positions is None:
+            positions = np.arange(len(named.rows))
         names, strange = self.state.names, named.strange
         pairs = zip(positions.tolist(), named.rows[positions].tolist(), strict=True)
         return [strange[position] if row == UNKNOWN_ROW else names[row] for position, row in pairs]
@@ -172,13 +185,13 @@ class Desk:
             self._table, self._skeleton = NameTable(self._names_by_row), None
 
     def _read_names(self, text: bytes) -> Named | None:
-        places = NamesText.read(text)
-        if places is None:
-            names = wire.decode_names(msgspec.Raw(text))
-            return None if names is None else self.look_up(names, text)
-        wire.check_count(len(places.starts))
         try:
-            rows = self._table.rows_of(places)
+            found = self._table.read(text)
+            if found is None:
+                names = wire.decode_names(text)
+                return None if names is None else self.look_up(names, text)
+            places, rows = found
+            wire.check_count(len(rows))
             strange = {position: places.name(position) for position in np.flatnonzero(rows == UNKNOWN_ROW).tolist()}
         except UnicodeDecodeError as exc:
             raise WireError(f"expected a list of names in NodeNames: {exc}") from exc
@@ -186,17 +199,15 @@ class Desk:
 
     def record(self, decision: Decision, named: Named, turn: GangTurn | None = None) -> None:
         """Keep a decision with its inputs, the nodes that were asked about, and tell it."""
-        rows = _known_rows(named)
         if not decision.fitting:
-            decision = replace(decision, asked=AskedNodes.of(rows, self._named_at))
+            decision = replace(decision, asked=AskedNodes.of(named.known, self._named_at))
         self.on_decision(decision)
         moment = self.state.moment() if turn is None else turn.moment
-        self.decisions.record(decision, Record(decision, moment, self._names_by_row, rows.astype(np.int32), gang=turn))
+        self.decisions.record(decision, Record(decision, moment, self._names_by_row, named.known, gang=turn))
 
     def note_choice(self, pod_uid: str, named: Named, row: int, score: int) -> None:
         """Add to a pod's decision what prioritize said, and of which nodes."""
-        rows = _known_rows(named).astype(np.int32)
-        self.decisions.chose(pod_uid, Choice(self.state.names[row], score, self.state.moment(), self._names_by_row, rows))
+        self.decisions.chose(pod_uid, Choice(self.state.names[row], score, self.state.moment(), self._names_by_row, named.known))
 
     def expect(self, pod: PodFacts, request: PodRequest, verdict: Verdict, row: int) -> None:
         """Reserve softly what the pod is likely to get on a node where it fits, unless its binding is under way already.
@@ -255,9 +266,13 @@ def request_of(pod: PodFacts) -> PodRequest | RequestError | None:
         return exc
 
 
-def _known_rows(named: Named) -> Rows:
-    """Return the rows of a call's nodes without those that have no inventory."""
-    return named.rows if not named.strange else named.rows[named.rows != UNKNOWN_ROW]
+def _ask_alike(one: PodFacts, other: PodFacts) -> bool:
+    """Whether two pods ask for the same, in the same words: all that a request and a shape are read from is equal."""
+    if (one.cpu_milli, one.memory_mib) != (other.cpu_milli, other.memory_mib):
+        return False
+    if one.gpu is None or other.gpu is None:
+        return one.gpu is other.gpu
+    return one.gpu.containers == other.gpu.containers and one.gpu.annotations == other.gpu.annotations
 
 
 def _remember(kept: OrderedDict[_K, _T], key: _K, value: _T, most: int = _REMEMBERED) -> None:

@@ -53,19 +53,18 @@ def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
     desk.state.end_attempt(pod.uid)  # kube-scheduler asks about a pod again only when its last attempt is over
     if request is None:
         return wire.filter_result(node_names=msgspec.Raw(named.text))
-    everywhere = np.arange(len(named.rows))
     if isinstance(request, RequestError):
-        return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named, everywhere), str(request)))
+        return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named), str(request)))
     verdict = desk.verdict_for(pod, asked.shape)
     reasons = reasons_for(verdict, named.rows, all_known=not named.strange)
     if (row := desk.binding_row(pod)) is not None and row in named.rows[reasons == NodeReason.FITS.value]:
         return wire.filter_result(node_names=[desk.state.names[row]])  # what becomes of its binding there is not known yet
     gang = gang_asked(pod)
     if isinstance(gang, RequestError):
-        return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named, everywhere), str(gang)))
+        return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named), str(gang)))
     turn = node = None
     if gang is not None:
-        offered = frozenset(desk.names_of(named, everywhere))
+        offered = frozenset(desk.names_of(named))
         fitting = frozenset(desk.names_of(named, np.flatnonzero(reasons == NodeReason.FITS.value)))
         turn = GangTurn(desk.gangs.standing_for(pod, gang, offered), desk.state.moment())
         node = desk.gangs.place(pod, gang, offered, fitting, turn.standing)
@@ -93,7 +92,7 @@ def _gang_refusal(desk: Desk, pod: PodFacts, request: PodRequest, named: Named, 
     """Refuse all nodes for the sake of the gang. Other pods' end can help where the gang lacks nothing but room (``preempt``)."""
     turn = replace(turn, refusal=desk.gangs.sentence(pod, gang))
     desk.record(Decision(pod, request, now, desk.state.columns.change_count, 0, {}), named, turn)
-    names = desk.names_of(named, np.arange(len(named.rows)))
+    names = desk.names_of(named)
     hopeless = desk.gangs.beyond_help(pod, gang, names)
     resolvable = dict.fromkeys((name for name in names if name not in hopeless), turn.refusal)
     return wire.filter_result(node_names=[], failed=resolvable, unresolvable=dict.fromkeys(hopeless, turn.refusal))

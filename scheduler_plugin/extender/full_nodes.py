@@ -33,7 +33,7 @@ class FullNode:
     exists: bool
 
 
-def read_full(args: wire.ExtenderArgs) -> list[tuple[msgspec.Raw, NodeObject]]:
+def read_full(args: wire.Question) -> list[tuple[msgspec.Raw, NodeObject]]:
     """Read the full nodes of a call; none where it has none. Raises WireError."""
     full = (args.nodes.items if args.nodes is not None else None) or []
     wire.check_count(len(full))

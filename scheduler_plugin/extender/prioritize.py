@@ -31,18 +31,16 @@ def prioritize_nodes(desk: Desk, body: bytes) -> bytes:
     if named is None:
         return _prioritize_full(desk, asked, read_full(args))
     request, rows = asked.request, named.rows
-    everywhere = np.arange(len(rows))
     if isinstance(request, RequestError):
-        return _nothing(desk.names_of(named, everywhere))
+        return _nothing(desk.names_of(named))
     verdict = desk.verdict_for(asked.pod, asked.shape)
     fits = reasons_for(verdict, rows, all_known=not named.strange) == NodeReason.FITS.value
     if not fits.any():
-        return _nothing(desk.names_of(named, everywhere))
-    fitting = rows if fits.all() else rows[fits]
+        return _nothing(desk.names_of(named))
+    fitting, others = (rows, ()) if fits.all() else (rows[fits], desk.names_of(named, np.flatnonzero(~fits)))
     winner = best_row(desk.shapes, verdict, fitting, asked.pod.uid)
     shown = np.zeros(len(verdict.score), dtype=np.bool_)
     shown[fitting] = True
-    others = desk.names_of(named, np.flatnonzero(~fits))
     rest = [wire.entry(name, 0 if request is not None else MAX_SCORE) for name in others]
     wins = request is not None or not rest
     score = int(verdict.score[winner]) + wins

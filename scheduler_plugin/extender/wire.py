@@ -9,7 +9,7 @@ So a form with keys that may be absent forbids unknown ones: a key in another ca
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -37,7 +37,15 @@ class ExtenderArgs(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
     pod: msgspec.Raw
     nodes: NodeList | None = None
     node_names: msgspec.Raw = msgspec.Raw(b"null")
-    """A list of thousands of names, or null; prioritize's is usually the very text that filter answered."""
+    """A list of names, or null."""
+
+
+class Question(NamedTuple):
+    """The same, with the text of the names: thousands of them, and prioritize's is usually the very text that filter answered."""
+
+    pod: msgspec.Raw
+    nodes: NodeList | None
+    node_names: bytes
 
 
 class Victims(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
@@ -112,7 +120,7 @@ def decode(body: bytes, form: type[_Args]) -> _Args:
         raise WireError(f"expected {form.__name__} of the extender protocol in JSON: {exc}") from exc
 
 
-def decode_args(body: bytes) -> ExtenderArgs:
+def decode_args(body: bytes) -> Question:
     """Read the body of filter or prioritize. Raises WireError, or leaves it to whoever reads the names when those are wrong.
 
     kube-scheduler writes the names last, and reading past thousands of them costs more than the rest. They are cut off unread where what
@@ -124,11 +132,11 @@ def decode_args(body: bytes) -> ExtenderArgs:
     if at > 0 and body.endswith(b"]}") and body.find(b"]", first) == len(body) - 2:
         try:
             args = msgspec.json.decode(body[:at] + b"}", type=ExtenderArgs)
+            return Question(args.pod, args.nodes, body[first:-1])
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            return decode(body, ExtenderArgs)
-        args.node_names = msgspec.Raw(body[first:-1])
-        return args
-    return decode(body, ExtenderArgs)
+            pass  # the names may be what makes it whole
+    args = decode(body, ExtenderArgs)
+    return Question(args.pod, args.nodes, bytes(args.node_names))
 
 
 def decode_pod(raw: msgspec.Raw) -> PodFacts:
@@ -142,10 +150,10 @@ def decode_pod(raw: msgspec.Raw) -> PodFacts:
     return pod
 
 
-def decode_names(raw: msgspec.Raw) -> list[str] | None:
+def decode_names(text: bytes) -> list[str] | None:
     """Read the names of nodes. Raises WireError."""
     try:
-        return msgspec.json.decode(raw, type=list[str] | None)
+        return msgspec.json.decode(text, type=list[str] | None)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise WireError(f"expected a list of names in NodeNames: {exc}") from exc
 

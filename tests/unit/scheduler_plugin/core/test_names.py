@@ -26,6 +26,28 @@ def test_every_name_gets_the_row_that_a_dictionary_would_give(known, asked):
     assert [read.name(position) for position in range(len(asked))] == asked
 
 
+odd_names = st.text(st.sampled_from(["a", "b", "é", '"', "\\", ",", "\0"]), max_size=4)
+
+
+@given(st.lists(odd_names, max_size=6, unique=True), st.lists(odd_names, min_size=1, max_size=6))
+def test_bytes_that_mean_something_in_json_are_never_taken_for_a_part_of_a_name(known, written):
+    text = b'["' + '","'.join(written).encode() + b'"]'
+    found = NameTable(known).read(text)
+    if found is not None:
+        read, rows = found
+        meant = json.loads(text)
+        assert [read.name(position) for position in range(len(rows))] == meant
+        assert rows.tolist() == [known.index(name) if name and name in known else UNKNOWN_ROW for name in meant]
+
+
+def test_names_that_are_all_known_and_equally_long_are_looked_at_once(monkeypatch):
+    known = [f"node-{number:04d}" for number in range(100)]
+    table = NameTable(known)
+    monkeypatch.setattr(NamesText, "is_plain", lambda _: pytest.fail("the text was searched for quotes"))
+    _, rows = table.read(plain(known[::-1]))
+    assert rows.tolist() == list(range(99, -1, -1))
+
+
 @given(st.lists(st.text(st.sampled_from("ab"), min_size=9, max_size=9), min_size=1, max_size=30), st.data())
 def test_equally_long_names_are_read_like_others(asked, data):
     known = sorted(set(data.draw(st.lists(st.sampled_from([*asked, "short"]), max_size=10))))

@@ -34,6 +34,34 @@ def test_a_request_that_was_decided_on_is_read_anew_only_when_the_pod_is_another
     assert desk.request_of(changed) == pod_request(changed.gpu) != decision.request
 
 
+PLAIN = {"vgpu": "1", "vgpu_memory": "300"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"vgpu": "2"},
+        {"vgpu_memory": "301"},
+        {"annotations": {"aliquot.dev/numa": "strict"}},
+        {"requests": {"cpu": "2"}},
+        {"requests": {"memory": "2Gi"}},
+    ],
+    ids=str,
+)
+def test_a_pod_that_comes_after_another_is_judged_by_what_it_asks_itself(changed):
+    def asked(desk: Desk, name: str, **arguments: Any) -> Any:
+        requests = arguments.pop("requests", {})
+        pod = pod_object(name, **arguments)
+        pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1", "memory": "1Gi", **requests}
+        return desk.asked(msgspec.Raw(json.dumps(pod).encode()))
+
+    desks = [Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0) for state in (ClusterState(),) * 2]
+    first, later = asked(desks[0], "first", **PLAIN), asked(desks[0], "later", **PLAIN | changed)
+    assert later == asked(desks[1], "later", **PLAIN | changed)
+    assert (later.shape is first.shape) == (changed == {})
+
+
 SOFT_SECONDS = 10.0
 CLAIM = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
 TOKEN = {"volumes": [{"name": "token", "projected": {"sources": []}}]}

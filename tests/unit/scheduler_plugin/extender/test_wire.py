@@ -97,8 +97,8 @@ def test_keys_mean_the_same_in_any_case_the_inner_ones_too(body, form):
     def meaning(body: object) -> object:
         text = json.dumps(body, separators=(",", ":")).encode()
         args = wire.decode_args(text) if form is wire.ExtenderArgs else wire.decode(text, form)
-        if isinstance(args, wire.ExtenderArgs) and args.nodes is not None:
-            args.nodes = wire.NodeList(args.nodes.items)
+        if isinstance(args, wire.Question) and args.nodes is not None:
+            args = args._replace(nodes=wire.NodeList(args.nodes.items))
         return args
 
     exact = meaning(body)
