@@ -193,7 +193,7 @@ class _Agent:
         self._region_keeper = RegionKeeper(settings.reconcile_seconds, book=self._book, files=files)
         self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes)
         liveness = Liveness(book=self._book, files=files, census=self._census, processes=processes, watch=self._driver)
-        self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
+        self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, pods=self._pods, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
         self._pauser = Pauser(book=self._book, pods=self._pods, files=files, events=self._events)
         kubelet_memory = KubeletCheckpoint(Path(settings.kubelet_device_plugin_dir))
@@ -304,8 +304,7 @@ class _Agent:
             registrar=self._registrar,
             telemetry=telemetry,
             overhead_bytes=self._overhead.fresh_overhead_bytes,
-            driver_bytes=lambda: self._overhead.driver_bytes,
-            driver_utilization=lambda: self._overhead.utilization,
+            holdings=lambda: self._overhead.holdings,
             troubles=self._troubles,
             clock=clock,
             bypassed=lambda: self._auditor.bypassed | self._limits.unlimited,

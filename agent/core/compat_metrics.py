@@ -251,6 +251,8 @@ def _container_usage(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Family]
         if used is not None:
             return used.devices[position]
         used_bytes = of_instances.get(share.device_uuid)
+        if used_bytes is None and not grant.under_shim:
+            used_bytes = snapshot.holdings.used_bytes(grant.grant_id, share.device_uuid)
         return None if used_bytes is None else DeviceUsage(used_bytes)
 
     def samples(value_of: Callable[[Grant, DeviceShare, DeviceUsage | None], float | None]) -> list[_Sample]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agent.core.health import HealthState
+from agent.core.holdings import Holdings
 from agent.core.inventory import BoardDevice, DeviceBoard
 from agent.core.ledger import Grant
 from agent.core.mig import MigRecord
@@ -57,8 +58,8 @@ class Snapshot:
     utilization: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """The share of GPU time the container used lately."""
     overhead_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    driver_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """What the driver says the container's processes use."""
+    holdings: Holdings = field(default_factory=Holdings)
+    """What the driver says containers use, those on MIG instances aside."""
     bypassed: Set[str] = frozenset()
     """Grants of containers with a process on the device that their backend does not hold."""
     ended: Set[str] = frozenset()
@@ -224,24 +225,17 @@ class _Row:
     labels: tuple[str, ...]
     usage: DeviceUsage | None
     limit: DeviceLimit | None
-    instance_bytes: int | None
     overhead_bytes: int | None
     driver_bytes: int | None
+    """What the driver says: of an instance the whole, of a GPU what it lists for the container's processes."""
     utilization: float | None
-    idle: bool
-    """No process of the container uses the driver."""
     in_force: bool
 
     @property
     def used_bytes(self) -> int | None:
-        return self.usage.used_bytes if self.usage is not None else self.instance_bytes
-
-    @property
-    def known_driver_bytes(self) -> int | None:
-        """What the driver says: of an instance the whole, of a container by its processes, and nothing where there are none."""
-        if self.driver_bytes is not None:
-            return self.driver_bytes
-        return 0 if self.idle else self.instance_bytes
+        if self.grant.under_shim:
+            return self.usage.used_bytes if self.usage is not None else None
+        return self.driver_bytes
 
     def count(self, name: str) -> int | None:
         return None if self.usage is None else getattr(self.usage.counts, name)
@@ -255,7 +249,7 @@ _CONTAINER_GAUGES: Sequence[tuple[str, str, _RowValue]] = (
     (
         "container_memory_driver_bytes",
         "Device memory of the container's processes, as the driver lists them.",
-        lambda row: row.known_driver_bytes,
+        lambda row: row.driver_bytes,
     ),
     (
         "container_memory_burst_bytes",
@@ -328,7 +322,7 @@ def _container_families(snapshot: Snapshot) -> Iterable[Family]:
         "container_processes",
         "Living processes of the container that use the driver.",
         _CONTAINER_LABELS[:-1],
-        [(_labels(snapshot, grant), used.processes) for grant in snapshot.containers if (used := snapshot.usage.get(grant.grant_id))],
+        [(_labels(snapshot, grant), count) for grant in snapshot.containers if (count := _processes(snapshot, grant)) is not None],
     )
     yield family(
         "container_enforcement_in_force",
@@ -370,15 +364,21 @@ def _rows(snapshot: Snapshot) -> list[_Row]:
                     (*_labels(snapshot, grant), share.device_uuid),
                     usage=used.devices[position] if used is not None else None,
                     limit=limit,
-                    instance_bytes=instances_used.get(share.device_uuid),
                     overhead_bytes=snapshot.overhead_bytes.get(key),
-                    driver_bytes=snapshot.driver_bytes.get(key),
+                    driver_bytes=instances_used.get(share.device_uuid, snapshot.holdings.used_bytes(*key)),
                     utilization=snapshot.utilization.get(key, instances_busy.get(share.device_uuid)),
-                    idle=used is not None and not used.processes,
                     in_force=_in_force(snapshot, grant, share, limit),
                 )
             )
     return rows
+
+
+def _processes(snapshot: Snapshot, grant: Grant) -> int | None:
+    """Return how many processes of a container use the driver: those that the shim counts, and those it does not."""
+    if not grant.under_shim:
+        return snapshot.holdings.processes(grant)
+    used = snapshot.usage.get(grant.grant_id)
+    return used.processes + snapshot.holdings.uncounted.get(grant.grant_id, 0) if used is not None else None
 
 
 def _in_force(snapshot: Snapshot, grant: Grant, share: DeviceShare, limit: DeviceLimit | None) -> bool:

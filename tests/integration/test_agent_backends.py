@@ -19,6 +19,7 @@ from proto import contract
 from proto.units import MIB
 from tests.integration.agent_nodes import container, eventually, grants, make_node, manifest, refused, running
 from tests.integration.mig_nodes import ctk, mps_program, on_host
+from tests.integration.test_agent_usage import cuda, go, series, until_busy
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir"), pytest.mark.asyncio(loop_scope="module")]
 MPS_PIPE = contract.CONTAINER_MPS_PIPE
@@ -124,6 +125,24 @@ class TestMps:
         pid = daemon_pid(daemon(node, "a"))
         node.delete_pod("a")
         await eventually(lambda: not is_there(pid), "the daemon is gone with its last client")
+
+    @pytest.mark.parametrize("isolation", ["mps", "exclusive"])
+    async def test_what_a_container_without_the_shim_uses_is_told_by_the_driver(self, mps, isolation):
+        node, _ = mps
+        asked = {"mib": 4096} if isolation == "mps" else {"mib": None}
+        spec = cuda("work", "--mib", "512", "--seconds", "60", "--kernel-us", "1000", wait=True, **asked)
+        node.create_pod(manifest("counted", spec, annotations={contract.ANNOTATION_ISOLATION: isolation}))
+        await running(node, "counted")
+        names = ("memory_used_bytes", "memory_driver_bytes", "processes", "utilization_ratio")
+        assert [await series(node, f"container_{name}") for name in names] == [{"counted": 0}] * len(names)
+        go(node, "counted")
+        await until_busy(node, "counted")
+        for name in ("memory_used_bytes", "memory_driver_bytes"):
+            assert await series(node, f"container_{name}") == {"counted": pytest.approx(512 * MIB, rel=0.9)}
+        assert await series(node, "container_processes") == {"counted": 1}
+        node.delete_pod("counted")
+        await eventually(lambda: not grants(node), "its GPU is free")
+        await mps.no_daemon_is_left()
 
     async def test_only_root_reads_what_agent_and_supervisor_tell_each_other(self, mps):
         node, _ = mps

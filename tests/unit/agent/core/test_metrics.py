@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+from agent.core.holdings import Holdings
 from agent.core.inventory import DeviceBoard, DeviceReading, DriverReading
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.metrics import Family, Snapshot, families
 from agent.core.mig import MigRecord
+from agent.core.overhead import GpuProcess
 from agent.core.sensors import DeviceSensors
 from agent.core.tally import Counts
 from agent.core.usage import ContainerUsage, DeviceUsage
@@ -131,13 +133,29 @@ def test_a_container_has_a_series_per_device_with_its_limit_and_use():
 
 
 def test_what_the_driver_says_of_a_container_stands_beside_what_the_region_says():
-    found = scrape(TWO, usage=usage(), driver_bytes={(TWO.grant_id, "GPU-0"): 11})
+    held = Holdings({"GPU-0"}, {(TWO.grant_id, "GPU-0"): [GpuProcess("GPU-0", 7, 11)]}, uncounted={TWO.grant_id: 1})
+    found = scrape(TWO, usage=usage(processes=0), holdings=held)
+    assert by_device(found["aliquot_container_memory_used_bytes"]) == {"GPU-0": 0, "GPU-1": 0}
     assert by_device(found["aliquot_container_memory_driver_bytes"]) == {"GPU-0": 11}
+    assert [value for _, value in found["aliquot_container_processes"].samples] == [1]
 
 
-def test_a_container_without_a_process_uses_nothing_of_the_driver():
-    found = scrape(TWO, usage=usage(processes=0))
-    assert by_device(found["aliquot_container_memory_driver_bytes"]) == {"GPU-0": 0, "GPU-1": 0}
+def test_a_container_uses_nothing_of_the_driver_where_that_told_and_lists_no_process_of_it():
+    found = scrape(TWO, usage=usage(processes=0), holdings=Holdings({"GPU-1"}))
+    assert by_device(found["aliquot_container_memory_driver_bytes"]) == {"GPU-1": 0}
+
+
+def test_where_there_is_no_shim_what_the_driver_lists_is_what_a_container_uses():
+    alone = replace(grant(ids("0:0"), share(0, 100)), isolation=Isolation.EXCLUSIVE)
+    listed = [GpuProcess("GPU-0", 7, 11), GpuProcess("GPU-0", 8, 22)]
+    held = Holdings({"GPU-0"}, {(alone.grant_id, "GPU-0"): listed}, uncounted={alone.grant_id: 2})
+    found = scrape(alone, holdings=held)
+    for name in ("memory_used_bytes", "memory_driver_bytes"):
+        assert by_device(found[f"aliquot_container_{name}"]) == {"GPU-0": 33}, name
+    assert [value for _, value in found["aliquot_container_processes"].samples] == [2]
+    silent = scrape(alone)
+    for name in ("memory_used_bytes", "memory_driver_bytes", "processes"):
+        assert silent[f"aliquot_container_{name}"].samples == (), name
 
 
 def test_the_ceiling_is_what_holds_now_and_the_limit_what_was_granted():
