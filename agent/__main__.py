@@ -307,7 +307,7 @@ class _Agent:
             holdings=lambda: self._overhead.holdings,
             troubles=self._troubles,
             clock=clock,
-            bypassed=lambda: self._auditor.bypassed | self._limits.unlimited,
+            bypassed=lambda: self._auditor.bypassed | self._limits.unlimited | self._mps.unserved,
             mig_records=lambda: self._mig.records,
             further=(
                 self._auditor.families,

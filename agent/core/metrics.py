@@ -61,7 +61,7 @@ class Snapshot:
     holdings: Holdings = field(default_factory=Holdings)
     """What the driver says containers use, those on MIG instances aside."""
     bypassed: Set[str] = frozenset()
-    """Grants of containers with a process on the device that their backend does not hold."""
+    """Ids of grants that their backend does not hold, or not every process of."""
     ended: Set[str] = frozenset()
     """Grants of containers that have ended for good, while their pods go on."""
     mig_records: Mapping[str, MigRecord] = field(default_factory=dict)

@@ -91,6 +91,14 @@ class Mps(NamedTuple):
     def events(self, pod: str) -> list[Any]:
         return [event for event in self.node.events(pod) if event["reason"] == contract.EVENT_REASON_MPS_RESTARTED]
 
+    async def in_force(self, *pods: str) -> None:
+        """Wait until the metrics say of exactly these pods that their limits are in force."""
+        async with asyncio.timeout(20):
+            found: set[str] | None = None
+            while found != set(pods):
+                await asyncio.sleep(0.1)
+                found = {pod for pod, told in (await series(self.node, "container_enforcement_in_force")).items() if told}
+
     async def no_daemon_is_left(self) -> None:
         await eventually(lambda: not list((self.node.layout.run / "mps").glob("GPU-*")), "no daemon is left")
 
@@ -205,8 +213,10 @@ class TestMps:
         await running(node, "lost")
         pipes, client = daemon(node, "lost"), node.container("lost")
         pid = daemon_pid(pipes)
+        await mps.in_force("lost")
         await node.mps.kill()
         await mps.says_in_metrics("aliquot_mps_supervisor_up 0.0")
+        await mps.in_force()
         node.create_pod(isolated("refused", "mps"))
         await refused(node, "refused", "no aliquot-mps runs on this node", "It offers shim, exclusive")
         await node.mps.start()
@@ -217,6 +227,9 @@ class TestMps:
         assert mps.events("refused") == []
         assert node.container("lost") is client
         await mps.says_in_metrics("aliquot_mps_supervisor_up 1.0")
+        await mps.in_force("refused")
+        client.signal_group(signal.SIGKILL)
+        await mps.in_force("lost", "refused")
         for name in ("lost", "refused"):
             node.delete_pod(name)
         await mps.no_daemon_is_left()
