@@ -14,12 +14,12 @@ from agent.core.health import HealthState
 from agent.core.holdings import Holdings
 from agent.core.inventory import BoardDevice, DeviceBoard
 from agent.core.ledger import Grant
-from agent.core.mig import MigRecord
+from agent.core.mig import MigRecord, gpu_of, identity_of
 from agent.core.region_layout import DeviceLimit, Limits
 from agent.core.usage import ContainerUsage, DeviceUsage
 from proto import units
 from proto.contract import METRIC_PREFIX
-from proto.model import DeviceShare
+from proto.model import DeviceShare, Isolation
 
 NANOSECONDS = 1e9
 
@@ -179,10 +179,10 @@ def _device_families(snapshot: Snapshot) -> Iterable[Family]:
         "The device's MIG instances.",
         _INSTANCE_LABELS,
         [
-            ((*named(entry), one.uuid, one.profile, str(one.gpu_instance_id), str(one.compute_instance_id)), 1.0)
+            ((*named(entry), identity[0], one.profile, *identity[1:]), 1.0)
             for entry in entries
             for one in entry.device.mig_instances
-            if not one.on_demand
+            if (identity := identity_of(one, snapshot.mig_records.get(one.uuid))) is not None
         ],
     )
     yield family(
@@ -332,9 +332,9 @@ def _container_families(snapshot: Snapshot) -> Iterable[Family]:
     )
     yield family(
         "container_mig_instance_info",
-        "The MIG instance that was made for the container.",
-        (*_CONTAINER_LABELS, "mig_uuid"),
-        [((*row.labels, record.uuid), 1.0) for row in rows if (record := snapshot.made_for(row.grant, row.share)) is not None],
+        "The container's MIG instance, and its GPU.",
+        (*_CONTAINER_LABELS, "mig_uuid", "gpu_uuid", "gpu_instance_id"),
+        [((*row.labels, *instance), 1.0) for row in rows if (instance := _instance_of(snapshot, row)) is not None],
     )
     models = models_of(snapshot.board)
     yield family(
@@ -371,6 +371,18 @@ def _rows(snapshot: Snapshot) -> list[_Row]:
                 )
             )
     return rows
+
+
+def _instance_of(snapshot: Snapshot, row: _Row) -> tuple[str, str, str] | None:
+    """Return UUID, GPU and GPU instance id of a container's MIG instance; None while there is none, the id empty where not known."""
+    gpu_uuid = gpu_of(row.share, snapshot.board.parents)
+    if row.grant.backend is not Isolation.MIG or gpu_uuid is None:
+        return None
+    if (record := snapshot.made_for(row.grant, row.share)) is not None:
+        return record.uuid, gpu_uuid, "" if record.gpu_instance_id is None else str(record.gpu_instance_id)
+    found = snapshot.board.mig_instance(row.share.device_uuid)
+    identity = identity_of(found[1], None) if found is not None else None
+    return (identity[0], gpu_uuid, identity[1]) if identity is not None else None
 
 
 def _processes(snapshot: Snapshot, grant: Grant) -> int | None:

@@ -38,15 +38,24 @@ def by_device(family: Family) -> dict[str, float]:
 
 def test_a_container_at_a_place_has_the_instance_that_was_made_for_it():
     one = grant(ids("0:0"), share(place(4).uuid), resource="nvidia.com/mig-1g.10gb")
-    made = MigRecord(place(4).uuid, one.grant_id, BOOT, "MIG-made")
+    made = MigRecord(place(4).uuid, one.grant_id, BOOT, "MIG-made", gpu_instance_id=9, compute_instance_id=0)
 
-    def series(record: MigRecord) -> list[str]:
-        found = scrape(one, on=board(dynamic_gpu()), mig_records={record.place: record})
-        return [labels["mig_uuid"] for labels in labelled(found["aliquot_container_mig_instance_info"])]
+    def series(record: MigRecord, family: str = "container_mig_instance_info") -> list[tuple[str, str, str]]:
+        found = scrape(one, on=board(dynamic_gpu()), mig_records={record.place: record})[f"aliquot_{family}"]
+        gpu_label = "gpu_uuid" if family.startswith("container") else "device_uuid"
+        return [(labels["mig_uuid"], labels[gpu_label], labels["gpu_instance_id"]) for labels in labelled(found)]
 
-    assert series(made) == ["MIG-made"]
-    assert series(replace(made, uuid="")) == [], "it is being made"
+    assert series(made) == series(made, "device_mig_instance_info") == [("MIG-made", "GPU-0", "9")]
+    assert series(replace(made, gpu_instance_id=None)) == [("MIG-made", "GPU-0", "")], "an earlier agent did not write it down"
+    assert series(replace(made, uuid="")) == series(replace(made, uuid=""), "device_mig_instance_info") == [], "it is being made"
     assert series(replace(made, grant_id="before")) == [], "it is about to be removed"
+
+
+def test_a_container_with_an_instance_that_was_there_names_it_with_its_gpu():
+    on = board(gpu(0, mig=[instance(0, 0), instance(0, 1)]))
+    found = scrape(TWO, grant(frozenset({"MIG-0-1"}), share("MIG-0-1", 100), resource="nvidia.com/mig-1g.10gb"), on=on)
+    (labels,) = labelled(found["aliquot_container_mig_instance_info"])
+    assert (labels["mig_uuid"], labels["gpu_uuid"], labels["gpu_instance_id"]) == ("MIG-0-1", "GPU-0", "1")
 
 
 def test_promises_add_up_per_device():
