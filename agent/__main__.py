@@ -45,6 +45,7 @@ from agent.adapters.processes import ProcProcesses
 from agent.adapters.shim_store import ShimStore
 from agent.adapters.simulation import driver_library, prepare_node
 from agent.core.backends import Abilities
+from agent.core.metrics import models_of
 from agent.core.mps import DAEMONS_DIRECTORY, RECORDS_DIRECTORY
 from agent.core.node_pages import PRIORITY, TURNS
 from agent.core.publishing import NodeFacts
@@ -137,7 +138,7 @@ class _Agent:
         self, settings: Settings, node_name: str, nvml_library: str, api_server: ApiServer, state: Path, runtime: Path, shim_source: Path
     ) -> None:
         clock = SystemClock()
-        telemetry = Telemetry()
+        telemetry = Telemetry(node_name)
         local_policy = settings.placement_policy if settings.placement is Placement.LOCAL else None
         self._runtime = runtime
         self._boot_id = boot_id()
@@ -168,10 +169,17 @@ class _Agent:
         self._events = EventRecorder(api, clock)
         abilities = find_abilities(settings)
         daemons = MpsWishFiles(runtime / RECORDS_DIRECTORY)
-        self._mps = MpsKeeper(daemons, str(runtime / DAEMONS_DIRECTORY), book=self._book, events=self._events)
+        self._mps = MpsKeeper(
+            node_name,
+            daemons,
+            str(runtime / DAEMONS_DIRECTORY),
+            book=self._book,
+            models=lambda: models_of(self._driver.board),
+            events=self._events,
+        )
         backends = Backends(abilities, self._mig, self._mps, settings.driver_limits_hook)
         self._limits = DriverLimitKeeper(
-            NvmlLimits(nvml), CgroupTree(Path(settings.cgroup_dir)), book=self._book, pods=self._pods, events=self._events
+            node_name, NvmlLimits(nvml), CgroupTree(Path(settings.cgroup_dir)), book=self._book, pods=self._pods, events=self._events
         )
         self._offering = Offering(self._driver, self._book, settings.shares_per_gpu, lambda: backends.abilities)
         evictor = Evictor(api, clock)

@@ -11,7 +11,7 @@ looks for one, and has the whole GPU.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from agent.core.cdi import NO_EDITS, Edits
 from agent.core.ledger import Grant
@@ -33,14 +33,19 @@ LOOK_SECONDS = 5.0
 START_SECONDS = 15.0
 """How long a container waits for the daemon of its GPU: one that hangs on another GPU keeps the supervisor busy for ten seconds."""
 POLL_SECONDS = 0.05
+Models = Callable[[], Mapping[str, str]]
 ABSENT = "no aliquot-mps runs on this node, which the component mps adds"
 
 
 class MpsKeeper:
     """What this node's containers need of MPS daemons."""
 
-    def __init__(self, daemons: MpsDaemons, directory: str, *, book: GrantBook, events: EventRecorder) -> None:
-        """Args: directory: of the host, below which the daemons have theirs."""
+    def __init__(
+        self, node_name: str, daemons: MpsDaemons, directory: str, *, book: GrantBook, models: Models, events: EventRecorder
+    ) -> None:
+        """Args: directory: of the host, below which the daemons have theirs. models: of the GPUs, by UUID."""
+        self._node_name = node_name
+        self._models = models
         self._daemons = daemons
         self._directory = directory
         self._book = book
@@ -99,12 +104,13 @@ class MpsKeeper:
 
     def families(self) -> Iterable[Family]:
         """Return how often a daemon had died, and whether there is a supervisor where there was one; for any thread."""
-        samples = [((device_uuid,), float(count)) for device_uuid, count in tuple(self._restarts.items())]
+        models, restarts = self._models(), tuple(self._restarts.items())
+        samples = [((self._node_name, device_uuid, models.get(device_uuid, "")), float(count)) for device_uuid, count in restarts]
         text = "MPS control daemons that had died, and were started again."
-        yield family("mps_daemon_restarts_total", text, ("device_uuid",), samples, Kind.COUNTER)
+        yield family("mps_daemon_restarts_total", text, ("node", "device_uuid", "model"), samples, Kind.COUNTER)
         if self._clients or not self.trouble:
             up = "Whether aliquot-mps can start MPS daemons, 1 or 0; where it runs, or MPS clients do."
-            yield family("mps_supervisor_up", up, (), [((), 0.0 if self.trouble else 1.0)])
+            yield family("mps_supervisor_up", up, ("node",), [((self._node_name,), 0.0 if self.trouble else 1.0)])
 
     async def run(self) -> None:
         """Look after the wishes for ever."""

@@ -59,7 +59,7 @@ async def test_who_goes_round_the_shim_is_found_and_who_does_not_is_left_alone()
             assert all(one["pids"] == [node.container(pod).pid] for one in of_pod)
         metrics = await node.metrics()
         assert 'aliquot_audit_findings{container="main",device_uuid="' in metrics
-        assert 'kind="no-grant",namespace="default",pod="thief"} 1.0' in metrics
+        assert f'kind="no-grant",namespace="default",node="{node.options.name}",pod="thief"}} 1.0' in metrics
         await eventually(lambda: [e for e in node.events("greedy") if e["reason"] == contract.EVENT_REASON_AUDIT], "an event")
         assert not [e for e in node.events("honest") if e["reason"] == contract.EVENT_REASON_AUDIT]
         for pod in ("static", "greedy", "thief"):

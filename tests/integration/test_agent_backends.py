@@ -102,7 +102,8 @@ class Mps(NamedTuple):
     async def no_daemon_is_left(self) -> None:
         await eventually(lambda: not list((self.node.layout.run / "mps").glob("GPU-*")), "no daemon is left")
 
-    async def says_in_metrics(self, line: str) -> None:
+    async def supervisor_is(self, up: str) -> None:
+        line = f'aliquot_mps_supervisor_up{{node="{self.node.options.name}"}} {up}'
         for _ in range(100):
             if line in (await self.node.metrics()).splitlines():
                 return
@@ -215,7 +216,7 @@ class TestMps:
         pid = daemon_pid(pipes)
         await mps.in_force("lost")
         await node.mps.kill()
-        await mps.says_in_metrics("aliquot_mps_supervisor_up 0.0")
+        await mps.supervisor_is("0.0")
         await mps.in_force()
         node.create_pod(isolated("refused", "mps"))
         await refused(node, "refused", "no aliquot-mps runs on this node", "It offers shim, exclusive")
@@ -226,7 +227,7 @@ class TestMps:
         await eventually(lambda: mps.events("lost"), "an event about it")
         assert mps.events("refused") == []
         assert node.container("lost") is client
-        await mps.says_in_metrics("aliquot_mps_supervisor_up 1.0")
+        await mps.supervisor_is("1.0")
         await mps.in_force("refused")
         client.signal_group(signal.SIGKILL)
         await mps.in_force("lost", "refused")

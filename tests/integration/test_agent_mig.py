@@ -309,7 +309,7 @@ class TestStrategies:
         async with make_node(topology, "--mig-strategy=none", f"--nvidia-ctk={ctk(tmp_path)}") as node:
             whole = node.inventory.gpus[0]
             await eventually(lambda: node.allocatable(VGPU) == 16, "one GPU is shared")
-            await eventually(lambda: published(node) is not None, "the node is published")
+            await eventually(lambda: (found := published(node)) is not None and len(found.devices) == 2, "the node is published")
             found = published(node)
             assert found is not None
             assert "mig" not in found.isolation

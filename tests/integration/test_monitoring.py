@@ -30,11 +30,11 @@ MONITORING = SOURCE_ROOT / "deploy/monitoring"
 Series = dict[str, list[dict[str, str]]]
 
 EVENTUAL = {
-    "aliquot_audit_findings": ("kind", "namespace", "pod", "container", "device_uuid"),
+    "aliquot_audit_findings": ("node", "kind", "namespace", "pod", "container", "device_uuid"),
     "aliquot_refusals_total": ("reason",),
     "aliquot_scheduler_node_rejections_total": ("reason",),
     "aliquot_nvml_errors_total": ("call", "code"),
-    "aliquot_xids_total": ("device_uuid", "xid"),
+    "aliquot_xids_total": ("node", "device_uuid", "model", "xid"),
 }
 """Families without a series until something happens that this test does not bring about; their labels are those in the code."""
 FOREIGN = {

@@ -31,7 +31,9 @@ class Harness:
         self.daemons.left = dict(self.daemons.wishes)
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, FakeClock())
-        self.keeper = MpsKeeper(self.daemons, "/run/aliquot/mps", book=self.book, events=self.events)
+        self.keeper = MpsKeeper(
+            "node-1", self.daemons, "/run/aliquot/mps", book=self.book, models=lambda: {GPU: "NVIDIA T4"}, events=self.events
+        )
 
     async def given(self, *grants) -> None:
         self.book.ledger = self.book.ledger.adopting(grants)
@@ -137,7 +139,7 @@ async def test_clients_of_a_daemon_that_died_are_told_once(node):
     for _ in range(2):
         await node.keeper.look()
     assert await node.told() == ["next", "train"]
-    assert node.families()["aliquot_mps_daemon_restarts_total"] == [((GPU,), 1.0)]
+    assert node.families()["aliquot_mps_daemon_restarts_total"] == [(("node-1", GPU, "NVIDIA T4"), 1.0)]
 
 
 async def test_one_that_starts_as_the_first_after_it_is_not_told_and_the_others_are(node):
@@ -264,11 +266,11 @@ class TestUnserved:
 
 
 async def test_metrics_say_whether_there_is_a_supervisor_where_one_is_or_clients_are(node):
-    assert node.families()["aliquot_mps_supervisor_up"] == [((), 1.0)]
+    assert node.families()["aliquot_mps_supervisor_up"] == [(("node-1",), 1.0)]
     await node.given(client())
     node.daemons.about = None
     await node.keeper.look()
-    assert node.families()["aliquot_mps_supervisor_up"] == [((), 0.0)]
+    assert node.families()["aliquot_mps_supervisor_up"] == [(("node-1",), 0.0)]
     node.release(client())
     await node.keeper.look()
     assert "aliquot_mps_supervisor_up" not in node.families()
