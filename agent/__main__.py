@@ -47,6 +47,7 @@ from agent.adapters.simulation import driver_library, prepare_node
 from agent.core.backends import Abilities
 from agent.core.health_record import CORDON_ROWS
 from agent.core.injection import VERSION_ROWS, NodeVersions
+from agent.core.metrics import models_of
 from agent.core.mps import DAEMONS_DIRECTORY, RECORDS_DIRECTORY
 from agent.core.node_pages import PRIORITY, TURNS
 from agent.core.publishing import NodeFacts
@@ -140,7 +141,7 @@ class _Agent:
         self, settings: Settings, node_name: str, nvml_library: str, api_server: ApiServer, state: Path, runtime: Path, shim_source: Path
     ) -> None:
         clock = SystemClock()
-        telemetry = Telemetry()
+        telemetry = Telemetry(node_name)
         local_policy = settings.placement_policy if settings.placement is Placement.LOCAL else None
         self._runtime = runtime
         self._boot_id = boot_id()
@@ -172,10 +173,17 @@ class _Agent:
         self._events = EventRecorder(api, clock)
         abilities = find_abilities(settings)
         daemons = MpsWishFiles(runtime / RECORDS_DIRECTORY)
-        self._mps = MpsKeeper(daemons, str(runtime / DAEMONS_DIRECTORY), book=self._book, events=self._events)
+        self._mps = MpsKeeper(
+            node_name,
+            daemons,
+            str(runtime / DAEMONS_DIRECTORY),
+            book=self._book,
+            models=lambda: models_of(self._driver.board),
+            events=self._events,
+        )
         backends = Backends(abilities, self._mig, self._mps, settings.driver_limits_hook)
         self._limits = DriverLimitKeeper(
-            NvmlLimits(nvml), CgroupTree(Path(settings.cgroup_dir)), book=self._book, pods=self._pods, events=self._events
+            node_name, NvmlLimits(nvml), CgroupTree(Path(settings.cgroup_dir)), book=self._book, pods=self._pods, events=self._events
         )
         self._cordons = CordonKeeper(
             self._driver, self._pods, RowFile(state / "cordon", CORDON_ROWS, NO_CORDON), watched=settings.publish_gpu_node
@@ -200,7 +208,7 @@ class _Agent:
         self._region_keeper = RegionKeeper(settings.reconcile_seconds, book=self._book, files=files)
         self._census = ProcessCensus(settings.reconcile_seconds, driver=driver, processes=processes, monotonic=clock.monotonic)
         liveness = Liveness(book=self._book, files=files, census=self._census, processes=processes, watch=self._driver)
-        self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, files=files, clock=clock)
+        self._overhead = OverheadKeeper(census=self._census, watch=self._driver, book=self._book, pods=self._pods, files=files, clock=clock)
         self._borrower = Borrower(book=self._book, files=files, clock=clock)
         self._pauser = Pauser(book=self._book, pods=self._pods, files=files, events=self._events)
         self._injection = injection = Injection(
@@ -310,11 +318,10 @@ class _Agent:
             registrar=self._registrar,
             telemetry=telemetry,
             overhead_bytes=self._overhead.fresh_overhead_bytes,
-            driver_bytes=lambda: self._overhead.driver_bytes,
-            driver_utilization=lambda: self._overhead.utilization,
+            holdings=lambda: self._overhead.holdings,
             troubles=self._troubles,
             clock=clock,
-            bypassed=lambda: self._auditor.bypassed | self._limits.unlimited,
+            bypassed=lambda: self._auditor.bypassed | self._limits.unlimited | self._mps.unserved,
             mig_records=lambda: self._mig.records,
             further=(
                 self._driver.families,

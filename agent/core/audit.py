@@ -16,6 +16,7 @@ from agent.core.identity import Holder
 from agent.core.ledger import Grant
 from agent.core.mig import gpu_of
 from agent.core.overhead import GpuProcess, HostProcess
+from agent.core.owners import Owner, owner_of
 from proto import units
 from proto.model import Isolation, Pod
 from proto.units import MIB
@@ -98,6 +99,10 @@ class AuditView:
     exempt_namespaces: Set[str] = frozenset()
     """Of pods that may use GPUs without a grant, such as monitoring."""
 
+    def owner_of(self, ref: ContainerRef, pid: int) -> Owner:
+        """Say whose a process is."""
+        return owner_of(ref, pid, pods_by_uid=self.pods_by_uid, grants=self.grants, counted_pids=self.shimmed_pids)
+
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
@@ -106,16 +111,6 @@ class _Seen:
     use: GpuProcess
     process: HostProcess
     ref: ContainerRef | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Owner:
-    """The container of a process as Kubernetes knows it, and what it was granted."""
-
-    pod: Pod | None
-    container: str
-    """Empty when the pod's status does not name the container's id yet."""
-    grants: tuple[Grant, ...]
 
 
 def audit(view: AuditView) -> tuple[Finding, ...]:
@@ -131,7 +126,7 @@ def audit(view: AuditView) -> tuple[Finding, ...]:
         if one.ref is None:
             findings.append(_host_process(one))
             continue
-        owner = _owner(one.ref, one.process.pid, view)
+        owner = view.owner_of(one.ref, one.process.pid)
         if owner.pod is not None and owner.pod.namespace in view.exempt_namespaces:
             continue
         if owner.pod is None and not owner.grants and not view.pods_current:
@@ -152,16 +147,6 @@ def audit(view: AuditView) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def _owner(ref: ContainerRef, pid: int, view: AuditView) -> _Owner:
-    of_pod = tuple(grant for grant in view.grants if grant.pod_uid == ref.pod_uid)
-    pod = view.pods_by_uid.get(ref.pod_uid)
-    name = next((status.name for status in pod.statuses if status.container_id == ref.container_id), "") if pod is not None else ""
-    if name:
-        return _Owner(pod, name, tuple(grant for grant in of_pod if grant.container == name))
-    counted = tuple(grant for grant in of_pod if pid in view.shimmed_pids.get(grant.grant_id, ()))
-    return _Owner(pod, "", counted or of_pod)
-
-
 def _grant_for(device_uuid: str, grants: Iterable[Grant], parents: Mapping[str, str]) -> Grant | None:
     for grant in grants:
         if any(device_uuid in (share.device_uuid, gpu_of(share, parents)) for share in grant.shares):
@@ -180,7 +165,7 @@ def _host_process(one: _Seen) -> Finding:
     return Finding(FindingKind.HOST_PROCESS, _subject(process), uuid, sentence, (process,))
 
 
-def _not_granted(one: _Seen, ref: ContainerRef, owner: _Owner) -> Finding:
+def _not_granted(one: _Seen, ref: ContainerRef, owner: Owner) -> Finding:
     uuid, process, pod = one.use.device_uuid, one.process, owner.pod
     holder = Holder(pod.namespace, pod.name, owner.container) if pod is not None else None
     amount = units.format_memory(one.use.used_bytes)

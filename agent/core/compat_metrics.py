@@ -13,11 +13,11 @@ from enum import StrEnum
 from agent.core.inventory import BoardDevice
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, Kind, Snapshot, shares_on
-from agent.core.mig import MigRecord
+from agent.core.mig import identity_of
 from agent.core.usage import DeviceUsage
 from proto import units
 from proto.contract import PRODUCT
-from proto.model import DeviceShare, MigInstance
+from proto.model import DeviceShare
 
 _PERCENT = 100
 _BUILD = ("version", "revision", "build_date", "go_version", "compiler", "platform")
@@ -251,6 +251,8 @@ def _container_usage(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Family]
         if used is not None:
             return used.devices[position]
         used_bytes = of_instances.get(share.device_uuid)
+        if used_bytes is None and not grant.under_shim:
+            used_bytes = snapshot.holdings.used_bytes(grant.grant_id, share.device_uuid)
         return None if used_bytes is None else DeviceUsage(used_bytes)
 
     def samples(value_of: Callable[[Grant, DeviceShare, DeviceUsage | None], float | None]) -> list[_Sample]:
@@ -330,7 +332,7 @@ def _instances(snapshot: Snapshot) -> Iterable[Family]:
             if one.uuid not in granted:
                 continue
             grant, position = granted[one.uuid]
-            numbered = _as_made(one, snapshot.made_for(grant, grant.shares[position]))
+            numbered = identity_of(one, snapshot.made_for(grant, grant.shares[position]))
             if numbered is None:
                 continue
             mig_uuid, gpu_instance_id, compute_instance_id = numbered
@@ -357,15 +359,6 @@ def _instances(snapshot: Snapshot) -> Iterable[Family]:
             ),
         ]
     )
-
-
-def _as_made(instance: MigInstance, record: MigRecord | None) -> tuple[str, str, str] | None:
-    """Return UUID and numbers of an instance; of a place, those that the record has, and None where they are not known."""
-    if not instance.on_demand:
-        return instance.uuid, str(instance.gpu_instance_id), str(instance.compute_instance_id)
-    if record is None or record.gpu_instance_id is None:
-        return None
-    return record.uuid, str(record.gpu_instance_id), str(record.compute_instance_id)
 
 
 def _gpu_of(snapshot: Snapshot) -> Mapping[str, str]:

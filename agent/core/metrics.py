@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agent.core.health import HealthState
+from agent.core.holdings import Holdings
 from agent.core.inventory import BoardDevice, DeviceBoard
 from agent.core.ledger import Grant
-from agent.core.mig import MigRecord
+from agent.core.mig import MigRecord, gpu_of, identity_of
 from agent.core.region_layout import DeviceLimit, Limits
 from agent.core.usage import ContainerUsage, DeviceUsage
 from proto import units
 from proto.contract import METRIC_PREFIX
-from proto.model import DeviceShare
+from proto.model import DeviceShare, Isolation
 
 NANOSECONDS = 1e9
 
@@ -57,10 +58,10 @@ class Snapshot:
     utilization: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """The share of GPU time the container used lately."""
     overhead_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    driver_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """What the driver says the container's processes use."""
+    holdings: Holdings = field(default_factory=Holdings)
+    """What the driver says containers use, those on MIG instances aside."""
     bypassed: Set[str] = frozenset()
-    """Grants of containers with a process on the device that their backend does not hold."""
+    """Ids of grants that their backend does not hold, or not every process of."""
     ended: Set[str] = frozenset()
     """Grants of containers that have ended for good, while their pods go on."""
     mig_records: Mapping[str, MigRecord] = field(default_factory=dict)
@@ -178,10 +179,10 @@ def _device_families(snapshot: Snapshot) -> Iterable[Family]:
         "The device's MIG instances.",
         _INSTANCE_LABELS,
         [
-            ((*named(entry), one.uuid, one.profile, str(one.gpu_instance_id), str(one.compute_instance_id)), 1.0)
+            ((*named(entry), identity[0], one.profile, *identity[1:]), 1.0)
             for entry in entries
             for one in entry.device.mig_instances
-            if not one.on_demand
+            if (identity := identity_of(one, snapshot.mig_records.get(one.uuid))) is not None
         ],
     )
     yield family(
@@ -224,24 +225,17 @@ class _Row:
     labels: tuple[str, ...]
     usage: DeviceUsage | None
     limit: DeviceLimit | None
-    instance_bytes: int | None
     overhead_bytes: int | None
     driver_bytes: int | None
+    """What the driver says: of an instance the whole, of a GPU what it lists for the container's processes."""
     utilization: float | None
-    idle: bool
-    """No process of the container uses the driver."""
     in_force: bool
 
     @property
     def used_bytes(self) -> int | None:
-        return self.usage.used_bytes if self.usage is not None else self.instance_bytes
-
-    @property
-    def known_driver_bytes(self) -> int | None:
-        """What the driver says: of an instance the whole, of a container by its processes, and nothing where there are none."""
-        if self.driver_bytes is not None:
-            return self.driver_bytes
-        return 0 if self.idle else self.instance_bytes
+        if self.grant.under_shim:
+            return self.usage.used_bytes if self.usage is not None else None
+        return self.driver_bytes
 
     def count(self, name: str) -> int | None:
         return None if self.usage is None else getattr(self.usage.counts, name)
@@ -255,7 +249,7 @@ _CONTAINER_GAUGES: Sequence[tuple[str, str, _RowValue]] = (
     (
         "container_memory_driver_bytes",
         "Device memory of the container's processes, as the driver lists them.",
-        lambda row: row.known_driver_bytes,
+        lambda row: row.driver_bytes,
     ),
     (
         "container_memory_burst_bytes",
@@ -328,7 +322,7 @@ def _container_families(snapshot: Snapshot) -> Iterable[Family]:
         "container_processes",
         "Living processes of the container that use the driver.",
         _CONTAINER_LABELS[:-1],
-        [(_labels(snapshot, grant), used.processes) for grant in snapshot.containers if (used := snapshot.usage.get(grant.grant_id))],
+        [(_labels(snapshot, grant), count) for grant in snapshot.containers if (count := _processes(snapshot, grant)) is not None],
     )
     yield family(
         "container_enforcement_in_force",
@@ -338,9 +332,9 @@ def _container_families(snapshot: Snapshot) -> Iterable[Family]:
     )
     yield family(
         "container_mig_instance_info",
-        "The MIG instance that was made for the container.",
-        (*_CONTAINER_LABELS, "mig_uuid"),
-        [((*row.labels, record.uuid), 1.0) for row in rows if (record := snapshot.made_for(row.grant, row.share)) is not None],
+        "The container's MIG instance, and its GPU.",
+        (*_CONTAINER_LABELS, "mig_uuid", "gpu_uuid", "gpu_instance_id"),
+        [((*row.labels, *instance), 1.0) for row in rows if (instance := _instance_of(snapshot, row)) is not None],
     )
     models = models_of(snapshot.board)
     yield family(
@@ -370,15 +364,33 @@ def _rows(snapshot: Snapshot) -> list[_Row]:
                     (*_labels(snapshot, grant), share.device_uuid),
                     usage=used.devices[position] if used is not None else None,
                     limit=limit,
-                    instance_bytes=instances_used.get(share.device_uuid),
                     overhead_bytes=snapshot.overhead_bytes.get(key),
-                    driver_bytes=snapshot.driver_bytes.get(key),
+                    driver_bytes=instances_used.get(share.device_uuid, snapshot.holdings.used_bytes(*key)),
                     utilization=snapshot.utilization.get(key, instances_busy.get(share.device_uuid)),
-                    idle=used is not None and not used.processes,
                     in_force=_in_force(snapshot, grant, share, limit),
                 )
             )
     return rows
+
+
+def _instance_of(snapshot: Snapshot, row: _Row) -> tuple[str, str, str] | None:
+    """Return UUID, GPU and GPU instance id of a container's MIG instance; None while there is none, the id empty where not known."""
+    gpu_uuid = gpu_of(row.share, snapshot.board.parents)
+    if row.grant.backend is not Isolation.MIG or gpu_uuid is None:
+        return None
+    if (record := snapshot.made_for(row.grant, row.share)) is not None:
+        return record.uuid, gpu_uuid, "" if record.gpu_instance_id is None else str(record.gpu_instance_id)
+    found = snapshot.board.mig_instance(row.share.device_uuid)
+    identity = identity_of(found[1], None) if found is not None else None
+    return (identity[0], gpu_uuid, identity[1]) if identity is not None else None
+
+
+def _processes(snapshot: Snapshot, grant: Grant) -> int | None:
+    """Return how many processes of a container use the driver: those that the shim counts, and those it does not."""
+    if not grant.under_shim:
+        return snapshot.holdings.processes(grant)
+    used = snapshot.usage.get(grant.grant_id)
+    return used.processes + snapshot.holdings.uncounted.get(grant.grant_id, 0) if used is not None else None
 
 
 def _in_force(snapshot: Snapshot, grant: Grant, share: DeviceShare, limit: DeviceLimit | None) -> bool:

@@ -76,6 +76,15 @@ def gpu_of(share: DeviceShare, parents: Mapping[str, str]) -> str | None:
     return place.device_uuid if place is not None else parents.get(share.device_uuid)
 
 
+def identity_of(instance: MigInstance, record: MigRecord | None) -> tuple[str, str, str] | None:
+    """Return UUID, GPU instance id and compute instance id; of a place, those that its record has, and None where they are not known."""
+    if not instance.on_demand:
+        return instance.uuid, str(instance.gpu_instance_id), str(instance.compute_instance_id)
+    if record is None or not record.uuid or record.gpu_instance_id is None:
+        return None
+    return record.uuid, str(record.gpu_instance_id), str(record.compute_instance_id)
+
+
 def promised_places(ledger: Ledger) -> Mapping[str, str]:
     """Return the places that grants hold, with the grant's id."""
     return {

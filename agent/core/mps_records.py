@@ -23,7 +23,9 @@ class Wish:
 
     device_uuid: str
     clients: Mapping[str, str] = field(default_factory=dict)
-    """By grant id, the generation that a container was given last. For the agent itself, after its own restart."""
+    """By grant id, the generation that a container was given last, or was told of. For the agent itself, after its own restart."""
+    lost: tuple[str, ...] = ()
+    """Ids of the grants among them whose containers started with an earlier daemon. Likewise."""
 
 
 @dataclass(frozen=True, slots=True)

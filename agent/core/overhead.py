@@ -1,5 +1,4 @@
-"""What the driver lists of a container's processes: what it uses beyond what the shim counts (modules, local memory, the unused rest of
-2 MiB pages), and how busy they are.
+"""What the driver uses for a container's processes beyond what the shim counts: modules, local memory, the unused rest of 2 MiB pages.
 
 The driver lists processes with the memory each uses; the region says what the shim counted for each. The difference is taken off the
 container's limit, so that the limit means what the driver means. Kept true: the region is the tenant's word, and a lie in it moves the
@@ -110,19 +109,9 @@ def read_device(
     return Reading(driver_bytes, counted_bytes, steady)
 
 
-def utilization(
-    position: int, uuid: str, slots: Iterable[Slot], pids: Mapping[int, int], listed: Mapping[tuple[str, int], GpuProcess]
-) -> float | None:
-    """Return how busy a container's processes keep a device; None where the driver does not tell it of all that hold something there."""
-    total = 0.0
-    for slot in slots:
-        process = listed.get((uuid, pids.get(slot.index, 0)))
-        ratio = process.utilization_ratio if process is not None else None
-        if ratio is not None:
-            total += ratio
-        elif process is not None or slot.devices[position].used_bytes > 0:
-            return None
-    return min(1.0, total)
+def holds_unlisted(position: int, uuid: str, slots: Iterable[Slot], pids: Mapping[int, int], used: Mapping[tuple[str, int], int]) -> bool:
+    """Whether a process holds something on a device and the driver does not list it there."""
+    return any(slot.devices[position].used_bytes > 0 and (uuid, pids.get(slot.index, 0)) not in used for slot in slots)
 
 
 def next_overhead(current_bytes: int, reading: Reading, limit_bytes: int) -> int:

@@ -132,12 +132,12 @@ class Auditor:
 
     def families(self) -> Iterable[Family]:
         """Return what is wrong as metrics; for any thread."""
-        labels = ("kind", "namespace", "pod", "container", "device_uuid")
+        labels = ("node", "kind", "namespace", "pod", "container", "device_uuid")
         counts: dict[tuple[str, ...], int] = {}
         for one in self.confirmed:
             finding, holder = one.finding, one.finding.holder
             named = (holder.namespace, holder.pod, holder.container) if holder is not None else ("", "", "")
-            key = (str(finding.kind), *named, finding.device_uuid)
+            key = (self._options.node_name, str(finding.kind), *named, finding.device_uuid)
             counts[key] = counts.get(key, 0) + 1
         text = "Processes and containers that use what they were not granted, by what is wrong."
         yield family("audit_findings", text, labels, sorted(counts.items()))

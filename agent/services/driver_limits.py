@@ -31,7 +31,10 @@ _Labels = tuple[str, str, str, str]
 class DriverLimitKeeper:
     """One look, and the loop of looks."""
 
-    def __init__(self, limits: CgroupLimits, cgroups: Cgroups, *, book: GrantBook, pods: PodCache, events: EventRecorder) -> None:
+    def __init__(
+        self, node_name: str, limits: CgroupLimits, cgroups: Cgroups, *, book: GrantBook, pods: PodCache, events: EventRecorder
+    ) -> None:
+        self._node_name = node_name
         self._limits = limits
         self._cgroups = cgroups
         self._book = book
@@ -45,9 +48,9 @@ class DriverLimitKeeper:
 
     def families(self) -> Iterable[Family]:
         """Return whether each limit is in force, as of the last look; for any thread."""
-        labels = ("namespace", "pod", "container", "device_uuid")
+        labels = ("node", "namespace", "pod", "container", "device_uuid")
         text = "1 while the driver has the container's memory limit, else 0; of containers that run."
-        samples = [(key, 0.0 if trouble else 1.0) for key, trouble in self._troubles.items()]
+        samples = [((self._node_name, *key), 0.0 if trouble else 1.0) for key, trouble in self._troubles.items()]
         yield family("container_driver_limit_in_force", text, labels, samples)
 
     async def run(self) -> None:

@@ -13,6 +13,7 @@ from agent.core.health import GpuHealth, Transition
 from agent.core.health_record import lasting_part
 from agent.core.inventory import DeviceBoard, DeviceEvent
 from agent.core.ledger import Ledger
+from agent.core.metrics import models_of
 from agent.errors import StorageError
 from agent.ports import HealthStore, NodeEvent, PodEvent, Store
 from agent.services.driver_watch import DriverWatch
@@ -46,11 +47,11 @@ class HealthReporter:
     def reported(self, event: DeviceEvent) -> None:
         """Count an XID."""
         if event.xid is not None:
-            self._telemetry.xid(event.device_uuid, event.xid)
+            self._telemetry.xid(event.device_uuid, self._model(event.device_uuid), event.xid)
 
     def transition(self, transition: Transition) -> None:
         """Count a change of state, and tell of it where it decides whether new work goes to the GPU."""
-        self._telemetry.health_transition(transition.device_uuid, transition.after)
+        self._telemetry.health_transition(transition.device_uuid, self._model(transition.device_uuid), transition.after)
         if transition.before.usable == transition.after.usable:
             return
         uuid, back = transition.device_uuid, transition.after.usable
@@ -64,6 +65,9 @@ class HealthReporter:
         for namespace, pod, pod_uid, container in _holders(uuid, self._watch.board, self._book.ledger):
             message = f"GPU {uuid}, which container {container} uses, {what}{cure}"
             self._events.record(PodEvent(namespace, pod, pod_uid, container, reason, message, warning=not back))
+
+    def _model(self, device_uuid: str) -> str:
+        return models_of(self._watch.board).get(device_uuid, "")
 
 
 def _holders(device_uuid: str, board: DeviceBoard, ledger: Ledger) -> list[tuple[str, str, str, str]]:

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 
 from agent.core.compat_metrics import CompatFacts, CompatMetrics, hami_families
+from agent.core.holdings import Holdings
 from agent.core.ledger import Grant
 from agent.core.metrics import NANOSECONDS, Family, Kind, Snapshot, families
 from agent.core.mig import MigRecord
@@ -76,8 +77,7 @@ class Monitor:
         registrar: Registrar,
         telemetry: Telemetry,
         overhead_bytes: Callable[[], Mapping[tuple[str, str], int]],
-        driver_bytes: Callable[[], Mapping[tuple[str, str], int]],
-        driver_utilization: Callable[[], Mapping[tuple[str, str], float]],
+        holdings: Callable[[], Holdings],
         troubles: Callable[[], Iterable[str]],
         clock: Clock,
         bypassed: Callable[[], Set[str]] = frozenset,
@@ -87,7 +87,7 @@ class Monitor:
         """Make the collector.
 
         Args:
-            overhead_bytes: by grant id and device UUID, as fresh as it can be had; driver_bytes, driver_utilization: likewise, as of then.
+            overhead_bytes: by grant id and device UUID, as fresh as it can be had. holdings: as of then.
             bypassed: ids of grants that their backend does not hold, or not every process of.
             mig_records: the MIG instances that were made for containers, by place.
             further: families of parts the monitor does not know.
@@ -101,8 +101,7 @@ class Monitor:
         self._registrar = registrar
         self._telemetry = telemetry
         self._overhead_bytes = overhead_bytes
-        self._driver_bytes = driver_bytes
-        self._driver_utilization = driver_utilization
+        self._holdings = holdings
         self._bypassed = bypassed
         self._mig_records = mig_records
         self._further = further
@@ -162,6 +161,7 @@ class Monitor:
 
     def _families(self, now: float) -> Iterable[Family]:
         overhead_bytes = self._overhead_bytes()
+        holdings = self._holdings()
         grants = tuple(self._book.ledger.grants.values())
         owners = {grant.grant_id: (grant.pod_uid, grant.container) for grant in grants}
         self._watched = {identifier: one for identifier, one in self._watched.items() if owners.get(identifier) == one.owner}
@@ -177,9 +177,9 @@ class Monitor:
             shares_per_gpu=self._options.shares_per_gpu,
             usage=usage,
             limits=limits,
-            utilization=self._utilization(grants, usage),
+            utilization=self._utilization(grants, usage, holdings),
             overhead_bytes=overhead_bytes,
-            driver_bytes=self._driver_bytes(),
+            holdings=holdings,
             bypassed=self._bypassed(),
             ended=ended,
             mig_records=self._mig_records(),
@@ -215,22 +215,29 @@ class Monitor:
         since_ns = (now - WAITING_SECONDS) * NANOSECONDS
         return [position for position, one in enumerate(counters[: len(grant.shares)]) if one.starved_at_ns > since_ns]
 
-    def _utilization(self, grants: Sequence[Grant], usage: Mapping[str, ContainerUsage]) -> Mapping[tuple[str, str], float]:
+    def _utilization(
+        self, grants: Sequence[Grant], usage: Mapping[str, ContainerUsage], holdings: Holdings
+    ) -> Mapping[tuple[str, str], float]:
         """Say how busy containers were lately: as the driver has it, else by what they paid for, where launches are paced."""
-        told = self._driver_utilization()
         found: dict[tuple[str, str], float] = {}
         for grant in grants:
-            used = usage.get(grant.grant_id)
-            if used is None:
-                continue
-            watched = self._watched[grant.grant_id]
-            for share, paid, counts in zip(grant.shares, watched.utilization, watched.tally.totals, strict=True):
+            for position, share in enumerate(grant.shares):
                 key = (grant.grant_id, share.device_uuid)
-                known = counts.busy_ns > 0 or not used.processes  # else its processes launch without paying
-                ratio = told.get(key, paid if known else None)
+                ratio = holdings.utilization_ratio(*key)
+                if grant.under_shim and (ratio is None or key not in holdings.listed):
+                    paid = self._paid(grant, position, usage, holdings)
+                    ratio = paid if paid is not None else ratio
                 if ratio is not None:
                     found[key] = ratio
         return found
+
+    def _paid(self, grant: Grant, position: int, usage: Mapping[str, ContainerUsage], holdings: Holdings) -> float | None:
+        """Return the share of time that a container paid for; None where its processes launch, or may launch, without paying."""
+        used = usage.get(grant.grant_id)
+        if used is None or grant.grant_id in holdings.uncounted:
+            return None
+        watched = self._watched[grant.grant_id]
+        return watched.utilization[position] if watched.tally.totals[position].busy_ns > 0 or not used.processes else None
 
     def _compat_facts(self, grants: Sequence[Grant], now: float) -> CompatFacts:
         pods = self._pods.by_uid

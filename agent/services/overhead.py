@@ -1,34 +1,27 @@
-"""Keeps each container's ``overhead_bytes`` true, and learns what a context costs and how busy containers are: the driver's list of
-processes against the regions.
+"""Keeps each container's ``overhead_bytes`` true, and learns what a context costs and what containers use by the driver's account: the
+driver's list of processes against the regions.
 
-Runs with every census of the processes, and for a scrape whose figures would be old. Only containers on whose GPUs the driver lists
-processes are looked at. Deciding is in ``core.overhead``.
+Runs with every census of the processes, and for a scrape whose figures would be old. Only regions of containers on whose GPUs the driver
+lists processes are looked at. Deciding is in ``core.overhead`` and ``core.holdings``.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from agent.core.holdings import Holdings, holdings_of
 from agent.core.ledger import Grant
-from agent.core.overhead import (
-    GpuProcess,
-    HostProcess,
-    Reading,
-    bare_context_bytes,
-    host_pids,
-    living,
-    next_overhead,
-    read_device,
-    utilization,
-)
+from agent.core.overhead import Reading, bare_context_bytes, holds_unlisted, host_pids, living, next_overhead, read_device
 from agent.core.region_layout import Limits
 from agent.errors import DriverError, StorageError
 from agent.ports import Clock, ContainerFiles, RegionView
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_book import GrantBook
+from agent.services.pod_cache import PodCache
 from agent.services.process_census import Census, ProcessCensus
 
 logger = logging.getLogger(__name__)
@@ -38,48 +31,39 @@ FRESH_SECONDS = 1.0
 SCRAPE_WAIT_SECONDS = 0.5
 """How long a scrape waits for new figures before it shows those of the last pass."""
 
-_Listed = Mapping[tuple[str, int], GpuProcess]
-
-
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """Of one container, by grant id and device UUID."""
-
-    overhead_bytes: Mapping[tuple[str, str], int]
-    driver_bytes: Mapping[tuple[str, str], int]
-    utilization: Mapping[tuple[str, str], float]
-
-
-_NO_FIGURES = _Figures({}, {}, {})
-
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the region of one container and the driver say, by device UUID."""
+    """What the region of one container and the driver say."""
 
     readings: Mapping[str, Reading]
-    utilization: Mapping[str, float]
+    """By device UUID."""
+    pids: Set[int]
+    """On the host, of the processes that the shim counts."""
+    unlisted: Set[str]
+    """UUIDs of the devices on which one of them holds something and is not listed."""
 
 
 class OverheadKeeper:
     """One pass, and the loop of passes."""
 
-    def __init__(self, *, census: ProcessCensus, watch: DriverWatch, book: GrantBook, files: ContainerFiles, clock: Clock) -> None:
+    def __init__(
+        self, *, census: ProcessCensus, watch: DriverWatch, book: GrantBook, pods: PodCache, files: ContainerFiles, clock: Clock
+    ) -> None:
         self._census = census
         self._watch = watch
         self._book = book
+        self._pods = pods
         self._files = files
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._passing = asyncio.Lock()
-        self._passed_at = clock.monotonic()
+        self._passed_at = -math.inf
         self._context_bytes: dict[str, int] = {}
         self.overhead_bytes: Mapping[tuple[str, str], int] = {}
         """What is taken off a limit, by grant id and device UUID, as of the last pass."""
-        self.driver_bytes: Mapping[tuple[str, str], int] = {}
-        """What the driver lists for the container's processes, likewise."""
-        self.utilization: Mapping[tuple[str, str], float] = {}
-        """The share of the last seconds in which they worked, likewise; absent where the driver does not tell."""
+        self.holdings = Holdings()
+        """What containers use by the driver's account, likewise; replaced as a whole."""
 
     async def run(self) -> None:
         """Compare for ever."""
@@ -117,36 +101,39 @@ class OverheadKeeper:
         try:
             await self.reconcile(await self._census.take())
         except DriverError:
-            self.utilization = {}  # what it was is not of lately; the amounts hold until others are known
+            self.holdings = replace(self.holdings, recent=False)  # the amounts hold until others are known
             raise
 
     async def _reconcile(self, census: Census) -> None:
         grants = self._concerned(census)
         before = await self._book.on_regions(lambda: self._live_regions(grants)) if grants else {}
-        if not before:
-            self.overhead_bytes, self.driver_bytes, self.utilization = {}, {}, {}
-            return
-        between = await self._census.take()
-        listed, known = {(entry.device_uuid, entry.pid): entry for entry in between.listed}, between.processes
+        between = await self._census.take() if before else census
         overhead: dict[tuple[str, str], int] = {}
-        driver: dict[tuple[str, str], int] = {}
-        busy: dict[tuple[str, str], float] = {}
+        looks: dict[str, _Look] = {}
         for grant in grants:
             if grant.grant_id in before and grant is self._book.ledger.grants.get(grant.grant_id):
                 try:
-                    figures = await self._adjust(grant, before[grant.grant_id], known, listed, between.unknown)
+                    look = await self._book.on_regions(partial(self._look, grant, before[grant.grant_id], between))
+                    if look is not None:
+                        looks[grant.grant_id] = look
+                        overhead |= await self._adjust(grant, look)
                 except StorageError as exc:  # the others' are none the worse for it
                     logger.warning("overhead: %s", exc, extra={"grant": grant.grant_id})
-                else:
-                    overhead |= figures.overhead_bytes
-                    driver |= figures.driver_bytes
-                    busy |= figures.utilization
-        self.overhead_bytes, self.driver_bytes, self.utilization = overhead, driver, busy
+        self.overhead_bytes = overhead
+        self.holdings = holdings_of(
+            between.listed,
+            between.processes,
+            {entry.device.uuid for entry in self._watch.board.devices if entry.answers} - between.unknown,
+            grants=tuple(self._book.ledger.grants.values()),
+            pods_by_uid=self._pods.by_uid,
+            counted_pids={grant_id: look.pids for grant_id, look in looks.items()},
+            silent={(grant_id, uuid) for grant_id, look in looks.items() for uuid in look.unlisted},
+        )
 
     def _concerned(self, census: Census) -> list[Grant]:
         """Return the grants on whose GPUs the driver lists processes, or cannot, and those for which it did at the last pass."""
         busy = {entry.device_uuid for entry in census.listed} | census.unknown
-        listed = {identifier for (identifier, _), found in self.driver_bytes.items() if found}
+        listed = {identifier for identifier, _ in self.holdings.listed}
         return [
             grant
             for grant in self._book.ledger.grants.values()
@@ -157,13 +144,10 @@ class OverheadKeeper:
         views = ((grant.grant_id, self._files.region(grant.grant_id)) for grant in grants)
         return {identifier: view for identifier, view in views if view is not None and view.live}
 
-    async def _adjust(
-        self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], listed: _Listed, unknown: Set[str]
-    ) -> _Figures:
-        """Correct the limits of one container, those aside on GPUs that did not tell; return its figures. Raises StorageError."""
-        look = await self._book.on_regions(partial(self._look, grant, earlier, known, listed, unknown))
-        if look is None or grant is not self._book.ledger.grants.get(grant.grant_id):  # what is written below is written before the next
-            return _NO_FIGURES
+    async def _adjust(self, grant: Grant, look: _Look) -> Mapping[tuple[str, str], int]:
+        """Correct the limits of one container, those aside on GPUs that did not tell; return its overhead. Raises StorageError."""
+        if grant is not self._book.ledger.grants.get(grant.grant_id):  # what is written below is written before the next
+            return {}
         readings = look.readings
 
         def are_of_grant(limits: Limits) -> bool:
@@ -184,22 +168,16 @@ class OverheadKeeper:
             )
 
         limits = await self._book.on_disk(partial(self._files.amend_limits, grant.grant_id, corrected))
-        if not are_of_grant(limits):
-            return _NO_FIGURES
-        return _Figures(
-            {(grant.grant_id, device.uuid): device.overhead_bytes for device in limits.devices},
-            {(grant.grant_id, uuid): reading.driver_bytes for uuid, reading in readings.items()},
-            {(grant.grant_id, uuid): ratio for uuid, ratio in look.utilization.items()},
-        )
+        return {(grant.grant_id, device.uuid): device.overhead_bytes for device in limits.devices} if are_of_grant(limits) else {}
 
-    def _look(self, grant: Grant, earlier: RegionView, known: Sequence[HostProcess], listed: _Listed, unknown: Set[str]) -> _Look | None:
+    def _look(self, grant: Grant, earlier: RegionView, census: Census) -> _Look | None:
         """Compare a region with what the driver lists, and store the host pids in it; None when it cannot be read. Raises StorageError."""
         view = self._files.region(grant.grant_id)
         if view is None:
             return None
         before, after = living(earlier.snapshot, earlier.dead), living(view.snapshot, view.dead)
-        pids = host_pids(after, known, grant.pod_uid)
-        used = {key: process.used_bytes for key, process in listed.items()}
+        pids = host_pids(after, census.processes, grant.pod_uid)
+        used = {(entry.device_uuid, entry.pid): entry.used_bytes for entry in census.listed}
         self._files.store_host_pids(
             grant.grant_id, {slot.index: pids[slot.index] for slot in after if pids.get(slot.index, slot.host_pid) != slot.host_pid}
         )
@@ -208,14 +186,14 @@ class OverheadKeeper:
         readings = {
             share.device_uuid: read_device(position, share.device_uuid, before, after, pids, used)
             for position, share in enumerate(grant.shares)
-            if share.device_uuid not in unknown
+            if share.device_uuid not in census.unknown
         }
-        ratios = {
-            share.device_uuid: ratio
+        unlisted = {
+            share.device_uuid
             for position, share in enumerate(grant.shares)
-            if (ratio := utilization(position, share.device_uuid, after, pids, listed)) is not None
+            if holds_unlisted(position, share.device_uuid, after, pids, used)
         }
-        return _Look(readings, ratios)
+        return _Look(readings, frozenset(pids.values()), unlisted)
 
     def _learn(self, device_uuid: str, found_bytes: int | None) -> None:
         if not found_bytes:

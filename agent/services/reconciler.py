@@ -216,7 +216,7 @@ class Reconciler:
         self.standing = tuple(standing)
         counts = {kind: sum(one.drift.kind is kind for one in standing) for kind in DriftKind}
         for kind, count in counts.items():
-            self._telemetry.drift.labels(kind).set(count)
+            self._telemetry.drift(kind, count)
 
     def _tell(self, drift: Drift) -> None:
         holder = drift.holder

@@ -13,7 +13,8 @@ _PRESTART_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10
 class Telemetry:
     """Counters and histograms in one registry."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_name: str = "") -> None:
+        self._node_name = node_name
         self.registry = CollectorRegistry()
         self.allocate_seconds = Histogram(
             f"{METRIC_PREFIX}allocate_duration_seconds", "Time to answer Allocate.", buckets=_ALLOCATE_BUCKETS, registry=self.registry
@@ -52,8 +53,8 @@ class Telemetry:
             "Containers granted devices while the node had no CDI spec of NVIDIA's: only NVIDIA's container runtime gives them the driver.",
             registry=self.registry,
         )
-        self.drift = Gauge(
-            f"{METRIC_PREFIX}drift", "Differences between ledger, files, pods and kubelet now.", ("kind",), registry=self.registry
+        self._drift = Gauge(
+            f"{METRIC_PREFIX}drift", "Differences between ledger, files, pods and kubelet now.", ("node", "kind"), registry=self.registry
         )
         self.drift_cures = Counter(
             f"{METRIC_PREFIX}drift_cures", "Differences that were cured, by what cured them.", ("kind", "cure"), registry=self.registry
@@ -67,10 +68,12 @@ class Telemetry:
         self._health_transitions = Counter(
             f"{METRIC_PREFIX}device_health_transitions",
             "Changes of a device's state, by the state it went to.",
-            ("device_uuid", "state"),
+            ("node", "device_uuid", "model", "state"),
             registry=self.registry,
         )
-        self._xids = Counter(f"{METRIC_PREFIX}xids", "XIDs that a device reported.", ("device_uuid", "xid"), registry=self.registry)
+        self._xids = Counter(
+            f"{METRIC_PREFIX}xids", "XIDs that a device reported.", ("node", "device_uuid", "model", "xid"), registry=self.registry
+        )
         self._nvml_errors = Counter(f"{METRIC_PREFIX}nvml_errors", "Failed NVML calls.", ("call", "code"), registry=self.registry)
 
     def registration(self, resource: str, *, succeeded: bool) -> None:
@@ -81,13 +84,17 @@ class Telemetry:
         """Count one refused container start."""
         self._refusals.labels(reason).inc()
 
-    def health_transition(self, device_uuid: str, state: str) -> None:
+    def health_transition(self, device_uuid: str, model: str, state: str) -> None:
         """Count one change of a device's state."""
-        self._health_transitions.labels(device_uuid, state).inc()
+        self._health_transitions.labels(self._node_name, device_uuid, model, state).inc()
 
-    def xid(self, device_uuid: str, xid: int) -> None:
+    def xid(self, device_uuid: str, model: str, xid: int) -> None:
         """Count one XID."""
-        self._xids.labels(device_uuid, str(xid)).inc()
+        self._xids.labels(self._node_name, device_uuid, model, str(xid)).inc()
+
+    def drift(self, kind: str, count: int) -> None:
+        """Say how much drift of a kind there is."""
+        self._drift.labels(self._node_name, kind).set(count)
 
     def nvml_error(self, call: str, code: int) -> None:
         """Count one failed NVML call; from the NVML thread."""

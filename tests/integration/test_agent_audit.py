@@ -8,7 +8,9 @@ import pytest
 
 from aliquot.paths import built
 from proto import contract
+from proto.units import MIB
 from tests.integration.agent_nodes import container, eventually, grants, log_of, make_node, manifest, page_shows, running
+from tests.integration.test_agent_usage import series, until_busy
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir")]
 
@@ -22,9 +24,13 @@ def honest() -> dict[str, Any]:
     return {**container(mib=1024), "command": ["sh", "-c", f"exec {client('hold', '--mib', '900')}"]}
 
 
-def around(node, *arguments: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A container whose program brings a driver library of its own, and sees every GPU of the node."""
-    hidden = " ".join(f"-u {name}" for name in (f"{contract.ENV_SIM_DEVICE_PREFIX}{index}" for index in range(len(node.inventory.gpus))))
+FIGURES = ("memory_driver_bytes", "memory_used_bytes", "processes")
+
+
+def around(node, *arguments: str, spec: dict[str, Any] | None = None, every: bool = True) -> dict[str, Any]:
+    """A container whose program brings a driver library of its own, and sees ``every`` GPU of the node."""
+    names = [f"{contract.ENV_SIM_DEVICE_PREFIX}{index}" for index in range(len(node.inventory.gpus))]
+    hidden = " ".join(f"-u {name}" for name in names if every)
     library = built(f"lib/sim/{contract.CUDA_SONAME}").parent
     directory = f"{contract.ENV_SIM_DIR}={node.layout.base / 'sim'}"
     command = f"exec env {hidden} LD_LIBRARY_PATH={library} {directory} {client(*arguments)}"
@@ -53,13 +59,24 @@ async def test_who_goes_round_the_shim_is_found_and_who_does_not_is_left_alone()
             assert all(one["pids"] == [node.container(pod).pid] for one in of_pod)
         metrics = await node.metrics()
         assert 'aliquot_audit_findings{container="main",device_uuid="' in metrics
-        assert 'kind="no-grant",namespace="default",pod="thief"} 1.0' in metrics
+        assert f'kind="no-grant",namespace="default",node="{node.options.name}",pod="thief"}} 1.0' in metrics
         await eventually(lambda: [e for e in node.events("greedy") if e["reason"] == contract.EVENT_REASON_AUDIT], "an event")
         assert not [e for e in node.events("honest") if e["reason"] == contract.EVENT_REASON_AUDIT]
         for pod in ("static", "greedy", "thief"):
             assert node.container(pod).exit_code is None  # policy: report
             node.delete_pod(pod)
         await page_shows(node, "findings")
+
+
+async def test_what_goes_round_the_shim_is_in_the_figures_of_its_container():
+    async with make_node("t4x2") as node:
+        node.create_pod(manifest("greedy", around(node, "work", "--mib", "3000", "--seconds", "60", "--kernel-us", "1000", every=False)))
+        await running(node, "greedy")
+        await until_busy(node, "greedy")
+        figures = {name: await series(node, f"container_{name}") for name in FIGURES}
+        assert figures["memory_driver_bytes"] == {"greedy": pytest.approx(3000 * MIB, rel=0.2)}
+        assert figures["memory_used_bytes"] == {"greedy": 0}, "the shim has counted nothing"
+        assert figures["processes"] == {"greedy": 1}
 
 
 async def test_where_the_policy_says_so_the_process_is_killed_and_no_other():

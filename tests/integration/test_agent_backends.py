@@ -19,6 +19,7 @@ from proto import contract
 from proto.units import MIB
 from tests.integration.agent_nodes import container, eventually, grants, make_node, manifest, refused, running
 from tests.integration.mig_nodes import ctk, mps_program, on_host
+from tests.integration.test_agent_usage import cuda, go, series, until_busy
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir"), pytest.mark.asyncio(loop_scope="module")]
 MPS_PIPE = contract.CONTAINER_MPS_PIPE
@@ -90,10 +91,19 @@ class Mps(NamedTuple):
     def events(self, pod: str) -> list[Any]:
         return [event for event in self.node.events(pod) if event["reason"] == contract.EVENT_REASON_MPS_RESTARTED]
 
+    async def in_force(self, *pods: str) -> None:
+        """Wait until the metrics say of exactly these pods that their limits are in force."""
+        async with asyncio.timeout(20):
+            found: set[str] | None = None
+            while found != set(pods):
+                await asyncio.sleep(0.1)
+                found = {pod for pod, told in (await series(self.node, "container_enforcement_in_force")).items() if told}
+
     async def no_daemon_is_left(self) -> None:
         await eventually(lambda: not list((self.node.layout.run / "mps").glob("GPU-*")), "no daemon is left")
 
-    async def says_in_metrics(self, line: str) -> None:
+    async def supervisor_is(self, up: str) -> None:
+        line = f'aliquot_mps_supervisor_up{{node="{self.node.options.name}"}} {up}'
         for _ in range(100):
             if line in (await self.node.metrics()).splitlines():
                 return
@@ -124,6 +134,24 @@ class TestMps:
         pid = daemon_pid(daemon(node, "a"))
         node.delete_pod("a")
         await eventually(lambda: not is_there(pid), "the daemon is gone with its last client")
+
+    @pytest.mark.parametrize("isolation", ["mps", "exclusive"])
+    async def test_what_a_container_without_the_shim_uses_is_told_by_the_driver(self, mps, isolation):
+        node, _ = mps
+        asked = {"mib": 4096} if isolation == "mps" else {"mib": None}
+        spec = cuda("work", "--mib", "512", "--seconds", "60", "--kernel-us", "1000", wait=True, **asked)
+        node.create_pod(manifest("counted", spec, annotations={contract.ANNOTATION_ISOLATION: isolation}))
+        await running(node, "counted")
+        names = ("memory_used_bytes", "memory_driver_bytes", "processes", "utilization_ratio")
+        assert [await series(node, f"container_{name}") for name in names] == [{"counted": 0}] * len(names)
+        go(node, "counted")
+        await until_busy(node, "counted")
+        for name in ("memory_used_bytes", "memory_driver_bytes"):
+            assert await series(node, f"container_{name}") == {"counted": pytest.approx(512 * MIB, rel=0.9)}
+        assert await series(node, "container_processes") == {"counted": 1}
+        node.delete_pod("counted")
+        await eventually(lambda: not grants(node), "its GPU is free")
+        await mps.no_daemon_is_left()
 
     async def test_only_root_reads_what_agent_and_supervisor_tell_each_other(self, mps):
         node, _ = mps
@@ -186,8 +214,10 @@ class TestMps:
         await running(node, "lost")
         pipes, client = daemon(node, "lost"), node.container("lost")
         pid = daemon_pid(pipes)
+        await mps.in_force("lost")
         await node.mps.kill()
-        await mps.says_in_metrics("aliquot_mps_supervisor_up 0.0")
+        await mps.supervisor_is("0.0")
+        await mps.in_force()
         node.create_pod(isolated("refused", "mps"))
         await refused(node, "refused", "no aliquot-mps runs on this node", "It offers shim, exclusive")
         await node.mps.start()
@@ -197,7 +227,10 @@ class TestMps:
         await eventually(lambda: mps.events("lost"), "an event about it")
         assert mps.events("refused") == []
         assert node.container("lost") is client
-        await mps.says_in_metrics("aliquot_mps_supervisor_up 1.0")
+        await mps.supervisor_is("1.0")
+        await mps.in_force("refused")
+        client.signal_group(signal.SIGKILL)
+        await mps.in_force("lost", "refused")
         for name in ("lost", "refused"):
             node.delete_pod(name)
         await mps.no_daemon_is_left()

@@ -177,7 +177,7 @@ class TestKubeletThatForgot:
             node.create_pod(manifest("b"))  # there are two IDs, and kubelet thinks that both are free
             await running(node, "b")
             await page_shows(node, "drifts", "unlisted")
-            assert 'aliquot_drift{kind="unlisted"} 1.0' in await node.metrics()
+            assert f'aliquot_drift{{kind="unlisted",node="{node.options.name}"}} 1.0' in await node.metrics()
             assert (limits_of(node, "a"), node.container("a").pid) == (before, pid)
             assert limits_of(node, "b") != before
             await eventually(lambda: [e for e in node.events("a") if e["reason"] == contract.EVENT_REASON_DRIFT], "an event")

@@ -10,11 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proto import contract
 from proto.units import MIB
-from tests.integration.agent_nodes import container, make_node, manifest, running
+from tests.integration.agent_nodes import container, inject, make_node, manifest, running
+from tests.integration.test_agent_audit import around
 from tests.integration.test_agent_usage import cuda, go
 
 pytestmark = pytest.mark.usefixtures("build_dir")
 
+OF_NODE = {"device_uuid", "pod", "container"}
+"""Labels of series that are about something on one node."""
 HAMI = "--compat-metrics=hami"
 
 Series = dict[str, list[tuple[dict[str, str], float]]]
@@ -108,6 +111,21 @@ async def test_devices_show_their_sensors_and_the_agent_its_own_work():
         assert [value for _, value in series["aliquot_grants"]] == [1]
         assert [value for _, value in series["process_resident_memory_bytes"]] > [0.0]
         assert not [name for name in series if name.startswith("hami_")]
+
+
+async def test_series_of_devices_and_containers_name_their_node_and_those_of_devices_the_model():
+    async with make_node("t4x2") as node:
+        node.create_pod(manifest("a", container(mib=1024)))
+        node.create_pod(manifest("thief", around(node, "hold", "--mib", "50", spec={"name": "main"})))
+        await running(node, "a", "thief")
+        inject(node, "xid", "62", "--gpu", "1")
+        late = ("aliquot_xids_total", "aliquot_device_health_transitions_total", "aliquot_audit_findings", "aliquot_drift")
+        series = await until(node, lambda now: all(now.get(name) for name in late))
+        nameless = [name for name, samples in series.items() for labels, _ in samples if OF_NODE & labels.keys() and "node" not in labels]
+        assert [name for name in nameless if name.startswith(contract.METRIC_PREFIX)] == []
+        of_devices = [(name, labels) for name, samples in series.items() for labels, _ in samples if "device_uuid" in labels]
+        assert {name for name, labels in of_devices if "pod" not in labels and not labels.get("model")} == set()
+        assert {labels["node"] for name in late for labels, _ in series[name]} == {node.options.name}
 
 
 async def test_openmetrics_is_served_to_a_scraper_that_asks_for_it():

@@ -132,6 +132,9 @@ class TestOnDemand:
         series = await scrape(node)
         for name in ("aliquot_container_mig_instance_info", "hami_mig_device_info"):
             assert [labels["mig_uuid"] for labels, _ in series[name]] == [uuid_at(node, place.start)], name
+        ((info, _),), ((of_device, _),) = series["aliquot_container_mig_instance_info"], series["aliquot_device_mig_instance_info"]
+        assert info["gpu_uuid"] == of_device["device_uuid"] == place.device_uuid
+        assert info["gpu_instance_id"] == of_device["gpu_instance_id"] != ""
         node.delete_pod("a")
         await eventually(lambda: instances(node) == [] and records(node).load() == [], "the instance is gone with its pod")
 
@@ -306,7 +309,7 @@ class TestStrategies:
         async with make_node(topology, "--mig-strategy=none", f"--nvidia-ctk={ctk(tmp_path)}") as node:
             whole = node.inventory.gpus[0]
             await eventually(lambda: node.allocatable(VGPU) == 16, "one GPU is shared")
-            await eventually(lambda: published(node) is not None, "the node is published")
+            await eventually(lambda: (found := published(node)) is not None and len(found.devices) == 2, "the node is published")
             found = published(node)
             assert found is not None
             assert "mig" not in found.isolation

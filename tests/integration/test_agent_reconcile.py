@@ -73,7 +73,7 @@ async def test_files_that_are_lost_or_changed_are_written_again_and_the_containe
         assert (files / "region").is_file()
         assert (node.container("a").pid, node.container("a").exit_code) == (pid, None)
         metrics = await node.metrics()
-        assert 'aliquot_drift{kind="lost-spec"} 0.0' in metrics
+        assert f'aliquot_drift{{kind="lost-spec",node="{node.options.name}"}} 0.0' in metrics
         await eventually(lambda: [e for e in node.events("a") if e["reason"] == contract.EVENT_REASON_DRIFT], "an event about it")
 
 

@@ -67,6 +67,13 @@ def kernels(node, pod: str) -> list[int]:
     return [event["kernels"] for event in parse_events(node.container(pod).lines()) if event["event"] == "progress"]
 
 
+async def until_busy(node, pod: str) -> None:
+    """Wait until the metric shows that a pod's kernels run."""
+    async with asyncio.timeout(20):
+        while not (await series(node, "container_utilization_ratio")).get(pod):  # noqa: ASYNC110 - another process changes it
+            await asyncio.sleep(0.1)
+
+
 async def until_used(node, pod: str, least_bytes: int) -> float:
     """Wait until the metric shows that a pod holds so much; return what it shows."""
     async with asyncio.timeout(20):

@@ -17,8 +17,9 @@ from aliquot.paths import SOURCE_ROOT
 from proto import contract
 from proto.units import MIB
 from scheduler_plugin.dashboard import history
-from tests.integration.agent_nodes import container, make_node, manifest, running
-from tests.integration.test_agent_usage import cuda, until_used
+from tests.integration.agent_nodes import container, eventually, make_node, manifest, running
+from tests.integration.mig_nodes import a100_topology
+from tests.integration.test_agent_usage import cuda, mig, until_used
 from tests.integration.test_extender import api, create  # noqa: F401 - a fixture
 from tests.integration.test_extender import running as running_scheduler
 from tests.integration.test_webhook import make_certificate
@@ -29,13 +30,13 @@ MONITORING = SOURCE_ROOT / "deploy/monitoring"
 Series = dict[str, list[dict[str, str]]]
 
 EVENTUAL = {
-    "aliquot_audit_findings": ("kind", "namespace", "pod", "container", "device_uuid"),
+    "aliquot_audit_findings": ("node", "kind", "namespace", "pod", "container", "device_uuid"),
     "aliquot_refusals_total": ("reason",),
     "aliquot_scheduler_node_rejections_total": ("reason",),
     "aliquot_nvml_errors_total": ("call", "code"),
     "aliquot_nvml_call_overdue_seconds": ("call", "device_uuid"),
-    "aliquot_mps_supervisor_up": (),
-    "aliquot_xids_total": ("device_uuid", "xid"),
+    "aliquot_mps_supervisor_up": ("node",),
+    "aliquot_xids_total": ("node", "device_uuid", "model", "xid"),
 }
 """Families without a series until something happens that this test does not bring about; their labels are those in the code."""
 FOREIGN = {
@@ -45,7 +46,7 @@ FOREIGN = {
     "kube_pod_labels": ("namespace", "pod", "uid"),
     "kube_pod_info": ("namespace", "pod", "uid", "node"),
     "DCGM_FI_DEV_GPU_TEMP": ("UUID", "gpu", "modelName", "Hostname"),
-    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("UUID", "gpu", "modelName", "Hostname"),
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("UUID", "GPU_I_ID", "GPU_I_PROFILE", "gpu", "modelName", "Hostname"),
 }
 """What others serve, as the API server, kube-state-metrics 2 and dcgm-exporter 4 document it."""
 TARGET = ("job", "instance", "node", "pod", "namespace", "container")
@@ -68,10 +69,12 @@ def read(text: str, job: str) -> Series:
 async def series(api, tmp_path) -> Series:  # noqa: F811
     """What both programs serve in a cluster where something goes on."""
     found: Series = {"up": [{"job": "aliquot-agent", "node": "node-1"}, {"job": "aliquot-scheduler", "pod": "x"}]}
-    async with make_node("t4x2") as node:
+    async with make_node(a100_topology(tmp_path, whole=1, instances=("gpu=1 profile=1g.10gb start=0",))) as node:
+        await eventually(lambda: node.allocatable(contract.RESOURCE_MIG_PREFIX + "1g.10gb"), "the kubelet counts the instance")
+        node.create_pod(manifest("hard", mig("hold")))
         node.create_pod(manifest("a", cuda("work", "--mib", "64", "--seconds", "60", mib=1024, cores=20)))
         node.create_pod(manifest("idle", container(mib=1024)))
-        await running(node, "a", "idle")
+        await running(node, "hard", "a", "idle")
         await until_used(node, "a", 64 * MIB)
         found |= read(await node.metrics(), "aliquot-agent")
     certificate, key = make_certificate(tmp_path, "webhook")

@@ -236,5 +236,7 @@ def make_keeper(
 
 
 def make_backends(book: GrantBook, keeper: MigKeeper | None = None, mps: MpsKeeper | None = None, **abilities: object) -> Backends:
-    mps = mps or MpsKeeper(FakeMpsDaemons(None), "/run/aliquot/mps", book=book, events=EventRecorder(FakeKubeApi(), FakeClock()))
+    mps = mps or MpsKeeper(
+        "node-1", FakeMpsDaemons(None), "/run/aliquot/mps", book=book, models=dict, events=EventRecorder(FakeKubeApi(), FakeClock())
+    )
     return Backends(Abilities(**abilities), keeper or make_keeper(book), mps, "/usr/bin/nvidia-cdi-hook")  # type: ignore[arg-type]

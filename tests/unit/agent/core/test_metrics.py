@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+from agent.core.holdings import Holdings
 from agent.core.inventory import DeviceBoard, DeviceReading, DriverReading
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.metrics import Family, Snapshot, families
 from agent.core.mig import MigRecord
+from agent.core.overhead import GpuProcess
 from agent.core.sensors import DeviceSensors
 from agent.core.tally import Counts
 from agent.core.usage import ContainerUsage, DeviceUsage
@@ -36,15 +38,24 @@ def by_device(family: Family) -> dict[str, float]:
 
 def test_a_container_at_a_place_has_the_instance_that_was_made_for_it():
     one = grant(ids("0:0"), share(place(4).uuid), resource="nvidia.com/mig-1g.10gb")
-    made = MigRecord(place(4).uuid, one.grant_id, BOOT, "MIG-made")
+    made = MigRecord(place(4).uuid, one.grant_id, BOOT, "MIG-made", gpu_instance_id=9, compute_instance_id=0)
 
-    def series(record: MigRecord) -> list[str]:
-        found = scrape(one, on=board(dynamic_gpu()), mig_records={record.place: record})
-        return [labels["mig_uuid"] for labels in labelled(found["aliquot_container_mig_instance_info"])]
+    def series(record: MigRecord, family: str = "container_mig_instance_info") -> list[tuple[str, str, str]]:
+        found = scrape(one, on=board(dynamic_gpu()), mig_records={record.place: record})[f"aliquot_{family}"]
+        gpu_label = "gpu_uuid" if family.startswith("container") else "device_uuid"
+        return [(labels["mig_uuid"], labels[gpu_label], labels["gpu_instance_id"]) for labels in labelled(found)]
 
-    assert series(made) == ["MIG-made"]
-    assert series(replace(made, uuid="")) == [], "it is being made"
+    assert series(made) == series(made, "device_mig_instance_info") == [("MIG-made", "GPU-0", "9")]
+    assert series(replace(made, gpu_instance_id=None)) == [("MIG-made", "GPU-0", "")], "an earlier agent did not write it down"
+    assert series(replace(made, uuid="")) == series(replace(made, uuid=""), "device_mig_instance_info") == [], "it is being made"
     assert series(replace(made, grant_id="before")) == [], "it is about to be removed"
+
+
+def test_a_container_with_an_instance_that_was_there_names_it_with_its_gpu():
+    on = board(gpu(0, mig=[instance(0, 0), instance(0, 1)]))
+    found = scrape(TWO, grant(frozenset({"MIG-0-1"}), share("MIG-0-1", 100), resource="nvidia.com/mig-1g.10gb"), on=on)
+    (labels,) = labelled(found["aliquot_container_mig_instance_info"])
+    assert (labels["mig_uuid"], labels["gpu_uuid"], labels["gpu_instance_id"]) == ("MIG-0-1", "GPU-0", "1")
 
 
 def test_promises_add_up_per_device():
@@ -131,13 +142,29 @@ def test_a_container_has_a_series_per_device_with_its_limit_and_use():
 
 
 def test_what_the_driver_says_of_a_container_stands_beside_what_the_region_says():
-    found = scrape(TWO, usage=usage(), driver_bytes={(TWO.grant_id, "GPU-0"): 11})
+    held = Holdings({"GPU-0"}, {(TWO.grant_id, "GPU-0"): [GpuProcess("GPU-0", 7, 11)]}, uncounted={TWO.grant_id: 1})
+    found = scrape(TWO, usage=usage(processes=0), holdings=held)
+    assert by_device(found["aliquot_container_memory_used_bytes"]) == {"GPU-0": 0, "GPU-1": 0}
     assert by_device(found["aliquot_container_memory_driver_bytes"]) == {"GPU-0": 11}
+    assert [value for _, value in found["aliquot_container_processes"].samples] == [1]
 
 
-def test_a_container_without_a_process_uses_nothing_of_the_driver():
-    found = scrape(TWO, usage=usage(processes=0))
-    assert by_device(found["aliquot_container_memory_driver_bytes"]) == {"GPU-0": 0, "GPU-1": 0}
+def test_a_container_uses_nothing_of_the_driver_where_that_told_and_lists_no_process_of_it():
+    found = scrape(TWO, usage=usage(processes=0), holdings=Holdings({"GPU-1"}))
+    assert by_device(found["aliquot_container_memory_driver_bytes"]) == {"GPU-1": 0}
+
+
+def test_where_there_is_no_shim_what_the_driver_lists_is_what_a_container_uses():
+    alone = replace(grant(ids("0:0"), share(0, 100)), isolation=Isolation.EXCLUSIVE)
+    listed = [GpuProcess("GPU-0", 7, 11), GpuProcess("GPU-0", 8, 22)]
+    held = Holdings({"GPU-0"}, {(alone.grant_id, "GPU-0"): listed}, uncounted={alone.grant_id: 2})
+    found = scrape(alone, holdings=held)
+    for name in ("memory_used_bytes", "memory_driver_bytes"):
+        assert by_device(found[f"aliquot_container_{name}"]) == {"GPU-0": 33}, name
+    assert [value for _, value in found["aliquot_container_processes"].samples] == [2]
+    silent = scrape(alone)
+    for name in ("memory_used_bytes", "memory_driver_bytes", "processes"):
+        assert silent[f"aliquot_container_{name}"].samples == (), name
 
 
 def test_the_ceiling_is_what_holds_now_and_the_limit_what_was_granted():

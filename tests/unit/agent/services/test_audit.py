@@ -101,7 +101,7 @@ async def test_a_finding_counts_when_it_is_made_twice_in_a_row(node):
     assert await node.twice(node.auditor) == [FindingKind.SHIM_MISSING]
     assert node.auditor.bypassed == {GRANT.grant_id}
     (family,) = node.auditor.families()
-    assert family.samples == ((("shim-missing", "default", "train", "main", "GPU-0"), 1),)
+    assert family.samples == ((("node-1", "shim-missing", "default", "train", "main", "GPU-0"), 1),)
     node.driver.process_list = []
     await node.audit(node.auditor)
     assert node.auditor.confirmed == ()

@@ -140,7 +140,7 @@ class TestOthers:
 
     async def test_mps_is_offered_again_when_its_supervisor_is_there(self, tmp_path):
         book, daemons = Harness(tmp_path).book, FakeMpsDaemons(None)
-        keeper = MpsKeeper(daemons, "/run/aliquot/mps", book=book, events=EventRecorder(FakeKubeApi(), FakeClock()))
+        keeper = MpsKeeper("node-1", daemons, "/run/aliquot/mps", book=book, models=dict, events=EventRecorder(FakeKubeApi(), FakeClock()))
         backends = make_backends(book, mps=keeper)
         assert "no aliquot-mps" in backends.abilities.without_mps
         daemons.about = SupervisorState(50, "/host/shm")

@@ -40,7 +40,7 @@ class Harness:
         self.limits = FakeLimits()
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, FakeClock())
-        self.keeper = DriverLimitKeeper(self.limits, CgroupTree(self.base), book=self.book, pods=self.pods, events=self.events)
+        self.keeper = DriverLimitKeeper("node-1", self.limits, CgroupTree(self.base), book=self.book, pods=self.pods, events=self.events)
         self.book.ledger = self.book.ledger.adopting([LIMITED])
 
     async def run(self, state=ContainerState.RUNNING, container_id=ID):
@@ -56,6 +56,7 @@ class Harness:
 
     def in_force(self) -> list[float]:
         (found,) = self.keeper.families()
+        assert {labels[found.labels.index("node")] for labels, _ in found.samples} <= {"node-1"}
         return [value for _, value in found.samples]
 
 

@@ -28,7 +28,7 @@ class Harness:
         self.watch = DriverWatch(self.driver, 1.0, AT_ONCE)
         self.pods = PodCache()
         self.api = FakeKubeApi()
-        self.telemetry = Telemetry()
+        self.telemetry = Telemetry("node-1")
         self.book = Disk(base).book()
         self.events = EventRecorder(self.api, FakeClock())
         HealthReporter("node-1", watch=self.watch, book=self.book, pods=self.pods, events=self.events, telemetry=self.telemetry)
@@ -41,7 +41,8 @@ class Harness:
         await self.watch.poll()
 
     def count(self, name: str, **labels: str) -> float:
-        return self.telemetry.registry.get_sample_value(contract.METRIC_PREFIX + name, labels) or 0.0
+        named = {"node": "node-1", "model": "NVIDIA H200", **labels}
+        return self.telemetry.registry.get_sample_value(contract.METRIC_PREFIX + name, named) or 0.0
 
 
 async def test_a_gpu_that_goes_and_comes_back_is_told_on_the_node_and_on_the_pods_that_use_it(tmp_path):

@@ -178,7 +178,7 @@ class Life:
         partitions, records, mps = (Fused(getattr(self.world, name), name, self.fuse) for name in ("partitions", "records", "mps"))
         self.mig = MigKeeper(partitions, records, book=book, labels=dict, boot_id=BOOT, offering=True)  # type: ignore[arg-type]
         events = EventRecorder(FakeKubeApi(), FakeClock())
-        self.mps = MpsKeeper(mps, "/run/aliquot/mps", book=book, events=events)  # type: ignore[arg-type]
+        self.mps = MpsKeeper("node-1", mps, "/run/aliquot/mps", book=book, models=dict, events=events)  # type: ignore[arg-type]
         return Backends(Abilities(), self.mig, self.mps, "")
 
     async def began(self, *pods: Any) -> "Life":

@@ -8,16 +8,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.core.compat_metrics import CompatMetrics
+from agent.core.holdings import Holdings
 from agent.core.inventory import DeviceReading, DriverReading, FailedDevice
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.metrics import family
+from agent.core.overhead import GpuProcess
 from agent.core.planning import Planned
 from agent.core.region_layout import OWN_GEOMETRY, SLOT_DEVICE, SLOT_HEADER
 from agent.services.driver_watch import DriverWatch
 from agent.services.monitor import DEAD_AFTER_SECONDS, UTILIZATION_MOST_SECONDS, UTILIZATION_SECONDS, Monitor, MonitorOptions
 from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
-from proto.model import ContainerSpec, ContainerState, ContainerStatus, Preferences
+from proto.model import ContainerSpec, ContainerState, ContainerStatus, Isolation, Preferences
 from proto.units import MIB
 from tests.unit.agent.builders import VGPU, board, gpu, grant, ids, instance, pod, reading, share
 from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, settle
@@ -41,15 +43,13 @@ class Harness:
         self.clock = FakeClock()
         self.further: list[str] = []
         self.overhead: dict[tuple[str, str], int] = {}
-        self.driver_bytes: dict[tuple[str, str], int] = {}
-        self.driver_utilization: dict[tuple[str, str], float] = {}
+        self.holdings = Holdings()
         self.bypassed: set[str] = set()
         self.pods = PodCache()
         self.monitor = Monitor(
             MonitorOptions("0.1.0", "node-1", 16, compat), watch=self.watch, book=self.book, pods=self.pods, files=self.disk.files,
             registrar=self.registrar, telemetry=self.telemetry, troubles=lambda: self.further, clock=self.clock,
-            overhead_bytes=lambda: self.overhead, driver_bytes=lambda: self.driver_bytes,
-            driver_utilization=lambda: self.driver_utilization, bypassed=lambda: self.bypassed,
+            overhead_bytes=lambda: self.overhead, holdings=lambda: self.holdings, bypassed=lambda: self.bypassed,
             further=[lambda: [family("drift", "From elsewhere.", ("kind",), [(("orphan",), 2)])]],
         )  # fmt: skip
 
@@ -201,6 +201,7 @@ async def test_a_stopped_event_loop_is_noticed(node):
 async def test_a_container_has_its_series_before_it_touched_the_driver(node):
     await node.watch.poll()
     await node.commit(grant(ids("0:0"), share(0, 300, 40)))
+    node.holdings = Holdings({"GPU-0"})
     metrics = node.scrape()
     for name in ("memory_used_bytes", "memory_driver_bytes", "utilization_ratio", "refusals", "throttled_seconds", "launches_waiting"):
         assert [sample.value for sample in metrics[f"aliquot_container_{name}"] if not sample.name.endswith("_created")] == [0.0], name
@@ -252,13 +253,29 @@ async def test_the_driver_knows_best_how_busy_a_container_is(node):
     write_slot(region, busy_ns=0, launches=0)
     with living(region):
         assert said() == [], "it has a process, which launches without paying, and the driver does not tell"
-        node.driver_utilization[one.grant_id, "GPU-0"] = 0.75
+        node.holdings = Holdings({"GPU-0"}, {(one.grant_id, "GPU-0"): [GpuProcess("GPU-0", 1077, 0, 0.75)]})
         assert said() == [0.75]
-        node.driver_utilization.clear()
+        node.holdings = Holdings()
         write_slot(region, busy_ns=0, launches=5)
         assert said() == [], "nobody pays for launches that are free"
         write_slot(region, busy_ns=1, launches=6)
         assert said() == [0.0], "launches are paid for, and nothing was for long"
+        node.holdings = Holdings({"GPU-0"}, {(one.grant_id, "GPU-0"): [GpuProcess("GPU-0", 1078, 0)]}, uncounted={one.grant_id: 1})
+        assert said() == [], "another process goes round the shim, and the driver does not tell"
+
+
+async def test_where_there_is_no_shim_the_driver_alone_knows_how_busy_a_container_is(node):
+    await node.watch.poll()
+    await node.commit(one := replace(grant(ids("0:0")), isolation=Isolation.MPS))
+
+    def said() -> list[float]:
+        return [sample.value for sample in node.scrape()["aliquot_container_utilization_ratio"]]
+
+    assert said() == []
+    node.holdings = Holdings({"GPU-0"})
+    assert said() == [0.0]
+    node.holdings = Holdings({"GPU-0"}, {(one.grant_id, "GPU-0"): [GpuProcess("GPU-0", 7, 0, ratio) for ratio in (0.25, 0.5)]})
+    assert said() == [0.75]
 
 
 async def test_what_one_look_cannot_tell_is_not_said(node):

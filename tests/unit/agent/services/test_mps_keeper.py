@@ -31,7 +31,9 @@ class Harness:
         self.daemons.left = dict(self.daemons.wishes)
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, FakeClock())
-        self.keeper = MpsKeeper(self.daemons, "/run/aliquot/mps", book=self.book, events=self.events)
+        self.keeper = MpsKeeper(
+            "node-1", self.daemons, "/run/aliquot/mps", book=self.book, models=lambda: {GPU: "NVIDIA T4"}, events=self.events
+        )
 
     async def given(self, *grants) -> None:
         self.book.ledger = self.book.ledger.adopting(grants)
@@ -137,7 +139,7 @@ async def test_clients_of_a_daemon_that_died_are_told_once(node):
     for _ in range(2):
         await node.keeper.look()
     assert await node.told() == ["next", "train"]
-    assert node.families()["aliquot_mps_daemon_restarts_total"] == [((GPU,), 1.0)]
+    assert node.families()["aliquot_mps_daemon_restarts_total"] == [(("node-1", GPU, "NVIDIA T4"), 1.0)]
 
 
 async def test_one_that_starts_as_the_first_after_it_is_not_told_and_the_others_are(node):
@@ -211,12 +213,64 @@ async def test_a_wish_that_is_lost_or_cannot_be_read_is_written_anew(node, damag
     assert node.daemons.wishes.keys() == {GPU}
 
 
+class TestUnserved:
+    async def test_clients_are_served_by_the_daemon_they_started_with(self, node):
+        await node.given(client(), client(1, "elsewhere"))
+        await node.keeper.look()
+        assert node.keeper.unserved == set()
+
+    async def test_no_client_is_served_without_a_supervisor_or_while_what_it_says_cannot_be_read(self, node):
+        one, two = client(), client(1, "elsewhere")
+        await node.given(one, two)
+        about, node.daemons.about = node.daemons.about, None
+        await node.keeper.look()
+        assert node.keeper.unserved == {one.grant_id, two.grant_id}
+        node.daemons.about = about
+        await node.keeper.look()
+        assert node.keeper.unserved == set()
+        node.daemons.failure = StorageError("supervisor.json: not a state of aliquot-mps")
+        await node.keeper.look()
+        assert node.keeper.unserved == {one.grant_id, two.grant_id}
+
+    async def test_while_a_daemon_does_not_run_its_clients_are_not_served_and_those_of_others_are(self, node):
+        one = client()
+        await node.given(one, client(1, "elsewhere"))
+        node.daemons.trouble = "no driver"
+        node.daemons.restart(GPU)
+        await node.keeper.look()
+        assert node.keeper.unserved == {one.grant_id}
+
+    async def test_a_client_of_an_earlier_daemon_is_not_served_until_it_starts_anew(self, node):
+        one, two = client(), client(name="next")
+        await node.given(one, two)
+        node.daemons.restart(GPU)
+        for _ in range(2):
+            await node.keeper.look()
+        assert node.keeper.unserved == {one.grant_id, two.grant_id}
+        await node.keeper.ensure(one)
+        assert node.keeper.unserved == {two.grant_id}
+        node.release(two)
+        await node.keeper.look()
+        assert node.keeper.unserved == set()
+
+    async def test_another_agent_knows_of_it(self, node):
+        one = client()
+        await node.given(one, client(1, "elsewhere"))
+        node.daemons.restart(GPU)
+        await node.keeper.look()
+        node.restart()
+        await node.keeper.load()
+        await node.keeper.look()
+        assert node.keeper.unserved == {one.grant_id}
+        assert await node.told() == []
+
+
 async def test_metrics_say_whether_there_is_a_supervisor_where_one_is_or_clients_are(node):
-    assert node.families()["aliquot_mps_supervisor_up"] == [((), 1.0)]
+    assert node.families()["aliquot_mps_supervisor_up"] == [(("node-1",), 1.0)]
     await node.given(client())
     node.daemons.about = None
     await node.keeper.look()
-    assert node.families()["aliquot_mps_supervisor_up"] == [((), 0.0)]
+    assert node.families()["aliquot_mps_supervisor_up"] == [(("node-1",), 0.0)]
     node.release(client())
     await node.keeper.look()
     assert "aliquot_mps_supervisor_up" not in node.families()

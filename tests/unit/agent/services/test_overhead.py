@@ -12,6 +12,7 @@ from agent.errors import DriverError, StorageError
 from agent.ports import RegionView
 from agent.services.driver_watch import DriverWatch
 from agent.services.overhead import FRESH_SECONDS, OverheadKeeper
+from agent.services.pod_cache import PodCache
 from agent.services.process_census import ProcessCensus
 from proto.model import Preferences
 from proto.units import MIB
@@ -71,7 +72,10 @@ class Harness:
         self.clock = FakeClock()
         self.processes = FakeProcesses(*(HostProcess(1000 + pid, (1000 + pid, pid), 50, "0::/") for pid in (7, 8)))
         self.census = ProcessCensus(60.0, driver=self.driver, processes=self.processes)
-        self.keeper = OverheadKeeper(census=self.census, watch=self.watch, book=self.book, files=self.files, clock=self.clock)
+        self.pods = PodCache()
+        self.keeper = OverheadKeeper(
+            census=self.census, watch=self.watch, book=self.book, pods=self.pods, files=self.files, clock=self.clock
+        )
 
     async def granted(self, *grants) -> "Harness":
         await self.watch.poll()
@@ -85,12 +89,18 @@ class Harness:
     def driver_says(self, **used_mib: int) -> None:
         self.driver.process_list = [GpuProcess("GPU-0", 1000 + int(name[1:]), mib * MIB) for name, mib in used_mib.items()]
 
+    def driver_bytes(self, of, uuid: str = "GPU-0") -> int | None:
+        return self.keeper.holdings.used_bytes(of.grant_id, uuid)
+
+    def busy(self, of) -> float | None:
+        return self.keeper.holdings.utilization_ratio(of.grant_id, "GPU-0")
+
     def overhead_in_limits(self, of) -> int:
         return self.disk.files.limits(of.grant_id).devices[0].overhead_bytes // MIB
 
 
 @pytest.fixture
-def node(tmp_path):
+async def node(tmp_path):
     return Harness(tmp_path)
 
 
@@ -101,7 +111,7 @@ async def test_what_the_driver_uses_beyond_the_count_goes_into_the_limits_and_th
     await node.reconcile()
     assert node.overhead_in_limits(ONE) == 30
     assert node.keeper.overhead_bytes == {(ONE.grant_id, "GPU-0"): 30 * MIB}
-    assert node.keeper.driver_bytes == {(ONE.grant_id, "GPU-0"): 430 * MIB}
+    assert node.driver_bytes(ONE) == 430 * MIB
     assert node.files.stored == [{0: 1007}]
 
 
@@ -116,7 +126,7 @@ async def test_what_is_known_of_a_gpu_stands_while_it_does_not_tell(node):
     await node.reconcile()
     assert node.overhead_in_limits(ONE) == 30
     assert node.keeper.overhead_bytes == {(ONE.grant_id, "GPU-0"): 30 * MIB}
-    assert node.keeper.driver_bytes == {}
+    assert node.driver_bytes(ONE) is None
 
 
 async def test_how_busy_a_container_is_comes_from_its_own_processes(node):
@@ -124,7 +134,7 @@ async def test_how_busy_a_container_is_comes_from_its_own_processes(node):
     node.files.slots = {ONE.grant_id: (slot(7, 400),), TWO.grant_id: (slot(8, 100),)}
     node.driver.process_list = [GpuProcess("GPU-0", 1007, 400 * MIB, 0.25), GpuProcess("GPU-0", 1008, 100 * MIB)]
     await node.reconcile()
-    assert node.keeper.utilization == {(ONE.grant_id, "GPU-0"): 0.25}
+    assert (node.busy(ONE), node.busy(TWO)) == (0.25, None)
 
 
 async def test_how_busy_a_container_is_is_not_known_while_a_process_that_holds_memory_is_not_listed(node):
@@ -132,10 +142,10 @@ async def test_how_busy_a_container_is_is_not_known_while_a_process_that_holds_m
     node.files.slots[ONE.grant_id] = (slot(7, 400), replace(slot(8, 100), index=1))
     node.driver.process_list = [GpuProcess("GPU-0", 1007, 400 * MIB, 0.25)]
     await node.reconcile()
-    assert node.keeper.utilization == {}
+    assert node.busy(ONE) is None
     node.files.slots[ONE.grant_id] = (slot(7, 400), replace(slot(8, 0), index=1))
     await node.reconcile()
-    assert node.keeper.utilization == {(ONE.grant_id, "GPU-0"): 0.25}
+    assert node.busy(ONE) == 0.25
 
 
 async def test_what_a_driver_that_fails_said_of_the_last_seconds_is_forgotten(node):
@@ -147,7 +157,7 @@ async def test_what_a_driver_that_fails_said_of_the_last_seconds_is_forgotten(no
     node.driver.process_list = DriverError("hangs")
     node.clock.seconds += FRESH_SECONDS + 1
     assert await asyncio.to_thread(node.keeper.fresh_overhead_bytes) == {(ONE.grant_id, "GPU-0"): 30 * MIB}
-    assert node.keeper.utilization == {}
+    assert node.busy(ONE) is None
     running.cancel()
 
 
@@ -183,7 +193,7 @@ async def test_where_the_driver_lists_no_process_no_region_is_read(node):
     node.driver.process_list = [GpuProcess("GPU-1", 1008, 10 * MIB)]
     await node.reconcile()
     assert node.files.read == []
-    assert node.keeper.driver_bytes == {}
+    assert node.driver_bytes(TWO) == 0
 
 
 async def test_overhead_is_taken_back_when_the_driver_lists_the_process_no_more(node):
@@ -195,14 +205,19 @@ async def test_overhead_is_taken_back_when_the_driver_lists_the_process_no_more(
     node.driver_says()
     await node.reconcile()
     assert node.overhead_in_limits(ONE) == 0
+    assert node.driver_bytes(ONE) == 0
+    node.files.read.clear()
     await node.reconcile()
-    assert node.keeper.driver_bytes == {}
+    assert node.files.read == []
 
 
 async def test_a_scrape_has_new_figures_unless_those_there_are_fresh(node):
     await node.granted(ONE)
     running = asyncio.ensure_future(node.keeper.run())
     await settle()
+    assert node.driver_bytes(ONE) is None
+    assert await asyncio.to_thread(node.keeper.fresh_overhead_bytes) == {}
+    assert node.driver_bytes(ONE) == 0, "the first scrape does not wait for the first census"
     node.files.slots[ONE.grant_id] = (slot(7, 400),)
     node.driver_says(p7=430)
     assert await asyncio.to_thread(node.keeper.fresh_overhead_bytes) == {}

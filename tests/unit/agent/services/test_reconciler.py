@@ -48,7 +48,7 @@ class Harness:
         self.census.latest = Census()
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, self.clock)
-        self.telemetry = Telemetry()
+        self.telemetry = Telemetry("node-1")
         self.rewritten: list[Grant] = []
         self.file_changes = DirectoryWatch([base / "cdi", base / "state/ledger"], nested=base / "run/containers")
         self.reconciler = self.make()
@@ -556,7 +556,7 @@ class TestDrift:
         await node.knows(pod("a", phase="Running"))
         await node.reconciler.reconcile()
         assert node.drifts() == []
-        assert node.telemetry.registry.get_sample_value("aliquot_drift", {"kind": "lost-spec"}) == 0
+        assert node.telemetry.registry.get_sample_value("aliquot_drift", {"node": "node-1", "kind": "lost-spec"}) == 0
         assert not node.rewritten
 
     async def test_a_lost_spec_is_written_again_and_told_once(self, node):
