@@ -129,11 +129,12 @@ def promised_mib(node: Node) -> dict[str, int]:
 
 
 def published(node: Node) -> GpuNode | None:
-    """The gpunodes object as the scheduler reads it."""
+    """The gpunodes object as the scheduler reads it; None before its status is there, which is a request of its own."""
     try:
-        return gpunode.decode_gpu_node(json.dumps(node.cluster.get(Kind.GPU_NODE, "", node.options.name)).encode())
+        found = node.cluster.get(Kind.GPU_NODE, "", node.options.name)
     except NotFoundError:
         return None
+    return gpunode.decode_gpu_node(json.dumps(found).encode()) if found.get("status") else None
 
 
 def condition(node: Node) -> dict[str, Any]:
