@@ -26,13 +26,14 @@ from aliquot.standin.runtime import RunningContainer
 from proto import codec, contract
 from proto.codec import MigPlace
 from proto.gpunode import GpuNode
-from proto.model import DeviceShare, Priority
+from proto.model import DeviceShare, Isolation, Priority
 from proto.units import MIB, WHOLE_GPU_PERCENT
 from tests.integration.agent_nodes import grants
 
 SHOWN_GPU = re.compile(r"gpu \d+ +(GPU-\S+)")
 SHOWN_INSTANCE = re.compile(r" +mig \d+ +(MIG-\S+) +(\S+) +gi \d+ +ci \d+ +slices (\d+)\.\.\d+")
 SHOWN_PROCESS = re.compile(r"pid (\d+) +gpu (\d+) +(\d+) MiB")
+MPS_LIMIT, MPS_PIPE, DRIVER_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_PIPE_DIRECTORY", "NVIDIA_GPU_MEMORY_LIMIT"
 SLACK_MIB = 3
 """Of a figure that is rounded to MiB, and of 2 MiB pages."""
 LOOKS = 5
@@ -79,13 +80,21 @@ class Invariants:
         self.assigned: dict[str, Mapping[str, tuple[DeviceShare, ...]]] = {}
         """By pod UID and container."""
         self.priorities: dict[str, Priority] = {}
-        """By pod UID, of the pods that have one."""
+        """By pod UID, of the pods that have one; so are the next two."""
+        self.isolations: dict[str, Isolation] = {}
+        self.bursts: dict[str, float] = {}
         self.killed: set[str] = set()
         """Ids of containers that somebody killed."""
         self.checked: Counter[str] = Counter()
         """How often a container was found to have what it was assigned, by what that was."""
         self._gone_at: dict[str, float] = {}
         """Since when pods are gone (monotonic), by UID."""
+
+    def know(self, uid: str, priority: Priority | None, isolation: Isolation | None, burst: float | None) -> None:
+        """Take note of what a pod wants beside its devices."""
+        for known, value in ((self.priorities, priority), (self.isolations, isolation), (self.bursts, burst)):
+            if value is not None:
+                known[uid] = value
 
     def pods(self) -> list[Any]:
         """All pods of the node."""
@@ -142,9 +151,25 @@ class Invariants:
         shares = self.assigned[config.pod_uid][config.container]
         places = [share.device_uuid for share in shares if codec.decode_place(share.device_uuid)]
         assert visible == ({driver.instances.get(place) for place in places} or {share.device_uuid for share in shares}), config
-        self.checked["instance" if places else "share"] += 1
-        if not places:
+        isolation = self.isolations.get(config.pod_uid)
+        self.checked[isolation or ("instance" if places else "share")] += 1
+        if isolation is not None:
+            self._check_other_backend(one, shares, isolation)
+        elif not places:
             self._check_limits(one, shares)
+
+    def _check_other_backend(self, one: RunningContainer, shares: tuple[DeviceShare, ...], isolation: Isolation) -> None:
+        """The amounts are those of the spec, told in the backend's own way, and the shim is not there."""
+        amounts = {share.memory_bytes // MIB for share in shares}
+        told = {name: one.env.get(name) for name in (MPS_LIMIT, DRIVER_LIMIT)}
+        wanted = {
+            MPS_LIMIT: {f"0={mib}M" for mib in amounts} if isolation is Isolation.MPS else {None},
+            DRIVER_LIMIT: {str(mib) for mib in amounts} if isolation is Isolation.DRIVER else {None},
+        }
+        assert {name: {value} for name, value in told.items()} == wanted, one.config
+        assert (MPS_PIPE in one.env) == (isolation is Isolation.MPS), one.config
+        for path in (contract.CONTAINER_LIMITS, contract.CONTAINER_REGION):
+            assert not (one.root / path.lstrip("/")).exists(), one.config
 
     def _check_limits(self, one: RunningContainer, shares: tuple[DeviceShare, ...]) -> None:
         """The amounts are those of the spec; use, by the container's own account, is within them."""
@@ -153,6 +178,10 @@ class Invariants:
         assert found == [(share.device_uuid, share.memory_bytes, share.cores_percent or 0) for share in shares], one.config
         priority = self.priorities.get(one.config.pod_uid)
         assert {device.priority for device in limits.devices} == {PRIORITY_VALUES[priority]}, one.config
+        ceilings = [self._ceiling_bytes(one, share) for share in shares]
+        burst = one.config.pod_uid in self.bursts
+        assert [device.burst_bytes for device in limits.devices] == (ceilings if burst else [0] * len(shares)), one.config
+        self.checked["burst"] += burst
         self.checked["cores"] += any(share.cores_percent for share in shares)
         self.checked["priority"] += priority is not None
         try:
@@ -160,8 +189,12 @@ class Invariants:
         except (OSError, RegionError):
             assert one.exit_code is not None, f"the region of {one.config} cannot be read"
             return
-        for position, share in enumerate(shares):
-            assert sum(slot.devices[position].used_bytes for slot in slots) <= share.memory_bytes, one.config
+        for position, ceiling in enumerate(ceilings):
+            assert sum(slot.devices[position].used_bytes for slot in slots) <= ceiling, one.config
+
+    def _ceiling_bytes(self, one: RunningContainer, share: DeviceShare) -> int:
+        """How much a container may hold of a device, with what may leave it."""
+        return int(share.memory_bytes * self.bursts.get(one.config.pod_uid, 1.0)) // MIB * MIB
 
     def _check_memory(self, driver: DriverView) -> None:
         """I4 by the driver's account."""
@@ -171,7 +204,7 @@ class Invariants:
                 continue
             uuid = self.node.inventory.gpus[minor].uuid
             shares = self.assigned[one.config.pod_uid][one.config.container]
-            limit = next(share.memory_bytes // MIB for share in shares if share.device_uuid == uuid)
+            limit = next(self._ceiling_bytes(one, share) // MIB for share in shares if share.device_uuid == uuid)
             assert mib <= limit + SLACK_MIB, f"{one.config} uses {mib} MiB of {uuid}, and may use {limit}"
 
     # --- I3: nothing leaks ---

@@ -11,21 +11,27 @@ from aliquot.paths import SOURCE_ROOT, built
 from aliquot.standin.node import Node
 
 PROFILE = SOURCE_ROOT / "cuda_shim/sim/profiles/a100x8-mig"
+DRIVER_VERSION = re.compile(r"(?<=driver   )version=\S+")
+DRIVER_WITH_LIMITS = "615.10.01"
 GPU_LINE = re.compile(r"gpu +\d+ .*")
 
 
-def a100_topology(directory: Path, *, whole: int = 0, partitioned: int = 1, instances: tuple[str, ...] = ()) -> str:
+def a100_topology(
+    directory: Path, *, whole: int = 0, partitioned: int = 1, instances: tuple[str, ...] = (), driver: str | None = None
+) -> str:
     """Write a node of so many A100, without NVLinks; return the file.
 
     Args: partitioned: GPUs in MIG mode, numbered after the whole ones.
           instances: such as ``gpu=1 profile=3g.40gb start=0``; they exist at boot.
+          driver: its version; None: the profile's.
     """
     lines = PROFILE.read_text().splitlines()
     gpus = [line.replace(" mig-mode=on", "") for line in lines if GPU_LINE.match(line)][: whole + partitioned]
     kept = [line for line in lines if not GPU_LINE.match(line) and not line.startswith(("nvlink", "mig "))]
     made = [line if number < whole else f"{line} mig-mode=on" for number, line in enumerate(gpus)]
     path = directory / f"a100x{whole}-{partitioned}"
-    path.write_text("\n".join([*kept, *made, *(f"mig {instance}" for instance in instances), ""]))
+    text = "\n".join([*kept, *made, *(f"mig {instance}" for instance in instances), ""])
+    path.write_text(text if driver is None else DRIVER_VERSION.sub(f"version={driver}", text))
     return str(path)
 
 

@@ -1,8 +1,9 @@
 """A node on which everything happens at once: the invariants I1 to I5 hold after every step, and at rest nothing is left over.
 
-Pods come and go, containers die, agent and kubelet are killed at any moment, the API falls silent, files are lost, GPUs fall ill and
-recover, are cordoned and uncordoned, the driver is changed underneath, an administrator and mig-manager partition a GPU. The test plays
-the scheduler, a bad one at times: it assigns devices, and now and then more than there is. ALIQUOT_CHAOS_SEED runs a history again.
+Pods come and go, containers die, agent and kubelet are killed at any moment, and aliquot-mps with all its daemons; the API falls silent,
+files are lost, GPUs fall ill and recover, are cordoned and uncordoned, the driver is changed underneath, an administrator and mig-manager
+partition a GPU. Pods are of every backend, and some may burst. The test plays the scheduler, a bad one at times: it assigns devices, and
+now and then more than there is. ALIQUOT_CHAOS_SEED runs a history again.
 """
 
 import asyncio
@@ -17,17 +18,31 @@ from typing import Any
 
 import pytest
 
+from agent.core.mps import DAEMONS_DIRECTORY, RECORDS_DIRECTORY
 from aliquot.paths import built
 from aliquot.standin.cluster import Kind
+from aliquot.standin.errors import NotFoundError
 from aliquot.standin.node import Node
 from placement import mig
 from proto import codec, contract
-from proto.model import ContainerAssignment, DeviceShare, PodAssignment, Priority
-from proto.units import MIB
+from proto.model import ContainerAssignment, DeviceShare, Isolation, PodAssignment, Priority
+from proto.units import MIB, WHOLE_GPU_PERCENT
 from tests.bench.agent_churn import hurried_node, live_hours
 from tests.integration.agent_invariants import Invariants, look_at_driver
-from tests.integration.agent_nodes import VGPU, condition, container, drift_page, eventually, grants, inject, make_node, manifest, published
-from tests.integration.mig_nodes import a100_topology, ctk, on_host
+from tests.integration.agent_nodes import (
+    VGPU,
+    condition,
+    container,
+    drift_page,
+    eventually,
+    grants,
+    inject,
+    is_running,
+    make_node,
+    manifest,
+    published,
+)
+from tests.integration.mig_nodes import DRIVER_WITH_LIMITS, a100_topology, ctk, mps_program, on_host
 
 pytestmark = [pytest.mark.usefixtures("build_dir")]
 SEED_ENV = "ALIQUOT_CHAOS_SEED"
@@ -35,6 +50,11 @@ SECONDS_ENV = "ALIQUOT_SOAK_SECONDS"
 HOURS_ENV = "ALIQUOT_SOAK_HOURS"
 """How long the soak tests go on: of the clock, and of a node's life at a minute each."""
 MOST_PODS = 14
+BURST = 1.5
+GIVEN_SECONDS = 3.0
+"""How long an administrator waits for the pod that wants a GPU alone."""
+LEAST_CHECKED = {"share": 20, "instance": 2, "cores": 3, "priority": 3, "burst": 2, "mps": 2, "driver": 2, "exclusive": 1}
+"""How often containers of each kind were looked at, at least."""
 REST_SECONDS = 40.0
 WHOLE_GPUS = 2
 MIG_GPU = WHOLE_GPUS
@@ -85,18 +105,25 @@ class Chaos:
     @property
     def seen_enough(self) -> bool:
         """Whether containers of all kinds were there to be checked, however slow this machine is."""
-        checked = self.invariants.checked
-        return all(checked[what] >= least for what, least in (("share", 20), ("instance", 2), ("cores", 3), ("priority", 3)))
+        return all(map(self.seen, LEAST_CHECKED))
+
+    def seen(self, what: str) -> bool:
+        """Whether containers of a kind were there to be checked."""
+        return self.invariants.checked[what] >= LEAST_CHECKED[what]
 
     async def step(self) -> None:
         """Let something happen, and see that all invariants hold."""
         events: dict[Callable[[], Awaitable[None] | None], int] = {
             self.create_pod: 16,
-            self.create_urgent_or_patient_pod: 4,
+            self.create_urgent_or_patient_pod: 4 if self.seen("priority") else 12,
+            self.create_pod_without_shim: 8,
+            self.create_bursting_pod: 4 if self.seen("burst") else 12,
+            self.give_a_whole_gpu: 3,
             self.delete_pod: 4,
             self.replace_pod: 2,
             self.kill_container: 3,
             self.kill_agent: 2,
+            self.kill_mps: 2,
             self.restart_kubelet: 1,
             self.lose_checkpoint: 1,
             self.silence_api: 1,
@@ -123,7 +150,44 @@ class Chaos:
     def create_urgent_or_patient_pod(self) -> None:
         self.create_pod(priority=self.random.choice(list(Priority)))
 
-    def create_pod(self, name: str | None = None, priority: Priority | None = None) -> None:
+    def create_pod_without_shim(self) -> None:
+        self.create_pod(isolation=self.random.choice((Isolation.MPS, Isolation.DRIVER)))
+
+    def create_bursting_pod(self) -> None:
+        self.create_pod(burst=BURST)
+
+    async def give_a_whole_gpu(self) -> None:
+        """An administrator takes everybody else off a GPU that works for a pod that wants it alone, and after a while that one too."""
+        taken = self.taken_whole()
+        uuid = next(iter(taken), self.random.choice(self.node.inventory.gpus[:WHOLE_GPUS]).uuid)
+        for pod in self.invariants.pods():
+            given = self.invariants.assigned[pod["metadata"]["uid"]].values()
+            if any(share.device_uuid == uuid for shares in given for share in shares):
+                self.node.delete_pod(pod["metadata"]["name"])
+        if not taken:
+            self.heal_all()
+            self.uncordon_all()
+            name = f"whole{self._serial}"
+            self.create_pod(name, isolation=Isolation.EXCLUSIVE, alone_on=uuid)
+            with contextlib.suppress(TimeoutError, NotFoundError):  # it may be late, and what was drawn before may come to nothing
+                await self.node.wait_for_pod(name, is_running, timeout_seconds=GIVEN_SECONDS)
+
+    def taken_whole(self) -> set[str]:
+        """The GPU of the pod that wants one alone, if there is such a pod."""
+        present = {pod["metadata"]["uid"] for pod in self.invariants.pods()}
+        alone = [uid for uid, isolation in self.invariants.isolations.items() if isolation is Isolation.EXCLUSIVE and uid in present]
+        return {share.device_uuid for uid in alone for given in self.invariants.assigned[uid].values() for share in given}
+
+    def create_pod(
+        self,
+        name: str | None = None,
+        *,
+        priority: Priority | None = None,
+        isolation: Isolation | None = None,
+        burst: float | None = None,
+        alone_on: str = "",
+    ) -> None:
+        """``alone_on``: the GPU of a pod with isolation exclusive."""
         for pod in self.invariants.pods():
             if pod["status"].get("phase") == "Failed":  # whoever owns it makes another
                 self.node.delete_pod(pod["metadata"]["name"])
@@ -131,36 +195,58 @@ class Chaos:
             return
         self._serial += 1
         uid = f"{self.random.getrandbits(128):032x}"
-        drawn = [self.draw_container(letter, shared=priority is not None) for letter in "ab"[: self.random.choice((1, 1, 2))]]
-        init = [self.draw_container("init")] if self.random.random() < 0.3 else []
+        annotations = {
+            contract.ANNOTATION_PRIORITY: priority,
+            contract.ANNOTATION_ISOLATION: isolation,
+            contract.ANNOTATION_MEMORY_BURST: None if burst is None else str(burst),
+        }
+        of_whole_gpus = any(annotations.values())
+        if alone_on:
+            drawn, init = [self.whole(alone_on)], []
+        else:
+            letters = "ab"[: self.random.choice((1, 1, 2))]
+            drawn = [self.draw_container(letter, of_whole_gpus=of_whole_gpus, isolation=isolation) for letter in letters]
+            with_init = self.random.random() < 0.3
+            init = [self.draw_container("init", of_whole_gpus=of_whole_gpus, isolation=isolation)] if with_init else []
         for spec, _ in init:
             spec["command"] = ["sh", "-c", "sleep 0.05"]
         shares = {spec["name"]: given for spec, given in (*init, *drawn)}
         self.invariants.assigned[uid] = shares
         text = codec.encode_assignment(PodAssignment(uid, tuple(ContainerAssignment(*item) for item in shares.items())))
-        metadata = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
-        if priority is not None:
-            metadata["annotations"][contract.ANNOTATION_PRIORITY] = priority
-            self.invariants.priorities[uid] = priority
+        chosen = {annotation: value for annotation, value in annotations.items() if value is not None}
+        metadata = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text, **chosen}}
+        self.invariants.know(uid, priority, isolation, burst)
         specs = [spec for spec, _ in drawn]
         self.node.create_pod(manifest(name or f"p{self._serial}", *specs, init=[spec for spec, _ in init], **metadata))
 
-    def draw_container(self, name: str, *, shared: bool = False) -> tuple[dict[str, Any], tuple[DeviceShare, ...]]:
-        """A container, and devices assigned without a look at what is free. ``shared``: of GPUs that are not partitioned."""
-        if not shared and self.random.random() < 0.3:
+    def whole(self, uuid: str) -> tuple[dict[str, Any], tuple[DeviceShare, ...]]:
+        """A container that has a GPU alone, and uses more of it than any share has."""
+        share = DeviceShare(uuid, self.invariants.usable_mib[uuid] * MIB, WHOLE_GPU_PERCENT)
+        program = f"{built('bin/aliquot-cuda-client')} hold --mib {self.invariants.usable_mib[uuid] * 4 // 5}"
+        return {**container("a", mib=None), "command": ["sh", "-c", f"{program}; exec sleep 600"]}, (share,)
+
+    def draw_container(
+        self, name: str, *, of_whole_gpus: bool = False, isolation: Isolation | None = None
+    ) -> tuple[dict[str, Any], tuple[DeviceShare, ...]]:
+        """A container, and devices assigned without a look at what is free. ``of_whole_gpus``: not of those that are partitioned."""
+        if not of_whole_gpus and self.random.random() < 0.3:
             place = self.random.choice(sorted(self.invariants.places.values(), key=lambda one: one.uuid))
             limits = {mig.resource_of_profile(place.profile): "1"}
             spec = {"name": name, "command": ["sleep", "600"], "resources": {"limits": limits}}
             return spec, (DeviceShare(place.uuid, place.memory_bytes),)
-        gpus = self.random.sample(self.node.inventory.gpus[:WHOLE_GPUS], self.random.choice((1, 1, 2)))
+        taken = self.taken_whole() if self.random.random() < 0.8 else set()
+        free = [gpu for gpu in self.node.inventory.gpus[:WHOLE_GPUS] if gpu.uuid not in taken]
+        count = 1 if isolation is Isolation.MPS else self.random.choice((1, 1, 2))
+        gpus = self.random.sample(free, min(count, len(free)))
         usable_mib = min(self.invariants.usable_mib[gpu.uuid] for gpu in gpus)
-        each_percent = self.random.choice((None, None, 20, 45, 70))
+        each_percent = None if isolation is Isolation.DRIVER else self.random.choice((None, None, 20, 45, 70))
         # who asks for cores asks for little memory, so that now and then it is the cores that are short
         each_mib = self.random.randrange(usable_mib // 20, usable_mib * 3 // 5 if each_percent is None else usable_mib // 5)
         cores = None if each_percent is None else each_percent * len(gpus)
         spec = container(name, vgpus=len(gpus), mib=each_mib * len(gpus), cores=cores)
         if self.random.random() < 0.4:
-            asked_mib = self.random.choice((each_mib // 2, each_mib + 100))  # the second is refused by the shim
+            # the second is refused by the shim, and nobody stands in for what refuses it elsewhere
+            asked_mib = self.random.choice((each_mib // 2, each_mib + 100)) if isolation is None else each_mib // 2
             program = f"{built('bin/aliquot-cuda-client')} hold --mib {asked_mib}"
             spec["command"] = ["sh", "-c", f"{program}; exec sleep 600"]
         return spec, tuple(DeviceShare(gpu.uuid, each_mib * MIB, each_percent) for gpu in gpus)
@@ -194,6 +280,12 @@ class Chaos:
         await self.node.agent.start()
         if self.random.random() < 0.7:  # else what follows meets it while it starts
             await self.node.agent.metrics_url(REST_SECONDS)
+
+    async def kill_mps(self) -> None:
+        """With all daemons of the node, as when its container ends."""
+        await self.node.mps.kill()
+        await asyncio.sleep(self.random.choice((0.0, 0.3)))
+        await self.node.mps.start()
 
     async def restart_kubelet(self) -> None:
         await self.node.kubelet.restart(downtime_seconds=self.random.choice((0.0, 0.2)))
@@ -298,20 +390,31 @@ class Chaos:
         await eventually(lambda: not self.invariants.pods(), "all pods are gone", REST_SECONDS)
         await eventually(lambda: not grants(self.node), "nothing is held", REST_SECONDS)
         layout = self.node.layout
-        places = (layout.cdi_dynamic, layout.run / "containers", layout.state / "mig")
+        places = (layout.cdi_dynamic, layout.run / "containers", layout.state / "mig", layout.run / RECORDS_DIRECTORY / "wanted")
         await eventually(lambda: not any(list(place.iterdir()) for place in places), "no file is left", REST_SECONDS)
+        await eventually(lambda: not list((layout.run / DAEMONS_DIRECTORY).glob("GPU-*")), "no MPS daemon is left", REST_SECONDS)
         ledger = {path.name for path in (layout.state / "ledger").iterdir()} - {"quarantine"}
         assert not ledger
         assert not look_at_driver(self.node).instances
+
+
+def limits_by_driver(directory: Path) -> tuple[str, ...]:
+    """What the agent looks for on a node whose driver limits control groups; here the containers have none."""
+    hook, cgroups = directory / "node/usr/bin/nvidia-cdi-hook", directory / "cgroup"
+    for path in (hook, cgroups / "cgroup.controllers"):
+        path.parent.mkdir(parents=True)
+        path.touch(0o755)
+    return "--driver-limits-hook=/usr/bin/nvidia-cdi-hook", f"--host-dir={directory}/node", f"--cgroup-dir={cgroups}"
 
 
 async def play(directory: Path, seed: int, seconds: float) -> Chaos:
     """Play one history, of so many seconds at least, on a node of two GPUs that are shared and one that is partitioned."""
     print(f"chaos seed: {seed}; {SEED_ENV}={seed} runs it again")
     # without capacity in the node's status, kubelet admits more than there is, and only the ledger stands in the way
-    sharing = ("--placement=assigned", "--pod-wait-seconds=2", "--publish-node-capacity=false")
-    topology = a100_topology(directory, whole=WHOLE_GPUS)
-    async with make_node(topology, *sharing, "--mig-dynamic", f"--nvidia-ctk={ctk(directory)}") as node:
+    sharing = ("--placement=assigned", "--pod-wait-seconds=2", "--publish-node-capacity=false", f"--memory-oversubscription={BURST}")
+    flags = (*sharing, "--mig-dynamic", f"--nvidia-ctk={ctk(directory)}", *limits_by_driver(directory))
+    topology = a100_topology(directory, whole=WHOLE_GPUS, driver=DRIVER_WITH_LIMITS)
+    async with make_node(topology, *flags, mps_control=mps_program(directory)) as node:
         await eventually(lambda: (found := published(node)) is not None and len(found.devices) == WHOLE_GPUS + 1, "the node is published")
         gpu_node = published(node)
         assert gpu_node is not None
