@@ -70,8 +70,8 @@ def choose(
         return refuse(states, request, preferences)
     shares_by_uuid = {state.device.uuid: share_on(state.device, request, preferences) for state in fitting}
     candidates = [_candidate(state, shares_by_uuid[state.device.uuid], policy, preferred_uuids, demand) for state in fitting]
-    empty_others = [state.device.uuid for state in states if state.empty and state.device.uuid not in shares_by_uuid]
-    search = Search(candidates, lambda: LinkTable.of(links, (state.device for state in states)), empty_others)
+    open_others = [state.device.uuid for state in states if state.empty and state.shareable and state.device.uuid not in shares_by_uuid]
+    search = Search(candidates, lambda: LinkTable.of(links, (state.device for state in states)), open_others)
     chosen = search.best(request.vgpus, preferences.numa)
     if chosen is None:
         return refuse(states, request, preferences, Reject.NUMA)

@@ -104,6 +104,11 @@ class DeviceState:
         """True while no container uses the device or an instance on it."""
         return self.used_shares == 0 and not self.used_instances
 
+    @property
+    def shareable(self) -> bool:
+        """Whether shares of the device are given out: it is in service, not cordoned, and not given out as MIG instances."""
+        return self.healthy and not self.cordoned and not self.device.mig_enabled
+
     def carries(self, share: DeviceShare) -> bool:
         """Whether the share is one of this device or of a MIG instance on it."""
         return share.device_uuid == self.device.uuid or any(share.device_uuid == i.uuid for i in self.device.mig_instances)

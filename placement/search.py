@@ -47,14 +47,14 @@ _Rank: TypeAlias = tuple[int, int, int, int, int]
 class Search:
     """One question: the candidates, and the links between them.
 
-    Args: links: makes their table. empty_others: devices that are empty too and no candidates: a link to one of them is taken like any
-          other.
+    Args: links: makes their table. open_others: devices that are empty and shareable too and no candidates: a link to one of them is
+          taken like any other.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], links: Callable[[], LinkTable], empty_others: Sequence[str] = ()) -> None:
+    def __init__(self, candidates: Sequence[Candidate], links: Callable[[], LinkTable], open_others: Sequence[str] = ()) -> None:
         self._candidates = candidates
         self._links = links
-        self._empty_others = empty_others
+        self._open_others = open_others
         self._left_free_ppm: Sequence[int] = ()
         self._quality: Sequence[Sequence[int]] = ()
         self._open_quality: Sequence[Sequence[int]] = ()
@@ -76,7 +76,7 @@ class Search:
             for row, mine in zip(self._quality, empty, strict=True)
         ]
         self._open_total = [
-            sum(row) + (sum(table.between(candidate.device_uuid, other) for other in self._empty_others) if candidate.empty else 0)
+            sum(row) + (sum(table.between(candidate.device_uuid, other) for other in self._open_others) if candidate.empty else 0)
             for candidate, row in zip(self._candidates, self._open_quality, strict=True)
         ]
 

@@ -459,7 +459,7 @@ def _vgpu_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights, fitting
             cost += weights.numa * ~nominal.aligned
     cost += weights.open_links * (nominal.open_links / (vgpus * np.maximum(1, devices - 1) * REFERENCE_QUALITY))
     cost += weights.open_device * ((columns.empty[rows].take(at) & (left_mib > 0)).sum(axis=1) / vgpus)
-    cost += weights.whole_node * (columns.node_empty[rows] & (devices > vgpus))
+    cost += weights.whole_node * (columns.node_whole[rows] & (devices > vgpus))
     if weights.free:
         cost += weights.free * after
     return cost, chosen
@@ -471,7 +471,7 @@ def host_cost(columns: Columns, rows: Rows, policy: Policy, demand: HostDemand, 
     cost = _host_cost(columns, rows, demand, free, weights) - _host_cost(columns, rows, HostDemand(), free, weights)
     if policy is Policy.FRAG:
         cost += weights.policy * _fragmentation_growth(columns, rows, demand, columns.room[rows], columns.seated[rows])
-    cost += weights.whole_node * (columns.node_empty[rows] & (columns.devices[rows] > 0))
+    cost += weights.whole_node * (columns.node_whole[rows] & (columns.devices[rows] > 0))
     cost += weights.free * free
     return cost
 
@@ -482,7 +482,7 @@ def _mig_cost(columns: Columns, rows: Rows, ask: Ask, weights: Weights) -> npt.N
         taken += count * columns.profile_slices(rows, profile)
     part = (columns.free_slices[rows].sum(axis=1) - taken) / np.maximum(1, total)
     cost = weights.policy * (-part if ask.policy is Policy.SPREAD else part)
-    cost += weights.whole_node * columns.node_empty[rows]
+    cost += weights.whole_node * columns.node_unused[rows]
     cost += weights.free * (columns.node_free_mib[rows] / np.maximum(1, columns.node_capacity_mib[rows]))
     result: npt.NDArray[np.float64] = cost
     return result

@@ -127,6 +127,10 @@ class Columns:
         self.healthy = np.zeros(shape, dtype=np.bool_)
         self.cordoned = np.zeros(shape, dtype=np.bool_)
         self.mig = np.zeros(shape, dtype=np.bool_)
+        self.usable = np.zeros(shape, dtype=np.bool_)
+        """Present, healthy and not cordoned."""
+        self.shareable = np.zeros(shape, dtype=np.bool_)
+        """Usable and not in MIG mode."""
         self.capacity_mib = np.zeros(shape, dtype=np.int64)
         self.used_mib = np.zeros(shape, dtype=np.int64)
         self.used_cores = np.zeros(shape, dtype=np.int64)
@@ -154,12 +158,11 @@ class Columns:
         self.ram_used_mib = np.zeros(rows, dtype=np.int64)
         self.changed = np.zeros(rows, dtype=np.int64)
         # derived
-        self.usable = np.zeros(shape, dtype=np.bool_)
-        """Present, healthy and not cordoned."""
         self.free_mib = np.zeros(shape, dtype=np.int64)
         self.free_cores = np.zeros(shape, dtype=np.int64)
         self.free_shares = np.zeros(shape, dtype=np.int64)
         self.empty = np.zeros(shape, dtype=np.bool_)
+        """Of shareable devices only, as are room, seats and fragmentation."""
         self.room = np.zeros(shape, dtype=np.int64)
         self.free_slices = np.zeros(shape, dtype=np.int64)
         self.seated = np.zeros((*shape, self.demand_table.seats), dtype=np.bool_)
@@ -169,7 +172,9 @@ class Columns:
         """What decides between devices that cost the same: open links, then the column, packed from high to low bits."""
         self.node_free_mib = np.zeros(rows, dtype=np.int64)
         self.node_capacity_mib = np.zeros(rows, dtype=np.int64)
-        self.node_empty = np.zeros(rows, dtype=np.bool_)
+        self.node_unused = np.zeros(rows, dtype=np.bool_)
+        self.node_whole = np.zeros(rows, dtype=np.bool_)
+        """As score.NodeView.whole; also where there are no devices."""
         self.node_fragmentation = np.zeros(rows, dtype=np.float64)
         self.cpu_free_milli = np.zeros(rows, dtype=np.int64)
         """Below 0 where more is requested than there is; UNLIMITED where the host is not known. RAM alike."""
@@ -235,6 +240,8 @@ class Columns:
             self.instances[row, column] = len(device.mig_instances)
             if device.mig_instances:
                 self._set_partition(row, column, device)
+        self.usable[row] = self.present[row] & self.healthy[row] & ~self.cordoned[row]
+        self.shareable[row] = self.usable[row] & ~self.mig[row]
         self._name_devices(row, tuple(entry.device.uuid.lower() for entry in node.devices))
         self.link_class[row] = self._link_class(matrix_of([entry.device for entry in node.devices], node.links))
         self.touch(row)
@@ -374,20 +381,22 @@ class Columns:
         free_mib = np.maximum(0, capacity - self.used_mib[rows])
         free_cores = np.maximum(0, units.WHOLE_GPU_PERCENT - self.used_cores[rows] - kept)
         free_shares = np.maximum(0, self.max_shares[rows, None] - shares)
-        empty = present & ((shares | self.used_instances[rows]) == 0)
-        room, (cpu_free, ram_free) = room_ppm(free_mib, capacity, free_cores), self._host_free(rows)
-        seated = table.fits(self.kind[rows], free_mib, free_cores, free_shares)
+        shareable, used = self.shareable[rows], (shares | self.used_instances[rows]) > 0
+        empty = shareable & ~used
+        room, (cpu_free, ram_free) = room_ppm(free_mib, capacity, free_cores) * shareable, self._host_free(rows)
+        seated = table.fits(self.kind[rows], free_mib, free_cores, free_shares * shareable)
         self.free_mib[rows], self.free_cores[rows], self.free_shares[rows], self.empty[rows] = free_mib, free_cores, free_shares, empty
-        self.usable[rows] = present & self.healthy[rows] & ~self.cordoned[rows]
         self.room[rows], self.seated[rows], self.fragmentation[rows] = room, seated, table.left_of_devices(room, seated)
         self.cpu_free_milli[rows], self.ram_free_mib[rows] = cpu_free, ram_free
         self.node_fragmentation[rows] = table.left_of_nodes(room, seated, cpu_free, ram_free)
         self.order[rows] = (self._open_links(rows, empty) << COLUMN_BITS) | np.arange(self.width)
         if (cut := self.mig[rows]).any():
-            free_mib = np.where(cut, capacity * self.free_slices[rows] // np.maximum(1, self.slices[rows]), free_mib)
+            slices = self.slices[rows]
+            free_mib = np.where(cut & (slices > 0), capacity * self.free_slices[rows] // np.maximum(1, slices), free_mib)
         self.node_free_mib[rows] = free_mib.sum(axis=1)
         self.node_capacity_mib[rows] = capacity.sum(axis=1)
-        self.node_empty[rows] = (empty | ~present).all(axis=1)
+        self.node_unused[rows] = ~used.any(axis=1)
+        self.node_whole[rows] = (empty == present).all(axis=1)
 
     def _host_free(self, rows: Rows | slice) -> tuple[Ints, Ints]:
         cpu, ram = self.cpu_milli[rows], self.ram_mib[rows]
@@ -407,7 +416,7 @@ class Columns:
     def _device_arrays(self) -> Sequence[npt.NDArray[np.generic]]:
         facts = (self.present, self.healthy, self.cordoned, self.mig, self.capacity_mib, self.used_mib, self.used_cores, self.used_shares)
         more = (self.unreserved, self.used_instances, self.instances, self.slices, self.free_slices, self.numa, self.model, self.kind)
-        return (*facts, *more)
+        return (*facts, *more, self.usable, self.shareable)
 
     def _profile_tables(self) -> Sequence[list[Ints]]:
         return self.mig_capacity, self.mig_room, self.mig_size

@@ -12,7 +12,7 @@ links        how far the best linked set falls short of full NVLink (several GPU
 numa         1 when the pod prefers one NUMA node and the devices lie on several
 open_links   links between free devices that the pod breaks, by quality
 open_device  part of the devices that were empty and now are shared
-whole_node   1 when the node was empty and keeps free devices
+whole_node   1 when the node was whole and keeps free devices; for MIG instances when nothing on it was in use
 free         what is free of the node's GPU memory afterwards
 
 A pod of several containers is rated by the mean over those that last, each as if it came alone.
@@ -20,6 +20,10 @@ A pod of several containers is rated by the mean over those that last, each as i
 Fragmentation, host and scarce are amounts of GPUs, so that nodes of different size compare, as parts of REFERENCE_GPUS. A node is as
 fragmented as the part of its free GPUs that a pod drawn from the demand (placement.demand) finds useless: because its share does not
 fit on the device, there are too few such devices, or the host's CPU or RAM do not suffice.
+
+Free is what shares can be given of now: devices that are out of service, cordoned or in MIG mode are no room in fragmentation, have no open
+links, and a node with one of them is not whole, for no pod can have all of it. In host and free they count by what is used of them, those
+in MIG mode by their memory slices if they have any: CPU that goes with a device that may come back is not beyond what is needed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,11 +73,11 @@ class Weights:
 DEFAULT_WEIGHTS: Final[Mapping[Policy, Weights]] = {
     Policy.FRAG: Weights(1.0, 0.3, 0.008, 0.6, 0.25, 0.25, 0.02, 0.001, 0.0025, 0.0),
     Policy.BINPACK: Weights(1.0, 0.05, 0.0, 0.2, 0.1, 0.5, 0.05, 0.1, 0.2, 0.5),
-    Policy.SPREAD: Weights(1.0, 0.05, 0.0, 0.2, 0.1, 0.5, 0.001, 0.0, 0.0, -1.0),
+    Policy.SPREAD: Weights(1.0, 0.05, 0.0, 0.2, 0.1, 0.5, 0.001, 0.0, 0.0001, -1.0),
     Policy.TOPOLOGY: Weights(1.0, 0.05, 0.0, 0.2, 4.0, 1.0, 0.5, 0.1, 0.1, 0.05),
 }
 """How those of frag were found, and what they do on public traces, is in docs/placement.md. To spread, links count as much as a thousandth
-of a node's memory: they decide between nodes that are equally empty."""
+of a node's memory, and a whole node as a tenth of that: they decide between nodes that are equally empty."""
 
 
 Kind: TypeAlias = tuple[str, int]
@@ -142,16 +146,22 @@ class NodeView:
         """What amounts of GPUs are divided by."""
         return max(REFERENCE_GPUS, len(self.states))
 
+    @property
+    def whole(self) -> bool:
+        """Whether a pod could have all devices of the node: there are some, and each is empty and shareable."""
+        return bool(self.states) and all(state.empty and state.shareable for state in self.states)
+
     def scarcity_of(self, index: int) -> float:
         """Return how scarce the device's kind is; 0 when that is not known."""
         device = self.states[index].device
         return self.scarcity.get((device.model.lower(), units.floor_to_mib(device.memory_bytes) // units.MIB), 0.0)
 
     def open_links(self, index: int) -> int:
-        """Add up the links between this device and other empty ones; 0 when it is in use itself."""
-        if not self.states[index].empty or not self.matrix:
+        """Add up the links between this device and others, where both are empty and shareable."""
+        free = [state.empty and state.shareable for state in self.states]
+        if not free[index] or not self.matrix:
             return 0
-        return sum(quality for quality, state in zip(self.matrix[index], self.states, strict=True) if state.empty)
+        return sum(quality for quality, other in zip(self.matrix[index], free, strict=True) if other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +240,7 @@ def vgpu_terms(
         numa=float(prefer_numa and len(touched) > 1 and (len(numa_nodes) > 1 or None in numa_nodes)),
         open_links=sum(map(view.open_links, touched)) / (len(touched) * max(1, len(view.states) - 1) * REFERENCE_QUALITY),
         open_device=sum(view.states[i].empty and after[i].free_memory_bytes > 0 for i in touched) / len(touched),
-        whole_node=float(len(touched) < len(view.states) and all(state.empty for state in view.states)),
+        whole_node=float(len(touched) < len(view.states) and view.whole),
         free=gpu_after,
     )
 
@@ -264,14 +274,14 @@ def host_terms(view: NodeView, demand: HostDemand, policy: Policy) -> Terms:
         policy=_policy_term(policy, view, view.states, host, ()),
         host=(stranded(len(view.states), gpu_free, host) - stranded(len(view.states), gpu_free, view.host)) / view.unit,
         cpu_used=host.cpu_used - view.host.cpu_used,
-        whole_node=float(bool(view.states) and all(state.empty for state in view.states)),
+        whole_node=float(view.whole),
         free=gpu_free,
     )
 
 
 def node_fragmentation(states: Sequence[DeviceState], host: Host, demand: Demand) -> float:
     """Measure how many of the free GPUs a pod drawn from the demand finds useless on this node."""
-    useful = 0
+    useful, states = 0, [state for state in states if state.shareable]
     for shape, weight in demand.shapes:
         fitting = [state for state in states if device_score.fits(state, shape)]
         if len(fitting) >= shape.vgpus and host.fits(shape.cpu_milli, shape.ram_mib):
@@ -330,12 +340,11 @@ def _room(state: DeviceState) -> float:
 
 
 def _free_mib(states: Sequence[DeviceState]) -> int:
-    """Add up the free memory; of a device in MIG mode the part whose memory slices are free."""
+    """Add up the free memory; of a device in MIG mode the part whose memory slices are free, where it has any."""
     total = 0
     for state in states:
-        if state.device.mig_enabled:
-            slices = mig.slices(state.device.mig_instances, state.used_instances)
-            total += state.capacity_bytes // units.MIB * slices.free // max(1, slices.total)
+        if state.device.mig_enabled and (slices := mig.slices(state.device.mig_instances, state.used_instances)).total:
+            total += state.capacity_bytes // units.MIB * slices.free // slices.total
         else:
             total += state.free_memory_bytes // units.MIB
     return total

@@ -43,7 +43,7 @@ from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS, HostDemand, host_terms, mig_terms, node_fragmentation, nominal, vgpu_terms
 from scheduler_plugin.core.shapes import PodShape, Shapes
 from scheduler_plugin.core.state import ClusterState, Reservation, Stage
-from tests.unit.scheduler_plugin.builders import OFFERED, PLACES, PROFILES, make_node, make_place, make_pod, make_share
+from tests.unit.scheduler_plugin.builders import OFFERED, PLACES, PROFILES, make_device, make_node, make_place, make_pod, make_share
 
 EXAMPLES = 200
 NODES = ("n1", "n2")
@@ -82,7 +82,7 @@ def gpu_nodes(draw: st.DrawFn, name: str = "n1", max_devices: int = 5) -> GpuNod
             draw(st.integers(16, 64)) * units.MIB,
             draw(st.sampled_from([None, 0, 0, 1])),
             None,
-            bool(instances),
+            bool(instances) or draw(rarely(True, False)),
             instances,
         )
         devices.append(GpuDevice(device, draw(rarely("XID 79", ""))))
@@ -319,7 +319,8 @@ def test_what_is_left_over_of_devices_and_node_is_that_of_the_scalar_score(data)
     columns, view = state.columns, state.view("n1")
     columns.derive()
     row = state.row_of("n1")
-    assert columns.fragmentation[row, : len(view.states)].tolist() == [fragmentation(device, view.demand) for device in view.states]
+    of_devices = [fragmentation(device, view.demand) if device.shareable else 0 for device in view.states]
+    assert columns.fragmentation[row, : len(view.states)].tolist() == of_devices
     assert columns.node_fragmentation[row] == pytest.approx(node_fragmentation(view.states, view.host, view.demand), abs=1e-12)
 
 
@@ -385,6 +386,39 @@ def test_a_part_of_a_gpu_never_breaks_the_last_whole_node_beside_one_that_is_in_
     verdict = Shapes(state, DEFAULT_WEIGHTS).verdict(PodShape(PodRequest((request,)), data.draw(st.sampled_from(PACKING)), demand))
     whole, broken = (int(verdict.score[state.row_of(name)]) for name in NODES)
     assert broken > whole
+
+
+def out_of_service(draw: st.DrawFn, node: GpuNode) -> GpuNode:
+    """Take some of the node's GPUs, not all, from shared pods: by a fault, a cordon, or MIG mode with or without instances."""
+    gone = draw(st.sets(st.integers(0, len(node.devices) - 1), min_size=1, max_size=len(node.devices) - 1))
+    for minor in sorted(gone):
+        entries, uuid = list(node.devices), node.devices[minor].device.uuid
+        match draw(st.sampled_from(["fault", "cordon", "mig", "mig without instances"])):
+            case "fault":
+                entries[minor] = replace(entries[minor], trouble="XID 79")
+            case "cordon":
+                node = replace(node, cordoned_devices=(*node.cordoned_devices, uuid))
+            case "mig":
+                entries[minor] = GpuDevice(make_device(node.name, minor, instances=7))
+            case _:
+                entries[minor] = replace(entries[minor], device=replace(entries[minor].device, mig_enabled=True))
+        node = replace(node, devices=tuple(entries))
+    return node
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.sampled_from([2, 4, 8]), policies, st.booleans(), st.data())
+def test_a_part_of_a_gpu_never_breaks_a_whole_node_beside_one_with_gpus_out_of_service(gpus, policy, linked, data):
+    state, mib = ClusterState(), data.draw(st.integers(1, 999))
+    for name in NODES:
+        node = make_node(name, gpus, linked=linked)
+        state.set_host(name, 64_000, 64_000)
+        state.set_gpu_node(node if name == "n1" else out_of_service(data.draw, node))
+    request = ContainerRequest("main", 1, mib * units.MIB, data.draw(st.none() | st.integers(1, 99)))
+    demand = HostDemand(data.draw(st.integers(0, 64_000)), data.draw(st.integers(0, 64_000)))
+    verdict = Shapes(state, DEFAULT_WEIGHTS).verdict(PodShape(PodRequest((request,)), policy, demand))
+    whole, other = (int(verdict.score[state.row_of(name)]) for name in NODES)
+    assert other > whole
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,6 +4,7 @@ The oracles here count from first principles (plain sums over shares, brute forc
 """
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import combinations
 
 from hypothesis import event, given, settings
@@ -143,6 +144,10 @@ def loaded_nodes(draw: st.DrawFn) -> tuple[list[Device], list[DeviceShare]]:
         choice = choose(states_of(devices, shares), request, Preferences(), Policy.SPREAD)
         shares += choice.shares if isinstance(choice, Choice) else ()
     return devices, shares
+
+
+alike_nodes = st.integers(3, 6).map(lambda count: ([make_device(minor) for minor in range(count)], []))
+"""Unused nodes of equal devices, where links alone tell these apart."""
 
 
 # --- I1 -------------------------------------------------------------------------------------------------------------
@@ -358,16 +363,21 @@ def test_topology_takes_the_best_linked_set_there_is(node, request, numa, seed, 
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(loaded_nodes(), st.integers(1, 60), st.none() | st.integers(1, 100), policies, st.data(), seeds)
+@given(loaded_nodes() | alike_nodes, st.integers(1, 60), st.none() | st.integers(1, 100), policies, st.data(), seeds)
 def test_a_share_of_one_device_breaks_no_free_pair_when_an_equal_device_is_there(node, mib, cores, policy, data, seed):
     devices, shares = node
     links = data.draw(links_between(devices))
     request = ContainerRequest("main", 1, mib * MIB, cores)
-    states = states_of(devices, shares)
+    lost, cordoned = (data.draw(st.sets(st.integers(0, len(devices) - 1), max_size=2)) for _ in range(2))
+    states = [
+        replace(state, healthy=state.device.minor not in lost, cordoned=state.device.minor in cordoned)
+        for state in states_of(devices, shares)
+    ]
     choice = choose(states, request, Preferences(), policy, links=links, seed=seed)
     if isinstance(choice, Refusal):
         return
-    table, empty = LinkTable.of(links, devices), [state.device.uuid for state in states if state.empty]
+    table = LinkTable.of(links, devices)
+    empty = [state.device.uuid for state in states if state.empty and state.healthy and not state.cordoned]
 
     def cost_and_links_taken(state):
         uuid = state.device.uuid

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import chain, pairwise
 
 import pytest
@@ -102,6 +103,15 @@ def test_topology_prefers_links_over_fuller_devices_and_binpack_does_not():
 
 def test_a_single_container_does_not_break_a_linked_pair():
     assert minors(choose(make_states(3), ask(), ANYTHING, Policy.FRAG, links=nvlinks([(0, 2)]))) == [1]
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("gone", [{"healthy": False}, {"cordoned": True}, {"device": make_device(0, mig=(make_instance(0, 0),))}])
+def test_a_single_container_takes_the_gpu_whose_partner_is_gone(gone, policy):
+    states = make_states(4)
+    states = [replace(states[0], **gone), *states[1:]]
+    chosen = [choose(states, ask(), ANYTHING, policy, links=nvlinks([(0, 1), (2, 3)]), seed=str(seed)) for seed in range(60)]
+    assert {minor for choice in chosen for minor in minors(choice)} == {1}
 
 
 def test_a_second_pair_is_left_whole():

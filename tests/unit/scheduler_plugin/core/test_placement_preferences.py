@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from placement.demand import PPM, Demand, Shape
+from placement.demand import GENERIC, PPM, Demand, Shape
 from placement.device import DEFAULT_MAX_SHARES
+from proto.gpunode import GpuDevice
 from proto.model import Link, LinkKind, Policy
 from scheduler_plugin.core import kube_filters
+from scheduler_plugin.core.columns import COLUMN_BITS
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS, HostDemand
 from scheduler_plugin.core.shapes import MAX_SCORE, PodShape, Shapes
@@ -80,6 +82,57 @@ def test_frag_leaves_gpus_where_their_cpu_is():
 def test_a_shared_pod_leaves_the_last_whole_node_alone():
     used = [make_share("b", 0, 250, 25)]
     assert best(scores(make_state(make_node("a"), make_node("b"), used=used), vgpu="1", vgpu_memory="250", vgpu_cores="25")) == "b"
+
+
+def with_fault(node, count):
+    return replace(node, devices=tuple(replace(entry, trouble="XID 79" if at < count else "") for at, entry in enumerate(node.devices)))
+
+
+def with_cordon(node, count):
+    return replace(node, cordoned_devices=tuple(entry.device.uuid for entry in node.devices[:count]))
+
+
+def with_mig(node, count):
+    return replace(
+        node, devices=tuple(GpuDevice(make_device(node.name, at, instances=7 * (at < count))) for at in range(len(node.devices)))
+    )
+
+
+def with_mig_without_instances(node, count):
+    cut = [replace(entry.device, mig_enabled=at < count) for at, entry in enumerate(node.devices)]
+    return replace(node, devices=tuple(map(GpuDevice, cut)))
+
+
+LEARNED = Demand.of({Shape(vgpus=8, memory_ppm=PPM, cores_percent=100): 1, Shape(memory_ppm=PPM // 2, cores_percent=50): 1})
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("demand", [GENERIC, LEARNED], ids=["generic", "half-of-it-whole-nodes"])
+@pytest.mark.parametrize("count", [1, 4, 7])
+@pytest.mark.parametrize("without", [with_fault, with_cordon, with_mig, with_mig_without_instances])
+def test_a_shared_pod_leaves_a_whole_node_alone_beside_one_that_is_not_all_there(without, count, demand, policy):
+    state = make_state(make_node("a", 8), without(make_node("b", 8), count))
+    state.columns.set_demand(demand)
+    found = scores(state, policy=policy, cpu_milli=4000, vgpu="1", vgpu_memory="500", vgpu_cores="50")
+    assert found["b"] > found["a"]
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_node_is_whole_again_once_its_cordoned_gpu_is_back(policy):
+    node = make_node("b", 2)
+    for cordoned, alike in ((("GPU-b-0",), False), ((), True)):
+        found = scores(make_state(make_node("a", 2), replace(node, cordoned_devices=cordoned)), policy=policy, vgpu="1", vgpu_memory="500")
+        assert (found["a"] == found["b"]) is alike
+
+
+@pytest.mark.parametrize("without", [with_fault, with_cordon, with_mig, with_mig_without_instances])
+def test_the_link_to_a_gpu_that_is_not_there_for_shares_counts_for_nothing(without):
+    """Both nodes are pairs; that of ``b`` is none while one half of it is away."""
+    state = make_state(make_node("a", 2, linked=True), without(make_node("b", 2, linked=True), 1))
+    state.columns.derive()
+    row = state.row_of("b")
+    assert (state.columns.order[row] >> COLUMN_BITS).sum() == sum(map(state.view("b").open_links, range(2))) == 0
+    assert sum(map(state.view("a").open_links, range(2))) > 0
 
 
 def test_a_pod_of_one_gpu_does_not_break_a_free_pair():
