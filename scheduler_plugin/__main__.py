@@ -163,7 +163,9 @@ class Scheduler:
             self._following = Following(lease, clock, socket.gethostname(), lambda: self._watch.told_at(Source.PODS))
             self._following.on_acquired = self._pods_stream.relist
         self._binder = Binder(self._desk, pods, lambda: self.decides, self._look_who_leads)
-        self._retry = Retry(self._desk, pods, lambda: self.decides, lambda: self._watch.told_at(Source.PODS), self._telemetry)
+        self._retry = Retry(
+            self._desk, pods, lambda: self.decides, lambda: self._watch.told_at(Source.PODS), self._telemetry, settings.scheduler_name
+        )
         self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.decides, clock.now, self._telemetry)
         self._succeeded = SucceededMembers(self._desk, pods, lambda: self.decides)
         self._desk.on_preemption = self._telemetry.count_preemption

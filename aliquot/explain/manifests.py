@@ -27,6 +27,8 @@ from scheduler_plugin.webhook.vocabularies import Options
 MAX_REPLICAS = 10_000
 _REPLICATED = ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController")
 """Kinds whose pods come from a template, ``replicas`` of them."""
+_PRIORITY_CLASSES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+"""Those that every cluster has."""
 _COUNTED = ("Pod", *_REPLICATED, "Job", "CronJob")
 
 
@@ -43,7 +45,22 @@ def pods_of(path: Path, nodes: Iterable[GpuNode], adopt_nvidia_gpu: bool = False
     pods = [pod for document in documents for pod in _pods(document, path)]
     if not pods:
         raise click.ClickException(f"{path}: expected pods of {', '.join(_COUNTED)}; found none")
+    unknown = dict.fromkeys(name for pod in pods if (name := _set_priority(pod.get("spec"))))
+    for name in unknown:
+        why = "a snapshot has no priority classes; its pods count with priority 0 unless spec.priority says another"
+        click.echo(f"{path}: the priority of class {name} is not known: {why}", err=True)
     return [_admitted(pod, normaliser, f"what-if-{path}-{number}") for number, pod in enumerate(pods)]
+
+
+def _set_priority(spec: Any) -> str:
+    """Give a pod the priority of its class, as admission would. Returns: the class where its priority is not known, otherwise nothing."""
+    if not isinstance(spec, dict) or not spec.get("priorityClassName") or spec.get("priority") is not None:
+        return ""  # admission says what is wrong with a spec that is none
+    name = str(spec["priorityClassName"])
+    if name not in _PRIORITY_CLASSES:
+        return name
+    spec["priority"] = _PRIORITY_CLASSES[name]
+    return ""
 
 
 def _pods(document: Any, path: Path) -> Iterator[dict[str, Any]]:

@@ -40,7 +40,7 @@ def _answer_lines(why: Why) -> Iterator[str]:
         yield "what would make it fit, each the least of its kind:"
         yield from (f"  - {change.sentence}" for change in why.changes)
     else:
-        yield "no single change to this pod, its neighbours or a cordon makes it fit: it needs a node that has what these lack"
+        yield "no single change to this pod, its neighbours or a cordon makes it fit: several together may, or a node with what these lack"
     if why.not_checked:
         yield not_checked_line()
 

@@ -39,7 +39,7 @@ class Change:
     node: str = ""
     """Where it would fit then; one of several when the change is not about a node."""
     amount: int = 0
-    """What may still be asked for, per vGPU: MiB, percent, or the number of vGPUs."""
+    """What may still be asked for, per vGPU: MiB, percent, or the number of vGPUs or MIG instances."""
     rooms: tuple[Room, ...] = ()
     devices: tuple[str, ...] = ()
     preference: str = ""
@@ -47,6 +47,8 @@ class Change:
     """UIDs."""
     container: str = ""
     """Which of several containers would ask for less."""
+    profile: str = ""
+    """Of which MIG profile fewer instances would be asked for."""
     host: HostDemand | None = None
     """What may still be asked for of a host's CPU and RAM, or must become free; 0 of what is not the matter."""
 

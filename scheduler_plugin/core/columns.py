@@ -274,6 +274,13 @@ class Columns:
         self.ram_used_mib[row] += ram_mib
         self.touch(row)
 
+    def allocated_mib(self) -> Ints:
+        """Return how much memory of each device is promised, by row: of one in MIG mode, the part that its used memory slices are."""
+        rows = slice(self.rows)
+        capacity, total = self.capacity_mib[rows], self.slices[rows]
+        cut = capacity * (total - self.free_slices[rows]) // np.maximum(1, total)
+        return np.where(self.mig[rows], cut, self.used_mib[rows])
+
     # --- tables ---
 
     def profile(self, name: str) -> int:

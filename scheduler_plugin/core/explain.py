@@ -8,8 +8,8 @@ nodes that lack least, so it is the smallest of all where no more nodes than tha
 the GPUs they free, and a node where those do not free enough of the host is passed over. The question is returned as a value, because its
 answer can take a tenth of a second.
 
-What is computed over all nodes at once looks at one container that asks for vGPUs; for MIG, preferences and ending pods are still answered.
-Pods of several containers are tried node by node (``explain_several``).
+What is computed over all nodes at once looks at one container that asks for vGPUs; for MIG only preferences and ending pods are. Pods of
+several containers or with MIG instances are tried node by node (``explain_several``).
 """
 
 import copy
@@ -109,22 +109,37 @@ def victim_questions(state: ClusterState, shapes: Shapes, shape: PodShape, scope
 
 
 def several_question(state: ClusterState, shape: PodShape, request: PodRequest, scope: Scope) -> SeveralQuestion | None:
-    """Ask what would help a pod of several containers, on the nodes that lack least; None for other pods.
+    """Ask what would help a pod of several containers or with MIG instances, on the nodes that lack least; None for other pods.
 
     Args: request: the pod's, with its containers' names.
     """
-    if len(request.containers) < 2:
+    if len(request.containers) < 2 and not any(container.mig for container in request.containers):
         return None
     state.columns.derive()
     rows = scope.with_host_room(state.columns, shape.demand)
     missing = np.zeros(len(state.names), dtype=np.float64)
     for container in request.containers:
-        if not container.mig:
+        if container.mig:
+            missing += _missing_instances(state.columns, len(missing), container)
+        else:
             missing += _Search(state, Ask(container, request.preferences, shape.policy, shape.demand), rows).missing()
     used = state.columns.used_shares[: len(missing)].sum(axis=1)
     nearest = rows[np.lexsort((used[rows], missing[rows]))][:TRIED_NODES].tolist()
     known = [(name, gpu) for row in nearest if (gpu := state.gpu_node(name := state.names[row])) is not None]
     return SeveralQuestion(tuple(TriedNode(gpu, state.device_states(name)) for name, gpu in known), request, shape.policy)
+
+
+def _missing_instances(columns: Columns, rows: int, container: ContainerRequest) -> Ints:
+    """Return how many MIG instances each of the first rows lacks; very many where it could never have one of a profile."""
+    missing = np.zeros(rows, dtype=np.int64)
+    for profile, count in container.mig:
+        if profile not in columns.profiles:
+            missing += _NEVER // 256
+            continue
+        number = columns.profiles.index(profile)
+        possible, free = (of_profile[number][:rows].sum(axis=1) for of_profile in (columns.mig_capacity, columns.mig_room))
+        missing += np.where(possible > 0, np.maximum(0, count - free), _NEVER // 256)
+    return missing
 
 
 def fewest_pods(questions: Iterable[NodeQuestion]) -> Change | None:

@@ -56,7 +56,8 @@ def answer_several(question: SeveralQuestion) -> tuple[Change, ...]:
     """Return the smallest change of each kind. Pure, and slow."""
     trial = _Trial(question)
     found = (trial.less_memory(), trial.less_cores(), trial.fewer_gpus(), trial.free_room(), trial.lift_cordon())
-    return (*(change for change in found if change is not None), *trial.dropped_preferences())
+    dropped = trial.dropped_preferences() if len(question.request.containers) > 1 else ()  # of one container, explain has them
+    return (*(change for change in found if change is not None), *dropped)
 
 
 class _Layout(NamedTuple):
@@ -79,7 +80,9 @@ class _Less:
     position: int
     """Of the container."""
     amount: int
-    """Per vGPU, in MiB or percent, or the number of vGPUs."""
+    """Per vGPU, in MiB or percent, or the number of vGPUs or of instances."""
+    profile: str = ""
+    """Of the MIG instances that it is about."""
 
 
 class _Trial:
@@ -116,12 +119,16 @@ class _Trial:
         return self._less(Kind.ASK_LESS_CORES, sentence, found)
 
     def fewer_gpus(self) -> Change | None:
-        """Find the smallest reduction of one container's vGPUs, each of the same size."""
+        """Find the smallest reduction of one container's vGPUs, each of the same size, or of its MIG instances of one profile."""
         found = self._first(self._count_tries(), _with_count)
         if found is None:
             return None
         container = self._request.containers[found.position]
-        plural = "s" * (found.amount > 1)
+        plural = "s" * (found.amount != 1)
+        if found.profile:
+            asked = dict(container.mig)[found.profile]
+            instances = f"{found.amount} MIG instance{plural} {found.profile}"
+            return self._less(Kind.ASK_FEWER_GPUS, f"ask for {instances} in container {container.container} instead of {asked}", found)
         sentence = f"ask for {found.amount} vGPU{plural} of this size in container {container.container} instead of {container.vgpus}"
         return self._less(Kind.ASK_FEWER_GPUS, sentence, found)
 
@@ -194,6 +201,10 @@ class _Trial:
             for node in self._question.nodes:
                 for amount in range(1, container.vgpus):
                     yield _Less(container.vgpus - amount, node.gpu.name, position, amount)
+        for position, container in enumerate(self._request.containers):
+            for node, (profile, count) in product(self._question.nodes, container.mig):
+                for amount in range(0 if len(container.mig) > 1 else 1, count):
+                    yield _Less(count - amount, node.gpu.name, position, amount, profile)
 
     def _liftings(self) -> Iterator[tuple[TriedNode, tuple[DeviceState, ...], int]]:
         """Yield nodes with devices to put back to use, the cheapest first, and how many of them are unhealthy."""
@@ -257,7 +268,9 @@ class _Trial:
 
     def _with(self, less: _Less, smaller: _Smaller) -> PodRequest:
         containers = list(self._request.containers)
-        containers[less.position] = smaller(containers[less.position], less.amount)
+        whole = containers[less.position]
+        fewer = _with_instances(whole, less.profile, less.amount) if less.profile else smaller(whole, less.amount)
+        containers[less.position] = fewer
         return replace(self._request, containers=tuple(containers))
 
     def _fits(self, node: TriedNode, request: PodRequest) -> bool:
@@ -268,7 +281,14 @@ class _Trial:
 
     def _less(self, kind: Kind, sentence: str, found: _Less) -> Change:
         container = self._request.containers[found.position].container
-        return Change(kind, f"{sentence}: it would fit on node {found.node_name}", found.node_name, found.amount, container=container)
+        return Change(
+            kind,
+            f"{sentence}: it would fit on node {found.node_name}",
+            found.node_name,
+            found.amount,
+            container=container,
+            profile=found.profile,
+        )
 
 
 def _room(state: DeviceState, containers: Sequence[ContainerRequest]) -> Room | None:
@@ -327,6 +347,11 @@ def _with_count(container: ContainerRequest, vgpus: int) -> ContainerRequest:
         memory_bytes=None if memory is None else memory * vgpus,
         cores_percent=None if cores is None else cores * vgpus,
     )
+
+
+def _with_instances(container: ContainerRequest, profile: str, count: int) -> ContainerRequest:
+    mig = tuple((name, count if name == profile else asked) for name, asked in container.mig)
+    return replace(container, mig=tuple((name, asked) for name, asked in mig if asked))
 
 
 def _sums(amounts: Sequence[int]) -> set[int]:

@@ -78,15 +78,15 @@ class WhatIf:
         columns = self._state.columns
         columns.derive()
         present = columns.present[: columns.rows]
-        used, capacity = int(columns.used_mib[: columns.rows].sum()), int(columns.capacity_mib[: columns.rows].sum())
+        used, capacity = int(columns.allocated_mib().sum()), int(columns.capacity_mib[: columns.rows].sum())
         fragmented = float(columns.fragmentation[: columns.rows].sum()) / (FRAG_PPM * max(1, int(present.sum())))
         waiting = [pod for pod in self._state.pods.values() if pod.gpu is not None and not pod.node_name]
         fit = sum(self._fits(pod) for pod in waiting)
         return Figures(int(present.sum()), round(used / max(1, capacity), 4), round(fragmented, 4), fit, len(waiting))
 
     def add(self, pods: Iterable[PodFacts]) -> tuple[Placement, ...]:
-        """Place pods that do not exist yet; their UIDs must be new."""
-        new = list(pods)
+        """Place pods that do not exist yet, the most important first, equals as given; their UIDs must be new."""
+        new = sorted(pods, key=lambda pod: -pod.priority)
         placed = {pod.uid: self._place(pod) for pod in new}
         for gang in dict.fromkeys(gang for pod in new if (gang := gang_of_pod(pod)) is not None):
             members = [pod for pod in new if (other := gang_of_pod(pod)) is not None and other.key == gang.key]

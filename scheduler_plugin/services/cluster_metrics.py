@@ -55,7 +55,9 @@ class ClusterCollector(Collector):
         columns.derive()
         live, rows = columns.present[: columns.rows], slice(columns.rows)
         models = columns.model[rows][live]
-        capacity, used, free = (array[rows][live] for array in (columns.capacity_mib, columns.used_mib, columns.free_mib))
+        allocated = columns.allocated_mib()
+        capacity, used = columns.capacity_mib[rows][live], allocated[live]
+        free = np.where(columns.mig[rows], columns.capacity_mib[rows] - allocated, columns.free_mib[rows])[live]
         full = (columns.free_shares[rows] < 1) | (columns.used_cores[rows] > units.WHOLE_GPU_PERCENT - UNRESERVED_MIN_PERCENT)
         closed = full | columns.cordoned[rows] | ~columns.healthy[rows]
         sums = {

@@ -5,7 +5,9 @@ for minutes. So when capacity frees, the pods that fitted nowhere are judged aga
 changed since they were judged last: hundreds of kinds of pods can wait. Nodes that kube-scheduler did not ask about count only if they came
 since: its own filters left them out, and it tries the pod itself once they would not. For pods that now fit an annotation is changed,
 because a pod that changed is tried again at once. Of a gang without a plan one member of each kind is tried: once it is planned the others
-have a place, and are tried for that. Soft reservations expire here too, and decisions on pods that are gone are dropped.
+have a place, and are tried for that. What an earlier process or the replica that led before found is not known: when this one begins to
+decide, every pod of its kube-scheduler that waits without a decision counts as refused before all that is known. Soft reservations expire
+here too, and decisions on pods that are gone are dropped.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ import numpy as np
 
 from placement.refusal import Refusal
 from proto import contract
+from proto.model import PodRequest
 from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.gang import Gang, gang_of_pod
 from scheduler_plugin.core.pods import PodFacts
@@ -30,7 +33,9 @@ logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 0.25
 MAX_EXAMINED: Final = 2000
-"""Waiting pods looked at in one period, the most important ones; the others wait for kube-scheduler's own events."""
+"""Waiting pods looked at together, each shape once; in a period all are, part by part, until enough are found that fit."""
+MAX_READ: Final = 250
+"""Waiting pods that are read without a pause, in which verbs are answered."""
 FIRST_AT_ONCE: Final = 32
 """Pods poked in the first period; each costs a patch and a scheduling attempt, and room for one pod fits every pod that waits for it."""
 GROWTH: Final = 4
@@ -59,8 +64,15 @@ class Retry:
     """The loop."""
 
     def __init__(
-        self, desk: Desk, api: PodApi, leads: Callable[[], bool], pods_current_at: Callable[[], float], telemetry: Telemetry
+        self,
+        desk: Desk,
+        api: PodApi,
+        leads: Callable[[], bool],
+        pods_current_at: Callable[[], float],
+        telemetry: Telemetry,
+        scheduler_name: str = contract.SCHEDULER_NAME,
     ) -> None:
+        """Args: scheduler_name: of the pods that are asked about here."""
         self._desk = desk
         self._api = api
         self._leads = leads
@@ -71,8 +83,12 @@ class Retry:
         self._at_once = FIRST_AT_ONCE
         """How many pods are poked in the next period."""
         self._under_way = asyncio.Semaphore(MAX_UNDER_WAY)
-        self._judged: dict[str, tuple[Decision, int]] = {}
-        """Of the pods looked at, by UID, the decision and the state's change counter when they were last found to fit nowhere."""
+        self._judged: dict[str, _Waiting] = {}
+        """The pods looked at, by UID."""
+        self._scheduler_name = scheduler_name
+        self._led = False
+        self._undecided: dict[str, Decision] = {}
+        """The pods, by UID, that waited without a decision when this replica began to decide, as if refused at the beginning."""
         self._forgot_at = float("-inf")
         self._telemetry = telemetry
         self._started_at = round(desk.now())
@@ -92,7 +108,12 @@ class Retry:
         if now - self._forgot_at >= FORGET_SECONDS:
             self._forgot_at = now
             self._desk.decisions.forget_gone(state.pods, self._desk.now() - (now - known_at) - EVENT_SECONDS)
-        if not self._leads() or (state.freed_count == self._seen_freed and not self._unfinished):
+        leads, led = self._leads(), self._led
+        self._led = leads
+        if leads and not led:
+            await self._read_undecided()
+            self._unfinished = True
+        if not leads or (state.freed_count == self._seen_freed and not self._unfinished):
             return
         self._seen_freed, self._unfinished = state.freed_count, False
         ready = await self._fitting()
@@ -101,20 +122,56 @@ class Retry:
             for uid in ready:
                 group.create_task(self._poke_in_turn(uid))
 
+    async def _read_undecided(self) -> None:
+        self._undecided = {}
+        desk = self._desk
+        pending = [pod for pod in desk.state.pods.values() if pod.gpu is not None and self._is_undecided(pod)]
+        for number, pod in enumerate(pending, 1):
+            if pod.gpu is not None and pod.gpu.scheduler_name == self._scheduler_name:
+                request = desk.request_of(pod)
+                if isinstance(request, PodRequest):
+                    self._undecided[pod.uid] = Decision(pod, request, float("-inf"), 0, 0, {})
+            if number % MAX_READ == 0:
+                await asyncio.sleep(0)
+
+    def _is_undecided(self, pod: PodFacts) -> bool:
+        return not pod.node_name and pod.may_start and pod.uid not in self._desk.decisions.by_uid
+
+    def _all_waiting(self) -> list[Decision]:
+        """Return the pods that wait, the most important first."""
+        known, waiting = self._desk.state.pods, self._desk.decisions.waiting()
+        if not self._undecided:
+            return waiting
+        self._undecided = {uid: decision for uid, decision in self._undecided.items() if uid in known and self._is_undecided(known[uid])}
+        return sorted((*self._undecided.values(), *waiting), key=lambda decision: -decision.pod.priority)
+
     async def _fitting(self) -> list[str]:
         """Return the waiting pods that now fit, as many as may be poked at once; verbs are answered between two shapes."""
-        kinds: dict[PodShape, list[_Waiting]] = {}
-        waiting = [self._waiting(decision) for decision in self._desk.decisions.waiting()[:MAX_EXAMINED]]
-        for pod in waiting:
-            kinds.setdefault(pod.shape, []).append(pod)
+        decisions = self._all_waiting()
+        judged = ((decision, self._judged.get(decision.pod.uid)) for decision in decisions)
+        self._judged = {known.decision.pod.uid: known for decision, known in judged if known is not None and known.decision is decision}
         ready: list[str] = []
-        fits: dict[PodShape, set[str]] = {}
         tried: set[tuple[Gang, PodShape]] = set()
-        self._judged = {pod.decision.pod.uid: (pod.decision, pod.since) for pod in waiting}
-        for decision, shape, _ in waiting:
-            if len(ready) == self._at_once:
+        for start in range(0, len(decisions), MAX_EXAMINED):
+            part: list[_Waiting] = []
+            for decision in decisions[start : start + MAX_EXAMINED]:
+                part.append(self._waiting(decision))
+                if len(part) % MAX_READ == 0:
+                    await asyncio.sleep(0)
+            if not await self._add_fitting(part, ready, tried):
                 self._unfinished = True
                 break
+        return ready
+
+    async def _add_fitting(self, waiting: list[_Waiting], ready: list[str], tried: set[tuple[Gang, PodShape]]) -> bool:
+        """Add those of some waiting pods that now fit. Returns: whether all were looked at."""
+        kinds: dict[PodShape, list[_Waiting]] = {}
+        for pod in waiting:
+            kinds.setdefault(pod.shape, []).append(pod)
+        fits: dict[PodShape, set[str]] = {}
+        for decision, shape, _ in waiting:
+            if len(ready) == self._at_once:
+                return False
             if self._is_planned(decision):
                 ready.append(decision.pod.uid)
                 continue
@@ -123,12 +180,14 @@ class Retry:
                 await asyncio.sleep(0)
             if decision.pod.uid in fits[shape] and self._may_start(decision.pod, shape, tried):
                 ready.append(decision.pod.uid)
-        return ready
+        return True
 
     def _waiting(self, decision: Decision) -> _Waiting:
-        known, judged_at = self._judged.get(decision.pod.uid, (None, 0))
-        since = judged_at if known is decision else _judged_since(decision)
-        return _Waiting(decision, self._desk.shape_of(decision.pod, decision.request), since)
+        known = self._judged.get(decision.pod.uid)
+        if known is None:
+            known = _Waiting(decision, self._desk.shape_of(decision.pod, decision.request), _judged_since(decision))
+            self._judged[decision.pod.uid] = known
+        return known
 
     def _fitting_of(self, kind: list[_Waiting]) -> set[str]:
         """Return which pods of one shape fit on a node that changed since they were judged; what was found before is not judged again."""
@@ -143,7 +202,7 @@ class Retry:
             if takers.any_of(wanted):
                 fitting.add(pod.decision.pod.uid)
             else:
-                self._judged[pod.decision.pod.uid] = (pod.decision, state.columns.change_count)
+                self._judged[pod.decision.pod.uid] = pod._replace(since=state.columns.change_count)
         return fitting
 
     def _is_planned(self, decision: Decision) -> bool:
@@ -179,7 +238,8 @@ class Retry:
 
     async def poke(self, uid: str) -> None:
         """Have kube-scheduler try a waiting pod again now."""
-        decision = self._desk.decisions.by_uid.get(uid)
+        undecided = self._undecided.pop(uid, None)
+        decision = self._desk.decisions.by_uid.get(uid, undecided)
         if decision is None:
             return
         pod = decision.pod
@@ -193,7 +253,10 @@ class Retry:
             logger.debug("a waiting pod is gone: %s", exc)
         except KubeApiError as exc:
             if uid in self._desk.state.pods and uid not in self._desk.decisions.by_uid:
-                self._desk.decisions.record(decision)  # nothing newer is known of it
+                if decision is undecided:
+                    self._undecided[uid] = decision
+                else:
+                    self._desk.decisions.record(decision)  # nothing newer is known of it
             self._unfinished, self._at_once = True, FIRST_AT_ONCE
             logger.warning("a waiting pod cannot be retried: %s", exc, extra={"pod": f"{pod.namespace}/{pod.name}"})
 

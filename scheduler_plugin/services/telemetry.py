@@ -145,7 +145,7 @@ class _StateCollector(Collector):
         yield held
         live = columns.present[: columns.rows]
         capacity = max(1, int(columns.capacity_mib[: columns.rows].sum()))
-        used = int(columns.used_mib[: columns.rows].sum())
+        used = int(columns.allocated_mib().sum())
         yield GaugeMetricFamily(f"{_PREFIX}memory_allocated_ratio", "Promised part of all GPU memory.", value=used / capacity)
         fragmented = float(columns.fragmentation[: columns.rows].sum()) / (FRAG_PPM * max(1, int(live.sum())))
         yield GaugeMetricFamily(f"{_PREFIX}fragmentation_ratio", "Mean part of a GPU that fits no usual shape.", value=fragmented)

@@ -46,6 +46,22 @@ async def test_memory_is_told_by_model_and_what_nobody_can_get_is_stranded(api):
     assert found["model_memory_stranded_bytes", "nvidia a100"] == 1000 * units.MIB, "the GPU is cordoned"
 
 
+async def test_mig_instances_count_as_the_memory_slices_that_they_are():
+    async with FakeApi() as api:
+        await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", [make_device("n1", 0, model="NVIDIA H100", instances=7)]))))
+        async with running(api) as extender:
+            told = []
+            for name, instances in (("some", "3"), ("rest", "4")):
+                await extender.schedule(await api.put("pods", pod_object(name, **{"mig-1g.10gb": instances})), "n1")
+                told.append(await samples(extender))
+    some, full = told
+    assert some["model_memory_allocated_bytes", "nvidia h100"] == 1000 * 3 // 7 * units.MIB
+    assert some[("memory_allocated_ratio",)] == pytest.approx(3 / 7, abs=0.001)
+    assert full["model_memory_allocated_bytes", "nvidia h100"] == 1000 * units.MIB
+    assert full[("memory_allocated_ratio",)] == 1
+    assert full["model_memory_stranded_bytes", "nvidia h100"] == 0, "nothing is left that nobody could get"
+
+
 async def test_what_is_left_of_a_gpu_and_too_small_for_any_usual_pod_is_fragmented():
     async with FakeApi() as api:
         gpus = [make_device("n1", minor, model="NVIDIA H100") for minor in range(4)]

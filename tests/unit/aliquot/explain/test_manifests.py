@@ -52,3 +52,19 @@ def test_what_cannot_be_counted_is_refused_also_beside_what_can(tmp_path, other,
     with pytest.raises(click.ClickException) as caught:
         names_of(tmp_path, document("Deployment", "apps/v1"), other)
     assert says in caught.value.message
+
+
+def test_a_priority_class_counts_where_it_is_known_and_is_named_where_not(tmp_path, capsys):
+    def pod(name: str, **spec) -> dict:
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": TEMPLATE["spec"] | spec}
+
+    manifest = tmp_path / "new.yaml"
+    documents = [
+        pod("critical", priorityClassName="system-node-critical"),
+        pod("own", priorityClassName="mine"),
+        pod("given", priorityClassName="theirs", priority=7),
+    ]
+    manifest.write_text(yaml.safe_dump_all(documents))
+    assert {one.name: one.priority for one in pods_of(manifest, ())} == {"critical": 2_000_001_000, "own": 0, "given": 7}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the priority of class mine is not known" in line

@@ -8,21 +8,23 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from aliquot.explain.show import why_lines
 from placement.choose import choose_pod
 from placement.device import DeviceState
 from placement.fit import reject_reason, share_on
 from placement.refusal import Refusal
 from proto import contract, units
 from proto.gpunode import GpuDevice
-from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Policy, Preferences
+from proto.model import ContainerRequest, DeviceShare, Isolation, NumaMode, PodRequest, Policy, Preferences
 from scheduler_plugin.core.change import Change, Kind
 from scheduler_plugin.core.explain import ReasonCount, count_reasons, fewest_pods, several_question, smallest_changes, victim_questions
-from scheduler_plugin.core.explain_several import answer_several
+from scheduler_plugin.core.explain_several import TRIED_NODES, answer_several
 from scheduler_plugin.core.kube_filters import Scope
 from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS, HostDemand
 from scheduler_plugin.core.shapes import PodShape, Shapes
 from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.core.why import completed, explain_pod
 from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share, request_of
 
 MOST_MIB = 30
@@ -454,6 +456,76 @@ def test_a_change_of_one_of_several_containers_names_it():
     assert (change.kind, change.container, change.amount) == (Kind.ASK_LESS_MEMORY, "serve", 600)
 
 
+# --- MIG instances ---
+
+
+@st.composite
+def mig_clusters(draw: st.DrawFn) -> ClusterState:
+    state = ClusterState()
+    for name in ("n1", "n2")[: draw(st.integers(1, 2))]:
+        counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
+        node = make_node(name, [make_device(name, minor, instances=count) for minor, count in enumerate(counts)])
+        entries = tuple(GpuDevice(entry.device, draw(st.sampled_from(["", "", "XID 79"]))) for entry in node.devices)
+        cordoned = tuple(entry.device.uuid for entry in entries if draw(st.integers(0, 2)) == 0)
+        state.set_gpu_node(replace(node, devices=entries, cordoned_devices=cordoned))
+        for instance in chain.from_iterable(entry.device.mig_instances for entry in entries):
+            if draw(st.booleans()):
+                shares = {"main": [DeviceShare(instance.uuid, instance.memory_bytes)]}
+                state.set_pod(make_pod(f"on-{instance.uuid}", node=name, shares=shares, **{"mig-1g.10gb": "1"}))
+    return state
+
+
+@settings(max_examples=150, deadline=None)
+@given(mig_clusters(), st.lists(st.integers(1, 4), min_size=1, max_size=2), st.sampled_from([(), (), ("a100",)]))
+def test_the_changes_of_a_pod_with_mig_instances_are_the_smallest(state, counts, gpu_type):
+    containers = tuple(ContainerRequest(f"c{at}", mig=(("1g.10gb", count),)) for at, count in enumerate(counts))
+    request = PodRequest(containers, Preferences(gpu_type=gpu_type))
+    if fits(state, request):
+        return
+    changes = {
+        change.kind: change
+        for change in answer_several(several_question(state, PodShape.of(request, Policy.FRAG, HostDemand()), request, Scope.of(state)))
+    }
+    event(", ".join(sorted(changes)) or "nothing helps")
+    assert set(changes) <= {Kind.ASK_FEWER_GPUS, Kind.LIFT_CORDON, Kind.DROP_PREFERENCE}
+
+    def fewer(position: int, amount: int) -> PodRequest:
+        less = replace(containers[position], mig=(("1g.10gb", amount),))
+        return replace(request, containers=(*containers[:position], less, *containers[position + 1 :]))
+
+    tried = [(count - amount, fewer(at, amount)) for at, count in enumerate(counts) for amount in range(1, count)]
+    best = min((reduction for reduction, less in tried if fits(state, less)), default=None)
+    change = changes.get(Kind.ASK_FEWER_GPUS)
+    if change is None:
+        assert best is None
+    else:
+        position = [container.container for container in containers].index(change.container)
+        assert change.profile == "1g.10gb"
+        assert fits(state, fewer(position, change.amount))
+        assert counts[position] - change.amount == best
+    assert _lifted(state, changes.get(Kind.LIFT_CORDON)) == least_lifted_of_several(state, request)
+
+
+def mig_why(state: ClusterState, **limits: str) -> tuple[str, ...]:
+    why, questions = explain_pod(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, make_pod("late", **limits))
+    return tuple(change.sentence for change in completed(why, questions.answered(), "").changes)
+
+
+def test_a_cordon_is_said_to_keep_off_a_pod_with_a_mig_instance_also_among_many_nodes_without_any():
+    state = ClusterState()
+    for number in range(TRIED_NODES + 1):
+        state.set_gpu_node(make_node(f"a{number}", 1))
+    state.set_gpu_node(make_node("n1", [make_device("n1", 0, instances=1)], cordoned_devices=("GPU-n1-0",)))
+    assert mig_why(state, **{"mig-1g.10gb": "1"}) == ("uncordon GPU-n1-0 on node n1",)
+
+
+def test_fewer_mig_instances_are_proposed_where_there_are_not_as_many():
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", [make_device("n1", 0, instances=1)]))
+    sentence = "ask for 1 MIG instance 1g.10gb in container main instead of 2: it would fit on node n1"
+    assert mig_why(state, **{"mig-1g.10gb": "2"}) == (sentence,)
+
+
 # --- reasons that do not mislead ------------------------------------------------------------------------------------
 
 
@@ -501,3 +573,13 @@ def test_a_node_whose_vgpus_are_mig_instances_says_why_it_gets_none():
     shape = PodShape(PodRequest((ContainerRequest("c0", 1),)), Policy.FRAG, HostDemand())
     _, (count,) = counted(state, shape)
     assert count.reason == "GPUs in MIG mode, given out as instances only (nvidia.com/mig-<profile>, migStrategy mixed)"
+
+
+def test_where_two_preferences_are_wrong_at_once_several_changes_are_not_ruled_out():
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", 1))
+    annotations = {contract.ANNOTATION_GPU_TYPE: "a100", contract.ANNOTATION_GPU_UUID: "GPU-elsewhere"}
+    why, questions = explain_pod(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, make_pod("late", annotations=annotations, vgpu="1"))
+    complete = completed(why, questions.answered(), "")
+    assert complete.changes == ()
+    assert any("several together may" in line for line in why_lines(complete))

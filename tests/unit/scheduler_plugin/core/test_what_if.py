@@ -6,7 +6,7 @@ from scheduler_plugin.core.kube_filters import NO_HOST_ROOM
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.state import ClusterState
 from scheduler_plugin.core.what_if import Placement, WhatIf
-from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share
 
 
 def make_state(*names: str, cpu_milli: int = 8000, ram_mib: int = 16000, gpus: int = 1) -> ClusterState:
@@ -58,3 +58,20 @@ def test_a_waiting_pod_without_room_on_hosts_is_not_counted_as_fitting():
     state.set_pod(make_pod("modest", vgpu="1", cpu_milli=8000))
     figures = trial_of(state).figures()
     assert (figures.waiting_pods_that_fit, figures.waiting_pods) == (1, 2)
+
+
+def test_mig_instances_count_as_allocated():
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", [make_device("n1", 0, instances=7)]))
+    trial = trial_of(state)
+    trial.add([make_pod(f"m{number}", **{"mig-1g.10gb": "1"}) for number in range(7)])
+    assert trial.figures().memory_allocated_ratio == 1
+
+
+def test_of_new_pods_the_most_important_is_placed_first_and_equals_in_their_order():
+    trial = trial_of(make_state("n1"))
+    pods = [make_pod(uid, vgpu="1", priority=priority) for uid, priority in {"low": 0, "first": 100, "second": 100}.items()]
+    placed = said(trial.add(pods))
+    assert list(placed) == ["first", "second", "low"]
+    assert placed["first"] == "n1"
+    assert "n1" not in (placed["second"], placed["low"])

@@ -20,7 +20,7 @@ from scheduler_plugin.extender.desk import Desk, request_of
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.gang import gang_asked
 from scheduler_plugin.extender.preempt import hold
-from scheduler_plugin.services.retry import FIRST_AT_ONCE, MAX_UNDER_WAY, Retry
+from scheduler_plugin.services.retry import FIRST_AT_ONCE, MAX_EXAMINED, MAX_UNDER_WAY, Retry
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
@@ -389,3 +389,60 @@ def full_scene() -> Scene:
     scene.state.drop_gpu_node("n2")
     scene.state.set_pod(make_pod("busy-too", node="n1", shares={"main": [make_share("n1", 1, 1000)]}, vgpu="1"))
     return scene
+
+
+async def test_a_pod_behind_thousands_that_fit_nowhere_is_tried_as_soon_as_it_fits():
+    scene = full_scene()
+    for number in range(MAX_EXAMINED + 1):
+        large = make_pod(f"large-{number}", priority=9, vgpu="1", vgpu_memory="4000")
+        scene.state.set_pod(large)
+        scene.record(large)
+    scene.waits("small", vgpu="1", vgpu_memory="10")
+    assert await scene.poked() == []
+    scene.state.set_gpu_node(make_node("n2", 2))
+    assert await scene.poked() == ["small"]
+
+
+def asked_of(uid: str, scheduler: str = contract.SCHEDULER_NAME, **fields) -> PodFacts:
+    pod = make_pod(uid, vgpu="1", vgpu_memory="500")
+    return replace(pod, gpu=replace(pod.gpu, scheduler_name=scheduler), **fields)
+
+
+async def test_pods_refused_before_a_restart_are_tried_when_they_fit():
+    scene = full_scene()
+    scene.state.set_pod(asked_of("late"))
+    scene.state.set_pod(asked_of("important", priority=9))
+    scene.state.set_pod(asked_of("gated", gates=("quota",)))
+    scene.state.set_pod(asked_of("foreign", scheduler="default-scheduler"))
+    assert await scene.poked() == []
+    scene.state.set_gpu_node(make_node("n2", 2))
+    assert await scene.poked() == ["important", "late"]
+    scene.state.freed_count += 1
+    assert await scene.poked() == [], "kube-scheduler tries them now, and says what came of it"
+
+
+async def test_pods_refused_by_the_replica_that_led_before_are_tried_after_the_takeover():
+    scene, leads = full_scene(), False
+    retry = Retry(scene.desk, scene.api, lambda: leads, lambda: scene.told_at, Telemetry())
+    await retry.step()
+    scene.state.set_pod(asked_of("late"))
+    scene.state.set_gpu_node(make_node("n2", 2))
+    await retry.step()
+    assert scene.api.poked == []
+    leads = True
+    await retry.step()
+    assert scene.api.poked == ["late"]
+
+
+async def test_a_pod_without_a_decision_that_cannot_be_tried_is_tried_again():
+    scene = full_scene()
+    scene.state.set_pod(asked_of("late"))
+    scene.state.set_gpu_node(make_node("n2", 2))
+
+    def fail() -> None:
+        raise KubeApiError("slow")
+
+    scene.api.before = fail
+    assert await scene.poked() == []
+    scene.api.before = lambda: None
+    assert await scene.poked() == ["late"]
