@@ -30,6 +30,9 @@ from scheduler_plugin.webhook.vocabularies import (
 
 REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
 
+MAX_CONTAINERS: Final = 512
+"""Containers of a pod that asks for a GPU: a node takes fewer pods, and what is said of each is worked out where filter and bind wait."""
+
 GPU_TOLERATION: Final[Json] = {"key": NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
 """What Kubernetes itself gives to pods that ask for nvidia.com/gpu, and keeps from ours: clouds taint GPU nodes by that name.
 
@@ -79,6 +82,11 @@ class Normaliser:
             if not foreign and not _asks_any(draft):
                 warn_of_priorities(draft)
                 return replace(UNTOUCHED, patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
+            if len(draft.containers) > MAX_CONTAINERS:
+                raise RequestError(
+                    f"expected at most {MAX_CONTAINERS} containers in a pod that asks for a GPU, found {len(draft.containers)}: "
+                    "divide them among pods"
+                )
             check_vocabulary(draft)
             self._remove_annotations(draft)
             translate_wishes(draft)

@@ -346,9 +346,9 @@ def _translate_nvidia(draft: Draft) -> dict[str, str]:
                 ".gpu-compute.mode"
             )
     bursts: dict[str, str] = {}
+    containers = {container.name: container for container in reversed(draft.containers)}
     for container_name, amounts in asked.items():
-        container = next((container for container in draft.containers if container.name == container_name), None)
-        if container is None:
+        if (container := containers.get(container_name)) is None:
             raise RequestError(
                 f"annotation nvidia.com/container.{container_name}…: there is no container {quote(container_name)} in the pod"
             )

@@ -5,9 +5,10 @@ import pytest
 
 from aliquot.standin.patches import apply_json_patch
 from proto import contract
-from scheduler_plugin.webhook.normalise import GPU_TOLERATION, UNTOUCHED, Normaliser
+from scheduler_plugin.webhook.draft import Draft
+from scheduler_plugin.webhook.normalise import GPU_TOLERATION, MAX_CONTAINERS, UNTOUCHED, Normaliser
 from scheduler_plugin.webhook.review import MAX_WARNING_CHARS
-from scheduler_plugin.webhook.vocabularies import FROM_LIMIT_RANGE, Options
+from scheduler_plugin.webhook.vocabularies import FROM_LIMIT_RANGE, Options, translate_amounts
 
 VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
 SCHEDULER = contract.SCHEDULER_NAME
@@ -571,3 +572,33 @@ def test_a_sidecar_that_another_webhook_puts_first_gets_no_gpu_when_the_pod_is_a
     again = admitted(pod)
     assert limits_of(again, 0) == {"cpu": "2"}
     assert limits_of(again, 1) == limits_of(pod, 1) == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "40960"}
+
+
+def annotated_for_each_container(count: int) -> dict:
+    containers = [{"name": f"c{number}"} for number in range(count)]
+    return make_pod(containers=containers, annotations={f"nvidia.com/container.c{n}.gpu-memory.request": "1Gi" for n in range(count)})
+
+
+def test_containers_are_not_searched_anew_for_each_annotation():
+    """What a review costs is in proportion to its size: filter and bind wait for it."""
+
+    class Counted(list):
+        searches = 0
+
+        def __iter__(self):
+            self.searches += 1
+            return super().__iter__()
+
+    def searches(count: int) -> int:
+        draft = Draft(annotated_for_each_container(count))
+        draft.containers = Counted(draft.containers)
+        translate_amounts(draft, Options(lambda _: (81920,)))
+        return draft.containers.searches
+
+    assert searches(200) == searches(2)
+
+
+def test_a_pod_of_too_many_containers_is_refused_when_it_asks_for_a_gpu_and_untouched_otherwise():
+    pod = annotated_for_each_container(MAX_CONTAINERS + 1)
+    assert "at most 512 containers in a pod that asks for a GPU, found 513" in refusal(pod)
+    assert normaliser().admit(make_pod(containers=pod["spec"]["containers"])) == UNTOUCHED
