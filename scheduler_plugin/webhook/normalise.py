@@ -13,7 +13,7 @@ from typing import Any, Final
 from placement.request import RequestError, pod_request
 from proto import contract, units
 from proto.errors import ContractError
-from proto.model import Isolation, PodRequest
+from proto.model import Isolation, NumaMode, PodRequest
 from scheduler_plugin.core.gang import gang_of
 from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
@@ -82,11 +82,7 @@ class Normaliser:
             if not foreign and not _asks_any(draft):
                 warn_of_priorities(draft)
                 return replace(UNTOUCHED, patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
-            if len(draft.containers) > MAX_CONTAINERS:
-                raise RequestError(
-                    f"expected at most {MAX_CONTAINERS} containers in a pod that asks for a GPU, found {len(draft.containers)}: "
-                    "divide them among pods"
-                )
+            _check_size(draft)
             check_vocabulary(draft)
             self._remove_annotations(draft)
             translate_wishes(draft)
@@ -97,7 +93,9 @@ class Normaliser:
             for container in draft.containers:
                 _settle_amounts(container)
             gang_of("", draft.annotations)
-            _count_whole_gpus(draft, pod_request(draft.pod()), self.options)
+            request = pod_request(draft.pod())
+            _check_instances(request)
+            _count_whole_gpus(draft, request, self.options)
             self._settle_scheduling(draft)
         except (RequestError, ContractError) as exc:
             return Outcome(refusal=str(exc))
@@ -174,6 +172,37 @@ def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> No
             raise RequestError(
                 f"container {asked.container} asks for a part of a GPU's memory with {contract.ANNOTATION_ISOLATION}: exclusive, which "
                 f"gives whole GPUs: remove {contract.RESOURCE_VGPU_MEMORY}, or the annotation"
+            )
+
+
+def _check_size(draft: Draft) -> None:
+    if len(draft.containers) > MAX_CONTAINERS:
+        raise RequestError(
+            f"expected at most {MAX_CONTAINERS} containers in a pod that asks for a GPU, found {len(draft.containers)}: "
+            "divide them among pods"
+        )
+
+
+def _check_instances(request: PodRequest) -> None:
+    """Refuse annotations that nothing keeps for MIG instances: one NUMA node for several, more memory, a GPU alone. Raises RequestError.
+
+    Here and not where requests are read, so that pods admitted before this was refused still start.
+    """
+    preferences = request.preferences
+    for asked in request.containers:
+        if not asked.mig:
+            continue
+        unkept = []
+        if preferences.numa is NumaMode.STRICT and sum(count for _, count in asked.mig) > 1:
+            unkept.append(f"{contract.ANNOTATION_NUMA}: strict")
+        if preferences.memory_burst is not None:
+            unkept.append(contract.ANNOTATION_MEMORY_BURST)
+        if preferences.isolation is Isolation.EXCLUSIVE:
+            unkept.append(f"{contract.ANNOTATION_ISOLATION}: exclusive")
+        if unkept:
+            raise RequestError(
+                f"container {asked.container} asks for MIG instances with {' and '.join(unkept)}, which nothing keeps for them: remove the "
+                f"annotation, ask for {contract.RESOURCE_VGPU} instead, or put the container into a pod of its own"
             )
 
 

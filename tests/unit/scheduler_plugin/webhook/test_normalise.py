@@ -602,3 +602,21 @@ def test_a_pod_of_too_many_containers_is_refused_when_it_asks_for_a_gpu_and_unto
     pod = annotated_for_each_container(MAX_CONTAINERS + 1)
     assert "at most 512 containers in a pod that asks for a GPU, found 513" in refusal(pod)
     assert normaliser().admit(make_pod(containers=pod["spec"]["containers"])) == UNTOUCHED
+
+
+@pytest.mark.parametrize(
+    ("count", "annotations", "says"),
+    [
+        ("2", {"numa": "strict"}, "aliquot.dev/numa: strict"),
+        ("1", {"memory-burst": "1.5"}, "aliquot.dev/memory-burst"),
+        ("1", {"isolation": "exclusive"}, "aliquot.dev/isolation: exclusive"),
+    ],
+)
+def test_what_nothing_keeps_for_mig_instances_is_refused(count, annotations, says):
+    pod = make_pod({"nvidia.com/mig-1g.10gb": count}, annotations={f"aliquot.dev/{name}": text for name, text in annotations.items()})
+    assert f"container main asks for MIG instances with {says}, which nothing keeps for them" in refusal(pod)
+
+
+@pytest.mark.parametrize(("count", "numa"), [("1", "strict"), ("2", "prefer")])
+def test_one_mig_instance_is_on_one_numa_node_anyway_and_several_may_prefer_it(count, numa):
+    assert refusal(make_pod({"nvidia.com/mig-1g.10gb": count}, annotations={"aliquot.dev/numa": numa})) == ""
