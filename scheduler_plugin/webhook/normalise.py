@@ -19,6 +19,7 @@ from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
 from scheduler_plugin.webhook.vocabularies import (
     NVIDIA_GPU,
+    NVIDIA_SHARED,
     Options,
     check_vocabulary,
     is_foreign,
@@ -26,6 +27,8 @@ from scheduler_plugin.webhook.vocabularies import (
     translate_amounts,
     translate_wishes,
     warn_of_priorities,
+    warn_of_unknown_annotations,
+    warn_of_unknown_resources,
 )
 
 REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
@@ -78,6 +81,7 @@ class Normaliser:
         try:
             draft = Draft(pod)
             remove_zeros(draft, self.options)
+            warn_of_unknown_resources(draft)
             foreign = is_foreign(draft, self.options)
             if not foreign and not _asks_any(draft):
                 warn_of_priorities(draft)
@@ -85,6 +89,7 @@ class Normaliser:
             _check_size(draft)
             check_vocabulary(draft)
             self._remove_annotations(draft)
+            warn_of_unknown_annotations(draft)
             translate_wishes(draft)
             if foreign:
                 translate_amounts(draft, self.options)
@@ -210,10 +215,13 @@ def _close_side_doors(draft: Draft) -> None:
     """Keep NVIDIA's runtime from handing GPUs to containers by their environment, beside what we grant.
 
     A container that asks for a GPU names none itself: the agent sets the variable, and kubelet lets the pod's own value win over it.
+    One that asks NVIDIA's device plugin for a GPU is that plugin's to give one.
     """
     name = contract.ENV_NVIDIA_VISIBLE_DEVICES
     for container in draft.containers:
         gpu = asks_gpu(container.limits)
+        if not gpu and (container.wants(NVIDIA_GPU) or container.wants(NVIDIA_SHARED)):
+            continue
         if container.remove_env(name) if gpu else container.set_env(name, contract.NO_VISIBLE_DEVICES):
             done = "removed" if gpu else f"set to {contract.NO_VISIBLE_DEVICES}"
             draft.warnings.append(f"container {container.name}: {name} is {done}: a container gets the GPUs that it asks for as resources")

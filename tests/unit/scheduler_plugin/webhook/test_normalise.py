@@ -620,3 +620,36 @@ def test_what_nothing_keeps_for_mig_instances_is_refused(count, annotations, say
 @pytest.mark.parametrize(("count", "numa"), [("1", "strict"), ("2", "prefer")])
 def test_one_mig_instance_is_on_one_numa_node_anyway_and_several_may_prefer_it(count, numa):
     assert refusal(make_pod({"nvidia.com/mig-1g.10gb": count}, annotations={"aliquot.dev/numa": numa})) == ""
+
+
+@pytest.mark.parametrize(
+    "zeros", [{"nvidia.com/vgpu": 0}, {"nvidia.com/vgpu": "0", "nvidia.com/vgpu-memory": "0", "nvidia.com/vgpu-cores": "0"}]
+)
+def test_zeros_in_our_words_ask_for_no_gpu(zeros):
+    outcome = normaliser().admit(make_pod(zeros))
+    assert (outcome.refusal, outcome.concerns_us) == ("", False)
+    assert limits_of(admitted(make_pod(zeros))) == {}
+    side = {"name": "side", "resources": {"limits": zeros}}
+    pod = admitted(make_pod(containers=[{"name": "main", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}, side]))
+    assert [limits_of(pod, position) for position in (0, 1)] == [{"nvidia.com/mig-1g.10gb": "1"}, {}]
+
+
+def test_memory_of_no_gpu_is_refused():
+    assert "found '0'" in refusal(make_pod({"nvidia.com/vgpu": "0", "nvidia.com/vgpu-memory": "4000"}))
+
+
+def test_unknown_words_under_our_own_prefixes_are_warned_about():
+    (warning,) = normaliser().admit(make_pod({"nvidia.com/vgpu": "1"}, annotations={"aliquot.dev/gpu-typ": "H100"})).warnings
+    assert warning.startswith("annotation aliquot.dev/gpu-typ has no effect: known are ")
+    assert "aliquot.dev/gpu-type," in warning
+    outcome = normaliser().admit(make_pod({"nvidia.com/vgpu-mem": "100"}))
+    assert (outcome.concerns_us, outcome.patch) == (False, ())
+    (warning,) = outcome.warnings
+    assert warning.startswith("container main: no node offers nvidia.com/vgpu-mem, so the pod will wait: known are nvidia.com/vgpu, ")
+
+
+@pytest.mark.parametrize("limits", [{"nvidia.com/gpu": "1"}, {"nvidia.com/gpu.shared": "1"}])
+def test_a_container_with_a_gpu_of_nvidias_plugin_keeps_what_that_plugin_gives_it(limits):
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "1"}}}
+    pod = admitted(make_pod(containers=[main, {"name": "theirs", "resources": {"limits": limits}}, {"name": "none"}]))
+    assert ["env" in container for container in pod["spec"]["containers"]] == [False, False, True]
