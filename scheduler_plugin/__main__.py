@@ -144,6 +144,7 @@ class Scheduler:
         events = KubeEvents(connection, clock)
         self._events = WaitingEvents(self._explainer, events, self._desk.decisions.by_uid, clock.monotonic)
         self._desk.on_decision = self._on_decision
+        self._desk.on_invalid = self._telemetry.count_invalid
         pods = KubePods(connection)
         self._pods_stream = Stream("pods", PODS_PATH, decode_pod, connection, self._watch.pods)
         self._streams = (

@@ -7,7 +7,7 @@ three mean the same by a pod.
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -41,8 +41,8 @@ class Metadata(msgspec.Struct, rename="camel"):
     resource_version: str = ""
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
-    deletion_timestamp: datetime | None = None
-    """When the grace period is over."""
+    deletion_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    """When the grace period is over. A time without a zone is none that Kubernetes writes."""
     owner_references: list[OwnerReference] | None = None
 
 
@@ -279,19 +279,19 @@ def host_amounts(item: NodeObject) -> tuple[int, int, int]:
     """Return a node's allocatable CPU in thousandths of a core, its RAM in MiB, both rounded down, and how many pods it takes."""
     allocatable = item.status.allocatable or {}
     amounts = cpu_milli(str(allocatable.get("cpu", 0))), memory_mib(str(allocatable.get("memory", 0)))
-    return (*amounts, int(units.parse_quantity(str(allocatable.get("pods", 0)))))
+    return (*amounts, max(0, min(MOST, int(units.parse_quantity(str(allocatable.get("pods", 0)))))))
 
 
 @lru_cache(maxsize=_CACHED_QUANTITIES)
 def cpu_milli(text: str) -> int:
-    """Read an amount of CPU, in thousandths of a core, at most MOST."""
-    return min(MOST, int(units.parse_quantity(text) * 1000))
+    """Read an amount of CPU, in thousandths of a core, from 0 to MOST."""
+    return max(0, min(MOST, int(units.parse_quantity(text) * 1000)))
 
 
 @lru_cache(maxsize=_CACHED_QUANTITIES)
 def memory_mib(text: str) -> int:
-    """Read an amount of RAM, in MiB, rounded down, at most MOST."""
-    return min(MOST, int(units.parse_quantity(text)) // units.MIB)
+    """Read an amount of RAM, in MiB, rounded down, from 0 to MOST."""
+    return max(0, min(MOST, int(units.parse_quantity(text)) // units.MIB))
 
 
 def _needs_preparing(spec: PodSpec) -> bool:

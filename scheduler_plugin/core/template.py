@@ -9,7 +9,7 @@ from proto import contract, gpunode, units
 from proto.errors import QuantityError
 from proto.gpunode import GpuDevice, GpuNode
 from proto.model import Device, Isolation
-from scheduler_plugin.core.objects import NodeObject, host_amounts
+from scheduler_plugin.core.objects import MOST, NodeObject, host_amounts
 
 LABEL_COUNT = "nvidia.com/gpu.count"
 LABEL_PRODUCT = "nvidia.com/gpu.product"
@@ -44,10 +44,10 @@ def template_host(item: NodeObject) -> tuple[int, int, int]:
 
 
 def _amount(text: str | int | None) -> int:
-    """Read a whole amount; 0 for what is absent or no number, as a template says nothing then."""
+    """Read a whole amount, from 0 to MOST; 0 for what is absent or no number, as a template says nothing then."""
     if text is None:
         return 0
     try:
-        return int(units.parse_quantity(str(text)))
+        return max(0, min(MOST, int(units.parse_quantity(str(text)))))
     except QuantityError:
         return 0

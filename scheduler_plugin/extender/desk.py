@@ -83,6 +83,8 @@ class Desk:
     budgets: Budgets = field(default_factory=Budgets)
     decisions: Decisions = field(default_factory=Decisions)
     on_decision: Callable[[Decision], None] = field(default=lambda _: None)
+    on_invalid: Callable[[], None] = field(default=lambda: None)
+    """Told of each filter call for a GPU pod whose request or gang annotation cannot be honoured: no decision is made then."""
     """Told every decision."""
     on_preemption: Callable[[int, int, int], None] = field(default=lambda *_: None)
     """Told of every preempt call in which nodes were looked at those kept, those dropped and the victims added."""

@@ -54,14 +54,14 @@ def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
     if request is None:
         return wire.filter_result(node_names=msgspec.Raw(named.text))
     if isinstance(request, RequestError):
-        return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named), str(request)))
+        return _invalid(desk, named, request)
     verdict = desk.verdict_for(pod, asked.shape)
     reasons = reasons_for(verdict, named.rows, all_known=not named.strange)
     if (row := desk.binding_row(pod)) is not None and row in named.rows[reasons == NodeReason.FITS.value]:
         return wire.filter_result(node_names=[desk.state.names[row]])  # what becomes of its binding there is not known yet
     gang = gang_asked(pod)
     if isinstance(gang, RequestError):
-        return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named), str(gang)))
+        return _invalid(desk, named, gang)
     turn = node = None
     if gang is not None:
         offered = frozenset(desk.names_of(named))
@@ -86,6 +86,12 @@ def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
     if len(feasible.rows) == 1:
         desk.expect(pod, request, verdict, int(feasible.rows[0]))
     return wire.filter_result(node_names=msgspec.Raw(feasible.text), failed=resolvable, unresolvable=unresolvable)
+
+
+def _invalid(desk: Desk, named: Named, error: RequestError) -> bytes:
+    """Refuse all nodes to a pod whose request or gang annotation cannot be honoured on any."""
+    desk.on_invalid()
+    return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named), str(error)))
 
 
 def _gang_refusal(desk: Desk, pod: PodFacts, request: PodRequest, named: Named, gang: Gang, turn: GangTurn, now: float) -> bytes:

@@ -50,7 +50,8 @@ class Telemetry:
             f"{_PREFIX}verb_duration_seconds", "Time to answer one call.", ["verb"], buckets=_SECONDS, registry=self.registry
         )
         self.verbs = Counter(f"{_PREFIX}verbs", "Calls answered, by outcome.", ["verb", "outcome"], registry=self.registry)
-        self.attempts = Counter(f"{_PREFIX}attempts", "Filter calls for GPU pods, by result.", ["result"], registry=self.registry)
+        text = "Filter calls for GPU pods, by result: fits, fits_nowhere, or invalid where request or gang annotation cannot be honoured."
+        self.attempts = Counter(f"{_PREFIX}attempts", text, ["result"], registry=self.registry)
         self.reasons = Counter(f"{_PREFIX}node_rejections", "Nodes rejected by filter.", ["reason"], registry=self.registry)
         self.admissions = Counter(f"{_PREFIX}admissions", "Pods seen by the webhook.", ["outcome"], registry=self.registry)
         self.gangs = Counter(
@@ -110,6 +111,10 @@ class Telemetry:
         self.attempts.labels("fits" if decision.fitting else "fits_nowhere").inc()
         for reason, count in decision.failed.items():
             self.reasons.labels(reason.label).inc(count)
+
+    def count_invalid(self) -> None:
+        """Count one filter call for a pod whose request or gang annotation cannot be honoured."""
+        self.attempts.labels("invalid").inc()
 
     def count_gang(self, event: str) -> None:
         """Count an attempt to start a gang that was planned, completed or expired."""

@@ -13,12 +13,13 @@ from typing import Any, Final
 from placement.request import RequestError, pod_request
 from proto import contract, units
 from proto.errors import ContractError
-from proto.model import Isolation, PodRequest
+from proto.model import Isolation, NumaMode, PodRequest
 from scheduler_plugin.core.gang import gang_of
 from scheduler_plugin.core.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
 from scheduler_plugin.webhook.vocabularies import (
     NVIDIA_GPU,
+    NVIDIA_SHARED,
     Options,
     check_vocabulary,
     is_foreign,
@@ -26,9 +27,14 @@ from scheduler_plugin.webhook.vocabularies import (
     translate_amounts,
     translate_wishes,
     warn_of_priorities,
+    warn_of_unknown_annotations,
+    warn_of_unknown_resources,
 )
 
 REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
+
+MAX_CONTAINERS: Final = 512
+"""Containers of a pod that asks for a GPU: a node takes fewer pods, and what is said of each is worked out where filter and bind wait."""
 
 GPU_TOLERATION: Final[Json] = {"key": NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
 """What Kubernetes itself gives to pods that ask for nvidia.com/gpu, and keeps from ours: clouds taint GPU nodes by that name.
@@ -75,12 +81,15 @@ class Normaliser:
         try:
             draft = Draft(pod)
             remove_zeros(draft, self.options)
+            warn_of_unknown_resources(draft)
             foreign = is_foreign(draft, self.options)
             if not foreign and not _asks_any(draft):
                 warn_of_priorities(draft)
                 return replace(UNTOUCHED, patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
+            _check_size(draft)
             check_vocabulary(draft)
             self._remove_annotations(draft)
+            warn_of_unknown_annotations(draft)
             translate_wishes(draft)
             if foreign:
                 translate_amounts(draft, self.options)
@@ -89,7 +98,9 @@ class Normaliser:
             for container in draft.containers:
                 _settle_amounts(container)
             gang_of("", draft.annotations)
-            _count_whole_gpus(draft, pod_request(draft.pod()), self.options)
+            request = pod_request(draft.pod())
+            _check_instances(request)
+            _count_whole_gpus(draft, request, self.options)
             self._settle_scheduling(draft)
         except (RequestError, ContractError) as exc:
             return Outcome(refusal=str(exc))
@@ -169,14 +180,48 @@ def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> No
             )
 
 
+def _check_size(draft: Draft) -> None:
+    if len(draft.containers) > MAX_CONTAINERS:
+        raise RequestError(
+            f"expected at most {MAX_CONTAINERS} containers in a pod that asks for a GPU, found {len(draft.containers)}: "
+            "divide them among pods"
+        )
+
+
+def _check_instances(request: PodRequest) -> None:
+    """Refuse annotations that nothing keeps for MIG instances: one NUMA node for several, more memory, a GPU alone. Raises RequestError.
+
+    Here and not where requests are read, so that pods admitted before this was refused still start.
+    """
+    preferences = request.preferences
+    for asked in request.containers:
+        if not asked.mig:
+            continue
+        unkept = []
+        if preferences.numa is NumaMode.STRICT and sum(count for _, count in asked.mig) > 1:
+            unkept.append(f"{contract.ANNOTATION_NUMA}: strict")
+        if preferences.memory_burst is not None:
+            unkept.append(contract.ANNOTATION_MEMORY_BURST)
+        if preferences.isolation is Isolation.EXCLUSIVE:
+            unkept.append(f"{contract.ANNOTATION_ISOLATION}: exclusive")
+        if unkept:
+            raise RequestError(
+                f"container {asked.container} asks for MIG instances with {' and '.join(unkept)}, which nothing keeps for them: remove the "
+                f"annotation, ask for {contract.RESOURCE_VGPU} instead, or put the container into a pod of its own"
+            )
+
+
 def _close_side_doors(draft: Draft) -> None:
     """Keep NVIDIA's runtime from handing GPUs to containers by their environment, beside what we grant.
 
     A container that asks for a GPU names none itself: the agent sets the variable, and kubelet lets the pod's own value win over it.
+    One that asks NVIDIA's device plugin for a GPU is that plugin's to give one.
     """
     name = contract.ENV_NVIDIA_VISIBLE_DEVICES
     for container in draft.containers:
         gpu = asks_gpu(container.limits)
+        if not gpu and (container.wants(NVIDIA_GPU) or container.wants(NVIDIA_SHARED)):
+            continue
         if container.remove_env(name) if gpu else container.set_env(name, contract.NO_VISIBLE_DEVICES):
             done = "removed" if gpu else f"set to {contract.NO_VISIBLE_DEVICES}"
             draft.warnings.append(f"container {container.name}: {name} is {done}: a container gets the GPUs that it asks for as resources")

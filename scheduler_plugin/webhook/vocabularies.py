@@ -35,6 +35,9 @@ HAMI_RESOURCES: Final = (HAMI_MEMORY, HAMI_MEMORY_PERCENT, HAMI_CORES)
 """What asks for a GPU in HAMi besides nvidia.com/gpu; a priority alone does not."""
 HAMI_OPT_OUT: Final = ("hami.io/webhook", "ignore")
 NATIVE: Final = (contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES)
+_KNOWN: Final = tuple(
+    sorted(str(value) for name, value in vars(contract).items() if name.startswith("ANNOTATION_") and name != "ANNOTATION_PREFIX")
+)
 
 _HAMI_LISTS: Final = {
     "nvidia.com/use-gputype": contract.ANNOTATION_GPU_TYPE,
@@ -129,13 +132,41 @@ def _is_foreign_annotation(name: str) -> bool:
 
 
 def remove_zeros(draft: Draft, options: Options) -> None:
-    """Remove the amounts of containers that ask for no GPU in HAMi's words, as templates write them: ``nvidia.com/gpu: 0``."""
+    """Remove the amounts of containers that ask for no GPU in our words or HAMi's, as templates write them: ``nvidia.com/gpu: 0``.
+
+    Ours are none when all of them are zero; HAMi's, which a pod can opt out of, also when only nvidia.com/gpu is.
+    """
+    for container in draft.containers:
+        ours = [name for name in {**container.limits, **container.requests} if asks_gpu([name])]
+        if not any(map(container.wants, ours)):
+            for resource in ours:
+                container.take(resource)
     if _opted_out(draft):
         return
     for container in draft.containers:
         if _speaks_hami(container, options) and not _asks_hami(container, options):
             for resource in (NVIDIA_GPU, NVIDIA_SHARED, *HAMI_RESOURCES):
                 container.take(resource)
+
+
+def warn_of_unknown_resources(draft: Draft) -> None:
+    """Say which resources are nearly ours, and offered by no node."""
+    for container in draft.containers:
+        unknown = [
+            name for name in {**container.limits, **container.requests} if name.startswith(contract.RESOURCE_VGPU) and name not in NATIVE
+        ]
+        if unknown:
+            draft.warnings.append(
+                f"container {container.name}: no node offers {', '.join(sorted(unknown))}, so the pod will wait: "
+                f"known are {', '.join(NATIVE)}"
+            )
+
+
+def warn_of_unknown_annotations(draft: Draft) -> None:
+    """Say which of a GPU pod's annotations with our prefix mean nothing."""
+    unknown = [name for name in draft.annotations if name.startswith(contract.ANNOTATION_PREFIX) and name not in _KNOWN]
+    if unknown:
+        draft.warnings.append(f"annotation {', '.join(sorted(unknown))} has no effect: known are {', '.join(_KNOWN)}")
 
 
 def warn_of_priorities(draft: Draft) -> None:
@@ -346,9 +377,9 @@ def _translate_nvidia(draft: Draft) -> dict[str, str]:
                 ".gpu-compute.mode"
             )
     bursts: dict[str, str] = {}
+    containers = {container.name: container for container in reversed(draft.containers)}
     for container_name, amounts in asked.items():
-        container = next((container for container in draft.containers if container.name == container_name), None)
-        if container is None:
+        if (container := containers.get(container_name)) is None:
             raise RequestError(
                 f"annotation nvidia.com/container.{container_name}…: there is no container {quote(container_name)} in the pod"
             )

@@ -796,8 +796,11 @@ async def test_metrics_tell_attempts_reasons_and_the_state(api):
     async with running(api) as extender:
         await extender.schedule(await create(api, "a", vgpu="2"), "n1")
         await extender.filter(await create(api, "b", vgpu="2"), "n1")
+        await extender.filter(await create(api, "c", vgpu="x"), "n1")
+        await extender.filter(await create(api, "d", vgpu="1", annotations={contract.ANNOTATION_GANG_MIN: "x"}), "n1")
         _, text = await extender.page("/metrics")
         assert 'aliquot_scheduler_attempts_total{result="fits_nowhere"} 1.0' in text
+        assert 'aliquot_scheduler_attempts_total{result="invalid"} 2.0' in text
         assert 'aliquot_scheduler_node_rejections_total{reason="memory"} 1.0' in text
         assert "aliquot_scheduler_memory_allocated_ratio 0.5" in text
         assert 'aliquot_scheduler_verb_duration_seconds_count{verb="bind"} 1.0' in text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from program.api_server import ApiServer
@@ -163,10 +163,17 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-ODD = ["1e9999999", "9" * 400, "-1", "1Ki", "0.5", [None], {"limits": {"nvidia.com/vgpu": "x"}}]
+ODD = ["1e9999999", "9" * 400, "-1", "-9E", "9E", "1Ki", "0.5", [None], {"limits": {"nvidia.com/vgpu": "x"}}, "0001-01-01T00:00:00"]
+IMAGINED = {
+    "metadata": {"name": "new", "labels": {"nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "1000"}},
+    "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110", "nvidia.com/vgpu": "20"}},
+}
+ENDING = pod_object("p", vgpu="1")
+ENDING["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
 VALID = {
     "filter": {"Pod": pod_object("p", vgpu="1", vgpu_memory="300"), "Nodes": None, "NodeNames": ["n1", "n2"]},
-    "prioritize": {"Pod": pod_object("p", vgpu="1"), "Nodes": {"items": [{"metadata": {"name": "n1"}}]}, "NodeNames": None},
+    "prioritize": {"Pod": pod_object("p", vgpu="1"), "Nodes": {"items": [{"metadata": {"name": "n1"}}, IMAGINED]}, "NodeNames": None},
+    "filter of nodes": {"Pod": ENDING, "Nodes": {"items": [IMAGINED]}, "NodeNames": None},
     "preempt": {
         "Pod": pod_object("p", vgpu="2"),
         "NodeNameToVictims": {"n1": {"Pods": [pod_object("v", vgpu="1")], "NumPDBViolations": 0}},
@@ -187,7 +194,7 @@ def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
     verb = draw(st.sampled_from(sorted(VALID)))
     document = json.loads(json.dumps(VALID[verb]))
     place, keys = document, list(document)
-    for _ in range(draw(st.integers(0, 5))):
+    for _ in range(draw(st.integers(0, 6))):
         key = draw(st.sampled_from(keys))
         inner = place[key]
         deeper = list(inner) if isinstance(inner, dict) else list(range(len(inner))) if isinstance(inner, list) else []
@@ -196,14 +203,20 @@ def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
         place, keys = inner, deeper
     key = draw(st.sampled_from(keys))
     if draw(st.booleans()):
-        place[key] = draw(
-            json_values | st.sampled_from(["1e9999999", "9" * 400, "-1", "1Ki", "0.5", [None], {"limits": {"nvidia.com/vgpu": "x"}}])
-        )
+        place[key] = draw(json_values | st.sampled_from(ODD))
     elif isinstance(place, dict):
         del place[key]
     text = json.dumps(document).encode()
     at = draw(st.integers(0, len(text)))
     return verb, draw(st.sampled_from([text, text, text, text[:at], text[:at] + b"\xff" + text[at:], text[:at] + b'"' + text[at:]]))
+
+
+def hostile(verb: str, timestamp: str = "2026-01-01T00:00:00Z", **amounts: str) -> tuple[str, bytes]:
+    """Make a valid body with another time of deletion, or other amounts of the node."""
+    document = json.loads(json.dumps({"Pod": ENDING, "Nodes": {"items": [IMAGINED]}, "NodeNames": None}))
+    document["Pod"]["metadata"]["deletionTimestamp"] = timestamp
+    document["Nodes"]["items"][0]["status"]["allocatable"] |= amounts
+    return verb, json.dumps(document).encode()
 
 
 class NoApi:
@@ -216,6 +229,12 @@ class NoApi:
 
 @settings(max_examples=400, deadline=None)
 @given(bodies())
+@example(hostile("filter", "0001-01-01T00:00:00"))
+@example(hostile("prioritize", "0001-01-01T00:00:00+23:59"))
+@example(hostile("filter", cpu="-9E"))
+@example(hostile("prioritize", memory="-9E"))
+@example(hostile("filter", pods="9E"))
+@example(hostile("filter", **{"nvidia.com/vgpu-memory": "9E"}))
 def test_any_body_is_answered_or_refused_and_leaves_at_most_an_expectation(drawn):
     verb, body = drawn
     state = ClusterState()
@@ -228,7 +247,7 @@ def test_any_body_is_answered_or_refused_and_leaves_at_most_an_expectation(drawn
     reviews = Reviews(Normaliser(Options(lambda _: {1000})), lambda _: None)
     try:
         match verb:
-            case "filter":
+            case "filter" | "filter of nodes":
                 json.loads(filter_nodes(desk, body, 0.0))
             case "prioritize":
                 json.loads(prioritize_nodes(desk, body))

@@ -5,9 +5,10 @@ import pytest
 
 from aliquot.standin.patches import apply_json_patch
 from proto import contract
-from scheduler_plugin.webhook.normalise import GPU_TOLERATION, UNTOUCHED, Normaliser
+from scheduler_plugin.webhook.draft import Draft
+from scheduler_plugin.webhook.normalise import GPU_TOLERATION, MAX_CONTAINERS, UNTOUCHED, Normaliser
 from scheduler_plugin.webhook.review import MAX_WARNING_CHARS
-from scheduler_plugin.webhook.vocabularies import FROM_LIMIT_RANGE, Options
+from scheduler_plugin.webhook.vocabularies import FROM_LIMIT_RANGE, Options, translate_amounts
 
 VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
 SCHEDULER = contract.SCHEDULER_NAME
@@ -571,3 +572,84 @@ def test_a_sidecar_that_another_webhook_puts_first_gets_no_gpu_when_the_pod_is_a
     again = admitted(pod)
     assert limits_of(again, 0) == {"cpu": "2"}
     assert limits_of(again, 1) == limits_of(pod, 1) == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "40960"}
+
+
+def annotated_for_each_container(count: int) -> dict:
+    containers = [{"name": f"c{number}"} for number in range(count)]
+    return make_pod(containers=containers, annotations={f"nvidia.com/container.c{n}.gpu-memory.request": "1Gi" for n in range(count)})
+
+
+def test_containers_are_not_searched_anew_for_each_annotation():
+    """What a review costs is in proportion to its size: filter and bind wait for it."""
+
+    class Counted(list):
+        searches = 0
+
+        def __iter__(self):
+            self.searches += 1
+            return super().__iter__()
+
+    def searches(count: int) -> int:
+        draft = Draft(annotated_for_each_container(count))
+        draft.containers = Counted(draft.containers)
+        translate_amounts(draft, Options(lambda _: (81920,)))
+        return draft.containers.searches
+
+    assert searches(200) == searches(2)
+
+
+def test_a_pod_of_too_many_containers_is_refused_when_it_asks_for_a_gpu_and_untouched_otherwise():
+    pod = annotated_for_each_container(MAX_CONTAINERS + 1)
+    assert "at most 512 containers in a pod that asks for a GPU, found 513" in refusal(pod)
+    assert normaliser().admit(make_pod(containers=pod["spec"]["containers"])) == UNTOUCHED
+
+
+@pytest.mark.parametrize(
+    ("count", "annotations", "says"),
+    [
+        ("2", {"numa": "strict"}, "aliquot.dev/numa: strict"),
+        ("1", {"memory-burst": "1.5"}, "aliquot.dev/memory-burst"),
+        ("1", {"isolation": "exclusive"}, "aliquot.dev/isolation: exclusive"),
+    ],
+)
+def test_what_nothing_keeps_for_mig_instances_is_refused(count, annotations, says):
+    pod = make_pod({"nvidia.com/mig-1g.10gb": count}, annotations={f"aliquot.dev/{name}": text for name, text in annotations.items()})
+    assert f"container main asks for MIG instances with {says}, which nothing keeps for them" in refusal(pod)
+
+
+@pytest.mark.parametrize(("count", "numa"), [("1", "strict"), ("2", "prefer")])
+def test_one_mig_instance_is_on_one_numa_node_anyway_and_several_may_prefer_it(count, numa):
+    assert refusal(make_pod({"nvidia.com/mig-1g.10gb": count}, annotations={"aliquot.dev/numa": numa})) == ""
+
+
+@pytest.mark.parametrize(
+    "zeros", [{"nvidia.com/vgpu": 0}, {"nvidia.com/vgpu": "0", "nvidia.com/vgpu-memory": "0", "nvidia.com/vgpu-cores": "0"}]
+)
+def test_zeros_in_our_words_ask_for_no_gpu(zeros):
+    outcome = normaliser().admit(make_pod(zeros))
+    assert (outcome.refusal, outcome.concerns_us) == ("", False)
+    assert limits_of(admitted(make_pod(zeros))) == {}
+    side = {"name": "side", "resources": {"limits": zeros}}
+    pod = admitted(make_pod(containers=[{"name": "main", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}, side]))
+    assert [limits_of(pod, position) for position in (0, 1)] == [{"nvidia.com/mig-1g.10gb": "1"}, {}]
+
+
+def test_memory_of_no_gpu_is_refused():
+    assert "found '0'" in refusal(make_pod({"nvidia.com/vgpu": "0", "nvidia.com/vgpu-memory": "4000"}))
+
+
+def test_unknown_words_under_our_own_prefixes_are_warned_about():
+    (warning,) = normaliser().admit(make_pod({"nvidia.com/vgpu": "1"}, annotations={"aliquot.dev/gpu-typ": "H100"})).warnings
+    assert warning.startswith("annotation aliquot.dev/gpu-typ has no effect: known are ")
+    assert "aliquot.dev/gpu-type," in warning
+    outcome = normaliser().admit(make_pod({"nvidia.com/vgpu-mem": "100"}))
+    assert (outcome.concerns_us, outcome.patch) == (False, ())
+    (warning,) = outcome.warnings
+    assert warning.startswith("container main: no node offers nvidia.com/vgpu-mem, so the pod will wait: known are nvidia.com/vgpu, ")
+
+
+@pytest.mark.parametrize("limits", [{"nvidia.com/gpu": "1"}, {"nvidia.com/gpu.shared": "1"}])
+def test_a_container_with_a_gpu_of_nvidias_plugin_keeps_what_that_plugin_gives_it(limits):
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "1"}}}
+    pod = admitted(make_pod(containers=[main, {"name": "theirs", "resources": {"limits": limits}}, {"name": "none"}]))
+    assert ["env" in container for container in pod["spec"]["containers"]] == [False, False, True]
