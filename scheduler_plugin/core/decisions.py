@@ -4,6 +4,7 @@ Kept by pod UID, the newest last, and bounded; a pod's later decision replaces t
 asked about. Of the last few, also those on pods that are bound by now, everything is kept that is needed to decide again.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -129,9 +130,12 @@ class Decisions:
     by_uid: OrderedDict[str, Decision] = field(default_factory=OrderedDict)
     recorded: OrderedDict[str, Record] = field(default_factory=OrderedDict)
     """By pod UID."""
+    latest_at: float = -math.inf
+    """When the latest was made, in seconds since 1970."""
 
     def record(self, decision: Decision, inputs: Record | None = None) -> None:
         """Keep a decision in place of the pod's earlier one."""
+        self.latest_at = max(self.latest_at, decision.at)
         self.by_uid[decision.pod.uid] = decision
         self.by_uid.move_to_end(decision.pod.uid)
         if len(self.by_uid) > MAX_KEPT:

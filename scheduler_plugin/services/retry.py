@@ -5,9 +5,9 @@ for minutes. So when capacity frees, the pods that fitted nowhere are judged aga
 changed since they were judged last: hundreds of kinds of pods can wait. Nodes that kube-scheduler did not ask about count only if they came
 since: its own filters left them out, and it tries the pod itself once they would not. For pods that now fit an annotation is changed,
 because a pod that changed is tried again at once. Of a gang without a plan one member of each kind is tried: once it is planned the others
-have a place, and are tried for that. What an earlier process or the replica that led before found is not known: when this one begins to
-decide, every pod of its kube-scheduler that waits without a decision counts as refused before all that is known. Soft reservations expire
-here too, and decisions on pods that are gone are dropped.
+have a place, and are tried for that. What an earlier process or the replica that led before found is not known: every pod of the
+kube-scheduler that waits without a decision when that first asks nothing for a while counts as refused before all that is known. Soft
+reservations expire here too, and decisions on pods that are gone are dropped.
 """
 
 import asyncio
@@ -45,6 +45,8 @@ MAX_AT_ONCE: Final = 256
 MAX_UNDER_WAY: Final = 32
 """Patches that the API server is asked for at a time, a part of what its priority and fairness gives a service account: a slow server
 gets them more slowly."""
+QUIET_SECONDS: Final = 5.0
+"""A kube-scheduler that asks nothing for so long has tried what was to be tried; before, it comes to every pod by itself."""
 FORGET_SECONDS: Final = 60.0
 """How often the decisions on pods that are gone are looked for."""
 EVENT_SECONDS: Final = 10.0
@@ -86,9 +88,11 @@ class Retry:
         self._judged: dict[str, _Waiting] = {}
         """The pods looked at, by UID."""
         self._scheduler_name = scheduler_name
-        self._led = False
+        self._led_since: float | None = None
+        """When this replica began to decide, in seconds since 1970."""
+        self._has_read = False
         self._undecided: dict[str, Decision] = {}
-        """The pods, by UID, that waited without a decision when this replica began to decide, as if refused at the beginning."""
+        """The pods, by UID, that waited without a decision when kube-scheduler was first quiet after that, as if refused then."""
         self._forgot_at = float("-inf")
         self._telemetry = telemetry
         self._started_at = round(desk.now())
@@ -108,12 +112,15 @@ class Retry:
         if now - self._forgot_at >= FORGET_SECONDS:
             self._forgot_at = now
             self._desk.decisions.forget_gone(state.pods, self._desk.now() - (now - known_at) - EVENT_SECONDS)
-        leads, led = self._leads(), self._led
-        self._led = leads
-        if leads and not led:
+        if not self._leads():
+            self._led_since = None
+            return
+        if self._led_since is None:
+            self._led_since, self._has_read = self._desk.now(), False
+        if not self._has_read and self._desk.now() - max(self._led_since, self._desk.decisions.latest_at) >= QUIET_SECONDS:
+            self._has_read = self._unfinished = True
             await self._read_undecided()
-            self._unfinished = True
-        if not leads or (state.freed_count == self._seen_freed and not self._unfinished):
+        if state.freed_count == self._seen_freed and not self._unfinished:
             return
         self._seen_freed, self._unfinished = state.freed_count, False
         ready = await self._fitting()

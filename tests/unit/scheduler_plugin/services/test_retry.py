@@ -20,7 +20,7 @@ from scheduler_plugin.extender.desk import Desk, request_of
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.gang import gang_asked
 from scheduler_plugin.extender.preempt import hold
-from scheduler_plugin.services.retry import FIRST_AT_ONCE, MAX_EXAMINED, MAX_UNDER_WAY, Retry
+from scheduler_plugin.services.retry import FIRST_AT_ONCE, MAX_EXAMINED, MAX_UNDER_WAY, QUIET_SECONDS, Retry
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
@@ -415,10 +415,25 @@ async def test_pods_refused_before_a_restart_are_tried_when_they_fit():
     scene.state.set_pod(asked_of("gated", gates=("quota",)))
     scene.state.set_pod(asked_of("foreign", scheduler="default-scheduler"))
     assert await scene.poked() == []
+    scene.now = QUIET_SECONDS
+    assert await scene.poked() == []
     scene.state.set_gpu_node(make_node("n2", 2))
     assert await scene.poked() == ["important", "late"]
     scene.state.freed_count += 1
     assert await scene.poked() == [], "kube-scheduler tries them now, and says what came of it"
+
+
+async def test_a_kube_scheduler_that_asks_comes_to_the_pods_by_itself():
+    scene = Scene()
+    scene.state.set_pod(asked_of("late"))
+    assert await scene.poked() == []
+    for _ in range(3):
+        scene.now += QUIET_SECONDS - 1
+        other = asked_of("other")
+        scene.desk.decisions.record(Decision(other, request_of(other), scene.desk.now(), 0, 1, {}))
+        assert await scene.poked() == []
+    scene.now += QUIET_SECONDS
+    assert await scene.poked() == ["late"]
 
 
 async def test_pods_refused_by_the_replica_that_led_before_are_tried_after_the_takeover():
@@ -430,6 +445,8 @@ async def test_pods_refused_by_the_replica_that_led_before_are_tried_after_the_t
     await retry.step()
     assert scene.api.poked == []
     leads = True
+    await retry.step()
+    scene.now += QUIET_SECONDS
     await retry.step()
     assert scene.api.poked == ["late"]
 
@@ -443,6 +460,8 @@ async def test_a_pod_without_a_decision_that_cannot_be_tried_is_tried_again():
         raise KubeApiError("slow")
 
     scene.api.before = fail
+    assert await scene.poked() == []
+    scene.now = QUIET_SECONDS
     assert await scene.poked() == []
     scene.api.before = lambda: None
     assert await scene.poked() == ["late"]
