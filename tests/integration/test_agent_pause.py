@@ -71,6 +71,14 @@ async def works(node, pod: str) -> None:
     await eventually(lambda: len(kernels(node, pod)) > before + 1, f"{pod} works")
 
 
+async def make_paused(node) -> None:
+    """Make pod a, whose container works, and pause it."""
+    node.create_pod(manifest("a", cuda(*WORK)))
+    await running(node, "a")
+    annotate(node, "a", "true")
+    await waits(node, "a")
+
+
 @pytest.mark.parametrize("cores", [None, 50], ids=["without a limit of compute", "with one"])
 async def test_a_running_pod_is_paused_by_its_annotation_and_goes_on_without_it(cores):
     async with make_node("t4x2") as node:
@@ -97,10 +105,7 @@ async def test_a_running_pod_is_paused_by_its_annotation_and_goes_on_without_it(
 
 async def test_a_pause_outlives_the_agent_and_ends_when_its_annotation_went_meanwhile():
     async with make_node("t4x2") as node:
-        node.create_pod(manifest("a", cuda(*WORK)))
-        await running(node, "a")
-        annotate(node, "a", "true")
-        await waits(node, "a")
+        await make_paused(node)
         await node.agent.kill()
         await node.agent.start()
         await node.wait_ready()
@@ -117,10 +122,7 @@ async def test_a_pause_outlives_the_agent_and_ends_when_its_annotation_went_mean
 
 async def test_while_the_api_is_away_what_was_known_last_holds_over_a_restart_of_the_agent():
     async with make_node("t4x2") as node:
-        node.create_pod(manifest("a", cuda(*WORK)))
-        await running(node, "a")
-        annotate(node, "a", "true")
-        await waits(node, "a")
+        await make_paused(node)
         with node.api.outage():
             await eventually(lambda: "watching pods: " in log_of(node), "the agent hears nothing any more")
             annotate(node, "a", None)
@@ -151,10 +153,7 @@ async def test_a_container_of_a_paused_pod_starts_paused_and_starts_so_again():
 
 async def test_limits_of_a_paused_container_that_somebody_changed_are_drift_and_written_again_with_the_pause():
     async with make_node("t4x2") as node:
-        node.create_pod(manifest("a", cuda(*WORK)))
-        await running(node, "a")
-        annotate(node, "a", "true")
-        await waits(node, "a")
+        await make_paused(node)
         files_of(node).amend_limits(grant_of(node, "a"), partial(pausing, paused=False))
         await eventually(lambda: contract.EVENT_REASON_DRIFT in {event["reason"] for event in node.events("a")}, "it is drift")
         await eventually(lambda: paused(node, "a") == {True}, "the limits are written again")
@@ -163,10 +162,7 @@ async def test_limits_of_a_paused_container_that_somebody_changed_are_drift_and_
 
 async def test_a_value_that_means_nothing_changes_nothing_and_is_told():
     async with make_node("t4x2") as node:
-        node.create_pod(manifest("a", cuda(*WORK)))
-        await running(node, "a")
-        annotate(node, "a", "true")
-        await waits(node, "a")
+        await make_paused(node)
         annotate(node, "a", "maybe")
         await eventually(lambda: told(node, "a") == [contract.EVENT_REASON_PAUSED, contract.EVENT_REASON_PAUSE_IGNORED], "it is told")
         await waits(node, "a")
