@@ -61,6 +61,7 @@ from scheduler_plugin.services.certificate_keeper import CertificateKeeper
 from scheduler_plugin.services.cluster_metrics import ClusterCollector
 from scheduler_plugin.services.cluster_watch import ClusterWatch, NamedHost, Source
 from scheduler_plugin.services.explainer import Answer, Explainer
+from scheduler_plugin.services.forethought import Forethought
 from scheduler_plugin.services.leadership import FOLLOW_SECONDS, Following, Leadership
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.retry import Retry
@@ -135,6 +136,7 @@ class Scheduler:
             now=clock.now,
             gang_seconds=settings.gang_seconds,
         )
+        self._forethought = Forethought(self._desk.prepare)
         self._desk.gangs.on_attempt = self._telemetry.count_gang
         self._watch = ClusterWatch(self._state, self._desk.budgets, clock)
         self._watch.on_pod_gone = self._desk.decisions.forget
@@ -281,7 +283,7 @@ class Scheduler:
         desk = self._desk
         return {
             "/filter": _telling(self._timed("filter", lambda body: filter_nodes(desk, body, self._clock.now())), wire.filter_failure),
-            "/prioritize": self._timed("prioritize", lambda body: prioritize_nodes(desk, body)),
+            "/prioritize": self._timed("prioritize", self._prioritize),
             "/preempt": self._timed_preempt,
             "/bind": _telling(self._timed_bind, wire.bind_result),
         }
@@ -294,6 +296,11 @@ class Scheduler:
 
         return handle
 
+    def _prioritize(self, body: bytes) -> bytes:
+        answer = prioritize_nodes(self._desk, body)
+        self._forethought.called()
+        return answer
+
     async def _timed_preempt(self, body: bytes) -> bytes:
         with self._telemetry.timing("preempt"):
             await self._check_decides()
@@ -302,6 +309,7 @@ class Scheduler:
     async def _timed_bind(self, body: bytes) -> bytes:
         with self._telemetry.timing("bind") as call:
             await self._check_decides()
+            self._forethought.called()  # other calls come while the API takes the binding
             answer = await self._binder.bind(body)
             call.refused = answer != BOUND
             return answer

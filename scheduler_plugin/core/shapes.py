@@ -143,6 +143,17 @@ class Shapes:
             verdict.computed_at = columns.change_count
         return verdict
 
+    def catch_up(self, shape: PodShape) -> bool:
+        """Bring a kept verdict up to date before anybody asks for it; return whether there was anything to do.
+
+        One that may take a search of nodes is left until it is asked for: that is a piece of work that others would have to wait for.
+        """
+        verdict, state = self._kept.get(shape), self._state
+        if verdict is None or _has_parts(shape) or (verdict.computed_at == state.columns.change_count and not state.wanted.drifted):
+            return False
+        self.verdict(shape)
+        return True
+
     def takers(self, shape: PodShape, since: int) -> "Takers":
         """Find the nodes that changed after ``since``, a value of the state's change counter, and take a pod that asks for GPUs.
 

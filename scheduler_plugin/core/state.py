@@ -9,7 +9,7 @@ says.
 """
 
 import hashlib
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +35,8 @@ from scheduler_plugin.core.wanted import Wanted
 
 UNKNOWN_ROW: Final = -1
 _NO_FOOTPRINT: Final[Footprint] = {}
+_PLANS_KEPT: Final = 64
+"""Pods that are on their way from being rated to being bound."""
 
 
 class _RowsByName(dict[str, int]):
@@ -102,6 +104,20 @@ class _Holder:
     demand: HostDemand
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What was chosen for a pod on a node."""
+
+    row_changed: int
+    """The number of the row's last change: no other row has it, and with everything that is known of the node it changes."""
+    request: PodRequest
+    policy: Policy
+    outcome: PodAssignment | Refusal
+
+    def is_of(self, row_changed: int, request: PodRequest, policy: Policy) -> bool:
+        return self.row_changed == row_changed and self.policy is policy and self.request == request
+
+
 class ClusterState:
     """See the module."""
 
@@ -130,6 +146,8 @@ class ClusterState:
         self._reservations: dict[str, Reservation] = {}
         self._gangs: dict[tuple[str, str], set[str]] = {}
         self._succeeded: dict[tuple[str, str], dict[str, PodFacts]] = {}
+        self._plans: OrderedDict[str, _Plan] = OrderedDict()
+        """The latest, by pod UID."""
         self._part = Part()
 
     # --- what is known ---
@@ -227,11 +245,19 @@ class ClusterState:
         return NodeView(self.device_states(node), matrix, host, table.demand, table.scarcity_of_kind)
 
     def plan(self, node: str, request: PodRequest, policy: Policy, pod_uid: str) -> PodAssignment | Refusal:
-        """Choose devices for a pod on a node, as if the pod held nothing there yet."""
-        gpu = self.gpu_node(node)
+        """Choose devices for a pod on a node, as if the pod held nothing there yet. What nothing has changed since is not chosen anew."""
+        known, columns, planned = self._nodes.get(node), self.columns, self._plans.get(pod_uid)
+        if known is None:
+            return plan_on_node((), request, policy, (), pod_uid)
+        if planned is not None and planned.is_of(int(columns.changed[known.row]), request, policy):
+            return planned.outcome
         with self.without(pod_uid):
-            links = () if gpu is None else gpu.links
-            return plan_on_node(self.device_states(node), request, policy, links, pod_uid, self.columns.demand_table.demand)
+            demand = columns.demand_table.demand
+            outcome = plan_on_node(self.device_states(node), request, policy, known.gpu.links, pod_uid, demand)
+        self._plans[pod_uid] = _Plan(int(columns.changed[known.row]), request, policy, outcome)
+        if len(self._plans) > _PLANS_KEPT:
+            self._plans.popitem(last=False)
+        return outcome
 
     def nominal_footprint(self, node: str, request: PodRequest, columns: Iterable[int]) -> Footprint:
         """Say what one container takes of the devices in these columns, one vGPU of each."""

@@ -91,6 +91,12 @@ class Desk:
     _pods: OrderedDict[bytes, Asked] = field(default_factory=OrderedDict)
     _names: deque[Named] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Compared one by one: hashing 5,000 names costs ten times as much as finding that lists differ."""
+    _latest: tuple[str, PodShape] | None = None
+    """The pod that was judged last, by UID, and its shape."""
+    _next: OrderedDict[PodShape, PodShape] = field(default_factory=OrderedDict)
+    """By shape, that of the pod that came after the last one of it: pods come in series and in rounds, one round much as the one before."""
+    _expected: deque[tuple[str, PodRequest]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """Pods that were expected somewhere, by UID, and whose devices have not been planned since."""
     _score_texts: OrderedDict[PodShape, ScoreText] = field(default_factory=OrderedDict)
     _table: NameTable = field(default_factory=lambda: NameTable(()))
     _names_by_row: tuple[str, ...] = ()
@@ -102,6 +108,9 @@ class Desk:
 
     def verdict_for(self, pod: PodFacts, shape: PodShape) -> Verdict:
         """Judge all nodes for a pod, as if it held nothing yet."""
+        if self._latest is not None and self._latest[0] != pod.uid:
+            _remember(self._next, self._latest[1], shape, MAX_KEPT)
+        self._latest = pod.uid, shape
         with self.state.without(pod.uid):
             return self.shapes.verdict(shape)
 
@@ -229,6 +238,23 @@ class Desk:
         if uses is not None:
             demand = HostDemand(pod.cpu_milli, pod.memory_mib)
             self.state.reserve(Reservation(pod.uid, node, uses, demand, Stage.SOFT, expires_at, expires_early_at))
+            if pod.gpu is not None:
+                self._expected.append((pod.uid, request))
+
+    def prepare(self) -> bool:
+        """Work out a piece of what coming calls are likely to need, a millisecond at most as a rule; False when there is nothing left.
+
+        That is what binding a pod just rated will plan, and the verdict on the shape of pod that is likely to come next. It changes no
+        answer: what is prepared is used while nothing has changed since, and worked out anew otherwise.
+        """
+        while self._expected:
+            uid, request = self._expected.popleft()
+            expected = self.state.reservations.get(uid)
+            if expected is not None:
+                self.state.plan(expected.node, request, self.default_policy, uid)
+                return True
+        likely = None if self._latest is None else self._next.get(self._latest[1])
+        return likely is not None and self.shapes.catch_up(likely)
 
     def follow(self, pod: PodFacts) -> None:
         """Expect a pod that is being prepared where kube-scheduler just said it is to go, in place of where we rated best.

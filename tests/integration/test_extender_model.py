@@ -1,4 +1,5 @@
-"""Any interleaving of filter, prioritize, bind, deletion, time, lost answers, late watches, crashes and takeovers keeps two promises.
+"""Any interleaving of filter, prioritize, bind, preparing, deletion, time, lost answers, late watches, crashes and takeovers keeps two
+promises.
 
 I1: over all pods that the API has bound, no device is promised more than it has. I3: once the API has told everything and time has passed,
 the state holds exactly what those pods hold, and nothing else. The oracle is the API's own picture of the pods, summed up by hand.
@@ -176,6 +177,9 @@ class Play:
     async def prioritize(self, number: int, _: int) -> None:
         prioritize_nodes(self.world.desk, self.call(number, NODES))
 
+    async def prepare(self, *_: int) -> None:
+        self.world.desk.prepare()
+
     def call(self, number: int, names: tuple[str, ...]) -> bytes:
         pod = pod_object(PODS[number], uid=self.world.uid_of(PODS[number]), **SHAPES[number % len(SHAPES)])
         return json.dumps({"Pod": pod, "NodeNames": names}).encode()
@@ -235,6 +239,7 @@ STEPS = (
     "delete",
     "filter",
     "prioritize",
+    "prepare",
     "bind",
     "bind",
     "bind",
@@ -268,6 +273,9 @@ steps = st.tuples(st.sampled_from(STEPS), st.sampled_from((*range(len(PODS)), *2
 @example(
     [("lose", 0, 0), ("bind", 1, 0), *[("proceed", 0, 4)] * 2, ("bind", 4, 0), *[("proceed", 0, 4)] * 2]
 )  # written without an answer: the conflict of the second try is the first one's success
+@example(
+    [("prioritize", 2, 0), ("prepare", 0, 0), *[("bind", 0, node) for node in range(2)], *[("bind", 2, node) for node in range(2)]]
+)  # what was planned for a pod is not there any more when it is bound
 @example([("drop", 0, 3), ("bind", 2, 0), ("takeover", 0, 0), ("bind", 5, 0), ("bind", 0, 0), *[("proceed", 0, 4)] * 3])
 def test_no_interleaving_promises_a_device_twice_or_leaks_a_share(history):
     event(f"{play(history)} pods bound at the end")

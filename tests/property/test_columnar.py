@@ -5,7 +5,7 @@ force over sets for links, and a fresh ClusterState filled with the end of a his
 """
 
 from dataclasses import fields, replace
-from itertools import combinations
+from itertools import combinations, cycle
 
 import numpy as np
 import pytest
@@ -500,13 +500,16 @@ def rebuilt(state: ClusterState) -> ClusterState:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(events, max_size=25), requests(), preferences, policies)
-def test_no_history_leaks_or_loses_a_share_and_kept_verdicts_stay_true(history, request, wishes, policy):
+def test_no_history_leaks_or_loses_a_share_and_kept_verdicts_and_plans_stay_true(history, request, wishes, policy):
     state = ClusterState()
     kept = Shapes(state, DEFAULT_WEIGHTS)
-    shape = PodShape.of(PodRequest((request,), replace(wishes, gpu_uuid=())), policy, HostDemand())
+    asked = PodRequest((request,), replace(wishes, gpu_uuid=()))
+    shape = PodShape.of(asked, policy, HostDemand())
     for name, *arguments in history:
         getattr(state, name)(*arguments)
         verdict = kept.verdict(shape)
+        for uid, node in zip(UIDS, cycle(NODES), strict=False):
+            state.plan(node, asked, policy, uid)
     fresh = rebuilt(state)
     anew = Shapes(fresh, DEFAULT_WEIGHTS)
     for learner in (kept, anew):
@@ -515,6 +518,8 @@ def test_no_history_leaks_or_loses_a_share_and_kept_verdicts_stay_true(history, 
     for node in state.gpu_nodes():
         assert state.device_states(node.name) == fresh.device_states(node.name)
         assert state.view(node.name) == fresh.view(node.name)
+        for uid in UIDS:
+            assert state.plan(node.name, asked, policy, uid) == fresh.plan(node.name, asked, policy, uid)
         row, other = state.row_of(node.name), fresh.row_of(node.name)
         assert (verdict.reason[row], verdict.score[row], verdict.curable[row]) == (
             again.reason[other],

@@ -2,25 +2,30 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from placement.demand import WEIGHT_SUM, Demand, Shape
 from placement.request import pod_request
 from proto.model import Policy
 from scheduler_plugin.__main__ import decode_pod
+from scheduler_plugin.core import state as state_module
 from scheduler_plugin.core.budgets import Budgets
 from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.core.wanted import MIN_PODS
 from scheduler_plugin.extender.bind import Binder
 from scheduler_plugin.extender.desk import PREPARE_SECONDS, Desk
 from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.extender.prioritize import prioritize_nodes
 from scheduler_plugin.services.cluster_watch import ClusterWatch
 from tests.unit.scheduler_plugin.api import pod_object
-from tests.unit.scheduler_plugin.builders import make_node, make_pod
+from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
 
 
 def test_a_request_that_was_decided_on_is_read_anew_only_when_the_pod_is_another():
@@ -235,3 +240,101 @@ def test_bind_lets_go_of_what_was_kept_for_a_pod_that_is_gone():
     scene.state.replace_pods([])
     assert "there is no pod team/first" in scene.asks_to_bind("first", "n1")
     assert scene.after(0.0) == {}
+
+
+class Ahead:
+    """Two nodes of two GPUs, on which what is worked out is noted; kube-scheduler rates pods and binds them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.state = ClusterState()
+        for node in ("n1", "n2"):
+            self.state.set_gpu_node(make_node(node, 2))
+        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, SOFT_SECONDS, monotonic=lambda: 0.0)
+        self.planned: list[str] = []
+        self.judged: list[list[int]] = []
+        plan, judge = state_module.plan_on_node, Shapes._judge
+        monkeypatch.setattr(state_module, "plan_on_node", lambda *a: (self.planned.append(a[4]), plan(*a))[1])
+        monkeypatch.setattr(Shapes, "_judge", lambda *a: (self.judged.append(a[2].tolist()), judge(*a))[1])
+
+    def rate(self, uid: str, **limits: str) -> str:
+        """Return the best node."""
+        body = {"Pod": pod_object(uid, uid=uid, **limits), "NodeNames": ["n1", "n2"]}
+        json.loads(filter_nodes(self.desk, json.dumps(body).encode(), 0.0))
+        scores = {entry["Host"]: entry["Score"] for entry in json.loads(prioritize_nodes(self.desk, json.dumps(body).encode()))}
+        return max(scores, key=lambda node: scores[node])
+
+    def prepare(self) -> None:
+        while self.desk.prepare():
+            pass
+
+    def worked_out_since(self) -> tuple[list[str], list[list[int]]]:
+        since = self.planned[:], self.judged[:]
+        self.planned.clear()
+        self.judged.clear()
+        return since
+
+
+def test_what_was_prepared_is_not_worked_out_again(monkeypatch):
+    ahead = Ahead(monkeypatch)
+    ahead.rate("first", **PLAIN)
+    node = ahead.rate("second", **PLAIN)
+    ahead.worked_out_since()
+    ahead.prepare()
+    planned, judged = ahead.worked_out_since()
+    assert planned == ["first", "second"]
+    assert judged
+    devices = ahead.state.plan(node, pod_request(make_pod("second", **PLAIN).gpu), Policy.FRAG, "second")
+    assert devices.containers[0].shares
+    ahead.rate("third", **PLAIN)
+    assert ahead.worked_out_since() == ([], [])
+
+
+@pytest.mark.parametrize("what", ["health", "use", "request", "policy", "demand"])
+def test_devices_are_chosen_anew_once_what_the_choice_rests_on_is_another(monkeypatch, what):
+    ahead = Ahead(monkeypatch)
+    node, request, policy = ahead.rate("pod", **PLAIN), pod_request(make_pod("pod", **PLAIN).gpu), Policy.FRAG
+    ahead.prepare()
+    ahead.worked_out_since()
+    match what:
+        case "health":
+            known = ahead.state.gpu_node(node)
+            ahead.state.set_gpu_node(replace(known, cordoned=True))
+        case "use":
+            ahead.state.set_pod(make_pod("other", node=node, shares={"main": [make_share(node, 0, 10)]}, vgpu="1"))
+        case "request":
+            request = pod_request(make_pod("pod", vgpu="1", vgpu_memory="301").gpu)
+        case "policy":
+            policy = Policy.SPREAD
+        case "demand":
+            ahead.desk.shapes.learn()
+            ahead.state.columns.set_demand(Demand(((Shape(1, 500), WEIGHT_SUM),)))
+    ahead.state.plan(node, request, policy, "pod")
+    assert ahead.worked_out_since()[0] == ["pod"]
+
+
+@pytest.mark.parametrize("pods_between", [0, MIN_PODS], ids=["nothing between", "the demand is learned anew between"])
+def test_of_pods_that_come_in_rounds_the_next_shape_is_prepared(monkeypatch, pods_between):
+    ahead = Ahead(monkeypatch)
+    other = {"vgpu": "1", "vgpu_memory": "200"}
+    for uid, limits in (("a1", PLAIN), ("b1", other), ("a2", PLAIN)):
+        ahead.rate(uid, **limits)
+        ahead.prepare()
+    for number in range(pods_between):
+        ahead.state.set_pod(make_pod(f"waits-{number}", vgpu="1", vgpu_memory="100"))
+    ahead.prepare()
+    ahead.worked_out_since()
+    ahead.rate("b2", **other)
+    assert ahead.worked_out_since()[1] == []
+
+
+def test_a_verdict_that_may_take_a_search_is_left_until_it_is_asked_for(monkeypatch):
+    ahead = Ahead(monkeypatch)
+    for uid in ("first", "second"):
+        pod = pod_object(uid, uid=uid, **PLAIN)
+        main = pod["spec"]["containers"][0]
+        pod["spec"]["containers"] = [main, {**main, "name": "beside"}]
+        filter_nodes(ahead.desk, json.dumps({"Pod": pod, "NodeNames": ["n1", "n2"]}).encode(), 0.0)
+    ahead.state.set_pod(make_pod("other", node="n1", shares={"main": [make_share("n1", 0, 10)]}, vgpu="1"))
+    ahead.worked_out_since()
+    ahead.prepare()
+    assert ahead.worked_out_since() == ([], [])
