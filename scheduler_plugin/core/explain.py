@@ -310,6 +310,7 @@ class _Search:
         lifted, healed = copy.copy(self._columns), copy.copy(self._columns)
         lifted.cordoned = healed.cordoned = np.zeros_like(self._columns.cordoned)
         healed.healthy = np.ones_like(self._columns.healthy)
+        lifted.empty = healed.empty = (self._columns.used_shares | self._columns.used_instances) == 0  # as it is, of those in service only
         cost = np.full(usable.shape, _NEVER, dtype=np.int64)
         cost[judge_devices(healed, self._rows, self._ask)[0]] = REPAIR
         cost[judge_devices(lifted, self._rows, self._ask)[0]] = 1

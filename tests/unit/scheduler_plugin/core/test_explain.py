@@ -282,6 +282,17 @@ def test_whole_gpus_larger_than_the_pod_says_lack_memory_whoever_ends_on_them():
     assert counted(state, shape(2000))[0] == 2
 
 
+@pytest.mark.parametrize(("cordoned", "reason", "verb"), [(("GPU-n1-0",), "", "uncordon"), ((), "XID 79", "heal or uncordon")])
+def test_a_whole_gpu_that_nobody_uses_and_is_out_of_service_is_said_to_help(cordoned, reason, verb):
+    state = ClusterState()
+    node = make_node("n1", 2, cordoned_devices=cordoned)
+    state.set_gpu_node(replace(node, devices=(GpuDevice(node.devices[0].device, reason), node.devices[1])))
+    state.set_pod(make_pod("held", node="n1", shares={"main": [make_share("n1", 1)]}, vgpu="1"))
+    shape = PodShape(PodRequest((ContainerRequest("c0", 1),), Preferences(isolation=Isolation.EXCLUSIVE)), Policy.FRAG, HostDemand())
+    sentences = [change.sentence for change in changes_for(state, shape)]
+    assert f"{verb} GPU-n1-0 on node n1" in sentences
+
+
 def test_a_burst_that_no_node_allows_is_named_as_what_to_drop():
     state = ClusterState()
     state.set_gpu_node(make_node("n1", memory_oversubscription=1.5))
