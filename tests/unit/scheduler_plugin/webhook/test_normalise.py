@@ -561,7 +561,23 @@ def test_gpus_of_one_model_with_different_drivers_are_of_one_size_and_the_part_f
     assert "GPUs of 46068 MiB, 49140 MiB match" in refusal(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser((46068, 49140)))
 
 
-@pytest.mark.parametrize("pod", [{"spec": [1]}, {"spec": {"containers": [7]}}, {"spec": {"containers": {"a": 1}}}, {"metadata": 7}])
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"spec": [1]},
+        {"spec": {"containers": [7]}},
+        {"spec": {"containers": {"a": 1}}},
+        {"spec": {"containers": [{"env": ["A"]}]}},
+        {"spec": {"containers": [{"name": 7}]}},
+        {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/vgpu": [1]}}}]}},
+        {"spec": {"tolerations": [7]}},
+        {"spec": {"nodeName": ["n1"]}},
+        {"metadata": 7},
+        {"metadata": {"labels": "a"}},
+        {"metadata": {"annotations": {"gpu-fraction": 0.5}}},
+    ],
+    ids=json.dumps,
+)
 def test_what_is_no_pod_is_refused(pod):
     assert "expected a pod" in refusal(pod)
 
