@@ -144,6 +144,7 @@ def test_hami_priority_becomes_an_annotation(level, want):
         ({"gpu-fraction": "0.5"}, "40960", "1"),
         ({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "2"}, "40960", "2"),
         ({"gpu-memory": "4000"}, "4000", "1"),
+        ({"gpu-memory": "4Gi"}, "4096", "1"),
         ({"nvidia.com/container.main.gpu-memory.request": "4Gi"}, "4096", "1"),
         ({"nvidia.com/container.main.gpu-memory.limit": "4Gi"}, "4096", "1"),
         ({"nvidia.com/container.main.gpu-memory.request": "10G"}, "9537", "1"),
