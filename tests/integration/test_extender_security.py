@@ -240,6 +240,12 @@ class NoApi:
 @example(hostile("prioritize", memory="-9E"))
 @example(hostile("filter", pods="9E"))
 @example(hostile("filter", **{"nvidia.com/vgpu-memory": "9E"}))
+@example(
+    (
+        "filter",
+        json.dumps({"Pod": ENDING, "Nodes": {"items": [IMAGINED]}}).encode().replace(b'"status": {"all', b'"\xff": 1, "status": {"all'),
+    )
+)
 def test_any_body_is_answered_or_refused_and_leaves_at_most_an_expectation(drawn):
     verb, body = drawn
     state = ClusterState()
