@@ -30,7 +30,7 @@ from scheduler_plugin.core.gang_victims import ending_on
 from scheduler_plugin.core.judge import REASON_OF, reasons_for
 from scheduler_plugin.core.kube_filters import LEFT_OUT, NO_HOST_ROOM, Scope, host_has_room
 from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.preempt import Preemption, Victim, cheapest_victims
+from scheduler_plugin.core.preempt import Cost, Preemption, Victim, cheapest_victims, cost_of
 from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.score import HostDemand
 from scheduler_plugin.core.shapes import PodShape, Shapes, Verdict
@@ -40,6 +40,8 @@ SEARCHED_NODES: Final = 16
 EXAMPLES: Final = 5
 _NEVER: Final = np.iinfo(np.int64).max // 256
 """Beyond every cost, and 256 of them still fit into 64 bits."""
+_FEWEST: Final = {("", "fewest"): 0}
+"""A budget that covers every pod and lets none go: what exceeds it least ends the fewest pods."""
 _MIB_BIT, _CORES_BIT, _SHARES_BIT = 35, 21, 7
 """Where memory, cores and shares stand in the cost of freeing room; the number of devices is below."""
 
@@ -143,8 +145,8 @@ def _missing_instances(columns: Columns, rows: int, container: ContainerRequest)
 
 
 def fewest_pods(questions: Iterable[NodeQuestion]) -> Change | None:
-    """Return the fewest pods whose end makes room; of equally few those that matter least. Pure, and slow."""
-    best: tuple[tuple[int, int, str], NodeQuestion, frozenset[str]] | None = None
+    """Return the fewest pods whose end makes room; of equally few those of which the most important matters least. Pure, and slow."""
+    best: tuple[tuple[Cost, str], NodeQuestion, frozenset[str]] | None = None
     for question in questions:
         victims = cheapest_victims(question.preemption)
         if not victims:
@@ -153,8 +155,9 @@ def fewest_pods(questions: Iterable[NodeQuestion]) -> Change | None:
         cpu_milli, ram_mib = sum(pod.cpu_milli for pod in ended), sum(pod.memory_mib for pod in ended)
         if cpu_milli < question.lacking.cpu_milli or ram_mib < question.lacking.ram_mib:
             continue
-        priority = sum(pod.priority for pod in ended)
-        rank = (len(victims), priority, question.node)
+        preemption = question.preemption
+        cost = cost_of([victim for victim in preemption.candidates if victim.uid in victims], preemption.allowed)
+        rank = (cost, question.node)
         if best is None or rank < best[0]:
             best = rank, question, victims
     if best is None:
@@ -172,9 +175,9 @@ def _question(state: ClusterState, shape: PodShape, row: int) -> NodeQuestion:
     in_gangs = {uid for band in bands for uid in band.members}
     pods = tuple(pod for pod in state.pods_on(node) if state.footprint_of(pod.uid) or pod.uid in in_gangs)
     gpu = state.gpu_node(node)
-    candidates = tuple(Victim(pod.uid, 0, state.footprint_of(pod.uid)) for pod in pods)
+    candidates = tuple(Victim(pod.uid, pod.priority, state.footprint_of(pod.uid), frozenset(_FEWEST)) for pod in pods)
     links = () if gpu is None else gpu.links
-    preemption = Preemption(state.device_states(node), links, shape.request, shape.policy, candidates, bands)
+    preemption = Preemption(state.device_states(node), links, shape.request, shape.policy, candidates, bands, _FEWEST)
     cpu, ram = (int(lacking[0]) for lacking in _lacking(state.columns, np.array([row]), shape.demand))
     return NodeQuestion(node, preemption, pods, HostDemand(cpu, ram))
 
@@ -307,6 +310,7 @@ class _Search:
         lifted, healed = copy.copy(self._columns), copy.copy(self._columns)
         lifted.cordoned = healed.cordoned = np.zeros_like(self._columns.cordoned)
         healed.healthy = np.ones_like(self._columns.healthy)
+        lifted.empty = healed.empty = (self._columns.used_shares | self._columns.used_instances) == 0  # as it is, of those in service only
         cost = np.full(usable.shape, _NEVER, dtype=np.int64)
         cost[judge_devices(healed, self._rows, self._ask)[0]] = REPAIR
         cost[judge_devices(lifted, self._rows, self._ask)[0]] = 1

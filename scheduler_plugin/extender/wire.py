@@ -161,6 +161,7 @@ def decode_names(text: bytes) -> list[str] | None:
 def decode_node(raw: msgspec.Raw) -> NodeObject:
     """Read one full node. Raises WireError."""
     try:
+        bytes(raw).decode()  # all of it, because it is answered as it came, and what is skipped is not looked at
         node = msgspec.json.decode(raw, type=NodeObject)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise WireError(f"expected a node in Nodes: {exc}") from exc

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
+import msgspec
+
 from placement.request import RequestError
 from proto import contract, units
 from proto.errors import ContractError, quote
@@ -16,12 +18,56 @@ Json = dict[str, Any]
 GROUPS = ("initContainers", "containers")
 
 
+class _Metadata(msgspec.Struct):
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+    name: str | None = None
+    generate_name: str | None = msgspec.field(name="generateName", default=None)
+    namespace: str | None = None
+
+
+class _Resources(msgspec.Struct):
+    limits: dict[str, str | int | float] | None = None
+    requests: dict[str, str | int | float] | None = None
+
+
+class _Variable(msgspec.Struct):
+    name: str = ""
+
+
+class _Container(msgspec.Struct):
+    name: str = ""
+    resources: _Resources | None = None
+    env: list[_Variable] | None = None
+
+
+class _Toleration(msgspec.Struct):
+    key: str | None = None
+    operator: str | None = None
+    effect: str | None = None
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    tolerations: list[_Toleration] | None = None
+    scheduler_name: str | None = None
+    node_name: str | None = None
+
+
+class _Form(msgspec.Struct):
+    """What must hold of the JSON for the rest to read it: the API server's own pods are so, and whoever else calls may send anything."""
+
+    metadata: _Metadata | None = None
+    spec: _Spec | None = None
+
+
 class DraftContainer:
     """One container, with its amounts and environment as they will be."""
 
     def __init__(self, group: str, position: int, original: Mapping[str, Any]) -> None:
         self.path = f"/spec/{group}/{position}"
-        self.name = str(original.get("name", ""))
+        self.name: str = original.get("name", "")
         self.init = group == "initContainers"
         self.restartable = self.init and original.get("restartPolicy") == "Always"
         self._original = original
@@ -87,19 +133,18 @@ class Draft:
     def __init__(self, pod: Mapping[str, Any]) -> None:
         """Raises RequestError when this is no pod."""
         try:
-            self._metadata, self._spec = pod.get("metadata") or {}, pod.get("spec") or {}
-            self.annotations: dict[str, str] = dict(self._metadata.get("annotations") or {})
-            self.labels: Mapping[str, str] = dict(self._metadata.get("labels") or {})
-            self.containers = [
-                DraftContainer(group, position, container)
-                for group in GROUPS
-                for position, container in enumerate(self._spec.get(group) or ())
-            ]
-            self.tolerations: list[Json] = [dict(entry) for entry in self._spec.get("tolerations") or ()]
-            self.scheduler_name = str(self._spec.get("schedulerName") or "")
-            self.node_name = str(self._spec.get("nodeName") or "")
-        except (AttributeError, TypeError, ValueError) as exc:
+            msgspec.convert(pod, _Form)
+        except msgspec.ValidationError as exc:
             raise RequestError(f"expected a pod, found {quote(repr(pod))}: {exc}") from exc
+        self._metadata, self._spec = pod.get("metadata") or {}, pod.get("spec") or {}
+        self.annotations: dict[str, str] = dict(self._metadata.get("annotations") or {})
+        self.labels: Mapping[str, str] = dict(self._metadata.get("labels") or {})
+        self.containers = [
+            DraftContainer(group, position, container) for group in GROUPS for position, container in enumerate(self._spec.get(group) or ())
+        ]
+        self.tolerations: list[Json] = [dict(entry) for entry in self._spec.get("tolerations") or ()]
+        self.scheduler_name = self._spec.get("schedulerName") or ""
+        self.node_name = self._spec.get("nodeName") or ""
         self.warnings: list[str] = []
 
     def app_containers(self) -> list[DraftContainer]:
@@ -116,8 +161,8 @@ class Draft:
     def pod(self) -> Pod:
         """Return the pod as it will be, for the checks that agent and scheduler make too."""
         return Pod(
-            namespace=str(self._metadata.get("namespace") or ""),
-            name=str(self._metadata.get("name") or self._metadata.get("generateName") or ""),
+            namespace=self._metadata.get("namespace") or "",
+            name=self._metadata.get("name") or self._metadata.get("generateName") or "",
             uid="",
             node_name=self.node_name,
             phase="Pending",

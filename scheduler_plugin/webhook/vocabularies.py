@@ -311,7 +311,7 @@ def _translate_kai(draft: Draft, options: Options) -> dict[str, str]:
     container = _kai_container(draft)
     vgpus = _count(draft.annotations.get(_KAI_DEVICES, "1"), _KAI_DEVICES)
     if fraction is None:
-        mib = _count(memory or "", KAI_MEMORY)
+        mib = _mib(memory or "", KAI_MEMORY)
         _ask(container, vgpus, vgpus * mib, KAI_MEMORY)
         return {} if memory_limit is None else {container.name: _ratio(_kai_limit_mib(memory_limit), mib, KAI_MEMORY_LIMIT)}
     part = _fraction(fraction, KAI_FRACTION)
@@ -474,6 +474,14 @@ def _memory_or_zero(text: str) -> int:
 def _count(text: str, annotation: str) -> int:
     try:
         return units.parse_count(text)
+    except QuantityError as exc:
+        raise RequestError(f"annotation {annotation}: {exc}") from exc
+
+
+def _mib(text: str, annotation: str) -> int:
+    """Read MiB, or a binary amount, which KAI itself does not take."""
+    try:
+        return units.bytes_to_mib(units.parse_memory_bytes(text))
     except QuantityError as exc:
         raise RequestError(f"annotation {annotation}: {exc}") from exc
 

@@ -4,7 +4,9 @@ import asyncio
 import json
 import ssl
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -170,6 +172,9 @@ IMAGINED = {
 }
 ENDING = pod_object("p", vgpu="1")
 ENDING["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+CREATED = pod_object("p", vgpu="1", vgpu_memory="4Gi", annotations={contract.ANNOTATION_GPU_TYPE: "h200"})
+CREATED["spec"]["containers"][0]["env"] = [{"name": contract.ENV_NVIDIA_VISIBLE_DEVICES, "value": "all"}]
+CREATED["spec"] |= {"schedulerName": "default-scheduler", "tolerations": [{"key": "team", "operator": "Exists"}]}
 VALID = {
     "filter": {"Pod": pod_object("p", vgpu="1", vgpu_memory="300"), "Nodes": None, "NodeNames": ["n1", "n2"]},
     "prioritize": {"Pod": pod_object("p", vgpu="1"), "Nodes": {"items": [{"metadata": {"name": "n1"}}, IMAGINED]}, "NodeNames": None},
@@ -183,9 +188,17 @@ VALID = {
     "review": {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
-        "request": {"uid": "r", "operation": "CREATE", "object": pod_object("p", vgpu="1", vgpu_memory="4Gi")},
+        "request": {"uid": "r", "operation": "CREATE", "object": CREATED},
     },
 }
+
+
+def places(inside: object) -> Iterator[tuple[Any, Any]]:
+    """Yield every object and list of a document with each of its keys, however deep."""
+    keys = inside if isinstance(inside, dict) else range(len(inside)) if isinstance(inside, list) else ()
+    for key in keys:
+        yield inside, key
+        yield from places(inside[key])
 
 
 @st.composite
@@ -193,15 +206,7 @@ def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
     """Draw a valid body with one thing in it replaced, or its text cut or changed."""
     verb = draw(st.sampled_from(sorted(VALID)))
     document = json.loads(json.dumps(VALID[verb]))
-    place, keys = document, list(document)
-    for _ in range(draw(st.integers(0, 6))):
-        key = draw(st.sampled_from(keys))
-        inner = place[key]
-        deeper = list(inner) if isinstance(inner, dict) else list(range(len(inner))) if isinstance(inner, list) else []
-        if not deeper:
-            break
-        place, keys = inner, deeper
-    key = draw(st.sampled_from(keys))
+    place, key = draw(st.sampled_from(list(places(document))))
     if draw(st.booleans()):
         place[key] = draw(json_values | st.sampled_from(ODD))
     elif isinstance(place, dict):
@@ -235,6 +240,12 @@ class NoApi:
 @example(hostile("prioritize", memory="-9E"))
 @example(hostile("filter", pods="9E"))
 @example(hostile("filter", **{"nvidia.com/vgpu-memory": "9E"}))
+@example(
+    (
+        "filter",
+        json.dumps({"Pod": ENDING, "Nodes": {"items": [IMAGINED]}}).encode().replace(b'"status": {"all', b'"\xff": 1, "status": {"all'),
+    )
+)
 def test_any_body_is_answered_or_refused_and_leaves_at_most_an_expectation(drawn):
     verb, body = drawn
     state = ClusterState()

@@ -1,6 +1,6 @@
 """Every change that is proposed makes the pod fit, and none of its kind is smaller: compared with trying everything on small clusters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, combinations, product
 
@@ -20,6 +20,7 @@ from scheduler_plugin.core.change import Change, Kind
 from scheduler_plugin.core.explain import ReasonCount, count_reasons, fewest_pods, several_question, smallest_changes, victim_questions
 from scheduler_plugin.core.explain_several import TRIED_NODES, answer_several
 from scheduler_plugin.core.kube_filters import Scope
+from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS, HostDemand
 from scheduler_plugin.core.shapes import PodShape, Shapes
@@ -171,16 +172,22 @@ def least_lifted(state: ClusterState, request: PodRequest) -> tuple[int, int] | 
     return best
 
 
-def fewest_ended(state: ClusterState, request: PodRequest) -> tuple[int, int] | None:
+def fewest_ended(state: ClusterState, request: PodRequest) -> tuple[int, int, int] | None:
+    """Try all sets of pods: the fewest are best, then those whose most important one matters least, then those that do in sum."""
     best = None
     for node in [node.name for node in state.gpu_nodes()]:
         pods = list(state.pods_on(node))
         for chosen in chain.from_iterable(combinations(pods, size) for size in range(len(pods) + 1)):
-            rank = len(chosen), sum(pod.priority for pod in chosen)
+            rank = importance(chosen)
             with state.without_all([pod.uid for pod in chosen]):
                 if fits_on(state, node, state.device_states(node), request):
                     best = rank if best is None or rank < best else best
     return best
+
+
+def importance(ended: Iterable[PodFacts]) -> tuple[int, int, int]:
+    priorities = [pod.priority for pod in ended]
+    return len(priorities), max(priorities, default=0), sum(priorities)
 
 
 @settings(max_examples=120, deadline=None)
@@ -199,9 +206,7 @@ def test_the_proposed_changes_are_the_smallest(state, shape):
     assert _lifted(state, changes.get(Kind.LIFT_CORDON)) == least_lifted(state, request)
     ended = ended_for(state, shape)
     event("pods end" if ended else "no pods end")
-    size = None if ended is None else len(ended.pods)
-    want = fewest_ended(state, request)
-    assert size == (None if want is None else want[0])
+    assert (None if ended is None else importance(state.pods[uid] for uid in ended.pods)) == fewest_ended(state, request)
 
 
 def _room(change: Change | None) -> tuple[int, int, int, int] | None:
@@ -275,6 +280,17 @@ def test_whole_gpus_larger_than_the_pod_says_lack_memory_whoever_ends_on_them():
     fitting, counts = counted(state, shape(1000))
     assert (fitting, {count.reason for count in counts}) == (1, {"not enough free memory on one GPU", "GPUs used by others"})
     assert counted(state, shape(2000))[0] == 2
+
+
+@pytest.mark.parametrize(("cordoned", "reason", "verb"), [(("GPU-n1-0",), "", "uncordon"), ((), "XID 79", "heal or uncordon")])
+def test_a_whole_gpu_that_nobody_uses_and_is_out_of_service_is_said_to_help(cordoned, reason, verb):
+    state = ClusterState()
+    node = make_node("n1", 2, cordoned_devices=cordoned)
+    state.set_gpu_node(replace(node, devices=(GpuDevice(node.devices[0].device, reason), node.devices[1])))
+    state.set_pod(make_pod("held", node="n1", shares={"main": [make_share("n1", 1)]}, vgpu="1"))
+    shape = PodShape(PodRequest((ContainerRequest("c0", 1),), Preferences(isolation=Isolation.EXCLUSIVE)), Policy.FRAG, HostDemand())
+    sentences = [change.sentence for change in changes_for(state, shape)]
+    assert f"{verb} GPU-n1-0 on node n1" in sentences
 
 
 def test_a_burst_that_no_node_allows_is_named_as_what_to_drop():

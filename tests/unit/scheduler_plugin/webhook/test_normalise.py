@@ -144,6 +144,7 @@ def test_hami_priority_becomes_an_annotation(level, want):
         ({"gpu-fraction": "0.5"}, "40960", "1"),
         ({"gpu-fraction": "0.25", "gpu-fraction-num-devices": "2"}, "40960", "2"),
         ({"gpu-memory": "4000"}, "4000", "1"),
+        ({"gpu-memory": "4Gi"}, "4096", "1"),
         ({"nvidia.com/container.main.gpu-memory.request": "4Gi"}, "4096", "1"),
         ({"nvidia.com/container.main.gpu-memory.limit": "4Gi"}, "4096", "1"),
         ({"nvidia.com/container.main.gpu-memory.request": "10G"}, "9537", "1"),
@@ -561,7 +562,23 @@ def test_gpus_of_one_model_with_different_drivers_are_of_one_size_and_the_part_f
     assert "GPUs of 46068 MiB, 49140 MiB match" in refusal(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser((46068, 49140)))
 
 
-@pytest.mark.parametrize("pod", [{"spec": [1]}, {"spec": {"containers": [7]}}, {"spec": {"containers": {"a": 1}}}, {"metadata": 7}])
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"spec": [1]},
+        {"spec": {"containers": [7]}},
+        {"spec": {"containers": {"a": 1}}},
+        {"spec": {"containers": [{"env": ["A"]}]}},
+        {"spec": {"containers": [{"name": 7}]}},
+        {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/vgpu": [1]}}}]}},
+        {"spec": {"tolerations": [7]}},
+        {"spec": {"nodeName": ["n1"]}},
+        {"metadata": 7},
+        {"metadata": {"labels": "a"}},
+        {"metadata": {"annotations": {"gpu-fraction": 0.5}}},
+    ],
+    ids=json.dumps,
+)
 def test_what_is_no_pod_is_refused(pod):
     assert "expected a pod" in refusal(pod)
 
