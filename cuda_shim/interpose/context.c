@@ -58,12 +58,20 @@ static _Atomic uint64_t epoch = 1;
 static __thread struct {
 	CUcontext context;
 	uint64_t epoch;
+	uint64_t only_epoch; /* the same if every context of the process has this device; else 0 */
 	struct aq_place place;
 } seen;
 
 /* ---- places ---------------------------------------------------------------------------------------------------- */
 
 static bool is_paid_for(CUdevice ordinal);
+
+/* Is every context on that device, which is granted, and its primary context paid for? One that is not may still be made past us, and has to be
+ * met by looking. */
+static bool is_place_of_all(const struct aq_place *place)
+{
+	return aq_device_is_only() && place->device >= 0 && primaries[place->ordinal].charged;
+}
 
 static __attribute__((noinline)) bool look_up(CUcontext context, bool is_current, uint64_t now, struct aq_place *place)
 {
@@ -91,6 +99,7 @@ static __attribute__((noinline)) bool look_up(CUcontext context, bool is_current
 	if (is_current && is_settled) {
 		seen.context = context;
 		seen.epoch = now;
+		seen.only_epoch = is_place_of_all(place) ? now : 0;
 		seen.place = *place;
 	}
 	return true;
@@ -128,6 +137,20 @@ bool aq_place_of_stream(CUstream stream, struct aq_place *place)
 		return true;
 	bool is_current = aq_cuda.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context;
 	return look_up(context, is_current, now, place);
+}
+
+static __attribute__((noinline)) int look_up_device(CUstream stream)
+{
+	struct aq_place place;
+
+	return aq_place_of_stream(stream, &place) ? place.device : AQ_NO_DEVICE;
+}
+
+int aq_device_of_stream(CUstream stream)
+{
+	bool is_known = seen.only_epoch == atomic_load_explicit(&epoch, memory_order_acquire);
+
+	return __builtin_expect(is_known, 1) ? seen.place.device : look_up_device(stream);
 }
 
 CUcontext aq_context_of_stream(CUstream stream)

@@ -19,6 +19,8 @@ struct aq_place {
 
 /* Learn the devices of the process and which of them are granted. After cuInit. */
 CUresult aq_devices_learn(void);
+/* Has the process only one, granted or not? */
+bool aq_device_is_only(void);
 /* Position in the limits of a CUDA device, by its UUID. */
 int aq_device_of(CUdevice ordinal);
 /* The UUID as NVML spells it, or NULL for a device that is not granted. */
@@ -28,6 +30,9 @@ const char *aq_device_uuid(int device);
 bool aq_place_current(struct aq_place *place);
 /* The place of a stream: its context's, or the thread's for the default streams. */
 bool aq_place_of_stream(CUstream stream, struct aq_place *place);
+/* Its device alone, for hot paths; AQ_NO_DEVICE when none is granted. Where the process has one device, the driver is asked for the thread's
+ * context once, and again when one began or ended since. */
+int aq_device_of_stream(CUstream stream);
 
 /* The context of a stream, the thread's for the default streams; NULL when there is none. */
 CUcontext aq_context_of_stream(CUstream stream);

@@ -37,6 +37,11 @@ CUresult aq_devices_learn(void)
 	return CUDA_SUCCESS;
 }
 
+bool aq_device_is_only(void)
+{
+	return device_count == 1;
+}
+
 int aq_device_of(CUdevice ordinal)
 {
 	if (ordinal < 0 || ordinal >= device_count)

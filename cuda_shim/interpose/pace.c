@@ -322,13 +322,15 @@ static void end_recording(struct pacer *pacer, struct aq_sample *sample, enum sa
 	aq_latch_leave(&pacer->gate);
 }
 
-static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pacer, const struct aq_work *work, uint64_t owner,
-								struct aq_cost_entry *cost)
+static __attribute__((noinline)) struct aq_sample *begin_sample(struct pacer *pacer, const struct aq_work *work, struct aq_cost_entry *cost)
 {
 	CUcontext context = aq_context_of_stream(work->stream);
+	struct aq_place place;
 
+	if (!context || !aq_place_of_stream(work->stream, &place))
+		return NULL;
 	aq_latch_enter(&pacer->gate);
-	struct aq_sample *sample = context ? free_sample(pacer, owner, context) : NULL;
+	struct aq_sample *sample = free_sample(pacer, place.owner, context);
 
 	if (sample) {
 		sample->state = SAMPLE_RECORDING;
@@ -352,13 +354,11 @@ static bool is_safe(struct pacer *pacer, const struct aq_sample *sample)
 	return safe;
 }
 
-void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched)
+void aq_pace_end_sample(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched)
 {
+	struct pacer *pacer = &pacers[ticket->device];
 	struct aq_sample *sample = ticket->sample;
 
-	if (!sample)
-		return;
-	struct pacer *pacer = &pacers[ticket->device];
 	if (launched != CUDA_SUCCESS || !is_safe(pacer, sample))
 		end_recording(pacer, sample, SAMPLE_IDLE);
 	else
@@ -677,11 +677,37 @@ static void fetch_for_turn(const struct aq_place *place, const struct aq_work *w
 		aq_prefetch(place, work->stream, work->per_thread, room_for_virtual(place->device));
 }
 
-static __attribute__((noinline)) void refill_credit(struct payer *payer, const struct aq_place *place, const struct aq_work *work, int64_t cost_ns)
+static void learn_capacity(const struct aq_place *place)
 {
-	int device = place->device;
-	struct pacer *pacer = &pacers[device];
+	size_t bytes = 0;
 
+	if (__builtin_expect(atomic_load_explicit(&pacers[place->device].capacity_bytes, memory_order_relaxed) != 0, 1))
+		return;
+	if (aq_cuda.cuDeviceTotalMem_v2(&bytes, place->ordinal) != CUDA_SUCCESS || !bytes)
+		bytes = SIZE_MAX; /* what is not known is not oversubscribed */
+	atomic_store_explicit(&pacers[place->device].capacity_bytes, bytes, memory_order_relaxed);
+}
+
+/* By a thread without a place among the payers. */
+static __attribute__((noinline)) void pay_at_once(const struct aq_work *work)
+{
+	struct aq_place place;
+
+	if (!aq_place_of_stream(work->stream, &place) || place.device < 0)
+		return;
+	learn_capacity(&place);
+	draw(place.device, AQ_COST_UNKNOWN_NS);
+}
+
+/* Where the driver will refuse the launch, for want of a context, the debt stays until one that it takes. */
+static __attribute__((noinline)) void refill_credit(struct payer *payer, int device, const struct aq_work *work, int64_t cost_ns)
+{
+	struct pacer *pacer = &pacers[device];
+	struct aq_place place;
+
+	if (!aq_place_of_stream(work->stream, &place) || place.device != device)
+		return;
+	learn_capacity(&place);
 	harvest(pacer);
 	uint32_t part = part_of(device);
 	int64_t step = aq_in_flight_step_ns(part), batch = step < BATCH_NS ? step : BATCH_NS;
@@ -691,7 +717,7 @@ static __attribute__((noinline)) void refill_credit(struct payer *payer, const s
 	atomic_store_explicit(&pacer->mark_every_ns, step, memory_order_relaxed);
 	wait_for_progress(device, part, batch); /* before it draws: whoever has drawn launches, whatever begins meanwhile */
 	draw(device, batch);
-	fetch_for_turn(place, work);
+	fetch_for_turn(&place, work);
 	payer->credit_ns[device] += batch;
 	atomic_fetch_add_explicit(&pacer->mine->launches, payer->launches[device], memory_order_relaxed);
 	atomic_fetch_add_explicit(&pacer->mine->busy_ns, (uint64_t)batch, memory_order_relaxed);
@@ -734,15 +760,6 @@ static CUresult decide(bool *limited)
 	return mode == AQ_REFUSING ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }
 
-static __attribute__((noinline)) void learn_capacity(const struct aq_place *place)
-{
-	size_t bytes = 0;
-
-	if (aq_cuda.cuDeviceTotalMem_v2(&bytes, place->ordinal) != CUDA_SUCCESS || !bytes)
-		bytes = SIZE_MAX; /* what is not known is not oversubscribed */
-	atomic_store_explicit(&pacers[place->device].capacity_bytes, bytes, memory_order_relaxed);
-}
-
 static void count_free(int device)
 {
 	int64_t passed = free_given - aq_pace_free_left;
@@ -760,78 +777,64 @@ void aq_pace_count(void)
 		count_free(place.device);
 }
 
-/* Is the launch work on a device with a ceiling? Out: where, and who pays. */
-static bool must_pay(const struct aq_work *work, struct aq_place *place, struct payer **payer)
+/* The device on which the launch has to be paid for; AQ_NO_DEVICE when it is free, or is not work. */
+static int device_to_pay(const struct aq_work *work)
 {
 	if (__builtin_expect(aq_limits_changed(limits), 0))
 		look_at_limits();
-	bool is_work = !is_captured(work) && aq_place_of_stream(work->stream, place) && place->device >= 0;
+	int device = is_captured(work) ? AQ_NO_DEVICE : aq_device_of_stream(work->stream);
 	if (__builtin_expect(aq_pace_free_left != free_given, 0))
-		count_free(is_work ? place->device : AQ_NO_DEVICE);
-	if (!is_work || !is_paced(&limits->device[place->device]))
-		return false;
-	if (__builtin_expect(is_paused(place->device), 0))
-		sit_out_pause(place->device); /* before what was paid in advance is used, too */
-	if (__builtin_expect(!atomic_load_explicit(&pacers[place->device].capacity_bytes, memory_order_relaxed), 0))
-		learn_capacity(place);
-	*payer = payer_of_thread();
-	if (!*payer)
-		draw(place->device, AQ_COST_UNKNOWN_NS);
-	return *payer != NULL;
+		count_free(device);
+	if (device < 0 || !is_paced(&limits->device[device]))
+		return AQ_NO_DEVICE;
+	if (__builtin_expect(is_paused(device), 0))
+		sit_out_pause(device); /* before what was paid in advance is used, too */
+	return device;
 }
 
 /* Of high priority: tell the others. */
-static void want(int device, int64_t cost_ns)
+static __attribute__((noinline)) void want(int device, int64_t cost_ns)
 {
 	int32_t priority;
 	uint32_t line = priority_of(&limits->device[device], &priority);
 
-	if (line && priority > 0)
+	if (line)
 		aq_neighbours_want(&node->priority, line, &pacers[device].wanted, now_ns(), cost_ns);
 }
 
-static struct aq_cost_entry *pay(struct payer *payer, const struct aq_place *place, const struct aq_work *work)
+static struct aq_cost_entry *pay(struct payer *payer, int device, const struct aq_work *work)
 {
-	int device = place->device;
 	struct aq_cost_entry *cost = cost_of(payer, device, work);
 	int64_t cost_ns = (int64_t)aq_cost_estimate(cost, AQ_COST_UNKNOWN_NS);
 
 	payer->launches[device]++;
 	payer->credit_ns[device] -= cost_ns;
-	want(device, cost_ns);
-	if (payer->credit_ns[device] < 0)
-		refill_credit(payer, place, work, cost_ns);
+	if (__builtin_expect(atomic_load_explicit(&limits->device[device].priority, memory_order_relaxed) > 0, 0))
+		want(device, cost_ns);
+	if (__builtin_expect(payer->credit_ns[device] < 0, 0))
+		refill_credit(payer, device, work, cost_ns);
 	return cost;
-}
-
-CUresult aq_pace_pay(const struct aq_work *work)
-{
-	struct aq_place place;
-	struct payer *payer;
-	bool limited;
-	CUresult result = decide(&limited);
-
-	if (result == CUDA_SUCCESS && limited && must_pay(work, &place, &payer))
-		pay(payer, &place, work);
-	return result;
 }
 
 CUresult aq_pace_begin(struct aq_ticket *ticket, const struct aq_work *work)
 {
-	struct aq_place place;
-	struct payer *payer;
 	bool limited;
 	CUresult result = decide(&limited);
 
-	*ticket = (struct aq_ticket){ 0 };
-	if (result != CUDA_SUCCESS || !limited || !must_pay(work, &place, &payer))
+	if (ticket)
+		*ticket = (struct aq_ticket){ 0 };
+	int device = limited ? device_to_pay(work) : AQ_NO_DEVICE;
+	if (device < 0)
 		return result;
-	struct pacer *pacer = &pacers[place.device];
-	struct aq_cost_entry *cost = pay(payer, &place, work);
-	ticket->device = place.device;
-	if (wants_sample(pacer, cost))
-		ticket->sample = begin_sample(pacer, work, place.owner, cost);
-	return CUDA_SUCCESS;
+	struct payer *payer = payer_of_thread();
+	if (__builtin_expect(!payer, 0)) {
+		pay_at_once(work);
+		return result;
+	}
+	struct aq_cost_entry *cost = pay(payer, device, work);
+	if (ticket && wants_sample(&pacers[device], cost))
+		*ticket = (struct aq_ticket){ begin_sample(&pacers[device], work, cost), device };
+	return result;
 }
 
 /* ---- forked children ------------------------------------------------------------------------------------------- */

@@ -50,11 +50,16 @@ static inline bool aq_pace_free(void)
 	       __builtin_expect(--aq_pace_free_left >= 0, 1);
 }
 
-/* Before and after the driver's launch. When begin does not answer CUDA_SUCCESS the launch must not be made. */
+/* Before and after the driver's launch. When begin does not answer CUDA_SUCCESS the launch must not be made. Without a ticket it is not timed:
+ * so are launches that are made for several devices at once. */
 CUresult aq_pace_begin(struct aq_ticket *ticket, const struct aq_work *work);
-/* Pay for a launch that is made for several devices at once, and so is never timed. */
-CUresult aq_pace_pay(const struct aq_work *work);
-void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched);
+void aq_pace_end_sample(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched);
+
+static inline void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched)
+{
+	if (__builtin_expect(ticket->sample != NULL, 0))
+		aq_pace_end_sample(ticket, work, launched);
+}
 
 /* The thread waited for the device: count the launches that passed freely until now. */
 void aq_pace_count(void);

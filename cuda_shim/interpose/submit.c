@@ -81,7 +81,7 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsi
 {
 	if (!aq_pace_free() && launches)
 		for (unsigned int i = 0; i < count; i++) {
-			CUresult result = aq_pace_pay(&(struct aq_work){
+			CUresult result = aq_pace_begin(NULL, &(struct aq_work){
 				.function = launches[i].function,
 				.blocks = (uint64_t)launches[i].gridDimX * launches[i].gridDimY * launches[i].gridDimZ,
 				.threads = launches[i].blockDimX * launches[i].blockDimY * launches[i].blockDimZ,

@@ -471,6 +471,35 @@ def test_events_of_a_launch_whose_context_another_thread_ends_are_not_touched_ag
     assert told == {"under_way": [*begun, "cuCtxDestroy_v2"], "again": True, "next": [*begun, "cuEventRecord"]}
 
 
+ASKED = """
+import ctypes, os
+from tests.fakes.cuda import *
+from tests.fakes.kernels import *
+
+start()
+recording = ctypes.CDLL(os.environ["RECORDING"])
+recording.recording_at.restype = ctypes.c_char_p
+function, asked = load(), {}
+for name, stream in {"default": None, "own": make_stream()}.items():
+    for _ in range(10):  # each is timed
+        spin(function, 1, stream)
+    must("cuCtxSynchronize")
+    recording.recording_clear()
+    for _ in range(50):
+        spin(function, 1, stream)
+    calls = [recording.recording_at(n).decode() for n in range(recording.recording_length())]
+    assert calls.count("cuLaunchKernel") == 50, calls
+    asked[name] = len([call for call in calls if call in ("cuCtxGetCurrent", "cuStreamGetCtx")])
+tell(**asked)
+"""
+
+
+def test_a_paced_launch_asks_for_no_context_where_there_is_one_device(node, recorder):
+    """Nearly none of 50: those that draw credit or are timed do."""
+    asked = run_recorded(node, recorder, ASKED, sm_percent=60)
+    assert max(asked.values()) < 25, asked
+
+
 # --- what the simulated driver does not have ----------------------------------------------------------------------
 
 

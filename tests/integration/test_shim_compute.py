@@ -396,6 +396,32 @@ def test_the_memory_of_a_throttled_program_that_is_killed_comes_back_and_its_sib
         assert time.monotonic() - begin < 5
 
 
+def test_launches_of_one_thread_on_two_devices_are_each_paid_for_on_their_own(node):
+    """By the current context, and by the stream's where that is another."""
+    script = """
+start()
+function, stream = load(), make_stream()
+for _ in range(20):
+    spin(function, 1000)
+use(1)
+other = load()
+for _ in range(60):
+    spin(other, 1000)
+    spin(function, 1000, stream)
+must("cuCtxSynchronize")
+must("cuStreamSynchronize", stream)
+tell(done=True)
+input()
+"""
+    devices = (DeviceLimit(uuid, LIMIT_MIB * MIB, sm_percent=90) for uuid in node.uuids[:2])
+    container = node.container_with(Limits(tuple(devices)))
+    with container.start_python(PROGRAM + script) as program:
+        program.listen()
+        first, second = container.snapshot().slots[0].devices[:2]
+    assert 70 < first.launches <= 80, "those of the last batch are told with the next"
+    assert 50 < second.launches <= 60
+
+
 @pytest.mark.parametrize("current", ["own", "primary"])
 def test_launches_in_a_stream_of_another_context_than_the_current_one_are_timed(node, current):
     """Events live in the context that is current when they are made, and are recorded in its streams only."""

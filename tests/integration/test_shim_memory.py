@@ -1045,6 +1045,27 @@ input()
         assert contexts_and_bytes(container) == (0, 0, 0)
 
 
+def test_a_primary_context_made_past_the_shim_is_charged_when_it_is_first_launched_in(node):
+    """The thread has launched the same in a context of its own before, on the same device, until no launch was timed."""
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=600 * MIB, sm_percent=90),)))
+    script = """
+from tests.fakes.kernels import load, spin
+must("cuInit", 0)
+into("cuCtxCreate_v2", 0, 0)
+function = load()
+for _ in range(20):
+    spin(function, 1)
+    must("cuCtxSynchronize")
+make_past_us()
+spin(function, 1)
+tell(launched=True)
+input()
+"""
+    with past_us(container, script) as program:
+        assert program.listen() == {"launched": True}
+        assert contexts_and_bytes(container)[:2] == (2, 1200 * MIB)
+
+
 def test_a_primary_context_made_past_the_shim_leaves_nothing_of_a_limit_that_it_fills(node):
     container = node.container(CONTEXT_MIB)
     with past_us(container, 'must("cuInit", 0)\nmake_past_us()\ntell(free=info()[0], refused=alloc(1)[0])') as program:
