@@ -131,6 +131,8 @@ sys.stdin.read()
         'call("cuCtxCreate_v4", None, None, 0, 0)',
         'call("cuDevicePrimaryCtxRetain", None, 0)',
         'call("cuModuleLoadData", None, IMAGE)',
+        'call("cuMemAllocAsync", None, MIB, 0)',
+        'call("cuMemAllocFromPoolAsync", None, MIB, into("cuDeviceGetDefaultMemPool", 0)[1], 0)',
     ],
 )
 def test_without_an_output_nothing_is_made_that_nobody_pays_for(node, make):
