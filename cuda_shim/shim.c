@@ -24,8 +24,10 @@ _Atomic int aq_mode_word;
 struct aq_limits *aq_limits;
 
 static struct aq_container container;
-static bool attached; /* files are mapped and a slot is ours; under `starting` */
+static bool attached; /* files are mapped and a slot is ours; under `taking_part` */
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t taking_part = PTHREAD_MUTEX_INITIALIZER; /* forks wait for it: never held across a call to the driver, which may fork */
+static __thread bool is_taking_part;
 static __thread bool is_starting; /* this thread is inside the cuInit of the driver, which may load a tool that calls us (CUDA_INJECTION64_PATH) */
 static _Atomic uint64_t siblings_looked_at_ns;
 
@@ -55,10 +57,25 @@ void aq_reclaim_siblings(void)
 
 /* ---- attaching ------------------------------------------------------------------------------------------------- */
 
+/* A child that is forked while another thread opens the files and takes a slot would hold the slot's lock without knowing of it. A thread that
+ * does so itself forks in a signal handler, and must not wait for its own end. */
+static void before_fork(void)
+{
+	if (!is_taking_part)
+		pthread_mutex_lock(&taking_part);
+}
+
+static void after_fork_in_parent(void)
+{
+	if (!is_taking_part)
+		pthread_mutex_unlock(&taking_part);
+}
+
 /* A child shares the parent's memory image but neither its slot nor its CUDA: it starts anew, should it call cuInit. */
 static void after_fork_in_child(void)
 {
 	pthread_mutex_init(&starting, NULL);
+	pthread_mutex_init(&taking_part, NULL);
 	if (!attached)
 		return;
 	attached = false;
@@ -78,7 +95,7 @@ static void after_fork_in_child(void)
 	aq_reservoirs_forget();
 }
 
-static int take_part(struct aq_fault *fault, bool *may_pass)
+static int take_part_locked(struct aq_fault *fault, bool *may_pass)
 {
 	char library[PATH_MAX];
 
@@ -100,6 +117,16 @@ static int take_part(struct aq_fault *fault, bool *may_pass)
 	return 0;
 }
 
+static int take_part(struct aq_fault *fault, bool *may_pass)
+{
+	pthread_mutex_lock(&taking_part);
+	is_taking_part = true;
+	int failed = take_part_locked(fault, may_pass);
+	is_taking_part = false;
+	pthread_mutex_unlock(&taking_part);
+	return failed;
+}
+
 /* Files first: a container that cannot be limited must not reach the driver. */
 static enum aq_mode attach(void)
 {
@@ -108,7 +135,7 @@ static enum aq_mode attach(void)
 	bool may_pass = false;
 
 	if (!watching_forks) {
-		pthread_atfork(NULL, NULL, after_fork_in_child);
+		pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 		watching_forks = true;
 	}
 	if (!take_part(&fault, &may_pass))

@@ -83,16 +83,18 @@ static CUresult allocate_async(CUdeviceptr *address, struct async_call *call)
 	struct aq_place place;
 	CUmemoryPool pool = call->pool;
 
+	if (!address)
+		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
 	if (aq_reservoir_is_ending(call->pool))
 		return CUDA_ERROR_INVALID_VALUE; /* as from the driver, which has not been told yet */
-	if (address && !is_capturing(call->stream, call->per_thread)) {
+	if (!is_capturing(call->stream, call->per_thread)) {
 		bool placed = pool || (aq_place_of_stream(call->stream, &place) && aq_cuda.cuDeviceGetMemPool(&pool, place.ordinal) == CUDA_SUCCESS);
 		reservoir = placed ? aq_reservoir_of_pool(pool) : NULL;
 	}
 	if (reservoir && aq_reservoir_is_ending(pool))
 		return CUDA_ERROR_INVALID_VALUE; /* the current pool, destroyed a moment ago */
 	CUresult result = reservoir ? allocate_charged(call, reservoir) : allocate(call);
-	if (result == CUDA_SUCCESS && address)
+	if (result == CUDA_SUCCESS)
 		*address = call->made;
 	return result;
 }

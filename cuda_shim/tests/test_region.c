@@ -289,6 +289,22 @@ static void a_full_house_says_so_and_one_that_leaves_makes_room(void)
 		aq_region_unmap(&crowd[i]);
 }
 
+/* An older version of the shim buried the slot's owner and did not know all that a slot has. */
+static void what_a_slot_says_of_its_owner_begins_with_the_owner(void)
+{
+	attach();
+	memset(&mine()->context_bytes, 0xa5, offsetof(struct aq_slot_device, reserved) - offsetof(struct aq_slot_device, context_bytes));
+	atomic_store(&aq_region_slot(&region, (uint32_t)region.slot_index)->host_pid, 7);
+	atomic_store(&aq_region_slot(&region, (uint32_t)region.slot_index)->state, AQ_SLOT_FREE);
+	detach();
+	attach();
+	CHECK(region.slot_index == 0 && aq_region_slot(&region, 0)->host_pid == 0);
+	CHECK(mine()->context_bytes == 0 && mine()->managed_bytes == 0 && mine()->pool_bytes == 0 && mine()->array_bytes == 0);
+	CHECK(mine()->refusals == 0 && mine()->last_refused_bytes == 0 && mine()->launches == 0 && mine()->busy_ns == 0);
+	CHECK(mine()->throttled_ns == 0 && mine()->contexts == 0 && mine()->waiting == 0 && mine()->module_bytes == 0);
+	detach();
+}
+
 static void damage_is_refused_with_its_reason(void)
 {
 	struct aq_region broken;
@@ -320,6 +336,7 @@ int main(void)
 	a_forked_child_is_no_part_of_its_parents_slot();
 	a_slot_dies_with_its_process_although_a_child_lives_on();
 	a_full_house_says_so_and_one_that_leaves_makes_room();
+	what_a_slot_says_of_its_owner_begins_with_the_owner();
 	damage_is_refused_with_its_reason();
 	support_remove();
 	return 0;

@@ -15,6 +15,7 @@ import pytest
 
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits, RegionError
+from tests.fakes import regions
 from tests.fakes.container import MIB, Container, Node
 from tests.fakes.stop_in_lock import StopInLock, wait_until_stopped
 
@@ -227,6 +228,38 @@ if os.fork() == 0:
 time.sleep(60)
 """
     with container.start_python(PROGRAM + script) as program:
+        child = program.listen()["child"]
+        program.kill()
+        os.kill(child, 0)
+        filled = container.client("fill").last
+        os.kill(child, signal.SIGKILL)
+    assert filled["held_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
+
+
+def test_a_child_that_is_forked_while_another_thread_takes_a_slot_does_not_hold_it(container):
+    container.region_path.write_bytes(regions.foreign_region(slots=1))
+    script = """
+import threading
+def begin():
+    while call("cuInit", 0):
+        pass
+    start()
+thread = threading.Thread(target=begin)
+tell(begins=True)
+thread.start()
+time.sleep(0.2)  # of the second that a newcomer waits for a slot
+child = os.fork()
+if child:
+    thread.join()
+    tell(child=child)
+sys.stdin.read()
+"""
+    with contextlib.ExitStack() as programs:
+        holder = programs.enter_context(container.repl())
+        program = programs.enter_context(container.start_python(PROGRAM + script))
+        assert program.listen() == {"begins": True}
+        time.sleep(0.4)
+        holder.kill()
         child = program.listen()["child"]
         program.kill()
         os.kill(child, 0)
