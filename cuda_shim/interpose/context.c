@@ -66,8 +66,8 @@ static __thread struct {
 
 static bool is_paid_for(CUdevice ordinal);
 
-/* Is every context on that device, which is granted, and its primary context paid for? One that is not may still be made past us, and has to be
- * met by looking. */
+/* Is every context on that device, which is granted, and its primary context paid for? One that is not may still be made past us, and has
+ * to be met by looking. */
 static bool is_place_of_all(const struct aq_place *place)
 {
 	return aq_device_is_only() && place->device >= 0 && primaries[place->ordinal].charged;

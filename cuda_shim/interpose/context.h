@@ -30,8 +30,8 @@ const char *aq_device_uuid(int device);
 bool aq_place_current(struct aq_place *place);
 /* The place of a stream: its context's, or the thread's for the default streams. */
 bool aq_place_of_stream(CUstream stream, struct aq_place *place);
-/* Its device alone, for hot paths; AQ_NO_DEVICE when none is granted. Where the process has one device, the driver is asked for the thread's
- * context once, and again when one began or ended since. */
+/* Its device alone, for hot paths; AQ_NO_DEVICE when none is granted. Where the process has one device, the driver is asked for the
+ * thread's context once, and again when one began or ended since. */
 int aq_device_of_stream(CUstream stream);
 
 /* The context of a stream, the thread's for the default streams; NULL when there is none. */

@@ -1,5 +1,5 @@
-/* See gate.h. A gate is aq_pace_free() of pace.h and a jump, in one cache line: no argument of the call is touched, nothing is put on the stack.
- * The driver sees the arguments as the program passed them, and returns to the program. */
+/* See gate.h. A gate is aq_pace_free() of pace.h and a jump, in one cache line: no argument of the call is touched, nothing is put on the
+ * stack. The driver sees the arguments as the program passed them, and returns to the program. */
 
 #if defined(__x86_64__)
 
