@@ -804,18 +804,6 @@ static struct aq_cost_entry *pay(struct payer *payer, const struct aq_place *pla
 	return cost;
 }
 
-CUresult aq_pace_pay(const struct aq_work *work)
-{
-	struct aq_place place;
-	struct payer *payer;
-	bool limited;
-	CUresult result = decide(&limited);
-
-	if (result == CUDA_SUCCESS && limited && must_pay(work, &place, &payer))
-		pay(payer, &place, work);
-	return result;
-}
-
 CUresult aq_pace_begin(struct aq_ticket *ticket, const struct aq_work *work)
 {
 	struct aq_place place;

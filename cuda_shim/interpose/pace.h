@@ -52,8 +52,6 @@ static inline bool aq_pace_free(void)
 
 /* Before and after the driver's launch. When begin does not answer CUDA_SUCCESS the launch must not be made. */
 CUresult aq_pace_begin(struct aq_ticket *ticket, const struct aq_work *work);
-/* Pay for a launch that is made for several devices at once, and so is never timed. */
-CUresult aq_pace_pay(const struct aq_work *work);
 void aq_pace_end(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched);
 
 /* The thread waited for the device: count the launches that passed freely until now. */
