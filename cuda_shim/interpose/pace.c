@@ -479,12 +479,12 @@ static struct aq_cost_entry *cost_of(struct payer *payer, int device, const stru
 	return look_up_cost(cached, device, work);
 }
 
-/* While there is nothing to do but wait: compare what the driver measured with the ceiling. */
-static void correct(int device, int64_t now, uint32_t percent)
+/* Now and then, best while there is nothing to do but wait: compare what the driver measured with the ceiling. */
+static void correct(int device, int64_t now, uint32_t percent, bool is_held)
 {
 	uint32_t share_q16;
 
-	if (aq_control_take_lease(pacers[device].bucket, now) &&
+	if (aq_control_take_lease(pacers[device].bucket, now, is_held) &&
 	    aq_own_use(region, limits->device[device].uuid_text, device, &share_q16))
 		aq_control_correct(pacers[device].bucket, now, percent, share_q16);
 }
@@ -618,11 +618,12 @@ static void draw(int device, int64_t batch_ns)
 		}
 		if (is_trickle(device, percent))
 			aq_bucket_spill(pacer->bucket, BATCH_NS);
-		if (aq_bucket_pay(pacer->bucket, now, percent, batch_ns))
+		bool has_paid = aq_bucket_pay(pacer->bucket, now, percent, batch_ns);
+		correct(device, now, percent, !has_paid);
+		if (has_paid)
 			break;
 		begin_wait(&wait, now);
 		harvest(pacer);
-		correct(device, now, percent);
 		nap(aq_bucket_wait_ns(pacer->bucket, percent));
 	}
 	end_wait(&wait);

@@ -43,10 +43,26 @@ static bool agree(uint64_t a, uint64_t b)
 static void rotate_window(struct aq_cost_entry *entry, uint64_t window_min_ns)
 {
 	uint64_t previous = atomic_exchange_explicit(&entry->previous_min_ns, window_min_ns, memory_order_relaxed);
-	atomic_store_explicit(&entry->stable, previous && agree(previous, window_min_ns), memory_order_relaxed);
+	atomic_store_explicit(&entry->stable,
+			      previous && agree(previous, window_min_ns) &&
+				      atomic_load_explicit(&entry->mean_ns, memory_order_relaxed) <= 2 * window_min_ns,
+			      memory_order_relaxed);
 	atomic_store_explicit(&entry->window_min_ns, 0, memory_order_relaxed);
 	atomic_store_explicit(&entry->samples, 0, memory_order_relaxed);
-	atomic_store_explicit(&entry->estimate_ns, window_min_ns, memory_order_relaxed);
+	if (!previous)
+		atomic_store_explicit(&entry->mean_ns, window_min_ns, memory_order_relaxed);
+}
+
+/* Take it into the mean, if there is one. Of two threads that do at once one is lost. Out: the least a launch costs. */
+static uint64_t floor_with(struct aq_cost_entry *entry, uint64_t measured_ns)
+{
+	uint64_t mean = atomic_load_explicit(&entry->mean_ns, memory_order_relaxed);
+
+	if (!mean)
+		return 0;
+	mean = (mean * (AQ_COST_WINDOW - 1) + measured_ns) / AQ_COST_WINDOW;
+	atomic_store_explicit(&entry->mean_ns, mean ? mean : 1, memory_order_relaxed);
+	return mean / AQ_COST_MEAN_PART;
 }
 
 void aq_cost_learn(struct aq_cost_entry *entry, uint64_t measured_ns)
@@ -58,11 +74,12 @@ void aq_cost_learn(struct aq_cost_entry *entry, uint64_t measured_ns)
 		window_min = measured_ns;
 		atomic_store_explicit(&entry->window_min_ns, window_min, memory_order_relaxed);
 	}
+	uint64_t least = floor_with(entry, measured_ns), estimate = window_min;
 	if (atomic_fetch_add_explicit(&entry->samples, 1, memory_order_relaxed) + 1 >= AQ_COST_WINDOW) {
 		rotate_window(entry, window_min);
-		return;
+	} else {
+		uint64_t previous = atomic_load_explicit(&entry->previous_min_ns, memory_order_relaxed);
+		estimate = previous && previous < window_min ? previous : window_min;
 	}
-	uint64_t previous = atomic_load_explicit(&entry->previous_min_ns, memory_order_relaxed);
-	uint64_t estimate = previous && previous < window_min ? previous : window_min;
-	atomic_store_explicit(&entry->estimate_ns, estimate, memory_order_relaxed);
+	atomic_store_explicit(&entry->estimate_ns, estimate > least ? estimate : least, memory_order_relaxed);
 }

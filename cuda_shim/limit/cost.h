@@ -4,8 +4,11 @@
  * neighbour's slices, and a tenant shall not pay for being preempted. Two windows of samples rotate, so that the minimum
  * forgets, and a kernel that became dearer is believed after one window.
  *
- * Reading and learning are lock-free; a full table answers with the default for new keys, and the slow correction from
- * measured utilisation (control.h) takes care of the rest.
+ * One function and grid may also do much and little in turn (a persistent kernel has one grid for every problem). So a launch costs no less than an
+ * eighth of the mean, whatever the minimum is: that is within what the slow correction from measured utilisation (control.h) makes good, and
+ * neighbours seldom stretch a kernel by more. The first window is without it, for first launches also load code.
+ *
+ * Reading and learning are lock-free; a full table answers with the default for new keys, and the correction takes care of the rest.
  */
 #ifndef AQ_LIMIT_COST_H
 #define AQ_LIMIT_COST_H
@@ -17,18 +20,21 @@
 #define AQ_COST_ENTRIES 4096u /* power of two */
 #define AQ_COST_UNKNOWN_NS 50000
 #define AQ_COST_WINDOW 16u       /* samples per window of the minimum */
+#define AQ_COST_MEAN_PART 8u     /* of the mean, that a launch costs at least */
 #define AQ_COST_EAGER 8u         /* launches of a new key that are all sampled */
-#define AQ_COST_EVERY 64u        /* then every 64th … */
-#define AQ_COST_EVERY_STABLE 1024u /* … and every 1024th once two windows agree; both are powers of two */
+#define AQ_COST_EVERY 61u        /* then every 61st … */
+#define AQ_COST_EVERY_STABLE 1021u /* … and every 1021st once two windows agree; primes, so that all of a program's rounds come up */
 
 struct aq_cost_entry {
 	_Atomic uint64_t key;          /* 0 = free */
 	_Atomic uint32_t launches;
+	_Atomic uint32_t sample_at;    /* the launch that is timed next */
 	_Atomic uint32_t samples;      /* in the current window */
+	_Atomic uint32_t stable;       /* the last two windows agree within an eighth, and the mean is not far from them */
 	_Atomic uint64_t estimate_ns;  /* 0 = not learned */
 	_Atomic uint64_t window_min_ns;
 	_Atomic uint64_t previous_min_ns;
-	_Atomic uint32_t stable;       /* the last two windows agree within an eighth */
+	_Atomic uint64_t mean_ns;      /* of about the last AQ_COST_WINDOW samples; 0 = in the first window */
 };
 
 struct aq_cost_table {
@@ -53,11 +59,15 @@ static inline uint64_t aq_cost_estimate(const struct aq_cost_entry *entry, uint6
 static inline bool aq_cost_wants_sample(struct aq_cost_entry *entry)
 {
 	uint32_t launch = atomic_load_explicit(&entry->launches, memory_order_relaxed);
-	uint32_t every = atomic_load_explicit(&entry->stable, memory_order_relaxed) ? AQ_COST_EVERY_STABLE : AQ_COST_EVERY;
 
 	/* Two threads may count one launch for two: cheaper than a locked add, and only the choice of samples hangs on it. */
 	atomic_store_explicit(&entry->launches, launch + 1, memory_order_relaxed);
-	return launch < AQ_COST_EAGER || !(launch & (every - 1));
+	if ((int32_t)(launch - atomic_load_explicit(&entry->sample_at, memory_order_relaxed)) < 0)
+		return false;
+	uint32_t every = atomic_load_explicit(&entry->stable, memory_order_relaxed) ? AQ_COST_EVERY_STABLE : AQ_COST_EVERY;
+	bool is_new = launch + 1 < AQ_COST_EAGER;
+	atomic_store_explicit(&entry->sample_at, launch + (is_new ? 1 : every), memory_order_relaxed);
+	return true;
 }
 
 /* Take in one measured duration. */

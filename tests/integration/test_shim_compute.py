@@ -135,6 +135,31 @@ def test_the_rarer_forms_of_a_launch_are_paced_too(node, form):
     assert_held([event["share"] for event in answer.events[1:]], 25)
 
 
+UNEVEN = """
+start()
+function, stream = load(), make_stream()
+def launch():
+    for microseconds in LENGTHS:
+        spin(function, microseconds, stream)
+    must("cuStreamSynchronize", stream)
+for _ in range(8):
+    tell(share=100 * work_for(1, sum(LENGTHS), launch) / 1e6)
+LENGTHS = [10_000]
+for _ in range(5):
+    tell(share=100 * work_for(1, 10_000, launch) / 1e6)
+"""
+
+
+@pytest.mark.parametrize("lengths", [[100, 2000], [10, 10_000]], ids=str)
+def test_launches_of_one_shape_that_do_much_and_little_in_turn_are_held(node, lengths):
+    """What is paid at first is a part of what is used, so small that it would never make the program wait."""
+    answer = tenant(node, 25).start_python(PROGRAM + f"LENGTHS = {lengths}\n" + UNEVEN)
+    with answer as program:
+        shares = [json.loads(line)["share"] for line in program.process.stdout]
+    assert_held(shares[5:8], 25, 2 * ERROR_POINTS)
+    assert_held(shares[10:], 25, 2 * ERROR_POINTS)
+
+
 @pytest.mark.parametrize("kernel_us", [5000, 10_000])
 def test_kernels_longer_than_all_that_may_be_in_flight_get_their_ceiling_too(node, kernel_us):
     with work(tenant(node, 60), 5, "--kernel-us", str(kernel_us)) as program:
