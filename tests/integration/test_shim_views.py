@@ -118,6 +118,16 @@ tell(lists=[[[p.pid, p.usedGpuMemory] for p in get(h)] for get in (
     assert [sorted(processes) for processes in told["lists"]] == [own, own, own, [], []]
 
 
+def test_nvml_shows_what_the_driver_took_as_used(node):
+    """It is part of the limit, though no process of the container holds it."""
+    limit = DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, overhead_bytes=64 * MIB)
+    container = node.container_with(Limits((limit,)))
+    with container.repl():
+        told = facts(container.python(PROGRAM + NVML + "m = n.nvmlDeviceGetMemoryInfo(h)\ntell(total=m.total, used=m.used, free=m.free)"))
+    used = (CONTEXT_MIB + 64) * MIB
+    assert told == {"total": LIMIT_MIB * MIB, "used": used, "free": LIMIT_MIB * MIB - used}
+
+
 NEWER_LISTS = """
 details = n.nvmlDeviceGetRunningProcessDetailList(h, n.nvmlProcessDetailList_v1, n.NVML_PROCESS_MODE_ALL)
 graphics = n.nvmlDeviceGetRunningProcessDetailList(h, n.nvmlProcessDetailList_v1, n.NVML_PROCESS_MODE_GRAPHICS)
