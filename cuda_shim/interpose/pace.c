@@ -462,10 +462,9 @@ static unsigned cache_index(const struct aq_work *work)
 static __attribute__((noinline)) struct aq_cost_entry *look_up_cost(struct cached *cached, int device, const struct aq_work *work)
 {
 	struct aq_cost_table *costs = costs_of(&pacers[device]);
-	uint64_t key = aq_cost_key(work->function, work->blocks, work->threads);
 
 	*cached = (struct cached){ work->function, work->blocks, work->threads, (uint32_t)device,
-				   costs ? aq_cost_find(costs, key) : NULL };
+				   costs ? aq_cost_find(costs, work->function, work->blocks, work->threads) : NULL };
 	return cached->cost;
 }
 

@@ -8,7 +8,10 @@
  * eighth of the mean, whatever the minimum is: that is within what the slow correction from measured utilisation (control.h) makes good, and
  * neighbours seldom stretch a kernel by more. The first window is without it, for first launches also load code.
  *
- * Reading and learning are lock-free; a full table answers with the default for new keys, and the correction takes care of the rest.
+ * A program may launch one function with ever new grids, and with more of them than the table holds. So all samples of a function count for the
+ * function too: a grid that has not been measured yet costs what the function does, and one for which there is no room is counted as the function.
+ *
+ * Reading and learning are lock-free; when there is no room for a function either its launches cost the default, and the correction takes care of it.
  */
 #ifndef AQ_LIMIT_COST_H
 #define AQ_LIMIT_COST_H
@@ -35,24 +38,25 @@ struct aq_cost_entry {
 	_Atomic uint64_t window_min_ns;
 	_Atomic uint64_t previous_min_ns;
 	_Atomic uint64_t mean_ns;      /* of about the last AQ_COST_WINDOW samples; 0 = in the first window */
+	struct aq_cost_entry *_Atomic of_function; /* which learns with it and stands in for it; NULL = none does */
 };
 
 struct aq_cost_table {
 	struct aq_cost_entry entries[AQ_COST_ENTRIES];
 };
 
-/* A key for one function and launch shape; never 0. */
-uint64_t aq_cost_key(const void *function, uint64_t blocks, uint32_t threads_per_block);
+/* The entry of a function and launch shape, made if there is room; the function's if not, and NULL when there is no room for that. */
+struct aq_cost_entry *aq_cost_find(struct aq_cost_table *table, const void *function, uint64_t blocks, uint32_t threads_per_block);
 
-/* The entry of a key, made if there is room; NULL when the table is full around it. */
-struct aq_cost_entry *aq_cost_find(struct aq_cost_table *table, uint64_t key);
+/* What the samples of a function's other shapes say of one that has none; `fallback_ns` when they say nothing. */
+uint64_t aq_cost_of_function(const struct aq_cost_entry *entry, uint64_t fallback_ns);
 
-/* GPU time to pay for one launch. `fallback_ns` is for keys that have not been measured yet. */
+/* GPU time to pay for one launch. `fallback_ns` is for functions that have not been measured yet. */
 static inline uint64_t aq_cost_estimate(const struct aq_cost_entry *entry, uint64_t fallback_ns)
 {
 	uint64_t estimate = entry ? atomic_load_explicit(&entry->estimate_ns, memory_order_relaxed) : 0;
 
-	return estimate ? estimate : fallback_ns;
+	return __builtin_expect(estimate != 0, 1) ? estimate : aq_cost_of_function(entry, fallback_ns);
 }
 
 /* Count a launch and say whether this one should be timed. */

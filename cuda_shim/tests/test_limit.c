@@ -80,7 +80,7 @@ static void scribbled_bucket_neither_hangs_nor_overflows(void)
 static void cost_is_the_recent_minimum_and_forgets(void)
 {
 	static struct aq_cost_table table;
-	struct aq_cost_entry *entry = aq_cost_find(&table, aq_cost_key(&table, 1024, 256));
+	struct aq_cost_entry *entry = aq_cost_find(&table, &table, 1024, 256);
 	CHECK(entry && aq_cost_estimate(entry, AQ_COST_UNKNOWN_NS) == AQ_COST_UNKNOWN_NS);
 	aq_cost_learn(entry, 2000);
 	aq_cost_learn(entry, 1000);
@@ -90,15 +90,15 @@ static void cost_is_the_recent_minimum_and_forgets(void)
 		aq_cost_learn(entry, 5000);
 	CHECK(aq_cost_estimate(entry, 0) == 5000);
 	CHECK(atomic_load(&entry->stable));
-	CHECK(aq_cost_find(&table, aq_cost_key(&table, 1024, 256)) == entry);
-	CHECK(aq_cost_find(&table, aq_cost_key(&table, 1025, 256)) != entry);
+	CHECK(aq_cost_find(&table, &table, 1024, 256) == entry);
+	CHECK(aq_cost_find(&table, &table, 1025, 256) != entry);
 }
 
 /* A launch of 2 ms for every nine of 10 us, all of one shape; a neighbour that makes a launch twice as long now and then changes nothing. */
 static void a_cost_is_no_less_than_an_eighth_of_the_mean(void)
 {
 	static struct aq_cost_table table;
-	struct aq_cost_entry *entry = aq_cost_find(&table, 1), *disturbed = aq_cost_find(&table, 2);
+	struct aq_cost_entry *entry = aq_cost_find(&table, NULL, 1, 1), *disturbed = aq_cost_find(&table, &table, 1, 1);
 
 	aq_cost_learn(entry, 100 * MS); /* the first also loads the code */
 	for (unsigned i = 1; i < AQ_COST_WINDOW; i++)
@@ -115,20 +115,57 @@ static void a_cost_is_no_less_than_an_eighth_of_the_mean(void)
 	CHECK(aq_cost_estimate(entry, 0) > MS);
 }
 
-static void full_table_answers_with_the_fallback(void)
+/* All samples count for the function too, so that grids without end are known, and grids for which there is no room. */
+static void a_grid_without_samples_costs_what_the_function_does(void)
 {
 	static struct aq_cost_table table;
+	const uint64_t shapes = 2 * AQ_COST_ENTRIES;
+	unsigned without_room = 0;
+
+	aq_cost_learn(aq_cost_find(&table, &table, 1, 1), 100 * MS); /* and loaded the code */
+	CHECK(aq_cost_estimate(aq_cost_find(&table, &table, 2, 1), 77) == 77);
+	for (unsigned i = 0; i < AQ_COST_WINDOW; i++)
+		aq_cost_learn(aq_cost_find(&table, &table, 3, 1), 5000);
+	CHECK(aq_cost_estimate(aq_cost_find(&table, &table, 2, 1), 77) == 5000);
+	for (uint64_t blocks = 4; blocks < shapes; blocks++) {
+		struct aq_cost_entry *entry = aq_cost_find(&table, &table, blocks, 1);
+		without_room += entry == aq_cost_find(&table, &table, 0, 0);
+		CHECK(aq_cost_estimate(entry, 77) == 5000);
+	}
+	CHECK(without_room > 0);
+}
+
+static void a_full_table_answers_with_the_fallback(void)
+{
+	static struct aq_cost_table table;
+	const char *functions = (const char *)&table;
 	bool full = false;
-	for (uint64_t blocks = 1; blocks < 4 * AQ_COST_ENTRIES && !full; blocks++)
-		full = aq_cost_find(&table, aq_cost_key(NULL, blocks, 1)) == NULL;
+	for (uint64_t i = 1; i < 4 * AQ_COST_ENTRIES && !full; i++)
+		full = aq_cost_find(&table, functions + i, 0, 0) == NULL;
 	CHECK(full);
 	CHECK(aq_cost_estimate(NULL, 77) == 77);
+}
+
+/* A program that launches one shape for two things in turn has both timed. */
+static void samples_fall_on_every_part_of_a_round(void)
+{
+	static struct aq_cost_table table;
+	struct aq_cost_entry *entry = aq_cost_find(&table, &table, 1, 1);
+
+	for (uint32_t stable = 0; stable < 2; stable++) {
+		unsigned sampled[2] = {0};
+
+		atomic_store(&entry->stable, stable);
+		for (unsigned i = 0; i < 10 * AQ_COST_EVERY_STABLE; i++)
+			sampled[i % 2] += aq_cost_wants_sample(entry);
+		CHECK(sampled[0] > 3 && sampled[1] > 3);
+	}
 }
 
 static void new_kernels_are_sampled_often_and_known_ones_rarely(void)
 {
 	static struct aq_cost_table table;
-	struct aq_cost_entry *entry = aq_cost_find(&table, 1);
+	struct aq_cost_entry *entry = aq_cost_find(&table, &table, 1, 1);
 	int eager = 0, later = 0;
 	for (int i = 0; i < 8; i++)
 		eager += aq_cost_wants_sample(entry);
@@ -479,7 +516,9 @@ int main(void)
 	scribbled_bucket_neither_hangs_nor_overflows();
 	cost_is_the_recent_minimum_and_forgets();
 	a_cost_is_no_less_than_an_eighth_of_the_mean();
-	full_table_answers_with_the_fallback();
+	a_grid_without_samples_costs_what_the_function_does();
+	a_full_table_answers_with_the_fallback();
+	samples_fall_on_every_part_of_a_round();
 	new_kernels_are_sampled_often_and_known_ones_rarely();
 	controller_removes_a_bias_of_the_cost();
 	who_pays_too_little_to_wait_is_corrected_too();

@@ -160,6 +160,26 @@ def test_launches_of_one_shape_that_do_much_and_little_in_turn_are_held(node, le
     assert_held(shares[10:], 25, 2 * ERROR_POINTS)
 
 
+EVER_NEW = """
+from tests.fakes import kernels
+start()
+function, stream, arguments, launched = load(), make_stream(), kernels._arguments(1000), 0
+def launch():
+    global launched
+    launched += 1
+    must("cuLaunchKernel", function, launched, 1, 1, 1, 1, 1, 0, stream, arguments, None)
+for _ in range(5):
+    tell(share=100 * work_for(1, 1000, launch) / 1e6)
+"""
+
+
+def test_launches_of_ever_new_shapes_are_held(node):
+    """As those of a model that is given a text of another length each time."""
+    answer = tenant(node, 25).python(PROGRAM + EVER_NEW)
+    assert answer.status == 0, answer.stderr
+    assert_held([event["share"] for event in answer.events[1:]], 25)
+
+
 @pytest.mark.parametrize("kernel_us", [5000, 10_000])
 def test_kernels_longer_than_all_that_may_be_in_flight_get_their_ceiling_too(node, kernel_us):
     with work(tenant(node, 60), 5, "--kernel-us", str(kernel_us)) as program:
