@@ -152,6 +152,8 @@ static void samples_fall_on_every_part_of_a_round(void)
 	static struct aq_cost_table table;
 	struct aq_cost_entry *entry = aq_cost_find(&table, &table, 1, 1);
 
+	for (unsigned i = 0; i < AQ_COST_EAGER; i++)
+		aq_cost_wants_sample(entry);
 	for (uint32_t stable = 0; stable < 2; stable++) {
 		unsigned sampled[2] = {0};
 
