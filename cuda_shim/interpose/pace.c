@@ -462,10 +462,9 @@ static unsigned cache_index(const struct aq_work *work)
 static __attribute__((noinline)) struct aq_cost_entry *look_up_cost(struct cached *cached, int device, const struct aq_work *work)
 {
 	struct aq_cost_table *costs = costs_of(&pacers[device]);
-	uint64_t key = aq_cost_key(work->function, work->blocks, work->threads);
 
 	*cached = (struct cached){ work->function, work->blocks, work->threads, (uint32_t)device,
-				   costs ? aq_cost_find(costs, key) : NULL };
+				   costs ? aq_cost_find(costs, work->function, work->blocks, work->threads) : NULL };
 	return cached->cost;
 }
 
@@ -479,12 +478,12 @@ static struct aq_cost_entry *cost_of(struct payer *payer, int device, const stru
 	return look_up_cost(cached, device, work);
 }
 
-/* While there is nothing to do but wait: compare what the driver measured with the ceiling. */
-static void correct(int device, int64_t now, uint32_t percent)
+/* Now and then, best while there is nothing to do but wait: compare what the driver measured with the ceiling. */
+static void correct(int device, int64_t now, uint32_t percent, bool is_held)
 {
 	uint32_t share_q16;
 
-	if (aq_control_take_lease(pacers[device].bucket, now) &&
+	if (aq_control_take_lease(pacers[device].bucket, now, is_held) &&
 	    aq_own_use(region, limits->device[device].uuid_text, device, &share_q16))
 		aq_control_correct(pacers[device].bucket, now, percent, share_q16);
 }
@@ -618,11 +617,12 @@ static void draw(int device, int64_t batch_ns)
 		}
 		if (is_trickle(device, percent))
 			aq_bucket_spill(pacer->bucket, BATCH_NS);
-		if (aq_bucket_pay(pacer->bucket, now, percent, batch_ns))
+		bool has_paid = aq_bucket_pay(pacer->bucket, now, percent, batch_ns);
+		correct(device, now, percent, !has_paid);
+		if (has_paid)
 			break;
 		begin_wait(&wait, now);
 		harvest(pacer);
-		correct(device, now, percent);
 		nap(aq_bucket_wait_ns(pacer->bucket, percent));
 	}
 	end_wait(&wait);
@@ -821,8 +821,7 @@ CUresult aq_pace_begin(struct aq_ticket *ticket, const struct aq_work *work)
 	bool limited;
 	CUresult result = decide(&limited);
 
-	if (ticket)
-		*ticket = (struct aq_ticket){ 0 };
+	*ticket = (struct aq_ticket){ 0 };
 	int device = limited ? device_to_pay(work) : AQ_NO_DEVICE;
 	if (device < 0)
 		return result;
@@ -832,7 +831,7 @@ CUresult aq_pace_begin(struct aq_ticket *ticket, const struct aq_work *work)
 		return result;
 	}
 	struct aq_cost_entry *cost = pay(payer, device, work);
-	if (ticket && wants_sample(&pacers[device], cost))
+	if (wants_sample(&pacers[device], cost))
 		*ticket = (struct aq_ticket){ begin_sample(&pacers[device], work, cost), device };
 	return result;
 }

@@ -50,8 +50,7 @@ static inline bool aq_pace_free(void)
 	       __builtin_expect(--aq_pace_free_left >= 0, 1);
 }
 
-/* Before and after the driver's launch. When begin does not answer CUDA_SUCCESS the launch must not be made. Without a ticket it is not
- * timed, as where it is made for several devices at once. */
+/* Before and after the driver's launch. When begin does not answer CUDA_SUCCESS the launch must not be made. */
 CUresult aq_pace_begin(struct aq_ticket *ticket, const struct aq_work *work);
 void aq_pace_end_sample(const struct aq_ticket *ticket, const struct aq_work *work, CUresult launched);
 

@@ -76,20 +76,36 @@ void aq_gates_open(void)
 LAUNCH_EX_HOOK(cuLaunchKernelEx, false)
 LAUNCH_EX_HOOK(cuLaunchKernelEx_ptsz, true)
 
-/* One kernel per device, launched as one. Each device is paid for in its own stream's context. */
+/* One kernel per device, launched as one. Each is paid for and timed in its own stream's context. */
+static CUresult launch_on_all(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int flags)
+{
+	struct aq_work works[AQ_MAX_DEVICES];
+	struct aq_ticket tickets[AQ_MAX_DEVICES];
+	CUresult result = CUDA_SUCCESS;
+	unsigned int begun = 0;
+
+	while (result == CUDA_SUCCESS && begun < count) {
+		const CUDA_LAUNCH_PARAMS *launch = &launches[begun];
+
+		works[begun] = (struct aq_work){ .function = launch->function,
+						 .blocks = (uint64_t)launch->gridDimX * launch->gridDimY * launch->gridDimZ,
+						 .threads = launch->blockDimX * launch->blockDimY * launch->blockDimZ,
+						 .stream = launch->hStream };
+		result = aq_pace_begin(&tickets[begun], &works[begun]);
+		begun += result == CUDA_SUCCESS;
+	}
+	if (result == CUDA_SUCCESS)
+		result = aq_cuda.cuLaunchCooperativeKernelMultiDevice(launches, count, flags);
+	while (begun-- > 0)
+		aq_pace_end(&tickets[begun], &works[begun], result);
+	return result;
+}
+
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int flags)
 {
-	if (!aq_pace_free() && launches)
-		for (unsigned int i = 0; i < count; i++) {
-			CUresult result = aq_pace_begin(NULL, &(struct aq_work){
-				.function = launches[i].function,
-				.blocks = (uint64_t)launches[i].gridDimX * launches[i].gridDimY * launches[i].gridDimZ,
-				.threads = launches[i].blockDimX * launches[i].blockDimY * launches[i].blockDimZ,
-				.stream = launches[i].hStream });
-			if (result != CUDA_SUCCESS)
-				return result;
-		}
-	return aq_cuda.cuLaunchCooperativeKernelMultiDevice(launches, count, flags);
+	if (aq_pace_free() || !launches || count > AQ_MAX_DEVICES) /* one launch for each device at most: more the driver refuses */
+		return aq_cuda.cuLaunchCooperativeKernelMultiDevice(launches, count, flags);
+	return launch_on_all(launches, count, flags);
 }
 
 /* The forms of CUDA 3: the block shape is the function's own state, so the grid alone tells launches apart. */

@@ -12,18 +12,18 @@ void aq_control_interrupted(struct aq_bucket *bucket)
 		atomic_store_explicit(&bucket->regime, 0, memory_order_relaxed);
 }
 
-bool aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns)
+bool aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns, bool is_held)
 {
 	int64_t until = atomic_load_explicit(&bucket->lease_until_ns, memory_order_relaxed);
-	uint64_t left = (uint64_t)until - (uint64_t)now_ns, since = (uint64_t)now_ns - (uint64_t)until;
+	int64_t left = (int64_t)((uint64_t)until - (uint64_t)now_ns), since = (int64_t)((uint64_t)now_ns - (uint64_t)until);
 
 	/* A lease far in the future was scribbled there; it must not end the correction for good. */
-	if (now_ns < until && left <= AQ_CONTROL_PERIOD_NS)
+	if (left > (is_held ? 0 : AQ_CONTROL_PERIOD_NS - AQ_CONTROL_UNHELD_NS) && left <= AQ_CONTROL_PERIOD_NS)
 		return false;
 	if (!atomic_compare_exchange_strong_explicit(&bucket->lease_until_ns, &until, now_ns + AQ_CONTROL_PERIOD_NS,
 						     memory_order_relaxed, memory_order_relaxed))
 		return false;
-	if (since > AQ_CONTROL_GAP_NS)
+	if (since > AQ_CONTROL_GAP_NS || since < 0)
 		aq_control_interrupted(bucket);
 	return true;
 }
@@ -64,9 +64,9 @@ void aq_control_correct(struct aq_bucket *bucket, int64_t now_ns, uint32_t perce
 	}
 	uint32_t smoothed = smooth(bucket, measured_q16);
 	int64_t starved = atomic_load_explicit(&bucket->starved_at_ns, memory_order_relaxed);
-	if ((uint64_t)now_ns - (uint64_t)starved > AQ_CONTROL_PERIOD_NS)
-		return;
 	int64_t limit_q16 = (int64_t)AQ_GAIN_ONE * percent / 100;
+	if ((uint64_t)now_ns - (uint64_t)starved > AQ_CONTROL_PERIOD_NS && smoothed <= limit_q16)
+		return;
 	int64_t error_q16 = (limit_q16 - smoothed) * (int64_t)AQ_GAIN_ONE / limit_q16;
 	if (error_q16 < -(int64_t)AQ_GAIN_ONE)
 		error_q16 = -(int64_t)AQ_GAIN_ONE;

@@ -2,13 +2,14 @@
  *
  * Event-timed costs are right within milliseconds but have a bias: concurrent kernels overlap, device-side launches are invisible,
  * a neighbour stretches what is timed. The driver's own utilisation figures have none, but come late. So an integrator
- * moves the gain of the inflow slowly, and only while the container is throttled (else it would wind up).
+ * moves the gain of the inflow slowly: up only while the container is throttled (else it would wind up), down also while it is not, for who pays
+ * too little may never have to wait.
  *
  * A measurement comes after the fact. When the ceiling changed much, or nothing was throttled for a while, the next ones tell of what was before:
  * they are passed over. And one period moves the gain by a tenth at most, down as up: a container that had the whole device and is held at a
  * twentieth of it must not be throttled to nothing for what it had.
  *
- * One process of the container does it at a time: whoever takes the lease, at a moment when it has to wait anyway.
+ * One process of the container does it at a time: whoever takes the lease, at a moment when it has to wait anyway; while none has, more seldom.
  */
 #ifndef AQ_LIMIT_CONTROL_H
 #define AQ_LIMIT_CONTROL_H
@@ -16,11 +17,12 @@
 #include "limit/bucket.h"
 
 #define AQ_CONTROL_PERIOD_NS 100000000ll /* 100 ms */
-#define AQ_CONTROL_GAP_NS 500000000ll    /* as long without a wait, and the correction starts anew */
+#define AQ_CONTROL_UNHELD_NS 400000000ll /* while nothing waits: it holds a launch up */
+#define AQ_CONTROL_GAP_NS 1000000000ll   /* as long without a measurement, and the correction starts anew */
 #define AQ_CONTROL_STALE 3u              /* measurements passed over then: the driver's samples are up to two periods wide */
 
-/* True for the one caller that shall measure now: it holds the lease for one period. */
-bool aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns);
+/* True for the one caller that shall measure now: it holds the lease for one period. `is_held`: it has to wait. */
+bool aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns, bool is_held);
 
 /* The container is not held at any ceiling now: what is measured from here on tells nothing about one. */
 void aq_control_interrupted(struct aq_bucket *bucket);

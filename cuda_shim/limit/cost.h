@@ -4,8 +4,14 @@
  * neighbour's slices, and a tenant shall not pay for being preempted. Two windows of samples rotate, so that the minimum
  * forgets, and a kernel that became dearer is believed after one window.
  *
- * Reading and learning are lock-free; a full table answers with the default for new keys, and the slow correction from
- * measured utilisation (control.h) takes care of the rest.
+ * One function and grid may also do much and little in turn (a persistent kernel has one grid for every problem). So a launch costs no less than an
+ * eighth of the mean, whatever the minimum is: that is within what the slow correction from measured utilisation (control.h) makes good, and
+ * neighbours seldom stretch a kernel by more. The first window is without it, for first launches also load code.
+ *
+ * A program may launch one function with ever new grids, and with more of them than the table holds. So all samples of a function count for the
+ * function too: a grid that has not been measured yet costs what the function does, and one for which there is no room is counted as the function.
+ *
+ * Reading and learning are lock-free; when there is no room for a function either its launches cost the default, and the correction takes care of it.
  */
 #ifndef AQ_LIMIT_COST_H
 #define AQ_LIMIT_COST_H
@@ -17,47 +23,55 @@
 #define AQ_COST_ENTRIES 4096u /* power of two */
 #define AQ_COST_UNKNOWN_NS 50000
 #define AQ_COST_WINDOW 16u       /* samples per window of the minimum */
+#define AQ_COST_MEAN_PART 8u     /* of the mean, that a launch costs at least */
 #define AQ_COST_EAGER 8u         /* launches of a new key that are all sampled */
-#define AQ_COST_EVERY 64u        /* then every 64th … */
-#define AQ_COST_EVERY_STABLE 1024u /* … and every 1024th once two windows agree; both are powers of two */
+#define AQ_COST_EVERY 61u        /* then every 61st … */
+#define AQ_COST_EVERY_STABLE 1021u /* … and every 1021st once two windows agree; primes, so that all of a program's rounds come up */
 
 struct aq_cost_entry {
 	_Atomic uint64_t key;          /* 0 = free */
 	_Atomic uint32_t launches;
+	_Atomic uint32_t sample_at;    /* the launch that is timed next */
 	_Atomic uint32_t samples;      /* in the current window */
+	_Atomic uint32_t stable;       /* the last two windows agree within an eighth, and the mean is not far from them */
 	_Atomic uint64_t estimate_ns;  /* 0 = not learned */
 	_Atomic uint64_t window_min_ns;
 	_Atomic uint64_t previous_min_ns;
-	_Atomic uint32_t stable;       /* the last two windows agree within an eighth */
+	_Atomic uint64_t mean_ns;      /* of about the last AQ_COST_WINDOW samples; 0 = in the first window */
+	struct aq_cost_entry *_Atomic of_function; /* which learns with it and stands in for it; NULL = none does */
 };
 
 struct aq_cost_table {
 	struct aq_cost_entry entries[AQ_COST_ENTRIES];
 };
 
-/* A key for one function and launch shape; never 0. */
-uint64_t aq_cost_key(const void *function, uint64_t blocks, uint32_t threads_per_block);
+/* The entry of a function and launch shape, made if there is room; the function's if not, and NULL when there is no room for that. */
+struct aq_cost_entry *aq_cost_find(struct aq_cost_table *table, const void *function, uint64_t blocks, uint32_t threads_per_block);
 
-/* The entry of a key, made if there is room; NULL when the table is full around it. */
-struct aq_cost_entry *aq_cost_find(struct aq_cost_table *table, uint64_t key);
+/* What the samples of a function's other shapes say of one that has none; `fallback_ns` when they say nothing. */
+uint64_t aq_cost_of_function(const struct aq_cost_entry *entry, uint64_t fallback_ns);
 
-/* GPU time to pay for one launch. `fallback_ns` is for keys that have not been measured yet. */
+/* GPU time to pay for one launch. `fallback_ns` is for functions that have not been measured yet. */
 static inline uint64_t aq_cost_estimate(const struct aq_cost_entry *entry, uint64_t fallback_ns)
 {
 	uint64_t estimate = entry ? atomic_load_explicit(&entry->estimate_ns, memory_order_relaxed) : 0;
 
-	return estimate ? estimate : fallback_ns;
+	return __builtin_expect(estimate != 0, 1) ? estimate : aq_cost_of_function(entry, fallback_ns);
 }
 
 /* Count a launch and say whether this one should be timed. */
 static inline bool aq_cost_wants_sample(struct aq_cost_entry *entry)
 {
 	uint32_t launch = atomic_load_explicit(&entry->launches, memory_order_relaxed);
-	uint32_t every = atomic_load_explicit(&entry->stable, memory_order_relaxed) ? AQ_COST_EVERY_STABLE : AQ_COST_EVERY;
 
 	/* Two threads may count one launch for two: cheaper than a locked add, and only the choice of samples hangs on it. */
 	atomic_store_explicit(&entry->launches, launch + 1, memory_order_relaxed);
-	return launch < AQ_COST_EAGER || !(launch & (every - 1));
+	if ((int32_t)(launch - atomic_load_explicit(&entry->sample_at, memory_order_relaxed)) < 0)
+		return false;
+	uint32_t every = atomic_load_explicit(&entry->stable, memory_order_relaxed) ? AQ_COST_EVERY_STABLE : AQ_COST_EVERY;
+	bool is_new = launch + 1 < AQ_COST_EAGER;
+	atomic_store_explicit(&entry->sample_at, launch + (is_new ? 1 : every), memory_order_relaxed);
+	return true;
 }
 
 /* Take in one measured duration. */

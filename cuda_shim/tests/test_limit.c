@@ -74,13 +74,13 @@ static void scribbled_bucket_neither_hangs_nor_overflows(void)
 	aq_bucket_refill(&bucket, 2 * SECOND, 50);
 	CHECK(bucket.balance_ns > 0);
 	atomic_store(&bucket.lease_until_ns, INT64_MAX);
-	CHECK(aq_control_take_lease(&bucket, SECOND));
+	CHECK(aq_control_take_lease(&bucket, SECOND, true));
 }
 
 static void cost_is_the_recent_minimum_and_forgets(void)
 {
 	static struct aq_cost_table table;
-	struct aq_cost_entry *entry = aq_cost_find(&table, aq_cost_key(&table, 1024, 256));
+	struct aq_cost_entry *entry = aq_cost_find(&table, &table, 1024, 256);
 	CHECK(entry && aq_cost_estimate(entry, AQ_COST_UNKNOWN_NS) == AQ_COST_UNKNOWN_NS);
 	aq_cost_learn(entry, 2000);
 	aq_cost_learn(entry, 1000);
@@ -90,28 +90,88 @@ static void cost_is_the_recent_minimum_and_forgets(void)
 		aq_cost_learn(entry, 5000);
 	CHECK(aq_cost_estimate(entry, 0) == 5000);
 	CHECK(atomic_load(&entry->stable));
-	CHECK(aq_cost_find(&table, aq_cost_key(&table, 1024, 256)) == entry);
-	CHECK(aq_cost_find(&table, aq_cost_key(&table, 1025, 256)) != entry);
+	CHECK(aq_cost_find(&table, &table, 1024, 256) == entry);
+	CHECK(aq_cost_find(&table, &table, 1025, 256) != entry);
 }
 
-static void full_table_answers_with_the_fallback(void)
+/* A launch of 2 ms for every nine of 10 us, all of one shape; a neighbour that makes a launch twice as long now and then changes nothing. */
+static void a_cost_is_no_less_than_an_eighth_of_the_mean(void)
 {
 	static struct aq_cost_table table;
+	struct aq_cost_entry *entry = aq_cost_find(&table, NULL, 1, 1), *disturbed = aq_cost_find(&table, &table, 1, 1);
+
+	aq_cost_learn(entry, 100 * MS); /* the first also loads the code */
+	for (unsigned i = 1; i < AQ_COST_WINDOW; i++)
+		aq_cost_learn(entry, 10000);
+	CHECK(aq_cost_estimate(entry, 0) == 10000);
+	for (unsigned i = 0; i < 10 * AQ_COST_WINDOW; i++) {
+		aq_cost_learn(entry, i % 10 == 9 ? 2 * MS : 10000);
+		aq_cost_learn(disturbed, i % 4 ? 10000 : 20000);
+		CHECK(aq_cost_estimate(disturbed, 0) == 10000 || !i);
+	}
+	CHECK(aq_cost_estimate(entry, 0) > 209000 / 8 / 2 && aq_cost_estimate(entry, 0) < 209000 / 8 * 2);
+	for (unsigned i = 0; i < 3; i++) /* and dearer altogether: known after a few, not after a window */
+		aq_cost_learn(entry, 100 * MS);
+	CHECK(aq_cost_estimate(entry, 0) > MS);
+}
+
+/* All samples count for the function too, so that grids without end are known, and grids for which there is no room. */
+static void a_grid_without_samples_costs_what_the_function_does(void)
+{
+	static struct aq_cost_table table;
+	const uint64_t shapes = 2 * AQ_COST_ENTRIES;
+	unsigned without_room = 0;
+
+	aq_cost_learn(aq_cost_find(&table, &table, 1, 1), 100 * MS); /* and loaded the code */
+	CHECK(aq_cost_estimate(aq_cost_find(&table, &table, 2, 1), 77) == 77);
+	for (unsigned i = 0; i < AQ_COST_WINDOW; i++)
+		aq_cost_learn(aq_cost_find(&table, &table, 3, 1), 5000);
+	CHECK(aq_cost_estimate(aq_cost_find(&table, &table, 2, 1), 77) == 5000);
+	for (uint64_t blocks = 4; blocks < shapes; blocks++) {
+		struct aq_cost_entry *entry = aq_cost_find(&table, &table, blocks, 1);
+		without_room += entry == aq_cost_find(&table, &table, 0, 0);
+		CHECK(aq_cost_estimate(entry, 77) == 5000);
+	}
+	CHECK(without_room > 0);
+}
+
+static void a_full_table_answers_with_the_fallback(void)
+{
+	static struct aq_cost_table table;
+	const char *functions = (const char *)&table;
 	bool full = false;
-	for (uint64_t blocks = 1; blocks < 4 * AQ_COST_ENTRIES && !full; blocks++)
-		full = aq_cost_find(&table, aq_cost_key(NULL, blocks, 1)) == NULL;
+	for (uint64_t i = 1; i < 4 * AQ_COST_ENTRIES && !full; i++)
+		full = aq_cost_find(&table, functions + i, 0, 0) == NULL;
 	CHECK(full);
 	CHECK(aq_cost_estimate(NULL, 77) == 77);
+}
+
+/* A program that launches one shape for two things in turn has both timed. */
+static void samples_fall_on_every_part_of_a_round(void)
+{
+	static struct aq_cost_table table;
+	struct aq_cost_entry *entry = aq_cost_find(&table, &table, 1, 1);
+
+	for (unsigned i = 0; i < AQ_COST_EAGER; i++)
+		aq_cost_wants_sample(entry);
+	for (uint32_t stable = 0; stable < 2; stable++) {
+		unsigned sampled[2] = {0};
+
+		atomic_store(&entry->stable, stable);
+		for (unsigned i = 0; i < 10 * AQ_COST_EVERY_STABLE; i++)
+			sampled[i % 2] += aq_cost_wants_sample(entry);
+		CHECK(sampled[0] > 3 && sampled[1] > 3);
+	}
 }
 
 static void new_kernels_are_sampled_often_and_known_ones_rarely(void)
 {
 	static struct aq_cost_table table;
-	struct aq_cost_entry *entry = aq_cost_find(&table, 1);
+	struct aq_cost_entry *entry = aq_cost_find(&table, &table, 1, 1);
 	int eager = 0, later = 0;
 	for (int i = 0; i < 8; i++)
 		eager += aq_cost_wants_sample(entry);
-	for (int i = 0; i < 6400; i++)
+	for (unsigned i = 0; i < 100 * AQ_COST_EVERY; i++)
 		later += aq_cost_wants_sample(entry);
 	CHECK(eager == 8 && later == 100);
 }
@@ -130,7 +190,7 @@ static void controller_removes_a_bias_of_the_cost(void)
 		} else {
 			now += aq_bucket_wait_ns(&bucket, 30);
 		}
-		if (now - measured_at >= AQ_CONTROL_PERIOD_NS && aq_control_take_lease(&bucket, now)) {
+		if (now - measured_at >= AQ_CONTROL_PERIOD_NS && aq_control_take_lease(&bucket, now, true)) {
 			uint32_t measured = (uint32_t)((busy - busy_last) * AQ_GAIN_ONE / (now - measured_at));
 			aq_control_correct(&bucket, now, 30, measured);
 			busy_last = busy;
@@ -141,19 +201,53 @@ static void controller_removes_a_bias_of_the_cost(void)
 	CHECK(share > 0.295 && share < 0.305);
 }
 
-/* One period of a tenant that waits all the time; the driver says it had `measured_percent` of the device. */
-static int64_t period(struct aq_bucket *bucket, int64_t now, uint32_t percent, uint32_t measured_percent)
-{
-	atomic_store(&bucket->starved_at_ns, now);
-	if (aq_control_take_lease(bucket, now))
-		aq_control_correct(bucket, now, percent, measured_percent * AQ_GAIN_ONE / 100);
-	return now + AQ_CONTROL_PERIOD_NS;
-}
-
 static uint32_t gain(const struct aq_bucket *bucket)
 {
 	uint32_t set = atomic_load(&bucket->gain_q16);
 	return set ? set : AQ_GAIN_ONE;
+}
+
+/* Who pays so little that what flows in is always enough never waits; what it uses is too much all the same. */
+static void who_pays_too_little_to_wait_is_corrected_too(void)
+{
+	struct aq_bucket bucket = {0};
+	int64_t now = SECOND, end = now + 60 * SECOND, busy = 0, busy_last = 0, measured_at = now;
+	int64_t settled_from = now + 40 * SECOND, busy_settled = 0;
+	while (now < end) {
+		bool has_paid = aq_bucket_pay(&bucket, now, 25, MS / 8);
+		if (aq_control_take_lease(&bucket, now, !has_paid)) {
+			aq_control_correct(&bucket, now, 25, now > measured_at ? (uint32_t)((busy - busy_last) * AQ_GAIN_ONE / (now - measured_at)) : 0);
+			busy_last = busy;
+			measured_at = now;
+		}
+		busy += has_paid ? MS : 0;
+		busy_settled += has_paid && now > settled_from ? MS : 0;
+		now += has_paid ? MS : aq_bucket_wait_ns(&bucket, 25);
+	}
+	double share = (double)busy_settled / (double)(end - settled_from);
+	CHECK(share > 0.24 && share < 0.26);
+}
+
+static void who_uses_less_than_its_share_saves_up_no_gain(void)
+{
+	struct aq_bucket bucket = {0};
+	int64_t now = SECOND;
+
+	for (unsigned i = 0; i < 100; i++, now += AQ_CONTROL_UNHELD_NS) {
+		CHECK(aq_control_take_lease(&bucket, now + AQ_CONTROL_PERIOD_NS, false));
+		CHECK(!aq_control_take_lease(&bucket, now + AQ_CONTROL_UNHELD_NS, false));
+		aq_control_correct(&bucket, now, 50, AQ_GAIN_ONE / 10);
+	}
+	CHECK(gain(&bucket) == AQ_GAIN_ONE);
+}
+
+/* One period of a tenant that waits all the time; the driver says it had `measured_percent` of the device. */
+static int64_t period(struct aq_bucket *bucket, int64_t now, uint32_t percent, uint32_t measured_percent)
+{
+	atomic_store(&bucket->starved_at_ns, now);
+	if (aq_control_take_lease(bucket, now, true))
+		aq_control_correct(bucket, now, percent, measured_percent * AQ_GAIN_ONE / 100);
+	return now + AQ_CONTROL_PERIOD_NS;
 }
 
 /* What a tenant used while nothing held it is not held against it afterwards. */
@@ -423,9 +517,14 @@ int main(void)
 	clock_that_steps_back_adds_nothing();
 	scribbled_bucket_neither_hangs_nor_overflows();
 	cost_is_the_recent_minimum_and_forgets();
-	full_table_answers_with_the_fallback();
+	a_cost_is_no_less_than_an_eighth_of_the_mean();
+	a_grid_without_samples_costs_what_the_function_does();
+	a_full_table_answers_with_the_fallback();
+	samples_fall_on_every_part_of_a_round();
 	new_kernels_are_sampled_often_and_known_ones_rarely();
 	controller_removes_a_bias_of_the_cost();
+	who_pays_too_little_to_wait_is_corrected_too();
+	who_uses_less_than_its_share_saves_up_no_gain();
 	a_new_ceiling_is_not_corrected_by_what_was_used_under_another();
 	a_ceiling_that_comes_and_goes_is_not_corrected_by_what_was_used_between();
 	a_ceiling_that_moves_a_little_is_corrected_all_along();

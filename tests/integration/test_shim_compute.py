@@ -95,6 +95,91 @@ def test_every_kind_of_launch_is_paced(node, launch):
         assert_held(seconds_of(program)[1:], 25)
 
 
+FORMS = """
+from tests.fakes import kernels
+start()
+function, stream = load(), make_stream()
+arguments = kernels._arguments(1000)
+class Launch(ctypes.Structure):  # CUDA_LAUNCH_PARAMS
+    _fields_ = [("function", ctypes.c_void_p), ("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("arguments", ctypes.c_void_p)]
+launch = Launch(function, (ctypes.c_uint * 7)(1, 1, 1, 1, 1, 1, 0), stream, ctypes.addressof(arguments))
+must("cuFuncSetBlockShape", function, 1, 1, 1)
+must("cuParamSetSize", function, 8)
+must("cuParamSetv", function, 0, ctypes.byref(ctypes.c_uint64(1000)), 8)
+ready = instantiate(capture(stream, lambda: spin(function, 1000, stream)))
+submit = {
+    "multi-device": lambda: must("cuLaunchCooperativeKernelMultiDevice", ctypes.byref(launch), 1, 0),
+    "cuLaunch": lambda: must("cuLaunch", function),
+    "cuLaunchGrid": lambda: must("cuLaunchGrid", function, 1, 1),
+    "cuLaunchGridAsync": lambda: must("cuLaunchGridAsync", function, 1, 1, stream),
+    "kernel, per thread": lambda: spin(function, 1000, suffix=PER_THREAD),
+    "ex, per thread": lambda: spin_ex(function, 1000, suffix=PER_THREAD),
+    "cooperative, per thread": lambda: spin_cooperative(function, 1000, suffix=PER_THREAD),
+    "graph, per thread": lambda: must(f"cuGraphLaunch{PER_THREAD}", ready, None),
+}[FORM]
+for _ in range(5):
+    tell(share=100 * work_for(1, 1000, submit) / 1e6)
+"""
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "multi-device", "cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync",
+        "kernel, per thread", "ex, per thread", "cooperative, per thread", "graph, per thread",
+    ],
+)  # fmt: skip
+def test_the_rarer_forms_of_a_launch_are_paced_too(node, form):
+    answer = tenant(node, 25).python(PROGRAM + f"FORM = {form!r}\n" + FORMS)
+    assert answer.status == 0, answer.stderr
+    assert_held([event["share"] for event in answer.events[1:]], 25)
+
+
+UNEVEN = """
+start()
+function, stream = load(), make_stream()
+def launch():
+    for microseconds in LENGTHS:
+        spin(function, microseconds, stream)
+    must("cuStreamSynchronize", stream)
+for _ in range(8):
+    tell(share=100 * work_for(1, sum(LENGTHS), launch) / 1e6)
+LENGTHS = [10_000]
+for _ in range(5):
+    tell(share=100 * work_for(1, 10_000, launch) / 1e6)
+"""
+
+
+@pytest.mark.parametrize("lengths", [[100, 2000], [10, 10_000]], ids=str)
+def test_launches_of_one_shape_that_do_much_and_little_in_turn_are_held(node, lengths):
+    """What is paid at first is a part of what is used, so small that it would never make the program wait."""
+    answer = tenant(node, 25).start_python(PROGRAM + f"LENGTHS = {lengths}\n" + UNEVEN)
+    with answer as program:
+        shares = [json.loads(line)["share"] for line in program.process.stdout]
+    assert_held(shares[5:8], 25, 2 * ERROR_POINTS)
+    assert_held(shares[10:], 25, 2 * ERROR_POINTS)
+
+
+EVER_NEW = """
+from tests.fakes import kernels
+start()
+function, stream, arguments, launched = load(), make_stream(), kernels._arguments(1000), 0
+def launch():
+    global launched
+    launched += 1
+    must("cuLaunchKernel", function, launched, 1, 1, 1, 1, 1, 0, stream, arguments, None)
+for _ in range(5):
+    tell(share=100 * work_for(1, 1000, launch) / 1e6)
+"""
+
+
+def test_launches_of_ever_new_shapes_are_held(node):
+    """As those of a model that is given a text of another length each time."""
+    answer = tenant(node, 25).python(PROGRAM + EVER_NEW)
+    assert answer.status == 0, answer.stderr
+    assert_held([event["share"] for event in answer.events[1:]], 25)
+
+
 @pytest.mark.parametrize("kernel_us", [5000, 10_000])
 def test_kernels_longer_than_all_that_may_be_in_flight_get_their_ceiling_too(node, kernel_us):
     with work(tenant(node, 60), 5, "--kernel-us", str(kernel_us)) as program:

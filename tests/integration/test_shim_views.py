@@ -1,5 +1,6 @@
 """What a container sees of a GPU is its share: by the driver's own queries, by NVML, by nvidia-ml-py."""
 
+import os
 import struct
 import subprocess
 import sys
@@ -117,6 +118,34 @@ tell(lists=[[[p.pid, p.usedGpuMemory] for p in get(h)] for get in (
     assert [sorted(processes) for processes in told["lists"]] == [own, own, own, [], []]
 
 
+def test_nvml_shows_what_the_driver_took_as_used(node):
+    """It is part of the limit, though no process of the container holds it."""
+    limit = DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, overhead_bytes=64 * MIB)
+    container = node.container_with(Limits((limit,)))
+    with container.repl():
+        told = facts(container.python(PROGRAM + NVML + "m = n.nvmlDeviceGetMemoryInfo(h)\ntell(total=m.total, used=m.used, free=m.free)"))
+    used = (CONTEXT_MIB + 64) * MIB
+    assert told == {"total": LIMIT_MIB * MIB, "used": used, "free": LIMIT_MIB * MIB - used}
+
+
+NEWER_LISTS = """
+details = n.nvmlDeviceGetRunningProcessDetailList(h, n.nvmlProcessDetailList_v1, n.NVML_PROCESS_MODE_ALL)
+graphics = n.nvmlDeviceGetRunningProcessDetailList(h, n.nvmlProcessDetailList_v1, n.NVML_PROCESS_MODE_GRAPHICS)
+uses = n.nvmlDeviceGetProcessesUtilizationInfo(h, 0)
+tell(details=[[p.pid, p.usedGpuMemory] for p in details], graphics=len(graphics), uses=[use.pid for use in uses])
+"""
+
+
+def test_the_newer_lists_too_show_the_containers_own_processes_and_no_others(node, container):
+    stranger, kernels = node.container(LIMIT_MIB), ["work", "--seconds", "20", "--kernel-us", "2000"]
+    command = [node.build / "bin/aliquot-cuda-client", *kernels]
+    with container.start(command) as own, stranger.start(command) as other:
+        own.listen()
+        other.listen()
+        told, held = facts(container.python(PROGRAM + NVML + NEWER_LISTS)), container.used_bytes()
+    assert told == {"details": [[own.process.pid, held]], "graphics": 0, "uses": [own.process.pid]}
+
+
 def test_a_list_with_too_little_room_says_how_much_it_takes(container):
     with container.repl(), container.repl():
         script = """
@@ -137,6 +166,29 @@ def test_a_killed_process_is_not_listed_and_its_memory_not_shown(container):
         program.kill()
         script = "tell(processes=len(n.nvmlDeviceGetComputeRunningProcesses(h)), used=n.nvmlDeviceGetMemoryInfo(h).used)"
         assert facts(container.python(PROGRAM + NVML + script)) == {"processes": 0, "used": 0}
+
+
+def test_the_limit_that_the_kernel_keeps_is_shown_as_the_share(build_dir, sim_node, tmp_path):
+    """Drivers from R615 on tell it for a control group; what stands there may be more than the share, and nobody's below it."""
+    profile, cgroup = tmp_path / "t4x2-615", tmp_path / "cgroup"
+    profile.write_text((SOURCE_TREE / "cuda_shim/sim/profiles/t4x2").read_text().replace("version=580.159.03", "version=615.10.01"))
+    cgroup.mkdir()
+    (cgroup / "cgroup.procs").touch()
+    (tmp_path / "roots").mkdir()
+    node = Node(build_dir, sim_node(str(profile)), tmp_path / "roots")
+    set_limits = "n.nvmlDeviceSetMemoryLimits_v1(n.nvmlDeviceGetHandleByIndex(0), n.c_nvmlSetMemoryLimits_v1_t(where, 5 << 30, 6 << 30))"
+    node.host(f"import pynvml as n; n.nvmlInit(); where = {os.fsencode(cgroup)!r}; {set_limits}")
+    container = node.container(LIMIT_MIB)
+    script = f"""
+limits = n.c_nvmlGetMemoryLimits_v1_t({os.fsencode(cgroup)!r}, 0, 0, 0)
+n.nvmlDeviceGetMemoryLimits_v1(h, limits)
+tell(soft=limits.softLimit, hard=limits.hardLimit, used=limits.currentUsed, alike=limits.currentUsed == n.nvmlDeviceGetMemoryInfo(h).used)
+"""
+    with container.repl() as program:
+        assert program.ask(f"alloc alloc {100 * MIB}")["result"] == 0
+        told = facts(container.python(PROGRAM + NVML + script))
+    assert told.pop("used") > 100 * MIB
+    assert told == {"soft": LIMIT_MIB * MIB, "hard": LIMIT_MIB * MIB, "alike": True}
 
 
 def test_utilisation_is_the_containers_own(node):
@@ -170,6 +222,25 @@ def test_a_neighbour_whose_host_pid_is_one_of_the_containers_own_pids_is_not_tak
         write_slot(idle, idle.snapshot().slots[0], pid=neighbour.process.pid, host_pid=program.process.pid)
         time.sleep(0.5)  # the driver's figures are that old
         assert facts(idle.python(PROGRAM + NVML + "tell(gpu=n.nvmlDeviceGetUtilizationRates(h).gpu)"))["gpu"] == 0
+
+
+OWN_PID = 77
+"""By which a container in a PID namespace of its own knows a process; the driver names it by the host's."""
+
+
+def test_use_that_the_driver_tells_by_host_pids_is_told_by_the_containers_own(node, container):
+    work = [container.build / "bin/aliquot-cuda-client", "work", "--seconds", "20", "--kernel-us", "2000"]
+    with container.start(work) as program:
+        program.listen()
+        write_slot(container, container.snapshot().slots[0], pid=OWN_PID, host_pid=program.process.pid)
+        script = """
+tell(gpu=n.nvmlDeviceGetUtilizationRates(h).gpu, samples=[s.pid for s in n.nvmlDeviceGetProcessUtilization(h, 0)],
+     uses=[use.pid for use in n.nvmlDeviceGetProcessesUtilizationInfo(h, 0)],
+     lists=[[p.pid for p in get(h)] for get in (n.nvmlDeviceGetComputeRunningProcesses_v2, n.nvmlDeviceGetComputeRunningProcesses_v3)])
+"""
+        told = facts(container.python(PROGRAM + NVML + script))
+    assert told.pop("gpu") > 50
+    assert told == {"samples": [OWN_PID], "uses": [OWN_PID], "lists": [[OWN_PID], [OWN_PID]]}
 
 
 def test_a_driver_that_translates_pids_is_understood_when_the_agent_has_written_host_pids(node):
