@@ -82,3 +82,13 @@ def test_a_bound_pod_that_is_resized_in_place_counts_with_its_new_size(field, co
     assert getattr(state.columns, column)[state.row_of("n1")] == 3000
     state.drop_pod("u1")
     assert getattr(state.columns, column)[state.row_of("n1")] == 0
+
+
+def test_a_pod_that_was_seen_bound_keeps_its_devices_when_an_older_picture_of_it_comes():
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", 1))
+    bound = make_pod("u1", node="n1", shares={"main": [make_share("n1", 0)]}, vgpu="1")
+    state.set_pod(bound)
+    state.replace_pods([make_pod("u1", vgpu="1")])
+    assert state.pods["u1"] == bound
+    assert state.device_states("n1")[0].used_shares == 1

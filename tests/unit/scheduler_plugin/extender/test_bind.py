@@ -133,3 +133,11 @@ async def test_a_pod_that_ended_while_the_api_told_that_it_is_bound_holds_nothin
     is_there = meanwhile == "nothing"
     assert bool(scene.state.footprint_of("p")) is is_there
     assert ("p" in scene.state.pods) is is_there
+
+
+async def test_another_pod_of_the_same_name_that_is_bound_there_is_not_taken_for_the_one_that_was_to_be():
+    scene = Scene(make_pod("p", cpu_milli=1000))
+    scene.writes = [KubeConflictError("the UID in the precondition is another pod's")]
+    scene.get_pod = lambda namespace, name: asyncio.sleep(0, replace(scene.pod, uid="q", node_name="n1"))
+    assert await scene.bound() == "the pod was deleted"
+    assert not scene.state.reservations
