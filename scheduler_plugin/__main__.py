@@ -63,6 +63,7 @@ from scheduler_plugin.services.cluster_watch import ClusterWatch, NamedHost, Sou
 from scheduler_plugin.services.explainer import Answer, Explainer
 from scheduler_plugin.services.forethought import Forethought
 from scheduler_plugin.services.leadership import FOLLOW_SECONDS, Following, Leadership
+from scheduler_plugin.services.new_victims import NewVictims
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.succeeded_members import SucceededMembers
@@ -170,6 +171,9 @@ class Scheduler:
             self._desk, pods, lambda: self.decides, lambda: self._watch.told_at(Source.PODS), self._telemetry, settings.scheduler_name
         )
         self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.decides, clock.now, self._telemetry)
+        self._new_victims = NewVictims(
+            self._desk, self._retry.poke, lambda: self._retry.undecided, self._preemptor.look_again, lambda: self.decides
+        )
         self._succeeded = SucceededMembers(self._desk, pods, lambda: self.decides)
         self._desk.on_preemption = self._telemetry.count_preemption
         queues = {"open_bindings": lambda: self._binder.open_bindings, "waiting_gangs": lambda: self._desk.gangs.waiting}
@@ -219,7 +223,13 @@ class Scheduler:
             self.addresses[name] = await server.start()
             logger.info("%s listens on %s", name, self.addresses[name])
         await self._look_who_leads()  # beside a leader the first list is enough
-        loops = [*(stream.run() for stream in self._streams), self._retry.run(), self._events.run(), self._succeeded.run()]
+        loops = [
+            *(stream.run() for stream in self._streams),
+            self._retry.run(),
+            self._events.run(),
+            self._succeeded.run(),
+            self._new_victims.run(),
+        ]
         if self._settings.gpu_preemption:
             loops.append(self._preemptor.run())
         if self._leadership is not None:

@@ -72,7 +72,7 @@ class _Tried(NamedTuple):
 
     proposed: frozenset[str]
     """UIDs of those who were to end there already."""
-    pod_changes: int
+    pods_changed_at: int
     """The state's for the node, then."""
 
 
@@ -208,7 +208,7 @@ class Gangs:
         Args: members: all of them. proposed: as for ``worth_searching``.
         """
         tried = dict(self._tried(pod, gang, members))
-        tried |= {node: _Tried(uids, self._state.pod_changes_on(node)) for node, uids in proposed.items()}
+        tried |= {node: _Tried(uids, self._state.pods_changed_at(node)) for node, uids in proposed.items()}
         fruitless = _Fruitless(self._state.freed_count, members, tried, self._monotonic() + FORGET_SECONDS)
         self._fruitless.setdefault(gang.key, {})[self.planner.shape_of(pod), pod.priority] = fruitless
 
@@ -245,7 +245,7 @@ class Gangs:
             return {}
         if not self._are_alike(known.members, members):
             return {}
-        return {node: tried for node, tried in known.tried.items() if tried.pod_changes == self._state.pod_changes_on(node)}
+        return {node: tried for node, tried in known.tried.items() if tried.pods_changed_at == self._state.pods_changed_at(node)}
 
     def needed_with(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
         """Return who must have a place at once, the pod first: the pod alone if its gang runs, nobody if it cannot start at all now."""
@@ -262,6 +262,10 @@ class Gangs:
         if rest is not None:
             rest.asked = True
         return rest is None
+
+    def may_search(self, gang: Gang) -> bool:
+        """Whether a gang neither pauses nor rests from searches for pods to end."""
+        return not self.standing(gang).pauses and gang.key not in self._search_rests
 
     async def admit(self, pod: PodFacts, gang: Gang, node: str) -> str:
         """Wait until enough members are ready; return why the pod must not be bound yet, or nothing."""
