@@ -52,6 +52,7 @@ from scheduler_plugin.dashboard.pages import Dashboard
 from scheduler_plugin.dashboard.picture import Painter, Picture
 from scheduler_plugin.errors import NotReadyError, SchedulerError
 from scheduler_plugin.extender import wire
+from scheduler_plugin.extender.ahead import plan_ahead
 from scheduler_plugin.extender.bind import BOUND, Binder
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
@@ -290,9 +291,8 @@ class Scheduler:
         return servers
 
     def _extender_verbs(self) -> dict[str, Verb]:
-        desk = self._desk
         return {
-            "/filter": _telling(self._timed("filter", lambda body: filter_nodes(desk, body, self._clock.now())), wire.filter_failure),
+            "/filter": _telling(self._timed_filter, wire.filter_failure),
             "/prioritize": self._timed("prioritize", self._prioritize),
             "/preempt": self._timed_preempt,
             "/bind": _telling(self._timed_bind, wire.bind_result),
@@ -305,6 +305,12 @@ class Scheduler:
                 return verb(body)
 
         return handle
+
+    async def _timed_filter(self, body: bytes) -> bytes:
+        with self._telemetry.timing("filter"):
+            await self._check_decides()
+            await plan_ahead(self._desk, body)
+            return filter_nodes(self._desk, body, self._clock.now())
 
     def _prioritize(self, body: bytes) -> bytes:
         answer = prioritize_nodes(self._desk, body)

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from placement.request import RequestError
 from scheduler_plugin.core.gang import Gang, Standing, gang_of
-from scheduler_plugin.core.gang_plan import Planner, is_placed, is_ready
+from scheduler_plugin.core.gang_plan import Planner, Steps, finish, is_placed, is_ready
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.shapes import PodShape
 from scheduler_plugin.core.state import ClusterState, Stage
@@ -110,6 +110,8 @@ class Gangs:
         self._state = planner.state
         self._gang_seconds = gang_seconds
         self._monotonic = monotonic
+        self.planning = asyncio.Lock()
+        """Held while a gang is planned in steps (``ahead``)."""
         self.on_attempt: Callable[[str], None] = lambda _: None
         """Told ``planned``, and then ``completed`` or ``expired``, of each attempt."""
         self._attempts: dict[tuple[str, str], _Attempt] = {}
@@ -135,12 +137,18 @@ class Gangs:
 
         Args: fitting: those where it fits beside the places of its gang as they are. standing: what ``standing_for`` says at this moment.
         """
-        begun, needed = self._monotonic(), self.planner.needed(pod, gang)
+        return finish(self.placing(pod, gang, offered, fitting, standing))
+
+    def placing(
+        self, pod: PodFacts, gang: Gang, offered: frozenset[str], fitting: Collection[str], standing: Standing
+    ) -> Steps[str | None]:
+        """Do as ``place``, member by member."""
+        begun, needed, freed_count = self._monotonic(), self.planner.needed(pod, gang), self._state.freed_count
         deadline = self._attempts[gang.key].deadline if standing.planned else begun + self._gang_seconds
         others = [other for other in self.planner.ready(pod, gang) if other.uid != pod.uid]
-        node = self.planner.place(pod, gang, offered, fitting, standing, deadline)
+        node = yield from self.planner.placing(pod, gang, offered, fitting, standing, deadline)
         if node is None and needed and standing.makes_plans:
-            self._note_failure(pod, gang, _Failure(self._state.freed_count, offered, needed), begun)
+            self._note_failure(pod, gang, _Failure(freed_count, offered, needed), begun)
         if node:
             self._failures.pop(gang.key, None)
             self._fruitless.pop(gang.key, None)
@@ -148,7 +156,7 @@ class Gangs:
             self._attempts[gang.key] = _Attempt(deadline)
             self._state.freed_count += 1  # members that wait are worth another try
             self.on_attempt("planned")
-        if node and not all(is_ready(self._state, other) for other in others):
+        if node and gang.key in self._attempts and not all(is_ready(self._state, other) for other in others):
             self._attempts[gang.key].moves += 1
         return node
 
@@ -182,6 +190,13 @@ class Gangs:
     def _note_failure(self, pod: PodFacts, gang: Gang, failure: _Failure, begun: float) -> None:
         self._failures.setdefault(gang.key, {})[self.planner.shape_of(pod)] = failure
         self._rest_after(begun, self._rests, gang)
+        if failure.freed_count != self._state.freed_count:
+            self.rest_from_planning(gang, begun)
+
+    def rest_from_planning(self, gang: Gang, begun: float) -> None:
+        """Let a gang rest that was planned in vain while others worked, and look again then: something changed in between."""
+        now = self._monotonic()
+        self._rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun), asked=True)
 
     def _rest_after(self, begun: float, rests: dict[tuple[str, str], _Rest], gang: Gang, *, asked: bool = False) -> None:
         now = self._monotonic()
