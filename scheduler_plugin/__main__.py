@@ -52,6 +52,7 @@ from scheduler_plugin.dashboard.pages import Dashboard
 from scheduler_plugin.dashboard.picture import Painter, Picture
 from scheduler_plugin.errors import NotReadyError, SchedulerError
 from scheduler_plugin.extender import wire
+from scheduler_plugin.extender.ahead import plan_ahead
 from scheduler_plugin.extender.bind import BOUND, Binder
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
@@ -63,6 +64,7 @@ from scheduler_plugin.services.cluster_watch import ClusterWatch, NamedHost, Sou
 from scheduler_plugin.services.explainer import Answer, Explainer
 from scheduler_plugin.services.forethought import Forethought
 from scheduler_plugin.services.leadership import FOLLOW_SECONDS, Following, Leadership
+from scheduler_plugin.services.new_victims import NewVictims
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.succeeded_members import SucceededMembers
@@ -170,6 +172,9 @@ class Scheduler:
             self._desk, pods, lambda: self.decides, lambda: self._watch.told_at(Source.PODS), self._telemetry, settings.scheduler_name
         )
         self._preemptor = Preemptor(self._desk, pods, events, self._retry.poke, lambda: self.decides, clock.now, self._telemetry)
+        self._new_victims = NewVictims(
+            self._desk, self._retry.poke, lambda: self._retry.undecided, self._preemptor.look_again, lambda: self.decides
+        )
         self._succeeded = SucceededMembers(self._desk, pods, lambda: self.decides)
         self._desk.on_preemption = self._telemetry.count_preemption
         queues = {"open_bindings": lambda: self._binder.open_bindings, "waiting_gangs": lambda: self._desk.gangs.waiting}
@@ -219,7 +224,13 @@ class Scheduler:
             self.addresses[name] = await server.start()
             logger.info("%s listens on %s", name, self.addresses[name])
         await self._look_who_leads()  # beside a leader the first list is enough
-        loops = [*(stream.run() for stream in self._streams), self._retry.run(), self._events.run(), self._succeeded.run()]
+        loops = [
+            *(stream.run() for stream in self._streams),
+            self._retry.run(),
+            self._events.run(),
+            self._succeeded.run(),
+            self._new_victims.run(),
+        ]
         if self._settings.gpu_preemption:
             loops.append(self._preemptor.run())
         if self._leadership is not None:
@@ -280,9 +291,8 @@ class Scheduler:
         return servers
 
     def _extender_verbs(self) -> dict[str, Verb]:
-        desk = self._desk
         return {
-            "/filter": _telling(self._timed("filter", lambda body: filter_nodes(desk, body, self._clock.now())), wire.filter_failure),
+            "/filter": _telling(self._timed_filter, wire.filter_failure),
             "/prioritize": self._timed("prioritize", self._prioritize),
             "/preempt": self._timed_preempt,
             "/bind": _telling(self._timed_bind, wire.bind_result),
@@ -295,6 +305,12 @@ class Scheduler:
                 return verb(body)
 
         return handle
+
+    async def _timed_filter(self, body: bytes) -> bytes:
+        with self._telemetry.timing("filter"):
+            await self._check_decides()
+            await plan_ahead(self._desk, body)
+            return filter_nodes(self._desk, body, self._clock.now())
 
     def _prioritize(self, body: bytes) -> bytes:
         answer = prioritize_nodes(self._desk, body)

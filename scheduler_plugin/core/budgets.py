@@ -8,7 +8,7 @@ we two; the API server refuses to evict such pods at all.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -73,26 +73,46 @@ class Budget:
             return False
         return all(requirement.met(labels) for requirement in self.selector)
 
+    def counts(self, pod: PodFacts) -> bool:
+        """Whether the end of a pod of any namespace counts."""
+        return pod.namespace == self.namespace and self.covers(pod, dict(pod.labels))
+
 
 class Budgets:
     """All budgets of the cluster."""
 
     def __init__(self) -> None:
         self._by_namespace: dict[str, dict[str, Budget]] = {}
+        self._loosened: dict[BudgetKey, Budget] = {}
+        """Those that let more pods go, or others, as they were before."""
 
     def put(self, budget: Budget) -> None:
         """Take a new or changed budget."""
-        self._by_namespace.setdefault(budget.namespace, {})[budget.name] = budget
+        of_namespace = self._by_namespace.setdefault(budget.namespace, {})
+        before = of_namespace.get(budget.name)
+        if before is not None and (budget.allowed > before.allowed or budget.selector != before.selector):
+            self._loosened[budget.key] = before
+        of_namespace[budget.name] = budget
 
     def drop(self, budget: Budget) -> None:
         """Forget a budget."""
-        self._by_namespace.get(budget.namespace, {}).pop(budget.name, None)
+        before = self._by_namespace.get(budget.namespace, {}).pop(budget.name, None)
+        if before is not None:
+            self._loosened[before.key] = before
 
     def replace(self, budgets: Iterable[Budget]) -> None:
         """Take a full list: what is not in it is gone."""
-        self._by_namespace.clear()
-        for budget in budgets:
+        listed = {budget.key: budget for budget in budgets}
+        for before in [budget for known in self._by_namespace.values() for budget in known.values()]:
+            if before.key not in listed:
+                self.drop(before)
+        for budget in listed.values():
             self.put(budget)
+
+    def take_loosened(self) -> Collection[Budget]:
+        """Return the budgets that let more pods go, or others, than when this was last asked, as they were before."""
+        loosened, self._loosened = self._loosened, {}
+        return loosened.values()
 
     def covering(self, pod: PodFacts) -> frozenset[BudgetKey]:
         """Return the budgets by which a pod's end counts."""

@@ -123,6 +123,49 @@ class Record:
         return [self.names[row] for row in self.rows.tolist()]
 
 
+class Queue:
+    """Decisions on pods that wait, by UID, kept in order: by priority, then as they came. Nothing is sorted when somebody asks."""
+
+    def __init__(self) -> None:
+        self._by_priority: dict[int, dict[str, Decision]] = {}
+        self._priority_of: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._priority_of)
+
+    def get(self, pod_uid: str) -> Decision | None:
+        """Return the decision on a pod."""
+        priority = self._priority_of.get(pod_uid)
+        return None if priority is None else self._by_priority[priority][pod_uid]
+
+    def put(self, decision: Decision) -> None:
+        """Add a decision as the latest, in place of the pod's earlier one."""
+        uid, priority = decision.pod.uid, decision.pod.priority
+        self.pop(uid)
+        self._by_priority.setdefault(priority, {})[uid] = decision
+        self._priority_of[uid] = priority
+
+    def pop(self, pod_uid: str) -> Decision | None:
+        """Take a pod out; return what was decided on it."""
+        priority = self._priority_of.pop(pod_uid, None)
+        if priority is None:
+            return None
+        decisions = self._by_priority[priority]
+        decision = decisions.pop(pod_uid)
+        if not decisions:
+            del self._by_priority[priority]
+        return decision
+
+    def and_then(self, other: "Queue") -> list[Decision]:
+        """Return the decisions of both; among pods of one priority those of this queue come first."""
+        both = (self._by_priority, other._by_priority)
+        priorities = sorted({priority for queue in both for priority in queue}, reverse=True)
+        return [decision for priority in priorities for queue in both for decision in queue.get(priority, _NOBODY).values()]
+
+
+_NOBODY: Final[Mapping[str, Decision]] = {}
+
+
 @dataclass(slots=True)
 class Decisions:
     """The latest decision on each pod, and the latest of all with their inputs."""
@@ -132,14 +175,25 @@ class Decisions:
     """By pod UID."""
     latest_at: float = -math.inf
     """When the latest was made, in seconds since 1970."""
+    queue: Queue = field(default_factory=Queue)
+    """Those on pods that fitted nowhere when last asked."""
+
+    @property
+    def latest(self) -> Decision | None:
+        """The one made last of those that are kept."""
+        return next(reversed(self.by_uid.values()), None)
 
     def record(self, decision: Decision, inputs: Record | None = None) -> None:
         """Keep a decision in place of the pod's earlier one."""
         self.latest_at = max(self.latest_at, decision.at)
         self.by_uid[decision.pod.uid] = decision
         self.by_uid.move_to_end(decision.pod.uid)
+        if decision.fitting:
+            self.queue.pop(decision.pod.uid)
+        else:
+            self.queue.put(decision)
         if len(self.by_uid) > MAX_KEPT:
-            self.by_uid.popitem(last=False)
+            self.forget(next(iter(self.by_uid)))
         if inputs is not None:
             self._keep(inputs)
 
@@ -154,23 +208,22 @@ class Decisions:
     def forget(self, pod_uid: str) -> None:
         """Drop what was decided on a pod that is bound or gone; the record stays."""
         self.by_uid.pop(pod_uid, None)
+        self.queue.pop(pod_uid)
 
-    def forget_gone(self, pods: Mapping[str, PodFacts], before: float) -> None:
-        """Drop what was decided on pods that are bound or gone.
+    def forget_gone(self, decision: Decision, pods: Mapping[str, PodFacts], before: float) -> None:
+        """Drop a decision if its pod is bound or gone.
 
         An attempt that is under way while the watch tells a pod's end is recorded after it, and nothing more is told of that pod.
 
         Args: pods: all that are known, by UID. before: only what was decided earlier, in seconds since 1970; the pods are known as later.
         """
-        old = [uid for uid, decision in self.by_uid.items() if decision.at < before]
-        for uid in old:
-            if uid not in pods or pods[uid].node_name:
-                self.forget(uid)
+        uid = decision.pod.uid
+        if decision.at < before and (uid not in pods or pods[uid].node_name) and self.by_uid.get(uid) is decision:
+            self.forget(uid)
 
     def waiting(self) -> list[Decision]:
         """Return the pods that fitted nowhere when last asked, by priority, then the longest waiting first."""
-        waiting = [decision for decision in self.by_uid.values() if not decision.fitting]
-        return sorted(waiting, key=lambda decision: (-decision.pod.priority, decision.at))
+        return self.queue.and_then(Queue())
 
     def _keep(self, record: Record) -> None:
         """Keep a record. Those of two pictures of the state at most, because each holds on to a whole one."""

@@ -6,9 +6,10 @@ chooses their nodes and they wait there, ready. A ready member stays where it is
 of them fits nowhere else: it is not ready then, and must be asked about again.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,20 @@ from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.score import HostDemand
 from scheduler_plugin.core.shapes import PodShape, Shapes
 from scheduler_plugin.core.state import ClusterState, Reservation, Stage
+
+_T = TypeVar("_T")
+Steps: TypeAlias = Generator[None, None, _T]
+"""Work that takes long, in steps of a few milliseconds, between which others may work; and what comes of it."""
+
+
+def finish(steps: Steps[_T]) -> _T:
+    """Do all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            result: _T = stop.value
+            return result
 
 
 def is_placed(state: ClusterState, pod: PodFacts) -> bool:
@@ -53,6 +68,12 @@ class Planner:
         Args:    fitting: the offered nodes where it fits beside the places of its gang as they are; where those move it can fit on others.
         Returns: the node; "" for whichever fits, because the pod need not wait for others; None when the gang cannot start now.
         """
+        return finish(self.placing(pod, gang, offered, fitting, standing, expires_at))
+
+    def placing(
+        self, pod: PodFacts, gang: Gang, offered: Collection[str], fitting: Collection[str], standing: Standing, expires_at: float
+    ) -> Steps[str | None]:
+        """Do as ``place``, member by member."""
         if self.goes_alone(pod, gang):
             return ""
         needed = self.needed(pod, gang)
@@ -62,11 +83,11 @@ class Planner:
         if standing.planned and all(member.uid in reservations for member in needed) and reservations[pod.uid].node in fitting:
             return reservations[pod.uid].node
         if standing.makes_plans:
-            if self.expect_all(needed, offered, expires_at):
-                return reservations[pod.uid].node
+            if (yield from self.expecting(needed, offered, expires_at)):
+                return self._node_of(pod)
             with_ready = needed if standing.is_settled else self._lacking(pod, gang, with_ready=True)
-            if len(with_ready) > len(needed) and self.expect_all(with_ready, offered, expires_at):
-                return reservations[pod.uid].node
+            if len(with_ready) > len(needed) and (yield from self.expecting(with_ready, offered, expires_at)):
+                return self._node_of(pod)
         self.step_back(pod)
         return None
 
@@ -116,33 +137,95 @@ class Planner:
         A member that is ready stays so if its node has room for it then.
         Returns: whether all of them have a place now.
         """
-        freed_count = self.state.freed_count
-        before = self._forget(members)
-        ready_at = {known.pod_uid: known.node for known in before if known.stage is Stage.READY}
-        complete = True
-        for pod in members:
-            among, node = allowed if pod is members[0] else None, ready_at.get(pod.uid)
-            stays = node is not None and (among is None or node in among) and not self.expect_on(pod, node, expires_at, Stage.READY)
-            complete = stays or self.expect(pod, among, expires_at)
+        return finish(self.expecting(members, allowed, expires_at))
+
+    def expecting(self, members: Sequence[PodFacts], allowed: Collection[str], expires_at: float) -> Steps[bool]:
+        """Do as ``expect_all``, member by member.
+
+        What happens between two steps counts. Those planned so far hold their places then, and whoever got another place meanwhile keeps
+        that. If it is all in vain, or not gone on with, a member is expected where it was before unless somebody took that.
+        """
+        columns, reservations = self.state.columns, self.state.reservations
+        with self._freeing_nothing():
+            before = self._forget(members)
+        ready_at = {reservation.pod_uid: reservation.node for reservation in before if reservation.stage is Stage.READY}
+        known = self.state.pods.keys() & {pod.uid for pod in members}
+        planned: dict[str, Reservation] = {}
+        complete, is_alone, change_count = False, True, columns.change_count
+        try:
+            for pod in members:
+                is_alone &= columns.change_count == change_count
+                if pod.uid in known and pod.uid not in self.state.pods:
+                    break
+                if not self._node_of(pod):
+                    among = allowed if pod is members[0] else None
+                    with self._freeing_nothing():
+                        if not self._expect_or_stay(pod, among, expires_at, ready_at.get(pod.uid)):
+                            break
+                    planned[pod.uid] = reservations[pod.uid]
+                change_count = columns.change_count
+                yield
+            else:
+                complete = all(self._node_of(pod) for pod in members)
+        finally:
             if not complete:
-                break
-        if not complete:
-            self._forget(members)
-            self._expect_again(before)
-        self.state.freed_count = freed_count  # what was tried freed nothing
+                is_alone &= columns.change_count == change_count
+                gone = known - self.state.pods.keys()
+                with self._freeing_nothing():
+                    self._undo(planned, [was for was in before if was.pod_uid not in gone], members, is_free=is_alone)
         return complete
+
+    def _node_of(self, pod: PodFacts) -> str:
+        """Return where a pod is bound or expected; nothing when it is nowhere."""
+        reservation = self.state.reservations.get(pod.uid)
+        return self.state.pods.get(pod.uid, pod).node_name if reservation is None else reservation.node
+
+    def _expect_or_stay(self, pod: PodFacts, among: Collection[str] | None, expires_at: float, ready_at: str | None) -> bool:
+        """Expect a member on one of some nodes, or where it was ready, if that is among them."""
+        stays = ready_at is not None and (among is None or ready_at in among)
+        if stays and ready_at is not None and not self.expect_on(pod, ready_at, expires_at, Stage.READY):
+            return True
+        return self.expect(pod, among, expires_at)
+
+    def _undo(
+        self, planned: Mapping[str, Reservation], before: Iterable[Reservation], members: Iterable[PodFacts], *, is_free: bool
+    ) -> None:
+        """Expect nobody where it was planned, and everybody where it was before, unless something else was decided since.
+
+        Args: is_free: whether nobody else changed anything, so that where they were there is room.
+        """
+        reservations, pods = self.state.reservations, {pod.uid: pod for pod in members}
+        for uid, reservation in planned.items():
+            if reservations.get(uid) is reservation:
+                self.state.release(uid)
+        for was in before:
+            if was.pod_uid in reservations:
+                continue
+            if is_free:
+                self.state.reserve(was)
+            else:
+                self.expect_on(pods[was.pod_uid], was.node, was.expires_at, was.stage)
+
+    @contextmanager
+    def _freeing_nothing(self) -> Iterator[None]:
+        """Have what is tried inside the block not count as freed."""
+        freed_count = self.state.freed_count
+        try:
+            yield
+        finally:
+            self.state.freed_count = freed_count
 
     @contextmanager
     def trying(self, members: Sequence[PodFacts]) -> Iterator[None]:
         """Expect the members nowhere at the beginning of the block, and where they were before at its end."""
-        freed_count = self.state.freed_count
-        before = self._forget(members)
-        try:
-            yield
-        finally:
-            self._forget(members)
-            self._expect_again(before)
-            self.state.freed_count = freed_count
+        with self._freeing_nothing():
+            before = self._forget(members)
+            try:
+                yield
+            finally:
+                self._forget(members)
+                for reservation in before:
+                    self.state.reserve(reservation)
 
     def step_back(self, pod: PodFacts) -> None:
         """Keep the room of a member that was ready, and note that it is not."""
@@ -212,10 +295,6 @@ class Planner:
         for pod in members:
             self.state.release(pod.uid)
         return before
-
-    def _expect_again(self, before: Sequence[Reservation]) -> None:
-        for reservation in before:
-            self.state.reserve(reservation)
 
 
 def in_order(members: Iterable[PodFacts], state: ClusterState) -> list[PodFacts]:

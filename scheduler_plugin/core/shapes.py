@@ -13,7 +13,7 @@ may count others among those that fit.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -94,19 +94,24 @@ class Takers:
     """How many containers may still be searched for."""
     _found: dict[int, bool] = field(default_factory=dict)
 
-    def any_of(self, wanted: Bools) -> bool:
-        """Whether one of the wanted nodes takes the pod. As in a verdict, those that are too many to be searched count as fitting."""
+    def looks(self, wanted: Bools) -> Iterator[bool]:
+        """Say whether one of the wanted nodes takes the pod, search by search: it is not known before the last answer, or a yes.
+
+        As in a verdict, those that are too many to be searched count as fitting. The state may change between two searches.
+        """
         if (wanted & ~self._doubtful).any():
-            return True
+            yield True
+            return
         for row in self.rows[wanted].tolist():
             if row not in self._found:
                 if self._left <= 0:
-                    return True
+                    yield True
+                    return
                 reason, cost = self._search(row)
                 self._found[row], self._left = reason is NodeReason.FITS, self._left - cost
+            yield self._found[row]
             if self._found[row]:
-                return True
-        return False
+                return
 
 
 class Shapes:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from itertools import takewhile
 from math import inf
 from typing import Final
 
@@ -91,8 +92,6 @@ class _Node:
     column_of_instance: dict[str, int] = field(default_factory=dict)
     """By the UUID of a MIG instance or the name of a place for one: an agent lists its places whether or not it has made the instance."""
     instance_uses: Counter[str] = field(default_factory=Counter)
-    pod_changes: int = 0
-    """How often a bound pod that asks for GPUs came or changed since the inventory did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +126,8 @@ class ClusterState:
         self.freed_count = 0
         """Goes up whenever something may fit that did not: a pod ended, a reservation expired, an inventory changed, a gang has
         enough members now, or one more that succeeded."""
+        self.pod_change_count = 0
+        """Goes up whenever the end of others may help on a node where it did not (``pods_changed_on``)."""
         self.unaccounted: dict[str, str] = {}
         """Bound pods whose devices are not known, and why: what they use is not counted."""
         self.names: list[str] = []
@@ -140,6 +141,8 @@ class ClusterState:
         self._nodes: dict[str, _Node] = {}
         self._hosts: dict[str, tuple[int, int]] = {}
         self._most_pods: dict[str, int] = {}
+        self._pods_changed: dict[str, int] = {}
+        """Of each node with an inventory the ``pod_change_count`` when its pods changed last, the latest last."""
         self._pods: dict[str, PodFacts] = {}
         self._holders: dict[str, _Holder] = {}
         self._uids_on: dict[str, set[str]] = {}
@@ -195,17 +198,26 @@ class ClusterState:
         """Return how many pods a node takes; 0 where that is not known."""
         return self._most_pods.get(node, 0)
 
-    def pod_changes_on(self, node: str) -> int:
-        """Return how often the bound pods of a node that ask for GPUs changed: when it went up, more of them may be worth ending.
+    def pods_changed_at(self, node: str) -> int:
+        """Return the ``pod_change_count`` when the pods of a node, or its inventory, changed last: others may be worth ending there since.
 
-        It counts from the inventory's last change, with which ``freed_count`` goes up.
+        Bound pods that ask for GPUs count, because only those can be ended: one came, changed or went, or a reservation there expired.
         """
-        known = self._nodes.get(node)
-        return 0 if known is None else known.pod_changes
+        return self._pods_changed.get(node, 0)
+
+    def pods_changed_since(self, count: int) -> list[str]:
+        """Return the nodes whose pods changed after ``pod_change_count`` had a value, in the order in which they did last."""
+        latest_first = takewhile(lambda node: self._pods_changed[node] > count, reversed(self._pods_changed))
+        return list(latest_first)[::-1]
 
     def gang_members(self, key: tuple[str, str]) -> Iterable[PodFacts]:
         """Return the known pods of a gang, by namespace and name."""
         return (self._pods[uid] for uid in self._gangs.get(key, ()))
+
+    @property
+    def has_gangs(self) -> bool:
+        """Whether any pod is in a gang."""
+        return bool(self._gangs)
 
     def succeeded_members(self, key: tuple[str, str]) -> Mapping[str, PodFacts]:
         """Return the pods of a gang that are known to have succeeded, by UID: until one is to be deleted, or none is left that has not."""
@@ -333,6 +345,7 @@ class ClusterState:
         for holder in holders:
             self._count(holder, +1)
         self.freed_count += 1
+        self.note_pods_changed(gpu.name)
 
     def drop_gpu_node(self, name: str) -> None:
         """Forget an inventory; the pods of the node stay known."""
@@ -345,6 +358,7 @@ class ClusterState:
         self.columns.drop_row(known.row)
         self._name_row(known.row, "")
         del self._nodes[name]
+        self._pods_changed.pop(name, None)
 
     def set_host(self, name: str, cpu_milli: int, ram_mib: int, most_pods: int = 0) -> None:
         """Take a node's allocatable CPU and RAM, and how many pods it takes, 0 where that is not known."""
@@ -390,8 +404,8 @@ class ClusterState:
         if _tells_failure(before, pod):
             self.end_attempt(pod.uid)
         if pod.node_name:
-            if pod.gpu is not None and (node := self._nodes.get(pod.node_name)) is not None:
-                node.pod_changes += 1
+            if pod.gpu is not None:
+                self.note_pods_changed(pod.node_name)
             self._reservations.pop(pod.uid, None)
             self._hold(pod.uid, _Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
 
@@ -401,6 +415,8 @@ class ClusterState:
         pod = self._pods.pop(uid, None)
         if pod is not None:
             self._leave_gang(pod)
+            if pod.gpu is not None and pod.node_name:
+                self.note_pods_changed(pod.node_name)
         self.wanted.forget(uid)
         self.unaccounted.pop(uid, None)
         self._reservations.pop(uid, None)
@@ -465,6 +481,13 @@ class ClusterState:
         for pod in listed.values():
             self.set_pod(pod)
 
+    def note_pods_changed(self, node: str) -> None:
+        """Note that other pods may be worth ending on a node than before."""
+        if node in self._nodes:
+            self.pod_change_count += 1
+            self._pods_changed.pop(node, None)
+            self._pods_changed[node] = self.pod_change_count
+
     # --- reservations ---
 
     def reserve(self, reservation: Reservation) -> None:
@@ -508,6 +531,7 @@ class ClusterState:
         clock = {Stage.BOUND: pods_current_at, Stage.BINDING: -inf}
         due = [uid for uid, reservation in self._reservations.items() if reservation.expires_at <= clock.get(reservation.stage, now)]
         for uid in due:
+            self.note_pods_changed(self._reservations[uid].node)
             self.release(uid)
         return len(due)
 

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from placement.request import RequestError
 from scheduler_plugin.core.gang import Gang, Standing, gang_of
-from scheduler_plugin.core.gang_plan import Planner, is_placed, is_ready
+from scheduler_plugin.core.gang_plan import Planner, Steps, finish, is_placed, is_ready
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.shapes import PodShape
 from scheduler_plugin.core.state import ClusterState, Stage
@@ -72,7 +72,7 @@ class _Tried(NamedTuple):
 
     proposed: frozenset[str]
     """UIDs of those who were to end there already."""
-    pod_changes: int
+    pods_changed_at: int
     """The state's for the node, then."""
 
 
@@ -110,6 +110,8 @@ class Gangs:
         self._state = planner.state
         self._gang_seconds = gang_seconds
         self._monotonic = monotonic
+        self.planning = asyncio.Lock()
+        """Held while a gang is planned in steps (``ahead``)."""
         self.on_attempt: Callable[[str], None] = lambda _: None
         """Told ``planned``, and then ``completed`` or ``expired``, of each attempt."""
         self._attempts: dict[tuple[str, str], _Attempt] = {}
@@ -135,12 +137,18 @@ class Gangs:
 
         Args: fitting: those where it fits beside the places of its gang as they are. standing: what ``standing_for`` says at this moment.
         """
-        begun, needed = self._monotonic(), self.planner.needed(pod, gang)
+        return finish(self.placing(pod, gang, offered, fitting, standing))
+
+    def placing(
+        self, pod: PodFacts, gang: Gang, offered: frozenset[str], fitting: Collection[str], standing: Standing
+    ) -> Steps[str | None]:
+        """Do as ``place``, member by member."""
+        begun, needed, freed_count = self._monotonic(), self.planner.needed(pod, gang), self._state.freed_count
         deadline = self._attempts[gang.key].deadline if standing.planned else begun + self._gang_seconds
         others = [other for other in self.planner.ready(pod, gang) if other.uid != pod.uid]
-        node = self.planner.place(pod, gang, offered, fitting, standing, deadline)
+        node = yield from self.planner.placing(pod, gang, offered, fitting, standing, deadline)
         if node is None and needed and standing.makes_plans:
-            self._note_failure(pod, gang, _Failure(self._state.freed_count, offered, needed), begun)
+            self._note_failure(pod, gang, _Failure(freed_count, offered, needed), begun)
         if node:
             self._failures.pop(gang.key, None)
             self._fruitless.pop(gang.key, None)
@@ -148,7 +156,7 @@ class Gangs:
             self._attempts[gang.key] = _Attempt(deadline)
             self._state.freed_count += 1  # members that wait are worth another try
             self.on_attempt("planned")
-        if node and not all(is_ready(self._state, other) for other in others):
+        if node and gang.key in self._attempts and not all(is_ready(self._state, other) for other in others):
             self._attempts[gang.key].moves += 1
         return node
 
@@ -182,6 +190,13 @@ class Gangs:
     def _note_failure(self, pod: PodFacts, gang: Gang, failure: _Failure, begun: float) -> None:
         self._failures.setdefault(gang.key, {})[self.planner.shape_of(pod)] = failure
         self._rest_after(begun, self._rests, gang)
+        if failure.freed_count != self._state.freed_count:
+            self.rest_from_planning(gang, begun)
+
+    def rest_from_planning(self, gang: Gang, begun: float) -> None:
+        """Let a gang rest that was planned in vain while others worked, and look again then: something changed in between."""
+        now = self._monotonic()
+        self._rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun), asked=True)
 
     def _rest_after(self, begun: float, rests: dict[tuple[str, str], _Rest], gang: Gang, *, asked: bool = False) -> None:
         now = self._monotonic()
@@ -208,7 +223,7 @@ class Gangs:
         Args: members: all of them. proposed: as for ``worth_searching``.
         """
         tried = dict(self._tried(pod, gang, members))
-        tried |= {node: _Tried(uids, self._state.pod_changes_on(node)) for node, uids in proposed.items()}
+        tried |= {node: _Tried(uids, self._state.pods_changed_at(node)) for node, uids in proposed.items()}
         fruitless = _Fruitless(self._state.freed_count, members, tried, self._monotonic() + FORGET_SECONDS)
         self._fruitless.setdefault(gang.key, {})[self.planner.shape_of(pod), pod.priority] = fruitless
 
@@ -245,7 +260,7 @@ class Gangs:
             return {}
         if not self._are_alike(known.members, members):
             return {}
-        return {node: tried for node, tried in known.tried.items() if tried.pod_changes == self._state.pod_changes_on(node)}
+        return {node: tried for node, tried in known.tried.items() if tried.pods_changed_at == self._state.pods_changed_at(node)}
 
     def needed_with(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
         """Return who must have a place at once, the pod first: the pod alone if its gang runs, nobody if it cannot start at all now."""
@@ -262,6 +277,10 @@ class Gangs:
         if rest is not None:
             rest.asked = True
         return rest is None
+
+    def may_search(self, gang: Gang) -> bool:
+        """Whether a gang neither pauses nor rests from searches for pods to end."""
+        return not self.standing(gang).pauses and gang.key not in self._search_rests
 
     async def admit(self, pod: PodFacts, gang: Gang, node: str) -> str:
         """Wait until enough members are ready; return why the pod must not be bound yet, or nothing."""

@@ -134,6 +134,11 @@ def way_on(desk: Desk, pod: PodFacts, node: str, spared: Collection[str]) -> Way
     return Way(node, ended, cost) if not cost[0] else None
 
 
+def would_help(desk: Desk, pod: PodFacts, node: str) -> bool:
+    """Whether others' end on a node would make room on its GPUs for a pod, budgets, CPU and RAM aside; of a gang for this member alone."""
+    return bool(_victims_for(desk, [pod], node, frozenset()))
+
+
 def hold(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str], expires_at: float) -> bool:
     """Expect a pod on a node, and whoever of its gang must start with it, as if these and all who are ending there had ended.
 

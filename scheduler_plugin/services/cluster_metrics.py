@@ -39,9 +39,9 @@ class ClusterCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See ``Collector``."""
-        waiting = [decision for decision in self._decisions.by_uid.values() if not decision.fitting]
-        yield _gauge("waiting_pods", "Pods that fitted nowhere when kube-scheduler last asked.", len(waiting))
-        yield _gauge("decided_pods", "Pods that fitted when last asked and are not seen bound.", len(self._decisions.by_uid) - len(waiting))
+        waiting = len(self._decisions.queue)
+        yield _gauge("waiting_pods", "Pods that fitted nowhere when kube-scheduler last asked.", waiting)
+        yield _gauge("decided_pods", "Pods that fitted when last asked and are not seen bound.", len(self._decisions.by_uid) - waiting)
         for name, text in QUEUES.items():
             yield _gauge(name, text, self._queues[name]())
         lag = GaugeMetricFamily(f"{_PREFIX}watch_lag_seconds", "Time since a stream was current.", labels=["source"])

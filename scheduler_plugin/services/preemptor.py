@@ -16,8 +16,8 @@ what took long is done again only after several times as long. While nothing cha
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from math import inf
 from typing import Final
@@ -35,6 +35,7 @@ from scheduler_plugin.extender.gang import REST_FACTOR, SETTLE_SECONDS
 from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, LAST_SECONDS, Way, ending_already, hold, renew, way_on, ways
 from scheduler_plugin.ports import EventApi, PodApi
 from scheduler_plugin.services.telemetry import Telemetry
+from scheduler_plugin.services.turns import MAX_PASSED, in_turns
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class _Move:
 class _Pause:
     until: float
     seconds: float
+    pod_change_count: int
+    """The state's when the pod was served."""
 
 
 class _Outcome(Enum):
@@ -129,16 +132,22 @@ class Preemptor:
         self._refused = {uid: until for uid, until in self._refused.items() if until > now}
         self._gang_pauses = {key: until for key, until in self._gang_pauses.items() if until > now}
         self._hold_pauses = {key: until for key, until in self._hold_pauses.items() if until > now}
-        decision = self._next(waiting)
+        decision = await self._next(waiting)
         if decision is not None:
-            self._pause(decision.pod)
-            await self._serve(decision)
+            before = self._pauses.get(decision.pod.uid)
+            self._pause(decision.pod, before)
+            await self._serve(decision, 0 if before is None else before.pod_change_count)
             self._rest_after(now, decision.pod, self._gang_pauses)
 
-    async def _keep_nominations(self, waiting: Iterable[Decision]) -> None:
+    def look_again(self, uid: str) -> None:
+        """End a pod's pause: the end of others may help it where it did not."""
+        if (pause := self._pauses.get(uid)) is not None:
+            self._pauses[uid] = replace(pause, until=self._desk.monotonic())
+
+    async def _keep_nominations(self, waiting: Sequence[Decision]) -> None:
         """Expect pods where kube-scheduler has others end for them: its own sums keep room on a node for them, and on no GPU."""
         state = self._desk.state
-        for decision in waiting:
+        async for decision in in_turns(waiting, MAX_PASSED):
             pod = state.pods.get(decision.pod.uid)
             if pod is None or not pod.nominated_node or pod.uid in state.reservations:
                 continue
@@ -177,16 +186,19 @@ class Preemptor:
         if gang is not None and gang.key in pauses:
             pauses[gang.key] = max(pauses[gang.key], now + REST_FACTOR * (now - begun))
 
-    def _next(self, waiting: Iterable[Decision]) -> Decision | None:
+    async def _next(self, waiting: Sequence[Decision]) -> Decision | None:
         """Return the most important pod whose turn it is, if there is anybody less important than it."""
-        for decision in waiting:
+        async for decision in in_turns(waiting, MAX_PASSED):
             if self._is_due(decision):
-                return decision if decision.pod.priority > self._lowest_priority() else None
+                is_more_important = decision.pod.priority > await self._lowest_priority()
+                return decision if is_more_important and self._is_due(decision) else None
         return None
 
     def _is_due(self, decision: Decision) -> bool:
         uid = decision.pod.uid
         pod, pause = self._desk.state.pods.get(uid), self._pauses.get(uid)
+        if self._desk.decisions.queue.get(uid) is not decision:  # it was tried again since
+            return False
         if pod is None or pod.node_name or pod.deletion_requested or not pod.preempts:
             return False
         if pod.nominated_node:  # others end for it there
@@ -197,22 +209,23 @@ class Preemptor:
             return False
         return self._now() - decision.at >= SETTLE_SECONDS and (pause is None or pause.until <= self._desk.monotonic())
 
-    def _lowest_priority(self) -> float:
-        return min((pod.priority for pod in self._desk.state.pods.values() if pod.gpu is not None and pod.node_name), default=inf)
+    async def _lowest_priority(self) -> float:
+        pods = in_turns(list(self._desk.state.pods.values()), MAX_PASSED)
+        return min([pod.priority async for pod in pods if pod.gpu is not None and pod.node_name], default=inf)
 
-    def _pause(self, pod: PodFacts) -> None:
-        before, now = self._pauses.get(pod.uid), self._desk.monotonic()
+    def _pause(self, pod: PodFacts, before: _Pause | None) -> None:
+        now = self._desk.monotonic()
         seconds = FIRST_PAUSE_SECONDS if before is None else min(2 * before.seconds, LAST_PAUSE_SECONDS)
-        self._pauses[pod.uid] = _Pause(now + seconds, seconds)
+        self._pauses[pod.uid] = _Pause(now + seconds, seconds, self._desk.state.pod_change_count)
         gang = gang_of_pod(pod)
         if gang is not None and not self._desk.gangs.planner.goes_alone(pod, gang):
             self._gang_pauses[gang.key] = now + FIRST_PAUSE_SECONDS
 
-    async def _serve(self, decision: Decision) -> None:
-        """Find the cheapest way to make room for a pod, and go it."""
+    async def _serve(self, decision: Decision, since: int) -> None:
+        """Find the cheapest way to make room for a pod, and go it. Args: since: as for ``_nodes_of``."""
         uid, best, helpful, begun = decision.pod.uid, None, 0, self._desk.monotonic()
         pod = self._desk.state.pods[uid]
-        for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision), self._refused), 1):
+        for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision, since), self._refused), 1):
             if way is not None:
                 helpful += 1
                 best = way if best is None or way.cost < best.cost else best
@@ -242,19 +255,24 @@ class Preemptor:
         if known is not None and not known.stage.is_firm:
             self._desk.state.release(uid)
 
-    def _nodes_of(self, decision: Decision) -> Iterable[str]:
-        """Return the nodes that kube-scheduler asked about and where others' end can help; none when the pod fits on one by now."""
+    def _nodes_of(self, decision: Decision, since: int) -> Iterable[str]:
+        """Return the nodes that kube-scheduler asked about and where others' end can help; none when the pod fits on one by now.
+
+        Those come first where pods changed since the pod was last served: not all are tried, and for a gang few.
+
+        Args: since: the state's ``pod_change_count`` then.
+        """
         state, asked = self._desk.state, decision.asked
         if asked is None:
             return ()
         rows = asked.rows()
         rows = rows[[state.named_at[row] <= asked.naming for row in rows.tolist()]]
-        if gang_of_pod(decision.pod) is not None:
-            return [state.names[row] for row in rows.tolist()]  # a member may fit by itself on each of them
-        verdict = self._desk.verdict_for(decision.pod, self._desk.shape_of(decision.pod, decision.request))
-        if (reasons_for(verdict, rows, all_known=True) == NodeReason.FITS.value).any():
-            return ()
-        return [state.names[row] for row in rows[curable(verdict, rows)].tolist()]
+        if gang_of_pod(decision.pod) is None:  # a member may fit by itself on each of them
+            verdict = self._desk.verdict_for(decision.pod, self._desk.shape_of(decision.pod, decision.request))
+            if (reasons_for(verdict, rows, all_known=True) == NodeReason.FITS.value).any():
+                return ()
+            rows = rows[curable(verdict, rows)]
+        return sorted((state.names[row] for row in rows.tolist()), key=lambda node: state.pods_changed_at(node) <= since)
 
     async def _end(self, way: Way, pod: PodFacts) -> bool:
         """Evict, one after the other, once it is known that all can be; return whether all will end."""

@@ -20,22 +20,24 @@ import numpy as np
 from placement.refusal import Refusal
 from proto import contract
 from proto.model import PodRequest
-from scheduler_plugin.core.decisions import Decision
+from scheduler_plugin.core.columns import Bools
+from scheduler_plugin.core.decisions import Decision, Queue
 from scheduler_plugin.core.gang import Gang, gang_of_pod
 from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.shapes import PodShape
+from scheduler_plugin.core.shapes import PodShape, Takers
 from scheduler_plugin.errors import KubeApiError, KubeRefusedError
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.ports import PodApi
 from scheduler_plugin.services.telemetry import Telemetry
+from scheduler_plugin.services.turns import MAX_PASSED, in_turns
 
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 0.25
 MAX_EXAMINED: Final = 2000
 """Waiting pods looked at together, each shape once; in a period all are, part by part, until enough are found that fit."""
-MAX_READ: Final = 250
-"""Waiting pods that are read without a pause, in which verbs are answered."""
+MAX_READ: Final = 50
+"""Waiting pods that are read without a pause, in which verbs are answered: one that was not read before takes 30 µs."""
 FIRST_AT_ONCE: Final = 32
 """Pods poked in the first period; each costs a patch and a scheduling attempt, and room for one pod fits every pod that waits for it."""
 GROWTH: Final = 4
@@ -47,6 +49,8 @@ MAX_UNDER_WAY: Final = 32
 gets them more slowly."""
 QUIET_SECONDS: Final = 5.0
 """A kube-scheduler that asks nothing for so long has tried what was to be tried; before, it comes to every pod by itself."""
+LATEST_SECONDS: Final = 60.0
+"""One that asks all the time has come by now to every pod that it comes to by itself."""
 FORGET_SECONDS: Final = 60.0
 """How often the decisions on pods that are gone are looked for."""
 EVENT_SECONDS: Final = 10.0
@@ -87,12 +91,14 @@ class Retry:
         self._under_way = asyncio.Semaphore(MAX_UNDER_WAY)
         self._judged: dict[str, _Waiting] = {}
         """The pods looked at, by UID."""
+        self._shapes: dict[PodShape, PodShape] = {}
+        """Theirs, so that equal ones are the same and need not be compared."""
         self._scheduler_name = scheduler_name
         self._led_since: float | None = None
         """When this replica began to decide, in seconds since 1970."""
         self._has_read = False
-        self._undecided: dict[str, Decision] = {}
-        """The pods, by UID, that waited without a decision when kube-scheduler was first quiet after that, as if refused then."""
+        self.undecided = Queue()
+        """The pods that waited without a decision when kube-scheduler was first quiet after that, as if refused then."""
         self._forgot_at = float("-inf")
         self._telemetry = telemetry
         self._started_at = round(desk.now())
@@ -111,13 +117,14 @@ class Retry:
         self._desk.gangs.expire()
         if now - self._forgot_at >= FORGET_SECONDS:
             self._forgot_at = now
-            self._desk.decisions.forget_gone(state.pods, self._desk.now() - (now - known_at) - EVENT_SECONDS)
+            await self._forget_gone(self._desk.now() - (now - known_at) - EVENT_SECONDS)
         if not self._leads():
             self._led_since = None
             return
         if self._led_since is None:
             self._led_since, self._has_read = self._desk.now(), False
-        if not self._has_read and self._desk.now() - max(self._led_since, self._desk.decisions.latest_at) >= QUIET_SECONDS:
+        led_seconds, asked_at = self._desk.now() - self._led_since, self._desk.decisions.latest_at
+        if not self._has_read and (min(led_seconds, self._desk.now() - asked_at) >= QUIET_SECONDS or led_seconds >= LATEST_SECONDS):
             self._has_read = self._unfinished = True
             await self._read_undecided()
         if state.freed_count == self._seen_freed and not self._unfinished:
@@ -129,43 +136,50 @@ class Retry:
             for uid in ready:
                 group.create_task(self._poke_in_turn(uid))
 
+    async def _forget_gone(self, before: float) -> None:
+        """Drop what is known of pods that are gone. Args: before: as for ``Decisions.forget_gone``."""
+        decisions = self._desk.decisions
+        async for decision in in_turns(list(decisions.by_uid.values()), MAX_PASSED):
+            decisions.forget_gone(decision, self._desk.state.pods, before)
+        kept = [known async for known in in_turns(list(self._judged.values()), MAX_PASSED) if self._waits(known.decision)]
+        self._judged = {known.decision.pod.uid: known for known in kept}
+        self._shapes = {known.shape: known.shape for known in kept}
+
     async def _read_undecided(self) -> None:
-        self._undecided = {}
-        desk = self._desk
-        pending = [pod for pod in desk.state.pods.values() if pod.gpu is not None and self._is_undecided(pod)]
-        for number, pod in enumerate(pending, 1):
-            if pod.gpu is not None and pod.gpu.scheduler_name == self._scheduler_name:
-                request = desk.request_of(pod)
-                if isinstance(request, PodRequest):
-                    self._undecided[pod.uid] = Decision(pod, request, float("-inf"), 0, 0, {})
-            if number % MAX_READ == 0:
-                await asyncio.sleep(0)
+        """Take every pod that waits without a decision for one that was refused before all that is known."""
+        self.undecided, desk = Queue(), self._desk
+        async for pod in in_turns(list(desk.state.pods.values()), MAX_READ):
+            if pod.gpu is None or pod.gpu.scheduler_name != self._scheduler_name or not self._is_undecided(pod):
+                continue
+            request = desk.request_of(pod)
+            if isinstance(request, PodRequest):
+                self.undecided.put(Decision(pod, request, float("-inf"), 0, 0, {}))
 
     def _is_undecided(self, pod: PodFacts) -> bool:
         return not pod.node_name and pod.may_start and pod.uid not in self._desk.decisions.by_uid
 
-    def _all_waiting(self) -> list[Decision]:
-        """Return the pods that wait, the most important first."""
-        known, waiting = self._desk.state.pods, self._desk.decisions.waiting()
-        if not self._undecided:
-            return waiting
-        self._undecided = {uid: decision for uid, decision in self._undecided.items() if uid in known and self._is_undecided(known[uid])}
-        return sorted((*self._undecided.values(), *waiting), key=lambda decision: -decision.pod.priority)
+    def _waits(self, decision: Decision) -> bool:
+        """Whether this is still what is known of a pod that waits; one that was without a decision is left out once it is not."""
+        uid = decision.pod.uid
+        if self._desk.decisions.queue.get(uid) is decision:
+            return True
+        if self.undecided.get(uid) is not decision:
+            return False
+        pod = self._desk.state.pods.get(uid)
+        waits = pod is not None and self._is_undecided(pod)
+        if not waits:
+            self.undecided.pop(uid)
+        return waits
 
     async def _fitting(self) -> list[str]:
-        """Return the waiting pods that now fit, as many as may be poked at once; verbs are answered between two shapes."""
-        decisions = self._all_waiting()
-        judged = ((decision, self._judged.get(decision.pod.uid)) for decision in decisions)
-        self._judged = {known.decision.pod.uid: known for decision, known in judged if known is not None and known.decision is decision}
+        """Return the waiting pods that now fit, as many as may be poked at once; verbs are answered in between."""
+        decisions = self.undecided.and_then(self._desk.decisions.queue)
         ready: list[str] = []
         tried: set[tuple[Gang, PodShape]] = set()
         for start in range(0, len(decisions), MAX_EXAMINED):
-            part: list[_Waiting] = []
-            for decision in decisions[start : start + MAX_EXAMINED]:
-                part.append(self._waiting(decision))
-                if len(part) % MAX_READ == 0:
-                    await asyncio.sleep(0)
-            if not await self._add_fitting(part, ready, tried):
+            part = decisions[start : start + MAX_EXAMINED]
+            waiting = [self._waiting(decision) async for decision in in_turns(part, MAX_READ) if self._waits(decision)]
+            if not await self._add_fitting(waiting, ready, tried):
                 self._unfinished = True
                 break
         return ready
@@ -173,17 +187,19 @@ class Retry:
     async def _add_fitting(self, waiting: list[_Waiting], ready: list[str], tried: set[tuple[Gang, PodShape]]) -> bool:
         """Add those of some waiting pods that now fit. Returns: whether all were looked at."""
         kinds: dict[PodShape, list[_Waiting]] = {}
-        for pod in waiting:
+        async for pod in in_turns(waiting, MAX_PASSED):
             kinds.setdefault(pod.shape, []).append(pod)
         fits: dict[PodShape, set[str]] = {}
-        for decision, shape, _ in waiting:
+        async for decision, shape, _ in in_turns(waiting, MAX_PASSED):
             if len(ready) == self._at_once:
                 return False
-            if self._is_planned(decision):
-                ready.append(decision.pod.uid)
-                continue
+            if decision.pod.uid in self._desk.state.reservations and gang_of_pod(decision.pod) is not None:
+                await asyncio.sleep(0)
+                if self._is_planned(decision):
+                    ready.append(decision.pod.uid)
+                    continue
             if shape not in fits:
-                fits[shape] = self._fitting_of(kinds[shape])
+                fits[shape] = await self._fitting_of(kinds[shape])
                 await asyncio.sleep(0)
             if decision.pod.uid in fits[shape] and self._may_start(decision.pod, shape, tried):
                 ready.append(decision.pod.uid)
@@ -191,25 +207,33 @@ class Retry:
 
     def _waiting(self, decision: Decision) -> _Waiting:
         known = self._judged.get(decision.pod.uid)
-        if known is None:
-            known = _Waiting(decision, self._desk.shape_of(decision.pod, decision.request), _judged_since(decision))
-            self._judged[decision.pod.uid] = known
+        if known is None or known.decision is not decision:
+            shape = self._desk.shape_of(decision.pod, decision.request)
+            known = self._judged[decision.pod.uid] = _Waiting(decision, self._shapes.setdefault(shape, shape), _judged_since(decision))
         return known
 
-    def _fitting_of(self, kind: list[_Waiting]) -> set[str]:
-        """Return which pods of one shape fit on a node that changed since they were judged; what was found before is not judged again."""
+    async def _fitting_of(self, kind: list[_Waiting]) -> set[str]:
+        """Return which pods of one shape fit on a node that changed since they were judged; what was found before is not judged again.
+
+        What changes while others work in between is not seen, or half, and counts as changed since.
+        """
         state = self._desk.state
         takers = self._desk.shapes.takers(kind[0].shape, min(pod.since for pod in kind))
-        named_at = np.array([state.named_at[row] for row in takers.rows.tolist()], dtype=np.int64)
+        judged_at, named_at = state.columns.change_count, np.array([state.named_at[row] for row in takers.rows.tolist()], dtype=np.int64)
+        found: dict[tuple[int, bytes, int], bool] = {}
         fitting: set[str] = set()
-        for pod in kind:
-            wanted = takers.changed_at > pod.since
-            if pod.decision.asked is not None and wanted.any():
-                wanted &= pod.decision.asked.among(takers.rows, named_at)
-            if takers.any_of(wanted):
-                fitting.add(pod.decision.pod.uid)
+        async for pod in in_turns(kind, MAX_PASSED):
+            asked, uid = pod.decision.asked, pod.decision.pod.uid
+            alike = (pod.since, b"", 0) if asked is None else (pod.since, asked.bits, asked.naming)
+            if alike not in found:
+                wanted = takers.changed_at > pod.since
+                if asked is not None and wanted.any():
+                    wanted &= asked.among(takers.rows, named_at)
+                found[alike] = await _any_of(takers, wanted)
+            if found[alike]:
+                fitting.add(uid)
             else:
-                self._judged[pod.decision.pod.uid] = pod._replace(since=state.columns.change_count)
+                self._judged[uid] = pod._replace(since=judged_at)
         return fitting
 
     def _is_planned(self, decision: Decision) -> bool:
@@ -245,9 +269,9 @@ class Retry:
 
     async def poke(self, uid: str) -> None:
         """Have kube-scheduler try a waiting pod again now."""
-        undecided = self._undecided.pop(uid, None)
+        undecided = self.undecided.pop(uid)
         decision = self._desk.decisions.by_uid.get(uid, undecided)
-        if decision is None:
+        if decision is None or decision.fitting:
             return
         pod = decision.pod
         self._desk.decisions.forget(uid)
@@ -261,11 +285,20 @@ class Retry:
         except KubeApiError as exc:
             if uid in self._desk.state.pods and uid not in self._desk.decisions.by_uid:
                 if decision is undecided:
-                    self._undecided[uid] = decision
+                    self.undecided.put(decision)
                 else:
                     self._desk.decisions.record(decision)  # nothing newer is known of it
             self._unfinished, self._at_once = True, FIRST_AT_ONCE
             logger.warning("a waiting pod cannot be retried: %s", exc, extra={"pod": f"{pod.namespace}/{pod.name}"})
+
+
+async def _any_of(takers: Takers, wanted: Bools) -> bool:
+    """Say whether one of the wanted nodes takes a pod, and let others work between two searches."""
+    for takes in takers.looks(wanted):
+        if takes:
+            return True
+        await asyncio.sleep(0)
+    return False
 
 
 def _judged_since(decision: Decision) -> int:

@@ -10,7 +10,7 @@ makes one for its own work: what the extender does then for calls to come is mea
 ``--no-pause`` each call comes at once.
 
 Beside that, what happens rarely and holds up all calls while it does: the first decision on a shape of pod, preemption, and looking for
-pods that wait and now fit.
+pods that wait and now fit. Of what lets others work in between also the longest pause is taken in which it does not.
 
 Every time is taken twice: on the clock, which includes what else the machine does, and as CPU time of the process. Targets are held
 against CPU time, so that a busy machine does not decide; for HTTP that is the CPU time of server and client together. Ends with 1 when a
@@ -27,7 +27,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -47,6 +47,7 @@ from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.extender.ahead import plan_ahead
 from scheduler_plugin.extender.bind import Binder
 from scheduler_plugin.extender.desk import Desk
 from scheduler_plugin.extender.filter import filter_nodes
@@ -57,7 +58,7 @@ from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.bench.report import table
 from tests.unit.scheduler_plugin.api import node_object, pod_object
-from tests.unit.scheduler_plugin.builders import make_device, make_node
+from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod
 
 GPUS = 8
 CURVE_NODES = (1000, 2000, 5000, 15_000)
@@ -67,6 +68,8 @@ GPU_MIB = 143_771
 PAUSE_SECONDS = 0.0005
 """Three times for each pod: with no extender at all kube-scheduler is expected to place 680 pods a second on 5,000 nodes (the threshold of
 SchedulingBasic in its scheduler_perf), which is 1.5 ms for each."""
+MANY_WAIT = 20_000
+GANG_SIZE = 128
 SHAPES = (
     {"vgpu": "1", "vgpu_memory": "16000"},
     {"vgpu": "1", "vgpu_memory": "40000", "vgpu_cores": "30"},
@@ -296,7 +299,43 @@ async def rarely(desk: Desk, names: list[str], repeats: int = 10) -> dict[str, d
         desk.state.set_gpu_node(replace(node, cordoned=True))
         with times[f"retry, {kinds} shapes wait"]:
             await retry.step()
+    for number in range(MANY_WAIT):
+        pod = make_pod(f"many-{number}", vgpu="1", vgpu_memory=str(2 * GPU_MIB + 2 * (number % 50)))
+        desk.decisions.record(Decision(pod, pod_request(pod.gpu), 0.0, desk.state.columns.change_count, 0, {}))
+    for number in range(repeats):
+        desk.state.set_gpu_node(replace(desk.state.gpu_node(names[number]), cordoned=False))
+        await note_pause(retry.step(), times[f"longest pause, retry, {MANY_WAIT} pods wait"])
+        await note_pause(plan_gang(desk, names, f"gang-{number}"), times[f"longest pause, plan of a gang of {GANG_SIZE}"])
     return {what: taken.figures() for what, taken in times.items()}
+
+
+async def note_pause(work: Coroutine[None, None, None], times: Times) -> None:
+    """Let something be done; add the longest time in which nobody else could work."""
+    pauses, task = Times(), asyncio.create_task(work)
+    while not task.done():
+        with pauses:
+            await asyncio.sleep(0)
+    await task
+    times.wall.append(max(pauses.wall))
+    times.cpu.append(max(pauses.cpu))
+
+
+async def plan_gang(desk: Desk, names: list[str], name: str) -> None:
+    """Ask filter about a member of a gang, and forget the gang."""
+    annotations = {contract.ANNOTATION_GANG: name, contract.ANNOTATION_GANG_MIN: str(GANG_SIZE)}
+    pods = [pod_object(f"{name}-{number}", annotations=annotations, **SHAPES[0]) for number in range(GANG_SIZE)]
+    members = [decode_pod(msgspec.Raw(msgspec.json.encode(pod))) for pod in pods]
+    for member in members:
+        desk.state.set_pod(member)
+    await asyncio.sleep(0)
+    body = msgspec.json.encode({"Pod": pods[0], "Nodes": None, "NodeNames": names})
+    await asyncio.sleep(0)
+    await plan_ahead(desk, body)
+    if not msgspec.json.decode(filter_nodes(desk, body, 0.0))["NodeNames"]:
+        raise RuntimeError(f"{name} has no place")
+    for member in members:
+        desk.state.drop_pod(member.uid)
+        desk.decisions.forget(member.uid)
 
 
 def measure(nodes: int, pods: int, decisions: int, pause_seconds: float) -> dict[str, Any]:

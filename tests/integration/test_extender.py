@@ -25,7 +25,7 @@ from scheduler_plugin.core.reasons import NodeReason
 from scheduler_plugin.core.shapes import MAX_SCORE
 from scheduler_plugin.core.state import Stage
 from scheduler_plugin.errors import KubeApiError
-from scheduler_plugin.services import leadership, preemptor, succeeded_members
+from scheduler_plugin.services import leadership, preemptor, retry, succeeded_members
 from scheduler_plugin.settings import Settings
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
 from tests.unit.scheduler_plugin.builders import PLACES, make_device, make_node, make_place
@@ -772,6 +772,37 @@ async def test_a_waiting_pod_is_retried_within_a_second_of_capacity_and_not_befo
         await api.delete("pods", "a", "team")
         took = await extender.until(lambda: contract.ANNOTATION_RETRY in api.pod("b")["metadata"]["annotations"])
         assert took < 1.0
+
+
+async def test_a_pod_that_needs_another_to_end_is_tried_again_when_one_is_bound_that_can(api):
+    await api.delete("gpunodes", "n2")
+    async with running(api, gpu_preemption=False) as extender:
+        low = await create(api, "low", vgpu="2")
+        assert (await extender.filter(low, "n1"))["NodeNames"] == ["n1"]
+        important = pod_object("important", vgpu="1")
+        important["spec"]["priority"] = 100
+        await api.put("pods", important)
+        answer = await extender.call("preempt", {"Pod": important, "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}})
+        assert answer == {"NodeNameToMetaVictims": {}}, "nobody is there who could end, and the GPUs are promised"
+        assert (await extender.filter(important, "n1"))["NodeNames"] == []
+        await asyncio.sleep(1.2)
+        assert contract.ANNOTATION_RETRY not in api.pod("important")["metadata"]["annotations"]
+        assert not (await extender.bind(low, "n1"))
+        await extender.until(lambda: contract.ANNOTATION_RETRY in api.pod("important")["metadata"]["annotations"])
+
+
+async def test_after_a_restart_a_pod_that_was_refused_before_gets_the_end_of_others(api, at_once, monkeypatch):
+    monkeypatch.setattr(retry, "QUIET_SECONDS", 0.3)
+    async with running(api) as extender:
+        await fill(api, extender)
+        important = await ask_for_more(api, extender, preemptionPolicy="Never", schedulerName=contract.SCHEDULER_NAME)
+    important["spec"].pop("preemptionPolicy")
+    await api.put("pods", important)
+    async with running(api) as extender:
+        await extender.until(lambda: contract.ANNOTATION_RETRY in api.pod("important")["metadata"]["annotations"])
+        assert "deletionTimestamp" not in api.pod("a")["metadata"], "its nodes are not known before kube-scheduler asks"
+        assert (await extender.filter(api.pod("important"), "n1"))["NodeNames"] == []
+        await extender.until(lambda: "deletionTimestamp" in api.pod("a")["metadata"])
 
 
 @pytest.mark.parametrize("phase_of_third", ["Running", "Succeeded"])

@@ -17,7 +17,9 @@ from proto import contract
 from proto.gpunode import encode_gpu_node
 from scheduler_plugin.core.gang import Gang, gang_of
 from scheduler_plugin.core.state import Stage
+from scheduler_plugin.extender import ahead as ahead_module
 from scheduler_plugin.extender import gang as gang_module
+from scheduler_plugin.extender.ahead import plan_ahead
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.services.retry import Retry
@@ -36,6 +38,7 @@ BOTH = tuple(NODES)
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     monkeypatch.setattr(gang_module, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(ahead_module, "FEW", 0)
 
 
 def fields_of(name: str) -> dict:
@@ -62,6 +65,8 @@ class Play:
     def __init__(self) -> None:
         self.world = World()
         self.tasks: set[asyncio.Task] = set()
+        self.calls: list[asyncio.Task] = []
+        """To filter, with what follows."""
         self.attempts: list[str] = []
         self.blocked: set[str] = set()
         """Pods for which kube-scheduler itself finds no node."""
@@ -107,9 +112,12 @@ class Play:
             self.world.untold.append(pod.uid)
 
     def filter(self, name: str, nodes: tuple[str, ...] | None = None) -> dict:
+        return json.loads(filter_nodes(self.world.desk, self.question(name, nodes), 0.0))
+
+    def question(self, name: str, nodes: tuple[str, ...] | None = None) -> bytes:
         nodes = nodes or self.confined.get(name, BOTH)
         pod = pod_object(name, uid=self.world.uid_of(name), **fields_of(name))
-        return json.loads(filter_nodes(self.world.desk, json.dumps({"Pod": pod, "NodeNames": nodes}).encode(), 0.0))
+        return json.dumps({"Pod": pod, "NodeNames": nodes}).encode()
 
     async def schedule(self, name: str) -> None:
         """Filter, and begin to bind where that leads."""
@@ -118,6 +126,26 @@ class Play:
         nodes = self.filter(name)["NodeNames"]
         if nodes:
             self.bind(name, nodes[0])
+
+    async def begin(self, name: str) -> None:
+        """Begin to schedule, while other things happen: the gang is planned ahead."""
+        self.calls.append(asyncio.create_task(self.planned(name)))
+
+    async def planned(self, name: str) -> None:
+        desk = self.world.desk
+        await plan_ahead(desk, self.question(name))
+        if desk is self.world.desk:  # or the scheduler has ended since
+            await self.schedule(name)
+
+    async def give_up(self, _: str) -> None:
+        """Give up the call that was begun first."""
+        if self.calls:
+            self.calls.pop(0).cancel()
+
+    async def calls_end(self) -> None:
+        for call in self.calls:
+            await call
+        self.calls.clear()
 
     def bind(self, name: str, node: str) -> asyncio.Task:
         args = {"PodName": name, "PodNamespace": "team", "PodUID": self.world.uid_of(name), "Node": node}
@@ -195,7 +223,7 @@ def test_a_gang_runs_with_enough_members_or_not_at_all(created, calls, blocked, 
     asyncio.run(play())
 
 
-STEPS = ("create", "schedule", "schedule", "schedule", "delete", "tell", "wait", "crash", "lose", "preempt")
+STEPS = ("create", "schedule", "schedule", "schedule", "delete", "tell", "wait", "crash", "lose", "preempt", "begin", "begin", "give_up")
 steps = st.tuples(st.sampled_from(STEPS), st.sampled_from(sorted(MEMBERS)))
 
 
@@ -228,6 +256,7 @@ def test_no_interleaving_promises_a_device_twice_or_leaks_what_a_gang_held(histo
             await asyncio.sleep(0)
             run.world.check_promises()
         run.world.lose_answers = 0
+        await run.calls_end()
         await asyncio.gather(*run.tasks, return_exceptions=True)
         run.world.tell(len(run.world.untold))
         run.world.now = run.world.told_at = run.world.now + 10 * CONFIRM_SECONDS

@@ -78,3 +78,25 @@ def test_budgets_come_change_and_go():
     budgets.put(budget)
     budgets.replace([])
     assert budgets.covering(SERVER) == frozenset()
+
+
+def test_budgets_are_told_once_that_let_more_pods_go_as_they_were_before():
+    budgets, covers_all = Budgets(), read({}, disruptionsAllowed=1)
+    budgets.put(covers_all)
+    assert not budgets.take_loosened(), "a new one lets nobody go who might not before"
+    budgets.put(replace(covers_all, allowed=0))
+    assert not budgets.take_loosened()
+    budgets.replace([replace(covers_all, allowed=0)])
+    assert not budgets.take_loosened(), "listed again"
+    budgets.put(covers_all)
+    assert [budget.allowed for budget in budgets.take_loosened()] == [0]
+    assert not budgets.take_loosened()
+    budgets.put(replace(covers_all, selector=None))
+    assert [budget.counts(SERVER) for budget in budgets.take_loosened()] == [True]
+    budgets.put(covers_all)
+    budgets.take_loosened()
+    budgets.replace([])
+    assert [budget.counts(replace(SERVER, namespace=namespace)) for budget in budgets.take_loosened() for namespace in ("team", "x")] == [
+        True,
+        False,
+    ]

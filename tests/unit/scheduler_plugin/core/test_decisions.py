@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from scheduler_plugin.core.decisions import AskedNodes
+from scheduler_plugin.core import decisions as module
+from scheduler_plugin.core.decisions import AskedNodes, Decision, Decisions, Queue
+from tests.unit.scheduler_plugin.builders import make_pod, request_of
 
 
 def test_asked_rows_come_back_from_the_first_on_and_take_a_bit_each():
@@ -17,3 +19,43 @@ def test_a_row_is_for_the_pod_if_it_was_asked_about_or_is_another_node_by_now():
     asked = AskedNodes.of(np.array([1, 3]), naming=7)
     rows = np.array([0, 1, 2, 3, 30])
     assert asked.among(rows, np.array([5, 5, 8, 8, 6])).tolist() == [False, True, True, True, False]
+
+
+def decision(uid: str, priority: int = 0, *, fitting: int = 0) -> Decision:
+    pod = make_pod(uid, priority=priority, vgpu="1")
+    return Decision(pod, request_of(pod), 0.0, 0, fitting, {})
+
+
+def order(decisions: list[Decision]) -> list[str]:
+    return [one.pod.uid for one in decisions]
+
+
+def test_pods_wait_in_order_of_priority_and_then_of_their_latest_refusal():
+    decisions = Decisions()
+    for uid, priority in (("a", 0), ("b", 5), ("c", 0), ("d", -1), ("e", 5)):
+        decisions.record(decision(uid, priority))
+    assert order(decisions.waiting()) == ["b", "e", "a", "c", "d"]
+    decisions.record(decision("a"))
+    assert order(decisions.waiting()) == ["b", "e", "c", "a", "d"]
+    decisions.record(decision("c", fitting=1))
+    decisions.forget("b")
+    decisions.record(decision("e", -2))
+    assert order(decisions.waiting()) == ["a", "d", "e"]
+    assert len(decisions.queue) == 3
+    assert decisions.queue.get("c") is None
+
+
+def test_of_two_queues_that_are_read_as_one_the_first_goes_first_among_equals():
+    first, second = Queue(), Queue()
+    for queue, uid, priority in ((second, "a", 1), (first, "b", 1), (first, "c", 0), (second, "d", 2)):
+        queue.put(decision(uid, priority))
+    assert order(first.and_then(second)) == ["d", "b", "a", "c"]
+
+
+def test_the_oldest_decisions_are_dropped_with_their_place_in_the_queue(monkeypatch):
+    monkeypatch.setattr(module, "MAX_KEPT", 2)
+    decisions = Decisions()
+    for uid in ("a", "b", "c"):
+        decisions.record(decision(uid))
+    assert order(decisions.waiting()) == ["b", "c"]
+    assert decisions.by_uid.keys() == {"b", "c"}

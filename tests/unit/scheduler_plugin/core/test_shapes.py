@@ -133,8 +133,12 @@ def test_nodes_on_which_much_is_tried_in_vain_count_for_more(searched, monkeypat
     searched.clear()
     assert fits_since(shapes, shape, 0), "nodes that are too many count as fitting"
     assert len(searched) == 9
+    searched.clear()
+    takers = shapes.takers(shape, 0)
+    for number, takes in enumerate(takers.looks(takers.changed_at > 0), 1):
+        assert (takes, len(searched)) == (number == 10, min(number, 9)), "whoever asks may let others work after each search"
 
 
 def fits_since(shapes: Shapes, shape: PodShape, since: int) -> bool:
     takers = shapes.takers(shape, since)
-    return takers.any_of(takers.changed_at > since)
+    return any(takers.looks(takers.changed_at > since))

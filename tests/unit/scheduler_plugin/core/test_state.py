@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from proto import contract
-from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.core.pods import Use
+from scheduler_plugin.core.score import HostDemand
+from scheduler_plugin.core.state import ClusterState, Reservation
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
 
 
@@ -92,3 +94,73 @@ def test_a_pod_that_was_seen_bound_keeps_its_devices_when_an_older_picture_of_it
     state.replace_pods([make_pod("u1", vgpu="1")])
     assert state.pods["u1"] == bound
     assert state.device_states("n1")[0].used_shares == 1
+
+
+def test_the_nodes_are_told_whose_pods_changed_each_once_and_the_latest_last():
+    state = ClusterState()
+    for name in ("n1", "n2", "n3"):
+        state.set_gpu_node(make_node(name, 2))
+    begun = state.pod_change_count
+    assert state.pods_changed_since(begun) == []
+    for name in ("n1", "n2", "n1"):
+        state.set_pod(make_pod(f"on-{name}-{state.pod_change_count}", node=name, shares={"main": [make_share(name, 0)]}, vgpu="1"))
+    assert state.pods_changed_since(begun) == ["n2", "n1"]
+    assert state.pods_changed_since(state.pods_changed_at("n2")) == ["n1"]
+    state.drop_gpu_node("n1")
+    assert state.pods_changed_since(begun) == ["n2"]
+
+
+def changes(name: str, state: ClusterState) -> None:
+    """Do what has a node counted as one whose pods changed, or not."""
+    bound = make_pod("bound", node="n1", shares={"main": [make_share("n1", 0)]}, vgpu="1")
+    match name:
+        case "comes" | "changes" | "is to end" | "ends":
+            state.set_pod(bound)
+        case "another node's":
+            state.set_pod(replace(bound, node_name="n9"))
+        case "one without GPUs":
+            state.set_pod(make_pod("cpu", node="n1"))
+        case "one that waits":
+            state.set_pod(make_pod("waits", vgpu="1"))
+        case "uncordoned":
+            state.set_gpu_node(make_node("n1", 2, cordoned=True))
+            state.set_gpu_node(make_node("n1", 2))
+        case "expired" | "let go":
+            state.reserve(Reservation("expected", "n1", {"GPU-n1-0": Use(100, 0, 1, 1)}, HostDemand(0, 0), expires_at=1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("comes", True),
+        ("changes", True),
+        ("is to end", True),
+        ("ends", True),
+        ("uncordoned", True),
+        ("expired", True),
+        ("another node's", False),
+        ("one without GPUs", False),
+        ("one that waits", False),
+        ("let go", False),
+    ],
+)
+def test_a_node_counts_as_changed_for_whoever_needs_others_to_end(name, counts):
+    state = ClusterState()
+    state.set_gpu_node(make_node("n1", 2))
+    before = state.pod_change_count
+    changes(name, state)
+    if name in ("changes", "is to end", "ends"):
+        before = state.pod_change_count
+    match name:
+        case "changes":
+            state.set_pod(replace(state.pods["bound"], labels=(("app", "a"),)))
+        case "is to end":
+            state.set_pod(replace(state.pods["bound"], deletion_requested=True))
+        case "ends":
+            state.drop_pod("bound")
+        case "expired":
+            assert state.expire(1.0, 1.0) == 1
+        case "let go":
+            state.release("expected")  # plans are tried and given up a thousand times a second
+    assert (state.pods_changed_since(before) == ["n1"]) is counts
+    assert (state.pod_change_count > before) is counts

@@ -210,7 +210,7 @@ def test_a_member_that_is_asked_about_before_it_is_seen_without_gates_counts():
 @pytest.fixture
 def plans(monkeypatch):
     """Who asked for each plan, for whom plans were tried in search of pods to end, and how long each takes."""
-    seen, expect_all, trying = Plans(), Planner.expect_all, Planner.trying
+    seen, expecting, trying = Plans(), Planner.expecting, Planner.trying
 
     def note_trying(planner, members):
         seen.tried.append(members[0].uid)
@@ -221,9 +221,9 @@ def plans(monkeypatch):
         if seen.scene is not None and planner.state is seen.scene.state:
             seen.asked.append(members[0].uid)
             seen.scene.now += seen.seconds
-        return expect_all(planner, members, allowed, expires_at)
+        return expecting(planner, members, allowed, expires_at)
 
-    monkeypatch.setattr(Planner, "expect_all", note)
+    monkeypatch.setattr(Planner, "expecting", note)
     monkeypatch.setattr(Planner, "trying", note_trying)
     return seen
 

@@ -10,18 +10,19 @@ import pytest
 from proto import contract
 from proto.model import Policy
 from scheduler_plugin.core.budgets import Budget, Operator, Requirement
-from scheduler_plugin.core.decisions import MAX_RECORDED
+from scheduler_plugin.core.decisions import MAX_RECORDED, Decision
 from scheduler_plugin.core.pods import STUCK_SECONDS
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
 from scheduler_plugin.core.shapes import Shapes
 from scheduler_plugin.core.state import ClusterState, Stage
 from scheduler_plugin.errors import KubeApiError, KubeNotFoundError
-from scheduler_plugin.extender.desk import Desk
+from scheduler_plugin.extender.desk import Desk, request_of
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.preempt import ENOUGH_SECONDS, LAST_SECONDS, choose_victims
 from scheduler_plugin.services import preemptor as module
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.telemetry import Telemetry
+from scheduler_plugin.services.turns import MAX_PASSED
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
 
@@ -76,6 +77,12 @@ class Scene:
         answer = filter_nodes(self.desk, json.dumps({"Pod": pod, "NodeNames": list(self.nodes)}).encode(), self.now)
         assert json.loads(answer)["NodeNames"] == []
         return name
+
+    def waits(self, uid: str) -> None:
+        """Note that a pod was refused by all nodes that kube-scheduler's own filters left: none."""
+        pod = make_pod(uid, vgpu="1")
+        self.state.set_pod(pod)
+        self.desk.decisions.record(Decision(pod, request_of(pod), self.now, 0, 0, {}))
 
     async def after(self, seconds: float) -> list[str]:
         """Let the loop look once after a while; return whom it had ended so far."""
@@ -517,3 +524,49 @@ async def test_others_work_between_the_looks_at_two_nominated_pods(plans):
     beside.cancel()
     assert plans == ["a", "b"]
     assert 1 in turns
+
+
+async def test_a_pod_whose_pause_is_ended_is_seen_to_at_once_and_looks_again_no_sooner_than_before_after_that(monkeypatch):
+    scene, looked = Scene(), []
+    monkeypatch.setattr(module, "ways", lambda *_: looked.append(scene.now) or [])
+    uid = scene.refused("important")
+    for _ in range(30):
+        await scene.after(1)
+    seen = len(looked)
+    assert scene.now - looked[-1] < 2 * module.FIRST_PAUSE_SECONDS * 2 ** (seen - 1) - 1, "it pauses"
+    scene.preemptor.look_again(uid)
+    await scene.after(1)
+    assert looked[seen:] == [scene.now]
+    pause = module.FIRST_PAUSE_SECONDS * 2**seen
+    await scene.after(pause - 1)
+    assert len(looked) == seen + 1
+    await scene.after(1)
+    assert len(looked) == seen + 2
+    scene.preemptor.look_again("unknown")
+
+
+async def test_nodes_whose_pods_changed_since_the_last_look_come_first(monkeypatch):
+    scene, looked = Scene("n1", "n2", "n3"), []
+    monkeypatch.setattr(module, "ways", lambda desk, pod, nodes, spared: looked.append(list(nodes)) or [])
+    scene.refused("important")
+    await scene.after(5)
+    scene.state.set_pod(replace(scene.state.pods["n3-0"], labels=(("app", "a"),)))
+    await scene.after(module.FIRST_PAUSE_SECONDS)
+    assert looked == [["n1", "n2", "n3"], ["n3", "n1", "n2"]]
+
+
+async def test_others_work_while_the_pods_that_wait_are_gone_through():
+    scene, turns = Scene(), 0
+    for number in range(3 * MAX_PASSED):
+        scene.waits(f"w{number}")
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await scene.after(5)
+    beside.cancel()
+    assert turns >= 2 * 3, "for nominations, and for whose turn it is"

@@ -13,14 +13,14 @@ from scheduler_plugin.core.decisions import Decision
 from scheduler_plugin.core.objects import PodObject, pod_facts
 from scheduler_plugin.core.pods import PodFacts
 from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes
+from scheduler_plugin.core.shapes import Shapes, Takers
 from scheduler_plugin.core.state import ClusterState
 from scheduler_plugin.errors import KubeApiError
 from scheduler_plugin.extender.desk import Desk, request_of
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.gang import gang_asked
 from scheduler_plugin.extender.preempt import hold
-from scheduler_plugin.services.retry import FIRST_AT_ONCE, MAX_EXAMINED, MAX_UNDER_WAY, QUIET_SECONDS, Retry
+from scheduler_plugin.services.retry import FIRST_AT_ONCE, LATEST_SECONDS, MAX_EXAMINED, MAX_READ, MAX_UNDER_WAY, QUIET_SECONDS, Retry
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
@@ -465,3 +465,93 @@ async def test_a_pod_without_a_decision_that_cannot_be_tried_is_tried_again():
     assert await scene.poked() == []
     scene.api.before = lambda: None
     assert await scene.poked() == ["late"]
+
+
+async def most_at_a_time(scene: Scene, done: list[object]) -> int:
+    """Let the loop look once; return of how many things that it did others saw nothing at a time, of all that it did."""
+    looking, seen, most = asyncio.create_task(scene.retry.step()), 0, 0
+    while not looking.done():
+        await asyncio.sleep(0)
+        most, seen = max(most, len(done) - seen), len(done)
+    return most
+
+
+async def test_few_pods_are_read_at_a_time(monkeypatch):
+    scene, read, shape_of = full_scene(), [], Desk.shape_of
+    for number in range(300):
+        scene.is_refused(f"w{number}", ["n1"], vgpu="1", vgpu_memory="600")
+    monkeypatch.setattr(Desk, "shape_of", lambda *args: read.append(args) or shape_of(*args))
+    scene.state.drop_pod("busy")
+    assert await most_at_a_time(scene, read) == MAX_READ
+    assert len(read) == 300
+
+
+async def test_others_work_between_two_searches_on_nodes(monkeypatch):
+    scene, searched = full_scene(), []
+    scene.is_refused("w", ["n1"], vgpu="1", vgpu_memory="600")
+
+    def looks(*_: object):
+        for number in range(20):
+            searched.append(number)
+            yield False
+
+    monkeypatch.setattr(Takers, "looks", looks)
+    scene.state.drop_pod("busy")
+    assert await most_at_a_time(scene, searched) == 1
+    assert len(searched) == 20
+
+
+@pytest.mark.parametrize("meanwhile", ["is bound", "fits now", "is refused again"])
+async def test_who_is_decided_on_while_others_are_looked_at_is_not_tried_for_what_was_known_before(meanwhile):
+    scene = Scene()
+    for number in range(3):
+        scene.waits(f"w{number}", vgpu="2", vgpu_memory=str(20 + 2 * number))
+    scene.state.drop_pod("busy")
+    looking = asyncio.create_task(scene.retry.step())
+    await asyncio.sleep(0)
+    scene.now = 1.0
+    last = scene.desk.decisions.by_uid["w2"]
+    if meanwhile == "is bound":
+        scene.state.set_pod(make_pod("w2", node="n2", shares={"main": [make_share("n2", 0, 10)]}, vgpu="1"))
+        scene.desk.decisions.forget("w2")
+    else:
+        scene.desk.decisions.record(replace(last, at=9.0, fitting=int(meanwhile == "fits now"), generation=last.generation))
+    await looking
+    assert scene.api.poked[:2] == ["w0", "w1"]
+    assert ("w2" in scene.api.poked) == (meanwhile == "is refused again")
+
+
+async def test_what_changes_while_a_pod_is_looked_at_is_looked_at_next(monkeypatch):
+    scene = full_scene()
+    scene.waits("w", vgpu="1", vgpu_memory="500")
+    scene.state.freed_count += 1
+
+    def looks(*_: object):
+        yield False
+        scene.state.drop_pod("busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Takers, "looks", looks)
+        assert await scene.poked() == []
+    assert await scene.poked() == ["w"]
+
+
+async def test_of_equal_pods_those_are_tried_that_may_run_where_room_came():
+    scene = full_scene()
+    scene.state.set_gpu_node(make_node("n2", 2, cordoned=True))
+    for uid, node in (("a", "n1"), ("b", "n2"), ("c", "n1"), ("d", "n2")):
+        scene.is_refused(uid, [node], vgpu="1", vgpu_memory="500")
+    scene.state.set_gpu_node(make_node("n2", 2))
+    assert await scene.poked() == ["b", "d"]
+
+
+async def test_a_kube_scheduler_that_never_is_quiet_has_had_a_minute_to_come_to_every_pod():
+    scene = Scene()
+    scene.state.set_pod(asked_of("late"))
+    tried = []
+    for _ in range(int(LATEST_SECONDS) + 1):
+        other = asked_of("other")
+        scene.desk.decisions.record(Decision(other, request_of(other), scene.desk.now(), 0, 1, {}))
+        tried.append(list(await scene.poked()))
+        scene.now += 1.0
+    assert tried == [[]] * int(LATEST_SECONDS) + [["late"]]
