@@ -28,7 +28,8 @@ static bool attached; /* files are mapped and a slot is ours; under `taking_part
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t taking_part = PTHREAD_MUTEX_INITIALIZER; /* forks wait for it: never held across a call to the driver, which may fork */
 static __thread bool is_taking_part;
-static __thread bool is_starting; /* this thread is inside the cuInit of the driver, which may load a tool that calls us (CUDA_INJECTION64_PATH) */
+/* This thread asks the driver with `starting` held: a tool that is loaded in there (CUDA_INJECTION64_PATH) calls us. */
+static __thread bool is_starting;
 static _Atomic uint64_t siblings_looked_at_ns;
 
 bool aq_reclaim(int device)
@@ -157,9 +158,9 @@ static CUresult start_locked(unsigned int flags)
 	}
 	is_starting = true;
 	CUresult result = aq_cuda.cuInit(flags);
-	is_starting = false;
 	if (result == CUDA_SUCCESS && mode == AQ_LIMITED)
 		result = aq_devices_learn();
+	is_starting = false;
 	if (result == CUDA_SUCCESS)
 		atomic_store_explicit(&aq_mode_word, mode, memory_order_release);
 	return result;

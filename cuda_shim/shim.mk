@@ -79,3 +79,14 @@ $(OUT)/tests/test_front_threads: $(call shim_objects,tests/test_front_threads te
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread -ldl
 
 TESTS += $(OUT)/tests/test_front_threads
+
+# The same, on a driver that calls back into the program.
+$(OUT)/tests/libcalling.so: $(call shim_objects,tests/calling_driver)
+	@mkdir -p $(@D)
+	$(CC) -o $@ -shared -Wl,-soname,libcuda.so.1 $^ $(ALL_LDFLAGS) -ldl
+
+$(OUT)/tests/test_locks: $(call shim_objects,tests/test_locks tests/unpacked tests/support) | $(OUT)/tests/libcalling.so
+	@mkdir -p $(@D)
+	$(CC) -o $@ $(filter %.o,$^) $(ALL_LDFLAGS) -pthread -ldl
+
+TESTS += $(OUT)/tests/test_locks

@@ -28,24 +28,28 @@ static struct {
 	uint64_t limit_bytes;    /* the part of it that its limits cost */
 } primaries[AQ_MAX_ORDINALS] = { [0 ... AQ_MAX_ORDINALS - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
 
-/* Whose gates this thread holds, a bit for each. The driver may call back into the program from where it is called with one (tools subscribe
- * to its calls): such a call does not wait for its own thread, and what it does counts as part of the call around it. */
-static __thread uint64_t gates_held;
-_Static_assert(AQ_MAX_ORDINALS <= 64, "a bit for each");
+/* This thread holds a gate. The driver may call back into the program from where it is called with one (tools subscribe to its
+ * calls): such a call waits for no gate, neither its own thread's nor that of another device, whose thread may wait for this one's
+ * (latch.h). What it does to the same device counts as part of the call around it; a primary context that it makes on another is
+ * charged when it is met next. */
+static __thread bool is_inside;
 
-/* False when this thread holds the gate already. */
+/* False from inside a gate or a latch. */
 static bool enter(CUdevice ordinal)
 {
-	if (gates_held >> ordinal & 1)
+	if (is_inside || aq_latch_is_inside())
 		return false;
+	int device = aq_device_of(ordinal);
+	if (device >= 0 && !aq_account_context_bytes(device))
+		aq_measure_open(); /* it is to be measured what a context costs */
 	pthread_mutex_lock(&primaries[ordinal].gate);
-	gates_held |= (uint64_t)1 << ordinal;
+	is_inside = true;
 	return true;
 }
 
 static void leave(CUdevice ordinal)
 {
-	gates_held &= ~((uint64_t)1 << ordinal);
+	is_inside = false;
 	pthread_mutex_unlock(&primaries[ordinal].gate);
 }
 
@@ -214,7 +218,7 @@ void aq_contexts_forget(void)
 		pthread_mutex_init(&primaries[i].gate, NULL);
 		primaries[i].charged = false;
 	}
-	gates_held = 0;
+	is_inside = false;
 	aq_map_forget(&contexts);
 	seen.context = NULL;
 	atomic_fetch_add(&epoch, 1);
@@ -345,7 +349,7 @@ static bool is_paid_for(CUdevice ordinal)
 {
 	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || primaries[ordinal].charged)
 		return true;
-	if (aq_latch_is_inside() || !enter(ordinal))
+	if (!enter(ordinal))
 		return false;
 	settle_primary(ordinal);
 	leave(ordinal);
@@ -766,10 +770,10 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 	bool sized = limit == CU_LIMIT_STACK_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE;
 	if (!sized || !aq_place_current(&place) || place.ordinal < 0 || place.ordinal >= AQ_MAX_ORDINALS)
 		return aq_cuda.cuCtxSetLimit(limit, value);
-	bool entered = enter(place.ordinal);
+	if (!enter(place.ordinal))
+		return aq_cuda.cuCtxSetLimit(limit, value); /* from a callback: counted with the next limit that is set in the context */
 	CUresult result = set_limit_charged(&place, limit, value);
-	if (entered)
-		leave(place.ordinal);
+	leave(place.ordinal);
 	return result;
 }
 

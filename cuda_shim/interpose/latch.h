@@ -1,7 +1,24 @@
 /* Latches: the locks of gates that are held while the driver is asked.
  *
  * The driver may call back into the program from there (tools subscribe to its calls), and what that calls must not wait for a gate: not
- * for the one its own thread holds, nor for another's, whose thread may be where this one is. A thread that is inside one enters none. */
+ * for the one its own thread holds, nor for another's, whose thread may be where this one is. A thread that is inside one enters none.
+ *
+ * The order of all locks of the shim. A thread waits only for a lock that stands below all that it holds, whoever called it, so that
+ * no threads can wait for each other in a ring:
+ *
+ *   1  starting (shim.c): once, around the driver's cuInit; from inside it, calls go straight to the driver
+ *   2  the gates of contexts (context.c): one per device, of which a thread holds one at most
+ *   3  latches, of reservoirs, pacers and pending frees: a thread that holds one waits for no other
+ *   4  what is never held across a call of CUDA, so that nothing is called back under it: measuring (module.c), opening (measure.c),
+ *      adding (reservoir.c), gate (vmm.c), binding (resolve.c), taking_part (shim.c), reaping (region.c), deciding (nvml.c), the
+ *      stripes of maps
+ *
+ * The first three are held across calls of CUDA. Who comes to 2 or 3 from a callback under one of those does without: aq_latch_is_inside
+ * says so, and `enter` in context.c. Under those of 4 none is waited for, but `opening` under `measuring`, and `reaping` under
+ * `taking_part`.
+ *
+ * A lock of somebody else's may still close a ring: a tool's, held when it calls CUDA and waited for in its callbacks. One such is kept
+ * out, the loader's, which is held while a library's constructor calls CUDA: NVML is opened before a gate is entered. */
 #ifndef AQ_INTERPOSE_LATCH_H
 #define AQ_INTERPOSE_LATCH_H
 

@@ -1,22 +1,33 @@
 #include "interpose/measure.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "interpose/driver_nvml.h"
 #include "interpose/naming.h"
 
+enum state { UNTRIED, READY, ABSENT };
+
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static struct aq_driver_nvml nvml;
-static enum { UNTRIED, READY, ABSENT } state; /* under `opening` */
+static _Atomic enum state state; /* release here pairs with the acquire of who uses `nvml` */
 
-static bool ready(void)
+bool aq_measure_open(void)
 {
+	enum state now = atomic_load_explicit(&state, memory_order_acquire);
+
+	if (now != UNTRIED)
+		return now == READY;
+	/* Without the lock: the loader's own may be held by one whose library calls us as it is loaded. NVML counts how often it is opened. */
+	struct aq_driver_nvml found = { 0 };
+	now = aq_driver_nvml_load(&found) && found.init() == NVML_SUCCESS ? READY : ABSENT;
 	pthread_mutex_lock(&opening);
-	if (state == UNTRIED)
-		state = aq_driver_nvml_load(&nvml) && nvml.init() == NVML_SUCCESS ? READY : ABSENT;
-	bool is_ready = state == READY;
+	if (atomic_load_explicit(&state, memory_order_relaxed) == UNTRIED) {
+		nvml = found;
+		atomic_store_explicit(&state, now, memory_order_release);
+	}
 	pthread_mutex_unlock(&opening);
-	return is_ready;
+	return atomic_load_explicit(&state, memory_order_acquire) == READY;
 }
 
 static uint64_t own_bytes(const struct aq_region *region, uint32_t device, nvmlDevice_t handle)
@@ -39,7 +50,7 @@ struct aq_sample_bytes aq_measure(const struct aq_region *region, const char *uu
 	nvmlDevice_t handle;
 	nvmlMemory_t memory;
 
-	if (!ready() || nvml.by_uuid(uuid, &handle) != NVML_SUCCESS)
+	if (!aq_measure_open() || nvml.by_uuid(uuid, &handle) != NVML_SUCCESS)
 		return sample;
 	if (nvml.memory(handle, &memory) == NVML_SUCCESS)
 		sample.device_bytes = memory.used;
@@ -58,5 +69,5 @@ uint64_t aq_measured_growth(const struct aq_sample_bytes *before, const struct a
 void aq_measure_forget(void)
 {
 	pthread_mutex_init(&opening, NULL);
-	state = UNTRIED;
+	atomic_store(&state, UNTRIED);
 }

@@ -14,6 +14,9 @@ struct aq_sample_bytes {
 	uint64_t device_bytes; /* of all processes */
 };
 
+/* Open NVML, unless it is open: before a lock is taken to measure under, for this may wait for the loader. False when there is none. */
+bool aq_measure_open(void);
+
 /* Both 0 when there is no NVML to ask. */
 struct aq_sample_bytes aq_measure(const struct aq_region *region, const char *uuid, int device);
 /* Bytes taken between two samples: by this process, or, when that cannot be told, by anyone. `is_own` says which. */

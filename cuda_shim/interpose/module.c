@@ -30,7 +30,8 @@
 /* Modules and libraries that were charged, by handle. */
 static struct aq_map modules;
 
-/* Held while growth is measured and charged, so that no two threads charge the same bytes; never while the driver loads. */
+/* Held while NVML is asked and growth is charged, so that no two threads charge the same bytes; never across a call of CUDA (latch.h), so
+ * never while room is made. */
 static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
 
 /* The driver's count of this process less what is charged, before the first load since its newest context. */
@@ -97,6 +98,7 @@ static bool uncharged_bytes(int device, int64_t *bytes)
 
 static void learn_baseline(int device)
 {
+	aq_measure_open();
 	pthread_mutex_lock(&measuring);
 	if (!baselines[device].known)
 		baselines[device].known = uncharged_bytes(device, &baselines[device].uncharged_bytes);
@@ -119,30 +121,26 @@ static uint64_t expected_bytes(const struct load_call *call, int device)
 }
 
 /* What may be believed of the device's loss when nobody tells whose it is. */
-static uint64_t likely_ours(const struct load_call *call, int device, uint64_t lost, const struct moment *before,
-			    const struct moment *after)
+static uint64_t likely_ours(const struct load_call *call, int device, uint64_t lost, const struct moment *before)
 {
-	uint64_t charged = after->container_bytes > before->container_bytes ? after->container_bytes - before->container_bytes : 0;
+	uint64_t now = aq_account_container_bytes(device); /* with what another load was charged a moment ago */
+	uint64_t charged = now > before->container_bytes ? now - before->container_bytes : 0;
 	uint64_t likely = least(lost > charged ? lost - charged : 0, expected_bytes(call, device));
 
 	believed[device].charged_bytes += likely;
 	return likely;
 }
 
-/* What this process took since `before`, for this load, and was not charged for. With the gate held. */
-static uint64_t growth_since(const struct load_call *call, int device, const struct moment *before)
+/* Of what the device lost since `before`: what this process took for this load, and was not charged for. With the gate held. */
+static uint64_t growth_of(const struct load_call *call, int device, uint64_t lost, const struct moment *before)
 {
-	struct moment now;
 	int64_t uncharged;
 
-	if (!look(device, &now) || now.free_bytes >= before->free_bytes)
-		return 0;
-	uint64_t lost = before->free_bytes - now.free_bytes;
 	if (!baselines[device].known || !uncharged_bytes(device, &uncharged))
-		return likely_ours(call, device, lost, before, &now);
+		return likely_ours(call, device, lost, before);
 	int64_t own = uncharged - baselines[device].uncharged_bytes;
 	/* Less than is uncharged may have been lost around this call: the rest is another thread's, which is about to look. */
-	return own >= 0 ? least(lost, (uint64_t)own) : likely_ours(call, device, lost, before, &now);
+	return own >= 0 ? least(lost, (uint64_t)own) : likely_ours(call, device, lost, before);
 }
 
 static void set_baseline_unknown(int device)
@@ -190,15 +188,43 @@ static void unload(const struct load_call *c)
 	aq_restrict(mode);
 }
 
+/* Charge what was taken, past the limit if it must be, for another thread that measures must not find it uncharged. True when it fits. */
+static bool charge_measured(const struct load_call *call, int device, uint64_t lost, const struct moment *before, uint64_t *bytes)
+{
+	pthread_mutex_lock(&measuring);
+	*bytes = growth_of(call, device, lost, before);
+	bool fits = aq_charge_quick(device, AQ_MODULE, *bytes);
+	if (!fits)
+		aq_charge_taken(device, AQ_MODULE, *bytes);
+	pthread_mutex_unlock(&measuring);
+	return fits;
+}
+
+/* May what was charged past the limit stay, after memory was taken back? */
+static bool charge_again(int device, uint64_t bytes)
+{
+	aq_reclaim(device);
+	pthread_mutex_lock(&measuring);
+	aq_uncharge(device, AQ_MODULE, bytes);
+	bool fits = aq_charge_quick(device, AQ_MODULE, bytes);
+	pthread_mutex_unlock(&measuring);
+	if (!fits)
+		aq_refused(device, bytes);
+	return fits;
+}
+
 /* Charge what a load took, and remember it. False when it does not fit. */
 static bool charge_growth(const struct load_call *call, const struct aq_place *place, const struct moment *before)
 {
-	pthread_mutex_lock(&measuring);
-	uint64_t bytes = growth_since(call, place->device, before);
-	bool charged = !bytes || aq_charge(place->device, AQ_MODULE, bytes);
-	pthread_mutex_unlock(&measuring);
-	if (!charged || !bytes)
-		return charged;
+	struct moment now;
+	uint64_t bytes;
+
+	if (!look(place->device, &now) || now.free_bytes >= before->free_bytes)
+		return true;
+	if (!charge_measured(call, place->device, before->free_bytes - now.free_bytes, before, &bytes) && !charge_again(place->device, bytes))
+		return false;
+	if (!bytes)
+		return true;
 	struct aq_entry made = { .key = (uintptr_t)call->made, .bytes = bytes, .owner = place->owner, .device = (uint32_t)place->device,
 				 .kind = AQ_MODULE };
 	if (aq_map_put(&modules, &made))

@@ -22,6 +22,7 @@
 /* Entries are added and used again, never removed: readers walk the list without a lock. */
 static _Atomic(struct aq_reservoir *) reservoirs;
 static _Atomic unsigned overdrawn_count, freed_count;
+/* Held while an entry is looked for and filled; waits for no gate meanwhile. */
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
 
 static void enter(struct aq_reservoir *r)
@@ -73,15 +74,17 @@ bool aq_reservoir_is_ending(CUmemoryPool pool)
 	return r && atomic_load_explicit(&r->ending, memory_order_relaxed);
 }
 
-static struct aq_reservoir *spare(void)
+/* An entry that nobody uses, entered. Not one whose gate is taken: who settles the old pool may not be done, and is not waited for. */
+static struct aq_reservoir *enter_spare(void)
 {
 	for (struct aq_reservoir *r = first(); r; r = r->next)
-		if (!atomic_load_explicit(&r->in_use, memory_order_acquire))
+		if (!atomic_load_explicit(&r->in_use, memory_order_acquire) && aq_latch_enter_at_once(&r->gate))
 			return r;
 	struct aq_reservoir *r = calloc(1, sizeof(*r));
 	if (!r)
 		return NULL;
 	aq_latch_init(&r->gate);
+	aq_latch_enter_at_once(&r->gate);
 	r->next = first();
 	atomic_store_explicit(&reservoirs, r, memory_order_release);
 	return r;
@@ -91,8 +94,7 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 {
 	pthread_mutex_lock(&adding);
 	struct aq_reservoir *r = find(pool, ordinal);
-	if (!r && (r = spare())) {
-		enter(r); /* who settles the old pool may not be done */
+	if (!r && (r = enter_spare())) {
 		r->pool = pool;
 		r->device = aq_device_of(ordinal);
 		r->ordinal = ordinal;

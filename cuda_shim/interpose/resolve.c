@@ -104,7 +104,7 @@ static void learn(void *real, void *wrapper)
 	}
 }
 
-static void ask(const struct aq_hook *hook)
+static void *ask(const struct aq_hook *hook)
 {
 	cuuint64_t flags = hook->flavour == AQ_PER_THREAD ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_LEGACY_STREAM;
 	CUdriverProcAddressQueryResult status;
@@ -113,8 +113,7 @@ static void ask(const struct aq_hook *hook)
 	CUresult result = aq_cuda.cuGetProcAddress_v2(hook->base, &answer, hook->since, flags, &status);
 	if (result == CUDA_ERROR_NOT_SUPPORTED)
 		result = aq_cuda.cuGetProcAddress(hook->base, &answer, hook->since, flags);
-	if (result == CUDA_SUCCESS)
-		learn(answer, hook->wrapper);
+	return result == CUDA_SUCCESS ? answer : NULL;
 }
 
 /* The CUDA version of the driver, as cuGetProcAddress takes it; as new as can be when the driver does not say. */
@@ -125,26 +124,35 @@ static int newest_known(void)
 	return aq_cuda.cuDriverGetVersion(&version) == CUDA_SUCCESS ? version : INT_MAX;
 }
 
-/* The newest form of each name first: a driver that ignores an old version answers with the new form. But none that is newer than the
- * driver, which may answer with its newest. */
-static void ask_all(enum aq_flavour flavour)
+/* What the driver answers for each row; none that is newer than the driver, which may answer with its newest. */
+static void ask_all(void **asked)
 {
 	int newest = newest_known();
 
+	for (size_t i = 0; i < aq_cuda_hook_count; i++)
+		asked[i] = aq_cuda_hooks[i].since <= newest ? ask(&aq_cuda_hooks[i]) : NULL;
+}
+
+/* The newest form of each name first: a driver that ignores an old version answers with the new form. */
+static void learn_all(void *const *asked, enum aq_flavour flavour)
+{
 	for (size_t i = aq_cuda_hook_count; i-- > 0;)
-		if (aq_cuda_hooks[i].flavour == flavour && aq_cuda_hooks[i].since <= newest)
-			ask(&aq_cuda_hooks[i]);
+		if (aq_cuda_hooks[i].flavour == flavour)
+			learn(asked[i], aq_cuda_hooks[i].wrapper);
 }
 
 static void learn_answers(void)
 {
+	void *asked[ADDRESS_SLOTS];
+
+	ask_all(asked); /* before the lock: a tool that is called back from there may ask, too */
 	pthread_mutex_lock(&binding);
 	if (!atomic_load_explicit(&answers_known, memory_order_relaxed)) {
 		for (size_t i = 0; i < aq_cuda_hook_count; i++)
 			learn(*aq_cuda_hooks[i].real, aq_cuda_hooks[i].wrapper);
 		/* Twins last: where the driver has none it answers with the other. */
-		ask_all(AQ_LEGACY);
-		ask_all(AQ_PER_THREAD);
+		learn_all(asked, AQ_LEGACY);
+		learn_all(asked, AQ_PER_THREAD);
 		atomic_store_explicit(&answers_known, true, memory_order_release);
 	}
 	pthread_mutex_unlock(&binding);

@@ -28,8 +28,7 @@ static struct aq_map handles;
 static struct aq_map sparse_arrays;
 /* Start of a mapping -> object: owner = struct physical, 0 for memory that is not counted; bytes = length. */
 static struct aq_map mappings;
-/* For changes of several entries at once. Never held across a call to the driver that may wait for the device: another device's work may
- * wait for a thread that wants this lock. */
+/* For changes of several entries at once. Never held across a call to the driver (latch.h). */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
 void aq_vmm_forget(void)
@@ -275,26 +274,39 @@ static bool look_inside(const struct aq_entry *mapping, void *context)
 	return false;
 }
 
+/* The object that lies at an address, held while the driver is asked for a handle of it. NULL: memory that is not counted, or none. */
+static struct physical *hold_what_lies_at(CUdeviceptr address)
+{
+	struct containing containing = { .address = address };
+
+	pthread_mutex_lock(&gate);
+	aq_map_drain(&mappings, look_inside, NULL, &containing);
+	if (containing.physical)
+		containing.physical->references++;
+	pthread_mutex_unlock(&gate);
+	return containing.physical;
+}
+
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
 	AQ_LIMITED_OR_RETURN(cuMemRetainAllocationHandle(handle, address));
 	if (!handle)
 		return aq_cuda.cuMemRetainAllocationHandle(handle, address); /* the driver says what is wrong */
 	CUmemGenericAllocationHandle was = *handle;
-	pthread_mutex_lock(&gate);
+	struct physical *physical = hold_what_lies_at((uintptr_t)address);
 	CUresult result = aq_cuda.cuMemRetainAllocationHandle(handle, address);
-	if (result == CUDA_SUCCESS) {
-		struct containing containing = { .address = (uintptr_t)address };
 
-		aq_map_drain(&mappings, look_inside, NULL, &containing);
-		/* Without a mapping of ours the memory is none we count. */
-		if (containing.physical && !hold_handle(*handle, containing.physical)) {
-			aq_cuda.cuMemRelease(*handle);
-			*handle = was;
-			result = CUDA_ERROR_OUT_OF_MEMORY;
-		}
-	}
+	if (!physical)
+		return result;
+	pthread_mutex_lock(&gate);
+	bool held = result == CUDA_SUCCESS && hold_handle(*handle, physical);
+	drop_reference(physical);
 	pthread_mutex_unlock(&gate);
+	if (result == CUDA_SUCCESS && !held) {
+		aq_cuda.cuMemRelease(*handle);
+		*handle = was;
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	return result;
 }
 

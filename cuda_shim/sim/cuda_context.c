@@ -606,7 +606,9 @@ CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
     SIM_TRY(sim_current(&context));
     if (limit == CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH && context->device->hardware->compute_major >= 9)
         return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    pthread_mutex_lock(&sim_context_lock);
     *value = context->limits[limit];
+    pthread_mutex_unlock(&sim_context_lock);
     return CUDA_SUCCESS;
 }
 

@@ -75,6 +75,11 @@ const char *unpacked_container(const char *build, uint64_t memory_bytes, struct 
 	return root;
 }
 
+void unpacked_replace_driver(const char *library)
+{
+	run("cp '%s' '%s" DRIVER "/libcuda.aliquot-driver.so.1'", library, root);
+}
+
 void unpacked_remove(void)
 {
 	run("rm -rf '%s'", root);

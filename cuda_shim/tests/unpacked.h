@@ -8,6 +8,8 @@
 /* Make it, with one device and `memory_bytes` of it, out of what lies in the directory `build`; ALIQUOT_SIM_DIR names its node from here on.
  * Answers its root. `page` is the limits page as written. */
 const char *unpacked_container(const char *build, uint64_t memory_bytes, struct support_page *page);
+/* Another library behind the front, before it is opened. */
+void unpacked_replace_driver(const char *library);
 void unpacked_remove(void);
 
 /* Open the front; and the driver itself, past it. */

@@ -111,6 +111,54 @@ def test_a_tool_that_the_driver_loads_inside_cuinit_may_call_the_driver(containe
     assert answer.last == {"free": FILLED}
 
 
+LATE_C = r"""
+#include <dlfcn.h>
+#include <stddef.h>
+#include <unistd.h>
+/* A library that uses the GPU as it is loaded, when another thread has begun to. */
+__attribute__((constructor)) static void begin(void)
+{
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuDevicePrimaryCtxRetain");
+    void *context;
+
+    usleep(300000);
+    retain(&context, 0);
+}
+"""
+
+LOADS_LATE_C = r"""
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <unistd.h>
+static void *load(void *path) { return dlopen(path, RTLD_NOW); }
+int main(int argc, char **argv)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context, *loaded;
+    int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain");
+    pthread_t thread;
+
+    alarm(30);
+    if (argc != 2 || init(0) || pthread_create(&thread, NULL, load, argv[1]))
+        return 1;
+    usleep(100000);
+    int result = retain(&context, 0);
+    pthread_join(thread, &loaded);
+    printf("{\"retained\": %d, \"loaded\": %d}\n", result, loaded != NULL);
+    return 0;
+}
+"""
+
+
+def test_a_library_may_use_the_gpu_as_it_is_loaded_while_another_thread_begins_to(container, tmp_path):
+    """The loader's lock is held meanwhile, and the shim needs it to open NVML, which says what a context costs that nobody has measured."""
+    library = compile_c(tmp_path, "late.so", LATE_C, "-shared", "-fPIC")
+    answer = container.run([compile_c(tmp_path, "loads_late", LOADS_LATE_C), library])
+    assert answer.status == 0, answer
+    assert answer.last == {"retained": 0, "loaded": 1}
+
+
 def test_a_program_that_exports_common_names_keeps_them_to_itself(container, tmp_path):
     program = compile_c(tmp_path, "crowded", CROWDED, "-rdynamic")
     assert container.run([program]).last == {"held": FILLED}
