@@ -8,8 +8,9 @@ from tests.bench import bench_extender
 def test_the_points_of_the_curve_differ_in_the_number_of_nodes_alone(monkeypatch, capsys):
     asked = []
 
-    def measured(nodes, pods, decisions):
+    def measured(nodes, pods, decisions, pause_seconds):
         asked.append((nodes, pods))
+        assert pause_seconds == bench_extender.PAUSE_SECONDS
         cost = {"cpu_p50_ms": nodes / 1000, "cpu_p99_ms": 2.0}
         return {"nodes": nodes, "pods": pods, "verbs": {"filter + prioritize": cost}}
 
