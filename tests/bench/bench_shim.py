@@ -1,7 +1,7 @@
 """The shim beside the bare (simulated) driver, in one run: added nanoseconds, allocation paths, lookup routes, kills, shares.
 
 Every row runs the same client program in containers that differ only in who limits them (``contenders.py``). All are measured in turns, so
-that they see the same machine; figures are medians of rounds.
+that they see the same machine; figures are medians of rounds, the bare driver's own and the others' beside it.
 Run it alone: ``python -m tests.bench.bench_shim [--quick] [--json] [--hami-core PATH]``. PATH is a libvgpu.so that somebody built from
 HAMi-core; it is measured beside in the same run.
 """
@@ -32,12 +32,11 @@ PATHS = ("alloc", "pitch", "managed", "async", "pool", "vmm", "vmm-release", "ar
 ROUTES = ("getproc", "dlsym", "link", "dlvsym", "deepbind", "dlmopen")
 LIMIT_MIB = 4096
 
-PROCESSES = 16
-"""That launch, of each contender in a round; the best of them counts.
+PROCESSES, TIMES = 4, 16
+"""That launch, of each contender in a round, where the best counts; and how many times as many rounds there are as for other calls.
 
 A stream's queue bounds how many launches are timed at once, so a process is done within a millisecond. Where other guests of the host come
-and go, that is quiet for some processes and a third slower for most. More rounds would not do: their median is the machine's mood. The best
-of all rounds would be some rare address layout, which their median is not.
+and go, that is quiet for some processes and a third slower for most, for a tenth of a second or for two.
 """
 
 HANG_SECONDS = 1.0
@@ -90,13 +89,18 @@ class Survival:
 
 
 def in_turns(measures: Sequence[Callable[[], float]], rounds: int, tries: int) -> list[float]:
-    """A figure for each: the median of the rounds' best."""
+    """A figure for each: the median of the first, and by how much the others differ from it within a round, which is the median too.
+
+    A round's figure is the best of its tries. Each by its own median would differ by the machine's mood: half of the rounds may be quiet.
+    """
 
     def best() -> list[float]:
         found = [[measure() for measure in measures] for _ in range(tries)]
         return [min(one) for one in zip(*found, strict=True)]
 
-    return [statistics.median(one) for one in zip(*(best() for _ in range(rounds)), strict=True)]
+    found = [best() for _ in range(rounds)]
+    first = statistics.median(of_round[0] for of_round in found)
+    return [first + statistics.median(of_round[i] - of_round[0] for of_round in found) for i in range(len(measures))]
 
 
 class Bench:
@@ -112,15 +116,15 @@ class Bench:
 
     # --- nanoseconds ----------------------------------------------------------------------------------------------
 
-    def row(self, what: str, unit: str, aim: str, measure: Measure, sm_percent: int = 0, processes: int = 1) -> Row:
-        """Measure the bare driver, the shim and HAMi-core in turns; a round's figure is the best of its ``processes``."""
+    def row(self, what: str, unit: str, aim: str, measure: Measure, sm_percent: int = 0, times: int = 1, tries: int = 1) -> Row:
+        """Measure the bare driver, the shim and HAMi-core in turns: ``times`` as many rounds, in each the best of ``tries``."""
         contenders = [contender for contender in (self.bare, self.shim, self.hami_core) if contender]
         containers = [contender.container(LIMIT_MIB * 16, sm_percent) for contender in contenders]
-        bare, shim, *beside = in_turns([partial(measure, container) for container in containers], self.rounds, processes)
+        bare, shim, *beside = in_turns([partial(measure, container) for container in containers], self.rounds * times, tries)
         return Row(what, bare, shim, unit, aim, *beside)
 
     def launches(self, what: str, aim: str, *arguments: str, sm_percent: int = 0) -> Row:
-        return self.row(what, "ns", aim, self.calls("launch", *arguments), sm_percent, PROCESSES)
+        return self.row(what, "ns", aim, self.calls("launch", *arguments), sm_percent, TIMES, PROCESSES)
 
     def calls(self, what: str, *arguments: str) -> Measure:
         """Nanoseconds per call in one process: the best of the program's own rounds, which other work on the machine disturbs least."""
