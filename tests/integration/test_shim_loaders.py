@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.container import MIB, Container, Node
+from proto import contract
+from tests.fakes.container import CLIENT, LIBRARY_DIR, MIB, Container, Node
 
 LIMIT_MIB = 2048
 CONTEXT_MIB = 530
@@ -518,3 +519,39 @@ def test_exec_closes_what_the_shim_opened_and_frees_what_the_program_held(contai
     answer = container.run([program, "exec", container.build / "bin/aliquot-cuda-client"])
     assert answer.status == 0, answer.stderr
     assert answer.last["free_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
+
+
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+AS_MOUNTED = f"""set -e
+mount --make-rprivate /
+mount -t overlay overlay -o "lowerdir=$1/{LIBRARY_DIR}:{LIBRARIES}" {LIBRARIES}
+mount -t overlay overlay -o "lowerdir=$1/etc:/etc" /etc
+mount -t tmpfs tmpfs /run
+mkdir /run/aliquot
+mount --bind "$1/run/aliquot" /run/aliquot
+shift
+exec "$@"
+"""
+"""Where a runtime puts a container's files; then the command that follows."""
+
+
+def test_a_setuid_program_of_another_user_is_held(container, build_dir, tmp_path):
+    """For such a program the loader takes no library by an environment variable, only from its own directories and /etc/ld.so.preload."""
+    etc = container.root / "etc"
+    etc.mkdir()
+    if container.interposition == "preload":
+        (etc / "ld.so.preload").write_text(contract.CONTAINER_PRELOAD)
+    mounted = ["unshare", "-m", "sh", "-c", AS_MOUNTED, "sh", container.root]
+    tried = subprocess.run([*mounted, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no files can be mounted here: {tried.stderr.strip()}")
+    program = Path(shutil.copy(build_dir / CLIENT, tmp_path / "setuid"))
+    program.chmod(0o4755)
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(directory.stat().st_mode | 0o011)
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", program]
+    nothing = {"LD_LIBRARY_PATH": "", "LD_PRELOAD": ""}
+    filled = container.run([*mounted, *as_nobody, "fill"], nothing)
+    assert filled.status == 0, filled
+    assert filled.last["held_bytes"] == FILLED
+    assert filled.last["total_bytes"] == LIMIT_MIB * MIB
