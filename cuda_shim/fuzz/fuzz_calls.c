@@ -19,7 +19,6 @@
 #define LIMIT_BYTES (2048 * MIB)
 #define HELD_MAX 48u
 #define UNIT 512u
-#define SMALL MIB
 #define PAGE (2 * MIB)
 #define UNTOUCHED 0xdeadbeefu
 
@@ -111,12 +110,6 @@ static uint64_t rounded(uint64_t bytes, uint64_t unit)
 	return (bytes + unit - 1) / unit * unit;
 }
 
-/* What the device loses: large memory comes in pages, small memory shares them. */
-static uint64_t lost(uint64_t bytes)
-{
-	return rounded(bytes, bytes > SMALL ? PAGE : UNIT);
-}
-
 /* Was it right to say yes, or no? */
 static bool granted(CUresult result, uint64_t bytes)
 {
@@ -135,8 +128,8 @@ static void take_linear(struct held *slot, uint64_t bytes, bool managed)
 
 	if (bytes == 0) {
 		CHECK(result == CUDA_ERROR_INVALID_VALUE);
-	} else if (granted(result, lost(bytes))) {
-		*slot = (struct held){ .kind = managed ? MANAGED : LINEAR, .bytes = lost(bytes), .address = address };
+	} else if (granted(result, rounded(bytes, UNIT))) {
+		*slot = (struct held){ .kind = managed ? MANAGED : LINEAR, .bytes = rounded(bytes, UNIT), .address = address };
 		model_bytes += slot->bytes;
 		return;
 	}
@@ -149,7 +142,7 @@ static void take_pitched(struct held *slot, uint64_t width, uint64_t height)
 	CUdeviceptr address = UNTOUCHED;
 	size_t pitch = UNTOUCHED;
 	CUresult result = cu.cuMemAllocPitch_v2(&address, &pitch, width, height, 4);
-	uint64_t bytes = lost(rounded(width, UNIT) * height);
+	uint64_t bytes = rounded(width, UNIT) * height;
 
 	if (bytes == 0) {
 		CHECK(result == CUDA_ERROR_INVALID_VALUE);
@@ -186,10 +179,9 @@ static void take_array(struct held *slot, uint64_t random)
 {
 	CUDA_ARRAY3D_DESCRIPTOR shape = array_shape(random);
 	CUarray array = (CUarray)(uintptr_t)UNTOUCHED;
-	uint64_t bytes = lost(level_bytes(&shape, 0));
 
-	if (granted(cu.cuArray3DCreate_v2(&array, &shape), bytes)) {
-		*slot = (struct held){ .kind = ARRAY, .bytes = bytes, .array = array };
+	if (granted(cu.cuArray3DCreate_v2(&array, &shape), level_bytes(&shape, 0))) {
+		*slot = (struct held){ .kind = ARRAY, .bytes = level_bytes(&shape, 0), .array = array };
 		model_bytes += slot->bytes;
 		return;
 	}
@@ -204,7 +196,6 @@ static void take_mipmap(struct held *slot, uint64_t random, unsigned levels)
 
 	for (unsigned level = 0; level < levels; level++)
 		bytes += level_bytes(&shape, level);
-	bytes = lost(bytes);
 	if (granted(cu.cuMipmappedArrayCreate(&mipmap, &shape, levels), bytes)) {
 		*slot = (struct held){ .kind = MIPMAP, .bytes = bytes, .mipmap = mipmap };
 		model_bytes += bytes;
@@ -294,14 +285,13 @@ static void trim(void)
 	CHECK(cu.cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS && cu.cuMemPoolTrimTo(own_pool, 0) == CUDA_SUCCESS);
 }
 
-/* Small memory is counted in units, and shares pages that the driver keeps while anything of them lives: the agent finds that difference and
- * takes it off the limit. */
+/* Linear memory and arrays are counted in units, and come to the driver in pages: the agent finds that difference and takes it off the limit. */
 static uint64_t page_rest(void)
 {
 	uint64_t rest = 0;
 
 	for (unsigned i = 0; i < HELD_MAX; i++)
-		rest += held[i].kind >= LINEAR && held[i].kind <= MIPMAP && held[i].bytes <= SMALL ? PAGE : 0;
+		rest += held[i].kind >= LINEAR && held[i].kind <= MIPMAP ? PAGE : 0;
 	return rest;
 }
 

@@ -3,7 +3,6 @@
 #include "interpose/allocations.h"
 #include "interpose/driver.h"
 #include "interpose/relax.h"
-#include "limit/memory.h"
 #include "shim.h"
 
 #define TILE_ROW_BYTES 512u /* rows and columns of a tile, at the least */
@@ -63,6 +62,11 @@ static uint64_t times(uint64_t a, uint64_t b)
 	return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
+static uint64_t round_up(uint64_t value, uint64_t unit)
+{
+	return value > UINT64_MAX - unit ? UINT64_MAX : (value + unit - 1) / unit * unit;
+}
+
 /* Without the driver's word: whole tiles for every plane of every level. Rows of one are taken for an array of one dimension. */
 static uint64_t tiled_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels)
 {
@@ -70,8 +74,8 @@ static uint64_t tiled_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int l
 	uint64_t texel_bytes = times(channel_bytes(array->Format), array->NumChannels);
 
 	for (unsigned int level = 0; level < levels && level < LEVELS_MAX; level++) {
-		uint64_t row = aq_whole_bytes(times(width, texel_bytes), TILE_ROW_BYTES);
-		uint64_t level_bytes = times(times(row, height > 1 ? aq_whole_bytes(height, TILE_ROWS) : 1), depth);
+		uint64_t row = round_up(times(width, texel_bytes), TILE_ROW_BYTES);
+		uint64_t level_bytes = times(times(row, height > 1 ? round_up(height, TILE_ROWS) : 1), depth);
 
 		if (__builtin_add_overflow(bytes, level_bytes, &bytes))
 			return UINT64_MAX;
@@ -107,7 +111,7 @@ static uint64_t needed_bytes(const struct array_call *call, CUdevice ordinal)
 	CUstreamCaptureMode mode = aq_relax();
 	CUresult result = call->ask(&twin, call->levels, ordinal, &bytes);
 	aq_restrict(mode);
-	return aq_lost_bytes(result == CUDA_SUCCESS && bytes ? bytes : tiled_bytes(&call->shape, call->levels));
+	return result == CUDA_SUCCESS && bytes ? bytes : tiled_bytes(&call->shape, call->levels);
 }
 
 static CUresult create_charged(struct array_call *call)

@@ -4,8 +4,9 @@
 #include "interpose/driver.h"
 #include "interpose/relax.h"
 #include "interpose/reservoir.h"
-#include "limit/memory.h"
 #include "shim.h"
+
+#define UNIT_BYTES 512u /* the driver aligns every allocation and every pitched row to this; the true pitch is settled after the call */
 
 struct aq_map aq_pointers;
 struct aq_map aq_arrays;
@@ -54,6 +55,14 @@ void aq_freed_past_us(const struct aq_entry *stale)
 }
 
 /* ---- allocating ------------------------------------------------------------------------------------------------ */
+
+/* What the device loses by an allocation. Charging the bare request would let one-byte pieces take 512 times what they are charged. */
+static uint64_t whole_units(uint64_t bytes)
+{
+	uint64_t rounded;
+
+	return __builtin_add_overflow(bytes, UNIT_BYTES - 1, &rounded) ? UINT64_MAX : rounded & ~(uint64_t)(UNIT_BYTES - 1);
+}
 
 static void take_back(CUdeviceptr address)
 {
@@ -111,7 +120,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
 	CUdeviceptr made = 0;
 	struct aq_place place;
-	uint64_t charge = aq_lost_bytes(bytes);
+	uint64_t charge = whole_units(bytes);
 	enum aq_kind kind = AQ_LINEAR;
 
 	AQ_LIMITED_OR_RETURN(cuMemAlloc_v2(address, bytes));
@@ -132,7 +141,7 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int bytes)
 {
 	CUdeviceptr_v1 made = 0;
 	struct aq_place place;
-	uint64_t charge = aq_lost_bytes(bytes);
+	uint64_t charge = whole_units(bytes);
 
 	AQ_LIMITED_OR_RETURN(cuMemAlloc(address, bytes));
 	if (!address || !aq_place_current(&place))
@@ -150,7 +159,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flag
 {
 	CUdeviceptr made = 0;
 	struct aq_place place;
-	uint64_t charge = aq_lost_bytes(bytes);
+	uint64_t charge = whole_units(bytes);
 
 	AQ_LIMITED_OR_RETURN(cuMemAllocManaged(address, bytes, flags));
 	if (!address || !aq_place_current(&place))
@@ -165,12 +174,12 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flag
 	return result;
 }
 
-/* What rows of `pitch` bytes take; UINT64_MAX when that is more than any device has. */
-static uint64_t pitched_bytes(uint64_t pitch, uint64_t height)
+/* What rows of `width` bytes are expected to take; UINT64_MAX when that is more than any device has. */
+static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 {
 	uint64_t bytes;
 
-	return __builtin_mul_overflow(pitch, height, &bytes) ? UINT64_MAX : aq_lost_bytes(bytes);
+	return __builtin_mul_overflow(whole_units(width), height, &bytes) ? UINT64_MAX : bytes;
 }
 
 /* Turn a charge of `expected` bytes into one of what the driver took. False when that does not fit. */
@@ -208,12 +217,12 @@ static CUresult make_pitched(struct pitched_call *call)
 
 static CUresult allocate_pitched(struct pitched_call *call, const struct aq_place *place)
 {
-	uint64_t charged = pitched_bytes(aq_whole_bytes(call->width, AQ_UNIT_BYTES), call->height); /* the least pitch of all */
+	uint64_t charged = pitched_bytes(call->width, call->height);
 
 	if (!aq_charge(place->device, AQ_LINEAR, charged))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = make_pitched(call);
-	uint64_t taken = call->tells_pitch ? pitched_bytes(call->pitch, call->height) : charged;
+	uint64_t taken = call->tells_pitch ? (uint64_t)call->pitch * call->height : charged;
 
 	if (result == CUDA_SUCCESS && settle_charge(place, charged, taken)) {
 		charged = taken;
