@@ -19,6 +19,7 @@
 #define LIMIT_BYTES (2048 * MIB)
 #define HELD_MAX 48u
 #define UNIT 512u
+#define SMALL MIB
 #define PAGE (2 * MIB)
 #define UNTOUCHED 0xdeadbeefu
 
@@ -110,7 +111,13 @@ static uint64_t rounded(uint64_t bytes, uint64_t unit)
 	return (bytes + unit - 1) / unit * unit;
 }
 
-/* Was it right to say yes, or no? */
+/* What the device loses: large memory comes in pages, small memory shares them. */
+static uint64_t lost(uint64_t bytes)
+{
+	return rounded(bytes, bytes > SMALL ? PAGE : UNIT);
+}
+
+/* Was it right to say yes, or no,? */
 static bool granted(CUresult result, uint64_t bytes)
 {
 	bool fits = model_bytes + pooled_bytes + bytes <= free_at_start;
@@ -121,15 +128,22 @@ static bool granted(CUresult result, uint64_t bytes)
 	return result == CUDA_SUCCESS;
 }
 
+/* What is charged for `bytes` now, if they are granted: what the device loses, if that much is free, and else what was asked for. */
+static uint64_t price(uint64_t bytes)
+{
+	return lost(bytes) <= free_now() ? lost(bytes) : rounded(bytes, UNIT);
+}
+
 static void take_linear(struct held *slot, uint64_t bytes, bool managed)
 {
 	CUdeviceptr address = UNTOUCHED;
+	uint64_t charge = price(bytes);
 	CUresult result = managed ? cu.cuMemAllocManaged(&address, bytes, CU_MEM_ATTACH_GLOBAL) : cu.cuMemAlloc_v2(&address, bytes);
 
 	if (bytes == 0) {
 		CHECK(result == CUDA_ERROR_INVALID_VALUE);
-	} else if (granted(result, rounded(bytes, UNIT))) {
-		*slot = (struct held){ .kind = managed ? MANAGED : LINEAR, .bytes = rounded(bytes, UNIT), .address = address };
+	} else if (granted(result, charge)) {
+		*slot = (struct held){ .kind = managed ? MANAGED : LINEAR, .bytes = charge, .address = address };
 		model_bytes += slot->bytes;
 		return;
 	}
@@ -141,15 +155,15 @@ static void take_pitched(struct held *slot, uint64_t width, uint64_t height)
 {
 	CUdeviceptr address = UNTOUCHED;
 	size_t pitch = UNTOUCHED;
+	uint64_t charge = price(rounded(width, UNIT) * height);
 	CUresult result = cu.cuMemAllocPitch_v2(&address, &pitch, width, height, 4);
-	uint64_t bytes = rounded(width, UNIT) * height;
 
-	if (bytes == 0) {
+	if (charge == 0) {
 		CHECK(result == CUDA_ERROR_INVALID_VALUE);
-	} else if (granted(result, bytes)) {
+	} else if (granted(result, charge)) {
 		CHECK(pitch == rounded(width, UNIT));
-		*slot = (struct held){ .kind = LINEAR, .bytes = bytes, .address = address };
-		model_bytes += bytes;
+		*slot = (struct held){ .kind = LINEAR, .bytes = charge, .address = address };
+		model_bytes += charge;
 		return;
 	}
 	CHECK(address == UNTOUCHED && pitch == UNTOUCHED);
@@ -179,10 +193,11 @@ static void take_array(struct held *slot, uint64_t random)
 {
 	CUDA_ARRAY3D_DESCRIPTOR shape = array_shape(random);
 	CUarray array = (CUarray)(uintptr_t)UNTOUCHED;
+	uint64_t charge = price(level_bytes(&shape, 0));
 
-	if (granted(cu.cuArray3DCreate_v2(&array, &shape), level_bytes(&shape, 0))) {
-		*slot = (struct held){ .kind = ARRAY, .bytes = level_bytes(&shape, 0), .array = array };
-		model_bytes += slot->bytes;
+	if (granted(cu.cuArray3DCreate_v2(&array, &shape), charge)) {
+		*slot = (struct held){ .kind = ARRAY, .bytes = charge, .array = array };
+		model_bytes += charge;
 		return;
 	}
 	CHECK(array == (CUarray)(uintptr_t)UNTOUCHED);
@@ -196,9 +211,10 @@ static void take_mipmap(struct held *slot, uint64_t random, unsigned levels)
 
 	for (unsigned level = 0; level < levels; level++)
 		bytes += level_bytes(&shape, level);
-	if (granted(cu.cuMipmappedArrayCreate(&mipmap, &shape, levels), bytes)) {
-		*slot = (struct held){ .kind = MIPMAP, .bytes = bytes, .mipmap = mipmap };
-		model_bytes += bytes;
+	uint64_t charge = price(bytes);
+	if (granted(cu.cuMipmappedArrayCreate(&mipmap, &shape, levels), charge)) {
+		*slot = (struct held){ .kind = MIPMAP, .bytes = charge, .mipmap = mipmap };
+		model_bytes += charge;
 		return;
 	}
 	CHECK(mipmap == (CUmipmappedArray)(uintptr_t)UNTOUCHED);
@@ -285,13 +301,14 @@ static void trim(void)
 	CHECK(cu.cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS && cu.cuMemPoolTrimTo(own_pool, 0) == CUDA_SUCCESS);
 }
 
-/* Linear memory and arrays are counted in units, and come to the driver in pages: the agent finds that difference and takes it off the limit. */
+/* What is charged in units, as small memory is, comes to the driver in pages all the same, which it keeps while anything of them lives: the agent
+ * finds that difference and takes it off the limit. */
 static uint64_t page_rest(void)
 {
 	uint64_t rest = 0;
 
 	for (unsigned i = 0; i < HELD_MAX; i++)
-		rest += held[i].kind >= LINEAR && held[i].kind <= MIPMAP ? PAGE : 0;
+		rest += held[i].kind >= LINEAR && held[i].kind <= MIPMAP && held[i].bytes % PAGE ? PAGE : 0;
 	return rest;
 }
 

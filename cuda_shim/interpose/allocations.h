@@ -6,6 +6,7 @@
 #include "account/map.h"
 #include "cuda_abi.h"
 #include "interpose/context.h"
+#include "limit/memory.h"
 
 /* Linear memory by address. Pool memory is in it too, with AQ_POOL and its reservoir as owner; its bytes are the pool's to count. */
 extern struct aq_map aq_pointers;
@@ -14,6 +15,19 @@ extern struct aq_map aq_arrays;
 
 /* The driver gave out an address that the map still has: what lay there was freed past us. Credit it. */
 void aq_freed_past_us(const struct aq_entry *stale);
+
+/* Charge an allocation of `*bytes` with what the device loses by it, and tell how much that was. Where only the last page does not fit, what was
+ * asked for is charged: a program may take all that is free, to the byte. Counts a refusal. */
+static inline bool aq_charge_lost(int device, enum aq_kind kind, uint64_t *bytes)
+{
+	uint64_t asked = *bytes;
+
+	*bytes = aq_lost_bytes(asked);
+	if (__builtin_expect(aq_charge_quick(device, kind, *bytes), 1))
+		return true;
+	*bytes = aq_whole_bytes(asked, AQ_UNIT_BYTES);
+	return aq_charge(device, kind, *bytes);
+}
 
 /* Remember a charged allocation. When there is no memory to remember it, false. */
 static inline bool aq_record(struct aq_map *map, uint64_t key, uint64_t bytes, enum aq_kind kind, const struct aq_place *place)

@@ -62,11 +62,6 @@ static uint64_t times(uint64_t a, uint64_t b)
 	return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-static uint64_t round_up(uint64_t value, uint64_t unit)
-{
-	return value > UINT64_MAX - unit ? UINT64_MAX : (value + unit - 1) / unit * unit;
-}
-
 /* Without the driver's word: whole tiles for every plane of every level. Rows of one are taken for an array of one dimension. */
 static uint64_t tiled_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels)
 {
@@ -74,8 +69,8 @@ static uint64_t tiled_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int l
 	uint64_t texel_bytes = times(channel_bytes(array->Format), array->NumChannels);
 
 	for (unsigned int level = 0; level < levels && level < LEVELS_MAX; level++) {
-		uint64_t row = round_up(times(width, texel_bytes), TILE_ROW_BYTES);
-		uint64_t level_bytes = times(times(row, height > 1 ? round_up(height, TILE_ROWS) : 1), depth);
+		uint64_t row = aq_whole_bytes(times(width, texel_bytes), TILE_ROW_BYTES);
+		uint64_t level_bytes = times(times(row, height > 1 ? aq_whole_bytes(height, TILE_ROWS) : 1), depth);
 
 		if (__builtin_add_overflow(bytes, level_bytes, &bytes))
 			return UINT64_MAX;
@@ -121,7 +116,7 @@ static CUresult create_charged(struct array_call *call)
 	if (!aq_place_current(&place))
 		return call->create(call);
 	uint64_t bytes = needed_bytes(call, place.ordinal);
-	if (!aq_charge(place.device, AQ_ARRAY, bytes))
+	if (!aq_charge_lost(place.device, AQ_ARRAY, &bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = call->create(call);
 	if (result == CUDA_SUCCESS && aq_record(&aq_arrays, call->made, bytes, AQ_ARRAY, &place))

@@ -6,8 +6,6 @@
 #include "interpose/reservoir.h"
 #include "shim.h"
 
-#define UNIT_BYTES 512u /* the driver aligns every allocation and every pitched row to this; the true pitch is settled after the call */
-
 struct aq_map aq_pointers;
 struct aq_map aq_arrays;
 
@@ -56,14 +54,6 @@ void aq_freed_past_us(const struct aq_entry *stale)
 
 /* ---- allocating ------------------------------------------------------------------------------------------------ */
 
-/* What the device loses by an allocation. Charging the bare request would let one-byte pieces take 512 times what they are charged. */
-static uint64_t whole_units(uint64_t bytes)
-{
-	uint64_t rounded;
-
-	return __builtin_add_overflow(bytes, UNIT_BYTES - 1, &rounded) ? UINT64_MAX : rounded & ~(uint64_t)(UNIT_BYTES - 1);
-}
-
 static void take_back(CUdeviceptr address)
 {
 	CUstreamCaptureMode mode = aq_relax();
@@ -85,22 +75,22 @@ static CUresult settle(CUresult result, CUdeviceptr address, uint64_t bytes, enu
 	return result;
 }
 
-/* Charge what does not fit the device memory at once. A container that oversubscribes then holds it as virtual memory; only when
- * neither ledger has room is memory taken back from pools and dead siblings, which is slow. */
-static __attribute__((noinline)) bool charge_tight(const struct aq_place *place, uint64_t bytes, enum aq_kind *kind)
+/* Charge what does not fit the device memory at once, `*charge` bytes for `asked`. A container that oversubscribes then holds it as virtual
+ * memory; only when neither ledger has room is memory taken back from pools and dead siblings, which is slow. */
+static __attribute__((noinline)) bool charge_tight(const struct aq_place *place, uint64_t asked, uint64_t *charge, enum aq_kind *kind)
 {
-	*kind = AQ_LINEAR;
-	if (!aq_account_oversubscribed(place->device))
-		return aq_charge(place->device, AQ_LINEAR, bytes);
-	*kind = AQ_VIRTUAL;
-	if (aq_charge_quick(place->device, AQ_VIRTUAL, bytes))
-		return true;
-	aq_reclaim(place->device);
-	*kind = AQ_LINEAR;
-	if (aq_charge_quick(place->device, AQ_LINEAR, bytes))
-		return true;
-	*kind = AQ_VIRTUAL;
-	return aq_charge(place->device, AQ_VIRTUAL, bytes);
+	if (aq_account_oversubscribed(place->device)) {
+		*kind = AQ_VIRTUAL;
+		if (aq_charge_quick(place->device, AQ_VIRTUAL, *charge))
+			return true;
+		aq_reclaim(place->device);
+		*kind = AQ_LINEAR;
+		if (aq_charge_quick(place->device, AQ_LINEAR, *charge))
+			return true;
+		*kind = AQ_VIRTUAL;
+	}
+	*charge = asked;
+	return aq_charge_lost(place->device, *kind, charge);
 }
 
 /* Memory that the driver may move to the host and back, and keeps on the device while there is room. */
@@ -120,13 +110,13 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
 	CUdeviceptr made = 0;
 	struct aq_place place;
-	uint64_t charge = whole_units(bytes);
+	uint64_t charge = aq_lost_bytes(bytes);
 	enum aq_kind kind = AQ_LINEAR;
 
 	AQ_LIMITED_OR_RETURN(cuMemAlloc_v2(address, bytes));
 	if (!address || !aq_place_current(&place))
 		return aq_cuda.cuMemAlloc_v2(address, bytes);
-	if (__builtin_expect(!aq_charge_quick(place.device, AQ_LINEAR, charge), 0) && !charge_tight(&place, charge, &kind))
+	if (__builtin_expect(!aq_charge_quick(place.device, AQ_LINEAR, charge), 0) && !charge_tight(&place, bytes, &charge, &kind))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = __builtin_expect(kind == AQ_VIRTUAL, 0) ? allocate_virtual(&made, bytes, &place)
 								  : aq_cuda.cuMemAlloc_v2(&made, bytes);
@@ -141,12 +131,12 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int bytes)
 {
 	CUdeviceptr_v1 made = 0;
 	struct aq_place place;
-	uint64_t charge = whole_units(bytes);
+	uint64_t charge = bytes;
 
 	AQ_LIMITED_OR_RETURN(cuMemAlloc(address, bytes));
 	if (!address || !aq_place_current(&place))
 		return aq_cuda.cuMemAlloc(address, bytes);
-	if (!aq_charge(place.device, AQ_LINEAR, charge))
+	if (!aq_charge_lost(place.device, AQ_LINEAR, &charge))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = aq_cuda.cuMemAlloc(&made, bytes);
 	result = settle(result, made, charge, AQ_LINEAR, &place);
@@ -159,13 +149,13 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flag
 {
 	CUdeviceptr made = 0;
 	struct aq_place place;
-	uint64_t charge = whole_units(bytes);
+	uint64_t charge = bytes;
 
 	AQ_LIMITED_OR_RETURN(cuMemAllocManaged(address, bytes, flags));
 	if (!address || !aq_place_current(&place))
 		return aq_cuda.cuMemAllocManaged(address, bytes, flags);
 	enum aq_kind kind = aq_account_oversubscribed(place.device) ? AQ_VIRTUAL : AQ_MANAGED;
-	if (!aq_charge(place.device, kind, charge))
+	if (!aq_charge_lost(place.device, kind, &charge))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = aq_cuda.cuMemAllocManaged(&made, bytes, flags);
 	result = settle(result, made, charge, kind, &place);
@@ -174,20 +164,22 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flag
 	return result;
 }
 
-/* What rows of `width` bytes are expected to take; UINT64_MAX when that is more than any device has. */
-static uint64_t pitched_bytes(uint64_t width, uint64_t height)
+/* What rows of `pitch` bytes take; UINT64_MAX when that is more than any device has. */
+static uint64_t pitched_bytes(uint64_t pitch, uint64_t height)
 {
 	uint64_t bytes;
 
-	return __builtin_mul_overflow(whole_units(width), height, &bytes) ? UINT64_MAX : bytes;
+	return __builtin_mul_overflow(pitch, height, &bytes) ? UINT64_MAX : bytes;
 }
 
-/* Turn a charge of `expected` bytes into one of what the driver took. False when that does not fit. */
-static bool settle_charge(const struct aq_place *place, uint64_t expected, uint64_t taken)
+/* Rows turned out to take `taken` bytes, where `*charged` are charged. False when the rest does not fit. */
+static bool settle_charge(const struct aq_place *place, uint64_t *charged, uint64_t taken)
 {
-	if (taken > expected)
-		return aq_charge(place->device, AQ_LINEAR, taken - expected);
-	aq_uncharge(place->device, AQ_LINEAR, expected - taken);
+	if (taken <= *charged)
+		return true;
+	if (!aq_charge(place->device, AQ_LINEAR, taken - *charged))
+		return false;
+	*charged = taken;
 	return true;
 }
 
@@ -217,16 +209,12 @@ static CUresult make_pitched(struct pitched_call *call)
 
 static CUresult allocate_pitched(struct pitched_call *call, const struct aq_place *place)
 {
-	uint64_t charged = pitched_bytes(call->width, call->height);
+	uint64_t charged = pitched_bytes(aq_whole_bytes(call->width, AQ_UNIT_BYTES), call->height); /* the least that a driver takes */
 
-	if (!aq_charge(place->device, AQ_LINEAR, charged))
+	if (!aq_charge_lost(place->device, AQ_LINEAR, &charged))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = make_pitched(call);
-	uint64_t taken = call->tells_pitch ? (uint64_t)call->pitch * call->height : charged;
-
-	if (result == CUDA_SUCCESS && settle_charge(place, charged, taken)) {
-		charged = taken;
-	} else if (result == CUDA_SUCCESS) {
+	if (result == CUDA_SUCCESS && call->tells_pitch && !settle_charge(place, &charged, pitched_bytes(call->pitch, call->height))) {
 		take_back(call->made);
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	}

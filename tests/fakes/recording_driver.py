@@ -7,7 +7,7 @@ named to ``recording_fail`` the error that it is told, until it is told others.
 
 A driver need not answer cuGetProcAddress with the symbols it exports: with ``RECORDED_INTERNAL`` in the environment it answers with
 functions of its own, ``recording_<name asked for>_is_<symbol>``, for each name another one. It is of the newest CUDA, or of that of
-``RECORDED_VERSION``, and what is newer it does not know.
+``RECORDED_VERSION``, and what is newer it does not know. With ``RECORDED_WIDE_ROWS`` rows of pitched memory take twice what they need.
 """
 
 import subprocess
@@ -170,6 +170,10 @@ static long refuse(PARAMETERS)
 	return 1;
 }
 
+static long (*make_rows)(PARAMETERS);
+
+static long make_wide_rows(PARAMETERS) { return make_rows(a, b, 2 * c, d, e, f, g, h, i, j, k, l); }
+
 __attribute__((constructor)) static void begin(void)
 {
 	const char *path = getenv("RECORDED_DRIVER");
@@ -183,6 +187,10 @@ __attribute__((constructor)) static void begin(void)
 		real[n] = is_named(refuses, symbols[n]) ? refuse : (long (*)(PARAMETERS))dlsym(driver, symbols[n]);
 	if (getenv("RECORDED_INTERNAL"))
 		answers = internal;
+	if (getenv("RECORDED_WIDE_ROWS")) {
+		make_rows = real[ID_cuMemAllocPitch_v2];
+		real[ID_cuMemAllocPitch_v2] = make_wide_rows;
+	}
 	if (version) {
 		newest = atoi(version);
 		real[ID_cuDriverGetVersion] = tell_version;

@@ -95,6 +95,44 @@ def test_one_byte_takes_the_unit_that_the_device_loses(container):
     assert facts(container.python(PROGRAM + script))["taken"] == 512
 
 
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        'into("cuMemAlloc_v2", MIB + 1)',
+        'into("cuMemAllocPitch_v2", ctypes.byref(out()), 512, 2049, 4)',
+        'into("cuArray3DCreate_v2", ctypes.byref(Shape(512, 2049, 0, 1, 1, 0)))',
+    ],
+)
+def test_pieces_of_little_more_than_a_megabyte_are_charged_the_page_that_the_device_loses(node, container, allocate):
+    script = f"""
+class Shape(ctypes.Structure):
+    _fields_ = (("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("depth", ctypes.c_size_t), ("format", ctypes.c_int),
+                ("channels", ctypes.c_uint), ("flags", ctypes.c_uint))
+start()
+count = 0
+while {allocate}[0] == SUCCESS:
+    count += 1
+tell(count=count)
+input()
+"""
+    with container.start_python(PROGRAM + script) as program:
+        assert program.listen() == {"count": (LIMIT_MIB - CONTEXT_MIB) // PAGE_MIB}
+        assert container.line_bytes() == node.physical_used_bytes(node.uuids[0]) == LIMIT_MIB * MIB
+
+
+@pytest.mark.parametrize("name, flags", [("cuMemAlloc_v2", ""), ("cuMemAllocManaged", ", 1")])
+def test_all_that_is_free_is_granted_to_the_byte_though_it_is_no_whole_page(node, name, flags):
+    container = node.container_with(Limits((DeviceLimit(node.uuids[0], (LIMIT_MIB + 1) * MIB + 512),)))
+    script = f"""
+start()
+free = info()[0]
+results = [into("{name}", free + 1{flags})[0], into("{name}", free{flags})[0]]
+tell(free=free, results=results, left=info()[0])
+"""
+    told = facts(container.python(PROGRAM + script))
+    assert told == {"free": (LIMIT_MIB + 1 - CONTEXT_MIB) * MIB + 512, "results": [OUT_OF_MEMORY, SUCCESS], "left": 0}
+
+
 def test_a_refusal_leaves_the_output_untouched_and_does_not_reach_the_driver(node, container):
     script = f"""
 start()
@@ -135,11 +173,37 @@ pitch, address = out(), out()
 must("cuMemAllocPitch_v2", ctypes.byref(address), ctypes.byref(pitch), 4, 10000, 4)
 taken = before - info()[0]
 must("cuMemFree_v2", address.value)
-tell(taken=taken, expected=pitch.value * 10000, left=before - info()[0])
+tell(taken=taken, rows=pitch.value * 10000, left=before - info()[0])
 """
     told = facts(container.python(PROGRAM + script))
-    assert told["taken"] == told["expected"] > 40000
+    assert told["rows"] > 40000
+    assert told["taken"] == -(-told["rows"] // (PAGE_MIB * MIB)) * PAGE_MIB * MIB
     assert told["left"] == 0
+
+
+def test_rows_that_turn_out_wider_than_expected_are_charged_so_or_refused(node, tmp_path):
+    driver = tmp_path / "driver.so"
+    build_recording_driver(read_abi(), driver)
+    files = {contract.CUDA_SONAME: driver, contract.NVML_SONAME: node.build / "lib/sim" / contract.NVML_SONAME}
+    limits = [DeviceLimit(node.uuids[0], LIMIT_MIB * MIB)]
+    container = make_container(tmp_path / "wide", node.build, node.directory, limits, driver=files)
+    script = """
+def rows():
+    pitch, address = out(), out()
+    result = call("cuMemAllocPitch_v2", ctypes.byref(address), ctypes.byref(pitch), 512, 4096, 4)  # 2 MiB, if no row takes more
+    return result, pitch.value
+start()
+before = info()[0]
+steps = [(*rows(), before - info()[0])]
+must("cuMemAlloc_v2", ctypes.byref(out()), info()[0] - 2 * MIB)
+steps.append((*rows(), info()[0]))
+tell(steps=steps)
+input()
+"""
+    env = {"RECORDED_DRIVER": str(container.build / "lib/sim" / contract.CUDA_SONAME), "RECORDED_WIDE_ROWS": "1"}
+    with container.start_python(PROGRAM + script, env=env) as program:
+        assert program.listen() == {"steps": [[SUCCESS, 1024, 4 * MIB], [OUT_OF_MEMORY, 0xDEADBEEF, 2 * MIB]]}
+        assert node.physical_used_bytes(node.uuids[0]) == (LIMIT_MIB - 2) * MIB
 
 
 @pytest.mark.parametrize("name", ["cuMemAllocPitch_v2", "cuMemAllocPitch"])
@@ -613,9 +677,12 @@ steps.append(taken())
 must("cuMemFree_v2", address)
 must("cuMemPoolDestroy", pool.value)
 steps.append(taken())
-tell(steps=steps, refused=into("cuMemCreate", {LIMIT_MIB} * MIB, ctypes.byref(prop), 0)[0])
+refused = into("cuMemCreate", {LIMIT_MIB} * MIB, ctypes.byref(prop), 0)[0]
+prop.location_id = 1 << 8  # the device's second domain, which it has not
+tell(steps=steps, refused=refused, missing=into("cuMemCreate", 64 * MIB, ctypes.byref(prop), 0)[0])
 """
-    assert facts(container.python(PROGRAM + script)) == {"steps": [64 * MIB, 64 * MIB, 0], "refused": OUT_OF_MEMORY}
+    told = facts(container.python(PROGRAM + script))
+    assert told == {"steps": [64 * MIB, 64 * MIB, 0], "refused": OUT_OF_MEMORY, "missing": INVALID_VALUE}
 
 
 def test_a_managed_pool_without_a_place_is_the_current_devices(container):

@@ -92,7 +92,8 @@ tell(result=result, untouched=module == UNTOUCHED, free=info()[0])
 def test_a_module_that_turns_out_not_to_fit_is_unloaded_again(node, container):
     script = """
 start()
-must("cuMemAlloc_v2", ctypes.byref(out()), info()[0] - MIB)
+must("cuMemAlloc_v2", ctypes.byref(out()), info()[0] - 2 * MIB)
+must("cuMemAlloc_v2", ctypes.byref(out()), MIB)
 result, module = load()
 tell(result=result, untouched=module == UNTOUCHED, free=info()[0])
 sys.stdin.read()
@@ -109,7 +110,8 @@ def test_a_module_that_turns_out_not_to_fit_leaves_a_capture_valid(node, contain
     script = f"""
 from tests.fakes.kernels import capture, make_stream
 start()
-memory = alloc(info()[0] - MIB)[1]
+alloc(info()[0] - 2 * MIB)
+memory = alloc(MIB)[1]
 stream, results = make_stream(), []
 def body():
     must("cuMemsetD32Async", memory, 0, 1, stream)

@@ -47,7 +47,10 @@ def starve(on):
     ctypes.CDLL(None).starve(on)
 
 def fill(rest=0):
-    must("cuMemAlloc_v2", ctypes.byref(out()), info()[0] - rest)
+    large = (info()[0] - rest) // (2 * MIB) * 2 * MIB
+    must("cuMemAlloc_v2", ctypes.byref(out()), large)
+    if info()[0] > rest:
+        must("cuMemAlloc_v2", ctypes.byref(out()), info()[0] - rest)
 
 def current():
     context = out()
