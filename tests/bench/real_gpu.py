@@ -41,6 +41,8 @@ from tests.bench.bench_shim import CLIENT, PATHS, ROUTES
 from tests.fakes.container import LIBRARY_DIR, MIB, Container, Interposition, Program, make_container
 
 LIMIT_MIB = 8192
+PIECES = 64
+PIECES_BYTES = (1, MIB, MIB + 1, 2 * MIB + 1)
 SHARE_SECONDS = 12
 BURN_ROUNDS = 20000
 GRAPH_KERNEL_US = 500
@@ -125,8 +127,9 @@ class Run:
     # --- limits ---------------------------------------------------------------------------------------------------
 
     def paths(self) -> list[Measure]:
-        """Fill the slice by every path; beside it what NVML says the process holds, and by how much the device has less left."""
-        return [functools.partial(self._fill, kind) for kind in PATHS]
+        """Fill the slice by every path, and allocate some pieces of sizes whose cost only the driver knows; beside it what NVML says the
+        process holds, and by how much the device has less left."""
+        return [functools.partial(self._fill, kind) for kind in PATHS] + [functools.partial(self._pieces, size) for size in PIECES_BYTES]
 
     def _fill(self, kind: str) -> Iterator[Row]:
         before, container = self._device_used_bytes(), self.container()
@@ -135,6 +138,17 @@ class Run:
             used = self._device_used_bytes() - before
             held = str(answer.get("held_bytes", answer))
             yield kind, held, str(container.used_bytes()), str(self._process_bytes(program.process.pid)), str(used)
+
+    def _pieces(self, size: int) -> Iterator[Row]:
+        container = self.container()
+        with container.repl(env=self._env) as program:
+            program.ask("info")  # makes the context, which is not to count
+            pid = program.process.pid
+            device, counted, process = self._device_used_bytes(), container.used_bytes(), self._process_bytes(pid) or 0
+            for _ in range(PIECES):
+                program.ask(f"alloc alloc {size}")
+            more = container.used_bytes() - counted, (self._process_bytes(pid) or 0) - process, self._device_used_bytes() - device
+            yield f"{PIECES} pieces of {size}, more than before", str(PIECES * size), *map(str, more)
 
     def routes(self) -> list[Measure]:
         """Whether each way of finding the driver ends at the shim."""
