@@ -25,9 +25,15 @@ bool aq_driver_nvml_load(struct aq_driver_nvml *nvml)
 	void *(*open_library)(const char *, int) = find_dlopen();
 	struct aq_object object;
 
-	/* The real library, never our front: that one shows what the container may see. */
-	if (!open_library || !(open_library(NVML_DRIVER_NAME, RTLD_NOW) || open_library(NVML_SONAME, RTLD_NOW)))
+	if (!open_library)
 		return false;
+	/* By the common name first. Where our front has it, the front must be ahead of the driver's library in the loader's list: both have that
+	 * SONAME, and a program that opens NVML later is given the first. */
+	bool is_open = open_library(NVML_SONAME, RTLD_NOW) != NULL;
+	is_open |= open_library(NVML_DRIVER_NAME, RTLD_NOW) != NULL;
+	if (!is_open)
+		return false;
+	/* The real library, never our front: that one shows what the container may see. */
 	if (!aq_object_find(NVML_DRIVER_NAME, &object) && !aq_object_find(NVML_SONAME, &object))
 		return false;
 	nvml->init = (nvmlReturn_t(*)(void))aq_object_symbol(&object, "nvmlInit_v2");

@@ -104,6 +104,15 @@ tell(v1=[v1.total, v1.used, v1.free], v2=[v2.total, v2.used, v2.free, v2.reserve
     assert told["v2"] == [*told["v1"], 0]
 
 
+def test_a_program_that_opens_nvml_after_cuda_is_shown_the_share_too(node, container):
+    """The shim has opened the driver's NVML for itself by then, and the loader knows that by the same name."""
+    look = "tell(total=n.nvmlDeviceGetMemoryInfo(h).total, pids=[p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)], me=os.getpid())"
+    script = f"start()\n{NVML}{look}"
+    with node.container(LIMIT_MIB).repl():
+        told = facts(container.python(PROGRAM + script))
+    assert told == {"total": LIMIT_MIB * MIB, "pids": [told["me"]], "me": told["me"]}
+
+
 def test_nvml_lists_the_containers_own_processes_and_no_others(node, container):
     stranger = node.container(LIMIT_MIB)
     with container.repl() as first, container.repl() as second, stranger.repl():
