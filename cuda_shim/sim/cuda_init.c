@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "sim/cuda_internal.h"
 
@@ -52,6 +55,19 @@ void sim_object_delete(void *pointer)
 
 /* ---- the process's slot ---------------------------------------------------------------------------------------------- */
 
+/* A daemon listens where CUDA_MPS_PIPE_DIRECTORY says. It is only knocked at: nothing here works otherwise for its clients. */
+static bool finds_mps_daemon(void)
+{
+    const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    int length = directory ? snprintf(address.sun_path, sizeof address.sun_path, "%s/control", directory) : -1;
+    int fd = length < 0 || (size_t)length >= sizeof address.sun_path ? -1 : socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool found = fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof address) == 0;
+    if (fd >= 0)
+        close(fd);
+    return found;
+}
+
 /* Taken when something is first to be held, not at cuInit: a process that only counts devices is no client of the GPU. */
 bool sim_claim_slot(void)
 {
@@ -61,6 +77,8 @@ bool sim_claim_slot(void)
     int slot = atomic_load(&sim_cuda.slot);
     if (slot < 0) {
         slot = sim_slot_claim(sim_cuda.state);
+        if (slot >= 0)
+            atomic_store(&sim_cuda.state->slots[slot].mps_client, finds_mps_daemon());
         for (int i = 0; slot >= 0 && i < sim_cuda.n_devices; i++) {
             const struct sim_domain *domain = &sim_cuda.devices[i].domain;
             struct sim_slot_gpu *held = &sim_cuda.state->slots[slot].gpus[domain->gpu];

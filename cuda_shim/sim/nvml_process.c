@@ -131,53 +131,70 @@ static bool holding_of(const struct sim_target *t, const struct sim_process *pro
     return true;
 }
 
-static unsigned list_holdings(const struct sim_target *t, struct holding out[SIM_MAX_SLOTS])
+static bool is_mps_client(const struct sim_target *t, const struct sim_process *process)
+{
+    return atomic_load(&t->state->slots[process->slot].mps_client);
+}
+
+enum list { LIST_COMPUTE, LIST_MPS };   /* that of compute has the clients of MPS, too, as they have contexts */
+
+static unsigned list_holdings(const struct sim_target *t, enum list list, struct holding out[SIM_MAX_SLOTS])
 {
     unsigned count = 0;
     int cursor = 0;
     struct sim_process process;
     while (count < SIM_MAX_SLOTS && sim_next_process(t->state, &cursor, &process))
-        count += holding_of(t, &process, &out[count]);
+        if (list == LIST_COMPUTE || is_mps_client(t, &process))
+            count += holding_of(t, &process, &out[count]);
     return count;
 }
 
 /* The size protocol of all process lists: with too little room, the number of entries and INSUFFICIENT_SIZE. */
-static nvmlReturn_t begin_list(nvmlDevice_t device, unsigned int *count, const void *infos, struct holding holdings[SIM_MAX_SLOTS], unsigned *found)
+static nvmlReturn_t begin_list(nvmlDevice_t device, enum list list, unsigned int *count, const void *infos, struct holding holdings[SIM_MAX_SLOTS],
+                               unsigned *found)
 {
     TARGET(sim_nvml_target, device);
     REQUIRE_ARGUMENT(count && (infos || *count == 0));
     unsigned room = *count;
-    *count = *found = list_holdings(&t, holdings);
+    *count = *found = list_holdings(&t, list, holdings);
     return *found <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos)
+static nvmlReturn_t fill_v2(nvmlDevice_t device, enum list list, unsigned int *count, nvmlProcessInfo_v2_t *infos)
 {
     struct holding holdings[SIM_MAX_SLOTS];
     unsigned found;
-    nvmlReturn_t status = begin_list(device, count, infos, holdings, &found);
+    nvmlReturn_t status = begin_list(device, list, count, infos, holdings, &found);
     for (unsigned i = 0; status == NVML_SUCCESS && i < found; i++)
         infos[i] = (nvmlProcessInfo_v2_t){ .pid = holdings[i].pid, .usedGpuMemory = holdings[i].used_bytes, .gpuInstanceId = holdings[i].gpu_instance,
                                            .computeInstanceId = holdings[i].compute_instance };
     return status;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v3_t *infos)
-{
-    return nvmlDeviceGetComputeRunningProcesses_v2(device, count, infos);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos)
+static nvmlReturn_t fill_v1(nvmlDevice_t device, enum list list, unsigned int *count, nvmlProcessInfo_v1_t *infos)
 {
     struct holding holdings[SIM_MAX_SLOTS];
     unsigned found;
-    nvmlReturn_t status = begin_list(device, count, infos, holdings, &found);
+    nvmlReturn_t status = begin_list(device, list, count, infos, holdings, &found);
     for (unsigned i = 0; status == NVML_SUCCESS && i < found; i++)
         infos[i] = (nvmlProcessInfo_v1_t){ .pid = holdings[i].pid, .usedGpuMemory = holdings[i].used_bytes };
     return status;
 }
 
-/* Nobody draws and no MPS server runs on a simulated node. */
+#define PROCESS_LIST(function, fill, list, type)                                          \
+    NVML_API nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, type *infos) \
+    {                                                                                     \
+        return fill(device, list, count, infos);                                          \
+    }
+
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, fill_v1, LIST_COMPUTE, nvmlProcessInfo_v1_t)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, fill_v2, LIST_COMPUTE, nvmlProcessInfo_v2_t)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, fill_v2, LIST_COMPUTE, nvmlProcessInfo_v3_t)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, fill_v1, LIST_MPS, nvmlProcessInfo_v1_t)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, fill_v2, LIST_MPS, nvmlProcessInfo_v2_t)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, fill_v2, LIST_MPS, nvmlProcessInfo_v3_t)
+
+/* Nobody draws on a simulated node. */
 static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned int *count)
 {
     TARGET(sim_nvml_target, device);
@@ -196,9 +213,6 @@ static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned int *count)
 EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
 EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
 EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v3_t)
-EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
-EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
-EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v3_t)
 
 NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_v1_t *list)
 {
@@ -207,9 +221,10 @@ NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
     REQUIRE_ARGUMENT(list);
     REQUIRE(list->version == NVML_VERSION_WORD(nvmlProcessDetailList_v1_t, 1), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     REQUIRE_ARGUMENT(list->mode < NVML_PROCESS_MODE_MAX);
-    if (list->mode == NVML_PROCESS_MODE_GRAPHICS || list->mode == NVML_PROCESS_MODE_MPS)
+    if (list->mode == NVML_PROCESS_MODE_GRAPHICS)
         return no_processes(device, &list->numProcArrayEntries);
-    nvmlReturn_t status = begin_list(device, &list->numProcArrayEntries, list->procArray, holdings, &found);
+    enum list wanted = list->mode == NVML_PROCESS_MODE_MPS ? LIST_MPS : LIST_COMPUTE;
+    nvmlReturn_t status = begin_list(device, wanted, &list->numProcArrayEntries, list->procArray, holdings, &found);
     for (unsigned i = 0; status == NVML_SUCCESS && i < found; i++)
         list->procArray[i] = (nvmlProcessDetail_v1_t){ .pid = holdings[i].pid, .usedGpuMemory = holdings[i].used_bytes,
                                                        .gpuInstanceId = holdings[i].gpu_instance, .computeInstanceId = holdings[i].compute_instance };
@@ -241,7 +256,7 @@ static unsigned collect_process_samples(const struct sim_target *t, unsigned lon
 {
     struct holding holdings[SIM_MAX_SLOTS];
     struct span span = unseen_span(last_seen_us, DEFAULT_SAMPLE_WINDOW_NS);
-    unsigned found = list_holdings(t, holdings), count = 0;
+    unsigned found = list_holdings(t, LIST_COMPUTE, holdings), count = 0;
     for (unsigned i = 0; i < found && span.length_ns; i++) {
         uint64_t busy_ns = sim_slot_busy_ns(&t->state->slots[holdings[i].slot], t->index, inside_last_bucket(span.end_ns), span.length_ns);
         unsigned sm = percent(busy_ns, span.length_ns);

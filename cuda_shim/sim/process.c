@@ -274,6 +274,7 @@ static void fill_slot(struct sim_slot *slot)
     slot->owner_pid_namespace = me.pid_namespace;
     slot->start_time = me.start_time;
     own_name(slot->name);
+    atomic_store(&slot->mps_client, 0);
     for (uint32_t gpu = 0; gpu < SIM_MAX_GPUS; gpu++) {
         struct sim_slot_gpu *held = &slot->gpus[gpu];
         atomic_store(&held->mig_device, SIM_WHOLE_GPU);

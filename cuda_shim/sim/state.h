@@ -99,7 +99,7 @@ struct sim_slot {
     _Alignas(64) _Atomic uint32_t state;
     _Atomic uint32_t generation;                /* counts claims, so that an owner whose slot was taken away notices */
     uint32_t owner_pid;                         /* as the owner sees itself; other processes use sim_process.pid */
-    uint32_t unused;
+    _Atomic uint32_t mps_client;                /* an MPS control daemon took it; told by its libcuda */
     uint64_t owner_pid_namespace;               /* inode of /proc/self/ns/pid */
     uint64_t start_time;                        /* of the owner, in clock ticks since boot */
     char     name[SIM_PROCESS_NAME_LEN];        /* path of the executable, its end when too long */
