@@ -56,6 +56,11 @@
  * A slot whose state is not AQ_SLOT_FREE and whose lock can be acquired is dead. To look without taking part use F_OFD_GETLK.
  * Byte 0 of the file is the repair lock. Slots are never moved.
  *
+ * Names. A container may have pid namespaces within (`unshare --pid`), where a slot's `pid` is a number of its owner's alone. So the owner also
+ * holds a traditional write lock (fcntl F_SETLK) on the byte behind the one of its life: to who asks for that lock the kernel names the holder
+ * by the asker's own namespace, and by 0 where it cannot be seen. Such a lock is gone as soon as its process closes any descriptor of the
+ * file; then, and of shims that did not take it, `pid` is what there is.
+ *
  * Who reaps. The container's processes do: when one attaches, before one refuses memory, and when one asks how much is free. The agent
  * does not write counters (it has no atomic adds and need not be trusted with them): it probes with F_OFD_GETLK, leaves dead slots out of its
  * sums, and stores one word, `host_pid`, into live slots.
@@ -192,7 +197,7 @@ struct aq_virtual_row {
 
 struct aq_region_slot {
 	_Alignas(64) _Atomic uint32_t state; /* enum aq_slot_state */
-	_Atomic uint32_t pid;                /* as the container sees it */
+	_Atomic uint32_t pid;                /* as it sees itself; see Names above */
 	_Atomic uint32_t host_pid;           /* as the agent sees it; written by the agent, 0 = not known yet */
 	uint32_t reserved0;
 	_Atomic uint64_t start_ticks;        /* field 22 of /proc/<pid>/stat, tells pids apart over time */
@@ -206,6 +211,7 @@ struct aq_region_slot {
 #define AQ_REGION_VIRTUAL_OFFSET (AQ_REGION_SLOT_OFFSET + AQ_SLOT_COUNT * sizeof(struct aq_region_slot))
 #define AQ_REGION_BYTES (AQ_REGION_VIRTUAL_OFFSET + AQ_SLOT_COUNT * sizeof(struct aq_virtual_row))
 #define AQ_REPAIR_LOCK_OFFSET 0u
+#define AQ_NAMING_LOCK_OFFSET 1u /* from the slot's own lock */
 
 /* What no version will pass: larger is damage. */
 #define AQ_LIMITS_BYTES_MAX (1u << 20)

@@ -120,8 +120,9 @@ int aq_region_map(struct aq_region *region, const char *path, enum aq_region_acc
 		return aq_fault(fault, "the usage region %s is damaged: %lld bytes, want at most %u", path, (long long)bytes,
 				AQ_REGION_BYTES_MAX);
 	region->bytes = (size_t)bytes;
-	/* Mapped through another description than the one that locks: a mapping survives in forked children and would keep the lock alive. */
-	int fd = open(path, (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+	/* Mapped through another description than the one that locks: a mapping survives in forked children and would keep the lock alive. Who
+	 * only reads locks nothing, and closes nothing: that would let go of the naming lock of its process. */
+	int fd = write ? open(path, O_RDWR | O_CLOEXEC) : region->lock_fd;
 	if (fd < 0)
 		return aq_fault(fault, "cannot open the usage region %s: %s", path, strerror(errno));
 	if (write && !has_room(fd, region->bytes)) {
@@ -130,7 +131,8 @@ int aq_region_map(struct aq_region *region, const char *path, enum aq_region_acc
 				region->bytes, path);
 	}
 	void *base = mmap(NULL, region->bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
-	close(fd);
+	if (write)
+		close(fd);
 	if (base == MAP_FAILED)
 		return aq_fault(fault, "cannot map the usage region %s: %s", path, strerror(errno));
 	region->base = base;
@@ -190,6 +192,21 @@ bool aq_region_is_live(const struct aq_region *region, uint32_t index)
 	if ((int)index == region->slot_index)
 		return true;
 	return lock_command(region, F_OFD_GETLK, F_WRLCK, slot_lock(region, index), &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+static off_t naming_lock(const struct aq_region *region, uint32_t index)
+{
+	return slot_lock(region, index) + AQ_NAMING_LOCK_OFFSET;
+}
+
+uint32_t aq_region_pid(const struct aq_region *region, uint32_t index)
+{
+	struct flock lock;
+
+	/* Asked as another description would: so the lock of the caller's own process is seen, too. */
+	if (lock_command(region, F_OFD_GETLK, F_WRLCK, naming_lock(region, index), &lock) == 0 && lock.l_type != F_UNLCK && lock.l_pid >= 0)
+		return (uint32_t)lock.l_pid;
+	return atomic_load_explicit(&aq_region_slot(region, index)->pid, memory_order_relaxed);
 }
 
 /* ---- reaping: called with the slot's lock held ----------------------------------------------------------------- */
@@ -396,6 +413,8 @@ static uint64_t own_start_ticks(void)
 
 static bool take_free_slot(struct aq_region *region)
 {
+	struct flock lock;
+
 	for (uint32_t i = 0; i < region->slot_count; i++) {
 		struct aq_region_slot *slot = aq_region_slot(region, i);
 
@@ -407,6 +426,7 @@ static bool take_free_slot(struct aq_region *region)
 			atomic_store(&slot->host_pid, 0);
 			atomic_store(&slot->start_ticks, own_start_ticks());
 			atomic_store(&slot->pid, (uint32_t)getpid());
+			lock_command(region, F_SETLK, F_WRLCK, naming_lock(region, i), &lock); /* if it cannot be had, the slot's pid has to do */
 			atomic_store(&slot->state, AQ_SLOT_LIVE);
 			region->slot_index = (int)i;
 			return true;

@@ -47,6 +47,9 @@ struct aq_virtual_device *aq_region_virtual(const struct aq_region *region, uint
 /* Is the slot taken by a living process? Looks only; right for the caller's own slot too. */
 bool aq_region_is_live(const struct aq_region *region, uint32_t index);
 
+/* The pid of a living slot's process as the caller's pid namespace has it; 0 = it cannot be seen from there. One system call. */
+uint32_t aq_region_pid(const struct aq_region *region, uint32_t index);
+
 /* What a slot holds of a device. */
 uint64_t aq_slot_used_bytes(const struct aq_slot_device *device);
 /* What it holds of virtual memory; `ledger` may be NULL. */
