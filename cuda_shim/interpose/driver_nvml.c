@@ -42,6 +42,8 @@ bool aq_driver_nvml_load(struct aq_driver_nvml *nvml)
 	nvml->memory = (nvmlReturn_t(*)(nvmlDevice_t, nvmlMemory_t *))aq_object_symbol(&object, "nvmlDeviceGetMemoryInfo");
 	nvml->processes = (nvmlReturn_t(*)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *))aq_object_symbol(
 		&object, "nvmlDeviceGetComputeRunningProcesses_v3");
+	nvml->mps_processes = (nvmlReturn_t(*)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *))aq_object_symbol(
+		&object, "nvmlDeviceGetMPSComputeRunningProcesses_v3");
 	nvml->utilization = (nvmlReturn_t(*)(nvmlDevice_t, nvmlProcessUtilizationSample_t *, unsigned int *, unsigned long long))aq_object_symbol(
 		&object, "nvmlDeviceGetProcessUtilization");
 	return nvml->init && nvml->shutdown && nvml->by_uuid && nvml->memory;

@@ -12,6 +12,7 @@ struct aq_driver_nvml {
 	nvmlReturn_t (*by_uuid)(const char *, nvmlDevice_t *);
 	nvmlReturn_t (*memory)(nvmlDevice_t, nvmlMemory_t *);
 	nvmlReturn_t (*processes)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *);                                 /* may be NULL */
+	nvmlReturn_t (*mps_processes)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_v2_t *);                             /* may be NULL */
 	nvmlReturn_t (*utilization)(nvmlDevice_t, nvmlProcessUtilizationSample_t *, unsigned int *, unsigned long long); /* may be NULL */
 };
 

@@ -32,12 +32,13 @@ bool aq_measure_open(void)
 
 static uint64_t own_bytes(const struct aq_region *region, uint32_t device, nvmlDevice_t handle)
 {
-	struct aq_listed listed = { .count = AQ_LISTED_MAX };
+	struct aq_listed listed;
+	struct aq_naming naming;
 	uint64_t bytes = 0;
 
-	listed.known = nvml.processes && nvml.processes(handle, &listed.count, listed.process) == NVML_SUCCESS;
-	struct aq_naming naming = aq_naming_of(region, device, &listed);
-	for (unsigned int i = 0; listed.known && i < listed.count; i++)
+	aq_listed_ask(&listed, handle, nvml.processes, nvml.mps_processes);
+	aq_naming_learn(&naming, region, device, &listed);
+	for (unsigned int i = 0; i < listed.count; i++)
 		if (listed.process[i].usedGpuMemory != NVML_VALUE_NOT_AVAILABLE_ULL &&
 		    aq_naming_slot(&naming, listed.process[i].pid) == region->slot_index)
 			bytes += listed.process[i].usedGpuMemory;

@@ -1,11 +1,20 @@
 #include "interpose/naming.h"
 
+#include <string.h>
+
+/* Of the first entry with that pid; `count` when there is none. */
+static unsigned int place_of(const struct aq_listed *listed, unsigned int pid)
+{
+	unsigned int i = 0;
+
+	while (i < listed->count && listed->process[i].pid != pid)
+		i++;
+	return i;
+}
+
 static bool is_listed(const struct aq_listed *listed, unsigned int pid)
 {
-	for (unsigned int i = 0; i < listed->count; i++)
-		if (listed->process[i].pid == pid)
-			return true;
-	return false;
+	return place_of(listed, pid) < listed->count;
 }
 
 static bool is_taken(struct aq_region_slot *slot)
@@ -22,39 +31,70 @@ static bool should_be_listed(const struct aq_region *region, uint32_t index, uin
 	       ((int)index == region->slot_index || atomic_load_explicit(&slot->device[device].contexts, memory_order_relaxed));
 }
 
-struct aq_naming aq_naming_of(const struct aq_region *region, uint32_t device, const struct aq_listed *listed)
+void aq_listed_ask(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_processes compute, aq_nvml_processes mps)
+{
+	unsigned int count = AQ_LISTED_MAX, more;
+
+	listed->known = compute && compute(device, &count, listed->process) == NVML_SUCCESS;
+	listed->count = listed->known ? count : 0;
+	memset(listed->as, AQ_LISTED_COMPUTE, listed->count);
+	more = AQ_LISTED_MAX - listed->count;
+	if (!listed->known || !mps || mps(device, &more, listed->process + listed->count) != NVML_SUCCESS)
+		return;
+	for (unsigned int i = listed->count, end = listed->count + more; i < end; i++) {
+		unsigned int at = place_of(listed, listed->process[i].pid);
+
+		if (at < listed->count) {
+			listed->as[at] |= AQ_LISTED_MPS;
+		} else {
+			listed->as[listed->count] = AQ_LISTED_MPS;
+			listed->process[listed->count++] = listed->process[i];
+		}
+	}
+}
+
+void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, uint32_t device, const struct aq_listed *listed)
 {
 	unsigned int by_host_pid = 0, by_own_pid = 0;
 
-	for (uint32_t i = 0; listed->known && i < region->slot_count; i++) {
+	naming->region = region;
+	naming->listed = listed;
+	naming->count = 0;
+	for (uint32_t i = 0; i < region->slot_count && naming->count < AQ_SLOT_COUNT; i++) {
 		struct aq_region_slot *slot = aq_region_slot(region, i);
 		uint32_t host_pid = atomic_load_explicit(&slot->host_pid, memory_order_relaxed);
 
-		if (!host_pid || !should_be_listed(region, i, device))
+		if (!is_taken(slot))
+			continue;
+		uint32_t pid = aq_region_pid(region, i);
+		naming->taken[naming->count].slot = i;
+		naming->taken[naming->count].pid = pid;
+		naming->taken[naming->count++].host_pid = host_pid;
+		if (!listed->known || !host_pid || !should_be_listed(region, i, device))
 			continue;
 		by_host_pid += is_listed(listed, host_pid);
-		by_own_pid += is_listed(listed, atomic_load_explicit(&slot->pid, memory_order_relaxed));
+		by_own_pid += pid && is_listed(listed, pid);
 	}
-	return (struct aq_naming){ .region = region, .listed = listed, .translates = by_own_pid > by_host_pid };
+	naming->translates = by_own_pid > by_host_pid;
 }
 
-/* A pid of the container's own must be in the list too: else it is the number of a neighbour in the samples. */
-static bool is_named(const struct aq_naming *naming, struct aq_region_slot *slot, unsigned int pid)
+/* A pid of the container's own must be in the list too: else it is the number of a neighbour in the samples. Who cannot be seen from here
+ * is named by its host pid, also by a driver that translates, and then not in the list. */
+static bool is_named(const struct aq_naming *naming, uint32_t at, unsigned int pid)
 {
-	uint32_t host_pid = atomic_load_explicit(&slot->host_pid, memory_order_relaxed);
+	uint32_t own = naming->taken[at].pid, host_pid = naming->taken[at].host_pid;
 
 	if (host_pid && !naming->translates)
 		return pid == host_pid;
-	return pid == atomic_load_explicit(&slot->pid, memory_order_relaxed) && (!naming->listed->known || is_listed(naming->listed, pid));
+	if (!own)
+		return host_pid && pid == host_pid && !is_listed(naming->listed, pid);
+	return pid == own && (!naming->listed->known || is_listed(naming->listed, pid));
 }
 
 int aq_naming_slot(const struct aq_naming *naming, unsigned int pid)
 {
-	for (uint32_t i = 0; i < naming->region->slot_count; i++) {
-		struct aq_region_slot *slot = aq_region_slot(naming->region, i);
-
-		if (is_taken(slot) && is_named(naming, slot, pid))
-			return (int)i;
-	}
+	for (uint32_t i = 0; i < naming->count; i++)
+		if (is_named(naming, i, pid))
+			return (int)naming->taken[i].slot;
 	return -1;
 }

@@ -228,11 +228,32 @@ nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimi
 
 /* ---- processes ------------------------------------------------------------------------------------------------- */
 
-/* The container's processes with a context or memory on the device, as the widest of the structs has it. Returns how many; fills at most `room`. */
-static unsigned int list_processes(nvmlDevice_t device, nvmlProcessDetail_v1_t *processes, unsigned int room)
+/* What the driver lists of a device, and by which pids it does. */
+static void learn_naming(nvmlDevice_t device, uint32_t granted, struct aq_listed *listed, struct aq_naming *naming)
+{
+	aq_listed_ask(listed, device, aq_nvml.nvmlDeviceGetComputeRunningProcesses_v3, aq_nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3);
+	aq_naming_learn(naming, &container.region, granted, listed);
+}
+
+/* In which of the driver's lists a process of the container is (enum aq_listed_as). One that it does not name holds something, too. */
+static unsigned int listed_as(const struct aq_naming *naming, uint32_t slot)
+{
+	unsigned int as = 0;
+
+	for (unsigned int i = 0; i < naming->listed->count; i++)
+		if (aq_naming_slot(naming, naming->listed->process[i].pid) == (int)slot)
+			as |= naming->listed->as[i];
+	return as ? as : AQ_LISTED_COMPUTE;
+}
+
+/* Those of the container's processes with a context or memory on the device that the caller's pid namespace knows and the driver lists as
+ * `wanted`, as the widest of the structs has them. Returns how many; fills at most `room`. */
+static unsigned int list_processes(nvmlDevice_t device, unsigned int wanted, nvmlProcessDetail_v1_t *processes, unsigned int room)
 {
 	unsigned int gpu_instance = NVML_NO_INSTANCE, compute_instance = NVML_NO_INSTANCE, count = 0;
 	int granted = device_of(device);
+	struct aq_listed listed;
+	struct aq_naming naming;
 
 	if (granted < 0)
 		return 0;
@@ -240,14 +261,16 @@ static unsigned int list_processes(nvmlDevice_t device, nvmlProcessDetail_v1_t *
 		aq_nvml.nvmlDeviceGetGpuInstanceId(device, &gpu_instance);
 		aq_nvml.nvmlDeviceGetComputeInstanceId(device, &compute_instance);
 	}
-	for (uint32_t i = 0; i < container.region.slot_count; i++) {
-		struct aq_region_slot *slot = aq_region_slot(&container.region, i);
-		uint64_t used = held_by(i, granted);
+	learn_naming(device, (uint32_t)granted, &listed, &naming);
+	for (uint32_t i = 0; i < naming.count; i++) {
+		uint32_t slot = naming.taken[i].slot;
+		uint64_t used = held_by(slot, granted);
 
-		if (!(used || atomic_load(&slot->device[granted].contexts)) || !aq_region_is_live(&container.region, i))
+		if (!(used || atomic_load(&aq_region_slot(&container.region, slot)->device[granted].contexts)) || !naming.taken[i].pid ||
+		    !(listed_as(&naming, slot) & wanted) || !aq_region_is_live(&container.region, slot))
 			continue;
 		if (count < room)
-			processes[count] = (nvmlProcessDetail_v1_t){ .pid = atomic_load(&slot->pid), .usedGpuMemory = used,
+			processes[count] = (nvmlProcessDetail_v1_t){ .pid = naming.taken[i].pid, .usedGpuMemory = used,
 								      .gpuInstanceId = gpu_instance, .computeInstanceId = compute_instance };
 		count++;
 	}
@@ -255,13 +278,12 @@ static unsigned int list_processes(nvmlDevice_t device, nvmlProcessDetail_v1_t *
 }
 
 /* The way every list of NVML is handed out: with too little room, the number it takes and NVML_ERROR_INSUFFICIENT_SIZE. */
-static nvmlReturn_t hand_out(nvmlDevice_t device, unsigned int *count, void *processes, size_t stride, bool with_instances)
+static nvmlReturn_t hand_out(nvmlDevice_t device, unsigned int wanted, unsigned int *count, void *processes, size_t stride,
+			     bool with_instances)
 {
 	nvmlProcessDetail_v1_t own[AQ_SLOT_COUNT];
-	unsigned int found = list_processes(device, own, AQ_SLOT_COUNT), room = *count;
+	unsigned int found = list_processes(device, wanted, own, AQ_SLOT_COUNT), room = *count;
 
-	if (found > AQ_SLOT_COUNT)
-		found = AQ_SLOT_COUNT;
 	*count = found;
 	if (found > room)
 		return NVML_ERROR_INSUFFICIENT_SIZE;
@@ -291,19 +313,22 @@ static nvmlReturn_t hand_out(nvmlDevice_t device, unsigned int *count, void *pro
 			return result_;                                                           \
 	} while (0)
 
-#define COMPUTE_LIST(name, type, with_instances)                                                  \
+#define PROCESS_LIST(name, wanted, type, with_instances)                                          \
 	nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *processes)              \
 	{                                                                                         \
 		LIMITED_OR_RETURN(name(device, count, processes));                                \
 		JUDGED(name);                                                                     \
-		return hand_out(device, count, processes, sizeof(type), with_instances);          \
+		return hand_out(device, wanted, count, processes, sizeof(type), with_instances);  \
 	}
 
-COMPUTE_LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, false)
-COMPUTE_LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t, true)
-COMPUTE_LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_v3_t, true)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, AQ_LISTED_COMPUTE, nvmlProcessInfo_v1_t, false)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, AQ_LISTED_COMPUTE, nvmlProcessInfo_v2_t, true)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, AQ_LISTED_COMPUTE, nvmlProcessInfo_v3_t, true)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, AQ_LISTED_MPS, nvmlProcessInfo_v1_t, false)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, AQ_LISTED_MPS, nvmlProcessInfo_v2_t, true)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, AQ_LISTED_MPS, nvmlProcessInfo_v3_t, true)
 
-/* Slots are taken by CUDA, so graphics and MPS lists have nothing of the container's to show. */
+/* Slots are taken by CUDA, so the lists of graphics have nothing of the container's to show. */
 #define EMPTY_LIST(name, type)                                                                    \
 	nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *processes)              \
 	{                                                                                         \
@@ -316,9 +341,6 @@ COMPUTE_LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_v3_t, true
 EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
 EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
 EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v3_t)
-EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
-EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
-EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_v3_t)
 
 nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_v1_t *list)
 {
@@ -330,9 +352,13 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
 
 	if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE)
 		return result;
-	bool compute = list->mode == NVML_PROCESS_MODE_COMPUTE || list->mode == NVML_PROCESS_MODE_ALL;
+	static const unsigned int wanted[NVML_PROCESS_MODE_MAX] = {
+		[NVML_PROCESS_MODE_COMPUTE] = AQ_LISTED_COMPUTE,
+		[NVML_PROCESS_MODE_MPS] = AQ_LISTED_MPS,
+		[NVML_PROCESS_MODE_ALL] = AQ_LISTED_COMPUTE | AQ_LISTED_MPS,
+	};
 	unsigned int room = list->procArray ? list->numProcArrayEntries : 0;
-	unsigned int found = compute ? list_processes(device, list->procArray, room) : 0;
+	unsigned int found = list->mode < NVML_PROCESS_MODE_MAX ? list_processes(device, wanted[list->mode], list->procArray, room) : 0;
 	list->numProcArrayEntries = found;
 	return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
@@ -367,43 +393,68 @@ static bool is_whole(nvmlDevice_t device)
 	return bytes >= (memory.total - memory.reserved) / MIB * MIB;
 }
 
-/* What the driver lists of a device, and by which pids it does. */
-static struct aq_naming naming_of(nvmlDevice_t device, uint32_t granted, struct aq_listed *listed)
+/* Samples come in two forms, by two calls. Asked for none, the driver tells how many there may be. */
+struct sampling {
+	nvmlReturn_t (*ask)(nvmlDevice_t device, void *samples, unsigned int *count, unsigned long long since_us);
+	size_t stride, pid_offset;
+};
+
+static nvmlReturn_t ask_samples(nvmlDevice_t device, void *samples, unsigned int *count, unsigned long long since_us)
 {
-	listed->count = AQ_LISTED_MAX;
-	listed->known = aq_nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, &listed->count, listed->process) == NVML_SUCCESS;
-	return aq_naming_of(&container.region, granted, listed);
+	return aq_nvml.nvmlDeviceGetProcessUtilization(device, samples, count, since_us);
 }
 
-/* The pid by which the container knows the process that NVML names, or 0 when it is none of its own. */
-static unsigned int own_pid(const struct aq_naming *naming, unsigned int pid)
+static nvmlReturn_t ask_infos(nvmlDevice_t device, void *infos, unsigned int *count, unsigned long long since_us)
 {
-	int slot = aq_naming_slot(naming, pid);
+	nvmlProcessesUtilizationInfo_v1_t info = {
+		.version = NVML_VERSION_WORD(nvmlProcessesUtilizationInfo_v1_t, 1),
+		.processSamplesCount = *count,
+		.lastSeenTimeStamp = since_us,
+		.procUtilArray = infos,
+	};
+	nvmlReturn_t result = aq_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, &info);
 
-	if (slot < 0 || !aq_region_is_live(&container.region, (uint32_t)slot))
-		return 0;
-	return atomic_load(&aq_region_slot(&container.region, (uint32_t)slot)->pid);
+	*count = info.processSamplesCount;
+	return result;
 }
 
-/* All samples of the device, in an array the caller frees; NVML_SUCCESS with none when there are none. */
-static nvmlReturn_t all_samples(nvmlDevice_t device, unsigned long long since_us, nvmlProcessUtilizationSample_t **samples, unsigned int *count)
+static const struct sampling of_samples = {
+	.ask = ask_samples,
+	.stride = sizeof(nvmlProcessUtilizationSample_t),
+	.pid_offset = offsetof(nvmlProcessUtilizationSample_t, pid),
+};
+static const struct sampling of_infos = {
+	.ask = ask_infos,
+	.stride = sizeof(nvmlProcessUtilizationInfo_v1_t),
+	.pid_offset = offsetof(nvmlProcessUtilizationInfo_v1_t, pid),
+};
+
+static unsigned int *pid_at(const struct sampling *form, void *samples, unsigned int at)
+{
+	return (unsigned int *)(void *)((char *)samples + at * form->stride + form->pid_offset);
+}
+
+/* All samples of the device, in an array the caller frees; NVML_SUCCESS with none when there are none. Never in the application's own
+ * array: those of neighbours would be left in it. */
+static nvmlReturn_t all_samples(const struct sampling *form, nvmlDevice_t device, unsigned long long since_us, void **samples,
+				unsigned int *count)
 {
 	nvmlReturn_t result;
 
 	*samples = NULL;
-	*count = 0;
 	do { /* again when processes came between asking how many and asking for them */
 		free(*samples);
 		*samples = NULL;
-		result = aq_nvml.nvmlDeviceGetProcessUtilization(device, NULL, count, since_us);
+		*count = 0;
+		result = form->ask(device, NULL, count, since_us);
 		if (result == NVML_ERROR_NOT_FOUND || (result == NVML_SUCCESS && !*count))
 			return NVML_SUCCESS;
 		if (result != NVML_ERROR_INSUFFICIENT_SIZE)
 			return result;
-		*samples = calloc(*count + 1, sizeof(**samples));
+		*samples = calloc(*count + 1, form->stride);
 		if (!*samples)
 			return NVML_ERROR_MEMORY;
-		result = aq_nvml.nvmlDeviceGetProcessUtilization(device, *samples, count, since_us);
+		result = form->ask(device, *samples, count, since_us);
 	} while (result == NVML_ERROR_INSUFFICIENT_SIZE);
 	if (result == NVML_SUCCESS)
 		return result;
@@ -413,79 +464,76 @@ static nvmlReturn_t all_samples(nvmlDevice_t device, unsigned long long since_us
 	return result == NVML_ERROR_NOT_FOUND ? NVML_SUCCESS : result;
 }
 
-/* The container's own samples, its own pids in them. */
-static nvmlReturn_t own_samples(nvmlDevice_t device, unsigned long long since_us, nvmlProcessUtilizationSample_t **samples, unsigned int *count)
+/* The container's own samples, with the process's slot for its pid: not every process of it need have a pid in the caller's namespace. */
+static nvmlReturn_t own_samples(const struct sampling *form, nvmlDevice_t device, unsigned long long since_us, void **samples,
+				unsigned int *count)
 {
-	nvmlReturn_t result = all_samples(device, since_us, samples, count);
+	nvmlReturn_t result = all_samples(form, device, since_us, samples, count);
 	int granted = device_of(device);
 	struct aq_listed listed;
+	struct aq_naming naming;
 	unsigned int kept = 0;
 
 	if (result == NVML_SUCCESS && *count && granted >= 0) {
-		struct aq_naming naming = naming_of(device, (uint32_t)granted, &listed);
-
+		learn_naming(device, (uint32_t)granted, &listed, &naming);
 		for (unsigned int i = 0; i < *count; i++) {
-			unsigned int pid = own_pid(&naming, (*samples)[i].pid);
+			int slot = aq_naming_slot(&naming, *pid_at(form, *samples, i));
 
-			if (pid) {
-				(*samples)[kept] = (*samples)[i];
-				(*samples)[kept++].pid = pid;
-			}
+			if (slot < 0 || !aq_region_is_live(&container.region, (uint32_t)slot))
+				continue;
+			memmove((char *)*samples + kept * form->stride, (char *)*samples + i * form->stride, form->stride);
+			*pid_at(form, *samples, kept++) = (unsigned int)slot;
 		}
 	}
 	*count = kept;
 	return result;
 }
 
-nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,
-					     unsigned long long since_us)
+/* The container's own samples, by the pids of the caller's namespace; what that does not know is left out. */
+static nvmlReturn_t hand_out_samples(const struct sampling *form, nvmlDevice_t device, unsigned long long since_us, void *to,
+				     unsigned int *count)
 {
-	nvmlProcessUtilizationSample_t *own;
-	unsigned int found, room = count ? *count : 0;
+	unsigned int found, seen = 0, room = *count;
+	void *own;
+	nvmlReturn_t result = own_samples(form, device, since_us, &own, &found);
 
-	LIMITED_OR_RETURN(nvmlDeviceGetProcessUtilization(device, samples, count, since_us));
-	if (!count)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	nvmlReturn_t result = own_samples(device, since_us, &own, &found);
+	for (unsigned int i = 0; result == NVML_SUCCESS && i < found; i++) {
+		unsigned int pid = aq_region_pid(&container.region, *pid_at(form, own, i));
+
+		if (!pid)
+			continue;
+		memmove((char *)own + seen * form->stride, (char *)own + i * form->stride, form->stride);
+		*pid_at(form, own, seen++) = pid;
+	}
 	if (result == NVML_SUCCESS) {
-		*count = found;
-		if (!found)
+		*count = seen;
+		if (!seen)
 			result = NVML_ERROR_NOT_FOUND;
-		else if (!samples || found > room)
+		else if (!to || seen > room)
 			result = NVML_ERROR_INSUFFICIENT_SIZE;
 		else
-			memcpy(samples, own, found * sizeof(*samples));
+			memcpy(to, own, seen * form->stride);
 	}
 	free(own);
 	return result;
 }
 
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,
+					     unsigned long long since_us)
+{
+	LIMITED_OR_RETURN(nvmlDeviceGetProcessUtilization(device, samples, count, since_us));
+	return count ? hand_out_samples(&of_samples, device, since_us, samples, count) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
 nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *info)
 {
 	LIMITED_OR_RETURN(nvmlDeviceGetProcessesUtilizationInfo(device, info));
-	if (!info)
-		return aq_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, info);
-	unsigned int room = info->processSamplesCount, kept = 0;
-	int granted = device_of(device);
-	struct aq_listed listed;
-	nvmlReturn_t result = aq_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, info);
-
 	/* The room is asked for by the number of all processes; that much the container may know. */
-	if (result == NVML_SUCCESS && info->procUtilArray && granted >= 0) {
-		struct aq_naming naming = naming_of(device, (uint32_t)granted, &listed);
-
-		for (unsigned int i = 0; i < info->processSamplesCount && i < room; i++) {
-			unsigned int pid = own_pid(&naming, info->procUtilArray[i].pid);
-
-			if (pid) {
-				info->procUtilArray[kept] = info->procUtilArray[i];
-				info->procUtilArray[kept++].pid = pid;
-			}
-		}
-	}
-	if (result == NVML_SUCCESS)
-		info->processSamplesCount = kept;
-	return result;
+	if (!info || !info->procUtilArray || !info->processSamplesCount)
+		return aq_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, info);
+	if (info->version != NVML_VERSION_WORD(nvmlProcessesUtilizationInfo_v1_t, 1))
+		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+	return hand_out_samples(&of_infos, device, info->lastSeenTimeStamp, info->procUtilArray, &info->processSamplesCount);
 }
 
 static unsigned int at_most_100(unsigned int percent)
@@ -514,15 +562,17 @@ static unsigned long long wall_clock_us(void)
 /* The sum of the container's processes; without the driver's samples of processes, nothing: the whole card's figure tells of neighbours. */
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
-	nvmlProcessUtilizationSample_t *own;
 	nvmlUtilization_t sum = { 0 };
 	unsigned int found;
+	void *samples;
 
 	LIMITED_OR_RETURN(nvmlDeviceGetUtilizationRates(device, utilization));
 	nvmlReturn_t result = utilization ? aq_nvml.nvmlDeviceGetUtilizationRates(device, &sum) : NVML_ERROR_INVALID_ARGUMENT;
 	if (result != NVML_SUCCESS)
 		return result;
-	if (own_samples(device, wall_clock_us() - UTILIZATION_WINDOW_US, &own, &found) == NVML_SUCCESS) {
+	if (own_samples(&of_samples, device, wall_clock_us() - UTILIZATION_WINDOW_US, &samples, &found) == NVML_SUCCESS) {
+		const nvmlProcessUtilizationSample_t *own = samples;
+
 		sum = (nvmlUtilization_t){ 0 };
 		for (unsigned int i = 0; i < found; i++) {
 			if (is_newest(own, found, i)) {
@@ -530,7 +580,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 				sum.memory = at_most_100(sum.memory + own[i].memUtil);
 			}
 		}
-		free(own);
+		free(samples);
 	} else if (!is_whole(device)) {
 		return NVML_ERROR_NOT_SUPPORTED;
 	}

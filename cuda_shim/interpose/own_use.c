@@ -10,6 +10,7 @@ static _Atomic bool busy; /* one thread at a time; another has no need to wait f
 static struct aq_driver_nvml nvml;
 static enum { UNTRIED, READY, ABSENT } state;
 static struct aq_listed listed;
+static struct aq_naming naming;
 static struct {
 	nvmlDevice_t handle;
 	bool known;
@@ -25,15 +26,8 @@ static bool ready(const char *uuid, int device)
 	return state == READY && devices[device].known;
 }
 
-static void list(nvmlDevice_t device)
-{
-	listed.count = AQ_LISTED_MAX;
-	listed.known = nvml.processes && nvml.processes(device, &listed.count, listed.process) == NVML_SUCCESS;
-}
-
 /* Sum over our processes of each one's mean over its new samples; 65536 = the whole device. */
-static bool sum_of_ours(const struct aq_naming *naming, const nvmlProcessUtilizationSample_t *samples, unsigned int count, int device,
-			uint32_t *share_q16)
+static bool sum_of_ours(const nvmlProcessUtilizationSample_t *samples, unsigned int count, int device, uint32_t *share_q16)
 {
 	unsigned long long newest = devices[device].seen_us;
 	bool any = false;
@@ -42,7 +36,7 @@ static bool sum_of_ours(const struct aq_naming *naming, const nvmlProcessUtiliza
 	for (unsigned int i = 0; i < count; i++) {
 		unsigned int sum = 0, same = 0, earlier = 0;
 
-		if (samples[i].timeStamp <= devices[device].seen_us || aq_naming_slot(naming, samples[i].pid) < 0)
+		if (samples[i].timeStamp <= devices[device].seen_us || aq_naming_slot(&naming, samples[i].pid) < 0)
 			continue;
 		for (unsigned int j = 0; j < count; j++)
 			if (samples[j].pid == samples[i].pid && samples[j].timeStamp > devices[device].seen_us) {
@@ -70,9 +64,9 @@ bool aq_own_use(const struct aq_region *region, const char *uuid, int device, ui
 	bool told = ready(uuid, device) &&
 		    nvml.utilization(devices[device].handle, samples, &count, devices[device].seen_us) == NVML_SUCCESS;
 	if (told) {
-		list(devices[device].handle);
-		struct aq_naming naming = aq_naming_of(region, (uint32_t)device, &listed);
-		told = sum_of_ours(&naming, samples, count, device, share_q16);
+		aq_listed_ask(&listed, devices[device].handle, nvml.processes, nvml.mps_processes);
+		aq_naming_learn(&naming, region, (uint32_t)device, &listed);
+		told = sum_of_ours(samples, count, device, share_q16);
 	}
 	atomic_store_explicit(&busy, false, memory_order_release);
 	if (*share_q16 > ALL_OF_IT)

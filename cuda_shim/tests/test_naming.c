@@ -30,8 +30,9 @@ static void lists(unsigned int count, const unsigned int *pids)
 
 static int slot_of(unsigned int pid)
 {
-	struct aq_naming naming = aq_naming_of(&region, DEVICE, &listed);
+	struct aq_naming naming;
 
+	aq_naming_learn(&naming, &region, DEVICE, &listed);
 	return aq_naming_slot(&naming, pid);
 }
 
@@ -107,6 +108,80 @@ static void who_makes_its_first_context_knows_its_own_pid(void)
 	CHECK(slot_of(7) == 0);
 }
 
+#define UNSEEN 0 /* the pid of a process in a namespace that the caller cannot look into */
+
+static void who_cannot_be_seen_is_named_by_its_host_pid_in_samples_alone(void)
+{
+	process(0, 7, 4007, 1);
+	process(1, UNSEEN, 4008, 1);
+	process(2, UNSEEN, 0, 1);
+	LISTS(7); /* translated, and who cannot be seen left out */
+	CHECK(slot_of(7) == 0);
+	CHECK(slot_of(4008) == 1);
+	CHECK(slot_of(4007) == -1);
+	CHECK(slot_of(UNSEEN) == -1);
+	process(3, 4008, 4009, 1);
+	LISTS(7, 4008); /* listed, so it is the pid of one that can be seen */
+	CHECK(slot_of(4008) == 3);
+}
+
+/* ---- the driver's two lists ------------------------------------------------------------------------------------ */
+
+static nvmlReturn_t answer(unsigned int *count, nvmlProcessInfo_v2_t *processes, unsigned int first, unsigned int many)
+{
+	unsigned int room = *count;
+
+	*count = many;
+	for (unsigned int i = 0; i < many && many <= room; i++)
+		processes[i] = (nvmlProcessInfo_v2_t){ .pid = first + i, .usedGpuMemory = (first + i) * MIB };
+	return many <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+static nvmlReturn_t seven_and_eight(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *processes)
+{
+	(void)device;
+	return answer(count, processes, 7, 2);
+}
+
+static nvmlReturn_t eight_and_nine(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *processes)
+{
+	(void)device;
+	return answer(count, processes, 8, 2);
+}
+
+static nvmlReturn_t too_many(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *processes)
+{
+	(void)device;
+	return answer(count, processes, 1, AQ_LISTED_MAX + 1);
+}
+
+static void a_client_of_mps_is_listed_once_whatever_lists_it_is_in(void)
+{
+	aq_listed_ask(&listed, NULL, seven_and_eight, eight_and_nine);
+	CHECK(listed.known && listed.count == 3);
+	for (unsigned int i = 0; i < 3; i++)
+		CHECK(listed.process[i].pid == 7 + i && listed.process[i].usedGpuMemory == (7 + i) * MIB);
+	CHECK(listed.as[0] == AQ_LISTED_COMPUTE && listed.as[1] == (AQ_LISTED_COMPUTE | AQ_LISTED_MPS) && listed.as[2] == AQ_LISTED_MPS);
+	process(0, 9, 0, 1);
+	CHECK(slot_of(9) == 0);
+}
+
+static void without_a_list_of_mps_that_of_compute_is_all(void)
+{
+	aq_listed_ask(&listed, NULL, seven_and_eight, NULL);
+	CHECK(listed.known && listed.count == 2);
+	aq_listed_ask(&listed, NULL, seven_and_eight, too_many);
+	CHECK(listed.known && listed.count == 2);
+}
+
+static void without_the_list_of_compute_nothing_is_known(void)
+{
+	aq_listed_ask(&listed, NULL, NULL, eight_and_nine);
+	CHECK(!listed.known && listed.count == 0);
+	aq_listed_ask(&listed, NULL, too_many, eight_and_nine);
+	CHECK(!listed.known && listed.count == 0);
+}
+
 int main(void)
 {
 	static void (*const tests[])(void) = {
@@ -117,6 +192,10 @@ int main(void)
 		without_the_agent_the_namespaces_may_be_the_same,
 		without_a_list_the_host_pid_is_believed,
 		who_makes_its_first_context_knows_its_own_pid,
+		who_cannot_be_seen_is_named_by_its_host_pid_in_samples_alone,
+		a_client_of_mps_is_listed_once_whatever_lists_it_is_in,
+		without_a_list_of_mps_that_of_compute_is_all,
+		without_the_list_of_compute_nothing_is_known,
 	};
 
 	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {

@@ -165,13 +165,16 @@ class Container:
     def client(self, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = "") -> Answer:
         return self.run([self.build / CLIENT, *arguments], env, stdin)
 
-    def python(self, script: str, *, env: Mapping[str, str] | None = None) -> Answer:
-        """Run a Python program that knows this source tree and nothing of the shim."""
-        return self.run([sys.executable, "-c", script], {"PYTHONPATH": str(SOURCE_TREE), **(env or {})})
+    def python(self, script: str, *, env: Mapping[str, str] | None = None, behind: Sequence[str] = ()) -> Answer:
+        """Run a Python program that knows this source tree and nothing of the shim.
 
-    def start_python(self, script: str, *, env: Mapping[str, str] | None = None) -> Program:
+        Args: behind: a command that runs it, such as ``unshare`` and its options.
+        """
+        return self.run([*behind, sys.executable, "-c", script], {"PYTHONPATH": str(SOURCE_TREE), **(env or {})})
+
+    def start_python(self, script: str, *, env: Mapping[str, str] | None = None, behind: Sequence[str] = ()) -> Program:
         """The same, steered: it tells on stdout and listens on stdin."""
-        return self.start([sys.executable, "-c", script], {"PYTHONPATH": str(SOURCE_TREE), **(env or {})})
+        return self.start([*behind, sys.executable, "-c", script], {"PYTHONPATH": str(SOURCE_TREE), **(env or {})})
 
     def start(self, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> Program:
         process = subprocess.Popen(

@@ -1,0 +1,26 @@
+"""Programs in a pid namespace of their own, as a container's programs may start them."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.container import Program
+
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""What is started behind these words has pid 1 of a new namespace, and a /proc that shows no other."""
+
+
+def unshare_or_skip() -> tuple[str, ...]:
+    tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
+    if "not permitted" in tried.stderr:
+        pytest.skip(f"no pid namespace may be made here: {tried.stderr.strip()}")
+    tried.check_returncode()
+    return UNSHARE
+
+
+def pid_of_first(program: Program) -> int:
+    """The pid, as this process sees it, of the first process in the namespace that a program behind UNSHARE made."""
+    pid = program.process.pid
+    [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
