@@ -120,7 +120,7 @@ input()
         assert container.line_bytes() == node.physical_used_bytes(node.uuids[0]) == LIMIT_MIB * MIB
 
 
-@pytest.mark.parametrize("name, flags", [("cuMemAlloc_v2", ""), ("cuMemAllocManaged", ", 1")])
+@pytest.mark.parametrize(("name", "flags"), [("cuMemAlloc_v2", ""), ("cuMemAllocManaged", ", 1")])
 def test_all_that_is_free_is_granted_to_the_byte_though_it_is_no_whole_page(node, name, flags):
     container = node.container_with(Limits((DeviceLimit(node.uuids[0], (LIMIT_MIB + 1) * MIB + 512),)))
     script = f"""
