@@ -7,6 +7,7 @@
 
 #include "account/account.h"
 #include "interpose/allocations.h"
+#include "interpose/capture.h"
 #include "interpose/context.h"
 #include "interpose/deferred.h"
 #include "interpose/latch.h"
@@ -82,6 +83,7 @@ static void after_fork_in_child(void)
 	attached = false;
 	atomic_store(&aq_mode_word, AQ_UNDECIDED);
 	aq_latches_held = 0;
+	aq_captures_forget();
 	aq_pace_forget();
 	aq_region_forget(&container.region);
 	aq_limits_unmap(&container.limits);

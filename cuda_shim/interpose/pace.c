@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "interpose/capture.h"
 #include "interpose/context.h"
 #include "interpose/driver.h"
 #include "interpose/gate.h"
@@ -91,7 +92,6 @@ static __thread int64_t free_given; /* what it was when the thread came by */
 static struct aq_limits *limits;
 static const struct aq_region *region;
 static struct aq_node_pages *node;
-static _Atomic int captures;
 static __thread struct payer *this_payer;
 
 static int64_t now_ns(void)
@@ -204,18 +204,6 @@ void aq_pace_pass(void)
 	atomic_store_explicit(&aq_pace_watched, &nothing_to_watch, memory_order_relaxed);
 }
 
-void aq_pace_capturing(int change)
-{
-	/* A capture that ends without cuStreamEndCapture leaves the count high: then nothing is timed, and launches still pay. */
-	if (atomic_fetch_add(&captures, change) + change < 0)
-		atomic_store(&captures, 0);
-}
-
-bool aq_pace_is_capturing(void)
-{
-	return atomic_load_explicit(&captures, memory_order_relaxed) > 0;
-}
-
 /* ---- samples --------------------------------------------------------------------------------------------------- */
 
 /* Learn from a sample that has finished. With the gate held, in a relaxed thread. */
@@ -236,9 +224,9 @@ static void harvest_one(struct pacer *pacer, struct aq_sample *sample)
 
 static void harvest(struct pacer *pacer)
 {
-	if (atomic_load_explicit(&captures, memory_order_relaxed) || aq_latch_is_inside())
+	if (aq_latch_is_inside())
 		return;
-	CUstreamCaptureMode mode = aq_relax(); /* one may begin at any moment */
+	CUstreamCaptureMode mode = aq_relax();
 	aq_latch_enter(&pacer->gate);
 	for (unsigned i = 0; i < SAMPLES; i++)
 		if (pacer->samples[i].state == SAMPLE_PENDING && !pacer->samples[i].endings)
@@ -634,7 +622,7 @@ static void wait_for_progress(int device, uint32_t part, int64_t cost_ns)
 	struct pacer *pacer = &pacers[device];
 	int64_t finished = -1, until = 0;
 
-	while (!aq_in_flight_has_room(&pacer->flight, part, cost_ns) && !atomic_load_explicit(&captures, memory_order_relaxed)) {
+	while (!aq_in_flight_has_room(&pacer->flight, part, cost_ns)) {
 		int64_t now = now_ns(), before = finished;
 
 		finished = atomic_load_explicit(&pacer->flight.finished_ns, memory_order_relaxed);
@@ -671,7 +659,7 @@ static void fetch_for_turn(const struct aq_place *place, const struct aq_work *w
 	uint64_t turn = atomic_load_explicit(&pacer->turn, memory_order_relaxed);
 	uint64_t fetched = atomic_load_explicit(&pacer->fetched_turn, memory_order_relaxed);
 
-	if (__builtin_expect(!turn || turn == fetched || atomic_load_explicit(&captures, memory_order_relaxed), 1))
+	if (__builtin_expect(!turn || turn == fetched, 1))
 		return;
 	if (atomic_compare_exchange_strong(&pacer->fetched_turn, &fetched, turn))
 		aq_prefetch(place, work->stream, work->per_thread, room_for_virtual(place->device));
@@ -725,21 +713,10 @@ static __attribute__((noinline)) void refill_credit(struct payer *payer, int dev
 	payer->launches[device] = 0;
 }
 
-static bool is_captured(const struct aq_work *work)
-{
-	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-
-	if (!atomic_load_explicit(&captures, memory_order_relaxed))
-		return false;
-	CUresult result = work->per_thread ? aq_cuda.cuStreamIsCapturing_ptsz(work->stream, &status)
-					   : aq_cuda.cuStreamIsCapturing(work->stream, &status);
-	return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
 /* From inside a latch nothing is timed: a launch that begins there ends there. */
 static bool wants_sample(struct pacer *pacer, struct aq_cost_entry *cost)
 {
-	if (atomic_load_explicit(&captures, memory_order_relaxed) || aq_latch_is_inside())
+	if (aq_latch_is_inside())
 		return false;
 	bool wanted = cost && aq_cost_wants_sample(cost);
 	return wanted || atomic_load_explicit(&pacer->flight.submitted_ns, memory_order_relaxed) -
@@ -782,7 +759,7 @@ static int device_to_pay(const struct aq_work *work)
 {
 	if (__builtin_expect(aq_limits_changed(limits), 0))
 		look_at_limits();
-	int device = is_captured(work) ? AQ_NO_DEVICE : aq_device_of_stream(work->stream);
+	int device = aq_is_captured(work->stream, work->per_thread) ? AQ_NO_DEVICE : aq_device_of_stream(work->stream);
 	if (__builtin_expect(aq_pace_free_left != free_given, 0))
 		count_free(device);
 	if (device < 0 || !is_paced(&limits->device[device]))
@@ -842,7 +819,6 @@ void aq_pace_forget(void)
 {
 	atomic_store(&aq_pace_seen, NEVER_FREE);
 	atomic_store(&aq_pace_watched, &nothing_to_watch);
-	atomic_store(&captures, 0);
 	free_given = aq_pace_free_left = 0;
 	this_payer = NULL; /* its credit stays the parent's */
 	for (unsigned i = 0; i < PAYERS; i++)

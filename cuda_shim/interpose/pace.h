@@ -5,8 +5,8 @@
  * container's bucket (limit/bucket.h) in pieces, and waits when the bucket is empty. Some launches are timed with the driver's own events; the
  * same events tell how much is still in flight, which is bounded so that a pause or a lower limit acts soon.
  *
- * Nothing is timed, queried or waited for while a stream of the process is being captured, and a query that meets one that just began does
- * not invalidate it (relax.h). Every wait has an end, whatever the region or the device say. */
+ * Nothing is paid or timed in a stream that is captured (capture.h), and what is asked meanwhile invalidates no capture (relax.h). Every wait has
+ * an end, whatever the region or the device say. */
 #ifndef AQ_INTERPOSE_PACE_H
 #define AQ_INTERPOSE_PACE_H
 
@@ -71,10 +71,5 @@ void aq_pace_context_ending(const struct aq_ending *ending);
 void aq_pace_context_ended(const struct aq_ending *ending, bool has_ended);
 /* In a forked child. */
 void aq_pace_forget(void);
-
-/* A stream of the process began or ended to be captured. */
-void aq_pace_capturing(int change);
-/* Is any? Then nothing may be asked of a stream or an event. */
-bool aq_pace_is_capturing(void);
 
 #endif

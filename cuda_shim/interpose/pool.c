@@ -1,21 +1,10 @@
 /* Stream-ordered memory and its pools. What counts is what the driver has reserved for a pool, not what the program asked of it. */
 #include "interpose/allocations.h"
+#include "interpose/capture.h"
 #include "interpose/deferred.h"
 #include "interpose/driver.h"
 #include "interpose/reservoir.h"
 #include "shim.h"
-
-/* ---- capture --------------------------------------------------------------------------------------------------- */
-
-/* A stream under capture builds a graph; its memory is taken when the graph is launched (launch.c). */
-static bool is_capturing(CUstream stream, bool per_thread)
-{
-	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-	CUresult result = per_thread ? aq_cuda.cuStreamIsCapturing_ptsz(stream, &status) : aq_cuda.cuStreamIsCapturing(stream, &status);
-
-	/* CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the legacy stream while another is captured; the driver refuses the call by itself. */
-	return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
 
 /* ---- allocating ------------------------------------------------------------------------------------------------ */
 
@@ -87,7 +76,8 @@ static CUresult allocate_async(CUdeviceptr *address, struct async_call *call)
 		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
 	if (aq_reservoir_is_ending(call->pool))
 		return CUDA_ERROR_INVALID_VALUE; /* as from the driver, which has not been told yet */
-	if (!is_capturing(call->stream, call->per_thread)) {
+	/* A captured stream builds a graph; its memory is taken when the graph is launched (launch.c). */
+	if (!aq_capture_holds(call->stream, call->per_thread)) {
 		bool placed = pool || (aq_place_of_stream(call->stream, &place) && aq_cuda.cuDeviceGetMemPool(&pool, place.ordinal) == CUDA_SUCCESS);
 		reservoir = placed ? aq_reservoir_of_pool(pool) : NULL;
 	}
@@ -141,7 +131,7 @@ static void keep_charged(const struct aq_entry *held)
 static CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread)
 {
 	struct aq_entry held;
-	bool capturing = is_capturing(stream, per_thread);
+	bool capturing = aq_capture_holds(stream, per_thread);
 	bool known = aq_map_take(&aq_pointers, address, &held);
 	CUresult result = per_thread ? aq_cuda.cuMemFreeAsync_ptsz(address, stream) : aq_cuda.cuMemFreeAsync(address, stream);
 

@@ -4,6 +4,7 @@
 
 #include "interpose/allocations.h"
 #include "interpose/driver.h"
+#include "interpose/relax.h"
 
 #define LEAST_BYTES ((uint64_t)2 << 20) /* what the driver moves at once; below it a call costs as much as the faults */
 #define BLOCKS_MAX 1024u                /* each is a call of some microseconds, before a launch */
@@ -44,6 +45,7 @@ void aq_prefetch(const struct aq_place *place, CUstream stream, bool per_thread,
 	size_t count = blocks ? aq_map_list(&aq_pointers, is_worth_moving, &wanted, blocks, BLOCKS_MAX) : 0;
 	CUresult result = CUDA_SUCCESS;
 
+	CUstreamCaptureMode mode = aq_relax();
 	/* A block that another thread frees meanwhile is no longer the driver's, and it says so; the device may also be one that cannot. */
 	for (size_t i = 0; i < count && result != CUDA_ERROR_INVALID_DEVICE; i++) {
 		if (blocks[i].bytes > room_bytes || !belongs_here(&blocks[i], place->ordinal))
@@ -51,5 +53,6 @@ void aq_prefetch(const struct aq_place *place, CUstream stream, bool per_thread,
 		result = move(&blocks[i], place->ordinal, stream, per_thread);
 		room_bytes -= result == CUDA_SUCCESS ? blocks[i].bytes : 0;
 	}
+	aq_restrict(mode);
 	free(blocks);
 }

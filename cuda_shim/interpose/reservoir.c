@@ -6,8 +6,8 @@
 
 #include "account/account.h"
 #include "interpose/allocations.h"
+#include "interpose/capture.h"
 #include "interpose/driver.h"
-#include "interpose/pace.h"
 #include "interpose/relax.h"
 #include "shim.h"
 
@@ -277,7 +277,7 @@ static void visit(int device, bool trim)
 
 void aq_reservoirs_return_overdrawn(void)
 {
-	if (!atomic_load_explicit(&overdrawn_count, memory_order_relaxed) || aq_latch_is_inside() || aq_pace_is_capturing())
+	if (!atomic_load_explicit(&overdrawn_count, memory_order_relaxed) || aq_latch_is_inside())
 		return;
 	for (struct aq_reservoir *r = first(); r; r = r->next)
 		if (atomic_load(&r->overdrawn))
@@ -498,7 +498,7 @@ void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread
 	set_freed(r, true);
 	leave(r);
 	settle_one(r, true);
-	for (unsigned i = 0; i < REST_LOOKS && atomic_load(&r->overdrawn) && !aq_pace_is_capturing(); i++) {
+	for (unsigned i = 0; i < REST_LOOKS && atomic_load(&r->overdrawn) && !aq_is_captured(stream, per_thread); i++) {
 		if (is_at_rest(stream, per_thread)) {
 			observe(stream, per_thread);
 			settle_one(r, true);

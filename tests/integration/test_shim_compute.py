@@ -742,6 +742,41 @@ tell(nodes=count.value)
     assert answer.last["nodes"] == 1
 
 
+LEFT_CAPTURES = {
+    "its stream is destroyed": "must('cuStreamDestroy_v2', left)",
+    "its context is destroyed": "must('cuCtxDestroy_v2', other)",
+    "its primary context is reset": "must('cuDevicePrimaryCtxReset_v2', 0)",
+    "never": "",
+}
+ENDLESS = """
+start()
+other = out()
+if OTHER:
+    must("cuCtxCreate_v2", ctypes.byref(other), 0, 0)
+left = make_stream()
+must("cuStreamBeginCapture_v2", left, THREAD_LOCAL)
+END
+use(0)
+function, stream = load(), make_stream()
+for _ in range(4):
+    second, done = time.monotonic() + 1, 0
+    while time.monotonic() < second:
+        spin(function, 4000, stream)
+        must("cuStreamSynchronize", stream)
+        done += 4000
+    tell(share=100 * done / 1e6)
+"""
+
+
+@pytest.mark.parametrize("end", LEFT_CAPTURES.values(), ids=LEFT_CAPTURES.keys())
+def test_a_capture_that_the_program_does_not_end_leaves_the_ceiling_in_force(node, end):
+    """Kernels that cost eighty times what is taken for unknown ones: without timing them the ceiling is passed."""
+    script = ENDLESS.replace("END\n", end + "\n").replace("OTHER", str("other" in end))
+    answer = tenant(node, 25).python(PROGRAM + script)
+    assert answer.status == 0, answer.stderr
+    assert_held([event["share"] for event in answer.events[-3:]], 25)
+
+
 def test_what_is_paid_is_what_the_container_is_told_it_used(node):
     """busy_ns of the region is close to the work done, and launches are counted to within what a thread keeps for itself."""
     container = tenant(node, 50)
