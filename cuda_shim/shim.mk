@@ -73,12 +73,13 @@ $(OUT)/tests/test_gate: $(call shim_objects,tests/test_gate tests/support interp
 
 TESTS += $(OUT)/tests/test_gate
 
-# Runs the built front on the built simulated driver, as a program in a container would.
-$(OUT)/tests/test_front_threads: $(call shim_objects,tests/test_front_threads tests/unpacked tests/support)
+# Run the built front on the built simulated driver, as a program in a container would.
+FRONT_TESTS := test_front_threads test_cancel
+TESTS += $(patsubst %,$(OUT)/tests/%,$(FRONT_TESTS))
+
+$(patsubst %,$(OUT)/tests/%,$(FRONT_TESTS)): $(OUT)/tests/%: $(OUT)/obj/tests/%.o $(call shim_objects,tests/unpacked tests/support)
 	@mkdir -p $(@D)
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread -ldl
-
-TESTS += $(OUT)/tests/test_front_threads
 
 # The same, on a driver that calls back into the program.
 $(OUT)/tests/libcalling.so: $(call shim_objects,tests/calling_driver)

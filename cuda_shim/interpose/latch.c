@@ -1,7 +1,6 @@
 #include "interpose/latch.h"
 
-#include <errno.h>
-#include <time.h>
+#include "uncancelled.h"
 
 #define NAP_NS 20000 /* what is done by one who does not wait takes a few questions to the driver */
 
@@ -25,12 +24,8 @@ bool aq_latch_enter_at_once(struct aq_latch *latch)
 void aq_latch_enter(struct aq_latch *latch)
 {
 	pthread_mutex_lock(&latch->queue);
-	while (!aq_latch_enter_at_once(latch)) {
-		int of_the_application = errno;
-
-		nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
-		errno = of_the_application;
-	}
+	while (!aq_latch_enter_at_once(latch))
+		aq_sleep(NAP_NS);
 	latch->is_queued = true;
 }
 

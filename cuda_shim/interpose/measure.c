@@ -5,6 +5,7 @@
 
 #include "interpose/driver_nvml.h"
 #include "interpose/naming.h"
+#include "uncancelled.h"
 
 enum state { UNTRIED, READY, ABSENT };
 
@@ -51,11 +52,13 @@ struct aq_sample_bytes aq_measure(const struct aq_region *region, const char *uu
 	nvmlDevice_t handle;
 	nvmlMemory_t memory;
 
-	if (!aq_measure_open() || nvml.by_uuid(uuid, &handle) != NVML_SUCCESS)
-		return sample;
-	if (nvml.memory(handle, &memory) == NVML_SUCCESS)
-		sample.device_bytes = memory.used;
-	sample.own_bytes = own_bytes(region, (uint32_t)device, handle);
+	int cancel = aq_hold_cancel();
+	if (aq_measure_open() && nvml.by_uuid(uuid, &handle) == NVML_SUCCESS) {
+		if (nvml.memory(handle, &memory) == NVML_SUCCESS)
+			sample.device_bytes = memory.used;
+		sample.own_bytes = own_bytes(region, (uint32_t)device, handle);
+	}
+	aq_allow_cancel(cancel);
 	return sample;
 }
 

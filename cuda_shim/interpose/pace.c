@@ -23,6 +23,7 @@
 #include "limit/in_flight.h"
 #include "log.h"
 #include "shim.h"
+#include "uncancelled.h"
 
 #define BATCH_NS 250000              /* a thread draws credit for this much device time at once, or for one launch if that is longer */
 #define NAP_MIN_NS 50000
@@ -104,11 +105,7 @@ static int64_t now_ns(void)
 
 static void nap(int64_t wanted_ns)
 {
-	int64_t length = wanted_ns < NAP_MIN_NS ? NAP_MIN_NS : wanted_ns > NAP_MAX_NS ? NAP_MAX_NS : wanted_ns;
-	int of_the_application = errno;
-
-	nanosleep(&(struct timespec){ .tv_nsec = (long)length }, NULL); /* a signal ends it early: the caller looks again */
-	errno = of_the_application;
+	aq_sleep(wanted_ns < NAP_MIN_NS ? NAP_MIN_NS : wanted_ns > NAP_MAX_NS ? NAP_MAX_NS : wanted_ns); /* or less: the caller looks again */
 }
 
 /* ---- who is paced ---------------------------------------------------------------------------------------------- */
@@ -471,9 +468,12 @@ static void correct(int device, int64_t now, uint32_t percent, bool is_held)
 {
 	uint32_t share_q16;
 
-	if (aq_control_take_lease(pacers[device].bucket, now, is_held) &&
-	    aq_own_use(region, limits->device[device].uuid_text, device, &share_q16))
+	if (!aq_control_take_lease(pacers[device].bucket, now, is_held))
+		return;
+	int cancel = aq_hold_cancel();
+	if (aq_own_use(region, limits->device[device].uuid_text, device, &share_q16))
 		aq_control_correct(pacers[device].bucket, now, percent, share_q16);
+	aq_allow_cancel(cancel);
 }
 
 /* A thread that wants to launch, from the first moment at which it may not. */

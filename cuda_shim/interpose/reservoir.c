@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "account/account.h"
 #include "interpose/allocations.h"
@@ -10,6 +9,7 @@
 #include "interpose/driver.h"
 #include "interpose/relax.h"
 #include "shim.h"
+#include "uncancelled.h"
 
 #define PAGE_BYTES ((uint64_t)2 << 20)  /* of device memory */
 #define PIECE_BYTES ((uint64_t)32 << 20) /* what a pool takes from the device at a time, until it is seen to take less */
@@ -504,7 +504,7 @@ void aq_growth_undone(struct aq_growth *growth, CUstream stream, bool per_thread
 			settle_one(r, true);
 			return;
 		}
-		nanosleep(&(struct timespec){ .tv_nsec = REST_NAP_NS }, NULL);
+		aq_sleep(REST_NAP_NS);
 	}
 }
 

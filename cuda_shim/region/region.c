@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "account/ledger.h"
+#include "uncancelled.h"
 
 #ifndef F_OFD_SETLK /* Linux 3.15; older headers lack the names */
 #define F_OFD_GETLK 36
@@ -449,7 +450,7 @@ int aq_region_take_slot(struct aq_region *region, struct aq_fault *fault)
 		/* Every slot taken and alive, or another newcomer is looking at the free one at this instant. */
 		if (i % 16 == 15)
 			aq_region_reclaim(region);
-		usleep(1000);
+		aq_sleep(1000000);
 	}
 	return aq_fault(fault, "all %u slots of the usage region are taken by living processes", region->slot_count);
 }
