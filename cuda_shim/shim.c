@@ -6,6 +6,7 @@
 #include <limits.h>
 
 #include "account/account.h"
+#include "early.h"
 #include "interpose/allocations.h"
 #include "interpose/capture.h"
 #include "interpose/context.h"
@@ -18,6 +19,7 @@
 #include "interpose/reservoir.h"
 #include "log.h"
 #include "region/container.h"
+#include "uncancelled.h"
 
 #define SIBLINGS_PERIOD_NS 100000000 /* how long a dead sibling's memory may stay invisible to cuMemGetInfo */
 
@@ -98,6 +100,18 @@ static void after_fork_in_child(void)
 	aq_reservoirs_forget();
 }
 
+/* Before the first lock is taken that a child makes anew; and no fork sees half of this. */
+static void watch_forks(void)
+{
+	static bool watching;
+
+	aq_early_enter();
+	if (!watching)
+		pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+	watching = true;
+	aq_early_leave();
+}
+
 static int take_part_locked(struct aq_fault *fault, bool *may_pass)
 {
 	char library[PATH_MAX];
@@ -122,25 +136,24 @@ static int take_part_locked(struct aq_fault *fault, bool *may_pass)
 
 static int take_part(struct aq_fault *fault, bool *may_pass)
 {
+	int cancel = aq_hold_cancel(); /* files are opened */
+
 	pthread_mutex_lock(&taking_part);
 	is_taking_part = true;
 	int failed = take_part_locked(fault, may_pass);
 	is_taking_part = false;
 	pthread_mutex_unlock(&taking_part);
+	aq_allow_cancel(cancel);
 	return failed;
 }
 
 /* Files first: a container that cannot be limited must not reach the driver. */
 static enum aq_mode attach(void)
 {
-	static bool said, watching_forks;
+	static bool said;
 	struct aq_fault fault;
 	bool may_pass = false;
 
-	if (!watching_forks) {
-		pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-		watching_forks = true;
-	}
 	if (!take_part(&fault, &may_pass))
 		return AQ_LIMITED;
 	if (!said)
@@ -174,6 +187,7 @@ CUresult aq_start(unsigned int flags)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (is_starting || atomic_load_explicit(&aq_mode_word, memory_order_acquire) == AQ_LIMITED)
 		return aq_cuda.cuInit(flags);
+	watch_forks();
 	pthread_mutex_lock(&starting);
 	CUresult result = start_locked(flags);
 	pthread_mutex_unlock(&starting);

@@ -1,7 +1,7 @@
 # The shim: two fronts that stand in for the driver's libraries, and one preload with both.
 # They come from the same objects and the same hook tables; the version scripts are the tables, expanded.
 
-SHIM_COMMON := log region/limits region/region region/node_page region/container account/account account/map interpose/object \
+SHIM_COMMON := log early region/limits region/region region/node_page region/container account/account account/map interpose/object \
                interpose/naming
 SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/outputs interpose/module interpose/memory interpose/latch \
                interpose/capture interpose/deferred interpose/reservoir interpose/pool interpose/synchronize interpose/vmm interpose/array interpose/launch interpose/pace interpose/neighbours interpose/prefetch interpose/submit interpose/gate-asm \
@@ -48,7 +48,7 @@ $(OUT)/lib/shim/libaliquot-preload.so: $(call shim_objects,$(SHIM_COMMON) $(SHIM
 LIBS += $(OUT)/lib/shim/libcuda.so.1 $(OUT)/lib/shim/libnvidia-ml.so.1 $(OUT)/lib/shim/libaliquot-preload.so
 
 # Only a few bytes of thread-local state, reached without a call: a library that is there from the start may use the static block.
-$(call shim_objects,$(SHIM_CUDA)): OBJ_CFLAGS := -ftls-model=initial-exec -fno-plt
+$(call shim_objects,$(SHIM_CUDA) early): OBJ_CFLAGS := -ftls-model=initial-exec -fno-plt
 
 # C tests: each is a program with the parts it tests linked in, so that sanitizers see all of them.
 SHIM_TESTS := test_map test_limits_page test_region test_limit test_turns test_node_page test_naming test_image test_log
@@ -74,7 +74,7 @@ $(OUT)/tests/test_gate: $(call shim_objects,tests/test_gate tests/support interp
 TESTS += $(OUT)/tests/test_gate
 
 # Run the built front on the built simulated driver, as a program in a container would.
-FRONT_TESTS := test_front_threads test_cancel
+FRONT_TESTS := test_front_threads test_cancel test_fork_early
 TESTS += $(patsubst %,$(OUT)/tests/%,$(FRONT_TESTS))
 
 $(patsubst %,$(OUT)/tests/%,$(FRONT_TESTS)): $(OUT)/tests/%: $(OUT)/obj/tests/%.o $(call shim_objects,tests/unpacked tests/support)

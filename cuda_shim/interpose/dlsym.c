@@ -5,7 +5,6 @@
 #define _GNU_SOURCE
 #endif
 #include <dlfcn.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -26,15 +25,15 @@ struct answer {
 struct answer aq_dlsym_ask(void *handle, const char *name);
 struct answer aq_dlvsym_ask(void *handle, const char *name, const char *version);
 /* Jumped to from dlsym.S; known before any ask returns. */
-extern void *(*aq_libc_dlsym)(void *, const char *);
-extern void *(*aq_libc_dlvsym)(void *, const char *, const char *);
-void *(*aq_libc_dlsym)(void *, const char *);
-void *(*aq_libc_dlvsym)(void *, const char *, const char *);
+extern void *(*_Atomic aq_libc_dlsym)(void *, const char *);
+extern void *(*_Atomic aq_libc_dlvsym)(void *, const char *, const char *);
+void *(*_Atomic aq_libc_dlsym)(void *, const char *);
+void *(*_Atomic aq_libc_dlvsym)(void *, const char *, const char *);
 
-static void *(*libc_dlopen)(const char *, int);
-static int (*libc_dladdr1)(const void *, Dl_info *, void **, int);
+static void *(*_Atomic libc_dlopen)(const char *, int);
+static int (*_Atomic libc_dladdr1)(const void *, Dl_info *, void **, int);
 
-static const struct aq_hook *names[NAME_SLOTS];
+static const struct aq_hook *_Atomic names[NAME_SLOTS];
 
 /* ---- preparing ------------------------------------------------------------------------------------------------- */
 
@@ -76,20 +75,15 @@ static void prepare(void)
 		names[place_of(aq_nvml_hooks[i].symbol)] = &aq_nvml_hooks[i];
 }
 
-/* Once; by hand, because pthread_once would ask for a newer libc than the one in an old image. */
+/* Whoever comes first, and all who come meanwhile: each writes the same, so nobody waits, not even a child that is forked in the middle of it. */
 static void be_prepared(void)
 {
-	static _Atomic int state; /* 0 not begun, 1 under way, 2 done */
-	int none = 0;
+	static _Atomic bool prepared;
 
-	if (atomic_load_explicit(&state, memory_order_acquire) == 2)
+	if (atomic_load_explicit(&prepared, memory_order_acquire))
 		return;
-	if (atomic_compare_exchange_strong(&state, &none, 1)) {
-		prepare();
-		atomic_store_explicit(&state, 2, memory_order_release);
-	}
-	while (atomic_load_explicit(&state, memory_order_acquire) != 2)
-		sched_yield();
+	prepare();
+	atomic_store_explicit(&prepared, true, memory_order_release);
 }
 
 /* ---- answering ------------------------------------------------------------------------------------------------- */

@@ -10,8 +10,9 @@
  *   2  the gates of contexts (context.c): one per device, of which a thread holds one at most
  *   3  latches, of reservoirs, pacers and pending frees: a thread that holds one waits for no other
  *   4  what is never held across a call of CUDA, so that nothing is called back under it: measuring (module.c), opening (measure.c),
- *      adding (reservoir.c), gate (vmm.c), binding (resolve.c), taking_part (shim.c), reaping (region.c), deciding (nvml.c), the
- *      stripes of maps
+ *      adding (reservoir.c), gate (vmm.c), early (early.c), taking_part (shim.c), reaping (region.c), the stripes of maps
+ *
+ * Forks wait for `early` and `taking_part`; a child makes the others anew (shim.c).
  *
  * The first three are held across calls of CUDA. Who comes to 2 or 3 from a callback under one of those does without: aq_latch_is_inside
  * says so, and `enter` in context.c. Under those of 4 none is waited for, but `opening` under `measuring`, and `reaping` under

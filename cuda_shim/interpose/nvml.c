@@ -5,12 +5,12 @@
 #include "interpose/nvml.h"
 
 #include <limits.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "account/account.h"
+#include "early.h"
 #include "interpose/naming.h"
 #include "interpose/table.h"
 #include "limit/memory.h"
@@ -48,7 +48,6 @@ static struct {
 #undef USE
 };
 
-static pthread_mutex_t deciding = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int mode_word;
 static bool bound;
 static struct aq_container container;
@@ -72,10 +71,10 @@ static void bind_locked(const struct aq_object *object)
 
 void aq_nvml_bind_to(const struct aq_object *object)
 {
-	pthread_mutex_lock(&deciding);
+	aq_early_enter();
 	if (!bound)
 		bind_locked(object);
-	pthread_mutex_unlock(&deciding);
+	aq_early_leave();
 }
 
 static enum nvml_mode decide_locked(void)
@@ -104,13 +103,13 @@ static enum nvml_mode decide(void)
 
 	if (mode == NVML_LIMITED || mode == NVML_PASSING)
 		return mode;
-	pthread_mutex_lock(&deciding);
+	aq_early_enter();
 	mode = (enum nvml_mode)atomic_load_explicit(&mode_word, memory_order_acquire);
 	if (mode != NVML_LIMITED && mode != NVML_PASSING) {
 		mode = decide_locked();
 		atomic_store_explicit(&mode_word, mode, memory_order_release);
 	}
-	pthread_mutex_unlock(&deciding);
+	aq_early_leave();
 	return mode;
 }
 

@@ -4,10 +4,10 @@
  * status and error codes are the driver's own, and a name we do not know passes through. A driver may answer with an internal
  * address that differs from the exported symbol; so every row of the table is also asked for at its own version and flavour. */
 #include <limits.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "early.h"
 #include "interpose/driver.h"
 #include "interpose/table.h"
 #include "shim.h"
@@ -37,7 +37,6 @@ static struct {
 #undef USE
 };
 
-static pthread_mutex_t binding = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool bound;
 static _Atomic bool answers_known;
 static struct { uintptr_t real; void *wrapper; } answers[ADDRESS_SLOTS];
@@ -65,20 +64,20 @@ bool aq_cuda_bind(void)
 
 	if (atomic_load_explicit(&bound, memory_order_acquire))
 		return true;
-	pthread_mutex_lock(&binding);
+	aq_early_enter();
 	if (!atomic_load_explicit(&bound, memory_order_relaxed) &&
 	    (aq_object_find(AQ_CUDA_DRIVER_NAME, &object) || aq_object_find(AQ_CUDA_SONAME, &object)))
 		bind_locked(&object);
-	pthread_mutex_unlock(&binding);
+	aq_early_leave();
 	return atomic_load_explicit(&bound, memory_order_acquire);
 }
 
 void aq_cuda_bind_to(const struct aq_object *object)
 {
-	pthread_mutex_lock(&binding);
+	aq_early_enter();
 	if (!atomic_load_explicit(&bound, memory_order_relaxed))
 		bind_locked(object);
-	pthread_mutex_unlock(&binding);
+	aq_early_leave();
 }
 
 /* ---- cuGetProcAddress ------------------------------------------------------------------------------------------ */
@@ -99,8 +98,9 @@ static void learn(void *real, void *wrapper)
 	unsigned place = place_of((uintptr_t)real);
 	/* Rows that share one address in the driver are one function; the first row's wrapper serves. */
 	if (!answers[place].real) {
-		answers[place].real = (uintptr_t)real;
 		answers[place].wrapper = wrapper;
+		atomic_signal_fence(memory_order_release); /* a child forked in between finds no place without its wrapper */
+		answers[place].real = (uintptr_t)real;
 	}
 }
 
@@ -146,7 +146,7 @@ static void learn_answers(void)
 	void *asked[ADDRESS_SLOTS];
 
 	ask_all(asked); /* before the lock: a tool that is called back from there may ask, too */
-	pthread_mutex_lock(&binding);
+	aq_early_enter();
 	if (!atomic_load_explicit(&answers_known, memory_order_relaxed)) {
 		for (size_t i = 0; i < aq_cuda_hook_count; i++)
 			learn(*aq_cuda_hooks[i].real, aq_cuda_hooks[i].wrapper);
@@ -155,7 +155,7 @@ static void learn_answers(void)
 		learn_all(asked, AQ_PER_THREAD);
 		atomic_store_explicit(&answers_known, true, memory_order_release);
 	}
-	pthread_mutex_unlock(&binding);
+	aq_early_leave();
 }
 
 static void replace_answer(CUresult result, void **address)

@@ -319,13 +319,18 @@ CUresult cuInit(unsigned int flags)
 /* Needs no cuInit; without a node to ask it answers what this library was made for. */
 CUresult cuDriverGetVersion(int *version)
 {
+    static _Atomic int of_node;     /* read without the lock, in which another thread may be while this one forks */
     char error[SIM_ERROR_LEN];
     SIM_REQUIRE(version);
-    pthread_mutex_lock(&init_lock);
-    if (!sim_cuda.state)
-        sim_cuda.state = sim_state_map(error);
-    *version = sim_cuda.state ? sim_cuda.state->topology.cuda_version : 13000;
-    pthread_mutex_unlock(&init_lock);
+    if (!atomic_load(&of_node)) {
+        pthread_mutex_lock(&init_lock);
+        if (!sim_cuda.state)
+            sim_cuda.state = sim_state_map(error);
+        if (sim_cuda.state)
+            atomic_store(&of_node, (int)sim_cuda.state->topology.cuda_version);
+        pthread_mutex_unlock(&init_lock);
+    }
+    *version = atomic_load(&of_node) ? atomic_load(&of_node) : 13000;
     return CUDA_SUCCESS;
 }
 

@@ -62,7 +62,7 @@ const char *unpacked_container(const char *build, uint64_t memory_bytes, struct 
 	snprintf(path, sizeof(path), "%s/node", root);
 	CHECK(setenv("ALIQUOT_SIM_DIR", path, 1) == 0);
 	run("mkdir -p '%s" LIBRARIES "' '%s" DRIVER "'", root, root);
-	run("cp '%s/lib/shim/libcuda.so.1' '%s" LIBRARIES "/'", build, root);
+	run("cp '%s/lib/shim/libcuda.so.1' '%s/lib/shim/libnvidia-ml.so.1' '%s" LIBRARIES "/'", build, build, root);
 	run("cp '%s/lib/sim/libcuda.so.1' '%s" DRIVER "/libcuda.aliquot-driver.so.1'", build, root);
 	run("cp '%s/lib/sim/libnvidia-ml.so.1' '%s" DRIVER "/libnvidia-ml.aliquot-driver.so.1'", build, root);
 	support_page(page, 1, memory_bytes);
@@ -85,12 +85,22 @@ void unpacked_remove(void)
 	run("rm -rf '%s'", root);
 }
 
-void *unpacked_front(void)
+static void *open_front(const char *name)
 {
 	char directory[PATH_BYTES];
 
 	snprintf(directory, sizeof(directory), "%s" LIBRARIES, root);
-	return open_library(directory, "libcuda.so.1");
+	return open_library(directory, name);
+}
+
+void *unpacked_front(void)
+{
+	return open_front("libcuda.so.1");
+}
+
+void *unpacked_nvml_front(void)
+{
+	return open_front("libnvidia-ml.so.1");
 }
 
 void *unpacked_driver(void)

@@ -12,8 +12,9 @@ const char *unpacked_container(const char *build, uint64_t memory_bytes, struct 
 void unpacked_replace_driver(const char *library);
 void unpacked_remove(void);
 
-/* Open the front; and the driver itself, past it. */
+/* Open the fronts; and the driver itself, past it. */
 void *unpacked_front(void);
+void *unpacked_nvml_front(void);
 void *unpacked_driver(void);
 
 /* Write another page over the limits. */

@@ -1,0 +1,66 @@
+#include "early.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "uncancelled.h"
+
+#define NAP_NS 20000 /* to find a driver takes a fraction of a millisecond */
+
+static _Atomic pid_t holder;      /* the process; 0 = none */
+static __thread bool is_inside;   /* a signal handler that forks in there has the lock already */
+static __thread unsigned forking; /* each of the threads that came first may have registered the handlers */
+static int cancel;                /* the holding thread's */
+
+static void take(void)
+{
+	pid_t own = getpid(), found = 0;
+
+	while (!atomic_compare_exchange_strong_explicit(&holder, &found, own, memory_order_acquire, memory_order_relaxed)) {
+		if (found != own)
+			continue; /* with what was found: a parent's, or free by now */
+		aq_sleep(NAP_NS);
+		found = 0;
+	}
+}
+
+static void let_go(void)
+{
+	atomic_store_explicit(&holder, 0, memory_order_release);
+}
+
+static void before_fork(void)
+{
+	if (!forking++ && !is_inside)
+		take();
+}
+
+static void after_fork(void)
+{
+	if (!--forking && !is_inside)
+		let_go();
+}
+
+void aq_early_enter(void)
+{
+	static _Atomic bool watching_forks;
+	int before = aq_hold_cancel();
+
+	if (!atomic_load(&watching_forks)) {
+		pthread_atfork(before_fork, after_fork, after_fork);
+		atomic_store(&watching_forks, true);
+	}
+	take();
+	is_inside = true;
+	cancel = before;
+}
+
+void aq_early_leave(void)
+{
+	int before = cancel;
+
+	is_inside = false;
+	let_go();
+	aq_allow_cancel(before);
+}

@@ -1,0 +1,117 @@
+/* A program may fork at any moment, also while another of its threads is the first to look something up. Its children have to find all they look up,
+ * too. Such a moment comes once in a process, so there are many processes.
+ *
+ * Argument: the build directory. Needs its simulated driver. Both fronts, without dlsym: libc's own lock of the loader outlives a fork. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cuda_abi.h"
+#include "nvml_abi.h"
+#include "tests/unpacked.h"
+
+#define ROUNDS 150
+#define CHILDREN 6
+#define PATIENCE_SECONDS 10 /* of a child, for what takes less than a millisecond */
+#define DELAYS 400          /* turns of an empty loop */
+
+static __typeof__(&cuGetProcAddress_v2) get_address;
+static nvmlReturn_t (*get_memory)(nvmlDevice_t, nvmlMemory_t *);
+static _Atomic bool begun, found;
+
+static void look_up_cuda(void)
+{
+	CUdriverProcAddressQueryResult status;
+	void *address = NULL;
+
+	CHECK(get_address("cuMemAlloc", &address, 12000, CU_GET_PROC_ADDRESS_DEFAULT, &status) == CUDA_SUCCESS && address);
+}
+
+static void ask_nvml(void)
+{
+	nvmlMemory_t memory;
+
+	CHECK(get_memory(NULL, &memory) != NVML_SUCCESS); /* it was not initialised */
+}
+
+static void *look_up_first(void *call)
+{
+	while (!begun)
+		;
+	((void (*)(void))call)();
+	found = true;
+	return NULL;
+}
+
+/* In a process of its own: children that are forked around the moment at which a thread looks up. */
+static void fork_around(void (*call)(void), unsigned delay)
+{
+	pid_t children[CHILDREN];
+	pthread_t thread;
+	int status;
+
+	CHECK(pthread_create(&thread, NULL, look_up_first, (void *)call) == 0);
+	CHECK(pthread_detach(thread) == 0); /* or ThreadSanitizer misses it in the children */
+	usleep(200); /* it is there, and waits */
+	begun = true;
+	for (volatile unsigned i = 0; i < delay; i++)
+		;
+	for (unsigned i = 0; i < CHILDREN; i++) {
+		children[i] = fork();
+		CHECK(children[i] >= 0);
+		if (!children[i]) {
+			alarm(PATIENCE_SECONDS);
+			call();
+			_exit(0);
+		}
+	}
+	while (!found)
+		usleep(100);
+	for (unsigned i = 0; i < CHILDREN; i++) {
+		CHECK(waitpid(children[i], &status, 0) == children[i]);
+		CHECK(status == 0);
+	}
+	_exit(0);
+}
+
+static void try_often(void (*call)(void))
+{
+	int status;
+
+	for (unsigned i = 0; i < ROUNDS; i++) {
+		pid_t process = fork();
+
+		CHECK(process >= 0);
+		if (!process)
+			fork_around(call, i * DELAYS);
+		CHECK(waitpid(process, &status, 0) == process);
+		CHECK(status == 0);
+	}
+}
+
+/* What the simulated driver does first it does under a lock of its own. */
+static void warm_up_driver(void)
+{
+	__typeof__(&cuDriverGetVersion) get_version = (__typeof__(get_version))dlsym(unpacked_driver(), "cuDriverGetVersion");
+	int version;
+
+	CHECK(get_version && get_version(&version) == CUDA_SUCCESS);
+}
+
+int main(int argc, char **argv)
+{
+	static struct support_page page;
+
+	CHECK(argc == 2);
+	unpacked_container(argv[1], 1024 * MIB, &page);
+	get_address = (__typeof__(get_address))dlsym(unpacked_front(), "cuGetProcAddress_v2");
+	get_memory = (__typeof__(get_memory))dlsym(unpacked_nvml_front(), "nvmlDeviceGetMemoryInfo");
+	CHECK(get_address && get_memory);
+	warm_up_driver();
+	try_often(look_up_cuda);
+	try_often(ask_nvml);
+	unpacked_remove();
+	return 0;
+}
