@@ -131,7 +131,6 @@ static void keep_charged(const struct aq_entry *held)
 static CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread)
 {
 	struct aq_entry held;
-	bool capturing = aq_capture_holds(stream, per_thread);
 	bool known = aq_map_take(&aq_pointers, address, &held);
 	CUresult result = per_thread ? aq_cuda.cuMemFreeAsync_ptsz(address, stream) : aq_cuda.cuMemFreeAsync(address, stream);
 
@@ -141,8 +140,8 @@ static CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread
 		return result;
 	if (held.kind == AQ_POOL)
 		aq_reservoir_freed(result, &held);
-	else if (result != CUDA_SUCCESS || capturing)
-		aq_map_put(&aq_pointers, &held); /* captured: it is freed whenever the graph runs, which nobody tells us */
+	else if (result != CUDA_SUCCESS)
+		aq_map_put(&aq_pointers, &held); /* in a capture, say, which frees nothing but what was allocated in one */
 	else if (!aq_deferred_add(&held, stream, per_thread))
 		keep_charged(&held);
 	return result;

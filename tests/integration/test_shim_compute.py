@@ -623,6 +623,24 @@ def test_a_launch_that_waits_for_room_in_its_stream_holds_up_no_other_thread(nod
     assert answer.last["launched"] == launches
 
 
+def test_timing_a_launch_into_a_threads_own_default_stream_does_not_make_it_wait_for_other_streams(node):
+    """It would, with events in the legacy stream: that one waits for all that block."""
+    script = """
+start()
+function, blocking = load(), into("cuStreamCreate", 0)[1]
+sleep = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: time.sleep(1.5))
+must("cuLaunchHostFunc", blocking, sleep, None)
+begin = time.monotonic()
+spin(function, 100, suffix=PER_THREAD)
+must(f"cuStreamSynchronize{PER_THREAD}", None)
+tell(seconds=time.monotonic() - begin)
+must("cuStreamSynchronize", blocking)
+"""
+    answer = tenant(node, 50).python(PROGRAM + script)
+    assert answer.status == 0, answer.stderr
+    assert answer.last["seconds"] < 1
+
+
 # --- captures ---------------------------------------------------------------------------------------------------------
 
 CAPTURE = """

@@ -1042,6 +1042,7 @@ def make_past_us():
     context = out()
     past_us("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
     past_us("cuCtxSetCurrent", context)
+    return context.value
 must("cuDriverGetVersion", ctypes.byref(out()))  # opens the front, and does not begin to limit yet
 driver = ctypes.CDLL(DRIVER)
 """
@@ -1153,6 +1154,27 @@ input()
         assert contexts_and_bytes(container) == (1, CONTEXT_MIB * MIB, CONTEXT_MIB * MIB)
 
 
+def test_a_primary_context_made_past_the_shim_where_an_ended_one_was_is_charged(container):
+    """The driver gives an address out again, and a thread may remember it as the one that ended."""
+    script = """
+must("cuInit", 0)
+use(0)
+was = out()
+must("cuCtxGetCurrent", ctypes.byref(was))
+first, _ = alloc(MIB)
+must("cuDevicePrimaryCtxReset_v2", 0)
+now = make_past_us()
+while now != was.value:
+    past_us("cuDevicePrimaryCtxReset_v2", 0)
+    now = make_past_us()
+tell(first=first, again=alloc(64 * MIB)[0])
+input()
+"""
+    with past_us(container, script) as program:
+        assert program.listen() == {"first": SUCCESS, "again": SUCCESS}
+        assert contexts_and_bytes(container) == (1, CONTEXT_MIB * MIB, (CONTEXT_MIB + 64) * MIB)
+
+
 # --- graphs -----------------------------------------------------------------------------------------------------
 
 GRAPH = """
@@ -1226,6 +1248,25 @@ tell(first=first, trimmed=trimmed, freed=freed, larger=larger, again=launch(othe
     assert facts(container.python(PROGRAM + GRAPH + script)) == {
         "first": SUCCESS, "trimmed": OUT_OF_MEMORY, "freed": SUCCESS, "larger": SUCCESS, "again": SUCCESS,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("allocate", ["cuMemAlloc_v2", "cuMemAllocAsync"])
+def test_memory_that_a_capture_refuses_to_free_stays_charged_until_it_is_freed(container, allocate):
+    script = f"""
+result, address = into({allocate!r}, 64 * MIB, *([stream] if "Async" in {allocate!r} else []))
+must("cuStreamBeginCapture_v2", stream, 0)
+refused = call("cuMemFreeAsync", address, stream)
+call("cuStreamEndCapture", stream, ctypes.byref(out()))
+tell(result=result, is_refused=refused != SUCCESS)
+sys.stdin.readline()
+tell(freed=call("cuMemFreeAsync", address, stream), waited=call("cuStreamSynchronize", stream), asked=info() is not None)
+sys.stdin.readline()
+"""
+    with container.start_python(PROGRAM + GRAPH + script) as program:
+        assert program.listen() == {"result": SUCCESS, "is_refused": True}
+        charged = container.line_bytes()
+        assert program.ask("free") == {"freed": SUCCESS, "waited": SUCCESS, "asked": True}
+        assert container.line_bytes() == charged - 64 * MIB
 
 
 # --- limits that change, devices, processes -----------------------------------------------------------------------
