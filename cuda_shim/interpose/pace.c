@@ -466,13 +466,13 @@ static struct aq_cost_entry *cost_of(struct payer *payer, int device, const stru
 /* Now and then, best while there is nothing to do but wait: compare what the driver measured with the ceiling. */
 static void correct(int device, int64_t now, uint32_t percent, bool is_held)
 {
-	uint32_t share_q16;
+	uint32_t share_q16, periods = aq_control_take_lease(pacers[device].bucket, now, is_held);
 
-	if (!aq_control_take_lease(pacers[device].bucket, now, is_held))
+	if (!periods)
 		return;
 	int cancel = aq_hold_cancel();
 	if (aq_own_use(region, limits->device[device].uuid_text, device, &share_q16))
-		aq_control_correct(pacers[device].bucket, now, percent, share_q16);
+		aq_control_correct(pacers[device].bucket, now, periods, percent, share_q16);
 	aq_allow_cancel(cancel);
 }
 

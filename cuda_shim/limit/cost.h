@@ -24,7 +24,7 @@
 #define AQ_COST_UNKNOWN_NS 50000
 #define AQ_COST_WINDOW 16u       /* samples per window of the minimum */
 #define AQ_COST_MEAN_PART 8u     /* of the mean, that a launch costs at least */
-#define AQ_COST_EAGER 8u         /* launches of a new key that are all sampled */
+#define AQ_COST_EAGER AQ_COST_WINDOW /* launches of a new key that are all sampled: the first window, in which the minimum is believed */
 #define AQ_COST_EVERY 61u        /* then every 61st … */
 #define AQ_COST_EVERY_STABLE 1021u /* … and every 1021st once two windows agree; primes, so that all of a program's rounds come up */
 

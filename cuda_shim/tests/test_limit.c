@@ -61,7 +61,7 @@ static void scribbled_bucket_neither_hangs_nor_overflows(void)
 {
 	struct aq_bucket bucket;
 	memset(&bucket, 0x7f, sizeof bucket);
-	aq_control_correct(&bucket, SECOND, 50, AQ_GAIN_ONE / 2);
+	aq_control_correct(&bucket, SECOND, 1, 50, AQ_GAIN_ONE / 2);
 	CHECK(atomic_load(&bucket.regime) >> 8 <= AQ_CONTROL_STALE);
 	atomic_store(&bucket.gain_q16, AQ_GAIN_ONE);
 	aq_bucket_refill(&bucket, SECOND, 100);
@@ -169,11 +169,11 @@ static void new_kernels_are_sampled_often_and_known_ones_rarely(void)
 	static struct aq_cost_table table;
 	struct aq_cost_entry *entry = aq_cost_find(&table, &table, 1, 1);
 	int eager = 0, later = 0;
-	for (int i = 0; i < 8; i++)
+	for (unsigned i = 0; i < AQ_COST_WINDOW; i++)
 		eager += aq_cost_wants_sample(entry);
 	for (unsigned i = 0; i < 100 * AQ_COST_EVERY; i++)
 		later += aq_cost_wants_sample(entry);
-	CHECK(eager == 8 && later == 100);
+	CHECK(eager == AQ_COST_WINDOW && later == 100);
 }
 
 /* Costs that are believed half of what they are: without the correction the tenant would get twice its share. */
@@ -192,7 +192,7 @@ static void controller_removes_a_bias_of_the_cost(void)
 		}
 		if (now - measured_at >= AQ_CONTROL_PERIOD_NS && aq_control_take_lease(&bucket, now, true)) {
 			uint32_t measured = (uint32_t)((busy - busy_last) * AQ_GAIN_ONE / (now - measured_at));
-			aq_control_correct(&bucket, now, 30, measured);
+			aq_control_correct(&bucket, now, 1, 30, measured);
 			busy_last = busy;
 			measured_at = now;
 		}
@@ -215,8 +215,9 @@ static void who_pays_too_little_to_wait_is_corrected_too(void)
 	int64_t settled_from = now + 40 * SECOND, busy_settled = 0;
 	while (now < end) {
 		bool has_paid = aq_bucket_pay(&bucket, now, 25, MS / 8);
-		if (aq_control_take_lease(&bucket, now, !has_paid)) {
-			aq_control_correct(&bucket, now, 25, now > measured_at ? (uint32_t)((busy - busy_last) * AQ_GAIN_ONE / (now - measured_at)) : 0);
+		uint32_t periods = aq_control_take_lease(&bucket, now, !has_paid);
+		if (periods) {
+			aq_control_correct(&bucket, now, periods, 25, now > measured_at ? (uint32_t)((busy - busy_last) * AQ_GAIN_ONE / (now - measured_at)) : 0);
 			busy_last = busy;
 			measured_at = now;
 		}
@@ -228,6 +229,17 @@ static void who_pays_too_little_to_wait_is_corrected_too(void)
 	CHECK(share > 0.24 && share < 0.26);
 }
 
+/* … and as soon as if it waited, though it is measured more seldom. */
+static void who_pays_too_little_to_wait_is_corrected_in_two_seconds(void)
+{
+	struct aq_bucket bucket = {0};
+	int64_t now = SECOND;
+
+	for (unsigned i = 0; i < 5; i++, now += AQ_CONTROL_UNHELD_NS)
+		aq_control_correct(&bucket, now, aq_control_take_lease(&bucket, now, false), 25, AQ_GAIN_ONE);
+	CHECK(gain(&bucket) < AQ_GAIN_ONE / 5);
+}
+
 static void who_uses_less_than_its_share_saves_up_no_gain(void)
 {
 	struct aq_bucket bucket = {0};
@@ -236,7 +248,7 @@ static void who_uses_less_than_its_share_saves_up_no_gain(void)
 	for (unsigned i = 0; i < 100; i++, now += AQ_CONTROL_UNHELD_NS) {
 		CHECK(aq_control_take_lease(&bucket, now + AQ_CONTROL_PERIOD_NS, false));
 		CHECK(!aq_control_take_lease(&bucket, now + AQ_CONTROL_UNHELD_NS, false));
-		aq_control_correct(&bucket, now, 50, AQ_GAIN_ONE / 10);
+		aq_control_correct(&bucket, now, AQ_CONTROL_UNHELD_NS / AQ_CONTROL_PERIOD_NS, 50, AQ_GAIN_ONE / 10);
 	}
 	CHECK(gain(&bucket) == AQ_GAIN_ONE);
 }
@@ -246,7 +258,7 @@ static int64_t period(struct aq_bucket *bucket, int64_t now, uint32_t percent, u
 {
 	atomic_store(&bucket->starved_at_ns, now);
 	if (aq_control_take_lease(bucket, now, true))
-		aq_control_correct(bucket, now, percent, measured_percent * AQ_GAIN_ONE / 100);
+		aq_control_correct(bucket, now, 1, percent, measured_percent * AQ_GAIN_ONE / 100);
 	return now + AQ_CONTROL_PERIOD_NS;
 }
 
@@ -524,6 +536,7 @@ int main(void)
 	new_kernels_are_sampled_often_and_known_ones_rarely();
 	controller_removes_a_bias_of_the_cost();
 	who_pays_too_little_to_wait_is_corrected_too();
+	who_pays_too_little_to_wait_is_corrected_in_two_seconds();
 	who_uses_less_than_its_share_saves_up_no_gain();
 	a_new_ceiling_is_not_corrected_by_what_was_used_under_another();
 	a_ceiling_that_comes_and_goes_is_not_corrected_by_what_was_used_between();
