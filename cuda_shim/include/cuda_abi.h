@@ -915,6 +915,8 @@ typedef struct CUDA_MEM_ALLOC_NODE_PARAMS_st {
 
 typedef struct CUDA_MEM_FREE_NODE_PARAMS_st { CUdeviceptr dptr; } CUDA_MEM_FREE_NODE_PARAMS;
 
+#define CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE 1
+
 typedef struct CUDA_CHILD_GRAPH_NODE_PARAMS_st {
     CUgraph graph;
     int ownership;

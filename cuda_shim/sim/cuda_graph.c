@@ -378,6 +378,34 @@ CUresult sim_graph_add_child(CUgraph graph, CUgraph child, CUgraphNode *out)
     return CUDA_SUCCESS;
 }
 
+/* Does it free all that it allocates? */
+static bool keeps_nothing(CUgraph graph)
+{
+    for (CUgraphNode made = graph->first; made; made = made->next) {
+        bool freed = made->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+        for (CUgraphNode node = graph->first; node && !freed; node = node->next)
+            freed = node->type == CU_GRAPH_NODE_TYPE_MEM_FREE && node->freed == made->allocation.parameters.dptr;
+        if (!freed)
+            return false;
+    }
+    return true;
+}
+
+/* The child belongs to the node from here on. It is not copied, so it may allocate, unlike others; what it would keep is not supported. */
+static CUresult move_child(CUgraph graph, CUgraph child, CUgraphNode *out)
+{
+    SIM_REQUIRE(sim_is(child, SIM_KIND_GRAPH) && child != graph);
+    if (!keeps_nothing(child))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUgraphNode node = node_new(graph, CU_GRAPH_NODE_TYPE_GRAPH);
+    if (!node)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    node->child = child;
+    graph->n_allocations += child->n_allocations;
+    *out = node;
+    return CUDA_SUCCESS;
+}
+
 /* ---- graphs: entry points -------------------------------------------------------------------------------------------- */
 
 static bool is_node_of(CUgraphNode node, CUgraphNodeType type) { return sim_is_node(node) && node->type == type; }
@@ -509,6 +537,15 @@ CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraph
     return sim_graph_depend(*out, on, count);
 }
 
+static CUresult add_child(CUgraphNode *out, CUgraph graph, const CUgraphNode *on, size_t count, const CUDA_CHILD_GRAPH_NODE_PARAMS *p)
+{
+    if (p->ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE)
+        return cuGraphAddChildGraphNode(out, graph, on, count, p->graph);
+    SIM_TRY(check_add(out, graph, on, count));
+    SIM_TRY(move_child(graph, p->graph, out));
+    return sim_graph_depend(*out, on, count);
+}
+
 CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *on, size_t count)
 {
     SIM_TRY(check_add(out, graph, on, count));
@@ -559,7 +596,7 @@ static CUresult add_any(CUgraphNode *out, CUgraph graph, const CUgraphNode *on, 
     case CU_GRAPH_NODE_TYPE_HOST:
         host = (CUDA_HOST_NODE_PARAMS){ p->host.fn, p->host.userData };
         return cuGraphAddHostNode(out, graph, on, count, &host);
-    case CU_GRAPH_NODE_TYPE_GRAPH: return cuGraphAddChildGraphNode(out, graph, on, count, p->graph.graph);
+    case CU_GRAPH_NODE_TYPE_GRAPH: return add_child(out, graph, on, count, &p->graph);
     case CU_GRAPH_NODE_TYPE_EMPTY: return cuGraphAddEmptyNode(out, graph, on, count);
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return cuGraphAddEventWaitNode(out, graph, on, count, p->eventWait.event);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return cuGraphAddEventRecordNode(out, graph, on, count, p->eventRecord.event);

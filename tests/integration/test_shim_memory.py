@@ -1209,6 +1209,22 @@ tell(again=launch(ready), instantiate=other, other=launch(another))
         assert program.ask("go") == {"again": SUCCESS, "instantiate": SUCCESS, "other": SUCCESS}
 
 
+def test_what_a_child_graph_allocates_counts_for_the_graph_around_it(container):
+    """A child that is given away to its node (CUDA 12.9) may allocate."""
+    script = """
+NODE_TYPE_GRAPH, OWNERSHIP_MOVE = 4, 1
+def around(child):
+    graph, node, params = into("cuGraphCreate", 0)[1], out(), (ctypes.c_uint64 * 32)()
+    params[0], params[2], params[3] = NODE_TYPE_GRAPH, child, OWNERSHIP_MOVE
+    must("cuGraphAddNode", ctypes.byref(node), graph, None, 0, params)
+    return graph
+fits, too_large = (instantiate(around(graph_of(size))) for size in (512 * MIB, SIZE))
+tell(fits=launch(fits), too_large=launch(too_large))
+"""
+    program = PROGRAM + GRAPH + script.replace("SIZE", f"{LIMIT_MIB} * MIB")
+    assert facts(container.python(program)) == {"fits": SUCCESS, "too_large": OUT_OF_MEMORY}
+
+
 def test_launching_a_graph_again_takes_no_room_from_other_threads(container):
     script = """
 ready, context = instantiate(graph_of(600 * MIB)), out()
