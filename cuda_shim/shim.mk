@@ -4,7 +4,9 @@
 SHIM_COMMON := log early region/limits region/region region/node_page region/container account/account account/map interpose/object \
                interpose/naming
 SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/outputs interpose/module interpose/memory interpose/latch \
-               interpose/capture interpose/deferred interpose/reservoir interpose/pool interpose/synchronize interpose/vmm interpose/array interpose/launch interpose/pace interpose/neighbours interpose/prefetch interpose/submit interpose/gate-asm \
+               interpose/capture interpose/deferred interpose/reservoir \
+               interpose/pool interpose/synchronize interpose/vmm interpose/array interpose/launch interpose/pace \
+               interpose/neighbours interpose/prefetch interpose/submit interpose/gate-asm \
                limit/bucket limit/control limit/cost limit/in_flight limit/priority limit/turns \
                interpose/driver_nvml interpose/own_use interpose/image
 SHIM_NVML   := interpose/nvml interpose/nvml_table

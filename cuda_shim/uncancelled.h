@@ -1,5 +1,5 @@
-/* No call of CUDA or NVML is a place at which a thread can be cancelled: one that ended in ours would leave locks taken and books open. So what
- * libc makes such a place is asked of the kernel past it, or done with cancellation held off. */
+/* No call of CUDA or NVML is a place at which a thread can be cancelled: one that ended in ours would leave locks taken and books open. So
+ * what libc makes such a place is asked of the kernel past it, or done with cancellation held off. */
 #ifndef AQ_UNCANCELLED_H
 #define AQ_UNCANCELLED_H
 

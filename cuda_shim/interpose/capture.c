@@ -16,8 +16,8 @@ static CUresult begun(CUresult result)
 	return result;
 }
 
-/* A capture that was invalid, or was never joined by a stream that it forked to, ends with an error. Other errors end none: the stream was not
- * captured, did not begin the capture, or is another thread's to end. */
+/* A capture that was invalid, or was never joined by a stream that it forked to, ends with an error. Other errors end none: the stream was
+ * not captured, did not begin the capture, or is another thread's to end. */
 static CUresult ended(CUresult result)
 {
 	if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED || result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED)

@@ -75,7 +75,7 @@ static void prepare(void)
 		names[place_of(aq_nvml_hooks[i].symbol)] = &aq_nvml_hooks[i];
 }
 
-/* Whoever comes first, and all who come meanwhile: each writes the same, so nobody waits, not even a child that is forked in the middle of it. */
+/* Whoever comes first, and all who come meanwhile: each writes the same, so nobody waits, nor does a child that is forked in the middle. */
 static void be_prepared(void)
 {
 	static _Atomic bool prepared;

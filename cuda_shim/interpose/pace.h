@@ -5,8 +5,8 @@
  * container's bucket (limit/bucket.h) in pieces, and waits when the bucket is empty. Some launches are timed with the driver's own events; the
  * same events tell how much is still in flight, which is bounded so that a pause or a lower limit acts soon.
  *
- * Nothing is paid or timed in a stream that is captured (capture.h), and what is asked meanwhile invalidates no capture (relax.h). Every wait has
- * an end, whatever the region or the device say. */
+ * Nothing is paid or timed in a stream that is captured (capture.h), and what is asked meanwhile invalidates no capture (relax.h). Every
+ * wait has an end, whatever the region or the device say. */
 #ifndef AQ_INTERPOSE_PACE_H
 #define AQ_INTERPOSE_PACE_H
 

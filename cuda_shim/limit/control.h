@@ -9,8 +9,9 @@
  * they are passed over. And one period moves the gain by a tenth at most, down as up: a container that had the whole device and is held at a
  * twentieth of it must not be throttled to nothing for what it had.
  *
- * One process of the container does it at a time: whoever takes the lease, at a moment when it has to wait anyway; while none has, more seldom, and
- * each time for all the periods since the last one. Else who pays so little that it never waits would have the device for seconds.
+ * One process of the container does it at a time: whoever takes the lease, at a moment when it has to wait anyway; while none has, more
+ * seldom, and each time for all the periods since the last one. Else who pays so little that it never waits would have the device for
+ * seconds.
  */
 #ifndef AQ_LIMIT_CONTROL_H
 #define AQ_LIMIT_CONTROL_H
@@ -22,8 +23,8 @@
 #define AQ_CONTROL_GAP_NS 1000000000ll   /* as long without a measurement, and the correction starts anew */
 #define AQ_CONTROL_STALE 3u              /* periods passed over then: the driver's samples are up to two wide */
 
-/* For the one caller that shall measure now, how many periods that is for: it holds the lease for the next one. 0 for others. `is_held`: it has
- * to wait. */
+/* For the one caller that shall measure now, how many periods that is for: it holds the lease for the next one. 0 for others. `is_held`: it
+ * has to wait. */
 uint32_t aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns, bool is_held);
 
 /* The container is not held at any ceiling now: what is measured from here on tells nothing about one. */

@@ -1,4 +1,4 @@
-/* A thread is not cancelled inside a call of CUDA: one that waits there for its ceiling or for a pause comes back from it first, with the books closed.
+/* A thread is not cancelled inside a call of CUDA: one that waits there for its ceiling comes back from it first, with the books closed.
  *
  * Argument: the build directory. Needs its simulated driver. */
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-/* A program may fork at any moment, also while another of its threads is the first to look something up. Its children have to find all they look up,
- * too. Such a moment comes once in a process, so there are many processes.
+/* A program may fork at any moment, also while another of its threads is the first to look something up. Its children have to find all they
+ * look up, too. Such a moment comes once in a process, so there are many processes.
  *
  * Argument: the build directory. Needs its simulated driver. Both fronts, without dlsym: libc's own lock of the loader outlives a fork. */
 #include <dlfcn.h>

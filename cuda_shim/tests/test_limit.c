@@ -217,7 +217,8 @@ static void who_pays_too_little_to_wait_is_corrected_too(void)
 		bool has_paid = aq_bucket_pay(&bucket, now, 25, MS / 8);
 		uint32_t periods = aq_control_take_lease(&bucket, now, !has_paid);
 		if (periods) {
-			aq_control_correct(&bucket, now, periods, 25, now > measured_at ? (uint32_t)((busy - busy_last) * AQ_GAIN_ONE / (now - measured_at)) : 0);
+			uint32_t measured = now > measured_at ? (uint32_t)((busy - busy_last) * AQ_GAIN_ONE / (now - measured_at)) : 0;
+			aq_control_correct(&bucket, now, periods, 25, measured);
 			busy_last = busy;
 			measured_at = now;
 		}
