@@ -117,7 +117,7 @@ static uint64_t lost(uint64_t bytes)
 	return rounded(bytes, bytes > SMALL ? PAGE : UNIT);
 }
 
-/* Was it right to say yes, or no,? */
+/* Was it right to say yes, or no? */
 static bool granted(CUresult result, uint64_t bytes)
 {
 	bool fits = model_bytes + pooled_bytes + bytes <= free_at_start;

@@ -16,6 +16,17 @@ static bool is_worth_moving(const struct aq_entry *entry, void *context)
 	return entry->kind == AQ_VIRTUAL && (int)entry->device == place->device && entry->bytes >= LEAST_BYTES;
 }
 
+/* The block as the driver has it, which takes no more for its own: what is charged for may be longer. */
+static bool cut_to_size(struct aq_entry *block)
+{
+	size_t bytes;
+
+	if (aq_cuda.cuMemGetAddressRange_v2(NULL, &bytes, block->key) != CUDA_SUCCESS)
+		return false;
+	block->bytes = bytes;
+	return true;
+}
+
 /* Blocks that were to be device memory prefer the device; a program's own managed memory does where the program said so. */
 static bool belongs_here(const struct aq_entry *block, CUdevice ordinal)
 {
@@ -48,10 +59,12 @@ void aq_prefetch(const struct aq_place *place, CUstream stream, bool per_thread,
 	CUstreamCaptureMode mode = aq_relax();
 	/* A block that another thread frees meanwhile is no longer the driver's, and it says so; the device may also be one that cannot. */
 	for (size_t i = 0; i < count && result != CUDA_ERROR_INVALID_DEVICE; i++) {
-		if (blocks[i].bytes > room_bytes || !belongs_here(&blocks[i], place->ordinal))
+		uint64_t takes_bytes = blocks[i].bytes;
+
+		if (takes_bytes > room_bytes || !cut_to_size(&blocks[i]) || !belongs_here(&blocks[i], place->ordinal))
 			continue;
 		result = move(&blocks[i], place->ordinal, stream, per_thread);
-		room_bytes -= result == CUDA_SUCCESS ? blocks[i].bytes : 0;
+		room_bytes -= result == CUDA_SUCCESS ? takes_bytes : 0;
 	}
 	aq_restrict(mode);
 	free(blocks);
