@@ -53,6 +53,29 @@ void aq_listed_ask(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_proces
 	}
 }
 
+/* A pid of the container's own must be in the list too: else it is the number of a neighbour in the samples. Who cannot be seen from here
+ * is named by its host pid, also by a driver that translates, and then not in the list. */
+static bool is_named(const struct aq_naming *naming, uint32_t at, unsigned int pid)
+{
+	uint32_t own = naming->taken[at].pid, host_pid = naming->taken[at].host_pid;
+
+	if (host_pid && !naming->translates)
+		return pid == host_pid;
+	if (!own)
+		return host_pid && pid == host_pid && !is_listed(naming->listed, pid);
+	return pid == own && (!naming->listed->known || is_listed(naming->listed, pid));
+}
+
+/* The process that the driver names `pid`, as a place in `taken`; `count` when it is none of the container's. */
+static uint32_t find(const struct aq_naming *naming, unsigned int pid)
+{
+	uint32_t at = 0;
+
+	while (at < naming->count && !is_named(naming, at, pid))
+		at++;
+	return at;
+}
+
 void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, uint32_t device, const struct aq_listed *listed)
 {
 	unsigned int by_host_pid = 0, by_own_pid = 0;
@@ -69,6 +92,7 @@ void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, u
 		uint32_t pid = aq_region_pid(region, i);
 		naming->taken[naming->count].slot = i;
 		naming->taken[naming->count].pid = pid;
+		naming->taken[naming->count].as = 0;
 		naming->taken[naming->count++].host_pid = host_pid;
 		if (!listed->known || !host_pid || !should_be_listed(region, i, device))
 			continue;
@@ -76,25 +100,17 @@ void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, u
 		by_own_pid += pid && is_listed(listed, pid);
 	}
 	naming->translates = by_own_pid > by_host_pid;
-}
+	for (unsigned int i = 0; i < listed->count; i++) {
+		uint32_t at = find(naming, listed->process[i].pid);
 
-/* A pid of the container's own must be in the list too: else it is the number of a neighbour in the samples. Who cannot be seen from here
- * is named by its host pid, also by a driver that translates, and then not in the list. */
-static bool is_named(const struct aq_naming *naming, uint32_t at, unsigned int pid)
-{
-	uint32_t own = naming->taken[at].pid, host_pid = naming->taken[at].host_pid;
-
-	if (host_pid && !naming->translates)
-		return pid == host_pid;
-	if (!own)
-		return host_pid && pid == host_pid && !is_listed(naming->listed, pid);
-	return pid == own && (!naming->listed->known || is_listed(naming->listed, pid));
+		if (at < naming->count)
+			naming->taken[at].as |= listed->as[i];
+	}
 }
 
 int aq_naming_slot(const struct aq_naming *naming, unsigned int pid)
 {
-	for (uint32_t i = 0; i < naming->count; i++)
-		if (is_named(naming, i, pid))
-			return (int)naming->taken[i].slot;
-	return -1;
+	uint32_t at = find(naming, pid);
+
+	return at < naming->count ? (int)naming->taken[at].slot : -1;
 }

@@ -36,6 +36,7 @@ struct aq_naming {
 		uint32_t slot;
 		uint32_t pid;      /* in the caller's pid namespace; 0 = not to be seen there */
 		uint32_t host_pid; /* 0 = the agent has not found it yet */
+		unsigned int as;   /* in which of the driver's lists it is, as `as` above; 0 = the driver does not name it */
 	} taken[AQ_SLOT_COUNT];
 };
 

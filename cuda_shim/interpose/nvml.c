@@ -227,68 +227,80 @@ nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimi
 
 /* ---- processes ------------------------------------------------------------------------------------------------- */
 
-/* What the driver lists of a device, and by which pids it does. */
-static void learn_naming(nvmlDevice_t device, uint32_t granted, struct aq_listed *listed, struct aq_naming *naming)
+/* What the driver lists of a device, and by which pids it does. More than a thread with a small stack has room for. */
+struct view {
+	struct aq_listed listed;
+	struct aq_naming naming;
+};
+
+/* NULL when there is no memory. The caller frees it. */
+static struct view *look(nvmlDevice_t device, int granted)
 {
-	aq_listed_ask(listed, device, aq_nvml.nvmlDeviceGetComputeRunningProcesses_v3, aq_nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3);
-	aq_naming_learn(naming, &container.region, granted, listed);
+	struct view *view = malloc(sizeof(*view));
+
+	if (!view)
+		return NULL;
+	aq_listed_ask(&view->listed, device, aq_nvml.nvmlDeviceGetComputeRunningProcesses_v3,
+		      aq_nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3);
+	aq_naming_learn(&view->naming, &container.region, (uint32_t)granted, &view->listed);
+	return view;
 }
 
-/* In which of the driver's lists a process of the container is (enum aq_listed_as). One that it does not name holds something, too. */
-static unsigned int listed_as(const struct aq_naming *naming, uint32_t slot)
+/* Is a process of the container in a `wanted` list (enum aq_listed_as)? One that the driver does not name is in that of compute. */
+static bool is_wanted(const struct aq_naming *naming, uint32_t at, unsigned int wanted)
 {
-	unsigned int as = 0;
-
-	for (unsigned int i = 0; i < naming->listed->count; i++)
-		if (aq_naming_slot(naming, naming->listed->process[i].pid) == (int)slot)
-			as |= naming->listed->as[i];
-	return as ? as : AQ_LISTED_COMPUTE;
+	return (naming->taken[at].as ? naming->taken[at].as : AQ_LISTED_COMPUTE) & wanted;
 }
 
 /* Those of the container's processes with a context or memory on the device that the caller's pid namespace knows and the driver lists as
- * `wanted`, as the widest of the structs has them. Returns how many; fills at most `room`. */
-static unsigned int list_processes(nvmlDevice_t device, unsigned int wanted, nvmlProcessDetail_v1_t *processes, unsigned int room)
+ * `wanted`, as the widest of the structs has them. Tells how many; fills at most `room`. */
+static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int wanted, nvmlProcessDetail_v1_t *processes, unsigned int room,
+				   unsigned int *found)
 {
-	unsigned int gpu_instance = NVML_NO_INSTANCE, compute_instance = NVML_NO_INSTANCE, count = 0;
+	unsigned int gpu_instance = NVML_NO_INSTANCE, compute_instance = NVML_NO_INSTANCE;
 	int granted = device_of(device);
-	struct aq_listed listed;
-	struct aq_naming naming;
 
+	*found = 0;
 	if (granted < 0)
-		return 0;
+		return NVML_SUCCESS;
 	if (!strncmp(container.limits.device[granted].uuid_text, "MIG-", 4)) {
 		aq_nvml.nvmlDeviceGetGpuInstanceId(device, &gpu_instance);
 		aq_nvml.nvmlDeviceGetComputeInstanceId(device, &compute_instance);
 	}
-	learn_naming(device, (uint32_t)granted, &listed, &naming);
-	for (uint32_t i = 0; i < naming.count; i++) {
-		uint32_t slot = naming.taken[i].slot;
+	struct view *view = look(device, granted);
+	if (!view)
+		return NVML_ERROR_MEMORY;
+	for (uint32_t i = 0; i < view->naming.count; i++) {
+		uint32_t slot = view->naming.taken[i].slot, pid = view->naming.taken[i].pid;
 		uint64_t used = held_by(slot, granted);
 
-		if (!(used || atomic_load(&aq_region_slot(&container.region, slot)->device[granted].contexts)) || !naming.taken[i].pid ||
-		    !(listed_as(&naming, slot) & wanted) || !aq_region_is_live(&container.region, slot))
+		if (!(used || atomic_load(&aq_region_slot(&container.region, slot)->device[granted].contexts)) || !pid ||
+		    !is_wanted(&view->naming, i, wanted) || !aq_region_is_live(&container.region, slot))
 			continue;
-		if (count < room)
-			processes[count] = (nvmlProcessDetail_v1_t){ .pid = naming.taken[i].pid, .usedGpuMemory = used,
-								      .gpuInstanceId = gpu_instance, .computeInstanceId = compute_instance };
-		count++;
+		if (*found < room)
+			processes[*found] = (nvmlProcessDetail_v1_t){ .pid = pid, .usedGpuMemory = used,
+								       .gpuInstanceId = gpu_instance, .computeInstanceId = compute_instance };
+		++*found;
 	}
-	return count;
+	free(view);
+	return NVML_SUCCESS;
 }
 
 /* The way every list of NVML is handed out: with too little room, the number it takes and NVML_ERROR_INSUFFICIENT_SIZE. */
 static nvmlReturn_t hand_out(nvmlDevice_t device, unsigned int wanted, unsigned int *count, void *processes, size_t stride,
 			     bool with_instances)
 {
-	nvmlProcessDetail_v1_t own[AQ_SLOT_COUNT];
-	unsigned int found = list_processes(device, wanted, own, AQ_SLOT_COUNT), room = *count;
+	nvmlProcessDetail_v1_t *own = malloc(AQ_SLOT_COUNT * sizeof(*own));
+	unsigned int found = 0, room = *count;
+	nvmlReturn_t result = own ? list_processes(device, wanted, own, AQ_SLOT_COUNT, &found) : NVML_ERROR_MEMORY;
 
-	*count = found;
-	if (found > room)
-		return NVML_ERROR_INSUFFICIENT_SIZE;
-	if (found && !processes)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	for (unsigned int i = 0; i < found; i++) {
+	if (result == NVML_SUCCESS)
+		*count = found;
+	if (result == NVML_SUCCESS && found > room)
+		result = NVML_ERROR_INSUFFICIENT_SIZE;
+	if (result == NVML_SUCCESS && found && !processes)
+		result = NVML_ERROR_INVALID_ARGUMENT;
+	for (unsigned int i = 0; result == NVML_SUCCESS && i < found; i++) {
 		nvmlProcessInfo_v2_t *process = (void *)((char *)processes + i * stride);
 
 		process->pid = own[i].pid;
@@ -298,7 +310,8 @@ static nvmlReturn_t hand_out(nvmlDevice_t device, unsigned int wanted, unsigned 
 			process->computeInstanceId = own[i].computeInstanceId;
 		}
 	}
-	return NVML_SUCCESS;
+	free(own);
+	return result;
 }
 
 /* Let the library judge the arguments; how many processes it would list is not for the container to know. */
@@ -356,8 +369,11 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
 		[NVML_PROCESS_MODE_MPS] = AQ_LISTED_MPS,
 		[NVML_PROCESS_MODE_ALL] = AQ_LISTED_COMPUTE | AQ_LISTED_MPS,
 	};
-	unsigned int room = list->procArray ? list->numProcArrayEntries : 0;
-	unsigned int found = list->mode < NVML_PROCESS_MODE_MAX ? list_processes(device, wanted[list->mode], list->procArray, room) : 0;
+	unsigned int found, room = list->procArray ? list->numProcArrayEntries : 0;
+
+	result = list_processes(device, list->mode < NVML_PROCESS_MODE_MAX ? wanted[list->mode] : 0, list->procArray, room, &found);
+	if (result != NVML_SUCCESS)
+		return result;
 	list->numProcArrayEntries = found;
 	return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
@@ -469,20 +485,25 @@ static nvmlReturn_t own_samples(const struct sampling *form, nvmlDevice_t device
 {
 	nvmlReturn_t result = all_samples(form, device, since_us, samples, count);
 	int granted = device_of(device);
-	struct aq_listed listed;
-	struct aq_naming naming;
 	unsigned int kept = 0;
 
 	if (result == NVML_SUCCESS && *count && granted >= 0) {
-		learn_naming(device, (uint32_t)granted, &listed, &naming);
-		for (unsigned int i = 0; i < *count; i++) {
-			int slot = aq_naming_slot(&naming, *pid_at(form, *samples, i));
+		struct view *view = look(device, granted);
+
+		for (unsigned int i = 0; view && i < *count; i++) {
+			int slot = aq_naming_slot(&view->naming, *pid_at(form, *samples, i));
 
 			if (slot < 0 || !aq_region_is_live(&container.region, (uint32_t)slot))
 				continue;
 			memmove((char *)*samples + kept * form->stride, (char *)*samples + i * form->stride, form->stride);
 			*pid_at(form, *samples, kept++) = (unsigned int)slot;
 		}
+		if (!view) {
+			free(*samples);
+			*samples = NULL;
+			result = NVML_ERROR_MEMORY;
+		}
+		free(view);
 	}
 	*count = kept;
 	return result;

@@ -9,6 +9,8 @@
 static _Atomic bool busy; /* one thread at a time; another has no need to wait for it */
 static struct aq_driver_nvml nvml;
 static enum { UNTRIED, READY, ABSENT } state;
+/* Not on the stack of a thread that only wants to launch. */
+static nvmlProcessUtilizationSample_t samples[SAMPLES_MAX];
 static struct aq_listed listed;
 static struct aq_naming naming;
 static struct {
@@ -27,7 +29,7 @@ static bool ready(const char *uuid, int device)
 }
 
 /* Sum over our processes of each one's mean over its new samples; 65536 = the whole device. */
-static bool sum_of_ours(const nvmlProcessUtilizationSample_t *samples, unsigned int count, int device, uint32_t *share_q16)
+static bool sum_of_ours(unsigned int count, int device, uint32_t *share_q16)
 {
 	unsigned long long newest = devices[device].seen_us;
 	bool any = false;
@@ -55,7 +57,6 @@ static bool sum_of_ours(const nvmlProcessUtilizationSample_t *samples, unsigned 
 
 bool aq_own_use(const struct aq_region *region, const char *uuid, int device, uint32_t *share_q16)
 {
-	nvmlProcessUtilizationSample_t samples[SAMPLES_MAX];
 	unsigned int count = SAMPLES_MAX;
 
 	*share_q16 = 0;
@@ -66,7 +67,7 @@ bool aq_own_use(const struct aq_region *region, const char *uuid, int device, ui
 	if (told) {
 		aq_listed_ask(&listed, devices[device].handle, nvml.processes, nvml.mps_processes);
 		aq_naming_learn(&naming, region, (uint32_t)device, &listed);
-		told = sum_of_ours(samples, count, device, share_q16);
+		told = sum_of_ours(count, device, share_q16);
 	}
 	atomic_store_explicit(&busy, false, memory_order_release);
 	if (*share_q16 > ALL_OF_IT)

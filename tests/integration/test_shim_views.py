@@ -15,6 +15,7 @@ from agent.core.region_layout import DeviceLimit, Limits
 from proto import contract
 from tests.fakes.container import MIB, SOURCE_TREE, Node, make_container
 from tests.fakes.pid_namespaces import unshare_or_skip
+from tests.fakes.small_stack import SmallStack
 
 LIMIT_MIB = 4096
 CONTEXT_MIB = 530
@@ -211,6 +212,16 @@ tell(answers=answers)
 """
         told = facts(container.python(PROGRAM + NVML + script))
     assert told["answers"] == [[7, 2], [7, 2], [0, 2]]
+
+
+@pytest.mark.parametrize("call", ["processes", "samples"])
+def test_a_thread_that_asks_needs_little_more_stack_than_the_driver_does(node, container, tmp_path, call):
+    bare = node.container(LIMIT_MIB, interposition="none")
+    asker = SmallStack(tmp_path, bare)
+    with container.start([node.build / "bin/aliquot-cuda-client", "work", "--seconds", "20", "--kernel-us", "2000"]) as client:
+        client.listen()
+        client.listen()  # a second later: there are samples
+        assert asker.needed_kib(container, call) <= asker.needed_kib(bare, call) + 6
 
 
 def test_a_killed_process_is_not_listed_and_its_memory_not_shown(container):
