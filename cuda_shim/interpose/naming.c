@@ -17,18 +17,11 @@ static bool is_listed(const struct aq_listed *listed, unsigned int pid)
 	return place_of(listed, pid) < listed->count;
 }
 
-static bool is_taken(struct aq_region_slot *slot)
-{
-	return atomic_load_explicit(&slot->state, memory_order_relaxed) != AQ_SLOT_FREE;
-}
-
 /* The caller's own process is told whether it has a context, for it asks while it makes one. */
 static bool should_be_listed(const struct aq_region *region, uint32_t index, uint32_t device)
 {
-	struct aq_region_slot *slot = aq_region_slot(region, index);
-
-	return is_taken(slot) &&
-	       ((int)index == region->slot_index || atomic_load_explicit(&slot->device[device].contexts, memory_order_relaxed));
+	return (int)index == region->slot_index ||
+	       atomic_load_explicit(&aq_region_slot(region, index)->device[device].contexts, memory_order_relaxed);
 }
 
 void aq_listed_ask(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_processes compute, aq_nvml_processes mps)
@@ -57,7 +50,7 @@ void aq_listed_ask(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_proces
  * is named by its host pid, also by a driver that translates, and then not in the list. */
 static bool is_named(const struct aq_naming *naming, uint32_t at, unsigned int pid)
 {
-	uint32_t own = naming->taken[at].pid, host_pid = naming->taken[at].host_pid;
+	uint32_t own = naming->living[at].pid, host_pid = naming->living[at].host_pid;
 
 	if (host_pid && !naming->translates)
 		return pid == host_pid;
@@ -66,7 +59,7 @@ static bool is_named(const struct aq_naming *naming, uint32_t at, unsigned int p
 	return pid == own && (!naming->listed->known || is_listed(naming->listed, pid));
 }
 
-/* The process that the driver names `pid`, as a place in `taken`; `count` when it is none of the container's. */
+/* The process that the driver names `pid`, as a place in `living`; `count` when it is none of the container's. */
 static uint32_t find(const struct aq_naming *naming, unsigned int pid)
 {
 	uint32_t at = 0;
@@ -80,20 +73,18 @@ void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, u
 {
 	unsigned int by_host_pid = 0, by_own_pid = 0;
 
-	naming->region = region;
 	naming->listed = listed;
 	naming->count = 0;
 	for (uint32_t i = 0; i < region->slot_count && naming->count < AQ_SLOT_COUNT; i++) {
-		struct aq_region_slot *slot = aq_region_slot(region, i);
-		uint32_t host_pid = atomic_load_explicit(&slot->host_pid, memory_order_relaxed);
-
-		if (!is_taken(slot))
+		/* Of a killed process, the pid of its own namespace is left, which may be another's here. */
+		if (!aq_region_is_live(region, i))
 			continue;
 		uint32_t pid = aq_region_pid(region, i);
-		naming->taken[naming->count].slot = i;
-		naming->taken[naming->count].pid = pid;
-		naming->taken[naming->count].as = 0;
-		naming->taken[naming->count++].host_pid = host_pid;
+		uint32_t host_pid = atomic_load_explicit(&aq_region_slot(region, i)->host_pid, memory_order_relaxed);
+		naming->living[naming->count].slot = i;
+		naming->living[naming->count].pid = pid;
+		naming->living[naming->count].as = 0;
+		naming->living[naming->count++].host_pid = host_pid;
 		if (!listed->known || !host_pid || !should_be_listed(region, i, device))
 			continue;
 		by_host_pid += is_listed(listed, host_pid);
@@ -104,7 +95,7 @@ void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, u
 		uint32_t at = find(naming, listed->process[i].pid);
 
 		if (at < naming->count)
-			naming->taken[at].as |= listed->as[i];
+			naming->living[at].as |= listed->as[i];
 	}
 }
 
@@ -112,5 +103,5 @@ int aq_naming_slot(const struct aq_naming *naming, unsigned int pid)
 {
 	uint32_t at = find(naming, pid);
 
-	return at < naming->count ? (int)naming->taken[at].slot : -1;
+	return at < naming->count ? (int)naming->living[at].slot : -1;
 }

@@ -28,7 +28,6 @@ struct aq_listed {
 void aq_listed_ask(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_processes compute, aq_nvml_processes mps);
 
 struct aq_naming {
-	const struct aq_region *region;
 	const struct aq_listed *listed;
 	bool translates;
 	uint32_t count;
@@ -37,13 +36,13 @@ struct aq_naming {
 		uint32_t pid;      /* in the caller's pid namespace; 0 = not to be seen there */
 		uint32_t host_pid; /* 0 = the agent has not found it yet */
 		unsigned int as;   /* in which of the driver's lists it is, as `as` above; 0 = the driver does not name it */
-	} taken[AQ_SLOT_COUNT];
+	} living[AQ_SLOT_COUNT];
 };
 
-/* How the driver names processes on a device of the limits. */
+/* How the driver names processes on a device of the limits. Two system calls for each process of the container. */
 void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, uint32_t device, const struct aq_listed *listed);
 
-/* The slot of the process that the driver names `pid`, -1 when it is none of the container's. */
+/* The slot of the living process that the driver names `pid`, -1 when it is none of the container's. */
 int aq_naming_slot(const struct aq_naming *naming, unsigned int pid);
 
 #endif

@@ -249,7 +249,7 @@ static struct view *look(nvmlDevice_t device, int granted)
 /* Is a process of the container in a `wanted` list (enum aq_listed_as)? One that the driver does not name is in that of compute. */
 static bool is_wanted(const struct aq_naming *naming, uint32_t at, unsigned int wanted)
 {
-	return (naming->taken[at].as ? naming->taken[at].as : AQ_LISTED_COMPUTE) & wanted;
+	return (naming->living[at].as ? naming->living[at].as : AQ_LISTED_COMPUTE) & wanted;
 }
 
 /* Those of the container's processes with a context or memory on the device that the caller's pid namespace knows and the driver lists as
@@ -271,11 +271,11 @@ static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int wanted, nvm
 	if (!view)
 		return NVML_ERROR_MEMORY;
 	for (uint32_t i = 0; i < view->naming.count; i++) {
-		uint32_t slot = view->naming.taken[i].slot, pid = view->naming.taken[i].pid;
+		uint32_t slot = view->naming.living[i].slot, pid = view->naming.living[i].pid;
 		uint64_t used = held_by(slot, granted);
 
 		if (!(used || atomic_load(&aq_region_slot(&container.region, slot)->device[granted].contexts)) || !pid ||
-		    !is_wanted(&view->naming, i, wanted) || !aq_region_is_live(&container.region, slot))
+		    !is_wanted(&view->naming, i, wanted))
 			continue;
 		if (*found < room)
 			processes[*found] = (nvmlProcessDetail_v1_t){ .pid = pid, .usedGpuMemory = used,
@@ -493,7 +493,7 @@ static nvmlReturn_t own_samples(const struct sampling *form, nvmlDevice_t device
 		for (unsigned int i = 0; view && i < *count; i++) {
 			int slot = aq_naming_slot(&view->naming, *pid_at(form, *samples, i));
 
-			if (slot < 0 || !aq_region_is_live(&container.region, (uint32_t)slot))
+			if (slot < 0)
 				continue;
 			memmove((char *)*samples + kept * form->stride, (char *)*samples + i * form->stride, form->stride);
 			*pid_at(form, *samples, kept++) = (unsigned int)slot;

@@ -1,4 +1,9 @@
 /* Which of the pids that NVML names are the container's: over a region as shims and agent write it, and lists as drivers give them. */
+#define _GNU_SOURCE /* F_OFD_SETLK */
+
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "interpose/naming.h"
 #include "tests/support.h"
 
@@ -6,6 +11,15 @@
 
 static struct aq_region region;
 static struct aq_listed listed;
+static int processes_fd; /* holds the locks of all processes' lives, and none by which the kernel would name them */
+
+static void lock_life(uint32_t slot, short type)
+{
+	off_t at = (char *)aq_region_slot(&region, slot) - (char *)region.base;
+	struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1 };
+
+	CHECK(fcntl(processes_fd, F_OFD_SETLK, &lock) == 0);
+}
 
 /* A process of the container: its pid there, the one the agent found for it, and its contexts on the device. */
 static void process(uint32_t slot, uint32_t pid, uint32_t host_pid, uint32_t contexts)
@@ -16,6 +30,12 @@ static void process(uint32_t slot, uint32_t pid, uint32_t host_pid, uint32_t con
 	atomic_store(&at->pid, pid);
 	atomic_store(&at->host_pid, host_pid);
 	atomic_store(&at->device[DEVICE].contexts, contexts);
+	lock_life(slot, F_WRLCK);
+}
+
+static void killed(uint32_t slot)
+{
+	lock_life(slot, F_UNLCK);
 }
 
 static void lists(unsigned int count, const unsigned int *pids)
@@ -125,6 +145,17 @@ static void who_cannot_be_seen_is_named_by_its_host_pid_in_samples_alone(void)
 	CHECK(slot_of(4008) == 3);
 }
 
+static void who_was_killed_is_nobody(void)
+{
+	process(0, 7, 0, 1);
+	process(1, 7, 0, 1); /* the first had that pid in a namespace within */
+	killed(0);
+	LISTS(7);
+	CHECK(slot_of(7) == 1);
+	killed(1);
+	CHECK(slot_of(7) == -1);
+}
+
 /* ---- the driver's two lists ------------------------------------------------------------------------------------ */
 
 static nvmlReturn_t answer(unsigned int *count, nvmlProcessInfo_v2_t *processes, unsigned int first, unsigned int many)
@@ -193,6 +224,7 @@ int main(void)
 		without_a_list_the_host_pid_is_believed,
 		who_makes_its_first_context_knows_its_own_pid,
 		who_cannot_be_seen_is_named_by_its_host_pid_in_samples_alone,
+		who_was_killed_is_nobody,
 		a_client_of_mps_is_listed_once_whatever_lists_it_is_in,
 		without_a_list_of_mps_that_of_compute_is_all,
 		without_the_list_of_compute_nothing_is_known,
@@ -204,7 +236,9 @@ int main(void)
 		support_directory();
 		support_write_region();
 		CHECK(aq_region_map(&region, support_region(), AQ_REGION_WRITE, &fault) == 0);
+		CHECK((processes_fd = open(support_region(), O_RDWR | O_CLOEXEC)) >= 0);
 		tests[i]();
+		close(processes_fd);
 		aq_region_unmap(&region);
 		support_remove();
 	}
