@@ -298,8 +298,6 @@ static nvmlReturn_t hand_out(nvmlDevice_t device, unsigned int wanted, unsigned 
 		*count = found;
 	if (result == NVML_SUCCESS && found > room)
 		result = NVML_ERROR_INSUFFICIENT_SIZE;
-	if (result == NVML_SUCCESS && found && !processes)
-		result = NVML_ERROR_INVALID_ARGUMENT;
 	for (unsigned int i = 0; result == NVML_SUCCESS && i < found; i++) {
 		nvmlProcessInfo_v2_t *process = (void *)((char *)processes + i * stride);
 
@@ -318,7 +316,7 @@ static nvmlReturn_t hand_out(nvmlDevice_t device, unsigned int wanted, unsigned 
 #define JUDGED(name)                                                                              \
 	do {                                                                                      \
 		unsigned int none_ = 0;                                                           \
-		if (!count)                                                                       \
+		if (!count || (*count && !processes))                                             \
 			return NVML_ERROR_INVALID_ARGUMENT;                                       \
 		nvmlReturn_t result_ = aq_nvml.name(device, &none_, NULL);                        \
 		if (result_ != NVML_SUCCESS && result_ != NVML_ERROR_INSUFFICIENT_SIZE)           \

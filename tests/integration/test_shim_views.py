@@ -214,6 +214,19 @@ tell(answers=answers)
     assert told["answers"] == [[7, 2], [7, 2], [0, 2]]
 
 
+def test_a_list_without_an_array_for_its_entries_is_refused_and_writes_nothing(container):
+    """Also where none would be written: the driver refuses it whatever it would list."""
+    script = """
+answers = []
+for name in ("ComputeRunningProcesses_v3", "MPSComputeRunningProcesses_v3", "GraphicsRunningProcesses_v3"):
+    count = ctypes.c_uint(5)
+    answers.append([n._nvmlGetFunctionPointer("nvmlDeviceGet" + name)(h, ctypes.byref(count), None), count.value])
+tell(answers=answers)
+"""
+    with container.repl():
+        assert facts(container.python(PROGRAM + NVML + script))["answers"] == [[2, 5]] * 3
+
+
 @pytest.mark.parametrize("call", ["processes", "samples"])
 def test_a_thread_that_asks_needs_little_more_stack_than_the_driver_does(node, container, tmp_path, call):
     bare = node.container(LIMIT_MIB, interposition="none")
