@@ -462,7 +462,7 @@ static nvmlReturn_t all_samples(const struct sampling *form, nvmlDevice_t device
 		result = form->ask(device, NULL, count, since_us);
 		if (result == NVML_ERROR_NOT_FOUND || (result == NVML_SUCCESS && !*count))
 			return NVML_SUCCESS;
-		if (result != NVML_ERROR_INSUFFICIENT_SIZE)
+		if (result != NVML_ERROR_INSUFFICIENT_SIZE && result != NVML_SUCCESS)
 			return result;
 		*samples = calloc(*count + 1, form->stride);
 		if (!*samples)
