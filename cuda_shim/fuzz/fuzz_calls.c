@@ -30,11 +30,7 @@
 	X(cuMemAllocPitch_v2) X(cuArray3DCreate_v2) X(cuArrayDestroy) X(cuMipmappedArrayCreate) X(cuMipmappedArrayDestroy)       \
 	X(cuMemPoolCreate) X(cuMemAllocFromPoolAsync)
 
-static struct {
-#define DECLARE(name) __typeof__(&name) name;
-	CALLS(DECLARE)
-#undef DECLARE
-} cu;
+UNPACKED_CALLS(CALLS);
 
 enum kind { NONE, LINEAR, MANAGED, ARRAY, MIPMAP, POOLED, PHYSICAL, MAPPED };
 
@@ -54,11 +50,7 @@ static CUmemoryPool pool, own_pool;
 
 static void find_drivers(void)
 {
-	void *front = unpacked_front();
-
-#define FIND(name) CHECK(cu.name = (__typeof__(cu.name))dlsym(front, #name));
-	CALLS(FIND)
-#undef FIND
+	UNPACKED_FIND(CALLS);
 	physical_info = (__typeof__(physical_info))dlsym(unpacked_driver(), "cuMemGetInfo_v2");
 	CHECK(physical_info);
 }

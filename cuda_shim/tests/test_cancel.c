@@ -1,7 +1,6 @@
 /* A thread is not cancelled inside a call of CUDA: one that waits there for its ceiling comes back from it first, with the books closed.
  *
  * Argument: the build directory. Needs its simulated driver. */
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -19,11 +18,7 @@
 	X(cuInit) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuModuleLoadData) X(cuModuleGetFunction) \
 	X(cuLaunchKernel) X(cuCtxSynchronize)
 
-static struct {
-#define DECLARE(name) __typeof__(&name) name;
-	CALLS(DECLARE)
-#undef DECLARE
-} cu;
+UNPACKED_CALLS(CALLS);
 
 static CUcontext context;
 static CUfunction function;
@@ -72,15 +67,6 @@ static _Atomic uint32_t *waiting_threads(const char *root)
 	return &((struct aq_region_slot *)(void *)(base + AQ_REGION_SLOT_OFFSET))->device[0].waiting;
 }
 
-static void find_front(void)
-{
-	void *front = unpacked_front();
-
-#define FIND(name) CHECK(cu.name = (__typeof__(cu.name))dlsym(front, #name));
-	CALLS(FIND)
-#undef FIND
-}
-
 static void load(void)
 {
 	static const char image[] = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry aliquot_spin(.param .u64 us) { ret; }\n";
@@ -105,7 +91,7 @@ int main(int argc, char **argv)
 	page.device[0].sm_percent = CEILING_PERCENT;
 	page.header.checksum = support_checksum(&page);
 	unpacked_write_limits(&page);
-	find_front();
+	UNPACKED_FIND(CALLS);
 	load();
 	_Atomic uint32_t *waiting = waiting_threads(root);
 	CHECK(pthread_create(&thread, NULL, keep_launching, NULL) == 0);

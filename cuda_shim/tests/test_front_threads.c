@@ -2,7 +2,6 @@
  * everything is credited. Under a sanitizer this also shows races and misuse of memory inside the shim.
  *
  * Argument: the build directory. Needs its simulated driver. */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <unistd.h>
@@ -21,11 +20,7 @@
 	X(cuMemAddressFree) X(cuMemRetainAllocationHandle) X(cuArray3DCreate_v2) X(cuArrayDestroy) X(cuCtxSynchronize) \
 	X(cuMemPoolCreate) X(cuMemPoolDestroy) X(cuMemAllocFromPoolAsync)
 
-static struct {
-#define DECLARE(name) __typeof__(&name) name;
-	CALLS(DECLARE)
-#undef DECLARE
-} cu;
+UNPACKED_CALLS(CALLS);
 
 static CUcontext context;
 static size_t free_at_start;
@@ -186,15 +181,6 @@ static void *pools_in_turn(void *unused)
 	return unused;
 }
 
-static void find_driver(void)
-{
-	void *front = unpacked_front();
-
-#define FIND(name) CHECK(cu.name = (__typeof__(cu.name))dlsym(front, #name));
-	CALLS(FIND)
-#undef FIND
-}
-
 int main(int argc, char **argv)
 {
 	pthread_t threads[TRADES];
@@ -202,7 +188,7 @@ int main(int argc, char **argv)
 
 	CHECK(argc == 2);
 	unpacked_container(argv[1], LIMIT_BYTES, &page);
-	find_driver();
+	UNPACKED_FIND(CALLS);
 	CHECK(cu.cuInit(0) == CUDA_SUCCESS);
 	CHECK(cu.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
 	CHECK(cu.cuCtxSetCurrent(context) == CUDA_SUCCESS);

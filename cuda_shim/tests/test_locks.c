@@ -28,11 +28,7 @@
 	X(cuMemAllocFromPoolAsync) X(cuDeviceGetDefaultMemPool) X(cuMemCreate) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap)  \
 	X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemRetainAllocationHandle) X(cuStreamSynchronize) X(cuGetProcAddress_v2)
 
-static struct {
-#define DECLARE(name) __typeof__(&name) name;
-	CALLS(DECLARE)
-#undef DECLARE
-} cu;
+UNPACKED_CALLS(CALLS);
 
 static CUcontext context;
 static __thread uint32_t random_state;
