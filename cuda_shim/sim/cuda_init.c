@@ -2,11 +2,11 @@
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "sim/cuda_internal.h"
@@ -55,17 +55,14 @@ void sim_object_delete(void *pointer)
 
 /* ---- the process's slot ---------------------------------------------------------------------------------------------- */
 
-/* A daemon listens where CUDA_MPS_PIPE_DIRECTORY says. It is only knocked at: nothing here works otherwise for its clients. */
+/* Of a daemon there is the socket where CUDA_MPS_PIPE_DIRECTORY says. It is only looked for: nothing here works otherwise for its clients. */
 static bool finds_mps_daemon(void)
 {
     const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
-    struct sockaddr_un address = { .sun_family = AF_UNIX };
-    int length = directory ? snprintf(address.sun_path, sizeof address.sun_path, "%s/control", directory) : -1;
-    int fd = length < 0 || (size_t)length >= sizeof address.sun_path ? -1 : socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool found = fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof address) == 0;
-    if (fd >= 0)
-        close(fd);
-    return found;
+    char path[PATH_MAX];
+    struct stat about;
+    int length = directory ? snprintf(path, sizeof path, "%s/control", directory) : -1;
+    return length >= 0 && (size_t)length < sizeof path && stat(path, &about) == 0 && S_ISSOCK(about.st_mode);
 }
 
 /* Taken when something is first to be held, not at cuInit: a process that only counts devices is no client of the GPU. */
