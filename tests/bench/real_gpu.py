@@ -369,7 +369,12 @@ def alarm(seconds: float) -> Iterator[None]:
 
 def real_machine(directory: Path, python: str) -> Machine:
     """The first GPU of this machine, under its own driver."""
-    pynvml.nvmlInit()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as exc:
+        sys.exit(
+            f"expected a machine with an NVIDIA driver, found none that starts ({exc}): run it there, or try the script with --simulated"
+        )
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     title = f"{pynvml.nvmlDeviceGetName(handle)}, driver {pynvml.nvmlSystemGetDriverVersion()}"
     driver = {soname: library_file(soname) for soname in (contract.CUDA_SONAME, contract.NVML_SONAME)}
