@@ -1,16 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
 # Everything a contributor runs. A fresh machine needs Python >= 3.11, a C compiler and make; the rest is installed
 # into .venv from the lock files or built into build/.
 #
 #   make demo    the main job, end to end, on a simulated node (no GPU needed)
 #   make test    unit, property and integration tests, the C tests and the fuzz targets (bounded) among them
-#   make lint    ruff, mypy --strict, import-linter, clang's warnings as errors
+#   make lint    ruff, mypy --strict, import-linter, plain English, C style, clang's warnings as errors
 #   make san     the C tests under ASan/UBSan and TSan
 #   make soak    the long forms of the chaos, fault, model-checking and fuzz tests (libFuzzer where clang has it), and make san
+#   make clients programs of others, such as nvidia-smi and numba, on the simulated driver and under the shim
 #   make bench   the benchmarks; figures with ratios
 #   make e2e     the suite on real Kubernetes components
 #   make e2e-build  what make e2e would build first: those components and the images
 #   make helm    Helm and kustomize (needs Go), with which make test also compares the chart with the kustomizations
 #   make sbom    what the images hold, in CycloneDX's form, into build/sbom
+#   make release everything that a release publishes, into build/release; make release-check builds it again offline and compares
 #   make lock    resolve the lock files again after editing pyproject.toml
 
 PYTHON ?= python3
@@ -18,19 +21,27 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: demo test soak lint san e2e e2e-build helm bench lock sbom build native clean
+.PHONY: demo test clients soak lint san e2e e2e-build helm bench lock sbom release release-check build native clean
 
 demo: native $(VENV)/.runtime
 	$(BIN)/aliquot demo $(ARGS)
 
-# Integration tests mostly wait for processes; too many at once would wait for cores, and some of them watch how GPU time is shared.
+# Integration tests wait about as long as they compute. Those that watch how GPU time is shared only wait, for seconds: many of them run at
+# once, and nothing else beside them, because a busy core would change what they see.
+WATCHES_TIME := $(patsubst %,tests/integration/test_shim_%.py,compute in_flight priority sync turns)
+
 test: native $(VENV)/.dev
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest -n auto tests/unit tests/property
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile tests/integration
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(WATCHES_TIME:%=--ignore=%) tests/integration
+	$(BIN)/python -m pytest -n 6 --dist worksteal $(WATCHES_TIME)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+# Installs each client into build/clients. Without ARGS it writes the page of results; ARGS="--light" leaves large packages out.
+clients: native $(VENV)/.dev
+	$(BIN)/python -m pytest tests/clients $(or $(ARGS),--clients-page docs/measurements/clients.md)
 
 soak: native $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak --timeout=7200 $(ARGS)
@@ -40,7 +51,8 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(MAKE) --no-print-directory -C cuda_shim lint CLANG_TIDY=$(abspath $(BIN)/clang-tidy)
+	$(BIN)/python docs/development/plain_english.py
+	$(MAKE) --no-print-directory -C cuda_shim lint CLANG_TIDY=$(abspath $(BIN)/clang-tidy) CLANG_FORMAT=$(abspath $(BIN)/clang-format)
 
 san: $(VENV)/.dev
 	$(MAKE) -C cuda_shim check SAN=asan
@@ -80,7 +92,7 @@ $(VENV)/.dev: requirements-dev.lock pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@ $(VENV)/.runtime
 
-# From the lock files alone; `docker buildx build --sbom=true` adds the base image's packages.
+# From the lock files alone; those of `make release` have the base image's packages too.
 SBOM ?= build/sbom
 SBOM_FLAGS := --pyproject pyproject.toml --mc-type application --output-reproducible
 
@@ -89,10 +101,22 @@ sbom: $(VENV)/.dev
 	$(BIN)/cyclonedx-py requirements $(SBOM_FLAGS) --output-file $(SBOM)/aliquot-agent.cdx.json requirements.lock
 	$(BIN)/cyclonedx-py requirements $(SBOM_FLAGS) --output-file $(SBOM)/aliquot-scheduler.cdx.json requirements-scheduler.lock
 
+# Root, for the images; what this machine cannot build is left out and named. RELEASE_URL: where the files will be (docs/development/release.md).
+release: $(VENV)/.dev
+	$(BIN)/python -m release $(ARGS)
+
+# The second build has no network, starts from the fetched inputs alone, and must write the same bytes.
+release-check: $(VENV)/.dev
+	unshare --net sh -ec 'ip link set lo up; exec $(BIN)/python -m release --offline --out build/release-again --work build/release-work-again $(ARGS)'
+	cmp build/release/SHA256SUMS build/release-again/SHA256SUMS
+	cd build/release && sha256sum --check --quiet SHA256SUMS
+	rm -rf build/release-again build/release-work-again
+
 lock: $(VENV)/.dev
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra scheduler pyproject.toml -o requirements-scheduler.lock
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --extra dev pyproject.toml -o requirements-dev.lock
+	echo 'setuptools>=77' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate -c requirements-dev.lock - -o requirements-build.lock
 
 clean:
 	rm -rf build $(VENV)

@@ -1,6 +1,7 @@
-"""The node agent: takes inventory of the GPUs, offers them to the kubelet, and gives each container exactly what its pod was assigned.
+# SPDX-License-Identifier: Apache-2.0
+"""The agent of a GPU node: offers its devices to kubelet and gives each starting container what its pod was assigned.
 
-``core`` decides and touches nothing; ``adapters`` touch one outside thing each and decide nothing; ``services`` join the two and
-hold the loops; ``__main__`` is the only place that constructs adapters. ``ports`` says what services ask of adapters, ``errors``
-what may go wrong.
+``core`` decides, with values in and values out. ``ports`` has what services need from the outside world, ``adapters`` provides it.
+``services`` act on decisions and hold the loops. ``wiring`` constructs adapters and services, and ``__main__`` starts them. ``errors``
+draws the tree of errors. ``mps`` is a program of its own, ``aliquot-mps``.
 """

@@ -1,27 +1,24 @@
-"""What can go wrong in the agent, as one small tree. Adapters translate into it; services decide what to do about it.
+# SPDX-License-Identifier: Apache-2.0
+"""The errors of the agent, as one small tree. Adapters translate into it; services decide what to do.
 
     AgentError
-    ├── DriverError             NVML answered with an error
-    │   ├── DriverMissingError  no NVML library, no kernel module, or the two disagree: wait for a driver
-    │   │   └── DriverMismatchError  the two disagree
-    │   ├── DriverTimeoutError  a call into NVML has not come back
-    │   └── PartitionError      a MIG instance cannot be made or removed
+    ├── DriverError                  NVML returned an error
+    │   ├── DriverMissingError       no usable driver: no NVML library or no kernel module; wait for one
+    │   │   └── DriverMismatchError  library and kernel module have different versions
+    │   ├── DriverTimeoutError       a call into NVML has not returned
+    │   ├── DriverLeftError          the agent stays out of the driver on purpose
+    │   └── PartitionError           a MIG instance cannot be created or removed
     │       └── PartitionInUseError  because processes use it
-    ├── MpsError                an MPS control daemon cannot be started, or does not answer
-    ├── KubeletError            the kubelet's sockets: registration, PodResources
-    │   └── KubeletBusyError    it answers no more calls at this moment: ask again
-    ├── KubeApiError            the Kubernetes API
-    │   ├── KubeExpiredError    the watch's version is too old (410): list again
-    │   ├── KubeBehindError     the API server's memory has not come to the version asked for (504)
-    │   ├── KubeExistsError     the API has what was to be created, or another version of what was to be changed (409)
-    │   ├── KubeRefusedError    the API will not do it, however often it is asked (400, 403, 413, 422)
-    │   └── KubeAbsentError     the API does not have the object, or the kind of object (404)
-    ├── StorageError            a file of ours could not be read or written
-    ├── ProcessError            a process of a container could not be ended
-    └── ShimError               the shim's artefacts are missing or cannot be installed
+    ├── MpsError                     an MPS control daemon cannot be started, or does not reply
+    ├── KubeletError                 a socket of kubelet: registration, PodResources
+    │   └── KubeletBusyError         too many calls at this moment: retry
+    ├── StorageError                 a file of the agent cannot be read or written
+    ├── ProcessError                 a process of a container cannot be ended
+    └── ShimError                    the shim's files are missing or cannot be installed
 
-A refusal (no room, no valid assignment) is no error but a result: ``core.refusal.Refusal``.
-A wrong configuration is ``program.settings.SettingsError``: exit 2 with the sentence.
+A failed request to the Kubernetes API is ``aliquot.kube.errors.KubeApiError``.
+A refusal (no room, no valid assignment) is a result and no error: ``core.refusal.Refusal``.
+A wrong configuration is ``aliquot.process.settings.SettingsError``: exit code 2 with the sentence.
 """
 
 
@@ -34,28 +31,28 @@ class DriverError(AgentError):
 
 
 class DriverMissingError(DriverError):
-    """There is no usable NVIDIA driver on this node yet."""
+    """This node has no usable NVIDIA driver yet."""
 
 
 class DriverMismatchError(DriverMissingError):
-    """The NVML library that can be loaded here is of another version than the kernel module."""
+    """The NVML library has another version than the kernel module."""
 
 
 class DriverTimeoutError(DriverError):
-    """The driver does not answer."""
+    """A call into the driver has not returned in time."""
 
     def __init__(self, message: str, device_uuid: str | None = None) -> None:
-        """Args: device_uuid: the GPU whose call has not come back; None where that concerns no single GPU."""
+        """Args: device_uuid: the GPU that the call is about; None when it concerns the driver as a whole."""
         super().__init__(message)
         self.device_uuid = device_uuid
 
 
 class DriverLeftError(DriverError):
-    """The driver is kept out of on purpose, which says nothing of its GPUs."""
+    """The agent stays out of the driver on purpose. The health of the GPUs is unknown, not bad."""
 
 
 class PartitionError(DriverError):
-    """A MIG instance cannot be made or removed."""
+    """A MIG instance cannot be created or removed."""
 
 
 class PartitionInUseError(PartitionError):
@@ -63,52 +60,23 @@ class PartitionInUseError(PartitionError):
 
 
 class MpsError(AgentError):
-    """An MPS control daemon cannot be started, or does not answer."""
+    """An MPS control daemon cannot be started, or does not reply."""
 
 
 class KubeletError(AgentError):
-    """One of the kubelet's sockets refused or did not answer."""
+    """A socket of kubelet refused a call or did not reply."""
 
 
 class KubeletBusyError(KubeletError):
-    """The kubelet has answered as many calls as it allows for now, of all its clients together."""
-
-
-class KubeApiError(AgentError):
-    """The Kubernetes API refused or did not answer."""
-
-    def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:
-        """Args: retry_after_seconds: how long the server wants to be left alone; 0 where it says nothing."""
-        super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
-
-
-class KubeExpiredError(KubeApiError):
-    """The API no longer knows the version a watch wants to continue from."""
-
-
-class KubeBehindError(KubeApiError):
-    """The API server, or what stands before it, did not come to an answer of the version asked for."""
-
-
-class KubeExistsError(KubeApiError):
-    """What was to be created is there already, or what was to be changed is not what it was."""
-
-
-class KubeRefusedError(KubeApiError):
-    """The API does not do what was asked for, and will not the next time: it is not allowed, or not well formed."""
-
-
-class KubeAbsentError(KubeApiError):
-    """The API does not have what was asked for."""
+    """Kubelet has reached its limit of calls per second, over all its clients."""
 
 
 class StorageError(AgentError):
-    """A file the agent keeps could not be read or written."""
+    """A file of the agent cannot be read or written."""
 
 
 class ProcessError(AgentError):
-    """A process could not be ended."""
+    """A process cannot be ended."""
 
 
 class ShimError(AgentError):

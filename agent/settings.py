@@ -1,4 +1,5 @@
-"""The agent's configuration: each field of ``Settings`` is a setting with its default, meaning and bounds (``program.settings``)."""
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's configuration: each field of ``Settings`` is a setting with default, meaning and bounds (``aliquot.process.settings``)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from agent.core.drift import DriftPolicy
 from agent.core.health import HealthRules, parse_xids
 from agent.core.injection import DeviceInjection
 from agent.core.limits import FailPolicy
-from program.listening import WILDCARDS
-from program.settings import LogFormat, LogLevel, Row, SettingsError, Table, split_address
-from proto import contract
-from proto.model import Policy
+from aliquot import contract
+from aliquot.contract import features
+from aliquot.contract.features import ALL_ALPHA, COMPONENT_ENV_PREFIX, FeatureGates, Gate, parse_gates
+from aliquot.contract.model import Policy
+from aliquot.process.listening import WILDCARDS
+from aliquot.process.settings import LogFormat, LogLevel, Row, SettingsError, Table, split_address
 
 
 class Placement(StrEnum):
@@ -26,98 +29,153 @@ class Placement(StrEnum):
     LOCAL = "local"
 
 
+class Allocation(StrEnum):
+    """Which of kubelet's two interfaces gives out the node's GPUs."""
+
+    PLUGIN = "plugin"
+    DRA = "dra"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything that can be configured. Paths are absolute; durations are in seconds."""
 
     node_name: Annotated[str, Row("name of this Kubernetes node (default: the host name)")] = ""
-    kubelet_device_plugin_dir: Annotated[str, Row("directory of the kubelet's and the plugins' sockets", absolute=True)] = (
+    kubelet_device_plugin_dir: Annotated[str, Row("directory of kubelet's socket and the device plugins' sockets", absolute=True)] = (
         contract.KUBELET_DEVICE_PLUGIN_DIR
     )
-    pod_resources_socket: Annotated[str, Row("the kubelet's PodResources socket", absolute=True)] = contract.POD_RESOURCES_SOCKET
-    cdi_dir: Annotated[str, Row("directory for the CDI specs written for containers", absolute=True)] = contract.CDI_DYNAMIC_DIR
-    cdi_static_dir: Annotated[str, Row("second directory searched for the host's NVIDIA CDI spec", absolute=True)] = contract.CDI_STATIC_DIR
-    state_dir: Annotated[str, Row("node secret, ledger and installed shims; kept over reboots", absolute=True)] = contract.STATE_DIR
-    runtime_dir: Annotated[str, Row("limits and usage regions of containers; gone after a reboot", absolute=True)] = contract.RUNTIME_DIR
+    pod_resources_socket: Annotated[str, Row("kubelet's PodResources socket", absolute=True)] = contract.POD_RESOURCES_SOCKET
+    kubelet_dir: Annotated[
+        str,
+        Row("kubelet's directory; the sockets of a DRA driver are in plugins and plugins_registry below it", absolute=True, advanced=True),
+    ] = contract.KUBELET_DIR
+    allocation: Annotated[
+        Allocation, Row("how pods get GPUs of this node: by resources of the device plugin (plugin), or by ResourceClaims (dra)")
+    ] = Allocation.PLUGIN
+    cdi_dir: Annotated[str, Row("directory where the agent writes CDI specs for containers", absolute=True)] = contract.CDI_DYNAMIC_DIR
+    cdi_static_dir: Annotated[
+        str, Row("second directory in which the agent looks for the host's NVIDIA CDI spec", absolute=True, advanced=True)
+    ] = contract.CDI_STATIC_DIR
+    state_dir: Annotated[
+        str, Row("directory of the node secret, the ledger and installed shims; must survive a reboot", absolute=True, advanced=True)
+    ] = contract.STATE_DIR
+    runtime_dir: Annotated[
+        str, Row("directory of limits files and usage regions of containers; must be empty after a reboot", absolute=True, advanced=True)
+    ] = contract.RUNTIME_DIR
     shim_dir: Annotated[
-        str, Row("directory with the shim's libraries (default: build/lib/shim of a source tree, else /usr/local/lib/aliquot)")
+        str, Row("directory of the shim's libraries (default: build/lib/shim of a source tree, else /usr/local/lib/aliquot)", advanced=True)
     ] = ""
-    shares_per_gpu: Annotated[int, Row("virtual GPUs offered per physical GPU", least=1, most=1000)] = 16
-    placement: Annotated[Placement, Row("who chooses devices: the scheduler (by annotation), or this agent")] = Placement.ASSIGNED
-    placement_policy: Annotated[Policy, Row("how local placement chooses among GPUs that fit")] = Policy.FRAG
+    shares_per_gpu: Annotated[int, Row("vGPUs offered per physical GPU", least=1, most=1000)] = 16
+    placement: Annotated[Placement, Row("who chooses the devices of a pod: the scheduler (assigned) or this agent (local)")] = (
+        Placement.ASSIGNED
+    )
+    placement_policy: Annotated[Policy, Row("how local placement chooses among the GPUs that fit")] = Policy.FRAG
     publish_node_capacity: Annotated[bool, Row("publish vgpu-memory and vgpu-cores in the node's capacity")] = True
-    publish_node_condition: Annotated[bool, Row("publish in a condition of the node whether all its GPUs are healthy")] = True
-    publish_gpu_node: Annotated[bool, Row("publish the node's gpunodes object, and follow the cordons written there")] = True
+    publish_node_condition: Annotated[bool, Row("publish a node condition that says whether all GPUs are healthy")] = True
+    publish_gpu_node: Annotated[bool, Row("publish the node's gpunodes object, and apply the cordons set in it")] = True
     metrics_address: Annotated[
-        str, Row("host:port of /metrics, /healthz and /readyz; 0.0.0.0 is every address, IPv6 too; port 0 chooses a free one")
+        str, Row("host:port of /metrics, /healthz and /readyz; 0.0.0.0 means all addresses, IPv6 included; port 0 picks a free port")
     ] = "0.0.0.0:9402"
     pod_ip: Annotated[
-        str, Row("this pod's IP, which `aliquot doctor` is told where metricsAddress is a wildcard; empty: it looks on the node's loopback")
+        str,
+        Row(
+            "IP of this pod, where `aliquot doctor` connects if metricsAddress is a wildcard; empty: the node's loopback address",
+            advanced=True,
+        ),
     ] = ""
-    compat_metrics: Annotated[CompatMetrics, Row("whose metric names are served beside our own, for dashboards that use them")] = (
+    compat_metrics: Annotated[CompatMetrics, Row("also serve metrics under the names of another project, for its dashboards")] = (
         CompatMetrics.NONE
     )
-    nvml_library: Annotated[str, Row("path of libnvidia-ml.so.1 (default: the loader's)")] = ""
-    simulate: Annotated[str, Row("profile name or topology file of a simulated node to make and use")] = ""
-    kube_api_url: Annotated[str, Row("Kubernetes API server (default: the in-cluster service)")] = ""
-    kube_token_file: Annotated[str, Row("bearer token for the API (default: the in-cluster service account's)")] = ""
-    kube_ca_file: Annotated[str, Row("CA bundle of the API (default: the in-cluster service account's)")] = ""
-    device_injection: Annotated[DeviceInjection, Row("how devices enter containers: CDI, Allocate's answer, or as the node allows")] = (
-        DeviceInjection.AUTO
-    )
-    interposition: Annotated[Interposition, Row("how the shim enters containers")] = Interposition.FRONT
-    fail_policy: Annotated[FailPolicy, Row("when the shim cannot read its limits: refuse to run, or pass through")] = FailPolicy.CLOSED
+    nvml_library: Annotated[str, Row("path of libnvidia-ml.so.1 (default: as the dynamic loader finds it)", advanced=True)] = ""
+    simulate: Annotated[str, Row("create and use a simulated node: a profile name or a topology file")] = ""
+    kube_api_url: Annotated[str, Row("Kubernetes API server (default: the in-cluster service)", advanced=True)] = ""
+    kube_token_file: Annotated[
+        str, Row("file with the bearer token for the API (default: the in-cluster service account's)", advanced=True)
+    ] = ""
+    kube_ca_file: Annotated[
+        str, Row("file with the CA certificates of the API (default: the in-cluster service account's)", advanced=True)
+    ] = ""
+    device_injection: Annotated[
+        DeviceInjection,
+        Row("how devices enter containers: by CDI name, by the reply of Allocate (legacy), or as the node's versions allow (auto)"),
+    ] = DeviceInjection.AUTO
+    interposition: Annotated[
+        Interposition, Row("how the shim enters containers: in place of the driver's libraries (front), or by /etc/ld.so.preload (preload)")
+    ] = Interposition.FRONT
+    fail_policy: Annotated[
+        FailPolicy, Row("what the shim does when it cannot read its limits: refuse CUDA calls (closed), or not limit them (open)")
+    ] = FailPolicy.CLOSED
     mig_strategy: Annotated[
         MigStrategy,
-        Row("what GPUs in MIG mode are offered as: nothing, all instances as vGPUs (of one profile), or each profile as a resource"),
+        Row("how MIG instances are offered: not at all (none), as vGPUs of one profile (single), or one resource per profile (mixed)"),
     ] = MigStrategy.MIXED
     mig_dynamic: Annotated[
-        bool, Row("make MIG instances when containers start, where GPUs in MIG mode have room; needs the capability SYS_ADMIN")
+        bool, Row("create MIG instances when containers start, on GPUs in MIG mode with room; needs the capability SYS_ADMIN")
     ] = False
     driver_limits_hook: Annotated[
-        str, Row("host path of nvidia-cdi-hook 1.20.1 or later, which applies the driver's limits; empty: isolation driver is not offered")
+        str,
+        Row("host path of nvidia-cdi-hook 1.20.1 or later, which sets the driver's memory limits; empty: isolation driver is not offered"),
     ] = ""
-    host_dir: Annotated[str, Row("where the host's root is seen, of which driverLimitsHook is looked at", absolute=True)] = "/"
-    cgroup_dir: Annotated[str, Row("the host's cgroup v2 directory, where the driver's limits are looked at", absolute=True)] = (
-        "/sys/fs/cgroup"
-    )
+    host_dir: Annotated[
+        str, Row("path where the host's root file system is mounted; driverLimitsHook is looked up below it", absolute=True, advanced=True)
+    ] = "/"
+    cgroup_dir: Annotated[
+        str,
+        Row(
+            "the host's cgroup v2 directory; the agent finds there which container a driver limit belongs to", absolute=True, advanced=True
+        ),
+    ] = "/sys/fs/cgroup"
+    feature_gates: Annotated[
+        str, Row(f"alpha features to turn on, such as {Gate.PAUSING}=true,{Gate.MPS_ISOLATION}=true, or {ALL_ALPHA}=true; comma-separated")
+    ] = ""
     memory_oversubscription: Annotated[
-        float, Row("how far above its memory a container may burst, as a ratio (annotation memory-burst); 1 = not at all", 1, 10)
+        float, Row("largest ratio that the annotation memory-burst may set; 1 = no container may exceed its memory", 1, 10)
     ] = 1.0
-    nvidia_ctk: Annotated[str, Row("nvidia-ctk, as a path or on PATH: makes the host's NVIDIA CDI spec where no file has it")] = (
+    nvidia_ctk: Annotated[str, Row("nvidia-ctk, as a path or on PATH; it generates the host's NVIDIA CDI spec when no file has it")] = (
         "nvidia-ctk"
     )
-    nvidia_ctk_timeout_seconds: Annotated[float, Row("how long nvidia-ctk may take", 0.05, 20)] = 10.0
-    nvml_timeout_seconds: Annotated[float, Row("how long one call into the driver may take before it counts as hung", 0.05, 600)] = 5.0
-    driver_poll_seconds: Annotated[float, Row("period of reading the GPUs' health and use", 0.05, 600)] = 5.0
+    nvidia_ctk_timeout_seconds: Annotated[float, Row("seconds that nvidia-ctk may take", 0.05, 20, advanced=True)] = 10.0
+    nvml_timeout_seconds: Annotated[float, Row("seconds after which a call into the driver counts as hung", 0.05, 600, advanced=True)] = 5.0
+    driver_poll_seconds: Annotated[float, Row("seconds between two reads of the GPUs' health and usage", 0.05, 600, advanced=True)] = 5.0
     health_recovery_seconds: Annotated[
-        float, Row("how long a GPU that was in trouble must answer cleanly to get new work; doubled for one that relapses", 0, 3600)
+        float, Row("seconds without an error before an unhealthy GPU gets new containers again; doubled with each relapse", 0, 3600)
     ] = 30.0
-    health_quarantine_seconds: Annotated[float, Row("the same after an XID that points to the hardware", 0, 86400)] = 300.0
-    health_max_recovery_seconds: Annotated[float, Row("the longest that a GPU is kept waiting so, however often it relapsed", 0, 86400)] = (
-        3600.0
-    )
-    health_application_xids: Annotated[str, Row("XIDs, beside NVIDIA's, that are a program's own fault; a comma list")] = ""
-    health_hard_xids: Annotated[str, Row("XIDs, beside NVIDIA's, that take a GPU out of service at once; a comma list")] = ""
+    health_quarantine_seconds: Annotated[float, Row("the same after an XID that points to the hardware, in seconds", 0, 86400)] = 300.0
+    health_max_recovery_seconds: Annotated[
+        float, Row("upper bound of this waiting time, in seconds, after any number of relapses", 0, 86400)
+    ] = 3600.0
+    health_application_xids: Annotated[
+        str, Row("further XIDs that an application causes, in addition to NVIDIA's list; comma-separated")
+    ] = ""
+    health_hard_xids: Annotated[
+        str, Row("further XIDs that take a GPU out of service at once, in addition to NVIDIA's list; comma-separated")
+    ] = ""
     reconcile_seconds: Annotated[
         float,
         Row(
-            "period of comparing ledger, pods, files and processes, at most the ten seconds that are promised for it; bounds how long a "
-            "dead pod's share is held",
+            "seconds between two comparisons of ledger, pods, files and processes; a share is free at most so long after its pod has gone",
             0.05,
             10,
+            advanced=True,
         ),
     ] = 10.0
-    drift_policy: Annotated[DriftPolicy, Row("what is done about a pod whose drift no file can cure")] = DriftPolicy.REPORT
-    audit_policy: Annotated[AuditPolicy, Row("what is done about a container that uses what it was not granted")] = AuditPolicy.REPORT
-    audit_exempt_namespaces: Annotated[str, Row("namespaces whose pods may use GPUs without a grant; a comma list")] = ""
-    proc_dir: Annotated[str, Row("the host's /proc, in whose process ids the driver answers", absolute=True)] = "/proc"
+    drift_policy: Annotated[DriftPolicy, Row("what to do about a pod with a drift that rewriting its files cannot cure")] = (
+        DriftPolicy.REPORT
+    )
+    audit_policy: Annotated[AuditPolicy, Row("what to do about a container that uses more than its grant")] = AuditPolicy.REPORT
+    audit_exempt_namespaces: Annotated[str, Row("namespaces in which pods may use GPUs without a grant; comma-separated")] = ""
+    proc_dir: Annotated[str, Row("the host's /proc; the driver reports process ids of the host", absolute=True, advanced=True)] = "/proc"
     pod_wait_seconds: Annotated[
         float,
-        Row("how long PreStart waits for a pod to appear; the kubelet gives it 30 s", 0, contract.PRESTART_TIMEOUT_SECONDS - 5),
+        Row(
+            "seconds that PreStart waits for a pod to appear in the API; kubelet allows 30 s in all",
+            0,
+            contract.PRESTART_TIMEOUT_SECONDS - 5,
+            advanced=True,
+        ),
     ] = 20.0
-    log_level: Annotated[LogLevel, Row("least severity that is logged")] = LogLevel.INFO
-    log_format: Annotated[LogFormat, Row("form of the log lines")] = LogFormat.JSON
+    log_level: Annotated[LogLevel, Row("lowest severity that is logged")] = LogLevel.INFO
+    log_format: Annotated[LogFormat, Row("format of the log lines")] = LogFormat.JSON
 
     @classmethod
     def load(cls, argv: Sequence[str], environ: Mapping[str, str]) -> "Settings":
@@ -125,19 +183,42 @@ class Settings:
 
         Raises: SettingsError with one sentence; SystemExit(0) after printing help.
         """
-        settings = cls(**TABLE.read(argv, environ))
+        values = TABLE.read(argv, environ)
+        of_components = [environ[name] for name in sorted(environ) if name.startswith(COMPONENT_ENV_PREFIX)]
+        settings = cls(**{**values, "feature_gates": ",".join([*of_components, values.get("feature_gates", "")]).strip(",")})
+        settings._check_gates()
         if settings.mig_dynamic and settings.mig_strategy is not MigStrategy.MIXED:
             raise SettingsError(
-                f"migDynamic makes instances of any profile, and migStrategy is {settings.mig_strategy}: set migStrategy: mixed, "
-                "or leave migDynamic off"
+                f"migDynamic needs migStrategy: mixed, found {settings.mig_strategy}: set migStrategy: mixed, or turn migDynamic off"
             )
         split_address("metricsAddress", settings.metrics_address)
         _ = settings.health_rules
         return settings
 
+    def _check_gates(self) -> None:
+        """Refuse a setting that only configures an alpha feature while the feature's gate is closed. Raises SettingsError."""
+        needed = (
+            (self.mig_dynamic, "migDynamic", Gate.DYNAMIC_MIG),
+            (bool(self.driver_limits_hook), "driverLimitsHook", Gate.DRIVER_ISOLATION),
+            (self.allocation is Allocation.DRA, "allocation: dra", Gate.DYNAMIC_RESOURCE_ALLOCATION),
+            (self.memory_oversubscription > 1, "memoryOversubscription", Gate.MEMORY_BURST),
+        )
+        gates = self.gates
+        for is_set, key, gate in needed:
+            if is_set and (closed := gates.closed(gate)):
+                raise SettingsError(f"{key} is set, but {closed}")
+
+    @property
+    def gates(self) -> FeatureGates:
+        """The gates of ``feature_gates``. Raises SettingsError when the text is invalid."""
+        try:
+            return parse_gates(self.feature_gates)
+        except ValueError as exc:
+            raise SettingsError(f"{features.SETTING}: {exc}") from None
+
     @property
     def health_rules(self) -> HealthRules:
-        """The rules of GPU health. Raises SettingsError when a list of XIDs is none."""
+        """The rules of GPU health. Raises SettingsError when a list of XIDs is invalid."""
         return HealthRules(
             recovery_seconds=self.health_recovery_seconds,
             quarantine_seconds=self.health_quarantine_seconds,
@@ -157,9 +238,9 @@ class Settings:
         return split_address("metricsAddress", self.metrics_address)
 
     def address_from_node(self, listening: str) -> str:
-        """Return where programs of the node find the status server, which listens at ``host:port``.
+        """Return where programs of the node reach the status server, which listens at ``host:port``.
 
-        A wildcard is no address to them: the agent's pod has a network of its own, and the node's loopback is not in it.
+        They cannot connect to a wildcard: the agent's pod has its own network, without the node's loopback address.
         """
         if not self.pod_ip or self.metrics_host_port[0] not in WILDCARDS:
             return listening
@@ -177,6 +258,6 @@ def _xids(key: str, text: str) -> frozenset[int]:
 TABLE = Table(
     Settings,
     program="agent",
-    purpose="Offers this node's GPUs as shares to the kubelet and gives each container what its pod was assigned.",
+    purpose="Offers shares of this node's GPUs to kubelet, and gives each container what its pod was assigned.",
     config_env="ALIQUOT_CONFIG",
 )

@@ -1,14 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "early.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "uncancelled.h"
+#include "cancel.h"
 
 #define NAP_NS 20000 /* to find a driver takes a fraction of a millisecond */
 
-static _Atomic pid_t holder;      /* the process; 0 = none */
+static _Atomic pid_t holder;      /* the process; 0 = free */
 static __thread bool is_inside;   /* a signal handler that forks in there has the lock already */
 static __thread unsigned forking; /* each of the threads that came first may have registered the handlers */
 static int cancel;                /* the holding thread's */

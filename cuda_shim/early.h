@@ -1,7 +1,8 @@
-/* The lock of what happens first in a process: finding the driver, opening the container's files. It may fork at that moment, in another
- * thread; so forks wait for it, from before it is taken for the first time. That also keeps them out of the loader's own lock, which is
- * taken under this one, and which a child would never get. A fork that had begun by then waits for nothing: the lock names the process that
- * has it, and a child takes it from its parent, for what is done under it can be begun anew at any point.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The start-up lock: held while the shim finds the driver and opens the container's files. Another thread may fork at that moment, so forks
+ * wait for this lock, from before it is first taken. That also keeps forks out of the loader's own lock, which is taken under this one and
+ * which a child would never get. A fork that had started before that does not wait: the lock records the process that holds it, and a
+ * child takes it over from its parent, because all work under it can be restarted at any point.
  *
  * Never held across a call of CUDA or NVML. A thread that has it is not cancelled. */
 #ifndef AQ_EARLY_H

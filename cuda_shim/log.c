@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "log.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@
 
 static _Atomic uint32_t level = AQ_LOG_ERROR;
 
-/* Each kind has a rate of its own, so that a flood of one hides no other. A kind is what is said with one format, at one level thus. */
+/* Each kind of message has its own rate, so that a flood of one hides no other. A kind is one format string, and so one level. */
 static struct {
 	_Atomic(const char *) format;
 	struct aq_log_rate rate;
@@ -27,7 +28,7 @@ void aq_log_set_level(uint32_t new_level)
 	atomic_store_explicit(&level, new_level, memory_order_relaxed);
 }
 
-#define NOTE " (%llu lines like this one were left out before it)"
+#define NOTE " (%llu similar lines before this one were not printed)"
 
 bool aq_log_rate_admits(struct aq_log_rate *rate, uint64_t now_ns, uint64_t *left_out)
 {
@@ -66,7 +67,7 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-static void say(uint32_t at, const char *format, va_list arguments)
+static void print_message(uint32_t at, const char *format, va_list arguments)
 {
 	char line[512] = "aliquot: ";
 	const size_t prefix = 9;
@@ -83,33 +84,33 @@ static void say(uint32_t at, const char *format, va_list arguments)
 	if (left_out && (length = snprintf(line + end, sizeof(line) - end, NOTE, (unsigned long long)left_out)) > 0)
 		end += (size_t)length;
 	line[end++] = '\n';
-	if (syscall(SYS_write, STDERR_FILENO, line, end) < 0) { /* not libc's: uncancelled.h */
-		/* stderr may be closed; there is nowhere else to say it */
+	if (syscall(SYS_write, STDERR_FILENO, line, end) < 0) { /* not libc's: cancel.h */
+		/* stderr may be closed; there is nowhere else to write to */
 	}
 	errno = saved_errno;
 }
 
-#define SAY(at)                               \
+#define PRINT(at)                               \
 	do {                                  \
 		va_list arguments;            \
 		va_start(arguments, format);  \
-		say(at, format, arguments);   \
+		print_message(at, format, arguments);   \
 		va_end(arguments);            \
 	} while (0)
 
 void aq_log_error(const char *format, ...)
 {
-	SAY(AQ_LOG_ERROR);
+	PRINT(AQ_LOG_ERROR);
 }
 
 void aq_log_warn(const char *format, ...)
 {
-	SAY(AQ_LOG_WARN);
+	PRINT(AQ_LOG_WARN);
 }
 
 void aq_log_debug(const char *format, ...)
 {
-	SAY(AQ_LOG_DEBUG);
+	PRINT(AQ_LOG_DEBUG);
 }
 
 int aq_fault(struct aq_fault *fault, const char *format, ...)

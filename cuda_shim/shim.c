@@ -1,4 +1,5 @@
-/* The wiring of the CUDA side: attach at cuInit, decide, let go in forked children. The only place that joins files, ledger and driver. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The wiring of the CUDA side: attach at cuInit, decide, detach in forked children. The only place that joins files, ledger and driver. */
 #include "shim.h"
 
 #include <pthread.h>
@@ -6,39 +7,31 @@
 #include <limits.h>
 
 #include "account/account.h"
+#include "cancel.h"
 #include "early.h"
-#include "interpose/allocations.h"
-#include "interpose/capture.h"
-#include "interpose/context.h"
-#include "interpose/deferred.h"
-#include "interpose/latch.h"
-#include "interpose/measure.h"
-#include "interpose/module.h"
+#include "interpose/device.h"
+#include "interpose/life_cycle.h"
 #include "interpose/object.h"
-#include "interpose/pace.h"
-#include "interpose/reservoir.h"
 #include "log.h"
 #include "region/container.h"
-#include "uncancelled.h"
 
 #define SIBLINGS_PERIOD_NS 100000000 /* how long a dead sibling's memory may stay invisible to cuMemGetInfo */
 
 _Atomic int aq_mode_word;
-struct aq_limits *aq_limits;
 
 static struct aq_container container;
 static bool attached; /* files are mapped and a slot is ours; under `taking_part` */
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t taking_part = PTHREAD_MUTEX_INITIALIZER; /* forks wait for it: never held across a call to the driver, which may fork */
+/* forks wait for it: never held across a call to the driver, which may fork */
+static pthread_mutex_t taking_part = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool is_taking_part;
-/* This thread asks the driver with `starting` held: a tool that is loaded in there (CUDA_INJECTION64_PATH) calls us. */
+/* This thread calls the driver with `starting` held: a tool that is loaded there (CUDA_INJECTION64_PATH) calls the shim. */
 static __thread bool is_starting;
 static _Atomic uint64_t siblings_looked_at_ns;
 
 bool aq_reclaim(int device)
 {
-	aq_deferred_settle();
-	aq_reservoirs_trim(device);
+	aq_parts_reclaim(device);
 	aq_region_reclaim(&container.region);
 	return true;
 }
@@ -61,8 +54,8 @@ void aq_reclaim_siblings(void)
 
 /* ---- attaching ------------------------------------------------------------------------------------------------- */
 
-/* A child that is forked while another thread opens the files and takes a slot would hold the slot's lock without knowing of it. A thread that
- * does so itself forks in a signal handler, and must not wait for its own end. */
+/* A child that is forked while another thread opens the files and takes a slot would hold the slot's lock without knowing of it. A thread
+ * that does so itself forks in a signal handler, and must not wait for its own end. */
 static void before_fork(void)
 {
 	if (!is_taking_part)
@@ -75,7 +68,7 @@ static void after_fork_in_parent(void)
 		pthread_mutex_unlock(&taking_part);
 }
 
-/* A child shares the parent's memory image but neither its slot nor its CUDA: it starts anew, should it call cuInit. */
+/* A child shares the parent's memory image but neither its slot nor its CUDA: a later cuInit in the child starts from the beginning. */
 static void after_fork_in_child(void)
 {
 	pthread_mutex_init(&starting, NULL);
@@ -84,23 +77,13 @@ static void after_fork_in_child(void)
 		return;
 	attached = false;
 	atomic_store(&aq_mode_word, AQ_UNDECIDED);
-	aq_latches_held = 0;
-	aq_captures_forget();
-	aq_pace_forget();
+	aq_parts_forget();
 	aq_region_forget(&container.region);
 	aq_limits_unmap(&container.limits);
 	aq_node_pages_close(&container.node);
-	aq_allocations_forget();
-	aq_vmm_forget();
-	aq_graphs_forget();
-	aq_contexts_forget();
-	aq_modules_forget();
-	aq_measure_forget();
-	aq_deferred_forget();
-	aq_reservoirs_forget();
 }
 
-/* Before the first lock is taken that a child makes anew; and no fork sees half of this. */
+/* Before the first lock is taken that a child initialises again; and no fork sees half of this. */
 static void watch_forks(void)
 {
 	static bool watching;
@@ -127,9 +110,8 @@ static int take_part_locked(struct aq_fault *fault, bool *may_pass)
 		aq_node_pages_close(&container.node);
 		return -1;
 	}
-	aq_limits = &container.limits;
 	aq_account_open(&container.limits, &container.region, aq_reclaim);
-	aq_pace_open(&container.limits, &container.region, &container.node);
+	aq_parts_open(&container);
 	attached = true;
 	return 0;
 }
@@ -150,16 +132,16 @@ static int take_part(struct aq_fault *fault, bool *may_pass)
 /* Files first: a container that cannot be limited must not reach the driver. */
 static enum aq_mode attach(void)
 {
-	static bool said;
+	static bool reported;
 	struct aq_fault fault;
 	bool may_pass = false;
 
 	if (!take_part(&fault, &may_pass))
 		return AQ_LIMITED;
-	if (!said)
+	if (!reported)
 		aq_log_error("%s; %s", fault.text,
-			     may_pass ? "the container's policy lets this program use the GPU without limits" : "refusing the GPU");
-	said = true;
+			     may_pass ? "the container's policy allows this program to use the GPU without limits" : "refusing the GPU");
+	reported = true;
 	return may_pass ? AQ_PASSING : AQ_REFUSING;
 }
 
@@ -174,7 +156,7 @@ static CUresult start_locked(unsigned int flags)
 	is_starting = true;
 	CUresult result = aq_cuda.cuInit(flags);
 	if (result == CUDA_SUCCESS && mode == AQ_LIMITED)
-		result = aq_devices_learn();
+		result = aq_devices_learn(&container.limits);
 	is_starting = false;
 	if (result == CUDA_SUCCESS)
 		atomic_store_explicit(&aq_mode_word, mode, memory_order_release);
@@ -198,14 +180,16 @@ CUresult aq_start(unsigned int flags)
 enum aq_mode aq_decide(void)
 {
 	enum aq_mode mode = (enum aq_mode)atomic_load_explicit(&aq_mode_word, memory_order_acquire);
+	CUcontext context;
 	int count;
 
 	if (mode != AQ_UNDECIDED || !aq_cuda_bind())
 		return mode;
 	if (is_starting)
 		return AQ_PASSING;
-	/* Without an initialised driver the call fails by itself. With one, somebody reached the driver past our cuInit: start now. */
-	if (aq_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS)
+	/* Without an initialised driver the call fails by itself, and so do both queries; one that fails alone may fail for another reason.
+	 * Otherwise the program initialised the driver without the shim's cuInit: start now. */
+	if (aq_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS && aq_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
 		return AQ_PASSING;
 	CUresult result = aq_start(0);
 	mode = (enum aq_mode)atomic_load_explicit(&aq_mode_word, memory_order_acquire);

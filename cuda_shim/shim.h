@@ -1,4 +1,5 @@
-/* The CUDA side of the shim as a whole: whether this process is limited, and the one line every wrapper begins with. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA side of the shim as a whole: whether this process is limited, and the macro that every wrapper begins with. */
 #ifndef AQ_SHIM_H
 #define AQ_SHIM_H
 
@@ -6,13 +7,12 @@
 #include <stdbool.h>
 
 #include "interpose/driver.h"
-#include "region/limits.h"
 
 enum aq_mode {
 	AQ_UNDECIDED = 0, /* cuInit was not called yet */
 	AQ_LIMITED,
-	AQ_PASSING,       /* cannot limit, and the policy says to let the program run */
-	AQ_REFUSING,      /* cannot limit, and the policy says no GPU then */
+	AQ_PASSING,       /* cannot limit, and the policy allows the program to run */
+	AQ_REFUSING,      /* cannot limit, and the policy then allows no GPU */
 };
 
 extern _Atomic int aq_mode_word;
@@ -34,12 +34,10 @@ static inline enum aq_mode aq_mode(void)
 			return mode_ == AQ_REFUSING ? CUDA_ERROR_NOT_INITIALIZED : aq_cuda.call;      \
 	} while (0)
 
-/* The limits of this process; valid while it is limited. */
-extern struct aq_limits *aq_limits;
-
-/* Before memory of a device is refused: take back what the driver, this process's pools and dead siblings no longer use. True = try again. */
+/* Before memory of a device is refused: take back what the driver, this process's pools and dead siblings no longer use. True = try
+ * again. */
 bool aq_reclaim(int device);
-/* Credit dead siblings, on behalf of one that asks how much is free; at most a few times a second. */
+/* Uncharge dead siblings, for a caller that reports free memory; at most a few times a second. */
 void aq_reclaim_siblings(void);
 
 /* cuInit, in full. */

@@ -1,26 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
 # The shim: two fronts that stand in for the driver's libraries, and one preload with both.
 # They come from the same objects and the same hook tables; the version scripts are the tables, expanded.
 
 SHIM_COMMON := log early region/limits region/region region/node_page region/container account/account account/map interpose/object \
-               interpose/naming
-SHIM_CUDA   := shim interpose/table interpose/resolve interpose/device interpose/context interpose/measure interpose/outputs interpose/module interpose/memory interpose/latch \
+               interpose/naming limit/bucket limit/settle
+SHIM_CUDA   := shim interpose/parts interpose/life_cycle interpose/resolve interpose/driver interpose/device interpose/view \
+               interpose/context interpose/measure interpose/outputs interpose/code interpose/lazy interpose/module interpose/allocations \
+               interpose/spread interpose/managed interpose/memory interpose/latch \
                interpose/capture interpose/deferred interpose/reservoir \
-               interpose/pool interpose/synchronize interpose/vmm interpose/array interpose/launch interpose/pace \
+               interpose/pool interpose/synchronize interpose/vmm interpose/array interpose/launch \
+               interpose/unpaced interpose/ceiling interpose/pacer interpose/sample interpose/correction interpose/wait interpose/time_slot \
+               interpose/admission interpose/payer interpose/pace \
                interpose/neighbours interpose/prefetch interpose/submit interpose/gate-asm \
-               limit/bucket limit/control limit/cost limit/in_flight limit/priority limit/turns \
+               limit/control limit/cost limit/in_flight limit/priority limit/turns \
                interpose/driver_nvml interpose/own_use interpose/image
-SHIM_NVML   := interpose/nvml interpose/nvml_table
+SHIM_NVML   := interpose/nvml interpose/nvml_export interpose/nvml_table
 
 shim_objects = $(patsubst %,$(OUT)/obj/%.o,$(1))
 
-# nodelete: threads may be inside when a program closes it. Bsymbolic: our own calls stay our own, whoever else exports the names.
+# nodelete: threads may be inside when a program closes it. Bsymbolic: calls inside the shim stay inside, even if another library exports the names.
 SHIM_LDFLAGS := -shared -Wl,-z,nodelete -Wl,-Bsymbolic -Wl,--no-undefined
 
 $(OUT)/obj/maps/%.map: $(HERE)/maps/%.map.in $(HERE)/interpose/hooks.def $(HERE)/interpose/nvml_hooks.def
 	@mkdir -p $(@D)
 	$(CC) -E -P -x c -I$(HERE) -o $@ $<
 
-# Empty stand-ins for the driver's libraries under the private names they have in a container: they make the DT_NEEDED entries, nothing else.
+# Empty libraries under the private names that the driver's have in a container: they only make the DT_NEEDED entries.
 $(OUT)/obj/driver/%: $(HERE)/maps/driver.c
 	@mkdir -p $(@D)
 	$(CC) -shared -nostdlib -o $@ -Wl,-soname,$* $<
@@ -49,7 +54,7 @@ $(OUT)/lib/shim/libaliquot-preload.so: $(call shim_objects,$(SHIM_COMMON) $(SHIM
 
 LIBS += $(OUT)/lib/shim/libcuda.so.1 $(OUT)/lib/shim/libnvidia-ml.so.1 $(OUT)/lib/shim/libaliquot-preload.so
 
-# Only a few bytes of thread-local state, reached without a call: a library that is there from the start may use the static block.
+# Only a few bytes of thread-local state, reached without a call: a library that is loaded at the start may use the static block.
 $(call shim_objects,$(SHIM_CUDA) early): OBJ_CFLAGS := -ftls-model=initial-exec -fno-plt
 
 # C tests: each is a program with the parts it tests linked in, so that sanitizers see all of them.
@@ -57,18 +62,18 @@ SHIM_TESTS := test_map test_limits_page test_region test_limit test_turns test_n
 TESTS += $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS))
 
 $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS)): $(OUT)/tests/%: $(OUT)/obj/tests/%.o $(call shim_objects,tests/support log region/limits region/region region/node_page account/map \
-  limit/bucket limit/control limit/cost limit/in_flight limit/priority limit/turns interpose/neighbours interpose/naming interpose/image)
+  limit/bucket limit/control limit/cost limit/in_flight limit/priority limit/settle limit/turns interpose/neighbours interpose/naming interpose/image)
 	@mkdir -p $(@D)
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
 
-# Compiles the ledger and the region into itself, with a hook behind each atomic step.
-$(OUT)/tests/test_ledger_steps: $(call shim_objects,tests/test_ledger_steps tests/support log)
+# Compiles the ledger and the region into itself, with a hook after each atomic step.
+$(OUT)/tests/test_ledger_steps: $(call shim_objects,tests/test_ledger_steps tests/support log limit/bucket limit/settle)
 	@mkdir -p $(@D)
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
 
 TESTS += $(OUT)/tests/test_ledger_steps
 
-# Stands in for what gates lead to.
+# Provides the functions that gates lead to.
 $(OUT)/tests/test_gate: $(call shim_objects,tests/test_gate tests/support interpose/gate-asm)
 	@mkdir -p $(@D)
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread

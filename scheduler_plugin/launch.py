@@ -1,8 +1,9 @@
-"""What ``aliquot-scheduler`` starts: the scheduler, or one sentence where the packages it needs are not installed."""
+# SPDX-License-Identifier: Apache-2.0
+"""Starts ``aliquot-scheduler``, or prints one sentence if the packages that it needs are not installed."""
 
 import sys
 
-from program.extras import MissingExtraError, scheduler_extra
+from aliquot.process.extras import MissingExtraError, scheduler_extra
 
 
 def main() -> int:

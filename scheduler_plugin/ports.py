@@ -1,4 +1,5 @@
-"""What verbs and services ask of the outside world, in our own types. Adapters raise from ``errors`` only."""
+# SPDX-License-Identifier: Apache-2.0
+"""The outside world as verbs and services use it, in our own types. Adapters raise only the errors of ``errors``."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,34 +7,34 @@ from enum import Enum
 from typing import Protocol
 
 from scheduler_plugin.core.certificate import Holdings, Step
-from scheduler_plugin.core.pods import PodFacts
+from scheduler_plugin.core.cluster.pods import PodFacts
 
 
 class Clock(Protocol):
-    """Time, as an argument."""
+    """The time."""
 
     def monotonic(self) -> float:
-        """Seconds that never run backwards."""
+        """Return seconds that never go back."""
         ...
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
         ...
 
 
 class PodApi(Protocol):
-    """What is asked of the Kubernetes API about single pods."""
+    """The Kubernetes API for single pods."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
         """Bind the pod of this UID to a node and set annotations, both or neither.
 
-        Raises: KubeConflictError (bound already, or another pod of this name), KubeNotFoundError, KubeRefusedError: nothing was changed.
-                KubeApiError: the outcome is open.
+        Raises: KubeConflictError (already bound, or another pod of this name), KubeNotFoundError, KubeRefusedError: the API changed
+                nothing. KubeApiError: the outcome is open.
         """
         ...
 
     async def get_pod(self, namespace: str, name: str) -> PodFacts | None:
-        """Return a pod as the API knows it now, or None. Raises KubeApiError."""
+        """Return a pod as it is in the API now; None if there is no such pod. Raises KubeApiError."""
         ...
 
     async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
@@ -45,24 +46,24 @@ class PodApi(Protocol):
         ...
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
-        """Have the pod of this UID end, as far as its disruption budgets let it; or ask only whether it could.
+        """Evict the pod of this UID, within its disruption budgets. Args: dry_run: only check whether that is possible.
 
-        Raises: KubeNotFoundError, KubeConflictError: it is gone. KubeApiError: its budget refuses, or the outcome is open.
+        Raises: KubeNotFoundError, KubeConflictError: the pod is gone. KubeApiError: a budget refuses, or the outcome is open.
         """
         ...
 
 
 class EventApi(Protocol):
-    """Tells people something about a pod."""
+    """Writes events of pods."""
 
     async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
-        """Write a warning event about a pod; a long message is cut. Raises KubeApiError."""
+        """Write a warning event of a pod; a long message is cut. Raises KubeApiError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """The lease as it is stored. ``version`` lets a write fail when somebody else wrote in between."""
+    """The lease as it is stored. With ``version`` a write fails if another client wrote in between."""
 
     holder: str
     duration_seconds: float
@@ -76,17 +77,17 @@ class LeaseApi(Protocol):
     """The lease of the scheduler's replicas. Calls raise KubeApiError."""
 
     async def read(self) -> LeaseRecord | None:
-        """Return the lease, or None when there is none."""
+        """Return the lease; None if it does not exist."""
         ...
 
     async def write(self, holder: str, duration_seconds: float, transitions: int, version: str | None) -> LeaseRecord:
-        """Create the lease (version None) or take or renew it. Raises KubeConflictError when it changed since it was read."""
+        """Create the lease (version None), or acquire or renew it. Raises KubeConflictError if it changed since it was read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SecretRecord:
-    """A Secret as it is stored. ``version`` lets a write fail when somebody else wrote in between."""
+    """A Secret as it is stored. With ``version`` a write fails if another client wrote in between."""
 
     data: Mapping[str, bytes]
     version: str
@@ -100,18 +101,18 @@ class WebhookKind(Enum):
 
 
 class CertificateApi(Protocol):
-    """Where the webhook's certificate is kept, and who is to trust it. Calls raise KubeApiError."""
+    """The Secret of the webhook's certificate, and the webhook configurations that trust it. Calls raise KubeApiError."""
 
     async def read(self) -> SecretRecord | None:
-        """Return the Secret, or None when there is none."""
+        """Return the Secret; None if it does not exist."""
         ...
 
     async def write(self, data: Mapping[str, bytes], version: str | None) -> None:
-        """Create the Secret (version None) or set these keys of it. Raises KubeConflictError when it changed since it was read."""
+        """Create the Secret (version None) or set these keys of it. Raises KubeConflictError if it changed since it was read."""
         ...
 
     async def trust(self, kind: WebhookKind, authorities: bytes) -> bool:
-        """Have the API server trust these PEM certificates when it calls our webhooks; return whether that was news to it.
+        """Make the API server trust these PEM certificates when it calls our webhooks; return whether that changed the configuration.
 
         Raises: KubeNotFoundError: there is no such configuration.
         """
@@ -119,18 +120,18 @@ class CertificateApi(Protocol):
 
 
 class Authority(Protocol):
-    """Reads and makes certificates; what it makes is meant for the Secret."""
+    """Reads and creates certificates for the Secret."""
 
     def inspect(self, data: Mapping[str, bytes]) -> Holdings:
-        """Say what of this can be used; nothing of it is no error."""
+        """Return what of this data can be used. Unusable data raises no error."""
         ...
 
     def carry_out(self, step: Step, data: Mapping[str, bytes], names: Sequence[str], now: float) -> dict[str, bytes]:
-        """Return what the Secret shall hold after a step."""
+        """Return the Secret's data after a step."""
         ...
 
     def ends_at(self, data: Mapping[str, bytes]) -> float:
-        """Return when the serving certificate ends, in seconds since 1970."""
+        """Return when the serving certificate expires, in seconds since 1970."""
         ...
 
 

@@ -1,23 +1,49 @@
-"""The scheduler's configuration: each field of ``Settings`` is a setting with its default, meaning and bounds (``program.settings``).
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's settings: each field of ``Settings`` is one, with default, help text and bounds (``aliquot.process.settings``).
 
-Weights are a mapping and stand in the file only.
+Weights are a mapping, so they can be set only in the file.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from program.settings import FileOnly, LogFormat, LogLevel, Row, SettingsError, Table, split_address
-from proto import contract
-from proto.model import Policy
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS, Weights
+from aliquot import contract
+from aliquot.contract.features import SETTING, Gate, parse_gates
+from aliquot.contract.model import Policy
+from aliquot.process.settings import FileOnly, LogFormat, LogLevel, Row, SettingsError, Table, split_address
+from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, Weights
+
+HAMI_KEYS: Final = ("count", "memory", "percent", "cores", "priority")
+"""HAMi's resources, by what they state."""
+
+
+class Answer(StrEnum):
+    """How many nodes filter returns."""
+
+    ONE = "one"
+    """Only the best one, where kube-scheduler has nothing to weigh besides our score; else all that fit."""
+    ALL = "all"
+    """All that fit."""
+
+
+class Consolidation(StrEnum):
+    """What consolidation does."""
+
+    OFF = "off"
+    """Nothing. ``aliquot defrag plan`` still plans on request."""
+    PLAN = "plan"
+    """Plans moves for waiting pods, and reports them in events."""
+    ON = "on"
+    """Moves pods."""
 
 
 def _weights(value: Any, source: str) -> Mapping[Policy, Weights]:
-    """Overlay single weights of single policies, ``{frag: {host: 2.0}}``, on the defaults."""
+    """Replace single weights of single policies in the defaults: ``{frag: {host: 2.0}}``."""
     try:
         overlays = msgspec.convert(value, dict[Policy, dict[str, float]])
         return {policy: dataclasses.replace(weights, **overlays.get(policy, {})) for policy, weights in DEFAULT_WEIGHTS.items()}
@@ -28,98 +54,183 @@ def _weights(value: Any, source: str) -> Mapping[Policy, Weights]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that can be configured. Durations are in seconds."""
+    """All settings. Durations are in seconds."""
 
     extender_address: Annotated[
-        str, Row("host:port of the extender; loopback beside kube-scheduler, or any with TLS (0.0.0.0: every address)")
+        str, Row("host:port of the extender; a loopback address, or any address with mutual TLS; 0.0.0.0 is every address, IPv6 too")
     ] = "127.0.0.1:9410"
-    webhook_address: Annotated[str, Row("host:port of the admission webhook; 0.0.0.0 is every address, IPv6 too; empty: none here")] = (
-        "0.0.0.0:9411"
-    )
+    webhook_address: Annotated[
+        str, Row("host:port of the admission webhook; 0.0.0.0 is every address, IPv6 too; empty: no webhook in this process")
+    ] = "0.0.0.0:9411"
     linger_seconds: Annotated[
-        float, Row("how long the webhook goes on answering after the process was told to end: some still call it here", 0, 60)
+        float, Row("how long the webhook keeps serving after SIGTERM, for clients that have not noticed yet", 0, 60, advanced=True)
     ] = 3.0
     metrics_address: Annotated[
         str, Row("host:port of /metrics, /healthz and /readyz; 0.0.0.0 is every address, IPv6 too; port 0 chooses a free one")
     ] = "0.0.0.0:9412"
     dashboard_address: Annotated[
-        str, Row("host:port of the read-only dashboard, which asks nobody who they are; 0.0.0.0 is every address, IPv6 too; empty: none")
+        str, Row("host:port of the read-only dashboard, without authentication; 0.0.0.0 is every address, IPv6 too; empty: no dashboard")
     ] = ""
-    prometheus_url: Annotated[str, Row("Prometheus that the dashboard asks for history, such as http://HOST:9090; empty: no history")] = ""
-    explain_pages: Annotated[bool, Row("also tell there why pods wait, and hand out snapshots to replay")] = True
-    tls_cert_file: Annotated[str, Row("certificate of webhook and extender; read again when it changes")] = ""
-    tls_key_file: Annotated[str, Row("its key")] = ""
+    prometheus_url: Annotated[
+        str, Row("Prometheus from which the dashboard reads history, such as http://HOST:9090; empty: no history")
+    ] = ""
+    explain_pages: Annotated[bool, Row("serve at metricsAddress why pods wait, and snapshots to replay decisions")] = True
+    tls_cert_file: Annotated[str, Row("certificate file of webhook and extender; read again when it changes")] = ""
+    tls_key_file: Annotated[str, Row("key file of the certificate")] = ""
     webhook_certificate_secret: Annotated[
-        str, Row("Secret in which the webhook's certificate is made and renewed, as its replicas agree; empty: it is in the files")
+        str, Row("Secret in which the replicas create and renew the webhook's certificate; empty: use tlsCertFile and tlsKeyFile")
     ] = ""
-    client_ca_file: Annotated[str, Row("CA of the extender's clients: mutual TLS; needed beyond loopback")] = ""
-    policy: Annotated[Policy, Row("placement of pods that name none")] = Policy.FRAG
+    client_ca_file: Annotated[str, Row("CA file for the extender's clients (mutual TLS); required if extenderAddress is not loopback")] = ""
+    policy: Annotated[Policy, Row("placement policy of pods without the annotation aliquot.dev/placement")] = Policy.FRAG
+    answer: Annotated[
+        Answer,
+        Row(
+            "nodes that filter returns: only the best one where pod, bound pods and nodes state no preference, or all that fit, for a "
+            "kube-scheduler with score plugins of your own",
+            advanced=True,
+        ),
+    ] = Answer.ONE
     soft_seconds: Annotated[
-        float, Row("how long a pod is expected on a node without being bound; 600 more while its volumes or claims are made", 0.1, 600)
+        float,
+        Row(
+            "how long a reservation lasts without a binding; 600 more while the pod's volumes or claims are created",
+            0.1,
+            600,
+            advanced=True,
+        ),
     ] = 10.0
-    gang_seconds: Annotated[float, Row("how long a gang may hold room before it must have started, and then pauses", 1, 3600)] = 60.0
+    gang_seconds: Annotated[float, Row("how long a gang may hold room without starting, and how long it pauses afterwards", 1, 3600)] = 60.0
     gpu_preemption: Annotated[
-        bool, Row("end less important pods for one that lacks only the right GPU, which kube-scheduler's own preemption cannot see")
+        bool, Row("evict less important pods for a pod that lacks only the right GPU, which kube-scheduler's own preemption cannot see")
     ] = True
-    max_body_mib: Annotated[int, Row("largest request body; callers other than our kube-scheduler send whole nodes", 1, 1024)] = 128
-    adopt_nvidia_gpu: Annotated[bool, Row("also take over pods that ask for plain nvidia.com/gpu, as whole GPUs")] = False
+    consolidation: Annotated[
+        Consolidation,
+        Row(
+            "move pods that allow it for a pod that waits and fits nowhere: not at all, only plan the moves, or make them; needs the "
+            "feature gate Consolidation"
+        ),
+    ] = Consolidation.OFF
+    feature_gates: Annotated[str, Row(f"alpha features to turn on, such as {Gate.CONSOLIDATION}=true; comma-separated")] = ""
+    max_body_mib: Annotated[
+        int, Row("largest request body; a client that is not nodeCacheCapable sends whole nodes", 1, 1024, advanced=True)
+    ] = 128
+    adopt_nvidia_gpu: Annotated[bool, Row("also manage pods that request plain nvidia.com/gpu, as whole GPUs")] = False
     count_whole_gpus: Annotated[
         bool,
-        Row("write the memory of whole GPUs into pods, for quotas; only where all GPUs have one size, also those of empty pools"),
+        Row("write the memory of whole GPUs into pods, for quotas; only if all GPUs have the same size, also in pools without nodes"),
+    ] = False
+    replaced_schedulers: Annotated[
+        str, Row("schedulerName of GPU pods that our scheduler takes over, as a comma list; other names are kept, with a warning")
+    ] = "default-scheduler,hami-scheduler,kai-scheduler,runai-scheduler,volcano,vgpu-scheduler"
+    hami_resources: Annotated[
+        str,
+        Row(
+            "names of HAMi's resources where they differ from its defaults, such as count=nvidia.com/vgpu; also memory, percent, cores and "
+            "priority. A name that the webhook's matchConditions do not have must be added there",
+            advanced=True,
+        ),
+    ] = ""
+    scheduling_groups: Annotated[
+        bool,
+        Row(
+            "admit pods with spec.schedulingGroup: only if the gates GenericWorkload and GangScheduling of the kube-scheduler next to this "
+            "process are open",
+            advanced=True,
+        ),
     ] = False
     tolerate_gpu_taint: Annotated[
-        bool, Row("have the webhook let GPU pods onto nodes with the taint nvidia.com/gpu:NoSchedule, as clouds taint theirs")
+        bool, Row("add a toleration for the taint nvidia.com/gpu:NoSchedule to GPU pods; clouds set it on GPU nodes")
     ] = True
-    lease_name: Annotated[str, Row("lease by which replicas elect a leader; empty: this is the only replica")] = ""
+    lease_name: Annotated[str, Row("lease with which the replicas elect a leader; empty: there is only this replica")] = ""
     scheduler_lease: Annotated[
-        str, Row("lease of the kube-scheduler beside this process, one of several; empty: it is the only one, and always leads")
+        str,
+        Row(
+            "lease of the kube-scheduler next to this process, if several replicas run; empty: it is the only one and always leads",
+            advanced=True,
+        ),
     ] = ""
-    lease_namespace: Annotated[str, Row("namespace of both leases, and of the webhook with its certificate")] = "aliquot-system"
-    kube_api_url: Annotated[str, Row("Kubernetes API server (default: the in-cluster service)")] = ""
-    kube_token_file: Annotated[str, Row("bearer token for the API (default: the in-cluster service account's)")] = ""
-    kube_ca_file: Annotated[str, Row("CA bundle of the API (default: the in-cluster service account's)")] = ""
-    scheduler_name: Annotated[str, Row("schedulerName that the webhook gives to GPU pods")] = contract.SCHEDULER_NAME
-    log_level: Annotated[LogLevel, Row("least severity that is logged")] = LogLevel.INFO
-    log_format: Annotated[LogFormat, Row("form of the log lines")] = LogFormat.JSON
+    lease_namespace: Annotated[str, Row("namespace of both leases, and of the webhook and its certificate")] = "aliquot-system"
+    kube_api_url: Annotated[str, Row("Kubernetes API server (default: the in-cluster service)", advanced=True)] = ""
+    kube_token_file: Annotated[str, Row("bearer token for the API (default: the in-cluster service account's)", advanced=True)] = ""
+    kube_ca_file: Annotated[str, Row("CA bundle of the API (default: the in-cluster service account's)", advanced=True)] = ""
+    scheduler_name: Annotated[str, Row("schedulerName that the webhook sets on GPU pods")] = contract.SCHEDULER_NAME
+    log_level: Annotated[LogLevel, Row("lowest severity that is logged")] = LogLevel.INFO
+    log_format: Annotated[LogFormat, Row("format of the log lines")] = LogFormat.JSON
     weights: Annotated[Mapping[Policy, Weights], FileOnly(_weights)] = dataclasses.field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
 
     @classmethod
     def load(cls, argv: Sequence[str], environ: Mapping[str, str]) -> "Settings":
-        """Read flags, environment and file. Raises SettingsError with one sentence; SystemExit(0) after printing help."""
+        """Read flags, environment and file. Raises SettingsError with one sentence, or SystemExit(0) after the help."""
         settings = cls(**TABLE.read(argv, environ))
         settings._check()
         return settings
 
     def _check(self) -> None:
-        host, _ = split_address("extenderAddress", self.extender_address)
+        """Raises: SettingsError: settings that do not go together."""
         split_address("metricsAddress", self.metrics_address)
+        self._check_extender()
+        self._check_webhook()
+        self._check_dashboard()
+        self.hami_names()
+        self._check_gates()
+
+    def taken_schedulers(self) -> tuple[str, ...]:
+        """Return the names in replacedSchedulers."""
+        return tuple(filter(None, (name.strip() for name in self.replaced_schedulers.split(","))))
+
+    def hami_names(self) -> dict[str, str]:
+        """Return the names in hamiResources by HAMI_KEYS. Raises SettingsError."""
+        stated: dict[str, str] = {}
+        for part in filter(None, (part.strip() for part in self.hami_resources.split(","))):
+            key, _, name = part.partition("=")
+            if key not in HAMI_KEYS or "/" not in name:
+                raise SettingsError(f"hamiResources {part}: want KEY=RESOURCE with a key of {', '.join(HAMI_KEYS)}")
+            if key != "count" and name.startswith(contract.RESOURCE_VGPU):
+                raise SettingsError(f"hamiResources {part}: {name} counts a container's total here; only the count may have our name")
+            stated[key] = name
+        return stated
+
+    def _check_gates(self) -> None:
+        try:
+            gates = parse_gates(self.feature_gates)
+        except ValueError as exc:
+            raise SettingsError(f"{SETTING}: {exc}") from None
+        if self.consolidation is not Consolidation.OFF and (closed := gates.closed(Gate.CONSOLIDATION, "scheduler")):
+            raise SettingsError(f"consolidation is set, but {closed}")
+
+    def _check_extender(self) -> None:
+        host, _ = split_address("extenderAddress", self.extender_address)
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            given, missing = ("tlsCertFile", "tlsKeyFile") if self.tls_cert_file else ("tlsKeyFile", "tlsCertFile")
+            raise SettingsError(f"{given} is set without {missing}: set both or neither")
+        if self.client_ca_file and not self.tls_cert_file:
+            raise SettingsError("clientCaFile is set without a certificate of the extender: set tlsCertFile and tlsKeyFile for mutual TLS")
+        if host not in ("127.0.0.1", "::1", "localhost") and not (self.tls_cert_file and self.client_ca_file):
+            raise SettingsError(
+                f"extenderAddress {self.extender_address} is not loopback, and each client that reaches it can bind pods: "
+                "set tlsCertFile, tlsKeyFile and clientCaFile, or listen on 127.0.0.1"
+            )
+
+    def _check_webhook(self) -> None:
+        if not self.webhook_address:
+            return
+        split_address("webhookAddress", self.webhook_address)
+        if not self.tls_cert_file and not self.webhook_certificate_secret:
+            raise SettingsError(
+                "webhookAddress is set without a certificate, and the API server calls webhooks only over TLS: "
+                "set webhookCertificateSecret, or tlsCertFile and tlsKeyFile, or an empty webhookAddress"
+            )
+
+    def _check_dashboard(self) -> None:
         if self.dashboard_address:
             split_address("dashboardAddress", self.dashboard_address)
         if self.prometheus_url and not self.prometheus_url.startswith(("http://", "https://")):
-            raise SettingsError(f"prometheusUrl {self.prometheus_url}: want http://HOST:PORT or https://HOST, with a path where it has one")
-        if bool(self.tls_cert_file) != bool(self.tls_key_file):
-            raise SettingsError("tlsCertFile and tlsKeyFile belong together: set both or neither")
-        if self.client_ca_file and not self.tls_cert_file:
-            raise SettingsError(
-                "clientCaFile is for mutual TLS, which needs a certificate of the extender too: set tlsCertFile and tlsKeyFile"
-            )
-        if host not in ("127.0.0.1", "::1", "localhost") and not (self.tls_cert_file and self.client_ca_file):
-            raise SettingsError(
-                f"extenderAddress {self.extender_address} is reachable from elsewhere, and whoever reaches it can bind pods: "
-                "set tlsCertFile, tlsKeyFile and clientCaFile, or listen on 127.0.0.1"
-            )
-        if self.webhook_address:
-            split_address("webhookAddress", self.webhook_address)
-            if not self.tls_cert_file and not self.webhook_certificate_secret:
-                raise SettingsError(
-                    "the API server calls webhooks over TLS only: set webhookCertificateSecret to have a certificate made, "
-                    "or tlsCertFile and tlsKeyFile, or webhookAddress to nothing"
-                )
+            raise SettingsError(f"prometheusUrl {self.prometheus_url}: want http://HOST:PORT or https://HOST, optionally with a path")
 
 
 TABLE = Table(
     Settings,
     program="scheduler_plugin",
-    purpose="Places pods on shares of GPUs, beside kube-scheduler, and admits what they ask for.",
+    purpose="Schedules pods on shares of GPUs as an extender of kube-scheduler, and validates their requests as a webhook.",
     config_env="ALIQUOT_SCHEDULER_CONFIG",
 )

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures every test may use: the built C side and simulated nodes. Nothing here needs a GPU, root or a network."""
 
 import fcntl

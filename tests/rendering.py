@@ -1,4 +1,5 @@
-"""Manifests as users apply them: what kustomize and Helm make of deploy/."""
+# SPDX-License-Identifier: Apache-2.0
+"""Manifests as users apply them: the output of kustomize and Helm for deploy/."""
 
 import shutil
 import subprocess
@@ -22,12 +23,12 @@ Object = dict[str, Any]
 
 
 class RenderError(AssertionError):
-    """A program refused; the message is its own."""
+    """A program failed; the message is its error output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """One way to install the product: an overlay (or all the defaults), components, and whether to watch it."""
+    """One way to install the product: an overlay (or the defaults), components, and with or without monitoring."""
 
     overlay: str = "default"
     components: tuple[str, ...] = ()
@@ -38,7 +39,7 @@ class Installation:
 
     @property
     def kustomization(self) -> Object:
-        """As kustomize has it, for a folder directly below build/."""
+        """Return the kustomization, for a folder directly below build/."""
         folder = "../../deploy/daemonset" + ("" if self.overlay == "default" else f"/overlays/{self.overlay}")
         return {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -49,13 +50,13 @@ class Installation:
 
     @property
     def values(self) -> Object:
-        """As the chart has it."""
+        """Return the values of the chart."""
         switches = dict.fromkeys(("serviceMonitors", "alerts", "dashboards"), self.monitoring)
         return {"variant": self.overlay, "components": list(self.components), "monitoring": switches}
 
 
 def installations() -> list[Installation]:
-    """Every way that deploy/ offers: each overlay, each component by itself, all the components at once, monitoring."""
+    """Return every installation that deploy/ offers: each overlay, each component alone, all components together, monitoring."""
     overlays, components = _folders("overlays"), _folders("components")
     return [
         Installation(),
@@ -76,25 +77,25 @@ class Renderer:
     """A folder directly below build/: kustomize refers to other folders by relative paths only."""
 
     def kustomized(self, installation: Installation) -> list[Object]:
-        """The objects that kustomize makes."""
+        """Return the objects from kustomize."""
         (self.scratch / "kustomization.yaml").write_text(yaml.safe_dump(installation.kustomization))
         return _objects(_run([self.kustomize, "build", str(self.scratch)]))
 
     def charted(self, values: Object, *arguments: str, chart: Path = CHART) -> list[Object]:
-        """The objects that a release of the chart has, hooks left out.
+        """Return the objects of a release of the chart, without hooks.
 
         Raises: RenderError: the chart refuses these values.
         """
         return _objects(_run([*self._template(arguments, chart), "--no-hooks"], values))
 
     def hooks(self, values: Object) -> list[Object]:
-        """The objects that Helm makes at certain moments, such as ``helm test``."""
+        """Return the hooks of a release, such as those of ``helm test``."""
         return [
             item for item in _objects(_run(self._template((), CHART), values)) if "helm.sh/hook" in item["metadata"].get("annotations", {})
         ]
 
     def run_helm(self, *arguments: str, timeout_seconds: float = 60) -> str:
-        """Run another command of Helm; return what it printed. Raises: RenderError."""
+        """Run another command of Helm; return its output. Raises RenderError."""
         return _run([self.helm, *arguments], timeout_seconds=timeout_seconds)
 
     def _template(self, arguments: Sequence[str], chart: Path) -> list[str]:
@@ -102,7 +103,7 @@ class Renderer:
 
 
 def find_renderer(scratch: Path) -> Renderer | None:
-    """Helm and kustomize as built at their pins, or the machine's own; nothing where one of them is missing. Nothing is built here."""
+    """Return Helm and kustomize, built at their pinned versions or from the PATH; None where one is missing. Builds nothing."""
     helm, kustomize = (_program(name) for name in HELM.names)
     return Renderer(helm, kustomize, scratch) if helm and kustomize else None
 
@@ -129,7 +130,7 @@ def _folders(kind: str) -> list[str]:
 
 
 def pods_of(path: Path) -> Iterator[Object]:
-    """Every pod, and what Jobs and Deployments make pods from."""
+    """Yield every pod, and the pod templates of Jobs and Deployments."""
     for item in yaml.safe_load_all(path.read_text()):
         if item["kind"] == "Pod":
             yield item

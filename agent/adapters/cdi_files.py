@@ -1,9 +1,11 @@
-"""CDI specs on the host: ours, one file per grant, and NVIDIA's, which ours are made from.
+# SPDX-License-Identifier: Apache-2.0
+"""The CDI specs on the host: Aliquot's, one file per grant, and NVIDIA's, from which Aliquot's are made.
 
-The host's spec is large (and often YAML), so it is read again only when a file in the CDI directories changed.
+The host's spec is large (and often YAML), so it is read again only if a file in the CDI directories changed.
 """
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from agent.adapters.durable import list_directory, names_in, remove_file, remove_temporaries, write_whole
-from agent.adapters.unchanged import Unchanged
+from agent.adapters.durable import list_directory, names_in, remove_anything, remove_temporaries, write_over
+from agent.adapters.file_cache import FileCache
+from agent.adapters.regular_files import read_regular
 from agent.core.cdi import (
     HOST_SPEC_KINDS,
     CapabilityNode,
@@ -30,6 +33,9 @@ HostSpecSource = Callable[[Collection[str]], HostSpec | None]
 _CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
 _KERNEL_DRIVERS = Path("/proc/devices")
 _CAPABILITY_DRIVER = "nvidia-caps"
+_HOST_SPEC_BYTES_MAX = 64 << 20
+
+logger = logging.getLogger(__name__)
 
 
 class CdiDirectory:
@@ -45,11 +51,12 @@ class CdiDirectory:
         kernel_drivers: Path = _KERNEL_DRIVERS,
         generate: HostSpecSource | None = None,
     ) -> None:
-        """Make the directory of our specs.
+        """Create the directory of Aliquot's specs.
 
-        Args: dynamic: where our specs go; the runtime and we prefer it. devices, capabilities: the kernel's directories.
+        Args: dynamic: the directory of Aliquot's specs; the runtime and the agent prefer its files to those in ``static``.
+              devices, capabilities: the kernel's directories.
               kernel_drivers: the kernel's list of drivers and their major numbers.
-              generate: makes the host's spec where no file has it.
+              generate: generates the host's spec if no file has it.
         """
         self._dynamic = dynamic
         self._generate = generate or _no_generator
@@ -59,11 +66,11 @@ class CdiDirectory:
         self._kernel_drivers = kernel_drivers
         self._signature: _Signature | None = None
         self._host_spec: HostSpec | None = None
-        self._digests = Unchanged(lambda path: _digest(Path(path).read_bytes()))
+        self._digests = FileCache(lambda path: _digest(read_regular(Path(path))))
         try:  # the directory is shared with the container runtime, so its mode is not ours to set
             dynamic.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise StorageError(f"making {dynamic}: {exc.strerror}") from exc
+            raise StorageError(f"creating {dynamic}: {exc.strerror}") from exc
         remove_temporaries(dynamic)
 
     def host_spec(self, wanted: Collection[str] = ()) -> HostSpec | None:
@@ -89,29 +96,25 @@ class CdiDirectory:
 
     def write(self, grant_id: str, spec: Mapping[str, object]) -> None:
         """See ``ports.CdiFiles``."""
-        write_whole(self._dynamic / file_name(grant_id), msgspec.json.encode(spec), mode=0o644, durable=False)
+        write_over(self._dynamic / file_name(grant_id), msgspec.json.encode(spec), mode=0o644, durable=False)
 
     def mentioned(self, paths: Iterable[str]) -> Set[str]:
         """See ``ports.CdiFiles``."""
         wanted, found = list(paths), set[str]()
         for identifier in self.ids():
             try:
-                content = (self._dynamic / file_name(identifier)).read_bytes()
+                content = read_regular(self._dynamic / file_name(identifier))
             except FileNotFoundError:  # removed meanwhile
                 continue
-            except OSError as exc:
-                raise StorageError(f"reading {self._dynamic / file_name(identifier)}: {exc.strerror}") from exc
             found.update(path for path in wanted if path.encode() in content)
         return found
 
     def digest(self, grant_id: str) -> str | None:
         """See ``ports.CdiFiles``."""
         try:
-            return self._digests.of(f"{self._dynamic}/{file_name(grant_id)}")
-        except FileNotFoundError:
+            return self._digests.read(f"{self._dynamic}/{file_name(grant_id)}")
+        except (OSError, StorageError):
             return None
-        except OSError as exc:
-            raise StorageError(f"reading {self._dynamic / file_name(grant_id)}: {exc.strerror}") from exc
 
     def digest_of(self, spec: Mapping[str, object]) -> str:
         """See ``ports.CdiFiles``."""
@@ -119,7 +122,7 @@ class CdiDirectory:
 
     def total_bytes(self) -> int:
         """See ``ports.CdiFiles``."""
-        return sum(_signature_of(path)[2] for path in self._specs())
+        return sum(min(_signature_of(path)[2], _HOST_SPEC_BYTES_MAX) for path in self._specs())
 
     def ids(self) -> Sequence[str]:
         """See ``ports.CdiFiles``."""
@@ -129,10 +132,10 @@ class CdiDirectory:
         """See ``ports.CdiFiles``."""
         path = self._dynamic / file_name(grant_id)
         self._digests.forget(str(path))
-        remove_file(path)
+        remove_anything(path)
 
     def _written(self) -> HostSpec | None:
-        """Return the host's spec as somebody wrote it."""
+        """Return the host's spec from a file, if one exists."""
         candidates = self._foreign_specs()
         signature = tuple(_signature_of(path) for path in candidates)
         if signature != self._signature:
@@ -153,12 +156,12 @@ def _digest(content: bytes) -> str:
 
 
 def _is_made_later(uuid: str, written: HostSpec) -> bool:
-    """Whether a file lacks a MIG instance because it is older; a GPU it does not name may be there by its index."""
+    """Whether a MIG instance is missing because the file is older. A missing GPU proves nothing: it may be listed by its index."""
     return uuid.startswith("MIG-") and uuid not in written.devices
 
 
 def _no_generator(wanted: Collection[str]) -> HostSpec | None:
-    """Stand for a host without ``nvidia-ctk``."""
+    """Act as on a host without ``nvidia-ctk``."""
     del wanted
     return None
 
@@ -166,15 +169,13 @@ def _no_generator(wanted: Collection[str]) -> HostSpec | None:
 def _signature_of(path: Path) -> tuple[str, int, int, int]:
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except OSError:  # missing, or a link that leads nowhere
         return str(path), 0, 0, 0
-    except OSError as exc:
-        raise StorageError(f"reading {path}: {exc.strerror}") from exc
     return str(path), status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read_first(candidates: Sequence[Path]) -> HostSpec | None:
-    """Return the host's spec; where there are several kinds, the best one. The others are not looked into."""
+    """Return the host's spec, of the preferred kind if there are several. The others are not parsed."""
     found = [(path, document) for path in candidates if is_host_spec(document := _parse(path))]
     found.sort(key=lambda one: HOST_SPEC_KINDS.index(one[1]["kind"]))
     if not found:
@@ -187,38 +188,39 @@ def _read_first(candidates: Sequence[Path]) -> HostSpec | None:
 
 
 def _parse(path: Path) -> Any:
-    """Return the document, or None for a file that is gone or that is no CDI spec: other vendors' mistakes are not ours."""
+    """Return the document, or None for a missing file or one that is no CDI spec: errors in other vendors' files are ignored."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path, _HOST_SPEC_BYTES_MAX, follow=True)
         return msgspec.json.decode(content) if path.suffix == ".json" else msgspec.yaml.decode(content)
     except FileNotFoundError:
         return None
-    except OSError as exc:
-        raise StorageError(f"reading {path}: {exc.strerror}") from exc
+    except StorageError as exc:
+        logger.warning("a CDI spec of another program is ignored: %s", exc)
+        return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
 def _major_number(kernel_drivers: Path) -> int | None:
-    """Return the major number of the driver's capability nodes; None where no such driver is loaded, as on simulated nodes.
+    """Return the major number of the driver's capability nodes; None if no such driver is loaded, as on simulated nodes.
 
-    Read anew each time: the number is given when the module is loaded.
+    Not cached, because the kernel assigns the number each time the module is loaded.
     """
     try:
         listed = kernel_drivers.read_text()
     except OSError as exc:
-        raise StorageError(f"reading {kernel_drivers}: {exc.strerror}; it has the number of MIG instances' device nodes") from exc
+        raise StorageError(f"reading {kernel_drivers}: {exc.strerror}; it has the major number of MIG instances' device nodes") from exc
     match = re.search(rf"^\s*(\d+) {_CAPABILITY_DRIVER}$", listed, re.MULTILINE)
     return int(match[1]) if match is not None else None
 
 
 def _capability_node(access: Path, major: int | None) -> CapabilityNode:
-    """Return the device node that a capability file tells of, in lines such as ``DeviceFileMinor: <n>``, numbers in decimal."""
+    """Return the device node that a capability file describes, in lines such as ``DeviceFileMinor: <n>``, with decimal numbers."""
     try:
-        said = access.read_text()
+        content = access.read_text()
     except OSError as exc:
         raise StorageError(f"reading {access}: {exc.strerror}; it names the device node of a MIG instance") from exc
-    minor, mode = (re.search(rf"^{name}:\s*(\d+)", said, re.MULTILINE) for name in ("DeviceFileMinor", "DeviceFileMode"))
+    minor, mode = (re.search(rf"^{name}:\s*(\d+)", content, re.MULTILINE) for name in ("DeviceFileMinor", "DeviceFileMode"))
     if minor is None:
         raise StorageError(f"{access}: want a line DeviceFileMinor: <number>")
     return CapabilityNode(int(minor[1]), major, int(mode[1]) if mode is not None else None)

@@ -1,4 +1,5 @@
-"""The host's cgroup directories (version 2): where the one of a container is."""
+# SPDX-License-Identifier: Apache-2.0
+"""Finds a container's cgroup directory on the host (cgroup version 2)."""
 
 import os
 from pathlib import Path

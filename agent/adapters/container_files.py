@@ -1,9 +1,11 @@
-"""The files a container shares with the agent: ``<runtimeDir>/containers/<grant id>/`` with ``limits``, ``region`` and a copy of the grant.
+# SPDX-License-Identifier: Apache-2.0
+"""The files that a container shares with the agent: ``<runtimeDir>/containers/<grant id>/`` with ``limits``, ``region``, ``ld.so.preload``
+and a copy of the grant. The loader opens ``ld.so.preload`` for every program, so each container has its own.
 
-``region`` is written by the container and untrusted: it is read with pread, never mapped (a tenant may truncate it), whatever it says
-is checked by ``core.region_layout``, and what its locks make a look cost is bounded by ``core.slow_regions``. A container that starts gets
-fresh files, unless a process of its own pod still holds a slot: then the files stay the ones it has mapped, and limits change in place.
-Whose files they are, the copy of the grant says, which is written after them; it also heals a ledger row that was lost on disk.
+The container writes ``region``, so it is untrusted. The agent reads it with pread and never maps it, because a tenant may truncate it.
+``core.region_layout`` checks its content, and ``core.slow_regions`` bounds the cost of its locks. A starting container gets new files,
+unless a process of its pod still holds a slot; then the mapped files stay and the limits change in place. The copy of the grant identifies
+the owner of the files. It is written after them, and also restores a ledger row that was lost on disk.
 """
 
 import errno
@@ -18,15 +20,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.adapters.durable import list_directory, make_directory, names_in, write_whole
-from agent.adapters.unchanged import Unchanged
+from agent.adapters.durable import list_directory, make_directory, names_in, write_over
+from agent.adapters.file_cache import FileCache
+from agent.adapters.regular_files import FLAGS, read_regular
 from agent.core import region_layout
-from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT
+from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST, PRELOAD_LIST_ARTEFACT
 from agent.core.ledger import GRANT_ROWS, Grant
 from agent.core.region_layout import ComputeCounters, Geometry, Limits, RegionError
 from agent.core.slow_regions import LOCK_BUDGET_SECONDS, Rest, rest_after
 from agent.errors import StorageError
-from agent.ports import RegionView
+from agent.ports.grants import RegionView
 
 logger = logging.getLogger(__name__)
 
@@ -42,40 +45,45 @@ class GrantFiles:
         self._directory = make_directory(directory, 0o700)
         self._monotonic = monotonic
         self._rests: dict[str, tuple[int, Rest]] = {}
-        """By grant id, of regions whose last look was slow, with their inodes: whoever comes after them has others."""
-        self._limits = Unchanged(lambda path: region_layout.decode_limits(_read_limits(Path(path)), interrupted_too=True))
+        """By grant id: regions with a slow last reading, with their inodes. A later container has a region with another inode."""
+        self._limits = FileCache(lambda path: region_layout.decode_limits(_read_limits(Path(path)), interrupted_too=True))
 
     def prepare(self, grant: Grant, limits: Limits, *, mounted: bool = False) -> None:
         """See ``ports.ContainerFiles``."""
         directory = make_directory(self._directory / grant.grant_id, 0o700)
         before = _copy_in(directory)
-        own = before is not None and before.pod_uid == grant.pod_uid
+        own = before is not None and before.owner_uid == grant.owner_uid
         if own and self._may_be_mapped(grant.grant_id):
-            try:
-                _update_limits(directory / "limits", limits)
-            except (OSError, RegionError) as exc:
-                raise StorageError(f"updating {directory / 'limits'}, which processes of {grant.holder} have mapped: {exc}") from exc
-        else:  # under new inodes: what a process of another pod has mapped stays its own
-            kept = own and mounted
-            if not (kept and _limits_updated(directory / "limits", limits)):
-                write_whole(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
-            if not (kept and self.has_region(grant.grant_id)):
-                header = region_layout.fresh_region_header()  # the rest is a hole: it takes memory once a process attaches
-                write_whole(directory / "region", header, mode=0o666, durable=False, size=region_layout.REGION_BYTES)
-                self._rests.pop(grant.grant_id, None)
-        write_whole(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
+            _update_mapped_limits(directory / "limits", limits, grant)
+        else:
+            self._write_unmapped(grant.grant_id, limits, kept=own and mounted)
+        if not (own and _is_file(directory / PRELOAD_LIST_ARTEFACT)):
+            write_over(directory / PRELOAD_LIST_ARTEFACT, PRELOAD_LIST, mode=0o444, durable=False)
+        write_over(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
+
+    def _write_unmapped(self, grant_id: str, limits: Limits, *, kept: bool) -> None:
+        """Write limits and region of a container without processes, as new inodes: a process of another pod keeps what it has mapped.
+
+        Args: kept: keep the files that are there and intact, and change the limits in place.
+        """
+        directory = self._directory / grant_id
+        if not (kept and _limits_updated(directory / "limits", limits)):
+            write_over(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
+        if not (kept and self.has_region(grant_id)):
+            header = region_layout.fresh_region_header()  # the rest is a hole: it uses memory only after a process attaches
+            write_over(directory / "region", header, mode=0o666, durable=False, size=region_layout.REGION_BYTES)
+            self._rests.pop(grant_id, None)
 
     def link_shim(self, grant_id: str, directory: Path) -> None:
         """See ``ports.ContainerFiles``."""
-        for name in (PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT):
-            link = self._directory / grant_id / name
-            try:
-                if link.is_symlink() and link.readlink() == directory / name:
-                    continue
-                link.unlink(missing_ok=True)
-                link.symlink_to(directory / name)
-            except OSError as exc:
-                raise StorageError(f"linking {link}: {exc.strerror}") from exc
+        link, target = self._directory / grant_id / PRELOAD_ARTEFACT, directory / PRELOAD_ARTEFACT
+        try:
+            if link.is_symlink() and link.readlink() == target:
+                return
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
+        except OSError as exc:
+            raise StorageError(f"linking {link}: {exc.strerror}") from exc
 
     def linked(self, paths: Iterable[str]) -> Set[str]:
         """See ``ports.ContainerFiles``."""
@@ -85,10 +93,8 @@ class GrantFiles:
                 try:
                     found.add(str((directory / name).readlink().parent))
                 except OSError as exc:
-                    if exc.errno in (
-                        errno.ENOENT,
-                        errno.EINVAL,
-                    ):  # by CDI, or removed meanwhile; no link, as a runtime makes of what it lacks
+                    # ENOENT: a container with CDI, or removed meanwhile; EINVAL: no link, because a runtime creates missing mount sources
+                    if exc.errno in (errno.ENOENT, errno.EINVAL):
                         continue
                     raise StorageError(f"reading {directory / name}: {exc.strerror}") from exc
         return wanted & found
@@ -107,6 +113,10 @@ class GrantFiles:
                 grants.append(grant)
         return grants
 
+    def damaged_copies(self) -> Set[str]:
+        """See ``ports.ContainerFiles``."""
+        return {directory.name for directory in list_directory(self._directory) if _has_damaged_copy(directory)}
+
     def region(self, grant_id: str) -> RegionView | None:
         """See ``ports.ContainerFiles``."""
         try:
@@ -117,10 +127,7 @@ class GrantFiles:
 
     def has_region(self, grant_id: str) -> bool:
         """See ``ports.ContainerFiles``."""
-        try:
-            return stat.S_ISREG(os.lstat(f"{self._directory}/{grant_id}/region").st_mode)
-        except OSError:
-            return False
+        return _is_file(f"{self._directory}/{grant_id}/region")
 
     def cut_region(self, grant_id: str) -> int:
         """See ``ports.ContainerFiles``."""
@@ -143,7 +150,7 @@ class GrantFiles:
     def limits(self, grant_id: str) -> Limits | None:
         """See ``ports.ContainerFiles``."""
         try:
-            return self._limits.of(f"{self._directory}/{grant_id}/limits")
+            return self._limits.read(f"{self._directory}/{grant_id}/limits")
         except (OSError, RegionError):
             return None
 
@@ -190,14 +197,17 @@ class GrantFiles:
         self._limits.forget(str(directory / "limits"))
         self._rests.pop(grant_id, None)
         try:
-            shutil.rmtree(directory)
+            if stat.S_ISDIR(directory.lstat().st_mode):
+                shutil.rmtree(directory)
+            else:
+                directory.unlink()
         except FileNotFoundError:
             return
         except OSError as exc:
             raise StorageError(f"removing {directory}: {exc.strerror}") from exc
 
     def _may_be_mapped(self, grant_id: str) -> bool:
-        """Whether a process may have a container's files mapped: one holds a slot, or nobody can look."""
+        """Whether a process may have a container's files mapped: one holds a slot, or the region must not be read now."""
         view = self.region(grant_id)
         if view is not None:
             return view.live
@@ -205,12 +215,12 @@ class GrantFiles:
         return rest is not None and self._monotonic() < rest.until
 
     def _rest_of(self, grant_id: str) -> Rest | None:
-        """Return how long the region that is there now is left alone; None where its last look was not slow."""
+        """Return how long the current region must not be read; None if its last reading was not slow."""
         inode, rest = self._rests.get(grant_id, (0, None))
         return rest if rest is not None and inode == self._inode(grant_id) else None
 
     def _inode(self, grant_id: str) -> int | None:
-        """Return a region's inode, without opening it; None when there is none."""
+        """Return a region's inode without opening it; None if it does not exist."""
         try:
             return (self._directory / grant_id / "region").lstat().st_ino
         except OSError:
@@ -218,10 +228,10 @@ class GrantFiles:
 
     @contextmanager
     def _opened(self, grant_id: str, access: int) -> Iterator["_Region"]:
-        """Open a region, unless it is left alone. Raises OSError or RegionError."""
+        """Open a region, unless it must not be read now. Raises OSError or RegionError."""
         before = self._rest_of(grant_id)
         if before is not None and self._monotonic() < before.until:
-            raise RegionError(f"region: left alone for {before.seconds:.0f} s, because its locks made a look at it slow")
+            raise RegionError(f"region: not read for {before.seconds:.0f} s, because its locks made a reading slow")
         region = _Region(self._directory / grant_id / "region", access)
         try:
             yield region
@@ -230,36 +240,54 @@ class GrantFiles:
             self._note_cost(grant_id, region, before)
 
     def _note_cost(self, grant_id: str, region: "_Region", before: Rest | None) -> None:
-        """Leave a region alone after a slow look, if it still is the one that was looked at."""
+        """Suspend the reading of a region after a slow reading, if the file is still the same."""
         rest = rest_after(region.lock_seconds, before, self._monotonic())
         if rest is None:
             if before is not None:
                 self._rests.pop(grant_id, None)
             return
-        grant = _copy_in(self._directory / grant_id)  # before the inode: who comes next has a region first, and then a copy
+        # read the copy before the inode: the next container gets its region first and its copy after it
+        grant = _copy_in(self._directory / grant_id)
         if region.inode == self._inode(grant_id):
             self._rests[grant_id] = region.inode, rest
-            self._say_left_alone(grant_id, grant, region.lock_seconds, rest)
+            self._warn_slow_region(grant_id, grant, region.lock_seconds, rest)
 
-    def _say_left_alone(self, grant_id: str, grant: Grant | None, lock_seconds: float, rest: Rest) -> None:
+    def _warn_slow_region(self, grant_id: str, grant: Grant | None, lock_seconds: float, rest: Rest) -> None:
         about = {"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid} if grant is not None else {}
         logger.warning(
-            "locks that processes of container %s put on its usage region made one look at it cost %.3f s of CPU time: it is left alone "
-            "for %.0f s, and what it says is missing meanwhile",
+            "processes of container %s hold so many locks on its usage region that one reading took %.3f s of CPU time: the agent does "
+            "not read it for %.0f s, and its figures are missing meanwhile",
             grant.container if grant is not None else "?", lock_seconds, rest.seconds, extra={"grant": grant_id, **about},
         )  # fmt: skip
 
 
 def _copy_in(directory: Path) -> Grant | None:
-    """Return the grant recorded beside these files; None where a crash came before it or half way through a removal."""
+    """Return the grant recorded in this directory; None after a crash before the record was written or during a removal."""
     try:
-        return GRANT_ROWS.decode((directory / _GRANT_COPY).read_bytes())
+        return GRANT_ROWS.decode(read_regular(directory / _GRANT_COPY))
     except (OSError, StorageError):
         return None
 
 
+def _is_file(path: str | Path) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _has_damaged_copy(directory: Path) -> bool:
+    """Whether the record exists and does not say which grant the directory belongs to."""
+    try:
+        return GRANT_ROWS.decode(read_regular(directory / _GRANT_COPY)).grant_id != directory.name
+    except FileNotFoundError:
+        return False
+    except StorageError:
+        return True
+
+
 class _Region:
-    """An open usage region, and what the locks on it have cost this thread so far."""
+    """An open usage region, with the CPU time that its locks have cost this thread so far."""
 
     def __init__(self, path: Path, access: int) -> None:
         """Raises OSError."""
@@ -269,27 +297,27 @@ class _Region:
         """CPU time."""
 
     def close(self) -> None:
-        """Close the file, which goes through its locks once more."""
+        """Close the file. The kernel walks through its locks again."""
         with self._metered():
             os.close(self._descriptor)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read a part; less behind the end of the file."""
+        """Read a part; less at the end of the file."""
         return os.pread(self._descriptor, length, offset)
 
     def write(self, write: region_layout.Write) -> None:
-        """Change a part in place."""
+        """Write a part in place."""
         os.pwrite(self._descriptor, write.data, write.offset)
 
     def geometry(self) -> Geometry:
-        """Return where the region has its tables, in the part of it that counts. Raises OSError or RegionError."""
+        """Return the positions of the region's tables, within the size that the agent reads. Raises OSError or RegionError."""
         geometry = region_layout.decode_geometry(self.read(0, region_layout.REGION_HEADER.size), self._size())
         if geometry.slot_count > region_layout.SLOT_COUNT_KEPT:
             raise RegionError(f"region: {geometry.slot_count} slots, want at most {region_layout.SLOT_COUNT_KEPT}")
         return geometry
 
     def view(self) -> RegionView:
-        """Read what it says and probe which of its processes live. Raises OSError or RegionError."""
+        """Read the region and probe which of its processes live. Raises OSError or RegionError."""
         self.geometry()
         snapshot = region_layout.decode_region(self.read, self._size())
         locked = {slot.index for slot in snapshot.slots if self._is_locked(snapshot.geometry.slot(slot.index))}
@@ -299,7 +327,7 @@ class _Region:
         return min(os.fstat(self._descriptor).st_size, region_layout.REGION_BYTES_KEPT)
 
     def _is_locked(self, offset: int) -> bool:
-        """Whether some open file description holds a lock on this byte; F_OFD_GETLK only looks. Raises OSError or RegionError."""
+        """Whether an open file description holds a lock on this byte. F_OFD_GETLK takes no lock itself. Raises OSError or RegionError."""
         if self.lock_seconds > LOCK_BUDGET_SECONDS:
             raise RegionError(f"region: its locks cost {self.lock_seconds:.3f} s of CPU time, want at most {LOCK_BUDGET_SECONDS:g} s")
         question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
@@ -326,8 +354,8 @@ def read_region(path: Path) -> RegionView:
 
 
 def _open(path: Path, access: int) -> int:
-    """Open a file that a container has too, not to wait for a container that holds a lease on it."""
-    return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    """Open a file that a container can also open, without waiting if the container holds a lease on it."""
+    return os.open(path, access | FLAGS | os.O_NOFOLLOW)
 
 
 def _read_limits(path: Path) -> bytes:
@@ -338,12 +366,20 @@ def _read_limits(path: Path) -> bytes:
         os.close(descriptor)
 
 
-def _limits_updated(path: Path, limits: Limits) -> bool:
-    """Change limits in place; return whether that went, which it does not where they are gone or damaged."""
+def _update_mapped_limits(path: Path, limits: Limits, grant: Grant) -> None:
+    """Change limits in place; raise StorageError if that fails, because running processes would not see a new file."""
     try:
         _update_limits(path, limits)
     except (OSError, RegionError) as exc:
-        logger.warning("limits not updated in place, and made anew: %s: %s", path, exc)
+        raise StorageError(f"updating {path}, which processes of {grant.holder} have mapped: {exc}") from exc
+
+
+def _limits_updated(path: Path, limits: Limits) -> bool:
+    """Change limits in place; return False if the file is missing or damaged."""
+    try:
+        _update_limits(path, limits)
+    except (OSError, RegionError) as exc:
+        logger.warning("limits cannot be updated in place and are written as a new file: %s: %s", path, exc)
         return False
     return True
 

@@ -1,7 +1,8 @@
-"""Tells when files come, go or are replaced in a few directories, by inotify(7).
+# SPDX-License-Identifier: Apache-2.0
+"""Notifies when files are created, removed or replaced in a few directories, by inotify(7).
 
-Containers have files of some of them mounted, and open and write them: that is no change here, so that no tenant can keep the agent busy.
-Where the kernel has no more watches to give, nothing is told, and whoever looks at the files does so at its own period.
+Containers have mounted some of these files, and open and write them. That is no change here, so that no tenant can keep the agent busy. If
+the kernel has no more watches, there are no notifications, and the agent notices changes at its next periodic check.
 """
 
 import asyncio
@@ -28,10 +29,10 @@ class DirectoryWatch:
     """Implements ``ports.FileChanges``."""
 
     def __init__(self, flat: Iterable[Path], nested: Path) -> None:
-        """Watch nothing yet.
+        """Prepare; watching begins with ``start``.
 
-        Args: flat: directories in which a file that is written in place has changed as well.
-              nested: a directory whose subdirectories are watched, each as it comes.
+        Args: flat: directories in which a file written in place counts as changed, too.
+              nested: a directory with subdirectories that are watched, each after its creation.
         """
         self._flat = tuple(flat)
         self._nested = nested
@@ -72,7 +73,7 @@ class DirectoryWatch:
             self._tell()
 
     def _take(self, descriptor: int) -> bool:
-        """Take all events that wait; return whether one of them is a change."""
+        """Read all pending events; return whether one of them is a change."""
         changed = False
         while True:
             try:
@@ -100,7 +101,7 @@ class DirectoryWatch:
                     self._watch(Path(entry.path), _COMING_AND_GOING)
 
     def _watch(self, path: Path, mask: int) -> bool:
-        """Watch a directory, which may be watched already; return whether it was not. One that is gone again is passed over."""
+        """Watch a directory; return whether it was not watched before. A directory that no longer exists is ignored."""
         watch = self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), mask | _ONLY_DIRECTORIES)
         if watch < 0:
             if path.is_dir():
@@ -114,8 +115,10 @@ class DirectoryWatch:
         reason = os.strerror(ctypes.get_errno())
         if reason != self._trouble:
             self._trouble = reason
-            logger.warning("changes of files are noticed at the next period only: %s: %s; raise %s on the node", call, reason, limit)
+            logger.warning(
+                "changes of files are noticed only at the next periodic check: %s: %s; raise %s on the node", call, reason, limit
+            )
 
 
 def _ignore() -> None:
-    """Tell nobody."""
+    """Do nothing."""

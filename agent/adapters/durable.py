@@ -1,4 +1,5 @@
-"""Files that readers see whole or not at all, also after a crash."""
+# SPDX-License-Identifier: Apache-2.0
+"""Writes files atomically: a reader sees the whole file or no file, even after a crash."""
 
 import itertools
 import logging
@@ -15,7 +16,7 @@ from agent.errors import StorageError
 logger = logging.getLogger(__name__)
 
 TEMPORARY_SUFFIX = ".aliquot-tmp"
-"""Ends the names of files being written; leftovers of a crash are removed by whoever keeps the directory."""
+"""Suffix of files being written. The owner of a directory removes leftovers of a crash."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _counter = itertools.count()
 
@@ -23,15 +24,15 @@ _counter = itertools.count()
 def write_whole(path: Path, content: bytes, *, mode: int, durable: bool, size: int | None = None) -> None:
     """Write a file under another name and rename it into place.
 
-    Args:   durable: wait until it is on the disk; not for files that a reboot may forget.
-            size: make the file this long, with a hole after the content.
+    Args:   durable: wait until the file is on disk; not needed for files that a reboot may delete.
+            size: extend the file to this length, with a hole after the content.
     Raises: StorageError.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}{TEMPORARY_SUFFIX}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            os.fchmod(descriptor, mode)  # whatever the umask
+            os.fchmod(descriptor, mode)  # regardless of the umask
             _write_all(descriptor, content)
             if size is not None:
                 os.ftruncate(descriptor, size)
@@ -43,9 +44,16 @@ def write_whole(path: Path, content: bytes, *, mode: int, durable: bool, size: i
         if durable:
             sync_directory(path.parent)
     except OSError as exc:
-        with suppress(OSError):  # a file system that turned read-only refuses this too, also where there is nothing to remove
+        with suppress(OSError):  # a file system that became read-only refuses this too, even without a file to remove
             temporary.unlink(missing_ok=True)
         raise StorageError(f"writing {path}: {exc.strerror}") from exc
+
+
+def write_over(path: Path, content: bytes, *, mode: int, durable: bool, size: int | None = None) -> None:
+    """Write a file as ``write_whole`` does, also over a directory that damage put in its place. Raises StorageError."""
+    if path.is_dir() and not path.is_symlink():
+        remove_anything(path)
+    write_whole(path, content, mode=mode, durable=durable, size=size)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -74,10 +82,20 @@ def remove_file(path: Path) -> None:
         raise StorageError(f"removing {path}: {exc.strerror}") from exc
 
 
-def remove_tree(directory: Path) -> None:
-    """Remove a directory with what programs nobody trusts have left in it; what cannot be removed stays.
+def remove_anything(path: Path) -> None:
+    """Remove a file, or a directory that is in its place. Raises StorageError."""
+    if not path.is_dir() or path.is_symlink():
+        remove_file(path)
+        return
+    remove_tree(path)
+    if path.exists():
+        raise StorageError(f"removing {path}: not everything in this directory can be removed")
 
-    However deep it is: directories inside directories are first moved up, where each is one step away. Links are not followed.
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory with the files that untrusted programs left in it. What cannot be removed stays.
+
+    Any depth works: nested directories are first moved up, so that each is one step away. Links are not followed.
     """
     with suppress(OSError):
         top = os.open(directory, _DIRECTORY)
@@ -91,7 +109,7 @@ def remove_tree(directory: Path) -> None:
 
 
 def _remove_entry(top: int, name: str) -> Iterator[str]:
-    """Remove one entry of an open directory; return the names under which directories from inside it are there now."""
+    """Remove one entry of an open directory; yield the new names of nested directories that were moved up into it."""
     with suppress(OSError):
         try:
             os.unlink(name, dir_fd=top)
@@ -116,7 +134,7 @@ def _move_up(inside: int, name: str, top: int) -> Iterator[str]:
 
 
 def make_directory(path: Path, mode: int) -> Path:
-    """Make a directory with this mode, and its parents; one that is as it should be may be of a disk that is read-only.
+    """Create a directory with this mode, and its parents. An existing directory with this mode may be on a read-only disk.
 
     Raises StorageError.
     """
@@ -125,12 +143,12 @@ def make_directory(path: Path, mode: int) -> Path:
         if stat.S_IMODE(path.stat().st_mode) != mode:
             path.chmod(mode)
     except OSError as exc:
-        raise StorageError(f"making {path}: {exc.strerror}") from exc
+        raise StorageError(f"creating {path}: {exc.strerror}") from exc
     return path
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what a crash left of files being written; what the disk does not let go of stays, and harms nobody.
+    """Remove partly written files that a crash left. Files that cannot be removed stay and do no harm.
 
     Raises StorageError when the directory cannot be read.
     """
@@ -139,11 +157,11 @@ def remove_temporaries(directory: Path) -> None:
             try:
                 remove_file(path)
             except StorageError as exc:
-                logger.warning("a file that was half written stays: %s", exc)
+                logger.warning("a partly written file cannot be removed and stays: %s", exc)
 
 
 def names_in(directory: Path) -> list[str]:
-    """Return the names in a directory, in order; none when it is not there. Raises StorageError."""
+    """Return the sorted names in a directory; empty if the directory does not exist. Raises StorageError."""
     try:
         return sorted(os.listdir(directory))  # noqa: PTH208 - names are wanted, not paths
     except FileNotFoundError:
@@ -153,5 +171,5 @@ def names_in(directory: Path) -> list[str]:
 
 
 def list_directory(directory: Path) -> list[Path]:
-    """Return the entries in name order; empty when the directory is not there. Raises StorageError."""
+    """Return the entries, sorted by name; empty if the directory does not exist. Raises StorageError."""
     return [directory / name for name in names_in(directory)]

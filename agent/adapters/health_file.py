@@ -1,12 +1,13 @@
-"""The file in which GPU health outlives the agent's process."""
+# SPDX-License-Identifier: Apache-2.0
+"""The file that keeps GPU health across restarts of the agent."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from agent.adapters.durable import write_whole
+from agent.adapters.regular_files import decoded, read_regular
 from agent.core.health import GpuHealth, HealthTable
 from agent.core.health_record import decode_health, encode_health
-from agent.errors import StorageError
 
 
 class HealthFile:
@@ -18,12 +19,10 @@ class HealthFile:
     def load(self) -> HealthTable:
         """See ``ports.HealthStore``."""
         try:
-            content = self._path.read_bytes()
+            content = read_regular(self._path)
         except FileNotFoundError:
             return HealthTable()
-        except OSError as exc:
-            raise StorageError(f"reading {self._path}: {exc.strerror}") from exc
-        return decode_health(content)
+        return decoded(decode_health, content, self._path)
 
     def save(self, gpus: Mapping[str, GpuHealth]) -> None:
         """See ``ports.HealthStore``."""

@@ -1,7 +1,8 @@
-"""Whether directories of the host that are mounted here are still the host's.
+# SPDX-License-Identifier: Apache-2.0
+"""Checks whether mounted directories of the host still exist on the host.
 
-A mount keeps the directory it was made of: one that is removed on the host and made anew is another, which is not seen here. What is left
-has no name any more, and its count of links tells.
+A mount keeps its original directory. If the host removes and recreates that directory, the mount does not show the new one. The old one no
+longer has a name, which its link count shows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ class HostDirectories:
     """Implements ``ports.HostDirectories``."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Args: paths: those that are not there are left out, and those of file systems that count no links."""
+        """Args: paths: missing directories are ignored, as are those on file systems without link counts."""
         self._paths = [path for path in paths if _links(path)]
 
     def removed(self) -> Sequence[Path]:
@@ -21,7 +22,7 @@ class HostDirectories:
 
 
 def _links(path: Path) -> int | None:
-    """Return how many names a directory has; None where the path leads nowhere, as to one that was removed and is no mount."""
+    """Return the link count of a directory; None if the path does not exist, such as a removed directory that is no mount."""
     try:
         return path.stat().st_nlink
     except OSError:

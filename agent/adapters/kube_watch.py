@@ -1,53 +1,43 @@
-"""List-watch of this node's pods and of the node itself, each in a thread of its own.
+# SPDX-License-Identifier: Apache-2.0
+"""List-watch of this node's pods, of the node and of its GpuNode object, each in a thread of its own.
 
-Survives what API servers do: outages, also slow ones (backoff with jitter, what is known stays known), ended watches (continued from the
-last version), and forgotten history (410: list again). What the agents of a large cluster do at once is cheap for the API server: pods are
-listed from its memory, and after a 410 at moments that chance spreads. Only the fields the agent reads are decoded: 10 µs per pod instead
-of 2 ms.
+``aliquot.kube.watch`` decides when to list, watch and wait. Here: what the agent watches, how gentle it is with the API server, and the
+translation into the agent's types. Only the fields the agent reads are decoded: 10 µs per pod instead of 2 ms.
 """
 
-import logging
-import random
 import re
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
-import urllib3
 
-from agent.adapters.kube_api import GPU_NODES, LIST_TIMEOUT_SECONDS, KubeConnection
+from agent.adapters.kube_api import GPU_NODES, NODES
 from agent.core.publishing import NodeCondition
-from agent.errors import KubeAbsentError, KubeApiError, KubeBehindError, KubeExpiredError
-from agent.ports import GpuNodeState, KubeListener, NodeState
-from program.backoff import Backoff
-from proto import contract, gpunode
-from proto.errors import ContractError
-from proto.model import ContainerSpec, ContainerState, ContainerStatus, Pod, RestartPolicy
+from agent.ports.kube import GpuNodeState, KubeListener, NodeState
+from aliquot import contract
+from aliquot.contract import gpunode
+from aliquot.contract.errors import ContractError
+from aliquot.contract.model import ClaimUse, ContainerSpec, ContainerState, ContainerStatus, Pod, RestartPolicy
+from aliquot.kube.urllib3_transport import KEEPALIVE, KubeConnection
+from aliquot.kube.watch import Changed, Deleted, Event, Listed, ListWatch, Rules
+from aliquot.kube.watch_thread import follow
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
-WATCH_SECONDS = 240
-"""How long the server keeps one watch; a little more is drawn by chance, so that the agents of a cluster do not reconnect at once."""
-FIRST_BACKOFF_SECONDS = 0.2
-LAST_BACKOFF_SECONDS = 10.0
-EXPIRED_SECONDS = 5.0
-"""The most that chance puts between a 410 and the next list: a restarted server has forgotten the history for all agents at once."""
-ABSENT_SECONDS = 60.0
-"""Between two looks for a kind of object that the cluster does not have, such as gpunodes before their definition is installed."""
-CHUNK_BYTES = 1 << 16
+RULES = Rules(
+    watch_seconds=240,
+    first_backoff_seconds=0.2,
+    last_backoff_seconds=10.0,
+    expired_spread_seconds=5.0,
+    absent_seconds=60.0,
+)
+"""For every stream of an agent. A cluster has an agent on every node, so chance spreads what they do at once."""
 _MIRROR = "kubernetes.io/config.mirror"
 _STATIC_UID = "kubernetes.io/config.hash"
-_KEEPALIVE = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-]
-"""A peer that vanished without a word is noticed in half a minute, not at the end of the watch."""
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -59,8 +49,14 @@ class _Metadata(msgspec.Struct, rename="camel"):
     deletion_timestamp: str | None = None
 
 
+class _ClaimUse(msgspec.Struct):
+    name: str
+    request: str = ""
+
+
 class _Resources(msgspec.Struct):
     limits: dict[str, str] | None = None
+    claims: list[_ClaimUse] | None = None
 
 
 class _Container(msgspec.Struct, rename="camel"):
@@ -70,7 +66,23 @@ class _Container(msgspec.Struct, rename="camel"):
     restart_policy_rules: list[msgspec.Raw] | None = None
 
 
+class _ClaimName(msgspec.Struct, rename="camel"):
+    name: str
+    resource_claim_name: str | None = None
+
+
+class _RequestMapping(msgspec.Struct, rename="camel"):
+    container_name: str = ""
+    request_name: str = ""
+
+
+class _ExtendedResourceClaim(msgspec.Struct, rename="camel"):
+    resource_claim_name: str = ""
+    request_mappings: list[_RequestMapping] | None = None
+
+
 class _PodSpec(msgspec.Struct, rename="camel"):
+    resource_claims: list[_ClaimName] | None = None
     containers: list[_Container] = []
     init_containers: list[_Container] | None = None
     restart_policy: str | None = None
@@ -99,6 +111,8 @@ class _ContainerStatus(msgspec.Struct, rename="camel"):
 
 class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
+    resource_claim_statuses: list[_ClaimName] | None = None
+    extended_resource_claim_status: _ExtendedResourceClaim | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
     container_statuses: list[_ContainerStatus] | None = None
 
@@ -143,106 +157,62 @@ class _GpuNode(msgspec.Struct):
     status: dict[str, Any] = {}
 
 
-class _GpuNodeList(msgspec.Struct):
-    metadata: _Metadata
-    items: list[_GpuNode] | None = None
-
-
-class _Event(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
-class _OnlyVersion(msgspec.Struct):
-    metadata: _Metadata
-
-
-class _Failure(msgspec.Struct):
-    code: int = 0
-    message: str = ""
-
-
-class _PodList(msgspec.Struct):
-    metadata: _Metadata
-    items: list[_Pod] | None = None
-
-
-class _NodeList(msgspec.Struct):
-    metadata: _Metadata
-    items: list[_Node] | None = None
-
-
-class _Sink(Protocol):
-    """Decodes one kind of object and hands it to the listener."""
+@dataclass(frozen=True, slots=True)
+class _Subject(Generic[T]):
+    """One kind of object: how to read it, and which methods of the listener take it."""
 
     what: str
-
-    def listed(self, data: bytes) -> str:
-        """Take a list; return its version."""
-        ...
-
-    def changed(self, event_type: str, data: bytes) -> None:
-        """Take the object of one watch event."""
-        ...
+    decode: Callable[[msgspec.Raw], T]
+    listed: Callable[[Sequence[T]], None]
+    changed: Callable[[T], None]
+    deleted: Callable[[T], None]
 
 
-class _Pods:
-    what = "pods"
-
-    def __init__(self, listener: KubeListener) -> None:
-        self._listener = listener
-
-    def listed(self, data: bytes) -> str:
-        listing = msgspec.json.decode(data, type=_PodList)
-        self._listener.pods_listed([to_pod(item) for item in listing.items or ()])
-        return listing.metadata.resource_version
-
-    def changed(self, event_type: str, data: bytes) -> None:
-        pod = to_pod(msgspec.json.decode(data, type=_Pod))
-        if event_type == "DELETED":
-            self._listener.pod_deleted(pod)
-        else:
-            self._listener.pod_changed(pod)
+def _pods(listener: KubeListener) -> _Subject[Pod]:
+    decoder = msgspec.json.Decoder(_Pod)
+    return _Subject("pods", lambda raw: to_pod(decoder.decode(raw)), listener.pods_listed, listener.pod_changed, listener.pod_deleted)
 
 
-class _Nodes:
-    what = "node"
+def _node(listener: KubeListener) -> _Subject[NodeState]:
+    decoder = msgspec.json.Decoder(_Node)
 
-    def __init__(self, listener: KubeListener) -> None:
-        self._listener = listener
+    def listed(nodes: Sequence[NodeState]) -> None:
+        for node in nodes:
+            listener.node_changed(node)
 
-    def listed(self, data: bytes) -> str:
-        listing = msgspec.json.decode(data, type=_NodeList)
-        for item in listing.items or ():
-            self._listener.node_changed(to_node(item))
-        return listing.metadata.resource_version
+    def deleted(_: NodeState) -> None:
+        """Ignore it: a node that registers again is added again."""
 
-    def changed(self, event_type: str, data: bytes) -> None:
-        if event_type != "DELETED":  # a node that registers again is added again
-            self._listener.node_changed(to_node(msgspec.json.decode(data, type=_Node)))
+    return _Subject("node", lambda raw: to_node(decoder.decode(raw)), listed, listener.node_changed, deleted)
 
 
-class _GpuNodes:
-    what = contract.GPU_NODE_PLURAL
+def _gpu_node(listener: KubeListener) -> _Subject[GpuNodeState]:
+    decoder = msgspec.json.Decoder(_GpuNode)
+    return _Subject(
+        contract.GPU_NODE_PLURAL,
+        lambda raw: to_gpu_node(decoder.decode(raw)),
+        lambda items: listener.gpu_node_seen(items[0] if items else None),
+        listener.gpu_node_seen,
+        lambda _: listener.gpu_node_seen(None),
+    )
 
-    def __init__(self, listener: KubeListener) -> None:
-        self._listener = listener
 
-    def listed(self, data: bytes) -> str:
-        listing = msgspec.json.decode(data, type=_GpuNodeList)
-        states = [to_gpu_node(item) for item in listing.items or ()]
-        self._listener.gpu_node_seen(states[0] if states else None)
-        return listing.metadata.resource_version
-
-    def changed(self, event_type: str, data: bytes) -> None:
-        self._listener.gpu_node_seen(None if event_type == "DELETED" else to_gpu_node(msgspec.json.decode(data, type=_GpuNode)))
+def _deliver(subject: _Subject[T], event: Event[T]) -> None:
+    """Call the listener's method for an event."""
+    match event:
+        case Listed(items):
+            subject.listed(items)
+        case Changed(item):
+            subject.changed(item)
+        case Deleted(item):
+            subject.deleted(item)
 
 
 class KubeWatcher:
     """Implements ``ports.KubeWatch``."""
 
     def __init__(self, connect: Callable[..., KubeConnection], node_name: str, *, gpu_nodes: bool = True) -> None:
-        """Args: connect: makes a connection with the given options of a urllib3 pool. gpu_nodes: whether to watch the gpunodes object."""
+        """Args: connect: makes a connection with the given options of a urllib3 pool. gpu_nodes: whether to watch the GpuNode object."""
         self._connect = connect
         self._node_name = node_name
         self._gpu_nodes = gpu_nodes
@@ -251,132 +221,28 @@ class KubeWatcher:
     def start(self, listener: KubeListener) -> None:
         """See ``ports.KubeWatch``."""
         name = quote(self._node_name, safe="")
-        node = f"/api/v1/nodes?fieldSelector=metadata.name%3D{name}"
-        self._start_stream(_Pods(listener), f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}", listener, version_from=node)
-        self._start_stream(_Nodes(listener), node, listener)
+        node = f"{NODES}?fieldSelector=metadata.name%3D{name}"
+        rules_of_pods = msgspec.structs.replace(RULES, version_path=node)
+        self._start_stream(_pods(listener), f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}", rules_of_pods, listener)
+        self._start_stream(_node(listener), node, RULES, listener)
         if self._gpu_nodes:
-            self._start_stream(_GpuNodes(listener), f"{GPU_NODES}?fieldSelector=metadata.name%3D{name}", listener)
+            self._start_stream(_gpu_node(listener), f"{GPU_NODES}?fieldSelector=metadata.name%3D{name}", RULES, listener)
 
     def stop(self) -> None:
         """See ``ports.KubeWatch``."""
         self._stopped.set()
 
-    def _start_stream(self, sink: _Sink, path: str, listener: KubeListener, *, version_from: str = "") -> None:
-        default = urllib3.connection.HTTPConnection.default_socket_options
-        connection = self._connect(socket_options=[*default, *_KEEPALIVE])
-        stream = _Stream(sink, path, connection, listener.api_trouble, self._stopped, version_from)
-        threading.Thread(target=stream.run, name=f"watch-{sink.what}", daemon=True).start()
-
-
-class _Stream:
-    """One list-watch."""
-
-    def __init__(
-        self,
-        sink: _Sink,
-        path: str,
-        connection: KubeConnection,
-        trouble: Callable[[str, str], None],
-        stopped: threading.Event,
-        version_from: str,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Args: version_from: the path of a cheap list whose version the list has to have reached; empty where the list itself is cheap."""
-        self._sink = sink
-        self._path = path
-        self._connection = connection
-        self._trouble = trouble
-        self._stopped = stopped
-        self._version_from = version_from
-        self._monotonic = monotonic
-        self._backoff = Backoff(FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS)
-        self._version = ""
-
-    def run(self) -> None:
-        """List and watch until stopped."""
-        while not self._stopped.is_set():
-            least_wait = 0.0
-            self._backoff.begin()
-            try:
-                if not self._version:
-                    self._version = self._sink.listed(self._list())
-                self._watch()
-            except KubeExpiredError as exc:
-                self._trouble(self._sink.what, str(exc))
-                self._version, least_wait = "", random.uniform(0.0, EXPIRED_SECONDS)  # noqa: S311 - spreads load
-            except KubeAbsentError as exc:
-                self._trouble(self._sink.what, str(exc))
-                self._version, least_wait = "", ABSENT_SECONDS
-            except KubeApiError as exc:
-                self._trouble(self._sink.what, str(exc))
-                least_wait = exc.retry_after_seconds
-            except msgspec.DecodeError as exc:
-                self._trouble(self._sink.what, str(exc))
-            except Exception as exc:  # a thread that died would leave the agent blind without a word
-                logger.exception("watching %s", self._sink.what)
-                self._trouble(self._sink.what, f"unexpected {type(exc).__name__}: {exc}")
-            backoff = self._backoff.ended(self._monotonic())
-            self._stopped.wait(least_wait + random.uniform(backoff / 2, backoff))  # noqa: S311 - spreads load
-
-    def _list(self) -> bytes:
-        """Read what is there now.
-
-        An object that is chosen by its name is read alone. To choose pods by their node, an API server before 1.31, or with an old etcd,
-        reads all pods of the cluster from etcd, unless it is told of which version the answer has to be at least: then it takes it from
-        its memory, where pods are found by their node. That version is the one etcd is at, which a list of one object by its name tells. So
-        the answer is as new as the other would be: an older one may lack a pod that has a grant, or have one that a namesake has replaced.
-
-        Source: k8s.io/apiserver/pkg/registry/generic/registry.Store.ListPredicate; k8s.io/apiserver/pkg/storage/cacher, GetList.
-        """
-        if not self._version_from:
-            return self._get(self._path)
-        version = msgspec.json.decode(self._get(self._version_from), type=_OnlyVersion).metadata.resource_version
-        try:
-            return self._get(f"{self._path}&resourceVersion={version}&resourceVersionMatch=NotOlderThan")
-        except KubeBehindError:  # nobody wrote a pod for seconds, and this server asks etcd seldom how far it is: few agents list then
-            return self._get(self._path)
-
-    def _get(self, path: str) -> bytes:
-        return self._connection.request("GET", path, read_timeout=LIST_TIMEOUT_SECONDS).data
-
-    def _watch(self) -> None:
-        seconds = int(WATCH_SECONDS * random.uniform(1.0, 1.25))  # noqa: S311 - spreads load
-        path = f"{self._path}&watch=1&allowWatchBookmarks=true&resourceVersion={self._version}&timeoutSeconds={seconds}"
-        response = self._connection.request("GET", path, read_timeout=seconds + 10, stream=True)
-        self._backoff.opened(self._monotonic())
-        self._trouble(self._sink.what, "")
-        try:
-            for line in _lines(response):
-                if self._stopped.is_set():
-                    return
-                self._take(msgspec.json.decode(line, type=_Event))
-        finally:
-            response.close()
-
-    def _take(self, event: _Event) -> None:
-        if event.type == "ERROR":
-            failure = msgspec.json.decode(bytes(event.object), type=_Failure)
-            message = f"watching {self._sink.what}: {failure.message} ({failure.code})"
-            raise KubeExpiredError(message) if failure.code == 410 else KubeApiError(message)
-        if event.type != "BOOKMARK":
-            self._sink.changed(event.type, bytes(event.object))
-        self._version = msgspec.json.decode(bytes(event.object), type=_OnlyVersion).metadata.resource_version
-
-
-def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """Yield whole lines as they arrive."""
-    pending = b""
-    try:
-        while chunk := response.read1(CHUNK_BYTES):
-            *lines, pending = (pending + chunk).split(b"\n")
-            yield from (line for line in lines if line)
-    except urllib3.exceptions.HTTPError as exc:
-        raise KubeApiError(f"the watch broke off: {exc}") from exc
+    def _start_stream(self, subject: _Subject[T], path: str, rules: Rules, listener: KubeListener) -> None:
+        machine, connection = ListWatch(path, subject.decode, rules), self._connect(socket_options=KEEPALIVE)
+        deliver, report = partial(_deliver, subject), partial(listener.api_trouble, subject.what)
+        arguments = (machine, connection, deliver, report, self._stopped)
+        threading.Thread(target=follow, args=arguments, name=f"watch-{subject.what}", daemon=True).start()
 
 
 def to_pod(item: _Pod) -> Pod:
     """Translate a pod; init containers come first, as kubelet starts them."""
-    init, restarts = item.spec.init_containers or [], item.spec.restart_policy
+    restarts = item.spec.restart_policy
+    init = [_container(spec, item, restarts, init=True) for spec in item.spec.init_containers or ()]
     return Pod(
         namespace=item.metadata.namespace,
         name=item.metadata.name,
@@ -384,21 +250,43 @@ def to_pod(item: _Pod) -> Pod:
         node_name=item.spec.node_name,
         phase=item.status.phase,
         annotations=item.metadata.annotations or {},
-        containers=(
-            *(
-                ContainerSpec(spec.name, _limits(spec), True, spec.restart_policy == RestartPolicy.ALWAYS, _restart_policy(spec, restarts))
-                for spec in init
-            ),
-            *(ContainerSpec(spec.name, _limits(spec), restart_policy=_restart_policy(spec, restarts)) for spec in item.spec.containers),
-        ),
+        containers=(*init, *(_container(spec, item, restarts) for spec in item.spec.containers)),
         scheduler_name=item.spec.scheduler_name,
         deletion_requested=item.metadata.deletion_timestamp is not None,
         statuses=tuple(_status(one) for one in (*(item.status.init_container_statuses or ()), *(item.status.container_statuses or ()))),
     )
 
 
+def _container(spec: _Container, pod: _Pod, restarts: str | None, *, init: bool = False) -> ContainerSpec:
+    limits = (spec.resources.limits if spec.resources else None) or {}
+    restartable = init and spec.restart_policy == RestartPolicy.ALWAYS
+    return ContainerSpec(spec.name, limits, init, restartable, _restart_policy(spec, restarts), tuple(_claims(spec, pod)))
+
+
+def _claims(spec: _Container, pod: _Pod) -> Iterator[ClaimUse]:
+    """Yield what the container uses of claims, by the names of the ResourceClaim objects."""
+    yield from _stated_claims(spec, pod)
+    yield from _extended_resource_claims(spec, pod)
+
+
+def _stated_claims(spec: _Container, pod: _Pod) -> Iterator[ClaimUse]:
+    """Yield the claims that the container's spec states. A claim that is not made yet has no name."""
+    named = {one.name: one.resource_claim_name for one in (*(pod.spec.resource_claims or ()), *(pod.status.resource_claim_statuses or ()))}
+    for use in (spec.resources.claims if spec.resources else None) or ():
+        if claim := named.get(use.name):
+            yield ClaimUse(claim, use.request)
+
+
+def _extended_resource_claims(spec: _Container, pod: _Pod) -> Iterator[ClaimUse]:
+    """Yield the claim that kube-scheduler made for the container's extended resources."""
+    if (extended := pod.status.extended_resource_claim_status) is not None:
+        for mapping in extended.request_mappings or ():
+            if mapping.container_name == spec.name:
+                yield ClaimUse(extended.resource_claim_name, mapping.request_name)
+
+
 def _restart_policy(spec: _Container, of_pod: str | None) -> RestartPolicy:
-    """Say when a container starts again; what a later API says, and rules by exit code, may start it after any end."""
+    """Return when a container restarts. A policy of a later API, or rules by exit code, may restart it after any end."""
     if spec.restart_policy_rules:
         return RestartPolicy.ALWAYS
     wanted = spec.restart_policy or of_pod
@@ -408,8 +296,8 @@ def _restart_policy(spec: _Container, of_pod: str | None) -> RestartPolicy:
 def _uid(metadata: _Metadata) -> str:
     """Return the UID under which kubelet runs the pod.
 
-    A static pod's is in an annotation of its mirror, and outlives the mirror when somebody deletes that. It is a bare hash, which no pod
-    of the API has for a UID, so that none can pass for another by this annotation.
+    For a static pod it is in an annotation of its mirror, and stays the same when the mirror is deleted. It is a bare hash, a form that
+    UIDs from the API never have, so a pod cannot impersonate another by this annotation.
     """
     annotations = metadata.annotations or {}
     of_static = annotations.get(_STATIC_UID, "")
@@ -425,10 +313,6 @@ def _status(item: _ContainerStatus) -> ContainerStatus:
     else:
         state = ContainerState.FAILED if terminated.exit_code else ContainerState.COMPLETED
     return ContainerStatus(item.name, state, item.container_id.rpartition("://")[2])
-
-
-def _limits(spec: _Container) -> Mapping[str, str]:
-    return (spec.resources.limits if spec.resources else None) or {}
 
 
 def to_node(item: _Node) -> NodeState:
@@ -448,7 +332,7 @@ def to_node(item: _Node) -> NodeState:
 
 
 def to_gpu_node(item: _GpuNode) -> GpuNodeState:
-    """Translate a gpunodes object. What an administrator wrote is read on its own, so that it holds whatever the agent's half is like."""
+    """Translate a GpuNode object. The administrator's part is read by itself, so that it counts even if the agent's part is invalid."""
     try:
         return GpuNodeState(gpunode.decode_cordon(item.spec), "", item.status)
     except ContractError as exc:

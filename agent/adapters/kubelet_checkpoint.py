@@ -1,8 +1,9 @@
-"""Kubelet's memory of who holds which device IDs: ``kubelet_internal_checkpoint`` in the device plugin directory.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads kubelet's checkpoint for the container that holds device IDs: ``kubelet_internal_checkpoint`` in the device plugin directory.
 
-It has what PodResources leaves out, the pods' UIDs, ordinary init containers and what Allocate answered, and is written before a
-container can start. Its form is kubelet's own business, so it is a further witness and never the only one: a file that is not as expected
-says nothing.
+It has what PodResources omits: the pods' UIDs, ordinary init containers and the responses of Allocate. Kubelet writes it before a container
+can start. Its format is internal to kubelet, so it is an additional source and never the only one: a file in an unexpected format counts
+as empty.
 Source: allocateContainerResources and toCheckpointData, k8s.io/kubernetes/pkg/kubelet/cm/devicemanager
 """
 
@@ -11,11 +12,14 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import DecodeError
 
+from agent.adapters.regular_files import read_regular
 from agent.core.identity import RememberedDevices
 from agent.core.injection import Answer
-from proto.kubelet import deviceplugin_pb2 as pb
+from agent.errors import StorageError
+from aliquot.kubelet_api import deviceplugin_pb2 as pb
 
 FILE_NAME = "kubelet_internal_checkpoint"
+_BYTES_MAX = 64 << 20
 
 
 class _Entry(msgspec.Struct):
@@ -36,17 +40,17 @@ class _Checkpoint(msgspec.Struct):
     data: _Data = msgspec.field(name="Data", default_factory=_Data)
 
 
-class KubeletCheckpoint:
-    """Implements ``ports.KubeletMemory``."""
+class KubeletCheckpointFile:
+    """Implements ``ports.KubeletCheckpoint``."""
 
     def __init__(self, plugin_directory: Path) -> None:
         self._path = plugin_directory / FILE_NAME
 
     def remembered(self) -> tuple[RememberedDevices, ...]:
-        """See ``ports.KubeletMemory``."""
+        """See ``ports.KubeletCheckpoint``."""
         try:
-            checkpoint = msgspec.json.decode(self._path.read_bytes(), type=_Checkpoint)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            checkpoint = msgspec.json.decode(read_regular(self._path, _BYTES_MAX), type=_Checkpoint)
+        except (OSError, StorageError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return ()
         entries = checkpoint.data.entries or ()
         return tuple(
@@ -54,7 +58,7 @@ class KubeletCheckpoint:
         )
 
     def answer(self, kept: bytes) -> Answer | None:
-        """See ``ports.KubeletMemory``."""
+        """See ``ports.KubeletCheckpoint``."""
         try:
             found = pb.ContainerAllocateResponse.FromString(kept)
         except DecodeError:
@@ -69,7 +73,7 @@ class KubeletCheckpoint:
         )
 
     def version(self) -> object:
-        """See ``ports.KubeletMemory``. Kubelet replaces the file."""
+        """See ``ports.KubeletCheckpoint``. Kubelet replaces the file."""
         try:
             found = self._path.stat()
         except OSError:

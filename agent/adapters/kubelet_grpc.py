@@ -1,4 +1,5 @@
-"""The kubelet's device plugin directory over gRPC: serving our plugins, registering them, and looking at the sockets there."""
+# SPDX-License-Identifier: Apache-2.0
+"""Kubelet's device plugin directory over gRPC: serves and registers our plugins, and probes the sockets there."""
 
 import asyncio
 import os
@@ -13,10 +14,10 @@ import grpc.aio
 from agent.core.conflict import Evidence
 from agent.core.registration import FileIdentity
 from agent.errors import KubeletError
-from agent.ports import PluginServer, PodResources
-from proto import contract
-from proto.kubelet.deviceplugin_pb2 import DevicePluginOptions, Empty, RegisterRequest
-from proto.kubelet.deviceplugin_pb2_grpc import (
+from agent.ports.kubelet import PluginServer, PodResources
+from aliquot import contract
+from aliquot.kubelet_api.deviceplugin_pb2 import DevicePluginOptions, Empty, RegisterRequest
+from aliquot.kubelet_api.deviceplugin_pb2_grpc import (
     DevicePluginServicer,
     DevicePluginStub,
     RegistrationStub,
@@ -24,7 +25,7 @@ from proto.kubelet.deviceplugin_pb2_grpc import (
 )
 
 RECEIVE_LIMIT_BYTES = 64 << 20
-"""Kubelet sends all available IDs in GetPreferredAllocation; gRPC's default of 4 MiB is too small for many shares."""
+"""Kubelet sends all available IDs in GetPreferredAllocation. gRPC's default of 4 MiB is too small for many shares."""
 REGISTER_TIMEOUT_SECONDS = 10.0
 PROBE_TIMEOUT_SECONDS = 0.5
 STOP_GRACE_SECONDS = 2.0
@@ -32,7 +33,7 @@ MAX_SOCKET_PATH_BYTES = 107
 """Linux's limit for the path of a Unix socket."""
 
 
-class _RunningServer:
+class RunningServer:
     """Implements ``ports.PluginServer``."""
 
     def __init__(self, server: grpc.aio.Server, path: Path) -> None:
@@ -42,7 +43,7 @@ class _RunningServer:
     async def stop(self) -> None:
         """See ``ports.PluginServer``."""
         await self._server.stop(STOP_GRACE_SECONDS)
-        with suppress(OSError):  # a directory that turned read-only: nobody listens any more, and the next agent removes it
+        with suppress(OSError):  # in a read-only directory the socket stays; no process listens on it, and the next agent removes it
             self._path.unlink(missing_ok=True)
 
 
@@ -66,8 +67,8 @@ class KubeletDirectory:
             server.add_insecure_port(f"unix:{path}")
             await server.start()
         except RuntimeError as exc:
-            raise KubeletError(f"cannot listen on {path}: {exc}; the kubelet's plugin directory must exist and be writable") from exc
-        return _RunningServer(server, path)
+            raise KubeletError(f"cannot listen on {path}: {exc}; kubelet's plugin directory must exist and be writable") from exc
+        return RunningServer(server, path)
 
     async def register(self, socket_name: str, resource: str) -> None:
         """See ``ports.Kubelet``."""
@@ -82,7 +83,7 @@ class KubeletDirectory:
             try:
                 await RegistrationStub(channel).Register(request, timeout=REGISTER_TIMEOUT_SECONDS)
             except grpc.aio.AioRpcError as exc:
-                raise KubeletError(f"the kubelet did not register {resource} ({path}): {exc.code().name}: {exc.details()}") from exc
+                raise KubeletError(f"kubelet did not register {resource} ({path}): {exc.code().name}: {exc.details()}") from exc
 
     def identity(self, socket_name: str) -> FileIdentity | None:
         """See ``ports.Kubelet``."""
@@ -98,38 +99,24 @@ class KubeletDirectory:
         answers = await asyncio.gather(*(self._is_plugin(name) for name in names))
         try:
             allocatable: Sequence[str] = await self._pod_resources.allocatable_ids(resource)
-        except KubeletError:  # a kubelet that is starting offers nothing yet; it is asked again at every registration
+        except KubeletError:  # a starting kubelet offers no IDs yet; the next registration queries it again
             allocatable = ()
         return Evidence(tuple(name for name, answered in zip(names, answers, strict=True) if answered), allocatable)
 
     async def remove_dead_sockets(self, prefix: str) -> None:
         """See ``ports.Kubelet``."""
         for name in self._sockets():
-            if name.startswith(prefix) and not await self._is_listening(name):
+            if name.startswith(prefix) and not await is_listening(self._directory / name):
                 try:
                     (self._directory / name).unlink(missing_ok=True)
                 except OSError as exc:
                     raise KubeletError(f"removing the socket {self._directory / name}: {exc.strerror}") from exc
 
     def _sockets(self) -> list[str]:
-        try:
-            entries = sorted(self._directory.iterdir())
-        except OSError as exc:
-            raise KubeletError(f"the kubelet's plugin directory {self._directory}: {exc.strerror}") from exc
-        return [path.name for path in entries if _is_socket(path)]
-
-    async def _is_listening(self, name: str) -> bool:
-        try:
-            _, writer = await asyncio.wait_for(asyncio.open_unix_connection(self._directory / name), PROBE_TIMEOUT_SECONDS)
-        except TimeoutError:
-            return True
-        except OSError:
-            return False
-        writer.close()
-        return True
+        return [path.name for path in sockets_in(self._directory)]
 
     async def _is_plugin(self, name: str) -> bool:
-        if not await self._is_listening(name):
+        if not await is_listening(self._directory / name):
             return False
         async with grpc.aio.insecure_channel(f"unix:{self._directory / name}") as channel:
             try:
@@ -137,6 +124,27 @@ class KubeletDirectory:
             except grpc.aio.AioRpcError:
                 return False
         return True
+
+
+def sockets_in(directory: Path) -> list[Path]:
+    """Return the sockets in one of kubelet's directories, sorted by name. Raises KubeletError."""
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError as exc:
+        raise KubeletError(f"kubelet's plugin directory {directory}: {exc.strerror}") from exc
+    return [path for path in entries if _is_socket(path)]
+
+
+async def is_listening(path: Path) -> bool:
+    """Whether a process listens on a socket. One that does not accept in time counts as listening."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_unix_connection(path), PROBE_TIMEOUT_SECONDS)
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def _is_socket(path: Path) -> bool:

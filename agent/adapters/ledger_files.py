@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger on disk: ``<stateDir>/ledger/<grant id>.json``, one durable file per grant.
 
-A row that cannot be read is set aside in ``quarantine/`` and reported, never a reason not to start: the other containers of the node
-must not wait for a disk error of one.
+A row that cannot be read is moved to ``quarantine/`` and reported. The agent starts anyway: a disk error in one container's row must not
+block the node's other containers.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,15 +13,16 @@ from agent.adapters.durable import (
     list_directory,
     make_directory,
     names_in,
-    remove_file,
+    remove_anything,
     remove_temporaries,
     sync_directory,
-    write_whole,
+    write_over,
 )
-from agent.adapters.unchanged import Unchanged
+from agent.adapters.file_cache import FileCache
+from agent.adapters.regular_files import read_regular
 from agent.core.ledger import GRANT_ROWS, Grant
 from agent.errors import StorageError
-from agent.ports import LoadedGrants
+from agent.ports.grants import LoadedGrants
 
 _SUFFIX = ".json"
 
@@ -29,12 +32,12 @@ class LedgerFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = make_directory(directory, 0o700)
-        self._rows = Unchanged(lambda path: _read_row(Path(path)))
+        self._rows = FileCache(lambda path: _read_row(Path(path)))
 
     def load(self) -> LoadedGrants:
         """See ``ports.GrantStore``."""
         remove_temporaries(self._directory)
-        grants, quarantined = [], []
+        grants, quarantined, damaged = [], [], set[str]()
         for path in list_directory(self._directory):
             if path.suffix != _SUFFIX:
                 continue
@@ -42,16 +45,17 @@ class LedgerFiles:
                 grants.append(_read_row(path))
             except (StorageError, OSError) as exc:
                 quarantined.append(f"{self._set_aside(path)}: {exc}")
-        return LoadedGrants(tuple(grants), tuple(quarantined))
+                damaged.add(path.stem)
+        return LoadedGrants(tuple(grants), tuple(quarantined), frozenset(damaged))
 
     def write(self, grant: Grant) -> None:
         """See ``ports.GrantStore``."""
-        write_whole(self._path(grant.grant_id), GRANT_ROWS.encode(grant), mode=0o600, durable=True)
+        write_over(self._path(grant.grant_id), GRANT_ROWS.encode(grant), mode=0o600, durable=True)
 
     def read(self, grant_id: str) -> Grant | None:
         """See ``ports.GrantStore``."""
         try:
-            return self._rows.of(f"{self._directory}/{grant_id}{_SUFFIX}")
+            return self._rows.read(f"{self._directory}/{grant_id}{_SUFFIX}")
         except (StorageError, OSError):
             return None
 
@@ -63,15 +67,15 @@ class LedgerFiles:
         """See ``ports.GrantStore``."""
         path = self._path(grant_id)
         self._rows.forget(str(path))
-        if path.exists():
-            remove_file(path)
+        if os.path.lexists(path):
+            remove_anything(path)
             sync_directory(self._directory)
 
     def _path(self, grant_id: str) -> Path:
         return self._directory / f"{grant_id}{_SUFFIX}"
 
     def _set_aside(self, path: Path) -> str:
-        """Move a row out of the way where the disk lets it go; return where it is."""
+        """Move a row to quarantine if the disk allows it; return its path."""
         target = self._directory / "quarantine" / path.name
         number = 0
         while target.exists():
@@ -81,12 +85,12 @@ class LedgerFiles:
             make_directory(target.parent, 0o700)
             path.replace(target)
         except (StorageError, OSError) as exc:
-            return f"{path}, which cannot be set aside ({exc})"
+            return f"{path}, which cannot be moved to quarantine ({exc})"
         return str(target)
 
 
 def _read_row(path: Path) -> Grant:
-    grant = GRANT_ROWS.decode(path.read_bytes())
+    grant = GRANT_ROWS.decode(read_regular(path))
     if grant.grant_id != path.stem:
-        raise StorageError(f"the row is for grant {grant.grant_id}")
+        raise StorageError(f"want the row of grant {path.stem}, found that of grant {grant.grant_id}")
     return grant

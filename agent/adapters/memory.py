@@ -1,8 +1,9 @@
-"""Keeps the process small: one heap for all threads.
+# SPDX-License-Identifier: Apache-2.0
+"""Reduces the process's memory: one heap for all threads.
 
-glibc gives threads heaps of their own, up to eight per core, and every one keeps what a scrape once needed. The threads here take turns by
-Python's lock anyway, so one heap costs them nothing. Large pieces, such as the text of a scrape, stay out of it: glibc raises the size
-from which it keeps them out with the first that is freed, unless it is told not to.
+glibc gives threads their own heaps, up to eight per core, and each keeps the memory that a scrape once needed. Python's lock runs one
+thread at a time anyway, so one heap costs no time. Large blocks, such as the text of a scrape, must stay out of the heap: by default glibc
+raises the size limit for that when the first such block is freed, so the limit is set explicitly.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ _LARGE_BYTES = 64 << 10
 
 
 def use_one_heap() -> bool:
-    """Let all threads allocate from one heap; to be called before there is a second. False where the C library has no such options."""
+    """Let all threads allocate from one heap. Call it before the second thread starts. False if the C library lacks these options."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -1,10 +1,12 @@
-"""The records of MIG instances the agent made: ``<stateDir>/mig/<place>.json``, one durable file per instance."""
+# SPDX-License-Identifier: Apache-2.0
+"""The records of the MIG instances that the agent made: ``<stateDir>/mig/<place>.json``, one durable file per instance."""
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from agent.adapters.durable import list_directory, make_directory, remove_file, remove_temporaries, sync_directory, write_whole
+from agent.adapters.regular_files import read_regular
 from agent.core.mig import RECORD_ROWS, MigRecord
 from agent.errors import StorageError
 
@@ -29,13 +31,13 @@ class MigRecordFiles:
             try:
                 records.append(_read(path))
             except (StorageError, OSError) as exc:
-                # without its record the instance counts as somebody's layout: it is offered as it is, and never removed
+                # without its record the instance counts as another owner's: the agent offers it unchanged and never removes it
                 damaged = path.with_suffix(".damaged")
-                logger.error("a MIG record is damaged and set aside as %s: %s", damaged, exc)  # noqa: TRY400 - the sentence says it all
+                logger.error("a MIG record is damaged and is moved to %s: %s", damaged, exc)  # noqa: TRY400 - the message is complete
                 try:
                     path.replace(damaged)
                 except OSError as failure:
-                    logger.warning("it stays where it is: %s", failure)
+                    logger.warning("the damaged MIG record cannot be moved: %s", failure)
         return records
 
     def write(self, record: MigRecord) -> None:
@@ -52,7 +54,7 @@ class MigRecordFiles:
 
 
 def _read(path: Path) -> MigRecord:
-    record = RECORD_ROWS.decode(path.read_bytes())
+    record = RECORD_ROWS.decode(read_regular(path))
     if f"{record.place.replace('/', '_')}{_SUFFIX}" != path.name:
-        raise StorageError(f"the record is for {record.place}")
+        raise StorageError(f"want the record of the place in its name, found that of {record.place}")
     return record

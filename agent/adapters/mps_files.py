@@ -1,12 +1,13 @@
-"""The directory by which the agent and ``aliquot-mps`` speak to each other: ``<runtimeDir>/mps-daemons``, root's and nobody else's.
+# SPDX-License-Identifier: Apache-2.0
+"""The directory by which the agent and ``aliquot-mps`` communicate: ``<runtimeDir>/mps-daemons``, accessible by root only.
 
-    supervisor.lock      two bytes, locked by the supervisor that lives: the first since it began, the second since its word counts
-    supervisor.json      what it says of itself
-    wanted/<GPU>.json    the agent's: of which GPUs daemons are wanted
-    state/<GPU>.json     the supervisor's: what became of each
+    supervisor.lock      two bytes, locked by the live supervisor: the first from its start, the second once its state is valid
+    supervisor.json      the supervisor's own state
+    wanted/<GPU>.json    written by the agent: requests for daemons, one per GPU
+    state/<GPU>.json     written by the supervisor: the state of each daemon
 
-Locks are the kernel's, so a supervisor that was killed is gone at once, and files that it left count for nothing. A file that cannot be
-read is refused with a sentence and stays where it is; it changes nothing about the daemon it may be of.
+The kernel releases locks when a process dies, so a killed supervisor is noticed at once and the files that it left are ignored. A file that
+cannot be read is refused with a message and stays where it is; it does not affect the GPU's daemon.
 """
 
 import fcntl
@@ -18,28 +19,27 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent.adapters.durable import list_directory, make_directory, remove_file, remove_temporaries, write_whole
+from agent.adapters.regular_files import FLAGS, read_regular
 from agent.core.mps_records import (
+    DAEMON_REQUESTS,
     DAEMON_STATES,
     SUPERVISOR_STATES,
-    WISHES,
+    DaemonRequest,
     DaemonState,
     SupervisorState,
-    Wish,
     file_of,
     gpu_of_file,
 )
 from agent.core.rows import RowFormat
 from agent.errors import StorageError
-from agent.ports import Wanted
+from agent.ports.mps import WantedDaemons
 
 logger = logging.getLogger(__name__)
 
 _FLOCK = struct.Struct("@hhqqi0q")
 """struct flock of 64-bit Linux, with its trailing padding."""
 _BEGUN, _READY = 0, 1
-_MOST_BYTES = 1 << 20
-"""Of one file: a thousand clients of one GPU need a tenth of it."""
-_Row = TypeVar("_Row", Wish, DaemonState)
+_Row = TypeVar("_Row", DaemonRequest, DaemonState)
 _Any = TypeVar("_Any")
 
 
@@ -58,8 +58,8 @@ class _Directory:
             make_directory(directory, 0o700)
 
 
-class MpsWishFiles:
-    """Implements ``ports.MpsDaemons``: the agent's side. Where nothing is wanted, and no supervisor lives, it makes no directory."""
+class MpsDaemonFiles:
+    """Implements ``ports.MpsDaemons``: the agent's side. It creates the directory only with the first request."""
 
     def __init__(self, directory: Path) -> None:
         self._files = _Directory(directory)
@@ -67,7 +67,7 @@ class MpsWishFiles:
     def supervisor(self) -> SupervisorState | None:
         """See ``ports.MpsDaemons``."""
         try:
-            descriptor = os.open(self._files.lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(self._files.lock, os.O_RDONLY | os.O_NOFOLLOW | FLAGS)
             try:
                 question = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, _READY, 1, 0)
                 answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, question)
@@ -76,29 +76,29 @@ class MpsWishFiles:
         except FileNotFoundError:
             return None
         except OSError as exc:
-            raise StorageError(f"looking at {self._files.lock}: {exc.strerror}") from exc
+            raise StorageError(f"reading the lock of {self._files.lock}: {exc.strerror}") from exc
         if _FLOCK.unpack(answer)[0] == fcntl.F_UNLCK:
             return None
         return _decoded(SUPERVISOR_STATES, self._files.supervisor)
 
-    def load(self) -> Mapping[str, Wish]:
+    def load(self) -> Mapping[str, DaemonRequest]:
         """See ``ports.MpsDaemons``."""
         remove_temporaries(self._files.wanted)
         found = {}
         for path in list_directory(self._files.wanted):
             try:
-                wish = _read(WISHES, path)
+                wish = _read(DAEMON_REQUESTS, path)
             except StorageError as exc:
-                logger.warning("MPS clients are not remembered: %s", exc)
+                logger.warning("a record of MPS clients cannot be read: %s", exc)
                 continue
             if wish is not None:
                 found[wish.device_uuid] = wish
         return found
 
-    def want(self, wish: Wish) -> None:
+    def want(self, wish: DaemonRequest) -> None:
         """See ``ports.MpsDaemons``."""
         self._files.make()
-        write_whole(self._files.wanted / file_of(wish.device_uuid), WISHES.encode(wish), mode=0o600, durable=False)
+        write_whole(self._files.wanted / file_of(wish.device_uuid), DAEMON_REQUESTS.encode(wish), mode=0o600, durable=False)
 
     def wanted(self) -> frozenset[str]:
         """See ``ports.MpsDaemons``."""
@@ -113,8 +113,8 @@ class MpsWishFiles:
         return _read(DAEMON_STATES, self._files.state / file_of(device_uuid))
 
 
-class MpsDeskFiles:
-    """Implements ``ports.MpsDesk``: the supervisor's side."""
+class MpsRequestFiles:
+    """Implements ``ports.MpsRequests``: the supervisor's side."""
 
     def __init__(self, directory: Path) -> None:
         self._files = _Directory(directory)
@@ -124,14 +124,14 @@ class MpsDeskFiles:
 
     @property
     def wanted_directory(self) -> Path:
-        """Where the wishes come and go."""
+        """The directory of the agent's requests."""
         return self._files.wanted
 
     def take(self) -> bool:
-        """See ``ports.MpsDesk``."""
+        """See ``ports.MpsRequests``."""
         try:
             if self._descriptor is None:
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | FLAGS
                 self._descriptor = os.open(self._files.lock, flags, 0o600)
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _locking(_BEGUN))
         except BlockingIOError:
@@ -146,9 +146,9 @@ class MpsDeskFiles:
         return True
 
     def open(self, state: SupervisorState) -> None:
-        """See ``ports.MpsDesk``."""
+        """See ``ports.MpsRequests``."""
         if self._descriptor is None:
-            raise StorageError(f"{self._files.lock} has to be taken before it is opened")
+            raise StorageError(f"{self._files.lock} must be taken before it is opened")
         write_whole(self._files.supervisor, SUPERVISOR_STATES.encode(state), mode=0o600, durable=False)
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _locking(_READY))
@@ -156,13 +156,13 @@ class MpsDeskFiles:
             raise StorageError(f"locking {self._files.lock}: {exc.strerror}") from exc
 
     def close(self) -> None:
-        """See ``ports.MpsDesk``."""
+        """See ``ports.MpsRequests``."""
         if self._descriptor is not None:
-            os.close(self._descriptor)  # and its locks with it
+            os.close(self._descriptor)  # releases its locks, too
             self._descriptor = None
 
-    def wanted(self) -> Wanted:
-        """See ``ports.MpsDesk``."""
+    def wanted(self) -> WantedDaemons:
+        """See ``ports.MpsRequests``."""
         devices: set[str] = set()
         unclear: dict[str, str] = {}
         refused: set[str] = set()
@@ -170,23 +170,23 @@ class MpsDeskFiles:
             if path.name.startswith("."):  # being written
                 continue
             try:
-                if (wish := _read(WISHES, path)) is not None:
+                if (wish := _read(DAEMON_REQUESTS, path)) is not None:
                     devices.add(wish.device_uuid)
             except StorageError as exc:
                 refused.add(str(exc))
                 if (device_uuid := gpu_of_file(path.name)) is not None:
                     unclear[device_uuid] = str(exc)
         for sentence in refused - self._refused:
-            logger.warning("MPS: a file is refused: %s", sentence)
+            logger.warning("MPS: a file is ignored: %s", sentence)
         self._refused = frozenset(refused)
-        return Wanted(frozenset(devices), unclear)
+        return WantedDaemons(frozenset(devices), unclear)
 
-    def tell(self, state: DaemonState) -> None:
-        """See ``ports.MpsDesk``."""
+    def report(self, state: DaemonState) -> None:
+        """See ``ports.MpsRequests``."""
         write_whole(self._files.state / file_of(state.device_uuid), DAEMON_STATES.encode(state), mode=0o600, durable=False)
 
     def forget(self, device_uuid: str) -> None:
-        """See ``ports.MpsDesk``."""
+        """See ``ports.MpsRequests``."""
         remove_file(self._files.state / file_of(device_uuid))
 
 
@@ -195,28 +195,21 @@ def _locking(byte: int) -> bytes:
 
 
 def _read(rows: RowFormat[_Row], path: Path) -> _Row | None:
-    """Read the file of one GPU; None when it is gone. Raises StorageError with a sentence that names the file."""
+    """Read the file of one GPU; None if it does not exist. Raises StorageError with the file's name."""
     row = _decoded(rows, path)
     if row is not None and row.device_uuid != gpu_of_file(path.name):
-        raise StorageError(f"{path}: want a file of the GPU it is named after, found one of {row.device_uuid[:80]!r}; remove it")
+        raise StorageError(f"{path}: want the GPU in the file's name, found {row.device_uuid[:80]!r}; remove the file")
     return row
 
 
 def _decoded(rows: RowFormat[_Any], path: Path) -> _Any | None:
     try:
-        content = _content(path)
+        content = read_regular(path)
     except FileNotFoundError:
         return None
-    except OSError as exc:
-        raise StorageError(f"reading {path}: {exc.strerror}; remove it") from exc
+    except StorageError as exc:
+        raise StorageError(f"{exc}; remove it") from exc
     try:
         return rows.decode(content)
     except StorageError as exc:
         raise StorageError(f"{path}: {exc}; remove it") from exc
-
-
-def _content(path: Path) -> bytes:
-    """Return what a file has, as far as one may be long: a pipe is not waited for, and no link followed. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor is no path
-        return file.read(_MOST_BYTES)

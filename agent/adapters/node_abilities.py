@@ -1,33 +1,35 @@
-"""Which of the optional enforcement backends this host has what it needs for."""
+# SPDX-License-Identifier: Apache-2.0
+"""Checks whether this host meets the requirements of the optional enforcement backends."""
 
 import os
 import shutil
 from pathlib import Path
 
 _UNIFIED_CGROUPS = "cgroup.controllers"
-"""A file that is at the root of cgroup v2 only."""
+"""A file that exists only at the root of cgroup v2."""
 
 
 def mps_trouble(program: str) -> str:
-    """Say why MPS daemons cannot be started; empty when they can."""
+    """Return why MPS daemons cannot be started; empty if they can."""
     if shutil.which(program) is None:
-        return f"mpsControl of aliquot-mps is {program!r}, and there is no such program"
+        return f"mpsControl of aliquot-mps is {program!r}, but there is no such program"
     return ""
 
 
 def driver_limits_trouble(hook: str, host: Path, cgroups: Path) -> str:
-    """Say why the driver's memory limits cannot be applied; empty when they can, by a driver that has them.
+    """Return why the driver's memory limits cannot be applied; empty if they can. Does not check the driver itself.
 
-    Args: hook: path of nvidia-cdi-hook on the host. It may be a link to what is not seen from here. host: where the host's root is seen.
+    Args: hook: path of nvidia-cdi-hook on the host. It may be a link to a file that is not mounted here. host: where the host's root is
+    mounted.
     """
     if not hook:
         return "driverLimitsHook of its agent names no nvidia-cdi-hook"
     if not os.path.lexists(seen := host / hook.lstrip("/")):
         return (
-            f"driverLimitsHook of its agent is {hook}, and there was no {seen} when the agent started: install nvidia-container-toolkit "
-            "1.20.1 or later on the node, let the setting name its nvidia-cdi-hook (and hostDir where the agent sees the node's files: the "
+            f"driverLimitsHook of its agent is {hook}, but there was no {seen} when the agent started: install nvidia-container-toolkit "
+            "1.20.1 or later on the node, set driverLimitsHook to its nvidia-cdi-hook (and hostDir to the node's mounted root: see the "
             "component driver-limits), and delete the agent's pod"
         )
     if not (cgroups / _UNIFIED_CGROUPS).exists():
-        return f"the driver limits memory by cgroup v2, and this host has no {cgroups / _UNIFIED_CGROUPS}"
+        return f"the driver limits memory by cgroup v2, but this host has no {cgroups / _UNIFIED_CGROUPS}"
     return ""

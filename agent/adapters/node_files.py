@@ -1,4 +1,5 @@
-"""The node's own files: the secret that names CDI devices, what the API last told, which boot this is, and the pages of containers."""
+# SPDX-License-Identifier: Apache-2.0
+"""The node's own files: the secret for names of CDI devices, the last state from the API, the boot id, and the containers' shared pages."""
 
 import os
 import secrets
@@ -6,7 +7,8 @@ import stat
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from agent.adapters.durable import make_directory, write_whole
+from agent.adapters.durable import make_directory, write_over, write_whole
+from agent.adapters.regular_files import FLAGS, decoded, read_regular, reason
 from agent.core.node_pages import MAGIC_BYTES, NodePage
 from agent.core.rows import RowFormat
 from agent.errors import StorageError
@@ -16,27 +18,22 @@ T = TypeVar("T")
 SECRET_BYTES = 32
 PAGE_MODE = 0o666
 SPARE_BYTES = 2**20
-"""A file system may take somewhat more for a file than is in it."""
+"""A file system may use slightly more space for a file than its content."""
 
 
 def load_secret(path: Path) -> bytes:
-    """Return the node's secret, made at the first start.
+    """Return the node's secret. It is created at the first start.
 
-    It must outlive reboots: kubelet replays its remembered Allocate answers, and with another secret their CDI names would mean nothing.
+    It must survive reboots: kubelet repeats stored Allocate responses, and with another secret their CDI names would be invalid.
 
-    Raises: StorageError; a damaged secret is not replaced, because only its owner can say that no container of it is left.
+    Raises: StorageError. A damaged secret is not replaced: only the operator can make sure that no container depends on it.
     """
     make_directory(path.parent, 0o700)
-    if not path.exists():
+    if not os.path.lexists(path):
         write_whole(path, secrets.token_bytes(SECRET_BYTES), mode=0o600, durable=True)
-    try:
-        secret = path.read_bytes()
-    except OSError as exc:
-        raise StorageError(f"reading {path}: {exc.strerror}") from exc
+    secret = read_regular(path)
     if len(secret) != SECRET_BYTES:
-        raise StorageError(
-            f"{path}: want {SECRET_BYTES} bytes, found {len(secret)}; drain the node, remove the file and start the agent again"
-        )
+        raise StorageError(f"{path}: want {SECRET_BYTES} bytes, found {len(secret)}; drain the node, remove the file and restart the agent")
     return secret
 
 
@@ -51,12 +48,10 @@ class RowFile(Generic[T]):
     def load(self) -> T:
         """See ``ports.Store``."""
         try:
-            content = self._path.read_bytes()
+            content = read_regular(self._path)
         except FileNotFoundError:
             return self._at_first
-        except OSError as exc:
-            raise StorageError(f"reading {self._path}: {exc.strerror}") from exc
-        return self._rows.decode(content)
+        return decoded(self._rows.decode, content, self._path)
 
     def save(self, value: T) -> None:
         """See ``ports.Store``."""
@@ -64,10 +59,10 @@ class RowFile(Generic[T]):
 
 
 class PageFile:
-    """One page that containers share, in a directory that on the host nobody else enters. Implements ``ports.SharedPage``.
+    """A page that containers share. On the host, only root can enter its directory. Implements ``ports.SharedPage``.
 
-    Where it is mounted containers of every user must be able to open it; those who may write it may also cut it off, let it grow, or take
-    its mode away. It is mended in place: containers that run have this very file.
+    Containers of every user must be able to open the mounted file. Containers that may write it may also truncate it, extend it or change
+    its mode. The agent repairs it in place, because running containers have mapped this file.
     """
 
     def __init__(self, directory: Path, page: NodePage) -> None:
@@ -75,31 +70,40 @@ class PageFile:
         self._page = page
 
     def make(self) -> Path:
-        """Make the page unless it is there, whole or not, and return its path. Raises StorageError."""
+        """Create the page unless it exists, damaged or not, and return its path. Raises StorageError."""
         make_directory(self.path.parent, 0o700)
-        if not self.path.exists():
+        if not self._is_regular():
             self._replace()
         return self.path
 
-    def mend(self) -> bool:
+    def repair(self) -> bool:
         """See ``ports.SharedPage``."""
+        if not self._is_regular():
+            self._replace()
+            return True
         try:
             return self._mend_in_place()
-        except (FileNotFoundError, PermissionError):  # the latter: given to another user, by a container that may do that
+        except (FileNotFoundError, PermissionError):  # PermissionError: a container with that right gave the file to another user
             self._replace()
             return True
         except OSError as exc:
-            raise StorageError(f"mending {self.path}: {exc.strerror}") from exc
+            raise StorageError(f"repairing {self.path}: {reason(exc)}") from exc
+
+    def _is_regular(self) -> bool:
+        """Whether the page is a file, damaged or not: no program of a container can replace it by anything else."""
+        try:
+            return stat.S_ISREG(self.path.lstat().st_mode)
+        except OSError:
+            return False
 
     def _replace(self) -> None:
-        write_whole(self.path, self._page.empty(), mode=PAGE_MODE, durable=False)
+        write_over(self.path, self._page.empty(), mode=PAGE_MODE, durable=False)
 
     def _mend_in_place(self) -> bool:
         mended = stat.S_IMODE(self.path.lstat().st_mode) != PAGE_MODE
         if mended:
             self.path.chmod(PAGE_MODE)
-        # not to wait for somebody who holds a lease on the file
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        descriptor = os.open(self.path, os.O_RDWR | FLAGS | os.O_NOFOLLOW)
         try:
             return self._mend_content(descriptor) or mended
         finally:
@@ -107,15 +111,15 @@ class PageFile:
 
     def _mend_content(self, descriptor: int) -> bool:
         found = os.fstat(descriptor)
-        bloated = found.st_blocks * 512 > self._page.size_bytes + SPARE_BYTES  # room can be taken beyond the end, too
+        bloated = found.st_blocks * 512 > self._page.size_bytes + SPARE_BYTES  # blocks can be allocated beyond the file's end, too
         if self._page.accepts(found.st_size, os.pread(descriptor, MAGIC_BYTES, 0)) and not bloated:
             return False
         empty = self._page.empty()
         if found.st_size > len(empty) or bloated:
             os.ftruncate(descriptor, len(empty))
         if found.st_size < len(empty):
-            os.pwrite(descriptor, empty[found.st_size :], found.st_size)  # no hole: a write to one fails where the disk is full
-        os.pwrite(descriptor, empty[:MAGIC_BYTES], 0)  # last: with it, the page is whole
+            os.pwrite(descriptor, empty[found.st_size :], found.st_size)  # no hole: a write into one fails on a full disk
+        os.pwrite(descriptor, empty[:MAGIC_BYTES], 0)  # last, because the magic number marks the page as valid
         return True
 
 

@@ -1,7 +1,8 @@
-"""The kubelet's PodResources API: which container holds which device IDs.
+# SPDX-License-Identifier: Apache-2.0
+"""Kubelet's PodResources API: which container holds which device IDs.
 
-One channel for all calls, because making one costs more than a call. It reconnects by itself when kubelet was restarted, and with a short
-backoff: a container that starts is waiting.
+All calls use one channel, because creating a channel costs more than a call. The channel reconnects by itself after kubelet's restart, with
+a short backoff, because starting containers wait for it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,8 @@ import grpc.aio
 
 from agent.core.identity import HeldDevices
 from agent.errors import KubeletBusyError, KubeletError
-from proto.kubelet.podresources_pb2 import AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest
-from proto.kubelet.podresources_pb2_grpc import PodResourcesListerStub
+from aliquot.kubelet_api.podresources_pb2 import AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest
+from aliquot.kubelet_api.podresources_pb2_grpc import PodResourcesListerStub
 
 TIMEOUT_SECONDS = 5.0
 _CHANNEL_OPTIONS = [
@@ -29,13 +30,13 @@ class KubeletPodResources:
     """Implements ``ports.PodResources``."""
 
     def __init__(self, socket: Path) -> None:
-        """Made on the event loop."""
+        """Must be called in the event loop."""
         self._socket = socket
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
         self._stub = PodResourcesListerStub(self._channel)
 
     async def held(self) -> Sequence[HeldDevices]:
-        """See ``ports.PodResources``. Waits for a kubelet that is just coming up."""
+        """See ``ports.PodResources``. Waits for a kubelet that is starting."""
         with self._translated():
             response = await self._stub.List(ListPodResourcesRequest(), timeout=TIMEOUT_SECONDS, wait_for_ready=True)
         return [
@@ -46,13 +47,13 @@ class KubeletPodResources:
         ]
 
     async def allocatable_ids(self, resource: str) -> Sequence[str]:
-        """See ``ports.PodResources``. Waits for nobody: registration must not."""
+        """See ``ports.PodResources``. Does not wait for a starting kubelet, because registration must not wait."""
         with self._translated():
             response = await self._stub.GetAllocatableResources(AllocatableResourcesRequest(), timeout=TIMEOUT_SECONDS)
         return _by_resource(response.devices).get(resource, [])
 
     async def close(self) -> None:
-        """Leave the socket."""
+        """Close the channel."""
         await self._channel.close()
 
     @contextmanager
@@ -60,13 +61,13 @@ class KubeletPodResources:
         try:
             yield
         except grpc.aio.AioRpcError as exc:
-            # kubelet limits its clients' calls together, and refuses more: pkg/kubelet/apis/grpc/ratelimit.go
+            # kubelet limits the call rate of all clients together: pkg/kubelet/apis/grpc/ratelimit.go
             kind = KubeletBusyError if exc.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else KubeletError
-            raise kind(f"the kubelet's PodResources ({self._socket}): {exc.code().name}: {exc.details()}") from exc
+            raise kind(f"kubelet's PodResources ({self._socket}): {exc.code().name}: {exc.details()}") from exc
 
 
 def _by_resource(devices: Sequence[ContainerDevices]) -> dict[str, list[str]]:
-    """Join the entries of one resource: kubelet writes one per NUMA node."""
+    """Merge the entries of each resource: kubelet returns one per NUMA node."""
     joined: dict[str, list[str]] = {}
     for entry in devices:
         joined.setdefault(entry.resource_name, []).extend(entry.device_ids)

@@ -1,4 +1,5 @@
-"""Tells when a process has ended that is no child of ours, by its pidfd: at once, and never of another that has got its pid since."""
+# SPDX-License-Identifier: Apache-2.0
+"""Notifies when a process that is not the agent's child has ended, by its pidfd: at once, and never for a process that reused its pid."""
 
 import asyncio
 import os

@@ -1,9 +1,10 @@
-"""Who a process is, from /proc, and its end. A process that has gone meanwhile is left out.
+# SPDX-License-Identifier: Apache-2.0
+"""Identifies processes from /proc, and ends them. A process that has ended in the meantime is left out.
 
-``proc`` is the host's, whose process ids the driver answers with: the agent shares the host's pid namespace, or has the host's /proc
-mounted elsewhere. A process is ended through a pidfd that was opened before its start time was looked at again, so that the
-signal cannot reach another process that has got its pid since; and only where the agent's own /proc shows the same start time, for
-the kernel takes the pid as one of the agent's namespace.
+``proc`` is the host's, because the driver reports the host's pids: the agent shares the host's pid namespace, or has the host's /proc
+mounted elsewhere. To end a process, the agent opens a pidfd first and then checks the start time again, so that the signal cannot reach a
+process that reused the pid. It ends a process only if its own /proc shows the same start time: the kernel interprets a pid in the agent's
+namespace.
 """
 
 import errno
@@ -17,13 +18,13 @@ from agent.core.overhead import HostProcess
 from agent.errors import ProcessError
 
 _OWN_PROC = Path("/proc")
-"""In the process ids of the agent's own namespace."""
+"""With the pids of the agent's own namespace."""
 _STATE_FIELD, _FLAGS_FIELD, _THREADS_FIELD, _START_TICKS_FIELD = 3, 9, 20, 22
 _FIRST_AFTER_NAME = 3
 _EXITING = 0x4
 """PF_EXITING of linux/sched.h."""
 _UNIFIED = "0::"
-"""What the line of cgroup version 2 begins with."""
+"""The beginning of the line for cgroup version 2."""
 
 
 class ProcProcesses:
@@ -49,13 +50,13 @@ class ProcProcesses:
             return ""
 
     def maps(self, pid: int, path: str) -> bool | None:
-        """See ``ports.Processes``. Told by device and inode: the file has another name in the container."""
+        """See ``ports.Processes``. Compares device and inode, because the file has another name in the container."""
         try:
             file = Path(path).stat()
             lines = (self._proc / str(pid) / "maps").read_text(errors="replace").splitlines()
         except PermissionError:
             return None
-        except OSError:  # the process is gone, or the file: it maps nothing of it
+        except OSError:  # the process or the file no longer exists, so the process does not map it
             return False
         wanted = (f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}", str(file.st_ino))
         return any(tuple(line.split()[3:5]) == wanted for line in lines)
@@ -69,8 +70,8 @@ class ProcProcesses:
                 return False
             if descriptor is None or own_start_ticks != process.start_ticks:
                 raise ProcessError(
-                    f"process {process.pid} is not ended: it runs on the host, and among the process ids of the agent {process.pid} is "
-                    "another or none. auditPolicy: kill needs hostPID: true in the agent's pod"
+                    f"process {process.pid} of the host cannot be ended: in the agent's pid namespace its pid is another process or "
+                    "unused. auditPolicy: kill needs hostPID: true in the agent's pod"
                 )
             return _end(process.pid, descriptor)
 
@@ -86,7 +87,7 @@ class ProcProcesses:
 
 
 def _cgroup(directory: Path) -> str | None:
-    """Return the cgroup of a process, empty when it ends and tells none; None when it is gone."""
+    """Return the cgroup of a process; empty if the process is exiting and has lost its cgroup, None if it no longer exists."""
     try:
         cgroup = (directory / "cgroup").read_text(errors="replace")
         if _may_be_hidden(cgroup) and _is_ending((directory / "stat").read_text(errors="replace")):
@@ -98,7 +99,7 @@ def _cgroup(directory: Path) -> str | None:
 
 @contextmanager
 def _opened(pid: int) -> Iterator[int | None]:
-    """Hold a pidfd of a process of the agent's namespace; None when it has none of this pid. Raises ProcessError."""
+    """Open a pidfd of a process in the agent's pid namespace; None if this pid is unused there. Raises ProcessError."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -131,19 +132,19 @@ def _own_start_ticks(pid: int) -> int | None:
 
 
 def _namespace_pids(status: str) -> tuple[int, ...]:
-    """Return the NSpid line; empty on kernels without pid namespaces."""
+    """Return the pids in the NSpid line; empty on kernels without pid namespaces."""
     line = next((line for line in status.splitlines() if line.startswith("NSpid:")), "")
     return tuple(int(word) for word in line.split()[1:])
 
 
 def _may_be_hidden(cgroup: str) -> bool:
-    """Whether this is what the kernel tells of a process that ends: cgroup version 1 then has the root in every hierarchy."""
+    """Whether this may be the cgroup of an exiting process: cgroup version 1 then shows the root in every hierarchy."""
     version_1 = [line for line in cgroup.splitlines() if not line.startswith(_UNIFIED)]
     return bool(version_1) and all(line.endswith(":/") for line in version_1)
 
 
 def _is_ending(stat: str) -> bool:
-    """Whether a process ends and has not ended: it may hang while its files are closed."""
+    """Whether a process is exiting but has not ended. It may hang while the kernel closes its files."""
     if not int(_field(stat, _FLAGS_FIELD)) & _EXITING:
         return False
     return _field(stat, _STATE_FIELD) not in "ZX" or int(_field(stat, _THREADS_FIELD)) > 1
@@ -154,5 +155,5 @@ def _start_ticks(stat: str) -> int:
 
 
 def _field(stat: str, number: int) -> str:
-    """Return a field, counted from 1; the name in field 2 may hold spaces and parentheses, so fields are counted from its end."""
+    """Return a field, counted from 1. The name in field 2 may contain spaces and parentheses, so the fields after it are split."""
     return stat.rpartition(")")[2].split()[number - _FIRST_AFTER_NAME]

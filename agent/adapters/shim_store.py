@@ -1,26 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
 """Installs the shim where containers can mount it: ``<stateDir>/shim/<sha256 of its content>/``.
 
-Content-addressed, complete before it gets its name, and never written again: a running container keeps the version it mapped, and
-an upgrade puts another beside it. A version goes when it is not the present one and no container uses it: by its CDI spec, or by a link
-beside its files.
+The directory is named after its content. It gets its name only when it is complete, and is never changed afterwards: a running container
+keeps the version that it mapped, and an upgrade adds another directory. An old version is removed when no container uses it, neither by its
+CDI spec nor by a link in its directory.
 """
 
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 
-from agent.adapters.durable import TEMPORARY_SUFFIX, list_directory, make_directory, sync_directory, write_whole
-from agent.core.cdi import DRIVER_LIBRARIES, PRELOAD_ARTEFACT, PRELOAD_LIST_ARTEFACT
+from agent.adapters.durable import TEMPORARY_SUFFIX, list_directory, make_directory, remove_anything, sync_directory, write_whole
+from agent.adapters.regular_files import read_regular
+from agent.core.cdi import DRIVER_LIBRARIES, PRELOAD_ARTEFACT, PRELOAD_LIST, PRELOAD_LIST_ARTEFACT
 from agent.errors import ShimError, StorageError
-from proto import contract
 
+_LIBRARY_BYTES_MAX = 64 << 20
+_CURE = "build it with make, or set shimDir"
 ARTEFACTS = (*(library.front for library in DRIVER_LIBRARIES), PRELOAD_ARTEFACT)
 
 
 class ShimStore:
-    """Implements ``ports.ShimInstaller``: installs once per process; artefacts that change later belong to the next one."""
+    """Implements ``ports.ShimInstaller``: installs once per process. The next agent process installs files that change later."""
 
     def __init__(self, source: Path, store: Path) -> None:
         self._source = source
@@ -33,6 +37,15 @@ class ShimStore:
             self._directory = install_shim(self._source, self._store)
         return self._directory
 
+    def files(self) -> Sequence[Path]:
+        """Return the files of all versions, which containers may have mounted."""
+        found: list[Path] = []
+        with suppress(StorageError):  # read again at the next look
+            for version in list_directory(self._store):
+                if version.is_dir():
+                    found += list_directory(version)
+        return found
+
     def sweep(self, mentioned: Callable[[Iterable[str]], Set[str]]) -> Sequence[str]:
         """See ``ports.ShimInstaller``."""
         current = self.installed()
@@ -40,23 +53,23 @@ class ShimStore:
         unused = [path for path in others if path not in mentioned(others)]
         for path in unused:
             try:
-                shutil.rmtree(path)
-            except OSError as exc:
-                raise ShimError(f"removing {path}, which no container uses: {exc.strerror}") from exc
+                remove_anything(Path(path))
+            except StorageError as exc:
+                raise ShimError(f"no container uses it: {exc}") from exc
         return unused
 
 
 def install_shim(source: Path, store: Path) -> Path:
-    """Install the artefacts of ``source`` unless that version is there, and return its directory.
+    """Install the artefacts of ``source`` unless that version is installed, and return its directory.
 
-    Raises: ShimError naming what is missing or unwritable.
+    Raises: ShimError with the missing or unwritable file.
     """
     files = {name: _read(source / name) for name in ARTEFACTS}
-    files[PRELOAD_LIST_ARTEFACT] = f"{contract.CONTAINER_PRELOAD}\n".encode()
+    files[PRELOAD_LIST_ARTEFACT] = PRELOAD_LIST
     target = store / _digest(files)
     try:
         make_directory(store, 0o755)
-        if target.is_dir():
+        if os.path.lexists(target):
             if _is_intact(target, files):
                 return target
             _set_aside(target)
@@ -68,9 +81,11 @@ def install_shim(source: Path, store: Path) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as exc:
-        raise ShimError(f"the shim's {path.name} cannot be read: {path}: {exc.strerror}; build it with make, or set shimDir") from exc
+        return read_regular(path, _LIBRARY_BYTES_MAX, follow=True)
+    except FileNotFoundError as exc:
+        raise ShimError(f"the shim's {path.name} cannot be read: {path}: {exc.strerror}; {_CURE}") from exc
+    except StorageError as exc:
+        raise ShimError(f"the shim's {path.name} cannot be read: {exc}; {_CURE}") from exc
 
 
 def _digest(files: dict[str, bytes]) -> str:
@@ -82,13 +97,17 @@ def _digest(files: dict[str, bytes]) -> str:
 
 
 def _is_intact(target: Path, files: dict[str, bytes]) -> bool:
-    return all((target / name).is_file() and (target / name).read_bytes() == content for name, content in files.items())
+    """Whether a directory has these files. A file that cannot be read without waiting counts as damaged: new ones take its place."""
+    try:
+        return all(read_regular(target / name, _LIBRARY_BYTES_MAX) == content for name, content in files.items())
+    except (FileNotFoundError, StorageError):
+        return False
 
 
 def _set_aside(target: Path) -> None:
-    """Move a damaged installation away; containers that mapped it keep their files."""
+    """Rename a damaged installation. Containers that mapped it keep their files."""
     number = 0
-    while (aside := target.with_name(f"{target.name}.damaged-{number}")).exists():
+    while os.path.lexists(aside := target.with_name(f"{target.name}.damaged-{number}")):
         number += 1
     target.rename(aside)
 

@@ -1,16 +1,17 @@
-"""A simulated node for the agent to run on: made by ``aliquot-sim`` from a profile or topology file, found again after a restart."""
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares a simulated node for the agent: ``aliquot-sim`` creates it from a profile or topology file. A restarted agent reuses it."""
 
 import subprocess
 from pathlib import Path
 
-from program.settings import SettingsError
-from proto import contract
+from aliquot import contract
+from aliquot.process.settings import SettingsError
 
 INIT_TIMEOUT_SECONDS = 30.0
 
 
 def prepare_node(topology: str, directory: Path, node_name: str, build: Path) -> None:
-    """Make the node unless it is there. Raises SettingsError."""
+    """Create the node unless it exists. Raises SettingsError."""
     if (directory / "state").exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
@@ -24,7 +25,7 @@ def prepare_node(topology: str, directory: Path, node_name: str, build: Path) ->
 
 
 def driver_library(build: Path) -> Path:
-    """Return the simulated driver's NVML library. Raises SettingsError when it was not built."""
+    """Return the path of the simulated driver's NVML library. Raises SettingsError if it is not built."""
     path = build / "lib/sim" / contract.NVML_SONAME
     if not path.exists():
         raise SettingsError(f"simulate: {path} is missing; build it with make")

@@ -1,43 +1,44 @@
-"""The CDI spec of one container: the host's NVIDIA spec for the granted devices, with the shim in front of the driver.
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the CDI spec of one container: the host's NVIDIA spec for the granted devices, with the shim in front of the driver.
 
-The runtime resolves our CDI name after PreStart, so the devices may be chosen as late as that. NVIDIA's own spec (``nvidia-ctk cdi
-generate``) knows every device node, driver file and hook of this host; we take what it says about the granted devices and change only
-where the driver's two libraries are found. The GPU Operator keeps no such spec, but one for its own pods, with the same driver files and
-hooks, and all device nodes together: it serves as well. Specs are plain JSON objects here, so that fields we do not know pass through.
+The runtime resolves the CDI name after PreStart, so the agent can choose the devices as late as that. NVIDIA's own spec (``nvidia-ctk cdi
+generate``) has every device node, driver file and hook of this host. The agent takes the entries of the granted devices and changes only
+where the driver's two libraries are found. The GPU Operator has no such spec, but one for its own pods. That one has the same driver files
+and hooks, and all device nodes together, and works as well. Specs are plain JSON objects here, so unknown fields are kept.
 Format: CDI specification 0.6.0 and later, https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from proto import contract
+from aliquot import contract
 
 Edits = Mapping[str, Any]
 """A CDI ``containerEdits`` object."""
 
 NO_EDITS: Edits = {}
 _LISTS: Mapping[str, tuple[str, ...]] = {"env": (), "deviceNodes": ("path",), "mounts": ("hostPath", "containerPath"), "hooks": ("path",)}
-"""The lists of containerEdits that are taken apart, and the texts that their entries must have; entries of ``env`` are texts themselves."""
+"""The lists of containerEdits that the agent edits, with the text fields that each entry must have; entries of ``env`` are plain texts."""
 _READ_ONLY = ("ro", "nosuid", "nodev", "bind")
 _READ_WRITE = ("rw", "nosuid", "nodev", "noexec", "bind")
 _COMPAT_HOOK = "enable-cuda-compat"
-"""NVIDIA's hook that lets an image's own, newer libcuda win over the host's. It would win over the shim, too."""
+"""NVIDIA's hook that gives an image's own, newer libcuda precedence over the host's. It would have precedence over the shim, too."""
 _GPU_NODE = re.compile(r"/dev/nvidia\d+")
 _CAPABILITY_DIRECTORY = "/dev/nvidia-caps/"
 _CAPABILITIES_OF_INSTANCE = 2
-"""One node lets into the GPU instance, one into its compute instance; a process needs both."""
+"""One node gives access to the GPU instance, one to its compute instance; a process needs both."""
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 _ALL = "all"
-"""The one device of the spec that the GPU Operator keeps."""
+"""The only device in the GPU Operator's spec."""
 HOST_SPEC_KINDS = (contract.NVIDIA_CDI_KIND, contract.NVIDIA_MANAGEMENT_CDI_KIND, contract.NVIDIA_PLUGIN_CDI_KIND)
-"""The best first. NVIDIA's device plugin does not run where we do: its spec was left behind, and may be of an earlier driver."""
+"""In order of preference. NVIDIA's device plugin does not run next to this agent: its spec is a leftover, perhaps of an older driver."""
 
 
 class Interposition(StrEnum):
-    """How the shim enters a container: as the driver's own library, or by /etc/ld.so.preload."""
+    """How the shim gets into a container: in place of the driver's library, or by /etc/ld.so.preload."""
 
     FRONT = "front"
     PRELOAD = "preload"
@@ -45,14 +46,14 @@ class Interposition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DriverLibrary:
-    """One of the driver's libraries that the shim stands in front of."""
+    """A driver library that the shim replaces in containers."""
 
     front: str
     """File name of the front among the shim's artefacts."""
     driver_name: str
     """The name under which the front finds the real library."""
     pattern: re.Pattern[str]
-    """The file names under which hosts mount it: the soname, or the version of the driver."""
+    """The file names under which hosts mount it: the soname, or the name with the driver's version."""
 
 
 DRIVER_LIBRARIES = (
@@ -61,23 +62,27 @@ DRIVER_LIBRARIES = (
 )
 PRELOAD_ARTEFACT = contract.CONTAINER_PRELOAD.rpartition("/")[2]
 PRELOAD_LIST_ARTEFACT = contract.LD_SO_PRELOAD.rpartition("/")[2]
+PRELOAD_LIST = f"{contract.CONTAINER_PRELOAD}\n".encode()
 """A file that names the preload library; it becomes the container's /etc/ld.so.preload."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """The host's NVIDIA CDI spec, as far as we use it."""
+    """The parts of the host's NVIDIA CDI spec that the agent uses."""
 
     source: str
-    """Where it was read, for messages."""
+    """Where it was read from, for messages."""
     version: str
     devices: Mapping[str, Edits]
     edits: Edits
     nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Every device node that it lists, by the path in the container."""
+    """Every device node in the spec, by the path in the container."""
 
     def node(self, path: str) -> Mapping[str, Any]:
-        """Return the entry for a device node. One that is not listed lies beside those that are: a driver in a container has its own."""
+        """Return the entry for a device node.
+
+        A node that is not listed has the same root on the host as the listed ones: a containerised driver has its nodes below its own root.
+        """
         if path in self.nodes:
             return self.nodes[path]
         sources = ((name, str(entry.get("hostPath") or name)) for name, entry in self.nodes.items() if _GPU_NODE.fullmatch(name))
@@ -85,9 +90,9 @@ class HostSpec:
         return {"path": path, "hostPath": f"{root}{path}"} if root else {"path": path}
 
     def lacks_capabilities(self, uuid: str) -> bool:
-        """Whether it gives a MIG instance the GPU's node without the instance's own: ``nvidia-ctk`` leaves out nodes that are not in /dev.
+        """Whether the spec gives a MIG instance the GPU's node without the instance's own nodes.
 
-        Such a container would see the GPU and no instance on it.
+        ``nvidia-ctk`` omits nodes that are not in /dev. Such a container would see the GPU but no instance on it.
         """
         paths = [node["path"] for node in self.devices[uuid].get("deviceNodes") or ()]
         capabilities = sum(path.startswith(_CAPABILITY_DIRECTORY) for path in paths)
@@ -105,20 +110,20 @@ class HostSpec:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityNode:
-    """A device node that grants access to a part of a GPU in MIG mode."""
+    """A device node that gives access to a part of a GPU in MIG mode."""
 
     minor: int
-    """The number of the capability, which is its name as well."""
+    """The number of the capability, which is also part of its name."""
     major: int | None = None
-    """The number that this kernel gave the driver's capabilities; None where it has none."""
+    """The major number that this kernel assigned to the driver's capabilities; None if it has not assigned one."""
     mode: int | None = None
-    """The node's permissions as the driver wants them; None where it does not say."""
+    """The node's permissions from the driver; None if unknown."""
 
     def described(self) -> Mapping[str, Any]:
         """Return the node for a spec.
 
-        Instances that are made through NVML in a container have nodes there, if anywhere, and none on the host. A runtime makes the
-        container's node without looking for the host's when it is told the numbers.
+        Instances that a container creates through NVML have no nodes on the host, at most in that container. If a spec has the numbers, a
+        runtime creates the container's node without reading the host's.
         Source: ``DeviceNode.fillMissingInfo``, https://github.com/cncf-tags/container-device-interface/blob/main/pkg/cdi
         """
         node: dict[str, Any] = {"path": f"{_CAPABILITY_DIRECTORY}nvidia-cap{self.minor}"}
@@ -131,7 +136,7 @@ class CapabilityNode:
 
 @dataclass(frozen=True, slots=True)
 class InjectedDevice:
-    """A granted device as the container needs it: the UUID, and its device nodes where no host spec lists them."""
+    """A granted device as the container needs it: its UUID, and its device nodes if no host spec lists them."""
 
     uuid: str
     minor: int
@@ -145,7 +150,7 @@ class PriorityPage:
 
     path: str
     writable: bool
-    """Containers of high priority write when they want a device; those of low priority read it."""
+    """Containers of high priority write to request a device; those of low priority read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +163,18 @@ class ShimFiles:
     region: str
     interposition: Interposition
     priority: PriorityPage | None = None
-    """For a container that stands above or below others."""
+    """For a container with a high or low priority."""
     turns: str | None = None
-    """The node's page of turns, for a container that may hold more memory than it is guaranteed."""
+    """The node's time-slot page, for a container that may hold more memory than it is guaranteed."""
+
+    @property
+    def preload_list(self) -> str:
+        """The container's own ``ld.so.preload``, next to its limits."""
+        return f"{self.limits.rpartition('/')[0]}/{PRELOAD_LIST_ARTEFACT}"
 
 
 class HostSpecError(ValueError):
-    """The host's NVIDIA CDI spec does not say what we need."""
+    """The host's NVIDIA CDI spec lacks something that the agent needs."""
 
 
 def is_host_spec(document: Any) -> bool:
@@ -173,29 +183,45 @@ def is_host_spec(document: Any) -> bool:
 
 
 def parse_host_spec(document: Mapping[str, Any], source: str) -> HostSpec:
-    """Read the host's spec.
+    """Parse the host's spec.
 
-    Raises: HostSpecError naming the file and the part that is malformed.
+    Raises: HostSpecError with the file and the malformed part.
     """
-    devices = {}
-    listed = document.get("devices") or []
+    devices = _checked_devices(document.get("devices") or [], source)
+    version = _checked_version(document.get("cdiVersion"), source)
+    edits = _checked_edits(document.get("containerEdits"), source)
+    nodes = {entry["path"]: entry for part in (edits, *devices.values()) for entry in part.get("deviceNodes") or ()}
+    if document.get("kind") != contract.NVIDIA_MANAGEMENT_CDI_KIND:
+        return HostSpec(source, version, devices, edits, nodes)
+    if _ALL not in devices:
+        raise HostSpecError(f"{source}: want a device {_ALL}, found {', '.join(devices) or 'none'}")
+    return _split_by_gpu(HostSpec(source, version, devices, edits, nodes))
+
+
+def _split_by_gpu(host: HostSpec) -> HostSpec:
+    """Return the GPU Operator's spec with a device for each GPU's node; each container gets the control nodes."""
+    control = [host.nodes[path] for path in _CONTROL_NODES if path in host.nodes]
+    gpus = {path: {"deviceNodes": [entry]} for path, entry in host.nodes.items() if _GPU_NODE.fullmatch(path)}
+    return replace(host, devices=gpus, edits=merge_edits([host.edits, {"deviceNodes": control}]))
+
+
+def _checked_version(version: Any, source: str) -> str:
+    """Return the version of a spec's format. Raises HostSpecError."""
+    if not isinstance(version, str) or not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise HostSpecError(f"{source}: want cdiVersion such as {contract.CDI_VERSION}, found {version!r}")
+    return version
+
+
+def _checked_devices(listed: Any, source: str) -> dict[str, Edits]:
+    """Return the edits of each device of a spec by the device's name. Raises HostSpecError."""
     if not isinstance(listed, list):
         raise HostSpecError(f"{source}: want devices to be a list, found {type(listed).__name__}")
+    devices = {}
     for entry in listed:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise HostSpecError(f"{source}: every entry of devices needs a name, found {entry!r:.80}")
         devices[entry["name"]] = _checked_edits(entry.get("containerEdits"), f"{source}: device {entry['name']}")
-    version = document.get("cdiVersion")
-    if not isinstance(version, str) or not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        raise HostSpecError(f"{source}: want cdiVersion such as {contract.CDI_VERSION}, found {version!r}")
-    edits = _checked_edits(document.get("containerEdits"), source)
-    nodes = {entry["path"]: entry for part in (edits, *devices.values()) for entry in part.get("deviceNodes") or ()}
-    if document.get("kind") == contract.NVIDIA_MANAGEMENT_CDI_KIND:
-        if _ALL not in devices:
-            raise HostSpecError(f"{source}: want a device {_ALL}, found {', '.join(devices) or 'none'}")
-        edits = merge_edits([edits, {"deviceNodes": [nodes[path] for path in _CONTROL_NODES if path in nodes]}])
-        devices = {path: {"deviceNodes": [entry]} for path, entry in nodes.items() if _GPU_NODE.fullmatch(path)}
-    return HostSpec(source, version, devices, edits, nodes)
+    return devices
 
 
 def _checked_edits(edits: Any, where: str) -> Edits:
@@ -215,7 +241,7 @@ def _checked_edits(edits: Any, where: str) -> Edits:
 
 
 def _is_whole(entry: Any, texts: Sequence[str]) -> bool:
-    """Whether an entry of a list has what is read of it."""
+    """Whether an entry of a list has the fields that the agent reads."""
     if not texts:
         return isinstance(entry, str)
     return isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in texts) and isinstance(entry.get("args") or [], list)
@@ -233,11 +259,11 @@ def container_spec(
     """Return the CDI document with one device, ``name``, that gives a container these devices.
 
     Args:
-        host: the host's NVIDIA spec; without one, device nodes are listed directly and the driver's files are left to the NVIDIA runtime.
-        shim: None where something else than the shim enforces the shares.
+        host: the host's NVIDIA spec. Without one, the spec lists device nodes directly, and the NVIDIA runtime adds the driver's files.
+        shim: None if another backend enforces the shares.
         present_nodes: the /dev/nvidia* nodes of the host, for use without a host spec.
-        added: what that other backend needs in the container; wins over what the host's spec says.
-    Raises: HostSpecError when the host spec lacks a device, or the driver's library that the front must replace.
+        added: what another backend needs in the container; takes precedence over the host's spec.
+    Raises: HostSpecError if the host spec lacks a device, or the driver library that the front must replace.
     """
     edits = _host_edits(devices, host) if host is not None else _bare_edits(devices, frozenset(present_nodes))
     edits = merge_edits([edits, added])
@@ -259,7 +285,7 @@ def container_spec(
 def _host_edits(devices: Sequence[InjectedDevice], host: HostSpec) -> dict[str, Any]:
     edits = merge_edits([host.edits, *(_device_edits(host, device) for device in devices)])
     if not any(entry.startswith(f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}=") for entry in edits["env"]):
-        # an NVIDIA runtime in the chain must not add devices of its own, whatever the image's environment asks
+        # an NVIDIA runtime in the chain must not add the devices that the image's environment requests
         edits["env"].append(f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}={contract.NO_VISIBLE_DEVICES}")
     return edits
 
@@ -270,16 +296,24 @@ def _device_edits(host: HostSpec, device: InjectedDevice) -> Edits:
     if device.uuid in host.devices:
         return merge_edits([host.devices[device.uuid], capabilities])
     node = f"/dev/nvidia{device.minor}"
-    if device.capability_nodes:  # an instance made after the host's spec was: its nodes are all that tells it from others
+    if device.capability_nodes:  # an instance made after the host's spec: only its nodes identify it
         return merge_edits([{"deviceNodes": [host.node(node)]}, capabilities])
-    for edits in host.devices.values():  # specs that do not name UUIDs: the one device with this GPU's node and no other
-        gpu_nodes = [entry["path"] for entry in edits.get("deviceNodes") or () if _GPU_NODE.fullmatch(entry["path"])]
-        if gpu_nodes == [node] and not device.uuid.startswith("MIG-"):
-            return edits
+    edits = _with_only(node, host) if not device.uuid.startswith("MIG-") else None
+    if edits is not None:
+        return edits
     raise HostSpecError(
-        f"{host.source} describes no device {device.uuid} ({node}); it has {', '.join(host.devices) or 'none'}. Have it written anew: "
-        "nvidia-ctk cdi generate, or delete the GPU Operator's container-toolkit pod of this node"
+        f"{host.source} has no device {device.uuid} ({node}), only {', '.join(host.devices) or 'an empty list'}. Generate it again: "
+        "nvidia-ctk cdi generate, or delete the GPU Operator's container-toolkit pod on this node"
     )
+
+
+def _with_only(node: str, host: HostSpec) -> Edits | None:
+    """Return the edits of the device with this GPU's node and no other GPU's, for specs that do not name UUIDs; None if there is none."""
+    for edits in host.devices.values():
+        gpu_nodes = [entry["path"] for entry in edits.get("deviceNodes") or () if _GPU_NODE.fullmatch(entry["path"])]
+        if gpu_nodes == [node]:
+            return edits
+    return None
 
 
 def _bare_edits(devices: Sequence[InjectedDevice], present: frozenset[str]) -> dict[str, Any]:
@@ -291,12 +325,13 @@ def _bare_edits(devices: Sequence[InjectedDevice], present: frozenset[str]) -> d
         f"{contract.ENV_NVIDIA_VISIBLE_DEVICES}={','.join(device.uuid for device in devices)}",
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     ]
-    asking = [_mount(contract.NVIDIA_DEVICES_SOURCE, f"{contract.NVIDIA_DEVICES_DIR}/{device.uuid}") for device in devices]
-    return {"env": env, "deviceNodes": nodes, "mounts": asking, "hooks": []}
+    # the NVIDIA runtime reads requested devices from such mounts if it is configured to prefer them to the environment
+    requests = [_mount(contract.NVIDIA_DEVICES_SOURCE, f"{contract.NVIDIA_DEVICES_DIR}/{device.uuid}") for device in devices]
+    return {"env": env, "deviceNodes": nodes, "mounts": requests, "hooks": []}
 
 
 def merge_edits(parts: Sequence[Edits]) -> dict[str, Any]:
-    """Put several containerEdits together: a later part wins over an earlier one that sets the same variable, node or mount point."""
+    """Merge several containerEdits. If two parts set the same variable, node or mount point, the later one takes precedence."""
     merged: dict[str, Any] = {"env": [], "deviceNodes": [], "mounts": [], "hooks": []}
     identities = {
         "env": lambda entry: entry.partition("=")[0],
@@ -335,8 +370,8 @@ def _with_front(edits: Mapping[str, Any], shim: ShimFiles, host: HostSpec | None
         mounts.append(_mount(f"{shim.directory}/{library.front}", mount["containerPath"]))
     if contract.CUDA_DRIVER_SONAME not in moved:
         raise HostSpecError(
-            f"{host.source if host else 'no NVIDIA CDI spec on this host'} mounts no libcuda.so, so the shim cannot stand in front of it. "
-            "Regenerate the spec with: nvidia-ctk cdi generate, or set interposition: preload"
+            f"{host.source if host else 'no NVIDIA CDI spec on this host'} mounts no libcuda.so, so the shim cannot replace it. "
+            "Generate the spec again: nvidia-ctk cdi generate, or set interposition: preload"
         )
     mounts += [_mount(path, f"{contract.CONTAINER_DRIVER_DIR}/{name}") for name, path in moved.items()]
     hooks = [hook for hook in edits["hooks"] if _COMPAT_HOOK not in (hook.get("args") or ())]
@@ -346,7 +381,7 @@ def _with_front(edits: Mapping[str, Any], shim: ShimFiles, host: HostSpec | None
 def _with_preload(edits: Mapping[str, Any], shim: ShimFiles) -> dict[str, Any]:
     added = [
         _mount(f"{shim.directory}/{PRELOAD_ARTEFACT}", contract.CONTAINER_PRELOAD),
-        _mount(f"{shim.directory}/{PRELOAD_LIST_ARTEFACT}", contract.LD_SO_PRELOAD),
+        _mount(shim.preload_list, contract.LD_SO_PRELOAD),
     ]
     return {**edits, "mounts": [*edits["mounts"], *added]}
 

@@ -1,8 +1,9 @@
-"""Which container a process belongs to, from the text of its ``/proc/<pid>/cgroup``.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the container of a process from the text of its ``/proc/<pid>/cgroup``.
 
-Kubelet names a pod's cgroup after its UID and the runtime the container's after its id, whatever the cgroup version (1: one line per
-hierarchy, 2: one line), the driver (cgroupfs or systemd) and the runtime (containerd, CRI-O, Docker). A reader in a cgroup namespace
-of its own sees paths that begin with ``/..``: only the pod's and the container's parts are looked at.
+Kubelet names a pod's cgroup after the pod's UID, and the runtime names the container's after the container's id. That holds for every
+cgroup version (1: one line per hierarchy, 2: one line), driver (cgroupfs or systemd) and runtime (containerd, CRI-O, Docker). A reader in
+its own cgroup namespace sees paths that begin with ``/..``, so only the pod's and the container's parts are read.
 """
 
 import re

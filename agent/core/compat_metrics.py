@@ -1,32 +1,32 @@
-"""The metric names of HAMi, for dashboards that were built on them, from the same snapshot as our own (``compatMetrics: hami``).
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics under HAMi's names, for dashboards built on them, from the same snapshot as Aliquot's own (``compatMetrics: hami``).
 
-Names and labels are those of HAMi 2.10 (its monitor, its scheduler and the older names of both), units are what those dashboards expect:
-utilisation and cores in percent of a device although their names say ratio, shares of memory from 0 to 1. What differs is on purpose:
-every host family names its node, series are there from the moment of the grant until the container has ended for good, and
-``container_index`` counts in the pod's own list. Each node tells of itself; quotas are the scheduler's affair and are not here.
+Names and labels are those of HAMi 2.10 (its monitor, its scheduler and the older names of both). Units are what those dashboards expect:
+utilisation and cores in percent of a device although the names say ratio, fractions of memory from 0 to 1. Three differences are
+intended: every host family has the node as a label, series exist from the grant until the container has ended permanently, and
+``container_index`` is the position in the pod's own list. Each agent reports its own node. Quotas belong to the scheduler and are missing.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from agent.core.inventory import BoardDevice
+from agent.core.inventory import InventoryDevice
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, Kind, Snapshot, shares_on
 from agent.core.mig import identity_of
 from agent.core.usage import DeviceUsage
-from proto import units
-from proto.contract import PRODUCT
-from proto.model import DeviceShare
+from aliquot.contract import PRODUCT, units
+from aliquot.contract.model import DeviceShare
 
 _PERCENT = 100
 _BUILD = ("version", "revision", "build_date", "go_version", "compiler", "platform")
 _ZONE = ("zone", "vGPU")
-"""HAMi's scheduler puts this label on all it says."""
+"""HAMi's scheduler puts this label on all of its metrics."""
 
 
 class CompatMetrics(StrEnum):
-    """Whose metric names are served beside our own."""
+    """The additional metric names that the agent serves."""
 
     NONE = "none"
     HAMI = "hami"
@@ -34,12 +34,12 @@ class CompatMetrics(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CompatFacts:
-    """What HAMi's names need beyond the snapshot, by grant id, or by grant id and device UUID."""
+    """Values that HAMi's metrics need in addition to the snapshot, by grant id, or by grant id and device UUID."""
 
     container_index: Mapping[str, int] = field(default_factory=dict)
     """The container's position in its pod."""
     idle_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """Time since work of the container was last seen to be launched."""
+    """Time since a launch of the container was last seen."""
 
 
 NO_FACTS = CompatFacts()
@@ -54,7 +54,7 @@ def hami_families(snapshot: Snapshot, facts: CompatFacts = NO_FACTS) -> Iterable
     yield from _container_promises(snapshot, facts)
     yield from _container_usage(snapshot, facts)
     yield from _instances(snapshot)
-    # of what HAMi says of its build there is the version alone; what is empty is no label to Prometheus
+    # only the version is known; Prometheus drops empty labels
     build = (f"{PRODUCT}-{snapshot.version}", *("" for _ in _BUILD[1:]))
     yield Family("hami_build_info", Kind.GAUGE, "Version of the agent.", _BUILD, ((build, 1.0),))
 
@@ -62,7 +62,7 @@ def hami_families(snapshot: Snapshot, facts: CompatFacts = NO_FACTS) -> Iterable
 def _both(
     names: tuple[str, str], text: str, labels: tuple[str, ...], old_labels: tuple[str, ...], samples: Sequence[_Sample]
 ) -> list[Family]:
-    """Return one family under its new and its old name; the old one has as many labels as it names, from the first on."""
+    """Return one family under its new and its old name. The old one may have fewer labels: it takes the first of the new ones."""
     new, old = names
     old_samples = tuple((values[: len(old_labels)], value) for values, value in samples)
     return [Family(new, Kind.GAUGE, text, labels, tuple(samples)), Family(old, Kind.GAUGE, text, old_labels, old_samples)]
@@ -75,17 +75,17 @@ def _with_zone(families: Iterable[Family]) -> Iterable[Family]:
         yield Family(one.name, one.kind, one.help, (*one.labels, name), samples)
 
 
-# --- what its monitor says of GPUs ----------------------------------------------------------------------------------
+# --- GPUs, as HAMi's monitor reports them ---------------------------------------------------------------------------
 
 _HOST = ("node", "device_index", "device_uuid", "device_type")
 _OLD_HOST = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
 
 
 def _host_families(snapshot: Snapshot) -> Iterable[Family]:
-    def samples(value_of: Callable[[BoardDevice], float | None]) -> list[_Sample]:
+    def samples(value_of: Callable[[InventoryDevice], float | None]) -> list[_Sample]:
         return [
             ((snapshot.node, str(entry.device.minor), entry.device.uuid, entry.device.model), value)
-            for entry in snapshot.board.devices
+            for entry in snapshot.inventory.devices
             if (value := value_of(entry)) is not None
         ]
 
@@ -98,7 +98,7 @@ def _host_families(snapshot: Snapshot) -> Iterable[Family]:
     )
     yield from _both(
         ("hami_host_gpu_utilization_ratio", "HostCoreUtilization"),
-        "Percent of time the device was busy lately.",
+        "Percentage of recent time in which the device was busy.",
         _HOST,
         _OLD_HOST,
         samples(lambda entry: _percent(entry.utilization_ratio)),
@@ -106,7 +106,7 @@ def _host_families(snapshot: Snapshot) -> Iterable[Family]:
     yield Family(
         "hami_host_gpu_memory_controller_utilization_ratio",
         Kind.GAUGE,
-        "Percent of time the device's memory controller was busy lately.",
+        "Percentage of recent time in which the device's memory controller was busy.",
         _HOST,
         tuple(samples(lambda entry: _percent(entry.sensors.memory_utilization_ratio))),
     )
@@ -116,7 +116,7 @@ def _percent(ratio: float | None) -> float | None:
     return None if ratio is None else ratio * _PERCENT
 
 
-# --- what its scheduler says of GPUs --------------------------------------------------------------------------------
+# --- GPUs, as HAMi's scheduler reports them -------------------------------------------------------------------------
 
 _DEVICE = ("node", "device_uuid", "device_index", "device_type")
 _OLD_DEVICE = ("nodeid", "deviceuuid", "deviceidx", "devicetype")
@@ -127,17 +127,17 @@ def _promise_families(snapshot: Snapshot) -> Iterable[Family]:
 
 
 def _promises(snapshot: Snapshot) -> Iterable[Family]:
-    entries = snapshot.board.devices
+    entries = snapshot.inventory.devices
     promised = {entry.device.uuid: shares_on(entry, snapshot.grants) for entry in entries}
     whole = str(units.WHOLE_GPU_PERCENT)
 
-    def memory(entry: BoardDevice) -> float:
+    def memory(entry: InventoryDevice) -> float:
         return sum(share.memory_bytes for share in promised[entry.device.uuid])
 
-    def cores(entry: BoardDevice) -> float:
+    def cores(entry: InventoryDevice) -> float:
         return sum(share.cores_percent or 0 for share in promised[entry.device.uuid])
 
-    def samples(value_of: Callable[[BoardDevice], float], *further: Callable[[BoardDevice], str]) -> list[_Sample]:
+    def samples(value_of: Callable[[InventoryDevice], float], *further: Callable[[InventoryDevice], str]) -> list[_Sample]:
         return [
             (
                 (
@@ -154,49 +154,49 @@ def _promises(snapshot: Snapshot) -> Iterable[Family]:
 
     yield from _both(
         ("hami_gpu_memory_limit_bytes", "GPUDeviceMemoryLimit"),
-        "Device memory that containers can be promised, in bytes.",
+        "Device memory available to containers, in bytes.",
         _DEVICE,
         _OLD_DEVICE,
         samples(lambda entry: entry.device.memory_bytes),
     )
     yield from _both(
         ("hami_gpu_core_limit_ratio", "GPUDeviceCoreLimit"),
-        "Percent of compute that containers can be promised.",
+        "Percentage of compute available to containers.",
         _DEVICE,
         _OLD_DEVICE,
         samples(lambda _: units.WHOLE_GPU_PERCENT),
     )
     yield from _both(
         ("hami_gpu_memory_allocated_bytes", "GPUDeviceMemoryAllocated"),
-        "Device memory promised to containers, in bytes.",
+        "Device memory granted to containers, in bytes.",
         (*_DEVICE[:-1], "device_cores", _DEVICE[-1]),
         (*_OLD_DEVICE[:-1], "devicecores", _OLD_DEVICE[-1]),
         samples(memory, lambda _: whole),
     )
     yield from _both(
         ("hami_gpu_shared_count", "GPUDeviceSharedNum"),
-        "Containers that share the device.",
+        "Number of containers that share the device.",
         _DEVICE,
         _OLD_DEVICE,
         samples(lambda entry: len(promised[entry.device.uuid])),
     )
     yield from _both(
         ("hami_gpu_core_allocated_ratio", "GPUDeviceCoreAllocated"),
-        "Percent of compute promised to containers.",
+        "Percentage of compute granted to containers.",
         _DEVICE,
         _OLD_DEVICE,
         samples(cores),
     )
     yield from _both(
         ("hami_node_gpu_overview", "nodeGPUOverview"),
-        "Device memory promised to containers, in bytes, with what the device is.",
+        "Device memory granted to containers, in bytes, with facts about the device in the labels.",
         (*_DEVICE[:-1], "device_cores", "device_memory_limit", _DEVICE[-1]),
         (*_OLD_DEVICE[:-1], "devicecores", "devicememorylimit", _OLD_DEVICE[-1]),
         samples(memory, lambda _: whole, lambda entry: str(units.bytes_to_mib(entry.device.memory_bytes))),
     )
     yield from _both(
         ("hami_node_gpu_memory_allocated_ratio", "nodeGPUMemoryPercentage"),
-        "Share of the device's memory promised to containers, from 0 to 1.",
+        "Fraction of the device's memory granted to containers, from 0 to 1.",
         _DEVICE,
         _OLD_DEVICE[:-1],
         samples(lambda entry: memory(entry) / entry.device.memory_bytes),
@@ -226,14 +226,14 @@ def _container_promises(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Fami
         [
             *_both(
                 ("hami_vgpu_memory_allocated_bytes", "vGPUMemoryAllocated"),
-                "Device memory the container was promised, in bytes.",
+                "Device memory granted to the container, in bytes.",
                 _PROMISE,
                 _OLD_PROMISE,
                 samples(lambda share: share.memory_bytes),
             ),
             *_both(
                 ("hami_vgpu_core_allocated_ratio", "vGPUCoreAllocated"),
-                "Percent of compute the container was promised.",
+                "Percentage of compute granted to the container.",
                 _PROMISE,
                 _OLD_PROMISE,
                 samples(lambda share: share.cores_percent or 0),
@@ -244,7 +244,7 @@ def _container_promises(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Fami
 
 def _container_usage(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Family]:
     parents = _gpu_of(snapshot)
-    of_instances = {uuid: used for entry in snapshot.board.devices for uuid, used in entry.instances_used_bytes.items()}
+    of_instances = {uuid: used for entry in snapshot.inventory.devices for uuid, used in entry.instances_used_bytes.items()}
 
     def usage_of(grant: Grant, position: int, share: DeviceShare) -> DeviceUsage | None:
         used = snapshot.usage.get(grant.grant_id)
@@ -269,35 +269,35 @@ def _container_usage(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Family]
     used = samples(lambda _grant, _share, usage: usage.used_bytes if usage is not None else None)
     yield from _both(
         ("hami_vgpu_memory_used_bytes", "vGPU_device_memory_usage_in_bytes"),
-        "Device memory the container's processes hold, in bytes.",
+        "Device memory held by the container's processes, in bytes.",
         _CONTAINER,
         _OLD_CONTAINER,
         used,
     )
     yield from _both(
         ("hami_vgpu_memory_limit_bytes", "vGPU_device_memory_limit_in_bytes"),
-        "Device memory the container was granted, in bytes.",
+        "Device memory granted to the container, in bytes.",
         _CONTAINER,
         _OLD_CONTAINER,
         samples(lambda _grant, share, _usage: share.memory_bytes),
     )
     yield from _both(
         ("hami_container_device_memory_bytes", "Device_memory_desc_of_container"),
-        "Device memory the container's processes hold, in bytes.",
+        "Device memory held by the container's processes, in bytes.",
         _CONTAINER,
         _OLD_CONTAINER,
         used,
     )
     yield from _both(
         ("hami_container_device_utilization_ratio", "Device_utilization_desc_of_container"),
-        "Percent of the device's time the container used lately.",
+        "Percentage of the device's recent time that the container used.",
         _CONTAINER,
         _OLD_CONTAINER,
         samples(lambda grant, share, _usage: _percent(snapshot.utilization.get((grant.grant_id, share.device_uuid)))),
     )
     yield from _both(
         ("hami_container_last_kernel_elapsed_seconds", "Device_last_kernel_of_container"),
-        "Seconds since work of the container was last seen to be launched, as exact as the time between scrapes.",
+        "Seconds since a launch of the container was last seen, as exact as the time between scrapes.",
         _CONTAINER,
         _OLD_CONTAINER,
         samples(lambda grant, share, _usage: facts.idle_seconds.get((grant.grant_id, share.device_uuid))),
@@ -314,7 +314,7 @@ def _container_usage(snapshot: Snapshot, facts: CompatFacts) -> Iterable[Family]
         ) -> float | None:
             return of(usage) if usage is not None and grant.under_shim else None
 
-        name, text = f"hami_vgpu_memory_{part}_bytes", f"Of the memory in use: {part}, in bytes."
+        name, text = f"hami_vgpu_memory_{part}_bytes", f"Part of the memory in use: {part}, in bytes."
         yield Family(name, Kind.GAUGE, text, _CONTAINER, tuple(samples(counted)))
 
 
@@ -326,7 +326,7 @@ _IDENTITY = ("mig_uuid", "profile", "gpu_instance_id", "compute_instance_id")
 def _instances(snapshot: Snapshot) -> Iterable[Family]:
     granted = {share.device_uuid: (grant, position) for grant in snapshot.grants for position, share in enumerate(grant.shares)}
     of_containers, of_nodes, old_of_containers, old_of_nodes = list[_Sample](), list[_Sample](), list[_Sample](), list[_Sample]()
-    for entry in snapshot.board.devices:
+    for entry in snapshot.inventory.devices:
         device = entry.device
         for one in device.mig_instances:
             if one.uuid not in granted:
@@ -344,16 +344,26 @@ def _instances(snapshot: Snapshot) -> Iterable[Family]:
                 old_of_containers.append(((*holder, gpu_instance_id), 1.0))
             of_nodes.append(((*node, *identity, str(one.placement_start), str(one.placement_size)), 1.0))
             old_of_nodes.append(((*node, f"{one.profile}-{gpu_instance_id}"), 1.0))
-    yield Family("hami_mig_device_info", Kind.GAUGE, "The container's MIG instance.", (*_CONTAINER, *_IDENTITY), tuple(of_containers))
-    yield Family("MigInfo", Kind.GAUGE, "The container's MIG instance.", (*_OLD_CONTAINER, "instanceid"), tuple(old_of_containers))
+    yield Family(
+        "hami_mig_device_info", Kind.GAUGE, "MIG instance of the container, in the labels.", (*_CONTAINER, *_IDENTITY), tuple(of_containers)
+    )
+    yield Family(
+        "MigInfo", Kind.GAUGE, "MIG instance of the container, in the labels.", (*_OLD_CONTAINER, "instanceid"), tuple(old_of_containers)
+    )
     labels = (*_DEVICE[:-1], *_IDENTITY, "placement_start", "placement_size")
     yield from _with_zone(
         [
-            Family("hami_node_gpu_mig_instance_info", Kind.GAUGE, "A MIG instance that a container holds.", labels, tuple(of_nodes)),
+            Family(
+                "hami_node_gpu_mig_instance_info",
+                Kind.GAUGE,
+                "MIG instance that a container holds, in the labels.",
+                labels,
+                tuple(of_nodes),
+            ),
             Family(
                 "nodeGPUMigInstance",
                 Kind.GAUGE,
-                "A MIG instance that a container holds.",
+                "MIG instance that a container holds, in the labels.",
                 (*_OLD_DEVICE[:-1], "migname"),
                 tuple(old_of_nodes),
             ),
@@ -363,4 +373,4 @@ def _instances(snapshot: Snapshot) -> Iterable[Family]:
 
 def _gpu_of(snapshot: Snapshot) -> Mapping[str, str]:
     """Return the GPU of every MIG instance by UUID."""
-    return {one.uuid: entry.device.uuid for entry in snapshot.board.devices for one in entry.device.mig_instances}
+    return {one.uuid: entry.device.uuid for entry in snapshot.inventory.devices for one in entry.device.mig_instances}

@@ -1,8 +1,9 @@
-"""Whether another plugin holds one of our resource names.
+# SPDX-License-Identifier: Apache-2.0
+"""Detects another device plugin that serves one of our resource names.
 
-Kubelet lets the last registration win, so two plugins of one name take the node from each other for ever, and pods get the wrong
-devices. Kubelet does not say who registered a name; three signs do: IDs under our name that no agent of ours makes, a plugin that
-answers on a socket named after the resource, and a second agent of ours. The node's capacity is no sign: it outlives our own restarts.
+In kubelet the last registration wins. So two plugins with the same name displace each other again and again, and pods get the wrong
+devices. Kubelet does not report which plugin registered a name. Three signs do: device IDs under our name that this agent does not make, a
+plugin that answers on a socket named after the resource, and a second Aliquot agent. The node's capacity is no sign: it outlives restarts.
 """
 
 import re
@@ -10,26 +11,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.core.identity import device_uuid_of
-from proto import codec, contract
-from proto.errors import ContractError
+from aliquot import contract
+from aliquot.contract import codec
+from aliquot.contract.errors import ContractError
 
 SOCKET_PREFIX = f"{contract.PRODUCT}-"
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What was found before registering one resource."""
+    """What the agent found before it registers a resource."""
 
     answering_sockets: Sequence[str] = ()
     """Names of sockets in the plugin directory, other than our own and kubelet's, on which a device plugin answers."""
     allocatable_ids: Sequence[str] = ()
-    """IDs that kubelet offers under our resource name at present."""
+    """IDs that kubelet now offers under our resource name."""
 
 
 def socket_name(resource: str, instance: str) -> str:
     """Return a plugin's socket name; ``instance`` is unique per process and start.
 
-    Unique because kubelet up to 1.35 takes the end of an old connection on the same endpoint for the end of the new one.
+    Unique because kubelet up to 1.35 mistakes the end of an old connection on the same endpoint for the end of the new one.
     """
     return f"{SOCKET_PREFIX}{_suffix(resource)}-{instance}.sock"
 
@@ -40,13 +42,13 @@ def is_our_socket(resource: str, name: str) -> bool:
 
 
 def find_conflict(resource: str, evidence: Evidence) -> str | None:
-    """Return the sentence that says who holds the resource and what to do, or None when it is free."""
+    """Return a message with the conflicting plugin and what to do, or None if the resource is free."""
     foreign = _foreign_ids(resource, evidence.allocatable_ids)
     holders = [name for name in evidence.answering_sockets if _named_after(resource, name)]
-    cure = f"Only one plugin may serve {resource} on a node: stop the other one; this agent registers by itself once the name is free"
+    cure = f"Only one plugin may serve {resource} on a node: stop the other one. This agent then registers by itself"
     if foreign:
         return (
-            f"another device plugin holds {resource}: the kubelet offers {len(foreign)} IDs that this agent does not make, "
+            f"another device plugin holds {resource}: kubelet offers {len(foreign)} IDs that this agent does not make, "
             f"such as {foreign[0]!r}. {cure}"
         )
     if twins := [name for name in evidence.answering_sockets if is_our_socket(resource, name)]:

@@ -1,26 +1,27 @@
-"""What a container needs for the driver itself to limit its memory (R615 and later, by cgroup).
+# SPDX-License-Identifier: Apache-2.0
+"""Builds what a container needs so that the driver itself limits its memory (R615 and later, by cgroup).
 
-The limit belongs on the container's own cgroup, which the runtime makes after PreStart. NVIDIA's toolkit brings a hook for this moment
-(``apply-cuda-memory-limits``, 1.20.1 and later): it reads the limit from the container's environment, where a CDI edit stands above what
-the pod's spec says, and applies it through NVML. The soft limit is left alone: it reserves memory on every ancestor of the cgroup, and
-nobody takes that back when the container is gone.
+The limit belongs on the container's own cgroup, which the runtime creates after PreStart. NVIDIA's toolkit has a hook for this moment
+(``apply-cuda-memory-limits``, 1.20.1 and later). It reads the limit from the container's environment, in which a CDI edit takes precedence
+over the pod's spec, and applies it through NVML. The soft limit stays 0: it would reserve memory on every ancestor of the cgroup, and no
+program releases that when the container is gone.
 """
 
 from collections.abc import Sequence
 
 from agent.core.cdi import Edits
-from proto import units
-from proto.model import DeviceShare
+from aliquot.contract import units
+from aliquot.contract.model import DeviceShare
 
 _LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"
 _REQUEST = "NVIDIA_GPU_MEMORY_REQUEST"
 
 NVML_CALLS = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
-"""What NVML needs for it."""
+"""The NVML functions for these limits."""
 
 
 def limit_edits(shares: Sequence[DeviceShare], hook: str) -> Edits:
-    """Return the CDI edits that have the toolkit's hook limit each share's memory; a container's shares are of one size.
+    """Return the CDI edits with which the toolkit's hook limits the memory of each share; a container's shares have one size.
 
     Args: hook: path of ``nvidia-cdi-hook`` on the host.
     """

@@ -1,17 +1,18 @@
-"""The health of one GPU as a state machine: what was seen of it goes in with the time of seeing, whether work may go there comes out.
+# SPDX-License-Identifier: Apache-2.0
+"""The health of one GPU as a state machine. Input: observations with their times. Output: whether new work may be placed on the GPU.
 
     healthy ── a soft sign ──> suspect ── quiet for a while ──> healthy
        │                          │  too many soft signs
        ├── a hard fault ──────────┴──> quarantined ─┬─ a clean answer ──> recovering ── clean for the hold ──> healthy
-       └── gone from the bus ─────────> lost ───────┘                         │
+       └── off the bus ───────────────> lost ───────┘                         │
                      quarantined, lost <── any hard fault: back, and the hold is twice as long
 
-A hold is a time without faults; recovering is its end, before which a GPU that answers is quarantined.
+A hold is a required time without faults. A GPU that answers is quarantined during most of the hold and recovering in its last part.
 
-Healthy and suspect GPUs are given out, the others are not. Kept true: a GPU with a fault that stands (a row remap that waits for a reset,
-a reset the driver asks for, no answer) is neither healthy nor suspect; whatever happened, one that answers cleanly for
-``max_recovery_seconds`` is healthy again, without anybody's help; and one that falls again and again waits longer each time, so it cannot
-flap. The classes of XIDs follow NVIDIA's catalogue (https://docs.nvidia.com/deploy/xid-errors/), with the reason in a few words.
+Only healthy and suspect GPUs get new work. Invariants: a GPU with a persistent fault (a row remap that waits for a reset, a reset that the
+driver requests, no answer) is neither healthy nor suspect. A GPU that answers cleanly for ``max_recovery_seconds`` is healthy again without
+an operator. A GPU that fails repeatedly waits longer each time, so it cannot flap. The XID classes follow NVIDIA's catalogue
+(https://docs.nvidia.com/deploy/xid-errors/), with the reason in a few words.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,21 +22,22 @@ from typing import Final
 
 
 class HealthState(StrEnum):
-    """Where a GPU stands. The values are metric labels and words of the gpunodes object."""
+    """The health state of a GPU. The values are metric labels and words of the gpunodes object."""
 
     HEALTHY = "healthy"
+    """The GPU answers and has no known fault. It gets new work."""
     SUSPECT = "suspect"
-    """Something was seen that may be nothing. Still given out."""
+    """A warning was seen that may be harmless. The GPU still gets new work."""
     QUARANTINED = "quarantined"
-    """A fault: no new work."""
+    """The GPU has a fault, or had one recently. It gets no new work."""
     LOST = "lost"
-    """Not on the bus, as far as the driver can tell."""
+    """The driver reports that the GPU is not on the bus. It gets no new work."""
     RECOVERING = "recovering"
-    """It has had no fault for long, and will soon be given out."""
+    """The GPU has had no fault for most of its waiting time. It gets no new work yet, but will soon."""
 
     @property
     def usable(self) -> bool:
-        """Whether new work may go there."""
+        """Whether new work may be placed on the GPU."""
         return self in (HealthState.HEALTHY, HealthState.SUSPECT)
 
 
@@ -43,13 +45,13 @@ class XidClass(StrEnum):
     """What an XID says about the GPU."""
 
     APPLICATION = "application"
-    """A program did something wrong; the GPU is as good as before."""
+    """A program made an error; the GPU itself is unaffected."""
     SOFT = "soft"
-    """May point to the hardware; one alone takes nothing out of service. Also what we do not know."""
+    """May be a hardware problem. One alone takes no GPU out of service. Includes unknown XIDs."""
     HARD = "hard"
-    """The GPU cannot be trusted until it has been quiet for long, or was reset."""
+    """The GPU is unreliable until it has been without faults for long, or was reset."""
     LOST = "lost"
-    """The GPU is gone from the bus."""
+    """The GPU is off the bus."""
 
 
 _CATALOGUE: Final[Mapping[int, tuple[XidClass, str]]] = {
@@ -78,35 +80,35 @@ _CATALOGUE: Final[Mapping[int, tuple[XidClass, str]]] = {
     140: (XidClass.HARD, "unrecovered memory error"),
     143: (XidClass.HARD, "initialisation failed"),
     149: (XidClass.HARD, "NVLink fatal error"),
-    154: (XidClass.SOFT, "another recovery action is asked for"),  # which one, the next reading tells: it may be none
+    154: (XidClass.SOFT, "GPU recovery action changed"),  # the next reading shows the new action, which may be no action
 }
 
 
 @dataclass(frozen=True, slots=True)
 class HealthRules:
-    """How long things take, in seconds, and what an operator classifies differently."""
+    """Durations in seconds, and the XIDs that the operator classifies differently."""
 
     recovery_seconds: float = 30.0
-    """How long a GPU must answer cleanly before it is given out again."""
+    """How long a GPU must answer cleanly before it gets new work again."""
     quarantine_seconds: float = 300.0
-    """The same after a hard XID: what cannot be asked for again must have been over for longer."""
+    """The same after a hard XID. Longer, because the agent cannot query whether an XID's cause is over."""
     max_recovery_seconds: float = 3600.0
-    """The longest hold of a GPU that falls again and again."""
+    """The longest hold of a GPU that fails repeatedly."""
     suspect_seconds: float = 300.0
-    """How long a soft sign is remembered."""
+    """How long a warning is remembered."""
     suspect_limit: int = 3
-    """Soft signs within that time that make a hard fault."""
+    """This many warnings within that time count as a hard fault."""
     application_xids: frozenset[int] = frozenset()
     hard_xids: frozenset[int] = frozenset()
 
     @property
     def relapse_seconds(self) -> float:
-        """A GPU that falls within this time of having become healthy has relapsed."""
+        """A GPU that fails within this time after it became healthy has relapsed."""
         return self.max_recovery_seconds
 
 
 def classify(xid: int, rules: HealthRules) -> XidClass:
-    """Say what an XID means; the operator's lists beat the catalogue."""
+    """Return the class of an XID. The operator's lists take precedence over the catalogue."""
     if xid in rules.application_xids:
         return XidClass.APPLICATION
     if xid in rules.hard_xids:
@@ -115,23 +117,23 @@ def classify(xid: int, rules: HealthRules) -> XidClass:
 
 
 def describe_xid(xid: int) -> str:
-    """Name an XID for people."""
+    """Return an XID with its meaning, for messages."""
     text = _CATALOGUE.get(xid, (XidClass.SOFT, ""))[1]
     return f"XID {xid} ({text})" if text else f"XID {xid}"
 
 
 def parse_xids(text: str) -> frozenset[int]:
-    """Read a comma list of XIDs, as settings have it. Raises ValueError."""
+    """Parse a comma-separated list of XIDs from a setting. Raises ValueError."""
     return frozenset(int(word) for word in text.replace(" ", "").split(",") if word)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A GPU answered. ``faults`` are those that stand: they do not pass by waiting."""
+    """A GPU answered. ``faults`` are the persistent ones: they do not go away by waiting."""
 
     faults: tuple[str, ...] = ()
     uncorrected_errors: int | None = None
-    """Memory errors that could not be corrected, in the life of the board; None where it does not count them."""
+    """Uncorrectable memory errors over the lifetime of the hardware; None if the GPU does not count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,76 +142,76 @@ class Silence:
 
     trouble: str
     lost: bool = False
-    """Whether it is gone from the bus."""
+    """Whether the GPU is off the bus."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """One GPU's health at the time it was last looked at. Times are monotonic seconds."""
+    """One GPU's health at its last observation. Times are monotonic seconds."""
 
     state: HealthState = HealthState.HEALTHY
     reason: str = ""
-    """The fault that led here, in words that stay the same while it lasts; empty while healthy."""
+    """The fault that led to this state. The text stays the same while the fault lasts; empty while healthy."""
     since: float = 0.0
     """When the state was entered."""
     hold_seconds: float = 0.0
-    """How long it must be clean before it is healthy; kept afterwards, to double it when the GPU relapses."""
+    """How long the GPU must be clean before it is healthy. Kept afterwards, to double it when the GPU relapses."""
     clean_since: float | None = None
     signs: tuple[float, ...] = field(default=())
-    """When soft signs were seen, as far as they are remembered."""
+    """Times of the warnings that are still remembered."""
     uncorrected_errors: int | None = None
 
     def after_xids(self, xids: Collection[int], now: float, rules: HealthRules) -> "GpuHealth":
-        """Take in the XIDs that were reported since the last look. However many, they are one incident."""
+        """Apply the XIDs reported since the last observation. Together they count as one incident."""
         by_class: dict[XidClass, int] = {}
         for xid in xids:
             by_class.setdefault(classify(xid, rules), xid)
         if XidClass.LOST in by_class:
-            return self._fallen(HealthState.LOST, describe_xid(by_class[XidClass.LOST]), rules.recovery_seconds, now, rules)
+            return self._failed(HealthState.LOST, describe_xid(by_class[XidClass.LOST]), rules.recovery_seconds, now, rules)
         if XidClass.HARD in by_class:
-            return self._fallen(HealthState.QUARANTINED, describe_xid(by_class[XidClass.HARD]), rules.quarantine_seconds, now, rules)
+            return self._failed(HealthState.QUARANTINED, describe_xid(by_class[XidClass.HARD]), rules.quarantine_seconds, now, rules)
         if XidClass.SOFT in by_class:
-            return self._with_sign(describe_xid(by_class[XidClass.SOFT]), now, rules)
+            return self._with_warning(describe_xid(by_class[XidClass.SOFT]), now, rules)
         return self
 
     def after_probe(self, probe: Answer | Silence, now: float, rules: HealthRules) -> "GpuHealth":
-        """Take in one look at the GPU. Only looks let time pass: a GPU that is not looked at stays as it is."""
+        """Apply one observation of the GPU. Only observations advance the state: without one, it stays as it is."""
         if isinstance(probe, Silence):
             state = HealthState.LOST if probe.lost else HealthState.QUARANTINED
-            return self._fallen(state, probe.trouble, rules.recovery_seconds, now, rules)
-        known = self.uncorrected_errors
-        looked = replace(self, uncorrected_errors=probe.uncorrected_errors)
+            return self._failed(state, probe.trouble, rules.recovery_seconds, now, rules)
+        before = self.uncorrected_errors
+        updated = replace(self, uncorrected_errors=probe.uncorrected_errors)
         if probe.faults:
-            return looked._fallen(HealthState.QUARANTINED, "; ".join(probe.faults), rules.recovery_seconds, now, rules)
-        if known is not None and probe.uncorrected_errors is not None and probe.uncorrected_errors > known:
-            return looked._with_sign(f"{probe.uncorrected_errors - known} uncorrectable memory errors", now, rules)
-        return looked._clean(now, rules)
+            return updated._failed(HealthState.QUARANTINED, "; ".join(probe.faults), rules.recovery_seconds, now, rules)
+        if before is not None and probe.uncorrected_errors is not None and probe.uncorrected_errors > before:
+            return updated._with_warning(f"{probe.uncorrected_errors - before} uncorrectable memory errors", now, rules)
+        return updated._clean(now, rules)
 
-    def _fallen(self, state: HealthState, reason: str, least_hold_seconds: float, now: float, rules: HealthRules) -> "GpuHealth":
-        """Return it out of service. While it is, further faults only begin its clean time anew, and lengthen it to what they ask."""
+    def _failed(self, state: HealthState, reason: str, least_hold_seconds: float, now: float, rules: HealthRules) -> "GpuHealth":
+        """Take the GPU out of service. If it is out already, a further fault only restarts the clean time and may lengthen the hold."""
         if self.state in (HealthState.QUARANTINED, HealthState.LOST):
             hold = max(self.hold_seconds, min(least_hold_seconds, rules.max_recovery_seconds))
             held = replace(self, hold_seconds=hold, clean_since=None)
-            # what is gone cannot be worse, and stays gone until it answers; the first reason is the one that led here
+            # a lost GPU stays lost until it answers; otherwise keep the first reason, because it started the quarantine
             return held if self.state in (state, HealthState.LOST) else replace(held, state=state, reason=reason, since=now)
         relapsed = self.hold_seconds > 0 and (self.state is HealthState.RECOVERING or now - self.since < rules.relapse_seconds)
         hold = min(max(least_hold_seconds, 2 * self.hold_seconds if relapsed else 0.0), rules.max_recovery_seconds)
         return replace(self, state=state, reason=reason, since=now, hold_seconds=hold, clean_since=None, signs=())
 
-    def _with_sign(self, reason: str, now: float, rules: HealthRules) -> "GpuHealth":
-        """Return it with one more soft sign. Out of service, a sign means that it was not clean after all."""
+    def _with_warning(self, reason: str, now: float, rules: HealthRules) -> "GpuHealth":
+        """Add a warning. While the GPU is out of service, a warning restarts its clean time."""
         if not self.state.usable:
             return replace(self, clean_since=now if self.state is HealthState.RECOVERING else None)
         signs = (*(at for at in self.signs if now - at < rules.suspect_seconds), now)
         if len(signs) >= rules.suspect_limit:
-            return self._fallen(
+            return self._failed(
                 HealthState.QUARANTINED, f"{len(signs)} warnings in a row, the last: {reason}", rules.quarantine_seconds, now, rules
             )
         since = self.since if self.state is HealthState.SUSPECT else now
         return replace(self, state=HealthState.SUSPECT, reason=reason, since=since, signs=signs)
 
     def _clean(self, now: float, rules: HealthRules) -> "GpuHealth":
-        """Return it after an answer without any fault."""
+        """Apply an answer without faults."""
         if self.state is HealthState.HEALTHY:
             return self
         if self.state is HealthState.SUSPECT:
@@ -227,18 +229,18 @@ class GpuHealth:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A GPU that went from one state to another."""
+    """A GPU's change from one state to another."""
 
     device_uuid: str
     before: HealthState
     after: HealthState
     reason: str
-    """What led out of health; for one that is healthy again, what it has recovered from."""
+    """The fault. For a GPU that is healthy again: the fault it has recovered from."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthTable:
-    """The health of all GPUs seen so far, by UUID. One that was never in trouble may be missing: it is healthy."""
+    """The health of all GPUs seen so far, by UUID. A GPU without an entry is healthy."""
 
     gpus: Mapping[str, GpuHealth] = field(default_factory=dict)
 
@@ -247,11 +249,11 @@ class HealthTable:
         return self.gpus.get(device_uuid, GpuHealth())
 
     def after_probes(self, probes: Mapping[str, Answer | Silence], now: float, rules: HealthRules) -> "HealthTable":
-        """Take in a look at some of the GPUs; the others stay as they are."""
+        """Apply observations of some of the GPUs; the others stay as they are."""
         return HealthTable({**self.gpus, **{uuid: self.of(uuid).after_probe(probe, now, rules) for uuid, probe in probes.items()}})
 
     def after_xids(self, reports: Sequence[tuple[str, int]], now: float, rules: HealthRules) -> "HealthTable":
-        """Take in XIDs, each with the UUID of its GPU."""
+        """Apply XIDs, each with the UUID of its GPU."""
         by_uuid: dict[str, list[int]] = {}
         for uuid, xid in reports:
             by_uuid.setdefault(uuid, []).append(xid)

@@ -1,7 +1,8 @@
-"""GPU health as a file, so that an agent that is restarted, or replaced by a newer one, does not forget what it had seen; and the cordon.
+# SPDX-License-Identifier: Apache-2.0
+"""GPU health and the cordon as files, so that a restarted or upgraded agent remembers them.
 
-Times are those of the kernel's monotonic clock, which all processes of one boot share; the file does not outlive a boot. How long a GPU has
-been clean is left out: nobody looked while no agent ran, so a clean time begins anew.
+Times come from the kernel's monotonic clock, which all processes of one boot share. The file does not outlive a boot. It omits how long a
+GPU has been clean: the GPU was not observed while no agent ran, so the clean time restarts.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import msgspec
 from agent.core.health import GpuHealth, HealthTable
 from agent.core.rows import RowFormat
 from agent.errors import StorageError
-from proto.gpunode import Cordon
+from aliquot.contract.gpunode import Cordon
 
 RECORD_VERSION = 1
 
@@ -26,21 +27,23 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 def lasting_part(table: HealthTable) -> Mapping[str, GpuHealth]:
-    """Return what is worth remembering, which changes only when something happens to a GPU."""
+    """Return what the file stores. It changes only when a GPU's state changes."""
     return {uuid: replace(gpu, clean_since=None) for uuid, gpu in table.gpus.items()}
 
 
 def encode_health(gpus: Mapping[str, GpuHealth]) -> bytes:
-    """Write what ``lasting_part`` returned."""
+    """Encode the result of ``lasting_part``."""
     return msgspec.json.encode(_Record(RECORD_VERSION, dict(gpus))) + b"\n"
 
 
 def decode_health(content: bytes) -> HealthTable:
-    """Read a table back. Raises StorageError when it is torn, damaged or of another version."""
+    """Decode a table. Raises StorageError when it is incomplete, damaged or of another version."""
     try:
         record = msgspec.json.decode(content, type=_Record)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise StorageError(f"not a record of GPU health: {exc}") from exc
+    except RecursionError as exc:
+        raise StorageError("not a record of GPU health: its values are nested too deeply") from exc
     if record.version != RECORD_VERSION:
         raise StorageError(f"want a record of GPU health of version {RECORD_VERSION}, found version {record.version}")
     return HealthTable(record.gpus)

@@ -1,9 +1,10 @@
-"""How devices get into containers on this node: by a CDI name, which the runtime resolves when the container is created, or by the answer
-of Allocate itself, where the runtime or kubelet is too old for CDI.
+# SPDX-License-Identifier: Apache-2.0
+"""Decides how devices get into containers on this node: by a CDI name, or by the response of Allocate (legacy).
 
-The old way knows no more than the IDs when it answers, so that the GPUs are those the IDs name; PreStart then refuses a container that was
-assigned others. Its answer is a function of the IDs alone, as kubelet remembers it for as long as the container's pod lives: a container
-that was admitted before its node changed from one way to the other still starts by the first.
+The runtime resolves a CDI name when it creates the container. Legacy is for a runtime or kubelet that is too old for CDI. In legacy mode
+the agent knows only the IDs when it responds, so the container gets the GPUs in the IDs; PreStart then refuses a container that was
+assigned others. The legacy response depends on the IDs alone. Kubelet remembers a response as long as the pod exists: a container that was
+admitted before its node changed the mode still starts with the first response.
 """
 
 import re
@@ -16,36 +17,36 @@ from agent.core.identity import device_uuid_of
 from agent.core.ledger import Grant
 from agent.core.refusal import Reason, Refusal
 from agent.core.rows import RowFormat
-from proto import contract
-from proto.model import Isolation, Preferences
+from aliquot import contract
+from aliquot.contract.model import Isolation, Preferences
 
 _LEGACY_BACKENDS = (Isolation.SHIM, Isolation.EXCLUSIVE, Isolation.MIG)
 _FIRST_KUBELET = (1, 29)
-"""The first that passes CDI names of device plugins on by default."""
+"""The first version that passes on CDI names of device plugins by default."""
 _FIRST_RUNTIMES: Mapping[str, tuple[int, int]] = {"containerd": (1, 7), "cri-o": (1, 28)}
 _CONFIGURED_FROM = (2, 0)
-"""From here on containerd resolves CDI names unless it is told not to; before, only where it is told to."""
+"""From this version on containerd resolves CDI names unless its configuration disables it; older ones need it enabled."""
 _MOUNTED_FILES = (
     ("limits", contract.CONTAINER_LIMITS, True),
     ("region", contract.CONTAINER_REGION, False),
     (PRELOAD_ARTEFACT, contract.CONTAINER_PRELOAD, True),
     (PRELOAD_LIST_ARTEFACT, contract.LD_SO_PRELOAD, True),
 )
-"""What a container without CDI has of its grant's directory: the name there, the path in the container, whether it is read-only."""
+"""The files of its grant's directory that a container without CDI gets: name there, path in the container, whether it is read-only."""
 
 
 class DeviceInjection(StrEnum):
-    """What is configured."""
+    """The configured mode."""
 
     AUTO = "auto"
-    """As kubelet and the runtime of the node allow."""
+    """CDI if the node's kubelet and runtime support it."""
     CDI = "cdi"
     LEGACY = "legacy"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeVersions:
-    """What decides under ``auto``, as the Node object states it: such as ``containerd://2.1.4`` and ``v1.34.1``; empty while not known."""
+    """The versions that decide in mode ``auto``, from the Node object: such as ``containerd://2.1.4`` and ``v1.34.1``; empty if unknown."""
 
     runtime: str = ""
     kubelet: str = ""
@@ -56,7 +57,7 @@ VERSION_ROWS = RowFormat("record of a node's versions", "versions", NodeVersions
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What Allocate answers for one container."""
+    """The response of Allocate for one container."""
 
     cdi_name: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -69,9 +70,9 @@ def injects_by_cdi(configured: DeviceInjection, runtime: str, kubelet: str, *, h
     """Whether containers get their devices by CDI name.
 
     Args:
-        runtime, kubelet: the versions that the Node object states, such as ``containerd://2.1.4`` and ``v1.34.1``; empty while not known.
-        host_has_spec: whether somebody has set CDI up on this node: there is NVIDIA's own spec. containerd 1.7 may be
-            told not to resolve it all the same; ``named_answer`` has what happens then.
+        runtime, kubelet: the versions in the Node object, such as ``containerd://2.1.4`` and ``v1.34.1``; empty if unknown.
+        host_has_spec: whether the host has NVIDIA's own spec, a sign that CDI is set up on this node. containerd 1.7 may be configured
+            not to resolve CDI names even so; see ``named_answer`` for that case.
     """
     if configured is not DeviceInjection.AUTO:
         return configured is DeviceInjection.CDI
@@ -79,17 +80,17 @@ def injects_by_cdi(configured: DeviceInjection, runtime: str, kubelet: str, *, h
         return True
     if _too_old(runtime, kubelet):
         return False
-    return host_has_spec or not is_told_by_spec(runtime)
+    return host_has_spec or not decided_by_host_spec(runtime)
 
 
 def resolves_no_name(configured: DeviceInjection, runtime: str, kubelet: str) -> bool:
-    """Whether a CDI name that was answered earlier certainly leads nowhere on this node, without an error from anybody.
+    """Whether this node certainly ignores a CDI name from an earlier response, without an error.
 
-    Args: as of ``injects_by_cdi``.
+    Args: as in ``injects_by_cdi``.
     """
     if configured is DeviceInjection.CDI or not runtime or not kubelet:
         return False
-    return _too_old(runtime, kubelet) or (configured is DeviceInjection.LEGACY and is_told_by_spec(runtime))
+    return _too_old(runtime, kubelet) or (configured is DeviceInjection.LEGACY and decided_by_host_spec(runtime))
 
 
 def _too_old(runtime: str, kubelet: str) -> bool:
@@ -98,14 +99,14 @@ def _too_old(runtime: str, kubelet: str) -> bool:
     return _version(kubelet) < _FIRST_KUBELET or first is None or _version(version) < first
 
 
-def is_told_by_spec(runtime: str) -> bool:
-    """Whether a runtime's version leaves open if it resolves CDI names, so that the host's spec has to be the sign."""
+def decided_by_host_spec(runtime: str) -> bool:
+    """Whether a runtime's version does not show if it resolves CDI names, so that the host's spec decides."""
     name, _, version = runtime.partition("://")
     return name == "containerd" and _version(version) < _CONFIGURED_FROM
 
 
-def tells_version(runtime: str) -> bool:
-    """Whether the Node object says which runtime there is: kubelet writes ``containerd://Unknown`` while it cannot ask it."""
+def has_version(runtime: str) -> bool:
+    """Whether the Node object has the runtime's version. Kubelet writes ``containerd://Unknown`` while the runtime does not answer."""
     _, _, version = runtime.partition("://")
     return _version(version) != (0, 0)
 
@@ -116,10 +117,10 @@ def _version(text: str) -> tuple[int, int]:
 
 
 def named_answer(cdi_name: str) -> Answer:
-    """Return the answer with CDI.
+    """Return the response with CDI.
 
-    containerd whose ``enable_cdi`` is false passes the name over without an error. The variable then keeps NVIDIA's runtime from giving the
-    container, without a limit, the GPUs that its image asks for; a spec that is resolved sets the variable anew.
+    containerd with ``enable_cdi`` false ignores the name without an error. The variable then prevents NVIDIA's runtime from giving the
+    container the GPUs that its image requests, without a limit. A resolved spec overwrites the variable.
     Source: ``containerSpecOpts``, pkg/cri/sbserver/container_create_linux.go of containerd 1.7
     """
     return Answer(cdi_name=cdi_name, env={contract.ENV_NVIDIA_VISIBLE_DEVICES: contract.NO_VISIBLE_DEVICES})
@@ -128,69 +129,69 @@ def named_answer(cdi_name: str) -> Answer:
 def legacy_answer(
     resource: str, device_ids: Iterable[str], minors: Mapping[str, int], present_nodes: Iterable[str], directory: str
 ) -> Answer:
-    """Return the answer without CDI.
+    """Return the response without CDI.
 
-    The NVIDIA runtime mounts the driver's files for the devices that it is asked for: by mounts of /dev/null, which it prefers where it is
-    set to take them, and by the environment, where it is not. Device nodes are listed too, because kubelet's CPU manager takes away what it
-    does not know of. The shim is preloaded, as no front can stand where that runtime mounts the driver later.
+    The NVIDIA runtime mounts the driver's files for the requested devices. A request is a mount of /dev/null, if the runtime is configured
+    to accept such mounts, and else the environment variable. The response lists device nodes too, because kubelet's CPU manager removes
+    unknown ones. The shim is preloaded: the runtime mounts the driver later and would overwrite a front.
 
     Args:
         minors: by GPU UUID. present_nodes: the host's /dev/nvidia* nodes.
-        directory: of the files of the container's grant, where PreStart puts the shim.
+        directory: the directory of the container's grant, where PreStart puts the shim.
     """
     uuids = sorted({device_uuid_of(device_id) for device_id in device_ids})
     env = {contract.ENV_NVIDIA_VISIBLE_DEVICES: ",".join(uuids), "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-    asking = tuple((contract.NVIDIA_DEVICES_SOURCE, f"{contract.NVIDIA_DEVICES_DIR}/{uuid}", True) for uuid in uuids)
-    if resource != contract.RESOURCE_VGPU:  # the hardware keeps MIG instances apart, and the runtime knows their nodes
-        return Answer(env=env, mounts=asking)
+    requests = tuple((contract.NVIDIA_DEVICES_SOURCE, f"{contract.NVIDIA_DEVICES_DIR}/{uuid}", True) for uuid in uuids)
+    if resource != contract.RESOURCE_VGPU:  # the hardware limits MIG instances, and the runtime knows their nodes
+        return Answer(env=env, mounts=requests)
     control = [node for node in ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools") if node in set(present_nodes)]
-    mounts = (*asking, *((f"{directory}/{name}", inside, read_only) for name, inside, read_only in _MOUNTED_FILES))
+    mounts = (*requests, *((f"{directory}/{name}", inside, read_only) for name, inside, read_only in _MOUNTED_FILES))
     nodes = [f"/dev/nvidia{minors[uuid]}" for uuid in uuids if uuid in minors]
     return Answer(env=env, mounts=mounts, nodes=(*nodes, *control))
 
 
 def admission_trouble(answer: Answer, container: str, resource: str, name: str, directory: str, *, name_leads_nowhere: bool) -> str:
-    """Say why a container cannot have its grant by what Allocate answered when it was admitted; empty when it can.
+    """Return why a container cannot get its grant by the Allocate response from its admission; empty if it can.
 
-    Such a container is never to start: it would have no GPU, or a whole one without its limits.
+    Such a container must not start: it would have no GPU, or a whole GPU without limits.
 
-    Args: name: of the grant by CDI. directory: of the grant's files.
+    Args: name: the grant's CDI name. directory: the directory of the grant's files. name_leads_nowhere: the node ignores CDI names.
     """
-    what = f"the kubelet repeats what container {container} was admitted with"
-    cure = "Delete the pod so that it is admitted anew"
+    what = f"kubelet repeats the response from the admission of container {container}"
+    cure = "Delete the pod so that it is admitted again"
     if answer.cdi_name:
         if answer.cdi_name != name:
-            return f"{what}, the CDI name {answer.cdi_name}, and its grant has the name {name}: the node's secret was lost since. {cure}"
+            return f"{what}: CDI name {answer.cdi_name}. Its grant has the name {name}, because the node's secret was lost. {cure}"
         if name_leads_nowhere:
-            return f"{what}, a CDI name, and the container runtime or kubelet of this node passes such names over by now. {cure}"
+            return f"{what}: a CDI name. The container runtime or kubelet of this node now ignores CDI names. {cure}"
     elif resource == contract.RESOURCE_VGPU:
         inside = {path for _, path, _ in _MOUNTED_FILES}
         found = {host.rpartition("/")[0] for host, path, _ in answer.mounts if path in inside}
         if found != {directory}:
             where = ", ".join(sorted(found)) or "nowhere"
             return (
-                f"{what}, the files of its share from {where}, and they are in {directory}: the node's secret or the agent's runtimeDir "
-                f"changed since. {cure}"
+                f"{what}: the files of its share from {where}. They are now in {directory}: the node's secret or the agent's runtimeDir "
+                f"has changed. {cure}"
             )
     return ""
 
 
 def legacy_trouble(grant: Grant, preferences: Preferences) -> Refusal | None:
-    """Say why a container cannot have its grant by an answer that was made before the grant."""
+    """Return why a container cannot get its grant by a legacy response, which was made before the grant; None if it can."""
     named = {device_uuid_of(device_id) for device_id in grant.device_ids}
     if named != set(grant.device_names):
         return Refusal(
             Reason.ASSIGNMENT_INVALID,
-            f"kubelet took IDs of {', '.join(sorted(named))} for container {grant.container}, its pod was assigned "
-            f"{', '.join(grant.device_names)}, and a container that was admitted without CDI gets no others than its IDs name "
-            "(deviceInjection: legacy). Delete the pod so that it is admitted anew",
+            f"kubelet chose IDs of {', '.join(sorted(named))} for container {grant.container}, but its pod was assigned "
+            f"{', '.join(grant.device_names)}. A container that was admitted without CDI gets exactly the devices in its IDs "
+            "(deviceInjection: legacy). Delete the pod so that it is admitted again",
         )
     asks_more = preferences.priority is not None or (preferences.memory_burst or 1.0) > 1.0
     if grant.backend not in _LEGACY_BACKENDS or asks_more:
         annotations = (contract.ANNOTATION_ISOLATION, contract.ANNOTATION_PRIORITY, contract.ANNOTATION_MEMORY_BURST)
         return Refusal(
             Reason.ISOLATION_UNAVAILABLE,
-            f"container {grant.container} asks by {', '.join(annotations)} for what a node without CDI cannot give "
+            f"container {grant.container} requests by {', '.join(annotations)} what a node without CDI cannot provide "
             "(deviceInjection: legacy). Remove the annotation, or use another node",
         )
     return None

@@ -1,7 +1,9 @@
-"""What the node has: the GPUs as last read, their health, and what is advertised of them.
+# SPDX-License-Identifier: Apache-2.0
+"""The node's inventory: the GPUs as last read, their health, and the device IDs that the agent advertises.
 
-A ``DriverReading`` is one look at the driver; a ``DeviceBoard`` is what we make of all looks so far. A GPU that stops answering stays
-on the board as unhealthy, because kubelet must see its IDs as Unhealthy and not vanish, and returns by itself when it answers again.
+A ``DriverReading`` is one reading of the driver; a ``DeviceInventory`` is the result of all readings so far. A GPU that stops answering
+stays in the inventory as unhealthy: kubelet must see its IDs as Unhealthy, they must not vanish. It becomes healthy by itself when it
+answers again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,18 +11,19 @@ from dataclasses import dataclass, field, replace
 
 from agent.core.health import Answer, HealthState, HealthTable, Silence
 from agent.core.sensors import NO_SENSORS, DeviceSensors
-from placement import mig
-from proto import codec, contract, units
-from proto.errors import ContractError
-from proto.gpunode import Cordon
-from proto.model import Device, DeviceShare, Link, MigInstance, NodeInventory
+from aliquot import contract
+from aliquot.contract import codec, units
+from aliquot.contract.errors import ContractError
+from aliquot.contract.gpunode import Cordon
+from aliquot.contract.model import Device, DeviceShare, Link, MigInstance
+from aliquot.placement import mig
 
 NOT_LISTED = "the driver no longer lists it"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """One GPU that answered. ``None`` where the driver does not support the question."""
+    """One GPU that answered. ``None`` for what the driver does not support."""
 
     device: Device
     memory_used_bytes: int | None = None
@@ -28,41 +31,41 @@ class DeviceReading:
     instances_used_bytes: Mapping[str, int] = field(default_factory=dict)
     """By the UUID of each MIG instance."""
     instances_utilization: Mapping[str, float] = field(default_factory=dict)
-    """Likewise, of those of which it is told: the share of time in which it was busy lately."""
+    """By the UUID of each MIG instance, if the driver reports it: the fraction of recent time in which the instance was busy."""
     sensors: DeviceSensors = NO_SENSORS
     faults: tuple[str, ...] = ()
-    """Why new work must not go there although it answers, such as a reset that it waits for."""
+    """Why new work must not be placed on the GPU although it answers, such as a pending reset."""
     pcie_root: str = ""
     fabric_clique: str = ""
-    """Both as in ``proto.gpunode.GpuDevice``."""
+    """Both as in ``aliquot.contract.gpunode.GpuDevice``."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedDevice:
-    """One GPU that the driver counts but that did not answer; the UUID when we knew it from before."""
+    """One GPU that the driver counts but that did not answer, with its UUID if that is known from earlier readings."""
 
     nvml_index: int
     uuid: str | None
     trouble: str
     lost: bool = False
-    """Whether it is gone from the bus."""
+    """Whether the GPU is off the bus."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverReading:
-    """One look at the driver."""
+    """One reading of the driver."""
 
     driver_version: str
     cuda_version: int
     devices: tuple[DeviceReading, ...]
     failed: tuple[FailedDevice, ...] = ()
     has_cgroup_limits: bool = False
-    """Whether the loaded NVML has the calls for memory limits of control groups."""
+    """Whether the loaded NVML has the calls for memory limits of cgroups."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """Something a GPU reported by itself. ``xid`` None is a memory error, which the next reading counts."""
+    """An event that a GPU reported. For a memory error ``xid`` is None; the next reading has the new count."""
 
     device_uuid: str
     xid: int | None
@@ -70,20 +73,20 @@ class DeviceEvent:
 
 @dataclass(frozen=True, slots=True)
 class OverdueCall:
-    """A call into the driver that has taken longer than any may, and has not come back."""
+    """A driver call that has exceeded its time limit and has not returned."""
 
     name: str
     device_uuid: str | None
-    """The GPU it is about; None where it is about the driver as a whole."""
+    """The GPU of the call; None for a call about the driver as a whole."""
     seconds: float
-    """Since it began."""
+    """Time since the start of the call."""
     uninterruptible: bool = False
-    """Whether it sleeps in the kernel where no signal reaches it: the process could not end, and no other take its place."""
+    """Whether the thread sleeps uninterruptibly in the kernel: signals do not reach it, so the process cannot end and be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
-class BoardDevice:
-    """A GPU we have seen, with how it is now. ``trouble`` is empty while it is healthy."""
+class InventoryDevice:
+    """A known GPU with its current state. ``trouble`` is empty while it is healthy."""
 
     device: Device
     trouble: str = ""
@@ -92,49 +95,49 @@ class BoardDevice:
     instances_used_bytes: Mapping[str, int] = field(default_factory=dict)
     instances_utilization: Mapping[str, float] = field(default_factory=dict)
     sensors: DeviceSensors = NO_SENSORS
-    """As of the last reading that succeeded."""
+    """From the last successful reading."""
     state: HealthState = HealthState.HEALTHY
     cordoned: bool = False
-    """Whether an administrator keeps new work off it."""
+    """Whether an administrator keeps new work off the GPU."""
     pcie_root: str = ""
     fabric_clique: str = ""
     answers: bool = True
-    """Whether it answered when last asked, faulty or not."""
+    """Whether the GPU answered the last query, faulty or not."""
 
     @property
     def healthy(self) -> bool:
-        """Whether its own state lets new work be placed on it."""
+        """Whether the GPU's health allows new work on it."""
         return not self.trouble
 
     @property
     def usable(self) -> bool:
-        """Whether new work may be placed on it."""
+        """Whether new work may be placed on it: healthy and not cordoned."""
         return self.healthy and not self.cordoned
 
     @property
     def grantable_uuids(self) -> tuple[str, ...]:
-        """What shares on it may name: the GPU itself, or an instance on it."""
+        """The names that shares on it may use: the GPU itself, or an instance on it."""
         return (self.device.uuid, *(instance.uuid for instance in self.device.mig_instances))
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBoard:
+class DeviceInventory:
     """All GPUs seen since the agent started, in the order of their minor numbers."""
 
     driver_version: str = ""
     cuda_version: int = 0
-    devices: tuple[BoardDevice, ...] = ()
+    devices: tuple[InventoryDevice, ...] = ()
     links: tuple[Link, ...] = ()
     unidentified: tuple[str, ...] = ()
-    """What is wrong with each GPU that the driver counts and that has not answered since the agent started: it cannot be named."""
+    """The fault of each GPU that the driver counts but that has not answered since the agent started. Their UUIDs are unknown."""
     has_cgroup_limits: bool = False
     """As in ``DriverReading``."""
 
-    def after_reading(self, reading: DriverReading) -> "DeviceBoard":
-        """Take in one look: those that answered without a fault are healthy, those known from before that did not answer are in trouble."""
+    def after_reading(self, reading: DriverReading) -> "DeviceInventory":
+        """Apply a reading: GPUs that answered without a fault are healthy, known GPUs that did not answer are in trouble."""
         trouble_by_uuid = {failed.uuid: failed.trouble for failed in reading.failed if failed.uuid is not None}
         seen = {
-            entry.device.uuid: BoardDevice(
+            entry.device.uuid: InventoryDevice(
                 entry.device,
                 "; ".join(entry.faults),
                 entry.memory_used_bytes,
@@ -164,14 +167,14 @@ class DeviceBoard:
             has_cgroup_limits=reading.has_cgroup_limits,
         )
 
-    def after_driver_trouble(self, trouble: str) -> "DeviceBoard":
+    def after_driver_trouble(self, trouble: str) -> "DeviceInventory":
         """Mark every GPU: the driver as a whole does not work."""
         return replace(
             self, devices=tuple(replace(entry, trouble=trouble, utilization_ratio=None, answers=False) for entry in self.devices)
         )
 
-    def after_device_trouble(self, uuid: str, trouble: str) -> "DeviceBoard":
-        """Mark one GPU, such as the one whose call hangs; the others keep the state they were last seen in."""
+    def after_device_trouble(self, uuid: str, trouble: str) -> "DeviceInventory":
+        """Mark one GPU, such as one with a hanging call; the others keep their last state."""
         return replace(
             self,
             devices=tuple(
@@ -180,32 +183,28 @@ class DeviceBoard:
             ),
         )
 
-    def judged(self, health: HealthTable, cordon: Cordon) -> "DeviceBoard":
-        """Return the board with the state that all looks so far have led to, in place of what the last one says."""
+    def judged(self, health: HealthTable, cordon: Cordon) -> "DeviceInventory":
+        """Return the inventory with the health state from all readings so far, instead of the last reading alone."""
         return replace(self, devices=tuple(_judged(entry, health, cordon) for entry in self.devices))
 
-    def without_cordon(self, device_uuids: Iterable[str]) -> "DeviceBoard":
-        """Return the board as it is for work that is already on these GPUs, or instances on them."""
+    def without_cordon(self, device_uuids: Iterable[str]) -> "DeviceInventory":
+        """Return the inventory without the cordon of these GPUs or instances. For work that is already there."""
         named = frozenset(device_uuids)
         return replace(
             self,
             devices=tuple(entry if named.isdisjoint(entry.grantable_uuids) else replace(entry, cordoned=False) for entry in self.devices),
         )
 
-    def with_links(self, links: Sequence[Link]) -> "DeviceBoard":
-        """Return the board with how its GPUs are connected."""
+    def with_links(self, links: Sequence[Link]) -> "DeviceInventory":
+        """Return the inventory with these links between its GPUs."""
         return replace(self, links=tuple(links))
-
-    def inventory(self) -> NodeInventory:
-        """Return the static facts of all GPUs on the board."""
-        return NodeInventory(self.driver_version, self.cuda_version, tuple(entry.device for entry in self.devices), self.links)
 
     @property
     def parents(self) -> Mapping[str, str]:
         """The GPU of each MIG instance, by UUID."""
         return {instance.uuid: entry.device.uuid for entry in self.devices for instance in entry.device.mig_instances}
 
-    def mig_instance(self, uuid: str) -> tuple[BoardDevice, MigInstance] | None:
+    def mig_instance(self, uuid: str) -> tuple[InventoryDevice, MigInstance] | None:
         """Return the MIG instance with this UUID and its GPU, or None."""
         for entry in self.devices:
             for instance in entry.device.mig_instances:
@@ -214,7 +213,7 @@ class DeviceBoard:
         return None
 
 
-def _judged(entry: BoardDevice, health: HealthTable, cordon: Cordon) -> BoardDevice:
+def _judged(entry: InventoryDevice, health: HealthTable, cordon: Cordon) -> InventoryDevice:
     gpu = health.of(entry.device.uuid)
     if gpu.state.usable:
         trouble = ""
@@ -225,16 +224,16 @@ def _judged(entry: BoardDevice, health: HealthTable, cordon: Cordon) -> BoardDev
     return replace(entry, trouble=trouble, state=gpu.state, cordoned=cordon.covers(entry.device.uuid))
 
 
-def probes_of(board: DeviceBoard, reading: DriverReading) -> Mapping[str, Answer | Silence]:
-    """Say what one look means for the health of every GPU: of those on the board, and of those it shows for the first time."""
-    probes: dict[str, Answer | Silence] = {entry.device.uuid: Silence(NOT_LISTED, lost=True) for entry in board.devices}
+def probes_of(inventory: DeviceInventory, reading: DriverReading) -> Mapping[str, Answer | Silence]:
+    """Return what a reading means for the health of each GPU: of the known ones, and of those that it shows for the first time."""
+    probes: dict[str, Answer | Silence] = {entry.device.uuid: Silence(NOT_LISTED, lost=True) for entry in inventory.devices}
     probes |= {failed.uuid: Silence(failed.trouble, failed.lost) for failed in reading.failed if failed.uuid is not None}
     return probes | {entry.device.uuid: Answer(entry.faults, entry.sensors.ecc_uncorrected) for entry in reading.devices}
 
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedDevice:
-    """One device ID as kubelet sees it."""
+    """One device ID, as advertised to kubelet."""
 
     device_id: str
     healthy: bool
@@ -242,14 +241,14 @@ class AdvertisedDevice:
 
 
 def promisable_bytes(total_bytes: int, reserved_bytes: int) -> int:
-    """Return how much of a device's memory containers can be promised: all but the driver's reserve, in whole MiB as resources count it."""
+    """Return the part of a device's memory that containers can get: all but the driver's reserve, in whole MiB as resources count it."""
     return units.floor_to_mib(total_bytes - reserved_bytes)
 
 
-def advertised(board: DeviceBoard, shares_per_gpu: int) -> Mapping[str, tuple[AdvertisedDevice, ...]]:
-    """Return the device IDs of every resource. A GPU in MIG mode offers the instances it has, any other its replicas."""
+def advertised(inventory: DeviceInventory, shares_per_gpu: int) -> Mapping[str, tuple[AdvertisedDevice, ...]]:
+    """Return the device IDs of every resource. A GPU in MIG mode offers its existing instances, any other its replicas."""
     resources: dict[str, list[AdvertisedDevice]] = {}
-    for entry in board.devices:
+    for entry in inventory.devices:
         device = entry.device
         if device.mig_enabled:
             for instance in device.mig_instances:
@@ -265,9 +264,9 @@ def advertised(board: DeviceBoard, shares_per_gpu: int) -> Mapping[str, tuple[Ad
     return {resource: tuple(devices) for resource, devices in resources.items()}
 
 
-def unnamed_instances(board: DeviceBoard) -> tuple[MigInstance, ...]:
-    """Return the MIG instances that cannot be offered, because no resource name follows from their profile."""
-    return tuple(instance for entry in board.devices for instance in entry.device.mig_instances if _mig_resource(instance) is None)
+def unnamed_instances(inventory: DeviceInventory) -> tuple[MigInstance, ...]:
+    """Return the MIG instances that cannot be offered, because their profile gives no valid resource name."""
+    return tuple(instance for entry in inventory.devices for instance in entry.device.mig_instances if _mig_resource(instance) is None)
 
 
 def _mig_resource(instance: MigInstance) -> str | None:
@@ -277,25 +276,38 @@ def _mig_resource(instance: MigInstance) -> str | None:
         return None
 
 
-def node_capacity(board: DeviceBoard, promised: Iterable[DeviceShare]) -> Mapping[str, int]:
+def node_capacity(inventory: DeviceInventory, promised: Iterable[DeviceShare], *, offered: bool = True) -> Mapping[str, int]:
     """Return the node's extended resources: memory in MiB, and cores in percent.
 
-    A shared GPU that takes new work counts as a whole, any other with what containers hold of it: a kubelet that restarts admits its
-    pods anew, and ends those for which the node offers too little, however long their containers have run (I5). What is free is the
-    same either way, since the pods' requests are taken off again.
+    A shared GPU that takes new work counts fully. Any other GPU counts with what containers hold of it: a restarted kubelet admits its pods
+    again and ends those that exceed the node's capacity, even running ones (I5). The free amount is the same either way, because the
+    pods' requests are subtracted from it.
 
-    Args: promised: every share that a container was granted.
+    Args: promised: the shares of all containers with device IDs.
+          offered: whether new containers may get device IDs. Where only claims give out GPUs, none takes new work by these resources:
+            a pod that kubelet admits by capacity alone would run without a GPU.
     """
-    usable = {entry.device.uuid: entry.device for entry in board.devices if entry.usable and not entry.device.mig_enabled}
-    held = [share for share in promised if share.device_uuid not in usable and _is_whole_gpu(share.device_uuid)]
+    usable = _shared_gpus(inventory) if offered else {}
+    held = _shares_beside(usable, promised)
     memory_bytes = [*(device.memory_bytes for device in usable.values()), *(share.memory_bytes for share in held)]
-    cores = [*(units.WHOLE_GPU_PERCENT for _ in usable), *(share.cores_percent or 0 for share in held)]
     return {
         contract.RESOURCE_VGPU_MEMORY: sum(amount // units.MIB for amount in memory_bytes),
-        contract.RESOURCE_VGPU_CORES: sum(cores),
+        # Containers hold at most all of a device, so this bounds their percentages as well.
+        contract.RESOURCE_VGPU_MEMORY_PERCENT: units.WHOLE_GPU_PERCENT * (len(usable) + len({share.device_uuid for share in held})),
+        contract.RESOURCE_VGPU_CORES: units.WHOLE_GPU_PERCENT * len(usable) + sum(share.cores_percent or 0 for share in held),
     }
 
 
+def _shared_gpus(inventory: DeviceInventory) -> Mapping[str, Device]:
+    """Return the GPUs that take new work as a whole, by UUID."""
+    return {entry.device.uuid: entry.device for entry in inventory.devices if entry.usable and not entry.device.mig_enabled}
+
+
+def _shares_beside(usable: Mapping[str, Device], promised: Iterable[DeviceShare]) -> Sequence[DeviceShare]:
+    """Return the shares of GPUs other than the usable ones."""
+    return [share for share in promised if share.device_uuid not in usable and _is_whole_gpu(share.device_uuid)]
+
+
 def _is_whole_gpu(device_uuid: str) -> bool:
-    """Whether a share names a GPU, and neither a MIG instance nor a place for one: those are counted by kubelet alone."""
+    """Whether a share names a GPU, not a MIG instance or a place for one. Kubelet alone counts those."""
     return not device_uuid.startswith("MIG-") and codec.decode_place(device_uuid) is None

@@ -1,26 +1,58 @@
-"""What this node has promised to containers, and the row of a promise on disk.
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger: all grants of this node, and the row of a grant on disk.
 
-The ledger is the agent's truth of what was granted; kubelet's truth is who holds which IDs, the pod's annotation where the
-scheduler put it. Kept true (I1): a grant enters the ledger only when, with it, no device is promised more memory, cores or shares
-than it has. A ledger is a value: ``granting`` and ``releasing`` return a new one.
+The ledger is the agent's record of grants. Kubelet records which container holds which IDs; the pod's annotation records the scheduler's
+choice. Invariant (I1): a grant enters the ledger only if no device then has grants of more memory, cores or shares than it has. A ledger is
+a value: ``granting`` and ``releasing`` return a new one.
+
+An unclear grant is one with a damaged row and a damaged copy. Its container may run, and it is not known how much it was granted. So
+nothing more is granted on its devices until it has ended.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.core.identity import Holder
-from agent.core.inventory import DeviceBoard
+from agent.core.inventory import DeviceInventory
 from agent.core.rows import RowFormat
-from placement.choose import with_shares
-from placement.device import DeviceState
-from proto import contract, units
-from proto.model import DeviceShare, Isolation
+from aliquot import contract
+from aliquot.contract import units
+from aliquot.contract.model import DeviceShare, Isolation, Preferences
+from aliquot.placement.choose import with_shares
+from aliquot.placement.device import DeviceState
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """A device as ResourceSlices and a claim's allocation name it. ``share_id`` is empty for a device that one claim has alone."""
+
+    pool: str
+    device: str
+    share_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """One request of a prepared ResourceClaim. Its containers, also of several pods, share one grant."""
+
+    uid: str
+    name: str
+    request: str
+    devices: tuple[ClaimedDevice, ...]
+    """In the order of the grant's shares."""
+    requests: tuple[str, ...] = ()
+    """All requests of the claim with devices of this driver; each has a grant once the claim is prepared."""
+    preferences: Preferences = field(default_factory=Preferences)
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One container's devices, as promised. ``boot_id`` tells grants of containers that a reboot has ended."""
+    """The devices granted to one container, or to the containers of one request of a claim.
+
+    ``boot_id`` identifies grants from before a reboot, which has ended their containers. For a claim, ``pod``, ``pod_uid`` and
+    ``container`` name the first user; later users are known from their pods (``core.owners``).
+    """
 
     grant_id: str
     resource: str
@@ -32,7 +64,14 @@ class Grant:
     shares: tuple[DeviceShare, ...]
     boot_id: str
     isolation: Isolation = Isolation.SHIM
-    """As it was chosen for a vGPU; of a MIG resource, ``backend`` tells."""
+    """The isolation chosen for a vGPU. For a MIG resource use ``backend``."""
+    claim: ClaimRequest | None = None
+    """None for a container with device IDs of the device plugin."""
+
+    @property
+    def owner_uid(self) -> str:
+        """The UID of the object that the grant lives with: the claim's, or else the pod's."""
+        return self.claim.uid if self.claim is not None else self.pod_uid
 
     @property
     def holder(self) -> Holder:
@@ -41,17 +80,17 @@ class Grant:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """What its shares name, in order: GPUs, MIG instances, or places for one."""
+        """The names in its shares, in order: GPUs, MIG instances, or places for one."""
         return tuple(share.device_uuid for share in self.shares)
 
     @property
     def under_shim(self) -> bool:
-        """Whether the shim enforces it."""
+        """Whether the shim enforces the grant."""
         return self.backend is Isolation.SHIM
 
     @property
     def backend(self) -> Isolation:
-        """What enforces it; MIG instances are kept apart by the hardware."""
+        """The backend that enforces the grant; for MIG resources that is the hardware."""
         return self.isolation if self.resource == contract.RESOURCE_VGPU else Isolation.MIG
 
 
@@ -63,9 +102,11 @@ class Ledger:
     """All grants of the node by grant id."""
 
     grants: Mapping[str, Grant] = field(default_factory=dict)
+    unclear: Mapping[str, Set[str]] = field(default_factory=dict)
+    """By the id of an unclear grant: the names of its devices; empty if they are unknown, so it may be on every GPU."""
 
-    def states(self, board: DeviceBoard, shares_per_gpu: int) -> tuple[DeviceState, ...]:
-        """Return every GPU with what it has promised, the form in which ``placement`` reasons about devices."""
+    def states(self, inventory: DeviceInventory, shares_per_gpu: int) -> tuple[DeviceState, ...]:
+        """Return every GPU with its granted shares, in the form that ``placement`` uses."""
         promised = defaultdict(list)
         for grant in self.grants.values():
             for share in grant.shares:
@@ -76,13 +117,18 @@ class Ledger:
                 [share for uuid in entry.grantable_uuids for share in promised[uuid]],
                 max_shares=shares_per_gpu,
                 healthy=entry.healthy,
-                cordoned=entry.cordoned,
+                cordoned=entry.cordoned or bool(self.unclear_on(entry.grantable_uuids)),
             )
-            for entry in board.devices
+            for entry in inventory.devices
         )
 
+    def unclear_on(self, device_names: Iterable[str]) -> tuple[str, ...]:
+        """Return the ids of the unclear grants that may be on one of these devices."""
+        names = frozenset(device_names)
+        return tuple(identifier for identifier, devices in self.unclear.items() if not devices or not names.isdisjoint(devices))
+
     def holders_on(self, device_uuid: str) -> tuple[str, ...]:
-        """Describe who was promised how much of a device, for refusals."""
+        """Return the holders of a device with their amounts, as text for refusals."""
         return tuple(
             f"{grant.holder} {units.format_memory(share.memory_bytes)}"
             for grant in self.grants.values()
@@ -90,29 +136,62 @@ class Ledger:
             if share.device_uuid == device_uuid
         )
 
+    @property
+    def with_ids(self) -> tuple[Grant, ...]:
+        """The grants of containers with device IDs."""
+        return tuple(grant for grant in self.grants.values() if grant.claim is None)
+
+    @property
+    def with_claims(self) -> tuple[Grant, ...]:
+        """The grants of claims."""
+        return tuple(grant for grant in self.grants.values() if grant.claim is not None)
+
+    def of_claim(self, uid: str) -> tuple[Grant, ...]:
+        """Return the grants of a claim, one for each of its requests."""
+        return tuple(grant for grant in self.with_claims if grant.owner_uid == uid)
+
     def holding_any(self, resource: str, device_ids: Set[str]) -> tuple[Grant, ...]:
-        """Return the grants of a resource that share an ID with the given ones."""
+        """Return the grants of a resource that have at least one of the given IDs."""
         return tuple(grant for grant in self.grants.values() if grant.resource == resource and not device_ids.isdisjoint(grant.device_ids))
 
     def held_ids(self, resource: str) -> frozenset[str]:
-        """Return every ID of a resource that a grant was made for."""
+        """Return all IDs of a resource that belong to a grant."""
         return frozenset(device_id for grant in self.grants.values() if grant.resource == resource for device_id in grant.device_ids)
 
-    def granting(self, grant: Grant, board: DeviceBoard, shares_per_gpu: int) -> "Ledger":
-        """Return the ledger with this grant, in place of one with the same id. One that promises what that one did always fits.
+    def granting(self, grant: Grant, inventory: DeviceInventory, shares_per_gpu: int) -> "Ledger":
+        """Return the ledger with this grant, which replaces one with the same id. A grant with the same shares as before always fits.
 
-        Raises: AccountingError when a device has no room for it: whoever planned the grant did not look.
+        Raises: AccountingError if a device has no room for it, which is an error in planning.
         """
         before, others = self.grants.get(grant.grant_id), self.releasing((grant.grant_id,))
         if before is None or before.shares != grant.shares:
-            with_shares(others.states(board, shares_per_gpu), grant.shares)
-        return Ledger({**others.grants, grant.grant_id: grant})
+            with_shares(others.states(inventory, shares_per_gpu), grant.shares)
+        return replace(others, grants={**others.grants, grant.grant_id: grant})
 
     def adopting(self, grants: Iterable[Grant]) -> "Ledger":
-        """Return the ledger with grants that are facts: made earlier, by this agent before it was restarted."""
-        return Ledger({**self.grants, **{grant.grant_id: grant for grant in grants}})
+        """Return the ledger with grants from before the agent's restart. They are facts, so they are not checked."""
+        return replace(self, grants={**self.grants, **{grant.grant_id: grant for grant in grants}})
+
+    def with_unclear(self, unclear: Mapping[str, Set[str]]) -> "Ledger":
+        """Return the ledger with these unclear grants in place of its own."""
+        return replace(self, unclear=unclear)
 
     def releasing(self, grant_ids: Iterable[str]) -> "Ledger":
-        """Return the ledger without these grants."""
+        """Return the ledger without these grants, unclear ones included."""
         gone = set(grant_ids)
-        return Ledger({identifier: grant for identifier, grant in self.grants.items() if identifier not in gone})
+        return Ledger(
+            {identifier: grant for identifier, grant in self.grants.items() if identifier not in gone},
+            {identifier: devices for identifier, devices in self.unclear.items() if identifier not in gone},
+        )
+
+
+def claims_trouble(ledger: Ledger) -> str:
+    """Return why device IDs cannot be offered yet; empty when they can. A node gives out its GPUs by one interface at a time."""
+    claims = {grant.owner_uid for grant in ledger.with_claims}
+    return f"allocation: plugin waits until the last of {len(claims)} prepared ResourceClaims of this node has ended" if claims else ""
+
+
+def ids_trouble(ledger: Ledger) -> str:
+    """Return why no device can be offered to claims yet; empty when they can."""
+    containers = len(ledger.with_ids)
+    return f"allocation: dra waits until the last of {containers} containers with device IDs has ended" if containers else ""

@@ -1,4 +1,5 @@
-"""The limits a grant becomes: which words the shim reads for each share of a container."""
+# SPDX-License-Identifier: Apache-2.0
+"""Converts a grant to the content of the container's limits file, which the shim reads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,15 +8,15 @@ from enum import StrEnum
 from agent.core.borrowing import MOST_PERCENT
 from agent.core.ledger import Grant
 from agent.core.region_layout import DeviceLimit, Limits
-from proto import units
-from proto.model import CoresMode, DeviceShare, Preferences, Priority
+from aliquot.contract import units
+from aliquot.contract.model import CoresMode, DeviceShare, Preferences, Priority
 
 PRIORITY_VALUES = {Priority.HIGH: 1, Priority.LOW: -1, None: 0}
-"""Larger runs first; a pod that states no priority stands between."""
+"""The larger value runs first. A pod without a priority is between high and low."""
 
 
 class FailPolicy(StrEnum):
-    """What the shim does in a container where it cannot work."""
+    """What the shim does in a container in which it cannot work."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -23,12 +24,12 @@ class FailPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What the node knows of its devices and the shim wants to be told, by device UUID."""
+    """Facts about the node's devices that the shim needs, by device UUID."""
 
     context_bytes: Mapping[str, int] = field(default_factory=dict)
-    """What one context costs; 0 where that was not measured."""
+    """Memory of one context; 0 if it was not measured."""
     priority_lines: Mapping[str, int] = field(default_factory=dict)
-    """A device's line in the node's pages, priority and turns alike."""
+    """A device's line in the node's shared pages: the same line for priorities and for time slots."""
 
 
 NO_PREFERENCES = Preferences()
@@ -36,21 +37,29 @@ NOTHING_KNOWN = DeviceFacts()
 
 
 def may_burst(preferences: Preferences) -> bool:
-    """Whether a container may hold more memory than it is guaranteed. That the node allows as much was settled when it was planned."""
+    """Whether a container may hold more memory than it is guaranteed. Planning has already checked that the node allows it."""
     return preferences.memory_burst is not None and preferences.memory_burst > 1.0
 
 
 def limits_of(
     grant: Grant, fail_policy: FailPolicy, preferences: Preferences = NO_PREFERENCES, facts: DeviceFacts = NOTHING_KNOWN
 ) -> Limits:
-    """Return the content of the container's limits file, devices in the order the program sees them."""
+    """Return the content of the container's limits file, with devices in the order in which the program sees them."""
     devices = tuple(_device_limit(share, preferences, facts) for share in grant.shares)
     return Limits(devices, fail_open=fail_policy is FailPolicy.OPEN)
 
 
 def pausing(limits: Limits, *, paused: bool) -> Limits:
-    """Return limits under which a container's launches wait, or do not."""
+    """Return limits that pause or resume a container's launches."""
     return replace(limits, devices=tuple(replace(device, paused=paused) for device in limits.devices))
+
+
+def with_sm_limit(limits: Limits, *, device_uuid: str, percent: int) -> Limits:
+    """Return limits with another fixed SM limit on one device."""
+    return replace(
+        limits,
+        devices=tuple(replace(device, sm_percent=percent) if device.uuid == device_uuid else device for device in limits.devices),
+    )
 
 
 def _device_limit(share: DeviceShare, preferences: Preferences, facts: DeviceFacts) -> DeviceLimit:
@@ -71,9 +80,9 @@ def _device_limit(share: DeviceShare, preferences: Preferences, facts: DeviceFac
 
 
 def _burst_bytes(share: DeviceShare, preferences: Preferences) -> int:
-    """Return the ceiling of a share that may burst; 0 for one that may not.
+    """Return the burst limit of a share; 0 if it may not burst.
 
-    What is above the share is memory that the driver may move to the host, and moves first: nobody's promise is behind it.
+    Memory above the share is not guaranteed: the driver may move it to the host, and moves it first.
     """
     ratio = preferences.memory_burst or 1.0
     return units.floor_to_mib(int(share.memory_bytes * ratio)) if ratio > 1.0 else 0

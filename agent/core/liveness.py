@@ -1,8 +1,9 @@
-"""Which grants have a process at work on their GPUs, by what the driver and the kernel say.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds grants with a live process on their GPUs, from the driver and the kernel.
 
-The usage region tells of processes under the shim only, and is the tenant's word: a container that another backend enforces has none in
-it, and one that wrote over its region looks dead. One whose pod is gone may look alive, because a lock is held by all who have the open
-file, and files can be handed to another pod. The driver's list and the cgroup of a process are no tenant's word.
+The usage region alone is not enough. It shows only processes under the shim, and the tenant writes it: a container that overwrote its
+region looks dead. A container of a deleted pod may look alive, because every process with the open file holds its lock, and a process can
+pass an open file to another pod. Tenants cannot change the driver's list or a process's cgroup.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
@@ -12,7 +13,7 @@ from agent.core.cgroups import container_of
 from agent.core.ledger import Grant
 from agent.core.mig import gpu_of
 from agent.core.overhead import GpuProcess, HostProcess
-from proto.model import Isolation
+from aliquot.contract.model import Isolation
 
 
 def processes_of(
@@ -20,7 +21,7 @@ def processes_of(
 ) -> Sequence[HostProcess]:
     """Return the processes of the grant's pod that the driver lists on one of its GPUs.
 
-    Args: processes: who the listed ones are. parents: the GPU of each MIG instance, by UUID.
+    Args: processes: details of the listed processes. parents: the GPU of each MIG instance, by UUID.
     """
     gpus = gpus_of(grant, parents)
     pids = {entry.pid for entry in listed if gpus is None or entry.device_uuid in gpus}
@@ -33,39 +34,39 @@ def processes_of(
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """Of which grants a process runs, by grant id."""
+    """Ids of grants with a live process."""
 
     live: Set[str]
     claimed: Set[str]
-    """By a lock alone, where it cannot be seen whose."""
+    """Grants with only a held lock, if the lock's owner cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodsAtWork:
-    """Of which pods processes are on the host."""
+    """The pods that have processes on the host."""
 
     uids: Set[str]
     some_end: bool
-    """Whether a process ends and does not tell of which pod it is."""
+    """Whether a process is exiting, so that its pod is unknown."""
     sees_others: bool
-    """Whether processes of other pods than the agent's are to be seen at all."""
+    """Whether the agent sees processes of pods other than its own."""
 
     @classmethod
     def of(cls, cgroups: Collection[str], own_cgroup: str) -> "PodsAtWork":
-        """Take the cgroups of all processes that are to be seen, empty text for one that ends, and the agent's own."""
+        """Args: cgroups: of all visible processes; empty text for an exiting one. own_cgroup: the agent's."""
         uids = {container.pod_uid for cgroup in cgroups if (container := container_of(cgroup)) is not None}
         own = container_of(own_cgroup)
         return cls(uids, "" in cgroups, bool(uids - {own.pod_uid if own is not None else ""}))
 
     def has(self, pod_uid: str) -> bool | None:
-        """Say whether a process of this pod is, or may be, on the host; None where that is not to be seen."""
+        """Whether the pod has, or may have, a process on the host; None if the agent cannot see it."""
         if pod_uid in self.uids or self.some_end:
             return True
         return False if self.sees_others else None
 
 
 def gpus_of(grant: Grant, parents: Mapping[str, str]) -> Set[str] | None:
-    """Return the GPUs of a grant; None when it may be any, because none on the board shows its instance."""
+    """Return the GPUs of a grant; None if it may be any GPU, because no known GPU has its instance."""
     parent_gpus = {gpu_of(share, parents) for share in grant.shares}
     if grant.backend is Isolation.MIG and None in parent_gpus:
         return None
@@ -73,6 +74,6 @@ def gpus_of(grant: Grant, parents: Mapping[str, str]) -> Set[str] | None:
 
 
 def still_there(before: Iterable[HostProcess], now: Iterable[HostProcess]) -> Set[int]:
-    """Return the pids that are the same process as before, and not another's by now."""
+    """Return the pids that still belong to the same process as before. The kernel may have reused the others."""
     then = {process.pid: process.start_ticks for process in before}
     return {process.pid for process in now if then.get(process.pid) == process.start_ticks}

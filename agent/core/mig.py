@@ -1,8 +1,9 @@
-"""MIG on this node: which instances the agent made itself, where it may make more, and what of both kubelet is offered.
+# SPDX-License-Identifier: Apache-2.0
+"""MIG on this node: the instances that the agent made, the places where it may make more, and what it offers to kubelet.
 
-An instance made on demand is known by its *place* (GPU, profile and first memory slice): the place is what a share names and the ledger
-promises, while the instance's UUID is new whenever it is made again. Kept true: of the instances on a GPU only those are ours of which a
-record was on disk before they were made; all others are somebody's layout, and are offered as they are and never touched.
+An instance made on demand is identified by its *place* (GPU, profile and first memory slice). Shares and grants name the place, because an
+instance gets a new UUID each time it is made. Invariant: an instance belongs to the agent only if its record was on disk before it was
+made. All other instances belong to another owner; the agent offers them unchanged and never removes them.
 """
 
 from collections import Counter
@@ -10,47 +11,48 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from agent.core.backends import MigStrategy
-from agent.core.inventory import AdvertisedDevice, BoardDevice, DeviceBoard, DeviceReading, DriverReading, advertised
+from agent.core.inventory import AdvertisedDevice, DeviceInventory, DeviceReading, DriverReading, InventoryDevice, advertised
 from agent.core.ledger import Ledger
 from agent.core.rows import RowFormat
-from placement import mig
-from placement.device import DeviceState
-from proto import codec, contract
-from proto.codec import MigPlace
-from proto.model import Device, DeviceShare, MigInstance
+from aliquot import contract
+from aliquot.contract import codec
+from aliquot.contract.codec import MigPlace
+from aliquot.contract.model import Device, DeviceShare, MigInstance
+from aliquot.placement import mig
+from aliquot.placement.device import DeviceState
 
 HANDS_OFF_LABEL = "nvidia.com/mig.config.state"
 """Set by NVIDIA's mig-manager while it repartitions the GPUs of a node."""
 _SETTLED_STATES = ("", "success")
 _RESETTING_STATES = ("pending", "rebooting")
-"""In which mig-manager may reset GPUs, or waits for a reboot that does."""
+"""Values of the label during which mig-manager may reset GPUs, or waits for a reboot that resets them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigRecord:
-    """An instance of ours, written down before it is made."""
+    """An instance of the agent, recorded before it is made."""
 
     place: str
     grant_id: str
     boot_id: str
-    """An instance does not outlive a boot: whatever is at the place after one is not ours."""
+    """An instance does not outlive a boot: an instance found at the place after a reboot is not the agent's."""
     uuid: str = ""
-    """Empty while the instance is being made: until then no container was given it."""
+    """Empty while the instance is being made; no container has it yet."""
     memory_bytes: int = 0
     size: int = 0
     most_on_device: int = 0
-    """What the driver said of the place when the instance was made: its memory, how many slices it takes, and how many of its profile
-    a GPU can hold. 0 in records of agents that did not write it down."""
+    """What the driver reported about the place when the instance was made: its memory, its number of slices, and how many instances of its
+    profile a GPU can hold. 0 in records of older agents, which did not store it."""
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
-    """As the driver numbers them on the GPU. None while the instance is being made, and in records of agents that did not write it down."""
+    """The driver's ids on the GPU. None while the instance is being made, and in records of older agents, which did not store them."""
 
     def describes(self, instance: MigInstance) -> bool:
-        """Whether an instance that exists is the one of this record."""
+        """Whether an existing instance is the one in this record."""
         return place_of(instance) == self.place and self.uuid in ("", instance.uuid)
 
     def shown(self) -> MigInstance | None:
-        """Return the place as the board has it; None when the record does not say what it is like."""
+        """Return the place in the form of the inventory; None if the record lacks its size."""
         place = codec.decode_place(self.place)
         if place is None or not self.size:
             return None
@@ -63,21 +65,21 @@ RECORD_ROWS = RowFormat("MIG record", "record", MigRecord, version=1)
 
 
 def place_of(instance: MigInstance) -> str:
-    """Return the name of the place that an instance lies at."""
+    """Return the name of an instance's place."""
     return str(MigPlace(instance.parent_uuid, instance.profile, instance.placement_start))
 
 
 def gpu_of(share: DeviceShare, parents: Mapping[str, str]) -> str | None:
-    """Return the GPU of a share of a MIG instance: a place names it, also while the board does not show the place.
+    """Return the GPU of a share of a MIG instance. A place contains its GPU, even while the inventory does not show the place.
 
-    Args: parents: the GPU of each instance on the board, by UUID.
+    Args: parents: the GPU of each known instance, by UUID.
     """
     place = codec.decode_place(share.device_uuid)
     return place.device_uuid if place is not None else parents.get(share.device_uuid)
 
 
 def identity_of(instance: MigInstance, record: MigRecord | None) -> tuple[str, str, str] | None:
-    """Return UUID, GPU instance id and compute instance id; of a place, those that its record has, and None where they are not known."""
+    """Return UUID, GPU instance id and compute instance id. For a place they come from its record; None if unknown."""
     if not instance.on_demand:
         return instance.uuid, str(instance.gpu_instance_id), str(instance.compute_instance_id)
     if record is None or not record.uuid or record.gpu_instance_id is None:
@@ -86,7 +88,7 @@ def identity_of(instance: MigInstance, record: MigRecord | None) -> tuple[str, s
 
 
 def promised_places(ledger: Ledger) -> Mapping[str, str]:
-    """Return the places that grants hold, with the grant's id."""
+    """Return the places in grants, with the grant's id."""
     return {
         share.device_uuid: grant.grant_id
         for grant in ledger.grants.values()
@@ -96,9 +98,9 @@ def promised_places(ledger: Ledger) -> Mapping[str, str]:
 
 
 def hands_off_reason(labels: Mapping[str, str] | None) -> str:
-    """Say why the partitions of this node must not be changed now; empty when they may be.
+    """Return why the agent must not change the partitions of this node now; empty if it may.
 
-    Args: labels: the node's; None while they are not known.
+    Args: labels: the node's labels; None while they are unknown.
     """
     if labels is None:
         return "the node's labels are not known yet, and mig-manager may be changing the partitions of its GPUs"
@@ -106,36 +108,36 @@ def hands_off_reason(labels: Mapping[str, str] | None) -> str:
     if state in _SETTLED_STATES:
         return ""
     return (
-        f"the node's label {HANDS_OFF_LABEL} is {state!r}: mig-manager is changing the partitions of its GPUs, or failed to. "
-        "It is tried again until the label says success"
+        f"the node's label {HANDS_OFF_LABEL} is {state!r}: mig-manager is changing the partitions of its GPUs, or failed. "
+        "The agent retries until the label is 'success'"
     )
 
 
 def keep_out_reason(labels: Mapping[str, str] | None) -> str:
-    """Say why nobody may have this node's GPUs open now; empty when they may be looked at.
+    """Return why the agent must not have this node's GPUs open now; empty if it may.
 
-    mig-manager sends those clients away that it knows by labels of its own, and then resets the GPUs whose MIG mode it changes; a reset
-    fails while anybody else has one open. Source: https://github.com/NVIDIA/mig-parted/issues/19
+    mig-manager stops the clients that it knows by its own labels, and then resets the GPUs that change their MIG mode. The reset fails
+    while any other process has such a GPU open. Source: https://github.com/NVIDIA/mig-parted/issues/19
 
-    Args: labels: the node's; None while they are not known, which is no reason: most nodes have no mig-manager.
+    Args: labels: the node's labels; None while they are unknown, which is no reason: most nodes have no mig-manager.
     """
     state = (labels or {}).get(HANDS_OFF_LABEL, "")
     if state not in _RESETTING_STATES:
         return ""
     return (
-        f"the node's label {HANDS_OFF_LABEL} is {state!r}: mig-manager may reset its GPUs, so the agent keeps out of the driver until the "
-        "label says something else"
+        f"the node's label {HANDS_OFF_LABEL} is {state!r}: mig-manager may reset its GPUs, so the agent stays out of the driver until the "
+        "label changes"
     )
 
 
-# --- the board ----------------------------------------------------------------------------------------------------
+# --- the inventory ------------------------------------------------------------------------------------------------
 
 
 def with_places(reading: DriverReading, places: Mapping[str, Collection[MigInstance]], records: Mapping[str, MigRecord]) -> DriverReading:
-    """Return a look at the driver in which instances of ours are replaced by the places where we make them.
+    """Return a reading with the agent's instances replaced by the places where it makes instances.
 
-    Args: places: by device UUID, where instances may be made; of a device that is left out, that cannot be known now, and it has the
-                  places alone at which instances of ours exist, or are to be again.
+    Args: places: by device UUID, where the agent may make instances. A device without an entry could not be queried now; it gets only the
+                  places in records.
           records: by place.
     """
     return replace(reading, devices=tuple(_with_places(entry, places.get(entry.device.uuid), records) for entry in reading.devices))
@@ -157,9 +159,10 @@ def _with_places(entry: DeviceReading, places: Collection[MigInstance] | None, r
 
 
 def _places_in_use(device_uuid: str, own: Collection[MigInstance], records: Mapping[str, MigRecord]) -> tuple[MigInstance, ...]:
-    """Return the recorded places on a GPU, as their records tell them.
+    """Return the recorded places on a GPU, with the facts from their records.
 
-    Where a record does not say, its instance does, if it is there: no more of its profile can be counted on than there are.
+    If a record lacks the facts, they come from its instance, if that exists. The number of such instances per GPU is then that of the
+    existing ones.
     """
     recorded = (record.shown() for record in records.values())
     known = {place.uuid: place for place in recorded if place is not None and place.parent_uuid == device_uuid}
@@ -176,58 +179,58 @@ def _is_own(instance: MigInstance, records: Mapping[str, MigRecord]) -> bool:
     return record is not None and record.describes(instance)
 
 
-# --- what kubelet is offered --------------------------------------------------------------------------------------
+# --- what the agent offers to kubelet -----------------------------------------------------------------------------
 
 
-def single_profile(board: DeviceBoard) -> str | None:
-    """Return the one profile of all instances, on a node whose GPUs are all in MIG mode; None where strategy ``single`` cannot be."""
-    profiles = {instance.profile for entry in board.devices for instance in entry.device.mig_instances}
-    uniform = all(entry.device.mig_enabled and entry.device.mig_instances for entry in board.devices)
+def single_profile(inventory: DeviceInventory) -> str | None:
+    """Return the only profile of all instances, if all GPUs of the node are in MIG mode; None if strategy ``single`` is impossible."""
+    profiles = {instance.profile for entry in inventory.devices for instance in entry.device.mig_instances}
+    uniform = all(entry.device.mig_enabled and entry.device.mig_instances for entry in inventory.devices)
     return profiles.pop() if uniform and len(profiles) == 1 else None
 
 
-def strategy_trouble(board: DeviceBoard, strategy: MigStrategy) -> str:
-    """Say why GPUs in MIG mode are not offered as the strategy wants; empty when they are."""
-    if strategy is not MigStrategy.SINGLE or single_profile(board) or not any(entry.device.mig_enabled for entry in board.devices):
+def strategy_trouble(inventory: DeviceInventory, strategy: MigStrategy) -> str:
+    """Return why the agent cannot offer GPUs in MIG mode by the configured strategy; empty if it can."""
+    if strategy is not MigStrategy.SINGLE or single_profile(inventory) or not any(entry.device.mig_enabled for entry in inventory.devices):
         return ""
-    profiles = sorted({instance.profile for entry in board.devices for instance in entry.device.mig_instances})
-    whole = sum(not entry.device.mig_enabled for entry in board.devices)
+    profiles = sorted({instance.profile for entry in inventory.devices for instance in entry.device.mig_instances})
+    whole = sum(not entry.device.mig_enabled for entry in inventory.devices)
     return (
-        "migStrategy single wants every GPU in MIG mode and all instances of one profile, and this node has "
+        "migStrategy single needs every GPU in MIG mode and all instances of one profile, but this node has "
         f"{whole} GPUs not in MIG mode and instances of {', '.join(profiles) or 'no profile'}: no instance is offered. "
         "Partition all GPUs alike, or set migStrategy: mixed"
     )
 
 
 def offered_devices(
-    board: DeviceBoard, ledger: Ledger, shares_per_gpu: int, strategy: MigStrategy
+    inventory: DeviceInventory, ledger: Ledger, shares_per_gpu: int, strategy: MigStrategy
 ) -> Mapping[str, tuple[AdvertisedDevice, ...]]:
-    """Return the device IDs of every resource kubelet is offered."""
+    """Return the device IDs of every resource that the agent offers to kubelet."""
     match strategy:
         case MigStrategy.NONE:
-            return advertised(_without_mig(board), shares_per_gpu)
+            return advertised(_without_mig(inventory), shares_per_gpu)
         case MigStrategy.SINGLE:
-            offered = advertised(board, shares_per_gpu)
-            profile = single_profile(board)
+            offered = advertised(inventory, shares_per_gpu)
+            profile = single_profile(inventory)
             instances = offered.get(mig.resource_of_profile(profile), ()) if profile is not None else ()
-            return {contract.RESOURCE_VGPU: instances} if instances else advertised(_without_mig(board), shares_per_gpu)
+            return {contract.RESOURCE_VGPU: instances} if instances else advertised(_without_mig(inventory), shares_per_gpu)
         case MigStrategy.MIXED:
-            return _with_on_demand(board, ledger, shares_per_gpu)
+            return _with_on_demand(inventory, ledger, shares_per_gpu)
 
 
-def _without_mig(board: DeviceBoard) -> DeviceBoard:
-    return replace(board, devices=tuple(entry for entry in board.devices if not entry.device.mig_enabled))
+def _without_mig(inventory: DeviceInventory) -> DeviceInventory:
+    return replace(inventory, devices=tuple(entry for entry in inventory.devices if not entry.device.mig_enabled))
 
 
-def _with_on_demand(board: DeviceBoard, ledger: Ledger, shares_per_gpu: int) -> Mapping[str, tuple[AdvertisedDevice, ...]]:
-    resources = dict(advertised(board, shares_per_gpu))
-    profiles = dict.fromkeys(place.profile for entry in board.devices for place in _places(entry.device))
+def _with_on_demand(inventory: DeviceInventory, ledger: Ledger, shares_per_gpu: int) -> Mapping[str, tuple[AdvertisedDevice, ...]]:
+    resources = dict(advertised(inventory, shares_per_gpu))
+    profiles = dict.fromkeys(place.profile for entry in inventory.devices for place in _places(entry.device))
     if not profiles:
         return resources
-    states = {state.device.uuid: state for state in ledger.states(board, shares_per_gpu)}
+    states = {state.device.uuid: state for state in ledger.states(inventory, shares_per_gpu)}
     for profile in profiles:
         resource = mig.resource_of_profile(profile)
-        offered = _on_demand_ids(board.devices, profile, states, ledger.held_ids(resource))
+        offered = _on_demand_ids(inventory.devices, profile, states, ledger.held_ids(resource))
         resources[resource] = (*resources.get(resource, ()), *offered)
     return resources
 
@@ -236,30 +239,39 @@ def _places(device: Device) -> Iterable[MigInstance]:
     return (instance for instance in device.mig_instances if instance.on_demand)
 
 
-def _on_demand_ids(
-    entries: Iterable[BoardDevice], profile: str, states: Mapping[str, DeviceState], held: Collection[str]
-) -> tuple[AdvertisedDevice, ...]:
-    """Return an ID for each instance of a profile that can be there at most; healthy are those held, and as many as can be made now.
+def _ids_of_gpu(device: Device, profile: str) -> list[str]:
+    """Return as many IDs as the GPU can have instances of the profile."""
+    most = max((place.most_on_device for place in _places(device) if place.profile == profile), default=0)
+    return [codec.encode_replica(device.uuid, number) for number in range(most)]
 
-    So that kubelet, which knows no overlap between profiles, never counts on an instance for which there is no room.
+
+def _room_on_demand(state: DeviceState, profile: str) -> int:
+    """Return how many instances of the profile the agent can still make on a GPU; free instances of the administrator do not count."""
+    existing = sum(not instance.on_demand for instance in mig.free_instances(state, profile))
+    return max(0, mig.room(state, profile) - existing)
+
+
+def _on_demand_ids(
+    entries: Iterable[InventoryDevice], profile: str, states: Mapping[str, DeviceState], held: Collection[str]
+) -> tuple[AdvertisedDevice, ...]:
+    """Return as many IDs as there can be instances of a profile. Healthy are the held ones, plus as many as can be made now.
+
+    Kubelet does not know that profiles overlap. So the health of the IDs must keep it from planning an instance without room.
     """
-    ids: list[tuple[BoardDevice, str]] = []
+    ids: list[tuple[InventoryDevice, str]] = []
     usable: set[str] = set()
     spare = 0
     for entry in entries:
-        most = max((place.most_on_device for place in _places(entry.device) if place.profile == profile), default=0)
-        own = [codec.encode_replica(entry.device.uuid, number) for number in range(most)]
+        own = _ids_of_gpu(entry.device, profile)
         free = [device_id for device_id in own if device_id not in held]
         state = states[entry.device.uuid]
-        existing = sum(not instance.on_demand for instance in mig.free_instances(state, profile))
-        room = max(0, mig.room(state, profile) - existing) if entry.usable else 0
+        room = _room_on_demand(state, profile) if entry.usable else 0
         usable.update(free[:room])
         spare += max(0, room - len(free))
         ids += [(entry, device_id) for device_id in own]
-    for entry, device_id in ids:  # what was promised here may be held by an ID that names another GPU
-        if spare and entry.usable and device_id not in held and device_id not in usable:
-            usable.add(device_id)
-            spare -= 1
+    # a grant on this GPU may be held by an ID that names another GPU: as many free IDs elsewhere stand for the room here
+    unused = [device_id for entry, device_id in ids if entry.usable and device_id not in held and device_id not in usable]
+    usable.update(unused[:spare])
     return tuple(
         AdvertisedDevice(device_id, entry.usable and (device_id in held or device_id in usable), entry.device.numa_node)
         for entry, device_id in ids

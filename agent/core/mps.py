@@ -1,35 +1,37 @@
-"""What a container needs to be a client of the MPS control daemon of its GPU.
+# SPDX-License-Identifier: Apache-2.0
+"""Builds what a container needs to be a client of the MPS daemon of its GPU.
 
-One daemon serves one GPU, so that the GPU is ordinal 0 to its clients and a fault of one tenant stays on one GPU. Limits travel in the
-client's environment: a program that unsets them has none, which the audit of processes against grants tells. See
+Each GPU has its own daemon, so that the GPU is ordinal 0 to its clients and one tenant's fault stays on one GPU. Limits are in the client's
+environment. A program that unsets them has no limit, which the audit of processes against grants detects. See
 https://docs.nvidia.com/deploy/mps for the variables.
 """
 
 from typing import Any
 
 from agent.core.cdi import Edits
-from proto import contract, units
-from proto.model import DeviceShare
+from aliquot import contract
+from aliquot.contract import units
+from aliquot.contract.model import DeviceShare
 
 _READ_WRITE = ("rw", "nosuid", "nodev", "bind")
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where the MPS server and its clients meet, whatever the container's own is
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the MPS server and its clients share it; it replaces the container's own
 DAEMONS_DIRECTORY = "mps"
 """Below the runtime directory: the pipes and logs of daemons."""
 RECORDS_DIRECTORY = "mps-daemons"
-"""Below the runtime directory: what the agent and ``aliquot-mps`` tell each other."""
+"""Below the runtime directory: the files that the agent and ``aliquot-mps`` exchange."""
 FAULT = "FAULT"
 """The state of a server that ends its clients and takes no new ones."""
 
 
 def pipe_directory(directory: str, device_uuid: str) -> str:
-    """Return the directory by which clients find the daemon of a GPU, below that of all daemons."""
+    """Return the directory by which clients find a GPU's daemon, below the directory of all daemons."""
     return f"{directory}/{device_uuid}/pipe"
 
 
 def client_edits(share: DeviceShare, pipe_directory: str, shared_memory: str) -> Edits:
-    """Return the CDI edits of a container whose GPU an MPS daemon serves.
+    """Return the CDI edits of an MPS client container.
 
-    Args: pipe_directory, shared_memory: of the daemon, on the host.
+    Args: pipe_directory, shared_memory: the daemon's, on the host.
     """
     env = [
         f"CUDA_MPS_PIPE_DIRECTORY={contract.CONTAINER_MPS_PIPE}",
@@ -45,7 +47,7 @@ def client_edits(share: DeviceShare, pipe_directory: str, shared_memory: str) ->
 
 
 def daemon_environment(device_uuid: str, pipe_directory: str, log_directory: str) -> dict[str, str]:
-    """Return the environment of the daemon of one GPU, and of those who talk to it."""
+    """Return the environment of a GPU's daemon, and of programs that control it."""
     return {
         "CUDA_VISIBLE_DEVICES": device_uuid,
         "CUDA_MPS_PIPE_DIRECTORY": pipe_directory,

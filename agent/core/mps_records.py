@@ -1,10 +1,12 @@
-"""What the agent and ``aliquot-mps`` tell each other about MPS daemons, as rows of files that both can read over an upgrade of either.
+# SPDX-License-Identifier: Apache-2.0
+"""The records that the agent and ``aliquot-mps`` exchange about MPS daemons. Both can read them across upgrades of either program.
 
-The supervisor is replaced seldom, so either may be the older one: a reader leaves out fields that it does not know, a new field has a
-default, and another version is for what an older reader must not take for what it knows. Nothing else is taken: see ``core.rows``.
+The supervisor is rarely upgraded, so either program may be the older one. A reader ignores unknown fields, and a new field has a default.
+The version changes only if an older reader would misread a record. ``core.rows`` rejects everything else.
 
-The agent says per GPU that a daemon is wanted, and for whom; the supervisor says per GPU what became of it, and once about itself. A daemon
-that is started anew is another generation: clients of an earlier one have lost their connection for good.
+The agent requests a daemon per GPU and lists its clients. The supervisor reports the state of each daemon, and its own. A restarted daemon
+has
+a new generation: clients of an earlier one have permanently lost their connection.
 """
 
 import re
@@ -18,44 +20,44 @@ SUFFIX = ".json"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A GPU of which a daemon is wanted."""
+class DaemonRequest:
+    """A request for a GPU's daemon."""
 
     device_uuid: str
     clients: Mapping[str, str] = field(default_factory=dict)
-    """By grant id, the generation that a container was given last, or was told of. For the agent itself, after its own restart."""
+    """By grant id, the last generation that the container got or was notified of. Only the agent reads it, after its own restart."""
     lost: tuple[str, ...] = ()
-    """Ids of the grants among them whose containers started with an earlier daemon. Likewise."""
+    """Ids of the grants among the clients that started with an earlier daemon. Only for the agent, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonState:
-    """What has become of a wish."""
+    """The state of a requested daemon."""
 
     device_uuid: str
     generation: str = ""
-    """The name of this start of the daemon, which no other start has; empty while none runs."""
+    """A name unique to this start of the daemon; empty while it does not run."""
     pid: int | None = None
-    """The daemon, in the supervisor's process ids; None while none runs, or where it was not found."""
+    """The daemon's pid in the supervisor's pid namespace; None while it does not run, or if it was not found."""
     since: float = 0.0
     """Unix time in seconds of the latest change."""
     trouble: str = ""
-    """Why none runs, where that is more than a matter of moments."""
+    """Why the daemon does not run, if that lasts for more than a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorState:
-    """What the supervisor says of itself."""
+    """The supervisor's own state."""
 
     pid: int
-    """In the host's process ids, where it shares them."""
+    """Its pid on the host, if it shares the host's pid namespace."""
     shared_memory: str
-    """The host directory that is /dev/shm to all daemons."""
+    """The host directory that all daemons have as /dev/shm."""
     trouble: str = ""
-    """Why it can start no daemon; empty where it can."""
+    """Why it cannot start daemons; empty if it can."""
 
 
-WISHES = RowFormat("wish for an MPS daemon", "wish", Wish, 1)
+DAEMON_REQUESTS = RowFormat("request for an MPS daemon", "wish", DaemonRequest, 1)
 DAEMON_STATES = RowFormat("state of an MPS daemon", "state", DaemonState, 1)
 SUPERVISOR_STATES = RowFormat("state of aliquot-mps", "state", SupervisorState, 1)
 
@@ -66,6 +68,6 @@ def file_of(device_uuid: str) -> str:
 
 
 def gpu_of_file(name: str) -> str | None:
-    """Return the GPU whose file has this name; None for a name that no such file has."""
+    """Return the GPU of a file with this name; None if the name is not that of a GPU's file."""
     stem = name.removesuffix(SUFFIX)
     return stem if stem != name and _DEVICE_UUID.fullmatch(stem) else None

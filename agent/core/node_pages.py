@@ -1,7 +1,8 @@
-"""The node's pages that its containers share, a line for each device: who wants a device first, and whose turn on it is.
+# SPDX-License-Identifier: Apache-2.0
+"""The node's pages that its containers share, with a line for each device: one page for priorities, one for time slots.
 
-Mirror of cuda_shim/limit/priority.h and turns.h, which have the reasons; a test compiles the headers and compares. The agent makes the
-pages, mends what containers spoil of them, and says which line is which device, the same on both; it never reads a line.
+Mirror of cuda_shim/limit/priority.h and turns.h, which explain the reasons; a test compiles the headers and compares. The agent creates the
+pages, repairs them if containers damage them, and assigns the lines to devices, the same on both pages. It never reads a line.
 """
 
 import struct
@@ -14,7 +15,7 @@ MAGIC_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class NodePage:
-    """The form of one page: a line that begins with the magic number, then those of the devices."""
+    """The form of a page: a first line that begins with the magic number, then the devices' lines."""
 
     magic: int
     line_bytes: int
@@ -25,20 +26,20 @@ class NodePage:
         return (1 + LINES) * self.line_bytes
 
     def empty(self) -> bytes:
-        """A page on which nobody has written."""
+        """The content of an unused page."""
         return struct.pack("<Q", self.magic).ljust(self.size_bytes, b"\0")
 
     def accepts(self, size_bytes: int, beginning: bytes) -> bool:
-        """Whether a file of this size that begins so is such a page; whatever its lines say."""
+        """Whether a file with this size and beginning is such a page. The content of its lines does not matter."""
         return size_bytes == self.size_bytes and beginning == self.empty()[:MAGIC_BYTES]
 
 
 PRIORITY: Final = NodePage(0x3149525051414C41, 64)
-"""By which containers of high priority tell those of low priority that they want a device."""
+"""Containers of high priority use it to request a device from those of low priority."""
 TURNS: Final = NodePage(0x314E525451414C41, 1024)
-"""By which containers that hold more memory than they are guaranteed share a device too small for them together."""
+"""Containers with memory burst use it to take time slots on a device that is too small for all of them together."""
 
 
 def line_of(minor: int) -> int:
-    """Return a device's line, from 1; 0 for a device beyond the pages, which then knows neither priorities nor turns."""
+    """Return a device's line, from 1; 0 for a device without a line, which then has no priorities and no time slots."""
     return minor + 1 if minor < LINES else 0

@@ -1,20 +1,22 @@
-"""What the driver uses for a container's processes beyond what the shim counts: modules, local memory, the unused rest of 2 MiB pages.
+# SPDX-License-Identifier: Apache-2.0
+"""Computes a container's overhead: what the driver uses for its processes beyond what the shim counts.
 
-The driver lists processes with the memory each uses; the region says what the shim counted for each. The difference is taken off the
-container's limit, so that the limit means what the driver means. Kept true: the region is the tenant's word, and a lie in it moves the
-tenant's own overhead only. What one context costs is learnt from the driver's figure alone, as the least that was ever seen: no tenant
-can make it smaller than it is, and the first honest process corrects one that is too large.
+Overhead is modules, local memory, and the unused rest of 2 MiB pages. The driver lists each process with its memory; the region has what
+the shim counted for each. The difference is subtracted from the container's limit, so that the limit matches the driver's count. Invariant:
+the tenant writes the region, and a false region changes only the tenant's own overhead. The cost of a context comes from the driver's
+figure
+alone, as the minimum ever seen: no tenant can make it too small, and the first honest process corrects a value that is too large.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from agent.core.cgroups import container_of
 from agent.core.region_layout import RegionSnapshot, Slot
-from proto.units import MIB
+from aliquot.contract.units import MIB
 
 STEP_BYTES = 2 * MIB
-"""The driver hands out pages of this size: a smaller difference is noise."""
+"""The driver's page size: a smaller difference is noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +27,25 @@ class GpuProcess:
     pid: int
     used_bytes: int
     utilization_ratio: float | None = None
-    """Share of the last seconds in which its kernels ran; None where this GPU or driver does not tell."""
+    """Fraction of the last seconds in which its kernels ran; None if this GPU or driver does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessList:
-    """What the driver lists at one moment."""
+    """The driver's process lists at one moment."""
 
     listed: tuple[GpuProcess, ...] = ()
     unknown: frozenset[str] = frozenset()
-    """UUIDs of the GPUs that did not tell: who is on them nobody knows."""
+    """UUIDs of the GPUs that did not report their processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:
-    """Who a process of the host is."""
+    """The identity of a process of the host."""
 
     pid: int
     namespace_pids: tuple[int, ...]
-    """Its pid in each pid namespace it is in, the innermost last."""
+    """Its pid in each of its pid namespaces, the innermost last."""
     start_ticks: int
     cgroup: str
 
@@ -56,18 +58,18 @@ class Reading:
     counted_bytes: int
     """What the shim counted for the same processes."""
     steady: bool
-    """Nothing changed while it was read, and the driver listed every process that holds something."""
+    """Whether no value changed during the reading, and the driver listed every process that holds memory."""
 
 
-def host_pids(slots: Iterable[Slot], processes: Sequence[HostProcess], pod_uid: str) -> Mapping[int, int]:
-    """Say which process each slot belongs to: slot index to host pid.
+def host_pids(slots: Iterable[Slot], processes: Sequence[HostProcess], pod_uids: Set[str]) -> Mapping[int, int]:
+    """Return the process of each slot: slot index to host pid.
 
-    A process is a slot's when its innermost pid and its start time are the slot's, and its cgroup, if kubelet made it, is the pod's. A slot
-    that two processes would fit is left out.
+    A process matches a slot if its innermost pid and its start time are equal to the slot's, and its cgroup, if kubelet made it, is of
+    one of the pods. A slot that matches two processes is omitted.
     """
     found = {}
     for slot in slots:
-        fitting = [process.pid for process in processes if _is_of(slot, process) and _may_be_of_pod(process.cgroup, pod_uid)]
+        fitting = [process.pid for process in processes if _is_of(slot, process) and _may_be_of_pod(process.cgroup, pod_uids)]
         if len(fitting) == 1:
             found[slot.index] = fitting[0]
     return found
@@ -77,13 +79,13 @@ def _is_of(slot: Slot, process: HostProcess) -> bool:
     return slot.pid == process.namespace_pids[-1] and slot.start_ticks in (0, process.start_ticks)
 
 
-def _may_be_of_pod(cgroup: str, pod_uid: str) -> bool:
+def _may_be_of_pod(cgroup: str, pod_uids: Set[str]) -> bool:
     container = container_of(cgroup)
-    return container is None or container.pod_uid == pod_uid
+    return container is None or container.pod_uid in pod_uids
 
 
 def living(snapshot: RegionSnapshot, dead: Sequence[int]) -> tuple[Slot, ...]:
-    """Return the slots whose processes live."""
+    """Return the slots with live processes."""
     return tuple(slot for slot in snapshot.slots if slot.index not in dead)
 
 
@@ -92,7 +94,7 @@ def read_device(
 ) -> Reading:
     """Compare the driver's figures with the shim's on one device.
 
-    Args: position: of the device in the region. before, after: the living slots before and after the driver was asked.
+    Args: position: the device's in the region. before, after: the live slots before and after the driver query.
         pids: slot index to host pid. used: the driver's figures by device UUID and pid.
     """
     earlier = {(slot.index, slot.pid, slot.start_ticks): slot.devices[position].used_bytes for slot in before}
@@ -110,12 +112,12 @@ def read_device(
 
 
 def holds_unlisted(position: int, uuid: str, slots: Iterable[Slot], pids: Mapping[int, int], used: Mapping[tuple[str, int], int]) -> bool:
-    """Whether a process holds something on a device and the driver does not list it there."""
+    """Whether a process holds memory on a device on which the driver does not list it."""
     return any(slot.devices[position].used_bytes > 0 and (uuid, pids.get(slot.index, 0)) not in used for slot in slots)
 
 
 def next_overhead(current_bytes: int, reading: Reading, limit_bytes: int) -> int:
-    """Return the overhead that shall hold now: at most the limit; moved by a page at least, and down by a steady reading only."""
+    """Return the new overhead, at most the limit. It changes by at least one page, and falls only after a steady reading."""
     found = min(max(0, reading.driver_bytes - reading.counted_bytes), limit_bytes)
     if abs(found - current_bytes) < STEP_BYTES or (found < current_bytes and not reading.steady):
         return current_bytes
@@ -125,7 +127,7 @@ def next_overhead(current_bytes: int, reading: Reading, limit_bytes: int) -> int
 def bare_context_bytes(
     position: int, uuid: str, slots: Sequence[Slot], pids: Mapping[int, int], used: Mapping[tuple[str, int], int]
 ) -> int | None:
-    """Return the least that the driver uses for a process that holds one context and nothing else; None when there is none."""
+    """Return the driver's smallest figure for a process that holds only one context; None without such a process."""
     bare = [
         driver
         for slot in slots

@@ -1,8 +1,9 @@
-"""What the agent says of its node in the Kubernetes API, and how soon a change of it has to be there.
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the node's object in the Kubernetes API, and decides when to write a change of it.
 
-Kept true: in the steady state nothing is written; what scheduling rests on (which GPUs take work, and how much) is written at once;
-everything else at most once a minute, at a moment drawn by chance, so that a thousand agents that learn the same at the same time do not
-write at the same time.
+Invariants: in the steady state the agent writes nothing. It writes at once what scheduling depends on (which GPUs take work, and how much).
+It writes everything else at most once a minute, at a random moment, so that a thousand agents with the same news do not write at the same
+time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +13,17 @@ from typing import Any, Final
 import msgspec
 
 from agent.core.health import HealthState
-from agent.core.inventory import BoardDevice, DeviceBoard
-from proto import gpunode
-from proto.gpunode import GpuDevice, GpuNode
-from proto.model import Isolation
+from agent.core.inventory import DeviceInventory, InventoryDevice
+from aliquot.contract import gpunode
+from aliquot.contract.gpunode import GpuDevice, GpuNode
+from aliquot.contract.model import Isolation
 
 LEAST_SECONDS: Final = 0.3
-"""Between two writes of one object: the least that gives our own change time to come back by the watch."""
+"""Minimum between two writes of one object: long enough for the agent's own change to come back by the watch."""
 STEADY_SECONDS: Final = 60.0
-"""Between two writes that can wait."""
+"""Minimum between two writes that can wait."""
 SPREAD_SECONDS: Final = 10.0
-"""The most that a write which can wait is put off by chance."""
+"""Maximum random delay of a write that can wait."""
 MAX_MESSAGE_CHARS: Final = 1024
 
 _URGENT_OF_DEVICE: Final = ("uuid", "memoryMib", "migEnabled", "migInstances")
@@ -31,53 +32,53 @@ _URGENT: Final = ("sharesPerGpu", "isolation", "memoryOversubscription")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is said of a node beside its GPUs."""
+    """The published facts about a node, without its GPUs."""
 
     name: str
     agent_version: str
     shares_per_gpu: int
     memory_oversubscription: float = 1.0
-    """How far above its memory a container may burst, as a ratio."""
+    """The highest memory burst of a container, as a ratio of its memory."""
 
 
-def gpu_node(facts: NodeFacts, board: DeviceBoard, isolation: Sequence[Isolation]) -> GpuNode:
-    """Describe the node. Raises ContractError when its GPUs cannot be described."""
-    devices = [entry.device for entry in board.devices]
+def gpu_node(facts: NodeFacts, inventory: DeviceInventory, isolation: Sequence[Isolation]) -> GpuNode:
+    """Return the node's object. Raises ContractError if its GPUs cannot be described."""
+    devices = [entry.device for entry in inventory.devices]
     present = {device.uuid for device in devices}
-    links = [link for link in board.links if {link.a_uuid, link.b_uuid} <= present]
+    links = [link for link in inventory.links if {link.a_uuid, link.b_uuid} <= present]
     return GpuNode(
         name=facts.name,
-        devices=tuple(_device(entry) for entry in board.devices),
+        devices=tuple(_device(entry) for entry in inventory.devices),
         links=gpunode.in_order(devices, links),
         shares_per_gpu=facts.shares_per_gpu,
         isolation=tuple(isolation),
         memory_oversubscription=facts.memory_oversubscription,
-        driver_version=board.driver_version,
-        cuda_version=board.cuda_version,
+        driver_version=inventory.driver_version,
+        cuda_version=inventory.cuda_version,
         agent_version=facts.agent_version,
     )
 
 
-def _device(entry: BoardDevice) -> GpuDevice:
+def _device(entry: InventoryDevice) -> GpuDevice:
     trouble = entry.trouble[: gpunode.MAX_TEXT_CHARS]
     return GpuDevice(entry.device, trouble, entry.pcie_root, entry.fabric_clique, str(entry.state))
 
 
 def status_of(node: GpuNode) -> Mapping[str, Any]:
-    """Return the status of a node's object, as it is in JSON. Raises ContractError."""
+    """Return the status of a node's object in its JSON form. Raises ContractError."""
     status: dict[str, Any] = msgspec.json.decode(gpunode.encode_gpu_node(node))["status"]
     return status
 
 
 def status_without_driver(published: Mapping[str, Any], trouble: str) -> Mapping[str, Any]:
-    """Return what stands there, with every GPU in trouble: an agent that was started without a driver knows of no GPU by itself."""
+    """Return the published status with a fault on every GPU. For an agent without a driver, which knows no GPU by itself."""
     marked = {"state": str(HealthState.QUARANTINED), "trouble": trouble[: gpunode.MAX_TEXT_CHARS]}
     devices = [{**device, **marked} for device in published.get("devices", ())]
     return {**published, "devices": devices} if devices else published
 
 
 def is_urgent(published: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether scheduling goes wrong as long as the one status stands there instead of the other."""
+    """Whether the published status, compared with the wanted one, would lead to wrong scheduling."""
     return _what_is_urgent(published) != _what_is_urgent(wanted)
 
 
@@ -89,9 +90,9 @@ def _what_is_urgent(status: Mapping[str, Any]) -> object:
 def write_after(last_write: float | None, changed_at: float, *, urgent: bool, chance: float) -> float:
     """Return the time at which a change may be written.
 
-    Args: last_write: of this object; None before the first.
+    Args: last_write: time of the last write of this object; None before the first.
           changed_at: when the change was found.
-          chance: from 0 to 1, drawn once per change.
+          chance: a random number from 0 to 1, drawn once per change.
     """
     if urgent:
         return changed_at if last_write is None else max(changed_at, last_write + LEAST_SECONDS)
@@ -101,18 +102,18 @@ def write_after(last_write: float | None, changed_at: float, *, urgent: bool, ch
 
 @dataclass(frozen=True, slots=True)
 class NodeCondition:
-    """One condition of a node: whether it holds, why in one word, and why in sentences."""
+    """One condition of a node: its status, the reason in one word, and a message."""
 
     holds: bool
     reason: str
     message: str
 
 
-def gpus_healthy(board: DeviceBoard, driver_trouble: str) -> NodeCondition:
-    """Say whether all GPUs take new work, as far as their state goes. A cordon is the administrator's wish and no trouble."""
-    troubled = [f"{entry.device.uuid} is {entry.state}: {entry.trouble}" for entry in board.devices if not entry.healthy]
-    troubled += board.unidentified
-    count = len(board.devices) + len(board.unidentified)
+def gpus_healthy(inventory: DeviceInventory, driver_trouble: str) -> NodeCondition:
+    """Return whether all GPUs take new work according to their health. A cordon is an administrator's decision and no fault."""
+    troubled = [f"{entry.device.uuid} is {entry.state}: {entry.trouble}" for entry in inventory.devices if not entry.healthy]
+    troubled += inventory.unidentified
+    count = len(inventory.devices) + len(inventory.unidentified)
     if not count:
         return NodeCondition(False, "NoGPU", driver_trouble[:MAX_MESSAGE_CHARS] or "the driver lists no GPU")
     if not troubled:

@@ -1,9 +1,10 @@
-"""Which grants are over and which files belong to none: the plan of one reconcile pass.
+# SPDX-License-Identifier: Apache-2.0
+"""Plans one reconcile pass: which grants have ended, and which files belong to no grant.
 
-A grant ends when its pod is gone, and no earlier: releasing too soon would promise memory that a process still holds. Three witnesses
-are heard. The API (by informer) knows the pod's UID and phase; kubelet's PodResources knows whether the container still
-holds its IDs; the usage region's locks and the driver's list of processes know whether a process of it lives. Kubelets up to 1.33 list
-dead pods until their IDs are wanted, so a listing alone delays a release by a bounded time only.
+A grant ends when its pod is gone, and not earlier: an early release would give away memory that a process still holds. Three sources
+decide. The API (by informer) has the pod's UID and phase. Kubelet's PodResources shows whether the container still holds its IDs. The usage
+region's locks and the driver's process list show whether a process of it lives. Kubelets up to 1.33 list dead pods until another pod needs
+their IDs, so a listing alone delays a release only for a limited time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -11,39 +12,39 @@ from dataclasses import dataclass
 
 from agent.core.identity import HeldDevices
 from agent.core.ledger import Grant
-from proto.model import Pod
+from aliquot.contract.model import Pod
 
 LISTED_GRACE_SECONDS = 60.0
-"""How long PodResources may go on listing a pod that the API has deleted, before the listing is taken for stale."""
+"""How long PodResources may list a pod that is deleted from the API, before the agent treats the listing as stale."""
 CLAIMED_GRACE_SECONDS = 60.0
-"""How long a lock alone keeps the grant of a pod that the API has deleted: whoever was handed the open file could hold it for ever."""
+"""How long a lock alone keeps the grant of a deleted pod. A process that received the open file could hold the lock for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """The witnesses, as of one pass."""
+    """The sources, as read in one pass."""
 
     pods_by_uid: Mapping[str, Pod]
     held: Sequence[HeldDevices] | None
-    """None when PodResources did not answer: then only what the API says for certain is acted on."""
+    """None if PodResources did not answer; then the plan releases only grants of pods that have ended according to the API."""
     live_grants: Set[str]
-    """Grants of which a process lives, by its usage region or by the driver's list."""
+    """Ids of grants with a live process, according to the usage region or the driver's list."""
     claimed_grants: Set[str] = frozenset()
-    """Grants of which a process lives by a lock in the usage region alone, where nobody can see whose lock it is."""
+    """Ids of grants with only a held lock in the usage region, if the lock's owner cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do. ``waiting`` are grants whose pod the API no longer knows, but which another witness keeps."""
+    """What to do. ``waiting``: grants of pods that are deleted from the API, but that another source still holds."""
 
     release: tuple[Grant, ...]
     waiting: tuple[Grant, ...]
 
 
 def plan_releases(grants: Iterable[Grant], view: NodeView, absent_seconds: Mapping[str, float]) -> Plan:
-    """Decide which grants are over.
+    """Decide which grants have ended.
 
-    Args: absent_seconds: for how long the API has not known the pod of a grant; absent from the mapping means since now.
+    Args: absent_seconds: by grant id, how long the pod has been missing from the API; without an entry, it has just gone missing.
     """
     release, waiting = [], []
     for grant in grants:
@@ -72,5 +73,5 @@ def _kept(grant: Grant, view: NodeView, absent_for_seconds: float) -> bool:
 
 
 def orphans(on_disk: Iterable[str], grants: Mapping[str, Grant]) -> tuple[str, ...]:
-    """Return the grant ids of files that no grant stands for: a crash left them between two steps of a release."""
+    """Return the ids of files without a grant: leftovers of a crash between two steps of a release."""
     return tuple(identifier for identifier in on_disk if identifier not in grants)

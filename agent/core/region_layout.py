@@ -1,11 +1,12 @@
-"""The bytes of a container's ``limits`` and ``region`` files: encode what the agent grants, decode what the container uses.
+# SPDX-License-Identifier: Apache-2.0
+"""Encodes a container's ``limits`` file and decodes its ``region`` file.
 
-The ABI and its reasons are in cuda_shim/region/layout.h; this is its mirror (version 1.3; a region of version 1.0 is read too), and a
-test compiles the header and compares the two. Pure: bytes in, values out. Opening, writing in the given order and probing locks belong to
-the adapter.
+cuda_shim/region/layout.h defines and explains the ABI. This module is its mirror (version 1.3; it also reads regions of version 1.0), and a
+test compiles the header and compares the two. The module is pure: bytes in, values out. The adapter opens files, writes in the given order
+and probes locks.
 
-Kept true: what a tenant writes into ``region`` can make its own numbers wrong and nothing else. Every field is bounds-checked, nothing
-is followed, and a broken header is a RegionError with a sentence.
+Invariant: what a tenant writes into ``region`` can only make its own numbers wrong. Every field is bounds-checked, no offset in a slot is
+followed, and a broken header raises RegionError with a message.
 """
 
 import struct
@@ -15,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Final, NamedTuple, TypeAlias
 
 ABI_MAJOR: Final = 1
-ABI_MINOR: Final = 3
+ABI_MINOR: Final = 5
 LIMITS_MAGIC: Final = 0x314D494C51414C41
 REGION_MAGIC: Final = 0x314E474551414C41
 MAX_DEVICES: Final = 16
@@ -27,9 +28,9 @@ LIMITS_HEADER: Final = struct.Struct("<QHHIQIIIIII208x")
 LIMITS_DEVICE: Final = struct.Struct(f"<{UUID_BYTES}sQQQQIIiIII88x")
 REGION_HEADER: Final = struct.Struct("<QHHIIIIIIIQQQIIQ176x")
 REGION_DEVICE: Final = struct.Struct("<QQQ104x")
-BUCKET: Final = struct.Struct("<qqqqQIiII")
+BUCKET: Final = struct.Struct("<qqqqQIiIIq")
 BUCKET_OFFSET: Final = 64
-"""Of the compute bucket (cuda_shim/limit/bucket.h) in a region's device line."""
+"""Offset of the compute bucket (cuda_shim/limit/bucket.h) in a region's device line."""
 SLOT_HEADER: Final = struct.Struct("<IIIIQ104x")
 SLOT_DEVICE: Final = struct.Struct("<QQQQQQQQQQQQQIIQ8x")
 VIRTUAL_DEVICE: Final = struct.Struct("<QQQQ32x")
@@ -46,12 +47,12 @@ LIMITS_BYTES_MAX: Final = 2**20
 REGION_BYTES_MAX: Final = 2**25
 SLOT_COUNT_MAX: Final = 4096
 REGION_BYTES_KEPT: Final = 2**21
-"""More than any agent makes: this one and those before it less than half, and later ones may double. The ABI allows more, but a tenant
-may write as much as it likes behind its region, and what lies beyond this it wrote."""
+"""The longest region that the agent reads. This version and earlier ones make less than half of it, so a later one may double the size. The
+ABI allows more, but a tenant can append any amount to its region; bytes beyond this length come from the tenant."""
 SLOT_COUNT_KEPT: Final = 512
-"""Likewise: a tenant may write a header that says more, and each slot takes time to decode."""
+"""The most slots that the agent reads: a tenant may write a header with more, and each slot takes time to decode."""
 REGION_HEAD_BYTES: Final = 2**14
-"""As much of a region as ``decode_compute`` needs, in this version and with lines grown eightfold in a later one."""
+"""The part of a region that ``decode_compute`` needs, in this version and in a later one with device lines up to eight times as long."""
 
 VERSION_OFFSET: Final = 8
 GENERATION_OFFSET: Final = 16
@@ -67,18 +68,18 @@ SLOT_FREE: Final = 0
 SLOT_LIVE: Final = 1
 
 _STATE_BYTES: Final = 4
-"""Of a slot's first word, which says whether it is taken."""
+"""Size of a slot's first word, its state: free or taken."""
 _PIECE_BYTES: Final = 2**15
-"""Slots are read by so much: larger pieces of memory come from the kernel each time, page by page."""
+"""Slots are read in pieces of this size. The memory of larger pieces comes from the kernel each time, page by page."""
 
 Read: TypeAlias = Callable[[int, int], bytes]
-"""Returns what a file has at an offset, up to so many bytes; fewer at its end."""
+"""Reads a file at an offset, up to a number of bytes; returns fewer at the file's end."""
 FIRST_GENERATION: Final = 2
 _WORD: Final = 2**64
 
 
 class RegionError(ValueError):
-    """A limits or region file is not what the ABI says; the text names what was expected and what was found."""
+    """A limits or region file does not follow the ABI. The message has what was expected and what was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,39 +87,39 @@ class DeviceLimit:
     """What a container may use of one device."""
 
     uuid: str
-    """As NVML spells it, ``GPU-…`` or ``MIG-…``. The shim finds its devices by this, never by ordinal."""
+    """In NVML's spelling, ``GPU-…`` or ``MIG-…``. The shim finds its devices by UUID, never by ordinal."""
     memory_bytes: int = MEMORY_UNLIMITED
-    """All device memory of the container's processes together, contexts included."""
+    """Limit of all device memory of the container's processes together, including contexts."""
     burst_bytes: int = 0
-    """Ceiling of device memory and managed memory together; not above ``memory_bytes`` = no oversubscription."""
+    """Limit of device memory and managed memory together; not above ``memory_bytes`` = no oversubscription."""
     context_bytes: int = 0
-    """What one context costs on this device, as measured; 0 = the shim measures."""
+    """Measured memory of one context on this device; 0 = the shim measures it."""
     overhead_bytes: int = 0
-    """What the driver uses for the container beyond all that the shim can count; taken off the limit."""
+    """What the driver uses for the container beyond what the shim can count; subtracted from the limit."""
     sm_percent: int = 0
-    """Ceiling of SM time, 1..99; 0 and 100 = no ceiling."""
+    """SM limit, 1..99; 0 and 100 = no limit."""
     sm_weight: int = 0
     priority: int = 0
-    """Above 0: high, below 0: low; counts only with a ``priority_line``."""
+    """Above 0: high, below 0: low; effective only with a ``priority_line``."""
     paused: bool = False
-    """Submit no new work until this is False again. The agent never says so: turns and priorities go over the node's pages."""
+    """Submit no new work until this is False again. For pausing a pod only: time slots and priorities use the node's pages."""
     priority_line: int = 0
-    """The device's line in the node's priority page (cuda_shim/limit/priority.h), from 1; 0 = none."""
+    """The device's line in the node's priority page (cuda_shim/limit/priority.h), from 1; 0 = no line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The content of a ``limits`` file. A device's position is its position in ``region`` and never changes while the container lives."""
+    """The content of a ``limits`` file. A device has the same position in ``region``, and keeps it while the container lives."""
 
     devices: tuple[DeviceLimit, ...]
     fail_open: bool = False
-    """When the shim cannot work: let the program run without limits instead of refusing cuInit."""
+    """If the shim cannot work: let the program run without limits instead of failing cuInit."""
     log_level: int = LOG_ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One write into an existing file; the adapter keeps the order."""
+    """One write into an existing file. The adapter performs writes in order."""
 
     offset: int
     data: bytes
@@ -126,7 +127,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Where a region has its tables, as its own header says: another minor version may have them elsewhere."""
+    """The positions of a region's tables, from its own header. Other minor versions may have other positions."""
 
     device_offset: int
     device_stride: int
@@ -134,23 +135,23 @@ class Geometry:
     slot_stride: int
     slot_count: int
     virtual_offset: int
-    """0 = there are no virtual ledgers."""
+    """0 = the region has no virtual ledgers."""
     virtual_stride: int
 
     def slot(self, index: int) -> int:
-        """Offset of a slot in the file, which is also the byte its owner keeps locked."""
+        """Return the offset of a slot in the file. The slot's owner holds a lock on the byte at this offset."""
         return self.slot_offset + index * self.slot_stride
 
 
 OWN_GEOMETRY: Final = Geometry(
     REGION_DEVICE_OFFSET, REGION_DEVICE.size, REGION_SLOT_OFFSET, SLOT_BYTES, SLOT_COUNT, REGION_VIRTUAL_OFFSET, VIRTUAL_ROW_BYTES
 )
-"""Of the regions this version makes."""
+"""The geometry of the regions that this version makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotDevice:
-    """What one process holds and did on one device."""
+    """What one process holds on one device, and the work it has done there."""
 
     used_bytes: int
     context_bytes: int
@@ -164,11 +165,11 @@ class SlotDevice:
     busy_ns: int
     throttled_ns: int
     module_bytes: int = 0
-    """Of the bytes in use: code and variables of loaded modules, as the shim measured them."""
+    """Part of the bytes in use: code and variables of loaded modules, as measured by the shim."""
     virtual_bytes: int = 0
-    """Managed memory that may leave the device (oversubscription). Not part of ``used_bytes``."""
+    """Managed memory that the driver may move to the host (oversubscription). Not part of ``used_bytes``."""
     waiting: int = 0
-    """Threads that waited for the right to launch when the region was read."""
+    """Threads that were waiting to launch when the region was read."""
 
 
 _UNUSED: Final = SlotDevice(*(0,) * len(fields(SlotDevice)))
@@ -178,11 +179,11 @@ _UNUSED_LEDGER: Final = bytes(VIRTUAL_DEVICE.size)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One process of the container. Whether it still lives only its lock tells: see ``dead_slots``."""
+    """One process of the container. Only its lock shows whether it still lives: see ``dead_slots``."""
 
     index: int
     pid: int
-    """In the container's pid namespace."""
+    """Pid in the container's pid namespace."""
     host_pid: int
     """0 until the agent has stored it."""
     start_ticks: int
@@ -191,41 +192,43 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class RegionSnapshot:
-    """A region as it was read: one moment per word, not one moment for all."""
+    """A region as it was read. Each word is consistent; the words together are not from one moment."""
 
     line_used_bytes: tuple[int, ...]
-    """Per device, the word grants are compared with: at least the sum over living slots; a killed process stays in it until reaped."""
+    """Per device, the sum that the shim compares with the limit: at least the sum over live slots. A killed process stays in it until the
+    shim reaps its slot."""
     measured_context_bytes: tuple[int, ...]
-    """Per device, what the shim measured one context to cost; 0 = it had no need to measure."""
+    """Per device, the memory of one context as measured by the shim; 0 = not measured."""
     slots: tuple[Slot, ...]
-    """Slots that are taken, in slot order, dead ones included."""
+    """The taken slots, in slot order, including those of dead processes."""
     reaped_slots: int
     repaired_bytes: int
     line_virtual_bytes: tuple[int, ...] = (0,) * MAX_DEVICES
-    """Per device, the word that virtual memory is judged by: at least the sum over living slots."""
+    """Per device, the virtual memory that the shim checks new requests against: at least the sum over live slots."""
     geometry: Geometry = OWN_GEOMETRY
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeCounters:
-    """What a container's processes together paid for GPU time on one device, the dead ones included. Counted only under a ceiling."""
+    """GPU time of all processes of a container on one device, including dead ones. Counted only under an SM limit."""
 
     paid_ns: int
     starved_at_ns: int
-    """When a process last had to wait for its share, by CLOCK_MONOTONIC; 0 = never."""
+    """When a process last had to wait for compute, by CLOCK_MONOTONIC; 0 = never."""
 
 
 def encode_limits(limits: Limits, *, generation: int = FIRST_GENERATION) -> bytes:
-    """The whole ``limits`` file, as it is created (under another name, then renamed: a container never sees it half written).
+    """Return the content of a new ``limits`` file. The adapter writes it under another name and renames it, so no container sees half a
+    file.
 
-    Raises: RegionError: more devices than the ABI has, a UUID that does not fit or repeats, a number out of its range, an odd generation.
+    Raises: RegionError: more devices than the ABI allows, a UUID that is too long or repeated, a number out of range, an odd generation.
     """
     if generation < FIRST_GENERATION or generation % 2:
         raise RegionError(f"generation {generation}: want an even number from {FIRST_GENERATION}")
     if len(limits.devices) > MAX_DEVICES:
         raise RegionError(f"{len(limits.devices)} devices: a container has at most {MAX_DEVICES}")
     if len({device.uuid for device in limits.devices}) != len(limits.devices):
-        raise RegionError(f"a device is listed twice: {[device.uuid for device in limits.devices]}")
+        raise RegionError(f"want different devices, found one twice: {[device.uuid for device in limits.devices]}")
     devices = b"".join(_encode_device(device) for device in limits.devices)
     flags = POLICY_FAIL_OPEN if limits.fail_open else 0
     header = (LIMITS_MAGIC, ABI_MAJOR, ABI_MINOR, LIMITS_HEADER.size, generation)
@@ -235,9 +238,9 @@ def encode_limits(limits: Limits, *, generation: int = FIRST_GENERATION) -> byte
 
 
 def limits_update(limits: Limits, *, current: bytes) -> tuple[Write, ...]:
-    """The writes, in order, that turn the ``limits`` file with content ``current`` into ``limits`` while programs read it.
+    """Return the writes, in order, that change a ``limits`` file from ``current`` to ``limits`` while programs read it.
 
-    Also right after a writer died half way (the generation is then odd).
+    This also works after a writer died half way; the generation is then odd.
     Raises: RegionError: as ``encode_limits``; or the update would remove or reorder devices that running programs know by position.
     """
     generation = _generation(current)
@@ -256,16 +259,16 @@ def limits_update(limits: Limits, *, current: bytes) -> tuple[Write, ...]:
 
 
 def is_interrupted(data: bytes) -> bool:
-    """Whether the writer of a ``limits`` file is at work or died half way. Raises RegionError."""
+    """Whether a writer of a ``limits`` file is working or died half way. Raises RegionError."""
     return _generation(data) % 2 == 1
 
 
 def decode_limits(data: bytes, *, interrupted_too: bool = False) -> Limits:
-    """Decode a ``limits`` file at rest.
+    """Decode a ``limits`` file that no program is writing.
 
-    Args:   interrupted_too: for its only writer, who knows that nobody is at work: take the file as another writer left it when it
-                died. All that counts is written in one write, so it is whole, old or new.
-    Raises: RegionError: wrong magic or major version, truncated, mid-write, or its checksum does not fit.
+    Args:   interrupted_too: accept a file from a writer that died. Only for the single writer, which knows that no other is working. All
+                content is in one write, so it is complete, either old or new.
+    Raises: RegionError: wrong magic or major version, truncated, mid-write, or the checksum does not match.
     """
     if not LIMITS_HEADER.size <= len(data) <= LIMITS_BYTES_MAX:
         raise RegionError(f"limits: {len(data)} bytes, want at least {LIMITS_HEADER.size} and at most {LIMITS_BYTES_MAX}")
@@ -276,15 +279,15 @@ def decode_limits(data: bytes, *, interrupted_too: bool = False) -> Limits:
         raise RegionError(f"limits: header of {header_bytes} and {count} devices of {stride} bytes do not fit {len(data)} bytes")
     interrupted = generation % 2 == 1
     if interrupted and not interrupted_too:
-        raise RegionError(f"limits: generation {generation} is odd: a writer is at work or died")
+        raise RegionError(f"limits: generation {generation} is odd: a writer is working or died")
     if not interrupted and zlib.crc32(data[CHECKED_FROM:end]) != checksum:
-        raise RegionError("limits: the checksum does not fit the content")
+        raise RegionError("limits: the checksum does not match the content")
     devices = tuple(_decode_device(data, header_bytes + index * stride) for index in range(count))
     return Limits(devices, fail_open=bool(flags & POLICY_FAIL_OPEN), log_level=log_level)
 
 
 def fresh_region_header() -> bytes:
-    """A fresh ``region`` file begins with this, and is zero up to REGION_BYTES: no process, nothing used."""
+    """Return the beginning of a new ``region`` file. The rest is zero up to REGION_BYTES: no process and no use."""
     return REGION_HEADER.pack(
         REGION_MAGIC, ABI_MAJOR, ABI_MINOR, REGION_HEADER.size,
         REGION_DEVICE_OFFSET, REGION_DEVICE.size, MAX_DEVICES,
@@ -294,12 +297,12 @@ def fresh_region_header() -> bytes:
 
 
 def decode_region(read: Read, size: int) -> RegionSnapshot:
-    """Decode one region into an immutable snapshot, a piece at a time: few slots are taken, and the file is long.
+    """Decode a region into an immutable snapshot, piece by piece, because the file is long and few slots are taken.
 
     Args:
-        read: reads the file, with pread (a tenant may truncate the file, which kills readers of a mapping).
+        read: reads the file with pread. A mapping would kill its reader when a tenant truncates the file.
         size: the file's size in bytes.
-    Raises: RegionError: wrong magic or major version, or tables that do not lie as the ABI wants them within the file.
+    Raises: RegionError: wrong magic or major version, or table positions that break the rules of the ABI.
     """
     fields = _region_fields(read(0, REGION_HEADER.size))
     geometry = _geometry(fields, size)
@@ -313,9 +316,9 @@ def decode_region(read: Read, size: int) -> RegionSnapshot:
 
 
 def decode_geometry(header: bytes | memoryview, size: int) -> Geometry:
-    """Where a region of ``size`` bytes has its tables. Raises RegionError, as ``decode_region``.
+    """Return the positions of the tables in a region of ``size`` bytes. Raises RegionError, as ``decode_region``.
 
-    Args: header: its first bytes, REGION_HEADER.size or more.
+    Args: header: the region's first bytes, REGION_HEADER.size or more.
     """
     return _geometry(_region_fields(header), size)
 
@@ -338,21 +341,21 @@ def decode_compute(data: bytes | memoryview) -> tuple[ComputeCounters, ...]:
 
 
 def host_pid_write(geometry: Geometry, index: int, host_pid: int) -> Write:
-    """The one word the agent stores into a live slot: 4 aligned bytes, so one pwrite is one store."""
+    """Return the only write of the agent into a live slot: 4 aligned bytes, so that one pwrite is one store."""
     return Write(geometry.slot(index) + SLOT_HOST_PID_OFFSET, struct.pack("<I", host_pid))
 
 
 def dead_slots(snapshot: RegionSnapshot, locked: Collection[int]) -> tuple[int, ...]:
-    """Slots whose process is gone: taken, yet nobody holds the lock.
+    """Return the slots of dead processes: they are taken, but no process holds their lock.
 
-    Args: locked: indexes whose byte F_OFD_GETLK reported as locked, probed *after* the snapshot was read. A slot that is taken in the
-        snapshot and unlocked later lost its owner in between or before; one that was taken after the snapshot is not in it.
+    Args: locked: indexes of slots that F_OFD_GETLK reported as locked, probed *after* the snapshot was read. If a slot is taken in the
+        snapshot and unlocked later, its owner died before the probe; a slot taken after the snapshot is not in it.
     """
     return tuple(slot.index for slot in snapshot.slots if slot.index not in locked)
 
 
 def live_used_bytes(snapshot: RegionSnapshot, dead: Collection[int] = ()) -> tuple[int, ...]:
-    """Per device, what the living processes hold."""
+    """Return what the live processes hold, per device."""
     living = [slot for slot in snapshot.slots if slot.index not in dead]
     return tuple(sum(slot.devices[index].used_bytes for slot in living) for index in range(MAX_DEVICES))
 
@@ -369,7 +372,7 @@ def _encode_device(device: DeviceLimit) -> bytes:
             device.sm_percent, device.sm_weight, device.priority, int(device.paused), 0, device.priority_line,
         )  # fmt: skip
     except struct.error as exc:
-        raise RegionError(f"{device.uuid}: a number is out of the range of its field: {exc}") from exc
+        raise RegionError(f"{device.uuid}: a number is out of range for its field: {exc}") from exc
 
 
 def _decode_device(data: bytes, offset: int) -> DeviceLimit:
@@ -408,7 +411,7 @@ def _region_fields(data: bytes | memoryview) -> _RegionFields:
 
 
 def _geometry(fields: _RegionFields, size: int) -> Geometry:
-    """The rules of cuda_shim/region/layout.h; region.c has the same, ``tables_fit``."""
+    """Check the rules of cuda_shim/region/layout.h; ``tables_fit`` in region.c is the same check."""
     devices_end = fields.device_offset + fields.device_stride * fields.device_count
     slots_end = fields.slot_offset + fields.slot_stride * fields.slot_count
     virtual_end = fields.virtual_offset + fields.virtual_stride * fields.slot_count if fields.virtual_offset else slots_end
@@ -437,7 +440,7 @@ def _is_placed(offset: int, stride: int, least_offset: int, least_stride: int) -
 
 
 def _taken_slots(read: Read, geometry: Geometry) -> Iterator[Slot]:
-    """Decode the slots that are taken: few are, and the states of all are looked at in every scrape of every container."""
+    """Decode the taken slots only, because few are taken and every scrape reads all slots of every container."""
     stride, at_once = geometry.slot_stride, max(1, _PIECE_BYTES // geometry.slot_stride)
     for first in range(0, geometry.slot_count, at_once):
         piece = read(geometry.slot(first), min(at_once, geometry.slot_count - first) * stride)
@@ -449,7 +452,7 @@ def _taken_slots(read: Read, geometry: Geometry) -> Iterator[Slot]:
 
 
 def _decode_slot(index: int, slot: bytes, row: bytes) -> Slot:
-    """Args: row: its ledgers of virtual memory; empty in a region that has none."""
+    """Args: row: the slot's ledgers of virtual memory; empty in a region without them."""
     _, pid, host_pid, _, start_ticks = _unpack(SLOT_HEADER, slot, 0)
     devices = (
         _decode_slot_device(
@@ -463,7 +466,7 @@ def _decode_slot(index: int, slot: bytes, row: bytes) -> Slot:
 
 def _decode_slot_device(data: bytes, ledger: bytes) -> SlotDevice:
     if data == _UNUSED_DEVICE and ledger == _UNUSED_LEDGER:
-        return _UNUSED  # so are most of a process's sixteen
+        return _UNUSED  # a shortcut: a process uses few of its sixteen devices
     words: tuple[int, ...] = SLOT_DEVICE.unpack(data)
     _, charged, uncharged, _, context, managed, pool, array, refusals, last_refused, launches, busy, throttled, *counts = words
     contexts, waiting, module = counts
@@ -480,13 +483,13 @@ def _unpack(form: struct.Struct, data: bytes, offset: int) -> tuple[int, ...]:
 
 
 def _part(data: bytes, offset: int, size: int) -> bytes:
-    """Cut out a part; behind the data's end there are zeros: a tenant may have cut the file since its size was asked."""
+    """Return a part of the data, with zeros beyond its end: a tenant may have truncated the file after its size was read."""
     return data[offset : offset + size].ljust(size, b"\0")
 
 
 def _in_use(charged: int, uncharged: int) -> int:
     used = (charged - uncharged) % _WORD
-    return used if used < _WORD // 2 else 0  # for an instant a refused charge counts on one side only
+    return used if used < _WORD // 2 else 0  # during a refused charge, the difference is negative for a moment
 
 
 def _generation(data: bytes) -> int:
@@ -502,4 +505,4 @@ def _check_version(name: str, want_magic: int, magic: int, major: int) -> None:
     if magic != want_magic:
         raise RegionError(f"{name}: magic {magic:#x}, want {want_magic:#x}")
     if major != ABI_MAJOR:
-        raise RegionError(f"{name}: ABI version {major}, this agent speaks {ABI_MAJOR}")
+        raise RegionError(f"{name}: ABI version {major}, want {ABI_MAJOR}")

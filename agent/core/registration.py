@@ -1,21 +1,22 @@
-"""When a plugin must serve and register again, from what is seen on the node.
+# SPDX-License-Identifier: Apache-2.0
+"""Decides when a plugin must serve and register again.
 
-A kubelet that starts wipes the sockets in its plugin directory and makes a new ``kubelet.sock``; it remembers no plugin. So two
-files tell everything: our socket must still be the one we made, and ``kubelet.sock`` must be the one we registered with. As a third
-sign, kubelet opens ListAndWatch while it registers us and holds it for as long as it knows us: a stream that has ended and has not come
-back means that it no longer does.
+A starting kubelet removes the sockets in its plugin directory and creates a new ``kubelet.sock``; it remembers no plugin. So two files show
+the state: our socket must still be the one we made, and ``kubelet.sock`` must be the one we registered with. There is a third sign: kubelet
+opens ListAndWatch during the registration and keeps it open while it knows the plugin. A stream that ended and was not opened again means
+that kubelet no longer knows the plugin.
 """
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
 STREAM_GRACE_SECONDS = 2.0
-"""How long kubelet may take to open ListAndWatch anew before we register again."""
+"""How long kubelet may take to open ListAndWatch again before the agent registers again."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Which file a path named at a moment. The change time tells a reused inode number from the old file."""
+    """The file behind a path at a moment. The change time distinguishes a reused inode number from the old file."""
 
     device: int
     inode: int
@@ -42,19 +43,19 @@ class PluginState:
     stream_lost_at: float | None = None
     """Monotonic time since which no ListAndWatch stream is open, counted from the registration at the earliest."""
     forgotten: bool = False
-    """The node's status says that kubelet offers nothing of the resource although the stream is open."""
+    """Whether the node's status has no allocatable amount of the resource although the stream is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class SocketsSeen:
-    """What the plugin directory shows now."""
+    """The current sockets in the plugin directory."""
 
     own: FileIdentity | None
     kubelet: FileIdentity | None
 
 
 def next_step(state: PluginState, seen: SocketsSeen, now: float) -> Step:
-    """Decide; ``now`` is monotonic time in seconds."""
+    """Return the next step; ``now`` is monotonic time in seconds."""
     if state.own_socket is None or seen.own != state.own_socket:
         return Step.SERVE
     if seen.kubelet is None:

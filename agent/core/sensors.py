@@ -1,20 +1,21 @@
-"""What a GPU's own sensors and counters say, beside what placement needs: shown as metrics, decided upon nowhere here."""
+# SPDX-License-Identifier: Apache-2.0
+"""The values of a GPU's sensors and counters that placement does not need. They are only exported as metrics."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSensors:
-    """One look at a GPU. ``None`` where the GPU or its driver does not have the sensor."""
+    """One reading of a GPU. ``None`` if the GPU or its driver does not have the sensor."""
 
     memory_utilization_ratio: float | None = None
-    """Share of time the memory controller was busy lately."""
+    """Fraction of recent time in which the memory controller was busy."""
     temperature_celsius: float | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
     sm_clock_hertz: float | None = None
     ecc_corrected: int | None = None
-    """Memory errors corrected in the life of the board, which makes it a counter over reboots too."""
+    """Corrected memory errors over the lifetime of the hardware, so the counter survives reboots."""
     ecc_uncorrected: int | None = None
 
 

@@ -1,21 +1,22 @@
-"""How long a usage region is left alone after its locks made a look at it slow.
+# SPDX-License-Identifier: Apache-2.0
+"""Decides how long the agent does not read a usage region after its locks made a reading slow.
 
-A container may put any number of locks on its region, and the kernel goes through all of them for each slot that is probed, and once more
-when the file is closed. So one look ends when it has cost its budget, and the next comes after a hundred times what it cost, later each
-time in a row. It is the CPU time that counts: a node that is busy makes no container look slow.
+A container may put any number of locks on its region. The kernel walks through all of them for each probed slot, and again when the file is
+closed. So a reading stops when it has used up its budget, and the next one comes after a hundred times the cost, later after each slow
+reading in a row. The cost is CPU time, so a busy node makes no container look slow.
 """
 
 from dataclasses import dataclass
 
 LOCK_BUDGET_SECONDS = 0.01
-"""CPU time that the locks of one region may cost in one look; ten times what those of 256 processes cost, which are as many as fit."""
+"""CPU time that the locks of a region may cost in one reading: ten times the cost of 256 processes, which is the most that fit."""
 REST_RATIO = 100
 REST_MOST_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """A while in which a region is not opened."""
+    """A period in which the agent does not open a region."""
 
     seconds: float
     until: float
@@ -23,9 +24,9 @@ class Rest:
 
 
 def rest_after(cost_seconds: float, before: Rest | None, now: float) -> Rest | None:
-    """Return how long to leave a region alone after a look; None when its locks kept to the budget.
+    """Return how long not to open a region after a reading; None if its locks stayed within the budget.
 
-    Args: cost_seconds: CPU time that the locks took. before: the rest before this look, when the look before was slow as well.
+    Args: cost_seconds: CPU time of the locks. before: the rest before this reading, if the previous reading was slow as well.
     """
     if cost_seconds <= LOCK_BUDGET_SECONDS:
         return None

@@ -1,8 +1,9 @@
-"""Counters of containers that never run backwards, made from regions whose processes come and go.
+# SPDX-License-Identifier: Apache-2.0
+"""Turns the counters of a container's processes into counters that never decrease.
 
-A process takes its counters along when it ends, so their sum over the living falls, and a monitoring system would read that as work.
-Kept true: what a process was once seen to have done stays counted as long as its container has its grant. What it does after it was
-last looked at and before its slot is used again is not seen; the slot of a dead process is still read.
+The counters of a process vanish when it ends. So their sum over the live processes falls, and a monitoring system would read that as new
+work. Invariant: work that was once seen stays counted as long as the container has its grant. The slot of a dead process is still read, but
+work between the last reading and the reuse of its slot is missed.
 """
 
 from collections.abc import Mapping
@@ -11,12 +12,12 @@ from dataclasses import dataclass, field
 from agent.core.region_layout import RegionSnapshot, SlotDevice
 
 _Process = tuple[int, int, int]
-"""Slot, pid and start time: what tells a process from a later one in its slot."""
+"""Slot, pid and start time. They distinguish a process from a later one in the same slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What was done on one device."""
+    """The work on one device."""
 
     busy_ns: int = 0
     throttled_ns: int = 0
@@ -32,7 +33,7 @@ class Counts:
         )
 
     def since(self, earlier: "Counts") -> "Counts":
-        """Return what was added; nothing where the count fell, which only a program that writes over its own counters does."""
+        """Return the increase; 0 for a count that fell. A count falls only if a program overwrites its own counters."""
         return Counts(
             max(0, self.busy_ns - earlier.busy_ns),
             max(0, self.throttled_ns - earlier.throttled_ns),
@@ -50,11 +51,11 @@ class Tally:
 
     @classmethod
     def empty(cls, device_count: int) -> "Tally":
-        """Return the tally of a container that has done nothing."""
+        """Return the tally of a container without any work."""
         return cls((Counts(),) * device_count)
 
     def after(self, snapshot: RegionSnapshot) -> "Tally":
-        """Return the tally with what a look at the region adds."""
+        """Return the tally after a reading of the region."""
         nothing = (Counts(),) * len(self.totals)
         totals, seen = self.totals, {}
         for slot in snapshot.slots:

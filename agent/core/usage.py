@@ -1,4 +1,5 @@
-"""What a container's processes use of its devices, from its region. The region is the tenant's own word, bounds-checked by its decoder."""
+# SPDX-License-Identifier: Apache-2.0
+"""Sums up what a container's processes use of its devices. The tenant writes the region; its decoder has checked all bounds."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,17 +12,18 @@ NOTHING_DONE = Counts()
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """One container on one device: what its living processes hold, and what all its processes did."""
+    """One container on one device: what its live processes hold, and the work of all its processes."""
 
     used_bytes: int = 0
     context_bytes: int = 0
-    """Of the bytes in use: contexts. The other parts are likewise of the bytes in use, but for the virtual ones."""
+    """Contexts' part of the bytes in use."""
     module_bytes: int = 0
+    """Modules' part of the bytes in use."""
     virtual_bytes: int = 0
-    """Managed memory that may leave the device (oversubscription)."""
+    """Managed memory that the driver may move to the host (oversubscription). Not part of the bytes in use."""
     counts: Counts = NOTHING_DONE
     waiting: int = 0
-    """Launches that wait for their share of compute: threads of living processes; at least 1 where one waited a moment ago."""
+    """Threads of live processes with a launch that waits for compute; at least 1 if a launch waited a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,13 @@ class ContainerUsage:
 
     devices: tuple[DeviceUsage, ...]
     processes: int = 0
-    """Living processes that use the driver."""
+    """Live processes that use the driver."""
 
 
 def usage_of(snapshot: RegionSnapshot, dead: Collection[int], tally: Tally, starved: Collection[int] = ()) -> ContainerUsage:
-    """Add up a region.
+    """Sum up a region.
 
-    Args: dead: slots whose process is gone. starved: positions of the devices on which a launch waited a moment ago.
+    Args: dead: slots of processes that are gone. starved: positions of the devices on which a launch waited a moment ago.
     """
     living = [slot for slot in snapshot.slots if slot.index not in dead]
 
@@ -56,13 +58,13 @@ def usage_of(snapshot: RegionSnapshot, dead: Collection[int], tally: Tally, star
 
 @dataclass(frozen=True, slots=True)
 class BusySample:
-    """A container's paid GPU time at a moment, per device."""
+    """A container's GPU time up to a moment, per device, as the shim counted it."""
 
     at: float
     busy_ns: tuple[int, ...]
 
 
 def utilization_between(earlier: BusySample, later: BusySample) -> tuple[float, ...]:
-    """Return each device's share of time used between two samples of a tally."""
+    """Return the fraction of time in which each device was used between two samples of a tally."""
     elapsed_ns = (later.at - earlier.at) * 1e9
     return tuple(min(1.0, max(0.0, (after - before) / elapsed_ns)) for before, after in zip(earlier.busy_ns, later.busy_ns, strict=True))

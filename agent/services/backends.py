@@ -1,4 +1,5 @@
-"""Makes ready what enforces a grant, where that is not the shim: MIG instances, MPS daemons, the driver's own limits."""
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares what enforces a grant without the shim: MIG instances, MPS daemons, the driver's own limits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,14 +8,15 @@ from agent.core.backends import Abilities
 from agent.core.cdi import NO_EDITS, Edits, merge_edits
 from agent.core.driver_limits import limit_edits
 from agent.core.ledger import Grant
-from agent.services.mig_keeper import MigKeeper
-from agent.services.mps_keeper import MpsKeeper
-from proto.model import Isolation, MigInstance
+from agent.services.mig_controller import MigController
+from agent.services.mps_controller import MpsController
+from aliquot.contract.features import Gate
+from aliquot.contract.model import Isolation, MigInstance
 
 
 @dataclass(frozen=True, slots=True)
 class Provision:
-    """What a container is given beside the devices of its shares."""
+    """What a container gets in addition to the devices of its shares."""
 
     instances: Mapping[str, MigInstance] = field(default_factory=dict)
     """The instances at the places that its shares name."""
@@ -24,8 +26,8 @@ class Provision:
 class Backends:
     """All backends of this node."""
 
-    def __init__(self, abilities: Abilities, mig: MigKeeper, mps: MpsKeeper, limits_hook: str) -> None:
-        """Args: abilities: but for MPS. limits_hook: NVIDIA's hook that applies the driver's memory limits."""
+    def __init__(self, abilities: Abilities, mig: MigController, mps: MpsController, limits_hook: str) -> None:
+        """Args: abilities: except MPS. limits_hook: NVIDIA's hook that sets the driver's memory limits."""
         self._abilities = abilities
         self._mig = mig
         self._mps = mps
@@ -33,11 +35,11 @@ class Backends:
 
     @property
     def abilities(self) -> Abilities:
-        """What this node can enforce now: aliquot-mps may come and go."""
-        return replace(self._abilities, without_mps=self._mps.trouble)
+        """What this node can enforce now; aliquot-mps may start and stop at any time."""
+        return replace(self._abilities, without_mps=self._abilities.gates.closed(Gate.MPS_ISOLATION) or self._mps.trouble)
 
     async def provide(self, grant: Grant) -> Provision:
-        """Make ready what the grant needs; does nothing twice. Raises DriverError, MpsError, StorageError."""
+        """Prepare what the grant needs; may be called again. Raises DriverError, MpsError, StorageError."""
         match grant.backend:
             case Isolation.MIG:
                 return Provision(await self._mig.ensure(grant))

@@ -1,27 +1,29 @@
-"""Moves the ceilings of containers in weight mode, so that they use what others leave idle.
+# SPDX-License-Identifier: Apache-2.0
+"""Moves the SM limits of containers in weight mode and of those that requested no cores, so that they use what others leave idle.
 
-A loop that runs only while such a container is granted, ten times a second while one of them works, and looks at nothing but the
-first page of the regions on its devices. While the agent is away ceilings stay as they are. Deciding is in ``core.borrowing``.
+The loop runs only while such a container has a grant on a device with others, ten times a second while one of them works. It reads only the
+first page of the regions on their devices. While the agent is down, SM limits stay as they are. ``core.borrowing`` decides.
 """
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agent.core.borrowing import Tenant, ceilings, observed
+from agent.core.ledger import Grant
 from agent.core.region_layout import ComputeCounters, Limits
 from agent.errors import StorageError
-from agent.ports import Clock, ContainerFiles
-from agent.services.grant_book import GrantBook
-from proto.units import WHOLE_GPU_PERCENT
+from agent.ports.clock import Clock
+from agent.ports.grants import ContainerFiles
+from agent.services.grant_manager import GrantManager
 
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 0.1
 IDLE_PERIOD_SECONDS = 0.5
-"""While nobody borrows, everybody has what it is entitled to, and nothing is urgent."""
+"""While no container borrows, each has its own part of the SMs, and no change is urgent."""
 
 
 @dataclass(slots=True)
@@ -31,7 +33,7 @@ class _Watched:
     grant_id: str
     device_uuid: str
     position: int
-    """Of the device among the container's."""
+    """Of the device in the container's list."""
     tenant: Tenant
     ceiling_percent: int
     counters: ComputeCounters | None = None
@@ -39,7 +41,7 @@ class _Watched:
 
 @dataclass(slots=True)
 class _Round:
-    """The devices on which somebody borrows, by UUID, and when they were last looked at."""
+    """The devices that have a container with a moving limit, by UUID, and when they were last read."""
 
     devices: Mapping[str, list[_Watched]] = field(default_factory=dict)
     looked_at: float = 0.0
@@ -47,51 +49,56 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look asks for."""
+    """The result of one look."""
 
     moves: tuple[tuple[_Watched, int], ...]
-    """The ceilings that change, in percent."""
+    """The SM limits that change, in percent."""
     working: bool
-    """Whether a borrower is at work."""
+    """Whether a container works that makes limits move."""
 
 
 class Borrower:
     """The loop."""
 
-    def __init__(self, *, book: GrantBook, files: ContainerFiles, clock: Clock) -> None:
-        self._book = book
+    def __init__(self, *, manager: GrantManager, files: ContainerFiles, clock: Clock) -> None:
+        self._manager = manager
         self._files = files
         self._clock = clock
 
     async def run(self) -> None:
-        """Borrow and give back for ever."""
+        """Borrow and give back, until cancelled."""
         while True:
-            seen = self._book.changes.count
-            current = await self._book.on_disk(self.find)
+            seen = self._manager.changes.count
+            current = await self._manager.on_disk(self.find)
             if not current.devices:
-                await self._book.changes.after(seen)
-            while current.devices and self._book.changes.count == seen:
-                look = await self._book.on_regions(partial(self.look, current))
+                await self._manager.changes.after(seen)
+            while current.devices and self._manager.changes.count == seen:
+                look = await self._manager.on_regions(partial(self.look, current))
                 if look.moves:
-                    await self._book.on_disk(partial(self.move, look.moves))
-                await self._book.changes.after(seen, PERIOD_SECONDS if look.working else IDLE_PERIOD_SECONDS)
+                    await self._manager.on_disk(partial(self.move, look.moves))
+                await self._manager.changes.after(seen, PERIOD_SECONDS if look.working else IDLE_PERIOD_SECONDS)
 
-    # --- below: in the thread for regions (look) or in the one for files ---
+    # --- below: in the thread for regions (look) or the thread for files ---
 
     def find(self) -> _Round:
-        """Return the devices on which a container in weight mode was granted a share, with all their tenants that have a ceiling."""
+        """Return the devices with a container in weight mode, or with both kinds of containers: with cores and without."""
         devices: dict[str, list[_Watched]] = defaultdict(list)
-        for grant in self._book.ledger.grants.values():
-            limits = self._files.limits(grant.grant_id) if grant.under_shim else None
-            for position, device in enumerate(limits.devices if limits is not None else ()):
-                if device.sm_weight or 0 < device.sm_percent < WHOLE_GPU_PERCENT:
-                    tenant = Tenant(device.sm_weight or device.sm_percent, borrows=device.sm_weight > 0)
-                    devices[device.uuid].append(_Watched(grant.grant_id, device.uuid, position, tenant, device.sm_percent))
-        shared = {uuid: watched for uuid, watched in devices.items() if any(one.tenant.borrows for one in watched)}
+        for grant in self._manager.ledger.grants.values():
+            for one in self._watched_of(grant) if grant.under_shim else ():
+                devices[one.device_uuid].append(one)
+        shared = {uuid: watched for uuid, watched in devices.items() if _moves(watched)}
         return _Round(shared, self._clock.monotonic())
 
+    def _watched_of(self, grant: Grant) -> Iterable[_Watched]:
+        """Return the devices of a container."""
+        limits = self._files.limits(grant.grant_id)
+        devices = limits.devices if limits is not None else ()
+        for position, (device, share) in enumerate(zip(devices, grant.shares, strict=False)):
+            cores = device.sm_weight or share.cores_percent or 0
+            yield _Watched(grant.grant_id, device.uuid, position, Tenant(cores, borrows=device.sm_weight > 0), device.sm_percent)
+
     def look(self, current: _Round) -> Look:
-        """Look at what everybody used since the last time; return which ceilings follow from it."""
+        """Read what each tenant used since the last look; return the SM limits that follow from it."""
         now = self._clock.monotonic()
         elapsed_ns = round((now - current.looked_at) * 1e9)
         if elapsed_ns <= 0:
@@ -103,14 +110,14 @@ class Borrower:
                 self._observe(one, elapsed_ns)
             wanted = ceilings({one.grant_id: one.tenant for one in watched})
             for one in watched:
-                if (percent := wanted.get(one.grant_id)) is not None:
-                    working |= one.tenant.active
-                    if percent != one.ceiling_percent:
-                        moves.append((one, percent))
+                working |= one.tenant.active
+                percent = wanted.get(one.grant_id, one.ceiling_percent)
+                if percent != one.ceiling_percent:
+                    moves.append((one, percent))
         return Look(tuple(moves), working)
 
     def move(self, moves: Iterable[tuple[_Watched, int]]) -> None:
-        """Set the ceilings."""
+        """Set the SM limits."""
         for one, percent in moves:
             self._set(one, percent)
 
@@ -126,14 +133,21 @@ class Borrower:
         def moved(limits: Limits) -> Limits:
             devices = list(limits.devices)
             found = [(device.uuid, device.sm_percent) for device in devices[one.position :][:1]]
-            if found != [(one.device_uuid, one.ceiling_percent)]:  # written anew since the round began: the next round looks at them
+            if found != [(one.device_uuid, one.ceiling_percent)]:  # rewritten since the round began: the next round reads them
                 return limits
             devices[one.position] = replace(devices[one.position], sm_percent=percent)
             return replace(limits, devices=tuple(devices))
 
         try:
             self._files.amend_limits(one.grant_id, moved)
-        except StorageError as exc:  # most likely it was released meanwhile; if not, the next look tries again
+        except StorageError as exc:  # probably released meanwhile; if not, the next look retries
             logger.warning("borrowing: %s", exc, extra={"grant": one.grant_id})
         else:
             one.ceiling_percent = percent
+
+
+def _moves(watched: Sequence[_Watched]) -> bool:
+    """Whether the SM limit of one of a device's containers may have to move."""
+    entitled = [one.tenant.entitled_percent for one in watched]
+    usual = all(one.ceiling_percent == one.tenant.entitled_percent for one in watched)
+    return any(one.tenant.borrows for one in watched) or (0 in entitled and any(entitled)) or not usual

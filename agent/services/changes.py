@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """A count of changes that coroutines can wait on without missing one."""
 
 import asyncio
 
 
 class Changes:
-    """Counts. Whoever remembers the count it has seen learns of every later change, however many came in between."""
+    """Counts changes. A reader that keeps the last count it saw misses no later change."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -18,7 +19,7 @@ class Changes:
                 waiter.set_result(None)
 
     async def after(self, count: int, timeout_seconds: float | None = None) -> int:
-        """Return the count once it differs from ``count``, or as it is when the time is up."""
+        """Return the count once it differs from ``count``, or the same count when the time is up."""
         if self.count == count:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.add(waiter)

@@ -1,11 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device plugin of one resource, as kubelet calls it.
 
-Allocate is a pure function of the IDs, because an error there ends the pod for good. Everything that may fail happens in PreStartContainer.
-ListAndWatch sends on change only: kubelet writes its checkpoint at every message.
+Allocate is a pure function of the IDs: an error there fails the pod permanently. All work that may fail happens in PreStartContainer.
+ListAndWatch sends only changes, because kubelet writes its checkpoint at every message.
 """
 
 import logging
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -14,7 +16,7 @@ import grpc.aio
 from agent.core.injection import Answer
 from agent.core.inventory import AdvertisedDevice
 from agent.core.steering import prefer_ids
-from agent.ports import Clock
+from agent.ports.clock import Clock
 from agent.services.admissions import Admissions
 from agent.services.allocator import Allocator
 from agent.services.changes import Changes
@@ -22,36 +24,35 @@ from agent.services.injection import Injection
 from agent.services.offering import Offering
 from agent.services.pending import PendingPods
 from agent.services.telemetry import Telemetry
-from proto import contract
-from proto.kubelet import deviceplugin_pb2 as pb
-from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginServicer
+from aliquot import contract
+from aliquot.kubelet_api import deviceplugin_pb2 as pb
+from aliquot.kubelet_api.deviceplugin_pb2_grpc import DevicePluginServicer
 
 logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class PluginServices:
+    """What answers kubelet's calls, for the plugins of all resources."""
+
+    admissions: Admissions
+    allocator: Allocator
+    injection: Injection
+    pending: PendingPods
+
+
 class DevicePlugin(DevicePluginServicer):
     """Serves one resource."""
 
-    def __init__(
-        self,
-        resource: str,
-        offering: Offering,
-        *,
-        admissions: Admissions,
-        allocator: Allocator,
-        injection: Injection,
-        pending: PendingPods,
-        telemetry: Telemetry,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, resource: str, offering: Offering, *, services: PluginServices, telemetry: Telemetry, clock: Clock) -> None:
         self.resource = resource
         self._offering = offering
-        self._admissions = admissions
-        self._allocator = allocator
-        self._injection = injection
-        self._pending = pending
+        self._admissions = services.admissions
+        self._allocator = services.allocator
+        self._injection = services.injection
+        self._pending = services.pending
         self._telemetry = telemetry
         self._clock = clock
         self._updates = Changes()
@@ -65,28 +66,28 @@ class DevicePlugin(DevicePluginServicer):
         return self._stream_lost_at
 
     def expect_stream(self) -> None:
-        """Count the time without a stream from now: kubelet has just been told of us."""
+        """Count the time without a stream from now: the plugin has just been registered."""
         self._stream_lost_at = None if self._streams else self._clock.monotonic()
 
     def devices(self) -> tuple[AdvertisedDevice, ...]:
-        """Return what is offered now."""
+        """Return the devices that are offered now."""
         return self._offering.devices().get(self.resource, ())
 
     def refresh(self) -> None:
-        """Let the open streams look whether something they sent has changed."""
+        """Let the open streams check whether to send an update."""
         self._updates.notify()
 
     def end_streams(self) -> None:
-        """End the streams that are open now; a server that stops waits for them."""
+        """End the open streams; a stopping server waits for them."""
         self._generation += 1
         self._updates.notify()
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
-        """Tell kubelet which optional calls we want."""
+        """Return which optional calls this plugin needs."""
         return pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
     async def ListAndWatch(self, request: pb.Empty, context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """Send all devices, and all of them again whenever one of them changes."""
+        """Send all devices, and all again after each change."""
         self._streams += 1
         self._stream_lost_at = None
         generation = self._generation
@@ -105,7 +106,7 @@ class DevicePlugin(DevicePluginServicer):
                 self._stream_lost_at = self._clock.monotonic()
 
     async def GetPreferredAllocation(self, request: pb.PreferredAllocationRequest, context: Context) -> pb.PreferredAllocationResponse:
-        """Advise kubelet to take IDs of the GPUs the container will really get."""
+        """Advise kubelet to take IDs of the GPUs that the container will get."""
         with self._telemetry.preferred_allocation_seconds.time():
             await self._admissions.announced()
             return await self._preferred_allocation(request)
@@ -127,7 +128,7 @@ class DevicePlugin(DevicePluginServicer):
         return pb.PreferredAllocationResponse(container_responses=responses)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
-        """Answer with the name under which the container's devices will be found once it starts; without CDI, with the devices."""
+        """Return the CDI name of the container's devices; the devices themselves without CDI."""
         with self._telemetry.allocate_seconds.time(), self._admissions.allocating():
             return pb.AllocateResponse(container_responses=[await self._answer(asked.devices_ids) for asked in request.container_requests])
 
@@ -136,7 +137,7 @@ class DevicePlugin(DevicePluginServicer):
         return response_of(await self._injection.answer(self.resource, ids, self._allocator.grant_id(self.resource, ids)))
 
     async def PreStartContainer(self, request: pb.PreStartContainerRequest, context: Context) -> pb.PreStartContainerResponse:
-        """Grant the container its devices, or say why not."""
+        """Grant the container its devices, or fail with the reason."""
         refusal = await self._allocator.prestart(self.resource, frozenset(request.devices_ids))
         if refusal is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{contract.PRODUCT}: {refusal.message}")
@@ -144,7 +145,7 @@ class DevicePlugin(DevicePluginServicer):
 
 
 def response_of(answer: Answer) -> pb.ContainerAllocateResponse:
-    """Return an answer as kubelet takes it, and keeps it (``ports.KubeletMemory``)."""
+    """Return a reply as kubelet's message. Kubelet also stores it (``ports.KubeletCheckpoint``)."""
     return pb.ContainerAllocateResponse(
         cdi_devices=[pb.CDIDevice(name=answer.cdi_name)] if answer.cdi_name else [],
         envs=answer.env,

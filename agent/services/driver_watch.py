@@ -1,11 +1,11 @@
-"""Keeps the device board true: reads the driver at a steady period, through whatever states the driver goes, and judges what it finds.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the driver at a fixed period and keeps the agent's view of the GPUs current.
 
-A missing driver is waited for, a hung one is marked, a lost GPU is probed until it answers again; XIDs are taken every second, also while
-a reading waits for a GPU that hangs, and make the next reading come at once. What all that means for a GPU is decided in ``core.health``.
-Where a call about the driver as a whole does not come back, another process tries it now and then.
-Each change is logged once.
+The loop waits for a missing driver, marks GPUs with a hung call, and probes a lost GPU until it answers again. It takes XIDs every second,
+also while a read waits for a GPU that hangs; an XID starts the next read at once. ``core.health`` decides what all this means for a GPU.
+When a call that concerns the whole driver hangs, another process tries it from time to time. Each change is logged once.
 
-Kept true: for one silent GPU, the session in which the others answer is left only for one that was seen to find them all, and more.
+Invariant: one silent GPU does not end a session in which others answer, unless a new session was seen to find these and more.
 """
 
 import asyncio
@@ -14,35 +14,35 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from agent.core.health import Answer, HealthRules, HealthTable, Silence, Transition, XidClass, classify
-from agent.core.inventory import DeviceBoard, DeviceEvent, DriverReading, OverdueCall, probes_of, unnamed_instances
-from agent.core.lasting import lasting
+from agent.core.inventory import DeviceEvent, DeviceInventory, DriverReading, OverdueCall, probes_of, unnamed_instances
 from agent.core.metrics import Family, family
+from agent.core.without_duration import without_duration
 from agent.errors import DriverError, DriverLeftError, DriverMissingError, DriverTimeoutError
-from agent.ports import Driver
+from agent.ports.driver import Driver
 from agent.services.changes import Changes
-from proto.gpunode import NO_CORDON, Cordon
+from aliquot.contract.gpunode import NO_CORDON, Cordon
 
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.25
 LAST_RETRY_SECONDS = 5.0
-"""A driver that is being installed is found within this time of being ready."""
+"""Bounds how long a driver that has just been installed goes unnoticed."""
 FIRST_SEARCH_POLLS = 6
-"""After so many reads with a GPU that does not answer, it is looked for in a new session: after a reset it is seen by such only."""
+"""Reads with a silent GPU before the first search in a new session. After a reset, only a new session sees the GPU."""
 LAST_SEARCH_POLLS = 120
-"""The next time it is after twice as many, up to this: ten minutes by default."""
+"""Each further search comes after twice as many reads, up to this: ten minutes by default."""
 ENTERING_SECONDS = 60.0
-"""How long entering the driver anew may take before GPUs that had answered until then count as silent."""
+"""How long entering the driver again may take before GPUs that answered until then count as silent."""
 EVENTS_SECONDS = 1.0
-"""Between two looks at what the GPUs reported; bounds how long an XID goes unnoticed."""
+"""Between two reads of GPU events; bounds how long an XID goes unnoticed."""
 
 
 def _ignore(_: object) -> None:
-    """Hear nothing."""
+    """Do nothing."""
 
 
 class DriverWatch:
-    """The board, and the loop that keeps it."""
+    """The GPUs as last read, and the loop that reads them."""
 
     def __init__(
         self, driver: Driver, poll_seconds: float, rules: HealthRules | None = None, monotonic: Callable[[], float] = time.monotonic
@@ -57,26 +57,26 @@ class DriverWatch:
         self._search_polls = FIRST_SEARCH_POLLS
         self._search: asyncio.Future[Set[str]] | None = None
         self._entering_since: float | None = None
-        """When the driver was left to be entered anew, until it answers."""
+        """When the driver was left to enter it again; None once it answers."""
         self._linked: frozenset[str] = frozenset()
         self._links_trouble = ""
-        self._seen = DeviceBoard()
-        """As the last look says, before any judgement."""
+        self._seen = DeviceInventory()
+        """As last read, without health and cordons."""
         self._health = HealthTable()
         self._cordon = NO_CORDON
         self.on_transition: Callable[[Transition], None] = _ignore
-        """Told of every GPU whose state changes."""
+        """Called for every change of a GPU's state."""
         self.on_event: Callable[[DeviceEvent], None] = _ignore
-        """Told of everything that GPUs report by themselves."""
+        """Called for every event that a GPU reports."""
         self.failure: DriverError | None = None
-        """Why the last look brought nothing; None when it did, when nobody looks, and before the first."""
+        """Why the last read failed; None when it succeeded, while the driver is left, and before the first read."""
         self.locked_out = ""
-        """Why GPUs that answer another process cannot be asked by this one; empty while none do, as far as was tried."""
+        """Why this process cannot reach GPUs that answer another process; empty when no such GPU is known."""
         self.answered = False
         """Whether the driver answered at least once."""
         self.looked = False
-        """Whether the driver was asked at least once, with whatever result."""
-        self.board = DeviceBoard()
+        """Whether the driver was read at least once, with or without success."""
+        self.inventory = DeviceInventory()
         self.changes = Changes()
 
     @property
@@ -85,41 +85,39 @@ class DriverWatch:
         return self._trouble
 
     @property
-    def lasting_trouble(self) -> str:
-        """The same without the seconds a call hangs: for whoever compares it with what was said before."""
-        return lasting(self._trouble)
+    def trouble_without_duration(self) -> str:
+        """The same without the duration of a hung call, for comparison with earlier messages."""
+        return without_duration(self._trouble)
 
     @property
     def cordon(self) -> Cordon:
-        """What an administrator keeps new work off."""
+        """What an administrator has closed to new containers."""
         return self._cordon
 
     @property
     def health(self) -> HealthTable:
-        """The health of all GPUs, as judged."""
+        """The health of all GPUs."""
         return self._health
 
     def overdue(self) -> Sequence[OverdueCall]:
-        """Return the calls into the driver that have not come back in time; for any thread."""
+        """Return the calls into the driver that have not returned in time; for any thread."""
         return self._driver.overdue()
 
     def families(self) -> Iterable[Family]:
-        """Say how long each of these has been out, where two threads are in the same the longer; for any thread."""
+        """Return the age of each of these calls, the longest where two threads wait in the same call; for any thread."""
         seconds: dict[tuple[str, ...], float] = {}
         for call in self.overdue():
             key = call.name, call.device_uuid or ""
             seconds[key] = max(call.seconds, seconds.get(key, 0.0))
-        text = (
-            "How long a call into the driver has been out that takes longer than nvmlTimeoutSeconds; without a GPU, it is about them all."
-        )
+        text = "Age of the driver call that has exceeded nvmlTimeoutSeconds; an empty device_uuid means a call not tied to one GPU."
         yield family("nvml_call_overdue_seconds", text, ("call", "device_uuid"), list(seconds.items()))
 
     def remember(self, health: HealthTable) -> None:
-        """Begin with what an earlier process of this agent knew; to be called before anything is read."""
+        """Start with the health that an earlier process of this agent saved. Call it before the first read."""
         self._health = health
 
     def set_cordon(self, cordon: Cordon) -> None:
-        """Keep new work off what is named, and no longer off what is not."""
+        """Close exactly these GPUs, or the node, to new containers."""
         if cordon != self._cordon:
             logger.info("cordon changed", extra={"whole_node": cordon.node, "device_uuids": list(cordon.devices)})
             self._cordon = cordon
@@ -137,10 +135,10 @@ class DriverWatch:
                 await self._listen(self._poll_seconds)
 
     async def poll(self) -> None:
-        """Read once and take in what is found."""
+        """Read once and apply the result."""
         try:
             reading = await self._read()
-        except DriverLeftError as exc:  # nobody looks, so nothing is known anew; entering the driver after it may take long
+        except DriverLeftError as exc:  # the driver is left on purpose: no new facts; entering it again may take long
             self.failure = None
             self._entering_since = self._monotonic()
             if not self._seen.devices:
@@ -149,7 +147,7 @@ class DriverWatch:
             self.failure = exc
             self._take_failure(exc)
             if isinstance(exc, DriverTimeoutError):
-                await self._look_anew(frozenset(), missed=True)
+                await self._search_if_due(frozenset(), missed=True)
         else:
             self.failure, self.answered = None, True
             self._entering_since = None
@@ -162,14 +160,14 @@ class DriverWatch:
             self.changes.notify()
 
     async def _read(self) -> DriverReading:
-        """Read, and hear meanwhile what GPUs report: a reading may wait for one that hangs, and the others fall ill all the same."""
+        """Read the GPUs, and take their events meanwhile: the read may wait for a hung GPU while others report errors."""
         reading = asyncio.ensure_future(self._driver.read())
         try:
             while not (await asyncio.wait([reading], timeout=EVENTS_SECONDS))[0]:
                 try:
                     events = await self._driver.events()
                 except DriverError as exc:
-                    logger.debug("events while the driver is read: %s", exc)  # the reading meets the same, and says what it means
+                    logger.debug("events while the driver is read: %s", exc)  # the read fails with the same error and handles it
                     continue
                 if events:
                     self.take_events(events)
@@ -178,14 +176,14 @@ class DriverWatch:
             reading.cancel()
 
     async def _listen(self, seconds: float) -> None:
-        """Wait for the next poll, or until GPUs report something."""
+        """Wait for the next poll, or until a GPU reports an event."""
         next_poll = self._monotonic() + seconds
         while (left := next_poll - self._monotonic()) > 0:
             await asyncio.sleep(min(EVENTS_SECONDS, left))
             try:
                 events = await self._driver.events()
             except DriverError:
-                if not self._trouble:  # the poll that follows meets the same trouble and says what it means for the devices
+                if not self._trouble:  # the next poll fails with the same error and handles it
                     return
                 continue
             if events:
@@ -193,7 +191,7 @@ class DriverWatch:
                 return
 
     def take_events(self, events: Sequence[DeviceEvent]) -> None:
-        """Take in what GPUs reported by themselves."""
+        """Apply events that GPUs reported."""
         for event in events:
             self.on_event(event)
         xids = [(event.device_uuid, event.xid) for event in events if event.xid is not None]
@@ -204,7 +202,7 @@ class DriverWatch:
         self._take(self._seen, self._health.after_xids(xids, self._monotonic(), self._rules))
 
     def _take_failure(self, exc: DriverError) -> None:
-        """Take in that the driver could not be read."""
+        """Apply a failed read of the driver."""
         hung = exc.device_uuid if isinstance(exc, DriverTimeoutError) else None
         if isinstance(exc, DriverMissingError):
             self._take_silence(self._known(), str(exc), f"no usable NVIDIA driver: {exc}")
@@ -217,22 +215,22 @@ class DriverWatch:
         return [entry.device.uuid for entry in self._seen.devices]
 
     def _note(self, trouble: str) -> None:
-        """Remember what is wrong with the driver as a whole."""
+        """Remember the error of the driver as a whole, and log a change."""
         before, self._trouble = self._trouble, trouble
-        if lasting(trouble) != lasting(before):
-            logger.log(logging.WARNING if trouble else logging.INFO, "driver: %s", trouble or "it answers")
+        if without_duration(trouble) != without_duration(before):
+            logger.log(logging.WARNING if trouble else logging.INFO, "driver: %s", trouble or "it works")
             self.changes.notify()
 
     def _take_silence(self, uuids: Sequence[str], trouble: str, driver_trouble: str) -> None:
-        """Take in that these GPUs did not answer."""
+        """Apply that these GPUs did not answer."""
         self._note(driver_trouble)
-        silence = Silence(lasting(trouble))
+        silence = Silence(without_duration(trouble))
         seen = self._seen
         for uuid in uuids:
             seen = seen.after_device_trouble(uuid, silence.trouble)
         self._take(seen, self._health.after_probes(dict.fromkeys(uuids, silence), self._monotonic(), self._rules))
 
-    def _take(self, seen: DeviceBoard, health: HealthTable) -> None:
+    def _take(self, seen: DeviceInventory, health: HealthTable) -> None:
         known = {entry.device.uuid for entry in self._seen.devices}
         for entry in seen.devices:
             if entry.device.uuid not in known:
@@ -240,9 +238,7 @@ class DriverWatch:
         for trouble in set(seen.unidentified) - set(self._seen.unidentified):
             logger.warning("a device cannot be used: %s", trouble)
         for instance in set(unnamed_instances(seen)) - set(unnamed_instances(self._seen)):
-            logger.warning(
-                "MIG instance not offered: its profile %r is not known here", instance.profile, extra={"device_uuid": instance.uuid}
-            )
+            logger.warning("MIG instance not offered: unknown profile %r", instance.profile, extra={"device_uuid": instance.uuid})
         transitions = self._health.transitions_to(health)
         self._show(seen, health)
         for transition in transitions:
@@ -251,41 +247,41 @@ class DriverWatch:
             logger.log(level, text, extra={"device_uuid": transition.device_uuid})
             self.on_transition(transition)
 
-    def _show(self, seen: DeviceBoard, health: HealthTable) -> None:
-        """Put what was found on the board that all others look at."""
+    def _show(self, seen: DeviceInventory, health: HealthTable) -> None:
+        """Publish the new view to all readers."""
         self._seen, self._health = seen, health
-        before, self.board = self.board, seen.judged(health, self._cordon)
-        if _shown(before) != _shown(self.board):
+        before, self.inventory = self.inventory, seen.judged(health, self._cordon)
+        if _shown(before) != _shown(self.inventory):
             self.changes.notify()
 
     async def _look_closer(self, probes: Mapping[str, Answer | Silence]) -> None:
-        """Do what a plain read does not: links when devices came or went, a new NVML session when one stays silent."""
+        """Read the links after GPUs appeared or disappeared, and search for silent GPUs in a new NVML session."""
         answering = frozenset(uuid for uuid, probe in probes.items() if isinstance(probe, Answer))
         if not answering <= self._linked:
             await self._read_links(answering)
         self.locked_out = ""
-        await self._look_anew(answering, missed=len(answering) < len(probes))
+        await self._search_if_due(answering, missed=len(answering) < len(probes))
 
-    async def _look_anew(self, answering: Set[str], *, missed: bool) -> None:
-        """Look now and then whether a new session would find GPUs that were missed, and change to one that does."""
+    async def _search_if_due(self, answering: Set[str], *, missed: bool) -> None:
+        """From time to time, check whether a new session finds the missing GPUs, and switch to it if so."""
         if missed:
             self._silent_polls += 1
         else:
             self._silent_polls, self._search_polls = 0, FIRST_SEARCH_POLLS
         try:
-            if await self._are_found_anew(answering):
-                await self._enter_anew()
+            if await self._search_found_more(answering):
+                await self._reenter()
         except DriverTimeoutError as exc:
-            self.locked_out = lasting(str(exc))
-            logger.warning("driver not entered anew, though another process finds GPUs that do not answer here: %s", exc)
-        except DriverError as exc:  # as long as the session at hand works, nothing is lost
-            logger.info("driver not entered anew: %s", exc)
+            self.locked_out = without_duration(str(exc))
+            logger.warning("cannot enter the driver again, although another process finds GPUs that do not answer here: %s", exc)
+        except DriverError as exc:  # the current session still works
+            logger.info("cannot enter the driver again: %s", exc)
 
-    async def _are_found_anew(self, answering: Set[str]) -> bool:
-        """Begin to look for GPUs in a new session when that is due; return whether a look found those that answer, and more."""
+    async def _search_found_more(self, answering: Set[str]) -> bool:
+        """Start a search in a new session when it is due; return whether a search found the answering GPUs and more."""
         if self._search is None and self._silent_polls >= self._search_polls:
             self._silent_polls, self._search_polls = 0, min(2 * self._search_polls, LAST_SEARCH_POLLS)
-            self._search = asyncio.ensure_future(self._driver.found_anew())
+            self._search = asyncio.ensure_future(self._driver.found_in_new_session())
         if self._search is None or not self._search.done():
             return False
         search, self._search = self._search, None
@@ -293,19 +289,19 @@ class DriverWatch:
         return search.result() > answering
 
     async def _read_links(self, answering: frozenset[str]) -> None:
-        """Read the links between all GPUs that answer; where that fails, it is tried again after the next reading, and said once."""
+        """Read the links between all GPUs that answer. A failure is logged once and retried after the next read."""
         trouble = ""
         try:
             self._show(self._seen.with_links(await self._driver.links()), self._health)
             self._linked = answering
         except DriverError as exc:
-            trouble = lasting(str(exc))
+            trouble = without_duration(str(exc))
         if trouble and trouble != self._links_trouble:
             logger.warning("links between GPUs: %s", trouble)
         self._links_trouble = trouble
 
-    async def _enter_anew(self) -> None:
-        """Change the NVML session, and read at once: a session tells XIDs and processes of the GPUs that it has read only."""
+    async def _reenter(self) -> None:
+        """Change the NVML session and read at once: a session reports XIDs and processes only of GPUs that it has read."""
         if events := await self._driver.events():
             self.take_events(events)
         self._entering_since = self._monotonic()
@@ -313,6 +309,11 @@ class DriverWatch:
         await self.poll()
 
 
-def _shown(board: DeviceBoard) -> object:
-    """Return what others act on; use and sensors change all the time and are looked at when somebody asks."""
-    return board.driver_version, board.links, board.unidentified, [(e.device, e.state, e.trouble, e.cordoned) for e in board.devices]
+def _shown(inventory: DeviceInventory) -> object:
+    """Return the part that others act on. Usage and sensors change all the time and are read at each scrape."""
+    return (
+        inventory.driver_version,
+        inventory.links,
+        inventory.unidentified,
+        [(e.device, e.state, e.trouble, e.cordoned) for e in inventory.devices],
+    )

@@ -1,20 +1,22 @@
-"""Ends pods by the Eviction API, where a policy asks for it. A refusal (a disruption budget, the API's absence) is tried again later."""
+# SPDX-License-Identifier: Apache-2.0
+"""Evicts pods where a policy requires it. A failed eviction (a disruption budget, an API outage) is retried later."""
 
 import asyncio
 import logging
 
 from agent.core.identity import Holder
-from agent.errors import KubeApiError
-from agent.ports import Clock, KubeApi
+from agent.ports.clock import Clock
+from agent.ports.kube import KubeApi
+from aliquot.kube.errors import KubeApiError
 
 logger = logging.getLogger(__name__)
 
 AGAIN_AFTER_SECONDS = 60.0
-"""Between two attempts for one pod: it takes its grace time to end, and a budget does not change from one second to the next."""
+"""Seconds between two attempts for one pod: it needs its grace period to end, and a disruption budget changes slowly."""
 
 
 class Evictor:
-    """Evicts each pod once in a while at most."""
+    """Evicts each pod at most once in ``AGAIN_AFTER_SECONDS``."""
 
     def __init__(self, api: KubeApi, clock: Clock) -> None:
         self._api = api
@@ -22,7 +24,7 @@ class Evictor:
         self._asked_at: dict[str, float] = {}
 
     async def evict(self, holder: Holder, pod_uid: str, why: str) -> bool:
-        """Ask for a pod's end; True when the API agreed, False when it did not or was asked lately."""
+        """Evict a pod; True when the API agreed, False when it refused or the last attempt was recent."""
         now = self._clock.monotonic()
         self._asked_at = {uid: at for uid, at in self._asked_at.items() if now - at < AGAIN_AFTER_SECONDS}
         if pod_uid in self._asked_at:

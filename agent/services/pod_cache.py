@@ -1,17 +1,18 @@
-"""What the Kubernetes API last told about this node and its pods, on the event loop.
+# SPDX-License-Identifier: Apache-2.0
+"""A cache of this node and its pods, as the Kubernetes API last sent them. On the event loop.
 
-The watching threads hand everything over with ``call_soon_threadsafe``, so whoever runs on the loop sees one consistent picture. During
-an outage the picture stays as it was; ``fresh`` says whether it can be trusted to be current.
+The watching threads hand over with ``call_soon_threadsafe``, so code on the loop sees one consistent state. During an outage the cache
+keeps its last state; ``fresh`` says whether it is current.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.ports import GpuNodeState, NodeState
+from agent.ports.kube import GpuNodeState, NodeState
 from agent.services.changes import Changes
-from proto import contract
-from proto.model import Pod
+from aliquot import contract
+from aliquot.contract.model import Pod
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,12 @@ class PodCache:
         self.node_changes = Changes()
         self.gpu_node: GpuNodeState | None = None
         self.gpu_node_known = False
-        """Whether the API has told if there is a gpunodes object of this node."""
+        """Whether the API has reported if this node has a gpunodes object."""
         self.gpu_node_changes = Changes()
 
     @property
     def fresh(self) -> bool:
-        """Whether the pods are known and the API was reachable when last asked."""
+        """Whether the pods are known and the last request to the API succeeded."""
         return self.synced and not self._trouble.get(PODS)
 
     @property
@@ -48,7 +49,7 @@ class PodCache:
 
     @property
     def gpu_node_trouble(self) -> str:
-        """Why the gpunodes object is not current; empty while it is, and before the API was asked."""
+        """Why the gpunodes object is not current; empty while it is, and before the first request."""
         return self._trouble.get(contract.GPU_NODE_PLURAL, "")
 
     @property
@@ -57,12 +58,12 @@ class PodCache:
         return self._by_uid
 
     def startable(self, namespace: str, name: str) -> Pod | None:
-        """Return the pod of this name if containers of it may start: not one that ended or is being deleted."""
+        """Return the pod of this name if its containers may start: not a pod that has ended or is being deleted."""
         pod = self._by_name.get((namespace, name))
         return pod if pod is not None and pod.active and not pod.deletion_requested else None
 
     def all_startable(self) -> tuple[Pod, ...]:
-        """Return the pods whose containers may start."""
+        """Return the pods that may start containers."""
         return tuple(pod for pod in self._by_name.values() if pod.active and not pod.deletion_requested)
 
     def is_active(self, uid: str) -> bool:
@@ -71,7 +72,7 @@ class PodCache:
         return pod is not None and pod.active
 
     async def wait_until(self, condition: Callable[[], bool], timeout_seconds: float) -> bool:
-        """Wait for something about the pods to become true; False when the time is up first."""
+        """Wait for a condition on the pods; False when the time is up first."""
         deadline = self._loop.time() + timeout_seconds
         while not condition():
             left = deadline - self._loop.time()
@@ -145,7 +146,7 @@ class PodCache:
         if gpu_node != self.gpu_node or not self.gpu_node_known:
             self.gpu_node, self.gpu_node_known = gpu_node, True
             self.gpu_node_changes.notify()
-            self.pod_changes.notify()  # who waits to start a pod waits for this, too
+            self.pod_changes.notify()  # a waiting PreStart waits for this, too
 
     def _take_trouble(self, what: str, trouble: str) -> None:
         before = self._trouble.get(what, "")

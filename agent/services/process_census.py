@@ -1,7 +1,8 @@
-"""The processes on the GPUs and who they are, looked at once a period for all who compare them with something.
+# SPDX-License-Identifier: Apache-2.0
+"""The processes on the GPUs and their facts from /proc, read once a period for all services that compare them.
 
-The driver's lists are the costliest question the agent asks, and two loops that each ask it would also speak of different moments. /proc
-is not looked at in the thread for files: no container that starts is to wait for that.
+The driver's lists are the most expensive call of the agent, and two loops with a call each would also compare different moments. /proc is
+not read in the thread for files, so that no starting container waits for it.
 """
 
 import asyncio
@@ -10,16 +11,17 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from agent.core.lasting import lasting
 from agent.core.overhead import GpuProcess, HostProcess
+from agent.core.without_duration import without_duration
 from agent.errors import DriverError, DriverLeftError, DriverMissingError
-from agent.ports import Driver, Processes
+from agent.ports.driver import Driver
+from agent.ports.processes import Processes
 from agent.services.changes import Changes
 
 logger = logging.getLogger(__name__)
 
 LEAST_CALM = 0.1
-"""So much of a period at least is between looks, however long they take."""
+"""Least part of a period between two looks, even if they are slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,9 @@ class Census:
     processes: tuple[HostProcess, ...] = ()
     """Those of ``listed`` that were still there when /proc was read."""
     unknown: frozenset[str] = frozenset()
-    """UUIDs of GPUs that did not tell: who is on them nobody knows."""
+    """UUIDs of GPUs that did not answer: their processes are unknown."""
     heard: bool = True
-    """Whether the driver has answered, or is known to be none; otherwise nobody knows who is on the GPUs."""
+    """Whether the driver has answered, or is known to be missing; otherwise all processes are unknown."""
 
 
 class ProcessCensus:
@@ -47,24 +49,24 @@ class ProcessCensus:
         monotonic: Callable[[], float] = time.monotonic,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Args: pause: waits for about so many seconds of the clock."""
+        """Args: pause: waits for about this many seconds of the clock."""
         self._period_seconds = period_seconds
         self._driver = driver
         self._processes = processes
         self._monotonic = monotonic
         self._pause = pause
         self.latest = Census(heard=False)
-        """What the loop saw last."""
+        """The result of the last look."""
         self.changes = Changes()
-        """Counts the looks of the loop; one that fails is none."""
+        """Counts successful looks."""
         self.attempts = Changes()
-        """Counts them with those that fail."""
+        """Counts all looks, with the failed ones."""
         self.failed_in_a_row = 0
-        """How many looks of the loop have failed since the last that did not."""
+        """Failed looks since the last successful one."""
         self._trouble = ""
 
     async def run(self) -> None:
-        """Look for ever: once a period from beginning to beginning, however long a look takes."""
+        """Look once a period, from beginning to beginning, until cancelled."""
         while True:
             begun = self._monotonic()
             if await self._look():
@@ -76,18 +78,18 @@ class ProcessCensus:
             await self._pause(max(begun + self._period_seconds - self._monotonic(), LEAST_CALM * self._period_seconds))
 
     async def _look(self) -> bool:
-        """Look once; False when that fails."""
+        """Look once; return whether it succeeded."""
         try:
             self._remember(await self.take())
         except DriverMissingError as exc:
-            logger.debug("processes on the GPUs: %s", exc)  # the driver watch says it, once
+            logger.debug("processes on the GPUs: %s", exc)  # the driver watch logs it, once
             self.latest = replace(self.latest, heard=True)
         except DriverLeftError as exc:
             logger.debug("processes on the GPUs: %s", exc)
         except DriverError as exc:
-            if lasting(str(exc)) != self._trouble:
+            if without_duration(str(exc)) != self._trouble:
                 logger.warning("processes on the GPUs: %s", exc)
-            self._trouble = lasting(str(exc))
+            self._trouble = without_duration(str(exc))
         else:
             self._trouble = ""
             return True
@@ -103,6 +105,6 @@ class ProcessCensus:
     def _remember(self, census: Census) -> None:
         if silent := census.unknown - self.latest.unknown:
             logger.warning(
-                "processes not known of GPUs that did not tell: memory is not taken for free there", extra={"device_uuids": sorted(silent)}
+                "processes unknown on GPUs that did not answer: their memory does not count as free", extra={"device_uuids": sorted(silent)}
             )
         self.latest = census

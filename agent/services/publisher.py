@@ -1,8 +1,9 @@
-"""Keeps what the Kubernetes API says of this node's GPUs equal to the board: capacity, a condition, and the gpunodes object.
+# SPDX-License-Identifier: Apache-2.0
+"""Publishes this node's GPUs in the Kubernetes API: capacity, a condition, and the gpunodes object.
 
-Each is compared with what the watch shows, and written when it differs: also when somebody else changed it, such as a kubelet that lost
-its checkpoint and sets extended resources it does not know to zero. How soon is decided in ``core.publishing``. Kubelet counts device IDs
-only; MiB and percent are the node's status, which the scheduler and quotas count with.
+Each is compared with what the watch returned, and written when it differs, also after a change by another program. For example, a kubelet
+that lost its checkpoint sets unknown extended resources to zero. ``core.publishing`` decides how soon to write. Kubelet counts device IDs
+only; MiB and percent are in the node's status, which the scheduler and quotas use.
 """
 
 import asyncio
@@ -22,64 +23,61 @@ from agent.core.publishing import (
     status_without_driver,
     write_after,
 )
-from agent.errors import KubeApiError
-from agent.ports import Clock, KubeApi, NodeState
+from agent.ports.clock import Clock
+from agent.ports.kube import KubeApi, NodeState
 from agent.services.changes import Changes
-from agent.services.driver_watch import DriverWatch
-from agent.services.grant_book import GrantBook
-from agent.services.pod_cache import PodCache
-from proto.errors import ContractError
-from proto.model import Isolation
+from agent.services.state import AgentState
+from aliquot.contract.errors import ContractError
+from aliquot.contract.model import Isolation
+from aliquot.kube.errors import KubeApiError
 
 logger = logging.getLogger(__name__)
 
 ECHO_SECONDS = 10.0
-"""How long a write may take to come back by the watch before it is doubted: a watch that is broken must not make us write all the time."""
+"""How long a write may take to appear in the watch before it is repeated. A broken watch must not cause a write each time."""
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 30.0
 
 
 class Target(Protocol):
-    """Something in the API that follows the board."""
+    """An object in the API that shows the state of the GPUs."""
 
     name: str
 
     def due_seconds(self, now: float) -> float | None:
-        """Return in how many seconds it is to be written; None while it says the right thing, or cannot be compared yet."""
+        """Return in how many seconds to write it; None while it is right, or cannot be compared yet."""
         ...
 
     def write(self) -> Callable[[], object]:
-        """Return the request that makes it right, to be run in a thread. The request raises KubeApiError."""
+        """Return the request that corrects it, to run in a thread. The request raises KubeApiError."""
         ...
 
     def written(self, outcome: Any, now: float) -> None:
-        """Take in that the request succeeded, with what it returned."""
+        """Note that the request succeeded. Args: outcome: its return value."""
         ...
 
 
 class NodePublisher:
-    """Writes whatever target is due."""
+    """Writes each target when it is due."""
 
     def __init__(
         self,
         node_name: str,
         targets: Sequence[Target],
         *,
-        watch: DriverWatch,
-        book: GrantBook,
-        pods: PodCache,
+        state: AgentState,
         clock: Clock,
         further: Sequence[Changes] = (),
     ) -> None:
-        """Args: further: what else changes what is published."""
+        """Args: further: other changes that affect the published objects."""
         self._node_name = node_name
         self._targets = targets
-        self._sources = (watch.changes, book.changes, pods.node_changes, pods.gpu_node_changes, *further)
+        self._sources = (state.watch.changes, state.manager.changes, state.pods.node_changes, state.pods.gpu_node_changes, *further)
         self._clock = clock
         self._wake = Changes()
 
     async def run(self) -> None:
-        """Publish for ever."""
+        """Publish until cancelled."""
         async with asyncio.TaskGroup() as group:
             for source in self._sources:
                 group.create_task(self._forward(source))
@@ -112,26 +110,26 @@ class NodePublisher:
                 retry_seconds = FIRST_RETRY_SECONDS
 
 
-class _Pace:
-    """When one target may be written: when its change is due, and not again what has yet to come back by the watch."""
+class Pace:
+    """When a target may be written: when its change is due, and not twice before the first write appears in the watch."""
 
     def __init__(self, echo: Changes, chance: Callable[[], float]) -> None:
-        """Args: echo: counts what the watch tells of the object. chance: draws from 0 to 1."""
+        """Args: echo: counts the watch events of the object. chance: draws from 0 to 1."""
         self._echo = echo
         self._chance = chance
         self._last_write: float | None = None
         self._writing: tuple[object, int] | None = None
         self._wrote: tuple[object, int] | None = None
-        """What was written last, and the echoes counted before."""
+        """What was written last, and the count of watch events before."""
         self._change: tuple[float, float] | None = None
-        """When it was first found that the API says something else, and the chance drawn for it."""
+        """When the difference was first found, and the chance drawn for it."""
 
     def settled(self) -> None:
-        """Take in that the API says what it should."""
+        """Note that the API has the right value."""
         self._change = None
 
     def due_seconds(self, wanted: object, now: float, *, urgent: bool) -> float:
-        """Return in how many seconds ``wanted`` may be written, which is not what the API says."""
+        """Return in how many seconds ``wanted`` may be written, which differs from the API."""
         if self._change is None:
             self._change = (now, self._chance())
         since, chance = self._change
@@ -141,26 +139,28 @@ class _Pace:
         return due - now
 
     def written(self, now: float) -> None:
-        """Take in that it was written."""
+        """Note that it was written."""
         self._last_write, self._wrote, self._change = now, self._writing, None
 
     def writing(self, wanted: object) -> None:
-        """Take in that it is about to be written: from here on the watch may tell of it."""
+        """Note that it is about to be written: from here on, the watch may report it."""
         self._writing = (wanted, self._echo.count)
 
 
-class Capacity:
+class CapacityTarget:
     """The node's extended resources."""
 
     name = "node capacity"
 
-    def __init__(self, node_name: str, *, api: KubeApi, watch: DriverWatch, book: GrantBook, pods: PodCache) -> None:
+    def __init__(self, node_name: str, *, api: KubeApi, state: AgentState, offered: bool = True) -> None:
+        """Args: offered: whether the device plugin gives out GPUs, as in ``node_capacity``."""
         self._node_name = node_name
         self._api = api
-        self._watch = watch
-        self._book = book
-        self._pods = pods
-        self._pace = _Pace(pods.node_changes, lambda: 0.0)
+        self._watch = state.watch
+        self._manager = state.manager
+        self._pods = state.pods
+        self._offered = offered
+        self._pace = Pace(state.pods.node_changes, lambda: 0.0)
 
     def due_seconds(self, now: float) -> float | None:
         """See ``Target``."""
@@ -182,29 +182,27 @@ class Capacity:
         self._pace.written(now)
 
     def _missing(self) -> Mapping[str, int]:
-        """Return what the node's status must be changed to; nothing before both the node and its GPUs are known."""
-        if self._pods.node is None or not self._watch.board.devices:
+        """Return the resources to change in the node's status; empty before both the node and its GPUs are known."""
+        if self._pods.node is None or not self._watch.inventory.devices:
             return {}
         capacity = self._pods.node.capacity
-        promised = (share for grant in self._book.ledger.grants.values() for share in grant.shares)
-        wanted = node_capacity(self._watch.board, promised)
+        promised = (share for grant in self._manager.ledger.with_ids for share in grant.shares)
+        wanted = node_capacity(self._watch.inventory, promised, offered=self._offered)
         return {name: value for name, value in wanted.items() if capacity.get(name) not in _spellings(value)}
 
 
-class Condition:
-    """The node's condition that all its GPUs are healthy. That it turns is urgent, another reason for it is not."""
+class ConditionTarget:
+    """The node's condition that all its GPUs are healthy. A change of its value is urgent, a new reason is not."""
 
     name = "node condition"
 
-    def __init__(
-        self, node_name: str, *, api: KubeApi, watch: DriverWatch, pods: PodCache, chance: Callable[[], float] = random.random
-    ) -> None:
+    def __init__(self, node_name: str, *, api: KubeApi, state: AgentState, chance: Callable[[], float] = random.random) -> None:
         """Args: chance: draws from 0 to 1."""
         self._node_name = node_name
         self._api = api
-        self._watch = watch
-        self._pods = pods
-        self._pace = _Pace(pods.node_changes, chance)
+        self._watch = state.watch
+        self._pods = state.pods
+        self._pace = Pace(state.pods.node_changes, chance)
 
     def due_seconds(self, now: float) -> float | None:
         """See ``Target``."""
@@ -226,14 +224,14 @@ class Condition:
         self._pace.written(now)
 
     def _wanted(self) -> NodeCondition:
-        return gpus_healthy(self._watch.board, self._watch.lasting_trouble)
+        return gpus_healthy(self._watch.inventory, self._watch.trouble_without_duration)
 
     def _turned(self, node: NodeState) -> bool:
         return node.gpus_healthy is None or node.gpus_healthy.holds != self._wanted().holds
 
 
-class Inventory:
-    """The node's gpunodes object: created when there is none, its status replaced when it differs."""
+class GpuNodeTarget:
+    """The node's gpunodes object: created when missing, its status replaced when it differs."""
 
     name = "gpunode"
 
@@ -243,19 +241,18 @@ class Inventory:
         isolation: Callable[[], Sequence[Isolation]],
         *,
         api: KubeApi,
-        watch: DriverWatch,
-        pods: PodCache,
+        state: AgentState,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Args: isolation: the enforcement backends that pods may ask for. chance: draws from 0 to 1."""
+        """Args: isolation: the enforcement backends that pods may request. chance: draws from 0 to 1."""
         self._facts = facts
         self._isolation = isolation
         self._api = api
-        self._watch = watch
-        self._pods = pods
-        self._pace = _Pace(pods.gpu_node_changes, chance)
+        self._watch = state.watch
+        self._pods = state.pods
+        self._pace = Pace(state.pods.gpu_node_changes, chance)
         self._kept: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
-        """What was written last, and what the API made of it: a definition that lacks a field of ours drops it."""
+        """What was written last, and what the API stored: a definition without one of our fields drops it."""
         self._refused = ""
 
     def due_seconds(self, now: float) -> float | None:
@@ -274,7 +271,7 @@ class Inventory:
         self._pace.writing(wanted)
 
         def request() -> object:
-            if wanted is None or node is None:  # no longer to be said
+            if wanted is None or node is None:  # nothing to publish any more
                 return None
             if not exists:
                 self._api.create_gpu_node(self._facts.name, node.uid)
@@ -288,20 +285,20 @@ class Inventory:
         self._pace.written(now)
 
     def _published(self) -> Mapping[str, Any] | None:
-        """Return the status that stands in the API; None before that, and the node, are known."""
+        """Return the status in the API; None before it and the node are known."""
         if self._pods.node is None or not self._pods.gpu_node_known:
             return None
         return self._pods.gpu_node.status if self._pods.gpu_node is not None else {}
 
     def _wanted(self, published: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the status that should stand there; None when that cannot be said."""
-        board = self._watch.board
+        """Return the status to publish; None when it cannot be determined."""
+        inventory = self._watch.inventory
         if not self._watch.looked:
             return None
-        if not board.devices and self._watch.trouble:
-            return status_without_driver(published, self._watch.lasting_trouble)
+        if not inventory.devices and self._watch.trouble:
+            return status_without_driver(published, self._watch.trouble_without_duration)
         try:
-            return status_of(gpu_node(self._facts, board, self._isolation()))
+            return status_of(gpu_node(self._facts, inventory, self._isolation()))
         except ContractError as exc:
             if self._refused != str(exc):
                 self._refused = str(exc)
@@ -310,7 +307,7 @@ class Inventory:
 
 
 def _spellings(value: int) -> tuple[str, ...]:
-    """Return the forms in which the API may give a number back: it shortens thousands (``16000`` becomes ``16k``)."""
+    """Return the forms in which the API may return a number. It shortens thousands: ``16000`` becomes ``16k``."""
     forms = [str(value)]
     for exponent, suffix in ((3, "k"), (6, "M"), (9, "G")):
         if value and value % 10**exponent == 0:

@@ -1,7 +1,8 @@
-"""Keeps one plugin per resource served and registered, through restarts of kubelet and the loss of sockets.
+# SPDX-License-Identifier: Apache-2.0
+"""Serves one plugin per resource and keeps it registered, over restarts of kubelet and lost sockets.
 
-Looks at two files twice a second instead of watching the directory: two system calls see every way in which registration is lost,
-also those that send no notification. A resource that another plugin holds is reported and waited for, never fought over.
+The loop checks two files twice a second and does not watch the directory: two system calls detect every loss of the registration, also
+those without a notification. If another plugin serves a resource, the agent reports it and waits; it does not register over it.
 """
 
 import asyncio
@@ -13,20 +14,21 @@ from dataclasses import dataclass
 from agent.core.conflict import SOCKET_PREFIX, find_conflict, socket_name
 from agent.core.registration import FileIdentity, PluginState, SocketsSeen, Step, next_step
 from agent.errors import KubeletError
-from agent.ports import Clock, Kubelet, PluginServer
+from agent.ports.clock import Clock
+from agent.ports.kubelet import Kubelet, PluginServer
 from agent.services.device_plugin import DevicePlugin
 from agent.services.offering import Offering
 from agent.services.pod_cache import PodCache
 from agent.services.telemetry import Telemetry
-from proto import contract
+from aliquot import contract
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 CONFLICT_SECONDS = 2.0
-"""How often a resource that another plugin holds is looked at again."""
+"""Seconds between two checks of a resource that another plugin serves."""
 FORGOTTEN_SECONDS = 30.0
-"""How long the node's status may say that kubelet offers none of a resource. Kubelet itself writes it every 10 seconds."""
+"""How long the node's status may show no device of a resource. Kubelet updates it every 10 seconds."""
 
 
 @dataclass
@@ -42,29 +44,34 @@ class _Plugin:
     conflict_seen_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PluginDirectory:
+    """Kubelet's directory for the plugins' sockets."""
+
+    kubelet: Kubelet
+    instance: str
+    """Unique to this process and start; part of the sockets' names."""
+
+
 class Registrar:
-    """Serves and registers the plugins of all resources the board offers."""
+    """Serves and registers the plugins of all resources that this node offers."""
 
     def __init__(
         self,
-        instance: str,
+        directory: PluginDirectory,
         offering: Offering,
         make_plugin: Callable[[str], DevicePlugin],
         *,
-        kubelet: Kubelet,
         pods: PodCache,
         telemetry: Telemetry,
         clock: Clock,
         held_back: Callable[[], str],
     ) -> None:
-        """Args: instance: unique to this process and start; part of the sockets' names.
-
-        held_back: says why kubelet is not to be told of the plugins yet; empty when it is.
-        """
-        self._instance = instance
+        """Args: held_back: returns why the plugins must not be registered yet; empty when they may."""
+        self._instance = directory.instance
         self._offering = offering
         self._make_plugin = make_plugin
-        self._kubelet = kubelet
+        self._kubelet = directory.kubelet
         self._pods = pods
         self._telemetry = telemetry
         self._clock = clock
@@ -74,11 +81,11 @@ class Registrar:
 
     @property
     def troubles(self) -> Mapping[str, str]:
-        """Why each resource is not registered; empty for those that are. For any thread."""
+        """Why each resource is not registered; empty for a registered one. For any thread."""
         return {resource: plugin.trouble for resource, plugin in tuple(self._plugins.items())}
 
     async def run(self) -> None:
-        """Start a plugin for every resource that turns up, for ever."""
+        """Start a plugin for every resource that appears, until cancelled."""
         await self._clean_up()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._offering.run())
@@ -93,7 +100,7 @@ class Registrar:
                 await self._offering.changes.after(seen)
 
     async def stop(self) -> None:
-        """Stop serving; kubelet marks the devices unhealthy until we are back, and containers run on."""
+        """Stop serving. Kubelet marks the devices unhealthy until the agent is back; containers keep running."""
         for plugin in self._plugins.values():
             plugin.service.end_streams()
         await asyncio.gather(*(plugin.server.stop() for plugin in self._plugins.values() if plugin.server is not None))
@@ -122,7 +129,7 @@ class Registrar:
         elif step is Step.REGISTER and await self._is_free(resource, plugin):
             await self._register(resource, plugin)
         if plugin.registered_with is None and self._look(plugin).kubelet is None:
-            self._report(resource, plugin, f"the kubelet's socket {contract.KUBELET_SOCKET_NAME} is not there: waiting for the kubelet")
+            self._report(resource, plugin, f"kubelet's socket {contract.KUBELET_SOCKET_NAME} does not exist: waiting for kubelet")
 
     def _look(self, plugin: _Plugin) -> SocketsSeen:
         own = self._kubelet.identity(plugin.socket) if plugin.socket else None
@@ -132,7 +139,7 @@ class Registrar:
         return PluginState(plugin.own_socket, plugin.registered_with, plugin.service.stream_lost_at, self._is_forgotten(resource, plugin))
 
     def _is_forgotten(self, resource: str, plugin: _Plugin) -> bool:
-        """Whether the node's status has long said that kubelet offers none of what we list as healthy."""
+        """Whether the node's status has shown no device of this resource for long, although some are healthy."""
         node = self._pods.node
         denied = (
             node is not None and node.allocatable.get(resource, "0") == "0" and any(device.healthy for device in plugin.service.devices())
@@ -179,7 +186,7 @@ class Registrar:
         plugin.service.expect_stream()
         plugin.trouble = ""
         logger.info(
-            "registered with the kubelet", extra={"resource": resource, "socket": plugin.socket, "devices": len(plugin.service.devices())}
+            "registered with kubelet", extra={"resource": resource, "socket": plugin.socket, "devices": len(plugin.service.devices())}
         )
 
     def _report(self, resource: str, plugin: _Plugin, trouble: str) -> None:

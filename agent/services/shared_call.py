@@ -1,7 +1,8 @@
-"""One call for all who ask at about the same time.
+# SPDX-License-Identifier: Apache-2.0
+"""One call to a server, shared by all callers that come before it starts.
 
-Kept true: whoever asks gets the answer of a call that began after he asked, so that it tells at least of all that had happened by then.
-One call runs at a time.
+Invariant: a caller gets the reply of a call that began after its own request, so the reply shows at least the state at that time. One call
+runs at a time.
 """
 
 import asyncio
@@ -18,27 +19,27 @@ class SharedCall(Generic[T]):
     def __init__(
         self, call: Callable[[], Awaitable[T]], spacing_seconds: float, turn: Callable[[], AbstractAsyncContextManager[None]]
     ) -> None:
-        """Make it.
+        """Make the shared call.
 
         Args:
             spacing_seconds: the least time between the beginnings of two calls.
-            turn: entered before each call and left after it; whoever asks while it is being entered shares the call.
+            turn: entered before each call and left after it. Callers that come while it is being entered share the call.
         """
         self._call = call
         self._spacing_seconds = spacing_seconds
         self._turn = turn
         self._one_at_a_time = asyncio.Lock()
         self._coming: asyncio.Task[T] | None = None
-        """The call that has not begun yet, for all who ask meanwhile."""
+        """The call that has not started yet; later callers share it."""
         self._next_at = 0.0
         """By the loop's clock."""
 
     async def answer(self) -> T:
-        """Return the answer of a call that begins now or soon. Raises what the call raises."""
+        """Return the reply of a call that starts now or soon. Raises the errors of the call."""
         if self._coming is None:
             self._coming = asyncio.ensure_future(self._make())
-            self._coming.add_done_callback(_hear)
-        return await asyncio.shield(self._coming)  # one who is cancelled leaves the call to the others
+            self._coming.add_done_callback(_retrieve_error)
+        return await asyncio.shield(self._coming)  # a cancelled caller does not cancel the call for the others
 
     async def _make(self) -> T:
         loop = asyncio.get_running_loop()
@@ -50,7 +51,7 @@ class SharedCall(Generic[T]):
                 return await self._call()
 
 
-def _hear(call: "asyncio.Task[T]") -> None:
-    """Take note of an error that nobody is left to hear, because all who asked were cancelled."""
+def _retrieve_error(call: "asyncio.Task[T]") -> None:
+    """Retrieve an error of a call without callers left, so that asyncio does not log it."""
     if not call.cancelled():
         call.exception()

@@ -1,8 +1,9 @@
-"""The agent's own counters and timers, kept while it runs. What is read at scrape time instead is in ``monitor``."""
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's own counters and timers, kept while it runs. ``monitor`` reads the other values at scrape time."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from proto.contract import METRIC_PREFIX
+from aliquot.contract import METRIC_PREFIX
 
 _ALLOCATE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _DRIVER_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
@@ -25,6 +26,12 @@ class Telemetry:
             buckets=_PRESTART_BUCKETS,
             registry=self.registry,
         )
+        self.prepare_seconds = Histogram(
+            f"{METRIC_PREFIX}prepare_duration_seconds",
+            "Time to prepare one ResourceClaim, waiting for what passes included.",
+            buckets=_PRESTART_BUCKETS,
+            registry=self.registry,
+        )
         self.preferred_allocation_seconds = Histogram(
             f"{METRIC_PREFIX}preferred_allocation_duration_seconds",
             "Time to answer GetPreferredAllocation, waiting for the pod included.",
@@ -36,38 +43,43 @@ class Telemetry:
         )
         self.reconcile_seconds = Histogram(
             f"{METRIC_PREFIX}reconcile_duration_seconds",
-            "Time to compare ledger, pods and files once, and to heal what differs.",
+            "Time of one pass: comparing ledger, pods and files, and curing drift.",
             buckets=_RECONCILE_BUCKETS,
             registry=self.registry,
         )
         self.scrape_seconds = Gauge(
-            f"{METRIC_PREFIX}scrape_duration_seconds", "Time the last scrape took to gather what it shows.", registry=self.registry
+            f"{METRIC_PREFIX}scrape_duration_seconds", "Time that the last scrape took to collect its values.", registry=self.registry
         )
         ProcessCollector(registry=self.registry)
         self._registrations = Counter(
-            f"{METRIC_PREFIX}registrations", "Registrations with the kubelet.", ("resource", "result"), registry=self.registry
+            f"{METRIC_PREFIX}registrations", "Registrations with kubelet.", ("resource", "result"), registry=self.registry
         )
-        self._refusals = Counter(f"{METRIC_PREFIX}refusals", "Containers refused at PreStart.", ("reason",), registry=self.registry)
+        self._refusals = Counter(
+            f"{METRIC_PREFIX}refusals",
+            "Containers refused at PreStart, and claims refused at Prepare.",
+            ("reason",),
+            registry=self.registry,
+        )
         self.grants_without_host_spec = Counter(
             f"{METRIC_PREFIX}grants_without_host_spec",
-            "Containers granted devices while the node had no CDI spec of NVIDIA's: only NVIDIA's container runtime gives them the driver.",
+            "Grants on a node without a CDI spec of NVIDIA's: the container gets the driver's files only from NVIDIA's container runtime.",
             registry=self.registry,
         )
         self._drift = Gauge(
             f"{METRIC_PREFIX}drift", "Differences between ledger, files, pods and kubelet now.", ("node", "kind"), registry=self.registry
         )
         self.drift_cures = Counter(
-            f"{METRIC_PREFIX}drift_cures", "Differences that were cured, by what cured them.", ("kind", "cure"), registry=self.registry
+            f"{METRIC_PREFIX}drift_cures", "Differences that were cured, by cure.", ("kind", "cure"), registry=self.registry
         )
         self.audit_actions = Counter(
             f"{METRIC_PREFIX}audit_actions",
-            "What was done about containers that use what they were not granted.",
+            "Actions against containers that use more than their grant.",
             ("kind", "action"),
             registry=self.registry,
         )
         self._health_transitions = Counter(
             f"{METRIC_PREFIX}device_health_transitions",
-            "Changes of a device's state, by the state it went to.",
+            "Changes of a device's state, by the new state.",
             ("node", "device_uuid", "model", "state"),
             registry=self.registry,
         )
@@ -93,7 +105,7 @@ class Telemetry:
         self._xids.labels(self._node_name, device_uuid, model, str(xid)).inc()
 
     def drift(self, kind: str, count: int) -> None:
-        """Say how much drift of a kind there is."""
+        """Set how many drifts of a kind exist."""
         self._drift.labels(self._node_name, kind).set(count)
 
     def nvml_error(self, call: str, code: int) -> None:

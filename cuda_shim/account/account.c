@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "account/account.h"
 
 #include "account/ledger.h"
@@ -55,8 +56,7 @@ static inline void note(const struct account *account, enum aq_kind kind, uint64
 	};
 
 	if (kind != AQ_LINEAR)
-		atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)((char *)account->mine + part[kind]), bytes,
-					  memory_order_relaxed);
+		atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)((char *)account->mine + part[kind]), bytes, memory_order_relaxed);
 }
 
 /* After an add to either ledger: is the sum of both within the ceiling? The add and these loads are sequentially consistent, so of two
@@ -83,7 +83,7 @@ bool aq_charge_quick(int device, enum aq_kind kind, uint64_t bytes)
 {
 	if (device < 0)
 		return false;
-	if (!bytes) /* also past the limit, which may have fallen: nothing more is taken */
+	if (!bytes) /* also when usage exceeds the limit, which may have been lowered: nothing more is charged */
 		return true;
 	const struct account *account = &accounts[device];
 	uint64_t limit = limit_of(device), burst = burst_of(device);
@@ -102,14 +102,15 @@ bool aq_charge_quick(int device, enum aq_kind kind, uint64_t bytes)
 void aq_refused(int device, uint64_t bytes)
 {
 	if (device < 0) {
-		aq_log_warn("%llu bytes refused: the device is visible but not granted to this container", (unsigned long long)bytes);
+		aq_log_warn("allocation of %llu bytes refused: the device is visible but not granted to this container",
+			    (unsigned long long)bytes);
 		return;
 	}
 	const struct account *account = &accounts[device];
 	atomic_fetch_add_explicit(&account->mine->refusals, 1, memory_order_relaxed);
 	atomic_store_explicit(&account->mine->last_refused_bytes, bytes, memory_order_relaxed);
-	aq_log_warn("%llu bytes of %s refused: %llu of %llu in use, %llu of managed memory beside them", (unsigned long long)bytes,
-		    limits->device[device].uuid_text,
+	aq_log_warn("allocation of %llu bytes on %s refused: %llu of %llu bytes in use, and %llu bytes of managed memory",
+		    (unsigned long long)bytes, limits->device[device].uuid_text,
 		    (unsigned long long)atomic_load_explicit(&account->line->used_bytes, memory_order_relaxed),
 		    (unsigned long long)limit_of(device),
 		    (unsigned long long)atomic_load_explicit(&account->line->virtual_bytes, memory_order_relaxed));

@@ -1,7 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The accounts of this process: for each device of its limits, where to charge and up to what.
  *
- * Device numbers here are positions in the limits file (and the region), never CUDA ordinals. AQ_NO_DEVICE stands for a device
- * that is visible but not granted: nothing can be charged to it. */
+ * Device numbers here are positions in the limits file (and the region), never CUDA ordinals. AQ_NO_DEVICE means a device that is
+ * visible but not granted: every charge to it fails. */
 #ifndef AQ_ACCOUNT_ACCOUNT_H
 #define AQ_ACCOUNT_ACCOUNT_H
 
@@ -14,7 +15,7 @@
 #define AQ_NO_DEVICE (-1)
 
 enum aq_kind {
-	AQ_LINEAR = 0, /* counted in no part of its own */
+	AQ_LINEAR = 0, /* without a counter of its own */
 	AQ_MANAGED,
 	AQ_POOL,
 	AQ_ARRAY,
@@ -23,13 +24,13 @@ enum aq_kind {
 	AQ_VIRTUAL, /* managed memory of a container that oversubscribes: counted in the virtual ledger, not in the device's */
 };
 
-/* Begin to charge. `reclaim` is asked to give memory of a device back before a charge is refused; true = something may have come back. */
+/* Begin to charge. Before a charge is refused, `reclaim` gives memory of a device back; true = some may be free now. */
 void aq_account_open(struct aq_limits *limits, struct aq_region *region, bool (*reclaim)(int device));
 
 /* The region that is charged in, with this process's slot. */
 const struct aq_region *aq_account_region(void);
 
-/* Charge, or count a refusal. On refusal nothing has changed. */
+/* Charge, or count a refusal. A refusal changes nothing else. */
 bool aq_charge(int device, enum aq_kind kind, uint64_t bytes);
 /* Charge if it fits at once: no reclaiming, no refusal counted. */
 bool aq_charge_quick(int device, enum aq_kind kind, uint64_t bytes);
@@ -41,7 +42,7 @@ void aq_refused(int device, uint64_t bytes);
 
 /* May the container hold more than its device memory, as managed memory? */
 bool aq_account_oversubscribed(int device);
-/* Is nothing left of the container's device memory? */
+/* Is all of the container's device memory used? */
 bool aq_account_full(int device);
 /* Is more than all of it in use? */
 bool aq_account_over(int device);

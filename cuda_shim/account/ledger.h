@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Charging bytes: the three steps of the contract in region/layout.h. Lock-free, no system call, any number of processes and threads. */
 #ifndef AQ_ACCOUNT_LEDGER_H
 #define AQ_ACCOUNT_LEDGER_H
@@ -14,9 +15,11 @@ struct aq_counters {
 };
 
 _Static_assert(offsetof(struct aq_slot_device, intended) == 0 && offsetof(struct aq_slot_device, charged) == 8 &&
-	       offsetof(struct aq_slot_device, uncharged) == 16 && offsetof(struct aq_slot_device, settled) == 24, "struct aq_counters");
+		       offsetof(struct aq_slot_device, uncharged) == 16 && offsetof(struct aq_slot_device, settled) == 24,
+	       "struct aq_counters");
 _Static_assert(offsetof(struct aq_virtual_device, intended) == 0 && offsetof(struct aq_virtual_device, charged) == 8 &&
-	       offsetof(struct aq_virtual_device, uncharged) == 16 && offsetof(struct aq_virtual_device, settled) == 24, "struct aq_counters");
+		       offsetof(struct aq_virtual_device, uncharged) == 16 && offsetof(struct aq_virtual_device, settled) == 24,
+	       "struct aq_counters");
 
 static inline struct aq_counters *aq_counters_of_device(struct aq_slot_device *device)
 {
@@ -28,7 +31,8 @@ static inline struct aq_counters *aq_counters_of_virtual(struct aq_virtual_devic
 	return (struct aq_counters *)(void *)ledger;
 }
 
-/* Charge `bytes` unless the judge would pass `limit`. The compare and the add are one step, so a refused charge is never visible to others. */
+/* Charge `bytes` unless the judge would pass `limit`. The compare and the add are one step, so a refused charge is never visible to
+ * others. */
 static inline bool aq_counters_charge(_Atomic uint64_t *judge, struct aq_counters *mine, uint64_t bytes, uint64_t limit)
 {
 	uint64_t used = atomic_load_explicit(judge, memory_order_relaxed);

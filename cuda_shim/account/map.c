@@ -1,9 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "account/map.h"
 
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define CACHE_LINE_BYTES 64u
 #define FIRST_CAPACITY 64u
 #define SPINS_BEFORE_YIELD 64
 
@@ -35,12 +37,13 @@ static inline void unlock(struct aq_map_stripe *stripe)
 	atomic_store_explicit(&stripe->locked, 0, memory_order_release);
 }
 
-/* Addresses are aligned and close together: spread all their bits. The top bits choose the stripe, the low ones the place. */
+/* Addresses are aligned and close together: both halves of a long product take part, so that all their bits do. The top bits choose the
+ * stripe, the low ones the place. */
 static inline uint64_t hash_of(uint64_t key)
 {
-	key ^= key >> 32;
-	key *= 0x9e3779b97f4a7c15ull;
-	return key ^ (key >> 29);
+	unsigned __int128 product = (unsigned __int128)(key ^ 0x9e3779b97f4a7c15ull) * 0xa0761d6478bd642full;
+
+	return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
 static inline struct aq_map_stripe *stripe_of(struct aq_map *map, uint64_t hash)
@@ -62,9 +65,11 @@ static bool grow(struct aq_map_stripe *stripe)
 {
 	struct aq_map_stripe larger = { .capacity = stripe->capacity ? stripe->capacity * 2 : FIRST_CAPACITY };
 
-	larger.entries = calloc(larger.capacity, sizeof(*larger.entries));
+	/* An entry never lies in two cache lines: with many entries, each line is a miss. */
+	larger.entries = aligned_alloc(CACHE_LINE_BYTES, larger.capacity * sizeof(*larger.entries));
 	if (!larger.entries)
 		return false;
+	memset(larger.entries, 0, larger.capacity * sizeof(*larger.entries));
 	for (uint32_t i = 0; i < stripe->capacity; i++) {
 		const struct aq_entry *entry = &stripe->entries[i];
 
@@ -103,7 +108,7 @@ bool aq_map_replace(struct aq_map *map, const struct aq_entry *entry, struct aq_
 	if (!entry->key)
 		return false;
 	lock(stripe);
-	if (4 * (stripe->count + 1) > 3 * stripe->capacity)
+	if (2 * (stripe->count + 1) > stripe->capacity) /* half empty: a search then ends at its first places */
 		fits = grow(stripe) || stripe->count + 1 < stripe->capacity;
 	if (fits) {
 		struct aq_entry *place = place_of(stripe, entry->key, hash);
@@ -149,7 +154,7 @@ bool aq_map_get(struct aq_map *map, uint64_t key, struct aq_entry *entry)
 	return look_up(map, key, entry, false);
 }
 
-/* One matching entry of a stripe, removed; false when there is none left. */
+/* Remove one matching entry of a stripe; false when no entry matches. */
 static bool take_match(struct aq_map_stripe *stripe, bool (*matches)(const struct aq_entry *, void *), void *context, uint32_t *from,
 		       struct aq_entry *entry)
 {
@@ -185,7 +190,8 @@ void aq_map_drain(struct aq_map *map, bool (*matches)(const struct aq_entry *, v
 	}
 }
 
-size_t aq_map_list(struct aq_map *map, bool (*matches)(const struct aq_entry *, void *), void *context, struct aq_entry *entries, size_t most)
+size_t aq_map_list(struct aq_map *map, bool (*matches)(const struct aq_entry *, void *), void *context, struct aq_entry *entries,
+		   size_t most)
 {
 	size_t count = 0;
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What this process holds: a map from a 64-bit key (address or handle) to a few words. Constant time at any number of entries.
  *
  * Striped open addressing. Each stripe has its own spin lock, held for a handful of loads and stores, never across a driver call.
@@ -32,7 +33,7 @@ struct aq_map {
 	struct aq_map_stripe stripe[AQ_MAP_STRIPES];
 };
 
-/* Add an entry, or replace the one with its key, which is then in `*replaced` (key 0 when there was none; may be NULL). False when there is no
+/* Add an entry, or replace the one with its key, which is then in `*replaced` (key 0 without one; may be NULL). False when there is no
  * memory for a new entry; the map is then unchanged. */
 bool aq_map_replace(struct aq_map *map, const struct aq_entry *entry, struct aq_entry *replaced);
 static inline bool aq_map_put(struct aq_map *map, const struct aq_entry *entry)
@@ -47,8 +48,9 @@ bool aq_map_get(struct aq_map *map, uint64_t key, struct aq_entry *entry);
 void aq_map_drain(struct aq_map *map, bool (*matches)(const struct aq_entry *, void *), void (*removed)(const struct aq_entry *, void *),
 		  void *context);
 /* Copy entries that `matches`, `most` at most; how many there are. */
-size_t aq_map_list(struct aq_map *map, bool (*matches)(const struct aq_entry *, void *), void *context, struct aq_entry *entries, size_t most);
-/* In a forked child: forget everything, whatever state the locks were in. */
+size_t aq_map_list(struct aq_map *map, bool (*matches)(const struct aq_entry *, void *), void *context, struct aq_entry *entries,
+		   size_t most);
+/* In a forked child: drop all entries, whatever state the locks were in. */
 void aq_map_forget(struct aq_map *map);
 
 #endif

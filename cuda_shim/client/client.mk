@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # aliquot-cuda-client: the CUDA program that demo, tests and benchmarks run in containers. Links nothing of ours.
 
 client_objects := $(patsubst %,$(OUT)/obj/client/%.o,driver driver_error holdings work main)

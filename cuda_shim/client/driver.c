@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE
 #include "client/driver.h"
 
@@ -55,7 +56,7 @@ static void *by_foreign_dlsym(void *handle, const char *symbol, const char *base
 
 static bool find_libc_dlsym(void)
 {
-	static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
+	static const char *const versions[] = { "GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5" };
 	for (size_t i = 0; i < sizeof versions / sizeof *versions && !foreign_dlsym; i++)
 		foreign_dlsym = (dlsym_fn *)dlvsym(RTLD_NEXT, "dlsym", versions[i]);
 	return foreign_dlsym != NULL;

@@ -1,6 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA driver as an application finds it: opened at run time, by one of the ways programs in the wild use.
  *
- * Nothing of the shim is linked here. Which way was taken matters to the shim, not to the rest of this program.
+ * This program links no code of the shim. Which way was taken matters to the shim, not to the rest of this program.
  */
 #ifndef AQ_CLIENT_DRIVER_H
 #define AQ_CLIENT_DRIVER_H
@@ -9,7 +10,7 @@
 
 #include "cuda_abi.h"
 
-/* X(exported symbol, name asked of cuGetProcAddress) */
+/* X(exported symbol, name for cuGetProcAddress) */
 #define CLIENT_ENTRY_POINTS(X)                                                             \
 	X(cuArray3DCreate_v2, "cuArray3DCreate")                                           \
 	X(cuArrayDestroy, "cuArrayDestroy")                                                \

@@ -1,4 +1,5 @@
-/* What a driver says of its errors, however it was opened. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The driver's name for an error, for any way of opening the driver. */
 #include "client/driver.h"
 
 #include <stdio.h>

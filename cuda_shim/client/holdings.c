@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/holdings.h"
 
 #include <string.h>
@@ -48,8 +49,8 @@ static CUresult take_pool(struct holding *h, size_t bytes)
 {
 	static CUmemoryPool pool;
 	if (!pool) {
-		CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-					.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = holdings_device}};
+		CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+					 .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = holdings_device } };
 		CUresult result = cu.cuMemPoolCreate(&pool, &props);
 		if (result != CUDA_SUCCESS)
 			return result;
@@ -60,8 +61,8 @@ static CUresult take_pool(struct holding *h, size_t bytes)
 
 static CUresult create_physical(CUmemGenericAllocationHandle *handle, size_t bytes)
 {
-	CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-				    .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = holdings_device}};
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				     .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = holdings_device } };
 	return cu.cuMemCreate(handle, bytes, &prop, 0);
 }
 
@@ -97,10 +98,9 @@ static CUresult free_vmm_released(const struct holding *h)
 static CUDA_ARRAY3D_DESCRIPTOR float_rows(size_t bytes)
 {
 	size_t row_bytes = ARRAY_WIDTH * sizeof(float);
-	return (CUDA_ARRAY3D_DESCRIPTOR){.Width = ARRAY_WIDTH,
-					 .Height = bytes < row_bytes ? 1 : bytes / row_bytes,
-					 .Format = CU_AD_FORMAT_FLOAT,
-					 .NumChannels = 1};
+	return (CUDA_ARRAY3D_DESCRIPTOR){
+		.Width = ARRAY_WIDTH, .Height = bytes < row_bytes ? 1 : bytes / row_bytes, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1
+	};
 }
 
 static CUresult take_array(struct holding *h, size_t bytes)
@@ -125,13 +125,12 @@ static CUresult free_mipmap(const struct holding *h)
 	return cu.cuMipmappedArrayDestroy((CUmipmappedArray)h->a);
 }
 
-/* A graph whose only node allocates and never frees: the memory stays after the launch. */
+/* A graph with one node, which allocates and never frees: the memory stays after the launch. */
 static CUresult take_graph(struct holding *h, size_t bytes)
 {
-	CUDA_MEM_ALLOC_NODE_PARAMS params = {.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-							   .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE,
-									.id = holdings_device}},
-					     .bytesize = bytes};
+	CUDA_MEM_ALLOC_NODE_PARAMS params = { .poolProps = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+							     .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = holdings_device } },
+					      .bytesize = bytes };
 	CUgraph graph;
 	CUgraphNode node;
 	CUgraphExec exec;
@@ -161,17 +160,17 @@ static CUresult free_context(const struct holding *h)
 }
 
 static const struct kind kinds[] = {
-	{"alloc", 1, take_linear, free_linear},
-	{"pitch", PITCH_GRANULE, take_pitch, free_linear},
-	{"managed", 1, take_managed, free_linear},
-	{"async", 1, take_async, free_async},
-	{"pool", 1, take_pool, free_async},
-	{"vmm", 2 * MIB, take_vmm, free_vmm},
-	{"vmm-release", 2 * MIB, take_vmm_released, free_vmm_released},
-	{"array", ARRAY_WIDTH * sizeof(float), take_array, free_array},
-	{"mipmap", ARRAY_WIDTH * sizeof(float), take_mipmap, free_mipmap},
-	{"graph", 2 * MIB, take_graph, free_async},
-	{"ctx", 1, take_context, free_context},
+	{ "alloc", 1, take_linear, free_linear },
+	{ "pitch", PITCH_GRANULE, take_pitch, free_linear },
+	{ "managed", 1, take_managed, free_linear },
+	{ "async", 1, take_async, free_async },
+	{ "pool", 1, take_pool, free_async },
+	{ "vmm", 2 * MIB, take_vmm, free_vmm },
+	{ "vmm-release", 2 * MIB, take_vmm_released, free_vmm_released },
+	{ "array", ARRAY_WIDTH * sizeof(float), take_array, free_array },
+	{ "mipmap", ARRAY_WIDTH * sizeof(float), take_mipmap, free_mipmap },
+	{ "graph", 2 * MIB, take_graph, free_async },
+	{ "ctx", 1, take_context, free_context },
 };
 
 const struct kind *kind_find(const char *name)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory by every way the driver API gives it out, behind one pair of calls. */
 #ifndef AQ_CLIENT_HOLDINGS_H
 #define AQ_CLIENT_HOLDINGS_H
@@ -11,7 +12,7 @@ struct holding {
 
 struct kind {
 	const char *name;
-	size_t granule_bytes; /* the smallest amount worth asking for */
+	size_t granule_bytes; /* the smallest useful amount */
 	CUresult (*take)(struct holding *holding, size_t bytes);
 	CUresult (*give_back)(const struct holding *holding);
 };

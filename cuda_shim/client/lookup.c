@@ -1,4 +1,5 @@
-/* A library of its own, so that it can be opened with RTLD_DEEPBIND: its dlsym is then libc's, whatever was preloaded. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A separate library, so that it can be opened with RTLD_DEEPBIND: its dlsym is then libc's, even if a preload has its own. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 

@@ -1,7 +1,8 @@
-/* aliquot-cuda-client: a CUDA program whose behaviour can be asked for, one JSON object per line on stdout.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* aliquot-cuda-client: a CUDA program that does what its arguments say, and prints one JSON object per line on stdout.
  *
- * It stands for the applications that run in a slice: the demo, the tests and the benchmarks start it in containers. It knows nothing
- * of Aliquot and finds the driver as any application does.
+ * It represents the applications that run with a share: the demo, the tests and the benchmarks start it in containers. It does not know
+ * Aliquot and finds the driver as any application does.
  */
 #include <getopt.h>
 #include <stdarg.h>
@@ -19,7 +20,7 @@
 #define HOLDINGS_MAX 65536
 #define BENCH_ROUNDS 31
 #define BENCH_ROUND_NS 50e6
-#define IN_FLIGHT_US 50000 /* work between two waits unless asked otherwise, so that a second of work ends about when it should */
+#define IN_FLIGHT_US 50000 /* work between two waits by default, so that a second of work ends about on time */
 
 struct options {
 	const char *route;
@@ -54,7 +55,7 @@ static int usage(void)
 	return 2;
 }
 
-__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+__attribute__((format(printf, 1, 2))) static void print_event(const char *format, ...)
 {
 	va_list arguments;
 	va_start(arguments, format);
@@ -66,7 +67,7 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 
 static int fail(const char *call, CUresult result)
 {
-	say("{\"event\":\"error\",\"call\":\"%s\",\"result\":%d,\"result_name\":\"%s\"}", call, (int)result, driver_error(result));
+	print_event("{\"event\":\"error\",\"call\":\"%s\",\"result\":%d,\"result_name\":\"%s\"}", call, (int)result, driver_error(result));
 	return 1;
 }
 
@@ -97,8 +98,8 @@ static void stay(void)
 static void format_uuid(const CUuuid *uuid, char text[37])
 {
 	const unsigned char *b = (const unsigned char *)uuid->bytes;
-	snprintf(text, 37, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5],
-		 b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+	snprintf(text, 37, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5], b[6],
+		 b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
 static CUresult say_device(int ordinal)
@@ -121,9 +122,9 @@ static CUresult say_device(int ordinal)
 	if (result != CUDA_SUCCESS)
 		return result;
 	format_uuid(&uuid, text);
-	say("{\"event\":\"device\",\"ordinal\":%d,\"name\":\"%s\",\"uuid\":\"%s\",\"device_total_bytes\":%zu,"
-	    "\"total_bytes\":%zu,\"free_bytes\":%zu}",
-	    ordinal, name, text, device_total, total, free_bytes);
+	print_event("{\"event\":\"device\",\"ordinal\":%d,\"name\":\"%s\",\"uuid\":\"%s\",\"device_total_bytes\":%zu,"
+		    "\"total_bytes\":%zu,\"free_bytes\":%zu}",
+		    ordinal, name, text, device_total, total, free_bytes);
 	return CUDA_SUCCESS;
 }
 
@@ -133,7 +134,7 @@ static int command_info(void)
 	CUresult result = cu.cuDeviceGetCount(&count);
 	if (result != CUDA_SUCCESS)
 		return fail("cuDeviceGetCount", result);
-	say("{\"event\":\"info\",\"pid\":%d,\"devices\":%d}", (int)getpid(), count);
+	print_event("{\"event\":\"info\",\"pid\":%d,\"devices\":%d}", (int)getpid(), count);
 	for (int ordinal = 0; ordinal < count; ordinal++) {
 		result = say_device(ordinal);
 		if (result != CUDA_SUCCESS)
@@ -162,7 +163,7 @@ static int command_fill(const struct options *options)
 	if (!kind)
 		return usage();
 	size_t held = 0, first_refused = 0, last_refused = 0;
-	bool one_size = strcmp(kind->name, "ctx") == 0; /* a context: the amount asked means nothing */
+	bool one_size = strcmp(kind->name, "ctx") == 0; /* a context: the requested amount has no meaning */
 	CUresult refusal = CUDA_SUCCESS;
 	for (size_t step = options->step_mib * MIB; step >= kind->granule_bytes; step /= 2) {
 		size_t bytes = step / kind->granule_bytes * kind->granule_bytes;
@@ -181,9 +182,9 @@ static int command_fill(const struct options *options)
 	CUresult result = cu.cuMemGetInfo_v2(&free_bytes, &total);
 	if (result != CUDA_SUCCESS)
 		return fail("cuMemGetInfo", result);
-	say("{\"event\":\"fill\",\"kind\":\"%s\",\"held_bytes\":%zu,\"blocks\":%zu,\"first_refused_bytes\":%zu,"
-	    "\"smallest_refused_bytes\":%zu,\"result\":%d,\"result_name\":\"%s\",\"free_bytes\":%zu,\"total_bytes\":%zu}",
-	    kind->name, held, holding_count, first_refused, last_refused, (int)refusal, driver_error(refusal), free_bytes, total);
+	print_event("{\"event\":\"fill\",\"kind\":\"%s\",\"held_bytes\":%zu,\"blocks\":%zu,\"first_refused_bytes\":%zu,"
+		    "\"smallest_refused_bytes\":%zu,\"result\":%d,\"result_name\":\"%s\",\"free_bytes\":%zu,\"total_bytes\":%zu}",
+		    kind->name, held, holding_count, first_refused, last_refused, (int)refusal, driver_error(refusal), free_bytes, total);
 	if (options->hold)
 		stay();
 	return 0;
@@ -194,7 +195,7 @@ static int command_hold(const struct options *options)
 	CUresult result = options->mib ? take(kind_find("alloc"), options->mib * MIB) : CUDA_SUCCESS;
 	if (result != CUDA_SUCCESS)
 		return fail("cuMemAlloc", result);
-	say("{\"event\":\"holding\",\"pid\":%d,\"bytes\":%zu}", (int)getpid(), options->mib * MIB);
+	print_event("{\"event\":\"holding\",\"pid\":%d,\"bytes\":%zu}", (int)getpid(), options->mib * MIB);
 	stay();
 	return 0;
 }
@@ -211,8 +212,8 @@ static int command_work(const struct options *options)
 		return fail("prepare", result);
 	uint64_t submission_us = work->kernel_us * work_kernels(work->launch);
 	unsigned long sync_every = options->sync_every ? options->sync_every : 1 + IN_FLIGHT_US / (submission_us + 1);
-	int64_t start = now_ns(), told = start, end = start + (int64_t)(options->seconds * 1e9);
-	uint64_t kernels = 0, told_kernels = 0;
+	int64_t start = now_ns(), reported = start, end = start + (int64_t)(options->seconds * 1e9);
+	uint64_t kernels = 0, reported_kernels = 0;
 	for (int64_t now = start; now < end; now = now_ns()) {
 		for (unsigned long i = 0; i < sync_every && result == CUDA_SUCCESS && now_ns() < end; i++) {
 			result = work_submit(work);
@@ -222,16 +223,17 @@ static int command_work(const struct options *options)
 			result = cu.cuCtxSynchronize();
 		if (result != CUDA_SUCCESS)
 			return fail("cuLaunchKernel", result);
-		if (now - told >= 1000000000ll) {
-			say("{\"event\":\"progress\",\"seconds\":%.3f,\"kernels\":%llu,\"gpu_seconds\":%.6f}", (double)(now - start) / 1e9,
-			    (unsigned long long)(kernels - told_kernels), (double)((kernels - told_kernels) * work->kernel_us) / 1e6);
-			told = now;
-			told_kernels = kernels;
+		if (now - reported >= 1000000000ll) {
+			print_event("{\"event\":\"progress\",\"seconds\":%.3f,\"kernels\":%llu,\"gpu_seconds\":%.6f}",
+				    (double)(now - start) / 1e9, (unsigned long long)(kernels - reported_kernels),
+				    (double)((kernels - reported_kernels) * work->kernel_us) / 1e6);
+			reported = now;
+			reported_kernels = kernels;
 		}
 	}
 	double wall = (double)(now_ns() - start) / 1e9;
-	say("{\"event\":\"work\",\"seconds\":%.3f,\"kernels\":%llu,\"share\":%.5f}", wall, (unsigned long long)kernels,
-	    (double)(kernels * work->kernel_us) / 1e6 / wall);
+	print_event("{\"event\":\"work\",\"seconds\":%.3f,\"kernels\":%llu,\"share\":%.5f}", wall, (unsigned long long)kernels,
+		    (double)(kernels * work->kernel_us) / 1e6 / wall);
 	return 0;
 }
 
@@ -250,7 +252,7 @@ static CUresult bench_meminfo(void)
 	return cu.cuMemGetInfo_v2(&free_bytes, &total);
 }
 
-static struct work nothing = {.launch = WORK_KERNEL, .kernel_us = 0, .blocks = 1};
+static struct work nothing = { .launch = WORK_KERNEL, .kernel_us = 0, .blocks = 1 };
 
 static CUresult bench_launch(void)
 {
@@ -288,11 +290,12 @@ static int bench_calls(const char *name, CUresult (*call)(void), long calls)
 	if (result != CUDA_SUCCESS)
 		return fail(name, result);
 	qsort(rounds, BENCH_ROUNDS, sizeof *rounds, by_value);
-	say("{\"event\":\"bench\",\"what\":\"%s\",\"ns_per_call\":%.2f,\"best_ns\":%.2f}", name, rounds[BENCH_ROUNDS / 2], rounds[0]);
+	print_event("{\"event\":\"bench\",\"what\":\"%s\",\"ns_per_call\":%.2f,\"best_ns\":%.2f}", name, rounds[BENCH_ROUNDS / 2],
+		    rounds[0]);
 	return 0;
 }
 
-/* `--mib` MiB in 4 KiB blocks stay allocated meanwhile, for costs that grow with what is live. */
+/* `--mib` MiB in 4 KiB blocks stay allocated meanwhile, for costs that grow with the number of allocations. */
 static int command_bench(const char *what, const struct options *options)
 {
 	for (size_t i = 0; i < options->mib * MIB / 4096 && i < HOLDINGS_MAX; i++) {
@@ -324,8 +327,8 @@ static int bench_init(const struct options *options)
 	result = use_device(options->device);
 	if (result != CUDA_SUCCESS)
 		return fail("context", result);
-	say("{\"event\":\"bench\",\"what\":\"init\",\"init_ns\":%lld,\"context_ns\":%lld}", (long long)(initialised - start),
-	    (long long)(now_ns() - initialised));
+	print_event("{\"event\":\"bench\",\"what\":\"init\",\"init_ns\":%lld,\"context_ns\":%lld}", (long long)(initialised - start),
+		    (long long)(now_ns() - initialised));
 	return 0;
 }
 
@@ -335,43 +338,44 @@ static void repl_alloc(const char *kind_name, size_t bytes)
 {
 	const struct kind *kind = kind_find(kind_name);
 	if (!kind) {
-		say("{\"event\":\"error\",\"call\":\"alloc\",\"reason\":\"kind is one of %s\"}", kind_names);
+		print_event("{\"event\":\"error\",\"call\":\"alloc\",\"reason\":\"kind is one of %s\"}", kind_names);
 		return;
 	}
 	size_t id = holding_count;
 	CUresult result = take(kind, bytes);
-	say("{\"event\":\"alloc\",\"id\":%zu,\"result\":%d,\"result_name\":\"%s\"}", id, (int)result, driver_error(result));
+	print_event("{\"event\":\"alloc\",\"id\":%zu,\"result\":%d,\"result_name\":\"%s\"}", id, (int)result, driver_error(result));
 }
 
 static void repl_free(const char *kind_name, size_t id)
 {
 	const struct kind *kind = kind_find(kind_name);
 	if (!kind || id >= holding_count) {
-		say("{\"event\":\"error\",\"call\":\"free\",\"reason\":\"free KIND ID of what alloc answered\"}");
+		print_event(
+			"{\"event\":\"error\",\"call\":\"free\",\"reason\":\"expected: free KIND ID, with the ID that alloc returned\"}");
 		return;
 	}
 	CUresult result = kind->give_back(&holdings[id]);
-	say("{\"event\":\"free\",\"id\":%zu,\"result\":%d,\"result_name\":\"%s\"}", id, (int)result, driver_error(result));
+	print_event("{\"event\":\"free\",\"id\":%zu,\"result\":%d,\"result_name\":\"%s\"}", id, (int)result, driver_error(result));
 }
 
 static void repl_launch(uint64_t kernel_us, unsigned long count)
 {
 	CUresult result = CUDA_SUCCESS;
-	struct work work = {.launch = WORK_KERNEL, .kernel_us = kernel_us, .blocks = 1};
+	struct work work = { .launch = WORK_KERNEL, .kernel_us = kernel_us, .blocks = 1 };
 	static bool prepared;
 	if (!prepared)
 		result = work_prepare(&work);
 	prepared = result == CUDA_SUCCESS;
 	for (unsigned long i = 0; i < count && result == CUDA_SUCCESS; i++)
 		result = work_submit(&work);
-	say("{\"event\":\"launch\",\"result\":%d,\"result_name\":\"%s\"}", (int)result, driver_error(result));
+	print_event("{\"event\":\"launch\",\"result\":%d,\"result_name\":\"%s\"}", (int)result, driver_error(result));
 }
 
 static int command_repl(const struct options *options)
 {
 	char line[256], word[32];
 	unsigned long long first, second;
-	say("{\"event\":\"ready\",\"pid\":%d}", (int)getpid());
+	print_event("{\"event\":\"ready\",\"pid\":%d}", (int)getpid());
 	while (fgets(line, sizeof line, stdin)) {
 		if (sscanf(line, "alloc %31s %llu", word, &first) == 2)
 			repl_alloc(word, (size_t)first);
@@ -382,11 +386,11 @@ static int command_repl(const struct options *options)
 		else if (strcmp(line, "info\n") == 0)
 			say_device(options->device);
 		else if (strcmp(line, "sync\n") == 0)
-			say("{\"event\":\"sync\",\"result\":%d}", (int)cu.cuCtxSynchronize());
+			print_event("{\"event\":\"sync\",\"result\":%d}", (int)cu.cuCtxSynchronize());
 		else if (strcmp(line, "quit\n") == 0)
 			return 0;
 		else
-			say("{\"event\":\"error\",\"call\":\"repl\",\"reason\":\"unknown command\"}");
+			print_event("{\"event\":\"error\",\"call\":\"repl\",\"reason\":\"unknown command\"}");
 	}
 	return 0;
 }
@@ -395,13 +399,19 @@ static int command_repl(const struct options *options)
 
 static bool parse_options(int argc, char **argv, struct options *options)
 {
-	static const struct option names[] = {{"via", required_argument, 0, 'v'},    {"kind", required_argument, 0, 'k'},
-					      {"device", required_argument, 0, 'd'}, {"step", required_argument, 0, 's'},
-					      {"mib", required_argument, 0, 'm'},    {"seconds", required_argument, 0, 't'},
-					      {"kernel-us", required_argument, 0, 'u'}, {"hold", no_argument, 0, 'h'},
-					      {"launch", required_argument, 0, 'l'}, {"sync-every", required_argument, 0, 'y'},
-					      {"blocks", required_argument, 0, 'b'}, {"own-stream", no_argument, 0, 'o'},
-					      {0, 0, 0, 0}};
+	static const struct option names[] = { { "via", required_argument, 0, 'v' },
+					       { "kind", required_argument, 0, 'k' },
+					       { "device", required_argument, 0, 'd' },
+					       { "step", required_argument, 0, 's' },
+					       { "mib", required_argument, 0, 'm' },
+					       { "seconds", required_argument, 0, 't' },
+					       { "kernel-us", required_argument, 0, 'u' },
+					       { "hold", no_argument, 0, 'h' },
+					       { "launch", required_argument, 0, 'l' },
+					       { "sync-every", required_argument, 0, 'y' },
+					       { "blocks", required_argument, 0, 'b' },
+					       { "own-stream", no_argument, 0, 'o' },
+					       { 0, 0, 0, 0 } };
 	int option;
 	while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
 		switch (option) {
@@ -448,7 +458,9 @@ static int run(const char *command, const char *argument, const struct options *
 
 int main(int argc, char **argv)
 {
-	struct options options = {.route = "dlsym", .kind = "alloc", .step_mib = 256, .seconds = 5, .work = {.kernel_us = 1000, .blocks = 1}};
+	struct options options = {
+		.route = "dlsym", .kind = "alloc", .step_mib = 256, .seconds = 5, .work = { .kernel_us = 1000, .blocks = 1 }
+	};
 	if (argc < 2 || !parse_options(argc - 1, argv + 1, &options))
 		return usage();
 	const char *argument = optind < argc - 1 ? argv[optind + 1] : "";

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "client/work.h"
 
 #include <string.h>
@@ -52,8 +53,9 @@ static CUstream stream; /* the default one, unless the work has its own */
 
 bool work_launch_named(const char *name, enum work_launch *launch)
 {
-	static const char *const names[] = {[WORK_KERNEL] = "kernel", [WORK_EX] = "ex", [WORK_COOPERATIVE] = "cooperative",
-					    [WORK_GRAPH] = "graph", [WORK_BURN] = "burn"};
+	static const char *const names[] = {
+		[WORK_KERNEL] = "kernel", [WORK_EX] = "ex", [WORK_COOPERATIVE] = "cooperative", [WORK_GRAPH] = "graph", [WORK_BURN] = "burn"
+	};
 	for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
 		if (strcmp(name, names[i]) == 0) {
 			*launch = (enum work_launch)i;
@@ -70,9 +72,15 @@ unsigned work_kernels(enum work_launch launch)
 static CUresult make_graph(const struct work *work)
 {
 	uint64_t kernel_us = work->kernel_us;
-	void *arguments[] = {&kernel_us};
-	CUDA_KERNEL_NODE_PARAMS params = {.func = spin, .gridDimX = work->blocks, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1,
-					  .blockDimY = 1, .blockDimZ = 1, .kernelParams = arguments};
+	void *arguments[] = { &kernel_us };
+	CUDA_KERNEL_NODE_PARAMS params = { .func = spin,
+					   .gridDimX = work->blocks,
+					   .gridDimY = 1,
+					   .gridDimZ = 1,
+					   .blockDimX = 1,
+					   .blockDimY = 1,
+					   .blockDimZ = 1,
+					   .kernelParams = arguments };
 	CUgraph graph;
 	CUgraphNode nodes[WORK_GRAPH_KERNELS];
 	CUresult result = cu.cuGraphCreate(&graph, 0);
@@ -98,19 +106,15 @@ CUresult work_submit(const struct work *work)
 {
 	CUdeviceptr sink = 0;
 	uint64_t kernel_us = work->kernel_us;
-	void *arguments[] = {&kernel_us, &sink};
-	CUlaunchConfig config = {.gridDimX = work->blocks, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1,
-				 .hStream = stream};
+	void *arguments[] = { &kernel_us, &sink };
+	CUlaunchConfig config = {
+		.gridDimX = work->blocks, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1, .hStream = stream
+	};
 	switch (work->launch) {
-	case WORK_EX:
-		return cu.cuLaunchKernelEx(&config, spin, arguments, NULL);
-	case WORK_COOPERATIVE:
-		return cu.cuLaunchCooperativeKernel(spin, work->blocks, 1, 1, 1, 1, 1, 0, stream, arguments);
-	case WORK_BURN:
-		return cu.cuLaunchKernel(burn, BURN_BLOCKS, 1, 1, BURN_THREADS, 1, 1, 0, stream, arguments, NULL);
-	case WORK_GRAPH:
-		return cu.cuGraphLaunch(graph_of_spins, stream);
-	default:
-		return cu.cuLaunchKernel(spin, work->blocks, 1, 1, 1, 1, 1, 0, stream, arguments, NULL);
+	case WORK_EX: return cu.cuLaunchKernelEx(&config, spin, arguments, NULL);
+	case WORK_COOPERATIVE: return cu.cuLaunchCooperativeKernel(spin, work->blocks, 1, 1, 1, 1, 1, 0, stream, arguments);
+	case WORK_BURN: return cu.cuLaunchKernel(burn, BURN_BLOCKS, 1, 1, BURN_THREADS, 1, 1, 0, stream, arguments, NULL);
+	case WORK_GRAPH: return cu.cuGraphLaunch(graph_of_spins, stream);
+	default: return cu.cuLaunchKernel(spin, work->blocks, 1, 1, 1, 1, 1, 0, stream, arguments, NULL);
 	}
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels of a known length, for programs that must keep a device busy. */
 #ifndef AQ_CLIENT_WORK_H
 #define AQ_CLIENT_WORK_H
@@ -13,9 +14,9 @@ enum work_launch { WORK_KERNEL, WORK_EX, WORK_COOPERATIVE, WORK_GRAPH, WORK_BURN
 
 /* The launch of that name ("kernel", "ex", "cooperative", "graph", "burn"); false for another name.
  *
- * All but "burn" spin on the clock for `kernel_us`: exact on the simulated driver, and on a real device while nobody else uses it. "burn"
- * fills the device with arithmetic, `kernel_us` rounds of a loop, so that its time grows when others use the device: what
- * shares are measured with on real hardware. */
+ * All but "burn" spin on the clock for `kernel_us`: exact on the simulated driver, and on a real device without other users. "burn" fills
+ * the device with arithmetic, `kernel_us` rounds of a loop, so that its time grows when others use the device: for measuring shares on real
+ * hardware. */
 bool work_launch_named(const char *name, enum work_launch *launch);
 
 /* What is submitted, over and over. "burn" has its own grid. */
@@ -26,7 +27,7 @@ struct work {
 	bool own_stream;     /* not the default one */
 };
 
-/* Load the kernel into the current context, and make what it is launched with: a stream of its own, a graph of WORK_GRAPH_KERNELS kernels. */
+/* Load the kernel into the current context, and make its own stream and a graph of WORK_GRAPH_KERNELS kernels. */
 CUresult work_prepare(const struct work *work);
 
 /* Submit once: a kernel that takes `kernel_us` microseconds of a whole device, or a graph of such kernels. */

@@ -1,7 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Drives a fuzz target where there is no libFuzzer: inputs that are random, and inputs that are earlier ones, changed a little.
  *
- * The sequence is the same at every run, so a failure can be had again; its input is written beside the message. FUZZ_RUNS says how many (the
- * default keeps `make check` short), FUZZ_SEED begins another sequence. Argument: the build directory, or a file to try once. */
+ * The sequence is the same in every run, so a failure can be reproduced; its input is written with the message. FUZZ_RUNS is their number
+ * (the default keeps `make check` short), FUZZ_SEED starts another sequence. Argument: the build directory, or a file to try once. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -62,9 +63,7 @@ static void change(struct input *input)
 	size_t width = (size_t)1 << chance(4);
 
 	switch (chance(4)) {
-	case 0: /* overwrite */
-		memcpy(input->data + at, &value, at + width <= input->bytes ? width : input->bytes - at);
-		break;
+	case 0: /* overwrite */ memcpy(input->data + at, &value, at + width <= input->bytes ? width : input->bytes - at); break;
 	case 1: /* one bit */
 		if (at < input->bytes)
 			input->data[at] ^= (uint8_t)(1u << chance(8));
@@ -76,8 +75,7 @@ static void change(struct input *input)
 			input->bytes += width;
 		}
 		break;
-	default: /* shorter */
-		input->bytes = chance(8) ? input->bytes : at;
+	default: /* shorter */ input->bytes = chance(8) ? input->bytes : at;
 	}
 }
 

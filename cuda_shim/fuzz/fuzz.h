@@ -1,4 +1,6 @@
-/* What a fuzz target offers: the interface of libFuzzer, and inputs to begin with. Under clang libFuzzer drives it (make fuzz), else driver.c. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The interface of a fuzz target, which is libFuzzer's, and its first inputs. Under clang libFuzzer drives it (make fuzz), otherwise
+ * driver.c. */
 #ifndef AQ_FUZZ_FUZZ_H
 #define AQ_FUZZ_FUZZ_H
 

@@ -1,11 +1,13 @@
-/* Any sequence of allocating and freeing calls, through the built front on the simulated driver, beside a model of the bytes held.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Any sequence of allocating and freeing calls, through the built front on the simulated driver, compared with a model of the bytes held.
  *
- * Kept true after every call: what is granted fits the limit and what is refused does not; a refusal is out-of-memory and leaves its output
- * alone; the free bytes are exactly the limit less the model (pools apart, which take memory in pieces: then at least the model is taken); and
- * what the driver itself lost never passes the limit by more than its pages. When all is freed everything is back.
+ * Invariant after every call: what is granted fits the limit and what is refused does not; a refusal is out-of-memory and leaves its output
+ * alone; the free bytes are exactly the limit less the model (pools apart, which take memory in pieces: then at least the model is taken);
+ * and what the driver itself lost never passes the limit by more than its pages. When all is freed everything is back.
  *
- * Linear, pitched and managed memory, arrays and mipmaps, the default pool and one of the program's own, cuMemCreate. Not here: contexts and modules,
- * which the shim charges by what it measures, so a model would have to guess (tests/integration/test_shim_modules.py, test_shim_memory.py).
+ * Linear, pitched and managed memory, arrays and mipmaps, the default pool and one of the program's own, cuMemCreate. Not here: contexts
+ * and modules, which the shim charges by what it measures, so a model would have to guess (tests/integration/test_shim_modules.py,
+ * test_shim_memory.py).
  *
  * Argument: the build directory, or ALIQUOT_BUILD. */
 #include <dlfcn.h>
@@ -109,7 +111,7 @@ static uint64_t lost(uint64_t bytes)
 	return rounded(bytes, bytes > SMALL ? PAGE : UNIT);
 }
 
-/* Was it right to say yes, or no? */
+/* Was the grant, or the refusal, right? */
 static bool granted(CUresult result, uint64_t bytes)
 {
 	bool fits = model_bytes + pooled_bytes + bytes <= free_at_start;
@@ -120,7 +122,7 @@ static bool granted(CUresult result, uint64_t bytes)
 	return result == CUDA_SUCCESS;
 }
 
-/* What is charged for `bytes` now, if they are granted: what the device loses, if that much is free, and else what was asked for. */
+/* The charge for `bytes` now, if they are granted: the footprint on the device if that much is free, otherwise the request. */
 static uint64_t price(uint64_t bytes)
 {
 	return lost(bytes) <= free_now() ? lost(bytes) : rounded(bytes, UNIT);
@@ -168,7 +170,9 @@ static uint64_t at_least_one(uint64_t n)
 
 static CUDA_ARRAY3D_DESCRIPTOR array_shape(uint64_t random)
 {
-	CUDA_ARRAY3D_DESCRIPTOR shape = { .Width = (random & 0x3fff) + 8, .Height = random >> 14 & 0xfff, .Format = CU_AD_FORMAT_FLOAT,
+	CUDA_ARRAY3D_DESCRIPTOR shape = { .Width = (random & 0x3fff) + 8,
+					  .Height = random >> 14 & 0xfff,
+					  .Format = CU_AD_FORMAT_FLOAT,
 					  .NumChannels = 1u << random % 3 };
 
 	shape.Depth = shape.Height ? random >> 26 : 0;
@@ -253,8 +257,7 @@ static void take_physical(struct held *slot, uint64_t pages, bool map, bool rele
 static void give_back(struct held *slot, bool in_stream_order)
 {
 	switch (slot->kind) {
-	case NONE:
-		return;
+	case NONE: return;
 	case POOLED:
 		pooled_bytes -= slot->bytes;
 		if (in_stream_order)
@@ -266,7 +269,7 @@ static void give_back(struct held *slot, bool in_stream_order)
 	case MANAGED:
 		model_bytes -= slot->bytes;
 		CHECK(cu.cuMemFree_v2(slot->address) == CUDA_SUCCESS);
-		CHECK(cu.cuMemFree_v2(slot->address) != CUDA_SUCCESS); /* twice is refused and credits nothing */
+		CHECK(cu.cuMemFree_v2(slot->address) != CUDA_SUCCESS); /* a second free is refused and uncharges nothing */
 		break;
 	case ARRAY:
 		model_bytes -= slot->bytes;
@@ -293,8 +296,8 @@ static void trim(void)
 	CHECK(cu.cuMemPoolTrimTo(pool, 0) == CUDA_SUCCESS && cu.cuMemPoolTrimTo(own_pool, 0) == CUDA_SUCCESS);
 }
 
-/* What is charged in units, as small memory is, comes to the driver in pages all the same, which it keeps while anything of them lives: the agent
- * finds that difference and takes it off the limit. */
+/* What is charged in units, as small memory is, comes to the driver in pages all the same, which it keeps while anything of them lives: the
+ * agent finds that difference and takes it off the limit. */
 static uint64_t page_rest(void)
 {
 	uint64_t rest = 0;
@@ -329,30 +332,17 @@ static void step(struct fuzz_reader *input)
 	switch (what % 16) {
 	case 0:
 	case 1:
-	case 2:
-		take_linear(slot, bytes, false);
-		break;
-	case 3:
-		take_linear(slot, bytes, true);
-		break;
+	case 2: take_linear(slot, bytes, false); break;
+	case 3: take_linear(slot, bytes, true); break;
 	case 4:
-	case 5:
-		take_pitched(slot, bytes & 0xffff, bytes >> 16);
-		break;
+	case 5: take_pitched(slot, bytes & 0xffff, bytes >> 16); break;
 	case 6:
-	case 7:
-		take_array(slot, bytes);
-		break;
+	case 7: take_array(slot, bytes); break;
 	case 8:
-	case 9:
-		take_mipmap(slot, bytes, 1 + what % 2 * 3);
-		break;
+	case 9: take_mipmap(slot, bytes, 1 + what % 2 * 3); break;
 	case 10:
-	case 11:
-		take_pooled(slot, bytes, what % 2);
-		break;
-	default:
-		take_physical(slot, bytes >> 21, what % 16 > 13, what % 16 == 15);
+	case 11: take_pooled(slot, bytes, what % 2); break;
+	default: take_physical(slot, bytes >> 21, what % 16 > 13, what % 16 == 15);
 	}
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a limits page: mapping it, and following it while it is rewritten, ends in a copy that is whole or in a reason; never in a
  * crash, a hang or a device that is not there. */
 #include <string.h>
@@ -21,7 +22,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	return 0;
 }
 
-/* A page that is right but for what the input says. */
+/* A page that is valid except for the parts from the input. */
 static void make_page(struct support_page *page, struct fuzz_reader *input)
 {
 	unsigned repairs = (unsigned)fuzz_take(input, 1);

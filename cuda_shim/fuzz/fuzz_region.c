@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a usage region: attaching, reaping and repairing end in a slot or in a reason; never in a crash, a hang or an access
  * outside of the file. */
 #include <string.h>

@@ -1,4 +1,5 @@
-/* What this process holds, by address or handle, so that whichever call frees it credits exactly what was charged. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What this process holds, by address or handle, so that any call that frees it uncharges exactly what was charged. */
 #ifndef AQ_INTERPOSE_ALLOCATIONS_H
 #define AQ_INTERPOSE_ALLOCATIONS_H
 
@@ -13,19 +14,19 @@ extern struct aq_map aq_pointers;
 /* Arrays and mipmapped arrays by handle. */
 extern struct aq_map aq_arrays;
 
-/* The driver gave out an address that the map still has: what lay there was freed past us. Credit it. */
-void aq_freed_past_us(const struct aq_entry *stale);
+/* The driver returned an address that is still in the map. So the old allocation there was freed without the shim: uncharge it. */
+void aq_drop_stale(const struct aq_entry *stale);
 
-/* Charge an allocation of `*bytes` with what the device loses by it, and tell how much that was. Where only the last page does not fit, what was
- * asked for is charged: a program may take all that is free, to the byte. Counts a refusal. */
-static inline bool aq_charge_lost(int device, enum aq_kind kind, uint64_t *bytes)
+/* Charge an allocation of `*bytes` with its footprint on the device, and return that in `*bytes`. Where only the last page does not fit,
+ * charge the request instead: a program may use all free memory, to the byte. Counts a refusal. */
+static inline bool aq_charge_footprint(int device, enum aq_kind kind, uint64_t *bytes)
 {
-	uint64_t asked = *bytes;
+	uint64_t requested = *bytes;
 
-	*bytes = aq_lost_bytes(asked);
+	*bytes = aq_footprint_bytes(requested);
 	if (__builtin_expect(aq_charge_quick(device, kind, *bytes), 1))
 		return true;
-	*bytes = aq_whole_bytes(asked, AQ_UNIT_BYTES);
+	*bytes = aq_whole_bytes(requested, AQ_UNIT_BYTES);
 	return aq_charge(device, kind, *bytes);
 }
 
@@ -38,31 +39,17 @@ static inline bool aq_record(struct aq_map *map, uint64_t key, uint64_t bytes, e
 	if (!aq_map_replace(map, &entry, &stale))
 		return false;
 	if (__builtin_expect(stale.key != 0, 0))
-		aq_freed_past_us(&stale);
+		aq_drop_stale(&stale);
 	return true;
 }
 
-/* After the driver was asked to free `held`, already taken from `map`: credit it, or put it back when the driver refused. */
-static inline void aq_freed(struct aq_map *map, CUresult result, const struct aq_entry *held)
-{
-	if (result == CUDA_SUCCESS)
-		aq_uncharge((int)held->device, (enum aq_kind)held->kind, held->bytes);
-	else
-		aq_map_put(map, held);
-}
+/* After a call to the driver that frees `held`, already taken from `map`: uncharge it, or put it back when the driver refused. */
+void aq_freed(struct aq_map *map, CUresult result, const struct aq_entry *held);
 
-/* Around the destruction of an array or mipmapped array: take the physical memory that was mapped to it out of the books, for its address may be
- * used again at once; then let go of it, or put it back when the driver refused. */
-struct aq_tile;
-struct aq_tile *aq_vmm_array_ending(uint64_t array);
-void aq_vmm_array_ended(uint64_t array, struct aq_tile *tiles, CUresult result);
-
-/* A context is gone: credit what lived in it. `owner` as in struct aq_place. */
-void aq_allocations_drop(int device, uint64_t owner);
+/* A context has ended: uncharge what it owned. `owner` as in struct aq_place. */
+void aq_allocations_context_gone(int device, uint64_t owner);
 
 /* In a forked child. */
 void aq_allocations_forget(void);
-void aq_vmm_forget(void);
-void aq_graphs_forget(void);
 
 #endif

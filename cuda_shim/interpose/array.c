@@ -1,8 +1,11 @@
-/* Arrays and mipmapped arrays. The driver tells the size in memory only of those whose memory comes later (cuArrayGetMemoryRequirements),
- * so a twin of that kind is made before the call, which takes none, and asked. Where there is no such twin, the texels are charged in tiles. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Arrays and mipmapped arrays. The driver reports the size in memory only of arrays with deferred memory (cuArrayGetMemoryRequirements). So
+ * before the call the shim makes a twin of that kind, which takes no memory, and queries it. Where no such twin exists, the texels are
+ * charged in tiles. */
 #include "interpose/allocations.h"
 #include "interpose/driver.h"
 #include "interpose/relax.h"
+#include "interpose/vmm.h"
 #include "shim.h"
 
 #define TILE_ROW_BYTES 512u /* rows and columns of a tile, at the least */
@@ -38,14 +41,11 @@ static uint64_t channel_bytes(CUarray_format format)
 	case CU_AD_FORMAT_YUY2:
 	case CU_AD_FORMAT_AYUV:
 	case CU_AD_FORMAT_Y444_PLANAR8:
-	case CU_AD_FORMAT_YUV444_8bit_SemiPlanar:
-		return 1;
+	case CU_AD_FORMAT_YUV444_8bit_SemiPlanar: return 1;
 	case CU_AD_FORMAT_UNSIGNED_INT32:
 	case CU_AD_FORMAT_SIGNED_INT32:
-	case CU_AD_FORMAT_FLOAT:
-		return 4;
-	default:
-		return 2;
+	case CU_AD_FORMAT_FLOAT: return 4;
+	default: return 2;
 	}
 }
 
@@ -62,7 +62,7 @@ static uint64_t times(uint64_t a, uint64_t b)
 	return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-/* Without the driver's word: whole tiles for every plane of every level. Rows of one are taken for an array of one dimension. */
+/* Without the driver's word: whole tiles for every plane of every level. Rows of one are treated as an array of one dimension. */
 static uint64_t tiled_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned int levels)
 {
 	uint64_t width = array->Width, height = at_least_one(array->Height), depth = at_least_one(array->Depth), bytes = 0;
@@ -88,8 +88,8 @@ struct array_call {
 	CUDA_ARRAY3D_DESCRIPTOR shape;
 	unsigned int levels;
 	CUresult (*create)(struct array_call *call);
-	/* What an array of this shape takes, whose Flags ask for its memory to come later. */
-	CUresult (*ask)(const CUDA_ARRAY3D_DESCRIPTOR *twin, unsigned int levels, CUdevice ordinal, uint64_t *bytes);
+	/* The memory for an array of this shape, with Flags that defer its memory. */
+	CUresult (*query)(const CUDA_ARRAY3D_DESCRIPTOR *twin, unsigned int levels, CUdevice ordinal, uint64_t *bytes);
 	CUresult (*destroy)(uint64_t made);
 	const void *descriptor; /* as the program passed it */
 	uint64_t made;
@@ -104,7 +104,7 @@ static uint64_t needed_bytes(const struct array_call *call, CUdevice ordinal)
 		return 0;
 	twin.Flags |= CUDA_ARRAY3D_DEFERRED_MAPPING;
 	CUstreamCaptureMode mode = aq_relax();
-	CUresult result = call->ask(&twin, call->levels, ordinal, &bytes);
+	CUresult result = call->query(&twin, call->levels, ordinal, &bytes);
 	aq_restrict(mode);
 	return result == CUDA_SUCCESS && bytes ? bytes : tiled_bytes(&call->shape, call->levels);
 }
@@ -113,27 +113,30 @@ static CUresult create_charged(struct array_call *call)
 {
 	struct aq_place place;
 
-	if (!aq_place_current(&place))
-		return call->create(call);
+	CUresult result = aq_find_place(&place);
+	if (result != CUDA_SUCCESS)
+		return result;
 	uint64_t bytes = needed_bytes(call, place.ordinal);
-	if (!aq_charge_lost(place.device, AQ_ARRAY, &bytes))
+	if (!aq_charge_footprint(place.device, AQ_ARRAY, &bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = call->create(call);
+	result = call->create(call);
 	if (result == CUDA_SUCCESS && aq_record(&aq_arrays, call->made, bytes, AQ_ARRAY, &place))
 		return CUDA_SUCCESS;
+	bool held = false;
 	if (result == CUDA_SUCCESS) {
 		CUstreamCaptureMode mode = aq_relax();
-		call->destroy(call->made);
+		held = call->destroy(call->made) != CUDA_SUCCESS;
 		aq_restrict(mode);
 		result = CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	aq_uncharge(place.device, AQ_ARRAY, bytes);
+	if (!held)
+		aq_uncharge(place.device, AQ_ARRAY, bytes);
 	return result;
 }
 
 /* ---- arrays ---------------------------------------------------------------------------------------------------- */
 
-static CUresult ask_array(const CUDA_ARRAY3D_DESCRIPTOR *twin, unsigned int levels, CUdevice ordinal, uint64_t *bytes)
+static CUresult query_array(const CUDA_ARRAY3D_DESCRIPTOR *twin, unsigned int levels, CUdevice ordinal, uint64_t *bytes)
 {
 	CUDA_ARRAY_MEMORY_REQUIREMENTS needs = { 0 };
 	CUarray made = NULL;
@@ -169,8 +172,9 @@ CREATE_WITH(cuArray3DCreate_v2)
 
 static CUresult create_array(CUarray *array, const void *descriptor, CUDA_ARRAY3D_DESCRIPTOR shape, CUresult (*create)(struct array_call *))
 {
-	struct array_call call = { .shape = shape, .levels = 1, .create = create, .ask = ask_array, .destroy = destroy_array,
-				   .descriptor = descriptor };
+	struct array_call call = {
+		.shape = shape, .levels = 1, .create = create, .query = query_array, .destroy = destroy_array, .descriptor = descriptor
+	};
 	CUresult result = create_charged(&call);
 
 	if (result == CUDA_SUCCESS)
@@ -178,7 +182,8 @@ static CUresult create_array(CUarray *array, const void *descriptor, CUDA_ARRAY3
 	return result;
 }
 
-#define SHAPE_2D(d) ((CUDA_ARRAY3D_DESCRIPTOR){ .Width = (d)->Width, .Height = (d)->Height, .Format = (d)->Format, .NumChannels = (d)->NumChannels })
+#define SHAPE_2D(d) \
+	((CUDA_ARRAY3D_DESCRIPTOR){ .Width = (d)->Width, .Height = (d)->Height, .Format = (d)->Format, .NumChannels = (d)->NumChannels })
 #define SHAPE_3D(d) ((CUDA_ARRAY3D_DESCRIPTOR){ .Width = (d)->Width, .Height = (d)->Height, .Depth = (d)->Depth, .Format = (d)->Format, \
 						.NumChannels = (d)->NumChannels, .Flags = (d)->Flags })
 
@@ -230,7 +235,7 @@ CUresult cuArrayDestroy(CUarray array)
 
 /* ---- mipmapped arrays ------------------------------------------------------------------------------------------ */
 
-static CUresult ask_mipmapped(const CUDA_ARRAY3D_DESCRIPTOR *twin, unsigned int levels, CUdevice ordinal, uint64_t *bytes)
+static CUresult query_mipmapped(const CUDA_ARRAY3D_DESCRIPTOR *twin, unsigned int levels, CUdevice ordinal, uint64_t *bytes)
 {
 	CUDA_ARRAY_MEMORY_REQUIREMENTS needs = { 0 };
 	CUmipmappedArray made = NULL;
@@ -263,8 +268,12 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESC
 	AQ_LIMITED_OR_RETURN(cuMipmappedArrayCreate(array, descriptor, levels));
 	if (!array || !descriptor)
 		return aq_cuda.cuMipmappedArrayCreate(array, descriptor, levels);
-	struct array_call call = { .shape = *descriptor, .levels = levels, .create = create_mipmapped, .ask = ask_mipmapped,
-				   .destroy = destroy_mipmapped, .descriptor = descriptor };
+	struct array_call call = { .shape = *descriptor,
+				   .levels = levels,
+				   .create = create_mipmapped,
+				   .query = query_mipmapped,
+				   .destroy = destroy_mipmapped,
+				   .descriptor = descriptor };
 	CUresult result = create_charged(&call);
 	if (result == CUDA_SUCCESS)
 		*array = (CUmipmappedArray)(uintptr_t)call.made;

@@ -1,8 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/capture.h"
 
 _Atomic int aq_captures_open;
 
-/* Not below none, should one have begun past us. */
+/* Not below zero: a capture may have begun without the shim. */
 static void count(int change)
 {
 	if (atomic_fetch_add(&aq_captures_open, change) + change < 0)
@@ -16,8 +17,8 @@ static CUresult begun(CUresult result)
 	return result;
 }
 
-/* A capture that was invalid, or was never joined by a stream that it forked to, ends with an error. Other errors end none: the stream was
- * not captured, did not begin the capture, or is another thread's to end. */
+/* A capture that was invalid, or was never joined by a stream that it forked to, ends with an error. Other errors end no capture: the
+ * stream was not captured, did not begin the capture, or belongs to another thread. */
 static CUresult ended(CUresult result)
 {
 	if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED || result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts. They cost device memory, and what was allocated in them dies with them.
  *
  * A context's cost is charged before the driver makes it when it is known (the agent's figure, or what an earlier process of the
@@ -8,17 +9,18 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "interpose/allocations.h"
-#include "interpose/deferred.h"
+#include "account/map.h"
 #include "interpose/driver.h"
 #include "interpose/latch.h"
+#include "interpose/life_cycle.h"
 #include "interpose/measure.h"
-#include "interpose/module.h"
-#include "interpose/pace.h"
-#include "interpose/reservoir.h"
+#include "interpose/relax.h"
+#include "limit/memory.h"
+#include "log.h"
 #include "shim.h"
 
 #define PAGE_BYTES ((uint64_t)2 << 20) /* of device memory */
+#define STACK_UNIT_BYTES 16u /* the driver rounds a stack to it */
 #define UNSURE_BYTES ((uint64_t)1 << 30) /* more than any context takes: what a device lost beyond it went to a neighbour */
 
 static struct {
@@ -28,10 +30,10 @@ static struct {
 	uint64_t limit_bytes;    /* the part of it that its limits cost */
 } primaries[AQ_MAX_ORDINALS] = { [0 ... AQ_MAX_ORDINALS - 1] = { .gate = PTHREAD_MUTEX_INITIALIZER } };
 
-/* This thread holds a gate. The driver may call back into the program from where it is called with one (tools subscribe to its
- * calls): such a call waits for no gate, neither its own thread's nor that of another device, whose thread may wait for this one's
- * (latch.h). What it does to the same device counts as part of the call around it; a primary context that it makes on another is
- * charged when it is met next. */
+/* This thread holds a gate. The driver may call back into the program during a call under it (tools subscribe to its calls). Such a call
+ * waits for no gate: neither its own thread's nor that of another device, because that device's thread may wait for this one's (latch.h).
+ * What it does to the same device counts as part of the call around it; a primary context that it creates on another device is charged at
+ * the next call that finds it. */
 static __thread bool is_inside;
 
 /* False from inside a gate or a latch. */
@@ -41,7 +43,7 @@ static bool enter(CUdevice ordinal)
 		return false;
 	int device = aq_device_of(ordinal);
 	if (device >= 0 && !aq_account_context_bytes(device))
-		aq_measure_open(); /* it is to be measured what a context costs */
+		aq_measure_open(); /* what a context costs must be measured */
 	pthread_mutex_lock(&primaries[ordinal].gate);
 	is_inside = true;
 	return true;
@@ -53,7 +55,8 @@ static void leave(CUdevice ordinal)
 	pthread_mutex_unlock(&primaries[ordinal].gate);
 }
 
-/* Contexts made by cuCtxCreate: key = context, bytes = its cost, owner = the part of it that its limits cost, device, kind = CUDA ordinal. */
+/* Contexts made by cuCtxCreate: key = context, bytes = its cost, owner = the part of it that its limits cost, device, kind = CUDA
+ * ordinal. */
 static struct aq_map contexts;
 
 /* Changes whenever a context begins or ends, so that no thread trusts what it remembers of an address that was used again. */
@@ -70,14 +73,14 @@ static __thread struct {
 
 static bool is_paid_for(CUdevice ordinal);
 
-/* Is every context on that device, which is granted, and its primary context paid for? One that is not may still be made past us, and has
- * to be met by looking. */
+/* Is every context on that device, which is granted, and is its primary context charged? An uncharged one may still be created without the
+ * shim, and is found only by looking. */
 static bool is_place_of_all(const struct aq_place *place)
 {
 	return aq_device_is_only() && place->device >= 0 && primaries[place->ordinal].charged;
 }
 
-static __attribute__((noinline)) bool look_up(CUcontext context, bool is_current, uint64_t now, struct aq_place *place)
+static __attribute__((noinline)) CUresult look_up(CUcontext context, bool is_current, uint64_t now, struct aq_place *place)
 {
 	bool is_settled = true;
 	struct aq_entry made;
@@ -91,12 +94,12 @@ static __attribute__((noinline)) bool look_up(CUcontext context, bool is_current
 		if (!is_current)
 			result = aq_cuda.cuCtxPushCurrent_v2(context);
 		if (result != CUDA_SUCCESS)
-			return false;
+			return result;
 		result = aq_cuda.cuCtxGetDevice(&ordinal);
 		if (!is_current)
 			aq_cuda.cuCtxPopCurrent_v2(&context);
 		if (result != CUDA_SUCCESS)
-			return false;
+			return result;
 		*place = (struct aq_place){ .device = aq_device_of(ordinal), .ordinal = ordinal };
 		is_settled = is_paid_for(ordinal);
 	}
@@ -106,7 +109,7 @@ static __attribute__((noinline)) bool look_up(CUcontext context, bool is_current
 		seen.only_epoch = is_place_of_all(place) ? now : 0;
 		seen.place = *place;
 	}
-	return true;
+	return CUDA_SUCCESS;
 }
 
 /* What the thread remembers of the context that was current when it last looked. */
@@ -118,29 +121,45 @@ static inline bool remembered(CUcontext context, uint64_t now, struct aq_place *
 	return true;
 }
 
-bool aq_place_current(struct aq_place *place)
+CUresult aq_find_place(struct aq_place *place)
 {
 	CUcontext context = NULL;
 	uint64_t now = atomic_load_explicit(&epoch, memory_order_acquire);
+	CUresult result = aq_cuda.cuCtxGetCurrent(&context);
 
-	if (aq_cuda.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
-		return false;
-	return remembered(context, now, place) || look_up(context, true, now, place);
+	if (__builtin_expect(result != CUDA_SUCCESS, 0))
+		return result;
+	if (__builtin_expect(!context, 0))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	return remembered(context, now, place) ? CUDA_SUCCESS : look_up(context, true, now, place);
 }
 
-bool aq_place_of_stream(CUstream stream, struct aq_place *place)
+CUresult aq_find_place_of_stream(CUstream stream, struct aq_place *place)
 {
 	CUcontext context = NULL, current = NULL;
 	uint64_t now = atomic_load_explicit(&epoch, memory_order_acquire);
 
 	if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
-		return aq_place_current(place);
-	if (aq_cuda.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS || !context)
-		return aq_place_current(place);
+		return aq_find_place(place);
+	CUresult result = aq_cuda.cuStreamGetCtx(stream, &context);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!context)
+		return aq_find_place(place);
 	if (remembered(context, now, place))
-		return true;
+		return CUDA_SUCCESS;
 	bool is_current = aq_cuda.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context;
 	return look_up(context, is_current, now, place);
+}
+
+bool aq_place_current(struct aq_place *place)
+{
+	return aq_find_place(place) == CUDA_SUCCESS;
+}
+
+bool aq_place_of_stream(CUstream stream, struct aq_place *place)
+{
+	return aq_find_place_of_stream(stream, place) == CUDA_SUCCESS || aq_place_current(place);
 }
 
 static __attribute__((noinline)) int look_up_device(CUstream stream)
@@ -161,7 +180,8 @@ CUcontext aq_context_of_stream(CUstream stream)
 {
 	CUcontext context = NULL;
 
-	if (stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD && aq_cuda.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS)
+	if (stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD &&
+	    aq_cuda.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS)
 		return context;
 	return aq_cuda.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
 }
@@ -182,32 +202,52 @@ void aq_context_leave(bool pushed)
 		aq_cuda.cuCtxPopCurrent_v2(&context);
 }
 
-static CUdevice current_ordinal(void)
+bool aq_context_is_absent(void)
 {
-	struct aq_place place;
+	CUcontext context = NULL;
 
-	return aq_place_current(&place) ? place.ordinal : 0;
+	return aq_cuda.cuCtxGetCurrent(&context) == CUDA_SUCCESS && !context;
+}
+
+bool aq_context_is_alive(CUcontext context)
+{
+	unsigned int version;
+
+	if (aq_cuda.cuCtxGetApiVersion(context, &version) == CUDA_SUCCESS)
+		return true;
+	bool pushed = aq_cuda.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+	aq_context_leave(pushed);
+	return pushed;
+}
+
+static CUresult find_current_ordinal(CUdevice *ordinal)
+{
+	struct aq_place place = { .ordinal = 0 };
+	CUcontext context = NULL;
+	CUresult result = aq_cuda.cuCtxGetCurrent(&context);
+
+	if (result == CUDA_SUCCESS && context)
+		result = aq_find_place(&place);
+	*ordinal = place.ordinal;
+	return result;
 }
 
 CUresult aq_place_of_location(const CUmemLocation *location, CUmemAllocationType type, CUdevice *ordinal)
 {
 	switch (location->type) {
-	case CU_MEM_LOCATION_TYPE_DEVICE:
-		*ordinal = location->id;
-		return CUDA_SUCCESS;
-	case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN:
-		*ordinal = location->id & 0xff;
-		return CUDA_SUCCESS;
-	case CU_MEM_LOCATION_TYPE_INVALID:
-		*ordinal = current_ordinal(); /* if the driver takes it at all */
-		return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_DEVICE: *ordinal = location->id; return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: *ordinal = location->id & 0xff; return CUDA_SUCCESS;
+	case CU_MEM_LOCATION_TYPE_INVALID: return find_current_ordinal(ordinal); /* if the driver takes it at all */
 	case CU_MEM_LOCATION_TYPE_HOST:
 	case CU_MEM_LOCATION_TYPE_HOST_NUMA:
 	case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-		*ordinal = type == CU_MEM_ALLOCATION_TYPE_MANAGED ? current_ordinal() : AQ_NO_ORDINAL;
+		if (type == CU_MEM_ALLOCATION_TYPE_MANAGED)
+			return find_current_ordinal(ordinal);
+		*ordinal = AQ_NO_ORDINAL;
 		return CUDA_SUCCESS;
 	default:
-		aq_log_warn("memory at a location of type %d is refused: it cannot be told which device it takes", (int)location->type);
+		aq_log_warn("memory at a location of type %d is refused: this shim does not know which device pays for it",
+			    (int)location->type);
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 }
@@ -229,40 +269,55 @@ void aq_contexts_forget(void)
 static void begun(int device)
 {
 	aq_account_contexts_add(device, 1);
-	aq_modules_context_begun(device);
+	aq_parts_context_begun(device);
 	atomic_fetch_add(&epoch, 1);
 }
 
 static void ended(const struct aq_place *place, uint64_t context_bytes)
 {
 	atomic_fetch_add(&epoch, 1);
-	aq_allocations_drop(place->device, place->owner);
-	aq_modules_context_ended(place->device, place->owner);
-	aq_reservoirs_settle(place->device);
+	aq_parts_context_gone(place->device, place->owner);
 	aq_uncharge(place->device, AQ_CONTEXT, context_bytes);
 	aq_account_contexts_add(place->device, -1);
 }
 
-/* Before and after the driver is asked to end a context. */
-static void may_end(const struct aq_ending *ending)
+/* What a context may cost at most, where NVML does not report it and the limits file does not state it: what the device lacks and the
+ * container was not charged. A neighbour's memory may be part of that. */
+static uint64_t most_of_cost(int device, CUcontext context)
 {
-	aq_pace_context_ending(ending);
-	aq_deferred_context_ending(ending);
+	size_t free_bytes = 0, total_bytes = 0;
+	bool pushed;
+
+	aq_log_warn("the cost of a context on %s is unknown: NVML does not report it, and the limits file does not state it",
+		    aq_device_uuid(device));
+	if (!context || !aq_context_enter(context, &pushed))
+		return UNSURE_BYTES;
+	CUstreamCaptureMode mode = aq_relax();
+	CUresult result = aq_cuda.cuMemGetInfo_v2(&free_bytes, &total_bytes);
+	aq_restrict(mode);
+	aq_context_leave(pushed);
+	uint64_t used = total_bytes - free_bytes, charged = aq_account_container_bytes(device);
+	if (result != CUDA_SUCCESS || free_bytes > total_bytes)
+		return UNSURE_BYTES;
+	return aq_min_bytes(used > charged ? used - charged : 0, UNSURE_BYTES);
 }
 
-static void may_have_ended(const struct aq_ending *ending, bool has_ended)
+/* It is alive, so this neither makes it nor ends it. */
+static uint64_t most_of_primary(int device, CUdevice ordinal)
 {
-	aq_pace_context_ended(ending, has_ended);
-	aq_deferred_context_ended(ending, has_ended);
+	CUcontext context = NULL;
+	CUresult result = aq_cuda.cuDevicePrimaryCtxRetain(&context, ordinal);
+	uint64_t bytes = most_of_cost(device, result == CUDA_SUCCESS ? context : NULL);
+
+	if (result == CUDA_SUCCESS)
+		aq_cuda.cuDevicePrimaryCtxRelease_v2(ordinal);
+	return bytes;
 }
 
-static void warn_of_unknown_cost(int device)
-{
-	aq_log_warn("cannot tell what a context on %s costs: NVML does not say, and the agent gave no figure", aq_device_uuid(device));
-}
-
-/* Make a context and charge it. `make` calls the driver; `unmake` takes the context back when its measured cost does not fit. */
-static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(void *), void (*unmake)(void *), void *call)
+/* Make a context and charge it. `make` calls the driver; `unmake` takes the context back when its measured cost does not fit. `made`: where
+ * it is then, NULL for the primary context. */
+static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(void *), CUresult (*unmake)(void *), void *call,
+			     const CUcontext *made)
 {
 	int device = aq_device_of(ordinal);
 	struct aq_sample_bytes before, after;
@@ -286,9 +341,10 @@ static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(
 	if (!is_own && *cost > UNSURE_BYTES)
 		*cost = UNSURE_BYTES;
 	if (!*cost)
-		warn_of_unknown_cost(device);
+		*cost = made ? most_of_cost(device, *made) : most_of_primary(device, ordinal);
 	if (!aq_charge(device, AQ_CONTEXT, *cost)) {
-		unmake(call);
+		if (unmake(call) != CUDA_SUCCESS)
+			aq_charge_taken(device, AQ_CONTEXT, *cost); /* it stays, until the process ends */
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	if (is_own) /* later processes pay what this one learns: never a figure that a neighbour may have a part in */
@@ -298,9 +354,9 @@ static CUresult make_charged(CUdevice ordinal, uint64_t *cost, CUresult (*make)(
 
 /* ---- primary contexts ------------------------------------------------------------------------------------------ */
 
-/* What a context costs that is there already: where neither the agent nor another process told, what the driver counts for this one beyond
- * its charges. Its modules may be in that, so no later process learns it. */
-static uint64_t cost_of_made(int device)
+/* The cost of a context that already exists. Where neither the agent nor another process provided a figure, it is what the driver counts
+ * for this process beyond its charges. Modules may be part of that, so later processes do not learn it. */
+static uint64_t cost_of_made(int device, CUdevice ordinal)
 {
 	uint64_t known = aq_account_context_bytes(device), before = aq_account_own_bytes(device);
 
@@ -310,16 +366,14 @@ static uint64_t cost_of_made(int device)
 	uint64_t after = aq_account_own_bytes(device);
 	/* What another thread takes or gives back meanwhile must not look like the context's: the larger charge counts. */
 	uint64_t charged = before > after ? before : after;
-	if (own <= charged) {
-		warn_of_unknown_cost(device);
-		return 0;
-	}
+	if (own <= charged)
+		return most_of_primary(device, ordinal);
 	return own - charged < UNSURE_BYTES ? own - charged : UNSURE_BYTES;
 }
 
-/* Make the books say what the driver says. Old runtimes make and end primary contexts past us, through a private table of the driver's, and
- * one may be older than the limits of the process. What is there already is charged, past the limit if it must be; what is gone is
- * credited, with all that lived in it. True when there is one and it is paid for. With the gate held. */
+/* Adjust the charges to the driver's state. Old runtimes create and end primary contexts without the shim, through a private table of the
+ * driver, and a primary context may be older than the limits of the process. An existing one is charged, past the limit if necessary; an
+ * ended one is uncharged, with all that was in it. True when it exists and is charged. With the gate held. */
 static bool settle_primary(CUdevice ordinal)
 {
 	struct aq_place place = { .device = aq_device_of(ordinal), .ordinal = ordinal };
@@ -330,21 +384,22 @@ static bool settle_primary(CUdevice ordinal)
 	if (aq_cuda.cuDevicePrimaryCtxGetState(ordinal, &flags, &active) != CUDA_SUCCESS || !active == !charged || place.device < 0)
 		return charged;
 	if (active) {
-		primaries[ordinal].context_bytes = cost_of_made(place.device);
+		primaries[ordinal].context_bytes = cost_of_made(place.device, ordinal);
 		aq_charge_taken(place.device, AQ_CONTEXT, primaries[ordinal].context_bytes);
 		primaries[ordinal].limit_bytes = 0;
 		primaries[ordinal].charged = true;
 		begun(place.device);
 	} else {
-		may_have_ended(&(struct aq_ending){ .device = place.device }, true); /* its events first: they went with it */
+		aq_parts_context_ended(&(struct aq_ending){ .device = place.device }, true); /* its events first: they went with it */
 		ended(&place, primaries[ordinal].context_bytes);
-		primaries[ordinal].charged = false; /* until here nobody who meets it waits for the gate, for he may hold what is settled there */
+		/* until here no thread that finds it waits for the gate, because it may hold what is settled there */
+		primaries[ordinal].charged = false;
 	}
 	return active;
 }
 
-/* Charge the primary context when it is first met and was made past us. False when this thread is in the middle of making or ending one, or
- * inside a latch, where it must wait for nobody: then it is met again. */
+/* Charge the primary context when it is first found and was created without the shim. False when this thread is inside a call that makes or
+ * ends one, or inside a latch, where it must not wait: then a later call finds it. */
 static bool is_paid_for(CUdevice ordinal)
 {
 	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS || primaries[ordinal].charged)
@@ -357,7 +412,7 @@ static bool is_paid_for(CUdevice ordinal)
 }
 
 /* A call that makes the primary context, unless it is there already. */
-static CUresult make_primary(CUdevice ordinal, CUresult (*make)(void *), void (*unmake)(void *), void *call)
+static CUresult make_primary(CUdevice ordinal, CUresult (*make)(void *), CUresult (*unmake)(void *), void *call)
 {
 	CUresult result;
 
@@ -366,7 +421,7 @@ static CUresult make_primary(CUdevice ordinal, CUresult (*make)(void *), void (*
 	if (settle_primary(ordinal)) {
 		result = make(call);
 	} else {
-		result = make_charged(ordinal, &primaries[ordinal].context_bytes, make, unmake, call);
+		result = make_charged(ordinal, &primaries[ordinal].context_bytes, make, unmake, call, NULL);
 		if (result == CUDA_SUCCESS) {
 			primaries[ordinal].charged = true;
 			primaries[ordinal].limit_bytes = 0;
@@ -389,11 +444,11 @@ static CUresult retain(void *call)
 	return aq_cuda.cuDevicePrimaryCtxRetain(&retain_call->made, retain_call->ordinal);
 }
 
-static void unretain(void *call)
+static CUresult unretain(void *call)
 {
 	const struct retain_call *retain_call = call;
 
-	aq_cuda.cuDevicePrimaryCtxRelease_v2(retain_call->ordinal);
+	return aq_cuda.cuDevicePrimaryCtxRelease_v2(retain_call->ordinal);
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
@@ -411,8 +466,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 	return result;
 }
 
-/* One that was made past us is charged before it may end, so that all that lived in it is credited. The result does not say whether it has
- * ended: it may also be the error of an earlier launch, which keeps no context alive. */
+/* A primary context created without the shim is charged before it may end, so that everything in it is uncharged. The result does not say
+ * whether it ended: it may be the error of an earlier launch, which keeps no context alive. */
 #define PRIMARY_HOOK(name)                                                       \
 	CUresult name(CUdevice ordinal)                                          \
 	{                                                                        \
@@ -421,9 +476,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 			return aq_cuda.name(ordinal);                            \
 		struct aq_ending ending = { .device = aq_device_of(ordinal) };   \
 		settle_primary(ordinal);                                         \
-		may_end(&ending);                                                \
+		aq_parts_context_ending(&ending);                                                \
 		CUresult result = aq_cuda.name(ordinal);                         \
-		may_have_ended(&ending, !settle_primary(ordinal));               \
+		aq_parts_context_ended(&ending, !settle_primary(ordinal));               \
 		leave(ordinal);                                                  \
 		return result;                                                   \
 	}
@@ -465,9 +520,9 @@ static CUresult create(void *call)
 	}
 }
 
-static void uncreate(void *call)
+static CUresult uncreate(void *call)
 {
-	aq_cuda.cuCtxDestroy_v2(((struct create_call *)call)->made);
+	return aq_cuda.cuCtxDestroy_v2(((struct create_call *)call)->made);
 }
 
 static CUresult create_charged(CUcontext *context, struct create_call *call)
@@ -478,21 +533,23 @@ static CUresult create_charged(CUcontext *context, struct create_call *call)
 	if (!context)
 		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
 	if (ordinal < 0 || ordinal >= AQ_MAX_ORDINALS) {
-		CUresult result = create(call); /* the driver says what is wrong */
+		CUresult result = create(call); /* the driver reports the error */
 		if (result == CUDA_SUCCESS)
 			*context = call->made;
 		return result;
 	}
 	bool entered = enter(ordinal);
-	CUresult result = make_charged(ordinal, &cost, create, uncreate, call);
+	CUresult result = make_charged(ordinal, &cost, create, uncreate, call, &call->made);
 	if (entered)
 		leave(ordinal);
 	if (result != CUDA_SUCCESS)
 		return result;
-	struct aq_entry made = { .key = (uintptr_t)call->made, .bytes = cost, .device = (uint32_t)aq_device_of(ordinal), .kind = (uint32_t)ordinal };
+	struct aq_entry made = {
+		.key = (uintptr_t)call->made, .bytes = cost, .device = (uint32_t)aq_device_of(ordinal), .kind = (uint32_t)ordinal
+	};
 	if (!aq_map_put(&contexts, &made)) {
-		uncreate(call);
-		aq_uncharge(aq_device_of(ordinal), AQ_CONTEXT, cost);
+		if (uncreate(call) == CUDA_SUCCESS)
+			aq_uncharge(aq_device_of(ordinal), AQ_CONTEXT, cost);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	begun(aq_device_of(ordinal));
@@ -515,8 +572,9 @@ CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice ordinal
 CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice ordinal)
 {
 	AQ_LIMITED_OR_RETURN(cuCtxCreate_v3(context, affinity, count, flags, ordinal));
-	return create_charged(context, &(struct create_call){ .form = CREATE_V3, .affinity = affinity, .affinity_count = count,
-							      .flags = flags, .ordinal = ordinal });
+	return create_charged(context,
+			      &(struct create_call){
+				  .form = CREATE_V3, .affinity = affinity, .affinity_count = count, .flags = flags, .ordinal = ordinal });
 }
 
 CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice ordinal)
@@ -545,22 +603,15 @@ GL_HOOK(cuGLCtxCreate_v2, CREATE_GL_V2)
 VDPAU_HOOK(cuVDPAUCtxCreate, CREATE_VDPAU)
 VDPAU_HOOK(cuVDPAUCtxCreate_v2, CREATE_VDPAU_V2)
 
-static bool is_alive(CUcontext context)
-{
-	unsigned int version;
-
-	return aq_cuda.cuCtxGetApiVersion(context, &version) == CUDA_SUCCESS;
-}
-
-/* Who looked meanwhile took it for the primary one, and has to look again. */
+/* A thread that looked meanwhile took it for the primary context, and has to look again. */
 static void lives_on(const struct aq_entry *made)
 {
 	aq_map_put(&contexts, made);
 	atomic_fetch_add(&epoch, 1);
 }
 
-/* The context leaves the map before the driver may give its address to another one, and comes back when it lives on. An error does not say
- * that it does: it may be that of an earlier launch. */
+/* The context leaves the map before the driver may give its address to another one, and returns if it lives on. An error does not mean that
+ * it does: it may be that of an earlier launch. */
 #define DESTROY_HOOK(name, success_ends_it)                                                                      \
 	CUresult name(CUcontext context)                                                                         \
 	{                                                                                                        \
@@ -569,14 +620,14 @@ static void lives_on(const struct aq_entry *made)
 		if (!aq_map_take(&contexts, (uintptr_t)context, &made))                                          \
 			return aq_cuda.name(context);                                                            \
 		struct aq_ending ending = { .device = (int)made.device, .owner = made.key };                     \
-		may_end(&ending);                                                                                \
+		aq_parts_context_ending(&ending);                                                                                \
 		CUresult result = aq_cuda.name(context);                                                         \
-		bool has_ended = (result == CUDA_SUCCESS && (success_ends_it)) || !is_alive(context);            \
+		bool has_ended = (result == CUDA_SUCCESS && (success_ends_it)) || !aq_context_is_alive(context);            \
 		if (has_ended)                                                                                   \
 			ended(&(struct aq_place){ .device = (int)made.device, .owner = made.key }, made.bytes);  \
 		else                                                                                             \
 			lives_on(&made);                                                                         \
-		may_have_ended(&ending, has_ended);                                                              \
+		aq_parts_context_ended(&ending, has_ended);                                                              \
 		return result;                                                                                   \
 	}
 
@@ -601,9 +652,9 @@ static CUresult create_green(void *call)
 	return aq_cuda.cuGreenCtxCreate(&c->made, c->resources, c->ordinal, c->flags);
 }
 
-static void uncreate_green(void *call)
+static CUresult uncreate_green(void *call)
 {
-	aq_cuda.cuGreenCtxDestroy(((struct green_call *)call)->made);
+	return aq_cuda.cuGreenCtxDestroy(((struct green_call *)call)->made);
 }
 
 CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice ordinal, unsigned int flags)
@@ -622,7 +673,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevi
 	return result;
 }
 
-/* Its device is not told by the handle: look at all whose primary context may have lived by it alone. */
+/* The handle does not say which device it is on: look at all devices where the primary context may have lived through it alone. */
 CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
 	AQ_LIMITED_OR_RETURN(cuGreenCtxDestroy(green));
@@ -630,7 +681,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 	bool marked[AQ_MAX_ORDINALS];
 
 	aq_cuda.cuCtxFromGreenCtx(&itself.green, green);
-	may_end(&itself);
+	aq_parts_context_ending(&itself);
 	for (CUdevice ordinal = 0; ordinal < AQ_MAX_ORDINALS; ordinal++) {
 		marked[ordinal] = false;
 		if (!enter(ordinal))
@@ -638,7 +689,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 		marked[ordinal] = primaries[ordinal].charged;
 		primary[ordinal] = (struct aq_ending){ .device = marked[ordinal] ? aq_device_of(ordinal) : AQ_NO_DEVICE };
 		if (marked[ordinal])
-			may_end(&primary[ordinal]);
+			aq_parts_context_ending(&primary[ordinal]);
 		leave(ordinal);
 	}
 	CUresult result = aq_cuda.cuGreenCtxDestroy(green);
@@ -647,10 +698,10 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
 		if (!enter(ordinal))
 			continue;
 		if (marked[ordinal])
-			may_have_ended(&primary[ordinal], !settle_primary(ordinal));
+			aq_parts_context_ended(&primary[ordinal], !settle_primary(ordinal));
 		leave(ordinal);
 	}
-	may_have_ended(&itself, result == CUDA_SUCCESS || !is_alive(itself.green));
+	aq_parts_context_ended(&itself, result == CUDA_SUCCESS || !aq_context_is_alive(itself.green));
 	return result;
 }
 
@@ -667,11 +718,14 @@ static const struct {
 	[HEAP] = { CU_LIMIT_MALLOC_HEAP_SIZE, 8 << 20 },
 };
 
-/* What the price of a context includes, by CUDA ordinal; 0 = not asked yet. With the device's gate held. */
+/* What the cost of a context includes, by CUDA ordinal; 0 = not queried yet. With the device's gate held. */
 static uint64_t included_bytes[AQ_MAX_ORDINALS][SIZED_LIMITS];
+/* What the driver may raise the stack size to, whatever limit the program sets: what the functions need that were given out. With the
+ * device's gate held. */
+static uint64_t least_stack_bytes[AQ_MAX_ORDINALS];
 
-/* Before the first limit is set on a device. Print buffer and heap then are what contexts begin with, which may be more than is documented. Of
- * stacks that cannot be told: the driver raises them by itself, for the kernels that are launched. */
+/* Called before the first limit is set on a device. Print buffer and heap are then what contexts start with, which may be more than
+ * documented. Stack sizes cannot be learned this way: the driver raises them for the kernels that are launched. */
 static void learn_included(CUdevice ordinal)
 {
 	for (unsigned i = 0; i < SIZED_LIMITS; i++) {
@@ -685,22 +739,27 @@ static void learn_included(CUdevice ordinal)
 	}
 }
 
-/* What the limits of the current context cost, `changed` being `value`. UINT64_MAX when no device has as much. */
+/* What the limits of the current context cost, `changed` being `value`. UINT64_MAX when no device has as much, or the driver does not
+ * report what the cost depends on. */
 static uint64_t cost_of_limits(CUdevice ordinal, CUlimit changed, uint64_t value)
 {
 	int threads = 0, multiprocessors = 0;
 	uint64_t cost = 0;
 
-	aq_cuda.cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, ordinal);
-	aq_cuda.cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, ordinal);
+	if (aq_cuda.cuDeviceGetAttribute(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, ordinal) != CUDA_SUCCESS ||
+	    aq_cuda.cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, ordinal) != CUDA_SUCCESS)
+		return UINT64_MAX;
 	for (unsigned i = 0; i < SIZED_LIMITS; i++) {
 		uint64_t copies = i == STACK ? (uint64_t)threads * (uint64_t)multiprocessors : 1, bytes;
 		size_t now = value;
 
 		if (sized_limits[i].limit != changed && aq_cuda.cuCtxGetLimit(&now, sized_limits[i].limit) != CUDA_SUCCESS)
-			continue;
+			return UINT64_MAX;
+		if (i == STACK && now < least_stack_bytes[ordinal])
+			now = least_stack_bytes[ordinal];
 		uint64_t extra = now > included_bytes[ordinal][i] ? now - included_bytes[ordinal][i] : 0;
-		if (__builtin_mul_overflow(extra, copies, &bytes) || __builtin_add_overflow(cost, bytes, &cost) || cost > UINT64_MAX - PAGE_BYTES)
+		if (__builtin_mul_overflow(extra, copies, &bytes) || __builtin_add_overflow(cost, bytes, &cost) ||
+		    cost > UINT64_MAX - PAGE_BYTES)
 			return UINT64_MAX;
 	}
 	return (cost + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
@@ -730,15 +789,16 @@ static void note_charged_for_limits(const struct aq_place *place, uint64_t bytes
 	}
 }
 
-/* What was asked for is reserved first; what is paid in the end is what the driver keeps, for it may round, clamp, or have raised a limit by
- * itself. So the record of what was paid is compared, never what the driver says now: more than that must not be given back. */
+/* The request is reserved first; the final charge is what the driver keeps, because it may round, clamp, or have raised a limit itself. So
+ * the code compares with the record of what was charged, never with what the driver reports now: it must not give back more than was
+ * charged. */
 static CUresult set_limit_charged(const struct aq_place *place, CUlimit limit, size_t value)
 {
 	size_t now = 0;
 	CUresult result = aq_cuda.cuCtxGetLimit(&now, limit);
 
 	if (result != CUDA_SUCCESS)
-		return aq_cuda.cuCtxSetLimit(limit, value); /* the driver says what is wrong */
+		return result;
 	learn_included(place->ordinal);
 	uint64_t charged = charged_for_limits(place), wanted = cost_of_limits(place->ordinal, limit, value);
 	uint64_t reserved = wanted > charged ? wanted - charged : 0;
@@ -753,7 +813,7 @@ static CUresult set_limit_charged(const struct aq_place *place, CUlimit limit, s
 		now = value;
 	uint64_t kept = cost_of_limits(place->ordinal, limit, now);
 	if (kept == UINT64_MAX)
-		kept = wanted; /* nonsense */
+		kept = charged + reserved; /* an invalid value, or no reply */
 	if (kept > charged + reserved)
 		aq_charge_taken(place->device, AQ_CONTEXT, kept - charged - reserved);
 	else
@@ -768,25 +828,63 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 
 	AQ_LIMITED_OR_RETURN(cuCtxSetLimit(limit, value));
 	bool sized = limit == CU_LIMIT_STACK_SIZE || limit == CU_LIMIT_PRINTF_FIFO_SIZE || limit == CU_LIMIT_MALLOC_HEAP_SIZE;
-	if (!sized || !aq_place_current(&place) || place.ordinal < 0 || place.ordinal >= AQ_MAX_ORDINALS)
+	CUresult result = sized ? aq_find_place(&place) : CUDA_SUCCESS;
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!sized || place.ordinal < 0 || place.ordinal >= AQ_MAX_ORDINALS)
 		return aq_cuda.cuCtxSetLimit(limit, value);
 	if (!enter(place.ordinal))
 		return aq_cuda.cuCtxSetLimit(limit, value); /* from a callback: counted with the next limit that is set in the context */
-	CUresult result = set_limit_charged(&place, limit, value);
+	result = set_limit_charged(&place, limit, value);
 	leave(place.ordinal);
+	return result;
+}
+
+/* With the gate held. */
+static CUresult charge_stack(const struct aq_place *place, uint64_t local_bytes)
+{
+	uint64_t before = least_stack_bytes[place->ordinal], charged = charged_for_limits(place);
+	size_t now = 0;
+	CUresult result = aq_cuda.cuCtxGetLimit(&now, CU_LIMIT_STACK_SIZE);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	learn_included(place->ordinal);
+	least_stack_bytes[place->ordinal] = local_bytes > before ? local_bytes : before;
+	uint64_t wanted = cost_of_limits(place->ordinal, CU_LIMIT_STACK_SIZE, now);
+	if (wanted <= charged)
+		return CUDA_SUCCESS;
+	if (!aq_charge(place->device, AQ_CONTEXT, wanted - charged)) {
+		least_stack_bytes[place->ordinal] = before;
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	note_charged_for_limits(place, wanted);
+	return CUDA_SUCCESS;
+}
+
+CUresult aq_context_reserve_stack(const struct aq_place *place, uint64_t local_bytes)
+{
+	if (__builtin_expect(local_bytes <= sized_limits[STACK].default_bytes, 1) || place->device < 0 || place->ordinal < 0 ||
+	    place->ordinal >= AQ_MAX_ORDINALS)
+		return CUDA_SUCCESS;
+	if (!enter(place->ordinal))
+		return CUDA_SUCCESS; /* from a callback: counted with the next function or limit */
+	CUresult result = charge_stack(place, (local_bytes + STACK_UNIT_BYTES - 1) / STACK_UNIT_BYTES * STACK_UNIT_BYTES);
+	leave(place->ordinal);
 	return result;
 }
 
 /* ---- checkpoints ----------------------------------------------------------------------------------------------- */
 
-/* What a process held stays charged while it lies in host memory, so there is room for it when it comes back: on the device where it was.
- * On another device nothing was charged for it, nor need that one be granted to the container. */
+/* The memory of a process stays charged while it is in host memory, so there is room for it when it returns: on the device where it was. On
+ * another device it has no charge, and the container may not have a grant of that device. */
 CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *arguments)
 {
 	AQ_LIMITED_OR_RETURN(cuCheckpointProcessRestore(pid, arguments));
 	for (unsigned int i = 0; arguments && arguments->gpuPairs && i < arguments->gpuPairsCount; i++)
 		if (memcmp(&arguments->gpuPairs[i].oldUuid, &arguments->gpuPairs[i].newUuid, sizeof(CUuuid))) {
-			aq_log_warn("process %d is not restored: its memory is charged to the device it was on, and may not move to another", pid);
+			aq_log_warn("process %d is not restored: its memory is charged to its first device and cannot move to another one",
+				    pid);
 			return CUDA_ERROR_NOT_PERMITTED;
 		}
 	return aq_cuda.cuCheckpointProcessRestore(pid, arguments);

@@ -1,9 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/deferred.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "account/account.h"
+#include "interpose/context.h"
 #include "interpose/driver.h"
 #include "interpose/latch.h"
 #include "interpose/relax.h"
@@ -17,11 +19,11 @@ struct deferred {
 	struct deferred *next;
 };
 
-/* A latch: events are asked and destroyed with it, for their context must not end meanwhile. From inside a latch nothing is looked at or
- * marked: what a context takes with it that ends there is found gone when it is looked at next. */
+/* A latch: events are queried and destroyed under it, because their context must not end meanwhile. Code inside a latch neither queries
+ * nor marks items: items in a context that ends there are found gone at the next look. */
 static struct aq_latch gate = AQ_LATCH_INITIALIZER;
 static struct deferred *pending;
-static _Atomic unsigned pending_count; /* lets who has nothing to settle pass without the gate */
+static _Atomic unsigned pending_count; /* without items to settle a caller does not need the gate */
 
 static CUresult record(CUevent event, CUstream stream, bool per_thread)
 {
@@ -62,7 +64,8 @@ bool aq_deferred_add(const struct aq_entry *held, CUstream stream, bool per_thre
 	return true;
 }
 
-/* Take the items out of the list for which `due` holds, and credit them. `due` forgets the event when it must not be touched any more. */
+/* Take the items for which `due` is true out of the list, and uncharge them. `due` clears the event when it must not be touched any
+ * more. */
 static void settle_if(bool (*due)(struct deferred *, const void *), const void *context)
 {
 	struct deferred *done = NULL;
@@ -101,6 +104,9 @@ static bool has_passed(struct deferred *item, const void *context)
 	(void)context;
 	enum aq_event_look look = item->endings ? AQ_EVENT_AHEAD : aq_event_look(item->passed);
 
+	/* An error about the event alone does not say that the stream has passed: its context must be gone too. */
+	if (look == AQ_EVENT_GONE && aq_context_is_alive(item->context))
+		return false;
 	if (look == AQ_EVENT_GONE)
 		item->passed = NULL;
 	return look != AQ_EVENT_AHEAD;
@@ -129,7 +135,7 @@ static bool belongs_to(struct deferred *item, const void *context)
 	return is_due;
 }
 
-void aq_deferred_drop(int device, uint64_t owner)
+void aq_deferred_context_gone(int device, uint64_t owner)
 {
 	settle_if(belongs_to, &(struct owner){ device, owner });
 }

@@ -1,6 +1,7 @@
-/* dlsym and dlvsym of the preload. libc's own look at their return address: RTLD_NEXT and RTLD_DEFAULT mean "from the caller's place".
- * So the C side is asked whether the name is ours, with all arguments kept, and if not, libc's is *jumped* to:
- * it returns to our caller and sees nothing of us. The C side returns { address, answered } in two registers. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dlsym and dlvsym of the preload. libc's own look at their return address: RTLD_NEXT and RTLD_DEFAULT mean "from the caller's place". So
+ * the code here keeps all arguments and calls the C side, which says whether the shim has the name. If not, it *jumps* to libc's function:
+ * that returns to our caller and sees nothing of us. The C side returns { address, answered } in two registers. */
 
 #if defined(__x86_64__)
 
@@ -68,7 +69,7 @@
 #endif
 
 	.text
-	LOOKUP dlsym, aq_dlsym_ask, aq_libc_dlsym
-	LOOKUP dlvsym, aq_dlvsym_ask, aq_libc_dlvsym
+	LOOKUP dlsym, aq_dlsym_lookup, aq_libc_dlsym
+	LOOKUP dlvsym, aq_dlvsym_lookup, aq_libc_dlvsym
 
 	.section .note.GNU-stack, "", %progbits

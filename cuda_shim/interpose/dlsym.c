@@ -1,6 +1,8 @@
-/* The preload's answer to dlsym and dlvsym: a wrapper, for a name of the hook table whose lookup finds the real driver; libc's answer to all else.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The preload's dlsym and dlvsym: return a wrapper for a name of the hook table if libc's lookup finds the real driver, and libc's result
+ * for all others.
  *
- * Nothing is remembered between calls, and a process that asks for other names only is not touched at all. */
+ * No state is kept between calls. A process that looks up other names only is not affected at all. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -9,22 +11,22 @@
 #include <stdbool.h>
 
 #include "interpose/driver.h"
+#include "interpose/hooks.h"
 #include "interpose/nvml.h"
 #include "interpose/object.h"
-#include "interpose/table.h"
 #include "interpose/text.h"
 
 #define NAME_SLOTS 1024u /* a power of two, several times the rows of both tables */
 
-struct answer {
+struct reply {
 	void *address;
 	unsigned long answered;
 };
 
 /* Called from dlsym.S. */
-struct answer aq_dlsym_ask(void *handle, const char *name);
-struct answer aq_dlvsym_ask(void *handle, const char *name, const char *version);
-/* Jumped to from dlsym.S; known before any ask returns. */
+struct reply aq_dlsym_lookup(void *handle, const char *name);
+struct reply aq_dlvsym_lookup(void *handle, const char *name, const char *version);
+/* Jumped to from dlsym.S; set before a lookup returns. */
 extern void *(*_Atomic aq_libc_dlsym)(void *, const char *);
 extern void *(*_Atomic aq_libc_dlvsym)(void *, const char *, const char *);
 void *(*_Atomic aq_libc_dlsym)(void *, const char *);
@@ -75,7 +77,8 @@ static void prepare(void)
 		names[place_of(aq_nvml_hooks[i].symbol)] = &aq_nvml_hooks[i];
 }
 
-/* Whoever comes first, and all who come meanwhile: each writes the same, so nobody waits, nor does a child that is forked in the middle. */
+/* The first thread does this, and every thread that arrives meanwhile: each writes the same values, so no thread waits. A child that is
+ * forked in the middle does not wait either. */
 static void be_prepared(void)
 {
 	static _Atomic bool prepared;
@@ -88,19 +91,19 @@ static void be_prepared(void)
 
 /* ---- answering ------------------------------------------------------------------------------------------------- */
 
-static const struct answer not_ours = { NULL, 0 };
+static const struct reply not_ours = { NULL, 0 };
 
-static struct answer answer(void *address)
+static struct reply reply(void *address)
 {
-	return (struct answer){ address, 1 };
+	return (struct reply){ address, 1 };
 }
 
-/* No such symbol; and so that dlerror says so, libc is asked for what it does not have. */
-static struct answer no_such(const char *name)
+/* No such symbol; to set the message of dlerror, look up a name that libc does not have. */
+static struct reply no_such(const char *name)
 {
 	void *libc = libc_dlopen(libc_names[0], RTLD_LAZY | RTLD_NOLOAD);
 
-	return answer(libc ? aq_libc_dlsym(libc, name) : NULL);
+	return reply(libc ? aq_libc_dlsym(libc, name) : NULL);
 }
 
 static const char *soname_of(const struct aq_hook *hook)
@@ -109,11 +112,11 @@ static const char *soname_of(const struct aq_hook *hook)
 }
 
 /* The search order of the whole process would find our own export. That is right if the driver is there at all. */
-static struct answer by_search_order(const struct aq_hook *hook)
+static struct reply by_search_order(const struct aq_hook *hook)
 {
 	struct aq_object driver;
 
-	return aq_object_find(soname_of(hook), &driver) ? answer(hook->wrapper) : no_such(hook->symbol);
+	return aq_object_find(soname_of(hook), &driver) ? reply(hook->wrapper) : no_such(hook->symbol);
 }
 
 static bool object_of(const void *address, struct aq_object *object)
@@ -129,20 +132,20 @@ static bool object_of(const void *address, struct aq_object *object)
 }
 
 /* What libc found for a name of the table: replaced when it is the driver's, in whichever link-map namespace the program keeps it. */
-static struct answer by_object(const struct aq_hook *hook, void *found)
+static struct reply by_object(const struct aq_hook *hook, void *found)
 {
 	struct aq_object object;
 
 	if (aq_object_is_own(found))
 		return by_search_order(hook);
 	if (!object_of(found, &object) || !aq_object_is(&object, soname_of(hook)))
-		return answer(found); /* a program's own function of that name, or a front that limits by itself */
+		return reply(found); /* a program's own function of that name, or a front that applies the limits itself */
 	if (hook->base)
 		aq_cuda_bind_to(&object);
 	else
 		aq_nvml_bind_to(&object);
 	/* A second copy of the driver has other addresses than the one the wrappers call. */
-	return answer(!hook->real || *hook->real == found ? hook->wrapper : found);
+	return reply(!hook->real || *hook->real == found ? hook->wrapper : found);
 }
 
 static bool is_libc(const void *address)
@@ -152,10 +155,10 @@ static bool is_libc(const void *address)
 	return object_of(address, &object) && (aq_object_is(&object, libc_names[0]) || aq_object_is(&object, libc_names[1]));
 }
 
-/* Who asks for libc's dlsym gets ours: it does the same, and more. */
-static struct answer lookup_itself(void *found, void *ours)
+/* A program that looks up libc's dlsym gets ours, which does the same and more. */
+static struct reply lookup_itself(void *found, void *ours)
 {
-	return found && is_libc(found) ? answer(ours) : not_ours;
+	return found && is_libc(found) ? reply(ours) : not_ours;
 }
 
 static const struct aq_hook *hook_of(const char *name)
@@ -165,7 +168,7 @@ static const struct aq_hook *hook_of(const char *name)
 	return names[place_of(name)];
 }
 
-struct answer aq_dlsym_ask(void *handle, const char *name)
+struct reply aq_dlsym_lookup(void *handle, const char *name)
 {
 	be_prepared();
 	if (name && aq_text_is(name, "dlsym"))
@@ -178,10 +181,10 @@ struct answer aq_dlsym_ask(void *handle, const char *name)
 	if (handle == RTLD_DEFAULT || handle == RTLD_NEXT)
 		return by_search_order(hook);
 	void *found = aq_libc_dlsym(handle, name);
-	return found ? by_object(hook, found) : answer(NULL);
+	return found ? by_object(hook, found) : reply(NULL);
 }
 
-struct answer aq_dlvsym_ask(void *handle, const char *name, const char *version)
+struct reply aq_dlvsym_lookup(void *handle, const char *name, const char *version)
 {
 	be_prepared();
 	if (name && aq_text_is(name, "dlsym"))
@@ -194,5 +197,5 @@ struct answer aq_dlvsym_ask(void *handle, const char *name, const char *version)
 	if (handle == RTLD_DEFAULT || handle == RTLD_NEXT)
 		return by_search_order(hook);
 	void *found = aq_libc_dlvsym(handle, name, version);
-	return found ? by_object(hook, found) : answer(NULL);
+	return found ? by_object(hook, found) : reply(NULL);
 }

@@ -1,4 +1,5 @@
-/* The real NVML, for the shim's own questions. Opened only when one is asked: most processes never do. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The real NVML, for the shim's own queries. Opened at the first query: most processes never make one. */
 #ifndef AQ_INTERPOSE_DRIVER_NVML_H
 #define AQ_INTERPOSE_DRIVER_NVML_H
 

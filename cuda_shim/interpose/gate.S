@@ -1,16 +1,17 @@
-/* See gate.h. A gate is aq_pace_free() of pace.h and a jump, in one cache line: no argument of the call is touched, nothing is put on the
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See gate.h. A gate is aq_unpaced() of unpaced.h and a jump, in one cache line. It touches no argument of the call and puts nothing on the
  * stack. The driver sees the arguments as the program passed them, and returns to the program. */
 
 #if defined(__x86_64__)
 
 .macro CODE name
 	endbr64
-	mov aq_pace_watched(%rip), %rax
+	mov aq_unpaced_watched(%rip), %rax
 	mov (%rax), %rax
-	cmp aq_pace_seen(%rip), %rax
+	cmp aq_unpaced_seen(%rip), %rax
 	jne aq_paced_\name
 	mov aq_gate_\name(%rip), %r11
-	mov aq_pace_free_left@gottpoff(%rip), %rax
+	mov aq_unpaced_left@gottpoff(%rip), %rax
 	decq %fs:(%rax)
 	lea aq_paced_\name(%rip), %rax
 	cmovs %rax, %r11 /* a third branch in the line would cost more */
@@ -23,15 +24,15 @@
 
 .macro CODE name
 	hint #34 /* bti c */
-	adrp x16, aq_pace_watched
-	ldr x16, [x16, :lo12:aq_pace_watched]
+	adrp x16, aq_unpaced_watched
+	ldr x16, [x16, :lo12:aq_unpaced_watched]
 	ldr x16, [x16]
-	adrp x17, aq_pace_seen
-	ldr x17, [x17, :lo12:aq_pace_seen]
+	adrp x17, aq_unpaced_seen
+	ldr x17, [x17, :lo12:aq_unpaced_seen]
 	cmp x16, x17
 	b.ne 1f
-	adrp x17, :gottprel:aq_pace_free_left
-	ldr x17, [x17, :gottprel_lo12:aq_pace_free_left]
+	adrp x17, :gottprel:aq_unpaced_left
+	ldr x17, [x17, :gottprel_lo12:aq_unpaced_left]
 	mrs x16, tpidr_el0
 	ldr x9, [x16, x17]
 	subs x9, x9, #1

@@ -1,5 +1,6 @@
-/* Wrappers of launches whose arguments do not all fit in registers. They are in assembly, gate.S, which leaves those arguments on the stack
- * where they are: while aq_pace_free() holds they jump to the driver, else to the paced form in submit.c. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Wrappers of launches with more arguments than registers. They are in assembly (gate.S), which leaves the other arguments on the stack:
+ * while aq_unpaced() is true they jump to the driver, otherwise to the paced form in submit.c. */
 #ifndef AQ_INTERPOSE_GATE_H
 #define AQ_INTERPOSE_GATE_H
 
@@ -9,11 +10,8 @@
 
 #define AQ_GATE(name)                                                                                        \
 	extern __typeof__(name) aq_paced_##name;                                                             \
-	extern __typeof__(&name) aq_gate_##name; /* where it leads while launches are free: also to the paced form until it is opened */
+	extern __typeof__(&name) aq_gate_##name; /* where it leads while launches are free: see lead_gate in submit.c */
 AQ_GATES(AQ_GATE)
 #undef AQ_GATE
-
-/* The driver is bound: lead there. */
-void aq_gates_open(void);
 
 #endif

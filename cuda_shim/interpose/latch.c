@@ -1,8 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/latch.h"
 
-#include "uncancelled.h"
+#include "cancel.h"
 
-#define NAP_NS 20000 /* what is done by one who does not wait takes a few questions to the driver */
+#define NAP_NS 20000 /* a holder that did not wait makes only a few queries to the driver */
 
 __thread unsigned aq_latches_held;
 
@@ -15,7 +16,7 @@ void aq_latch_init(struct aq_latch *latch)
 
 bool aq_latch_enter_at_once(struct aq_latch *latch)
 {
-	if (atomic_exchange_explicit(&latch->taken, true, memory_order_acquire)) /* pairs with the release of who leaves */
+	if (atomic_exchange_explicit(&latch->taken, true, memory_order_acquire)) /* pairs with the release in aq_latch_leave */
 		return false;
 	aq_latches_held++;
 	return true;
@@ -38,4 +39,9 @@ void aq_latch_leave(struct aq_latch *latch)
 	atomic_store_explicit(&latch->taken, false, memory_order_release);
 	if (is_queued)
 		pthread_mutex_unlock(&latch->queue);
+}
+
+void aq_latches_forget(void)
+{
+	aq_latches_held = 0;
 }

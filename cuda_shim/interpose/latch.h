@@ -1,25 +1,28 @@
-/* Latches: the locks of gates that are held while the driver is asked.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Latches: locks that are held across calls to the driver.
  *
- * The driver may call back into the program from there (tools subscribe to its calls), and what that calls must not wait for a gate: not
- * for the one its own thread holds, nor for another's, whose thread may be where this one is. A thread that is inside one enters none.
+ * The driver may call back into the program there (tools subscribe to its calls). A call from such a callback must not wait for a gate:
+ * neither for one that its own thread holds, nor for another thread's, because that thread may be in the same situation. A thread inside a
+ * latch enters no other.
  *
- * The order of all locks of the shim. A thread waits only for a lock that stands below all that it holds, whoever called it, so that
- * no threads can wait for each other in a ring:
+ * The order of all locks of the shim. A thread waits only for a lock below all locks that it holds, even in a callback, so no circle of
+ * waiting threads can form:
  *
- *   1  starting (shim.c): once, around the driver's cuInit; from inside it, calls go straight to the driver
- *   2  the gates of contexts (context.c): one per device, of which a thread holds one at most
- *   3  latches, of reservoirs, pacers and pending frees: a thread that holds one waits for no other
- *   4  what is never held across a call of CUDA, so that nothing is called back under it: measuring (module.c), opening (measure.c),
+ *   1  starting (shim.c): once, around the driver's cuInit; calls from inside it go straight to the driver
+ *   2  the gates of contexts (context.c): one per device; a thread holds at most one
+ *   3  latches of reservoirs, timed launches and pending frees: a thread that holds one waits for no other lock
+ *   4  locks never held across a CUDA call, so no callback runs under them: measuring (module.c), opening (measure.c),
  *      adding (reservoir.c), gate (vmm.c), early (early.c), taking_part (shim.c), reaping (region.c), the stripes of maps
  *
- * Forks wait for `early` and `taking_part`; a child makes the others anew (shim.c).
+ * Forks wait for `early` and `taking_part`; a forked child initialises the others again (shim.c).
  *
- * The first three are held across calls of CUDA. Who comes to 2 or 3 from a callback under one of those does without: aq_latch_is_inside
- * says so, and `enter` in context.c. Under those of 4 none is waited for, but `opening` under `measuring`, and `reaping` under
- * `taking_part`.
+ * The first three are held across CUDA calls. A callback under one of them that reaches 2 or 3 does without the lock: see
+ * aq_latch_is_inside, and `enter` in context.c. Under a lock of 4 the shim waits for no other, except `opening` under `measuring`, and
+ * `reaping` under `taking_part`.
  *
- * A lock of somebody else's may still close a ring: a tool's, held when it calls CUDA and waited for in its callbacks. One such is kept
- * out, the loader's, which is held while a library's constructor calls CUDA: NVML is opened before a gate is entered. */
+ * A lock that is not the shim's may still close a circle: for example a tool's lock that is held during a CUDA call and wanted in a
+ * callback. The loader's lock is one that the shim avoids: it is held while a library's constructor calls CUDA, so NVML is opened before a
+ * gate is entered. */
 #ifndef AQ_INTERPOSE_LATCH_H
 #define AQ_INTERPOSE_LATCH_H
 
@@ -28,8 +31,8 @@
 #include <stdbool.h>
 
 struct aq_latch {
-	pthread_mutex_t queue; /* who waits: pthread_mutex_trylock is too new for a glibc of 2.17, so that what is held is … */
-	_Atomic bool taken;    /* … this, by one of the queue's or by one who did not wait */
+	pthread_mutex_t queue; /* the waiting threads: pthread_mutex_trylock needs a newer glibc than 2.17, so what is held is … */
+	_Atomic bool taken;    /* … this, by a thread of the queue or by one that did not wait */
 	bool is_queued;        /* the holder's */
 };
 
@@ -48,5 +51,8 @@ void aq_latch_enter(struct aq_latch *latch);
 /* Without waiting. False = another thread is inside. */
 bool aq_latch_enter_at_once(struct aq_latch *latch);
 void aq_latch_leave(struct aq_latch *latch);
+
+/* In a forked child: its thread holds no latch. */
+void aq_latches_forget(void);
 
 #endif

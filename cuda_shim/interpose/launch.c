@@ -1,18 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Launches that take memory: graphs with allocation nodes.
  *
  * The driver backs such nodes when the graph is uploaded or launched, from the device's graph memory, and may share memory between
  * nodes. The sum of a graph's nodes is an upper bound, charged while the graph is launched. When the bound does not fit the limit, the
  * graph is uploaded first, which takes the memory without running anything and can be undone, and what it truly took decides. A graph
  * that ran last of all is launched again without a charge: what it needs is still there. */
-#include <pthread.h>
+#include "interpose/launch.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "interpose/allocations.h"
+#include "account/map.h"
+#include "interpose/context.h"
 #include "interpose/driver.h"
 #include "interpose/outputs.h"
 #include "interpose/pace.h"
 #include "interpose/reservoir.h"
+#include "interpose/unpaced.h"
 #include "shim.h"
 
 #define PAGE_BYTES ((uint64_t)2 << 20) /* each node's memory is backed by whole pages */
@@ -20,7 +24,7 @@
 
 /* What one executable graph needs, in the order of the devices (which is the order its gates are taken in). */
 struct needs {
-	uint64_t graph; /* a number of its own */
+	uint64_t graph; /* a unique number */
 	unsigned count;
 	struct {
 		CUdevice ordinal;
@@ -73,7 +77,7 @@ static bool add_node(struct needs *needs, CUgraphNode node, unsigned nesting)
 	return true;
 }
 
-/* False when the driver would not tell, or there is no memory to ask. */
+/* False when the driver does not report it, or without memory for the query. */
 static bool add_graph(struct needs *needs, CUgraph graph, unsigned nesting)
 {
 	size_t count = 0;
@@ -139,8 +143,8 @@ struct brackets {
 	struct aq_growth growth[AQ_MAX_DEVICES];
 };
 
-/* Close them all; `graph` has run, 0 = none has. False when a device is past its limit; what `undone`, if there is such a call, took there is
- * given back. */
+/* Close them all; `graph` has run, 0 = no graph has. False when a device is past its limit; then what the call `undone`, if any, took there
+ * is given back. */
 static bool end_all(struct brackets *brackets, unsigned count, uint64_t graph, const struct graph_call *undone)
 {
 	bool fits = true;
@@ -160,7 +164,8 @@ static bool end_all(struct brackets *brackets, unsigned count, uint64_t graph, c
 	return fits;
 }
 
-/* Open them all, for each device's bound if it fits at once, or for nothing at all; the gates are let go, for the call may wait for the device. */
+/* Open them all: for each device's bound if it fits at once, otherwise for 0 bytes. The gates are released, because the call may wait for
+ * the device. */
 static bool begin_all(struct brackets *brackets, const struct needs *needs, bool bound)
 {
 	brackets->needs = needs;
@@ -171,6 +176,7 @@ static bool begin_all(struct brackets *brackets, const struct needs *needs, bool
 			end_all(brackets, i, 0, NULL);
 			return false;
 		}
+		brackets->growth[i].most_bytes = needs->device[i].bytes;
 		aq_growth_open_gate(&brackets->growth[i]);
 	}
 	return true;
@@ -257,14 +263,14 @@ static CUresult run_charged(const struct graph_call *call)
 		return run_charged(GRAPH_CALL(cuGraphUpload, suffix, is_per_thread));                                  \
 	}
 
-/* A launch is work besides: it is paid for as one kernel whose cost is the whole graph's. */
+/* A launch is also work: it pays as one kernel with the cost of the whole graph. */
 #define GRAPH_LAUNCH_HOOK(suffix, is_per_thread)                                                                       \
 	CUresult cuGraphLaunch##suffix(CUgraphExec exec, CUstream stream)                                              \
 	{                                                                                                              \
 		struct aq_work work = { .function = exec, .stream = stream, .per_thread = is_per_thread };             \
 		struct aq_ticket ticket = { 0 };                                                                       \
 		AQ_LIMITED_OR_RETURN(cuGraphLaunch##suffix(exec, stream));                                             \
-		CUresult result = aq_pace_free() ? CUDA_SUCCESS : aq_pace_begin(&ticket, &work);                       \
+		CUresult result = aq_unpaced() ? CUDA_SUCCESS : aq_pace_begin(&ticket, &work);                       \
 		if (result != CUDA_SUCCESS)                                                                            \
 			return result;                                                                                 \
 		result = run_charged(GRAPH_CALL(cuGraphLaunch, suffix, is_per_thread));                                \
@@ -279,7 +285,8 @@ GRAPH_UPLOAD_HOOK(_ptsz, true)
 
 /* ---- instantiating --------------------------------------------------------------------------------------------- */
 
-/* A new executable graph: learn its needs, and settle what the driver took for it already. On refusal the graph is as if never instantiated. */
+/* A new executable graph: learn its needs, and settle what the driver took for it already. On refusal the graph is as if never
+ * instantiated. */
 static CUresult settle_new(CUgraphExec made, CUgraph graph)
 {
 	struct needs needs = { 0 };
@@ -290,7 +297,7 @@ static CUresult settle_new(CUgraphExec made, CUgraph graph)
 		return CUDA_SUCCESS;
 	if (complete && begin_all(&brackets, &needs, false) && end_all(&brackets, needs.count, 0, NULL) && remember(made, &needs))
 		return CUDA_SUCCESS;
-	aq_cuda.cuGraphExecDestroy(made); /* a graph whose memory cannot be counted must not exist */
+	aq_cuda.cuGraphExecDestroy(made); /* a graph with uncounted memory must not exist */
 	for (unsigned i = 0; i < needs.count; i++)
 		aq_reservoirs_trim(aq_device_of(needs.device[i].ordinal));
 	return refuse(&needs);
@@ -322,11 +329,12 @@ static CUresult instantiate(CUgraphExec *exec, CUgraph graph, const struct insta
 	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
 
 	if (!exec)
-		return make(call, exec, graph); /* the driver says what is wrong */
+		return make(call, exec, graph); /* the driver reports the error */
 	if (aq_outputs_keep(&outputs, exec, sizeof(*exec)) && aq_outputs_keep(&outputs, call->error_node, sizeof(*call->error_node)) &&
 	    aq_outputs_keep(&outputs, call->log, call->log_bytes) && aq_outputs_keep(&outputs, call->params, sizeof(*call->params)))
 		result = make(call, exec, graph);
 	if (result == CUDA_SUCCESS) {
+		aq_pace_new_graph(*exec);
 		result = settle_new(*exec, graph);
 		if (result != CUDA_SUCCESS)
 			aq_outputs_put_back(&outputs);

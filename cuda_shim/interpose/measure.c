@@ -1,17 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/measure.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "cancel.h"
 #include "interpose/driver_nvml.h"
 #include "interpose/naming.h"
-#include "uncancelled.h"
 
 enum state { UNTRIED, READY, ABSENT };
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static struct aq_driver_nvml nvml;
-static _Atomic enum state state; /* release here pairs with the acquire of who uses `nvml` */
+static _Atomic enum state state; /* this release pairs with the acquire where `nvml` is used */
 
 bool aq_measure_open(void)
 {
@@ -19,7 +20,8 @@ bool aq_measure_open(void)
 
 	if (now != UNTRIED)
 		return now == READY;
-	/* Without the lock: the loader's own may be held by one whose library calls us as it is loaded. NVML counts how often it is opened. */
+	/* Without the lock: a thread may hold the loader's own lock while a library that is being loaded calls the shim. NVML counts how
+	 * often it is opened. */
 	struct aq_driver_nvml found = { 0 };
 	now = aq_driver_nvml_load(&found) && found.init() == NVML_SUCCESS ? READY : ABSENT;
 	pthread_mutex_lock(&opening);
@@ -37,7 +39,7 @@ static uint64_t own_bytes(const struct aq_region *region, uint32_t device, nvmlD
 	struct aq_naming naming;
 	uint64_t bytes = 0;
 
-	aq_listed_ask(&listed, handle, nvml.processes, nvml.mps_processes);
+	aq_listed_query(&listed, handle, nvml.processes, nvml.mps_processes);
 	aq_naming_learn(&naming, region, device, &listed);
 	for (unsigned int i = 0; i < listed.count; i++)
 		if (listed.process[i].usedGpuMemory != NVML_VALUE_NOT_AVAILABLE_ULL &&

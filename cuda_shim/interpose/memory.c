@@ -1,83 +1,35 @@
-/* Linear memory: charge, ask the driver, remember; on any failure leave everything as it was. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Linear memory: charge, call the driver, record; on any failure leave everything as it was. */
 #include "interpose/allocations.h"
-#include "interpose/deferred.h"
 #include "interpose/driver.h"
 #include "interpose/relax.h"
-#include "interpose/reservoir.h"
+#include "interpose/spread.h"
 #include "shim.h"
-
-struct aq_map aq_pointers;
-struct aq_map aq_arrays;
-
-/* ---- contexts that end ----------------------------------------------------------------------------------------- */
-
-struct owner {
-	int device;
-	uint64_t owner;
-};
-
-static bool belongs_to(const struct aq_entry *entry, void *context)
-{
-	const struct owner *owner = context;
-
-	return entry->kind != AQ_POOL && (int)entry->device == owner->device && entry->owner == owner->owner;
-}
-
-static void credit(const struct aq_entry *entry, void *context)
-{
-	(void)context;
-	aq_uncharge((int)entry->device, (enum aq_kind)entry->kind, entry->bytes);
-}
-
-void aq_allocations_drop(int device, uint64_t owner)
-{
-	struct owner gone = { device, owner };
-
-	aq_map_drain(&aq_pointers, belongs_to, credit, &gone);
-	aq_map_drain(&aq_arrays, belongs_to, credit, &gone);
-	aq_deferred_drop(device, owner);
-}
-
-void aq_allocations_forget(void)
-{
-	aq_map_forget(&aq_pointers);
-	aq_map_forget(&aq_arrays);
-}
-
-void aq_freed_past_us(const struct aq_entry *stale)
-{
-	if (stale->kind == AQ_POOL)
-		aq_reservoir_freed(CUDA_SUCCESS, stale);
-	else
-		aq_uncharge((int)stale->device, (enum aq_kind)stale->kind, stale->bytes);
-}
 
 /* ---- allocating ------------------------------------------------------------------------------------------------ */
 
-static void take_back(CUdeviceptr address)
+static bool take_back(CUdeviceptr address)
 {
 	CUstreamCaptureMode mode = aq_relax();
+	CUresult result = aq_cuda.cuMemFree_v2(address);
 
-	aq_cuda.cuMemFree_v2(address);
 	aq_restrict(mode);
+	return result == CUDA_SUCCESS;
 }
 
-/* Keep the books after the driver allocated, or failed to. */
+/* Record or uncharge after the driver allocated, or failed to. What the driver does not take back stays charged. */
 static CUresult settle(CUresult result, CUdeviceptr address, uint64_t bytes, enum aq_kind kind, const struct aq_place *place)
 {
 	if (result == CUDA_SUCCESS && aq_record(&aq_pointers, address, bytes, kind, place))
 		return CUDA_SUCCESS;
-	if (result == CUDA_SUCCESS) {
-		take_back(address);
-		result = CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	aq_uncharge(place->device, kind, bytes);
-	return result;
+	if (result != CUDA_SUCCESS || take_back(address))
+		aq_uncharge(place->device, kind, bytes);
+	return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }
 
-/* Charge what does not fit the device memory at once, `*charge` bytes for `asked`. A container that oversubscribes then holds it as virtual
- * memory; only when neither ledger has room is memory taken back from pools and dead siblings, which is slow. */
-static __attribute__((noinline)) bool charge_tight(const struct aq_place *place, uint64_t asked, uint64_t *charge, enum aq_kind *kind)
+/* Charge what does not fit the device memory at once: `*charge` bytes for a request of `requested`. A container that oversubscribes then
+ * holds it as virtual memory. Only when neither ledger has room is memory reclaimed from pools and dead siblings, which is slow. */
+static __attribute__((noinline)) bool charge_tight(const struct aq_place *place, uint64_t requested, uint64_t *charge, enum aq_kind *kind)
 {
 	if (aq_account_oversubscribed(place->device)) {
 		*kind = AQ_VIRTUAL;
@@ -89,8 +41,8 @@ static __attribute__((noinline)) bool charge_tight(const struct aq_place *place,
 			return true;
 		*kind = AQ_VIRTUAL;
 	}
-	*charge = asked;
-	return aq_charge_lost(place->device, *kind, charge);
+	*charge = requested;
+	return aq_charge_footprint(place->device, *kind, charge);
 }
 
 /* Memory that the driver may move to the host and back, and keeps on the device while there is room. */
@@ -110,23 +62,25 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
 	CUdeviceptr made = 0;
 	struct aq_place place;
-	uint64_t charge = aq_lost_bytes(bytes);
+	uint64_t charge = aq_footprint_bytes(bytes);
 	enum aq_kind kind = AQ_LINEAR;
 
 	AQ_LIMITED_OR_RETURN(cuMemAlloc_v2(address, bytes));
-	if (!address || !aq_place_current(&place))
-		return aq_cuda.cuMemAlloc_v2(address, bytes);
+	if (!address)
+		return aq_cuda.cuMemAlloc_v2(address, bytes); /* the driver reports the error */
+	CUresult result = aq_find_place(&place);
+	if (result != CUDA_SUCCESS)
+		return result;
 	if (__builtin_expect(!aq_charge_quick(place.device, AQ_LINEAR, charge), 0) && !charge_tight(&place, bytes, &charge, &kind))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = __builtin_expect(kind == AQ_VIRTUAL, 0) ? allocate_virtual(&made, bytes, &place)
-								  : aq_cuda.cuMemAlloc_v2(&made, bytes);
+	result = __builtin_expect(kind == AQ_VIRTUAL, 0) ? allocate_virtual(&made, bytes, &place) : aq_cuda.cuMemAlloc_v2(&made, bytes);
 	result = settle(result, made, charge, kind, &place);
 	if (result == CUDA_SUCCESS)
 		*address = made;
 	return result;
 }
 
-/* The form of CUDA 2, whose addresses and sizes are 32 bits wide. */
+/* The form of CUDA 2, with addresses and sizes of 32 bits. */
 CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int bytes)
 {
 	CUdeviceptr_v1 made = 0;
@@ -134,11 +88,14 @@ CUresult cuMemAlloc(CUdeviceptr_v1 *address, unsigned int bytes)
 	uint64_t charge = bytes;
 
 	AQ_LIMITED_OR_RETURN(cuMemAlloc(address, bytes));
-	if (!address || !aq_place_current(&place))
-		return aq_cuda.cuMemAlloc(address, bytes);
-	if (!aq_charge_lost(place.device, AQ_LINEAR, &charge))
+	if (!address)
+		return aq_cuda.cuMemAlloc(address, bytes); /* the driver reports the error */
+	CUresult result = aq_find_place(&place);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!aq_charge_footprint(place.device, AQ_LINEAR, &charge))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = aq_cuda.cuMemAlloc(&made, bytes);
+	result = aq_cuda.cuMemAlloc(&made, bytes);
 	result = settle(result, made, charge, AQ_LINEAR, &place);
 	if (result == CUDA_SUCCESS)
 		*address = made;
@@ -152,12 +109,15 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flag
 	uint64_t charge = bytes;
 
 	AQ_LIMITED_OR_RETURN(cuMemAllocManaged(address, bytes, flags));
-	if (!address || !aq_place_current(&place))
-		return aq_cuda.cuMemAllocManaged(address, bytes, flags);
+	if (!address)
+		return aq_cuda.cuMemAllocManaged(address, bytes, flags); /* the driver reports the error */
+	CUresult result = aq_find_place(&place);
+	if (result != CUDA_SUCCESS)
+		return result;
 	enum aq_kind kind = aq_account_oversubscribed(place.device) ? AQ_VIRTUAL : AQ_MANAGED;
-	if (!aq_charge_lost(place.device, kind, &charge))
+	if (!aq_charge_footprint(place.device, kind, &charge))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result = aq_cuda.cuMemAllocManaged(&made, bytes, flags);
+	result = aq_cuda.cuMemAllocManaged(&made, bytes, flags);
 	result = settle(result, made, charge, kind, &place);
 	if (result == CUDA_SUCCESS)
 		*address = made;
@@ -188,7 +148,7 @@ struct pitched_call {
 	size_t pitch;
 	size_t width, height;
 	unsigned int element_bytes;
-	bool tells_pitch; /* the program asks for it; a driver that takes NULL for it leaves it at what was expected */
+	bool wants_pitch; /* the program wants the pitch; when the driver gets NULL for it, it stays as expected */
 	bool narrow;      /* the form of CUDA 2 */
 };
 
@@ -198,9 +158,9 @@ static CUresult make_pitched(struct pitched_call *call)
 	unsigned int pitch = 0;
 
 	if (!call->narrow)
-		return aq_cuda.cuMemAllocPitch_v2(&call->made, call->tells_pitch ? &call->pitch : NULL, call->width, call->height,
+		return aq_cuda.cuMemAllocPitch_v2(&call->made, call->wants_pitch ? &call->pitch : NULL, call->width, call->height,
 						  call->element_bytes);
-	CUresult result = aq_cuda.cuMemAllocPitch(&made, call->tells_pitch ? &pitch : NULL, (unsigned int)call->width,
+	CUresult result = aq_cuda.cuMemAllocPitch(&made, call->wants_pitch ? &pitch : NULL, (unsigned int)call->width,
 						  (unsigned int)call->height, call->element_bytes);
 	call->made = made;
 	call->pitch = pitch;
@@ -211,25 +171,32 @@ static CUresult allocate_pitched(struct pitched_call *call, const struct aq_plac
 {
 	uint64_t charged = pitched_bytes(aq_whole_bytes(call->width, AQ_UNIT_BYTES), call->height); /* the least that a driver takes */
 
-	if (!aq_charge_lost(place->device, AQ_LINEAR, &charged))
+	if (!aq_charge_footprint(place->device, AQ_LINEAR, &charged))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = make_pitched(call);
-	if (result == CUDA_SUCCESS && call->tells_pitch && !settle_charge(place, &charged, pitched_bytes(call->pitch, call->height))) {
-		take_back(call->made);
+	uint64_t taken = call->wants_pitch ? pitched_bytes(call->pitch, call->height) : charged;
+	if (result == CUDA_SUCCESS && !settle_charge(place, &charged, taken)) {
 		result = CUDA_ERROR_OUT_OF_MEMORY;
+		if (!take_back(call->made)) {
+			aq_charge_taken(place->device, AQ_LINEAR, taken - charged);
+			return result;
+		}
 	}
 	return settle(result, call->made, charged, AQ_LINEAR, place);
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element_bytes)
 {
-	struct pitched_call call = { .width = width, .height = height, .element_bytes = element_bytes, .tells_pitch = pitch };
+	struct pitched_call call = { .width = width, .height = height, .element_bytes = element_bytes, .wants_pitch = pitch };
 	struct aq_place place;
 
 	AQ_LIMITED_OR_RETURN(cuMemAllocPitch_v2(address, pitch, width, height, element_bytes));
-	if (!address || !aq_place_current(&place))
-		return aq_cuda.cuMemAllocPitch_v2(address, pitch, width, height, element_bytes);
-	CUresult result = allocate_pitched(&call, &place);
+	if (!address)
+		return aq_cuda.cuMemAllocPitch_v2(address, pitch, width, height, element_bytes); /* the driver reports the error */
+	CUresult result = aq_find_place(&place);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = allocate_pitched(&call, &place);
 	if (result == CUDA_SUCCESS) {
 		*address = call.made;
 		if (pitch)
@@ -240,13 +207,18 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
 
 CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element_bytes)
 {
-	struct pitched_call call = { .width = width, .height = height, .element_bytes = element_bytes, .tells_pitch = pitch, .narrow = true };
+	struct pitched_call call = {
+		.width = width, .height = height, .element_bytes = element_bytes, .wants_pitch = pitch, .narrow = true
+	};
 	struct aq_place place;
 
 	AQ_LIMITED_OR_RETURN(cuMemAllocPitch(address, pitch, width, height, element_bytes));
-	if (!address || !aq_place_current(&place))
-		return aq_cuda.cuMemAllocPitch(address, pitch, width, height, element_bytes);
-	CUresult result = allocate_pitched(&call, &place);
+	if (!address)
+		return aq_cuda.cuMemAllocPitch(address, pitch, width, height, element_bytes); /* the driver reports the error */
+	CUresult result = aq_find_place(&place);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = allocate_pitched(&call, &place);
 	if (result == CUDA_SUCCESS) {
 		*address = (CUdeviceptr_v1)call.made;
 		if (pitch)
@@ -257,23 +229,17 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned int *pitch, unsigned 
 
 /* ---- freeing --------------------------------------------------------------------------------------------------- */
 
-static void freed(CUresult result, const struct aq_entry *held)
-{
-	if (held->kind == AQ_POOL)
-		aq_reservoir_freed(result, held);
-	else
-		aq_freed(&aq_pointers, result, held);
-}
-
 CUresult cuMemFree_v2(CUdeviceptr address)
 {
 	struct aq_entry held;
 
 	AQ_LIMITED_OR_RETURN(cuMemFree_v2(address));
 	bool known = aq_map_take(&aq_pointers, address, &held);
+	struct aq_spread *spread = aq_spread_of(address);
 	CUresult result = aq_cuda.cuMemFree_v2(address);
 	if (known)
-		freed(result, &held);
+		aq_freed(&aq_pointers, result, &held);
+	aq_spread_ended(spread, result == CUDA_SUCCESS);
 	return result;
 }
 
@@ -285,13 +251,14 @@ CUresult cuMemFree(CUdeviceptr_v1 address)
 	bool known = aq_map_take(&aq_pointers, address, &held);
 	CUresult result = aq_cuda.cuMemFree(address);
 	if (known)
-		freed(result, &held);
+		aq_freed(&aq_pointers, result, &held);
 	return result;
 }
 
 /* ---- sharing --------------------------------------------------------------------------------------------------- */
 
-/* Managed memory has no handle that another process could open. Said plainly, for a program that never asked for managed memory. */
+/* Managed memory has no handle that another process could open. This error is clear even for a program that never requested managed
+ * memory. */
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {
 	struct aq_entry held;

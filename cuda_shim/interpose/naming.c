@@ -1,8 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/naming.h"
 
 #include <string.h>
 
-/* Of the first entry with that pid; `count` when there is none. */
+/* Of the first entry with that pid; `count` without one. */
 static unsigned int place_of(const struct aq_listed *listed, unsigned int pid)
 {
 	unsigned int i = 0;
@@ -17,14 +18,14 @@ static bool is_listed(const struct aq_listed *listed, unsigned int pid)
 	return place_of(listed, pid) < listed->count;
 }
 
-/* The caller's own process is told whether it has a context, for it asks while it makes one. */
+/* For the caller's own process this says whether it has a context, because it calls while it makes one. */
 static bool should_be_listed(const struct aq_region *region, uint32_t index, uint32_t device)
 {
 	return (int)index == region->slot_index ||
 	       atomic_load_explicit(&aq_region_slot(region, index)->device[device].contexts, memory_order_relaxed);
 }
 
-void aq_listed_ask(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_processes compute, aq_nvml_processes mps)
+void aq_listed_query(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_processes compute, aq_nvml_processes mps)
 {
 	unsigned int count = AQ_LISTED_MAX, more;
 
@@ -46,8 +47,8 @@ void aq_listed_ask(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_proces
 	}
 }
 
-/* A pid of the container's own must be in the list too: else it is the number of a neighbour in the samples. Who cannot be seen from here
- * is named by its host pid, also by a driver that translates, and then not in the list. */
+/* A pid of the container's own must also be in the list: otherwise it is a neighbour's number in the samples. A process that is not visible
+ * here has its host pid, even from a driver that translates, and is then not in the list. */
 static bool is_named(const struct aq_naming *naming, uint32_t at, unsigned int pid)
 {
 	uint32_t own = naming->living[at].pid, host_pid = naming->living[at].host_pid;
@@ -59,7 +60,7 @@ static bool is_named(const struct aq_naming *naming, uint32_t at, unsigned int p
 	return pid == own && (!naming->listed->known || is_listed(naming->listed, pid));
 }
 
-/* The process that the driver names `pid`, as a place in `living`; `count` when it is none of the container's. */
+/* The process that the driver names `pid`, as an index in `living`; `count` when it is not one of the container's. */
 static uint32_t find(const struct aq_naming *naming, unsigned int pid)
 {
 	uint32_t at = 0;
@@ -76,7 +77,7 @@ void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, u
 	naming->listed = listed;
 	naming->count = 0;
 	for (uint32_t i = 0; i < region->slot_count && naming->count < AQ_SLOT_COUNT; i++) {
-		/* Of a killed process, the pid of its own namespace is left, which may be another's here. */
+		/* For a killed process, only the pid of its own namespace is left, which may be another process's pid here. */
 		if (!aq_region_is_live(region, i))
 			continue;
 		uint32_t pid = aq_region_pid(region, i);

@@ -1,9 +1,9 @@
-/* Whose pid is it that NVML names?
+/* SPDX-License-Identifier: Apache-2.0 */
+/* To which process does a pid from NVML belong?
  *
- * Drivers differ. One names every process by its host pid. Another translates into the pid namespace of the caller where the process is
- * known there; its process lists leave the others out, but in utilisation samples those keep their host pids. So a number that is both a
- * pid in the container and a neighbour's on the host says nothing by itself: the driver's list of a device's processes, beside the
- * slots, tells. */
+ * Drivers differ. Some name every process by its host pid. Others translate into the caller's pid namespace where the process is visible
+ * there: their process lists leave other processes out, but their utilisation samples give those with host pids. So a number may be a pid
+ * in the container and also a neighbour's host pid. Only the driver's list of a device's processes, together with the slots, can decide. */
 #ifndef AQ_INTERPOSE_NAMING_H
 #define AQ_INTERPOSE_NAMING_H
 
@@ -16,16 +16,16 @@ typedef nvmlReturn_t (*aq_nvml_processes)(nvmlDevice_t device, unsigned int *cou
 
 enum aq_listed_as { AQ_LISTED_COMPUTE = 1, AQ_LISTED_MPS = 2 };
 
-/* The processes that the driver lists of a device, each once: a client of MPS is in a list of its own, or in both with the same figures. */
+/* The processes that the driver lists for a device, each once. An MPS client is in a list of its own, or in both with the same figures. */
 struct aq_listed {
-	bool known; /* false: it would not tell */
+	bool known; /* false: the driver did not answer */
 	unsigned int count;
 	nvmlProcessInfo_v2_t process[AQ_LISTED_MAX];
 	unsigned char as[AQ_LISTED_MAX]; /* enum aq_listed_as, or both */
 };
 
 /* Ask for both lists; either function may be NULL. */
-void aq_listed_ask(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_processes compute, aq_nvml_processes mps);
+void aq_listed_query(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_processes compute, aq_nvml_processes mps);
 
 struct aq_naming {
 	const struct aq_listed *listed;
@@ -42,7 +42,7 @@ struct aq_naming {
 /* How the driver names processes on a device of the limits. Two system calls for each process of the container. */
 void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, uint32_t device, const struct aq_listed *listed);
 
-/* The slot of the living process that the driver names `pid`, -1 when it is none of the container's. */
+/* The slot of the running process that the driver names `pid`; -1 when it is not one of the container's. */
 int aq_naming_slot(const struct aq_naming *naming, unsigned int pid);
 
 #endif

@@ -1,7 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NVML as the container may see it: its share of memory, its own processes under the pids it knows them by, its own utilisation.
  *
- * Takes no slot and writes nothing: monitoring is not using. Devices are recognised by UUID. A device that is not granted (the GPU
- * above a granted MIG instance, say) shows its physical memory and nobody's processes. */
+ * Takes no slot and writes nothing: monitoring is not using. Devices are recognised by UUID. A device that is not granted (for example the
+ * GPU above a granted MIG instance) shows its physical memory and no processes. */
 #include "interpose/nvml.h"
 
 #include <limits.h>
@@ -12,14 +13,11 @@
 #include "account/account.h"
 #include "early.h"
 #include "interpose/naming.h"
-#include "interpose/table.h"
 #include "limit/memory.h"
 #include "region/container.h"
 
 #define MIB ((uint64_t)1 << 20)
 #define UTILIZATION_WINDOW_US 1000000ull /* "now", as the driver's own figure means it: up to a second */
-
-enum nvml_mode { NVML_UNDECIDED, NVML_LIMITED, NVML_PASSING, NVML_REFUSING };
 
 static nvmlReturn_t missing(void)
 {
@@ -43,9 +41,16 @@ static struct {
 	const char *name;
 	void **real;
 } const driver_calls[] = {
-#define USE(symbol, arguments) { #symbol, (void **)(void *)&aq_nvml.symbol },
+#define HOOK(symbol, arguments) { #symbol, (void **)(void *)&aq_nvml.symbol },
+#define USE HOOK
+#define HIDE(symbol)
+#define DENY(symbol)
+#include "interpose/nvml_hooks.def"
 #include "interpose/nvml_calls.def"
+#undef HOOK
 #undef USE
+#undef HIDE
+#undef DENY
 };
 
 static _Atomic int mode_word;
@@ -56,11 +61,6 @@ static struct aq_container container;
 
 static void bind_locked(const struct aq_object *object)
 {
-	for (size_t i = 0; i < aq_nvml_hook_count; i++) {
-		void *address = aq_nvml_hooks[i].real ? aq_object_symbol(object, aq_nvml_hooks[i].symbol) : NULL;
-		if (address)
-			*aq_nvml_hooks[i].real = address;
-	}
 	for (size_t i = 0; i < sizeof(driver_calls) / sizeof(driver_calls[0]); i++) {
 		void *address = aq_object_symbol(object, driver_calls[i].name);
 		if (address)
@@ -77,9 +77,9 @@ void aq_nvml_bind_to(const struct aq_object *object)
 	aq_early_leave();
 }
 
-static enum nvml_mode decide_locked(void)
+static enum aq_nvml_mode decide_locked(void)
 {
-	static bool said;
+	static bool reported;
 	char library[PATH_MAX];
 	struct aq_object object;
 	struct aq_fault fault;
@@ -89,23 +89,23 @@ static enum nvml_mode decide_locked(void)
 		bind_locked(&object);
 	aq_object_own_path(library, sizeof(library));
 	if (!aq_container_open(&container, library, AQ_REGION_READ, &may_pass, &fault))
-		return NVML_LIMITED;
-	if (!said)
+		return AQ_NVML_LIMITED;
+	if (!reported)
 		aq_log_error("NVML: %s; %s", fault.text,
-			     may_pass ? "the container's policy lets this program see the whole device" : "refusing NVML");
-	said = true;
-	return may_pass ? NVML_PASSING : NVML_REFUSING;
+			     may_pass ? "the container's policy allows this program to see the whole device" : "refusing NVML");
+	reported = true;
+	return may_pass ? AQ_NVML_PASSING : AQ_NVML_REFUSING;
 }
 
-static enum nvml_mode decide(void)
+enum aq_nvml_mode aq_nvml_decide(void)
 {
-	enum nvml_mode mode = (enum nvml_mode)atomic_load_explicit(&mode_word, memory_order_acquire);
+	enum aq_nvml_mode mode = (enum aq_nvml_mode)atomic_load_explicit(&mode_word, memory_order_acquire);
 
-	if (mode == NVML_LIMITED || mode == NVML_PASSING)
+	if (mode == AQ_NVML_LIMITED || mode == AQ_NVML_PASSING)
 		return mode;
 	aq_early_enter();
-	mode = (enum nvml_mode)atomic_load_explicit(&mode_word, memory_order_acquire);
-	if (mode != NVML_LIMITED && mode != NVML_PASSING) {
+	mode = (enum aq_nvml_mode)atomic_load_explicit(&mode_word, memory_order_acquire);
+	if (mode != AQ_NVML_LIMITED && mode != AQ_NVML_PASSING) {
 		mode = decide_locked();
 		atomic_store_explicit(&mode_word, mode, memory_order_release);
 	}
@@ -113,28 +113,21 @@ static enum nvml_mode decide(void)
 	return mode;
 }
 
-#define LIMITED_OR_RETURN(call)                                                                   \
-	do {                                                                                      \
-		enum nvml_mode mode_ = decide();                                                  \
-		if (mode_ != NVML_LIMITED)                                                        \
-			return mode_ == NVML_PASSING ? aq_nvml.call : NVML_ERROR_NO_PERMISSION;   \
-	} while (0)
-
 nvmlReturn_t nvmlInit(void)
 {
-	LIMITED_OR_RETURN(nvmlInit());
+	AQ_NVML_LIMITED_OR_RETURN(nvmlInit());
 	return aq_nvml.nvmlInit();
 }
 
 nvmlReturn_t nvmlInit_v2(void)
 {
-	LIMITED_OR_RETURN(nvmlInit_v2());
+	AQ_NVML_LIMITED_OR_RETURN(nvmlInit_v2());
 	return aq_nvml.nvmlInit_v2();
 }
 
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
-	LIMITED_OR_RETURN(nvmlInitWithFlags(flags));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlInitWithFlags(flags));
 	return aq_nvml.nvmlInitWithFlags(flags);
 }
 
@@ -170,7 +163,8 @@ static nvmlMemory_t share_of(int device, unsigned long long physical_total, unsi
 		bytes = burst;
 		physical_total = physical_free = UINT64_MAX; /* what does not fit the device lies in host memory */
 	}
-	for (uint32_t i = 0; i < container.region.slot_count; i++) /* living slots, not the line: that may still hold what a killed process held */
+	/* living slots, not the line: that may still hold what a killed process held */
+	for (uint32_t i = 0; i < container.region.slot_count; i++)
 		if (aq_region_is_live(&container.region, i))
 			used += held_by(i, device);
 	return (nvmlMemory_t){
@@ -182,7 +176,7 @@ static nvmlMemory_t share_of(int device, unsigned long long physical_total, unsi
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-	LIMITED_OR_RETURN(nvmlDeviceGetMemoryInfo(device, memory));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDeviceGetMemoryInfo(device, memory));
 	nvmlReturn_t result = aq_nvml.nvmlDeviceGetMemoryInfo(device, memory);
 	int granted = device_of(device);
 
@@ -193,7 +187,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-	LIMITED_OR_RETURN(nvmlDeviceGetMemoryInfo_v2(device, memory));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDeviceGetMemoryInfo_v2(device, memory));
 	nvmlReturn_t result = aq_nvml.nvmlDeviceGetMemoryInfo_v2(device, memory);
 	int granted = device_of(device);
 
@@ -211,7 +205,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
 /* The kernel's limits are set for namespaces that the container need not know of; it is shown its own share. */
 nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits)
 {
-	LIMITED_OR_RETURN(nvmlDeviceGetMemoryLimits_v1(device, limits));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDeviceGetMemoryLimits_v1(device, limits));
 	nvmlReturn_t result = aq_nvml.nvmlDeviceGetMemoryLimits_v1(device, limits);
 	int granted = device_of(device);
 
@@ -240,8 +234,8 @@ static struct view *look(nvmlDevice_t device, int granted)
 
 	if (!view)
 		return NULL;
-	aq_listed_ask(&view->listed, device, aq_nvml.nvmlDeviceGetComputeRunningProcesses_v3,
-		      aq_nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3);
+	aq_listed_query(&view->listed, device, aq_nvml.nvmlDeviceGetComputeRunningProcesses_v3,
+			aq_nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3);
 	aq_naming_learn(&view->naming, &container.region, (uint32_t)granted, &view->listed);
 	return view;
 }
@@ -278,8 +272,9 @@ static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int wanted, nvm
 		    !is_wanted(&view->naming, i, wanted))
 			continue;
 		if (*found < room)
-			processes[*found] = (nvmlProcessDetail_v1_t){ .pid = pid, .usedGpuMemory = used,
-								       .gpuInstanceId = gpu_instance, .computeInstanceId = compute_instance };
+			processes[*found] = (nvmlProcessDetail_v1_t){
+				.pid = pid, .usedGpuMemory = used, .gpuInstanceId = gpu_instance, .computeInstanceId = compute_instance
+			};
 		++*found;
 	}
 	free(view);
@@ -312,6 +307,11 @@ static nvmlReturn_t hand_out(nvmlDevice_t device, unsigned int wanted, unsigned 
 	return result;
 }
 
+nvmlReturn_t aq_nvml_list(nvmlDevice_t device, enum aq_listed_as wanted, unsigned int *count, void *processes, size_t stride)
+{
+	return hand_out(device, wanted, count, processes, stride, true);
+}
+
 /* Let the library judge the arguments; how many processes it would list is not for the container to know. */
 #define JUDGED(name)                                                                              \
 	do {                                                                                      \
@@ -326,7 +326,7 @@ static nvmlReturn_t hand_out(nvmlDevice_t device, unsigned int wanted, unsigned 
 #define PROCESS_LIST(name, wanted, type, with_instances)                                          \
 	nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *processes)              \
 	{                                                                                         \
-		LIMITED_OR_RETURN(name(device, count, processes));                                \
+		AQ_NVML_LIMITED_OR_RETURN(name(device, count, processes));                                \
 		JUDGED(name);                                                                     \
 		return hand_out(device, wanted, count, processes, sizeof(type), with_instances);  \
 	}
@@ -338,11 +338,11 @@ PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, AQ_LISTED_MPS, nvmlProcess
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, AQ_LISTED_MPS, nvmlProcessInfo_v2_t, true)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, AQ_LISTED_MPS, nvmlProcessInfo_v3_t, true)
 
-/* Slots are taken by CUDA, so the lists of graphics have nothing of the container's to show. */
+/* Slots are taken by CUDA, so the lists of graphics have no process of the container to show. */
 #define EMPTY_LIST(name, type)                                                                    \
 	nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *processes)              \
 	{                                                                                         \
-		LIMITED_OR_RETURN(name(device, count, processes));                                \
+		AQ_NVML_LIMITED_OR_RETURN(name(device, count, processes));                                \
 		JUDGED(name);                                                                     \
 		*count = 0;                                                                       \
 		return NVML_SUCCESS;                                                              \
@@ -354,9 +354,9 @@ EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_v3_t)
 
 nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_v1_t *list)
 {
-	LIMITED_OR_RETURN(nvmlDeviceGetRunningProcessDetailList(device, list));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDeviceGetRunningProcessDetailList(device, list));
 	if (!list)
-		return aq_nvml.nvmlDeviceGetRunningProcessDetailList(device, list); /* the library says what is wrong */
+		return aq_nvml.nvmlDeviceGetRunningProcessDetailList(device, list); /* the library reports the error */
 	nvmlProcessDetailList_v1_t judged = { .version = list->version, .mode = list->mode };
 	nvmlReturn_t result = aq_nvml.nvmlDeviceGetRunningProcessDetailList(device, &judged);
 
@@ -378,8 +378,8 @@ nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProc
 
 /* ---- utilisation ----------------------------------------------------------------------------------------------- */
 
-/* Has the container all of the device that may be granted: its memory, less the driver's reserve in whole MiB, and no ceiling on its compute?
- * Then nobody else is on it, and what the driver tells of all of it is the container's. */
+/* Does the container have all of the device that can be granted: its memory, less the driver's reserve in whole MiB, and no ceiling on its
+ * compute? Then no other container is on it, and the driver's figures for the device are the container's. */
 static bool is_whole(nvmlDevice_t device)
 {
 	nvmlMemory_v2_t memory = { .version = NVML_VERSION_WORD(nvmlMemory_v2_t, 2) };
@@ -406,18 +406,18 @@ static bool is_whole(nvmlDevice_t device)
 	return bytes >= (memory.total - memory.reserved) / MIB * MIB;
 }
 
-/* Samples come in two forms, by two calls. Asked for none, the driver tells how many there may be. */
+/* Samples come in two forms, by two calls. For a count of 0 the driver reports how many there may be. */
 struct sampling {
-	nvmlReturn_t (*ask)(nvmlDevice_t device, void *samples, unsigned int *count, unsigned long long since_us);
+	nvmlReturn_t (*query)(nvmlDevice_t device, void *samples, unsigned int *count, unsigned long long since_us);
 	size_t stride, pid_offset;
 };
 
-static nvmlReturn_t ask_samples(nvmlDevice_t device, void *samples, unsigned int *count, unsigned long long since_us)
+static nvmlReturn_t query_samples(nvmlDevice_t device, void *samples, unsigned int *count, unsigned long long since_us)
 {
 	return aq_nvml.nvmlDeviceGetProcessUtilization(device, samples, count, since_us);
 }
 
-static nvmlReturn_t ask_infos(nvmlDevice_t device, void *infos, unsigned int *count, unsigned long long since_us)
+static nvmlReturn_t query_infos(nvmlDevice_t device, void *infos, unsigned int *count, unsigned long long since_us)
 {
 	nvmlProcessesUtilizationInfo_v1_t info = {
 		.version = NVML_VERSION_WORD(nvmlProcessesUtilizationInfo_v1_t, 1),
@@ -432,12 +432,12 @@ static nvmlReturn_t ask_infos(nvmlDevice_t device, void *infos, unsigned int *co
 }
 
 static const struct sampling of_samples = {
-	.ask = ask_samples,
+	.query = query_samples,
 	.stride = sizeof(nvmlProcessUtilizationSample_t),
 	.pid_offset = offsetof(nvmlProcessUtilizationSample_t, pid),
 };
 static const struct sampling of_infos = {
-	.ask = ask_infos,
+	.query = query_infos,
 	.stride = sizeof(nvmlProcessUtilizationInfo_v1_t),
 	.pid_offset = offsetof(nvmlProcessUtilizationInfo_v1_t, pid),
 };
@@ -447,19 +447,19 @@ static unsigned int *pid_at(const struct sampling *form, void *samples, unsigned
 	return (unsigned int *)(void *)((char *)samples + at * form->stride + form->pid_offset);
 }
 
-/* All samples of the device, in an array the caller frees; NVML_SUCCESS with none when there are none. Never in the application's own
- * array: those of neighbours would be left in it. */
+/* All samples of the device, in an array that the caller frees; NVML_SUCCESS and no array without samples. Never in the application's own
+ * array: neighbours' samples would stay in it. */
 static nvmlReturn_t all_samples(const struct sampling *form, nvmlDevice_t device, unsigned long long since_us, void **samples,
 				unsigned int *count)
 {
 	nvmlReturn_t result;
 
 	*samples = NULL;
-	do { /* again when processes came between asking how many and asking for them */
+	do { /* again when processes appeared between the two calls */
 		free(*samples);
 		*samples = NULL;
 		*count = 0;
-		result = form->ask(device, NULL, count, since_us);
+		result = form->query(device, NULL, count, since_us);
 		if (result == NVML_ERROR_NOT_FOUND || (result == NVML_SUCCESS && !*count))
 			return NVML_SUCCESS;
 		if (result != NVML_ERROR_INSUFFICIENT_SIZE && result != NVML_SUCCESS)
@@ -467,7 +467,7 @@ static nvmlReturn_t all_samples(const struct sampling *form, nvmlDevice_t device
 		*samples = calloc(*count + 1, form->stride);
 		if (!*samples)
 			return NVML_ERROR_MEMORY;
-		result = form->ask(device, *samples, count, since_us);
+		result = form->query(device, *samples, count, since_us);
 	} while (result == NVML_ERROR_INSUFFICIENT_SIZE);
 	if (result == NVML_SUCCESS)
 		return result;
@@ -539,14 +539,14 @@ static nvmlReturn_t hand_out_samples(const struct sampling *form, nvmlDevice_t d
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,
 					     unsigned long long since_us)
 {
-	LIMITED_OR_RETURN(nvmlDeviceGetProcessUtilization(device, samples, count, since_us));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDeviceGetProcessUtilization(device, samples, count, since_us));
 	return count ? hand_out_samples(&of_samples, device, since_us, samples, count) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *info)
 {
-	LIMITED_OR_RETURN(nvmlDeviceGetProcessesUtilizationInfo(device, info));
-	/* The room is asked for by the number of all processes; that much the container may know. */
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDeviceGetProcessesUtilizationInfo(device, info));
+	/* The room needed is reported for the number of all processes; the container may know that much. */
 	if (!info || !info->procUtilArray || !info->processSamplesCount)
 		return aq_nvml.nvmlDeviceGetProcessesUtilizationInfo(device, info);
 	if (info->version != NVML_VERSION_WORD(nvmlProcessesUtilizationInfo_v1_t, 1))
@@ -577,14 +577,15 @@ static unsigned long long wall_clock_us(void)
 	return (unsigned long long)now.tv_sec * 1000000ull + (unsigned long long)now.tv_nsec / 1000;
 }
 
-/* The sum of the container's processes; without the driver's samples of processes, nothing: the whole card's figure tells of neighbours. */
+/* The sum of the container's processes; without the driver's samples of processes, nothing: the figure of the whole card includes
+ * neighbours. */
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
 	nvmlUtilization_t sum = { 0 };
 	unsigned int found;
 	void *samples;
 
-	LIMITED_OR_RETURN(nvmlDeviceGetUtilizationRates(device, utilization));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDeviceGetUtilizationRates(device, utilization));
 	nvmlReturn_t result = utilization ? aq_nvml.nvmlDeviceGetUtilizationRates(device, &sum) : NVML_ERROR_INVALID_ARGUMENT;
 	if (result != NVML_SUCCESS)
 		return result;
@@ -609,16 +610,16 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, nvmlSamplingType_t type, unsigned long long since_us, nvmlValueType_t *value_type,
 				  unsigned int *count, nvmlSample_t *samples)
 {
-	LIMITED_OR_RETURN(nvmlDeviceGetSamples(device, type, since_us, value_type, count, samples));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDeviceGetSamples(device, type, since_us, value_type, count, samples));
 	if ((type == NVML_GPU_UTILIZATION_SAMPLES || type == NVML_MEMORY_UTILIZATION_SAMPLES) && !is_whole(device))
 		return NVML_ERROR_NOT_SUPPORTED; /* the whole card's; the container's own are in the process samples */
 	return aq_nvml.nvmlDeviceGetSamples(device, type, since_us, value_type, count, samples);
 }
 
-/* Of all fields, one tells how busy the whole card is (nvml.h of 13.5). */
+/* Of all fields, one reports how busy the whole card is (nvml.h of 13.5). */
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
 {
-	LIMITED_OR_RETURN(nvmlDeviceGetFieldValues(device, count, values));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDeviceGetFieldValues(device, count, values));
 	nvmlReturn_t result = aq_nvml.nvmlDeviceGetFieldValues(device, count, values);
 
 	for (int i = 0; result == NVML_SUCCESS && i < count; i++)
@@ -631,13 +632,13 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldV
 
 nvmlReturn_t nvmlDeviceGetDynamicPstatesInfo(nvmlDevice_t device, nvmlGpuDynamicPstatesInfo_t *info)
 {
-	LIMITED_OR_RETURN(nvmlDeviceGetDynamicPstatesInfo(device, info));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDeviceGetDynamicPstatesInfo(device, info));
 	return is_whole(device) ? aq_nvml.nvmlDeviceGetDynamicPstatesInfo(device, info) : NVML_ERROR_NOT_SUPPORTED;
 }
 
 nvmlReturn_t nvmlDevicePerfMetricsGetSamples_v1(nvmlDevice_t device, nvmlPerfMetricsSamples_v1_t *samples)
 {
-	LIMITED_OR_RETURN(nvmlDevicePerfMetricsGetSamples_v1(device, samples));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlDevicePerfMetricsGetSamples_v1(device, samples));
 	return is_whole(device) ? aq_nvml.nvmlDevicePerfMetricsGetSamples_v1(device, samples) : NVML_ERROR_NOT_SUPPORTED;
 }
 
@@ -659,10 +660,10 @@ static bool has_whole_instance(nvmlDevice_t gpu, unsigned int gpu_instance)
 	return false;
 }
 
-/* Tools ask this first, and show nothing of a device that has no support. */
+/* Tools query this first, and do not show a device without support. */
 nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
 {
-	LIMITED_OR_RETURN(nvmlGpmQueryDeviceSupport(device, support));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlGpmQueryDeviceSupport(device, support));
 	nvmlReturn_t result = aq_nvml.nvmlGpmQueryDeviceSupport(device, support);
 
 	if (result == NVML_SUCCESS && support->isSupportedDevice && !is_whole(device) && !has_whole_instance(device, NVML_NO_INSTANCE))
@@ -672,13 +673,13 @@ nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *su
 
 nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
 {
-	LIMITED_OR_RETURN(nvmlGpmSampleGet(device, sample));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlGpmSampleGet(device, sample));
 	return is_whole(device) ? aq_nvml.nvmlGpmSampleGet(device, sample) : NVML_ERROR_NOT_SUPPORTED;
 }
 
 nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpu_instance_id, nvmlGpmSample_t sample)
 {
-	LIMITED_OR_RETURN(nvmlGpmMigSampleGet(device, gpu_instance_id, sample));
+	AQ_NVML_LIMITED_OR_RETURN(nvmlGpmMigSampleGet(device, gpu_instance_id, sample));
 	return has_whole_instance(device, gpu_instance_id) ? aq_nvml.nvmlGpmMigSampleGet(device, gpu_instance_id, sample)
-							    : NVML_ERROR_NOT_SUPPORTED;
+							   : NVML_ERROR_NOT_SUPPORTED;
 }

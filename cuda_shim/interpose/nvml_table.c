@@ -1,6 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The NVML rows of the hook table, and the entry points that need no code of their own. */
+#include "interpose/hooks.h"
 #include "interpose/nvml.h"
-#include "interpose/table.h"
 
 #define HOOK(symbol, arguments)
 #define REFUSE_WITH(symbol, code)                                                                 \

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -159,7 +160,8 @@ static bool is_definition(const struct tables *tables, uint32_t index, const cha
 {
 	const ElfW(Sym) *symbol = &tables->symbols[index];
 
-	return symbol->st_shndx != SHN_UNDEF && (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC || ELF64_ST_TYPE(symbol->st_info) == STT_NOTYPE) &&
+	return symbol->st_shndx != SHN_UNDEF &&
+	       (ELF64_ST_TYPE(symbol->st_info) == STT_FUNC || ELF64_ST_TYPE(symbol->st_info) == STT_NOTYPE) &&
 	       !(tables->versions && (tables->versions[index] & VERSION_HIDDEN)) && aq_text_is(tables->strings + symbol->st_name, name);
 }
 

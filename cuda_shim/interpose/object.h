@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Loaded objects and their symbols, read from the loader's own tables.
  *
  * Why not dlopen and dlsym: the shim may *be* dlsym; and by not importing them it needs no newer libc than 2.17's and no libdl. */
@@ -13,7 +14,7 @@ struct aq_object {
 	const ElfW(Dyn) *dynamic;
 };
 
-/* The first loaded object whose file name or DT_SONAME is `name`, the shim itself and other fronts of ours left out. */
+/* The first loaded object with this file name or DT_SONAME; skips the shim itself and its other fronts. */
 bool aq_object_find(const char *name, struct aq_object *object);
 /* Is its DT_SONAME `soname`, and is it no front of ours? */
 bool aq_object_is(const struct aq_object *object, const char *soname);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/outputs.h"
 
 #include <stdlib.h>
@@ -20,7 +21,8 @@ bool aq_outputs_keep(struct aq_outputs *outputs, void *place, size_t bytes)
 void aq_outputs_put_back(const struct aq_outputs *outputs)
 {
 	for (unsigned i = 0; i < outputs->count; i++)
-		if (memcmp(outputs->kept[i].place, outputs->kept[i].was, outputs->kept[i].bytes)) /* what nobody wrote may not be writable */
+		/* memory that was not written may not be writable */
+		if (memcmp(outputs->kept[i].place, outputs->kept[i].was, outputs->kept[i].bytes))
 			memcpy(outputs->kept[i].place, outputs->kept[i].was, outputs->kept[i].bytes);
 }
 

@@ -1,5 +1,6 @@
-/* What the driver writes for the program in a call that may be refused after it succeeded: kept before the call, put back by the refusal.
- * The driver writes in place, so on success and on its own errors the program finds what the driver left, whatever that is. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the driver writes for the program in a call that may be refused after it succeeded: saved before the call, restored by the refusal.
+ * The driver writes in place, so on success and on its own errors the program finds what the driver left. */
 #ifndef AQ_INTERPOSE_OUTPUTS_H
 #define AQ_INTERPOSE_OUTPUTS_H
 
@@ -17,7 +18,7 @@ struct aq_outputs {
 	} kept[AQ_OUTPUTS_MAX];
 };
 
-/* `place` may be NULL: then nothing is written there. False when there is no memory to keep it; the call must not be made then. */
+/* `place` may be NULL: then there is no output to save. False when there is no memory to save it; then the call must not be made. */
 bool aq_outputs_keep(struct aq_outputs *outputs, void *place, size_t bytes);
 void aq_outputs_put_back(const struct aq_outputs *outputs);
 /* Always, at the end. */

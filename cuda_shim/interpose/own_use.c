@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/own_use.h"
 
 #include "interpose/driver_nvml.h"
@@ -5,18 +6,22 @@
 
 #define SAMPLES_MAX 512
 #define ALL_OF_IT 65536u
+#define WITHOUT_MOST 50 /* then the time of the last one is not believed: a clock was set back, or a tenant wrote it */
 
-static _Atomic bool busy; /* one thread at a time; another has no need to wait for it */
 static struct aq_driver_nvml nvml;
 static enum { UNTRIED, READY, ABSENT } state;
 /* Not on the stack of a thread that only wants to launch. */
 static nvmlProcessUtilizationSample_t samples[SAMPLES_MAX];
 static struct aq_listed listed;
 static struct aq_naming naming;
+static int slot_of[SAMPLES_MAX]; /* of a new sample, the slot of its process; -1 = not one of ours, or not new */
+static struct aq_process_use uses[AQ_SLOT_COUNT];
 static struct {
 	nvmlDevice_t handle;
 	bool known;
-	unsigned long long seen_us; /* the driver's clock, of the newest sample so far */
+	uint64_t seen_us; /* the newest figure, or the time up to which there was none … */
+	int64_t seen_at_ns; /* … and when that was found out */
+	unsigned without; /* calls in a row without a new figure */
 } devices[AQ_MAX_DEVICES];
 
 static bool ready(const char *uuid, int device)
@@ -28,56 +33,124 @@ static bool ready(const char *uuid, int device)
 	return state == READY && devices[device].known;
 }
 
-/* Sum over our processes of each one's mean over its new samples; 65536 = the whole device. */
-static bool sum_of_ours(unsigned int count, int device, uint32_t *share_q16)
+/* The mean of a process's new samples. */
+static uint32_t share_of(unsigned int count, int slot)
 {
-	unsigned long long newest = devices[device].seen_us;
-	bool any = false;
+	unsigned int sum = 0, same = 0;
 
-	*share_q16 = 0;
 	for (unsigned int i = 0; i < count; i++) {
-		unsigned int sum = 0, same = 0, earlier = 0;
-
-		if (samples[i].timeStamp <= devices[device].seen_us || aq_naming_slot(&naming, samples[i].pid) < 0)
+		if (slot_of[i] != slot)
 			continue;
-		for (unsigned int j = 0; j < count; j++)
-			if (samples[j].pid == samples[i].pid && samples[j].timeStamp > devices[device].seen_us) {
-				sum += samples[j].smUtil;
-				same++;
-				earlier += j < i;
-			}
-		if (!earlier && same) /* each process once */
-			*share_q16 += (uint32_t)((uint64_t)sum * ALL_OF_IT / (100 * same));
-		newest = samples[i].timeStamp > newest ? samples[i].timeStamp : newest;
-		any = true;
+		sum += samples[i].smUtil;
+		same++;
 	}
-	devices[device].seen_us = newest;
-	return any;
+	return same ? (uint32_t)((uint64_t)sum * ALL_OF_IT / (100 * same)) : 0;
 }
 
-bool aq_own_use(const struct aq_region *region, const char *uuid, int device, uint32_t *share_q16)
+/* Find our processes' new samples, and return the time of the newest. */
+static uint64_t find_ours(unsigned int count, uint64_t since_us)
+{
+	uint64_t newest = since_us;
+
+	for (unsigned int i = 0; i < count; i++) {
+		slot_of[i] = samples[i].timeStamp > since_us ? aq_naming_slot(&naming, samples[i].pid) : -1;
+		if (slot_of[i] >= 0 && samples[i].timeStamp > newest)
+			newest = samples[i].timeStamp;
+	}
+	return newest;
+}
+
+/* What each of our processes that the driver names used, and had paid. */
+static void collect(const struct aq_region *region, uint32_t device, unsigned int count, struct aq_measured *measured)
+{
+	uint32_t left = ALL_OF_IT;
+
+	for (uint32_t i = 0; i < naming.count; i++) {
+		uint32_t slot = naming.living[i].slot, share = share_of(count, (int)slot);
+		struct aq_virtual_device *row = aq_region_virtual(region, slot, device);
+
+		share = share < left ? share : left;
+		left -= share;
+		/* of MPS clients the driver may report nothing */
+		if (!row || (!share && naming.living[i].as != AQ_LISTED_COMPUTE))
+			continue;
+		uses[measured->count++] = (struct aq_process_use){
+			.compared = &row->compared,
+			.paid_ns = (int64_t)atomic_load_explicit(&aq_region_slot(region, slot)->device[device].busy_ns,
+								 memory_order_relaxed),
+			.share_q16 = share,
+		};
+	}
+	measured->process = uses;
+}
+
+/* Does the driver name each process of ours that has a context there? */
+static bool names_all(const struct aq_region *region, uint32_t device)
+{
+	for (uint32_t i = 0; i < naming.count; i++) {
+		const struct aq_slot_device *used = &aq_region_slot(region, naming.living[i].slot)->device[device];
+
+		if (!naming.living[i].as && atomic_load_explicit(&used->contexts, memory_order_relaxed))
+			return false;
+	}
+	return true;
+}
+
+static bool take_in(const struct aq_region *region, uint32_t device, unsigned int count, uint64_t since_us, struct aq_measured *measured)
+{
+	uint64_t newest = find_ours(count, since_us);
+
+	if (newest <= since_us)
+		return false;
+	collect(region, device, count, measured);
+	measured->until_us = newest;
+	measured->span_ns = since_us && newest - since_us < INT64_MAX / 1000 ? (int64_t)(newest - since_us) * 1000 : 0;
+	measured->is_complete = names_all(region, device);
+	return true;
+}
+
+/* There is no figure: the driver's clock has gone on as ours has. In whole steps, because its samples come in steps. */
+static uint64_t move_on(int device, int64_t now_ns, uint64_t since_us)
+{
+	if (devices[device].seen_us != since_us) { /* another process took in a newer one */
+		devices[device].seen_us = since_us;
+		devices[device].seen_at_ns = now_ns;
+	}
+	int64_t steps = (now_ns - devices[device].seen_at_ns - AQ_CONTROL_LATE_NS) / AQ_CONTROL_PERIOD_NS;
+	if (!since_us || steps <= 0)
+		return since_us;
+	devices[device].seen_at_ns += steps * AQ_CONTROL_PERIOD_NS;
+	devices[device].seen_us += (uint64_t)(steps * AQ_CONTROL_PERIOD_NS / 1000);
+	return devices[device].seen_us;
+}
+
+bool aq_own_use(const struct aq_region *region, const char *uuid, int device, int64_t now_ns, uint64_t *since_us,
+		struct aq_measured *measured)
 {
 	unsigned int count = SAMPLES_MAX;
 
-	*share_q16 = 0;
-	if (atomic_exchange_explicit(&busy, true, memory_order_acquire))
-		return false;
-	bool told = ready(uuid, device) &&
-		    nvml.utilization(devices[device].handle, samples, &count, devices[device].seen_us) == NVML_SUCCESS;
-	if (told) {
-		aq_listed_ask(&listed, devices[device].handle, nvml.processes, nvml.mps_processes);
+	*measured = (struct aq_measured){ .at_ns = now_ns };
+	bool known = ready(uuid, device);
+	if (known && devices[device].without >= WITHOUT_MOST)
+		*since_us = 0;
+	known = known && nvml.utilization(devices[device].handle, samples, &count, *since_us) == NVML_SUCCESS;
+	if (known) {
+		aq_listed_query(&listed, devices[device].handle, nvml.processes, nvml.mps_processes);
 		aq_naming_learn(&naming, region, (uint32_t)device, &listed);
-		told = sum_of_ours(count, device, share_q16);
+		known = take_in(region, (uint32_t)device, count, *since_us, measured);
 	}
-	atomic_store_explicit(&busy, false, memory_order_release);
-	if (*share_q16 > ALL_OF_IT)
-		*share_q16 = ALL_OF_IT;
-	return told;
+	devices[device].without = known ? 0 : devices[device].without + 1;
+	if (known) {
+		devices[device].seen_us = measured->until_us;
+		devices[device].seen_at_ns = now_ns;
+	} else {
+		*since_us = move_on(device, now_ns, *since_us);
+	}
+	return known;
 }
 
 void aq_own_use_forget(void)
 {
-	atomic_store(&busy, false);
 	state = UNTRIED;
 	for (int i = 0; i < AQ_MAX_DEVICES; i++)
 		devices[i].known = false;

@@ -1,9 +1,11 @@
-/* Stream-ordered memory and its pools. What counts is what the driver has reserved for a pool, not what the program asked of it. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stream-ordered memory and its pools. The charge is what the driver has reserved for a pool, not what the program requested. */
 #include "interpose/allocations.h"
 #include "interpose/capture.h"
 #include "interpose/deferred.h"
 #include "interpose/driver.h"
 #include "interpose/reservoir.h"
+#include "interpose/spread.h"
 #include "shim.h"
 
 /* ---- allocating ------------------------------------------------------------------------------------------------ */
@@ -40,8 +42,8 @@ static bool remember(const struct async_call *call, struct aq_reservoir *reservo
 	return aq_record(&aq_pointers, call->made, 0, AQ_POOL, &place);
 }
 
-/* The call with its pool's books kept. What the pool holds idle may be in pieces, and the driver takes new memory then: that is taken
- * back, the idle pieces with it, and what the limit leaves now decides. */
+/* The call, with its pool's charge settled. The pool's idle memory may be in pieces, and then the driver takes new memory: that is given
+ * back, together with the idle pieces, and what the limit leaves now decides. */
 static CUresult allocate_charged(struct async_call *call, struct aq_reservoir *reservoir)
 {
 	static const enum aq_growth_hope hopes[] = { AQ_FROM_IDLE, AQ_FROM_DEVICE };
@@ -66,24 +68,41 @@ static CUresult allocate_charged(struct async_call *call, struct aq_reservoir *r
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* The reservoir that the call takes of; NULL where this process does not pay. A captured stream builds a graph; its memory is taken when
+ * the graph is launched (launch.c). An error means that the call must not be made, because its memory could not be charged. */
+static CUresult find_reservoir(const struct async_call *call, struct aq_reservoir **reservoir)
+{
+	CUmemoryPool pool = call->pool;
+	struct aq_place place;
+	bool captured;
+	CUresult result = aq_capture_query(call->stream, call->per_thread, &captured);
+
+	*reservoir = NULL;
+	if (result != CUDA_SUCCESS || captured)
+		return result;
+	if (!pool) {
+		result = aq_find_place_of_stream(call->stream, &place);
+		if (result == CUDA_SUCCESS)
+			result = aq_cuda.cuDeviceGetMemPool(&pool, place.ordinal);
+	}
+	if (result == CUDA_SUCCESS)
+		result = aq_reservoir_find_of_pool(pool, reservoir);
+	if (result == CUDA_SUCCESS && aq_reservoir_is_ending(pool))
+		return CUDA_ERROR_INVALID_VALUE; /* the current pool, destroyed a moment ago */
+	return result;
+}
+
 static CUresult allocate_async(CUdeviceptr *address, struct async_call *call)
 {
-	struct aq_reservoir *reservoir = NULL;
-	struct aq_place place;
-	CUmemoryPool pool = call->pool;
+	struct aq_reservoir *reservoir;
 
 	if (!address)
 		return CUDA_ERROR_INVALID_VALUE; /* as from the driver */
 	if (aq_reservoir_is_ending(call->pool))
-		return CUDA_ERROR_INVALID_VALUE; /* as from the driver, which has not been told yet */
-	/* A captured stream builds a graph; its memory is taken when the graph is launched (launch.c). */
-	if (!aq_capture_holds(call->stream, call->per_thread)) {
-		bool placed = pool || (aq_place_of_stream(call->stream, &place) && aq_cuda.cuDeviceGetMemPool(&pool, place.ordinal) == CUDA_SUCCESS);
-		reservoir = placed ? aq_reservoir_of_pool(pool) : NULL;
-	}
-	if (reservoir && aq_reservoir_is_ending(pool))
-		return CUDA_ERROR_INVALID_VALUE; /* the current pool, destroyed a moment ago */
-	CUresult result = reservoir ? allocate_charged(call, reservoir) : allocate(call);
+		return CUDA_ERROR_INVALID_VALUE; /* as from the driver, which has not destroyed it yet */
+	CUresult result = find_reservoir(call, &reservoir);
+	if (result == CUDA_SUCCESS)
+		result = reservoir ? allocate_charged(call, reservoir) : allocate(call);
 	if (result == CUDA_SUCCESS)
 		*address = call->made;
 	return result;
@@ -119,7 +138,7 @@ CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemo
 
 /* ---- freeing --------------------------------------------------------------------------------------------------- */
 
-/* When the stream comes to the free cannot be told. It has when the driver gives out the address again, or the context ends. */
+/* It cannot be observed when the stream reaches the free. It has when the driver returns the address again, or the context ends. */
 static void keep_charged(const struct aq_entry *held)
 {
 	struct aq_entry next;
@@ -132,16 +151,16 @@ static CUresult free_async(CUdeviceptr address, CUstream stream, bool per_thread
 {
 	struct aq_entry held;
 	bool known = aq_map_take(&aq_pointers, address, &held);
+	struct aq_spread *spread = aq_spread_of(address);
 	CUresult result = per_thread ? aq_cuda.cuMemFreeAsync_ptsz(address, stream) : aq_cuda.cuMemFreeAsync(address, stream);
 
 	aq_deferred_settle();
 	aq_reservoirs_return_overdrawn();
+	aq_spread_ended_in_stream(spread, result == CUDA_SUCCESS, stream, per_thread);
 	if (!known)
 		return result;
-	if (held.kind == AQ_POOL)
-		aq_reservoir_freed(result, &held);
-	else if (result != CUDA_SUCCESS)
-		aq_map_put(&aq_pointers, &held); /* in a capture, say, which frees nothing but what was allocated in one */
+	if (held.kind == AQ_POOL || result != CUDA_SUCCESS) /* for example in a capture, which frees only what was allocated in one */
+		aq_freed(&aq_pointers, result, &held);
 	else if (!aq_deferred_add(&held, stream, per_thread))
 		keep_charged(&held);
 	return result;
@@ -173,7 +192,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 	if (result == CUDA_SUCCESS)
 		result = aq_cuda.cuMemPoolCreate(pool, props);
 	if (result == CUDA_SUCCESS && ordinal != AQ_NO_ORDINAL && !aq_reservoir_add_pool(*pool, ordinal)) {
-		aq_cuda.cuMemPoolDestroy(*pool); /* a pool that nobody counts must not exist */
+		aq_cuda.cuMemPoolDestroy(*pool); /* an uncounted pool must not exist */
 		*pool = was;
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -183,10 +202,15 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
 	AQ_LIMITED_OR_RETURN(cuMemPoolDestroy(pool));
-	struct aq_reservoir *reservoir = aq_reservoir_of_pool(pool);
+	struct aq_reservoir *reservoir = NULL;
 	CUmemoryPool standard = NULL;
+	CUresult result = aq_reservoir_find_of_pool(pool, &reservoir);
 
-	if (!reservoir || (aq_cuda.cuDeviceGetDefaultMemPool(&standard, reservoir->ordinal) == CUDA_SUCCESS && standard == pool))
+	if (result == CUDA_SUCCESS && reservoir)
+		result = aq_cuda.cuDeviceGetDefaultMemPool(&standard, reservoir->ordinal);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!reservoir || standard == pool)
 		return aq_cuda.cuMemPoolDestroy(pool); /* not ours to count, or not to be destroyed at all */
 	return aq_reservoir_is_ending(pool) ? CUDA_ERROR_INVALID_VALUE : aq_reservoir_destroy(reservoir);
 }
@@ -195,25 +219,25 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep_bytes)
 {
 	AQ_LIMITED_OR_RETURN(cuMemPoolTrimTo(pool, keep_bytes));
 	CUresult result = aq_cuda.cuMemPoolTrimTo(pool, keep_bytes);
-	struct aq_reservoir *reservoir = result == CUDA_SUCCESS ? aq_reservoir_of_pool(pool) : NULL;
+	struct aq_reservoir *reservoir = NULL;
 
-	if (reservoir)
+	if (result == CUDA_SUCCESS && aq_reservoir_find_of_pool(pool, &reservoir) == CUDA_SUCCESS && reservoir)
 		aq_reservoirs_settle(reservoir->device);
 	return result;
 }
 
-/* A pool may be met here first: the pools of managed memory have no other way to be found. */
-static CUresult learn(CUresult (*ask)(CUmemoryPool *, CUmemLocation *, CUmemAllocationType), CUmemoryPool *pool, CUmemLocation *location,
+/* A pool may be found here first: the pools of managed memory have no other way to be found. */
+static CUresult learn(CUresult (*query)(CUmemoryPool *, CUmemLocation *, CUmemAllocationType), CUmemoryPool *pool, CUmemLocation *location,
 		      CUmemAllocationType type)
 {
 	CUdevice ordinal;
 
 	if (!pool || !location)
-		return ask(pool, location, type);
+		return query(pool, location, type);
 	CUmemoryPool was = *pool;
 	CUresult result = aq_place_of_location(location, type, &ordinal);
 	if (result == CUDA_SUCCESS)
-		result = ask(pool, location, type);
+		result = query(pool, location, type);
 	if (result == CUDA_SUCCESS && ordinal != AQ_NO_ORDINAL && !aq_reservoir_add_pool(*pool, ordinal)) {
 		*pool = was;
 		return CUDA_ERROR_OUT_OF_MEMORY;

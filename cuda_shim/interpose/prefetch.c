@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/prefetch.h"
 
 #include <stdlib.h>
@@ -16,7 +17,7 @@ static bool is_worth_moving(const struct aq_entry *entry, void *context)
 	return entry->kind == AQ_VIRTUAL && (int)entry->device == place->device && entry->bytes >= LEAST_BYTES;
 }
 
-/* The block as the driver has it, which takes no more for its own: what is charged for may be longer. */
+/* The block as the driver has it, which uses no more than the request: the charge may be larger. */
 static bool cut_to_size(struct aq_entry *block)
 {
 	size_t bytes;
@@ -27,13 +28,14 @@ static bool cut_to_size(struct aq_entry *block)
 	return true;
 }
 
-/* Blocks that were to be device memory prefer the device; a program's own managed memory does where the program said so. */
+/* Blocks that were requested as device memory prefer the device; a program's own managed memory does where the program asked for that. */
 static bool belongs_here(const struct aq_entry *block, CUdevice ordinal)
 {
 	int preferred = CU_DEVICE_INVALID;
 
 	return aq_cuda.cuMemRangeGetAttribute(&preferred, sizeof(preferred), CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, block->key,
-					      block->bytes) == CUDA_SUCCESS && preferred == ordinal;
+					      block->bytes) == CUDA_SUCCESS &&
+	       preferred == ordinal;
 }
 
 /* Drivers before CUDA 12.2 have the older form alone. */
@@ -57,7 +59,7 @@ void aq_prefetch(const struct aq_place *place, CUstream stream, bool per_thread,
 	CUresult result = CUDA_SUCCESS;
 
 	CUstreamCaptureMode mode = aq_relax();
-	/* A block that another thread frees meanwhile is no longer the driver's, and it says so; the device may also be one that cannot. */
+	/* A block that another thread frees meanwhile makes the driver return an error; the device may also not support this. */
 	for (size_t i = 0; i < count && result != CUDA_ERROR_INVALID_DEVICE; i++) {
 		uint64_t takes_bytes = blocks[i].bytes;
 

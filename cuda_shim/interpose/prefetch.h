@@ -1,4 +1,5 @@
-/* Bringing memory back to a device when a container's turn begins: in one piece over the bus, not page by page as kernels fault. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bringing memory back to a device when a container's time slot begins: in one piece over the bus, not page by page as kernels fault. */
 #ifndef AQ_INTERPOSE_PREFETCH_H
 #define AQ_INTERPOSE_PREFETCH_H
 

@@ -1,15 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "interpose/reservoir.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "account/account.h"
-#include "interpose/allocations.h"
+#include "cancel.h"
 #include "interpose/capture.h"
 #include "interpose/driver.h"
 #include "interpose/relax.h"
 #include "shim.h"
-#include "uncancelled.h"
 
 #define PAGE_BYTES ((uint64_t)2 << 20)  /* of device memory */
 #define PIECE_BYTES ((uint64_t)32 << 20) /* what a pool takes from the device at a time, until it is seen to take less */
@@ -17,12 +17,12 @@
 #define REST_LOOKS 1000        /* at a stream that is to come to what was undone in it … */
 #define REST_NAP_NS 1000000    /* … with this much sleep in between */
 
-#define NO_POOL ((CUmemoryPool)(uintptr_t)-1) /* no handle of the driver's; NULL stands for graph memory */
+#define NO_POOL ((CUmemoryPool)(uintptr_t)-1) /* no handle of the driver; NULL means graph memory */
 
 /* Entries are added and used again, never removed: readers walk the list without a lock. */
 static _Atomic(struct aq_reservoir *) reservoirs;
 static _Atomic unsigned overdrawn_count, freed_count;
-/* Held while an entry is looked for and filled; waits for no gate meanwhile. */
+/* Held during the search for an entry and while it is filled; waits for no gate meanwhile. */
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
 
 static void enter(struct aq_reservoir *r)
@@ -74,7 +74,7 @@ bool aq_reservoir_is_ending(CUmemoryPool pool)
 	return r && atomic_load_explicit(&r->ending, memory_order_relaxed);
 }
 
-/* An entry that nobody uses, entered. Not one whose gate is taken: who settles the old pool may not be done, and is not waited for. */
+/* An unused entry, entered. An entry with a held gate is skipped, without a wait: a thread may still settle the old pool. */
 static struct aq_reservoir *enter_spare(void)
 {
 	for (struct aq_reservoir *r = first(); r; r = r->next)
@@ -99,6 +99,7 @@ static struct aq_reservoir *add(CUmemoryPool pool, CUdevice ordinal)
 		r->device = aq_device_of(ordinal);
 		r->ordinal = ordinal;
 		atomic_store(&r->ending, false);
+		atomic_store(&r->may_be_gone, false);
 		r->piece_bytes = pool ? PIECE_BYTES : PAGE_BYTES;
 		memset(&r->graphs, 0, sizeof(r->graphs));
 		atomic_store(&r->charged_bytes, 0);
@@ -122,26 +123,37 @@ struct aq_reservoir *aq_reservoir_of_graphs(CUdevice ordinal)
 	return r ? r : add(NULL, ordinal);
 }
 
-/* Pools are learned when they are made or asked for; the device's default pool may also be met first in use. */
-struct aq_reservoir *aq_reservoir_of_pool(CUmemoryPool pool)
+/* Pools are recorded when they are created or queried; the device's default pool may also be first seen in use. */
+static bool has_no_pools(CUdevice ordinal)
 {
-	struct aq_reservoir *r = find(pool, 0);
-	int count = 0;
+	int supported = 1;
 
-	if (r || aq_cuda.cuDeviceGetCount(&count) != CUDA_SUCCESS)
-		return r;
-	for (int ordinal = 0; ordinal < count; ordinal++) {
-		CUmemoryPool standard = NULL;
-
-		if (aq_cuda.cuDeviceGetDefaultMemPool(&standard, ordinal) == CUDA_SUCCESS && standard == pool)
-			return add(pool, ordinal);
-	}
-	return NULL;
+	return aq_cuda.cuDeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, ordinal) == CUDA_SUCCESS && !supported;
 }
 
-/* ---- asking the driver ----------------------------------------------------------------------------------------- */
+CUresult aq_reservoir_find_of_pool(CUmemoryPool pool, struct aq_reservoir **reservoir)
+{
+	int count = 0;
 
-static CUresult ask(const struct aq_reservoir *r, CUmemPool_attribute of_pool, CUgraphMem_attribute of_graphs, uint64_t *bytes)
+	*reservoir = find(pool, 0);
+	CUresult result = *reservoir ? CUDA_SUCCESS : aq_cuda.cuDeviceGetCount(&count);
+	for (int ordinal = 0; result == CUDA_SUCCESS && ordinal < count; ordinal++) {
+		CUmemoryPool standard = NULL;
+
+		result = aq_cuda.cuDeviceGetDefaultMemPool(&standard, ordinal);
+		if (result == CUDA_ERROR_NOT_SUPPORTED && has_no_pools(ordinal)) {
+			result = CUDA_SUCCESS;
+		} else if (result == CUDA_SUCCESS && standard == pool) {
+			*reservoir = add(pool, ordinal);
+			return *reservoir ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+		}
+	}
+	return result;
+}
+
+/* ---- querying the driver ---------------------------------------------------------------------------------------- */
+
+static CUresult query(const struct aq_reservoir *r, CUmemPool_attribute of_pool, CUgraphMem_attribute of_graphs, uint64_t *bytes)
 {
 	cuuint64_t value = 0;
 	CUresult result = r->pool ? aq_cuda.cuMemPoolGetAttribute(r->pool, of_pool, &value)
@@ -151,46 +163,56 @@ static CUresult ask(const struct aq_reservoir *r, CUmemPool_attribute of_pool, C
 	return result;
 }
 
-static CUresult ask_reserved(const struct aq_reservoir *r, uint64_t *bytes)
+static CUresult query_reserved(const struct aq_reservoir *r, uint64_t *bytes)
 {
-	return ask(r, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, bytes);
+	return query(r, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, bytes);
 }
 
-/* Does this answer say that the reservoir is no more, with all it held? The device was reset, or the driver is going. Other errors say
- * nothing about it: after a fault each call answers with that, and CUDA_ERROR_INVALID_CONTEXT is also for a thread that has none. */
-static bool says_gone(CUresult answer)
+/* Does this reply mean that the reservoir no longer exists, with all it held? The device was reset, and the shim saw its primary context
+ * end. An error alone does not mean that, or a query that fails would uncharge what is held. */
+static bool means_gone(struct aq_reservoir *r, CUresult reply)
 {
-	return answer == CUDA_ERROR_INVALID_VALUE || answer == CUDA_ERROR_INVALID_HANDLE || answer == CUDA_ERROR_CONTEXT_IS_DESTROYED ||
-	       answer == CUDA_ERROR_DEINITIALIZED;
+	if (reply == CUDA_SUCCESS)
+		atomic_store(&r->may_be_gone, false);
+	return atomic_load(&r->may_be_gone) &&
+	       (reply == CUDA_ERROR_INVALID_VALUE || reply == CUDA_ERROR_INVALID_HANDLE || reply == CUDA_ERROR_CONTEXT_IS_DESTROYED);
 }
 
-/* What the reservoir holds that nobody uses at the moment. */
-static uint64_t ask_slack(const struct aq_reservoir *r)
+/* What the reservoir holds that is unused at the moment. */
+static uint64_t query_slack(const struct aq_reservoir *r)
 {
 	uint64_t reserved, used;
 
-	if (ask_reserved(r, &reserved) != CUDA_SUCCESS ||
-	    ask(r, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS)
+	if (query_reserved(r, &reserved) != CUDA_SUCCESS ||
+	    query(r, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS)
 		return 0;
 	return reserved > used ? reserved - used : 0;
 }
 
 /* ---- settling: with the gate held ------------------------------------------------------------------------------ */
 
-/* Make the charge what the driver has reserved, `extra` having been charged beside it for a call that `took` it or failed. When the driver
- * does not say, that is what was reserved before and what the call took. False when it is past the limit now. */
-static bool settle_growth(struct aq_reservoir *r, uint64_t extra, bool took)
+/* The driver does not report what is reserved: the charge is what was reserved before, and `requested` where the call `took` it. */
+static uint64_t presumed(uint64_t charged, uint64_t extra, uint64_t requested, bool took)
+{
+	if (!took)
+		return charged - extra;
+	return extra < requested ? charged - extra + requested : charged;
+}
+
+/* Set the charge to what the driver has reserved; `extra` is already charged for a call that `took` it or failed. False when it exceeds the
+ * limit now. */
+static bool settle_growth(struct aq_reservoir *r, uint64_t extra, uint64_t requested, bool took)
 {
 	uint64_t charged = atomic_load(&r->charged_bytes) + extra, reserved;
 	bool fits = true;
 
 	if (atomic_exchange(&r->unsettled, false))
 		r->graphs.last = 0;
-	CUresult answer = ask_reserved(r, &reserved);
-	if (says_gone(answer)) {
+	CUresult reply = query_reserved(r, &reserved);
+	if (means_gone(r, reply)) {
 		reserved = 0;
-	} else if (answer != CUDA_SUCCESS) {
-		reserved = took ? charged : charged - extra;
+	} else if (reply != CUDA_SUCCESS) {
+		reserved = presumed(charged, extra, requested, took);
 		atomic_store(&r->unsettled, true);
 	}
 	if (r->graphs.repeats && reserved < charged)
@@ -208,7 +230,7 @@ static bool settle_growth(struct aq_reservoir *r, uint64_t extra, bool took)
 
 static bool settle(struct aq_reservoir *r)
 {
-	return settle_growth(r, 0, false);
+	return settle_growth(r, 0, 0, false);
 }
 
 static void give_back_unused(const struct aq_reservoir *r)
@@ -222,15 +244,15 @@ static void give_back_unused(const struct aq_reservoir *r)
 	aq_restrict(mode);
 }
 
-/* An ending pool that holds nothing any more goes now. The device may have been reset, and the pool with it: then there is nothing to ask.
- * The entry lets go of the handle first, for the driver may give it to the next pool at once. */
+/* Destroy an ending pool once it holds nothing. If the device was reset, and the pool with it, there is nothing to query. The entry drops
+ * the handle first, because the driver may give it to the next pool at once. */
 static CUresult end_if_empty(struct aq_reservoir *r)
 {
 	uint64_t reserved;
-	CUresult answer = ask_reserved(r, &reserved);
-	bool there = answer == CUDA_SUCCESS;
+	CUresult reply = query_reserved(r, &reserved);
+	bool there = reply == CUDA_SUCCESS;
 
-	if (there ? reserved != 0 : !says_gone(answer))
+	if (there ? reserved != 0 : !means_gone(r, reply))
 		return CUDA_SUCCESS;
 	set_overdrawn(r, false);
 	CUmemoryPool pool = r->pool;
@@ -245,12 +267,12 @@ static CUresult end_if_empty(struct aq_reservoir *r)
 
 static void look_at(struct aq_reservoir *r, bool trim)
 {
-	if (!atomic_load(&r->in_use)) /* the pool ended while this thread waited: there is nothing to ask */
+	if (!atomic_load(&r->in_use)) /* the pool ended while this thread waited: there is nothing to query */
 		return;
 	if (trim || atomic_load(&r->overdrawn) || atomic_load(&r->ending))
 		give_back_unused(r);
 	settle(r);
-	if (atomic_load(&r->overdrawn) && !(aq_account_over(r->device) && ask_slack(r)))
+	if (atomic_load(&r->overdrawn) && !(aq_account_over(r->device) && query_slack(r)))
 		set_overdrawn(r, false);
 	if (atomic_load(&r->ending))
 		end_if_empty(r);
@@ -270,7 +292,8 @@ static void visit(int device, bool trim)
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
 		if (!atomic_load_explicit(&r->in_use, memory_order_acquire) || r->device != device)
 			continue;
-		if (atomic_load(&r->charged_bytes) || atomic_load(&r->unsettled)) /* else nothing is to give back, and growth settles itself */
+		/* otherwise there is nothing to give back, and growth settles itself */
+		if (atomic_load(&r->charged_bytes) || atomic_load(&r->unsettled))
 			settle_one(r, trim);
 	}
 }
@@ -284,6 +307,14 @@ void aq_reservoirs_return_overdrawn(void)
 			settle_one(r, true);
 }
 
+void aq_reservoirs_context_gone(int device, uint64_t owner)
+{
+	for (struct aq_reservoir *r = first(); r && !owner; r = r->next)
+		if (atomic_load_explicit(&r->in_use, memory_order_acquire) && r->device == device)
+			atomic_store(&r->may_be_gone, true);
+	aq_reservoirs_settle(device);
+}
+
 void aq_reservoirs_settle(int device)
 {
 	visit(device, false);
@@ -294,7 +325,7 @@ void aq_reservoirs_trim(int device)
 	visit(device, true);
 }
 
-/* May more of it go back at a later synchronisation? Not what the program told the driver to keep. */
+/* May more of it go back at a later synchronisation? Not what the program set the driver to keep. */
 static bool may_shrink(const struct aq_reservoir *r)
 {
 	cuuint64_t kept = 0;
@@ -312,7 +343,7 @@ void aq_reservoirs_synchronized(void)
 	for (struct aq_reservoir *r = first(); r; r = r->next) {
 		if (!atomic_load(&r->freed) || !aq_latch_enter_at_once(&r->gate))
 			continue;
-		set_freed(r, false); /* before the look: what is freed from here on is looked at the next time */
+		set_freed(r, false); /* before the look: what is freed from here on is for the next look */
 		look_at(r, false);
 		if (may_shrink(r))
 			set_freed(r, true);
@@ -327,7 +358,7 @@ static uint64_t round_up(uint64_t bytes, uint64_t granule)
 	return bytes > UINT64_MAX - granule ? UINT64_MAX : (bytes + granule - 1) / granule * granule;
 }
 
-/* What the reservoir is expected to take for `bytes`: whole pieces. */
+/* How much the reservoir is expected to grow for `bytes`: whole pieces. */
 static uint64_t expected_growth(const struct aq_reservoir *r, uint64_t bytes)
 {
 	return round_up(bytes, r->piece_bytes);
@@ -345,8 +376,8 @@ static bool charge(struct aq_growth *growth, uint64_t bytes)
 	return aq_charge_quick(growth->reservoir->device, AQ_POOL, bytes);
 }
 
-/* Charge enough for the call to come. Without room for that, it may still fit into what the reservoir holds idle; and when nothing more can
- * be had, the `last` time, the driver may take less than is expected: what it took decides. */
+/* Charge enough for the coming call. Without room for that, the call may still fit into the reservoir's idle memory. The `last` time, when
+ * nothing more can be reclaimed, the driver may take less than expected: what it took decides. */
 static bool charge_growth(struct aq_growth *growth, uint64_t bytes, enum aq_growth_hope hope, bool last)
 {
 	struct aq_reservoir *r = growth->reservoir;
@@ -356,7 +387,7 @@ static bool charge_growth(struct aq_growth *growth, uint64_t bytes, enum aq_grow
 	if (hope == AQ_AT_ONCE)
 		return false;
 	settle(r);
-	uint64_t slack = hope == AQ_FROM_IDLE ? ask_slack(r) : 0, missing = slack < bytes ? bytes - slack : 0;
+	uint64_t slack = hope == AQ_FROM_IDLE ? query_slack(r) : 0, missing = slack < bytes ? bytes - slack : 0;
 	return charge(growth, expected_growth(r, missing)) || (last && charge(growth, least_growth(r, missing)));
 }
 
@@ -391,9 +422,18 @@ static void run_ends(const struct aq_growth *growth)
 	r->graphs.last_bytes = atomic_load(&r->charged_bytes);
 }
 
+/* Has the driver yet to give back what did not fit? */
+static bool still_overdrawn(struct aq_reservoir *r)
+{
+	if (!atomic_load(&r->overdrawn) || aq_latch_is_inside())
+		return false;
+	settle_one(r, true);
+	return atomic_load(&r->overdrawn);
+}
+
 bool aq_growth_begin(struct aq_growth *growth, struct aq_reservoir *reservoir, uint64_t bytes, enum aq_growth_hope hope)
 {
-	if (reservoir->device < 0)
+	if (reservoir->device < 0 || (!bytes && hope == AQ_AT_ONCE && still_overdrawn(reservoir)))
 		return false;
 	*growth = (struct aq_growth){ .reservoir = reservoir, .bytes = bytes, .is_nested = aq_latch_is_inside() };
 	for (int attempt = 0; attempt < 2 && !growth->is_nested; attempt++) {
@@ -430,14 +470,17 @@ bool aq_growth_end(struct aq_growth *growth)
 		return true;
 	}
 	uint64_t before = atomic_load(&r->charged_bytes);
-	bool is_only_one = !atomic_load(&r->unsettled); /* else it may have grown for others besides */
-	bool fits = settle_growth(r, growth->charged_bytes, !growth->failed);
+	bool is_only_one = !atomic_load(&r->unsettled); /* otherwise it may have grown for others too */
+	uint64_t most = growth->most_bytes > growth->bytes ? growth->most_bytes : growth->bytes;
+	bool fits = settle_growth(r, growth->charged_bytes, most, !growth->failed);
+	if (!growth->bytes && !growth->failed && atomic_load(&r->unsettled))
+		fits = false; /* it may have taken any amount, and nothing says how much */
 	uint64_t after = atomic_load(&r->charged_bytes);
 
 	if (growth->charged_bytes && is_only_one && !atomic_load(&r->unsettled) && after > before)
 		learn_piece(growth, after - before);
 	if (!fits)
-		growth->graph = 0; /* it is to be judged again */
+		growth->graph = 0; /* it must be judged again */
 	run_ends(growth);
 	if (fits)
 		leave(r);
@@ -451,7 +494,7 @@ bool aq_repeat_begin(struct aq_reservoir *r, uint64_t graph)
 	if (aq_latch_is_inside())
 		return false;
 	enter(r);
-	bool is_last = r->graphs.last == graph && !atomic_load(&r->unsettled) && ask_reserved(r, &reserved) == CUDA_SUCCESS &&
+	bool is_last = r->graphs.last == graph && !atomic_load(&r->unsettled) && query_reserved(r, &reserved) == CUDA_SUCCESS &&
 		       reserved >= r->graphs.last_bytes;
 	r->graphs.runs += is_last;
 	r->graphs.repeats += is_last;
@@ -478,7 +521,7 @@ static bool is_at_rest(CUstream stream, bool per_thread)
 	return result != CUDA_ERROR_NOT_READY;
 }
 
-/* The driver may believe that a free has come to pass only after somebody has synchronised with it; at rest that takes no time. */
+/* The driver may notice a completed free only after a synchronisation; without pending work that takes no time. */
 static void observe(CUstream stream, bool per_thread)
 {
 	CUstreamCaptureMode mode = aq_relax();
@@ -523,12 +566,12 @@ CUresult aq_reservoir_destroy(struct aq_reservoir *r)
 	aq_cuda.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &nothing);
 	aq_restrict(mode);
 	atomic_store(&r->ending, true);
-	if (aq_latch_is_inside()) { /* from a callback, which waits for no gate: whoever looks next goes on from here */
+	if (aq_latch_is_inside()) { /* from a callback, which waits for no gate: the next thread that looks continues from here */
 		atomic_store(&r->unsettled, true);
 		return CUDA_SUCCESS;
 	}
 	enter(r);
-	if (r->pool == pool && atomic_load(&r->ending)) { /* else somebody who looked has ended it already */
+	if (r->pool == pool && atomic_load(&r->ending)) { /* otherwise another thread that looked has ended it already */
 		give_back_unused(r);
 		settle(r);
 		result = end_if_empty(r);
@@ -539,12 +582,9 @@ CUresult aq_reservoir_destroy(struct aq_reservoir *r)
 	return result;
 }
 
-void aq_reservoir_freed(CUresult result, const struct aq_entry *held)
+void aq_reservoir_freed(struct aq_reservoir *r)
 {
-	if (result == CUDA_SUCCESS)
-		set_freed((struct aq_reservoir *)(uintptr_t)held->owner, true);
-	else
-		aq_map_put(&aq_pointers, held);
+	set_freed(r, true);
 }
 
 void aq_reservoirs_forget(void)

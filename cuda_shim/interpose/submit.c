@@ -1,7 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Kernel launches, of every kind: pay, forward, and time some of them. See pace.h. Graph launches are in launch.c. */
 #include "interpose/driver.h"
 #include "interpose/gate.h"
 #include "interpose/pace.h"
+#include "interpose/unpaced.h"
 
 /* Each wrapper is two functions with the same arguments, so that the free path is a comparison and a jump into the driver, with the
  * arguments where they are, and the other one a jump into the paced form. Where arguments lie on the stack the compiler would load and keep
@@ -9,17 +11,18 @@
 #define PACED __attribute__((noinline)) static CUresult
 #define PACED_BEHIND_GATE CUresult
 
-#define PAY_FORWARD_AND_TIME(work_, call)                                  \
+#define PAY_AND_TIME(work_, launch)                                        \
 	do {                                                               \
 		struct aq_work work = work_;                               \
 		struct aq_ticket ticket;                                   \
 		CUresult result = aq_pace_begin(&ticket, &work);           \
 		if (result != CUDA_SUCCESS)                                \
 			return result;                                     \
-		result = aq_cuda.call;                                     \
+		result = launch;                                           \
 		aq_pace_end(&ticket, &work, result);                       \
 		return result;                                             \
 	} while (0)
+#define PAY_FORWARD_AND_TIME(work_, call) PAY_AND_TIME(work_, aq_cuda.call)
 
 #define GRID_PARAMETERS                                                                                                   \
 	CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,        \
@@ -29,10 +32,20 @@
 	((struct aq_work){ .function = function, .blocks = (uint64_t)grid_x * grid_y * grid_z,                            \
 			   .threads = block_x * block_y * block_z, .stream = stream, .per_thread = is_per_thread })
 
+/* A gate leads to the paced form at first, which is slower but also right; from the first launch on, it leads to the driver. */
+static inline void lead_gate(void **gate, void *driver)
+{
+	if (__builtin_expect(__atomic_load_n(gate, __ATOMIC_RELAXED) != driver, 0) && aq_cuda_has(driver))
+		__atomic_store_n(gate, driver, __ATOMIC_RELAXED);
+}
+
+/* Call it after aq_pace_begin, which binds the driver. */
+#define LEAD_GATE(name) lead_gate((void **)(void *)&aq_gate_##name, (void *)aq_cuda.name)
+
 #define LAUNCH_HOOK(name, is_per_thread)                                                          \
 	PACED_BEHIND_GATE aq_paced_##name(GRID_PARAMETERS, void **extra)                          \
 	{                                                                                         \
-		PAY_FORWARD_AND_TIME(GRID_WORK(is_per_thread), name(GRID_ARGUMENTS, extra));      \
+		PAY_AND_TIME(GRID_WORK(is_per_thread), (LEAD_GATE(name), aq_cuda.name(GRID_ARGUMENTS, extra))); \
 	}
 
 LAUNCH_HOOK(cuLaunchKernel, false)
@@ -41,18 +54,11 @@ LAUNCH_HOOK(cuLaunchKernel_ptsz, true)
 #define COOPERATIVE_HOOK(name, is_per_thread)                                                     \
 	PACED_BEHIND_GATE aq_paced_##name(GRID_PARAMETERS)                                        \
 	{                                                                                         \
-		PAY_FORWARD_AND_TIME(GRID_WORK(is_per_thread), name(GRID_ARGUMENTS));             \
+		PAY_AND_TIME(GRID_WORK(is_per_thread), (LEAD_GATE(name), aq_cuda.name(GRID_ARGUMENTS))); \
 	}
 
 COOPERATIVE_HOOK(cuLaunchCooperativeKernel, false)
 COOPERATIVE_HOOK(cuLaunchCooperativeKernel_ptsz, true)
-
-void aq_gates_open(void)
-{
-#define OPEN(name) aq_gate_##name = aq_cuda.name;
-	AQ_GATES(OPEN)
-#undef OPEN
-}
 
 #define LAUNCH_EX_HOOK(name, is_per_thread)                                                                       \
 	PACED paced_##name(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)        \
@@ -68,7 +74,7 @@ void aq_gates_open(void)
 	}                                                                                                         \
 	CUresult name(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)             \
 	{                                                                                                         \
-		if (aq_pace_free())                                                                               \
+		if (aq_unpaced())                                                                               \
 			return aq_cuda.name(config, function, params, extra);                                     \
 		return paced_##name(config, function, params, extra);                                             \
 	}
@@ -103,22 +109,22 @@ static CUresult launch_on_all(CUDA_LAUNCH_PARAMS *launches, unsigned int count, 
 
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int flags)
 {
-	if (aq_pace_free() || !launches || count > AQ_MAX_DEVICES) /* one launch for each device at most: more the driver refuses */
+	if (aq_unpaced() || !launches || count > AQ_MAX_DEVICES) /* one launch for each device at most: more the driver refuses */
 		return aq_cuda.cuLaunchCooperativeKernelMultiDevice(launches, count, flags);
 	return launch_on_all(launches, count, flags);
 }
 
-/* The forms of CUDA 3: the block shape is the function's own state, so the grid alone tells launches apart. */
+/* The forms of CUDA 3: the block shape is part of the function's state, so only the grid distinguishes launches. */
 CUresult cuLaunch(CUfunction function)
 {
-	if (aq_pace_free())
+	if (aq_unpaced())
 		return aq_cuda.cuLaunch(function);
 	PAY_FORWARD_AND_TIME(((struct aq_work){ .function = function, .blocks = 1 }), cuLaunch(function));
 }
 
 CUresult cuLaunchGrid(CUfunction function, int width, int height)
 {
-	if (aq_pace_free())
+	if (aq_unpaced())
 		return aq_cuda.cuLaunchGrid(function, width, height);
 	PAY_FORWARD_AND_TIME(((struct aq_work){ .function = function, .blocks = (uint64_t)width * (uint64_t)height }),
 			     cuLaunchGrid(function, width, height));
@@ -126,7 +132,7 @@ CUresult cuLaunchGrid(CUfunction function, int width, int height)
 
 CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
 {
-	if (aq_pace_free())
+	if (aq_unpaced())
 		return aq_cuda.cuLaunchGridAsync(function, width, height, stream);
 	PAY_FORWARD_AND_TIME(((struct aq_work){ .function = function, .blocks = (uint64_t)width * (uint64_t)height, .stream = stream }),
 			     cuLaunchGridAsync(function, width, height, stream));

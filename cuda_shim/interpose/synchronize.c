@@ -1,6 +1,7 @@
-/* Where the program waits for the device. There the driver gives back what was freed in stream order, above what a pool is to keep; if the
- * program sleeps from then on, nothing else would credit that, and its siblings in the container would be refused what is free. Nor would anything
- * count what it launched. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the program waits for the device. There the driver gives back what was freed in stream order, above what a pool has to keep. If the
+ * program sleeps from then on, nothing else would uncharge that, and its siblings in the container would be refused free memory. Nor would
+ * anything count its launches. */
 #include "interpose/deferred.h"
 #include "interpose/driver.h"
 #include "interpose/pace.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing names without libc: a sanitizer's run-time replaces strcmp and its like, and looks up libc's own with dlsym while it starts.
  * The preload's dlsym answers then, and must not call what is not there yet. */
 #ifndef AQ_INTERPOSE_TEXT_H

@@ -1,12 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Virtual memory management: physical memory lives as long as any handle or mapping of it.
  *
- * One object per physical allocation counts its handles, mappings and the arrays it lies in; the charge goes when all are gone, as the memory does. Imported
- * memory is the exporter's to pay, so its object is charged nothing but still counted. Addresses without memory behind
- * them (cuMemAddressReserve) cost nothing. */
+ * One object per physical allocation counts its handles, mappings and the arrays it is part of; the charge ends with the last of them, as
+ * the memory does. The exporter pays for imported memory, so its object is counted but not charged. Addresses without memory behind them
+ * (cuMemAddressReserve) cost nothing. */
+#include "interpose/vmm.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "interpose/allocations.h"
+#include "account/map.h"
+#include "interpose/context.h"
 #include "interpose/driver.h"
 #include "shim.h"
 
@@ -67,7 +71,8 @@ static bool hold_handle(CUmemGenericAllocationHandle handle, struct physical *ph
 	return true;
 }
 
-/* One holder of a handle less. Its object, whose reference is still to be dropped or held again; NULL when the handle is not known. */
+/* One holder of a handle less. Returns its object; the caller drops the reference or holds it again; NULL when the handle is
+ * unknown. */
 static struct physical *let_go_of_handle(CUmemGenericAllocationHandle handle)
 {
 	struct aq_entry entry;
@@ -109,7 +114,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 
 	AQ_LIMITED_OR_RETURN(cuMemCreate(handle, bytes, prop, flags));
 	if (!handle || !prop)
-		return aq_cuda.cuMemCreate(handle, bytes, prop, flags); /* the driver says what is wrong */
+		return aq_cuda.cuMemCreate(handle, bytes, prop, flags); /* the driver reports the error */
 	CUresult result = aq_place_of_location(&prop->location, prop->type, &ordinal);
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -120,8 +125,9 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	result = aq_cuda.cuMemCreate(&made, bytes, prop, flags);
 	if (result == CUDA_SUCCESS && !hold_new(made, device, bytes)) {
-		aq_cuda.cuMemRelease(made);
 		result = CUDA_ERROR_OUT_OF_MEMORY;
+		if (aq_cuda.cuMemRelease(made) != CUDA_SUCCESS)
+			return result; /* it stays charged */
 	}
 	if (result != CUDA_SUCCESS) {
 		aq_uncharge(device, AQ_LINEAR, bytes);
@@ -135,13 +141,14 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 {
 	AQ_LIMITED_OR_RETURN(cuMemImportFromShareableHandle(handle, os_handle, type));
 	if (!handle)
-		return aq_cuda.cuMemImportFromShareableHandle(handle, os_handle, type); /* the driver says what is wrong */
+		return aq_cuda.cuMemImportFromShareableHandle(handle, os_handle, type); /* the driver reports the error */
 	CUmemGenericAllocationHandle was = *handle;
 	CUresult result = aq_cuda.cuMemImportFromShareableHandle(handle, os_handle, type);
 
 	if (result == CUDA_SUCCESS) {
 		struct aq_entry known;
-		/* Importing what this process exported gives it back its own handle, or another one to the same memory: held, not charged twice. */
+		/* Importing what this process exported gives it back its own handle, or another one to the same memory: held, not charged
+		 * twice. */
 		pthread_mutex_lock(&gate);
 		bool held = aq_map_get(&handles, *handle, &known) && hold_handle(*handle, physical_of(&known));
 		pthread_mutex_unlock(&gate);
@@ -157,7 +164,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	AQ_LIMITED_OR_RETURN(cuMemRelease(handle));
-	/* Before the driver is asked: the handle's value may be given out again as soon as it is released. */
+	/* Before the call to the driver: the handle's value may be used again as soon as it is released. */
 	pthread_mutex_lock(&gate);
 	struct physical *physical = let_go_of_handle(handle);
 	pthread_mutex_unlock(&gate);
@@ -165,7 +172,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	if (!physical)
 		return result;
 	pthread_mutex_lock(&gate);
-	if (result == CUDA_SUCCESS || hold_handle(handle, physical)) /* held again: by a reference of its own */
+	if (result == CUDA_SUCCESS || hold_handle(handle, physical)) /* held again: with its own reference */
 		drop_reference(physical);
 	pthread_mutex_unlock(&gate);
 	return result;
@@ -222,7 +229,7 @@ static size_t count_mappings(CUdeviceptr address, size_t bytes)
 	return count;
 }
 
-/* Take them out of the map. False when there is no memory to remember them by; none is taken out then. */
+/* Take them out of the map. False when there is no memory to record them; then the map is unchanged. */
 static bool take_mappings(CUdeviceptr address, size_t bytes, struct aq_entry **taken, size_t *count)
 {
 	pthread_mutex_lock(&gate);
@@ -243,7 +250,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 	size_t count;
 
 	AQ_LIMITED_OR_RETURN(cuMemUnmap(address, bytes));
-	/* Before the driver is asked: another thread may map memory there as soon as it is free. */
+	/* Before the call to the driver: another thread may map memory there as soon as it is free. */
 	if (!take_mappings(address, bytes, &taken, &count))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	CUresult result = aq_cuda.cuMemUnmap(address, bytes);
@@ -264,7 +271,7 @@ struct containing {
 	struct physical *physical;
 };
 
-/* Looks without removing: remembers the mapping that holds the address and matches nothing. */
+/* Looks without removing: records the mapping that holds the address and matches nothing. */
 static bool look_inside(const struct aq_entry *mapping, void *context)
 {
 	struct containing *containing = context;
@@ -274,7 +281,7 @@ static bool look_inside(const struct aq_entry *mapping, void *context)
 	return false;
 }
 
-/* The object that lies at an address, held while the driver is asked for a handle of it. NULL: memory that is not counted, or none. */
+/* The object at an address, held while the driver is called for its handle. NULL: uncounted memory, or no memory. */
 static struct physical *hold_what_lies_at(CUdeviceptr address)
 {
 	struct containing containing = { .address = address };
@@ -291,7 +298,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 {
 	AQ_LIMITED_OR_RETURN(cuMemRetainAllocationHandle(handle, address));
 	if (!handle)
-		return aq_cuda.cuMemRetainAllocationHandle(handle, address); /* the driver says what is wrong */
+		return aq_cuda.cuMemRetainAllocationHandle(handle, address); /* the driver reports the error */
 	CUmemGenericAllocationHandle was = *handle;
 	struct physical *physical = hold_what_lies_at((uintptr_t)address);
 	CUresult result = aq_cuda.cuMemRetainAllocationHandle(handle, address);
@@ -319,16 +326,17 @@ static struct aq_tile *tiles_of(uint64_t array)
 	return aq_map_get(&sparse_arrays, array, &entry) ? (struct aq_tile *)(uintptr_t)entry.owner : NULL;
 }
 
-/* The array holds the memory from here to its own end: which of its tiles still lie in it is not followed, so an array is charged for what
- * was unmapped from it too, never for less than it has. */
+/* The array takes over a reference, and holds the memory from here to its own end: which of its tiles still lie in it is not followed, so
+ * an array is charged for what was unmapped from it too, never for less than it has. Without memory to record it, it is held forever. */
 static void hold_for_array(uint64_t array, struct physical *physical)
 {
 	struct aq_tile *first = tiles_of(array);
 
 	for (const struct aq_tile *tile = first; tile; tile = tile->next)
-		if (tile->physical == physical)
+		if (tile->physical == physical) {
+			drop_reference(physical);
 			return;
-	physical->references++; /* when there is no memory to remember it, for good */
+		}
 	struct aq_tile *tile = malloc(sizeof(*tile));
 	if (!tile)
 		return;
@@ -368,16 +376,51 @@ void aq_vmm_array_ended(uint64_t array, struct aq_tile *tiles, CUresult result)
 	pthread_mutex_unlock(&gate);
 }
 
-static CUresult map_arrays(CUarrayMapInfo *list, unsigned int count, CUstream stream, bool per_thread)
+/* What a call is about to map into an array, held before the driver maps it: another thread may release the handle meanwhile. */
+struct mapped_tile {
+	uint64_t array;
+	struct physical *physical; /* NULL: nothing, or memory that is not counted */
+};
+
+static void hold_tiles(const CUarrayMapInfo *list, unsigned int count, struct mapped_tile *tiles)
 {
-	CUresult result = per_thread ? aq_cuda.cuMemMapArrayAsync_ptsz(list, count, stream) : aq_cuda.cuMemMapArrayAsync(list, count, stream);
 	struct aq_entry held;
 
 	pthread_mutex_lock(&gate);
-	for (unsigned int i = 0; result == CUDA_SUCCESS && list && i < count; i++)
-		if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP && aq_map_get(&handles, list[i].memHandle.memHandle, &held))
-			hold_for_array((uintptr_t)list[i].resource.array, physical_of(&held));
+	for (unsigned int i = 0; i < count; i++) {
+		if (list[i].memOperationType != CU_MEM_OPERATION_TYPE_MAP || !aq_map_get(&handles, list[i].memHandle.memHandle, &held))
+			continue;
+		tiles[i] = (struct mapped_tile){ (uintptr_t)list[i].resource.array, physical_of(&held) };
+		tiles[i].physical->references++;
+	}
 	pthread_mutex_unlock(&gate);
+}
+
+static void settle_tiles(const struct mapped_tile *tiles, unsigned int count, CUresult result)
+{
+	pthread_mutex_lock(&gate);
+	for (unsigned int i = 0; i < count; i++) {
+		if (tiles[i].physical && result == CUDA_SUCCESS)
+			hold_for_array(tiles[i].array, tiles[i].physical);
+		else
+			drop_reference(tiles[i].physical);
+	}
+	pthread_mutex_unlock(&gate);
+}
+
+static CUresult map_arrays(CUarrayMapInfo *list, unsigned int count, CUstream stream, bool per_thread)
+{
+	struct mapped_tile *tiles = list && count ? calloc(count, sizeof(*tiles)) : NULL;
+
+	if (list && count && !tiles)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (tiles)
+		hold_tiles(list, count, tiles);
+	CUresult result = per_thread ? aq_cuda.cuMemMapArrayAsync_ptsz(list, count, stream)
+				     : aq_cuda.cuMemMapArrayAsync(list, count, stream);
+	if (tiles)
+		settle_tiles(tiles, count, result);
+	free(tiles);
 	return result;
 }
 

@@ -1,11 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "limit/control.h"
 
-#define SMOOTHING_NUM 3 /* EMA weight of a new measurement: 3/10 */
-#define SMOOTHING_DEN 10
-#define MOST_PERIODS (AQ_CONTROL_UNHELD_NS / AQ_CONTROL_PERIOD_NS) /* that one measurement counts for */
-#define INTEGRAL_GAIN_DEN 10  /* the integral moves by a tenth of the relative error per period */
-#define INTEGRAL_MIN_Q16 (-(int32_t)(AQ_GAIN_ONE * 9 / 10))
-#define INTEGRAL_MAX_Q16 ((int32_t)(AQ_GAIN_MAX - AQ_GAIN_ONE))
+#define WHOLE_Q16 65536
+#define GIVEN_BACK 32 /* the part of what was paid ahead that is given back at once */
 
 void aq_control_interrupted(struct aq_bucket *bucket)
 {
@@ -13,71 +10,140 @@ void aq_control_interrupted(struct aq_bucket *bucket)
 		atomic_store_explicit(&bucket->regime, 0, memory_order_relaxed);
 }
 
-uint32_t aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns, bool is_held)
+bool aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns, bool is_held)
 {
 	int64_t until = atomic_load_explicit(&bucket->lease_until_ns, memory_order_relaxed);
-	int64_t left = (int64_t)((uint64_t)until - (uint64_t)now_ns), since = (int64_t)((uint64_t)now_ns - (uint64_t)until);
+	int64_t left = (int64_t)((uint64_t)until - (uint64_t)now_ns);
 
-	/* A lease far in the future was scribbled there; it must not end the correction for good. */
+	/* Only a tenant writes a lease that is far in the future; it must not end the correction permanently. */
 	if (left > (is_held ? 0 : AQ_CONTROL_PERIOD_NS - AQ_CONTROL_UNHELD_NS) && left <= AQ_CONTROL_PERIOD_NS)
-		return 0;
-	if (!atomic_compare_exchange_strong_explicit(&bucket->lease_until_ns, &until, now_ns + AQ_CONTROL_PERIOD_NS,
-						     memory_order_relaxed, memory_order_relaxed))
-		return 0;
-	if (since > AQ_CONTROL_GAP_NS || since < 0) {
-		aq_control_interrupted(bucket);
-		return 1;
-	}
-	return 1 + (uint32_t)(since < AQ_CONTROL_UNHELD_NS - AQ_CONTROL_PERIOD_NS ? since / AQ_CONTROL_PERIOD_NS : MOST_PERIODS - 1);
+		return false;
+	return atomic_compare_exchange_strong_explicit(&bucket->lease_until_ns, &until, now_ns + AQ_CONTROL_PERIOD_NS, memory_order_relaxed,
+						       memory_order_relaxed);
 }
 
-static uint32_t smooth(struct aq_bucket *bucket, uint32_t measured_q16)
-{
-	uint32_t old = atomic_load_explicit(&bucket->measured_q16, memory_order_relaxed);
-	int64_t step = ((int64_t)measured_q16 - old) * SMOOTHING_NUM / SMOOTHING_DEN;
-	uint32_t smoothed = old ? (uint32_t)(old + step) : measured_q16;
-	atomic_store_explicit(&bucket->measured_q16, smoothed, memory_order_relaxed);
-	return smoothed;
-}
-
-static bool is_far(uint32_t a, uint32_t b)
-{
-	return a > 2 * b || b > 2 * a;
-}
-
-/* For how many periods, with those of this measurement, it is still told what was before this ceiling. */
-static uint32_t stale_periods(struct aq_bucket *bucket, uint32_t percent, uint32_t periods)
+/* Do the figures still reflect a time without a ceiling? Then this is one less of them. */
+static bool is_stale(struct aq_bucket *bucket, uint32_t percent, int64_t span_ns)
 {
 	uint32_t regime = atomic_load_explicit(&bucket->regime, memory_order_relaxed);
-	uint32_t stale = is_far(regime & 0xff, percent) ? AQ_CONTROL_STALE : regime >> 8;
+	uint32_t stale = regime & 0xff ? regime >> 8 : AQ_CONTROL_STALE;
+	uint32_t periods = span_ns < 2 * AQ_CONTROL_PERIOD_NS ? 1 : AQ_CONTROL_STALE;
 
 	if (stale > AQ_CONTROL_STALE)
 		stale = AQ_CONTROL_STALE;
 	atomic_store_explicit(&bucket->regime, (stale > periods ? stale - periods : 0) << 8 | percent, memory_order_relaxed);
-	return stale;
+	return stale > 0;
 }
 
-void aq_control_correct(struct aq_bucket *bucket, int64_t now_ns, uint32_t periods, uint32_t percent, uint32_t measured_q16)
+static int64_t difference(int64_t a, int64_t b)
 {
-	if (percent == 0 || percent > 100)
-		return;
-	if (stale_periods(bucket, percent, periods)) {
-		atomic_store_explicit(&bucket->measured_q16, 0, memory_order_relaxed);
-		return;
+	return (int64_t)((uint64_t)a - (uint64_t)b);
+}
+
+static bool is_sane(int64_t ns)
+{
+	return ns > AQ_BUCKET_FLOOR_NS && ns < -AQ_BUCKET_FLOOR_NS;
+}
+
+int64_t aq_control_compare(struct aq_compared *process, int64_t now_ns, int64_t paid_ns, int64_t measured_ns)
+{
+	int64_t seen = atomic_load_explicit(&process->seen_ns, memory_order_relaxed);
+	int64_t due = atomic_load_explicit(&process->pending_ns, memory_order_relaxed);
+	int64_t age = difference(now_ns, atomic_load_explicit(&process->closed_at_ns, memory_order_relaxed));
+	int64_t recent = difference(paid_ns, seen);
+
+	if (!is_sane(recent) || !is_sane(due))
+		recent = due = 0;
+	if (recent < 0) { /* it got more back than it paid */
+		due += recent;
+		recent = 0;
 	}
-	uint32_t smoothed = smooth(bucket, measured_q16);
-	int64_t starved = atomic_load_explicit(&bucket->starved_at_ns, memory_order_relaxed);
-	int64_t limit_q16 = (int64_t)AQ_GAIN_ONE * percent / 100;
-	if ((uint64_t)now_ns - (uint64_t)starved > AQ_CONTROL_PERIOD_NS && smoothed <= limit_q16)
+	int64_t rest = measured_ns - due, covered = rest < 0 ? 0 : rest < recent ? rest : recent;
+	bool closes = age < 0 || age >= AQ_CONTROL_LATE_NS;
+	atomic_store_explicit(&process->seen_ns, closes ? paid_ns : paid_ns - (recent - covered), memory_order_relaxed);
+	atomic_store_explicit(&process->pending_ns, closes ? recent - covered : rest < 0 ? -rest : 0, memory_order_relaxed);
+	if (closes)
+		atomic_store_explicit(&process->closed_at_ns, now_ns, memory_order_relaxed);
+	return closes || rest > 0 ? rest - covered : 0;
+}
+
+int64_t aq_control_uncovered(const struct aq_compared *process, int64_t paid_ns)
+{
+	int64_t recent = difference(paid_ns, atomic_load_explicit(&process->seen_ns, memory_order_relaxed));
+	int64_t due = atomic_load_explicit(&process->pending_ns, memory_order_relaxed);
+
+	return is_sane(recent) && is_sane(due) && recent + due > 0 ? recent + due : 0;
+}
+
+void aq_control_conclude(struct aq_settlement *settlement, struct aq_compared *process, int64_t paid_ns)
+{
+	int64_t uncovered = aq_control_uncovered(process, paid_ns);
+
+	atomic_store_explicit(&process->seen_ns, paid_ns, memory_order_relaxed);
+	atomic_store_explicit(&process->pending_ns, 0, memory_order_relaxed);
+	atomic_fetch_sub_explicit(&settlement->owed_ns, uncovered, memory_order_relaxed);
+}
+
+static void begin_comparing(struct aq_compared *process, int64_t now_ns, int64_t paid_ns)
+{
+	atomic_store_explicit(&process->seen_ns, paid_ns, memory_order_relaxed);
+	atomic_store_explicit(&process->pending_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&process->closed_at_ns, now_ns, memory_order_relaxed);
+}
+
+/* Of all processes. A figure that does not count leaves nothing to compare the next one with. */
+static int64_t compare_all(const struct aq_measured *measured, int64_t span_ns, bool counts)
+{
+	int64_t owed = 0;
+
+	for (unsigned i = 0; i < measured->count; i++) {
+		const struct aq_process_use *use = &measured->process[i];
+
+		if (counts)
+			owed += aq_control_compare(use->compared, measured->at_ns, use->paid_ns, span_ns * use->share_q16 / WHOLE_Q16);
+		else
+			begin_comparing(use->compared, measured->at_ns, use->paid_ns);
+	}
+	return owed;
+}
+
+void aq_control_settle(struct aq_bucket *bucket, struct aq_settlement *settlement, uint32_t percent, const struct aq_measured *measured)
+{
+	int64_t ahead = atomic_load_explicit(&settlement->owed_ns, memory_order_relaxed);
+	bool is_first = measured->span_ns <= 0 || !is_sane(ahead) || percent == 0 || percent > 100;
+	bool is_gap = measured->span_ns > AQ_CONTROL_GAP_NS;
+	bool counts = !is_first && !is_stale(bucket, percent, measured->span_ns);
+	int64_t owed = compare_all(measured, is_gap ? 2 * AQ_CONTROL_PERIOD_NS : measured->span_ns, counts);
+
+	atomic_store_explicit(&settlement->seen_us, measured->until_us, memory_order_relaxed);
+	if (ahead < 0) /* a debt was taken when it was found */
+		owed += ahead;
+	/* The first figure after a gap has nothing to be compared with. */
+	if (!counts || !is_sane(owed) || (is_gap && owed < 0))
+		owed = 0;
+	atomic_store_explicit(&settlement->owed_ns, owed, memory_order_relaxed);
+	if (owed > 0)
+		aq_bucket_settle(bucket, owed);
+}
+
+static void give_back(struct aq_bucket *bucket, struct aq_settlement *settlement, int64_t parts)
+{
+	int64_t ahead = -atomic_load_explicit(&settlement->owed_ns, memory_order_relaxed);
+	int64_t balance = atomic_load_explicit(&bucket->balance_ns, memory_order_relaxed), part = ahead / parts;
+
+	if (part <= 0 || !is_sane(ahead) || balance >= 0)
 		return;
-	int64_t error_q16 = (limit_q16 - smoothed) * (int64_t)AQ_GAIN_ONE / limit_q16;
-	if (error_q16 < -(int64_t)AQ_GAIN_ONE)
-		error_q16 = -(int64_t)AQ_GAIN_ONE;
-	int64_t integral = atomic_load_explicit(&bucket->integral_q16, memory_order_relaxed) + error_q16 * periods / INTEGRAL_GAIN_DEN;
-	if (integral < INTEGRAL_MIN_Q16)
-		integral = INTEGRAL_MIN_Q16;
-	if (integral > INTEGRAL_MAX_Q16)
-		integral = INTEGRAL_MAX_Q16;
-	atomic_store_explicit(&bucket->integral_q16, (int32_t)integral, memory_order_relaxed);
-	atomic_store_explicit(&bucket->gain_q16, (uint32_t)((int64_t)AQ_GAIN_ONE + integral), memory_order_relaxed);
+	part = part < -balance ? part : -balance;
+	atomic_fetch_add_explicit(&settlement->owed_ns, part, memory_order_relaxed);
+	aq_bucket_settle(bucket, -part);
+}
+
+void aq_control_give_back(struct aq_bucket *bucket, struct aq_settlement *settlement)
+{
+	give_back(bucket, settlement, GIVEN_BACK);
+}
+
+void aq_control_give_all_back(struct aq_bucket *bucket, struct aq_settlement *settlement)
+{
+	give_back(bucket, settlement, 1);
 }

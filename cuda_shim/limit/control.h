@@ -1,36 +1,73 @@
-/* The slow correction of the compute bucket: measured utilisation trims the inflow.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The slow correction of the compute bucket: what the driver measured is settled against what was paid.
  *
- * Event-timed costs are right within milliseconds but have a bias: concurrent kernels overlap, device-side launches are invisible,
- * a neighbour stretches what is timed. The driver's own utilisation figures have none, but come late. So an integrator
- * moves the gain of the inflow slowly: up only while the container is throttled (else it would wind up), down also while it is not, for who pays
- * too little may never have to wait.
+ * Launches pay what they are thought to cost, and those that are timed settle the difference at once (settle.h). That is right within
+ * milliseconds but has a bias: concurrent kernels overlap, device-side launches and ended processes are invisible, and a neighbour
+ * stretches what is timed. The driver's own utilisation figures have no such bias, but come late. So both are compared for each living
+ * process, and summed up for the container: what the driver measured beyond what was paid is taken from the balance, as a debt. What was
+ * paid beyond is given back little by little, to launches that would have to wait.
  *
- * A measurement comes after the fact. When the ceiling changed much, or nothing was throttled for a while, the next ones tell of what was before:
- * they are passed over. And one period moves the gain by a tenth at most, down as up: a container that had the whole device and is held at a
- * twentieth of it must not be throttled to nothing for what it had.
+ * A payment may be for work that is still to be done or reported, so it counts as paid ahead only if no figure covers it for some time. The
+ * driver reports no use of processes that have ended: what they paid and no figure covered counts as used.
  *
- * One process of the container does it at a time: whoever takes the lease, at a moment when it has to wait anyway; while none has, more
- * seldom, and each time for all the periods since the last one. Else who pays so little that it never waits would have the device for
- * seconds.
+ * Sums forget nothing: however launches are priced, over seconds the container gets its ceiling. They need no correction of the inflow.
+ *
+ * A measurement describes the past. When launches were free for a while, the next measurements still reflect that time: they are skipped. A
+ * container that had the whole device and is now limited to a twentieth of it must not be throttled for its past usage.
+ *
+ * One process of the container does it at a time: the one that takes the lease, at a moment when it has to wait anyway. While no process
+ * waits, it is done less often, because it delays a launch.
  */
 #ifndef AQ_LIMIT_CONTROL_H
 #define AQ_LIMIT_CONTROL_H
 
 #include "limit/bucket.h"
+#include "limit/settle.h"
 
 #define AQ_CONTROL_PERIOD_NS 100000000ll /* 100 ms */
-#define AQ_CONTROL_UNHELD_NS 400000000ll /* while nothing waits: it holds a launch up */
-#define AQ_CONTROL_GAP_NS 1000000000ll   /* as long without a measurement, and the correction starts anew */
-#define AQ_CONTROL_STALE 3u              /* periods passed over then: the driver's samples are up to two wide */
+#define AQ_CONTROL_UNHELD_NS 400000000ll /* while nothing waits: it delays a launch */
+#define AQ_CONTROL_GAP_NS 1000000000ll   /* a figure over a longer time may be of its end only: it counts for that, and as a debt */
+#define AQ_CONTROL_LATE_NS 200000000ll   /* the driver's figures come so much later than what they are of */
+#define AQ_CONTROL_STALE 3u              /* periods skipped after free launches: the driver's samples are up to two wide */
 
-/* For the one caller that shall measure now, how many periods that is for: it holds the lease for the next one. 0 for others. `is_held`: it
- * has to wait. */
-uint32_t aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns, bool is_held);
+/* One living process that the driver names. */
+struct aq_process_use {
+	struct aq_compared *compared;
+	int64_t paid_ns;     /* since it began */
+	uint32_t share_q16;  /* of the device's time, in the figure */
+};
 
-/* The container is not held at any ceiling now: what is measured from here on tells nothing about one. */
+/* What the driver measured for the container since its figure before. */
+struct aq_measured {
+	uint64_t until_us;   /* the driver's clock */
+	int64_t at_ns;       /* CLOCK_MONOTONIC */
+	int64_t span_ns;     /* since the figure before; 0 = there was none */
+	uint32_t share_q16;  /* of the device's time; 65536 = all of it */
+	bool is_complete;    /* it names all processes of the container that have a context on the device */
+	const struct aq_process_use *process; /* those that it names */
+	unsigned count;
+};
+
+/* For the one caller that must measure now: it holds the lease for the next period. `is_held`: it has to wait. */
+bool aq_control_take_lease(struct aq_bucket *bucket, int64_t now_ns, bool is_held);
+
+/* No ceiling applies to the container now: measurements from here on are without a ceiling. */
 void aq_control_interrupted(struct aq_bucket *bucket);
 
-/* Fold one measurement in: `measured_q16` is the container's share of the device's time since the last one (65536 = all of it). */
-void aq_control_correct(struct aq_bucket *bucket, int64_t now_ns, uint32_t periods, uint32_t percent, uint32_t measured_q16);
+/* What a process owes by a figure in which it used `measured_ns`; below zero: it paid ahead. */
+int64_t aq_control_compare(struct aq_compared *process, int64_t now_ns, int64_t paid_ns, int64_t measured_ns);
+
+/* What a process paid and no figure has covered. */
+int64_t aq_control_uncovered(const struct aq_compared *process, int64_t paid_ns);
+/* All that the process launched has been reported: what no figure covered was paid ahead. */
+void aq_control_conclude(struct aq_settlement *settlement, struct aq_compared *process, int64_t paid_ns);
+
+/* Fold one measurement in, and take what is owed. */
+void aq_control_settle(struct aq_bucket *bucket, struct aq_settlement *settlement, uint32_t percent, const struct aq_measured *measured);
+
+/* A launch has to wait. Give back a part of what was paid ahead, if there is any. */
+void aq_control_give_back(struct aq_bucket *bucket, struct aq_settlement *settlement);
+/* Or all of it. */
+void aq_control_give_all_back(struct aq_bucket *bucket, struct aq_settlement *settlement);
 
 #endif

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "limit/cost.h"
 
 #include <stddef.h>
@@ -25,8 +26,8 @@ static struct aq_cost_entry *find(struct aq_cost_table *table, uint64_t key)
 	for (uint32_t i = 0; i < PROBES; i++) {
 		struct aq_cost_entry *entry = &table->entries[(key + i) & (AQ_COST_ENTRIES - 1)];
 		uint64_t found = atomic_load_explicit(&entry->key, memory_order_relaxed);
-		if (found == 0 && atomic_compare_exchange_strong_explicit(&entry->key, &found, key, memory_order_relaxed,
-									    memory_order_relaxed))
+		if (found == 0 &&
+		    atomic_compare_exchange_strong_explicit(&entry->key, &found, key, memory_order_relaxed, memory_order_relaxed))
 			return entry;
 		if (found == key)
 			return entry;
@@ -44,6 +45,28 @@ struct aq_cost_entry *aq_cost_find(struct aq_cost_table *table, const void *func
 	if (entry != of_function)
 		atomic_store_explicit(&entry->of_function, of_function, memory_order_relaxed);
 	return entry;
+}
+
+void aq_cost_forget(struct aq_cost_table *table, const void *function)
+{
+	uint64_t key = key_of(function, 0, 0);
+
+	for (uint32_t i = 0; i < PROBES; i++) {
+		struct aq_cost_entry *entry = &table->entries[(key + i) & (AQ_COST_ENTRIES - 1)];
+
+		if (atomic_load_explicit(&entry->key, memory_order_relaxed) != key)
+			continue;
+		/* Threads have the entry in their caches: it keeps its key, and knows nothing. */
+		atomic_store_explicit(&entry->estimate_ns, 0, memory_order_relaxed);
+		atomic_store_explicit(&entry->launches, 0, memory_order_relaxed);
+		atomic_store_explicit(&entry->sample_at, 0, memory_order_relaxed);
+		atomic_store_explicit(&entry->samples, 0, memory_order_relaxed);
+		atomic_store_explicit(&entry->stable, 0, memory_order_relaxed);
+		atomic_store_explicit(&entry->window_min_ns, 0, memory_order_relaxed);
+		atomic_store_explicit(&entry->previous_min_ns, 0, memory_order_relaxed);
+		atomic_store_explicit(&entry->mean_ns, 0, memory_order_relaxed);
+		return;
+	}
 }
 
 uint64_t aq_cost_of_function(const struct aq_cost_entry *entry, uint64_t fallback_ns)

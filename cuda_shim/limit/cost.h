@@ -1,17 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a launch costs: GPU time per (function, grid), learned from the driver's own events.
  *
  * One table per process. A kernel's cost is the smallest of its recent samples: on a shared device an event pair also measures the
- * neighbour's slices, and a tenant shall not pay for being preempted. Two windows of samples rotate, so that the minimum
- * forgets, and a kernel that became dearer is believed after one window.
+ * neighbour's slices, and a tenant must not pay for being preempted. Two windows of samples rotate, so that the minimum forgets, and a
+ * kernel that became dearer is believed after one window.
  *
- * One function and grid may also do much and little in turn (a persistent kernel has one grid for every problem). So a launch costs no less than an
- * eighth of the mean, whatever the minimum is: that is within what the slow correction from measured utilisation (control.h) makes good, and
- * neighbours seldom stretch a kernel by more. The first window is without it, for first launches also load code.
+ * One function and grid may also do much work and little work alternately (a persistent kernel has one grid for every problem). So a launch
+ * costs at least half of the mean, even if the minimum is lower: one neighbour stretches a kernel by no more. The settlement with the
+ * driver's figures (control.h) takes the rest, or gives back. The first window does not have this rule, because first launches also load
+ * code.
  *
- * A program may launch one function with ever new grids, and with more of them than the table holds. So all samples of a function count for the
- * function too: a grid that has not been measured yet costs what the function does, and one for which there is no room is counted as the function.
+ * A program may launch one function with ever new grids, and with more of them than the table holds. So all samples of a function count for
+ * the function too: a grid that has not been measured yet costs what the function does, and one for which there is no room is counted as
+ * the function.
  *
- * Reading and learning are lock-free; when there is no room for a function either its launches cost the default, and the correction takes care of it.
+ * Reading and learning are lock-free. When there is no room for a function either, its launches are unknown, always: each is timed and
+ * settled (settle.h).
  */
 #ifndef AQ_LIMIT_COST_H
 #define AQ_LIMIT_COST_H
@@ -21,9 +25,8 @@
 #include <stdint.h>
 
 #define AQ_COST_ENTRIES 4096u /* power of two */
-#define AQ_COST_UNKNOWN_NS 50000
 #define AQ_COST_WINDOW 16u       /* samples per window of the minimum */
-#define AQ_COST_MEAN_PART 8u     /* of the mean, that a launch costs at least */
+#define AQ_COST_MEAN_PART 2u     /* of the mean, that a launch costs at least */
 #define AQ_COST_EAGER AQ_COST_WINDOW /* launches of a new key that are all sampled: the first window, in which the minimum is believed */
 #define AQ_COST_EVERY 61u        /* then every 61st … */
 #define AQ_COST_EVERY_STABLE 1021u /* … and every 1021st once two windows agree; primes, so that all of a program's rounds come up */
@@ -38,7 +41,7 @@ struct aq_cost_entry {
 	_Atomic uint64_t window_min_ns;
 	_Atomic uint64_t previous_min_ns;
 	_Atomic uint64_t mean_ns;      /* of about the last AQ_COST_WINDOW samples; 0 = in the first window */
-	struct aq_cost_entry *_Atomic of_function; /* which learns with it and stands in for it; NULL = none does */
+	struct aq_cost_entry *_Atomic of_function; /* which learns with it and replaces it; NULL = no such entry */
 };
 
 struct aq_cost_table {
@@ -48,7 +51,7 @@ struct aq_cost_table {
 /* The entry of a function and launch shape, made if there is room; the function's if not, and NULL when there is no room for that. */
 struct aq_cost_entry *aq_cost_find(struct aq_cost_table *table, const void *function, uint64_t blocks, uint32_t threads_per_block);
 
-/* What the samples of a function's other shapes say of one that has none; `fallback_ns` when they say nothing. */
+/* What the samples of a function's other shapes predict for one without samples; `fallback_ns` without any samples. */
 uint64_t aq_cost_of_function(const struct aq_cost_entry *entry, uint64_t fallback_ns);
 
 /* GPU time to pay for one launch. `fallback_ns` is for functions that have not been measured yet. */
@@ -59,7 +62,15 @@ static inline uint64_t aq_cost_estimate(const struct aq_cost_entry *entry, uint6
 	return __builtin_expect(estimate != 0, 1) ? estimate : aq_cost_of_function(entry, fallback_ns);
 }
 
-/* Count a launch and say whether this one should be timed. */
+/* Do its launches take so different times that the mean decides what they cost? */
+static inline bool aq_cost_is_uneven(const struct aq_cost_entry *entry)
+{
+	uint64_t mean = atomic_load_explicit(&entry->mean_ns, memory_order_relaxed);
+
+	return mean && mean / AQ_COST_MEAN_PART >= atomic_load_explicit(&entry->estimate_ns, memory_order_relaxed);
+}
+
+/* Count a launch. True when this one should be timed. */
 static inline bool aq_cost_wants_sample(struct aq_cost_entry *entry)
 {
 	uint32_t launch = atomic_load_explicit(&entry->launches, memory_order_relaxed);
@@ -73,6 +84,9 @@ static inline bool aq_cost_wants_sample(struct aq_cost_entry *entry)
 	atomic_store_explicit(&entry->sample_at, launch + (is_new ? 1 : every), memory_order_relaxed);
 	return true;
 }
+
+/* A new object has the handle that this function, or graph, may have had before. */
+void aq_cost_forget(struct aq_cost_table *table, const void *function);
 
 /* Take in one measured duration. */
 void aq_cost_learn(struct aq_cost_entry *entry, uint64_t measured_ns);

@@ -1,13 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "limit/in_flight.h"
 
-#define MEMORY_NS 40000000ll       /* what was longer ago counts little; some rounds of the slices in which GPUs give processes their time fit in */
-#define PAUSE_NS 10000000ll        /* who did not look for as long did not launch: that tells nothing of the device */
+/* what was longer ago counts little; some rounds of the slices in which GPUs give processes their time fit in */
+#define MEMORY_NS 40000000ll
+#define PAUSE_NS 10000000ll        /* a process that did not look for this long did not launch: that is no measurement of the device */
 #define PATIENCE_NS 20000000ll
 #define PATIENCE_MAX_NS 1000000000ll
 
 static int64_t unfinished(const struct aq_in_flight *flight)
 {
-	return atomic_load_explicit(&flight->submitted_ns, memory_order_relaxed) - atomic_load_explicit(&flight->finished_ns, memory_order_relaxed);
+	return atomic_load_explicit(&flight->submitted_ns, memory_order_relaxed) -
+	       atomic_load_explicit(&flight->finished_ns, memory_order_relaxed);
 }
 
 uint32_t aq_in_flight_part(const struct aq_in_flight *flight)
@@ -53,7 +56,8 @@ int64_t aq_in_flight_patience_ns(const struct aq_in_flight *flight, uint32_t par
 
 void aq_in_flight_give_up(struct aq_in_flight *flight)
 {
-	atomic_store_explicit(&flight->finished_ns, atomic_load_explicit(&flight->submitted_ns, memory_order_relaxed), memory_order_relaxed);
+	atomic_store_explicit(&flight->finished_ns, atomic_load_explicit(&flight->submitted_ns, memory_order_relaxed),
+			      memory_order_relaxed);
 }
 
 void aq_in_flight_forget(struct aq_in_flight *flight)

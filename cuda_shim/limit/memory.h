@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a container takes of a device's memory, and what it sees of it. Pure: numbers in, numbers out. */
 #ifndef AQ_LIMIT_MEMORY_H
 #define AQ_LIMIT_MEMORY_H
@@ -18,7 +19,7 @@ static inline uint64_t aq_whole_bytes(uint64_t bytes, uint64_t unit)
 
 /* What the device loses by an allocation. Were the bare request charged, pieces of one byte could take 512 times what they are charged, and
  * those of little more than a megabyte twice as much. */
-static inline uint64_t aq_lost_bytes(uint64_t bytes)
+static inline uint64_t aq_footprint_bytes(uint64_t bytes)
 {
 	return aq_whole_bytes(bytes, bytes > AQ_SMALL_BYTES ? AQ_PAGE_BYTES : AQ_UNIT_BYTES);
 }
@@ -34,7 +35,8 @@ static inline uint64_t aq_limit_total(uint64_t limit_bytes, uint64_t physical_to
 	return aq_min_bytes(limit_bytes, physical_total);
 }
 
-/* What it can still allocate: what the limit leaves, but never more than is physically free. A limit that was lowered below the use leaves nothing. */
+/* What it can still allocate: what the limit leaves, but never more than is physically free; 0 when the limit was lowered below the
+ * usage. */
 static inline uint64_t aq_limit_free(uint64_t limit_bytes, uint64_t used_bytes, uint64_t physical_free)
 {
 	return aq_min_bytes(used_bytes < limit_bytes ? limit_bytes - used_bytes : 0, physical_free);

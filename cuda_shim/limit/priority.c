@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "limit/priority.h"
 
 /* How far ahead of now the device is wanted by that word; negative = it was. Nonsense counts as long ago. */
@@ -20,25 +21,25 @@ bool aq_priority_want(struct aq_priority_own *own, int64_t now_ns, int64_t cost_
 
 	/* Several threads may launch at once: one cost is lost then, and the mark lingers anyway. */
 	atomic_store_explicit(&own->until_ns, until, memory_order_relaxed);
-	return until - atomic_load_explicit(&own->told_ns, memory_order_relaxed) > AQ_PRIORITY_LATE_NS;
+	return until - atomic_load_explicit(&own->written_ns, memory_order_relaxed) > AQ_PRIORITY_LATE_NS;
 }
 
-int64_t aq_priority_tell(struct aq_priority_own *own, int64_t said_ns, int64_t now_ns)
+int64_t aq_priority_update(struct aq_priority_own *own, int64_t line_ns, int64_t now_ns)
 {
 	int64_t until = atomic_load_explicit(&own->until_ns, memory_order_relaxed);
-	int64_t told = atomic_load_explicit(&own->told_ns, memory_order_relaxed);
-	int64_t more = until - (told > now_ns ? told : now_ns);
-	int64_t ahead = wanted_for(said_ns, now_ns);
+	int64_t written = atomic_load_explicit(&own->written_ns, memory_order_relaxed);
+	int64_t more = until - (written > now_ns ? written : now_ns);
+	int64_t ahead = wanted_for(line_ns, now_ns);
 	int64_t wanted = (ahead > 0 ? ahead : 0) + (more > 0 ? more : 0);
 
-	atomic_store_explicit(&own->told_ns, until, memory_order_relaxed);
+	atomic_store_explicit(&own->written_ns, until, memory_order_relaxed);
 	/* Never less than this process's own work: what another wrote over, or the agent took off a damaged page, is made good here. */
 	return now_ns + at_most(wanted > until - now_ns ? wanted : until - now_ns);
 }
 
-uint32_t aq_priority_percent(int64_t said_ns, int64_t now_ns, uint32_t percent)
+uint32_t aq_priority_percent(int64_t line_ns, int64_t now_ns, uint32_t percent)
 {
-	if (wanted_for(said_ns, now_ns) < -AQ_PRIORITY_LINGER_NS)
+	if (wanted_for(line_ns, now_ns) < -AQ_PRIORITY_LINGER_NS)
 		return percent;
 	return percent && percent < AQ_PRIORITY_TRICKLE_PERCENT ? percent : AQ_PRIORITY_TRICKLE_PERCENT;
 }

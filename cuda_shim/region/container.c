@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "region/container.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@ static bool has_limits(const char *root)
 	char path[PATH_BYTES];
 
 	snprintf(path, sizeof(path), "%s" DIRECTORY "/limits", root);
-	/* Anything but absence is an answer: a file that cannot be read must fail loudly, not send us looking elsewhere. */
+	/* Only absence means "look elsewhere": a file that exists but cannot be read must fail with an error. */
 	return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
@@ -58,7 +59,7 @@ int aq_container_open(struct aq_container *container, const char *library, enum 
 
 	*may_pass = false;
 	if (!find_root(library, root))
-		return aq_fault(fault, "no limits file: want " DIRECTORY "/limits, as the node agent mounts it");
+		return aq_fault(fault, "no limits file: expected " DIRECTORY "/limits, which the node agent mounts");
 	snprintf(path, sizeof(path), "%s" DIRECTORY "/limits", root);
 	int failed = aq_limits_map(&container->limits, path, fault);
 	*may_pass = container->limits.policy_flags & AQ_POLICY_FAIL_OPEN;

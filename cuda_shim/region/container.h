@@ -1,4 +1,5 @@
-/* Where this container's limits and region are. Never told by the environment: the tenant writes that. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where this container's limits and region are. The environment has no say in it, because the tenant controls that. */
 #ifndef AQ_REGION_CONTAINER_H
 #define AQ_REGION_CONTAINER_H
 
@@ -22,9 +23,9 @@ struct aq_container {
 	struct aq_node_pages node;
 };
 
-/* Map both files and, for writing, open the node's pages. Looks in /run/aliquot; when that has no limits file, in run/aliquot below
- * each directory above `library`, the path of the shim (an unpacked root file system that is nobody's root). Returns 0, or -1 with the reason;
- * `*may_pass` tells whether the limits, as far as they could be read, want programs to run unlimited then. */
+/* Map both files and, for writing, open the node's pages. Looks in /run/aliquot. Without a limits file there, looks in run/aliquot below
+ * each directory above `library`, the path of the shim: it may lie in an unpacked root file system. Returns 0, or -1 with the reason;
+ * `*may_pass` says whether the limits, as far as they could be read, then allow programs to run without limits. */
 int aq_container_open(struct aq_container *container, const char *library, enum aq_region_access access, bool *may_pass,
 		      struct aq_fault *fault);
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "region/limits.h"
 
 #include <errno.h>
@@ -10,7 +11,7 @@
 
 #include "limit/priority.h"
 
-#define FIRST_COPY_TRIES 2000 /* with a yield each: about as many milliseconds at worst, then the writer is taken for dead */
+#define FIRST_COPY_TRIES 2000 /* with a yield each: about as many milliseconds at worst, then the writer is treated as dead */
 #define REFRESH_TRIES 3
 
 /* CRC-32 (IEEE 802.3), a nibble at a time: 64 bytes of table, and the page changes rarely. */
@@ -58,7 +59,8 @@ bool aq_uuid_parse(const char *text, unsigned char uuid[16])
 	return digits == 32;
 }
 
-/* The page is shared with a writer, so it is copied in words that cannot tear; acquire keeps the second look at the generation behind them. */
+/* The page is shared with a writer, so it is copied in words that cannot tear; acquire keeps the second look at the generation behind
+ * them. */
 static void copy_page(const struct aq_limits *limits, unsigned char *copy)
 {
 	const _Atomic uint64_t *from = (const _Atomic uint64_t *)(const void *)limits->page;
@@ -69,21 +71,21 @@ static void copy_page(const struct aq_limits *limits, unsigned char *copy)
 	}
 }
 
-/* NULL when the copy is a whole page at rest; else what is wrong with it. */
+/* NULL when the copy is a complete page that is not being written; else what is wrong with it. */
 static const char *check_copy(const unsigned char *copy, size_t bytes)
 {
 	struct aq_limits_header header;
 
 	memcpy(&header, copy, sizeof(header));
 	if (header.magic != AQ_LIMITS_MAGIC || header.abi_major != AQ_ABI_MAJOR)
-		return "it is of another ABI version";
+		return "it has another ABI version";
 	uint64_t end = header.header_bytes + (uint64_t)header.device_count * header.device_stride;
 	if (header.header_bytes < sizeof(header) || header.device_stride < sizeof(struct aq_limits_device) ||
 	    header.device_count > AQ_MAX_DEVICES || end > bytes)
 		return "its header and devices do not fit its size";
-	if (crc32_of(copy + offsetof(struct aq_limits_header, device_stride),
-		     end - offsetof(struct aq_limits_header, device_stride)) != header.checksum)
-		return "its checksum does not fit its content";
+	if (crc32_of(copy + offsetof(struct aq_limits_header, device_stride), end - offsetof(struct aq_limits_header, device_stride)) !=
+	    header.checksum)
+		return "its checksum does not match its content";
 	return NULL;
 }
 
@@ -92,7 +94,7 @@ static const char *adopt_device(struct aq_device_limit *device, const struct aq_
 	if (!known) {
 		memcpy(device->uuid_text, written->uuid, sizeof(device->uuid_text) - 1);
 		if (!aq_uuid_parse(device->uuid_text, device->uuid))
-			return "it names a device by something that is not a UUID";
+			return "it names a device by text that is not a UUID";
 	}
 	uint64_t overhead = written->overhead_bytes < written->memory_bytes ? written->overhead_bytes : written->memory_bytes;
 	bool unlimited = written->memory_bytes == AQ_MEMORY_UNLIMITED;
@@ -138,7 +140,7 @@ static const char *read_once(struct aq_limits *limits, unsigned char *copy, uint
 	/* Pairs with the writer's stores before its even generation. */
 	*generation = atomic_load_explicit(&limits->page->generation, memory_order_acquire);
 	if (*generation & 1)
-		return "it is being written, or its writer died half way";
+		return "it is being written, or its writer was killed while writing";
 	copy_page(limits, copy);
 	if (atomic_load_explicit(&limits->page->generation, memory_order_relaxed) != *generation)
 		return "it is being written";
@@ -149,7 +151,7 @@ static const char *read_once(struct aq_limits *limits, unsigned char *copy, uint
 static const char *read_page(struct aq_limits *limits, unsigned tries)
 {
 	unsigned char *copy = calloc(1, limits->bytes);
-	const char *wrong = "no memory for a copy of it";
+	const char *wrong = "no memory to copy it";
 	uint64_t generation = 0;
 
 	if (!copy)
@@ -161,7 +163,7 @@ static const char *read_page(struct aq_limits *limits, unsigned tries)
 		sched_yield();
 	}
 	free(copy);
-	/* A damaged page is remembered too, or every call would read it again; the next generation is looked at afresh. */
+	/* A damaged page is recorded too, or every call would read it again; a new generation is read again. */
 	if (!(generation & 1))
 		atomic_store_explicit(&limits->generation, generation, memory_order_relaxed);
 	return wrong;
@@ -179,7 +181,7 @@ bool aq_limits_refresh(struct aq_limits *limits)
 		const char *wrong = read_page(limits, REFRESH_TRIES);
 
 		if (wrong)
-			aq_log_warn("the limits file changed and is not used: %s", wrong);
+			aq_log_warn("the limits file changed, but the old limits stay in force: %s", wrong);
 		taken = !wrong;
 	}
 	atomic_store_explicit(&limits->refreshing, false, memory_order_release);
@@ -192,10 +194,10 @@ static int map_page(struct aq_limits *limits, const char *path, struct aq_fault 
 
 	if (fd < 0)
 		return aq_fault(fault, "cannot open the limits file %s: %s", path, strerror(errno));
-	off_t bytes = lseek(fd, 0, SEEK_END); /* not fstat: it would ask for glibc 2.33 */
+	off_t bytes = lseek(fd, 0, SEEK_END); /* fstat needs glibc 2.33 */
 	if (bytes < (off_t)sizeof(struct aq_limits_header) || bytes > (off_t)AQ_LIMITS_BYTES_MAX) {
 		close(fd);
-		return aq_fault(fault, "the limits file %s is %s: %lld bytes, want %zu", path,
+		return aq_fault(fault, "the limits file %s is %s: %lld bytes, expected %zu", path,
 				bytes > (off_t)AQ_LIMITS_BYTES_MAX ? "damaged" : "truncated", (long long)bytes, AQ_LIMITS_BYTES);
 	}
 	limits->bytes = (size_t)bytes & ~(size_t)7;
@@ -214,12 +216,11 @@ int aq_limits_map(struct aq_limits *limits, const char *path, struct aq_fault *f
 		return -1;
 	const struct aq_limits_header *page = limits->page;
 	if (page->magic != AQ_LIMITS_MAGIC)
-		return aq_fault(fault, "%s is not a limits file: magic %#llx, want %#llx", path, (unsigned long long)page->magic,
+		return aq_fault(fault, "%s is not a limits file: magic %#llx, expected %#llx", path, (unsigned long long)page->magic,
 				AQ_LIMITS_MAGIC);
 	limits->policy_flags = page->policy_flags;
 	if (page->abi_major != AQ_ABI_MAJOR)
-		return aq_fault(fault, "the limits file %s has ABI version %u, this shim speaks %u", path, page->abi_major,
-				AQ_ABI_MAJOR);
+		return aq_fault(fault, "the limits file %s has ABI version %u, expected %u", path, page->abi_major, AQ_ABI_MAJOR);
 	const char *wrong = read_page(limits, FIRST_COPY_TRIES);
 	return wrong ? aq_fault(fault, "the limits file %s is damaged: %s", path, wrong) : 0;
 }

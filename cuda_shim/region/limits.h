@@ -1,7 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The container's limits: the agent's page, mapped read-only, and this process's checked copy of it.
  *
- * Hot paths read the copy, one relaxed load per word, after comparing one generation word of the page. A page that is being
- * written or does not fit its checksum leaves the copy as it was: nobody waits for the agent. */
+ * Hot paths read the copy, one relaxed load per word, after comparing one generation word of the page. A page that is being written, or has
+ * a wrong checksum, leaves the copy as it was: no process waits for the agent. */
 #ifndef AQ_REGION_LIMITS_H
 #define AQ_REGION_LIMITS_H
 
@@ -22,7 +23,7 @@ struct aq_device_limit {
 	_Atomic uint32_t sm_percent;
 	_Atomic uint32_t pause;
 	_Atomic int32_t priority;
-	_Atomic uint32_t priority_line; /* from 1; 0 = none */
+	_Atomic uint32_t priority_line; /* from 1; 0 = no line */
 };
 
 struct aq_limits {
@@ -35,7 +36,8 @@ struct aq_limits {
 	struct aq_device_limit device[AQ_MAX_DEVICES];
 };
 
-/* Map `path` and take the first copy. Returns 0; or -1 with the reason, and `limits->policy_flags` set when at least the header could be read. */
+/* Map `path` and take the first copy. Returns 0; or -1 with the reason, and `limits->policy_flags` set when at least the header could be
+ * read. */
 int aq_limits_map(struct aq_limits *limits, const char *path, struct aq_fault *fault);
 void aq_limits_unmap(struct aq_limits *limits);
 

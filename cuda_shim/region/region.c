@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* fallocate */
 
 #include "region/region.h"
@@ -8,17 +9,18 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "account/ledger.h"
-#include "uncancelled.h"
+#include "cancel.h"
 
 #ifndef F_OFD_SETLK /* Linux 3.15; older headers lack the names */
 #define F_OFD_GETLK 36
 #define F_OFD_SETLK 37
 #endif
 
-#define REPAIR_TRIES 64 /* each finds the counters at rest unless someone is within a few nanoseconds of an allocation */
+#define REPAIR_TRIES 64 /* each finds the counters unchanging unless a process is within a few nanoseconds of an allocation */
 #define MILLISECOND_WAITS 1000
 
 /* ---- geometry -------------------------------------------------------------------------------------------------- */
@@ -53,10 +55,10 @@ static int adopt_geometry(struct aq_region *region, const char *path, struct aq_
 	/* Copied once: what is in the file may change under us, this may not. */
 	memcpy(&header, region->base, sizeof(header));
 	if (header.magic != AQ_REGION_MAGIC)
-		return aq_fault(fault, "%s is not a usage region: magic %#llx, want %#llx", path, (unsigned long long)header.magic,
+		return aq_fault(fault, "%s is not a usage region: magic %#llx, expected %#llx", path, (unsigned long long)header.magic,
 				AQ_REGION_MAGIC);
 	if (header.abi_major != AQ_ABI_MAJOR)
-		return aq_fault(fault, "the usage region %s has ABI version %u, this shim speaks %u", path, header.abi_major, AQ_ABI_MAJOR);
+		return aq_fault(fault, "the usage region %s has ABI version %u, expected %u", path, header.abi_major, AQ_ABI_MAJOR);
 	if (!tables_fit(&header, region->bytes))
 		return aq_fault(fault, "the usage region %s is truncated or damaged: its tables do not fit its %zu bytes", path,
 				region->bytes);
@@ -101,7 +103,8 @@ static bool has_room(int fd, size_t bytes)
 	do
 		failed = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes);
 	while (failed && errno == EINTR);
-	return !failed || (errno != ENOSPC && errno != EDQUOT && errno != ENOMEM); /* a file system that cannot say is taken at its word */
+	/* a file system that cannot report this is assumed to have room */
+	return !failed || (errno != ENOSPC && errno != EDQUOT && errno != ENOMEM);
 }
 
 int aq_region_map(struct aq_region *region, const char *path, enum aq_region_access access, struct aq_fault *fault)
@@ -114,21 +117,23 @@ int aq_region_map(struct aq_region *region, const char *path, enum aq_region_acc
 	region->lock_fd = open(path, (write ? O_RDWR : O_RDONLY) | O_CLOEXEC);
 	if (region->lock_fd < 0)
 		return aq_fault(fault, "cannot open the usage region %s: %s", path, strerror(errno));
-	off_t bytes = lseek(region->lock_fd, 0, SEEK_END); /* not fstat: it would ask for glibc 2.33 */
+	off_t bytes = lseek(region->lock_fd, 0, SEEK_END); /* fstat needs glibc 2.33 */
 	if (bytes < (off_t)sizeof(struct aq_region_header))
-		return aq_fault(fault, "the usage region %s is truncated: %lld bytes, want %zu", path, (long long)bytes, AQ_REGION_BYTES);
+		return aq_fault(fault, "the usage region %s is truncated: %lld bytes, expected %zu", path, (long long)bytes,
+				AQ_REGION_BYTES);
 	if (bytes > (off_t)AQ_REGION_BYTES_MAX)
-		return aq_fault(fault, "the usage region %s is damaged: %lld bytes, want at most %u", path, (long long)bytes,
+		return aq_fault(fault, "the usage region %s is damaged: %lld bytes, expected at most %u", path, (long long)bytes,
 				AQ_REGION_BYTES_MAX);
 	region->bytes = (size_t)bytes;
-	/* Mapped through another description than the one that locks: a mapping survives in forked children and would keep the lock alive. Who
-	 * only reads locks nothing, and closes nothing: that would let go of the naming lock of its process. */
+	/* Mapped through another description than the one that locks: a mapping survives in forked children and would keep the lock alive.
+	 * A reader locks nothing. It also closes nothing, because that would release the naming lock of its process. */
 	int fd = write ? open(path, O_RDWR | O_CLOEXEC) : region->lock_fd;
 	if (fd < 0)
 		return aq_fault(fault, "cannot open the usage region %s: %s", path, strerror(errno));
 	if (write && !has_room(fd, region->bytes)) {
 		close(fd);
-		return aq_fault(fault, "no room for the %zu bytes of the usage region %s: the node's disk or the container's memory is full",
+		return aq_fault(fault,
+				"no room for the %zu bytes of the usage region %s: the node's disk or the container's memory is full",
 				region->bytes, path);
 	}
 	void *base = mmap(NULL, region->bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
@@ -249,8 +254,11 @@ static void credit(_Atomic uint64_t *judge, struct aq_counters *dead)
 	atomic_store(&dead->settled, atomic_load(&dead->uncharged));
 }
 
-static void clear_statistics(struct aq_slot_device *device)
+static void clear_statistics(const struct aq_region *region, uint32_t index, uint32_t position)
 {
+	struct aq_slot_device *device = &aq_region_slot(region, index)->device[position];
+	struct aq_virtual_device *more = aq_region_virtual(region, index, position);
+
 	atomic_store_explicit(&device->context_bytes, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->managed_bytes, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->pool_bytes, 0, memory_order_relaxed);
@@ -263,6 +271,26 @@ static void clear_statistics(struct aq_slot_device *device)
 	atomic_store_explicit(&device->contexts, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->module_bytes, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->waiting, 0, memory_order_relaxed);
+	atomic_store_explicit(&device->unsettled_since_ns, 0, memory_order_relaxed);
+	if (more) {
+		atomic_store_explicit(&more->compared.seen_ns, 0, memory_order_relaxed);
+		atomic_store_explicit(&more->compared.pending_ns, 0, memory_order_relaxed);
+		atomic_store_explicit(&more->compared.closed_at_ns, 0, memory_order_relaxed);
+	}
+}
+
+/* The container pays for the launch that its dead process did not settle. */
+static void settle_compute(struct aq_region_device *line, const struct aq_slot_device *dead)
+{
+	int64_t since = atomic_load_explicit(&dead->unsettled_since_ns, memory_order_relaxed);
+	struct timespec now;
+
+	if (!since)
+		return;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	int64_t owed = aq_settle_orphan(since, now.tv_sec * 1000000000ll + now.tv_nsec);
+	if (owed)
+		aq_bucket_settle(&line->compute, owed);
 }
 
 static void bury(const struct aq_region *region, uint32_t index)
@@ -277,7 +305,8 @@ static void bury(const struct aq_region *region, uint32_t index)
 		credit(&line->used_bytes, aq_counters_of_device(&slot->device[device]));
 		if (ledger)
 			credit(&line->virtual_bytes, aq_counters_of_virtual(ledger));
-		clear_statistics(&slot->device[device]);
+		settle_compute(line, &slot->device[device]);
+		clear_statistics(region, index, device);
 	}
 	atomic_store(&slot->pid, 0);
 	atomic_store(&slot->host_pid, 0);
@@ -298,7 +327,7 @@ static unsigned reap_dead(const struct aq_region *region)
 		if (!try_lock(region, slot_lock(region, i)))
 			continue;
 		if (atomic_load(&slot->state) != AQ_SLOT_FREE) {
-			aq_log_debug("process %u is gone: its memory is credited", atomic_load(&slot->pid));
+			aq_log_debug("process %u has ended: its memory is uncharged", atomic_load(&slot->pid));
 			bury(region, i);
 			reaped++;
 		}
@@ -322,7 +351,7 @@ static struct aq_counters *counters_in(const struct aq_region *region, const str
 				  : aq_counters_of_device(&aq_region_slot(region, index)->device[ledger->device]);
 }
 
-/* The leak of one ledger, by the argument in layout.h. False when the counters were not at rest. */
+/* The leak of one ledger, by the argument in layout.h. False when the counters were changing. */
 static bool measure_leak(const struct aq_region *region, const struct ledger *ledger, int64_t *leak)
 {
 	uint64_t charged = 0, settled = 0, intended = 0, uncharged = 0;
@@ -353,8 +382,7 @@ static bool repair_ledger(const struct aq_region *region, const struct ledger *l
 			/* Negative when a tenant scribbled on its region: then the judge is raised to the truth. */
 			atomic_fetch_sub(ledger->judge, (uint64_t)leak);
 			atomic_fetch_add(&header->repaired_bytes, (uint64_t)leak);
-			aq_log_debug("device %u: %lld bytes left over by killed processes are credited", ledger->device,
-				     (long long)leak);
+			aq_log_debug("device %u: %lld bytes left by killed processes are uncharged", ledger->device, (long long)leak);
 			return leak > 0;
 		}
 		sched_yield();
@@ -412,22 +440,28 @@ static uint64_t own_start_ticks(void)
 	return ticks;
 }
 
-static bool take_free_slot(struct aq_region *region)
+/* `*refused`: why a free slot's lock cannot be had, where no other process holds it. */
+static bool take_free_slot(struct aq_region *region, int *refused)
 {
 	struct flock lock;
 
 	for (uint32_t i = 0; i < region->slot_count; i++) {
 		struct aq_region_slot *slot = aq_region_slot(region, i);
 
-		if (atomic_load(&slot->state) != AQ_SLOT_FREE || !try_lock(region, slot_lock(region, i)))
+		if (atomic_load(&slot->state) != AQ_SLOT_FREE)
 			continue;
+		if (!try_lock(region, slot_lock(region, i))) {
+			*refused = errno == EAGAIN || errno == EACCES ? *refused : errno;
+			continue;
+		}
 		if (atomic_load(&slot->state) == AQ_SLOT_FREE) {
 			for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++)
-				clear_statistics(&slot->device[device]); /* an older version buried its owner and did not know them all */
+				clear_statistics(region, i, device); /* an older version buried its owner and did not know them all */
 			atomic_store(&slot->host_pid, 0);
 			atomic_store(&slot->start_ticks, own_start_ticks());
 			atomic_store(&slot->pid, (uint32_t)getpid());
-			lock_command(region, F_SETLK, F_WRLCK, naming_lock(region, i), &lock); /* if it cannot be had, the slot's pid has to do */
+			/* if it cannot be had, the slot's pid has to do */
+			lock_command(region, F_SETLK, F_WRLCK, naming_lock(region, i), &lock);
 			atomic_store(&slot->state, AQ_SLOT_LIVE);
 			region->slot_index = (int)i;
 			return true;
@@ -442,15 +476,25 @@ int aq_region_take_slot(struct aq_region *region, struct aq_fault *fault)
 	struct flock lock;
 
 	if (lock_command(region, F_OFD_GETLK, F_WRLCK, AQ_REPAIR_LOCK_OFFSET, &lock))
-		return aq_fault(fault, "this kernel or file system has no open-file-description locks (%s)", strerror(errno));
+		return aq_fault(fault, "this kernel or file system does not support open-file-description locks (%s)", strerror(errno));
 	aq_region_reclaim(region);
 	for (unsigned i = 0; i < MILLISECOND_WAITS; i++) {
-		if (take_free_slot(region))
+		int refused = 0;
+
+		if (take_free_slot(region, &refused))
 			return 0;
+		if (refused)
+			return aq_fault(
+				fault,
+				"a lock on the usage region is refused (%s): the container's seccomp profile, or what filters its system "
+				"calls, has to allow fcntl with F_OFD_SETLK",
+				strerror(refused));
 		/* Every slot taken and alive, or another newcomer is looking at the free one at this instant. */
 		if (i % 16 == 15)
 			aq_region_reclaim(region);
 		aq_sleep(1000000);
 	}
-	return aq_fault(fault, "all %u slots of the usage region are taken by living processes", region->slot_count);
+	return aq_fault(fault,
+			"all %u slots of the usage region belong to running processes: no more of a container can use CUDA at a time",
+			region->slot_count);
 }

@@ -1,7 +1,8 @@
-/* The container's usage region, mapped; this process's slot in it; reaping of slots whose process is gone.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The container's usage region, mapped; this process's slot in it; reaping of slots of ended processes.
  *
- * The protocol and why it is safe are in layout.h. Hot paths use only the two pointers `aq_region_line` and
- * `aq_region_mine` give; everything else here is cold. */
+ * The protocol and why it is safe are in layout.h. Hot paths use only the two pointers `aq_region_line` and `aq_region_mine` give;
+ * everything else here is cold. */
 #ifndef AQ_REGION_REGION_H
 #define AQ_REGION_REGION_H
 
@@ -18,7 +19,7 @@ struct aq_region {
 	uint32_t device_offset, device_stride;
 	uint32_t slot_offset, slot_stride, slot_count;
 	uint32_t virtual_offset, virtual_stride; /* offset 0 = no virtual ledgers */
-	int lock_fd;                 /* an open file description of its own: its locks are this process's life signs; -1 = none */
+	int lock_fd;                 /* an open file description of its own: its locks show that this process is alive; -1 = closed */
 	int slot_index;              /* -1 = no slot */
 	pthread_mutex_t reaping;     /* threads of one process share the description, so its locks do not keep them apart */
 };
@@ -32,7 +33,7 @@ void aq_region_unmap(struct aq_region *region);
 /* Take a slot for this process, reaping dead ones first. Returns 0, or -1 with the reason. */
 int aq_region_take_slot(struct aq_region *region, struct aq_fault *fault);
 
-/* In a forked child: let go of what is the parent's. The child has no slot and may map anew. */
+/* In a forked child: release what belongs to the parent. The child has no slot and may map again. */
 void aq_region_forget(struct aq_region *region);
 
 /* Credit the slots of dead processes and repair leaks, on all devices. True when anything came back. */
@@ -41,7 +42,7 @@ bool aq_region_reclaim(struct aq_region *region);
 struct aq_region_slot *aq_region_slot(const struct aq_region *region, uint32_t index);
 struct aq_region_device *aq_region_line(const struct aq_region *region, uint32_t device);
 struct aq_slot_device *aq_region_mine(const struct aq_region *region, uint32_t device);
-/* The virtual ledger of a slot; NULL in a region that has none (minor version 0). */
+/* The virtual ledger of a slot; NULL in a region without one (minor version 0). */
 struct aq_virtual_device *aq_region_virtual(const struct aq_region *region, uint32_t index, uint32_t device);
 
 /* Is the slot taken by a living process? Looks only; right for the caller's own slot too. */

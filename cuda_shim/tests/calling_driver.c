@@ -1,5 +1,6 @@
-/* A driver that has a subscriber: the simulated one (CALLING_DRIVER names its file), whose calls tell a tool of their beginning and their
- * end, as those of NVIDIA's driver do. The tool may call CUDA from there; what it calls is told to nobody. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A driver with a subscriber: the simulated one (CALLING_DRIVER names its file), which reports the beginning and the end of its calls to a
+ * tool, as NVIDIA's driver does. The tool may call CUDA from there; those calls are not reported. */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdlib.h>

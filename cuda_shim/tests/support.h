@@ -1,4 +1,5 @@
-/* What the shim's C tests share: a check that says where, and a container's two files as the agent writes them. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the shim's C tests share: a check that prints its place, and a container's two files as the agent writes them. */
 #ifndef AQ_TESTS_SUPPORT_H
 #define AQ_TESTS_SUPPORT_H
 
@@ -19,7 +20,7 @@
 #define MIB ((uint64_t)1 << 20)
 #define FIRST_UUID "GPU-00112233-4455-6677-8899-aabbccddeeff"
 
-/* A directory of its own under the temporary directory; removed by support_remove. */
+/* A new directory under the temporary directory; removed by support_remove. */
 const char *support_directory(void);
 void support_remove(void);
 /* Paths in it. */
@@ -29,7 +30,7 @@ const char *support_region(void);
 /* An empty region file. */
 void support_write_region(void);
 
-/* A whole limits page with the header given and devices of which number i has UUID FIRST_UUID with its last byte + i. */
+/* A complete limits page with this header. The UUID of device i is FIRST_UUID with its last byte + i. */
 struct support_page {
 	struct aq_limits_header header;
 	struct aq_limits_device device[AQ_MAX_DEVICES];

@@ -1,4 +1,5 @@
-/* A thread is not cancelled inside a call of CUDA: one that waits there for its ceiling comes back from it first, with the books closed.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A thread is not cancelled inside a CUDA call: if it waits there for its ceiling, the call returns first, with all counts correct.
  *
  * Argument: the build directory. Needs its simulated driver. */
 #include <fcntl.h>
@@ -69,7 +70,8 @@ static _Atomic uint32_t *waiting_threads(const char *root)
 
 static void load(void)
 {
-	static const char image[] = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry aliquot_spin(.param .u64 us) { ret; }\n";
+	static const char image[] =
+		".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry aliquot_spin(.param .u64 us) { ret; }\n";
 	CUmodule module;
 
 	CHECK(cu.cuInit(0) == CUDA_SUCCESS);
@@ -103,7 +105,7 @@ int main(int argc, char **argv)
 	CHECK(!ended_inside);
 	CHECK(*waiting == 0);
 	CHECK(cu.cuCtxSynchronize() == CUDA_SUCCESS);
-	launch(); /* and nothing is locked */
+	launch(); /* and no lock is held */
 	unpacked_remove();
 	return 0;
 }

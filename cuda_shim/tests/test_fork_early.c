@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A program may fork at any moment, also while another of its threads is the first to look something up. Its children have to find all they
  * look up, too. Such a moment comes once in a process, so there are many processes.
  *
@@ -14,8 +15,8 @@
 
 #define ROUNDS 150
 #define CHILDREN 6
-#define PATIENCE_SECONDS 10 /* of a child, for what takes less than a millisecond */
-#define DELAYS 400          /* turns of an empty loop */
+#define PATIENCE_SECONDS 10 /* of a child, for work that takes less than a millisecond */
+#define DELAYS 400          /* iterations of an empty loop */
 
 static __typeof__(&cuGetProcAddress_v2) get_address;
 static nvmlReturn_t (*get_memory)(nvmlDevice_t, nvmlMemory_t *);
@@ -45,7 +46,7 @@ static void *look_up_first(void *call)
 	return NULL;
 }
 
-/* In a process of its own: children that are forked around the moment at which a thread looks up. */
+/* In a separate process: children that are forked around the moment of a lookup in another thread. */
 static void fork_around(void (*call)(void), unsigned delay)
 {
 	pid_t children[CHILDREN];
@@ -91,7 +92,7 @@ static void try_often(void (*call)(void))
 	}
 }
 
-/* What the simulated driver does first it does under a lock of its own. */
+/* The simulated driver's first steps are under a lock of its own. */
 static void warm_up_driver(void)
 {
 	__typeof__(&cuDriverGetVersion) get_version = (__typeof__(get_version))dlsym(unpacked_driver(), "cuDriverGetVersion");

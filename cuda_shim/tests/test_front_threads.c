@@ -1,5 +1,6 @@
-/* The front under many threads at once, each allocating and freeing in another way, while limits change and others ask what is free. At the end
- * everything is credited. Under a sanitizer this also shows races and misuse of memory inside the shim.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The front under many threads at once, each allocating and freeing in another way, while limits change and others query free memory. At
+ * the end everything is uncharged. Under a sanitizer this also shows races and misuse of memory inside the shim.
  *
  * Argument: the build directory. Needs its simulated driver. */
 #include <pthread.h>
@@ -99,7 +100,9 @@ static void physical(uint32_t *random)
 
 static void textures(uint32_t *random)
 {
-	CUDA_ARRAY3D_DESCRIPTOR shape = { .Width = 1024, .Height = support_random(random) % 1024 + 1, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4 };
+	CUDA_ARRAY3D_DESCRIPTOR shape = {
+		.Width = 1024, .Height = support_random(random) % 1024 + 1, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4
+	};
 	CUarray array;
 
 	if (got(cu.cuArray3DCreate_v2(&array, &shape)))
@@ -145,9 +148,10 @@ static void changing_limits(uint32_t *random)
 	usleep(1000);
 }
 
-static void (*const trades[])(uint32_t *random) = { linear,   linear,   freed_in_stream_order, pitched,	 managed,	  pooled,
-						    pooled,   physical, physical,	       textures, contexts,	  asking,
-						    asking,   changing_limits };
+static void (*const trades[])(uint32_t *random) = {
+	linear, linear, freed_in_stream_order, pitched, managed, pooled, pooled, physical, physical, textures, contexts,
+	asking, asking, changing_limits
+};
 #define TRADES (sizeof(trades) / sizeof(trades[0]))
 
 static void *ply(void *argument)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The gates of launches: every argument reaches where the gate leads, those on the stack too, and the answer comes back. */
 #include <string.h>
 
@@ -6,9 +7,9 @@
 #include "tests/support.h"
 
 static _Atomic uint64_t watched = 2;
-const _Atomic uint64_t *_Atomic aq_pace_watched = &watched;
-_Atomic uint64_t aq_pace_seen;
-__thread int64_t aq_pace_free_left = 100;
+const _Atomic uint64_t *_Atomic aq_unpaced_watched = &watched;
+_Atomic uint64_t aq_unpaced_seen;
+__thread int64_t aq_unpaced_left = 100;
 
 static struct {
 	const char *reached;
@@ -19,12 +20,12 @@ static struct {
 	CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,              \
 		unsigned int bz, unsigned int shared, CUstream stream, void **params
 
-/* Each argument counts for another power of ten, so that none can stand for another. */
+/* Each argument counts for another power of ten, so that a swap of two changes the sum. */
 static CUresult note(const char *reached, GRID_PARAMETERS, void **extra)
 {
 	seen.reached = reached;
-	seen.sum = (uintptr_t)function + gx * 10u + gy * 100u + gz * 1000u + bx * 10000u + by * 100000u + bz * 1000000u + shared * 10000000u +
-		   (uintptr_t)stream * 100000000u + (uintptr_t)params * 1000000000u + (uintptr_t)extra * 10000000000u;
+	seen.sum = (uintptr_t)function + gx * 10u + gy * 100u + gz * 1000u + bx * 10000u + by * 100000u + bz * 1000000u +
+		   shared * 10000000u + (uintptr_t)stream * 100000000u + (uintptr_t)params * 1000000000u + (uintptr_t)extra * 10000000000u;
 	return CUDA_ERROR_NOT_READY;
 }
 
@@ -61,7 +62,7 @@ COOPERATIVE(cuLaunchCooperativeKernel_ptsz)
 
 int main(void)
 {
-	atomic_store(&aq_pace_seen, 2);
+	atomic_store(&aq_unpaced_seen, 2);
 	ALL_LEAD_TO("paced"); /* free, and not opened yet */
 #define OPEN(name) aq_gate_##name = driver_##name;
 	AQ_GATES(OPEN)
@@ -69,12 +70,12 @@ int main(void)
 	ALL_LEAD_TO("driver");
 	atomic_store(&watched, 4); /* the limits changed */
 	ALL_LEAD_TO("paced");
-	atomic_store(&aq_pace_seen, 4);
+	atomic_store(&aq_unpaced_seen, 4);
 	ALL_LEAD_TO("driver");
-	aq_pace_free_left = 4;
+	aq_unpaced_left = 4;
 	ALL_LEAD_TO("driver");
-	CHECK(aq_pace_free_left == 0);
+	CHECK(aq_unpaced_left == 0);
 	ALL_LEAD_TO("paced"); /* to be counted, each of them until that is done */
-	CHECK(aq_pace_free_left == -4);
+	CHECK(aq_unpaced_left == -4);
 	return 0;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The size of code as it comes: text, a cubin, a fat binary and its wrapper, a file. */
 #include <elf.h>
 #include <string.h>
@@ -7,7 +8,7 @@
 
 #define TEXT ".version 8.0\n.visible .entry work()\n{ ret; }\n"
 
-static void text_ends_with_its_zero(void)
+static void text_size_includes_its_zero(void)
 {
 	CHECK(aq_image_bytes(TEXT) == strlen(TEXT));
 	CHECK(aq_image_bytes("//") == 2);
@@ -25,16 +26,23 @@ static void a_cubin_ends_with_its_last_table(void)
 	CHECK(aq_image_bytes(&elf) == 5000 + 2 * 56);
 }
 
-static void a_fat_binary_says_its_size_also_inside_its_wrapper(void)
+static void fat_binary_size_is_read_inside_a_wrapper(void)
 {
-	struct { uint32_t magic; uint16_t version, header_bytes; uint64_t bytes; } fat = { 0xba55ed50u, 1, 16, 4096 };
-	struct { uint32_t magic, version; const void *fat_binary, *more; } wrapper = { 0x466243b1u, 1, &fat, NULL };
+	struct {
+		uint32_t magic;
+		uint16_t version, header_bytes;
+		uint64_t bytes;
+	} fat = { 0xba55ed50u, 1, 16, 4096 };
+	struct {
+		uint32_t magic, version;
+		const void *fat_binary, *more;
+	} wrapper = { 0x466243b1u, 1, &fat, NULL };
 
 	CHECK(aq_image_bytes(&fat) == 16 + 4096);
 	CHECK(aq_image_bytes(&wrapper) == 16 + 4096);
 }
 
-static void a_file_is_as_large_as_it_is(void)
+static void file_size_is_its_length(void)
 {
 	support_directory();
 	support_write_region();
@@ -45,9 +53,9 @@ static void a_file_is_as_large_as_it_is(void)
 
 int main(void)
 {
-	text_ends_with_its_zero();
+	text_size_includes_its_zero();
 	a_cubin_ends_with_its_last_table();
-	a_fat_binary_says_its_size_also_inside_its_wrapper();
-	a_file_is_as_large_as_it_is();
+	fat_binary_size_is_read_inside_a_wrapper();
+	file_size_is_its_length();
 	return 0;
 }

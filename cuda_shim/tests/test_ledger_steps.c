@@ -1,8 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The contract of region/layout.h, looked at after every atomic step of the real code: charging, freeing, reaping, repairing, attaching.
  *
- * account/ledger.h and region/region.c are compiled into this program with a hook behind each of their atomic operations on one device's
- * words (and on the states of slots). One process is stopped after its k-th step; meanwhile another does something of its own, and may be
- * killed after its j-th; then the first goes on, or is killed, there or a few steps on. Every k, every j, every pair.
+ * account/ledger.h and region/region.c are compiled into this program with a hook after each of their atomic operations on one device's
+ * words (and on the states of slots). One process is stopped after its k-th step; meanwhile another does an operation, and may be killed
+ * after its j-th; then the first continues, or is killed, there or a few steps later. Every k, every j, every pair.
  *
  * All of them are parts of this one program: a process is its own mapping and its own locks, and to kill it is to leave its code where it
  * stands and to close them. The model of tests/property/test_reserve_protocol.py has more interleavings; this has the code. */
@@ -60,7 +61,7 @@ static uint64_t look(const _Atomic uint64_t *word)
 #define SLOTS 6u
 #define DEVICE 0u
 #define DIES_AFTER_MAX 5u
-#define KILL_STEPS_MAX 60u /* one round of reaping and repairing, and some; a repair that is not at rest tries the same again */
+#define KILL_STEPS_MAX 60u /* one round of reaping and repairing, and a margin; a repair with changing counters tries again */
 
 struct process {
 	struct aq_region region;
@@ -117,9 +118,8 @@ static bool is_watched(size_t offset)
 		return offset == AQ_REGION_DEVICE_OFFSET + offsetof(struct aq_region_device, used_bytes);
 	if (offset >= AQ_REGION_SLOT_OFFSET + SLOTS * sizeof(struct aq_region_slot))
 		return false;
-	return in_slot == offsetof(struct aq_region_slot, state) ||
-	       (in_slot >= offsetof(struct aq_region_slot, device[DEVICE]) &&
-		in_slot <= offsetof(struct aq_region_slot, device[DEVICE].settled));
+	return in_slot == offsetof(struct aq_region_slot, state) || (in_slot >= offsetof(struct aq_region_slot, device[DEVICE]) &&
+								     in_slot <= offsetof(struct aq_region_slot, device[DEVICE].settled));
 }
 
 static void run(struct process *process, void (*does)(struct process *));
@@ -165,7 +165,7 @@ static void charge(struct process *process)
 
 static void uncharge(struct process *process)
 {
-	process->held--; /* the memory itself is gone first */
+	process->held--; /* the memory itself is freed first */
 	aq_ledger_uncharge(aq_region_line(&process->region, DEVICE), aq_region_mine(&process->region, DEVICE), 1);
 }
 
@@ -204,7 +204,7 @@ static void take_part(struct process *process, unsigned units)
 		charge(process);
 }
 
-/* One unit is left, so that two who charge race for it. */
+/* One unit is left, so that two charges race for it. */
 static void begin(const struct round *round)
 {
 	take_part(&gone, 1);
@@ -220,7 +220,7 @@ static void begin(const struct round *round)
 	other.dies_at = round->second_dies_at;
 }
 
-/* Whoever came through works on, the line is what they hold, and all the rest can be had. */
+/* The surviving parties go on, the line is the sum of what they hold, and all the rest can be charged. */
 static void end(void)
 {
 	take_part(&newcomer, 0);
@@ -278,8 +278,11 @@ static unsigned try_pair(void (*first)(struct process *), void (*second)(struct 
 	for (unsigned dies_after = 0; dies_after <= dies_after_max; dies_after++)
 		for (unsigned world = 0; world < 4; world++)
 			if (first != uncharge || !(world & 2))
-				rounds += try_all((struct round){ .first = first, .second = second, .first_dies_after = dies_after,
-								  .has_leak = world & 1, .is_empty = world & 2 });
+				rounds += try_all((struct round){ .first = first,
+								  .second = second,
+								  .first_dies_after = dies_after,
+								  .has_leak = world & 1,
+								  .is_empty = world & 2 });
 	return rounds;
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The limits page: what is accepted, what is refused and why, and that a reader never sees half an update. */
 #include <pthread.h>
 #include <string.h>
@@ -81,8 +82,8 @@ static void damage_is_refused_with_its_reason(void)
 		bool with_checksum;
 		const char *says;
 	} cases[] = {
-		{ other_magic, true, "magic" },	    { newer_major, true, "ABI version" },  { too_many_devices, true, "do not fit" },
-		{ short_stride, true, "do not fit" }, { one_bit_off, false, "checksum" }, { being_written, true, "being written" },
+		{ other_magic, true, "magic" },       { newer_major, true, "ABI version" }, { too_many_devices, true, "do not fit" },
+		{ short_stride, true, "do not fit" }, { one_bit_off, false, "checksum" },   { being_written, true, "being written" },
 		{ bad_uuid, true, "UUID" },
 	};
 	struct aq_limits limits;
@@ -98,7 +99,7 @@ static void damage_is_refused_with_its_reason(void)
 	}
 }
 
-static void a_short_file_is_truncated(void)
+static void short_file_is_reported_as_truncated(void)
 {
 	struct aq_limits limits;
 	struct aq_fault fault;
@@ -126,7 +127,7 @@ static void a_newer_minor_version_is_read(void)
 	aq_limits_unmap(&limits);
 }
 
-static void overhead_is_taken_off_the_limit_and_never_below_zero(void)
+static void overhead_lowers_the_limit_to_zero_at_least(void)
 {
 	struct aq_limits limits;
 	struct aq_fault fault;
@@ -160,7 +161,7 @@ static void devices_are_found_by_uuid(void)
 static struct aq_limits watched;
 static _Atomic bool done;
 
-/* As the agent does, through a mapping of its own, with a checksum that fits only when all words are of one update. */
+/* As the agent does, through its own mapping, with a checksum that matches only when all words are of one update. */
 static void update(struct support_page *mapped, uint64_t bytes)
 {
 	uint64_t generation = atomic_load(&mapped->header.generation);
@@ -209,7 +210,7 @@ static void readers_see_whole_updates_only(void)
 	aq_limits_refresh(&watched);
 	CHECK(watched.device[1].memory_bytes == ((uint64_t)(UPDATES - 1) << 32 | (UPDATES - 1)));
 
-	/* A writer that died half way: the old copy stays, and nobody waits. */
+	/* A writer that was killed while writing: the old copy stays, and no reader waits. */
 	atomic_fetch_or(&mapped->header.generation, 1);
 	mapped->device[0].memory_bytes = 7;
 	CHECK(aq_limits_changed(&watched));
@@ -228,9 +229,9 @@ int main(void)
 {
 	support_directory();
 	damage_is_refused_with_its_reason();
-	a_short_file_is_truncated();
+	short_file_is_reported_as_truncated();
 	a_newer_minor_version_is_read();
-	overhead_is_taken_off_the_limit_and_never_below_zero();
+	overhead_lowers_the_limit_to_zero_at_least();
 	devices_are_found_by_uuid();
 	readers_see_whole_updates_only();
 	support_remove();

@@ -1,7 +1,8 @@
-/* No thread waits for ever. The driver tells a tool of every call, and the tool calls into the front in its turn, now for this and now for
- * that, on each of many threads that take and give back contexts, modules, pools and mappings at a limit that is always near. Who holds a
- * lock across a call of the driver and does not keep to the order of latch.h hangs here. Under ThreadSanitizer this also shows rings of
- * waiting that did not happen to close.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* No thread waits without end. The driver reports every call to a tool, and the tool calls the front in turn, each time something else, on
+ * many threads that take and give back contexts, modules, pools and mappings at a limit that is always near. Code that holds a lock across
+ * a call to the driver and does not keep the order of latch.h hangs here. Under ThreadSanitizer this also shows circles of waiting that did
+ * not close.
  *
  * Argument: the build directory. Needs its simulated driver. */
 #include <dlfcn.h>
@@ -17,7 +18,7 @@
 #define THREADS 6
 #define ROUNDS 400
 #define PATIENCE_SECONDS 120
-#define DEVICES 3 /* of which the first is granted */
+#define DEVICES 3 /* the first of them is granted */
 #define ONE_IN 24 /* of the driver's calls does the tool do something */
 #define CALLS_OF_ONE 64 /* more than any trade makes by itself */
 
@@ -174,7 +175,7 @@ static void look_up_late(void)
 
 static unsigned from_each, calls_left;
 
-/* From every call, but not without end: a pool that is made here may be asked by the driver's next visitor, whose calls make more. */
+/* From every call, but with an end: the driver's next callback may query a pool that is made here, and its calls make more. */
 static void do_from_each(void)
 {
 	if (calls_left && calls_left--)

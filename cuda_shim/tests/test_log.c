@@ -1,5 +1,6 @@
-/* What the shim says is bounded in rate, by kind, and what was not said is counted: with a clock of the test's own, then with threads on
- * the real one and stderr in a file. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Messages of each kind have a bounded rate, and those not printed are counted: with the test's own clock, then with threads on the real
+ * one and stderr in a file. */
 #include "log.h"
 
 #include <pthread.h>
@@ -27,7 +28,7 @@ static unsigned admitted(struct aq_log_rate *rate, uint64_t now_ns, unsigned tri
 	return count;
 }
 
-static void a_flood_is_cut_to_a_burst_and_goes_on_at_the_rate(void)
+static void flood_is_cut_to_a_burst_then_to_the_rate(void)
 {
 	struct aq_log_rate rate = { 0 };
 	uint64_t now_ns = 100 * SECOND_NS, left_out;
@@ -49,7 +50,7 @@ static void silence_fills_the_bucket_and_no_more_than_that(void)
 	CHECK(admitted(&rate, 100000 * SECOND_NS, 100, &left_out) == AQ_LOG_BURST);
 }
 
-static void what_is_said_seldom_is_never_left_out(void)
+static void rare_messages_are_always_printed(void)
 {
 	struct aq_log_rate rate = { 0 };
 	uint64_t left_out;
@@ -79,7 +80,7 @@ static unsigned lines_with(FILE *file, const char *text)
 	return count;
 }
 
-static void a_flood_of_one_kind_hides_no_other_and_threads_and_children_count_together(void)
+static void flood_of_one_kind_hides_no_other_across_threads_and_children(void)
 {
 	pthread_t threads[THREADS];
 	FILE *file = tmpfile();
@@ -103,14 +104,14 @@ static void a_flood_of_one_kind_hides_no_other_and_threads_and_children_count_to
 	CHECK(dup2(real, STDERR_FILENO) >= 0);
 	unsigned said = lines_with(file, "a flood of");
 	CHECK(said >= AQ_LOG_BURST && said <= AQ_LOG_BURST + 60 * AQ_LOG_PER_SECOND); /* a minute, on the slowest machine */
-	CHECK(lines_with(file, "were left out before it)") > 0);
+	CHECK(lines_with(file, "before this one were not printed)") > 0);
 	CHECK(lines_with(file, "another trouble, once") == 1);
 	CHECK(lines_with(file, "a child's own trouble") == 1);
 	close(real);
 	fclose(file);
 }
 
-static void a_long_line_ends_and_still_tells_what_was_left_out(void)
+static void long_line_ends_and_still_counts_dropped_lines(void)
 {
 	char text[2000];
 	FILE *file = tmpfile();
@@ -124,7 +125,7 @@ static void a_long_line_ends_and_still_tells_what_was_left_out(void)
 	sleep(1);
 	aq_log_error("long: %s", text);
 	CHECK(dup2(real, STDERR_FILENO) >= 0);
-	unsigned said = lines_with(file, "long: xxx"), told = lines_with(file, "lines like this one were left out before it)");
+	unsigned said = lines_with(file, "long: xxx"), told = lines_with(file, "similar lines before this one were not printed)");
 	CHECK(said > AQ_LOG_BURST && told >= 1);
 	close(real);
 	fclose(file);
@@ -132,10 +133,10 @@ static void a_long_line_ends_and_still_tells_what_was_left_out(void)
 
 int main(void)
 {
-	a_flood_is_cut_to_a_burst_and_goes_on_at_the_rate();
+	flood_is_cut_to_a_burst_then_to_the_rate();
 	silence_fills_the_bucket_and_no_more_than_that();
-	what_is_said_seldom_is_never_left_out();
-	a_flood_of_one_kind_hides_no_other_and_threads_and_children_count_together();
-	a_long_line_ends_and_still_tells_what_was_left_out();
+	rare_messages_are_always_printed();
+	flood_of_one_kind_hides_no_other_across_threads_and_children();
+	long_line_ends_and_still_counts_dropped_lines();
 	return 0;
 }

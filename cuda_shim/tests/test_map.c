@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The map of what a process holds: against a plain array, with growth, removal in clusters, and many threads. */
 #include <pthread.h>
 #include <string.h>
@@ -15,7 +16,7 @@ static uint64_t key_of(uint32_t i)
 	return 0x7f0000000000ull + (uint64_t)i * 512; /* as neighbouring allocations lie */
 }
 
-static void answers_as_an_array_does(void)
+static void behaves_like_an_array(void)
 {
 	static struct aq_map map;
 	static uint64_t held[KEYS];
@@ -74,7 +75,7 @@ static void add_up(const struct aq_entry *entry, void *context)
 	drained->count++;
 }
 
-static void draining_removes_all_that_match_and_nothing_else(void)
+static void draining_removes_exactly_the_matching_entries(void)
 {
 	static struct aq_map map;
 	struct drained drained = { .device = 1 };
@@ -142,9 +143,9 @@ static void matching_entries_are_listed_up_to_a_number_and_stay(void)
 
 int main(void)
 {
-	answers_as_an_array_does();
+	behaves_like_an_array();
 	zero_is_no_key();
-	draining_removes_all_that_match_and_nothing_else();
+	draining_removes_exactly_the_matching_entries();
 	threads_find_their_own();
 	matching_entries_are_listed_up_to_a_number_and_stay();
 	return 0;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which of the pids that NVML names are the container's: over a region as shims and agent write it, and lists as drivers give them. */
 #define _GNU_SOURCE /* F_OFD_SETLK */
 
@@ -11,7 +12,7 @@
 
 static struct aq_region region;
 static struct aq_listed listed;
-static int processes_fd; /* holds the locks of all processes' lives, and none by which the kernel would name them */
+static int processes_fd; /* holds the liveness locks of all processes, and no lock by which the kernel would name them */
 
 static void lock_life(uint32_t slot, short type)
 {
@@ -72,7 +73,7 @@ static void a_driver_that_names_host_pids_is_understood(void)
 	CHECK(slot_of(7) == -1);
 }
 
-static void a_neighbour_with_the_number_of_a_process_in_the_container_is_none_of_it(void)
+static void neighbour_with_a_container_pid_is_not_the_containers(void)
 {
 	process(0, 7, 4007, 1);
 	LISTS(4007, 7); /* host pids: the neighbour is 7 */
@@ -83,12 +84,12 @@ static void a_neighbour_with_the_number_of_a_process_in_the_container_is_none_of
 	CHECK(slot_of(7) == 0);
 	CHECK(slot_of(8) == -1);
 	process(0, 7, 4007, 0);
-	LISTS(7, 8); /* host pids: none of the container's is on the device */
+	LISTS(7, 8); /* host pids: no process of the container is on the device */
 	CHECK(slot_of(7) == -1);
 	CHECK(slot_of(8) == -1);
 }
 
-static void pids_of_the_container_that_are_host_pids_of_others_there_do_not_confuse(void)
+static void container_pids_that_equal_other_host_pids_are_distinguished(void)
 {
 	process(0, 7, 20, 1);
 	process(1, 20, 30, 1);
@@ -120,7 +121,7 @@ static void without_a_list_the_host_pid_is_believed(void)
 	CHECK(slot_of(8) == 1);
 }
 
-static void who_makes_its_first_context_knows_its_own_pid(void)
+static void process_with_its_first_context_finds_its_own_pid(void)
 {
 	process(0, 7, 4007, 0);
 	region.slot_index = 0;
@@ -130,12 +131,12 @@ static void who_makes_its_first_context_knows_its_own_pid(void)
 
 #define UNSEEN 0 /* the pid of a process in a namespace that the caller cannot look into */
 
-static void who_cannot_be_seen_is_named_by_its_host_pid_in_samples_alone(void)
+static void invisible_process_has_a_host_pid_only_in_samples(void)
 {
 	process(0, 7, 4007, 1);
 	process(1, UNSEEN, 4008, 1);
 	process(2, UNSEEN, 0, 1);
-	LISTS(7); /* translated, and who cannot be seen left out */
+	LISTS(7); /* translated, without those that are not visible */
 	CHECK(slot_of(7) == 0);
 	CHECK(slot_of(4008) == 1);
 	CHECK(slot_of(4007) == -1);
@@ -145,7 +146,7 @@ static void who_cannot_be_seen_is_named_by_its_host_pid_in_samples_alone(void)
 	CHECK(slot_of(4008) == 3);
 }
 
-static void who_was_killed_is_nobody(void)
+static void killed_process_matches_no_slot(void)
 {
 	process(0, 7, 0, 1);
 	process(1, 7, 0, 1); /* the first had that pid in a namespace within */
@@ -186,9 +187,9 @@ static nvmlReturn_t too_many(nvmlDevice_t device, unsigned int *count, nvmlProce
 	return answer(count, processes, 1, AQ_LISTED_MAX + 1);
 }
 
-static void a_client_of_mps_is_listed_once_whatever_lists_it_is_in(void)
+static void mps_client_is_listed_once_from_any_list(void)
 {
-	aq_listed_ask(&listed, NULL, seven_and_eight, eight_and_nine);
+	aq_listed_query(&listed, NULL, seven_and_eight, eight_and_nine);
 	CHECK(listed.known && listed.count == 3);
 	for (unsigned int i = 0; i < 3; i++)
 		CHECK(listed.process[i].pid == 7 + i && listed.process[i].usedGpuMemory == (7 + i) * MIB);
@@ -199,17 +200,17 @@ static void a_client_of_mps_is_listed_once_whatever_lists_it_is_in(void)
 
 static void without_a_list_of_mps_that_of_compute_is_all(void)
 {
-	aq_listed_ask(&listed, NULL, seven_and_eight, NULL);
+	aq_listed_query(&listed, NULL, seven_and_eight, NULL);
 	CHECK(listed.known && listed.count == 2);
-	aq_listed_ask(&listed, NULL, seven_and_eight, too_many);
+	aq_listed_query(&listed, NULL, seven_and_eight, too_many);
 	CHECK(listed.known && listed.count == 2);
 }
 
 static void without_the_list_of_compute_nothing_is_known(void)
 {
-	aq_listed_ask(&listed, NULL, NULL, eight_and_nine);
+	aq_listed_query(&listed, NULL, NULL, eight_and_nine);
 	CHECK(!listed.known && listed.count == 0);
-	aq_listed_ask(&listed, NULL, too_many, eight_and_nine);
+	aq_listed_query(&listed, NULL, too_many, eight_and_nine);
 	CHECK(!listed.known && listed.count == 0);
 }
 
@@ -218,14 +219,14 @@ int main(void)
 	static void (*const tests[])(void) = {
 		a_driver_that_translates_is_understood,
 		a_driver_that_names_host_pids_is_understood,
-		a_neighbour_with_the_number_of_a_process_in_the_container_is_none_of_it,
-		pids_of_the_container_that_are_host_pids_of_others_there_do_not_confuse,
+		neighbour_with_a_container_pid_is_not_the_containers,
+		container_pids_that_equal_other_host_pids_are_distinguished,
 		without_the_agent_the_namespaces_may_be_the_same,
 		without_a_list_the_host_pid_is_believed,
-		who_makes_its_first_context_knows_its_own_pid,
-		who_cannot_be_seen_is_named_by_its_host_pid_in_samples_alone,
-		who_was_killed_is_nobody,
-		a_client_of_mps_is_listed_once_whatever_lists_it_is_in,
+		process_with_its_first_context_finds_its_own_pid,
+		invisible_process_has_a_host_pid_only_in_samples,
+		killed_process_matches_no_slot,
+		mps_client_is_listed_once_from_any_list,
 		without_a_list_of_mps_that_of_compute_is_all,
 		without_the_list_of_compute_nothing_is_known,
 	};

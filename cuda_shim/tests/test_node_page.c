@@ -1,4 +1,6 @@
-/* The node's pages while one who may write them does his worst: nobody else is harmed, and a page that is mended works again. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The node's pages while a container that may write them does its worst: no other is harmed, and a repaired page works again. */
+#define _GNU_SOURCE /* F_SETLEASE */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -27,7 +29,7 @@ static int64_t now_ns(void)
 	return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
-/* As the agent does it: over what is there, so that those who have it open see it. */
+/* As the agent does it: over the old content, so that processes with the file open see it. */
 static void mend(uint64_t magic, size_t bytes)
 {
 	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -55,7 +57,7 @@ static struct aq_node_page opened(uint64_t magic)
 	struct aq_node_page page;
 
 	aq_node_page_open(&page, path, magic);
-	CHECK(page.magic && page.writable);
+	CHECK(page.magic && page.writable && page.fd >= 0 && !page.due_ns);
 	return page;
 }
 
@@ -64,7 +66,7 @@ static struct aq_turns_party party(uint64_t owner)
 	return (struct aq_turns_party){ .owner = owner, .demand_bytes = 10 * GIB, .capacity_bytes = 16 * GIB };
 }
 
-/* One of those who use the pages, launch after launch, until it is ended. */
+/* One of the containers that use the pages, launch after launch, until it is killed. */
 static pid_t worker(unsigned index, uint64_t magic)
 {
 	pid_t pid = fork();
@@ -79,13 +81,13 @@ static pid_t worker(unsigned index, uint64_t magic)
 		if (magic == AQ_TURNS_MAGIC)
 			aq_neighbours_turn(&page, LINE, &asks, now_ns());
 		else if (index % 2)
-			aq_neighbours_want(&page, LINE, &own, now_ns(), MS);
+			aq_neighbours_announce(&page, LINE, &own, now_ns(), MS);
 		else
 			aq_neighbours_percent(&page, LINE, now_ns(), 40);
 	}
 }
 
-static void nobody_dies_of_what_another_does_to_the_page(uint64_t magic, size_t bytes)
+static void damaged_page_kills_no_process(uint64_t magic, size_t bytes)
 {
 	pid_t workers[WORKERS];
 	uint32_t random = 7;
@@ -107,23 +109,23 @@ static void nobody_dies_of_what_another_does_to_the_page(uint64_t magic, size_t 
 	}
 }
 
-static void priority_ends_with_the_page_and_is_back_when_it_is_mended(void)
+static void priority_stops_with_the_page_and_returns_after_repair(void)
 {
 	struct aq_priority_own own = { 0 };
 	int64_t now = now_ns();
 
 	mend(AQ_PRIORITY_MAGIC, sizeof(struct aq_priority_page));
 	struct aq_node_page high = opened(AQ_PRIORITY_MAGIC), low = opened(AQ_PRIORITY_MAGIC);
-	aq_neighbours_want(&high, LINE, &own, now, 100 * MS);
+	aq_neighbours_announce(&high, LINE, &own, now, 100 * MS);
 	CHECK(aq_neighbours_percent(&low, LINE, now, 40) == AQ_PRIORITY_TRICKLE_PERCENT);
 	CHECK(aq_neighbours_percent(&low, LINE + 1, now, 40) == 40);
 	CHECK(truncate(path, 0) == 0);
 	CHECK(aq_neighbours_percent(&low, LINE, now, 40) == 40);
-	aq_neighbours_want(&high, LINE, &own, now, MS);
+	aq_neighbours_announce(&high, LINE, &own, now, MS);
 	struct aq_node_page late = opened(AQ_PRIORITY_MAGIC); /* a container that starts now */
 	mend(AQ_PRIORITY_MAGIC, sizeof(struct aq_priority_page));
 	CHECK(aq_neighbours_percent(&low, LINE, now, 40) == 40);
-	aq_neighbours_want(&high, LINE, &own, now, MS);
+	aq_neighbours_announce(&high, LINE, &own, now, MS);
 	CHECK(aq_neighbours_percent(&low, LINE, now + 90 * MS, 40) == AQ_PRIORITY_TRICKLE_PERCENT); /* with what it had launched before */
 	CHECK(aq_neighbours_percent(&late, LINE, now + 90 * MS, 40) == AQ_PRIORITY_TRICKLE_PERCENT);
 	aq_node_page_close(&high);
@@ -131,7 +133,7 @@ static void priority_ends_with_the_page_and_is_back_when_it_is_mended(void)
 	aq_node_page_close(&late);
 }
 
-static uint64_t turn_on_page(const struct aq_node_page *page)
+static uint64_t turn_on_page(struct aq_node_page *page)
 {
 	struct aq_turns_line line;
 
@@ -139,7 +141,7 @@ static uint64_t turn_on_page(const struct aq_node_page *page)
 	return line.turn;
 }
 
-static void a_turn_is_one_containers_at_a_time_and_lost_with_the_page(void)
+static void time_slot_has_one_holder_and_is_lost_with_the_page(void)
 {
 	struct aq_turns_party one = party(1), other = party(2);
 	int64_t now = now_ns();
@@ -155,14 +157,14 @@ static void a_turn_is_one_containers_at_a_time_and_lost_with_the_page(void)
 	CHECK(aq_neighbours_turn(&page, LINE, &one, now + 3 * MS).may_run && aq_neighbours_turn(&page, LINE, &other, now + 3 * MS).may_run);
 	mend(AQ_TURNS_MAGIC, sizeof(struct aq_turns_page));
 	other_runs = aq_neighbours_turn(&page, LINE, &other, now + 4 * MS).may_run;
-	CHECK(other_runs); /* nobody else is known yet */
+	CHECK(other_runs); /* no other is known yet */
 	bool one_runs = aq_neighbours_turn(&page, LINE, &one, now + 5 * MS).may_run;
 	CHECK(aq_neighbours_turn(&page, LINE, &other, now + 6 * MS).may_run != one_runs);
 	aq_node_page_close(&page);
 }
 
-/* Two who took a turn in the same moment: what the other wrote last is found at the next question. */
-static void the_last_who_wrote_has_the_turn(void)
+/* Two that took a time slot at the same moment: each sees at the next query what the other wrote last. */
+static void last_writer_has_the_time_slot(void)
 {
 	struct aq_turns_party one = party(1), other = party(2);
 	struct aq_turns_line line;
@@ -172,7 +174,7 @@ static void the_last_who_wrote_has_the_turn(void)
 	struct aq_node_page page = opened(AQ_TURNS_MAGIC);
 	aq_neighbours_turn(&page, LINE, &one, now);
 	CHECK(aq_node_page_read(&page, sizeof line * LINE, &line, sizeof line));
-	aq_turns_ask(&line, &other, now); /* sees the line as it was … */
+	aq_turns_query(&line, &other, now); /* sees the line as it was … */
 	CHECK(line.turn);
 	aq_neighbours_turn(&page, LINE, &other, now);
 	CHECK(aq_node_page_write(&page, sizeof line * LINE, &line.turn, sizeof line.turn)); /* … and writes over what came in between */
@@ -181,8 +183,9 @@ static void the_last_who_wrote_has_the_turn(void)
 	aq_node_page_close(&page);
 }
 
-/* Each turn has another number, and memory is sent for when the number changes: one that nobody was told of must have none. */
-static void a_turn_that_cannot_be_told_is_none(void)
+/* Each time slot has another number, and memory is prefetched when the number changes. A slot that could not be written must have no
+ * number. */
+static void time_slot_that_cannot_be_written_is_not_taken(void)
 {
 	struct aq_turns_party one = party(1), other = party(2);
 	int64_t now = now_ns();
@@ -192,24 +195,24 @@ static void a_turn_that_cannot_be_told_is_none(void)
 	CHECK(aq_neighbours_turn(&page, LINE, &other, now).may_run);
 	atomic_store(&page.settled_ns, INT64_MAX); /* as after slow writes */
 	for (unsigned i = 0; i < 3; i++) {
-		struct aq_turns_answer answer = aq_neighbours_turn(&page, LINE, &one, now + i * MS);
+		struct aq_turns_reply answer = aq_neighbours_turn(&page, LINE, &one, now + i * MS);
 		CHECK(answer.may_run && answer.turn == 0);
 	}
 	CHECK(turn_on_page(&page) == 0);
 	atomic_store(&page.settled_ns, 0);
-	struct aq_turns_answer taken = aq_neighbours_turn(&page, LINE, &one, now + 30 * MS);
+	struct aq_turns_reply taken = aq_neighbours_turn(&page, LINE, &one, now + 30 * MS);
 	if (!taken.may_run) /* the other is next, and does not come */
 		taken = aq_neighbours_turn(&page, LINE, &one, now + 60 * MS);
 	CHECK(taken.may_run && taken.turn && taken.turn == turn_on_page(&page));
 	CHECK(!aq_neighbours_turn(&page, LINE, &other, now + 61 * MS).may_run);
 	atomic_store(&page.settled_ns, INT64_MAX);
-	struct aq_turns_answer unseen = aq_neighbours_turn(&page, LINE, &other, now + 90 * MS); /* would wait in a line that it is not in */
+	struct aq_turns_reply unseen = aq_neighbours_turn(&page, LINE, &other, now + 90 * MS); /* would wait in a line that it is not in */
 	CHECK(unseen.may_run && unseen.turn == 0 && turn_on_page(&page) == taken.turn);
 	aq_node_page_close(&page);
 }
 
-/* A program that closes what it does not know, and opens a file of its own. */
-static void another_file_under_the_descriptors_number_is_left_alone(void)
+/* A program that closes unknown descriptors, and opens a file of its own. */
+static void other_file_under_the_same_descriptor_is_not_touched(void)
 {
 	struct aq_priority_own own = { 0 };
 	char own_path[sizeof path + 8], content[8192];
@@ -221,7 +224,7 @@ static void another_file_under_the_descriptors_number_is_left_alone(void)
 	int fd = open(own_path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	CHECK(fd == page.fd && ftruncate(fd, 4096) == 0);
 	errno = EDOM;
-	aq_neighbours_want(&page, LINE, &own, now_ns(), MS);
+	aq_neighbours_announce(&page, LINE, &own, now_ns(), MS);
 	CHECK(aq_neighbours_percent(&page, LINE, now_ns(), 40) == 40);
 	aq_node_page_close(&page);
 	CHECK(errno == EDOM);
@@ -232,7 +235,7 @@ static void another_file_under_the_descriptors_number_is_left_alone(void)
 	unlink(own_path);
 }
 
-static void a_program_that_may_write_no_files_is_not_ended_for_it(void)
+static void program_without_file_writes_is_not_killed(void)
 {
 	struct rlimit none = { 0, 0 };
 	struct aq_priority_own own = { 0 };
@@ -245,7 +248,7 @@ static void a_program_that_may_write_no_files_is_not_ended_for_it(void)
 		struct aq_node_page page = opened(AQ_PRIORITY_MAGIC);
 		if (setrlimit(RLIMIT_FSIZE, &none))
 			_exit(1);
-		aq_neighbours_want(&page, LINE, &own, now_ns(), MS);
+		aq_neighbours_announce(&page, LINE, &own, now_ns(), MS);
 		_exit(0);
 	}
 	CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -266,13 +269,13 @@ static void writing_takes_a_small_part_of_the_time(void)
 	aq_node_page_close(&page);
 }
 
-static int64_t silent_ns(const struct aq_node_page *page, int64_t since_ns)
+static int64_t silent_ns(struct aq_node_page *page, int64_t since_ns)
 {
 	return atomic_load(&page->settled_ns) - since_ns;
 }
 
-/* A thread that lost its processor for 30 ms in the middle of one: who wants the device first could not say so for 0.6 s. */
-static void one_slow_write_is_forgiven_and_the_next_is_made_up_for_with_it(void)
+/* A thread that lost its processor for 30 ms in the middle of a write: it could not report its high priority for 0.6 s. */
+static void one_slow_write_is_excused_and_counted_with_the_next(void)
 {
 	int64_t word = 0, begin = now_ns() - 100 * MS;
 
@@ -296,7 +299,7 @@ static void one_slow_write_is_forgiven_and_the_next_is_made_up_for_with_it(void)
 	aq_node_page_close(&page);
 }
 
-/* Whoever keeps the file for 10 ms of every 11 lets a quick write through between any two slow ones. */
+/* A tenant that holds the file for 10 ms of every 11 lets a quick write through between two slow ones. */
 static void no_pattern_of_slow_writes_takes_more_than_a_twentieth(void)
 {
 	int64_t spent = 0, now = 1000 * MS, begin = now, end = now + 60000 * MS;
@@ -319,20 +322,85 @@ static void no_pattern_of_slow_writes_takes_more_than_a_twentieth(void)
 	aq_node_page_close(&page);
 }
 
+/* A child that holds a lease on the page, until it is killed; it asks for no end of it. */
+static pid_t leaseholder(int kind)
+{
+	int ready[2];
+	char byte;
+
+	CHECK(pipe(ready) == 0);
+	pid_t pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+		signal(SIGIO, SIG_IGN);
+		_exit(fd < 0 || fcntl(fd, F_SETLEASE, kind) || write(ready[1], "", 1) != 1 || pause());
+	}
+	close(ready[1]);
+	bool holds = read(ready[0], &byte, 1) == 1;
+	close(ready[0]);
+	if (holds)
+		return pid;
+	CHECK(waitpid(pid, NULL, 0) == pid);
+	return 0;
+}
+
+/* The lease of another tenant delays a page for as long as it lasts, and no open waits for it. */
+static void page_with_a_lease_is_used_once_the_lease_ends(int kind)
+{
+	struct aq_node_page page;
+	int64_t word = 7, found = 0;
+
+	mend(AQ_PRIORITY_MAGIC, sizeof(struct aq_priority_page));
+	pid_t pid = leaseholder(kind);
+	if (!pid) {
+		printf("no lease can be held here: the page was not tried with one\n");
+		return;
+	}
+	int64_t begin = now_ns();
+	aq_node_page_open(&page, path, AQ_PRIORITY_MAGIC);
+	CHECK(now_ns() - begin < 1000 * MS);
+	CHECK(page.magic && page.writable && page.due_ns);
+	CHECK(aq_node_page_read(&page, 64, &found, sizeof found) == (kind == F_RDLCK)); /* such a lease lets others read */
+	CHECK(!aq_node_page_write(&page, 64, &word, sizeof word));
+	CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
+	atomic_store(&page.due_ns, now_ns() - 1); /* a second has passed */
+	CHECK(aq_node_page_read(&page, 64, &found, sizeof found) && !page.due_ns);
+	CHECK(aq_node_page_write(&page, 64, &word, sizeof word));
+	CHECK(aq_node_page_read(&page, 64, &found, sizeof found) && found == word);
+	aq_node_page_close(&page);
+}
+
+/* What the agent does: while a page is open for writing, it can have no lease of either kind. */
+static void page_that_is_held_open_can_have_no_lease(void)
+{
+	mend(AQ_PRIORITY_MAGIC, sizeof(struct aq_priority_page));
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	CHECK(fd >= 0 && !leaseholder(F_RDLCK) && !leaseholder(F_WRLCK));
+	close(fd);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	CHECK(fd >= 0 && !leaseholder(F_WRLCK));
+	close(fd);
+}
+
 int main(void)
 {
 	snprintf(path, sizeof path, "%s/page", support_directory());
-	nobody_dies_of_what_another_does_to_the_page(AQ_PRIORITY_MAGIC, sizeof(struct aq_priority_page));
-	nobody_dies_of_what_another_does_to_the_page(AQ_TURNS_MAGIC, sizeof(struct aq_turns_page));
-	priority_ends_with_the_page_and_is_back_when_it_is_mended();
-	a_turn_is_one_containers_at_a_time_and_lost_with_the_page();
-	the_last_who_wrote_has_the_turn();
-	a_turn_that_cannot_be_told_is_none();
-	another_file_under_the_descriptors_number_is_left_alone();
-	a_program_that_may_write_no_files_is_not_ended_for_it();
+	damaged_page_kills_no_process(AQ_PRIORITY_MAGIC, sizeof(struct aq_priority_page));
+	damaged_page_kills_no_process(AQ_TURNS_MAGIC, sizeof(struct aq_turns_page));
+	priority_stops_with_the_page_and_returns_after_repair();
+	time_slot_has_one_holder_and_is_lost_with_the_page();
+	last_writer_has_the_time_slot();
+	time_slot_that_cannot_be_written_is_not_taken();
+	other_file_under_the_same_descriptor_is_not_touched();
+	program_without_file_writes_is_not_killed();
 	writing_takes_a_small_part_of_the_time();
-	one_slow_write_is_forgiven_and_the_next_is_made_up_for_with_it();
+	one_slow_write_is_excused_and_counted_with_the_next();
 	no_pattern_of_slow_writes_takes_more_than_a_twentieth();
+	page_with_a_lease_is_used_once_the_lease_ends(F_RDLCK);
+	page_with_a_lease_is_used_once_the_lease_ends(F_WRLCK);
+	page_that_is_held_open_can_have_no_lease();
 	unlink(path);
 	support_remove();
 	return 0;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Slots, charging, killing, reaping, repairing: real processes, real kills. */
 #include <pthread.h>
 #include <signal.h>
@@ -160,7 +161,7 @@ static void killed_processes_leave_nothing(void)
 	CHECK(slowest < 1.0);
 }
 
-static void a_survivor_gets_what_the_killed_held_while_others_go_on(void)
+static void survivor_gets_memory_of_the_killed_while_others_run(void)
 {
 	pid_t busy = fork();
 
@@ -191,11 +192,11 @@ static void a_survivor_gets_what_the_killed_held_while_others_go_on(void)
 
 /* ---- repairing ------------------------------------------------------------------------------------------------- */
 
-static void a_leak_is_repaired_only_when_nobody_is_at_work(void)
+static void leak_is_repaired_only_while_counters_do_not_change(void)
 {
 	attach();
 	atomic_fetch_add(&line()->used_bytes, 5 * MIB); /* as a kill between the line's step and the slot's leaves it */
-	atomic_fetch_add(&mine()->intended, MIB);	/* somebody is between his steps */
+	atomic_fetch_add(&mine()->intended, MIB); /* a process is between two steps */
 	aq_region_reclaim(&region);
 	CHECK(line()->used_bytes == 5 * MIB);
 	atomic_fetch_add(&line()->used_bytes, MIB);
@@ -207,7 +208,7 @@ static void a_leak_is_repaired_only_when_nobody_is_at_work(void)
 	detach();
 }
 
-static void a_line_that_was_scribbled_on_is_raised_to_the_truth(void)
+static void overwritten_line_is_raised_to_the_true_sum(void)
 {
 	attach();
 	CHECK(aq_ledger_charge(line(), mine(), 8 * MIB, LIMIT));
@@ -268,7 +269,7 @@ static void a_slot_dies_with_its_process_although_a_child_lives_on(void)
 	CHECK(write(stop[1], "x", 1) == 1);
 }
 
-static void a_full_house_says_so_and_one_that_leaves_makes_room(void)
+static void full_region_is_reported_and_a_leaving_process_makes_room(void)
 {
 	static struct aq_region crowd[AQ_SLOT_COUNT];
 	struct aq_fault fault;
@@ -290,10 +291,10 @@ static void a_full_house_says_so_and_one_that_leaves_makes_room(void)
 }
 
 /* An older version of the shim buried the slot's owner and did not know all that a slot has. */
-static void what_a_slot_says_of_its_owner_begins_with_the_owner(void)
+static void slot_identity_is_reset_with_each_owner(void)
 {
 	attach();
-	memset(&mine()->context_bytes, 0xa5, offsetof(struct aq_slot_device, reserved) - offsetof(struct aq_slot_device, context_bytes));
+	memset(&mine()->context_bytes, 0xa5, sizeof(struct aq_slot_device) - offsetof(struct aq_slot_device, context_bytes));
 	atomic_store(&aq_region_slot(&region, (uint32_t)region.slot_index)->host_pid, 7);
 	atomic_store(&aq_region_slot(&region, (uint32_t)region.slot_index)->state, AQ_SLOT_FREE);
 	detach();
@@ -302,7 +303,27 @@ static void what_a_slot_says_of_its_owner_begins_with_the_owner(void)
 	CHECK(mine()->context_bytes == 0 && mine()->managed_bytes == 0 && mine()->pool_bytes == 0 && mine()->array_bytes == 0);
 	CHECK(mine()->refusals == 0 && mine()->last_refused_bytes == 0 && mine()->launches == 0 && mine()->busy_ns == 0);
 	CHECK(mine()->throttled_ns == 0 && mine()->contexts == 0 && mine()->waiting == 0 && mine()->module_bytes == 0);
+	CHECK(mine()->unsettled_since_ns == 0);
 	detach();
+}
+
+/* The container pays for the launch that a killed process did not settle, and for one only. */
+static void launch_of_a_dead_process_is_paid_by_the_next_one(void)
+{
+	attach();
+	int64_t before = line()->compute.balance_ns, since = (int64_t)(now_seconds() * 1e9) - 20000000;
+
+	atomic_store(&mine()->unsettled_since_ns, since);
+	detach();
+	attach();
+	int64_t owed = before - line()->compute.balance_ns;
+	CHECK(owed >= 20000000 && owed < AQ_SETTLE_ORPHAN_NS);
+	CHECK(mine()->unsettled_since_ns == 0);
+	detach();
+	attach();
+	CHECK(before - line()->compute.balance_ns == owed);
+	detach();
+	support_write_region();
 }
 
 static void damage_is_refused_with_its_reason(void)
@@ -330,13 +351,14 @@ int main(void)
 	exactly_the_limit_fits();
 	processes_and_threads_together_never_pass_the_limit();
 	killed_processes_leave_nothing();
-	a_survivor_gets_what_the_killed_held_while_others_go_on();
-	a_leak_is_repaired_only_when_nobody_is_at_work();
-	a_line_that_was_scribbled_on_is_raised_to_the_truth();
+	survivor_gets_memory_of_the_killed_while_others_run();
+	leak_is_repaired_only_while_counters_do_not_change();
+	overwritten_line_is_raised_to_the_true_sum();
 	a_forked_child_is_no_part_of_its_parents_slot();
 	a_slot_dies_with_its_process_although_a_child_lives_on();
-	a_full_house_says_so_and_one_that_leaves_makes_room();
-	what_a_slot_says_of_its_owner_begins_with_the_owner();
+	full_region_is_reported_and_a_leaving_process_makes_room();
+	slot_identity_is_reset_with_each_owner();
+	launch_of_a_dead_process_is_paid_by_the_next_one();
 	damage_is_refused_with_its_reason();
 	support_remove();
 	return 0;

@@ -1,4 +1,5 @@
-/* Turns on an oversubscribed device, with time as an argument: who may run when, for as many seconds as it takes. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Time slots on an oversubscribed device, with time as an argument: which container may run when, for any number of seconds. */
 #include <string.h>
 
 #include "limit/turns.h"
@@ -25,7 +26,7 @@ static void fresh(void)
 		parties[i].asks = (struct aq_turns_party){ .owner = 100 + i, .demand_bytes = 10 * GIB, .capacity_bytes = 16 * GIB };
 }
 
-/* All who work ask every millisecond. Answers the most that ran in the same millisecond. */
+/* All active containers query every millisecond. Returns the most that ran in the same millisecond. */
 static unsigned play(int64_t *now, int64_t length_ns)
 {
 	unsigned most = 0;
@@ -38,13 +39,13 @@ static unsigned play(int64_t *now, int64_t length_ns)
 
 			if (!party->works)
 				continue;
-			struct aq_turns_answer answer = aq_turns_ask(&line, &party->asks, *now);
+			struct aq_turns_reply answer = aq_turns_query(&line, &party->asks, *now);
 			if (answer.may_run) {
 				running++;
 				party->ran_ns += MS;
 				party->waits_since = 0;
 			} else {
-				CHECK(answer.again_ns > 0 && answer.again_ns <= AQ_TURNS_MOST_NS && answer.patience_ns >= AQ_TURNS_MOST_NS);
+				CHECK(answer.retry_ns > 0 && answer.retry_ns <= AQ_TURNS_MOST_NS && answer.patience_ns >= AQ_TURNS_MOST_NS);
 				party->waits_since = party->waits_since ? party->waits_since : *now;
 			}
 			int64_t waits = party->waits_since ? *now - party->waits_since : 0;
@@ -75,13 +76,13 @@ static void what_does_not_fit_runs_one_at_a_time_and_all_alike(void)
 
 	fresh();
 	parties[0].works = parties[1].works = parties[3].works = true;
-	play(&now, 5 * MS); /* before all have said what they hold, more than one may begin */
+	play(&now, 5 * MS); /* before all have written what they hold, more than one may begin */
 	CHECK(play(&now, 300 * SECOND) == 1);
 	for (unsigned i = 0; i < PARTIES; i++)
 		CHECK(i == 2 ? !parties[i].ran_ns : parties[i].ran_ns > 85 * SECOND && parties[i].ran_ns < 115 * SECOND);
 }
 
-static void a_turn_is_long_against_the_change_of_memory(void)
+static void time_slot_is_long_against_the_change_of_memory(void)
 {
 	int64_t now = SECOND;
 
@@ -101,19 +102,19 @@ static void a_turn_is_long_against_the_change_of_memory(void)
 	CHECK(parties[0].longest_wait_ns <= AQ_TURNS_MOST_NS + SECOND && parties[0].ran_ns > 100 * SECOND);
 }
 
-static void turns_are_told_apart_and_one_alone_has_none(void)
+static void time_slots_have_distinct_numbers_and_a_lone_container_has_none(void)
 {
 	uint64_t last[2] = { 0, 0 };
 	unsigned changes[2] = { 0, 0 };
 
 	fresh();
-	CHECK(aq_turns_ask(&line, &parties[0].asks, SECOND).turn == 0); /* fits */
+	CHECK(aq_turns_query(&line, &parties[0].asks, SECOND).turn == 0); /* fits */
 	parties[0].asks.demand_bytes = 20 * GIB;
-	CHECK(aq_turns_ask(&line, &parties[0].asks, SECOND).turn == 0); /* does not, but nobody else is there */
+	CHECK(aq_turns_query(&line, &parties[0].asks, SECOND).turn == 0); /* does not, but there is no other */
 	fresh();
 	for (int64_t now = SECOND; now < 60 * SECOND; now += MS)
 		for (unsigned i = 0; i < 2; i++) {
-			struct aq_turns_answer answer = aq_turns_ask(&line, &parties[i].asks, now);
+			struct aq_turns_reply answer = aq_turns_query(&line, &parties[i].asks, now);
 
 			if (answer.may_run && answer.turn && answer.turn != last[i]) {
 				CHECK(answer.turn > last[i] && answer.turn != last[!i]);
@@ -124,7 +125,7 @@ static void turns_are_told_apart_and_one_alone_has_none(void)
 	CHECK(changes[0] > 10 && changes[0] < 20 && changes[1] > 10 && changes[1] < 20); /* of 2 s each, in turns */
 }
 
-static void one_that_rests_or_died_is_passed_over(void)
+static void inactive_or_killed_container_is_skipped(void)
 {
 	int64_t now = SECOND;
 
@@ -141,7 +142,7 @@ static void one_that_rests_or_died_is_passed_over(void)
 	CHECK(parties[0].ran_ns - before > 3 * SECOND);
 }
 
-static void one_alone_that_does_not_fit_the_device_never_waits(void)
+static void lone_container_larger_than_the_device_never_waits(void)
 {
 	int64_t now = SECOND;
 
@@ -152,20 +153,20 @@ static void one_alone_that_does_not_fit_the_device_never_waits(void)
 	CHECK(parties[2].ran_ns == 60 * SECOND);
 }
 
-static void processes_of_one_container_share_its_turn(void)
+static void processes_of_one_container_share_its_time_slot(void)
 {
 	int64_t now = SECOND;
 
 	fresh();
 	parties[0].works = parties[1].works = parties[2].works = true;
-	parties[1].asks.owner = parties[0].asks.owner; /* the demand is the container's, said by both */
+	parties[1].asks.owner = parties[0].asks.owner; /* the demand is the container's, written by both */
 	play(&now, 5 * MS);
 	CHECK(play(&now, 100 * SECOND) == 2);
 	CHECK(parties[0].ran_ns == parties[1].ran_ns);
 	CHECK(parties[2].ran_ns > 40 * SECOND && parties[2].ran_ns < 60 * SECOND);
 }
 
-static void memory_that_was_freed_ends_the_turns(void)
+static void freed_memory_ends_the_time_slots(void)
 {
 	int64_t now = SECOND;
 
@@ -178,8 +179,8 @@ static void memory_that_was_freed_ends_the_turns(void)
 	CHECK(parties[0].waits_since == 0 && parties[1].waits_since == 0);
 }
 
-/* Whatever a tenant leaves on the page, the others are not kept from it for longer than turns last. */
-static void a_line_that_was_scribbled_on_holds_nobody_up(void)
+/* For any bytes that a tenant leaves on the page, the others are blocked no longer than time slots last. */
+static void overwritten_line_blocks_no_container(void)
 {
 	static const unsigned char patterns[] = { 0x00, 0x01, 0x7f, 0x80, 0xa5, 0xff };
 	int64_t now = 1000 * SECOND;
@@ -204,7 +205,7 @@ static void a_line_that_was_scribbled_on_holds_nobody_up(void)
 	}
 }
 
-static void more_containers_than_places_run_without_turns(void)
+static void more_containers_than_places_run_without_time_slots(void)
 {
 	int64_t now = SECOND;
 
@@ -216,7 +217,7 @@ static void more_containers_than_places_run_without_turns(void)
 	for (unsigned i = 0; i < 1000; i++, now += MS) {
 		for (uint64_t j = 0; j < AQ_TURNS_SLOTS; j++)
 			line.slot[j].seen_ns = now;
-		CHECK(aq_turns_ask(&line, &parties[0].asks, now).may_run);
+		CHECK(aq_turns_query(&line, &parties[0].asks, now).may_run);
 	}
 }
 
@@ -224,13 +225,13 @@ int main(void)
 {
 	what_fits_together_runs_together();
 	what_does_not_fit_runs_one_at_a_time_and_all_alike();
-	a_turn_is_long_against_the_change_of_memory();
-	turns_are_told_apart_and_one_alone_has_none();
-	one_that_rests_or_died_is_passed_over();
-	one_alone_that_does_not_fit_the_device_never_waits();
-	processes_of_one_container_share_its_turn();
-	memory_that_was_freed_ends_the_turns();
-	a_line_that_was_scribbled_on_holds_nobody_up();
-	more_containers_than_places_run_without_turns();
+	time_slot_is_long_against_the_change_of_memory();
+	time_slots_have_distinct_numbers_and_a_lone_container_has_none();
+	inactive_or_killed_container_is_skipped();
+	lone_container_larger_than_the_device_never_waits();
+	processes_of_one_container_share_its_time_slot();
+	freed_memory_ends_the_time_slots();
+	overwritten_line_blocks_no_container();
+	more_containers_than_places_run_without_time_slots();
 	return 0;
 }

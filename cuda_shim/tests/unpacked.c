@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unpacked.h"
 
 #include <dlfcn.h>
@@ -45,9 +46,11 @@ static void first_uuid(const char *build, char *uuid)
 
 	snprintf(directory, sizeof(directory), "%s/lib/sim", build);
 	void *nvml = open_library(directory, "libnvidia-ml.so.1");
-	nvmlReturn_t (*init)(void) = (nvmlReturn_t(*)(void))dlsym(nvml, "nvmlInit_v2");
-	nvmlReturn_t (*handle)(unsigned, nvmlDevice_t *) = (nvmlReturn_t(*)(unsigned, nvmlDevice_t *))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
-	nvmlReturn_t (*get)(nvmlDevice_t, char *, unsigned) = (nvmlReturn_t(*)(nvmlDevice_t, char *, unsigned))dlsym(nvml, "nvmlDeviceGetUUID");
+	nvmlReturn_t (*init)(void) = (nvmlReturn_t (*)(void))dlsym(nvml, "nvmlInit_v2");
+	nvmlReturn_t (*handle)(unsigned,
+			       nvmlDevice_t *) = (nvmlReturn_t (*)(unsigned, nvmlDevice_t *))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2");
+	nvmlReturn_t (*get)(nvmlDevice_t, char *, unsigned) = (nvmlReturn_t (*)(nvmlDevice_t, char *, unsigned))dlsym(nvml,
+														      "nvmlDeviceGetUUID");
 	nvmlDevice_t device;
 	CHECK(init && handle && get);
 	CHECK(init() == NVML_SUCCESS && handle(0, &device) == NVML_SUCCESS && get(device, uuid, AQ_UUID_BYTES) == NVML_SUCCESS);

@@ -1,6 +1,7 @@
-"""Writes the chart's values.schema.json: what a value may be is read off the overlays, the components and the programs' settings.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the chart's values.schema.json from the overlays, the components and the programs' settings.
 
-Run it again after adding one: ``.venv/bin/python deploy/helm/make_schema.py``. tests/unit/deploy/test_chart.py keeps it current.
+Run it after you add one of these: ``.venv/bin/python deploy/helm/make_schema.py``. tests/unit/deploy/test_chart.py compares the file.
 """
 
 import json
@@ -9,10 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import agent.mps_settings
+import agent.mps.settings
 import agent.settings
 import scheduler_plugin.settings
-from program.settings import Setting, Table
+from aliquot.process.settings import Setting, Table
 
 CHART = Path(__file__).parent / "aliquot"
 TARGET = CHART / "values.schema.json"
@@ -27,15 +28,15 @@ POD_FIELDS = {
     "tolerations": "array",
     "topologySpreadConstraints": "array",
 }
-"""The fields of a pod that a cluster may want otherwise, with their types. The API server knows what goes into them."""
+"""Fields of a pod that users can set, with their types. The API server checks their content."""
 
 NOT_IN_THE_CHART = {
     "agent": {
-        "node_name": "the manifest has it from the pod",
-        "pod_ip": "the manifest has it from the pod",
-        "placement": "the variant says it",
-        "publish_node_capacity": "kube-scheduler's configuration would have to leave the resources out",
-        "metrics_address": "the pod's port, and where `kubectl vgpu` looks",
+        "node_name": "the manifest takes it from the pod",
+        "pod_ip": "the manifest takes it from the pod",
+        "placement": "set by the variant",
+        "publish_node_capacity": "kube-scheduler's configuration would need another list of resources",
+        "metrics_address": "the pod's port, which `kubectl vgpu` uses",
         "proc_dir": "a mount",
         "host_dir": "a mount of the component driver-limits",
         "cgroup_dir": "a mount of the component driver-limits",
@@ -47,18 +48,18 @@ NOT_IN_THE_CHART = {
     "scheduler": {
         "extender_address": "kube-scheduler's configuration",
         "client_ca_file": "kube-scheduler's configuration",
-        "metrics_address": "the pod's port, and where `kubectl vgpu` looks",
+        "metrics_address": "the pod's port, which `kubectl vgpu` uses",
         "lease_name": "kube-scheduler elects the leader; and a right to the lease",
         "scheduler_lease": "kube-scheduler's configuration, and a right to the lease",
         "lease_namespace": "the release's",
     },
 }
-"""Settings with their counterparts in the manifests, which a value would leave as they are. The chart's README names them too."""
+"""Settings that must agree with another part of the manifests, which a value would not change. The chart's README names them too."""
 BOUNDS: Mapping[str, Mapping[str, Any]] = {
     "webhook_address": {"pattern": r"^(0\.0\.0\.0|\[::\]):[1-9][0-9]*$"},
     "scheduler_name": {"minLength": 1, "not": {"enum": ["default-scheduler"]}},
 }
-"""What the manifests narrow: the API server reaches the webhook at the pod's address, and the cluster has a scheduler of its own."""
+"""Bounds from the manifests: the API server calls the webhook at the pod's address, and the cluster has a default scheduler."""
 
 Schema = dict[str, Any]
 _STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -70,13 +71,14 @@ def schema() -> Schema:
     pull_policy = {"enum": ["Always", "IfNotPresent", "Never"]}
     target = _mapping({"kind": {"type": "string"}, "name": {"type": "string"}}, required=["kind", "name"])
     images = {
+        "registry": {"type": "string", "description": "Prefix of all three names."},
         **dict.fromkeys(("agent", "scheduler", "kubeScheduler"), image),
         "pullPolicy": pull_policy,
         "pullSecrets": _list(_mapping({"name": {"type": "string"}}, required=["name"])),
     }
-    of_mps = _workload("mps", agent.mps_settings.TABLE)
-    values = {
-        "global": {"type": "object", "description": "Helm gives it to every chart."},
+    of_mps = _workload("mps", agent.mps.settings.TABLE)
+    values: dict[str, Schema] = {
+        "global": {"type": "object", "description": "Helm passes it to every chart."},
         "variant": {"enum": ["default", *_folders("overlays")]},
         "components": {**_list({"enum": _folders("components")}), "uniqueItems": True},
         "images": _mapping(images),
@@ -111,7 +113,7 @@ def _workload(part: str, table: Table, **file_only: Schema) -> Mapping[str, Sche
 
 
 def _update_strategy() -> Schema:
-    """Return what the agent's DaemonSet may have. No surge: two agents of one node would both register the resources."""
+    """Return the schema of the agent's update strategy. No surge: two agents on one node would both register the resources."""
     amount = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^([1-9][0-9]?|100)%$"}]}
     return _mapping({"type": {"enum": ["RollingUpdate", "OnDelete"]}, "rollingUpdate": _mapping({"maxUnavailable": amount})})
 
@@ -119,7 +121,9 @@ def _update_strategy() -> Schema:
 def _setting(setting: Setting) -> Schema:
     described = {"description": setting.row.meaning, **BOUNDS.get(setting.name, {})}
     if issubclass(setting.type, StrEnum):
-        return {**described, "enum": list(setting.type)}
+        members = list(setting.type)
+        unquoted = [False, True] if {"on", "off"} <= set(members) else []  # YAML reads on and off as booleans
+        return {**described, "enum": [*members, *unquoted]}
     if setting.type is bool:
         return {**described, "type": "boolean"}
     if setting.type is str:

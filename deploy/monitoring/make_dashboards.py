@@ -1,7 +1,8 @@
-"""Writes the Grafana dashboards beside it: ``python deploy/monitoring/make_dashboards.py``.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the Grafana dashboards: ``python deploy/monitoring/make_dashboards.py``.
 
-A dashboard's JSON is mostly places and defaults; here is what differs. tests/unit/deploy/test_monitoring.py keeps the files equal to what
-this makes, and every query's names and labels to what the agent and the scheduler really serve.
+This file has the content of the panels, and adds positions and defaults. tests/unit/deploy/test_monitoring.py compares the files with its
+output, and the metrics and labels of every query with those that the agent and the scheduler serve.
 """
 
 import json
@@ -22,7 +23,7 @@ BYTES, RATIO, SECONDS, COUNT, CELSIUS, WATTS = "bytes", "percentunit", "s", "sho
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: its queries with what each line is called."""
+    """One panel. ``queries`` has each query with the name of its line."""
 
     title: str
     queries: tuple[tuple[str, str], ...]
@@ -32,7 +33,7 @@ class Panel:
     height: int = 8
     help: str = ""
     red_from: float | None = None
-    """From this value on it is shown in red."""
+    """Values from this one are shown in red."""
     stacked: bool = False
 
 
@@ -46,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """One dashboard. ``variables`` are the labels that can be chosen, with the query that lists their values."""
+    """One dashboard. ``variables`` are the labels that users select, with the query that lists their values."""
 
     uid: str
     title: str
@@ -56,14 +57,14 @@ class Dashboard:
 
 
 def stat(title: str, query: str, unit: str = COUNT, *, red_from: float | None = None, help: str = "") -> Panel:  # noqa: A002
-    """A single number."""
+    """Return a panel with a single number."""
     return Panel(title, ((query, ""),), unit, "stat", width=4, height=4, red_from=red_from, help=help)
 
 
 def events(counter: str, by: str) -> str:
-    """Query how often something happened in the interval, for counters whose series are made when it happens first.
+    """Return a query for the number of events in the interval, for counters that are created at the first event.
 
-    Such a series begins at 1, so that its increase does not hold the first event.
+    Such a counter starts at 1, so its increase misses the first event.
     """
     return f"sum by ({by}) (({counter} unless {counter} offset {RATE}) or increase({counter}[{RATE}]))"
 
@@ -71,7 +72,7 @@ def events(counter: str, by: str) -> str:
 CLUSTER = Dashboard(
     uid="aliquot-cluster",
     title="Aliquot / Cluster",
-    help="All nodes: what is promised, what is used, and what is wrong.",
+    help="All nodes: what is allocated, what is used, and what is wrong.",
     rows=(
         Row(
             "Now",
@@ -79,8 +80,8 @@ CLUSTER = Dashboard(
                 stat("Nodes with GPUs", "count(count by (node) (aliquot_device_health))"),
                 stat("GPUs", "count(aliquot_device_health)"),
                 stat("GPUs not healthy", "count(aliquot_device_health == 0) or vector(0)", red_from=1),
-                stat("Slices", "sum(aliquot_device_shares_allocated)"),
-                stat("Memory promised", "sum(aliquot_device_memory_allocated_bytes) / sum(aliquot_device_memory_total_bytes)", RATIO),
+                stat("Shares", "sum(aliquot_device_shares_allocated)"),
+                stat("Memory allocated", "sum(aliquot_device_memory_allocated_bytes) / sum(aliquot_device_memory_total_bytes)", RATIO),
                 stat("Memory used", "sum(aliquot_device_memory_used_bytes) / sum(aliquot_device_memory_total_bytes)", RATIO),
             ),
         ),
@@ -90,14 +91,14 @@ CLUSTER = Dashboard(
                 Panel(
                     "Device memory",
                     (
-                        ("sum(aliquot_device_memory_total_bytes)", "there is"),
-                        ("sum(aliquot_device_memory_allocated_bytes)", "promised"),
+                        ("sum(aliquot_device_memory_total_bytes)", "total"),
+                        ("sum(aliquot_device_memory_allocated_bytes)", "allocated"),
                         ("sum(aliquot_device_memory_used_bytes)", "used"),
                     ),
                     BYTES,
                 ),
                 Panel("Utilisation by node", (("avg by (node) (aliquot_device_utilization_ratio)", "{{node}}"),), RATIO),
-                Panel("Cores promised by node", (("avg by (node) (aliquot_device_cores_allocated_ratio)", "{{node}}"),), RATIO),
+                Panel("Cores allocated by node", (("avg by (node) (aliquot_device_cores_allocated_ratio)", "{{node}}"),), RATIO),
                 Panel(
                     "Memory in use by namespace",
                     (("sum by (namespace) (aliquot_container_memory_used_bytes)", "{{namespace}}"),),
@@ -108,7 +109,7 @@ CLUSTER = Dashboard(
                     "Time throttled by namespace",
                     ((f"sum by (namespace) (rate(aliquot_container_throttled_seconds_total[{RATE}]))", "{{namespace}}"),),
                     SECONDS,
-                    help="Seconds per second that launches waited for their share of compute.",
+                    help="Seconds per second that launches waited for compute.",
                 ),
                 Panel(
                     "Allocations refused by namespace",
@@ -118,7 +119,7 @@ CLUSTER = Dashboard(
             ),
         ),
         Row(
-            "Trouble",
+            "Problems",
             (
                 Panel("Drift", (("sum by (kind) (aliquot_drift)", "{{kind}}"),), red_from=1),
                 Panel("Audit findings", (("sum by (kind) (aliquot_audit_findings)", "{{kind}}"),), red_from=1),
@@ -130,7 +131,7 @@ CLUSTER = Dashboard(
                 Panel("Containers refused", ((events("aliquot_refusals_total", "reason"), "{{reason}}"),)),
                 Panel("XIDs", ((events("aliquot_xids_total", "xid"), "XID {{xid}}"),)),
                 Panel(
-                    "Containers without their limit in force",
+                    "Containers without enforced limits",
                     (("count by (node) (aliquot_container_enforcement_in_force == 0)", "{{node}}"),),
                     red_from=1,
                 ),
@@ -163,7 +164,7 @@ CLUSTER = Dashboard(
                     "Fragmentation", (("max(aliquot_scheduler_fragmentation_ratio)", "mean part of a GPU that fits no usual shape"),), RATIO
                 ),
                 Panel("Reservations", (("sum by (stage) (aliquot_scheduler_reservations)", "{{stage}}"),)),
-                Panel("Age of what the scheduler knows", (("max by (pod) (aliquot_scheduler_state_age_seconds)", "{{pod}}"),), SECONDS),
+                Panel("Age of the scheduler's state", (("max by (pod) (aliquot_scheduler_state_age_seconds)", "{{pod}}"),), SECONDS),
             ),
         ),
     ),
@@ -171,18 +172,18 @@ CLUSTER = Dashboard(
 
 _ON_NODE = '{node=~"$node"}'
 _OF_AGENT = '{job="aliquot-agent", node=~"$node"}'
-"""For names that every program has: the kubelet's own series carry a node as well."""
+"""For metrics that every program has: the kubelet's series have a node label too."""
 NODE = Dashboard(
     uid="aliquot-node",
     title="Aliquot / Node",
-    help="The GPUs of a node, who shares them, and the agent itself.",
+    help="The GPUs of a node, the containers that share them, and the agent.",
     variables=(("node", "label_values(aliquot_device_info, node)"),),
     rows=(
         Row(
             "GPUs",
             (
                 Panel(
-                    "Memory promised",
+                    "Memory allocated",
                     (
                         (
                             f"aliquot_device_memory_allocated_bytes{_ON_NODE} / aliquot_device_memory_total_bytes{_ON_NODE}",
@@ -209,14 +210,14 @@ NODE = Dashboard(
                 Panel(
                     "Memory errors",
                     ((f"increase(aliquot_device_ecc_errors_total{_ON_NODE}[1h])", "{{device_uuid}} {{type}}"),),
-                    help="In the hour before.",
+                    help="In the last hour.",
                 ),
                 Panel("State", ((f"aliquot_device_health_state{_ON_NODE} == 1", "{{device_uuid}} {{state}}"),), kind="table", width=12),
-                Panel("What the GPUs are", ((f"aliquot_device_info{_ON_NODE}", ""),), kind="table", width=12),
+                Panel("GPU models", ((f"aliquot_device_info{_ON_NODE}", ""),), kind="table", width=12),
             ),
         ),
         Row(
-            "Slices",
+            "Shares",
             (
                 Panel(
                     "Memory of limit",
@@ -239,7 +240,7 @@ NODE = Dashboard(
                     ((f"rate(aliquot_container_throttled_seconds_total{_ON_NODE}[{RATE}])", "{{namespace}}/{{pod}} {{container}}"),),
                     SECONDS,
                 ),
-                Panel("Who holds what", ((f"aliquot_container_info{_ON_NODE}", ""),), kind="table", width=24),
+                Panel("Containers and their GPUs", ((f"aliquot_container_info{_ON_NODE}", ""),), kind="table", width=24),
             ),
         ),
         Row(
@@ -288,11 +289,11 @@ NODE = Dashboard(
 )
 
 _OF_TENANT = '{namespace=~"$namespace", pod=~"$pod"}'
-_SLICE = "{{pod}} {{container}}"
+_SHARE = "{{pod}} {{container}}"
 TENANT = Dashboard(
     uid="aliquot-tenant",
     title="Aliquot / Tenant",
-    help="What the pods of a namespace were granted, what they use, and what held them back.",
+    help="The pods of a namespace: what they were granted, what they use, and what limits them.",
     variables=(
         ("namespace", "label_values(aliquot_container_info, namespace)"),
         ("pod", 'label_values(aliquot_container_info{namespace=~"$namespace"}, pod)'),
@@ -301,12 +302,12 @@ TENANT = Dashboard(
         Row(
             "Now",
             (
-                stat("Slices", f"count(aliquot_container_info{_OF_TENANT}) or vector(0)"),
+                stat("Shares", f"count(aliquot_container_info{_OF_TENANT}) or vector(0)"),
                 stat("Memory granted", f"sum(aliquot_container_memory_limit_bytes{_OF_TENANT})", BYTES),
                 stat("Memory used", f"sum(aliquot_container_memory_used_bytes{_OF_TENANT})", BYTES),
-                stat("GPUs' worth of compute used", f"sum(aliquot_container_utilization_ratio{_OF_TENANT})"),
-                stat("Refused in an hour", f"sum(increase(aliquot_container_refusals_total{_OF_TENANT}[1h]))", red_from=1),
-                stat("Limits not in force", f"count(aliquot_container_enforcement_in_force{_OF_TENANT} == 0) or vector(0)", red_from=1),
+                stat("Compute used, in GPUs", f"sum(aliquot_container_utilization_ratio{_OF_TENANT})"),
+                stat("Refused in the last hour", f"sum(increase(aliquot_container_refusals_total{_OF_TENANT}[1h]))", red_from=1),
+                stat("Limits not enforced", f"count(aliquot_container_enforcement_in_force{_OF_TENANT} == 0) or vector(0)", red_from=1),
             ),
         ),
         Row(
@@ -314,33 +315,33 @@ TENANT = Dashboard(
             (
                 Panel(
                     "Used of limit",
-                    ((f"aliquot_container_memory_used_bytes{_OF_TENANT} / aliquot_container_memory_limit_bytes{_OF_TENANT}", _SLICE),),
+                    ((f"aliquot_container_memory_used_bytes{_OF_TENANT} / aliquot_container_memory_limit_bytes{_OF_TENANT}", _SHARE),),
                     RATIO,
                     red_from=0.95,
                 ),
-                Panel("Used", ((f"aliquot_container_memory_used_bytes{_OF_TENANT}", _SLICE),), BYTES),
-                Panel("Allocations refused", ((f"rate(aliquot_container_refusals_total{_OF_TENANT}[{RATE}])", _SLICE),), "ops"),
+                Panel("Used", ((f"aliquot_container_memory_used_bytes{_OF_TENANT}", _SHARE),), BYTES),
+                Panel("Allocations refused", ((f"rate(aliquot_container_refusals_total{_OF_TENANT}[{RATE}])", _SHARE),), "ops"),
             ),
         ),
         Row(
             "Compute",
             (
                 Panel(
-                    "Used, and where the ceiling is",
+                    "Used, and the limit",
                     (
-                        (f"aliquot_container_utilization_ratio{_OF_TENANT}", _SLICE),
-                        (f"aliquot_container_cores_ceiling_ratio{_OF_TENANT}", f"ceiling of {_SLICE}"),
+                        (f"aliquot_container_utilization_ratio{_OF_TENANT}", _SHARE),
+                        (f"aliquot_container_cores_ceiling_ratio{_OF_TENANT}", f"limit of {_SHARE}"),
                     ),
                     RATIO,
                 ),
                 Panel(
                     "Time throttled",
-                    ((f"rate(aliquot_container_throttled_seconds_total{_OF_TENANT}[{RATE}])", _SLICE),),
+                    ((f"rate(aliquot_container_throttled_seconds_total{_OF_TENANT}[{RATE}])", _SHARE),),
                     SECONDS,
-                    help="Seconds per second that launches waited for their share of compute.",
+                    help="Seconds per second that launches waited for compute.",
                 ),
-                Panel("Launches", ((f"rate(aliquot_container_launches_total{_OF_TENANT}[{RATE}])", _SLICE),), "ops"),
-                Panel("Where the slices are", ((f"aliquot_container_info{_OF_TENANT}", ""),), kind="table", width=24),
+                Panel("Launches", ((f"rate(aliquot_container_launches_total{_OF_TENANT}[{RATE}])", _SHARE),), "ops"),
+                Panel("Containers and their GPUs", ((f"aliquot_container_info{_OF_TENANT}", ""),), kind="table", width=24),
             ),
         ),
     ),
@@ -350,7 +351,7 @@ DASHBOARDS = {"cluster": CLUSTER, "node": NODE, "tenant": TENANT}
 
 
 def to_json(dashboard: Dashboard) -> str:
-    """Return a dashboard as Grafana imports it."""
+    """Return the JSON that Grafana imports."""
     document = {
         "uid": dashboard.uid,
         "title": dashboard.title,

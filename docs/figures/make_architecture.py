@@ -1,4 +1,5 @@
-"""Draw docs/figures/architecture.svg: who talks to whom, and over which interface.
+# SPDX-License-Identifier: Apache-2.0
+"""Draw docs/figures/architecture.svg: the components, and the interfaces between them.
 
 Run it again after an edit: ``python docs/figures/make_architecture.py``. Coordinates are pixels, origin top left.
 """
@@ -72,11 +73,11 @@ DRAWING = [
     Box(800, 250, 240, 60, "NVIDIA driver", ("or the simulated one",)).svg(),
     zone(330, 392, 710, 136, "container"),
     Box(350, 424, 150, 86, "program", ("CUDA, PyTorch, …",)).svg(),
-    Box(600, 424, 240, 86, "shim", ("is libcuda.so.1 here: charges,", "refuses, paces, shows the slice"), ours=True).svg(),
+    Box(600, 424, 240, 86, "shim", ("is libcuda.so.1 here: charges,", "refuses, throttles, shows the share"), ours=True).svg(),
     Box(890, 424, 136, 86, "driver files", ("moved aside,", "same version")).svg(),
     arrow(450, 148, 170, 250, "Binding with the chosen devices", at=(480, 192)),
     arrow(220, 280, 380, 280, "Allocate: a CDI name"),
-    arrow(220, 330, 380, 330, "PreStart: who is it?"),
+    arrow(220, 330, 380, 330, "PreStart: which container?"),
     arrow(620, 280, 800, 280, "NVML"),
     arrow(130, 360, 130, 420, "create", at=(158, 395)),
     arrow(220, 465, 330, 465, "CDI spec", at=(274, 457)),

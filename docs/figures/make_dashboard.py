@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draws dashboard.png: the dashboard's own pages over an example cluster of twelve nodes, in Chromium (Debian: ``chromium``).
 
 Run it again after a change of the pages: ``.venv/bin/python docs/figures/make_dashboard.py``.
@@ -14,15 +15,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from placement.request import pod_request
-from proto import codec, contract, units
-from proto.gpunode import GpuDevice, GpuNode
-from proto.model import ContainerAssignment, ContainerSpec, Device, DeviceShare, Link, LinkKind, Pod, PodAssignment
+from aliquot import contract
+from aliquot.contract import codec, units
+from aliquot.contract.gpunode import GpuDevice, GpuNode
+from aliquot.contract.model import ContainerAssignment, ContainerSpec, Device, DeviceShare, Link, LinkKind, Pod, PodAssignment
+from aliquot.placement.request import pod_request
 from scheduler_plugin.adapters.http import HttpServer
-from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.reasons import NodeReason
-from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.dashboard.history import History
 from scheduler_plugin.dashboard.pages import Dashboard
 from scheduler_plugin.dashboard.picture import Painter

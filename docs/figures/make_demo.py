@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draw docs/figures/demo.svg from a real run of ``aliquot demo``: what the terminal shows while all pods work, and the verdict.
 
 Run it again after a change of the demo: ``.venv/bin/python docs/figures/make_demo.py``. The figure loads no fonts: the viewer has some.
@@ -13,9 +14,9 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
-from aliquot.demo import command, screen
-from aliquot.demo.promises import Promise
-from aliquot.demo.story import Row
+from aliquot_lab.demo import command, screen
+from aliquot_lab.demo.checks import Check
+from aliquot_lab.demo.scenario import Row
 
 WIDTH = 118
 FONT_FACES = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)
@@ -45,10 +46,10 @@ class FigureScreen(screen.SilentScreen):
             self._console.print(Text(title, style="bold"))
             self._console.print(Text(text, style="cyan"))
 
-    def judge(self, promises: Sequence[Promise], notes: Sequence[str]) -> None:
+    def result(self, checks: Sequence[Check], notes: Sequence[str]) -> None:
         """Record the verdict."""
-        held = sum(promise.held for promise in promises)
-        self._console.print(Text(f"{held} of {len(promises)} promises held.", style="bold green" if held == len(promises) else "bold red"))
+        held = sum(check.passed for check in checks)
+        self._console.print(Text(f"{held} of {len(checks)} checks passed.", style="bold green" if held == len(checks) else "bold red"))
 
 
 def main() -> None:

@@ -1,1 +1,3 @@
-"""The world: the Kubernetes API, HTTP servers and clocks. Thin: they translate types and errors, and decide nothing."""
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters to the outside: the Kubernetes API, HTTP servers, certificates and clocks. They translate types and errors, and decide
+nothing."""

@@ -1,5 +1,7 @@
-"""Reads and makes X.509 certificates: the webhook's certificate authority and what it signs. What is to be made is decided in
-``core.certificate``. Values in, values out, but for the randomness of keys and serial numbers.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and creates X.509 certificates: the webhook's certificate authority and its serving certificate.
+
+``core.certificate`` decides what to create. Values in, values out, except the random keys and serial numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ from scheduler_plugin.core.certificate import AUTHORITIES, AUTHORITY_KEY, CERTIF
 AUTHORITY_LIFE: Final = timedelta(days=3650)
 CERTIFICATE_LIFE: Final = timedelta(days=90)
 CLOCK_SKEW: Final = timedelta(minutes=5)
-"""Certificates begin so long ago, for API servers whose clock is behind ours."""
+"""How long before its creation a certificate becomes valid, for API servers with a clock behind ours."""
 _UNREADABLE: Final = (KeyError, ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound)
 
 
@@ -89,7 +91,7 @@ def _serving(data: Mapping[str, bytes], authorities: list[x509.Certificate], fla
             flaws.append(f"{KEY} is not the key of {CERTIFICATE}")
             return None
         if not any(_signed(certificate, authority) for authority in authorities):
-            flaws.append(f"{CERTIFICATE} was signed by none of {AUTHORITIES}")
+            flaws.append(f"{CERTIFICATE} was not signed by any certificate in {AUTHORITIES}")
             return None
     except _UNREADABLE as exc:
         flaws.append(f"{CERTIFICATE} and {KEY}: {exc}")
@@ -108,7 +110,7 @@ def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
 def _read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     key = serialization.load_pem_private_key(pem, password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError("want a key on an elliptic curve")  # noqa: TRY004 - the content is wrong, not the caller's type
+        raise ValueError("expected a key on an elliptic curve")  # noqa: TRY004 - the content is wrong, not the caller's type
     return key
 
 

@@ -1,8 +1,10 @@
-"""HTTP servers on aiohttp: verbs take a body and answer one, pages take nothing. TLS files are read again when they change.
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP servers on aiohttp: a verb takes a body and returns one, a page takes no body. TLS files are reloaded when they change.
 
-Bodies are bounded, and both a body and a connection's first request must arrive within a time, so that neither a large nor a slow client
-costs the others anything. What many of them have under way together is bounded too: past that a call is answered 503, and a client that
-does not take its answer is cut off. A WireError is the client's fault: 400 with the sentence; a NotReadyError is a 503.
+Bodies have a limit in size, and a body and the first request of a connection have a limit in time, so that large or slow clients do not
+harm others. All calls together have a limit in memory: beyond it a call gets 503. A client that does not read its reply is disconnected. A
+compressed body gets 415 and is never unpacked. A WireError becomes 400 with its message, a NotReadyError becomes 503. A request that is no
+HTTP gets 400 and a line at debug level.
 """
 
 import asyncio
@@ -16,34 +18,35 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakSet
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from program.listening import WILDCARDS, listening_address, listening_socket
-from program.settings import SettingsError
+from aliquot.process.listening import WILDCARDS, listening_address, listening_socket
+from aliquot.process.settings import SettingsError
 from scheduler_plugin.errors import NotReadyError, WireError
 
 logger = logging.getLogger(__name__)
 
 BODY_SECONDS: Final = 10.0
 FIRST_REQUEST_SECONDS: Final = 10.0
-"""Within this time of connecting, a client must have sent the head of a request; between requests aiohttp's keep-alive time counts."""
+"""Limit from the connection to the head of the first request; between requests, aiohttp's keep-alive time holds."""
 HANDSHAKE_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 30.0
-"""Within this time a client must have taken its answer."""
+"""Limit for a client to read its reply."""
 MAX_HELD_BYTES: Final = 64 << 20
-"""Bodies and answers that one server holds at a time, at least two bodies of the largest size. An answer takes twice its size."""
+"""Limit of bodies and replies in memory per server; at least two bodies of the largest size. A reply takes twice its size."""
 MAX_CONNECTIONS: Final = 1024
 BACKLOG: Final = 512
 """Connections that wait to be accepted."""
 CERTIFICATE_SECONDS: Final = 10.0
-"""How soon a rotated certificate is used."""
+"""Interval in which files are checked for a rotated certificate."""
 
 Verb = Callable[[bytes], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer."""
+    """The reply of a page."""
 
     status: int
     content_type: str
@@ -56,7 +59,7 @@ PageMaker = Callable[[web.Request], Page | Awaitable[Page]]
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where certificate and key are, and, for mutual TLS, the CA whose clients are let in."""
+    """Paths of certificate and key and, for mutual TLS, of the CA of the allowed clients."""
 
     certificate: Path
     key: Path
@@ -64,23 +67,58 @@ class TlsFiles:
 
 
 class _BusyError(Exception):
-    """More is under way than is held at a time."""
+    """The calls in progress use too much memory."""
 
 
 @dataclass(slots=True)
 class _Hold:
-    """What a call holds, in bytes."""
+    """The memory of a call, in bytes."""
 
     size: int = 0
 
 
-class _TurnedAway(asyncio.Protocol):
-    """A connection too many."""
+class _WithoutClientFaults(logging.Filter):
+    """Turns an error with a traceback into one line at debug level when the client caused it: a malformed request, a lost connection."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to keep a record."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError | ConnectionError):
+            return True
+        logger.debug("a client's request ended early: %s", error)
+        return False
+
+
+_protocol_logger = logging.getLogger(f"{__name__}.protocol")
+_protocol_logger.addFilter(_WithoutClientFaults())
+
+
+class _Refused(asyncio.Protocol):
+    """A connection beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Close it."""
         if isinstance(transport, asyncio.Transport):
             transport.abort()
+
+
+async def _answer_expectation(request: web.Request) -> None:
+    """Tell a client to send its body. aiohttp's own function quotes the header in its refusal, and fails where that is no valid text."""
+    if request.headers[hdrs.EXPECT].lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text="header Expect: expected 100-continue; leave the header out\n")
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the response itself has not begun
+
+
+def _refusal_of_others(allowed: Mapping[str, str]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Refuse what no verb or page takes. Args: allowed: the method by path."""
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        if request.path in allowed:
+            raise web.HTTPMethodNotAllowed(request.method, [allowed[request.path]])
+        raise web.HTTPNotFound
+
+    return refuse
 
 
 class HttpServer:
@@ -96,7 +134,7 @@ class HttpServer:
         max_body_bytes: int = 1 << 20,
         tls: TlsFiles | ssl.SSLContext | None = None,
     ) -> None:
-        """Args: tls: files to load and to follow, or a context whose certificate somebody else keeps."""
+        """Args: tls: files to load and to watch, or a context that the caller updates."""
         self._host, self._port = host, port
         self._max_body_bytes = max_body_bytes
         self._tls = tls if isinstance(tls, TlsFiles) else None
@@ -104,18 +142,20 @@ class HttpServer:
         self._loaded: tuple[int, ...] = ()
         self._watcher: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
-        self._spoken: WeakSet[asyncio.BaseTransport] = WeakSet()
+        self._has_requested: WeakSet[asyncio.BaseTransport] = WeakSet()
         self._held_bytes = 0
         self._most_held_bytes = max(MAX_HELD_BYTES, 2 * max_body_bytes)
         application = web.Application(client_max_size=max_body_bytes, middlewares=[self._note_request])
         for path, verb in (verbs or {}).items():
-            application.router.add_post(path, self._verb_handler(verb))
+            application.router.add_post(path, self._verb_handler(verb), expect_handler=_answer_expectation)
         for path, page in (pages or {}).items():
-            application.router.add_get(path, self._page_handler(page))
-        self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
+            application.router.add_get(path, self._page_handler(page), expect_handler=_answer_expectation)
+        allowed = dict.fromkeys(pages or {}, hdrs.METH_GET) | dict.fromkeys(verbs or {}, hdrs.METH_POST)
+        application.router.add_route("*", "/{path:.*}", _refusal_of_others(allowed), expect_handler=_answer_expectation)
+        self._runner = web.AppRunner(application, access_log=None, handle_signals=False, auto_decompress=False, logger=_protocol_logger)
 
     async def start(self) -> str:
-        """Begin to serve; return the address as ``host:port``. Raises SettingsError when it is taken or the certificate is unusable."""
+        """Start to serve; return the address as ``host:port``. Raises SettingsError if it is in use or the certificate is invalid."""
         if self._tls is not None:
             self._context = self._new_context(self._tls)
             self._watcher = asyncio.create_task(self._follow_files(self._tls), name="certificates")
@@ -136,7 +176,7 @@ class HttpServer:
         return listening_address(self._host, self._server.sockets[0].getsockname()[:2])
 
     async def stop(self) -> None:
-        """End; requests under way get a moment."""
+        """Stop; requests in progress get a moment to end."""
         if self._watcher is not None:
             self._watcher.cancel()
         if self._server is not None:
@@ -146,15 +186,15 @@ class HttpServer:
     def _accept(self) -> asyncio.Protocol:
         server = self._runner.server
         if server is None:
-            raise RuntimeError("a connection came before the server was set up")
+            raise RuntimeError("got a connection before the server was set up")
         if len(server.connections) >= MAX_CONNECTIONS:
-            return _TurnedAway()
+            return _Refused()
         protocol = server()
         asyncio.get_running_loop().call_later(FIRST_REQUEST_SECONDS, self._close_if_silent, protocol)
         return protocol
 
     def _close_if_silent(self, protocol: web.RequestHandler) -> None:
-        if protocol.transport is not None and protocol.transport not in self._spoken:
+        if protocol.transport is not None and protocol.transport not in self._has_requested:
             protocol.transport.abort()
 
     @web.middleware
@@ -162,7 +202,7 @@ class HttpServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         if request.transport is not None:
-            self._spoken.add(request.transport)
+            self._has_requested.add(request.transport)
         try:
             return await handler(request)
         except _BusyError as exc:
@@ -170,9 +210,15 @@ class HttpServer:
 
     def _verb_handler(self, verb: Verb) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
+            encoding = ", ".join(request.headers.getall("Content-Encoding", ()))
+            if encoding.strip().lower() not in {"", "identity"}:
+                text = f"found a body with Content-Encoding {encoding!r}, expected one that is not compressed\n"
+                return web.Response(status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text=text)
             with self._holding() as hold:
                 try:
                     body = await asyncio.wait_for(self._read(request, hold), BODY_SECONDS)
+                except (web.RequestPayloadError, ConnectionError) as exc:  # bad chunks, or the client left
+                    return web.Response(status=400, text=f"cannot read the body: {exc}\n")
                 except TimeoutError:
                     return web.Response(status=408, text=f"the body did not arrive within {BODY_SECONDS:g} s\n")
                 try:
@@ -198,7 +244,7 @@ class HttpServer:
 
     @contextmanager
     def _holding(self) -> Iterator[_Hold]:
-        """Count what one call holds, until it ends."""
+        """Count the memory of one call, until it ends."""
         hold = _Hold()
         try:
             yield hold
@@ -206,16 +252,14 @@ class HttpServer:
             self._held_bytes -= hold.size
 
     def _take(self, hold: _Hold, size: int) -> None:
-        """Count more for a call. Raises _BusyError: the calls under way hold too much already."""
+        """Count more memory for a call. Raises _BusyError if all calls together would exceed the limit."""
         if self._held_bytes > hold.size and self._held_bytes + size > self._most_held_bytes:
-            raise _BusyError(
-                f"calls under way hold {self._held_bytes} bytes, and at most {self._most_held_bytes} are held: try again later"
-            )
+            raise _BusyError(f"too busy: calls in progress use {self._held_bytes} of {self._most_held_bytes} bytes; retry later")
         hold.size += size
         self._held_bytes += size
 
     async def _read(self, request: web.Request, hold: _Hold) -> bytes:
-        """Read a body, counting it as it comes. Raises _BusyError, HTTPRequestEntityTooLarge."""
+        """Read a body, and count it chunk by chunk. Raises _BusyError, HTTPRequestEntityTooLarge."""
         chunks: list[bytes] = []
         while chunk := await request.content.readany():
             if hold.size + len(chunk) > self._max_body_bytes:
@@ -225,7 +269,7 @@ class HttpServer:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _send(self, request: web.Request, response: web.Response, hold: _Hold) -> web.StreamResponse:
-        """Write an answer while its call still counts; a client that does not take it in time is cut off. Raises _BusyError."""
+        """Write a reply while its call still counts; a client that does not read it in time is disconnected. Raises _BusyError."""
         self._take(hold, response.content_length or 0)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -235,7 +279,7 @@ class HttpServer:
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            logger.debug("a client went before it had its answer")
+            logger.debug("a client disconnected before it read its reply")
         return response
 
     def _new_context(self, files: TlsFiles) -> ssl.SSLContext:
@@ -249,9 +293,9 @@ class HttpServer:
         return context
 
     async def _follow_files(self, files: TlsFiles) -> None:
-        """Load what was rotated into the context in use: new connections get it, old ones go on.
+        """Load rotated files into the context in use: new connections use them, open connections continue.
 
-        A client CA that is new is trusted from then on beside the former, which OpenSSL forgets at the next start only.
+        A new client CA is trusted in addition to the old one, which OpenSSL forgets only at the next start.
         """
         while True:
             await asyncio.sleep(CERTIFICATE_SECONDS)
@@ -260,9 +304,9 @@ class HttpServer:
                 if stamps != self._loaded and self._context is not None:
                     _load(self._context, files)
                     self._loaded = stamps
-                    logger.info("the certificate %s was loaded again", files.certificate)
+                    logger.info("reloaded the certificate %s", files.certificate)
             except (OSError, ssl.SSLError) as exc:
-                logger.warning("the changed certificate %s cannot be used, the old one stays: %s", files.certificate, exc)
+                logger.warning("cannot use the changed certificate %s, so the old one stays in use: %s", files.certificate, exc)
 
 
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:

@@ -1,14 +1,15 @@
-"""The Secret that keeps the webhook's certificate, and the webhook configurations whose callers are to trust it."""
+# SPDX-License-Identifier: Apache-2.0
+"""The Secret that keeps the webhook's certificate, and the webhook configurations that make the API server trust it."""
 
 import base64
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import quote
 
 import msgspec
 
-from scheduler_plugin.adapters.kube import KubeConnection
-from scheduler_plugin.errors import KubeApiError, KubeNotFoundError
+from aliquot.kube.errors import KubeNotFoundError, decode_reply
+from aliquot.kube.requests import JSON_PATCH, MERGE_PATCH, namespaced, object_path
+from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.ports import SecretRecord, WebhookKind
 
 _CONFIGURATIONS: Final = "/apis/admissionregistration.k8s.io/v1"
@@ -43,7 +44,8 @@ class KubeCertificate:
     def __init__(self, connection: KubeConnection, namespace: str, secret: str, configuration: str) -> None:
         """Args: secret: its name. configuration: the name of both webhook configurations."""
         self._connection = connection
-        self._collection = f"/api/v1/namespaces/{quote(namespace, safe='')}/secrets"
+        self._collection = namespaced("secrets", namespace)
+        self._path = object_path(self._collection, secret)
         self._secret = secret
         self._configuration = configuration
 
@@ -53,10 +55,7 @@ class KubeCertificate:
             data = await self._connection.request("GET", self._path)
         except KubeNotFoundError:
             return None
-        try:
-            secret = msgspec.json.decode(data, type=_Secret)
-        except msgspec.DecodeError as exc:
-            raise KubeApiError(f"the API answered with something that is no Secret: {exc}") from exc
+        secret = decode_reply(data, _Secret, "a Secret")
         return SecretRecord(secret.data or {}, secret.metadata.resource_version)
 
     async def write(self, data: Mapping[str, bytes], version: str | None) -> None:
@@ -66,27 +65,20 @@ class KubeCertificate:
             await self._connection.request("POST", self._collection, body=body)
             return
         patch = {"metadata": {"resourceVersion": version}, "data": dict(data)}
-        await self._connection.request("PATCH", self._path, body=patch, content_type="application/merge-patch+json")
+        await self._connection.request("PATCH", self._path, body=patch, content_type=MERGE_PATCH)
 
     async def trust(self, kind: WebhookKind, authorities: bytes) -> bool:
         """See ``ports.CertificateApi``."""
-        path = f"{_CONFIGURATIONS}/{kind.value}/{quote(self._configuration, safe='')}"
+        path = object_path(f"{_CONFIGURATIONS}/{kind.value}", self._configuration)
         data = await self._connection.request("GET", path)
-        try:
-            webhooks = msgspec.json.decode(data, type=_Configuration).webhooks or []
-        except msgspec.DecodeError as exc:
-            raise KubeApiError(f"the API answered with something that is no webhook configuration: {exc}") from exc
+        webhooks = decode_reply(data, _Configuration, "a webhook configuration").webhooks or []
         bundle = base64.b64encode(authorities).decode()
         patch: list[dict[str, str]] = []
         for place, webhook in enumerate(webhooks):
             if webhook.client_config.ca_bundle != bundle:
-                # The name is tested because webhooks have no key in a JSON patch but their place, which may have changed.
+                # In a JSON patch a webhook is known only by its place, which may have changed, so test the name too.
                 patch.append({"op": "test", "path": f"/webhooks/{place}/name", "value": webhook.name})
                 patch.append({"op": "add", "path": f"/webhooks/{place}/clientConfig/caBundle", "value": bundle})
         if patch:
-            await self._connection.request("PATCH", path, body=patch, content_type="application/json-patch+json")
+            await self._connection.request("PATCH", path, body=patch, content_type=JSON_PATCH)
         return bool(patch)
-
-    @property
-    def _path(self) -> str:
-        return f"{self._collection}/{quote(self._secret, safe='')}"

@@ -1,4 +1,5 @@
-"""Range queries of Prometheus' HTTP API over aiohttp. Every answer is bounded in time, size and number at once."""
+# SPDX-License-Identifier: Apache-2.0
+"""Range queries of Prometheus' HTTP API over aiohttp, with limits on time, size and concurrency."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from scheduler_plugin.errors import HistoryError
 REQUEST_SECONDS: Final = 5.0
 MAX_ANSWER_BYTES: Final = 1 << 20
 AT_ONCE: Final = 4
-"""Queries under way; more wait for their turn, so that many open pages are no load on Prometheus."""
+"""Concurrent queries; further ones wait, so that many open pages do not load Prometheus."""
 
 
 class _Series(msgspec.Struct):
@@ -30,11 +31,11 @@ class _Answer(msgspec.Struct):
 
 
 class Prometheus:
-    """Implements ``dashboard.history.MetricStore`` for the server at a URL, used on one event loop. Connects when first asked."""
+    """Implements ``dashboard.history.MetricStore`` for the server at a URL, used on one event loop. Connects at the first query."""
 
     def __init__(self, url: str) -> None:
         self._url = f"{url.rstrip('/')}/api/v1/query_range"
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -45,12 +46,12 @@ class Prometheus:
     async def query_range(self, query: str, start: float, end: float, step_seconds: float) -> Sequence[tuple[float, float]]:
         """See ``MetricStore``."""
         form = {"query": query, "start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step_seconds:g}"}
-        async with self._turns:
+        async with self._slots:
             answer = await self._ask(form)
         if answer.status != "success":
-            raise HistoryError(f"Prometheus refuses a query: {answer.error[:200]}")
+            raise HistoryError(f"Prometheus refused a query: {answer.error[:200]}")
         if len(answer.data.result) > 1:
-            raise HistoryError(f"Prometheus answers {len(answer.data.result)} series where one sum was asked for")
+            raise HistoryError(f"Prometheus returned {len(answer.data.result)} series, expected 1")
         points = answer.data.result[0].values if answer.data.result else []
         return [(at, float(value)) for at, value in points]
 
@@ -63,13 +64,13 @@ class Prometheus:
                 body = await _bounded(response)
                 status = response.status
         except TimeoutError as exc:
-            raise HistoryError(f"Prometheus at {self._url}: no answer in {REQUEST_SECONDS:g} s") from exc
+            raise HistoryError(f"Prometheus at {self._url}: no reply within {REQUEST_SECONDS:g} s") from exc
         except (aiohttp.ClientError, OSError) as exc:
             raise HistoryError(f"Prometheus at {self._url}: {exc}") from exc
         try:
             return msgspec.json.decode(body, type=_Answer, strict=False)
         except msgspec.MsgspecError as exc:
-            raise HistoryError(f"Prometheus at {self._url} answers {status} and nothing that its API would: {exc}") from exc
+            raise HistoryError(f"Prometheus at {self._url} returned status {status} with an invalid body: {exc}") from exc
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -77,5 +78,5 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > MAX_ANSWER_BYTES:
-            raise HistoryError(f"Prometheus answers more than {MAX_ANSWER_BYTES >> 10} KiB")
+            raise HistoryError(f"Prometheus returned more than {MAX_ANSWER_BYTES >> 10} KiB")
     return bytes(body)

@@ -1,7 +1,8 @@
-"""A TLS context whose certificate comes from memory and can be replaced while it is in use.
+# SPDX-License-Identifier: Apache-2.0
+"""A TLS context with a certificate from memory, which can be replaced while the context is in use.
 
-OpenSSL's interface in Python reads certificates from files only, so they pass through a file without a name that exists in memory for that
-moment: the key is never on a disk, and the file system may be read-only.
+Python's OpenSSL interface loads certificates from files only. So they are written to an unnamed file in memory for that moment: the key is
+never on a disk, and the file system may be read-only.
 """
 
 import os
@@ -25,6 +26,6 @@ class ServingContext:
                 file.write(certificate + key)
             self.context.load_cert_chain(f"/proc/self/fd/{descriptor}")
         except (OSError, ssl.SSLError) as exc:
-            raise CertificateError(f"it cannot be served: {exc}") from exc
+            raise CertificateError(f"cannot serve the certificate: {exc}") from exc
         finally:
             os.close(descriptor)

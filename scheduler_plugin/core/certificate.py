@@ -1,8 +1,9 @@
-"""What is to be done about the webhook's certificate, given what is kept of it and the time.
+# SPDX-License-Identifier: Apache-2.0
+"""Decides when to renew the webhook's certificate, given the stored one and the time.
 
-Kept are a certificate authority (CA) and a serving certificate that it signed. Every replica decides by these rules alone, so they need no
-leader: whoever looks first acts, the others find it done. A new authority is put in front of the old one long before it signs anything: the
-serving certificate is renewed first where both are due, and then not for weeks. So all callers trust an authority before it is used.
+Stored are a certificate authority (CA) and a serving certificate that it signed. All replicas decide by these rules alone, so they need no
+leader: the first replica acts, and the others find the work done. A new authority is put in front of the old one long before it signs: if
+both are due, the serving certificate is renewed first, and then not for weeks. So all callers trust an authority before it is used.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from proto import contract
+from aliquot import contract
 from scheduler_plugin.errors import CertificateError
 
 WEBHOOK_SERVICE: Final = f"{contract.PRODUCT}-webhook"
@@ -18,14 +19,14 @@ WEBHOOK_SERVICE: Final = f"{contract.PRODUCT}-webhook"
 WEBHOOK_CONFIGURATION: Final = contract.PRODUCT
 """The name of the mutating and of the validating webhook configuration."""
 AUTHORITIES, AUTHORITY_KEY, CERTIFICATE, KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
-"""What the Secret holds, as PEM: the trusted authorities, of which the first signs; its key; the serving certificate and its key."""
+"""The keys of the Secret, in PEM: the trusted authorities (the first one signs), its key, the serving certificate and its key."""
 _KEYS: Final = frozenset({AUTHORITIES, AUTHORITY_KEY, CERTIFICATE, KEY})
 LIFE_LEFT_AT_RENEWAL: Final = 1 / 3
-"""Of ten years and of 90 days that is time enough to notice that a renewal fails."""
+"""Of ten years and of 90 days, this leaves enough time to notice a failing renewal."""
 
 
 class Step(Enum):
-    """What to do."""
+    """The next action."""
 
     KEEP = "keep what is there"
     RENEW_CERTIFICATE = "sign a new serving certificate"
@@ -41,48 +42,48 @@ class Span:
     ends_at: float
 
     def due(self, now: float) -> bool:
-        """Whether so little of its life is left that it is to be renewed."""
+        """Whether less than a third of its life is left, so that it must be renewed."""
         return now >= self.ends_at - (self.ends_at - self.begins_at) * LIFE_LEFT_AT_RENEWAL
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What is kept, as far as it can be used."""
+    """The usable parts of what is stored."""
 
     authority: Span | None = None
-    """The authority that signs; None without one whose key is there."""
+    """The authority that signs; None if there is no authority with its key."""
     certificate: Span | None = None
-    """The serving certificate; None without one that has its key and was signed by an authority that is kept."""
+    """The serving certificate; None if its key is missing or no stored authority signed it."""
     names: frozenset[str] = frozenset()
-    """The host names that the serving certificate is for."""
+    """The host names of the serving certificate."""
     flaws: tuple[str, ...] = ()
-    """What cannot be used and why."""
+    """Which parts cannot be used, and why."""
 
     def serves(self, now: float) -> bool:
-        """Whether there is a certificate to serve with at this time."""
+        """Whether there is a valid certificate at this time."""
         return self.certificate is not None and now < self.certificate.ends_at
 
 
 def host_names(namespace: str) -> tuple[str, ...]:
-    """Return the names by which the webhook's Service is called; the API server uses the first."""
+    """Return the host names of the webhook's Service; the API server uses the first."""
     name = f"{WEBHOOK_SERVICE}.{namespace}.svc"
     return name, f"{name}.cluster.local"
 
 
 def check_ownership(data: Mapping[str, bytes]) -> None:
-    """Refuse a Secret that somebody else fills: an empty one is ours to fill, else it has exactly our keys.
+    """Refuse a Secret of another owner: ours is empty or has exactly our keys.
 
     Raises: CertificateError.
     """
     if data and data.keys() != _KEYS:
         raise CertificateError(
-            f"it holds {', '.join(sorted(data))}, want {', '.join(sorted(_KEYS))} or nothing at all: somebody else fills this Secret, "
-            "so name another one in webhookCertificateSecret, or mount it and set tlsCertFile and tlsKeyFile"
+            f"the Secret has the keys {', '.join(sorted(data))}, expected {', '.join(sorted(_KEYS))} or no key: another program fills it, "
+            "so set webhookCertificateSecret to another Secret, or mount this one and set tlsCertFile and tlsKeyFile"
         )
 
 
 def next_step(holdings: Holdings, names: Collection[str], now: float) -> Step:
-    """Say what is to be done first; asked again after that, in the end it is KEEP."""
+    """Return the next action. After it, call again until the result is KEEP."""
     if holdings.authority is None or now >= holdings.authority.ends_at:
         return Step.START_AFRESH
     if holdings.certificate is None or holdings.certificate.due(now) or not holdings.names.issuperset(names):

@@ -1,1 +1,2 @@
-"""A read-only picture of the cluster in a browser: what each GPU is filled with, what waits and why. Nothing here changes anything."""
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard: a read-only view of the cluster in a browser, with the shares on each GPU, and the waiting pods with their reasons."""

@@ -1,7 +1,8 @@
-"""What the dashboard shows of the past: a fixed set of questions to Prometheus about the cluster, one GPU or one pod.
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard's history: a fixed set of Prometheus queries about the cluster, one GPU or one pod.
 
-A browser names a subject and a span and never a query. Names are checked before they stand in one, the number of points is fixed, and an
-answer is kept for a moment, so that ten open pages ask as often as one.
+A browser sends a subject and a time span, never a query. Names are checked before they are put into a query, the number of points is fixed,
+and a result is cached for a moment, so that ten open pages cause as many queries as one.
 """
 
 import asyncio
@@ -14,30 +15,31 @@ from typing import Final, Protocol
 
 import msgspec
 
+from aliquot.contract.errors import quote
 from scheduler_plugin.errors import HistoryError, WireError
 
 SPANS: Final[Mapping[str, float]] = {"1h": 3600.0, "6h": 6 * 3600.0, "24h": 24 * 3600.0, "7d": 7 * 86400.0}
-"""How far back a page may look, in seconds."""
+"""The spans that a page can show, in seconds."""
 POINTS: Final = 120
 KEPT_SECONDS: Final = 15.0
 MAX_KEPT: Final = 256
 _LEAST_RATE_SECONDS: Final = 120.0
-"""A rate needs some scrapes: eight at the interval that deploy/monitoring sets."""
+"""A rate needs several scrapes: eight at the interval of deploy/monitoring."""
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9./_-]{0,251}[A-Za-z0-9])?")
-"""UUIDs of GPUs, and names of namespaces and pods."""
+"""GPU UUIDs, and names of namespaces and pods."""
 
 
 class MetricStore(Protocol):
-    """Where samples are kept."""
+    """The store of samples."""
 
     async def query_range(self, query: str, start: float, end: float, step_seconds: float) -> Sequence[tuple[float, float]]:
-        """Return the points of the one series that the query makes, as (seconds since 1970, value). Raises HistoryError."""
+        """Return the points of the query's only series, as (seconds since 1970, value). Raises HistoryError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One line of a graph. ``query`` has {of} where the subject's matchers stand, and {rate} where a rate's window stands."""
+    """One line of a graph. In ``query``, {of} is replaced by the subject's matchers and {rate} by the window of a rate."""
 
     graph: str
     name: str
@@ -53,7 +55,7 @@ class Line(msgspec.Struct):
 
 
 class Past(msgspec.Struct, rename="camel"):
-    """The answer to a page."""
+    """The history for one page."""
 
     start: float
     end: float
@@ -83,10 +85,10 @@ OF_POD: Final = (
 
 
 def queries(subject: Mapping[str, str], span_seconds: float) -> list[tuple[Question, str]]:
-    """Return the questions about a subject, each with its query.
+    """Return the lines for a subject, each with its query.
 
-    Args: subject: ``{"gpu": UUID}``, ``{"pod": "namespace/name"}``, or nothing for the cluster.
-    Raises: WireError: it is none of these.
+    Args: subject: ``{"gpu": UUID}``, ``{"pod": "namespace/name"}``, or empty for the cluster.
+    Raises: WireError: any other subject.
     """
     if not subject:
         return _written(OF_CLUSTER, "", span_seconds)
@@ -96,7 +98,7 @@ def queries(subject: Mapping[str, str], span_seconds: float) -> list[tuple[Quest
         case {"pod": pod, **further} if not further and pod.count("/") == 1 and _NAME.fullmatch(pod):
             namespace, _, name = pod.partition("/")
             return _written(OF_POD, f'{{namespace="{namespace}", pod="{name}"}}', span_seconds)
-    raise WireError("history is kept of the cluster, of ?gpu=UUID or of ?pod=namespace/name; found something else")
+    raise WireError(f"expected no subject, gpu=UUID or pod=namespace/name, found {quote(repr(dict(subject)))}")
 
 
 def _written(questions: Sequence[Question], matchers: str, span_seconds: float) -> list[tuple[Question, str]]:
@@ -105,7 +107,7 @@ def _written(questions: Sequence[Question], matchers: str, span_seconds: float) 
 
 
 class History:
-    """Answers pages, each at most once in ``KEPT_SECONDS``. Used on one event loop.
+    """Serves pages; each is queried at most once in ``KEPT_SECONDS``. Used on one event loop.
 
     Args: now: seconds since 1970.
     """
@@ -116,11 +118,11 @@ class History:
         self._kept: OrderedDict[tuple[str, ...], tuple[float, asyncio.Task[Past]]] = OrderedDict()
 
     async def ask(self, parameters: Mapping[str, str]) -> Past:
-        """Answer a page's parameters: at most one of ``gpu`` and ``pod``, and ``span``. Raises WireError, HistoryError."""
+        """Return the history for a page's parameters: ``span``, and at most one of ``gpu`` and ``pod``. Raises WireError, HistoryError."""
         subject = dict(parameters)
         span = subject.pop("span", "1h")
         if span not in SPANS:
-            raise WireError(f"span={span}: want one of {', '.join(SPANS)}")
+            raise WireError(f"expected a span of {', '.join(SPANS)}, found {quote(span)}")
         wanted = queries(subject, SPANS[span])
         key = (span, *(query for _, query in wanted))
         now = self._now()

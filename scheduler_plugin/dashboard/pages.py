@@ -1,4 +1,6 @@
-"""The dashboard's pages: three files and two JSON documents, now and the past. Read-only, and closed to other sites' scripts."""
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard's pages: three files, and two JSON documents with the present and the history. Read-only, and closed to scripts of other
+sites."""
 
 import asyncio
 import gzip
@@ -29,13 +31,13 @@ _SECURITY: Final = {
     "Referrer-Policy": "no-referrer",
 }
 _GZIP_LEVEL: Final = 1
-"""A thousand nodes take 10 ms and shrink fifteenfold; higher levels cost more than they save on a cluster's network."""
+"""For a thousand nodes it takes 10 ms and saves 14 of 15 bytes; higher levels cost more than they save on a cluster's network."""
 
 
 class Dashboard:
-    """Serves the pages. One picture is drawn at a time, and whoever asks meanwhile gets the same.
+    """Serves the pages. One picture is drawn at a time; all requests during that time get the same one.
 
-    Args: draw: begins to draw the cluster as it is now. history: the past, where it is kept.
+    Args: draw: starts to draw the present cluster. history: None without Prometheus.
     """
 
     def __init__(self, draw: Callable[[], Iterator[Picture | None]], history: History | None = None) -> None:
@@ -63,7 +65,7 @@ class Dashboard:
             if picture is not None:
                 return msgspec.json.encode(picture)
             await asyncio.sleep(0)
-        raise RuntimeError("a drawing ended without a picture")
+        raise RuntimeError("drawing ended without a picture")
 
 
 async def _past(request: web.Request, *, history: History) -> Page:
@@ -85,7 +87,7 @@ async def _asset(request: web.Request, *, body: bytes, content_type: str) -> Pag
 
 
 async def _answer(request: web.Request, body: bytes, content_type: str) -> Page:
-    """Answer with a body, compressed where the client takes that, or with nothing when it has it already."""
+    """Return a body as a page: compressed if the client accepts that, empty if the client has it already."""
     tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
     headers = {**_SECURITY, "ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
     if request.headers.get("If-None-Match") == tag:

@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster as the dashboard shows it, drawn from the scheduler's state.
 
-Amounts are those of the state, in MiB and percent. Sums can exceed a capacity for a moment (a GPU that shrank); the page shows what is
-there. Names are short because a thousand nodes travel in one answer.
+Amounts are those of the state, in MiB and percent. A sum can exceed the capacity for a moment, for example after a GPU lost memory; the
+page shows the sum. Names are short because one reply has a thousand nodes.
 """
 
 from collections import defaultdict
@@ -10,36 +11,36 @@ from typing import Final
 
 import msgspec
 
-from placement.device import DeviceState
-from placement.score import FRAG_PPM, fragmentation
-from proto import units
-from proto.gpunode import GpuDevice, GpuNode
-from proto.model import Link, LinkKind, PodRequest
-from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.pods import Use
-from scheduler_plugin.core.state import ClusterState, Reservation, Stage
+from aliquot.contract import units
+from aliquot.contract.gpunode import GpuDevice, GpuNode
+from aliquot.contract.model import Link, LinkKind, PodRequest
+from aliquot.placement.device import DeviceState
+from aliquot.placement.score import FRAG_PPM, fragmentation
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.pods import Use
+from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
 
 MAX_WAITING: Final = 500
-"""Shown at once; the rest is a number."""
+"""Waiting pods that are listed; the others are only counted."""
 NODES_AT_ONCE: Final = 10
-"""Some 3 ms of drawing; a verb of the extender waits no longer."""
+"""About 3 ms of drawing; an extender call never waits longer for it."""
 
 
 class Slice(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What one pod holds of one GPU, or of one MIG instance."""
+    """The share of one pod on one GPU, or its MIG instance."""
 
     pod: str
-    """``namespace/name``; empty while the pod of a reservation is not known."""
+    """``namespace/name``; empty for a reservation of an unknown pod."""
     memory_mib: int
     cores_percent: int
     stage: str = ""
-    """For a pod that is not bound yet: how sure it is to come."""
+    """For a pod that is not bound yet: how certain its reservation is."""
     instance: str = ""
-    """The MIG profile it holds."""
+    """The MIG profile of the instance."""
 
 
 class Gpu(msgspec.Struct, rename="camel", omit_defaults=True):
-    """One GPU of a node, and what fills it."""
+    """One GPU of a node, with the shares on it."""
 
     uuid: str
     minor: int
@@ -49,7 +50,7 @@ class Gpu(msgspec.Struct, rename="camel", omit_defaults=True):
     used_cores_percent: int
     slices: list[Slice]
     fragmentation: float
-    """0: everything free is of use to some usual shape; 1: nothing is."""
+    """0: all free room is useful to a usual shape; 1: all of it is useless."""
     numa: int | None = None
     mig: bool = False
     cordoned: bool = False
@@ -65,49 +66,49 @@ class Node(msgspec.Struct, rename="camel", omit_defaults=True):
     agent: str
     gpus: list[Gpu]
     links: list[str]
-    """Each GPU's best paths to the others: ``0-1 NVLink x4``."""
+    """The NVLinks between GPUs: ``0-1 NVLink x4``."""
     cordoned: bool = False
 
 
 class Waiting(msgspec.Struct, rename="camel"):
-    """A pod that fitted nowhere when it was last tried."""
+    """A pod that fitted nowhere at the last attempt."""
 
     pod: str
     priority: int
     asks: str
     tried_at: float
     reasons: list[tuple[str, int]]
-    """A sentence and the number of nodes it holds for, the most common first."""
+    """Each reason with its number of nodes, the most frequent first."""
 
 
 class Picture(msgspec.Struct, rename="camel"):
-    """Everything the page shows."""
+    """All that the page shows."""
 
     leads: bool
     history: bool
-    """Whether there is a past to ask for."""
+    """Whether the page can show the history."""
     trouble: str
     """Why the picture is not current; empty while it is."""
     nodes: list[msgspec.Raw]
-    """Each a ``Node``."""
+    """Each is an encoded ``Node``."""
     waiting: list[Waiting]
     waiting_count: int
     unaccounted: list[tuple[str, str]]
-    """Bound GPU pods whose devices are not known, and why."""
+    """Bound GPU pods with unknown devices, and why they are unknown."""
 
 
 class Painter:
-    """Draws the cluster, node by node, and draws again only the nodes that changed: the scheduler decides in the same thread."""
+    """Draws the cluster node by node, and redraws only nodes that changed, because the scheduler decides in the same thread."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._drawn: dict[str, tuple[object, msgspec.Raw]] = {}
-        """The last drawing of each node, and what it was drawn from."""
+        """The last drawing of each node, with its inputs."""
 
     def draw(self, waiting: Iterable[Decision], *, leads: bool, trouble: str, history: bool = False) -> Iterator[Picture | None]:
-        """Draw the cluster as it is now.
+        """Draw the present cluster.
 
-        Yields: None after every few nodes, so that the caller can let others run; the picture at last.
+        Yields: None after a few nodes each, so that the caller can let other work run; at the end the picture.
         """
         state = self._state
         coming: dict[str, list[Reservation]] = defaultdict(list)
@@ -116,10 +117,8 @@ class Painter:
         names = sorted(node.name for node in state.gpu_nodes())
         drawn: dict[str, tuple[object, msgspec.Raw]] = {}
         for number, name in enumerate(names, 1):
-            if (row := state.row_of(name)) is not None:
-                source = (row, int(state.columns.changed[row]), tuple((held.pod_uid, held.stage) for held in coming[name]))
-                known = self._drawn.get(name)
-                drawn[name] = known if known is not None and known[0] == source else (source, self._draw_node(name, coming[name]))
+            if (row := state.row_of(name)) is not None:  # the node may have gone since the last step
+                drawn[name] = self._drawing(name, row, coming[name])
             if number % NODES_AT_ONCE == 0:
                 yield None
         self._drawn = drawn
@@ -134,11 +133,17 @@ class Painter:
             unaccounted=[(_pod_name(state, uid), why) for uid, why in sorted(state.unaccounted.items())],
         )
 
+    def _drawing(self, name: str, row: int, coming: Sequence[Reservation]) -> tuple[object, msgspec.Raw]:
+        """Return the drawing of a node with its inputs: the last one if these are equal, or else a new one."""
+        source = (row, int(self._state.columns.changed[row]), tuple((held.pod_uid, held.stage) for held in coming))
+        known = self._drawn.get(name)
+        return known if known is not None and known[0] == source else (source, self._draw_node(name, coming))
+
     def _draw_node(self, name: str, coming: Iterable[Reservation]) -> msgspec.Raw:
         state = self._state
         node = state.gpu_node(name)
         if node is None:
-            raise LookupError(f"node {name} has a row and no inventory")
+            raise LookupError(f"node {name} has a row, but no inventory")
         held: dict[str, list[tuple[str, str, Use]]] = defaultdict(list)
         holders = [(pod.uid, "") for pod in state.pods_on(name)]
         holders += [(reservation.pod_uid, _STAGE_WORDS[reservation.stage]) for reservation in coming]
@@ -197,7 +202,7 @@ def _gpu(entry: GpuDevice, state: DeviceState, held: Mapping[str, Sequence[tuple
 
 
 def _links(node: GpuNode) -> list[str]:
-    """Write the NVLinks of a node for people; PCIe paths are every machine's."""
+    """Describe the NVLinks of a node; PCIe paths are not shown."""
     minor_of = {entry.device.uuid: entry.device.minor for entry in node.devices}
     links: list[Link] = [link for link in node.links if link.kind is LinkKind.NVLINK]
     pairs = len(node.devices) * (len(node.devices) - 1) // 2
@@ -223,8 +228,10 @@ def _asks(request: PodRequest) -> str:
         if container.mig:
             parts += [f"{count} × MIG {profile}" for profile, count in container.mig]
             continue
-        per_gpu = container.memory_bytes_per_vgpu
+        per_gpu, percent = container.memory_bytes_per_vgpu, container.memory_percent_per_vgpu
         memory = "whole memory" if per_gpu is None else f"{units.bytes_to_mib(per_gpu)} MiB"
+        if percent is not None:
+            memory = f"{percent} % memory"
         cores = "" if container.cores_percent_per_vgpu is None else f", {container.cores_percent_per_vgpu} % cores"
         parts.append(f"{container.vgpus} × {memory}{cores}")
     return "; ".join(parts)

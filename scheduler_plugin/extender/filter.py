@@ -1,105 +1,168 @@
-"""filter: which nodes can take the pod. Pure but for one soft reservation, made when a single node is left.
+# SPDX-License-Identifier: Apache-2.0
+"""filter: the nodes that can take the pod. Pure, except for one soft reservation when a single node is left.
 
-kube-scheduler asks speculatively: with one node first and then with all, for groups it then takes apart, never followed by bind. So
-nothing is written anywhere, and asking twice answers twice the same. All feasible nodes are returned, because the scheduler's other
-preferences choose among them too. With one feasible node kube-scheduler skips prioritize, so the pod is expected there from here.
+kube-scheduler calls speculatively: first with one node and then with all, or for groups that it takes apart afterwards, and bind may never
+follow. So filter writes nothing, and two equal calls get equal replies.
 
-Full ``Nodes`` may be nodes that do not exist, as an autoscaler imagines them: those are judged by what their labels and allocatable
-promise, and nothing is reserved. The cluster autoscaler asks no extender up to 1.36 (kubernetes/autoscaler#9786 would have it ask).
+It returns all feasible nodes if kube-scheduler has something to weigh among them besides our score (``core.cluster.soft``), and otherwise
+the best one alone: the lists of names cost kube-scheduler ten times as much as the decision costs us. With one node it skips prioritize,
+so filter makes the reservation.
+
+Full ``Nodes`` may not exist: an autoscaler invents them. They are judged by their labels and allocatable amounts, without a reservation.
+The cluster autoscaler calls no extender up to 1.36 (kubernetes/autoscaler#9786 would change that).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from placement.request import RequestError
-from proto.model import PodRequest
-from scheduler_plugin.core.decisions import Decision, GangTurn
-from scheduler_plugin.core.gang import Gang
-from scheduler_plugin.core.judge import counts_of, curable, reasons_for
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.reasons import NodeReason
+from aliquot.placement.request import RequestError
+from scheduler_plugin.core.cluster.decisions import Decision, GangDecision
+from scheduler_plugin.core.cluster.gang import Gang
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.fit.judge import best_row, counts_of, curable, reasons_for
+from scheduler_plugin.core.fit.shapes import Verdict
 from scheduler_plugin.extender import wire
-from scheduler_plugin.extender.desk import Asked, Desk, Named
+from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.full_nodes import FullNode, judge_full, read_full
-from scheduler_plugin.extender.gang import gang_asked
+from scheduler_plugin.extender.gang import gang_or_error
+from scheduler_plugin.extender.node_list import NodeList
+from scheduler_plugin.extender.pod_query import PodQuery
+from scheduler_plugin.extender.prioritize import keep_choice
+from scheduler_plugin.settings import Answer
 
 _SENTENCES: Final = {reason.value: reason.sentence for reason in NodeReason}
+_FITS: Final = NodeReason.FITS.value
 
 
-def filter_nodes(desk: Desk, body: bytes, now: float) -> bytes:
-    """Answer one filter call. Raises WireError."""
-    args = wire.decode_args(body)
-    asked, named = desk.asked(args.pod), desk.named(args.node_names)
-    if named is None and args.nodes is None:
-        named = desk.look_up(())
-    if named is not None:
-        return _filter_names(desk, asked, named, now)
+class _Judged(NamedTuple):
+    """The nodes of a call, judged for its pod."""
+
+    query: PodQuery
+    nodes: NodeList
+    verdict: Verdict
+    reasons: npt.NDArray[np.int8]
+    """The value of a NodeReason for each node of the call."""
+    answer: Answer
+
+
+def filter_nodes(context: ExtenderContext, args: wire.CallArgs, now: float, answer: Answer) -> bytes:
+    """Reply to one filter call. Args: now: seconds since 1970. Raises WireError."""
+    query, nodes = context.calls.pods.read(args.pod), context.calls.nodes.read(args.node_names)
+    if nodes is None and args.nodes is None:
+        nodes = context.calls.nodes.look_up(())
+    if nodes is not None:
+        return _filter_names(context, query, nodes, now, answer)
     full = read_full(args)
-    match asked.request:
+    match query.request:
         case None:
             return wire.filter_result(nodes=[raw for raw, _ in full])
         case RequestError() as error:
             return wire.filter_result(nodes=[], unresolvable={item.metadata.name: str(error) for _, item in full})
         case _:
-            return _full_result(judge_full(desk, asked, full))
+            return _full_result(judge_full(context.state, context.verdicts, query, full))
 
 
-def _filter_names(desk: Desk, asked: Asked, named: Named, now: float) -> bytes:
-    pod, request = asked.pod, asked.request
-    desk.state.end_attempt(pod.uid)  # kube-scheduler asks about a pod again only when its last attempt is over
+def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, now: float, answer: Answer) -> bytes:
+    pod, request = query.pod, query.request
+    context.state.end_attempt(pod.uid)  # kube-scheduler filters a pod again only after its last attempt ended
     if request is None:
-        return wire.filter_result(node_names=msgspec.Raw(named.text))
+        return wire.filter_result(node_names=msgspec.Raw(nodes.text))
     if isinstance(request, RequestError):
-        return _invalid(desk, named, request)
-    verdict = desk.verdict_for(pod, asked.shape)
-    reasons = reasons_for(verdict, named.rows, all_known=not named.strange)
-    if (row := desk.binding_row(pod)) is not None and row in named.rows[reasons == NodeReason.FITS.value]:
-        return wire.filter_result(node_names=[desk.state.names[row]])  # what becomes of its binding there is not known yet
-    gang = gang_asked(pod)
+        return _invalid(context, nodes, request)
+    seat_row = context.seats.row_for(pod)  # before the verdict: the seat's room becomes the pod's own
+    verdict = context.verdicts.of(pod, query.shape)
+    reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)
+    # The outcome of a binding there is still open, or consolidation keeps a seat there.
+    row = context.reservations.binding_row(pod)
+    row = seat_row if row is None else row
+    if row is not None and row in nodes.rows[reasons == _FITS]:
+        return wire.filter_result(node_names=[context.state.names[row]])
+    gang = gang_or_error(pod)
     if isinstance(gang, RequestError):
-        return _invalid(desk, named, gang)
-    turn = node = None
-    if gang is not None:
-        offered = frozenset(desk.names_of(named))
-        fitting = frozenset(desk.names_of(named, np.flatnonzero(reasons == NodeReason.FITS.value)))
-        turn = GangTurn(desk.gangs.standing_for(pod, gang, offered), desk.state.moment())
-        node = desk.gangs.place(pod, gang, offered, fitting, turn.standing)
-        if node is None and fitting:
-            return _gang_refusal(desk, pod, request, named, gang, turn, now)
-        if node:
-            turn = replace(turn, node=node)
-            desk.record(Decision(pod, request, now, desk.state.columns.change_count, 1, {}), named, turn)
-            return wire.filter_result(node_names=[node])
+        return _invalid(context, nodes, gang)
+    judged = _Judged(query, nodes, verdict, reasons, answer)
+    decision = Decision(pod, request, now, context.state.columns.change_count, 0, {})
+    return _feasible(context, judged, decision) if gang is None else _filter_member(context, judged, decision, gang)
+
+
+def _filter_member(context: ExtenderContext, judged: _Judged, decision: Decision, gang: Gang) -> bytes:
+    """Reply for a member of a gang: the node planned for it, all feasible nodes if it need not wait, or a refusal."""
+    pod, nodes, names_of = decision.pod, judged.nodes, context.calls.nodes.names_of
+    offered, fitting = frozenset(names_of(nodes)), frozenset(names_of(nodes, np.flatnonzero(judged.reasons == _FITS)))
+    turn = GangDecision(context.gangs.standing_for(pod, gang, offered), context.state.moment())
+    node = context.gangs.place(pod, gang, offered, fitting, turn.standing)
+    decision = replace(decision, generation=context.state.columns.change_count)  # the plan changed the state
+    if node is None and fitting:
+        return _gang_refusal(context, nodes, gang, turn, decision)
+    if node:
+        context.log.record(replace(decision, fitting=1), nodes, replace(turn, node=node))
+        return wire.filter_result(node_names=[node])
+    hopeless = frozenset[str]()
+    if node is None:
+        hopeless = context.gangs.unresolvable_nodes(pod, gang, names_of(nodes, np.flatnonzero(judged.reasons)))
+    return _feasible(context, judged, decision, turn, hopeless)
+
+
+def _feasible(
+    context: ExtenderContext, judged: _Judged, decision: Decision, turn: GangDecision | None = None, hopeless: frozenset[str] = frozenset()
+) -> bytes:
+    """Return the best node alone, or all feasible nodes and why the others failed.
+
+    Args: hopeless: names of nodes where ending pods does not help.
+    """
+    nodes, verdict, reasons = judged.nodes, judged.verdict, judged.reasons
     failed = np.flatnonzero(reasons)
-    feasible = named if not len(failed) else desk.keep_names(named, np.flatnonzero(reasons == NodeReason.FITS.value))
+    if len(failed) < len(reasons) - 1 and judged.answer is Answer.ONE and not _weighs(context, judged):
+        context.log.record(replace(decision, fitting=len(reasons) - len(failed), failed=counts_of(reasons[failed])), nodes, turn)
+        return _best(context, judged)
+    feasible = nodes if not len(failed) else context.calls.nodes.select(nodes, np.flatnonzero(reasons == _FITS))
     resolvable: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
-    names, cures = desk.names_of(named, failed), curable(verdict, named.rows[failed]).tolist()
-    hopeless = desk.gangs.beyond_help(pod, gang, names) if gang is not None and node is None else frozenset[str]()
+    names, cures = context.calls.nodes.names_of(nodes, failed), curable(verdict, nodes.rows[failed]).tolist()
     for name, reason, is_curable in zip(names, reasons[failed].tolist(), cures, strict=True):
         (resolvable if is_curable and name not in hopeless else unresolvable)[name] = _SENTENCES[reason]
-    desk.record(Decision(pod, request, now, desk.state.columns.change_count, len(feasible.rows), counts_of(reasons[failed])), named, turn)
+    context.log.record(replace(decision, fitting=len(feasible.rows), failed=counts_of(reasons[failed])), nodes, turn)
     if len(feasible.rows) == 1:
-        desk.expect(pod, request, verdict, int(feasible.rows[0]))
+        context.reservations.make(decision.pod, decision.request, verdict, int(feasible.rows[0]))
     return wire.filter_result(node_names=msgspec.Raw(feasible.text), failed=resolvable, unresolvable=unresolvable)
 
 
-def _invalid(desk: Desk, named: Named, error: RequestError) -> bytes:
-    """Refuse all nodes to a pod whose request or gang annotation cannot be honoured on any."""
-    desk.on_invalid()
-    return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(desk.names_of(named), str(error)))
+def _weighs(context: ExtenderContext, judged: _Judged) -> bool:
+    """Whether kube-scheduler weighs something else than our score among the nodes that fit."""
+    pod, soft = judged.query.pod, context.state.soft
+    if pod.prefers or soft.concern(pod):
+        return True
+    return bool(soft.tainted) and not soft.tainted.isdisjoint(
+        context.calls.nodes.names_of(judged.nodes, np.flatnonzero(judged.reasons == _FITS))
+    )
 
 
-def _gang_refusal(desk: Desk, pod: PodFacts, request: PodRequest, named: Named, gang: Gang, turn: GangTurn, now: float) -> bytes:
-    """Refuse all nodes for the sake of the gang. Other pods' end can help where the gang lacks nothing but room (``preempt``)."""
-    turn = replace(turn, refusal=desk.gangs.sentence(pod, gang))
-    desk.record(Decision(pod, request, now, desk.state.columns.change_count, 0, {}), named, turn)
-    names = desk.names_of(named)
-    hopeless = desk.gangs.beyond_help(pod, gang, names)
+def _best(context: ExtenderContext, judged: _Judged) -> bytes:
+    """Return the best node alone. kube-scheduler reads why others failed only if no node fits."""
+    fitting = judged.nodes.rows[judged.reasons == _FITS]
+    winner = best_row(context.verdicts.shapes, judged.verdict, fitting, judged.query.pod.uid)
+    keep_choice(context, judged.query, judged.nodes, judged.verdict, winner)
+    return wire.filter_result(node_names=[context.state.names[winner]])
+
+
+def _invalid(context: ExtenderContext, nodes: NodeList, error: RequestError) -> bytes:
+    """Refuse all nodes to a pod with an invalid GPU request or gang annotation."""
+    context.log.on_invalid()
+    return wire.filter_result(node_names=[], unresolvable=dict.fromkeys(context.calls.nodes.names_of(nodes), str(error)))
+
+
+def _gang_refusal(context: ExtenderContext, nodes: NodeList, gang: Gang, turn: GangDecision, decision: Decision) -> bytes:
+    """Refuse all nodes because the gang cannot start. Ending other pods can help if the gang lacks only room (``preempt``)."""
+    pod = decision.pod
+    turn = replace(turn, refusal=context.gangs.sentence(pod, gang))
+    context.log.record(decision, nodes, turn)
+    names = context.calls.nodes.names_of(nodes)
+    hopeless = context.gangs.unresolvable_nodes(pod, gang, names)
     resolvable = dict.fromkeys((name for name in names if name not in hopeless), turn.refusal)
     return wire.filter_result(node_names=[], failed=resolvable, unresolvable=dict.fromkeys(hopeless, turn.refusal))
 

@@ -1,50 +1,39 @@
-"""Gangs in filter and bind: a member gets a node only when enough members have one, and is bound only when enough are ready to be.
+# SPDX-License-Identifier: Apache-2.0
+"""Gangs in filter and bind. A member gets a node only when enough members have one, and is bound only when enough members are ready.
 
-filter plans all members that are still needed on one picture of the cluster and expects each where it is planned, so what follows finds
-the room. bind waits a moment: kube-scheduler binds pods side by side, so the members of a gang arrive within milliseconds of each other.
-A member that waited in vain is tried again; that it was ready is remembered until filter finds another place for it, or none.
+Filter plans all members that are still needed on one picture of the cluster and reserves a place for each, so later calls find the room.
+Bind waits a moment: kube-scheduler binds pods side by side, so the members of a gang arrive within milliseconds of each other. If
+that wait fails, kube-scheduler retries the member. It stays ready until filter finds another place for it, or no place.
 
-The gate: when enough members are ready, each one's place is looked at once more, and in the same moment all of them become firm. If one
-has lost its place the gang goes on waiting. So no binding is sent before enough members hold what they need, whatever the plans were.
+The gate: when enough members are ready, each place is checked again, and in the same moment all of them become firm. If a member has lost
+its place, the gang goes on waiting.
+Invariant: no binding is sent before enough members hold what they need.
 
-A gang that waits for room must not keep others waiting: to plan hundreds of members takes a second. What was planned in vain is not planned
-again before something is freed, whichever member asks; and after a plan that took long the gang rests for several times as long. So it is
-with the search for pods whose end would make room: kube-scheduler waits for each answer before it sees to anybody else. Where a pod was
-bound since, or changed, it is looked again, because only bound pods can be ended; and everywhere once in a while, for what is not told.
+Reservations of a gang last gang_seconds from its first plan. A gang that is incomplete after that releases all of them and makes no new
+plan for as long, so a gang that can never start does not block others. ``gang_backoff`` keeps a gang that waits from blocking them too.
 
-What is expected for a gang lasts gang_seconds from its first plan. A gang that is not complete by then lets go of everything and makes no
-new plan for as long, so that one that can never start does not keep others out for ever. A crash forgets plans, never bindings: those
-that are bound count, and the rest are planned anew. The API writes one binding at a time: a member deleted in that very moment can leave
-fewer than the minimum running.
+A crash loses plans, never bindings: bound members count, and the others are planned again. The API writes one binding at a time: if a
+member is deleted in that moment, fewer than the minimum can run.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Final
 
-from placement.request import RequestError
-from scheduler_plugin.core.gang import Gang, Standing, gang_of
-from scheduler_plugin.core.gang_plan import Planner, Steps, finish, is_placed, is_ready
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.shapes import PodShape
-from scheduler_plugin.core.state import ClusterState, Stage
+from aliquot.placement.request import RequestError
+from scheduler_plugin.core.cluster.gang import Gang, Standing, gang_of
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.state import ClusterState, Stage
+from scheduler_plugin.core.gang.plan import Planner, Steps, finish
+from scheduler_plugin.core.gang.standing import is_full, is_placed, is_ready, may_still_start, members_of, outside, spread
+from scheduler_plugin.extender.gang_backoff import FailedPlan, FailedPlans, FailedSearches, Key
 
 WAIT_SECONDS: Final = 3.0
-"""How long bind waits for the other members: less than bind.ANSWER_SECONDS."""
+"""How long bind waits for the other members: less than bind.REPLY_SECONDS."""
 START_SECONDS: Final = 30.0
-"""How long the room of a member that was ready is kept once its gang starts: kube-scheduler tries it again after 10 s at most."""
-LONG_SECONDS: Final = 0.25
-"""What a plan may take without a rest after it."""
-REST_FACTOR: Final = 4.0
-"""How many times as long as a plan took a gang rests: four fifths of the time are for others, whatever ends meanwhile."""
-FORGET_SECONDS: Final = 600.0
-"""So long after the latest search in vain all nodes are searched anew, though nothing was freed: it must outlast the 5 min after which
-kube-scheduler tries a pod again by itself, or a gang would search the same few nodes each time."""
-SETTLE_SECONDS: Final = 2.0
-"""How long kube-scheduler has to end pods, and we to see it."""
+"""How long the room of a ready member is kept once its gang starts: kube-scheduler retries it after at most 10 s."""
 
 
 @dataclass(slots=True)
@@ -53,254 +42,223 @@ class _Attempt:
 
     deadline: float
     moves: int = 0
-    """How often ready members had to make way for another."""
+    """How often ready members had to move for another member."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A plan that was made in vain."""
+class Attempts:
+    """The gangs that hold room and are incomplete, and those that pause after an attempt that expired."""
 
-    freed_count: int
-    """The state's, then."""
-    offered: frozenset[str]
-    members: Sequence[PodFacts]
+    def __init__(self, gang_seconds: float) -> None:
+        """Args: gang_seconds: how long an attempt lasts, and the pause after it."""
+        self.gang_seconds = gang_seconds
+        self.on_attempt: Callable[[str], None] = lambda _: None
+        """Called with ``planned``, and later ``completed`` or ``expired``, for each attempt."""
+        self.running: dict[Key, _Attempt] = {}
+        self._paused_until: dict[Key, float] = {}
 
+    def begin(self, gang: Gang, deadline: float) -> None:
+        """Start an attempt."""
+        self.running[gang.key] = _Attempt(deadline)
+        self.on_attempt("planned")
 
-class _Tried(NamedTuple):
-    """A node on which nobody's end helps."""
+    def complete(self, gang: Gang) -> None:
+        """End an attempt, if there is one: the members that wait in bind go on."""
+        attempt = self.running.pop(gang.key, None)
+        if attempt is not None:
+            attempt.complete.set()
+            self.on_attempt("completed")
 
-    proposed: frozenset[str]
-    """UIDs of those who were to end there already."""
-    pods_changed_at: int
-    """The state's for the node, then."""
+    def pauses(self, gang: Gang) -> bool:
+        """Whether a gang pauses."""
+        return gang.key in self._paused_until
 
-
-@dataclass(frozen=True, slots=True)
-class _Fruitless:
-    """Searches for pods to end that were made in vain."""
-
-    freed_count: int
-    """The state's, then."""
-    members: Sequence[PodFacts]
-    tried: Mapping[str, _Tried]
-    """By node."""
-    until: float
-    """When it is forgotten."""
-
-
-_Kind = TypeVar("_Kind")
-_InVain = TypeVar("_InVain", _Failure, _Fruitless)
-
-
-@dataclass(slots=True)
-class _Rest:
-    """The time after something that took long and was in vain."""
-
-    until: float
-    asked: bool = False
-    """Whether the gang would have been planned, or pods to end looked for, in it."""
+    def expire(self, now: float) -> bool:
+        """End attempts and pauses that are over. Returns: whether a pause ended."""
+        for key, attempt in list(self.running.items()):
+            if attempt.deadline <= now:
+                del self.running[key]
+                self._paused_until[key] = attempt.deadline + self.gang_seconds
+                self.on_attempt("expired")
+        over = [key for key, until in self._paused_until.items() if until <= now]
+        for key in over:
+            del self._paused_until[key]
+        return bool(over)
 
 
 class Gangs:
     """All gangs that are being started."""
 
     def __init__(self, planner: Planner, gang_seconds: float, monotonic: Callable[[], float]) -> None:
+        """Args: gang_seconds: how long a gang may hold room before it must have started."""
         self.planner = planner
-        self._state = planner.state
-        self._gang_seconds = gang_seconds
-        self._monotonic = monotonic
+        self.attempts = Attempts(gang_seconds)
         self.planning = asyncio.Lock()
-        """Held while a gang is planned in steps (``ahead``)."""
-        self.on_attempt: Callable[[str], None] = lambda _: None
-        """Told ``planned``, and then ``completed`` or ``expired``, of each attempt."""
-        self._attempts: dict[tuple[str, str], _Attempt] = {}
-        self._closed_until: dict[tuple[str, str], float] = {}
-        self._failures: dict[tuple[str, str], dict[PodShape | None, _Failure]] = {}
-        """By the gang and the shape of the member that asked."""
-        self._rests: dict[tuple[str, str], _Rest] = {}
-        """From plans."""
-        self._fruitless: dict[tuple[str, str], dict[tuple[PodShape | None, int], _Fruitless]] = {}
-        """By the gang, and the shape and priority of the member that asked."""
-        self._search_rests: dict[tuple[str, str], _Rest] = {}
-        """From searches for pods to end."""
-        self._helped: dict[tuple[str, str], tuple[str, float]] = {}
-        """The UID of the member for which others are ended, and until when nobody else is for its gang."""
+        """Held while a gang is planned in steps (``cooperative``)."""
+        self._state = planner.state
+        self._monotonic = monotonic
+        self._plans = FailedPlans(planner)
+        self._searches = FailedSearches(planner)
+        self.unhelped: dict[str, frozenset[str]] = {}
+        """By the UID of a member for which the pods of one node are not enough, the nodes that kube-scheduler proposed to free."""
 
     @property
     def waiting(self) -> int:
         """How many gangs hold room and are not complete."""
-        return len(self._attempts)
+        return len(self.attempts.running)
+
+    # --- filter: a place for each member ---
 
     def place(self, pod: PodFacts, gang: Gang, offered: frozenset[str], fitting: Collection[str], standing: Standing) -> str | None:
-        """Find a node for a member among the offered ones: its name, "" for whichever fits, or None when the gang cannot start now.
+        """Find a node for a member among the offered ones: its name, "" if each fitting node is allowed, None if no plan is possible.
 
-        Args: fitting: those where it fits beside the places of its gang as they are. standing: what ``standing_for`` says at this moment.
+        Args: fitting: the nodes where it fits in addition to the current places of its gang. standing: the result of ``standing_for`` now.
         """
         return finish(self.placing(pod, gang, offered, fitting, standing))
 
     def placing(
         self, pod: PodFacts, gang: Gang, offered: frozenset[str], fitting: Collection[str], standing: Standing
     ) -> Steps[str | None]:
-        """Do as ``place``, member by member."""
+        """Do the same as ``place``, with a step after each member."""
         begun, needed, freed_count = self._monotonic(), self.planner.needed(pod, gang), self._state.freed_count
-        deadline = self._attempts[gang.key].deadline if standing.planned else begun + self._gang_seconds
+        running, needs_others = self.attempts.running, not self.planner.need_not_wait(pod, gang)
+        deadline = running[gang.key].deadline if standing.planned else begun + self.attempts.gang_seconds
         others = [other for other in self.planner.ready(pod, gang) if other.uid != pod.uid]
         node = yield from self.planner.placing(pod, gang, offered, fitting, standing, deadline)
         if node is None and needed and standing.makes_plans:
-            self._note_failure(pod, gang, _Failure(freed_count, offered, needed), begun)
-        if node:
-            self._failures.pop(gang.key, None)
-            self._fruitless.pop(gang.key, None)
-        if node and not standing.planned:
-            self._attempts[gang.key] = _Attempt(deadline)
-            self._state.freed_count += 1  # members that wait are worth another try
-            self.on_attempt("planned")
-        if node and gang.key in self._attempts and not all(is_ready(self._state, other) for other in others):
-            self._attempts[gang.key].moves += 1
+            self._plans.note(pod, gang, FailedPlan(freed_count, offered, needed), begun, self._monotonic())
+        if node and needs_others:
+            self._note_place(gang, others, deadline, is_new=not standing.planned)
         return node
+
+    def _note_place(self, gang: Gang, others: Sequence[PodFacts], deadline: float, *, is_new: bool) -> None:
+        """Note that a member has a place. Args: others: the other members that were ready before."""
+        self._plans.forget(gang)
+        self._searches.forget(gang)
+        if is_new:
+            self.attempts.begin(gang, deadline)
+            self._state.freed_count += 1  # members that wait can be retried now
+        attempt = self.attempts.running.get(gang.key)
+        if attempt is not None and not all(is_ready(self._state, other) for other in others):
+            attempt.moves += 1
 
     def standing(self, gang: Gang) -> Standing:
         """Return how far a gang is."""
         self.expire()
-        attempt = self._attempts.get(gang.key)
-        return Standing(attempt is not None, gang.key in self._closed_until, attempt is not None and attempt.moves >= gang.minimum)
+        attempt = self.attempts.running.get(gang.key)
+        return Standing(attempt is not None, self.attempts.pauses(gang), attempt is not None and attempt.moves >= gang.minimum)
 
     def standing_for(self, pod: PodFacts, gang: Gang, offered: frozenset[str]) -> Standing:
-        """Return how far the gang of a member is that is offered these nodes."""
-        standing, in_vain = self.standing(gang), self._has_failed(pod, gang, offered)
-        if (rest := self._rests.get(gang.key)) is not None:
-            rest.asked |= not in_vain
-            in_vain = True
-        return standing._replace(in_vain=in_vain)
+        """Return how far the gang of a member is, when the member is offered these nodes."""
+        standing, has_failed = self.standing(gang), self._plans.has_failed(pod, gang, offered)
+        backs_off = self._plans.backoffs.holds(gang, wanted=not has_failed)
+        return standing._replace(planning_failed=has_failed or backs_off)
 
-    def _has_failed(self, pod: PodFacts, gang: Gang, offered: frozenset[str]) -> bool:
-        """Whether a plan for a member that is offered these nodes would be in vain, as it was before."""
-        failure = self._failures.get(gang.key, {}).get(self.planner.shape_of(pod))
-        if failure is None or failure.freed_count != self._state.freed_count or not offered <= failure.offered:
-            return False
-        return self._are_alike(failure.members, self.planner.needed(pod, gang))
-
-    def _are_alike(self, some: Sequence[PodFacts], others: Sequence[PodFacts]) -> bool:
-        """Whether pods ask for the same, all in all; those among both are not compared."""
-        uids, other_uids = {pod.uid for pod in some}, {pod.uid for pod in others}
-        shapes = Counter(self.planner.shape_of(pod) for pod in some if pod.uid not in other_uids)
-        return shapes == Counter(self.planner.shape_of(pod) for pod in others if pod.uid not in uids)
-
-    def _note_failure(self, pod: PodFacts, gang: Gang, failure: _Failure, begun: float) -> None:
-        self._failures.setdefault(gang.key, {})[self.planner.shape_of(pod)] = failure
-        self._rest_after(begun, self._rests, gang)
-        if failure.freed_count != self._state.freed_count:
-            self.rest_from_planning(gang, begun)
-
-    def rest_from_planning(self, gang: Gang, begun: float) -> None:
-        """Let a gang rest that was planned in vain while others worked, and look again then: something changed in between."""
-        now = self._monotonic()
-        self._rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun), asked=True)
-
-    def _rest_after(self, begun: float, rests: dict[tuple[str, str], _Rest], gang: Gang, *, asked: bool = False) -> None:
-        now = self._monotonic()
-        if now - begun > LONG_SECONDS:
-            rests[gang.key] = _Rest(now + REST_FACTOR * (now - begun), asked)
-
-    def worth_searching(self, pod: PodFacts, gang: Gang, proposed: Mapping[str, frozenset[str]]) -> list[str]:
-        """Return the nodes where it is worth looking now whose end would make room for a member and those it waits for.
-
-        Args: proposed: by node the UIDs of those who would end there already.
-        """
-        self.expire()
-        tried = self._tried(pod, gang, self.planner.needed(pod, gang))
-        untried = [node for node, uids in proposed.items() if node not in tried or tried[node].proposed != uids]
-        if untried and (rest := self._search_rests.get(gang.key)) is not None:
-            rest.asked = True
-            return []
-        helped = self._helped.get(gang.key)
-        return untried if helped is None or helped[0] == pod.uid else []
-
-    def note_in_vain(self, pod: PodFacts, gang: Gang, members: Sequence[PodFacts], proposed: Mapping[str, frozenset[str]]) -> None:
-        """Note that on these nodes nobody's end would make room for a member and those it waits for, as the state is at this moment.
-
-        Args: members: all of them. proposed: as for ``worth_searching``.
-        """
-        tried = dict(self._tried(pod, gang, members))
-        tried |= {node: _Tried(uids, self._state.pods_changed_at(node)) for node, uids in proposed.items()}
-        fruitless = _Fruitless(self._state.freed_count, members, tried, self._monotonic() + FORGET_SECONDS)
-        self._fruitless.setdefault(gang.key, {})[self.planner.shape_of(pod), pod.priority] = fruitless
-
-    def note_search(self, pod: PodFacts, gang: Gang, begun: float, *, helps: bool, goes_on: bool) -> None:
-        """Note what came of a search for a member.
-
-        Args: begun: when it began. helps: whether others end for it. goes_on: whether nodes are left to be searched.
-        """
-        if helps:
-            self._helped[gang.key] = (pod.uid, self._monotonic() + SETTLE_SECONDS)
-        else:
-            self.rest_from_searching(gang, begun, goes_on=goes_on)
-
-    def rest_from_searching(self, gang: Gang, begun: float, *, goes_on: bool = False) -> None:
-        """Let the gang rest if something that helped it to no place took long since it began."""
-        self._rest_after(begun, self._search_rests, gang, asked=goes_on)
-
-    def beyond_help(self, pod: PodFacts, gang: Gang, nodes: Collection[str]) -> frozenset[str]:
-        """Return those of some nodes of which kube-scheduler need not ask whose end would make room for a member that waits for others."""
-        hopeless = frozenset(nodes) - {pod.nominated_node}  # there it would take the word for a reason to end others elsewhere
-        members = self.needed_with(pod, gang)
-        if not members:
-            return hopeless
-        tried = self._tried(pod, gang, members)
-        if (rest := self._search_rests.get(gang.key)) is not None:
-            rest.asked |= not tried
-            return hopeless
-        return hopeless & tried.keys()
-
-    def _tried(self, pod: PodFacts, gang: Gang, members: Sequence[PodFacts]) -> Mapping[str, _Tried]:
-        """Return what was tried in vain for a member and those it waits for, and still is in vain."""
-        known = self._fruitless.get(gang.key, {}).get((self.planner.shape_of(pod), pod.priority))
-        if known is None or known.freed_count != self._state.freed_count or known.until <= self._monotonic():
-            return {}
-        if not self._are_alike(known.members, members):
-            return {}
-        return {node: tried for node, tried in known.tried.items() if tried.pods_changed_at == self._state.pods_changed_at(node)}
-
-    def needed_with(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
-        """Return who must have a place at once, the pod first: the pod alone if its gang runs, nobody if it cannot start at all now."""
-        if self.planner.goes_alone(pod, gang):
-            return [pod]
-        return [] if self.standing(gang).pauses else self.planner.needed(pod, gang)
+    def back_off_planning(self, gang: Gang, begun: float) -> None:
+        """Let a gang back off after a failed plan with changes in between, and check it again afterwards."""
+        self._plans.backoffs.begin(gang, begun, self._monotonic(), wanted=True)
 
     def may_plan(self, gang: Gang) -> bool:
-        """Whether a gang has enough members and does not pause or rest; one that rests is looked at again when it has."""
+        """Whether a gang has enough members and neither pauses nor backs off. One that backs off is checked again afterwards."""
         there = sum(other.may_start for other in self._state.gang_members(gang.key))
         if there + len(self._state.succeeded_members(gang.key)) < gang.minimum or self.standing(gang).pauses:
             return False
-        rest = self._rests.get(gang.key)
-        if rest is not None:
-            rest.asked = True
-        return rest is None
+        return not self._plans.backoffs.holds(gang)
+
+    # --- preempt: pods that end for a member ---
+
+    def nodes_to_search(self, pod: PodFacts, gang: Gang, proposed: Mapping[str, frozenset[str]]) -> list[str]:
+        """Return the nodes where ending pods may make room for a member and those it waits for.
+
+        Args: proposed: by node, UIDs of the pods that kube-scheduler would end there.
+        """
+        self.expire()
+        failed = self._searches.failed_nodes(pod, gang, self.planner.needed(pod, gang), self._monotonic())
+        untried = [node for node, uids in proposed.items() if node not in failed or failed[node].proposed != uids]
+        if untried and self._searches.backoffs.holds(gang):
+            return []
+        return [] if self._searches.helps_another(pod, gang) else untried
+
+    def note_failed_nodes(self, pod: PodFacts, gang: Gang, members: Sequence[PodFacts], proposed: Mapping[str, frozenset[str]]) -> None:
+        """Note that ending pods on these nodes makes no room for a member and those it waits for, in the current state.
+
+        Args: members: all of them. proposed: as for ``nodes_to_search``.
+        """
+        self._searches.note(pod, gang, members, proposed, self._monotonic())
+
+    def note_search(self, pod: PodFacts, gang: Gang, begun: float, *, helps: bool, goes_on: bool) -> None:
+        """Note the result of a search for a member.
+
+        Args: begun: when it began. helps: whether pods end for the member. goes_on: whether nodes are left to search.
+        """
+        if helps:
+            self._searches.note_help(pod, gang, self._monotonic())
+        else:
+            self.back_off_searching(gang, begun, goes_on=goes_on)
+
+    def back_off_searching(self, gang: Gang, begun: float, *, goes_on: bool = False) -> None:
+        """Let a gang back off if the search that began then took long and found nothing."""
+        self._searches.backoffs.begin_if_long(gang, begun, self._monotonic(), wanted=goes_on)
+
+    def unresolvable_nodes(self, pod: PodFacts, gang: Gang, nodes: Collection[str]) -> frozenset[str]:
+        """Return the nodes that kube-scheduler need not propose for preemption for a member that waits for others."""
+        # On the nominated node kube-scheduler would take "unresolvable" as a reason to end pods elsewhere.
+        unresolvable = frozenset(nodes) - {pod.nominated_node}
+        members = self.needed_with(pod, gang)
+        if not members:
+            return unresolvable
+        elsewhere = outside(self._state, pod, gang, unresolvable)
+        failed = self._searches.failed_nodes(pod, gang, members, self._monotonic())
+        if self._searches.backoffs.holds(gang, wanted=not failed):
+            return unresolvable
+        return elsewhere | (unresolvable & failed.keys())
 
     def may_search(self, gang: Gang) -> bool:
-        """Whether a gang neither pauses nor rests from searches for pods to end."""
-        return not self.standing(gang).pauses and gang.key not in self._search_rests
+        """Whether a gang neither pauses nor backs off from searches for pods to end."""
+        return not self.standing(gang).pauses and not self._searches.backoffs.holds(gang, wanted=False)
+
+    def needed_with(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
+        """Return the pods that need a place at the same time, this pod first: only this pod if its gang runs, no pod if it cannot start."""
+        if self.planner.need_not_wait(pod, gang):
+            return [] if is_full(self._state, pod, gang) else [pod]
+        return [] if self.standing(gang).pauses else self.planner.needed(pod, gang)
+
+    # --- bind: enough members at once ---
 
     async def admit(self, pod: PodFacts, gang: Gang, node: str) -> str:
-        """Wait until enough members are ready; return why the pod must not be bound yet, or nothing."""
+        """Wait until enough members are ready. Returns: why the pod must not be bound yet; empty if it may be bound."""
         self.expire()
-        if self._goes_on(pod, gang):
+        if refusal := self._excluded(pod, gang, node):
+            return refusal
+        if self._is_complete(pod, gang):
             return ""
-        attempt = self._attempts.get(gang.key)
+        attempt = self.attempts.running.get(gang.key)
         if attempt is None:
-            return f"gang {gang.name} has no plan: it is planned when its members are filtered"
-        if refusal := self.planner.expect_on(pod, node, attempt.deadline, Stage.READY):
-            self.planner.step_back(pod)
+            return f"gang {gang.name} has no plan: filter plans it when kube-scheduler retries its members"
+        if refusal := self.planner.reserve_on(pod, node, attempt.deadline, Stage.READY):
+            self.planner.unset_ready(pod)
             return refusal
         self._start(pod, gang)
-        if self._goes_on(pod, gang):
+        if self._is_complete(pod, gang):
             return ""
         with suppress(TimeoutError):
             await asyncio.wait_for(attempt.complete.wait(), WAIT_SECONDS)
-        if self._goes_on(pod, gang):
+        if is_full(self._state, pod, gang):
+            return self.sentence(pod, gang)
+        if self._is_complete(pod, gang):
             return ""
         return f"gang {gang.name} waits for {max(1, self._missing(pod, gang, is_ready))} more of its members"
+
+    def _excluded(self, pod: PodFacts, gang: Gang, node: str) -> str:
+        """Return why a member must not be bound to a node at all; empty if it may be, alone or with others."""
+        if is_placed(self._state, pod):
+            return ""
+        if is_full(self._state, pod, gang):
+            return self.sentence(pod, gang)
+        if outside(self._state, pod, gang, (node,)):
+            self._state.release(pod.uid)  # so that filter plans it again
+            return f"node {node} is not in the domain in which gang {gang.name} waits or runs, since it was planned again"
+        return ""
 
     def _start(self, pod: PodFacts, gang: Gang) -> None:
         """Make the places of all ready members firm if they are enough and all of them still fit."""
@@ -308,74 +266,58 @@ class Gangs:
             return
         fitting = self.planner.check_ready(self.planner.ready(pod, gang))
         if self._missing(pod, gang, is_ready) <= 0:
-            self.planner.start(fitting, self._monotonic() + START_SECONDS)
+            self.planner.start(fitting[: may_still_start(self._state, gang)], self._monotonic() + START_SECONDS)
 
-    def _goes_on(self, pod: PodFacts, gang: Gang) -> bool:
-        """Whether enough members have a firm place; the attempt ends then, and those of them that still wait in bind go on."""
+    def _is_complete(self, pod: PodFacts, gang: Gang) -> bool:
+        """Whether enough members have a firm place. The attempt ends then, and the members that wait in bind go on."""
         if self._missing(pod, gang) > 0:
             return False
-        attempt = self._attempts.pop(gang.key, None)
-        if attempt is not None:
-            attempt.complete.set()
-            self.on_attempt("completed")
+        self.attempts.complete(gang)
         return True
 
+    def _missing(self, pod: PodFacts, gang: Gang, counts: Callable[[ClusterState, PodFacts], bool] = is_placed) -> int:
+        """Return how many members the gang lacks. Members that are placed count, and those for which ``counts`` is true."""
+        state = self._state
+        there = sum(is_placed(state, other) or counts(state, other) for other in members_of(self._state, pod, gang).values())
+        return gang.minimum - there
+
+    # --- for all of them ---
+
     def why(self, pod: PodFacts, gang: Gang) -> str:
-        """Say why a member waits for its gang; nothing when it does not."""
-        if self.planner.goes_alone(pod, gang) or pod.uid in self._state.reservations:
+        """Return why a member waits for its gang; empty if it does not wait."""
+        if pod.node_name or pod.uid in self._state.reservations:
+            return ""
+        if self.planner.need_not_wait(pod, gang) and not (is_full(self._state, pod, gang) or self.planner.lacks_domain(pod, gang)):
             return ""
         return self.sentence(pod, gang)
 
+    def explain(self, pod: PodFacts, gang: Gang) -> tuple[str, str]:
+        """Return why a member waits for its gang, and in which domains the gang is; empty texts if there is nothing to say."""
+        return self.why(pod, gang), spread(self._state, pod, gang)
+
     def sentence(self, pod: PodFacts, gang: Gang) -> str:
-        """Say why a gang cannot start."""
+        """Return why a gang cannot start."""
         return self.planner.sentence(pod, gang, self.standing(gang))
 
-    def _missing(self, pod: PodFacts, gang: Gang, counts: Callable[[ClusterState, PodFacts], bool] = is_placed) -> int:
-        """Count the members that the gang lacks beside those that are placed or otherwise count."""
-        state = self._state
-        there = sum(is_placed(state, other) or counts(state, other) for other in self.planner.members(pod, gang).values())
-        return gang.minimum - there
-
     def expire(self) -> None:
-        """End what has lasted its time."""
+        """End attempts, pauses and backoffs that are over, and have the waiting pods checked again then."""
         now = self._monotonic()
-        for key, attempt in list(self._attempts.items()):
-            if attempt.deadline <= now:
-                del self._attempts[key]
-                self._closed_until[key] = attempt.deadline + self._gang_seconds
-                self.on_attempt("expired")
-        for key in [key for key, until in self._closed_until.items() if until <= now]:
-            del self._closed_until[key]
+        if any([self.attempts.expire(now), self._plans.backoffs.expire(now), self._searches.backoffs.expire(now)]):
             self._wake()
-        for rests in (self._rests, self._search_rests):
-            for key in [key for key, rest in rests.items() if rest.until <= now]:
-                if rests.pop(key).asked:
-                    self._wake()
-        for key in [key for key, (_, until) in self._helped.items() if until <= now]:
-            del self._helped[key]
-        for kept in (self._failures, self._fruitless):
-            for key in [key for key in kept if not any(True for _ in self._state.gang_members(key))]:
-                del kept[key]
+        self._searches.expire(now)
+        self._plans.forget_gone()
+        self._searches.forget_gone()
 
     def _wake(self) -> None:
-        """Have those that wait looked at again though nothing was freed: what is in vain stays so."""
+        """Have waiting pods checked again without freed capacity: failed plans and searches stay valid."""
         before = self._state.freed_count
         self._state.freed_count = after = before + 1
-        for failures in self._failures.values():
-            _count_from(failures, before, after)
-        for fruitless in self._fruitless.values():
-            _count_from(fruitless, before, after)
+        self._plans.keep_valid(before, after)
+        self._searches.keep_valid(before, after)
 
 
-def _count_from(known: dict[_Kind, _InVain], before: int, after: int) -> None:
-    """Have what held at one freed_count hold at another."""
-    for kind, one in list(known.items()):
-        if one.freed_count == before:
-            known[kind] = replace(one, freed_count=after)
-
-
-def gang_asked(pod: PodFacts) -> Gang | RequestError | None:
-    """Read a pod's gang: None for none, an error's sentence when it is wrong."""
+def gang_or_error(pod: PodFacts) -> Gang | RequestError | None:
+    """Read a pod's gang: None without one, the error of an invalid annotation."""
     if pod.gpu is None:
         return None
     try:

@@ -1,191 +1,290 @@
-"""preempt: of the nodes that kube-scheduler would free, which really help, and whose end is needed there.
+# SPDX-License-Identifier: Apache-2.0
+"""preempt: the proposed nodes on which ending pods really helps, and the pods that must end there.
 
-It chose its victims for CPU, RAM, sums of GPU amounts and whatever else it counts. Pods are added only where the right GPU is not free
-then, with core.preempt's search, and nodes where nothing helps are dropped. An empty list of victims is an ordinary case: all that
-kube-scheduler counts is free, and one GPU is not. Pods that are ending already free what they hold by themselves.
+kube-scheduler chose its victims by CPU, RAM, sums of GPU amounts and its other counts. This module adds pods only if no right GPU is free
+after that (the search of ``core.gang.preempt``), and drops nodes where that does not help. An empty list of victims is an ordinary case:
+everything that kube-scheduler counts is free, but no single GPU is. Pods that are ending already free what they hold by themselves.
 
-Where pods are added, a victim that kube-scheduler chose may have become needless, and is let go as far as the state shows it (``_fewest``).
-kube-scheduler takes the answer as it is: it ends those, and tries the pod again once they are gone. Should it count something that we do
-not see, and refuse the node, it proposes victims anew. The right GPU is free by then, so nothing is added and nobody let go: its own choice
-ends, one attempt later. Where nothing is added its choice stays, because it is the least of what it counts.
+If pods are added, a victim of kube-scheduler may have become needless. It is dropped if the state shows this (``_fewest``). kube-scheduler
+takes the reply as it is: it ends those pods and retries once they are gone. If it counts something unknown here and refuses the node, it
+proposes victims again. The right GPU is free by then, so no pod is added or dropped, and its own choice ends one attempt later. If no pod
+is added, kube-scheduler's choice stays, because it is the smallest by its own counts.
 
-A gang that runs is not broken: where kube-scheduler's victims leave it with less than its minimum, the rest of it ends too if it is all on
-that node, and the node is dropped if not. For a member of a gang that does not run yet, a node helps only if all members that are missing
-can start once these pods have ended: pods of one node end for a gang, never some here and some there in the hope of more.
+A running gang is not broken. If kube-scheduler's victims leave it with less than its minimum, its other members end too if all of them are
+on that node; otherwise the node is dropped. For a member of a gang that does not run yet, a node helps only if all missing members can
+start once these pods have ended. This verb frees one node; our own evictions can free several (``gang_evictions``).
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
-from placement.request import RequestError
-from proto.model import PodRequest
-from scheduler_plugin.core.budgets import BudgetKey
-from scheduler_plugin.core.gang import gang_of_pod
-from scheduler_plugin.core.gang_plan import is_placed
-from scheduler_plugin.core.gang_victims import ending_on
-from scheduler_plugin.core.plan import not_offered
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.preempt import Cost, Preemption, Victim, cheapest_victims, cost_of
+from aliquot.contract import units
+from aliquot.contract.model import ContainerRequest, PodRequest
+from aliquot.placement.request import RequestError
+from scheduler_plugin.core.cluster.budgets import BudgetKey
+from scheduler_plugin.core.cluster.durations import may_end_from, may_preempt_from
+from scheduler_plugin.core.cluster.gang import Gang, gang_of_pod
+from scheduler_plugin.core.cluster.plan import not_offered
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.gang.preempt import Cost, Preemption, Victim, cheapest_victims, cost_of
+from scheduler_plugin.core.gang.standing import is_placed, nodes_near, outside
+from scheduler_plugin.core.gang.victims import ending_on, is_extra
 from scheduler_plugin.extender import wire
-from scheduler_plugin.extender.desk import Desk, request_of
-from scheduler_plugin.extender.gang import gang_asked
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.extender.gang import gang_or_error
 
 ENOUGH_NODES = 50
-"""kube-scheduler proposes a tenth of all nodes; once so many help, the others are left out."""
+"""kube-scheduler proposes a tenth of all nodes. Once this many help, the others are skipped."""
 ENOUGH_SECONDS = 1.0
-"""After so long the nodes that help already will do."""
+"""After this time the nodes that help so far are enough."""
 LAST_SECONDS = 3.0
-"""kube-scheduler waits 5 s for an answer: after so long, and one node at least, it learns that nobody's end helps, and asks again later."""
+"""kube-scheduler waits 5 s for a reply. After this time and one node at least, the search ends without help; kube-scheduler retries."""
 MAX_GANG_NODES = 8
-"""For a gang so many nodes are tried at once, those with the fewest victims: for each the whole gang is planned."""
+"""For a gang this many nodes are tried in one call, those with the fewest victims first: each try plans the whole gang."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Whose end makes room on a node."""
+class EvictionPlan:
+    """The pods that must end to make room on a node."""
 
     node: str
     ended: frozenset[str]
-    """UIDs; none when those suffice that are ending already."""
+    """UIDs; empty if pods that are ending already make enough room."""
     cost: Cost
 
 
-async def choose_victims(desk: Desk, body: bytes) -> bytes:
-    """Answer one preempt call; other calls are answered between two nodes. Raises WireError."""
-    begun = desk.monotonic()
+@dataclass(frozen=True, slots=True)
+class MayEnd:
+    """Which pods may end, beside those that kube-scheduler chose: less important ones that ran for their minimum and are not ending yet."""
+
+    spared: frozenset[str] = frozenset()
+    """UIDs of pods that stay."""
+    elsewhere: bool = False
+    """Whether members of a gang on other nodes may end with those on the node, so that the gang ends whole."""
+
+    def evictable(self, context: ExtenderContext, node: str, preemptor: PodFacts) -> list[PodFacts]:
+        """Return the pods that may end for room on a node."""
+        here = list(context.state.pods_on(node))
+        mates = self._mates(context, here, node) if self.elsewhere else ()
+        now = context.clock.now()
+        return [pod for pod in (*here, *mates) if self._covers(pod, preemptor) and may_end_from(pod) <= now]
+
+    def _covers(self, pod: PodFacts, preemptor: PodFacts) -> bool:
+        is_less_important = pod.priority < preemptor.priority and pod.uid != preemptor.uid
+        return is_less_important and not pod.deletion_requested and pod.uid not in self.spared
+
+    def _mates(self, context: ExtenderContext, here: Iterable[PodFacts], node: str) -> Iterator[PodFacts]:
+        keys = dict.fromkeys(gang.key for pod in here if (gang := gang_of_pod(pod)) is not None)
+        members = (pod for key in keys for pod in context.state.gang_members(key))
+        return (pod for pod in members if pod.node_name and pod.node_name != node)
+
+
+FROM_THE_NODE: Final = MayEnd()
+
+
+@dataclass(slots=True)
+class _Search:
+    """The search for victims of one call."""
+
+    pod: PodFacts
+    members: Sequence[PodFacts]
+    """The pods that need a place at the same time, the pod of the call first."""
+    gang: Gang | None
+    """The gang of the pod, if it must start together with others."""
+    begun: float
+    """Monotonic time."""
+    chosen: Mapping[str, frozenset[str]]
+    """By node, the UIDs that kube-scheduler chose."""
+    tried: int = 0
+    """How many nodes were tried."""
+    added: int = 0
+    """How many victims were added to those of kube-scheduler."""
+
+
+def _ignore(helpful: int, dropped: int, added: int) -> None:
+    del helpful, dropped, added
+
+
+async def choose_victims(context: ExtenderContext, body: bytes, on_reply: Callable[[int, int, int], None] = _ignore) -> bytes:
+    """Reply to one preempt call; other calls are served between two nodes. Raises WireError.
+
+    Args: on_reply: called after each search, with the numbers of nodes that help, of nodes dropped and of victims added.
+    """
+    begun = context.clock.monotonic()
     args = wire.decode(body, wire.PreemptionArgs)
-    pod = wire.decode_pod(args.pod)
+    pod = context.calls.pods.read(args.pod).pod
     proposed = _proposed(args)
     wire.check_count(len(proposed))
-    members, uids = _members(desk, pod), {node: frozenset(_uids(victims)) for node, victims in proposed.items()}
+    if may_preempt_from(pod) > context.clock.now():
+        return wire.preempt_result({})
+    members, chosen = members_with(context, pod), {node: frozenset(_uids(victims)) for node, victims in proposed.items()}
     own = gang_of_pod(pod)
     gang = own if len(members) > 1 else None
     if gang is not None:
-        proposed = {node: proposed[node] for node in desk.gangs.worth_searching(pod, gang, uids)}
+        context.gangs.unhelped[pod.uid] = frozenset(chosen)
+        proposed = {node: proposed[node] for node in context.gangs.nodes_to_search(pod, gang, chosen)}
         if not proposed:
             return wire.preempt_result({})
-    is_planned = own is not None and desk.gangs.standing(own).planned  # where there is room, which this member may not use
-    if not is_planned and _others_end_for(desk, members):
+    is_planned = own is not None and context.gangs.standing(own).planned  # there is room, but not for this member
+    if not is_planned and _others_end_for(context, members):
         if gang is not None:
-            desk.gangs.rest_from_searching(gang, begun)
+            context.gangs.back_off_searching(gang, begun)
         return wire.preempt_result({})
-    answer: dict[str, wire.MetaVictims] = {}
-    more = tried = 0
-    worth_trying = _worth_trying(desk, members, proposed)
+    search = _Search(pod, members, gang, begun, chosen)
+    reply = await _search_nodes(context, search, proposed)
+    if reply:
+        context.gangs.unhelped.pop(pod.uid, None)
+    on_reply(len(reply), search.tried - len(reply), search.added)
+    return wire.preempt_result(reply)
+
+
+async def _search_nodes(context: ExtenderContext, search: _Search, proposed: Mapping[str, wire.MetaVictims]) -> dict[str, wire.MetaVictims]:
+    """Try the proposed nodes, cheapest first, until enough of them help or the time is over."""
+    pod, gang = search.pod, search.gang
+    reply: dict[str, wire.MetaVictims] = {}
+    worth_trying = _worth_trying(context, search.members, proposed)
     if gang is not None:
         too_small = proposed.keys() - {node for node, _ in worth_trying}
-        desk.gangs.note_in_vain(pod, gang, members, {node: uids[node] for node in too_small})
+        context.gangs.note_failed_nodes(pod, gang, search.members, {node: search.chosen[node] for node in too_small})
     for node, victims in worth_trying:
-        if (len(answer) == ENOUGH_NODES and pod.gpu is not None) or (tried == MAX_GANG_NODES and gang is not None):
-            break
-        if desk.monotonic() - begun > (ENOUGH_SECONDS if answer else LAST_SECONDS) and tried:
+        if _is_enough(context, search, len(reply)):
             break
         await asyncio.sleep(0)
-        tried += 1
-        chosen = uids[node]
-        added = _victims_for(desk, members, node, chosen)
-        if added is None and gang is not None:
-            desk.gangs.note_in_vain(pod, gang, members, {node: chosen})
-        elif added is not None:
-            ended = _fewest(desk, members, node, chosen, added)
-            more += len(ended - chosen)
-            answer[node] = _answer_on(desk, victims, ended)
+        search.tried += 1
+        ended = _ended_on(context, search, node)
+        if ended is not None:
+            search.added += len(ended - search.chosen[node])
+            reply[node] = _reply_on(context, victims, ended)
     if gang is not None:
-        desk.gangs.note_search(pod, gang, begun, helps=bool(answer), goes_on=tried < len(worth_trying))
-    desk.on_preemption(len(answer), tried - len(answer), more)
-    return wire.preempt_result(answer)
+        context.gangs.note_search(pod, gang, search.begun, helps=bool(reply), goes_on=search.tried < len(worth_trying))
+    return reply
 
 
-def _answer_on(desk: Desk, proposed: wire.MetaVictims, ended: frozenset[str]) -> wire.MetaVictims:
-    """Write down who ends on a node, with the violations that kube-scheduler counted, or ours where we let some of its victims go."""
-    chosen, pods = frozenset(_uids(proposed)), [wire.MetaPod(uid) for uid in _important_first(desk, ended)]
+def _is_enough(context: ExtenderContext, search: _Search, helpful: int) -> bool:
+    """Whether to stop before the next node. Args: helpful: how many nodes help so far."""
+    if (helpful == ENOUGH_NODES and search.pod.gpu is not None) or (search.tried == MAX_GANG_NODES and search.gang is not None):
+        return True
+    seconds = context.clock.monotonic() - search.begun
+    return search.tried > 0 and seconds > (ENOUGH_SECONDS if helpful else LAST_SECONDS)
+
+
+def _ended_on(context: ExtenderContext, search: _Search, node: str) -> frozenset[str] | None:
+    """Return all pods that end on a node, None if that does not help; for a gang the failure is remembered."""
+    chosen = search.chosen[node]
+    added = _victims_for(context, search.members, node, chosen)
+    if added is not None:
+        return _fewest(context, search.members, node, chosen, added)
+    if search.gang is not None:
+        context.gangs.note_failed_nodes(search.pod, search.gang, search.members, {node: chosen})
+    return None
+
+
+def _reply_on(context: ExtenderContext, proposed: wire.MetaVictims, ended: frozenset[str]) -> wire.MetaVictims:
+    """List the pods that end on a node, with kube-scheduler's count of budget violations, or ours if some of its victims were dropped."""
+    chosen, pods = frozenset(_uids(proposed)), [wire.MetaPod(uid) for uid in _important_first(context, ended)]
     if not chosen <= ended:
-        return wire.MetaVictims(pods, _cost(desk, (), ended)[0])
-    return wire.MetaVictims(pods, proposed.num_pdb_violations + _cost(desk, chosen, ended - chosen)[0])
+        return wire.MetaVictims(pods, ending_cost(context, (), ended)[0])
+    return wire.MetaVictims(pods, proposed.num_pdb_violations + ending_cost(context, chosen, ended - chosen)[0])
 
 
-def ways(desk: Desk, pod: PodFacts, nodes: Iterable[str], spared: Collection[str]) -> Iterator[Way | None]:
-    """Look at one node after the other on which kube-scheduler finds nothing missing; None where nobody's end makes room for a pod.
+def eviction_plans(context: ExtenderContext, pod: PodFacts, nodes: Iterable[str], spared: Collection[str]) -> Iterator[EvictionPlan | None]:
+    """Try one node after the other on which a pod lacks only GPUs; None for a node where ending pods makes no room.
 
-    Whoever asks may let others work between two nodes, and then looks at the chosen node once more with ``way_on``.
+    The caller may serve other calls between two nodes, and must then check the best node again with ``plan_eviction``.
     Args: spared: UIDs of pods that must not end.
     """
-    members, nobody = _members(desk, pod), wire.MetaVictims([], 0)
-    worth_trying = _worth_trying(desk, members, dict.fromkeys(nodes, nobody))
+    members, no_victims = members_with(context, pod), wire.MetaVictims([], 0)
+    worth_trying = _worth_trying(context, members, dict.fromkeys(nodes, no_victims))
     for node, _ in worth_trying[:MAX_GANG_NODES] if len(members) > 1 else worth_trying:
-        yield way_on(desk, pod, node, spared)
+        yield plan_eviction(context, pod, node, spared)
 
 
-def way_on(desk: Desk, pod: PodFacts, node: str, spared: Collection[str]) -> Way | None:
-    """Say who must end on a node so that a pod fits there; None when nobody's end helps, or budgets keep those whose end would.
+def plan_eviction(context: ExtenderContext, pod: PodFacts, node: str, spared: Collection[str]) -> EvictionPlan | None:
+    """Return the pods that must end on a node so that a pod fits there; None if that does not help or disruption budgets forbid it.
 
-    CPU and RAM were free when kube-scheduler asked about the node, maybe minutes ago, so they are looked at too.
+    CPU and RAM are checked too: they were free when kube-scheduler called filter, which may be minutes ago.
     """
-    members = _members(desk, pod)
-    unevictable = [other.uid for other in desk.state.pods_on(node) if len(desk.budgets.covering(other)) > 1]
-    with desk.gangs.planner.trying(members):
-        ended = _victims_for(desk, members, node, frozenset(), frozenset((*spared, *unevictable)))
-        suffices = ended is not None and _host_has_room(desk, pod, node, ended)
+    members = members_with(context, pod)
+    unevictable = not_evictable(context, context.state.pods_on(node))
+    with context.gangs.planner.trying(members):
+        ended = _victims_for(context, members, node, frozenset(), MayEnd(frozenset((*spared, *unevictable)), elsewhere=True))
+        suffices = ended is not None and _host_has_room(context, pod, node, ended)
     if ended is None or not suffices:
         return None
-    cost = _cost(desk, (), ended)
-    return Way(node, ended, cost) if not cost[0] else None
+    cost = ending_cost(context, (), ended)
+    return EvictionPlan(node, ended, cost) if not cost[0] else None
 
 
-def would_help(desk: Desk, pod: PodFacts, node: str) -> bool:
-    """Whether others' end on a node would make room on its GPUs for a pod, budgets, CPU and RAM aside; of a gang for this member alone."""
-    return bool(_victims_for(desk, [pod], node, frozenset()))
+def not_evictable(context: ExtenderContext, pods: Iterable[PodFacts]) -> list[str]:
+    """Return the UIDs of pods that the API server refuses to evict, because several disruption budgets cover them."""
+    return [pod.uid for pod in pods if len(context.budgets.covering(pod)) > 1]
 
 
-def hold(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str], expires_at: float) -> bool:
-    """Expect a pod on a node, and whoever of its gang must start with it, as if these and all who are ending there had ended.
+def would_help(context: ExtenderContext, pod: PodFacts, node: str) -> bool:
+    """Whether ending pods on a node makes room on its GPUs for a pod. Budgets, CPU, RAM and other members of its gang are ignored."""
+    return bool(_victims_for(context, [pod], node, frozenset()))
 
-    Returns: whether they fit then; nothing is expected anew where they do not, nor for a pod that is being bound.
+
+def reserve_room(context: ExtenderContext, pod: PodFacts, node: str, ended: Iterable[str], expires_at: float) -> bool:
+    """Reserve room on a node for a pod and the members that must start with it, as if ``ended`` and all ending pods were gone.
+
+    Returns: whether they fit; without room, and for a pod that is being bound, no reservation is made.
     """
-    if is_placed(desk.state, pod):
+    if is_placed(context.state, pod):
         return False
-    members = _members(desk, pod)
-    with desk.state.without_all([*ended, *ending_already(desk, node)]):
-        return bool(members) and desk.gangs.planner.expect_all(members, (node,), expires_at)
+    members = members_with(context, pod)
+    with context.state.without_all([*ended, *ending_already(context, node)]):
+        return bool(members) and context.gangs.planner.reserve_all(members, (node,), expires_at)
 
 
-def renew(desk: Desk, pod: PodFacts, node: str, expires_at: float) -> bool:
-    """Expect a pod on a node, and whoever of its gang must start with it, for longer where they are expected already.
+def renew_room(context: ExtenderContext, pod: PodFacts, node: str, expires_at: float) -> bool:
+    """Extend the reservations of a pod on a node and of the members that must start with it.
 
-    Returns: whether they are.
+    Returns: whether all of them had one.
     """
-    members, reservations = _members(desk, pod), desk.state.reservations
+    members, reservations = members_with(context, pod), context.state.reservations
     known = reservations.get(pod.uid)
     if known is None or known.node != node or known.stage.is_firm or not all(member.uid in reservations for member in members):
         return False
     for member in members:
-        desk.state.renew(member.uid, expires_at)
+        context.state.renew(member.uid, expires_at)
     return bool(members)
 
 
-def _members(desk: Desk, pod: PodFacts) -> list[PodFacts]:
-    """Return who must have a place at once, the pod first; nobody when the pod cannot start at all."""
-    request, gang = request_of(pod), gang_asked(pod)
+def members_with(context: ExtenderContext, pod: PodFacts) -> list[PodFacts]:
+    """Return the pods that need a place at the same time, this pod first; no pod if it cannot start."""
+    request, gang = context.verdicts.requests.of(pod), gang_or_error(pod)
     if isinstance(request, RequestError) or isinstance(gang, RequestError):
         return []
-    return [pod] if gang is None else desk.gangs.needed_with(pod, gang)
+    return [pod] if gang is None else context.gangs.needed_with(pod, gang)
 
 
-def _others_end_for(desk: Desk, members: Sequence[PodFacts]) -> bool:
-    """Whether all of these pods have a place once those are gone that are ending where one of them is expected or nominated."""
-    state, reservations = desk.state, desk.state.reservations
-    expected = {reservations[member.uid].node for member in members if member.uid in reservations}
-    nominated = {facts.nominated_node for member in members if (facts := state.pods.get(member.uid, member)).nominated_node}
-    ending = [uid for node in expected | nominated for uid in ending_already(desk, node)]
+def _others_end_for(context: ExtenderContext, members: Sequence[PodFacts]) -> bool:
+    """Whether all of these pods have a place once the pods end that are ending on their reserved or nominated nodes."""
+    nodes = _nodes_being_freed(context, members)
+    ending = [uid for node in nodes for uid in ending_already(context, node)]
     if not ending:
         return False
-    if len(members) == 1 or all(member.uid in reservations for member in members):
-        return all(member.uid in reservations for member in members)
-    planner = desk.gangs.planner
-    with planner.trying(members), state.without_all(ending):
+    all_reserved = all(member.uid in context.state.reservations for member in members)
+    if len(members) == 1 or all_reserved:
+        return all_reserved
+    planner = context.gangs.planner
+    with planner.trying(members), context.state.without_all(ending):
         return all(planner.expect(member, None, inf) for member in members)
+
+
+def _nodes_being_freed(context: ExtenderContext, members: Iterable[PodFacts]) -> set[str]:
+    """Return the nodes on which these pods have a reservation or are nominated."""
+    nodes, state = set[str](), context.state
+    for member in members:
+        if (reservation := state.reservations.get(member.uid)) is not None:
+            nodes.add(reservation.node)
+        if nominated := state.pods.get(member.uid, member).nominated_node:
+            nodes.add(nominated)
+    return nodes
 
 
 def _uids(victims: wire.MetaVictims) -> list[str]:
@@ -202,176 +301,206 @@ def _proposed(args: wire.PreemptionArgs) -> dict[str, wire.MetaVictims]:
     }
 
 
-def _worth_trying(desk: Desk, members: Sequence[PodFacts], proposed: Mapping[str, wire.MetaVictims]) -> list[tuple[str, wire.MetaVictims]]:
-    """Return the nodes, the least costly first; for a gang those that are large enough for the members without a place elsewhere."""
+def _worth_trying(
+    context: ExtenderContext, members: Sequence[PodFacts], proposed: Mapping[str, wire.MetaVictims]
+) -> list[tuple[str, wire.MetaVictims]]:
+    """Return the nodes, the least costly first; for a gang only those large enough for the members without a place elsewhere."""
     if len(members) < 2:
         return sorted(proposed.items(), key=lambda proposal: (proposal[1].num_pdb_violations, len(proposal[1].pods or ())))
-    planner = desk.gangs.planner
+    planner = context.gangs.planner
     with planner.trying(members):
         lacking = sum(not planner.expect(member, None, inf) for member in members)
-    enough = [(node, victims) for node, victims in proposed.items() if _most_members(desk, members, node) >= lacking]
+    enough = [(node, victims) for node, victims in proposed.items() if _most_members(context, members, node) >= lacking]
     return sorted(enough, key=lambda proposal: len(proposal[1].pods or ()))
 
 
-def _fewest(desk: Desk, members: Sequence[PodFacts], node: str, chosen: frozenset[str], added: frozenset[str]) -> frozenset[str]:
-    """Return who ends on a node: the chosen and the added pods, or fewer where it is sure that those suffice.
+def _fewest(
+    context: ExtenderContext, members: Sequence[PodFacts], node: str, chosen: frozenset[str], added: frozenset[str]
+) -> frozenset[str]:
+    """Return the pods that end on a node: the chosen and the added pods, or fewer if these are certainly enough.
 
-    Nobody is let go unless pods were added, for a gang's missing members, for a pod that kube-scheduler looks at more for than we know
-    (``is_picky``), on a node whose sums of GPU amounts are not those of its devices, or if he keeps others away, is in a gang or unknown.
+    A chosen pod is dropped only if pods were added and it is known, in no gang, and without a required anti-affinity. All of them stay for
+    members of a gang, for a pod with scheduling constraints unknown here (``is_picky``), and on a node with GPU sums that differ from its
+    devices.
     """
-    pod, known = members[0], desk.state.pods
-    spare = frozenset(uid for uid in chosen if uid in known and not known[uid].repels and gang_of_pod(known[uid]) is None)
-    if len(members) > 1 or not added or not spare or pod.is_picky or not _adds_up(desk, node):
+    pod, spare = members[0], frozenset(uid for uid in chosen if _may_be_dropped(context, uid))
+    if len(members) > 1 or not added or not spare or pod.is_picky or not _adds_up(context, node):
         return chosen | added
-    found = []  # whoever stays for the sums may free a GPU too: what is cheapest beside all the chosen, and what is without any of them
-    for for_gpu in (added, _victims_for(desk, members, node, chosen - spare)):
-        if for_gpu is None:
-            continue
-        ended = chosen | for_gpu
-        for uid in (*_costly_first(desk, spare - for_gpu), *_costly_first(desk, for_gpu)):
-            if gang_of_pod(known[uid]) is None and _suffices(desk, pod, node, ended - {uid}):
-                ended -= {uid}
-        found.append(ended)
-    return min(found, key=lambda ended: _cost(desk, (), ended))
+    # Try both: victims beside all chosen pods, and victims without any chosen pod, because a chosen one may free a GPU too.
+    options = (added, _victims_for(context, members, node, chosen - spare))
+    found = [_reduced(context, pod, node, chosen, spare, for_gpu) for for_gpu in options if for_gpu is not None]
+    return min(found, key=lambda ended: ending_cost(context, (), ended))
 
 
-def _costly_first(desk: Desk, uids: Iterable[str]) -> list[str]:
-    return sorted(uids, key=lambda uid: (_cost(desk, (), (uid,)), uid), reverse=True)
+def _may_be_dropped(context: ExtenderContext, uid: str) -> bool:
+    """Whether a victim of kube-scheduler may run on as far as it alone is concerned."""
+    pod = context.state.pods.get(uid)
+    return pod is not None and not pod.repels and gang_of_pod(pod) is None
 
 
-def _adds_up(desk: Desk, node: str) -> bool:
-    """Whether what is free on one device is free in the node's sums too, which kube-scheduler counts: no device is left out of them."""
-    states = desk.state.device_states(node)
+def _reduced(
+    context: ExtenderContext, pod: PodFacts, node: str, chosen: frozenset[str], spare: frozenset[str], for_gpu: frozenset[str]
+) -> frozenset[str]:
+    """Return the chosen pods and those that end for a GPU, without the pods that need not end; the costliest are dropped first."""
+    known, ended = context.state.pods, chosen | for_gpu
+    for uid in (*_costly_first(context, spare - for_gpu), *_costly_first(context, for_gpu)):
+        if gang_of_pod(known[uid]) is None and _suffices(context, pod, node, ended - {uid}):
+            ended -= {uid}
+    return ended
+
+
+def _costly_first(context: ExtenderContext, uids: Iterable[str]) -> list[str]:
+    return sorted(uids, key=lambda uid: (ending_cost(context, (), (uid,)), uid), reverse=True)
+
+
+def _adds_up(context: ExtenderContext, node: str) -> bool:
+    """Whether the node's sums, which kube-scheduler counts, contain all its devices, so what is free on one is free in the sums."""
+    states = context.state.device_states(node)
     sound = all(state.healthy and not state.cordoned and not state.device.mig_enabled for state in states)
-    return sound and not any(other.uid in desk.state.unaccounted for other in desk.state.pods_on(node))
+    return sound and not any(other.uid in context.state.unaccounted for other in context.state.pods_on(node))
 
 
-def _suffices(desk: Desk, pod: PodFacts, node: str, ended: frozenset[str]) -> bool:
+def _suffices(context: ExtenderContext, pod: PodFacts, node: str, ended: frozenset[str]) -> bool:
     """Whether a pod fits on a node once these pods have ended: on its GPUs, by CPU and RAM, and by the number of pods."""
-    state, row = desk.state, desk.state.row_of(node)
+    state, row = context.state, context.state.row_of(node)
     if row is None or not state.columns.cpu_milli[row] or not state.columns.ram_mib[row]:
         return False
-    gone = {pod.uid, *ended, *ending_already(desk, node)}
-    expected = [uid for uid, one in state.reservations.items() if one.node == node and uid not in gone]
-    staying = [other for other in state.pods_on(node) if other.uid not in gone]
-    if len(staying) + len(expected) >= state.most_pods_of(node) or not _host_has_room(desk, pod, node, ended):
+    gone = {pod.uid, *ended, *ending_already(context, node)}
+    staying = frozenset(other.uid for other in state.pods_on(node) if other.uid not in gone)
+    reserved = sum(one.node == node and uid not in gone for uid, one in state.reservations.items())
+    if len(staying) + reserved >= state.pod_capacity_of(node) or not _host_has_room(context, pod, node, ended):
         return False
-    return _added_victims(desk, pod, node, ended, frozenset(other.uid for other in staying)) == frozenset()
+    return added_victims(context, pod, node, ended, MayEnd(staying)) == frozenset()
 
 
-def _host_has_room(desk: Desk, pod: PodFacts, node: str, ended: Iterable[str]) -> bool:
-    """Whether a node has the CPU and RAM that a pod requests once these pods, and those that are ending there, have ended."""
-    state, row = desk.state, desk.state.row_of(node)
+def _host_has_room(context: ExtenderContext, pod: PodFacts, node: str, ended: Iterable[str]) -> bool:
+    """Whether a node has the CPU and RAM that a pod requests once these pods and the ending ones have ended."""
+    state, row = context.state, context.state.row_of(node)
     if row is None:
         return False
     columns = state.columns
-    with state.without_all([pod.uid, *ended, *ending_already(desk, node)]):
+    with state.without_all([pod.uid, *ended, *ending_already(context, node)]):
         cpu_free = int(columns.cpu_milli[row]) - int(columns.cpu_used_milli[row])
         ram_free = int(columns.ram_mib[row]) - int(columns.ram_used_mib[row])
     return (not pod.cpu_milli or pod.cpu_milli <= cpu_free) and (not pod.memory_mib or pod.memory_mib <= ram_free)
 
 
-def _most_members(desk: Desk, members: Sequence[PodFacts], node: str) -> int:
-    """Return a number of members that a node cannot exceed, even when it is empty."""
-    requests = [request for member in members if isinstance(request := request_of(member), PodRequest)]
-    containers = [container for request in requests for container in request.containers]
-    states = desk.state.device_states(node)
+def _most_members(context: ExtenderContext, members: Sequence[PodFacts], node: str) -> int:
+    """Return an upper bound for the members that fit on a node when it is empty."""
+    containers = _gpu_containers(context, members)
+    states = context.state.device_states(node)
     if any(container.mig for container in containers):
         return sum(len(state.device.mig_instances) + state.max_shares for state in states)
-    least = min((amount for container in containers if (amount := container.memory_bytes_per_vgpu) is not None), default=None)
-    return sum(1 if least is None else min(state.max_shares, state.capacity_bytes // least) for state in states)
+    most = 0
+    for state in states:
+        capacity_mib = state.capacity_bytes // units.MIB
+        least = min(container.memory_mib_on(capacity_mib) for container in containers)
+        most += min(state.max_shares, capacity_mib // max(1, least))
+    return most
+
+
+def _gpu_containers(context: ExtenderContext, members: Iterable[PodFacts]) -> list[ContainerRequest]:
+    """Return the containers of all members that request GPUs."""
+    requests = map(context.verdicts.requests.of, members)
+    return [container for request in requests if isinstance(request, PodRequest) for container in request.containers]
 
 
 def _victims_for(
-    desk: Desk, members: Sequence[PodFacts], node: str, chosen: frozenset[str], spared: frozenset[str] = frozenset()
+    context: ExtenderContext, members: Sequence[PodFacts], node: str, chosen: frozenset[str], may_end: MayEnd = FROM_THE_NODE
 ) -> frozenset[str] | None:
-    """Return whom else to end on a node, so that the first of these pods fits there and the others anywhere; None when nothing helps."""
+    """Return further pods to end on a node, so that the first member fits there and the others anywhere; None if that is impossible."""
     if not members:
         return None
-    pod, others = members[0], members[1:]
-    ending = ending_on(desk.state, chosen, _evictable(desk, node, pod, spared), pod)
+    pod, others, gang = members[0], members[1:], gang_of_pod(members[0])
+    if gang is not None and outside(context.state, pod, gang, (node,)):
+        return None
+    now = context.clock.now()
+    if any(may_end_from(other) > now for other in _known(context, chosen)):
+        return None
+    ending = ending_on(context.state, chosen, may_end.evictable(context, node, pod), pod)
     if ending is None or pod.gpu is None:
         return None if ending is None else ending.also
-    added = _added_victims(desk, pod, node, chosen | ending.also, spared)
+    added = added_victims(context, pod, node, chosen | ending.also, may_end)
     if added is None:
         return None
     added |= ending.also
-    return added if not others else _victims_for_gang(desk, members, node, chosen, added, spared)
+    return added if not others else _victims_for_gang(context, members, node, chosen, added, may_end)
 
 
 def _victims_for_gang(
-    desk: Desk, members: Sequence[PodFacts], node: str, chosen: frozenset[str], added: frozenset[str], spared: frozenset[str]
+    context: ExtenderContext, members: Sequence[PodFacts], node: str, chosen: frozenset[str], added: frozenset[str], may_end: MayEnd
 ) -> frozenset[str] | None:
-    """Add to those who end for the first member whoever else must end there for the others; None when they do not fit even then."""
+    """Add to the pods that end for the first member those that must end for the others; None if the others do not fit even then."""
     pod, others = members[0], members[1:]
-    with desk.gangs.planner.trying(members):
-        if not _expect(desk, pod, node, chosen | added, (node,)):
+    with context.gangs.planner.trying(members):
+        if not _expect(context, pod, node, chosen | added, (node,)):
             return None
+        near = nodes_near(context.state, pod, node)
         for other in others:
-            if _expect(desk, other, node, chosen | added, None):
+            if _expect(context, other, node, chosen | added, near):
                 continue
-            more = _added_victims(desk, other, node, chosen | added, spared) if other.preempts else None
-            if more is None or not _expect(desk, other, node, chosen | added | more, (node,)):
+            more = added_victims(context, other, node, chosen | added, may_end) if other.preempts else None
+            if more is None or not _expect(context, other, node, chosen | added | more, (node,)):
                 return None
             added |= more
     return added
 
 
-def _expect(desk: Desk, pod: PodFacts, node: str, ending: frozenset[str], allowed: Collection[str] | None) -> bool:
-    """Expect a member of a gang on one of the allowed nodes, as if pods of a node had ended; return whether it has a place there."""
-    with desk.state.without_all([*ending, *ending_already(desk, node)]):
-        return desk.gangs.planner.expect(pod, allowed, inf)
+def _expect(context: ExtenderContext, pod: PodFacts, node: str, ending: frozenset[str], allowed: Collection[str] | None) -> bool:
+    """Reserve a place for a member on one of the allowed nodes, as if pods of a node had ended; return whether there is one."""
+    with context.state.without_all([*ending, *ending_already(context, node)]):
+        return context.gangs.planner.expect(pod, allowed, inf)
 
 
-def _added_victims(desk: Desk, pod: PodFacts, node: str, chosen: frozenset[str], spared: frozenset[str]) -> frozenset[str] | None:
-    """Return whom else to end on a node, or None when nobody's end makes the pod fit."""
-    state, gpu, request = desk.state, desk.state.gpu_node(node), request_of(pod)
+def added_victims(context: ExtenderContext, pod: PodFacts, node: str, chosen: frozenset[str], may_end: MayEnd) -> frozenset[str] | None:
+    """Return further pods to end on a node, or None if ending pods does not make the pod fit."""
+    state, gpu, request = context.state, context.state.gpu_node(node), context.verdicts.requests.of(pod)
     if gpu is None or not isinstance(request, PodRequest) or not_offered(gpu, request):
         return None
-    evictable = [other for other in _evictable(desk, node, pod, spared) if other.uid not in chosen]
+    evictable = [other for other in may_end.evictable(context, node, pod) if other.uid not in chosen]
     ending = ending_on(state, chosen, evictable, pod)
     if ending is None:
         return None
-    with state.without_all([pod.uid, *chosen, *ending_already(desk, node)]):
+    with state.without_all([pod.uid, *chosen, *ending_already(context, node)]):
         states = state.device_states(node)
-    in_gangs = {uid for band in ending.bands for uid in band.members}
-    candidates = tuple(_victim(desk, other) for other in evictable if state.footprint_of(other.uid) or other.uid in in_gangs)
-    policy = request.preferences.policy or desk.default_policy
-    allowed = _allowed_after(desk, chosen, candidates)
+    candidates = candidates_of(context, evictable, {uid for band in ending.bands for uid in band.members})
+    policy = request.preferences.policy or context.verdicts.default_policy
+    allowed = allowed_after(context, chosen, candidates)
     return cheapest_victims(Preemption(states, gpu.links, request, policy, candidates, ending.bands, allowed))
 
 
-def _important_first(desk: Desk, uids: Iterable[str]) -> list[str]:
-    """Order pods as kube-scheduler reads them: it compares nodes by the priority of the first."""
-    pods = desk.state.pods
+def candidates_of(context: ExtenderContext, evictable: Iterable[PodFacts], in_gangs: Collection[str]) -> tuple[Victim, ...]:
+    """Return the pods that may end: those that hold a part of a GPU, and members of gangs that end as a whole."""
+    return tuple(_victim(context, other) for other in evictable if context.state.footprint_of(other.uid) or other.uid in in_gangs)
+
+
+def _important_first(context: ExtenderContext, uids: Iterable[str]) -> list[str]:
+    """Order pods as kube-scheduler expects: it compares nodes by the priority of the first one."""
+    pods = context.state.pods
     return sorted(uids, key=lambda uid: (-pods[uid].priority if uid in pods else 0, uid))
 
 
-def _cost(desk: Desk, chosen: Iterable[str], added: Iterable[str]) -> Cost:
-    """Rate the pods that we add, once those have ended that kube-scheduler chose and rated itself."""
-    victims = [_victim(desk, pod) for pod in _known(desk, added)]
-    return cost_of(victims, _allowed_after(desk, chosen, victims))
+def ending_cost(context: ExtenderContext, chosen: Iterable[str], added: Iterable[str]) -> Cost:
+    """Rate the added pods, after the end of those that kube-scheduler chose and rated itself."""
+    victims = [_victim(context, pod) for pod in _known(context, added)]
+    return cost_of(victims, allowed_after(context, chosen, victims))
 
 
-def _allowed_after(desk: Desk, chosen: Iterable[str], victims: Iterable[Victim]) -> Mapping[BudgetKey, int]:
-    """Return how many more of these victims their budgets let go once the chosen pods have ended."""
-    return desk.budgets.allowed_after(_known(desk, chosen), [key for victim in victims for key in victim.budgets])
+def allowed_after(context: ExtenderContext, chosen: Iterable[str], victims: Iterable[Victim]) -> Mapping[BudgetKey, int]:
+    """Return how many more of these victims their disruption budgets allow once the chosen pods have ended."""
+    return context.budgets.allowed_after(_known(context, chosen), [key for victim in victims for key in victim.budgets])
 
 
-def _victim(desk: Desk, pod: PodFacts) -> Victim:
-    return Victim(pod.uid, pod.priority, desk.state.footprint_of(pod.uid), desk.budgets.covering(pod))
+def _victim(context: ExtenderContext, pod: PodFacts) -> Victim:
+    footprint, budgets = context.state.footprint_of(pod.uid), context.budgets.covering(pod)
+    return Victim(pod.uid, pod.priority, footprint, budgets, is_extra(context.state, pod))
 
 
-def _known(desk: Desk, uids: Iterable[str]) -> list[PodFacts]:
-    return [pod for uid in uids if (pod := desk.state.pods.get(uid)) is not None]
+def _known(context: ExtenderContext, uids: Iterable[str]) -> list[PodFacts]:
+    return [pod for uid in uids if (pod := context.state.pods.get(uid)) is not None]
 
 
-def _evictable(desk: Desk, node: str, preemptor: PodFacts, spared: frozenset[str]) -> list[PodFacts]:
-    pods = (pod for pod in desk.state.pods_on(node) if pod.uid != preemptor.uid and pod.uid not in spared)
-    return [pod for pod in pods if pod.priority < preemptor.priority and not pod.deletion_requested]
-
-
-def ending_already(desk: Desk, node: str) -> list[str]:
-    """Return the UIDs of the pods of a node that end without our doing."""
-    now = desk.now()
-    return [pod.uid for pod in desk.state.pods_on(node) if pod.is_ending(now)]
+def ending_already(context: ExtenderContext, node: str) -> list[str]:
+    """Return the UIDs of the pods of a node that are ending already."""
+    now = context.clock.now()
+    return [pod.uid for pod in context.state.pods_on(node) if pod.is_ending(now)]

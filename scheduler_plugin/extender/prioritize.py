@@ -1,11 +1,12 @@
-"""prioritize: how good each node is for the pod, 0 to MAX_SCORE, the same for the same node whatever the others are.
+# SPDX-License-Identifier: Apache-2.0
+"""prioritize: rates each node for the pod from 0 to MAX_SCORE. A node's score does not depend on the other nodes of the call.
 
-Of several nodes with the best score one gets a point more, chosen by a hash of pod and node, because kube-scheduler would draw lots: a
-decision can be replayed. The pod is then expected on that node, softly, so that the next pod does not count on the same devices while
-this one's binding is on its way. When kube-scheduler chooses another node, for its own reasons, bind moves the reservation.
+If several nodes have the best score, one of them gets an extra point. A hash of pod and node chooses it, so the decision can be replayed;
+kube-scheduler would choose at random. The pod then gets a soft reservation on that node, so that the next pod does not count on the same
+devices while this pod's binding is on its way. If kube-scheduler chooses another node for its own reasons, bind moves the reservation.
 
-A pod without GPUs takes CPU and RAM that GPUs may need. Nodes with GPUs are rated by what it costs them; all others are best, and
-alike, so that kube-scheduler's own preferences decide among those.
+A pod without GPUs takes CPU and RAM that GPU pods may need. A node with GPUs is rated by that cost. All other nodes get the best score, so
+kube-scheduler's own preferences decide among them.
 """
 
 import hashlib
@@ -14,64 +15,74 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from placement.request import RequestError
-from scheduler_plugin.core.judge import best_row, reasons_for
-from scheduler_plugin.core.objects import NodeObject
-from scheduler_plugin.core.reasons import NodeReason
-from scheduler_plugin.core.shapes import MAX_SCORE
+from aliquot.placement.request import RequestError
+from scheduler_plugin.core.cluster.objects import NodeObject
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.fit.judge import best_row, reasons_for
+from scheduler_plugin.core.fit.shapes import MAX_SCORE, Verdict
 from scheduler_plugin.extender import wire
-from scheduler_plugin.extender.desk import Asked, Desk
-from scheduler_plugin.extender.full_nodes import judge_full, read_full
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.extender.full_nodes import FullNode, judge_full, read_full
+from scheduler_plugin.extender.node_list import NodeList
+from scheduler_plugin.extender.pod_query import PodQuery
 
 
-def prioritize_nodes(desk: Desk, body: bytes) -> bytes:
-    """Answer one prioritize call; the nodes come in any order, each once. Raises WireError."""
+def prioritize_nodes(context: ExtenderContext, body: bytes) -> bytes:
+    """Reply to one prioritize call; the nodes come in any order, each once. Raises WireError."""
     args = wire.decode_args(body)
-    asked, named = desk.asked(args.pod), desk.named(args.node_names)
-    if named is None:
-        return _prioritize_full(desk, asked, read_full(args))
-    request, rows = asked.request, named.rows
-    if isinstance(request, RequestError):
-        return _nothing(desk.names_of(named))
-    verdict = desk.verdict_for(asked.pod, asked.shape)
-    fits = reasons_for(verdict, rows, all_known=not named.strange) == NodeReason.FITS.value
+    query, nodes = context.calls.pods.read(args.pod), context.calls.nodes.read(args.node_names)
+    if nodes is None:
+        return _prioritize_full(context, query, read_full(args))
+    names_of = context.calls.nodes.names_of
+    if isinstance(query.request, RequestError):
+        return _all_zero(names_of(nodes))
+    verdict = context.verdicts.of(query.pod, query.shape)
+    fits = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes) == NodeReason.FITS.value
     if not fits.any():
-        return _nothing(desk.names_of(named))
-    fitting, others = (rows, ()) if fits.all() else (rows[fits], desk.names_of(named, np.flatnonzero(~fits)))
-    winner = best_row(desk.shapes, verdict, fitting, asked.pod.uid)
+        return _all_zero(names_of(nodes))
+    fitting, others = (nodes.rows, ()) if fits.all() else (nodes.rows[fits], names_of(nodes, np.flatnonzero(~fits)))
+    winner = best_row(context.verdicts.shapes, verdict, fitting, query.pod.uid)
     shown = np.zeros(len(verdict.score), dtype=np.bool_)
     shown[fitting] = True
-    rest = [wire.entry(name, 0 if request is not None else MAX_SCORE) for name in others]
-    wins = request is not None or not rest
-    score = int(verdict.score[winner]) + wins
-    answer = desk.scores_of(asked.shape, verdict).answer(shown, winner, score, rest)
+    rest = [wire.entry(name, 0 if query.request is not None else MAX_SCORE) for name in others]
+    wins = query.request is not None or not rest
+    reply = context.calls.scores.of(query.shape, verdict).answer(shown, winner, int(verdict.score[winner]) + wins, rest)
     if wins:
-        desk.note_choice(asked.pod.uid, named, winner, score)
-        desk.expect(asked.pod, asked.shape.request if request is None else request, verdict, winner)
-    return answer
+        keep_choice(context, query, nodes, verdict, winner)
+    return reply
 
 
-def _prioritize_full(desk: Desk, asked: Asked, full: Sequence[tuple[msgspec.Raw, NodeObject]]) -> bytes:
-    """Rate full nodes, as filter judges them; of equal ones, one that exists comes before those that are imagined. Nothing is reserved."""
-    if isinstance(asked.request, RequestError):
-        return _nothing([item.metadata.name for _, item in full])
-    judged = judge_full(desk, asked, full)
+def keep_choice(context: ExtenderContext, query: PodQuery, nodes: NodeList, verdict: Verdict, winner: int) -> None:
+    """Note the best node of a call, and reserve the pod's room there. Args: winner: its row."""
+    context.log.note_choice(query.pod.uid, nodes, winner, int(verdict.score[winner]) + 1)
+    request = query.shape.request if query.request is None else query.request
+    if not isinstance(request, RequestError):
+        context.reservations.make(query.pod, request, verdict, winner)
+
+
+def _prioritize_full(context: ExtenderContext, query: PodQuery, full: Sequence[tuple[msgspec.Raw, NodeObject]]) -> bytes:
+    """Rate full nodes, as filter judges them. Among equal ones a node that exists comes first. There is no reservation."""
+    if isinstance(query.request, RequestError):
+        return _all_zero([item.metadata.name for _, item in full])
+    judged = judge_full(context.state, context.verdicts, query, full)
     fitting = [node for node in judged if node.reason is NodeReason.FITS]
     if not fitting:
-        return _nothing([node.name for node in judged])
-    beside = 0 if asked.request is not None else MAX_SCORE
-    wins = asked.request is not None or len(fitting) == len(judged)
-    winner = max(fitting, key=lambda node: (node.score, node.exists, _lot(asked.pod.uid, node.name)))
-    entries = [
-        wire.entry(node.name, (node.score if node.reason is NodeReason.FITS else beside) + (wins and node is winner)) for node in judged
-    ]
-    return b"[" + b",".join(entries) + b"]"
+        return _all_zero([node.name for node in judged])
+    asks_gpu = query.request is not None
+    unfit_score = 0 if asks_gpu else MAX_SCORE
+    wins = asks_gpu or len(fitting) == len(judged)
+    winner = max(fitting, key=lambda node: (node.score, node.exists, _tie_break(query.pod.uid, node.name)))
+    return b"[" + b",".join([_full_entry(node, unfit_score, is_winner=wins and node is winner) for node in judged]) + b"]"
 
 
-def _lot(pod_uid: str, node: str) -> bytes:
-    """Draw lots that fall the same whenever a pod is asked about."""
+def _full_entry(node: FullNode, unfit_score: int, *, is_winner: bool) -> bytes:
+    return wire.entry(node.name, (node.score if node.reason is NodeReason.FITS else unfit_score) + is_winner)
+
+
+def _tie_break(pod_uid: str, node: str) -> bytes:
+    """Return a value that orders equal nodes for a pod, the same in each call."""
     return hashlib.blake2b(f"{pod_uid}/{node}".encode(errors="surrogatepass"), digest_size=8).digest()
 
 
-def _nothing(names: Sequence[str]) -> bytes:
+def _all_zero(names: Sequence[str]) -> bytes:
     return b"[" + b",".join([wire.entry(name, 0) for name in names]) + b"]"

@@ -1,29 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
 """The extender protocol's JSON, exactly as kube-scheduler writes and reads it (k8s.io/kube-scheduler/extender/v1, no field tags).
 
-Keys are Go's field names with capitals, and absent values are ``null``; the pods and nodes inside are ordinary API objects. We write the
-exact case and read any, as Go does: a body with a key that is not exact, or not known, is read a second time. Bodies are hostile: whatever
-is wrong surfaces as a WireError before anything is changed.
+Keys are Go's field names with capitals, and absent values are ``null``. The pods and nodes inside are ordinary API objects. This module
+writes the exact case and reads any case, as Go does: a body with an inexact or unknown key is read a second time. For that a form with
+optional keys forbids unknown keys, because a key in another case counts as unknown.
 
-So a form with keys that may be absent forbids unknown ones: a key in another case is one.
+Bodies are untrusted: each error becomes a WireError before the state changes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from proto.errors import AliquotError, quote
-from scheduler_plugin.core.objects import NodeObject, PodObject, pod_facts
-from scheduler_plugin.core.pods import PodFacts
+from aliquot.contract.errors import AliquotError, quote
+from scheduler_plugin.core.cluster.objects import NodeObject, PodObject, pod_facts
+from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.errors import WireError
 
 MAX_NODES: Final = 100_000
 _LAST_KEY: Final = b',"NodeNames":['
 
 
-class NodeList(msgspec.Struct, forbid_unknown_fields=True):
-    """Full nodes, sent when the scheduler does not trust us with names, and by an autoscaler that asks about nodes that do not exist."""
+class FullNodes(msgspec.Struct, forbid_unknown_fields=True):
+    """Full nodes, sent by a scheduler without ``nodeCacheCapable``, and by an autoscaler that invents nodes."""
 
     items: list[msgspec.Raw] | None = None
     metadata: msgspec.Raw = msgspec.Raw()
@@ -32,24 +33,24 @@ class NodeList(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ExtenderArgs(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
-    """What filter and prioritize are asked."""
+    """The body of filter and prioritize."""
 
     pod: msgspec.Raw
-    nodes: NodeList | None = None
+    nodes: FullNodes | None = None
     node_names: msgspec.Raw = msgspec.Raw(b"null")
     """A list of names, or null."""
 
 
-class Question(NamedTuple):
-    """The same, with the text of the names: thousands of them, and prioritize's is usually the very text that filter answered."""
+class CallArgs(NamedTuple):
+    """The same with the names as text: there are thousands, and prioritize usually gets the very text that filter returned."""
 
     pod: msgspec.Raw
-    nodes: NodeList | None
+    nodes: FullNodes | None
     node_names: bytes
 
 
 class Victims(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
-    """Full pods that kube-scheduler would end on a node."""
+    """The full pods that kube-scheduler would end on a node."""
 
     pods: list[PodObject] | None = None
     num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
@@ -62,23 +63,23 @@ class MetaPod(msgspec.Struct):
 
 
 class MetaVictims(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
-    """The same by UID: what is always answered."""
+    """The same by UID. Replies always have this form."""
 
     pods: list[MetaPod] | None = None
     num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
 
 
 class PreemptionArgs(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
-    """What preempt is asked."""
+    """The body of preempt."""
 
     pod: msgspec.Raw
     node_name_to_victims: dict[str, Victims | None] | None = None
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
-    """Of a node a null, a pointer to nothing in Go, is nobody."""
+    """``null`` for a node (a nil pointer in Go) means no victims."""
 
 
 class BindingArgs(msgspec.Struct, rename="pascal"):
-    """What bind is asked."""
+    """The body of bind."""
 
     pod_name: str
     pod_namespace: str
@@ -97,7 +98,7 @@ class _Each:
 
 
 _Form = Mapping[str, "_Form"] | Sequence["_Form"] | _Each | None
-"""An object by its exact keys, a list of one form, a map, or what has no keys of the protocol."""
+"""An object by its exact keys, a list of one form, a map, or a value without keys of the protocol."""
 _VICTIMS: Final[_Form] = {"Pods": None, "NumPDBViolations": None}
 _META_VICTIMS: Final[_Form] = {"Pods": [{"UID": None}], "NumPDBViolations": None}
 _FORMS: Final[Mapping[type[msgspec.Struct], _Form]] = {
@@ -120,23 +121,23 @@ def decode(body: bytes, form: type[_Args]) -> _Args:
         raise WireError(f"expected {form.__name__} of the extender protocol in JSON: {exc}") from exc
 
 
-def decode_args(body: bytes) -> Question:
-    """Read the body of filter or prioritize. Raises WireError, or leaves it to whoever reads the names when those are wrong.
+def decode_args(body: bytes) -> CallArgs:
+    """Read the body of filter or prioritize. Raises WireError; an error in the names is raised by ``NodeLists.read``.
 
-    kube-scheduler writes the names last, and reading past thousands of them costs more than the rest. They are cut off unread where what
-    is before them is a whole object by itself and the first closing bracket after them is the last: of a valid body, then, this is the
-    value of the key.
+    kube-scheduler writes the names last, and to parse thousands of them costs more than the rest. They are cut off unread if the text
+    before them is a complete object and the first closing bracket after them is the last one: in a valid body this is the value of the
+    key.
     """
     at = body.find(_LAST_KEY)
     first = at + len(_LAST_KEY) - 1
     if at > 0 and body.endswith(b"]}") and body.find(b"]", first) == len(body) - 2:
         try:
             args = msgspec.json.decode(body[:at] + b"}", type=ExtenderArgs)
-            return Question(args.pod, args.nodes, body[first:-1])
+            return CallArgs(args.pod, args.nodes, body[first:-1])
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            pass  # the names may be what makes it whole
+            pass  # the object may be complete only with the names
     args = decode(body, ExtenderArgs)
-    return Question(args.pod, args.nodes, bytes(args.node_names))
+    return CallArgs(args.pod, args.nodes, bytes(args.node_names))
 
 
 def decode_pod(raw: msgspec.Raw) -> PodFacts:
@@ -146,7 +147,7 @@ def decode_pod(raw: msgspec.Raw) -> PodFacts:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, AliquotError) as exc:
         raise WireError(f"expected a pod in Pod: {exc}") from exc
     if not pod.uid:
-        raise WireError("expected a pod with metadata.uid in Pod, found none")
+        raise WireError("expected a pod with metadata.uid in Pod, found a pod without it")
     return pod
 
 
@@ -161,7 +162,7 @@ def decode_names(text: bytes) -> list[str] | None:
 def decode_node(raw: msgspec.Raw) -> NodeObject:
     """Read one full node. Raises WireError."""
     try:
-        bytes(raw).decode()  # all of it, because it is answered as it came, and what is skipped is not looked at
+        bytes(raw).decode()  # all of it: the reply repeats the text, and msgspec does not check values that it skips
         node = msgspec.json.decode(raw, type=NodeObject)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise WireError(f"expected a node in Nodes: {exc}") from exc
@@ -171,7 +172,7 @@ def decode_node(raw: msgspec.Raw) -> NodeObject:
 
 
 def _in_exact_case(raw: msgspec.Raw, form: _Form) -> Any:
-    """Spell the protocol's keys as kube-scheduler does, and leave out what is none; of a key that is there twice, the last counts.
+    """Write the protocol's keys in kube-scheduler's case and drop all others. If a key occurs twice, the last one counts.
 
     Raises: MsgspecError, UnicodeDecodeError.
     """
@@ -185,9 +186,13 @@ def _in_exact_case(raw: msgspec.Raw, form: _Form) -> Any:
         return None
     if isinstance(form, _Each):
         return {key: _in_exact_case(value, form.form) for key, value in fields.items()}
-    exact = {key.casefold(): key for key in form}
-    known = ((exact.get(key.casefold()), value) for key, value in fields.items())
-    return {key: _in_exact_case(value, form[key]) for key, value in known if key is not None}
+    return {key: _in_exact_case(value, form[key]) for key, value in _renamed(fields, form).items()}
+
+
+def _renamed(fields: Mapping[str, msgspec.Raw], keys: Iterable[str]) -> dict[str, msgspec.Raw]:
+    """Return the fields with these keys, in any case, by the exact keys."""
+    exact = {key.casefold(): key for key in keys}
+    return {exact[key.casefold()]: value for key, value in fields.items() if key.casefold() in exact}
 
 
 def filter_result(
@@ -197,38 +202,38 @@ def filter_result(
     failed: Mapping[str, str] | None = None,
     unresolvable: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Write filter's answer."""
-    answer: dict[str, Any] = {
+    """Write filter's reply."""
+    result: dict[str, Any] = {
         "Nodes": None if nodes is None else {"metadata": {}, "items": nodes},
         "NodeNames": node_names,
         "FailedNodes": failed or {},
         "FailedAndUnresolvableNodes": unresolvable or {},
         "Error": "",
     }
-    return msgspec.json.encode(answer)
+    return msgspec.json.encode(result)
 
 
 def filter_failure(error: str) -> bytes:
-    """Write filter's answer when no node could be judged."""
+    """Write filter's reply if no node could be judged."""
     return msgspec.json.encode({"Error": error})
 
 
 def bind_result(error: str = "") -> bytes:
-    """Write bind's answer; an empty error is success."""
+    """Write bind's reply; an empty error means success."""
     return msgspec.json.encode({"Error": error})
 
 
 def preempt_result(victims: Mapping[str, MetaVictims]) -> bytes:
-    """Write preempt's answer, always by UID."""
+    """Write preempt's reply, always by UID."""
     return msgspec.json.encode({"NodeNameToMetaVictims": victims})
 
 
 def entry(name: str, score: int) -> bytes:
-    """Write one node's entry in prioritize's answer."""
+    """Write one node's entry in prioritize's reply."""
     return b'{"Host":%s,"Score":%d}' % (msgspec.json.encode(name), score)
 
 
 def check_count(count: int) -> None:
-    """Refuse requests about more nodes than any cluster has. Raises WireError."""
+    """Refuse calls with more nodes than any cluster has. Raises WireError."""
     if count > MAX_NODES:
         raise WireError(f"expected at most {MAX_NODES} nodes, found {quote(str(count))}")

@@ -1,4 +1,5 @@
-"""Metrics of the cluster as the scheduler sees it, by GPU model, and of what waits in the scheduler; read when somebody scrapes."""
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of the cluster as the scheduler sees it, by GPU model, and of the scheduler's queues. They are read at each scrape."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -7,16 +8,17 @@ import numpy as np
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from placement.device import UNRESERVED_MIN_PERCENT
-from proto import contract, units
-from scheduler_plugin.core.decisions import Decisions
-from scheduler_plugin.core.score import FRAG_PPM
-from scheduler_plugin.core.state import ClusterState
+from aliquot import contract
+from aliquot.contract import units
+from aliquot.placement.device import UNRESERVED_MIN_PERCENT
+from scheduler_plugin.core.cluster.decisions import Decisions
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.score.cost import FRAG_PPM
 
 _PREFIX = f"{contract.METRIC_PREFIX}scheduler_"
 
 QUEUES: Final = {
-    "open_bindings": "Bindings without an outcome.",
+    "open_bindings": "Bindings without an outcome yet.",
     "waiting_gangs": "Gangs that hold room and have not started.",
 }
 
@@ -31,7 +33,7 @@ class ClusterCollector(Collector):
         queues: Mapping[str, Callable[[], int]],
         watch_lag: Callable[[], Mapping[str, float]],
     ) -> None:
-        """Args: queues: how long each of QUEUES is. watch_lag: seconds since each stream was current."""
+        """Args: queues: the lengths of QUEUES. watch_lag: for each stream, seconds since it was current."""
         self._state = state
         self._decisions = decisions
         self._queues = queues
@@ -40,11 +42,15 @@ class ClusterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """See ``Collector``."""
         waiting = len(self._decisions.queue)
-        yield _gauge("waiting_pods", "Pods that fitted nowhere when kube-scheduler last asked.", waiting)
-        yield _gauge("decided_pods", "Pods that fitted when last asked and are not seen bound.", len(self._decisions.by_uid) - waiting)
+        yield _gauge("waiting_pods", "Pods that fitted on no node in kube-scheduler's last filter call.", waiting)
+        yield _gauge(
+            "decided_pods",
+            "Pods that fitted in the last filter call and are not yet known to be bound.",
+            len(self._decisions.by_uid) - waiting,
+        )
         for name, text in QUEUES.items():
             yield _gauge(name, text, self._queues[name]())
-        lag = GaugeMetricFamily(f"{_PREFIX}watch_lag_seconds", "Time since a stream was current.", labels=["source"])
+        lag = GaugeMetricFamily(f"{_PREFIX}watch_lag_seconds", "Seconds since a stream of the API server was current.", labels=["source"])
         for source, seconds in self._watch_lag().items():
             lag.add_metric([source], seconds)
         yield lag
@@ -61,16 +67,16 @@ class ClusterCollector(Collector):
         full = (columns.free_shares[rows] < 1) | (columns.used_cores[rows] > units.WHOLE_GPU_PERCENT - UNRESERVED_MIN_PERCENT)
         closed = full | columns.cordoned[rows] | ~columns.healthy[rows]
         sums = {
-            "model_gpus": ("GPUs of a model.", np.ones(len(models)), 1),
-            "model_memory_bytes": ("GPU memory of a model.", capacity, units.MIB),
-            "model_memory_allocated_bytes": ("Promised GPU memory of a model.", used, units.MIB),
+            "model_gpus": ("GPUs, by model.", np.ones(len(models)), 1),
+            "model_memory_bytes": ("GPU memory, by model.", capacity, units.MIB),
+            "model_memory_allocated_bytes": ("GPU memory promised to pods, by model.", used, units.MIB),
             "model_memory_stranded_bytes": (
-                "Free GPU memory that nobody can get: no share or no compute is left beside it, or its GPU is cordoned or unhealthy.",
+                "Free GPU memory that no pod can get: its GPU has no share or no compute left, is cordoned or unhealthy.",
                 np.where(closed[live], free, 0),
                 units.MIB,
             ),
             "model_fragmented_gpus": (
-                "What is free and fits no usual shape, in GPUs of a model.",
+                "Free capacity that fits no usual pod shape, in GPUs, by model.",
                 columns.fragmentation[rows][live] / FRAG_PPM,
                 1,
             ),

@@ -1,27 +1,29 @@
-"""Keeps the state equal to what the API tells about inventories, nodes, pods and disruption budgets, and says how old the picture is.
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the state equal to the API's inventories, nodes, pods and disruption budgets, and knows how old it is.
 
-An object that cannot be read any more keeps its last readable form; the stream logs it. During an outage the picture stays as it was.
+An object that cannot be decoded keeps its last valid form; the stream logs the error. During an outage the state stays as it was.
 
-How old the picture is has two answers. A stream is current while the API answers. What it has told is less: a watch that is opened again,
-or was silent for long, first has to catch up, and whoever concludes from a pod's absence must wait for that (``told_at``).
+There are two ages. A stream is current while the API answers. ``caught_up_at`` is earlier: a watch that was opened again, or was silent for
+long, first has to catch up. Code that concludes something from a pod's absence must wait for that.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from proto.gpunode import GpuNode
-from scheduler_plugin.core.budgets import Budget, Budgets
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.state import ClusterState
+from aliquot.contract.gpunode import GpuNode
+from scheduler_plugin.core.cluster.budgets import Budget, Budgets
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.bind import CONFIRM_SECONDS
 from scheduler_plugin.ports import Clock
 
 logger = logging.getLogger(__name__)
 
 _Taker = TypeVar("_Taker")
+_NOWHERE: Final[Mapping[str, str]] = {}
 
 
 class Source(StrEnum):
@@ -34,44 +36,60 @@ class Source(StrEnum):
 
 
 class NamedHost:
-    """A node's name with its allocatable CPU and RAM, and how many pods it takes."""
+    """A node's name, its allocatable CPU (millicores), RAM (MiB) and number of pods, its taints, and the labels that say where it is.
 
-    __slots__ = ("amounts", "name")
+    ``tainted``: it has a ``PreferNoSchedule`` taint. ``closed``: other taints close it to pods that do not tolerate them.
+    """
 
-    def __init__(self, name: str, amounts: tuple[int, int, int]) -> None:
+    __slots__ = ("amounts", "closed", "name", "place", "tainted")
+
+    def __init__(
+        self,
+        name: str,
+        amounts: tuple[int, int, int],
+        *,
+        tainted: bool = False,
+        closed: bool = False,
+        place: Mapping[str, str] = _NOWHERE,
+    ) -> None:
         self.name = name
         self.amounts = amounts
+        self.tainted = tainted
+        self.closed = closed
+        self.place = place
 
 
 class ClusterWatch:
-    """Takes what all streams tell."""
+    """Receives the events of all streams."""
 
     def __init__(self, state: ClusterState, budgets: Budgets, clock: Clock) -> None:
         self._state = state
         self._budgets = budgets
         self._clock = clock
         self._current_at: dict[Source, float] = {}
-        self._told_at: dict[Source, float] = {}
+        self._caught_up_at: dict[Source, float] = {}
         self._listing_since: dict[Source, float] = {}
         self._catching_up_since: dict[Source, float] = {}
         self._trouble: dict[Source, str] = {}
-        self._answered = asyncio.Event()
-        """Set when a stream tells something next, and then another one."""
+        self._event = asyncio.Event()
+        """Set at the next event of a stream, and replaced then."""
         self.on_pod_gone: Callable[[str], None] = lambda _: None
-        """Told the UID of every pod that ended or is bound."""
+        """Called with the UID of each pod that ended or is bound."""
         self.on_nominated: Callable[[PodFacts], None] = lambda _: None
-        """Told every pod of which kube-scheduler just said where it is to go."""
+        """Called with each pod that kube-scheduler has just nominated to a node."""
+        self.on_waiting: Callable[[PodFacts], None] = lambda _: None
+        """Called with each pod that waits for a node, once it has no scheduling gate. After a list, called with all of them again."""
         self.on_synced: Callable[[], None] = lambda: None
-        """Told once, when everything is known for the first time."""
+        """Called once, when all streams have listed their objects."""
 
     @property
     def synced(self) -> bool:
-        """Whether every stream has told everything at least once."""
+        """Whether each stream has listed its objects at least once."""
         return len(self._current_at) == len(Source)
 
     @property
     def trouble(self) -> str:
-        """Why the picture is not current; empty while it is."""
+        """Why the state is not current; empty while it is."""
         missing = [str(source) for source in Source if source not in self._current_at]
         return "; ".join([*self._trouble.values(), *([f"not listed yet: {', '.join(missing)}"] if missing else [])])
 
@@ -79,13 +97,13 @@ class ClusterWatch:
         """Return the monotonic time at which a stream last was current."""
         return self._current_at.get(source, float("-inf"))
 
-    def told_at(self, source: Source) -> float:
-        """Return the monotonic time up to which a stream has told everything, but for the moment that an event takes to come."""
-        return self._told_at.get(source, float("-inf"))
+    def caught_up_at(self, source: Source) -> float:
+        """Return the monotonic time up to which a stream has delivered all events, except for those on their way."""
+        return self._caught_up_at.get(source, float("-inf"))
 
-    async def next_answer(self) -> None:
-        """Wait until a stream tells something."""
-        await self._answered.wait()
+    async def next_event(self) -> None:
+        """Wait for the next event of a stream."""
+        await self._event.wait()
 
     def age_seconds(self) -> float:
         """Return how long ago the oldest stream was current; infinite before all were."""
@@ -97,43 +115,43 @@ class ClusterWatch:
 
     @property
     def inventories(self) -> "_Inventories":
-        """Who takes the stream of inventories."""
+        """The receiver of the inventories' stream."""
         return _Inventories(self, Source.INVENTORIES, self._state)
 
     @property
     def budgets(self) -> "_Budgets":
-        """Who takes the stream of PodDisruptionBudgets."""
+        """The receiver of the PodDisruptionBudgets' stream."""
         return _Budgets(self, Source.BUDGETS, self._budgets)
 
     @property
     def hosts(self) -> "_Hosts":
-        """Who takes the stream of nodes."""
+        """The receiver of the nodes' stream."""
         return _Hosts(self, Source.NODES, self._state)
 
     @property
     def pods(self) -> "_Pods":
-        """Who takes the stream of pods."""
+        """The receiver of the pods' stream."""
         return _Pods(self, Source.PODS, self._state)
 
     def note_listing(self, source: Source) -> None:
-        """Note that a stream begins to tell everything at once, as it is now."""
+        """Note that a stream begins to list all objects."""
         self._listing_since[source] = self._clock.monotonic()
 
     def note_listed(self, source: Source) -> None:
-        """Note that a stream told everything at once."""
-        self._told_at[source] = self._listing_since[source]
+        """Note that a stream has listed all objects."""
+        self._caught_up_at[source] = self._listing_since[source]
         self.note_opened(source)
 
     def note_opened(self, source: Source) -> None:
-        """Note that the API answers, and that what changed in the meantime is yet to be told."""
+        """Note that the API answers, and that earlier changes may still be on their way."""
         self._catching_up_since[source] = self._clock.monotonic()
-        self._note_answer(source)
+        self._note_event(source)
 
     def note_current(self, source: Source, *, bookmark: bool) -> None:
-        """Note that all that a stream brought is told.
+        """Note that all events received so far are applied.
 
-        It has caught up with a bookmark, which comes after what happened before the watch, or once it has brought something again and again
-        for CONFIRM_SECONDS. A longer silence can be that of a connection which was dead, with all that happened since on its way.
+        The stream has caught up at a bookmark, which comes after all events before the watch, or once it has delivered events for
+        CONFIRM_SECONDS. After a longer silence it has to catch up again: the connection may have been dead.
         """
         now = self._clock.monotonic()
         if bookmark:
@@ -143,21 +161,21 @@ class ClusterWatch:
         elif now - self._catching_up_since.get(source, now) >= CONFIRM_SECONDS:
             del self._catching_up_since[source]
         if source not in self._catching_up_since:
-            self._told_at[source] = now
-        self._note_answer(source)
+            self._caught_up_at[source] = now
+        self._note_event(source)
 
-    def _note_answer(self, source: Source) -> None:
+    def _note_event(self, source: Source) -> None:
         before = self.synced
         self._current_at[source] = self._clock.monotonic()
         if self.synced and not before:
             self.on_synced()
         if self._trouble.pop(source, ""):
-            logger.info("watching %s: the API answers", source)
-        self._answered.set()
-        self._answered = asyncio.Event()
+            logger.info("watching %s: the API server answers again", source)
+        self._event.set()
+        self._event = asyncio.Event()
 
     def note_trouble(self, source: Source, sentence: str) -> None:
-        """Note why a stream is not."""
+        """Note why a stream is not current."""
         if source not in self._trouble:
             logger.warning("watching %s", sentence)
         self._trouble[source] = sentence
@@ -197,10 +215,18 @@ class _Inventories(_Base[ClusterState]):
 class _Hosts(_Base[ClusterState]):
     def listed(self, items: list[NamedHost]) -> None:
         self._taker.replace_hosts({item.name: item.amounts for item in items})
+        for item in items:
+            self._note_labels_and_taints(item)
         self._watch.note_listed(self._source)
 
     def changed(self, item: NamedHost) -> None:
         self._taker.set_host(item.name, *item.amounts)
+        self._note_labels_and_taints(item)
+
+    def _note_labels_and_taints(self, item: NamedHost) -> None:
+        self._taker.soft.set_tainted(item.name, tainted=item.tainted)
+        self._taker.set_closed(item.name, closed=item.closed)
+        self._taker.set_place(item.name, item.place)
 
     def deleted(self, item: NamedHost) -> None:
         self._taker.drop_host(item.name)
@@ -214,14 +240,21 @@ class _Pods(_Base[ClusterState]):
             self._watch.on_pod_gone(uid)
         for item in items:
             self._note_if_settled(item)
+            self._note_if_waiting(item)
         self._watch.note_listed(self._source)
 
     def changed(self, item: PodFacts) -> None:
         before = self._taker.pods.get(item.uid)
         self._taker.set_pod(item)
+        if before is None or before.gates:
+            self._note_if_waiting(item)
         if item.nominated_node and (before is None or before.nominated_node != item.nominated_node):
             self._watch.on_nominated(item)
         self._note_if_settled(item)
+
+    def _note_if_waiting(self, item: PodFacts) -> None:
+        if item.active and not item.node_name and not item.gates:
+            self._watch.on_waiting(item)
 
     def _note_if_settled(self, item: PodFacts) -> None:
         if item.holds or not item.active:

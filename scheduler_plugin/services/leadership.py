@@ -1,9 +1,10 @@
-"""One replica leads: only it binds. The others keep their state warm and take over when the leader's lease runs out.
+# SPDX-License-Identifier: Apache-2.0
+"""One replica leads: only it binds. The others keep their state up to date and take over when the leader's lease expires.
 
-Safe without synchronised clocks: whoever watches measures from the moment it saw the last renewal, so it waits at least a whole lease from
-then. The leader falls silent RENEW_SECONDS after its last successful renewal began; a request of before can still arrive within
-adapters.kube.REQUEST_SECONDS, and all of that ends before the lease does. A new leader does not bind before it has listed the pods again,
-after it got the lease: what the earlier one bound last is in that list.
+This is safe without synchronised clocks. A replica that watches the lease measures from the moment it saw the last renewal, so it waits at
+least a whole lease from then. The leader stops RENEW_SECONDS after its last successful renewal began. A request sent before that can still
+arrive within adapters.aiohttp_transport.REQUEST_SECONDS, and all of that ends before the lease does. A new leader does not bind before it
+has listed the pods again, after it got the lease: the last bindings of the previous leader are in that list.
 """
 
 import asyncio
@@ -11,29 +12,29 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from scheduler_plugin.errors import KubeApiError, KubeConflictError
+from aliquot.kube.errors import KubeApiError, KubeConflictError
 from scheduler_plugin.ports import Clock, LeaseApi, LeaseRecord
 
 logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 15.0
 RENEW_SECONDS = 10.0
-"""Without a successful renewal for so long, a leader stops."""
+"""A leader stops after this time without a successful renewal."""
 FOLLOW_SECONDS = 6.0
-"""How long a read of kube-scheduler's lease may take: kube-scheduler allows itself 5 s for one, and leads on while the API is that slow."""
+"""How long a read of kube-scheduler's lease may take. kube-scheduler itself waits 5 s, and still leads while the API is that slow."""
 AGAIN_SECONDS = 20.0
-"""kube-scheduler asks again sooner after a call in vain: it waits 5 s for the answer, and 10 s before it tries a pod again."""
+"""After a failed call kube-scheduler calls again within this time: it waits 5 s for the reply, and 10 s before it retries a pod."""
 LOOK_SECONDS = 1.0
-"""How long a call waits for a look at the lease; kube-scheduler waits 5 s for its answer."""
+"""How long a call waits for a read of the lease; kube-scheduler waits 5 s for its reply."""
 LOOK_PAUSE_SECONDS = 0.2
-"""Between two looks at the lease for the sake of calls."""
+"""Between two reads of the lease that calls cause."""
 
 
 class Leadership:
     """This replica's part in the election."""
 
     def __init__(self, api: LeaseApi, clock: Clock, identity: str, retry_seconds: float = 2.0) -> None:
-        """Args: identity: unique to this process. retry_seconds: between two looks at the lease."""
+        """Args: identity: unique to this process. retry_seconds: between two reads of the lease."""
         self._api = api
         self._clock = clock
         self._identity = identity
@@ -51,7 +52,7 @@ class Leadership:
         return self._clock.monotonic() < self._silent_from
 
     async def run(self) -> None:
-        """Take part until cancelled, then let go of the lease so that another need not wait."""
+        """Take part until cancelled, then release the lease so that the next leader need not wait."""
         try:
             while True:
                 await self._step()
@@ -80,11 +81,11 @@ class Leadership:
         self._silent_from = begun + RENEW_SECONDS
         if not led:
             self.acquired_at = self._clock.monotonic()
-            logger.info("this replica leads now")
+            logger.info("this replica is the leader now")
             self.on_acquired()
 
     def _has_run_out(self, lease: LeaseRecord) -> bool:
-        """Whether nobody renewed the lease for as long as it lasts, by our own clock."""
+        """Whether the lease was not renewed for as long as it lasts, by the clock of this process."""
         now = self._clock.monotonic()
         if not lease.holder:
             return True
@@ -101,67 +102,67 @@ class Leadership:
             if lease is not None and lease.holder == self._identity:
                 await self._api.write("", LEASE_SECONDS, lease.transitions, lease.version)
         except KubeApiError as exc:
-            logger.warning("the lease stays until it runs out: %s", exc)
+            logger.warning("the lease cannot be released, and expires by itself: %s", exc)
 
 
 class Following:
-    """Whether the kube-scheduler beside this process leads, by the lease that it takes part in, and since when.
+    """Whether the kube-scheduler next to this process leads, by the lease that it uses, and since when.
 
-    What another leader's extender bound last may not have been told here yet, so nothing is decided before the pods were listed after
-    ``acquired_at``: the moment at which another holder or another transition of the lease was first seen.
+    The latest bindings of another leader's extender may not have arrived here yet. So no decision is made before the pods were listed
+    after ``acquired_at``: the moment at which another holder or another transition of the lease was first seen.
 
-    A call is evidence too, because kube-scheduler asks its extender only while it leads. So a lease that cannot be read stops nobody: a
-    call that comes while it is not known who leads begins a time of leading, and is answered once the pods are listed again. While they
-    are, and until kube-scheduler had time to ask once more, further calls begin nothing anew: where the API is slow, a list can take
-    longer than the time between two calls. A lease that then names the same holder and transition as before says that nobody else led,
-    and what was listed before the call is enough. One that names somebody else, or nobody, is believed against a call: the call is one of
-    the last of a kube-scheduler that ends.
+    A call is evidence too, because kube-scheduler calls its extender only while it leads. So an unreadable lease stops no scheduling. A
+    call while the leader is unknown begins a term, and gets its reply once the pods are listed again. During that list, and until
+    kube-scheduler had time for another call, further calls do not begin another term: with a slow API a list can take longer than the time
+    between two calls. If the lease then names the same holder and transition as before, no other scheduler led, and the earlier list is
+    enough. A lease with another holder, or without one, is trusted more than a call: the call is one of the last of a kube-scheduler that
+    ends.
     """
 
-    def __init__(self, api: LeaseApi, clock: Clock, host: str, pods_told_at: Callable[[], float], retry_seconds: float = 2.0) -> None:
-        """Make it; ``run`` begins.
+    def __init__(self, api: LeaseApi, clock: Clock, host: str, pods_caught_up_at: Callable[[], float], retry_seconds: float = 2.0) -> None:
+        """Make it; ``run`` starts the loop.
 
-        Args: host: its name, with which kube-scheduler's identity begins. pods_told_at: the monotonic time up to which all of the pods is
-              known. retry_seconds: from one look at the lease to the next.
+        Args: host: its name, with which kube-scheduler's identity begins. pods_caught_up_at: the monotonic time up to which all pods are
+              known. retry_seconds: from one read of the lease to the next.
         """
         self._api = api
         self._clock = clock
         self._identity_prefix = f"{host}_"
-        self._pods_told_at = pods_told_at
+        self._pods_caught_up_at = pods_caught_up_at
         self._retry_seconds = retry_seconds
         self._led_at = float("-inf")
         self._term: tuple[str, int] | None = None
-        """Holder and transitions of the lease when last read, if that was the kube-scheduler beside this process."""
+        """Holder and transitions of the lease at the last read, if its holder was the kube-scheduler next to this process."""
         self._term_since = float("inf")
-        """Monotonic time at which that was first read."""
+        """Monotonic time at which these were first read."""
         self._stands = False
-        """Whether nobody else was seen to lead since ``acquired_at``."""
+        """Whether no other leader was seen since ``acquired_at``."""
         self._unanswered_at = float("-inf")
         """When a call last came before the pods were listed."""
         self._unknown = True
-        """Whether the lease could not be read when that was last tried."""
+        """Whether the last read of the lease failed."""
         self._read_at = float("-inf")
         self._lock = asyncio.Lock()
-        """Held by who reads the lease."""
+        """Held while the lease is read."""
         self.acquired_at = float("inf")
-        """Monotonic time at which it was first known to lead as it does now."""
+        """Monotonic time at which its current term was first known."""
         self.on_acquired: Callable[[], None] = lambda: None
-        """Told when that changed."""
+        """Called when ``acquired_at`` changed."""
 
     @property
     def leads(self) -> bool:
-        """Whether it did not long ago."""
+        """Whether that kube-scheduler was the leader within the last RENEW_SECONDS."""
         return self._clock.monotonic() - self._led_at < RENEW_SECONDS
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Read the lease until cancelled."""
         while True:
             async with self._lock:
                 await self._read()
             await asyncio.sleep(self._read_at + self._retry_seconds - self._clock.monotonic())
 
     async def called(self) -> None:
-        """Note that the kube-scheduler beside this process asks something; look at the lease first where it is not known to lead."""
+        """Note a call of the kube-scheduler next to this process; read the lease first if it is not known to lead."""
         now = self._clock.monotonic()
         if not self.leads:
             await self.look()
@@ -169,7 +170,7 @@ class Following:
                 if self._goes_on(now):
                     self._led_at = now
                 else:
-                    self._begin("calls come, and its lease says nothing")
+                    self._begin("it calls, and its lease cannot be read")
         if self.leads:
             self._led_at = max(self._led_at, now)
             if self._is_listing:
@@ -177,15 +178,15 @@ class Following:
 
     @property
     def _is_listing(self) -> bool:
-        """Whether the pods are not listed yet as they were when it began to lead, or later."""
-        return self._pods_told_at() < self.acquired_at
+        """Whether the pods are not listed yet as they were at the beginning of its term or later."""
+        return self._pods_caught_up_at() < self.acquired_at
 
     def _goes_on(self, now: float) -> bool:
-        """Whether a call that comes now belongs to what an earlier one began."""
+        """Whether a call that comes now belongs to a term that an earlier call began."""
         return self._stands and (self._is_listing or now - self._unanswered_at < AGAIN_SECONDS)
 
     async def look(self) -> None:
-        """Learn who leads at this moment or later, if the API answers soon."""
+        """Read the lease as it is now or later, if the API answers soon."""
         now = self._clock.monotonic()
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS), self._lock:
@@ -210,7 +211,7 @@ class Following:
             return
         self._term = lease.holder, lease.transitions
         if self._term != before:
-            self._begin(f"it is {lease.holder}")
+            self._begin(f"the lease names {lease.holder}")
             self._term_since = self.acquired_at
         self.acquired_at = self._term_since
         self._led_at = max(self._led_at, begun)
@@ -218,5 +219,5 @@ class Following:
     def _begin(self, why: str) -> None:
         self.acquired_at = self._led_at = self._clock.monotonic()
         self._stands = True
-        logger.info("the kube-scheduler beside this process leads now: %s", why)
+        logger.info("the kube-scheduler next to this process is the leader now: %s", why)
         self.on_acquired()

@@ -1,82 +1,96 @@
-"""Ends less important pods for one that lacks nothing but the right GPU, which kube-scheduler's own preemption cannot see.
+# SPDX-License-Identifier: Apache-2.0
+"""Evicts less important pods for a pod that lacks only the right GPU. kube-scheduler's own preemption cannot see that case.
 
-kube-scheduler adds up what a node has: where enough is free in sum and on no single GPU, it finds nobody to end, and asks no extender
-(1.36 and before). A node that it asks ``filter`` about passed its own filters, so nothing but GPUs is missing there. A while after a pod
-was refused on all of those, when kube-scheduler has had its turn, the cheapest pods on one of them are evicted by the rules of
-``extender.preempt``, with one difference: no disruption budget is exceeded. The pod is expected there until they are gone, so that nobody
+kube-scheduler adds up what a node has. If enough is free in sum but on no single GPU, it finds no victim and calls no extender (1.36 and
+before). A node in a ``filter`` call has passed kube-scheduler's own filters, so the pod lacks only GPUs there. A while after all these
+nodes were refused, when kube-scheduler has had time to preempt, the cheapest pods on one of them are evicted. The rules are those of
+``extender.preempt``, except that no disruption budget is exceeded. The pod gets a reservation there until they are gone, so no other pod
 takes what becomes free.
 
-Where kube-scheduler does preempt, it nominates the node: the pod is expected there in the same way, because kube-scheduler's sums would
-let a less important pod take the very GPU.
+If kube-scheduler does preempt, it nominates a node. The pod gets a reservation there in the same way, because kube-scheduler's sums would
+let a less important pod take that very GPU.
 
-Evictions are few: one pod is served in a period, and looks again later and later while nobody's end helps it. To serve a member of a gang
-that does not run takes as long as to plan the whole gang, and so does keeping its place: members do not follow one another at once, and
-what took long is done again only after several times as long. While nothing changes, a place is only kept for longer.
+Evictions are few: one pod is served in a period, and waits longer after each attempt that does not help it. To serve a member of a gang
+that does not run takes as long as to plan the whole gang, and so does to keep its place. So members are not served right after each other,
+and long work is repeated only after several times as long. While nothing changes, reservations are only renewed.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from proto import contract
-from proto.gpunode import GpuNode
-from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.gang import gang_of_pod
-from scheduler_plugin.core.judge import curable, reasons_for
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.reasons import NodeReason
-from scheduler_plugin.errors import KubeApiError, KubeConflictError, KubeNotFoundError
-from scheduler_plugin.extender.desk import Desk
-from scheduler_plugin.extender.gang import REST_FACTOR, SETTLE_SECONDS
-from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, LAST_SECONDS, Way, ending_already, hold, renew, way_on, ways
+from aliquot.contract.gpunode import GpuNode
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.durations import may_preempt_from
+from scheduler_plugin.core.cluster.gang import gang_of_pod
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.fit.judge import curable, reasons_for
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.extender.cooperative import MAX_PER_BATCH, in_batches, in_steps
+from scheduler_plugin.extender.gang_backoff import REST_FACTOR, SETTLE_SECONDS, Key
+from scheduler_plugin.extender.gang_evictions import plan_over_nodes
+from scheduler_plugin.extender.preempt import (
+    ENOUGH_NODES,
+    ENOUGH_SECONDS,
+    LAST_SECONDS,
+    EvictionPlan,
+    ending_already,
+    eviction_plans,
+    plan_eviction,
+    renew_room,
+    reserve_room,
+)
 from scheduler_plugin.ports import EventApi, PodApi
+from scheduler_plugin.services.evictions import Evictions
 from scheduler_plugin.services.telemetry import Telemetry
-from scheduler_plugin.services.turns import MAX_PASSED, in_turns
-
-logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 1.0
 HOLD_SECONDS: Final = 30.0
-"""How long the pod is expected where others end for it; longer while they end."""
+"""How long the pod's reservation lasts; it is renewed while its victims end."""
 FIRST_PAUSE_SECONDS: Final = 5.0
 LAST_PAUSE_SECONDS: Final = 300.0
-REFUSED_SECONDS: Final = 60.0
-"""How long a pod that the API server did not let end is left alone, so that others are tried in its place."""
 MAX_TRIED_NODES: Final = 1000
 
 
 @dataclass(slots=True)
 class _Move:
-    """Others end on a node for a pod."""
+    """Pods end on a node for another pod."""
 
     node: str
     ended: frozenset[str]
+    """UIDs of the pods that end."""
     gpu_node: GpuNode | None = None
-    """The node when the place was last found to be there."""
+    """The node when the reservation was last planned."""
     freed_count: int = -1
-    """The state's, then."""
+    """The state's ``freed_count`` at that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
+    """The time before a pod is served again."""
+
     until: float
     seconds: float
     pod_change_count: int
     """The state's when the pod was served."""
 
 
-class _Outcome(Enum):
-    """What became of an eviction."""
+@dataclass(slots=True)
+class _GangPauses:
+    """Until when gangs rest, by gang."""
 
-    ENDS = auto()
-    GONE = auto()
-    """It ended by itself."""
-    REFUSED = auto()
-    """Its budget or somebody else refused, or the outcome is open."""
+    serving: dict[Key, float] = field(default_factory=dict)
+    """No other member is served before."""
+    planning: dict[Key, float] = field(default_factory=dict)
+    """The places of the gang are not planned again before."""
+
+    def expire(self, now: float) -> None:
+        """Drop what is over."""
+        self.serving = {key: until for key, until in self.serving.items() if until > now}
+        self.planning = {key: until for key, until in self.planning.items() if until > now}
 
 
 class Preemptor:
@@ -84,31 +98,23 @@ class Preemptor:
 
     def __init__(
         self,
-        desk: Desk,
+        context: ExtenderContext,
         api: PodApi,
         events: EventApi,
         retry: Callable[[str], Awaitable[None]],
         leads: Callable[[], bool],
-        now: Callable[[], float],
         telemetry: Telemetry,
     ) -> None:
-        """Args: retry: has kube-scheduler try the pod of a UID again. now: seconds since 1970, as decisions have them."""
-        self._desk = desk
-        self._api = api
-        self._events = events
+        """Args: retry: makes kube-scheduler retry the pod of a UID. leads: whether this replica decides."""
+        self._context = context
+        self._evictions = Evictions(api, events, context.clock, telemetry)
         self._retry = retry
         self._leads = leads
-        self._now = now
-        self._telemetry = telemetry
         self._under_way: dict[str, _Move] = {}
         """By the UID of the pod for which others end."""
         self._pauses: dict[str, _Pause] = {}
-        self._gang_pauses: dict[tuple[str, str], float] = {}
-        """Until when no other member of a gang is served."""
-        self._hold_pauses: dict[tuple[str, str], float] = {}
-        """Until when the places of a gang are not planned again."""
-        self._refused: dict[str, float] = {}
-        """Until when the API server is not asked again to end a pod."""
+        """By pod UID."""
+        self._gang_pauses = _GangPauses()
 
     async def run(self) -> None:
         """Preempt until cancelled."""
@@ -117,214 +123,268 @@ class Preemptor:
             await self.step()
 
     async def step(self) -> None:
-        """See to the pods that others end for, and serve one more."""
+        """Follow the moves under way, and serve one more pod."""
         if not self._leads():
             self._under_way.clear()
             return
         for uid, move in list(self._under_way.items()):
             await self._follow(uid, move)
             await asyncio.sleep(0)
-        waiting = self._desk.decisions.waiting()
+        waiting = self._context.decisions.waiting()
         await self._keep_nominations(waiting)
-        pods = self._desk.state.pods
-        self._pauses = {uid: pause for uid, pause in self._pauses.items() if (pod := pods.get(uid)) is not None and not pod.node_name}
-        now = self._desk.monotonic()
-        self._refused = {uid: until for uid, until in self._refused.items() if until > now}
-        self._gang_pauses = {key: until for key, until in self._gang_pauses.items() if until > now}
-        self._hold_pauses = {key: until for key, until in self._hold_pauses.items() if until > now}
+        begun = self._context.clock.monotonic()
+        self._expire_pauses(begun)
         decision = await self._next(waiting)
         if decision is not None:
             before = self._pauses.get(decision.pod.uid)
             self._pause(decision.pod, before)
             await self._serve(decision, 0 if before is None else before.pod_change_count)
-            self._rest_after(now, decision.pod, self._gang_pauses)
+            self._rest_after(begun, decision.pod, self._gang_pauses.serving)
+        else:
+            await self._serve_unhelped(begun)
 
     def look_again(self, uid: str) -> None:
-        """End a pod's pause: the end of others may help it where it did not."""
+        """End a pod's pause, because other victims may help it now."""
         if (pause := self._pauses.get(uid)) is not None:
-            self._pauses[uid] = replace(pause, until=self._desk.monotonic())
+            self._pauses[uid] = replace(pause, until=self._context.clock.monotonic())
+
+    # --- moves under way ---
+
+    async def _follow(self, uid: str, move: _Move) -> None:
+        """Keep a pod's reservation while its victims end, and have it retried once they are gone."""
+        context = self._context
+        pod, decision = context.state.pods.get(uid), context.decisions.by_uid.get(uid)
+        ending = self._ending(move)
+        if pod is None or pod.node_name or (decision is not None and decision.fitting):  # it is gone, bound or being bound
+            del self._under_way[uid]
+        elif decision is None and not ending:  # it is being retried: wait for the decision while the reservation lasts
+            if uid not in context.state.reservations:
+                del self._under_way[uid]
+        elif not self._keep(pod, move, ending):  # the node has changed
+            del self._under_way[uid]
+            self._release(uid)
+        elif not ending:
+            del self._under_way[uid]
+            await self._retry(uid)
+
+    def _ending(self, move: _Move) -> list[str]:
+        """Return the UIDs of victims that are still to end. Pods that are stuck beyond their grace period do not count."""
+        state, now = self._context.state, self._context.clock.now()
+        left = [pod for victim in move.ended if (pod := state.pods.get(victim)) is not None]
+        return [pod.uid for pod in left if pod.is_ending(now) or not pod.deletion_requested]
 
     async def _keep_nominations(self, waiting: Sequence[Decision]) -> None:
-        """Expect pods where kube-scheduler has others end for them: its own sums keep room on a node for them, and on no GPU."""
-        state = self._desk.state
-        async for decision in in_turns(waiting, MAX_PASSED):
+        """Reserve GPUs on nominated nodes: kube-scheduler's own sums keep room on the node, but on no particular GPU."""
+        state = self._context.state
+        async for decision in in_batches(waiting, MAX_PER_BATCH):
             pod = state.pods.get(decision.pod.uid)
             if pod is None or not pod.nominated_node or pod.uid in state.reservations:
                 continue
-            move = _Move(pod.nominated_node, frozenset(ending_already(self._desk, pod.nominated_node)))
-            if not self._plans_pause(pod) and self._hold(pod, move, move.ended):
+            move = _Move(pod.nominated_node, frozenset(ending_already(self._context, pod.nominated_node)))
+            if not self._planning_pauses(pod) and self._hold(pod, move, move.ended):
                 self._under_way[pod.uid] = move
             await asyncio.sleep(0)
 
     def _hold(self, pod: PodFacts, move: _Move, ending: Iterable[str]) -> bool:
-        """Find a pod's place, and keep it; return whether it is there."""
-        state, begun = self._desk.state, self._desk.monotonic()
+        """Plan a pod's place and reserve it. Returns: whether there is one."""
+        state, begun = self._context.state, self._context.clock.monotonic()
         move.gpu_node, move.freed_count = state.gpu_node(move.node), state.freed_count
-        is_there = hold(self._desk, pod, move.node, ending, begun + HOLD_SECONDS)
+        is_there = reserve_room(self._context, pod, move.node, ending, begun + HOLD_SECONDS)
         gang = gang_of_pod(pod)
-        if gang is not None and not self._desk.gangs.planner.goes_alone(pod, gang):
-            self._hold_pauses[gang.key] = begun + PERIOD_SECONDS / 2  # once in a step
-            self._rest_after(begun, pod, self._hold_pauses)
+        if gang is not None and not self._context.gangs.planner.need_not_wait(pod, gang):
+            self._gang_pauses.planning[gang.key] = begun + PERIOD_SECONDS / 2  # once in a step
+            self._rest_after(begun, pod, self._gang_pauses.planning)
         return is_there
 
     def _keep(self, pod: PodFacts, move: _Move, ending: Collection[str]) -> bool:
-        """Keep a pod's place for longer; it is found anew if something changed since. Returns: whether it is there."""
-        state, pauses = self._desk.state, self._plans_pause(pod)
+        """Renew a pod's reservation, or plan it again if something changed. Returns: whether there is a place."""
+        state, pauses = self._context.state, self._planning_pauses(pod)
         unchanged = bool(ending) and move.gpu_node is state.gpu_node(move.node) and move.freed_count == state.freed_count
-        if (unchanged or pauses) and renew(self._desk, pod, move.node, self._desk.monotonic() + HOLD_SECONDS):
+        until = self._context.clock.monotonic() + HOLD_SECONDS
+        if (unchanged or pauses) and renew_room(self._context, pod, move.node, until):
             return True
         return bool(ending) if pauses else self._hold(pod, move, ending)
 
-    def _plans_pause(self, pod: PodFacts) -> bool:
-        """Whether a pod's gang was planned so recently that its places are not planned again now."""
-        gang = gang_of_pod(pod)
-        return gang is not None and self._hold_pauses.get(gang.key, 0.0) > self._desk.monotonic()
+    def _release(self, uid: str) -> None:
+        """Release a pod's reservation, unless the pod is being bound."""
+        known = self._context.state.reservations.get(uid)
+        if known is not None and not known.stage.is_firm:
+            self._context.state.release(uid)
 
-    def _rest_after(self, begun: float, pod: PodFacts, pauses: dict[tuple[str, str], float]) -> None:
-        """Make the pause of a gang as long as what it was planned for since then demands."""
-        gang, now = gang_of_pod(pod), self._desk.monotonic()
+    # --- pauses ---
+
+    def _expire_pauses(self, now: float) -> None:
+        pods = self._context.state.pods
+        self._pauses = {uid: pause for uid, pause in self._pauses.items() if (pod := pods.get(uid)) is not None and not pod.node_name}
+        self._evictions.expire()
+        self._gang_pauses.expire(now)
+
+    def _pause(self, pod: PodFacts, before: _Pause | None) -> None:
+        now = self._context.clock.monotonic()
+        seconds = FIRST_PAUSE_SECONDS if before is None else min(2 * before.seconds, LAST_PAUSE_SECONDS)
+        self._pauses[pod.uid] = _Pause(now + seconds, seconds, self._context.state.pod_change_count)
+        gang = gang_of_pod(pod)
+        if gang is not None and not self._context.gangs.planner.need_not_wait(pod, gang):
+            self._gang_pauses.serving[gang.key] = now + FIRST_PAUSE_SECONDS
+
+    def _planning_pauses(self, pod: PodFacts) -> bool:
+        """Whether a pod's gang was planned so recently that it is not planned again now."""
+        gang = gang_of_pod(pod)
+        return gang is not None and self._gang_pauses.planning.get(gang.key, 0.0) > self._context.clock.monotonic()
+
+    def _rest_after(self, begun: float, pod: PodFacts, pauses: dict[Key, float]) -> None:
+        """Extend the pause of a gang to REST_FACTOR times the work since ``begun``."""
+        gang, now = gang_of_pod(pod), self._context.clock.monotonic()
         if gang is not None and gang.key in pauses:
             pauses[gang.key] = max(pauses[gang.key], now + REST_FACTOR * (now - begun))
 
+    # --- the next pod ---
+
     async def _next(self, waiting: Sequence[Decision]) -> Decision | None:
-        """Return the most important pod whose turn it is, if there is anybody less important than it."""
-        async for decision in in_turns(waiting, MAX_PASSED):
+        """Return the most important pod that is due, if a less important pod is bound somewhere."""
+        async for decision in in_batches(waiting, MAX_PER_BATCH):
             if self._is_due(decision):
                 is_more_important = decision.pod.priority > await self._lowest_priority()
                 return decision if is_more_important and self._is_due(decision) else None
         return None
 
     def _is_due(self, decision: Decision) -> bool:
+        """Whether a pod may be served now."""
         uid = decision.pod.uid
-        pod, pause = self._desk.state.pods.get(uid), self._pauses.get(uid)
-        if self._desk.decisions.queue.get(uid) is not decision:  # it was tried again since
+        pod, pause = self._context.state.pods.get(uid), self._pauses.get(uid)
+        if pod is None or not self._lacks_victims(decision, pod):
             return False
-        if pod is None or pod.node_name or pod.deletion_requested or not pod.preempts:
+        if (gang := gang_of_pod(pod)) is not None and gang.key in self._gang_pauses.serving:
             return False
-        if pod.nominated_node:  # others end for it there
+        if pause is not None and pause.until > self._context.clock.monotonic():
             return False
-        if uid in self._desk.state.reservations or decision.asked is None:  # it has a place, or no node can be helped
+        return self._context.clock.now() - decision.at >= SETTLE_SECONDS
+
+    def _lacks_victims(self, decision: Decision, pod: PodFacts) -> bool:
+        """Whether a pod waits, may preempt, and no pod ends for it yet."""
+        uid = pod.uid
+        if self._context.decisions.queue.get(uid) is not decision:  # it was retried since
             return False
-        if (gang := gang_of_pod(pod)) is not None and gang.key in self._gang_pauses:
-            return False
-        return self._now() - decision.at >= SETTLE_SECONDS and (pause is None or pause.until <= self._desk.monotonic())
+        # Nodes unknown: there is no node to free.
+        return self._may_be_helped(pod) and decision.asked is not None and may_preempt_from(pod) <= self._context.clock.now()
 
     async def _lowest_priority(self) -> float:
-        pods = in_turns(list(self._desk.state.pods.values()), MAX_PASSED)
+        pods = in_batches(list(self._context.state.pods.values()), MAX_PER_BATCH)
         return min([pod.priority async for pod in pods if pod.gpu is not None and pod.node_name], default=inf)
 
-    def _pause(self, pod: PodFacts, before: _Pause | None) -> None:
-        now = self._desk.monotonic()
-        seconds = FIRST_PAUSE_SECONDS if before is None else min(2 * before.seconds, LAST_PAUSE_SECONDS)
-        self._pauses[pod.uid] = _Pause(now + seconds, seconds, self._desk.state.pod_change_count)
-        gang = gang_of_pod(pod)
-        if gang is not None and not self._desk.gangs.planner.goes_alone(pod, gang):
-            self._gang_pauses[gang.key] = now + FIRST_PAUSE_SECONDS
+    # --- serving it ---
 
     async def _serve(self, decision: Decision, since: int) -> None:
-        """Find the cheapest way to make room for a pod, and go it. Args: since: as for ``_nodes_of``."""
-        uid, best, helpful, begun = decision.pod.uid, None, 0, self._desk.monotonic()
-        pod = self._desk.state.pods[uid]
-        for tried, way in enumerate(ways(self._desk, pod, self._nodes_of(decision, since), self._refused), 1):
-            if way is not None:
-                helpful += 1
-                best = way if best is None or way.cost < best.cost else best
-                if not way.ended:
-                    break  # those suffice that are ending there already, and nothing costs less
-            if helpful == ENOUGH_NODES or tried == MAX_TRIED_NODES:
-                break
-            if self._desk.monotonic() - begun > (LAST_SECONDS if best is None else ENOUGH_SECONDS):
-                break  # the places of those that others end for must be renewed in time
-            await asyncio.sleep(0)
-        latest, found = self._desk.decisions.by_uid.get(uid), self._desk.state.pods.get(uid)
-        if best is None or latest is None or latest.fitting or found is None or found.node_name:
+        """Make room for a pod in the cheapest way, if there is one. Args: since: as for ``_nodes_of``."""
+        best = await self._best_plan(decision, since)
+        over_nodes = await self._plan_over_nodes(decision) if best is None or best.ended else None
+        pod = self._still_waiting(decision.pod.uid)
+        if pod is None:
             return
-        pod = found
-        best = way_on(self._desk, pod, best.node, self._refused)
-        if best is None or not self._hold(pod, move := _Move(best.node, best.ended), best.ended):
+        # Plan one node again: the state may have changed since. A plan over several nodes is checked when the room is reserved.
+        plan = None if best is None else plan_eviction(self._context, pod, best.node, self._evictions.refused)
+        plan = min((one for one in (plan, over_nodes) if one is not None), key=lambda one: one.cost, default=None)
+        if plan is not None:
+            await self._carry_out(plan, pod)
+
+    async def _serve_unhelped(self, begun: float) -> None:
+        """Make room on several nodes for a member of a gang that kube-scheduler's own filters refuse everywhere, for lack of room in sum.
+
+        kube-scheduler then calls preempt and no filter, so there is no decision on the pod.
+        """
+        unhelped = self._context.gangs.unhelped
+        for uid, nodes in list(unhelped.items()):
+            pod = self._context.state.pods.get(uid)
+            if pod is None or not self._may_be_helped(pod):
+                del unhelped[uid]
+            elif not self._rests(pod, begun):
+                self._pause(pod, self._pauses.get(uid))
+                plan = await in_steps(plan_over_nodes(self._context, pod, nodes, self._evictions.refused))
+                if plan is not None and plan.ended and self._may_be_helped(pod):
+                    await self._carry_out(plan, pod)
+                self._rest_after(begun, pod, self._gang_pauses.serving)
+                return
+
+    def _may_be_helped(self, pod: PodFacts) -> bool:
+        """Whether a pod waits, may preempt, and no pod ends for it yet."""
+        if pod.node_name or pod.deletion_requested or not pod.preempts:
+            return False
+        # A nominated node: pods end for it there. A reservation: it has a place.
+        return not (pod.nominated_node or pod.uid in self._context.state.reservations)
+
+    def _rests(self, pod: PodFacts, now: float) -> bool:
+        """Whether a pod or its gang was served so recently that it is not served again now, or has not waited for its delay."""
+        gang, pause = gang_of_pod(pod), self._pauses.get(pod.uid)
+        if (pause is not None and pause.until > now) or may_preempt_from(pod) > self._context.clock.now():
+            return True
+        return gang is not None and gang.key in self._gang_pauses.serving
+
+    async def _carry_out(self, plan: EvictionPlan, pod: PodFacts) -> None:
+        """Keep the room of a plan for a pod, and evict the pods that must end."""
+        move = _Move(plan.node, plan.ended)
+        if not self._hold(pod, move, plan.ended):
             return
-        move.ended = best.ended or frozenset(uid for uid in ending_already(self._desk, best.node) if self._desk.state.footprint_of(uid))
-        if await self._end(best, pod):
+        if not plan.ended:
+            state = self._context.state
+            move.ended = frozenset(uid for uid in ending_already(self._context, plan.node) if state.footprint_of(uid))
+        if await self._end(plan, pod):
             self._under_way[pod.uid] = move
         else:
-            self._let_go(pod.uid)
+            self._release(pod.uid)
 
-    def _let_go(self, uid: str) -> None:
-        """Expect a pod nowhere, unless it is being bound by now."""
-        known = self._desk.state.reservations.get(uid)
-        if known is not None and not known.stage.is_firm:
-            self._desk.state.release(uid)
+    async def _best_plan(self, decision: Decision, since: int) -> EvictionPlan | None:
+        """Search the nodes for the cheapest plan; calls are served between two nodes."""
+        best: EvictionPlan | None = None
+        helpful, begun = 0, self._context.clock.monotonic()
+        pod = self._context.state.pods[decision.pod.uid]
+        plans = eviction_plans(self._context, pod, self._nodes_of(decision, since), self._evictions.refused)
+        for tried, plan in enumerate(plans, 1):
+            if plan is not None:
+                helpful += 1
+                best = plan if best is None or plan.cost < best.cost else best
+                if not plan.ended:
+                    break  # pods that are ending already make enough room, and no plan costs less
+            # Reservations of moves under way must be renewed in time.
+            is_late = self._context.clock.monotonic() - begun > (LAST_SECONDS if best is None else ENOUGH_SECONDS)
+            if helpful == ENOUGH_NODES or tried == MAX_TRIED_NODES or is_late:
+                break
+            await asyncio.sleep(0)
+        return best
+
+    async def _plan_over_nodes(self, decision: Decision) -> EvictionPlan | None:
+        """Search victims on several nodes for a gang; calls are served between two tries."""
+        pod, nodes = self._still_waiting(decision.pod.uid), frozenset(self._nodes_of(decision, 0))
+        if pod is None or gang_of_pod(pod) is None:
+            return None
+        return await in_steps(plan_over_nodes(self._context, pod, nodes, self._evictions.refused))
+
+    def _still_waiting(self, uid: str) -> PodFacts | None:
+        """Return a pod as it is now, if it still fits on no node and is not bound."""
+        latest, pod = self._context.decisions.by_uid.get(uid), self._context.state.pods.get(uid)
+        if latest is None or latest.fitting or pod is None or pod.node_name:
+            return None
+        return pod
 
     def _nodes_of(self, decision: Decision, since: int) -> Iterable[str]:
-        """Return the nodes that kube-scheduler asked about and where others' end can help; none when the pod fits on one by now.
+        """Return the nodes of the filter call where ending pods can help; no node if the pod fits on one by now.
 
-        Those come first where pods changed since the pod was last served: not all are tried, and for a gang few.
+        Nodes with pods that changed since the pod was last served come first: not all are tried, and for a gang few.
 
-        Args: since: the state's ``pod_change_count`` then.
+        Args: since: the state's ``pod_change_count`` at that time.
         """
-        state, asked = self._desk.state, decision.asked
+        state, asked = self._context.state, decision.asked
         if asked is None:
             return ()
         rows = asked.rows()
         rows = rows[[state.named_at[row] <= asked.naming for row in rows.tolist()]]
-        if gang_of_pod(decision.pod) is None:  # a member may fit by itself on each of them
-            verdict = self._desk.verdict_for(decision.pod, self._desk.shape_of(decision.pod, decision.request))
+        if gang_of_pod(decision.pod) is None:  # a member of a gang may fit by itself on each of them
+            verdicts = self._context.verdicts
+            verdict = verdicts.of(decision.pod, verdicts.shape_of(decision.pod, decision.request))
             if (reasons_for(verdict, rows, all_known=True) == NodeReason.FITS.value).any():
                 return ()
             rows = rows[curable(verdict, rows)]
         return sorted((state.names[row] for row in rows.tolist()), key=lambda node: state.pods_changed_at(node) <= since)
 
-    async def _end(self, way: Way, pod: PodFacts) -> bool:
-        """Evict, one after the other, once it is known that all can be; return whether all will end."""
-        state = self._desk.state
-        victims = [other for uid in sorted(way.ended) if (other := state.pods.get(uid)) is not None]
-        if len(victims) > 1:  # the end of some helps nobody
-            for victim in victims:
-                if await self._evict(victim, pod, dry_run=True) is _Outcome.REFUSED:
-                    return False
-        for victim in victims:
-            outcome = await self._evict(victim, pod)
-            if outcome is _Outcome.REFUSED:
-                return False
-            if outcome is _Outcome.GONE:
-                continue
-            name = f"{victim.namespace}/{victim.name}"
-            self._telemetry.preempted.inc()
-            logger.info("%s ends for a more important pod on %s", name, way.node, extra={"pod": f"{pod.namespace}/{pod.name}"})
-            sentence = f"ended on node {way.node} for {pod.namespace}/{pod.name}, which is more important and needs its GPU"
-            try:
-                await self._events.post_event(victim.namespace, victim.name, victim.uid, contract.EVENT_REASON_PREEMPTED, sentence)
-            except KubeApiError as exc:
-                logger.warning("an event cannot be written: %s", exc, extra={"pod": name})
-        return True
-
-    async def _evict(self, victim: PodFacts, pod: PodFacts, *, dry_run: bool = False) -> _Outcome:
-        """Evict one pod, or ask whether it could be; one that cannot is left alone for a while."""
-        try:
-            await self._api.evict(victim.namespace, victim.name, victim.uid, dry_run=dry_run)
-        except (KubeNotFoundError, KubeConflictError):
-            return _Outcome.GONE
-        except KubeApiError as exc:
-            about = {"pod": f"{pod.namespace}/{pod.name}"}
-            logger.warning("%s/%s cannot be ended for a more important pod: %s", victim.namespace, victim.name, exc, extra=about)
-            self._refused[victim.uid] = self._desk.monotonic() + REFUSED_SECONDS
-            return _Outcome.REFUSED
-        return _Outcome.ENDS
-
-    async def _follow(self, uid: str, move: _Move) -> None:
-        """Keep a pod's place while others end for it, and have it tried again once they are gone."""
-        desk, state = self._desk, self._desk.state
-        pod, decision = state.pods.get(uid), desk.decisions.by_uid.get(uid)
-        left = [other for victim in move.ended if (other := state.pods.get(victim)) is not None]
-        ending = [other.uid for other in left if other.is_ending(desk.now()) or not other.deletion_requested]  # the others are stuck
-        if pod is None or pod.node_name or (decision is not None and decision.fitting):  # it is gone or bound, or on its way
-            del self._under_way[uid]
-        elif decision is None and not ending:  # it is being tried already: what is decided then is waited for, as long as its place is kept
-            if uid not in state.reservations:
-                del self._under_way[uid]
-        elif not self._keep(pod, move, ending):  # the node is not what it was
-            del self._under_way[uid]
-            self._let_go(uid)
-        elif not ending:
-            del self._under_way[uid]
-            await self._retry(uid)
+    async def _end(self, plan: EvictionPlan, pod: PodFacts) -> bool:
+        victims = [victim for uid in sorted(plan.ended) if (victim := self._context.state.pods.get(uid)) is not None]
+        return await self._evictions.evict_all(victims, pod)

@@ -1,8 +1,9 @@
-"""Has members that succeeded count for gangs that lack members: a pod made in the place of a failed one must not wait for those for ever.
+# SPDX-License-Identifier: Apache-2.0
+"""Counts succeeded members for gangs that lack members, so that the replacement of a failed pod does not wait for them without end.
 
-The pods' watch leaves out what has ended, so the API is asked, and only where it matters: for a gang that has a pod which waits because
-too few exist. What it knew of other gangs, or before a restart, the scheduler need not know. Where no member runs, the gang may have been
-started again as a whole: those count then that the controller of a pod made which waits now.
+The pods' watch leaves out pods that have ended. So the API is queried, but only for a gang with a pod that waits because too few members
+exist. Succeeded members of other gangs, and those from before a restart, are not needed. If no member runs, the gang may have been
+restarted as a whole: then only those members count that come from the controller of a pod that waits now.
 """
 
 import asyncio
@@ -11,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler_plugin.core.gang import Gang, gang_of_pod
-from scheduler_plugin.core.gang_plan import is_placed
-from scheduler_plugin.errors import KubeApiError
-from scheduler_plugin.extender.desk import Desk
+from aliquot.kube.errors import KubeApiError
+from scheduler_plugin.core.cluster.gang import Gang, gang_of_pod
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.gang.standing import is_placed, members_of
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.extender.gang_backoff import Key
 from scheduler_plugin.ports import PodApi
 
 logger = logging.getLogger(__name__)
@@ -22,7 +25,7 @@ logger = logging.getLogger(__name__)
 PERIOD_SECONDS: Final = 2.0
 FIRST_PAUSE_SECONDS: Final = 5.0
 LAST_PAUSE_SECONDS: Final = 300.0
-"""A namespace can have thousands of pods that succeeded, and a gang can lack members for days."""
+"""A namespace can have thousands of succeeded pods, and a gang can lack members for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +35,28 @@ class _Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lacking:
+class _IncompleteGang:
     """A gang that lacks members."""
 
     runs: bool
-    """Whether others run or have succeeded."""
+    """Whether a member runs or has succeeded."""
     controllers: frozenset[str]
-    """UIDs of those that made its members."""
+    """UIDs of the controllers that made its members."""
+
+    def counts(self, pod: PodFacts) -> bool:
+        """Whether a succeeded pod counts as a member."""
+        return not pod.deletion_requested and (self.runs or pod.controller_uid in self.controllers)
 
 
 class SucceededMembers:
     """The loop."""
 
-    def __init__(self, desk: Desk, api: PodApi, leads: Callable[[], bool]) -> None:
-        self._desk = desk
+    def __init__(self, context: ExtenderContext, api: PodApi, leads: Callable[[], bool]) -> None:
+        """Args: leads: whether this replica decides."""
+        self._context = context
         self._api = api
         self._leads = leads
-        self._pauses: dict[tuple[str, str], _Pause] = {}
+        self._pauses: dict[Key, _Pause] = {}
         """By gang."""
 
     async def run(self) -> None:
@@ -59,38 +67,45 @@ class SucceededMembers:
 
     async def step(self) -> None:
         """Look once."""
-        lacking = self._lacking() if self._leads() else {}
-        self._pauses = {key: pause for key, pause in self._pauses.items() if key in lacking}
-        now = self._desk.monotonic()
-        due = {key for key in lacking if key not in self._pauses or self._pauses[key].until <= now}
+        incomplete = self._incomplete_gangs() if self._leads() else {}
+        due = self._due(incomplete)
+        for namespace in sorted({namespace for namespace, _ in due}):
+            await self._count_succeeded(namespace, {key: incomplete[key] for key in due})
+
+    def _due(self, incomplete: dict[Key, _IncompleteGang]) -> set[Key]:
+        """Return the gangs without a running pause, and begin the next, longer pause of each."""
+        self._pauses = {key: pause for key, pause in self._pauses.items() if key in incomplete}
+        now = self._context.clock.monotonic()
+        due = {key for key in incomplete if key not in self._pauses or self._pauses[key].until <= now}
         for key in due:
             before = self._pauses.get(key)
             seconds = FIRST_PAUSE_SECONDS if before is None else min(2 * before.seconds, LAST_PAUSE_SECONDS)
             self._pauses[key] = _Pause(now + seconds, seconds)
-        for namespace in sorted({namespace for namespace, _ in due}):
-            try:
-                succeeded = await self._api.succeeded_pods(namespace)
-            except KubeApiError as exc:
-                logger.warning("members of gangs in %s that succeeded are not known: %s", namespace, exc)
-                continue
-            for pod in succeeded:
-                gang = gang_of_pod(pod)
-                if gang is None or gang.key not in due or pod.deletion_requested:
-                    continue
-                if lacking[gang.key].runs or pod.controller_uid in lacking[gang.key].controllers:
-                    self._desk.state.set_pod(pod)
+        return due
 
-    def _lacking(self) -> dict[tuple[str, str], _Lacking]:
-        """Return the gangs that lack members for a pod that waits, and may have begun."""
-        planner, seen, found = self._desk.gangs.planner, set[Gang](), dict[tuple[str, str], _Lacking]()
-        for decision in self._desk.decisions.waiting():
+    async def _count_succeeded(self, namespace: str, gangs: dict[Key, _IncompleteGang]) -> None:
+        """Add the succeeded members of these gangs in a namespace to the state."""
+        try:
+            succeeded = await self._api.succeeded_pods(namespace)
+        except KubeApiError as exc:
+            logger.warning("the succeeded members of gangs in namespace %s are unknown: %s", namespace, exc)
+            return
+        for pod in succeeded:
+            gang = gang_of_pod(pod)
+            if gang is not None and gang.key in gangs and gangs[gang.key].counts(pod):
+                self._context.state.set_pod(pod)
+
+    def _incomplete_gangs(self) -> dict[Key, _IncompleteGang]:
+        """Return the gangs of waiting pods that lack members and may have run before."""
+        seen, found = set[Gang](), dict[Key, _IncompleteGang]()
+        for decision in self._context.decisions.waiting():
             gang = gang_of_pod(decision.pod)
             if gang is None or gang in seen:
                 continue
             seen.add(gang)
-            members = planner.members(decision.pod, gang).values()
-            runs = any(is_placed(self._desk.state, other) for other in members)
+            members = members_of(self._context.state, decision.pod, gang).values()
+            runs = any(is_placed(self._context.state, other) for other in members)
             controllers = frozenset(other.controller_uid for other in members) - {""}
             if len(members) < gang.minimum and (runs or controllers):
-                found[gang.key] = _Lacking(runs, controllers)
+                found[gang.key] = _IncompleteGang(runs, controllers)
         return found

@@ -1,4 +1,5 @@
-"""The scheduler's metrics. Counters are raised where things happen; what is a property of the state is read when somebody asks."""
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's metrics. Counters are raised where the events happen; values of the state are read at each scrape."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from proto import contract
-from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.score import FRAG_PPM
-from scheduler_plugin.core.state import ClusterState, Stage
+from aliquot import contract
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.state import ClusterState, Stage
+from scheduler_plugin.core.score.cost import FRAG_PPM
 from scheduler_plugin.errors import NotReadyError, WireError
 
 _PREFIX = f"{contract.METRIC_PREFIX}scheduler_"
@@ -21,17 +22,17 @@ _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 
 
 
 class Outcome(StrEnum):
-    """What became of a call."""
+    """The outcome of a call."""
 
     OK = "ok"
     REFUSED = "refused"
-    """Answered, and the answer is that it could not be done: a binding without room, or one that has no outcome yet."""
+    """The reply is an error: a binding without room, or one without an outcome yet."""
     BAD_REQUEST = "bad_request"
-    """The body could not be read: the client's fault."""
+    """The body could not be read: an error of the client."""
     NOT_READY = "not_ready"
-    """Another replica leads, or the cluster is not known yet."""
+    """Another replica leads, or the objects of the cluster are not listed yet."""
     ERROR = "error"
-    """Ours."""
+    """An error of the scheduler."""
 
 
 @dataclass(slots=True)
@@ -47,27 +48,34 @@ class Telemetry:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.verb_seconds = Histogram(
-            f"{_PREFIX}verb_duration_seconds", "Time to answer one call.", ["verb"], buckets=_SECONDS, registry=self.registry
+            f"{_PREFIX}verb_duration_seconds", "Seconds to reply to one call.", ["verb"], buckets=_SECONDS, registry=self.registry
         )
-        self.verbs = Counter(f"{_PREFIX}verbs", "Calls answered, by outcome.", ["verb", "outcome"], registry=self.registry)
-        text = "Filter calls for GPU pods, by result: fits, fits_nowhere, or invalid where request or gang annotation cannot be honoured."
-        self.attempts = Counter(f"{_PREFIX}attempts", text, ["result"], registry=self.registry)
-        self.reasons = Counter(f"{_PREFIX}node_rejections", "Nodes rejected by filter.", ["reason"], registry=self.registry)
-        self.admissions = Counter(f"{_PREFIX}admissions", "Pods seen by the webhook.", ["outcome"], registry=self.registry)
-        self.gangs = Counter(
-            f"{_PREFIX}gang_attempts", "Attempts to start a gang, by what became of them.", ["event"], registry=self.registry
+        self.verbs = self._counter("verbs", "Calls, by outcome.", "verb", "outcome")
+        self.attempts = self._counter(
+            "attempts", "Filter calls for GPU pods, by result: fits, fits_nowhere, or invalid (GPU request or gang annotation).", "result"
         )
-        self.preemptions = Counter(
-            f"{_PREFIX}preemption_nodes", "Nodes offered for preemption, by answer.", ["answer"], registry=self.registry
+        self.reasons = self._counter("node_rejections", "Nodes rejected by filter, by reason.", "reason")
+        self.admissions = self._counter("admissions", "Pods reviewed by the webhook, by outcome.", "outcome")
+        self.gangs = self._counter("gang_attempts", "Attempts to start a gang, by event: planned, completed or expired.", "event")
+        self.preemptions = self._counter(
+            "preemption_nodes", "Nodes that kube-scheduler proposed for preemption, by answer: helps or does_not_help.", "answer"
         )
-        self.victims = Counter(f"{_PREFIX}preemption_victims_added", "Pods added to kube-scheduler's victims.", registry=self.registry)
-        self.preempted = Counter(
-            f"{_PREFIX}pods_preempted",
-            "Pods ended for more important ones where kube-scheduler found nobody to end.",
-            registry=self.registry,
+        self.victims = self._counter("preemption_victims_added", "Pods added to the victims that kube-scheduler chose.")
+        self.preempted = self._counter(
+            "pods_preempted", "Pods evicted for a more important pod when kube-scheduler found no victims for it."
         )
-        self.expired = Counter(f"{_PREFIX}reservations_expired", "Reservations whose time ran out.", registry=self.registry)
-        self.retried = Counter(f"{_PREFIX}pods_retried", "Waiting pods that were had tried again.", registry=self.registry)
+        self.consolidation_plans = self._counter(
+            "consolidation_plans", "Searches for moves that free a place for a waiting pod, by result: found or none.", "result"
+        )
+        self.consolidation_moves = self._counter("consolidation_moves", "Pods evicted by consolidation.")
+        self.consolidations = self._counter(
+            "consolidations", "Runs of moves for a waiting pod, by outcome: completed, given_up, or resumed after a restart.", "outcome"
+        )
+        self.expired = self._counter("reservations_expired", "Reservations that expired.")
+        self.retried = self._counter("pods_retried", "Waiting pods that kube-scheduler was made to retry.")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, text, labels, registry=self.registry)
 
     @contextmanager
     def timing(self, verb: str) -> Iterator[Call]:
@@ -87,15 +95,15 @@ class Telemetry:
             self.verbs.labels(verb, outcome).inc()
 
     def page(self) -> bytes:
-        """Return the exposition."""
+        """Return all metrics in the text format."""
         return generate_latest(self.registry)
 
     def watch_state(self, state: ClusterState, age_seconds: Callable[[], float], leads: Callable[[], bool]) -> None:
-        """Read these properties at every scrape."""
+        """Read these values at each scrape."""
         self.registry.register(_StateCollector(state, age_seconds, leads))
 
     def watch_certificate(self, expires_at: Callable[[], float]) -> None:
-        """Read at every scrape when the certificate ends; one that cannot be read counts as ended."""
+        """Read at each scrape when the certificate expires; one that cannot be read counts as expired."""
 
         def known() -> float:
             try:
@@ -103,7 +111,7 @@ class Telemetry:
             except (OSError, ValueError):
                 return 0.0
 
-        text = "When the certificate of webhook and extender ends; 0 while it cannot be read."
+        text = "When the certificate of webhook and extender expires, in seconds since 1970; 0 while it cannot be read."
         Gauge(f"{_PREFIX}certificate_expiry_timestamp_seconds", text, registry=self.registry).set_function(known)
 
     def count_decision(self, decision: Decision) -> None:
@@ -113,7 +121,7 @@ class Telemetry:
             self.reasons.labels(reason.label).inc(count)
 
     def count_invalid(self) -> None:
-        """Count one filter call for a pod whose request or gang annotation cannot be honoured."""
+        """Count one filter call for a pod with an invalid GPU request or gang annotation."""
         self.attempts.labels("invalid").inc()
 
     def count_gang(self, event: str) -> None:
@@ -121,13 +129,13 @@ class Telemetry:
         self.gangs.labels(event).inc()
 
     def count_preemption(self, kept: int, dropped: int, added: int) -> None:
-        """Count one preempt call: nodes where ending pods helps and where not, and the pods added to those proposed."""
+        """Count one preempt call: nodes where ending pods helps, nodes where it does not, and the pods added to the proposed victims."""
         self.preemptions.labels("helps").inc(kept)
         self.preemptions.labels("does_not_help").inc(dropped)
         self.victims.inc(added)
 
     def count_admission(self, outcome: str) -> None:
-        """Count one pod that the webhook saw."""
+        """Count one pod that the webhook reviewed."""
         self.admissions.labels(outcome).inc()
 
 
@@ -140,17 +148,21 @@ class _StateCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         state, columns = self._state, self._state.columns
         columns.derive()
-        yield GaugeMetricFamily(f"{_PREFIX}state_age_seconds", "Time since the oldest stream was current.", value=self._age_seconds())
-        yield GaugeMetricFamily(f"{_PREFIX}leader", "1 while this replica leads.", value=float(self._leads()))
-        yield GaugeMetricFamily(f"{_PREFIX}nodes", "Nodes with an inventory.", value=state.node_count)
-        yield GaugeMetricFamily(f"{_PREFIX}unaccounted_pods", "Bound GPU pods without a valid assignment.", value=len(state.unaccounted))
-        held = GaugeMetricFamily(f"{_PREFIX}reservations", "Reservations held.", labels=["stage"])
+        yield _gauge("state_age_seconds", "Seconds since the stream that is furthest behind was current.", self._age_seconds())
+        yield _gauge("leader", "1 while this replica leads, else 0.", float(self._leads()))
+        yield _gauge("nodes", "Nodes with a GPU inventory.", state.node_count)
+        yield _gauge("unaccounted_pods", "Bound GPU pods without a valid assignment annotation.", len(state.unaccounted))
+        held = GaugeMetricFamily(f"{_PREFIX}reservations", "Reservations of pods that are not bound yet, by stage.", labels=["stage"])
         for stage in Stage:
             held.add_metric([stage.name.lower()], sum(reservation.stage is stage for reservation in state.reservations.values()))
         yield held
         live = columns.present[: columns.rows]
         capacity = max(1, int(columns.capacity_mib[: columns.rows].sum()))
         used = int(columns.allocated_mib().sum())
-        yield GaugeMetricFamily(f"{_PREFIX}memory_allocated_ratio", "Promised part of all GPU memory.", value=used / capacity)
+        yield _gauge("memory_allocated_ratio", "Part of all GPU memory that is promised to pods, 0 to 1.", used / capacity)
         fragmented = float(columns.fragmentation[: columns.rows].sum()) / (FRAG_PPM * max(1, int(live.sum())))
-        yield GaugeMetricFamily(f"{_PREFIX}fragmentation_ratio", "Mean part of a GPU that fits no usual shape.", value=fragmented)
+        yield _gauge("fragmentation_ratio", "Mean part of a GPU that fits no usual pod shape, 0 to 1.", fragmented)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(_PREFIX + name, text, value=value)

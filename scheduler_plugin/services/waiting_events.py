@@ -1,7 +1,8 @@
-"""Tells on a pod that fits nowhere why, as an event of the pod: what the nodes lack, and the least that would help.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes an event to a pod that fits on no node: what the nodes lack, and the smallest changes that would help.
 
-kube-scheduler's own event only counts reasons. Ours comes at most once in REPEAT_SECONDS for a pod while nothing changes for it, and
-PER_SECOND of them at most in all; pods beyond that are told later, or not at all once they are bound.
+kube-scheduler's own event only counts reasons. While nothing changes for a pod, it gets at most one event in REPEAT_SECONDS, and all pods
+together PER_SECOND. Further pods get theirs later, or no event if they are bound by then.
 """
 
 import asyncio
@@ -11,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from proto import contract
-from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.reasons import NodeReason
-from scheduler_plugin.errors import KubeApiError
+from aliquot import contract
+from aliquot.kube.errors import KubeApiError
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.ports import EventApi
 from scheduler_plugin.services.explainer import Explainer
 
@@ -27,7 +28,7 @@ MAX_REMEMBERED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Reported:
     at: float
     reasons: frozenset[NodeReason]
 
@@ -36,50 +37,50 @@ class WaitingEvents:
     """The loop."""
 
     def __init__(self, explainer: Explainer, api: EventApi, decisions: Mapping[str, Decision], monotonic: Callable[[], float]) -> None:
-        """Args: decisions: the latest on each pod that is not bound."""
+        """Args: decisions: by pod UID, the latest decision on each pod that is not bound."""
         self._explainer = explainer
         self._api = api
         self._decisions = decisions
         self._monotonic = monotonic
         self._due: OrderedDict[str, None] = OrderedDict()
-        self._told: OrderedDict[str, _Told] = OrderedDict()
+        self._reported: OrderedDict[str, _Reported] = OrderedDict()
 
     def note(self, decision: Decision) -> None:
-        """Take a decision that was just made."""
+        """Queue a pod for an event if a new decision found no node for it."""
         uid = decision.pod.uid
         if decision.fitting:
             self._due.pop(uid, None)
             return
-        told = self._told.get(uid)
-        if told is None or told.reasons != frozenset(decision.failed) or self._monotonic() - told.at >= REPEAT_SECONDS:
+        reported = self._reported.get(uid)
+        if reported is None or reported.reasons != frozenset(decision.failed) or self._monotonic() - reported.at >= REPEAT_SECONDS:
             self._due[uid] = None
             if len(self._due) > MAX_REMEMBERED:
                 self._due.popitem(last=False)
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Write events until cancelled."""
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             await self.step()
 
     async def step(self) -> None:
-        """Tell of the pods that wait longest for it."""
+        """Write the events of the pods that are queued longest."""
         for _ in range(min(PER_SECOND, len(self._due))):
             uid, _ = self._due.popitem(last=False)
             decision = self._decisions.get(uid)
             if decision is None or decision.fitting:
                 continue
             try:
-                await self._tell(decision)
-            except Exception:  # an explanation that fails must not end the scheduling of everybody, at every start anew
+                await self._report(decision)
+            except Exception:  # a failed explanation must not end the scheduler, at each restart again
                 logger.exception("a waiting pod cannot be explained", extra={"pod_uid": uid})
 
-    async def _tell(self, decision: Decision) -> None:
+    async def _report(self, decision: Decision) -> None:
         pod = decision.pod
-        self._told[pod.uid] = _Told(self._monotonic(), frozenset(decision.failed))
-        self._told.move_to_end(pod.uid)
-        if len(self._told) > MAX_REMEMBERED:
-            self._told.popitem(last=False)
+        self._reported[pod.uid] = _Reported(self._monotonic(), frozenset(decision.failed))
+        self._reported.move_to_end(pod.uid)
+        if len(self._reported) > MAX_REMEMBERED:
+            self._reported.popitem(last=False)
         why = await self._explainer.explain(pod)
         if not why.waits:
             return

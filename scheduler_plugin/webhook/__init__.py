@@ -1,3 +1,4 @@
-"""Admission of pods: ``vocabularies`` translates what other GPU-sharing systems' users write, ``normalise`` makes a pod ready or says what
-to write instead, ``review`` speaks AdmissionReview.
+# SPDX-License-Identifier: Apache-2.0
+"""Admission of pods: ``vocabularies`` translates the resources and annotations of other GPU-sharing systems, ``normalise`` prepares or
+refuses a pod, and ``review`` handles AdmissionReview.
 """

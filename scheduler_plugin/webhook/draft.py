@@ -1,6 +1,7 @@
-"""A pod being admitted: its JSON, with what must be changed collected until the patch is written.
+# SPDX-License-Identifier: Apache-2.0
+"""A pod that is being admitted: its JSON, and the changes to it until the patch is written.
 
-Nothing of the original is touched; only the parts that changed are in the patch, each whole.
+Invariant: the original is never changed. The patch has only the parts that changed, each as a whole.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from placement.request import RequestError
-from proto import contract, units
-from proto.errors import ContractError, quote
-from proto.model import ContainerSpec, Pod
+from aliquot import contract
+from aliquot.contract import units
+from aliquot.contract.errors import ContractError, quote
+from aliquot.contract.model import ContainerSpec, Pod
+from aliquot.placement.request import RequestError
 
 Json = dict[str, Any]
 GROUPS = ("initContainers", "containers")
@@ -56,14 +58,14 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 
 class _Form(msgspec.Struct):
-    """What must hold of the JSON for the rest to read it: the API server's own pods are so, and whoever else calls may send anything."""
+    """The form of a pod that the code below relies on. The API server keeps it; any other client may send something else."""
 
     metadata: _Metadata | None = None
     spec: _Spec | None = None
 
 
 class DraftContainer:
-    """One container, with its amounts and environment as they will be."""
+    """One container, with its amounts and environment after the changes so far."""
 
     def __init__(self, group: str, position: int, original: Mapping[str, Any]) -> None:
         self.path = f"/spec/{group}/{position}"
@@ -77,22 +79,22 @@ class DraftContainer:
         self.env: list[Json] = deepcopy(list(original.get("env") or ()))
 
     def take(self, resource: str) -> str | None:
-        """Remove a resource and return its amount: limits count before requests."""
+        """Remove a resource and return its amount: the limit, or else the request."""
         request, limit = self.requests.pop(resource, None), self.limits.pop(resource, None)
         return limit if limit is not None else request
 
     def has(self, resource: str) -> bool:
-        """Whether a resource is asked for."""
+        """Whether the container names a resource, with any amount."""
         return resource in self.limits or resource in self.requests
 
     def wants(self, resource: str) -> bool:
-        """Whether a resource is asked for, and not none of it."""
+        """Whether the container asks for a resource, with an amount above 0."""
         return any(resource in amounts and not _is(amounts[resource], 0) for amounts in (self.limits, self.requests))
 
     def ask(self, resource: str, amount: int) -> None:
-        """Ask for an amount. Extended resources have equal limit and request; the API server copies the limit.
+        """Set an amount. Limit and request of an extended resource are equal; the API server copies the limit.
 
-        An amount that is the same in another spelling stays as it is: the API server writes ``4k`` for 4000.
+        An equal amount in another notation is kept: the API server writes ``4k`` for 4000.
         """
         if not self.asks(resource, amount):
             self.limits[resource] = str(amount)
@@ -100,11 +102,11 @@ class DraftContainer:
             self.requests[resource] = str(amount)
 
     def asks(self, resource: str, amount: int) -> bool:
-        """Whether the limit is this amount, however it is spelled."""
+        """Whether the limit is this amount, in any notation."""
         return resource in self.limits and _is(self.limits[resource], amount)
 
     def set_env(self, name: str, value: str) -> bool:
-        """Give a variable a value; return whether the pod had another."""
+        """Set a variable; return whether the pod had another value."""
         had = [entry for entry in self.env if entry.get("name") == name]
         if had == [{"name": name, "value": value}]:
             return False
@@ -118,7 +120,7 @@ class DraftContainer:
         return len(self.env) < had
 
     def changes(self) -> Iterator[Json]:
-        """Yield the operations that make the original so."""
+        """Yield the patch operations for this container."""
         resources = dict(self._original.get("resources") or {})
         if self.limits != _texts(resources.get("limits")) or self.requests != _texts(resources.get("requests")):
             resources |= {"limits": self.limits, "requests": self.requests}
@@ -128,38 +130,59 @@ class DraftContainer:
 
 
 class Draft:
-    """The pod."""
+    """The pod with the changes so far."""
 
     def __init__(self, pod: Mapping[str, Any]) -> None:
-        """Raises RequestError when this is no pod."""
-        try:
-            msgspec.convert(pod, _Form)
-        except msgspec.ValidationError as exc:
-            raise RequestError(f"expected a pod, found {quote(repr(pod))}: {exc}") from exc
+        """Raises RequestError when this is not a pod."""
+        _check_form(pod)
         self._metadata, self._spec = pod.get("metadata") or {}, pod.get("spec") or {}
         self.annotations: dict[str, str] = dict(self._metadata.get("annotations") or {})
         self.labels: Mapping[str, str] = dict(self._metadata.get("labels") or {})
-        self.containers = [
-            DraftContainer(group, position, container) for group in GROUPS for position, container in enumerate(self._spec.get(group) or ())
-        ]
+        self.containers = [DraftContainer(*found) for found in _containers(self._spec)]
         self.tolerations: list[Json] = [dict(entry) for entry in self._spec.get("tolerations") or ()]
         self.scheduler_name = self._spec.get("schedulerName") or ""
         self.node_name = self._spec.get("nodeName") or ""
         self.warnings: list[str] = []
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The pod's spec as it came; read only."""
+        return self._spec
+
+    @property
+    def controller_kind(self) -> str:
+        """The kind of the object that controls the pod; empty without one."""
+        return str(self._controller().get("kind") or "")
+
+    @property
+    def controller_name(self) -> str:
+        """The name of the object that controls the pod; empty without one."""
+        return str(self._controller().get("name") or "")
+
+    def host_paths(self) -> list[str]:
+        """Return the directories of the node that the pod's volumes mount."""
+        volumes = [volume for volume in self._spec.get("volumes") or () if isinstance(volume, dict)]
+        sources = [source for volume in volumes if isinstance(source := volume.get("hostPath"), dict)]
+        return [str(source.get("path") or "").rstrip("/") for source in sources]
+
+    def _controller(self) -> Mapping[str, Any]:
+        owners = self._metadata.get("ownerReferences")
+        found = (owner for owner in (owners if isinstance(owners, list) else ()) if isinstance(owner, dict) and owner.get("controller"))
+        return next(found, {})
 
     def app_containers(self) -> list[DraftContainer]:
         """Return the containers that run after the init containers."""
         return [container for container in self.containers if not container.init]
 
     def set_annotation(self, name: str, value: str, source: str) -> None:
-        """Set one of our annotations from another vocabulary. Raises RequestError when the pod says something else already."""
+        """Set one of our annotations from another vocabulary. Raises RequestError when the pod has it with another value."""
         present = self.annotations.get(name)
         if present is not None and present != value:
             raise RequestError(f"{source} means {name}: {value}, but the pod has {name}: {quote(present)}: keep one of the two")
         self.annotations[name] = value
 
     def pod(self) -> Pod:
-        """Return the pod as it will be, for the checks that agent and scheduler make too."""
+        """Return the changed pod, for the checks that agent and scheduler make as well."""
         return Pod(
             namespace=self._metadata.get("namespace") or "",
             name=self._metadata.get("name") or self._metadata.get("generateName") or "",
@@ -185,6 +208,20 @@ class Draft:
         for container in self.containers:
             operations.extend(container.changes())
         return operations
+
+
+def _check_form(pod: Mapping[str, Any]) -> None:
+    try:
+        msgspec.convert(pod, _Form)
+    except msgspec.ValidationError as exc:
+        raise RequestError(f"expected a pod, found {quote(repr(pod))}: {exc}") from exc
+
+
+def _containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """Yield each container with its group and its position there."""
+    for group in GROUPS:
+        for position, container in enumerate(spec.get(group) or ()):
+            yield group, position, container
 
 
 def _is(text: str, amount: int) -> bool:

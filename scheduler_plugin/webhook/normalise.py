@@ -1,78 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a GPU pod ready for scheduling: amounts in one vocabulary, the right scheduler, and no way around the limits; or refuses it.
 
-Every amount ends up as a resource in whole MiB and percent, however it was asked for, so that ResourceQuota and the scheduler count it. The
-memory of whole GPUs does where the settings say that all GPUs have the same; elsewhere nobody knows it yet, and only their count is there
-(deploy/daemonset/components/require-memory refuses such pods where that matters). A pod that asks for no GPU is none of our business and is
-not touched; amounts of zero in words that no other system serves are taken out of it.
+Invariant: every amount becomes a resource in whole MiB and percent, in any vocabulary that the pod uses, so that ResourceQuota and the
+scheduler count it. The memory of whole GPUs becomes one only where the settings say that all GPUs have the same memory. Elsewhere it is not
+known yet, and only the number of GPUs is set (deploy/daemonset/components/require-memory refuses such pods where that matters).
+
+A pod that asks for no GPU is not changed, with one exception: amounts of zero are removed if no other system serves that resource.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from placement.request import RequestError, pod_request
-from proto import contract, units
-from proto.errors import ContractError
-from proto.model import Isolation, NumaMode, PodRequest
-from scheduler_plugin.core.gang import gang_of
-from scheduler_plugin.core.pods import asks_gpu
+from aliquot import contract
+from aliquot.contract import units
+from aliquot.contract.errors import ContractError, quote
+from aliquot.contract.model import ContainerRequest, Isolation, NumaMode, PodRequest, Preferences
+from aliquot.placement import model_name
+from aliquot.placement.request import RequestError, pod_request
+from scheduler_plugin.core.cluster.durations import check_durations
+from scheduler_plugin.core.cluster.gang import gang_of
+from scheduler_plugin.core.cluster.pods import asks_gpu
+from scheduler_plugin.core.consolidate.movable import check_movable
+from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
+from scheduler_plugin.webhook.groups import translate_groups, warn_of_lost_groups
+from scheduler_plugin.webhook.per_gpu import NVIDIA_GPU, NVIDIA_SHARED
+from scheduler_plugin.webhook.preferences import translate_preferences
+from scheduler_plugin.webhook.topology_words import translate_topology
 from scheduler_plugin.webhook.vocabularies import (
-    NVIDIA_GPU,
-    NVIDIA_SHARED,
-    Options,
     check_vocabulary,
     is_foreign,
     remove_zeros,
     translate_amounts,
-    translate_wishes,
     warn_of_priorities,
     warn_of_unknown_annotations,
     warn_of_unknown_resources,
 )
+from scheduler_plugin.webhook.words import WORDS, Kind, check_words
 
-REPLACED_SCHEDULERS: Final = ("", "default-scheduler", "hami-scheduler", "kai-scheduler")
+REPLACED_SCHEDULERS: Final = ("default-scheduler", *(word.name for word in WORDS if word.kind is Kind.SCHEDULER))
+"""The schedulers that give up their GPU pods to ours, unless the settings name others."""
 
 MAX_CONTAINERS: Final = 512
-"""Containers of a pod that asks for a GPU: a node takes fewer pods, and what is said of each is worked out where filter and bind wait."""
+"""Containers of a pod that asks for a GPU. A node takes fewer pods than this, and filter and bind wait while each container is read."""
 
 GPU_TOLERATION: Final[Json] = {"key": NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
-"""What Kubernetes itself gives to pods that ask for nvidia.com/gpu, and keeps from ours: clouds taint GPU nodes by that name.
+"""The toleration that Kubernetes adds to pods with nvidia.com/gpu, but not to ours. Clouds taint GPU nodes by that name.
 
 Source: k8s.io/kubernetes/plugin/pkg/admission/extendedresourcetoleration.
 """
 
 WRITTEN_BY_SCHEDULER: Final = (contract.ANNOTATION_ASSIGNMENT, contract.ANNOTATION_RETRY)
-"""What a pod being created has only when it was made from another: ``kubectl debug --copy-to`` and Velero take annotations along."""
+"""Annotations that a new pod has only if it is a copy of another: ``kubectl debug --copy-to`` and Velero copy annotations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of a pod: a refusal when there is a sentence, else the patch."""
+    """The result for one pod: a refusal if that is not empty, else the patch."""
 
     refusal: str = ""
     patch: tuple[Json, ...] = ()
     warnings: tuple[str, ...] = ()
-    concerns_us: bool = True
+    is_gpu_pod: bool = True
+    """Whether the pod asks for a GPU of Aliquot."""
 
 
-UNTOUCHED: Final = Outcome(concerns_us=False)
+UNTOUCHED: Final = Outcome(is_gpu_pod=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """The rules, with what they depend on."""
+    """The rules of admission, with the settings that they depend on."""
 
     options: Options
     scheduler_name: str = contract.SCHEDULER_NAME
     replaced_schedulers: tuple[str, ...] = field(default=REPLACED_SCHEDULERS)
     tolerate_gpu_taint: bool = True
-    """Whether GPU pods may land on nodes with the taint ``nvidia.com/gpu:NoSchedule``."""
+    """Whether GPU pods may run on nodes with the taint ``nvidia.com/gpu:NoSchedule``."""
     removed_annotations: tuple[str, ...] = WRITTEN_BY_SCHEDULER
-    """What a GPU pod loses, with a warning."""
+    """Annotations that are removed from a GPU pod, with a warning."""
 
-    def of_what_is_required(self) -> "Normaliser":
-        """Return the rules without what a pod can do without. ``/validate`` has a rule of its own for the assignment."""
+    def required_rules(self) -> "Normaliser":
+        """Return the rules without the optional ones. ``/validate`` has its own rule for the assignment."""
         options = replace(self.options, count_whole_gpus=False)
         return replace(self, tolerate_gpu_taint=False, removed_annotations=(), options=options)
 
@@ -80,54 +90,74 @@ class Normaliser:
         """Decide on a pod that is being created."""
         try:
             draft = Draft(pod)
+            # Templates write zeros. They must go first, or a pod without GPUs would be treated as a GPU pod.
             remove_zeros(draft, self.options)
             warn_of_unknown_resources(draft)
             foreign = is_foreign(draft, self.options)
             if not foreign and not _asks_any(draft):
-                warn_of_priorities(draft)
+                warn_of_priorities(draft, self.options)
                 return replace(UNTOUCHED, patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
+            # From here on it is a GPU pod. Preferences are translated first: translating amounts reads them.
             _check_size(draft)
-            check_vocabulary(draft)
+            check_vocabulary(draft, self.options)
             self._remove_annotations(draft)
             warn_of_unknown_annotations(draft)
-            translate_wishes(draft)
+            translate_preferences(draft, self.options)
             if foreign:
                 translate_amounts(draft, self.options)
             if not _asks_any(draft):
-                return UNTOUCHED  # an annotation that says how to compute, and no other how much
+                return UNTOUCHED  # only annotations of another vocabulary, and they state no amount
+            self._settle_other_words(draft)
             for container in draft.containers:
                 _settle_amounts(container)
+            # The checks that agent and scheduler make later: a pod that they would refuse is refused here.
             gang_of("", draft.annotations)
+            check_durations(draft.annotations)
+            check_movable(draft.annotations)
             request = pod_request(draft.pod())
             _check_instances(request)
+            _check_names(request.preferences)
             _count_whole_gpus(draft, request, self.options)
             self._settle_scheduling(draft)
         except (RequestError, ContractError) as exc:
             return Outcome(refusal=str(exc))
-        _close_side_doors(draft)
+        _override_visible_devices(draft)
         return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
 
     def _remove_annotations(self, draft: Draft) -> None:
         found = [name for name in self.removed_annotations if draft.annotations.pop(name, None) is not None]
         if found:
             draft.warnings.append(
-                f"annotation {', '.join(found)} is removed: the scheduler writes it, for each pod anew, and this one was made from another"
+                f"annotation {', '.join(found)} is removed: only the scheduler may set it, and this pod is a copy of another"
             )
+
+    def _settle_other_words(self, draft: Draft) -> None:
+        """Honour, warn of or refuse what other systems' words ask for besides amounts. Raises RequestError."""
+        kept = draft.scheduler_name if not self._takes(draft.scheduler_name) else ""
+        check_words(draft, left_to=kept)
+        if not kept:
+            translate_groups(draft, scheduling_groups=self.options.scheduling_groups)
+            translate_topology(draft)
+            warn_of_lost_groups(draft, draft.scheduler_name)
+
+    def _takes(self, scheduler_name: str) -> bool:
+        """Whether a pod with this schedulerName is, or becomes, one of our scheduler."""
+        return scheduler_name in ("", self.scheduler_name, *self.replaced_schedulers)
 
     def _settle_scheduling(self, draft: Draft) -> None:
         if self.tolerate_gpu_taint and not any(map(_tolerates_gpu_taint, draft.tolerations)):
             draft.tolerations.append(dict(GPU_TOLERATION))
         if draft.node_name:
             raise RequestError(
-                f"spec.nodeName is {draft.node_name}, which passes the scheduler by, so no GPU would be assigned: "
+                f"spec.nodeName is {draft.node_name}, which bypasses the scheduler, so no GPU would be assigned: "
                 "use a nodeSelector (kubernetes.io/hostname) instead"
             )
-        if draft.scheduler_name in self.replaced_schedulers:
+        if self._takes(draft.scheduler_name):
             draft.scheduler_name = self.scheduler_name
-        elif draft.scheduler_name != self.scheduler_name:
+        else:
             draft.warnings.append(
-                f"schedulerName {draft.scheduler_name} is kept, but only {self.scheduler_name} assigns GPUs: unless the other does, "
-                "the containers will not start"
+                f"schedulerName {draft.scheduler_name} is kept, but only {self.scheduler_name} assigns GPUs: unless "
+                f"{draft.scheduler_name} does so too, the containers will not start"
             )
 
 
@@ -136,14 +166,14 @@ def _asks_any(draft: Draft) -> bool:
 
 
 def _tolerates_gpu_taint(toleration: Json) -> bool:
-    """Whether a toleration covers the taint with any value. An empty key or effect stands for all."""
+    """Whether a toleration covers the taint with any value. An empty key or effect matches all."""
     covered = toleration.get("key", "") in ("", NVIDIA_GPU) and toleration.get("effect", "") in ("", GPU_TOLERATION["effect"])
     return covered and toleration.get("operator") == GPU_TOLERATION["operator"]
 
 
 def _settle_amounts(container: DraftContainer) -> None:
-    """Complete one container's amounts and spell them as the scheduler counts them: ``4Gi`` of an extended resource is 4294967296."""
-    for resource in (contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES):
+    """Complete one container's amounts and write them as the scheduler counts them: ``4Gi`` of an extended resource is 4294967296."""
+    for resource in contract.RESOURCES_OF_VGPUS:
         if resource not in container.limits and resource in container.requests:
             container.limits[resource] = container.requests[resource]
     memory = container.limits.get(contract.RESOURCE_VGPU_MEMORY)
@@ -152,22 +182,19 @@ def _settle_amounts(container: DraftContainer) -> None:
             container.ask(contract.RESOURCE_VGPU_MEMORY, units.bytes_to_mib(units.parse_memory_bytes(memory)))
         except ContractError as exc:
             raise RequestError(f"container {container.name}, {contract.RESOURCE_VGPU_MEMORY}: {exc}") from exc
-    if memory is not None or contract.RESOURCE_VGPU_CORES in container.limits:
+    if any(resource in container.limits for resource in contract.RESOURCES_OF_VGPUS):
         container.limits.setdefault(contract.RESOURCE_VGPU, "1")
 
 
 def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> None:
-    """Write how much memory whole GPUs have, so that a quota counts it. Raises RequestError.
+    """Set the memory of containers that ask for whole GPUs, so that a quota counts it. Raises RequestError.
 
-    Only where it is exactly the same for all: of a larger GPU a part would be given instead of the whole, and on a smaller one there would
-    be no room. Whether that is so of GPUs that are not there yet, of a pool scaled to zero say, only the settings can tell. Where no GPU is
-    known yet, nothing is written.
+    Only where all GPUs have exactly the same memory: on a larger GPU the pod would get a part instead of the whole, and on a smaller one it
+    would not fit. GPUs that do not exist yet count as well, such as those of a node pool scaled to zero, so only the settings can say
+    whether all are the same. While no GPU is known, no memory is set.
     """
-    exclusive = request.preferences.isolation is Isolation.EXCLUSIVE
-    whole = [asked for asked in request.containers if not asked.mig and (exclusive or asked.memory_bytes is None)]
-    if not whole:
-        return
-    sizes = options.device_sizes(request.preferences)
+    whole = _whole_gpus(request)
+    sizes = options.device_sizes(request.preferences) if whole else ()
     containers = {container.name: container for container in draft.containers}
     for asked in whole:
         if asked.memory_bytes is None:
@@ -180,42 +207,59 @@ def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> No
             )
 
 
+def _whole_gpus(request: PodRequest) -> list[ContainerRequest]:
+    """Return the containers that ask for whole GPUs."""
+    exclusive = request.preferences.isolation is Isolation.EXCLUSIVE
+    return [asked for asked in request.containers if not asked.mig and (exclusive or asked.asks_whole_memory)]
+
+
 def _check_size(draft: Draft) -> None:
     if len(draft.containers) > MAX_CONTAINERS:
         raise RequestError(
             f"expected at most {MAX_CONTAINERS} containers in a pod that asks for a GPU, found {len(draft.containers)}: "
-            "divide them among pods"
+            "split them over several pods"
         )
 
 
 def _check_instances(request: PodRequest) -> None:
-    """Refuse annotations that nothing keeps for MIG instances: one NUMA node for several, more memory, a GPU alone. Raises RequestError.
+    """Refuse annotations that MIG instances do not support: strict NUMA for several, memory burst, exclusive. Raises RequestError.
 
-    Here and not where requests are read, so that pods admitted before this was refused still start.
+    The check is here and not where requests are read, so that pods admitted by an older version still start.
     """
     preferences = request.preferences
     for asked in request.containers:
         if not asked.mig:
             continue
-        unkept = []
+        unsupported = []
         if preferences.numa is NumaMode.STRICT and sum(count for _, count in asked.mig) > 1:
-            unkept.append(f"{contract.ANNOTATION_NUMA}: strict")
+            unsupported.append(f"{contract.ANNOTATION_NUMA}: strict")
         if preferences.memory_burst is not None:
-            unkept.append(contract.ANNOTATION_MEMORY_BURST)
+            unsupported.append(contract.ANNOTATION_MEMORY_BURST)
         if preferences.isolation is Isolation.EXCLUSIVE:
-            unkept.append(f"{contract.ANNOTATION_ISOLATION}: exclusive")
-        if unkept:
+            unsupported.append(f"{contract.ANNOTATION_ISOLATION}: exclusive")
+        if unsupported:
             raise RequestError(
-                f"container {asked.container} asks for MIG instances with {' and '.join(unkept)}, which nothing keeps for them: remove the "
-                f"annotation, ask for {contract.RESOURCE_VGPU} instead, or put the container into a pod of its own"
+                f"container {asked.container} asks for MIG instances with {' and '.join(unsupported)}, which MIG instances do not support: "
+                f"remove the annotation, ask for {contract.RESOURCE_VGPU} instead, or move the container to its own pod"
             )
 
 
-def _close_side_doors(draft: Draft) -> None:
-    """Keep NVIDIA's runtime from handing GPUs to containers by their environment, beside what we grant.
+def _check_names(preferences: Preferences) -> None:
+    """Refuse a name in gpu-type or gpu-type-not that is no model's. Raises RequestError."""
+    lists = ((contract.ANNOTATION_GPU_TYPE, preferences.gpu_type), (contract.ANNOTATION_GPU_TYPE_NOT, preferences.gpu_type_not))
+    for annotation, names in lists:
+        if wrong := [name for name in names if not model_name.is_name(name)]:
+            raise RequestError(
+                f"annotation {annotation}: {quote(wrong[0])} names no GPU model: write a word of its name such as H200, a part with stars "
+                "such as *A10*, or = with the whole name such as =NVIDIA H200"
+            )
 
-    A container that asks for a GPU names none itself: the agent sets the variable, and kubelet lets the pod's own value win over it.
-    One that asks NVIDIA's device plugin for a GPU is that plugin's to give one.
+
+def _override_visible_devices(draft: Draft) -> None:
+    """Keep NVIDIA's runtime from giving GPUs to containers by their environment, in addition to those that the agent grants.
+
+    A container that asks for a GPU must not set the variable: the agent sets it, and kubelet would prefer the pod's own value. A container
+    that asks NVIDIA's device plugin for a GPU is left to that plugin.
     """
     name = contract.ENV_NVIDIA_VISIBLE_DEVICES
     for container in draft.containers:
@@ -224,4 +268,6 @@ def _close_side_doors(draft: Draft) -> None:
             continue
         if container.remove_env(name) if gpu else container.set_env(name, contract.NO_VISIBLE_DEVICES):
             done = "removed" if gpu else f"set to {contract.NO_VISIBLE_DEVICES}"
-            draft.warnings.append(f"container {container.name}: {name} is {done}: a container gets the GPUs that it asks for as resources")
+            draft.warnings.append(
+                f"container {container.name}: {name} is {done}: a container gets only the GPUs that its resources ask for"
+            )

@@ -1,10 +1,11 @@
-"""AdmissionReview (admission.k8s.io/v1): what the API server asks, and our answer in its form.
+# SPDX-License-Identifier: Apache-2.0
+"""AdmissionReview (admission.k8s.io/v1): reads the API server's review and writes the reply.
 
-``/mutate`` is asked about pods being created. ``/validate`` sees them last, after all other webhooks: it refuses pods
-that ``/mutate`` would still refuse or change, and an assignment, which only a binding may carry (one that came along with a copy,
-``/mutate`` removes). Its second look is needed because the API server calls mutating webhooks in the order of their configurations' names,
-and again only those that it called in the first round: what a later one makes of a pod that asked for no GPU before never meets
-``/mutate``.
+``/mutate`` reviews pods that are being created. ``/validate`` reviews them last, after all other webhooks. It refuses a pod that
+``/mutate`` would still refuse or change, and an assignment that no binding wrote (``/mutate`` removes one copied from another pod).
+
+The second review is needed because the API server calls mutating webhooks in the order of their configurations' names, and calls again
+only those that it called in the first round. If a later webhook adds a GPU to a pod without GPUs, ``/mutate`` never sees it.
 """
 
 import base64
@@ -13,14 +14,14 @@ from typing import Any, Final
 
 import msgspec
 
-from proto import contract
-from proto.errors import quote
+from aliquot import contract
+from aliquot.contract.errors import quote
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.normalise import Normaliser
 
 API_VERSION: Final = "admission.k8s.io/v1"
 MAX_WARNING_CHARS: Final = 240
-"""Longer ones are cut off by clients."""
+"""Clients cut off longer ones."""
 
 
 class _Request(msgspec.Struct, rename="camel"):
@@ -40,24 +41,24 @@ class Reviews:
     """Both endpoints."""
 
     def __init__(self, normaliser: Normaliser, count: Callable[[str], None]) -> None:
-        """Args: count: told the outcome of each review."""
+        """Args: count: called with the outcome of each review."""
         self._normaliser = normaliser
-        self._required = normaliser.of_what_is_required()
+        self._required = normaliser.required_rules()
         self._count = count
 
     async def mutate(self, body: bytes) -> bytes:
-        """Answer a mutating review. Raises WireError."""
+        """Reply to a mutating review. Raises WireError."""
         request = _decode(body)
         if request.operation != "CREATE" or request.object is None:
             return self._answer(request.uid, "untouched")
         outcome = self._normaliser.admit(request.object)
         if outcome.refusal:
             return self._answer(request.uid, "refused", refusal=outcome.refusal)
-        name = "admitted" if outcome.concerns_us else "untouched"
+        name = "admitted" if outcome.is_gpu_pod else "untouched"
         return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
 
     async def validate(self, body: bytes) -> bytes:
-        """Answer a validating review. Raises WireError."""
+        """Reply to a validating review. Raises WireError."""
         request = _decode(body)
         if request.object is None:
             return self._answer(request.uid, "untouched")
@@ -65,16 +66,16 @@ class Reviews:
         return self._answer(request.uid, "refused" if refusal else "valid", refusal=refusal)
 
     def _unready(self, pod: Mapping[str, Any]) -> str:
-        """Say why a pod is not as ``/mutate`` leaves one, or nothing.
+        """Say what ``/mutate`` would still refuse or change; empty if that is not the case.
 
-        What ``/mutate`` adds for convenience is not asked for: while the webhook is rolled out, a replica of before may have been called.
+        Optional changes of ``/mutate`` are not required: during a rollout, a replica of the previous version may have served the call.
         """
         outcome = self._required.admit(pod)
-        if outcome.refusal or not outcome.patch or not outcome.concerns_us:
+        if outcome.refusal or not outcome.patch or not outcome.is_gpu_pod:
             return outcome.refusal
         places = ", ".join(str(operation["path"]) for operation in outcome.patch)
         return (
-            f"the pod asks for a GPU, and another webhook made or changed that after ours, which would still have to set {places}: "
+            f"another webhook changed the pod's GPU request after Aliquot's webhook, which would still have to set {places}: "
             f"give that webhook's MutatingWebhookConfiguration a name that sorts before {contract.PRODUCT}"
         )
 
@@ -103,7 +104,7 @@ def _decode(body: bytes) -> _Request:
 
 
 def _reserved(request: _Request) -> str:
-    """Refuse an assignment that does not come from a binding; bindings are no updates of a pod, so every change is somebody else's."""
+    """Refuse an assignment that no binding wrote. A binding is not an update of the pod, so each change here comes from another client."""
     old = _assignment(request.old_object)
     if _assignment(request.object) == old:
         return ""

@@ -1,14 +1,16 @@
-"""``make bench``: every benchmark, one after the other, so that they do not disturb each other.
+# SPDX-License-Identifier: Apache-2.0
+"""``make bench``: runs the benchmarks one after the other, so that they do not affect each other.
 
-    python -m tests.bench [NAME ...]     all of them, or those named: shim, agent, extender, placement, cli
+    python -m tests.bench [NAME ...]     all of them, or those named: shim, faults, agent, claims, extender, placement, cli
 
-Each prints Markdown tables; docs/benchmarks.md quotes a run. A benchmark that ends with another status than 0 ends this one with it.
+Each prints Markdown tables; docs/measurements/benchmarks.md quotes a run.
+If a benchmark fails, this program ends with its status.
 """
 
 import subprocess
 import sys
 
-BENCHMARKS = ("shim", "agent", "extender", "placement", "cli")
+BENCHMARKS = ("shim", "faults", "agent", "claims", "extender", "placement", "cli")
 
 
 def main() -> int:
@@ -16,7 +18,7 @@ def main() -> int:
     names = sys.argv[1:] or BENCHMARKS
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
-        print(f"no benchmark called {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        print(f"no benchmark named {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
     return max(subprocess.run([sys.executable, "-m", f"tests.bench.bench_{name}"], check=False).returncode for name in names)
 

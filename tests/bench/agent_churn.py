@@ -1,7 +1,8 @@
-"""Hours of a busy node in a minute each, to see whether anything in the agent grows with what it has served.
+# SPDX-License-Identifier: Apache-2.0
+"""Simulates hours of a busy node in about a minute each, to check whether the agent's resources grow with its work.
 
-A real agent process meets as many pods, makes as many passes of the reconciler and readings of the driver, and answers as many scrapes, as
-in an hour of a node; only the time between them is left out.
+A real agent process handles as many pods, reconciler passes, driver readings and scrapes as in an hour on a node, without the time between
+them.
 """
 
 import asyncio
@@ -12,26 +13,26 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from aliquot.standin.hardware import SimulatedHardware
-from aliquot.standin.node import Node, NodeOptions
-from proto import contract
+from aliquot import contract
+from aliquot_lab.standin.hardware import SimulatedHardware
+from aliquot_lab.standin.node import Node, NodeOptions
 from tests.integration.agent_nodes import container, eventually, grants, manifest, running
 
 PODS, PASSES, READINGS, SCRAPES = 60, 360, 720, 240
-"""What an hour has: a pod a minute, and the default periods of 10 and 5 seconds and a scrape every 15."""
+"""Work of an hour: a pod each minute, the default periods of 10 and 5 seconds, and a scrape every 15 seconds."""
 TOGETHER = 12
-"""Pods at a time."""
+"""Pods at the same time."""
 LEAST_SECONDS = 0.05
-"""The shortest period that can be set."""
+"""The shortest allowed period."""
 PATIENCE_SECONDS = 300.0
-"""How long pods may take on a machine that has other things to do: what is asked here is what the agent holds, not how fast it is."""
+"""Time limit for pods on a busy machine: the benchmark measures resources and not speed."""
 LOOKS = 5
-"""At what the agent holds after an hour, of which the least counts: a scrape that has just ended still has its thread and its socket."""
+"""Samples of the agent's resources after an hour. The smallest counts, because a finished scrape still has its thread and socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the agent's process holds of the machine."""
+    """Resources of the agent's process."""
 
     resident_kib: int
     threads: int
@@ -39,21 +40,21 @@ class Held:
 
 
 def held(pid: int) -> Held:
-    """Ask the kernel what the process holds at this moment."""
+    """Read the current resources of the process from the kernel."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return Held(int(status["VmRSS"].split()[0]), int(status["Threads"]), sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()))
 
 
 @asynccontextmanager
 async def hurried_node(profile: str = "t4x2") -> AsyncIterator[Node]:
-    """A node whose agent does in a second what it otherwise does in minutes."""
+    """Run a node with an agent that has the shortest periods."""
     flags = ("--log-level=error", f"--reconcile-seconds={LEAST_SECONDS}", f"--driver-poll-seconds={LEAST_SECONDS}")
     async with Node(SimulatedHardware(profile), NodeOptions(agent_flags=flags)) as node:
         yield node
 
 
 async def live_hours(node: Node, hours: int) -> list[Held]:
-    """Let the node live; return what the agent holds after each hour, with nothing granted."""
+    """Simulate hours; return the agent's resources after each hour, without grants."""
     return [await _live_an_hour(node, hour) for hour in range(hours)]
 
 
@@ -89,17 +90,17 @@ async def _held_at_rest(pid: int) -> Held:
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """What the agent's loops have done since it started."""
+    """Work of the agent's loops since its start."""
 
     passes: float
-    """Of the reconciler."""
+    """Passes of the reconciler."""
     passes_seconds: float
     readings: float
-    """Of the driver."""
+    """Readings of the driver."""
 
 
 async def work_done(node: Node) -> WorkDone:
-    """Ask the agent."""
+    """Read the agent's metrics."""
     found = {sample.name: sample.value for family in text_string_to_metric_families(await node.metrics()) for sample in family.samples}
     names = ("reconcile_duration_seconds_count", "reconcile_duration_seconds_sum", "driver_read_duration_seconds_count")
     return WorkDone(*(found[contract.METRIC_PREFIX + name] for name in names))

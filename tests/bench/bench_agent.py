@@ -1,9 +1,10 @@
-"""Measures the agent as a process: how fast it registers and answers kubelet, what it costs while nothing happens, and whether it grows.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the agent as a process: time to register and to answer kubelet, cost while idle, and growth.
 
     python -m tests.bench.bench_agent [--pods 110] [--churn-hours 2] [--json FILE]
 
-A stand-in node with eight simulated H200 and a real agent process. Calls go over the agent's Unix socket, as kubelet's do. The hours of
-churn take half a minute each; 24 are a day. Ends with 1 when a figure misses its target.
+A stand-in node with eight simulated H200 and a real agent process. Calls go over the agent's Unix socket, as kubelet's do. An hour of
+churn takes half a minute; 24 are a day. Ends with 1 when a figure misses its target.
 """
 
 import argparse
@@ -20,12 +21,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import grpc.aio
+from google.protobuf.message import Message
 
-from aliquot.standin.hardware import SimulatedHardware
-from aliquot.standin.node import Node, NodeOptions
-from proto import contract
-from proto.kubelet import deviceplugin_pb2 as pb
-from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginStub
+from aliquot import contract
+from aliquot.kubelet_api import deviceplugin_pb2 as pb
+from aliquot.kubelet_api.deviceplugin_pb2_grpc import DevicePluginStub
+from aliquot_lab.standin.hardware import SimulatedHardware
+from aliquot_lab.standin.node import Node, NodeOptions
 from tests.bench.agent_churn import held, hurried_node, live_hours, work_done
 from tests.integration.agent_nodes import VGPU, container, eventually, grants, manifest, running
 
@@ -34,17 +36,17 @@ GPUS = 8
 STARTS = 5
 ALLOCATE_CALLS = 3000
 EMPTY_CALLS = [b""] * ALLOCATE_CALLS
-"""What gRPC itself takes on this machine, for comparison."""
+"""Empty calls measure gRPC alone on this machine, for comparison."""
 PRESTART_CALLS = 1000
 ROUNDS = 5
 IDLE_SECONDS = 20.0
 FULL = GPUS * SHARES_PER_GPU
 """Containers of one share each that fill the node."""
 LOOP_SECONDS = 10.0
-"""How long the loops are watched."""
+"""Time over which the loops are measured."""
 GROWTH_TARGET_MIB = 2.0
 POD_MIB = 4096
-FORMS = {
+FORMS: dict[str, type[Message]] = {
     "Allocate": pb.AllocateRequest,
     "GetDevicePluginOptions": pb.Empty,
     "PreStartContainer": pb.PreStartContainerRequest,
@@ -66,7 +68,7 @@ class Figure:
 
 
 async def measure(pods: int) -> list[Figure]:
-    """Run everything on one node, in the order in which an agent lives."""
+    """Run all measurements on one node, in the order of an agent's life."""
     options = NodeOptions(agent_flags=("--log-level=warning",), start_agent=False)
     async with Node(SimulatedHardware("h200x8"), options) as node:
         figures = [Figure("process start to registered, median", statistics.median(await start_seconds(node)), "s", 2.0)]
@@ -90,7 +92,7 @@ async def measure(pods: int) -> list[Figure]:
 
 
 async def measure_loops(node: Node, pods: int) -> list[Figure]:
-    """Fill the node up, and see what its loops cost: how long the reconciler takes, and what readings of the driver take of a core."""
+    """Fill the node, and measure the cost of the loops: the time of a reconciler pass, and the part of a core for driver readings."""
     names = [f"full-{number}" for number in range(FULL - pods)]
     for name in names:
         node.create_pod(manifest(name, container(mib=POD_MIB)))
@@ -107,7 +109,7 @@ async def measure_loops(node: Node, pods: int) -> list[Figure]:
 
 
 async def watch_loops(node: Node, *flags: str) -> tuple[float, float, float]:
-    """Start the agent anew with these flags; return the mean seconds of a pass, and the readings and CPU seconds in ``LOOP_SECONDS``."""
+    """Restart the agent with these flags; return the mean seconds of a pass, and the readings and CPU seconds in ``LOOP_SECONDS``."""
     await node.agent.stop()
     node.agent.flags += flags
     await node.agent.start()
@@ -121,7 +123,7 @@ async def watch_loops(node: Node, *flags: str) -> tuple[float, float, float]:
 
 
 async def measure_growth(hours: int) -> list[Figure]:
-    """Let a node live, and compare what its agent holds after the first hour with what it holds at the end."""
+    """Simulate hours of a node, and compare the agent's resources after the first hour with those at the end."""
     async with hurried_node() as node:
         fresh = held(node.agent.pid)
         first, *_, last = await live_hours(node, hours)
@@ -135,7 +137,7 @@ async def measure_growth(hours: int) -> list[Figure]:
 
 
 async def start_seconds(node: Node) -> list[float]:
-    """Time some cold starts, each until kubelet counts every device. The last agent stays."""
+    """Measure cold starts until kubelet has every device. The last agent continues."""
     took = []
     for start in range(STARTS):
         begun = time.monotonic()
@@ -150,7 +152,7 @@ async def start_seconds(node: Node) -> list[float]:
 
 
 async def until(node: Node, condition: Callable[[], bool]) -> None:
-    """Return within two milliseconds of the condition, or fail with the agent."""
+    """Poll the condition every two milliseconds; fail when the agent ends."""
     while True:
         if condition():
             return
@@ -159,7 +161,7 @@ async def until(node: Node, condition: Callable[[], bool]) -> None:
 
 
 def allocate_requests() -> list[bytes]:
-    """Make calls for one to four devices."""
+    """Measure Allocate for one to four devices."""
     requests = []
     for number in range(ALLOCATE_CALLS):
         ids = [f"GPU-{device}-bench::{number % SHARES_PER_GPU}" for device in range(1 + number % 4)]
@@ -168,24 +170,24 @@ def allocate_requests() -> list[bytes]:
 
 
 def prestart_requests(node: Node) -> list[bytes]:
-    """Make calls as kubelet does when containers restart: identity, decision, ledger row, files, CDI spec."""
+    """Measure PreStartContainer as for restarted containers: identity, decision, ledger row, files, CDI spec."""
     known = [pb.PreStartContainerRequest(devices_ids=grant["device_ids"]).SerializeToString() for grant in grants(node)]
     return [known[number % len(known)] for number in range(PRESTART_CALLS)]
 
 
 async def in_a_client(socket: str, method: str, requests: list[bytes]) -> list[float]:
-    """Time each call, one after another, from a process that does nothing else: kubelet is not this one either."""
+    """Measure calls one after another from a separate process, like kubelet."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as client:
         return await asyncio.get_running_loop().run_in_executor(client, run_client, socket, method, requests)
 
 
 def run_client(socket: str, method: str, requests: list[bytes]) -> list[float]:
-    """Be the client process."""
+    """Run as the client process."""
     return asyncio.run(timed(socket, method, requests))
 
 
 async def timed(socket: str, method: str, requests: list[bytes]) -> list[float]:
-    """Time each call in seconds."""
+    """Return the seconds of each call."""
     messages = [FORMS[method].FromString(request) for request in requests]
     took = []
     async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
@@ -198,7 +200,7 @@ async def timed(socket: str, method: str, requests: list[bytes]) -> list[float]:
 
 
 def figures_of(name: str, seconds: list[float], p99_target: float | None = None) -> list[Figure]:
-    """Summarise call times, in milliseconds. The p99 is the median over rounds, so that one disturbance of the machine does not decide."""
+    """Summarise call times, in milliseconds. The p99 is the median over rounds, so that a short disturbance has no effect."""
     size = len(seconds) // ROUNDS
     p99 = statistics.median(statistics.quantiles(seconds[at : at + size], n=100)[98] for at in range(0, size * ROUNDS, size))
     return [
@@ -209,7 +211,7 @@ def figures_of(name: str, seconds: list[float], p99_target: float | None = None)
 
 
 async def scrape_seconds(node: Node) -> float:
-    """Time a scrape of /metrics, the median of several."""
+    """Return the median time of a scrape of /metrics."""
     took = []
     for _ in range(10):
         begun = time.perf_counter()
@@ -220,7 +222,7 @@ async def scrape_seconds(node: Node) -> float:
 
 
 async def idle_cpu_percent(pid: int) -> float:
-    """Measure processor time while nothing is asked of the agent."""
+    """Measure CPU time while the agent gets no calls."""
     before = cpu_seconds(pid)
     await asyncio.sleep(IDLE_SECONDS)
     return (cpu_seconds(pid) - before) / IDLE_SECONDS * 100
@@ -255,7 +257,7 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def main() -> int:
-    """Measure, print, and judge."""
+    """Measure, print, and compare with the targets."""
     parser = argparse.ArgumentParser(description="Benchmark of the node agent.")
     parser.add_argument("--pods", type=int, default=110, help="pods on the node")
     parser.add_argument("--churn-hours", type=int, default=2, help="hours of a node's life to see whether the agent grows, 2 at least")

@@ -1,20 +1,19 @@
-"""What a scheduling decision costs: filter, prioritize and bind of the extender on a loaded cluster, in the process and over HTTP.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the cost of a scheduling decision: filter, prioritize and bind of the extender on a loaded cluster, in process and over HTTP.
 
     python -m tests.bench.bench_extender [--nodes 5000] [--pods 50000] [--decisions 400] [--no-curve] [--json FILE]
 
-The cluster is made as a restart makes it: lists of GpuNodes, nodes and pods in the API's JSON, decoded and applied by the product's code.
-Each decision is a new pod (of three shapes in turn) that goes through filter and prioritize with all node names, in a new order each time
-as kube-scheduler sends them, and is then bound, so that every decision meets rows that changed since the last. Nodes have names of a
-cloud's length. Binding's own cost is measured against an API that answers at once. Between two calls there is a pause, as kube-scheduler
-makes one for its own work: what the extender does then for calls to come is measured too, and counts in the pods per second. With
-``--no-pause`` each call comes at once.
+The cluster is built as after a restart: the product's code decodes and applies lists of GpuNodes, nodes and pods in the API's JSON. Each
+decision is a new pod (one of three shapes in turn). It goes through filter and prioritize with all node names, in a new order each time as
+kube-scheduler sends them, and is then bound, so that every decision finds changed rows. Node names are as long as in a cloud. The API of
+the binding replies immediately, so that only the extender's cost counts. Between two calls there is a pause, as with kube-scheduler. The
+extender's work in the pause, for later calls, is measured too and counts in the pods per second. With ``--no-pause`` there is no pause.
 
-Beside that, what happens rarely and holds up all calls while it does: the first decision on a shape of pod, preemption, and looking for
-pods that wait and now fit. Of what lets others work in between also the longest pause is taken in which it does not.
+It also measures rare work that delays all calls: the first decision on a shape of pod, preemption, and the search for waiting pods that now
+fit. For work that yields to other calls, it also measures the longest time without a yield.
 
-Every time is taken twice: on the clock, which includes what else the machine does, and as CPU time of the process. Targets are held
-against CPU time, so that a busy machine does not decide; for HTTP that is the CPU time of server and client together. Ends with 1 when a
-figure misses its target.
+Every time is measured twice: as wall-clock time, which includes other work of the machine, and as CPU time of the process. The targets use
+CPU time; for HTTP it is that of server and client together. Ends with 1 when a figure misses its target.
 """
 
 import argparse
@@ -27,7 +26,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -36,41 +35,39 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from placement.request import pod_request
-from proto import codec, contract, units
-from proto.gpunode import decode_gpu_node, encode_gpu_node
-from proto.model import ContainerAssignment, DeviceShare, PodAssignment, Policy
-from scheduler_plugin.__main__ import decode_host, decode_pod, settle_memory
+from aliquot import contract
+from aliquot.contract import codec, units
+from aliquot.contract.gpunode import decode_gpu_node, encode_gpu_node
+from aliquot.contract.model import ContainerAssignment, DeviceShare, PodAssignment
+from aliquot.placement.request import pod_request
 from scheduler_plugin.adapters.http import HttpServer
-from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState
-from scheduler_plugin.extender.ahead import plan_ahead
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.extender import wire
 from scheduler_plugin.extender.bind import Binder
-from scheduler_plugin.extender.desk import Desk
-from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.extender.cooperative import IdleWorker, plan_ahead
 from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.extender.prioritize import prioritize_nodes
-from scheduler_plugin.services.forethought import Forethought
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.telemetry import Telemetry
+from scheduler_plugin.wiring.cluster import decode_host, decode_pod, settle_memory
 from tests.bench.report import table
 from tests.unit.scheduler_plugin.api import node_object, pod_object
-from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod
+from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_device, make_node, make_pod
 
 GPUS = 8
 CURVE_NODES = (1000, 2000, 5000, 15_000)
 CURVE_PODS_PER_NODE = 2
-"""The same at every size, so that the points of the curve differ in the number of nodes alone."""
+"""Equal at every size, so that the points of the curve differ only in the number of nodes."""
 GPU_MIB = 143_771
 PAUSE_SECONDS = 0.0005
-"""Three times for each pod: with no extender at all kube-scheduler is expected to place 680 pods a second on 5,000 nodes (the threshold of
+"""Three pauses for each pod. Without an extender, kube-scheduler is expected to place 680 pods a second on 5,000 nodes (the threshold of
 SchedulingBasic in its scheduler_perf), which is 1.5 ms for each."""
 MANY_WAIT = 20_000
 GANG_SIZE = 128
-SHAPES = (
+SHAPES: tuple[dict[str, Any], ...] = (
     {"vgpu": "1", "vgpu_memory": "16000"},
     {"vgpu": "1", "vgpu_memory": "40000", "vgpu_cores": "30"},
     {"vgpu": "2", "vgpu_memory": "64000"},
@@ -78,7 +75,7 @@ SHAPES = (
 
 
 class InstantApi:
-    """An API that takes every binding."""
+    """An API that accepts every binding."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
         return None
@@ -86,7 +83,13 @@ class InstantApi:
     async def get_pod(self, namespace: str, name: str) -> PodFacts | None:
         return None
 
+    async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
+        return ()
+
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        return None
+
+    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         return None
 
 
@@ -95,7 +98,7 @@ def node_name(index: int) -> str:
 
 
 def recorded_lists(nodes: int, pods: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """Write the lists a restart would read. Pods are like real ones in size: 3 KiB of fields that nobody here reads."""
+    """Return the lists that a restart reads. Pods have the size of real ones: 3 KiB of other fields."""
     rng = random.Random(1)
     filler = {"managedFields": [{"manager": "kubelet", "fieldsV1": {f"f:field-{i}": {} for i in range(80)}}]}
     inventories, hosts, pod_texts = [], [], []
@@ -115,22 +118,22 @@ def recorded_lists(nodes: int, pods: int) -> tuple[list[bytes], list[bytes], lis
     return inventories, hosts, pod_texts
 
 
-def restart(lists: tuple[list[bytes], list[bytes], list[bytes]]) -> tuple[Desk, float, float]:
-    """Build the state from lists; return it and the seconds until it could answer, of CPU time and on the clock."""
+def restart(lists: tuple[list[bytes], list[bytes], list[bytes]]) -> tuple[ExtenderContext, float, float]:
+    """Build the state from lists; return it, and the seconds until it is ready as CPU time and wall-clock time."""
     begun, begun_cpu = time.perf_counter(), time.process_time()
     state = ClusterState()
     state.replace_gpu_nodes([decode_gpu_node(text) for text in lists[0]])
     hosts = [decode_host(msgspec.Raw(text)) for text in lists[1]]
     state.replace_hosts({host.name: host.amounts for host in hosts})
     state.replace_pods([decode_pod(msgspec.Raw(text)) for text in lists[2]])
-    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=time.monotonic)
+    context = make_context(state, monotonic=time.monotonic)
     state.columns.derive()
     settle_memory()
-    return desk, time.process_time() - begun_cpu, time.perf_counter() - begun
+    return context, time.process_time() - begun_cpu, time.perf_counter() - begun
 
 
 def as_sent(names: list[str], workers: int = 16) -> list[str]:
-    """Order names as kube-scheduler sends them: from where it stopped last time, by workers that each take a chunk at a time."""
+    """Order names as kube-scheduler sends them: from its last position, by workers that take chunks in turn."""
     start, size = random.randrange(len(names)), int(len(names) ** 0.5) + 1
     rotated = names[start:] + names[:start]
     sent = []
@@ -146,7 +149,7 @@ def as_sent(names: list[str], workers: int = 16) -> list[str]:
 
 
 class Times:
-    """What calls took, in seconds: on the clock and of this process's CPU."""
+    """Times of calls in seconds: wall-clock time, and CPU time of this process."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []
@@ -161,7 +164,7 @@ class Times:
 
     @classmethod
     def sum(cls, *parts: "Times") -> "Times":
-        """Add up, call by call."""
+        """Return the sums of several measurements, call by call."""
         total = cls()
         total.wall = [sum(seconds) for seconds in zip(*(part.wall for part in parts), strict=True)]
         total.cpu = [sum(seconds) for seconds in zip(*(part.cpu for part in parts), strict=True)]
@@ -177,13 +180,13 @@ class Times:
 
 
 class Pauses:
-    """What passes between two calls."""
+    """The pause between two calls."""
 
-    def __init__(self, desk: Desk, seconds: float) -> None:
-        """Args: seconds: how long; 0 for no pause, in which nothing is done."""
+    def __init__(self, context: ExtenderContext, seconds: float) -> None:
+        """Args: seconds: length of the pause; 0 means no pause and no work in it."""
         self._seconds = seconds
-        self._desk = desk
-        self._forethought = Forethought(self._prepare)
+        self._desk = context
+        self._worker = IdleWorker(self._prepare)
         self.pieces = Times()
 
     def _prepare(self) -> bool:
@@ -191,32 +194,32 @@ class Pauses:
             return self._desk.prepare()
 
     def called(self) -> None:
-        """A verb was called."""
+        """Note that a verb was called."""
         if self._seconds:
-            self._forethought.called()
+            self._worker.wake()
 
     async def pause(self) -> None:
-        """Let the next call come."""
+        """Wait for the pause before the next call."""
         if self._seconds:
             await asyncio.sleep(self._seconds)
 
 
-async def in_process(desk: Desk, names: list[str], decisions: int, pause_seconds: float) -> dict[str, Any]:
-    """Measure the verbs from body to body."""
-    binder, between = Binder(desk, InstantApi(), lambda: True), Pauses(desk, pause_seconds)
+async def in_process(context: ExtenderContext, names: list[str], decisions: int, pause_seconds: float) -> dict[str, Any]:
+    """Measure the verbs from request body to response body."""
+    binder, between = Binder(context, InstantApi(), lambda: True), Pauses(context, pause_seconds)
     filtering, rating, binding = Times(), Times(), Times()
     for number in range(decisions):
         pod = pod_object(f"new-{number}", **SHAPES[number % len(SHAPES)])
         body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": as_sent(names)})
         with filtering:
-            answer = filter_nodes(desk, body, 0.0)
+            answer = filter_body(context, body, 0.0)
         body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": msgspec.json.decode(answer)["NodeNames"]})
         await between.pause()
         with rating:
-            answer = prioritize_nodes(desk, body)
+            answer = prioritize_nodes(context, body)
         between.called()
         node = max(msgspec.json.decode(answer), key=lambda entry: entry["Score"])["Host"]
-        desk.state.set_pod(decode_pod(msgspec.Raw(msgspec.json.encode(pod))))
+        context.state.set_pod(decode_pod(msgspec.Raw(msgspec.json.encode(pod))))
         args = {"PodName": pod["metadata"]["name"], "PodNamespace": "team", "PodUID": pod["metadata"]["uid"], "Node": node}
         await between.pause()
         with binding:
@@ -234,15 +237,15 @@ async def in_process(desk: Desk, names: list[str], decisions: int, pause_seconds
     }
 
 
-async def over_http(desk: Desk, names: list[str], decisions: int, pause_seconds: float) -> dict[str, float]:
+async def over_http(context: ExtenderContext, names: list[str], decisions: int, pause_seconds: float) -> dict[str, float]:
     """Measure filter and prioritize as kube-scheduler sees them: keep-alive over loopback, server and client in one process."""
-    between = Pauses(desk, pause_seconds)
+    between = Pauses(context, pause_seconds)
 
     async def filtered(body: bytes) -> bytes:
-        return filter_nodes(desk, body, 0.0)
+        return filter_body(context, body, 0.0)
 
     async def prioritized(body: bytes) -> bytes:
-        return prioritize_nodes(desk, body)
+        return prioritize_nodes(context, body)
 
     server = HttpServer("127.0.0.1", 0, verbs={"/filter": filtered, "/prioritize": prioritized}, max_body_bytes=1 << 27)
     address = await server.start()
@@ -267,16 +270,16 @@ async def over_http(desk: Desk, names: list[str], decisions: int, pause_seconds:
     return Times.sum(filtering, rating).figures()
 
 
-def pod_of(name: str, containers: int = 1, priority: int = 0, **limits: str) -> dict[str, Any]:
-    """Write a pod of containers that ask for the same."""
+def pod_of(name: str, containers: int = 1, priority: int = 0, **limits: Any) -> dict[str, Any]:
+    """Return a pod with equal containers."""
     pod = pod_object(name, **limits)
     main = pod["spec"]["containers"][0]
     pod["spec"].update(priority=priority, containers=[{**main, "name": f"c{number}"} for number in range(containers)])
     return pod
 
 
-async def rarely(desk: Desk, names: list[str], repeats: int = 10) -> dict[str, dict[str, float]]:
-    """Measure what does not come with every decision."""
+async def rarely(context: ExtenderContext, names: list[str], repeats: int = 10) -> dict[str, dict[str, float]]:
+    """Measure the work that is not part of every decision."""
     times: dict[str, Times] = defaultdict(Times)
     proposed = {name: {"Pods": [], "NumPDBViolations": 0} for name in names[: max(100, len(names) // 10)]}
     for number in range(repeats):
@@ -284,33 +287,52 @@ async def rarely(desk: Desk, names: list[str], repeats: int = 10) -> dict[str, d
             pod = pod_of(f"new-shape-{containers}-{number}", containers, vgpu="1", vgpu_memory=str(9000 + number))
             body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": names})
             with times[f"filter, new shape, {containers} container{'s' * (containers > 1)}"]:
-                filter_nodes(desk, body, 0.0)
+                filter_body(context, body, 0.0)
+            foresee(context, f"foreseen-{containers}-{number}", containers, str(9500 + number), names, times)
         pod = pod_of(f"important-{number}", priority=1000, vgpu="2", vgpu_memory="280000")
         body = msgspec.json.encode({"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": proposed})
         with times[f"preempt, {len(proposed)} nodes"]:
-            await choose_victims(desk, body)
+            await choose_victims(context, body)
     kinds = 300
     for number in range(kinds):
         facts = decode_pod(msgspec.Raw(msgspec.json.encode(pod_of(f"waits-{number}", vgpu="1", vgpu_memory=str(2 * GPU_MIB + number)))))
-        desk.decisions.record(Decision(facts, pod_request(facts.gpu), 0.0, desk.state.columns.change_count, 0, {}))
-    retry = Retry(desk, InstantApi(), lambda: True, lambda: 0.0, Telemetry())
+        context.decisions.record(Decision(facts, pod_request(facts.gpu), 0.0, context.state.columns.change_count, 0, {}))
+    retry = Retry(context, InstantApi(), lambda: True, lambda: 0.0, Telemetry())
     for number in range(repeats):
-        node = desk.state.gpu_node(names[number])
-        desk.state.set_gpu_node(replace(node, cordoned=True))
+        node = context.state.gpu_node(names[number])
+        context.state.set_gpu_node(replace(node, cordoned=True))
         with times[f"retry, {kinds} shapes wait"]:
             await retry.step()
     for number in range(MANY_WAIT):
-        pod = make_pod(f"many-{number}", vgpu="1", vgpu_memory=str(2 * GPU_MIB + 2 * (number % 50)))
-        desk.decisions.record(Decision(pod, pod_request(pod.gpu), 0.0, desk.state.columns.change_count, 0, {}))
+        facts = make_pod(f"many-{number}", vgpu="1", vgpu_memory=str(2 * GPU_MIB + 2 * (number % 50)))
+        context.decisions.record(Decision(facts, pod_request(facts.gpu), 0.0, context.state.columns.change_count, 0, {}))
     for number in range(repeats):
-        desk.state.set_gpu_node(replace(desk.state.gpu_node(names[number]), cordoned=False))
+        context.state.set_gpu_node(replace(context.state.gpu_node(names[number]), cordoned=False))
         await note_pause(retry.step(), times[f"longest pause, retry, {MANY_WAIT} pods wait"])
-        await note_pause(plan_gang(desk, names, f"gang-{number}"), times[f"longest pause, plan of a gang of {GANG_SIZE}"])
+        await note_pause(plan_gang(context, names, f"gang-{number}"), times[f"longest pause, plan of a gang of {GANG_SIZE}"])
     return {what: taken.figures() for what, taken in times.items()}
 
 
+def foresee(context: ExtenderContext, name: str, containers: int, mib: str, names: list[str], times: dict[str, Times]) -> None:
+    """Measure the same when the watch showed the pod early enough: the longest piece of work ahead, and the call."""
+    pod = pod_of(name, containers, vgpu="1", vgpu_memory=mib)
+    kind = f"new shape, {containers} container{'s' * (containers > 1)}"
+    context.verdicts.expect(decode_pod(msgspec.Raw(msgspec.json.encode(pod))))
+
+    pieces = Times()
+    has_more = True
+    while has_more:
+        with pieces:
+            has_more = context.prepare()
+    times[f"longest piece ahead, {kind}"].wall.append(max(pieces.wall))
+    times[f"longest piece ahead, {kind}"].cpu.append(max(pieces.cpu))
+    body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": names})
+    with times[f"filter, foreseen, {kind}"]:
+        filter_body(context, body, 0.0)
+
+
 async def note_pause(work: Coroutine[None, None, None], times: Times) -> None:
-    """Let something be done; add the longest time in which nobody else could work."""
+    """Run a task; add the longest time without a yield."""
     pauses, task = Times(), asyncio.create_task(work)
     while not task.done():
         with pauses:
@@ -320,29 +342,29 @@ async def note_pause(work: Coroutine[None, None, None], times: Times) -> None:
     times.cpu.append(max(pauses.cpu))
 
 
-async def plan_gang(desk: Desk, names: list[str], name: str) -> None:
-    """Ask filter about a member of a gang, and forget the gang."""
+async def plan_gang(context: ExtenderContext, names: list[str], name: str) -> None:
+    """Call filter for a member of a gang, and drop the gang."""
     annotations = {contract.ANNOTATION_GANG: name, contract.ANNOTATION_GANG_MIN: str(GANG_SIZE)}
     pods = [pod_object(f"{name}-{number}", annotations=annotations, **SHAPES[0]) for number in range(GANG_SIZE)]
     members = [decode_pod(msgspec.Raw(msgspec.json.encode(pod))) for pod in pods]
     for member in members:
-        desk.state.set_pod(member)
+        context.state.set_pod(member)
     await asyncio.sleep(0)
     body = msgspec.json.encode({"Pod": pods[0], "Nodes": None, "NodeNames": names})
     await asyncio.sleep(0)
-    await plan_ahead(desk, body)
-    if not msgspec.json.decode(filter_nodes(desk, body, 0.0))["NodeNames"]:
+    await plan_ahead(context, wire.decode_args(body))
+    if not msgspec.json.decode(filter_body(context, body, 0.0))["NodeNames"]:
         raise RuntimeError(f"{name} has no place")
     for member in members:
-        desk.state.drop_pod(member.uid)
-        desk.decisions.forget(member.uid)
+        context.state.drop_pod(member.uid)
+        context.decisions.forget(member.uid)
 
 
 def measure(nodes: int, pods: int, decisions: int, pause_seconds: float) -> dict[str, Any]:
     """Measure one size of cluster."""
-    desk, ready_cpu, ready_wall = restart(recorded_lists(nodes, pods))
+    context, ready_cpu, ready_wall = restart(recorded_lists(nodes, pods))
     names = [node_name(index) for index in range(nodes)]
-    inside = asyncio.run(in_process(desk, names, decisions, pause_seconds))
+    inside = asyncio.run(in_process(context, names, decisions, pause_seconds))
     return {
         "nodes": nodes,
         "gpus": nodes * GPUS,
@@ -350,14 +372,14 @@ def measure(nodes: int, pods: int, decisions: int, pause_seconds: float) -> dict
         "restart_to_ready_cpu_s": round(ready_cpu, 2),
         "restart_to_ready_s": round(ready_wall, 2),
         **inside,
-        "over_http": asyncio.run(over_http(desk, names, decisions, pause_seconds)),
+        "over_http": asyncio.run(over_http(context, names, decisions, pause_seconds)),
         "max_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "rarely": asyncio.run(rarely(desk, names)),
+        "rarely": asyncio.run(rarely(context, names)),
     }
 
 
 def figures(result: dict[str, Any]) -> list[tuple[str, float, float | str, float]]:
-    """Name the figures that have a target at 5,000 nodes: what is held against it, the same on the clock, and the target."""
+    """Return the figures with a target at 5,000 nodes: CPU time, wall-clock time, and the target."""
     verbs, http = result["verbs"], result["over_http"]
     both, bind = verbs["filter + prioritize"], verbs["bind"]
     return [
@@ -388,7 +410,7 @@ def show(result: dict[str, Any]) -> bool:
 
 
 def show_growth(results: list[dict[str, Any]]) -> None:
-    """Plot the cost of a decision against the number of nodes. Args: results: with as many pods per node each."""
+    """Plot the cost of a decision against the number of nodes. Args: results: with equal numbers of pods per node."""
     cost = {result["nodes"]: result["verbs"]["filter + prioritize"] for result in results}
     scale = 40 / max(row["cpu_p50_ms"] for row in cost.values())
     rows = [

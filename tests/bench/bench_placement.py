@@ -1,13 +1,15 @@
-"""How much of a cluster's GPUs the extender's policy frag allocates, beside six others, and how well the GPUs it chooses are linked.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures how much of a cluster's GPUs the extender's policy frag allocates, compared with six others, and how well its GPUs are linked.
 
     python -m tests.bench.bench_placement [--trace DIR] [--quick] [--policies NAME,...] [--jobs N] [--json FILE]
 
-DIR holds the openb trace and its published results (csv/ and expected_results/); ALIQUOT_TRACE names it otherwise. Without it only the
-links are compared, and the last line says so. ``--quick`` replays four pod lists with two seeds; the full form all of them with ten, 42 to
-51. ``--policies`` are those to replay beside frag, by default FGD and the five it was compared with; how far each is from its published
-figures is printed too.
-Ends with 1 when an aim is missed: on the mean over the lists half a point above the published FGD, at 100 % and at 130 % of arrived
-demand, on no list more than 0.3 points below it in either; on linked machines, as good as the best of the others.
+DIR contains the openb trace and its published results (csv/ and expected_results/); the default is ALIQUOT_TRACE. Without it only the links
+are compared, and the last line reports this. ``--quick`` replays four pod lists with two seeds; the full form replays all with ten, 42 to
+51. ``--policies`` are replayed in addition to frag, by default FGD and the five policies that it was compared with. The difference of each
+to its published figures is printed too.
+
+Ends with 1 when a target is missed: in the mean over the lists half a point above the published FGD, at 100 % and at 130 % of arrived
+demand; on each list at most 0.3 points below it in both; on linked machines, as good as the best of the others.
 """
 
 import argparse
@@ -18,17 +20,17 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
-from aliquot.cli.output import Output
-from aliquot.simulate import report, topology
-from aliquot.simulate.baselines import BASELINES
-from aliquot.simulate.command import SimulateOptions, run
+from aliquot_cli.output import Output
+from aliquot_lab.simulate import report, topology
+from aliquot_lab.simulate.baselines import BASELINES
+from aliquot_lab.simulate.command import SimulateOptions, run
 from tests.bench.report import table
 
 ENVIRONMENT = "ALIQUOT_TRACE"
 QUICK_LISTS = ("default", "cpu250", "gpushare100", "gpuspec33")
 OURS = "frag"
 PEERS = tuple(name for name, published in BASELINES.items() if published)
-"""All six that results were published of."""
+"""All six policies with published results."""
 MEAN_AIM = 0.5
 WORST_AIM = -0.3
 LINKS_TOLERANCE = 0.003
@@ -36,7 +38,7 @@ LINKS_TOLERANCE = 0.003
 
 
 def allocation(directory: Path, lists: tuple[str, ...], policies: tuple[str, ...], seeds: int, jobs: int) -> dict:
-    """Replay, and print ours and the others beside what was published."""
+    """Replay, and print our policy and the others with the published results."""
     options = SimulateOptions(directory, lists, (OURS, *policies), range(42, 42 + seeds), jobs, Output.JSON)
     document = json.loads(run(options))
     means, published = document["means"], document["published"]
@@ -53,7 +55,7 @@ def allocation(directory: Path, lists: tuple[str, ...], policies: tuple[str, ...
 
 
 def allocation_aims(document: dict) -> list[tuple[str, float, float]]:
-    """Name the aims, with what was measured and what is wanted at least."""
+    """Return the targets, each with the measured value and the required minimum."""
     ahead = [difference(found[OURS], document["published"][name]["fgd"]) for name, found in document["means"].items()]
     aims = []
     for column, percent in enumerate(document["notedPercent"]):
@@ -64,7 +66,7 @@ def allocation_aims(document: dict) -> list[tuple[str, float, float]]:
 
 
 def link_aims(found: list[topology.LinkQuality]) -> list[tuple[str, float, float]]:
-    """Name the aims of the links."""
+    """Return the targets of the links."""
     quality: dict[str, dict[str, float]] = {}
     for result in found:
         quality.setdefault(result.machine, {})[result.chooser] = result.mean_quality
@@ -104,13 +106,13 @@ def main(argv: list[str] | None = None) -> int:
     if options.trace is None:
         print(
             f"\nTHE AIM OF ALLOCATION WAS NOT CHECKED: no trace. Give --trace DIR or set {ENVIRONMENT}; "
-            "docs/placement.md says where it comes from"
+            "docs/measurements/placement.md says where it comes from"
         )
     return 0 if all(met(is_, least) == "yes" for _, is_, least in aims) else 1
 
 
 def policies_named(text: str) -> tuple[str, ...]:
-    """Read names of policies with commas between them."""
+    """Parse a comma-separated list of policies."""
     names = tuple(text.split(","))
     if unknown := [name for name in names if name not in BASELINES]:
         raise argparse.ArgumentTypeError(f"expected names of {', '.join(BASELINES)}, found {', '.join(unknown)}")

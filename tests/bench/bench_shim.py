@@ -1,9 +1,11 @@
-"""The shim beside the bare (simulated) driver, in one run: added nanoseconds, allocation paths, lookup routes, kills, shares.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the shim with the bare (simulated) driver in one run: added nanoseconds, allocation paths, lookup routes, kills, shares.
 
-Every row runs the same client program in containers that differ only in who limits them (``contenders.py``). All are measured in turns, so
-that they see the same machine; figures are medians of rounds, the bare driver's own and the others' beside it.
-Run it alone: ``python -m tests.bench.bench_shim [--quick] [--json] [--hami-core PATH]``. PATH is a libvgpu.so that somebody built from
-HAMi-core; it is measured beside in the same run.
+Every row runs the same client program in containers that differ only in their limiter (``contenders.py``). All are measured alternately, so
+that they see the same machine. Figures are medians of rounds: those of the bare driver, and the differences of the others to it.
+
+Run it alone: ``python -m tests.bench.bench_shim [--quick] [--json] [--hami-core PATH]``. PATH is a libvgpu.so built from HAMi-core, which
+is measured in the same run.
 """
 
 import argparse
@@ -22,9 +24,10 @@ from typing import Any
 
 from agent.core.node_pages import PRIORITY
 from agent.core.region_layout import DeviceLimit, Limits
-from proto import contract
-from tests.bench import nodes, report
-from tests.bench.contenders import Bare, Contender, HamiCore, Shim
+from aliquot import contract
+from tests.bench import nodes, report, shares_by_behaviour
+from tests.bench.contenders import Bare, Contender, HamiCore, OnBareDriver, Shim
+from tests.fakes.behaviours import every_behaviour
 from tests.fakes.container import MIB, Container, Node, Program
 
 CLIENT = "bin/aliquot-cuda-client"
@@ -40,11 +43,11 @@ and go, that is quiet for some processes and a third slower for most, for a tent
 """
 
 HANG_SECONDS = 1.0
-"""What answers later hangs; the programs answer in a few milliseconds."""
+"""A program that answers later hangs; normal is a few milliseconds."""
 PATIENCE_SECONDS = 5.0
-"""And is not waited for any longer than this."""
+"""Longest wait for a program that hangs."""
 LONG_SECONDS = 60.0
-"""No first answer takes this long, however much the program does before."""
+"""Longest wait for the first answer, which can take more work."""
 
 Measure = Callable[[Container], float]
 
@@ -63,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Share:
-    """What one tenant got of a device, in percent of its time."""
+    """The share of a device that one tenant got, in percent of its time."""
 
     case: str
     limit: int
@@ -75,12 +78,12 @@ class Share:
 
 @dataclass(frozen=True)
 class Survival:
-    """How living programs fared beside killed ones."""
+    """Results of programs that survive next to killed ones."""
 
     trials: int
     hung: int
     slowest_seconds: float
-    """Of the answers; PATIENCE_SECONDS where one did not come at all."""
+    """Times of the answers; PATIENCE_SECONDS for a missing one."""
     leaked_bytes: int = 0
 
     def __str__(self) -> str:
@@ -88,7 +91,7 @@ class Survival:
         return f"{self.hung} of {self.trials}, slowest answer {slowest}"
 
 
-def in_turns(measures: Sequence[Callable[[], float]], rounds: int, tries: int) -> list[float]:
+def in_batches(measures: Sequence[Callable[[], float]], rounds: int, tries: int) -> list[float]:
     """A figure for each: the median of the first, and by how much the others differ from it within a round, which is the median too.
 
     A round's figure is the best of its tries. Each by its own median would differ by the machine's mood: half of the rounds may be quiet.
@@ -104,7 +107,7 @@ def in_turns(measures: Sequence[Callable[[], float]], rounds: int, tries: int) -
 
 
 class Bench:
-    """One simulated node and who is measured on it."""
+    """One simulated node and its contenders."""
 
     def __init__(self, node: Node, build: Path, rounds: int, hami_core: Path | None = None) -> None:
         self.node = node
@@ -119,19 +122,31 @@ class Bench:
     def row(self, what: str, unit: str, aim: str, measure: Measure, sm_percent: int = 0, times: int = 1, tries: int = 1) -> Row:
         """Measure the bare driver, the shim and HAMi-core in turns: ``times`` as many rounds, in each the best of ``tries``."""
         contenders = [contender for contender in (self.bare, self.shim, self.hami_core) if contender]
+        return self._row_of(contenders, what, unit, aim, measure, sm_percent, times, tries)
+
+    def _row_of(
+        self, contenders: Sequence[Contender], what: str, unit: str, aim: str, measure: Measure, sm_percent: int, times: int, tries: int
+    ) -> Row:
         containers = [contender.container(LIMIT_MIB * 16, sm_percent) for contender in contenders]
-        bare, shim, *beside = in_turns([partial(measure, container) for container in containers], self.rounds * times, tries)
+        bare, shim, *beside = in_batches([partial(measure, container) for container in containers], self.rounds * times, tries)
         return Row(what, bare, shim, unit, aim, *beside)
 
     def launches(self, what: str, aim: str, *arguments: str, sm_percent: int = 0) -> Row:
         return self.row(what, "ns", aim, self.calls("launch", *arguments), sm_percent, TIMES, PROCESSES)
 
+    def costs_on_bare_driver(self, directory: Path) -> Iterator[Row]:
+        """Yield rows of added time per call on a driver that does nothing."""
+        contenders = OnBareDriver.both(directory, self.build)
+        launch, live = self.calls("launch"), self.calls("alloc", "--mib", "40")
+        yield self._row_of(contenders, "launch, ceiling 99, on a driver that does nothing", "ns", "<= 25", launch, 99, TIMES, PROCESSES)
+        yield self._row_of(contenders, "alloc + free, 10 000 live, the same driver", "ns", "<= 60", live, 0, 1, 1)
+
     def calls(self, what: str, *arguments: str) -> Measure:
-        """Nanoseconds per call in one process: the best of the program's own rounds, which other work on the machine disturbs least."""
+        """Return nanoseconds per call in one process: the best of the program's rounds, which other work affects least."""
         return lambda container: float(container.client("bench", what, *arguments).last["best_ns"])
 
     def concurrent_calls(self, what: str, processes: int) -> Measure:
-        """Wall-clock nanoseconds per call of several processes at once, all their calls together."""
+        """Return wall-clock nanoseconds per call over all calls of several parallel processes."""
 
         def measure(container: Container) -> float:
             answers = self._together(container, processes, "bench", what)
@@ -140,7 +155,7 @@ class Bench:
         return measure
 
     def init(self, processes: int) -> Measure:
-        """Milliseconds of the slowest cuInit of several processes that start at once."""
+        """Return the milliseconds of the slowest cuInit of several processes that start together."""
 
         def measure(container: Container) -> float:
             return max(float(answer["init_ns"]) for answer in self._together(container, processes, "bench", "init")) / 1e6
@@ -148,7 +163,7 @@ class Bench:
         return measure
 
     def _together(self, container: Container, processes: int, *arguments: str) -> list[dict[str, Any]]:
-        """What programs that start at once say first; those that say nothing within LONG_SECONDS are ended and left out."""
+        """Return the first lines of programs that start together; those without one within LONG_SECONDS are ended and left out."""
         with ExitStack() as stack:
             programs = [stack.enter_context(container.start([self.build / CLIENT, *arguments])) for _ in range(processes)]
             answers = [answer for program in programs if (answer := answer_within(program, LONG_SECONDS))]
@@ -157,7 +172,7 @@ class Bench:
         return answers
 
     def costs(self) -> Iterator[Row]:
-        """What is added to a call."""
+        """Yield the rows of added time per call."""
         yield self.row("alloc + free", "ns", "<= 60", self.calls("alloc"))
         yield self.row("alloc + free, 10 000 live", "ns", "<= 60", self.calls("alloc", "--mib", "40"))
         yield self.row("alloc + free, 8 processes", "ns", "<= 250", self.concurrent_calls("alloc", 8))
@@ -171,7 +186,7 @@ class Bench:
     # --- limits ---------------------------------------------------------------------------------------------------
 
     def held(self, contender: Contender, *arguments: str) -> bool:
-        """True when a program that takes all it can get ends within its limit, and its driver agrees."""
+        """Whether a program that allocates all it can stays within its limit, also by the driver's count."""
         container = contender.container(LIMIT_MIB)
         with container.start([self.build / CLIENT, "fill", *arguments, "--hold"]) as program:
             answer = answer_within(program, LONG_SECONDS)
@@ -179,17 +194,17 @@ class Bench:
         return answer is not None and answer["event"] == "fill" and 0 < physical <= LIMIT_MIB * MIB
 
     def paths_held(self, contender: Contender) -> str:
-        """Allocation paths that hold the limit."""
+        """Yield the rows of allocation paths that hold the limit."""
         return f"{sum(self.held(contender, '--kind', kind) for kind in PATHS)} of {len(PATHS)}"
 
     def routes_held(self, contender: Contender) -> str:
-        """Ways of finding the driver that end at the one who limits."""
+        """Yield the rows of driver lookups that end at the limiter."""
         return f"{sum(self.held(contender, '--via', route) for route in ROUTES)} of {len(ROUTES)}"
 
     # --- kills ----------------------------------------------------------------------------------------------------
 
     def kills(self, contender: Contender, count: int) -> Survival:
-        """Kill allocating neighbours at random moments and look at a survivor; one that hangs is replaced, with its container."""
+        """Kill allocating neighbours at random times and measure a survivor; one that hangs is replaced, with its container."""
         rng, hung, slowest = random.Random(count), 0, 0.0
         with ExitStack() as stack:
             container = contender.container(LIMIT_MIB)
@@ -209,7 +224,7 @@ class Bench:
         return Survival(count, hung, slowest, leaked)
 
     def newcomers(self, contender: Contender, count: int) -> Survival:
-        """Kill processes while they start, then start another; when that hangs, go on in a new container."""
+        """Kill processes while they start, then start another; when that hangs, continue in a new container."""
         rng, hung, slowest = random.Random(count), 0, 0.0
         container = contender.container(LIMIT_MIB)
         for _ in range(count):
@@ -227,7 +242,7 @@ class Bench:
         return Survival(count, hung, slowest)
 
     def over_grant(self, contender: Contender, processes: int) -> str:
-        """Bytes by which processes that take all they can get at once pass the limit together, as the driver counts; and how many hang."""
+        """Return the bytes above the limit of parallel processes that allocate all they can, by the driver's count; and how many hang."""
         container = contender.container(LIMIT_MIB)
         with ExitStack() as stack:
             programs = [
@@ -241,7 +256,7 @@ class Bench:
     # --- priority -------------------------------------------------------------------------------------------------
 
     def priority_reaction(self, directory: Path, bursts: int, containers: int = 1, processes: int = 1) -> float:
-        """Milliseconds by which a high-priority burst's first kernel ends later beside busy low-priority containers than alone; median."""
+        """Return the median delay in milliseconds of the first kernel of a high-priority burst next to busy low-priority containers."""
         page = directory / f"priority-{containers}-{processes}"
         page.write_bytes(PRIORITY.empty())
         high, *lows = (self._with_priority(priority, page) for priority in (1, *[-1] * containers))
@@ -271,7 +286,7 @@ class Bench:
     # --- shares ---------------------------------------------------------------------------------------------------
 
     def shares(self, seconds: int) -> Iterator[Share]:
-        """What tenants with a compute ceiling get, alone and beside each other."""
+        """Return the shares of tenants with a compute limit, alone and together."""
         for case in SHARE_CASES:
             shim = self._share_case(self.shim, case, seconds)
             beside = self._share_case(self.hami_core, case, seconds) if self.hami_core else [None] * len(shim)
@@ -316,7 +331,7 @@ BLOCKS = 1024
 
 @dataclass(frozen=True)
 class Case:
-    """Tenants that work on one device at once."""
+    """Tenants that work on one device at the same time."""
 
     name: str
     limits: tuple[int, ...]
@@ -325,7 +340,7 @@ class Case:
     blocks: int = BLOCKS
     arguments: tuple[str, ...] = ()
     in_research: bool = True
-    """Whether it is of the 20 rows of section 5.4 of the research, over which the aim is."""
+    """Whether it is one of the 20 rows that the target covers."""
 
 
 SHARE_CASES = (
@@ -353,13 +368,13 @@ WARM_UP_SECONDS = 3
 
 
 def read_all(program: object) -> Iterator[dict[str, Any]]:
-    """Every event of a worker until it ends."""
+    """Return all events of a worker until it ends."""
     stdout = program.process.stdout  # type: ignore[attr-defined]
     return (json.loads(line) for line in stdout)
 
 
 def settled_share(events: list[dict[str, Any]]) -> float:
-    """GPU seconds per second after the warm-up; of the whole run where the machine was too busy for two lines of progress after it."""
+    """Return GPU seconds per second after the warm-up; of the whole run if there are fewer than two reports after it."""
     progress = [event for event in events if event["event"] == "progress"]
     steady = [event for event in progress if event["seconds"] >= WARM_UP_SECONDS]
     if len(steady) < 2:
@@ -371,7 +386,7 @@ def settled_share(events: list[dict[str, Any]]) -> float:
 
 
 def answer_within(program: Program, seconds: float) -> dict[str, Any] | None:
-    """The next line a program says; None when it has not by then, or ended instead."""
+    """Return a program's next line; None when it is late or the program has ended."""
     stdout = program.process.stdout
     assert stdout is not None
     ready, _, _ = select.select([stdout], [], [], seconds)
@@ -380,7 +395,7 @@ def answer_within(program: Program, seconds: float) -> dict[str, Any] | None:
 
 
 def seconds_to_answer(program: Program, command: str | None = None) -> float:
-    """Seconds until a program says its next line; PATIENCE_SECONDS when it has not by then, or ended instead."""
+    """Return the seconds until a program's next line; PATIENCE_SECONDS when it is late or the program has ended."""
     begun = time.monotonic()
     if command is not None and program.process.poll() is None:
         program.tell(command)
@@ -388,7 +403,7 @@ def seconds_to_answer(program: Program, command: str | None = None) -> float:
 
 
 def facts_of(bench: Bench, contender: Contender, quick: bool) -> dict[str, str]:
-    """What is true of a contender's limits, by what it is."""
+    """Return the properties of a contender's limits by name."""
     kills, starts = (30, 10) if quick else (300, 60)
     survival = bench.kills(contender, kills)
     facts = {
@@ -404,7 +419,7 @@ def facts_of(bench: Bench, contender: Contender, quick: bool) -> dict[str, str]:
 
 
 def errors_of(shares: Sequence[Share], of_hami_core: bool = False) -> str:
-    """How far from their limits tenants were."""
+    """Return the tenants' distance from their limits."""
     got = [share.hami_core if of_hami_core else share.got for share in shares]
     errors = [abs(one - share.limit) for one, share in zip(got, shares, strict=True) if one is not None]
     return f"worst {max(errors):.1f}, mean {statistics.mean(errors):.1f} points"
@@ -423,7 +438,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="aliquot-bench-") as directory:
         node = nodes.simulated(Path(directory), "h200x8")
         bench = Bench(node, nodes.BUILD, rounds=3 if options.quick else 7, hami_core=options.hami_core and options.hami_core.resolve())
-        costs = list(bench.costs())
+        costs = [*bench.costs(), *bench.costs_on_bare_driver(Path(directory))]
         if not options.json:
             cost_header = ("call", "bare", "with shim", "ratio", "added", "aim", *(("HAMi-core", "ratio", "added") if beside else ()))
             report.table("Added by the shim", cost_header, [_cost_cells(row) for row in costs])
@@ -433,6 +448,11 @@ def main() -> None:
             report.table("Compute shares, percent", share_header, [_share_cells(share) for share in shares])
         compute, beside_research = "compute error over the 20 rows of the research (aim 3 and 1)", "compute error over the other rows"
         aimed, others = [share for share in shares if share.in_research], [share for share in shares if not share.in_research]
+        behaviours = list(every_behaviour(2 if options.quick else 10))
+        by_behaviour = list(shares_by_behaviour.measure(node, behaviours[:: 4 if options.quick else 1], 5 if options.quick else 10))
+        if not options.json:
+            behaviour_header = ("behaviour", "limit 10", "its first second", "neighbour, limit 90")
+            report.table("Compute shares by behaviour, percent", behaviour_header, [_behaviour_cells(one) for one in by_behaviour])
         bursts = 5 if options.quick else 20
         shim = {
             **facts_of(bench, bench.shim, options.quick),
@@ -440,6 +460,7 @@ def main() -> None:
             "lookup routes held by the preload": bench.routes_held(Shim(node, "preload")),
             compute: errors_of(aimed),
             beside_research: errors_of(others),
+            "shares by behaviour: worst, mean (aim 3)": shares_by_behaviour.summary(by_behaviour),
             "priority reaction (aim <= 10 ms)": f"{bench.priority_reaction(Path(directory), bursts):.1f} ms",
             "… beside a low container of 16 processes": f"{bench.priority_reaction(Path(directory), bursts, 1, 16):.1f} ms",
             "… beside 4 low containers of 4": f"{bench.priority_reaction(Path(directory), bursts, 4, 4):.1f} ms",
@@ -468,6 +489,10 @@ def _cost_cells(row: Row) -> tuple[str, ...]:
 
 def _beside_bare(row: Row, found: float) -> tuple[str, str, str]:
     return f"{found:.1f} {row.unit}", f"{found / row.bare:.2f}", f"{found - row.bare:+.1f} {row.unit}"
+
+
+def _behaviour_cells(one: shares_by_behaviour.Result) -> tuple[str, ...]:
+    return (str(one.behaviour), f"{one.tenant:.1f}", f"{one.first_second:.1f}", f"{one.neighbour:.1f}")
 
 
 def _share_cells(share: Share) -> tuple[str, ...]:

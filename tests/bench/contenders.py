@@ -1,29 +1,32 @@
-"""Who limits a container in the benchmarks: nobody, the shim, or a build of HAMi-core that somebody made and named.
+# SPDX-License-Identifier: Apache-2.0
+"""The limiters of a container in the benchmarks: the bare driver without limits, the shim, or a build of HAMi-core.
 
-All stand on one simulated node and run the same programs; only what is loaded into them differs.
+All use one simulated node and run the same programs; only the loaded libraries differ.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from agent.core.region_layout import DeviceLimit, Limits
-from tests.fakes.container import MIB, Container, Interposition, Node
+from tests.fakes import bare_driver
+from tests.fakes.container import MIB, Container, Interposition, Node, make_container
 
 NO_CEILING = 0
-"""Of compute: the container may take what is free."""
+"""No limit of compute."""
 
 
 class Contender(Protocol):
-    """Makes containers whose first device has these limits."""
+    """Creates containers with limits on their first device."""
 
     def container(self, memory_mib: int, sm_percent: int = NO_CEILING) -> Container:
-        """Make a container; ``sm_percent`` of the device's time, 1..99."""
+        """Create a container; ``sm_percent`` of the device's time, 1..99."""
 
 
 @dataclass(frozen=True)
 class Bare:
-    """The driver alone: no limit is held."""
+    """The driver alone, without limits."""
 
     node: Node
 
@@ -42,6 +45,29 @@ class Shim:
     def container(self, memory_mib: int, sm_percent: int = NO_CEILING) -> Container:
         limits = Limits((DeviceLimit(self.node.uuids[0], memory_mib * MIB, sm_percent=sm_percent),))
         return self.node.container_with(limits, interposition=self.interposition)
+
+
+@dataclass(frozen=True)
+class OnBareDriver:
+    """This project's shim, or no limiter, on a driver that does nothing."""
+
+    directory: Path
+    build: Path
+    driver: Mapping[str, Path]
+    interposition: Interposition
+
+    @classmethod
+    def both(cls, directory: Path, build: Path) -> "tuple[OnBareDriver, OnBareDriver]":
+        """Compile the driver into a folder of ``directory``; return the driver alone, and the shim on it."""
+        place = directory / "bare-driver"
+        place.mkdir()
+        driver = bare_driver.compile_into(place)
+        return cls(place, build, driver, "none"), cls(place, build, driver, "front")
+
+    def container(self, memory_mib: int, sm_percent: int = NO_CEILING) -> Container:
+        limits = Limits((DeviceLimit(bare_driver.DEVICE_UUID, memory_mib * MIB, sm_percent=sm_percent),))
+        root = self.directory / f"{self.interposition}-{sm_percent}"
+        return make_container(root, self.build, self.directory, limits, interposition=self.interposition, driver=self.driver)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Simulated nodes for the benchmarks: built and torn down outside pytest."""
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated nodes for the benchmarks, created and removed outside pytest."""
 
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ BUILD = ROOT / "build"
 
 
 def simulated(directory: Path, profile: str) -> Node:
-    """Make a simulated node below ``directory``."""
+    """Create a simulated node below ``directory``."""
     roots = directory / "containers"
     roots.mkdir()
     subprocess.run([BUILD / "bin/aliquot-sim", "init", profile, "--dir", directory / "node"], check=True, stdout=subprocess.DEVNULL)

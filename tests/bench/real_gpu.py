@@ -1,14 +1,15 @@
-"""The shim under a real NVIDIA driver, in under ten minutes: limits, paths, launch cost, shares, kills, PyTorch where it is installed.
+# SPDX-License-Identifier: Apache-2.0
+"""The shim under a real NVIDIA driver, in under ten minutes: limits, paths, launch cost, shares, kills, and the clients that are installed.
 
     python -m tests.bench.real_gpu [--python PATH] [--seconds 570] [--simulated]
 
-What does not fit the time is cut off and named; what fails or hangs is named too, and the rest is measured all the same. Tenants of
-arithmetic multiply matrices with PyTorch where the Python of ``--python`` has it (without the flag, the one that runs this script; a
-machine's PyTorch is seldom in a virtual environment of ours); else the client's own kernel stands in for it.
+Steps that do not fit the time, fail or hang are named, and the other steps are measured. Tenants of arithmetic multiply matrices with
+PyTorch, if the Python of ``--python`` has it (default: the one that ``aliquot demo --torch`` takes, or this one); otherwise they use the
+client's kernel. Other clients (``real_clients.py`` and ``tests/clients``) run where they are installed or small to install, and the last
+line names the others. ``make clients`` installs also the large ones.
 
-Prints Markdown with date, driver and device on top, for docs/real-gpu.md. ``--simulated`` runs the same steps on the simulated driver:
-it proves the script, and its figures mean nothing. Needs `make native` and nvidia-ml-py. No root: containers are unpacked roots, as in
-the tests.
+Prints Markdown with date, driver and device at the top. ``--simulated`` runs the same steps on the simulated driver: it tests the script,
+and its figures are invalid. Needs `make native` and nvidia-ml-py. It needs no root: containers are unpacked roots, as in the tests.
 """
 
 import argparse
@@ -25,20 +26,25 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
 from agent.core.region_layout import DeviceLimit, Limits
-from proto import contract
+from aliquot import contract
+from aliquot_lab.demo import torch_wheel
 from tests.bench import nodes, report
 from tests.bench.bench_shim import CLIENT, PATHS, ROUTES
+from tests.bench.real_clients import Clients, Measure, Place, Row, start_job
 from tests.fakes.container import LIBRARY_DIR, MIB, Container, Interposition, Program, make_container
+from tests.fakes.machine import library_file
 
 LIMIT_MIB = 8192
 PIECES = 64
@@ -49,9 +55,9 @@ GRAPH_KERNEL_US = 500
 GRAPH_PERCENT = 30
 SETTLE_LINES = 3
 GUARD_SECONDS = 570.0
-"""Ten minutes, less what ends the last programs."""
+"""Ten minutes, minus the time to end the last programs."""
 MEASURE_SECONDS = 120.0
-"""No row takes as long, the first start of PyTorch included: one that does hangs."""
+"""A row that takes longer hangs, including the first start of PyTorch."""
 
 VIEW = """
 import json, sys, pynvml as n
@@ -60,49 +66,22 @@ device = n.nvmlDeviceGetHandleByUUID(sys.argv[1])
 memory = n.nvmlDeviceGetMemoryInfo(device)
 print(json.dumps({"total": memory.total, "used": memory.used, "pids": [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(device)]}))
 """
-TORCH_FILL = """
-import json, torch
-held, step = [], 256 * 2**20
-while step >= 2 * 2**20:
-    try:
-        held.append(torch.empty(step, dtype=torch.uint8, device="cuda"))
-    except torch.cuda.OutOfMemoryError:
-        step //= 2
-free, total = torch.cuda.mem_get_info()
-print(json.dumps({"held_bytes": sum(t.numel() for t in held), "free_bytes": free, "total_bytes": total}))
-"""
-TORCH_GEMM = f"""
-import json, time, torch
-a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.float16) for _ in range(2))
-begin = last = time.monotonic()
-kernels = 0
-while last - begin < {SHARE_SECONDS}:
-    for _ in range(10):
-        torch.mm(a, b)
-    torch.cuda.synchronize()
-    kernels, now = kernels + 10, time.monotonic()
-    if now - last >= 1:
-        print(json.dumps({{"event": "progress", "seconds": now - begin, "kernels": kernels}}), flush=True)
-        kernels, last = 0, now
-"""
-ALLOCATORS = {"native": "", "expandable segments": "expandable_segments:True", "cudaMallocAsync": "backend:cudaMallocAsync"}
-
-
-Row = tuple[str, ...]
-Measure = Callable[[], Iterable[Row]]
-"""Measures some rows of a table, independently of the others."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The device under test and where its driver's files are."""
+    """The device under test, and the paths of its driver."""
 
     uuid: str
     title: str
     driver: Mapping[str, Path]
     node: Path
     python: str | None
-    """That has PyTorch."""
+    """Python with PyTorch and the other frameworks."""
+    torch_env: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda _: {}
+    """Further variables for PyTorch, from those of its container; empty on a real driver."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables with which programs find the driver; empty for a real one."""
 
 
 class Run:
@@ -115,8 +94,12 @@ class Run:
         self._env = {contract.ENV_CUDA_VISIBLE_DEVICES: machine.uuid}
         self._device = pynvml.nvmlDeviceGetHandleByUUID(machine.uuid)
 
+    def place(self, gguf: Path | None = None) -> Place:
+        """Return where clients of others run."""
+        return Place(self.container, nodes.BUILD / CLIENT, self._env, self.machine.torch_env, self.machine.python, gguf, self.machine.env)
+
     def container(self, memory_mib: int = LIMIT_MIB, percent: int = 0, interposition: Interposition = "front") -> Container:
-        """A container with a slice of the device; what this machine's library path names, which the driver may need, is behind its own."""
+        """Create a container with a share of the device. The machine's library path, which the driver may need, follows its own."""
         self._made += 1
         limits = Limits((DeviceLimit(self.machine.uuid, memory_mib * MIB, sm_percent=percent),))
         root = self._roots / f"container{self._made}"
@@ -127,9 +110,11 @@ class Run:
     # --- limits ---------------------------------------------------------------------------------------------------
 
     def paths(self) -> list[Measure]:
-        """Fill the slice by every path, and allocate some pieces of sizes whose cost only the driver knows; beside it what NVML says the
-        process holds, and by how much the device has less left."""
-        return [functools.partial(self._fill, kind) for kind in PATHS] + [functools.partial(self._pieces, size) for size in PIECES_BYTES]
+        """Fill the share by every path, and allocate some pieces of sizes with a cost that only the driver knows.
+
+        Also measure what NVML says the process holds, and by how much the device has less left."""
+        fills = (functools.partial(self._fill, kind) for kind in PATHS)
+        return [*fills, *(functools.partial(self._pieces, size) for size in PIECES_BYTES)]
 
     def _fill(self, kind: str) -> Iterator[Row]:
         before, container = self._device_used_bytes(), self.container()
@@ -151,19 +136,19 @@ class Run:
             yield f"{PIECES} pieces of {size}, more than before", str(PIECES * size), *map(str, more)
 
     def routes(self) -> list[Measure]:
-        """Whether each way of finding the driver ends at the shim."""
+        """Yield whether each driver lookup ends at the shim."""
         return [functools.partial(self._route, route) for route in ROUTES]
 
     def _route(self, route: str) -> Iterator[Row]:
-        yield route, *(str(self._sees_slice(interposition, route)) for interposition in ("front", "preload"))
+        yield route, *(str(self._sees_share(interposition, route)) for interposition in ("front", "preload"))
 
-    def _sees_slice(self, interposition: Interposition, route: str) -> bool:
+    def _sees_share(self, interposition: Interposition, route: str) -> bool:
         answer = self.container(interposition=interposition).client("info", "--via", route, env=self._env)
         devices = [event for event in answer.events if event["event"] == "device"]
         return bool(devices) and all(event["device_total_bytes"] == LIMIT_MIB * MIB for event in devices)
 
     def _process_bytes(self, pid: int) -> int | None:
-        """None where the driver does not name the process by the pid it has here: in a container it may not."""
+        """Return the process's memory; None where the driver lists it by another pid, as can happen in a container."""
         return next((p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(self._device) if p.pid == pid), None)
 
     def _device_used_bytes(self) -> int:
@@ -172,7 +157,7 @@ class Run:
     # --- views ----------------------------------------------------------------------------------------------------
 
     def views(self) -> list[Measure]:
-        """What monitoring in a container shows while a program there holds memory."""
+        """Yield what monitoring in a container shows while a program there holds memory."""
         return [self._view]
 
     def _view(self) -> Iterator[Row]:
@@ -194,7 +179,7 @@ class Run:
     # --- costs ----------------------------------------------------------------------------------------------------
 
     def costs(self) -> list[Measure]:
-        """Calls bare, under the shim, and under a ceiling that is not reached."""
+        """Yield the cost of calls bare, with the shim, and with a limit that is not reached."""
         return [functools.partial(self._cost, what) for what in ("alloc", "launch", "meminfo")]
 
     def _cost(self, what: str) -> Iterator[Row]:
@@ -208,40 +193,43 @@ class Run:
     # --- shares ---------------------------------------------------------------------------------------------------
 
     def shares(self) -> list[Measure]:
-        """Two tenants of arithmetic, each rate as a part of what one alone gets without the shim; errors second by second."""
+        """Yield the rates of two tenants of arithmetic as a part of one alone without the shim, with the errors of each second."""
         return [functools.partial(self._share, percents) for percents in ((30, 70), (50, 50), (10, 90))]
 
     def _share(self, percents: tuple[int, ...]) -> Iterator[Row]:
         alone = self._alone
         tenants = [self.container(percent=percent) for percent in percents]
-        for percent, rates in zip(percents, self._rates(tenants, self._arithmetic), strict=True):
-            yield "/".join(map(str, percents)), *accuracy(percent, rates, alone)
+        with Utilization(self._device) as utilization:
+            measured = self._rates(tenants, self._arithmetic)
+        for percent, (rates, pid) in zip(percents, measured, strict=True):
+            limit, got, *errors = accuracy(percent, rates, alone)
+            yield "/".join(map(str, percents)), limit, got, utilization.percent(pid), *errors
 
     @functools.cached_property
     def _alone(self) -> float:
-        return statistics.median(self._rates([self.container(interposition="none")], self._arithmetic)[0])
+        return statistics.median(self._rates([self.container(interposition="none")], self._arithmetic)[0][0])
 
     def graphs(self) -> list[Measure]:
-        """CUDA graphs of kernels, paced: one tenant under a ceiling, as a part of what it gets without the shim."""
+        """Yield the rate of one tenant with CUDA graphs and a limit, as a part of its rate without the shim."""
         return [self._graph]
 
     def _graph(self) -> Iterator[Row]:
-        alone = statistics.median(self._rates([self.container(interposition="none")], self._launch_graphs)[0])
-        rates = self._rates([self.container(percent=GRAPH_PERCENT)], self._launch_graphs)[0]
+        alone = statistics.median(self._rates([self.container(interposition="none")], self._launch_graphs)[0][0])
+        rates, _ = self._rates([self.container(percent=GRAPH_PERCENT)], self._launch_graphs)[0]
         yield "graphs", *accuracy(GRAPH_PERCENT, rates, alone)
 
     def neighbour(self) -> list[Measure]:
-        """What a free tenant loses to a neighbour held at 10 percent."""
+        """Yield what a tenant without a limit loses to a neighbour with a limit of 10 percent."""
         return [self._slowdown]
 
     def _slowdown(self) -> Iterator[Row]:
-        alone = statistics.median(self._rates([self.container()], self._arithmetic)[0])
-        beside, _ = self._rates([self.container(), self.container(percent=10)], self._arithmetic)
+        alone = statistics.median(self._rates([self.container()], self._arithmetic)[0][0])
+        (beside, _), _ = self._rates([self.container(), self.container(percent=10)], self._arithmetic)
         yield "slowdown beside a neighbour held at 10 %", f"{100 * (1 - statistics.median(beside) / alone):.1f} %"
 
     def _arithmetic(self, container: Container) -> Program:
         if self.machine.python:
-            return container.start([self.machine.python, "-c", TORCH_GEMM], self._env)
+            return start_job(self.place(), container, "gemm", "--seconds", str(SHARE_SECONDS))
         return self._work(container, "burn", BURN_ROUNDS)
 
     def _launch_graphs(self, container: Container) -> Program:
@@ -252,17 +240,17 @@ class Run:
         return container.start([nodes.BUILD / CLIENT, *command], self._env)
 
     @staticmethod
-    def _rates(tenants: list[Container], start: Callable[[Container], Program]) -> list[list[float]]:
-        """Kernels per second of each tenant in each second after the first few."""
+    def _rates(tenants: list[Container], start: Callable[[Container], Program]) -> list[tuple[list[float], int]]:
+        """Return the kernels per second of each tenant, for each second after the first few, and its process ID."""
         with ExitStack() as stack:
             programs = [stack.enter_context(start(container)) for container in tenants]
             outputs = [[json.loads(line) for line in program.process.stdout or ()] for program in programs]
-        return [settled_rates(output) for output in outputs]
+        return [(settled_rates(output), program.process.pid) for output, program in zip(outputs, programs, strict=True)]
 
     # --- kills ----------------------------------------------------------------------------------------------------
 
     def kills(self) -> list[Measure]:
-        """A program killed while its kernels run: what its siblings see of it a second later."""
+        """Yield what siblings see one second after a program was killed while its kernels ran."""
         return [self._kill_mid_kernel]
 
     def _kill_mid_kernel(self) -> Iterator[Row]:
@@ -276,44 +264,62 @@ class Run:
             missing, launched = before - survivor.ask("info")["free_bytes"], survivor.ask("launch 1000 5")["result"]
             yield "killed mid-kernel", f"{missing} bytes missing; a survivor's launches end with {launched}"
 
-    # --- PyTorch --------------------------------------------------------------------------------------------------
 
-    def torch(self, python: str) -> list[Measure]:
-        """PyTorch fills the slice with each of its allocators."""
-        return [functools.partial(self._fill_by_torch, python, name) for name in ALLOCATORS]
+class Utilization:
+    """Samples what NVML says that each process uses of the device, every second while the block runs."""
 
-    def _fill_by_torch(self, python: str, name: str) -> Iterator[Row]:
-        setting = ALLOCATORS[name]
-        env = self._env | ({"PYTORCH_CUDA_ALLOC_CONF": setting} if setting else {})
-        with self.container().start([python, "-c", TORCH_FILL], env) as program:
-            told = program.listen()
-        yield name, str(told["held_bytes"]), str(told["total_bytes"])
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._samples: dict[int, list[int]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> "Utilization":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def percent(self, pid: int) -> str:
+        """Return the median of a process's samples after the first few; empty where NVML has no samples."""
+        settled = self._samples.get(pid, [])[SETTLE_LINES:]
+        return f"{statistics.median(settled):.0f}" if settled else ""
+
+    def _sample(self) -> None:
+        since_us = 0
+        while not self._ended.wait(1):
+            with contextlib.suppress(pynvml.NVMLError_NotFound):  # no process has used the device since
+                for sample in pynvml.nvmlDeviceGetProcessUtilization(self._device, since_us):
+                    since_us = max(since_us, sample.timeStamp)
+                    self._samples.setdefault(sample.pid, []).append(sample.smUtil)
 
 
-def settled_rates(output: list[dict[str, float]]) -> list[float]:
-    """Kernels per second in each second after the first few."""
+def settled_rates(output: list[dict[str, Any]]) -> list[float]:
+    """Return the kernels per second for each second after the first few."""
     progress = [event for event in output if event["event"] == "progress"]
     lengths = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise(progress)]
     return [event["kernels"] / length for event, length in zip(progress[1:], lengths, strict=True)][SETTLE_LINES:]
 
 
 def accuracy(percent: int, rates: list[float], alone: float) -> tuple[str, str, str, str]:
-    """The limit, what was got in the middle, its error, and the error of each second; in percent of a tenant's rate alone."""
+    """Return the limit, the median rate, its error, and the error of each second; in percent of a tenant's rate alone."""
     got = [100 * rate / alone for rate in rates]
     middle = statistics.median(got)
     return f"{percent}", f"{middle:.1f}", f"{middle - percent:+.1f}", " ".join(f"{one - percent:+.1f}" for one in got)
 
 
 class OutOfTimeError(Exception):
-    """What was measured took all the time it had."""
+    """A measurement reached its time limit."""
 
 
 class Guard:
-    """Measures tables row by row until the time is over; after that it only names them. A row that fails or hangs costs no other."""
+    """Measures tables row by row until the time is over, and then only names the rest. A row that fails or hangs does not affect others."""
 
     def __init__(self, seconds: float, measure_seconds: float = MEASURE_SECONDS) -> None:
         self.failed: list[str] = []
-        """Titles of tables that lack rows for another reason than time."""
+        """Titles of tables with missing rows for other reasons than time."""
         self._seconds = seconds
         self._measure_seconds = measure_seconds
         self._ends = time.monotonic() + seconds
@@ -344,7 +350,7 @@ class Guard:
         return self._ends - time.monotonic()
 
     def _measure(self, measure: Measure, rows: list[Row]) -> None:
-        """Add the rows of a measure; those before it ran out of time, or failed, too."""
+        """Add the rows of a measurement, also those before a failure or the time limit."""
         if self._left() <= 0:
             raise OutOfTimeError
         with alarm(min(self._left(), self._measure_seconds)):
@@ -353,7 +359,7 @@ class Guard:
 
 @contextlib.contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """OutOfTimeError in here after that time."""
+    """Raise OutOfTimeError inside the block after this time."""
 
     def ring(_signal: int, _frame: object) -> None:
         raise OutOfTimeError
@@ -367,8 +373,8 @@ def alarm(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
-def real_machine(directory: Path, python: str) -> Machine:
-    """The first GPU of this machine, under its own driver."""
+def real_machine(directory: Path, python: str | None) -> Machine:
+    """Return the first GPU of this machine, with its driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as exc:
@@ -378,40 +384,52 @@ def real_machine(directory: Path, python: str) -> Machine:
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     title = f"{pynvml.nvmlDeviceGetName(handle)}, driver {pynvml.nvmlSystemGetDriverVersion()}"
     driver = {soname: library_file(soname) for soname in (contract.CUDA_SONAME, contract.NVML_SONAME)}
-    return Machine(pynvml.nvmlDeviceGetUUID(handle), title, driver, directory, python if torch_version(python) else None)
+    return Machine(pynvml.nvmlDeviceGetUUID(handle), title, driver, directory, python)
 
 
 def simulated_machine(directory: Path, python: str | None) -> Machine:
-    """The first GPU of a simulated H200 node, its driver loaded into this process."""
-    node = nodes.simulated(directory, "h200x8")
+    """Return the first GPU of a simulated H200 node; its driver is loaded into this process."""
+    node, libraries = nodes.simulated(directory, "h200x8"), nodes.BUILD / "lib/sim"
     os.environ[contract.ENV_SIM_DIR] = str(node.directory)
-    pynvml.nvmlLib = ctypes.CDLL(str(nodes.BUILD / "lib/sim" / contract.NVML_SONAME))
+    pynvml.nvmlLib = ctypes.CDLL(str(libraries / contract.NVML_SONAME))
     pynvml.nvmlInit()
-    driver = {soname: nodes.BUILD / "lib/sim" / soname for soname in (contract.CUDA_SONAME, contract.NVML_SONAME)}
+    driver = {soname: libraries / soname for soname in (contract.CUDA_SONAME, contract.NVML_SONAME)}
+    env = {contract.ENV_SIM_DIR: str(node.directory), "LD_LIBRARY_PATH": str(libraries)}
     title = "SIMULATED H200: the figures mean nothing"
-    return Machine(node.uuids[0], title, driver, node.directory, python if python and torch_version(python) else None)
+    return Machine(node.uuids[0], title, driver, node.directory, python, torch_wheel.simulated_environment, env)
 
 
-def library_file(soname: str) -> Path:
-    """The file that programs here get by that name, however this machine has it found."""
-    ctypes.CDLL(soname)
-    stem = soname.removesuffix("1")
-    mapped = (Path(line.split(maxsplit=5)[5].strip()) for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line)
-    return next(path for path in mapped if path.name.startswith(stem))
-
-
-def torch_version(python: str) -> str | None:
-    """Of the PyTorch that this Python has; None = it has none."""
-    script = "import importlib.metadata as m; print(m.version('torch'))"
-    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
+def measure(run: Run, clients: Clients, guard: Guard) -> None:
+    """Measure every table, the most telling first."""
+    shares = ("limits", "limit", "got", "error", "error of each second")
+    shares_by_nvml = ("limits", "limit", "got", "by NVML", "error", "error of each second")
+    kernel = "matrix products by PyTorch" if run.machine.python else "the client's own kernel"
+    filled = ("path", "allocated", "counted", "by NVML, of the process", "by NVML, more of the device")
+    guard.table(f"A share of {LIMIT_MIB} MiB filled, bytes", filled, run.paths())
+    guard.table("Shows the share, by route", ("route", "front", "preload"), run.routes())
+    guard.table("Monitoring in the container", ("by", "total", "used", "processes"), run.views())
+    guard.table("Calls", ("call", "bare", "shim", "ceiling 99"), run.costs())
+    guard.table(f"Two tenants of arithmetic ({kernel}), percent", shares_by_nvml, run.shares())
+    guard.table("CUDA graphs, percent", shares, run.graphs())
+    guard.table("A neighbour", ("what", "found"), run.neighbour())
+    guard.table("A kill", ("what", "found"), run.kills())
+    guard.table("Frameworks fill the share, bytes", ("client", "held", "total it sees", "PyTorch's message"), clients.fills())
+    guard.table("Libraries under PyTorch", ("library", "result"), clients.libraries())
+    guard.table("PyTorch trains a transformer", ("", "steps/s"), clients.training())
+    guard.table("Two processes by NCCL", ("what", "found"), clients.collectives())
+    guard.table("Clients of tests/clients", ("client", "checked", "bare", "front", "preload"), clients.others())
+    guard.table("Inference", ("what", "found"), clients.servers())
+    guard.table("Under MPS, bytes", ("what", "held", "counted"), clients.mps())
+    if clients.missing:
+        print(f"\nNot here, so not measured: {', '.join(clients.missing)}. --python names a Python that has the frameworks.")
 
 
 def main() -> None:
     """Run every step and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulated", action="store_true", help="prove the script without a GPU")
-    parser.add_argument("--python", help="the Python that has PyTorch (default: this one; with --simulated, none)")
+    parser.add_argument("--python", help="the Python that has PyTorch (default: one that has it; with --simulated, none)")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="a model for llama.cpp")
     parser.add_argument(
         "--seconds", type=float, default=GUARD_SECONDS, help="what does not fit is cut off and named (default: %(default)g)"
     )
@@ -419,28 +437,13 @@ def main() -> None:
     guard = Guard(options.seconds)
     with tempfile.TemporaryDirectory(prefix="aliquot-real-") as name:
         directory = Path(name)
-        machine = (
-            simulated_machine(directory, options.python) if options.simulated else real_machine(directory, options.python or sys.executable)
-        )
-        run, python = Run(machine, directory), machine.python
-        torch = f"PyTorch {torch_version(python)}" if python else None
+        python = options.python if options.simulated else options.python or torch_wheel.find_python()
+        machine = simulated_machine(directory, python) if options.simulated else real_machine(directory, python)
+        run = Run(machine, directory)
+        torch = f"PyTorch {torch_wheel.torch_version(python)}" if python else "no PyTorch"
         command = " ".join(sys.orig_argv[1:])
-        print(f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}, {machine.title}, {torch or 'no PyTorch'}, `{command}`", flush=True)
-        shares = ("limits", "limit", "got", "error", "error of each second")
-        kernel = "matrix products by PyTorch" if torch else "the client's own kernel"
-        filled = ("path", "allocated", "counted", "by NVML, of the process", "by NVML, more of the device")
-        guard.table(f"A slice of {LIMIT_MIB} MiB filled, bytes", filled, run.paths())
-        guard.table("Shows the slice, by route", ("route", "front", "preload"), run.routes())
-        guard.table("Monitoring in the container", ("by", "total", "used", "processes"), run.views())
-        guard.table("Calls", ("call", "bare", "shim", "ceiling 99"), run.costs())
-        guard.table(f"Two tenants of arithmetic ({kernel}), percent", shares, run.shares())
-        guard.table("CUDA graphs, percent", shares, run.graphs())
-        guard.table("A neighbour", ("what", "found"), run.neighbour())
-        guard.table("A kill", ("what", "found"), run.kills())
-        if python:
-            guard.table("PyTorch fills the slice, bytes", ("allocator", "held", "total it sees"), run.torch(python))
-        else:
-            print("\nThere is no PyTorch here: its rows were skipped. --python names the Python that has it.")
+        print(f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}, {machine.title}, {torch}, `{command}`", flush=True)
+        measure(run, Clients(run.place(options.gguf)), guard)
     if guard.failed:
         sys.exit(f"failed: {'; '.join(dict.fromkeys(guard.failed))}")
 

@@ -1,4 +1,5 @@
-"""Tables for a terminal and for docs: plain Markdown, so that a run can be pasted into docs/benchmarks.md."""
+# SPDX-License-Identifier: Apache-2.0
+"""Tables for a terminal and for docs: plain Markdown, so that a run can be pasted into docs/measurements/benchmarks.md."""
 
 from collections.abc import Sequence
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The product as shipped, on real Kubernetes components, looked at from the outside.
 
     python -m pytest tests/e2e -m e2e                     on a cluster of its own (root; the first run compiles it)

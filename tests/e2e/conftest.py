@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the scenarios run: the local cluster, or the one KUBECONFIG names.
 
-Where neither is to be had the suite is skipped and says what is missing; a scenario that cannot run never passes.
+Where neither is available the suite is skipped and reports what is missing; a scenario that cannot run never passes.
 """
 
 import json
@@ -9,10 +10,11 @@ import re
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,11 +23,11 @@ from tests.e2e.cluster.cluster import Cluster, running_cluster
 from tests.e2e.cluster.host import KUBERNETES, UnavailableError, built_programs, operator_definitions
 from tests.e2e.cluster.paths import BUILD
 from tests.e2e.invariants import Invariants
-from tests.e2e.kubectl import Kubectl, Object
+from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import AGENT_NAMESPACE, SIMULATED_OVERLAY, all_images, install, metrics
 
 _SCENARIO_SECONDS = 240
-_LOG_SIZES = pytest.StashKey[dict[str, int]]()
+_LOG_SIZES = pytest.StashKey[Mapping[str, int]]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def bare(supplied: Target) -> Iterator[Target]:
 
 @pytest.fixture(scope="session")
 def looked_at(product: Kubectl) -> Callable[[Iterable[Object]], None]:
-    """Have the API server look at objects as strictly as it can: at each one once, however many installations have it."""
+    """Have the API server validate objects as strictly as it can: each one once, even if several installations have it."""
     taken: set[str] = set()
 
     def look(objects: Iterable[Object]) -> None:
@@ -203,6 +205,8 @@ def own_namespace(target: Target, name: str) -> Iterator[Kubectl]:
     target.kubectl.run("create", "namespace", name)
     own = target.kubectl.within(name)
     try:
+        # The API server refuses pods until a controller made it, which takes a while after the control plane was restarted.
+        eventually(lambda: own.run("get", "serviceaccount", "default", "--ignore-not-found"), "the namespace's service account", seconds=60)
         yield own
     finally:
         own.delete("pods", "--all")
@@ -217,7 +221,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Put the last telling lines of each component under a failed scenario."""
     outcome = yield
     report = outcome.get_result()

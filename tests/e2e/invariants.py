@@ -1,4 +1,7 @@
-"""What must hold of a node whatever happened to it: invariants I1 to I7 of the design, as API server, kubelet and driver tell.
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of a node at all times: invariants I1 to I7 of docs/development/architecture.md.
+
+The data come from API server, kubelet and driver.
 
 A scenario that breaks something takes the fixture ``invariants`` and calls ``hold`` when the fault is over. Two containers that share a
 GPU run meanwhile: what happens to them is what happens to a user's.
@@ -12,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proto import contract
-from proto.codec import decode_assignment
-from proto.model import DeviceShare
-from proto.units import MIB
+from aliquot import contract
+from aliquot.contract.codec import decode_assignment
+from aliquot.contract.model import DeviceShare
+from aliquot.contract.units import MIB
 from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 from tests.e2e.product import AGENT_NAMESPACE, CLIENT, SHARES_PER_GPU, Client, Slice, agent_pod, metrics, slice_pod
 
@@ -102,7 +105,7 @@ class Invariants:
         tenants_are_confined(self._kubectl, *HELD_MIB)
 
     def refusals_are_explained(self) -> None:
-        """I7: whoever was refused or failed in this namespace was told why."""
+        """I7: each pod that was refused or failed in this namespace got a reason."""
         for pod in self._kubectl.all("pods"):
             name, status = pod["metadata"]["name"], pod["status"]
             if (

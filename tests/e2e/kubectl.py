@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kubectl, as the scenarios use it: every question goes through the public API, so any cluster will do."""
 
 import json
@@ -52,7 +53,7 @@ class Kubectl:
         self.run("apply", f"--kustomize={folder}")
 
     def delete(self, kind: str, *names: str, wait: bool = True) -> None:
-        """Delete objects, and wait until they are gone unless told otherwise."""
+        """Delete objects. By default, wait until they are gone."""
         self.run("delete", kind, *names, "--ignore-not-found", "--now", f"--wait={str(wait).lower()}", timeout_seconds=120)
 
     def get(self, kind: str, name: str) -> Object:
@@ -136,7 +137,7 @@ def eventually(ask: Callable[[], Any], what: str, *, seconds: float = 30, otherw
         seconds: how long to keep asking.
         otherwise: called when time is up; says what was seen instead.
     Returns: the first true answer.
-    Raises:  AssertionError: there was none.
+    Raises:  AssertionError: no answer was true in time.
     """
     __tracebackhide__ = True
     deadline = time.monotonic() + seconds

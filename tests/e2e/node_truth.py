@@ -1,5 +1,7 @@
-"""What a node's driver and kubelet say, asked on the node itself: a program that runs in the agent's container, and uses nothing of ours
-but the generated form of the kubelet's protocol.
+# SPDX-License-Identifier: Apache-2.0
+"""What a node's driver and kubelet report, queried on the node: a program that runs in the agent's container.
+
+Of our code it uses only the generated form of kubelet's protocol.
 
 It prints one JSON object. The agent's container is a convenient place only: it has the driver, the kubelet's socket and the node's process
 ids. What the agent believes is not asked.
@@ -15,7 +17,7 @@ from typing import Any
 import grpc
 import pynvml
 
-from proto.kubelet import podresources_pb2, podresources_pb2_grpc
+from aliquot.kubelet_api import podresources_pb2, podresources_pb2_grpc
 
 POD_RESOURCES = "unix:///var/lib/kubelet/pod-resources/kubelet.sock"
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
@@ -52,7 +54,8 @@ def processes() -> list[dict[str, Any]]:
 def held() -> list[dict[str, Any]]:
     """Every container that kubelet says holds devices of ours, with their ids."""
     with grpc.insecure_channel(POD_RESOURCES, options=[("grpc.default_authority", "localhost")]) as channel:
-        listed = podresources_pb2_grpc.PodResourcesListerStub(channel).List(podresources_pb2.ListPodResourcesRequest(), timeout=ASK_SECONDS)
+        make_stub: Any = podresources_pb2_grpc.PodResourcesListerStub  # its types are asyncio's only
+        listed = make_stub(channel).List(podresources_pb2.ListPodResourcesRequest(), timeout=ASK_SECONDS)
     return [
         {"namespace": pod.namespace, "pod": pod.name, "container": container.name, "ids": list(devices.device_ids)}
         for pod in listed.pod_resources

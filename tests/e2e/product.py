@@ -1,30 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
 """The product under test, installed as users install it, and the pods that use it."""
 
 import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from proto import contract
+from aliquot import contract
+from release.archive import write_archive
+from release.dockerfile import Options, build_images
+from release.images import image_name
 from tests.e2e import programs
 from tests.e2e.cluster import images
-from tests.e2e.cluster.dockerfile import build_images
 from tests.e2e.cluster.host import KUBERNETES, built_programs
 from tests.e2e.cluster.paths import BUILD, ROOT
 from tests.e2e.kubectl import Kubectl, Object, eventually
 
-VERSION = "0.1.0"
-AGENT_IMAGE = f"aliquot.dev/aliquot-agent:{VERSION}"
-SCHEDULER_IMAGE = f"aliquot.dev/aliquot-scheduler:{VERSION}"
-KUBE_SCHEDULER_IMAGE = "aliquot.dev/kube-scheduler:v1.36.3"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+AGENT_IMAGE = image_name("agent", VERSION)
+SCHEDULER_IMAGE = image_name("scheduler", VERSION)
+KUBE_SCHEDULER_IMAGE = "registry.k8s.io/kube-scheduler:v1.36.3"
 CLIENT_IMAGE = "aliquot.test/cuda-client:e2e"
 CLIENT = "/bin/aliquot-cuda-client"
 SETUID_CLIENT = "/bin/aliquot-cuda-client-setuid"
-"""In that image: the CUDA program as a file that runs as root, whoever starts it."""
+"""In that image: the CUDA program as a file that runs as root for any user who starts it."""
 STATIC_CLIENT = "/bin/static-client"
 """In both images: the CUDA program with a driver linked in, so that no library can be put in front of it."""
 FORKED = "/bin/forked"
@@ -41,13 +46,14 @@ resources: [{daemonset}/overlays/simulated]
 components: [{daemonset}/components/{component}]
 """
 DOCKERFILE = ROOT / "deploy/daemonset/Dockerfile"
+BUILD_OPTIONS = Options(folder=BUILD / "layers")
 INSTALL_SECONDS = 90
 SIMULATED_DRIVER = "/opt/aliquot-simulated"
 """In the agent's image: programs and libraries of the simulated driver."""
 
 GPUS = 8
 GPU_MEMORY_MIB = 143151
-"""The node of the simulated overlay: eight H200 (cuda_shim/sim/profiles/h200x8), each 143771 MiB of which the driver keeps 620."""
+"""The node of the simulated overlay: eight H200 (simulated_driver/profiles/h200x8) of 143771 MiB each; the driver keeps 620 of them."""
 SHARES_PER_GPU = 16
 """The agent's default."""
 MIB = 1 << 20
@@ -55,14 +61,14 @@ MIB = 1 << 20
 
 def product_images() -> list[Path]:
     """Build the product's images, agent and scheduler, from their Dockerfile, and return the archives."""
-    return build_images(DOCKERFILE, ROOT, {"agent": AGENT_IMAGE, "scheduler": SCHEDULER_IMAGE}, BUILD / "images/product")
+    return build_images(DOCKERFILE, ROOT, {"agent": AGENT_IMAGE, "scheduler": SCHEDULER_IMAGE}, BUILD / "images/product", BUILD_OPTIONS)
 
 
 def kube_scheduler_image() -> Path:
     """An image of kube-scheduler alone, laid out like Kubernetes' own."""
     rootfs = images.Rootfs(files={"usr/local/bin/kube-scheduler": built_programs(KUBERNETES) / "kube-scheduler"})
     archive = BUILD / "images/kube-scheduler.tar"
-    images.write_archive(archive, KUBE_SCHEDULER_IMAGE, [rootfs.layer()], {"Env": ["PATH=/usr/local/bin"]})
+    write_archive(archive, KUBE_SCHEDULER_IMAGE, [rootfs.layer()], {"Env": ["PATH=/usr/local/bin"]})
     return archive
 
 
@@ -81,7 +87,7 @@ def install(kubectl: Kubectl) -> None:
 
 
 def install_manifests(kubectl: Kubectl) -> None:
-    """Apply the manifests, as docs/install.md says, and return at once."""
+    """Apply the manifests, as docs/use/install.md says, and return at once."""
     kubectl.apply_kustomization(SIMULATED_OVERLAY)
 
 
@@ -95,6 +101,14 @@ def with_component(kubectl: Kubectl, component: str, scratch: Path) -> Iterator[
     yield
     install_manifests(kubectl)
     wait_until_rolled_out(kubectl.within(AGENT_NAMESPACE))
+    for kind, namespace, name in sorted(_objects(kubectl, scratch) - _objects(kubectl, SIMULATED_OVERLAY)):
+        (kubectl.within(namespace) if namespace else kubectl).delete(kind, name)
+
+
+def _objects(kubectl: Kubectl, folder: Path) -> set[tuple[str, str, str]]:
+    """The objects of a kustomization: kind, namespace and name."""
+    made = [item["metadata"] | {"kind": item["kind"]} for item in yaml.safe_load_all(kubectl.run("kustomize", str(folder)))]
+    return {(item["kind"], item.get("namespace", ""), item["name"]) for item in made}
 
 
 def wait_until_rolled_out(system: Kubectl) -> None:
@@ -224,7 +238,7 @@ def client_image() -> Path:
     }
     rootfs.setuid |= {_at(SETUID_CLIENT), _at(BECOME_ROOT)}
     archive = BUILD / "images/cuda-client.tar"
-    images.write_archive(archive, CLIENT_IMAGE, [rootfs.layer()], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"], **images.AT_ONCE})
+    write_archive(archive, CLIENT_IMAGE, [rootfs.layer()], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"], **images.AT_ONCE})
     return archive
 
 
@@ -238,7 +252,7 @@ def musl_image() -> Path:
         _at(FORKED): programs.musl_forked(),
     }
     archive = BUILD / "images/musl-client.tar"
-    images.write_archive(archive, MUSL_IMAGE, [rootfs.layer()], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"], **images.AT_ONCE})
+    write_archive(archive, MUSL_IMAGE, [rootfs.layer()], {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"], **images.AT_ONCE})
     return archive
 
 

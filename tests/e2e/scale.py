@@ -1,4 +1,5 @@
-"""A large cluster whose nodes exist in the API only, and how fast a scheduler fills it.
+# SPDX-License-Identifier: Apache-2.0
+"""A large cluster with nodes that exist in the API only, and how fast a scheduler fills it.
 
 API server, etcd and kube-scheduler are real; KWOK keeps the nodes Ready. What is measured is the same for any scheduler: pods that wait
 when it starts, pods that come at a steady rate, and the API server's own count of requests.
@@ -16,12 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import urllib3
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from proto import contract
-from proto.gpunode import API_VERSION
+from aliquot import contract
+from aliquot.contract.gpunode import API_VERSION
+from tests.e2e.cluster import namespaces
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.components import API_PORT, Component
 from tests.e2e.cluster.host import KUBERNETES, KWOK, built_programs, module_source
@@ -33,11 +36,18 @@ NAMESPACE = "scale"
 GPUS_PER_NODE = 8
 GPU_MEMORY_MIB = 143151
 SHARES_PER_GPU = 16
+STOCK_SCHEDULER = "stock-scheduler"
+"""kube-scheduler with its own defaults: it filters and scores a sample of the nodes."""
 PLAIN_SCHEDULER = "plain-scheduler"
+"""kube-scheduler as shipped, without the extender: it filters and scores all nodes."""
+LISTING_SCHEDULER = "listing-scheduler"
+"""As shipped, and the extender answers with all nodes that fit."""
 _SIZES_MIB = (4096, 10240, 20480, 71575, 143151)
 _CORES = (None, 10, 25, 50)
 _CLIENTS = 8
 _EXTENDER = "scale-extender"
+_KUBE = "scale-scheduler"
+_API_SERVER = "kube-apiserver"
 _LEASE_SECONDS = 600
 """How long a node's lease lasts; KWOK renews at a quarter, which for a thousand nodes is seven requests a second."""
 _SETTLE_SECONDS = 3.0
@@ -91,7 +101,7 @@ def make_nodes(api: Api, count: int) -> None:
 
 
 def node_object(name: str) -> Object:
-    """A node as a kubelet beside an agent would make it."""
+    """A node as a kubelet with an agent would make it."""
     amounts = {
         "cpu": "192",
         "memory": "2Ti",
@@ -161,19 +171,23 @@ def fake_nodes_kept_ready(cluster: Cluster) -> Iterator[None]:
 
 
 def schedulers(cluster: Cluster) -> dict[str, dict[str, Component]]:
-    """The processes of each scheduler that is compared, by its name: kube-scheduler as shipped with the extender, and without."""
+    """The processes of each scheduler that is compared, by its name."""
     shipped = yaml.safe_load((ROOT / "deploy/daemonset/scheduler/kube-scheduler.yaml").read_text())
     token = cluster.config / "admin.token"
     token.write_text(yaml.safe_load((cluster.config / "admin.kubeconfig").read_text())["users"][0]["user"]["token"])
     extender = [sys.executable, "-m", "scheduler_plugin", "--webhook-address=", f"--kube-api-url=https://{NODE_ADDRESS}:{API_PORT}",
                 f"--kube-token-file={token}", f"--kube-ca-file={cluster.config}/pki/ca.crt", "--log-level=warning"]  # fmt: skip
-    plain = {**shipped, "profiles": [{**shipped["profiles"][0], "schedulerName": PLAIN_SCHEDULER}], "extenders": []}
+    paths = {"PYTHONPATH": str(ROOT)}
+
+    def named(name: str, **changed: object) -> Component:
+        profile = {**shipped["profiles"][0], "schedulerName": name}
+        return _kube_scheduler(cluster, {**shipped, "profiles": [profile], **changed})
+
     return {
-        PLAIN_SCHEDULER: {"scale-scheduler": _kube_scheduler(cluster, plain)},
-        contract.SCHEDULER_NAME: {
-            _EXTENDER: Component(extender, {"PYTHONPATH": str(ROOT)}),
-            "scale-scheduler": _kube_scheduler(cluster, shipped),
-        },
+        STOCK_SCHEDULER: {_KUBE: named(STOCK_SCHEDULER, profiles=[{"schedulerName": STOCK_SCHEDULER}], extenders=[])},
+        PLAIN_SCHEDULER: {_KUBE: named(PLAIN_SCHEDULER, extenders=[])},
+        LISTING_SCHEDULER: {_EXTENDER: Component([*extender, "--answer=all"], paths), _KUBE: named(LISTING_SCHEDULER)},
+        contract.SCHEDULER_NAME: {_EXTENDER: Component(extender, paths), _KUBE: named(contract.SCHEDULER_NAME)},
     }
 
 
@@ -196,6 +210,8 @@ class Figures:
     """Median and 99th percentile, from a pod's creation to its binding, at a steady rate."""
     requests_per_pod: Mapping[str, float]
     """Writes that the API server counted while the waiting pods were bound, by verb and resource."""
+    cpu_ms_per_pod: Mapping[str, float]
+    """CPU time of each process while the waiting pods were bound, by its name."""
 
 
 @dataclass(slots=True)
@@ -240,13 +256,16 @@ def measure(cluster: Cluster, api: Api, scheduler: str, *, waiting: int, per_sec
     threading.Thread(target=bindings.follow, args=(api, version, stopped), daemon=True).start()
     before = _writes(api)
     processes = schedulers(cluster)[scheduler]
-    for name, component in processes.items():
-        cluster.start(name, component)
-        if name == _EXTENDER:
-            eventually(lambda: _extender_is_ready(cluster), "the extender to have listed the cluster", seconds=60)
+    watched = [*processes, _API_SERVER]
+    if _EXTENDER in processes:
+        cluster.start(_EXTENDER, processes[_EXTENDER])
+        eventually(lambda: _extender_is_ready(cluster), "the extender to have listed the cluster", seconds=60)
+    cpu_before = {name: _cpu_seconds(cluster, name) for name in watched if name != _KUBE}
+    cluster.start(_KUBE, processes[_KUBE])
     try:
         eventually(lambda: len(bindings.seen_at) == waiting, f"{waiting} waiting pods to be bound", seconds=_BOUND_SECONDS,
                    otherwise=lambda: f"{len(bindings.seen_at)} are bound")  # fmt: skip
+        cpu = {name: _cpu_seconds(cluster, name) - cpu_before.get(name, 0.0) for name in watched}
         times = sorted(bindings.seen_at.values())
         time.sleep(_SETTLE_SECONDS)  # events and statuses of the last pods
         after = _writes(api)
@@ -260,12 +279,19 @@ def measure(cluster: Cluster, api: Api, scheduler: str, *, waiting: int, per_sec
         pods_per_second=(waiting - 1) / (times[-1] - times[0]),
         latency_seconds=(latencies[len(latencies) // 2], latencies[int(0.99 * (len(latencies) - 1))]),
         requests_per_pod={what: count / waiting for what, count in sorted((after - before).items())},
+        cpu_ms_per_pod={name: 1000 * seconds / waiting for name, seconds in cpu.items()},
     )
     assignments = list(bindings.assignments.values())
     api.send("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods?gracePeriodSeconds=0")
     eventually(lambda: not json.loads(api.send("GET", f"/api/v1/namespaces/{NAMESPACE}/pods?limit=1"))["items"], "the pods to be gone",
                seconds=120)  # fmt: skip
     return figures, assignments
+
+
+def _cpu_seconds(cluster: Cluster, name: str) -> float:
+    """The CPU time that a process of the node has used."""
+    times = psutil.Process(namespaces.host_pid(cluster.run_dir, name)).cpu_times()
+    return float(times.user + times.system)
 
 
 def _extender_is_ready(cluster: Cluster) -> bool:

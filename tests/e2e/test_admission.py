@@ -1,11 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the API server lets through: the webhook for GPU pods, the policies for everybody."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
-from proto import contract
+from aliquot import contract
 from tests.e2e.cluster.paths import ROOT
 from tests.e2e.kubectl import Kubectl, KubectlError, eventually
 from tests.e2e.product import AGENT_NAMESPACE, CLIENT_IMAGE, GPU_MEMORY_MIB, MIB, Client, Slice, slice_pod
@@ -34,7 +36,7 @@ def test_a_pod_that_says_mebibytes_is_applied_a_second_time(kubectl: Kubectl) ->
     kubectl.apply(pod)
 
 
-def test_a_replica_of_a_mig_instance_and_zero_gpus_are_left_to_others(kubectl: Kubectl) -> None:
+def test_mig_instance_replica_and_zero_gpus_are_left_alone(kubectl: Kubectl) -> None:
     for name, limits in (("replica", {"nvidia.com/mig-1g.10gb.shared": "1"}), ("none", {"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"})):
         pod = slice_pod(name, Slice(1))
         pod["spec"]["containers"][0]["resources"]["limits"] = limits
@@ -43,7 +45,7 @@ def test_a_replica_of_a_mig_instance_and_zero_gpus_are_left_to_others(kubectl: K
         assert (spec["schedulerName"], spec["containers"][0]["resources"]["limits"]) == ("default-scheduler", limits)
 
 
-def test_no_memory_beside_a_gpu_of_hamis_is_all_of_it(kubectl: Kubectl) -> None:
+def test_hami_gpu_without_memory_amount_gets_all_memory(kubectl: Kubectl) -> None:
     pod = slice_pod("whole", Slice(1))
     pod["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "0"}
     kubectl.apply(pod)
@@ -51,14 +53,18 @@ def test_no_memory_beside_a_gpu_of_hamis_is_all_of_it(kubectl: Kubectl) -> None:
     assert spec["containers"][0]["resources"]["limits"] == {contract.RESOURCE_VGPU: "1"}
 
 
-def test_a_limit_range_that_puts_nvidia_gpus_into_a_pod_of_ours_is_named_in_the_refusal(kubectl: Kubectl) -> None:
+def test_limit_range_adding_nvidia_gpus_to_our_pod_is_named_in_refusal(kubectl: Kubectl) -> None:
     hami = slice_pod("hami", Slice(1))
     hami["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
     assert not outcome_of(kubectl, hami)
     kubectl.apply(limit_range("gpus", [{"type": "Container", "max": {"nvidia.com/gpu": "1"}}]))
-    wanted = "is added by a LimitRange of its namespace"
+    wanted = "comes from a LimitRange of its namespace"
+
+    def is_refused(pod: dict[str, Any]) -> bool:
+        return wanted in outcome_of(kubectl, pod)
+
     for pod in (hami, slice_pod("ours", Slice(1024))):
-        eventually(lambda pod=pod: wanted in outcome_of(kubectl, pod), "the LimitRange to be heeded")
+        eventually(partial(is_refused, pod), "the LimitRange to be heeded")
 
 
 def test_what_makes_no_sense_is_refused_with_what_to_write_instead(kubectl: Kubectl) -> None:
@@ -76,7 +82,7 @@ def test_a_user_cannot_create_a_pod_with_an_assignment(kubectl: Kubectl) -> None
     assert "is reserved" in refused(kubectl, past_the_webhook)
 
 
-def test_a_running_pod_is_copied_with_its_annotations_and_the_copy_gets_a_gpu_of_its_own(kubectl: Kubectl) -> None:
+def test_copy_of_running_pod_with_its_annotations_gets_own_gpu(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("original", Slice(1024), annotations={contract.ANNOTATION_PLACEMENT: "spread"}))
     original = kubectl.wait_for_phase("original", "Running")
     kubectl.run("debug", "original", "--copy-to=copy", f"--set-image=main={CLIENT_IMAGE}")  # takes the annotations along
@@ -86,7 +92,7 @@ def test_a_running_pod_is_copied_with_its_annotations_and_the_copy_gets_a_gpu_of
     assert [device["total_bytes"] for device in Client(kubectl, "copy").devices()] == [1024 * MIB]
 
 
-def test_nobody_changes_an_assignment_by_any_door(kubectl: Kubectl) -> None:
+def test_assignment_cannot_be_changed_through_any_api_path(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("honest", Slice(1024)))
     kubectl.wait_for_phase("honest", "Running")
     patch = json.dumps({"metadata": {"annotations": {ASSIGNMENT: "{}"}}})
@@ -102,12 +108,12 @@ def test_a_pod_that_waits_cannot_be_made_exclusive_by_any_door(kubectl: Kubectl,
     kubectl.apply(one_mib)
     exclusive = {"annotations": {contract.ANNOTATION_ISOLATION: "exclusive"}}
     for door in ((), ("--subresource=status",)):
-        with pytest.raises(KubectlError, match="stays as the pod was created with"):
+        with pytest.raises(KubectlError, match="cannot change after the pod was created"):
             kubectl.run("patch", "pod", "modest", "--type=merge", f"--patch={json.dumps({'metadata': exclusive})}", *door)
     target = {"apiVersion": "v1", "kind": "Node", "name": node_name}
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "modest", **exclusive}, "target": target}
     path = f"/api/v1/namespaces/{kubectl.namespace}/pods/modest/binding"
-    with pytest.raises(KubectlError, match="stays as the pod was created with"):
+    with pytest.raises(KubectlError, match="cannot change after the pod was created"):
         kubectl.run("create", f"--raw={path}", "--filename=-", stdin=json.dumps(binding))
     kubectl.run("annotate", "pod", "modest", f"{contract.ANNOTATION_PLACEMENT}=spread")
 
@@ -129,17 +135,17 @@ def test_the_scheduler_changes_nothing_of_a_pod_but_its_retry_annotation(kubectl
     kubectl.apply(busybox_pod("bystander", "sleep 600"))
     as_scheduler = ("patch", "pod", "bystander", "--type=merge", f"--as={SCHEDULER_ACCOUNT}")
     kubectl.run(*as_scheduler, f'--patch={{"metadata": {{"annotations": {{"{contract.ANNOTATION_RETRY}": "1"}}}}}}')
-    with pytest.raises(KubectlError, match="and nothing else"):
+    with pytest.raises(KubectlError, match="changes only annotation"):
         kubectl.run(*as_scheduler, '--patch={"metadata": {"labels": {"app": "other"}}}')
 
 
 def test_a_pod_that_names_its_node_itself_is_refused(kubectl: Kubectl, node_name: str) -> None:
     pod = slice_pod("impatient", Slice(1024))
     pod["spec"]["nodeName"] = node_name
-    assert "passes the scheduler by" in refused(kubectl, pod)
+    assert "bypasses the scheduler" in refused(kubectl, pod)
 
 
-def test_the_pods_of_an_ignored_namespace_are_left_to_others_and_get_nothing_here(kubectl: Kubectl) -> None:
+def test_pods_of_ignored_namespace_are_left_alone_and_get_no_gpu(kubectl: Kubectl) -> None:
     kubectl.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_WEBHOOK}=ignore")
     pod = slice_pod("elsewhere", Slice(1))
     pod["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
@@ -184,7 +190,7 @@ def test_quotas_and_limit_ranges_without_amounts_of_memory_are_nobodys_business(
     assert [outcome_of(kubectl, made) for made in (other, quota("empty", {}), limit_range("empty", []), bare)] == [""] * 4
 
 
-def test_a_quota_of_before_the_policy_is_labelled_and_mended_and_not_made_worse(product: Kubectl, kubectl: Kubectl) -> None:
+def test_quota_older_than_policy_is_labelled_and_corrected_but_not_worsened(product: Kubectl, kubectl: Kubectl) -> None:
     binding = product.get("validatingadmissionpolicybinding", "aliquot-amounts-of-quotas")
     old = quota("old", {MEMORY_QUOTA: "64Gi", "pods": "5"})
     product.run("delete", "validatingadmissionpolicybinding", "aliquot-amounts-of-quotas")
@@ -195,7 +201,7 @@ def test_a_quota_of_before_the_policy_is_labelled_and_mended_and_not_made_worse(
         kept = {key: binding["metadata"][key] for key in ("name", "labels") if key in binding["metadata"]}
         product.apply({key: binding[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": kept})
     worse = quota("old", {MEMORY_QUOTA: "65Gi", "pods": "5"})
-    eventually(lambda: "so 65Gi is not what it says" in outcome_of(kubectl, worse), "the policy to hold again")
+    eventually(lambda: "so 65Gi is invalid" in outcome_of(kubectl, worse), "the policy to hold again")
     kubectl.run("label", "resourcequota", "old", "team=a")
     kubectl.apply(quota("old", {MEMORY_QUOTA: "64Gi", "pods": "6"}))
     kubectl.apply(quota("old", {MEMORY_QUOTA: "65536", "pods": "6"}))

@@ -1,11 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
 """What no library can hold, the audit sees from outside: static programs, musl programs with a driver of their own, stolen device files."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from agent.core.audit import FindingKind
-from proto import contract
+from aliquot import contract
 from tests.e2e.conftest import Target, own_namespace
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import CLIENT, CLIENT_IMAGE, FORKED, HOLD_OPEN, MUSL_IMAGE, STATIC_CLIENT, Slice, metrics, slice_pod
@@ -15,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("product")
 SHARE_MIB = 1024
 TAKEN_MIB = 3000
 STATIC = {"static-glibc": CLIENT_IMAGE, "static-musl": MUSL_IMAGE}
-"""Pods whose program has the driver linked in, by name, each with its image."""
+"""Pods with a program that has the driver linked in, by name, each with its image."""
 SEEN_SECONDS = 90
-"""A finding is told when two passes in a row, 10 s apart, have made it."""
+"""A finding is reported when two passes in a row, 10 s apart, have made it."""
 SIMULATED_DEVICES = "/var/lib/aliquot-simulated"
 """On a node with the simulated driver, what /dev/nvidia* is on a real one."""
 
@@ -37,10 +39,10 @@ def audited(target: Target, product: Kubectl) -> Iterator[Kubectl]:
 
 @pytest.mark.parametrize("pod", STATIC)
 def test_a_static_program_that_takes_more_than_its_share_is_reported(audited: Kubectl, product: Kubectl, node_name: str, pod: str) -> None:
-    """It gets what it asks for, since nothing stands between it and the driver; its pod, the metrics and an alert say so."""
+    """It gets what it requests, since nothing stands between it and the driver; its pod, the metrics and an alert report this."""
     told = wait_for_findings(audited, product, node_name, pod, FindingKind.OVER_LIMIT, FindingKind.SHIM_UNKNOWN)
     assert f"its limit is {SHARE_MIB} MiB" in told or "its limit is 1 GiB" in told
-    assert "is not among those that the shim counts" in told, "as shipped the agent may not look into programs, so it is certain of no more"
+    assert "and the shim does not count it" in told, "as shipped the agent may not look into programs, so it is certain of no more"
     assert not findings(product, node_name, audited.namespace, "honest")
     assert audited.get("pod", pod)["status"]["phase"] == "Running", "the policy as shipped is to report"
 
@@ -53,15 +55,17 @@ def test_a_container_that_was_granted_nothing_and_took_the_devices_is_reported(a
 def test_findings_go_with_their_pod(audited: Kubectl, product: Kubectl, node_name: str) -> None:
     found = (*STATIC, "thief")
     for pod in found:
-        eventually(lambda pod=pod: findings(product, node_name, audited.namespace, pod), f"findings of {pod}", seconds=SEEN_SECONDS)
+        eventually(partial(findings, product, node_name, audited.namespace, pod), f"findings of {pod}", seconds=SEEN_SECONDS)
     audited.delete("pod", *found)
+
+    def has_no_finding(pod: str) -> bool:
+        return not findings(product, node_name, audited.namespace, pod)
+
     for pod in found:
-        eventually(
-            lambda pod=pod: not findings(product, node_name, audited.namespace, pod), f"no more findings of {pod}", seconds=SEEN_SECONDS
-        )
+        eventually(partial(has_no_finding, pod), f"no more findings of {pod}", seconds=SEEN_SECONDS)
 
 
-def test_a_musl_program_gets_no_driver_and_is_told_so_by_its_loader(kubectl: Kubectl) -> None:
+def test_musl_program_gets_no_driver_and_loader_error(kubectl: Kubectl) -> None:
     """NVIDIA's driver is made for glibc. What the shim adds is that nothing else in such an image breaks."""
     pod = slice_pod("alpine", Slice(SHARE_MIB), HOLD_OPEN)
     pod["spec"]["containers"][0]["image"] = MUSL_IMAGE
@@ -74,7 +78,7 @@ def test_a_musl_program_gets_no_driver_and_is_told_so_by_its_loader(kubectl: Kub
 
 
 def taker(name: str, image: str) -> Object:
-    """A pod with a share, whose static program takes nearly three times as much."""
+    """A pod with a share; its static program takes nearly three times as much."""
     pod = slice_pod(name, Slice(SHARE_MIB), [STATIC_CLIENT, "hold", "--mib", str(TAKEN_MIB)])
     pod["spec"]["containers"][0]["image"] = image
     return pod

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ground the other scenarios stand on: a real node that is Ready and runs pods."""
 
 from pathlib import Path

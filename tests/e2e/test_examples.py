@@ -1,4 +1,5 @@
-"""Every manifest of deploy/examples, as it is but for its image: its pods run with what they ask for, or wait for the stated reason."""
+# SPDX-License-Identifier: Apache-2.0
+"""Every manifest of deploy/examples, unchanged except for its image: its pods run with what they request, or wait for the stated reason."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import yaml
 from kubernetes.utils.quantity import parse_quantity
 
-from proto import contract
+from aliquot import contract
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import CLIENT_IMAGE, GPU_MEMORY_MIB, MIB, parse_events
 from tests.rendering import EXAMPLES
@@ -17,15 +18,15 @@ pytestmark = pytest.mark.usefixtures("product")
 
 FILES = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem != "kueue"}
 """Kueue's is test_queues.py's, where Kueue is."""
-NOT_OFFERED = "isolation or memory burst that the pod wants not offered"
+NOT_OFFERED = "the pod's isolation or memory burst not offered"
 WAITS = {
     "driver": NOT_OFFERED,
-    "gpu-uuid": "GPUs not of the type or UUID the pod wants",
+    "gpu-uuid": "GPUs excluded by the pod's gpu-type or gpu-uuid",
     "memory-burst": NOT_OFFERED,
     "mig": "Insufficient nvidia.com/mig-1g.18gb",
     "mps": NOT_OFFERED,
 }
-"""What this cluster's nodes have not, as the pod's events say it: simulated GPUs, none of them in MIG mode, and agents without settings."""
+"""What this cluster's nodes lack, as the pod's events say it: the GPUs are simulated and not in MIG mode, the agents have no settings."""
 START_SECONDS = 60
 
 
@@ -79,7 +80,7 @@ def wait_until_running(kubectl: Kubectl, count: int) -> list[Object]:
 
 
 def granted(kubectl: Kubectl, pod: Object) -> dict[str, list[int]]:
-    """The memory of each GPU that the containers of a running pod see, in MiB; none for containers that asked for none."""
+    """The memory of each GPU that the containers of a running pod see, in MiB; empty for containers that requested no GPU."""
     seen = {}
     for container in pod["spec"]["containers"]:
         if contract.RESOURCE_VGPU in container.get("resources", {}).get("limits", {}):
@@ -95,12 +96,14 @@ def asked(pod: Object) -> dict[str, list[int]]:
         limits = container.get("resources", {}).get("limits", {})
         if (count := int(parse_quantity(limits.get(contract.RESOURCE_VGPU, "0")))) > 0:
             each = int(parse_quantity(limits.get(contract.RESOURCE_VGPU_MEMORY, count * GPU_MEMORY_MIB))) // count  # 6000 is 6k
+            if contract.RESOURCE_VGPU_MEMORY_PERCENT in limits:
+                each = GPU_MEMORY_MIB * int(limits[contract.RESOURCE_VGPU_MEMORY_PERCENT]) // count // 100
             wanted[container["name"]] = [each] * count
     return wanted
 
 
 @pytest.mark.parametrize("path", FILES.values(), ids=lambda path: path.stem)
-def test_the_api_server_takes_an_example_as_it_is_and_knows_every_field(product: Kubectl, path: Path) -> None:
+def test_api_server_accepts_example_unchanged_and_knows_every_field(product: Kubectl, path: Path) -> None:
     product.run("apply", f"--filename={path}", "--dry-run=server", "--validate=strict")
 
 
@@ -114,7 +117,7 @@ def test_an_example_runs_with_what_it_asks_for(kubectl: Kubectl, applied: list[O
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_an_example_that_needs_more_than_this_cluster_has_says_so(kubectl: Kubectl, applied: list[Object], name: str) -> None:
+def test_example_beyond_cluster_capacity_states_that(kubectl: Kubectl, applied: list[Object], name: str) -> None:
     [pod] = [item["metadata"]["name"] for item in applied]
 
     def said() -> list[str]:

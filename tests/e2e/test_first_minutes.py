@@ -1,4 +1,5 @@
-"""docs/first-five-minutes.md, as a new user would try it: every command of the page runs, and prints what the page shows."""
+# SPDX-License-Identifier: Apache-2.0
+"""docs/use/first-five-minutes.md, as a new user would try it: every command of the page runs, and prints what the page shows."""
 
 import os
 import sys
@@ -11,7 +12,7 @@ from tests.e2e.conftest import Target
 from tests.e2e.product import AGENT_NAMESPACE
 from tests.e2e.transcript import Terminal, steps_of
 
-PAGE = ROOT / "docs/first-five-minutes.md"
+PAGE = ROOT / "docs/use/first-five-minutes.md"
 
 
 @pytest.mark.timeout(600)

@@ -1,10 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs fall off the bus and come back, a kubelet restarts meanwhile, a node is deleted; running containers notice nothing."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from proto import contract, units
+from aliquot import contract
+from aliquot.contract import units
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.invariants import LIMIT_MIB, Invariants, on_gpu
 from tests.e2e.kubectl import Kubectl, Object, eventually
@@ -46,7 +48,7 @@ def inject(product: Kubectl, node_name: str) -> Iterator[Inject]:
 
 
 @pytest.mark.timeout(4 * RECOVERY_SECONDS + 100)
-def test_a_lost_gpu_gets_no_new_work_until_it_is_back_and_its_containers_are_left_alone(
+def test_lost_gpu_gets_no_new_work_and_keeps_its_containers(
     invariants: Invariants, kubectl: Kubectl, product: Kubectl, node_name: str, inject: Inject
 ) -> None:
     lost = invariants.gpu
@@ -69,11 +71,11 @@ def test_a_lost_gpu_gets_no_new_work_until_it_is_back_and_its_containers_are_lef
     wait_for_capacity(product, node_name, WHOLE_NODE_MIB)
     eventually(lambda: condition(product, node_name)["status"] == "True", "the node to say that its GPUs are healthy")
     eventually(lambda: told(kubectl, "holder", contract.EVENT_REASON_GPU_HEALTHY), "the pod on it to be told")
-    invariants.hold(gpu_answers=False)  # what programs had on the GPU went with it: each has to start anew, when its owner wants
+    invariants.hold(gpu_answers=False)  # what programs had on the GPU went with it: its owner has to restart each
 
 
 @pytest.mark.timeout(RECOVERY_SECONDS + GPUS * 60 + 350)
-def test_a_kubelet_that_restarts_while_a_gpu_is_out_of_service_ends_no_container_of_a_full_node(
+def test_kubelet_restart_with_failed_gpu_ends_no_container_of_full_node(
     invariants: Invariants, kubectl: Kubectl, product: Kubectl, node: Cluster, node_name: str, inject: Inject
 ) -> None:
     """The kubelet admits its pods again when it starts: if the node offered less than they have, some of them would be ended."""
@@ -101,7 +103,7 @@ def test_a_kubelet_that_restarts_while_a_gpu_is_out_of_service_ends_no_container
 
 
 @pytest.mark.timeout(400)
-def test_a_node_that_is_deleted_and_registers_again_has_its_gpus_and_its_containers(
+def test_deleted_node_that_registers_again_keeps_gpus_and_containers(
     invariants: Invariants, product: Kubectl, node: Cluster, node_name: str
 ) -> None:
     before = product.get("node", node_name)["metadata"]["uid"]
@@ -120,7 +122,7 @@ def devices(product: Kubectl, node_name: str) -> list[str]:
 
 
 def wait_for_state(product: Kubectl, node_name: str, uuid: str, state: str) -> None:
-    """Wait until the inventory says so of a GPU."""
+    """Wait until the inventory reports this of a GPU."""
 
     def said() -> str:
         return next(one["state"] for one in product.get("gpunode", node_name)["status"]["devices"] if one["uuid"] == uuid)
@@ -155,11 +157,11 @@ def told(kubectl: Kubectl, pod: str, reason: str) -> list[str]:
 
 
 def registered(product: Kubectl, node_name: str) -> str:
-    """The UID of the node's object; empty while there is none."""
+    """The UID of the node's object; empty while it does not exist."""
     return next((node["metadata"]["uid"] for node in product.all("nodes") if node["metadata"]["name"] == node_name), "")
 
 
 def owner(product: Kubectl, node_name: str) -> str:
-    """The UID of the node that an inventory goes with; empty while there is none."""
+    """The UID of the node that an inventory goes with; empty while it does not exist."""
     found = [one for one in product.all("gpunodes") if one["metadata"]["name"] == node_name]
     return found[0]["metadata"]["ownerReferences"][0]["uid"] if found else ""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chart on a real cluster: its objects are taken, and a release goes in, is tested, upgraded, rolled back and removed."""
 
 from collections.abc import Callable, Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many pods start at once, and each gets exactly what it asked for, where it was assigned."""
 
 import pytest
@@ -11,7 +12,7 @@ PODS = 60
 
 
 @pytest.mark.timeout(400)
-def test_sixty_pods_started_at_once_each_see_their_own_amount_on_their_own_gpu(kubectl: Kubectl) -> None:
+def test_sixty_pods_started_together_each_see_own_amount_and_gpu(kubectl: Kubectl) -> None:
     asked = {f"pod-{number}": 2048 + 100 * number for number in range(PODS)}
     kubectl.apply(*(slice_pod(name, Slice(mib), ["/bin/aliquot-cuda-client", "info"]) for name, mib in asked.items()))
 

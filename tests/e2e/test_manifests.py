@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every variant of the manifests is taken by a real API server, which knows every field of them."""
 
 from collections.abc import Callable, Iterable

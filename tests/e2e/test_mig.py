@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MIG on a simulated A100 node: the instances that exist are offered as they are, others are made for containers and removed after them."""
 
 import json
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proto import contract
+from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.paths import ROOT
 from tests.e2e.invariants import PYTHON
@@ -60,7 +61,7 @@ TURN_MIG_ON = "print(json.dumps(nv.nvmlDeviceSetMigMode(gpu, 1)))"
 
 @pytest.fixture(autouse=True, scope="module")
 def partitioned(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
-    """The cluster's node with other GPUs: the driver is installed anew, with agents that may make instances."""
+    """The cluster's node with other GPUs: the driver is reinstalled, with agents that may make instances."""
     system = product.within(AGENT_NAMESPACE)
 
     def reinstall(folder: Path | None) -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MPS: a control daemon for each GPU with clients, kept by aliquot-mps. It outlives agents, and ends with aliquot-mps.
 
 The simulated driver has no MPS. Where a real node has nvidia-cuda-mps-control, a ConfigMap with tests/fakes/mps_daemon.py is mounted here.
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.mps import DAEMONS_DIRECTORY, pipe_directory
-from proto import contract
+from aliquot import contract
 from tests.e2e.cluster.paths import ROOT
 from tests.e2e.invariants import PYTHON
 from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
@@ -106,7 +107,7 @@ def test_an_agent_that_is_replaced_leaves_daemon_and_client_alone(
     assert not [event for event in kubectl.events("client") if event.startswith(contract.EVENT_REASON_MPS_RESTARTED)]
 
 
-def test_a_changed_pod_template_replaces_no_supervisor_by_itself_and_its_removal_ends_the_daemons(
+def test_changed_pod_template_replaces_no_supervisor_and_its_removal_ends_daemons(
     kubectl: Kubectl, product: Kubectl, node_name: str, client: Object
 ) -> None:
     """The last scenario of this module: what it removes stays away."""
@@ -184,5 +185,5 @@ def is_daemon(product: Kubectl, node_name: str, pid: int) -> bool:
 
 
 def supervisor_up(product: Kubectl, node_name: str) -> float | None:
-    """What the agent says of aliquot-mps; None where it says nothing."""
+    """What the agent reports of aliquot-mps; None without that metric."""
     return next((value for name, _, value in metrics(product, node_name) if name == "aliquot_mps_supervisor_up"), None)

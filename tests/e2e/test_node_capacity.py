@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node offers, as the cluster sees it."""
 
 from tests.e2e.kubectl import Kubectl, eventually
@@ -6,6 +7,7 @@ from tests.e2e.product import GPU_MEMORY_MIB, GPUS, SHARES_PER_GPU
 EXPECTED = {
     "nvidia.com/vgpu": str(GPUS * SHARES_PER_GPU),
     "nvidia.com/vgpu-memory": str(GPUS * GPU_MEMORY_MIB),
+    "nvidia.com/vgpu-memory-percent": str(GPUS * 100),
     "nvidia.com/vgpu-cores": str(GPUS * 100),
 }
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of the node end under running containers, which notice nothing; new pods work afterwards."""
 
 import time
@@ -20,7 +21,7 @@ def test_a_restarted_containerd_keeps_containers(invariants: Invariants, kubectl
     invariants.hold()
 
 
-def test_a_kubelet_that_lost_its_checkpoint_offers_everything_again_and_nobody_gets_what_is_held(
+def test_kubelet_without_checkpoint_offers_everything_but_held_gpus_stay_held(
     invariants: Invariants, node: Cluster, product: Kubectl, node_name: str
 ) -> None:
     node.stop("kubelet")
@@ -38,7 +39,7 @@ def test_a_kubelet_that_lost_its_checkpoint_offers_everything_again_and_nobody_g
 
 
 @pytest.mark.timeout(400)
-def test_while_the_api_server_is_down_for_a_minute_containers_run_on_and_afterwards_pods_start(
+def test_during_api_outage_containers_run_on_and_pods_start_afterwards(
     invariants: Invariants, kubectl: Kubectl, node: Cluster, product: Kubectl, node_name: str
 ) -> None:
     before = restarts(agent_pod(product, node_name))
@@ -51,7 +52,7 @@ def test_while_the_api_server_is_down_for_a_minute_containers_run_on_and_afterwa
         node.start("kube-apiserver")
     eventually(lambda: answers(kubectl), "the API server to answer again", seconds=60)
     assert "aliquot_container_memory_used_bytes" in served, "the agent reports usage without the API server"
-    invariants.hold(newcomer_seconds=150)  # kube-scheduler lost its lease with the API and has to be elected anew
+    invariants.hold(newcomer_seconds=150)  # kube-scheduler lost its lease with the API and must be elected again
     assert restarts(agent_pod(product, node_name)) == before
 
 
@@ -73,7 +74,7 @@ def answers(kubectl: Kubectl) -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_a_full_disk_refuses_new_pods_with_the_reason_and_touches_no_running_one(
+def test_full_disk_refuses_new_pods_with_reason_and_keeps_running_ones(
     state_on_small_disk: str, invariants: Invariants, kubectl: Kubectl, node: Cluster
 ) -> None:
     filled = node.in_node("dd", "if=/dev/zero", f"of={state_on_small_disk}/filler", "bs=64k")

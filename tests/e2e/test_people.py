@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the roles for people allow: `aliquot` works for a user who has them, and does not go further than they do."""
 
 import json
@@ -14,7 +15,7 @@ from tests.e2e.product import AGENT_NAMESPACE, Slice, slice_pod
 
 
 class Person:
-    """A service account that stands for somebody, with a kubeconfig of its own."""
+    """A service account in the role of a user, with a kubeconfig of its own."""
 
     def __init__(self, kubectl: Kubectl, name: str, folder: Path) -> None:
         self.account = f"{kubectl.namespace}:{name}"
@@ -28,7 +29,7 @@ class Person:
 
     def aliquot(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the command line as this person."""
-        command = [sys.executable, "-m", "aliquot", *arguments, f"--kubeconfig={self.kubeconfig}"]
+        command = [sys.executable, "-m", "aliquot_cli", *arguments, f"--kubeconfig={self.kubeconfig}"]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

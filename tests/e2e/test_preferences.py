@@ -1,6 +1,7 @@
-"""What a pod itself prefers counts beside our rating, through the kube-scheduler as it is configured in deploy/.
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod itself prefers counts in addition to our rating, through the kube-scheduler as it is configured in deploy/.
 
-The nodes exist in the API only: where a pod is bound to is all that is looked at.
+The nodes exist in the API only: the tests check only where a pod is bound.
 """
 
 import json
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proto.gpunode import API_VERSION
+from aliquot.contract.gpunode import API_VERSION
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import Slice, slice_pod
 from tests.e2e.scale import inventory, node_object
@@ -53,7 +54,7 @@ def test_a_preferred_affinity_and_a_spread_count_against_packing(kubectl: Kubect
 
 
 def pod(name: str, nodes: list[str], **spec: Any) -> Object:
-    """A pod with a share of a GPU for one of these nodes, whatever the node controller says of them."""
+    """A pod with a share of a GPU for one of these nodes, even if the node controller taints them."""
     made = slice_pod(name, Slice(1024))
     made["metadata"]["labels"] = {"app": name.partition("-")[0]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": nodes}]}]}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kueue itself in front of our shares: it counts GPU memory and lets a job go in its turn, and our scheduler places what it let go."""
 
 from collections.abc import Iterator
@@ -7,7 +8,8 @@ import pytest
 import yaml
 from kubernetes.utils.quantity import parse_quantity
 
-from proto import contract
+from aliquot import contract
+from release.archive import write_archive
 from tests.e2e.cluster import images
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.host import KUEUE, built_programs, module_source
@@ -27,10 +29,10 @@ CERTIFIED_SECONDS = 300
 
 @pytest.fixture(scope="module")
 def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
-    """The product with Kueue beside it, from Kueue's own manifests; gone afterwards."""
+    """The product together with Kueue, from Kueue's own manifests; gone afterwards."""
     rootfs = images.Rootfs(files={"manager": built_programs(KUEUE) / "kueue"})
     archive = BUILD / "images/kueue.tar"
-    images.write_archive(archive, IMAGE, [rootfs.layer()], {"Entrypoint": ["/manager"], "User": str(NOBODY)})
+    write_archive(archive, IMAGE, [rootfs.layer()], {"Entrypoint": ["/manager"], "User": str(NOBODY)})
     node.import_image(archive)
     objects = list(yaml.safe_load_all(product.run("kustomize", str(module_source(KUEUE.module) / "config/default"))))
     [manager] = [item for item in objects if item["kind"] == "Deployment"]
@@ -76,7 +78,7 @@ def serves(kubectl: Kubectl) -> bool:
 
 @pytest.fixture
 def queue(kueue: Kubectl, kubectl: Kubectl) -> Iterator[list[Object]]:
-    """The example, as it is but for its image; gone afterwards, its job first."""
+    """The example, unchanged except for its image; gone afterwards, its job first."""
     del kueue
     objects = list(yaml.safe_load_all((EXAMPLES / "kueue.yaml").read_text()))
     [job] = [item for item in objects if item["kind"] == "Job"]
@@ -131,7 +133,7 @@ def queued_job(name: str, wanted: Slice) -> Object:
 
 
 @pytest.mark.timeout(300)
-def test_kueue_counts_memory_of_shares_and_a_job_waits_until_there_is_enough(kubectl: Kubectl, queue: list[Object]) -> None:
+def test_kueue_counts_share_memory_and_job_waits_until_enough_is_free(kubectl: Kubectl, queue: list[Object]) -> None:
     first = next(item["metadata"]["name"] for item in queue if item["kind"] == "Job")
     pods = running(kubectl, first, 2)
     for pod in pods:

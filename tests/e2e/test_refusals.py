@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod that asks for too much says why."""
 
 import pytest
@@ -8,7 +9,7 @@ from tests.e2e.product import GPU_MEMORY_MIB, GPUS, Slice, slice_pod
 pytestmark = pytest.mark.usefixtures("product")
 
 
-def test_more_than_any_gpu_has_waits_and_says_that_no_single_gpu_has_it(kubectl: Kubectl) -> None:
+def test_request_above_any_gpu_waits_and_states_that_none_is_large_enough(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("too-large", Slice(GPU_MEMORY_MIB + 1)))
     assert "1 not enough free memory on one GPU" in _why_it_waits(kubectl, "too-large")
 
@@ -18,12 +19,12 @@ def test_more_than_the_node_has_waits_and_says_for_which_resource(kubectl: Kubec
     assert "Insufficient nvidia.com/vgpu-memory" in _why_it_waits(kubectl, "hopeless")
 
 
-def test_a_type_of_gpu_that_nobody_has_is_named(kubectl: Kubectl) -> None:
+def test_gpu_type_missing_in_cluster_is_named(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("picky", Slice(1024), annotations={"aliquot.dev/gpu-type": "B200"}))
-    assert "1 GPUs not of the type or UUID the pod wants" in _why_it_waits(kubectl, "picky")
+    assert "1 GPUs excluded by the pod's gpu-type or gpu-uuid" in _why_it_waits(kubectl, "picky")
 
 
-def test_a_pod_that_another_scheduler_bound_gets_no_gpu_and_is_told_whom_to_ask(kubectl: Kubectl) -> None:
+def test_pod_bound_by_other_scheduler_gets_no_gpu_and_event_with_remedy(kubectl: Kubectl) -> None:
     stranger = slice_pod("stranger", Slice(1024))
     stranger["spec"]["schedulerName"] = "by-hand"
     kubectl.apply(stranger)

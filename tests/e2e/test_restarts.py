@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agent and kubelet restart under running containers, which notice nothing; new pods work afterwards."""
 
 import pytest

@@ -1,4 +1,5 @@
-"""The product's service accounts may do what their programs do, and nothing beside it."""
+# SPDX-License-Identifier: Apache-2.0
+"""The product's service accounts may do what their programs do, and no more."""
 
 import json
 from typing import Any
@@ -84,17 +85,17 @@ def test_an_agent_cannot_report_for_a_node_it_does_not_run_on(product: Kubectl, 
 
 
 def test_an_agent_reports_only_its_two_resources(product: Kubectl, node_name: str) -> None:
-    assert "leaves the others as they are" in _patch_as_the_agent(product, node_name, node_name, "cpu")
+    assert "an agent changes only" in _patch_as_the_agent(product, node_name, node_name, "cpu")
 
 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        pytest.param("/metadata/labels/node-restriction.kubernetes.io~1pool", "gold", "leaves labels", id="label"),
-        pytest.param("/metadata/annotations/aliquot.test~1note", "x", "leaves labels", id="annotation"),
-        pytest.param("/metadata/finalizers", ["aliquot.test/kept"], "leaves labels", id="finalizer"),
-        pytest.param("/status/allocatable/nvidia.com~1vgpu-memory", "1", "leaves allocatable", id="allocatable"),
-        pytest.param("/status/daemonEndpoints/kubeletEndpoint/Port", 1, "leaves allocatable", id="the kubelet's port"),
+        pytest.param("/metadata/labels/node-restriction.kubernetes.io~1pool", "gold", "does not change its node's metadata", id="label"),
+        pytest.param("/metadata/annotations/aliquot.test~1note", "x", "does not change its node's metadata", id="annotation"),
+        pytest.param("/metadata/finalizers", ["aliquot.test/kept"], "does not change its node's metadata", id="finalizer"),
+        pytest.param("/status/allocatable/nvidia.com~1vgpu-memory", "1", "changes only capacity and conditions", id="allocatable"),
+        pytest.param("/status/daemonEndpoints/kubeletEndpoint/Port", 1, "changes only capacity and conditions", id="the kubelet's port"),
     ],
 )
 def test_an_agent_changes_nothing_else_of_its_node_through_its_status(
@@ -102,7 +103,7 @@ def test_an_agent_changes_nothing_else_of_its_node_through_its_status(
 ) -> None:
     before = product.get("node", node_name)["metadata"].get("annotations")
     assert before, "the controllers' annotations: a patch adds to what is there"
-    assert said in _ask_as_the_agent(product, node_name, "PATCH", f"/api/v1/nodes/{node_name}/status", [_added(path, value)])
+    assert said in ask_as_the_agent(product, node_name, "PATCH", f"/api/v1/nodes/{node_name}/status", [_added(path, value)])
 
 
 def test_the_scheduler_labels_no_pod_through_its_status(product: Kubectl, kubectl: Kubectl) -> None:
@@ -116,19 +117,19 @@ def test_the_scheduler_labels_no_pod_through_its_status(product: Kubectl, kubect
         return _ask(system, scheduler["metadata"]["name"], "extender", "PATCH", status, [_added(path, value)])
 
     assert "200 " in patched("/status/nominatedNodeName", "nowhere"), "what kube-scheduler writes there"
-    assert "and nothing else" in patched("/metadata/labels", {"app": "somebody-elses"})
-    assert "and nothing else" in patched("/metadata/finalizers", ["aliquot.test/kept"])
+    assert "changes only annotation" in patched("/metadata/labels", {"app": "somebody-elses"})
+    assert "changes only annotation" in patched("/metadata/finalizers", ["aliquot.test/kept"])
 
 
 def _patch_as_the_agent(product: Kubectl, node_name: str, target: str, resource: str) -> str:
     """Send a patch of a node's capacity from inside the agent's container, with its own token; return the answer."""
     added = _added(f"/status/capacity/{resource.replace('/', '~1')}", "1")
-    return _ask_as_the_agent(product, node_name, "PATCH", f"/api/v1/nodes/{target}/status", [added])
+    return ask_as_the_agent(product, node_name, "PATCH", f"/api/v1/nodes/{target}/status", [added])
 
 
 def test_an_agent_cannot_write_the_inventory_of_another_node(product: Kubectl, node_name: str) -> None:
     foreign = {"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "not-its-own"}}
-    said = _ask_as_the_agent(product, node_name, "POST", "/apis/aliquot.dev/v1alpha1/gpunodes", foreign)
+    said = ask_as_the_agent(product, node_name, "POST", "/apis/aliquot.dev/v1alpha1/gpunodes", foreign)
     assert "an agent writes the gpunode of its own node only" in said
 
 
@@ -136,7 +137,7 @@ def _added(path: str, value: Any) -> dict[str, Any]:
     return {"op": "add", "path": path, "value": value}
 
 
-def _ask_as_the_agent(product: Kubectl, node_name: str, verb: str, path: str, body: Any) -> str:
+def ask_as_the_agent(product: Kubectl, node_name: str, verb: str, path: str, body: Any) -> str:
     return _ask(product.within(AGENT_NAMESPACE), agent_pod(product, node_name)["metadata"]["name"], "agent", verb, path, body)
 
 

@@ -1,4 +1,7 @@
-"""A thousand nodes with eight thousand GPUs: our scheduler beside the same kube-scheduler without the extender, in one run.
+# SPDX-License-Identifier: Apache-2.0
+"""A thousand nodes with eight thousand GPUs: our scheduler next to three others, in one run.
+
+They are kube-scheduler with its own defaults, kube-scheduler as shipped without the extender, and ours with answers that list all nodes.
 
 A run of its own, for the load it makes: ``make e2e ARGS="-m scale -s -k thousand"``. ALIQUOT_SCALE_NODES and
 ALIQUOT_SCALE_PODS change the size.
@@ -10,10 +13,21 @@ from collections import Counter
 
 import pytest
 
-from proto import contract
+from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.paths import ROOT
-from tests.e2e.scale import GPU_MEMORY_MIB, NAMESPACE, PLAIN_SCHEDULER, Api, Figures, fake_nodes_kept_ready, make_nodes, measure
+from tests.e2e.scale import (
+    GPU_MEMORY_MIB,
+    LISTING_SCHEDULER,
+    NAMESPACE,
+    PLAIN_SCHEDULER,
+    STOCK_SCHEDULER,
+    Api,
+    Figures,
+    fake_nodes_kept_ready,
+    make_nodes,
+    measure,
+)
 
 NODES = int(os.environ.get("ALIQUOT_SCALE_NODES", "1000"))
 PODS = int(os.environ.get("ALIQUOT_SCALE_PODS", "1000"))
@@ -32,7 +46,7 @@ def test_a_thousand_nodes_are_filled_with_nothing_promised_twice(node: Cluster, 
     figures: dict[str, Figures] = {}
     with fake_nodes_kept_ready(node):
         make_nodes(api, NODES)
-        for scheduler in (PLAIN_SCHEDULER, contract.SCHEDULER_NAME):
+        for scheduler in (STOCK_SCHEDULER, PLAIN_SCHEDULER, LISTING_SCHEDULER, contract.SCHEDULER_NAME):
             figures[scheduler], assignments = measure(
                 node, api, scheduler, waiting=PODS, per_second=STEADY_PODS_PER_SECOND, seconds=STEADY_SECONDS
             )
@@ -56,9 +70,10 @@ def writes_to_pods(figures: Figures) -> float:
 def report(figures: dict[str, Figures]) -> str:
     """A table for people."""
     lines = [f"\n{NODES} nodes, {8 * NODES} GPUs, {PODS} waiting pods, then {STEADY_PODS_PER_SECOND:.0f} pods/s"]
-    lines.append(f"{'':20}{'pods/s':>8}{'p50 ms':>8}{'p99 ms':>8}  API writes per pod")
+    lines.append(f"{'':20}{'pods/s':>8}{'p50 ms':>8}{'p99 ms':>8}  CPU ms and API writes per pod")
     for name, row in figures.items():
         p50, p99 = (1000 * seconds for seconds in row.latency_seconds)
         writes = ", ".join(f"{what} {count:.2f}" for what, count in row.requests_per_pod.items())
-        lines.append(f"{name:20}{row.pods_per_second:8.0f}{p50:8.1f}{p99:8.1f}  {writes}")
+        cpu = ", ".join(f"{process} {ms:.1f}" for process, ms in row.cpu_ms_per_pod.items())
+        lines.append(f"{name:20}{row.pods_per_second:8.0f}{p50:8.1f}{p99:8.1f}  {cpu}; {writes}")
     return "\n".join(lines)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scheduler and extender end in the middle of their work; what they began is finished exactly once."""
 
 import sys
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proto import contract
+from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.components import Component
 from tests.e2e.cluster.namespaces import NODE_ADDRESS
@@ -55,7 +56,7 @@ def test_an_extender_killed_between_filter_and_bind_promises_nothing_twice(
 
 @pytest.fixture
 def bindings_hang(target: Target, node: Cluster) -> Iterator[Callable[[], None]]:
-    """The API server waits with every binding for a webhook that takes connections and says nothing; call it to end that."""
+    """The API server waits with every binding for a webhook that takes connections and does not reply; call it to end that."""
     deaf = f"import socket, time; server = socket.create_server(('', {DEAF_PORT}), backlog=128); time.sleep(3600)"
     node.start("deaf-webhook", Component([sys.executable, "-c", deaf]))
     webhook = {
@@ -105,9 +106,7 @@ def test_another_replica_takes_over_when_the_leaders_node_is_lost(invariants: In
     invariants.hold()
 
 
-def test_while_the_webhook_is_down_gpu_pods_are_refused_and_all_others_run(
-    invariants: Invariants, kubectl: Kubectl, system: Kubectl
-) -> None:
+def test_without_webhook_gpu_pods_are_refused_and_all_others_run(invariants: Invariants, kubectl: Kubectl, system: Kubectl) -> None:
     with scheduler_away(system):
         kubectl.apply(busybox_pod("other", "true"))
         kubectl.wait_for_phase("other", "Succeeded")
@@ -119,7 +118,7 @@ def test_while_the_webhook_is_down_gpu_pods_are_refused_and_all_others_run(
 
 @contextmanager
 def scheduler_away(system: Kubectl) -> Iterator[None]:
-    """No replica of the scheduler, hence no webhook, for a while."""
+    """No replica of the scheduler, so no webhook, for a while."""
     try:
         system.run("scale", "deployment", "aliquot-scheduler", "--replicas=0")
         system.run("wait", "pods", SELECTOR, "--for=delete", "--timeout=60s", timeout_seconds=90)
@@ -130,7 +129,7 @@ def scheduler_away(system: Kubectl) -> Iterator[None]:
 
 
 def leader(system: Kubectl) -> str:
-    """The pod whose kube-scheduler leads."""
+    """The pod with the kube-scheduler that leads."""
     return system.get("lease", contract.SCHEDULER_NAME)["spec"]["holderIdentity"].rpartition("_")[0]
 
 

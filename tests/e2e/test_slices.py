@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slices of several sizes share the GPUs, and every limit holds inside the real container."""
 
 import pytest
@@ -23,7 +24,7 @@ def test_a_program_fills_its_slice_exactly_and_is_refused_the_byte_above(kubectl
     assert after["free_bytes"] == 0
 
 
-def test_a_neighbour_on_the_same_gpu_notices_nothing_of_a_program_that_fills_its_own_slice(kubectl: Kubectl, shared_gpu: str) -> None:
+def test_program_that_fills_its_share_does_not_affect_same_gpu_neighbour(kubectl: Kubectl, shared_gpu: str) -> None:
     together = {"aliquot.dev/gpu-uuid": shared_gpu}
     kubectl.apply(slice_pod("neighbour", Slice(4096), ["/bin/aliquot-cuda-client", "hold", "--mib", "2048"], together))
     kubectl.apply(slice_pod("greedy", Slice(8192), annotations=together))
@@ -65,7 +66,7 @@ def test_the_limit_holds_without_any_environment(kubectl: Kubectl) -> None:
         pytest.param("sh -c", f"{BECOME_ROOT} {CLIENT}", id="as sudo does"),
     ],
 )
-def test_the_limit_holds_however_a_program_is_started(kubectl: Kubectl, ways: str, program: str) -> None:
+def test_limit_holds_for_every_way_to_start_program(kubectl: Kubectl, ways: str, program: str) -> None:
     kubectl.apply(slice_pod("started", Slice(2048)))
     kubectl.wait_for_phase("started", "Running")
     filled = parse_events(kubectl.exec("started", *ways.split(), f"{program} fill; true"))[-1]
@@ -73,7 +74,7 @@ def test_the_limit_holds_however_a_program_is_started(kubectl: Kubectl, ways: st
     assert filled["result_name"] == "CUDA_ERROR_OUT_OF_MEMORY"
 
 
-def test_a_user_that_is_not_root_has_the_same_limit_in_a_setuid_program_as_without(kubectl: Kubectl) -> None:
+def test_setuid_program_of_non_root_user_has_same_limit(kubectl: Kubectl) -> None:
     pod = slice_pod("nobody", Slice(2048))
     pod["spec"]["securityContext"] = {"runAsUser": 65534}
     kubectl.apply(pod)
@@ -84,7 +85,7 @@ def test_a_user_that_is_not_root_has_the_same_limit_in_a_setuid_program_as_witho
 
 
 def test_processes_that_come_of_fork_alone_share_one_limit(kubectl: Kubectl) -> None:
-    """Four processes that together want more than the limit, none of which was started by exec. And a driver is for who initialised it."""
+    """Four processes request more than the limit together. No exec started them. A driver belongs to the process that initialised it."""
     kubectl.apply(slice_pod("forking", Slice(8192)))
     kubectl.wait_for_phase("forking", "Running")
     *held, after = parse_events(kubectl.exec("forking", FORKED, "3072", "3"))

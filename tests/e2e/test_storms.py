@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many pods arrive while the agent is killed or replaced; each gets its own share, and who ran before notices nothing."""
 
 import os
@@ -8,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from release.dockerfile import build_images
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.cluster.dockerfile import build_images
 from tests.e2e.cluster.paths import BUILD, ROOT
 from tests.e2e.invariants import Invariants
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import (
     AGENT_IMAGE,
     AGENT_NAMESPACE,
+    BUILD_OPTIONS,
     CLIENT_IMAGE,
     DOCKERFILE,
     MIB,
@@ -32,11 +34,11 @@ SEED = int(os.environ.get("ALIQUOT_E2E_SEED", time.time_ns() % 10**6))
 STORM_MIB = 3000
 KILLS = 3
 LASTING_SECONDS = 4
-"""How long a pod of the storm lasts, of which a third run at once: longer than it takes kubelet to start an agent again."""
+"""How long a pod of the storm lasts; a third of them run at once. Longer than kubelet takes to start an agent again."""
 ARRIVING_MIB = 3000
 ARRIVING_PODS = 8
 
-NEXT_IMAGE = "aliquot.dev/aliquot-agent:0.1.0-next"
+NEXT_IMAGE = f"{AGENT_IMAGE}-next"
 NEXT_VERSION = """
 FROM agent AS next
 RUN for library in /usr/local/lib/aliquot/*.so*; do echo next >> $library; done
@@ -46,10 +48,10 @@ RUN for library in /usr/local/lib/aliquot/*.so*; do echo next >> $library; done
 
 @pytest.mark.parametrize("pods", [60, pytest.param(200, marks=pytest.mark.scale)])
 @pytest.mark.timeout(1300)
-def test_an_agent_killed_at_random_in_a_storm_of_pods_gives_every_pod_its_own_share(
+def test_agent_killed_randomly_during_pod_storm_gives_every_pod_own_share(
     invariants: Invariants, kubectl: Kubectl, node: Cluster, product: Kubectl, node_name: str, pods: int
 ) -> None:
-    """A Job, because the kubelet fails a pod whose devices it asks for at the moment when nobody answers; the Job makes another."""
+    """A Job, because kubelet fails a pod when it requests the pod's devices and no agent replies; the Job makes another."""
     moments = sorted(random.Random(SEED).sample(range(1, pods // 4), KILLS))
     storm = Storm(kubectl, pods, parallelism=pods // 3)
     killed = 0
@@ -71,7 +73,7 @@ def test_an_agent_is_upgraded_and_rolled_back_while_pods_run_and_arrive(
 ) -> None:
     """Containers that run keep the shim they mapped, and new ones get the new one.
 
-    Whom the kubelet asks for while no agent is there to answer is refused by the kubelet; whoever is not gets its share.
+    Kubelet refuses a pod that it allocates devices for while no agent replies; every other pod gets its share.
     """
     system = product.within(AGENT_NAMESPACE)
     arrive(kubectl, "before")
@@ -112,7 +114,7 @@ def next_image(product: Kubectl, node: Cluster, tmp_path: Path) -> Iterator[str]
     """The agent's image with another shim, on the node; the agent is the released one again afterwards."""
     dockerfile = tmp_path / "Dockerfile"
     dockerfile.write_text(DOCKERFILE.read_text() + NEXT_VERSION)
-    [archive] = build_images(dockerfile, ROOT, {"next": NEXT_IMAGE}, BUILD / "images/next")
+    [archive] = build_images(dockerfile, ROOT, {"next": NEXT_IMAGE}, BUILD / "images/next", BUILD_OPTIONS)
     node.import_image(archive)
     yield NEXT_IMAGE
     upgrade(product.within(AGENT_NAMESPACE), AGENT_IMAGE)
@@ -123,7 +125,7 @@ _SELECTOR = "batch.kubernetes.io/job-name=storm"
 
 
 class Storm:
-    """A Job whose pods say what they see and end."""
+    """A Job with pods that print what they see and end."""
 
     def __init__(self, kubectl: Kubectl, pods: int, *, parallelism: int) -> None:
         self._kubectl = kubectl

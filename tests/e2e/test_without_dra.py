@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A control plane from before dynamic resource allocation: as Kubernetes 1.33 was, the oldest that these programs can act as.
 
 The kubelet cannot act as an older one, and since 1.35 it has dynamic resource allocation always; without the API it has no use for it.
@@ -46,7 +47,7 @@ def test_there_is_no_api_for_resource_claims(product: Kubectl) -> None:
         product.run("get", "--raw=/apis/resource.k8s.io")
 
 
-def test_pods_get_their_share_and_those_that_ask_too_much_are_told(kubectl: Kubectl) -> None:
+def test_pods_get_their_share_and_excessive_requests_are_refused_with_reason(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("share", Slice(3000)), slice_pod("too-large", Slice(10**6)))
     kubectl.wait_for_phase("share", "Running", seconds=60)
     assert [device["total_bytes"] for device in Client(kubectl, "share").devices()] == [3000 * MIB]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The small installation: one DaemonSet, and the agent itself places pods. The scheduler is put back afterwards."""
 
 from collections.abc import Iterator
@@ -5,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proto import contract
+from aliquot import contract
 from tests.e2e.cluster.paths import ROOT
 from tests.e2e.kubectl import Kubectl, KubectlError, eventually
 from tests.e2e.product import (
@@ -56,7 +57,7 @@ def test_pods_started_at_once_each_see_their_own_amount(kubectl: Kubectl) -> Non
     assert {pod["spec"]["schedulerName"] for pod in kubectl.all("pods")} == {"default-scheduler"}
 
 
-def test_more_than_any_gpu_has_is_refused_with_the_reason_in_the_pods_events(kubectl: Kubectl) -> None:
+def test_request_above_any_gpu_is_refused_with_reason_in_pod_events(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("too-large", Slice(GPU_MEMORY_MIB + 1)))
 
     def refused() -> list[str]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How pods with GPUs behave as parts of ordinary workloads: in quotas, priorities, sets, and beside other containers."""
 
 from collections.abc import Iterator
@@ -5,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proto import contract
+from aliquot import contract
 from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 from tests.e2e.product import (
     CLIENT,
@@ -52,7 +53,7 @@ def test_init_container_sidecar_and_containers_each_have_a_slice_of_their_own(ku
     assert seen == {"prepare": 6000, "sidecar": 1000, "first": 2000, "second": 3000}
 
 
-def test_a_container_that_asks_for_no_gpu_sees_none(kubectl: Kubectl) -> None:
+def test_container_without_gpu_request_sees_no_gpu(kubectl: Kubectl) -> None:
     pod = slice_pod("mixed", Slice(1024))
     plain = gpu_container("plain", Slice(1))
     del plain["resources"]
@@ -64,7 +65,7 @@ def test_a_container_that_asks_for_no_gpu_sees_none(kubectl: Kubectl) -> None:
         kubectl.exec("mixed", CLIENT, "info", container="plain")
 
 
-def test_a_quota_counts_mebibytes_whatever_words_they_are_asked_in(kubectl: Kubectl) -> None:
+def test_quota_counts_mebibytes_in_every_vocabulary(kubectl: Kubectl) -> None:
     hard = {f"requests.{contract.RESOURCE_VGPU_MEMORY}": "5001"}
     kubectl.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpu"}, "spec": {"hard": hard}})
     eventually(lambda: "hard" in kubectl.get("resourcequota", "gpu").get("status", {}), "the quota to count")
@@ -113,7 +114,7 @@ def asking_for(name: str, limits: dict[str, str], annotations: dict[str, str] | 
     return pod
 
 
-def test_production_work_takes_one_gpu_from_best_effort_work_and_leaves_the_others(kubectl: Kubectl) -> None:
+def test_production_work_takes_one_gpu_from_best_effort_and_leaves_others(kubectl: Kubectl) -> None:
     for number in range(GPUS):
         kubectl.apply(with_priority(slice_pod(f"filler-{number}", Slice(GPU_MEMORY_MIB)), "aliquot-best-effort"))
     for number in range(GPUS):
@@ -129,8 +130,8 @@ def test_production_work_takes_one_gpu_from_best_effort_work_and_leaves_the_othe
     assert Client(kubectl, "important").devices()[0]["total_bytes"] == GPU_MEMORY_MIB // 2 * MIB
 
 
-def test_the_pod_that_ends_for_another_is_one_that_its_budget_lets_go(kubectl: Kubectl) -> None:
-    """Of the node as a whole enough is free, so kube-scheduler proposes nobody; which GPU is freed is the extender's choice."""
+def test_victim_is_pod_that_its_budget_allows_to_end(kubectl: Kubectl) -> None:
+    """The node as a whole has enough free, so kube-scheduler proposes no victim; the extender chooses which GPU is freed."""
     fillers = [
         with_priority(slice_pod(f"filler-{number}", Slice(GPU_MEMORY_MIB * 6 // 10)), "aliquot-best-effort") for number in range(GPUS)
     ]
@@ -169,7 +170,7 @@ def test_a_pod_that_waits_starts_as_soon_as_another_leaves(kubectl: Kubectl, sha
     kubectl.wait_for_phase("waiter", "Running", seconds=15)
 
 
-def test_the_next_pod_of_a_stateful_set_gets_its_own_slice_under_the_same_name(kubectl: Kubectl) -> None:
+def test_next_pod_of_stateful_set_gets_own_share_under_same_name(kubectl: Kubectl) -> None:
     template = slice_pod("unused", Slice(3072))
     template["spec"]["restartPolicy"] = "Always"
     spec = {

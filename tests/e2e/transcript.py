@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """Transcripts in documents: the commands of a page's ``console`` blocks with what they printed, run again and compared.
 
-A block looks as a terminal does. A line that begins with ``$`` is a command, with the lines of a here-document after it; the lines up
-to the next command are its output. In an output ``…`` stands for anything within a line, and alone on a line for any lines; columns may
-be wider or narrower. A command ends with status 0 unless the next one is ``echo $?``; one that ends with ``&`` goes on beside the others.
+A block looks as a terminal does. A line that begins with ``$`` is a command, with the lines of a here-document after it; the lines up to
+the next command are its output. In an output ``…`` means anything within a line, and alone on a line any lines; columns may be wider or
+narrower. A command ends with status 0 unless the next one is ``echo $?``; one that ends with ``&`` continues while the others run.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""A container without a runtime: an unpacked root with the shim and the (simulated) driver where the agent would mount them.
+# SPDX-License-Identifier: Apache-2.0
+"""A container without a runtime: an unpacked root with the shim and the (simulated) driver where the agent mounts them.
 
 The limits and the region are written with ``agent.core.region_layout``, as the agent writes them. Programs started with ``run`` or
 ``start`` see what they would see inside: the library directory of this root, its devices, and nothing else of the node.
@@ -18,14 +19,14 @@ from typing import Any, Literal
 
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits, RegionSnapshot
-from proto import contract
+from aliquot import contract
 from tests.fakes import regions
 
 MIB = 2**20
 SOURCE_TREE = Path(__file__).resolve().parents[2]
 F_OFD_GETLK = 36
 PATIENCE_SECONDS = 30
-"""No program in a test takes this long; one that does hangs."""
+"""A program that takes longer hangs."""
 
 Interposition = Literal["front", "preload", "none"]
 LIBRARY_DIR = "usr/lib/x86_64-linux-gnu"
@@ -34,12 +35,13 @@ CLIENT = "bin/aliquot-cuda-client"
 
 @dataclass(frozen=True)
 class Answer:
-    """How a program ended and what it said."""
+    """Exit code and output of a program."""
 
     status: int
     events: tuple[dict[str, Any], ...]
-    """The JSON objects of its output, one per line."""
+    """JSON objects of its output, one from each line."""
     stderr: str
+    stdout: str = ""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -48,7 +50,7 @@ class Answer:
 
 
 class Program:
-    """A running program that is steered by lines on stdin and answers each with a line of JSON."""
+    """A running program that reads commands from stdin and answers each with one line of JSON."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -93,9 +95,16 @@ class Container:
         self.build = build
         self.interposition = interposition
         self.settings: dict[str, str] = {}
-        """Environment variables of all its programs, as a pod's spec sets them."""
+        """Environment of all its programs, as from a pod's spec."""
+        self.measured_context_bytes: int | None = None
+        """Memory of one process's context, on this machine's own driver; None on a simulated GPU, where it is known."""
         self._node = node
         self._uuids = uuids
+
+    @property
+    def on_machine(self) -> bool:
+        """Whether the driver is this machine's own. Then sizes are not those of a simulated GPU."""
+        return self.measured_context_bytes is not None
 
     @property
     def limits_path(self) -> Path:
@@ -111,7 +120,7 @@ class Container:
         return region_layout.decode_limits(self.limits_path.read_bytes())
 
     def set_limits(self, limits: Limits) -> None:
-        """Rewrite the limits in place, in the order the protocol asks for, while programs run."""
+        """Rewrite the limits in place, in the order of the protocol, while programs run."""
         descriptor = os.open(self.limits_path, os.O_RDWR)
         try:
             for write in region_layout.limits_update(limits, current=os.pread(descriptor, region_layout.LIMITS_BYTES, 0)):
@@ -134,11 +143,11 @@ class Container:
         return region_layout.dead_slots(snapshot, locked)
 
     def used_bytes(self, device: int = 0) -> int:
-        """What the living processes hold."""
+        """Return the bytes that running processes hold."""
         return region_layout.live_used_bytes(self.snapshot(), self.dead_slots())[device]
 
     def line_bytes(self, device: int = 0) -> int:
-        """The word that grants are compared with."""
+        """Return the total that the shim compares with the limit."""
         return self.snapshot().line_used_bytes[device]
 
     # --- the programs' side ---------------------------------------------------------------------------------------
@@ -155,25 +164,27 @@ class Container:
             env["LD_PRELOAD"] = str(self.root / contract.CONTAINER_PRELOAD.lstrip("/"))
         return env | self.settings | dict(extra or {})
 
-    def run(self, command: Sequence[str | Path], env: Mapping[str, str] | None = None, stdin: str = "") -> Answer:
+    def run(
+        self, command: Sequence[str | Path], env: Mapping[str, str] | None = None, stdin: str = "", *, patience: float = PATIENCE_SECONDS
+    ) -> Answer:
         done = subprocess.run(
             [str(word) for word in command],
-            env=self.environment(env), input=stdin, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
+            env=self.environment(env), input=stdin, capture_output=True, text=True, timeout=patience, check=False,
         )  # fmt: skip
-        return Answer(done.returncode, tuple(_events(done.stdout)), done.stderr)
+        return Answer(done.returncode, tuple(_events(done.stdout)), done.stderr, done.stdout)
 
     def client(self, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = "") -> Answer:
         return self.run([self.build / CLIENT, *arguments], env, stdin)
 
     def python(self, script: str, *, env: Mapping[str, str] | None = None, behind: Sequence[str] = ()) -> Answer:
-        """Run a Python program that knows this source tree and nothing of the shim.
+        """Run a Python program with this source tree on its path; it does not use the shim directly.
 
         Args: behind: a command that runs it, such as ``unshare`` and its options.
         """
         return self.run([*behind, sys.executable, "-c", script], {"PYTHONPATH": str(SOURCE_TREE), **(env or {})})
 
     def start_python(self, script: str, *, env: Mapping[str, str] | None = None, behind: Sequence[str] = ()) -> Program:
-        """The same, steered: it tells on stdout and listens on stdin."""
+        """Start a Python program that reads commands from stdin and answers on stdout."""
         return self.start([*behind, sys.executable, "-c", script], {"PYTHONPATH": str(SOURCE_TREE), **(env or {})})
 
     def start(self, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> Program:
@@ -183,7 +194,7 @@ class Container:
         return Program(process)
 
     def repl(self, *arguments: str, env: Mapping[str, str] | None = None) -> Program:
-        """A client that waits for commands; its readiness is already heard."""
+        """Start a client that waits for commands; its first line is already read."""
         program = self.start([self.build / CLIENT, "repl", *arguments], env)
         ready = program.listen()
         assert ready["event"] == "ready", ready
@@ -200,7 +211,7 @@ def make_container(
     uuids: Sequence[str] | None = None,
     driver: Mapping[str, Path] | None = None,
 ) -> Container:
-    """Unpack a container's root at ``root``.
+    """Create a container's root at ``root``.
 
     Args:
         build: the build directory.
@@ -242,7 +253,7 @@ class Node:
     def container(
         self, *memory_mib: float, interposition: Interposition = "front", first: int = 0, log_level: int = region_layout.LOG_ERROR
     ) -> Container:
-        """A container with one device per amount, from the node's device number ``first`` on."""
+        """Create a container with one device for each amount, from the node's device number ``first``."""
         devices = tuple(
             DeviceLimit(uuid, int(mib * MIB)) for uuid, mib in zip(self.uuids[first : first + len(memory_mib)], memory_mib, strict=True)
         )
@@ -254,10 +265,10 @@ class Node:
         return make_container(root, self.build, self.directory, limits, interposition=interposition, uuids=uuids)
 
     def host(self, script: str) -> str:
-        """What a Python program on the host (all devices, no shim) prints."""
+        """Run a Python program on the host (all devices, no shim); return its output."""
         done = subprocess.run(
             [sys.executable, "-c", script],
-            env=_host_environment(self.build, self.directory),
+            env=self.host_environment(),
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
@@ -265,8 +276,12 @@ class Node:
         )
         return done.stdout
 
+    def host_environment(self) -> dict[str, str]:
+        """Return the environment of a program on the host."""
+        return _host_environment(self.build, self.directory)
+
     def physical_used_bytes(self, uuid: str) -> int:
-        """Device memory that processes hold, as the driver itself counts."""
+        """Return the device memory that processes hold, by the driver's count."""
         script = (
             f"import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByUUID({uuid!r})\n"
             "print(sum(p.usedGpuMemory for p in n.nvmlDeviceGetComputeRunningProcesses(h)))"
@@ -282,7 +297,7 @@ _known_uuids: dict[str, tuple[str, ...]] = {}
 
 
 def _device_uuids(build: Path, directory: Path) -> tuple[str, ...]:
-    """The UUIDs of the node's GPUs in NVML order. The same topology has the same ones, so it is asked once."""
+    """Return the UUIDs of the node's GPUs in NVML order. They depend on the topology only, so the result is cached."""
     topology = (directory / "topology").read_text()
     if topology not in _known_uuids:
         script = (
@@ -306,7 +321,7 @@ def _events(output: str) -> Iterable[dict[str, Any]]:
 
 
 def _is_locked(descriptor: int, offset: int) -> bool:
-    """Whether a process holds the write lock on this byte; looks only."""
+    """Whether a process holds the write lock on this byte, without taking it."""
     form = struct.Struct("hhlli4x")
     asked = form.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
     kind: int = form.unpack(fcntl.fcntl(descriptor, F_OFD_GETLK, asked))[0]

@@ -1,6 +1,7 @@
-"""The driver API by ctypes, for small CUDA programs that tests run inside a container: calls by exported name, results as integers.
+# SPDX-License-Identifier: Apache-2.0
+"""The driver API by ctypes, for small CUDA programs that tests run in a container: calls by exported name, results as integers.
 
-Knows nothing of the shim: it opens ``libcuda.so.1`` as any program does. A program prints what it found with ``tell``, as JSON.
+It opens ``libcuda.so.1`` as any program does, and does not know the shim. A program prints its results with ``tell``, as JSON.
 """
 
 import ctypes
@@ -50,7 +51,7 @@ def tell(**facts: Any) -> None:
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Call a driver function; integers go as 64 bits, which every smaller integer argument also reads rightly."""
+    """Call a driver function; integers are passed as 64 bits, which is correct for smaller integer arguments too."""
     if not _library:
         _library.append(ctypes.CDLL("libcuda.so.1"))
     converted = [ctypes.c_uint64(argument & (2**64 - 1)) if isinstance(argument, int) else argument for argument in arguments]
@@ -58,18 +59,18 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def out(initial: int = UNTOUCHED) -> ctypes.c_uint64:
-    """A variable for the driver to write; pass it with ``ctypes.byref`` or through ``into``."""
+    """Return a variable for the driver to write; pass it with ``ctypes.byref`` or through ``into``."""
     return ctypes.c_uint64(initial)
 
 
 def into(name: str, *arguments: Any) -> tuple[int, int]:
-    """Call a function whose first argument is an output; its result and what it wrote."""
+    """Call a function with an output as the first argument; return its result and the output."""
     variable = out()
     return call(name, ctypes.byref(variable), *arguments), variable.value
 
 
 def start(device: int = 0) -> None:
-    """Initialise, and make the device's primary context current."""
+    """Initialise the driver, and make the device's primary context current."""
     must("cuInit", 0)
     use(device)
 
@@ -83,32 +84,32 @@ def use(device: int) -> None:
 
 
 def must(name: str, *arguments: Any) -> None:
-    """Call, and end the program when it fails."""
+    """Call a function; end the program when it fails."""
     result = call(name, *arguments)
     if result:
         raise SystemExit(f"{name}: {result}")
 
 
 def alloc(size: int) -> tuple[int, int]:
-    """cuMemAlloc."""
+    """Call cuMemAlloc; return result and address."""
     return into("cuMemAlloc_v2", size)
 
 
 def info() -> tuple[int, int]:
-    """Free and total bytes, as cuMemGetInfo says."""
+    """Return free and total bytes from cuMemGetInfo."""
     free, total = out(), out()
     must("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
 
 def create_physical(size: int, device: int = 0) -> tuple[int, int]:
-    """cuMemCreate of device memory."""
+    """Call cuMemCreate for device memory; return result and handle."""
     prop = AllocationProp(type=1, location_type=DEVICE, location_id=device)
     return into("cuMemCreate", size, ctypes.byref(prop), 0)
 
 
 def reserve(size: int) -> int:
-    """An address range without memory behind it."""
+    """Return an address range without memory."""
     result, address = into("cuMemAddressReserve", size, 0, 0, 0)
     if result:
         raise SystemExit(f"cuMemAddressReserve: {result}")

@@ -1,4 +1,5 @@
-"""A device plugin whose every answer a test decides, and a kubelet stand-in on a short-lived directory."""
+# SPDX-License-Identifier: Apache-2.0
+"""A device plugin with replies that a test sets, and a stand-in kubelet in a temporary directory."""
 
 import asyncio
 import shutil
@@ -11,15 +12,15 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from aliquot.standin.cluster import Cluster, Kind
-from aliquot.standin.kubelet import Kubelet
-from aliquot.standin.plugins import Behaviour
-from aliquot.standin.pods import parse_amount
-from aliquot.standin.runtime import Runtime
-from proto.kubelet import deviceplugin_pb2 as pb
-from proto.kubelet import deviceplugin_pb2_grpc as rpc
-from proto.kubelet import podresources_pb2 as podresources
-from proto.kubelet import podresources_pb2_grpc as podresources_rpc
+from aliquot.kubelet_api import deviceplugin_pb2 as pb
+from aliquot.kubelet_api import deviceplugin_pb2_grpc as rpc
+from aliquot.kubelet_api import podresources_pb2 as podresources
+from aliquot.kubelet_api import podresources_pb2_grpc as podresources_rpc
+from aliquot_lab.standin.cluster import Cluster, Kind
+from aliquot_lab.standin.kubelet import Kubelet
+from aliquot_lab.standin.plugins import Behaviour
+from aliquot_lab.standin.pods import parse_amount
+from aliquot_lab.standin.runtime import Runtime
 
 NODE = "node-1"
 RESOURCE = "example.com/device"
@@ -37,7 +38,7 @@ def devices(count: int) -> list[pb.Device]:
 
 @dataclass
 class ScriptedPlugin(rpc.DevicePluginServicer):
-    """Records every call; answers as its fields say."""
+    """Records every call, and replies with the values of its fields."""
 
     resource: str = RESOURCE
     options: pb.DevicePluginOptions = field(default_factory=lambda: pb.DevicePluginOptions(pre_start_required=True))
@@ -105,14 +106,14 @@ class ScriptedPlugin(rpc.DevicePluginServicer):
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Return once ``condition`` holds; it may look at anything, so it is asked again and again."""
+    """Return when ``condition`` is true, which is polled."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 class KubeletHarness:
-    """A kubelet with cluster and runtime, and shorthands to look at them."""
+    """A kubelet with cluster and runtime, and shortcuts to their state."""
 
     def __init__(self, base: Path, behaviour: Behaviour) -> None:
         self.base = base
@@ -130,7 +131,7 @@ class KubeletHarness:
         return self.base / "dp"
 
     async def plugin(self, items: list[pb.Device], endpoint: str = "plugin.sock", **fields) -> ScriptedPlugin:
-        """Serve and register a plugin, and wait until its devices are known."""
+        """Serve and register a plugin, and wait until kubelet has its devices."""
         plugin = ScriptedPlugin(**fields)
         self.plugins.append(plugin)
         plugin.advertise(items)
@@ -150,7 +151,7 @@ class KubeletHarness:
         return parse_amount(amounts[resource]) if resource in amounts else None
 
     def create(self, name: str, count: int = 1, **changes) -> None:
-        """Create a pod of one container that sleeps, unless ``changes`` to its spec say otherwise."""
+        """Create a pod with one container that sleeps; ``changes`` replace fields of its spec."""
         spec = {"nodeName": NODE, "restartPolicy": "Always", "terminationGracePeriodSeconds": 1, "containers": [container("main", count)]}
         self.cluster.create(Kind.POD, {"metadata": {"name": name}, "spec": {**spec, **changes}})
 
@@ -187,7 +188,7 @@ def container(name: str, count: int = 1, *, command: str = "exec sleep 600", **m
 
 @asynccontextmanager
 async def kubelet_harness(behaviour: Behaviour = QUICK) -> AsyncIterator[KubeletHarness]:
-    """Run a kubelet in a directory with a name short enough for sockets."""
+    """Run a kubelet in a directory with a path short enough for sockets."""
     base = Path(tempfile.mkdtemp(prefix="aq-"))
     harness = KubeletHarness(base, behaviour)
     await harness.kubelet.start()

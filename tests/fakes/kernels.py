@@ -1,6 +1,7 @@
-"""Kernels for small CUDA programs that tests run inside a container: one that keeps the device for as long as it is told, in every form.
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels for small CUDA programs that tests run in a container: a kernel that uses the device for a given time, in every form of launch.
 
-On top of ``tests.fakes.cuda``, and as ignorant of the shim. ``spin`` submits and returns; what it submits runs for that many microseconds.
+It uses ``tests.fakes.cuda``, and does not know the shim. ``spin`` launches a kernel of the given microseconds and returns.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ spin:
   ret;
 }
 """
-"""A spin on the device's nanosecond timer; the simulated driver knows it by its name."""
+"""A loop on the device's nanosecond timer; the simulated driver recognises it by name."""
 
 PER_THREAD = "_ptsz"
 GRID = (1, 1, 1, 1, 1, 1)
@@ -50,16 +51,22 @@ class LaunchConfig(ctypes.Structure):
 
 
 def load() -> int:
-    """The spinning kernel, in the current context."""
+    """Return the spinning kernel in the current context."""
+    return load_module()[0]
+
+
+def load_module() -> tuple[int, int]:
+    """Return the spinning kernel in the current context, and its module."""
     result, module = into("cuModuleLoadData", _IMAGE)
     if result:
         raise SystemExit(f"cuModuleLoadData: {result}")
     function = out()
     must("cuModuleGetFunction", ctypes.byref(function), module, b"aliquot_spin")
-    return function.value
+    return function.value, module
 
 
-def _arguments(microseconds: int) -> Any:
+def arguments(microseconds: int) -> Any:
+    """Return the kernel's arguments, which have to live until the launch."""
     value = ctypes.c_uint64(microseconds)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(value))
     pointers.kept = value  # type: ignore[attr-defined]  # the driver reads it during the call
@@ -67,24 +74,24 @@ def _arguments(microseconds: int) -> Any:
 
 
 def spin(function: int, microseconds: int, stream: int = 0, suffix: str = "") -> None:
-    """cuLaunchKernel."""
-    must(f"cuLaunchKernel{suffix}", function, *GRID, 0, stream, _arguments(microseconds), None)
+    """Launch with cuLaunchKernel."""
+    must(f"cuLaunchKernel{suffix}", function, *GRID, 0, stream, arguments(microseconds), None)
 
 
 def spin_ex(function: int, microseconds: int, stream: int = 0, suffix: str = "") -> None:
-    """cuLaunchKernelEx."""
+    """Launch with cuLaunchKernelEx."""
     ones = (ctypes.c_uint * 3)(1, 1, 1)
     config = LaunchConfig(grid=ones, block=ones, stream=stream or None)
-    must(f"cuLaunchKernelEx{suffix}", ctypes.byref(config), function, _arguments(microseconds), None)
+    must(f"cuLaunchKernelEx{suffix}", ctypes.byref(config), function, arguments(microseconds), None)
 
 
 def spin_cooperative(function: int, microseconds: int, stream: int = 0, suffix: str = "") -> None:
-    """cuLaunchCooperativeKernel."""
-    must(f"cuLaunchCooperativeKernel{suffix}", function, *GRID, 0, stream, _arguments(microseconds))
+    """Launch with cuLaunchCooperativeKernel."""
+    must(f"cuLaunchCooperativeKernel{suffix}", function, *GRID, 0, stream, arguments(microseconds))
 
 
 def make_stream() -> int:
-    """A stream that waits for no other."""
+    """Create a non-blocking stream."""
     result, stream = into("cuStreamCreate", 1)
     if result:
         raise SystemExit(f"cuStreamCreate: {result}")
@@ -92,7 +99,7 @@ def make_stream() -> int:
 
 
 def capture(stream: int, work: Callable[[], None], suffix: str = "", mode: int = THREAD_LOCAL) -> int:
-    """The graph of what ``work`` submits to the stream."""
+    """Capture what ``work`` submits to the stream; return the graph."""
     must(f"cuStreamBeginCapture_v2{suffix}", stream, mode)
     work()
     graph = out()
@@ -101,7 +108,7 @@ def capture(stream: int, work: Callable[[], None], suffix: str = "", mode: int =
 
 
 def instantiate(graph: int) -> int:
-    """The graph, ready to launch."""
+    """Return the executable graph."""
     result, ready = into("cuGraphInstantiateWithFlags", graph, 0)
     if result:
         raise SystemExit(f"cuGraphInstantiateWithFlags: {result}")
@@ -109,7 +116,7 @@ def instantiate(graph: int) -> int:
 
 
 def work_for(seconds: float, microseconds: int, submit: Callable[[], None], at_once: int = 8) -> int:
-    """Keep submitting and waiting; microseconds of device time done in all."""
+    """Launch and wait repeatedly; return the total device time in microseconds."""
     end, done = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         for _ in range(at_once):

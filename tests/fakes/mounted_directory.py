@@ -1,4 +1,5 @@
-"""A directory of the host as a container has it mounted. Who may not mount skips the test."""
+# SPDX-License-Identifier: Apache-2.0
+"""A directory of the host, mounted as in a container. Without the right to mount, the test is skipped."""
 
 import shutil
 import subprocess
@@ -10,26 +11,26 @@ from tests.fakes.mounting import mounted as mount
 
 
 class MountedDirectory:
-    """What ``mounted`` shows is what ``host`` was when it was mounted."""
+    """``mounted`` shows the directory that ``host`` was at the time of the mount."""
 
     def __init__(self, host: Path, mounted: Path) -> None:
         self._host = host
         self._mounted = mounted
 
     def replace(self) -> None:
-        """Remove it on the host, and make it anew."""
+        """Remove the directory on the host, and create it again."""
         shutil.rmtree(self._host)
         self._host.mkdir()
 
     def mount_again(self) -> None:
-        """Show what the host has now, as to a container that is started anew."""
+        """Mount the host's current directory, as for a new container."""
         subprocess.run(["umount", "--lazy", self._mounted], check=True)
         subprocess.run(["mount", "--bind", self._host, self._mounted], check=True)
 
 
 @contextmanager
 def mounted_directory(host: Path, mounted: Path) -> Iterator[MountedDirectory]:
-    """Make a directory and mount it over another, which is empty. Skips the test where nothing can be mounted."""
+    """Create a directory and mount it over another, empty one. Skips the test without the right to mount."""
     host.mkdir()
     with mount(mounted, "--bind", host):
         yield MountedDirectory(host, mounted)

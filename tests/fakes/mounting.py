@@ -1,4 +1,5 @@
-"""Mounts for tests of what becomes of directories. Who may not mount skips the test; a mount that fails otherwise fails it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Mounts for tests. Without the right to mount, the test is skipped; any other failed mount fails it."""
 
 import subprocess
 from collections.abc import Iterator
@@ -8,22 +9,22 @@ from pathlib import Path
 import pytest
 
 _SYS_ADMIN = 1 << 21
-"""CAP_SYS_ADMIN of linux/capability.h."""
+"""CAP_SYS_ADMIN from linux/capability.h."""
 
 
 @contextmanager
 def mounted(directory: Path, *arguments: str | Path) -> Iterator[None]:
-    """Mount something over an empty directory, as mount(8) does by these arguments. Skips the test where nothing may be mounted."""
+    """Mount over an empty directory with the arguments of mount(8). Skips the test without the right to mount."""
     done = subprocess.run(["mount", *arguments, directory], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = done.stderr.strip()
-        if not _may_mount() or "permission denied" in said:
-            pytest.skip(f"needs a mount, which takes root with SYS_ADMIN: {said}")
-        pytest.fail(f"mount {' '.join(map(str, arguments))} {directory}: {said}")
+        error = done.stderr.strip()
+        if not _may_mount() or "permission denied" in error:
+            pytest.skip(f"needs a mount, which takes root with SYS_ADMIN: {error}")
+        pytest.fail(f"mount {' '.join(map(str, arguments))} {directory}: {error}")
     try:
         yield
     finally:
-        subprocess.run(["umount", "--lazy", directory], check=True)  # whoever still has a file open there keeps it
+        subprocess.run(["umount", "--lazy", directory], check=True)  # processes with an open file keep it
 
 
 def _may_mount() -> bool:

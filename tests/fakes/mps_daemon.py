@@ -1,8 +1,9 @@
-"""Stands for ``nvidia-cuda-mps-control``: the same command line, environment, pipe directory and commands, and no GPU.
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for ``nvidia-cuda-mps-control``: the same command line, environment, pipe directory and commands, without a GPU.
 
-``-d`` leaves a daemon behind that listens in the pipe directory; without arguments the commands of standard input go to it. Beyond the
-commands of the real program, ``fake-start-server PID``, ``fake-fault PID`` and ``fake-hang`` bring about what clients and faults do there.
-As the real daemon it appends five lines to its log for each command.
+``-d`` starts a daemon that listens in the pipe directory. Without arguments, the program sends the commands of standard input to it. In
+addition to the real commands, ``fake-start-server PID``, ``fake-fault PID`` and ``fake-hang`` simulate clients and faults. As the real
+daemon it appends five lines to its log for each command.
 """
 
 import os
@@ -22,7 +23,7 @@ def main() -> int:
 
 
 def daemonize() -> int:
-    """Listen, and return once the daemon does; it is a child of nobody, in a session of its own."""
+    """Start the daemon in its own session, and return when it listens."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(str(pipes() / "control"))
@@ -48,7 +49,7 @@ def daemonize() -> int:
 def serve(listener: socket.socket, log: TextIO) -> None:
     servers: dict[str, str] = {}
     listener.settimeout(1.0)
-    while pipes().exists():  # a test that failed leaves no daemon behind for longer than its directory
+    while pipes().exists():  # after a failed test, the daemon ends with its directory
         try:
             connection, _ = listener.accept()
         except TimeoutError:
@@ -57,10 +58,10 @@ def serve(listener: socket.socket, log: TextIO) -> None:
             command = connection.makefile().readline().split()
             if command[:1] == ["fake-hang"]:
                 time.sleep(3600)
-            told = answer(command, servers)
-            for line in ("Accepting connection...", "NEW UI", f"Cmd:{' '.join(command)}", told.strip(), "UI closed"):
+            reply = answer(command, servers)
+            for line in ("Accepting connection...", "NEW UI", f"Cmd:{' '.join(command)}", reply.strip(), "UI closed"):
                 print(f"[{time.strftime('%F %T')} Control {os.getpid():5}] {line}", file=log, flush=True)
-            connection.sendall(told.encode())
+            connection.sendall(reply.encode())
         if command[:1] == ["quit"]:
             (pipes() / "control").unlink()
             return

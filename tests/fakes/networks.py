@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels with and without IPv6, for servers that listen on every address."""
 
 import errno
@@ -7,7 +8,7 @@ import pytest
 
 
 class SocketWithoutIpv6(socket.socket):
-    """As on a kernel booted with ``ipv6.disable=1``."""
+    """Simulate a kernel with ``ipv6.disable=1``."""
 
     def __init__(self, family=-1, *rest, **options):
         if family == socket.AF_INET6:
@@ -16,7 +17,7 @@ class SocketWithoutIpv6(socket.socket):
 
 
 class SocketWithoutIpv6Addresses(socket.socket):
-    """As where IPv6 is compiled in and no address of it can be had."""
+    """Simulate a kernel with IPv6 and without an IPv6 address."""
 
     def bind(self, address):
         if self.family == socket.AF_INET6:

@@ -1,4 +1,5 @@
-"""Stands for ``nvidia-ctk cdi generate`` on a simulated node: prints a CDI spec of the GPUs and MIG instances that are there now.
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for ``nvidia-ctk cdi generate`` on a simulated node: prints a CDI spec of the current GPUs and MIG instances.
 
 Run as ``python -m tests.fakes.nvidia_ctk cdi generate --format=json --device-name-strategy=uuid``, in the environment of the node.
 """
@@ -10,8 +11,8 @@ import sys
 
 import pynvml
 
+from aliquot import contract
 from aliquot.paths import built
-from proto import contract
 
 WANTED = ["cdi", "generate", "--format=json", "--device-name-strategy=uuid"]
 
@@ -40,7 +41,7 @@ def main() -> int:
 
 
 def devices_of(gpu: object) -> list[dict[str, object]]:
-    """The GPU and its instances, each visible to a container by an entry of its environment."""
+    """Yield the GPU and its instances; an environment entry makes each visible to a container."""
     minor = pynvml.nvmlDeviceGetMinorNumber(gpu)
     found = [device(pynvml.nvmlDeviceGetUUID(gpu), str(minor))]
     for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):

@@ -1,4 +1,5 @@
-"""A child process that has loaded the simulated NVML and answers questions: one process can load one NVML."""
+# SPDX-License-Identifier: Apache-2.0
+"""A child process with the simulated NVML that answers queries, because a process can load only one NVML."""
 
 import json
 import os
@@ -9,7 +10,7 @@ from typing import Any
 
 
 class NvmlChild:
-    """Runs a script that reads words from a line and answers each line with one of JSON."""
+    """Runs a script that answers each line of words with one line of JSON."""
 
     def __init__(self, script: str, library: Path, sim: Path) -> None:
         self.env = {**os.environ, "ALIQUOT_SIM_DIR": str(sim)}
@@ -18,13 +19,13 @@ class NvmlChild:
         )
 
     def ask(self, *words: object) -> Any:
-        """Send one line and return the answer."""
+        """Send one line and return the reply."""
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()

@@ -1,4 +1,5 @@
-"""An API server that refuses every request for now, and says when to come again."""
+# SPDX-License-Identifier: Apache-2.0
+"""An API server that refuses every request with a Retry-After header."""
 
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Keep quiet."""
+        """Print nothing."""
 
 
 @contextmanager

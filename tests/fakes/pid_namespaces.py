@@ -1,4 +1,5 @@
-"""Programs in a pid namespace of their own, as a container's programs may start them."""
+# SPDX-License-Identifier: Apache-2.0
+"""Programs in their own pid namespace, as a container's programs can start them."""
 
 import subprocess
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from tests.fakes.container import Program
 
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""What is started behind these words has pid 1 of a new namespace, and a /proc that shows no other."""
+"""Command prefix: the program gets pid 1 of a new namespace, and a /proc with this namespace only."""
 
 
 def unshare_or_skip() -> tuple[str, ...]:
@@ -20,7 +21,7 @@ def unshare_or_skip() -> tuple[str, ...]:
 
 
 def pid_of_first(program: Program) -> int:
-    """The pid, as this process sees it, of the first process in the namespace that a program behind UNSHARE made."""
+    """Return the pid, as this process sees it, of the first process in the namespace of a program started with UNSHARE."""
     pid = program.process.pid
     [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)

@@ -1,9 +1,11 @@
-"""A CUDA driver that does nothing but remember which of its functions were called, built from the table of the headers.
+# SPDX-License-Identifier: Apache-2.0
+"""A CUDA driver that only records which of its functions are called, built from the table of the headers.
 
-It exports every symbol of cuda-abi.txt, so it shows where a wrapper really ends. By itself each function succeeds and does nothing,
-and cuGetProcAddress answers from the same table; with ``RECORDED_DRIVER`` in the environment each one forwards to that driver's function of
-the same name, so that real work can be followed. Those named in ``RECORDED_REFUSES``, with spaces around each, answer INVALID_VALUE; those
-named to ``recording_fail`` the error that it is told, until it is told others.
+It exports every symbol of cuda-abi.txt, so it shows where a wrapper really ends. By itself each function succeeds and does nothing, and
+cuGetProcAddress answers from the same table; with ``RECORDED_DRIVER`` in the environment each one forwards to that driver's function of the
+same name, so that real work can be followed. Those named in ``RECORDED_REFUSES``, with spaces around each, answer INVALID_VALUE; those
+named to ``recording_fail`` answer the error given there, until it names others; ``RECORDED_FAILS`` is the same from the first call on, as
+``ERROR PERIOD NAMES``. With ``recording_fail_some`` only each call answers so whose number is a multiple of the period.
 
 A driver need not answer cuGetProcAddress with the symbols it exports: with ``RECORDED_INTERNAL`` in the environment it answers with
 functions of its own, ``recording_<name asked for>_is_<symbol>``, for each name another one. It is of the newest CUDA, or of that of
@@ -14,10 +16,10 @@ import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
-from cuda_shim.interpose.classes.tables import LEGACY, AbiRow
+from cuda_shim.coverage.tables import LEGACY, AbiRow
 
 VERSION_NODE = "RECORDING_1"
-"""The version that its symbols carry, for lookups with dlvsym."""
+"""Version of its symbols, for lookups with dlvsym."""
 
 _SOURCE = r"""
 #include <dlfcn.h>
@@ -85,12 +87,19 @@ static int is_named(const char *names, const char *symbol)
 
 static char failing[512];
 static long failure;
+static unsigned failing_period = 1;
+static _Atomic unsigned failing_asked;
+
+static int fails(const char *symbol)
+{
+	return failing[0] && is_named(failing, symbol) && atomic_fetch_add(&failing_asked, 1) % failing_period == failing_period - 1;
+}
 
 #define SYMBOL(symbol)                                                                               \
 	long symbol(PARAMETERS)                                                                      \
 	{                                                                                            \
 		note(ID_##symbol);                                                                   \
-		if (is_named(failing, #symbol))                                                      \
+		if (fails(#symbol))                                                                  \
 			return failure;                                                              \
 		return call_back(ID_##symbol, real[ID_##symbol] ? real[ID_##symbol](ARGUMENTS) : 0); \
 	}
@@ -104,7 +113,12 @@ static long failure;
 void recording_clear(void) { made = 0; }
 unsigned recording_length(void) { return made; }
 void recording_call_back(const char *symbol, void (*callback)(void)) { watched = symbol, subscriber = callback; }
-void recording_fail(const char *names, int result) { snprintf(failing, sizeof failing, "%s", names), failure = result; }
+void recording_fail_some(const char *names, int result, unsigned period)
+{
+	snprintf(failing, sizeof failing, "%s", names);
+	failure = result, failing_period = period ? period : 1, failing_asked = 0;
+}
+void recording_fail(const char *names, int result) { recording_fail_some(names, result, 1); }
 const char *recording_at(unsigned position) { return symbols[calls[position % CALLS]]; }
 
 /* The newest form that is not newer than asked for; of two of one age, the one of the wanted flavour. */
@@ -185,6 +199,15 @@ __attribute__((constructor)) static void begin(void)
 		abort();
 	for (unsigned n = 0; driver && n < SYMBOLS; n++)
 		real[n] = is_named(refuses, symbols[n]) ? refuse : (long (*)(PARAMETERS))dlsym(driver, symbols[n]);
+	const char *fail = getenv("RECORDED_FAILS");
+	int error = 0, period = 1, end = 0;
+
+	if (fail && sscanf(fail, "%d %d %n", &error, &period, &end) == 2) {
+		char names[256];
+
+		snprintf(names, sizeof names, " %s ", fail + end);
+		recording_fail_some(names, error, (unsigned)period);
+	}
 	if (getenv("RECORDED_INTERNAL"))
 		answers = internal;
 	if (getenv("RECORDED_WIDE_ROWS")) {
@@ -204,7 +227,7 @@ __attribute__((constructor)) static void begin(void)
 
 
 def build_recording_driver(rows: Collection[AbiRow], library: Path) -> None:
-    """Compile the driver of these rows to ``library``, whose directory must exist."""
+    """Compile the driver of these rows to ``library`` in an existing directory."""
     listed = "\n".join(f"ROW({row.symbol}, {row.base}, {row.since}, {int(row.flavour != LEGACY)})" for row in rows)
     symbols = "\n".join(f"SYMBOL({symbol})" for symbol in dict.fromkeys(row.symbol for row in rows))
     source, versions = library.with_suffix(".c"), library.with_suffix(".map")

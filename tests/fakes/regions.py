@@ -1,4 +1,5 @@
-"""Usage regions as other versions, or a tenant, would write them: one table of odd ones, and what both readers must say to each.
+# SPDX-License-Identifier: Apache-2.0
+"""Usage regions as other versions or a tenant could write them: one table of unusual ones, with the expected result of both readers.
 
 The rules are in cuda_shim/region/layout.h. The shim's reader is cuda_shim/region/region.c, the agent's is agent/core/region_layout.py.
 """
@@ -10,24 +11,24 @@ from typing import Any, Final
 from agent.core import region_layout
 
 UNKNOWN = 0xA5
-"""What a newer version may have written where this one knows nothing."""
+"""Bytes of a newer version in places that this version does not know."""
 
 HEADER_WORDS: Final = (
     "header_bytes", "device_offset", "device_stride", "device_count", "slot_offset", "slot_stride", "slot_count", "virtual_offset",
     "virtual_stride",
 )  # fmt: skip
-"""What of struct aq_region_header says where the tables are."""
+"""The fields of struct aq_region_header that locate the tables."""
 
 _MAJOR_OFFSET, _HEADER_BYTES_OFFSET, _TABLES_OFFSET, _REGION_BYTES_OFFSET, _VIRTUAL_OFFSET = 8, 12, 16, 40, 64
 
 
 def empty_region() -> bytes:
-    """A fresh region file, whole."""
+    """Return the bytes of a new region file."""
     return region_layout.fresh_region_header().ljust(region_layout.REGION_BYTES, b"\0")
 
 
 def decoded(data: bytes) -> region_layout.RegionSnapshot:
-    """What the agent reads of a whole region file."""
+    """Return what the agent decodes from the bytes of a region file."""
     return region_layout.decode_region(lambda offset, length: data[offset : offset + length], len(data))
 
 
@@ -36,7 +37,7 @@ def foreign_region(
     device_growth: int = 0, devices: int = region_layout.MAX_DEVICES, slots: int = region_layout.SLOT_COUNT, gap: int = 0,
     trailing: int = 0, virtual: bool = True, virtual_growth: int = 0, virtual_gap: int = 0, **header_words: int,
 ) -> bytes:  # fmt: skip
-    """An empty region file with tables of these sizes, one behind the other.
+    """Return an empty region file with tables of these sizes, one after the other.
 
     Args:
         header_growth, slot_growth, device_growth, virtual_growth: bytes by which a struct is longer than ours.
@@ -91,7 +92,7 @@ TAKEN: Final[Mapping[str, Mapping[str, Any]]] = {
     "all of it, and a longer file": {"minor": 7, "slot_growth": 64, "device_growth": 64, "gap": 8192, "slots": 500, "trailing": 5000},
     "another size said than the file has": {"region_bytes": 1},
 }
-"""Regions both readers take: arguments of ``foreign_region``."""
+"""Regions that both readers accept: arguments of ``foreign_region``."""
 
 REFUSED: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
     "a newer major": ({"major": region_layout.ABI_MAJOR + 1}, "ABI version 2"),
@@ -120,4 +121,4 @@ REFUSED: Final[Mapping[str, tuple[Mapping[str, Any], str]]] = {
     "numbers whose product overflows 32 bits": ({"slot_stride": 0xFFFFFFC0, "slot_count": 4096}, "do not fit"),
     "a larger file than there may be": ({"trailing": region_layout.REGION_BYTES_MAX}, "bytes"),
 }
-"""Regions both readers refuse, and what the line that says so holds."""
+"""Regions that both readers refuse, with a part of the error message."""

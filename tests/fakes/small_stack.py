@@ -1,4 +1,5 @@
-"""How small the stack of a thread may be that asks NVML; see ``small_stack.c``."""
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the smallest stack of a thread that can call NVML; see ``small_stack.c``."""
 
 import os
 import subprocess
@@ -11,16 +12,16 @@ LEAST_KIB, MOST_KIB, STEP_KIB = 16, 128, 2
 
 
 class SmallStack:
-    """The program that asks."""
+    """The program that calls NVML."""
 
     def __init__(self, directory: Path, container: Container) -> None:
-        """Compile it into ``directory``, to be linked with what a container has for NVML."""
+        """Compile the program into ``directory``; it links with the container's NVML."""
         self._program = directory / "small_stack"
         compiler, library = os.environ.get("CC", "cc"), container.root / LIBRARY_DIR / "libnvidia-ml.so.1"
         subprocess.run([compiler, "-std=gnu11", "-Wall", "-Werror", "-o", self._program, SOURCE, library, "-lpthread"], check=True)
 
     def needed_kib(self, container: Container, call: str) -> int:
-        """The least with which a call succeeds in a container."""
+        """Return the smallest stack in bytes with which a call succeeds in a container."""
         for kib in range(LEAST_KIB, MOST_KIB, STEP_KIB):
             if container.run([self._program, call, str(kib * 1024)]).status == 0:
                 return kib

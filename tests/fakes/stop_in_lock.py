@@ -1,4 +1,5 @@
-"""Programs that stop (SIGSTOP) in the middle of what they do under a lock of their region; see ``stop_in_lock.c``."""
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that stop (SIGSTOP) while they hold a lock of their region; see ``stop_in_lock.c``."""
 
 import os
 import subprocess
@@ -14,13 +15,13 @@ class StopInLock:
     """The library that stops them."""
 
     def __init__(self, directory: Path) -> None:
-        """Compile it into ``directory``."""
+        """Compile the library into ``directory``."""
         self._library = directory / "stop_in_lock.so"
         compiler = os.environ.get("CC", "cc")
         subprocess.run([compiler, "-std=gnu11", "-Wall", "-Werror", "-shared", "-fPIC", "-o", self._library, SOURCE, "-ldl"], check=True)
 
     def environment(self, offset: int) -> Mapping[str, str]:
-        """What a process needs in its environment to stop once, as soon as it holds the lock on this byte of the region."""
+        """Return the environment of a process that stops once, when it holds the lock on this byte of the region."""
         return {"LD_PRELOAD": str(self._library), "STOP_AT_OFFSET": str(offset)}
 
 

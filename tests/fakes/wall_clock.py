@@ -1,4 +1,5 @@
-"""A wall clock of one process that a test sets forwards and backwards while the process runs; see ``wall_clock.c``."""
+# SPDX-License-Identifier: Apache-2.0
+"""A wall clock for one process, which a test sets while the process runs; see ``wall_clock.c``."""
 
 import os
 import struct
@@ -11,10 +12,10 @@ SECONDS = struct.Struct("=q")
 
 
 class WallClock:
-    """What a process started with ``environment`` takes for the time of day."""
+    """The time of day of a process that runs with ``environment``."""
 
     def __init__(self, directory: Path) -> None:
-        """Compile the library into ``directory``; the clock is right until ``jump``."""
+        """Compile the library into ``directory``; the clock is correct until ``jump``."""
         self._library = directory / "wall_clock.so"
         self._offset = directory / "wall_clock_offset"
         self._offset.write_bytes(SECONDS.pack(0))
@@ -23,10 +24,10 @@ class WallClock:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the process needs in its environment."""
+        """Return the environment of the process."""
         return {"LD_PRELOAD": str(self._library), "WALL_CLOCK_OFFSET": str(self._offset)}
 
     def jump(self, seconds: int) -> None:
-        """Set the clock this far from the right time: ahead, or behind when negative."""
+        """Set the clock this many seconds ahead of the correct time; negative: behind."""
         with self._offset.open("r+b") as file:  # in place: the process has it mapped
             file.write(SECONDS.pack(seconds))

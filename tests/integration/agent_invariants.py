@@ -1,6 +1,7 @@
-"""What must be true of a node at any moment, whatever happens to it: invariants I1 to I5 of the design.
+# SPDX-License-Identifier: Apache-2.0
+"""What must be true of a node at any moment, whatever happens to it: invariants I1 to I5 of docs/development/architecture.md.
 
-Looked at from beside the agent: its ledger on disk, the runtime's containers with the files they see, and the simulated driver's own
+Observed from outside the agent: its ledger on disk, the runtime's containers with the files they see, and the simulated driver's own
 account of processes and MIG instances.
 """
 
@@ -14,20 +15,22 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from agent.adapters.container_files import read_region
 from agent.core.limits import PRIORITY_VALUES
 from agent.core.region_layout import RegionError, decode_limits
+from aliquot import contract
+from aliquot.contract import codec
+from aliquot.contract.codec import MigPlace
+from aliquot.contract.gpunode import GpuNode
+from aliquot.contract.model import DeviceShare, Isolation, Priority
+from aliquot.contract.units import MIB, WHOLE_GPU_PERCENT
 from aliquot.paths import built
-from aliquot.standin.cluster import Kind
-from aliquot.standin.node import Node
-from aliquot.standin.runtime import RunningContainer
-from proto import codec, contract
-from proto.codec import MigPlace
-from proto.gpunode import GpuNode
-from proto.model import DeviceShare, Isolation, Priority
-from proto.units import MIB, WHOLE_GPU_PERCENT
+from aliquot_lab.standin.cluster import Kind
+from aliquot_lab.standin.node import Node
+from aliquot_lab.standin.runtime import RunningContainer
 from tests.integration.agent_nodes import grants
 
 SHOWN_GPU = re.compile(r"gpu \d+ +(GPU-\S+)")
@@ -53,7 +56,7 @@ class DriverView:
 
 def look_at_driver(node: Node) -> DriverView:
     """Ask the simulated driver."""
-    command = [built("bin/aliquot-sim"), "show", "--dir", node.layout.base / "sim"]
+    command: list[str | Path] = [built("bin/aliquot-sim"), "show", "--dir", node.layout.base / "sim"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     instances: dict[str, str] = {}
     used_mib: dict[tuple[int, int], int] = defaultdict(int)
@@ -70,7 +73,7 @@ def look_at_driver(node: Node) -> DriverView:
 
 
 class Invariants:
-    """What was assigned to whom on one node, and the checks of it."""
+    """What each container was assigned on one node, and the checks of it."""
 
     def __init__(self, node: Node, gpu_node: GpuNode) -> None:
         """Args: gpu_node: the node as it was published while all its GPUs were healthy."""
@@ -91,8 +94,9 @@ class Invariants:
         """Since when pods are gone (monotonic), by UID."""
 
     def know(self, uid: str, priority: Priority | None, isolation: Isolation | None, burst: float | None) -> None:
-        """Take note of what a pod wants beside its devices."""
-        for known, value in ((self.priorities, priority), (self.isolations, isolation), (self.bursts, burst)):
+        """Take note of what a pod requests in addition to its devices."""
+        wants: list[tuple[dict[str, Any], Any]] = [(self.priorities, priority), (self.isolations, isolation), (self.bursts, burst)]
+        for known, value in wants:
             if value is not None:
                 known[uid] = value
 
@@ -159,7 +163,7 @@ class Invariants:
             self._check_limits(one, shares)
 
     def _check_other_backend(self, one: RunningContainer, shares: tuple[DeviceShare, ...], isolation: Isolation) -> None:
-        """The amounts are those of the spec, told in the backend's own way, and the shim is not there."""
+        """The amounts are those of the spec, in the backend's own form, and the shim is not there."""
         amounts = {share.memory_bytes // MIB for share in shares}
         told = {name: one.env.get(name) for name in (MPS_LIMIT, DRIVER_LIMIT)}
         wanted = {
@@ -227,7 +231,7 @@ class Invariants:
 
 
 def _lasts(pod: Any) -> bool:
-    """Whether a pod goes on: nobody deleted it, and kubelet did not fail it.
+    """Whether a pod goes on: it was not deleted, and kubelet did not fail it.
 
     A kubelet that starts admits its pods again, and fails those that have a container to be started while the plugin is away.
     """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the agent's integration tests share: a stand-in node with a real agent process, and pods in few words."""
 
 import asyncio
@@ -8,15 +9,16 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aliquot import contract
+from aliquot.contract import codec, gpunode
+from aliquot.contract.gpunode import GpuNode
+from aliquot.contract.model import ContainerAssignment, DeviceShare, PodAssignment
+from aliquot.contract.units import MIB
 from aliquot.paths import built
-from aliquot.standin.cluster import Kind
-from aliquot.standin.errors import NotFoundError
-from aliquot.standin.hardware import SimulatedHardware
-from aliquot.standin.node import Node, NodeOptions
-from proto import codec, contract, gpunode
-from proto.gpunode import GpuNode
-from proto.model import ContainerAssignment, DeviceShare, PodAssignment
-from proto.units import MIB
+from aliquot_lab.standin.cluster import Kind
+from aliquot_lab.standin.errors import NotFoundError
+from aliquot_lab.standin.hardware import SimulatedHardware
+from aliquot_lab.standin.node import Node, NodeOptions
 
 QUICK = (
     "--reconcile-seconds=0.3",

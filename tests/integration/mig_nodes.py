@@ -1,4 +1,5 @@
-"""Nodes with GPUs in MIG mode: small topologies, programs that stand for NVIDIA's, and NVML as an administrator of the node uses it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes with GPUs in MIG mode: small topologies, stand-ins for NVIDIA's programs, and NVML as an administrator of the node uses it."""
 
 import json
 import re
@@ -8,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.paths import SOURCE_ROOT, built
-from aliquot.standin.node import Node
+from aliquot_lab.standin.node import Node
 
-PROFILE = SOURCE_ROOT / "cuda_shim/sim/profiles/a100x8-mig"
+PROFILE = SOURCE_ROOT / "simulated_driver/profiles/a100x8-mig"
 DRIVER_VERSION = re.compile(r"(?<=driver   )version=\S+")
 DRIVER_WITH_LIMITS = "615.10.01"
 GPU_LINE = re.compile(r"gpu +\d+ .*")
@@ -36,7 +37,7 @@ def a100_topology(
 
 
 def ctk(directory: Path) -> str:
-    """A program that stands for nvidia-ctk."""
+    """A stand-in for nvidia-ctk."""
     program = directory / "nvidia-ctk"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={SOURCE_ROOT} exec {sys.executable} -m tests.fakes.nvidia_ctk "$@"\n')
     program.chmod(0o755)
@@ -44,7 +45,7 @@ def ctk(directory: Path) -> str:
 
 
 def mps_program(directory: Path) -> Path:
-    """A program that stands for nvidia-cuda-mps-control."""
+    """A stand-in for nvidia-cuda-mps-control."""
     program = directory / "nvidia-cuda-mps-control"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={SOURCE_ROOT} exec {sys.executable} -S -m tests.fakes.mps_daemon "$@"\n')
     program.chmod(0o755)

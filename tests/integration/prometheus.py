@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real Prometheus (Debian: ``prometheus``) over pages that a test serves or names, with the rules of deploy/monitoring."""
 
 import asyncio
@@ -65,7 +66,7 @@ class Prometheus:
         return {alert["labels"]["alertname"]: alert for alert in alerts if alert["state"] == "firing"}
 
     async def until(self, met: Callable[[], Any], what: str) -> None:
-        """Ask again and again. Raises AssertionError when it stays unmet."""
+        """Query repeatedly. Raises AssertionError when it stays unmet."""
         for _ in range(int(PATIENCE_SECONDS / 0.5)):
             if await met():
                 return
@@ -73,7 +74,7 @@ class Prometheus:
         raise AssertionError(f"waited {PATIENCE_SECONDS:.0f} s for {what}")
 
     async def until_it_is(self, wanted: Any, ask: Callable[[], Awaitable[Any]]) -> None:
-        """Ask again and again until that is the answer. Raises AssertionError with the last one."""
+        """Query repeatedly until that is the reply. Raises AssertionError with the last one."""
         for _ in range(int(PATIENCE_SECONDS / 0.5)):
             answer = await ask()
             if answer == wanted:

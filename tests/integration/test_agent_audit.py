@@ -1,15 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the host sees of programs that go round the shim: which container they are of, what they use, and what the policy does about it."""
 
 import asyncio
 import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.adapters.container_files import GrantFiles
+from agent.core.region_layout import encode_limits
+from aliquot import contract
+from aliquot.contract.units import MIB
 from aliquot.paths import built
-from proto import contract
-from proto.units import MIB
-from tests.integration.agent_nodes import container, eventually, grants, log_of, make_node, manifest, page_shows, running
+from aliquot_lab.standin.node import Node
+from tests.fakes.other_limits import build, environment
+from tests.integration.agent_nodes import container, drift_page, eventually, grants, log_of, make_node, manifest, page_shows, running
 from tests.integration.test_agent_usage import series, until_busy
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir")]
@@ -28,7 +35,7 @@ FIGURES = ("memory_driver_bytes", "memory_used_bytes", "processes")
 
 
 def around(node, *arguments: str, spec: dict[str, Any] | None = None, every: bool = True) -> dict[str, Any]:
-    """A container whose program brings a driver library of its own, and sees ``every`` GPU of the node."""
+    """A container with a program that brings a driver library of its own, and sees ``every`` GPU of the node."""
     names = [f"{contract.ENV_SIM_DEVICE_PREFIX}{index}" for index in range(len(node.inventory.gpus))]
     hidden = " ".join(f"-u {name}" for name in names if every)
     library = built(f"lib/sim/{contract.CUDA_SONAME}").parent
@@ -37,7 +44,7 @@ def around(node, *arguments: str, spec: dict[str, Any] | None = None, every: boo
     return {**(spec or container()), "command": ["sh", "-c", command]}
 
 
-async def test_who_goes_round_the_shim_is_found_and_who_does_not_is_left_alone():
+async def test_process_bypassing_shim_is_found_and_others_are_left_alone():
     async with make_node("t4x2") as node:
         node.create_pod(manifest("honest", honest()))
         node.create_pod(manifest("static", around(node, "hold", "--mib", "100", "--device", "0")))
@@ -79,7 +86,7 @@ async def test_what_goes_round_the_shim_is_in_the_figures_of_its_container():
         assert figures["processes"] == {"greedy": 1}
 
 
-async def test_where_the_policy_says_so_the_process_is_killed_and_no_other():
+async def test_policy_kill_kills_only_offending_process():
     async with make_node("t4x2", "--audit-policy=kill") as node:
         node.create_pod(manifest("honest", honest()))
         node.create_pod(manifest("static", around(node, "hold", "--mib", "100")))
@@ -90,7 +97,7 @@ async def test_where_the_policy_says_so_the_process_is_killed_and_no_other():
         assert 'action="kill"' in await node.metrics()
 
 
-async def test_while_the_api_is_away_who_goes_round_the_shim_is_killed_all_the_same_and_is_no_finding_afterwards():
+async def test_process_bypassing_shim_is_killed_during_api_outage_and_then_no_finding():
     async with make_node("t4x2", "--audit-policy=kill") as node:
         begin = node.layout.base / "begin"
         late = around(node, "hold", "--mib", "100")
@@ -108,7 +115,7 @@ async def test_while_the_api_is_away_who_goes_round_the_shim_is_killed_all_the_s
         assert node.container("honest").exit_code is None
 
 
-async def test_where_the_policy_says_so_the_pod_is_evicted_and_exempt_ones_are_not():
+async def test_policy_evict_evicts_pod_except_exempt_ones():
     async with make_node("t4x2", "--audit-policy=evict", "--audit-exempt-namespaces=monitoring,other") as node:
         node.create_pod(manifest("watcher", around(node, "hold", "--mib", "10", spec={"name": "main"}), namespace="monitoring"))
         await node.wait_for_pod("watcher", lambda pod: pod["status"].get("phase") == "Running", namespace="monitoring")
@@ -135,3 +142,75 @@ async def test_a_process_of_the_host_is_nobodys_container():
             entry.unlink()
             process.kill()
             await process.wait()
+
+
+def kernels(*arguments: str, cores: int, **more: Any) -> dict[str, Any]:
+    """A container that launches kernels all the time."""
+    command = " ".join(("exec", client("work", "--mib", "50", "--seconds", "100", *arguments)))
+    return {**container(mib=512, cores=cores), "command": ["sh", "-c", command], **more}
+
+
+def unlimited(node: Node, library: Path, cores: int) -> dict[str, Any]:
+    """A container in which the shim reads limits that the tenant wrote, once the test has put them there."""
+    spec = kernels("--kernel-us", "2000", cores=cores)
+    other = node.layout.base / "containers" / "other-limits"
+    spec["command"][2] = f"until test -e {other}; do sleep 0.1; done; export {environment(library, other)}; {spec['command'][2]}"
+    return spec
+
+
+def other_limits(node: Node, pod: str) -> bytes:
+    """The limits of a pod's container, without its SM limit."""
+    (grant_id,) = [grant["grant_id"] for grant in grants(node) if grant["pod"] == pod]
+    limits = GrantFiles(node.layout.run / "containers").limits(grant_id)
+    assert limits is not None
+    return encode_limits(replace(limits, devices=tuple(replace(device, sm_percent=0) for device in limits.devices)))
+
+
+@pytest.mark.parametrize("policy", ["report", "kill", "evict"])
+async def test_container_with_replaced_limits_is_found_above_its_cores(tmp_path, policy):
+    async with make_node("t4x2", f"--audit-policy={policy}", "--placement-policy=spread") as node:
+        node.create_pod(manifest("hostile", unlimited(node, build(tmp_path), cores=10)))
+        node.create_pod(manifest("honest", kernels("--kernel-us", "2000", cores=30)))
+        await running(node, "hostile", "honest")
+        run = node.container("hostile")
+        other = node.layout.base / "containers" / "other-limits"
+        other.with_suffix(".new").write_bytes(other_limits(node, "hostile"))
+        other.with_suffix(".new").rename(other)
+        if policy == "kill":
+            assert await asyncio.wait_for(run.wait(), 40) == 128 + 9
+        elif policy == "evict":
+            await node.wait_gone("hostile", timeout_seconds=40)
+        else:
+            await eventually(lambda: "kind=over-cores" in log_of(node), "the finding", 40)
+            (found,) = await page_shows(node, "findings", "over-cores")
+            assert (found["pod"], found["pids"]) == ("hostile", [run.pid])
+            in_force = await series(node, "container_enforcement_in_force")
+            assert in_force == {"hostile": 0.0, "honest": 1.0}
+            assert run.exit_code is None
+        await eventually(lambda: [e for e in node.events("hostile") if "of the cores" in e["message"]], "an event")
+        assert node.container("honest").exit_code is None
+
+
+async def test_honest_containers_with_cores_are_no_finding():
+    """Small kernels, long ones, bursts of short processes, priorities, and use of idle cores, over two windows."""
+    short = f"while true; do {client('work', '--mib', '20', '--seconds', '1', '--kernel-us', '3000')}; sleep 1; done"
+    weight = {contract.ANNOTATION_CORES_MODE: "weight"}
+    pods = {
+        "small": (kernels("--kernel-us", "200", cores=15), {}),
+        "long": (kernels("--kernel-us", "200000", cores=20), {}),
+        "bursts": ({**container(mib=512, cores=20), "command": ["sh", "-c", short]}, {}),
+        "low": (kernels("--kernel-us", "2000", cores=20), {contract.ANNOTATION_PRIORITY: "low"}),
+        "high": (kernels("--kernel-us", "2000", cores=20), {contract.ANNOTATION_PRIORITY: "high"}),
+        "elastic": (kernels("--kernel-us", "2000", cores=20), weight),
+        "free": (kernels("--kernel-us", "2000", cores=0), {}),
+    }
+    async with make_node("t4x2", "--audit-policy=kill") as node:
+        for name, (spec, annotations) in pods.items():
+            if name == "free":
+                del spec["resources"]["limits"][contract.RESOURCE_VGPU_CORES]
+            node.create_pod(manifest(name, spec, annotations=annotations))
+        await running(node, *pods)
+        await asyncio.sleep(14.0)
+        assert (await drift_page(node))["findings"] == []
+        assert "over-cores" not in log_of(node)
+        assert set((await series(node, "container_enforcement_in_force")).values()) == {1.0}

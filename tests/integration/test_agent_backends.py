@@ -1,10 +1,12 @@
-"""Backends beside the shim, chosen by annotation, with the real agent process: what containers get, what is refused, what is healed."""
+# SPDX-License-Identifier: Apache-2.0
+"""Backends other than the shim, chosen by annotation, with the real agent process: what containers get, what is refused, what is healed."""
 
 import asyncio
 import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +15,10 @@ import pytest_asyncio
 
 from agent.core.mps import RECORDS_DIRECTORY
 from agent.core.region_layout import DeviceLimit, decode_limits
+from aliquot import contract
+from aliquot.contract.units import MIB
 from aliquot.paths import SOURCE_ROOT
-from aliquot.standin.node import Node
-from proto import contract
-from proto.units import MIB
+from aliquot_lab.standin.node import Node
 from tests.integration.agent_nodes import container, eventually, grants, make_node, manifest, refused, running
 from tests.integration.mig_nodes import ctk, mps_program, on_host
 from tests.integration.test_agent_usage import cuda, go, series, until_busy
@@ -61,7 +63,7 @@ def mounts(node, pod: str) -> set[str]:
     return {path for path in (contract.CONTAINER_LIMITS, contract.CONTAINER_REGION) if (root / path.lstrip("/")).exists()}
 
 
-async def test_a_whole_gpu_is_nobody_elses_has_no_shim_and_is_not_taken_from_others():
+async def test_whole_gpu_is_exclusive_without_shim_and_not_taken_from_others():
     async with make_node("t4x2") as node:
         node.create_pod(isolated("alone", "exclusive", mib=None))
         await running(node, "alone")
@@ -78,7 +80,7 @@ async def test_a_whole_gpu_is_nobody_elses_has_no_shim_and_is_not_taken_from_oth
 
 
 class Mps(NamedTuple):
-    """A node with MPS, and the program that stands for its control daemon."""
+    """A node with MPS, and the stand-in for its control daemon."""
 
     node: Node
     program: Path
@@ -136,7 +138,7 @@ class TestMps:
         await eventually(lambda: not is_there(pid), "the daemon is gone with its last client")
 
     @pytest.mark.parametrize("isolation", ["mps", "exclusive"])
-    async def test_what_a_container_without_the_shim_uses_is_told_by_the_driver(self, mps, isolation):
+    async def test_usage_of_container_without_shim_comes_from_driver(self, mps, isolation):
         node, _ = mps
         asked = {"mib": 4096} if isolation == "mps" else {"mib": None}
         spec = cuda("work", "--mib", "512", "--seconds", "60", "--kernel-us", "1000", wait=True, **asked)
@@ -153,7 +155,7 @@ class TestMps:
         await eventually(lambda: not grants(node), "its GPU is free")
         await mps.no_daemon_is_left()
 
-    async def test_only_root_reads_what_agent_and_supervisor_tell_each_other(self, mps):
+    async def test_only_root_reads_messages_between_agent_and_supervisor(self, mps):
         node, _ = mps
         node.create_pod(isolated("private", "mps"))
         await running(node, "private")
@@ -163,7 +165,7 @@ class TestMps:
         node.delete_pod("private")
         await mps.no_daemon_is_left()
 
-    async def test_a_daemon_that_is_killed_comes_back_and_its_clients_are_told(self, mps):
+    async def test_killed_daemon_returns_and_its_clients_get_events(self, mps):
         node, program = mps
         node.create_pod(isolated("told", "mps"))
         await running(node, "told")
@@ -176,7 +178,7 @@ class TestMps:
         await eventually(lambda: not pipes.exists(), "the daemon is gone")
 
     @pytest.mark.parametrize("end", ["kill", "stop"])
-    async def test_an_agent_that_ends_and_another_after_it_leave_daemons_and_clients_alone(self, mps, end):
+    async def test_agent_restart_leaves_daemons_and_clients_alone(self, mps, end):
         node, program = mps
         node.create_pod(isolated("before", "mps"))
         await running(node, "before")
@@ -197,7 +199,7 @@ class TestMps:
             node.delete_pod(name)
         await mps.no_daemon_is_left()
 
-    async def test_a_client_that_ends_while_no_agent_runs_is_missed_by_the_next_agent(self, mps):
+    async def test_client_that_ends_without_agent_is_missed_by_next_agent(self, mps):
         node, _ = mps
         node.create_pod(isolated("missed", "mps"))
         await running(node, "missed")
@@ -208,7 +210,7 @@ class TestMps:
         await node.wait_ready()
         await mps.no_daemon_is_left()
 
-    async def test_daemons_come_back_with_a_supervisor_that_was_killed_and_the_agent_says_so(self, mps):
+    async def test_daemons_return_with_killed_supervisor_and_agent_reports_it(self, mps):
         node, program = mps
         node.create_pod(isolated("lost", "mps"))
         await running(node, "lost")
@@ -235,7 +237,7 @@ class TestMps:
             node.delete_pod(name)
         await mps.no_daemon_is_left()
 
-    async def test_an_agent_that_was_away_as_well_tells_the_clients_all_the_same(self, mps):
+    async def test_agent_absent_during_daemon_restart_still_notifies_clients(self, mps):
         node, program = mps
         node.create_pod(isolated("both", "mps"))
         await running(node, "both")
@@ -252,7 +254,7 @@ class TestMps:
         node.delete_pod("both")
         await mps.no_daemon_is_left()
 
-    async def test_foreign_and_damaged_files_are_refused_with_a_sentence_and_nothing_is_lost(self, mps):
+    async def test_foreign_and_damaged_files_are_refused_with_message_and_kept(self, mps):
         node, program = mps
         node.create_pod(isolated("kept", "mps"))
         await running(node, "kept")
@@ -261,9 +263,12 @@ class TestMps:
         foreign, damaged = mps.records / "wanted/notes.txt", mps.records / f"wanted/{uuid}.json"
         foreign.write_text("what am I doing here")
         damaged.write_bytes(damaged.read_bytes()[:-9])
-        said = lambda: node.layout.mps_log.read_text()  # noqa: E731
+
+        def is_ignored(path: Path) -> bool:
+            return f"a file is ignored: {path}" in node.layout.mps_log.read_text()
+
         for path in (foreign, damaged):
-            await eventually(lambda path=path: f"a file is refused: {path}" in said(), f"{path.name} is refused")
+            await eventually(partial(is_ignored, path), f"{path.name} is refused")
         node.create_pod(manifest("other", container(mib=1024)))
         await running(node, "other")
         assert daemon_pid(pipes) == pid
@@ -274,7 +279,7 @@ class TestMps:
             node.delete_pod(name)
         await mps.no_daemon_is_left()
 
-    async def test_a_program_that_fails_is_said_in_the_pods_events(self, mps):
+    async def test_failing_program_is_reported_in_pod_events(self, mps):
         node, program = mps
         works = program.read_text()
         program.write_text("#!/bin/sh\necho no MPS here; exit 1\n")
@@ -282,7 +287,7 @@ class TestMps:
         await refused(node, "fails", "no MPS here")
         assert grants(node) == []
         node.create_pod(isolated("two", "mps", vgpus=2, mib=2048))
-        await refused(node, "two", "gives one GPU per container")
+        await refused(node, "two", "allows one GPU per container")
         program.write_text(works)
         await running(node, "fails")
         for name in ("fails", "two"):
@@ -294,7 +299,7 @@ class TestDriver:
     @staticmethod
     def topology(tmp_path: Path) -> str:
         """Two T4s with a driver that has limits of its own."""
-        profile = SOURCE_ROOT / "cuda_shim/sim/profiles/t4x2"
+        profile = SOURCE_ROOT / "simulated_driver/profiles/t4x2"
         path = tmp_path / "t4x2-615"
         path.write_text(profile.read_text().replace("version=580.159.03", "version=615.10.01"))
         return str(path)
@@ -313,7 +318,7 @@ except nv.NVMLError_NotFound:
         found = on_host(node, script, gpu=0)
         return None if found is None else int(found)
 
-    async def test_the_toolkits_hook_is_told_the_limit_and_a_runtime_that_left_it_out_is_made_up_for(self, tmp_path):
+    async def test_toolkit_hook_receives_limit_and_agent_sets_it_when_hook_was_skipped(self, tmp_path):
         cgroups = tmp_path / "cgroup"
         cgroups.mkdir()
         (cgroups / "cgroup.controllers").touch()
@@ -339,8 +344,12 @@ except nv.NVMLError_NotFound:
             cgroup /= f"cri-containerd-{status['containerID'].rpartition('://')[2]}.scope"
             cgroup.mkdir(parents=True)
             (cgroup / "cgroup.procs").touch()  # the stand-in runtime runs no hooks, so that nobody has limited it yet
+
+            def is_limited(uuid: str, cgroup: Path) -> bool:
+                return self.limit_mib(node, uuid, cgroup) == 2048
+
             for gpu in node.inventory.gpus:
-                await eventually(lambda gpu=gpu: self.limit_mib(node, gpu.uuid, cgroup) == 2048, "the driver limits it")
+                await eventually(partial(is_limited, gpu.uuid, cgroup), "the driver limits it")
 
 
 async def test_what_a_node_does_not_offer_is_refused_with_what_it_does():

@@ -1,4 +1,5 @@
-"""A node on which everything happens at once: the invariants I1 to I5 hold after every step, and at rest nothing is left over.
+# SPDX-License-Identifier: Apache-2.0
+"""A node on which everything happens at once: the invariants I1 to I5 hold after every step, and at rest no leftovers remain.
 
 Pods come and go, containers die, agent and kubelet are killed at any moment, and aliquot-mps with all its daemons; the API falls silent,
 files are lost, GPUs fall ill and recover, are cordoned and uncordoned, the driver is changed underneath, an administrator and mig-manager
@@ -13,20 +14,22 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.core.mps import DAEMONS_DIRECTORY, RECORDS_DIRECTORY
+from aliquot import contract
+from aliquot.contract import codec
+from aliquot.contract.model import ContainerAssignment, DeviceShare, Isolation, PodAssignment, Priority
+from aliquot.contract.units import MIB, WHOLE_GPU_PERCENT
 from aliquot.paths import built
-from aliquot.standin.cluster import Kind
-from aliquot.standin.errors import NotFoundError
-from aliquot.standin.node import Node
-from placement import mig
-from proto import codec, contract
-from proto.model import ContainerAssignment, DeviceShare, Isolation, PodAssignment, Priority
-from proto.units import MIB, WHOLE_GPU_PERCENT
+from aliquot.placement import mig
+from aliquot_lab.standin.cluster import Kind
+from aliquot_lab.standin.errors import NotFoundError
+from aliquot_lab.standin.node import Node
 from tests.bench.agent_churn import hurried_node, live_hours
 from tests.integration.agent_invariants import Invariants, look_at_driver
 from tests.integration.agent_nodes import (
@@ -54,7 +57,7 @@ BURST = 1.5
 GIVEN_SECONDS = 3.0
 """How long an administrator waits for the pod that wants a GPU alone."""
 LEAST_CHECKED = {"share": 20, "instance": 2, "cores": 3, "priority": 3, "burst": 2, "mps": 2, "driver": 2, "exclusive": 1}
-"""How often containers of each kind were looked at, at least."""
+"""How often containers of each kind were checked, at least."""
 REST_SECONDS = 40.0
 WHOLE_GPUS = 2
 MIG_GPU = WHOLE_GPUS
@@ -214,7 +217,7 @@ class Chaos:
         self.invariants.assigned[uid] = shares
         text = codec.encode_assignment(PodAssignment(uid, tuple(ContainerAssignment(*item) for item in shares.items())))
         chosen = {annotation: value for annotation, value in annotations.items() if value is not None}
-        metadata = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text, **chosen}}
+        metadata: dict[str, Any] = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text, **chosen}}
         self.invariants.know(uid, priority, isolation, burst)
         specs = [spec for spec, _ in drawn]
         self.node.create_pod(manifest(name or f"p{self._serial}", *specs, init=[spec for spec, _ in init], **metadata))
@@ -339,15 +342,15 @@ class Chaos:
         self.node.cluster.update(Kind.GPU_NODE, "", self.node.options.name, lambda item: item.update(spec=spec))
 
     async def let_mig_manager_work(self) -> None:
+        def label(state: str, one: dict[str, Any]) -> None:
+            one["metadata"].setdefault("labels", {})[MIG_LABEL] = state
+
         for state in ("pending", "success"):
-            labels = {MIG_LABEL: state}
-            self.node.cluster.update(
-                Kind.NODE, "", self.node.options.name, lambda one, labels=labels: one["metadata"].setdefault("labels", {}).update(labels)
-            )
+            self.node.cluster.update(Kind.NODE, "", self.node.options.name, partial(label, state))
             await asyncio.sleep(0.3)
 
     async def partition(self) -> None:
-        """An administrator makes an instance that is none of ours, or removes it."""
+        """An administrator makes an instance that is not ours, or removes it."""
         if MIG_GPU in self._ill:
             return
         script = MAKE_INSTANCE if self._foreign is None else REMOVE_INSTANCE.format(number=self._foreign)
@@ -399,7 +402,7 @@ class Chaos:
 
 
 def limits_by_driver(directory: Path) -> tuple[str, ...]:
-    """What the agent looks for on a node whose driver limits control groups; here the containers have none."""
+    """What the agent looks for on a node with a driver that limits control groups; here the containers have no control group."""
     hook, cgroups = directory / "node/usr/bin/nvidia-cdi-hook", directory / "cgroup"
     for path in (hook, cgroups / "cgroup.controllers"):
         path.parent.mkdir(parents=True)
@@ -432,7 +435,7 @@ async def play(directory: Path, seed: int, seconds: float) -> Chaos:
 
 
 @pytest.mark.timeout(180)
-async def test_the_invariants_hold_through_whatever_happens(tmp_path):
+async def test_invariants_hold_under_all_faults(tmp_path):
     await play(tmp_path, int(os.environ.get(SEED_ENV, "20261121")), seconds=10.0)
 
 

@@ -1,21 +1,27 @@
-"""Trouble that is nobody's bug: disks that fill up or turn read-only, an API that is away for minutes, a clock that is set, a driver that
-hangs, storms of errors, a driver upgrade. Nothing that runs notices, new work waits with the reason, and all passes without a restart.
+# SPDX-License-Identifier: Apache-2.0
+"""Trouble without a bug, from the disk, the API, the clock and the driver.
+
+Disks fill up or turn read-only, the API is away for minutes, the clock is set, the driver hangs, errors come in storms, the driver is
+upgraded.
+
+Nothing that runs notices, new work waits with the reason, and all passes without a restart.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 from agent.adapters.durable import TEMPORARY_SUFFIX
+from aliquot import contract
 from aliquot.paths import built
-from aliquot.standin.hardware import SimulatedHardware
-from aliquot.standin.node import Node, NodeOptions
-from proto import contract
+from aliquot_lab.standin.hardware import SimulatedHardware
+from aliquot_lab.standin.node import Node, NodeOptions
 from tests.fakes.mounted_directory import mounted_directory
 from tests.fakes.small_disk import small_disk
 from tests.fakes.wall_clock import WallClock
@@ -124,7 +130,7 @@ class TestDisks:
                 await running(node, "after", "refused")
                 assert (node.container("before").pid, node.container("before").exit_code) == (before, None)
 
-    async def test_an_agent_that_was_killed_starts_on_a_state_directory_that_turned_read_only(self):
+    async def test_killed_agent_starts_on_state_directory_turned_read_only(self):
         async with make_node("t4x2", start_agent=False) as node:
             with small_disk(node.layout.state) as disk:
                 await node.agent.start()
@@ -147,7 +153,7 @@ class TestDisks:
                     await running(node, "after")
                     assert (node.container("before").pid, node.container("before").exit_code) == (before, None)
 
-    async def test_a_cdi_directory_that_turned_read_only_is_named_and_all_is_made_good_once_it_is_not(self):
+    async def test_read_only_cdi_directory_is_named_and_repaired_once_writable(self):
         async with make_node("t4x2", start_agent=False) as node:
             with small_disk(node.layout.cdi_dynamic) as disk:
                 await node.agent.start()
@@ -170,7 +176,7 @@ class TestDisks:
                     assert len(list(disk.directory.glob("*.json"))) == 2
 
 
-async def test_an_agent_whose_directory_was_replaced_on_the_host_ends_and_the_next_one_has_the_new(tmp_path):
+async def test_agent_with_replaced_host_directory_ends_and_next_one_uses_new(tmp_path):
     async with make_node("t4x2", start_agent=False) as node:
         with mounted_directory(tmp_path / "run-cdi", node.layout.cdi_dynamic) as directory:
             await node.agent.start()
@@ -181,7 +187,7 @@ async def test_an_agent_whose_directory_was_replaced_on_the_host_ends_and_the_ne
             directory.replace()
             await eventually(lambda: not node.agent.running, "the agent ends", timeout_seconds=40)
             assert await node.agent.kill() == 1
-            assert f"what is made there anew is not seen here: {node.layout.cdi_dynamic}" in log_of(node)
+            assert f"removed on the host: {node.layout.cdi_dynamic}" in log_of(node)
             directory.mount_again()
             await eventually(lambda: node.allocatable(VGPU) == 0, "kubelet notices that the agent is gone")
             await node.agent.start()
@@ -193,7 +199,7 @@ async def test_an_agent_whose_directory_was_replaced_on_the_host_ends_and_the_ne
 
 
 DEFAULT_PERIODS = ("--pod-wait-seconds=3", "--log-format=text")
-"""As the agent is shipped, but for how long a start waits for a pod that the API does not tell."""
+"""As the agent is shipped, except for how long a start waits for a pod that the API does not report."""
 
 
 class TestApi:
@@ -204,7 +210,7 @@ class TestApi:
             pytest.param(DEFAULT_PERIODS, 300, 250, marks=[pytest.mark.soak, pytest.mark.timeout(900)], id="five minutes"),
         ],
     )
-    async def test_minutes_without_the_api_stop_nothing_that_is_known_and_are_made_up_for_at_once(self, flags, outage_seconds, most_asked):
+    async def test_api_outage_of_minutes_keeps_known_state_and_is_caught_up(self, flags, outage_seconds, most_asked):
         """Five minutes of the default period of ten seconds are thirty passes."""
         async with Node(SimulatedHardware("t4x2"), NodeOptions(agent_flags=flags)) as node:
             first_gpu = {contract.ANNOTATION_GPU_UUID: node.inventory.gpus[0].uuid}  # the other is going to be lost
@@ -235,7 +241,7 @@ class TestApi:
                 )
                 await eventually(lambda: condition(node)["status"] == "False", "the lost GPU is told of", 40)
 
-    async def test_what_became_of_a_gpu_while_the_api_was_away_is_told_afterwards(self):
+    async def test_gpu_changes_during_api_outage_are_reported_afterwards(self):
         async with make_node("t4x2") as node:
             node.create_pod(manifest("works", container(mib=1024), annotations={contract.ANNOTATION_GPU_UUID: node.inventory.gpus[0].uuid}))
             await running(node, "works")
@@ -247,14 +253,14 @@ class TestApi:
                 over = datetime.now(UTC)
                 await asyncio.sleep(1.1)  # a tick of the clock that events are stamped with
 
-            def about_the_pod() -> list[dict[str, Any]]:
+            def about_the_pod() -> list[Mapping[str, Any]]:
                 return [event for event in node.events("works") if event["reason"] in told]
 
             await eventually(lambda: len(about_the_pod()) == 2, "its pod's owner reads of both", 60)
             assert [event["reason"] for event in about_the_pod()] == list(told)
             assert all(datetime.fromisoformat(event["firstTimestamp"]) <= over for event in about_the_pod())
 
-    async def test_an_agent_that_starts_without_the_api_serves_kubelet_and_knows_its_grants(self):
+    async def test_agent_starting_without_api_serves_kubelet_and_knows_grants(self):
         async with make_node("t4x2") as node:
             node.create_pod(manifest("stays", cuda()))
             await running(node, "stays")
@@ -275,7 +281,7 @@ DAY = 86_400
 
 
 class TestClock:
-    async def test_a_clock_that_is_set_moves_the_times_of_events_and_nothing_else(self, tmp_path):
+    async def test_clock_change_moves_only_event_times(self, tmp_path):
         clock, quarantine_seconds = WallClock(tmp_path), 2
         async with make_node("t4x2", f"--health-quarantine-seconds={quarantine_seconds}", start_agent=False) as node:
             node.agent.env.update(clock.environment)
@@ -291,7 +297,7 @@ class TestClock:
                     clock.jump(seconds)
                     node.create_pod(manifest(name))
                     await running(node, name)
-                    await eventually(lambda name=name: granted_at(node, name), "an event about it")
+                    await eventually(partial(granted_at, node, name), "an event about it")
                     shown = granted_at(node, name) - datetime.now(UTC)
                     assert abs(shown - timedelta(seconds=seconds)) < timedelta(minutes=5), "the agent sees the clock that was set"
                     await eventually(lambda: node.allocatable(VGPU) == 32, "the quarantine ends all the same", 30)

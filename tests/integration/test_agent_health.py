@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs that fall ill under a running agent: who hears of it, and that all of it passes without a restart.
 
 The real agent process on the simulated driver, with the kubelet and API server stand-ins; faults are injected into the driver.
@@ -9,7 +10,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aliquot import contract
+from aliquot.contract.units import MIB
 from aliquot.paths import built
-from aliquot.standin.agentprocess import AgentError
-from aliquot.standin.cluster import Kind
-from aliquot.standin.hardware import SimulatedHardware
-from aliquot.standin.node import Node, NodeOptions
-from proto import contract
-from proto.units import MIB
+from aliquot_lab.standin.agentprocess import AgentError
+from aliquot_lab.standin.cluster import Kind
+from aliquot_lab.standin.hardware import SimulatedHardware
+from aliquot_lab.standin.node import Node, NodeOptions
 from tests.integration.agent_nodes import (
     VGPU,
     assign,
@@ -58,7 +59,9 @@ def states(node: Node) -> list[str]:
 def install(library: Path, version: str) -> None:
     """Put a version of the driver's library at a path, as packages do it: a file of its own name, and a link that changes."""
     file = library.with_name(f"{library.name.removesuffix('.1')}.{version}")
-    shutil.copy(built(f"lib/sim/{contract.NVML_SONAME}"), library.with_name("new-file")).replace(file)
+    copied = library.with_name("new-file")
+    shutil.copy(built(f"lib/sim/{contract.NVML_SONAME}"), copied)
+    copied.replace(file)
     link = library.with_name("new-link")
     link.symlink_to(file.name)
     link.replace(library)
@@ -107,7 +110,7 @@ async def healthy_node(profile: str = "t4x2", *flags: str, **options: Any) -> As
         assert (await page(node, "/healthz"))[0] == 200
 
 
-def events_on_node(node: Node) -> list[Any]:
+def events_on_node(node: Node) -> Sequence[Any]:
     return node.cluster.list(Kind.EVENT, lambda event: event["involvedObject"]["kind"] == "Node")[1]
 
 
@@ -118,7 +121,7 @@ async def all_well(node: Node, gpus: int = 2) -> None:
 
 
 class TestFanOut:
-    async def test_a_hard_xid_is_told_to_everybody_and_passes(self):
+    async def test_hard_xid_is_reported_everywhere_and_passes(self):
         async with healthy_node() as node:
             ill = node.inventory.gpus[1].uuid
             node.create_pod(manifest("works", container(vgpus=2, mib=2048)))
@@ -143,7 +146,7 @@ class TestFanOut:
             assert await metric(node, "device_health_state", device_uuid=ill, state="healthy") == 1
             assert node.container("works").exit_code is None
 
-    async def test_a_storm_of_a_programs_xids_changes_nothing_and_one_of_hard_ones_is_one_incident(self):
+    async def test_storm_of_program_xids_changes_nothing_and_hard_ones_are_one_incident(self):
         async with healthy_node("t4x2", "--health-quarantine-seconds=600", "--health-max-recovery-seconds=600") as node:
             for _ in range(30):
                 inject(node, "xid", "31", "--gpu", "0")
@@ -209,7 +212,7 @@ class TestRecovery:
             inject(node, "recover", "--gpu", "1")
             await all_well(node)
 
-    async def test_a_gpu_that_is_lost_when_the_agent_starts_is_missed_and_taken_in_when_it_is_back(self):
+    async def test_gpu_lost_at_agent_start_is_missed_and_added_on_return(self):
         async with make_node(start_agent=False) as node:
             inject(node, "lost", "--gpu", "1")
             await node.agent.start()
@@ -219,7 +222,7 @@ class TestRecovery:
             inject(node, "clear")
             await all_well(node)
 
-    async def test_a_gpu_that_hangs_for_long_holds_up_nobody_and_comes_back(self):
+    async def test_gpu_hanging_for_long_delays_no_other_and_returns(self):
         async with healthy_node() as node:
             ill = node.inventory.gpus[1].uuid
             inject(node, "hang", "30000", "--gpu", "1")
@@ -236,7 +239,7 @@ class TestRecovery:
 
     @pytest.mark.soak
     @pytest.mark.timeout(600)
-    async def test_a_hang_of_half_a_minute_is_lived_through_from_end_to_end(self):
+    async def test_hang_of_half_minute_is_survived_end_to_end(self):
         """With the periods that are shipped. A GPU that made a call wait is left alone for twice as long, and then proves itself."""
         hang_seconds, recovery_seconds = 30, 240
         async with Node(SimulatedHardware("t4x2"), NodeOptions(agent_flags=("--log-format=text",))) as node:
@@ -264,7 +267,7 @@ class TestRecovery:
             node.agent.check()
             assert node.agent.pid == pid
 
-    async def test_while_a_call_into_one_gpu_never_returns_the_others_fall_ill_recover_and_are_read(self):
+    async def test_while_one_gpu_call_hangs_others_fail_recover_and_are_read(self):
         async with healthy_node() as node:
             other, stuck = (gpu.uuid for gpu in node.inventory.gpus)
             inject(node, "hang", str(86_400_000), "--gpu", "1")
@@ -280,8 +283,8 @@ class TestRecovery:
             await all_well(node)
             assert await metric(node, "device_health_state", device_uuid=other, state="healthy") == 1
 
-    @pytest.mark.parametrize("at_start", [False, True], ids=["entered anew", "at the start"])
-    async def test_a_driver_that_lets_nobody_in_is_told_with_the_call_and_what_runs_is_served(self, at_start):
+    @pytest.mark.parametrize("at_start", [False, True], ids=["entered again", "at the start"])
+    async def test_inaccessible_driver_is_reported_with_call_and_running_containers_are_served(self, at_start):
         async with make_node() as node:
             node.create_pod(manifest("works"))
             await running(node, "works")
@@ -310,14 +313,14 @@ class TestRecovery:
             assert await metric(node, "nvml_call_overdue_seconds") == 0
             assert node.agent.pid == agent
 
-    async def test_an_agent_that_a_driver_keeps_waiting_alone_ends_to_be_started_again(self, tmp_path):
+    async def test_agent_kept_waiting_by_driver_ends_for_restart(self, tmp_path):
         """The call never comes back in this process; another one, which the agent asks, is let in."""
         stuck = tmp_path / "stuck"
         (tmp_path / "sitecustomize.py").write_text(
             "import os, sys, time\n"
             "if 'agent' in sys.orig_argv:\n"
             "    import pynvml\n"
-            "    import agent.services.driver_guard as guard\n"
+            "    import agent.services.driver_watchdog as guard\n"
             "    guard.PATIENCE_SECONDS, guard.LOOK_SECONDS = 0.5, 0.1\n"
             "    enter = pynvml.nvmlInitWithFlags\n"
             f"    def stuck(flags):\n        while os.path.exists({str(stuck)!r}):\n            time.sleep(0.05)\n        enter(flags)\n"
@@ -335,7 +338,7 @@ class TestRecovery:
             await eventually(lambda: node.allocatable(VGPU) == 0, "the driver was left")
             inject(node, "no-driver", "off")
             await eventually(lambda: not node.agent.running, "the agent ends", timeout_seconds=60)
-            with pytest.raises(AgentError, match=r"exit code 1:(?s:.*)nvmlInitWithFlags has not returned(?s:.*)The agent ends"):
+            with pytest.raises(AgentError, match=r"exit code 1:(?s:.*)nvmlInitWithFlags has not returned(?s:.*)The agent exits"):
                 node.agent.check()
             stuck.unlink()
             await node.agent.start()
@@ -361,8 +364,8 @@ class TestRecovery:
             inject(node, "xid", "62", "--gpu", "0")  # events are heard in the new session
             await eventually(lambda: node.allocatable(VGPU) == 16, "an XID after the upgrade is heard")
 
-    async def test_an_agent_that_cannot_follow_a_driver_upgrade_ends_to_be_started_again(self, tmp_path):
-        hurry = "import agent.services.driver_guard as guard\nguard.PATIENCE_SECONDS, guard.LOOK_SECONDS = 0.5, 0.1\n"
+    async def test_agent_unable_to_follow_driver_upgrade_ends_for_restart(self, tmp_path):
+        hurry = "import agent.services.driver_watchdog as guard\nguard.PATIENCE_SECONDS, guard.LOOK_SECONDS = 0.5, 0.1\n"
         (tmp_path / "sitecustomize.py").write_text(hurry)
         async with make_node(start_agent=False) as node:
             node.agent.env["PYTHONPATH"] += f":{tmp_path}"
@@ -372,7 +375,7 @@ class TestRecovery:
             await running(node, "works")
             inject(node, "mismatch", "on")
             await eventually(lambda: not node.agent.running, "the agent ends")
-            with pytest.raises(AgentError, match=r"exit code 1:(?s:.*)The agent ends, to be started again with the library"):
+            with pytest.raises(AgentError, match=r"exit code 1:(?s:.*)The agent exits, so that kubelet restarts it with the node"):
                 node.agent.check()
             assert node.container("works").exit_code is None
             await node.agent.start()  # with the module and the library still apart: it waits
@@ -393,7 +396,7 @@ class TestRecovery:
             assert node.allocatable(VGPU) == 16
             assert await metric(node, "device_health_state", device_uuid=node.inventory.gpus[1].uuid, state="quarantined") == 1
 
-    async def test_whatever_faults_come_in_whatever_order_it_ends_well(self, seed):
+    async def test_all_fault_orders_end_in_recovery(self, seed):
         chance = random.Random(seed)
         faults = [
             ("xid", "31"), ("xid", "92"), ("xid", "62"), ("xid", "79"), ("lost",), ("recover",), ("hang", "30000"), ("hang", "0"),
@@ -433,7 +436,7 @@ class TestCordon:
             cordon(node)
             await all_well(node)
 
-    async def test_a_pod_placed_on_a_cordoned_gpu_is_refused_and_one_that_is_there_may_restart(self):
+    async def test_pod_on_cordoned_gpu_is_refused_but_running_one_may_restart(self):
         async with healthy_node("t4x2", "--placement=assigned") as node:
             there = node.create_pod(manifest("there", container()))
             assign(node, "there", assignment(there["metadata"]["uid"], main=[share_of(node, 0)]))
@@ -448,7 +451,7 @@ class TestCordon:
             assign(node, "late", assignment(pod["metadata"]["uid"], main=[share_of(node, 0)]))
             await refused(node, "late", "cordoned")
 
-    async def test_an_agent_that_starts_knows_the_last_cordon_while_the_api_tells_of_pods_alone(self):
+    async def test_starting_agent_knows_last_cordon_when_api_serves_only_pods(self):
         async with make_node() as node:
             await eventually(lambda: len(states(node)) == 2, "the node is published")
             cordoned, other = (gpu.uuid for gpu in node.inventory.gpus)
@@ -502,7 +505,7 @@ class TestPublishing:
             item = node.cluster.get(Kind.GPU_NODE, "", NODE)
             assert item["metadata"]["ownerReferences"][0]["uid"] == node.cluster.get(Kind.NODE, "", NODE)["metadata"]["uid"]
 
-    async def test_a_node_at_rest_asks_the_api_for_nothing_and_a_gpu_that_falls_and_recovers_costs_a_handful_of_writes(self):
+    async def test_idle_node_sends_no_api_calls_and_gpu_failure_costs_few_writes(self):
         async with healthy_node() as node:
             await asyncio.sleep(0.5)
             begun = len(node.api.requests)
@@ -518,7 +521,7 @@ class TestPublishing:
             assert by_object["/nodes/"] <= 4  # capacity and condition, out and back
             assert all(write.startswith("PATCH ") for write in made)
 
-    async def test_an_api_that_was_down_is_told_what_happened_meanwhile(self):
+    async def test_events_during_api_outage_are_sent_when_it_returns(self):
         async with healthy_node() as node:
             with node.api.outage():
                 inject(node, "lost", "--gpu", "1")

@@ -1,17 +1,20 @@
-"""Whose container starts: init containers, sidecars, namesakes, static pods, IDs that go round; kubelets that forget, nodes that reboot."""
+# SPDX-License-Identifier: Apache-2.0
+"""Owner of a container that starts: init containers, sidecars, namesakes, static pods, reused IDs; kubelets that forget, reboots."""
 
 import asyncio
 import shutil
+from functools import partial
+from typing import Any
 
 import pytest
 
 from agent.core.region_layout import decode_limits
-from aliquot.demo.evidence import parse_events
+from aliquot import contract
+from aliquot.contract.units import MIB
 from aliquot.paths import built
-from aliquot.standin.cluster import Kind
-from aliquot.standin.plugins import Behaviour
-from proto import contract
-from proto.units import MIB
+from aliquot_lab.demo.evidence import parse_events
+from aliquot_lab.standin.cluster import Kind
+from aliquot_lab.standin.plugins import Behaviour
 from tests.integration.agent_nodes import (
     assign,
     assignment,
@@ -47,7 +50,7 @@ def visible(node, pod: str) -> set[str]:
     return {value for name, value in node.container(pod).env.items() if name.startswith(contract.ENV_SIM_DEVICE_PREFIX)}
 
 
-async def test_every_container_of_a_pod_gets_its_own_share_whatever_ids_it_inherits():
+async def test_every_container_of_pod_gets_own_share_with_any_inherited_ids():
     async with make_node("t4x2") as node:
         same = [container("first", mib=1001, command=SOON), container("second", mib=1002, command=SOON)]
         side = container("side", mib=1003, restartPolicy="Always")
@@ -80,15 +83,19 @@ async def test_init_containers_and_sidecars_that_start_again_have_their_own_shar
         assert runs == ["first", "first", "side", "main"]
         assert [memory_of(node, "a", name) for name in ("first", "side", "main")] == [[1001], [1002], [1003]]
         before = grants(node)
+
+        def is_another_than(ended_id: str, name: str) -> bool:
+            return node.container("a", name).id != ended_id
+
         for name in ("side", "main"):
             ended = node.container("a", name)
             ended.signal_group(9)
-            await eventually(lambda name=name, ended=ended: node.container("a", name).id != ended.id, f"{name} is started again")
+            await eventually(partial(is_another_than, ended.id, name), f"{name} is started again")
         assert [memory_of(node, "a", name) for name in ("side", "main")] == [[1002], [1003]]
         assert sorted(grants(node), key=str) == sorted(before, key=str)
 
 
-async def test_a_pod_admitted_before_the_agent_ever_ran_has_no_devices_and_is_evicted_where_the_policy_says_so():
+async def test_pod_admitted_before_first_agent_has_no_devices_and_policy_evicts_it():
     """Kubelet does not know the resource yet, and counts nothing that it does not know."""
     async with make_node("t4x2", "--drift-policy=evict", start_agent=False) as node:
         node.create_pod(manifest("early"))
@@ -107,20 +114,23 @@ async def test_a_pod_admitted_before_the_agent_ever_ran_has_no_devices_and_is_ev
         assert memory_of(node, "early") == [1024]
 
 
-async def test_a_namesake_that_comes_at_once_is_told_from_the_pod_before_it():
+async def test_immediate_namesake_is_distinguished_from_previous_pod():
+    def runs_under(uid: str, pod: dict[str, Any]) -> bool:
+        return pod["metadata"]["uid"] == uid and pod["status"]["phase"] == "Running"
+
     async with make_node("t4x2", ASSIGNED) as node:
         for number in range(4):
             uid = f"uid-{number}"
             text = assignment(uid, main=[share(node, number % 2, 1000 + number)])
-            metadata = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+            metadata: dict[str, Any] = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
             node.create_pod(manifest("web-0", container(mib=1000 + number), **metadata))
-            await node.wait_for_pod("web-0", lambda pod, uid=uid: pod["metadata"]["uid"] == uid and pod["status"]["phase"] == "Running")
+            await node.wait_for_pod("web-0", partial(runs_under, uid))
             assert limits_of(node, "web-0") == [(node.inventory.gpus[number % 2].uuid, 1000 + number)]
             node.cluster.delete(Kind.POD, "default", "web-0")  # as kubectl delete --force does, and the StatefulSet makes the next
         await eventually(lambda: not grants(node), "nothing of them is left")
 
 
-async def test_a_static_pod_is_served_where_the_node_places_and_outlives_its_mirror():
+async def test_static_pod_is_served_with_local_placement_and_outlives_its_mirror():
     async with make_node("t4x2") as node:
         name = node.kubelet.run_static(manifest("monitor"))
         await running(node, name)
@@ -167,7 +177,7 @@ async def test_ids_that_go_round_serve_each_container_with_its_own_share():
 
 
 class TestKubeletThatForgot:
-    async def test_what_runs_keeps_its_devices_and_is_told_of(self):
+    async def test_running_pods_keep_devices_and_get_event(self):
         async with make_node("t4x2", "--shares-per-gpu=1") as node:
             node.create_pod(manifest("a"))
             await running(node, "a")
@@ -182,7 +192,7 @@ class TestKubeletThatForgot:
             assert limits_of(node, "b") != before
             await eventually(lambda: [e for e in node.events("a") if e["reason"] == contract.EVENT_REASON_DRIFT], "an event")
 
-    async def test_where_the_policy_says_so_its_pods_are_evicted_and_nobody_elses(self):
+    async def test_policy_evict_evicts_only_its_own_pods(self):
         async with make_node("t4x2", "--drift-policy=evict") as node:
             node.create_pod(manifest("a"))
             await running(node, "a")
@@ -196,14 +206,14 @@ class TestKubeletThatForgot:
             await running(node, "b")
 
 
-async def test_after_a_reboot_nothing_of_the_boot_before_is_held_and_what_comes_next_gets_it():
+async def test_after_reboot_old_shares_are_free_and_next_pod_gets_them():
     """Kubelet is up before the agent: it fails the pods it had, as it does on a real node, and their owners make others."""
     async with make_node("t4x2", ASSIGNED) as node:
         whole = await usable_mib(node)
 
         def place(name: str, index: int) -> None:
             text = assignment(f"uid-{name}", main=[share(node, index, whole)])
-            metadata = {"uid": f"uid-{name}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+            metadata: dict[str, Any] = {"uid": f"uid-{name}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
             node.create_pod(manifest(name, container(mib=whole), **metadata))
 
         place("a", 0)
@@ -246,7 +256,7 @@ class TestDeviceInjection:
             assert mib == 1001
             assert visible(node, "a") == {uuid}
 
-    async def test_a_runtime_that_passes_cdi_names_over_starts_containers_without_a_gpu_whatever_their_image_asks(self):
+    async def test_runtime_ignoring_cdi_names_starts_containers_without_gpu_whatever_image_requests(self):
         """containerd 1.7 as it comes, on a node where the container toolkit has written its spec."""
         asking = ((contract.ENV_NVIDIA_VISIBLE_DEVICES, "all"),)
         behaviour = Behaviour(retry_seconds=0.5, align_numa=False, runtime_version="containerd://1.7.28", cdi=False, image_env=asking)
@@ -259,7 +269,7 @@ class TestDeviceInjection:
 
 
 class TestWithoutCdi:
-    """A node of before CDI: containerd 1.6, and NVIDIA's runtime gives devices by the environment."""
+    """A node older than CDI: containerd 1.6, and NVIDIA's runtime gives devices by the environment."""
 
     OLD = Behaviour(retry_seconds=0.5, crash_backoff_seconds=0.5, align_numa=False, runtime_version="containerd://1.6.33", cdi=False)
 
@@ -269,7 +279,7 @@ class TestWithoutCdi:
                 uid = f"uid-{number}"
                 text = assignment(uid, main=[share(node, number % 2, 1000 + number)])
                 fill = ["sh", "-c", f"{built('bin/aliquot-cuda-client')} fill --step 64; exec sleep 600"]
-                metadata = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+                metadata: dict[str, Any] = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
                 node.create_pod(manifest(f"p{number}", container(mib=1000 + number, command=fill), **metadata))
             await running(node, *(f"p{number}" for number in range(6)), timeout_seconds=40)
             for number in range(6):
@@ -280,9 +290,9 @@ class TestWithoutCdi:
                 await eventually(one.lines, "the program has taken what it could get")
                 (filled,) = parse_events(one.lines())
                 assert 0 < filled["held_bytes"] <= (1000 + number) * MIB
-            assert "by the answer of Allocate (legacy)" in log_of(node)
+            assert "by the reply of Allocate (legacy)" in log_of(node)
 
-    async def test_a_container_whose_ids_name_another_gpu_fails_closed_and_its_successor_is_served(self):
+    async def test_container_with_ids_of_other_gpu_fails_closed_and_successor_is_served(self):
         async with make_node("t4x2", ASSIGNED, behaviour=self.OLD) as node:
             late = node.create_pod(manifest("a"))  # admitted before it was placed: kubelet took IDs of any GPU
             await refused(node, "a", contract.ANNOTATION_ASSIGNMENT)
@@ -293,30 +303,36 @@ class TestWithoutCdi:
             assert grants(node) == []
             node.delete_pod("a")
             await node.wait_gone("a")
-            metadata = {"uid": "uid-b", "annotations": {contract.ANNOTATION_ASSIGNMENT: assignment("uid-b", main=[share(node, other)])}}
+            metadata: dict[str, Any] = {
+                "uid": "uid-b",
+                "annotations": {contract.ANNOTATION_ASSIGNMENT: assignment("uid-b", main=[share(node, other)])},
+            }
             node.create_pod(manifest("b", **metadata))
             await running(node, "b")
             assert limits_of(node, "b") == [(node.inventory.gpus[other].uuid, 1024)]
 
-    async def test_a_container_that_was_admitted_before_its_node_had_cdi_starts_again_with_its_limits_and_its_shim(self):
+    async def test_container_admitted_before_cdi_restarts_with_its_limits_and_shim(self):
         """containerd was upgraded under it, and kubelet repeats what Allocate answered then."""
         async with make_node("t4x2", ASSIGNED, behaviour=self.OLD) as node:
-            metadata = {"uid": "uid-a", "annotations": {contract.ANNOTATION_ASSIGNMENT: assignment("uid-a", main=[share(node, 0, 1001)])}}
+            metadata: dict[str, Any] = {
+                "uid": "uid-a",
+                "annotations": {contract.ANNOTATION_ASSIGNMENT: assignment("uid-a", main=[share(node, 0, 1001)])},
+            }
             node.create_pod(manifest("a", container(mib=1001, command=["sh", "-c", "sleep 1"]), **metadata))
             await running(node, "a")
             await node.agent.kill()
             versions = {"containerRuntimeVersion": "containerd://2.1.4", "kubeletVersion": "v1.34.1"}
             node.cluster.update(Kind.NODE, "", node.options.name, lambda item: item["status"].update(nodeInfo=versions))
-            links = [path for path in node.layout.run.rglob("*") if path.is_symlink()]
-            assert len(links) == 2
-            for link in links:
-                link.unlink()
+            lost = [path for path in node.layout.run.rglob("*") if path.is_symlink() or path.name == "ld.so.preload"]
+            assert {path.name for path in lost} == {"libaliquot-preload.so", "ld.so.preload"}
+            for path in lost:
+                path.unlink()
             await node.agent.start()
             await node.wait_ready()
             known = node.layout.state / "node-versions"
             await eventually(lambda: "containerd://2.1.4" in known.read_text(), "the agent has heard of the node as it is now", 30)
             run = node.container("a").id
             await eventually(lambda: node.container("a").id != run, "the container was started again", 30)
-            assert all(link.exists() for link in links)
+            assert all(path.exists() for path in lost)
             assert limits_of(node, "a") == [(node.inventory.gpus[0].uuid, 1001)]
             assert contract.CONTAINER_PRELOAD in (node.container("a").root / contract.LD_SO_PRELOAD.lstrip("/")).read_text()

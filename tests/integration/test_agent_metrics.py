@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The metrics of a real agent on a simulated node: what is there from when on, what it says, and that it ends."""
 
 import asyncio
@@ -8,8 +9,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from proto import contract
-from proto.units import MIB
+from aliquot import contract
+from aliquot.contract.units import MIB
 from tests.integration.agent_nodes import container, inject, make_node, manifest, running
 from tests.integration.test_agent_audit import around
 from tests.integration.test_agent_usage import cuda, go
@@ -85,7 +86,7 @@ async def test_a_container_is_measured_from_its_grant_to_its_end():
         assert not [name for name, samples in series.items() for labels, _ in samples if labels.get("pod") == "a"]
 
 
-async def test_a_container_without_a_compute_limit_is_as_busy_as_the_driver_says():
+async def test_container_without_compute_limit_has_utilization_from_driver():
     async with make_node("t4x2") as node:
         node.create_pod(manifest("a", cuda("work", "--mib", "256", "--seconds", "60", "--kernel-us", "1000", wait=True, mib=2048)))
         await running(node, "a")
@@ -113,7 +114,7 @@ async def test_devices_show_their_sensors_and_the_agent_its_own_work():
         assert not [name for name in series if name.startswith("hami_")]
 
 
-async def test_series_of_devices_and_containers_name_their_node_and_those_of_devices_the_model():
+async def test_device_and_container_series_name_node_and_device_series_name_model():
     async with make_node("t4x2") as node:
         node.create_pod(manifest("a", container(mib=1024)))
         node.create_pod(manifest("thief", around(node, "hold", "--mib", "50", spec={"name": "main"})))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MIG instances that the agent makes and removes, on the simulated DGX A100: placements, restarts, crashes, leftovers, strategies."""
 
 import asyncio
@@ -12,15 +13,16 @@ import pytest_asyncio
 from agent.adapters.mig_files import MigRecordFiles
 from agent.adapters.node_files import boot_id
 from agent.core.mig import MigRecord
+from aliquot import contract
+from aliquot.contract import codec
+from aliquot.contract.codec import MigPlace
+from aliquot.contract.model import DeviceShare
+from aliquot.contract.units import MIB
 from aliquot.paths import built
-from aliquot.standin.cluster import Kind
-from aliquot.standin.hardware import SimulatedHardware
-from aliquot.standin.node import Node, NodeOptions
-from aliquot.standin.plugins import Behaviour
-from proto import codec, contract
-from proto.codec import MigPlace
-from proto.model import DeviceShare
-from proto.units import MIB
+from aliquot_lab.standin.cluster import Kind
+from aliquot_lab.standin.hardware import SimulatedHardware
+from aliquot_lab.standin.node import Node, NodeOptions
+from aliquot_lab.standin.plugins import Behaviour
 from tests.integration.agent_invariants import look_at_driver
 from tests.integration.agent_nodes import (
     QUICK,
@@ -51,7 +53,7 @@ RESOURCES = ("1g.10gb", "1g.10gb.me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb"
 
 @asynccontextmanager
 async def dynamic_node(directory: Path, *flags: str, start_agent: bool = True, **options: Any) -> AsyncIterator[Node]:
-    """A node whose agent makes instances, with every profile offered to kubelet."""
+    """A node with an agent that makes instances, with every profile offered to kubelet."""
     every = (*QUICK, DYNAMIC, f"--nvidia-ctk={ctk(directory)}", *flags)
     made = NodeOptions(agent_flags=every, start_agent=start_agent, **options)
     async with Node(SimulatedHardware(a100_topology(directory, whole=WHOLE_GPUS)), made) as node:
@@ -120,7 +122,7 @@ async def local_node(shared_local_node: Node) -> AsyncIterator[Node]:
 
 
 class TestOnDemand:
-    async def test_an_instance_is_made_for_a_container_and_removed_when_its_pod_is_gone(self, local_node):
+    async def test_instance_is_created_for_container_and_removed_with_its_pod(self, local_node):
         node = local_node
         node.create_pod(manifest("a", mig("hold", "--mib", "512")))
         await running(node, "a")
@@ -138,7 +140,7 @@ class TestOnDemand:
         node.delete_pod("a")
         await eventually(lambda: instances(node) == [] and records(node).load() == [], "the instance is gone with its pod")
 
-    async def test_kubelet_is_offered_what_can_be_made_and_small_instances_leave_room_for_large_ones(self, local_node):
+    async def test_kubelet_is_offered_possible_instances_and_small_ones_spare_large_ones(self, local_node):
         node = local_node
         one, three, seven = (contract.RESOURCE_MIG_PREFIX + profile for profile in ("1g.10gb", "3g.40gb", "7g.80gb"))
 
@@ -181,7 +183,7 @@ class TestOnDemand:
         await label("success")
         await running(node, "a")
 
-    async def test_a_container_that_restarts_after_a_reset_gets_the_instance_that_is_made_again(self, local_node):
+    async def test_container_restarting_after_reset_gets_recreated_instance(self, local_node):
         node = local_node
         node.create_pod(manifest("a", mig("hold", "--mib", "64")))
         await running(node, "a")
@@ -194,13 +196,13 @@ class TestOnDemand:
             (row,) = records(node).load() or [MigRecord("", "", "")]
             return bool(row.uuid) and row.uuid != before and sees(node, "a") == {row.uuid}
 
-        await eventually(on_another, "the container runs on the instance made anew")
+        await eventually(on_another, "the container runs on the recreated instance")
 
-    async def test_the_scheduler_says_where_and_an_instance_of_an_administrator_is_neither_used_nor_removed(self, tmp_path):
+    async def test_scheduler_chooses_placement_and_administrator_instances_stay_unused_and_unremoved(self, tmp_path):
         async with dynamic_node(tmp_path, "--placement=assigned") as node:
 
             def place(name: str, start: int) -> None:
-                metadata = {"uid": f"uid-{name}", "annotations": {}}
+                metadata: dict[str, Any] = {"uid": f"uid-{name}", "annotations": {}}
                 metadata["annotations"][contract.ANNOTATION_ASSIGNMENT] = assignment(f"uid-{name}", main=[share_at(node, start)])
                 node.create_pod(manifest(name, mig("hold", "--mib", "64"), **metadata))
 
@@ -209,7 +211,7 @@ class TestOnDemand:
             assert instances(node) == [("2g.20gb", 2)]
             assert sees(node, "a") == {uuid_at(node, 2)}
             place("b", 2)
-            await refused(node, "b", "in use or no 2g.20gb instance")
+            await refused(node, "b", "is in use or has another profile than 2g.20gb")
             await cleared(node)
 
             create = "instance = nv.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, 9, ctypes.byref(nv.c_nvmlGpuInstancePlacement_t(0, 4)))\n"
@@ -217,7 +219,7 @@ class TestOnDemand:
             resource = contract.RESOURCE_MIG_PREFIX + "3g.40gb"
             await eventually(lambda: node.allocatable(resource) == 2, "it is offered as it is, beside the one that can be made")
             place("c", 2)
-            await refused(node, "c", "in use or no 2g.20gb instance")
+            await refused(node, "c", "is in use or has another profile than 2g.20gb")
             assert instances(node) == [("3g.40gb", 0)]
 
 
@@ -263,7 +265,7 @@ class TestCrashes:
             assert look_at_driver(node).instances.items() < before.items()
             assert is_running(node.pod("a"))
 
-    async def test_what_an_agent_killed_at_any_point_of_making_an_instance_left_is_removed(self, tmp_path):
+    async def test_leftovers_of_agent_killed_while_creating_instance_are_removed(self, tmp_path):
         async with dynamic_node(tmp_path, start_agent=False) as node:
             for start in (0, 2, 4):  # nothing made yet, a GPU instance alone, and all made but not recorded
                 records(node).write(MigRecord(share_at(node, start).device_uuid, "a" * 24, boot_id()))
@@ -274,7 +276,7 @@ class TestCrashes:
             await eventually(lambda: records(node).load() == [], "the records are gone")
             assert on_host(node, COUNT_GPU_INSTANCES, MIG_GPU) == 0
 
-    async def test_an_agent_killed_again_and_again_leaves_every_pod_its_instance_and_no_other(self, tmp_path):
+    async def test_agent_killed_repeatedly_leaves_every_pod_exactly_its_instance(self, tmp_path):
         async with dynamic_node(tmp_path) as node:
             names = [f"p{number}" for number in range(4)]
             for name in names:
@@ -304,7 +306,7 @@ class TestCrashes:
 
 
 class TestStrategies:
-    async def test_none_shares_the_gpus_that_are_not_partitioned_and_leaves_the_others_alone(self, tmp_path):
+    async def test_strategy_none_shares_unpartitioned_gpus_and_leaves_others_alone(self, tmp_path):
         topology = a100_topology(tmp_path, whole=1, instances=("gpu=1 profile=3g.40gb start=0",))
         async with make_node(topology, "--mig-strategy=none", f"--nvidia-ctk={ctk(tmp_path)}") as node:
             whole = node.inventory.gpus[0]
@@ -320,7 +322,7 @@ class TestStrategies:
                 await running(node, f"p{number}")
                 assert sees(node, f"p{number}") == {whole.uuid}
             node.create_pod(manifest("two", container(vgpus=2, mib=2048)))
-            await refused(node, "two", "of 2 GPUs 1 fits, 1 in MIG mode")
+            await refused(node, "two", "1 of 2 GPUs fit: 1 in MIG mode")
             assert not any(name.startswith(contract.RESOURCE_MIG_PREFIX) for name in node.status["allocatable"])
             assert (await page(node, "/readyz"))[0] == 200
             assert instances(node) == [("3g.40gb", 0)]
@@ -329,7 +331,7 @@ class TestStrategies:
         hardware = SimulatedHardware("a100x8-mig")
         async with Node(hardware, NodeOptions(agent_flags=(*QUICK, "--mig-strategy=single"), start_agent=False)) as node:
             await node.agent.start()
-            await not_ready_because(node, "migStrategy single wants every GPU in MIG mode")
+            await not_ready_because(node, "migStrategy single needs every GPU in MIG mode")
             await eventually(lambda: node.allocatable(contract.RESOURCE_VGPU) > 0, "the GPUs that are not partitioned are shared")
             assert not any(name.startswith(contract.RESOURCE_MIG_PREFIX) for name in node.status["allocatable"])
 

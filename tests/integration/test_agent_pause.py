@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod's annotation lets the launches of its running containers wait and go on, through restarts of container and agent and an outage."""
 
 import asyncio
@@ -7,9 +8,9 @@ from typing import Any
 import pytest
 
 from agent.core.limits import pausing
-from aliquot.demo.evidence import parse_events
-from aliquot.standin.cluster import Kind
-from proto import contract
+from aliquot import contract
+from aliquot_lab.demo.evidence import parse_events
+from aliquot_lab.standin.cluster import Kind
 from tests.integration.agent_nodes import drift_page, eventually, grants, log_of, make_node, manifest, refused, running
 from tests.integration.test_agent_metrics import scrape
 from tests.integration.test_agent_usage import cuda, files_of, grant_of
@@ -56,7 +57,7 @@ async def metric(node, name: str, pod: str) -> list[float]:
 
 
 async def waits(node, pod: str) -> None:
-    """Wait for a launch to wait, and then see that nothing was launched meanwhile and nothing is."""
+    """Wait for a launch to wait, and then check that no kernel was launched meanwhile and no kernel is."""
     async with asyncio.timeout(20):
         while await metric(node, "container_launches_waiting", pod) != [1]:  # noqa: ASYNC110 - asks another process
             await asyncio.sleep(0.05)
@@ -72,7 +73,7 @@ async def works(node, pod: str) -> None:
 
 
 async def make_paused(node) -> None:
-    """Make pod a, whose container works, and pause it."""
+    """Make pod a with a container that works, and pause it."""
     node.create_pod(manifest("a", cuda(*WORK)))
     await running(node, "a")
     annotate(node, "a", "true")
@@ -80,7 +81,7 @@ async def make_paused(node) -> None:
 
 
 @pytest.mark.parametrize("cores", [None, 50], ids=["without a limit of compute", "with one"])
-async def test_a_running_pod_is_paused_by_its_annotation_and_goes_on_without_it(cores):
+async def test_running_pod_is_paused_by_annotation_and_resumes_without_it(cores):
     async with make_node("t4x2") as node:
         node.create_pod(manifest("a", cuda(*WORK, cores=cores), {**cuda("hold", "--mib", "64", mib=512), "name": "beside"}))
         node.create_pod(manifest("other", cuda(*WORK)))
@@ -103,7 +104,7 @@ async def test_a_running_pod_is_paused_by_its_annotation_and_goes_on_without_it(
         assert (await drift_page(node))["drifts"] == []
 
 
-async def test_a_pause_outlives_the_agent_and_ends_when_its_annotation_went_meanwhile():
+async def test_pause_outlives_agent_and_ends_when_annotation_was_removed_meanwhile():
     async with make_node("t4x2") as node:
         await make_paused(node)
         await node.agent.kill()
@@ -120,7 +121,7 @@ async def test_a_pause_outlives_the_agent_and_ends_when_its_annotation_went_mean
         assert (await drift_page(node))["drifts"] == []
 
 
-async def test_while_the_api_is_away_what_was_known_last_holds_over_a_restart_of_the_agent():
+async def test_last_known_pause_survives_agent_restart_during_api_outage():
     async with make_node("t4x2") as node:
         await make_paused(node)
         with node.api.outage():
@@ -151,7 +152,7 @@ async def test_a_container_of_a_paused_pod_starts_paused_and_starts_so_again():
         await works(node, "a")
 
 
-async def test_limits_of_a_paused_container_that_somebody_changed_are_drift_and_written_again_with_the_pause():
+async def test_changed_limits_of_paused_container_are_drift_and_rewritten_with_pause():
     async with make_node("t4x2") as node:
         await make_paused(node)
         files_of(node).amend_limits(grant_of(node, "a"), partial(pausing, paused=False))
@@ -160,7 +161,7 @@ async def test_limits_of_a_paused_container_that_somebody_changed_are_drift_and_
         await waits(node, "a")
 
 
-async def test_a_value_that_means_nothing_changes_nothing_and_is_told():
+async def test_invalid_value_changes_nothing_and_gives_event():
     async with make_node("t4x2") as node:
         await make_paused(node)
         annotate(node, "a", "maybe")

@@ -1,19 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
 """What containers get, through reordered and concurrent starts, crashes of the agent and outages of the API."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from agent.core.region_layout import decode_limits
-from aliquot.standin.cluster import Kind
-from aliquot.standin.node import Node
-from aliquot.standin.plugins import Behaviour
-from proto import contract
-from proto.units import MIB
+from aliquot import contract
+from aliquot.contract.units import MIB
+from aliquot_lab.standin.cluster import Kind
+from aliquot_lab.standin.node import Node
+from aliquot_lab.standin.plugins import Behaviour
 from tests.integration.agent_nodes import (
     VGPU,
     assign,
@@ -76,11 +78,23 @@ async def local_node(build_dir: Path) -> AsyncIterator[Node]:
         yield node
 
 
+async def test_percentage_is_part_of_the_gpu_that_local_placement_chose(local_node):
+    node = local_node
+    part = container()
+    part["resources"]["limits"] = {VGPU: "2", contract.RESOURCE_VGPU_MEMORY_PERCENT: "66"}
+    node.create_pod(manifest("part", part))
+    await running(node, "part")
+    assert [mib for _, mib, _ in limits_in(node, "part")] == [USABLE_T4_MIB * 33 // 100] * 2
+    assert node.allocatable(contract.RESOURCE_VGPU_MEMORY_PERCENT) == 200
+    node.delete_pod("part")
+    await node.wait_gone("part")
+
+
 class TestAssigned:
     async def test_a_container_gets_what_its_pod_was_assigned(self, large_node):
         node = large_node
         text = assignment("uid-a", main=[share(node, 5, 2048, 30), share(node, 2, 2048, 30)])
-        metadata = {"uid": "uid-a", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+        metadata: dict[str, Any] = {"uid": "uid-a", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
         node.create_pod(manifest("a", container(vgpus=2, mib=4096, cores=60), **metadata))
         await running(node, "a")
         uuids = [node.inventory.gpus[index].uuid for index in (5, 2)]
@@ -92,7 +106,7 @@ class TestAssigned:
         node = large_node
         for index in range(8):
             text = assignment(f"uid-{index}", main=[share(node, index)])
-            metadata = {"uid": f"uid-{index}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+            metadata: dict[str, Any] = {"uid": f"uid-{index}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
             node.create_pod(manifest(f"steered-{index}", **metadata))
             await running(node, f"steered-{index}")
         found = [grant for grant in grants(node) if grant["pod"].startswith("steered-")]
@@ -125,16 +139,16 @@ class TestAssigned:
         node = assigned_node
         pod = node.create_pod(manifest("modest"))
         assign(node, "modest", assignment(pod["metadata"]["uid"], main=[share(node, 1, 4096)]))
-        await refused(node, "modest", "the pod's spec asks for 1 GiB")
+        await refused(node, "modest", "the pod's spec requests 1 GiB")
         assert granted(node, "modest") == []
         await gone(node, "modest")
 
-    async def test_two_pods_assigned_the_same_memory_are_told_apart_by_the_ledger(self, assigned_node):
+    async def test_two_pods_assigned_same_memory_are_distinguished_by_ledger(self, assigned_node):
         node = assigned_node
         whole = await usable_mib(node) - 512
         for name in ("one", "other"):
             text = assignment(f"uid-{name}", main=[share(node, 0, whole)])
-            metadata = {"uid": f"uid-{name}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+            metadata: dict[str, Any] = {"uid": f"uid-{name}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
             node.create_pod(manifest(name, container(mib=whole), **metadata))
         await eventually(lambda: len(granted(node, "one", "other")) == 1, "one of them has its share")
         (first,) = granted(node, "one", "other")
@@ -178,7 +192,7 @@ class TestCrashes:
             assert promised_mib(node) == before
             assert list((node.layout.state / "ledger/quarantine").iterdir())
 
-    async def test_pods_that_ended_while_the_agent_was_away_are_released_when_it_is_back(self):
+    async def test_pods_ended_during_agent_absence_are_released_on_its_return(self):
         async with make_node() as node:
             for name in ("a", "b"):
                 node.create_pod(manifest(name))
@@ -191,7 +205,7 @@ class TestCrashes:
             await eventually(lambda: [grant["pod"] for grant in grants(node)] == ["b"], "the ended pod's grant is gone")
             assert len(list(node.layout.cdi_dynamic.iterdir())) == 1
 
-    async def test_kills_during_a_burst_of_starts_leave_every_pod_running_with_its_own_devices(self):
+    async def test_kills_during_start_burst_leave_every_pod_with_own_devices(self):
         async with make_node("h200x8", ASSIGNED) as node:
             names = [f"p{number}" for number in range(12)]
             pods = {name: node.create_pod(manifest(name, container(mib=20_000))) for name in names}
@@ -212,19 +226,19 @@ class TestCrashes:
 
 
 class TestManyPods:
-    async def test_pods_that_start_together_get_their_own_devices_whatever_the_order(self, large_node):
+    async def test_pods_starting_together_get_own_devices_in_any_order(self, large_node):
         node = large_node
         names = [f"p{number}" for number in range(24)]
         for number, name in enumerate(names):
             text = assignment(f"uid-{name}", a=[share(node, number % 8, 1000 + number)], b=[share(node, (number + 3) % 8, 2000 + number)])
-            metadata = {"uid": f"uid-{name}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
+            metadata: dict[str, Any] = {"uid": f"uid-{name}", "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
             node.create_pod(manifest(name, container("a", mib=1000 + number), container("b", mib=2000 + number), **metadata))
         await running(node, *names, timeout_seconds=40)
         for number, name in enumerate(names):
             assert limits_in(node, name, "a") == [(node.inventory.gpus[number % 8].uuid, 1000 + number, 0)]
             assert limits_in(node, name, "b") == [(node.inventory.gpus[(number + 3) % 8].uuid, 2000 + number, 0)]
 
-    async def test_small_pods_share_a_gpu_under_binpack_whatever_ids_kubelet_took(self):
+    async def test_small_pods_share_gpu_under_binpack_with_any_kubelet_ids(self):
         # a kubelet with a topology manager may pass advice over
         for align_numa in (True, False):
             async with make_node("t4x2", "--placement-policy=binpack", behaviour=Behaviour(align_numa=align_numa)) as node:
@@ -252,7 +266,7 @@ class TestManyPods:
             node.delete_pod(next(name for name in names if name != left))
             await running(node, left)
 
-    async def test_what_is_gone_leaves_nothing(self):
+    async def test_deleted_pod_leaves_no_trace(self):
         async with make_node("t4x2") as node:
             names = [f"p{number}" for number in range(8)]
             for name in names:
@@ -328,7 +342,7 @@ class TestLife:
             node.create_pod(manifest("b"))
             await running(node, "b")
 
-    async def test_the_preload_variant_is_mounted_when_it_is_asked_for(self):
+    async def test_preload_variant_is_mounted_on_request(self):
         async with make_node("t4x2", "--interposition=preload") as node:
             node.create_pod(manifest("a"))
             await running(node, "a")

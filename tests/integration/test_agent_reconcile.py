@@ -1,4 +1,5 @@
-"""What differs on a node is found, told, and put right: files, rows, specs, assignments, and shares of pods that are gone."""
+# SPDX-License-Identifier: Apache-2.0
+"""What differs on a node is found, reported and repaired: files, rows, specs, assignments, and shares of pods that are gone."""
 
 import asyncio
 import json
@@ -10,11 +11,11 @@ import pytest
 
 from agent.adapters.container_files import GrantFiles
 from agent.core.region_layout import decode_limits, encode_limits
+from aliquot import contract
+from aliquot.contract.units import MIB
 from aliquot.paths import built
-from aliquot.standin.cluster import Kind
-from aliquot.standin.node import Node
-from proto import contract
-from proto.units import MIB
+from aliquot_lab.standin.cluster import Kind
+from aliquot_lab.standin.node import Node
 from tests.integration.agent_nodes import (
     assign,
     assignment,
@@ -47,7 +48,7 @@ async def cured(node, *kinds: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_files_that_are_lost_or_changed_are_written_again_and_the_container_does_not_notice():
+async def test_lost_or_changed_files_are_rewritten_unnoticed_by_container():
     async with make_node("t4x2") as node:
         node.create_pod(manifest("a"))
         await running(node, "a")
@@ -91,7 +92,7 @@ async def test_limits_that_somebody_changed_are_put_back_where_the_container_see
         await cured(node, "changed-limits")
         await eventually(lambda: decode_limits(seen.read_bytes(), interrupted_too=True) == granted, "they are what was granted")
         await page_shows(node, "drifts")
-        await eventually(lambda: "limits on disk are not what it was granted" in told(node, "a"), "an event about it")
+        await eventually(lambda: "limits on disk differ from its grant" in told(node, "a"), "an event about it")
 
 
 def told(node: Node, pod: str) -> str:
@@ -99,7 +100,7 @@ def told(node: Node, pod: str) -> str:
     return " ".join(event["message"] for event in node.events(pod) if event["reason"] == contract.EVENT_REASON_DRIFT)
 
 
-async def test_the_share_of_a_pod_that_is_gone_is_held_while_kubelet_cannot_be_asked_and_the_node_is_told():
+async def test_share_of_deleted_pod_is_held_with_node_event_while_kubelet_fails():
     async with make_node("t4x2") as node:
         pod = node.create_pod(manifest("a"))
         await running(node, "a")
@@ -111,13 +112,13 @@ async def test_the_share_of_a_pod_that_is_gone_is_held_while_kubelet_cannot_be_a
         os.kill(pid, 0)  # the container runs on
         assert [grant["pod"] for grant in grants(node)] == ["a"]
         _, events = node.cluster.list(Kind.EVENT, lambda event: event["involvedObject"]["kind"] == "Node")
-        assert [(event["reason"], "its pod is gone" in event["message"]) for event in events] == [(contract.EVENT_REASON_DRIFT, True)]
+        assert [(event["reason"], "its pod is deleted" in event["message"]) for event in events] == [(contract.EVENT_REASON_DRIFT, True)]
         await node.kubelet.start()
         await eventually(lambda: not grants(node), "kubelet ends the container, and its share is free")
         await page_shows(node, "drifts")
 
 
-async def test_a_running_container_that_kubelet_lists_with_other_ids_is_told_when_that_lasts_and_keeps_its_share():
+async def test_running_container_with_other_kubelet_ids_gets_event_and_keeps_share():
     async with make_node("t4x2") as node:
         node.create_pod(manifest("a"))
         await running(node, "a")
@@ -142,7 +143,7 @@ result = None
 """
 
 
-async def test_a_pod_whose_device_an_administrator_took_away_is_told_and_evicted_where_the_policy_says_so(tmp_path):
+async def test_pod_with_removed_device_gets_event_and_policy_evicts_it(tmp_path):
     topology = a100_topology(tmp_path, instances=("gpu=0 profile=3g.40gb start=0",))
     async with make_node(topology, "--drift-policy=evict", f"--nvidia-ctk={ctk(tmp_path)}") as node:
         limits = {contract.RESOURCE_MIG_PREFIX + "3g.40gb": "1"}
@@ -157,7 +158,7 @@ async def test_a_pod_whose_device_an_administrator_took_away_is_told_and_evicted
         assert (await cures(node))["unknown-device"] == 1
 
 
-async def test_a_program_that_begins_after_a_cure_has_the_region_that_the_agent_looks_at():
+async def test_program_starting_after_cure_uses_region_that_agent_reads():
     async with make_node("t4x2") as node:
         program = f"while [ ! -e go ]; do sleep 0.05; done; exec {built('bin/aliquot-cuda-client')} hold --mib 200"
         node.create_pod(manifest("a", {**container(), "command": ["sh", "-c", program]}))
@@ -173,7 +174,7 @@ async def test_a_program_that_begins_after_a_cure_has_the_region_that_the_agent_
         assert [slot.devices[0].used_bytes >= 200 * MIB for slot in view.snapshot.slots] == [True]
 
 
-async def test_what_belongs_to_nobody_vanishes():
+async def test_files_without_owner_are_removed():
     async with make_node("t4x2") as node:
         shown = await drift_page(node)
         assert (shown["node"], shown["drifts"], shown["findings"]) == ("node-1", [], [])
@@ -195,7 +196,7 @@ async def test_what_belongs_to_nobody_vanishes():
         assert [grant["pod"] for grant in grants(node)] == ["a"]
 
 
-async def test_an_assignment_that_changes_under_a_running_container_is_told_and_changes_nothing():
+async def test_assignment_changed_under_running_container_gives_event_and_no_change():
     async with make_node("t4x2", "--placement=assigned") as node:
         pod = node.create_pod(manifest("a"))
         uid = pod["metadata"]["uid"]
@@ -215,7 +216,7 @@ async def test_an_assignment_that_changes_under_a_running_container_is_told_and_
         await page_shows(node, "drifts")
 
 
-async def test_a_share_is_free_within_a_period_of_its_pods_end_however_it_ends():
+async def test_share_is_free_within_period_after_any_end_of_pod():
     async with make_node("t4x2", "--reconcile-seconds=2") as node:
         for name in ("a", "b", "c"):
             node.create_pod(manifest(name))
@@ -236,14 +237,14 @@ async def test_a_share_is_free_within_a_period_of_its_pods_end_however_it_ends()
         assert {json.loads(path.read_bytes())["devices"][0]["name"] for path in node.layout.cdi_dynamic.iterdir()} == names
 
 
-async def test_a_cdi_directory_that_cannot_be_written_is_named_and_starts_go_on_once_it_can():
+async def test_unwritable_cdi_directory_is_named_and_starts_resume_once_writable():
     async with make_node("t4x2") as node:
         directory = node.layout.cdi_dynamic
         aside = directory.with_name("aside")
         directory.rename(aside)
         directory.write_text("in the way")
         node.create_pod(manifest("a"))
-        await refused(node, "a", str(directory), "tried again at the next retry")
+        await refused(node, "a", str(directory), "tries again when kubelet retries")
         assert (await page(node, "/healthz"))[0] == 200
         directory.unlink()
         aside.rename(directory)

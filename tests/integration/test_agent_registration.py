@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent stays registered through whatever kubelet and the driver do, and never fights over a name."""
 
 import asyncio
@@ -7,9 +8,9 @@ import sys
 
 import pytest
 
-from aliquot.standin.inventory import MigDevice
-from placement import mig
-from proto import contract
+from aliquot import contract
+from aliquot.placement import mig
+from aliquot_lab.standin.inventory import MigDevice
 from tests.bench.bench_agent import cpu_seconds
 from tests.fakes.device_plugin import ScriptedPlugin, devices
 from tests.integration.agent_nodes import (
@@ -45,10 +46,11 @@ class TestKubelet:
             for _ in range(2):
                 await node.kubelet.restart()
                 await node.wait_ready()
-            for path in node.layout.plugin_dir.glob("aliquot-*.sock"):  # as a kubelet does that is installed anew
+            for path in node.layout.plugin_dir.glob("aliquot-*.sock"):  # as a reinstalled kubelet does
                 path.unlink()
             await eventually(lambda: list(node.layout.plugin_dir.glob("aliquot-*.sock")), "a new socket")
             await node.wait_ready()
+            await eventually(lambda: node.allocatable(VGPU) == 32, "kubelet has the devices")
             assert node.container("before").exit_code is None
             node.create_pod(manifest("after"))
             await running(node, "after")
@@ -66,7 +68,7 @@ class TestKubelet:
             for path in node.layout.plugin_dir.glob("*.sock"):
                 path.unlink()
             await node.agent.start()
-            await not_ready_because(node, "waiting for the kubelet")
+            await not_ready_because(node, "waiting for kubelet")
             await node.kubelet.start()
             await node.wait_ready()
 
@@ -104,16 +106,19 @@ class TestConflict:
 
     async def test_a_second_agent_waits_for_the_first(self, tmp_path):
         async with make_node() as node:
-            flags = [*node.agent.flags, f"--state-dir={tmp_path}/state", f"--runtime-dir={tmp_path}/run"]
+            own = [f"--{name}-dir={tmp_path}/{name}" for name in ("state", "runtime", "cdi")]  # so that no lock keeps it from registering
+            flags = [*node.agent.flags, *own]
             environ = {**os.environ, **node.hardware.agent_environment()}
             second = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "agent", *flags, env=environ, stderr=asyncio.subprocess.PIPE
             )
-            async with asyncio.timeout(15):
-                while b"another agent on this node" not in (line := await second.stderr.readline()):
-                    assert line
-            second.terminate()
-            await second.communicate()
+            try:
+                async with asyncio.timeout(60):
+                    while b"another agent on this node" not in (line := await second.stderr.readline()):
+                        assert line
+            finally:
+                second.terminate()
+                await second.communicate()
             assert node.allocatable(VGPU) == 32
 
 
@@ -131,7 +136,7 @@ class TestDriver:
 
 
 class TestMig:
-    async def test_every_profile_is_a_resource_of_its_own_and_a_container_gets_the_instance_its_id_names(self):
+    async def test_each_profile_is_resource_and_container_gets_instance_of_its_id(self):
         async with make_node("a100x8-mig") as node:
             counts: dict[str, int] = {}
             for gpu in node.inventory.gpus:

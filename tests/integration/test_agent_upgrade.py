@@ -1,4 +1,5 @@
-"""The agent and its shim are replaced, or taken away, under containers that run; and what the agent leaves on a node is nobody else's."""
+# SPDX-License-Identifier: Apache-2.0
+"""The agent and its shim are replaced, or removed, under containers that run; and what the agent leaves on a node is all its own."""
 
 import asyncio
 import json
@@ -9,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.demo.evidence import parse_events
+from aliquot import contract
+from aliquot.contract.units import MIB
 from aliquot.paths import built
-from aliquot.standin.node import Node
-from proto import contract
-from proto.units import MIB
+from aliquot_lab.demo.evidence import parse_events
+from aliquot_lab.standin.node import Node
 from tests.integration.agent_nodes import container, eventually, grants, make_node, manifest, running
 from tests.integration.mig_nodes import a100_topology, ctk, mps_program
 
@@ -111,6 +112,7 @@ def mounted(spec: Path) -> list[Path]:
 DIRECTORY, FILE, SOCKET = stat.S_IFDIR, stat.S_IFREG, stat.S_IFSOCK
 WRITTEN = {
     "state": DIRECTORY | 0o700,
+    "state/agent-holder": FILE | 0o644,
     "state/secret": FILE | 0o600,
     "state/node-versions": FILE | 0o600,
     "state/ledger": DIRECTORY | 0o700,
@@ -121,12 +123,14 @@ WRITTEN = {
     "state/shim/*/*.so*": FILE | 0o555,
     "state/shim/*/ld.so.preload": FILE | 0o444,
     "run": DIRECTORY | 0o755,
+    "run/agent-holder": FILE | 0o644,
     "run/metrics-address": FILE | 0o644,
     "run/health": FILE | 0o600,
     "run/containers": DIRECTORY | 0o700,
     "run/containers/*": DIRECTORY | 0o700,
     "run/containers/*/grant.json": FILE | 0o600,
     "run/containers/*/limits": FILE | 0o444,
+    "run/containers/*/ld.so.preload": FILE | 0o444,
     "run/containers/*/region": FILE | 0o666,  # the container's user writes it, where it is mounted; 0700 above keeps others out
     "run-cdi/aliquot.dev-vgpu-*.json": FILE | 0o644,  # runtimes read it; its name cannot be guessed
     "device-plugins/aliquot-vgpu-*.sock": SOCKET | 0o755,
@@ -166,7 +170,7 @@ def check_modes(node: Node, written: Mapping[str, int], *others: str) -> None:
     assert [pattern for pattern in written if not list(base.glob(pattern))] == []
 
 
-async def test_what_the_agent_writes_has_the_tightest_mode_and_lies_where_it_is_documented():
+async def test_agent_files_have_tightest_mode_and_documented_place():
     async with make_node("t4x2") as node:
         node.create_pod(manifest("a", cuda(), annotations={contract.ANNOTATION_PRIORITY: "high"}))
         node.create_pod(manifest("b", cuda()))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What containers use, by the driver's account and by their own, and what follows from it: overhead, lending, priorities."""
 
 import asyncio
@@ -14,11 +15,11 @@ from agent.adapters.container_files import GrantFiles, read_region
 from agent.core.borrowing import MOST_PERCENT
 from agent.core.node_pages import PRIORITY
 from agent.core.region_layout import DeviceLimit, Limits
-from aliquot.__main__ import main
-from aliquot.demo.evidence import parse_events
+from aliquot import contract
+from aliquot.contract.units import MIB
 from aliquot.paths import built
-from proto import contract
-from proto.units import MIB
+from aliquot_cli.__main__ import main
+from aliquot_lab.demo.evidence import parse_events
 from tests.integration.agent_nodes import container, eventually, grants, log_of, make_node, manifest, refused, running
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir")]
@@ -97,7 +98,7 @@ async def test_a_mig_container_uses_what_its_instance_holds_and_has_no_refusals(
         assert "hard" not in await series(node, "container_overhead_bytes")
 
 
-async def test_what_the_shim_does_not_count_is_taken_off_the_limit_and_given_back():
+async def test_memory_not_counted_by_shim_is_deducted_from_limit_and_returned():
     async with make_node("t4x2") as node:
         node.create_pod(manifest("a", cuda("hold", "--mib", "64", wait=True, mib=4096)))
         await running(node, "a")
@@ -126,7 +127,7 @@ async def test_what_a_context_costs_is_learnt_from_one_container_for_the_next():
         node.create_pod(manifest("a", cuda("hold", "--mib", "0", mib=2048)))
         await running(node, "a")
         used = await until_used(node, "a", MIB)
-        await eventually(lambda: "a context costs" in log_of(node), "it is learnt")
+        await eventually(lambda: "memory of a CUDA context corrected" in log_of(node), "it is learnt")
         node.create_pod(manifest("b", cuda("hold", "--mib", "0", mib=2048)))
         await running(node, "b")
         assert limit_of(node, "a").context_bytes == 0
@@ -153,6 +154,25 @@ async def test_weights_share_what_is_idle_and_give_it_back():
         await eventually(lambda: limit_of(node, "a").sm_percent == MOST_PERCENT, "a has it back")
 
 
+async def test_reserved_cores_are_kept_against_container_without_cores():
+    async with make_node("t4x2", BINPACK) as node:
+        work = ("work", "--seconds", "60", "--kernel-us", "1000")
+        node.create_pod(manifest("free", cuda(*work)))
+        node.create_pod(manifest("reserved", cuda(*work, wait=True, cores=90)))
+        await running(node, "free", "reserved")
+        await eventually(lambda: len(kernels(node, "free")) >= 2, "it works alone")
+        assert limit_of(node, "free").sm_percent == 0
+        alone = kernels(node, "free")[-1]
+        go(node, "reserved")
+        await eventually(lambda: limit_of(node, "free").sm_percent in range(1, 15), "it leaves what is reserved")
+        since = len(kernels(node, "reserved")) + 1
+        await eventually(lambda: len(kernels(node, "reserved")) >= since + 6, "both work")
+        assert max(kernels(node, "reserved")[since:]) > 0.85 * alone
+        assert min(kernels(node, "free")[-4:]) < 0.2 * alone
+        node.delete_pod("reserved")
+        await eventually(lambda: limit_of(node, "free").sm_percent == 0, "it has all back")
+
+
 async def test_weight_without_cores_is_refused_with_what_to_write():
     async with make_node("t4x2") as node:
         node.create_pod(manifest("a", annotations={contract.ANNOTATION_CORES_MODE: "weight"}))
@@ -177,7 +197,7 @@ async def test_low_priority_yields_while_high_priority_works():
         await eventually(lambda: kernels(node, "low")[-1] < alone / 4, "low does little beside high")
 
 
-async def test_a_page_that_a_container_cut_off_is_mended_while_the_agent_runs():
+async def test_page_truncated_by_container_is_repaired_while_agent_runs():
     async with make_node("t4x2") as node:
         page = node.layout.run / "priority/page"
         before = page.stat().st_ino

@@ -1,4 +1,5 @@
-"""What changes on the node is looked at when it changes, and not only once every period.
+# SPDX-License-Identifier: Apache-2.0
+"""A change on the node is checked when it happens, and not only once every period.
 
 The period is ten seconds at most, so one look soon after a change proves nothing. Each test therefore makes the same change several times,
 each time after the agent has looked: passes of the period alone would need nearly a period for each but the first.
@@ -16,7 +17,7 @@ PERIOD_SECONDS = 10.0
 SELDOM = f"--reconcile-seconds={PERIOD_SECONDS:.0f}"
 TIMES = 6
 SETTLED_SECONDS = 0.5
-"""After a cure, whose own writing wakes nobody."""
+"""After a repair; the repair's own writing wakes no loop."""
 
 
 async def cured_each_time(change: Callable[[], object], is_cured: Callable[[], bool], what: str) -> None:
@@ -36,7 +37,7 @@ async def test_a_lost_file_is_back_long_before_the_period(lost):
         await cured_each_time(path.unlink, path.exists, f"{path.name} is written again")
 
 
-async def test_files_of_nobody_are_removed_long_before_the_period():
+async def test_files_without_owner_are_removed_long_before_period():
     async with make_node("t4x2", SELDOM) as node:
         node.create_pod(manifest("train"))
         await running(node, "train")

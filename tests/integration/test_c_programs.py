@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The test programs in C, each as a test: those of ``make -C cuda_shim check``, bounded; in ``make soak`` for longer and under sanitizers.
 
 Which programs there are is the Makefile's list, so that a new one is run here without being named here.
@@ -39,7 +40,7 @@ FUZZERS = [program for program in PROGRAMS if program.startswith("fuzz_")]
 
 
 def run_program(program: str, build_dir: Path, **environment: str) -> None:
-    """Run one test program; anything but success is told with all it said."""
+    """Run one test program; a failure is reported with all its output."""
     done = subprocess.run(
         [build_dir / "tests" / program, build_dir],
         stdout=subprocess.PIPE,
@@ -58,7 +59,8 @@ def test_c_program_passes(program: str, build_dir: Path) -> None:
 
 
 def test_no_c_test_is_built_and_not_run() -> None:
-    sources = {path.stem for folder in ("tests", "sim/tests", "fuzz") for path in (ROOT / "cuda_shim" / folder).glob("*.c")}
+    folders = ("cuda_shim/tests", "cuda_shim/fuzz", "simulated_driver/tests", "simulated_runtime/tests", "simulated_runtime/blas/tests")
+    sources = {path.stem for folder in folders for path in (ROOT / folder).glob("*.c")}
     assert {name for name in sources if name.startswith(("test_", "fuzz_"))} == set(PROGRAMS)
 
 

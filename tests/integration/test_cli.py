@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator's commands against the stand-in API server and a real agent: what they print, change and end with."""
 
 import asyncio
@@ -15,18 +16,18 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from aliquot.__main__ import main
-from aliquot.cli.completion import candidates
+from aliquot import contract
+from aliquot.contract.units import MIB
 from aliquot.paths import SOURCE_ROOT
-from aliquot.standin.node import NODE_TOKEN, Node
-from proto import contract
-from proto.units import MIB
+from aliquot_cli.__main__ import main
+from aliquot_cli.completion import candidates
+from aliquot_lab.standin.node import NODE_TOKEN, Node
 from tests.integration.agent_nodes import container, eventually, inject, make_node, manifest, running
 from tests.integration.test_agent_usage import cuda, until_used
 
 pytestmark = pytest.mark.usefixtures("build_dir")
 
-AGENT_POD = {
+AGENT_POD: dict[str, Any] = {
     "metadata": {"name": "aliquot-agent-x7k2p", "namespace": "aliquot-system", "labels": {"app.kubernetes.io/name": "aliquot-agent"}},
     "spec": {"terminationGracePeriodSeconds": 0, "containers": [{"name": "agent", "command": ["sleep", "600"]}]},
 }
@@ -66,18 +67,18 @@ class Shell:
     async def run_program(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the command as a process that finds the cluster by KUBECONFIG."""
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
-        command = [sys.executable, "-m", "aliquot", *arguments]
+        command = [sys.executable, "-m", "aliquot_cli", *arguments]
         return await asyncio.to_thread(
             subprocess.run, command, capture_output=True, text=True, cwd=SOURCE_ROOT, env=environment, timeout=60, check=False
         )
 
     async def run_on_terminal(self, *arguments: str, **environment: str) -> str:
-        """Run the command as a process whose output is a terminal."""
+        """Run the command as a process with a terminal as output."""
 
         def run() -> str:
             ours, theirs = pty.openpty()
             with os.fdopen(ours, "rb", buffering=0) as shown:
-                command = [sys.executable, "-m", "aliquot", *arguments]
+                command = [sys.executable, "-m", "aliquot_cli", *arguments]
                 given = {**os.environ, "TERM": "xterm", "KUBECONFIG": str(self.kubeconfig), **environment}
                 subprocess.run(command, stdout=theirs, stderr=theirs, cwd=SOURCE_ROOT, env=given, timeout=60, check=True)
                 os.close(theirs)
@@ -115,7 +116,7 @@ async def published(shell: Shell) -> None:
     raise AssertionError("the agent has not published its GPUs for 20 s")
 
 
-async def test_what_runs_is_shown_per_slice_gpu_and_node():
+async def test_what_runs_is_shown_per_share_gpu_and_node():
     async with operator("t4x2", "--placement-policy=binpack") as shell:
         node = shell.node
         node.create_pod(manifest("train", cuda("hold", "--mib", "512", mib=2048, cores=30)))
@@ -124,13 +125,13 @@ async def test_what_runs_is_shown_per_slice_gpu_and_node():
         await until_used(node, "train", 512 * MIB)
 
         (found,) = (await shell.json("top"))["nodes"]
-        slices = {one["pod"]: one for gpu in found["gpus"] for one in gpu["slices"]}
-        assert slices.keys() == {"train", "serve"}
-        assert slices["train"]["limit_bytes"] == 2048 * MIB
-        assert slices["train"]["used_bytes"] >= 512 * MIB
-        assert slices["train"]["cores_limit_ratio"] == 0.3
-        assert slices["serve"]["used_bytes"] == 0
-        assert [one["in_force"] for one in slices.values()] == [1, 1]
+        shares = {one["pod"]: one for gpu in found["gpus"] for one in gpu["shares"]}
+        assert shares.keys() == {"train", "serve"}
+        assert shares["train"]["limit_bytes"] == 2048 * MIB
+        assert shares["train"]["used_bytes"] >= 512 * MIB
+        assert shares["train"]["cores_limit_ratio"] == 0.3
+        assert shares["serve"]["used_bytes"] == 0
+        assert [one["in_force"] for one in shares.values()] == [1, 1]
 
         title, *rows = (await shell.run("top", "--sort", "limit")).splitlines()
         assert title.split()[:5] == ["NODE", "GPU", "NAMESPACE", "POD", "CONTAINER"]
@@ -159,15 +160,15 @@ async def test_one_gpu_pod_and_node_are_described_in_full():
         await running(node, "train", "hard")
         gpus = {gpu["uuid"]: gpu for gpu in (await shell.json("get", "gpus"))["gpus"]}
         assert len(gpus) == 8
-        (holder,) = [gpu for gpu in gpus.values() if any(one["pod"] == "hard" for one in gpu["slices"])]
+        (holder,) = [gpu for gpu in gpus.values() if any(one["pod"] == "hard" for one in gpu["shares"])]
         assert holder["mig_enabled"]
-        assert [one["backend"] for one in holder["slices"]] == ["mig"]
+        assert [one["backend"] for one in holder["shares"]] == ["mig"]
         text = await shell.run("describe", "gpu", f"node-1/{holder['minor']}")
         assert holder["uuid"] in text
         assert "hard" in text
         assert holder["uuid"] in await shell.run("describe", "gpu", holder["uuid"][:12])
         pod = await shell.run("describe", "pod", "train")
-        assert "2.0Gi asked for" in pod
+        assert "2.0Gi requested" in pod
         assert "train" in pod.splitlines()[-1]
         listed = {one["name"]: one for one in (await shell.json("get", "pods", "-n", "default"))["pods"]}
         assert listed.keys() == {"train", "hard", "huge"}
@@ -177,7 +178,7 @@ async def test_one_gpu_pod_and_node_are_described_in_full():
         assert yaml.safe_load(await shell.run("get", "nodes", "-o", "yaml"))["nodes"][0]["name"] == "node-1"
 
 
-async def test_a_cordoned_gpu_gets_no_new_work_until_it_is_uncordoned():
+async def test_cordoned_gpu_gets_no_new_pods_until_uncordoned():
     async with operator("t4x2") as shell:
         node = shell.node
         first, second = (gpu.uuid for gpu in node.inventory.gpus)
@@ -191,7 +192,7 @@ async def test_a_cordoned_gpu_gets_no_new_work_until_it_is_uncordoned():
             node.create_pod(manifest(name, container(mib=1024)))
         await running(node, "a", "b")
         (found,) = (await shell.json("top"))["nodes"]
-        assert {one["device_uuid"] for gpu in found["gpus"] for one in gpu["slices"]} == {second}
+        assert {one["device_uuid"] for gpu in found["gpus"] for one in gpu["shares"]} == {second}
         await shell.run("uncordon", "node-1/0")
         assert not any(gpu["cordoned"] for gpu in (await shell.json("get", "gpus"))["gpus"])
         await shell.run("cordon", "node-1")
@@ -199,7 +200,7 @@ async def test_a_cordoned_gpu_gets_no_new_work_until_it_is_uncordoned():
         await shell.run("uncordon", "node-1")
 
 
-async def test_a_gpu_in_trouble_and_a_silent_agent_are_shown_as_such():
+async def test_unhealthy_gpu_and_silent_agent_are_shown():
     async with operator("t4x2") as shell:
         node = shell.node
         uuid = node.inventory.gpus[0].uuid
@@ -242,7 +243,7 @@ async def test_names_are_completed_as_the_cluster_has_them_now():
         assert time.monotonic() - begun < 10
 
 
-async def test_every_answer_comes_in_every_form():
+async def test_every_result_has_every_output_format():
     async with operator("t4x2") as shell:
         shell.node.create_pod(manifest("train", container(mib=2048)))
         await running(shell.node, "train")
@@ -261,14 +262,14 @@ async def test_every_answer_comes_in_every_form():
         assert "\x1b" not in await shell.run_on_terminal("get", "gpus", NO_COLOR="1")
         assert "\x1b" not in (await shell.run_program("get", "gpus")).stdout
         assert "train" in await shell.run("get", "pods", "-n", "default")
-        assert await shell.run("drift", "-n", "default") == "nothing differs on 1 nodes\n"
+        assert await shell.run("drift", "-n", "default") == "no differences on 1 nodes\n"
 
 
-async def test_scripts_can_tell_how_it_went():
+async def test_exit_codes_tell_scripts_the_outcome():
     async with operator("t4x2") as shell:
         shell.node.create_pod(manifest("train", container(mib=2048)))
         await running(shell.node, "train")
-        assert await shell.run("drift") == "nothing differs on 1 nodes\n"
+        assert await shell.run("drift") == "no differences on 1 nodes\n"
         assert await shell.json("drift") == {"differences": [], "silent": {}}
         assert "node-9" in await shell.run("top", "--node", "node-9", status=3)
         assert "node-1/0" in await shell.run("describe", "gpu", "node-1/7", status=3)

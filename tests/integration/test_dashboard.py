@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dashboard as a client and as a browser sees it. The browser's tests need Chromium (Debian: ``chromium``); .ci/run installs it."""
 
 import asyncio
@@ -9,21 +10,22 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import promql_parser as promql
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from program.api_server import ApiServer
+from aliquot.kube.api_server import ApiServer
 from scheduler_plugin.__main__ import Scheduler
 from scheduler_plugin.adapters import prometheus
+from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.http import HttpServer
-from scheduler_plugin.adapters.kube import KubeConnection
 from scheduler_plugin.adapters.prometheus import Prometheus
-from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.reasons import NodeReason
-from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.dashboard.history import POINTS, History
 from scheduler_plugin.dashboard.pages import Dashboard
 from scheduler_plugin.dashboard.picture import Painter
@@ -107,7 +109,8 @@ class FakePrometheus:
 
 @pytest_asyncio.fixture
 async def served() -> AsyncIterator[Served]:
-    state, waiting = ClusterState(), []
+    waiting: list[Decision] = []
+    state = ClusterState()
     fake, clock = FakePrometheus(), iter(range(1_000_000_000, 2_000_000_000, 60))
     store = Prometheus(await fake.start())
     sick = make_node("node-b", [make_device("node-b", 0, model="NVIDIA L40S")])
@@ -183,7 +186,7 @@ async def test_a_pod_in_the_address_is_opened(served):
 
 
 @in_browser
-async def test_a_name_is_text_whatever_it_says(served):
+async def test_name_with_markup_is_shown_as_text(served):
     pod = make_pod("x", vgpu="1", vgpu_memory="90000")
     named = replace(pod, name="<img src=x onerror=alert(1)>")
     served.waiting.append(Decision(named, request_of(pod), 1.0, 1, 0, {NodeReason.MEMORY: 1}))
@@ -203,7 +206,7 @@ async def test_a_name_is_text_whatever_it_says(served):
         pytest.param("pod=team/pod-one", '{namespace="team", pod="pod-one"}', ["limit", "used", "busy", "throttled"], id="pod"),
     ],
 )
-async def test_the_past_of_a_subject_is_asked_of_prometheus_and_of_nothing_else(served, subject, matchers, lines):
+async def test_history_of_subject_is_queried_only_from_prometheus(served, subject, matchers, lines):
     status, _, body = await served.get(f"/history.json?{subject}")
     past = json.loads(body)
     assert (status, [line["name"] for line in past["lines"]]) == (200, lines)
@@ -226,8 +229,8 @@ async def test_a_browser_cannot_ask_for_anything_else(served, parameters):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        pytest.param(lambda: web.Response(text="<html>"), "nothing that its API would", id="another program"),
-        pytest.param(lambda: web.Response(status=302, headers={"Location": "http://127.0.0.1:9/"}), "answers 302", id="a redirection"),
+        pytest.param(lambda: web.Response(text="<html>"), "with an invalid body", id="another program"),
+        pytest.param(lambda: web.Response(status=302, headers={"Location": "http://127.0.0.1:9/"}), "status 302", id="a redirection"),
         pytest.param(lambda: web.Response(body=b"x" * (prometheus.MAX_ANSWER_BYTES + 1)), "more than 1024 KiB", id="too much"),
         pytest.param(lambda: web.json_response({"status": "error", "error": "overloaded"}, status=503), "overloaded", id="its own error"),
         pytest.param(
@@ -244,13 +247,13 @@ async def test_a_prometheus_that_does_not_answer_so_is_reported(served, answer, 
     assert said in body.decode()
 
 
-async def test_a_prometheus_that_is_silent_costs_a_page_some_seconds_and_others_nothing(served, monkeypatch):
+async def test_silent_prometheus_delays_one_page_by_seconds_and_no_other(served, monkeypatch):
     monkeypatch.setattr(prometheus, "REQUEST_SECONDS", 0.5)
     served.prometheus.speaks.clear()
     asked = asyncio.create_task(served.get("/history.json"))
     assert (await served.get("/cluster.json"))[0] == 200
     status, _, body = await asked
-    assert (status, b"no answer in 0.5 s" in body) == (502, True)
+    assert (status, b"no reply within 0.5 s" in body) == (502, True)
     assert len(served.prometheus.queries) <= prometheus.AT_ONCE * 2
     served.prometheus.speaks.set()
     assert (await served.get("/history.json"))[0] == 200
@@ -260,7 +263,7 @@ async def test_the_scheduler_serves_the_past_where_its_settings_name_a_prometheu
     fake = FakePrometheus()
     async with FakeApi() as api:
         connection = KubeConnection(ApiServer(api.url, None, None))
-        loopback = {"extender_address": "127.0.0.1:0", "webhook_address": "", "metrics_address": "127.0.0.1:0"}
+        loopback: dict[str, Any] = {"extender_address": "127.0.0.1:0", "webhook_address": "", "metrics_address": "127.0.0.1:0"}
         settings = Settings(**loopback, dashboard_address="127.0.0.1:0", prometheus_url=await fake.start())
         scheduler, stop = Scheduler(settings, connection), asyncio.Event()
         running = asyncio.create_task(scheduler.run(stop))
@@ -286,10 +289,10 @@ async def test_a_gpu_in_the_address_is_opened_with_its_past(served):
 
 
 @in_browser
-async def test_a_past_that_cannot_be_had_is_said_and_the_present_is_shown(served):
+async def test_unavailable_history_is_reported_and_current_state_shown(served):
     served.prometheus.answer = lambda: web.json_response({"status": "error", "error": "overloaded"}, status=503)
     document = await served.seen("#pod=team/pod-one")
-    assert "No history: Prometheus refuses a query: overloaded" in document
+    assert "No history: Prometheus refused a query: overloaded" in document
     assert "20480 MiB" in document
 
 

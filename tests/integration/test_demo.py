@@ -1,4 +1,5 @@
-"""``aliquot demo`` keeps its promises on simulated nodes, can tell when one is broken, and leaves nothing behind however it ends."""
+# SPDX-License-Identifier: Apache-2.0
+"""``aliquot demo`` passes on simulated nodes, fails when a limit does not hold, and always removes what it created."""
 
 import ctypes.util
 import json
@@ -14,14 +15,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "aliquot", "demo", "--seconds", "1"]
+COMMAND = [sys.executable, "-m", "aliquot_cli", "demo", "--seconds", "1"]
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
 def place(build_dir):
-    """A directory for the demo's temporary one, short enough for sockets; nothing may be left in it, and no process that knows it."""
+    """A directory for the demo's temporary one, short enough for sockets; no file and no process that uses it may be left."""
     path = Path(tempfile.mkdtemp(prefix="aq-demo-"))
     yield path
     assert processes_of(path) == []
@@ -85,14 +86,14 @@ class Started:
 
 def check_report(result):
     report = json.loads(result.stdout)
-    assert [promise for promise in report["promises"] if not promise["held"]] == []
+    assert [check for check in report["checks"] if not check["passed"]] == []
     assert (result.returncode, result.stderr) == (0, "")
-    assert report["held"] is True
+    assert report["passed"] is True
     assert report["seconds"] < 60
     return report
 
 
-def test_every_promise_holds_on_the_default_node(place):
+def test_every_check_passes_on_the_default_node(place):
     report = check_report(run(place, "--json"))
     pods = {row["pod"] for row in report["pods"]}
     assert {"train", "infer", "pair", "mig", "greedy", "too-big"} <= pods
@@ -100,10 +101,10 @@ def test_every_promise_holds_on_the_default_node(place):
     assert len({row["device"] for row in report["pods"] if row["pod"] == "pair"}) == 2
     assert len({row["limit_bytes"] for row in report["pods"]}) >= 4
     assert "aliquot_container_refusals_total" in report["metrics"]
-    assert len(report["promises"]) > 20
+    assert len(report["checks"]) > 20
 
 
-def test_without_a_terminal_it_writes_lines_and_without_mig_it_says_so(place):
+def test_without_terminal_it_prints_lines_and_without_mig_it_reports_that(place):
     result = run(place, "--topology", "t4x2")
     assert result.returncode == 0, result.stdout
     for words in (
@@ -119,8 +120,8 @@ def test_without_a_terminal_it_writes_lines_and_without_mig_it_says_so(place):
     assert "FAIL" not in result.stdout
 
 
-def test_a_shim_that_limits_nothing_breaks_promises(place, build_dir):
-    """The promises are measured: with the bare driver in the shim's place, containers see the card and get more than their limit."""
+def test_shim_without_limits_fails_checks(place, build_dir):
+    """The checks use measurements: with the bare driver in place of the shim, containers see the whole GPU and exceed their limit."""
     build = place / "build"
     (build / "lib").mkdir(parents=True)
     (build / "bin").symlink_to(build_dir / "bin")
@@ -131,8 +132,8 @@ def test_a_shim_that_limits_nothing_breaks_promises(place, build_dir):
     result = run(place, "--json", "--topology", "t4x2", ALIQUOT_BUILD_DIR=str(build))
     shutil.rmtree(build)
     assert result.returncode == 1, result.stderr
-    broken = {promise["name"] for promise in json.loads(result.stdout)["promises"] if not promise["held"]}
-    assert {"train: cuMemGetInfo shows the slice", "train: NVML shows the slice", "greedy: exactly at its limit"} <= broken
+    broken = {check["name"] for check in json.loads(result.stdout)["checks"] if not check["passed"]}
+    assert {"train: cuMemGetInfo shows the share", "train: NVML shows the share", "greedy: exactly at its limit"} <= broken
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -157,11 +158,18 @@ def test_kept_containers_can_be_entered_until_ctrl_c(place):
         assert demo.process.wait(30) == 0
 
 
-def test_an_unknown_topology_is_said_in_one_line(place):
+def test_unknown_topology_is_reported_in_one_line(place):
     result = run(place, "--topology", "no-such-profile")
     assert result.returncode == 2
     assert "no-such-profile" in result.stderr
     assert len(result.stderr.strip().splitlines()) <= 2
+
+
+def test_without_pytorch_one_line_says_how_to_install_it(place):
+    result = run(place, "--torch", ALIQUOT_TORCH_PYTHON="/nowhere/python")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert "pip install torch==" in line
 
 
 def test_real_and_topology_exclude_each_other(place):
@@ -169,7 +177,7 @@ def test_real_and_topology_exclude_each_other(place):
 
 
 @pytest.mark.skipif(ctypes.util.find_library("nvidia-ml") is not None, reason="this machine has an NVIDIA driver")
-def test_real_without_a_driver_says_so(place):
+def test_real_without_driver_reports_missing_driver(place):
     result = run(place, "--real")
     assert result.returncode == 2
     assert "no NVIDIA driver on this machine" in result.stderr

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code path of ``aliquot demo --real`` on a machine without a GPU: the simulated driver takes the place of an installed one.
 
 The driver is found in the loader's cache, the CDI spec is made of device nodes and library files, and processes are kept to their GPU by
@@ -9,22 +10,22 @@ import subprocess
 import msgspec
 import pytest
 
-from aliquot.demo.plan import REAL_UNIT_LIMIT_BYTES, make_plan
-from aliquot.demo.promises import judge
-from aliquot.demo.screen import SilentScreen
-from aliquot.demo.story import Story
-from aliquot.standin import hardware
-from aliquot.standin.hardware import RealHardware
-from aliquot.standin.inventory import read_inventory
-from aliquot.standin.node import Node, NodeOptions
-from proto import contract
+from aliquot import contract
+from aliquot_lab.demo.checks import evaluate
+from aliquot_lab.demo.plan import REAL_UNIT_LIMIT_BYTES, make_plan
+from aliquot_lab.demo.scenario import Scenario
+from aliquot_lab.demo.screen import SilentScreen
+from aliquot_lab.standin import hardware
+from aliquot_lab.standin.hardware import RealHardware
+from aliquot_lab.standin.inventory import read_inventory
+from aliquot_lab.standin.node import Node, NodeOptions
 
 pytestmark = pytest.mark.timeout(120)
 VERSION = "580.159.03"
 
 
 class InstalledSimulation(RealHardware):
-    """Real hardware whose driver, as installed on this machine, is the simulated one."""
+    """Real hardware, where the driver installed on this machine is the simulated one."""
 
     def __init__(self, sim_dir, library_dir):
         super().__init__()
@@ -59,16 +60,16 @@ def installed(build_dir, sim_node, tmp_path, monkeypatch):
             return subprocess.CompletedProcess(command, 0, stdout="\n".join(lines), stderr="")
         return run(command, *args, **kwargs)
 
-    monkeypatch.setattr(hardware.subprocess, "run", run_but_ldconfig)
-    monkeypatch.setattr(hardware.ctypes.util, "find_library", lambda _: contract.NVML_SONAME)
+    monkeypatch.setattr("aliquot_lab.standin.hardware.subprocess.run", run_but_ldconfig)
+    monkeypatch.setattr("aliquot_lab.standin.hardware.ctypes.util.find_library", lambda _: contract.NVML_SONAME)
     real = InstalledSimulation(sim_node("t4x2"), libraries)
     monkeypatch.setattr(hardware, "read_inventory", lambda _: read_inventory(real.host_environment()))
     return real
 
 
-async def test_the_promises_hold_with_an_installed_driver(installed):
+async def test_checks_pass_with_an_installed_driver(installed):
     flags = ("--reconcile-seconds=0.2", "--driver-poll-seconds=0.2")
     async with Node(installed, NodeOptions(agent_flags=flags)) as node:
         plan = make_plan(node.inventory, {}, unit_limit_bytes=REAL_UNIT_LIMIT_BYTES)
-        evidence = await Story(node, plan, SilentScreen(), seconds=1, keep=False).play()
-    assert [promise for promise in judge(evidence) if not promise.held] == []
+        evidence = await Scenario(node, plan, SilentScreen(), seconds=1, keep=False).run()
+    assert [check for check in evaluate(evidence) if not check.passed] == []

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``aliquot doctor`` on a simulated node: the real NVML binding on the simulated driver, a kubelet that answers, a real agent."""
 
 import asyncio
@@ -8,8 +9,8 @@ import sys
 
 import pytest
 
+from aliquot import contract
 from aliquot.paths import SOURCE_ROOT, built
-from proto import contract
 from tests.integration.agent_nodes import container, inject, make_node, manifest, running
 
 pytestmark = pytest.mark.usefixtures("build_dir")
@@ -34,7 +35,7 @@ def as_on_a_real_node(node) -> None:
 
 async def doctor(node, status: int) -> dict[str, list[dict[str, str]]]:
     """Run it; return the findings by check."""
-    command = [sys.executable, "-m", "aliquot", "doctor", "--root", str(node.layout.base), "-o", "json"]
+    command = [sys.executable, "-m", "aliquot_cli", "doctor", "--root", str(node.layout.base), "-o", "json"]
     command += ["--nvml", str(built("lib/sim/libnvidia-ml.so.1"))]
     environment = {**os.environ, **node.hardware.agent_environment(), contract.ENV_SIM_DIR: str(node.layout.base / "sim")}
     done = await asyncio.to_thread(

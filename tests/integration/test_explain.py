@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explanations from a running scheduler, and the commands that show them, as an operator meets them."""
 
 import asyncio
@@ -10,13 +11,13 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from aliquot.__main__ import main
-from aliquot.cli.errors import AccessError, NotFoundError
-from aliquot.explain import show
-from proto import contract
-from proto.gpunode import encode_gpu_node
-from scheduler_plugin.core.kube_filters import LEFT_OUT, NOT_CHECKED
-from scheduler_plugin.core.why import Why
+from aliquot import contract
+from aliquot.contract.gpunode import encode_gpu_node
+from aliquot_cli.__main__ import main
+from aliquot_cli.errors import AccessError, NotFoundError
+from aliquot_cli.explain import show
+from scheduler_plugin.core.explain.why import Why
+from scheduler_plugin.core.fit.kube_filters import LEFT_OUT, NOT_CHECKED
 from scheduler_plugin.services import waiting_events
 from scheduler_plugin.settings import Settings
 from tests.integration.test_extender import Running, running
@@ -36,7 +37,7 @@ async def api():
 
 
 async def create(api: FakeApi, extender: Running, name: str, *nodes: str, **fields: Any) -> dict:
-    """Create a pod and have it scheduled; on none of the nodes it stays waiting."""
+    """Create a pod and have it scheduled; without nodes it stays waiting."""
     pod = await api.put("pods", pod_object(name, **fields))
     await extender.until(lambda: pod["metadata"]["uid"] in extender.state.pods)
     if nodes:
@@ -66,7 +67,7 @@ async def test_why_names_reasons_and_the_least_that_would_help(api):
         result = await aliquot(extender, "why", "team/late")
     assert result.exit_code == 4
     lines = result.output.splitlines()
-    assert lines[0] == "team/late: none of 2 nodes fits"
+    assert lines[0] == "team/late: 0 of 2 nodes fit"
     assert lines[1].split("  ", 3)[-1].strip().startswith("2  not enough free memory on one GPU")
     assert "  - ask for at most 400 MiB of memory per vGPU instead of 500 MiB: it would fit on node" in result.output
     assert "  - free 100 MiB on GPU-" in result.output
@@ -86,12 +87,12 @@ async def test_why_of_a_bound_pod_says_where_it_is(api):
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (("why", "team/nobody"), 3, "no pod team/nobody is known here"),
+        (("why", "team/nobody"), 3, "pod team/nobody is unknown here"),
         (("what-if", "--drain", "n9"), 3, "no node n9 with GPUs"),
         (("what-if", "--cordon", "GPU-x"), 3, "no GPU GPU-x"),
     ],
 )
-async def test_what_is_not_there_is_said(api, arguments, status, says):
+async def test_missing_pod_is_reported(api, arguments, status, says):
     async with running(api) as extender:
         result = await aliquot(extender, *arguments)
     assert (result.exit_code, says in result.output) == (status, True), result.output
@@ -111,7 +112,7 @@ async def test_a_waiting_pod_gets_one_event_that_says_what_would_help(api, monke
     assert event["message"].startswith("0 of 2 nodes fit: 2 not enough free memory on one GPU. What would help: ask for at most 400 MiB")
 
 
-async def test_a_member_that_waits_for_its_gang_is_told_so(api, monkeypatch):
+async def test_member_waiting_for_gang_gets_that_explanation(api, monkeypatch):
     monkeypatch.setattr(waiting_events, "PERIOD_SECONDS", 0.02)
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     async with running(api) as extender:
@@ -119,7 +120,7 @@ async def test_a_member_that_waits_for_its_gang_is_told_so(api, monkeypatch):
         result = await aliquot(extender, "why", "team/first")
         assert (result.exit_code, result.output) == (
             4,
-            "team/first: 2 of 2 nodes fit, but gang: 2 members must start together, fewer with GPUs exist\n",
+            "team/first: 2 of 2 nodes fit, but gang: 2 members must start together, and fewer with GPUs exist\n",
         )
         await extender.until(lambda: bool(api.events))
         await create(api, extender, "second", vgpu="1", annotations=gang)
@@ -127,13 +128,13 @@ async def test_a_member_that_waits_for_its_gang_is_told_so(api, monkeypatch):
     assert "gang: 2 members must start together" in api.events[0]["message"]
 
 
-async def test_a_decision_that_was_saved_is_decided_the_same_again_after_everything_changed(api, tmp_path):
+async def test_saved_decision_replays_identically_after_all_changes(api, tmp_path):
     saved = tmp_path / "decision.json"
     async with running(api) as extender:
         await full(api, extender)
         assert (await aliquot(extender, "why", "team/busy-0", "--save", str(saved))).exit_code == 0
     result = await asyncio.to_thread(CliRunner().invoke, main, ["replay", str(saved)])
-    assert (result.exit_code, "the same as recorded" in result.output) == (0, True), result.output
+    assert (result.exit_code, "same as recorded" in result.output) == (0, True), result.output
     document = json.loads(saved.read_text())
     document["answer"]["chosen"] = "n9"
     saved.write_text(json.dumps(document))
@@ -160,19 +161,22 @@ async def test_policy_and_weights_of_the_settings_decide(api, tmp_path, file, no
         assert await extender.schedule(second, *NODES) == node
         assert (await aliquot(extender, "why", "team/second", "--save", str(saved))).exit_code == 0
     result = await asyncio.to_thread(CliRunner().invoke, main, ["replay", str(saved)])
-    assert (result.exit_code, "the same as recorded" in result.output) == (0, True), result.output
+    assert (result.exit_code, "same as recorded" in result.output) == (0, True), result.output
 
 
-async def test_a_decision_on_a_member_of_a_gang_is_decided_the_same_again(api, tmp_path):
+async def test_decision_on_gang_member_replays_identically(api, tmp_path):
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
-    says = {"first": "0 of 2 nodes fit, gang: 2 members must start together, fewer with GPUs exist", "second": "1 of 2 nodes fit, node n"}
+    says = {
+        "first": "0 of 2 nodes fit, gang: 2 members must start together, and fewer with GPUs exist",
+        "second": "1 of 2 nodes fit, node n",
+    }
     async with running(api) as extender:
         for name in says:
             await create(api, extender, name, vgpu="1", annotations=gang)
             await aliquot(extender, "why", f"team/{name}", "--save", str(tmp_path / name))
     for name, sentence in says.items():
         result = await asyncio.to_thread(CliRunner().invoke, main, ["replay", str(tmp_path / name)])
-        assert (result.exit_code, "the same as recorded" in result.output) == (0, True), result.output
+        assert (result.exit_code, "same as recorded" in result.output) == (0, True), result.output
         assert result.output.startswith(f"team/{name}: {sentence}")
 
 
@@ -205,7 +209,7 @@ async def test_what_if_says_what_it_did_not_check(api, tmp_path):
             assert "not checked" in result.output.splitlines()[-1] or "not_checked" in json.loads(result.output)
 
 
-async def test_a_pod_that_kube_scheduler_asked_about_fewer_nodes_for_is_told_of_those(api, monkeypatch):
+async def test_pod_queried_for_fewer_nodes_gets_explanation_for_those(api, monkeypatch):
     monkeypatch.setattr(waiting_events, "PERIOD_SECONDS", 0.02)
     async with running(api) as extender:
         for number in range(2):
@@ -224,7 +228,7 @@ async def test_a_pod_that_kube_scheduler_asked_about_fewer_nodes_for_is_told_of_
     assert LEFT_OUT in api.events[0]["message"]
 
 
-async def test_an_answer_from_a_cluster_that_is_not_heard_any_more_says_how_old_it_is(api, monkeypatch):
+async def test_explanation_from_disconnected_cluster_states_its_age(api, monkeypatch):
     monkeypatch.setattr(show, "STALE_SECONDS", 0.3)
     async with running(api) as extender:
         await full(api, extender)
@@ -236,26 +240,26 @@ async def test_an_answer_from_a_cluster_that_is_not_heard_any_more_says_how_old_
         for page in ("/explain/why?namespace=team&pod=late", "/explain/snapshot"):
             document = json.loads((await extender.page(page))[1])
             assert document["generation"] == extender.state.columns.change_count
-            assert 0.4 <= document["age_seconds"] <= extender.scheduler._watch.age_seconds()
+            assert 0.4 <= document["age_seconds"] <= extender.scheduler.cluster.watch.age_seconds()
         for command, line in ((("why", "team/late"), -1), (("what-if",), -2)):
-            assert "this is the cluster as it was " in (await aliquot(extender, *command)).output.splitlines()[line]
+            assert "this is the cluster's state " in (await aliquot(extender, *command)).output.splitlines()[line]
         api.silent = False
         await api.delete("pods", "busy-0", "team")
         await extender.until(lambda: "uid-busy-0" not in extender.state.pods)
         assert json.loads((await extender.page("/explain/snapshot"))[1])["generation"] > known
 
 
-async def test_an_answer_before_the_whole_cluster_is_known_says_so(api):
+async def test_explanation_before_full_sync_states_that(api):
     api.held_back.add("poddisruptionbudgets")
     await api.put("pods", pod_object("early", vgpu="1"))
     async with running(api, ready=False) as extender:
         await extender.until(lambda: "uid-early" in extender.state.pods)
         result = await aliquot(extender, "why", "team/early")
         assert json.loads((await extender.page("/explain/why?namespace=team&pod=early"))[1])["age_seconds"] is None
-    assert result.output.splitlines()[-1] == "the scheduler has not listed the whole cluster yet: this is what it knows so far"
+    assert result.output.splitlines()[-1] == "the scheduler has not listed the whole cluster yet: this result can be incomplete"
 
 
-async def test_what_cannot_be_saved_is_said(api):
+async def test_unsavable_decision_is_reported(api):
     async with running(api) as extender:
         await create(api, extender, "busy", "n2", vgpu="1", vgpu_memory="600")
         for command in (("what-if",), ("why", "team/busy")):
@@ -278,7 +282,7 @@ async def test_what_if_places_a_gang_whole_or_not_at_all(api, tmp_path):
     assert result.exit_code == 4
     lines = result.output.splitlines()
     assert all(f"default/small-{number}: node n" in lines[number] for number in range(2))
-    sentence = "gang large: 3 members must start together, no room for enough members at once"
+    sentence = "gang large: 3 members must start together, and there is no room for enough members at once"
     assert lines[2:5] == [f"default/large-{number}: {sentence}" for number in range(3)]
 
 
@@ -315,7 +319,7 @@ ODD_POD = "kind: Pod\nspec: {containers: [{name: m, resources: {limits: 7}}]}"
 
 
 @pytest.mark.parametrize("text", ["kind: Service", "a: [", "kind: Deployment", ODD_POD])
-async def test_a_manifest_that_is_none_is_refused_with_a_sentence(api, tmp_path, text):
+async def test_invalid_manifest_is_refused_with_reason(api, tmp_path, text):
     manifest = tmp_path / "odd.yaml"
     manifest.write_text(text)
     async with running(api) as extender:
@@ -347,7 +351,7 @@ async def test_the_pages_can_be_switched_off(api):
 
 
 class ProxiedCluster:
-    """An API server that proxies two replicas, the first of which knows nothing, or knows less."""
+    """An API server that proxies two replicas; the first knows no decision, or knows less."""
 
     def __init__(self, answer: str, first: str | click.ClickException | None = None) -> None:
         self.answer, self.first = answer, first or NotFoundError("no recent decision")
@@ -367,10 +371,10 @@ class ProxiedCluster:
         return self.answer
 
 
-def test_replicas_are_asked_through_the_api_server_until_one_knows(monkeypatch, tmp_path):
+def test_replicas_are_queried_through_api_server_until_one_knows_pod(monkeypatch, tmp_path):
     answer = json.dumps({"pod": "team/late", "uid": "u", "node": "n1", "devices": ["GPU-1"]})
     cluster = ProxiedCluster(answer)
-    monkeypatch.setattr("aliquot.explain.scheduler.connect", lambda target: cluster)
+    monkeypatch.setattr("aliquot_cli.explain.scheduler.connect", lambda target: cluster)
     saved = tmp_path / "decision.json"
     result = CliRunner().invoke(main, ["why", "team/late", "--save", str(saved)])
     assert (result.exit_code, result.output) == (0, "team/late: bound to node n1 with GPU-1\n")
@@ -382,25 +386,25 @@ def test_replicas_are_asked_through_the_api_server_until_one_knows(monkeypatch, 
 @pytest.mark.parametrize(
     ("first", "second", "says"),
     [
-        (Why("team/late", "u", nodes=2, fitting=1), Why("team/late", "u", nodes=2, left_out=1), "none of 2 nodes fits"),
+        (Why("team/late", "u", nodes=2, fitting=1), Why("team/late", "u", nodes=2, left_out=1), "0 of 2 nodes fit"),
         (Why("team/late", "u", nodes=2, fitting=1), Why("team/late", "u", nodes=2, fitting=2), "2 of 2 nodes fit (not checked"),
-        (AccessError("it ends"), Why("team/late", "u", nodes=2, left_out=1), "none of 2 nodes fits"),
+        (AccessError("it ends"), Why("team/late", "u", nodes=2, left_out=1), "0 of 2 nodes fit"),
     ],
     ids=["the second was asked", "nobody was asked", "the first does not answer"],
 )
 def test_the_replica_that_kube_scheduler_asks_is_believed(monkeypatch, first, second, says):
     encoded = msgspec.json.encode(first).decode() if isinstance(first, Why) else first
     cluster = ProxiedCluster(msgspec.json.encode(second).decode(), encoded)
-    monkeypatch.setattr("aliquot.explain.scheduler.connect", lambda target: cluster)
+    monkeypatch.setattr("aliquot_cli.explain.scheduler.connect", lambda target: cluster)
     result = CliRunner().invoke(main, ["why", "team/late"])
     assert result.output.startswith(f"team/late: {says}"), result.output
 
 
-def test_a_replica_that_cannot_be_asked_is_no_missing_pod(monkeypatch):
+def test_unreachable_replica_is_not_reported_as_missing_pod(monkeypatch):
     def refuse(path: str) -> str:
         raise AccessError("403") if "/s1:" in path else NotFoundError("no pod")
 
     cluster = ProxiedCluster("")
     cluster.text = refuse
-    monkeypatch.setattr("aliquot.explain.scheduler.connect", lambda target: cluster)
+    monkeypatch.setattr("aliquot_cli.explain.scheduler.connect", lambda target: cluster)
     assert CliRunner().invoke(main, ["why", "team/late"]).exit_code == 1

@@ -1,4 +1,5 @@
-"""The whole scheduler process, but for its signals, against a Kubernetes API over HTTP; the test plays kube-scheduler."""
+# SPDX-License-Identifier: Apache-2.0
+"""The whole scheduler process, except for its signals, against a Kubernetes API over HTTP; the test plays kube-scheduler."""
 
 import asyncio
 import json
@@ -7,26 +8,31 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from typing import Any
 from unittest import mock
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
-from program.api_server import ApiServer
-from proto import codec, contract
-from proto.gpunode import encode_gpu_node
-from proto.model import ContainerAssignment, DeviceShare, PodAssignment
+from aliquot import contract
+from aliquot.contract import codec
+from aliquot.contract.gpunode import encode_gpu_node
+from aliquot.contract.model import ContainerAssignment, DeviceShare, PodAssignment
+from aliquot.kube.api_server import ApiServer
+from aliquot.kube.errors import KubeApiError
 from scheduler_plugin import __main__ as program
-from scheduler_plugin.adapters.kube import KubeConnection
-from scheduler_plugin.core.reasons import NodeReason
-from scheduler_plugin.core.shapes import MAX_SCORE
-from scheduler_plugin.core.state import Stage
-from scheduler_plugin.errors import KubeApiError
+from scheduler_plugin.adapters import kube_watch
+from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.cluster.state import ClusterState, Stage
+from scheduler_plugin.core.fit.shapes import MAX_SCORE
 from scheduler_plugin.services import leadership, preemptor, retry, succeeded_members
-from scheduler_plugin.settings import Settings
+from scheduler_plugin.settings import Answer, Settings
+from scheduler_plugin.wiring import leaders, verbs
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
 from tests.unit.scheduler_plugin.builders import PLACES, make_device, make_node, make_place
 
@@ -36,8 +42,8 @@ class Running:
 
     def __init__(self, scheduler: program.Scheduler, session: aiohttp.ClientSession) -> None:
         self.scheduler = scheduler
-        self.state = scheduler._state
-        self.budgets = scheduler._desk.budgets
+        self.state = scheduler.cluster.context.state
+        self.budgets = scheduler.cluster.context.budgets
         self._session = session
 
     async def post(self, verb: str, body: Any) -> tuple[int, bytes]:
@@ -84,7 +90,7 @@ class Running:
 
 @asynccontextmanager
 async def running(api: FakeApi, *, ready: bool = True, **settings: Any) -> AsyncIterator[Running]:
-    loopback = {"extender_address": "127.0.0.1:0", "webhook_address": "", "metrics_address": "127.0.0.1:0"}
+    loopback = {"extender_address": "127.0.0.1:0", "webhook_address": "", "metrics_address": "127.0.0.1:0", "answer": Answer.ALL}
     connection = KubeConnection(ApiServer(api.url, None, None))
     scheduler = program.Scheduler(Settings(**(loopback | settings)), connection)
     stop = asyncio.Event()
@@ -135,7 +141,7 @@ async def test_filter_answers_every_key_as_kube_scheduler_reads_it(api):
         )
 
 
-async def test_what_other_pods_hold_is_curable_and_what_is_not_there_is_not(api):
+async def test_room_held_by_pods_is_curable_and_missing_room_is_not(api):
     async with running(api) as extender:
         for name in ("a", "b"):
             await extender.schedule(await create(api, name, vgpu="1", vgpu_memory="900"), "n1")
@@ -283,7 +289,7 @@ async def test_a_body_that_is_too_large_is_refused(api):
         assert (await extender.post("filter", b" " * (2 << 20)))[0] == 413
 
 
-async def test_a_client_that_sends_nothing_holds_nobody_up(api):
+async def test_silent_client_delays_no_other(api):
     async with running(api) as extender:
         host, port = extender.scheduler.addresses["extender"].split(":")
         _, slow = await asyncio.open_connection(host, int(port))
@@ -307,14 +313,14 @@ async def test_asking_again_answers_the_same_and_never_counts_the_pod_against_it
         assert len(extender.state.reservations) == 1
 
 
-async def test_the_pod_that_comes_next_does_not_count_on_what_is_expected_for_the_first(api):
+async def test_next_pod_does_not_count_on_room_expected_for_first(api):
     async with running(api) as extender:
         first, second = await create(api, "a", vgpu="2"), await create(api, "b", vgpu="2")
         await extender.filter(first, "n1")
         assert (await extender.filter(second, "n1"))["NodeNames"] == []
 
 
-async def test_an_expectation_that_nobody_binds_runs_out(api):
+async def test_reservation_without_bind_expires(api):
     async with running(api, soft_seconds=0.2) as extender:
         await extender.filter(await create(api, "a", vgpu="2"), "n1")
         other = await create(api, "b", vgpu="2")
@@ -337,7 +343,7 @@ async def test_a_binding_carries_uid_node_and_devices_in_one_write(api):
         assert extender.state.footprint_of("uid-p1").keys() == {"GPU-n2-0", "GPU-n2-1"}
 
 
-async def test_bind_decides_anew_on_the_node_it_is_given(api):
+async def test_bind_decides_again_on_given_node(api):
     async with running(api) as extender:
         pod = await create(api, vgpu="2")
         await extender.filter(pod, "n1")
@@ -351,7 +357,7 @@ async def test_binding_twice_binds_once(api):
         pod = await create(api, vgpu="1")
         assert await asyncio.gather(*(extender.bind(pod, "n1") for _ in range(5))) == [""] * 5
         assert await extender.bind(pod, "n1") == ""
-        assert "bound to node n1 already" in await extender.bind(pod, "n2")
+        assert "already bound to node n1" in await extender.bind(pod, "n2")
         assert len(api.bindings) == 1
 
 
@@ -376,7 +382,7 @@ async def test_a_refused_binding_gives_the_devices_back(api):
         assert (await extender.filter(await create(api, "b", vgpu="2"), "n1"))["NodeNames"] == ["n1"]
 
 
-async def test_a_binding_whose_answer_is_lost_is_found_to_have_succeeded(api):
+async def test_binding_with_lost_reply_is_found_to_have_succeeded(api):
     async with running(api) as extender:
         pod = await create(api, vgpu="2")
         api.lose_binding_answers = 1
@@ -385,13 +391,13 @@ async def test_a_binding_whose_answer_is_lost_is_found_to_have_succeeded(api):
         assert not [r for r in extender.state.reservations.values() if r.stage is Stage.BINDING]
 
 
-async def test_during_an_outage_a_binding_keeps_its_devices_and_is_settled_after_it(api, monkeypatch):
-    monkeypatch.setattr("scheduler_plugin.extender.bind.ANSWER_SECONDS", 0.3)
+async def test_during_outage_binding_keeps_devices_and_is_settled_afterwards(api, monkeypatch):
+    monkeypatch.setattr("scheduler_plugin.extender.bind.REPLY_SECONDS", 0.3)
     async with running(api) as extender:
         pod = await create(api, vgpu="2")
         await extender.until(lambda: "uid-p1" in extender.state.pods)
         api.silent = True
-        assert "not answered yet" in await extender.bind(pod, "n1")
+        assert "has not answered within" in await extender.bind(pod, "n1")
         assert "has no outcome yet" in await extender.bind(pod, "n2")
         assert (await extender.filter(await create(api, "b", vgpu="2"), "n1"))["NodeNames"] == []
         api.silent = False
@@ -403,14 +409,18 @@ async def test_during_an_outage_a_binding_keeps_its_devices_and_is_settled_after
         assert not extender.state.reservations
 
 
-async def test_a_binding_that_nobody_waits_for_is_never_written_so_that_the_next_leader_may_give_its_devices_away(api, monkeypatch):
-    monkeypatch.setattr("scheduler_plugin.extender.bind.ANSWER_SECONDS", 0.3)
+async def test_abandoned_binding_is_never_written_so_next_leader_may_reuse_devices(api, monkeypatch):
+    monkeypatch.setattr("scheduler_plugin.extender.bind.REPLY_SECONDS", 0.3)
     monkeypatch.setattr("scheduler_plugin.extender.bind.LAST_RETRY_SECONDS", 0.2)
     async with running(api) as former, running(api) as leader:
         first, second = await create(api, "a", vgpu="2"), await create(api, "b", vgpu="2")
+
+        def knows_both(state: ClusterState) -> bool:
+            return len(state.pods) == 2
+
         for extender in (former, leader):
-            await extender.until(lambda state=extender.state: len(state.pods) == 2)
-        pods, cut = former.scheduler._binder._api, True
+            await extender.until(partial(knows_both, extender.state))
+        pods, cut = former.scheduler.scheduling.binder._api, True
         bind = pods.bind
 
         async def bind_unless_cut_off(*args: Any) -> None:
@@ -419,7 +429,7 @@ async def test_a_binding_that_nobody_waits_for_is_never_written_so_that_the_next
             await bind(*args)
 
         monkeypatch.setattr(pods, "bind", bind_unless_cut_off)
-        assert "not answered yet" in await former.bind(first, "n1")
+        assert "has not answered within" in await former.bind(first, "n1")
         assert await leader.schedule(second, "n1") == "n1"
         cut = False
         await asyncio.sleep(1.0)
@@ -449,7 +459,7 @@ async def offer_places(api: FakeApi) -> None:
     await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", [replace(device, mig_instances=places)]))))
 
 
-async def test_filter_lets_no_pod_pass_for_whose_instance_bind_has_no_room(api):
+async def test_filter_rejects_pod_when_bind_has_no_room_for_its_instance(api):
     await offer_places(api)
     async with running(api) as extender:
         for name in ("a", "b"):
@@ -472,7 +482,7 @@ async def test_two_profiles_that_fit_one_by_one_but_not_together_fail(api):
         assert await extender.schedule(beside, "n1") == "n1"
 
 
-async def test_preempt_ends_all_pods_whose_places_the_instance_would_overlap(api):
+async def test_preempt_ends_all_pods_that_instance_would_overlap(api):
     await offer_places(api)
     async with running(api) as extender:
         for name in ("a", "b"):
@@ -504,7 +514,7 @@ async def test_preempt_adds_the_pod_that_is_on_the_right_gpu(api):
         assert victims["NumPDBViolations"] == 0
 
 
-async def test_preempt_keeps_the_victims_it_is_given_and_asks_for_no_others_when_they_suffice(api):
+async def test_preempt_keeps_given_victims_and_adds_none_when_they_suffice(api):
     async with running(api) as extender:
         await extender.schedule(await create(api, "a", vgpu="2"), "n1")
         victim = api.pod("a")
@@ -516,7 +526,7 @@ async def test_preempt_keeps_the_victims_it_is_given_and_asks_for_no_others_when
 
 
 async def test_preempt_ends_the_pod_that_its_budget_allows_to_end(api):
-    """Whichever of two equal pods is protected, the other ends; when both are, the number of violations says so."""
+    """Whichever of two equal pods is protected, the other ends; when both are, the number of violations shows it."""
     for name in ("a", "b"):
         budget = {"metadata": {"namespace": "team", "name": name}, "spec": {"selector": {"matchLabels": {"app": name}}}}
         await api.put("poddisruptionbudgets", budget | {"status": {"disruptionsAllowed": 1}})
@@ -613,7 +623,7 @@ async def test_the_place_is_kept_as_long_as_the_others_take_to_end(api, at_once,
 
 
 @pytest.mark.parametrize("spec", [{"preemptionPolicy": "Never"}, {"priority": 0}], ids=["never preempts", "no more important"])
-async def test_nobody_ends_for_a_pod_that_may_not_preempt(api, at_once, spec):
+async def test_no_pod_ends_for_pod_that_may_not_preempt(api, at_once, spec):
     async with running(api) as extender:
         await fill(api, extender)
         await ask_for_more(api, extender, **spec)
@@ -622,7 +632,7 @@ async def test_nobody_ends_for_a_pod_that_may_not_preempt(api, at_once, spec):
         assert "uid-important" not in extender.state.reservations
 
 
-async def test_nobody_ends_while_kube_scheduler_makes_room_elsewhere_or_when_that_is_switched_off(api, at_once):
+async def test_no_pod_ends_while_kube_scheduler_preempts_elsewhere_or_setting_is_off(api, at_once):
     async with running(api) as extender:
         await fill(api, extender)
         nominated = pod_object("important", vgpu="1", vgpu_memory="700") | {"status": {"phase": "Pending", "nominatedNodeName": "n2"}}
@@ -637,7 +647,7 @@ async def test_nobody_ends_while_kube_scheduler_makes_room_elsewhere_or_when_tha
         assert "deletionTimestamp" not in api.pod("a")["metadata"]
 
 
-async def test_a_budget_that_the_api_server_knows_better_keeps_a_pod_and_the_other_ends(api, at_once):
+async def test_budget_known_better_by_api_server_spares_pod_and_other_ends(api, at_once):
     """The first eviction is refused; the budget arrives; then the pod that may end does."""
     api.protected.add(("team", "a"))
     async with running(api) as extender:
@@ -654,7 +664,7 @@ async def test_a_budget_that_the_api_server_knows_better_keeps_a_pod_and_the_oth
         assert "deletionTimestamp" not in api.pod("a")["metadata"]
 
 
-async def test_nobody_ends_where_one_of_those_that_must_is_kept_by_its_budget(api, at_once):
+async def test_no_pod_ends_when_budget_keeps_one_required_victim(api, at_once):
     api.protected.add(("team", "b"))
     async with running(api) as extender:
         await fill(api, extender)
@@ -682,7 +692,7 @@ async def test_not_ready_before_everything_is_known_and_verbs_are_refused_until_
 async def test_not_ready_while_a_single_collection_is_not_listed(api, late):
     api.held_back.add(late)
     async with running(api, ready=False) as extender:
-        await extender.until(lambda: sum(map(isfinite, extender.scheduler._watch.lag_seconds().values())) == 3)
+        await extender.until(lambda: sum(map(isfinite, extender.scheduler.cluster.watch.lag_seconds().values())) == 3)
         status, text = await extender.page("/readyz")
         assert (status, f"not listed yet: {late}" in text) == (503, True), text
         assert f"not listed yet: {late}" in (await extender.filter(pod_object(vgpu="1"), "n1"))["Error"]
@@ -699,7 +709,7 @@ async def test_a_restart_knows_what_is_bound(api):
 
 
 async def test_long_lists_are_read_in_pages(api, monkeypatch):
-    monkeypatch.setattr("scheduler_plugin.adapters.kube_watch.PAGE_SIZE", 3)
+    monkeypatch.setattr(kube_watch, "RULES", msgspec.structs.replace(kube_watch.RULES, page_size=3))
     for number in range(8):
         await create(api, f"p{number}", node="n1", uid=f"u{number}")
     async with running(api) as extender:
@@ -719,15 +729,15 @@ async def test_forgotten_history_broken_watches_and_outages_lose_nothing(api):
         await extender.until(lambda: "uid-b" in extender.state.pods)
         api.silent = True
         await api.break_watches()
-        await extender.until(lambda: "pods" in extender.scheduler._watch.trouble, seconds=15)
+        await extender.until(lambda: "pods" in extender.scheduler.cluster.watch.trouble, seconds=15)
         assert (await extender.filter(await create(api, "c", vgpu="2"), "n1"))["NodeNames"] == ["n1"], "what is known stays known"
         await api.delete("pods", "b", "team")
         api.silent = False
         await extender.until(lambda: "uid-b" not in extender.state.pods)
-        await extender.until(lambda: extender.scheduler._watch.trouble == "")
+        await extender.until(lambda: extender.scheduler.cluster.watch.trouble == "")
 
 
-async def test_an_inventory_that_cannot_be_read_is_left_out_and_the_others_count(api):
+async def test_unreadable_inventory_is_skipped_and_others_count(api):
     broken = json.loads(encode_gpu_node(make_node("n3", 1)))
     broken["status"]["devices"][0]["uuid"] = "../../etc"
     await api.put("gpunodes", broken)
@@ -735,7 +745,7 @@ async def test_an_inventory_that_cannot_be_read_is_left_out_and_the_others_count
         assert (await extender.filter(await create(api, vgpu="1"), "n1", "n3"))["NodeNames"] == ["n1"]
 
 
-async def test_an_inventory_that_is_deleted_in_a_form_that_cannot_be_read_is_forgotten(api):
+async def test_inventory_deleted_in_unreadable_form_is_forgotten(api):
     async with running(api) as extender:
         pod = await create(api, vgpu="1")
         broken = json.loads(encode_gpu_node(make_node("n2", 2)))
@@ -761,7 +771,7 @@ async def test_a_cordon_takes_effect_and_ends(api):
         assert (await extender.filter(pod, "n1"))["NodeNames"] == ["n1"]
 
 
-async def test_a_waiting_pod_is_retried_within_a_second_of_capacity_and_not_before(api):
+async def test_waiting_pod_is_retried_within_second_of_capacity_and_not_before(api):
     async with running(api) as extender:
         await extender.schedule(await create(api, "a", vgpu="2"), "n1")
         waiting = await create(api, "b", vgpu="2")
@@ -774,7 +784,7 @@ async def test_a_waiting_pod_is_retried_within_a_second_of_capacity_and_not_befo
         assert took < 1.0
 
 
-async def test_a_pod_that_needs_another_to_end_is_tried_again_when_one_is_bound_that_can(api):
+async def test_pod_needing_victim_is_retried_when_suitable_one_is_bound(api):
     await api.delete("gpunodes", "n2")
     async with running(api, gpu_preemption=False) as extender:
         low = await create(api, "low", vgpu="2")
@@ -791,7 +801,7 @@ async def test_a_pod_that_needs_another_to_end_is_tried_again_when_one_is_bound_
         await extender.until(lambda: contract.ANNOTATION_RETRY in api.pod("important")["metadata"]["annotations"])
 
 
-async def test_after_a_restart_a_pod_that_was_refused_before_gets_the_end_of_others(api, at_once, monkeypatch):
+async def test_after_restart_previously_refused_pod_gets_its_victims(api, at_once, monkeypatch):
     monkeypatch.setattr(retry, "QUIET_SECONDS", 0.3)
     async with running(api) as extender:
         await fill(api, extender)
@@ -806,7 +816,7 @@ async def test_after_a_restart_a_pod_that_was_refused_before_gets_the_end_of_oth
 
 
 @pytest.mark.parametrize("phase_of_third", ["Running", "Succeeded"])
-async def test_a_member_in_the_place_of_a_failed_one_is_retried_though_another_one_has_succeeded(api, monkeypatch, phase_of_third):
+async def test_replacement_of_failed_member_is_retried_though_another_has_succeeded(api, monkeypatch, phase_of_third):
     monkeypatch.setattr(succeeded_members, "PERIOD_SECONDS", 0.05)
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "3"}
     async with running(api) as extender:
@@ -823,7 +833,7 @@ async def test_a_member_in_the_place_of_a_failed_one_is_retried_though_another_o
         assert await extender.schedule(late, "n1", "n2") in ("n1", "n2")
 
 
-async def test_metrics_tell_attempts_reasons_and_the_state(api):
+async def test_metrics_report_attempts_reasons_and_state(api):
     async with running(api) as extender:
         await extender.schedule(await create(api, "a", vgpu="2"), "n1")
         await extender.filter(await create(api, "b", vgpu="2"), "n1")
@@ -843,9 +853,9 @@ async def test_every_call_is_counted_by_what_became_of_it(api):
         await extender.schedule(first, "n1")
         assert "asks for" in await extender.bind(second, "n1")
         await extender.post("filter", b"[")
-        with mock.patch.object(extender.scheduler._watch, "_current_at", {}):
+        with mock.patch.object(extender.scheduler.cluster.watch, "_current_at", {}):
             assert (await extender.post("prioritize", b"{}"))[0] == 503
-        with mock.patch.object(program, "choose_victims", side_effect=RuntimeError("a bug")):
+        with mock.patch.object(verbs, "choose_victims", side_effect=RuntimeError("a bug")):
             assert (await extender.post("preempt", b"{}"))[0] == 500
         _, text = await extender.page("/metrics")
     counted = [("bind", "ok"), ("bind", "refused"), ("filter", "ok"), ("filter", "bad_request")]
@@ -863,19 +873,19 @@ def short_lease(monkeypatch):
     monkeypatch.setattr(leadership.Leadership.__init__, "__defaults__", (0.05,))
 
 
-async def test_one_of_two_replicas_leads_and_the_other_takes_over_what_was_bound(api, short_lease):
+async def test_one_of_two_replicas_leads_and_other_takes_over_bound_pods(api, short_lease):
     async with running(api, ready=False, lease_name="scheduler") as follower:
         await follower.until(lambda: follower.scheduler.ready)
         async with running(api, ready=False, lease_name="scheduler") as second:
             await asyncio.sleep(0.3)
             assert follower.scheduler.ready
-            assert not second.scheduler.leads
+            assert not second.scheduler.leaders.leads
             pod = await create(api, "a", vgpu="2")
             assert "another replica leads" in await second.bind(pod, "n1")
             assert await follower.schedule(pod, "n1") == "n1"
             await stop_leading(follower)
             await second.until(lambda: second.scheduler.ready)
-            assert not follower.scheduler.leads
+            assert not follower.scheduler.leaders.leads
             assert (await second.filter(await create(api, "b", vgpu="1"), "n1", "n2"))["NodeNames"] == ["n2"]
 
 
@@ -885,11 +895,11 @@ async def stop_leading(extender: Running) -> None:
     async def unreachable(*_: object) -> None:
         await asyncio.sleep(3600)
 
-    extender.scheduler._leadership._api.read = unreachable
+    extender.scheduler.leaders.leadership._api.read = unreachable
 
 
 class DeafApi(FakeApi):
-    """Its watches of pods tell nothing, as those of a connection that is dead."""
+    """Its watches of pods deliver no events, as those of a connection that is dead."""
 
     async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
         if plural != "pods":
@@ -907,37 +917,37 @@ async def hold_lease(api: FakeApi, holder: str, name: str = "aliquot-scheduler")
 
 @pytest.mark.parametrize("patience", [0.0, 3.0])
 @pytest.mark.parametrize("lease", ["names us", "is not there"])
-async def test_beside_a_kube_scheduler_that_took_over_nothing_is_decided_before_the_pods_are_listed(lease, patience, monkeypatch):
-    monkeypatch.setattr(program, "TAKEOVER_SECONDS", patience)
+async def test_next_to_new_kube_scheduler_no_decision_precedes_pod_listing(lease, patience, monkeypatch):
+    monkeypatch.setattr(leaders, "TAKEOVER_SECONDS", patience)
     async with DeafApi() as api:
         await put_one_gpu(api)
         await hold_lease(api, "elsewhere_1")
         async with running(api, scheduler_lease="aliquot-scheduler") as extender:
             ours = await create_after_one_that_is_bound_unheard(api)
             assert "another replica leads" in (await extender.filter(ours, "n1"))["Error"]
-            assert not extender.scheduler.decides
+            assert not extender.scheduler.leaders.decides
             if lease == "names us":
                 await hold_lease(api, f"{socket.gethostname()}_2")
             else:
                 del api.objects["leases"]["aliquot-system", "aliquot-scheduler"]
             assert ("without enough free memory" if patience else "decides nothing now: ") in await extender.bind(ours, "n1")
             assert (await extender.page("/readyz"))[0] == 200, "the webhook goes on"
-            await extender.until(lambda: extender.scheduler.decides)
+            await extender.until(lambda: extender.scheduler.leaders.decides)
             assert (await extender.filter(ours, "n1"))["NodeNames"] == []
             assert await extender.bind(ours, "n1")
 
 
-async def test_a_replica_that_took_our_lease_over_decides_nothing_before_the_pods_are_listed(short_lease):
+async def test_replica_with_taken_over_lease_decides_only_after_pod_listing(short_lease):
     async with DeafApi() as api:
         await put_one_gpu(api)
         await hold_lease(api, "elsewhere", "scheduler")
         async with running(api, ready=False, lease_name="scheduler") as extender:
-            await extender.until(lambda: extender.scheduler._watch.synced)
+            await extender.until(lambda: extender.scheduler.cluster.watch.synced)
             ours = await create_after_one_that_is_bound_unheard(api)
             assert "another replica leads" in (await extender.filter(ours, "n1"))["Error"]
             api.held_back.add("pods")
             await hold_lease(api, "", "scheduler")
-            await extender.until(lambda: extender.scheduler.leads)
+            await extender.until(lambda: extender.scheduler.leaders.leads)
             assert (await extender.page("/readyz"))[0] == 503
             for refusal in ((await extender.filter(ours, "n1"))["Error"], await extender.bind(ours, "n1")):
                 assert "decides nothing now: " in refusal
@@ -952,7 +962,7 @@ async def put_one_gpu(api: FakeApi) -> None:
     await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 1))))
 
 
-async def create_after_one_that_is_bound_unheard(api: DeafApi) -> dict:
+async def create_after_one_that_is_bound_unheard(api: FakeApi) -> dict:
     """Bind a pod to the GPU as another extender would, which no watch tells; return one that waits."""
     theirs = await create(api, "theirs", vgpu="1")
     await api.put("pods", bound_pod(theirs, "n1"))

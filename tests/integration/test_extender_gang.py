@@ -1,33 +1,36 @@
-"""Gangs start together or not at all, whatever the order of calls, and never keep a device that is not theirs.
+# SPDX-License-Identifier: Apache-2.0
+"""Gangs start together or not at all, in any order of calls, and never keep a device that is not theirs.
 
 The world of test_extender_model, with pods in gangs; the test plays kube-scheduler, which filters a pod and then binds it beside others.
 """
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from placement.request import RequestError
-from proto import contract
-from proto.gpunode import encode_gpu_node
-from scheduler_plugin.core.gang import Gang, gang_of
-from scheduler_plugin.core.state import Stage
-from scheduler_plugin.extender import ahead as ahead_module
+from aliquot import contract
+from aliquot.contract.gpunode import encode_gpu_node
+from aliquot.placement.request import RequestError
+from scheduler_plugin.core.cluster.gang import Gang, gang_of
+from scheduler_plugin.core.cluster.state import Stage
+from scheduler_plugin.extender import cooperative as cooperative_module
 from scheduler_plugin.extender import gang as gang_module
-from scheduler_plugin.extender.ahead import plan_ahead
-from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.extender import wire
+from scheduler_plugin.extender.cooperative import plan_ahead
 from scheduler_plugin.extender.preempt import choose_victims
+from scheduler_plugin.ports import PodApi
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.integration.test_extender import running
 from tests.integration.test_extender_model import CONFIRM_SECONDS, MAX_SHARES, NODES, World
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
-from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod
+from tests.unit.scheduler_plugin.builders import filter_body, make_device, make_node, make_pod
 
 # The nodes have two devices of 1000 MiB each: each gang fits alone, not both.
 GANGS = {"a": (3, "700"), "b": (2, "900")}
@@ -38,7 +41,7 @@ BOTH = tuple(NODES)
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     monkeypatch.setattr(gang_module, "WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(ahead_module, "FEW", 0)
+    monkeypatch.setattr(cooperative_module, "SMALL_GANG", 0)
 
 
 def fields_of(name: str) -> dict:
@@ -51,7 +54,7 @@ def fields_of(name: str) -> dict:
 
 
 def at_once(question: Coroutine[None, None, bytes]) -> bytes:
-    """Let a question be answered in one go, with nothing in between."""
+    """Run a call to its reply in one go, with no other step in between."""
     while True:
         try:
             question.send(None)
@@ -71,8 +74,8 @@ class Play:
         self.blocked: set[str] = set()
         """Pods for which kube-scheduler itself finds no node."""
         self.confined: dict[str, tuple[str, ...]] = {}
-        """The nodes that kube-scheduler offers for a pod, where they are not all: we are told of them with each call only."""
-        self.world.desk.gangs.on_attempt = self.attempts.append
+        """The nodes that kube-scheduler offers for a pod, where they are not all: only each call names them."""
+        self.world.context.gangs.attempts.on_attempt = self.attempts.append
 
     def add_tainted_nodes(self) -> None:
         """Add nodes that kube-scheduler never offers and plans prefer, one GPU that a member fills: a plan that uses them is wrong."""
@@ -86,13 +89,13 @@ class Play:
         """Check at every binding that is sent that enough members of its gang have a firm place in that moment."""
         world, send = self.world, self.world.bind
 
-        async def bind(namespace: str, name: str, *args) -> None:
+        async def bind(namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
             gang = MEMBERS[name]
             if gang:
                 firm = {uid for uid, reservation in world.state.reservations.items() if reservation.stage.is_firm}
                 placed = [other for other, pod in world.pods.items() if MEMBERS[other] == gang and (pod.node_name or pod.uid in firm)]
                 assert len(placed) >= GANGS[gang][0], f"{name} is bound, and only {placed} have a place"
-            await send(namespace, name, *args)
+            await send(namespace, name, uid, node, annotations)
 
         world.bind = bind
 
@@ -112,7 +115,7 @@ class Play:
             self.world.untold.append(pod.uid)
 
     def filter(self, name: str, nodes: tuple[str, ...] | None = None) -> dict:
-        return json.loads(filter_nodes(self.world.desk, self.question(name, nodes), 0.0))
+        return json.loads(filter_body(self.world.context, self.question(name, nodes), 0.0))
 
     def question(self, name: str, nodes: tuple[str, ...] | None = None) -> bytes:
         nodes = nodes or self.confined.get(name, BOTH)
@@ -132,9 +135,9 @@ class Play:
         self.calls.append(asyncio.create_task(self.planned(name)))
 
     async def planned(self, name: str) -> None:
-        desk = self.world.desk
-        await plan_ahead(desk, self.question(name))
-        if desk is self.world.desk:  # or the scheduler has ended since
+        context = self.world.context
+        await plan_ahead(context, wire.decode_args(self.question(name)))
+        if context is self.world.context:  # or the scheduler has ended since
             await self.schedule(name)
 
     async def give_up(self, _: str) -> None:
@@ -160,7 +163,7 @@ class Play:
         pod["spec"]["priority"] = 100
         proposed = {node: {"Pods": [], "NumPDBViolations": 0} for node in NODES}
         before = dict(world.state.reservations), [world.state.device_states(node) for node in NODES]
-        at_once(choose_victims(world.desk, json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode()))
+        at_once(choose_victims(world.context, json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode()))
         assert (dict(world.state.reservations), [world.state.device_states(node) for node in NODES]) == before
 
     async def settle(self) -> None:
@@ -230,41 +233,51 @@ steps = st.tuples(st.sampled_from(STEPS), st.sampled_from(sorted(MEMBERS)))
 @settings(max_examples=50, deadline=None)
 @given(st.lists(steps, min_size=10, max_size=60), confinements)
 def test_no_interleaving_promises_a_device_twice_or_leaks_what_a_gang_held(history, confined):
-    async def play() -> None:
-        run = Play()
-        run.confined = confined
-        for name in MEMBERS:
-            await run.create(name)
-        for step, name in history:
-            match step:
-                case "tell":
-                    run.world.tell(1)
-                case "wait":
-                    await asyncio.sleep(0)
-                    run.world.now += 25.0
-                    run.world.told_at = run.world.told_at if run.world.untold else run.world.now
-                    run.world.state.expire(run.world.now, run.world.told_at)
-                case "crash":
-                    await run.world.binder.stop()
-                    await asyncio.gather(*run.tasks, return_exceptions=True)
-                    run.tasks.clear()
-                    run.world.start()
-                case "lose":
-                    run.world.lose_answers = 1
-                case _:
-                    await getattr(run, step)(name)
-            await asyncio.sleep(0)
-            run.world.check_promises()
-        run.world.lose_answers = 0
-        await run.calls_end()
-        await asyncio.gather(*run.tasks, return_exceptions=True)
-        run.world.tell(len(run.world.untold))
-        run.world.now = run.world.told_at = run.world.now + 10 * CONFIRM_SECONDS
-        run.world.state.expire(run.world.now, run.world.told_at)
-        run.world.check_promises()
-        run.world.check_nothing_leaked()
+    asyncio.run(play_history(history, confined))
 
-    asyncio.run(play())
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@settings(max_examples=10_000, deadline=None)
+@given(st.lists(steps, min_size=10, max_size=60), confinements)
+def test_ten_thousand_histories_of_gangs_keep_the_invariants(history, confined):
+    asyncio.run(play_history(history, confined))
+
+
+async def play_history(history: list[tuple[str, str]], confined: Mapping[str, tuple[str, ...]]) -> None:
+    """Play one history with gangs, and check the invariants after each step."""
+    run = Play()
+    run.confined = dict(confined)
+    for name in MEMBERS:
+        await run.create(name)
+    for step, name in history:
+        match step:
+            case "tell":
+                run.world.tell(1)
+            case "wait":
+                await asyncio.sleep(0)
+                run.world.now += 25.0
+                run.world.caught_up_at = run.world.caught_up_at if run.world.untold else run.world.now
+                run.world.state.expire(run.world.now, run.world.caught_up_at)
+            case "crash":
+                await run.world.binder.stop()
+                await asyncio.gather(*run.tasks, return_exceptions=True)
+                run.tasks.clear()
+                run.world.start()
+            case "lose":
+                run.world.lose_answers = 1
+            case _:
+                await getattr(run, step)(name)
+        await asyncio.sleep(0)
+        run.world.check_invariants()
+    run.world.lose_answers = 0
+    await run.calls_end()
+    await asyncio.gather(*run.tasks, return_exceptions=True)
+    run.world.tell(len(run.world.untold))
+    run.world.now = run.world.caught_up_at = run.world.now + 10 * CONFIRM_SECONDS
+    run.world.state.expire(run.world.now, run.world.caught_up_at)
+    run.world.check_promises()
+    run.world.check_nothing_leaked()
 
 
 async def test_members_wait_until_enough_exist_and_then_hold_room_for_all():
@@ -272,7 +285,7 @@ async def test_members_wait_until_enough_exist_and_then_hold_room_for_all():
     for name in ("a0", "a1"):
         await run.create(name)
         sentence = run.filter(name)["FailedAndUnresolvableNodes"]["n1"]
-        assert sentence == "gang: 3 members must start together, fewer with GPUs exist"
+        assert sentence == "gang: 3 members must start together, and fewer with GPUs exist"
     assert not run.world.state.reservations
     await run.create("a2")
     assert len(run.filter("a2")["NodeNames"]) == 1
@@ -315,7 +328,8 @@ async def test_a_gang_that_never_completes_lets_go_and_pauses():
     run.world.now = 61.0
     run.world.state.expire(61.0, 61.0)
     assert not run.world.state.reservations
-    assert run.filter("b0")["FailedAndUnresolvableNodes"]["n1"] == "gang: it held room without starting and pauses"
+    refused = run.filter("b0")["FailedAndUnresolvableNodes"]["n1"]
+    assert refused == "gang: it reserved room without starting, and planning pauses for a while"
     run.world.now = 121.0
     assert len(run.filter("b0")["NodeNames"]) == 1
     assert run.attempts == ["planned", "expired", "planned"]
@@ -329,7 +343,7 @@ async def test_members_beyond_the_least_number_start_as_they_fit():
     assert run.bound("b") == 3
 
 
-async def test_a_member_is_planned_anew_on_the_nodes_that_it_may_use():
+async def test_member_is_replanned_on_its_allowed_nodes():
     run = Play()
     for name in ("b0", "b1"):
         await run.create(name)
@@ -339,7 +353,7 @@ async def test_a_member_is_planned_anew_on_the_nodes_that_it_may_use():
     assert len(run.world.state.reservations) == 2
 
 
-async def test_a_gang_whose_members_may_use_one_small_node_only_does_not_start_in_part():
+async def test_gang_limited_to_one_small_node_does_not_start_in_part():
     members = [f"g{number}" for number in range(4)]
     annotations = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "4"}
     async with FakeApi() as api:
@@ -375,7 +389,7 @@ async def test_a_member_that_waits_makes_way_for_one_that_fits_nowhere_else():
     assert {name: run.world.pods[name].node_name for name in ("b0", "b1")} == {"b0": "n2", "b1": "n1"}
 
 
-async def test_a_member_that_waits_stays_where_it_is_when_another_is_planned_anew():
+async def test_waiting_member_keeps_place_when_another_is_replanned():
     run = Play()
     for name in ("a0", "a1", "a2"):
         await run.create(name)
@@ -387,7 +401,7 @@ async def test_a_member_that_waits_stays_where_it_is_when_another_is_planned_ane
         assert (held.node, held.stage) == ("n1", Stage.READY)
 
 
-async def test_a_gang_does_not_start_on_a_place_that_a_waiting_member_has_lost():
+async def test_gang_does_not_start_on_place_lost_by_waiting_member():
     run = Play()
     run.watch_the_gate()
     for name in ("b0", "b1"):
@@ -415,7 +429,7 @@ async def test_a_member_for_which_filter_finds_nothing_any_more_is_not_ready():
     assert json.loads(await run.bind("b1", "n1"))["Error"] == "gang b waits for 1 more of its members"
 
 
-async def test_the_room_of_members_that_passed_the_gate_is_kept_for_a_while_and_not_for_ever():
+async def test_room_of_members_past_gate_is_kept_for_limited_time():
     run = Play()
     for name in ("b0", "b1"):
         await run.create(name)
@@ -426,19 +440,20 @@ async def test_the_room_of_members_that_passed_the_gate_is_kept_for_a_while_and_
     run.world.tell(len(run.world.untold))
     state, uid = run.world.state, run.world.uid_of("b0")
     assert (state.reservations[uid].node, state.reservations[uid].stage) == ("n1", Stage.STARTING)
-    run.world.now = run.world.told_at = gang_module.START_SECONDS
-    state.expire(run.world.now, run.world.told_at)
+    run.world.now = run.world.caught_up_at = gang_module.START_SECONDS
+    state.expire(run.world.now, run.world.caught_up_at)
     assert not state.reservations
 
 
-async def test_when_the_last_member_comes_the_waiting_ones_are_tried_again_at_once():
+async def test_last_member_causes_immediate_retry_of_waiting_ones():
     run, poked = Play(), []
 
     class Api:
         async def annotate(self, namespace: str, name: str, uid: str, annotations: dict) -> None:
             poked.append(name)
 
-    retry = Retry(run.world.desk, Api(), lambda: True, lambda: 0.0, Telemetry())
+    pod_api = cast(PodApi, Api())  # the retry only annotates
+    retry = Retry(run.world.context, pod_api, lambda: True, lambda: 0.0, Telemetry())
     for name in ("a0", "a1"):
         await run.create(name)
         run.filter(name)
@@ -456,10 +471,14 @@ BAD_NUMBERS = ("0", "-1", "x", "4097", "9" * 50, "²")
 @pytest.mark.parametrize(
     ("annotations", "says"),
     [
-        ({contract.ANNOTATION_GANG: "g"}, "give both"),
-        ({contract.ANNOTATION_GANG_MIN: "2"}, "give both"),
-        ({contract.ANNOTATION_GANG: "", contract.ANNOTATION_GANG_MIN: "2"}, "give both"),
+        ({contract.ANNOTATION_GANG: "g"}, "set both"),
+        ({contract.ANNOTATION_GANG_MIN: "2"}, "set both"),
+        ({contract.ANNOTATION_GANG: "", contract.ANNOTATION_GANG_MIN: "2"}, "set both"),
         *(({contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: bad}, "from 1 to 4096") for bad in BAD_NUMBERS),
+        ({contract.ANNOTATION_DOMAIN: "required"}, "pods of a gang"),
+        ({contract.ANNOTATION_DOMAIN_LEVEL: "rack"}, "without aliquot.dev/domain"),
+        ({contract.ANNOTATION_DOMAIN: "yes"}, "required or preferred"),
+        ({contract.ANNOTATION_DOMAIN: "required", contract.ANNOTATION_DOMAIN_LEVEL: "pool"}, "key of a node label"),
     ],
 )
 def test_a_gang_that_cannot_be_read_is_refused_with_a_sentence(annotations, says):

@@ -1,13 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
 """What /metrics says about the queue, the streams, preemption and each GPU model, read as Prometheus reads it."""
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proto import contract, units
-from proto.gpunode import encode_gpu_node
+from aliquot import contract
+from aliquot.contract import units
+from aliquot.contract.gpunode import encode_gpu_node
 from tests.integration.test_extender import Running, running
 from tests.unit.scheduler_plugin.api import FakeApi, pod_object
 from tests.unit.scheduler_plugin.builders import make_device, make_node
@@ -34,7 +37,7 @@ async def samples(extender: Running) -> dict[tuple[str, ...], float]:
     }
 
 
-async def test_memory_is_told_by_model_and_what_nobody_can_get_is_stranded(api):
+async def test_memory_is_reported_by_model_and_unusable_part_as_stranded(api):
     async with running(api) as extender:
         pod = await api.put("pods", pod_object("p", vgpu="1", vgpu_memory="400"))
         await extender.schedule(pod, "n1")
@@ -52,7 +55,8 @@ async def test_mig_instances_count_as_the_memory_slices_that_they_are():
         async with running(api) as extender:
             told = []
             for name, instances in (("some", "3"), ("rest", "4")):
-                await extender.schedule(await api.put("pods", pod_object(name, **{"mig-1g.10gb": instances})), "n1")
+                limits: dict[str, Any] = {"mig-1g.10gb": instances}
+                await extender.schedule(await api.put("pods", pod_object(name, **limits)), "n1")
                 told.append(await samples(extender))
     some, full = told
     assert some["model_memory_allocated_bytes", "nvidia h100"] == 1000 * 3 // 7 * units.MIB
@@ -62,7 +66,7 @@ async def test_mig_instances_count_as_the_memory_slices_that_they_are():
     assert full["model_memory_stranded_bytes", "nvidia h100"] == 0, "nothing is left that nobody could get"
 
 
-async def test_what_is_left_of_a_gpu_and_too_small_for_any_usual_pod_is_fragmented():
+async def test_gpu_remainder_too_small_for_usual_pods_is_fragmented():
     async with FakeApi() as api:
         gpus = [make_device("n1", minor, model="NVIDIA H100") for minor in range(4)]
         await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", gpus))))
@@ -76,7 +80,7 @@ async def test_what_is_left_of_a_gpu_and_too_small_for_any_usual_pod_is_fragment
     assert found[("fragmentation_ratio",)] == pytest.approx(left / 4)
 
 
-async def test_the_queue_and_the_streams_are_told(api):
+async def test_queue_and_streams_are_reported(api):
     async with running(api) as extender:
         for name, memory in (("fits", "400"), ("waits", "4000")):
             await extender.filter(await api.put("pods", pod_object(name, vgpu="1", vgpu_memory=memory)), "n1")
@@ -98,7 +102,7 @@ async def test_ages_grow_while_the_api_is_silent(api):
         assert 0.3 <= found["watch_lag_seconds", source] <= found[("state_age_seconds",)] + 1
 
 
-async def test_a_single_stream_that_says_nothing_ages_by_itself_and_with_it_the_state(api):
+async def test_silent_single_stream_ages_and_state_ages_with_it(api):
     async with running(api) as extender:
         api.held_back.add("nodes")
         await api.break_watches()
@@ -161,7 +165,7 @@ NAMED = {
 }
 
 
-async def test_everything_that_operators_watch_is_told(api):
+async def test_every_metric_for_operators_is_reported(api):
     async with running(api, soft_seconds=0.2, gang_seconds=1) as extender:
         gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "1"}
         await extender.filter(await api.put("pods", pod_object("member", vgpu="1", annotations=gang)), "n1", "stranger")

@@ -1,4 +1,5 @@
-"""Who may ask the extender, and what a slow, broken or hostile client can do: nothing to the others, and nothing to the state."""
+# SPDX-License-Identifier: Apache-2.0
+"""Only the allowed clients may call the extender; a slow, broken or hostile one can harm neither the others nor the state."""
 
 import asyncio
 import json
@@ -6,44 +7,42 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from program.api_server import ApiServer
-from program.settings import SettingsError
-from proto import contract
-from proto.gpunode import encode_gpu_node
-from proto.model import Policy
+from aliquot import contract
+from aliquot.contract.gpunode import encode_gpu_node
+from aliquot.kube.api_server import ApiServer
+from aliquot.process.settings import SettingsError
 from scheduler_plugin import __main__ as program
 from scheduler_plugin.adapters import http
-from scheduler_plugin.adapters.kube import KubeConnection
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState
+from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
+from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.extender.bind import Binder
-from scheduler_plugin.extender.desk import Desk
-from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.extender.prioritize import prioritize_nodes
+from scheduler_plugin.ports import PodApi
 from scheduler_plugin.settings import Settings
+from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.review import Reviews
-from scheduler_plugin.webhook.vocabularies import Options
+from scheduler_plugin.wiring.cluster import decode_pod
 from tests.integration.test_extender import running
 from tests.unit.scheduler_plugin.api import FakeApi, pod_object
-from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node, make_pod, make_share
 
 # --- who may ask ----------------------------------------------------------------------------------------------------
 
 
 def test_beyond_loopback_the_extender_needs_certificates_of_both_sides():
     for flags in ([], ["--tls-cert-file=c", "--tls-key-file=k"]):
-        with pytest.raises(SettingsError, match="whoever reaches it can bind pods"):
+        with pytest.raises(SettingsError, match="each client that reaches it can bind pods"):
             Settings.load(["--extender-address=0.0.0.0:9410", "--webhook-address=", *flags], {})
 
 
@@ -63,7 +62,7 @@ def authority(directory: Path, name: str) -> tuple[Path, Path, Path]:
     return certificate, key, ca
 
 
-async def test_only_clients_of_the_given_authorities_are_heard_also_of_one_that_is_added_later(tmp_path, monkeypatch):
+async def test_only_clients_of_configured_authorities_are_served_including_later_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(http, "CERTIFICATE_SECONDS", 0.1)
     certificate, key, ca = authority(tmp_path, "ours")
     stranger = authority(tmp_path, "stranger")
@@ -97,11 +96,11 @@ async def test_only_clients_of_the_given_authorities_are_heard_also_of_one_that_
                     return response.status
 
         assert await ask((certificate, key)) == 200
-        before = scheduler._state.columns.change_count
+        before = scheduler.cluster.context.state.columns.change_count
         for own in (None, stranger[:2]):
             with pytest.raises(aiohttp.ClientError):
                 await ask(own)
-        assert scheduler._state.columns.change_count == before
+        assert scheduler.cluster.context.state.columns.change_count == before
         ca.write_bytes(ca.read_bytes() + stranger[2].read_bytes())
         for _ in range(100):
             try:
@@ -133,7 +132,7 @@ HEAD = b"POST /filter HTTP/1.1\r\nHost: x\r\n"
     [b"", HEAD[:14], HEAD + b"X-Slow: ", HEAD + b"Content-Length: 9\r\n\r\n{"],
     ids=["nothing", "half a line", "half a head", "half a body"],
 )
-async def test_clients_that_stop_in_the_middle_are_let_go_and_hold_nobody_up(api, monkeypatch, sent):
+async def test_clients_that_stop_midway_are_dropped_and_delay_no_one(api, monkeypatch, sent):
     monkeypatch.setattr(http, "FIRST_REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(http, "BODY_SECONDS", 0.3)
     async with running(api) as extender:
@@ -193,7 +192,7 @@ VALID = {
 }
 
 
-def places(inside: object) -> Iterator[tuple[Any, Any]]:
+def places(inside: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every object and list of a document with each of its keys, however deep."""
     keys = inside if isinstance(inside, dict) else range(len(inside)) if isinstance(inside, list) else ()
     for key in keys:
@@ -252,20 +251,21 @@ def test_any_body_is_answered_or_refused_and_leaves_at_most_an_expectation(drawn
     for name in ("n1", "n2"):
         state.set_gpu_node(make_node(name, 2))
     state.set_pod(make_pod("b1", node="n1", shares={"main": [make_share("n1", 0, 700)]}, vgpu="1"))
-    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+    context = make_context(state)
     held = {uid: state.footprint_of(uid) for uid in state.pods}
     before = state.columns.change_count
     reviews = Reviews(Normaliser(Options(lambda _: {1000})), lambda _: None)
     try:
         match verb:
             case "filter" | "filter of nodes":
-                json.loads(filter_nodes(desk, body, 0.0))
+                json.loads(filter_body(context, body, 0.0))
             case "prioritize":
-                json.loads(prioritize_nodes(desk, body))
+                json.loads(prioritize_nodes(context, body))
             case "preempt":
-                json.loads(asyncio.run(choose_victims(desk, body)))
+                json.loads(asyncio.run(choose_victims(context, body)))
             case "bind":
-                assert json.loads(asyncio.run(Binder(desk, NoApi(), lambda: True).bind(body)))["Error"]
+                pod_api = cast(PodApi, NoApi())  # a binding that fails asks for no more
+                assert json.loads(asyncio.run(Binder(context, pod_api, lambda: True).bind(body)))["Error"]
             case "review":
                 for ask in (reviews.mutate, reviews.validate):
                     json.loads(asyncio.run(ask(body)))
@@ -289,11 +289,43 @@ def test_any_annotation_is_read_or_refused_with_a_sentence(given_annotations, bo
     pod = pod_object("p", vgpu="1", vgpu_memory="300", annotations=given_annotations, node="n1" if bound else "")
     state = ClusterState()
     state.set_gpu_node(make_node("n1", 2))
-    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
-    state.set_pod(program.decode_pod(json.dumps(pod).encode()))
+    context = make_context(state)
+    state.set_pod(decode_pod(msgspec.Raw(json.dumps(pod).encode())))
     body = json.dumps({"Pod": pod, "NodeNames": ["n1"]}).encode()
-    answer = json.loads(filter_nodes(desk, body, 0.0))
+    answer = json.loads(filter_body(context, body, 0.0))
     assert answer["NodeNames"] or answer["FailedNodes"] or answer["FailedAndUnresolvableNodes"]["n1"]
-    json.loads(prioritize_nodes(desk, body))
+    json.loads(prioritize_nodes(context, body))
     if bound and not state.footprint_of("uid-p"):
         assert state.unaccounted["uid-p"]
+
+
+ODD_QUERIES = [
+    "",
+    "?",
+    "?pod=",
+    "?pod=%00",
+    "?pod=%ff&namespace=%ED%A0%80",
+    "?pod=../../nodes",
+    "?pod=p&pod=q",
+    "?namespace=a/b&pod=a%2Fb",
+    "?span=x",
+]
+
+
+@pytest.mark.parametrize("query", ODD_QUERIES)
+async def test_no_query_of_a_page_is_an_error_of_the_server(api, caplog, query):
+    async with running(api) as extender:
+        for path in (
+            "/metrics",
+            "/healthz",
+            "/readyz",
+            "/explain/why",
+            "/explain/snapshot",
+            "/decisions",
+            "/decisions/record",
+            "/x",
+            "/%00",
+        ):
+            status, _ = await extender.page(f"{path}{query}")
+            assert status < 500, path
+    assert "Traceback" not in caplog.text

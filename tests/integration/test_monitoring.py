@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every query of the dashboards and alerts, and those of the guide, against what agent and scheduler really serve.
 
 A query is parsed; each selector must match a series that is there, by name and by its label matchers, and each label that the query groups
@@ -6,16 +7,17 @@ by, joins on or writes into a legend must be a label of such a series.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import promql_parser as promql
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from aliquot import contract
+from aliquot.contract.units import MIB
 from aliquot.paths import SOURCE_ROOT
-from proto import contract
-from proto.units import MIB
 from scheduler_plugin.dashboard import history
 from tests.integration.agent_nodes import container, eventually, make_node, manifest, running
 from tests.integration.mig_nodes import a100_topology
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("build_dir")
 
 MONITORING = SOURCE_ROOT / "deploy/monitoring"
 Series = dict[str, list[dict[str, str]]]
+T = TypeVar("T")
 
 EVENTUAL = {
     "aliquot_audit_findings": ("node", "kind", "namespace", "pod", "container", "device_uuid"),
@@ -134,8 +137,8 @@ def selectors(expression: promql.Expr) -> list[promql.VectorSelector]:
     return found
 
 
-def nodes(expression: promql.Expr, kind: type) -> list[promql.Expr]:
-    found = []
+def nodes(expression: promql.Expr, kind: type[T]) -> list[T]:
+    found: list[T] = []
     promql.walk(expression, lambda node: found.append(node) if isinstance(node, kind) else None)
     return found
 
@@ -147,14 +150,14 @@ def matching(selector: promql.VectorSelector, series: Series) -> list[dict[str, 
     return [labels for labels in candidates if all(name in labels for name in wanted)]
 
 
-def test_the_queries_are_found():
+def test_queries_are_parsed_from_files():
     assert len(list(dashboard_queries())) > 40
     assert len(list(alert_queries())) > 10
     assert len(list(guide_queries())) >= 4
     assert len(list(history_queries())) > 10
 
 
-async def test_every_query_names_what_is_there(series):
+async def test_every_query_names_existing_metrics_and_labels(series):
     wrong = []
     for where, query, legend in [*dashboard_queries(), *alert_queries(), *guide_queries(), *history_queries()]:
         expression = parsed(query)
@@ -178,13 +181,13 @@ async def test_every_query_names_what_is_there(series):
     assert not wrong, "\n".join(wrong)
 
 
-async def test_values_that_queries_look_for_are_values_there_are(series):
+async def test_label_values_in_queries_exist(series):
     """A matcher such as kind="over-limit" must name a value that the code can say."""
     from agent.core.audit import FindingKind
     from agent.core.health import HealthState
     from scheduler_plugin.services.telemetry import Outcome
 
-    values = {
+    values: dict[tuple[str, str], Iterable[object]] = {
         ("aliquot_audit_findings", "kind"): set(FindingKind),
         ("aliquot_device_health_state", "state"): set(HealthState),
         ("aliquot_device_ecc_errors_total", "type"): {one["type"] for one in series["aliquot_device_ecc_errors_total"]},
@@ -207,7 +210,7 @@ async def test_values_that_queries_look_for_are_values_there_are(series):
     assert seen == values.keys()
 
 
-def test_names_that_the_test_takes_on_trust_are_in_the_code():
+def test_assumed_metric_names_exist_in_code():
     sources = " ".join(path.read_text() for folder in ("agent", "scheduler_plugin") for path in (SOURCE_ROOT / folder).rglob("*.py"))
     for name, labels in EVENTUAL.items():
         bare = name.removeprefix(contract.METRIC_PREFIX).removeprefix("scheduler_").removesuffix("_total")

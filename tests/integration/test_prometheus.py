@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dashboards, alerts and history in a real Prometheus over a real agent and scheduler, and every alert over a cluster gone wrong."""
 
 import itertools
@@ -22,8 +23,8 @@ pytestmark = [pytest.mark.usefixtures("build_dir"), needs_prometheus]
 RULES = (MONITORING / "alerts.yaml").read_text()
 OF_AGENT = {"node": "node-1", "namespace": "aliquot-system", "pod": "aliquot-agent-x", "container": "agent"}
 OF_SCHEDULER = {"namespace": "aliquot-system", "pod": "aliquot-scheduler-x", "container": "extender"}
-EMPTY_WHEN_WELL = {"Containers without their limit in force"}
-"""Panels without a line where nothing is wrong, besides those over families of EVENTUAL."""
+EMPTY_WHEN_WELL = {"Containers without enforced limits"}
+"""Panels without a line on a cluster without faults, besides those over families of EVENTUAL."""
 
 
 def concrete(query: str) -> str:
@@ -75,7 +76,7 @@ async def fires(prometheus: Prometheus, name: str) -> bool:
 
 
 async def empty_panels(prometheus: Prometheus) -> set[str]:
-    """Titles of the panels without a line, of those whose families are always there."""
+    """Titles of the panels without a line, of those with families that are always there."""
     empty = set()
     for where, query, _ in dashboard_queries():
         found = await prometheus.query(concrete(query))
@@ -123,7 +124,7 @@ async def broken() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def test_every_alert_fires_when_what_it_is_for_happens_and_its_text_is_complete(broken, tmp_path):
+async def test_every_alert_fires_on_its_cause_with_complete_text(broken, tmp_path):
     gone = "127.0.0.1:9"
     targets = [
         Target("crafted", broken, {}),

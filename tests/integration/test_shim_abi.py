@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every form of every wrapped function is handed out when the driver hands out that form, and ends in that form.
 
 The questions come from the table of the headers (cuda-abi.txt): each name, at each version where its answer changes and just before, in
@@ -9,14 +10,15 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.core.region_layout import DeviceLimit, Limits
-from cuda_shim.interpose.classes.tables import INLINE_SYMBOLS, read_abi, read_hooks
-from proto import contract
+from aliquot import contract
+from cuda_shim.coverage.tables import INLINE_SYMBOLS, read_abi, read_hooks
 from tests.fakes.container import LIBRARY_DIR, MIB, Container, Node
 from tests.fakes.cuda import INVALID_VALUE, NOT_PERMITTED, OUT_OF_MEMORY, SUCCESS
 from tests.fakes.recording_driver import VERSION_NODE, build_recording_driver
@@ -58,7 +60,7 @@ def shim_path(container: Container) -> Path | None:
 
 
 def open_container(node: Node, interposition, driver: Path | None = None) -> Container:
-    """A container that cannot be limited and whose policy lets it run, so that arguments mean nothing and every call goes through."""
+    """A container that cannot be limited, with a policy that lets it run: arguments have no effect and every call goes through."""
     limits = Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB),), fail_open=True)
     container = node.container_with(limits, interposition=interposition)
     container.region_path.unlink()
@@ -128,7 +130,7 @@ print(json.dumps({form: [forms[form](*question) for question in questions] for f
 """
 
 
-def ask(container: Container, questions: Mapping[str, list[tuple[object, ...]]]) -> dict[str, list[object]]:
+def ask(container: Container, questions: Mapping[str, Sequence[tuple[object, ...]]]) -> dict[str, list[Any]]:
     """The answers of a program in the container, by the way of asking."""
     answer = container.run([sys.executable, "-c", PROBE], stdin=json.dumps(questions))
     assert answer.status == 0, answer.stderr
@@ -174,7 +176,7 @@ def questions_of_table() -> Iterator[tuple[str, int, int]]:
     return ((name, version, flags) for name in versions for version in sorted(versions[name]) for flags in FLAGS)
 
 
-def differences(asked: list[tuple[object, ...]], bare: list, bare_names: Names, shimmed: list, shim_names: Names) -> list[str]:
+def differences(asked: Sequence[tuple[object, ...]], bare: list, bare_names: Names, shimmed: list, shim_names: Names) -> list[str]:
     """A sentence for each answer that is neither the driver's own function nor the wrapper of exactly that function."""
     wrong = []
     for question, (*facts, place), (*shim_facts, shim_place) in zip(asked, bare, shimmed, strict=True):
@@ -196,7 +198,7 @@ DRIVERS = {
 
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("interposition", ["front", "preload"])
-def test_cu_get_proc_address_hands_out_the_wrapper_exactly_where_the_driver_hands_out_the_function(node, recorder, interposition, driver):
+def test_cu_get_proc_address_returns_wrapper_exactly_where_driver_has_function(node, recorder, interposition, driver):
     replaced = None if DRIVERS[driver] is None else recorder
     bare, shimmed = open_container(node, "none", replaced), open_container(node, interposition, replaced)
     for container in (bare, shimmed):
@@ -214,7 +216,7 @@ def test_cu_get_proc_address_hands_out_the_wrapper_exactly_where_the_driver_hand
 
 @pytest.mark.parametrize("driver", ["simulated", "recording"])
 @pytest.mark.parametrize("interposition", ["front", "preload"])
-def test_dlsym_finds_the_wrapper_of_every_wrapped_function_and_the_driver_for_all_others(node, recorder, interposition, driver):
+def test_dlsym_returns_wrapper_for_wrapped_functions_and_driver_for_others(node, recorder, interposition, driver):
     replaced = recorder if driver == "recording" else None
     bare, shimmed = open_container(node, "none", replaced), open_container(node, interposition, replaced)
     asked = [(name,) for name in [*(row.symbol for row in ROWS), *sorted(INLINE_SYMBOLS), *NO_NAMES]]
@@ -225,7 +227,7 @@ def test_dlsym_finds_the_wrapper_of_every_wrapped_function_and_the_driver_for_al
     assert differences(asked, [[place] for place in expected], Names(bare), [[place] for place in found], Names(shimmed)) == []
 
 
-def test_a_function_that_only_the_front_has_says_that_it_is_not_supported(node):
+def test_function_only_in_front_returns_not_supported(node):
     bare, front = open_container(node, "none"), open_container(node, "front")
     names = sorted(WRAPPED)
     places = ask(bare, {"by_dlsym": [(name,) for name in names]})["by_dlsym"]
@@ -234,8 +236,8 @@ def test_a_function_that_only_the_front_has_says_that_it_is_not_supported(node):
     assert answer.last == dict.fromkeys(lacking, NOT_SUPPORTED)
 
 
-def test_dlvsym_finds_the_wrapper_where_a_driver_with_symbol_versions_has_the_function(node, recorder):
-    """Through the preload. NVIDIA's driver has no versions, so the front, which has none either, needs no more than dlsym."""
+def test_dlvsym_returns_wrapper_where_versioned_driver_has_function(node, recorder):
+    """Through the preload. NVIDIA's driver has no versions, so the front, which has no versions either, needs no more than dlsym."""
     bare, shimmed = open_container(node, "none", recorder), open_container(node, "preload", recorder)
     asked = [(row.symbol, version) for row in ROWS for version in (VERSION_NODE, "NO_SUCH_VERSION")]
     expected, found = (ask(container, {"by_dlvsym": asked})["by_dlvsym"] for container in (bare, shimmed))
@@ -273,7 +275,7 @@ print(json.dumps(reached))
 @pytest.mark.parametrize("interposition", ["front", "preload"])
 def test_every_wrapper_ends_in_the_drivers_function_of_its_own_name(node, recorder, interposition):
     container = open_container(node, interposition, recorder)
-    command = [sys.executable, "-c", FORWARD, driver_path(container)]
+    command: list[str | Path] = [sys.executable, "-c", FORWARD, driver_path(container)]
     answer = container.run(command, stdin=json.dumps(sorted(DECLARED)))
     assert answer.status == 0, answer.stderr
     assert {symbol: calls for symbol, calls in answer.last.items() if calls != [symbol]} == {}
@@ -342,8 +344,8 @@ tell(reached=reached)
 """
 
 
-def run_recorded(node: Node, recorder: Path, script: str, *, refuses: str = "", memory_mib: int = LIMIT_MIB, **limits: int):
-    """What a program tells in a container whose driver is the simulated one and says what reaches it."""
+def run_recorded(node: Node, recorder: Path, script: str, *, refuses: str = "", memory_mib: int = LIMIT_MIB, **limits: Any):
+    """What a program reports in a container where the driver is the simulated one and prints what reaches it."""
     container = node.container_with(Limits((DeviceLimit(node.uuids[0], memory_mib * MIB, **limits),)))
     replace_driver(container, recorder)
     simulated = node.build / "lib/sim" / contract.CUDA_SONAME
@@ -354,7 +356,7 @@ def run_recorded(node: Node, recorder: Path, script: str, *, refuses: str = "", 
 
 
 @pytest.mark.parametrize("sm_percent", [0, 60], ids=["free", "paced"])
-def test_work_under_a_limit_reaches_the_asked_form_once_and_no_form_beside_it(node, recorder, sm_percent):
+def test_work_under_limit_reaches_called_form_once_and_no_other(node, recorder, sm_percent):
     reached = run_recorded(node, recorder, FOLLOW, sm_percent=sm_percent)["reached"]
     base = {row.symbol: row.base for row in ROWS if not row.is_renamed}
     assert len(reached) > 25
@@ -392,8 +394,8 @@ tell(alive=alive, during=during, after=after)
 """
 
 
-def test_events_of_a_context_are_not_asked_while_it_ends_nor_after(node, recorder):
-    """The free in its stream is pending until then, and looked at whenever free memory is asked for."""
+def test_context_events_are_not_queried_during_or_after_its_end(node, recorder):
+    """The free in its stream is pending until then, and is checked at each query of free memory."""
     told = run_recorded(node, recorder, ENDING)
     assert told["alive"], "the context ends when its work has"
     for calls in (told["during"], told["after"]):
@@ -464,8 +466,8 @@ tell(under_way=under_way, again=context == ended, next=calls_of(lambda: spin(fun
 """
 
 
-def test_events_of_a_launch_whose_context_another_thread_ends_are_not_touched_again(node, recorder):
-    """Nor taken for those of the next context that has its address."""
+def test_launch_events_are_not_touched_after_other_thread_ends_context(node, recorder):
+    """They are not treated as those of the next context that has its address either."""
     told = run_recorded(node, recorder, ENDED_BY_ANOTHER, sm_percent=60, context_bytes=600 * MIB)
     begun = ["cuEventCreate", "cuEventCreate", "cuEventRecord", "cuLaunchKernel"]
     assert told == {"under_way": [*begun, "cuCtxDestroy_v2"], "again": True, "next": [*begun, "cuEventRecord"]}
@@ -495,7 +497,7 @@ tell(**asked)
 
 
 def test_a_paced_launch_asks_for_no_context_where_there_is_one_device(node, recorder):
-    """Nearly none of 50: those that draw credit or are timed do."""
+    """Very few of 50: only those that draw credit or are timed do."""
     asked = run_recorded(node, recorder, ASKED, sm_percent=60)
     assert max(asked.values()) < 25, asked
 
@@ -505,7 +507,7 @@ def test_a_paced_launch_asks_for_no_context_where_there_is_one_device(node, reco
 
 @pytest.fixture
 def recorded(node, recorder):
-    """Run a program in a container whose driver does nothing but succeed where the simulated one has nothing to offer."""
+    """Run a program in a container with a driver that only succeeds where the simulated one has nothing to offer."""
     prelude = "from tests.fakes.cuda import *\nimport ctypes, os\nstart()\nrecording = ctypes.CDLL(os.environ['RECORDING'])\n"
     prelude += "recording.recording_at.restype = ctypes.c_char_p\n"
     return lambda script, **details: run_recorded(node, recorder, prelude + script, **details)
@@ -528,17 +530,30 @@ def taken():
 """
 
 
-@pytest.mark.parametrize(("error", "held"), [(ILLEGAL_ADDRESS, 512 * MIB), (CONTEXT_IS_DESTROYED, 0)])
-def test_an_error_that_says_nothing_about_a_pool_leaves_its_memory_charged(recorded, error, held):
+@pytest.mark.parametrize("error", [INVALID_VALUE, ILLEGAL_ADDRESS, CONTEXT_IS_DESTROYED])
+def test_an_error_alone_leaves_memory_of_pool_charged(recorded, error):
     script = f"""
 fail(b" cuMemPoolGetAttribute cuMemAllocFromPoolAsync ", {error})
 failed = {{into("cuMemAllocFromPoolAsync", 64 * MIB, pool.value, 0)[0] for _ in range(3)}}
 tell(failed=list(failed), taken=taken())
 """
-    assert recorded(POOL_OF_512_MIB + script) == {"failed": [error], "taken": held}
+    assert recorded(POOL_OF_512_MIB + script) == {"failed": [error], "taken": 512 * MIB}
 
 
-def test_what_a_pool_gave_out_is_charged_although_the_driver_does_not_say_so(recorded):
+def test_pool_is_credited_when_driver_forgot_it_with_its_context(recorded):
+    """The simulated driver keeps pools across a reset; another one may not."""
+    script = f"""
+must("cuMemFree_v2", address)
+fail(b" cuMemPoolGetAttribute ", {INVALID_VALUE})
+held = taken()
+must("cuDevicePrimaryCtxReset_v2", 0)
+use(0)
+tell(held=held, left=taken())
+"""
+    assert recorded(POOL_OF_512_MIB + script) == {"held": 512 * MIB, "left": 0}
+
+
+def test_memory_from_pool_is_charged_although_driver_does_not_report_it(recorded):
     script = f"""
 fail(b" cuMemPoolGetAttribute ", {ILLEGAL_ADDRESS})
 result, _ = into("cuMemAllocFromPoolAsync", 512 * MIB, pool.value, 0)
@@ -549,7 +564,7 @@ tell(result=result, unknown=unknown, known=taken())
     assert recorded(POOL_OF_512_MIB + script) == {"result": SUCCESS, "unknown": 1024 * MIB, "known": 1024 * MIB}
 
 
-def test_a_pool_that_is_destroyed_while_the_driver_does_not_say_what_it_holds_pays_until_it_does(recorded):
+def test_destroyed_pool_with_unreported_memory_is_charged_until_driver_reports(recorded):
     script = f"""
 fail(b" cuMemPoolGetAttribute ", {ILLEGAL_ADDRESS})
 must("cuMemPoolDestroy", pool.value)
@@ -626,7 +641,7 @@ tell(told=told, taken=before - info()[0] >= 128 * MIB)
     assert recorded(CALLED_BACK + script) == {"told": [SUCCESS, [SUCCESS]], "taken": True}
 
 
-def test_memory_of_a_context_that_outlives_its_destruction_goes_with_it_in_the_end(recorded):
+def test_memory_of_context_that_outlives_destruction_is_credited_in_end(recorded):
     """The driver refuses to destroy it, and the program looks at its memory meanwhile, when the shim does not know the context."""
     script = """
 before = info()[0]
@@ -640,7 +655,7 @@ tell(refused=refused, left=before - info()[0])
     assert recorded(CALLED_BACK + script, refuses="cuCtxDestroy") == {"refused": INVALID_VALUE, "left": 0}
 
 
-def test_a_wait_for_the_device_does_not_wait_for_a_thread_that_allocates(recorded):
+def test_wait_for_device_does_not_wait_for_allocating_thread(recorded):
     """That thread may be waiting for the device too, and the device for what this one does next."""
     script = """
 import threading
@@ -667,7 +682,7 @@ tell(told=told)
 
 @pytest.mark.parametrize("symbol", ["cuEventQuery", "cuEventDestroy_v2"])
 @pytest.mark.parametrize("callback", ["asks", "frees"])
-def test_a_callback_of_a_look_at_pending_frees_may_look_at_them_and_free(recorded, symbol, callback):
+def test_callback_during_check_of_pending_frees_may_check_and_free(recorded, symbol, callback):
     script = f"""
 def frees():
     answers.append(call("cuMemFreeAsync", other, 0))
@@ -722,7 +737,7 @@ def tiles(*handles, resource, operation=1):
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
-def test_memory_that_lies_in_a_sparse_array_is_charged_until_the_array_is_gone(recorded, suffix):
+def test_memory_in_sparse_array_is_charged_until_array_is_destroyed(recorded, suffix):
     told = recorded(
         f"SUFFIX = {suffix!r}\n"
         + SPARSE
@@ -748,6 +763,34 @@ tell(released=released, unmapped=unmapped, one_gone=one_gone, left=before - info
     assert told["left"] <= 0
 
 
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_handle_released_during_map_of_array_leaves_memory_charged(recorded, suffix):
+    """Another thread releases it while the driver maps; as a driver calls back, so that the order is sure."""
+    told = recorded(
+        f"SUFFIX = {suffix!r}\n"
+        + SPARSE
+        + CALLED_BACK
+        + """
+one, before = array(), info()[0]
+handle = create_physical(256 * MIB)[1]
+def releases():
+    answers.append(call("cuMemRelease", handle))
+told = with_callback(b"cuMemMapArrayAsync" + SUFFIX.encode(), releases, lambda: tiles(handle, resource=one))
+held = before - info()[0]
+must("cuArrayDestroy", one)
+recording.recording_fail((" cuMemMapArrayAsync" + SUFFIX + " ").encode(), 1)
+other, handle = array(), create_physical(256 * MIB)[1]
+tried = call("cuMemMapArrayAsync" + SUFFIX, (MapInfo * 1)(MapInfo(resource=other, operation=1, handle=handle)), 1, 0)
+must("cuMemRelease", handle)
+tell(told=told, held=held, tried=tried, left=before - info()[0])
+"""
+    )
+    assert told["told"] == [None, [SUCCESS]]
+    assert told["held"] == 256 * MIB
+    assert told["tried"] == INVALID_VALUE
+    assert told["left"] <= 4096, "a map that fails holds nothing"
+
+
 @pytest.mark.parametrize("call", ["cuGLCtxCreate", "cuGLCtxCreate_v2", "cuVDPAUCtxCreate", "cuVDPAUCtxCreate_v2"])
 def test_contexts_for_graphics_are_part_of_the_limit(recorded, call):
     told = recorded(
@@ -767,7 +810,7 @@ tell(result=result, taken=taken, refused=refused, reached=[name.decode() for nam
     assert told == {"result": 0, "taken": 500 * MIB, "refused": OUT_OF_MEMORY, "reached": []}
 
 
-def test_a_checkpointed_process_comes_back_to_the_device_it_was_on_and_to_no_other(recorded):
+def test_checkpointed_process_returns_only_to_its_former_device(recorded):
     told = recorded(
         """
 class Pair(ctypes.Structure):  # CUcheckpointGpuPair

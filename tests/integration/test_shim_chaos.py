@@ -1,4 +1,5 @@
-"""Processes of a container that fork, exec, stop and are killed: their memory comes back, nobody hangs, nobody gets too much.
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of a container that fork, exec, stop and are killed: their memory comes back, no process hangs, no process gets too much.
 
 The protocol itself is model-checked in tests/property/test_reserve_protocol.py, and the C of it driven in cuda_shim/tests/test_region.c.
 """
@@ -145,7 +146,7 @@ def test_newcomers_after_kills_while_starting_are_never_stuck(container):
             assert filled["held_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
 
 
-def test_a_stopped_process_keeps_its_memory_and_holds_nobody_up(container):
+def test_stopped_process_keeps_memory_and_delays_no_other(container):
     with container.repl() as stopped, container.repl() as other:
         assert stopped.ask(f"alloc alloc {1000 * MIB}")["result"] == 0
         os.kill(stopped.process.pid, signal.SIGSTOP)
@@ -174,7 +175,7 @@ def slot_lock(index):
         pytest.param(slot_lock(0), 0, id="taking a slot"),
     ],
 )
-def test_a_process_that_is_stopped_under_a_lock_of_the_region_holds_nobody_up(offset, kept_mib, container, tmp_path):
+def test_process_stopped_under_region_lock_delays_no_other(offset, kept_mib, container, tmp_path):
     """It is stopped while it attaches. Memory of the dead in its hands waits for it; all the rest is granted, newcomers start."""
     dead, sibling = container.repl(), container.repl()
     with dead, sibling:
@@ -200,7 +201,7 @@ def test_a_process_that_is_stopped_under_a_lock_of_the_region_holds_nobody_up(of
 # --- fork and exec ------------------------------------------------------------------------------------------------
 
 
-def test_a_child_that_is_forked_before_cuda_has_a_slot_of_its_own(container):
+def test_child_forked_before_cuda_has_own_slot(container):
     script = """
 child = os.fork()
 if child == 0:
@@ -217,7 +218,7 @@ tell(who="parent", free=info()[0])
     assert parent == {"who": "parent", "free": (LIMIT_MIB - CONTEXT_MIB) * MIB}
 
 
-def test_a_parents_memory_is_credited_when_it_dies_although_its_child_lives_on(container):
+def test_memory_of_dead_parent_is_credited_although_child_lives(container):
     script = """
 start()
 alloc(1000 * MIB)
@@ -236,7 +237,7 @@ time.sleep(60)
     assert filled["held_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
 
 
-def test_a_child_that_is_forked_while_another_thread_takes_a_slot_does_not_hold_it(container):
+def test_child_forked_while_thread_takes_slot_does_not_hold_it(container):
     container.region_path.write_bytes(regions.foreign_region(slots=1))
     script = """
 import threading
@@ -326,7 +327,7 @@ tell(same=info()[0] == free)
     assert len(container.snapshot().slots) == 1
 
 
-def test_sixty_four_processes_start_together_and_none_is_turned_away(node):
+def test_sixty_four_processes_start_together_and_all_are_accepted(node):
     container = node.container(64 * CONTEXT_MIB)
     with contextlib.ExitStack() as stack, within(6 * BOUND_SECONDS):
         programs = [stack.enter_context(container.start([container.build / "bin/aliquot-cuda-client", "repl"])) for _ in range(64)]
@@ -362,7 +363,7 @@ tell(done=True)
 
 
 def test_a_fork_storm_leaves_nothing_behind(container):
-    """63 processes, of which the limit has room for a few at a time; all of them end."""
+    """63 processes; the limit has room for a few at a time. All of them end."""
     with within(4 * BOUND_SECONDS):
         assert container.python(FORK_STORM).last == {"done": True}
         deadline = time.monotonic() + 3 * BOUND_SECONDS
@@ -445,7 +446,7 @@ def scribble(path, chance, words, size):
         os.close(descriptor)
 
 
-def test_a_region_that_is_scribbled_on_while_running_harms_its_own_container_only(node):
+def test_region_corrupted_while_running_harms_only_its_own_container(node):
     """No crash, no hang: its own numbers may be wrong. A sibling container on the same device does not notice."""
     victim, sibling = node.container(LIMIT_MIB), node.container(LIMIT_MIB)
     chance, size = random.Random(3), victim.region_path.stat().st_size
@@ -476,7 +477,7 @@ def test_a_region_that_is_truncated_while_running_ends_only_who_touches_it(node)
     assert "truncated" in answer.stderr
 
 
-def test_a_writer_that_dies_while_it_changes_the_limits_leaves_the_old_ones_in_force(container):
+def test_writer_dying_during_limit_change_leaves_old_limits_in_force(container):
     """Killed after each of its writes in turn; its successor's change is then taken."""
     with container.repl() as program:
         for writes in (1, 2):
@@ -500,7 +501,7 @@ def test_a_full_disk_keeps_no_program_from_starting(container):
     assert answer.last["held_bytes"] == (LIMIT_MIB - CONTEXT_MIB) * MIB
 
 
-def test_no_file_can_be_opened_any_more_and_the_program_is_told_why(container):
+def test_program_without_file_descriptors_is_refused_with_reason(container):
     """All descriptors in use at cuInit: refused with its reason, not let in without a limit; and with room again it works."""
     script = """
 import resource

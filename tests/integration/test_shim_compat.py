@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """Old and new on one node during an upgrade: which limits and regions this shim takes, and that the agent's reader takes the same.
 
 The contract is in cuda_shim/region/layout.h: one's own major version only; any minor; headers, devices and slots may have grown at their
-ends and are stepped by the strides the header states. What does not fit is refused with a line that says so (fail closed).
+ends and are stepped by the strides the header states. What does not fit is refused with a line that reports it (fail closed).
 """
 
 import struct
@@ -87,7 +88,7 @@ TAKEN_LIMITS = {
 
 
 @pytest.mark.parametrize("version", TAKEN_LIMITS)
-def test_limits_of_any_minor_version_are_taken_by_the_shim_and_by_the_agent(node, container, version):
+def test_limits_of_any_minor_version_work_with_shim_and_agent(node, container, version):
     data = foreign_limits(limits_of(node), **TAKEN_LIMITS[version])
     assert region_layout.decode_limits(data) == limits_of(node)
     write(container.limits_path, data)
@@ -149,7 +150,7 @@ TAKEN_REGIONS = (
 
 
 @pytest.mark.parametrize("version", TAKEN_REGIONS)
-def test_regions_of_any_minor_version_are_taken_by_the_shim_and_read_by_the_agent(container, version):
+def test_regions_of_any_minor_version_work_with_shim_and_agent(container, version):
     write(container.region_path, regions.foreign_region(**regions.TAKEN[version]))
     assert_holds(container)
     with container.repl() as program:
@@ -162,7 +163,7 @@ def test_regions_of_any_minor_version_are_taken_by_the_shim_and_read_by_the_agen
 
 
 @pytest.mark.parametrize("version", ["a newer major", "shorter slots", "the last byte missing", "the last slot missing"])
-def test_a_program_is_refused_the_gpu_over_a_region_that_the_reader_refuses(container, version):
+def test_program_is_refused_gpu_for_region_that_reader_refuses(container, version):
     fields, says = regions.REFUSED[version]
     write(container.region_path, regions.foreign_region(**fields))
     assert says in refusal_of(container)

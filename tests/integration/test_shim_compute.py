@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compute ceilings: what tenants get of a device, what counts as work, and that changes act while programs run.
 
 Figures to the point are the benchmark's (tests/bench/bench_shim.py), on a quiet machine; here the bounds are wide, for a busy one.
@@ -5,10 +6,12 @@ The mathematics of the limiter is in cuda_shim/tests/test_limit.c, where time is
 """
 
 import contextlib
+import itertools
 import json
 import os
 import select
 import statistics
+import struct
 import time
 from dataclasses import replace
 
@@ -17,6 +20,7 @@ import pytest
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
 from tests.bench.bench_shim import SHARE_CASES
+from tests.fakes.behaviours import MIX, ONE_PROCESS_EACH, Behaviour, every_behaviour, script
 from tests.fakes.container import MIB, Container, Node
 from tests.fakes.wall_clock import WallClock
 
@@ -44,7 +48,7 @@ def tenant(node: Node, sm_percent: int) -> Container:
 
 
 def change(container: Container, **fields) -> None:
-    """Write the first device's limits anew, as the agent does."""
+    """Rewrite the first device's limits, as the agent does."""
     limits = container.limits()
     container.set_limits(replace(limits, devices=(replace(limits.devices[0], **fields),)))
 
@@ -64,7 +68,7 @@ def seconds_of(program) -> list[float]:
 
 
 def assert_held(shares: list[float], ceiling: float, error: float = ERROR_POINTS) -> None:
-    """A busy machine takes from some samples and gives to none: the median is not above the ceiling, and the best is not below."""
+    """A busy machine lowers some samples and raises no sample: the median is not above the SM limit, and the best is not below."""
     assert statistics.median(shares) <= ceiling + error, shares
     assert max(shares) >= ceiling - error, shares
 
@@ -99,7 +103,7 @@ FORMS = """
 from tests.fakes import kernels
 start()
 function, stream = load(), make_stream()
-arguments = kernels._arguments(1000)
+arguments = kernels.arguments(1000)
 class Launch(ctypes.Structure):  # CUDA_LAUNCH_PARAMS
     _fields_ = [("function", ctypes.c_void_p), ("shape", ctypes.c_uint * 7), ("stream", ctypes.c_void_p), ("arguments", ctypes.c_void_p)]
 launch = Launch(function, (ctypes.c_uint * 7)(1, 1, 1, 1, 1, 1, 0), stream, ctypes.addressof(arguments))
@@ -151,7 +155,7 @@ for _ in range(5):
 
 
 @pytest.mark.parametrize("lengths", [[100, 2000], [10, 10_000]], ids=str)
-def test_launches_of_one_shape_that_do_much_and_little_in_turn_are_held(node, lengths):
+def test_launches_of_one_shape_alternating_long_and_short_are_throttled(node, lengths):
     """What is paid at first is a part of what is used, so small that it would never make the program wait."""
     answer = tenant(node, 25).start_python(PROGRAM + f"LENGTHS = {lengths}\n" + UNEVEN)
     with answer as program:
@@ -163,7 +167,7 @@ def test_launches_of_one_shape_that_do_much_and_little_in_turn_are_held(node, le
 EVER_NEW = """
 from tests.fakes import kernels
 start()
-function, stream, arguments, launched = load(), make_stream(), kernels._arguments(1000), 0
+function, stream, arguments, launched = load(), make_stream(), kernels.arguments(1000), 0
 def launch():
     global launched
     launched += 1
@@ -180,8 +184,94 @@ def test_launches_of_ever_new_shapes_are_held(node):
     assert_held([event["share"] for event in answer.events[1:]], 25)
 
 
+LOW_LIMIT = 10
+EVERY_KIND = [one for one in every_behaviour(seeds=2) if one.size == "long" or one.kind == MIX]
+"""The wide form is the benchmark's (tests/bench/shares_by_behaviour.py)."""
+
+
+@pytest.mark.parametrize("behaviour", EVERY_KIND, ids=str)
+def test_no_way_to_launch_gets_more_than_the_ceiling(node, behaviour):
+    """Launches of up to 50 ms, each of which may be one that the shim has never seen."""
+    answer = tenant(node, LOW_LIMIT).python(script(behaviour, 3))
+    assert answer.status == 0, answer.stderr
+    seconds, used_seconds = answer.last["all"]
+    assert 100 * used_seconds / seconds < LOW_LIMIT + ERROR_POINTS
+    seconds, used_seconds = answer.last["first"]
+    assert used_seconds <= 0.1 * seconds + 3 * 0.05, "the first second: the ceiling, and three of the longest launches"
+
+
+def percent_of(time: list[float]) -> float:
+    """Return the share of a behaviour's answer: seconds, and device seconds used."""
+    seconds, used_seconds = time
+    return 100 * used_seconds / seconds
+
+
+@pytest.mark.parametrize("kind", ONE_PROCESS_EACH)
+def test_processes_that_end_beside_a_living_sibling_are_held(node, kind):
+    """The driver reports only the sibling: what the ended ones paid neither comes back nor pays for the sibling."""
+    container = tenant(node, LOW_LIMIT)
+    with work(container, 6) as sibling, container.start_python(script(Behaviour(kind, "long"), 6)) as program:
+        assert program.listen() == {"ready": True}
+        share = percent_of(program.listen()["all"])
+        *_, last = map(json.loads, sibling.process.stdout)
+    assert share + 100 * last["share"] < LOW_LIMIT + ERROR_POINTS
+
+
+def test_processes_that_end_get_their_ceiling_beside_a_busy_neighbour(node):
+    """The neighbour stretches each launch to twice its length, and the driver's figure of that comes when the program is about to end."""
+    with work(tenant(node, 90), 12), tenant(node, LOW_LIMIT).start_python(script(Behaviour("new process", "long"), 8)) as program:
+        assert program.listen() == {"ready": True}
+        assert LOW_LIMIT - 3 < percent_of(program.listen()["all"]) < LOW_LIMIT + 3
+
+
+ONE_LAUNCH = """
+start()
+spin(load(), MICROSECONDS)
+must("cuCtxSynchronize")
+tell(done=time.monotonic())
+"""
+
+
+@pytest.mark.parametrize(("microseconds", "least", "most"), [(1000, 0, 0.25), (50_000, 0.25, 1)], ids=["little", "much"])
+def test_program_ends_later_only_with_much_to_settle(node, microseconds, least, most):
+    """It waits for the driver's figure if the container would have to wait longer without it."""
+    with tenant(node, LOW_LIMIT).start_python(PROGRAM + f"MICROSECONDS = {microseconds}\n" + ONE_LAUNCH) as program:
+        done = program.listen()["done"]
+        assert program.process.wait(10) == 0
+        assert least <= time.monotonic() - done < most
+
+
+HOSTILE_WORDS = range(24, 128, 8)
+"""Of the device's line: the settlement and the bucket."""
+HOSTILE_VALUES = (-(2**63), -(2**62), -1, 0, 1, 2**16, 2**32, 2**62, 2**63 - 1)
+LAUNCHES = """
+start()
+function = load()
+tell(ready=True)
+for line in sys.stdin:
+    begin = time.monotonic()
+    for _ in range(4):
+        spin(function, 500)
+        must("cuCtxSynchronize")
+    tell(seconds=time.monotonic() - begin)
+"""
+
+
+def test_any_value_in_any_word_of_own_region_stops_no_launch(node):
+    container = tenant(node, 50)
+    with container.start_python(PROGRAM + LAUNCHES) as program, container.region_path.open("r+b", buffering=0) as region:
+        assert program.listen() == {"ready": True}
+        program.ask("")
+        line = region_layout.REGION_DEVICE_OFFSET
+        usual = os.pread(region.fileno(), region_layout.REGION_DEVICE.size, line)
+        for offset, value in itertools.product(HOSTILE_WORDS, HOSTILE_VALUES):
+            os.pwrite(region.fileno(), usual[24:], line + 24)
+            os.pwrite(region.fileno(), struct.pack("<q", value), line + offset)
+            assert program.ask("")["seconds"] < 2, (offset, value)
+
+
 @pytest.mark.parametrize("kernel_us", [5000, 10_000])
-def test_kernels_longer_than_all_that_may_be_in_flight_get_their_ceiling_too(node, kernel_us):
+def test_kernels_longer_than_in_flight_limit_are_throttled_too(node, kernel_us):
     with work(tenant(node, 60), 5, "--kernel-us", str(kernel_us)) as program:
         assert_held(seconds_of(program)[1:], 60, 10)
 
@@ -209,10 +299,10 @@ for line in sys.stdin:
     thread.join()
     tell(done=True)
 """
-"""Launches as many kernels as it is told, each time in a thread of their own, which then waits for the device or not."""
+"""Launches the given number of kernels, each time in a thread of their own, which then waits for the device or not."""
 
 
-def test_free_launches_are_counted_when_their_thread_waits_for_the_device_or_has_made_many(node):
+def test_unlimited_launches_are_counted_when_thread_waits_or_made_many(node):
     container = tenant(node, 0)
 
     def counted() -> int:
@@ -264,7 +354,7 @@ def steady(container: Container):
 
 def shares_after(program, since: float, samples: int = 6) -> list[float]:
     """Shares of reports that began later than ``since``; a report says what happened in the 0.25 s before it."""
-    shares = []
+    shares: list[float] = []
     while len(shares) < samples:
         report = program.listen()
         if report["at"] > since + 0.3:
@@ -294,7 +384,7 @@ def test_a_ceiling_that_is_raised_and_lowered_acts_within_a_second(node):
         assert_held(shares_after(program, time.monotonic() + 1), 80, 2 * ERROR_POINTS)
 
 
-def test_a_ceiling_that_is_given_to_a_free_program_and_taken_away_again_acts(node):
+def test_limit_given_to_unlimited_program_and_removed_takes_effect(node):
     container = tenant(node, 0)
     with steady(container) as program:
         assert program.listen() == {"ready": True}
@@ -334,7 +424,7 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("kernel_us", [1000, 10], ids=["paid one by one", "paid in advance"])
 @pytest.mark.parametrize("sm_percent", [0, 50])
-def test_a_paused_program_waits_with_its_next_launch_and_goes_on_when_resumed(node, sm_percent, kernel_us):
+def test_paused_program_waits_at_next_launch_and_continues_when_resumed(node, sm_percent, kernel_us):
     container = tenant(node, sm_percent)
     with container.start_python(PROGRAM + f"MICROSECONDS = {kernel_us}\n" + LAUNCHER) as program:
         assert program.listen() == {"ready": True}
@@ -384,7 +474,7 @@ def test_the_threads_that_wait_to_launch_are_counted_while_they_do(node):
 
 
 def test_the_waiting_threads_of_a_killed_program_are_not_its_successors(node):
-    """The one before was of a version that knew the count, whoever buried it did not."""
+    """The one before was of a version that knew the count; the process that buried it did not."""
     container = tenant(node, 50)
     with container.repl():
         pass
@@ -399,7 +489,7 @@ def test_the_waiting_threads_of_a_killed_program_are_not_its_successors(node):
 
 
 @pytest.mark.parametrize("launch", ["kernel", "ex", "cooperative", "graph"])
-def test_every_kind_of_launch_of_a_container_without_limits_waits_while_it_is_paused(node, launch):
+def test_every_launch_kind_without_limits_waits_while_container_is_paused(node, launch):
     container = tenant(node, 0)
     with work(container, 600, "--launch", launch) as program:
         pipe = program.process.stdout.fileno()
@@ -460,7 +550,7 @@ def test_all_but_launches_goes_on_while_a_program_is_paused(node, sm_percent):
 # --- kills ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_memory_of_a_throttled_program_that_is_killed_comes_back_and_its_siblings_work_on(node):
+def test_memory_of_killed_throttled_program_is_returned_and_siblings_continue(node):
     container = tenant(node, 10)
     with container.repl() as survivor:
         before = survivor.ask("info")["free_bytes"]
@@ -481,7 +571,7 @@ def test_the_memory_of_a_throttled_program_that_is_killed_comes_back_and_its_sib
         assert time.monotonic() - begin < 5
 
 
-def test_launches_of_one_thread_on_two_devices_are_each_paid_for_on_their_own(node):
+def test_launches_of_one_thread_on_two_devices_are_charged_separately(node):
     """By the current context, and by the stream's where that is another."""
     script = """
 start()
@@ -508,7 +598,7 @@ input()
 
 
 @pytest.mark.parametrize("current", ["own", "primary"])
-def test_launches_in_a_stream_of_another_context_than_the_current_one_are_timed(node, current):
+def test_launches_in_stream_of_other_context_are_timed(node, current):
     """Events live in the context that is current when they are made, and are recorded in its streams only."""
     script = f"""
 start()
@@ -537,7 +627,7 @@ from tests.fakes import kernels
 start()
 function = load()
 for blocks in range(1, 101):
-    must("cuLaunchKernel", function, blocks, 1, 1, 1, 1, 1, 0, 0, kernels._arguments(10000), None)
+    must("cuLaunchKernel", function, blocks, 1, 1, 1, 1, 1, 0, 0, kernels.arguments(10000), None)
 must("cuCtxSynchronize")
 primary, other = out(), out()
 must("cuCtxGetCurrent", ctypes.byref(primary))
@@ -585,7 +675,7 @@ def fill():
     for _ in range(AHEAD):
         must("cuMemsetD32Async", memory, 0, 1, full)
     for blocks in range(1, LAUNCHES + 1):  # each of a shape of its own, so that it is timed
-        must("cuLaunchKernel", function, blocks, 1, 1, 1, 1, 1, 0, full, kernels._arguments(5), None)
+        must("cuLaunchKernel", function, blocks, 1, 1, 1, 1, 1, 0, full, kernels.arguments(5), None)
         launched.append(blocks)
 
 def launch_beside():
@@ -613,7 +703,7 @@ tell(launched_then=passed[0], launched=len(launched))
 
 
 @pytest.mark.parametrize("fills", range(TIMED_LAUNCH), ids=["first event", "kernel", "second event"])
-def test_a_launch_that_waits_for_room_in_its_stream_holds_up_no_other_thread(node, fills):
+def test_launch_waiting_for_stream_room_delays_no_other_thread(node, fills):
     fitting, launches = 20, 40
     ahead = QUEUE_DEPTH - 1 - fitting * TIMED_LAUNCH - fills
     settings = f"AHEAD, FITTING, LAUNCHES = {ahead}, {fitting}, {launches}\n"
@@ -623,7 +713,7 @@ def test_a_launch_that_waits_for_room_in_its_stream_holds_up_no_other_thread(nod
     assert answer.last["launched"] == launches
 
 
-def test_timing_a_launch_into_a_threads_own_default_stream_does_not_make_it_wait_for_other_streams(node):
+def test_timing_launch_in_per_thread_stream_waits_for_no_other_stream(node):
     """It would, with events in the legacy stream: that one waits for all that block."""
     script = """
 start()
@@ -719,7 +809,7 @@ def test_a_capture_stays_valid_while_other_threads_are_paced(node, mode):
 
 
 def test_the_end_of_a_capture_that_never_was_does_not_end_another(node):
-    """Else the launches that follow are taken for work: paid for and timed, with our events in the graph."""
+    """Else the launches that follow are treated as work: paid for and timed, with our events in the graph."""
     twice = CAPTURE.replace(
         "def body():\n", "idle = make_stream()\ndef body():\n    call('cuStreamEndCapture', idle, ctypes.byref(out()))\n"
     )
@@ -735,7 +825,7 @@ MODES = {"GLOBAL": 0, "THREAD_LOCAL": 1}
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
 @pytest.mark.parametrize("asked", ["free memory", "more than fits", "a wait"])
 def test_what_the_shim_asks_the_driver_during_a_capture_leaves_it_valid(node, mode, asked):
-    """A free in stream order is pending, and a pool holds idle memory: both are looked at in these calls."""
+    """A free in stream order is pending, and a pool holds idle memory: both are checked in these calls."""
     calls = {
         "free memory": "info()",
         "more than fits": f"into('cuMemAllocAsync', {LIMIT_MIB + 1} * MIB, other)",
@@ -787,15 +877,15 @@ for _ in range(4):
 
 
 @pytest.mark.parametrize("end", LEFT_CAPTURES.values(), ids=LEFT_CAPTURES.keys())
-def test_a_capture_that_the_program_does_not_end_leaves_the_ceiling_in_force(node, end):
-    """Kernels that cost eighty times what is taken for unknown ones: without timing them the ceiling is passed."""
+def test_unfinished_capture_leaves_limit_in_force(node, end):
+    """Kernels that cost eighty times what unknown ones are charged: without timing them the SM limit is exceeded."""
     script = ENDLESS.replace("END\n", end + "\n").replace("OTHER", str("other" in end))
     answer = tenant(node, 25).python(PROGRAM + script)
     assert answer.status == 0, answer.stderr
     assert_held([event["share"] for event in answer.events[-3:]], 25)
 
 
-def test_what_is_paid_is_what_the_container_is_told_it_used(node):
+def test_container_sees_usage_it_is_charged_for(node):
     """busy_ns of the region is close to the work done, and launches are counted to within what a thread keeps for itself."""
     container = tenant(node, 50)
     program = work(container, 60)

@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Work in flight: processes of low priority that share a device keep together no more unfinished there than one of them does alone.
 
-None of them can count the others; the arithmetic is in cuda_shim/tests/test_limit.c. How soon high priority has the device for that:
+They cannot count each other; the arithmetic is in cuda_shim/tests/test_limit.c. How soon high priority has the device for that:
 test_shim_priority.py.
 """
 
@@ -26,7 +27,7 @@ from tests.fakes.cuda import *
 from tests.fakes import kernels
 import itertools, sys, time
 start()
-function, shapes, arguments = kernels.load(), itertools.count(1), kernels._arguments(100)
+function, shapes, arguments = kernels.load(), itertools.count(1), kernels.arguments(100)
 tell(ready=True)
 for line in sys.stdin:
     end = float(line)
@@ -35,7 +36,7 @@ for line in sys.stdin:
     must("cuCtxSynchronize")
     tell(left=time.monotonic() - end)
 """
-"""Launches until the moment it is told, and then says how long the device takes for what is left.
+"""Launches until it gets the signal, and then reports how long the device takes for what is left.
 
 Each launch has a shape of its own, so that its cost is not learned: a simulated device does the work of all at the same time, and what it
 measures of a launch has the others in it. Real ones do the work of processes in turns, and a launch mostly takes what it takes alone.

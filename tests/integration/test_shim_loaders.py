@@ -1,4 +1,5 @@
-"""Hostile loaders: programs that look symbols up, start programs and replace functions in every way there is keep working beside the shim.
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile loaders: programs that look symbols up, start programs and replace functions in every way there is keep working with the shim.
 
 What a lookup answers for each driver function is in test_shim_abi.py, the client's six routes to the driver in test_shim_lookup.py.
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proto import contract
+from aliquot import contract
 from tests.fakes.container import CLIENT, LIBRARY_DIR, MIB, Container, Node
 
 LIMIT_MIB = 2048
@@ -152,8 +153,11 @@ int main(int argc, char **argv)
 """
 
 
-def test_a_library_may_use_the_gpu_as_it_is_loaded_while_another_thread_begins_to(container, tmp_path):
-    """The loader's lock is held meanwhile, and the shim needs it to open NVML, which says what a context costs that nobody has measured."""
+def test_library_may_use_gpu_while_loading_and_another_thread_starts(container, tmp_path):
+    """The loader's lock is held meanwhile.
+
+    The shim needs it to open NVML, which reports what a context costs that has not been measured.
+    """
     library = compile_c(tmp_path, "late.so", LATE_C, "-shared", "-fPIC")
     answer = container.run([compile_c(tmp_path, "loads_late", LOADS_LATE_C), library])
     assert answer.status == 0, answer
@@ -192,7 +196,7 @@ int malloc_wrong(void) { return different; }
 """
 
 
-def test_an_allocator_that_wraps_libcs_by_rtld_next_works_before_and_behind_the_shim(container, tmp_path):
+def test_allocator_wrapping_libc_by_rtld_next_works_before_and_after_shim(container, tmp_path):
     library = compile_c(tmp_path, "libwrap.so", MALLOC, "-shared", "-fPIC")
     script = """
 library = ctypes.CDLL(None)
@@ -207,7 +211,7 @@ tell(wrong=library.malloc_wrong(), called=library.malloc_calls() > 100, refused=
 
 
 def orders(container: Container, library: Path) -> list[str]:
-    """The values of LD_PRELOAD that put a library beside the shim, before and behind it where the shim is preloaded too."""
+    """The values of LD_PRELOAD that put a library together with the shim, before and behind it where the shim is preloaded too."""
     own = container.environment().get("LD_PRELOAD")
     return [str(library)] if own is None else [f"{library}:{own}", f"{own}:{library}"]
 
@@ -291,7 +295,7 @@ tell(same=info() == first, refused=alloc(3000 * MIB)[0])
     assert container.python(PROGRAM + script).last == {"same": True, "refused": 2}
 
 
-def test_a_program_that_only_asks_for_what_is_not_there_is_told_so(preload_container, tmp_path):
+def test_lookup_of_missing_symbol_names_it_in_dlerror_and_takes_no_slot(preload_container, tmp_path):
     source = r"""
 #include <dlfcn.h>
 #include <stdio.h>
@@ -505,7 +509,7 @@ int main(int argc, char **argv)
 @pytest.mark.parametrize(
     ("how", "want"), [("spawn", {"child": 0, "failed": -1, "after": 0}), ("vfork", {"child": 0, "failed": 127, "after": 0})]
 )
-def test_a_child_that_is_spawned_counts_for_itself_and_its_parent_goes_on(container, tmp_path, how, want):
+def test_spawned_child_counts_for_itself_and_parent_continues(container, tmp_path, how, want):
     program = compile_c(tmp_path, "spawner", SPAWNER)
     answer = container.run([program, how, container.build / "bin/aliquot-cuda-client"])
     assert answer.status == 0, answer.stderr

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """However a program finds the driver it finds the shim in front of it, and every version and flavour it asks for is the one it gets."""
 
 import re
@@ -82,7 +83,7 @@ tell(wrong=[[name, version, flags] for name, version, flags, symbol in asked if 
     assert container.python(ASK + script).last == {"wrong": []}
 
 
-def test_a_program_for_per_thread_default_streams_that_asks_for_the_lookup_gets_the_wrappers_of_its_flavour(container):
+def test_per_thread_stream_program_gets_wrappers_of_its_flavour_from_lookup(container):
     script = """
 lookup = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p)(
     ask("cuGetProcAddress", 13000, 2)[1])

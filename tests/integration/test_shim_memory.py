@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A container's memory limit holds over every way of allocating, to the byte, and every way of freeing gives back what was taken.
 
 The shim as front, under real CUDA programs, on the simulated driver. Who finds the driver how is in test_shim_lookup.py, kills are in
@@ -14,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.region_layout import LOG_WARN, DeviceLimit, Limits
-from cuda_shim.interpose.classes.tables import read_abi
-from proto import contract
+from aliquot import contract
+from cuda_shim.coverage.tables import read_abi
 from tests.fakes.container import MIB, Node, make_container
 from tests.fakes.cuda import INVALID_VALUE, OUT_OF_MEMORY, SUCCESS
 from tests.fakes.recording_driver import build_recording_driver
@@ -52,7 +53,7 @@ def container(node):
 
 
 def facts(answer):
-    """What the program told, when it came to its end."""
+    """What the program reported, when it came to its end."""
     assert answer.status == 0, answer
     return answer.last
 
@@ -61,7 +62,7 @@ PROGRAM = "from tests.fakes.cuda import *\nimport ctypes, os\n"
 
 
 def driver_path(container):
-    """The real driver, for what a program does past the shim. To be opened after the front, whose name it has."""
+    """The real driver, for what a program does past the shim. Opened after the front; it has the front's name."""
     return container.root / "run/aliquot/driver" / contract.CUDA_DRIVER_SONAME
 
 
@@ -83,7 +84,7 @@ def test_every_kind_fills_the_limit_and_takes_no_byte_more(node, container, kind
     assert container.snapshot().slots[0].devices[0].refusals > 0
 
 
-def test_a_limit_that_is_no_whole_page_is_filled_to_its_last_unit(node):
+def test_limit_below_whole_page_is_filled_to_last_unit(node):
     container = node.container(1001)
     filled = facts(container.client("fill"))
     assert filled["held_bytes"] + CONTEXT_MIB * MIB == 1001 * MIB
@@ -103,7 +104,7 @@ def test_one_byte_takes_the_unit_that_the_device_loses(container):
         'into("cuArray3DCreate_v2", ctypes.byref(Shape(512, 2049, 0, 1, 1, 0)))',
     ],
 )
-def test_pieces_of_little_more_than_a_megabyte_are_charged_the_page_that_the_device_loses(node, container, allocate):
+def test_pieces_slightly_above_megabyte_are_charged_whole_page(node, container, allocate):
     script = f"""
 class Shape(ctypes.Structure):
     _fields_ = (("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("depth", ctypes.c_size_t), ("format", ctypes.c_int),
@@ -121,7 +122,7 @@ input()
 
 
 @pytest.mark.parametrize(("name", "flags"), [("cuMemAlloc_v2", ""), ("cuMemAllocManaged", ", 1")])
-def test_all_that_is_free_is_granted_to_the_byte_though_it_is_no_whole_page(node, name, flags):
+def test_all_free_memory_is_granted_to_byte_even_below_whole_page(node, name, flags):
     container = node.container_with(Limits((DeviceLimit(node.uuids[0], (LIMIT_MIB + 1) * MIB + 512),)))
     script = f"""
 start()
@@ -146,7 +147,7 @@ tell(result=result, address=address, untouched=UNTOUCHED, next=alloc(MIB)[0])
 
 
 @pytest.mark.parametrize("texel_format", [pytest.param(0x10, id="half"), pytest.param(0xC5, id="unorm")])
-def test_an_array_of_16_bit_texels_is_judged_by_all_its_bytes_before_it_is_made(container, texel_format):
+def test_array_of_16_bit_texels_is_checked_by_full_size_before_creation(container, texel_format):
     script = f"""
 class Shape(ctypes.Structure):
     _fields_ = (("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("format", ctypes.c_int), ("channels", ctypes.c_uint))
@@ -207,7 +208,7 @@ input()
 
 
 @pytest.mark.parametrize("name", ["cuMemAllocPitch_v2", "cuMemAllocPitch"])
-def test_rows_of_which_the_program_does_not_want_the_pitch_are_judged_before_the_driver_is_asked(container, name):
+def test_rows_without_pitch_pointer_are_checked_before_driver_call(container, name):
     script = f"""
 start()
 before = info()[0]
@@ -261,7 +262,7 @@ int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory)
 """Lists no processes; the device loses 8 GiB between any two looks, as when a neighbour loads a model."""
 
 
-def test_what_a_neighbour_takes_while_a_context_is_made_is_not_the_price_of_contexts(node, tmp_path):
+def test_memory_taken_by_neighbour_during_context_creation_is_not_context_cost(node, tmp_path):
     library, source = tmp_path / contract.NVML_SONAME, tmp_path / "nvml.c"
     source.write_text(NVML_THAT_CANNOT_NAME_US)
     subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{contract.NVML_SONAME}", "-o", library, source], check=True)
@@ -287,7 +288,7 @@ tell(results=[grown, too_much, shrunk], taken=taken, left=before - info()[0])
 
 
 @pytest.mark.parametrize("context", ["primary", "own"])
-def test_a_limit_that_the_driver_rounds_is_charged_as_it_is_kept_and_gives_back_no_more(node, container, context):
+def test_limit_rounded_by_driver_is_charged_as_kept_and_credited_equally(node, container, context):
     script = f"""
 start()
 if {context!r} == "own":
@@ -322,7 +323,7 @@ def imported(script, *arguments, files=()):
     command = [sys.executable, "-c", "from tests.fakes.cuda import *\\nimport ctypes, sys\\n" + script, *map(str, arguments)]
     return json.loads(subprocess.run(command, pass_fds=files, stdout=subprocess.PIPE, text=True, check=True).stdout)
 """
-"""In an exporting program: run another program in the same container, and return what it told."""
+"""In an exporting program: run another program in the same container, and return what it reported."""
 
 
 def test_memory_opened_by_ipc_is_charged_to_who_allocated_it_alone(container):
@@ -352,7 +353,7 @@ tell(told=told, left=before - info()[0])
     assert answer["left"] == 0
 
 
-def test_physical_memory_imported_from_another_process_is_charged_to_who_made_it_alone(container):
+def test_imported_physical_memory_is_charged_only_to_its_creator(container):
     importing = """
 start()
 before = info()[0]
@@ -424,7 +425,8 @@ again, address = into("cuMemAllocFromPoolAsync", 512 * MIB, pool.value, 0)
 more, _ = into("cuMemAllocFromPoolAsync", 1024 * MIB, pool.value, 0)
 tell(results=[result, held, again, more], free=info()[0])
 """
-    assert facts(container.python(PROGRAM + script)) == {"results": [0, 0, 0, OUT_OF_MEMORY], "free": 0}
+    told = facts(container.python(PROGRAM + script))
+    assert told == {"results": [0, 0, 0, OUT_OF_MEMORY], "free": 512 * MIB}, "the idle half serves, the other half goes back"
 
 
 def test_a_request_larger_than_a_piece_does_not_make_the_pieces_larger(node):
@@ -438,7 +440,18 @@ while into("cuMemAllocAsync", 40 * MIB, 0)[0] == SUCCESS:
 tell(large=large, small=small)
 """
     left = 2400 - CONTEXT_MIB - 33 * PIECE_MIB
-    assert facts(container.python(PROGRAM + script)) == {"large": SUCCESS, "small": left // (2 * PIECE_MIB)}
+    assert facts(container.python(PROGRAM + script)) == {"large": SUCCESS, "small": left // 40}
+
+
+@pytest.mark.parametrize("kind", ["async", "pool"])
+@pytest.mark.parametrize("mib", [1, 3, 20, 33, 48, 65, 127, 200, 257, 340, 512])
+def test_pool_fills_the_limit_in_blocks_of_any_size(container, kind, mib):
+    with container.repl() as program:
+        free, count = program.ask("info")["free_bytes"], 0
+        while program.ask(f"alloc {kind} {mib * MIB}")["result"] == SUCCESS:
+            count += 1
+        assert int(0.95 * free / (mib * MIB)) <= count <= free // (mib * MIB)
+        assert container.line_bytes() <= LIMIT_MIB * MIB
 
 
 A_POOL_AT_A_TIME = """
@@ -464,7 +477,7 @@ for line in sys.stdin:
 sizes = st.one_of(st.integers(1, 3 * PIECE_MIB * MIB), st.integers(1, 1600).map(lambda mib: mib * MIB))
 
 
-def test_a_pool_refuses_only_what_whole_pieces_for_it_do_not_fit_the_limit(container):
+def test_pool_refuses_only_when_whole_pieces_exceed_limit(container):
     with container.start_python(PROGRAM + "import json, sys\n" + A_POOL_AT_A_TIME) as program:
 
         @settings(deadline=None, max_examples=60)
@@ -495,7 +508,8 @@ pool = out()
 must("cuDeviceGetDefaultMemPool", ctypes.byref(pool), 0)
 threshold = ctypes.c_uint64(2**63)
 must("cuMemPoolSetAttribute", pool.value, 4, ctypes.byref(threshold))
-pieces = [into("cuMemAllocAsync", 20 * MIB, busy) for _ in range(4)]  # each in a piece of 32 MiB: 48 MiB lie idle, 20 in a row nowhere
+blocks = [into("cuMemAllocAsync", 20 * MIB, busy) for _ in range(6)]  # in four pieces of 32 MiB, 8 MiB lie idle
+must("cuMemFreeAsync", blocks[1][1], busy)  # now 28, and 24 in a row nowhere
 must("cuStreamSynchronize", busy)
 rest = alloc(info()[0])
 before = device_lost()
@@ -508,21 +522,22 @@ def in_pieces(container, script: str):
 
 
 @pytest.mark.parametrize("kernel_us", [0, 200_000], ids=["idle stream", "busy stream"])
-def test_what_a_pool_took_for_an_allocation_that_is_refused_is_back_before_the_answer(container, kernel_us):
+def test_pool_memory_for_refused_allocation_is_returned_before_reply(container, kernel_us):
     told = in_pieces(
         container,
         f"""
 if {kernel_us}:
     spin(function, {kernel_us}, busy)
-result, address = into("cuMemAllocAsync", 20 * MIB, busy)
+result, address = into("cuMemAllocAsync", 24 * MIB, busy)
 after = device_lost()
-tell(results=[result for result, _ in pieces + [rest]], refused=result, untouched=address == UNTOUCHED, more=after - before, free=info()[0])
+tell(results=[result for result, _ in blocks + [rest]], refused=result, untouched=address == UNTOUCHED, more=after - before, free=info()[0])
 """,
     )
-    assert told == {"results": [0] * 5, "refused": OUT_OF_MEMORY, "untouched": True, "more": 0, "free": 0}
+    idle = 28 * MIB
+    assert told == {"results": [0] * 7, "refused": OUT_OF_MEMORY, "untouched": True, "more": -idle, "free": idle}
 
 
-def test_a_refusal_does_not_wait_for_a_stream_that_waits_for_the_program(container):
+def test_refusal_does_not_wait_for_stream_waiting_for_program(container):
     told = in_pieces(
         container,
         """
@@ -530,7 +545,7 @@ gate = threading.Event()
 wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: gate.wait())
 must("cuLaunchHostFunc", busy, wait, None)
 begin = time.monotonic()
-result, _ = into("cuMemAllocAsync", 20 * MIB, busy)
+result, _ = into("cuMemAllocAsync", 24 * MIB, busy)
 took, free = time.monotonic() - begin, info()[0]
 gate.set()
 must("cuStreamSynchronize", busy)
@@ -540,23 +555,24 @@ tell(refused=result, took=took, free=free, again=again, more=device_lost() - bef
     )
     assert told["refused"] == OUT_OF_MEMORY
     assert told["took"] < 5
-    assert (told["free"], told["again"], told["more"]) == (0, 0, 0), "back at the next call that looks, though the pool would keep it"
+    idle = 28 * MIB
+    assert (told["free"], told["again"], told["more"]) == (0, idle, -idle), "back at the next call that looks"
 
 
-def test_idle_pieces_of_a_pool_are_given_back_rather_than_an_allocation_refused(container):
+def test_idle_pool_pieces_are_released_before_allocation_is_refused(container):
     told = in_pieces(
         container,
         """
-for _, address in pieces[:2]:
-    must("cuMemFreeAsync", address, busy)  # two pieces of 32 MiB: 64 in all, and no 40 in a row
+for _, address in blocks[3::2]:
+    must("cuMemFreeAsync", address, busy)  # 68 MiB lie idle then, and no 40 in a row
 result, address = into("cuMemAllocAsync", 40 * MIB, busy)
-tell(result=result, more=device_lost() - before)
+tell(result=result, kept=device_lost() - before + info()[0])
 """,
     )
-    assert told == {"result": SUCCESS, "more": 0}
+    assert told == {"result": SUCCESS, "kept": 0}
 
 
-def test_memory_freed_in_stream_order_comes_back_when_the_stream_has_got_there(container):
+def test_memory_freed_in_stream_order_is_credited_when_stream_gets_there(container):
     script = """
 start()
 before = info()[0]
@@ -602,7 +618,7 @@ input()
         assert sibling.ask(f"alloc alloc {(LIMIT_MIB - 2 * CONTEXT_MIB - PAGE_MIB) * MIB}")["result"] == SUCCESS
 
 
-def test_a_pool_that_keeps_its_memory_is_charged_for_it_after_a_wait(container):
+def test_pool_that_keeps_memory_is_charged_for_it_after_wait(container):
     script = """
 start()
 before, threshold = info()[0], ctypes.c_uint64(256 * MIB)
@@ -791,7 +807,7 @@ input()
 
 
 @pytest.mark.parametrize("mipmapped", [False, True], ids=["array", "mipmapped"])
-def test_where_the_driver_does_not_tell_an_array_is_charged_in_tiles(node, container, tmp_path, mipmapped):
+def test_array_of_unknown_size_is_charged_in_tiles(node, container, tmp_path, mipmapped):
     simulated, driver = container.build / "lib/sim" / contract.CUDA_SONAME, tmp_path / "driver.so"
     build_recording_driver(read_abi(), driver)
     files = {contract.CUDA_SONAME: driver, contract.NVML_SONAME: container.build / "lib/sim" / contract.NVML_SONAME}
@@ -861,7 +877,7 @@ tell(held=held, left=before - info()[0])
     assert facts(container.python(PROGRAM + script)) == {"held": 8 * MIB, "left": 0}
 
 
-def test_one_unmap_takes_memory_away_on_both_sides_of_some_that_is_not_counted(container):
+def test_one_unmap_releases_memory_on_both_sides_of_uncounted_one(container):
     """Not counted is memory of the host, and here what was made past the shim."""
     script = f"""
 start()
@@ -964,7 +980,7 @@ ENDS = ["cuCtxDestroy_v2", "cuCtxDestroy", "cuCtxDetach", "cuDevicePrimaryCtxRes
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_context_that_ends_with_the_error_of_an_earlier_fault_gives_back_all_of_it(node, end):
+def test_context_ending_with_earlier_fault_gives_back_all_memory(node, end):
     """The driver ends it all the same. Timed launches and a free in stream order have events in it, which go with it."""
     container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, sm_percent=90),)))
     make = ("cuCtxCreate_v2", 0, 0) if "Primary" not in end else ("cuDevicePrimaryCtxRetain", 0)
@@ -1062,7 +1078,7 @@ def contexts_and_bytes(container):
 @pytest.mark.parametrize("first", ["cuInit of the shim", "cuInit of the driver"])
 @pytest.mark.parametrize("version", ["", "_v2"])
 @pytest.mark.parametrize("end", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxRelease"])
-def test_a_primary_context_made_past_the_shim_is_charged_while_it_lives_and_credited_with_all_of_it(node, end, version, first, known_mib):
+def test_primary_context_made_past_shim_is_charged_while_alive_then_fully_credited(node, end, version, first, known_mib):
     container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=known_mib * MIB),)))
     script = f"""
 must("cuInit", 0) if {first!r} == "cuInit of the shim" else past_us("cuInit", 0)
@@ -1083,7 +1099,7 @@ input()
 
 @pytest.mark.parametrize("known_mib", [0, 600], ids=["measured", "as the agent says"])
 @pytest.mark.parametrize("seen_first", [True, False], ids=["used, then retained", "retained, then used"])
-def test_a_primary_context_made_past_the_shim_and_retained_through_it_is_charged_once(node, seen_first, known_mib):
+def test_primary_context_made_past_shim_and_retained_through_it_is_charged_once(node, seen_first, known_mib):
     container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=known_mib * MIB),)))
     script = f"""
 must("cuInit", 0)
@@ -1113,7 +1129,7 @@ input()
         assert contexts_and_bytes(container) == (0, 0, 0)
 
 
-def test_a_primary_context_made_past_the_shim_is_charged_when_it_is_first_launched_in(node):
+def test_primary_context_made_past_shim_is_charged_at_first_launch(node):
     """The thread has launched the same in a context of its own before, on the same device, until no launch was timed."""
     container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, context_bytes=600 * MIB, sm_percent=90),)))
     script = """
@@ -1134,13 +1150,13 @@ input()
         assert contexts_and_bytes(container)[:2] == (2, 1200 * MIB)
 
 
-def test_a_primary_context_made_past_the_shim_leaves_nothing_of_a_limit_that_it_fills(node):
+def test_primary_context_made_past_shim_can_fill_limit_completely(node):
     container = node.container(CONTEXT_MIB)
     with past_us(container, 'must("cuInit", 0)\nmake_past_us()\ntell(free=info()[0], refused=alloc(1)[0])') as program:
         assert program.listen() == {"free": 0, "refused": OUT_OF_MEMORY}
 
 
-def test_a_primary_context_that_ended_past_the_shim_is_credited_when_the_next_one_is_made(container):
+def test_primary_context_ended_past_shim_is_credited_when_next_is_made(container):
     script = """
 start()
 alloc(64 * MIB)
@@ -1154,7 +1170,7 @@ input()
         assert contexts_and_bytes(container) == (1, CONTEXT_MIB * MIB, CONTEXT_MIB * MIB)
 
 
-def test_a_primary_context_made_past_the_shim_where_an_ended_one_was_is_charged(container):
+def test_primary_context_replaced_past_shim_is_charged(container):
     """The driver gives an address out again, and a thread may remember it as the one that ended."""
     script = """
 must("cuInit", 0)
@@ -1193,7 +1209,7 @@ def launch(ready):
 """
 
 
-def test_a_graph_that_needs_nothing_new_runs_although_the_limit_fell_below_the_use(container):
+def test_graph_without_new_memory_runs_although_limit_fell_below_use(container):
     script = """
 ready = instantiate(graph_of(512 * MIB))
 first = launch(ready)
@@ -1249,7 +1265,7 @@ tell(first=first, again=sorted(set(launches)), results=sorted(results))
     assert facts(container.python(PROGRAM + GRAPH + script)) == {"first": SUCCESS, "again": [SUCCESS], "results": [SUCCESS]}
 
 
-def test_a_graph_whose_memory_was_trimmed_needs_room_again(container):
+def test_graph_with_trimmed_memory_needs_room_again(container):
     script = """
 ready, other = instantiate(graph_of(600 * MIB)), instantiate(graph_of(1200 * MIB))
 first = launch(ready)
@@ -1267,7 +1283,7 @@ tell(first=first, trimmed=trimmed, freed=freed, larger=larger, again=launch(othe
 
 
 @pytest.mark.parametrize("allocate", ["cuMemAlloc_v2", "cuMemAllocAsync"])
-def test_memory_that_a_capture_refuses_to_free_stays_charged_until_it_is_freed(container, allocate):
+def test_memory_with_free_refused_by_capture_stays_charged_until_freed(container, allocate):
     script = f"""
 result, address = into({allocate!r}, 64 * MIB, *([stream] if "Async" in {allocate!r} else []))
 must("cuStreamBeginCapture_v2", stream, 0)
@@ -1329,7 +1345,7 @@ tell(free=info()[0])
 
 
 @pytest.mark.parametrize("order", ["0,1,2", "2,0,1", "1"])
-def test_limits_follow_the_uuid_whatever_order_the_program_sees(node, order):
+def test_limits_follow_uuid_in_any_device_order(node, order):
     amounts = (1024, 2048, 4096)
     container = node.container(*amounts, first=2)
     answer = container.client("info", env={"CUDA_VISIBLE_DEVICES": order})
@@ -1357,7 +1373,7 @@ def test_two_processes_share_one_limit(container):
 
 
 @pytest.mark.parametrize("processes", [2, 8])
-def test_processes_that_race_for_memory_take_the_limit_together_and_no_byte_more(node, processes):
+def test_processes_racing_for_memory_take_exactly_limit(node, processes):
     limit_mib = processes * CONTEXT_MIB + 1000
     container = node.container(limit_mib)
     script = """

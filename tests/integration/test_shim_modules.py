@@ -1,4 +1,5 @@
-"""Modules are charged what the driver was seen to take for them, and credited when they go.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules are charged what the driver was measured to use for them, and credited when they go.
 
 The shim as front on the simulated driver, where small modules share a page of device memory and one of a page's size takes one of its own.
 Other memory is in test_shim_memory.py.
@@ -7,7 +8,7 @@ Other memory is in test_shim_memory.py.
 import pytest
 
 from agent.core.region_layout import DeviceLimit, Limits
-from proto import contract
+from aliquot import contract
 from tests.fakes.container import MIB, Container, Node
 from tests.fakes.cuda import OUT_OF_MEMORY, SUCCESS
 
@@ -56,7 +57,7 @@ def told(container: Container, script: str) -> dict:
         pytest.param('into("cuModuleLoad", file())', id="file"),
     ],
 )
-def test_a_module_is_charged_what_it_takes_and_credited_when_it_is_unloaded(container, load):
+def test_module_is_charged_at_load_and_credited_at_unload(container, load):
     script = f"""
 start()
 before = info()[0]
@@ -68,7 +69,7 @@ tell(result=result, loaded=loaded, left=taken(before))
     assert told(container, script) == {"result": SUCCESS, "loaded": CODE_BYTES, "left": 0}
 
 
-def test_the_region_tells_modules_apart_and_agrees_with_the_driver(node, container):
+def test_region_separates_modules_and_agrees_with_driver(node, container):
     script = "start()\nfor _ in range(3): load()\ntell(ready=True)\nsys.stdin.read()"
     with container.start_python(PROGRAM + script) as program:
         program.listen()
@@ -137,7 +138,7 @@ sys.stdin.read()
         'call("cuMemAllocFromPoolAsync", None, MIB, into("cuDeviceGetDefaultMemPool", 0)[1], 0)',
     ],
 )
-def test_without_an_output_nothing_is_made_that_nobody_pays_for(node, make):
+def test_without_output_pointer_no_uncharged_object_is_created(node, make):
     container = node.container(LIMIT_MIB)
     script = f"start()\nresult = {make}\ntell(result=result)\nsys.stdin.read()"
     bare = told(node.container(LIMIT_MIB, interposition="none"), script.replace("sys.stdin.read()", ""))
@@ -189,7 +190,7 @@ tell(taken=taken(before))
     assert told(container, script) == {"taken": 4 * 5 * CODE_BYTES}
 
 
-def test_memory_that_others_take_meanwhile_is_not_the_modules(node, container):
+def test_memory_taken_by_others_meanwhile_is_not_charged_to_modules(node, container):
     busy = "start()\ntell(ready=True)\nwhile True:\n    result, address = alloc(64 * MIB)\n    must('cuMemFree_v2', address)\n"
     script = """
 start()
@@ -230,7 +231,7 @@ def without_nvml(node):
     return container
 
 
-def test_without_nvml_the_devices_free_memory_tells(node):
+def test_without_nvml_free_memory_of_device_is_used(node):
     container = without_nvml(node)
     script = """
 start()
@@ -243,7 +244,25 @@ tell(loaded=loaded, left=taken(before))
     assert told(container, script) == {"loaded": CODE_BYTES, "left": 0}
 
 
-def test_what_a_neighbour_takes_is_not_believed_to_be_modules_beyond_their_size(node):
+@pytest.mark.parametrize(("mib", "result"), [(900, SUCCESS), (3000, OUT_OF_MEMORY)])
+def test_without_nvml_variables_of_module_are_charged(node, mib, result):
+    container = without_nvml(node)
+    script = f"""
+image = b".version 8.0\\n.visible .entry work()\\n{{ ret; }}\\n.visible .global .align 4 .b8 large[%d];\\n" % ({mib} * MIB)
+start()
+before = info()[0]
+result, module = into("cuModuleLoadData", image)
+loaded = taken(before)
+if not result:
+    must("cuModuleUnload", module)
+tell(result=result, loaded=loaded, left=taken(before))
+"""
+    answer = told(container, script)
+    assert answer.pop("loaded") in ([mib * MIB + code for code in WITH_CODE] if result == SUCCESS else [0])
+    assert answer == {"result": result, "left": 0}
+
+
+def test_memory_taken_by_neighbour_does_not_count_as_modules(node):
     container = without_nvml(node)
     grow = """
 import time
@@ -289,3 +308,101 @@ loaded = taken(before)
 tell(early=early, result=result, loaded=loaded, unloaded=call("cuLibraryUnload", library), left=taken(before))
 """
     assert told(container, script) == {"early": SUCCESS, "result": SUCCESS, "loaded": 0, "unloaded": SUCCESS, "left": 0}
+
+
+# --- what is loaded later -----------------------------------------------------------------------------------------
+
+LIBRARY = """
+def library(mib):
+    image = b".version 8.0\\n.visible .entry work()\\n{ ret; }\\n.visible .global .align 4 .b8 large[%d];\\n" % (mib * MIB)
+    result, handle = into("cuLibraryLoadData", image, 0, 0, 0, 0, 0, 0)
+    assert not result, result
+    return handle
+def variable(handle, bytes=None):
+    address = out()
+    return call("cuLibraryGetGlobal", ctypes.byref(address), bytes, handle, b"large"), address.value
+start()
+before = info()[0]
+"""
+"""A library takes its variable's memory when the program first asks for it."""
+WITH_CODE = (0, CODE_BYTES)
+"""The code may be loaded with it, into a page of its own."""
+
+
+def test_variable_of_library_is_charged_when_first_asked_for(node, container):
+    script = """
+handle = library(900)
+loaded = taken(before)
+results = [variable(handle)[0] for _ in range(2)]
+asked = taken(before)
+must("cuLibraryUnload", handle)
+tell(results=results, loaded=loaded, asked=asked - 900 * MIB, left=taken(before))
+"""
+    answer = told(container, LIBRARY + script)
+    assert answer.pop("asked") in WITH_CODE
+    assert answer == {"results": [SUCCESS] * 2, "loaded": 0, "left": 0}
+
+
+def test_variable_that_does_not_fit_is_refused_and_counted_at_once(node, container):
+    """CUDA has no way to give it back but to unload the library, which is the program's."""
+    script = """
+handle, small = library(3000), library(4)
+size = out()
+first, address = variable(handle, ctypes.byref(size))
+tell(first=first, untouched=[address == UNTOUCHED, size.value == UNTOUCHED], again=variable(handle)[0], other=variable(small)[0],
+     more=alloc(MIB)[0], free=info()[0])
+sys.stdin.readline()
+must("cuLibraryUnload", handle)
+tell(left=taken(before), small=variable(small)[0], more=alloc(MIB)[0])
+"""
+    refused = {"first": OUT_OF_MEMORY, "again": OUT_OF_MEMORY, "other": OUT_OF_MEMORY, "more": OUT_OF_MEMORY}
+    with container.start_python(PROGRAM + LIBRARY + script) as program:
+        assert program.listen() == {**refused, "untouched": [True, True], "free": 0}
+        assert container.line_bytes() >= node.physical_used_bytes(node.uuids[0]) > 3000 * MIB, "the agent's audit finds it"
+        program.tell("")
+        left = program.listen()
+    assert left["left"] <= 2 * CODE_BYTES, "nothing of the large one"
+    assert (left["small"], left["more"]) == (SUCCESS, SUCCESS)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        'call("cuModuleGetFunction", ctypes.byref(out()), module, b"work")',
+        'call("cuModuleGetGlobal_v2", ctypes.byref(out()), 0, module, b"large")',
+        'call("cuLibraryGetGlobal", ctypes.byref(out()), 0, handle, b"large")',
+        'call("cuLibraryGetModule", ctypes.byref(out()), handle)',
+        'call("cuKernelGetFunction", ctypes.byref(out()), kernel)',
+        'call("cuFuncLoad", function)',
+    ],
+)
+def test_full_container_still_gets_what_is_loaded(container, ask):
+    script = f"""
+handle = library(1)
+module, kernel = into("cuLibraryGetModule", handle)[1], into("cuLibraryGetKernel", handle, b"work")[1]
+function = into("cuKernelGetFunction", kernel)[1]
+def ask(): return {ask}
+first = [variable(handle)[0], ask()]
+alloc(info()[0])
+tell(first=first, full=info()[0], again=ask())
+"""
+    assert told(container, LIBRARY + script) == {"first": [SUCCESS, SUCCESS], "full": 0, "again": SUCCESS}
+
+
+@pytest.mark.parametrize("ask", ["variable(handle)[0]", 'call("cuModuleEnumerateFunctions", functions, 4, module)'])
+def test_library_of_two_devices_is_charged_on_each(node, ask):
+    container = node.container(LIMIT_MIB, LIMIT_MIB)
+    script = f"""
+handle, functions = library(64), (ctypes.c_void_p * 4)()
+module = into("cuLibraryGetModule", handle)[1] if "module" in {ask!r} else None
+before = info()[0]
+use(1)
+other = info()[0]
+result = {ask}
+second = other - info()[0]
+use(0)
+tell(result=result, second=second - 64 * MIB, first=taken(before))
+"""
+    answer = told(container, LIBRARY + script)
+    assert answer.pop("second") in WITH_CODE
+    assert answer == {"result": SUCCESS, "first": 0}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Under an MPS daemon that a container's programs find: limits hold, and views tell who is its client."""
 
 import socket
@@ -51,7 +52,7 @@ def daemon() -> Iterator[dict[str, str]]:
         yield {MPS_VARIABLE: directory}
 
 
-def test_the_memory_limit_holds_for_a_client_and_what_it_holds_counts_once(node, container, daemon):
+def test_memory_limit_holds_for_client_and_its_memory_counts_once(node, container, daemon):
     with container.repl(env=daemon) as client:
         assert client.ask(f"alloc alloc {1024 * MIB}")["result"] == 0
         assert client.ask(f"alloc alloc {LIMIT_MIB * MIB}")["result"] == OUT_OF_MEMORY
@@ -76,7 +77,7 @@ def test_the_simulated_driver_lists_clients_in_both_lists(node, daemon):
         assert bare.python(LISTS).last == as_a_driver_lists(client, other)
 
 
-def test_so_do_the_views_of_a_container_without_its_neighbours(node, container, daemon):
+def test_mps_views_show_container_without_its_neighbours(node, container, daemon):
     stranger = node.container(LIMIT_MIB)
     with container.repl(env=daemon) as client, container.repl() as other, stranger.repl(env=daemon):
         assert client.ask(f"alloc alloc {100 * MIB}")["result"] == 0
@@ -90,7 +91,7 @@ def test_a_variable_that_names_no_daemon_makes_no_client(container):
     assert len(shown["compute"][0]) == 1
 
 
-def test_the_compute_ceiling_holds_for_a_client_and_its_use_is_its_own(node, daemon):
+def test_compute_limit_holds_for_client_and_its_use_is_separate(node, daemon):
     limits = Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, sm_percent=30),))
     container, stranger = node.container_with(limits), node.container(LIMIT_MIB)
     work = [node.build / "bin/aliquot-cuda-client", "work", "--seconds", "4", "--kernel-us", "1000"]

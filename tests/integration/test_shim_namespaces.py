@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pids that NVML tells are of the caller's namespace, also where a container's programs have pid namespaces of their own."""
 
 import pytest
@@ -40,7 +41,7 @@ def looked(answer):
     return answer.last
 
 
-def test_each_namespace_is_told_the_pids_that_it_knows(container):
+def test_each_namespace_sees_its_own_pids(container):
     """Two of the processes are number 1 to themselves."""
     unshare = unshare_or_skip()
     repl = [container.build / "bin/aliquot-cuda-client", "repl"]

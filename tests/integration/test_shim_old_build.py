@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds of earlier commits beside today's in one container: a region that both write is judged by both alike.
 
 A container that runs keeps the shim that it began with while the agent is upgraded, and nothing in the protocol relies on all its processes
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from proto import contract
+from aliquot import contract
 from tests.conftest import ROOT
 from tests.fakes.container import LIBRARY_DIR, MIB, Container, Node, Program, make_container
 
@@ -26,7 +27,7 @@ BUILDS = {
 }
 
 
-@pytest.fixture(params=BUILDS.values(), ids=BUILDS.keys())
+@pytest.fixture(params=list(BUILDS.values()), ids=list(BUILDS))
 def old_front(request, build_dir) -> Path:
     """The front of an earlier commit, built once."""
     commit: str = request.param
@@ -84,7 +85,7 @@ def ask(program: Program, mib: int) -> int:
     return result
 
 
-def test_together_they_hold_the_limit_and_what_a_killed_one_held_is_the_others(sides, programs):
+def test_both_builds_keep_limit_and_memory_of_killed_one_is_freed(sides, programs):
     new, _ = sides
     first, last = programs
     free_mib = LIMIT_MIB - 2 * CONTEXT_MIB
@@ -98,7 +99,7 @@ def test_together_they_hold_the_limit_and_what_a_killed_one_held_is_the_others(s
     assert new.line_bytes() == new.used_bytes() == (CONTEXT_MIB + 2 * (free_mib // 2)) * MIB
 
 
-def test_a_place_that_an_old_build_died_in_is_the_new_ones_to_begin_with(sides):
+def test_slot_left_by_dead_old_build_is_reusable_by_new_one(sides):
     new, old = sides
     with old.repl() as program:
         assert ask(program, 1000) == 0

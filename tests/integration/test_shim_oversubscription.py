@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Oversubscription: what the guarantee does not hold becomes managed memory, up to the ceiling and no byte further.
 
-A container whose ``burst_bytes`` is above its ``memory_bytes``. Device memory, and all that cannot leave the device, stays within the
+A container with ``burst_bytes`` above its ``memory_bytes``. Device memory, and all that cannot leave the device, stays within the
 guarantee.
 """
 
@@ -74,7 +75,7 @@ def test_device_memory_first_then_managed_memory_and_nothing_past_the_ceiling(no
         assert device.refusals > 0
 
 
-def test_within_the_guarantee_memory_is_device_memory_and_beyond_it_managed_and_preferred_on_the_device(container):
+def test_memory_is_device_memory_within_guarantee_and_managed_beyond_it(container):
     script = """
 start()
 small, large = alloc(64 * MIB)[1], alloc(1024 * MIB)[1]
@@ -83,7 +84,7 @@ tell(small=is_managed(small), large=is_managed(large), preferred=preferred(large
     assert told(container, script) == {"small": False, "large": True, "preferred": 0}
 
 
-def test_a_block_larger_than_the_guarantee_may_use_what_is_left_of_the_whole_ceiling(container):
+def test_block_above_guarantee_may_use_rest_of_whole_limit(container):
     script = """
 start()
 result, address = alloc(info()[0])
@@ -102,7 +103,7 @@ tell(result=result, untouched=address == UNTOUCHED, huge=alloc(2**64 - 1)[0], fr
     assert told(container, script) == {"result": OUT_OF_MEMORY, "untouched": True, "huge": OUT_OF_MEMORY, "free": free}
 
 
-def test_when_the_host_has_no_more_memory_either_it_is_out_of_memory_and_nothing_stays_charged(node):
+def test_without_host_memory_allocation_fails_and_nothing_stays_charged(node):
     container = node.container_with(limits(node, ceiling_mib=2**42))
     script = """
 start()

@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """When the shim cannot limit a program it says why, once, and does what the agent wrote: refuse the GPU, or let the program run."""
 
 import os
 import re
 import struct
+import subprocess
 
 import pytest
 
@@ -10,6 +12,7 @@ from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
 from tests.fakes import regions
 from tests.fakes.container import MIB, Node
+from tests.fakes.cuda import NOT_PERMITTED
 from tests.fakes.small_disk import small_disk
 
 LIMIT_MIB = 2048
@@ -25,6 +28,51 @@ def patch(path, offset, data):
     descriptor = os.open(path, os.O_RDWR)
     os.pwrite(descriptor, data, offset)
     os.close(descriptor)
+
+
+NO_LOCKS = r"""
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <unistd.h>
+#include <sys/syscall.h>
+static int answer(int descriptor, int command, void *argument)
+{
+	if (command == F_OFD_SETLK && ((struct flock *)argument)->l_type == F_WRLCK) {
+		errno = ERROR;
+		return -1;
+	}
+	return (int)syscall(SYS_fcntl, descriptor, command, argument);
+}
+#define WRAP(name)                                                       \
+	int name(int descriptor, int command, ...)                       \
+	{                                                                \
+		va_list list;                                            \
+		va_start(list, command);                                 \
+		void *argument = va_arg(list, void *);                   \
+		va_end(list);                                            \
+		return answer(descriptor, command, argument);            \
+	}
+WRAP(fcntl)
+WRAP(fcntl64)
+"""
+"""A process that gets no write locks, as a seccomp profile or a file system without locks would."""
+
+
+@pytest.mark.parametrize(("error", "says"), [("EPERM", "Operation not permitted"), ("ENOLCK", "No locks available")])
+def test_refused_lock_is_named_at_once(node, tmp_path, error, says):
+    library = tmp_path / "no_locks.so"
+    (tmp_path / "no_locks.c").write_text(NO_LOCKS)
+    subprocess.run(["cc", "-shared", "-fPIC", f"-DERROR={error}", "-o", library, tmp_path / "no_locks.c"], check=True)
+    container = node.container(LIMIT_MIB)
+    script = "import time\nbegin = time.monotonic()\ntell(result=call('cuInit', 0), seconds=time.monotonic() - begin)"
+    answer = container.python(PROGRAM + script, env={"LD_PRELOAD": str(library)})
+    assert answer.last["result"] == NOT_PERMITTED
+    assert answer.last["seconds"] < 0.9, "it does not wait for a slot"
+    [line] = answer.stderr.splitlines()
+    assert f"a lock on the usage region is refused ({says})" in line
+    assert "slots" not in line
 
 
 DAMAGES = {
@@ -44,7 +92,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("interposition", ["front", "preload"])
-def test_a_container_that_cannot_be_limited_gets_no_gpu_and_one_line_that_says_why(node, interposition, damage):
+def test_container_that_cannot_be_limited_gets_no_gpu_and_one_reason(node, interposition, damage):
     container = node.container(LIMIT_MIB, interposition=interposition)
     break_it, says = DAMAGES[damage]
     break_it(container)
@@ -59,7 +107,7 @@ def test_a_container_that_cannot_be_limited_gets_no_gpu_and_one_line_that_says_w
 
 
 @pytest.mark.parametrize("damage", ["no region", "short region", "newer region", "damaged limits"])
-def test_an_open_policy_lets_the_program_run_without_limits_and_says_so(node, damage):
+def test_open_policy_runs_program_without_limits_and_logs_it(node, damage):
     container = node.container_with(Limits((DeviceLimit(node.uuids[0], LIMIT_MIB * MIB),), fail_open=True))
     break_it, says = DAMAGES[damage]
     break_it(container)
@@ -71,7 +119,7 @@ def test_an_open_policy_lets_the_program_run_without_limits_and_says_so(node, da
 
 
 def test_a_full_disk_refuses_the_gpu_and_does_not_kill_the_program(node, tmp_path):
-    """The agent leaves the region sparse: its pages are the first program's to ask for, and there may be none."""
+    """The agent leaves the region sparse: the first program requests its pages, and there may be no room for them."""
     container = node.container(LIMIT_MIB)
     written = container.region_path.read_bytes()
     (tmp_path / "disk").mkdir()
@@ -108,7 +156,7 @@ def test_a_repaired_container_works_at_the_next_try(node):
         assert program.ask("go") == {"total": LIMIT_MIB * MIB}
 
 
-def test_a_limit_that_is_damaged_while_the_program_runs_stays_as_it_was(node):
+def test_limit_damaged_while_program_runs_keeps_its_value(node):
     container = node.container(LIMIT_MIB)
     with container.repl() as program:
         patch(container.limits_path, 400, b"x" * 8)  # memory_bytes of the first device; the checksum no longer fits
@@ -129,10 +177,10 @@ def test_a_refusal_is_a_line_only_when_the_agent_asks_for_it(node):
     script = f"start()\ntell(result=alloc({LIMIT_MIB} * MIB)[0])"
     assert quiet.python(PROGRAM + script).stderr == ""
     [line] = loud.python(PROGRAM + script).stderr.splitlines()
-    assert f"{LIMIT_MIB * MIB} bytes of {node.uuids[0]} refused" in line
+    assert f"{LIMIT_MIB * MIB} bytes on {node.uuids[0]} refused" in line
 
 
-def test_a_program_that_is_refused_again_and_again_is_told_at_a_bounded_rate_and_how_often_it_was_not(node):
+def test_repeated_refusals_are_logged_at_bounded_rate_with_number_skipped(node):
     container = node.container(LIMIT_MIB, log_level=region_layout.LOG_WARN)
     script = f"""
 import time
@@ -149,7 +197,7 @@ tell(seconds=time.monotonic() - begun)
     burst, per_second = 30, 3
     assert burst < len(lines) <= burst + per_second * (answer.last["seconds"] + 1)
     left_out = [
-        int(told.group(1)) for line in lines if (told := re.search(r"\((\d+) lines like this one were left out before it\)$", line))
+        int(told.group(1)) for line in lines if (told := re.search(r"\((\d+) similar lines before this one were not printed\)$", line))
     ]
     assert len(lines) + sum(left_out) == 5001
 
@@ -166,7 +214,7 @@ def test_a_scribbled_region_never_crashes_or_hangs_a_program(node, offset):
     assert answer.last["event"] in ("fill", "error")
 
 
-def test_a_line_that_a_tenant_set_to_zero_is_set_right_when_memory_runs_out(node):
+def test_line_zeroed_by_tenant_is_corrected_when_memory_runs_out(node):
     container = node.container(LIMIT_MIB)
     with container.repl() as program:
         assert program.ask(f"alloc alloc {1024 * MIB}")["result"] == 0

@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """A refusal of the shim is CUDA_ERROR_OUT_OF_MEMORY and nothing else: what the program passed for the answer holds what it held before.
 
 Every way of allocating, as front and as preload, on the simulated driver, which clears what it may write even where it succeeds. How much
-each way may take is in test_shim_memory.py. Some calls are refused only when the shim has no host memory for its books: a preloaded library
-then answers the shim's own requests with nothing (``starve``).
+each way may take is in test_shim_memory.py. Some calls are refused only when the shim has no host memory for its records: a preloaded
+library then returns no memory for the shim's own requests (``starve``).
 """
 
 import subprocess
@@ -10,7 +11,7 @@ import subprocess
 import pytest
 
 from agent.core.region_layout import DeviceLimit, Limits
-from proto import contract
+from aliquot import contract
 from tests.fakes.container import LIBRARY_DIR, MIB, Container, Node
 from tests.fakes.cuda import OUT_OF_MEMORY
 
@@ -154,7 +155,7 @@ STARVE = r"""
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
-void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t);
+void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_memalign(size_t, size_t);
 static _Thread_local int starving;
 void starve(int on) { starving = on; }
 static int is_refused(void *caller)
@@ -164,6 +165,7 @@ static int is_refused(void *caller)
 }
 void *malloc(size_t bytes) { return is_refused(__builtin_return_address(0)) ? NULL : __libc_malloc(bytes); }
 void *calloc(size_t count, size_t bytes) { return is_refused(__builtin_return_address(0)) ? NULL : __libc_calloc(count, bytes); }
+void *aligned_alloc(size_t part, size_t bytes) { return is_refused(__builtin_return_address(0)) ? NULL : __libc_memalign(part, bytes); }
 """
 
 

@@ -1,7 +1,8 @@
-"""Containers whose memory does not fit the device together take turns on it, seconds long; what fits, or is gone, makes nobody wait.
+# SPDX-License-Identifier: Apache-2.0
+"""Containers that together do not fit the device use it in time slots, seconds long; one that fits, or has gone, delays no other.
 
-They share the node's page of turns, as the agent mounts it for containers that may hold more than they are guaranteed. Who runs when, for
-as many seconds as one likes, is in cuda_shim/tests/test_turns.c, where time is an argument; what is allocated how, in
+They share the node's page of turns, as the agent mounts it for containers that may hold more than they are guaranteed. The order in which
+containers run, for any number of seconds, is in cuda_shim/tests/test_turns.c, where time is an argument; how memory is allocated is in
 test_shim_oversubscription.py.
 """
 
@@ -24,12 +25,14 @@ LINE = 2
 TURNS_OWNER_OFFSET = 72
 TURN_SECONDS = 2.0
 FETCH_SECONDS = MAY_LEAVE * 2**30 / 25e9
-"""What the simulated bus takes for the memory that may leave, at the start of a turn."""
+"""What the simulated bus takes for the memory that may leave, at the start of each time slot."""
 WAITED_SECONDS = 0.3
 """A piece of work that took longer than this waited for its turn."""
 MOST_TOGETHER = 0.2
-"""Of what both run, the part that may be at the same time; without turns it is half. After a write to the page that a busy machine held up
-a container writes nothing for twenty times as long, and runs meanwhile without a turn."""
+"""Of what both run, the part that may be at the same time; without turns it is half.
+
+After a write to the page that a busy machine delayed, a container writes nothing for twenty times as long, and runs meanwhile outside its
+time slot."""
 
 PROGRAM = f"""
 from tests.fakes.cuda import *
@@ -65,7 +68,7 @@ while True:
     fetched = sum(of_range(LAST_PREFETCH_LOCATION, address) == 0 for address in may_leave)
     tell(begin=begin, end=end, fetched=fetched, elsewhere=of_range(LAST_PREFETCH_LOCATION, elsewhere) == 0)
 """
-"""Holds memory and works in pieces of 20 ms, each of which it reports; at a word on stdin it frees nearly all."""
+"""Holds memory and works in pieces of 20 ms, and reports each one; at a word on stdin it frees nearly all."""
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ def started(container: Container):
 
 def pieces_until(program, moment: float) -> list[tuple[float, float]]:
     """What a program reports, to the first piece that ended at ``moment`` or later."""
-    pieces = []
+    pieces: list[tuple[float, float]] = []
     while not pieces or pieces[-1][1] < moment:
         report = program.listen()
         pieces.append((report["begin"], report["end"]))
@@ -167,7 +170,7 @@ def test_no_more_is_sent_for_than_fits_the_device(node, page):
 
 
 def holder(page, containers: list[Container]) -> Container:
-    """Whose turn it is, by the page and the containers' regions."""
+    """The container that has the time slot, by the page and the containers' regions."""
     line = page.read_bytes()[1024 * LINE :][:1024]
     (turn,) = struct.unpack_from("<Q", line)
     (owner,) = struct.unpack_from("<Q", line, 64 + 32 * ((turn & 0xFF) - 1))
@@ -186,7 +189,7 @@ def test_the_turn_of_a_container_that_is_killed_is_soon_anothers(node, page):
         assert total([piece for piece in pieces if piece[0] > killed_at]) > 0.6, "half a second to be sure, and what a busy machine adds"
 
 
-def test_a_page_that_a_neighbour_cuts_off_ends_nobody_and_works_again_once_mended(node, page):
+def test_page_truncated_by_neighbour_ends_no_process_and_works_after_repair(node, page):
     """A mapping of it would end both with SIGBUS."""
     with started(tenant(node, page)) as first, started(tenant(node, page)) as second:
         time.sleep(0.3)
@@ -195,7 +198,7 @@ def test_a_page_that_a_neighbour_cuts_off_ends_nobody_and_works_again_once_mende
         one, other = (running(pieces_until(program, begin + 1)) for program in (first, second))
         assert together(one, other) > 0.3, "there are no turns meanwhile"
         assert page.stat().st_size == 0, "and nobody writes to what is no page"
-        assert PageFile(page.parent, TURNS).mend()
+        assert PageFile(page.parent, TURNS).repair()
         begin = time.monotonic() + 0.2
         apart = [[piece for piece in pieces_until(program, begin + 3) if piece[0] > begin] for program in (first, second)]
         one, other = map(running, apart)
@@ -203,7 +206,7 @@ def test_a_page_that_a_neighbour_cuts_off_ends_nobody_and_works_again_once_mende
         assert total(one) + total(other) > 1
 
 
-def test_without_the_page_or_on_another_device_nobody_waits(node, page):
+def test_without_page_or_on_other_device_no_process_waits(node, page):
     other_line = tenant(node, page, line=LINE + 1)
     without = tenant(node, page)
     (without.root / "run/aliquot/turns").unlink()
@@ -214,7 +217,7 @@ def test_without_the_page_or_on_another_device_nobody_waits(node, page):
 
 
 def test_memory_within_the_guarantee_takes_no_part(node, page):
-    """What a container holds as device memory makes nobody lose pages but those who hold more than they are guaranteed."""
+    """What a container holds as device memory takes pages only from containers that hold more than they are guaranteed."""
     modest = tenant(node, page)
     with started(tenant(node, page)), modest.repl() as program:
         assert program.ask(f"alloc alloc {1024 * MIB}")["result"] == 0

@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a container sees of a GPU is its share: by the driver's own queries, by NVML, by nvidia-ml-py."""
 
 import contextlib
 import fcntl
 import os
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 
 from agent.core import region_layout
 from agent.core.region_layout import DeviceLimit, Limits
-from proto import contract
+from aliquot import contract
 from tests.fakes.container import MIB, SOURCE_TREE, Node, make_container
 from tests.fakes.pid_namespaces import unshare_or_skip
 from tests.fakes.small_stack import SmallStack
@@ -42,7 +44,7 @@ def facts(answer):
 # --- CUDA -------------------------------------------------------------------------------------------------------
 
 
-def test_total_memory_is_the_limit_and_free_memory_what_is_left_of_it(container):
+def test_total_memory_is_limit_and_free_memory_its_rest(container):
     script = """
 start()
 total = out(0)
@@ -188,7 +190,7 @@ tell(lists=[processes("_v2"), processes("_v3"), details()], samples=[samples(), 
 """
 
 
-def test_nothing_of_a_neighbour_is_left_behind_the_entries_that_are_told(node, container):
+def test_entries_after_reported_ones_contain_no_neighbour_data(node, container):
     """In the array that the caller gives; the driver would fill it with the processes of all."""
     stranger, idle = node.container(LIMIT_MIB), node.container(LIMIT_MIB)
     work = [node.build / "bin/aliquot-cuda-client", "work", "--seconds", "20", "--kernel-us", "2000"]
@@ -214,8 +216,8 @@ tell(answers=answers)
     assert told["answers"] == [[7, 2], [7, 2], [0, 2]]
 
 
-def test_a_list_without_an_array_for_its_entries_is_refused_and_writes_nothing(container):
-    """Also where none would be written: the driver refuses it whatever it would list."""
+def test_list_without_entry_array_is_refused_and_writes_nothing(container):
+    """Also where the list would be empty: the driver refuses it for any list."""
     script = """
 answers = []
 for name in ("ComputeRunningProcesses_v3", "MPSComputeRunningProcesses_v3", "GraphicsRunningProcesses_v3"):
@@ -237,6 +239,93 @@ def test_a_thread_that_asks_needs_little_more_stack_than_the_driver_does(node, c
         assert asker.needed_kib(container, call) <= asker.needed_kib(bare, call) + 6
 
 
+TABLE = """
+SMI = bytes.fromhex("c4fe3e6cc98f6c4ea327ee696e12f7c4")
+ENTRY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+class Named(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_uint64), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint),
+                ("protected", ctypes.c_uint64), ("name", ctypes.c_char * 4096)]
+def table_of(identity):
+    table = ctypes.c_void_p()
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    return library.nvmlInternalGetExportTable(ctypes.byref(table), identity), ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))
+def named(table, entry, device, room=8):
+    count, array = ctypes.c_uint(room), (Named * 8)()
+    ctypes.memset(array, 0xEE, ctypes.sizeof(array))
+    result = ENTRY(table[entry])(device, ctypes.addressof(count), ctypes.addressof(array) if room else None)
+    shown = [[p.pid, p.used, p.gi == 2**32 - 1, p.protected, p.name.decode()] for p in array[: count.value]] if not result else []
+    clean = all(byte == 0xEE for byte in bytes(array)[len(shown) * ctypes.sizeof(Named):])
+    return [result, count.value, shown, clean]
+"""
+
+
+def test_private_table_lists_the_containers_own_processes_and_no_others(node, container):
+    """The way of nvidia-smi: its lists of compute, graphics and MPS are entries of a table that no header declares."""
+    script = """
+status, table = table_of(SMI)
+tell(status=status, lists=[named(table, entry, h) for entry in (213, 214, 215)], short=named(table, 213, h, 0)[:2],
+     none=named(table, 213, None)[0], other=table_of(bytes(16))[0])
+"""
+    stranger, bare = node.container(LIMIT_MIB), node.container(LIMIT_MIB, interposition="none")
+    with container.repl() as program, stranger.repl():
+        program.ask(f"alloc alloc {100 * MIB}")
+        told = facts(container.python(PROGRAM + NVML + TABLE + script))
+        assert facts(bare.python(PROGRAM + NVML + TABLE + script))["lists"][0][1] == 2, "the driver lists both"
+        own = [program.process.pid, (100 + CONTEXT_MIB) * MIB, True, 0, str(node.build / "bin/aliquot-cuda-client")]
+    assert told["lists"] == [[0, 1, [own], True], [0, 0, [], True], [0, 0, [], True]]
+    assert (told["status"], told["short"], told["none"], told["other"]) == (0, [7, 1], 2, 3)
+
+
+FAKE_TABLE = r"""
+#include <stdlib.h>
+#include <string.h>
+typedef int (*entry_t)(void *, void *, void *);
+static const void *table[ENTRIES];
+#define ENTRY(n) static int entry_##n(void *a, void *b, void *c) { (void)a, (void)b, (void)c; return 1000 + n; }
+EACH
+#undef ENTRY
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) { (void)device; strncpy(uuid, getenv("FAKE_UUID"), length); return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *list) { (void)device, (void)list; *count = 0; return 0; }
+int nvmlInternalGetExportTable(const void **out, const unsigned char *id)
+{
+	(void)id;
+#define ENTRY(n) table[n] = (const void *)entry_##n;
+EACH
+	table[0] = (const void *)strtoul(getenv("FAKE_SIZE"), 0, 0);
+	*out = table;
+	return 0;
+}
+"""
+FAKE_ENTRIES = 320
+
+
+@pytest.mark.parametrize(
+    ("size", "passed", "listed"),
+    [(FAKE_ENTRIES * 8, {23, 26, 81}, {213, 214, 215}), (100 * 8, {23, 26, 81}, set()), (2**40, {23, 26, 81}, {213, 214, 215})],
+    ids=["as a newer driver", "shorter", "without a size"],
+)
+def test_private_table_passes_only_entries_that_are_known(node, tmp_path, size, passed, listed):
+    """Each other entry, of whatever driver, may show a neighbour or change the GPU."""
+    each = " ".join(f"ENTRY({n})" for n in range(1, FAKE_ENTRIES))
+    source = FAKE_TABLE.replace("ENTRIES]", f"{FAKE_ENTRIES}]").replace("EACH", each)
+    files = {contract.CUDA_SONAME: node.build / "lib/sim" / contract.CUDA_SONAME, contract.NVML_SONAME: tmp_path / "fake.so"}
+    (tmp_path / "fake.c").write_text(source)
+    flags = ["-shared", "-fPIC", f"-Wl,-soname,{contract.NVML_SONAME}"]
+    subprocess.run(["cc", *flags, "-o", tmp_path / "fake.so", tmp_path / "fake.c"], check=True)
+    limit = DeviceLimit(node.uuids[0], LIMIT_MIB * MIB)
+    container = make_container(tmp_path / "container", node.build, node.directory, [limit], driver=files)
+    script = f"""
+status, table = table_of(SMI)
+told = {{entry: named(table, entry, 1)[0] for entry in range(1, {FAKE_ENTRIES})}}
+tell(status=status, size=table[0], told=told)
+"""
+    told = facts(container.python(PROGRAM + TABLE + script, env={"FAKE_UUID": node.uuids[0], "FAKE_SIZE": str(size)}))
+    assert (told["status"], told["size"]) == (0, size)
+    want = {n: 1000 + n if n in passed else 0 if n in listed else 3 for n in range(1, FAKE_ENTRIES)}
+    assert {int(n): result for n, result in told["told"].items()} == want
+
+
 def test_a_killed_process_is_not_listed_and_its_memory_not_shown(container):
     with container.repl() as program:
         program.ask(f"alloc alloc {100 * MIB}")
@@ -246,9 +335,9 @@ def test_a_killed_process_is_not_listed_and_its_memory_not_shown(container):
 
 
 def test_the_limit_that_the_kernel_keeps_is_shown_as_the_share(build_dir, sim_node, tmp_path):
-    """Drivers from R615 on tell it for a control group; what stands there may be more than the share, and nobody's below it."""
+    """Drivers from R615 on report it for a control group; the value there may be more than the share, and is never below it."""
     profile, cgroup = tmp_path / "t4x2-615", tmp_path / "cgroup"
-    profile.write_text((SOURCE_TREE / "cuda_shim/sim/profiles/t4x2").read_text().replace("version=580.159.03", "version=615.10.01"))
+    profile.write_text((SOURCE_TREE / "simulated_driver/profiles/t4x2").read_text().replace("version=580.159.03", "version=615.10.01"))
     cgroup.mkdir()
     (cgroup / "cgroup.procs").touch()
     (tmp_path / "roots").mkdir()
@@ -306,7 +395,7 @@ def write_slot(container, slot, *, pid=None, host_pid=None):
             region.write(struct.pack("<I", pid))
 
 
-def test_a_neighbour_whose_host_pid_is_one_of_the_containers_own_pids_is_not_taken_for_it(node):
+def test_neighbour_with_host_pid_equal_to_container_pid_is_distinguished(node):
     busy, idle = node.container(LIMIT_MIB), node.container(LIMIT_MIB)
     work = [busy.build / "bin/aliquot-cuda-client", "work", "--seconds", "4", "--kernel-us", "2000"]
     with busy.start(work) as neighbour, known_by_their_slots_alone(idle), idle.repl() as program:
@@ -320,7 +409,7 @@ OWN_PID = 77
 """By which a container in a PID namespace of its own knows a process; the driver names it by the host's."""
 
 
-def test_use_that_the_driver_tells_by_host_pids_is_told_by_the_containers_own(node, container):
+def test_use_reported_by_host_pid_is_shown_by_container_pid(node, container):
     work = [container.build / "bin/aliquot-cuda-client", "work", "--seconds", "20", "--kernel-us", "2000"]
     with known_by_their_slots_alone(container), container.start(work) as program:
         program.listen()
@@ -335,7 +424,7 @@ tell(gpu=n.nvmlDeviceGetUtilizationRates(h).gpu, samples=[s.pid for s in n.nvmlD
     assert told == {"samples": [OWN_PID], "uses": [OWN_PID], "lists": [[OWN_PID], [OWN_PID]]}
 
 
-def test_a_driver_that_translates_pids_is_understood_when_the_agent_has_written_host_pids(node):
+def test_driver_that_translates_pids_works_when_agent_wrote_host_pids(node):
     unshare = unshare_or_skip()
     container = node.container(LIMIT_MIB)
     script = """
@@ -419,7 +508,7 @@ def whole_bytes(node, number: int = 0) -> int:
         pytest.param(0, 99, False, id="a ceiling on compute"),
     ],
 )
-def test_figures_of_the_whole_card_are_told_to_who_has_all_of_it(node, interposition, short_bytes, sm_percent, whole):
+def test_figures_of_whole_gpu_are_shown_only_to_its_sole_owner(node, interposition, short_bytes, sm_percent, whole):
     limit = DeviceLimit(node.uuids[0], whole_bytes(node) - short_bytes, overhead_bytes=64 * MIB, sm_percent=sm_percent)
     container = node.container_with(Limits((limit,)), interposition=interposition)
     script = """
@@ -449,7 +538,7 @@ def without_process_samples(node, root, interposition, limit):
 
 @pytest.mark.parametrize("interposition", ["front", "preload"])
 @pytest.mark.parametrize("whole", [True, False], ids=["the whole GPU", "a share"])
-def test_without_samples_of_processes_a_share_is_told_no_utilisation(node, tmp_path, interposition, whole):
+def test_without_process_samples_share_shows_no_utilization(node, tmp_path, interposition, whole):
     limit = DeviceLimit(node.uuids[0], whole_bytes(node) if whole else LIMIT_MIB * MIB)
     container = without_process_samples(node, tmp_path, interposition, limit)
     busy = node.container(LIMIT_MIB)
@@ -507,7 +596,7 @@ tell(total=n.nvmlDeviceGetMemoryInfo(m).total, pid=process.pid, instance=process
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["the whole instance", "a share of it"])
-def test_performance_of_a_mig_instance_is_told_to_who_has_all_of_it(build_dir, sim_node, tmp_path, whole):
+def test_performance_of_mig_instance_is_shown_to_its_sole_owner(build_dir, sim_node, tmp_path, whole):
     (tmp_path / "roots").mkdir()
     node = Node(build_dir, sim_node("h200x8"), tmp_path / "roots")
     make = """

@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated libcuda: its table of entry points, its ABI against NVIDIA's header, and programs that run on a node.
 
-What the library does is tested by programs in C (cuda_shim/sim/tests, run by test_c_programs.py); what needs other processes, other
+What the library does is tested by programs in C (simulated_driver/tests, run by test_c_programs.py); what needs other processes, other
 languages or the whole node is tested here, through ctypes in Python processes of their own.
 """
 
@@ -18,12 +19,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cuda_shim.interpose.classes import extract
+from cuda_shim.coverage import extract, tables
 
 ROOT = Path(__file__).resolve().parents[2]
-SIM = ROOT / "cuda_shim/sim"
-ABI_HEADER = ROOT / "cuda_shim/include/cuda_abi.h"
+SIM = ROOT / "simulated_driver"
+ABI_HEADER = ROOT / "cuda_shim/abi/cuda_abi.h"
 MIB = 1 << 20
+
+NVIDIAS = tables.read_abi()
 
 Node = Callable[..., Path]
 Start = Callable[..., subprocess.Popen[str]]
@@ -161,7 +164,7 @@ def test_only_the_drivers_names_are_exported(exported):
     assert [name for name in exported if not re.fullmatch(r"cu[A-Z]\w+", name)] == []
 
 
-def test_every_exported_name_can_be_looked_up(exported):
+def test_every_exported_name_is_found_by_lookup(exported):
     assert exported == {row.symbol for row in read_table()}
 
 
@@ -175,6 +178,38 @@ def test_versions_are_nvidias():
     theirs = {(row.symbol, row.base, row.since) for row in extract.cuda_abi(include_dir)}
     ours = {(row.symbol, row.base, row.since) for row in read_table()}
     assert ours - theirs == {("cuGetProcAddress_v2_ptsz", "cuGetProcAddress", 12000)}  # the header has it as a remap only
+
+
+NEWER = "newer than the driver of the profiles (580, CUDA 13.0), which does not have them"
+
+
+def read_missing() -> dict[str, list[str]]:
+    """Names that the library lacks, by the reason that missing.txt gives."""
+    groups: dict[str, list[str]] = {}
+    for line in (SIM / "missing.txt").read_text().splitlines():
+        if match := re.fullmatch(r"\[(.+)\]", line):
+            names = groups.setdefault(match.group(1), [])
+        elif line and not line.startswith("#"):
+            names.append(line)
+    return groups
+
+
+def test_every_public_name_is_there_or_in_the_list_of_missing_ones():
+    table, groups = read_table(), read_missing()
+    bases, symbols = {row.base for row in table}, {row.symbol for row in table}
+    lacking = {row.symbol if row.base in bases else row.base for row in NVIDIAS if row.symbol not in symbols}
+    listed = [name for names in groups.values() for name in names]
+    assert sorted(listed) == sorted(lacking)
+    assert all(names == sorted(names) for names in groups.values())
+
+
+def test_names_of_the_profiles_driver_are_not_called_newer():
+    first: dict[str, int] = {}
+    for row in NVIDIAS:
+        first[row.base] = min(row.since, first.get(row.base, row.since))
+        first[row.symbol] = row.since
+    newer = {name for names in read_missing().values() for name in names if first[name] > 13000}
+    assert newer == set(read_missing()[NEWER])
 
 
 def test_library_never_calls_itself_through_names_that_a_preload_can_take(build_dir):
@@ -191,6 +226,32 @@ def test_soname_is_the_drivers(build_dir):
     assert "Library soname: [libcuda.so.1]" in dynamic
 
 
+LOOK_UP = """
+def look_up(name, version):
+    address, status = C.c_void_p(), C.c_int(-1)
+    result = cuda.cuGetProcAddress_v2(name.encode(), C.byref(address), version, C.c_uint64(0), C.byref(status))
+    return result, status.value, bool(address.value)
+
+version = value(C.c_int, "cuDriverGetVersion")
+say([version, look_up("cuInit", version + 10), {name: look_up(name, version) for name in json.load(sys.stdin)}])
+"""
+
+FOUND, NOT_FOUND = [0, 0, True], [0, 1, False]
+
+
+@pytest.mark.parametrize(("driver", "cuda"), [("470.256.02", 11040), ("535.261.03", 12020), ("580.159.03", 13000), ("615.10", 13040)])
+def test_names_newer_than_the_driver_are_not_found(sim_node, start, driver, cuda):
+    first_of: dict[str, int] = {}
+    for row in read_table():
+        first_of[row.base] = min(row.since, first_of.get(row.base, row.since))
+    program = start(sim_node("t4x2", "--driver", driver), LOOK_UP)
+    out, _ = program.communicate(json.dumps(list(first_of)))
+    version, too_new, found = json.loads(out)
+    assert (version, too_new[0]) == (cuda, 1)  # CUDA_ERROR_INVALID_VALUE
+    assert found == {name: FOUND if since <= cuda else NOT_FOUND for name, since in first_of.items()}
+    assert cuda >= 13000 or NOT_FOUND in found.values(), "the table has newer names"
+
+
 # --- the ABI header against NVIDIA's ----------------------------------------------------------------------------
 
 SAME_AS = {
@@ -200,7 +261,7 @@ SAME_AS = {
     "CUDA_MEM_ALLOC_NODE_PARAMS": "CUDA_MEM_ALLOC_NODE_PARAMS_v1",
     "CUDA_EVENT_NODE_PARAMS": "CUDA_EVENT_WAIT_NODE_PARAMS",
 }
-"""Where our name means another version than the plain name in NVIDIA's header, whose plain names are the newest."""
+"""Where our name means another version than the plain name in NVIDIA's header; the header's plain names are the newest."""
 
 GREW_LATER = {"CUgraphNodeParams.host", "CUgraphNodeParams.eventRecord"}
 """Union members that got longer after CUDA 13.0, inside a union that did not."""
@@ -446,7 +507,7 @@ def test_a_node_without_a_working_driver_does_not_initialise(fault, status, sim_
     assert run(node, "say(cuda.cuInit(0))").said == [0]
 
 
-def test_state_is_made_from_the_topology_by_whoever_comes_first(sim_node, start, run):
+def test_state_is_created_from_topology_by_first_process(sim_node, start, run):
     node = sim_node("t4x2")
     (node / "state").unlink()
     programs = [start(node, "context(); allocate(MIB); stay()") for _ in range(6)]

@@ -1,7 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated libnvidia-ml, driven by the real nvidia-ml-py.
 
-A library is mapped once per process and its node comes from the environment, so every case runs in a Python process of its
-own: a function of this module whose source is sent there (``run_on``). It finds there what PRELUDE gives it and returns JSON.
+A library is mapped once per process and its node comes from the environment, so every case runs in a Python process of its own: a function
+of this module, sent there as source (``run_on``). It finds there what PRELUDE gives it and returns JSON.
 """
 
 import ctypes
@@ -195,7 +196,7 @@ def initialise() -> int:
     return failure(nv.nvmlInit)
 
 
-def test_a_node_that_is_not_there_looks_like_a_driver_that_is_not_loaded(tmp_path: Path, run_on: Run) -> None:
+def test_missing_node_looks_like_driver_that_is_not_loaded(tmp_path: Path, run_on: Run) -> None:
     assert run_on(tmp_path / "nothing", initialise) == nv.NVML_ERROR_DRIVER_NOT_LOADED
 
 
@@ -254,7 +255,7 @@ def test_our_structs_have_the_sizes_of_nvidia_ml_py(tmp_path: Path) -> None:
     source, binary = tmp_path / "sizes.c", tmp_path / "sizes"
     lines = "".join(f'printf("{name} %zu\\n", sizeof({name}));' for name in STRUCTS)
     source.write_text(f'#include <stdio.h>\n#include "nvml_abi.h"\nint main(void) {{ {lines} return 0; }}\n')
-    subprocess.run(["cc", "-std=gnu11", "-Werror", f"-I{ROOT}/cuda_shim/include", "-o", binary, source], check=True)
+    subprocess.run(["cc", "-std=gnu11", "-Werror", f"-I{ROOT}/cuda_shim/abi", "-o", binary, source], check=True)
     printed = subprocess.run([binary], check=True, capture_output=True, text=True).stdout
     ours = {name: int(size) for name, size in (line.split() for line in printed.splitlines())}
     assert ours == {name: ctypes.sizeof(getattr(nv, theirs)) for name, theirs in STRUCTS.items()}
@@ -411,8 +412,21 @@ def test_uuids_belong_to_a_profile_and_a_node_name(sim_node: Node, run_on: Run) 
     assert set(first).isdisjoint(other)
 
 
-def test_the_driver_version_can_be_chosen(sim_node: Node, run_on: Run) -> None:
-    assert run_on(sim_node("t4x2", "--driver", "615.10"), life_cycle)["versions"] == ["615.10", "13.615.10", 13000]
+@pytest.mark.parametrize(
+    ("driver", "cuda"),
+    [
+        ("450.80.02", 11000),
+        ("470.256.02", 11040),
+        ("525.60", 12000),
+        ("535.261.03", 12020),
+        ("536.1", 12020),
+        ("570.86", 12080),
+        ("615.10", 13040),
+    ],
+)
+def test_the_driver_version_can_be_chosen_and_sets_the_cuda_version(sim_node: Node, run_on: Run, driver: str, cuda: int) -> None:
+    seen = run_on(sim_node("t4x2", "--driver", driver), life_cycle)["versions"]
+    assert seen == [driver, f"{cuda // 1000}.{driver}", cuda]
 
 
 # ---- what a process may see --------------------------------------------------------------------------------------------
@@ -786,13 +800,13 @@ def profiles() -> list[dict[str, Any]]:
 
 EIGHTHS = [0, 1, 2, 3, 4, 5, 6]
 A100_PROFILES = {
-    "1g.10gb": (19, EIGHTHS, [1], 7),
-    "1g.10gb+me": (20, EIGHTHS, [1], 1),
-    "1g.20gb": (15, [0, 2, 4, 6], [2], 4),
-    "2g.20gb": (14, [0, 2, 4], [2], 3),
-    "3g.40gb": (9, [0, 4], [4], 2),
-    "4g.40gb": (5, [0], [4], 1),
-    "7g.80gb": (0, [0], [8], 1),
+    "MIG 1g.10gb": (19, EIGHTHS, [1], 7),
+    "MIG 1g.10gb+me": (20, EIGHTHS, [1], 1),
+    "MIG 1g.20gb": (15, [0, 2, 4, 6], [2], 4),
+    "MIG 2g.20gb": (14, [0, 2, 4], [2], 3),
+    "MIG 3g.40gb": (9, [0, 4], [4], 2),
+    "MIG 4g.40gb": (5, [0], [4], 1),
+    "MIG 7g.80gb": (0, [0], [8], 1),
 }
 
 
@@ -804,14 +818,16 @@ def test_profiles_have_nvidia_s_ids_and_placements(sim_node: Node, run_on: Run) 
 
 def test_profile_names_follow_the_memory_of_the_model(sim_node: Node, run_on: Run) -> None:
     names = {profile["name"] for profile in run_on(sim_node("h200x8"), profiles)}
-    assert names == {"1g.18gb", "1g.18gb+me", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"}
+    assert names == {f"MIG {name}" for name in ("1g.18gb", "1g.18gb+me", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb")}
 
 
 def profile_v3() -> list[Any]:
     class Info(ctypes.Structure):
         _fields_ = [
-            (name, ctypes.c_uint) for name in ("version", "id", "slices", "instances", "sms", "copy", "decoder", "encoder", "jpeg", "ofa")
-        ] + [
+            *(
+                (name, ctypes.c_uint)
+                for name in ("version", "id", "slices", "instances", "sms", "copy", "decoder", "encoder", "jpeg", "ofa")
+            ),
             ("memory", ctypes.c_ulonglong),
             ("name", ctypes.c_char * 96),
             ("capabilities", ctypes.c_uint),
@@ -826,7 +842,7 @@ def profile_v3() -> list[Any]:
 
 
 def test_version_three_of_the_profile_has_its_own_layout(sim_node: Node, run_on: Run) -> None:
-    assert run_on(sim_node("a100x8-mig"), profile_v3) == [0, PROFILE_3G, 3, 42, 40192, "3g.40gb"]
+    assert run_on(sim_node("a100x8-mig"), profile_v3) == [0, PROFILE_3G, 3, 42, 40192, "MIG 3g.40gb"]
 
 
 def create_and_destroy() -> dict[str, Any]:
@@ -849,7 +865,7 @@ def create_and_destroy() -> dict[str, Any]:
     return {"before": before, "uuids": uuids, "ids": ids, "holds ci": holds_ci, "stale": stale, "left": len(mig_devices(gpu))}
 
 
-def test_a_re_created_instance_has_a_new_uuid_and_old_handles_are_dead(sim_node: Node, run_on: Run) -> None:
+def test_recreated_instance_has_new_uuid_and_old_handles_are_invalid(sim_node: Node, run_on: Run) -> None:
     seen = run_on(sim_node("h200x8"), create_and_destroy)
     assert seen["before"] == nv.NVML_ERROR_NOT_SUPPORTED, "MIG mode is off"
     assert seen["uuids"][0] != seen["uuids"][1]
@@ -937,7 +953,7 @@ def compute_instances() -> dict[str, Any]:
 
 def test_compute_instances_share_their_gpu_instance(sim_node: Node, run_on: Run) -> None:
     seen = run_on(sim_node("a100x8-mig"), compute_instances)
-    assert seen["infos"] == {"1c.3g.40gb": [0, 1, 14], "2c.3g.40gb": [1, 2, 28], "3g.40gb": [2, 3, 42]}
+    assert seen["infos"] == {"MIG 1c.3g.40gb": [0, 1, 14], "MIG 2c.3g.40gb": [1, 2, 28], "MIG 3g.40gb": [2, 3, 42]}
     assert seen["left"] == [1, 0]
     assert seen["too big"] == nv.NVML_ERROR_INSUFFICIENT_RESOURCES
     assert seen["absent"] == nv.NVML_ERROR_INVALID_ARGUMENT

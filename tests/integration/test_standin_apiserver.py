@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API server stand-in keeps the rules of list, watch and patch that a controller relies on."""
 
 import json
@@ -7,8 +8,8 @@ import time
 import pytest
 import urllib3
 
-from aliquot.standin.apiserver import ApiServer
-from aliquot.standin.cluster import Cluster, Kind
+from aliquot_lab.standin.apiserver import ApiServer
+from aliquot_lab.standin.cluster import Cluster, Kind
 
 pytestmark = pytest.mark.timeout(60)
 HTTP = urllib3.PoolManager(retries=False, timeout=10)
@@ -80,12 +81,12 @@ class TestListAndGet:
         api.cluster.create(Kind.POD, pod())
         version, of = api.cluster.version, "/api/v1/pods?resourceVersionMatch=NotOlderThan&resourceVersion"
         assert [call(api, "GET", f"{of}={asked}")[0] for asked in (0, version, version + 1)] == [200, 200, 504]
-        api.memory_version = version - 1
+        api.cache_version = version - 1
         assert [call(api, "GET", f"{of}={asked}")[0] for asked in (version - 1, version)] == [200, 504]
         assert call(api, "GET", "/api/v1/pods")[0] == 200
 
     @pytest.mark.parametrize("query", ["resourceVersionMatch=NotOlderThan", "resourceVersionMatch=Exact&resourceVersion=1"])
-    def test_other_wishes_for_a_version_are_refused(self, api, query):
+    def test_other_version_preferences_are_refused(self, api, query):
         assert call(api, "GET", f"/api/v1/pods?{query}")[0] == 422
 
     def test_a_malformed_selector_is_refused(self, api):
@@ -178,7 +179,7 @@ class TestPatch:
     def node(self, api):
         api.cluster.create(Kind.NODE, {"metadata": {"name": "n"}, "spec": {"x": 1}, "status": {"capacity": {"cpu": "4"}}})
 
-    def test_a_json_patch_adds_a_resource_whose_name_has_a_slash(self, api, node):
+    def test_json_patch_adds_resource_with_slash_in_name(self, api, node):
         operations = [{"op": "add", "path": "/status/capacity/nvidia.com~1vgpu-memory", "value": "1024"}]
         status, body = call(api, "PATCH", "/api/v1/nodes/n/status", operations, self.JSON_PATCH)
         assert (status, body["status"]["capacity"]) == (200, {"cpu": "4", "nvidia.com/vgpu-memory": "1024"})
@@ -253,7 +254,7 @@ class TestGpuNodes:
         assert (listing["apiVersion"], listing["kind"], len(listing["items"])) == ("aliquot.dev/v1alpha1", "GpuNodeList", 1)
         assert call(api, "GET", f"{GPU_NODES}?fieldSelector=metadata.name%3Dother")[1]["items"] == []
 
-    def test_without_the_resource_definition_there_are_none(self):
+    def test_without_resource_definition_no_object_exists(self):
         server = ApiServer(Cluster(), gpu_nodes=False)
         server.start()
         try:

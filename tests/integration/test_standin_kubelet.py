@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet stand-in keeps the contracts of the real one: one test per point of its behaviour that we rely on."""
 
 import asyncio
@@ -7,13 +8,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from aliquot.standin import plugins
-from aliquot.standin.apiserver import request_pod_deletion
-from aliquot.standin.cluster import Kind
-from proto import contract
-from proto.kubelet import deviceplugin_pb2 as pb
-from proto.kubelet import podresources_pb2 as podresources
-from proto.kubelet import podresources_pb2_grpc as podresources_rpc
+from aliquot import contract
+from aliquot.kubelet_api import deviceplugin_pb2 as pb
+from aliquot.kubelet_api import podresources_pb2 as podresources
+from aliquot.kubelet_api import podresources_pb2_grpc as podresources_rpc
+from aliquot_lab.standin import plugins
+from aliquot_lab.standin.apiserver import request_pod_deletion
+from aliquot_lab.standin.cluster import Kind
 from tests.fakes.device_plugin import NODE, QUICK, RESOURCE, ScriptedPlugin, container, device, devices, kubelet_harness
 
 pytestmark = pytest.mark.timeout(60)
@@ -107,7 +108,7 @@ class TestListAndWatch:
         await node.until(lambda: node.allocatable() == 0)
         assert node.capacity() == 2
 
-    async def test_after_the_grace_time_the_resource_is_gone(self):
+    async def test_resource_is_removed_after_grace_time(self):
         async with kubelet_harness(replace(QUICK, endpoint_grace_seconds=0.1)) as node:
             plugin = await node.plugin(devices(2))
             await plugin.stop()
@@ -129,7 +130,7 @@ class TestAdmission:
         (allocated,) = plugin.called("Allocate")
         assert {frozenset(ids) for ids in plugin.called("PreStartContainer")} == {frozenset(allocated)}
 
-    async def test_a_failed_allocate_ends_the_pod_for_good(self, node):
+    async def test_failed_allocate_ends_pod_permanently(self, node):
         plugin = await node.plugin(devices(1), allocate_error="no such thing")
         node.create("pod")
         await node.until(lambda: node.status("pod")["phase"] == "Failed")
@@ -241,7 +242,7 @@ class TestChoiceOfDevices:
         assert node.ids("second") <= {f"d{number}" for number in range(5)}
         assert "d5" not in plugin.called("GetPreferredAllocation")[1]
 
-    async def test_preferences_are_not_asked_of_a_plugin_that_has_none(self, node):
+    async def test_preferences_are_not_requested_from_plugin_without_them(self, node):
         plugin = await node.plugin(devices(2))
         node.create("pod")
         await node.running("pod")

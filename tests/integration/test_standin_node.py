@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stand-in node with a real agent: comes up, gives slices out, survives the agent's death, and goes without a trace."""
 
 import asyncio
@@ -9,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.standin.agentprocess import AgentError
-from aliquot.standin.hardware import HardwareError, SimulatedHardware
-from aliquot.standin.node import Node, NodeOptions
-from proto import contract
+from aliquot import contract
+from aliquot_lab.standin.agentprocess import AgentError
+from aliquot_lab.standin.hardware import HardwareError, SimulatedHardware
+from aliquot_lab.standin.node import Node, NodeOptions
 
 pytestmark = pytest.mark.timeout(60)
 QUICK = ("--reconcile-seconds=0.2", "--driver-poll-seconds=0.2")
@@ -20,7 +21,7 @@ QUICK = ("--reconcile-seconds=0.2", "--driver-poll-seconds=0.2")
 
 @pytest.fixture(autouse=True)
 def base(build_dir, monkeypatch):
-    """Where the node's temporary directory goes; nothing may be left in it."""
+    """Where the node's temporary directory goes; no file may be left in it."""
     path = Path(tempfile.mkdtemp(prefix="aq-node-"))
     monkeypatch.setattr(tempfile, "tempdir", str(path))
     yield path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runtime stand-in builds what a container would see, and ends all of a container's processes."""
 
 import ctypes
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.standin.cdi import DeviceNode
-from aliquot.standin.runtime import ContainerConfig, Runtime, RuntimeRefusalError
+from aliquot_lab.standin.cdi import DeviceNode
+from aliquot_lab.standin.runtime import ContainerConfig, Runtime, RuntimeRefusalError
 from tests.fakes.device_plugin import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -64,7 +65,7 @@ async def test_a_mounted_file_is_the_same_inode(runtime, tmp_path):
     assert (container.root / "run/aliquot/region").stat().st_ino == region.stat().st_ino
 
 
-async def test_a_library_is_found_by_its_soname_and_is_no_link_to_the_host(runtime, tmp_path, library):
+async def test_library_is_found_by_soname_and_is_no_link_to_host(runtime, tmp_path, library):
     write_spec(tmp_path, mounts=[mount(library, "/usr/lib/libthing.so.12.3")])
     program = "import ctypes; print(ctypes.CDLL('libthing.so.1').thing())"
     container, _ = await run(runtime, "python3", "-c", program, cdi_devices=(f"{KIND}=x",), env=(("PATH", os.environ["PATH"]),))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The webhook as the API server calls it: AdmissionReviews over TLS, with a certificate that is rotated while it runs."""
 
 import asyncio
@@ -13,12 +14,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from aliquot.standin.patches import apply_json_patch
-from program.api_server import ApiServer
-from proto.gpunode import encode_gpu_node
+from aliquot.contract.gpunode import encode_gpu_node
+from aliquot.kube.api_server import ApiServer
+from aliquot_lab.standin.patches import apply_json_patch
 from scheduler_plugin import __main__ as program
 from scheduler_plugin.adapters import http
-from scheduler_plugin.adapters.kube import KubeConnection
+from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.settings import Settings
 from tests.unit.scheduler_plugin.api import FakeApi, pod_object
 from tests.unit.scheduler_plugin.builders import make_node
@@ -127,7 +128,7 @@ async def test_a_refusal_is_a_403_with_the_sentence(caller, certificate):
         assert "set nvidia.com/vgpu-cores to at most 100" in response["status"]["message"]
 
 
-async def test_nobody_writes_an_assignment_but_a_binding(caller, certificate):
+async def test_only_binding_may_write_assignment(caller, certificate):
     theirs = {"aliquot.dev/assignment": "{}"}
     made, plain = pod_object(vgpu="1", annotations=theirs), pod_object(vgpu="1")
     for pod, old, operation in [(made, None, "CREATE"), (made, plain, "UPDATE"), (plain, made, "UPDATE")]:
@@ -136,7 +137,7 @@ async def test_nobody_writes_an_assignment_but_a_binding(caller, certificate):
     assert (await caller.review("validate", made, certificate[0], operation="UPDATE", old=made))["allowed"]
 
 
-async def test_a_copy_of_a_running_pod_is_admitted_and_loses_the_assignment_of_the_original(caller, certificate):
+async def test_copy_of_running_pod_is_admitted_without_assignment_of_original(caller, certificate):
     """As ``kubectl debug --copy-to`` and Velero make one: completed before, with all annotations of the original."""
     first = pod_object(vgpu_memory="4Gi")
     running = patched(first, await caller.review("mutate", first, certificate[0]))
@@ -175,7 +176,7 @@ def quick_rotation(monkeypatch):
     monkeypatch.setattr(http, "CERTIFICATE_SECONDS", 0.1)
 
 
-async def test_who_still_calls_a_webhook_that_was_told_to_end_is_answered(certificate):
+async def test_caller_of_terminating_webhook_is_still_answered(certificate):
     async with serving(certificate, linger_seconds=5.0) as (caller, stop), asyncio.timeout(60):
         stop.set()
         await asyncio.sleep(0.3)

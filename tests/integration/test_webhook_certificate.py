@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler's own certificate: what the API server, which knows the webhook configurations only, sees of it."""
 
 import asyncio
@@ -14,13 +15,13 @@ import aiohttp
 import pytest
 import yaml
 
-from program.api_server import ApiServer
-from proto.gpunode import encode_gpu_node
+from aliquot.contract.gpunode import encode_gpu_node
+from aliquot.kube.api_server import ApiServer
 from scheduler_plugin import __main__ as program
+from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.authority import WebhookAuthority
-from scheduler_plugin.adapters.kube import KubeConnection
 from scheduler_plugin.core.certificate import WEBHOOK_CONFIGURATION, WEBHOOK_SERVICE, Step, host_names
-from scheduler_plugin.services import certificate_keeper
+from scheduler_plugin.services import certificate_controller
 from scheduler_plugin.settings import Settings
 from tests.unit.scheduler_plugin.api import WEBHOOKS, FakeApi
 from tests.unit.scheduler_plugin.builders import make_node
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch):
-    monkeypatch.setattr(certificate_keeper, "PERIOD_SECONDS", 0.05)
+    monkeypatch.setattr(certificate_controller, "PERIOD_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -65,6 +66,11 @@ async def replica(api: FakeApi) -> AsyncIterator[program.Scheduler]:
         stop.set()
         await task
         await connection.close()
+
+
+def controller_of(scheduler: program.Scheduler) -> certificate_controller.CertificateController:
+    assert scheduler.certificates.controller is not None
+    return scheduler.certificates.controller
 
 
 async def until(done) -> None:
@@ -118,7 +124,7 @@ async def status(scheduler: program.Scheduler, page: str) -> tuple[int, str]:
 
 async def test_two_replicas_serve_one_certificate_that_the_api_server_trusts(api):
     async with replica(api) as one, replica(api) as two:
-        await until(lambda: trusted_everywhere(api) and one._keeper.serves and two._keeper.serves)
+        await until(lambda: trusted_everywhere(api) and controller_of(one).serves and controller_of(two).serves)
         assert await call(api, one) == await call(api, two) == certificate(api)
         assert (await status(one, "readyz"))[0] == 200
         writes = [request for request in api.requests if request.startswith("PATCH")]
@@ -134,7 +140,7 @@ async def test_a_renewal_costs_no_caller_a_connection(api, age_days):
     young = WebhookAuthority().carry_out(Step.START_AFRESH, {}, NAMES, time.time())
     await keep(api, young)
     async with replica(api) as one, replica(api) as two:
-        await until(lambda: trusted_everywhere(api) and one._keeper.serves and two._keeper.serves)
+        await until(lambda: trusted_everywhere(api) and controller_of(one).serves and controller_of(two).serves)
         old = WebhookAuthority().carry_out(Step.START_AFRESH, {}, NAMES, time.time() - age_days * DAY)
         leaf = WebhookAuthority().carry_out(Step.RENEW_CERTIFICATE, old, NAMES, time.time() - 70 * DAY)
         for plural in WEBHOOKS:
@@ -151,23 +157,25 @@ async def test_a_renewal_costs_no_caller_a_connection(api, age_days):
         assert authorities == (3 if age_days > 2433 else 2), "old and new authorities are trusted together"
 
 
-async def test_an_outage_at_the_renewal_leaves_what_is_served_and_is_told(api, caplog):
+async def test_outage_at_renewal_keeps_served_certificate_and_is_reported(api, caplog):
     due = WebhookAuthority().carry_out(Step.START_AFRESH, {}, NAMES, time.time() - 70 * DAY)
     await keep(api, due)
     api.refuse_writes = True
     async with replica(api) as scheduler:
-        await until(lambda: scheduler._keeper.serves and "due was to sign a new serving certificate" in scheduler._keeper.trouble)
+        await until(
+            lambda: controller_of(scheduler).serves and "time to sign a new serving certificate" in controller_of(scheduler).trouble
+        )
         ends = WebhookAuthority().ends_at(due)
-        assert scheduler._keeper.ends_at() == ends
+        assert controller_of(scheduler).ends_at() == ends
         api.silent = True
-        await until(lambda: "due was" not in scheduler._keeper.trouble)
+        await until(lambda: "it is time" not in controller_of(scheduler).trouble)
         [line] = re.findall(r"^aliquot_scheduler_certificate_expiry\S+ (.+)$", (await status(scheduler, "metrics"))[1], re.MULTILINE)
         assert float(line) == ends
-        assert "the one served meanwhile ends at" in caplog.text
+        assert "the one served meanwhile expires at" in caplog.text
         api.silent = api.refuse_writes = False
-        await until(lambda: not scheduler._keeper.trouble)
+        await until(lambda: not controller_of(scheduler).trouble)
         assert await call(api, scheduler) == certificate(api)
-        assert scheduler._keeper.ends_at() > ends
+        assert controller_of(scheduler).ends_at() > ends
 
 
 @pytest.mark.parametrize("broken", ["ca.crt", "ca.key", "tls.crt", "tls.key"])
@@ -175,27 +183,27 @@ async def test_a_broken_secret_is_mended(api, broken):
     good = WebhookAuthority().carry_out(Step.START_AFRESH, {}, NAMES, time.time())
     await keep(api, good | {broken: b"rubbish"})
     async with replica(api) as scheduler:
-        await until(lambda: trusted_everywhere(api) and scheduler._keeper.serves)
+        await until(lambda: trusted_everywhere(api) and controller_of(scheduler).serves)
         assert await call(api, scheduler) == certificate(api)
 
 
-async def test_a_secret_of_somebody_else_is_left_alone_and_the_pod_is_not_ready(api):
+async def test_foreign_secret_is_left_alone_and_pod_is_not_ready(api):
     await keep(api, {"tls.crt": b"theirs", "tls.key": b"theirs"})
     async with replica(api) as scheduler:
-        await until(lambda: scheduler._keeper.trouble)
+        await until(lambda: controller_of(scheduler).trouble)
         code, text = await status(scheduler, "readyz")
         assert (code, secret(api)) == (503, {"tls.crt": b"theirs", "tls.key": b"theirs"})
-        assert "somebody else fills this Secret" in text
+        assert "another program fills it" in text
 
 
 async def test_a_configuration_that_is_applied_later_is_trusted_then(api):
     theirs = api.objects["mutatingwebhookconfigurations"]["", "aliquot"]
     await api.delete("mutatingwebhookconfigurations", "aliquot")
     async with replica(api) as scheduler:
-        await until(lambda: bundle(api, "validatingwebhookconfigurations") and "HTTP 404" in scheduler._keeper.trouble)
+        await until(lambda: bundle(api, "validatingwebhookconfigurations") and "HTTP 404" in controller_of(scheduler).trouble)
         await call(api, scheduler)
         await api.put("mutatingwebhookconfigurations", theirs)
-        await until(lambda: trusted_everywhere(api) and not scheduler._keeper.trouble)
+        await until(lambda: trusted_everywhere(api) and not controller_of(scheduler).trouble)
 
 
 def test_the_manifests_name_what_the_scheduler_patches_and_may_read():

@@ -1,5 +1,7 @@
-"""Whatever GPU pod our webhook admits is left alone when it is looked at again, as the API server gives it back, and /validate lets it
-through: in every vocabulary, with every setting.
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU pod that our webhook admits is left unchanged at a second look, as the API server gives it back.
+
+Then /validate lets it through: in every vocabulary, with every setting.
 """
 
 import asyncio
@@ -10,11 +12,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aliquot.standin.patches import apply_json_patch
-from proto import contract, units
+from aliquot import contract
+from aliquot.contract import units
+from aliquot_lab.standin.patches import apply_json_patch
+from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.review import Reviews
-from scheduler_plugin.webhook.vocabularies import Options
 
 NATIVE = {
     "nvidia.com/vgpu": ["1", "2", "10"],
@@ -115,7 +118,7 @@ def test_what_was_admitted_once_is_left_alone_and_validated(pod, sizes, adopt, t
     normaliser = Normaliser(Options(lambda _: sizes, adopt), tolerate_gpu_taint=tolerate)
     pod = given_back(pod)
     outcome = normaliser.admit(pod)
-    if outcome.refusal or (not outcome.concerns_us and contract.ANNOTATION_ASSIGNMENT in pod["metadata"]["annotations"]):
+    if outcome.refusal or (not outcome.is_gpu_pod and contract.ANNOTATION_ASSIGNMENT in pod["metadata"]["annotations"]):
         return  # the policy refuses what asks for no GPU and has an assignment
     apply_json_patch(pod, json.loads(json.dumps(outcome.patch)))
     pod = given_back(pod)

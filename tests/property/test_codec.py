@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Round trips of every text form, and hostile text that must surface as a ContractError and nothing else."""
 
 import json
@@ -6,9 +7,9 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proto import codec, units
-from proto.errors import ContractError
-from proto.model import ContainerAssignment, DeviceShare, PodAssignment
+from aliquot.contract import codec, units
+from aliquot.contract.errors import ContractError
+from aliquot.contract.model import ContainerAssignment, DeviceShare, PodAssignment
 
 hex_digits = st.text("0123456789abcdef-", min_size=1, max_size=36)
 uuids = st.builds("{}-{}".format, st.sampled_from(["GPU", "MIG"]), hex_digits)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The columnar forms agree with their scalar specification, and state kept over events equals state made from the facts.
 
 The oracles: placement's own fit, refusal and score on one node at a time, score.py's terms on the devices that score.nominal names, brute
@@ -6,23 +7,16 @@ force over sets for links, and a fresh ClusterState filled with the end of a his
 
 from dataclasses import fields, replace
 from itertools import combinations, cycle
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from placement import mig
-from placement.choose import choose
-from placement.demand import GENERIC, PPM, Demand, Shape
-from placement.fit import reject_reason, share_on
-from placement.refusal import Refusal
-from placement.score import cost as device_cost
-from placement.score import fragmentation
-from placement.topology import LinkTable
-from proto import units
-from proto.gpunode import GpuDevice, GpuNode
-from proto.model import (
+from aliquot.contract import units
+from aliquot.contract.gpunode import GpuDevice, GpuNode
+from aliquot.contract.model import (
     ContainerRequest,
     Device,
     DeviceShare,
@@ -35,14 +29,31 @@ from proto.model import (
     Policy,
     Preferences,
 )
-from scheduler_plugin.core.columnar import Ask, evaluate, fits_alone, host_cost, surely_fit_together
-from scheduler_plugin.core.links import LinkClass
-from scheduler_plugin.core.plan import not_offered
-from scheduler_plugin.core.pods import Use
-from scheduler_plugin.core.reasons import OF_REJECT, NodeReason
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS, HostDemand, host_terms, mig_terms, node_fragmentation, nominal, vgpu_terms
-from scheduler_plugin.core.shapes import PodShape, Shapes
-from scheduler_plugin.core.state import ClusterState, Reservation, Stage
+from aliquot.placement import mig
+from aliquot.placement.choose import choose
+from aliquot.placement.demand import GENERIC, PPM, Demand, Shape
+from aliquot.placement.fit import reject_reason, share_on
+from aliquot.placement.refusal import Refusal
+from aliquot.placement.score import cost as device_cost
+from aliquot.placement.score import fragmentation
+from aliquot.placement.topology import LinkTable
+from scheduler_plugin.core.cluster.plan import not_offered
+from scheduler_plugin.core.cluster.pods import Use
+from scheduler_plugin.core.cluster.reasons import OF_REJECT, NodeReason
+from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
+from scheduler_plugin.core.fit import shapes as shapes_module
+from scheduler_plugin.core.fit.columnar import RatingQuery, evaluate, fits_alone, host_cost, surely_fit_together
+from scheduler_plugin.core.fit.shapes import PodShape, Shapes
+from scheduler_plugin.core.score.cost import (
+    DEFAULT_WEIGHTS,
+    HostDemand,
+    host_terms,
+    mig_terms,
+    node_fragmentation,
+    nominal,
+    vgpu_terms,
+)
+from scheduler_plugin.core.score.links import LinkClass
 from tests.unit.scheduler_plugin.builders import OFFERED, PLACES, PROFILES, make_device, make_node, make_place, make_pod, make_share
 
 EXAMPLES = 200
@@ -59,7 +70,8 @@ def rarely(value, usually):
 @st.composite
 def partitions(draw: st.DrawFn, name: str, minor: int) -> tuple[MigInstance, ...]:
     """Draw what a device is cut into: a layout of somebody's, places for more, both or nothing."""
-    device_uuid, existing = f"GPU-{name}-{minor}", []
+    existing: list[Any] = []
+    device_uuid = f"GPU-{name}-{minor}"
     for profile, start in draw(st.lists(st.sampled_from(PLACES), max_size=3)):
         made = replace(make_place(device_uuid, profile, start), uuid=f"MIG-{name}-{minor}-{len(existing)}", most_on_device=0, engines=None)
         if not any(map(made.overlaps, existing)):
@@ -115,9 +127,12 @@ def requests(draw: st.DrawFn) -> ContainerRequest:
     if draw(st.integers(0, 9)) == 0:
         return draw(mig_requests())
     vgpus = draw(st.sampled_from([1, 1, 2, 2, 3, 4]))
-    mib = draw(rarely(None, 7) | st.integers(1, 40))
     cores = draw(st.none() | st.sampled_from([1, 30, 50, 99, 100]))
-    return ContainerRequest("main", vgpus, None if mib is None else mib * vgpus * units.MIB, None if cores is None else cores * vgpus)
+    total_cores = None if cores is None else cores * vgpus
+    if draw(rarely(True, False)):
+        return ContainerRequest("main", vgpus, None, total_cores, memory_percent=vgpus * draw(st.sampled_from([1, 10, 33, 50, 99])))
+    mib = draw(rarely(None, 7) | st.integers(1, 40))
+    return ContainerRequest("main", vgpus, None if mib is None else mib * vgpus * units.MIB, total_cores)
 
 
 preferences = st.builds(
@@ -148,7 +163,7 @@ expected = st.just(GENERIC) | st.dictionaries(shapes, st.integers(1, 9), min_siz
 
 @st.composite
 def loaded(draw: st.DrawFn, node: GpuNode) -> ClusterState:
-    """Give a node pods, of which some do not fit: facts are not checked."""
+    """Give a node pods; some of them do not fit: facts are not checked."""
     state = ClusterState()
     state.set_host(node.name, draw(st.sampled_from([0, 8000])), 8192)
     state.set_gpu_node(node)
@@ -163,7 +178,7 @@ def loaded(draw: st.DrawFn, node: GpuNode) -> ClusterState:
     return state
 
 
-def judged(state: ClusterState, ask: Ask, node: str = "n1"):
+def judged(state: ClusterState, ask: RatingQuery, node: str = "n1"):
     state.columns.derive()
     row = state.row_of(node)
     result = evaluate(state.columns, np.array([row]), ask, DEFAULT_WEIGHTS[ask.policy])
@@ -182,20 +197,20 @@ def scalar_reason(states, request, wishes, node) -> NodeReason:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
-def test_a_row_fits_exactly_when_placement_finds_devices_and_else_gives_its_reason(data):
+def test_row_fits_exactly_when_placement_finds_devices(data):
     node = data.draw(gpu_nodes())
     state, request, wishes, policy = data.draw(loaded(node)), data.draw(requests()), data.draw(preferences), data.draw(policies)
     want = scalar_reason(state.device_states("n1"), request, wishes, node)
     event(want.name)
     if len(request.mig) < 2:
-        assert judged(state, Ask(request, wishes, policy, HostDemand()))[0] is want
+        assert judged(state, RatingQuery(request, wishes, policy, HostDemand()))[0] is want
     else:
         assert filtered(state, request, policy, wishes) is want
 
 
 @st.composite
 def partitioned_nodes(draw: st.DrawFn) -> GpuNode:
-    """Draw a node whose GPUs are all in MIG mode."""
+    """Draw a node with all its GPUs in MIG mode."""
     devices = [
         Device(f"GPU-n1-{minor}", "NVIDIA A100", minor, "", 80 * units.MIB, 0, None, True, draw(partitions("n1", minor)))
         for minor in range(draw(st.integers(1, 3)))
@@ -211,7 +226,7 @@ def filtered(state: ClusterState, request: ContainerRequest, policy: Policy, wis
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
-def test_a_node_passes_the_filter_exactly_when_bind_finds_instances_or_room_to_make_them(data):
+def test_node_passes_filter_exactly_when_bind_finds_or_can_create_instances(data):
     state = ClusterState()
     state.set_gpu_node(data.draw(partitioned_nodes()))
     for number in range(data.draw(st.integers(0, 6))):
@@ -250,7 +265,7 @@ def test_a_row_is_curable_exactly_when_the_empty_node_fits(data):
     empty = ClusterState()
     empty.set_gpu_node(node)
     fits_empty = scalar_reason(empty.device_states("n1"), request, wishes, node) is NodeReason.FITS
-    curable = judged(state, Ask(request, wishes, Policy.FRAG, HostDemand()))[1]
+    curable = judged(state, RatingQuery(request, wishes, Policy.FRAG, HostDemand()))[1]
     if len(request.mig) > 1 and state.columns.by_place[state.row_of("n1")]:
         assert curable or not fits_empty  # profiles are looked at one by one: preemption's own search finds out the rest
     else:
@@ -259,7 +274,7 @@ def test_a_row_is_curable_exactly_when_the_empty_node_fits(data):
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data(), st.sampled_from([1, 1, 2, 3]), st.integers(10, 70), st.sampled_from([None, None, NumaMode.STRICT]), policies)
-def test_a_whole_gpu_with_an_amount_fits_and_is_curable_exactly_where_placement_says_so(data, vgpus, mib, numa, policy):
+def test_whole_gpu_with_amount_fits_and_is_curable_as_placement_says(data, vgpus, mib, numa, policy):
     node = replace(data.draw(gpu_nodes()), isolation=OFFERED)
     state, request = data.draw(loaded(node)), ContainerRequest("main", vgpus, vgpus * mib * units.MIB)
     wishes = Preferences(isolation=Isolation.EXCLUSIVE, numa=numa)
@@ -267,7 +282,7 @@ def test_a_whole_gpu_with_an_amount_fits_and_is_curable_exactly_where_placement_
     empty.set_gpu_node(node)
     want, when_empty = (scalar_reason(known.device_states("n1"), request, wishes, node) for known in (state, empty))
     event(want.name)
-    ask = Ask(request, wishes, policy, HostDemand())
+    ask = RatingQuery(request, wishes, policy, HostDemand())
     assert judged(state, ask)[:2] == (want, when_empty is NodeReason.FITS)
     assert fits_alone(state.columns, np.array([state.row_of("n1")]), ask)[0] == (want is NodeReason.FITS)
     planned = state.plan("n1", PodRequest((request,), wishes), policy, "u1")
@@ -291,7 +306,11 @@ def test_the_cost_of_a_row_is_that_of_the_scalar_score(data):
     node = data.draw(gpu_nodes())
     state, request, wishes = data.draw(loaded(node)), data.draw(requests()), data.draw(preferences)
     policy, demand = data.draw(policies), data.draw(demands)
-    reason, _, cost = judged(state, Ask(request, wishes, policy, demand))
+    if data.draw(st.booleans()):  # other GPUs on another host: then kinds can be scarce
+        state.set_host("n2", data.draw(st.sampled_from([0, 1000, 2000])), 1024)
+        state.set_gpu_node(make_node("n2", 2))
+        state.columns.set_demand(state.columns.demand_table.demand)
+    reason, _, cost = judged(state, RatingQuery(request, wishes, policy, demand))
     event(reason.name)
     if reason is not NodeReason.FITS:
         return
@@ -314,7 +333,7 @@ def test_the_cost_of_a_row_is_that_of_the_scalar_score(data):
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
-def test_what_is_left_over_of_devices_and_node_is_that_of_the_scalar_score(data):
+def test_leftover_of_devices_and_node_matches_scalar_score(data):
     state = data.draw(loaded(data.draw(gpu_nodes())))
     columns, view = state.columns, state.view("n1")
     columns.derive()
@@ -326,7 +345,7 @@ def test_what_is_left_over_of_devices_and_node_is_that_of_the_scalar_score(data)
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
-def test_the_cost_of_a_pod_without_gpu_is_that_of_the_scalar_score(data):
+def test_cost_of_pod_without_gpu_matches_scalar_score(data):
     state, demand, policy = data.draw(loaded(data.draw(gpu_nodes()))), data.draw(demands), data.draw(policies)
     state.columns.derive()
     weights = DEFAULT_WEIGHTS[policy]
@@ -354,7 +373,7 @@ def test_the_devices_rated_cost_as_much_as_those_that_placement_takes(data):
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.integers(2, 8), policies, st.data())
-def test_a_pod_of_one_gpu_or_less_never_breaks_a_free_pair_beside_a_node_that_is_equal_but_for_its_links(gpus, policy, data):
+def test_small_pod_keeps_free_pair_when_node_equal_except_links_exists(gpus, policy, data):
     used, mib = data.draw(st.integers(0, gpus - 2)), data.draw(st.none() | st.integers(1, 1000))
     state = ClusterState()
     for name, linked in zip(NODES, (True, False), strict=True):
@@ -372,7 +391,7 @@ def test_a_pod_of_one_gpu_or_less_never_breaks_a_free_pair_beside_a_node_that_is
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.sampled_from([2, 4, 8]), st.data())
-def test_a_part_of_a_gpu_never_breaks_the_last_whole_node_beside_one_that_is_in_use(gpus, data):
+def test_partial_gpu_pod_keeps_last_whole_node_when_used_node_fits(gpus, data):
     used, mib = data.draw(st.integers(1, gpus - 1)), data.draw(st.integers(1, 99)) * 10
     state = ClusterState()
     for name in NODES:
@@ -408,7 +427,7 @@ def out_of_service(draw: st.DrawFn, node: GpuNode) -> GpuNode:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.sampled_from([2, 4, 8]), policies, st.booleans(), st.data())
-def test_a_part_of_a_gpu_never_breaks_a_whole_node_beside_one_with_gpus_out_of_service(gpus, policy, linked, data):
+def test_partial_gpu_pod_keeps_whole_node_when_node_with_failed_gpus_fits(gpus, policy, linked, data):
     state, mib = ClusterState(), data.draw(st.integers(1, 999))
     for name in NODES:
         node = make_node(name, gpus, linked=linked)
@@ -485,7 +504,7 @@ events = st.one_of(
 
 
 def rebuilt(state: ClusterState) -> ClusterState:
-    """Make a state from what the other knows, as a restart does, with the reservations of before."""
+    """Make a state from what the other knows, as a restart does, with the previous reservations."""
     fresh = ClusterState()
     for node in state.gpu_nodes():
         fresh.set_gpu_node(node)
@@ -500,7 +519,7 @@ def rebuilt(state: ClusterState) -> ClusterState:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(events, max_size=25), requests(), preferences, policies)
-def test_no_history_leaks_or_loses_a_share_and_kept_verdicts_and_plans_stay_true(history, request, wishes, policy):
+def test_no_history_leaks_shares_and_cached_verdicts_and_plans_stay_right(history, request, wishes, policy):
     state = ClusterState()
     kept = Shapes(state, DEFAULT_WEIGHTS)
     asked = PodRequest((request,), replace(wishes, gpu_uuid=()))
@@ -511,16 +530,16 @@ def test_no_history_leaks_or_loses_a_share_and_kept_verdicts_and_plans_stay_true
         for uid, node in zip(UIDS, cycle(NODES), strict=False):
             state.plan(node, asked, policy, uid)
     fresh = rebuilt(state)
-    anew = Shapes(fresh, DEFAULT_WEIGHTS)
-    for learner in (kept, anew):
+    relearned = Shapes(fresh, DEFAULT_WEIGHTS)
+    for learner in (kept, relearned):
         learner.learn()
-    verdict, again = kept.verdict(shape), anew.verdict(shape)
-    for node in state.gpu_nodes():
-        assert state.device_states(node.name) == fresh.device_states(node.name)
-        assert state.view(node.name) == fresh.view(node.name)
+    verdict, again = kept.verdict(shape), relearned.verdict(shape)
+    for name in [node.name for node in state.gpu_nodes()]:
+        assert state.device_states(name) == fresh.device_states(name)
+        assert state.view(name) == fresh.view(name)
         for uid in UIDS:
-            assert state.plan(node.name, asked, policy, uid) == fresh.plan(node.name, asked, policy, uid)
-        row, other = state.row_of(node.name), fresh.row_of(node.name)
+            assert state.plan(name, asked, policy, uid) == fresh.plan(name, asked, policy, uid)
+        row, other = state.row_of(name), fresh.row_of(name)
         assert (verdict.reason[row], verdict.score[row], verdict.curable[row]) == (
             again.reason[other],
             again.score[other],
@@ -542,7 +561,7 @@ def several(draw: st.DrawFn) -> tuple[ClusterState, GpuNode, PodShape]:
 
 @settings(max_examples=200, deadline=None)
 @given(several())
-def test_a_pod_of_several_containers_fits_exactly_when_placement_finds_devices_for_all(drawn):
+def test_pod_of_several_containers_fits_exactly_when_placement_finds_all_devices(drawn):
     state, node, shape = drawn
     verdict = Shapes(state, DEFAULT_WEIGHTS).verdict(shape)
     fits = NodeReason(int(verdict.reason[state.row_of("n1")])) is NodeReason.FITS
@@ -552,7 +571,7 @@ def test_a_pod_of_several_containers_fits_exactly_when_placement_finds_devices_f
         return
     planned = state.plan("n1", shape.request, shape.policy, "")
     assert fits == (not isinstance(planned, Refusal))
-    asks = [Ask(request, shape.request.preferences, shape.policy, shape.demand) for request in shape.request.containers]
+    asks = [RatingQuery(request, shape.request.preferences, shape.policy, shape.demand) for request in shape.request.containers]
     rows = np.array([state.row_of("n1")])
     certain = all(fits_alone(state.columns, rows, ask)[0] for ask in asks) and surely_fit_together(state.columns, rows, asks)[0]
     assert fits or not certain
@@ -561,7 +580,7 @@ def test_a_pod_of_several_containers_fits_exactly_when_placement_finds_devices_f
 
 @settings(max_examples=50, deadline=None)
 @given(several())
-def test_a_pod_of_several_containers_costs_the_mean_of_what_those_that_last_cost_alone(drawn):
+def test_pod_of_several_containers_costs_mean_of_its_lasting_containers(drawn):
     state, _, shape = drawn
     row, shapes = state.row_of("n1"), Shapes(state, DEFAULT_WEIGHTS)
     verdict = shapes.verdict(shape)
@@ -569,6 +588,28 @@ def test_a_pod_of_several_containers_costs_the_mean_of_what_those_that_last_cost
         lasting = [PodRequest((request,), shape.request.preferences) for request in shape.request.containers if not request.init]
         alone = [float(shapes.verdict(replace(shape, request=request)).cost[row]) for request in lasting]
         assert verdict.cost[row] == pytest.approx(sum(alone) / len(alone))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(events | st.just(("foresee",)), max_size=25), st.lists(requests(), min_size=1, max_size=2), preferences, policies)
+def test_verdict_foreseen_in_pieces_equals_one_computed_at_once(monkeypatch, history, drawn, wishes, policy):
+    monkeypatch.setattr(shapes_module, "MAX_AHEAD", 1)  # a row in each piece
+    state = ClusterState()
+    shapes = Shapes(state, DEFAULT_WEIGHTS)
+    containers = tuple(replace(request, container=f"c{at}") for at, request in enumerate(drawn))
+    shape = PodShape.of(PodRequest(containers, wishes), policy, HostDemand())
+    shapes.expect(shape)
+    pieces = 0
+    for name, *arguments in history:
+        if name == "foresee":
+            pieces += shapes.foresee()
+        else:
+            getattr(state, name)(*arguments)
+    foreseen, fresh = shapes.verdict(shape), Shapes(state, DEFAULT_WEIGHTS).verdict(shape)
+    live = [row for row in map(state.row_of, NODES) if row is not None]
+    for name in ("reason", "curable", "cost", "score"):
+        assert (getattr(foreseen, name)[live] == getattr(fresh, name)[live]).all()
+    event(f"pieces: {min(pieces, 3)}")
 
 
 def fits_since(shapes: Shapes, shape: PodShape, since: int) -> bool:

@@ -1,4 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """The health of a GPU over any history: never given out with a fault that stands, always back in the end, never flapping."""
+
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,10 +43,10 @@ def test_a_gpu_with_a_standing_fault_is_never_given_out(history, rules):
 
 
 @given(HISTORY, RULES)
-def test_whatever_happened_clean_answers_make_it_healthy(history, rules):
+def test_clean_readings_make_device_healthy_after_any_history(history, rules):
     *_, (health, _, now) = run([*history, ([], Answer())], rules)
     longest = max(rules.max_recovery_seconds, rules.suspect_seconds)
-    clean = [([], Answer())] * (int(longest / STEP_SECONDS) + 2)
+    clean: list[Any] = [([], Answer())] * (int(longest / STEP_SECONDS) + 2)
     *_, (health, _, _) = run(clean, rules, health, now + STEP_SECONDS)
     assert health.state is HealthState.HEALTHY
     assert health.reason == ""
@@ -62,11 +65,12 @@ def test_it_comes_back_only_after_a_whole_recovery_time_without_a_fault(history,
 
 
 @given(st.lists(st.integers(1, 40), min_size=5, max_size=200))
-def test_a_gpu_that_falls_whenever_it_is_back_is_given_out_ever_more_rarely(good_steps):
+def test_gpu_that_keeps_failing_is_offered_ever_more_rarely(good_steps):
     rules = HealthRules()
     health, now, returns = GpuHealth(), 0.0, 0
     for steps in good_steps:
-        for probe in (Silence("no answer"), *[Answer()] * steps):
+        probes: list[Answer | Silence] = [Silence("no answer"), *[Answer()] * steps]
+        for probe in probes:
             after = health.after_probe(probe, now, rules)
             returns += after.state.usable and not health.state.usable
             health, now = after, now + STEP_SECONDS

@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any history of starts, ends, retries and crashes at any step: no device is promised more than it has (I1), and nothing leaks (I3).
 
-The machine plays kubelet and the API over the real planner, grant book and files. A crash stops the agent before or after any one of
+The machine plays kubelet and the API over the real planner, grant manager and files. A crash stops the agent before or after any one of
 its file operations; the next agent starts from what is on the disk.
 """
 
@@ -8,28 +9,28 @@ import asyncio
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from agent.core.identity import HeldDevices
-from agent.core.inventory import DeviceBoard
+from agent.core.inventory import DeviceInventory
 from agent.core.ledger import Grant
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.planning import Node, Planned, plan_grant
 from agent.core.reconciliation import NodeView, plan_releases
-from agent.services.grant_book import GrantBook
-from proto.model import ContainerSpec, Pod, Policy
-from proto.units import MIB, WHOLE_GPU_PERCENT
-from tests.unit.agent.builders import BOOT, VGPU, ask, board, gpu, ids, limits, pod
+from agent.services.grant_manager import GrantManager
+from aliquot.contract.model import ContainerSpec, Pod, Policy
+from aliquot.contract.units import MIB, WHOLE_GPU_PERCENT
+from tests.unit.agent.builders import BOOT, VGPU, ask, gpu, ids, inventory, limits, pod
 from tests.unit.agent.fakes import NO_SCANS, Disk, FakeClock
 
 GPUS = 2
 GPU_MIB = 100
 SHARES = 4
-BOARD: DeviceBoard = board(*(gpu(minor, mib=GPU_MIB) for minor in range(GPUS)))
+INVENTORY: DeviceInventory = inventory(*(gpu(minor, mib=GPU_MIB) for minor in range(GPUS)))
 ALL_IDS = sorted(f"{minor}:{replica}" for minor in range(GPUS) for replica in range(SHARES))
 
 
@@ -88,10 +89,9 @@ class AgentHistory(RuleBasedStateMachine):
     @initialize()
     def start_agent(self) -> None:
         self.disk = Disk(Path(self.directory.name))
-        self.book = GrantBook(
-            *(Fused(adapter, self.fuse) for adapter in (self.disk.store, self.disk.files, self.disk.cdi)), FakeClock(), NO_SCANS
-        )  # type: ignore[arg-type]
-        self.book.load(BOOT)
+        store, files, cdi = (cast(Any, Fused(adapter, self.fuse)) for adapter in (self.disk.store, self.disk.files, self.disk.cdi))
+        self.manager = GrantManager(store, files, cdi, FakeClock(), NO_SCANS)
+        self.manager.load(BOOT)
 
     @rule(vgpus=st.integers(1, GPUS), mib=st.integers(1, GPU_MIB), cores=st.sampled_from([None, 10, 60]), picks=st.permutations(ALL_IDS))
     def admit(self, vgpus: int, mib: int, cores: int | None, picks: list[str]) -> None:
@@ -112,11 +112,11 @@ class AgentHistory(RuleBasedStateMachine):
         if not self.pods:
             return
         one = self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
-        node = Node(BOARD, self.book.ledger, SHARES, BOOT, Policy.BINPACK, self.pods.__contains__)
+        node = Node(INVENTORY, self.manager.ledger, SHARES, BOOT, Policy.BINPACK, self.pods.__contains__)
         planned = plan_grant(ask(one, self.held[one.uid]), node)
         if not isinstance(planned, Planned):
             return
-        commit = self.book.commit(planned, limits_of(planned.grant, FailPolicy.CLOSED), dict, BOARD, SHARES)
+        commit = self.manager.commit(planned, limits_of(planned.grant, FailPolicy.CLOSED), dict, INVENTORY, SHARES)
         if self.survives(commit, steps):
             self.running[one.uid] = planned.grant
 
@@ -132,11 +132,11 @@ class AgentHistory(RuleBasedStateMachine):
     def reconcile(self, steps: int | None) -> None:
         """One pass of the reconciler."""
         listing = [HeldDevices(one.namespace, one.name, "main", VGPU, self.held[uid]) for uid, one in self.pods.items()]
-        plan = plan_releases(self.book.ledger.grants.values(), NodeView(self.pods, listing, frozenset()), {})
+        plan = plan_releases(self.manager.ledger.grants.values(), NodeView(self.pods, listing, frozenset()), {})
 
         async def work() -> None:
-            await self.book.release(plan.release)
-            await self.book.sweep()
+            await self.manager.release(plan.release)
+            await self.manager.sweep()
 
         if self.survives(work(), steps):
             self.check_nothing_leaks()
@@ -148,9 +148,9 @@ class AgentHistory(RuleBasedStateMachine):
 
     @invariant()
     def promises_stay_within_the_devices(self) -> None:
-        if not hasattr(self, "book"):
+        if not hasattr(self, "manager"):
             return
-        for state in self.book.ledger.states(BOARD, SHARES):
+        for state in self.manager.ledger.states(INVENTORY, SHARES):
             assert state.used_memory_bytes <= GPU_MIB * MIB
             assert state.used_cores_percent <= WHOLE_GPU_PERCENT
             assert state.used_shares <= SHARES
@@ -158,7 +158,7 @@ class AgentHistory(RuleBasedStateMachine):
     @invariant()
     def what_runs_is_promised(self) -> None:
         for grant in self.running.values():
-            assert self.book.ledger.grants[grant.grant_id] == grant
+            assert self.manager.ledger.grants[grant.grant_id] == grant
 
     @invariant()
     def what_runs_has_its_files(self) -> None:
@@ -167,8 +167,8 @@ class AgentHistory(RuleBasedStateMachine):
             assert grant.grant_id in self.disk.cdi.ids()
 
     def check_nothing_leaks(self) -> None:
-        alive = {grant.grant_id for grant in self.book.ledger.grants.values() if grant.pod_uid in self.pods}
-        assert set(self.book.ledger.grants) == alive
+        alive = {grant.grant_id for grant in self.manager.ledger.grants.values() if grant.pod_uid in self.pods}
+        assert set(self.manager.ledger.grants) == alive
         assert {*self.disk.store.ids(), *self.disk.files.ids(), *self.disk.cdi.ids()} <= alive
 
     def survives(self, work: Any, steps: int | None) -> bool:
@@ -185,12 +185,12 @@ class AgentHistory(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When all pods are gone, one pass leaves nothing behind."""
-        if hasattr(self, "book"):
+        if hasattr(self, "manager"):
             for known in (self.pods, self.held, self.running):
                 known.clear()
             self.reconcile(None)
-            assert not self.book.ledger.grants
-            self.book.close()
+            assert not self.manager.ledger.grants
+            self.manager.close()
         self.loop.close()
         self.directory.cleanup()
 

@@ -1,22 +1,18 @@
-"""Invariant I1 and the honesty of placement: nothing is promised twice, a refusal is true, and the best is the best.
+# SPDX-License-Identifier: Apache-2.0
+"""Invariant I1 and the honesty of placement: no room is promised twice, a refusal is true, and the best is the best.
 
-The oracles here count from first principles (plain sums over shares, brute force over sets) and share no code with placement/.
+The oracles here count from first principles (plain sums over shares, brute force over sets) and share no code with aliquot/placement/.
 """
 
 from collections import defaultdict
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from placement import score
-from placement.choose import Choice, choose, choose_pod, with_shares
-from placement.device import DeviceState
-from placement.fit import Reject, reject_reason, share_on
-from placement.refusal import Refusal
-from placement.topology import LinkTable
-from proto.model import (
+from aliquot.contract.model import (
     ContainerRequest,
     Device,
     DeviceShare,
@@ -28,8 +24,14 @@ from proto.model import (
     Policy,
     Preferences,
 )
-from proto.units import MIB
-from tests.unit.placement.builders import make_device, make_instance
+from aliquot.contract.units import MIB
+from aliquot.placement import score
+from aliquot.placement.choose import Choice, choose, choose_pod, with_shares
+from aliquot.placement.device import DeviceState
+from aliquot.placement.fit import Reject, reject_reason, share_on
+from aliquot.placement.refusal import Refusal
+from aliquot.placement.topology import LinkTable
+from tests.unit.aliquot.placement.builders import make_device, make_instance
 
 MAX_SHARES = 4
 EXAMPLES = 250
@@ -57,8 +59,11 @@ def nodes(draw: st.DrawFn, devices: st.SearchStrategy[Device] = vgpu_devices, ma
 @st.composite
 def requests(draw: st.DrawFn, name: str = "main", max_vgpus: int = 4) -> ContainerRequest:
     vgpus = draw(st.integers(1, max_vgpus))
-    mib = draw(st.none() | st.integers(1, 70))
     cores = draw(st.none() | st.sampled_from([1, 30, 50, 99, 100]) | st.integers(1, 100))
+    if draw(st.integers(0, 5)) == 0:
+        percent = vgpus * draw(st.integers(1, 99))
+        return ContainerRequest(name, vgpus, None, None if cores is None else cores * vgpus, memory_percent=percent)
+    mib = draw(st.none() | st.integers(1, 70))
     return ContainerRequest(name, vgpus, None if mib is None else mib * vgpus * MIB, None if cores is None else cores * vgpus)
 
 
@@ -77,7 +82,7 @@ def links_between(devices: list[Device]) -> st.SearchStrategy[list[Link]]:
     pairs = list(combinations([device.uuid for device in devices], 2))
     paths = st.sampled_from([None, *(kind for kind in LinkKind if kind is not LinkKind.NVLINK)])
     one = st.builds(
-        lambda pair, kind, lanes, pcie: Link(*pair, kind, lanes, pcie if kind is LinkKind.NVLINK else None),
+        lambda pair, kind, lanes, pcie: Link(pair[0], pair[1], kind, lanes, pcie if kind is LinkKind.NVLINK else None),
         st.sampled_from(pairs),
         st.sampled_from(LinkKind),
         st.integers(0, 18),
@@ -105,9 +110,12 @@ def assert_within_capacity(devices: list[Device], shares: list[DeviceShare]) -> 
 
 
 def takes(device: Device, shares: list[DeviceShare], request: ContainerRequest, preferences: Preferences) -> bool:
-    """Say whether a device has room for one vGPU beside these shares."""
+    """Say whether a device has room for one vGPU next to these shares."""
     on_device = [share for share in shares if share.device_uuid == device.uuid]
     memory = device.memory_bytes if request.memory_bytes is None else request.memory_bytes // request.vgpus
+    if request.memory_percent is not None:
+        percent = request.memory_percent // request.vgpus
+        memory = max(1, device.memory_bytes // MIB * percent // 100) * MIB
     cores = None if request.cores_percent is None else request.cores_percent // request.vgpus
     reserved = [share.cores_percent for share in on_device] + [cores]
     total = sum(amount or 0 for amount in reserved)
@@ -146,7 +154,9 @@ def loaded_nodes(draw: st.DrawFn) -> tuple[list[Device], list[DeviceShare]]:
     return devices, shares
 
 
-alike_nodes = st.integers(3, 6).map(lambda count: ([make_device(minor) for minor in range(count)], []))
+alike_nodes: st.SearchStrategy[tuple[list[Device], list[DeviceShare]]] = st.integers(3, 6).map(
+    lambda count: ([make_device(minor) for minor in range(count)], [])
+)
 """Unused nodes of equal devices, where links alone tell these apart."""
 
 
@@ -159,7 +169,8 @@ alike_nodes = st.integers(3, 6).map(lambda count: ([make_device(minor) for minor
     st.lists(st.tuples(requests() | mig_requests, preferences, policies) | st.integers(0, 100), max_size=30),
 )
 def test_no_history_of_grants_and_releases_promises_more_than_a_device_has(devices, history):
-    states, granted = states_of(devices, []), []
+    states = states_of(devices, [])
+    granted: list[Any] = []
     for step in history:
         if isinstance(step, int):
             if granted:
@@ -180,8 +191,7 @@ def test_no_history_of_grants_and_releases_promises_more_than_a_device_has(devic
 @given(nodes(), st.lists(requests(), min_size=1, max_size=4), st.lists(st.booleans(), min_size=4, max_size=4), policies, seeds)
 def test_no_phase_of_a_pod_holds_more_than_its_devices_have(devices, drawn, inits, policy, seed):
     containers = [
-        ContainerRequest(f"c{position}", request.vgpus, request.memory_bytes, request.cores_percent, init=init)
-        for position, (request, init) in enumerate(zip(drawn, inits, strict=False))
+        replace(request, container=f"c{position}", init=init) for position, (request, init) in enumerate(zip(drawn, inits, strict=False))
     ]
     choice = choose_pod(states_of(devices, []), PodRequest(tuple(containers)), policy, seed=seed)
     if isinstance(choice, Refusal):
@@ -201,7 +211,7 @@ def layouts_exist(
     wanted: Preferences,
     given: tuple[list[DeviceShare], ...] = (),
 ) -> bool:
-    """Say whether the containers that are left find devices beside those that are given, and then every init container its own."""
+    """Say whether the containers that are left find devices other than those already given, and then every init container its own."""
     if len(given) < sum(not request.init for request in containers):
         request = [request for request in containers if not request.init][len(given)]
         return any(
@@ -222,28 +232,25 @@ def layouts_exist(
     nodes(max_size=4), st.lists(requests(max_vgpus=2), max_size=3), st.lists(requests(max_vgpus=2), min_size=2, max_size=3),
     st.sampled_from([None, None, 0, 1, 2]), preferences, policies,
 )  # fmt: skip
-def test_a_pod_is_refused_only_where_no_layout_has_room_for_all_of_it(devices, earlier, drawn, init, wanted, policy):
+def test_pod_is_refused_only_when_no_layout_has_room(devices, earlier, drawn, init, wanted, policy):
     shares: list[DeviceShare] = []
     for request in earlier:
         choice = choose(states_of(devices, shares), request, Preferences(), Policy.SPREAD)
         shares += choice.shares if isinstance(choice, Choice) else ()
     states = states_of(devices, shares)
-    containers = [
-        ContainerRequest(f"c{position}", request.vgpus, request.memory_bytes, request.cores_percent, init=position == init)
-        for position, request in enumerate(drawn)
-    ]
+    containers = [replace(request, container=f"c{position}", init=position == init) for position, request in enumerate(drawn)]
     pod = PodRequest(tuple(containers), wanted)
     possible = layouts_exist(devices, shares, containers, wanted)
-    choice = choose_pod(states, pod, policy)
+    chosen = choose_pod(states, pod, policy)
     event(f"{'granted' if possible else 'refused'} a pod {'with' if any(request.init for request in containers) else 'without'} init")
-    assert possible == (not isinstance(choice, Refusal))
-    for given_ in () if isinstance(choice, Refusal) else choice.containers:
+    assert possible == (not isinstance(chosen, Refusal))
+    for given_ in () if isinstance(chosen, Refusal) else chosen.containers:
         assert [share.device_uuid for share in given_.shares] == sorted({share.device_uuid for share in given_.shares})
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes())
-def test_an_exclusive_device_is_shared_with_nobody(node):
+def test_exclusive_device_is_never_shared(node):
     devices, shares = node
     choice = choose(states_of(devices, shares), ContainerRequest("main", 1), Preferences(isolation=Isolation.EXCLUSIVE), Policy.FRAG)
     idle = [device for device in devices if device.uuid not in {share.device_uuid for share in shares}]
@@ -257,7 +264,7 @@ def test_an_exclusive_device_is_shared_with_nobody(node):
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes(), st.integers(1, 3), st.integers(1, 70), policies, seeds)
-def test_no_whole_gpu_has_more_memory_than_the_request_names_and_one_that_has_no_more_is_given(node, vgpus, named_mib, policy, seed):
+def test_whole_gpu_is_granted_only_when_its_memory_does_not_exceed_request(node, vgpus, named_mib, policy, seed):
     """Quotas count what is named, and annotations can change after that."""
     devices, shares = node
     request = ContainerRequest("main", vgpus, vgpus * named_mib * MIB)
@@ -276,7 +283,7 @@ of_one_size = st.builds(make_device, mib=st.just(64), numa=st.none() | st.intege
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(nodes(of_one_size), st.lists(requests(), max_size=3), st.integers(1, 4), st.booleans(), policies, seeds)
-def test_a_whole_gpu_is_the_same_whether_or_not_the_request_says_how_much_memory_it_has(devices, earlier, vgpus, exclusive, policy, seed):
+def test_whole_gpu_is_same_with_or_without_memory_amount_in_request(devices, earlier, vgpus, exclusive, policy, seed):
     """The webhook says it where it can, for quotas to count."""
     states = states_of(devices, [])
     for request in earlier:
@@ -364,7 +371,7 @@ def test_topology_takes_the_best_linked_set_there_is(node, request, numa, seed, 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes() | alike_nodes, st.integers(1, 60), st.none() | st.integers(1, 100), policies, st.data(), seeds)
-def test_a_share_of_one_device_breaks_no_free_pair_when_an_equal_device_is_there(node, mib, cores, policy, data, seed):
+def test_share_of_one_device_keeps_free_pair_when_equal_device_exists(node, mib, cores, policy, data, seed):
     devices, shares = node
     links = data.draw(links_between(devices))
     request = ContainerRequest("main", 1, mib * MIB, cores)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Victims are the cheapest there are, and no gang is broken: compared with all subsets of up to ten pods on small nodes.
 
 Once for the search by itself, and once for the verb, to which kube-scheduler proposes what it would end by the node's sums.
@@ -9,23 +10,21 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, combinations
+from typing import Any
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from placement.choose import choose_pod
-from placement.refusal import Refusal
-from proto import units
-from proto.model import ContainerRequest, Isolation, NumaMode, PodRequest, Policy, Preferences
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.preempt import Band, Preemption, Victim, cheapest_victims
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState
-from scheduler_plugin.extender.desk import Desk
+from aliquot.contract import units
+from aliquot.contract.model import ContainerRequest, Isolation, NumaMode, PodRequest, Policy, Preferences
+from aliquot.placement.choose import choose_pod
+from aliquot.placement.refusal import Refusal
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.gang.preempt import Band, Preemption, Victim, cheapest_victims
 from scheduler_plugin.extender.preempt import choose_victims
 from tests.unit.scheduler_plugin.api import pod_object
-from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share
+from tests.unit.scheduler_plugin.builders import make_context, make_device, make_node, make_pod, make_share
 
 OURS, THEIRS = ("team", "ours"), ("team", "theirs")
 
@@ -73,7 +72,7 @@ def breaks_a_gang(question: Preemption, chosen: tuple[str, ...]) -> bool:
 
 
 def ranking(question: Preemption, chosen: Iterable[str]) -> tuple[int, float, int, int]:
-    """What kube-scheduler compares, said anew: pods beyond what budgets allow, the highest priority, how many pods, their priorities."""
+    """What kube-scheduler compares, stated again: pods beyond what budgets allow, the highest priority, how many pods, their priorities."""
     victims = [victim for victim in question.candidates if victim.uid in chosen]
     priorities = [victim.priority for victim in victims]
     exceeded = 0
@@ -135,7 +134,7 @@ class Scene:
         return state
 
     def sums_suffice(self, ended: Iterable[str]) -> bool:
-        """What kube-scheduler counts: requests of the pods that stay, beside those of the one that comes."""
+        """What kube-scheduler counts: requests of the pods that stay, plus those of the one that comes."""
         staying = [pod for pod in self.pods if pod.uid not in set(ended)]
         limits = [pod.gpu.containers[0].limits for pod in staying if pod.gpu is not None]
         return (
@@ -155,7 +154,7 @@ class Scene:
         return [pod for pod in self.pods if pod.priority < PRIORITY]
 
     def proposed(self) -> list[str] | None:
-        """Do as kube-scheduler does: all may end, but for those who can stay, the most important first; None if that is not enough."""
+        """Do as kube-scheduler does: all may end, except for those that can stay, the most important first; None if that is not enough."""
         ended = {pod.uid for pod in self.evictable}
         if not self.sums_suffice(ended):
             return None
@@ -173,15 +172,15 @@ class Scene:
         return chain.from_iterable(combinations(uids, size) for size in range(len(uids) + 1))
 
     def answer(self, proposed: list[str], **spec: object) -> set[str] | None:
-        """Ask the verb; None where it says that nobody's end helps."""
+        """Call the verb; None where it says that no pod's end helps."""
         state = self.state_without(())
-        desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
-        asked = {"vgpu": "1"} | ({} if self.asked_mib is None else {"vgpu_memory": str(self.asked_mib)})
+        context = make_context(state)
+        asked: dict[str, Any] = {"vgpu": "1"} | ({} if self.asked_mib is None else {"vgpu_memory": str(self.asked_mib)})
         pod = pod_object("important", **asked)
         pod["spec"] |= {"priority": PRIORITY} | spec
         victims = {"n1": {"Pods": [{"UID": uid} for uid in proposed], "NumPDBViolations": 0}}
         body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
-        found = json.loads(asyncio.run(choose_victims(desk, body)))["NodeNameToMetaVictims"]
+        found = json.loads(asyncio.run(choose_victims(context, body)))["NodeNameToMetaVictims"]
         return {victim["UID"] for victim in found["n1"]["Pods"]} if "n1" in found else None
 
 
@@ -198,9 +197,9 @@ def scenes(draw: st.DrawFn, tight: bool = False) -> Scene:
                 break
             free_mib -= mib
             priority = 200 if keeps and not number else draw(st.sampled_from([-5, 0, 0, 10]))
-            uid, shares, limits = f"on{minor}-{number}", {"main": [make_share("n1", minor, mib)]}, {"vgpu": "1", "vgpu_memory": str(mib)}
+            uid, shares = f"on{minor}-{number}", {"main": [make_share("n1", minor, mib)]}
             cpu = draw(st.sampled_from([0, 500, 2000]))
-            pods.append(make_pod(uid, node="n1", shares=shares, priority=priority, cpu_milli=cpu, **limits))
+            pods.append(make_pod(uid, node="n1", shares=shares, priority=priority, cpu_milli=cpu, vgpu="1", vgpu_memory=str(mib)))
     waiting = draw(st.lists(st.sampled_from([-5, 10]), max_size=2))
     pods += [make_pod(f"cpu-{number}", node="n1", priority=priority, cpu_milli=1000) for number, priority in enumerate(waiting)]
     cpu_milli = draw(st.integers(1, 8)) * 1000 if tight else 64_000
@@ -210,7 +209,7 @@ def scenes(draw: st.DrawFn, tight: bool = False) -> Scene:
 
 @settings(max_examples=200, deadline=None)
 @given(scenes())
-def test_where_cpu_and_ram_are_there_the_verb_ends_the_cheapest_that_suffice(scene):
+def test_preempt_ends_cheapest_victims_when_cpu_and_ram_suffice(scene):
     proposed = scene.proposed()
     if proposed is None:
         return
@@ -227,7 +226,7 @@ def test_where_cpu_and_ram_are_there_the_verb_ends_the_cheapest_that_suffice(sce
 
 @settings(max_examples=200, deadline=None)
 @given(scenes(tight=True))
-def test_whoever_the_verb_lets_go_is_needed_neither_for_the_gpu_nor_for_any_sum(scene):
+def test_spared_victim_is_not_needed_for_gpu_or_any_sum(scene):
     proposed = scene.proposed()
     if proposed is None or (answer := scene.answer(proposed)) is None:
         return
@@ -243,7 +242,7 @@ def test_whoever_the_verb_lets_go_is_needed_neither_for_the_gpu_nor_for_any_sum(
 @given(
     scenes(tight=True), st.sampled_from([{"hostNetwork": True}, {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}])
 )
-def test_for_a_pod_that_kube_scheduler_looks_at_more_for_its_victims_stay(scene, wish):
+def test_victims_stay_for_pod_that_kube_scheduler_checks_further(scene, wish):
     proposed = scene.proposed()
     if "hostNetwork" in wish:
         wish = wish | {"containers": [port_of_the_host(scene)]}

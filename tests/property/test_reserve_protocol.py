@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model checking of the memory ledger's protocol: every interleaving of a bounded model, with a kill at every step.
 
 The model has the atomic operations of cuda_shim/account/ledger.h (charge, uncharge) and cuda_shim/region/region.c (reap, repair), one
@@ -6,13 +7,13 @@ and taken over by a newcomer; reaper and repairer may be killed too. Checked in 
 
 * what living processes were granted never exceeds the line, and the line never exceeds the limit (no over-grant);
 
-and in every state where nobody is in the middle of something: one repair makes the line equal to what is held (no lasting leak).
+and in every state where no process is in the middle of something: one repair makes the line equal to what is held (no lasting leak).
 Excluded here: the real code, step by step (cuda_shim/tests/test_ledger_steps.c) and under kills (tests/integration/test_shim_chaos.py);
 limits that change meanwhile.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -68,7 +69,8 @@ def stored(state: State, slot: int, counter: int, value: int) -> State:
     counters = list(state.slots[slot])
     counters[counter] = value
     slots = list(state.slots)
-    slots[slot] = tuple(counters)
+    first, second, third, fourth = counters
+    slots[slot] = (first, second, third, fourth)
     return state._replace(slots=tuple(slots))
 
 
@@ -79,7 +81,7 @@ def with_process(state: State, index: int, process: Process) -> State:
     return state._replace(processes=tuple(processes))
 
 
-def next_operation(process: Process, **changes: int) -> Process:
+def next_operation(process: Process, **changes: Any) -> Process:
     """Return the process at the start of its next operation."""
     return process._replace(operation=process.operation + 1, step=0, seen=0, **changes)
 
@@ -136,7 +138,7 @@ def process_steps(state: State, index: int) -> Iterator[State]:
 
 
 def reaper_steps(state: State) -> Iterator[State]:
-    """One atomic operation of credit() on a dead slot, whose lock the reaper holds; or the reaper's death."""
+    """One atomic operation of credit() on a dead slot while the reaper holds its lock; or the reaper's death."""
     walker = state.reaper
     if walker.step < 0:
         for slot, process in enumerate(state.processes):
@@ -216,7 +218,7 @@ def repaired_line(state: State) -> int:
 
 
 def at_rest(state: State) -> bool:
-    """True when nobody is in the middle of anything and no dead slot waits."""
+    """True when no process is in the middle of anything and no dead slot waits."""
     return state.reaper.step < 0 and all(process.alive and process.step == 0 for process in state.processes)
 
 
@@ -254,7 +256,7 @@ CHARGE_AND_FREE = (("charge", 2), ("uncharge", 2))
     ],
 )
 @pytest.mark.timeout(1800)
-def test_no_interleaving_of_charges_kills_reaps_and_repairs_over_grants_or_leaks_for_good(start: State) -> None:
+def test_no_interleaving_of_charge_kill_reap_and_repair_leaks_or_overgrants(start: State) -> None:
     states = rests = 0
     for state in explore(start):
         states += 1

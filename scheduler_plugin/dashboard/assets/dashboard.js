@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 // Draws /cluster.json and draws it again when it changes. Every text from the cluster goes in as text, never as markup.
 // What is looked at is in the address: #pod=namespace/name and #gpu=UUID can be bookmarked and sent to a colleague.
 
@@ -154,7 +155,7 @@ function podDetail(chosen) {
     make("h2", {text: chosen}),
     ...(rows.length ? [make("table", {}, make("tr", {}, ...["node", "device", "memory", "cores"].map((text) => make("th", {text}))), ...rows)]
       : [make("p", {class: "faint", text: waiting ? "It waits for a GPU." : "It holds no GPU now."})]),
-    make("p", {class: "faint", text: neighbours.length ? `Beside it: ${neighbours.join(", ")}` : ""}),
+    make("p", {class: "faint", text: neighbours.length ? `Also on this GPU: ${neighbours.join(", ")}` : ""}),
     make("p", {}, make("code", {text: `kubectl vgpu describe pod -n ${namespaceOf(chosen)} ${shortName(chosen)}`}))];
 }
 
@@ -229,7 +230,7 @@ function draw() {
   drawDetail(chosen);
   const notices = cluster.unaccounted.map(([pod, why]) => `${pod} uses GPUs that are not counted: ${why}.`);
   if (cluster.trouble) notices.push(`Not current: ${cluster.trouble}.`);
-  if (!cluster.leads) notices.push("This replica does not lead: its picture can lag behind.");
+  if (!cluster.leads) notices.push("This replica is not the leader: its data can be older.");
   page.notice.textContent = notices.join(" ");
 }
 

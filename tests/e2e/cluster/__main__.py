@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m tests.e2e.cluster up|down|status|build|images|helm``: the cluster of the suite, to look around in; ``build`` makes all that
 the first run would make, ``images`` those for other clusters, and ``helm`` what the manifests' tests need, which is no cluster.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster's own certificate authority, and what it signs, made with openssl for each cluster."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bringing the cluster up and down, and what scenarios may do to it in between."""
 
 import fcntl
@@ -79,7 +80,7 @@ class Cluster:
             raise
 
     def down(self) -> None:
-        """Take everything down; nothing of the cluster is left, whatever state it was in."""
+        """Take everything down; no part of the cluster is left, in any state it was in."""
         namespaces.remove(self.run_dir)
         shutil.rmtree(self.run_dir, ignore_errors=True)
         if self.run_dir.exists():

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The components: their configuration files and command lines, as an operator of a small cluster would write them.
 
 RBAC and Node authorisation are on; every component has its own user. What differs from a machine of its own is named
@@ -29,7 +30,7 @@ USERS = {
     "kube-scheduler": ("system:kube-scheduler", ""),
     "kubelet": (f"system:node:{NODE_NAME}", "system:nodes"),
 }
-"""Who may speak to the API server by static token: file of the kubeconfig -> user, group."""
+"""Clients that may call the API server by static token: file of the kubeconfig -> user, group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A way in: a port of this machine's loopback that leads to the API server inside the node's network namespace.
 
 The listening socket is made here, then this process enters the node's network namespace and dials from there; a socket

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the suite needs of the machine: root, Debian's packages, and the programs built from their Go modules.
 
 Everything built is kept below ``build/e2e/bin/<key>``; the key is a hash of what was pinned and how it was built, so a
@@ -110,7 +111,7 @@ def _require_debian_programs() -> None:
 
 
 def built_programs(programs: GoPrograms) -> Path:
-    """Build the programs when this pin was not built before; who comes while another process builds them waits.
+    """Build the programs when this pin was not built before; a process that comes while another builds them waits.
 
     Returns: the folder that holds them.
     """

@@ -1,24 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
 """Container images made here from files of this machine, as OCI archives: there is no registry and no image builder.
 
-The same files give the same archive. Images made by instructions are dockerfile.py's.
+The same files give the same archive. release/dockerfile.py makes those with a Dockerfile.
 """
 
-import hashlib
 import io
-import json
 import re
 import subprocess
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from release.archive import write_archive
+
 BUSYBOX = Path("/bin/busybox")
 LIBRARY_DIR = "usr/lib/x86_64-linux-gnu"
-_PLATFORM = {"architecture": "amd64", "os": "linux"}
 AT_ONCE = {"StopSignal": "SIGKILL"}
-"""For images whose programs have nothing to finish: a first process heeds no SIGTERM that it does not handle, and every pod would end by
-waiting out its grace period."""
+"""For images with programs that have nothing to finish: a first process ignores a SIGTERM that it does not handle.
+
+Every pod would end by waiting out its grace period."""
 
 
 @dataclass(slots=True)
@@ -80,56 +81,11 @@ def linked_libraries(programs: Iterable[Path]) -> set[Path]:
     return libraries
 
 
-def write_archive(archive: Path, name: str, layers: Sequence[bytes], configuration: Mapping[str, object]) -> None:
-    """Write an OCI archive.
-
-    Args:
-        archive: the file to write.
-        name: the image's full name with tag.
-        layers: tars of its files, lowest first; kept uncompressed, for they are read once, on this machine.
-        configuration: the OCI image's ``config``: Cmd, Entrypoint, Env, StopSignal, User.
-    """
-    image = {
-        **_PLATFORM,
-        "config": dict(configuration),
-        "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers]},
-    }
-    image_blob = json.dumps(image).encode()
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": _descriptor("application/vnd.oci.image.config.v1+json", image_blob),
-        "layers": [_descriptor("application/vnd.oci.image.layer.v1.tar", layer) for layer in layers],
-    }
-    manifest_blob = json.dumps(manifest).encode()
-    listed = {**_descriptor("application/vnd.oci.image.manifest.v1+json", manifest_blob), "platform": _PLATFORM}
-    listed["annotations"] = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
-    index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [listed]}
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = archive.with_suffix(".unfinished")
-    with tarfile.open(unfinished, "w", format=tarfile.GNU_FORMAT) as tar:
-        for path, data in {
-            "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
-            "index.json": json.dumps(index).encode(),
-            **{f"blobs/sha256/{_digest(blob)[7:]}": blob for blob in (image_blob, manifest_blob, *layers)},
-        }.items():
-            _add(tar, path, tarfile.REGTYPE, data=data)
-    unfinished.rename(archive)
-
-
 def busybox_image(archive: Path, name: str, command: list[str]) -> None:
     """An image of busybox alone."""
     rootfs = Rootfs()
     rootfs.add_busybox()
     write_archive(archive, name, [rootfs.layer()], {"Cmd": command, "Env": ["PATH=/bin"], **AT_ONCE})
-
-
-def _digest(blob: bytes) -> str:
-    return f"sha256:{hashlib.sha256(blob).hexdigest()}"
-
-
-def _descriptor(media_type: str, blob: bytes) -> dict[str, object]:
-    return {"mediaType": media_type, "digest": _digest(blob), "size": len(blob)}
 
 
 def _parents(paths: Iterable[str]) -> set[str]:

@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node as namespaces of this machine: what it starts, mounts and configures can be taken down by ending one process.
 
-The node has its own PID, mount, network, IPC, UTS and cgroup namespaces. ``/etc``, ``/run``, ``/var`` and ``/opt`` are
-overlays whose upper layers lie in the run directory, so that every program and every manifest finds the paths it would
-find on any node (``/var/lib/kubelet``, ``/run/containerd``, ``/var/run/cdi``) and the machine keeps none of what is
-written there. When the init process of the PID namespace ends, the kernel ends everything in it and drops mounts and
-interfaces; files of the run directory and the cgroups are all that is left to remove, and ``remove`` does.
+The node has its own PID, mount, network, IPC, UTS and cgroup namespaces. ``/etc``, ``/run``, ``/var`` and ``/opt`` are overlays with upper
+layers in the run directory. Every program and every manifest finds the paths it would find on any node (``/var/lib/kubelet``,
+``/run/containerd``, ``/var/run/cdi``), and the machine keeps no file that is written there. When the init process of the PID namespace
+ends, the kernel ends everything in it and drops mounts and interfaces; files of the run directory and the cgroups are all that is left to
+remove, and ``remove`` does.
 
 Run as a program this module is that init process::
 
@@ -26,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 NODE_NAME = "aliquot-e2e"
@@ -107,7 +109,7 @@ def remove(run_dir: Path) -> None:
         _wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30, f"init process {pid} to end")
     recorded = run_dir / "cgroups"
     for top in recorded.read_text().split() if recorded.exists() else []:
-        _wait_until(lambda top=top: _remove_cgroup(Path(top)), 30, f"cgroup {top} to be empty")
+        _wait_until(partial(_remove_cgroup, Path(top)), 30, f"cgroup {top} to be empty")
 
 
 def _make_cgroups() -> list[Path]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the suite keeps things. Nothing outside ``build/e2e`` is ever written (packages of the machine apart)."""
 
 from pathlib import Path

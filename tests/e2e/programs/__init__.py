@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that try a limit in ways a CUDA program of the usual kind does not: static, against another C library, by fork, as root.
 
 Built once for what they are made of, and kept below ``build/e2e/programs``.
@@ -12,16 +13,15 @@ from tests.e2e.cluster.paths import BUILD, ROOT
 
 _HERE = Path(__file__).parent
 _SHIM = ROOT / "cuda_shim"
-_SIMULATED_DRIVER = (
-    *sorted((_SHIM / "sim").glob("cuda_*.c")),
-    *(_SHIM / "sim" / f"{name}.c" for name in ("engine", "memory", "state", "process", "topology", "topology_parse", "mig")),
-)
+_SIM = ROOT / "simulated_driver"
+_SIMULATED_DRIVER = tuple(sorted(file for file in _SIM.glob("*.c") if not file.name.startswith(("nvml", "simctl"))))
+"""What libcuda.so.1 is made of."""
 _WITH_DRIVER = (
     _HERE / "linked_driver.c",
     *(_SHIM / "client" / f"{name}.c" for name in ("driver_error", "main", "holdings", "work")),
     *_SIMULATED_DRIVER,
 )
-_FLAGS = ("-std=gnu11", "-O1", "-w", f"-I{_SHIM / 'include'}", f"-I{_SHIM}", "-pthread")
+_FLAGS = ("-std=gnu11", "-O1", "-w", f"-I{_SHIM / 'abi'}", f"-I{_SHIM}", f"-I{ROOT}", "-pthread")
 _MUSL = (
     "musl-gcc",
     "-idirafter", "/usr/include", "-idirafter", "/usr/include/x86_64-linux-gnu",  # the kernel's headers
@@ -56,7 +56,8 @@ def become_root() -> Path:
 
 def _built(name: str, compiler: Sequence[str], sources: Sequence[Path]) -> Path:
     digest = hashlib.sha256("\0".join((*compiler, *_FLAGS)).encode())
-    for file in (*sources, *sorted(_SHIM.glob("**/*.h")), *sorted(_SHIM.glob("**/*.def"))):
+    headers = sorted(header for folder in (_SHIM, _SIM) for kind in ("h", "def") for header in folder.glob(f"**/*.{kind}"))
+    for file in (*sources, *headers):
         digest.update(file.read_bytes())
     program = BUILD / "programs" / f"{name}-{digest.hexdigest()[:16]}"
     if not program.exists():

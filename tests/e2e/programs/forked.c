@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Processes that come of fork alone: forked ASK_MIB COUNT
  *
  * COUNT children and their parent each allocate up to ASK_MIB in pieces of 16 MiB, stay until all are done, and print what they hold as one

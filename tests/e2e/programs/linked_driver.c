@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA driver as a program has it that brings its own: linked in, so that no library stands between the program and the device.
  * Takes the place of client/driver.c in a static build of aliquot-cuda-client. */
 #include "client/driver.h"

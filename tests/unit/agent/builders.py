@@ -1,14 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
 """Boards, pods, grants and assignments with defaults, so that a test shows only what matters to it."""
 
 from collections.abc import Mapping, Sequence
 
 from agent.core.identity import HeldDevices, Holder, grant_id
-from agent.core.inventory import DeviceBoard, DeviceReading, DriverReading
+from agent.core.inventory import DeviceInventory, DeviceReading, DriverReading
 from agent.core.ledger import Grant
-from agent.core.planning import Ask
-from proto import codec, contract
-from proto.model import ContainerAssignment, ContainerSpec, ContainerStatus, Device, DeviceShare, MigInstance, Pod, PodAssignment
-from proto.units import MIB
+from agent.core.planning import GrantRequest
+from aliquot import contract
+from aliquot.contract import codec
+from aliquot.contract.model import ContainerAssignment, ContainerSpec, ContainerStatus, Device, DeviceShare, MigInstance, Pod, PodAssignment
+from aliquot.contract.units import MIB
+from aliquot.placement.request import request_of_container
 
 SECRET = b"s" * 32
 BOOT = "boot-1"
@@ -47,8 +50,8 @@ def reading(*devices: Device, used_mib: int = 0, **extra: object) -> DriverReadi
     return DriverReading("580.159.03", 13000, tuple(DeviceReading(device, used_mib * MIB, 0.25) for device in devices), **extra)  # type: ignore[arg-type]
 
 
-def board(*devices: Device) -> DeviceBoard:
-    return DeviceBoard().after_reading(reading(*(devices or (gpu(0), gpu(1)))))
+def inventory(*devices: Device) -> DeviceInventory:
+    return DeviceInventory().after_reading(reading(*(devices or (gpu(0), gpu(1)))))
 
 
 def share(device: int | str = 0, mib: int = 100, cores: int | None = None) -> DeviceShare:
@@ -98,8 +101,9 @@ def ids(*replicas: str) -> frozenset[str]:
     return frozenset(codec.encode_replica(f"GPU-{text.partition(':')[0]}", int(text.partition(":")[2])) for text in replicas)
 
 
-def ask(of: Pod, device_ids: frozenset[str], *, container: str = "main", resource: str = VGPU) -> Ask:
-    return Ask(grant_id(SECRET, resource, device_ids), resource, device_ids, Holder(of.namespace, of.name, container), of)
+def ask(of: Pod, device_ids: frozenset[str], *, container: str = "main", resource: str = VGPU) -> GrantRequest:
+    holder = Holder(of.namespace, of.name, container)
+    return GrantRequest(grant_id(SECRET, resource, device_ids), resource, device_ids, holder, of, *request_of_container(of, container))
 
 
 def grant(

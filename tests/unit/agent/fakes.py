@@ -1,13 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fakes of the agent's ports: the driver, the kubelet's sockets and the Kubernetes API as plain objects a test can steer."""
 
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
+from typing import Any
 
 from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
-from agent.adapters.kubelet_checkpoint import KubeletCheckpoint
+from agent.adapters.kubelet_checkpoint import KubeletCheckpointFile
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.node_files import RowFile
 from agent.core.cdi_scans import ScanPace
@@ -19,16 +21,19 @@ from agent.core.inventory import DeviceEvent, DriverReading, OverdueCall
 from agent.core.overhead import GpuProcess, HostProcess, ProcessList
 from agent.core.publishing import NodeCondition
 from agent.core.registration import FileIdentity
-from agent.errors import DriverLeftError, DriverTimeoutError, KubeApiError, KubeletError
-from agent.ports import Clock, NodeEvent, PodEvent
+from agent.errors import DriverLeftError, DriverTimeoutError, KubeletError
+from agent.ports.clock import Clock
+from agent.ports.kube import NodeEvent, PodEvent
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
-from agent.services.grant_book import GrantBook
+from agent.services.grant_manager import GrantManager
 from agent.services.injection import Injection
 from agent.services.pod_cache import PodCache
-from proto import contract
-from proto.kubelet.deviceplugin_pb2_grpc import DevicePluginServicer
-from proto.model import Link
+from agent.services.state import AgentState
+from aliquot import contract
+from aliquot.contract.model import Link
+from aliquot.kube.errors import KubeApiError
+from aliquot.kubelet_api.deviceplugin_pb2_grpc import DevicePluginServicer
 
 
 class FakeClock:
@@ -53,7 +58,7 @@ NO_SCANS = ScanPace(0, 0, 0)
 
 
 class FakeDriver:
-    """Answers with what it was told, or raises it."""
+    """Returns the reply that the test set, or raises it."""
 
     def __init__(self, answer: DriverReading | Exception) -> None:
         self.answer = answer
@@ -63,7 +68,7 @@ class FakeDriver:
         self.kept_out = ""
         self.stays = False
         """Whether leaving it fails."""
-        self.anew: Set[str] | Exception = frozenset()
+        self.in_new_session: Set[str] | Exception = frozenset()
         self.searches = 0
         self.reported: list[DeviceEvent] = []
         self.process_list: Sequence[GpuProcess] | Exception = ()
@@ -101,18 +106,26 @@ class FakeDriver:
             raise self.process_list
         return ProcessList(tuple(self.process_list), self.unknown)
 
-    async def found_anew(self) -> Set[str]:
+    async def busy(self, device_uuids: Set[str], lookback_seconds: float) -> Mapping[str, Mapping[int, float]]:
+        if isinstance(self.process_list, Exception):
+            raise self.process_list
+        return {
+            uuid: {one.pid: one.utilization_ratio for one in self.process_list if one.device_uuid == uuid and one.utilization_ratio}
+            for uuid in device_uuids
+        }
+
+    async def found_in_new_session(self) -> Set[str]:
         self.searches += 1
-        if isinstance(self.anew, Exception):
-            raise self.anew
-        return self.anew
+        if isinstance(self.in_new_session, Exception):
+            raise self.in_new_session
+        return self.in_new_session
 
     def overdue(self) -> Sequence[OverdueCall]:
         return self.out
 
 
 class FakePodResources:
-    """Lists what it was told; None stands for a kubelet that does not answer."""
+    """Lists what the test set; None means a kubelet that does not answer."""
 
     def __init__(self, *listing: HeldDevices) -> None:
         self.listing: list[HeldDevices] | None = list(listing)
@@ -127,19 +140,19 @@ class FakePodResources:
         return self.offered
 
 
-class FakeKubeletMemory:
-    """Remembers what it was told."""
+class FakeKubeletCheckpoint:
+    """Remembers what it received."""
 
     def __init__(self) -> None:
         self.entries: list[RememberedDevices] = []
         self.writes: int | None = None
-        """How often it was written; None when it cannot be looked at."""
+        """How often it was written; None when it cannot be read."""
 
     def remembered(self) -> Sequence[RememberedDevices]:
         return list(self.entries)
 
     def answer(self, kept: bytes) -> Answer | None:
-        return KubeletCheckpoint(Path()).answer(kept)
+        return KubeletCheckpointFile(Path()).answer(kept)
 
     def version(self) -> object:
         return self.writes
@@ -266,19 +279,19 @@ class Disk:
         self.base = base
         self.store = LedgerFiles(base / "state/ledger")
         self.files = GrantFiles(base / "run/containers")
-        kernel = {"devices": base / "dev", "capabilities": base / "capabilities", "kernel_drivers": base / "proc-devices"}
+        kernel: dict[str, Any] = {"devices": base / "dev", "capabilities": base / "capabilities", "kernel_drivers": base / "proc-devices"}
         self.cdi = CdiDirectory(base / "cdi", base / "etc-cdi", **kernel)
         kernel["kernel_drivers"].touch()
         self.versions = RowFile(base / "state/node-versions", VERSION_ROWS, NodeVersions())
 
-    def book(
+    def manager(
         self, clock: Clock | None = None, pace: ScanPace = NO_SCANS, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> GrantBook:
-        return GrantBook(self.store, self.files, self.cdi, clock or FakeClock(), pace, pause)
+    ) -> GrantManager:
+        return GrantManager(self.store, self.files, self.cdi, clock or FakeClock(), pace, pause)
 
 
 def make_injection(
-    book: GrantBook,
+    manager: GrantManager,
     disk: Disk,
     pods: PodCache,
     watch: DriverWatch,
@@ -287,7 +300,7 @@ def make_injection(
 ) -> Injection:
     """How devices enter containers, over the real files."""
     return Injection(
-        mode, watch=watch, pods=pods, book=book, files=disk.files, cdi=disk.cdi, versions=disk.versions, clock=clock or FakeClock()
+        mode, state=AgentState(watch, pods, manager), files=disk.files, cdi=disk.cdi, versions=disk.versions, clock=clock or FakeClock()
     )
 
 
@@ -334,6 +347,15 @@ async def posted(recorder: EventRecorder, api: FakeKubeApi) -> Sequence[PodEvent
     running.cancel()
     api.events.remove(last)
     return api.events
+
+
+async def posted_on_pods(recorder: EventRecorder, api: FakeKubeApi) -> Sequence[PodEvent]:
+    """Do as ``posted`` does, where every event is about a pod."""
+    on_pods = []
+    for event in await posted(recorder, api):
+        assert isinstance(event, PodEvent), event
+        on_pods.append(event)
+    return on_pods
 
 
 async def settle() -> None:

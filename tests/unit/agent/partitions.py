@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MIG GPUs in memory, and what services need that look at them: fakes of the ports of partitions, records and MPS daemons."""
 
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -8,19 +9,19 @@ from agent.core.backends import Abilities
 from agent.core.inventory import DriverReading
 from agent.core.ledger import Ledger
 from agent.core.mig import MigRecord
-from agent.core.mps_records import DaemonState, SupervisorState, Wish
+from agent.core.mps_records import DaemonRequest, DaemonState, SupervisorState
 from agent.errors import MpsError, PartitionError, PartitionInUseError, StorageError
 from agent.services.backends import Backends
 from agent.services.changes import Changes
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
-from agent.services.grant_book import GrantBook
-from agent.services.mig_keeper import MigKeeper
-from agent.services.mps_keeper import MpsKeeper
+from agent.services.grant_manager import GrantManager
+from agent.services.mig_controller import MigController
+from agent.services.mps_controller import MpsController
 from agent.services.offering import Offering
-from proto.codec import MigPlace
-from proto.model import Device, MigInstance
-from proto.units import MIB
+from aliquot.contract.codec import MigPlace
+from aliquot.contract.model import Device, MigInstance
+from aliquot.contract.units import MIB
 from tests.unit.agent.builders import BOOT, gpu, reading
 from tests.unit.agent.fakes import FakeClock, FakeKubeApi
 
@@ -46,12 +47,12 @@ def places(device: int = 0) -> tuple[MigInstance, ...]:
 
 
 def dynamic_gpu(minor: int = 0, *existing: MigInstance) -> Device:
-    """A GPU as the board shows it where instances are made on demand."""
+    """A GPU as the inventory shows it where instances are made on demand."""
     return gpu(minor, mib=80_000, mig=[*existing, *places(minor)])
 
 
 class FakePartitions:
-    """GPUs that hold the instances they were told to; every making yields another UUID."""
+    """GPUs that hold the instances they were made to hold; every making yields another UUID."""
 
     def __init__(self) -> None:
         self.instances: dict[str, MigInstance] = {}
@@ -97,7 +98,7 @@ class FakePartitions:
 
 
 class FakeRecords:
-    """Records in memory, as if on disk: they outlive a keeper."""
+    """Records in memory, as if on disk: they outlive a controller."""
 
     def __init__(self) -> None:
         self.records: dict[str, MigRecord] = {}
@@ -164,12 +165,12 @@ class FakeMps:
 
 
 class FakeMpsDaemons:
-    """A supervisor that starts what is wanted at once, and what it is told to go through."""
+    """A supervisor that immediately starts what is wanted, and goes through the states that the test sets."""
 
     def __init__(self, about: SupervisorState | None = SupervisorState(50, "/host/shm")) -> None:  # noqa: B008 - it is frozen
         self.about = about
-        self.wishes: dict[str, Wish] = {}
-        self.left: dict[str, Wish] = {}
+        self.wishes: dict[str, DaemonRequest] = {}
+        self.left: dict[str, DaemonRequest] = {}
         """What ``load`` finds."""
         self.states: dict[str, DaemonState] = {}
         self.trouble = ""
@@ -182,10 +183,10 @@ class FakeMpsDaemons:
             raise self.failure
         return self.about
 
-    def load(self) -> Mapping[str, Wish]:
+    def load(self) -> Mapping[str, DaemonRequest]:
         return self.left
 
-    def want(self, wish: Wish) -> None:
+    def want(self, wish: DaemonRequest) -> None:
         self.writes += 1
         self.wishes[wish.device_uuid] = wish
         if self.about is not None and wish.device_uuid not in self.states:
@@ -202,7 +203,7 @@ class FakeMpsDaemons:
         return self.states.get(device_uuid)
 
     def restart(self, device_uuid: str) -> None:
-        """Have another daemon, or none for the trouble there is."""
+        """Have another daemon, or no daemon while there is trouble."""
         generation = "" if self.trouble else f"generation {next(_generations)}"
         self.states[device_uuid] = DaemonState(device_uuid, generation, trouble=self.trouble)
 
@@ -211,32 +212,41 @@ _generations = count(1)
 
 
 @dataclass
-class EmptyBook:
-    """A book in which nothing is promised, for those who only look."""
+class EmptyManager:
+    """A manager without grants, for readers."""
 
     ledger: Ledger = field(default_factory=Ledger)
     changes: Changes = field(default_factory=Changes)
 
 
-def make_offering(watch: DriverWatch, shares_per_gpu: int = 16, abilities: Abilities | None = None, book: object = None) -> Offering:
-    return Offering(watch, book or EmptyBook(), shares_per_gpu, lambda: abilities or Abilities())  # type: ignore[arg-type]
+def make_offering(
+    watch: DriverWatch, shares_per_gpu: int = 16, abilities: Abilities | None = None, manager: object = None, *, by_ids: bool = True
+) -> Offering:
+    return Offering(watch, manager or EmptyManager(), shares_per_gpu, lambda: abilities or Abilities(), by_ids=by_ids)  # type: ignore[arg-type]
 
 
-def make_keeper(
-    book: GrantBook,
+def make_controller(
+    manager: GrantManager,
     partitions: FakePartitions | None = None,
     records: FakeRecords | None = None,
     *,
     labels: Mapping[str, str] | None = None,
     offering: bool = True,
-) -> MigKeeper:
-    return MigKeeper(
-        partitions or FakePartitions(), records or FakeRecords(), book=book, labels=lambda: labels or {}, boot_id=BOOT, offering=offering
+) -> MigController:
+    return MigController(
+        partitions or FakePartitions(),
+        records or FakeRecords(),
+        manager=manager,
+        labels=lambda: labels or {},
+        boot_id=BOOT,
+        offering=offering,
     )
 
 
-def make_backends(book: GrantBook, keeper: MigKeeper | None = None, mps: MpsKeeper | None = None, **abilities: object) -> Backends:
-    mps = mps or MpsKeeper(
-        "node-1", FakeMpsDaemons(None), "/run/aliquot/mps", book=book, models=dict, events=EventRecorder(FakeKubeApi(), FakeClock())
+def make_backends(
+    manager: GrantManager, controller: MigController | None = None, mps: MpsController | None = None, **abilities: object
+) -> Backends:
+    mps = mps or MpsController(
+        "node-1", FakeMpsDaemons(None), "/run/aliquot/mps", manager=manager, models=dict, events=EventRecorder(FakeKubeApi(), FakeClock())
     )
-    return Backends(Abilities(**abilities), keeper or make_keeper(book), mps, "/usr/bin/nvidia-cdi-hook")  # type: ignore[arg-type]
+    return Backends(Abilities(**abilities), controller or make_controller(manager), mps, "/usr/bin/nvidia-cdi-hook")  # type: ignore[arg-type]

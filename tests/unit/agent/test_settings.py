@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from agent.core.cdi import Interposition
 from agent.settings import TABLE, Placement, Settings
-from program.settings import SettingsError
-from proto.model import Policy
+from aliquot.contract.features import Gate
+from aliquot.contract.model import Policy
+from aliquot.process.settings import SettingsError
 
 
 def test_defaults_need_no_configuration():
@@ -126,8 +128,35 @@ def test_the_rules_of_health_follow_the_settings():
 @pytest.mark.parametrize("strategy", ["none", "single"])
 def test_instances_on_demand_want_each_profile_as_a_resource(strategy):
     with pytest.raises(SettingsError, match="set migStrategy: mixed"):
-        Settings.load(["--mig-dynamic", f"--mig-strategy={strategy}"], {})
-    assert Settings.load(["--mig-dynamic"], {}).mig_dynamic
+        Settings.load(["--mig-dynamic", f"--mig-strategy={strategy}", "--feature-gates=DynamicMig=true"], {})
+    assert Settings.load(["--mig-dynamic", "--feature-gates=AllAlpha=true"], {}).mig_dynamic
+
+
+@pytest.mark.parametrize(
+    ("flag", "gate"),
+    [
+        ("--mig-dynamic", "DynamicMig"),
+        ("--driver-limits-hook=/x", "DriverIsolation"),
+        ("--memory-oversubscription=1.5", "MemoryBurst"),
+        ("--allocation=dra", "DynamicResourceAllocation"),
+    ],
+)
+def test_setting_of_an_alpha_feature_needs_its_gate(flag, gate):
+    with pytest.raises(SettingsError, match=f"is set, but the alpha feature {gate} is off: set featureGates: {gate}=true"):
+        Settings.load([flag], {})
+    assert Gate(gate) in Settings.load([flag, f"--feature-gates={gate}=true"], {}).gates
+
+
+def test_unknown_gate_is_refused_with_the_known_ones():
+    with pytest.raises(SettingsError, match="featureGates: 'Mps' is not a feature gate; known gates: DriverIsolation, MpsIsolation"):
+        Settings.load(["--feature-gates=Mps=true"], {})
+
+
+def test_components_open_gates_and_the_setting_closes_them_again():
+    components = {"ALIQUOT_FEATURE_GATES_MPS": "MpsIsolation=true", "ALIQUOT_FEATURE_GATES_MIG": "DynamicMig=true"}
+    assert Settings.load([], components).gates.opened == {Gate.MPS_ISOLATION, Gate.DYNAMIC_MIG}
+    environ = {**components, "ALIQUOT_FEATURE_GATES": "MpsIsolation=false,Pausing=true"}
+    assert Settings.load([], environ).gates.opened == {Gate.DYNAMIC_MIG, Gate.PAUSING}
 
 
 def test_exempt_namespaces_are_a_comma_list():

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The curve of the extender's benchmark compares what can be compared."""
 
 import sys

@@ -1,12 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
 """The placement benchmark says what it checked."""
 
 import json
 
 import pytest
 
-from aliquot.simulate import topology
+from aliquot_lab.simulate import topology
 from tests.bench import bench_placement
-from tests.unit.aliquot.simulate.test_trace import TRACE
+from tests.unit.aliquot_lab.simulate.test_trace import TRACE
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +18,7 @@ def links(monkeypatch):
     monkeypatch.delenv(bench_placement.ENVIRONMENT, raising=False)
 
 
-def test_without_a_trace_the_last_line_says_that_the_aim_was_not_checked(capsys):
+def test_without_trace_last_line_says_that_goal_was_not_checked(capsys):
     assert bench_placement.main([]) == 0
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert last.startswith("THE AIM OF ALLOCATION WAS NOT CHECKED")

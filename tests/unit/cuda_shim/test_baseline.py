@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``make baseline`` lets an image be built only with a shim that old containers can load."""
 
 import shutil

@@ -1,4 +1,5 @@
-"""The Helm chart installs what kustomize installs, object by object, and refuses values that mean nothing."""
+# SPDX-License-Identifier: Apache-2.0
+"""The Helm chart installs what kustomize installs, object by object, and refuses invalid values."""
 
 import copy
 import importlib.util
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-import agent.mps_settings
+import agent.mps.settings
 import agent.settings
 import scheduler_plugin.settings
-from program.settings import Table
-from proto import contract
+from aliquot import contract
+from aliquot.process.settings import Table
 from tests.rendering import CHART, DEPLOY, NAMESPACE, ROOT, Installation, Object, Renderer, RenderError, installations
 
 GENERATED_NAME = re.compile(r"-[0-9a-z]{10}$")
@@ -42,7 +43,7 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str, str], Object]:
 
 
 @pytest.mark.parametrize("installation", installations(), ids=str)
-def test_the_chart_makes_what_kustomize_makes(renderer: Renderer, installation: Installation) -> None:
+def test_chart_renders_same_objects_as_kustomize(renderer: Renderer, installation: Installation) -> None:
     kustomized, charted = by_name(renderer.kustomized(installation)), by_name(renderer.charted(installation.values))
     del kustomized["Namespace", "", NAMESPACE]  # Helm has a release's namespace before it has the release
     assert charted.keys() == kustomized.keys()
@@ -52,7 +53,7 @@ def test_the_chart_makes_what_kustomize_makes(renderer: Renderer, installation: 
 
 
 @pytest.mark.parametrize("overlay", ["default", "simulated", "local-placement"])
-def test_every_config_map_that_is_mounted_is_there(renderer: Renderer, overlay: str) -> None:
+def test_every_mounted_config_map_exists(renderer: Renderer, overlay: str) -> None:
     objects = renderer.charted(Installation(overlay).values)
     there = {item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap"}
     volumes = [volume for item in objects for volume in item.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", [])]
@@ -61,7 +62,7 @@ def test_every_config_map_that_is_mounted_is_there(renderer: Renderer, overlay: 
     assert mounted <= there
 
 
-def test_a_packaged_chart_is_whole(renderer: Renderer, tmp_path: Path) -> None:
+def test_packaged_chart_is_complete(renderer: Renderer, tmp_path: Path) -> None:
     renderer.run_helm("package", str(CHART), f"--destination={tmp_path}")
     [package] = tmp_path.glob("*.tgz")
     with tarfile.open(package) as archive:
@@ -70,7 +71,7 @@ def test_a_packaged_chart_is_whole(renderer: Renderer, tmp_path: Path) -> None:
     assert renderer.charted(values, chart=package) == renderer.charted(values)
 
 
-def test_helm_finds_no_fault_with_the_chart(renderer: Renderer) -> None:
+def test_helm_lint_passes(renderer: Renderer) -> None:
     assert "0 chart(s) failed" in renderer.run_helm("lint", "--strict", str(CHART))
 
 
@@ -85,7 +86,7 @@ def pod_of(objects: list[Object], kind: str, name: str) -> Object:
     return the(objects, kind, name)["spec"]["template"]
 
 
-def test_settings_are_laid_over_the_file_and_roll_the_pods(renderer: Renderer) -> None:
+def test_settings_override_file_and_roll_pods(renderer: Renderer) -> None:
     values = {"agent": {"settings": {"sharesPerGpu": 4, "publishNodeCondition": False}}, "scheduler": {"settings": {"policy": "binpack"}}}
     before, after = renderer.charted({}), renderer.charted(values)
     of_agent = yaml.safe_load(the(after, "ConfigMap", "aliquot-agent")["data"]["config.yaml"])
@@ -189,17 +190,17 @@ def test_a_grace_period_is_never_shortened_by_a_setting(renderer: Renderer) -> N
         ),
     ],
 )
-def test_a_setting_counts_more_than_that_of_a_component(renderer: Renderer, values: Object, part: str, variable: str) -> None:
+def test_setting_overrides_component(renderer: Renderer, values: Object, part: str, variable: str) -> None:
     def variables(given: Object) -> set[str]:
         pods = [item["spec"]["template"]["spec"] for item in renderer.charted(given) if item["kind"] in ("DaemonSet", "Deployment")]
         [container] = [one for pod in pods for one in pod["containers"] if one["name"] == part]
         return {entry["name"] for entry in container["env"]}
 
-    component = {key: values[key] for key in ("variant", "components") if key in values}
+    component: Object = {key: values[key] for key in ("variant", "components") if key in values}
     assert variables(component) - variables(values) == {f"ALIQUOT_{variable}"}
 
 
-def test_aliquot_mps_goes_with_the_agents_values_and_has_its_own(renderer: Renderer) -> None:
+def test_aliquot_mps_uses_agent_values_and_its_own(renderer: Renderer) -> None:
     moved = {"runtimeDir": "/run/gpu-sharing", "sharesPerGpu": 4}
     values = {
         "components": ["mps"],
@@ -215,14 +216,14 @@ def test_aliquot_mps_goes_with_the_agents_values_and_has_its_own(renderer: Rende
     assert mps["resources"]["limits"] == {"memory": "8Gi"}
     env = {entry["name"]: entry["value"] for entry in mps["env"] if entry["name"].startswith("ALIQUOT_")}
     assert env == {"ALIQUOT_LOG_LEVEL": "debug", "ALIQUOT_RUNTIME_DIR": "/run/gpu-sharing"}
-    settings = agent.mps_settings.Settings.load([], env)
+    settings = agent.mps.settings.Settings.load([], env)
     mounts = {mount["name"]: mount["mountPath"] for mount in mps["volumeMounts"]}
     on_node = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
     assert on_node["runtime"] == mounts["runtime"] == settings.runtime_dir == agent_mounts(objects)["/run/gpu-sharing"]
     assert (on_node["mps-shared-memory"], mounts["mps-shared-memory"]) == (f"{settings.runtime_dir}/mps-shm", "/dev/shm")
 
 
-def test_a_namespace_of_another_name_is_meant_everywhere(renderer: Renderer) -> None:
+def test_other_namespace_is_used_everywhere(renderer: Renderer) -> None:
     values = Installation("simulated", monitoring=True).values
     here, elsewhere = renderer.charted(values), renderer.charted(values, "--namespace=gpu-sharing")
     moved = json.loads(json.dumps(by_name(here)["Deployment", NAMESPACE, "aliquot-scheduler"]).replace(NAMESPACE, "gpu-sharing"))
@@ -232,7 +233,7 @@ def test_a_namespace_of_another_name_is_meant_everywhere(renderer: Renderer) -> 
     assert settings["leaseNamespace"] == "gpu-sharing", "where the extender keeps the webhook's certificate"
 
 
-def test_images_come_from_where_the_values_say(renderer: Renderer) -> None:
+def test_images_come_from_configured_registry(renderer: Renderer) -> None:
     images = {
         "agent": {"repository": "registry.example/agent", "tag": "9.9.9"},
         "scheduler": {"repository": "registry.example/scheduler"},
@@ -248,12 +249,23 @@ def test_images_come_from_where_the_values_say(renderer: Renderer) -> None:
     assert [container["image"] for container in containers] == [
         "registry.example/agent:9.9.9",
         "registry.example/agent:9.9.9",
-        "aliquot.dev/kube-scheduler:v1.35.1",
+        "registry.k8s.io/kube-scheduler:v1.35.1",
         "registry.example/scheduler:0.1.0",
         "registry.example/agent:9.9.9",
     ]
     assert {container["imagePullPolicy"] for container in containers} == {"Always"}
     assert all(pod["imagePullSecrets"] == [{"name": "token"}] for pod in pods)
+
+
+def test_one_registry_value_prefixes_every_image(renderer: Renderer) -> None:
+    values = {"images": {"registry": "registry.example/gpu", "scheduler": {"repository": "other.example/scheduler"}}}
+    objects = renderer.charted(values)
+    pods = [pod_of(objects, "DaemonSet", "aliquot-agent")["spec"], pod_of(objects, "Deployment", "aliquot-scheduler")["spec"]]
+    assert [container["image"].rpartition(":")[0] for pod in pods for container in pod["containers"]] == [
+        "registry.example/gpu/aliquot-agent",
+        "registry.example/gpu/kube-scheduler",
+        "other.example/scheduler",
+    ]
 
 
 def test_fields_of_the_pods_and_resources_are_replaced(renderer: Renderer) -> None:
@@ -265,7 +277,7 @@ def test_fields_of_the_pods_and_resources_are_replaced(renderer: Renderer) -> No
     assert template["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}}
 
 
-def test_one_replica_has_no_disruption_budget_that_would_keep_its_node_from_draining(renderer: Renderer) -> None:
+def test_single_replica_has_no_disruption_budget_that_blocks_drain(renderer: Renderer) -> None:
     objects = renderer.charted({"scheduler": {"replicas": 1}})
     assert the(objects, "Deployment", "aliquot-scheduler")["spec"]["replicas"] == 1
     assert "PodDisruptionBudget" not in {item["kind"] for item in objects}
@@ -275,9 +287,7 @@ def test_one_replica_has_no_disruption_budget_that_would_keep_its_node_from_drai
     ("on_the_node", "turnover"),
     [(False, {"maxUnavailable": 0, "maxSurge": 1}), (True, {"maxUnavailable": 1, "maxSurge": 0})],
 )
-def test_a_scheduler_that_holds_ports_of_its_node_gives_them_up_before_its_successor_starts(
-    renderer: Renderer, on_the_node: bool, turnover: Object
-) -> None:
+def test_scheduler_with_host_ports_frees_them_before_successor_starts(renderer: Renderer, on_the_node: bool, turnover: Object) -> None:
     objects = renderer.charted({"scheduler": {"pod": {"hostNetwork": on_the_node}}})
     strategy = the(objects, "Deployment", "aliquot-scheduler")["spec"]["strategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": turnover}
@@ -317,7 +327,7 @@ def test_without_a_scheduler_nothing_watches_for_one(renderer: Renderer) -> None
     assert monitoring_objects(renderer.charted(WATCHED)) > agents
 
 
-def test_what_no_value_is_for_is_patched(renderer: Renderer) -> None:
+def test_patches_change_fields_without_value(renderer: Renderer) -> None:
     objects = renderer.charted(patch("/spec/minReadySeconds"))
     assert the(objects, "DaemonSet", "aliquot-agent")["spec"]["minReadySeconds"] == 1
 
@@ -359,13 +369,13 @@ def test_what_no_value_is_for_is_patched(renderer: Renderer) -> None:
         ),
     ],
 )
-def test_what_means_nothing_is_refused_by_name(renderer: Renderer, values: Object, said: str) -> None:
+def test_unknown_value_is_refused_by_name(renderer: Renderer, values: Object, said: str) -> None:
     with pytest.raises(RenderError, match=re.escape(said)):
         renderer.charted(values)
 
 
 @pytest.mark.parametrize("variant", ["default", "local-placement"])
-def test_helm_test_asks_for_a_slice_with_the_agents_image(renderer: Renderer, variant: str) -> None:
+def test_helm_test_requests_share_with_agent_image(renderer: Renderer, variant: str) -> None:
     [pod] = renderer.hooks({"variant": variant})
     [container] = pod["spec"]["containers"]
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
@@ -385,7 +395,7 @@ def test_helm_test_asks_for_a_slice_with_the_agents_image(renderer: Renderer, va
         ),
     ],
 )
-def test_the_notes_show_a_first_pod_that_the_variant_understands(renderer: Renderer, variant: str, first_pod: Object) -> None:
+def test_notes_show_pod_that_variant_accepts(renderer: Renderer, variant: str, first_pod: Object) -> None:
     said = renderer.run_helm("install", "aliquot", str(CHART), "--dry-run=client", f"--namespace={NAMESPACE}", f"--set=variant={variant}")
     [limits] = re.findall(r"limits: (\{.*\})", said.partition("NOTES:")[2])
     assert yaml.safe_load(limits) == first_pod
@@ -403,16 +413,16 @@ def schema_maker() -> Any:
     return module
 
 
-def test_the_schema_is_what_its_maker_makes() -> None:
+def test_schema_equals_generated_one() -> None:
     maker = schema_maker()
     assert maker.TARGET.read_text() == maker.to_json(maker.schema()), "run deploy/helm/make_schema.py"
 
 
 @pytest.mark.parametrize(
     ("part", "table"),
-    [("agent", agent.settings.TABLE), ("mps", agent.mps_settings.TABLE), ("scheduler", scheduler_plugin.settings.TABLE)],
+    [("agent", agent.settings.TABLE), ("mps", agent.mps.settings.TABLE), ("scheduler", scheduler_plugin.settings.TABLE)],
 )
-def test_every_setting_is_a_value_or_in_the_list_of_those_that_are_not(part: str, table: Table) -> None:
+def test_every_setting_is_chart_value_or_listed_exception(part: str, table: Table) -> None:
     maker = schema_maker()
     allowed = maker.schema()["properties"][part]["properties"]["settings"]["properties"].keys()
     left_out = {setting.key for setting in table.settings if setting.name in maker.NOT_IN_THE_CHART[part]}
@@ -422,7 +432,7 @@ def test_every_setting_is_a_value_or_in_the_list_of_those_that_are_not(part: str
     assert not [key for key in left_out if f"`{key}`" not in readme]
 
 
-def test_the_schema_allows_the_values_that_are_there_and_no_others() -> None:
+def test_schema_allows_existing_values_only() -> None:
     def compare(values: Any, schema: Object, path: str) -> None:
         if not isinstance(values, dict) or not schema.get("properties"):
             return

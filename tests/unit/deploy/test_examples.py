@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples ask in words that the webhook takes, cover what users can write, and are all listed."""
 
 import re
@@ -6,29 +7,29 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proto import contract
-from proto.model import Isolation
+from aliquot import contract
+from aliquot.contract.model import Isolation
+from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.draft import GROUPS
 from scheduler_plugin.webhook.normalise import Normaliser
-from scheduler_plugin.webhook.vocabularies import Options
 from tests.rendering import EXAMPLES, Object, pods_of
 
 FILES = sorted(EXAMPLES.glob("*.yaml"))
 GPU_SIZES_MIB = {143151}
 """Of an H200, without the driver's reserve."""
-NOT_FOR_USERS = {contract.ANNOTATION_PREFIX, contract.ANNOTATION_ASSIGNMENT, contract.ANNOTATION_RETRY}
+NOT_FOR_USERS = {contract.ANNOTATION_PREFIX, contract.ANNOTATION_ASSIGNMENT, contract.ANNOTATION_CONSOLIDATION, contract.ANNOTATION_RETRY}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_webhook_takes_every_pod_of_an_example(path: Path) -> None:
     outcomes = [Normaliser(Options(lambda _: GPU_SIZES_MIB)).admit(pod) for pod in pods_of(path)]
     assert outcomes
-    assert all(outcome.concerns_us for outcome in outcomes)
+    assert all(outcome.is_gpu_pod for outcome in outcomes)
     assert [outcome.refusal for outcome in outcomes if outcome.refusal] == []
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if not path.stem.startswith("from-")], ids=lambda path: path.stem)
-def test_in_our_own_words_there_is_nothing_to_warn_about(path: Path) -> None:
+def test_own_vocabulary_gives_no_warnings(path: Path) -> None:
     assert [warning for pod in pods_of(path) for warning in Normaliser(Options(lambda _: GPU_SIZES_MIB)).admit(pod).warnings] == []
 
 
@@ -58,7 +59,7 @@ def test_every_annotation_and_resource_has_an_example() -> None:
     assert missing == set()
 
 
-def test_every_isolation_that_is_asked_for_by_name_has_an_example() -> None:
+def test_every_isolation_has_example() -> None:
     asked = {pod["metadata"].get("annotations", {}).get(contract.ANNOTATION_ISOLATION) for path in FILES for pod in pods_of(path)}
     by_itself = {Isolation.SHIM, Isolation.MIG}  # the default, and what is asked for as a resource
     assert asked - {None} == set(map(str, set(Isolation) - by_itself))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifests say what the code means: names, ports, settings and rights that both sides must agree on.
 
 That an API server takes them, and that they work, is for tests/e2e to show.
@@ -13,16 +14,18 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.adapters.mig_rights import MIG_RIGHTS
-from agent.adapters.nvml_limits import LIMIT_RIGHTS
+from agent.adapters.nvml.limits import LIMIT_RIGHTS
+from agent.adapters.nvml.mig_rights import MIG_RIGHTS
 from agent.core.audit import MAPS_RIGHTS
-from agent.mps_settings import Settings as MpsSettings
+from agent.mps.settings import Settings as MpsSettings
 from agent.settings import Placement
 from agent.settings import Settings as AgentSettings
-from program.settings import split_address
-from proto import contract
+from aliquot import contract
+from aliquot.contract.features import Gate
+from aliquot.process.settings import split_address
 from scheduler_plugin.settings import Settings as SchedulerSettings
-from scheduler_plugin.webhook import vocabularies
+from scheduler_plugin.webhook import per_gpu, vocabularies
+from scheduler_plugin.webhook.amounts import HAMI, NATIVE, Options
 from scheduler_plugin.webhook.draft import Draft
 
 ROOT = Path(__file__).parents[3]
@@ -58,13 +61,13 @@ def container(name: str) -> dict[str, Any]:
 # --- settings and ports -------------------------------------------------------------------------------------------
 
 
-def test_the_agents_settings_files_are_read_and_say_who_places() -> None:
+def test_agent_settings_files_state_placement() -> None:
     default = AgentSettings.load(["--config", str(DAEMONSET / "base/config.yaml")], {})
     alone = AgentSettings.load(["--config", str(DAEMONSET / "overlays/local-placement/config.yaml")], {})
     assert (default.placement, alone.placement) == (Placement.ASSIGNED, Placement.LOCAL)
 
 
-def test_the_schedulers_settings_file_is_read_and_leaves_the_election_to_kube_scheduler() -> None:
+def test_scheduler_settings_file_is_read_and_leaves_election_to_kube_scheduler() -> None:
     settings = SchedulerSettings.load(["--config", str(DAEMONSET / "scheduler/config.yaml")], {})
     assert settings.lease_name == ""
     assert settings.scheduler_name == kube_scheduler()["profiles"][0]["schedulerName"]
@@ -76,7 +79,7 @@ def test_every_environment_entry_of_ours_is_a_setting(name: str, settings: Any) 
     assert {entry["name"] for entry in container(name)["env"] if entry["name"].startswith("ALIQUOT_")} <= known
 
 
-def test_the_agent_knows_its_pods_address_which_the_nodes_loopback_is_not() -> None:
+def test_agent_knows_its_pod_address() -> None:
     [entry] = [entry for entry in container("agent")["env"] if entry["name"] == "ALIQUOT_POD_IP"]
     assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
 
@@ -93,7 +96,7 @@ def kube_scheduler() -> dict[str, Any]:
     return yaml.safe_load((DAEMONSET / "scheduler/kube-scheduler.yaml").read_text())
 
 
-def test_kube_scheduler_asks_the_extender_on_loopback_and_does_not_go_on_without_it() -> None:
+def test_kube_scheduler_calls_extender_on_loopback_and_requires_it() -> None:
     [extender] = kube_scheduler()["extenders"]
     assert extender["urlPrefix"] == f"http://{SchedulerSettings().extender_address}"
     assert extender["ignorable"] is False
@@ -120,12 +123,12 @@ def test_the_agents_directories_are_the_nodes_own() -> None:
     assert wanted <= on_node
 
 
-def test_one_lost_node_does_not_hold_up_the_agents_of_a_large_cluster() -> None:
+def test_one_lost_node_does_not_delay_agents_of_large_cluster() -> None:
     rolling = the("DaemonSet", "aliquot-agent")["spec"]["updateStrategy"]["rollingUpdate"]
     assert rolling == {"maxUnavailable": "5%", "maxSurge": 0}
 
 
-def test_the_agent_asks_nvidias_runtime_for_all_gpus_by_variable_and_by_mount() -> None:
+def test_agent_requests_all_gpus_by_variable_and_by_mount() -> None:
     """A toolkit that takes no variable from unprivileged containers takes mounts of /dev/null; `aliquot doctor` advises to set it so."""
     agent = container("agent")
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in agent["env"]
@@ -161,7 +164,7 @@ def selected(terms: list[dict[str, Any]], labels: dict[str, str]) -> bool:
     return any(all((labels.get(one["key"]) in one["values"]) == (one["operator"] == "In") for one in term) for term in expressions)
 
 
-def test_the_agent_leaves_a_node_whose_driver_the_gpu_operator_is_about_to_unload() -> None:
+def test_agent_leaves_node_before_gpu_operator_unloads_driver() -> None:
     [patch] = yaml.safe_load((DAEMONSET / "overlays/gpu-operator/kustomization.yaml").read_text())["patches"]
     [operation] = yaml.safe_load(patch["patch"])
     assert selected(operation["value"], OPERATOR_LABELS)
@@ -188,7 +191,7 @@ CEL_TO_PYTHON = {"||": "or", "&&": "and", "!r.": "not r.", "startsWith": "starts
 def asked_about(name: str, expression: str, amount: str = "1") -> bool:
     """Whether a webhook's condition holds for a pod that has a resource, in this amount, or an annotation of this name.
 
-    What it asks of one name is Python but for the operators; that it is CEL is for tests/e2e to show.
+    What it requires of one name is Python except for the operators; tests/e2e shows that it is CEL.
     """
     if asked_about_limits({name: amount}, expression):
         return True
@@ -196,7 +199,7 @@ def asked_about(name: str, expression: str, amount: str = "1") -> bool:
 
 
 def asked_about_limits(limits: dict[str, str], expression: str) -> bool:
-    """Whether a webhook's condition holds for a pod whose container has these limits."""
+    """Whether a webhook's condition holds for a pod with a container that has these limits."""
     body = body_of(expression, "r")
     return any(eval(body, {"r": name, "amounts": limits}) for name in limits)
 
@@ -217,10 +220,14 @@ def condition_of(kind: str) -> str:
     return condition["expression"]
 
 
-OURS = (*vocabularies.NATIVE, f"{contract.RESOURCE_MIG_PREFIX}1g.10gb")
+AMOUNTS = tuple(name for name in contract.RESOURCES_OF_VGPUS if name != contract.RESOURCE_VGPU)
+OURS = (*NATIVE, f"{contract.RESOURCE_MIG_PREFIX}1g.10gb")
 FOREIGN = (
-    *vocabularies.HAMI_RESOURCES,
-    vocabularies.HAMI_PRIORITY,
+    *HAMI.amounts,
+    HAMI.priority,
+    *per_gpu.VOLCANO.names,
+    *per_gpu.VOLCANO_SHARING.names,
+    per_gpu.VGPU_MANAGER.count,
     vocabularies.KAI_FRACTION,
     vocabularies.KAI_MEMORY,
     vocabularies.KAI_FRACTION_LIMIT,
@@ -231,27 +238,27 @@ FOREIGN = (
 
 
 @pytest.mark.parametrize("name", [*OURS, *FOREIGN])
-def test_the_api_server_sends_pods_that_ask_in_any_words_we_translate(name: str) -> None:
+def test_api_server_sends_pods_of_every_translated_vocabulary(name: str) -> None:
     assert asked_about(name, condition_of("MutatingWebhookConfiguration"))
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_what_was_translated_is_checked_again(name: str) -> None:
+def test_translated_requests_are_validated(name: str) -> None:
     assert asked_about(name, condition_of("ValidatingWebhookConfiguration"))
 
 
 REPLICA_OF_AN_INSTANCE = f"{contract.RESOURCE_MIG_PREFIX}1g.10gb.shared"
 
 
-@pytest.mark.parametrize("name", [*vocabularies.HAMI_RESOURCES, vocabularies.HAMI_PRIORITY])
-def test_none_of_what_hami_offers_is_no_reason_to_wait_for_the_webhook(name: str) -> None:
+@pytest.mark.parametrize("name", [*HAMI.amounts, HAMI.priority, *per_gpu.VOLCANO.names])
+def test_pod_with_zero_of_others_resources_does_not_wait_for_webhook(name: str) -> None:
     assert not asked_about(name, condition_of("MutatingWebhookConfiguration"), amount="0")
 
 
-def test_what_hami_would_take_reaches_the_webhook_whatever_stands_beside_it() -> None:
-    """No memory or cores beside a GPU is the default of them: templates write it so."""
-    condition, options = condition_of("MutatingWebhookConfiguration"), vocabularies.Options(lambda _: ())
-    names, reached = (vocabularies.NVIDIA_GPU, *vocabularies.HAMI_RESOURCES), 0
+def test_hami_resources_reach_webhook_next_to_any_others() -> None:
+    """Memory or cores missing next to a GPU mean the default: templates write it so."""
+    condition, options = condition_of("MutatingWebhookConfiguration"), Options(lambda _: ())
+    names, reached = HAMI.names, 0
     for amounts in itertools.product((None, "0", "1"), repeat=len(names)):
         limits = {name: amount for name, amount in zip(names, amounts, strict=True) if amount is not None}
         pod = {"metadata": {}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}}
@@ -262,19 +269,19 @@ def test_what_hami_would_take_reaches_the_webhook_whatever_stands_beside_it() ->
     assert reached
 
 
-@pytest.mark.parametrize("name", ["cpu", "memory", "amd.com/gpu", "hugepages-2Mi", vocabularies.NVIDIA_GPU, REPLICA_OF_AN_INSTANCE])
+@pytest.mark.parametrize("name", ["cpu", "memory", "amd.com/gpu", "hugepages-2Mi", per_gpu.NVIDIA_GPU, REPLICA_OF_AN_INSTANCE])
 def test_other_pods_never_wait_for_the_webhook(name: str) -> None:
     assert not asked_about(name, condition_of("MutatingWebhookConfiguration"))
     assert not asked_about(name, condition_of("ValidatingWebhookConfiguration"))
 
 
-def test_where_plain_gpus_are_adopted_the_api_server_sends_those_pods_too() -> None:
+def test_adopted_plain_gpus_are_sent_to_webhook() -> None:
     adopting = (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text()
-    assert all(asked_about(name, adopting) for name in (*OURS, *FOREIGN, vocabularies.NVIDIA_GPU, vocabularies.NVIDIA_SHARED))
+    assert all(asked_about(name, adopting) for name in (*OURS, *FOREIGN, per_gpu.NVIDIA_GPU, per_gpu.NVIDIA_SHARED))
 
 
-@pytest.mark.parametrize("name", [*vocabularies.HAMI_RESOURCES, vocabularies.NVIDIA_GPU, vocabularies.NVIDIA_SHARED])
-def test_where_plain_gpus_are_adopted_none_of_them_is_no_reason_to_wait_for_the_webhook(name: str) -> None:
+@pytest.mark.parametrize("name", [*HAMI.names, *per_gpu.VOLCANO.names, per_gpu.NVIDIA_SHARED])
+def test_with_adopted_plain_gpus_pod_without_any_skips_webhook(name: str) -> None:
     assert not asked_about(name, (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text(), amount="0")
 
 
@@ -282,7 +289,7 @@ def test_where_plain_gpus_are_adopted_none_of_them_is_no_reason_to_wait_for_the_
     "name",
     [REPLICA_OF_AN_INSTANCE, "nvidia.com/hostdev", "nvidia.com/rdma_shared_device_a", "nvidia.com/cx7_sriov", "nvidia.com/gpu-other"],
 )
-def test_where_plain_gpus_are_adopted_other_resources_of_nvidia_never_wait_for_the_webhook(name: str) -> None:
+def test_with_adopted_plain_gpus_other_nvidia_resources_skip_webhook(name: str) -> None:
     assert not asked_about(name, (DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text())
 
 
@@ -292,7 +299,7 @@ def test_gpu_pods_fail_closed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
-def test_namespaces_that_are_served_by_others_are_left_alone_by_both_webhooks(kind: str) -> None:
+def test_both_webhooks_ignore_namespaces_of_others(kind: str) -> None:
     """NotIn also holds for namespaces without the label."""
     [webhook] = the(kind, "aliquot")["webhooks"]
     assert webhook["namespaceSelector"] == {
@@ -305,7 +312,7 @@ def test_the_reserved_annotation_is_the_one_of_the_contract() -> None:
     assert sum(contract.ANNOTATION_ASSIGNMENT in variable["expression"] for variable in variables) == 2
 
 
-def test_what_may_write_a_reserved_annotation_is_asked_about_isolation_too_but_for_new_pods() -> None:
+def test_isolation_policy_covers_every_write_to_existing_pods() -> None:
     """Every way to an annotation of a pod that is there; what it is created with is its user's to say."""
 
     def doors(name: str) -> set[tuple[str, str]]:
@@ -345,32 +352,38 @@ def test_the_agent_may_change_capacity_and_conditions_of_its_node_only() -> None
     assert variables["checkedByName"] == "['capacity', 'conditions']"
     assert left_alone("metadata", "oldMetadata", "written") in validations
     assert variables["written"] == "['managedFields', 'resourceVersion']"
-    assert variables["ours"] == f"['{contract.RESOURCE_VGPU_MEMORY}', '{contract.RESOURCE_VGPU_CORES}']"
+    assert variables["ours"] == str(list(AMOUNTS))
     assert f"c.type != '{contract.NODE_CONDITION_GPUS_HEALTHY}'" in validations
 
 
-def test_the_scheduler_may_change_the_retry_annotation_only() -> None:
+def test_the_scheduler_may_change_its_own_two_annotations_only() -> None:
     resources, variables, validations = policy("aliquot-scheduler-retry-only")
     assert resources == {"pods", "pods/status"}, "who writes the status may write metadata with it"
     assert left_alone("metadata", "oldMetadata", "apart") in validations
     assert variables["apart"] == "['annotations', 'managedFields', 'resourceVersion']"
-    assert f"name == '{contract.ANNOTATION_RETRY}'" in validations
+    assert f"name in ['{contract.ANNOTATION_RETRY}', '{contract.ANNOTATION_CONSOLIDATION}']" in validations
 
 
-def test_amounts_without_the_resource_that_kubelet_asks_the_agent_for_are_refused_everywhere() -> None:
+def test_only_the_scheduler_writes_what_it_moves() -> None:
+    _, variables, validations = policy("aliquot-assignment-reserved")
+    assert f"annotations['{contract.ANNOTATION_CONSOLIDATION}']" in variables["moves"]
+    assert "variables.moves == variables.movesBefore || request.userInfo.username == " in validations
+
+
+def test_amounts_without_kubelet_counted_resource_are_refused_everywhere() -> None:
     resources, variables, validations = policy("aliquot-amounts-of-vgpus")
     assert resources == {"pods"}
     assert "namespaceSelector" not in the("ValidatingAdmissionPolicy", "aliquot-amounts-of-vgpus")["spec"]["matchConstraints"]
-    _, asking = conditions(variables["asking"])
-    assert asking == {contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES}
-    assert "object.spec.containers" in variables["asking"]
-    assert "initContainers" in variables["asking"]
+    _, asking = conditions(variables["requesting"])
+    assert asking == set(AMOUNTS)
+    assert "object.spec.containers" in variables["requesting"]
+    assert "initContainers" in variables["requesting"]
     assert f"limits[?'{contract.RESOURCE_VGPU}']" in variables["bare"]
     assert f"limits[?'{contract.RESOURCE_VGPU_MEMORY}']" in variables["vast"]
     assert validations == "variables.bare.size() == 0 variables.vast.size() == 0"
 
 
-def test_amounts_of_quotas_and_limit_ranges_are_looked_at_wherever_they_can_stand() -> None:
+def test_amounts_in_quotas_and_limit_ranges_are_checked_everywhere() -> None:
     resources, variables, validations = policy("aliquot-amounts-of-quotas")
     assert resources == {"resourcequotas", "limitranges"}, "not their status, which the controller writes"
     for amounts, limits, spec in (("found", "limits", "spec"), ("before", "oldLimits", "oldSpec")):
@@ -382,11 +395,21 @@ def test_amounts_of_quotas_and_limit_ranges_are_looked_at_wherever_they_can_stan
     assert validations == "variables.mistaken.size() == 0"
 
 
-def test_the_small_installation_brings_the_policies_that_stand_in_for_the_webhook() -> None:
+def test_small_installation_has_policies_in_place_of_webhook() -> None:
     kustomization = yaml.safe_load((DAEMONSET / "overlays/local-placement/kustomization.yaml").read_text())
     assert kustomization["resources"] == ["../../base"]
     policies = [item["metadata"]["name"] for item in yaml.safe_load_all((DAEMONSET / "base/policy.yaml").read_text())]
     assert {"aliquot-amounts-of-vgpus", "aliquot-amounts-of-quotas", "aliquot-isolation-kept"} <= set(policies)
+
+
+def test_policy_of_claims_parameters_judges_only_written_specs() -> None:
+    policies = yaml.safe_load_all((DAEMONSET / "components/dra/policy.yaml").read_text())
+    (spec,) = [
+        item["spec"] for item in policies if item["kind"].endswith("Policy") and item["metadata"]["name"] == "aliquot-claim-parameters"
+    ]
+    assert spec["matchConstraints"]["resourceRules"][0]["operations"] == ["CREATE", "UPDATE"]
+    (condition,) = spec["matchConditions"]
+    assert condition["expression"] == "request.operation == 'CREATE' || dyn(object).spec != dyn(oldObject).spec"
 
 
 def test_every_admission_policy_is_bound_and_denies() -> None:
@@ -412,7 +435,7 @@ def rules() -> list[Any]:
 
 
 @pytest.mark.parametrize("rule", rules())
-def test_no_rule_has_a_wildcard_or_reaches_for_rights(rule: dict[str, Any]) -> None:
+def test_no_rule_has_wildcard_or_escalates_rights(rule: dict[str, Any]) -> None:
     everything = {*rule["verbs"], *rule["resources"], *rule["apiGroups"]}
     assert not everything & {"*", "escalate", "impersonate", "pods/exec", "nodes/proxy", "serviceaccounts/token"}
     assert "bind" not in rule["verbs"]
@@ -426,12 +449,12 @@ def test_secrets_are_read_by_name_only() -> None:
 FOR_PEOPLE = ("aliquot-user", "aliquot-operator")
 
 
-def test_roles_for_people_are_given_to_nobody_by_the_installation() -> None:
+def test_installation_binds_user_roles_to_no_subject() -> None:
     assert {item["metadata"]["name"] for item in objects() if item["kind"] in ("Role", "ClusterRole")} >= set(FOR_PEOPLE)
     assert not {item["roleRef"]["name"] for item in objects() if "roleRef" in item} & set(FOR_PEOPLE)
 
 
-def test_the_way_through_pods_is_open_in_our_namespace_only() -> None:
+def test_pod_proxy_is_allowed_in_our_namespace_only() -> None:
     opening = {
         (item["kind"], item["metadata"]["name"])
         for item in objects()
@@ -441,7 +464,7 @@ def test_the_way_through_pods_is_open_in_our_namespace_only() -> None:
     assert opening == {("Role", "aliquot-user")}
 
 
-def test_people_may_change_nothing_but_what_is_asked_of_gpus() -> None:
+def test_users_may_only_patch_gpunodes() -> None:
     of_people = [rule for item in objects() if item["metadata"]["name"] in FOR_PEOPLE for rule in item["rules"]]
     changes = {(verb, resource) for rule in of_people for verb in rule["verbs"] for resource in rule["resources"]}
     assert {change for change in changes if change[0] not in ("get", "list", "watch")} == {("patch", "gpunodes")}
@@ -496,7 +519,7 @@ def with_component(name: str, daemonset: dict[str, Any] | None = None) -> dict[s
 
 
 def supervisor(of: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The DaemonSet that the component mps adds, beside this one of the agent. That kustomize copies so, test_chart.py shows."""
+    """The DaemonSet that the component mps adds to this one of the agent. That kustomize copies so, test_chart.py shows."""
     [added] = yaml.safe_load_all((DAEMONSET / "components/mps/supervisor/daemonset.yaml").read_text())
     added["spec"]["template"]["spec"] = (of or the("DaemonSet", "aliquot-agent"))["spec"]["template"]["spec"]
     return with_component("mps", added)
@@ -512,11 +535,11 @@ CAPABILITIES = {
 OF_THE_AGENT = sorted(
     path.parent.name
     for path in DAEMONSET.glob("components/*/kustomization.yaml")
-    if "capabilities" in path.read_text() and "name: aliquot-agent" in path.read_text()
+    if re.search(r"DaemonSet, name: aliquot-agent}\n    patch: \|\n(?: {6}.*\n)*? {6}.*capabilities", path.read_text())
 )
 
 
-def test_the_agent_has_no_capability_but_by_a_component() -> None:
+def test_agent_has_capabilities_only_by_component() -> None:
     assert container("agent")["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": []}
     assert sorted(CAPABILITIES) == OF_THE_AGENT
 
@@ -529,18 +552,37 @@ def test_a_component_adds_the_capabilities_that_its_comment_explains(name: str, 
     assert all(re.search(rf"\b{capability}\b", comment) for capability in wanted)
 
 
-def test_the_cures_that_name_a_component_name_one_that_gives_what_they_say() -> None:
+def test_cures_that_name_component_name_one_that_provides_it() -> None:
     for cure, capability in ((MIG_RIGHTS, "SYS_ADMIN"), (LIMIT_RIGHTS, "SYS_ADMIN"), (MAPS_RIGHTS, "SYS_PTRACE")):
         assert f"capability {capability}" in cure
         [name] = re.findall(r"deploy/daemonset/components/([a-z-]+)", cure)
         assert CAPABILITIES[name] == [capability]
 
 
-def test_the_mps_component_leaves_the_agent_as_it_is() -> None:
-    assert with_component("mps") == the("DaemonSet", "aliquot-agent")
+def test_the_mps_component_only_opens_a_gate_of_the_agent() -> None:
+    changed = with_component("mps")
+    gate = {"name": "ALIQUOT_FEATURE_GATES_MPS", "value": "MpsIsolation=true"}
+    changed["spec"]["template"]["spec"]["containers"][0]["env"].remove(gate)
+    assert changed == the("DaemonSet", "aliquot-agent")
 
 
-def test_the_mps_component_brings_the_daemon_and_one_shared_memory_for_both_sides() -> None:
+@pytest.mark.parametrize(
+    ("component", "gates"),
+    [
+        ("driver-limits", {Gate.DRIVER_ISOLATION}),
+        ("mig", {Gate.DYNAMIC_MIG}),
+        ("mps", {Gate.MPS_ISOLATION}),
+        ("simulated", set(Gate)),
+        ("audit-kill", set()),
+    ],
+)
+def test_component_opens_the_gates_of_its_alpha_features(component: str, gates: set[Gate]) -> None:
+    [agent] = with_component(component)["spec"]["template"]["spec"]["containers"]
+    environment = {entry["name"]: entry["value"] for entry in agent["env"] if entry["name"].startswith("ALIQUOT_FEATURE_GATES")}
+    assert AgentSettings.load([], environment).gates.opened == gates
+
+
+def test_mps_component_brings_daemon_and_shared_memory_for_both_sides() -> None:
     spec = supervisor()["spec"]["template"]["spec"]
     [mps] = spec["containers"]
     assert mps["command"] == ["/opt/aliquot/bin/aliquot-mps"]
@@ -557,7 +599,7 @@ def test_the_mps_component_brings_the_daemon_and_one_shared_memory_for_both_side
     assert mps["resources"]["limits"]["memory"] == "4Gi", "eight servers"
 
 
-def test_aliquot_mps_outlives_the_agent_and_nothing_but_a_person_ends_it() -> None:
+def test_aliquot_mps_outlives_agent_and_is_only_ended_by_hand() -> None:
     added = supervisor()
     assert added["spec"]["updateStrategy"] == {"type": "OnDelete"}
     assert added["spec"]["selector"]["matchLabels"] == added["spec"]["template"]["metadata"]["labels"]
@@ -580,7 +622,7 @@ def test_aliquot_mps_has_the_rights_that_its_comment_explains_and_no_more() -> N
 
 @pytest.mark.parametrize("name", ["nvidia-runtime-class", "selinux"])
 @pytest.mark.parametrize("first", [True, False])
-def test_aliquot_mps_is_where_the_agent_is_and_gets_the_driver_as_it_does(name: str, first: bool) -> None:
+def test_aliquot_mps_runs_beside_agent_with_same_driver_access(name: str, first: bool) -> None:
     agent = with_component(name)["spec"]["template"]["spec"]
     found = (supervisor(of=with_component(name)) if first else with_component(name, supervisor()))["spec"]["template"]["spec"]
     for key in ("affinity", "tolerations", "priorityClassName", "runtimeClassName"):
@@ -589,7 +631,7 @@ def test_aliquot_mps_is_where_the_agent_is_and_gets_the_driver_as_it_does(name: 
     assert len({one["image"] for one in of_both}) == len({str(one["securityContext"].get("seLinuxOptions")) for one in of_both}) == 1
 
 
-def test_the_host_cdi_component_puts_the_nodes_own_program_where_the_agent_looks_for_it() -> None:
+def test_host_cdi_component_mounts_host_program_where_agent_expects_it() -> None:
     spec = with_component("host-cdi")["spec"]["template"]["spec"]
     [agent] = spec["containers"]
     mounts = {mount["mountPath"]: mount for mount in agent["volumeMounts"]}
@@ -615,9 +657,7 @@ OPERATOR_FOUND = "IS_HOST_DRIVER=false\nNVIDIA_DRIVER_ROOT=/run/nvidia/driver\nD
         pytest.param({OPERATOR_CTK: ""}, "nvidia-ctk cdi generate", id="the GPU Operator's, whose driver is not ready"),
     ],
 )  # fmt: skip
-def test_the_program_of_the_host_cdi_component_is_the_one_that_knows_the_driver(
-    tmp_path: Path, on_the_node: dict[str, str], wanted: str
-) -> None:
+def test_host_cdi_component_uses_program_that_matches_driver(tmp_path: Path, on_the_node: dict[str, str], wanted: str) -> None:
     host, programs = tmp_path / "host", tmp_path / "bin"
     for name, text in {"bin/chroot": '#!/bin/sh\necho "$@"\n', **{f"host/{name}": text for name, text in on_the_node.items()}}.items():
         path = tmp_path / name
@@ -632,17 +672,17 @@ def test_the_program_of_the_host_cdi_component_is_the_one_that_knows_the_driver(
     assert done.stdout.split() == [str(host), *wanted.split()]
 
 
-def test_the_selinux_component_changes_the_label_of_the_agents_process_and_nothing_else() -> None:
+def test_selinux_component_changes_only_label_of_agent_process() -> None:
     [agent] = with_component("selinux")["spec"]["template"]["spec"]["containers"]
     assert agent["securityContext"] == {**container("agent")["securityContext"], "seLinuxOptions": {"type": "spc_t"}}
 
 
-def test_the_driver_limits_component_shows_the_nodes_control_groups_where_the_driver_is_told_they_are() -> None:
+def test_driver_limits_component_mounts_host_cgroups_at_configured_path() -> None:
     spec = with_component("driver-limits")["spec"]["template"]["spec"]
     [agent] = spec["containers"]
     [hook] = [entry["value"] for entry in agent["env"] if entry["name"] == "ALIQUOT_DRIVER_LIMITS_HOOK"]
     [host] = [entry["value"] for entry in agent["env"] if entry["name"] == "ALIQUOT_HOST_DIR"]
-    settings = AgentSettings.load([], {"ALIQUOT_DRIVER_LIMITS_HOOK": hook, "ALIQUOT_HOST_DIR": host})
+    settings = AgentSettings(driver_limits_hook=hook, host_dir=host)
     assert settings.driver_limits_hook.endswith("/nvidia-cdi-hook")
     [seen] = [mount for mount in agent["volumeMounts"] if mount["mountPath"].startswith(f"{settings.host_dir}/")]
     [path] = [one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == seen["name"]]
@@ -669,14 +709,14 @@ def test_the_memory_component_looks_at_gpu_containers_of_namespaces_with_the_lab
     assert policy["spec"]["matchConstraints"]["namespaceSelector"] == {"matchLabels": {contract.LABEL_VGPU_MEMORY: "required"}}
     [variable] = policy["spec"]["variables"]
     _, asking = conditions(variable["expression"])
-    assert asking == {contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_CORES}
+    assert asking == set(contract.RESOURCES_OF_VGPUS) - {contract.RESOURCE_VGPU_MEMORY}
     assert f"!('{contract.RESOURCE_VGPU_MEMORY}' in" in variable["expression"]
 
 
 # --- priority -----------------------------------------------------------------------------------------------------
 
 
-def test_a_quota_speaks_of_the_priority_classes_of_our_pods_and_limits_none() -> None:
+def test_quota_names_our_priority_classes_and_has_no_limit() -> None:
     quota = the("ResourceQuota", "aliquot-critical-pods")
     assert quota["metadata"]["namespace"] == the("DaemonSet", "aliquot-agent")["metadata"]["namespace"]
     [scope] = quota["spec"]["scopeSelector"]["matchExpressions"]
@@ -689,7 +729,7 @@ def test_a_quota_speaks_of_the_priority_classes_of_our_pods_and_limits_none() ->
 
 
 @pytest.mark.parametrize("path", sorted(DAEMONSET.rglob("kustomization.yaml")), ids=lambda path: path.parent.name)
-def test_a_kustomization_names_what_is_there(path: Path) -> None:
+def test_kustomization_names_existing_files(path: Path) -> None:
     kustomization = yaml.safe_load(path.read_text())
     files = [name for generator in kustomization.get("configMapGenerator", []) for name in generator["files"]]
     patches = [patch["path"] for patch in kustomization.get("patches", []) if "path" in patch]
@@ -698,7 +738,7 @@ def test_a_kustomization_names_what_is_there(path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["base", "scheduler"])
-def test_no_manifest_is_forgotten(part: str) -> None:
+def test_every_manifest_is_in_a_kustomization(part: str) -> None:
     kustomization = yaml.safe_load((DAEMONSET / part / "kustomization.yaml").read_text())
     named = {*kustomization["resources"], *(name for generator in kustomization["configMapGenerator"] for name in generator["files"])}
     assert {path.name for path in (DAEMONSET / part).glob("*.yaml")} - {"kustomization.yaml"} == named

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of deploy/monitoring as files: what Grafana and the operator would reject, and what would go stale."""
 
 import importlib.util
@@ -23,17 +24,17 @@ def maker():
     return module
 
 
-def test_the_dashboards_are_what_their_maker_makes(maker):
+def test_dashboards_equal_generated_ones(maker):
     assert {path.stem for path in (DIRECTORY / "dashboards").glob("*.json")} == set(maker.DASHBOARDS)
     for name, dashboard in maker.DASHBOARDS.items():
         assert (DIRECTORY / "dashboards" / f"{name}.json").read_text() == maker.to_json(dashboard), "run make_dashboards.py"
 
 
-def test_panels_have_ids_of_their_own_and_do_not_overlap(maker):
+def test_panels_have_unique_ids_and_do_not_overlap(maker):
     for name in maker.DASHBOARDS:
         panels = json.loads((DIRECTORY / "dashboards" / f"{name}.json").read_text())["panels"]
         assert len({panel["id"] for panel in panels}) == len(panels)
-        taken = set()
+        taken: set[tuple[int, int]] = set()
         for panel in panels:
             place = panel["gridPos"]
             cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
@@ -42,7 +43,7 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap(maker):
             taken |= cells
 
 
-def test_every_alert_says_how_grave_it_is_what_it_means_and_what_to_do():
+def test_every_alert_states_severity_meaning_and_action():
     rules = yaml.safe_load_all((DIRECTORY / "alerts.yaml").read_text())
     alerts = [alert for rule in rules for group in rule["spec"]["groups"] for alert in group["rules"]]
     assert len({alert["alert"] for alert in alerts}) == len(alerts)
@@ -53,7 +54,7 @@ def test_every_alert_says_how_grave_it_is_what_it_means_and_what_to_do():
         assert len(alert["annotations"]["description"]) > 40
 
 
-def test_everything_that_is_there_is_applied():
+def test_every_monitoring_file_is_applied():
     kustomization = yaml.safe_load((DIRECTORY / "kustomization.yaml").read_text())
     (generator,) = kustomization["configMapGenerator"]
     assert {f"dashboards/{path.name}" for path in (DIRECTORY / "dashboards").iterdir()} == set(generator["files"])
@@ -86,7 +87,7 @@ def test_the_monitors_select_the_services_of_the_pods_that_are_deployed():
 def test_commands_that_alerts_name_exist():
     text = " ".join((DIRECTORY / "alerts.yaml").read_text().split())
     named = set(re.findall(r"`aliquot ([a-z]+)", text))
-    from aliquot.__main__ import main
+    from aliquot_cli.__main__ import main
 
     assert named
     assert named <= set(main.list_commands(None))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Alerts and panels over series that a cluster may well have, evaluated by Prometheus' own ``promtool``.
 
 tests/integration/test_prometheus.py runs them over a real scrape; here is what a minute of scraping cannot show: counters that begin above
@@ -37,7 +38,7 @@ def verify(directory: Path, series: dict[str, str], *expected: tuple[str, str, d
 
     Args:
         series: values in promtool's notation by series.
-        expected: a query, when to ask it, and the values that it shall give by series.
+        expected: a query, when to run it, and the values that it must give by series.
     """
     (directory / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups((MONITORING / "alerts.yaml").read_text())}))
     asked: list[dict[str, Any]] = [
@@ -68,14 +69,12 @@ def firing(alert: str) -> str:
         pytest.param("normalise.example.org", FAILED, False, id="another"),
     ],
 )
-def test_the_first_failures_of_the_webhook_are_reported_though_no_scrape_saw_zero(
-    tmp_path: Path, name: str, kind: str, fires: bool
-) -> None:
+def test_first_webhook_failures_are_reported_without_earlier_zero_sample(tmp_path: Path, name: str, kind: str, fires: bool) -> None:
     series = {REJECTIONS % (name, kind): "_x40 7x80", API_SERVER: "1x120"}
     verify(tmp_path, series, (firing("AliquotWebhookFails"), "11m", {"{}": 1} if fires else {}))
 
 
-def test_the_report_of_a_failing_webhook_ends_when_it_fails_no_more(tmp_path: Path) -> None:
+def test_webhook_alert_ends_after_last_failure(tmp_path: Path) -> None:
     series = {REJECTIONS % (OURS, FAILED): "_x40 7x80", API_SERVER: "1x120"}
     verify(tmp_path, series, (firing("AliquotWebhookFails"), "20m", {}))
 

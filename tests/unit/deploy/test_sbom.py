@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``make sbom`` says what the images hold: each package of the lock files, in its version, with the hashes it is installed by."""
 
 import json
@@ -38,7 +39,7 @@ def test_every_package_that_an_image_installs_is_named_with_its_hashes(folder: P
 
 
 @pytest.mark.parametrize("image", LOCKS)
-def test_the_document_is_about_this_product_and_the_same_every_time(folder: Path, image: str) -> None:
+def test_document_names_product_and_is_reproducible(folder: Path, image: str) -> None:
     content = document(folder, image)
     assert content["bomFormat"] == "CycloneDX"
     assert (content["metadata"]["component"]["name"], content["metadata"]["component"]["type"]) == ("aliquot", "application")

@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every manifest follows the schemas that Kubernetes publishes; a field that they do not have is an error, not a surprise later.
 
-A real API server is asked the same by tests/e2e. Kinds that are not Kubernetes' own are asked about there only.
+tests/e2e makes the same checks with a real API server. Kinds that are not Kubernetes' own are checked there only.
 """
 
 import json
@@ -18,7 +19,7 @@ from tests.rendering import DAEMONSET, DEPLOY, EXAMPLES, Installation, Object, R
 KUBERNETES_VERSION = "1.36"
 """Of the cluster of ``make e2e``."""
 OTHER_GROUPS = ("aliquot.dev/", "kueue.x-k8s.io/", "monitoring.coreos.com/")
-"""Of objects whose kinds come with their own projects."""
+"""Objects of kinds that come with their own projects."""
 FOLDERS = (DAEMONSET / "base", DAEMONSET / "scheduler", EXAMPLES)
 
 
@@ -41,7 +42,7 @@ def check(item: Object) -> None:
 
 @cache
 def _check(item: str) -> None:
-    """Once for each object: most are the same in every installation, and the schemas are read anew each time."""
+    """Once for each object: most are the same in every installation, and the schemas are reread each time."""
     kubernetes_validate.validate(json.loads(item), KUBERNETES_VERSION, strict=True)
 
 
@@ -63,7 +64,7 @@ def a_pod(**fields: Any) -> Object:
 
 
 @pytest.mark.parametrize("wrong", [{"imagePullPolice": "Never"}, {"command": "sleep"}, {"ports": [{"containerPort": "metrics"}]}], ids=str)
-def test_what_the_schemas_do_not_have_is_found(wrong: Object) -> None:
+def test_unknown_field_is_found_by_schemas(wrong: Object) -> None:
     check(a_pod())
     with pytest.raises(kubernetes_validate.ValidationError):
         check(a_pod(**wrong))

@@ -1,16 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bounds that operators read are those of the code."""
 
 from pathlib import Path
 
-from scheduler_plugin.core.decisions import MAX_KEPT, MAX_RECORDED
+from scheduler_plugin.core.cluster.decisions import MAX_KEPT, MAX_RECORDED
 from scheduler_plugin.services.explainer import ALLOWED_AT_ONCE, ALLOWED_PER_SECOND
 from scheduler_plugin.services.retry import MAX_AT_ONCE, PERIOD_SECONDS
 from scheduler_plugin.services.waiting_events import PER_SECOND, REPEAT_SECONDS
 
-TROUBLESHOOTING = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
+TROUBLESHOOTING = Path(__file__).parents[3] / "docs" / "use" / "troubleshooting.md"
 
 
-def test_what_is_kept_and_told_of_decisions_is_as_stated():
+def test_documented_bounds_of_decisions_match_code():
     text = " ".join(TROUBLESHOOTING.read_text().split())
     assert f"each of {MAX_KEPT:,} pods that are not bound" in text
     assert f"the latest decisions on {MAX_RECORDED} pods" in text

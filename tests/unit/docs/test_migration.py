@@ -1,4 +1,5 @@
-"""docs/migration.md promises what each foreign manifest becomes; the webhook has to agree."""
+# SPDX-License-Identifier: Apache-2.0
+"""docs/use/migration.md promises what each foreign manifest becomes; the webhook has to agree."""
 
 import copy
 import json
@@ -8,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from aliquot.standin.patches import apply_json_patch
-from proto import contract
+from aliquot import contract
+from aliquot_lab.standin.patches import apply_json_patch
+from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.normalise import Normaliser
-from scheduler_plugin.webhook.vocabularies import Options
 
-PAGE = Path(__file__).parents[3] / "docs/migration.md"
+PAGE = Path(__file__).parents[3] / "docs/use/migration.md"
 BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
 PAIRS = list(zip(BLOCKS[::2], BLOCKS[1::2], strict=True))
 
@@ -37,7 +38,7 @@ def test_a_manifest_becomes_what_the_page_says(before, after):
     assert essence(admitted) == essence(after)
 
 
-def test_a_replica_of_time_slicing_becomes_its_part_of_the_card_by_hand():
+def test_time_slicing_replica_becomes_manual_share_of_gpu():
     """No webhook rewrites it; the page's own arithmetic has to hold, and what it tells people to write has to be admitted as it is."""
     old, new = re.findall(r"```yml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     configuration, before = yaml.safe_load_all(old)
@@ -55,4 +56,14 @@ def test_a_replica_of_time_slicing_becomes_its_part_of_the_card_by_hand():
 
 
 def test_the_page_has_a_pair_for_each_system():
-    assert {pair[0]["metadata"]["name"] for pair in PAIRS} == {"share", "pair", "chosen", "fraction", "burst"}
+    assert {pair[0]["metadata"]["name"] for pair in PAIRS} == {
+        "share",
+        "pair",
+        "chosen",
+        "fraction",
+        "worker",
+        "burst",
+        "runai",
+        "volcano",
+        "manager",
+    }

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reader of transcripts: what counts as the same output, and that a wrong page is noticed."""
 
 import os

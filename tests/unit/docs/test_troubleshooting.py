@@ -1,4 +1,5 @@
-"""docs/troubleshooting.md has every event, every reason and every kind that a metric's label can have, and names what exists."""
+# SPDX-License-Identifier: Apache-2.0
+"""docs/use/troubleshooting.md has every event, every reason and every kind that a metric's label can have, and names what exists."""
 
 import html
 import re
@@ -10,15 +11,15 @@ from agent.core.audit import FindingKind
 from agent.core.drift import DriftKind
 from agent.core.health import HealthState
 from agent.core.refusal import Reason
-from aliquot.__main__ import main
-from aliquot.cli import exit_codes
-from placement.fit import Reject
-from proto import contract
-from scheduler_plugin.core.reasons import NodeReason
+from aliquot import contract
+from aliquot.placement.fit import Reject
+from aliquot_cli import exit_codes
+from aliquot_cli.__main__ import main
+from scheduler_plugin.core.cluster.reasons import NodeReason
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "troubleshooting.md").read_text()
-CONTRACT = (DOCS / "contract.md").read_text()
+PAGE = (DOCS / "use/troubleshooting.md").read_text()
+CONTRACT = (DOCS / "reference/contract.md").read_text()
 
 
 def section(title: str) -> str:
@@ -67,7 +68,7 @@ def test_metrics_settings_annotations_and_commands_that_the_page_names_exist():
     annotations = set(re.findall(r"aliquot\.dev/[\w-]+", PAGE))
     assert {name for name in annotations if f"`{name}`" not in CONTRACT} == set()
     commands = set(re.findall(r"^aliquot ([\w-]+)|`aliquot ([\w-]+)", PAGE, re.MULTILINE))
-    assert {one or other for one, other in commands} <= set(main.list_commands(None))  # type: ignore[arg-type]
+    assert {one or other for one, other in commands} <= set(main.list_commands(None))
     assert len(metrics) > 5
     assert len(settings) > 5
 

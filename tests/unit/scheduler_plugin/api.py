@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Kubernetes API over real HTTP for tests of the scheduler: list in pages, watch with bookmarks, bindings, patches, leases and Secrets.
 
 As strict as the real one where it matters here: versions grow, a binding needs the right UID and an unbound pod, writes of a lease need its
@@ -12,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
-from aliquot.standin.errors import InvalidError
-from aliquot.standin.patches import apply_json_patch, merge_patch
+from aliquot_lab.standin.errors import InvalidError
+from aliquot_lab.standin.patches import apply_json_patch, merge_patch
 
 WEBHOOKS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 COLLECTIONS = {
@@ -37,9 +38,9 @@ class FakeApi:
         self.events: list[dict[str, Any]] = []
         self.silent = False
         self.refused_watches: list[str] = []
-        """The collection of each watch that was told 410: its version was forgotten."""
+        """The collection of each watch that received 410: its version was forgotten."""
         self.held_back: set[str] = set()
-        """Collections of which nothing is told, neither lists nor watches."""
+        """Collections that are not reported, neither in lists nor in watches."""
         self.lose_binding_answers = 0
         """How many bindings are carried out without an answer."""
         self.refuse_writes = False
@@ -170,11 +171,13 @@ class FakeApi:
                         await send(kind, item)
             seen = self.version
             await send("BOOKMARK", {"kind": COLLECTIONS[plural], "metadata": {"resourceVersion": str(seen)}})
+
+            def is_newer(since: int = seen) -> bool:
+                return self.version > since or epoch != self._epoch
+
             async with self._changed:
                 try:
-                    await asyncio.wait_for(
-                        self._changed.wait_for(lambda since=seen: self.version > since or epoch != self._epoch), self.bookmark_seconds
-                    )
+                    await asyncio.wait_for(self._changed.wait_for(is_newer), self.bookmark_seconds)
                 except TimeoutError:
                     continue
         return response
@@ -314,7 +317,7 @@ def pod_object(
     node: str = "",
     annotations: dict[str, str] | None = None,
     controller: str = "",
-    **limits: str,
+    **limits: Any,
 ) -> dict:
     """Write a pod as the API does; limits by the last part of their name. Args: controller: the UID of the Job that made it."""
     full = {f"nvidia.com/{short.replace('_', '-')}": amount for short, amount in limits.items()}

@@ -1,13 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes, pods and states with defaults, so that a test shows only what matters to it."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
-from placement.request import pod_request
-from proto import codec, contract, units
-from proto.gpunode import GpuDevice, GpuNode
-from proto.model import (
+from aliquot import contract
+from aliquot.contract import codec, units
+from aliquot.contract.gpunode import GpuDevice, GpuNode
+from aliquot.contract.model import (
     ContainerAssignment,
     ContainerSpec,
     Device,
@@ -20,8 +22,19 @@ from proto.model import (
     Pod,
     PodAssignment,
     PodRequest,
+    Policy,
 )
-from scheduler_plugin.core.pods import PodFacts, asks_gpu
+from aliquot.placement.request import pod_request
+from scheduler_plugin.core.cluster.gang import Gang
+from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.pods import PodFacts, asks_gpu
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
+from scheduler_plugin.extender import wire
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.extender.filter import filter_nodes
+from scheduler_plugin.extender.gang import gang_or_error
+from scheduler_plugin.settings import Answer
 
 OFFERED = (Isolation.SHIM, Isolation.EXCLUSIVE, Isolation.MIG)
 PROFILES = {
@@ -66,7 +79,7 @@ def make_pod(
     cpu_milli: int = 0,
     memory_mib: int = 0,
     phase: str = "Pending",
-    **limits: str,
+    **limits: Any,
 ) -> PodFacts:
     """Make a pod with one container of these limits (``vgpu="1", vgpu_memory="400"``), or with the given ones; bound when it has a node."""
     specs = specs or (make_spec("main", **limits),)
@@ -78,7 +91,7 @@ def make_pod(
     return PodFacts(uid, "team", f"pod-{uid}", node, phase not in ("Succeeded", "Failed"), False, priority, cpu_milli, memory_mib, gpu)
 
 
-def make_spec(name: str = "main", *, init: bool = False, sidecar: bool = False, **limits: str) -> ContainerSpec:
+def make_spec(name: str = "main", *, init: bool = False, sidecar: bool = False, **limits: Any) -> ContainerSpec:
     full = {f"{contract.RESOURCE_DOMAIN}/{short.replace('_', '-')}": amount for short, amount in limits.items()}
     return ContainerSpec(name, full, init=init or sidecar, restartable=sidecar)
 
@@ -90,3 +103,33 @@ def make_share(node: str, minor: int, mib: int = 100, cores: int | None = None) 
 def request_of(pod: PodFacts) -> PodRequest:
     assert pod.gpu is not None
     return pod_request(pod.gpu)
+
+
+@dataclass
+class FakeClock:
+    monotonic: Callable[[], float] = lambda: 0.0
+    now: Callable[[], float] = lambda: 0.0
+
+
+def make_context(
+    state: ClusterState,
+    *,
+    monotonic: Callable[[], float] = lambda: 0.0,
+    now: Callable[[], float] = lambda: 0.0,
+    soft_seconds: float = 10.0,
+    gang_seconds: float = 60.0,
+) -> ExtenderContext:
+    clock = FakeClock(monotonic, now)
+    return ExtenderContext.create(state, Rules(Policy.FRAG, DEFAULT_WEIGHTS), clock, soft_seconds=soft_seconds, gang_seconds=gang_seconds)
+
+
+def filter_body(context: ExtenderContext, body: bytes, now: float, answer: Answer = Answer.ALL) -> bytes:
+    """Reply to a filter call from body to body."""
+    return filter_nodes(context, wire.decode_args(body), now, answer)
+
+
+def known_gang(pod: PodFacts) -> Gang:
+    """The gang of a pod that is in one."""
+    gang = gang_or_error(pod)
+    assert isinstance(gang, Gang)
+    return gang

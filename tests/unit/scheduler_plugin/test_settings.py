@@ -1,11 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 import ipaddress
 import json
 
 import pytest
 
-from program.settings import SettingsError, split_address
-from proto.model import Policy
-from scheduler_plugin.settings import TABLE, Settings
+from aliquot.contract.model import Policy
+from aliquot.process.settings import SettingsError, split_address
+from scheduler_plugin.settings import TABLE, Consolidation, Settings
 
 NO_WEBHOOK = ["--webhook-address", ""]
 
@@ -31,10 +32,12 @@ def test_single_weights_overlay_the_defaults(tmp_path):
         (["--policy", "best"], "want one of frag, binpack, spread, topology"),
         (["--extender-address", "0.0.0.0:1"], "set tlsCertFile, tlsKeyFile and clientCaFile, or listen on 127.0.0.1"),
         (["--extender-address", "nowhere"], "want host:port"),
-        (["--tls-cert-file", "a"], "belong together"),
-        (["--client-ca-file", "a"], "needs a certificate of the extender too"),
+        (["--tls-cert-file", "a"], "without tlsKeyFile: set both or neither"),
+        (["--client-ca-file", "a"], "without a certificate of the extender"),
         (["--prometheus-url", "prometheus:9090"], "want http://HOST:PORT or https://HOST"),
-        (["--webhook-address", "0.0.0.0:1"], "over TLS only"),
+        (["--webhook-address", "0.0.0.0:1"], "only over TLS"),
+        (["--hami-resources", "gpus=nvidia.com/x"], "want KEY=RESOURCE with a key of count, memory, percent, cores, priority"),
+        (["--hami-resources", "memory=nvidia.com/vgpu-memory"], "only the count may have our name"),
         (["--frobnicate", "1"], "unrecognized arguments"),
     ],
 )
@@ -48,14 +51,14 @@ def test_the_webhook_takes_its_certificate_from_files_or_from_a_secret():
     assert Settings.load(["--tls-cert-file", "c", "--tls-key-file", "k"], {}).webhook_certificate_secret == ""
 
 
-def test_without_settings_nobody_but_this_host_reaches_the_extender():
+def test_without_settings_only_this_host_reaches_extender():
     settings = Settings.load([], {"ALIQUOT_WEBHOOK_CERTIFICATE_SECRET": "s"})
     host, _ = split_address("extenderAddress", settings.extender_address)
     assert ipaddress.ip_address(host).is_loopback
 
 
 def test_a_secret_does_not_open_the_extender_beyond_loopback():
-    with pytest.raises(SettingsError, match="whoever reaches it can bind pods"):
+    with pytest.raises(SettingsError, match="each client that reaches it can bind pods"):
         Settings.load(["--webhook-certificate-secret", "s", "--extender-address", "0.0.0.0:1"], {})
 
 
@@ -78,3 +81,22 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path, text, sentence):
 
 def test_the_help_lists_every_setting():
     assert all(setting.flag in TABLE.text() and setting.env in TABLE.text() for setting in TABLE.settings)
+
+
+@pytest.mark.parametrize(("text", "mode"), [("on", Consolidation.ON), ("off", Consolidation.OFF), ("plan", Consolidation.PLAN)])
+def test_consolidation_is_read_from_yaml_without_quotes(tmp_path, text, mode):
+    file = tmp_path / "scheduler.yaml"
+    file.write_text(f"webhookAddress: ''\nconsolidation: {text}\nfeatureGates: Consolidation=true\n")
+    assert Settings.load(["--config", str(file)], {}).consolidation is mode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--consolidation", "on"], "consolidation is set, but the alpha feature Consolidation is off: set featureGates"),
+        (["--feature-gates", "Consolidate=true"], "featureGates: 'Consolidate' is not a feature gate"),
+    ],
+)
+def test_consolidation_needs_its_gate(arguments, says):
+    with pytest.raises(SettingsError, match=says):
+        Settings.load(["--webhook-address", "", *arguments], {})

@@ -1,4 +1,5 @@
 #!/opt/aliquot/bin/python
+# SPDX-License-Identifier: Apache-2.0
 """Installs the simulated driver on a node, as NVIDIA's driver container and ``nvidia-ctk cdi generate`` do on a real one.
 
 Makes three things on the node: the driver's libraries, the simulated GPUs (once: running containers use them), and the
@@ -38,7 +39,15 @@ def make_gpus() -> None:
     """Make the simulated GPUs unless the node has them."""
     if not (NODE / "topology").exists():
         NODE.mkdir(exist_ok=True)
-        command = [IMAGE / "bin/aliquot-sim", "init", os.environ["PROFILE"], "--dir", NODE, "--node", os.environ["NODE_NAME"]]
+        command: list[str | Path] = [
+            IMAGE / "bin/aliquot-sim",
+            "init",
+            os.environ["PROFILE"],
+            "--dir",
+            NODE,
+            "--node",
+            os.environ["NODE_NAME"],
+        ]
         subprocess.run(command, check=True)
 
 

@@ -187,7 +187,9 @@ its environment, which a program believes before its file: so a value is heard b
 {{- define "aliquot.image" }}
 {{- $name := splitn ":" 2 .image }}
 {{- $chosen := index (dict "aliquot-agent" .images.agent "aliquot-scheduler" .images.scheduler "kube-scheduler" .images.kubeScheduler) (base $name._0) }}
-{{- $chosen.repository | default $name._0 }}:{{ $chosen.tag | default $name._1 }}
+{{- $prefixed := $name._0 }}
+{{- with .images.registry }}{{ $prefixed = printf "%s/%s" (trimSuffix "/" .) (base $name._0) }}{{ end }}
+{{- $chosen.repository | default $prefixed }}:{{ $chosen.tag | default $name._1 }}
 {{- end }}
 
 {{- /* Name config maps after their content, so that a change of it rolls the pods that mount them. Where pods are replaced by hand only, those

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 import logging
 import os
@@ -8,7 +9,7 @@ from agent.adapters.directory_watch import DirectoryWatch
 
 
 class Watching:
-    """A watch over ``flat`` and the subdirectories of ``nested``, and how often it told of something."""
+    """A watch over ``flat`` and the subdirectories of ``nested``, and how often it reported a change."""
 
     def __init__(self, base) -> None:
         self.flat, self.nested = base / "flat", base / "nested"
@@ -19,7 +20,7 @@ class Watching:
         self.told += 1
 
     async def tells(self) -> bool:
-        """Whether it told of something since the last time; the kernel has it by now, the loop needs its turn."""
+        """Whether it reported a change since the last time; the kernel has it by now, the loop needs its turn."""
         for _ in range(5):
             await asyncio.sleep(0.001)
         told, self.told = self.told, 0
@@ -37,12 +38,12 @@ async def there(tmp_path):
     watching.watch.close()
 
 
-async def test_nothing_is_told_while_nothing_happens(there):
+async def test_no_event_without_change(there):
     assert not await there.tells()
 
 
 @pytest.mark.parametrize("where", ["flat", "nested", "nested/old"])
-async def test_files_that_come_and_go_are_told(there, where, tmp_path):
+async def test_created_and_removed_files_are_reported(there, where, tmp_path):
     path = tmp_path / where / "file"
     path.write_text("")
     assert await there.tells()
@@ -52,7 +53,7 @@ async def test_files_that_come_and_go_are_told(there, where, tmp_path):
     assert await there.tells()
 
 
-async def test_a_subdirectory_that_came_later_is_watched_and_may_go(there):
+async def test_later_subdirectory_is_watched_and_may_be_removed(there):
     (there.nested / "new").mkdir()
     assert await there.tells()
     (there.nested / "new/limits").write_text("")
@@ -89,7 +90,7 @@ async def test_a_directory_that_was_made_again_is_watched_once_more(there):
     assert await there.tells()
 
 
-async def test_a_directory_that_is_not_there_yet_is_no_trouble(tmp_path, caplog):
+async def test_missing_directory_is_no_error(tmp_path, caplog):
     watching = Watching(tmp_path)
     watching.watch.start(watching.tell)
     assert caplog.messages == []
@@ -100,7 +101,7 @@ async def test_a_directory_that_is_not_there_yet_is_no_trouble(tmp_path, caplog)
     watching.watch.close()
 
 
-async def test_a_kernel_without_watches_to_give_is_said_once(tmp_path, caplog, monkeypatch):
+async def test_kernel_without_free_watches_is_logged_once(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.WARNING)
     watching = Watching(tmp_path)
     monkeypatch.setattr(watching.watch, "_libc", _NoMore())

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files the agent keeps: whole or not at all, durable where they must be, and never a reason not to start."""
 
 import ctypes
@@ -49,11 +50,11 @@ def mode(path: Path) -> int:
 
 
 class TestWriteWhole:
-    def test_the_file_has_the_mode_whatever_the_umask(self, tmp_path):
+    def test_file_mode_is_independent_of_umask(self, tmp_path):
         write_whole(tmp_path / "f", b"x", mode=0o666, durable=True)
         assert mode(tmp_path / "f") == 0o666
 
-    def test_a_directory_that_the_disk_does_not_take_is_an_error_of_storage(self, tmp_path, monkeypatch):
+    def test_directory_that_disk_refuses_is_storage_error(self, tmp_path, monkeypatch):
         store = LedgerFiles(tmp_path)
         store.write(ONE)
 
@@ -65,34 +66,34 @@ class TestWriteWhole:
             with pytest.raises(StorageError, match="Input/output error"):
                 work()
 
-    def test_a_failure_leaves_the_old_content_and_no_litter(self, tmp_path):
+    def test_failure_leaves_old_content_and_no_leftovers(self, tmp_path):
         (tmp_path / "f").mkdir()  # a directory cannot be replaced by a file
         with pytest.raises(StorageError, match="writing"):
             write_whole(tmp_path / "f", b"x", mode=0o600, durable=False)
         assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-def test_a_directory_that_is_as_it_should_be_is_not_touched(tmp_path, monkeypatch):
+def test_correct_directory_is_not_changed(tmp_path, monkeypatch):
     def read_only(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
     directory = make_directory(tmp_path / "state", 0o700)
     monkeypatch.setattr(Path, "chmod", read_only)
     assert make_directory(directory, 0o700) == directory
-    with pytest.raises(StorageError, match=r"making .*/state: Read-only file system"):
+    with pytest.raises(StorageError, match=r"creating .*/state: Read-only file system"):
         make_directory(directory, 0o755)
 
 
 class TestLedgerFiles:
-    def test_what_cannot_be_moved_or_removed_is_no_reason_not_to_start(self, tmp_path, caplog):
+    def test_immovable_files_do_not_stop_the_start(self, tmp_path, caplog):
         LedgerFiles(tmp_path).write(ONE)
         (tmp_path / "bad.json").write_bytes(b"torn")
         (tmp_path / "quarantine").write_bytes(b"")  # no directory can be made there
         (tmp_path / f".x.json.1.0{TEMPORARY_SUFFIX}").mkdir()
         loaded = LedgerFiles(tmp_path).load()
         assert loaded.grants == (ONE,)
-        assert f"{tmp_path}/bad.json, which cannot be set aside" in loaded.quarantined[0]
-        assert "a file that was half written stays" in caplog.text
+        assert f"{tmp_path}/bad.json, which cannot be moved to quarantine" in loaded.quarantined[0]
+        assert "a partly written file cannot be removed and stays" in caplog.text
 
     def test_rows_come_back(self, tmp_path):
         store = LedgerFiles(tmp_path)
@@ -101,7 +102,7 @@ class TestLedgerFiles:
         assert store.ids() == [ONE.grant_id]
 
     @pytest.mark.parametrize("content", [b"", b"{", b"\x00" * 4096, b'{"version":1}', b'{"version":1,"sha256":"\xff"}'])
-    def test_an_unreadable_row_is_set_aside_and_named(self, tmp_path, content):
+    def test_unreadable_row_is_quarantined_and_named(self, tmp_path, content):
         (tmp_path / "bad.json").write_bytes(content)
         store = LedgerFiles(tmp_path)
         store.write(ONE)
@@ -111,11 +112,11 @@ class TestLedgerFiles:
         assert (tmp_path / "quarantine/bad.json").read_bytes() == content
         assert store.load().quarantined == ()
 
-    def test_a_row_under_another_name_is_set_aside(self, tmp_path):
+    def test_row_under_another_name_is_quarantined(self, tmp_path):
         store = LedgerFiles(tmp_path)
         store.write(ONE)
         (tmp_path / f"{ONE.grant_id}.json").rename(tmp_path / "other.json")
-        assert "the row is for grant" in store.load().quarantined[0]
+        assert "found that of grant" in store.load().quarantined[0]
 
     def test_a_second_bad_row_of_the_name_does_not_overwrite_the_first(self, tmp_path):
         store = LedgerFiles(tmp_path)
@@ -124,7 +125,7 @@ class TestLedgerFiles:
             store.load()
         assert {path.read_bytes() for path in (tmp_path / "quarantine").iterdir()} == {b"1", b"2"}
 
-    def test_what_a_crash_left_half_written_is_removed(self, tmp_path):
+    def test_partly_written_files_are_removed(self, tmp_path):
         (tmp_path / f".x.json.1.0{TEMPORARY_SUFFIX}").write_bytes(b"half")
         assert LedgerFiles(tmp_path).load().quarantined == ()
         assert list(tmp_path.iterdir()) == []
@@ -138,7 +139,7 @@ class TestLedgerFiles:
 
 
 class TestTreesOfOthers:
-    def test_a_tree_goes_however_deep_it_is(self, tmp_path):
+    def test_tree_of_any_depth_is_removed(self, tmp_path):
         top = tmp_path / "left"
         top.mkdir()
         (top / "file").write_bytes(b"x")
@@ -153,7 +154,7 @@ class TestTreesOfOthers:
         remove_tree(top)
         assert list(tmp_path.iterdir()) == []
 
-    def test_what_a_link_leads_to_stays(self, tmp_path):
+    def test_target_of_a_link_stays(self, tmp_path):
         (tmp_path / "ours").mkdir()
         (tmp_path / "ours/file").write_bytes(b"x")
         (tmp_path / "left/inner").mkdir(parents=True)
@@ -162,7 +163,7 @@ class TestTreesOfOthers:
         remove_tree(tmp_path / "left")
         assert [path.name for path in tmp_path.rglob("*")] == ["ours", "file"]
 
-    def test_a_tree_that_is_gone_is_no_error(self, tmp_path):
+    def test_missing_tree_is_no_error(self, tmp_path):
         remove_tree(tmp_path / "left")
         (tmp_path / "link").symlink_to(tmp_path)
         remove_tree(tmp_path / "link")
@@ -177,7 +178,7 @@ fcntl.fcntl(descriptor, fcntl.F_SETLEASE, int(sys.argv[2]))
 print("held", flush=True)
 sys.stdin.read()
 """
-"""What a tenant that owns a file may do with it; whoever opens the file waits until the lease is broken, by default for 45 s."""
+"""What a tenant that owns a file may do with it; a process that opens the file waits until the lease is broken, by default for 45 s."""
 
 
 HOLD_MANY_LOCKS = """
@@ -273,7 +274,7 @@ class TestGrantFiles:
         view = files.region(ONE.grant_id)
         assert (view.snapshot.slots, view.dead) == ((), ())
 
-    def test_a_living_process_is_told_from_a_killed_one(self, tmp_path, holder):
+    def test_living_process_is_distinguished_from_killed_one(self, tmp_path, holder):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
         process = holder(Path(files.paths(ONE.grant_id)[1]))
@@ -311,7 +312,7 @@ class TestGrantFiles:
         assert region.stat().st_ino != before[1]
         assert files.region(ONE.grant_id).snapshot.slots == ()
 
-    def test_files_that_a_container_has_mounted_stay_although_no_process_has_mapped_them_yet(self, tmp_path):
+    def test_mounted_files_stay_before_any_process_maps_them(self, tmp_path):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
         limits, region = (Path(path) for path in files.paths(ONE.grant_id))
@@ -324,7 +325,7 @@ class TestGrantFiles:
         assert region.stat().st_ino != before[1]
 
     @pytest.mark.parametrize("lost", ["limits", "region"])
-    def test_of_mounted_files_the_one_that_is_lost_is_made_anew_and_the_other_stays(self, tmp_path, lost):
+    def test_lost_mounted_file_is_recreated_and_the_other_stays(self, tmp_path, lost):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
         limits, region = (Path(path) for path in files.paths(ONE.grant_id))
@@ -336,7 +337,7 @@ class TestGrantFiles:
         assert files.limits(ONE.grant_id) == self.limits()
         assert files.region(ONE.grant_id) is not None
 
-    def test_files_whose_owner_was_not_written_down_yet_are_made_anew(self, tmp_path, holder):
+    def test_files_without_recorded_owner_are_recreated(self, tmp_path, holder):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
         region = Path(files.paths(ONE.grant_id)[1])
@@ -358,7 +359,7 @@ class TestGrantFiles:
         assert files.limits(ONE.grant_id) == self.limits(50)
 
     @pytest.mark.parametrize("writes_done", [1, 2, 3])
-    def test_limits_whose_writer_died_half_way_are_mended(self, tmp_path, writes_done):
+    def test_limits_half_written_by_dead_writer_are_repaired(self, tmp_path, writes_done):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
         path = Path(files.paths(ONE.grant_id)[0])
@@ -371,7 +372,7 @@ class TestGrantFiles:
         assert found == self.limits(100 if writes_done == 1 else 50)
         assert decode_limits(path.read_bytes()) == found
 
-    def test_limits_that_are_gone_cannot_be_amended(self, tmp_path):
+    def test_missing_limits_cannot_be_changed(self, tmp_path):
         files = GrantFiles(tmp_path)
         assert files.limits(ONE.grant_id) is None
         with pytest.raises(StorageError, match="updating"):
@@ -385,7 +386,7 @@ class TestGrantFiles:
         (slot,) = files.region(ONE.grant_id).snapshot.slots
         assert (slot.pid, slot.host_pid) == (4711, 99)
 
-    def test_what_was_paid_is_read_without_the_slots(self, tmp_path):
+    def test_gpu_time_is_read_without_the_slots(self, tmp_path):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
         assert [counters.paid_ns for counters in files.compute(ONE.grant_id)] == [0] * 16
@@ -393,7 +394,7 @@ class TestGrantFiles:
         assert files.compute(ONE.grant_id) is None
 
     @pytest.mark.parametrize("content", [b"", b"\xff" * 10, b"\xff" * REGION_BYTES])
-    def test_a_spoilt_region_is_as_good_as_none(self, tmp_path, content):
+    def test_corrupted_region_counts_as_missing(self, tmp_path, content):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
         Path(files.paths(ONE.grant_id)[1]).write_bytes(content)
@@ -416,7 +417,7 @@ class TestGrantFiles:
 
     @pytest.mark.timeout(30)
     @pytest.mark.parametrize("position", [0, 1], ids=["limits", "region"])
-    def test_a_lease_of_a_tenant_makes_nobody_wait(self, tmp_path, position):
+    def test_tenant_lease_delays_no_reader(self, tmp_path, position):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
         leased = files.paths(ONE.grant_id)[position]
@@ -433,24 +434,34 @@ class TestGrantFiles:
         assert look(ONE.grant_id) is not None
 
     @pytest.mark.timeout(120)
-    def test_a_region_with_locks_without_end_is_looked_at_briefly_and_then_left_alone(self, tmp_path, monkeypatch, caplog):
+    def test_region_with_endless_locks_is_read_briefly_then_skipped(self, tmp_path, monkeypatch, caplog):
         clock = FakeClock()
         files = GrantFiles(tmp_path, clock.monotonic)
         files.prepare(ONE, self.limits())
         region = Path(files.paths(ONE.grant_id)[1])
         probes, opens = [], []
         ask, really_open = fcntl.fcntl, os.open
-        monkeypatch.setattr(fcntl, "fcntl", lambda *given: probes.append(given) or ask(*given))
-        monkeypatch.setattr(os, "open", lambda *given: opens.append(given) or really_open(*given))
+
+        def noted_fcntl(*given):
+            probes.append(given)
+            return ask(*given)
+
+        monkeypatch.setattr(fcntl, "fcntl", noted_fcntl)
+
+        def noted_open(*given):
+            opens.append(given)
+            return really_open(*given)
+
+        monkeypatch.setattr(os, "open", noted_open)
         with many_locks(region):
             assert files.region(ONE.grant_id) is None
             assert len(probes) < SLOT_COUNT_KEPT // 4
-            assert f"container {ONE.container} put on its usage region" in caplog.text
+            assert f"container {ONE.container} hold so many locks on its usage region" in caplog.text
             assert [(record.pod, record.pod_uid) for record in caplog.records] == [("default/a", "uid-a")]
             opens.clear()
             assert files.region(ONE.grant_id) is None
             assert files.compute(ONE.grant_id) is None
-            with pytest.raises(StorageError, match="left alone"):
+            with pytest.raises(StorageError, match="not read for"):
                 files.store_host_pids(ONE.grant_id, {0: 1})
             assert opens == []
             assert files.limits(ONE.grant_id) == self.limits()
@@ -460,7 +471,7 @@ class TestGrantFiles:
 
     @pytest.mark.timeout(120)
     @pytest.mark.parametrize("removed", [False, True])
-    def test_who_comes_after_a_region_that_was_left_alone_is_looked_at(self, tmp_path, removed):
+    def test_regions_after_skipped_one_are_still_read(self, tmp_path, removed):
         files = GrantFiles(tmp_path, FakeClock().monotonic)
         files.prepare(ONE, self.limits())
         with many_locks(Path(files.paths(ONE.grant_id)[1])):
@@ -471,7 +482,7 @@ class TestGrantFiles:
             assert files.region(ONE.grant_id).snapshot.slots == ()
 
     @pytest.mark.timeout(120)
-    def test_who_comes_during_a_slow_look_is_neither_left_alone_nor_accused(self, tmp_path, monkeypatch, caplog):
+    def test_container_replaced_during_slow_reading_is_not_blamed(self, tmp_path, monkeypatch, caplog):
         files = GrantFiles(tmp_path, FakeClock().monotonic)
         files.prepare(ONE, self.limits())
         probe = fcntl.fcntl
@@ -488,7 +499,7 @@ class TestGrantFiles:
         assert not caplog.records
 
     @pytest.mark.timeout(120)
-    def test_what_may_be_mapped_is_changed_in_place_while_nobody_can_look(self, tmp_path):
+    def test_possibly_mapped_file_is_changed_in_place_while_check_is_impossible(self, tmp_path):
         files = GrantFiles(tmp_path, FakeClock().monotonic)
         files.prepare(ONE, self.limits())
         paths = [Path(path) for path in files.paths(ONE.grant_id)]
@@ -499,14 +510,14 @@ class TestGrantFiles:
             files.prepare(ONE, self.limits(mib=70))
             assert ([path.stat().st_ino for path in paths], files.limits(ONE.grant_id)) == (inodes, self.limits(mib=70))
 
-    def test_a_start_looks_at_no_region_of_another_pod(self, tmp_path, monkeypatch):
+    def test_start_reads_no_region_of_another_pod(self, tmp_path, monkeypatch):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
         monkeypatch.setattr(files, "region", lambda grant_id: pytest.fail("looked at the region"))
         files.prepare(replace(ONE, pod_uid="uid-following"), self.limits())
 
     @pytest.mark.parametrize("slots", [SLOT_COUNT_KEPT + 1, 4096])
-    def test_a_region_with_more_slots_than_any_agent_makes_is_as_good_as_none(self, tmp_path, slots):
+    def test_region_with_more_slots_than_agent_creates_is_ignored(self, tmp_path, slots):
         files = GrantFiles(tmp_path)
         files.prepare(ONE, self.limits())
         Path(files.paths(ONE.grant_id)[1]).write_bytes(foreign_region(minor=7, slots=slots, virtual=False))
@@ -514,7 +525,7 @@ class TestGrantFiles:
         with pytest.raises(StorageError):
             files.store_host_pids(ONE.grant_id, {0: 1})
 
-    def test_cutting_a_region_that_is_gone_or_a_link_cuts_nothing_else(self, tmp_path):
+    def test_truncating_missing_region_or_link_truncates_nothing_else(self, tmp_path):
         files = GrantFiles(tmp_path / "containers")
         assert files.cut_region(ONE.grant_id) == 0
         files.prepare(ONE, self.limits())
@@ -589,7 +600,7 @@ class TestCdiDirectory:
         cdi.remove("abc")
         assert cdi.ids() == []
 
-    def test_a_spec_has_the_digest_that_was_foretold(self, tmp_path):
+    def test_spec_has_the_computed_digest(self, tmp_path):
         cdi, spec = self.make(tmp_path), {"kind": "aliquot.dev/vgpu", "devices": [{"name": "abc"}]}
         cdi.write("abc", spec)
         assert cdi.digest("abc") == cdi.digest_of(spec)
@@ -603,7 +614,7 @@ class TestCdiDirectory:
         cdi.write("abc", {})
         assert cdi.total_bytes() == 1102
 
-    def test_the_hosts_spec_is_found_in_yaml_and_read_again_when_it_changes(self, tmp_path):
+    def test_host_spec_in_yaml_is_found_and_reread_after_change(self, tmp_path):
         cdi = self.make(tmp_path)
         assert cdi.host_spec() is None
         path = tmp_path / "static/nvidia.yaml"
@@ -615,7 +626,7 @@ class TestCdiDirectory:
         path.write_text(YAML_SPEC.replace("GPU-0", "GPU-00"))
         assert list(cdi.host_spec().devices) == ["GPU-00"]
 
-    def test_the_dynamic_directory_wins_and_the_general_kind_before_the_plugins(self, tmp_path):
+    def test_dynamic_directory_and_general_kind_take_precedence(self, tmp_path):
         cdi = self.make(tmp_path)
         (tmp_path / "dynamic/k8s.device-plugin.nvidia.com-gpu.json").write_text(
             '{"cdiVersion":"0.5.0","kind":"k8s.device-plugin.nvidia.com/gpu"}'
@@ -630,7 +641,7 @@ class TestCdiDirectory:
         (tmp_path / "dynamic/nvidia.yaml").write_text(YAML_SPEC)
         assert cdi.host_spec().source.endswith("dynamic/nvidia.yaml")
 
-    def test_other_vendors_files_good_or_bad_are_passed_over(self, tmp_path):
+    def test_valid_and_invalid_files_of_other_vendors_are_ignored(self, tmp_path):
         cdi = self.make(tmp_path)
         (tmp_path / "static/a.json").write_text('{"kind":"vendor.com/nic"}')
         (tmp_path / "static/b.yaml").write_text("{")
@@ -659,11 +670,11 @@ class TestCdiDirectory:
         with pytest.raises(StorageError, match="gi3"):
             self.make(tmp_path).capability_nodes(1, 3, 0)
 
-    def test_a_kernel_without_the_capabilities_driver_gives_their_nodes_no_major_number(self, tmp_path):
+    def test_kernel_without_capabilities_driver_gives_no_major_number(self, tmp_path):
         self.tell_of_instance(tmp_path, PROC_DEVICES.replace("nvidia-caps\n", "nvidia-capsule\n"))
         assert {node.major for node in self.make(tmp_path).capability_nodes(1, 2, 0)} == {None}
 
-    def test_the_capabilities_drivers_number_must_be_known_or_known_to_be_missing(self, tmp_path):
+    def test_unreadable_driver_list_is_an_error(self, tmp_path):
         self.tell_of_instance(tmp_path, "")
         (tmp_path / "proc-devices").unlink()
         with pytest.raises(StorageError, match="proc-devices: No such file"):
@@ -699,14 +710,14 @@ class TestShimStore:
         after = (target / "libcuda.so.1").stat()
         assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
-    def test_a_new_version_lies_beside_the_old_one(self, tmp_path, source):
+    def test_new_version_is_installed_next_to_old_one(self, tmp_path, source):
         old = install_shim(source, tmp_path / "store")
         (source / "libcuda.so.1").write_bytes(b"newer")
         new = install_shim(source, tmp_path / "store")
         assert new != old
         assert (old / "libcuda.so.1").read_bytes() == b"libcuda.so.1"
 
-    def test_a_damaged_installation_is_set_aside_and_made_again(self, tmp_path, source):
+    def test_damaged_installation_is_renamed_and_replaced(self, tmp_path, source):
         target = install_shim(source, tmp_path / "store")
         (target / "libcuda.so.1").chmod(0o755)
         (target / "libcuda.so.1").write_bytes(b"damaged")
@@ -714,7 +725,7 @@ class TestShimStore:
         assert (target / "libcuda.so.1").read_bytes() == b"libcuda.so.1"
         assert (target.with_name(f"{target.name}.damaged-0") / "libcuda.so.1").read_bytes() == b"damaged"
 
-    def test_a_missing_artefact_is_named_with_the_cure(self, tmp_path, source):
+    def test_missing_artefact_is_named_with_what_to_do(self, tmp_path, source):
         (source / "libnvidia-ml.so.1").unlink()
         with pytest.raises(ShimError, match=r"libnvidia-ml.so.1 cannot be read.*make"):
             install_shim(source, tmp_path / "store")
@@ -725,7 +736,7 @@ class TestShimStore:
         (source / "libcuda.so.1").write_bytes(b"newer")
         assert store.installed() == first
 
-    def test_versions_that_no_container_names_go_and_the_present_one_stays(self, tmp_path, source):
+    def test_unused_versions_are_removed_and_the_current_one_stays(self, tmp_path, source):
         cdi = CdiDirectory(tmp_path / "cdi", tmp_path / "etc-cdi")
         versions = []
         for number in range(3):
@@ -789,7 +800,7 @@ def without_its_mode(path: Path) -> None:
 
 @pytest.mark.parametrize("form", [pytest.param(PRIORITY, id="priority"), pytest.param(TURNS, id="turns")])
 class TestPageFile:
-    def test_the_page_is_made_once_and_kept_for_those_who_have_it_open(self, tmp_path, form):
+    def test_page_is_created_once_and_kept_for_open_readers(self, tmp_path, form):
         page = PageFile(tmp_path / "shared", form)
         assert page.make() == page.path
         assert (mode(page.path), mode(page.path.parent)) == (0o666, 0o700)
@@ -798,37 +809,74 @@ class TestPageFile:
         PageFile(tmp_path / "shared", form).make()
         assert page.path.stat().st_ino == before
 
-    def test_a_whole_page_is_left_alone_whatever_its_lines_say(self, tmp_path, form):
+    def test_complete_page_is_kept_with_any_line_content(self, tmp_path, form):
         page = PageFile(tmp_path / "shared", form)
         page.make()
         with page.path.open("r+b") as file:
             file.seek(form.line_bytes)
             file.write(b"\xa5" * form.line_bytes)
         before = page.path.read_bytes()
-        assert not page.mend()
+        assert not page.repair()
         assert page.path.read_bytes() == before
 
     @pytest.mark.parametrize("damage", [truncated, half_gone, scribbled_on, grown, filled_beyond_its_end, without_its_mode])
-    def test_what_a_container_did_to_it_is_mended_in_place(self, tmp_path, form, damage):
+    def test_damaged_page_is_repaired_in_place(self, tmp_path, form, damage):
         page = PageFile(tmp_path / "shared", form)
         before = page.make().stat().st_ino
         damage(page.path)
-        assert page.mend()
+        assert page.repair()
         found = page.path.stat()
         assert (found.st_ino, found.st_size, mode(page.path)) == (before, form.size_bytes, 0o666)
         assert found.st_blocks * 512 <= form.size_bytes + 2**20
         assert page.path.read_bytes()[:8] == form.empty()[:8]
-        assert not page.mend()
+        assert not page.repair()
 
-    def test_one_that_is_gone_is_made_anew(self, tmp_path, form):
+    def test_missing_page_is_recreated(self, tmp_path, form):
         page = PageFile(tmp_path / "shared", form)
         page.make().unlink()
-        assert page.mend()
+        assert page.repair()
         assert page.path.read_bytes() == form.empty()
 
-    def test_one_that_cannot_be_mended_is_told(self, tmp_path, form):
+    @pytest.mark.parametrize("damage", ["link", "pipe", "directory"])
+    def test_page_that_is_no_file_is_replaced(self, tmp_path, form, damage):
         page = PageFile(tmp_path / "shared", form)
         page.make().unlink()
-        page.path.symlink_to("page")
-        with pytest.raises(StorageError, match="mending"):
-            page.mend()
+        {"link": lambda path: path.symlink_to("page"), "pipe": os.mkfifo, "directory": os.mkdir}[damage](page.path)
+        assert page.repair()
+        assert page.path.read_bytes() == form.empty()
+        assert not page.repair()
+
+    def test_unrepairable_page_is_reported(self, tmp_path, form):
+        page = PageFile(tmp_path / "shared", form)
+        page.make().unlink()
+        page.path.parent.rmdir()
+        with pytest.raises(StorageError, match="writing"):
+            page.repair()
+
+
+class TestPreloadList:
+    """The file that the loader opens for every program of a container is the container's own."""
+
+    def prepared(self, base: Path, of, **options) -> Path:
+        GrantFiles(base).prepare(of, limits_of(of, FailPolicy.CLOSED), **options)
+        return base / of.grant_id / "ld.so.preload"
+
+    def test_each_container_has_its_own(self, tmp_path):
+        other = grant(ids("0:1"), share(0, 100), of=pod("b"))
+        paths = [self.prepared(tmp_path, ONE), self.prepared(tmp_path, other)]
+        assert {path.read_text() for path in paths} == {"/run/aliquot/libaliquot-preload.so\n"}
+        assert len({path.stat().st_ino for path in paths}) == 2
+        assert {mode(path) for path in paths} == {0o444}
+
+    def test_next_container_gets_another_file_and_a_restarted_one_keeps_it(self, tmp_path):
+        with self.prepared(tmp_path, ONE).open() as first:  # open, so that its inode is not used again
+            inode = os.fstat(first.fileno()).st_ino
+            assert self.prepared(tmp_path, ONE).stat().st_ino == inode
+            assert self.prepared(tmp_path, grant(ids("0:0"), share(0, 100), of=pod("b"))).stat().st_ino != inode
+
+    def test_link_of_an_earlier_agent_is_replaced(self, tmp_path):
+        path = self.prepared(tmp_path, ONE)
+        path.unlink()
+        path.symlink_to("/elsewhere")
+        assert self.prepared(tmp_path, ONE, mounted=True).read_text() == "/run/aliquot/libaliquot-preload.so\n"
+        assert not path.is_symlink()

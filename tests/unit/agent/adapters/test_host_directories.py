@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import os
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def held(tmp_path):
     os.close(descriptor)
 
 
-def test_a_directory_that_is_removed_is_told_also_when_another_is_made_in_its_place(held):
+def test_removed_directory_is_reported_even_when_recreated_in_place(held):
     path, directory = held
     directories = HostDirectories([path])
     assert directories.removed() == []
@@ -28,7 +29,7 @@ def test_a_directory_that_is_removed_is_told_also_when_another_is_made_in_its_pl
     assert directories.removed() == [path]
 
 
-def test_a_directory_that_is_no_mount_is_the_one_that_is_there_now(tmp_path):
+def test_directory_that_is_no_mount_is_current_one(tmp_path):
     directory = tmp_path / "cdi"
     directory.mkdir()
     directories = HostDirectories([directory])
@@ -38,7 +39,7 @@ def test_a_directory_that_is_no_mount_is_the_one_that_is_there_now(tmp_path):
     assert directories.removed() == []
 
 
-def test_what_is_not_there_or_has_no_links_to_begin_with_is_left_out(held, tmp_path):
+def test_missing_directory_or_one_without_links_is_left_out(held, tmp_path):
     path, directory = held
     directory.rmdir()
     assert HostDirectories([path, tmp_path / "none"]).removed() == []

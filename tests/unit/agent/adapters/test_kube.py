@@ -1,24 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
 """List-watch, capacity and events against an API server over HTTP that keeps Kubernetes' rules."""
 
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
 from urllib.parse import parse_qsl
 
+import msgspec
 import pytest
 
-from agent.adapters import kube_api, kube_watch
-from agent.adapters.kube_api import KubeApiClient, KubeConnection
-from agent.adapters.kube_watch import KubeWatcher
-from agent.errors import KubeAbsentError, KubeApiError, KubeRefusedError
-from agent.ports import GpuNodeState, NodeState, PodEvent
-from aliquot.standin.apiserver import ApiServer
-from aliquot.standin.cluster import Cluster, Kind
-from program.api_server import ApiServer as Server
-from proto import contract
-from proto.model import ContainerState, ContainerStatus, Pod, RestartPolicy
+from agent.adapters import kube_watch
+from agent.adapters.kube_api import KubeApiClient, kube_connection
+from agent.adapters.kube_watch import RULES, KubeWatcher
+from agent.ports.kube import GpuNodeState, NodeState, PodEvent
+from aliquot import contract
+from aliquot.contract.model import ContainerState, ContainerStatus, Pod, RestartPolicy
+from aliquot.kube.api_server import ApiServer as Server
+from aliquot.kube.errors import KubeApiError, KubeNotFoundError, KubeRefusedError
+from aliquot.kube.urllib3_transport import REQUEST_SECONDS, KubeConnection
+from aliquot.kube.watch import ListWatch
+from aliquot.kube.watch_thread import follow
+from aliquot_lab.standin.apiserver import ApiServer
+from aliquot_lab.standin.cluster import Cluster, Kind
 from tests.fakes.overloaded_api import RETRY_AFTER_SECONDS, overloaded_api
 from tests.unit.agent.fakes import FakeClock
 
@@ -27,7 +34,7 @@ TOKEN = "secret"
 
 
 class Listener:
-    """Keeps what it is told; called from the watching threads."""
+    """Keeps what it receives; called from the watching threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -73,17 +80,18 @@ class Listener:
             assert self._changed.wait_for(condition, 60), (self.pods, self.node, self.troubles)
 
 
-class Connection(KubeConnection):
+class Connection:
     """Notes from which version each watch of pods began."""
 
-    def __init__(self, server: Server, watched: list[int], **options) -> None:
-        super().__init__(server, **options)
+    def __init__(self, connection: KubeConnection, watched: list[int]) -> None:
         self._watched = watched
+        self._connection = connection
+        self.request = connection.request
 
-    def request(self, method: str, path: str, *arguments, **options):
+    def stream(self, path: str, silence_seconds: float):
         if path.startswith("/api/v1/pods?") and (version := re.search(r"&watch=1&.*resourceVersion=([0-9]+)", path)):
             self._watched.append(int(version[1]))
-        return super().request(method, path, *arguments, **options)
+        return self._connection.stream(path, silence_seconds)
 
 
 class Api:
@@ -97,12 +105,16 @@ class Api:
         self.token_file = tmp_path / "token"
         self.token_file.write_text(f"{TOKEN}\n")
         self.settings = Server(self.server.url, self.token_file, None)
-        self.client = KubeApiClient(KubeConnection(self.settings), NODE, FakeClock())
+        self.client = KubeApiClient(kube_connection(self.settings), NODE, FakeClock())
         self.watched: list[int] = []
-        self.watcher = KubeWatcher(lambda **options: Connection(self.settings, self.watched, **options), NODE)
+        self.watcher = KubeWatcher(self._connect, NODE)
         self.listener = Listener()
 
-    def create_pod(self, name: str, node: str = NODE, **metadata) -> dict:
+    def _connect(self, **options: Any) -> KubeConnection:
+        # The watcher calls only the two methods that Connection has.
+        return cast(KubeConnection, Connection(kube_connection(self.settings, **options), self.watched))
+
+    def create_pod(self, name: str, node: str = NODE, **metadata) -> Mapping[str, Any]:
         spec = {
             "nodeName": node,
             "schedulerName": contract.SCHEDULER_NAME,
@@ -158,6 +170,24 @@ class TestWatch:
         )
         assert pod.uid
 
+    def test_container_uses_claims_by_their_objects_names(self, api):
+        claims = [{"name": "own", "resourceClaimName": "shared"}, {"name": "made", "resourceClaimTemplateName": "shape"}, {"name": "late"}]
+        uses = [{"name": "own", "request": "gpu"}, {"name": "made"}, {"name": "late"}]
+        extended = {"resourceClaimName": "counted", "requestMappings": [{"containerName": "main", "requestName": "container-0"}]}
+        api.cluster.create(
+            Kind.POD,
+            {
+                "metadata": {"name": "user"},
+                "spec": {"nodeName": NODE, "resourceClaims": claims, "containers": [{"name": "main", "resources": {"claims": uses}}]},
+                "status": {
+                    "resourceClaimStatuses": [{"name": "made", "resourceClaimName": "user-made-x7"}],
+                    "extendedResourceClaimStatus": extended,
+                },
+            },
+        )
+        (main,) = api.watch().pods["user"].containers
+        assert main.claims == (("shared", "gpu"), ("user-made-x7", ""), ("counted", "container-0"))
+
     def test_a_container_restarts_as_its_pod_does_or_as_it_says_itself(self, api):
         api.create_pod("a")
         api.cluster.update(
@@ -183,7 +213,7 @@ class TestWatch:
             "by-rules": RestartPolicy.ALWAYS,
         }
 
-    def test_how_far_its_containers_have_come_is_told(self, api):
+    def test_container_progress_is_reported(self, api):
         api.create_pod("a")
         status = {
             "phase": "Running",
@@ -207,7 +237,7 @@ class TestWatch:
     @pytest.mark.parametrize(
         ("hash_", "is_its_uid"), [("2f1d3c4b5a69788796a5b4c3d2e1f001", True), ("0c3c9f4e-6f0a-4a52-8f5e-5f6c2a1d9b77", False)]
     )
-    def test_a_static_pod_is_known_by_the_uid_kubelet_gave_it_and_none_can_pass_for_another(self, api, hash_, is_its_uid):
+    def test_static_pod_is_known_by_kubelet_uid_and_cannot_be_impersonated(self, api, hash_, is_its_uid):
         annotations = {"kubernetes.io/config.mirror": "x", "kubernetes.io/config.hash": hash_}
         made = api.create_pod("a", annotations=annotations)
         assert api.watch().pods["a"].uid == (hash_ if is_its_uid else made["metadata"]["uid"])
@@ -241,7 +271,7 @@ class TestWatch:
         listener.wait(lambda: "a" in listener.pods)
         assert listener.lists == 1
 
-    def test_after_forgotten_history_the_pods_are_listed_anew(self, api):
+    def test_after_lost_history_pods_are_listed_again(self, api):
         api.create_pod("gone")
         listener = api.watch()
         with api.server.outage():
@@ -251,7 +281,7 @@ class TestWatch:
         listener.wait(lambda: list(listener.pods) == ["new"])
         assert listener.lists == 2
 
-    def test_pods_are_listed_from_the_servers_memory_and_never_as_of_before(self, api):
+    def test_pods_are_listed_from_server_cache_and_never_stale(self, api):
         before = api.cluster.version
         listener = api.watch()
         with api.server.outage():
@@ -266,11 +296,11 @@ class TestWatch:
 
     def test_where_the_servers_memory_lags_behind_the_pods_are_listed_from_etcd(self, api):
         api.create_pod("a")
-        api.server.memory_version = api.cluster.version - 1
+        api.server.cache_version = api.cluster.version - 1
         assert list(api.watch().pods) == ["a"]
         assert ["resourceVersion" in query for query in api.pod_lists()] == [True, False]
 
-    def test_between_forgotten_history_and_the_next_list_what_is_known_does_not_count_as_current(self, api):
+    def test_known_pods_are_not_current_between_lost_history_and_next_list(self, api):
         listener = api.watch()
         with api.server.outage():
             listener.wait(lambda: any(trouble for what, trouble in listener.troubles if what == "pods"))
@@ -280,7 +310,7 @@ class TestWatch:
         assert any("too old resource version" in trouble for trouble in told)
         listener.wait(lambda: [trouble for what, trouble in listener.troubles if what == "pods"][-1] == "")
 
-    def test_an_outage_is_told_and_survived(self, api):
+    def test_outage_is_reported_and_survived(self, api):
         listener = api.watch()
         with api.server.outage():
             listener.wait(lambda: any(trouble for _, trouble in listener.troubles))
@@ -307,7 +337,7 @@ class TestWatch:
         api.token_file.write_text("wrong")
         api.watcher.start(api.listener)
         api.listener.wait(lambda: any("HTTP 401" in trouble for _, trouble in api.listener.troubles))
-        api.token_file.write_text(TOKEN)  # read anew at every request: kubelet rotates it
+        api.token_file.write_text(TOKEN)  # read at every request: kubelet rotates it
         api.listener.wait(lambda: api.listener.lists)
 
 
@@ -325,13 +355,23 @@ class SlowApi:
         self._retry_after = retry_after
         self._open_for = open_for
 
-    def request(self, method: str, path: str, *, read_timeout: float = kube_api.READ_TIMEOUT_SECONDS, stream: bool = False):
-        self.now += min(self._takes, read_timeout)
-        if self._takes > read_timeout:
+    def request(self, method: str, path: str, *, seconds: float = REQUEST_SECONDS) -> bytes:
+        self.now += min(self._takes, seconds)
+        if self._takes > seconds:
             raise KubeApiError("Read timed out")
         if self._status != 200:
             raise KubeApiError(f"HTTP {self._status}", self._retry_after)
-        return _Watch(self) if stream else SimpleNamespace(data=b'{"metadata":{"resourceVersion":"5"},"items":[]}')
+        return b'{"metadata":{"resourceVersion":"5"},"items":[]}'
+
+    @contextmanager
+    def stream(self, path: str, silence_seconds: float) -> Iterator[Iterator[bytes]]:
+        """Open a watch that is silent for a while and ends."""
+        self.request("GET", path, seconds=silence_seconds)
+        yield self._silence()
+
+    def _silence(self) -> Iterator[bytes]:
+        self.now += self._open_for
+        yield from ()
 
     def is_set(self) -> bool:
         return len(self.waits) == self._tries
@@ -342,38 +382,27 @@ class SlowApi:
 
     def play(self) -> list[float]:
         """Let the stream try as often as it may; return how long it waited each time."""
-        sink, trouble = kube_watch._Pods(self.listener), self.listener.api_trouble
-        kube_watch._Stream(sink, "/pods?", self, trouble, self, "/node?", lambda: self.now).run()
+        machine = ListWatch("/pods", lambda raw: raw, msgspec.structs.replace(RULES, version_path="/node"))
+        deliver, report = partial(kube_watch._deliver, kube_watch._pods(self.listener)), partial(self.listener.api_trouble, "pods")
+        # The loop calls only these methods of a connection and an event.
+        follow(machine, cast(KubeConnection, self), deliver, report, cast(threading.Event, self), lambda: self.now)
         return self.waits
-
-
-class _Watch:
-    """A watch that is silent for a while and ends."""
-
-    def __init__(self, api: SlowApi) -> None:
-        self._api = api
-
-    def read1(self, most_bytes: int) -> bytes:
-        self._api.now += self._api._open_for
-        return b""
-
-    def close(self) -> None: ...
 
 
 class TestSlowApi:
     @pytest.mark.parametrize("takes", [0.0, 1.5, 9.0])
-    def test_waits_grow_however_long_the_server_takes_to_refuse(self, takes):
+    def test_backoff_grows_with_any_refusal_time_of_server(self, takes):
         waits = SlowApi(takes, tries=8, status=503).play()
         assert all(wait >= 0.5 * want for wait, want in zip(waits, (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10), strict=True))
-        assert max(waits) <= kube_watch.LAST_BACKOFF_SECONDS
+        assert max(waits) <= RULES.last_backoff_seconds
 
     def test_waits_grow_where_watches_break_off_soon(self):
         assert SlowApi(1.5, tries=6, open_for=1.0).play()[-1] >= 3.2
 
     def test_a_watch_that_ends_after_a_while_is_opened_again_soon(self):
-        assert max(SlowApi(1.5, tries=6, open_for=240.0).play()) <= kube_watch.FIRST_BACKOFF_SECONDS
+        assert max(SlowApi(1.5, tries=6, open_for=240.0).play()) <= RULES.first_backoff_seconds
 
-    def test_a_server_that_says_when_to_come_again_is_left_alone_until_then(self):
+    def test_server_with_retry_after_is_not_called_before_that(self):
         waits = SlowApi(0.0, tries=3, status=429, retry_after=7.0).play()
         assert all(7.0 < wait <= 7.8 for wait in waits)
 
@@ -384,7 +413,7 @@ class TestSlowApi:
 
     def test_when_to_come_again_is_read_from_the_answer(self):
         with overloaded_api() as url, pytest.raises(KubeApiError, match="HTTP 429") as caught:
-            KubeConnection(Server(url, None, None)).request("GET", "/api/v1/pods")
+            kube_connection(Server(url, None, None)).request("GET", "/api/v1/pods")
         assert caught.value.retry_after_seconds == RETRY_AFTER_SECONDS
 
 
@@ -420,7 +449,7 @@ class TestRequests:
         assert len(event["message"]) <= 1024
         assert (event["firstTimestamp"], event["lastTimestamp"]) == ("1970-01-02T00:00:00Z", "1970-01-02T00:00:00Z")
 
-    def test_an_event_whose_answer_was_lost_is_there_once(self, api):
+    def test_event_with_lost_reply_exists_once(self, api):
         event = PodEvent("default", "x" * 253, "uid-1", "main", contract.EVENT_REASON_REFUSED, "no room", warning=True)
         for happened_at in (86_400.0, 86_400.0, 86_700.0):
             api.client.post_event(event, happened_at)
@@ -433,23 +462,23 @@ class TestRequests:
         [
             pytest.param(403, KubeRefusedError, id="not allowed"),
             pytest.param(422, KubeRefusedError, id="not well formed"),
-            pytest.param(404, KubeAbsentError, id="no such namespace"),
+            pytest.param(404, KubeNotFoundError, id="no such namespace"),
             pytest.param(429, KubeApiError, id="too many requests"),
             pytest.param(500, KubeApiError, id="a failure of the server"),
         ],
     )
     def test_an_answer_says_whether_to_ask_again(self, status, error):
         with overloaded_api(status) as url, pytest.raises(KubeApiError, match=f"HTTP {status}") as caught:
-            KubeConnection(Server(url, None, None)).request("GET", "/api/v1/pods")
+            kube_connection(Server(url, None, None)).request("GET", "/api/v1/pods")
         assert type(caught.value) is error
 
     def test_an_unreachable_server_is_an_error_in_a_few_words(self, tmp_path):
-        client = KubeApiClient(KubeConnection(Server("http://127.0.0.1:1", None, None)), NODE, FakeClock())
+        client = KubeApiClient(kube_connection(Server("http://127.0.0.1:1", None, None)), NODE, FakeClock())
         with pytest.raises(KubeApiError, match="refused") as caught:
             client.publish_capacity(NODE, {"a/b": 1})
         assert "object at 0x" not in str(caught.value)
 
     def test_a_missing_token_is_named(self, tmp_path):
-        client = KubeApiClient(KubeConnection(Server("http://127.0.0.1:1", tmp_path / "none", None)), NODE, FakeClock())
+        client = KubeApiClient(kube_connection(Server("http://127.0.0.1:1", tmp_path / "none", None)), NODE, FakeClock())
         with pytest.raises(KubeApiError, match="none: No such file"):
             client.publish_capacity(NODE, {"a/b": 1})

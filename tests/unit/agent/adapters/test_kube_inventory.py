@@ -1,16 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gpunodes object and the node's condition, against an API server over HTTP that keeps Kubernetes' rules."""
 
 import json
 
+import msgspec
 import pytest
 
 from agent.adapters import kube_watch
 from agent.core.publishing import NodeCondition
-from agent.errors import KubeAbsentError
-from agent.ports import NodeEvent
-from aliquot.standin.cluster import Kind
-from proto import contract, gpunode
-from proto.gpunode import NO_CORDON, Cordon, GpuNode
+from agent.ports.kube import NodeEvent
+from aliquot import contract
+from aliquot.contract import gpunode
+from aliquot.contract.gpunode import NO_CORDON, Cordon, GpuNode
+from aliquot.kube.errors import KubeNotFoundError
+from aliquot_lab.standin.cluster import Kind
 from tests.unit.agent.adapters.test_kube import NODE, api
 
 __all__ = ["api"]
@@ -28,7 +31,7 @@ def seen(api, count: int) -> list:
 
 
 class TestCondition:
-    def test_it_stands_beside_the_others_and_its_transition_is_when_it_turned(self, api):
+    def test_condition_is_added_to_others_with_its_transition_time(self, api):
         ready = {"type": "Ready", "status": "True"}
         api.cluster.update(Kind.NODE, "", NODE, lambda node: node["status"].update(conditions=[ready]))
         api.client.publish_condition(NODE, ILL, turned=True)
@@ -64,10 +67,10 @@ class TestGpuNode:
         assert api.cluster.get(Kind.GPU_NODE, "", NODE)["spec"] == {"cordoned": True}
 
     def test_one_that_is_not_there_is_absent(self, api):
-        with pytest.raises(KubeAbsentError):
+        with pytest.raises(KubeNotFoundError):
             api.client.publish_gpu_node(NODE, {})
 
-    def test_the_watch_tells_of_this_nodes_object_alone_through_its_whole_life(self, api):
+    def test_watch_reports_only_object_of_this_node_through_its_life(self, api):
         api.cluster.create(Kind.GPU_NODE, {"metadata": {"name": "node-2"}, "spec": {"cordoned": True}})
         api.watch()
         assert seen(api, 1) == [None]
@@ -80,8 +83,8 @@ class TestGpuNode:
         api.cluster.delete(Kind.GPU_NODE, "", NODE)
         assert seen(api, 5)[4] is None
 
-    def test_a_cluster_without_the_definition_is_asked_again_seldom(self, api, monkeypatch):
-        monkeypatch.setattr(kube_watch, "ABSENT_SECONDS", 0.5)
+    def test_cluster_without_definition_is_queried_rarely(self, api, monkeypatch):
+        monkeypatch.setattr(kube_watch, "RULES", msgspec.structs.replace(kube_watch.RULES, absent_seconds=0.5))
         api.server.gpu_nodes = False
         api.watch()
         api.listener.wait(lambda: any(what == contract.GPU_NODE_PLURAL and trouble for what, trouble in api.listener.troubles))

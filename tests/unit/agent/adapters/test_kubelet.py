@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's sockets, real gRPC on both sides."""
 
 import errno
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -14,16 +16,16 @@ from agent.adapters.kubelet_grpc import KubeletDirectory
 from agent.adapters.pod_resources import KubeletPodResources
 from agent.core.identity import HeldDevices
 from agent.errors import KubeletBusyError, KubeletError
-from proto import contract
-from proto.kubelet import deviceplugin_pb2 as pb
-from proto.kubelet import podresources_pb2 as resources
-from proto.kubelet.deviceplugin_pb2_grpc import (
+from aliquot import contract
+from aliquot.kubelet_api import deviceplugin_pb2 as pb
+from aliquot.kubelet_api import podresources_pb2 as resources
+from aliquot.kubelet_api.deviceplugin_pb2_grpc import (
     DevicePluginServicer,
     DevicePluginStub,
     RegistrationServicer,
     add_RegistrationServicer_to_server,
 )
-from proto.kubelet.podresources_pb2_grpc import PodResourcesListerServicer, add_PodResourcesListerServicer_to_server
+from aliquot.kubelet_api.podresources_pb2_grpc import PodResourcesListerServicer, add_PodResourcesListerServicer_to_server
 from tests.unit.agent.fakes import FakePodResources
 
 VGPU = contract.RESOURCE_VGPU
@@ -40,8 +42,8 @@ class Plugin(DevicePluginServicer):
 
 class Registration(RegistrationServicer):
     def __init__(self) -> None:
-        self.requests = []
-        self.refusal = None
+        self.requests: list[Any] = []
+        self.refusal: str | None = None
 
     async def Register(self, request, context):
         if self.refusal:
@@ -75,7 +77,7 @@ class Serving:
     """Servers on sockets, until stopped."""
 
     def __init__(self) -> None:
-        self._servers = []
+        self._servers: list[Any] = []
 
     async def __call__(self, path, add, servicer):
         server = grpc.aio.server()
@@ -128,7 +130,7 @@ class TestPlugins:
         assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", "p.sock", VGPU)
         assert request.options.pre_start_required
 
-    async def test_a_refusal_is_told_in_kubelets_words(self, tmp_path, directory, serve):
+    async def test_refusal_is_reported_in_words_of_kubelet(self, tmp_path, directory, serve):
         kubelet = Registration()
         kubelet.refusal = "failed to dial device plugin"
         await serve(tmp_path / "kubelet.sock", add_RegistrationServicer_to_server, kubelet)
@@ -141,7 +143,7 @@ class TestPlugins:
 
 
 class TestSockets:
-    def test_a_file_made_anew_has_another_identity(self, tmp_path, directory):
+    def test_recreated_file_has_new_identity(self, tmp_path, directory):
         assert directory.identity("s") is None
         (tmp_path / "s").touch()
         first = directory.identity("s")
@@ -216,7 +218,7 @@ class TestPodResources:
         await serve(tmp_path / "pr.sock", add_PodResourcesListerServicer_to_server, Lister())
         assert await api.allocatable_ids(VGPU) == ["x", "y"]
 
-    async def test_a_kubelet_that_is_away_is_an_error_at_once_or_after_a_wait(self, api):
+    async def test_absent_kubelet_is_error_immediately_or_after_wait(self, api):
         with pytest.raises(KubeletError, match="UNAVAILABLE"):
             await api.allocatable_ids(VGPU)
         with pytest.raises(KubeletError, match=r"pr\.sock"):

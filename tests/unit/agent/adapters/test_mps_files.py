@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 import os
 import stat
 
 import pytest
 
-from agent.adapters.mps_files import MpsDeskFiles, MpsWishFiles
-from agent.core.mps_records import DaemonState, SupervisorState, Wish
+from agent.adapters.mps_files import MpsDaemonFiles, MpsRequestFiles
+from agent.core.mps_records import DaemonRequest, DaemonState, SupervisorState
 from agent.errors import StorageError
 
 GPU, OTHER = "GPU-0", "GPU-1"
@@ -18,91 +19,91 @@ def directory(tmp_path):
 
 @pytest.fixture
 def agent(directory):
-    return MpsWishFiles(directory)
+    return MpsDaemonFiles(directory)
 
 
 @pytest.fixture
-def desk(directory):
-    desk = MpsDeskFiles(directory)
-    yield desk
-    desk.close()
+def requests(directory):
+    requests = MpsRequestFiles(directory)
+    yield requests
+    requests.close()
 
 
-def test_a_supervisor_is_there_from_its_first_word_to_its_end(agent, desk):
+def test_a_supervisor_is_there_from_its_first_word_to_its_end(agent, requests):
     assert agent.supervisor() is None
-    assert desk.take()
+    assert requests.take()
     assert agent.supervisor() is None
-    desk.open(ABOUT)
+    requests.open(ABOUT)
     assert agent.supervisor() == ABOUT
-    desk.close()
+    requests.close()
     assert agent.supervisor() is None
 
 
-def test_where_nobody_wants_mps_there_is_no_directory(directory, agent):
+def test_without_mps_clients_no_directory_exists(directory, agent):
     assert (agent.supervisor(), agent.load(), agent.wanted(), agent.state(GPU)) == (None, {}, frozenset(), None)
     agent.withdraw(GPU)
     assert not directory.exists()
 
 
-def test_of_two_supervisors_the_second_waits_for_the_end_of_the_first(directory, desk, agent):
-    second = MpsDeskFiles(directory)
-    assert desk.take()
-    desk.open(ABOUT)
+def test_of_two_supervisors_the_second_waits_for_the_end_of_the_first(directory, requests, agent):
+    second = MpsRequestFiles(directory)
+    assert requests.take()
+    requests.open(ABOUT)
     assert not second.take()
     assert agent.supervisor() == ABOUT
-    desk.close()
+    requests.close()
     assert second.take()
     assert agent.supervisor() is None, "what there is to read is the first one's"
     second.close()
 
 
-def test_a_supervisor_says_nothing_before_it_is_the_only_one(desk):
-    with pytest.raises(StorageError, match="has to be taken"):
-        desk.open(ABOUT)
+def test_a_supervisor_says_nothing_before_it_is_the_only_one(requests):
+    with pytest.raises(StorageError, match="must be taken"):
+        requests.open(ABOUT)
 
 
-def test_what_a_supervisor_says_that_cannot_be_read_is_refused(directory, agent, desk):
-    desk.take()
-    desk.open(ABOUT)
+def test_what_a_supervisor_says_that_cannot_be_read_is_refused(directory, agent, requests):
+    requests.take()
+    requests.open(ABOUT)
     (directory / "supervisor.json").write_text("{}")
     with pytest.raises(StorageError, match=r"supervisor\.json: not a state of aliquot-mps"):
         agent.supervisor()
 
 
-def test_wishes_are_seen_until_they_are_withdrawn(agent, desk):
-    agent.want(Wish(GPU, {"grant": "generation"}))
-    agent.want(Wish(OTHER))
-    assert desk.wanted().devices == agent.wanted() == {GPU, OTHER}
-    assert agent.load()[GPU] == Wish(GPU, {"grant": "generation"})
+def test_requests_are_visible_until_withdrawn(agent, requests):
+    agent.want(DaemonRequest(GPU, {"grant": "generation"}))
+    agent.want(DaemonRequest(OTHER))
+    assert requests.wanted().devices == agent.wanted() == {GPU, OTHER}
+    assert agent.load()[GPU] == DaemonRequest(GPU, {"grant": "generation"})
     agent.withdraw(OTHER)
-    assert desk.wanted().devices == agent.wanted() == {GPU}
+    assert requests.wanted().devices == agent.wanted() == {GPU}
     agent.withdraw(OTHER)
 
 
-def test_states_are_heard_until_they_are_forgotten(agent, desk):
+def test_states_are_heard_until_they_are_forgotten(agent, requests):
     assert agent.state(GPU) is None
     state = DaemonState(GPU, "generation", 41, 1.5)
-    desk.tell(state)
+    requests.report(state)
     assert agent.state(GPU) == state
-    desk.forget(GPU)
+    requests.forget(GPU)
     assert agent.state(GPU) is None
 
 
-def test_the_words_of_an_earlier_supervisor_about_its_daemons_are_taken_back(directory, agent, desk):
-    desk.tell(DaemonState(GPU, "generation", 41, 1.5))
-    agent.want(Wish(GPU))
+def test_the_words_of_an_earlier_supervisor_about_its_daemons_are_taken_back(directory, agent, requests):
+    requests.report(DaemonState(GPU, "generation", 41, 1.5))
+    agent.want(DaemonRequest(GPU))
     (directory / "state/notes.txt").write_text("an administrator's")
-    desk.take()
+    requests.take()
     assert agent.state(GPU) is None
-    assert desk.wanted().devices == {GPU}
+    assert requests.wanted().devices == {GPU}
     assert (directory / "state/notes.txt").exists()
 
 
-def test_only_the_owner_may_read_anything(directory, agent, desk):
-    agent.want(Wish(GPU))
-    desk.take()
-    desk.open(ABOUT)
-    desk.tell(DaemonState(GPU))
+def test_only_the_owner_may_read_anything(directory, agent, requests):
+    agent.want(DaemonRequest(GPU))
+    requests.take()
+    requests.open(ABOUT)
+    requests.report(DaemonState(GPU))
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (directory, *directory.rglob("*"))}
     assert [path.name for path, mode in modes.items() if mode not in (0o600, 0o700)] == []
     assert len(modes) == 7
@@ -136,19 +137,19 @@ def swell(directory):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (make_a_pipe, "not a wish for an MPS daemon"),
-        (link, "Too many levels of symbolic links"),
-        (swap, f"want a file of the GPU it is named after, found one of '{GPU}'"),
-        (tear, "not a wish for an MPS daemon"),
-        (swell, "not a wish for an MPS daemon"),
+        (make_a_pipe, "found a pipe"),
+        (link, "found a symbolic link"),
+        (swap, f"want the GPU in the file's name, found '{GPU}'"),
+        (tear, "not a request for an MPS daemon"),
+        (swell, "found 2097152"),
     ],
 )
-def test_a_wish_that_cannot_be_read_is_told_by_its_name_once_and_left(directory, agent, desk, caplog, damage, words):
-    agent.want(Wish(GPU))
-    agent.want(Wish(OTHER))
+def test_unreadable_request_is_reported_by_name_once_and_left(directory, agent, requests, caplog, damage, words):
+    agent.want(DaemonRequest(GPU))
+    agent.want(DaemonRequest(OTHER))
     damage(directory)
     for _ in range(2):
-        wanted = desk.wanted()
+        wanted = requests.wanted()
         assert wanted.devices == {GPU}
         assert list(wanted.unclear) == [OTHER]
         assert words in wanted.unclear[OTHER]
@@ -156,30 +157,30 @@ def test_a_wish_that_cannot_be_read_is_told_by_its_name_once_and_left(directory,
     assert len(caplog.records) == 1
     assert agent.load().keys() == {GPU}
     assert os.path.lexists(directory / f"wanted/{OTHER}.json")
-    agent.want(Wish(OTHER))
-    assert desk.wanted().devices == {GPU, OTHER}
+    agent.want(DaemonRequest(OTHER))
+    assert requests.wanted().devices == {GPU, OTHER}
 
 
-def test_a_file_of_nobody_is_refused_and_left(directory, agent, desk, caplog):
+def test_file_without_owner_is_refused_and_kept(directory, agent, requests, caplog):
     stray = directory / "wanted/notes.txt"
     stray.write_text("{}")
-    assert desk.wanted().devices == agent.wanted() == frozenset()
-    assert desk.wanted().unclear == {}
+    assert requests.wanted().devices == agent.wanted() == frozenset()
+    assert requests.wanted().unclear == {}
     assert "notes.txt" in caplog.text
     assert stray.exists()
 
 
-def test_a_state_of_another_gpu_is_refused(directory, agent, desk):
-    desk.tell(DaemonState(GPU, "generation", 41, 1.5))
+def test_a_state_of_another_gpu_is_refused(directory, agent, requests):
+    requests.report(DaemonState(GPU, "generation", 41, 1.5))
     (directory / f"state/{GPU}.json").rename(directory / f"state/{OTHER}.json")
-    with pytest.raises(StorageError, match="found one of 'GPU-0'"):
+    with pytest.raises(StorageError, match="found 'GPU-0'"):
         agent.state(OTHER)
 
 
-def test_what_a_crash_left_half_written_is_no_wish(directory, agent, desk):
+def test_file_half_written_by_crash_is_no_request(directory, agent, requests):
     left = directory / f"wanted/.{GPU}.json.1.2.aliquot-tmp"
     left.write_text("{")
-    assert desk.wanted().devices == frozenset()
-    assert desk.wanted().unclear == {}
+    assert requests.wanted().devices == frozenset()
+    assert requests.wanted().unclear == {}
     agent.load()
     assert not left.exists()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import json
 import subprocess
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_the_spec_is_what_the_program_prints(ctk, program):
     assert program.runs == ["cdi generate --format=json --device-name-strategy=uuid"]
 
 
-def test_an_answer_serves_until_it_is_old(ctk, program, now):
+def test_result_is_reused_until_it_is_old(ctk, program, now):
     ctk.host_spec()
     ctk.host_spec(["GPU-0"])
     assert len(program.runs) == 1
@@ -69,7 +70,7 @@ def test_an_answer_serves_until_it_is_old(ctk, program, now):
     assert len(program.runs) == 2
 
 
-def test_a_device_that_is_new_is_asked_for_at_once(ctk, program):
+def test_new_device_is_requested_at_once(ctk, program):
     ctk.host_spec()
     program.answer(spec("GPU-0", MIG))
     assert MIG in ctk.host_spec([MIG]).devices
@@ -83,15 +84,15 @@ def test_a_host_without_the_program_has_no_spec():
     ("body", "words"),
     [
         ("echo trouble >&2; exit 3", "ended with 3: trouble"),
-        ("exit 3", "ended with 3: it said nothing"),
+        ("exit 3", "ended with 3: without a message"),
         ("echo '{'", "printed no CDI spec"),
         ('printf \'{"kind": "\\377"}\'', "printed no CDI spec"),
         ('echo \'{"kind": "other.com/thing"}\'', "printed no CDI spec of NVIDIA GPUs"),
         ('echo \'{"kind": "nvidia.com/gpu", "cdiVersion": 6}\'', "want cdiVersion"),
-        ("sleep 5", "has not ended within 0.3 s"),
+        ("sleep 5", "did not end within 0.3 s"),
     ],
 )
-def test_a_program_that_fails_is_named_with_what_it_said(program, body, words):
+def test_failing_program_is_named_with_its_output(program, body, words):
     program.script(f"{body}\n")
     with pytest.raises(StorageError, match=words):
         NvidiaCtk(str(program.path), 0.3).host_spec()
@@ -109,7 +110,7 @@ def test_a_program_that_fails_is_not_run_again_at_once(ctk, program, now):
     assert len(program.runs) == 2
 
 
-def test_a_program_that_even_being_killed_does_not_end_keeps_nobody_waiting(program, now, monkeypatch):
+def test_unkillable_program_delays_no_caller(program, now, monkeypatch):
     ctk = NvidiaCtk(str(program.path), 0.1, monotonic=lambda: now[0])
     program.script("exec sleep 60\n")
     monkeypatch.setattr(nvidia_ctk, "ENDING_SECONDS", 0.1)
@@ -118,7 +119,7 @@ def test_a_program_that_even_being_killed_does_not_end_keeps_nobody_waiting(prog
     monkeypatch.setattr(
         subprocess.Popen, "kill", lambda process: held.append(process)
     )  # as the kernel does with one that waits inside the driver
-    with pytest.raises(StorageError, match="has not ended within"):
+    with pytest.raises(StorageError, match="did not end within"):
         ctk.host_spec()
     now[0] += FAILED_SECONDS + 1
     with pytest.raises(StorageError, match=f"process {held[0].pid} of an earlier call"):
@@ -142,7 +143,7 @@ class TestOrder:
     def directory(self, tmp_path, static, ctk):
         return CdiDirectory(tmp_path / "run", static, generate=ctk.host_spec)
 
-    def test_a_file_is_taken_and_the_program_not_run(self, directory, static, program):
+    def test_existing_file_is_used_without_running_the_program(self, directory, static, program):
         (static / "nvidia.json").write_text(json.dumps(spec("GPU-9")))
         assert list(directory.host_spec(["GPU-9"]).devices) == ["GPU-9"]
         assert program.runs == []
@@ -150,12 +151,12 @@ class TestOrder:
     def test_without_a_file_the_program_is_run(self, directory):
         assert list(directory.host_spec().devices) == ["GPU-0"]
 
-    def test_a_mig_instance_younger_than_the_file_is_asked_of_the_program(self, directory, static, program):
+    def test_mig_instance_newer_than_file_is_requested_from_program(self, directory, static, program):
         (static / "nvidia.json").write_text(json.dumps(spec("GPU-9")))
         program.answer(spec("GPU-9", MIG))
         assert MIG in directory.host_spec([MIG]).devices
 
-    def test_without_the_program_the_file_serves_for_what_it_has(self, tmp_path, static):
+    def test_without_program_the_file_is_used(self, tmp_path, static):
         (static / "nvidia.json").write_text(json.dumps(spec("GPU-9")))
         assert list(CdiDirectory(tmp_path / "run", static).host_spec([MIG]).devices) == ["GPU-9"]
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The status server and the simulated node's files."""
 
 import logging
@@ -15,8 +16,8 @@ import pytest
 from agent.adapters import http_server
 from agent.adapters.http_server import HEAD_BYTES_MAX, MOST_CONNECTIONS, PAGE_THREADS, StatusServer
 from agent.adapters.simulation import driver_library, prepare_node
-from agent.ports import Page
-from program.settings import SettingsError
+from agent.ports.status_page import Page
+from aliquot.process.settings import SettingsError
 from tests.fakes.networks import LOOPBACKS, WITHOUT_IPV6
 
 PATIENCE_SECONDS = 30
@@ -83,7 +84,7 @@ class TestStatusServer:
             assert (answer.status, answer.read()) == (200, b"text/openmetrics")
 
     @pytest.mark.parametrize(("path", "status"), [("/readyz", 503), ("/other", 404)])
-    def test_a_bad_answer_has_its_status(self, server, path, status):
+    def test_failed_page_has_its_status(self, server, path, status):
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(f"http://{server.address}{path}", timeout=5)
         assert caught.value.code == status
@@ -94,7 +95,7 @@ class TestStatusServer:
         with pytest.raises(SettingsError, match="in use"):
             StatusServer(host, int(port), {})
 
-    def test_a_page_that_cannot_be_made_is_an_error_with_a_line_in_the_log(self, caplog):
+    def test_page_that_cannot_be_rendered_is_error_with_log_line(self, caplog):
         with serving({"/metrics": lambda _: 1 // 0}) as server:
             with pytest.raises(urllib.error.HTTPError, match="500") as caught:
                 urllib.request.urlopen(f"http://{server.address}/metrics", timeout=PATIENCE_SECONDS)
@@ -102,7 +103,7 @@ class TestStatusServer:
         assert "page /metrics" in caplog.text
 
     @pytest.mark.parametrize("request_line", [b"POST /metrics HTTP/1.1", b"HEAD /metrics HTTP/1.1", b"nonsense", b""])
-    def test_what_is_no_get_is_refused(self, server, request_line):
+    def test_other_methods_than_get_are_refused(self, server, request_line):
         with connected(server) as client:
             client.sendall(request_line + b"\r\n\r\n")
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
@@ -144,7 +145,7 @@ class TestEveryAddress:
             client.sendall(b"GET")
             client.shutdown(socket.SHUT_WR)
             assert closed(client)
-        assert "a request from 127.0.0.1 was not answered" in caplog.text
+        assert "no response to a request from 127.0.0.1" in caplog.text
 
     def test_an_address_in_use_is_named_as_it_was_set(self):
         with serving({}) as server:
@@ -155,7 +156,7 @@ class TestEveryAddress:
 
 class TestClientsThatMeanIll:
     @pytest.mark.timeout(120)
-    def test_clients_that_stall_are_bounded_keep_no_threads_and_shut_out_no_probe(self, monkeypatch):
+    def test_stalling_clients_are_bounded_hold_no_threads_and_block_no_probe(self, monkeypatch):
         monkeypatch.setattr(http_server, "REQUEST_SECONDS", 3600)
         with serving({"/healthz": lambda _: OK}) as server, ExitStack() as stack:
             threads = threading.active_count()
@@ -209,7 +210,7 @@ class TestClientsThatMeanIll:
             finally:
                 done.set()
 
-    def test_a_client_that_resets_while_it_is_answered_is_no_news(self, caplog, capfd):
+    def test_client_reset_during_response_is_not_logged(self, caplog, capfd):
         asked, reset = threading.Semaphore(0), threading.Event()
 
         def large(_):
@@ -238,7 +239,7 @@ class TestSimulation:
         assert (tmp_path / "sim/state").stat().st_ino == before
         assert driver_library(build_dir).exists()
 
-    def test_an_unknown_profile_is_refused_in_the_tools_words(self, build_dir, tmp_path):
+    def test_unknown_profile_is_refused_with_the_tools_message(self, build_dir, tmp_path):
         with pytest.raises(SettingsError, match="no-such-profile"):
             prepare_node("no-such-profile", tmp_path / "sim", "node-1", build_dir)
 

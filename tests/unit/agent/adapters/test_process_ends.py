@@ -1,6 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +21,8 @@ def process():
         process.kill()
 
 
-async def test_the_end_of_a_process_is_told_once(process):
-    told = asyncio.Queue()
+async def test_end_of_process_is_reported_once(process):
+    told: asyncio.Queue[Any] = asyncio.Queue()
     PidfdProcessEnds().watch(process.pid, lambda: told.put_nowait("end"))
     await asyncio.sleep(0)
     assert told.empty()
@@ -30,7 +32,7 @@ async def test_the_end_of_a_process_is_told_once(process):
     assert told.empty()
 
 
-async def test_one_that_is_gone_is_told_of_at_once(process):
+async def test_already_ended_process_is_reported_at_once(process):
     process.kill()
     process.wait()
     told = asyncio.Event()
@@ -38,7 +40,7 @@ async def test_one_that_is_gone_is_told_of_at_once(process):
     await asyncio.wait_for(told.wait(), 20)
 
 
-async def test_nothing_is_told_after_it_was_stopped_and_no_descriptor_stays(process):
+async def test_after_stop_no_end_is_reported_and_no_descriptor_stays(process):
     before = open_descriptors()
     told = asyncio.Event()
     stop = PidfdProcessEnds().watch(process.pid, told.set)

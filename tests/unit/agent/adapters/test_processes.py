@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import mmap
 import os
 import subprocess
@@ -16,7 +17,7 @@ EXITING = 0x4
 ROOT_OF_VERSION_1 = "4:memory:/\n1:name=systemd:/\n0::/system.slice\n"
 
 
-def test_this_process_is_who_it_is():
+def test_own_process_is_identified():
     (found,) = ProcProcesses().read([os.getpid()])
     assert found.pid == os.getpid()
     assert found.namespace_pids[-1] == os.getpid()
@@ -30,7 +31,7 @@ def test_the_agents_own_cgroup_is_that_of_its_process(tmp_path):
     assert ProcProcesses(tmp_path).own_cgroup() == ""
 
 
-def test_a_process_that_is_gone_is_left_out():
+def test_ended_process_is_left_out():
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
     assert ProcProcesses().read([gone.pid]) == []
@@ -57,7 +58,7 @@ def entry(proc, pid: int, cgroup: str, *, state: str = "S", flags: int = 0, thre
     (directory / "cgroup").write_text(cgroup)
 
 
-def test_the_cgroups_of_all_processes_are_told(tmp_path):
+def test_cgroups_of_all_processes_are_reported(tmp_path):
     (tmp_path / "sys").mkdir()
     (tmp_path / "99").mkdir()  # one that has gone meanwhile
     entry(tmp_path, 1, "0::/init.scope\n")
@@ -76,12 +77,12 @@ def test_the_cgroups_of_all_processes_are_told(tmp_path):
         pytest.param({"state": "S"}, ROOT_OF_VERSION_1, id="runs there"),
     ],
 )
-def test_version_1_of_cgroups_tells_none_of_a_process_that_ends(tmp_path, found, told):
+def test_cgroup_version_1_reports_nothing_for_ending_process(tmp_path, found, told):
     entry(tmp_path, 1, ROOT_OF_VERSION_1, **found)
     assert ProcProcesses(tmp_path).cgroups() == {told}
 
 
-def test_a_file_is_known_among_the_mapped_ones_whatever_its_name_there(tmp_path):
+def test_file_is_recognised_among_mapped_ones_under_any_name(tmp_path):
     mapped, other = tmp_path / "region", tmp_path / "other"
     for path in (mapped, other):
         path.write_bytes(b"x" * 4096)
@@ -93,13 +94,13 @@ def test_a_file_is_known_among_the_mapped_ones_whatever_its_name_there(tmp_path)
     assert ProcProcesses().maps(os.getpid(), str(mapped)) is False
 
 
-def test_what_is_gone_is_not_mapped(tmp_path):
+def test_missing_file_is_not_mapped(tmp_path):
     assert ProcProcesses(tmp_path).maps(1, str(tmp_path)) is False
     assert ProcProcesses().maps(os.getpid(), str(tmp_path / "missing")) is False
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becoming another user needs root")
-def test_what_the_kernel_does_not_show_is_not_known(tmp_path):
+def test_hidden_maps_are_unknown(tmp_path):
     """As an agent without SYS_PTRACE sees a process of another user."""
     other = os.getpid()
     looking = os.fork()
@@ -124,13 +125,13 @@ def test_a_process_is_ended(sleeper):
     assert sleeper.wait(5) == -9
 
 
-def test_another_process_that_has_its_pid_by_now_is_not(sleeper):
+def test_process_with_reused_pid_is_not_ended(sleeper):
     (found,) = ProcProcesses().read([sleeper.pid])
     assert not ProcProcesses().kill(replace(found, start_ticks=found.start_ticks - 1))
     assert sleeper.poll() is None
 
 
-def test_one_that_is_gone_needs_no_end(sleeper):
+def test_already_ended_process_needs_no_kill(sleeper):
     (found,) = ProcProcesses().read([sleeper.pid])
     sleeper.kill()
     sleeper.wait()
@@ -138,7 +139,7 @@ def test_one_that_is_gone_needs_no_end(sleeper):
 
 
 def host_process(proc, pid: int) -> HostProcess:
-    """A process of the host, whose /proc is mounted here while the agent has process ids of its own."""
+    """A process of the host. The host's /proc is mounted here while the agent has process ids of its own."""
     directory = proc / str(pid)
     directory.mkdir(parents=True)
     (directory / "stat").write_text(f"{pid} (train) {' '.join(str(number) for number in range(3, 53))}\n")
@@ -148,14 +149,14 @@ def host_process(proc, pid: int) -> HostProcess:
     return found
 
 
-def test_another_process_of_that_pid_in_the_agents_own_namespace_is_not(sleeper, tmp_path):
+def test_other_process_with_that_pid_in_agents_namespace_is_not_ended(sleeper, tmp_path):
     of_host = host_process(tmp_path, sleeper.pid)
     with pytest.raises(ProcessError, match="auditPolicy: kill needs hostPID"):
         ProcProcesses(tmp_path).kill(of_host)
     assert sleeper.poll() is None
 
 
-def test_a_process_that_the_agents_own_namespace_lacks_is_not_taken_for_gone(sleeper, tmp_path):
+def test_process_missing_in_agent_namespace_does_not_count_as_ended(sleeper, tmp_path):
     sleeper.kill()
     sleeper.wait()
     of_host = host_process(tmp_path, sleeper.pid)
@@ -163,7 +164,7 @@ def test_a_process_that_the_agents_own_namespace_lacks_is_not_taken_for_gone(sle
         ProcProcesses(tmp_path).kill(of_host)
 
 
-def test_a_lack_of_permission_says_what_would_cure_it(sleeper, monkeypatch):
+def test_missing_capability_is_reported_with_what_to_do(sleeper, monkeypatch):
     (found,) = ProcProcesses().read([sleeper.pid])
 
     def refuse(*_):

@@ -1,11 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from agent.core.audit import AuditView, FindingKind, audit
+from agent.core.cgroups import ContainerRef
+from agent.core.over_cores import Busy
 from agent.core.overhead import GpuProcess, HostProcess
-from proto.model import ContainerState, ContainerStatus, Isolation
-from proto.units import MIB
+from aliquot.contract.model import ContainerState, ContainerStatus, Isolation
+from aliquot.contract.units import MIB
 from tests.unit.agent.builders import grant, ids, pod, share
 
 UID = "0c3c9f4e-6f0a-4a52-8f5e-5f6c2a1d9b77"
@@ -56,7 +60,7 @@ def test_its_processes_count_together():
     assert "1000 MiB" in finding.sentence
 
 
-def test_what_the_driver_adds_for_a_program_at_its_limit_is_no_finding():
+def test_driver_overhead_at_limit_is_no_finding():
     assert kinds(view((10, 1000 + 32))) == []
     assert kinds(view((10, 1000 + 33))) == [FindingKind.OVER_LIMIT]
 
@@ -81,7 +85,7 @@ def test_a_container_without_a_grant_is_found():
     assert (finding.kind, str(finding.holder)) == (FindingKind.NO_GRANT, "default/train/web")
 
 
-def test_a_pod_of_an_exempt_namespace_may_use_what_it_wants():
+def test_pod_of_exempt_namespace_may_use_any_gpu():
     assert kinds(view((10, 5), processes=[process(10, cgroup(OTHER))], exempt_namespaces={"default"})) == []
 
 
@@ -103,34 +107,34 @@ def test_a_place_for_a_mig_instance_names_its_gpu():
     assert kinds(view((10, 5), device="GPU-1", grants=(made,))) == [FindingKind.WRONG_DEVICE]
 
 
-def test_where_the_gpu_of_an_instance_is_not_known_nobody_is_judged_to_be_elsewhere():
+def test_processes_are_not_misplaced_when_gpu_of_instance_is_unknown():
     sliced = grant(ids("0:0"), share("MIG-0-1", 100), of=OWNER, resource="nvidia.com/mig-1g.10gb")
     assert kinds(view((10, 5), grants=(sliced,))) == []
     assert kinds(view((10, 5), processes=[process(10, cgroup(OTHER))], grants=(sliced,))) == [FindingKind.NO_GRANT]
 
 
-def test_a_process_of_the_host_is_reported_and_left_alone():
+def test_host_process_is_reported_and_not_ended():
     (finding,) = audit(view((10, 5), processes=[process(10, "0::/system.slice/x.service\n")]))
     assert (finding.kind, finding.of_container, finding.holder) == (FindingKind.HOST_PROCESS, False, None)
 
 
-def test_what_the_agent_starts_itself_is_no_finding():
+def test_agents_own_processes_are_no_finding():
     served = [process(10, "0::/\n")]
     assert kinds(view((10, 5), processes=served, own_cgroups={"0::/\n"})) == []
     assert kinds(view((10, 5), processes=served)) == [FindingKind.HOST_PROCESS]
 
 
-def test_a_process_that_is_gone_is_none():
+def test_ended_process_is_ignored():
     assert kinds(view((10, 5000), processes=[])) == []
 
 
-def test_a_container_of_a_pod_that_is_gone_is_found_by_its_uid():
+def test_container_of_deleted_pod_is_found_by_uid():
     gone = "11111111-6f0a-4a52-8f5e-5f6c2a1d9b77"
     (finding,) = audit(view((10, 5), processes=[process(10, cgroup(MAIN, gone))]))
     assert (finding.kind, finding.pod_uid, finding.holder) == (FindingKind.NO_GRANT, gone, None)
 
 
-def test_while_the_pods_are_of_earlier_only_those_that_may_be_new_are_not_judged():
+def test_with_stale_pods_only_possibly_new_ones_are_not_checked():
     new = "11111111-6f0a-4a52-8f5e-5f6c2a1d9b77"
     assert kinds(view((10, 5), processes=[process(10, cgroup(MAIN, new))], pods_current=False)) == []
     assert kinds(view((10, 5), grants=(), shimmed_pids={}, pods_current=False)) == [FindingKind.NO_GRANT]
@@ -138,7 +142,52 @@ def test_while_the_pods_are_of_earlier_only_those_that_may_be_new_are_not_judged
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_before_the_status_names_a_container_its_pods_grants_are_its_own(counted):
+def test_container_missing_in_status_has_all_grants_of_its_pod(counted):
     unnamed = replace(OWNER, statuses=())
-    a_view = view((10, 5), pods_by_uid={UID: unnamed}, **({} if counted else {"shimmed_pids": {}}))
+    uncounted: dict[str, Any] = {} if counted else {"shimmed_pids": {}}
+    a_view = view((10, 5), pods_by_uid={UID: unnamed}, **uncounted)
     assert kinds(a_view) == ([] if counted else [FindingKind.SHIM_MISSING])
+
+
+def test_process_without_grant_proves_nothing_where_a_ledger_row_is_damaged():
+    without = view((10, 600), grants=(), shimmed_pids={})
+    assert kinds(without) == [FindingKind.NO_GRANT]
+    assert kinds(replace(without, closed_uuids={"GPU-0"})) == []
+    assert kinds(replace(without, closed_uuids={"GPU-1"})) == [FindingKind.NO_GRANT]
+    assert kinds(view((10, 1200), closed_uuids={"GPU-0"})) == [FindingKind.OVER_LIMIT], "a grant that can be read is still checked"
+
+
+class TestCores:
+    """The driver's samples against the container's cores."""
+
+    REF = ContainerRef(UID, MAIN)
+    GRANTED = {(GRANT.grant_id, "GPU-0"): 10}  # noqa: RUF012 - never changed
+
+    def sampled(self, percent: float, ref: ContainerRef = REF, device: str = "GPU-0", **changed) -> AuditView:
+        busy = {(ref, device): Busy(percent, percent - 2)}
+        return view((10, 600), **{"busy": busy, "cores_percent": self.GRANTED, **changed})
+
+    def test_container_above_its_cores_is_found(self):
+        (finding,) = audit(self.sampled(99))
+        assert (finding.kind, finding.subject, finding.of_container) == (FindingKind.OVER_CORES, GRANT.grant_id, True)
+        assert [one.pid for one in finding.processes] == [10]
+        assert "ran for 99 % of the time on GPU-0" in finding.sentence
+        assert "granted 10 % of the cores" in finding.sentence
+
+    def test_slack_and_uncertainty_are_in_favour_of_the_container(self):
+        assert kinds(self.sampled(10 + 5 + 2)) == []
+        assert kinds(self.sampled(10 + 5 + 2.1)) == [FindingKind.OVER_CORES]
+
+    def test_container_without_a_fixed_limit_is_never_above_it(self):
+        assert kinds(self.sampled(99, cores_percent={})) == []
+
+    def test_another_container_and_another_gpu_do_not_count(self):
+        assert kinds(self.sampled(99, ref=ContainerRef(UID, OTHER))) == []
+        assert kinds(self.sampled(99, device="GPU-1")) == []
+
+    def test_container_between_two_processes_is_found_too(self):
+        (finding,) = audit(replace(self.sampled(99), listed=[], processes={}))
+        assert (finding.kind, finding.processes) == (FindingKind.OVER_CORES, ())
+
+    def test_exempt_namespace_may_use_what_it_finds(self):
+        assert kinds(self.sampled(99, exempt_namespaces={"default"})) == []

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from agent.core.cdi import (
@@ -64,7 +65,7 @@ def host_of_instance(*paths: str) -> HostSpec:
 
 HOST = parse_host_spec(host_document(), "/etc/cdi/nvidia.yaml")
 SHIM = ShimFiles("/state/shim/abc", "/run/aliquot/containers/x/limits", "/run/aliquot/containers/x/region", Interposition.FRONT)
-PRELOAD = ShimFiles("/state/shim/abc", "/run/l", "/run/r", Interposition.PRELOAD)
+PRELOAD = ShimFiles("/state/shim/abc", "/run/containers/1/limits", "/run/containers/1/region", Interposition.PRELOAD)
 
 
 def edits_of(*args, **kwargs) -> dict:
@@ -107,7 +108,7 @@ class TestFront:
         ]  # fmt: skip
         assert [entry for entry in self.EDITS["env"] if entry.startswith("D")] == ["D2=1", "D0=1"]
 
-    def test_an_nvidia_runtime_in_the_chain_adds_nothing(self):
+    def test_nvidia_runtime_in_the_chain_adds_no_devices(self):
         assert "NVIDIA_VISIBLE_DEVICES=void" in self.EDITS["env"]
 
     def test_the_hook_that_would_prefer_the_images_libcuda_is_left_out(self):
@@ -125,7 +126,7 @@ class TestFront:
         assert mounts[f"{LIB}/libcuda.so.1"] == mounts[f"{LIB}/libcuda.so.580.1"] == "/state/shim/abc/libcuda.so.1"
         assert mounts["/run/aliquot/driver/libcuda.aliquot-driver.so.1"] == f"/host{LIB}/libcuda.so.1"
 
-    def test_a_host_spec_without_libcuda_is_refused_because_the_limit_would_not_hold(self):
+    def test_host_spec_without_libcuda_is_refused_as_limit_would_not_hold(self):
         bare = parse_host_spec(host_document(containerEdits={}), "/etc/cdi/nvidia.yaml")
         assert not bare.has_driver
         with pytest.raises(HostSpecError, match=r"/etc/cdi/nvidia.yaml mounts no libcuda"):
@@ -135,11 +136,11 @@ class TestFront:
 class TestPreload:
     def test_the_loaders_list_names_the_preload_library(self):
         mounts = mounts_of(edits_of([InjectedDevice("GPU-0", 0)], HOST, PRELOAD))
-        assert mounts["/etc/ld.so.preload"] == "/state/shim/abc/ld.so.preload"
+        assert mounts["/etc/ld.so.preload"] == "/run/containers/1/ld.so.preload"
         assert mounts["/run/aliquot/libaliquot-preload.so"] == "/state/shim/abc/libaliquot-preload.so"
         assert mounts[f"{LIB}/libcuda.so.580.1"] == f"/host{LIB}/libcuda.so.580.1"
 
-    def test_without_a_host_spec_the_device_nodes_are_listed_and_the_driver_is_left_to_the_nvidia_runtime(self):
+    def test_without_host_spec_device_nodes_are_listed_and_runtime_brings_driver(self):
         present = ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
         edits = edits_of([InjectedDevice("GPU-1", 1)], None, PRELOAD, present)
         assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
@@ -165,11 +166,11 @@ class TestMig:
         {"path": "/dev/nvidia-caps/nvidia-cap67", "type": "c", "major": 237, "minor": 67, "fileMode": 292},
     )
 
-    def test_the_runtime_needs_no_node_of_the_host_for_an_instance_made_after_the_spec(self):
+    def test_instance_newer_than_spec_needs_no_host_device_node(self):
         edits = edits_of([InjectedDevice("MIG-7", 0, self.CAPABILITIES)], HOST, None)
         assert edits["deviceNodes"] == [{"path": "/dev/nvidiactl"}, {"path": "/dev/nvidia0"}, *self.NUMBERED]
 
-    def test_an_instance_whose_nodes_nvidia_ctk_left_out_gets_them(self):
+    def test_instance_nodes_omitted_by_nvidia_ctk_are_added(self):
         host = host_of_instance("/dev/nvidia0", "/dev/dri/card0")
         assert host.lacks_capabilities("MIG-7")
         edits = edits_of([InjectedDevice("MIG-7", 0, self.CAPABILITIES)], host, None)
@@ -183,24 +184,24 @@ class TestMig:
             pytest.param([], id="no GPU's node either, as on simulated nodes"),
         ],
     )
-    def test_a_whole_description_of_an_instance_is_taken_as_it_is(self, paths):
+    def test_complete_description_of_instance_is_used_unchanged(self, paths):
         assert not host_of_instance(*paths).lacks_capabilities("MIG-7")
 
-    def test_an_instance_the_host_spec_does_not_know_is_never_replaced_by_its_whole_gpu(self):
+    def test_instance_unknown_to_host_spec_is_never_replaced_by_whole_gpu(self):
         with pytest.raises(HostSpecError, match="no device MIG-7"):
             edits_of([InjectedDevice("MIG-7", 0)], HOST, None)
 
 
 class TestHostSpec:
-    def test_a_spec_that_names_devices_by_index_is_matched_by_the_device_node(self):
+    def test_spec_naming_devices_by_index_is_matched_by_device_node(self):
         document = host_document()
         document["devices"][1]["name"] = "1"
         edits = edits_of([InjectedDevice("GPU-1", 1)], parse_host_spec(document, "x"), SHIM)
         assert "D1=1" in edits["env"]
 
-    def test_a_device_named_all_is_never_taken_for_one_gpu(self):
+    def test_device_named_all_is_never_treated_as_one_gpu(self):
         everything = {"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}, {"path": "/dev/nvidia1"}]}}
-        with pytest.raises(HostSpecError, match="describes no device GPU-0"):
+        with pytest.raises(HostSpecError, match="has no device GPU-0"):
             edits_of([InjectedDevice("GPU-0", 0)], parse_host_spec(host_document(devices=[everything]), "x"), SHIM)
 
     @pytest.mark.parametrize(
@@ -260,14 +261,14 @@ class TestGpuOperator:
         assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
     @pytest.mark.parametrize("root", ["", ROOT])
-    def test_a_mig_instance_gets_its_capabilities_from_beside_the_gpus_also_when_it_is_younger(self, root):
+    def test_new_mig_instance_gets_its_capabilities_from_folder_of_gpu(self, root):
         young = "/dev/nvidia-caps/nvidia-cap21"
         edits = edits_of([InjectedDevice("MIG-7", 0, (CapabilityNode(21),))], self.host(root), None)
         found = {node["path"]: node.get("hostPath", node["path"]) for node in edits["deviceNodes"]}
         assert (found["/dev/nvidia0"], found[young]) == (f"{root}/dev/nvidia0", f"{root}{young}")
         assert "/dev/nvidia-caps/nvidia-cap1" not in found
 
-    def test_a_gpu_it_does_not_list_is_refused_with_the_cure(self):
+    def test_unlisted_gpu_is_refused_with_what_to_do(self):
         with pytest.raises(HostSpecError, match=r"no device GPU-2 \(/dev/nvidia2\).*container-toolkit pod"):
             edits_of([InjectedDevice("GPU-2", 2)], self.host(), SHIM)
 
@@ -285,13 +286,13 @@ class TestMerge:
         merged = merge_edits([{"env": ["A=1", "B=1"]}, {"env": ["A=2"]}])
         assert merged["env"] == ["A=2", "B=1"]
 
-    def test_fields_we_do_not_know_pass_through(self):
+    def test_unknown_fields_are_kept(self):
         merged = merge_edits([{"additionalGids": [44]}, {"additionalGids": [44, 45], "intelRdt": {"closID": "x"}}])
         assert merged["additionalGids"] == [44, 45]
         assert merged["intelRdt"] == {"closID": "x"}
 
 
-def test_spec_files_are_told_from_other_peoples():
+def test_own_spec_files_are_distinguished_from_others():
     assert grant_id_of_file(file_name("abc")) == "abc"
     assert grant_id_of_file("nvidia.json") is None
     assert grant_id_of_file(file_name("abc") + ".tmp") is None

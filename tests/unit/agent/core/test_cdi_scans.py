@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from agent.core.cdi_scans import ScanBacklog, ScanPace
@@ -13,7 +14,7 @@ PACE = ScanPace(seconds_per_byte=1e-6, least_forgetting_seconds=0.1, most_forget
         pytest.param(100_000_000, 5.0, id="at most"),
     ],
 )
-def test_a_removed_spec_is_forgotten_after_the_scan_that_ran_and_the_next(spec_bytes, seconds):
+def test_removed_spec_is_forgotten_after_current_and_next_scan(spec_bytes, seconds):
     assert PACE.forgetting_seconds(spec_bytes) == pytest.approx(seconds)
 
 
@@ -26,7 +27,7 @@ def test_a_change_during_a_scan_is_seen_by_the_next_one():
     assert ScanBacklog().changed(100.0, 0.2).seen_from(100.05, 0.2) == pytest.approx(100.2)
 
 
-def test_however_many_changes_there_were_the_scan_that_runs_is_all_there_is_to_wait_for():
+def test_any_number_of_changes_waits_only_for_running_scan():
     backlog = ScanBacklog()
     for _ in range(40):
         backlog = backlog.changed(100.0, 0.2)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from agent.core.cgroups import ContainerRef, container_of
@@ -25,7 +26,7 @@ STATIC = "2f1d3c4b5a69788796a5b4c3d2e1f001"
         pytest.param(f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{LOW}.slice/cri-containerd-{ID}.scope", id="kind"),
     ],
 )
-def test_a_containers_process_is_told_by_its_cgroup(path):
+def test_process_of_container_is_identified_by_cgroup(path):
     assert container_of(path + "\n") == ContainerRef(UID, ID)
 
 

@@ -1,14 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 import pytest
 
 from agent.core.compat_metrics import CompatFacts, hami_families
-from agent.core.inventory import DeviceBoard, DeviceReading, DriverReading
+from agent.core.inventory import DeviceInventory, DeviceReading, DriverReading
 from agent.core.metrics import Snapshot
 from agent.core.mig import MigRecord
 from agent.core.sensors import DeviceSensors
 from agent.core.usage import ContainerUsage, DeviceUsage
-from proto.units import MIB
+from aliquot.contract.units import MIB
 from tests.unit.agent.builders import BOOT, gpu, grant, ids, instance, pod, reading, share
 from tests.unit.agent.partitions import dynamic_gpu, place
 
@@ -16,11 +17,11 @@ TRAIN = grant(ids("0:0", "1:0"), share(0, 100, 30), share(1, 200), of=pod("train
 HARD = grant(frozenset({"MIG-2-0"}), share("MIG-2-0", 50), of=pod("hard"), resource="nvidia.com/mig-1g.10gb")
 
 
-def node() -> DeviceBoard:
+def node() -> DeviceInventory:
     devices = (gpu(0), gpu(1), gpu(2, mig=[instance(2, 0), instance(2, 1)]))
     sensors = DeviceSensors(memory_utilization_ratio=0.5)
     readings = (DeviceReading(device, 10 * MIB, 0.25, {"MIG-2-0": 7} if device.mig_enabled else {}, sensors=sensors) for device in devices)
-    return DeviceBoard().after_reading(DriverReading("580", 13000, tuple(readings)))
+    return DeviceInventory().after_reading(DriverReading("580", 13000, tuple(readings)))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_a_share_of_memory_is_from_zero_to_one(found):
     assert found["hami_gpu_shared_count"][labels] == 1
 
 
-def test_a_container_is_named_by_its_place_in_the_pod_and_only_where_that_is_known(found):
+def test_container_is_named_by_known_position_in_pod(found):
     assert found["hami_vgpu_memory_allocated_bytes"] == {
         ("namespace=default", "node=node-1", "pod=train", "container_index=1", "device_uuid=GPU-0", "zone=vGPU"): 100 * MIB,
         ("namespace=default", "node=node-1", "pod=train", "container_index=1", "device_uuid=GPU-1", "zone=vGPU"): 200 * MIB,
@@ -75,7 +76,7 @@ def test_a_mig_instance_is_named_with_its_gpu_and_its_holder(found):
     assert len(found["hami_node_gpu_mig_instance_info"]) == 1
 
 
-def test_a_container_that_ended_for_good_has_no_series_and_its_node_says_what_is_promised():
+def test_finished_container_has_no_series_and_node_keeps_promised_amount():
     usage = {TRAIN.grant_id: ContainerUsage((DeviceUsage(), DeviceUsage()), 1)}
     snapshot = Snapshot(node(), (TRAIN, HARD), node="node-1", usage=usage, ended={TRAIN.grant_id, HARD.grant_id})
     facts = CompatFacts({TRAIN.grant_id: 0, HARD.grant_id: 0}, {(TRAIN.grant_id, "GPU-0"): 12.0})
@@ -92,13 +93,13 @@ def instances_at_places(*records: MigRecord) -> dict[str, list[dict[str, str]]]:
     grants = [
         grant(ids(f"0:{start}"), share(place(start).uuid), of=pod(f"at-{start}"), resource="nvidia.com/mig-1g.10gb") for start in (3, 4)
     ]
-    on = DeviceBoard().after_reading(reading(dynamic_gpu()))
+    on = DeviceInventory().after_reading(reading(dynamic_gpu()))
     known = {record.place: replace(record, grant_id=of.grant_id) for record, of in zip(records, grants, strict=True)}
     found = hami_families(Snapshot(on, grants, node="node-1", mig_records=known))
     return {family.name: [dict(zip(family.labels, labels, strict=True)) for labels, _ in family.samples] for family in found}
 
 
-def test_an_instance_that_was_made_on_demand_is_named_as_the_driver_has_it():
+def test_instance_created_on_demand_has_name_from_driver():
     found = instances_at_places(*(MigRecord(place(start).uuid, "", BOOT, f"MIG-{start}", 0, 1, 7, 7 + start, 0) for start in (3, 4)))
     for name in ("hami_mig_device_info", "hami_node_gpu_mig_instance_info"):
         said = [(one["mig_uuid"], one["profile"], one["gpu_instance_id"], one["compute_instance_id"]) for one in found[name]]
@@ -108,7 +109,7 @@ def test_an_instance_that_was_made_on_demand_is_named_as_the_driver_has_it():
     assert [one["migname"] for one in found["nodeGPUMigInstance"]] == ["1g.10gb-10", "1g.10gb-11"]
 
 
-def test_of_a_place_whose_instance_is_not_known_nothing_is_said():
+def test_placement_with_unknown_instance_has_no_series():
     being_made, of_an_earlier_agent = MigRecord(place(3).uuid, "", BOOT), MigRecord(place(4).uuid, "", BOOT, "MIG-4")
     found = instances_at_places(being_made, of_an_earlier_agent)
     assert [found[name] for name in ("hami_mig_device_info", "MigInfo", "hami_node_gpu_mig_instance_info", "nodeGPUMigInstance")] == [
@@ -145,12 +146,12 @@ def test_the_build_has_the_labels_of_hamis_and_our_version():
         ("hami_node_gpu_mig_instance_info", "nodeGPUMigInstance"),
     ],
 )
-def test_the_older_name_says_the_same(found, new, old):
+def test_old_name_has_the_same_values(found, new, old):
     assert found[new]
     assert sorted(found[old].values()) == sorted(found[new].values())
 
 
-def test_no_family_is_there_twice_and_no_label_set_either():
+def test_families_and_label_sets_are_unique():
     families = list(hami_families(Snapshot(node(), (TRAIN, HARD), node="node-1")))
     assert len({family.name for family in families}) == len(families)
     for family in families:
@@ -172,6 +173,6 @@ def test_no_family_is_there_twice_and_no_label_set_either():
         ("hami_container_device_utilization_ratio", "namespace"),
     ],
 )
-def test_what_hamis_own_dashboard_asks_for_is_there_with_the_label_it_selects_by(found, name, label):
+def test_metrics_of_hami_dashboard_exist_with_its_selector_label(found, name, label):
     assert found[name]
     assert all(any(one.startswith(f"{label}=") for one in labels) for labels in found[name])

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from agent.core.conflict import Evidence, find_conflict, is_our_socket, socket_name
@@ -14,13 +15,13 @@ def test_nvidias_plugin_for_whole_gpus_is_no_conflict():
     assert find_conflict(VGPU, Evidence(answering_sockets=["nvidia-gpu.sock", "nvidia.sock"])) is None
 
 
-def test_our_own_ids_of_before_a_restart_are_no_conflict():
+def test_own_ids_from_before_restart_are_no_conflict():
     assert find_conflict(VGPU, Evidence(allocatable_ids=["GPU-1::0", "GPU-1::15"])) is None
     assert find_conflict(MIG, Evidence(allocatable_ids=["MIG-1", "GPU-1::3"])) is None
     assert find_conflict(VGPU, Evidence(allocatable_ids=["MIG-1b2c"])) is None  # migStrategy: single
 
 
-def test_ids_that_we_do_not_make_are_another_plugins():
+def test_foreign_ids_are_a_conflict():
     sentence = find_conflict(VGPU, Evidence(allocatable_ids=["GPU-1-0", "GPU-1-1"]))
     assert sentence is not None
     assert "'GPU-1-0'" in sentence
@@ -40,7 +41,7 @@ def test_a_second_agent_is_a_conflict():
     assert "another agent" in sentence
 
 
-def test_our_plugin_of_another_resource_is_none():
+def test_own_plugin_of_other_resource_is_no_conflict():
     assert find_conflict(VGPU, Evidence(answering_sockets=[socket_name(MIG, "77-1")])) is None
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 import pytest
@@ -7,10 +8,11 @@ from hypothesis import strategies as st
 from agent.core.drift import CURES, Cure, DriftKind, FilesOfGrant, Snapshot, find_drifts
 from agent.core.limits import DeviceFacts, FailPolicy, limits_of
 from agent.core.region_layout import Limits
-from proto import contract
-from proto.model import ContainerSpec, ContainerState, ContainerStatus, CoresMode, Preferences, Priority
-from proto.units import MIB
+from aliquot import contract
+from aliquot.contract.model import ContainerSpec, ContainerState, ContainerStatus, CoresMode, Preferences, Priority
+from aliquot.contract.units import MIB
 from tests.unit.agent.builders import VGPU, assigned, grant, held, ids, limits, pod, share
+from tests.unit.agent.claim_builders import claim_grant
 
 RUNNING = (ContainerStatus("main", ContainerState.RUNNING, "c1"),)
 OWNER = pod("a", phase="Running", statuses=RUNNING, annotations=assigned("uid-a", main=[share(0)]))
@@ -19,7 +21,7 @@ INTACT = FilesOfGrant(GRANT, limits_of(GRANT, FailPolicy.CLOSED), region=True, s
 
 
 def snapshot(**changed) -> Snapshot:
-    """A node with one container on which all agree, but for what is changed."""
+    """A node with one container on which all agree, except for what is changed."""
     whole = Snapshot(
         {GRANT.grant_id: GRANT},
         {GRANT.grant_id: INTACT},
@@ -44,11 +46,11 @@ def with_pod(**changed) -> dict:
     return {"pods_by_uid": {one.uid: one}}
 
 
-def test_a_node_on_which_all_agree_has_no_drift():
+def test_node_with_agreeing_sources_has_no_drift():
     assert kinds() == []
 
 
-def test_what_a_silent_witness_would_say_is_not_guessed():
+def test_missing_source_gives_no_drift():
     assert kinds(pods_by_uid=None, held=None, device_uuids=None) == []
     assert kinds(held=None) == []
 
@@ -65,7 +67,7 @@ def test_what_a_silent_witness_would_say_is_not_guessed():
         pytest.param({"spec": "other"}, DriftKind.LOST_SPEC, id="spec changed"),
     ],
 )
-def test_files_that_are_not_as_they_should_be_are_written_again(files, kind):
+def test_wrong_files_are_written_again(files, kind):
     (drift,) = find_drifts(snapshot(**with_files(**files)))
     assert (drift.kind, drift.cure, drift.subject, drift.pod_uid) == (kind, Cure.REWRITE, GRANT.grant_id, "uid-a")
 
@@ -95,7 +97,7 @@ def with_limits(written: Limits, found: Limits | None = None, *, of=WITH_CORES, 
     ],
     ids=lambda changed: "-".join(changed),
 )
-def test_limits_that_say_something_else_than_was_written_are_written_again(changed):
+def test_limits_that_differ_from_written_ones_are_written_again(changed):
     written = limits_of(WITH_CORES, FailPolicy.CLOSED, BURSTING, DeviceFacts(priority_lines={"GPU-0": 3}))
     assert kinds(**with_limits(written)) == []
     assert kinds(**with_limits(written, **changed)) == [DriftKind.CHANGED_LIMITS]
@@ -106,7 +108,7 @@ def test_another_fail_policy_in_the_limits_is_drift():
     assert kinds(**with_limits(written, replace(written, fail_open=True))) == [DriftKind.CHANGED_LIMITS]
 
 
-def test_what_was_measured_since_the_limits_were_written_is_none():
+def test_measurement_newer_than_limits_is_no_drift():
     written = limits_of(WITH_CORES, FailPolicy.CLOSED, BURSTING)
     assert kinds(**with_limits(written, overhead_bytes=7 * MIB, context_bytes=300 * MIB)) == []
 
@@ -121,13 +123,13 @@ def test_what_was_measured_since_the_limits_were_written_is_none():
         pytest.param(100, {}, [], id="the weight of a whole GPU"),
     ],
 )
-def test_a_borrowers_ceiling_moves_above_what_it_was_granted(cores, changed, drifts):
+def test_borrowed_sm_limit_above_the_grant_is_no_drift(cores, changed, drifts):
     one = replace(GRANT, shares=(share(0, cores=cores),))
     written = limits_of(one, FailPolicy.CLOSED, Preferences(cores_mode=CoresMode.WEIGHT))
     assert kinds(**with_limits(written, of=one, **changed)) == drifts
 
 
-def test_limits_that_this_agent_never_saw_before_are_taken_as_they_are_but_for_what_was_granted():
+def test_unknown_limits_are_accepted_as_found_except_granted_amounts():
     before = limits_of(WITH_CORES, FailPolicy.OPEN, BURSTING)
     files = FilesOfGrant(WITH_CORES, before, region=True, spec="digest")
     node = {"grants": {GRANT.grant_id: WITH_CORES}, "pods_by_uid": None}
@@ -137,7 +139,7 @@ def test_limits_that_this_agent_never_saw_before_are_taken_as_they_are_but_for_w
     assert kinds(**node, files={GRANT.grant_id: more}) == [DriftKind.CHANGED_LIMITS]
 
 
-def test_a_spec_that_this_agent_never_saw_before_is_taken_as_it_is():
+def test_spec_unknown_to_agent_is_accepted_as_found():
     assert kinds(**with_files(written_spec=None)) == []
 
 
@@ -146,7 +148,7 @@ def test_files_of_no_grant_are_removed():
     assert (drift.kind, drift.cure, drift.subject) == (DriftKind.STRAY_FILES, Cure.REMOVE, "stray")
 
 
-def test_a_grant_whose_pod_is_gone_and_that_another_holds_is_waited_for():
+def test_grant_of_deleted_pod_with_other_holder_waits():
     (drift,) = find_drifts(snapshot(pods_by_uid={}, waiting=(GRANT,)))
     assert (drift.kind, drift.cure) == (DriftKind.POD_GONE, Cure.WAIT)
 
@@ -155,12 +157,12 @@ def test_a_running_container_that_kubelet_forgot_is_drift():
     assert kinds(held=[]) == [DriftKind.UNLISTED]
 
 
-def test_one_that_has_not_started_may_still_be_given_ids():
+def test_waiting_container_may_still_get_other_ids():
     assert kinds(held=[], **with_pod(statuses=())) == []
     assert kinds(held=[held(OWNER, ids("1:1"))], **with_pod(statuses=())) == []
 
 
-def test_a_pod_that_ends_or_is_being_deleted_is_none():
+def test_ending_or_deleted_pod_is_no_drift():
     assert kinds(held=[], **with_pod(phase="Succeeded")) == []
     assert kinds(held=[], **with_pod(deletion_requested=True)) == []
 
@@ -185,12 +187,12 @@ def test_another_assignment_of_the_pod_is_drift_where_assignments_bind():
     assert kinds(**moved, assigned=False) == []
 
 
-def test_a_pod_that_was_placed_before_assignments_bound_is_none():
+def test_pod_placed_before_assignments_were_binding_is_no_drift():
     assert kinds(**with_pod(annotations={})) == []
 
 
 @pytest.mark.parametrize("annotations", [{contract.ANNOTATION_ASSIGNMENT: "nonsense"}, assigned("uid-a", other=[share(0)])])
-def test_an_assignment_that_gives_the_container_nothing_is_drift(annotations):
+def test_assignment_without_the_container_is_drift(annotations):
     assert kinds(**with_pod(annotations=annotations)) == [DriftKind.ASSIGNMENT_DIFFERS]
 
 
@@ -223,37 +225,37 @@ def test_another_mig_instance_than_the_assigned_one_is_drift():
     assert of_assignment((MIG_SMALL, "MIG-2-0"), assigned_to=["MIG-2-4"]) == [DriftKind.ASSIGNMENT_DIFFERS]
 
 
-def test_the_assignment_of_a_container_with_two_profiles_is_compared_profile_by_profile():
+def test_assignment_with_two_profiles_is_compared_per_profile():
     both = [(MIG_SMALL, "MIG-2-0"), (MIG_LARGE, "MIG-2-4")]
     assert of_assignment(*both, assigned_to=["MIG-2-0", "MIG-2-4"]) == []
     assert of_assignment(*both, assigned_to=["MIG-2-1", "MIG-2-4"]) == [DriftKind.ASSIGNMENT_DIFFERS]
 
 
-def test_an_instance_that_the_board_does_not_show_is_compared_all_the_same():
+def test_instance_missing_from_inventory_is_still_compared():
     both = [(MIG_SMALL, "MIG-2-0"), (MIG_LARGE, "MIG-2-4")]
     assert of_assignment(*both, assigned_to=["MIG-2-0", "MIG-2-4"], profiles={}) == []
     assert of_assignment(*both, assigned_to=["MIG-2-1", "MIG-2-4"], profiles={}) == [DriftKind.ASSIGNMENT_DIFFERS]
 
 
-def test_a_device_that_is_gone_is_drift():
+def test_missing_device_is_drift():
     assert kinds(device_uuids={"GPU-1"}) == [DriftKind.UNKNOWN_DEVICE]
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_container_that_runs_without_a_grant_is_drift_whether_kubelet_gave_it_ids_or_not(listed):
+def test_running_container_without_grant_is_drift_with_or_without_ids(listed):
     (drift,) = find_drifts(snapshot(grants={}, files={}, **({} if listed else {"held": []})))
     assert (drift.kind, drift.cure, str(drift.holder)) == (DriftKind.UNGRANTED, Cure.EVICT, "default/a/main")
 
 
-def test_one_that_waits_for_its_start_has_no_grant_yet():
+def test_waiting_container_without_grant_is_no_drift():
     assert kinds(grants={}, files={}, **with_pod(statuses=())) == []
 
 
-def test_anothers_resource_is_none_of_our_business():
+def test_resource_of_other_plugin_is_ignored():
     assert kinds(grants={}, files={}, **with_pod(containers=(ContainerSpec("main", {"example.com/gpu": "1", VGPU: "0"}),))) == []
 
 
-def test_a_namesake_does_not_stand_for_a_pod_that_is_gone():
+def test_namesake_does_not_replace_deleted_pod():
     namesake = replace(OWNER, uid="uid-new", annotations=assigned("uid-new", main=[share(0)]))
     assert kinds(pods_by_uid={namesake.uid: namesake}) == [DriftKind.UNGRANTED]
 
@@ -284,7 +286,7 @@ def nodes(draw):
 
 
 @given(nodes())
-def test_the_cures_of_files_leave_no_drift_of_files_and_change_nothing_else(node):
+def test_cures_of_files_remove_file_drift_and_change_nothing_else(node):
     drifts = find_drifts(node)
     files = dict(node.files)
     for drift in drifts:
@@ -299,9 +301,18 @@ def test_the_cures_of_files_leave_no_drift_of_files_and_change_nothing_else(node
 
 
 @given(nodes())
-def test_every_drift_is_told_once_and_says_whose_it_is(node):
+def test_every_drift_is_reported_once_with_owner(node):
     drifts = find_drifts(node)
     assert len({(drift.kind, drift.subject) for drift in drifts}) == len(drifts)
     for drift in drifts:
         assert drift.sentence
         assert (drift.holder is None) == (drift.kind is DriftKind.STRAY_FILES)
+
+
+def test_grant_of_claim_is_compared_with_files_only():
+    """Kubelet lists no device IDs for it, and no scheduler of ours assigned it."""
+    made = claim_grant("train", share(0), of=OWNER)
+    files = replace(INTACT, row=made, limits=limits_of(made, FailPolicy.CLOSED), written_limits=None)
+    both = {"grants": {GRANT.grant_id: GRANT, made.grant_id: made}}
+    assert kinds(**both, files={GRANT.grant_id: INTACT, made.grant_id: files}) == []
+    assert kinds(**both, files={GRANT.grant_id: INTACT, made.grant_id: replace(files, spec=None)}) == [DriftKind.LOST_SPEC]

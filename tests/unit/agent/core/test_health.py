@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from agent.core.health import (
@@ -22,7 +23,7 @@ HUNG = Silence("the call does not return")
 HARD, SOFT, APPLICATION, OFF_THE_BUS = 62, 92, 31, 79
 
 
-def after(*steps: tuple[float, object], start: GpuHealth | None = None) -> GpuHealth:
+def after(*steps: tuple[float, int | Answer | Silence], start: GpuHealth | None = None) -> GpuHealth:
     """Feed probes and XIDs, each at its time."""
     health = start or GpuHealth()
     for now, seen in steps:
@@ -44,24 +45,24 @@ def after(*steps: tuple[float, object], start: GpuHealth | None = None) -> GpuHe
         pytest.param(777, SUSPECT, id="an XID nobody knows"),
     ],
 )
-def test_one_sign_leads_to_its_state(seen, state):
+def test_each_observation_leads_to_its_state(seen, state):
     assert after((0, seen)).state is state
 
 
 @pytest.mark.parametrize("fault", [RESET_DUE, HUNG, GONE])
-def test_after_a_fault_that_is_over_it_is_given_out_once_it_was_clean_for_the_recovery_time(fault):
+def test_after_fault_device_is_offered_once_clean_for_recovery_time(fault):
     assert after((0, fault), (5, CLEAN)).state is RECOVERING
     assert after((0, fault), (5, CLEAN), (34, CLEAN)).state is RECOVERING
     assert after((0, fault), (5, CLEAN), (35, CLEAN)) == GpuHealth(since=35, hold_seconds=30)
 
 
-def test_after_a_hard_xid_it_stays_in_quarantine_for_longer_and_recovers_at_the_end_of_it():
+def test_hard_xid_quarantines_longer_and_recovers_at_its_end():
     assert after((0, HARD), (1, CLEAN), (270, CLEAN)).state is QUARANTINED
     assert after((0, HARD), (1, CLEAN), (271, CLEAN)).state is RECOVERING
     assert after((0, HARD), (1, CLEAN), (301, CLEAN)).state is HEALTHY
 
 
-def test_a_fault_while_recovering_begins_the_wait_anew_and_doubles_it():
+def test_fault_while_recovering_restarts_and_doubles_wait():
     relapsed = after((0, HUNG), (5, CLEAN), (34, HUNG), (40, CLEAN))
     assert (relapsed.state, relapsed.hold_seconds) == (QUARANTINED, 60)
     assert after((70, CLEAN), start=relapsed).state is RECOVERING
@@ -69,7 +70,7 @@ def test_a_fault_while_recovering_begins_the_wait_anew_and_doubles_it():
     assert after((100, CLEAN), start=relapsed).state is HEALTHY
 
 
-def test_the_wait_doubles_up_to_its_limit_and_is_short_again_after_a_long_good_time():
+def test_wait_doubles_up_to_limit_and_resets_after_long_good_time():
     health, now = GpuHealth(), 0.0
     for _ in range(9):
         health = after((now, HUNG), (now + 1, CLEAN), (now + 1 + 1000, CLEAN), start=health)
@@ -79,17 +80,17 @@ def test_the_wait_doubles_up_to_its_limit_and_is_short_again_after_a_long_good_t
     assert after((now + 1000, HUNG), start=health).hold_seconds == 30
 
 
-def test_a_fault_during_quarantine_begins_the_clean_time_anew_but_does_not_double_it():
+def test_fault_during_quarantine_restarts_clean_time_without_doubling_it():
     health = after((0, HARD), (1, CLEAN), (200, HARD), (201, CLEAN), (400, CLEAN))
     assert (health.state, health.hold_seconds) == (QUARANTINED, 300)
 
 
-def test_a_lost_gpu_that_answers_with_a_standing_fault_stays_lost_until_it_is_clean():
+def test_lost_gpu_returning_with_fault_stays_lost_until_clean():
     assert after((0, GONE), (5, RESET_DUE)).state is LOST
     assert after((0, GONE), (5, RESET_DUE), (6, CLEAN)).state is RECOVERING
 
 
-def test_a_quarantined_gpu_that_goes_is_lost():
+def test_quarantined_gpu_that_leaves_the_bus_is_lost():
     health = after((0, HUNG), (1, GONE))
     assert (health.state, health.reason) == (LOST, "GPU is lost")
 
@@ -99,12 +100,12 @@ def test_the_reason_stays_the_first_one_while_the_fault_lasts():
     assert after((0, HUNG), (1, CLEAN)).reason == "the call does not return"
 
 
-def test_soft_signs_pass_when_it_is_quiet():
+def test_warnings_expire_without_further_ones():
     assert after((0, SOFT), (99, CLEAN)).state is SUSPECT
     assert after((0, SOFT), (100, CLEAN)).state is HEALTHY
 
 
-def test_soft_signs_add_up_to_a_quarantine():
+def test_several_warnings_lead_to_quarantine():
     assert after((0, SOFT), (40, SOFT)).state is SUSPECT
     quarantined = after((0, SOFT), (40, SOFT), (80, SOFT))
     assert (quarantined.state, quarantined.reason) == (
@@ -114,28 +115,28 @@ def test_soft_signs_add_up_to_a_quarantine():
     assert after((0, SOFT), (40, SOFT), (101, SOFT)).state is SUSPECT
 
 
-def test_a_storm_of_one_look_is_one_incident():
+def test_many_xids_in_one_observation_are_one_incident():
     assert GpuHealth().after_xids([SOFT] * 50, 0, RULES).state is SUSPECT
     assert GpuHealth().after_xids([SOFT, APPLICATION, HARD], 0, RULES).reason == describe_xid(HARD)
 
 
-def test_new_uncorrectable_memory_errors_are_a_soft_sign_and_old_ones_are_none():
+def test_only_new_uncorrectable_memory_errors_are_a_warning():
     assert after((0, Answer(uncorrected_errors=7)), (1, Answer(uncorrected_errors=7))).state is HEALTHY
     grown = after((0, Answer(uncorrected_errors=7)), (1, Answer(uncorrected_errors=9)))
     assert (grown.state, grown.reason) == (SUSPECT, "2 uncorrectable memory errors")
 
 
-def test_a_soft_sign_while_recovering_begins_the_clean_time_anew():
+def test_soft_sign_while_recovering_restarts_clean_time():
     assert after((0, HUNG), (5, CLEAN), (30, SOFT), (59, CLEAN)).state is RECOVERING
     assert after((0, HUNG), (5, CLEAN), (30, SOFT), (60, CLEAN)).state is HEALTHY
 
 
-def test_only_looks_let_time_pass():
+def test_only_observations_advance_the_state():
     health = after((0, HUNG), (5, CLEAN))
     assert health.after_xids([APPLICATION], 500, RULES).state is RECOVERING
 
 
-def test_the_operators_lists_beat_the_catalogue():
+def test_operators_lists_override_the_catalogue():
     rules = HealthRules(application_xids=parse_xids("62, 777"), hard_xids=parse_xids("31"))
     assert [classify(xid, rules) for xid in (62, 777, 31, 63)] == [
         XidClass.APPLICATION,
@@ -147,7 +148,7 @@ def test_the_operators_lists_beat_the_catalogue():
         parse_xids("31,all")
 
 
-def test_a_table_tells_what_changed_and_leaves_those_that_were_not_looked_at():
+def test_table_reports_changes_and_keeps_devices_not_read():
     before = HealthTable().after_probes({"GPU-0": CLEAN, "GPU-1": CLEAN}, 0, RULES)
     later = before.after_xids([("GPU-1", SOFT), ("GPU-1", HARD)], 1, RULES)
     (transition,) = before.transitions_to(later)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from agent.core.health import Answer, HealthRules, HealthState, HealthTable, Silence
@@ -12,7 +13,7 @@ def table() -> HealthTable:
     return ill.after_probes({"GPU-0": Answer(uncorrected_errors=3), "GPU-2": Silence("it hangs"), "GPU-3": Answer()}, 101, RULES)
 
 
-def test_what_was_seen_survives_and_the_clean_time_begins_anew():
+def test_health_survives_restart_and_clean_time_restarts():
     before = table()
     after = decode_health(encode_health(lasting_part(before)))
     assert {uuid: gpu.state for uuid, gpu in after.gpus.items()} == {uuid: gpu.state for uuid, gpu in before.gpus.items()}
@@ -30,7 +31,7 @@ def test_a_quarantine_lasts_its_time_over_a_restart():
         assert after.of("GPU-0").state is state
 
 
-def test_looking_at_a_gpu_that_is_well_changes_nothing_worth_saving():
+def test_reading_a_healthy_gpu_changes_no_record():
     once = HealthTable().after_probes({"GPU-0": Answer(uncorrected_errors=0)}, 1, RULES)
     assert lasting_part(once.after_probes({"GPU-0": Answer(uncorrected_errors=0)}, 2, RULES)) == lasting_part(once)
 

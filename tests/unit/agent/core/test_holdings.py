@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 import pytest
 
 from agent.core.holdings import Holdings, holdings_of
 from agent.core.overhead import GpuProcess, HostProcess
-from proto.model import ContainerState, ContainerStatus, Isolation
+from aliquot.contract.model import ContainerState, ContainerStatus, Isolation
 from tests.unit.agent.builders import grant, ids, pod, share
 
 UID = "0c3c9f4e-6f0a-4a52-8f5e-5f6c2a1d9b77"
@@ -34,7 +35,7 @@ def look(*listed: GpuProcess, processes=None, grants=(ONE,), told=("GPU-0", "GPU
 
 
 @pytest.mark.parametrize("isolation", [Isolation.SHIM, Isolation.MPS, Isolation.EXCLUSIVE, Isolation.DRIVER])
-def test_a_process_is_its_containers_whatever_holds_that_to_its_limit(isolation):
+def test_process_belongs_to_its_container_under_any_backend(isolation):
     one = replace(ONE, isolation=isolation)
     found = look(GpuProcess("GPU-0", 10, 100, 0.25), GpuProcess("GPU-0", 11, 20, 0.5), grants=(one,))
     assert [found.used_bytes(one.grant_id, uuid) for uuid in ("GPU-0", "GPU-1")] == [120, 0]
@@ -42,20 +43,20 @@ def test_a_process_is_its_containers_whatever_holds_that_to_its_limit(isolation)
     assert found.processes(one) == 2
 
 
-def test_of_a_gpu_that_did_not_tell_nothing_is_known():
+def test_silent_gpu_leaves_holdings_unknown():
     found = look(told=("GPU-1",))
     assert (found.used_bytes(ONE.grant_id, "GPU-0"), found.utilization_ratio(ONE.grant_id, "GPU-0"), found.processes(ONE)) == (None,) * 3
     assert found.used_bytes(ONE.grant_id, "GPU-1") == 0
     assert Holdings().used_bytes(ONE.grant_id, "GPU-0") is None
 
 
-def test_containers_of_a_pod_are_told_apart_by_their_status():
+def test_containers_of_pod_are_distinguished_by_status():
     processes = [process(10), process(11, cgroup(WEB))]
     found = look(GpuProcess("GPU-0", 10, 1), GpuProcess("GPU-0", 11, 2), processes=processes, grants=(ONE, SECOND))
     assert [found.used_bytes(one.grant_id, "GPU-0") for one in (ONE, SECOND)] == [1, 2]
 
 
-def test_before_the_status_names_a_container_it_is_known_only_where_one_grant_can_be_meant():
+def test_before_status_container_is_known_only_when_one_grant_matches():
     unnamed = replace(OWNER, statuses=())
     found = look(GpuProcess("GPU-0", 10, 1), GpuProcess("GPU-1", 10, 2), grants=(ONE, SECOND), owner=unnamed)
     assert [found.used_bytes(*key) for key in ((ONE.grant_id, "GPU-0"), (SECOND.grant_id, "GPU-0"), (ONE.grant_id, "GPU-1"))] == [
@@ -67,24 +68,24 @@ def test_before_the_status_names_a_container_it_is_known_only_where_one_grant_ca
     assert [counted.used_bytes(one.grant_id, "GPU-0") for one in (ONE, SECOND)] == [1, 0]
 
 
-def test_what_the_shim_counts_is_not_counted_twice_and_what_goes_round_it_is():
+def test_memory_outside_shim_adds_to_shim_count_without_double_counting():
     found = look(GpuProcess("GPU-0", 10, 1), GpuProcess("GPU-1", 10, 1), GpuProcess("GPU-1", 11, 1), counted=(10,))
     assert found.processes(ONE) == 1
     assert found.used_bytes(ONE.grant_id, "GPU-1") == 2
 
 
-def test_a_process_in_no_container_is_of_the_grant_whose_shim_counts_it_and_else_the_hosts():
+def test_process_outside_containers_belongs_to_counting_grant_or_host():
     entry, processes = GpuProcess("GPU-0", 10, 1), [process(10, HOST)]
     assert look(entry, processes=processes, counted=(10,)).used_bytes(ONE.grant_id, "GPU-0") == 1
     assert look(entry, processes=processes).used_bytes(ONE.grant_id, "GPU-0") == 0
 
 
-def test_a_process_that_ended_and_one_on_another_gpu_are_nobodys():
+def test_ended_process_and_one_on_another_gpu_do_not_count():
     assert look(GpuProcess("GPU-0", 10, 1), processes=[]).used_bytes(ONE.grant_id, "GPU-0") == 0
     assert look(GpuProcess("GPU-2", 10, 1), told=("GPU-0", "GPU-2")).listed == {}
 
 
-def test_an_instance_is_told_of_as_a_whole_and_not_by_processes():
+def test_instance_is_reported_as_whole_without_processes():
     sliced = grant(ids("0:0"), share("MIG-0-1", 100), of=OWNER, resource="nvidia.com/mig-1g.10gb")
     found = look(GpuProcess("GPU-0", 10, 1), grants=(sliced,))
     assert (found.used_bytes(sliced.grant_id, "MIG-0-1"), found.processes(sliced)) == (None, None)
@@ -99,7 +100,7 @@ def test_an_instance_is_told_of_as_a_whole_and_not_by_processes():
     ],
     ids=["one process is not told of", "one that holds memory is not listed", "a while ago"],
 )
-def test_how_busy_a_container_is_is_known_of_all_its_processes_or_not_at_all(found):
+def test_container_utilization_needs_all_its_processes(found):
     assert found.utilization_ratio(ONE.grant_id, "GPU-0") is None
     assert found.used_bytes(ONE.grant_id, "GPU-0") is not None
 

@@ -1,13 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from agent.core.identity import Claim, RememberedDevices, cdi_name, device_uuid_of, find_claim, grant_id, starting_container
 from agent.core.refusal import Reason, Refusal
-from proto.model import ContainerSpec, ContainerState, ContainerStatus, Pod
+from aliquot.contract.model import ContainerSpec, ContainerState, ContainerStatus, Pod
 from tests.unit.agent.builders import SECRET, VGPU, held, ids, limits, pod
 
 
 class Known:
-    """The pods that the API has told of."""
+    """The pods that the API has reported."""
 
     def __init__(self, *pods: Pod) -> None:
         self._pods = pods
@@ -44,7 +45,7 @@ class TestGrantId:
     def test_it_does_not_depend_on_the_order_of_the_ids(self):
         assert grant_id(SECRET, VGPU, ["a", "b"]) == grant_id(SECRET, VGPU, ["b", "a"])
 
-    def test_it_tells_secrets_resources_and_ids_apart(self):
+    def test_secrets_resources_and_ids_are_distinguished(self):
         names = {
             grant_id(SECRET, VGPU, ["a", "b"]),
             grant_id(b"t" * 32, VGPU, ["a", "b"]),
@@ -72,7 +73,7 @@ class TestFindClaim:
         listing = [held(pod("a"), ids("0:0")), held(pod("b"), ids("0:0", "1:0")), held(pod("c"), ids("1:1"))]
         assert find(listing, ids("0:0", "1:0")) == Claim("default", "b", "main", frozenset())
 
-    def test_kubelets_checkpoint_says_which_pod_of_the_name_it_is(self):
+    def test_checkpoint_gives_the_uid_of_the_pod(self):
         older, newer = pod("a", uid="uid-1"), pod("a", uid="uid-2")
         memory = [remembered(newer, ids("0:0")), remembered(older, ids("0:1")), remembered(pod("b"), ids("0:0"), "other")]
         claim = find([held(newer, ids("0:0"))], ids("0:0"), older, memory=memory)
@@ -97,22 +98,22 @@ class TestFindClaim:
             pytest.param(2, ids("0:0", "1:0"), ids("0:0"), id="the app container holds fewer"),
         ],
     )
-    def test_an_init_containers_pod_is_known_by_the_ids_it_lends(self, asks, started, app_ids):
+    def test_init_containers_pod_is_found_by_ids_it_passes_on(self, asks, started, app_ids):
         of = pod("a", init("warm-up", asks), app(len(app_ids)))
         assert find([held(of, app_ids)], started, of, pod("b", init("x", asks))) == Claim("default", "a", None, frozenset({"uid-a"}))
 
-    def test_an_init_containers_pod_that_lists_nothing_is_known_by_kubelets_checkpoint(self):
+    def test_unlisted_pod_of_init_container_is_found_in_checkpoint(self):
         a, b = pod("a", init("warm-up")), pod("b", init("warm-up"))
         memory = [remembered(a, ids("0:1"), "warm-up"), remembered(b, ids("0:0"), "warm-up"), remembered(pod("dead"), ids("0:0"), "x")]
         assert find([], ids("0:0"), a, b, memory=memory) == Claim("default", "b", None, frozenset({"uid-b"}))
 
-    def test_without_a_checkpoint_its_own_spec_counts_once_everybody_has_had_time_to_appear(self):
+    def test_without_checkpoint_own_spec_counts_after_wait_for_others(self):
         a = pod("a", init("warm-up"), app(2))
         assert reason(find([], ids("0:0"), a)) is Reason.UNKNOWN_HOLDER
         assert find([], ids("0:0"), a, last_look=True) == Claim("default", "a", None, frozenset({"uid-a"}))
         assert reason(find([], ids("0:0"), a, pod("b", init("x")), last_look=True)) is Reason.AMBIGUOUS_HOLDER
 
-    def test_a_checkpoint_that_names_a_pod_not_known_yet_is_no_reason_to_guess_another(self):
+    def test_checkpoint_naming_unknown_pod_causes_no_guess(self):
         memory = [remembered(pod("new"), ids("0:0"), "warm-up")]
         assert reason(find([], ids("0:0"), pod("a", init("warm-up")), memory=memory, last_look=True)) is Reason.UNKNOWN_HOLDER
 
@@ -128,10 +129,11 @@ class TestFindClaim:
         of = pod("a", init("init", 2), app(2))
         assert reason(find([held(of, ids("0:0", "1:0"))], ids("0:0", "2:0"), of)) is Reason.UNKNOWN_HOLDER
 
-    def test_ids_nobody_holds_are_refused_with_what_happens_next(self):
+    def test_unheld_ids_are_refused_with_next_step(self):
         found = find([], ids("0:0"))
         assert reason(found) is Reason.UNKNOWN_HOLDER
-        assert "retry" in found.message
+        assert isinstance(found, Refusal)
+        assert "retries" in found.message
 
 
 def starting(containers, states, listed: str | None = "main", granted=(), *, last_look: bool = False, phase: str = "Pending"):
@@ -143,7 +145,7 @@ class TestStartingContainer:
     ONE = (init("warm"), app())
     TWO = (init("first"), init("second"), app(2))
 
-    def test_a_container_that_shares_its_ids_with_nobody_is_itself(self):
+    def test_container_with_unshared_ids_is_identified(self):
         assert starting([app()], {}) == "main"
         assert starting([init("other", 2), app()], {}) == "main"
 
@@ -154,10 +156,10 @@ class TestStartingContainer:
         assert reason(starting(self.ONE, {"warm": "running"}, granted=["warm"])) is Reason.AMBIGUOUS_HOLDER
         assert starting(self.ONE, {"warm": "completed"}, granted=["warm"]) == "main"
 
-    def test_what_runs_by_the_status_is_never_what_starts_now(self):
+    def test_container_running_by_status_is_never_the_starting_one(self):
         assert reason(starting(self.ONE, {"warm": "running"}, granted=["warm"], last_look=True)) is Reason.AMBIGUOUS_HOLDER
 
-    def test_one_that_was_granted_and_has_not_begun_by_the_status_is_waited_for_and_then_taken_for_started_again(self):
+    def test_granted_container_not_yet_started_is_treated_as_restart_after_wait(self):
         assert reason(starting(self.ONE, {}, granted=["warm"])) is Reason.AMBIGUOUS_HOLDER
         assert starting(self.ONE, {}, granted=["warm"], last_look=True) == "warm"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 import pytest
@@ -6,15 +7,15 @@ from agent.core.injection import (
     Answer,
     DeviceInjection,
     admission_trouble,
+    has_version,
     injects_by_cdi,
     legacy_answer,
     legacy_trouble,
     named_answer,
     resolves_no_name,
-    tells_version,
 )
 from agent.core.refusal import Reason
-from proto.model import Isolation, Preferences, Priority
+from aliquot.contract.model import Isolation, Preferences, Priority
 from tests.unit.agent.builders import VGPU, grant, ids, share
 
 AUTO = DeviceInjection.AUTO
@@ -40,13 +41,13 @@ def test_the_nodes_versions_decide(runtime, kubelet, host_has_spec, by_cdi):
     assert injects_by_cdi(AUTO, runtime, kubelet, host_has_spec=host_has_spec) is by_cdi
 
 
-def test_a_runtime_that_kubelet_could_not_ask_tells_nothing():
-    told = {runtime: tells_version(runtime) for runtime in ("containerd://2.1.4", "cri-o://1.28.3", "containerd://Unknown", "")}
+def test_runtime_unknown_to_kubelet_gives_no_information():
+    told = {runtime: has_version(runtime) for runtime in ("containerd://2.1.4", "cri-o://1.28.3", "containerd://Unknown", "")}
     assert told == {"containerd://2.1.4": True, "cri-o://1.28.3": True, "containerd://Unknown": False, "": False}
 
 
 @pytest.mark.parametrize(("configured", "by_cdi"), [(DeviceInjection.CDI, True), (DeviceInjection.LEGACY, False)])
-def test_what_is_configured_wins(configured, by_cdi):
+def test_configured_mode_takes_precedence(configured, by_cdi):
     for runtime in ("containerd://1.6.33", "containerd://2.1.4"):
         assert injects_by_cdi(configured, runtime, NOW, host_has_spec=True) is by_cdi
 
@@ -63,7 +64,7 @@ def test_what_is_configured_wins(configured, by_cdi):
         pytest.param(AUTO, "", "", False, id="a node that is not known yet"),
     ],
 )
-def test_only_what_is_certain_speaks_against_a_name_that_was_answered_earlier(configured, runtime, kubelet, certain):
+def test_earlier_cdi_name_is_rejected_only_when_certainly_ignored(configured, runtime, kubelet, certain):
     assert resolves_no_name(configured, runtime, kubelet) is certain
 
 
@@ -75,7 +76,7 @@ NAMED = named_answer("aliquot.dev/vgpu=g")
     ("answer", "resource", "nowhere", "says"),
     [
         pytest.param(NAMED, VGPU, False, "", id="the name of its grant"),
-        pytest.param(NAMED, VGPU, True, "passes such names over", id="on a node that resolves none"),
+        pytest.param(NAMED, VGPU, True, "now ignores CDI names", id="on a node that resolves none"),
         pytest.param(named_answer("aliquot.dev/vgpu=old"), VGPU, False, "aliquot.dev/vgpu=old", id="the name of another"),
         pytest.param(LEGACY, VGPU, True, "", id="the files of its grant"),
         pytest.param(legacy_answer(VGPU, ids("1:3"), {}, [], "/run/containers/old"), VGPU, False, "/run/containers/old", id="of another"),
@@ -85,19 +86,19 @@ NAMED = named_answer("aliquot.dev/vgpu=g")
         ),
     ],
 )
-def test_an_answer_that_leads_nowhere_is_said_with_the_cure(answer, resource, nowhere, says):
+def test_invalid_reply_is_reported_with_cure(answer, resource, nowhere, says):
     trouble = admission_trouble(answer, "main", resource, "aliquot.dev/vgpu=g", "/run/containers/g", name_leads_nowhere=nowhere)
     assert bool(trouble) is bool(says)
     assert says in trouble
-    assert not trouble or trouble.endswith("Delete the pod so that it is admitted anew")
+    assert not trouble or trouble.endswith("Delete the pod so that it is admitted again")
 
 
-def test_a_runtime_that_passes_the_name_over_gives_the_container_nothing_that_its_image_asks_for():
+def test_runtime_ignoring_name_gives_container_no_gpu_for_image_request():
     """containerd up to 2.2 with ``enable_cdi = false`` starts the container without an error."""
     assert named_answer("aliquot.dev/vgpu=x") == Answer(cdi_name="aliquot.dev/vgpu=x", env={"NVIDIA_VISIBLE_DEVICES": "void"})
 
 
-def test_an_answer_without_cdi_is_what_the_ids_say():
+def test_response_without_cdi_follows_from_the_ids():
     answer = legacy_answer(
         VGPU, ids("1:3", "0:5"), {"GPU-0": 0, "GPU-1": 7}, ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"], "/run/x"
     )
@@ -120,7 +121,7 @@ def test_a_mig_instance_needs_no_shim():
     assert (answer.env["NVIDIA_VISIBLE_DEVICES"], answer.mounts, answer.nodes) == ("MIG-1", asking, ())
 
 
-def test_a_grant_on_the_gpus_that_the_ids_name_can_be_given():
+def test_grant_on_gpus_in_the_ids_is_accepted():
     assert legacy_trouble(grant(ids("1:0", "0:3"), share(0), share(1)), Preferences()) is None
 
 

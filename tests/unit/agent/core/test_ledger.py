@@ -1,12 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 import msgspec
 import pytest
 
-from agent.core.ledger import GRANT_ROWS, Ledger
+from agent.core.ledger import GRANT_ROWS, Ledger, claims_trouble, ids_trouble
 from agent.errors import StorageError
-from placement.device import AccountingError
-from tests.unit.agent.builders import VGPU, board, gpu, grant, ids, instance, pod, share
+from aliquot.placement.device import AccountingError
+from tests.unit.agent.builders import VGPU, gpu, grant, ids, instance, inventory, pod, share
+from tests.unit.agent.claim_builders import claim_grant
 
-BOARD = board(gpu(0, mib=1000), gpu(1, mib=1000), gpu(2, mig=[instance(2, 0)]))
+INVENTORY = inventory(gpu(0, mib=1000), gpu(1, mib=1000), gpu(2, mig=[instance(2, 0)]))
 
 
 def ledger(*grants) -> Ledger:
@@ -16,7 +18,7 @@ def ledger(*grants) -> Ledger:
 class TestGranting:
     def test_a_grant_that_fits_is_entered(self):
         one = grant(ids("0:0"), share(0, 600))
-        assert ledger(grant(ids("0:1"), share(0, 400))).granting(one, BOARD, 16).grants[one.grant_id] == one
+        assert ledger(grant(ids("0:1"), share(0, 400))).granting(one, INVENTORY, 16).grants[one.grant_id] == one
 
     @pytest.mark.parametrize(
         ("shares_per_gpu", "given"),
@@ -27,34 +29,34 @@ class TestGranting:
             pytest.param(16, share(7, 100), id="a device that is not there"),
         ],
     )
-    def test_a_grant_that_passes_what_the_device_has_is_a_bug_of_the_planner(self, shares_per_gpu, given):
+    def test_grant_above_device_capacity_is_planner_bug(self, shares_per_gpu, given):
         before = ledger(grant(ids("0:0"), share(0, 600, cores=50)))
         with pytest.raises(AccountingError):
-            before.granting(grant(ids("0:1"), given), BOARD, shares_per_gpu)
+            before.granting(grant(ids("0:1"), given), INVENTORY, shares_per_gpu)
 
     def test_a_mig_instance_is_granted_once(self):
         before = ledger(grant(frozenset({"MIG-2-0"}), share("MIG-2-0", 100), resource="nvidia.com/mig-1g.10gb"))
         with pytest.raises(AccountingError):
-            before.granting(grant(frozenset({"MIG-x"}), share("MIG-2-0", 100)), BOARD, 16)
+            before.granting(grant(frozenset({"MIG-x"}), share("MIG-2-0", 100)), INVENTORY, 16)
 
     def test_a_grant_replaces_the_one_of_the_same_id(self):
         before = ledger(grant(ids("0:0"), share(0, 900)))
-        after = before.granting(grant(ids("0:0"), share(0, 1000)), BOARD, 16)
+        after = before.granting(grant(ids("0:0"), share(0, 1000)), INVENTORY, 16)
         assert [one.shares for one in after.grants.values()] == [(share(0, 1000),)]
 
-    def test_what_is_promised_already_is_promised_again_when_fewer_may_share_a_device_by_now(self):
+    def test_existing_promise_is_renewed_when_fewer_shares_are_allowed(self):
         one, other = grant(ids("0:0"), share(0, 600)), grant(ids("0:1"), share(0, 400))
-        assert ledger(one, other).granting(one, BOARD, 1).grants == {one.grant_id: one, other.grant_id: other}
+        assert ledger(one, other).granting(one, INVENTORY, 1).grants == {one.grant_id: one, other.grant_id: other}
         with pytest.raises(AccountingError):
-            ledger(one, other).granting(grant(ids("0:0"), share(0, 500)), BOARD, 1)
+            ledger(one, other).granting(grant(ids("0:0"), share(0, 500)), INVENTORY, 1)
 
     def test_the_ledger_before_is_unchanged(self):
         before = ledger()
-        before.granting(grant(ids("0:0")), BOARD, 16)
+        before.granting(grant(ids("0:0")), INVENTORY, 16)
         assert not before.grants
 
 
-def test_released_grants_are_gone():
+def test_released_grants_are_removed():
     one, other = grant(ids("0:0")), grant(ids("0:1"))
     assert list(ledger(one, other).releasing([one.grant_id]).grants) == [other.grant_id]
 
@@ -76,7 +78,7 @@ class TestRows:
         assert GRANT_ROWS.decode(self.ROW) == grant(ids("0:0", "1:0"), share(0, 100, 50), share(1, 100))
 
     @pytest.mark.parametrize("length", [0, 1, len(ROW) // 2, len(ROW) - 3])
-    def test_a_torn_row_is_recognised(self, length):
+    def test_incomplete_row_is_detected(self, length):
         with pytest.raises(StorageError):
             GRANT_ROWS.decode(self.ROW[:length])
 
@@ -92,3 +94,16 @@ class TestRows:
         row = msgspec.json.decode(self.ROW)
         with pytest.raises(StorageError, match="version 1, found version 2"):
             GRANT_ROWS.decode(msgspec.json.encode({**row, "version": 2}))
+
+
+def test_each_interface_waits_for_grants_of_the_other():
+    of_claim, with_ids = claim_grant("train", share(0)), grant(ids("0:0"))
+    assert claims_trouble(Ledger({with_ids.grant_id: with_ids})) == ids_trouble(Ledger({of_claim.grant_id: of_claim})) == ""
+    both = Ledger({one.grant_id: one for one in (of_claim, with_ids)})
+    assert "1 prepared ResourceClaims" in claims_trouble(both)
+    assert "1 containers with device IDs" in ids_trouble(both)
+
+
+def test_row_of_claim_survives_encoding_and_rows_without_claim_are_read():
+    for one in (claim_grant("train", share(0)), grant(ids("0:0"))):
+        assert GRANT_ROWS.decode(GRANT_ROWS.encode(one)) == one

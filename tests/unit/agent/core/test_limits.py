@@ -1,8 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from agent.core.limits import DeviceFacts, FailPolicy, limits_of, pausing
-from proto.model import CoresMode, Preferences, Priority
-from proto.units import MIB
+from aliquot.contract.model import CoresMode, Preferences, Priority
+from aliquot.contract.units import MIB
 from tests.unit.agent.builders import grant, ids, share
 
 
@@ -20,7 +21,7 @@ def test_the_fail_policy_reaches_the_shim():
 
 
 @pytest.mark.parametrize(("priority", "sign"), [(Priority.HIGH, 1), (None, 0), (Priority.LOW, -1)])
-def test_a_pod_without_a_priority_stands_between_high_and_low(priority, sign):
+def test_pod_without_priority_is_between_high_and_low(priority, sign):
     assert limits_of(grant(ids("0:0")), FailPolicy.CLOSED, Preferences(priority=priority)).devices[0].priority == sign
 
 
@@ -39,19 +40,19 @@ def test_only_a_pod_with_a_priority_has_a_line_in_the_page():
 
 
 @pytest.mark.parametrize(("ratio", "line"), [(None, 0), (1.0, 0), (1.5, 4)])
-def test_a_pod_that_may_burst_has_a_line_in_the_page_of_turns(ratio, line):
+def test_burstable_pod_has_line_in_time_slot_page(ratio, line):
     facts = DeviceFacts(priority_lines={"GPU-0": 4})
     assert limits_of(grant(ids("0:0")), FailPolicy.CLOSED, Preferences(memory_burst=ratio), facts).devices[0].priority_line == line
 
 
-def test_what_a_context_costs_is_told_where_it_is_known():
+def test_context_cost_is_written_when_known():
     facts = DeviceFacts(context_bytes={"GPU-1": 7})
     both = limits_of(grant(ids("0:0", "1:0"), share(0), share(1)), FailPolicy.CLOSED, facts=facts)
     assert [device.context_bytes for device in both.devices] == [0, 7]
 
 
 @pytest.mark.parametrize(("cores", "percent"), [(30, 30), (100, 99)])
-def test_in_weight_mode_cores_are_the_weight_and_the_first_ceiling(cores, percent):
+def test_weight_mode_uses_cores_as_weight_and_first_limit(cores, percent):
     by_weight = limits_of(grant(ids("0:0"), share(0, cores=cores)), FailPolicy.CLOSED, Preferences(cores_mode=CoresMode.WEIGHT))
     assert (by_weight.devices[0].sm_weight, by_weight.devices[0].sm_percent) == (cores, percent)
     as_ceiling = limits_of(grant(ids("0:0"), share(0, cores=cores)), FailPolicy.CLOSED)
@@ -59,6 +60,6 @@ def test_in_weight_mode_cores_are_the_weight_and_the_first_ceiling(cores, percen
 
 
 @pytest.mark.parametrize(("ratio", "want_mib"), [(None, 0), (1.0, 0), (1.5, 150), (1.005, 100)])
-def test_a_share_may_burst_as_far_as_its_pod_asked(ratio, want_mib):
+def test_share_may_burst_up_to_request_of_pod(ratio, want_mib):
     (limit,) = limits_of(grant(ids("0:0"), share(0, 100)), FailPolicy.CLOSED, Preferences(memory_burst=ratio)).devices
     assert (limit.memory_bytes, limit.burst_bytes) == (100 * MIB, want_mib * MIB)

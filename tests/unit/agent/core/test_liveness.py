@@ -1,11 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 import pytest
 
 from agent.core.liveness import PodsAtWork, gpus_of, processes_of, still_there
 from agent.core.overhead import GpuProcess, HostProcess
-from proto import contract
-from proto.units import MIB
+from aliquot import contract
+from aliquot.contract.units import MIB
 from tests.unit.agent.builders import grant, ids, share
 
 GRANT = grant(ids("0:0"), share(0))
@@ -33,11 +34,11 @@ def on(device_uuid: str, pid: int = 10) -> GpuProcess:
         pytest.param(replace(INSTANCE, shares=(share("MIG-gone"),)), on("GPU-1"), process(), [10], id="an instance that no GPU shows"),
     ],
 )
-def test_a_process_is_a_grants_when_it_is_of_its_pod_and_on_its_gpu(of, listed, who, found):
+def test_process_belongs_to_grant_with_same_pod_and_gpu(of, listed, who, found):
     assert [one.pid for one in processes_of(of, [listed], [who], PARENTS)] == found
 
 
-def test_a_pid_that_another_process_has_by_now_is_gone():
+def test_pid_reused_by_other_process_counts_as_ended():
     then = [process(10), process(11)]
     assert still_there(then, [process(10), replace(process(11), start_ticks=900)]) == {10}
 
@@ -50,7 +51,7 @@ def test_a_pid_that_another_process_has_by_now_is_gone():
         pytest.param(replace(INSTANCE, shares=(share("MIG-gone"),)), None, id="an instance that no GPU shows may be on any"),
     ],
 )
-def test_the_gpus_of_a_grant_are_its_own_and_those_of_its_instances(of, gpus):
+def test_gpus_of_grant_include_those_of_its_instances(of, gpus):
     assert gpus_of(of, PARENTS) == gpus
 
 
@@ -65,7 +66,7 @@ def test_the_gpus_of_a_grant_are_its_own_and_those_of_its_instances(of, gpus):
     ],
 )
 @pytest.mark.parametrize("own", ["0::/\n", process(uid="uid-agent").cgroup], ids=["own cgroup namespace", "the host's"])
-def test_a_pod_has_a_process_when_one_of_the_host_has_its_cgroup(uids, further, found, own):
+def test_pod_has_process_when_host_process_has_its_cgroup(uids, further, found, own):
     if own == "0::/\n":  # then the kernel names its own pod's processes by the way from there
         uids = [uid for uid in uids if uid != "uid-agent"]
     assert PodsAtWork.of({*(process(uid=uid).cgroup for uid in uids), *further}, own).has("uid-train") is found

@@ -1,10 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from agent.core.backends import MigStrategy
-from agent.core.inventory import DeviceBoard
+from agent.core.inventory import DeviceInventory
 from agent.core.ledger import Ledger
 from agent.core.mig import (
     RECORD_ROWS,
@@ -16,9 +18,9 @@ from agent.core.mig import (
     with_places,
 )
 from agent.errors import StorageError
-from placement import mig
-from proto.model import MediaEngines
-from tests.unit.agent.builders import BOOT, VGPU, board, gpu, grant, ids, instance, reading, share
+from aliquot.contract.model import MediaEngines
+from aliquot.placement import mig
+from tests.unit.agent.builders import BOOT, VGPU, gpu, grant, ids, instance, inventory, reading, share
 from tests.unit.agent.partitions import dynamic_gpu, place, places
 
 ONE_G, TWO_G, THREE_G, SEVEN_G = (mig.resource_of_profile(name) for name in ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb"))
@@ -69,19 +71,19 @@ class TestRecords:
         with pytest.raises(StorageError):
             RECORD_ROWS.decode(damage(RECORD_ROWS.encode(record(3))))
 
-    def test_a_record_of_an_earlier_agent_does_not_say_what_its_place_is_like(self):
+    def test_record_of_older_agent_lacks_placement_size(self):
         body = b'{"place":"GPU-0/1g.10gb@3","grant_id":"grant-1","boot_id":"boot-1","uuid":"MIG-a"}'
         row = b'{"version":1,"sha256":"%s","record":%s}\n' % (hashlib.sha256(body).hexdigest().encode(), body)
         found = RECORD_ROWS.decode(row)
         assert found == MigRecord("GPU-0/1g.10gb@3", "grant-1", "boot-1", "MIG-a")
         assert found.shown() is None
 
-    def test_an_instance_made_again_by_somebody_else_is_not_the_recorded_one(self):
+    def test_instance_made_by_another_owner_is_not_the_recorded_one(self):
         assert record(3, "MIG-a").describes(real(3, "MIG-a"))
         assert not record(3, "MIG-a").describes(real(3, "MIG-b"))
         assert not record(3, "MIG-a").describes(real(4, "MIG-a"))
 
-    def test_whatever_is_at_a_place_where_an_instance_was_being_made_is_the_recorded_one(self):
+    def test_instance_at_placement_under_creation_is_recorded_one(self):
         assert record(3, "").describes(real(3, "MIG-b"))
 
 
@@ -93,15 +95,15 @@ class TestBoard:
         assert [one.uuid for one in device.mig_instances if not one.on_demand] == ["MIG-theirs"]
         assert place(0).uuid in {one.uuid for one in device.mig_instances}
 
-    def test_what_our_instance_uses_is_told_by_its_place(self):
+    def test_usage_of_own_instance_is_reported_by_placement(self):
         found = reading(gpu(0, mig=[real(0)]))
-        told = {"instances_used_bytes": {"MIG-a": 5, "MIG-x": 6}, "instances_utilization": {"MIG-a": 0.5, "MIG-x": 0.25}}
+        told: dict[str, Any] = {"instances_used_bytes": {"MIG-a": 5, "MIG-x": 6}, "instances_utilization": {"MIG-a": 0.5, "MIG-x": 0.25}}
         found = replace(found, devices=(replace(found.devices[0], **told),))
         seen = with_places(found, {"GPU-0": places()}, {place(0).uuid: record(0)})
         assert seen.devices[0].instances_used_bytes == {place(0).uuid: 5, "MIG-x": 6}
         assert seen.devices[0].instances_utilization == {place(0).uuid: 0.5, "MIG-x": 0.25}
 
-    def test_where_the_places_cannot_be_read_our_instances_keep_theirs(self):
+    def test_own_instances_keep_places_when_places_are_unreadable(self):
         found = reading(gpu(0, mig=[real(0, "MIG-ours"), real(1, "MIG-too"), real(2, "MIG-theirs")]))
         records = {place(start).uuid: record(start, uuid) for start, uuid in ((0, "MIG-ours"), (1, "MIG-too"))}
         device = with_places(found, {}, records).devices[0].device
@@ -114,7 +116,7 @@ class TestBoard:
         assert (first.memory_bytes, first.placement_size, first.most_on_device) == (place(0).memory_bytes, 1, 2)
         assert (second.placement_start, second.gpu_instance_id) == (1, 0)
 
-    def test_where_the_places_cannot_be_read_a_place_without_its_instance_is_shown_as_recorded(self):
+    def test_placement_without_instance_is_shown_as_recorded_when_placements_are_unreadable(self):
         found = reading(gpu(0, mig=[real(2, "MIG-theirs")]), gpu(1, mig=[real(5, "MIG-too")]))
         records = {place(start, profile).uuid: recorded(start, profile) for start, profile in ((0, "1g.10gb"), (4, "3g.40gb"))}
         first, second = (entry.device.mig_instances for entry in with_places(found, {}, records).devices)
@@ -133,48 +135,48 @@ class TestBoard:
 
 class TestOffered:
     def test_an_empty_gpu_offers_of_each_profile_as_many_as_fit(self):
-        offered = offered_devices(board(dynamic_gpu()), Ledger(), 16, MigStrategy.MIXED)
+        offered = offered_devices(inventory(dynamic_gpu()), Ledger(), 16, MigStrategy.MIXED)
         assert healthy(offered) == {ONE_G: 7, MEDIA_G: 1, TWO_G: 3, THREE_G: 2, SEVEN_G: 1}
         assert [device.device_id for device in offered[THREE_G]] == ["GPU-0::0", "GPU-0::1"]
 
-    def test_what_is_promised_takes_room_from_other_profiles(self):
-        offered = offered_devices(board(dynamic_gpu()), Ledger().adopting([on_place(4)]), 16, MigStrategy.MIXED)
+    def test_grants_take_room_from_other_profiles(self):
+        offered = offered_devices(inventory(dynamic_gpu()), Ledger().adopting([on_place(4)]), 16, MigStrategy.MIXED)
         assert healthy(offered) == {ONE_G: 7, MEDIA_G: 1, TWO_G: 2, THREE_G: 1, SEVEN_G: 0}
         assert len(offered[SEVEN_G]) == 1
 
-    def test_an_id_that_is_held_stays_healthy_when_there_is_no_room_for_more(self):
+    def test_held_id_stays_healthy_when_no_more_fit(self):
         whole = on_place(0, "7g.80gb", SEVEN_G)
-        offered = offered_devices(board(dynamic_gpu()), Ledger().adopting([whole]), 16, MigStrategy.MIXED)
+        offered = offered_devices(inventory(dynamic_gpu()), Ledger().adopting([whole]), 16, MigStrategy.MIXED)
         assert healthy(offered) == {ONE_G: 0, MEDIA_G: 0, TWO_G: 0, THREE_G: 0, SEVEN_G: 1}
 
-    def test_what_lacks_a_media_engine_is_not_offered(self):
+    def test_instance_without_free_media_engine_is_not_offered(self):
         few = MediaEngines(1, 0, 1, 1)
         of_profile = {"1g.10gb+me": few, "2g.20gb": few, "7g.80gb": few}
         there = tuple(replace(one, engines=of_profile.get(one.profile, MediaEngines())) for one in places())
         ledger = Ledger().adopting([on_place(0, "1g.10gb+me", MEDIA_G)])
-        offered = offered_devices(board(gpu(0, mig=there)), ledger, 16, MigStrategy.MIXED)
+        offered = offered_devices(inventory(gpu(0, mig=there)), ledger, 16, MigStrategy.MIXED)
         assert healthy(offered) == {ONE_G: 6, MEDIA_G: 1, TWO_G: 0, THREE_G: 1, SEVEN_G: 0}
 
-    def test_an_id_of_one_gpu_may_stand_for_an_instance_on_another(self):
+    def test_id_of_one_gpu_may_hold_an_instance_on_another(self):
         elsewhere = grant(ids("1:0"), share(place(0, "7g.80gb").uuid, 9728), resource=SEVEN_G)
-        offered = offered_devices(board(dynamic_gpu(0), dynamic_gpu(1)), Ledger().adopting([elsewhere]), 16, MigStrategy.MIXED)
+        offered = offered_devices(inventory(dynamic_gpu(0), dynamic_gpu(1)), Ledger().adopting([elsewhere]), 16, MigStrategy.MIXED)
         assert healthy(offered)[SEVEN_G] == 2
 
-    def test_nothing_of_an_unhealthy_gpu_is_healthy(self):
-        sick = board(dynamic_gpu()).after_driver_trouble("gone")
+    def test_all_ids_of_an_unhealthy_gpu_are_unhealthy(self):
+        sick = inventory(dynamic_gpu()).after_driver_trouble("gone")
         assert set(healthy(offered_devices(sick, Ledger().adopting([on_place(4)]), 16, MigStrategy.MIXED)).values()) == {0}
 
-    def test_instances_that_exist_are_offered_beside_those_that_can_be_made(self):
-        offered = offered_devices(board(dynamic_gpu(0, real(0))), Ledger(), 16, MigStrategy.MIXED)
+    def test_existing_instances_are_offered_with_creatable_ones(self):
+        offered = offered_devices(inventory(dynamic_gpu(0, real(0))), Ledger(), 16, MigStrategy.MIXED)
         assert [device.device_id for device in offered[ONE_G] if device.healthy] == ["MIG-a", *(f"GPU-0::{number}" for number in range(6))]
 
     def test_strategy_none_offers_no_gpu_in_mig_mode(self):
-        offered = offered_devices(board(gpu(0), gpu(1, mig=[instance(1, 0)])), Ledger(), 2, MigStrategy.NONE)
+        offered = offered_devices(inventory(gpu(0), gpu(1, mig=[instance(1, 0)])), Ledger(), 2, MigStrategy.NONE)
         assert [device.device_id for device in offered[VGPU]] == ["GPU-0::0", "GPU-0::1"]
         assert list(offered) == [VGPU]
 
     def test_strategy_single_offers_each_instance_as_a_vgpu(self):
-        alike = board(gpu(0, mig=[instance(0, 0)]), gpu(1, mig=[instance(1, 0), instance(1, 1)]))
+        alike = inventory(gpu(0, mig=[instance(0, 0)]), gpu(1, mig=[instance(1, 0), instance(1, 1)]))
         offered = offered_devices(alike, Ledger(), 16, MigStrategy.SINGLE)
         assert {resource: [device.device_id for device in devices] for resource, devices in offered.items()} == {
             VGPU: ["MIG-0-0", "MIG-1-0", "MIG-1-1"]
@@ -184,27 +186,27 @@ class TestOffered:
     @pytest.mark.parametrize(
         "unlike",
         [
-            board(gpu(0), gpu(1, mig=[instance(1, 0)])),
-            board(gpu(0, mig=[instance(0, 0), instance(0, 2, profile="2g.20gb")])),
-            board(gpu(0, mig=[]), gpu(1, mig=[instance(1, 0)])),
+            inventory(gpu(0), gpu(1, mig=[instance(1, 0)])),
+            inventory(gpu(0, mig=[instance(0, 0), instance(0, 2, profile="2g.20gb")])),
+            inventory(gpu(0, mig=[]), gpu(1, mig=[instance(1, 0)])),
         ],
     )
-    def test_strategy_single_offers_no_instance_where_gpus_are_partitioned_differently_and_says_why(self, unlike: DeviceBoard):
+    def test_strategy_single_offers_no_instance_on_mixed_partitions_with_reason(self, unlike: DeviceInventory):
         offered = offered_devices(unlike, Ledger(), 1, MigStrategy.SINGLE)
         assert not any(device.device_id.startswith("MIG") for devices in offered.values() for device in devices)
-        assert "single wants every GPU in MIG mode" in strategy_trouble(unlike, MigStrategy.SINGLE)
+        assert "single needs every GPU in MIG mode" in strategy_trouble(unlike, MigStrategy.SINGLE)
 
 
-def test_promised_places_are_those_that_grants_name():
+def test_promised_places_come_from_grants():
     ledger = Ledger().adopting([on_place(4), grant(ids("1:1"), share(0))])
     assert list(promised_places(ledger)) == [place(4).uuid]
 
 
 @pytest.mark.parametrize(("state", "free"), [(None, True), ("success", True), ("pending", False), ("rebooting", False), ("failed", False)])
-def test_hands_are_off_while_mig_manager_is_at_work_or_has_failed(state, free):
+def test_no_changes_while_mig_manager_works_or_has_failed(state, free):
     labels = {"nvidia.com/mig.config.state": state} if state else {"nvidia.com/mig.config": "all-1g.10gb"}
     assert (hands_off_reason(labels) == "") is free
 
 
-def test_hands_are_off_while_the_nodes_labels_are_not_known():
+def test_no_changes_while_node_labels_are_unknown():
     assert "not known yet" in hands_off_reason(None)

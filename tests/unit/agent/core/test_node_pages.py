@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import os
 import subprocess
 from pathlib import Path
@@ -35,7 +36,7 @@ def test_the_page_is_the_one_of_the_header(tmp_path, name, page):
 
 
 @both
-def test_a_fresh_page_says_nothing_of_any_device(page):
+def test_new_page_has_empty_lines(page):
     assert page.accepts(len(page.empty()), page.empty()[:MAGIC_BYTES])
     assert not any(page.empty()[8:])
 
@@ -46,10 +47,10 @@ def test_anything_else_is_not_a_page(page):
         assert not page.accepts(len(content), content[:MAGIC_BYTES])
 
 
-def test_one_page_is_not_the_other():
+def test_pages_are_not_interchangeable():
     assert not PRIORITY.accepts(PRIORITY.size_bytes, TURNS.empty()[:MAGIC_BYTES])
 
 
-def test_every_device_has_a_line_of_its_own_as_far_as_there_are_lines():
+def test_each_device_has_own_line_up_to_line_limit():
     assert [line_of(minor) for minor in range(LINES)] == list(range(1, LINES + 1))
     assert line_of(LINES) == 0

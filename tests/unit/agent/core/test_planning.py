@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 import pytest
@@ -5,19 +6,20 @@ import pytest
 from agent.core.backends import Abilities, MigStrategy
 from agent.core.health import HealthTable
 from agent.core.ledger import Ledger
-from agent.core.planning import Node, Planned, plan_grant
+from agent.core.planning import Node, Planned, plan_grant, read_request
 from agent.core.refusal import Reason, Refusal
-from placement.fit import Reject
-from proto import contract
-from proto.gpunode import Cordon
-from proto.model import ContainerSpec, Isolation, Pod, Policy
-from tests.unit.agent.builders import BOOT, ask, assigned, board, gpu, grant, ids, instance, limits, pod, share
+from aliquot import contract
+from aliquot.contract.gpunode import Cordon
+from aliquot.contract.model import ContainerSpec, Isolation, Pod, Policy
+from aliquot.placement.fit import Reject
+from tests.unit.agent.builders import BOOT, ask, assigned, gpu, grant, ids, instance, inventory, limits, pod, share
+from tests.unit.agent.claim_builders import claim_grant
 from tests.unit.agent.partitions import dynamic_gpu, place
 
-BOARD = board(gpu(0, mib=1000), gpu(1, mib=1000), gpu(2, mib=1000))
+INVENTORY = inventory(gpu(0, mib=1000), gpu(1, mib=1000), gpu(2, mib=1000))
 
 
-def node(*grants, policy: Policy | None = None, active: tuple[str, ...] = (), on=BOARD, shares: int = 16, live=frozenset()) -> Node:
+def node(*grants, policy: Policy | None = None, active: tuple[str, ...] = (), on=INVENTORY, shares: int = 16, live=frozenset()) -> Node:
     return Node(on, Ledger().adopting(grants), shares, BOOT, policy, lambda uid: uid in active, live_grants=live)
 
 
@@ -26,20 +28,20 @@ def granted(outcome: Planned | Refusal) -> Planned:
     return outcome
 
 
-def refused(outcome: Planned | Refusal, reason: Reason | Reject) -> str:
+def refused(outcome: object, reason: Reason | Reject) -> str:
     assert isinstance(outcome, Refusal), outcome
     assert outcome.reason is reason, outcome
     return outcome.message
 
 
 def placed(*shares, **settings):
-    """A pod whose container ``main`` was assigned these shares."""
+    """A pod with a container ``main`` that was assigned these shares."""
     one = pod(**settings)
     return replace(one, annotations={**one.annotations, **assigned(one.uid, main=shares)})
 
 
 class TestAssigned:
-    def test_the_container_gets_what_its_pod_was_assigned_whatever_the_ids_name(self):
+    def test_container_gets_assignment_of_pod_with_any_ids(self):
         planned = granted(plan_grant(ask(placed(share(1)), ids("0:0")), node()))
         assert planned.grant.shares == (share(1),)
         assert planned.grant.pod_uid == "uid-train"
@@ -50,7 +52,7 @@ class TestAssigned:
         one = replace(pod("two", *containers), annotations=assigned("uid-two", a=[share(0, 100)], b=[share(2, 200)]))
         assert granted(plan_grant(ask(one, ids("0:0"), container="b"), node())).grant.shares == (share(2, 200),)
 
-    def test_without_an_assignment_nothing_is_given(self):
+    def test_pod_without_assignment_is_refused(self):
         message = refused(plan_grant(ask(pod(), ids("0:0")), node()), Reason.ASSIGNMENT_MISSING)
         assert contract.SCHEDULER_NAME in message
         assert "placement: local" in message
@@ -64,38 +66,38 @@ class TestAssigned:
         one = pod(annotations={contract.ANNOTATION_ASSIGNMENT: text})
         refused(plan_grant(ask(one, ids("0:0")), node()), Reason.ASSIGNMENT_INVALID)
 
-    def test_an_assignment_that_leaves_the_container_out_is_refused(self):
+    def test_assignment_without_the_container_is_refused(self):
         one = pod(annotations=assigned("uid-train", other=[share(0)]))
         assert "only for other" in refused(plan_grant(ask(one, ids("0:0")), node()), Reason.ASSIGNMENT_INVALID)
 
     @pytest.mark.parametrize("given", [share(0, 101), share(0, 99), share(0, 100, cores=10)])
     def test_amounts_come_from_the_spec_and_another_amount_is_refused(self, given):
         message = refused(plan_grant(ask(placed(given), ids("0:0")), node()), Reason.ASSIGNMENT_INVALID)
-        assert "the pod's spec asks for 100 MiB" in message
+        assert "the pod's spec requests 100 MiB" in message
 
-    def test_fewer_devices_than_asked_are_refused(self):
+    def test_fewer_devices_than_requested_are_refused(self):
         one = placed(share(0, 50), name="two")
         one = replace(one, containers=(ContainerSpec("main", limits(2, 100)),))
         assert "expected 2 devices" in refused(plan_grant(ask(one, ids("0:0", "1:0")), node()), Reason.ASSIGNMENT_INVALID)
 
-    def test_a_device_that_is_not_here_is_refused_with_those_that_are(self):
+    def test_unknown_device_is_refused_with_the_known_ones(self):
         message = refused(plan_grant(ask(placed(share(9)), ids("0:0")), node()), Reason.DEVICE_UNKNOWN)
         assert "GPU-0, GPU-1, GPU-2" in message
 
-    def test_a_share_that_does_not_fit_is_refused_with_who_has_it(self):
+    def test_share_that_does_not_fit_is_refused_with_the_holders(self):
         holder = grant(ids("0:1"), share(0, 950), of=pod("other"))
         message = refused(plan_grant(ask(placed(share(0)), ids("0:0")), node(holder)), Reject.MEMORY)
         assert "50 MiB" in message
         assert "default/other/main 950 MiB" in message
 
     def test_an_unhealthy_device_is_refused(self):
-        refused(plan_grant(ask(placed(share(0)), ids("0:0")), node(on=BOARD.after_device_trouble("GPU-0", "lost"))), Reject.UNHEALTHY)
+        refused(plan_grant(ask(placed(share(0)), ids("0:0")), node(on=INVENTORY.after_device_trouble("GPU-0", "lost"))), Reject.UNHEALTHY)
 
     def test_a_device_without_a_free_share_is_refused(self):
         holder = grant(ids("0:1"), share(0), of=pod("other"))
         refused(plan_grant(ask(placed(share(0)), ids("0:0")), node(holder, shares=1)), Reject.SHARES)
 
-    def test_a_restart_is_planned_as_if_its_own_grant_were_not_there(self):
+    def test_restart_is_planned_without_its_own_grant(self):
         one = placed(share(0, 900))
         one = replace(one, containers=(ContainerSpec("main", limits(1, 900)),))
         before = grant(ids("0:0"), share(0, 900), of=one)
@@ -111,29 +113,29 @@ class TestSettingsThatWereLowered:
 
     def node(self, policy: Policy | None, *, on=None, shares: int = 16) -> Node:
         grants = [grant(ids(f"0:{number}"), share(), of=one) for number, one in enumerate(self.pods(policy))]
-        return node(*grants, policy=policy, on=on or BOARD, shares=shares)
+        return node(*grants, policy=policy, on=on or INVENTORY, shares=shares)
 
-    def test_a_container_restarts_where_more_share_the_device_than_may_by_now(self, policy):
+    def test_container_restarts_on_device_above_a_lowered_share_limit(self, policy):
         planned = granted(plan_grant(ask(self.pods(policy)[1], ids("0:1")), self.node(policy, shares=2)))
         assert planned.grant == grant(ids("0:1"), share(), of=self.pods(policy)[1])
 
-    def test_a_new_one_does_not_come_in_by_that(self, policy):
+    def test_new_container_does_not_profit_from_that(self, policy):
         new = placed(share(), name="new") if policy is None else pod("new")
-        refused(plan_grant(ask(new, ids("0:9")), self.node(policy, shares=4, on=board(gpu(0)))), Reject.SHARES)
+        refused(plan_grant(ask(new, ids("0:9")), self.node(policy, shares=4, on=inventory(gpu(0)))), Reject.SHARES)
 
     def test_a_restart_is_still_checked_for_memory(self, policy):
-        outcome = plan_grant(ask(self.pods(policy)[1], ids("0:1")), self.node(policy, on=board(gpu(0, mib=350))))
+        outcome = plan_grant(ask(self.pods(policy)[1], ids("0:1")), self.node(policy, on=inventory(gpu(0, mib=350))))
         refused(outcome, Reject.MEMORY)
 
     @pytest.mark.parametrize("most", [1.0, 1.25])
-    def test_a_container_restarts_with_the_burst_that_is_allowed_by_now(self, policy, most):
+    def test_container_restarts_with_the_burst_allowed_now(self, policy, most):
         one = self.pods(policy)[1]
         one = replace(one, annotations={**one.annotations, contract.ANNOTATION_MEMORY_BURST: "1.5"})
         now = replace(self.node(policy), abilities=Abilities(most_memory_burst=most))
         assert granted(plan_grant(ask(one, ids("0:1")), now)).preferences.memory_burst == most
 
 
-def test_a_container_that_was_assigned_another_device_since_is_a_new_one_there():
+def test_container_reassigned_to_other_device_is_new_there():
     before = grant(ids("0:1"), share(0), of=pod())
     there = grant(ids("1:0"), share(1), of=pod("there"))
     refused(plan_grant(ask(placed(share(1)), ids("0:1")), node(before, there, shares=1)), Reject.SHARES)
@@ -146,24 +148,24 @@ class TestPlacedBeforeAssignmentsBound:
 
     def test_what_it_had_is_refused_when_it_no_longer_fits(self):
         before = grant(ids("0:0"), share(1), of=pod())
-        on = BOARD.after_device_trouble("GPU-1", "lost")
+        on = INVENTORY.after_device_trouble("GPU-1", "lost")
         assert "GPU-1" in refused(plan_grant(ask(pod(), ids("0:0")), node(before, on=on)), Reject.UNHEALTHY)
 
     @pytest.mark.parametrize("holder", [pod(uid="uid-before"), pod("other")], ids=["an earlier pod of its name", "another pod"])
-    def test_what_another_pod_had_is_not_for_it(self, holder):
+    def test_another_pods_shares_are_not_reused(self, holder):
         refused(plan_grant(ask(pod(), ids("0:0")), node(grant(ids("0:0"), share(1), of=holder))), Reason.ASSIGNMENT_MISSING)
 
-    def test_an_assignment_that_it_has_binds(self):
+    def test_existing_assignment_is_binding(self):
         before = grant(ids("0:0"), share(1), of=pod())
         assert granted(plan_grant(ask(placed(share(2)), ids("0:0")), node(before))).grant.shares == (share(2),)
 
 
 class TestRequest:
-    def test_a_bad_amount_is_refused_with_the_requests_own_sentence(self):
+    def test_invalid_amount_is_refused_with_the_parsers_message(self):
         one = pod("bad", ContainerSpec("main", {contract.RESOURCE_VGPU: "1", contract.RESOURCE_VGPU_CORES: "250"}))
-        assert "at most 100" in refused(plan_grant(ask(one, ids("0:0")), node()), Reason.REQUEST_INVALID)
+        assert "at most 100" in refused(read_request(one, "main"), Reason.REQUEST_INVALID)
 
-    def test_another_number_of_ids_than_the_spec_asks_is_refused(self):
+    def test_wrong_number_of_ids_is_refused(self):
         refused(plan_grant(ask(pod(), ids("0:0", "1:0")), node()), Reason.REQUEST_DIFFERS)
 
     @pytest.mark.parametrize("isolation", ["mps", "driver"])
@@ -173,10 +175,10 @@ class TestRequest:
 
 
 class TestLocal:
-    def test_the_gpu_the_ids_name_is_taken_when_it_fits(self):
+    def test_gpu_in_the_ids_is_chosen_when_it_fits(self):
         assert granted(plan_grant(ask(pod(), ids("1:0")), node(policy=Policy.FRAG))).grant.shares == (share(1),)
 
-    def test_another_gpu_is_taken_when_it_does_not(self):
+    def test_other_gpu_is_chosen_when_it_does_not_fit(self):
         full = grant(ids("1:1"), share(1, 1000), of=pod("other"))
         shares = granted(plan_grant(ask(pod(), ids("1:0")), node(full, policy=Policy.FRAG))).grant.shares
         assert shares[0].device_uuid != "GPU-1"
@@ -189,7 +191,7 @@ class TestLocal:
         assert granted(spread).grant.shares != (share(2),)
 
     @pytest.mark.parametrize("minor", [0, 1, 2])
-    def test_the_ids_tell_equally_good_gpus_apart(self, minor):
+    def test_ids_decide_between_equally_good_gpus(self, minor):
         planned = plan_grant(ask(pod(), ids(f"{minor}:0")), node(policy=Policy.BINPACK))
         assert granted(planned).grant.shares == (share(minor),)
 
@@ -197,24 +199,24 @@ class TestLocal:
         full = [grant(ids(f"{i}:1"), share(i, 950), of=pod("other")) for i in range(3)]
         assert "50 MiB" in refused(plan_grant(ask(pod(), ids("1:0")), node(*full, policy=Policy.FRAG)), Reject.MEMORY)
 
-    def test_a_container_that_restarts_comes_back_where_it_was(self):
+    def test_restarting_container_keeps_its_device(self):
         one = pod()
         before = grant(ids("0:0"), share(2), of=one)
         assert granted(plan_grant(ask(one, ids("0:0")), node(before, policy=Policy.FRAG))).grant.shares == (share(2),)
 
     @pytest.mark.parametrize("policy", [Policy.FRAG, None])
-    def test_a_cordon_keeps_off_new_containers_and_not_those_that_come_back(self, policy):
-        on = BOARD.judged(HealthTable(), Cordon(node=True))
+    def test_cordon_stops_new_containers_but_not_restarting_ones(self, policy):
+        on = INVENTORY.judged(HealthTable(), Cordon(node=True))
         one = placed(share(0))
         refused(plan_grant(ask(one, ids("0:0")), node(policy=policy, on=on)), Reject.CORDONED)
         before = grant(ids("0:0"), share(0), of=one)
         assert granted(plan_grant(ask(one, ids("0:0")), node(before, policy=policy, on=on))).grant.shares == (share(0),)
         refused(plan_grant(ask(one, ids("0:1")), node(before, policy=policy, on=on)), Reject.CORDONED)
 
-    def test_a_container_whose_gpu_died_is_placed_anew(self):
+    def test_container_on_failed_gpu_is_placed_again(self):
         one = pod()
         before = grant(ids("0:0"), share(2), of=one)
-        after = plan_grant(ask(one, ids("0:0")), node(before, policy=Policy.FRAG, on=BOARD.after_device_trouble("GPU-2", "lost")))
+        after = plan_grant(ask(one, ids("0:0")), node(before, policy=Policy.FRAG, on=INVENTORY.after_device_trouble("GPU-2", "lost")))
         assert granted(after).grant.shares == (share(0),)
 
     @pytest.mark.parametrize("before", [(), (grant(ids("0:0"), share(0), of=pod()),)], ids=["new", "placed elsewhere before"])
@@ -232,12 +234,12 @@ class TestLocal:
         [{contract.ANNOTATION_ASSIGNMENT: "{"}, assigned("uid-earlier", main=[share(1)]), assigned("uid-train", other=[share(1)])],
         ids=["broken", "of another pod", "of another container"],
     )
-    def test_an_assignment_that_is_not_this_containers_says_nothing(self, annotations):
+    def test_assignment_of_another_container_is_ignored(self, annotations):
         full = grant(ids("1:5"), share(1, 950), of=pod("other"))
         one = pod(annotations=annotations)
         assert granted(plan_grant(ask(one, ids("0:0")), node(full, policy=Policy.BINPACK))).grant.shares == (share(0),)
 
-    def test_no_memory_asked_is_the_whole_device(self):
+    def test_request_without_memory_gets_whole_device(self):
         one = pod("whole", ContainerSpec("main", limits(1, None)))
         assert granted(plan_grant(ask(one, ids("0:0")), node(policy=Policy.FRAG))).grant.shares == (share(0, 1000),)
 
@@ -249,12 +251,12 @@ class TestIdsInUse:
         assert "default/other/main" in message
 
     @pytest.mark.parametrize("before", [grant(ids("0:0"), of=pod("gone")), grant(ids("0:0", "1:0"), of=pod("gone"))])
-    def test_ids_of_a_gone_pod_are_refused_while_a_process_of_it_runs(self, before):
+    def test_ids_of_deleted_pod_are_refused_while_its_process_runs(self, before):
         on = node(before, live=frozenset({before.grant_id}))
         message = refused(plan_grant(ask(placed(share(0)), ids("0:0")), on), Reason.IDS_HELD)
         assert "default/gone/main" in message
 
-    def test_ids_of_a_pod_that_is_gone_are_taken_over_with_its_memory(self):
+    def test_ids_of_deleted_pod_are_reused_with_their_memory(self):
         other = grant(ids("0:0"), share(0, 1000), of=pod("other"))
         planned = granted(plan_grant(ask(placed(share(0)), ids("0:0")), node(other)))
         assert planned.superseded == ()  # the same id: the row itself is replaced
@@ -268,14 +270,14 @@ class TestIdsInUse:
         planned = granted(plan_grant(ask(one, ids("0:0", "1:0")), node(init, active=(one.uid,))))
         assert planned.superseded == (init,)
 
-    def test_a_container_that_was_given_other_ids_leaves_its_old_grant(self):
+    def test_container_with_new_ids_replaces_its_old_grant(self):
         one = placed(share(0))
         before = grant(ids("0:5"), share(0), of=one)
         assert granted(plan_grant(ask(one, ids("0:0")), node(before, active=(one.uid,)))).superseded == (before,)
 
 
 class TestMig:
-    ON = board(gpu(0, mig=[instance(0, 0), instance(0, 1), instance(0, 2, profile="2g.20gb", mib=200)]))
+    ON = inventory(gpu(0, mig=[instance(0, 0), instance(0, 1), instance(0, 2, profile="2g.20gb", mib=200)]))
     RESOURCE = "nvidia.com/mig-1g.10gb"
 
     def asking(self, **annotations: str):
@@ -312,7 +314,7 @@ class TestMig:
 
 class TestBackends:
     @pytest.mark.parametrize(("isolation", "backend"), [(None, Isolation.SHIM), ("exclusive", Isolation.EXCLUSIVE), ("mps", Isolation.MPS)])
-    def test_a_grant_keeps_what_enforces_it(self, isolation, backend):
+    def test_grant_records_its_backend(self, isolation, backend):
         annotations = {contract.ANNOTATION_ISOLATION: isolation} if isolation else {}
         whole = isolation == "exclusive"
         one = pod("a", ContainerSpec("main", limits(mib=None if whole else 100)), annotations=annotations)
@@ -346,25 +348,25 @@ class TestExclusive:
         message = refused(plan_grant(ask(self.asking(mib), ids("0:0")), node(policy=Policy.FRAG)), Reject.MEMORY)
         assert "3 with more memory than that (at least 1000 MiB, GPU-" in message
 
-    def test_nor_does_an_assignment(self):
+    def test_assignment_gives_no_whole_gpu_for_less_memory_either(self):
         one = self.asking(1, **assigned("uid-a", main=[self.WHOLE]))
         message = refused(plan_grant(ask(one, ids("0:0")), node()), Reject.MEMORY)
         assert "aliquot.dev/isolation: exclusive gives whole GPUs" in message
 
-    def test_a_restart_gives_no_more_than_was_asked_for_either(self):
+    def test_restart_grants_no_more_than_requested(self):
         before = replace(grant(ids("0:0"), self.WHOLE, of=self.asking(1)), isolation=Isolation.EXCLUSIVE)
         refused(plan_grant(ask(self.asking(1), ids("0:0")), node(before)), Reject.MEMORY)
 
     @pytest.mark.parametrize("mib", [None, 1000, 2000], ids=["no amount", "all of it", "counted as a larger GPU"])
     @pytest.mark.parametrize("policy", [None, Policy.FRAG], ids=["assigned", "local"])
-    def test_a_whole_gpu_is_given_for_as_much_as_it_has_or_more(self, mib, policy):
+    def test_whole_gpu_is_granted_for_its_memory_or_more(self, mib, policy):
         one = self.asking(mib, **assigned("uid-a", main=[self.WHOLE]))
         shares = granted(plan_grant(ask(one, ids("0:0")), node(policy=policy))).grant.shares
         assert [(given.memory_bytes, given.cores_percent) for given in shares] == [(self.WHOLE.memory_bytes, 100)]
 
 
 class TestSingleStrategy:
-    ON = board(gpu(0, mig=[instance(0, 0, profile="3g.40gb"), instance(0, 4, profile="3g.40gb")]))
+    ON = inventory(gpu(0, mig=[instance(0, 0, profile="3g.40gb"), instance(0, 4, profile="3g.40gb")]))
 
     def node(self, *grants) -> Node:
         return replace(node(*grants, policy=Policy.BINPACK, on=self.ON), abilities=Abilities(mig_strategy=MigStrategy.SINGLE))
@@ -386,12 +388,12 @@ class TestSingleStrategy:
         granted(self.plan(mib=100))
 
     @pytest.mark.parametrize(("asked", "reason"), [({"mib": 101}, Reject.MEMORY), ({"mib": 100, "cores": 10}, Reject.CORES)])
-    def test_what_an_instance_cannot_give_is_refused(self, asked, reason):
+    def test_request_beyond_the_instance_is_refused(self, asked, reason):
         assert "each vGPU is a MIG instance 3g.40gb" in refused(self.plan(**asked), reason)
 
 
 class TestPlaces:
-    ON = board(dynamic_gpu(0))
+    ON = inventory(dynamic_gpu(0))
     RESOURCE = "nvidia.com/mig-2g.20gb"
 
     def plan(self, *grants, policy=Policy.BINPACK, annotations=None):
@@ -412,7 +414,54 @@ class TestPlaces:
         annotations = assigned("uid-a", main=[share(place(2, "2g.20gb").uuid, 19968)])
         assert granted(self.plan(policy=None, annotations=annotations)).grant.shares[0].device_uuid == place(2, "2g.20gb").uuid
 
-    def test_an_assigned_place_that_a_promise_overlaps_is_refused(self):
+    def test_assigned_place_that_overlaps_a_grant_is_refused(self):
         taken = grant(ids("0:1"), share(place(3).uuid, 9728), resource="nvidia.com/mig-1g.10gb")
         annotations = assigned("uid-a", main=[share(place(2, "2g.20gb").uuid, 19968)])
         assert "in use" in refused(self.plan(taken, policy=None, annotations=annotations), Reject.MIG_PROFILE)
+
+
+class TestDamagedGrant:
+    """A container with unknown amounts may run: nothing more is granted where it may be."""
+
+    HIDDEN = "a-damaged-grant"
+
+    def closed(self, *devices: str, policy: Policy | None = None, grants=()) -> Node:
+        open_node = node(*grants, policy=policy, active=("uid-train",))
+        return replace(open_node, ledger=open_node.ledger.with_unclear({self.HIDDEN: frozenset(devices)}))
+
+    def test_assigned_gpu_is_refused_and_the_others_are_not(self):
+        message = refused(plan_grant(ask(placed(share(1)), ids("0:0")), self.closed("GPU-1")), Reason.LEDGER_DAMAGED)
+        assert "nothing more is granted on GPU-1" in message
+        assert "damaged-grant" in message
+        granted(plan_grant(ask(placed(share(0)), ids("0:0")), self.closed("GPU-1")))
+
+    def test_every_gpu_is_refused_while_its_devices_are_unknown(self):
+        for index in range(3):
+            refused(plan_grant(ask(placed(share(index)), ids("0:0")), self.closed()), Reason.LEDGER_DAMAGED)
+
+    def test_local_placement_takes_another_gpu_or_says_why_not(self):
+        chosen = granted(plan_grant(ask(pod(), ids("0:0")), self.closed("GPU-0", policy=Policy.BINPACK)))
+        assert chosen.grant.shares[0].device_uuid != "GPU-0"
+        outcome = plan_grant(ask(pod(), ids("0:0")), self.closed(policy=Policy.BINPACK))
+        assert isinstance(outcome, Refusal)
+        assert "nothing more is granted on GPU-0, GPU-1, GPU-2" in outcome.message
+
+    def test_container_that_has_a_grant_there_restarts(self):
+        one = placed(share(1))
+        before = grant(ids("0:0"), share(1), of=one)
+        assert granted(plan_grant(ask(one, ids("0:0")), self.closed("GPU-1", grants=(before,)))).grant.shares == before.shares
+
+    def test_its_own_start_makes_it_clear_again(self):
+        asked = ask(placed(share(1)), ids("0:0"))
+        ledger = Ledger().with_unclear({asked.grant_id: frozenset(("GPU-1",))})
+        planned = granted(plan_grant(asked, replace(node(), ledger=ledger)))
+        assert ledger.granting(planned.grant, INVENTORY, 16).unclear == {}
+
+
+def test_container_start_supersedes_no_grant_of_claim():
+    owner = pod("train")
+    made = claim_grant("train", share(1, 10), of=owner)
+    node = Node(inventory(), Ledger({made.grant_id: made}), 16, BOOT, Policy.FRAG, lambda _: True)
+    planned = plan_grant(ask(owner, ids("0:0")), node)
+    assert isinstance(planned, Planned)
+    assert planned.superseded == ()

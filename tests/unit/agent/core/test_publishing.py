@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 import pytest
 
 from agent.core.health import HealthRules, HealthTable, Silence
-from agent.core.inventory import DeviceBoard, FailedDevice
+from agent.core.inventory import DeviceInventory, FailedDevice
 from agent.core.publishing import (
     LEAST_SECONDS,
     MAX_MESSAGE_CHARS,
@@ -17,25 +18,26 @@ from agent.core.publishing import (
     status_without_driver,
     write_after,
 )
-from proto import gpunode
-from proto.gpunode import NO_CORDON, Cordon
-from proto.model import Isolation, Link, LinkKind
-from tests.unit.agent.builders import board, gpu, instance, reading
+from aliquot.contract import gpunode
+from aliquot.contract.errors import ContractError
+from aliquot.contract.gpunode import NO_CORDON, Cordon
+from aliquot.contract.model import Isolation, Link, LinkKind
+from tests.unit.agent.builders import gpu, instance, inventory, reading
 
 FACTS = NodeFacts("node-1", "1.2.3", 16)
 
 
-def troubled(one: DeviceBoard, *uuids: str, trouble: str = "GPU is lost") -> DeviceBoard:
+def troubled(one: DeviceInventory, *uuids: str, trouble: str = "GPU is lost") -> DeviceInventory:
     silences = dict.fromkeys(uuids, Silence(trouble, lost=True))
     return one.judged(HealthTable().after_probes(silences, 0, HealthRules()), NO_CORDON)
 
 
-def status(one: DeviceBoard, isolation=(Isolation.SHIM,)):
+def status(one: DeviceInventory, isolation=(Isolation.SHIM,)):
     return status_of(gpu_node(FACTS, one, isolation))
 
 
-def test_the_object_of_a_board_decodes_to_what_the_board_has():
-    one = board(gpu(0), gpu(1, mig=[instance(1, 0)])).with_links([Link("GPU-1", "GPU-0", LinkKind.NVLINK, 18)])
+def test_object_decodes_to_published_inventory():
+    one = inventory(gpu(0), gpu(1, mig=[instance(1, 0)])).with_links([Link("GPU-1", "GPU-0", LinkKind.NVLINK, 18)])
     node = gpu_node(FACTS, troubled(one, "GPU-1"), (Isolation.SHIM, Isolation.MIG))
     decoded = gpunode.decode_gpu_node(gpunode.encode_gpu_node(node))
     assert decoded == node
@@ -45,59 +47,59 @@ def test_the_object_of_a_board_decodes_to_what_the_board_has():
 
 
 def test_a_trouble_too_long_for_the_object_is_cut():
-    assert len(status(troubled(board(), "GPU-0", trouble="x" * 999))["devices"][0]["trouble"]) == gpunode.MAX_TEXT_CHARS
+    assert len(status(troubled(inventory(), "GPU-0", trouble="x" * 999))["devices"][0]["trouble"]) == gpunode.MAX_TEXT_CHARS
 
 
-def test_a_link_to_a_gpu_that_is_not_on_the_board_is_left_out():
-    assert "links" not in status(board(gpu(0)).with_links([Link("GPU-0", "GPU-9", LinkKind.SYSTEM)]))
+def test_link_to_gpu_outside_inventory_is_left_out():
+    assert "links" not in status(inventory(gpu(0)).with_links([Link("GPU-0", "GPU-9", LinkKind.SYSTEM)]))
 
 
 @pytest.mark.parametrize(
     ("after", "urgent"),
     [
-        pytest.param(status(board()), False, id="the same"),
-        pytest.param(status(troubled(board(), "GPU-0")), True, id="a lost GPU"),
-        pytest.param(status(board(gpu(0))), True, id="a GPU fewer"),
-        pytest.param(status(board(gpu(0), gpu(1, mib=900))), True, id="less memory"),
-        pytest.param(status(board(gpu(0), gpu(1, mig=[instance(1, 0)]))), True, id="MIG instances"),
-        pytest.param(status(board(), (Isolation.SHIM, Isolation.MPS)), True, id="another backend"),
-        pytest.param({**status(board()), "agentVersion": "2"}, False, id="another agent"),
-        pytest.param(status(board().with_links([Link("GPU-0", "GPU-1", LinkKind.SYSTEM)])), False, id="links"),
+        pytest.param(status(inventory()), False, id="the same"),
+        pytest.param(status(troubled(inventory(), "GPU-0")), True, id="a lost GPU"),
+        pytest.param(status(inventory(gpu(0))), True, id="a GPU fewer"),
+        pytest.param(status(inventory(gpu(0), gpu(1, mib=900))), True, id="less memory"),
+        pytest.param(status(inventory(gpu(0), gpu(1, mig=[instance(1, 0)]))), True, id="MIG instances"),
+        pytest.param(status(inventory(), (Isolation.SHIM, Isolation.MPS)), True, id="another backend"),
+        pytest.param({**status(inventory()), "agentVersion": "2"}, False, id="another agent"),
+        pytest.param(status(inventory().with_links([Link("GPU-0", "GPU-1", LinkKind.SYSTEM)])), False, id="links"),
     ],
 )
-def test_what_scheduling_rests_on_is_urgent(after, urgent):
-    assert is_urgent(status(board()), after) is urgent
+def test_changes_relevant_to_scheduling_are_urgent(after, urgent):
+    assert is_urgent(status(inventory()), after) is urgent
 
 
 def test_another_reason_for_the_same_trouble_can_wait():
-    assert not is_urgent(status(troubled(board(), "GPU-0")), status(troubled(board(), "GPU-0", trouble="it hangs")))
+    assert not is_urgent(status(troubled(inventory(), "GPU-0")), status(troubled(inventory(), "GPU-0", trouble="it hangs")))
 
 
-def test_how_far_memory_may_burst_is_said_where_it_may_and_is_urgent():
-    generous = status_of(gpu_node(replace(FACTS, memory_oversubscription=1.5), board(), (Isolation.SHIM,)))
-    assert "memoryOversubscription" not in status(board())
+def test_memory_burst_limit_is_published_urgently_when_allowed():
+    generous = status_of(gpu_node(replace(FACTS, memory_oversubscription=1.5), inventory(), (Isolation.SHIM,)))
+    assert "memoryOversubscription" not in status(inventory())
     assert generous["memoryOversubscription"] == 1.5
-    assert is_urgent(status(board()), generous)
+    assert is_urgent(status(inventory()), generous)
 
 
 def test_the_first_status_is_urgent():
-    assert is_urgent({}, status(board()))
+    assert is_urgent({}, status(inventory()))
 
 
-def test_an_urgent_change_waits_for_nothing_but_the_echo_of_the_write_before():
+def test_urgent_change_waits_only_for_echo_of_previous_write():
     assert write_after(None, 100, urgent=True, chance=1) == 100
     assert write_after(99.9, 100, urgent=True, chance=1) == pytest.approx(99.9 + LEAST_SECONDS)
     assert write_after(50, 100, urgent=True, chance=1) == 100
 
 
-def test_any_other_change_waits_for_its_minute_and_a_while_by_chance():
+def test_other_changes_wait_a_minute_and_a_random_delay():
     assert write_after(100, 101, urgent=False, chance=0.5) == 100 + STEADY_SECONDS + SPREAD_SECONDS / 2
     assert write_after(None, 101, urgent=False, chance=0.5) == 101 + SPREAD_SECONDS / 2
     assert write_after(0, 101, urgent=False, chance=0) == 101
 
 
-def test_without_a_driver_what_stands_there_is_in_trouble():
-    published = status(board())
+def test_without_driver_published_gpus_get_a_fault():
+    published = status(inventory())
     silenced = status_without_driver(published, "the NVIDIA kernel module is not loaded")
     assert {device["trouble"] for device in silenced["devices"]} == {"the NVIDIA kernel module is not loaded"}
     assert is_urgent(published, silenced)
@@ -106,33 +108,33 @@ def test_without_a_driver_what_stands_there_is_in_trouble():
 
 class TestCondition:
     def test_it_holds_while_all_gpus_take_work(self):
-        assert gpus_healthy(board(), "").holds
+        assert gpus_healthy(inventory(), "").holds
 
     def test_it_names_those_that_do_not_and_why(self):
-        condition = gpus_healthy(troubled(board(), "GPU-1"), "")
+        condition = gpus_healthy(troubled(inventory(), "GPU-1"), "")
         assert (condition.holds, condition.reason) == (False, "GPUsUnhealthy")
         assert condition.message == "1 of 2 GPUs get no new work: GPU-1 is lost: GPU is lost"
 
     def test_a_gpu_that_never_answered_is_counted_too(self):
-        one = DeviceBoard().after_reading(reading(gpu(0), failed=(FailedDevice(1, None, "GPU is lost", lost=True),)))
+        one = DeviceInventory().after_reading(reading(gpu(0), failed=(FailedDevice(1, None, "GPU is lost", lost=True),)))
         condition = gpus_healthy(one, "")
         assert (condition.holds, condition.message) == (False, "1 of 2 GPUs get no new work: GPU with NVML index 1: GPU is lost")
         assert gpus_healthy(one.after_reading(reading(gpu(0), gpu(1))), "").holds
 
     def test_a_cordon_is_no_trouble(self):
-        assert gpus_healthy(board().judged(HealthTable(), Cordon(node=True)), "").holds
+        assert gpus_healthy(inventory().judged(HealthTable(), Cordon(node=True)), "").holds
 
-    def test_without_gpus_it_says_what_is_wrong_with_the_driver(self):
-        condition = gpus_healthy(DeviceBoard(), "no usable NVIDIA driver")
+    def test_without_gpus_it_reports_the_drivers_fault(self):
+        condition = gpus_healthy(DeviceInventory(), "no usable NVIDIA driver")
         assert (condition.holds, condition.reason, condition.message) == (False, "NoGPU", "no usable NVIDIA driver")
 
     def test_its_message_stays_within_what_the_api_takes(self):
-        many = board(*(gpu(minor) for minor in range(16)))
+        many = inventory(*(gpu(minor) for minor in range(16)))
         message = gpus_healthy(troubled(many, *(f"GPU-{minor}" for minor in range(16)), trouble="x" * 200), "").message
         assert len(message) == MAX_MESSAGE_CHARS
 
 
-def test_a_board_that_cannot_be_described_is_refused():
-    odd = board(replace(gpu(0), memory_bytes=5))
-    with pytest.raises(gpunode.ContractError):
+def test_inventory_that_cannot_be_encoded_is_refused():
+    odd = inventory(replace(gpu(0), memory_bytes=5))
+    with pytest.raises(ContractError):
         status(odd)

@@ -1,5 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
 from agent.core.reconciliation import CLAIMED_GRACE_SECONDS, LISTED_GRACE_SECONDS, NodeView, orphans, plan_releases
-from proto.model import Pod
+from aliquot.contract.model import Pod
 from tests.unit.agent.builders import grant, held, ids, pod
 
 GRANT = grant(ids("0:0"), of=pod("a"))
@@ -11,7 +12,7 @@ def plan(*, pods: tuple[Pod, ...] = (), listed=(), live: bool = False, claimed: 
     return plan_releases([GRANT], view, {GRANT.grant_id: absent_seconds})
 
 
-def test_a_running_pods_grant_is_kept_whatever_the_others_say():
+def test_grant_of_running_pod_is_kept_against_all_other_sources():
     assert plan(pods=(pod("a", phase="Running"),), listed=()).release == ()
 
 
@@ -27,11 +28,11 @@ def test_a_deleted_pods_grant_is_released():
     assert plan(listed=[held(pod("b"), ids("0:1"))]).release == (GRANT,)
 
 
-def test_a_pod_recreated_under_its_name_does_not_keep_the_old_ones_grant():
+def test_pod_recreated_under_same_name_loses_old_grant():
     assert plan(pods=(pod("a", uid="uid-new"),), listed=[held(pod("a"), ids("0:5"))]).release == (GRANT,)
 
 
-def test_a_deleted_pod_whose_container_kubelet_still_lists_is_waited_for_for_a_while():
+def test_deleted_pod_with_container_still_in_kubelet_waits_a_while():
     listed = [held(pod("a"), ids("0:0"))]
     assert plan(listed=listed).waiting == (GRANT,)
     assert plan(listed=listed, absent_seconds=LISTED_GRACE_SECONDS).release == (GRANT,)
@@ -45,12 +46,12 @@ def test_memory_that_a_process_still_holds_is_never_given_away():
     assert plan(live=True, absent_seconds=10 * LISTED_GRACE_SECONDS).waiting == (GRANT,)
 
 
-def test_a_lock_that_may_be_anybodys_keeps_a_deleted_pods_grant_for_a_while():
+def test_ambiguous_lock_keeps_grant_of_deleted_pod_for_a_while():
     assert plan(claimed=True, absent_seconds=CLAIMED_GRACE_SECONDS - 1).waiting == (GRANT,)
     assert plan(claimed=True, absent_seconds=CLAIMED_GRACE_SECONDS).release == (GRANT,)
 
 
-def test_without_podresources_a_deleted_pods_grant_waits_and_an_ended_ones_does_not():
+def test_without_podresources_grant_of_deleted_pod_waits_but_ended_pod_does_not():
     assert plan(listed=None).waiting == (GRANT,)
     assert plan(listed=None, pods=(pod("a", phase="Failed"),)).release == (GRANT,)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python mirror of the shim's ABI is byte for byte what the C header says, and decodes anything a tenant may write without harm."""
 
 import contextlib
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from agent.core import region_layout as layout
 from agent.core.region_layout import DeviceLimit, Limits, RegionError, Write
-from proto import contract
+from aliquot import contract
 from tests.fakes import regions
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -111,7 +112,7 @@ FIELDS = {
     "bucket": (
         "struct aq_bucket",
         layout.BUCKET,
-        "balance_ns refilled_at_ns starved_at_ns lease_until_ns paid_ns gain_q16 integral_q16 measured_q16 regime",
+        "balance_ns refilled_at_ns starved_at_ns lease_until_ns paid_ns gain_q16 integral_q16 measured_q16 regime spilled_ns",
     ),
     "slot": ("struct aq_region_slot", layout.SLOT_HEADER, "state pid host_pid reserved0 start_ticks"),
     "slot_device": (
@@ -150,7 +151,7 @@ def _items(form: str) -> list[str]:
 def compiled(source: Path, *parts: str) -> Path:
     program = source.with_suffix("")
     sources = [source, *(ROOT / "cuda_shim" / part for part in parts)]
-    command = [os.environ.get("CC", "cc"), "-std=gnu11", f"-I{ROOT}/cuda_shim", "-o", program, *sources, "-pthread"]
+    command: list[str | Path] = [os.environ.get("CC", "cc"), "-std=gnu11", f"-I{ROOT}/cuda_shim", "-o", program, *sources, "-pthread"]
     subprocess.run(command, check=True)
     return program
 
@@ -248,7 +249,7 @@ def test_limits_survive_a_round_trip(limits):
 
 
 @given(all_limits)
-def test_an_update_turns_one_file_into_the_other(limits):
+def test_update_changes_one_file_into_the_other(limits):
     before = make_limits()
     file = layout.encode_limits(before)
     after = apply(file, layout.limits_update(limits, current=file))
@@ -277,7 +278,7 @@ def test_an_update_takes_over_a_file_that_a_newer_minor_version_wrote(header_gro
     assert layout.decode_limits(after) == make_limits(3, 4)
 
 
-def test_no_prefix_of_an_update_can_be_taken_for_a_file_at_rest():
+def test_prefix_of_update_never_reads_as_complete_file():
     file = layout.encode_limits(make_limits(1, 2))
     writes = layout.limits_update(make_limits(3, 4), current=file)
     for taken in range(1, len(writes)):
@@ -302,7 +303,7 @@ def test_devices_are_never_removed_or_reordered():
 @pytest.mark.parametrize(
     ("limits", "says"),
     [
-        pytest.param(make_limits(2**64), "out of the range", id="memory"),
+        pytest.param(make_limits(2**64), "out of range for its field", id="memory"),
         pytest.param(Limits((DeviceLimit("GPU-x", sm_percent=101),)), "sm_percent", id="percent"),
         pytest.param(Limits((DeviceLimit("x" * 96),)), "UUID", id="long uuid"),
         pytest.param(Limits((DeviceLimit(""),)), "UUID", id="no uuid"),
@@ -363,7 +364,7 @@ def test_an_empty_region_holds_nothing():
     assert sum(layout.live_used_bytes(snapshot)) == 0
 
 
-def test_a_slot_uses_what_it_charged_and_did_not_give_back():
+def test_slot_uses_charges_minus_uncharges():
     region = make_region((3, {"charged": 100, "uncharged": 30, "refusals": 2, "last_refused_bytes": 7, "contexts": 1}))
     (slot,) = regions.decoded(region).slots
     assert (slot.index, slot.pid, slot.start_ticks) == (3, 1003, 5)
@@ -371,7 +372,7 @@ def test_a_slot_uses_what_it_charged_and_did_not_give_back():
     assert (slot.devices[0].refusals, slot.devices[0].last_refused_bytes, slot.devices[0].contexts) == (2, 7, 1)
 
 
-def test_a_slot_says_how_many_of_its_threads_wait_to_launch():
+def test_slot_has_the_number_of_threads_waiting_to_launch():
     (slot,) = regions.decoded(make_region((0, {"contexts": 1, "waiting": 5, "module_bytes": 9}))).slots
     assert (slot.devices[0].contexts, slot.devices[0].waiting, slot.devices[0].module_bytes) == (1, 5, 9)
 
@@ -389,7 +390,7 @@ def with_virtual(region: bytes, index: int, charged: int, uncharged: int) -> byt
     return apply(region, (Write(layout.REGION_DEVICE_OFFSET, layout.REGION_DEVICE.pack(0, 0, charged - uncharged)),))
 
 
-def test_virtual_memory_is_counted_beside_device_memory():
+def test_virtual_memory_is_counted_separately_from_device_memory():
     snapshot = regions.decoded(with_virtual(make_region((2, {"charged": 7, "module_bytes": 5})), 2, 100, 40))
     device = snapshot.slots[0].devices[0]
     assert (device.used_bytes, device.module_bytes, device.virtual_bytes) == (7, 5, 60)
@@ -397,7 +398,7 @@ def test_virtual_memory_is_counted_beside_device_memory():
     assert layout.live_used_bytes(snapshot)[0] == 7
 
 
-def test_a_region_of_version_1_0_is_read_and_has_no_virtual_memory():
+def test_region_of_version_1_0_is_read_without_virtual_memory():
     region = with_virtual(make_region((2, {"charged": 9})), 2, 100, 40)[: layout.REGION_VIRTUAL_OFFSET]
     no_table = Write(64, bytes(8))
     (slot,) = regions.decoded(apply(region, (no_table,))).slots
@@ -419,11 +420,11 @@ def test_the_agent_writes_one_aligned_word_of_a_slot():
 
 
 class ShimReader:
-    """The shim's own reader of regions, as a program that is told paths."""
+    """The shim's own reader of regions, as a program that takes paths."""
 
     def __init__(self, directory: Path) -> None:
         (directory / "reader.c").write_text(C_READER)
-        program = compiled(directory / "reader.c", "region/region.c", "log.c")
+        program = compiled(directory / "reader.c", "region/region.c", "log.c", "limit/bucket.c", "limit/settle.c")
         self._path = directory / "region"
         self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
@@ -451,13 +452,13 @@ def taken(geometry: layout.Geometry) -> str:
 
 
 @pytest.mark.parametrize("name", regions.TAKEN)
-def test_an_odd_region_that_fits_is_taken_by_the_shim_and_by_the_agent_alike(shim_reader, name):
+def test_unusual_region_that_fits_is_accepted_by_shim_and_agent(shim_reader, name):
     data = regions.foreign_region(**regions.TAKEN[name])
     assert shim_reader.says(data) == taken(regions.decoded(data).geometry)
 
 
 @pytest.mark.parametrize("name", regions.REFUSED)
-def test_an_odd_region_that_does_not_fit_is_refused_by_the_shim_and_by_the_agent(shim_reader, name):
+def test_unusual_region_that_does_not_fit_is_refused_by_shim_and_agent(shim_reader, name):
     fields, says = regions.REFUSED[name]
     data = regions.foreign_region(**fields)
     with pytest.raises(RegionError, match=says):
@@ -498,7 +499,7 @@ def test_a_slot_is_found_where_the_regions_own_header_has_it():
 
 
 @given(st.binary(min_size=0, max_size=300))
-def test_no_header_a_tenant_can_write_does_more_than_raise(scribble):
+def test_any_header_a_tenant_can_write_at_most_raises(scribble):
     data = scribble + regions.empty_region()[len(scribble) :]
     with contextlib.suppress(RegionError):  # anything else fails the test
         regions.decoded(data)
@@ -514,7 +515,7 @@ class TestCompute:
     def test_the_buckets_of_a_region_are_read_from_its_first_page(self):
         data = bytearray(regions.empty_region()[: layout.REGION_SLOT_OFFSET])
         at = layout.REGION_DEVICE_OFFSET + 2 * layout.REGION_DEVICE.size + layout.BUCKET_OFFSET
-        layout.BUCKET.pack_into(data, at, -5, 1, 7, 2, 90, 65536, 0, 3, 0)
+        layout.BUCKET.pack_into(data, at, -5, 1, 7, 2, 90, 65536, 0, 3, 0, 0)
         counters = layout.decode_compute(bytes(data))
         assert len(counters) == layout.MAX_DEVICES
         assert counters[2] == layout.ComputeCounters(paid_ns=90, starved_at_ns=7)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import json
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ NOTES = RowFormat("note", "note", Note, version=3)
 LINE = NOTES.encode(Note("käse", 7))
 
 
-def test_a_value_comes_back_as_it_was_and_its_line_can_be_read_by_people():
+def test_value_round_trips_and_line_is_readable():
     assert NOTES.decode(LINE) == Note("käse", 7)
     assert json.loads(LINE)["note"] == {"text": "käse", "amount": 7}
     assert LINE.count(b"\n") == 1
@@ -33,16 +34,16 @@ def test_no_byte_of_a_line_can_change_its_value(at):
             continue
 
 
-def test_every_torn_line_is_recognised():
+def test_every_incomplete_line_is_detected():
     for length in range(len(LINE) - 1):
         with pytest.raises(StorageError):
             NOTES.decode(LINE[:length])
 
 
-def test_what_is_wrong_is_said():
+def test_error_is_reported():
     with pytest.raises(StorageError, match="want a note of version 4, found version 3"):
         RowFormat("note", "note", Note, version=4).decode(LINE)
-    with pytest.raises(StorageError, match="the content of this note does not fit its digest"):
+    with pytest.raises(StorageError, match="the content of this note does not match its digest"):
         NOTES.decode(LINE.replace(b"7}", b"8}"))
     with pytest.raises(StorageError, match="not a receipt"):
         RowFormat("receipt", "receipt", Note, version=3).decode(LINE)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 import pytest
@@ -5,16 +6,16 @@ import pytest
 from agent.core.ledger import Ledger
 from agent.core.planning import Node
 from agent.core.steering import devices_for, prefer_ids, waiting_containers
-from proto.model import ContainerSpec, Pod, Policy
-from tests.unit.agent.builders import BOOT, VGPU, assigned, board, gpu, grant, ids, limits, pod, share
+from aliquot.contract.model import ContainerSpec, Pod, Policy
+from tests.unit.agent.builders import BOOT, VGPU, assigned, gpu, grant, ids, inventory, limits, pod, share
 from tests.unit.agent.partitions import dynamic_gpu, place
 
-BOARD = board(gpu(0), gpu(1), gpu(2), gpu(3))
+INVENTORY = inventory(gpu(0), gpu(1), gpu(2), gpu(3))
 AVAILABLE = [f"GPU-{minor}::{replica}" for replica in range(2) for minor in range(4)]
 
 
 def node(*grants, policy: Policy | None = None) -> Node:
-    return Node(BOARD, Ledger().adopting(grants), 16, BOOT, policy, lambda _: True)
+    return Node(INVENTORY, Ledger().adopting(grants), 16, BOOT, policy, lambda _: True)
 
 
 def wanted(pods: list[Pod], *grants, size: int = 1, policy: Policy | None = None, first_come: bool = False) -> tuple[str, ...]:
@@ -29,22 +30,22 @@ class TestPreferIds:
     def test_what_must_be_included_comes_first_and_counts(self):
         assert prefer_ids(AVAILABLE, ["GPU-2::1"], 2, ["GPU-3"], frozenset()) == ("GPU-2::1", "GPU-3::0")
 
-    def test_without_a_wish_the_devices_are_distinct(self):
+    def test_without_preference_devices_are_distinct(self):
         chosen = prefer_ids(AVAILABLE, [], 4, (), frozenset())
         assert len({device_id.partition("::")[0] for device_id in chosen}) == 4
 
     def test_the_count_is_met_even_when_devices_are_not_enough(self):
         assert len(prefer_ids(["GPU-0::0", "GPU-0::1", "GPU-0::2"], [], 3, (), frozenset())) == 3
 
-    def test_ids_that_a_grant_stands_for_come_last(self):
+    def test_ids_held_by_grant_come_last(self):
         assert prefer_ids(AVAILABLE, [], 1, ["GPU-3"], frozenset({"GPU-3::0"})) == ("GPU-3::1",)
 
-    def test_where_containers_are_packed_the_fullest_device_is_the_guess(self):
+    def test_packing_prefers_the_fullest_device(self):
         assert prefer_ids([*AVAILABLE, "GPU-1::2"], [], 1, (), frozenset()) == ("GPU-1::0",)
         available = [device_id for device_id in AVAILABLE if device_id != "GPU-2::0"]
         assert prefer_ids(available, [], 1, (), frozenset(), packing=True) == ("GPU-2::1",)
 
-    def test_a_wanted_device_without_a_free_id_is_passed_over(self):
+    def test_preferred_device_without_free_id_is_skipped(self):
         assert prefer_ids(["GPU-0::0"], [], 1, ["GPU-3"], frozenset()) == ("GPU-0::0",)
 
 
@@ -55,7 +56,7 @@ class TestWanted:
         assert wanted([one, other]) == ("GPU-3",)
         assert wanted([one, other], size=2) == ("GPU-0", "GPU-1")
 
-    def test_of_two_assigned_pods_either_may_be_meant(self):
+    def test_two_differently_assigned_pods_give_no_advice(self):
         pods = [pod(name, annotations=assigned(f"uid-{name}", main=[share(3)])) for name in ("a", "b")]
         assert wanted(pods) == ()
 
@@ -74,18 +75,18 @@ class TestWanted:
         assert wanted([pod("a")]) == ()
         assert wanted([pod("a", ContainerSpec("main", {VGPU: "many"}))]) == ()
 
-    def test_local_placement_says_where_it_would_put_the_pod_now(self):
+    def test_local_placement_advises_its_current_choice(self):
         full = [grant(ids(f"{minor}:0"), share(minor, 950), of=pod("other")) for minor in (0, 1, 3)]
         assert wanted([pod("a")], *full, policy=Policy.FRAG) == ("GPU-2",)
 
-    def test_local_placement_has_no_say_where_a_scheduler_has_placed(self):
+    def test_assignment_overrides_local_placement(self):
         there = pod("a", annotations=assigned("uid-a", main=[share(3)]))
         assert wanted([there], policy=Policy.BINPACK) == ("GPU-3",)
         full = [grant(ids(f"{minor}:0"), share(minor, 950), of=pod("other")) for minor in (0, 1, 3)]
         assert wanted([there, pod("b")], *full, policy=Policy.BINPACK) == ()
 
     @pytest.mark.parametrize("policy", [None, Policy.BINPACK])
-    def test_where_the_first_is_meant_its_assignment_is_wanted_whatever_the_others_have(self, policy):
+    def test_assignment_of_first_container_is_chosen_whatever_others_have(self, policy):
         assignments = [assigned(f"uid-{name}", main=[share(minor)]) for name, minor in (("a", 3), ("b", 1))]
         pods = [pod(name, annotations=annotations) for name, annotations in zip("ab", assignments, strict=True)]
         assert wanted(pods, policy=policy, first_come=True) == ("GPU-3",)
@@ -98,20 +99,20 @@ class TestWanted:
         assert wanted([both], policy=policy, first_come=True) == ("GPU-3",)
         assert wanted([both], policy=policy) == ()
 
-    def test_pods_that_ask_the_same_would_be_put_alike(self):
+    def test_equal_requests_get_the_same_advice(self):
         assert wanted([pod("a"), pod("b")], policy=Policy.BINPACK)
 
-    def test_pods_that_ask_differently_may_still_belong_on_one_device(self):
+    def test_different_requests_may_share_one_advised_device(self):
         pods = [pod("a"), pod("b", ContainerSpec("main", limits(1, 999)))]
         assert len(wanted(pods, policy=Policy.BINPACK)) == 1
         assert wanted(pods, grant(ids("1:0"), share(1, 100), of=pod("other")), policy=Policy.BINPACK) == ()
 
 
 class TestPlaces:
-    """Of a MIG instance made on demand the IDs name the GPU, whatever the place."""
+    """For a MIG instance made on demand the IDs name the GPU, at any placement."""
 
     RESOURCE = "nvidia.com/mig-2g.20gb"
-    ON = board(dynamic_gpu(0), dynamic_gpu(1))
+    ON = inventory(dynamic_gpu(0), dynamic_gpu(1))
 
     def wanted(self, one: Pod, policy: Policy | None = None) -> tuple[str, ...]:
         known = Node(self.ON, Ledger(), 16, BOOT, policy, lambda _: True)

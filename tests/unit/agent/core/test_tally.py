@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from agent.core.region_layout import MAX_DEVICES, RegionSnapshot, Slot, SlotDevice
 from agent.core.tally import Counts, Tally
 
@@ -36,5 +37,5 @@ def test_a_later_process_in_the_same_slot_is_another_one():
     assert counted(region(slot(start=1, busy=3)), region(slot(start=2, busy=2))).totals[0].busy_ns == 5
 
 
-def test_a_counter_that_a_program_wrote_back_takes_nothing_away():
+def test_counter_lowered_by_a_program_reduces_no_total():
     assert counted(region(slot(busy=9)), region(slot(busy=1)), region(slot(busy=3))).totals[0].busy_ns == 11

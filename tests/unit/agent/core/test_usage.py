@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 from agent.core.region_layout import MAX_DEVICES, RegionSnapshot, Slot, SlotDevice
@@ -28,7 +29,7 @@ def test_dead_processes_hold_nothing_but_stay_counted():
     assert (first.context_bytes, first.module_bytes, first.virtual_bytes) == (2, 8, 10)
 
 
-def test_launches_of_living_processes_wait_and_one_at_least_where_one_waited_a_moment_ago():
+def test_waiting_launches_of_living_processes_add_up_and_recent_wait_counts_one():
     used = [SlotDevice(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, waiting=waiting) for waiting in (3, 2, 4)]
     slots = tuple(Slot(index, 10 + index, 0, 0, (one, SNAPSHOT.slots[0].devices[0])) for index, one in enumerate(used))
     usage = usage_of(replace(SNAPSHOT, slots=slots), (1,), Tally.empty(2), starved=(0, 1))

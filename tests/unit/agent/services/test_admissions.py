@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kubelet's own fault, as far as we can cause it: a list between the choice of IDs and their record makes it give them out twice."""
 
 import asyncio
@@ -8,7 +9,7 @@ import pytest
 from agent.errors import KubeletError
 from agent.services import admissions as under_test
 from agent.services.admissions import Admissions
-from tests.unit.agent.fakes import FakeKubeletMemory, FakePodResources, settle
+from tests.unit.agent.fakes import FakeKubeletCheckpoint, FakePodResources, settle
 
 SLOW_SECONDS = 0.03
 
@@ -18,7 +19,7 @@ class Kubelet(FakePodResources):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = FakeKubeletMemory()
+        self.memory = FakeKubeletCheckpoint()
         self.record_seconds = 0.001
         self.noted: list[str] = []
         self.chosen_unrecorded = False
@@ -55,7 +56,7 @@ def admissions(kubelet: Kubelet) -> Admissions:
     return Admissions(kubelet, kubelet.memory, time.monotonic)
 
 
-async def test_what_is_asked_for_during_an_allocation_is_listed_after_its_record(kubelet, admissions):
+async def test_requests_during_allocation_are_listed_after_its_record(kubelet, admissions):
     admitting = asyncio.create_task(kubelet.admit(admissions))
     await asyncio.sleep(0)
     await admissions.held()
@@ -63,7 +64,7 @@ async def test_what_is_asked_for_during_an_allocation_is_listed_after_its_record
     assert kubelet.noted == ["recorded", "listed"]
 
 
-async def test_a_busy_node_may_take_long_to_record_an_allocation_after_the_answer(kubelet, admissions):
+async def test_busy_node_may_record_allocation_long_after_reply(kubelet, admissions):
     kubelet.memory.writes = 0
     kubelet.record_seconds = 5 * under_test.RECORDED_SECONDS
     admitting = asyncio.create_task(kubelet.admit(admissions))
@@ -73,7 +74,7 @@ async def test_a_busy_node_may_take_long_to_record_an_allocation_after_the_answe
     assert kubelet.noted == ["recorded", "listed"]
 
 
-async def test_an_allocation_that_kubelet_gave_up_holds_nobody_up_for_long(kubelet, admissions, monkeypatch):
+async def test_allocation_abandoned_by_kubelet_delays_others_briefly(kubelet, admissions, monkeypatch):
     monkeypatch.setattr(under_test, "GIVEN_UP_SECONDS", 0.05)
     monkeypatch.setattr(under_test, "MOST_SECONDS", 60.0)
     kubelet.memory.writes = 0
@@ -128,7 +129,7 @@ async def test_in_a_burst_of_pods_many_are_allocated_between_two_lists(kubelet, 
     assert kubelet.given_twice == 0
 
 
-async def test_pods_that_come_without_a_pause_leave_a_turn_to_a_list_and_it_to_them(kubelet, admissions, monkeypatch):
+async def test_continuous_pods_and_list_alternate(kubelet, admissions, monkeypatch):
     monkeypatch.setattr(under_test, "RECORDED_SECONDS", 0.01)
     monkeypatch.setattr(under_test, "BURST_SECONDS", 0.05)
     ends = asyncio.Event()
@@ -147,14 +148,14 @@ async def test_pods_that_come_without_a_pause_leave_a_turn_to_a_list_and_it_to_t
     assert kubelet.given_twice == 0
 
 
-async def test_an_announced_allocation_that_does_not_come_holds_nobody_up_for_long(kubelet, admissions, monkeypatch):
+async def test_announced_allocation_that_never_comes_delays_others_briefly(kubelet, admissions, monkeypatch):
     monkeypatch.setattr(under_test, "ANNOUNCED_SECONDS", 0.05)
     await admissions.announced()
     await asyncio.wait_for(admissions.held(), 30)
     assert kubelet.noted == ["listed"]
 
 
-async def test_an_allocation_that_hangs_holds_up_no_list_for_ever(kubelet, admissions, monkeypatch):
+async def test_hung_allocation_delays_list_only_for_limited_time(kubelet, admissions, monkeypatch):
     monkeypatch.setattr(under_test, "MOST_SECONDS", 0.05)
     with admissions.allocating():
         await asyncio.wait_for(admissions.held(), 30)
@@ -168,7 +169,7 @@ async def test_a_list_that_fails_is_over(kubelet, admissions):
     await asyncio.wait_for(admissions.announced(), 0.5)
 
 
-async def test_the_ids_that_kubelet_offers_are_asked_for_at_any_time(kubelet, admissions):
+async def test_ids_offered_by_kubelet_can_be_requested_any_time(kubelet, admissions):
     kubelet.offered = ["GPU-0::0"]
     with admissions.allocating():
         assert await admissions.allocatable_ids("nvidia.com/vgpu") == ["GPU-0::0"]

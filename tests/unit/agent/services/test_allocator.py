@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import pytest
@@ -15,23 +17,28 @@ from agent.core.limits import FailPolicy
 from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import decode_limits
 from agent.errors import KubeletBusyError, ShimError
-from agent.ports import NodeState
+from agent.ports.kube import NodeState
 from agent.services.admissions import Admissions
 from agent.services.allocator import Allocator, AllocatorOptions
+from agent.services.container_finder import ContainerFinder
 from agent.services.device_plugin import response_of
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
+from agent.services.grant_contents import ContentsOptions, GrantContents
 from agent.services.liveness import Liveness
 from agent.services.pod_cache import PodCache
 from agent.services.process_census import ProcessCensus
+from agent.services.reporting import Reporting
+from agent.services.state import AgentState
 from agent.services.telemetry import Telemetry
-from aliquot.standin.devices import Allocation, DeviceTable
-from aliquot.standin.podresources import PodResourcesServer
-from aliquot.standin.pods import Container, PodSpec, Role
-from placement.fit import Reject
-from proto import contract
-from proto.model import ContainerSpec, ContainerState, ContainerStatus, Policy
-from proto.units import MIB
+from aliquot import contract
+from aliquot.contract.model import ContainerSpec, ContainerState, ContainerStatus, Policy
+from aliquot.contract.units import MIB
+from aliquot.placement import request
+from aliquot.placement.fit import Reject
+from aliquot_lab.standin.devices import Allocation, DeviceTable
+from aliquot_lab.standin.podresources import PodResourcesServer
+from aliquot_lab.standin.pods import Container, PodSpec, Role
 from tests.unit.agent.adapters.test_files import SlotHolder
 from tests.unit.agent.builders import BOOT, SECRET, VGPU, assigned, gpu, held, ids, limits, pod, reading, share
 from tests.unit.agent.fakes import (
@@ -39,18 +46,19 @@ from tests.unit.agent.fakes import (
     FakeClock,
     FakeDriver,
     FakeKubeApi,
-    FakeKubeletMemory,
+    FakeKubeletCheckpoint,
     FakePodResources,
     FakeProcesses,
     FakeShim,
     make_injection,
     posted,
+    posted_on_pods,
     settle,
 )
 from tests.unit.agent.partitions import make_backends
 
 APP = Container("main", Role.APP, (), (), ())
-DEFAULTS = {"pod_wait_seconds": 0.05, "priority_page": "/run/aliquot/priority/page"}
+PAGES = {"priority_page": "/run/aliquot/priority/page"}
 
 
 class Harness:
@@ -71,10 +79,10 @@ class Harness:
         self.driver = FakeDriver(reading(gpu(0), gpu(1)))
         self.watch = DriverWatch(self.driver, 1.0)
         self.pods = PodCache()
-        self.cordon_is_told = True
-        self.book = self.disk.book()
+        self.cordon_known = True
+        self.manager = self.disk.manager()
         self.pod_resources = pod_resources or FakePodResources()
-        self.kubelet_memory = FakeKubeletMemory()
+        self.checkpoint = FakeKubeletCheckpoint()
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, FakeClock())
         self.telemetry = Telemetry()
@@ -82,16 +90,25 @@ class Harness:
         self.clock = FakeClock()
         self.processes = FakeProcesses()
         self.census = ProcessCensus(60.0, driver=self.driver, processes=self.processes)
-        self.liveness = Liveness(book=self.book, files=self.disk.files, census=self.census, processes=self.processes, watch=self.watch)
-        self.injection = make_injection(self.book, self.disk, self.pods, self.watch, injection)
+        self.liveness = Liveness(
+            manager=self.manager, files=self.disk.files, census=self.census, processes=self.processes, watch=self.watch
+        )
+        self.injection = make_injection(self.manager, self.disk, self.pods, self.watch, injection)
         secret, shares = options.pop("secret", SECRET), options.pop("shares_per_gpu", 16)
+        pod_wait_seconds, pages = options.pop("pod_wait_seconds", 0.05), {**PAGES, **options}
+        self.state = AgentState(self.watch, self.pods, self.manager)
+        self.finder = ContainerFinder(
+            pod_wait_seconds, state=self.state, pod_resources=self.pod_resources, checkpoint=self.checkpoint,
+            injection=self.injection, clock=self.clock, cordon_known=lambda: self.cordon_known,
+        )  # fmt: skip
+        self.contents = GrantContents(
+            ContentsOptions(Interposition.FRONT, FailPolicy.CLOSED, **pages), manager=self.manager, files=self.disk.files,
+            cdi=self.disk.cdi, shim=self.shim, context_bytes={"GPU-0": 0, "GPU-1": 500 * MIB}.__getitem__,
+        )  # fmt: skip
         self.allocator = Allocator(
-            AllocatorOptions(secret, BOOT, shares, policy, Interposition.FRONT, FailPolicy.CLOSED, **{**DEFAULTS, **options}),
-            watch=self.watch, pods=self.pods, book=self.book, pod_resources=self.pod_resources,
-            kubelet_memory=self.kubelet_memory, files=self.disk.files, cdi=self.disk.cdi,
-            shim=self.shim, injection=self.injection,
-            backends=backends(self.book), liveness=self.liveness, events=self.events, telemetry=self.telemetry, clock=self.clock,
-            context_bytes={"GPU-0": 0, "GPU-1": 500 * MIB}.__getitem__, cordon_is_told=lambda: self.cordon_is_told,
+            AllocatorOptions(secret, BOOT, shares, policy), state=self.state, finder=self.finder, contents=self.contents,
+            backends=backends(self.manager), liveness=self.liveness,
+            reporting=Reporting(self.events, self.telemetry),
         )  # fmt: skip
         static = base / "etc-cdi"
         static.mkdir(exist_ok=True)
@@ -100,7 +117,7 @@ class Harness:
         spec = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": {"mounts": mounts}}
         (static / "nvidia.json").write_bytes(msgspec.json.encode(spec))
 
-    async def ready(self, *pods) -> "Harness":
+    async def ready(self, *pods) -> Self:
         await self.watch.poll()
         self.pods.pods_listed(pods)
         await settle()
@@ -140,21 +157,71 @@ async def test_a_container_gets_spec_limits_and_ledger_row(node):
     assert await node.start(placed(), ids("0:3")) is None
     assert "D1=1" in node.spec(ids("0:3"))["env"]
     assert [(limit.uuid, limit.memory_bytes) for limit in node.limits(ids("0:3")).devices] == [("GPU-1", 100 * MIB)]
-    assert [grant.pod_uid for grant in node.book.ledger.grants.values()] == ["uid-train"]
+    assert [grant.pod_uid for grant in node.manager.ledger.grants.values()] == ["uid-train"]
 
 
 async def test_asking_again_changes_nothing(node):
     await node.ready(placed())
     await node.start(placed(), ids("0:3"))
-    before = (node.book.ledger, node.spec(ids("0:3")))
+    before = (node.manager.ledger, node.spec(ids("0:3")))
     assert await node.start(placed(), ids("0:3")) is None
-    assert (node.book.ledger, node.spec(ids("0:3"))) == before
+    assert (node.manager.ledger, node.spec(ids("0:3"))) == before
 
 
-async def test_ids_of_a_gone_pod_are_granted_again_only_when_its_processes_have_ended(node):
+@pytest.fixture
+def parses(monkeypatch):
+    """Counts how often the request of a pod is parsed."""
+    counted = []
+
+    def count(annotations):
+        counted.append(annotations)
+        return parse(annotations)
+
+    parse = request.pod_preferences
+    monkeypatch.setattr(request, "pod_preferences", count)
+    return counted
+
+
+@pytest.mark.parametrize("policy", [None, Policy.BINPACK], ids=["assigned", "local"])
+async def test_prestart_parses_request_once(tmp_path, parses, policy):
+    node = await Harness(tmp_path, policy).ready(placed())
+    assert await node.start(placed(), ids("0:3")) is None
+    assert len(parses) == 1
+    assert await node.start(placed(), ids("0:3")) is None
+    assert len(parses) == 2
+
+
+async def test_prestart_with_capped_burst_parses_request_once(node, parses):
+    one = replace(placed(), annotations={**placed().annotations, contract.ANNOTATION_MEMORY_BURST: "1.5"})
+    await node.ready(one)
+    refusal = await node.start(one, ids("0:3"))
+    assert refusal is not None
+    assert refusal.reason is Reason.ISOLATION_UNAVAILABLE
+    assert len(parses) == 1
+
+
+async def test_refused_request_is_parsed_once(node, parses):
+    one = replace(placed(), annotations={**placed().annotations, contract.ANNOTATION_PRIORITY: "highest"})
+    await node.ready(one)
+    refusal = await node.start(one, ids("0:3"))
+    assert refusal is not None
+    assert refusal.reason is Reason.REQUEST_INVALID
+    assert len(parses) == 1
+
+
+async def test_rewrite_parses_request_once(node, parses):
+    await node.ready(placed())
+    await node.start(placed(), ids("0:3"))
+    parses.clear()
+    (granted,) = node.manager.ledger.grants.values()
+    await node.allocator.rewrite(granted)
+    assert len(parses) == 1
+
+
+async def test_ids_of_deleted_pod_are_reused_only_after_its_processes_end(node):
     await node.ready(placed("gone"))
     assert await node.start(placed("gone"), ids("0:3")) is None
-    before = node.book.ledger
+    before = node.manager.ledger
     process = SlotHolder(Path(node.disk.files.paths(node.allocator.grant_id(VGPU, ids("0:3")))[1]))
     try:
         await node.ready(placed("next"))
@@ -162,11 +229,11 @@ async def test_ids_of_a_gone_pod_are_granted_again_only_when_its_processes_have_
         refusal = await node.start(placed("next"), ids("0:3"))
         assert refusal is not None
         assert refusal.reason is Reason.IDS_HELD
-        assert node.book.ledger == before
+        assert node.manager.ledger == before
     finally:
         process.kill()
     assert await node.start(placed("next"), ids("0:3")) is None
-    assert [grant.pod for grant in node.book.ledger.grants.values()] == ["next"]
+    assert [grant.pod for grant in node.manager.ledger.grants.values()] == ["next"]
 
 
 async def test_many_containers_may_start_at_once_and_never_pass_a_device(tmp_path):
@@ -175,16 +242,16 @@ async def test_many_containers_may_start_at_once_and_never_pass_a_device(tmp_pat
     outcomes = await asyncio.gather(*starts)
     assert sum(outcome is None for outcome in outcomes) == 20
     assert {outcome.reason for outcome in outcomes if outcome is not None} == {Reject.MEMORY}
-    assert len(node.book.ledger.grants) == 20
+    assert len(node.manager.ledger.grants) == 20
 
 
-async def test_a_refusal_is_counted_and_told_to_the_pods_owner(node):
+async def test_refusal_is_counted_and_reported_to_pod_owner(node):
     await node.ready(pod())
     refusal = await node.start(pod(), ids("0:0"))
     assert refusal is not None
     assert refusal.reason is Reason.ASSIGNMENT_MISSING
     assert node.refusals("assignment-missing") == 1
-    told = await posted(node.events, node.api)
+    told = await posted_on_pods(node.events, node.api)
     assert [(event.pod, event.reason, event.warning) for event in told] == [("train", contract.EVENT_REASON_REFUSED, True)]
 
 
@@ -205,23 +272,23 @@ async def test_a_pod_that_never_appears_is_refused_by_name(node):
     assert "default/train" in refusal.message
 
 
-async def test_a_pod_being_deleted_is_not_taken_for_its_successor(node):
+async def test_deleted_pod_is_not_mistaken_for_successor(node):
     await node.ready(placed(deleting=True))
     refusal = await node.start(placed(), ids("0:0"))
     assert refusal is not None
     assert refusal.reason is Reason.POD_MISSING
 
 
-async def test_until_it_is_known_what_is_cordoned_containers_restart_and_new_ones_wait(node):
+async def test_until_cordons_are_known_containers_restart_and_new_ones_wait(node):
     old, new = placed("old"), placed("new")
     await node.ready(old, new)
     assert await node.start(old, ids("1:0")) is None
-    node.cordon_is_told = False
+    node.cordon_known = False
     assert await node.start(old, ids("1:0")) is None
     refusal = await node.start(new, ids("1:1"))
     assert refusal.reason is Reason.NOT_READY
-    assert "has not told of gpunodes" in refusal.message
-    node.cordon_is_told = True
+    assert "has not returned gpunodes" in refusal.message
+    node.cordon_known = True
     assert await node.start(new, ids("1:1")) is None
 
 
@@ -244,7 +311,7 @@ async def test_a_silent_kubelet_is_a_reason_to_retry(node):
     assert refusal.reason is Reason.NODE_FAILURE
 
 
-async def test_a_burst_of_starts_keeps_within_kubelets_limit_of_calls_and_none_is_refused(tmp_path):
+async def test_burst_of_starts_keeps_kubelet_call_limit_without_refusals(tmp_path):
     starting = [PodSpec("default", f"p{number}", f"uid-p{number}", (APP,), "Always", 0) for number in range(32)]
     of_pods = [ids(f"{number % 2}:{number}") for number in range(32)]
     table = DeviceTable(allocations=[Allocation(one.uid, "main", VGPU, tuple(of_pods[at]), b"") for at, one in enumerate(starting)])
@@ -254,7 +321,7 @@ async def test_a_burst_of_starts_keeps_within_kubelets_limit_of_calls_and_none_i
     resources = KubeletPodResources(kubelet.socket)
     small = [pod(one.name, ContainerSpec("main", limits(1, 10))) for one in starting]
     try:
-        node = await Harness(tmp_path, Policy.BINPACK, pod_resources=Admissions(resources, FakeKubeletMemory(), time.monotonic)).ready(
+        node = await Harness(tmp_path, Policy.BINPACK, pod_resources=Admissions(resources, FakeKubeletCheckpoint(), time.monotonic)).ready(
             *small
         )
         starts = asyncio.gather(*(node.allocator.prestart(VGPU, one) for one in of_pods))
@@ -274,16 +341,17 @@ async def test_a_burst_of_starts_keeps_within_kubelets_limit_of_calls_and_none_i
 async def test_a_kubelet_that_stays_busy_is_a_reason_to_retry(tmp_path):
     class Busy(FakePodResources):
         async def held(self):
-            node.clock.seconds += 1
+            harness.clock.seconds += 1
             raise KubeletBusyError("rejected by rate limit")
 
-    node = await Harness(tmp_path, pod_resources=Busy()).ready(placed())
+    harness = Harness(tmp_path, pod_resources=Busy())
+    node = await harness.ready(placed())
     refusal = await node.allocator.prestart(VGPU, ids("0:0"))
     assert refusal is not None
     assert refusal.reason is Reason.NODE_FAILURE
 
 
-async def test_ids_that_nobody_holds_are_refused_after_a_moment(node):
+async def test_unheld_ids_are_refused_after_short_wait(node):
     await node.ready(placed())
 
     async def time_passes():
@@ -311,10 +379,10 @@ async def test_without_the_shim_nothing_is_granted(node, monkeypatch):
     refusal = await node.start(placed(), ids("0:0"))
     assert refusal is not None
     assert "libcuda.so.1" in refusal.message
-    assert not node.book.ledger.grants
+    assert not node.manager.ledger.grants
 
 
-async def test_a_host_spec_that_lacks_the_device_is_named_and_the_promise_is_kept_for_the_retry(node):
+async def test_missing_device_in_host_spec_is_named_and_promise_kept_for_retry(node):
     await node.ready(placed())
     path = node.disk.base / "etc-cdi/nvidia.json"
     whole = path.read_bytes()
@@ -335,7 +403,7 @@ async def test_without_a_host_spec_the_preload_library_is_used(node):
     assert {"path": "/dev/nvidia1"} in edits["deviceNodes"]
 
 
-async def test_a_driver_that_is_left_to_nvidias_runtime_is_said_in_the_pods_event_and_counted(tmp_path):
+async def test_driver_left_to_nvidia_runtime_is_in_pod_event_and_counted(tmp_path):
     with_spec, without = Harness(tmp_path / "a"), Harness(tmp_path / "b")
     (without.disk.base / "etc-cdi/nvidia.json").unlink()
     for node, told in ((with_spec, False), (without, True)):
@@ -352,9 +420,9 @@ async def test_an_init_container_hands_its_share_on(node):
     await node.ready(one)
     node.pod_resources.listing = [held(one, ids("0:0", "1:0"))]
     assert await node.allocator.prestart(VGPU, ids("0:0")) is None
-    assert [grant.container for grant in node.book.ledger.grants.values()] == ["init"]
+    assert [grant.container for grant in node.manager.ledger.grants.values()] == ["init"]
     assert await node.allocator.prestart(VGPU, ids("0:0", "1:0")) is None
-    assert [grant.container for grant in node.book.ledger.grants.values()] == ["main"]
+    assert [grant.container for grant in node.manager.ledger.grants.values()] == ["main"]
     assert len(node.disk.cdi.ids()) == 1
 
 
@@ -365,7 +433,7 @@ async def test_what_a_context_was_measured_to_cost_is_in_the_limits(node):
 
 
 @pytest.mark.parametrize(("priority", "access", "sign"), [("high", "rw", 1), ("low", "ro", -1)])
-async def test_a_pod_with_a_priority_has_the_nodes_page_and_its_devices_line(node, priority, access, sign):
+async def test_pod_with_priority_has_node_page_and_device_line(node, priority, access, sign):
     one = placed()
     one = replace(one, annotations={**one.annotations, contract.ANNOTATION_PRIORITY: priority})
     await node.ready(one)
@@ -385,7 +453,7 @@ async def test_a_pod_without_a_priority_has_no_page(node):
 
 
 @pytest.mark.parametrize("paused", ["true", "false"])
-async def test_a_container_of_a_paused_pod_starts_paused_and_is_said_to(node, paused):
+async def test_container_of_paused_pod_starts_paused_with_event(node, paused):
     one = placed()
     one = replace(one, annotations={**one.annotations, contract.ANNOTATION_PAUSED: paused})
     await node.ready(one)
@@ -417,27 +485,27 @@ async def test_after_settings_were_lowered_containers_restart_within_them(tmp_pa
     for number, one in enumerate(pods):
         assert await node.start(one, ids(f"1:{number}")) is None
     later = Harness(tmp_path, shares_per_gpu=1)
-    later.book.load(BOOT)
+    later.manager.load(BOOT)
     await later.ready(*pods)
     for number, one in enumerate(pods):
         assert await later.start(one, ids(f"1:{number}")) is None
         assert later.limits(ids(f"1:{number}")).devices[0].burst_bytes == 0
-    assert "1.5 of container main is more than this node allows by now: its files say 1" in caplog.text
+    assert "1.5 of container main exceeds what this node allows; its limits file says 1" in caplog.text
 
 
 class TestIdentity:
-    async def test_a_pod_recreated_under_its_name_is_waited_for_when_kubelet_starts_it(self, tmp_path):
+    async def test_recreated_pod_is_awaited_when_kubelet_starts_it(self, tmp_path):
         """The API is slower than kubelet: the namesake that is known here is gone already."""
         node = await Harness(tmp_path, pod_wait_seconds=60).ready(placed(uid="uid-1"))
-        node.kubelet_memory.entries = [RememberedDevices("uid-2", "main", VGPU, ids("0:0"))]
+        node.checkpoint.entries = [RememberedDevices("uid-2", "main", VGPU, ids("0:0"))]
         starting = asyncio.ensure_future(node.start(placed(uid="uid-1"), ids("0:0")))
         await asyncio.sleep(0.05)
         assert not starting.done()
         node.pods.pod_changed(placed(uid="uid-2"))
         assert await asyncio.wait_for(starting, 30) is None
-        assert [grant.pod_uid for grant in node.book.ledger.grants.values()] == ["uid-2"]
+        assert [grant.pod_uid for grant in node.manager.ledger.grants.values()] == ["uid-2"]
 
-    async def test_an_init_container_with_the_ids_of_the_app_container_gets_its_own_share(self, tmp_path):
+    async def test_init_container_with_ids_of_app_container_gets_own_share(self, tmp_path):
         node = Harness(tmp_path, Policy.BINPACK)
         containers = (ContainerSpec("warm", limits(1, 300), init=True), ContainerSpec("main", limits(1, 100)))
         waiting = pod("a", *containers)
@@ -449,12 +517,12 @@ class TestIdentity:
         await settle()
         assert await node.start(ended, ids("0:0")) is None
         assert node.limits(ids("0:0")).devices[0].memory_bytes == 100 * MIB
-        assert [grant.container for grant in node.book.ledger.grants.values()] == ["main"]
+        assert [grant.container for grant in node.manager.ledger.grants.values()] == ["main"]
 
-    async def test_what_a_rewrite_writes_is_what_was_granted_whatever_the_assignment_says_by_now(self, node):
+    async def test_rewrite_writes_granted_amounts_whatever_assignment_says_now(self, node):
         await node.ready(placed())
         await node.start(placed(), ids("0:0"))
-        (granted,) = node.book.ledger.grants.values()
+        (granted,) = node.manager.ledger.grants.values()
         spec, before = node.spec(ids("0:0")), node.limits(ids("0:0"))
         node.pods.pod_changed(placed("train", share(0, 900)))
         node.disk.cdi.remove(granted.grant_id)
@@ -479,7 +547,7 @@ class TestIdentity:
         node = Harness(tmp_path, backends=partial(make_backends, most_memory_burst=allowed), injection=injection, turns_page="/turns")
         await node.ready(placed())
         assert await node.start(placed(), ids("1:0")) is None
-        (granted,) = node.book.ledger.grants.values()
+        (granted,) = node.manager.ledger.grants.values()
         changed = replace(placed(), annotations={**placed().annotations, contract.ANNOTATION_MEMORY_BURST: "4"})
         node.pods.pod_changed(changed)
         await settle()
@@ -494,28 +562,28 @@ class TestIdentity:
 class TestWithoutCdi:
     """Kubelet's IDs have decided on the GPUs by the time that the pod is known."""
 
-    async def test_a_container_whose_ids_name_its_gpus_is_served_with_the_shim_beside_its_files(self, tmp_path):
+    async def test_container_with_gpu_ids_gets_shim_with_its_files(self, tmp_path):
         node = await Harness(tmp_path, injection=DeviceInjection.LEGACY).ready(placed())
         assert await node.start(placed(), ids("1:3")) is None
         limits, _ = node.disk.files.paths(node.allocator.grant_id(VGPU, ids("1:3")))
         links = {path.name: path.readlink() for path in Path(limits).parent.iterdir() if path.is_symlink()}
         shim = tmp_path / "shim"
-        assert links == {"libaliquot-preload.so": shim / "libaliquot-preload.so", "ld.so.preload": shim / "ld.so.preload"}
+        assert links == {"libaliquot-preload.so": shim / "libaliquot-preload.so"}
 
-    async def test_one_whose_ids_name_others_is_refused_with_both(self, tmp_path):
+    async def test_container_with_ids_of_other_gpus_is_refused_naming_both(self, tmp_path):
         node = await Harness(tmp_path, injection=DeviceInjection.LEGACY).ready(placed())
         refusal = await node.start(placed(), ids("0:3"))
         assert refusal is not None
         assert refusal.reason is Reason.ASSIGNMENT_INVALID
         assert "GPU-0" in refusal.message
         assert "GPU-1" in refusal.message
-        assert not node.book.ledger.grants
+        assert not node.manager.ledger.grants
 
-    async def test_local_placement_takes_what_the_ids_name_and_refuses_when_it_is_full(self, tmp_path):
+    async def test_local_placement_follows_ids_and_refuses_full_gpu(self, tmp_path):
         big = pod("big", ContainerSpec("main", limits(1, 950)))
         node = await Harness(tmp_path, Policy.BINPACK, injection=DeviceInjection.LEGACY).ready(pod("a"), big)
         assert await node.start(pod("a"), ids("1:0")) is None
-        assert [grant.device_names for grant in node.book.ledger.grants.values()] == [("GPU-1",)]
+        assert [grant.device_names for grant in node.manager.ledger.grants.values()] == [("GPU-1",)]
         refusal = await node.start(big, ids("1:1"))
         assert refusal is not None
         assert refusal.reason is Reject.MEMORY
@@ -540,7 +608,7 @@ NEW_NODE = replace(OLD_NODE, runtime_version="containerd://2.1.4")
 
 
 class TestAdmittedBefore:
-    """Kubelet repeats what Allocate answered when the container was admitted, whatever the node has become since."""
+    """Kubelet repeats what Allocate answered when the container was admitted, even if the node has changed since."""
 
     async def admitted(self, base: Path, one, device_ids, mode=DeviceInjection.AUTO, runtime=OLD_NODE) -> tuple[Answer, RememberedDevices]:
         """Have an agent answer for the container; return the answer, and what kubelet keeps of it."""
@@ -559,78 +627,78 @@ class TestAdmittedBefore:
     async def test_without_cdi_it_finds_the_shim_in_its_place(self, tmp_path, runtime, remembered):
         answer, kept = await self.admitted(tmp_path, placed(), ids("1:3"))
         node = Harness(tmp_path, injection=DeviceInjection.AUTO)
-        node.kubelet_memory.entries = [kept] if remembered else []
+        node.checkpoint.entries = [kept] if remembered else []
         if runtime is not None:
             node.pods.node_changed(runtime)
         await node.ready(placed())
         assert await node.start(placed(), ids("1:3")) is None
         assert self.missing(answer) == []
 
-    async def test_without_cdi_it_gets_no_other_gpus_than_its_ids_name_on_a_node_that_has_cdi_by_now(self, tmp_path):
+    async def test_container_without_cdi_gets_no_gpus_beyond_its_ids_after_cdi_arrives(self, tmp_path):
         _, kept = await self.admitted(tmp_path, placed(), ids("0:3"))
         node = Harness(tmp_path, injection=DeviceInjection.AUTO)
-        node.kubelet_memory.entries = [kept]
+        node.checkpoint.entries = [kept]
         node.pods.node_changed(NEW_NODE)
         await node.ready(placed())
         refusal = await node.start(placed(), ids("0:3"))
         assert refusal is not None
         assert refusal.reason is Reason.ASSIGNMENT_INVALID
-        assert not node.book.ledger.grants
+        assert not node.manager.ledger.grants
 
-    async def test_without_cdi_local_placement_keeps_to_its_ids_on_a_node_that_has_cdi_by_now(self, tmp_path):
+    async def test_local_placement_without_cdi_keeps_ids_after_cdi_arrives(self, tmp_path):
         _, kept = await self.admitted(tmp_path, pod(), ids("1:3"))
         node = Harness(tmp_path, Policy.BINPACK, injection=DeviceInjection.AUTO)
-        node.kubelet_memory.entries = [kept]
+        node.checkpoint.entries = [kept]
         node.pods.node_changed(NEW_NODE)
         await node.ready(pod())
         assert await node.start(pod(), ids("1:3")) is None
-        assert [grant.device_names for grant in node.book.ledger.grants.values()] == [("GPU-1",)]
+        assert [grant.device_names for grant in node.manager.ledger.grants.values()] == [("GPU-1",)]
 
     @pytest.mark.parametrize("mode", [DeviceInjection.LEGACY, DeviceInjection.CDI])
-    async def test_one_whose_answer_leads_to_another_grants_files_is_refused(self, tmp_path, mode):
+    async def test_container_with_reply_for_files_of_other_grant_is_refused(self, tmp_path, mode):
         """The node's secret was lost: other grants have other names."""
         _, kept = await self.admitted(tmp_path, placed(), ids("1:3"), mode)
         node = Harness(tmp_path, injection=mode, secret=b"another secret")
-        node.kubelet_memory.entries = [kept]
+        node.checkpoint.entries = [kept]
         await node.ready(placed())
         refusal = await node.start(placed(), ids("1:3"))
         assert refusal is not None
         assert refusal.reason is Reason.ADMISSION_STALE
         assert "Delete the pod" in refusal.message
-        assert not node.book.ledger.grants
+        assert not node.manager.ledger.grants
 
-    async def test_by_cdi_it_is_refused_on_a_node_that_resolves_no_names_by_now(self, tmp_path):
+    async def test_container_by_cdi_is_refused_after_node_stops_resolving_names(self, tmp_path):
         _, kept = await self.admitted(tmp_path, placed(), ids("1:3"), runtime=NEW_NODE)
         node = Harness(tmp_path, injection=DeviceInjection.AUTO)
-        node.kubelet_memory.entries = [kept]
+        node.checkpoint.entries = [kept]
         node.pods.node_changed(OLD_NODE)
         await node.ready(placed())
         refusal = await node.start(placed(), ids("1:3"))
         assert refusal is not None
         assert refusal.reason is Reason.ADMISSION_STALE
 
-    async def test_by_cdi_it_gets_what_it_was_assigned_where_the_hosts_spec_was_lost_since(self, tmp_path):
+    async def test_container_by_cdi_gets_assignment_after_host_spec_is_lost(self, tmp_path):
         """containerd 1.7 after a reboot that NVIDIA's spec in /var/run/cdi did not outlive: it resolves names all the same."""
         containerd = replace(OLD_NODE, runtime_version="containerd://1.7.27")
         _, kept = await self.admitted(tmp_path, placed(), ids("0:3"), runtime=containerd)
         node = Harness(tmp_path, injection=DeviceInjection.AUTO)
-        node.kubelet_memory.entries = [kept]
+        node.checkpoint.entries = [kept]
         (tmp_path / "etc-cdi/nvidia.json").unlink()
         node.pods.node_changed(containerd)
         await node.ready(placed())
         assert await node.start(placed(), ids("0:3")) is None
-        assert [grant.device_names for grant in node.book.ledger.grants.values()] == [("GPU-1",)]
+        assert [grant.device_names for grant in node.manager.ledger.grants.values()] == [("GPU-1",)]
 
     async def test_a_rewrite_gives_no_burst_to_one_that_was_admitted_without_cdi(self, tmp_path):
         _, kept = await self.admitted(tmp_path, placed(), ids("1:3"))
         node = Harness(
             tmp_path, backends=partial(make_backends, most_memory_burst=8.0), injection=DeviceInjection.AUTO, turns_page="/turns"
         )
-        node.kubelet_memory.entries = [kept]
+        node.checkpoint.entries = [kept]
         node.pods.node_changed(NEW_NODE)
         await node.ready(placed())
         assert await node.start(placed(), ids("1:3")) is None
-        (granted,) = node.book.ledger.grants.values()
+        (granted,) = node.manager.ledger.grants.values()
         node.pods.pod_changed(replace(placed(), annotations={**placed().annotations, contract.ANNOTATION_MEMORY_BURST: "4"}))
         await settle()
         await node.allocator.rewrite(granted)

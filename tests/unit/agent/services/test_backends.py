@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PreStart with other backends than the shim: what is made ready, what the container's CDI spec says, and what a failure leaves."""
 
 from dataclasses import replace
@@ -13,12 +14,12 @@ from agent.core.refusal import Reason
 from agent.errors import DriverError, MpsError, PartitionError
 from agent.services.backends import Provision
 from agent.services.events import EventRecorder
-from agent.services.mps_keeper import MpsKeeper
-from proto import contract
-from proto.model import ContainerSpec, Isolation, Policy
+from agent.services.mps_controller import MpsController
+from aliquot import contract
+from aliquot.contract.model import ContainerSpec, Isolation, Policy
 from tests.unit.agent.builders import gpu, grant, held, ids, instance, limits, pod, reading, share
 from tests.unit.agent.fakes import FakeClock, FakeKubeApi
-from tests.unit.agent.partitions import FakeMpsDaemons, FakePartitions, dynamic_gpu, make_backends, make_keeper
+from tests.unit.agent.partitions import FakeMpsDaemons, FakePartitions, dynamic_gpu, make_backends, make_controller
 from tests.unit.agent.services.test_allocator import Harness
 
 MIG_RESOURCE = "nvidia.com/mig-1g.10gb"
@@ -46,7 +47,7 @@ class MigNode(Harness):
 
     def __init__(self, base) -> None:
         self.partitions = FakePartitions()
-        super().__init__(base, Policy.BINPACK, lambda book: make_backends(book, make_keeper(book, self.partitions)))
+        super().__init__(base, Policy.BINPACK, lambda manager: make_backends(manager, make_controller(manager, self.partitions)))
         self.driver.answer = reading(dynamic_gpu(0))
         make_capabilities(base)
 
@@ -70,15 +71,15 @@ class TestMig:
         nodes = [entry["path"] for entry in node.edits()["deviceNodes"]]
         start = made.placement_start
         assert nodes == ["/dev/nvidia0", f"/dev/nvidia-caps/nvidia-cap{100 + start}", f"/dev/nvidia-caps/nvidia-cap{200 + start}"]
-        assert [one.backend for one in node.book.ledger.grants.values()] == [Isolation.MIG]
+        assert [one.backend for one in node.manager.ledger.grants.values()] == [Isolation.MIG]
 
-    async def test_an_instance_whose_nodes_the_hosts_spec_lacks_gets_them(self, node):
+    async def test_instance_nodes_missing_in_host_spec_are_added(self, node):
         (node.disk.base / "proc-devices").write_text("237 nvidia-caps\n")
         entry = {"name": "MIG-made-1", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}
         document = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": [entry]}
         (node.disk.base / "cdi/nvidia.json").write_bytes(msgspec.json.encode(document))
         assert await node.start_mig(on_demand(), ids("0:0")) is None
-        (one,) = node.book.ledger.grants.values()
+        (one,) = node.manager.ledger.grants.values()
         spec = msgspec.json.decode((node.disk.base / "cdi" / file_name(one.grant_id)).read_bytes())
         capabilities = [entry for entry in spec["devices"][0]["containerEdits"]["deviceNodes"] if "caps" in entry["path"]]
         assert [(entry["type"], entry["major"], entry["minor"] // 100) for entry in capabilities] == [("c", 237, 1), ("c", 237, 2)]
@@ -96,7 +97,7 @@ class TestMig:
         assert refusal is not None
         assert refusal.reason is Reason.NODE_FAILURE
         assert "in the way" in refusal.message
-        assert not node.book.ledger.grants
+        assert not node.manager.ledger.grants
         assert node.disk.cdi.ids() == []
         node.partitions.failure = None
         assert await node.start_mig(on_demand(), ids("0:0")) is None
@@ -104,12 +105,12 @@ class TestMig:
     async def test_files_written_again_name_the_same_instance(self, node):
         await node.start_mig(on_demand(), ids("0:0"))
         before = node.edits()
-        (one,) = node.book.ledger.grants.values()
+        (one,) = node.manager.ledger.grants.values()
         node.disk.cdi.remove(one.grant_id)
         await node.allocator.rewrite(one)
         assert node.edits() == before
 
-    async def test_an_instance_that_exists_needs_none_made(self, node):
+    async def test_existing_instance_is_not_created_again(self, node):
         node.driver.answer = reading(gpu(0, mig=[instance(0, 7)]))
         await node.watch.poll()
         assert await node.start_mig(on_demand(), frozenset({"MIG-0-7"})) is None
@@ -134,26 +135,28 @@ class TestOthers:
         assert edits["hooks"][0]["args"][1] == "apply-cuda-memory-limits"
 
     async def test_mps_is_offered_while_its_supervisor_lives(self, tmp_path):
-        backends = make_backends(Harness(tmp_path).book)
+        backends = make_backends(Harness(tmp_path).manager)
         with pytest.raises(MpsError, match="no aliquot-mps runs on this node"):
             await backends.provide(replace(grant(ids("0:0"), share(0)), isolation=Isolation.MPS))
 
     async def test_mps_is_offered_again_when_its_supervisor_is_there(self, tmp_path):
-        book, daemons = Harness(tmp_path).book, FakeMpsDaemons(None)
-        keeper = MpsKeeper("node-1", daemons, "/run/aliquot/mps", book=book, models=dict, events=EventRecorder(FakeKubeApi(), FakeClock()))
-        backends = make_backends(book, mps=keeper)
+        manager, daemons = Harness(tmp_path).manager, FakeMpsDaemons(None)
+        controller = MpsController(
+            "node-1", daemons, "/run/aliquot/mps", manager=manager, models=dict, events=EventRecorder(FakeKubeApi(), FakeClock())
+        )
+        backends = make_backends(manager, mps=controller)
         assert "no aliquot-mps" in backends.abilities.without_mps
         daemons.about = SupervisorState(50, "/host/shm")
-        await keeper.look()
+        await controller.look()
         assert backends.abilities.without_mps == ""
 
     async def test_the_shim_needs_nothing_more(self, tmp_path):
         node = Harness(tmp_path)
-        assert await make_backends(node.book).provide(grant(ids("0:0"))) == Provision()
+        assert await make_backends(node.manager).provide(grant(ids("0:0"))) == Provision()
 
-    async def test_a_driver_in_trouble_while_an_instance_is_made_is_a_reason_to_retry(self, tmp_path):
+    async def test_driver_fault_while_creating_instance_causes_retry(self, tmp_path):
         node = await MigNode(tmp_path).ready(on_demand())
         node.partitions.failure = DriverError("the driver is away")
         refusal = await node.start_mig(on_demand(), ids("0:0"))
         assert refusal is not None
-        assert "It is tried again at the next retry" in refusal.message
+        assert "The agent tries again when kubelet retries" in refusal.message

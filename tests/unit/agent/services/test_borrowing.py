@@ -1,5 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 import threading
+from typing import cast
 
 import pytest
 
@@ -7,15 +9,17 @@ from agent.core.borrowing import MOST_PERCENT
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.planning import Planned
 from agent.core.region_layout import MAX_DEVICES, ComputeCounters
+from agent.ports.grants import ContainerFiles
 from agent.services.borrowing import Borrower, Look
-from proto.model import CoresMode, Preferences
-from tests.unit.agent.builders import board, grant, ids, pod, share
+from aliquot.contract.model import CoresMode, Preferences
+from tests.unit.agent.builders import grant, ids, inventory, pod, share
 from tests.unit.agent.fakes import Disk, FakeClock, settle, until
 
 WEIGHT = Preferences(cores_mode=CoresMode.WEIGHT)
 A = grant(ids("0:0"), share(0, cores=30), of=pod("a"))
 B = grant(ids("0:1"), share(0, cores=50), of=pod("b"))
 HARD = grant(ids("0:2"), share(0, cores=20), of=pod("hard"))
+OTHER = grant(ids("0:3"), share(0), of=pod("other"))
 
 
 class Counted:
@@ -34,20 +38,21 @@ class Counted:
 class Harness:
     def __init__(self, base) -> None:
         self.disk = Disk(base)
-        self.book = self.disk.book()
+        self.manager = self.disk.manager()
         self.clock = FakeClock()
         self.files = Counted(self.disk)
-        self.borrower = Borrower(book=self.book, files=self.files, clock=self.clock)
+        # The borrower calls only the three methods that Counted has.
+        self.borrower = Borrower(manager=self.manager, files=cast(ContainerFiles, self.files), clock=self.clock)
 
     async def granted(self, *pairs) -> None:
         for one, preferences in pairs:
             limits = limits_of(one, FailPolicy.CLOSED, preferences)
-            await self.book.commit(Planned(one, (), preferences), limits, dict, board(), 16)
+            await self.manager.commit(Planned(one, (), preferences), limits, dict, inventory(), 16)
 
     def period(self, current, **percent: int) -> bool:
         """Let each named container be held back at so much use for a period, and look; return whether a borrower is at work."""
         self.clock.seconds += 0.1
-        for one in (A, B, HARD):
+        for one in (A, B, HARD, OTHER):
             if used := percent.get(one.pod):
                 before = self.files.paid.get(one.grant_id, ComputeCounters(0, 0))
                 self.files.paid[one.grant_id] = ComputeCounters(before.paid_ns + used * 1_000_000, before.starved_at_ns + 1)
@@ -74,7 +79,7 @@ async def test_a_busy_tenant_borrows_and_gives_back_within_a_period(node):
     assert (node.ceiling(A), node.ceiling(B)) == (37, 62)
 
 
-async def test_a_ceiling_asked_for_as_one_is_not_touched(node):
+async def test_explicitly_requested_ceiling_is_not_changed(node):
     await node.granted((A, WEIGHT), (HARD, Preferences()))
     current = node.borrower.find()
     node.period(current)
@@ -82,7 +87,30 @@ async def test_a_ceiling_asked_for_as_one_is_not_touched(node):
     assert (node.ceiling(A), node.ceiling(HARD)) == (80, 20)
 
 
-async def test_devices_without_a_borrower_are_not_looked_at(node):
+async def test_container_without_cores_leaves_what_is_reserved_while_it_is_wanted(node):
+    await node.granted((HARD, Preferences()), (OTHER, Preferences()))
+    current = node.borrower.find()
+    assert not node.period(current)
+    assert node.ceiling(OTHER) == 0
+    assert node.period(current, hard=20)
+    assert (node.ceiling(OTHER), node.ceiling(HARD)) == (80, 20)
+    for _ in range(12):
+        node.period(current)
+    assert node.ceiling(OTHER) == 0, "the other one rests"
+
+
+async def test_container_without_cores_has_no_limit_after_the_others_are_gone(node):
+    await node.granted((HARD, Preferences()), (OTHER, Preferences()))
+    current = node.borrower.find()
+    node.period(current)
+    node.period(current, hard=20)
+    await node.manager.release([HARD])
+    node.period(node.borrower.find())
+    assert node.ceiling(OTHER) == 0
+    assert node.borrower.find().devices == {}
+
+
+async def test_devices_without_borrower_are_skipped(node):
     await node.granted((B, Preferences()), (HARD, Preferences()))
     assert node.borrower.find().devices == {}
 
@@ -92,7 +120,7 @@ async def test_devices_without_a_borrower_are_not_looked_at(node):
     [grant(ids("0:0"), share(1, cores=20), of=pod("next")), grant(ids("0:0"), share(0, cores=20), of=pod("next"))],
     ids=["of another device", "of the same device"],
 )
-async def test_limits_that_were_written_anew_between_two_looks_are_left_alone(node, following):
+async def test_limits_rewritten_between_checks_are_kept(node, following):
     await node.granted((A, WEIGHT), (B, WEIGHT))
     current = node.borrower.find()
     node.period(current)
@@ -112,7 +140,7 @@ async def test_limits_with_fewer_devices_than_before_end_no_look(node):
     assert node.period(current)
 
 
-async def test_a_grant_that_is_gone_between_two_looks_harms_nobody(node):
+async def test_grant_removed_between_checks_is_harmless(node):
     await node.granted((A, WEIGHT), (B, WEIGHT))
     current = node.borrower.find()
     node.period(current)
@@ -123,7 +151,12 @@ async def test_a_grant_that_is_gone_between_two_looks_harms_nobody(node):
 
 async def test_the_loop_sleeps_until_there_is_a_borrower(node):
     looks = []
-    node.borrower.look = lambda current: looks.append(current) or Look((), working=False)
+
+    def noted(current):
+        looks.append(current)
+        return Look((), working=False)
+
+    node.borrower.look = noted
     running = asyncio.ensure_future(node.borrower.run())
     await node.granted((HARD, Preferences()))
     await asyncio.sleep(0.05)
@@ -131,7 +164,7 @@ async def test_the_loop_sleeps_until_there_is_a_borrower(node):
     assert looks == []
     await node.granted((A, WEIGHT))
     await until(lambda: looks)
-    await node.book.release([A])
+    await node.manager.release([A])
     await asyncio.sleep(0.05)
     count = len(looks)
     await asyncio.sleep(0.7)
@@ -140,7 +173,7 @@ async def test_the_loop_sleeps_until_there_is_a_borrower(node):
 
 
 @pytest.mark.timeout(60)
-async def test_a_region_that_takes_long_to_look_at_holds_up_no_file_work(node, monkeypatch):
+async def test_slow_region_does_not_delay_file_work(node, monkeypatch):
     await node.granted((A, WEIGHT), (B, WEIGHT))
     looking, done = threading.Event(), threading.Event()
 
@@ -156,6 +189,6 @@ async def test_a_region_that_takes_long_to_look_at_holds_up_no_file_work(node, m
         return looking.is_set()
 
     await until(has_begun)
-    await node.book.on_disk(lambda: None)
+    await node.manager.on_disk(lambda: None)
     done.set()
     running.cancel()

@@ -1,4 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
+from typing import cast
 
 import grpc
 import pytest
@@ -8,12 +10,15 @@ from agent.core.injection import Answer, named_answer
 from agent.core.inventory import FailedDevice
 from agent.core.refusal import Reason, Refusal
 from agent.services.admissions import Admissions
-from agent.services.device_plugin import DevicePlugin
+from agent.services.allocator import Allocator
+from agent.services.device_plugin import DevicePlugin, PluginServices
 from agent.services.driver_watch import DriverWatch
+from agent.services.injection import Injection
+from agent.services.pending import PendingPods
 from agent.services.telemetry import Telemetry
-from proto.kubelet import deviceplugin_pb2 as pb
+from aliquot.kubelet_api import deviceplugin_pb2 as pb
 from tests.unit.agent.builders import SECRET, VGPU, gpu, reading
-from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver, FakeKubeletMemory, FakePodResources
+from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver, FakeKubeletCheckpoint, FakePodResources
 from tests.unit.agent.partitions import make_offering
 
 
@@ -72,14 +77,15 @@ class Harness:
         self.injection = FakeInjection()
         self.clock = FakeClock()
         self.pod_resources = FakePodResources()
-        self.admissions = Admissions(self.pod_resources, FakeKubeletMemory(), self.clock.monotonic)
+        self.admissions = Admissions(self.pod_resources, FakeKubeletCheckpoint(), self.clock.monotonic)
+        # The plugin calls only the methods that these fakes have.
+        services = PluginServices(
+            self.admissions, cast(Allocator, self.allocator), cast(Injection, self.injection), cast(PendingPods, self.pending)
+        )
         self.plugin = DevicePlugin(
             VGPU,
             make_offering(self.watch, 2),
-            admissions=self.admissions,
-            allocator=self.allocator,
-            injection=self.injection,
-            pending=self.pending,
+            services=services,
             telemetry=Telemetry(),
             clock=self.clock,
         )

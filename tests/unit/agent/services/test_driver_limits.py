@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
 import pytest
@@ -5,14 +6,14 @@ import pytest
 from agent.adapters.cgroup_tree import CgroupTree
 from agent.core.cgroups import ContainerRef
 from agent.errors import DriverError
-from agent.services.driver_limits import DriverLimitKeeper
+from agent.services.driver_limits import DriverLimitController
 from agent.services.events import EventRecorder
 from agent.services.pod_cache import PodCache
-from proto import contract
-from proto.model import ContainerState, ContainerStatus, Isolation
-from proto.units import MIB
+from aliquot import contract
+from aliquot.contract.model import ContainerState, ContainerStatus, Isolation
+from aliquot.contract.units import MIB
 from tests.unit.agent.builders import grant, ids, pod, share
-from tests.unit.agent.fakes import Disk, FakeClock, FakeKubeApi, posted, settle
+from tests.unit.agent.fakes import Disk, FakeClock, FakeKubeApi, posted_on_pods, settle
 
 ID = "a" * 64
 LIMITED = replace(grant(ids("0:0"), share(0, 100), share(1, 100)), isolation=Isolation.DRIVER)
@@ -36,12 +37,14 @@ class Harness:
     def __init__(self, base) -> None:
         self.base = base / "cgroup"
         self.pods = PodCache()
-        self.book = Disk(base).book()
+        self.manager = Disk(base).manager()
         self.limits = FakeLimits()
         self.api = FakeKubeApi()
         self.events = EventRecorder(self.api, FakeClock())
-        self.keeper = DriverLimitKeeper("node-1", self.limits, CgroupTree(self.base), book=self.book, pods=self.pods, events=self.events)
-        self.book.ledger = self.book.ledger.adopting([LIMITED])
+        self.controller = DriverLimitController(
+            "node-1", self.limits, CgroupTree(self.base), manager=self.manager, pods=self.pods, events=self.events
+        )
+        self.manager.ledger = self.manager.ledger.adopting([LIMITED])
 
     async def run(self, state=ContainerState.RUNNING, container_id=ID):
         self.pods.pods_listed([replace(pod(), phase="Running", statuses=(ContainerStatus("main", state, container_id),))])
@@ -55,7 +58,7 @@ class Harness:
         return str(directory)
 
     def in_force(self) -> list[float]:
-        (found,) = self.keeper.families()
+        (found,) = self.controller.families()
         assert {labels[found.labels.index("node")] for labels, _ in found.samples} <= {"node-1"}
         return [value for _, value in found.samples]
 
@@ -65,81 +68,81 @@ async def node(tmp_path):
     return Harness(tmp_path)
 
 
-async def test_a_limit_that_is_missing_is_set_on_every_gpu_of_the_container(node):
+async def test_missing_limit_is_set_on_every_gpu_of_container(node):
     cgroup = node.make_cgroup()
     await node.run()
-    assert await node.keeper.look() is True
+    assert await node.controller.look() is True
     assert node.limits.limits == {("GPU-0", cgroup): 100 * MIB, ("GPU-1", cgroup): 100 * MIB}
     assert node.in_force() == [1.0, 1.0]
-    assert node.keeper.unlimited == set()
+    assert node.controller.unlimited == set()
 
 
 async def test_another_limit_is_put_right(node):
     cgroup = node.make_cgroup()
     node.limits.limits["GPU-0", cgroup] = 5 * MIB
     await node.run()
-    await node.keeper.look()
+    await node.controller.look()
     assert node.limits.limits["GPU-0", cgroup] == 100 * MIB
 
 
-async def test_nothing_is_looked_at_before_the_container_runs(node):
+async def test_container_is_checked_only_once_running(node):
     node.make_cgroup()
     await node.run(ContainerState.WAITING, "")
-    assert await node.keeper.look() is False
+    assert await node.controller.look() is False
     assert node.limits.limits == {}
 
 
 async def test_containers_of_other_backends_are_left_alone(node):
-    node.book.ledger = node.book.ledger.adopting([replace(LIMITED, isolation=Isolation.SHIM)])
+    node.manager.ledger = node.manager.ledger.adopting([replace(LIMITED, isolation=Isolation.SHIM)])
     await node.run()
-    assert await node.keeper.look() is False
+    assert await node.controller.look() is False
 
 
 @pytest.mark.parametrize("failing", ["no cgroup", "no driver"])
-async def test_a_limit_that_cannot_be_held_is_said(node, failing):
+async def test_unenforceable_limit_is_reported(node, failing):
     if failing == "no driver":
         node.make_cgroup()
         node.limits.failure = DriverError("the driver is away")
     await node.run()
-    assert await node.keeper.look() is True
+    assert await node.controller.look() is True
     assert node.in_force() == [0.0, 0.0]
-    assert node.keeper.unlimited == {LIMITED.grant_id}
+    assert node.controller.unlimited == {LIMITED.grant_id}
 
 
-async def test_what_keeps_a_limit_from_being_held_is_said_once_and_again_when_it_is_another(node, caplog):
+async def test_obstacle_to_limit_is_logged_once_and_again_when_it_changes(node, caplog):
     await node.run()
     for _ in range(3):
-        await node.keeper.look()
+        await node.controller.look()
     assert [one.device_uuid for one in caplog.records] == ["GPU-0", "GPU-1"]
     caplog.clear()
     cgroup = node.make_cgroup()
     node.limits.limits["GPU-1", cgroup] = 100 * MIB
     node.limits.failure = DriverError("the agent may not")
     for _ in range(3):
-        await node.keeper.look()
+        await node.controller.look()
     assert [one.message for one in caplog.records] == ["driver limit not in force: the agent may not"] * 2
     node.limits.failure = None
-    await node.keeper.look()
+    await node.controller.look()
     assert node.in_force() == [1.0, 1.0]
 
 
-async def test_the_pod_is_told_once_of_each_limit_that_is_not_in_force(node):
+async def test_pod_gets_one_event_per_limit_not_in_force(node):
     cgroup = node.make_cgroup()
     node.limits.limits["GPU-1", cgroup] = 100 * MIB
     await node.run()
-    await node.keeper.look()
-    assert [event for event in await posted(node.events, node.api) if event.reason == contract.EVENT_REASON_DRIVER_LIMIT] == []
+    await node.controller.look()
+    assert [event for event in await posted_on_pods(node.events, node.api) if event.reason == contract.EVENT_REASON_DRIVER_LIMIT] == []
     node.limits.failure = DriverError("the agent may not")
     for _ in range(3):
-        await node.keeper.look()
-    told = [event for event in await posted(node.events, node.api) if event.reason == contract.EVENT_REASON_DRIVER_LIMIT]
+        await node.controller.look()
+    told = [event for event in await posted_on_pods(node.events, node.api) if event.reason == contract.EVENT_REASON_DRIVER_LIMIT]
     assert [(event.pod, event.pod_uid, event.container, event.message, event.warning) for event in told] == [
         ("train", "uid-train", "main", f"container main: the driver does not limit its memory on {uuid}: the agent may not", True)
         for uuid in ("GPU-0", "GPU-1")
     ]
 
 
-def test_the_cgroup_of_a_container_is_found_in_the_layouts_of_both_drivers(tmp_path):
+def test_cgroup_of_container_is_found_in_layouts_of_both_drivers(tmp_path):
     ref = ContainerRef("uid-1", ID)
     assert CgroupTree(tmp_path).of_container(ref) is None
     plain = tmp_path / "kubepods/burstable/poduid-1" / ID

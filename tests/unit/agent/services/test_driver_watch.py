@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ from agent.core.inventory import DeviceEvent, DeviceReading, DriverReading, Fail
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError
 from agent.services import driver_watch as module
 from agent.services.driver_watch import ENTERING_SECONDS, FIRST_SEARCH_POLLS, LAST_SEARCH_POLLS, DriverWatch
-from proto.gpunode import Cordon
+from aliquot.contract.gpunode import Cordon
 from tests.unit.agent.builders import gpu, reading
 from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver, until
 
@@ -28,10 +29,10 @@ async def polled(driver: FakeDriver, *answers) -> DriverWatch:
 
 
 def health(watch: DriverWatch) -> dict[str, bool]:
-    return {entry.device.uuid: entry.healthy for entry in watch.board.devices}
+    return {entry.device.uuid: entry.healthy for entry in watch.inventory.devices}
 
 
-async def test_devices_and_links_are_on_the_board_after_the_first_reading():
+async def test_devices_and_links_are_in_inventory_after_first_reading():
     driver = FakeDriver(BOTH)
     watch = await polled(driver, BOTH, BOTH)
     assert health(watch) == {"GPU-0": True, "GPU-1": True}
@@ -42,11 +43,11 @@ async def test_devices_and_links_are_on_the_board_after_the_first_reading():
 async def test_a_missing_driver_is_waited_for_and_then_found(caplog):
     missing = DriverMissingError("libnvidia-ml.so.1 was not found")
     watch = await polled(FakeDriver(missing), missing, missing, BOTH)
-    assert len(watch.board.devices) == 2
+    assert len(watch.inventory.devices) == 2
     assert len([record for record in caplog.records if "libnvidia-ml" in record.getMessage()]) == 1
 
 
-async def test_a_lost_device_becomes_unhealthy_and_recovers_by_itself():
+async def test_lost_device_becomes_unhealthy_and_recovers():
     driver = FakeDriver(BOTH)
     watch = await polled(driver, BOTH, ONE_LOST)
     assert health(watch) == {"GPU-0": True, "GPU-1": False}
@@ -55,9 +56,9 @@ async def test_a_lost_device_becomes_unhealthy_and_recovers_by_itself():
     assert health(watch) == {"GPU-0": True, "GPU-1": True}
 
 
-async def test_the_driver_is_entered_anew_once_a_lost_device_was_found_by_a_new_session():
+async def test_driver_is_reopened_once_new_session_finds_lost_device():
     driver = FakeDriver(BOTH)
-    driver.anew = ALL
+    driver.in_new_session = ALL
     await polled(driver, BOTH, *[ONE_LOST] * FIRST_SEARCH_POLLS)
     assert driver.restarts == 0
     await polled(driver, BOTH, *[ONE_LOST] * (FIRST_SEARCH_POLLS + 1))
@@ -65,22 +66,22 @@ async def test_the_driver_is_entered_anew_once_a_lost_device_was_found_by_a_new_
 
 
 @pytest.mark.parametrize(
-    "anew",
+    "in_new_session",
     [
         pytest.param({"GPU-0"}, id="no more than this one"),
         pytest.param({"GPU-1"}, id="the lost one alone"),
         pytest.param(DriverError("nvmlInit: unknown error"), id="none works"),
     ],
 )
-async def test_a_session_that_works_is_not_left_for_one_that_is_no_better(anew):
+async def test_working_session_is_kept_when_new_one_is_no_better(in_new_session):
     driver = FakeDriver(BOTH)
-    driver.anew = anew
+    driver.in_new_session = in_new_session
     watch = await polled(driver, BOTH, *[ONE_LOST] * 100)
     assert driver.restarts == 0
     assert health(watch) == {"GPU-0": True, "GPU-1": False}
 
 
-async def test_the_longer_a_device_is_lost_the_less_often_it_is_looked_for():
+async def test_lost_device_is_searched_less_often_over_time():
     driver = FakeDriver(BOTH)
     searched_after = []
     watch = await polled(driver, BOTH)
@@ -104,7 +105,7 @@ async def test_the_longer_a_device_is_lost_the_less_often_it_is_looked_for():
 
 
 @pytest.mark.parametrize("trouble", [DriverTimeoutError("nvmlInit has not returned for 6.0 s"), DriverError("nvmlInit: unknown error")])
-async def test_devices_that_answered_count_as_silent_only_when_entering_anew_takes_too_long(trouble):
+async def test_devices_count_as_silent_only_when_reopening_driver_takes_too_long(trouble):
     class SlowToEnter(FakeDriver):
         async def read(self):
             if self.restarts:
@@ -112,7 +113,7 @@ async def test_devices_that_answered_count_as_silent_only_when_entering_anew_tak
             return await super().read()
 
     clock, driver = FakeClock(), SlowToEnter(BOTH)
-    driver.anew = ALL
+    driver.in_new_session = ALL
     watch = DriverWatch(driver, 5.0, RULES, clock.monotonic)
     await watch.poll()
     driver.answer = ONE_LOST
@@ -127,7 +128,7 @@ async def test_devices_that_answered_count_as_silent_only_when_entering_anew_tak
     assert (health(watch)["GPU-0"], watch.trouble) == (False, str(trouble))
 
 
-async def test_a_driver_that_was_entered_anew_is_read_at_once_and_what_was_reported_before_is_taken():
+async def test_reopened_driver_is_read_first_and_earlier_events_are_delivered():
     driver = FakeDriver(BOTH)
     order: list[str] = []
     for name in ("read", "restart"):
@@ -138,7 +139,7 @@ async def test_a_driver_that_was_entered_anew_is_read_at_once_and_what_was_repor
             return await method()
 
         setattr(driver, name, told)
-    driver.anew = ALL
+    driver.in_new_session = ALL
     watch = await polled(driver, BOTH, *[ONE_LOST] * FIRST_SEARCH_POLLS)
     heard: list[DeviceEvent] = []
     watch.on_event = heard.append
@@ -158,16 +159,16 @@ async def test_a_driver_that_hangs_as_a_whole_marks_every_device():
     assert not any(health(watch).values())
 
 
-async def test_while_the_driver_hangs_as_a_whole_another_process_tries_it_now_and_then():
+async def test_while_driver_hangs_another_process_probes_it_periodically():
     hang = DriverTimeoutError("nvmlInit has not returned for 6.0 s")
     driver = FakeDriver(BOTH)
-    driver.out, driver.anew = [OverdueCall("nvmlInit", None, 6.0)], ALL
+    driver.out, driver.in_new_session = [OverdueCall("nvmlInit", None, 6.0)], ALL
     watch = await polled(driver, BOTH, *[hang] * FIRST_SEARCH_POLLS)
     assert (driver.searches, watch.locked_out) == (1, "")
     driver.answer = hang
     await watch.poll()
     assert watch.locked_out == "nvmlInit has not returned"
-    driver.anew = frozenset()  # by now it hangs for others, too
+    driver.in_new_session = frozenset()  # by now it hangs for others, too
     for _ in range(2 * FIRST_SEARCH_POLLS):
         await watch.poll()
         await asyncio.sleep(0)
@@ -184,7 +185,7 @@ async def test_calls_that_have_not_come_back_are_metrics():
     assert family.samples == ((("nvmlInit", ""), 7.0), (("nvmlDeviceGetName", "GPU-1"), 5.0))
 
 
-async def test_a_hang_is_logged_once_however_long_it_lasts(caplog):
+async def test_long_hang_is_logged_once(caplog):
     hangs = [DriverTimeoutError(f"nvmlInit has not returned for {seconds}.0 s") for seconds in range(5, 9)]
     await polled(FakeDriver(BOTH), BOTH, *hangs)
     assert len([record for record in caplog.records if "nvmlInit" in record.getMessage() and record.name.endswith("driver_watch")]) == 3
@@ -199,7 +200,7 @@ async def test_listeners_hear_of_changes_of_health_and_of_nothing_else():
         driver.answer = answer
         await watch.poll()
     assert watch.changes.count == before
-    assert watch.board.devices[0].memory_used_bytes == 0
+    assert watch.inventory.devices[0].memory_used_bytes == 0
     driver.answer = DriverError("unknown error")
     await watch.poll()
     assert watch.changes.count > before
@@ -210,19 +211,19 @@ class NoLinks(FakeDriver):
         raise DriverError("NVLink state: unknown error")
 
 
-async def test_trouble_with_the_links_alone_leaves_the_devices_healthy_and_is_said_once(caplog):
+async def test_link_fault_leaves_devices_healthy_and_is_logged_once(caplog):
     assert health(await polled(NoLinks(BOTH), BOTH, BOTH, BOTH)) == {"GPU-0": True, "GPU-1": True}
     assert len([record for record in caplog.records if "NVLink state" in record.getMessage()]) == 1
 
 
-async def test_a_lost_gpu_is_looked_for_in_a_new_session_also_while_the_links_cannot_be_read():
+async def test_lost_gpu_is_searched_in_new_session_while_links_are_unreadable():
     driver = NoLinks(BOTH)
     await polled(driver, BOTH, *[ONE_LOST] * FIRST_SEARCH_POLLS)
     assert driver.searches == 1
 
 
 class Timed:
-    """A watch whose clock the test moves, with what it tells."""
+    """A watch with a clock that the test moves, and what it reports."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -238,7 +239,7 @@ class Timed:
 
     @property
     def states(self) -> list[HealthState]:
-        return [entry.state for entry in self.watch.board.devices]
+        return [entry.state for entry in self.watch.inventory.devices]
 
 
 async def test_what_gpus_report_is_heard_also_while_the_driver_is_in_trouble(monkeypatch):
@@ -254,10 +255,10 @@ async def test_what_gpus_report_is_heard_also_while_the_driver_is_in_trouble(mon
     await until(lambda: heard)
     running.cancel()
     assert [event.xid for event in heard] == [62]
-    assert [entry.state for entry in watch.board.devices] == [HealthState.QUARANTINED, HealthState.QUARANTINED]
+    assert [entry.state for entry in watch.inventory.devices] == [HealthState.QUARANTINED, HealthState.QUARANTINED]
 
 
-async def test_what_gpus_report_is_heard_also_while_a_reading_does_not_come_back(monkeypatch):
+async def test_gpu_events_are_received_while_reading_hangs(monkeypatch):
     monkeypatch.setattr(module, "EVENTS_SECONDS", 0.01)
     driver = FakeDriver(BOTH)
     watch = DriverWatch(driver, 60.0, RULES)
@@ -278,18 +279,18 @@ async def test_what_gpus_report_is_heard_also_while_a_reading_does_not_come_back
     assert health(watch) == {"GPU-0": False, "GPU-1": False}
 
 
-async def test_a_gpu_that_was_lost_is_given_out_again_once_it_answered_for_long_enough():
+async def test_lost_gpu_is_offered_again_after_answering_long_enough():
     node = Timed()
     await node.poll()
     await node.poll(ONE_LOST)
     await node.poll(after_seconds=5)
     await node.poll(after_seconds=29)
-    assert node.watch.board.devices[1].trouble == "recovering from: GPU is lost"
+    assert node.watch.inventory.devices[1].trouble == "recovering from: GPU is lost"
     await node.poll(after_seconds=1)
     assert node.transitions == [("GPU-1", HealthState.LOST), ("GPU-1", HealthState.RECOVERING), ("GPU-1", HealthState.HEALTHY)]
 
 
-async def test_a_hard_xid_takes_out_its_gpu_alone_and_an_applications_none():
+async def test_hard_xid_removes_only_its_gpu_and_application_xid_removes_no_gpu():
     node = Timed()
     await node.poll()
     before = node.watch.changes.count
@@ -300,31 +301,31 @@ async def test_a_hard_xid_takes_out_its_gpu_alone_and_an_applications_none():
     assert node.watch.changes.count == before + 1
 
 
-async def test_a_gpu_that_answers_with_a_fault_that_stands_is_out_until_the_fault_is_gone():
+async def test_gpu_with_lasting_fault_is_withheld_until_fault_ends():
     node = Timed()
     await node.poll()
     due = DriverReading("580", 13000, (DeviceReading(gpu(0)), DeviceReading(gpu(1), faults=("a row remap waits for a reset of the GPU",))))
     for _ in range(3):
         await node.poll(due, after_seconds=4000)
-        assert node.watch.board.devices[1].trouble == "a row remap waits for a reset of the GPU"
+        assert node.watch.inventory.devices[1].trouble == "a row remap waits for a reset of the GPU"
     await node.poll(after_seconds=5)
     await node.poll(after_seconds=30)
     assert node.states == [HealthState.HEALTHY, HealthState.HEALTHY]
     assert node.driver.restarts == 0
 
 
-async def test_a_cordon_keeps_a_gpu_from_use_and_its_health_as_it_is():
+async def test_cordon_withholds_gpu_and_keeps_its_health():
     node = Timed()
     await node.poll()
     before = node.watch.changes.count
     node.watch.set_cordon(Cordon(devices=("GPU-0",)))
-    assert [(entry.usable, entry.healthy) for entry in node.watch.board.devices] == [(False, True), (True, True)]
+    assert [(entry.usable, entry.healthy) for entry in node.watch.inventory.devices] == [(False, True), (True, True)]
     node.watch.set_cordon(Cordon(devices=("GPU-0",)))
     assert node.watch.changes.count == before + 1
     await node.poll(after_seconds=5)
-    assert not node.watch.board.devices[0].usable
+    assert not node.watch.inventory.devices[0].usable
     node.watch.set_cordon(Cordon())
-    assert [entry.usable for entry in node.watch.board.devices] == [True, True]
+    assert [entry.usable for entry in node.watch.inventory.devices] == [True, True]
 
 
 async def test_what_a_gpu_reports_makes_the_next_reading_come_at_once(monkeypatch):
@@ -335,8 +336,8 @@ async def test_what_a_gpu_reports_makes_the_next_reading_come_at_once(monkeypatc
     await until(lambda: driver.link_reads)
     driver.answer = ONE_LOST
     driver.reported = [DeviceEvent("GPU-1", 79)]
-    await until(lambda: not watch.board.devices[1].healthy)
+    await until(lambda: not watch.inventory.devices[1].healthy)
     running.cancel()
-    assert [entry.state for entry in watch.board.devices] == [HealthState.HEALTHY, HealthState.LOST]
-    assert watch.board.devices[1].trouble == "XID 79 (fallen off the bus)"
+    assert [entry.state for entry in watch.inventory.devices] == [HealthState.HEALTHY, HealthState.LOST]
+    assert watch.inventory.devices[1].trouble == "XID 79 (fallen off the bus)"
     assert driver.link_reads == 1

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -5,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.errors import KubeAbsentError, KubeApiError, KubeRefusedError
-from agent.ports import PodEvent
+from agent.ports.kube import PodEvent
 from agent.services.events import (
     FIRST_RETRY_SECONDS,
     GIVE_UP_AFTER_SECONDS,
@@ -15,13 +15,14 @@ from agent.services.events import (
     REPEAT_AFTER_SECONDS,
     EventRecorder,
 )
+from aliquot.kube.errors import KubeApiError, KubeNotFoundError, KubeRefusedError
 from tests.unit.agent.fakes import FakeClock, FakeKubeApi, until
 
 EVENT = PodEvent("default", "train", "uid", "main", "AliquotRefused", "no room", warning=True)
 
 
 class Pauses:
-    """The waits between tries; each ends when the test says so."""
+    """The waits between tries; each ends when the test ends it."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -55,7 +56,7 @@ async def posting(recorder: EventRecorder) -> AsyncIterator[None]:
     running.cancel()
 
 
-async def test_a_repeated_sentence_is_posted_once_in_a_while():
+async def test_repeated_event_is_posted_once_per_period():
     api, clock = FakeKubeApi(), FakeClock()
     recorder = EventRecorder(api, clock)
     for _ in range(5):
@@ -68,7 +69,7 @@ async def test_a_repeated_sentence_is_posted_once_in_a_while():
     assert [event.message for event in api.events] == ["no room", "other", "no room"]
 
 
-async def test_what_happened_again_is_told_again():
+async def test_repeated_event_is_sent_again():
     api = FakeKubeApi()
     recorder = EventRecorder(api, FakeClock())
     for _ in range(2):
@@ -80,7 +81,7 @@ async def test_what_happened_again_is_told_again():
     assert [event.message for event in api.events] == ["no room", "no room", "other"]
 
 
-async def test_a_refusal_that_tells_how_long_a_call_has_hung_is_the_same_a_moment_later():
+async def test_refusal_with_age_of_hanging_call_equals_later_one():
     api = FakeKubeApi()
     recorder = EventRecorder(api, FakeClock())
     for seconds in (6, 16):
@@ -91,7 +92,7 @@ async def test_a_refusal_that_tells_how_long_a_call_has_hung_is_the_same_a_momen
     assert [event.message for event in api.events] == ["nvmlInit has not returned for 6.0 s. It is tried again", "other"]
 
 
-async def test_what_happened_during_an_outage_is_told_after_it_in_order_and_with_its_own_time():
+async def test_events_during_outage_are_sent_afterwards_in_order_with_own_time():
     api, clock, pauses = FakeKubeApi(), FakeClock(), Pauses()
     api.outage = True
     recorder = EventRecorder(api, clock, pause=pauses)
@@ -130,7 +131,7 @@ async def test_waits_grow_during_an_outage_and_are_short_again_after_it():
     assert pauses.seconds[-1] <= FIRST_RETRY_SECONDS
 
 
-async def test_an_api_that_says_when_to_come_again_is_left_alone_until_then():
+async def test_api_with_retry_after_is_not_called_before_that():
     api, clock, pauses = FakeKubeApi(), FakeClock(), Pauses()
     api.answers = [KubeApiError("HTTP 429", 7.0)]
     recorder = EventRecorder(api, clock, pause=pauses)
@@ -141,7 +142,7 @@ async def test_an_api_that_says_when_to_come_again_is_left_alone_until_then():
     assert pauses.seconds == [7.0]
 
 
-async def test_events_that_are_old_when_the_api_is_back_are_dropped_without_a_try_each(caplog):
+async def test_events_expired_during_outage_are_dropped_without_single_tries(caplog):
     api, clock, pauses = FakeKubeApi(), FakeClock(), Pauses()
     api.outage = True
     recorder = EventRecorder(api, clock, pause=pauses)
@@ -157,7 +158,7 @@ async def test_events_that_are_old_when_the_api_is_back_are_dropped_without_a_tr
     assert caplog.text.count("event not posted yet") == 1
 
 
-@pytest.mark.parametrize("answer", [KubeAbsentError("HTTP 404"), KubeRefusedError("HTTP 403")], ids=["404", "403"])
+@pytest.mark.parametrize("answer", [KubeNotFoundError("HTTP 404"), KubeRefusedError("HTTP 403")], ids=["404", "403"])
 async def test_an_event_that_the_api_will_never_take_holds_up_no_other(answer, caplog):
     api = FakeKubeApi()
     api.answers = [answer]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 import threading
 from collections.abc import Mapping
@@ -7,15 +8,17 @@ from agent.core.health import GpuHealth, HealthState, HealthTable
 from agent.core.inventory import DeviceEvent, FailedDevice
 from agent.core.ledger import Ledger
 from agent.errors import StorageError
-from agent.ports import GpuNodeState, NodeEvent, NodeState, PodEvent
+from agent.ports.kube import GpuNodeState, NodeEvent, NodeState, PodEvent
 from agent.services import health
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
-from agent.services.health import CordonKeeper, HealthMemory, HealthReporter
+from agent.services.health import CordonController, HealthRecorder, HealthReporter
 from agent.services.pod_cache import PodCache
+from agent.services.reporting import Reporting
+from agent.services.state import AgentState
 from agent.services.telemetry import Telemetry
-from proto import contract
-from proto.gpunode import Cordon
+from aliquot import contract
+from aliquot.contract.gpunode import Cordon
 from tests.unit.agent.builders import gpu, grant, ids, instance, pod, reading, share
 from tests.unit.agent.fakes import AT_ONCE, Disk, FakeClock, FakeDriver, FakeKubeApi, posted, settle, until
 
@@ -29,12 +32,12 @@ class Harness:
         self.pods = PodCache()
         self.api = FakeKubeApi()
         self.telemetry = Telemetry("node-1")
-        self.book = Disk(base).book()
+        self.manager = Disk(base).manager()
         self.events = EventRecorder(self.api, FakeClock())
-        HealthReporter("node-1", watch=self.watch, book=self.book, pods=self.pods, events=self.events, telemetry=self.telemetry)
+        HealthReporter("node-1", state=AgentState(self.watch, self.pods, self.manager), reporting=Reporting(self.events, self.telemetry))
 
     def granted(self, *grants) -> None:
-        self.book.ledger = Ledger({one.grant_id: one for one in grants})
+        self.manager.ledger = Ledger({one.grant_id: one for one in grants})
 
     async def look(self, *devices, failed=()) -> None:
         self.driver.answer = reading(*devices, failed=failed)
@@ -45,7 +48,7 @@ class Harness:
         return self.telemetry.registry.get_sample_value(contract.METRIC_PREFIX + name, named) or 0.0
 
 
-async def test_a_gpu_that_goes_and_comes_back_is_told_on_the_node_and_on_the_pods_that_use_it(tmp_path):
+async def test_gpu_loss_and_return_are_events_on_node_and_pods(tmp_path):
     node = Harness(tmp_path)
     node.pods.node_changed(NodeState("node-uid", {}, {}))
     await settle()
@@ -62,7 +65,7 @@ async def test_a_gpu_that_goes_and_comes_back_is_told_on_the_node_and_on_the_pod
         ("node-uid", "AliquotGpuUnhealthy", True),
         ("node-uid", "AliquotGpuHealthy", False),
     ]
-    assert on_node[0].message == "GPU GPU-1 is lost and gets no new work: GPU is lost"
+    assert on_node[0].message == "GPU GPU-1 is lost and gets no new containers: GPU is lost"
     on_pods = [event for event in events if isinstance(event, PodEvent)]
     assert [(event.pod, event.warning) for event in on_pods] == [("on-its-instance", True), ("on-its-instance", False)]
     assert node.count("device_health_transitions_total", device_uuid="GPU-1", state="lost") == 1
@@ -80,7 +83,7 @@ async def test_xids_are_counted_and_a_suspect_gpu_makes_no_event(tmp_path):
 
 
 class Store:
-    """A store whose disk is full as often as it is told."""
+    """A store with a disk that is full as often as the test sets."""
 
     def __init__(self, kept: Cordon | None = Cordon(), *, full: int = 0) -> None:  # noqa: B008 - a value
         self.kept = kept
@@ -101,23 +104,23 @@ class Store:
 ONE = Cordon(devices=("GPU-0",))
 
 
-def cordons(store: Store, **options) -> tuple[CordonKeeper, DriverWatch, PodCache]:
+def cordons(store: Store, **options) -> tuple[CordonController, DriverWatch, PodCache]:
     watch, pods = DriverWatch(FakeDriver(reading(gpu(0))), 1.0), PodCache()
-    return CordonKeeper(watch, pods, store, **options), watch, pods
+    return CordonController(watch, pods, store, **options), watch, pods
 
 
 async def test_a_cordon_is_remembered_and_holds_until_the_api_says_otherwise(monkeypatch):
     monkeypatch.setattr(health, "SAVE_AGAIN_SECONDS", 0.01)
     store = Store(full=2)
-    keeper, _, pods = cordons(store)
-    following = asyncio.ensure_future(keeper.run())
+    controller, _, pods = cordons(store)
+    following = asyncio.ensure_future(controller.run())
     pods.gpu_node_seen(GpuNodeState(ONE, "", {}))
     await until(lambda: store.kept == ONE)
     following.cancel()
-    keeper, watch, pods = cordons(store)
-    keeper.load()
+    controller, watch, pods = cordons(store)
+    controller.load()
     assert watch.cordon == ONE
-    following = asyncio.ensure_future(keeper.run())
+    following = asyncio.ensure_future(controller.run())
     pods.gpu_node_seen(None)
     await until(lambda: store.kept == Cordon())
     assert watch.cordon == Cordon()
@@ -133,8 +136,8 @@ async def test_a_cordon_holds_at_once_on_a_disk_that_does_not_answer():
             super().save(cordon)
 
     store = Stuck()
-    keeper, watch, pods = cordons(store)
-    following = asyncio.ensure_future(keeper.run())
+    controller, watch, pods = cordons(store)
+    following = asyncio.ensure_future(controller.run())
     for cordon in (ONE, Cordon(node=True)):
         pods.gpu_node_seen(GpuNodeState(cordon, "", {}))
         await settle()
@@ -144,44 +147,44 @@ async def test_a_cordon_holds_at_once_on_a_disk_that_does_not_answer():
     following.cancel()
 
 
-async def test_a_record_that_cannot_be_read_is_said_and_replaced(caplog):
+async def test_unreadable_record_is_reported_and_replaced(caplog):
     store = Store(None)
-    keeper, watch, pods = cordons(store)
-    keeper.load()
+    controller, watch, pods = cordons(store)
+    controller.load()
     assert watch.cordon == Cordon()
-    assert "not known until the API tells: not a record" in caplog.text
-    following = asyncio.ensure_future(keeper.run())
+    assert "cordons are unknown until the API reports them: not a record" in caplog.text
+    following = asyncio.ensure_future(controller.run())
     pods.gpu_node_seen(GpuNodeState(ONE, "", {}))
     await until(lambda: store.kept == ONE)
     following.cancel()
 
 
-async def test_new_work_waits_until_the_api_has_told_of_cordons_or_failed_to():
-    keeper, watch, pods = cordons(Store())
-    keeper.load()
-    assert not keeper.is_told()
+async def test_new_work_waits_until_api_reports_cordons_or_fails():
+    controller, watch, pods = cordons(Store())
+    controller.load()
+    assert not controller.is_known()
     pods.gpu_node_seen(GpuNodeState(ONE, "", {}))
     await settle()
-    assert keeper.is_told()
-    assert watch.cordon == ONE  # also where the keeper's own loop has not had its turn
-    keeper, watch, pods = cordons(Store(ONE))
-    keeper.load()
+    assert controller.is_known()
+    assert watch.cordon == ONE  # also where the controller's own loop has not had its turn
+    controller, watch, pods = cordons(Store(ONE))
+    controller.load()
     pods.api_trouble(contract.GPU_NODE_PLURAL, "gpunodes cannot be listed")
     await settle()
-    assert keeper.is_told()
+    assert controller.is_known()
     assert watch.cordon == ONE
 
 
-async def test_where_nobody_watches_the_object_nothing_is_cordoned():
-    keeper, watch, _ = cordons(Store(ONE), watched=False)
-    keeper.load()
-    assert keeper.is_told()
+async def test_without_object_watch_no_gpu_is_cordoned():
+    controller, watch, _ = cordons(Store(ONE), watched=False)
+    controller.load()
+    assert controller.is_known()
     assert watch.cordon == Cordon()
 
 
-async def test_a_cordon_follows_the_object_and_one_that_cannot_be_read_changes_nothing(caplog):
+async def test_cordon_follows_object_and_unreadable_one_changes_nothing(caplog):
     watch, pods = DriverWatch(FakeDriver(reading(gpu(0))), 1.0), PodCache()
-    following = asyncio.ensure_future(CordonKeeper(watch, pods, Store()).run())
+    following = asyncio.ensure_future(CordonController(watch, pods, Store()).run())
 
     async def seen(state: GpuNodeState | None) -> Cordon:
         pods.gpu_node_seen(state)
@@ -215,11 +218,11 @@ class FullDisk:
         self._loop.call_soon_threadsafe(self.saved.set)
 
 
-async def test_health_that_could_not_be_saved_is_saved_once_more_though_nothing_happens(monkeypatch, caplog):
+async def test_unsaved_health_is_saved_on_retry_without_new_change(monkeypatch, caplog):
     monkeypatch.setattr(health, "SAVE_AGAIN_SECONDS", 0.02)
     watch, store = DriverWatch(FakeDriver(reading(gpu(0))), 1.0), FullDisk()
     await watch.poll()
-    saving = asyncio.ensure_future(HealthMemory(watch, store).run())
+    saving = asyncio.ensure_future(HealthRecorder(watch, store).run())
     await asyncio.wait_for(store.saved.wait(), 60)
     assert "no space left" in caplog.text
     await asyncio.sleep(0.2)
@@ -232,7 +235,7 @@ async def test_an_agent_that_is_replaced_remembers_a_quarantine(tmp_path, caplog
 
     async def life() -> DriverWatch:
         watch = DriverWatch(FakeDriver(reading(gpu(0), gpu(1))), 1.0)
-        memory = HealthMemory(watch, store)
+        memory = HealthRecorder(watch, store)
         memory.load()
         saving = asyncio.ensure_future(memory.run())
         await watch.poll()
@@ -245,11 +248,11 @@ async def test_an_agent_that_is_replaced_remembers_a_quarantine(tmp_path, caplog
     await until(lambda: HealthState.QUARANTINED in {health.state for health in store.load().gpus.values()})
     lives[0].cancel()
     second = await life()
-    assert [entry.state for entry in second.board.devices] == [HealthState.HEALTHY, HealthState.QUARANTINED]
+    assert [entry.state for entry in second.inventory.devices] == [HealthState.HEALTHY, HealthState.QUARANTINED]
     lives[1].cancel()
     assert (tmp_path / "health").stat().st_mode & 0o777 == 0o600
     (tmp_path / "health").write_bytes(b"torn")
     third = await life()
-    assert [entry.state for entry in third.board.devices] == [HealthState.HEALTHY, HealthState.HEALTHY]
-    assert "begins anew" in caplog.text
+    assert [entry.state for entry in third.inventory.devices] == [HealthState.HEALTHY, HealthState.HEALTHY]
+    assert "GPU health of the previous run is not known" in caplog.text
     lives[2].cancel()

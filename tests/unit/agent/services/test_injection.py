@@ -1,4 +1,5 @@
-"""How devices enter containers: what the node's disk is asked, and how often."""
+# SPDX-License-Identifier: Apache-2.0
+"""How devices enter containers: what is read from the node's disk, and how often."""
 
 import asyncio
 import json
@@ -7,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from agent.core.injection import DeviceInjection
-from agent.ports import NodeState
+from agent.ports.kube import NodeState
 from agent.services import injection as module
 from agent.services.driver_watch import DriverWatch
 from agent.services.injection import LOOK_SECONDS, Injection
 from agent.services.pod_cache import PodCache
-from proto import contract
+from aliquot import contract
 from tests.unit.agent.builders import VGPU, gpu, reading
 from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, make_injection, settle, until
 
@@ -40,7 +41,7 @@ async def pods() -> PodCache:
 
 @pytest.fixture
 async def injection(disk, clock, pods) -> Injection:
-    return make_injection(disk.book(), disk, pods, DriverWatch(FakeDriver(reading(gpu(0))), 1.0), DeviceInjection.AUTO, clock)
+    return make_injection(disk.manager(), disk, pods, DriverWatch(FakeDriver(reading(gpu(0))), 1.0), DeviceInjection.AUTO, clock)
 
 
 def write_host_spec(disk: Disk) -> None:
@@ -58,8 +59,8 @@ async def test_a_spec_that_appears_on_the_host_is_seen_after_a_second(injection,
     assert await injection.by_cdi()
 
 
-async def test_a_runtime_that_is_being_restarted_is_what_it_was(injection, disk, pods):
-    """Kubelet cannot ask it for its version then, and says so in the Node object until its next look."""
+async def test_restarting_runtime_keeps_its_known_version(injection, disk, pods):
+    """Kubelet cannot get the runtime's version then, and reports this in the Node object until its next look."""
     write_host_spec(disk)
     assert await injection.by_cdi()
     pods.node_changed(replace(OLD_CONTAINERD, runtime_version="containerd://Unknown"))
@@ -71,26 +72,31 @@ async def test_a_hundred_containers_in_a_second_are_one_look_at_the_disk(injecti
     write_host_spec(disk)
     looks = []
     has_host_spec = disk.cdi.has_host_spec
-    monkeypatch.setattr(disk.cdi, "has_host_spec", lambda: looks.append(clock.seconds) or has_host_spec())
+
+    def counted() -> bool:
+        looks.append(clock.seconds)
+        return has_host_spec()
+
+    monkeypatch.setattr(disk.cdi, "has_host_spec", counted)
     assert all([await injection.by_cdi() for _ in range(100)])
     assert len(looks) == 1
 
 
-async def test_every_answer_with_a_name_hides_the_gpus_from_a_runtime_that_passes_the_name_over(injection, disk):
+async def test_every_reply_with_name_hides_gpus_from_runtime_ignoring_names(injection, disk):
     write_host_spec(disk)
     answer = await injection.answer(VGPU, frozenset(["GPU-0::0"]), "grant")
     assert answer.cdi_name
     assert answer.env == {contract.ENV_NVIDIA_VISIBLE_DEVICES: contract.NO_VISIBLE_DEVICES}
 
 
-async def test_what_only_the_spec_is_a_sign_of_is_said_once(injection, disk, caplog):
+async def test_sign_found_only_in_spec_is_logged_once(injection, disk, caplog):
     write_host_spec(disk)
     for _ in range(2):
         assert await injection.by_cdi()
     assert [record.levelname for record in caplog.records if "enable_cdi = true" in record.getMessage()] == ["WARNING"]
 
 
-async def test_a_runtime_whose_version_tells_is_not_warned_of(injection, disk, pods, caplog):
+async def test_runtime_with_known_version_gives_no_warning(injection, disk, pods, caplog):
     pods.node_changed(replace(OLD_CONTAINERD, runtime_version="containerd://2.1.4"))
     await settle()
     write_host_spec(disk)
@@ -103,7 +109,7 @@ class TestWhatIsKept:
 
     def life(self, disk: Disk, pods: PodCache, mode: DeviceInjection = DeviceInjection.AUTO) -> Injection:
         """Return what an agent that starts now has."""
-        injection = make_injection(disk.book(), disk, pods, DriverWatch(FakeDriver(reading(gpu(0))), 1.0), mode)
+        injection = make_injection(disk.manager(), disk, pods, DriverWatch(FakeDriver(reading(gpu(0))), 1.0), mode)
         injection.load()
         return injection
 
@@ -119,7 +125,7 @@ class TestWhatIsKept:
         assert injection.trouble == ""
 
     @pytest.mark.parametrize("mode", [DeviceInjection.CDI, DeviceInjection.LEGACY])
-    async def test_where_it_is_configured_nobody_waits(self, disk, mode):
+    async def test_configured_injection_causes_no_wait(self, disk, mode):
         assert self.life(disk, PodCache(), mode).trouble == ""
 
     async def test_the_next_agent_knows_the_node_before_the_api_answers(self, disk, pods):
@@ -133,7 +139,7 @@ class TestWhatIsKept:
         assert after.trouble == ""
         assert not await after.by_cdi()
 
-    async def test_a_damaged_record_is_as_none(self, disk, caplog):
+    async def test_damaged_record_counts_as_missing(self, disk, caplog):
         (disk.base / "state/node-versions").write_text("{}")
         assert self.life(disk, PodCache()).trouble
         assert "not a record of a node's versions" in caplog.text
@@ -141,9 +147,9 @@ class TestWhatIsKept:
     async def test_a_disk_that_fails_is_tried_again(self, disk, pods, monkeypatch, caplog):
         monkeypatch.setattr(module, "SAVE_AGAIN_SECONDS", 0.01)
         (disk.base / "state/node-versions").mkdir()
-        injection = make_injection(disk.book(), disk, pods, DriverWatch(FakeDriver(reading(gpu(0))), 1.0), DeviceInjection.AUTO)
+        injection = make_injection(disk.manager(), disk, pods, DriverWatch(FakeDriver(reading(gpu(0))), 1.0), DeviceInjection.AUTO)
         running = asyncio.ensure_future(injection.run())
-        await until(lambda: "will not know the node" in caplog.text)
+        await until(lambda: "versions of kubelet and runtime not saved" in caplog.text)
         (disk.base / "state/node-versions").rmdir()
         await until(lambda: (disk.base / "state/node-versions").is_file())
         running.cancel()

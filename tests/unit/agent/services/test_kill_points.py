@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent is killed before and after every call that leaves something behind, and in the middle of those that take two steps, while it
 starts a container, ends one, and cures what differs, for each backend that has something to make ready. The next comes to the same end.
 """
@@ -7,25 +8,29 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from agent.adapters.cdi_files import CdiDirectory
+from agent.adapters.container_files import GrantFiles
 from agent.adapters.directory_watch import DirectoryWatch
+from agent.adapters.ledger_files import LedgerFiles
 from agent.core.backends import Abilities
 from agent.core.drift import DriftPolicy, Snapshot, find_drifts
 from agent.core.limits import FailPolicy, limits_of
-from agent.core.mps_records import Wish
+from agent.core.mps_records import DaemonRequest
 from agent.errors import PartitionError
 from agent.services.backends import Backends
 from agent.services.events import EventRecorder
 from agent.services.evictor import Evictor
-from agent.services.mig_keeper import MigKeeper
-from agent.services.mps_keeper import MpsKeeper
-from agent.services.reconciler import Reconciler, ReconcilerOptions
-from proto.codec import MigPlace
-from proto.model import ContainerSpec, Isolation, MigInstance, Policy
-from proto.units import MIB
+from agent.services.mig_controller import MigController
+from agent.services.mps_controller import MpsController
+from agent.services.reconciler import Cures, Reconciler, ReconcilerOptions, Witnesses
+from agent.services.reporting import Reporting
+from aliquot.contract.codec import MigPlace
+from aliquot.contract.model import ContainerSpec, Isolation, MigInstance, Policy
+from aliquot.contract.units import MIB
 from tests.unit.agent.builders import BOOT, VGPU, assigned, ids, limits, pod, reading, share
 from tests.unit.agent.fakes import Disk, FakeClock, FakeKubeApi, settle
 from tests.unit.agent.partitions import FakeMpsDaemons, FakePartitions, FakeRecords, dynamic_gpu
@@ -34,7 +39,7 @@ from tests.unit.agent.services.test_backends import MIG_RESOURCE, isolated, make
 
 STEPS = {
     "pod_resources": ("held",),
-    "kubelet_memory": ("remembered",),
+    "checkpoint": ("remembered",),
     "shim": ("installed",),
     "store": ("write", "remove"),
     "files": ("prepare", "remove", "link_shim"),
@@ -74,7 +79,7 @@ class Fuse:
 
 
 class Fused:
-    """A port whose calls burn the fuse."""
+    """A port with calls that burn the fuse."""
 
     def __init__(self, port: Any, name: str, fuse: Fuse) -> None:
         self._port = port
@@ -126,9 +131,9 @@ class TwoStepPartitions(FakePartitions):
 
 
 class MpsFiles(FakeMpsDaemons):
-    """Wishes on the disk: they outlive an agent, as the supervisor does."""
+    """Requests on the disk: they outlive an agent, as the supervisor does."""
 
-    def load(self) -> Mapping[str, Wish]:
+    def load(self) -> Mapping[str, DaemonRequest]:
         return dict(self.wishes)
 
 
@@ -151,7 +156,10 @@ class FusedDisk(Disk):
 
     def __init__(self, base: Path, fuse: Fuse) -> None:
         super().__init__(base)
-        self.store, self.files, self.cdi = (Fused(getattr(self, name), name, fuse) for name in ("store", "files", "cdi"))
+        # Fused passes every call on to the port it wraps.
+        self.store = cast(LedgerFiles, Fused(self.store, "store", fuse))
+        self.files = cast(GrantFiles, Fused(self.files, "files", fuse))
+        self.cdi = cast(CdiDirectory, Fused(self.cdi, "cdi", fuse))
 
 
 class Life:
@@ -161,31 +169,36 @@ class Life:
         self.world = world
         self.fuse = world.partitions.fuse = fuse or Fuse(float("inf"))
         self.node = Harness(world.base, world.policy, self._backends, disk=FusedDisk(world.base, self.fuse))
-        for name in ("pod_resources", "kubelet_memory", "shim"):
-            port = getattr(self.node.allocator, f"_{name}")
-            setattr(self.node.allocator, f"_{name}", Fused(port, name, self.fuse))
-        self.book = self.node.book
+        for owner, name in ((self.node.finder, "pod_resources"), (self.node.finder, "checkpoint"), (self.node.contents, "shim")):
+            setattr(owner, f"_{name}", Fused(getattr(owner, f"_{name}"), name, self.fuse))
+        self.manager = self.node.manager
         pod_resources = Fused(self.node.pod_resources, "pod_resources", self.fuse)
         self.reconciler = Reconciler(
             ReconcilerOptions("node-1", 10.0, world.policy is None, DriftPolicy.REPORT),
-            book=self.book, pods=self.node.pods, pod_resources=pod_resources, liveness=self.node.liveness,
-            file_changes=DirectoryWatch((), nested=world.base), watch=self.node.watch, resources=lambda: {VGPU, MIG_RESOURCE},
-            rewrite=self.node.allocator.rewrite, evictor=Evictor(self.node.api, self.node.clock), events=self.node.events,
-            telemetry=self.node.telemetry, clock=self.node.clock,
+            state=self.node.state,
+            witnesses=Witnesses(
+                pod_resources,
+                self.node.liveness,
+                DirectoryWatch((), nested=world.base),
+                lambda: {VGPU, MIG_RESOURCE},
+                self.node.allocator.grant_id,
+            ),
+            cures=Cures(self.node.allocator.rewrite, Evictor(self.node.api, self.node.clock)),
+            reporting=Reporting(self.node.events, self.node.telemetry), clock=self.node.clock,
         )  # fmt: skip
 
-    def _backends(self, book: Any) -> Backends:
+    def _backends(self, manager: Any) -> Backends:
         partitions, records, mps = (Fused(getattr(self.world, name), name, self.fuse) for name in ("partitions", "records", "mps"))
-        self.mig = MigKeeper(partitions, records, book=book, labels=dict, boot_id=BOOT, offering=True)  # type: ignore[arg-type]
+        self.mig = MigController(partitions, records, manager=manager, labels=dict, boot_id=BOOT, offering=True)
         events = EventRecorder(FakeKubeApi(), FakeClock())
-        self.mps = MpsKeeper("node-1", mps, "/run/aliquot/mps", book=book, models=dict, events=events)  # type: ignore[arg-type]
+        self.mps = MpsController("node-1", mps, "/run/aliquot/mps", manager=manager, models=dict, events=events)
         return Backends(Abilities(), self.mig, self.mps, "")
 
     async def began(self, *pods: Any) -> "Life":
         """Let it start on a node with these pods, as kubelet lists them."""
         if self.world.backend is Isolation.MIG:
             self.node.driver.answer = reading(dynamic_gpu(0))
-        self.book.load(BOOT)
+        self.manager.load(BOOT)
         self.mig.load()
         await self.mps.load()
         await self.node.ready(*pods)
@@ -203,7 +216,7 @@ class Life:
         await self.mps.look()
 
     async def drifts(self) -> list[str]:
-        survey = await self.book.survey()
+        survey = await self.manager.survey()
         return [drift.sentence for drift in find_drifts(Snapshot(survey.grants, survey.files))]
 
     def files(self) -> list[set[str]]:
@@ -213,7 +226,7 @@ class Life:
     async def is_whole(self) -> None:
         """One grant, files that agree with it, what enforces it, and nothing else."""
         assert await self.drifts() == []
-        (grant,) = self.book.ledger.grants.values()
+        (grant,) = self.manager.ledger.grants.values()
         assert self.files() == [{grant.grant_id}] * 3
         (given,) = grant.shares
         world = self.world
@@ -228,9 +241,9 @@ class Life:
         assert set(running) == ({given.device_uuid} if world.backend is Isolation.MPS else set())
 
     async def is_empty(self) -> None:
-        """Nothing is left of any container."""
+        """No part of any container is left."""
         assert await self.drifts() == []
-        assert not self.book.ledger.grants
+        assert not self.manager.ledger.grants
         assert self.files() == [set()] * 3
         assert not self.world.partitions.instances
         assert not self.world.records.records
@@ -247,7 +260,7 @@ async def do(deed: Deed, world: World, fuse: Fuse) -> str | None:
         life = await deed(world, fuse)
     except Killed:
         return fuse.at
-    life.book.close()
+    life.manager.close()
     return None
 
 
@@ -259,7 +272,7 @@ async def start(world: World, fuse: Fuse) -> Life:
 
 
 async def end(world: World, fuse: Fuse) -> Life:
-    """The agent begins on a node whose only pod is gone."""
+    """The agent begins on a node after its only pod has gone."""
     life = await Life(world, fuse).began()
     await life.pass_once()
     return life
@@ -319,18 +332,18 @@ async def kubelet_tries_again(world: World) -> None:
     await life.is_whole()
     await life.pass_once()
     await life.is_whole()
-    life.book.close()
+    life.manager.close()
 
 
 async def the_pod_is_gone(world: World) -> None:
     life = await Life(world).began()
     await life.pass_once()
     await life.is_empty()
-    life.book.close()
+    life.manager.close()
 
 
 STARTED = {
-    Isolation.SHIM: {"before pod_resources.held", "after kubelet_memory.remembered", "after shim.installed", "after files.link_shim"},
+    Isolation.SHIM: {"before pod_resources.held", "after checkpoint.remembered", "after shim.installed", "after files.link_shim"},
     Isolation.MPS: {"before mps.want", "after mps.want"},
     Isolation.MIG: {
         "before partitions.create", "within partitions.create", "after partitions.create", "before records.write", "after records.write",
@@ -349,19 +362,19 @@ async def test_a_start_that_was_killed_anywhere_succeeds_at_kubelets_next_try(tm
     assert {"before files.prepare", "after files.prepare", "after store.write", "after cdi.write"} | STARTED[backend] <= places
 
 
-async def test_a_start_that_was_killed_anywhere_gives_the_assigned_memory_at_the_next_try(tmp_path):
+async def test_start_killed_anywhere_grants_assigned_memory_on_retry(tmp_path):
     async def limits_are_as_assigned(world: World) -> None:
         life = await Life(world).began(world.pod)
         await life.start()
         assert [(one.uuid, one.memory_bytes) for one in life.node.limits(IDS).devices] == [("GPU-1", 100 * MIB)]
-        assert [grant.shares for grant in life.book.ledger.grants.values()] == [(share(1),)]
-        life.book.close()
+        assert [grant.shares for grant in life.manager.ledger.grants.values()] == [(share(1),)]
+        life.manager.close()
 
     await every_kill(tmp_path, Isolation.SHIM, empty_world, start, limits_are_as_assigned)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_start_that_was_killed_anywhere_leaves_nothing_when_its_pod_is_gone(tmp_path, backend):
+async def test_start_killed_anywhere_leaves_nothing_after_pod_is_deleted(tmp_path, backend):
     await every_kill(tmp_path, backend, empty_world, start, the_pod_is_gone)
 
 
@@ -397,7 +410,7 @@ async def test_cures_that_were_killed_anywhere_are_finished(tmp_path, backend):
         life = await Life(world).began(world.pod)
         await life.pass_once()
         await life.is_whole()
-        life.book.close()
+        life.manager.close()
 
     places = await every_kill(tmp_path, backend, world_with_container(break_everything), cure, a_pass_later)
     assert {"after files.prepare", "after store.write", "after cdi.write", "after cdi.remove", "after files.remove"} <= places
@@ -405,11 +418,11 @@ async def test_cures_that_were_killed_anywhere_are_finished(tmp_path, backend):
 
 
 async def test_no_kill_gives_the_ids_of_a_container_to_another(tmp_path):
-    """A row that is on disk binds the next agent, whatever else was lost."""
+    """A row that is on disk binds the next agent, even if all else was lost."""
 
     async def another_asks_for_the_same_memory(world: World) -> None:
         life = await Life(world).began(world.pod)
-        promised = sum(one.memory_bytes for grant in life.book.ledger.grants.values() for one in grant.shares)
+        promised = sum(one.memory_bytes for grant in life.manager.ledger.grants.values() for one in grant.shares)
         rest_mib = 1000 - promised // MIB
         for mib, granted in ((rest_mib + 1, False), (rest_mib, True)):
             spec = ContainerSpec("main", limits(1, mib))
@@ -418,6 +431,6 @@ async def test_no_kill_gives_the_ids_of_a_container_to_another(tmp_path):
             await settle()
             refusal = await life.node.start(other, ids("0:1"))
             assert (refusal is None) == granted
-        life.book.close()
+        life.manager.close()
 
     await every_kill(tmp_path, Isolation.SHIM, empty_world, start, another_asks_for_the_same_memory)

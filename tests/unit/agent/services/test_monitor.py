@@ -1,5 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 import fcntl
+import itertools
 import struct
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,12 +18,21 @@ from agent.core.overhead import GpuProcess
 from agent.core.planning import Planned
 from agent.core.region_layout import OWN_GEOMETRY, SLOT_DEVICE, SLOT_HEADER
 from agent.services.driver_watch import DriverWatch
-from agent.services.monitor import DEAD_AFTER_SECONDS, UTILIZATION_MOST_SECONDS, UTILIZATION_SECONDS, Monitor, MonitorOptions
+from agent.services.monitor import (
+    DEAD_AFTER_SECONDS,
+    UTILIZATION_MOST_SECONDS,
+    UTILIZATION_SECONDS,
+    Monitor,
+    MonitorOptions,
+    ReadinessSources,
+    ScrapeSources,
+)
 from agent.services.pod_cache import PodCache
+from agent.services.state import AgentState
 from agent.services.telemetry import Telemetry
-from proto.model import ContainerSpec, ContainerState, ContainerStatus, Isolation, Preferences
-from proto.units import MIB
-from tests.unit.agent.builders import VGPU, board, gpu, grant, ids, instance, pod, reading, share
+from aliquot.contract.model import ContainerSpec, ContainerState, ContainerStatus, Isolation, Preferences
+from aliquot.contract.units import MIB
+from tests.unit.agent.builders import VGPU, gpu, grant, ids, instance, inventory, pod, reading, share
 from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, settle
 
 
@@ -35,7 +46,7 @@ class FakeRegistrar:
 class Harness:
     def __init__(self, base, compat: CompatMetrics = CompatMetrics.NONE) -> None:
         self.disk = Disk(base)
-        self.book = self.disk.book()
+        self.manager = self.disk.manager()
         self.driver = FakeDriver(reading(gpu(0), gpu(1)))
         self.watch = DriverWatch(self.driver, 1.0)
         self.registrar = FakeRegistrar()
@@ -47,14 +58,16 @@ class Harness:
         self.bypassed: set[str] = set()
         self.pods = PodCache()
         self.monitor = Monitor(
-            MonitorOptions("0.1.0", "node-1", 16, compat), watch=self.watch, book=self.book, pods=self.pods, files=self.disk.files,
-            registrar=self.registrar, telemetry=self.telemetry, troubles=lambda: self.further, clock=self.clock,
-            overhead_bytes=lambda: self.overhead, holdings=lambda: self.holdings, bypassed=lambda: self.bypassed,
-            further=[lambda: [family("drift", "From elsewhere.", ("kind",), [(("orphan",), 2)])]],
+            MonitorOptions("0.1.0", "node-1", 16, compat), state=AgentState(self.watch, self.pods, self.manager), files=self.disk.files,
+            readiness=ReadinessSources(lambda: self.registrar.troubles, lambda: self.further), telemetry=self.telemetry, clock=self.clock,
+            sources=ScrapeSources(
+                lambda: self.overhead, lambda: self.holdings, lambda: self.bypassed,
+                further=[lambda: [family("drift", "From elsewhere.", ("kind",), [(("orphan",), 2)])]],
+            ),
         )  # fmt: skip
 
     async def commit(self, one):
-        await self.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, self.watch.board, 16)
+        await self.manager.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, self.watch.inventory, 16)
         return self.disk.base / "run/containers" / one.grant_id / "region"
 
     def scrape(self) -> dict[str, list]:
@@ -71,7 +84,7 @@ async def node(tmp_path):
 async def test_a_scrape_shows_devices_grants_and_counters(node):
     await node.watch.poll()
     one = grant(ids("0:0"), share(0, 300), of=pod("train"))
-    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(), 16)
+    await node.manager.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, inventory(), 16)
     node.telemetry.refusal("no-pod")
     node.telemetry.registration(VGPU, succeeded=True)
     metrics = node.scrape()
@@ -89,7 +102,7 @@ async def test_a_mig_container_uses_what_the_driver_says_of_its_instance(node):
     node.driver.answer = DriverReading("580", 13000, (DeviceReading(device, 0, None, {"MIG-0-0": 40 * MIB}),))
     await node.watch.poll()
     one = grant(frozenset({"MIG-0-0"}), share("MIG-0-0", 100), resource="nvidia.com/mig-1g.10gb")
-    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, node.watch.board, 16)
+    await node.manager.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, node.watch.inventory, 16)
     metrics = node.scrape()
     assert [sample.value for sample in metrics["aliquot_container_memory_used_bytes"]] == [40 * MIB]
     assert metrics["aliquot_container_refusals"] == []
@@ -98,7 +111,7 @@ async def test_a_mig_container_uses_what_the_driver_says_of_its_instance(node):
 async def test_measured_overhead_is_shown(node):
     await node.watch.poll()
     one = grant(ids("0:0"))
-    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(), 16)
+    await node.manager.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, inventory(), 16)
     assert node.scrape()["aliquot_container_overhead_bytes"] == []
     node.overhead[(one.grant_id, "GPU-0")] = 6 * MIB
     assert [sample.value for sample in node.scrape()["aliquot_container_overhead_bytes"]] == [6 * MIB]
@@ -107,8 +120,8 @@ async def test_measured_overhead_is_shown(node):
 async def test_a_released_container_has_no_series(node):
     await node.watch.poll()
     one = grant(ids("0:0"))
-    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(), 16)
-    await node.book.release([one])
+    await node.manager.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, inventory(), 16)
+    await node.manager.release([one])
     assert node.scrape()["aliquot_container_info"] == []
 
 
@@ -130,7 +143,7 @@ async def test_an_init_container_that_completed_has_no_series_until_it_runs_agai
 
 
 @pytest.mark.parametrize("owner", [{"pod_uid": "uid-next"}, {"container": "second"}], ids=["another pod", "another container"])
-async def test_what_a_container_did_is_not_shown_of_the_next_one_with_its_ids(node, owner):
+async def test_usage_of_container_is_not_shown_for_next_with_same_ids(node, owner):
     await node.watch.poll()
     one = grant(ids("0:0"))
     region = await node.commit(one)
@@ -147,7 +160,7 @@ async def test_what_a_container_did_is_not_shown_of_the_next_one_with_its_ids(no
 async def test_a_spoilt_region_spoils_no_scrape(node):
     await node.watch.poll()
     one = grant(ids("0:0"))
-    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, board(), 16)
+    await node.manager.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, inventory(), 16)
     (node.disk.base / "run/containers" / one.grant_id / "region").write_bytes(b"\xff" * 100)
     metrics = node.scrape()
     assert metrics["aliquot_container_memory_used_bytes"] == []
@@ -174,12 +187,12 @@ async def test_ready_means_that_every_resource_is_registered(node):
     assert b"shim" in node.monitor.readiness("").body
 
 
-async def test_a_missing_driver_is_why_it_is_not_ready_and_no_reason_to_die(node):
+async def test_missing_driver_makes_agent_unready_but_does_not_end_it(node):
     assert b"driver" in node.monitor.readiness("").body
     assert node.monitor.health("").status == 200
 
 
-async def test_a_node_with_nothing_but_gpus_that_cannot_be_shared_says_so(node):
+async def test_node_with_only_unshareable_gpus_reports_that(node):
     trouble = "GPU-x: it has no memory of its own"
     node.driver.answer = DriverReading("580", 13000, (), (FailedDevice(0, None, trouble),))
     await node.watch.poll()
@@ -264,7 +277,7 @@ async def test_the_driver_knows_best_how_busy_a_container_is(node):
         assert said() == [], "another process goes round the shim, and the driver does not tell"
 
 
-async def test_where_there_is_no_shim_the_driver_alone_knows_how_busy_a_container_is(node):
+async def test_without_shim_container_utilization_comes_from_driver(node):
     await node.watch.poll()
     await node.commit(one := replace(grant(ids("0:0")), isolation=Isolation.MPS))
 
@@ -278,7 +291,7 @@ async def test_where_there_is_no_shim_the_driver_alone_knows_how_busy_a_containe
     assert said() == [0.75]
 
 
-async def test_what_one_look_cannot_tell_is_not_said(node):
+async def test_inconclusive_single_check_is_not_reported(node):
     await node.watch.poll()
     region = await node.commit(grant(ids("0:0"), share(0, 300, 40)))
     write_slot(region, busy_ns=1_000_000_000, launches=5)
@@ -290,7 +303,7 @@ async def test_what_one_look_cannot_tell_is_not_said(node):
     assert [sample.value for sample in node.scrape()["aliquot_container_utilization_ratio"]] == [0.0], "it did nothing at all"
 
 
-async def test_counters_go_on_when_a_region_was_unreadable_for_a_while(node):
+async def test_counters_continue_after_unreadable_region(node):
     await node.watch.poll()
     region = await node.commit(grant(ids("0:0"), share(0, 300, 40)))
     write_slot(region, busy_ns=1_000_000_000, launches=5)
@@ -325,3 +338,18 @@ async def test_other_names_are_served_only_where_that_is_set(node, tmp_path):
     assert [sample.value for sample in metrics["hami_vgpu_memory_limit_bytes"]] == [300 * MIB]
     assert [sample.labels["container_index"] for sample in metrics["hami_vgpu_memory_allocated_bytes"]] == ["0"]
     assert "aliquot_container_memory_limit_bytes" in metrics
+
+
+MEDIA = ["text/plain", "application/openmetrics-text", "application/json", "*/*", "", "text/plain;q=0.5"]
+VERSIONS = ["", "0.0.4", "1.0.0", "1.x", "x", "1..0", "1.0.0.0.x", "9" * 5000, "-1", "\u0661", "1_0", "1.0.0 ", "="]
+
+
+async def test_every_accept_header_gets_the_metrics(node):
+    options = list(itertools.product(VERSIONS, ("", "values", "x")))
+    parts = [f"{media};version={version};escaping={escaping}" for media in MEDIA for version, escaping in options]
+    for accept in [*parts, *map(",".join, itertools.pairwise(parts)), ",,;;", "version=1.x"]:
+        page = node.monitor.metrics(accept)
+        assert page.status == 200, accept
+        assert b"aliquot_build_info" in page.body, accept
+        assert "\n" not in page.content_type
+        assert page.content_type.startswith(("text/plain; version=", "application/openmetrics-text; version=")), accept

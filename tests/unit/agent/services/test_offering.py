@@ -1,14 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 
 import pytest
 
 from agent.core.backends import Abilities, MigStrategy
 from agent.services.driver_watch import DriverWatch
-from placement import mig
-from proto.model import Isolation
+from aliquot.contract.model import Isolation
+from aliquot.placement import mig
 from tests.unit.agent.builders import VGPU, gpu, grant, ids, instance, reading, share
+from tests.unit.agent.claim_builders import claim_grant
 from tests.unit.agent.fakes import FakeDriver, settle
-from tests.unit.agent.partitions import EmptyBook, dynamic_gpu, make_offering, place
+from tests.unit.agent.partitions import EmptyManager, dynamic_gpu, make_offering, place
 
 
 @pytest.fixture
@@ -19,23 +21,23 @@ async def watch():
 
 
 async def test_what_is_offered_follows_gpus_and_promises(watch):
-    book = EmptyBook()
-    offering = make_offering(watch, 2, book=book)
+    manager = EmptyManager()
+    offering = make_offering(watch, 2, manager=manager)
     whole = mig.resource_of_profile("7g.80gb")
     assert [device.device_id for device in offering.devices()[VGPU]] == ["GPU-0::0", "GPU-0::1"]
     assert [device.healthy for device in offering.devices()[whole]] == [True]
-    book.ledger = book.ledger.adopting(
+    manager.ledger = manager.ledger.adopting(
         [grant(ids("1:0"), share(place(6, device=1).uuid, 9728), resource=mig.resource_of_profile("1g.10gb"))]
     )
     assert [device.healthy for device in offering.devices()[whole]] == [False]
 
 
 async def test_changes_of_gpus_and_of_promises_are_counted(watch):
-    book = EmptyBook()
-    offering = make_offering(watch, book=book)
+    manager = EmptyManager()
+    offering = make_offering(watch, manager=manager)
     running = asyncio.ensure_future(offering.run())
     await settle()
-    for source in (watch.changes, book.changes):
+    for source in (watch.changes, manager.changes):
         seen = offering.changes.count
         source.notify()
         await settle()
@@ -59,3 +61,13 @@ async def test_a_node_without_on_demand_offers_its_instances(watch):
     assert {resource: [device.device_id for device in devices] for resource, devices in offered.items()} == {
         mig.resource_of_profile("1g.10gb"): ["MIG-0-1"]
     }
+
+
+async def test_node_for_claims_offers_ids_only_while_containers_have_some(watch):
+    manager = EmptyManager()
+    offering = make_offering(watch, 2, manager=manager, by_ids=False)
+    assert offering.devices() == {}
+    manager.ledger = manager.ledger.adopting([claim_grant("train", share(0, 10))])
+    assert offering.devices() == {}
+    manager.ledger = manager.ledger.adopting([grant(ids("0:0"), share(0, 10))])
+    assert [(device.device_id, device.healthy) for device in offering.devices()[VGPU]] == [("GPU-0::0", False), ("GPU-0::1", False)]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 
 import pytest
@@ -8,9 +9,11 @@ from agent.services import pending as module
 from agent.services.driver_watch import DriverWatch
 from agent.services.pending import PendingPods
 from agent.services.pod_cache import PodCache
-from proto.model import Policy
+from agent.services.state import AgentState
+from aliquot.contract.model import Policy
+from aliquot.placement import request
 from tests.unit.agent.builders import VGPU, assigned, gpu, ids, pod, reading, share
-from tests.unit.agent.fakes import Disk, FakeDriver, FakeKubeletMemory, make_injection, settle
+from tests.unit.agent.fakes import Disk, FakeDriver, FakeKubeletCheckpoint, make_injection, settle
 
 PLACED = pod("a", annotations=assigned("uid-a", main=[share(1)]))
 OTHER = pod("b", annotations=assigned("uid-b", main=[share(0)]))
@@ -25,15 +28,29 @@ async def pods() -> PodCache:
 async def pending(pods, tmp_path):
     watch = DriverWatch(FakeDriver(reading(gpu(0), gpu(1))), 1.0)
     await watch.poll()
-    disk, memory = Disk(tmp_path), FakeKubeletMemory()
+    disk, memory = Disk(tmp_path), FakeKubeletCheckpoint()
 
     def make(policy=None, mode=DeviceInjection.CDI, remembered=()) -> PendingPods:
-        book = disk.book()
+        manager = disk.manager()
         memory.entries = list(remembered)
-        injection = make_injection(book, disk, pods, watch, mode)
-        return PendingPods(16, policy, watch=watch, pods=pods, book=book, kubelet_memory=memory, injection=injection)
+        injection = make_injection(manager, disk, pods, watch, mode)
+        return PendingPods(16, policy, state=AgentState(watch, pods, manager), checkpoint=memory, injection=injection)
 
     return make
+
+
+async def test_request_of_known_pod_is_parsed_once(pods, pending, monkeypatch):
+    counted, parse = [], request.pod_preferences
+
+    def noted_pod_preferences(annotations):
+        counted.append(annotations)
+        return parse(annotations)
+
+    monkeypatch.setattr(request, "pod_preferences", noted_pod_preferences)
+    pods.pods_listed([PLACED])
+    await settle()
+    await pending().wanted_devices(VGPU, 1)
+    assert len(counted) == 1
 
 
 async def test_a_known_pod_is_answered_for_at_once(pods, pending):
@@ -53,7 +70,7 @@ async def test_a_pod_that_kubelet_heard_of_first_is_waited_for(pods, pending, mo
 
 
 @pytest.mark.parametrize("outage", [True, False])
-async def test_the_wait_is_short_and_none_at_all_during_an_outage(pods, pending, outage, monkeypatch):
+async def test_wait_is_short_and_skipped_during_outage(pods, pending, outage, monkeypatch):
     if outage:
         monkeypatch.setattr(module, "POD_WAIT_SECONDS", 60.0)
     pods.pods_listed([])
@@ -62,7 +79,7 @@ async def test_the_wait_is_short_and_none_at_all_during_an_outage(pods, pending,
     assert await asyncio.wait_for(pending(Policy.FRAG).wanted_devices(VGPU, 1), 30) == ()
 
 
-async def test_a_container_that_kubelet_gave_ids_already_waits_for_none(pods, pending):
+async def test_container_with_kubelet_ids_does_not_wait(pods, pending):
     pods.pods_listed([PLACED, OTHER])
     await settle()
     assert await pending().wanted_devices(VGPU, 1) == ()
@@ -70,7 +87,7 @@ async def test_a_container_that_kubelet_gave_ids_already_waits_for_none(pods, pe
     assert await pending(remembered=remembered).wanted_devices(VGPU, 1) == ("GPU-0",)
 
 
-async def test_where_the_ids_decide_the_first_that_came_is_taken_for_the_next(pods, pending):
+async def test_first_pending_claim_is_next_when_ids_decide(pods, pending):
     pods.pods_listed([PLACED, OTHER])
     await settle()
     assert await pending(mode=DeviceInjection.LEGACY).wanted_devices(VGPU, 1) == ("GPU-1",)

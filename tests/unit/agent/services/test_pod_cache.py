@@ -1,6 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 
-from agent.ports import NodeState
+from agent.ports.kube import NodeState
 from agent.services.pod_cache import PodCache
 from tests.unit.agent.builders import pod
 from tests.unit.agent.fakes import settle

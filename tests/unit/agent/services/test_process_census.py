@@ -1,11 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 import itertools
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from agent.core.overhead import GpuProcess, HostProcess
 from agent.errors import DriverError, DriverMissingError, DriverTimeoutError
 from agent.services.process_census import Census, ProcessCensus
+from tests.unit.agent import fakes
 from tests.unit.agent.builders import reading
 from tests.unit.agent.fakes import FakeClock, FakeDriver, until
 
@@ -13,13 +16,14 @@ USE = GpuProcess("GPU-0", 10, 100)
 PROCESS = HostProcess(10, (10,), 500, "0::/\n")
 
 
-class FakeProcesses:
+class FakeProcesses(fakes.FakeProcesses):
     def __init__(self) -> None:
+        super().__init__(PROCESS)
         self.asked = 0
 
-    def read(self, pids):
+    def read(self, pids: Iterable[int]) -> Sequence[HostProcess]:
         self.asked += 1
-        return [PROCESS for pid in pids if pid == PROCESS.pid]
+        return super().read(pids)
 
 
 def make():
@@ -33,7 +37,7 @@ async def test_a_census_says_what_is_used_and_by_whom():
     assert await census.take() == Census((USE, GpuProcess("GPU-1", 11, 5)), (PROCESS,))
 
 
-async def test_gpus_that_did_not_tell_are_named_and_said_once(caplog):
+async def test_silent_gpus_are_named_and_logged_once(caplog):
     driver, _, census = make()
     driver.process_list, driver.unknown = [USE], frozenset({"GPU-1"})
     running = asyncio.ensure_future(census.run())
@@ -43,7 +47,7 @@ async def test_gpus_that_did_not_tell_are_named_and_said_once(caplog):
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
-async def test_a_hang_is_said_once_however_long_it_lasts_and_again_when_it_comes_back(caplog):
+async def test_hang_is_logged_once_and_again_after_return(caplog):
     driver, _, census = make()
     looks = itertools.count(1)
     looked = 0
@@ -64,13 +68,13 @@ async def test_a_hang_is_said_once_however_long_it_lasts_and_again_when_it_comes
     assert len([record for record in caplog.records if "nvmlInitWithFlags" in record.getMessage()]) == 2
 
 
-async def test_without_processes_nobody_is_looked_for():
+async def test_without_processes_no_owner_lookup_happens():
     _, processes, census = make()
     assert await census.take() == Census()
     assert processes.asked == 0
 
 
-async def test_a_look_that_fails_is_none_and_the_next_one_counts():
+async def test_failed_census_is_skipped_and_next_one_counts():
     driver, _, census = make()
     driver.process_list = DriverError("lost")
     running = asyncio.ensure_future(census.run())

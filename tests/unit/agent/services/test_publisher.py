@@ -1,5 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -7,32 +9,34 @@ from agent.core.inventory import FailedDevice
 from agent.core.ledger import Grant, Ledger
 from agent.core.publishing import NodeCondition, NodeFacts
 from agent.errors import DriverMissingError, DriverTimeoutError
-from agent.ports import GpuNodeState, NodeState
+from agent.ports.kube import GpuNodeState, NodeState
 from agent.services import publisher as module
 from agent.services.changes import Changes
 from agent.services.driver_watch import DriverWatch
+from agent.services.grant_manager import GrantManager
 from agent.services.pod_cache import PodCache
-from agent.services.publisher import ECHO_SECONDS, Capacity, Condition, Inventory, NodePublisher
-from proto import contract
-from proto.gpunode import NO_CORDON
-from proto.model import Isolation
+from agent.services.publisher import ECHO_SECONDS, CapacityTarget, ConditionTarget, GpuNodeTarget, NodePublisher, Target
+from agent.services.state import AgentState
+from aliquot import contract
+from aliquot.contract.gpunode import NO_CORDON
+from aliquot.contract.model import Isolation
 from tests.unit.agent.builders import gpu, grant, reading, share
 from tests.unit.agent.fakes import AT_ONCE, FakeClock, FakeDriver, FakeKubeApi
 
-MEMORY, CORES = contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES
+MEMORY, PERCENT, CORES = contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_MEMORY_PERCENT, contract.RESOURCE_VGPU_CORES
 BOTH = reading(gpu(0, mib=1000), gpu(1, mib=1000))
 ONE_LOST = reading(gpu(0, mib=1000), failed=(FailedDevice(1, "GPU-1", "GPU is lost", lost=True),))
 HEALTHY = NodeCondition(True, "AllGPUsHealthy", "all 2 GPUs take work")
 
 
 async def settle() -> None:
-    """Let the publisher act on what it was told, on however busy a machine: its calls go through the threads that this goes through."""
+    """Let the publisher act on what it received, even on a busy machine: its calls go through the threads that this goes through."""
     for _ in range(10):
         await asyncio.sleep(0.003)
         await asyncio.to_thread(int)
 
 
-class FakeBook:
+class FakeManager:
     """The grants, as far as the publisher looks at them."""
 
     def __init__(self) -> None:
@@ -46,7 +50,7 @@ class FakeBook:
 
 
 class Harness:
-    """A publisher of everything, with an API whose watch the test plays."""
+    """A publisher of everything, with an API where the test plays the watch."""
 
     def __init__(self) -> None:
         self.driver = FakeDriver(BOTH)
@@ -54,11 +58,17 @@ class Harness:
         self.watch = DriverWatch(self.driver, 1.0, AT_ONCE, self.clock.monotonic)
         self.pods = PodCache()
         self.api = FakeKubeApi()
-        parts = {"api": self.api, "watch": self.watch, "pods": self.pods}
-        self.inventory = Inventory(NodeFacts("node-1", "1", 16), lambda: (Isolation.SHIM,), chance=lambda: 0.5, **parts)
-        self.book = FakeBook()
-        targets = [Capacity("node-1", book=self.book, **parts), Condition("node-1", chance=lambda: 0.5, **parts), self.inventory]
-        self.publisher = NodePublisher("node-1", targets, watch=self.watch, book=self.book, pods=self.pods, clock=self.clock)
+        self.manager = FakeManager()
+        # The publisher reads only the ledger and its changes.
+        self.state = AgentState(self.watch, self.pods, cast(GrantManager, self.manager))
+        parts: dict[str, Any] = {"api": self.api, "state": self.state}
+        self.gpu_node_target = GpuNodeTarget(NodeFacts("node-1", "1", 16), lambda: (Isolation.SHIM,), chance=lambda: 0.5, **parts)
+        targets: list[Target] = [
+            CapacityTarget("node-1", **parts),
+            ConditionTarget("node-1", chance=lambda: 0.5, **parts),
+            self.gpu_node_target,
+        ]
+        self.publisher = NodePublisher("node-1", targets, state=self.state, clock=self.clock)
 
     async def look(self, answer=BOTH) -> None:
         self.driver.answer = answer
@@ -66,7 +76,7 @@ class Harness:
         await settle()
 
     async def node(self, memory: str | None = None, cores: str | None = None, condition: NodeCondition | None = None) -> None:
-        capacity = {name: value for name, value in ((MEMORY, memory), (CORES, cores)) if value is not None}
+        capacity = {name: value for name, value in ((MEMORY, memory), (PERCENT, memory and "200"), (CORES, cores)) if value is not None}
         self.pods.node_changed(NodeState("node-uid", capacity, {}, gpus_healthy=condition))
         await settle()
 
@@ -101,7 +111,7 @@ class TestCapacity:
         await node.node()
         assert node.api.published == []
         await node.look()
-        assert node.api.published == [{MEMORY: 2000, CORES: 200}]
+        assert node.api.published == [{MEMORY: 2000, PERCENT: 200, CORES: 200}]
 
     async def test_a_node_that_says_the_right_thing_is_left_alone(self, node):
         await node.look()
@@ -118,20 +128,20 @@ class TestCapacity:
         await node.look()
         await node.node("2000", "200")
         await node.look(ONE_LOST)
-        assert node.api.published == [{MEMORY: 1000, CORES: 100}]
+        assert node.api.published == [{MEMORY: 1000, PERCENT: 100, CORES: 100}]
 
-    async def test_what_is_held_of_a_lost_gpu_is_offered_until_it_is_released(self, node):
-        await node.book.hold(grant(frozenset({"GPU-1::0"}), share(1, 600, cores=30)))
+    async def test_held_shares_of_lost_gpu_are_offered_until_released(self, node):
+        await node.manager.hold(grant(frozenset({"GPU-1::0"}), share(1, 600, cores=30)))
         await node.look()
         await node.node("2000", "200")
         await node.look(ONE_LOST)
         assert node.api.published == [{MEMORY: 1600, CORES: 130}]
         await node.node("1600", "130")
         node.clock.seconds += 1
-        await node.book.hold()
-        assert node.api.published[1:] == [{MEMORY: 1000, CORES: 100}]
+        await node.manager.hold()
+        assert node.api.published[1:] == [{MEMORY: 1000, PERCENT: 100, CORES: 100}]
 
-    async def test_a_write_that_does_not_come_back_by_the_watch_is_repeated_seldom(self, node):
+    async def test_write_without_watch_echo_is_repeated_rarely(self, node):
         await node.look()
         await node.node("0", "200")
         await node.pass_time(ECHO_SECONDS - 1)
@@ -167,7 +177,7 @@ class TestCondition:
         await node.pass_time(66)
         assert [turned for _, turned in node.api.conditions] == [True, False]
 
-    async def test_a_driver_that_is_missing_from_the_start_is_said(self, node):
+    async def test_driver_missing_from_start_is_reported(self, node):
         await node.node()
         await node.look(DriverMissingError("the NVIDIA kernel module is not loaded"))
         ((condition, _),) = node.api.conditions
@@ -175,7 +185,7 @@ class TestCondition:
 
 
 class TestInventory:
-    async def test_the_object_is_made_when_the_api_is_known_to_have_none(self, node):
+    async def test_object_is_created_when_api_is_known_to_lack_it(self, node):
         await node.look()
         await node.right()
         assert node.api.gpu_nodes_created == []
@@ -193,7 +203,7 @@ class TestInventory:
         await node.pass_time(1000)
         assert len(node.api.statuses) == 1
 
-    async def test_the_health_of_a_gpu_is_written_at_once_and_other_changes_once_a_minute(self, node):
+    async def test_gpu_health_is_written_at_once_and_other_changes_each_minute(self, node):
         await node.look()
         await node.right()
         await node.gpu_node({})
@@ -210,7 +220,7 @@ class TestInventory:
         assert len(node.api.statuses) == writes + 1
         assert node.api.statuses[-1]["driverVersion"] == "590"
 
-    async def test_a_definition_that_drops_a_field_is_not_written_to_for_ever(self, node):
+    async def test_field_dropped_by_api_causes_no_endless_writes(self, node):
         node.api.pruned = {"cudaVersion"}
         await node.look()
         await node.right()
@@ -221,7 +231,7 @@ class TestInventory:
             await node.pass_time(1000)
         assert len(node.api.statuses) == 1
 
-    async def test_somebody_elses_change_is_put_right(self, node):
+    async def test_foreign_change_is_corrected(self, node):
         await node.look()
         await node.right()
         await node.gpu_node({})
@@ -239,7 +249,7 @@ class TestInventory:
             (uuid, "no usable NVIDIA driver: no driver") for uuid in ("GPU-0", "GPU-1")
         ]
 
-    async def test_a_driver_that_hangs_from_the_start_is_told_once_however_long_it_lasts(self, node):
+    async def test_driver_hanging_from_start_is_reported_once(self, node):
         await node.right()
         await node.gpu_node({"devices": [{"uuid": "GPU-0"}, {"uuid": "GPU-1"}]})
         for seconds in range(6, 406, 100):
@@ -252,11 +262,11 @@ class TestInventory:
         assert [len(told) for told in (node.api.statuses, node.api.conditions)] == [1, 1]
 
 
-async def test_news_are_written_though_the_write_before_has_not_come_back_by_the_watch(node):
+async def test_news_is_written_before_watch_echo_of_previous_write(node):
     await node.look()
     await node.right()
     await node.gpu_node({})
     await node.look(ONE_LOST)
     await node.pass_time(1)
     assert [bool(status["devices"][1].get("trouble")) for status in node.api.statuses] == [False, True]
-    assert node.api.published[-1] == {MEMORY: 1000, CORES: 100}
+    assert node.api.published[-1] == {MEMORY: 1000, PERCENT: 100, CORES: 100}

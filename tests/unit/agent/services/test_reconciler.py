@@ -1,13 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 import fcntl
 import struct
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from agent.adapters.directory_watch import DirectoryWatch
 from agent.core.drift import Cure, DriftKind, DriftPolicy
+from agent.core.identity import grant_id
 from agent.core.inventory import FailedDevice
 from agent.core.ledger import Grant
 from agent.core.limits import FailPolicy, limits_of
@@ -16,19 +19,22 @@ from agent.core.planning import Planned
 from agent.core.reconciliation import CLAIMED_GRACE_SECONDS
 from agent.core.region_layout import OWN_GEOMETRY, SLOT_HEADER, SLOT_LIVE
 from agent.errors import DriverMissingError, StorageError
-from agent.ports import NodeState, PodEvent
+from agent.ports.kube import NodeState, PodEvent
 from agent.services.driver_watch import DriverWatch
 from agent.services.events import EventRecorder
 from agent.services.evictor import Evictor
 from agent.services.liveness import Liveness
 from agent.services.pod_cache import PodCache
 from agent.services.process_census import Census, ProcessCensus
-from agent.services.reconciler import CALM_SECONDS, Reconciler, ReconcilerOptions
+from agent.services.reconciler import CALM_SECONDS, Cures, Reconciler, ReconcilerOptions, Witnesses
+from agent.services.reporting import Reporting
+from agent.services.state import AgentState
 from agent.services.telemetry import Telemetry
-from proto import contract
-from proto.model import ContainerState, ContainerStatus, Isolation, Preferences
-from proto.units import MIB
-from tests.unit.agent.builders import VGPU, assigned, board, gpu, grant, held, ids, instance, pod, reading, share
+from aliquot import contract
+from aliquot.contract.model import ContainerState, ContainerStatus, Isolation, Preferences
+from aliquot.contract.units import MIB
+from tests.unit.agent.builders import SECRET, VGPU, assigned, gpu, grant, held, ids, instance, inventory, pod, reading, share
+from tests.unit.agent.claim_builders import claim_grant
 from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, FakeProcesses, posted, settle, until
 
 GRANT = grant(ids("0:0"), of=pod("a"))
@@ -37,7 +43,7 @@ GRANT = grant(ids("0:0"), of=pod("a"))
 class Harness:
     def __init__(self, base) -> None:
         self.disk = Disk(base)
-        self.book = self.disk.book()
+        self.manager = self.disk.manager()
         self.pods = PodCache()
         self.pod_resources = FakePodResources(held(pod("a"), ids("0:0")))
         self.clock = FakeClock()
@@ -54,23 +60,21 @@ class Harness:
         self.reconciler = self.make()
 
     def make(self, period_seconds: float = 0.05, *, assigned: bool = False, policy: DriftPolicy = DriftPolicy.REPORT) -> Reconciler:
+        liveness = Liveness(manager=self.manager, files=self.disk.files, census=self.census, processes=self.processes, watch=self.watch)
         return Reconciler(
             ReconcilerOptions("node-1", period_seconds, assigned, policy),
-            book=self.book, pods=self.pods, pod_resources=self.pod_resources,
-            liveness=Liveness(
-                book=self.book, files=self.disk.files, census=self.census, processes=self.processes, watch=self.watch
-            ),
-            file_changes=self.file_changes, watch=self.watch,
-            resources=lambda: {VGPU}, rewrite=self.rewrite, evictor=Evictor(self.api, self.clock), events=self.events,
-            telemetry=self.telemetry, clock=self.clock,
+            state=AgentState(self.watch, self.pods, self.manager),
+            witnesses=Witnesses(self.pod_resources, liveness, self.file_changes, lambda: {VGPU}, partial(grant_id, SECRET)),
+            cures=Cures(self.rewrite, Evictor(self.api, self.clock)),
+            reporting=Reporting(self.events, self.telemetry), clock=self.clock,
         )  # fmt: skip
 
     async def rewrite(self, grant: Grant) -> None:
         self.rewritten.append(grant)
-        await self.book.rewrite(grant, limits_of(grant, FailPolicy.CLOSED), dict)
+        await self.manager.rewrite(grant, limits_of(grant, FailPolicy.CLOSED), dict)
 
     def drifts(self) -> list[DriftKind]:
-        return [one.drift.kind for one in self.reconciler.standing]
+        return [one.drift.kind for one in self.reconciler.open_drifts]
 
     def cured(self, kind: DriftKind, cure: Cure) -> float:
         return self.telemetry.registry.get_sample_value("aliquot_drift_cures_total", {"kind": kind, "cure": cure}) or 0.0
@@ -81,7 +85,7 @@ class Harness:
 
     @property
     def grants(self) -> set[str]:
-        return set(self.book.ledger.grants)
+        return set(self.manager.ledger.grants)
 
 
 async def reconciled_until_confirmed(node: Harness) -> None:
@@ -96,7 +100,7 @@ async def reconciled_until_confirmed(node: Harness) -> None:
 @pytest.fixture
 async def node(tmp_path):
     harness = Harness(tmp_path)
-    await harness.book.commit(Planned(GRANT, (), Preferences()), limits_of(GRANT, FailPolicy.CLOSED), dict, board(), 16)
+    await harness.manager.commit(Planned(GRANT, (), Preferences()), limits_of(GRANT, FailPolicy.CLOSED), dict, inventory(), 16)
     return harness
 
 
@@ -112,7 +116,7 @@ async def test_a_running_pods_grant_stays(node):
     assert node.grants == {GRANT.grant_id}
 
 
-async def test_a_gone_pods_grant_and_files_go_in_one_pass(node):
+async def test_grant_and_files_of_deleted_pod_are_removed_in_one_pass(node):
     await node.knows()
     node.pod_resources.listing = []
     await node.reconciler.reconcile()
@@ -122,7 +126,7 @@ async def test_a_gone_pods_grant_and_files_go_in_one_pass(node):
     assert not node.disk.store.ids()
 
 
-async def test_a_deleted_pod_kubelet_still_lists_is_released_after_a_while(node):
+async def test_deleted_pod_still_listed_by_kubelet_is_released_later(node):
     await node.knows()
     await node.reconciler.reconcile()
     assert node.grants == {GRANT.grant_id}
@@ -131,7 +135,7 @@ async def test_a_deleted_pod_kubelet_still_lists_is_released_after_a_while(node)
     assert node.grants == set()
 
 
-async def test_a_pod_that_came_back_starts_its_time_anew(node):
+async def test_returned_pod_restarts_its_waiting_time(node):
     await node.knows()
     await node.reconciler.reconcile()
     node.clock.seconds += 61
@@ -142,6 +146,16 @@ async def test_a_pod_that_came_back_starts_its_time_anew(node):
     assert node.grants == {GRANT.grant_id}
 
 
+async def test_grant_of_claim_stays_without_its_pod(node):
+    """Another pod may use the claim; kubelet says when the last one has ended."""
+    made = claim_grant("train", share(1, 10))
+    await node.manager.commit(Planned(made, (), Preferences()), limits_of(made, FailPolicy.CLOSED), dict, inventory(), 16)
+    await node.knows()
+    node.pod_resources.listing = []
+    await node.reconciler.reconcile()
+    assert node.grants == {made.grant_id}
+
+
 async def test_a_silent_kubelet_delays_the_release(node):
     await node.knows()
     node.pod_resources.listing = None
@@ -150,9 +164,9 @@ async def test_a_silent_kubelet_delays_the_release(node):
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
-async def test_a_gone_pods_grant_stays_while_the_driver_lists_a_process_of_it(node, isolation):
+async def test_grant_of_deleted_pod_stays_while_driver_lists_its_process(node, isolation):
     of = replace(GRANT, isolation=isolation)
-    node.book.ledger = node.book.ledger.adopting([of])
+    node.manager.ledger = node.manager.ledger.adopting([of])
     process = HostProcess(10, (10,), 500, f"0::/kubepods/pod{of.pod_uid}/{'ab' * 32}\n")
     node.processes.there[10] = process
     node.driver.process_list = [GpuProcess("GPU-0", 10, 50 * MIB)]
@@ -168,10 +182,10 @@ async def test_a_gone_pods_grant_stays_while_the_driver_lists_a_process_of_it(no
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
-async def test_a_gone_pods_grant_waits_for_the_first_word_of_the_driver(node, isolation):
-    """An agent that has just started knows nothing of processes, but by the locks of the shim."""
+async def test_grant_of_deleted_pod_waits_for_first_driver_reading(node, isolation):
+    """An agent that has just started knows processes only by the locks of the shim."""
     of = replace(GRANT, isolation=isolation)
-    node.book.ledger = node.book.ledger.adopting([of])
+    node.manager.ledger = node.manager.ledger.adopting([of])
     node.census.latest = Census(heard=False)
     await node.knows()
     node.pod_resources.listing = []
@@ -212,10 +226,10 @@ async def test_limits_that_were_changed_behind_the_agents_back_are_put_right(nod
     assert node.disk.files.limits(GRANT.grant_id) == limits_of(GRANT, FailPolicy.CLOSED)
 
 
-async def test_after_a_restart_limits_are_what_they_are_found_to_be_whatever_the_settings_say_by_now(node):
+async def test_after_restart_limits_stay_as_found_whatever_settings_say(node):
     restarted = Harness(node.disk.base)
-    restarted.book.load(GRANT.boot_id)
-    await restarted.book.on_disk(lambda: restarted.disk.files.prepare(GRANT, limits_of(GRANT, FailPolicy.OPEN)))
+    restarted.manager.load(GRANT.boot_id)
+    await restarted.manager.on_disk(lambda: restarted.disk.files.prepare(GRANT, limits_of(GRANT, FailPolicy.OPEN)))
     await restarted.knows(pod("a", phase="Running"))
     await restarted.reconciler.reconcile()
     assert restarted.drifts() == []
@@ -234,12 +248,12 @@ async def test_after_a_restart_limits_are_what_they_are_found_to_be_whatever_the
     ],
     ids=["the same", "another", "one more", "one of another profile"],
 )
-async def test_the_instances_of_the_board_are_compared_with_assignments(node, named, drifts):
+async def test_known_instances_are_compared_with_assignments(node, named, drifts):
     node.driver.answer = reading(gpu(0), gpu(1, mig=[instance(1, 0), instance(1, 1), instance(1, 4, profile="3g.40gb")]))
     await node.watch.poll()
     owner = pod("m", phase="Running", annotations=assigned("uid-m", main=[share(name) for name in named]))
     one = grant(frozenset({"MIG-1-0"}), share("MIG-1-0"), of=owner, resource=f"{contract.RESOURCE_MIG_PREFIX}1g.10gb")
-    await node.book.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, node.watch.board, 16)
+    await node.manager.commit(Planned(one, (), Preferences()), limits_of(one, FailPolicy.CLOSED), dict, node.watch.inventory, 16)
     node.reconciler = node.make(assigned=True)
     await node.knows(pod("a", phase="Running"), owner)
     await node.reconciler.reconcile()
@@ -263,7 +277,7 @@ def of_pod(pid: int, uid: str) -> HostProcess:
 
 
 @pytest.mark.usefixtures("handed_on")
-async def test_a_lock_keeps_a_gone_pods_grant_while_a_process_of_that_pod_is_there(node):
+async def test_lock_keeps_grant_of_deleted_pod_while_its_process_exists(node):
     node.processes.there = {7: of_pod(7, GRANT.pod_uid), 8: of_pod(8, "uid-accomplice")}
     await node.knows()
     node.pod_resources.listing = []
@@ -277,7 +291,7 @@ async def test_a_lock_keeps_a_gone_pods_grant_while_a_process_of_that_pod_is_the
 
 
 @pytest.mark.usefixtures("handed_on")
-async def test_where_the_hosts_processes_are_not_seen_a_lock_keeps_a_gone_pods_grant_for_a_while(node):
+async def test_lock_keeps_grant_for_a_while_when_host_processes_are_hidden(node):
     await node.knows()
     node.pod_resources.listing = []
     await node.reconciler.reconcile()
@@ -288,7 +302,7 @@ async def test_where_the_hosts_processes_are_not_seen_a_lock_keeps_a_gone_pods_g
 
 
 @pytest.mark.timeout(60)
-async def test_a_region_that_takes_long_to_look_at_holds_up_no_file_work(node, monkeypatch):
+async def test_slow_region_does_not_delay_file_work(node, monkeypatch):
     looking, done, look = threading.Event(), threading.Event(), node.disk.files.region
 
     def takes_long(grant_id):
@@ -301,14 +315,14 @@ async def test_a_region_that_takes_long_to_look_at_holds_up_no_file_work(node, m
     node.pod_resources.listing = []
     passing = asyncio.ensure_future(node.reconciler.reconcile())
     await asyncio.to_thread(looking.wait)
-    await node.book.on_disk(lambda: None)
+    await node.manager.on_disk(lambda: None)
     assert not passing.done()
     done.set()
     await passing
     assert node.grants == set()
 
 
-async def test_a_region_that_tells_nothing_is_no_word_that_nobody_runs(node):
+async def test_unreadable_region_does_not_prove_absence_of_processes(node):
     (node.disk.base / "run/containers" / GRANT.grant_id / "region").write_bytes(b"spoilt")
     node.census.latest = Census(heard=False)
     await node.knows()
@@ -321,9 +335,9 @@ async def test_a_region_that_tells_nothing_is_no_word_that_nobody_runs(node):
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
-async def test_a_gone_pods_grant_waits_while_its_gpu_does_not_tell(node, isolation):
+async def test_grant_of_deleted_pod_waits_while_its_gpu_is_silent(node, isolation):
     of = replace(GRANT, isolation=isolation)
-    node.book.ledger = node.book.ledger.adopting([of])
+    node.manager.ledger = node.manager.ledger.adopting([of])
     node.driver.unknown = frozenset({"GPU-0"})
     node.census.latest = await node.census.take()
     await node.knows()
@@ -336,9 +350,9 @@ async def test_a_gone_pods_grant_waits_while_its_gpu_does_not_tell(node, isolati
     assert node.grants == set()
 
 
-async def test_a_gone_pods_grant_waits_while_its_gpu_may_be_one_that_has_not_answered_since_the_agent_started(node):
+async def test_grant_of_deleted_pod_waits_while_its_gpu_is_silent_since_start(node):
     of = replace(GRANT, isolation=Isolation.EXCLUSIVE)
-    node.book.ledger = node.book.ledger.adopting([of])
+    node.manager.ledger = node.manager.ledger.adopting([of])
     node.driver.answer = reading(gpu(1), failed=(FailedDevice(0, None, "the driver does not answer in time"),))
     await node.watch.poll()
     await node.knows()
@@ -364,7 +378,7 @@ class TestFilesThatCannotBeRemoved:
 
         monkeypatch.setattr(node.disk.files, "remove", failing)
         other = grant(ids("0:1"), of=pod("b"))
-        await node.book.commit(Planned(other, (), Preferences()), limits_of(other, FailPolicy.CLOSED), dict, board(), 16)
+        await node.manager.commit(Planned(other, (), Preferences()), limits_of(other, FailPolicy.CLOSED), dict, inventory(), 16)
         await node.knows()
         node.pod_resources.listing = []
         return node
@@ -415,7 +429,7 @@ async def test_the_end_of_a_pod_is_noticed_long_before_the_period(tmp_path, node
 
 
 @pytest.mark.parametrize("lost", ["cdi/*.json", "state/ledger/*.json", "run/containers/*/limits"])
-async def test_a_lost_file_is_noticed_long_before_the_period_and_its_cure_brings_no_further_pass(node, lost):
+async def test_lost_file_is_noticed_early_and_cure_causes_no_extra_pass(node, lost):
     patient = node.make(3600)
     node.reconciler = patient
     await node.knows(pod("a", phase="Running"))
@@ -472,7 +486,7 @@ async def test_a_gpu_that_goes_is_noticed_long_before_the_period(node):
     running = asyncio.ensure_future(patient.run())
     await until(lambda: patient.passed_at is not None)
     assert DriftKind.UNKNOWN_DEVICE not in node.drifts()
-    node.watch.board = board(gpu(1))
+    node.watch.inventory = inventory(gpu(1))
     node.watch.changes.notify()
     node.clock.seconds += CALM_SECONDS
     await until(lambda: DriftKind.UNKNOWN_DEVICE in node.drifts())
@@ -526,24 +540,33 @@ async def start_without_grant(node: Harness) -> None:
 
 
 async def lose_gpu(node: Harness) -> None:
-    node.watch.board = board(gpu(1))
+    node.watch.inventory = inventory(gpu(1))
 
 
 async def assign_another(node: Harness) -> None:
     await node.knows(replace(RUNNING, annotations=assigned("uid-a", main=[share(1)])))
 
 
+async def damage_row_and_copy(node):
+    """The next life of the agent finds neither row nor copy readable."""
+    for path in (node.disk.base / f"state/ledger/{GRANT.grant_id}.json", node.disk.base / f"run/containers/{GRANT.grant_id}/grant.json"):
+        path.write_bytes(b"torn")
+    node.manager.ledger = node.manager.ledger.releasing([GRANT.grant_id])
+    node.manager.load(GRANT.boot_id)
+
+
 ON_NODE, ON_A, ON_B = ("node-1", "uid-n"), ("default", "a", "uid-a", "main"), ("default", "b", "uid-b", "main")
 TOLD = {
     DriftKind.STRAY_FILES: (leave_stray, ON_NODE, "belong to no grant"),
-    DriftKind.LOST_ROW: (lose_row, ON_A, "its row in the ledger on disk is gone"),
+    DriftKind.LOST_ROW: (lose_row, ON_A, "its row in the ledger on disk is missing"),
     DriftKind.LOST_FILES: (lose_files, ON_A, "its limits and usage region cannot be read"),
-    DriftKind.CHANGED_LIMITS: (change_limits, ON_A, "its limits on disk are not what it was granted"),
-    DriftKind.LOST_SPEC: (lose_spec, ON_A, "its CDI spec is gone"),
-    DriftKind.POD_GONE: (delete_pod, ON_NODE, "its pod is gone"),
-    DriftKind.UNLISTED: (forget_ids, ON_A, "kubelet has forgotten its devices"),
+    DriftKind.CHANGED_LIMITS: (change_limits, ON_A, "its limits on disk differ from its grant"),
+    DriftKind.LOST_SPEC: (lose_spec, ON_A, "its CDI spec is missing"),
+    DriftKind.DAMAGED_GRANT: (damage_row_and_copy, ON_A, "its ledger row and the copy of it are damaged. It may run on GPU-0"),
+    DriftKind.POD_GONE: (delete_pod, ON_NODE, "its pod is deleted"),
+    DriftKind.UNLISTED: (forget_ids, ON_A, "kubelet no longer lists its devices"),
     DriftKind.IDS_DIFFER: (list_other_ids, ON_A, "kubelet lists it with other device IDs"),
-    DriftKind.UNGRANTED: (start_without_grant, ON_B, "no grant is known for it"),
+    DriftKind.UNGRANTED: (start_without_grant, ON_B, "runs without a grant"),
     DriftKind.ASSIGNMENT_DIFFERS: (assign_another, ON_A, "its assignment names GPU-1"),
     DriftKind.UNKNOWN_DEVICE: (lose_gpu, ON_A, "this node no longer has GPU-0"),
 }
@@ -551,7 +574,7 @@ TOLD = {
 
 
 class TestDrift:
-    async def test_a_node_on_which_all_agree_has_none(self, node):
+    async def test_consistent_node_has_no_drift(self, node):
         await node.watch.poll()
         await node.knows(pod("a", phase="Running"))
         await node.reconciler.reconcile()
@@ -559,7 +582,7 @@ class TestDrift:
         assert node.telemetry.registry.get_sample_value("aliquot_drift", {"node": "node-1", "kind": "lost-spec"}) == 0
         assert not node.rewritten
 
-    async def test_a_lost_spec_is_written_again_and_told_once(self, node):
+    async def test_lost_spec_is_rewritten_and_reported_once(self, node):
         await node.knows(pod("a", phase="Running"))
         node.disk.cdi.remove(GRANT.grant_id)
         await node.reconciler.reconcile()
@@ -569,7 +592,7 @@ class TestDrift:
         await node.reconciler.reconcile()
         assert node.drifts() == []
 
-    async def test_a_spec_that_somebody_changed_is_written_again(self, node):
+    async def test_changed_spec_is_rewritten(self, node):
         await node.knows(pod("a", phase="Running"))
         node.disk.cdi.write(GRANT.grant_id, {"devices": "another's"})
         await node.reconciler.reconcile()
@@ -598,7 +621,7 @@ class TestDrift:
         assert node.cured(DriftKind.STRAY_FILES, Cure.REMOVE) == 1
 
     @pytest.mark.parametrize("kind", DriftKind)
-    async def test_each_kind_is_told_once_on_the_pod_that_has_it_and_on_the_node_where_there_is_none(self, node, kind):
+    async def test_each_drift_is_event_on_its_pod_or_else_on_node(self, node, kind):
         breaks, about, words = TOLD[kind]
         await node.watch.poll()
         reconciler = node.make(assigned=True)
@@ -611,10 +634,12 @@ class TestDrift:
         (event,) = await posted(node.events, node.api)
         assert (event.reason, event.warning) == (contract.EVENT_REASON_DRIFT, True)
         assert words in event.message
-        of_pod = isinstance(event, PodEvent)
-        assert about == ((event.namespace, event.pod, event.pod_uid, event.container) if of_pod else (event.node, event.node_uid))
+        if isinstance(event, PodEvent):
+            assert about == (event.namespace, event.pod, event.pod_uid, event.container)
+        else:
+            assert about == (event.node, event.node_uid)
 
-    async def test_a_pod_whose_devices_kubelet_forgot_is_told_so_when_that_lasts(self, node):
+    async def test_pod_with_devices_forgotten_by_kubelet_gets_event_when_lasting(self, node):
         await node.knows(pod("a", phase="Running", statuses=(ContainerStatus("main", ContainerState.RUNNING),)))
         node.pod_resources.listing = []
         await node.reconciler.reconcile()
@@ -627,7 +652,7 @@ class TestDrift:
         assert [event.reason for event in await posted(node.events, node.api)] == [contract.EVENT_REASON_DRIFT]
         assert node.api.evicted == []
 
-    async def test_where_the_policy_says_so_it_is_evicted_once(self, node):
+    async def test_policy_evict_evicts_it_once(self, node):
         evicting = node.make(policy=DriftPolicy.EVICT)
         await node.knows(pod("a", phase="Running", statuses=(ContainerStatus("main", ContainerState.RUNNING),)))
         node.pod_resources.listing = []
@@ -646,7 +671,7 @@ class TestDrift:
             pytest.param({}, [("default", "a", "uid-a")], id="a GPU that is not there"),
         ],
     )
-    async def test_a_grant_is_of_an_unknown_gpu_only_when_all_gpus_are_known(self, node, unseen, evicted):
+    async def test_grant_has_unknown_gpu_only_when_all_gpus_are_known(self, node, unseen, evicted):
         node.watch = DriverWatch(FakeDriver(reading(gpu(1), **unseen)), 1.0)
         await node.watch.poll()
         await reconciled_until_confirmed(node)
@@ -661,7 +686,7 @@ class TestDrift:
         await reconciled_until_confirmed(node)
         assert node.api.evicted == []
 
-    async def test_a_kubelet_that_lists_its_pods_again_in_time_has_forgotten_none(self, node):
+    async def test_kubelet_listing_its_pods_again_in_time_causes_no_drift(self, node):
         evicting = node.make(policy=DriftPolicy.EVICT)
         await node.knows(pod("a", phase="Running", statuses=(ContainerStatus("main", ContainerState.RUNNING),)))
         listing = node.pod_resources.listing
@@ -678,19 +703,71 @@ class TestDrift:
         await node.knows(pod("a", phase="Running"), pod("b", phase="Running"))
         other = grant(ids("0:1"), of=pod("b"))
         begun, go_on = asyncio.Event(), asyncio.Event()
-        on_disk = node.book.on_disk
+        on_disk = node.manager.on_disk
 
         async def slow(work):
             begun.set()
             await go_on.wait()
             return await on_disk(work)
 
-        monkeypatch.setattr(node.book, "on_disk", slow)
+        monkeypatch.setattr(node.manager, "on_disk", slow)
         planned = Planned(other, (), Preferences())
-        commit = asyncio.ensure_future(node.book.commit(planned, limits_of(other, FailPolicy.CLOSED), dict, board(), 16))
+        commit = asyncio.ensure_future(node.manager.commit(planned, limits_of(other, FailPolicy.CLOSED), dict, inventory(), 16))
         await begun.wait()
         looking = asyncio.ensure_future(node.reconciler.reconcile())
         await settle()
         go_on.set()
         await asyncio.gather(commit, looking)
         assert node.drifts() == []
+
+
+class TestDamagedGrant:
+    """A grant with a damaged row and copy stays while any source says that its container may run."""
+
+    @pytest.fixture
+    async def node(self, node):
+        await node.watch.poll()
+        await node.knows(RUNNING)
+        await damage_row_and_copy(node)
+        assert node.manager.ledger.unclear == {GRANT.grant_id: {"GPU-0"}}
+        return node
+
+    async def test_its_files_stay_and_its_gpu_is_closed(self, node):
+        await node.reconciler.reconcile()
+        assert node.drifts() == [DriftKind.DAMAGED_GRANT]
+        assert node.disk.files.ids() == [GRANT.grant_id]
+        assert node.disk.cdi.ids() == [GRANT.grant_id]
+        states = node.manager.ledger.states(node.watch.inventory, 16)
+        assert [state.cordoned for state in states] == [True, False]
+
+    async def test_it_ends_when_its_pod_is_gone(self, node):
+        node.pod_resources.listing = []
+        await node.knows()
+        await node.reconciler.reconcile()
+        assert node.manager.ledger.unclear == {}
+        await node.reconciler.reconcile()
+        assert (node.disk.files.ids(), node.disk.cdi.ids(), node.drifts()) == ([], [], [])
+
+    async def test_it_ends_when_kubelet_still_lists_an_ended_pod(self, node):
+        await node.knows()
+        await node.reconciler.reconcile()
+        assert node.manager.ledger.unclear == {}
+
+    async def test_it_stays_while_kubelet_does_not_answer(self, node):
+        node.pod_resources.listing = None
+        await node.knows()
+        await node.reconciler.reconcile()
+        assert node.manager.ledger.unclear
+
+    async def test_it_stays_while_an_ungranted_container_runs(self, node):
+        """A kubelet that lost its checkpoint lists nothing."""
+        node.pod_resources.listing = []
+        await node.reconciler.reconcile()
+        assert node.manager.ledger.unclear
+
+    @pytest.mark.usefixtures("handed_on")
+    async def test_it_stays_while_a_process_locks_its_region(self, node):
+        node.pod_resources.listing = []
+        await node.knows()
+        await node.reconciler.reconcile()
+        assert node.manager.ledger.unclear

@@ -1,17 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 
 from agent.core.conflict import Evidence
 from agent.core.inventory import advertised
-from agent.ports import NodeState
+from agent.ports.kube import NodeState
 from agent.services import registrar as module
+from agent.services.device_plugin import DevicePlugin
 from agent.services.driver_watch import DriverWatch
 from agent.services.pod_cache import PodCache
-from agent.services.registrar import Registrar
+from agent.services.registrar import PluginDirectory, Registrar
 from agent.services.telemetry import Telemetry
-from proto import contract
+from aliquot import contract
 from tests.unit.agent.builders import VGPU, gpu, instance, reading
 from tests.unit.agent.fakes import FakeClock, FakeDriver, FakeKubelet, settle
 from tests.unit.agent.partitions import make_offering
@@ -37,7 +40,7 @@ class FakePlugin:
         self.ended += 1
 
     def devices(self):
-        return advertised(self.watch.board, 16).get(self.resource, ())
+        return advertised(self.watch.inventory, 16).get(self.resource, ())
 
 
 class Harness:
@@ -56,9 +59,13 @@ class Harness:
         self.plugins: dict[str, FakePlugin] = {}
         self.held_back = ""
         self.registrar = Registrar(
-            "1-2", make_offering(self.watch), self.make,
-            kubelet=self.kubelet, pods=self.pods, telemetry=self.telemetry, clock=self.clock, held_back=lambda: self.held_back,
+            PluginDirectory(self.kubelet, "1-2"), make_offering(self.watch), self._plugin,
+            pods=self.pods, telemetry=self.telemetry, clock=self.clock, held_back=lambda: self.held_back,
         )  # fmt: skip
+
+    def _plugin(self, resource: str) -> DevicePlugin:
+        # The registrar uses only what FakePlugin has.
+        return cast(DevicePlugin, self.make(resource))
 
     def make(self, resource: str) -> FakePlugin:
         self.plugins[resource] = FakePlugin(resource, self.watch)
@@ -125,7 +132,7 @@ async def test_a_stream_that_stays_away_is_a_reason_to_register_again(node):
     assert len(node.registered) == 2
 
 
-async def test_while_registration_is_held_back_it_says_why_and_no_kubelet_is_told(node):
+async def test_held_back_registration_states_reason_and_does_not_contact_kubelet(node):
     node.held_back = "waiting for the Node object"
     node.kubelet.restart()
     await settle()
@@ -140,7 +147,7 @@ async def test_while_registration_is_held_back_it_says_why_and_no_kubelet_is_tol
 async def test_a_kubelet_that_is_away_is_waited_for(node):
     node.kubelet.files.clear()
     await settle()
-    assert "waiting for the kubelet" in node.registrar.troubles[VGPU]
+    assert "waiting for kubelet" in node.registrar.troubles[VGPU]
     node.kubelet.restart()
     await settle()
     assert node.registrar.troubles[VGPU] == ""
@@ -170,7 +177,7 @@ async def test_an_occupied_name_is_reported_and_never_fought_over(node, caplog):
     assert len(node.registered) == 2
 
 
-async def test_a_node_status_that_denies_us_for_long_is_a_reason_to_register_again(node):
+async def test_node_status_missing_us_for_long_causes_new_registration(node):
     node.pods.node_changed(NodeState("uid", {}, {VGPU: "0"}))
     await settle()
     assert len(node.registered) == 1
@@ -186,7 +193,7 @@ async def test_mig_profiles_are_resources_of_their_own_and_may_turn_up_later(nod
     assert sorted(node.registered) == ["nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", VGPU]
 
 
-async def test_open_streams_look_again_when_the_board_changes(node):
+async def test_open_streams_update_when_inventory_changes(node):
     before = node.plugins[VGPU].refreshed
     node.driver.answer = reading()
     await node.watch.poll()

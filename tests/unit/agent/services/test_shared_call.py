@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 from contextlib import asynccontextmanager, nullcontext
 
@@ -29,7 +30,7 @@ async def server():
     return Server()
 
 
-async def test_all_who_ask_while_a_call_runs_share_the_one_that_begins_after_them(server):
+async def test_callers_during_running_call_share_next_one(server):
     shared = SharedCall(server.call, 0.0, nullcontext)
     first = asyncio.ensure_future(shared.answer())
     await until(lambda: server.calls)
@@ -49,7 +50,7 @@ async def test_calls_are_apart(server):
     assert asyncio.get_running_loop().time() - begun >= 0.1
 
 
-async def test_an_error_is_told_to_all_and_forgotten(server):
+async def test_error_reaches_all_callers_and_is_not_cached(server):
     shared = SharedCall(server.call, 0.0, nullcontext)
     server.error = OSError("away")
     server.may_answer.set()

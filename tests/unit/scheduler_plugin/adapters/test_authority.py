@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import ssl
 
 import pytest
@@ -27,7 +28,9 @@ def test_what_is_made_can_be_used_for_90_days_and_ten_years(made):
     assert (held.certificate.ends_at, held.authority.ends_at) == (NOW + 90 * DAY, NOW + 3650 * DAY)
     assert AUTHORITY.ends_at(made) == NOW + 90 * DAY
     certificate = x509.load_pem_x509_certificate(made["tls.crt"])
-    assert isinstance(certificate.public_key().curve, ec.SECP256R1)
+    key = certificate.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    assert isinstance(key.curve, ec.SECP256R1)
     assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
@@ -58,7 +61,7 @@ def test_each_broken_part_is_named_and_no_longer_counts(made, broken):
     [
         (["ca.key"], "ca.key is not the key of the first certificate in ca.crt"),
         (["tls.key"], "tls.key is not the key of tls.crt"),
-        (["tls.crt", "tls.key"], "tls.crt was signed by none of ca.crt"),
+        (["tls.crt", "tls.key"], "tls.crt was not signed by any certificate in ca.crt"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_found(made, parts, flaw):
@@ -76,5 +79,5 @@ def test_what_cannot_be_served_is_an_error_of_ours(made):
     serving = ServingContext()
     serving.serve(made["tls.crt"], made["tls.key"])
     assert isinstance(serving.context, ssl.SSLContext)
-    with pytest.raises(CertificateError, match="it cannot be served"):
+    with pytest.raises(CertificateError, match="cannot serve the certificate"):
         serving.serve(made["tls.crt"], b"rubbish")

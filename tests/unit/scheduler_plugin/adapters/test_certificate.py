@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When certificates end, against what openssl says of the same files."""
 
 import shutil
@@ -38,7 +39,7 @@ def test_of_a_chain_the_first_counts(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "key", "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"])
-def test_what_is_no_certificate_is_said_to_be_none(tmp_path, text):
+def test_invalid_certificate_is_reported(tmp_path, text):
     path = tmp_path / "tls.crt"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"tls\.crt"):

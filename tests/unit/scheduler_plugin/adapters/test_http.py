@@ -1,13 +1,18 @@
-"""What clients have under way together is bounded, and whoever does not take an answer is cut off."""
+# SPDX-License-Identifier: Apache-2.0
+"""What clients have under way together is bounded, and a client that does not take an answer is cut off."""
 
 import asyncio
+import logging
 import socket
+import zlib
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from program.settings import SettingsError
+from aliquot.process.settings import SettingsError
 from scheduler_plugin.adapters import http
 from scheduler_plugin.adapters.http import HttpServer, Page
 from tests.fakes.networks import LOOPBACKS, WITHOUT_IPV6
@@ -65,7 +70,7 @@ async def _is_closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_bodies_that_come_slowly_are_held_up_to_a_sum_and_calls_beyond_it_answered_503(monkeypatch):
+async def test_slow_bodies_are_held_up_to_total_and_further_calls_get_503(monkeypatch):
     monkeypatch.setattr(http, "MAX_HELD_BYTES", 100_000)
     monkeypatch.setattr(http, "BODY_SECONDS", 1.0)
     head = b"POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n"
@@ -82,7 +87,7 @@ async def test_bodies_that_come_slowly_are_held_up_to_a_sum_and_calls_beyond_it_
             writer.close()
 
 
-async def test_a_body_larger_than_all_may_hold_together_is_taken_alone_and_one_larger_than_a_body_may_be_is_not(monkeypatch):
+async def test_body_above_shared_total_is_taken_alone_but_oversized_one_is_not(monkeypatch):
     monkeypatch.setattr(http, "MAX_HELD_BYTES", 1000)
     async with serving(max_body_bytes=300_000) as address, aiohttp.ClientSession() as session:
         for size, status in ((300_000, 200), (300_001, 413)):
@@ -90,7 +95,7 @@ async def test_a_body_larger_than_all_may_hold_together_is_taken_alone_and_one_l
                 assert answer.status == status
 
 
-async def test_who_does_not_take_an_answer_is_cut_off_and_others_get_theirs(monkeypatch):
+async def test_client_that_does_not_read_is_cut_off_and_others_are_served(monkeypatch):
     monkeypatch.setattr(http, "MAX_HELD_BYTES", len(LARGE) + 1000)
     monkeypatch.setattr(http, "ANSWER_SECONDS", 1.0)
     async with serving() as address, aiohttp.ClientSession() as session:
@@ -98,7 +103,7 @@ async def test_who_does_not_take_an_answer_is_cut_off_and_others_get_theirs(monk
         await asyncio.sleep(0.3)
         async with session.get(f"http://{address}/large") as answer:
             assert answer.status == 503
-            assert "try again later" in await answer.text()
+            assert "retry later" in await answer.text()
         with pytest.raises(ConnectionError):
             await _write_until_cut_off(writer)
         async with session.get(f"http://{address}/large") as answer:
@@ -138,3 +143,117 @@ async def test_an_address_in_use_is_named_as_it_was_set():
         port = int(address.rpartition(":")[2])
         with pytest.raises(SettingsError, match=rf"^cannot listen on 0\.0\.0\.0:{port}: Address already in use; choose another address$"):
             await HttpServer("0.0.0.0", port).start()
+
+
+HOSTILE_HEADS = [
+    b"POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n",
+    b"POST /count HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n",
+    b"GET /large HTTP/1.1\r\nHost: x\r\n",
+    b"POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Encoding: gzip\r\n",
+    b"POST /count HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n",
+    b"POST /count HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n",
+]
+HOSTILE_BODIES = [b"", b"abc", b"5\r\nhello\r\n0\r\n\r\n", b"zz\r\n", b"-1\r\nx\r\n", b"ffffffffffffffffffff\r\n", b"5\r\nhellohello"]
+HOSTILE_PIECES = [
+    b"\x00",
+    b"\xff",
+    b"\r",
+    b"\n",
+    b" ",
+    b":",
+    b"Host: x\r\n",
+    b"Content-Length: -1\r\n",
+    b"Content-Length: 9e9\r\n",
+    b"\x16\x03\x01",
+    b"%zz",
+]
+
+
+@st.composite
+def malformed(draw: st.DrawFn) -> bytes:
+    """Draw the bytes of a request: a valid one with up to three pieces put in, or bytes taken out."""
+    sent = draw(st.sampled_from(HOSTILE_HEADS)) + b"\r\n" + draw(st.sampled_from(HOSTILE_BODIES))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(sent)))
+        taken = draw(st.integers(0, 8))
+        sent = sent[:at] + draw(st.sampled_from([b"", *HOSTILE_PIECES])) + sent[at + taken :]
+    return sent
+
+
+class Records(logging.Handler):
+    """Keeps the log records of the server at warning level and above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.kept: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(record)
+
+
+async def answer_to(address: str, sent: bytes) -> bytes:
+    """Send, end the sending side, and read the answer."""
+    reader, writer = await connected(address, sent)
+    try:
+        writer.write_eof()
+        return await asyncio.wait_for(reader.read(4096), 5)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("start", "status"), [(b"POST /count", 200), (b"GET /large", 200), (b"GET /nowhere", 404), (b"PUT /count", 405), (b"POST /large", 405)]
+)
+@pytest.mark.parametrize("expect", [b"", b"100-continue", b"100-Continue", b"200-ok", b"\xff", b"100-continue\xff"])
+def test_expectation_is_met_or_refused_on_every_path(start, status, expect, caplog):
+    async def ask() -> bytes:
+        async with serving() as address:
+            header = b"Expect: " + expect + b"\r\n" if expect else b""
+            head = start + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3\r\n" + header
+            reader, writer = await connected(address, head + b"\r\nabc")
+            answer = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            return answer
+
+    asked = expect.lower() == b"100-continue"
+    answer = asyncio.run(ask())
+    if asked:
+        met, _, answer = answer.partition(b"\r\n\r\n")
+        assert met == b"HTTP/1.1 100 Continue"
+    expected = status if asked or not expect else 417
+    assert answer.startswith(b"HTTP/1.1 %d " % expected)
+    assert caplog.records == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(malformed(), min_size=20, max_size=20))
+def test_malformed_request_is_never_a_500_and_logs_no_traceback(requests):
+    records = Records()
+    logging.getLogger().addHandler(records)
+
+    async def send_all() -> None:
+        async with serving() as address:
+            for sent in requests:
+                answer = await answer_to(address, sent)
+                assert answer == b"" or answer.startswith(b"HTTP/1."), sent
+                assert b" 500 " not in answer.partition(b"\r\n")[0], sent
+
+    try:
+        asyncio.run(send_all())
+    finally:
+        logging.getLogger().removeHandler(records)
+    assert [record.getMessage() for record in records.kept] == []
+
+
+@pytest.mark.parametrize("encoding", ["deflate", "gzip", "br", "zstd", "GZIP", "identity, gzip", "x"])
+async def test_compressed_body_is_refused_without_being_unpacked(encoding):
+    bomb = zlib.compress(bytes(64 << 20))
+    async with serving() as address, aiohttp.ClientSession() as session:
+        headers = {"Content-Encoding": encoding}
+        async with session.post(f"http://{address}/count", data=bomb, headers=headers) as answer:
+            assert answer.status == 415
+            assert "expected one that is not compressed" in await answer.text()
+        async with session.post(f"http://{address}/count", data=b"abc", headers={"Content-Encoding": "identity"}) as answer:
+            assert (answer.status, await answer.text()) == (200, "3")

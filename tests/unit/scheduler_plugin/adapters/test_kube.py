@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the API answers, in our own types; what cannot be read is an error of its own kind."""
 
 import json
@@ -5,7 +6,7 @@ import ssl
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -15,10 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from program.api_server import ApiServer
+from aliquot.kube.api_server import ApiServer
+from aliquot.kube.errors import KubeApiError
+from scheduler_plugin.adapters.aiohttp_transport import REQUEST_SECONDS, KubeConnection
 from scheduler_plugin.adapters.clock import SystemClock
-from scheduler_plugin.adapters.kube import REQUEST_SECONDS, KubeConnection, KubeLease, KubePods
-from scheduler_plugin.errors import KubeApiError
+from scheduler_plugin.adapters.kube import KubeLease, KubePods
 from scheduler_plugin.services.leadership import FOLLOW_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from tests.fakes.overloaded_api import RETRY_AFTER_SECONDS, overloaded_api
 from tests.unit.scheduler_plugin.api import pod_object
@@ -43,7 +45,7 @@ class Connection:
 )
 async def test_a_pod_that_cannot_be_read_is_an_error_of_the_api(answer):
     with pytest.raises(KubeApiError, match="cannot be read"):
-        await KubePods(Connection(answer)).get_pod("team", "p1")
+        await KubePods(cast(Any, Connection(answer))).get_pod("team", "p1")
 
 
 async def test_when_to_come_again_is_read_from_the_answer():
@@ -57,11 +59,11 @@ async def test_when_to_come_again_is_read_from_the_answer():
     assert caught.value.retry_after_seconds == RETRY_AFTER_SECONDS
 
 
-async def test_a_lease_that_is_only_followed_may_take_longer_to_read_than_one_of_our_own():
+async def test_followed_lease_may_be_read_more_slowly_than_own_one():
     connection = Connection(*[{"metadata": {"resourceVersion": "1"}, "spec": {}}] * 3)
-    await KubeLease(connection, "ns", "ours", SystemClock()).write("me", 15.0, 0, None)
-    await KubeLease(connection, "ns", "ours", SystemClock()).read()
-    await KubeLease(connection, "ns", "theirs", SystemClock(), FOLLOW_SECONDS).read()
+    await KubeLease(cast(Any, connection), "ns", "ours", SystemClock()).write("me", 15.0, 0, None)
+    await KubeLease(cast(Any, connection), "ns", "ours", SystemClock()).read()
+    await KubeLease(cast(Any, connection), "ns", "theirs", SystemClock(), FOLLOW_SECONDS).read()
     assert connection.seconds == [REQUEST_SECONDS, REQUEST_SECONDS, FOLLOW_SECONDS]
     assert RENEW_SECONDS + REQUEST_SECONDS < LEASE_SECONDS
 
@@ -107,7 +109,7 @@ async def serve(context: ssl.SSLContext, port: int = 0) -> tuple[web.AppRunner, 
     return runner, runner.addresses[0][1]
 
 
-async def test_a_cluster_ca_that_was_rotated_is_trusted_without_a_restart_and_the_old_one_no_more(tmp_path):
+async def test_rotated_cluster_ca_is_trusted_without_restart_and_old_one_is_not(tmp_path):
     old, new, ca = Authority("old"), Authority("new"), tmp_path / "ca.crt"
 
     def write(text: bytes) -> None:
@@ -141,11 +143,11 @@ async def test_a_cluster_ca_that_was_rotated_is_trusted_without_a_restart_and_th
 async def test_pods_that_succeeded_are_read_page_by_page():
     pages = [{"metadata": {"continue": "next"}, "items": [pod_object("p1")]}, {"metadata": {}, "items": [pod_object("p2")]}]
     connection = Connection(*pages)
-    assert [pod.name for pod in await KubePods(connection).succeeded_pods("team")] == ["p1", "p2"]
+    assert [pod.name for pod in await KubePods(cast(Any, connection)).succeeded_pods("team")] == ["p1", "p2"]
     path = "/api/v1/namespaces/team/pods?fieldSelector=status.phase%3DSucceeded&limit=500"
     assert connection.paths == [path, f"{path}&continue=next"]
 
 
 async def test_pods_that_cannot_be_read_are_an_error_of_the_api():
     with pytest.raises(KubeApiError, match="cannot be read"):
-        await KubePods(Connection({"metadata": {}, "items": [{"spec": 5}]})).succeeded_pods("team")
+        await KubePods(cast(Any, Connection({"metadata": {}, "items": [{"spec": 5}]}))).succeeded_pods("team")

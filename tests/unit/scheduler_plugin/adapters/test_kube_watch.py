@@ -1,18 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a stream waits between its tries, in a time of its own."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
-from scheduler_plugin.adapters import kube_watch
-from scheduler_plugin.adapters.kube_watch import Stream
-from scheduler_plugin.errors import KubeApiError
+from aliquot.kube.errors import KubeApiError
+from scheduler_plugin.adapters.kube_watch import RULES, Stream
 
 
 class SlowApi:
-    """An API server whose answers take a while, and whoever hears what its stream says."""
+    """An API server with answers that take a while, and a client that hears its stream."""
 
     def __init__(self, takes: float, *, refused: KubeApiError | None = None, open_for: float = 0.0) -> None:
         """Args: takes, open_for: seconds for each request, and that each watch stays open. refused: the answer to lists."""
@@ -30,11 +31,11 @@ class SlowApi:
         return b'{"metadata":{"resourceVersion":"5"},"items":[]}'
 
     @asynccontextmanager
-    async def stream(self, path: str, idle_seconds: float) -> AsyncIterator["SlowApi"]:
+    async def stream(self, path: str, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
         self.now += self._takes
-        yield self
+        yield self._silence()
 
-    async def iter_any(self) -> AsyncIterator[bytes]:
+    async def _silence(self) -> AsyncIterator[bytes]:
         self.now += self._open_for
         return
         yield b""
@@ -58,16 +59,16 @@ class SlowApi:
                 raise asyncio.CancelledError
 
         with pytest.raises(asyncio.CancelledError):
-            await Stream("pods", "/pods", lambda raw: raw, self, self, monotonic=lambda: self.now, pause=pause).run()
+            await Stream("pods", "/pods", lambda raw: raw, cast(Any, self), cast(Any, self), monotonic=lambda: self.now, pause=pause).run()
         return self.waits
 
 
 @pytest.mark.parametrize("takes", [0.0, 1.5, 59.0])
-async def test_waits_grow_however_long_the_server_takes_to_refuse(takes):
+async def test_backoff_grows_with_any_refusal_time_of_server(takes):
     api = SlowApi(takes, refused=KubeApiError("HTTP 503: overloaded"))
     waits = await api.play(9)
     assert all(wait >= 0.5 * want for wait, want in zip(waits, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10), strict=True))
-    assert max(waits) <= kube_watch.LAST_BACKOFF_SECONDS
+    assert max(waits) <= RULES.last_backoff_seconds
     assert api.troubles == ["pods: HTTP 503: overloaded"] * 9
 
 
@@ -76,9 +77,9 @@ async def test_waits_grow_where_watches_break_off_soon():
 
 
 async def test_a_watch_that_ends_after_a_while_is_opened_again_soon():
-    assert max(await SlowApi(1.5, open_for=300.0).play(6)) <= kube_watch.FIRST_BACKOFF_SECONDS
+    assert max(await SlowApi(1.5, open_for=300.0).play(6)) <= RULES.first_backoff_seconds
 
 
-async def test_a_server_that_says_when_to_come_again_is_left_alone_until_then():
+async def test_server_with_retry_after_is_not_called_before_that():
     waits = await SlowApi(0.0, refused=KubeApiError("HTTP 429", 7.0)).play(3)
     assert all(7.0 < wait <= 7.4 for wait in waits)

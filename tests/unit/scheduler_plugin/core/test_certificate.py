@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import pytest
 
 from scheduler_plugin.core.certificate import Holdings, Span, Step, check_ownership, host_names, next_step
@@ -49,5 +50,7 @@ def test_a_certificate_serves_until_it_ends(now, serves):
 def test_an_empty_secret_is_filled_and_one_of_somebody_else_is_not():
     check_ownership({})
     check_ownership(dict.fromkeys(("ca.crt", "ca.key", "tls.crt", "tls.key"), b"broken"))
-    with pytest.raises(CertificateError, match=r"it holds tls\.crt, tls\.key, want ca\.crt.*name another one in webhookCertificateSecret"):
+    with pytest.raises(
+        CertificateError, match=r"has the keys tls\.crt, tls\.key, expected ca\.crt.*set webhookCertificateSecret to another"
+    ):
         check_ownership({"tls.crt": b"", "tls.key": b""})

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
 from collections.abc import Sequence
 
@@ -88,6 +89,6 @@ async def test_values_that_are_no_numbers_are_left_out(store):
 @pytest.mark.parametrize(
     "subject", [{"gpu": 'x"} or up'}, {"pod": "a"}, {"pod": "a/b/c"}, {"pod": "a/"}, {"gpu": "x", "pod": "a/b"}, {"x": "y"}]
 )
-def test_a_subject_that_is_none_is_refused(subject):
+def test_invalid_subject_is_refused(subject):
     with pytest.raises(WireError):
         queries(subject, 3600)

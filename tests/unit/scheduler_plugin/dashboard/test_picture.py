@@ -1,21 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pytest
 
-from proto import units
-from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.pods import Use
-from scheduler_plugin.core.reasons import NodeReason
-from scheduler_plugin.core.score import HostDemand
-from scheduler_plugin.core.state import ClusterState, Reservation, Stage
+from aliquot.contract import units
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.pods import Use
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
+from scheduler_plugin.core.score.cost import HostDemand
 from scheduler_plugin.dashboard.picture import MAX_WAITING, NODES_AT_ONCE, Node, Painter, Picture
 from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share, make_spec, request_of
 
 
 @dataclass
 class Shown:
-    """A picture whose nodes are values again."""
+    """A picture with nodes that are values again."""
 
     picture: Picture
 
@@ -31,7 +33,7 @@ def picture(state: ClusterState, waiting=(), painter: Painter | None = None, tro
     return Shown(drawn)
 
 
-def waiting_pod(uid: str, failed, **limits: str) -> Decision:
+def waiting_pod(uid: str, failed, **limits: Any) -> Decision:
     pod = make_pod(uid, **limits)
     return Decision(pod, request_of(pod), at=5.0, generation=1, fitting=0, failed=failed)
 
@@ -56,9 +58,12 @@ def test_a_pod_that_is_expected_is_shown_as_such(state):
     assert (part.pod, part.memory_mib, part.stage) == ("", 200, "being bound")
 
 
+MIG: dict[str, Any] = {"mig_1g.10gb": "1"}
+
+
 def test_a_mig_instance_is_shown_on_its_gpu_with_its_profile(state):
     share = make_share("n1", 1, 100)
-    pod = make_pod("c", make_spec(**{"mig_1g.10gb": "1"}), node="n1", shares={"main": [type(share)("MIG-n1-1-0", 100 * units.MIB)]})
+    pod = make_pod("c", make_spec(**MIG), node="n1", shares={"main": [type(share)("MIG-n1-1-0", 100 * units.MIB)]})
     state.set_pod(pod)
     gpu = picture(state).nodes[0].gpus[1]
     assert [(part.pod, part.memory_mib, part.instance) for part in gpu.slices] == [("team/pod-c", 100, "1g.10gb")]

@@ -1,27 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a binding holds while it has no outcome, and that nothing makes it hold that for ever."""
 
 import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
-from proto import codec
-from proto.model import Policy
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState
-from scheduler_plugin.errors import KubeApiError, KubeConflictError
+from aliquot.contract import codec
+from aliquot.kube.errors import KubeApiError, KubeConflictError
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender import bind as bind_module
 from scheduler_plugin.extender.bind import ARRIVAL_SECONDS, Binder
-from scheduler_plugin.extender.desk import Desk
-from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod
+from tests.unit.scheduler_plugin.builders import make_context, make_device, make_node, make_pod
 
 
 class Scene:
-    """One node, one pod, and an API that does as it is told."""
+    """One node, one pod, and an API that does what the test sets."""
 
     def __init__(self, pod: PodFacts, devices: int = 1) -> None:
         self.now = 0.0
@@ -30,7 +28,7 @@ class Scene:
         self.state.set_gpu_node(make_node("n1", [replace(make_device("n1", minor), uuid=uuid) for minor, uuid in enumerate(uuids)]))
         self.state.set_pod(pod)
         self.pod = pod
-        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now)
+        self.context = make_context(self.state, monotonic=lambda: self.now)
         self.leads = True
         self.knows = True
         self.writes: list[BaseException | None] = []
@@ -38,7 +36,7 @@ class Scene:
         self.written = 0
         self.annotations: Mapping[str, str] = {}
         """What the latest of them would set."""
-        self.binder = Binder(self.desk, self, self.may_bind, self.look_who_leads)
+        self.binder = Binder(self.context, cast(Any, self), self.may_bind, self.look_who_leads)
 
     def may_bind(self) -> bool:
         if not self.knows:
@@ -73,10 +71,10 @@ class Scene:
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     monkeypatch.setattr(bind_module, "FIRST_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(bind_module, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(bind_module, "REPLY_SECONDS", 0.2)
 
 
-async def test_an_assignment_that_is_too_long_to_be_written_is_refused_and_holds_nothing(monkeypatch):
+async def test_too_long_assignment_is_refused_and_holds_no_device(monkeypatch):
     monkeypatch.setattr(codec, "MAX_ASSIGNMENT_CHARS", 100)
     scene = Scene(make_pod("many", vgpu="8", vgpu_memory="8000"), devices=8)
     assert "assignment of at most" in await scene.bound()
@@ -91,7 +89,7 @@ async def test_an_error_before_anything_is_sent_gives_back_what_was_held():
     assert (scene.written, dict(scene.state.reservations), scene.binder.open_bindings) == (0, {}, 0)
 
 
-async def test_an_error_nobody_thought_of_leaves_the_outcome_open_until_it_is_looked_up():
+async def test_unexpected_error_leaves_outcome_open_until_lookup():
     scene = Scene(make_pod("p", vgpu="1"))
     scene.writes = [ZeroDivisionError()]
     assert await scene.bound()
@@ -99,7 +97,7 @@ async def test_an_error_nobody_thought_of_leaves_the_outcome_open_until_it_is_lo
     assert not scene.state.reservations
 
 
-async def test_a_write_is_not_repeated_once_another_leads_and_its_room_is_kept_until_the_outcome_is_known():
+async def test_write_is_not_repeated_after_lost_lead_and_room_stays_reserved():
     scene = Scene(make_pod("p", vgpu="1"))
     scene.writes = [KubeApiError("no answer")]
     held: list[bool] = []
@@ -117,7 +115,7 @@ async def test_a_write_is_not_repeated_once_another_leads_and_its_room_is_kept_u
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "it ended"])
 @pytest.mark.parametrize("bound_to", ["n1", "n2"])
-async def test_a_pod_that_ended_while_the_api_told_that_it_is_bound_holds_nothing(bound_to, meanwhile):
+async def test_pod_that_ended_while_bind_was_confirmed_holds_no_device(bound_to, meanwhile):
     scene = Scene(make_pod("p", vgpu="1"))
     scene.writes = [KubeConflictError("an earlier write succeeded")]
 
@@ -135,7 +133,7 @@ async def test_a_pod_that_ended_while_the_api_told_that_it_is_bound_holds_nothin
     assert ("p" in scene.state.pods) is is_there
 
 
-async def test_another_pod_of_the_same_name_that_is_bound_there_is_not_taken_for_the_one_that_was_to_be():
+async def test_bound_pod_with_same_name_is_not_mistaken_for_expected_one():
     scene = Scene(make_pod("p", cpu_milli=1000))
     scene.writes = [KubeConflictError("the UID in the precondition is another pod's")]
     scene.get_pod = lambda namespace, name: asyncio.sleep(0, replace(scene.pod, uid="q", node_name="n1"))

@@ -1,35 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who counts for a gang, and what a gang that waits for room costs the others."""
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
-from proto import contract
-from proto.model import Policy
-from scheduler_plugin.__main__ import decode_pod
-from scheduler_plugin.core.gang_plan import Planner
-from scheduler_plugin.core.journal import Rules
-from scheduler_plugin.core.pods import STUCK_SECONDS, SUCCEEDED, PodFacts
-from scheduler_plugin.core.replay import recorded, replay
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState, Stage
-from scheduler_plugin.extender.desk import Desk
-from scheduler_plugin.extender.filter import filter_nodes
-from scheduler_plugin.extender.gang import FORGET_SECONDS, REST_FACTOR, SETTLE_SECONDS, gang_asked
-from scheduler_plugin.extender.preempt import LAST_SECONDS, MAX_GANG_NODES, choose_victims, hold
+from aliquot import contract
+from aliquot.contract.model import Policy
+from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.pods import STUCK_SECONDS, SUCCEEDED, PodFacts
+from scheduler_plugin.core.cluster.state import ClusterState, Stage
+from scheduler_plugin.core.explain.replay import recorded, replay
+from scheduler_plugin.core.gang.plan import Planner
+from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
+from scheduler_plugin.extender.gang_backoff import FORGET_SECONDS, REST_FACTOR, SETTLE_SECONDS
+from scheduler_plugin.extender.preempt import LAST_SECONDS, MAX_GANG_NODES, choose_victims, reserve_room
+from scheduler_plugin.wiring.cluster import decode_pod
 from tests.unit.scheduler_plugin.api import pod_object
-from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+from tests.unit.scheduler_plugin.builders import filter_body, known_gang, make_context, make_node, make_pod, make_share
 
 RULES = Rules(Policy.FRAG, DEFAULT_WEIGHTS)
 NO_ROOM = "gang: no room for enough members at once"
-WHOLE = {"vgpu": "1", "vgpu_memory": "1000"}
+WHOLE: dict[str, Any] = {"vgpu": "1", "vgpu_memory": "1000"}
 
 
 class Scene:
-    """Nodes of two GPUs of 1,000 MiB, and a gang whose members take one each."""
+    """Nodes of two GPUs of 1,000 MiB, and a gang with members that take one each."""
 
     def __init__(self, minimum: int, *nodes: str) -> None:
         self.nodes = nodes
@@ -38,9 +37,7 @@ class Scene:
         self.state = ClusterState()
         for node in nodes:
             self.state.set_gpu_node(make_node(node, 2))
-        self.desk = Desk(
-            self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now, now=lambda: self.now
-        )
+        self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now)
         self.gang = {contract.ANNOTATION_GANG: "train", contract.ANNOTATION_GANG_MIN: str(minimum)}
 
     def pod(self, uid: str, mib: int = 1000) -> dict:
@@ -66,7 +63,7 @@ class Scene:
         self.state.set_pod(replace(pod, deletion_requested=True, ends_by=30.0, gpu=replace(pod.gpu, deletion_requested=True)))
 
     def succeeds(self, uid: str) -> None:
-        """Have a pod told of that all its containers ended well."""
+        """Have the API report of a pod that all its containers ended well."""
         pod = self.state.pods[uid]
         self.state.drop_pod(uid)
         self.state.set_pod(replace(pod, active=False, gpu=replace(pod.gpu, phase=SUCCEEDED)))
@@ -78,8 +75,8 @@ class Scene:
 
     def answer(self, uid: str, *nodes: str, mib: int = 1000) -> dict:
         body = {"Pod": self.pod(uid, mib), "NodeNames": nodes or self.nodes}
-        answer = json.loads(filter_nodes(self.desk, json.dumps(body).encode(), self.now))
-        assert replay(recorded(self.desk.decisions.recorded[uid], RULES)).differences == ()
+        answer = json.loads(filter_body(self.context, json.dumps(body).encode(), self.now))
+        assert replay(recorded(self.context.decisions.recorded[uid], RULES)).differences == ()
         return answer
 
     def helped(self, uid: str) -> set[str]:
@@ -92,11 +89,11 @@ class Scene:
         """Ask who ends for a member on nodes with these victims; return the victims by node."""
         meta = {node: {"Pods": [{"UID": victim} for victim in victims], "NumPDBViolations": 0} for node, victims in proposed.items()}
         body = {"Pod": self.pod(uid), "NodeNameToMetaVictims": meta}
-        answer = json.loads(await choose_victims(self.desk, json.dumps(body).encode()))
+        answer = json.loads(await choose_victims(self.context, json.dumps(body).encode()))
         return {node: {pod["UID"] for pod in victims["Pods"]} for node, victims in answer["NodeNameToMetaVictims"].items()}
 
 
-def test_a_gang_that_is_restarted_waits_for_room_for_all_while_its_former_members_end():
+def test_restarted_gang_waits_for_room_for_all_while_old_members_end():
     scene = Scene(4, "n1", "n2", "n3")
     for number in range(4):
         scene.takes(f"old{number}", ("n1", "n2")[number // 2], number % 2, of_gang=True)
@@ -110,7 +107,7 @@ def test_a_gang_that_is_restarted_waits_for_room_for_all_while_its_former_member
     assert len(scene.state.reservations) == 4
 
 
-def test_a_member_in_the_place_of_one_that_ends_joins_the_gang_that_runs():
+def test_replacement_of_ending_member_joins_running_gang():
     scene = Scene(3, "n1", "n2")
     for number in range(3):
         scene.takes(f"old{number}", ("n1", "n2")[number // 2], number % 2, of_gang=True)
@@ -127,12 +124,12 @@ def running_gang() -> Scene:
     return scene
 
 
-def test_a_member_in_the_place_of_one_that_failed_joins_though_another_one_has_succeeded():
+def test_replacement_of_failed_member_joins_though_another_has_succeeded():
     scene = running_gang()
     scene.state.drop_pod("old2")
     scene.state.drop_pod("old0")
     scene.member("new")
-    assert scene.filter("new") == ([], {"gang: 4 members must start together, fewer with GPUs exist"})
+    assert scene.filter("new") == ([], {"gang: 4 members must start together, and fewer with GPUs exist"})
     scene.takes("old0", "n1", 0, of_gang=True)
     freed = scene.state.freed_count
     scene.succeeds("old0")
@@ -155,7 +152,7 @@ def test_members_that_succeeded_do_not_count_for_a_gang_that_is_restarted(how):
             scene.state.drop_pod(f"old{number}")
     for number in range(3):
         scene.member(f"new{number}")
-    assert scene.filter("new0") == ([], {"gang: 4 members must start together, fewer with GPUs exist"})
+    assert scene.filter("new0") == ([], {"gang: 4 members must start together, and fewer with GPUs exist"})
 
 
 def test_what_succeeded_is_part_of_a_picture_of_the_state(monkeypatch):
@@ -163,7 +160,7 @@ def test_what_succeeded_is_part_of_a_picture_of_the_state(monkeypatch):
     scene.state.drop_pod("old2")
     scene.succeeds("old0")
     scene.member("new")
-    monkeypatch.setattr("scheduler_plugin.core.state.MAX_EVENTS", 1)
+    monkeypatch.setattr("scheduler_plugin.core.cluster.state.MAX_EVENTS", 1)
     scene.member("other", 100)
     assert not any(event.pod is not None and event.pod.uid == "old0" for event in scene.state.moment().part.events)
     assert scene.filter("new")[0]
@@ -174,20 +171,20 @@ def test_members_that_end_are_not_enough_to_start_with():
     scene.takes("old", "n1", 0, of_gang=True)
     scene.ends("old")
     scene.member("new")
-    assert scene.filter("new") == ([], {"gang: 2 members must start together, fewer with GPUs exist"})
+    assert scene.filter("new") == ([], {"gang: 2 members must start together, and fewer with GPUs exist"})
 
 
-def test_a_member_that_scheduling_gates_hold_back_counts_once_they_are_gone():
+def test_gated_member_counts_once_its_gates_are_removed():
     scene = Scene(2, "n1")
     scene.member("m0")
     scene.member("m1", gated=True)
-    assert scene.filter("m0") == ([], {"gang: 2 members must start together, scheduling gates hold back 1"})
+    assert scene.filter("m0") == ([], {"gang: 2 members must start together, and scheduling gates hold back 1"})
     assert not scene.state.reservations
-    gang, freed = gang_asked(scene.state.pods["m0"]), scene.state.freed_count
-    assert not scene.desk.gangs.may_plan(gang)
+    gang, freed = known_gang(scene.state.pods["m0"]), scene.state.freed_count
+    assert not scene.context.gangs.may_plan(gang)
     scene.member("m1")
     assert scene.state.freed_count == freed + 1, "those that wait are looked at again"
-    assert scene.desk.gangs.may_plan(gang)
+    assert scene.context.gangs.may_plan(gang)
     assert scene.filter("m0")[0] == ["n1"]
     assert scene.state.reservations.keys() == {"m0", "m1"}
 
@@ -196,10 +193,10 @@ def test_gates_of_fewer_members_than_are_lacking_are_not_named():
     scene = Scene(3, "n1")
     scene.member("m0")
     scene.member("m1", gated=True)
-    assert scene.filter("m0") == ([], {"gang: 3 members must start together, fewer with GPUs exist"})
+    assert scene.filter("m0") == ([], {"gang: 3 members must start together, and fewer with GPUs exist"})
 
 
-def test_a_member_that_is_asked_about_before_it_is_seen_without_gates_counts():
+def test_member_queried_before_it_is_seen_ungated_counts():
     scene = Scene(2, "n1")
     scene.member("m0")
     scene.member("m1", gated=True)
@@ -209,7 +206,7 @@ def test_a_member_that_is_asked_about_before_it_is_seen_without_gates_counts():
 
 @pytest.fixture
 def plans(monkeypatch):
-    """Who asked for each plan, for whom plans were tried in search of pods to end, and how long each takes."""
+    """The caller of each plan, the pods for which plans were tried in search of pods to end, and how long each takes."""
     seen, expecting, trying = Plans(), Planner.expecting, Planner.trying
 
     def note_trying(planner, members):
@@ -250,7 +247,7 @@ def waiting_gang(minimum: int = 4, members: int = 6) -> Scene:
     return scene
 
 
-def test_what_was_planned_in_vain_is_not_planned_again_for_another_member_before_something_is_freed(plans):
+def test_failed_plan_is_not_repeated_for_other_members_until_room_is_freed(plans):
     scene = plans.of(waiting_gang())
     for number in (0, 1, 5, 0):
         assert scene.filter(f"m{number}") == ([], {NO_ROOM})
@@ -263,7 +260,7 @@ def test_what_was_planned_in_vain_is_not_planned_again_for_another_member_before
     assert plans.asked == ["m0", "m3", "m5"]
 
 
-def test_a_member_that_may_use_other_nodes_or_asks_for_less_is_planned_by_itself(plans):
+def test_member_with_other_nodes_or_smaller_request_is_planned_separately(plans):
     scene = plans.of(waiting_gang())
     assert scene.filter("m0", "n2") == ([], {NO_ROOM})
     scene.filter("m1", "n1", "n2")
@@ -273,26 +270,26 @@ def test_a_member_that_may_use_other_nodes_or_asks_for_less_is_planned_by_itself
     assert plans.asked == ["m0", "m1", "m2"]
 
 
-def test_a_gang_whose_plan_took_long_rests_and_is_then_tried_again(plans):
+def test_gang_with_long_planning_pauses_and_is_then_retried(plans):
     scene, plans.seconds = plans.of(waiting_gang()), 1.0
     assert scene.filter("m0") == ([], {NO_ROOM})
     for minor in (0, 1):
         scene.state.drop_pod(f"busy{minor}")
         assert scene.filter("m1") == ([], {NO_ROOM})
     assert plans.asked == ["m0"]
-    freed, gang = scene.state.freed_count, gang_asked(scene.state.pods["m0"])
-    assert not scene.desk.gangs.may_plan(gang)
+    freed, gang = scene.state.freed_count, known_gang(scene.state.pods["m0"])
+    assert not scene.context.gangs.may_plan(gang)
     scene.now += REST_FACTOR - 0.1
-    scene.desk.gangs.expire()
+    scene.context.gangs.expire()
     assert scene.state.freed_count == freed
     scene.now += 0.1
-    scene.desk.gangs.expire()
+    scene.context.gangs.expire()
     assert scene.state.freed_count == freed + 1, "those that wait are looked at again"
-    assert scene.desk.gangs.may_plan(gang)
+    assert scene.context.gangs.may_plan(gang)
     assert scene.filter("m2")[0]
 
 
-async def test_whose_end_would_help_a_gang_is_looked_for_once_before_something_is_freed(plans):
+async def test_victims_for_gang_are_searched_once_until_room_is_freed(plans):
     scene = plans.of(waiting_gang(minimum=5))
     assert scene.helped("m0") == {"n1", "n2"}
     assert await scene.preempt("m0", n1=["busy0"]) == {}
@@ -309,16 +306,16 @@ async def test_whose_end_would_help_a_gang_is_looked_for_once_before_something_i
 
 
 def starting(scene: Scene, *uids: str) -> list[PodFacts]:
-    """Take bound pods back to where they were before their bindings were told; return them as bound."""
+    """Take bound pods back to where they were before their bindings were reported; return them as bound."""
     bound = [scene.state.pods[uid] for uid in uids]
     for pod in bound:
         scene.state.drop_pod(pod.uid)
         scene.state.set_pod(replace(pod, node_name="", gpu=replace(pod.gpu, annotations={})))
-        assert not scene.desk.gangs.planner.expect_on(scene.state.pods[pod.uid], pod.node_name, 1000.0, Stage.STARTING)
+        assert not scene.context.gangs.planner.reserve_on(scene.state.pods[pod.uid], pod.node_name, 1000.0, Stage.STARTING)
     return bound
 
 
-async def test_pods_that_were_starting_while_pods_to_end_were_looked_for_are_found_once_they_are_bound():
+async def test_pods_starting_during_victim_search_are_found_once_bound():
     scene = two_full_nodes()
     bound = starting(scene, "n1-0", "n1-1", "n2-0", "n2-1")
     assert await scene.preempt("m0", n1=[], n2=[]) == {}
@@ -331,10 +328,15 @@ async def test_pods_that_were_starting_while_pods_to_end_were_looked_for_are_fou
     assert await scene.preempt("m1", n1=[]) == {"n1": {"n1-0", "n1-1"}}
 
 
-async def test_a_search_in_vain_says_nothing_of_a_pod_that_is_bound_while_the_next_node_is_searched(monkeypatch):
+def bind_both(scene, bound):
+    for pod in bound[:2]:
+        scene.state.set_pod(pod)
+
+
+async def test_failed_search_ignores_pod_bound_during_search_of_next_node(monkeypatch):
     scene = two_full_nodes()
     bound = starting(scene, "n1-0", "n1-1", "n2-0", "n2-1")
-    tries = iter((lambda: None, lambda: [scene.state.set_pod(pod) for pod in bound[:2]]))
+    tries = iter((lambda: None, lambda: bind_both(scene, bound)))
 
     async def others_work(_seconds: float) -> None:
         next(tries)()
@@ -345,7 +347,7 @@ async def test_a_search_in_vain_says_nothing_of_a_pod_that_is_bound_while_the_ne
     assert scene.helped("m0") == {"n1"}
 
 
-async def test_what_was_looked_for_in_vain_is_forgotten_after_a_while():
+async def test_failed_search_is_forgotten_after_while():
     scene = waiting_gang(minimum=5)
     assert await scene.preempt("m0", n1=["busy0"]) == {}
     scene.now += FORGET_SECONDS - 0.1
@@ -354,7 +356,7 @@ async def test_what_was_looked_for_in_vain_is_forgotten_after_a_while():
     assert scene.helped("m0") == {"n1", "n2"}
 
 
-async def test_what_was_in_vain_for_a_member_is_looked_for_again_for_a_more_important_one():
+async def test_failed_search_is_repeated_for_more_important_member():
     scene = two_full_nodes()
     for uid in scene.state.pods.keys() - {"m0", "m1", "m2"}:
         scene.state.set_pod(replace(scene.state.pods[uid], priority=100))
@@ -385,7 +387,7 @@ async def test_nodes_beyond_the_first_few_are_searched_with_the_next_try():
     assert await scene.preempt("m1", **proposed) == {"n12": {"n12-0", "n12-1"}}
 
 
-async def test_nodes_for_which_there_was_no_time_are_searched_with_the_next_tries_and_others_not_again(plans):
+async def test_nodes_skipped_for_time_are_searched_on_next_tries_only(plans):
     scene = plans.of(many_nodes_of_which_the_last_helps())
     proposed = {node: [f"{node}-1"] for node in scene.nodes}
     scene.helped("m0")
@@ -396,7 +398,7 @@ async def test_nodes_for_which_there_was_no_time_are_searched_with_the_next_trie
         plans.seconds = 0.0
         freed = scene.state.freed_count
         scene.now += 100.0
-        scene.desk.gangs.expire()
+        scene.context.gangs.expire()
         assert answers[-1] or scene.state.freed_count == freed + 1, "those that wait are looked at again"
     assert answers == [{}, {}, {}, {"n12": {"n12-0", "n12-1"}}]
 
@@ -420,7 +422,7 @@ async def test_nodes_that_are_too_small_for_a_gang_are_searched_once():
     assert scene.helped("m1") == {"n1", "n2"}
 
 
-async def test_after_a_long_search_in_vain_a_gang_rests_and_then_kube_scheduler_may_ask_again(plans):
+async def test_after_long_failed_search_gang_pauses_before_kube_scheduler_may_retry(plans):
     scene = plans.of(waiting_gang(minimum=5))
     scene.filter("m0")
     plans.seconds = 1.0
@@ -433,14 +435,14 @@ async def test_after_a_long_search_in_vain_a_gang_rests_and_then_kube_scheduler_
     assert len(plans.tried) == tried
     freed = scene.state.freed_count
     scene.now += REST_FACTOR * lasted
-    scene.desk.gangs.expire()
+    scene.context.gangs.expire()
     assert scene.state.freed_count == freed + 1, "those that wait are looked at again"
     assert scene.helped("m1") == {"n1", "n2"}
     assert await scene.preempt("m1", n1=["busy1"]) == {}
     assert len(plans.tried) > tried
 
 
-async def test_what_was_tried_before_a_rest_in_which_nothing_was_freed_is_not_tried_after_it(plans):
+async def test_search_before_pause_is_not_repeated_if_no_room_was_freed(plans):
     scene = plans.of(waiting_gang(minimum=5))
     plans.seconds = 1.0
     scene.filter("m0")
@@ -450,20 +452,20 @@ async def test_what_was_tried_before_a_rest_in_which_nothing_was_freed_is_not_tr
     plans.tried.clear()
     assert scene.helped("m1") == set()
     scene.now += rest
-    scene.desk.gangs.expire()
+    scene.context.gangs.expire()
     assert scene.state.freed_count == freed, "nobody was refused for the rest's sake"
     scene.filter("m2")
     assert await scene.preempt("m2", n1=["busy0"]) == {}
     assert (plans.asked, plans.tried) == ([], [])
 
 
-def test_a_member_that_was_refused_for_the_sake_of_a_rest_alone_is_planned_after_it_and_the_others_are_not(plans):
+def test_only_member_refused_because_of_pause_is_planned_after_it(plans):
     scene, plans.seconds = plans.of(waiting_gang()), 1.0
     assert scene.filter("m0", "n2") == ([], {NO_ROOM})
     freed = scene.state.freed_count
     assert scene.filter("m1", "n1", "n2") == ([], {NO_ROOM})
     scene.now += REST_FACTOR
-    scene.desk.gangs.expire()
+    scene.context.gangs.expire()
     assert scene.state.freed_count == freed + 1
     scene.filter("m0", "n2")
     assert plans.asked == ["m0"]
@@ -482,7 +484,7 @@ def two_full_nodes() -> Scene:
     return scene
 
 
-async def test_for_a_moment_after_pods_end_for_a_member_nobody_ends_for_another_one():
+async def test_shortly_after_preemption_for_member_no_pod_ends_for_another():
     scene = two_full_nodes()
     assert await scene.preempt("m0", n1=["n1-0"]) == {"n1": {"n1-0", "n1-1"}}
     assert await scene.preempt("m1", n2=["n2-0"]) == {}
@@ -492,21 +494,21 @@ async def test_for_a_moment_after_pods_end_for_a_member_nobody_ends_for_another_
 
 
 @pytest.mark.parametrize("known", ["nominated", "expected"])
-async def test_nobody_ends_on_a_second_node_while_a_place_for_all_is_being_freed(known):
+async def test_no_pod_ends_on_second_node_while_room_for_all_is_freed(known):
     scene = two_full_nodes()
     for minor in (0, 1):
         scene.ends(f"n1-{minor}")
     if known == "nominated":
         scene.state.set_pod(replace(scene.state.pods["m0"], nominated_node="n1"))
     else:
-        assert hold(scene.desk, scene.state.pods["m0"], "n1", [], 30.0)
+        assert reserve_room(scene.context, scene.state.pods["m0"], "n1", [], 30.0)
     assert await scene.preempt("m1", n2=["n2-0"]) == {}
     scene.now = 30.0 + STUCK_SECONDS
     scene.state.expire(scene.now, scene.now)
     assert await scene.preempt("m1", n2=["n2-0"]) == {"n2": {"n2-0", "n2-1"}}, "they are stuck"
 
 
-async def test_what_is_ending_beside_the_places_of_a_gang_that_is_planned_keeps_nobody_from_ending_for_a_member():
+async def test_ending_pods_outside_planned_places_do_not_block_preemption_for_member():
     scene = two_full_nodes()
     scene.nodes = ("n1", "n2", "n3")
     scene.state.set_gpu_node(make_node("n3", 3))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preemption on many nodes at once."""
 
 import asyncio
@@ -6,33 +7,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
+from typing import Any
 
 import pytest
 
-from proto.model import Policy
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState
-from scheduler_plugin.extender.desk import Desk
-from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, choose_victims, hold
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, choose_victims, reserve_room
 from tests.unit.scheduler_plugin.api import pod_object
-from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+from tests.unit.scheduler_plugin.builders import make_context, make_node, make_pod, make_share
 
 
-def test_once_enough_nodes_help_the_others_are_left_out_those_that_cost_most_first():
+def test_once_enough_nodes_help_costliest_others_are_left_out():
     state, nodes = ClusterState(), [f"n{number}" for number in range(ENOUGH_NODES + 20)]
     for name in nodes:
         state.set_gpu_node(make_node(name, 1))
         state.set_pod(make_pod(f"on-{name}", node=name, shares={"main": [make_share(name, 0, 1000)]}, vgpu="1"))
-    told = []
-    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
-    desk.on_preemption = lambda *counts: told.append(counts)
+    counted = []
+    context = make_context(state)
     pod = pod_object("important", vgpu="1")
     pod["spec"]["priority"] = 100
     proposed = {name: {"Pods": [], "NumPDBViolations": int(number < 20)} for number, name in enumerate(nodes)}
-    answer = json.loads(asyncio.run(choose_victims(desk, json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode())))
+    body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode()
+    answer = json.loads(asyncio.run(choose_victims(context, body, lambda *counts: counted.append(counts))))
     assert list(answer["NodeNameToMetaVictims"]) == nodes[20:]
-    assert told == [(ENOUGH_NODES, 0, ENOUGH_NODES)]
+    assert counted == [(ENOUGH_NODES, 0, ENOUGH_NODES)]
 
 
 async def test_a_long_search_lets_others_be_answered_and_ends_in_time():
@@ -41,7 +40,7 @@ async def test_a_long_search_lets_others_be_answered_and_ends_in_time():
         state.set_gpu_node(make_node(name, 1))
         state.set_pod(make_pod(f"on-{name}", node=name, shares={"main": [make_share(name, 0, 1000)]}, vgpu="1"))
     clock = count(0.0, ENOUGH_SECONDS / 4)
-    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=clock.__next__)
+    context = make_context(state, monotonic=clock.__next__)
     turns, done = 0, asyncio.Event()
 
     async def others() -> None:
@@ -51,34 +50,34 @@ async def test_a_long_search_lets_others_be_answered_and_ends_in_time():
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
-    answer = await ask(desk, names, vgpu="1")
+    answer = await ask(context, names, vgpu="1")
     done.set()
     await beside
     assert len(answer) == 4
     assert turns >= len(answer)
 
 
-async def test_victims_come_with_the_most_important_first_whoever_chose_them():
+async def test_most_important_victims_come_first_from_either_chooser():
     state = ClusterState()
     state.set_gpu_node(make_node("n1", 2))
     for minor, (uid, priority) in enumerate((("a-low", 0), ("b-high", 50))):
         state.set_pod(make_pod(uid, node="n1", shares={"main": [make_share("n1", minor, 1000)]}, priority=priority, vgpu="1"))
-    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
-    assert await ask(desk, ["n1"], vgpu="2") == {"n1": ["b-high", "a-low"]}
+    context = make_context(state)
+    assert await ask(context, ["n1"], vgpu="2") == {"n1": ["b-high", "a-low"]}
 
 
-def half_used(host: tuple[int, int, int] = (64_000, 512 * 1024, 110)) -> Desk:
-    """Two GPUs of two shares each: x beside a more important pod on the first, y and z on the second, which is cheaper to free."""
+def half_used(host: tuple[int, int, int] = (64_000, 512 * 1024, 110)) -> ExtenderContext:
+    """Two GPUs of two shares each: x and a more important pod on the first, y and z on the second, which is cheaper to free."""
     state = ClusterState()
     state.set_gpu_node(make_node("n1", 2, shares_per_gpu=2))
     state.set_host("n1", *host)
     for uid, minor, priority in (("keeps", 0, 200), ("x", 0, 0), ("y", 1, 0), ("z", 1, 0)):
         shares = {"main": [make_share("n1", minor, 500)]}
         state.set_pod(make_pod(uid, node="n1", shares=shares, priority=priority, cpu_milli=2000, vgpu="1", vgpu_memory="500"))
-    return Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+    return make_context(state)
 
 
-async def test_a_victim_that_others_make_needless_is_let_go_and_violations_are_counted_anew():
+async def test_redundant_victim_is_spared_and_violations_are_recounted():
     pod = pod_object("important", vgpu="1")
     pod["spec"]["priority"] = 100
     victims = {"n1": {"Pods": [{"UID": "x"}], "NumPDBViolations": 1}}
@@ -87,30 +86,30 @@ async def test_a_victim_that_others_make_needless_is_let_go_and_violations_are_c
     assert answer == {"Pods": [{"UID": "y"}, {"UID": "z"}], "NumPDBViolations": 0}
 
 
-def needs_its_cpu(desk: Desk) -> None:
-    desk.state.set_host("n1", 3000, 512 * 1024, 110)
+def needs_its_cpu(context: ExtenderContext) -> None:
+    context.state.set_host("n1", 3000, 512 * 1024, 110)
 
 
-def takes_no_more_pods(desk: Desk) -> None:
-    desk.state.set_host("n1", 64_000, 512 * 1024, 2)
+def takes_no_more_pods(context: ExtenderContext) -> None:
+    context.state.set_host("n1", 64_000, 512 * 1024, 2)
 
 
-def does_not_tell_how_many_pods_it_takes(desk: Desk) -> None:
-    desk.state.set_host("n1", 64_000, 512 * 1024)
+def does_not_tell_how_many_pods_it_takes(context: ExtenderContext) -> None:
+    context.state.set_host("n1", 64_000, 512 * 1024)
 
 
-def has_a_sick_gpu(desk: Desk) -> None:
+def has_a_sick_gpu(context: ExtenderContext) -> None:
     """Its shares are missing in the sums that kube-scheduler counts."""
-    node = desk.state.gpu_node("n1")
-    desk.state.set_gpu_node(replace(node, devices=(replace(node.devices[0], trouble="XID 79"), node.devices[1])))
+    node = context.state.gpu_node("n1")
+    context.state.set_gpu_node(replace(node, devices=(replace(node.devices[0], trouble="XID 79"), node.devices[1])))
 
 
-def has_a_pod_without_assignment(desk: Desk) -> None:
-    desk.state.set_pod(make_pod("strange", node="n1", vgpu="1"))
+def has_a_pod_without_assignment(context: ExtenderContext) -> None:
+    context.state.set_pod(make_pod("strange", node="n1", vgpu="1"))
 
 
-def repels(desk: Desk) -> None:
-    desk.state.set_pod(replace(desk.state.pods["x"], repels=True))
+def repels(context: ExtenderContext) -> None:
+    context.state.set_pod(replace(context.state.pods["x"], repels=True))
 
 
 @pytest.mark.parametrize(
@@ -119,9 +118,9 @@ def repels(desk: Desk) -> None:
     ids=lambda spoil: spoil.__name__,
 )
 async def test_a_victim_stays_that_may_be_needed_for_something_else(spoil):
-    desk = half_used()
-    spoil(desk)
-    assert set((await ask(desk, ["n1"], ["x"], vgpu="1"))["n1"]) == {"x", "y", "z"}
+    context = half_used()
+    spoil(context)
+    assert set((await ask(context, ["n1"], ["x"], vgpu="1"))["n1"]) == {"x", "y", "z"}
 
 
 @pytest.mark.parametrize(
@@ -138,53 +137,53 @@ async def test_the_gpu_is_chosen_by_what_ends_in_all(cpu_milli, ended):
     for uid, minor, priority, cpu in (("x", 0, 10, 4000), ("w", 0, 0, 0), ("y", 1, 5, 0)):
         shares = {"main": [make_share("n1", minor, 500)]}
         state.set_pod(make_pod(uid, node="n1", shares=shares, priority=priority, cpu_milli=cpu, vgpu="1", vgpu_memory="500"))
-    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
-    assert set((await ask(desk, ["n1"], ["x"], vgpu="1"))["n1"]) == ended
+    context = make_context(state)
+    assert set((await ask(context, ["n1"], ["x"], vgpu="1"))["n1"]) == ended
 
 
-async def test_a_pod_that_is_merely_expected_on_a_node_is_no_victim_there():
+async def test_pod_only_reserved_on_node_is_no_victim_there():
     state = ClusterState()
     state.set_gpu_node(make_node("n1", 2))
     state.set_pod(make_pod("runs", node="n1", shares={"main": [make_share("n1", 0, 1000)]}, priority=50, vgpu="1"))
     expected = make_pod("expected", vgpu="1", vgpu_memory="1000")
     state.set_pod(expected)
-    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
-    assert desk.gangs.planner.expect(expected, ["n1"], inf)
-    assert await ask(desk, ["n1"], vgpu="1", vgpu_memory="1000") == {"n1": ["runs"]}
-    assert await ask(desk, ["n1"], vgpu="2", vgpu_memory="1000") == {}
+    context = make_context(state)
+    assert context.gangs.planner.expect(expected, ["n1"], inf)
+    assert await ask(context, ["n1"], vgpu="1", vgpu_memory="1000") == {"n1": ["runs"]}
+    assert await ask(context, ["n1"], vgpu="2", vgpu_memory="1000") == {}
 
 
-async def test_nobody_ends_elsewhere_for_a_pod_that_is_expected_where_others_end():
+async def test_no_pod_ends_elsewhere_for_pod_with_victims_under_way():
     state = ClusterState()
     for name in ("n1", "n2"):
         state.set_gpu_node(make_node(name, 1))
         state.set_pod(make_pod(f"on-{name}", node=name, shares={"main": [make_share(name, 0, 1000)]}, vgpu="1"))
-    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+    context = make_context(state)
     pod = make_pod(pod_object("important")["metadata"]["uid"], priority=100, vgpu="1")
     state.set_pod(pod)
     state.set_pod(replace(state.pods["on-n1"], deletion_requested=True))
-    assert hold(desk, pod, "n1", [], 30.0)
-    assert await ask(desk, ["n2"], vgpu="1") == {}
+    assert reserve_room(context, pod, "n1", [], 30.0)
+    assert await ask(context, ["n2"], vgpu="1") == {}
     state.drop_pod("on-n1")
-    assert await ask(desk, ["n2"], vgpu="1") == {"n2": ["on-n2"]}, "its place is free, and kube-scheduler does not want it"
+    assert await ask(context, ["n2"], vgpu="1") == {"n2": ["on-n2"]}, "its place is free, and kube-scheduler does not want it"
 
 
 @pytest.mark.parametrize("key", ["NodeNameToMetaVictims", "NodeNameToVictims"])
-async def test_a_null_instead_of_victims_is_nobody(key):
+async def test_null_victims_mean_no_victims(key):
     state = ClusterState()
     state.set_gpu_node(make_node("n1", 1))
     state.set_pod(make_pod("on-n1", node="n1", shares={"main": [make_share("n1", 0, 1000)]}, vgpu="1"))
-    desk = Desk(state, Shapes(state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: 0.0)
+    context = make_context(state)
     pod = pod_object("important", vgpu="1")
     pod["spec"]["priority"] = 100
-    answer = json.loads(await choose_victims(desk, json.dumps({"Pod": pod, key: {"n1": None}}).encode()))
+    answer = json.loads(await choose_victims(context, json.dumps({"Pod": pod, key: {"n1": None}}).encode()))
     assert answer == {"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "on-n1"}], "NumPDBViolations": 0}}}
 
 
-async def ask(desk: Desk, nodes: list[str], chosen: Sequence[str] = (), **limits: str) -> dict[str, list[str]]:
+async def ask(context: ExtenderContext, nodes: list[str], chosen: Sequence[str] = (), **limits: Any) -> dict[str, list[str]]:
     """Ask for a pod of priority 100; return who ends, by node. Args: chosen: UIDs of those that kube-scheduler would end on each."""
     pod = pod_object("important", **limits)
     pod["spec"]["priority"] = 100
     proposed = {name: {"Pods": [{"UID": uid} for uid in chosen], "NumPDBViolations": 0} for name in nodes}
-    answer = json.loads(await choose_victims(desk, json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode()))
+    answer = json.loads(await choose_victims(context, json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode()))
     return {node: [victim["UID"] for victim in victims["Pods"]] for node, victims in answer["NodeNameToMetaVictims"].items()}

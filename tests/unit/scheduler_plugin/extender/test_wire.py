@@ -1,7 +1,9 @@
-"""A body whose names are cut off unread means what a JSON decoder makes of the whole."""
+# SPDX-License-Identifier: Apache-2.0
+"""A body with names that are cut off unread means what a JSON decoder makes of the whole."""
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -42,7 +44,7 @@ def meaning(body: bytes, read) -> object:
 
 
 @given(bodies(), st.sampled_from([b"", b"", b"}", b"]}", b" ", b"\n"]))
-def test_a_body_means_the_same_whether_its_names_are_cut_off_or_not(body, rest):
+def test_body_has_same_meaning_with_or_without_truncated_names(body, rest):
     whole = meaning(body + rest, lambda body: wire.decode(body, wire.ExtenderArgs))
     assert meaning(body + rest, wire.decode_args) == whole
 
@@ -69,8 +71,8 @@ BINDING = {"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "a"}
 PROTOCOL = {*FULL, *META, *BINDING, "items", "Pods", "UID", "NumPDBViolations"}
 
 
-def respellings(value: object) -> Iterator[object]:
-    """Spell each key of the protocol otherwise by itself, then put a key beside each that the protocol may have one day."""
+def respellings(value: Any) -> Iterator[Any]:
+    """Spell each key of the protocol otherwise by itself, then add a key next to each that the protocol may have one day."""
     for place in range(len(value)) if isinstance(value, list) else list(value) if isinstance(value, dict) else ():
         for inner in respellings(value[place]):
             copy = value.copy()
@@ -97,8 +99,8 @@ def test_keys_mean_the_same_in_any_case_the_inner_ones_too(body, form):
     def meaning(body: object) -> object:
         text = json.dumps(body, separators=(",", ":")).encode()
         args = wire.decode_args(text) if form is wire.ExtenderArgs else wire.decode(text, form)
-        if isinstance(args, wire.Question) and args.nodes is not None:
-            args = args._replace(nodes=wire.NodeList(args.nodes.items))
+        if isinstance(args, wire.CallArgs) and args.nodes is not None:
+            args = args._replace(nodes=wire.FullNodes(args.nodes.items))
         return args
 
     exact = meaning(body)

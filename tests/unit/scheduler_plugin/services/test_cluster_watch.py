@@ -1,21 +1,24 @@
-"""Up to which moment a stream has told everything, whatever happens to its connection; a promised GPU depends on it."""
+# SPDX-License-Identifier: Apache-2.0
+"""Up to which moment a stream has reported everything, even if its connection breaks; a promised GPU depends on it."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
+import msgspec
 import pytest
 
-from scheduler_plugin.__main__ import decode_pod
 from scheduler_plugin.adapters import kube_watch
 from scheduler_plugin.adapters.kube_watch import Stream
-from scheduler_plugin.core.budgets import Budgets
-from scheduler_plugin.core.pods import Use
-from scheduler_plugin.core.score import HostDemand
-from scheduler_plugin.core.state import ClusterState, Reservation, Stage
+from scheduler_plugin.core.cluster.budgets import Budgets
+from scheduler_plugin.core.cluster.pods import Use
+from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
+from scheduler_plugin.core.score.cost import HostDemand
 from scheduler_plugin.extender.bind import CONFIRM_SECONDS
 from scheduler_plugin.services.cluster_watch import ClusterWatch, Source
+from scheduler_plugin.wiring.cluster import decode_pod
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_node, make_pod
 
@@ -37,7 +40,7 @@ class Scene:
         self.ages: list[float] = []
         self.state = ClusterState()
         self.state.set_gpu_node(make_node("n1", 1))
-        self.watch = ClusterWatch(self.state, Budgets(), self)
+        self.watch = ClusterWatch(self.state, Budgets(), cast(Any, self))
 
     def monotonic(self) -> float:
         return self.now
@@ -47,10 +50,10 @@ class Scene:
         return json.dumps({"metadata": {"resourceVersion": "1"}, "items": []}).encode()
 
     @asynccontextmanager
-    async def stream(self, path: str, idle_seconds: float) -> AsyncIterator["Scene"]:
-        yield self
+    async def stream(self, path: str, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        yield self._chunks()
 
-    async def iter_any(self) -> AsyncIterator[bytes]:
+    async def _chunks(self) -> AsyncIterator[bytes]:
         if self.watches:
             for seconds, kind in self.watches.pop(0):
                 self._look()
@@ -63,12 +66,12 @@ class Scene:
         await asyncio.Event().wait()
 
     def _look(self) -> None:
-        self.told.append(self.watch.told_at(Source.PODS))
+        self.told.append(self.watch.caught_up_at(Source.PODS))
         self.ages.append(self.watch.lag_seconds()["pods"])
-        self.expired.append(self.state.expire(self.now, self.watch.told_at(Source.PODS)))
+        self.expired.append(self.state.expire(self.now, self.watch.caught_up_at(Source.PODS)))
 
     async def play(self) -> "Scene":
-        task = asyncio.create_task(Stream("pods", "/pods", decode_pod, self, self.watch.pods).run())
+        task = asyncio.create_task(Stream("pods", "/pods", decode_pod, cast(Any, self), self.watch.pods).run())
         await self.played.wait()
         task.cancel()
         return self
@@ -81,16 +84,16 @@ class Scene:
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch):
-    monkeypatch.setattr(kube_watch, "FIRST_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr(kube_watch, "RULES", msgspec.structs.replace(kube_watch.RULES, first_backoff_seconds=0.0))
 
 
-async def test_a_list_tells_what_was_when_it_began():
+async def test_list_shows_state_at_its_start():
     scene = await Scene([]).play()
     assert scene.told == [0.0]
     assert scene.now == LIST_TAKES
 
 
-async def test_a_steady_stream_has_told_everything_up_to_what_came_last():
+async def test_steady_stream_is_current_up_to_its_last_event():
     scene = await Scene([(1, BOOKMARK), (20, CHANGE), (25, CHANGE)]).play()
     assert scene.told == [0, 6, 26, 51]
 
@@ -109,19 +112,19 @@ async def test_a_watch_that_is_opened_again_first_catches_up(backlog, told):
     assert scene.told == [0, 6, 6, *told]
 
 
-async def test_a_gpu_stays_promised_while_the_watch_was_dead_and_its_backlog_is_read():
+async def test_gpu_stays_reserved_while_watch_is_down_and_backlog_is_read():
     scene = await Scene([(1, BOOKMARK), (90, NOTHING)], [(1, CHANGE), (1, CHANGE), (1, BOOKMARK)]).bound_at(10).play()
     assert scene.expired == [0, 0, 0, 0, 0, 0, 1]
 
 
-async def test_a_stream_is_as_old_as_the_last_answer_whether_or_not_it_has_caught_up():
+async def test_stream_age_counts_from_last_reply_even_before_it_catches_up():
     scene = await Scene([(1, BOOKMARK), (90, NOTHING)], [(1, CHANGE)]).play()
     assert scene.ages == [0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("told", ["listed", "changed"])
-async def test_a_pod_that_is_found_bound_waits_no_more_however_it_is_told(told):
-    watch = ClusterWatch(ClusterState(), Budgets(), Scene())
+async def test_bound_pod_stops_waiting_however_it_becomes_known(told):
+    watch = ClusterWatch(ClusterState(), Budgets(), cast(Any, Scene()))
     settled: list[str] = []
     watch.on_pod_gone = settled.append
     pods = [make_pod("waits", vgpu="1"), make_pod("bound", node="n1", vgpu="1"), make_pod("over", phase="Failed", vgpu="1")]

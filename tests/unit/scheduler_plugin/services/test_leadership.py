@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 import asyncio
+from typing import Any, cast
 
 import pytest
 
-from scheduler_plugin.errors import KubeApiError, KubeConflictError
+from aliquot.kube.errors import KubeApiError, KubeConflictError
 from scheduler_plugin.ports import LeaseRecord
 from scheduler_plugin.services import leadership
 from scheduler_plugin.services.leadership import AGAIN_SECONDS, LEASE_SECONDS, RENEW_SECONDS, Following, Leadership
@@ -72,7 +74,7 @@ async def test_a_leader_falls_silent_before_anybody_can_take_over(clock, lease):
     assert clock.time - started >= LEASE_SECONDS
 
 
-async def test_renewing_keeps_the_lead_and_tells_it_once(clock, lease):
+async def test_renewal_keeps_lead_and_reports_it_once(clock, lease):
     first, told = Leadership(lease, clock, "a"), []
     first.on_acquired = lambda: told.append(clock.time)
     for _ in range(20):
@@ -82,7 +84,7 @@ async def test_renewing_keeps_the_lead_and_tells_it_once(clock, lease):
     assert told == [1000.0]
 
 
-async def test_an_api_that_is_down_ends_the_lead_in_time_and_it_comes_back(clock, lease):
+async def test_api_outage_ends_lead_in_time_and_lead_returns(clock, lease):
     first, told = Leadership(lease, clock, "a"), []
     first.on_acquired = lambda: told.append(clock.time)
     await first._step()
@@ -122,7 +124,7 @@ async def test_of_two_that_take_a_lease_at_once_one_does(clock, lease):
     assert (first.leads, second.leads) == (True, False)
 
 
-async def test_who_follows_leads_while_the_kube_scheduler_of_its_own_host_holds_the_lease(clock, lease):
+async def test_follower_leads_while_kube_scheduler_on_its_host_holds_lease(clock, lease):
     following, taken = Following(lease, clock, "pod-a", clock.monotonic, retry_seconds=0.0), []
     following.on_acquired = lambda: taken.append(lease.record.holder)
     looks = asyncio.create_task(following.run())
@@ -148,7 +150,10 @@ async def test_who_follows_leads_while_the_kube_scheduler_of_its_own_host_holds_
 
 
 class Beside:
-    """A Following on ``pod-a``, what it was told, and how often it read the lease. The pods are listed at once, or in ``list_seconds``."""
+    """A Following on ``pod-a``, what it was notified of, and how often it read the lease.
+
+    The pods are listed at once, or in ``list_seconds``.
+    """
 
     def __init__(self, clock: Clock, lease: Lease) -> None:
         self.clock, self.lease = clock, lease
@@ -159,7 +164,7 @@ class Beside:
         self.taken: list[float] = []
         self.lists: list[tuple[float, float]] = []
         """When each list of pods began and ends."""
-        self.following = Following(self, clock, "pod-a", self.pods_told_at)
+        self.following = Following(cast(Any, self), clock, "pod-a", self.pods_caught_up_at)
         self.following.on_acquired = self.relist
 
     def relist(self) -> None:
@@ -167,12 +172,12 @@ class Beside:
         self.taken.append(self.following.acquired_at)
         self.lists = [*(times for times in self.lists if times[1] <= now), (now, now + self.list_seconds)]
 
-    def pods_told_at(self) -> float:
+    def pods_caught_up_at(self) -> float:
         return max((begun for begun, ends in self.lists if ends <= self.clock.time), default=float("-inf"))
 
     @property
     def decides(self) -> bool:
-        return self.following.leads and self.pods_told_at() >= self.following.acquired_at
+        return self.following.leads and self.pods_caught_up_at() >= self.following.acquired_at
 
     async def read(self) -> LeaseRecord | None:
         self.reads += 1
@@ -200,7 +205,7 @@ def beside(clock, lease):
     return Beside(clock, lease)
 
 
-async def test_a_lease_that_could_not_be_read_at_first_tells_later_who_took_over(beside):
+async def test_lease_unreadable_at_first_later_shows_new_leader(beside):
     beside.lease.down = True
     await beside.polls()
     beside.lease.down = False
@@ -210,7 +215,7 @@ async def test_a_lease_that_could_not_be_read_at_first_tells_later_who_took_over
 
 
 @pytest.mark.parametrize("then", [("pod-a_2", 3), ("pod-a_1", 4)])
-async def test_another_leader_that_came_and_went_unseen_is_noticed_by_holder_or_transitions(beside, then):
+async def test_unseen_interim_leader_is_noticed_by_holder_or_transitions(beside, then):
     beside.holds("pod-a_1", 2)
     await beside.polls()
     await beside.polls()
@@ -223,7 +228,7 @@ async def test_another_leader_that_came_and_went_unseen_is_noticed_by_holder_or_
     assert len(beside.taken) == 2
 
 
-async def test_a_call_has_the_lease_read_at_once_where_it_is_not_known_who_leads_and_never_else(beside):
+async def test_call_reads_lease_at_once_only_when_leader_is_unknown(beside):
     beside.holds("pod-b_1")
     await beside.polls()
     beside.holds("pod-a_1", 1)
@@ -235,7 +240,7 @@ async def test_a_call_has_the_lease_read_at_once_where_it_is_not_known_who_leads
 
 
 @pytest.mark.parametrize("holder", ["pod-b_1", ""])
-async def test_calls_of_a_kube_scheduler_that_does_not_lead_share_a_look_at_the_lease(beside, holder):
+async def test_calls_of_non_leading_kube_scheduler_share_lease_read(beside, holder):
     beside.holds(holder)
     await beside.polls()
     beside.clock.time += 0.5
@@ -246,7 +251,7 @@ async def test_calls_of_a_kube_scheduler_that_does_not_lead_share_a_look_at_the_
 
 
 @pytest.mark.parametrize("trouble", ["refuses", "hangs", "has no such lease"])
-async def test_a_call_counts_where_the_lease_says_nothing_and_what_happened_before_it_is_listed(beside, monkeypatch, trouble):
+async def test_call_counts_with_silent_lease_after_earlier_changes_are_listed(beside, monkeypatch, trouble):
     monkeypatch.setattr(leadership, "LOOK_SECONDS", 0.05)
     beside.hangs, beside.lease.down = trouble == "hangs", trouble == "refuses"
     assert await beside.is_called()
@@ -272,7 +277,7 @@ async def test_a_lease_that_names_another_ends_what_calls_began(beside):
 
 @pytest.mark.parametrize("between_seconds", [2.0, 12.5, 14.5])
 @pytest.mark.parametrize("list_seconds", [13.0, 20.0, 41.0])
-async def test_calls_that_come_more_rarely_than_the_pods_are_listed_get_their_answer(beside, list_seconds, between_seconds):
+async def test_calls_rarer_than_pod_listings_get_reply(beside, list_seconds, between_seconds):
     beside.lease.down, beside.list_seconds = True, list_seconds
     while not beside.decides:
         assert beside.clock.time < 1000.0 + list_seconds + between_seconds + 1.0
@@ -284,7 +289,7 @@ async def test_calls_that_come_more_rarely_than_the_pods_are_listed_get_their_an
     assert len(beside.taken) == 2, "that is over: another may have led since"
 
 
-async def test_whoever_was_seen_to_lead_meanwhile_has_the_pods_listed_anew(beside):
+async def test_leader_seen_meanwhile_causes_new_pod_listing(beside):
     beside.lease.down, beside.list_seconds = True, 40.0
     await beside.is_called()
     beside.lease.down = False
@@ -303,7 +308,7 @@ async def test_whoever_was_seen_to_lead_meanwhile_has_the_pods_listed_anew(besid
     assert beside.lists == [(beside.taken[2], beside.taken[2] + 40.0)]
 
 
-async def test_a_lease_that_never_changed_hands_makes_up_for_the_calls_that_it_did_not_answer(beside):
+async def test_unchanged_lease_makes_up_for_unanswered_calls(beside):
     beside.holds("pod-a_1", 1)
     await beside.polls()
     assert beside.decides
@@ -316,7 +321,7 @@ async def test_a_lease_that_never_changed_hands_makes_up_for_the_calls_that_it_d
     assert beside.decides
 
 
-async def test_it_leads_on_while_a_read_of_the_lease_takes_as_long_as_kube_scheduler_waits(beside, monkeypatch):
+async def test_leader_keeps_lead_while_lease_read_lasts_kube_scheduler_timeout(beside, monkeypatch):
     beside.read_seconds = 4.9
     beside.holds("pod-a_1")
     leads, answer = [], beside.lease.read
@@ -332,7 +337,7 @@ async def test_it_leads_on_while_a_read_of_the_lease_takes_as_long_as_kube_sched
 
     beside.lease.read = read
 
-    monkeypatch.setattr(leadership.asyncio, "sleep", sleep)
+    monkeypatch.setattr("scheduler_plugin.services.leadership.asyncio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         await beside.following.run()
     assert leads == [False] + 19 * [True], "also when the next answer comes"

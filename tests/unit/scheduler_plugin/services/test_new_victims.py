@@ -1,30 +1,30 @@
-"""Pods that wait are tried again when others came whose end would make room for them, and a thousand pods are not written for one."""
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting pods are retried when new pods came that would make room by ending, and a thousand pods are not written for one."""
 
 import json
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from proto import contract
-from proto.model import Policy
-from scheduler_plugin.core.budgets import Budget, Operator, Requirement
-from scheduler_plugin.core.decisions import Decision, Queue
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState, Stage
-from scheduler_plugin.extender.desk import Desk, request_of
-from scheduler_plugin.extender.filter import filter_nodes
-from scheduler_plugin.extender.gang import gang_asked
+from aliquot import contract
+from scheduler_plugin.core.cluster.budgets import Budget
+from scheduler_plugin.core.cluster.decisions import Decision, Queue
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.selectors import Operator, Requirement
+from scheduler_plugin.core.cluster.state import ClusterState, Stage
 from scheduler_plugin.services import new_victims as module
 from scheduler_plugin.services.new_victims import NewVictims
 from tests.unit.scheduler_plugin.api import pod_object
-from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+from tests.unit.scheduler_plugin.builders import filter_body, known_gang, make_context, make_node, make_pod, make_share, request_of
+
+imported: Any = module
+"""With the names that the module imports."""
 
 
 class Scene:
-    """Nodes of two GPUs of 1,000 MiB, taken by pods as important as any; whoever is tried again is noted, and refused again."""
+    """Nodes of two GPUs of 1,000 MiB, taken by pods as important as any; each pod that is retried is noted, and refused again."""
 
     def __init__(self, *nodes: str) -> None:
         self.nodes = nodes or ("n1",)
@@ -33,16 +33,14 @@ class Scene:
         self.undecided = Queue()
         self.tried: list[str] = []
         self.woken: list[str] = []
-        """For whom the preemptor looks again."""
+        """The pods for which the preemptor looks again."""
         self.state = ClusterState()
         for node in self.nodes:
             self.state.set_gpu_node(make_node(node, 2))
             for minor in (0, 1):
                 self.runs(f"{node}-{minor}", node, minor, priority=1000)
-        self.desk = Desk(
-            self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now, now=lambda: self.now
-        )
-        self.service = NewVictims(self.desk, self.retry, lambda: self.undecided, self.woken.append, lambda: self.leads)
+        self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now)
+        self.service = NewVictims(self.context, self.retry, lambda: self.undecided, self.woken.append, lambda: self.leads)
 
     def runs(self, uid: str, node: str, minor: int, *, priority: int = 0, labels: tuple[tuple[str, str], ...] = ()) -> PodFacts:
         """Have a pod bound to a whole GPU."""
@@ -51,14 +49,14 @@ class Scene:
         return self.state.pods[uid]
 
     def expected(self, uid: str, node: str, minor: int) -> None:
-        """Have a pod that is being bound in the place of the one there: it holds the GPU, and nobody can end it yet."""
+        """Have a pod that is being bound in the place of the one there: it holds the GPU, and it cannot be ended yet."""
         self.state.drop_pod(f"{node}-{minor}")
         pod = make_pod(uid, vgpu="1", vgpu_memory="1000")
         self.state.set_pod(pod)
-        assert not self.desk.gangs.planner.expect_on(pod, node, 1e9, Stage.BINDING)
+        assert not self.context.gangs.planner.reserve_on(pod, node, 1e9, Stage.BINDING)
 
     def waits(self, uid: str, *, priority: int = 100, gang: dict[str, str] | None = None, of: str = "", **facts) -> PodFacts:
-        """Have a pod refused by all nodes that kube-scheduler's own filters leave: none, as its sums are exceeded too."""
+        """Have a pod refused by all nodes that kube-scheduler's own filters leave: no node, as its sums are exceeded too."""
         pod = make_pod(uid, priority=priority, annotations=gang, vgpu="1", vgpu_memory="1000")
         self.state.set_pod(replace(pod, controller_uid=of, **facts))
         self.refuse(uid)
@@ -67,7 +65,7 @@ class Scene:
     def refuse(self, uid: str) -> None:
         pod = self.state.pods[uid]
         self.state.columns.derive()
-        self.desk.decisions.record(Decision(pod, request_of(pod), self.now, self.state.columns.change_count, 0, {}))
+        self.context.decisions.record(Decision(pod, request_of(pod), self.now, self.state.columns.change_count, 0, {}))
 
     async def retry(self, uid: str) -> None:
         self.tried.append(uid)
@@ -82,7 +80,7 @@ class Scene:
         return list(self.tried)
 
 
-async def test_a_pod_is_tried_again_when_one_is_bound_that_could_end_for_it_and_once():
+async def test_pod_is_retried_once_when_possible_victim_is_bound():
     scene = Scene()
     scene.expected("new", "n1", 0)
     scene.waits("important")
@@ -114,7 +112,7 @@ async def test_what_is_bound_right_after_the_refusal_counts():
         pytest.param({"nominated_node": "n2"}, id="others end for it already"),
     ],
 )
-async def test_nobody_is_tried_for_whom_nobody_may_end(facts):
+async def test_pod_without_possible_victims_is_not_tried(facts):
     scene = Scene()
     scene.waits("w", **facts)
     scene.runs("n1-0", "n1", 0, priority=0)
@@ -125,12 +123,12 @@ async def test_a_pod_that_has_a_place_already_is_left_alone():
     scene = Scene("n1", "n2")
     pod = scene.waits("w")
     scene.state.drop_pod("n2-0")
-    assert not scene.desk.gangs.planner.expect_on(pod, "n2", 1e9)
+    assert not scene.context.gangs.planner.reserve_on(pod, "n2", 1e9)
     scene.runs("n1-0", "n1", 0, priority=0)
     assert await scene.after() == []
 
 
-async def test_a_node_whose_gpu_can_be_used_again_is_looked_at_though_it_stays_full():
+async def test_node_with_recovered_gpu_is_checked_though_it_stays_full():
     scene = Scene()
     scene.runs("n1-0", "n1", 0, priority=0)
     scene.state.set_gpu_node(make_node("n1", 2, cordoned=True))
@@ -140,7 +138,7 @@ async def test_a_node_whose_gpu_can_be_used_again_is_looked_at_though_it_stays_f
     assert await scene.after() == ["w"]
 
 
-async def test_the_end_of_one_that_is_more_important_helps_together_with_the_end_of_another():
+async def test_end_of_more_important_pod_helps_together_with_another():
     scene = Scene()
     pod = make_pod("w", priority=100, vgpu="2", vgpu_memory="2000")
     scene.state.set_pod(pod)
@@ -152,27 +150,27 @@ async def test_the_end_of_one_that_is_more_important_helps_together_with_the_end
 
 
 @pytest.mark.parametrize("change", ["lets one go", "is gone", "covers others", "lets fewer go"])
-async def test_a_budget_that_lets_more_go_has_the_nodes_of_its_pods_looked_at(change):
+async def test_budget_that_allows_more_causes_check_of_its_nodes(change):
     scene = Scene("n1", "n2")
     scene.runs("n1-0", "n1", 0, labels=(("app", "a"),))
     budget = Budget("team", "b", (Requirement("app", Operator.EXISTS),), allowed=0)
-    scene.desk.budgets.put(budget)
+    scene.context.budgets.put(budget)
     await scene.after()
     scene.waits("w")
     await scene.after()
     if change == "lets one go":
-        scene.desk.budgets.put(replace(budget, allowed=1))
+        scene.context.budgets.put(replace(budget, allowed=1))
     elif change == "is gone":
-        scene.desk.budgets.replace([])
+        scene.context.budgets.replace([])
     elif change == "covers others":
-        scene.desk.budgets.replace([replace(budget, selector=None)])
+        scene.context.budgets.replace([replace(budget, selector=None)])
     else:
-        scene.desk.budgets.put(replace(budget, allowed=-1))
+        scene.context.budgets.put(replace(budget, allowed=-1))
     assert await scene.after() == ([] if change == "lets fewer go" else ["w"])
     assert await scene.after(100.0) == []
 
 
-async def test_of_a_thousand_pods_that_are_alike_one_is_tried_for_a_binding():
+async def test_of_thousand_equal_pods_one_is_tried_per_binding():
     scene = Scene()
     for number in range(1000):
         scene.waits(f"w{number:04}", of="deployment")
@@ -183,7 +181,7 @@ async def test_of_a_thousand_pods_that_are_alike_one_is_tried_for_a_binding():
     assert 1 < writes < 6
 
 
-async def test_a_thousand_pods_of_as_many_kinds_are_tried_few_at_a_time_and_one_for_each_node():
+async def test_thousand_different_pods_are_tried_in_small_batches_per_node():
     scene = Scene("n1", "n2", "n3", "n4", "n5", "n6")
     for number in range(1000):
         scene.waits(f"w{number:04}")
@@ -197,7 +195,7 @@ async def test_a_thousand_pods_of_as_many_kinds_are_tried_few_at_a_time_and_one_
     assert max(map(len, tried)) <= module.MAX_TRIED
 
 
-async def test_one_that_cannot_use_the_node_does_not_keep_it_from_the_next():
+async def test_pod_that_cannot_use_node_does_not_block_next():
     scene = Scene()
     for uid in ("elsewhere", "here"):
         scene.waits(uid)
@@ -207,7 +205,7 @@ async def test_one_that_cannot_use_the_node_does_not_keep_it_from_the_next():
     assert await scene.after() == []
 
 
-async def test_who_is_tried_in_vain_again_and_again_pauses_longer_and_longer_and_then_sees_what_changed_meanwhile():
+async def test_pod_that_keeps_failing_pauses_longer_and_then_sees_changes():
     scene, tries = Scene(), []
     scene.waits("w")
     for second in range(400):
@@ -225,12 +223,12 @@ async def test_who_is_tried_in_vain_again_and_again_pauses_longer_and_longer_and
     assert await scene.after(module.FIRST_PAUSE_SECONDS) == ["w"], "it began anew"
 
 
-async def test_more_nodes_than_are_looked_at_at_once_are_gone_through(monkeypatch):
-    looked, would_help = [], module.would_help
+async def test_more_nodes_than_one_batch_are_all_checked(monkeypatch):
+    looked, would_help = [], imported.would_help
 
-    def noted(desk, pod, node):
+    def noted(context, pod, node):
         looked.append(node)
-        return would_help(desk, pod, node)
+        return would_help(context, pod, node)
 
     monkeypatch.setattr(module, "would_help", noted)
     names = [f"n{number:03}" for number in range(2 * module.MAX_LOOKED + 1)]
@@ -252,7 +250,7 @@ def gang_of(minimum: int) -> dict[str, str]:
     return {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: str(minimum)}
 
 
-async def test_one_member_of_a_gang_is_tried_when_a_node_becomes_helpable_for_it():
+async def test_one_member_of_gang_is_tried_when_node_becomes_helpful():
     scene = Scene()
     for number in range(3):
         scene.waits(f"m{number}", gang=gang_of(3))
@@ -265,16 +263,16 @@ async def test_one_member_of_a_gang_is_tried_when_a_node_becomes_helpable_for_it
 async def test_a_gang_that_may_not_search_is_tried_once_it_may(why):
     scene = Scene()
     member = scene.waits("m0", gang=gang_of(1))
-    gangs, gang = scene.desk.gangs, gang_asked(member)
+    gangs, gang = scene.context.gangs, known_gang(member)
     if why == "it rests from searching":
         scene.now = 5.0
-        gangs.rest_from_searching(gang, 0.0)
+        gangs.back_off_searching(gang, 0.0)
         until = 25.0
     else:
         scene.state.drop_pod("n1-0")
         assert gangs.place(member, gang, frozenset({"n1"}), frozenset({"n1"}), gangs.standing_for(member, gang, frozenset({"n1"})))
         scene.state.release("m0")
-        scene.now = scene.desk.gang_seconds
+        scene.now = scene.context.gangs.attempts.gang_seconds
         until = 2 * scene.now
     scene.runs("n1-0", "n1", 0, priority=0)
     while scene.now < until - 1.0:
@@ -282,7 +280,7 @@ async def test_a_gang_that_may_not_search_is_tried_once_it_may(why):
     assert await scene.after() == ["m0"]
 
 
-async def test_after_a_restart_those_are_tried_once_for_whom_others_could_end_few_at_a_time():
+async def test_after_restart_pods_with_possible_victims_are_tried_once_in_batches():
     scene = Scene()
     scene.runs("n1-0", "n1", 0, priority=5)
     uids = [f"w{number}" for number in range(6)]
@@ -306,7 +304,7 @@ async def test_after_a_restart_one_member_of_a_gang_is_enough():
     assert await scene.after() == []
 
 
-async def test_what_changed_while_another_replica_led_is_not_gone_through():
+async def test_changes_under_other_leader_are_not_checked():
     scene = Scene()
     scene.waits("w")
     scene.leads = False
@@ -318,36 +316,41 @@ async def test_what_changed_while_another_replica_led_is_not_gone_through():
     assert await scene.after() == ["w"]
 
 
-async def test_a_gang_that_others_could_not_end_for_is_asked_about_where_the_node_changed():
-    """The whole way: filter says that nobody's end helps, one is bound, and filter then leaves the node to kube-scheduler's preemption."""
+async def test_gang_without_possible_victims_is_queried_where_node_changed():
+    """The whole way: filter says that no pod's end helps, one is bound, and filter then leaves the node to kube-scheduler's preemption."""
     scene = Scene()
     scene.waits("m0", gang=gang_of(1))
     pod = pod_object("m0", uid="m0", annotations=gang_of(1), vgpu="1", vgpu_memory="1000")
     pod["spec"]["priority"] = 100
     scene.runs("n1-0", "n1", 0, priority=0)
     assert await scene.after() == ["m0"]
-    answer = json.loads(filter_nodes(scene.desk, json.dumps({"Pod": pod, "NodeNames": ["n1"]}).encode(), scene.now))
+    answer = json.loads(filter_body(scene.context, json.dumps({"Pod": pod, "NodeNames": ["n1"]}).encode(), scene.now))
     assert list(answer["FailedNodes"]) == ["n1"]
 
 
-async def test_who_was_tried_is_not_tried_for_the_same_again_while_something_else_is_left_over():
+async def test_tried_pod_is_not_retried_for_same_while_others_remain():
     scene = Scene()
     member = scene.waits("m0", gang=gang_of(1))
     scene.now = 1000.0
-    scene.desk.gangs.rest_from_searching(gang_asked(member), 0.0)
+    scene.context.gangs.back_off_searching(known_gang(member), 0.0)
     scene.waits("w")
     scene.runs("n1-0", "n1", 0, priority=0)
     tried = [uid for _ in range(200) for uid in await scene.after()]
     assert tried == ["w"]
 
 
-async def test_for_pods_that_are_alike_nodes_are_looked_at_once(monkeypatch):
+async def test_equal_pods_are_checked_together_per_node(monkeypatch):
     looked, scene = [], Scene("n1", "n2")
     scene.waits("first")
     for number in range(10):
         scene.waits(f"w{number}", of="deployment")
     for node in scene.nodes:
         scene.runs(f"{node}-0", node, 0, priority=0)
-    monkeypatch.setattr(module, "would_help", lambda desk, pod, node: looked.append((pod.uid, node)) or node == "n1")
+
+    def noted_would_help(context, pod, node):
+        looked.append((pod.uid, node))
+        return node == "n1"
+
+    monkeypatch.setattr(module, "would_help", noted_would_help)
     assert await scene.after() == ["first"]
     assert looked == [("first", "n1"), ("w0", "n2")], "n1 is for the first"

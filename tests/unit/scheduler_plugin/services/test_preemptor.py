@@ -1,30 +1,31 @@
-"""Pods end for one that lacks only the right GPU: as few calls as possible, and nothing is held for whom nobody ends."""
+# SPDX-License-Identifier: Apache-2.0
+"""Pods end for one that lacks only the right GPU: as few calls as possible, and no GPU is held for a pod when no pod ends for it."""
 
 import asyncio
 import json
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 
-from proto import contract
-from proto.model import Policy
-from scheduler_plugin.core.budgets import Budget, Operator, Requirement
-from scheduler_plugin.core.decisions import MAX_RECORDED, Decision
-from scheduler_plugin.core.pods import STUCK_SECONDS
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState, Stage
-from scheduler_plugin.errors import KubeApiError, KubeNotFoundError
-from scheduler_plugin.extender.desk import Desk, request_of
-from scheduler_plugin.extender.filter import filter_nodes
+from aliquot import contract
+from aliquot.kube.errors import KubeApiError, KubeNotFoundError
+from scheduler_plugin.core.cluster.budgets import Budget
+from scheduler_plugin.core.cluster.decisions import MAX_RECORDED, Decision
+from scheduler_plugin.core.cluster.pods import STUCK_SECONDS
+from scheduler_plugin.core.cluster.selectors import Operator, Requirement
+from scheduler_plugin.core.cluster.state import ClusterState, Stage
+from scheduler_plugin.extender.cooperative import MAX_PER_BATCH
 from scheduler_plugin.extender.preempt import ENOUGH_SECONDS, LAST_SECONDS, choose_victims
 from scheduler_plugin.services import preemptor as module
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.telemetry import Telemetry
-from scheduler_plugin.services.turns import MAX_PASSED
 from tests.unit.scheduler_plugin.api import pod_object
-from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+from tests.unit.scheduler_plugin.builders import filter_body, known_gang, make_context, make_node, make_pod, make_share, request_of
+
+imported: Any = module
+"""With the names that the module imports."""
 
 
 class Scene:
@@ -46,10 +47,8 @@ class Scene:
             for minor in (0, 1):
                 shares = {"main": [make_share(node, minor, 600)]}
                 self.state.set_pod(make_pod(f"{node}-{minor}", node=node, shares=shares, priority=minor, vgpu="1", vgpu_memory="600"))
-        self.desk = Desk(
-            self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now, now=lambda: self.now
-        )
-        self.preemptor = Preemptor(self.desk, self, self, self._retry, lambda: self.leads, lambda: self.now, Telemetry())
+        self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now)
+        self.preemptor = Preemptor(self.context, cast(Any, self), self, self._retry, lambda: self.leads, Telemetry())
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         if self.fails is not None:
@@ -65,24 +64,24 @@ class Scene:
 
     async def _retry(self, uid: str) -> None:
         self.retried.append(uid)
-        self.desk.decisions.forget(uid)
+        self.context.decisions.forget(uid)
 
     def refused(
         self, name: str, annotations: dict[str, str] | None = None, *, priority: int = 100, memory: str = "700", vgpu: str = "1"
     ) -> str:
         """Have a pod refused on all nodes; return its UID."""
-        fields = {"vgpu": vgpu, "vgpu_memory": memory}
+        fields: dict[str, Any] = {"vgpu": vgpu, "vgpu_memory": memory}
         pod = asked_pod(name, annotations, priority=priority, **fields)
         self.state.set_pod(make_pod(name, priority=priority, annotations=annotations, **fields))
-        answer = filter_nodes(self.desk, json.dumps({"Pod": pod, "NodeNames": list(self.nodes)}).encode(), self.now)
+        answer = filter_body(self.context, json.dumps({"Pod": pod, "NodeNames": list(self.nodes)}).encode(), self.now)
         assert json.loads(answer)["NodeNames"] == []
         return name
 
     def waits(self, uid: str) -> None:
-        """Note that a pod was refused by all nodes that kube-scheduler's own filters left: none."""
+        """Note that a pod was refused by all nodes that kube-scheduler's own filters left: no node."""
         pod = make_pod(uid, vgpu="1")
         self.state.set_pod(pod)
-        self.desk.decisions.record(Decision(pod, request_of(pod), self.now, 0, 0, {}))
+        self.context.decisions.record(Decision(pod, request_of(pod), self.now, 0, 0, {}))
 
     async def after(self, seconds: float) -> list[str]:
         """Let the loop look once after a while; return whom it had ended so far."""
@@ -103,8 +102,8 @@ def asked_pod(
 async def test_kube_scheduler_has_its_turn_first():
     scene = Scene()
     scene.refused("important")
-    assert await scene.after(module.SETTLE_SECONDS / 2) == []
-    assert await scene.after(module.SETTLE_SECONDS) == ["n1-0"]
+    assert await scene.after(imported.SETTLE_SECONDS / 2) == []
+    assert await scene.after(imported.SETTLE_SECONDS) == ["n1-0"]
 
 
 async def test_of_several_nodes_the_one_with_the_least_important_pod_is_freed():
@@ -118,12 +117,12 @@ async def test_of_several_nodes_the_one_with_the_least_important_pod_is_freed():
 
 
 @pytest.mark.parametrize(("helps", "seconds"), [(True, ENOUGH_SECONDS), (False, LAST_SECONDS)])
-async def test_a_long_search_ends_in_time_and_lets_others_work_between_two_nodes(helps, seconds, monkeypatch):
+async def test_long_search_ends_in_time_and_yields_between_nodes(helps, seconds, monkeypatch):
     scene = Scene(*(f"n{number:02}" for number in range(40)))
-    looked, turns, search = [], [], module.ways
+    looked, turns, search = [], [], imported.eviction_plans
 
-    def slow_ways(desk, pod, nodes, spared):
-        for way in search(desk, pod, nodes, spared):
+    def slow_ways(context, pod, nodes, spared):
+        for way in search(context, pod, nodes, spared):
             scene.now += 0.25
             looked.append(way)
             yield way if helps else None
@@ -133,7 +132,7 @@ async def test_a_long_search_ends_in_time_and_lets_others_work_between_two_nodes
             turns.append(len(looked))
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(module, "ways", slow_ways)
+    monkeypatch.setattr(module, "eviction_plans", slow_ways)
     scene.refused("important")
     beside = asyncio.create_task(others())
     await scene.after(5)
@@ -143,7 +142,7 @@ async def test_a_long_search_ends_in_time_and_lets_others_work_between_two_nodes
     assert set(range(1, len(looked))) <= set(turns)
 
 
-async def test_pods_are_ended_once_and_the_place_is_kept_until_they_are_gone():
+async def test_victims_end_once_and_reservation_lasts_until_they_are_gone():
     scene = Scene()
     uid = scene.refused("important")
     assert await scene.after(5) == ["n1-0"]
@@ -157,7 +156,7 @@ async def test_pods_are_ended_once_and_the_place_is_kept_until_they_are_gone():
     assert scene.state.reservations[uid].node == "n1"
 
 
-async def test_a_pod_that_is_gone_meanwhile_counts_as_ended():
+async def test_pod_deleted_meanwhile_counts_as_ended():
     scene = Scene()
     scene.fails = KubeNotFoundError("it is gone")
     uid = scene.refused("important")
@@ -167,7 +166,7 @@ async def test_a_pod_that_is_gone_meanwhile_counts_as_ended():
     assert scene.retried == [uid]
 
 
-async def test_where_the_api_server_refuses_nothing_is_held_and_the_next_try_comes_later_and_later():
+async def test_when_api_server_refuses_no_room_is_held_and_retries_slow_down():
     scene = Scene()
     scene.fails = KubeApiError("no answer")
     uid, tries = scene.refused("important"), []
@@ -177,7 +176,7 @@ async def test_where_the_api_server_refuses_nothing_is_held_and_the_next_try_com
         tries.append((scene.now, victim))
         await evict(namespace, name, victim, **options)
 
-    scene.evict = counted
+    cast(Any, scene).evict = counted
     for _ in range(400):
         await scene.after(1)
         assert uid not in scene.state.reservations
@@ -188,9 +187,14 @@ async def test_where_the_api_server_refuses_nothing_is_held_and_the_next_try_com
     assert waits == sorted(waits)
 
 
-async def test_a_pod_for_whom_nobody_s_end_helps_waits_longer_and_longer_though_it_is_tried_again(monkeypatch):
+async def test_pod_without_helpful_victim_waits_longer_though_it_is_retried(monkeypatch):
     scene, looked = Scene(), []
-    monkeypatch.setattr(module, "ways", lambda *_: looked.append(scene.now) or [])
+
+    def noted_eviction_plans(*_):
+        looked.append(scene.now)
+        return []
+
+    monkeypatch.setattr(module, "eviction_plans", noted_eviction_plans)
     uid = scene.refused("important")
     for second in range(200):
         if second % 7 == 0:
@@ -204,7 +208,7 @@ async def test_a_pod_for_whom_nobody_s_end_helps_waits_longer_and_longer_though_
     assert waits[-1] > 30
 
 
-async def test_nobody_ends_where_one_of_those_that_must_cannot_and_another_node_is_freed():
+async def test_no_pod_ends_when_one_victim_cannot_and_another_node_is_freed():
     scene = Scene("n1", "n2")
     scene.kept = {"n1-1"}
     scene.state.set_pod(replace(scene.state.pods["n2-1"], priority=50))
@@ -213,11 +217,11 @@ async def test_nobody_ends_where_one_of_those_that_must_cannot_and_another_node_
     assert await scene.after(module.FIRST_PAUSE_SECONDS) == ["n2-0", "n2-1"]
 
 
-async def test_a_pod_that_two_budgets_cover_is_not_ended_because_no_api_server_evicts_it():
+async def test_pod_under_two_budgets_is_spared_as_api_server_refuses_eviction():
     scene = Scene()
     scene.state.set_pod(replace(scene.state.pods["n1-0"], labels=(("app", "a"),)))
     for name in ("x", "y"):
-        scene.desk.budgets.put(Budget("team", name, (Requirement("app", Operator.EXISTS),), allowed=1))
+        scene.context.budgets.put(Budget("team", name, (Requirement("app", Operator.EXISTS),), allowed=1))
     scene.refused("important")
     assert await scene.after(5) == ["n1-1"]
 
@@ -239,7 +243,7 @@ async def test_what_was_begun_is_given_up_when_it_no_longer_leads_anywhere(chang
     assert scene.retried == []
 
 
-async def test_for_a_gang_as_many_end_as_all_its_members_need_and_all_have_a_place_then():
+async def test_enough_victims_end_for_all_gang_members_and_all_get_places():
     scene = Scene()
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     first = scene.refused("m0", gang)
@@ -254,22 +258,22 @@ async def test_for_a_gang_as_many_end_as_all_its_members_need_and_all_have_a_pla
         scene.state.drop_pod(uid)
     await scene.after(1)
     assert len(scene.retried) >= 1
-    answer = filter_nodes(
-        scene.desk,
+    answer = filter_body(
+        scene.context,
         json.dumps({"Pod": pod_object("m0", uid="m0", annotations=gang, vgpu="1", vgpu_memory="700"), "NodeNames": ["n1"]}).encode(),
         scene.now,
     )
     assert json.loads(answer)["NodeNames"] == ["n1"]
 
 
-async def test_nobody_ends_for_a_gang_of_which_scheduling_gates_hold_back_a_member():
+async def test_no_pod_ends_for_gang_with_gated_member():
     scene = Scene()
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     member = make_pod("m1", priority=100, annotations=gang, vgpu="1", vgpu_memory="700")
     scene.state.set_pod(replace(member, gates=("example.com/quota",)))
     scene.refused("m0", gang)
     proposal = {"Pod": asked_pod("m0", gang), "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}}
-    assert json.loads(await choose_victims(scene.desk, json.dumps(proposal).encode())) == {"NodeNameToMetaVictims": {}}
+    assert json.loads(await choose_victims(scene.context, json.dumps(proposal).encode())) == {"NodeNameToMetaVictims": {}}
     for _ in range(10):
         assert await scene.after(3) == []
         assert not scene.state.reservations
@@ -297,7 +301,7 @@ async def test_what_kube_scheduler_frees_is_kept_for_whom_it_nominated():
 
 
 @pytest.mark.parametrize("decided", ["again", "no more"])
-async def test_the_firm_place_of_a_pod_that_is_being_bound_is_left_alone(decided):
+async def test_firm_reservation_of_pod_being_bound_is_kept(decided):
     scene = Scene()
     uid = scene.refused("important")
     await scene.after(5)
@@ -305,7 +309,7 @@ async def test_the_firm_place_of_a_pod_that_is_being_bound_is_left_alone(decided
     if decided == "again":
         pod = pod_object("important", uid=uid, vgpu="1", vgpu_memory="700")
         pod["spec"]["priority"] = 100
-        answer = filter_nodes(scene.desk, json.dumps({"Pod": pod, "NodeNames": ["n1"]}).encode(), scene.now)
+        answer = filter_body(scene.context, json.dumps({"Pod": pod, "NodeNames": ["n1"]}).encode(), scene.now)
         assert json.loads(answer)["NodeNames"] == ["n1"]
     firm = replace(scene.state.reservations[uid], stage=Stage.BINDING)
     scene.state.reserve(firm)
@@ -321,17 +325,17 @@ async def test_a_pod_that_is_merely_expected_somewhere_is_not_ended():
     scene.state.set_pod(replace(scene.state.pods["n1-1"], priority=1000))
     waiting = pod_object("expected", uid="expected", vgpu="1", vgpu_memory="700")
     scene.state.set_pod(make_pod("expected", vgpu="1", vgpu_memory="700"))
-    filter_nodes(scene.desk, json.dumps({"Pod": waiting, "NodeNames": ["n1"]}).encode(), scene.now)
+    filter_body(scene.context, json.dumps({"Pod": waiting, "NodeNames": ["n1"]}).encode(), scene.now)
     assert scene.state.reservations["expected"].node == "n1"
     scene.refused("important")
     assert await scene.after(5) == []
 
 
-async def test_the_place_is_kept_while_victims_run_though_the_pod_is_tried_again_in_between():
+async def test_reservation_lasts_while_victims_run_though_pod_is_retried():
     scene = Scene()
     uid = scene.refused("important")
     assert await scene.after(5) == ["n1-0"]
-    scene.desk.decisions.forget(uid)  # as the retry does
+    scene.context.decisions.forget(uid)  # as the retry does
     await scene.after(1)
     scene.refused("important")
     for _ in range(3):
@@ -342,21 +346,21 @@ async def test_the_place_is_kept_while_victims_run_though_the_pod_is_tried_again
     assert scene.retried == [uid]
 
 
-async def test_a_pod_that_is_tried_when_its_victims_are_gone_is_tried_once_more_where_that_was_too_early():
+async def test_pod_retried_too_early_after_victims_end_is_retried_once_more():
     scene = Scene()
     uid = scene.refused("important")
     await scene.after(5)
-    decision = scene.desk.decisions.by_uid[uid]
-    scene.desk.decisions.forget(uid)
+    decision = scene.context.decisions.by_uid[uid]
+    scene.context.decisions.forget(uid)
     scene.state.drop_pod("n1-0")
     await scene.after(1)
     assert scene.retried == []
-    scene.desk.decisions.record(decision)
+    scene.context.decisions.record(decision)
     await scene.after(1)
     assert scene.retried == [uid]
 
 
-async def test_an_important_pod_has_its_turn_however_many_were_refused_since():
+async def test_important_pod_is_served_after_any_number_of_refusals():
     scene = Scene()
     scene.refused("important", priority=1000)
     for number in range(MAX_RECORDED):
@@ -364,7 +368,7 @@ async def test_an_important_pod_has_its_turn_however_many_were_refused_since():
     assert await scene.after(5) == ["n1-0"]
 
 
-async def test_a_node_that_came_in_the_place_of_one_that_was_asked_about_is_left_alone():
+async def test_node_replaced_after_query_is_left_alone():
     scene = Scene("n1", "n2")
     scene.nodes = ("n1",)
     scene.refused("important")
@@ -376,7 +380,7 @@ async def test_a_node_that_came_in_the_place_of_one_that_was_asked_about_is_left
     assert await scene.after(5) == []
 
 
-async def test_only_one_pod_counts_on_a_pod_that_is_ending_and_others_end_for_the_next():
+async def test_only_one_pod_relies_on_ending_pod_and_next_needs_others():
     scene = Scene("n1", "n2")
     scene.state.set_pod(replace(scene.state.pods["n2-1"], deletion_requested=True))
     first, second = scene.refused("first"), scene.refused("second")
@@ -389,7 +393,7 @@ async def test_only_one_pod_counts_on_a_pod_that_is_ending_and_others_end_for_th
     assert scene.retried == [first]
 
 
-async def test_a_pod_that_is_stuck_long_after_its_grace_period_is_not_counted_on():
+async def test_pod_stuck_beyond_grace_period_is_not_relied_on():
     scene = Scene()
     scene.state.set_pod(replace(scene.state.pods["n1-0"], deletion_requested=True, ends_by=30.0))
     uid = scene.refused("important")
@@ -400,23 +404,23 @@ async def test_a_pod_that_is_stuck_long_after_its_grace_period_is_not_counted_on
 
 
 @pytest.mark.parametrize(("victim_cpu", "want"), [pytest.param(0, ["n2-0"], id="taken"), pytest.param(500, ["n1-0"], id="the victim's")])
-async def test_a_node_whose_cpu_was_taken_since_is_freed_only_if_its_victims_hold_enough_of_it(victim_cpu, want):
+async def test_node_with_cpu_taken_is_freed_only_if_victims_hold_enough(victim_cpu, want):
     scene = Scene("n1", "n2")
     scene.state.set_pod(replace(scene.state.pods["n1-0"], cpu_milli=victim_cpu, priority=-1))
     for node in scene.nodes:
         scene.state.set_host(node, 1000, 1000)
     uid = scene.refused("important")
     scene.state.set_pod(replace(scene.state.pods[uid], cpu_milli=500, memory_mib=500))
-    decision = scene.desk.decisions.by_uid[uid]
-    scene.desk.decisions.record(replace(decision, pod=scene.state.pods[uid]))
+    decision = scene.context.decisions.by_uid[uid]
+    scene.context.decisions.record(replace(decision, pod=scene.state.pods[uid]))
     taken = replace(make_pod("cpu-only", node="n1"), cpu_milli=1000 - victim_cpu, priority=1000)
     scene.state.set_pod(taken)
     assert await scene.after(5) == want
 
 
 @pytest.mark.parametrize("when", ["before", "during the search"])
-async def test_nobody_ends_for_a_pod_that_is_bound_by_now_though_it_was_refused_here(when, monkeypatch):
-    scene, search = Scene(), module.ways
+async def test_no_pod_ends_for_pod_bound_after_its_refusal(when, monkeypatch):
+    scene, search = Scene(), imported.eviction_plans
     bound = make_pod("important", node="elsewhere", shares={"main": [make_share("elsewhere", 0, 700)]}, vgpu="1", vgpu_memory="700")
     scene.refused("important")
     if when == "before":
@@ -427,12 +431,12 @@ async def test_nobody_ends_for_a_pod_that_is_bound_by_now_though_it_was_refused_
         yield from search(*args)
         scene.state.set_pod(bound)
 
-    monkeypatch.setattr(module, "ways", ways)
+    monkeypatch.setattr(module, "eviction_plans", ways)
     assert await scene.after(5) == []
 
 
 @pytest.mark.parametrize("runs", [False, True])
-async def test_members_of_a_gang_that_does_not_run_are_not_served_one_after_the_other(runs, monkeypatch):
+async def test_members_of_waiting_gang_are_not_served_one_by_one(runs, monkeypatch):
     scene, served = Scene(), []
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "1" if runs else "3"}
     if runs:
@@ -443,8 +447,13 @@ async def test_members_of_a_gang_that_does_not_run_are_not_served_one_after_the_
         scene.state.set_pod(pod)
     for pod in members:
         scene.refused(pod.uid, gang)
-    monkeypatch.setattr(module, "ways", lambda desk, pod, *_: served.append(pod.uid) or [])
-    await scene.after(module.SETTLE_SECONDS)
+
+    def noted_eviction_plans(context, pod, *_):
+        served.append(pod.uid)
+        return []
+
+    monkeypatch.setattr(module, "eviction_plans", noted_eviction_plans)
+    await scene.after(imported.SETTLE_SECONDS)
     await scene.after(1.0)
     assert served == (["m0", "m1"] if runs else ["m0"])
     await scene.after(module.FIRST_PAUSE_SECONDS)
@@ -454,13 +463,18 @@ async def test_members_of_a_gang_that_does_not_run_are_not_served_one_after_the_
 
 @pytest.fixture
 def plans(monkeypatch):
-    """For whom a place was looked for."""
-    asked, found = [], module.hold
-    monkeypatch.setattr(module, "hold", lambda desk, pod, *rest: asked.append(pod.uid) or found(desk, pod, *rest))
+    """The pods for which a place was searched."""
+    asked, found = [], imported.reserve_room
+
+    def noted_reserve_room(context, pod, *rest):
+        asked.append(pod.uid)
+        return found(context, pod, *rest)
+
+    monkeypatch.setattr(module, "reserve_room", noted_reserve_room)
     return asked
 
 
-async def test_a_place_is_looked_for_again_only_when_something_changed(plans):
+async def test_place_is_searched_again_only_after_change(plans):
     scene = Scene("n1", "n2")
     uid = scene.refused("important")
     await scene.after(5)
@@ -487,19 +501,19 @@ def nominated_gang(scene: Scene, count: int, minimum: int) -> list[str]:
     return uids
 
 
-async def test_a_gang_whose_members_have_no_place_where_they_are_nominated_is_planned_once_in_a_step_and_rests(plans, monkeypatch):
+async def test_gang_without_room_on_nominated_nodes_is_planned_once_then_pauses(plans, monkeypatch):
     scene = Scene()
     nominated_gang(scene, 3, 3)
     await scene.after(module.PERIOD_SECONDS)
     await scene.after(module.PERIOD_SECONDS)
     assert plans == ["m0", "m0"]
-    counted = module.hold
+    counted = imported.reserve_room
 
     def slow(*args):
         scene.now += 1.0
         return counted(*args)
 
-    monkeypatch.setattr(module, "hold", slow)
+    monkeypatch.setattr(module, "reserve_room", slow)
     await scene.after(module.PERIOD_SECONDS)
     assert len(plans) == 3
     for _ in range(3):
@@ -526,9 +540,14 @@ async def test_others_work_between_the_looks_at_two_nominated_pods(plans):
     assert 1 in turns
 
 
-async def test_a_pod_whose_pause_is_ended_is_seen_to_at_once_and_looks_again_no_sooner_than_before_after_that(monkeypatch):
+async def test_pod_with_pause_ended_is_served_at_once_with_unchanged_next_check(monkeypatch):
     scene, looked = Scene(), []
-    monkeypatch.setattr(module, "ways", lambda *_: looked.append(scene.now) or [])
+
+    def noted_eviction_plans(*_):
+        looked.append(scene.now)
+        return []
+
+    monkeypatch.setattr(module, "eviction_plans", noted_eviction_plans)
     uid = scene.refused("important")
     for _ in range(30):
         await scene.after(1)
@@ -545,9 +564,14 @@ async def test_a_pod_whose_pause_is_ended_is_seen_to_at_once_and_looks_again_no_
     scene.preemptor.look_again("unknown")
 
 
-async def test_nodes_whose_pods_changed_since_the_last_look_come_first(monkeypatch):
+async def test_nodes_with_recently_changed_pods_come_first(monkeypatch):
     scene, looked = Scene("n1", "n2", "n3"), []
-    monkeypatch.setattr(module, "ways", lambda desk, pod, nodes, spared: looked.append(list(nodes)) or [])
+
+    def noted_eviction_plans(context, pod, nodes, spared):
+        looked.append(list(nodes))
+        return []
+
+    monkeypatch.setattr(module, "eviction_plans", noted_eviction_plans)
     scene.refused("important")
     await scene.after(5)
     scene.state.set_pod(replace(scene.state.pods["n3-0"], labels=(("app", "a"),)))
@@ -555,9 +579,9 @@ async def test_nodes_whose_pods_changed_since_the_last_look_come_first(monkeypat
     assert looked == [["n1", "n2", "n3"], ["n3", "n1", "n2"]]
 
 
-async def test_others_work_while_the_pods_that_wait_are_gone_through():
+async def test_other_work_runs_while_waiting_pods_are_checked():
     scene, turns = Scene(), 0
-    for number in range(3 * MAX_PASSED):
+    for number in range(3 * MAX_PER_BATCH):
         scene.waits(f"w{number}")
 
     async def others() -> None:
@@ -570,3 +594,120 @@ async def test_others_work_while_the_pods_that_wait_are_gone_through():
     await scene.after(5)
     beside.cancel()
     assert turns >= 2 * 3, "for nominations, and for whose turn it is"
+
+
+def gang_of(name: str, minimum: int) -> dict[str, str]:
+    return {contract.ANNOTATION_GANG: name, contract.ANNOTATION_GANG_MIN: str(minimum)}
+
+
+async def test_victims_end_on_several_nodes_for_a_gang():
+    scene = Scene("n1", "n2")
+    members = [scene.refused(f"m{number}", gang_of("g", 3)) for number in range(3)]
+    scene.refused(members[0], gang_of("g", 3))
+    for _ in range(30):
+        await scene.after(1)
+    assert len(scene.evicted) == 3
+    assert {"n1-0", "n2-0"} <= set(scene.evicted), "the less important pods"
+    assert scene.state.reservations.keys() == set(members)
+    for uid in scene.evicted:
+        scene.state.drop_pod(uid)
+    await scene.after(1)
+    assert scene.retried
+
+
+async def test_no_pod_ends_if_all_nodes_together_are_not_enough():
+    scene = Scene("n1", "n2")
+    for number in range(5):
+        scene.refused(f"m{number}", gang_of("g", 5))
+    scene.refused("m0", gang_of("g", 5))
+    for _ in range(30):
+        await scene.after(1)
+    assert scene.evicted == []
+    assert not scene.state.reservations
+
+
+async def test_gang_on_several_nodes_ends_whole_for_one_pod():
+    scene = Scene("n1", "n2")
+    for node in scene.nodes:
+        scene.state.drop_pod(f"{node}-0")
+        shares = {"main": [make_share(node, 0, 600)]}
+        scene.state.set_pod(make_pod(f"{node}-0", node=node, shares=shares, annotations=gang_of("old", 2), vgpu="1", vgpu_memory="600"))
+        scene.state.set_pod(replace(scene.state.pods[f"{node}-1"], priority=200))
+    scene.refused("important")
+    assert sorted(await scene.after(5)) == ["n1-0", "n2-0"]
+
+
+async def test_gang_ends_not_at_all_if_one_member_cannot():
+    scene = Scene("n1", "n2")
+    for node in scene.nodes:
+        scene.state.drop_pod(f"{node}-0")
+        shares = {"main": [make_share(node, 0, 600)]}
+        scene.state.set_pod(make_pod(f"{node}-0", node=node, shares=shares, annotations=gang_of("old", 2), vgpu="1", vgpu_memory="600"))
+        scene.state.set_pod(replace(scene.state.pods[f"{node}-1"], priority=200))
+    scene.kept = {"n2-0"}
+    scene.refused("important")
+    for _ in range(10):
+        await scene.after(5)
+    assert scene.evicted == []
+
+
+async def unhelped(scene: Scene, count: int, *, vgpu: str = "2", vgpu_memory: str = "2000") -> list[str]:
+    """Have kube-scheduler find too little in sum on all nodes: it calls preempt for each member of a gang, and no filter."""
+    uids = [f"m{number}" for number in range(count)]
+    for uid in uids:
+        scene.state.set_pod(make_pod(uid, priority=100, annotations=gang_of("g", count), vgpu=vgpu, vgpu_memory=vgpu_memory))
+    for uid in uids:
+        victims = {node: {"Pods": [{"UID": f"{node}-{minor}"} for minor in (0, 1)], "NumPDBViolations": 0} for node in scene.nodes}
+        body = {"Pod": asked_pod(uid, gang_of("g", count), vgpu=vgpu, vgpu_memory=vgpu_memory), "NodeNameToMetaVictims": victims}
+        assert json.loads(await choose_victims(scene.context, json.dumps(body).encode())) == {"NodeNameToMetaVictims": {}}
+    return uids
+
+
+async def test_gang_without_room_in_sum_gets_victims_on_several_nodes():
+    scene = Scene("n1", "n2", "n3")
+    uids = await unhelped(scene, 2)
+    assert len(await scene.after(1)) == 4
+    assert scene.state.reservations.keys() == set(uids)
+    freed = {scene.state.pods[uid].node_name for uid in scene.evicted}
+    assert {reservation.node for reservation in scene.state.reservations.values()} == freed
+    for _ in range(20):
+        await scene.after(1)
+    assert len(scene.evicted) == 4
+    for uid in scene.evicted:
+        scene.state.drop_pod(uid)
+    await scene.after(1)
+    assert scene.context.gangs.unhelped == {}
+    nodes = {}
+    for uid in uids:
+        pod = asked_pod(uid, gang_of("g", 2), vgpu="2", vgpu_memory="2000")
+        body = json.dumps({"Pod": pod, "NodeNames": list(scene.nodes)}).encode()
+        (nodes[uid],) = json.loads(filter_body(scene.context, body, scene.now))["NodeNames"]
+    members, gangs = [scene.state.pods[uid] for uid in uids], scene.context.gangs
+    assert await asyncio.gather(*(gangs.admit(pod, known_gang(pod), nodes[pod.uid]) for pod in members)) == ["", ""]
+    assert set(nodes.values()) == freed
+
+
+@pytest.mark.parametrize("change", ["bound", "gone"])
+async def test_member_that_no_longer_waits_gets_no_victims(change):
+    scene = Scene("n1", "n2")
+    for uid in await unhelped(scene, 2):
+        if change == "gone":
+            scene.state.drop_pod(uid)
+        else:
+            scene.state.set_pod(make_pod(uid, node="n9", annotations=gang_of("g", 2), vgpu="2"))
+    assert await scene.after(1) == []
+    assert scene.context.gangs.unhelped == {}
+
+
+async def test_gang_that_two_nodes_cannot_help_is_tried_less_and_less():
+    scene = Scene("n1", "n2")
+    for node in scene.nodes:
+        scene.state.set_pod(replace(scene.state.pods[f"{node}-1"], priority=200))
+    await unhelped(scene, 2)
+    for _ in range(10):
+        assert await scene.after(30) == []
+    scene.state.drop_pod("n1-1")
+    scene.state.drop_pod("n2-1")
+    await scene.after(300)
+    await scene.after(300)
+    assert sorted(scene.evicted) == ["n1-0", "n2-0"]

@@ -1,29 +1,27 @@
-"""Pods that wait are tried again when something changed for them, and whoever looks for them holds nobody up."""
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting pods are retried when something changed for them, and the search for them delays no other work."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from proto import contract
-from proto.model import Policy
-from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.objects import PodObject, pod_facts
-from scheduler_plugin.core.pods import PodFacts
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes, Takers
-from scheduler_plugin.core.state import ClusterState
-from scheduler_plugin.errors import KubeApiError
-from scheduler_plugin.extender.desk import Desk, request_of
-from scheduler_plugin.extender.filter import filter_nodes
-from scheduler_plugin.extender.gang import gang_asked
-from scheduler_plugin.extender.preempt import hold
+from aliquot import contract
+from aliquot.kube.errors import KubeApiError
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.fit.shapes import Takers
+from scheduler_plugin.extender.preempt import reserve_room
+from scheduler_plugin.extender.verdicts import Verdicts
 from scheduler_plugin.services.retry import FIRST_AT_ONCE, LATEST_SECONDS, MAX_EXAMINED, MAX_READ, MAX_UNDER_WAY, QUIET_SECONDS, Retry
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.unit.scheduler_plugin.api import pod_object
-from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+from tests.unit.scheduler_plugin.builders import filter_body, known_gang, make_context, make_node, make_pod, make_share, request_of
 
 
 class Api:
@@ -49,41 +47,34 @@ class Scene:
         self.state.set_gpu_node(make_node("n1", 2))
         self.state.set_gpu_node(make_node("n2", 2))
         self.state.set_pod(make_pod("busy", node="n1", shares={"main": [make_share("n1", 0, 1000)]}, vgpu="1"))
-        self.told_at = 0.0
-        self.desk = Desk(
-            self.state,
-            Shapes(self.state, DEFAULT_WEIGHTS),
-            Policy.FRAG,
-            10.0,
-            monotonic=lambda: self.now,
-            now=lambda: started_at + self.now,
-        )
+        self.caught_up_at = 0.0
+        self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: started_at + self.now)
         self.api = Api()
-        self.retry = Retry(self.desk, self.api, lambda: True, lambda: self.told_at, Telemetry())
+        self.retry = Retry(self.context, cast(Any, self.api), lambda: True, lambda: self.caught_up_at, Telemetry())
 
-    def waits(self, uid: str, **limits: str) -> Decision:
+    def waits(self, uid: str, **limits: Any) -> Decision:
         """Note that a pod was found to fit nowhere just now."""
         pod = make_pod(uid, **limits)
         self.state.set_pod(pod)
         return self.record(pod)
 
-    def is_refused(self, uid: str, nodes: list[str], containers: int = 1, **limits: str) -> None:
+    def is_refused(self, uid: str, nodes: list[str], containers: int = 1, **limits: Any) -> None:
         """Have filter refuse a pod of containers that ask for the same on the nodes that kube-scheduler's own filters leave."""
         raw = pod_object(uid, uid=uid, **limits)
         (container,) = raw["spec"]["containers"]
         raw["spec"]["containers"] = [{**container, "name": f"c{number}"} for number in range(containers)]
         self.state.set_pod(pod_facts(msgspec.convert(raw, PodObject)))
-        filter_nodes(self.desk, msgspec.json.encode({"Pod": raw, "NodeNames": nodes}), 1.0)
+        filter_body(self.context, msgspec.json.encode({"Pod": raw, "NodeNames": nodes}), 1.0)
 
     def record(self, pod: PodFacts) -> Decision:
         self.state.columns.derive()
         decision = Decision(pod, request_of(pod), 0.0, self.state.columns.change_count, 0, {})
-        self.desk.decisions.record(decision)
+        self.context.decisions.record(decision)
         return decision
 
     def plans(self, pod: PodFacts, nodes: frozenset[str]) -> bool:
         """Do as filter does for the first member of a gang; return whether the gang has a place."""
-        gang, gangs = gang_asked(pod), self.desk.gangs
+        gang, gangs = known_gang(pod), self.context.gangs
         return bool(gangs.place(pod, gang, nodes, nodes, gangs.standing_for(pod, gang, nodes)))
 
     async def poked(self) -> list[str]:
@@ -93,7 +84,7 @@ class Scene:
         return self.api.poked
 
 
-async def test_a_pod_is_tried_again_only_for_nodes_that_changed_since_it_was_refused():
+async def test_pod_is_retried_only_for_nodes_changed_since_refusal():
     scene = Scene()
     scene.waits("picky", vgpu="2")  # n2 has room, and something that is not ours to know keeps the pod off it
     scene.state.freed_count += 1
@@ -107,8 +98,13 @@ async def test_what_was_found_not_to_fit_is_not_judged_again():
     scene.waits("large", vgpu="2", vgpu_memory="4000")
     scene.state.drop_pod("busy")
     assert await scene.poked() == []
-    asked, takers = [], scene.desk.shapes.takers
-    scene.desk.shapes.takers = lambda shape, since: asked.append(since) or takers(shape, since)
+    asked, takers = [], scene.context.verdicts.shapes.takers
+
+    def noted(shape, since):
+        asked.append(since)
+        return takers(shape, since)
+
+    scene.context.verdicts.shapes.takers = noted
     scene.state.set_gpu_node(make_node("n2", 2, cordoned=True))
     before = scene.state.columns.change_count
     assert await scene.poked() == []
@@ -117,7 +113,7 @@ async def test_what_was_found_not_to_fit_is_not_judged_again():
     assert asked[1] >= before > asked[0]
 
 
-async def test_each_of_equal_pods_is_tried_for_what_changed_since_it_was_refused_itself():
+async def test_each_equal_pod_is_retried_for_changes_since_its_own_refusal():
     scene = Scene()
     scene.waits("first", vgpu="2")
     scene.state.drop_pod("busy")
@@ -128,7 +124,7 @@ async def test_each_of_equal_pods_is_tried_for_what_changed_since_it_was_refused
 
 
 @pytest.mark.parametrize("pods", [20, 60])
-async def test_pods_that_may_not_run_where_room_came_are_not_tried_again_for_it(pods):
+async def test_pods_barred_from_freed_node_are_not_retried_for_it(pods):
     scene = full_scene()
     scene.state.set_gpu_node(make_node("n2", 2))
     waiting = [f"w{number}" for number in range(pods)]
@@ -161,7 +157,7 @@ async def test_pods_that_are_refused_again_wait_for_the_next_change():
         assert sorted(tried) == waiting
 
 
-async def test_more_pods_are_tried_each_time_while_those_tried_before_leave_room_and_few_at_first():
+async def test_retries_start_few_and_grow_while_earlier_ones_leave_room():
     scene = Scene()
     for free in ("busy", "busy-too"):
         for number in range(450):
@@ -171,7 +167,7 @@ async def test_more_pods_are_tried_each_time_while_those_tried_before_leave_room
         scene.state.set_pod(make_pod("busy-too", node="n2", shares={"main": [make_share("n2", 0, 1000)]}, vgpu="1"))
 
 
-async def test_a_server_that_refuses_is_asked_for_few_again():
+async def test_refusing_server_is_retried_with_few_pods():
     scene = Scene()
     for number in range(600):
         scene.waits(f"w{number}", vgpu="2", vgpu_memory="20")
@@ -199,15 +195,15 @@ async def test_patches_under_way_are_few_at_a_time():
         await asyncio.sleep(0)
         under_way -= 1
 
-    scene.api.annotate = annotate
+    cast(Any, scene.api).annotate = annotate
     scene.state.drop_pod("busy")
     for _ in range(3):
         await scene.poked()
-    assert not scene.desk.decisions.waiting()
+    assert not scene.context.decisions.waiting()
     assert most == MAX_UNDER_WAY
 
 
-async def test_a_node_that_came_after_kube_scheduler_asked_is_one_for_the_pod():
+async def test_node_added_after_query_is_candidate_for_pod():
     scene = full_scene()
     scene.is_refused("w", ["n1"], vgpu="2", vgpu_memory="1000")
     scene.state.set_gpu_node(make_node("n3", 2))
@@ -228,7 +224,7 @@ async def test_pods_of_several_containers_are_tried_where_they_may_run():
 
 
 @pytest.mark.parametrize("end", ["gone", "bound"])
-async def test_a_pod_whose_end_was_told_before_it_was_refused_waits_no_more(end):
+async def test_pod_that_ended_before_its_refusal_stops_waiting(end):
     scene = Scene(started_at=0.0)
     for uid in ("ends", "waits"):
         scene.is_refused(uid, ["n1", "n2"], vgpu="2", vgpu_memory="4000")
@@ -238,13 +234,13 @@ async def test_a_pod_whose_end_was_told_before_it_was_refused_waits_no_more(end)
         scene.state.set_pod(make_pod("ends", node="n2", shares={"main": [make_share("n2", 0, 100)]}, vgpu="1"))
     scene.is_refused("new", ["n1", "n2"], vgpu="2", vgpu_memory="4000")
     scene.state.drop_pod("new")
-    new = scene.desk.decisions.by_uid["new"]
-    scene.desk.decisions.record(replace(new, at=70.0))
+    new = scene.context.decisions.by_uid["new"]
+    scene.context.decisions.record(replace(new, at=70.0))
 
-    async def waiting(now: float, told_at: float) -> set[str]:
-        scene.now, scene.told_at = now, told_at
+    async def waiting(now: float, caught_up_at: float) -> set[str]:
+        scene.now, scene.caught_up_at = now, caught_up_at
         await scene.poked()
-        return {decision.pod.uid for decision in scene.desk.decisions.waiting()}
+        return {decision.pod.uid for decision in scene.context.decisions.waiting()}
 
     assert await waiting(60.0, 2.0) == {"ends", "waits", "new"}, "what happened since may not have been told"
     assert await waiting(75.0, 75.0) == {"ends", "waits", "new"}, "once a minute is enough"
@@ -252,7 +248,7 @@ async def test_a_pod_whose_end_was_told_before_it_was_refused_waits_no_more(end)
     assert await waiting(180.0, 180.0) == {"waits"}
 
 
-async def test_verbs_are_answered_while_many_kinds_of_pods_are_looked_at():
+async def test_verbs_are_served_while_many_pod_kinds_are_checked():
     scene = Scene()
     for number in range(40):
         scene.waits(f"w{number}", vgpu="2", vgpu_memory=str(4000 + 2 * number))
@@ -272,7 +268,7 @@ async def test_verbs_are_answered_while_many_kinds_of_pods_are_looked_at():
 
 
 @pytest.mark.parametrize("meanwhile", ["gone", "refused again", "nothing"])
-async def test_a_try_that_the_api_did_not_take_is_made_again_unless_something_newer_is_known(meanwhile):
+async def test_retry_refused_by_api_is_repeated_unless_superseded(meanwhile):
     scene = Scene()
     decision = scene.waits("large", vgpu="2")
     scene.state.drop_pod("busy")
@@ -281,16 +277,16 @@ async def test_a_try_that_the_api_did_not_take_is_made_again_unless_something_ne
         if meanwhile == "gone":
             scene.state.drop_pod("large")
         if meanwhile == "refused again":
-            scene.desk.decisions.record(replace(decision, at=9.0))
+            scene.context.decisions.record(replace(decision, at=9.0))
         raise KubeApiError("no answer")
 
     scene.api.before = fail
     assert await scene.poked() == []
-    known = scene.desk.decisions.by_uid.get("large")
+    known = scene.context.decisions.by_uid.get("large")
     assert (None if known is None else known.at) == {"gone": None, "refused again": 9.0, "nothing": 0.0}[meanwhile]
 
 
-async def test_members_of_a_gang_that_has_a_place_are_tried_again_though_their_room_fits_nobody_now():
+async def test_members_of_gang_with_place_are_retried_though_their_room_seems_unfit():
     scene = Scene()
     gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     members = [scene.waits(uid, annotations=gang, vgpu="1").pod for uid in ("m0", "m1")]
@@ -302,10 +298,10 @@ async def test_members_of_a_gang_that_has_a_place_are_tried_again_though_their_r
     assert await scene.poked() == ["m0", "m1"]
 
 
-async def test_members_of_a_gang_for_which_others_end_are_tried_again_once_filter_has_planned_it():
+async def test_members_of_gang_with_victims_are_retried_once_filter_has_planned():
     scene, gang = full_scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     members = [scene.waits(uid, annotations=gang, vgpu="1", vgpu_memory="500").pod for uid in ("m0", "m1")]
-    assert hold(scene.desk, members[0], "n1", ["busy"], 30.0)
+    assert reserve_room(scene.context, members[0], "n1", ["busy"], 30.0)
     scene.state.freed_count += 1
     assert await scene.poked() == []
     scene.state.drop_pod("busy")
@@ -313,18 +309,18 @@ async def test_members_of_a_gang_for_which_others_end_are_tried_again_once_filte
     assert await scene.poked() == ["m0", "m1"]
 
 
-async def test_a_member_of_a_gang_that_runs_is_tried_again_once_those_that_end_for_it_have():
+async def test_member_of_running_gang_is_retried_once_its_victims_have_ended():
     scene, gang = full_scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "1"}
     scene.state.set_pod(make_pod("m0", node="elsewhere", annotations=gang, shares={"main": [make_share("elsewhere", 0)]}, vgpu="1"))
     member = scene.waits("m1", annotations=gang, vgpu="1", vgpu_memory="500").pod
-    assert hold(scene.desk, member, "n1", ["busy"], 30.0)
+    assert reserve_room(scene.context, member, "n1", ["busy"], 30.0)
     scene.state.freed_count += 1
     assert await scene.poked() == []
     scene.state.drop_pod("busy")
     assert await scene.poked() == ["m1"]
 
 
-async def test_of_a_gang_that_waits_for_room_one_member_of_each_kind_is_tried_again():
+async def test_one_member_per_kind_is_retried_for_gang_waiting_for_room():
     scene, gang = Scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "4"}
     small = {"annotations": gang, "vgpu": "1", "vgpu_memory": "100"}
     for number in range(3):
@@ -338,29 +334,29 @@ async def test_of_a_gang_that_waits_for_room_one_member_of_each_kind_is_tried_ag
     assert await scene.poked() == ["w1", "s1"], "each gets its turn"
 
 
-async def test_all_members_of_a_gang_that_has_a_plan_or_runs_are_tried_again():
+async def test_all_members_are_retried_for_planned_or_running_gang():
     scene, gang = Scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     members = [scene.waits(f"m{number}", annotations=gang, vgpu="1", vgpu_memory="100").pod for number in range(4)]
     assert scene.plans(members[0], frozenset({"n1", "n2"}))
     assert await scene.poked() == ["m0", "m1", "m2", "m3"]
 
 
-async def test_a_gang_that_held_room_without_starting_is_tried_again_after_its_pause():
+async def test_gang_that_held_room_without_starting_is_retried_after_pause():
     scene, gang = Scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     members = [scene.waits(f"m{number}", annotations=gang, vgpu="1").pod for number in range(2)]
     assert scene.plans(members[0], frozenset({"n1", "n2"}))
     await scene.poked()
     for pod in members:
         scene.record(pod)
-    scene.now = scene.desk.gang_seconds
+    scene.now = scene.context.gangs.attempts.gang_seconds
     assert await scene.poked() == [], "it pauses"
-    scene.now += scene.desk.gang_seconds - 1
+    scene.now += scene.context.gangs.attempts.gang_seconds - 1
     assert await scene.poked() == []
     scene.now += 1
     assert await scene.poked() == ["m0"]
 
 
-async def test_a_gang_of_which_the_watch_tells_late_is_tried_again():
+async def test_gang_reported_late_by_watch_is_retried():
     scene, gang = Scene(), {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
     members = [make_pod(f"m{number}", annotations=gang, vgpu="1") for number in range(2)]
     await scene.poked()
@@ -373,7 +369,7 @@ async def test_a_gang_of_which_the_watch_tells_late_is_tried_again():
 
 
 async def test_a_pod_changes_whichever_process_has_it_tried_again():
-    values = set()
+    values: set[Any] = set()
     for started_at in (1e9, 1e9 + 30):
         scene = Scene(started_at)
         scene.waits("large", vgpu="2")
@@ -384,14 +380,14 @@ async def test_a_pod_changes_whichever_process_has_it_tried_again():
 
 
 def full_scene() -> Scene:
-    """Return one whose only node has no room."""
+    """Return a pod that has no room on its only node."""
     scene = Scene()
     scene.state.drop_gpu_node("n2")
     scene.state.set_pod(make_pod("busy-too", node="n1", shares={"main": [make_share("n1", 1, 1000)]}, vgpu="1"))
     return scene
 
 
-async def test_a_pod_behind_thousands_that_fit_nowhere_is_tried_as_soon_as_it_fits():
+async def test_pod_behind_thousands_of_unfit_pods_is_tried_once_it_fits():
     scene = full_scene()
     for number in range(MAX_EXAMINED + 1):
         large = make_pod(f"large-{number}", priority=9, vgpu="1", vgpu_memory="4000")
@@ -430,15 +426,15 @@ async def test_a_kube_scheduler_that_asks_comes_to_the_pods_by_itself():
     for _ in range(3):
         scene.now += QUIET_SECONDS - 1
         other = asked_of("other")
-        scene.desk.decisions.record(Decision(other, request_of(other), scene.desk.now(), 0, 1, {}))
+        scene.context.decisions.record(Decision(other, request_of(other), scene.context.clock.now(), 0, 1, {}))
         assert await scene.poked() == []
     scene.now += QUIET_SECONDS
     assert await scene.poked() == ["late"]
 
 
-async def test_pods_refused_by_the_replica_that_led_before_are_tried_after_the_takeover():
+async def test_pods_refused_by_previous_leader_are_tried_after_takeover():
     scene, leads = full_scene(), False
-    retry = Retry(scene.desk, scene.api, lambda: leads, lambda: scene.told_at, Telemetry())
+    retry = Retry(scene.context, cast(Any, scene.api), lambda: leads, lambda: scene.caught_up_at, Telemetry())
     await retry.step()
     scene.state.set_pod(asked_of("late"))
     scene.state.set_gpu_node(make_node("n2", 2))
@@ -467,7 +463,7 @@ async def test_a_pod_without_a_decision_that_cannot_be_tried_is_tried_again():
     assert await scene.poked() == ["late"]
 
 
-async def most_at_a_time(scene: Scene, done: list[object]) -> int:
+async def most_at_a_time(scene: Scene, done: Sequence[object]) -> int:
     """Let the loop look once; return of how many things that it did others saw nothing at a time, of all that it did."""
     looking, seen, most = asyncio.create_task(scene.retry.step()), 0, 0
     while not looking.done():
@@ -477,10 +473,15 @@ async def most_at_a_time(scene: Scene, done: list[object]) -> int:
 
 
 async def test_few_pods_are_read_at_a_time(monkeypatch):
-    scene, read, shape_of = full_scene(), [], Desk.shape_of
+    scene, read, shape_of = full_scene(), [], Verdicts.shape_of
     for number in range(300):
         scene.is_refused(f"w{number}", ["n1"], vgpu="1", vgpu_memory="600")
-    monkeypatch.setattr(Desk, "shape_of", lambda *args: read.append(args) or shape_of(*args))
+
+    def noted_shape_of(*args):
+        read.append(args)
+        return shape_of(*args)
+
+    monkeypatch.setattr(Verdicts, "shape_of", noted_shape_of)
     scene.state.drop_pod("busy")
     assert await most_at_a_time(scene, read) == MAX_READ
     assert len(read) == 300
@@ -502,7 +503,7 @@ async def test_others_work_between_two_searches_on_nodes(monkeypatch):
 
 
 @pytest.mark.parametrize("meanwhile", ["is bound", "fits now", "is refused again"])
-async def test_who_is_decided_on_while_others_are_looked_at_is_not_tried_for_what_was_known_before(meanwhile):
+async def test_pod_decided_during_check_is_not_tried_for_older_changes(meanwhile):
     scene = Scene()
     for number in range(3):
         scene.waits(f"w{number}", vgpu="2", vgpu_memory=str(20 + 2 * number))
@@ -510,18 +511,18 @@ async def test_who_is_decided_on_while_others_are_looked_at_is_not_tried_for_wha
     looking = asyncio.create_task(scene.retry.step())
     await asyncio.sleep(0)
     scene.now = 1.0
-    last = scene.desk.decisions.by_uid["w2"]
+    last = scene.context.decisions.by_uid["w2"]
     if meanwhile == "is bound":
         scene.state.set_pod(make_pod("w2", node="n2", shares={"main": [make_share("n2", 0, 10)]}, vgpu="1"))
-        scene.desk.decisions.forget("w2")
+        scene.context.decisions.forget("w2")
     else:
-        scene.desk.decisions.record(replace(last, at=9.0, fitting=int(meanwhile == "fits now"), generation=last.generation))
+        scene.context.decisions.record(replace(last, at=9.0, fitting=int(meanwhile == "fits now"), generation=last.generation))
     await looking
     assert scene.api.poked[:2] == ["w0", "w1"]
     assert ("w2" in scene.api.poked) == (meanwhile == "is refused again")
 
 
-async def test_what_changes_while_a_pod_is_looked_at_is_looked_at_next(monkeypatch):
+async def test_changes_during_check_are_checked_next(monkeypatch):
     scene = full_scene()
     scene.waits("w", vgpu="1", vgpu_memory="500")
     scene.state.freed_count += 1
@@ -545,13 +546,13 @@ async def test_of_equal_pods_those_are_tried_that_may_run_where_room_came():
     assert await scene.poked() == ["b", "d"]
 
 
-async def test_a_kube_scheduler_that_never_is_quiet_has_had_a_minute_to_come_to_every_pod():
+async def test_busy_kube_scheduler_gets_minute_to_reach_every_pod():
     scene = Scene()
     scene.state.set_pod(asked_of("late"))
     tried = []
     for _ in range(int(LATEST_SECONDS) + 1):
         other = asked_of("other")
-        scene.desk.decisions.record(Decision(other, request_of(other), scene.desk.now(), 0, 1, {}))
+        scene.context.decisions.record(Decision(other, request_of(other), scene.context.clock.now(), 0, 1, {}))
         tried.append(list(await scene.poked()))
         scene.now += 1.0
     assert tried == [[]] * int(LATEST_SECONDS) + [["late"]]

@@ -1,28 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gangs that lack members for a pod that waits learn which have succeeded, with few questions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 
-from proto import contract
-from proto.model import Policy
-from scheduler_plugin.core.decisions import Decision
-from scheduler_plugin.core.pods import SUCCEEDED, PodFacts
-from scheduler_plugin.core.score import DEFAULT_WEIGHTS
-from scheduler_plugin.core.shapes import Shapes
-from scheduler_plugin.core.state import ClusterState
-from scheduler_plugin.errors import KubeApiError
-from scheduler_plugin.extender.desk import Desk, request_of
+from aliquot import contract
+from aliquot.kube.errors import KubeApiError
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.pods import SUCCEEDED, PodFacts
+from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.services.succeeded_members import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, SucceededMembers
-from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+from tests.unit.scheduler_plugin.builders import make_context, make_node, make_pod, make_share, request_of
 
 GANG = {contract.ANNOTATION_GANG: "train", contract.ANNOTATION_GANG_MIN: "3"}
 
 
 class Scene:
-    """A gang of three, of which one runs and another waits; it is the API too."""
+    """A gang of three: one runs and another waits; it is the API too."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -32,14 +30,14 @@ class Scene:
         self.succeeded: list[PodFacts] = []
         self.state = ClusterState()
         self.state.set_gpu_node(make_node("n1", 4))
-        self.desk = Desk(self.state, Shapes(self.state, DEFAULT_WEIGHTS), Policy.FRAG, 10.0, monotonic=lambda: self.now)
-        self.service = SucceededMembers(self.desk, self, lambda: self.leads)
+        self.context = make_context(self.state, monotonic=lambda: self.now)
+        self.service = SucceededMembers(self.context, cast(Any, self), lambda: self.leads)
         self.state.set_pod(ran("runs"))
         self.waits(make_pod("waits", annotations=GANG, vgpu="1"))
 
     def waits(self, pod: PodFacts) -> None:
         self.state.set_pod(pod)
-        self.desk.decisions.record(Decision(pod, request_of(pod), 0.0, 0, 0, {}))
+        self.context.decisions.record(Decision(pod, request_of(pod), 0.0, 0, 0, {}))
 
     async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
         self.asked.append(namespace)
@@ -61,7 +59,7 @@ def ran(uid: str, phase: str = "Running", gang: dict[str, str] = GANG) -> PodFac
     return make_pod(uid, node="n1", shares={"main": [make_share("n1", 0)]}, annotations=gang, phase=phase, vgpu="1")
 
 
-async def test_members_that_succeeded_count_once_they_are_asked_about():
+async def test_succeeded_members_count_once_queried():
     scene = Scene()
     to_go = replace(ran("to-go", SUCCEEDED), deletion_requested=True)
     other = ran("other", SUCCEEDED, GANG | {contract.ANNOTATION_GANG: "other"})
@@ -74,7 +72,7 @@ async def test_members_that_succeeded_count_once_they_are_asked_about():
     assert await scene.after(LAST_PAUSE_SECONDS) == 1, "it lacks none any more"
 
 
-async def test_a_gang_that_goes_on_lacking_members_is_asked_about_later_and_later():
+async def test_gang_that_keeps_lacking_members_is_queried_ever_later():
     scene, at = Scene(), []
     for _ in range(2000):
         before = len(scene.asked)
@@ -87,7 +85,7 @@ async def test_a_gang_that_goes_on_lacking_members_is_asked_about_later_and_late
 
 
 @pytest.mark.parametrize("why", ["it does not run, and nobody manages it", "it has enough", "another one leads"])
-async def test_nothing_is_asked_where_it_does_not_matter(why):
+async def test_no_query_is_sent_where_it_does_not_matter(why):
     scene = Scene()
     match why:
         case "it does not run, and nobody manages it":
@@ -109,7 +107,7 @@ async def test_where_no_member_runs_those_count_that_the_same_controller_made():
     assert scene.known() == {"done1", "done2"}
 
 
-async def test_where_the_api_does_not_answer_it_is_asked_again():
+async def test_unanswered_api_query_is_repeated():
     scene = Scene()
     scene.fails = True
     assert await scene.after(0) == 1

@@ -1,14 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
 import copy
 import json
 
 import pytest
 
-from aliquot.standin.patches import apply_json_patch
-from proto import contract
+from aliquot import contract
+from aliquot_lab.standin.patches import apply_json_patch
+from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.draft import Draft
 from scheduler_plugin.webhook.normalise import GPU_TOLERATION, MAX_CONTAINERS, UNTOUCHED, Normaliser
 from scheduler_plugin.webhook.review import MAX_WARNING_CHARS
-from scheduler_plugin.webhook.vocabularies import FROM_LIMIT_RANGE, Options, translate_amounts
+from scheduler_plugin.webhook.vocabularies import FROM_LIMIT_RANGE, translate_amounts
 
 VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
 SCHEDULER = contract.SCHEDULER_NAME
@@ -86,7 +88,7 @@ def test_resources_become_native_totals(written, becomes):
         ({"hami.io/node-scheduler-policy": "spread"}, {"placement": "spread"}),
     ],
 )
-def test_hami_annotations_become_ours_and_stay_beside_them(written, becomes):
+def test_hami_annotations_are_translated_and_kept(written, becomes):
     pod = admitted(make_pod({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10}, annotations=written))
     assert pod["metadata"]["annotations"] == written | {f"aliquot.dev/{name}": text for name, text in becomes.items()}
 
@@ -101,19 +103,19 @@ OUR_WISHES = {"gpu-type": "H100", "gpu-uuid": "GPU-1", "numa": "strict", "placem
 
 
 @pytest.mark.parametrize("limits", [{"nvidia.com/vgpu-memory": 100}, {"nvidia.com/mig-1g.10gb": 1}], ids=["shares", "MIG"])
-def test_hami_annotations_hold_for_pods_whose_resources_were_rewritten_by_hand(limits):
+def test_hami_annotations_apply_to_pods_with_manually_rewritten_resources(limits):
     pod = admitted(make_pod(limits, annotations=HAMI_WISHES))
     assert pod["metadata"]["annotations"] == HAMI_WISHES | {f"aliquot.dev/{name}": text for name, text in OUR_WISHES.items()}
     assert normaliser().admit(pod).patch == ()
 
 
-def test_hami_mode_mig_is_what_a_pod_with_a_mig_resource_has_anyway():
+def test_hami_mode_mig_is_implied_by_mig_resource():
     mode = {"nvidia.com/vgpu-mode": "mig"}
     assert admitted(make_pod({"nvidia.com/mig-1g.10gb": 1}, annotations=mode))["metadata"]["annotations"] == mode
-    assert "ask for an instance by its resource" in refusal(make_pod({"nvidia.com/vgpu": 1}, annotations=mode))
+    assert "ask for a MIG instance by its resource" in refusal(make_pod({"nvidia.com/vgpu": 1}, annotations=mode))
 
 
-def test_a_priority_alone_asks_for_no_gpu_and_beside_one_says_whose_work_waits():
+def test_priority_alone_requests_no_gpu_and_with_one_ranks_work():
     side = {"name": "side", "resources": {"limits": {"nvidia.com/priority": "1"}}}
     main = {"name": "main", "resources": {"limits": {"nvidia.com/gpumem": "1000"}}}
     assert normaliser(adopt_nvidia_gpu=True).admit(make_pod(containers=[side])) == UNTOUCHED
@@ -122,9 +124,9 @@ def test_a_priority_alone_asks_for_no_gpu_and_beside_one_says_whose_work_waits()
     assert pod["metadata"]["annotations"] == {"aliquot.dev/priority": "low"}
 
 
-def test_a_priority_beside_a_gpu_of_nvidias_plugin_is_warned_about_as_it_keeps_the_pod_from_every_node():
+def test_priority_on_pod_of_nvidia_plugin_warns_that_no_node_fits():
     outcome = normaliser().admit(make_pod({"nvidia.com/gpu": "1", "nvidia.com/priority": "1"}))
-    assert (outcome.refusal, outcome.patch, outcome.concerns_us) == ("", (), False)
+    assert (outcome.refusal, outcome.patch, outcome.is_gpu_pod) == ("", (), False)
     [warning] = outcome.warnings
     assert "no node offers nvidia.com/priority" in warning
     assert len(warning) <= MAX_WARNING_CHARS
@@ -193,7 +195,7 @@ def test_unknown_annotations_of_kai_are_warned_about():
     pod = make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction-limit": "0.8", "gpu-memory-size": "4Gi"})
     [warning] = normaliser().admit(pod).warnings
     assert warning.startswith(
-        "annotation gpu-fraction-limit, gpu-memory-size has no effect: known are gpu-fraction, gpu-memory, gpu-fraction.limit"
+        "annotation gpu-fraction-limit, gpu-memory-size has no effect: known annotations are gpu-fraction, gpu-memory, gpu-fraction.limit"
     )
 
 
@@ -202,10 +204,10 @@ def nvidia_fractions(**amounts: tuple[str, str]) -> dict:
     return {f"nvidia.com/container.{name}.gpu-memory.{part}": text for name, texts in parts for part, text in texts.items()}
 
 
-def test_a_limit_above_one_containers_request_does_not_lift_its_neighbours():
+def test_limit_above_one_container_request_does_not_raise_others():
     pair = [{"name": "a"}, {"name": "b"}]
     sentence = refusal(make_pod(containers=pair, annotations=nvidia_fractions(a=("4Gi", "4Gi"), b=("4Gi", "8Gi"))))
-    assert "gpu-memory.limit are 1 and 2 times their requests: one ratio holds for a pod" in sentence
+    assert "gpu-memory.limit are 1 and 2 times their requests, but a pod has one ratio" in sentence
     native = [{"name": "a", "resources": {"limits": {"nvidia.com/vgpu-memory": "100"}}}, {"name": "b"}]
     assert "are 1 and 2 times" in refusal(make_pod(containers=native, annotations=nvidia_fractions(b=("4Gi", "8Gi"))))
 
@@ -229,7 +231,7 @@ def test_requests_are_kept_equal_to_limits():
 EXCLUSIVE = {"aliquot.dev/isolation": "exclusive"}
 
 
-def test_every_container_with_whole_gpus_has_their_memory_counted_and_the_others_what_they_ask():
+def test_whole_gpu_containers_count_full_memory_and_others_their_request():
     limits = [{"nvidia.com/vgpu": "2"}, {"nvidia.com/vgpu-memory": "100"}, {"nvidia.com/mig-1g.10gb": "1"}, {"cpu": "1"}]
     init = {"name": "init", "resources": {"limits": {"nvidia.com/vgpu": "1"}}}
     containers = [{"name": f"c{number}", "resources": {"limits": amounts}} for number, amounts in enumerate(limits)]
@@ -241,7 +243,7 @@ def test_every_container_with_whole_gpus_has_their_memory_counted_and_the_others
 
 @pytest.mark.parametrize("sizes", [pytest.param((), id="before there is a node"), (81008, 80962), (40960, 81920)])
 @pytest.mark.parametrize("annotations", [{}, EXCLUSIVE])
-def test_whole_gpus_stay_whole_where_nobody_knows_their_size(sizes, annotations):
+def test_whole_gpus_of_unknown_size_stay_whole(sizes, annotations):
     pod = admitted(make_pod({"nvidia.com/vgpu": "1"}, annotations=annotations), normaliser(sizes))
     assert limits_of(pod) == {"nvidia.com/vgpu": "1"}
 
@@ -261,13 +263,13 @@ def test_a_part_of_an_exclusive_gpu_is_refused(sizes):
 
 def test_a_whole_gpu_cannot_burst_though_its_memory_is_counted():
     pod = make_pod({"nvidia.com/vgpu": "1"}, annotations={"aliquot.dev/memory-burst": "2"})
-    assert "no memory beyond a whole one" in refusal(pod)
+    assert "has no memory to burst into" in refusal(pod)
 
 
 @pytest.mark.parametrize(
     ("annotations", "says"),
     [
-        ({"aliquot.dev/paused": "yes"}, "annotation aliquot.dev/paused: 'yes' is none of true, false"),
+        ({"aliquot.dev/paused": "yes"}, "annotation aliquot.dev/paused: expected true or false, found 'yes'"),
         ({"aliquot.dev/paused": "true", "aliquot.dev/isolation": "mps"}, "only the shim can pause: remove one of the two"),
     ],
 )
@@ -306,25 +308,25 @@ def test_other_pods_are_not_touched(pod):
         pytest.param({"nvidia.com/gpumem": "0"}, False, {}, id="no memory"),
     ],
 )
-def test_a_pod_that_asks_for_zero_gpus_is_left_to_others_without_the_zeros(limits, adopt, left, spec):
+def test_pod_with_zero_gpus_is_left_alone_without_zeros(limits, adopt, left, spec):
     annotations = {"nvidia.com/use-gputype": "H100", "nvidia.com/vgpu-mode": "whatever"}
     pod = make_pod(limits, annotations=annotations, **spec)
     outcome = normaliser(adopt_nvidia_gpu=adopt).admit(pod)
-    assert (outcome.concerns_us, outcome.warnings) == (False, ())
+    assert (outcome.is_gpu_pod, outcome.warnings) == (False, ())
     wanted = copy.deepcopy(pod)
     wanted["spec"]["containers"][0]["resources"] = {"limits": left} if left else {}
     assert admitted(pod, normaliser(adopt_nvidia_gpu=adopt)) == wanted
 
 
-def test_zeros_are_removed_beside_a_container_that_has_a_gpu_and_beside_our_own_words():
+def test_zeros_are_removed_next_to_gpu_containers_and_our_resources():
     zeros = {"nvidia.com/gpu": "0", "nvidia.com/gpumem": "0"}
     main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "4000", **zeros}}}
     pod = admitted(make_pod(containers=[main, {"name": "side", "resources": {"limits": zeros}}]))
     assert [limits_of(pod, position) for position in (0, 1)] == [{"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "4000"}, {}]
 
 
-def test_a_replica_beside_zero_gpus_is_no_zero():
-    assert "a part of no stated size" in refusal(
+def test_replica_next_to_zero_gpus_is_no_zero():
+    assert "which states no amount" in refusal(
         make_pod({"nvidia.com/gpu": "0", "nvidia.com/gpu.shared": "1"}), normaliser(adopt_nvidia_gpu=True)
     )
 
@@ -393,7 +395,7 @@ def test_another_scheduler_is_kept_with_a_warning():
     assert "only aliquot-scheduler assigns GPUs" in outcome.warnings[0]
 
 
-def test_containers_without_gpus_get_none_from_the_runtime():
+def test_containers_without_gpu_request_get_none_from_runtime():
     side = {"name": "side", "env": [{"name": "A", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
     main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "1"}}}
     pod = make_pod(containers=[main, side], initContainers=[{"name": "init"}])
@@ -431,7 +433,7 @@ WRITTEN_BY_SCHEDULER = {"aliquot.dev/assignment": "{}", "aliquot.dev/retry": "7"
 
 
 @pytest.mark.parametrize("kept", [{}, {"aliquot.dev/gpu-type": "H100", "team": "a"}], ids=["nothing else", "what the user wrote"])
-def test_a_copy_of_a_pod_loses_what_the_scheduler_wrote_on_the_original(kept):
+def test_copied_pod_loses_annotations_of_scheduler(kept):
     copied = make_pod({"nvidia.com/vgpu": "1"}, annotations=WRITTEN_BY_SCHEDULER | kept)
     assert admitted(copied)["metadata"]["annotations"] == kept
     [warning] = normaliser().admit(copied).warnings
@@ -456,20 +458,16 @@ def test_admitting_twice_changes_nothing_more():
         (make_pod({"nvidia.com/vgpu": 1, "nvidia.com/vgpu-cores": 250}), "which have 100 in all"),
         (make_pod({"nvidia.com/vgpu": 2, "nvidia.com/vgpu-memory": 4001}), "set nvidia.com/vgpu-memory to 4000 or 4002"),
         (make_pod({"nvidia.com/vgpu-memory": "lots"}), "write a number such as 4 or 4Gi"),
-        (make_pod({"nvidia.com/vgpu": 1}, annotations={"aliquot.dev/placement": "best"}), "is none of frag, binpack"),
-        (make_pod({"nvidia.com/vgpu": 1}, annotations={"aliquot.dev/gang": "g"}), "give both"),
+        (make_pod({"nvidia.com/vgpu": 1}, annotations={"aliquot.dev/placement": "best"}), "expected one of frag, binpack"),
+        (make_pod({"nvidia.com/vgpu": 1}, annotations={"aliquot.dev/gang": "g"}), "set both"),
         (make_pod({"nvidia.com/vgpu": 1}, annotations={"aliquot.dev/gang": "g", "aliquot.dev/gang-min": "0"}), "a number from 1 to"),
         (make_pod({"nvidia.com/vgpu": 1}, nodeName="n1"), "use a nodeSelector"),
-        (
-            make_pod(containers=[{"name": "a"}], initContainers=[{"name": "i", "resources": {"limits": {"nvidia.com/vgpu": 1}}}]),
-            "move the limits to an app container",
-        ),
-        (make_pod({"nvidia.com/vgpu": 1, "nvidia.com/gpumem": 10}), "asks in two vocabularies at once"),
+        (make_pod({"nvidia.com/vgpu": 1, "nvidia.com/gpumem": 10}), "mixes two vocabularies"),
         (make_pod({"nvidia.com/gpumem": 10, "nvidia.com/gpumem-percentage": 10}), "sets both"),
         (make_pod({"nvidia.com/gpumem-percentage": 101}), "expected 1 to 100, found 101"),
         (make_pod({"nvidia.com/gpumem": "-5"}), "nvidia.com/gpumem: "),
         (make_pod({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 120}), "which have 100 in all"),
-        (make_pod({"nvidia.com/gpumem": 10}, annotations={"nvidia.com/vgpu-mode": "mig"}), "ask for an instance by its resource"),
+        (make_pod({"nvidia.com/gpumem": 10}, annotations={"nvidia.com/vgpu-mode": "mig"}), "the nodes offer no profile"),
         (make_pod({"nvidia.com/gpumem": 10}, annotations={"hami.io/gpu-scheduler-policy": "mutex"}), "isolation: exclusive"),
         (
             make_pod({"nvidia.com/gpumem": 10}, annotations={"nvidia.com/use-gputype": "A", "aliquot.dev/gpu-type": "B"}),
@@ -478,7 +476,7 @@ def test_admitting_twice_changes_nothing_more():
         (make_pod(annotations={"gpu-fraction": "1.5"}), "a number between 0 and 1"),
         (make_pod(annotations={"gpu-fraction": "NaN"}), "a number between 0 and 1"),
         (make_pod(annotations={"gpu-fraction": "0.5", "gpu-memory": "5"}), "keep one"),
-        (make_pod({"nvidia.com/vgpu": 1}, annotations={"gpu-memory": "5"}), "by annotation gpu-memory and by a resource too"),
+        (make_pod({"nvidia.com/vgpu": 1}, annotations={"gpu-memory": "5"}), "both by annotation gpu-memory and by a resource"),
         (make_pod(annotations={"gpu-memory": "5", "gpu-fraction-container-name": "x"}), "no container 'x'"),
         (make_pod(annotations={"nvidia.com/container.x.gpu-memory.request": "1Gi"}), "no container 'x'"),
         (
@@ -490,9 +488,9 @@ def test_admitting_twice_changes_nothing_more():
         (make_pod(annotations={"nvidia.com/container.main.gpu-compute.mode": "magic"}), "time-slicing or sm-sharing"),
         (
             make_pod(annotations={"nvidia.com/container.main.gpu-memory.max": "4Gi"}),
-            "means nothing: expected nvidia.com/container.<container>.",
+            "is unknown: expected nvidia.com/container.<container>.",
         ),
-        (make_pod({"nvidia.com/vgpu": 1}, annotations={"nvidia.com/container.main": "4Gi"}), "nvidia.com/container.main' means nothing"),
+        (make_pod({"nvidia.com/vgpu": 1}, annotations={"nvidia.com/container.main": "4Gi"}), "nvidia.com/container.main' is unknown"),
         (make_pod(annotations={"gpu-memory.limit": "8Gi"}), "add gpu-memory, or remove the limit"),
         (make_pod(annotations={"gpu-fraction.limit": "0.8"}), "add gpu-fraction, or remove the limit"),
         (make_pod(annotations={"gpu-memory": "5", "gpu-fraction.limit": "0.8"}), "add gpu-fraction, or remove the limit"),
@@ -507,15 +505,18 @@ def test_admitting_twice_changes_nothing_more():
         ),
         (
             make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction.limit": "0.8", KAI_PORTION_LIMIT.format("main"): "0.9"}),
-            "say 0.8 and 0.9: keep one",
+            "differ, 0.8 and 0.9: keep one",
         ),
-        (make_pod(annotations={"gpu-fraction": "0.5", KAI_PORTION_LIMIT.format("x"): "0.9"}), "of container x, but gpu-fraction is main's"),
+        (
+            make_pod(annotations={"gpu-fraction": "0.5", KAI_PORTION_LIMIT.format("x"): "0.9"}),
+            "of container x, but gpu-fraction applies to main",
+        ),
         (
             make_pod(
                 annotations={"gpu-memory": "4096", "gpu-memory.limit": "8Gi", "nvidia.com/container.main.gpu-memory.request": "4Gi"}
                 | {"nvidia.com/container.main.gpu-memory.limit": "6Gi"}
             ),
-            "two limits for the GPU memory of one container",
+            "different GPU memory limits for one container",
         ),
     ],
 )
@@ -534,12 +535,12 @@ def test_bad_input_is_refused_with_what_to_write_instead(pod, sentence):
         pytest.param({}, {"nvidia.com/container.main.gpu-memory.request": "4Gi"}, id="NVIDIA"),
     ],
 )
-def test_nvidia_gpu_that_a_limit_range_adds_to_a_pod_is_refused_with_what_to_change(limits, annotations, adopt):
+def test_nvidia_gpu_added_by_limit_range_is_refused_with_remedy(limits, annotations, adopt):
     added = make_pod({**limits, "nvidia.com/gpu": "1"}, annotations=annotations)
     assert FROM_LIMIT_RANGE in refusal(added, normaliser(adopt_nvidia_gpu=adopt))
 
 
-def test_no_nvidia_gpu_and_nvidia_gpus_of_another_container_are_no_second_vocabulary():
+def test_zero_nvidia_gpu_or_another_container_is_no_second_vocabulary():
     limits = {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "4096"}
     none = make_pod({**limits, "nvidia.com/gpu": "0"})
     assert limits_of(admitted(none)).items() >= limits.items()
@@ -550,16 +551,51 @@ def test_no_nvidia_gpu_and_nvidia_gpus_of_another_container_are_no_second_vocabu
     assert limits_of(pod, 1) == {"nvidia.com/gpu": "1"}
 
 
-@pytest.mark.parametrize(("sizes", "sentence"), [((), "no GPU match"), ((40960, 81920), "GPUs of 40960 MiB, 81920 MiB match")])
-def test_a_part_of_a_gpu_needs_gpus_of_one_size(sizes, sentence):
-    assert sentence in refusal(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser(sizes))
+PERCENT = "nvidia.com/vgpu-memory-percent"
 
 
-def test_gpus_of_one_model_with_different_drivers_are_of_one_size_and_the_part_fits_on_each():
+@pytest.mark.parametrize("sizes", [(), (40960, 81920), (46068, 49140)], ids=["no GPU yet", "two sizes", "more than 3 % apart"])
+@pytest.mark.parametrize(
+    ("written", "annotations", "wanted"),
+    [
+        pytest.param({}, {"gpu-fraction": "0.5"}, {"nvidia.com/vgpu": "1", PERCENT: "50"}, id="KAI"),
+        pytest.param(
+            {}, {"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}, {"nvidia.com/vgpu": "2", PERCENT: "100"}, id="KAI, two devices"
+        ),
+        pytest.param({"nvidia.com/gpu": 2, "nvidia.com/gpumem-percentage": 30}, {}, {"nvidia.com/vgpu": "2", PERCENT: "60"}, id="HAMi"),
+        pytest.param({"volcano.sh/vgpu-memory-percentage": 7}, {}, {"nvidia.com/vgpu": "1", PERCENT: "7"}, id="Volcano"),
+        pytest.param({PERCENT: 7}, {}, {"nvidia.com/vgpu": "1", PERCENT: "7"}, id="ours"),
+        pytest.param({"nvidia.com/gpumem-percentage": 100}, {}, {"nvidia.com/vgpu": "1"}, id="all is a whole GPU"),
+    ],
+)
+def test_part_of_gpus_of_several_sizes_stays_a_percentage(sizes, written, annotations, wanted):
+    rules = normaliser(sizes)
+    pod = admitted(make_pod(written, annotations=annotations), rules)
+    assert {name: str(amount) for name, amount in limits_of(pod).items()} == wanted
+    assert rules.admit(pod).patch == ()
+
+
+def test_fraction_between_percentages_is_rounded_down_with_a_warning():
+    outcome = normaliser((40960, 81920)).admit(make_pod(annotations={"gpu-fraction": "0.333"}))
+    assert outcome.warnings == ("gpu-fraction: 0.333 is no whole percentage: the GPUs differ in size, so the pod asks for 33 percent",)
+    assert normaliser().admit(make_pod(annotations={"gpu-fraction": "0.333"})).warnings == ()
+
+
+@pytest.mark.parametrize(("first", "second"), [((81920,), (40960, 81920)), ((), (81920,)), ((40960, 81920), (81920,))])
+def test_fraction_stays_as_first_review_wrote_it_when_sizes_change(first, second):
+    pod = admitted(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser(first))
+    again = normaliser(second).admit(pod)
+    assert (again.refusal, again.patch) == ("", ())
+
+
+def test_percentage_and_amount_of_memory_together_are_refused():
+    assert "keep one" in refusal(make_pod({"nvidia.com/vgpu-memory": 1, PERCENT: 1}))
+
+
+def test_gpus_of_one_model_with_different_drivers_have_one_size():
     """0.5 of 81008 would not leave room for the other half on a GPU of 80962."""
     pod = admitted(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser((81008, 80962)))
     assert limits_of(pod) == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "40481"}
-    assert "GPUs of 46068 MiB, 49140 MiB match" in refusal(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser((46068, 49140)))
 
 
 @pytest.mark.parametrize(
@@ -583,7 +619,7 @@ def test_what_is_no_pod_is_refused(pod):
     assert "expected a pod" in refusal(pod)
 
 
-def test_a_sidecar_that_another_webhook_puts_first_gets_no_gpu_when_the_pod_is_admitted_again():
+def test_sidecar_put_first_by_other_webhook_gets_no_gpu_on_readmission():
     pod = admitted(make_pod(annotations={"gpu-fraction": "0.5"}))
     pod["spec"]["containers"].insert(0, {"name": "proxy", "image": "proxy", "resources": {"limits": {"cpu": "2"}}})
     again = admitted(pod)
@@ -596,7 +632,7 @@ def annotated_for_each_container(count: int) -> dict:
     return make_pod(containers=containers, annotations={f"nvidia.com/container.c{n}.gpu-memory.request": "1Gi" for n in range(count)})
 
 
-def test_containers_are_not_searched_anew_for_each_annotation():
+def test_containers_are_searched_once_for_all_annotations():
     """What a review costs is in proportion to its size: filter and bind wait for it."""
 
     class Counted(list):
@@ -615,7 +651,7 @@ def test_containers_are_not_searched_anew_for_each_annotation():
     assert searches(200) == searches(2)
 
 
-def test_a_pod_of_too_many_containers_is_refused_when_it_asks_for_a_gpu_and_untouched_otherwise():
+def test_pod_with_too_many_containers_is_refused_only_with_gpu_request():
     pod = annotated_for_each_container(MAX_CONTAINERS + 1)
     assert "at most 512 containers in a pod that asks for a GPU, found 513" in refusal(pod)
     assert normaliser().admit(make_pod(containers=pod["spec"]["containers"])) == UNTOUCHED
@@ -631,11 +667,11 @@ def test_a_pod_of_too_many_containers_is_refused_when_it_asks_for_a_gpu_and_unto
 )
 def test_what_nothing_keeps_for_mig_instances_is_refused(count, annotations, says):
     pod = make_pod({"nvidia.com/mig-1g.10gb": count}, annotations={f"aliquot.dev/{name}": text for name, text in annotations.items()})
-    assert f"container main asks for MIG instances with {says}, which nothing keeps for them" in refusal(pod)
+    assert f"container main asks for MIG instances with {says}, which MIG instances do not support" in refusal(pod)
 
 
 @pytest.mark.parametrize(("count", "numa"), [("1", "strict"), ("2", "prefer")])
-def test_one_mig_instance_is_on_one_numa_node_anyway_and_several_may_prefer_it(count, numa):
+def test_one_mig_instance_needs_no_numa_preference_and_several_may(count, numa):
     assert refusal(make_pod({"nvidia.com/mig-1g.10gb": count}, annotations={"aliquot.dev/numa": numa})) == ""
 
 
@@ -644,7 +680,7 @@ def test_one_mig_instance_is_on_one_numa_node_anyway_and_several_may_prefer_it(c
 )
 def test_zeros_in_our_words_ask_for_no_gpu(zeros):
     outcome = normaliser().admit(make_pod(zeros))
-    assert (outcome.refusal, outcome.concerns_us) == ("", False)
+    assert (outcome.refusal, outcome.is_gpu_pod) == ("", False)
     assert limits_of(admitted(make_pod(zeros))) == {}
     side = {"name": "side", "resources": {"limits": zeros}}
     pod = admitted(make_pod(containers=[{"name": "main", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}, side]))
@@ -657,16 +693,72 @@ def test_memory_of_no_gpu_is_refused():
 
 def test_unknown_words_under_our_own_prefixes_are_warned_about():
     (warning,) = normaliser().admit(make_pod({"nvidia.com/vgpu": "1"}, annotations={"aliquot.dev/gpu-typ": "H100"})).warnings
-    assert warning.startswith("annotation aliquot.dev/gpu-typ has no effect: known are ")
+    assert warning.startswith("annotation aliquot.dev/gpu-typ has no effect: known annotations are ")
     assert "aliquot.dev/gpu-type," in warning
     outcome = normaliser().admit(make_pod({"nvidia.com/vgpu-mem": "100"}))
-    assert (outcome.concerns_us, outcome.patch) == (False, ())
+    assert (outcome.is_gpu_pod, outcome.patch) == (False, ())
     (warning,) = outcome.warnings
-    assert warning.startswith("container main: no node offers nvidia.com/vgpu-mem, so the pod will wait: known are nvidia.com/vgpu, ")
+    assert warning.startswith("container main: no node offers nvidia.com/vgpu-mem, so the pod will stay pending: use nvidia.com/vgpu, ")
 
 
 @pytest.mark.parametrize("limits", [{"nvidia.com/gpu": "1"}, {"nvidia.com/gpu.shared": "1"}])
-def test_a_container_with_a_gpu_of_nvidias_plugin_keeps_what_that_plugin_gives_it(limits):
+def test_container_of_nvidia_plugin_keeps_what_that_plugin_provides(limits):
     main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu": "1"}}}
     pod = admitted(make_pod(containers=[main, {"name": "theirs", "resources": {"limits": limits}}, {"name": "none"}]))
     assert ["env" in container for container in pod["spec"]["containers"]] == [False, False, True]
+
+
+@pytest.mark.parametrize("name", ["gpu-type", "gpu-type-not"])
+def test_name_that_can_mean_no_model_is_refused(name):
+    text = refusal(make_pod({"nvidia.com/vgpu": 1}, annotations={f"aliquot.dev/{name}": "H200,-"}))
+    assert text.startswith(f"annotation aliquot.dev/{name}: '-' names no GPU model")
+
+
+# --- topology of other systems ----------------------------------------------------------------------------------------
+
+KUEUE, KAI = "kueue.x-k8s.io/podset-{}-topology", "kai.scheduler/topology-{}-placement"
+
+
+def gang_member(**words: str) -> dict:
+    pod = make_pod({contract.RESOURCE_VGPU: "1"})
+    pod["metadata"]["annotations"] = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2", **words}
+    return pod
+
+
+@pytest.mark.parametrize("word", [KUEUE, KAI])
+@pytest.mark.parametrize("mode", ["required", "preferred"])
+@pytest.mark.parametrize(
+    ("label", "level"), [("cloud.example/topology-rack", "cloud.example/topology-rack"), ("nvidia.com/gpu.clique", "clique")]
+)
+def test_topology_of_other_systems_becomes_domain_of_gang(word, mode, label, level):
+    annotations = admitted(gang_member(**{word.format(mode): label}))["metadata"]["annotations"]
+    assert (annotations[contract.ANNOTATION_DOMAIN], annotations[contract.ANNOTATION_DOMAIN_LEVEL]) == (mode, level)
+
+
+def test_unusable_level_is_left_to_kueue_and_refused_for_kai():
+    assert contract.ANNOTATION_DOMAIN not in admitted(gang_member(**{KUEUE.format("required"): "pool"}))["metadata"]["annotations"]
+    assert "cannot be a level" in refusal(gang_member(**{KAI.format("required"): "pool"}))
+
+
+@pytest.mark.parametrize("word", [KUEUE, KAI])
+def test_topology_counts_also_for_gang_in_words_of_kai(word):
+    pod = make_pod({contract.RESOURCE_VGPU: "1"})
+    pod["metadata"]["annotations"] = {"pod-group-name": "g", "kai.scheduler/batch-min-member": "2", word.format("required"): "my-rack"}
+    assert admitted(pod)["metadata"]["annotations"][contract.ANNOTATION_DOMAIN_LEVEL] == "my-rack"
+
+
+def test_topology_of_kai_without_gang_is_refused_or_warned_of():
+    def alone(word: str) -> dict:
+        return make_pod({contract.RESOURCE_VGPU: "1"}, annotations={word: "my-rack"})
+
+    assert "topology-required-placement: 'my-rack' holds for the members of a gang" in refusal(alone(KAI.format("required")))
+    (warning,) = normaliser().admit(alone(KAI.format("preferred"))).warnings
+    assert "topology-preferred-placement has no effect" in warning
+    assert normaliser().admit(alone(KUEUE.format("required"))).warnings == ()
+
+
+def test_second_topology_word_is_warned_of():
+    pod = gang_member(**{KAI.format("required"): "rack", KAI.format("preferred"): "nvidia.com/gpu.clique"})
+    (warning,) = [text for text in normaliser().admit(pod).warnings if "no effect beside" in text]
+    assert "preferred" in warning
+    assert admitted(pod)["metadata"]["annotations"][contract.ANNOTATION_DOMAIN_LEVEL] == "rack"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What /validate makes of pods that other webhooks changed after ours; the wire is in tests/integration/test_webhook.py."""
 
 import asyncio
@@ -6,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.normalise import GPU_TOLERATION, Normaliser
 from scheduler_plugin.webhook.review import Reviews
-from scheduler_plugin.webhook.vocabularies import Options
 
-READY = {"schedulerName": "aliquot-scheduler", "tolerations": [GPU_TOLERATION]}
+READY: dict[str, Any] = {"schedulerName": "aliquot-scheduler", "tolerations": [GPU_TOLERATION]}
 VOID = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
 
 
@@ -41,7 +42,7 @@ def test_a_pod_that_a_replica_with_other_settings_left_is_let_through():
     assert validated(container(limits={"vgpu": "1"}), schedulerName="aliquot-scheduler") == ""
 
 
-def test_a_copy_that_a_replica_of_before_let_keep_its_retry_annotation_is_let_through():
+def test_copy_admitted_by_old_replica_with_retry_annotation_is_allowed():
     assert validated(container(limits={"vgpu": "1"}), metadata={"annotations": {"aliquot.dev/retry": "7"}}, **READY) == ""
 
 
@@ -59,7 +60,7 @@ def test_a_copy_that_a_replica_of_before_let_keep_its_retry_annotation_is_let_th
         ),
         pytest.param([container(limits={"mig-1g.10gb": "1"})], {}, "/spec/schedulerName", id="MIG"),
         pytest.param(
-            [container(limits={"vgpu": "1", "gpu": "1"})], READY, "added by a LimitRange of its namespace", id="a LimitRange's GPU"
+            [container(limits={"vgpu": "1", "gpu": "1"})], READY, "comes from a LimitRange of its namespace", id="a LimitRange's GPU"
         ),
         pytest.param([container(limits={"vgpu": "1", "vgpu-cores": "250"})], READY, "which have 100 in all", id="nonsense"),
     ],
@@ -73,9 +74,9 @@ def test_the_refusal_says_what_to_do():
     assert "give that webhook's MutatingWebhookConfiguration a name that sorts before aliquot" in refusal
 
 
-def test_a_pod_that_lives_already_is_not_looked_at_again():
+def test_running_pod_is_not_checked_again():
     assert validated(container(limits={"vgpu-memory": "4Gi"}), operation="UPDATE") == ""
 
 
-def test_who_opted_out_of_other_vocabularies_is_let_through_as_mutate_let_it():
+def test_pod_opted_out_of_other_vocabularies_is_allowed_as_mutate_allowed_it():
     assert validated(container(limits={"gpu": "1", "gpumem": "3000"}), metadata={"labels": {"hami.io/webhook": "ignore"}}) == ""

@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns an allocated ResourceClaim into grants, one for each request, or into a refusal.
+
+Devices and amounts come from the claim's allocation, which kube-scheduler or another allocator wrote. The ledger has the last word: what
+does not fit beside all other grants, of claims and of the device plugin, is refused. Pure.
+Source: https://pkg.go.dev/k8s.io/api/resource/v1#ResourceClaim
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from agent.core.backends import Abilities
+from agent.core.identity import claim_grant_id
+from agent.core.inventory import DeviceInventory, InventoryDevice
+from agent.core.ledger import ClaimedDevice, ClaimRequest, Grant, Ledger
+from agent.core.limits import may_burst
+from agent.core.owners import users_in
+from agent.core.planning import Planned
+from agent.core.refusal import Reason, Refusal
+from agent.core.slices import CAPACITY_CORES, CAPACITY_MEMORY, find_device
+from aliquot import contract
+from aliquot.contract import units
+from aliquot.contract.errors import ContractError, QuantityError
+from aliquot.contract.features import Gate
+from aliquot.contract.model import DeviceShare, Isolation, Pod, Preferences
+from aliquot.contract.parameters import preferences_of
+from aliquot.kube.requests import timestamp
+from aliquot.placement.device import AccountingError, DeviceState
+from aliquot.placement.fit import Reject
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRef:
+    """A ResourceClaim as kubelet names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedDevice:
+    """One device of an allocation."""
+
+    pool: str
+    device: str
+    share_id: str
+    admin: bool
+    consumed: Mapping[str, str]
+    """Quantities by the name of the capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedRequest:
+    """One request with the devices of this driver, in the order in which the program sees them."""
+
+    name: str
+    devices: tuple[AllocatedDevice, ...]
+    cores_stated: bool
+    """Whether the claim states cores. Otherwise the container reserves no cores, and uses what is free."""
+    parameters: tuple[msgspec.Raw, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedClaim:
+    """What a claim's object says to this driver."""
+
+    uid: str
+    requests: tuple[AllocatedRequest, ...]
+    """Empty while the claim is not allocated, or has no device of this driver."""
+    allocated: bool
+    pods: tuple[tuple[str, str], ...]
+    """Name and UID of the pods for which the claim is reserved."""
+    reserved: bool
+    """Whether it is reserved for anything: a pod, or a group of pods. The members of a group are not listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimNode:
+    """The node's state for a decision about claims."""
+
+    secret: bytes
+    boot_id: str
+    pool: str
+    shares_per_gpu: int
+    inventory: DeviceInventory
+    ledger: Ledger
+    abilities: Abilities
+    pods: Mapping[str, Pod]
+    """By UID."""
+
+
+# --- the claim's object ---
+
+
+class _Capacity(msgspec.Struct):
+    requests: dict[str, Any] | None = None
+
+
+class _Exactly(msgspec.Struct):
+    name: str = ""
+    capacity: _Capacity | None = None
+
+
+class _SpecRequest(msgspec.Struct, rename="camel"):
+    name: str
+    exactly: _Exactly | None = None
+    first_available: list[_Exactly] | None = None
+
+
+class _SpecDevices(msgspec.Struct):
+    requests: list[_SpecRequest] | None = None
+
+
+class _Spec(msgspec.Struct):
+    devices: _SpecDevices = msgspec.field(default_factory=_SpecDevices)
+
+
+class _Result(msgspec.Struct, rename="camel"):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    admin_access: bool | None = None
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    consumed_capacity: dict[str, str] | None = None
+
+
+class _Opaque(msgspec.Struct):
+    driver: str
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Config(msgspec.Struct):
+    source: str = ""
+    requests: list[str] | None = None
+    opaque: _Opaque | None = None
+
+
+class _AllocatedDevices(msgspec.Struct):
+    results: list[_Result] | None = None
+    config: list[_Config] | None = None
+
+
+class _Allocation(msgspec.Struct):
+    devices: _AllocatedDevices = msgspec.field(default_factory=_AllocatedDevices)
+
+
+class _Consumer(msgspec.Struct):
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    allocation: _Allocation | None = None
+    reserved_for: list[_Consumer] | None = None
+
+
+class _Metadata(msgspec.Struct):
+    uid: str
+
+
+class _Claim(msgspec.Struct):
+    metadata: _Metadata
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+_DECODER = msgspec.json.Decoder(_Claim)
+
+
+def decode_claim(body: bytes) -> AllocatedClaim:
+    """Read a ResourceClaim. Raises ContractError when it has another form than the API's."""
+    try:
+        claim = _DECODER.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise ContractError(f"the API returned a ResourceClaim that cannot be read: {exc}") from exc
+    except RecursionError as exc:  # opaque parameters, also those for other drivers, may be nested as deep as their 10 KiB allow
+        raise ContractError("the ResourceClaim cannot be read: its values are nested too deeply") from exc
+    allocation = claim.status.allocation
+    pods = tuple((one.name, one.uid) for one in claim.status.reserved_for or () if one.resource == "pods")
+    requests = _requests(claim, allocation) if allocation is not None else ()
+    return AllocatedClaim(claim.metadata.uid, requests, allocation is not None, pods, bool(claim.status.reserved_for))
+
+
+def _requests(claim: _Claim, allocation: _Allocation) -> tuple[AllocatedRequest, ...]:
+    configs = sorted(allocation.devices.config or (), key=lambda config: config.source != "FromClass")  # the claim's own take precedence
+    stated = _stated_cores(claim.spec.devices.requests or ())
+    return tuple(
+        AllocatedRequest(
+            _main(request),
+            tuple(_allocated(result) for result in of_request),
+            stated.get(request, False),
+            tuple(_parameters(request, configs)),
+        )
+        for request, of_request in _own_results(allocation).items()
+    )
+
+
+def _own_results(allocation: _Allocation) -> Mapping[str, Sequence[_Result]]:
+    """Return the devices of this driver by request, or subrequest."""
+    results: dict[str, list[_Result]] = {}
+    for result in allocation.devices.results or ():
+        if result.driver == contract.DRA_DRIVER:
+            results.setdefault(result.request, []).append(result)
+    return results
+
+
+def _main(request: str) -> str:
+    """Return the request that containers name: ``gpu`` for the subrequest ``gpu/large``."""
+    return request.partition("/")[0]
+
+
+def _allocated(result: _Result) -> AllocatedDevice:
+    return AllocatedDevice(
+        result.pool, result.device, result.share_id or "", bool(result.admin_access), dict(result.consumed_capacity or {})
+    )
+
+
+def _stated_cores(requests: Sequence[_SpecRequest]) -> Mapping[str, bool]:
+    """Return by request, or subrequest, whether it states cores."""
+    stated = {one.name: _states_cores(one.exactly) for one in requests}
+    return stated | {f"{one.name}/{sub.name}": _states_cores(sub) for one in requests for sub in one.first_available or ()}
+
+
+def _states_cores(request: _Exactly | None) -> bool:
+    return request is not None and request.capacity is not None and CAPACITY_CORES in (request.capacity.requests or {})
+
+
+def _parameters(request: str, configs: Sequence[_Config]) -> Sequence[msgspec.Raw]:
+    return [
+        one.opaque.parameters
+        for one in configs
+        if one.opaque is not None
+        and one.opaque.driver == contract.DRA_DRIVER
+        and (not one.requests or request in one.requests or _main(request) in one.requests)
+    ]
+
+
+# --- the decision ---
+
+
+def plan_request(ref: ClaimRef, claim: AllocatedClaim, request: AllocatedRequest, node: ClaimNode) -> Planned | Refusal:
+    """Decide what one request of a claim gets."""
+    try:
+        preferences = preferences_of(request.parameters)
+    except ContractError as exc:
+        return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: {exc}")
+    if trouble := _preferences_trouble(preferences, node.abilities):
+        return Refusal(Reason.ISOLATION_UNAVAILABLE, f"claim {ref}: {trouble}")
+    if (impossible := _devices_trouble(ref, request)) is not None:
+        return impossible
+    shares = []
+    for allocated in request.devices:
+        share = _share(ref, allocated, request, preferences, node)
+        if isinstance(share, Refusal):
+            return share
+        shares.append(share)
+    identifier = claim_grant_id(node.secret, ref.uid, request.name)
+    if (no_room := _room_trouble(ref, shares, node, identifier)) is not None:
+        return no_room
+    grant = _grant(ref, claim, request, node, identifier, tuple(shares), preferences)
+    return _second_grant(grant, claim, node) or Planned(grant, (), preferences)
+
+
+def _second_grant(grant: Grant, claim: AllocatedClaim, node: ClaimNode) -> Refusal | None:
+    """Return a refusal if a container would get a second grant: it has one limits file, so the other GPUs would have no limit."""
+    pods = [node.pods[uid] for _, uid in claim.pods if uid in node.pods]
+    others = [other for other in node.ledger.grants.values() if other.grant_id != grant.grant_id and not _is_of_namesake(other, grant)]
+    name = f"request {grant.claim.request} of claim {grant.claim.name}" if grant.claim is not None else ""
+    for other in others:
+        for pod in pods:
+            if twice := sorted(set(users_in(other, pod)).intersection(users_in(grant, pod))):
+                first = f"request {other.claim.request} of claim {other.claim.name}" if other.claim is not None else "its vGPUs"
+                return Refusal(
+                    Reason.REQUEST_INVALID,
+                    f"container {twice[0]} of pod {pod.namespace}/{pod.name} uses {first} and {name}. A container can use one: "
+                    "write one request with a count, or name one request for each container",
+                )
+    return None
+
+
+def _is_of_namesake(other: Grant, grant: Grant) -> bool:
+    """Whether a grant is of an earlier claim with this name. A pod refers to a claim by name, so only its last one is the pod's."""
+    return (
+        other.claim is not None
+        and grant.claim is not None
+        and (other.namespace, other.claim.name) == (grant.namespace, grant.claim.name)
+        and other.claim.uid != grant.claim.uid
+    )
+
+
+def _devices_trouble(ref: ClaimRef, request: AllocatedRequest) -> Refusal | None:
+    """Return a refusal if the limits file of a container cannot have these devices. kube-scheduler gives each request a device once."""
+    names = [one.device for one in request.devices]
+    if len(names) > contract.MAX_DEVICES_PER_CONTAINER:
+        most = contract.MAX_DEVICES_PER_CONTAINER
+        return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: request {request.name} has {len(names)} devices; a container can have {most}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        return Refusal(
+            Reason.REQUEST_INVALID,
+            f"claim {ref}: request {request.name} was allocated device {twice[0]} twice. "
+            "Delete the pod so that the claim is allocated again",
+        )
+    return None
+
+
+def _preferences_trouble(preferences: Preferences, abilities: Abilities) -> str:
+    if not may_burst(preferences):
+        return ""
+    if closed := abilities.gates.closed(Gate.MEMORY_BURST):
+        return f"memoryBurst is not available on this node: {closed}"
+    if (preferences.memory_burst or 1.0) > abilities.most_memory_burst:
+        return f"memoryBurst {preferences.memory_burst:g} exceeds {abilities.most_memory_burst:g}, the most that this node allows"
+    return "memoryBurst needs isolation shim" if preferences.isolation is Isolation.EXCLUSIVE else ""
+
+
+def _share(
+    ref: ClaimRef, allocated: AllocatedDevice, request: AllocatedRequest, preferences: Preferences, node: ClaimNode
+) -> DeviceShare | Refusal:
+    """Return the part of a device that a claim was allocated."""
+    entry = find_device(node.inventory, allocated.device)
+    if entry is None or allocated.pool != node.pool:
+        return Refusal(
+            Reason.DEVICE_UNKNOWN,
+            f"claim {ref} was allocated device {allocated.device} of pool {allocated.pool}, which this node does not have. "
+            "Delete the pod so that the claim is allocated again",
+        )
+    if (unusable := _unusable(ref, entry, node)) is not None:
+        return unusable
+    if allocated.admin:
+        return Refusal(
+            Reason.REQUEST_INVALID,
+            f"claim {ref} requests adminAccess, which this node does not grant. Remove adminAccess from the claim",
+        )
+    whole_bytes = units.floor_to_mib(entry.device.memory_bytes)
+    try:
+        memory_bytes = _amount(allocated, CAPACITY_MEMORY, whole_bytes)
+        cores = _amount(allocated, CAPACITY_CORES, 1) if request.cores_stated else None
+    except QuantityError as exc:
+        return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: consumedCapacity of device {allocated.device}: {exc}")
+    if preferences.isolation is not Isolation.EXCLUSIVE:
+        return DeviceShare(entry.device.uuid, memory_bytes, cores)
+    if memory_bytes != whole_bytes:
+        return Refusal(
+            Reason.REQUEST_INVALID,
+            f"claim {ref}: isolation exclusive is a whole GPU, but the claim requests {units.format_memory(memory_bytes)} of "
+            f"{units.format_memory(whole_bytes)}. Remove the capacity from the request, or use isolation shim",
+        )
+    return DeviceShare(entry.device.uuid, whole_bytes, units.WHOLE_GPU_PERCENT)
+
+
+def _amount(allocated: AllocatedDevice, capacity: str, default: int) -> int:
+    """Return a consumed capacity, in bytes or percent. Raises QuantityError unless it is a whole number of at least 1."""
+    text = allocated.consumed.get(capacity)
+    return default if text is None else units.parse_count(text)
+
+
+def _unusable(ref: ClaimRef, entry: InventoryDevice, node: ClaimNode) -> Refusal | None:
+    uuid = entry.device.uuid
+    if entry.device.mig_enabled:
+        return Refusal(Reject.MIG_MODE, f"claim {ref} was allocated {uuid}, which is in MIG mode now. Delete the pod")
+    if not entry.healthy:
+        return Refusal(
+            Reject.UNHEALTHY,
+            f"claim {ref} was allocated {uuid}, which takes no new work: {entry.trouble}. The agent checks again when kubelet retries; "
+            "delete the pod so that the claim is allocated again",
+        )
+    if node.ledger.unclear_on(entry.grantable_uuids):
+        return Refusal(
+            Reason.LEDGER_DAMAGED,
+            f"claim {ref} was allocated {uuid}, where a container with a damaged ledger row may run. "
+            "aliquot drift shows damaged-grant; delete the pod it names",
+        )
+    return None
+
+
+def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode, identifier: str) -> Refusal | None:
+    """Return a refusal if the shares do not fit beside all other grants of this node."""
+    others = node.ledger.releasing((identifier,))
+    states: dict[str, DeviceState] = {state.device.uuid: state for state in others.states(node.inventory, node.shares_per_gpu)}
+    for share in shares:
+        try:
+            states[share.device_uuid] = states[share.device_uuid].with_share(share)
+        except AccountingError:
+            state = states[share.device_uuid]
+            holders = ", ".join(others.holders_on(share.device_uuid)) or "another request of this claim"
+            cores = "no reserved cores" if share.cores_percent is None else f"{share.cores_percent} percent of cores"
+            return Refusal(
+                Reason.OVERCOMMITTED,
+                f"claim {ref} was allocated {units.format_memory(share.memory_bytes)} and {cores} of {share.device_uuid}, which has "
+                f"{units.format_memory(state.free_memory_bytes)}, {state.free_cores_percent} percent and {state.free_shares} shares free. "
+                f"Already granted there: {holders}. Delete the pod so that the claim is allocated again",
+            )
+    return None
+
+
+def _grant(
+    ref: ClaimRef,
+    claim: AllocatedClaim,
+    request: AllocatedRequest,
+    node: ClaimNode,
+    identifier: str,
+    shares: tuple[DeviceShare, ...],
+    preferences: Preferences,
+) -> Grant:
+    name, uid = claim.pods[0] if claim.pods else ("", "")
+    devices = tuple(ClaimedDevice(one.pool, one.device, one.share_id) for one in request.devices)
+    grant = Grant(
+        grant_id=identifier,
+        resource=contract.RESOURCE_VGPU,
+        device_ids=(),
+        namespace=ref.namespace,
+        pod=name,
+        pod_uid=uid,
+        container=request.name,
+        shares=shares,
+        boot_id=node.boot_id,
+        isolation=preferences.isolation or Isolation.SHIM,
+        claim=ClaimRequest(ref.uid, ref.name, request.name, devices, tuple(one.name for one in claim.requests), preferences),
+    )
+    pod = node.pods.get(uid)
+    users = users_in(grant, pod) if pod is not None else ()
+    return replace(grant, container=users[0]) if users else grant
+
+
+def device_status(grants: Iterable[Grant], now: float) -> Sequence[Mapping[str, Any]]:
+    """Return what a claim's status says about its prepared devices. Args: now: in seconds since 1970."""
+    return [
+        {
+            "driver": contract.DRA_DRIVER,
+            "pool": device.pool,
+            "device": device.device,
+            **({"shareID": device.share_id} if device.share_id else {}),
+            "conditions": [
+                {
+                    "type": "Ready",
+                    "status": "True",
+                    "reason": "Prepared",
+                    "message": f"limit enforced by {grant.backend}",
+                    "lastTransitionTime": timestamp(now),
+                }
+            ],
+            "data": {"memoryBytes": share.memory_bytes, "coresPercent": share.cores_percent, "isolation": str(grant.backend)},
+        }
+        for grant in grants
+        if grant.claim is not None
+        for device, share in zip(grant.claim.devices, grant.shares, strict=True)
+    ]

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this node offers by ResourceSlices: one device for each GPU that is not in MIG mode, which several claims may share.
+
+A claim consumes ``memory``, ``cores`` and ``shares`` of a device; what it does not state has a default. Without memory it takes all of it,
+so a claim without amounts has the GPU alone. Without cores it reserves none, and takes 1 percent in the slices: the ledger keeps 1 percent
+of a GPU for containers without reserved cores, so what fits the slices also fits the ledger.
+
+Order matters: kube-scheduler takes the first device that fits, in the order of the list. GPUs are listed by their minor number.
+Source: https://pkg.go.dev/k8s.io/api/resource/v1#ResourceSliceSpec
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from agent.core.health import HealthState
+from agent.core.inventory import DeviceInventory, InventoryDevice
+from aliquot import contract
+from aliquot.contract import units
+
+API_VERSION: Final = "resource.k8s.io/v1"
+MOST_DEVICES: Final = 64
+"""Devices in one slice; the API allows no more where a device has taints."""
+CAPACITY_MEMORY: Final = "memory"
+CAPACITY_CORES: Final = "cores"
+CAPACITY_SHARES: Final = "shares"
+TAINT_HEALTH: Final = "aliquot.dev/unhealthy"
+TAINT_CORDON: Final = "aliquot.dev/cordoned"
+NVIDIA_DOMAIN: Final = "gpu.nvidia.com"
+"""Attributes are published under this domain too, so that claims written for NVIDIA's driver find them."""
+MAX_STRING_CHARS: Final = 64
+"""Of an attribute's value."""
+
+Attributes = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The node as a pool of devices, and how its slices are named."""
+
+    node_name: str
+    node_uid: str
+    shares_per_gpu: int
+
+
+def device_name(entry: InventoryDevice) -> str:
+    """Return the name of a GPU in slices and allocations, as NVIDIA's driver names it."""
+    return f"gpu-{entry.device.minor}"
+
+
+def find_device(inventory: DeviceInventory, name: str) -> InventoryDevice | None:
+    """Return the GPU that a name in an allocation means now; None if there is no such GPU."""
+    return next((entry for entry in inventory.devices if device_name(entry) == name), None)
+
+
+def devices_of(inventory: DeviceInventory, shares_per_gpu: int) -> Sequence[Mapping[str, Any]]:
+    """Return the devices of all slices, in the order in which kube-scheduler tries them."""
+    return [_device(entry, inventory, shares_per_gpu) for entry in inventory.devices if not entry.device.mig_enabled]
+
+
+def slice_specs(devices: Sequence[Mapping[str, Any]], pool: Pool, generation: int) -> Mapping[str, Mapping[str, Any]]:
+    """Return the ``spec`` of each slice by the slice's name."""
+    parts = [devices[start : start + MOST_DEVICES] for start in range(0, len(devices), MOST_DEVICES)]
+    return {
+        f"{pool.node_name}-{contract.DRA_DRIVER}-{number}": {
+            "driver": contract.DRA_DRIVER,
+            "nodeName": pool.node_name,
+            "pool": {"name": pool.node_name, "generation": generation, "resourceSliceCount": len(parts)},
+            "devices": list(part),
+        }
+        for number, part in enumerate(parts)
+    }
+
+
+def slice_object(name: str, spec: Mapping[str, Any], pool: Pool) -> Mapping[str, Any]:
+    """Return a ResourceSlice that is deleted with its node."""
+    owner = {"apiVersion": "v1", "kind": "Node", "name": pool.node_name, "uid": pool.node_uid, "controller": True}
+    metadata = {"name": name, "ownerReferences": [owner]}
+    return {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSlice:
+    """A ResourceSlice of this node, as read from the API."""
+
+    name: str
+    resource_version: str
+    spec: Mapping[str, Any]
+
+    @property
+    def generation(self) -> int:
+        """The generation of its pool."""
+        return int(self.spec.get("pool", {}).get("generation", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class SliceChanges:
+    """What to write so that the API has the wanted slices."""
+
+    create: Sequence[Mapping[str, Any]] = ()
+    replace: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
+    """Name, resource version and object."""
+    delete: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.create or self.replace or self.delete)
+
+
+def changes_to(
+    devices: Sequence[Mapping[str, Any]], pool: Pool, found: Iterable[FoundSlice], pruned: Mapping[str, tuple[Any, Any]]
+) -> SliceChanges:
+    """Compare the API with what should be there.
+
+    A change of one slice alone keeps the pool's generation: the API server writes it as a whole. Otherwise all slices get the next
+    generation, so that kube-scheduler never combines old and new ones.
+
+    Args: pruned: by name, a spec as it was written and as the API stored it: an older API server drops fields that it does not know.
+    """
+    present = {one.name: one for one in found}
+    newest = max((one.generation for one in present.values()), default=0)
+    wanted = slice_specs(devices, pool, newest or 1)
+    if _are_stored(wanted, present, pruned):
+        return SliceChanges()
+    if newest and (len(wanted) > 1 or len(present) > 1):
+        wanted = slice_specs(devices, pool, newest + 1)
+    return _writes(wanted, present, pool)
+
+
+def _writes(wanted: Mapping[str, Mapping[str, Any]], present: Mapping[str, FoundSlice], pool: Pool) -> SliceChanges:
+    """Return what replaces the present slices with the wanted ones."""
+    objects = {name: slice_object(name, spec, pool) for name, spec in wanted.items()}
+    return SliceChanges(
+        create=[objects[name] for name in wanted if name not in present],
+        replace=[(name, present[name].resource_version, objects[name]) for name in wanted if name in present],
+        delete=sorted(present.keys() - wanted.keys()),
+    )
+
+
+def _are_stored(wanted: Mapping[str, Mapping[str, Any]], present: Mapping[str, FoundSlice], pruned: Mapping[str, tuple[Any, Any]]) -> bool:
+    """Whether the API has the wanted slices and no other."""
+    return present.keys() == wanted.keys() and all(_is_stored(name, spec, present[name], pruned) for name, spec in wanted.items())
+
+
+def _is_stored(name: str, spec: Mapping[str, Any], found: FoundSlice, pruned: Mapping[str, tuple[Any, Any]]) -> bool:
+    written, stored = pruned.get(name, (None, None))
+    return found.spec == (stored if written == spec else spec)
+
+
+def _device(entry: InventoryDevice, inventory: DeviceInventory, shares_per_gpu: int) -> Mapping[str, Any]:
+    taints = _taints(entry)
+    return {
+        "name": device_name(entry),
+        "attributes": {
+            **_named("", _attributes(entry, inventory)),
+            **_named(f"{NVIDIA_DOMAIN}/", _nvidia_attributes(entry, inventory)),
+            **_standard_attributes(entry),
+        },
+        "capacity": _capacity(entry, shares_per_gpu),
+        "allowMultipleAllocations": True,
+        **({"taints": taints} if taints else {}),
+    }
+
+
+def _capacity(entry: InventoryDevice, shares_per_gpu: int) -> Mapping[str, Any]:
+    memory, step = f"{entry.device.memory_bytes // units.MIB}Mi", "1Mi"
+    whole = str(units.WHOLE_GPU_PERCENT)
+    return {
+        CAPACITY_MEMORY: {
+            "value": memory,
+            "requestPolicy": {"default": memory, "validRange": {"min": step, "max": memory, "step": step}},
+        },
+        CAPACITY_CORES: {"value": whole, "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": whole, "step": "1"}}},
+        CAPACITY_SHARES: {"value": str(shares_per_gpu), "requestPolicy": {"default": "1", "validValues": ["1"]}},
+    }
+
+
+def _attributes(entry: InventoryDevice, inventory: DeviceInventory) -> Attributes:
+    found = dict(_nvidia_attributes(entry, inventory))
+    if entry.fabric_clique:
+        found["linkGroup"] = _text(entry.fabric_clique)
+    return found
+
+
+def _nvidia_attributes(entry: InventoryDevice, inventory: DeviceInventory) -> Attributes:
+    """Return attributes by the names of NVIDIA's driver, where the driver's answer has the form of their type."""
+    device = entry.device
+    found = {
+        "type": _text("gpu"),
+        "uuid": _text(device.uuid),
+        "productName": _text(device.model),
+        "brand": _text("Nvidia"),
+        "driverVersion": _version(inventory.driver_version),
+        "cudaDriverVersion": _version(f"{inventory.cuda_version // 1000}.{inventory.cuda_version % 1000 // 10}"),
+    }
+    if device.compute_capability is not None:
+        found["cudaComputeCapability"] = _version(".".join(map(str, device.compute_capability)))
+    return {name: value for name, value in found.items() if value}
+
+
+def _standard_attributes(entry: InventoryDevice) -> Attributes:
+    found: dict[str, Mapping[str, Any]] = {}
+    if entry.pcie_root:
+        found["resource.kubernetes.io/pcieRoot"] = _text(entry.pcie_root)
+    if entry.device.pci_bus_id:
+        found["resource.kubernetes.io/pciBusID"] = _text(_short_bus_id(entry.device.pci_bus_id))
+    if entry.device.numa_node is not None:
+        found["resource.kubernetes.io/numaNode"] = {"int": entry.device.numa_node}
+    return found
+
+
+def _short_bus_id(nvml: str) -> str:
+    """Return a PCI address with a domain of four digits, as Linux writes it; NVML writes eight."""
+    domain, _, rest = nvml.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def _named(prefix: str, attributes: Attributes) -> Attributes:
+    return {f"{prefix}{name}": value for name, value in attributes.items()}
+
+
+def _text(value: str) -> Mapping[str, Any]:
+    return {"string": value[:MAX_STRING_CHARS]} if value else {}
+
+
+def _version(text: str) -> Mapping[str, Any]:
+    """Return a semantic version: three numbers without leading zeros. Empty where the text has another form."""
+    parts = text.split(".")
+    if not re.fullmatch(r"\d+(\.\d+){0,2}", text):
+        return {}
+    return {"version": ".".join(str(int(part)) for part in [*parts, "0", "0"][:3])}
+
+
+def _taints(entry: InventoryDevice) -> Sequence[Mapping[str, str]]:
+    """Return what keeps new claims off the GPU. Running pods stay: a failing GPU is an administrator's decision."""
+    taints = []
+    if not entry.healthy:
+        state = entry.state if entry.state is not HealthState.HEALTHY else HealthState.QUARANTINED
+        taints.append({"key": TAINT_HEALTH, "value": str(state), "effect": "NoSchedule"})
+    if entry.cordoned:
+        taints.append({"key": TAINT_CORDON, "effect": "NoSchedule"})
+    return taints

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells kubelet the health of this node's devices. Kubelet shows it in the status of the pods that use them."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc.aio
+
+from agent.core.inventory import InventoryDevice
+from agent.core.slices import device_name
+from agent.ports.clock import Clock
+from agent.services.driver_watch import DriverWatch
+from aliquot.kubelet_api import drahealth_pb2 as pb
+from aliquot.kubelet_api.drahealth_pb2_grpc import DRAResourceHealthServicer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+REPEAT_SECONDS: Final = 10.0
+"""Kubelet takes a device's health as unknown 30 s after the last message."""
+MAX_MESSAGE_CHARS: Final = 1024
+
+
+class DeviceHealthService(DRAResourceHealthServicer):
+    """Sends every change, and the complete list again every 10 s."""
+
+    def __init__(self, pool: str, watch: DriverWatch, clock: Clock) -> None:
+        self._pool = pool
+        self._watch = watch
+        self._clock = clock
+        self._generation = 0
+
+    def end_streams(self) -> None:
+        """End the open streams; a stopping server waits for them."""
+        self._generation += 1
+        self._watch.changes.notify()
+
+    async def NodeWatchResources(
+        self, request: pb.NodeWatchResourcesRequest, context: Context
+    ) -> AsyncIterator[pb.NodeWatchResourcesResponse]:
+        """Send the health of all devices."""
+        generation = self._generation
+        while generation == self._generation:
+            seen = self._watch.changes.count
+            yield pb.NodeWatchResourcesResponse(devices=[self._health(entry) for entry in self._watch.inventory.devices])
+            await self._watch.changes.after(seen, REPEAT_SECONDS)
+
+    def _health(self, entry: InventoryDevice) -> pb.DeviceHealth:
+        return pb.DeviceHealth(
+            device=pb.DeviceIdentifier(pool_name=self._pool, device_name=device_name(entry)),
+            health=pb.HEALTHY if entry.healthy else pb.UNHEALTHY,
+            last_updated_time=int(self._clock.now()),
+            message=entry.trouble[:MAX_MESSAGE_CHARS],
+        )

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent as a DRA driver, as kubelet calls it. Kubelet reads only the entries of the claims it named, so each has one."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import grpc.aio
+
+from agent.core.claims import ClaimRef
+from agent.core.identity import cdi_name
+from agent.core.ledger import Grant
+from agent.core.refusal import Refusal
+from agent.services.claims import ClaimManager
+from aliquot import contract
+from aliquot.kubelet_api import dra_pb2 as pb
+from aliquot.kubelet_api.dra_pb2_grpc import DRAPluginServicer
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DraPlugin(DRAPluginServicer):
+    """Serves claims. The claims of one call are prepared side by side."""
+
+    def __init__(self, claims: ClaimManager) -> None:
+        self._claims = claims
+
+    async def NodePrepareResources(self, request: pb.NodePrepareResourcesRequest, context: Context) -> pb.NodePrepareResourcesResponse:
+        """Prepare claims; a claim that is not prepared has the reason in its entry."""
+        refs = [_ref(claim) for claim in request.claims]
+        outcomes = await asyncio.gather(*(self._claims.prepare(ref) for ref in refs))
+        return pb.NodePrepareResourcesResponse(
+            claims={
+                ref.uid: pb.NodePrepareResourceResponse(error=f"{contract.PRODUCT}: {outcome.message}")
+                if isinstance(outcome, Refusal)
+                else pb.NodePrepareResourceResponse(devices=devices_of(outcome))
+                for ref, outcome in zip(refs, outcomes, strict=True)
+            }
+        )
+
+    async def NodeUnprepareResources(
+        self, request: pb.NodeUnprepareResourcesRequest, context: Context
+    ) -> pb.NodeUnprepareResourcesResponse:
+        """Release claims; unknown ones are released already."""
+        refs = [_ref(claim) for claim in request.claims]
+        troubles = await asyncio.gather(*(self._claims.unprepare(ref) for ref in refs))
+        return pb.NodeUnprepareResourcesResponse(
+            claims={ref.uid: pb.NodeUnprepareResourceResponse(error=trouble) for ref, trouble in zip(refs, troubles, strict=True)}
+        )
+
+
+def devices_of(grants: Iterable[Grant]) -> list[pb.Device]:
+    """Return the devices of prepared requests. A request has one CDI device for all its GPUs; it is listed with the first."""
+    return [
+        pb.Device(
+            request_names=[grant.claim.request],
+            pool_name=device.pool,
+            device_name=device.device,
+            cdi_device_ids=[cdi_name(grant.grant_id)] if position == 0 else [],
+            share_id=device.share_id or None,
+        )
+        for grant in grants
+        if grant.claim is not None
+        for position, device in enumerate(grant.claim.devices)
+    ]
+
+
+def _ref(claim: pb.Claim) -> ClaimRef:
+    return ClaimRef(claim.namespace, claim.name, claim.uid)

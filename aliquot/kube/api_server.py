@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Address and credentials of the Kubernetes API: from the settings, completed by what Kubernetes gives every pod."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aliquot.kube.errors import KubeApiError
+from aliquot.process.settings import SettingsError
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """One API server and how to authenticate to it."""
+
+    url: str
+    """Without a slash at its end."""
+    token_file: Path | None
+    ca_file: Path | None
+    """PEM certificates to verify the server by; None means those of the system."""
+
+    def credentials(self) -> dict[str, str]:
+        """Return the headers that authenticate a request. Raises KubeApiError: the token file cannot be read.
+
+        The file is read for every request because kubelet rotates the token.
+        """
+        if self.token_file is None:
+            return {}
+        try:
+            return {"Authorization": f"Bearer {self.token_file.read_text().strip()}"}
+        except OSError as exc:
+            raise KubeApiError(f"the API token {self.token_file}: {exc.strerror}") from exc
+
+
+def find_api_server(
+    url: str, token_file: str, ca_file: str, environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT
+) -> ApiServer:
+    """Complete the settings from the pod's environment and service account.
+
+    Raises: SettingsError: no URL is set and the process is not in a pod, or the URL is invalid.
+    """
+    if not url:
+        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+        if host is None or port is None:
+            raise SettingsError("no Kubernetes API: this process is not in a pod, so set kubeApiUrl")
+        url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    if not re.match(r"https?://[^/]", url):
+        raise SettingsError(f"kubeApiUrl {url!r}: want http:// or https:// and a host")
+    token = Path(token_file) if token_file else service_account / "token"
+    ca = Path(ca_file) if ca_file else service_account / "ca.crt"
+    return ApiServer(
+        url.rstrip("/"),
+        token if token_file or token.exists() else None,
+        ca if (ca_file or ca.exists()) and url.startswith("https:") else None,
+    )

@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of all nodes as arrays: one row per node, one column per device, padded to the widest node.
+
+Facts (capacities, sums of shares) are written device by device as events come. Derived values (free memory, fragmentation, open links) are
+computed for all changed rows together, before they are read. A sum may exceed its capacity, as in placement.device: facts are not checked
+here, but free amounts never go below 0. Memory is in MiB, as in inventories and assignments.
+
+Each change of a row gives it a new number from one counter, so that cached results can tell which rows are out of date.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aliquot.contract import units
+from aliquot.contract.gpunode import GpuNode
+from aliquot.contract.model import Device, Isolation, MigInstance
+from aliquot.placement import mig
+from aliquot.placement.demand import GENERIC, PPM, Demand
+from aliquot.placement.device import UNRESERVED_MIN_PERCENT
+from scheduler_plugin.core.cluster.pods import Use
+from scheduler_plugin.core.score.cost import Kind
+from scheduler_plugin.core.score.demand_table import UNLIMITED, DemandTable, room_ppm
+from scheduler_plugin.core.score.links import LinkClass, Matrix, matrix_of
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Rows: TypeAlias = Ints
+"""Numbers of rows."""
+
+NO_NUMA: Final = -1
+OPEN_BITS: Final = 24
+COLUMN_BITS: Final = 6
+"""Devices are ordered by one number: the lowest bits are the column, then the open links; the rest is the cost."""
+ISOLATION_BITS: Final = {backend: 1 << bit for bit, backend in enumerate(Isolation)}
+_INVENTORY_DRIFT: Final = 8
+"""The scarcity of kinds of devices is stale once an eighth of the nodes changed."""
+_CHUNK_CELLS: Final = 1 << 18
+"""Devices times seats of the demand in one chunk, so that the chunk stays in the processor's cache."""
+_ALL: Final = 1 << 40
+_FIRST_ROWS: Final = 64
+_FIRST_WIDTH: Final = 8
+_LAYOUTS_KEPT: Final = 4096
+"""Partitions of a device with cached room, a few KiB each: a GPU model has a few dozen partitions."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    """The partition of one device, with numbers instead of names, so that devices with equal partitions have equal layouts."""
+
+    layout: tuple[MigInstance, ...]
+    numbers: Mapping[str, str]
+    """By the UUID of an instance or the name of a place."""
+    used: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, device: Device) -> "_Partition":
+        layout = tuple(
+            MigInstance(
+                str(number),
+                "",
+                instance.profile,
+                0,
+                0,
+                0,
+                instance.placement_start,
+                instance.placement_size,
+                instance.most_on_device,
+                instance.engines,
+            )
+            for number, instance in enumerate(device.mig_instances)
+        )
+        return cls(layout, {instance.uuid: str(number) for number, instance in enumerate(device.mig_instances)})
+
+
+@lru_cache(maxsize=_LAYOUTS_KEPT)
+def _rooms(layout: tuple[MigInstance, ...], used: frozenset[str]) -> tuple[tuple[str, int], ...]:
+    return tuple(mig.rooms(layout, used).items())
+
+
+@lru_cache(maxsize=_LAYOUTS_KEPT)
+def _slices(layout: tuple[MigInstance, ...], used: frozenset[str]) -> mig.Slices:
+    return mig.slices(layout, used)
+
+
+class Columns:
+    """The arrays, and the tables of their indices."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        """Rows that are in use or free to use again; rows beyond are room to grow."""
+        self.width = _FIRST_WIDTH
+        self.change_count = 0
+        self.models: list[str] = []
+        """Lower-case model names; ``model`` holds positions in it."""
+        self.kinds: dict[Kind, int] = {Kind(): 0}
+        """The kinds of devices and their numbers, which ``kind`` holds. The first means no device."""
+        self.demand_table = DemandTable(GENERIC, self.kinds)
+        self._inventory_changes = 0
+        """Since the table was made; _ALL if there is a kind that it does not know."""
+        self.link_classes: list[LinkClass] = [LinkClass(())]
+        self._class_of_matrix: dict[Matrix, int] = {(): 0}
+        self.profiles: list[str] = []
+        self.mig_capacity: list[Ints] = []
+        """Per profile, how many instances each device has or can have while it is unused."""
+        self.mig_room: list[Ints] = []
+        """Per profile, how many more instances each device can give out now, if no other profile is used; derived. If instances are created
+        on demand, profiles share room, so these numbers do not add up over profiles."""
+        self.mig_size: list[Ints] = []
+        """Per profile, the memory slices of an instance; 0 for a device without this profile."""
+        self._partitions: dict[tuple[int, int], _Partition] = {}
+        """By row and column, for devices with instances or places for them."""
+        self._stale_partitions: set[tuple[int, int]] = set()
+        self.places_of: dict[str, set[tuple[int, int]]] = {}
+        """Row and column of a device by its UUID in lower case; several only if nodes were cloned with their UUIDs."""
+        self._uuids: dict[int, tuple[str, ...]] = {}
+        self._free_rows: list[int] = []
+        self._stale: set[int] = set()
+        self._allocate(_FIRST_ROWS, _FIRST_WIDTH)
+
+    def _allocate(self, rows: int, width: int) -> None:
+        shape = (rows, width)
+        self.present = np.zeros(shape, dtype=np.bool_)
+        self.healthy = np.zeros(shape, dtype=np.bool_)
+        self.cordoned = np.zeros(shape, dtype=np.bool_)
+        self.mig = np.zeros(shape, dtype=np.bool_)
+        self.usable = np.zeros(shape, dtype=np.bool_)
+        """Present, healthy and not cordoned."""
+        self.shareable = np.zeros(shape, dtype=np.bool_)
+        """Usable and not in MIG mode."""
+        self.capacity_mib = np.zeros(shape, dtype=np.int64)
+        self.used_mib = np.zeros(shape, dtype=np.int64)
+        self.used_cores = np.zeros(shape, dtype=np.int64)
+        self.used_shares = np.zeros(shape, dtype=np.int64)
+        self.unreserved = np.zeros(shape, dtype=np.int64)
+        self.used_instances = np.zeros(shape, dtype=np.int64)
+        self.instances = np.zeros(shape, dtype=np.int64)
+        self.slices = np.zeros(shape, dtype=np.int64)
+        """Memory slices that MIG instances have or can have."""
+        self.numa = np.full(shape, NO_NUMA, dtype=np.int64)
+        self.model = np.zeros(shape, dtype=np.int64)
+        self.kind = np.zeros(shape, dtype=np.int64)
+        self.alive = np.zeros(rows, dtype=np.bool_)
+        self.devices = np.zeros(rows, dtype=np.int64)
+        self.max_shares = np.zeros(rows, dtype=np.int64)
+        self.by_place = np.zeros(rows, dtype=np.bool_)
+        """Whether the node creates MIG instances on demand, so that profiles compete for room."""
+        self.isolation = np.zeros(rows, dtype=np.int64)
+        self.oversubscription = np.zeros(rows, dtype=np.float64)
+        self.link_class = np.zeros(rows, dtype=np.int64)
+        self.tie = np.zeros(rows, dtype=np.uint64)
+        self.cpu_milli = np.zeros(rows, dtype=np.int64)
+        self.cpu_used_milli = np.zeros(rows, dtype=np.int64)
+        self.ram_mib = np.zeros(rows, dtype=np.int64)
+        self.ram_used_mib = np.zeros(rows, dtype=np.int64)
+        self.changed = np.zeros(rows, dtype=np.int64)
+        # derived
+        self.free_mib = np.zeros(shape, dtype=np.int64)
+        self.free_cores = np.zeros(shape, dtype=np.int64)
+        self.free_shares = np.zeros(shape, dtype=np.int64)
+        self.empty = np.zeros(shape, dtype=np.bool_)
+        """For shareable devices only, as are room, seats and fragmentation."""
+        self.room = np.zeros(shape, dtype=np.int64)
+        self.free_slices = np.zeros(shape, dtype=np.int64)
+        self.seated = np.zeros((*shape, self.demand_table.seats), dtype=np.bool_)
+        """Which seats of the demand have room on each device."""
+        self.fragmentation = np.zeros(shape, dtype=np.int64)
+        self.order = np.zeros(shape, dtype=np.int64)
+        """Decides between devices of equal cost: open links, then the column, packed from high to low bits."""
+        self.node_free_mib = np.zeros(rows, dtype=np.int64)
+        self.node_capacity_mib = np.zeros(rows, dtype=np.int64)
+        self.node_unused = np.zeros(rows, dtype=np.bool_)
+        self.node_whole = np.zeros(rows, dtype=np.bool_)
+        """As score.NodeView.whole; also true without devices."""
+        self.node_fragmentation = np.zeros(rows, dtype=np.float64)
+        self.cpu_free_milli = np.zeros(rows, dtype=np.int64)
+        """Below 0 if pods request more than there is; UNLIMITED for an unknown host. ``ram_free_mib`` alike."""
+        self.ram_free_mib = np.zeros(rows, dtype=np.int64)
+
+    # --- rows ---
+
+    def add_row(self) -> int:
+        """Return a row for a new node."""
+        if self._free_rows:
+            row = self._free_rows.pop()
+        else:
+            row = self.rows
+            if row == len(self.alive):
+                self._grow(2 * row, self.width)
+            self.rows += 1
+        self.alive[row] = True
+        self.touch(row)
+        return row
+
+    def drop_row(self, row: int) -> None:
+        """Clear a row, for use by another node."""
+        self._inventory_changes += 1
+        self._name_devices(row, ())
+        self._drop_partitions(row)
+        for array in (*self._arrays(), *self._profile_arrays()):
+            if array is not self.changed:
+                array[row] = 0
+        self.numa[row] = NO_NUMA
+        self._free_rows.append(row)
+        self.touch(row)
+
+    def touch(self, row: int) -> None:
+        """Note that a row changed."""
+        self.change_count += 1
+        self.changed[row] = self.change_count
+        self._stale.add(row)
+
+    def set_inventory(self, row: int, node: GpuNode) -> None:
+        """Write a node's inventory. The caller then adds what its pods take again."""
+        width = len(node.devices)
+        self._drop_partitions(row)
+        if width > self.width:
+            self._grow(len(self.alive), width)
+        for array in (*self._device_arrays(), *self._profile_arrays()):
+            array[row] = 0
+        self.numa[row] = NO_NUMA
+        self.devices[row] = width
+        self.max_shares[row] = node.shares_per_gpu
+        self.isolation[row] = sum(ISOLATION_BITS[backend] for backend in set(node.isolation))
+        self.oversubscription[row] = node.memory_oversubscription
+        for column, entry in enumerate(node.devices):
+            device = entry.device
+            self.present[row, column] = True
+            self.healthy[row, column] = entry.healthy
+            self.cordoned[row, column] = node.is_cordoned(device.uuid)
+            self.mig[row, column] = device.mig_enabled
+            self.capacity_mib[row, column] = device.memory_bytes // units.MIB
+            self.numa[row, column] = NO_NUMA if device.numa_node is None else device.numa_node
+            self.model[row, column] = self._model(device.model)
+            self.instances[row, column] = len(device.mig_instances)
+            if device.mig_instances:
+                self._set_partition(row, column, device)
+        self._set_kinds(row)
+        self.usable[row] = self.present[row] & self.healthy[row] & ~self.cordoned[row]
+        self.shareable[row] = self.usable[row] & ~self.mig[row]
+        self._name_devices(row, tuple(entry.device.uuid.lower() for entry in node.devices))
+        self.link_class[row] = self._link_class(matrix_of([entry.device for entry in node.devices], node.links))
+        self.touch(row)
+
+    def add_use(self, row: int, column: int, use: Use, sign: int = 1) -> None:
+        """Add what a pod takes of a device; with ``sign`` -1, subtract it."""
+        self.used_mib[row, column] += sign * use.memory_mib
+        self.used_cores[row, column] += sign * use.cores_percent
+        self.used_shares[row, column] += sign * use.shares
+        self.unreserved[row, column] += sign * use.unreserved
+        self.touch(row)
+
+    def set_instance_used(self, row: int, column: int, uuid: str, used: bool) -> None:
+        """Note that an instance, or a place for one, is used or free."""
+        partition = self._partitions[row, column]
+        number = partition.numbers[uuid]
+        partition.used = partition.used | {number} if used else partition.used - {number}
+        self.used_instances[row, column] = len(partition.used)
+        self._stale_partitions.add((row, column))
+        self.touch(row)
+
+    def set_host(self, row: int, cpu_milli: int, ram_mib: int) -> None:
+        """Write a node's allocatable CPU and RAM."""
+        self.cpu_milli[row], self.ram_mib[row] = cpu_milli, ram_mib
+        self._set_kinds(row)
+        self.touch(row)
+
+    def add_host_use(self, row: int, cpu_milli: int, ram_mib: int) -> None:
+        """Add what a pod requests of the host; negative when it ends."""
+        self.cpu_used_milli[row] += cpu_milli
+        self.ram_used_mib[row] += ram_mib
+        self.touch(row)
+
+    def allocated_mib(self) -> Ints:
+        """Return the promised memory of each device, by row. For a device in MIG mode it is the memory of its used slices."""
+        rows = slice(self.rows)
+        capacity, total = self.capacity_mib[rows], self.slices[rows]
+        cut = capacity * (total - self.free_slices[rows]) // np.maximum(1, total)
+        return np.where(self.mig[rows], cut, self.used_mib[rows])
+
+    # --- tables ---
+
+    def profile(self, name: str) -> int:
+        """Return the number of a MIG profile; a new one is added."""
+        if name not in self.profiles:
+            self.profiles.append(name)
+            for tables in self._profile_tables():
+                tables.append(np.zeros(self.present.shape, dtype=np.int64))
+        return self.profiles.index(name)
+
+    def profile_slices(self, rows: Rows, profile: str) -> Ints:
+        """Return the memory slices of an instance of a profile, by row: the smallest number of its devices; 0 without such a device."""
+        if profile not in self.profiles:
+            return np.zeros(len(rows), dtype=np.int64)
+        size = self.mig_size[self.profiles.index(profile)][rows]
+        least: Ints = np.where(size > 0, size, _ALL).min(axis=1)
+        return np.where(least < _ALL, least, 0)
+
+    def _set_partition(self, row: int, column: int, device: Device) -> None:
+        partition = self._partitions[row, column] = _Partition.of(device)
+        for profile, count in _rooms(partition.layout, partition.used):
+            self.mig_capacity[self.profile(profile)][row, column] = count
+        for profile, size in mig.sizes(partition.layout).items():
+            self.mig_size[self.profile(profile)][row, column] = size
+        self.slices[row, column] = _slices(partition.layout, partition.used).total
+        self.by_place[row] |= any(instance.on_demand for instance in device.mig_instances)
+        self._stale_partitions.add((row, column))
+
+    def _drop_partitions(self, row: int) -> None:
+        for column in np.flatnonzero(self.instances[row]).tolist():
+            del self._partitions[row, column]
+            self._stale_partitions.discard((row, column))
+        self.by_place[row] = False
+
+    def _name_devices(self, row: int, uuids: tuple[str, ...]) -> None:
+        for column, uuid in enumerate(self._uuids.pop(row, ())):
+            self.places_of[uuid].discard((row, column))
+            if not self.places_of[uuid]:
+                del self.places_of[uuid]
+        for column, uuid in enumerate(uuids):
+            self.places_of.setdefault(uuid, set()).add((row, column))
+        if uuids:
+            self._uuids[row] = uuids
+
+    def _model(self, name: str) -> int:
+        lower = name.lower()
+        if lower not in self.models:
+            self.models.append(lower)
+        return self.models.index(lower)
+
+    def _set_kinds(self, row: int) -> None:
+        """Write the kinds of a node's devices, which depend on its host."""
+        gpus, host = int(self.devices[row]), (int(self.cpu_milli[row]), int(self.ram_mib[row]))
+        of_devices = zip(self.model[row, :gpus].tolist(), self.capacity_mib[row, :gpus].tolist(), strict=True)
+        numbers = [self._kind(Kind.of(self.models[model], capacity_mib, gpus, *host)) for model, capacity_mib in of_devices]
+        if numbers != self.kind[row, :gpus].tolist():
+            self.kind[row, :gpus] = numbers
+            self._inventory_changes += 1
+
+    def _kind(self, kind: Kind) -> int:
+        if kind not in self.kinds:
+            self.kinds[kind] = len(self.kinds)
+            self._inventory_changes = _ALL
+        return self.kinds[kind]
+
+    def _link_class(self, matrix: Matrix) -> int:
+        if not any(map(any, matrix)):
+            return 0
+        if matrix not in self._class_of_matrix:
+            self._class_of_matrix[matrix] = len(self.link_classes)
+            self.link_classes.append(LinkClass(matrix))
+        return self._class_of_matrix[matrix]
+
+    @property
+    def devices_of_kinds(self) -> dict[Kind, int]:
+        """The present number of devices of each kind, in the order of the kinds' numbers."""
+        counts = np.bincount(self.kind[self.present], minlength=len(self.kinds)).tolist()
+        return dict(zip(self.kinds, counts, strict=True))
+
+    def set_demand(self, demand: Demand, supply: Mapping[Kind, int] | None = None) -> None:
+        """Rate free room by another demand from now on.
+
+        Args: supply: the number of devices of each kind that meets the demand; None for the present ones.
+        """
+        counts = self.devices_of_kinds if supply is None else {**dict.fromkeys(self.kinds, 0), **supply}
+        self.demand_table = DemandTable(demand, counts)
+        self.seated = np.zeros((*self.present.shape, self.demand_table.seats), dtype=np.bool_)
+        self._inventory_changes = 0
+        for row in np.flatnonzero(self.alive).tolist():
+            self.touch(row)
+
+    # --- derivation ---
+
+    def derive(self) -> None:
+        """Update the derived columns of all changed rows."""
+        if self._inventory_changes * _INVENTORY_DRIFT > self.rows:
+            self.set_demand(self.demand_table.demand)
+        if not self._stale:
+            return
+        for row, column in self._stale_partitions:
+            partition = self._partitions[row, column]
+            for profile, count in _rooms(partition.layout, partition.used):
+                self.mig_room[self.profile(profile)][row, column] = count
+            self.free_slices[row, column] = _slices(partition.layout, partition.used).free
+        self._stale_partitions.clear()
+        rows = np.fromiter(self._stale, dtype=np.int64, count=len(self._stale))
+        self._stale.clear()
+        if len(rows) == 1:  # the usual case: a slice is a view, so nothing is copied
+            self._derive(slice(rows[0], rows[0] + 1))
+            return
+        for chunk in self.chunks(rows):
+            self._derive(chunk)
+
+    def chunks(self, rows: Rows) -> Sequence[Rows]:
+        """Split rows into chunks that fit into the cache."""
+        size = max(1, _CHUNK_CELLS // (self.width * self.demand_table.seats))
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+    def _derive(self, rows: Rows | slice) -> None:
+        capacity, shares, present, table = self.capacity_mib[rows], self.used_shares[rows], self.present[rows], self.demand_table
+        # A share without reserved cores needs some that stay unreserved.
+        kept = UNRESERVED_MIN_PERCENT * (self.unreserved[rows] > 0)
+        free_mib = np.maximum(0, capacity - self.used_mib[rows])
+        free_cores = np.maximum(0, units.WHOLE_GPU_PERCENT - self.used_cores[rows] - kept)
+        free_shares = np.maximum(0, self.max_shares[rows, None] - shares)
+        shareable, used = self.shareable[rows], (shares | self.used_instances[rows]) > 0
+        empty = shareable & ~used
+        room, (cpu_free, ram_free) = room_ppm(free_mib, capacity, free_cores) * shareable, self._host_free(rows)
+        seated = table.fits(self.kind[rows], free_mib, free_cores, free_shares * shareable)
+        self.free_mib[rows], self.free_cores[rows], self.free_shares[rows], self.empty[rows] = free_mib, free_cores, free_shares, empty
+        self.room[rows], self.seated[rows], self.fragmentation[rows] = room, seated, table.left_of_devices(room, seated)
+        self.cpu_free_milli[rows], self.ram_free_mib[rows] = cpu_free, ram_free
+        self.node_fragmentation[rows] = table.left_of_nodes(room, seated, cpu_free, ram_free)
+        self.order[rows] = (self._open_links(rows, empty) << COLUMN_BITS) | np.arange(self.width)
+        # A device in MIG mode has no shares of its own: for the node's sum, its free memory is that of its free slices.
+        if (cut := self.mig[rows]).any():
+            slices = self.slices[rows]
+            free_mib = np.where(cut & (slices > 0), capacity * self.free_slices[rows] // np.maximum(1, slices), free_mib)
+        self.node_free_mib[rows] = free_mib.sum(axis=1)
+        self.node_capacity_mib[rows] = capacity.sum(axis=1)
+        self.node_unused[rows] = ~used.any(axis=1)
+        self.node_whole[rows] = (empty == present).all(axis=1)
+
+    def _host_free(self, rows: Rows | slice) -> tuple[Ints, Ints]:
+        cpu, ram = self.cpu_milli[rows], self.ram_mib[rows]
+        known = (cpu > 0) & (ram > 0)
+        return np.where(known, cpu - self.cpu_used_milli[rows], UNLIMITED), np.where(known, ram - self.ram_used_mib[rows], UNLIMITED)
+
+    def _open_links(self, rows: Rows | slice, empty: Bools) -> Ints:
+        open_links = np.zeros(empty.shape, dtype=np.int64)
+        for number, of_class in by_class(self.link_class[rows]):
+            matrix = self.link_classes[number].matrix
+            mine = empty[of_class, : len(matrix)].astype(np.int64)
+            open_links[of_class, : len(matrix)] = (mine @ matrix) * mine
+        return open_links
+
+    # --- growth ---
+
+    def _device_arrays(self) -> Sequence[npt.NDArray[np.generic]]:
+        facts = (self.present, self.healthy, self.cordoned, self.mig, self.capacity_mib, self.used_mib, self.used_cores, self.used_shares)
+        more = (self.unreserved, self.used_instances, self.instances, self.slices, self.free_slices, self.numa, self.model, self.kind)
+        return (*facts, *more, self.usable, self.shareable)
+
+    def _profile_tables(self) -> Sequence[list[Ints]]:
+        return self.mig_capacity, self.mig_room, self.mig_size
+
+    def _profile_arrays(self) -> Sequence[Ints]:
+        return [table for tables in self._profile_tables() for table in tables]
+
+    def _arrays(self) -> Sequence[npt.NDArray[np.generic]]:
+        return [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+
+    def _grow(self, rows: int, width: int) -> None:
+        old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        self._allocate(rows, width)
+        self.width = width
+        for name, value in old.items():
+            _copy_to_corner(value, getattr(self, name))
+        for tables in self._profile_tables():
+            for position, table in enumerate(tables):
+                tables[position] = np.zeros((rows, width), dtype=np.int64)
+                _copy_to_corner(table, tables[position])
+
+
+def by_class(classes: Ints) -> Iterable[tuple[int, Bools | slice]]:
+    """Return each class of links among rows, with its rows; rows without links are skipped."""
+    numbers = set(classes.tolist())
+    if len(numbers) == 1:
+        return ((number, slice(None)) for number in numbers if number)
+    return ((number, classes == number) for number in numbers if number)
+
+
+def ppm(part: Ints, whole: Ints | int) -> Ints:
+    """Return a part in parts per million of the whole; 0 for a whole of 0."""
+    result: Ints = part * PPM // np.maximum(1, whole)
+    return result
+
+
+def _copy_to_corner(values: npt.NDArray[np.generic], room: npt.NDArray[np.generic]) -> None:
+    room[tuple(slice(size) for size in values.shape)] = values

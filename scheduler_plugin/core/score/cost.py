@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost of placing a pod on a node, by policy: the scalar specification of the columnar form in columnar.py.
+
+A cost is the weighted sum of terms, each between -1 and 1, that compare the node before and after. Lower is better. ``nominal`` chooses the
+devices that count: those of least cost by aliquot.placement.score, then with the fewest open links, then the first ones. Placement may take
+others of the same cost (it also compares links and a hash), so terms use only what holds for both.
+
+policy       frag: by how much the node's fragmentation grows; binpack, spread: what is left free on the devices taken
+host         free GPUs that CPU and RAM can no longer feed afterwards, and the reverse: CPU beyond what the free GPUs need
+cpu_used     the part of the host's CPU that is in use afterwards
+scarce       what the pod takes of devices that other pods require (by type, memory, or the size of their node), times how far their demand
+             exceeds the supply
+links        by how much the best linked set is worse than full NVLink (several GPUs)
+numa         1 when the pod prefers one NUMA node and the devices lie on several
+open_links   links between free devices that the pod breaks, by quality
+open_device  part of the devices that were empty and are shared now
+whole_node   how much pods with several GPUs need nodes like this one, when it was whole and keeps free devices; for MIG instances when it
+             was unused
+free         the free part of the node's GPU memory afterwards
+
+The cost of a pod of several containers is the mean over its containers, init containers excepted, each as if it came alone.
+
+Fragmentation, host and scarce are amounts of GPUs, as parts of REFERENCE_GPUS, so that nodes of different size compare. The fragmentation
+of a node is the part of its free GPUs that is useless to a pod drawn from the demand (placement.demand): its share does not fit on the
+device, there are too few such devices, or the host has too little CPU or RAM.
+
+Only devices that can give out shares now are free: unhealthy, cordoned and MIG devices are no room in fragmentation and have no open links,
+and a node with one of them is not whole, because no pod can have all of it. In host and free they count by their use, and MIG devices by
+their memory slices if they have any: the CPU that a returning device will need is not surplus.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Final, NamedTuple, TypeAlias
+
+from aliquot.contract import units
+from aliquot.contract.model import ContainerRequest, DeviceShare, NumaMode, Policy, Preferences
+from aliquot.placement import mig
+from aliquot.placement import score as device_score
+from aliquot.placement.choose import with_shares
+from aliquot.placement.demand import GENERIC, PPM, WEIGHT_SUM, Demand, Shape
+from aliquot.placement.device import DeviceState
+from aliquot.placement.fit import reject_reason, share_on
+from scheduler_plugin.core.score.links import REFERENCE_QUALITY, Matrix
+
+FRAG_PPM: Final = device_score.FRAG_PPM
+FREE_PPM: Final = 3_000_000
+"""aliquot.placement.score.free_ppm of an empty device."""
+REFERENCE_GPUS: Final = 16
+"""The divisor of amounts of GPUs in terms: the largest node sold. A node with more GPUs uses its own number."""
+MAX_SCARCITY: Final = 2.0
+"""A demand of twice the supply; with more, this term would dominate the others."""
+MAX_SEAT_VALUE: Final = 4.0
+"""The limit of ``seat_values``, and so the divisor of the term whole_node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weight of each term. The module explains the terms."""
+
+    policy: float
+    host: float
+    cpu_used: float
+    scarce: float
+    links: float
+    numa: float
+    open_links: float
+    open_device: float
+    whole_node: float
+    free: float
+
+    @property
+    def reach(self) -> float:
+        """The largest possible cost; its negative is the smallest."""
+        return float(sum(abs(getattr(self, term.name)) for term in fields(self)))
+
+
+DEFAULT_WEIGHTS: Final[Mapping[Policy, Weights]] = {
+    Policy.FRAG: Weights(1.0, 0.3, 0.0, 1.2, 0.25, 0.25, 0.02, 0.001, 0.028, 0.04),
+    Policy.BINPACK: Weights(1.0, 0.05, 0.0, 0.2, 0.1, 0.5, 0.05, 0.1, 0.8, 0.5),
+    Policy.SPREAD: Weights(1.0, 0.05, 0.0, 0.2, 0.1, 0.5, 0.001, 0.0, 0.0004, -1.0),
+    Policy.TOPOLOGY: Weights(1.0, 0.05, 0.0, 0.2, 4.0, 1.0, 0.5, 0.1, 0.4, 0.05),
+}
+"""docs/measurements/placement.md says how the weights of frag were found, and what they do on public traces. In spread, links count as much
+as a thousandth of a node's memory, and a whole node as a tenth of that: they decide between equally empty nodes."""
+
+_HOST_BITS: Final = 3
+"""Significant bits of CPU and RAM in a kind: hosts of one type differ by what they keep for themselves, and would be a kind each."""
+
+
+class Kind(NamedTuple):
+    """The properties of a device that a demand can distinguish. Without memory: no device."""
+
+    model: str = ""
+    """In lower case."""
+    memory_mib: int = 0
+    gpus: int = 0
+    """Devices of the node, also of other kinds."""
+    cpu_milli: int = 0
+    """Of the node, rounded up; 0 if unknown. ``ram_mib`` alike."""
+    ram_mib: int = 0
+
+    @classmethod
+    def of(cls, model: str, memory_mib: int, gpus: int, cpu_milli: int, ram_mib: int) -> "Kind":
+        """Return the kind of a device. Args: gpus, cpu_milli, ram_mib: of its node; 0 CPU or RAM means unknown."""
+        known = cpu_milli > 0 and ram_mib > 0
+        return cls(model.lower(), memory_mib, gpus, _rounded_up(cpu_milli) if known else 0, _rounded_up(ram_mib) if known else 0)
+
+    def can_hold(self, shape: Shape) -> bool:
+        """Whether a pod of this shape could run on such a node while it is empty."""
+        fits_device = shape.wants(self.model) and shape.memory_on(self.memory_mib) <= self.memory_mib
+        fits_host = not self.cpu_milli or (shape.cpu_milli <= self.cpu_milli and shape.ram_mib <= self.ram_mib)
+        return fits_device and fits_host and shape.vgpus <= self.gpus
+
+
+Scarcity: TypeAlias = Mapping[Kind, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A node's CPU and RAM. Capacity 0 means unknown; then the host does not count."""
+
+    cpu_milli: int = 0
+    cpu_used_milli: int = 0
+    ram_mib: int = 0
+    ram_used_mib: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether the host counts."""
+        return self.cpu_milli > 0 and self.ram_mib > 0
+
+    @property
+    def cpu_free(self) -> float:
+        """The free part of the CPU."""
+        return max(0, self.cpu_milli - self.cpu_used_milli) / max(1, self.cpu_milli)
+
+    @property
+    def cpu_used(self) -> float:
+        """The used part of the CPU; 0 if the host does not count."""
+        return 1 - self.cpu_free if self.known else 0.0
+
+    @property
+    def ram_free(self) -> float:
+        """The free part of the RAM."""
+        return max(0, self.ram_mib - self.ram_used_mib) / max(1, self.ram_mib)
+
+    def fits(self, cpu_milli: int, ram_mib: int) -> bool:
+        """Whether this much is free; True for an unknown host."""
+        return not self.known or (self.cpu_used_milli + cpu_milli <= self.cpu_milli and self.ram_used_mib + ram_mib <= self.ram_mib)
+
+    def with_demand(self, demand: "HostDemand") -> "Host":
+        """Return the host with a pod's request."""
+        return replace(self, cpu_used_milli=self.cpu_used_milli + demand.cpu_milli, ram_used_mib=self.ram_used_mib + demand.ram_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class HostDemand:
+    """A pod's request of CPU and RAM."""
+
+    cpu_milli: int = 0
+    ram_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node: its devices in inventory order, the qualities of their links, and its host."""
+
+    states: tuple[DeviceState, ...]
+    matrix: Matrix = ()
+    host: Host = Host()
+    demand: Demand = GENERIC
+    scarcity: Scarcity = field(default_factory=dict)
+    seat_values: Mapping[Kind, float] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> int:
+        """The divisor of amounts of GPUs."""
+        return max(REFERENCE_GPUS, len(self.states))
+
+    @property
+    def whole(self) -> bool:
+        """Whether a pod could get all devices of the node: it has devices, and each is empty and shareable."""
+        return bool(self.states) and all(state.empty and state.shareable for state in self.states)
+
+    @property
+    def seat_part(self) -> float:
+        """The value of the node as a seat, by its first device, as a part of the largest; without devices 0."""
+        return self.seat_values.get(self.kind_of(0), 1.0) / MAX_SEAT_VALUE if self.states else 0.0
+
+    def kind_of(self, index: int) -> Kind:
+        """Return the kind of a device."""
+        device, host = self.states[index].device, self.host
+        return Kind.of(device.model, device.memory_bytes // units.MIB, len(self.states), host.cpu_milli, host.ram_mib)
+
+    def scarcity_of(self, index: int) -> float:
+        """Return the scarcity of the device's kind; 0 if unknown."""
+        return self.scarcity.get(self.kind_of(index), 0.0)
+
+    def open_links(self, index: int) -> int:
+        """Add up the links between this device and others, if both are empty and shareable."""
+        free = [state.empty and state.shareable for state in self.states]
+        if not free[index] or not self.matrix:
+            return 0
+        return sum(quality for quality, other in zip(self.matrix[index], free, strict=True) if other)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of one node, in the order of Weights."""
+
+    policy: float = 0.0
+    host: float = 0.0
+    cpu_used: float = 0.0
+    scarce: float = 0.0
+    links: float = 0.0
+    numa: float = 0.0
+    open_links: float = 0.0
+    open_device: float = 0.0
+    whole_node: float = 0.0
+    free: float = 0.0
+
+    def cost(self, weights: Weights) -> float:
+        """Return the weighted sum."""
+        total = 0.0
+        for term in fields(self):
+            total += getattr(weights, term.name) * getattr(self, term.name)
+        return total
+
+
+def nominal(view: NodeView, request: ContainerRequest, preferences: Preferences, policy: Policy) -> tuple[int, ...] | None:
+    """Return the positions of the devices by which a node is rated for a vGPU request; None if the request does not fit."""
+    keys = {
+        index: (device_score.cost(policy, state, share_on(state.device, request, preferences), view.demand), view.open_links(index), index)
+        for index, state in enumerate(view.states)
+        if reject_reason(state, request, preferences) is None
+    }
+    if len(keys) < request.vgpus:
+        return None
+    best = sorted(keys, key=keys.__getitem__)[: request.vgpus]
+    if preferences.numa is None or request.vgpus == 1:
+        return tuple(best)
+    aligned = _aligned(view, keys, request.vgpus)
+    if not aligned:
+        return None if preferences.numa is NumaMode.STRICT else tuple(best)
+    return tuple(min(aligned, key=lambda pool: (sum(keys[index][0] for index in pool), sum(keys[index][1] for index in pool))))
+
+
+def _aligned(view: NodeView, keys: Mapping[int, tuple[int, int, int]], count: int) -> list[list[int]]:
+    """Return for each NUMA node with enough of the devices the best ``count`` of them. Args: keys: by position; lower is better."""
+    nodes = sorted({state.device.numa_node for state in view.states if state.device.numa_node is not None})
+    inside = ([index for index in keys if view.states[index].device.numa_node == node] for node in nodes)
+    return [sorted(pool, key=keys.__getitem__)[:count] for pool in inside if len(pool) >= count]
+
+
+def vgpu_terms(
+    view: NodeView,
+    taken: Sequence[tuple[int, DeviceShare]],
+    *,
+    policy: Policy,
+    demand: HostDemand = HostDemand(),
+    prefer_numa: bool = False,
+    best_quality: int = 0,
+) -> Terms:
+    """Rate shares on devices of a node.
+
+    Args: taken: each share with the position of its device. prefer_numa: whether the pod prefers one NUMA node.
+          best_quality: that of the best linked set of as many fitting devices.
+    """
+    shares = [share for _, share in taken]
+    after = with_shares(view.states, shares)
+    touched = sorted({index for index, _ in taken})
+    gpu_after = (_free_mib(view.states) - sum(share.memory_bytes // units.MIB for share in shares)) / _capacity_mib(view.states)
+    host = view.host.with_demand(demand)
+    return Terms(
+        policy=_policy_term(policy, view, after, host, touched),
+        host=stranded(len(after), gpu_after, host) / view.unit,
+        cpu_used=host.cpu_used,
+        scarce=_scarce_room(view, after, touched) / (MAX_SCARCITY * view.unit),
+        links=links_term(best_quality, len(touched)),
+        numa=float(prefer_numa and _spans_numa_nodes(view, touched)),
+        open_links=sum(map(view.open_links, touched)) / (len(touched) * max(1, len(view.states) - 1) * REFERENCE_QUALITY),
+        open_device=sum(view.states[i].empty and after[i].free_memory_bytes > 0 for i in touched) / len(touched),
+        whole_node=view.seat_part * (len(touched) < len(view.states) and view.whole),
+        free=gpu_after,
+    )
+
+
+def _scarce_room(view: NodeView, after: Sequence[DeviceState], touched: Iterable[int]) -> float:
+    """Add up the room that the pod takes of devices, each times the scarcity of its kind."""
+    return sum(view.scarcity_of(index) * (_room(view.states[index]) - _room(after[index])) for index in touched)
+
+
+def _spans_numa_nodes(view: NodeView, touched: Sequence[int]) -> bool:
+    """Whether several devices lie on several NUMA nodes, or on an unknown one."""
+    nodes = {view.states[index].device.numa_node for index in touched}
+    return len(touched) > 1 and (len(nodes) > 1 or None in nodes)
+
+
+def mig_terms(view: NodeView, asked: Iterable[tuple[str, int]], policy: Policy) -> Terms:
+    """Rate MIG instances on a node: fewer free memory slices afterwards are better; with the policy spread, more are.
+
+    Args: asked: profiles, and how many instances of each.
+    """
+    found = [mig.slices(state.device.mig_instances, state.used_instances) for state in view.states]
+    total, free = sum(device.total for device in found), sum(device.free for device in found)
+    sizes = [mig.sizes(state.device.mig_instances) for state in view.states]
+    taken = sum(count * min((device[profile] for device in sizes if profile in device), default=0) for profile, count in asked)
+    part = (free - taken) / max(1, total)
+    return Terms(
+        policy=-part if policy is Policy.SPREAD else part,
+        whole_node=view.seat_part * all(state.empty for state in view.states),
+        free=_free_mib(view.states) / _capacity_mib(view.states),
+    )
+
+
+def host_terms(view: NodeView, demand: HostDemand, policy: Policy) -> Terms:
+    """Rate a pod without GPUs: it takes CPU and RAM, which the node's free GPUs may need.
+
+    The host counts by its change, not by what is left: such a pod belongs on a node with used GPUs, which has surplus CPU.
+    """
+    host = view.host.with_demand(demand)
+    gpu_free = _free_mib(view.states) / _capacity_mib(view.states)
+    return Terms(
+        policy=_policy_term(policy, view, view.states, host, ()),
+        host=(stranded(len(view.states), gpu_free, host) - stranded(len(view.states), gpu_free, view.host)) / view.unit,
+        cpu_used=host.cpu_used - view.host.cpu_used,
+        whole_node=view.seat_part * view.whole,
+        free=gpu_free,
+    )
+
+
+def node_fragmentation(states: Sequence[DeviceState], host: Host, demand: Demand) -> float:
+    """Return how many of the node's free GPUs are useless to a pod drawn from the demand."""
+    useful, states = 0, [state for state in states if state.shareable]
+    for shape, weight in demand.shapes:
+        fitting = [state for state in states if device_score.fits(state, shape)]
+        if len(fitting) >= shape.vgpus and host.fits(shape.cpu_milli, shape.ram_mib):
+            useful += weight * sum(map(device_score.room_ppm, fitting))
+    return (sum(map(device_score.room_ppm, states)) - useful / WEIGHT_SUM) / PPM
+
+
+def stranded(devices: int, gpu_free: float, host: Host) -> float:
+    """Return how many GPUs stay unused because CPU or RAM is short, and the reverse, in the node's own proportion; 0 for an unknown
+    host."""
+    if not host.known:
+        return 0.0
+    fed = min(host.cpu_free, host.ram_free)
+    return devices * (max(0.0, gpu_free - fed) + max(0.0, host.cpu_free - gpu_free))
+
+
+def _with_devices(counts: Mapping[Kind, int]) -> dict[Kind, int]:
+    return {kind: count for kind, count in counts.items() if count and kind.memory_mib}
+
+
+def scarcity(demand: Demand, counts: Mapping[Kind, int]) -> Scarcity:
+    """Return for each kind of device how much of the demand requires it, as a multiple of its part of all devices.
+
+    It is 1 if these shapes would use the whole kind, with a total demand as large as the cluster. A shape that can use several kinds counts
+    for each by its number of devices. At most MAX_SCARCITY; kinds that no shape requires are missing.
+    """
+    there = _with_devices(counts)
+    insisting, total = dict.fromkeys(counts, 0.0), 0.0
+    for shape, weight in demand.shapes:
+        allowed = {kind: count for kind, count in there.items() if kind.can_hold(shape)}
+        choice = sum(allowed.values())
+        for kind, count in allowed.items():
+            # A shape that can use every kind adds to the demand, but makes no kind scarce.
+            part = (shape.memory_on(kind.memory_mib) / kind.memory_mib + shape.cores_percent / units.WHOLE_GPU_PERCENT) / 2
+            amount = weight * shape.vgpus * part * count / choice
+            total += amount
+            insisting[kind] += amount if len(allowed) < len(there) else 0.0
+    devices = sum(there.values())
+    return {kind: min(MAX_SCARCITY, amount / total * devices / there[kind]) for kind, amount in insisting.items() if amount}
+
+
+def seat_values(demand: Demand, counts: Mapping[Kind, int]) -> Mapping[Kind, float]:
+    """Return how much the pods with several GPUs need a node of each kind: their GPUs for each device that can serve them.
+
+    The unit is the mean over all devices, so that equal nodes have 1. At most MAX_SEAT_VALUE. Missing kinds have 1: those without devices,
+    and all if no such pod is known.
+    """
+    there = _with_devices(counts)
+    values = _wanted_per_device(demand, there)
+    total = sum(values[kind] * count for kind, count in there.items())
+    if not total:
+        return {}
+    mean = total / sum(there.values())
+    return {kind: min(MAX_SEAT_VALUE, value / mean) for kind, value in values.items()}
+
+
+def _wanted_per_device(demand: Demand, there: Mapping[Kind, int]) -> dict[Kind, float]:
+    """Return for each kind how many GPUs the pods with several want of one of its devices, times their weights."""
+    values = dict.fromkeys(there, 0.0)
+    for shape, weight in demand.shapes:
+        allowed = {kind: count for kind, count in there.items() if shape.vgpus > 1 and kind.can_hold(shape)}
+        devices = sum(allowed.values())
+        for kind in allowed:
+            values[kind] += weight * shape.vgpus / devices
+    return values
+
+
+def links_term(best_quality: int, count: int) -> float:
+    """Return by how much ``count`` devices are worse linked than with full NVLink between all of them: 0 to 1."""
+    pairs = count * (count - 1) // 2
+    return max(0.0, 1 - best_quality / (pairs * REFERENCE_QUALITY)) if pairs else 0.0
+
+
+def _policy_term(policy: Policy, view: NodeView, after: Sequence[DeviceState], host_after: Host, touched: Sequence[int]) -> float:
+    match policy:
+        case Policy.FRAG:
+            before = node_fragmentation(view.states, view.host, view.demand)
+            return (node_fragmentation(after, host_after, view.demand) - before) / view.unit
+        case Policy.BINPACK:
+            return sum(device_score.free_ppm(after[i]) for i in touched) / (FREE_PPM * max(1, len(touched)))
+        case Policy.SPREAD:
+            return -sum(device_score.free_ppm(after[i]) for i in touched) / (FREE_PPM * max(1, len(touched)))
+        case Policy.TOPOLOGY:
+            return 0.0
+
+
+def _rounded_up(amount: int) -> int:
+    """Round up to a number with _HOST_BITS significant bits."""
+    zeros = max(0, amount.bit_length() - _HOST_BITS)
+    return -(-amount >> zeros) << zeros
+
+
+def _room(state: DeviceState) -> float:
+    return device_score.room_ppm(state) / PPM
+
+
+def _capacity_mib(states: Sequence[DeviceState]) -> int:
+    """Add up the memory of devices, as a divisor: at least 1."""
+    return max(1, sum(state.capacity_bytes // units.MIB for state in states))
+
+
+def _free_mib(states: Sequence[DeviceState]) -> int:
+    """Add up the free memory. A device in MIG mode counts with its free memory slices, if it has any."""
+    total = 0
+    for state in states:
+        if state.device.mig_enabled and (slices := mig.slices(state.device.mig_instances, state.used_instances)).total:
+            total += state.capacity_bytes // units.MIB * slices.free // slices.total
+        else:
+            total += state.free_memory_bytes // units.MIB
+    return total

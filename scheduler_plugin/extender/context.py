@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the verbs and the services of one scheduler share, by subject."""
+
+from dataclasses import dataclass
+
+from scheduler_plugin.core.cluster.budgets import Budgets
+from scheduler_plugin.core.cluster.decisions import Decisions
+from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.requests import PodRequests
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.fit.shapes import Shapes
+from scheduler_plugin.core.gang.plan import Planner
+from scheduler_plugin.extender.decision_log import DecisionLog
+from scheduler_plugin.extender.gang import Gangs
+from scheduler_plugin.extender.node_list import NodeLists
+from scheduler_plugin.extender.pod_query import PodQueries
+from scheduler_plugin.extender.reservations import Reservations
+from scheduler_plugin.extender.score_texts import ScoreTexts
+from scheduler_plugin.extender.seats import Seats
+from scheduler_plugin.extender.verdicts import Verdicts
+from scheduler_plugin.ports import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class CallCache:
+    """What is kept from one call of kube-scheduler for the next."""
+
+    pods: PodQueries
+    nodes: NodeLists
+    scores: ScoreTexts
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderContext:
+    """One scheduler's picture of the cluster, and how it decides."""
+
+    state: ClusterState
+    clock: Clock
+    verdicts: Verdicts
+    calls: CallCache
+    log: DecisionLog
+    reservations: Reservations
+    seats: Seats
+    gangs: Gangs
+    budgets: Budgets
+
+    @classmethod
+    def create(
+        cls, state: ClusterState, rules: Rules, clock: Clock, *, soft_seconds: float = 10.0, gang_seconds: float = 60.0
+    ) -> "ExtenderContext":
+        """Join the parts. Args: soft_seconds: as for ``Reservations``. gang_seconds: as for ``Gangs``."""
+        shapes, requests, nodes = Shapes(state, rules.weights), PodRequests(), NodeLists(state)
+        verdicts = Verdicts(state, shapes, requests, rules.default_policy)
+        planner = Planner(state, shapes, rules.default_policy, requests)
+        return cls(
+            state,
+            clock,
+            verdicts,
+            CallCache(PodQueries(verdicts), nodes, ScoreTexts(state)),
+            DecisionLog(state, nodes),
+            Reservations(planner, clock, soft_seconds),
+            Seats(state, planner),
+            Gangs(planner, gang_seconds, clock.monotonic),
+            Budgets(),
+        )
+
+    @property
+    def decisions(self) -> Decisions:
+        """The latest decision on each pod."""
+        return self.log.decisions
+
+    def prepare(self) -> bool:
+        """Do one piece of work that coming calls probably need, usually within a millisecond. Returns: whether there was work.
+
+        It plans the binding of a pod that was just rated, or judges the shape of pod that probably comes next. This changes no reply:
+        the result is used while the state stays the same, and computed again otherwise.
+        """
+        return self.reservations.prepare() or self.verdicts.prepare()

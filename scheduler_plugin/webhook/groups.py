@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Translates the words with which other systems say that pods start together into our gang, or refuses them.
+
+A gang needs a name and a size. Most systems keep the size in an object of their own, which a pod only names; such a pod is refused with
+what to write, because members that start one by one can wait for each other for ever. A pod with our own annotations is complete.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from aliquot import contract
+from aliquot.contract.errors import quote
+from aliquot.placement.request import RequestError
+from scheduler_plugin.webhook.draft import Draft
+
+GROUPING_SCHEDULERS: Final = ("kai-scheduler", "runai-scheduler", "volcano")
+"""Schedulers that also form groups by the controller of a pod, which the pod itself does not say."""
+_SINGLE_PODS: Final = ("", "ReplicaSet", "StatefulSet", "DaemonSet", "Node")
+"""Controllers without a group in those schedulers; empty for a pod without one."""
+_GROUP_FIELDS: Final = ("schedulingGroup", "workloadRef")
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupWord:
+    """The annotation or label that names a group, and the one with its size, if the system has one on pods."""
+
+    name: str
+    size: str = ""
+    is_label: bool = False
+
+
+_GROUP_WORDS: Final = (
+    _GroupWord("pod-group-name", "kai.scheduler/batch-min-member"),
+    _GroupWord("scheduling.volcano.sh/group-name", "scheduling.volcano.sh/group-min-member"),
+    _GroupWord("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-min-member"),
+    _GroupWord("gang.scheduling.koordinator.sh/name", "gang.scheduling.koordinator.sh/min-available"),
+    _GroupWord("scheduling.x-k8s.io/pod-group", is_label=True),
+    _GroupWord("pod-group.scheduling.sigs.k8s.io/name", "pod-group.scheduling.sigs.k8s.io/min-available", is_label=True),
+)
+
+
+def translate_groups(draft: Draft, *, scheduling_groups: bool) -> None:
+    """Set our gang from the words of other systems.
+
+    Args: scheduling_groups: whether kube-scheduler itself serves ``spec.schedulingGroup``.
+    Raises: RequestError: a group without a size, or two groups that differ.
+    """
+    if contract.ANNOTATION_GANG in draft.annotations and contract.ANNOTATION_GANG_MIN in draft.annotations:
+        _check_same_group(draft)
+        return
+    for source, name, size in _groups(draft):
+        if not name or not size:
+            missing = "size" if name else "name"
+            raise RequestError(
+                f"{source} makes the pod a member of a group, but the pod does not state the group's {missing}: set "
+                f"{contract.ANNOTATION_GANG} and {contract.ANNOTATION_GANG_MIN}, or remove it"
+            )
+        draft.set_annotation(contract.ANNOTATION_GANG, name, source)
+        draft.set_annotation(contract.ANNOTATION_GANG_MIN, size, source)
+    if not scheduling_groups:
+        _check_no_field(draft)
+
+
+def _check_no_field(draft: Draft) -> None:
+    """Refuse a group in a field of the spec. Raises RequestError."""
+    name = next(filter(draft.spec.get, _GROUP_FIELDS), None)
+    if name is not None:
+        raise RequestError(
+            f"spec.{name} {quote(_group_of_field(draft, name))} is not served by Aliquot's kube-scheduler, so the members would "
+            f"start one by one: set {contract.ANNOTATION_GANG} and {contract.ANNOTATION_GANG_MIN} in the pod's template, or open its gate "
+            "GangScheduling and set schedulingGroups"
+        )
+
+
+def warn_of_lost_groups(draft: Draft, replaced: str) -> None:
+    """Warn if the replaced scheduler would have formed a group by the pod's controller, and the pod states no gang."""
+    if replaced in GROUPING_SCHEDULERS and draft.controller_kind not in _SINGLE_PODS and contract.ANNOTATION_GANG not in draft.annotations:
+        draft.warnings.append(
+            f"{replaced} may start the pods of a {draft.controller_kind} together; here each starts by itself: set "
+            f"{contract.ANNOTATION_GANG} and {contract.ANNOTATION_GANG_MIN} if they need each other"
+        )
+
+
+def _groups(draft: Draft) -> Iterator[tuple[str, str, str]]:
+    """Yield each group that the pod is in: the word that says so, the name and the size, either may be empty."""
+    for word in _GROUP_WORDS:
+        values = draft.labels if word.is_label else draft.annotations
+        name, size = values.get(word.name, ""), values.get(word.size, "")
+        kind = "label" if word.is_label else "annotation"
+        if name:
+            yield f"{kind} {word.name}", name, size
+        elif size and not _named_elsewhere(draft, word):
+            # KAI groups a Job's pods by their controller if only the size is set.
+            yield f"{kind} {word.size}", draft.controller_name, size
+
+
+def _named_elsewhere(draft: Draft, word: _GroupWord) -> bool:
+    """Whether another word with the same size names the group."""
+    return any(other.size == word.size and other.name in draft.annotations for other in _GROUP_WORDS if other is not word)
+
+
+def _check_same_group(draft: Draft) -> None:
+    """Refuse a size of another system that differs from that of our gang. Names may differ. Raises RequestError."""
+    for source, _, size in _groups(draft):
+        if size and size != draft.annotations[contract.ANNOTATION_GANG_MIN]:
+            raise RequestError(
+                f"{source} means {contract.ANNOTATION_GANG_MIN}: {quote(size)}, but the pod has {contract.ANNOTATION_GANG_MIN}: "
+                f"{quote(draft.annotations[contract.ANNOTATION_GANG_MIN])}: keep one of the two"
+            )
+
+
+def _group_of_field(draft: Draft, field: str) -> str:
+    value = draft.spec.get(field)
+    return str(value.get("podGroupName") or value.get("name") or "") if isinstance(value, dict) else ""

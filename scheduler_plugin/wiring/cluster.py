@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The picture of the cluster: the state, what the verbs share, and the streams that keep both up to date."""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from aliquot import contract
+from aliquot.contract import gpunode
+from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
+from scheduler_plugin.adapters.clock import SystemClock
+from scheduler_plugin.adapters.kube_watch import Stream
+from scheduler_plugin.core.cluster.budgets import Budget
+from scheduler_plugin.core.cluster.domains import place_labels
+from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.objects import (
+    BudgetObject,
+    NodeObject,
+    PodObject,
+    budget_facts,
+    has_soft_taint,
+    host_amounts,
+    is_closed,
+    pod_facts,
+)
+from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.services.cluster_watch import ClusterWatch, NamedHost
+from scheduler_plugin.settings import Settings
+
+PODS_PATH: Final = "/api/v1/pods?fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
+NODES_PATH: Final = "/api/v1/nodes"
+BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
+GPU_NODES_PATH: Final = f"/apis/{gpunode.API_VERSION}/{contract.GPU_NODE_PLURAL}"
+YOUNG_OBJECTS: Final = 20_000
+"""The garbage collector runs when there are this many more objects than at its last run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What all other parts read."""
+
+    clock: SystemClock
+    rules: Rules
+    context: ExtenderContext
+    watch: ClusterWatch
+    pods_stream: "Stream[PodFacts]"
+    streams: "Sequence[Stream[Any]]"
+    """All of them, the pods' stream too."""
+
+
+def make_cluster(settings: Settings, connection: KubeConnection) -> Cluster:
+    """Construct the state and its streams."""
+    clock, rules = SystemClock(), Rules(settings.policy, settings.weights)
+    context = ExtenderContext.create(ClusterState(), rules, clock, soft_seconds=settings.soft_seconds, gang_seconds=settings.gang_seconds)
+    watch = ClusterWatch(context.state, context.budgets, clock)
+    watch.on_pod_gone = context.decisions.forget
+    watch.on_nominated = context.reservations.follow_nomination
+    watch.on_synced = settle_memory
+    pods = Stream("pods", PODS_PATH, decode_pod, connection, watch.pods)
+    streams = (
+        Stream("gpunodes", GPU_NODES_PATH, gpunode.decode_gpu_node, connection, watch.inventories),
+        Stream("nodes", NODES_PATH, decode_host, connection, watch.hosts),
+        Stream("poddisruptionbudgets", BUDGETS_PATH, decode_budget, connection, watch.budgets),
+        pods,
+    )
+    return Cluster(clock, rules, context, watch, pods, streams)
+
+
+def settle_memory() -> None:
+    """Exclude the objects of the first lists from garbage collection: to scan them pauses for 100 ms and frees nothing.
+
+    The collector also runs less often after that, because a call makes thousands of objects, all freed when it ends, and no cycles.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
+
+
+def decode_pod(raw: msgspec.Raw) -> PodFacts:
+    """Decode a pod of the stream."""
+    return pod_facts(msgspec.json.decode(raw, type=PodObject))
+
+
+def decode_budget(raw: msgspec.Raw) -> Budget:
+    """Decode a PodDisruptionBudget of the stream."""
+    return budget_facts(msgspec.json.decode(raw, type=BudgetObject))
+
+
+def decode_host(raw: msgspec.Raw) -> NamedHost:
+    """Decode a node of the stream."""
+    node = msgspec.json.decode(raw, type=NodeObject)
+    labels, soft = place_labels(node.metadata.labels or {}), has_soft_taint(node)
+    return NamedHost(node.metadata.name, host_amounts(node), tainted=soft, closed=is_closed(node), place=labels)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops that act on the cluster, and the parts that the verbs and pages share with them."""
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
+from scheduler_plugin.adapters.kube import KubeEvents, KubePods
+from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.extender.bind import Binder
+from scheduler_plugin.services.cluster_metrics import ClusterCollector
+from scheduler_plugin.services.cluster_watch import Source
+from scheduler_plugin.services.consolidator import Consolidator, Scope
+from scheduler_plugin.services.explainer import Explainer
+from scheduler_plugin.services.gang_restarts import GangRestarts
+from scheduler_plugin.services.move_api import MoveApi
+from scheduler_plugin.services.new_victims import NewVictims
+from scheduler_plugin.services.preemption_times import PreemptionTimes
+from scheduler_plugin.services.preemptor import Preemptor
+from scheduler_plugin.services.retry import Retry
+from scheduler_plugin.services.succeeded_members import SucceededMembers
+from scheduler_plugin.services.telemetry import Telemetry
+from scheduler_plugin.services.waiting_events import WaitingEvents
+from scheduler_plugin.settings import Consolidation, Settings
+from scheduler_plugin.wiring.cluster import Cluster
+from scheduler_plugin.wiring.leaders import Leaders
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """What schedules pods besides filter and prioritize."""
+
+    telemetry: Telemetry
+    binder: Binder
+    explainer: Explainer
+    retry: Retry
+    events: WaitingEvents
+    succeeded: SucceededMembers
+    restarts: GangRestarts
+    times: PreemptionTimes
+    new_victims: NewVictims
+    preemptor: Preemptor | None
+    """None if the settings switch it off."""
+    consolidator: Consolidator | None
+    """None if the settings switch it off."""
+
+    def loops(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the loops to run."""
+        acting = (self.preemptor, self.consolidator)
+        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, *acting)
+        return [part.run() for part in parts if part is not None]
+
+
+def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Cluster, leaders: Leaders) -> Scheduling:
+    """Construct the loops, and connect their counters."""
+    context, watch, telemetry = cluster.context, cluster.watch, Telemetry()
+    pods, events_api = KubePods(connection), KubeEvents(connection, cluster.clock)
+    explainer = Explainer(context, cluster.rules, watch.age_seconds)
+    events = WaitingEvents(explainer, events_api, context.decisions.by_uid, cluster.clock.monotonic)
+    binder = Binder(context, pods, lambda: leaders.decides, leaders.look_up)
+    retry = Retry(context, pods, lambda: leaders.decides, lambda: watch.caught_up_at(Source.PODS), telemetry, settings.scheduler_name)
+    preemptor = Preemptor(context, pods, events_api, retry.retry_pod, lambda: leaders.decides, telemetry)
+    new_victims = NewVictims(context, retry.retry_pod, lambda: retry.undecided, preemptor.look_again, lambda: leaders.decides)
+    succeeded = SucceededMembers(context, pods, lambda: leaders.decides)
+    restarts = GangRestarts(context, pods, events_api, lambda: leaders.decides)
+    times = PreemptionTimes(context, retry.retry_pod, lambda: leaders.decides)
+
+    def note_decision(decision: Decision) -> None:
+        telemetry.count_decision(decision)
+        events.note(decision)
+
+    context.log.on_decision = note_decision
+    context.log.on_invalid = telemetry.count_invalid
+    context.gangs.attempts.on_attempt = telemetry.count_gang
+    queues = {"open_bindings": lambda: binder.open_bindings, "waiting_gangs": lambda: context.gangs.waiting}
+    telemetry.registry.register(ClusterCollector(context.state, context.decisions, queues, watch.lag_seconds))
+    telemetry.watch_state(context.state, watch.age_seconds, lambda: leaders.leads_beside_leader)
+    acting = preemptor if settings.gpu_preemption else None
+    moving: Consolidator | None = None
+    if settings.consolidation is not Consolidation.OFF:
+        api, scope = MoveApi(pods, events_api), Scope(settings.consolidation is Consolidation.ON, settings.scheduler_name)
+        moving = Consolidator(context, api, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, telemetry, scope)
+    return Scheduling(telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving)

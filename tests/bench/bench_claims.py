@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the agent as a DRA driver: time to prepare a claim, one after another and many at once.
+
+    python -m tests.bench.bench_claims [--claims 330] [--json FILE]
+
+A stand-in node with eight simulated H200 and a real agent process. Calls go over the agent's Unix socket, as kubelet's do: each reads a
+claim from the API, writes ledger row, limits, region and CDI spec, and waits until a container runtime can see the spec. Each round has
+claims of its own, which are released at its end. Ends with 1 when a figure misses its target.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import grpc.aio
+
+from agent.adapters.dra_grpc import DRIVER_PACKAGES
+from aliquot.kubelet_api import dra_pb2
+from aliquot_lab.standin.node import Node
+from tests.bench.bench_agent import GPUS, Figure, resident_mib
+from tests.bench.report import table
+from tests.integration.dra_nodes import allocate, dra_node
+
+AT_ONCE = (1, 16, 110)
+TARGETS_SECONDS = {1: 0.050, 110: 0.250}
+"""99th percentile of a call, by the number of calls at once."""
+CLAIM_MIB = 1024
+PREPARE = f"/{DRIVER_PACKAGES[0]}.DRAPlugin/NodePrepareResources"
+UNPREPARE = f"/{DRIVER_PACKAGES[0]}.DRAPlugin/NodeUnprepareResources"
+
+
+async def measure(claims: int) -> list[Figure]:
+    """Prepare and release as many claims with each number of calls at once."""
+    figures = []
+    with tempfile.TemporaryDirectory() as directory:
+        async with dra_node(Path(directory), "--log-level=warning") as (node, kubelet):
+            async with grpc.aio.insecure_channel(f"unix:{kubelet.endpoint}") as channel:
+                for at_once in AT_ONCE:
+                    figures += await measure_rounds(node, channel, at_once, claims)
+            figures.append(Figure("resident memory", resident_mib(node.agent.pid), "MiB", 70.0))
+    return figures
+
+
+async def measure_rounds(node: Node, channel: grpc.aio.Channel, at_once: int, count: int) -> list[Figure]:
+    """Prepare claims at once and release them, until ``count`` were prepared."""
+    seconds: list[float] = []
+    busy_seconds = 0.0
+    while len(seconds) < count:
+        first = len(seconds)
+        claims = [allocate(node, f"claim-{at_once}-{first + number}", f"gpu-{number % GPUS}", CLAIM_MIB) for number in range(at_once)]
+        begun = time.monotonic()
+        seconds += await asyncio.gather(*(prepare(channel, claim) for claim in claims))
+        busy_seconds += time.monotonic() - begun
+        await asyncio.gather(*(release(channel, claim) for claim in claims))
+    percentiles = statistics.quantiles(seconds, n=100)
+    name, target = f"Prepare, {at_once} at once", TARGETS_SECONDS.get(at_once)
+    return [
+        Figure(f"{name}, median", percentiles[49] * 1e3, "ms"),
+        Figure(f"{name}, 99th percentile", percentiles[98] * 1e3, "ms", target * 1e3 if target is not None else None),
+        Figure(f"{name}, claims a second", len(seconds) / busy_seconds, "1/s"),
+    ]
+
+
+async def prepare(channel: grpc.aio.Channel, claim: dra_pb2.Claim) -> float:
+    """Prepare one claim; return the seconds of the call."""
+    call = channel.unary_unary(
+        PREPARE,
+        request_serializer=dra_pb2.NodePrepareResourcesRequest.SerializeToString,
+        response_deserializer=dra_pb2.NodePrepareResourcesResponse.FromString,
+    )
+    begun = time.monotonic()
+    reply = await call(dra_pb2.NodePrepareResourcesRequest(claims=[claim]))
+    took = time.monotonic() - begun
+    if error := reply.claims[claim.uid].error:
+        raise RuntimeError(error)
+    return took
+
+
+async def release(channel: grpc.aio.Channel, claim: dra_pb2.Claim) -> None:
+    """Release one claim."""
+    call = channel.unary_unary(
+        UNPREPARE,
+        request_serializer=dra_pb2.NodeUnprepareResourcesRequest.SerializeToString,
+        response_deserializer=dra_pb2.NodeUnprepareResourcesResponse.FromString,
+    )
+    reply = await call(dra_pb2.NodeUnprepareResourcesRequest(claims=[claim]))
+    if error := reply.claims[claim.uid].error:
+        raise RuntimeError(error)
+
+
+def main() -> int:
+    """Measure, print a table, and return 1 when a figure misses its target."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--claims", type=int, default=330, help="claims to prepare with each number of calls at once")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    figures = asyncio.run(measure(options.claims))
+    rows = [(one.name, f"{one.value:.1f} {one.unit}", f"< {one.target:g} {one.unit}" if one.target is not None else "") for one in figures]
+    table("Agent as a DRA driver", ("what", "measured", "target"), rows)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(one) for one in figures], indent=2) + "\n")
+    return 0 if all(one.met for one in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods of a Deployment move between GPUs, within their budget, so that a pod of whole GPUs starts on the real kube-scheduler."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from aliquot import contract
+from aliquot_cli.__main__ import main
+from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.product import AGENT_NAMESPACE, GPU_MEMORY_MIB, GPUS, Slice, assigned_uuids, slice_pod, wait_until_rolled_out
+from tests.e2e.test_scheduler_faults import container_id
+
+SELECTOR = "--selector=app.kubernetes.io/name=aliquot-scheduler"
+SMALL_MIB = 20_000
+LARGE_GPUS = 4
+START_SECONDS = 90
+SEARCH_SECONDS = 60
+MOVES_SECONDS = 300
+"""Four moves, each with a second for every step; before that the pause after the first search."""
+SETTINGS = ("ALIQUOT_CONSOLIDATION", "ALIQUOT_FEATURE_GATES")
+
+
+@pytest.fixture
+def consolidating(product: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in the product's namespace, with schedulers that consolidate; as before afterwards."""
+    system = product.within(AGENT_NAMESPACE)
+    for values in (("on", "Consolidation=true"), None):
+        given = [f"{name}={value}" for name, value in zip(SETTINGS, values, strict=True)] if values else [f"{name}-" for name in SETTINGS]
+        system.run("set", "env", "deployment/aliquot-scheduler", "--containers=extender", *given)
+        system.run("rollout", "status", "deployment/aliquot-scheduler", "--timeout=120s", timeout_seconds=150)
+        wait_until_rolled_out(system)
+        if values:
+            yield system
+
+
+@pytest.fixture
+def small(kubectl: Kubectl) -> Iterator[dict[str, str]]:
+    """A Deployment of small pods, one on each GPU, under a budget that allows no disruption; the GPU of each pod by name."""
+    kubectl.apply(small_pods("small"), budget("small", minAvailable=GPUS))
+    eventually(lambda: len(running(kubectl, "small")) == GPUS, "all small pods to run", seconds=START_SECONDS)
+    found = running(kubectl, "small")
+    assert len(set(found.values())) == GPUS, "one on each GPU"
+    yield found
+    kubectl.run("delete", "deployment", "small", "--cascade=foreground", timeout_seconds=START_SECONDS)
+
+
+def large_pod() -> Object:
+    """A pod of whole GPUs, which fits in sum and on no GPUs that are free."""
+    return slice_pod("large", Slice(LARGE_GPUS * GPU_MEMORY_MIB, vgpus=LARGE_GPUS))
+
+
+def small_pods(name: str) -> Object:
+    """A Deployment with one small pod for each GPU, that may move at once."""
+    annotations = {
+        contract.ANNOTATION_PLACEMENT: "spread",
+        contract.ANNOTATION_MOVABLE: "true",
+        contract.ANNOTATION_MIN_RUNTIME: "0s",
+    }
+    pod = slice_pod(name, Slice(SMALL_MIB), annotations=annotations)
+    template = {"metadata": {"labels": {"app": name}, "annotations": annotations}, "spec": pod["spec"] | {"restartPolicy": "Always"}}
+    spec = {"replicas": GPUS, "selector": {"matchLabels": {"app": name}}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+
+
+def budget(name: str, **allows: int) -> Object:
+    spec = {"selector": {"matchLabels": {"app": name}}, **allows}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name}, "spec": spec}
+
+
+def running(kubectl: Kubectl, name: str) -> dict[str, str]:
+    """The GPU of each running pod of a Deployment that is not ending, by pod name."""
+    pods = [pod for pod in kubectl.all("pods", f"--selector=app={name}") if "deletionTimestamp" not in pod["metadata"]]
+    return {pod["metadata"]["name"]: assigned_uuids(pod)[0] for pod in pods if pod["status"].get("phase") == "Running"}
+
+
+def counted(system: Kubectl, metric: str, **labels: str) -> float:
+    """The sum of a counter over all schedulers."""
+    return sum(
+        sample.value
+        for pod in system.all("pods", SELECTOR)
+        for family in text_string_to_metric_families(
+            system.run("get", f"--raw=/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod['metadata']['name']}:9412/proxy/metrics")
+        )
+        for sample in family.samples
+        if sample.name == f"{metric}_total" and labels.items() <= sample.labels.items()
+    )
+
+
+@pytest.mark.timeout(2 * START_SECONDS + SEARCH_SECONDS + MOVES_SECONDS + 400)
+def test_small_pods_move_within_budget_until_large_pod_starts(kubectl: Kubectl, consolidating: Kubectl, small: dict[str, str]) -> None:
+    before = small
+
+    # The budget allows no disruption: the scheduler finds no plan, and no pod ends.
+    kubectl.apply(large_pod())
+    searches = ("aliquot_scheduler_consolidation_plans",)
+    eventually(lambda: counted(consolidating, *searches, result="none") > 0, "a search for moves", seconds=SEARCH_SECONDS)
+    assert running(kubectl, "small") == before
+
+    # The budget allows one at a time: four pods move, and the large pod starts on the GPUs that they left.
+    kubectl.apply(budget("small", minAvailable=GPUS - 1))
+    plan = plan_for(kubectl, "large")
+    assert len(plan["moves"]) == GPUS - LARGE_GPUS
+    kubectl.wait_for_phase("large", "Running", seconds=MOVES_SECONDS)
+    large = kubectl.get("pod", "large")
+    assert len(set(assigned_uuids(large))) == LARGE_GPUS
+    eventually(
+        lambda: not kubectl.get("pod", "large")["metadata"]["annotations"].get(contract.ANNOTATION_CONSOLIDATION),
+        "the finished run to be cleared",
+        seconds=START_SECONDS,
+    )
+    eventually(lambda: len(running(kubectl, "small")) == GPUS, "all small pods to run again", seconds=START_SECONDS)
+    after = running(kubectl, "small")
+    assert len(before.keys() & after.keys()) == LARGE_GPUS, "as many pods moved as GPUs were needed"
+    assert not set(after.values()) & set(assigned_uuids(large))
+    assert counted(consolidating, "aliquot_scheduler_consolidation_moves") == LARGE_GPUS
+    moved = [event for event in kubectl.all("events") if event["reason"] == contract.EVENT_REASON_MOVED]
+    assert {event["involvedObject"]["name"] for event in moved} == before.keys() - after.keys()
+
+
+def plan_for(kubectl: Kubectl, pod: str) -> dict:
+    """What ``aliquot defrag plan`` shows, once the scheduler knows the new budget."""
+
+    def planned() -> dict | None:
+        arguments = ["defrag", "plan", f"{kubectl.namespace}/{pod}", "--kubeconfig", str(kubectl.kubeconfig), "-o", "json"]
+        result = CliRunner().invoke(main, arguments)
+        return json.loads(result.output) if result.exit_code == 0 else None
+
+    found: dict = eventually(planned, "a plan", seconds=SEARCH_SECONDS)
+    return found
+
+
+@pytest.mark.timeout(2 * START_SECONDS + MOVES_SECONDS + 400)
+def test_schedulers_killed_between_moves_leave_nothing_and_large_pod_starts(
+    kubectl: Kubectl, consolidating: Kubectl, small: dict[str, str], node: Cluster
+) -> None:
+    kubectl.apply(budget("small", minAvailable=GPUS - 1), large_pod())
+    moves = "aliquot_scheduler_consolidation_moves"
+    eventually(lambda: 0 < counted(consolidating, moves) < LARGE_GPUS, "a run that is not over", seconds=MOVES_SECONDS)
+    for pod in consolidating.all("pods", SELECTOR):
+        node.kill_container(container_id(pod, "extender"))
+    kubectl.wait_for_phase("large", "Running", seconds=MOVES_SECONDS)
+    eventually(lambda: not annotation(kubectl), "the annotation of the run to be cleared", seconds=START_SECONDS)
+    eventually(lambda: len(running(kubectl, "small")) == GPUS, "all small pods to run again", seconds=START_SECONDS)
+    assert not set(running(kubectl, "small").values()) & set(assigned_uuids(kubectl.get("pod", "large")))
+    wait_until_rolled_out(consolidating)
+    assert len(small) == GPUS
+
+
+def annotation(kubectl: Kubectl) -> str:
+    """The moves that the scheduler wrote down for the large pod."""
+    return str(kubectl.get("pod", "large")["metadata"]["annotations"].get(contract.ANNOTATION_CONSOLIDATION, ""))

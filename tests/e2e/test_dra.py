@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamic resource allocation on the real kubelet: what a claim was allocated is a limit in its containers.
+
+The numbers T1, T2, ... are those of the plan of scenarios for this driver.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot import contract
+from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
+from tests.e2e.product import (
+    AGENT_NAMESPACE,
+    CLIENT,
+    CLIENT_IMAGE,
+    GPUS,
+    HOLD_OPEN,
+    MIB,
+    Client,
+    agent_pod,
+    parse_events,
+    with_component,
+)
+from tests.e2e.test_gpu_faults import Inject, inject
+from tests.e2e.test_restarts import another_agent_is_ready
+from tests.e2e.test_rights import ask_as_the_agent
+
+GIB = 1024
+__all__ = ["inject"]  # a fixture
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dra(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
+    """The product with the component dra, with all GPUs in slices."""
+    with with_component(product, "dra", scratch_in_tree):
+        eventually(lambda: len(offered(product)) == GPUS, "the GPUs in ResourceSlices", otherwise=lambda: str(offered(product)))
+        yield
+    eventually(lambda: not offered(product), "no device of a driver that has left", seconds=60)
+
+
+def test_claimed_memory_is_exact_limit_in_container(kubectl: Kubectl) -> None:
+    """T1."""
+    kubectl.apply(claim("share", request(memory="8Gi")), pod("user", {"main": None}, claim="share"))
+    kubectl.wait_for_phase("user", "Running", seconds=60)
+    client = Client(kubectl, "user")
+    [device] = client.devices()
+    assert device["total_bytes"] == 8 * GIB * MIB
+    filled, refused = [event for event in client.converse(f"alloc alloc {device['free_bytes']}", "alloc alloc 1") if "result_name" in event]
+    assert (filled["result_name"], refused["result_name"]) == ("CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY")
+
+
+def test_two_containers_of_two_requests_have_two_limits(kubectl: Kubectl) -> None:
+    """T4."""
+    kubectl.apply(
+        claim("both", request("small", memory="1Gi"), request("large", memory="3Gi")),
+        pod("user", {"one": "small", "two": "large"}, claim="both"),
+    )
+    kubectl.wait_for_phase("user", "Running", seconds=60)
+    for container, gib in (("one", 1), ("two", 3)):
+        assert memory_in(kubectl, "user", container) == [gib * GIB * MIB]
+
+
+def test_request_with_count_two_is_two_gpus(kubectl: Kubectl) -> None:
+    """T5."""
+    kubectl.apply(claim("pair", request(count=2, memory="2Gi", cores="30")), pod("user", {"main": None}, claim="pair"))
+    kubectl.wait_for_phase("user", "Running", seconds=60)
+    devices = Client(kubectl, "user").devices()
+    assert len({device["uuid"] for device in devices}) == 2
+    assert [device["total_bytes"] for device in devices] == [2 * GIB * MIB] * 2
+
+
+def test_pods_of_one_claim_share_its_memory_and_survive_each_other(kubectl: Kubectl) -> None:
+    """T6 and T7: each pod's program is process 1 of its own PID namespace."""
+    hold = [CLIENT, "hold", "--mib", str(2 * GIB)]
+    kubectl.apply(claim("shared", request(memory="8Gi")), pod("first", {"main": None}, claim="shared", command=hold))
+    kubectl.wait_for_phase("first", "Running", seconds=60)
+    kubectl.apply(pod("second", {"main": None}, claim="shared", command=hold))
+    kubectl.wait_for_phase("second", "Running", seconds=60)
+    client = Client(kubectl, "second")
+
+    def free_mib() -> int:
+        return int(client.devices()[0]["free_bytes"]) // MIB
+
+    eventually(lambda: free_mib() < 4 * GIB, "both pods' memory to count against the claim", otherwise=lambda: f"{free_mib()} MiB free")
+    with_both = free_mib()
+    assert client.fill()["held_bytes"] <= with_both * MIB
+    kubectl.delete("pod", "first")
+    eventually(
+        lambda: free_mib() >= with_both + 2 * GIB, "the first pod's memory", otherwise=lambda: f"{free_mib()}, not {with_both} MiB free"
+    )
+    assert client.devices()[0]["total_bytes"] == 8 * GIB * MIB
+
+
+def test_claim_that_fits_no_gpu_waits_and_small_one_runs(kubectl: Kubectl) -> None:
+    kubectl.apply(claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast"))
+    eventually(lambda: "FailedScheduling" in str(kubectl.events("waiting")), "the scheduler to find no GPU")
+    kubectl.apply(claim("small", request(memory="1Gi")), pod("runs", {"main": None}, claim="small"))
+    kubectl.wait_for_phase("runs", "Running", seconds=60)
+
+
+def test_allocation_of_another_writer_that_does_not_fit_is_refused(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T13: the API server checks no sums; the ledger does."""
+    kubectl.apply(claim("honest", request(memory="100Gi")), pod("honest", {"main": None}, claim="honest"))
+    kubectl.wait_for_phase("honest", "Running", seconds=60)
+    taken = kubectl.get("resourceclaim", "honest")["status"]["allocation"]["devices"]["results"][0]
+    kubectl.apply(claim("foreign", request(memory="100Gi")))
+    result = {**taken, "shareID": "11111111-1111-4111-8111-111111111111"}
+    selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node_name]}]}]}
+    allocation = {"devices": {"results": [result]}, "nodeSelector": selector, "allocationTimestamp": "2026-01-01T00:00:00Z"}
+    kubectl.run("patch", "resourceclaim", "foreign", "--type=merge", f"--patch={finalizers()}")
+    patch = json.dumps({"status": {"allocation": allocation}})
+    kubectl.run("patch", "resourceclaim", "foreign", "--subresource=status", "--type=merge", f"--patch={patch}")
+    kubectl.apply(pod("refused", {"main": None}, claim="foreign"))
+    eventually(
+        lambda: [event for event in kubectl.events("refused") if "Already granted there" in event and "honest" in event],
+        "the pod to be told who holds the memory",
+        seconds=90,
+        otherwise=lambda: kubectl.explain("refused"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        pytest.param({"isolatoin": "shim"}, "VgpuParameters has no field isolatoin", id="field"),
+        pytest.param({"apiVersion": "aliquot.dev/v9"}, "write this apiVersion and kind", id="version"),
+        pytest.param({"isolation": "mps"}, "isolation of a claim is shim or exclusive", id="isolation"),
+    ],
+)
+def test_unknown_parameters_are_refused_when_claim_is_written(kubectl: Kubectl, parameters: Mapping[str, str], sentence: str) -> None:
+    template = claim("odd", request(memory="1Gi"), parameters=parameters)
+    for one in (template, {**template, "kind": "ResourceClaimTemplate", "spec": {"spec": template["spec"]}}):
+        with pytest.raises(KubectlError, match=sentence):
+            kubectl.apply(one)
+    kubectl.apply(claim("right", request(memory="1Gi"), parameters={"priority": "high", "memoryBurst": "1.0"}))
+
+
+def test_claim_written_for_nvidias_driver_runs_under_alias_class(kubectl: Kubectl, product: Kubectl) -> None:
+    selector = {"cel": {"expression": f"device.driver == '{contract.DRA_DRIVER}'"}}
+    product.apply({**claim("gpu.nvidia.com"), "kind": "DeviceClass", "spec": {"selectors": [selector]}})
+    wanted = request(device_class="gpu.nvidia.com", memory="2Gi")
+    expression = "device.attributes['gpu.nvidia.com'].cudaComputeCapability.isGreaterThan(semver('8.0.0'))"
+    wanted["exactly"]["selectors"] = [{"cel": {"expression": expression}}]
+    kubectl.apply(claim("theirs", wanted), pod("user", {"main": None}, claim="theirs"))
+    try:
+        kubectl.wait_for_phase("user", "Running", seconds=60)
+        assert memory_in(kubectl, "user", "main") == [2 * GIB * MIB]
+    finally:
+        product.delete("deviceclass", "gpu.nvidia.com")
+
+
+def test_class_of_whole_gpus_gives_whole_gpu(kubectl: Kubectl) -> None:
+    kubectl.apply(claim("whole", request(device_class="gpu.aliquot.dev")), pod("user", {"main": None}, claim="whole"))
+    kubectl.wait_for_phase("user", "Running", seconds=60)
+    assert memory_in(kubectl, "user", "main")[0] > 139 * GIB * MIB
+
+
+def test_restarted_kubelet_keeps_containers_and_gets_slices_again(kubectl: Kubectl, product: Kubectl, node: Cluster) -> None:
+    """T9: kubelet deletes the slices of its node when it starts."""
+    kubectl.apply(claim("kept", request(memory="4Gi")), pod("kept", {"main": None}, claim="kept"))
+    before = kubectl.wait_for_phase("kept", "Running", seconds=60)
+    node.restart("kubelet")
+    eventually(lambda: len(offered(product)) == GPUS, "the slices to be back", seconds=30)
+    kubectl.apply(claim("later", request(memory="1Gi")), pod("later", {"main": None}, claim="later"))
+    kubectl.wait_for_phase("later", "Running", seconds=90)
+    assert container_of(kubectl.get("pod", "kept")) == container_of(before)
+    assert memory_in(kubectl, "kept", "main") == [4 * GIB * MIB]
+
+
+def test_next_agent_keeps_claims_and_releases_what_the_last_prepared(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T8, with an agent that is replaced."""
+    kubectl.apply(claim("kept", request(memory="4Gi")), pod("kept", {"main": None}, claim="kept"))
+    before = kubectl.wait_for_phase("kept", "Running", seconds=60)
+    old = agent_pod(product, node_name)["metadata"]
+    product.within(AGENT_NAMESPACE).delete("pod", old["name"])
+    eventually(lambda: another_agent_is_ready(product, node_name, old["uid"]), "the next agent to be ready", seconds=60)
+    assert container_of(kubectl.get("pod", "kept")) == container_of(before)
+    kubectl.delete("pod", "kept")
+    eventually(lambda: not kubectl.get("resourceclaim", "kept")["status"].get("reservedFor"), "the claim to be free", seconds=60)
+    eventually(lambda: len(offered(product)) == GPUS, "the slices to be there", seconds=60)
+    kubectl.apply(pod("again", {"main": None}, claim="kept"))
+    kubectl.wait_for_phase("again", "Running", seconds=90)
+
+
+def test_template_makes_claims_and_status_reports_their_devices(kubectl: Kubectl) -> None:
+    template = {**claim("shape", request(memory="2Gi")), "kind": "ResourceClaimTemplate"}
+    template["spec"] = {"spec": template["spec"]}
+    user = pod("user", {"main": None}, claim="shape")
+    user["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "shape"}]
+    kubectl.apply(template, user)
+    kubectl.wait_for_phase("user", "Running", seconds=60)
+    assert memory_in(kubectl, "user", "main") == [2 * GIB * MIB]
+
+    def reported() -> Any:
+        (made,) = kubectl.all("resourceclaims")
+        return [one["data"]["memoryBytes"] for one in made["status"].get("devices", [])]
+
+    eventually(lambda: reported() == [2 * GIB * MIB], "the claim's status to report the device")
+
+
+def test_node_in_this_mode_offers_nothing_by_device_plugin(product: Kubectl, node_name: str) -> None:
+    """T18: kubelet would admit a pod by capacity alone, and it would run without a GPU."""
+    allocatable = product.get("node", node_name)["status"]["allocatable"]
+    names = (contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_CORES)
+    assert [allocatable.get(name, "0") for name in names] == ["0", "0", "0"]
+
+
+def test_cordoned_gpu_has_taint(product: Kubectl, node_name: str) -> None:
+    """T15, for a cordon."""
+
+    def tainted() -> int:
+        return sum(taint["key"] == "aliquot.dev/cordoned" for device in offered(product) for taint in device.get("taints", []))
+
+    product.run("patch", "gpunode", node_name, "--type=merge", '--patch={"spec": {"cordoned": true}}')
+    try:
+        eventually(lambda: tainted() == GPUS, "taints on all GPUs")
+    finally:
+        product.run("patch", "gpunode", node_name, "--type=merge", '--patch={"spec": {"cordoned": false}}')
+    eventually(lambda: tainted() == 0, "no taint without a cordon")
+
+
+def test_lost_gpu_has_taint_and_is_unhealthy_in_status_of_its_pod(
+    kubectl: Kubectl, product: Kubectl, node_name: str, inject: Inject
+) -> None:
+    """T15."""
+    kubectl.apply(claim("share", request(memory="1Gi")), pod("user", {"main": None}, claim="share"))
+    kubectl.wait_for_phase("user", "Running", seconds=60)
+    device = kubectl.get("resourceclaim", "share")["status"]["allocation"]["devices"]["results"][0]["device"]
+    [uuid] = [one["attributes"]["uuid"]["string"] for one in offered(product) if one["name"] == device]
+    inject("lost", uuid)
+
+    def taints() -> list[str]:
+        return [taint["key"] for one in offered(product) if one["name"] == device for taint in one.get("taints", [])]
+
+    def health() -> str:
+        return json.dumps(kubectl.get("pod", "user")["status"]["containerStatuses"][0].get("allocatedResourcesStatus"))
+
+    eventually(lambda: taints() == ["aliquot.dev/unhealthy"], "the taint", otherwise=lambda: str(offered(product)))
+    eventually(lambda: "Unhealthy" in health(), "the pod's status to say so", otherwise=health)
+    assert kubectl.get("pod", "user")["status"]["phase"] == "Running"
+
+
+@pytest.mark.parametrize("spec", [{"nodeName": "not-its-own"}, {"allNodes": True}])
+def test_agent_cannot_write_slices_for_other_nodes(product: Kubectl, node_name: str, spec: Mapping[str, Any]) -> None:
+    """T21."""
+    pool = {"name": "x", "generation": 1, "resourceSliceCount": 1}
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "foreign"},
+        "spec": {"driver": contract.DRA_DRIVER, "pool": pool, "devices": [], **spec},
+    }
+    answer = ask_as_the_agent(product, node_name, "POST", "/apis/resource.k8s.io/v1/resourceslices", body)
+    assert "an agent writes the ResourceSlices of its own node only" in answer
+
+
+def finalizers() -> str:
+    """What the scheduler writes before an allocation, so that a claim in use is not deleted."""
+    return json.dumps({"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}})
+
+
+def memory_in(kubectl: Kubectl, name: str, container: str) -> list[int]:
+    """The memory of each GPU that a program in a container sees, in bytes."""
+    events = parse_events(kubectl.exec(name, CLIENT, "info", container=container))
+    return [event["total_bytes"] for event in events if event["event"] == "device"]
+
+
+def container_of(one: Object) -> tuple[str, int]:
+    """Which container a pod of one has, and how often it was started again."""
+    [status] = one["status"]["containerStatuses"]
+    return status["containerID"], status["restartCount"]
+
+
+def offered(product: Kubectl) -> list[Mapping[str, Any]]:
+    """The devices in the slices of the driver."""
+    slices = product.all("resourceslices", f"--field-selector=spec.driver={contract.DRA_DRIVER}")
+    return [device for one in slices for device in one["spec"].get("devices", [])]
+
+
+def request(name: str = "gpu", *, device_class: str = contract.DRA_CLASS, count: int = 1, **amounts: str) -> Object:
+    """One request of a claim."""
+    exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
+    return {"name": name, "exactly": {**exactly, **({"capacity": {"requests": amounts}} if amounts else {})}}
+
+
+def claim(name: str, *requests: Object, parameters: Mapping[str, str] | None = None) -> Object:
+    """A ResourceClaim."""
+    devices: dict[str, Any] = {"requests": list(requests)}
+    if parameters is not None:
+        stated = {"apiVersion": contract.PARAMETERS_API_VERSION, "kind": contract.PARAMETERS_KIND, **parameters}
+        devices["config"] = [{"opaque": {"driver": contract.DRA_DRIVER, "parameters": stated}}]
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": devices}}
+
+
+def pod(name: str, containers: Mapping[str, str | None], *, claim: str, command: Sequence[str] = HOLD_OPEN) -> Object:
+    """A pod with one claim. Args: containers: by name, the request that each container uses; None for the claim as a whole."""
+    specs = [
+        {
+            "name": container,
+            "image": CLIENT_IMAGE,
+            "imagePullPolicy": "IfNotPresent",
+            "command": list(command),
+            "resources": {"claims": [{"name": "gpu", **({"request": of} if of is not None else {})}]},
+        }
+        for container, of in containers.items()
+    ]
+    spec = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "containers": specs,
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}

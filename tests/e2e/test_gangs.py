@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gangs on several nodes, on the real kube-scheduler: domains, elastic members, victims, restarts, and processes that are killed."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from aliquot import contract
+from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.conftest import Target
+from tests.e2e.fleet import HIGH, LOW, Fleet, gang, pod, running_fleet
+from tests.e2e.kubectl import Kubectl, eventually
+from tests.e2e.product import AGENT_NAMESPACE
+from tests.e2e.scale import GPUS_PER_NODE
+
+CLIQUES = {"fleet-a1": "a", "fleet-a2": "a", "fleet-b1": "b", "fleet-b2": "b"}
+GROWTH_SECONDS = 2.0
+RESTARTED_SECONDS = 1.5
+"""A process that is killed starts again a second later."""
+SLACK_SECONDS = 1.0
+"""For kubectl itself, which takes up to half a second a call."""
+
+
+@pytest.fixture
+def without_product(target: Target, request: pytest.FixtureRequest) -> None:
+    """The product is not installed in the cluster: its policies would refuse the bindings of these processes."""
+    if target.kubectl.all("namespaces", f"--field-selector=metadata.name={AGENT_NAMESPACE}"):
+        request.getfixturevalue("bare")
+
+
+@pytest.fixture
+def fleet(without_product: None, node: Cluster, kubectl: Kubectl) -> Iterator[Fleet]:
+    """Four nodes of eight GPUs in two cliques."""
+    del without_product
+    with running_fleet(node, kubectl, CLIQUES) as running:
+        yield running
+
+
+def test_gang_goes_to_the_clique_with_room_or_waits_and_says_why(fleet: Fleet) -> None:
+    fleet.fill({"fleet-a1": 4, "fleet-a2": 1, "fleet-b1": 1, "fleet-b2": 2})
+    annotations = gang("first", 4, domain="required")
+    fleet.create(*(pod(f"first-{number}", priority=HIGH, annotations=annotations) for number in range(4)))
+    eventually(lambda: len(fleet.nodes_of(prefix="first")) == 4, "the gang to start", otherwise=lambda: fleet.kubectl.explain("first-0"))
+    assert {CLIQUES[node] for node in fleet.nodes_of(prefix="first").values()} == {"a"}
+    assert fleet.why("first-0")["domain"] == "members by clique: a (4)"
+
+    fleet.kubectl.delete("pods", "first-0", "first-1")  # 3 and 3 are free
+    annotations = gang("second", 4, domain="required")
+    fleet.create(*(pod(f"second-{number}", priority=HIGH, annotations=annotations) for number in range(4)))
+    sentence = "gang: 4 members need one clique, and the one with most room, "
+    eventually(
+        lambda: fleet.why("second-0").get("gang", "").startswith(sentence), "the reason", otherwise=lambda: str(fleet.why("second-0"))
+    )
+    assert fleet.why("second-0")["gang"].endswith("takes 3")
+    assert any(sentence in event for event in fleet.kubectl.events("second-0"))
+    assert not fleet.nodes_of(prefix="second")
+
+    fleet.kubectl.delete("pods", "filler-fleet-b1-0")
+    eventually(lambda: len(fleet.nodes_of(prefix="second")) == 4, "the gang to start", otherwise=lambda: fleet.kubectl.explain("second-0"))
+    assert {CLIQUES[node] for node in fleet.nodes_of(prefix="second").values()} == {"b"}
+
+
+def test_elastic_gang_starts_shrinks_and_grows(fleet: Fleet) -> None:
+    fleet.fill({"fleet-a1": 4, "fleet-a2": 0, "fleet-b1": 0, "fleet-b2": 0})
+    annotations = gang("elastic", 2, gang_max="6")
+    fleet.create(*(pod(f"elastic-{number}", annotations=annotations) for number in range(6)))
+    eventually(lambda: len(fleet.nodes_of(prefix="elastic")) == 4, "as many as have room")
+    for number, left in enumerate((3, 2)):
+        fleet.create(pod(f"important-{number}", priority=HIGH))
+        fleet.wait_until_bound(f"important-{number}")
+        assert len(fleet.nodes_of(prefix="elastic")) == left
+    fleet.kubectl.delete("pods", "important-0")
+    freed_at = time.monotonic()
+    eventually(lambda: len(fleet.nodes_of(prefix="elastic")) == 3, "the gang to grow")
+    assert time.monotonic() - freed_at < GROWTH_SECONDS + SLACK_SECONDS
+    for number in (2, 3):
+        fleet.create(pod(f"important-{number}", priority=HIGH))
+        fleet.wait_until_bound(f"important-{number}")
+        assert len(fleet.nodes_of(prefix="elastic")) in (0, 2), "all of them, or the minimum"
+
+
+@pytest.mark.timeout(300)
+def test_victims_end_on_two_nodes_for_one_gang(fleet: Fleet) -> None:
+    fleet.fill(dict.fromkeys(CLIQUES, 0), priority=LOW)
+    kept = {"matchLabels": {"part-of": "filler-fleet-b1"}}
+    budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "kept"},
+              "spec": {"minAvailable": GPUS_PER_NODE, "selector": kept}}  # fmt: skip
+    fleet.kubectl.apply(budget)
+    eventually(lambda: fleet.kubectl.get("pdb", "kept").get("status", {}).get("expectedPods") == GPUS_PER_NODE, "the budget to count")
+    members = [pod(f"large-{number}", gpus=GPUS_PER_NODE, priority=HIGH, annotations=gang("large", 2)) for number in range(2)]
+    fleet.create(*members)
+    eventually(lambda: len(fleet.nodes_of(prefix="large")) == 2, "the gang to start", seconds=120,
+               otherwise=lambda: fleet.kubectl.explain("large-0"))  # fmt: skip
+    taken = set(fleet.nodes_of(prefix="large").values())
+    assert len(taken) == 2
+    assert "fleet-b1" not in taken, "its budget allows no disruption"
+    left = Counter(fleet.nodes_of(prefix="filler").values())
+    assert left == {node: GPUS_PER_NODE for node in CLIQUES if node not in taken}, "no pod ended in vain"
+
+
+def test_broken_gang_restarts_whole_and_another_one_goes_on(fleet: Fleet) -> None:
+    fleet.create(*(pod(f"whole-{number}", annotations=gang("whole", 3, gang_restart="whole")) for number in range(3)))
+    fleet.create(*(pod(f"loose-{number}", annotations=gang("loose", 3)) for number in range(3)))
+    eventually(lambda: len(fleet.nodes_of()) == 6, "both gangs to start")
+    fleet.kubectl.delete("pods", "whole-0", "loose-0")
+    eventually(lambda: not fleet.nodes_of(prefix="whole"), "the rest of the gang to end")
+    assert fleet.nodes_of(prefix="loose").keys() == {"loose-1", "loose-2"}
+    events = fleet.kubectl.events("whole-1")
+    assert any(event.startswith(contract.EVENT_REASON_GANG_RESTARTED) and "whole-0" in event for event in events)
+
+
+@pytest.mark.timeout(300)
+def test_gangs_start_whole_while_scheduler_and_extender_are_killed(fleet: Fleet, node: Cluster) -> None:
+    """Seven gangs of six on 32 GPUs: five fit."""
+    choices, minimum = random.Random(21), 6
+    for name in "abcdefg":
+        fleet.create(*(pod(f"{name}-{number}", annotations=gang(name, minimum)) for number in range(minimum)))
+        time.sleep(choices.uniform(RESTARTED_SECONDS, 2 * RESTARTED_SECONDS))
+        node.kill(choices.choice(fleet.processes))
+
+    def started() -> Counter[str]:
+        return Counter(name.partition("-")[0] for name in fleet.nodes_of())
+
+    eventually(lambda: sum(started().values()) == 5 * minimum, "five gangs to start", seconds=150, otherwise=lambda: str(started()))
+    assert set(started().values()) == {minimum}

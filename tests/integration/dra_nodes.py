@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in node with an agent process in DRA mode, and a kubelet that registers and calls the driver as the real one does."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from agent.adapters.dra_grpc import DRIVER_PACKAGES, driver_directory
+from aliquot import contract
+from aliquot.kubelet_api import dra_pb2, drahealth_pb2, pluginregistration_pb2
+from aliquot.kubelet_api.pluginregistration_pb2_grpc import RegistrationStub
+from aliquot_lab.standin.cluster import Kind, Object
+from aliquot_lab.standin.hardware import SimulatedHardware
+from aliquot_lab.standin.node import Node, NodeOptions
+from tests.unit.agent.fakes import until
+
+
+CALL_SECONDS = 20
+
+
+class FakeKubelet:
+    """Registers the drivers that it finds, and calls them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.registry = directory / "plugins_registry"
+        self.endpoint = ""
+        self.versions: list[str] = []
+
+    async def register(self, *, error: str = "") -> None:
+        """Register the one driver in the registry, or refuse it with an error."""
+        await until(lambda: list(self.registry.glob("*-reg.sock")))
+        (path,) = self.registry.glob("*-reg.sock")
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            stub = RegistrationStub(channel)
+            # The socket's file exists a moment before its server accepts calls. The real kubelet waits too.
+            info = await stub.GetInfo(pluginregistration_pb2.InfoRequest(), wait_for_ready=True, timeout=CALL_SECONDS)
+            assert (info.type, info.name) == ("DRAPlugin", contract.DRA_DRIVER)
+            self.endpoint, self.versions = info.endpoint, list(info.supported_versions)
+            status = pluginregistration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
+            await stub.NotifyRegistrationStatus(status)
+
+    async def prepare(self, *claims: dra_pb2.Claim, package: str = DRIVER_PACKAGES[0]) -> dra_pb2.NodePrepareResourcesResponse:
+        """Prepare claims in one call."""
+        request = dra_pb2.NodePrepareResourcesRequest(claims=claims)
+        return await self._call(f"/{package}.DRAPlugin/NodePrepareResources", request, dra_pb2.NodePrepareResourcesResponse)
+
+    async def unprepare(self, *claims: dra_pb2.Claim, package: str = DRIVER_PACKAGES[0]) -> dra_pb2.NodeUnprepareResourcesResponse:
+        """Release claims in one call."""
+        request = dra_pb2.NodeUnprepareResourcesRequest(claims=claims)
+        return await self._call(f"/{package}.DRAPlugin/NodeUnprepareResources", request, dra_pb2.NodeUnprepareResourcesResponse)
+
+    @asynccontextmanager
+    async def health(self, package: str) -> AsyncIterator[Any]:
+        """The stream of the devices' health."""
+        async with grpc.aio.insecure_channel(f"unix:{self.endpoint}") as channel:
+            call = channel.unary_stream(
+                f"/{package}.DRAResourceHealth/NodeWatchResources",
+                request_serializer=drahealth_pb2.NodeWatchResourcesRequest.SerializeToString,
+                response_deserializer=drahealth_pb2.NodeWatchResourcesResponse.FromString,
+            )
+            yield call(drahealth_pb2.NodeWatchResourcesRequest())
+
+    async def _call(self, path: str, request: Any, reply: Any) -> Any:
+        async with grpc.aio.insecure_channel(f"unix:{self.endpoint}") as channel:
+            call = channel.unary_unary(path, request_serializer=type(request).SerializeToString, response_deserializer=reply.FromString)
+            return await call(request)
+
+
+@asynccontextmanager
+async def dra_node(directory: Path, *flags: str) -> AsyncIterator[tuple[Node, FakeKubelet]]:
+    """A node of eight H200 with an agent in DRA mode that is registered. Args: directory: of kubelet, with a short path."""
+    kubelet = FakeKubelet(directory)
+    kubelet.registry.mkdir()
+    driver_directory(directory).mkdir(parents=True)
+    own = (f"--kubelet-dir={directory}", "--allocation=dra", "--feature-gates=DynamicResourceAllocation=true", *flags)
+    async with Node(SimulatedHardware("h200x8"), NodeOptions(agent_flags=own, start_agent=False)) as node:
+        await node.agent.start()
+        await kubelet.register()
+        await until(lambda: offered(node) or "--allocation=plugin" in flags)
+        yield node, kubelet
+
+
+def offered(node: Node) -> Sequence[Mapping[str, Any]]:
+    """The devices in the node's slices."""
+    _, slices = node.cluster.list(Kind.RESOURCE_SLICE)
+    return [device for one in slices for device in one["spec"]["devices"]]
+
+
+def allocate(node: Node, name: str, device: str, mib: int) -> dra_pb2.Claim:
+    """Create a claim that is allocated a part of a device; return it as kubelet names it."""
+    pool = node.cluster.list(Kind.NODE)[1][0]["metadata"]["name"]
+    result = {
+        "request": "gpu",
+        "driver": contract.DRA_DRIVER,
+        "pool": pool,
+        "device": device,
+        "shareID": f"share-{name}",
+        "consumedCapacity": {"memory": f"{mib}Mi", "cores": "1", "shares": "1"},
+    }
+    body = {
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": contract.DRA_CLASS}}]}},
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+    return claim_of(node.cluster.create(Kind.RESOURCE_CLAIM, body))
+
+
+def claim_of(item: Object) -> dra_pb2.Claim:
+    """A claim as kubelet names it."""
+    metadata = item["metadata"]
+    return dra_pb2.Claim(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])

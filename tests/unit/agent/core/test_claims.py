@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+import pytest
+
+from agent.core.backends import Abilities
+from agent.core.cgroups import ContainerRef
+from agent.core.claims import ClaimNode, decode_claim, device_status, plan_request
+from agent.core.ledger import Grant, Ledger
+from agent.core.owners import owner_of, pod_uids_of
+from agent.core.planning import Planned
+from agent.core.refusal import Reason, Refusal
+from aliquot.contract.errors import ContractError
+from aliquot.contract.features import FeatureGates
+from aliquot.contract.model import ContainerState, ContainerStatus, CoresMode, Isolation, Priority
+from aliquot.contract.units import MIB
+from aliquot.placement.fit import Reject
+from tests.unit.agent.builders import BOOT, SECRET, gpu, grant, ids, instance, inventory, share
+from tests.unit.agent.claim_builders import NODE, body, claim_object, parameters, ref, result, user
+
+INVENTORY = inventory(gpu(0, mib=1000), gpu(1, mib=1000))
+
+
+def node(*grants: Grant, **changes) -> ClaimNode:
+    ledger = Ledger({one.grant_id: one for one in grants})
+    known = {"abilities": Abilities(most_memory_burst=2.0), "pods": {}, "inventory": INVENTORY, "ledger": ledger}
+    return ClaimNode(secret=SECRET, boot_id=BOOT, pool=NODE, shares_per_gpu=4, **{**known, **changes})
+
+
+def plan(claim, at: ClaimNode, *, name: str = "train") -> Planned | Refusal:
+    decoded = decode_claim(body(claim))
+    return plan_request(ref(name, decoded.uid), decoded, decoded.requests[0], at)
+
+
+def granted(claim, at: ClaimNode | None = None, *, name: str = "train") -> Grant:
+    planned = plan(claim, at or node(), name=name)
+    assert isinstance(planned, Planned), planned
+    return planned.grant
+
+
+def refused(claim, at: ClaimNode | None = None) -> Refusal:
+    refusal = plan(claim, at or node())
+    assert isinstance(refusal, Refusal)
+    return refusal
+
+
+class TestAmounts:
+    def test_consumed_memory_is_granted_and_cores_are_unreserved(self):
+        assert granted(claim_object("train", result(1, mib=300))).shares == (share(1, 300),)
+
+    def test_cores_count_only_when_claim_states_them(self):
+        assert granted(claim_object("train", result(0, cores=30), cores_stated=True)).shares == (share(0, 100, 30),)
+
+    def test_several_devices_keep_their_order(self):
+        assert granted(claim_object("train", result(1), result(0))).device_names == ("GPU-1", "GPU-0")
+
+    def test_device_without_consumed_memory_is_granted_whole(self):
+        assert granted(claim_object("train", result(0, mib=None))).shares == (share(0, 1000),)
+
+    @pytest.mark.parametrize("amount", ["0", "100m", "many"])
+    def test_amount_that_is_no_whole_number_is_refused(self, amount):
+        claim = claim_object("train", {**result(0), "consumedCapacity": {"memory": amount}})
+        assert refused(claim).reason is Reason.REQUEST_INVALID
+
+
+class TestRoom:
+    def test_claim_that_exceeds_what_other_door_leaves_is_refused(self):
+        other = grant(ids("0:0"), share(0, 950))
+        refusal = refused(claim_object("train", result(0, mib=100)), node(other))
+        assert refusal.reason is Reason.OVERCOMMITTED
+        assert "which has 50 MiB" in refusal.message
+        assert "default/train/main 950 MiB" in refusal.message
+
+    def test_one_device_twice_in_request_is_refused(self):
+        refusal = refused(claim_object("train", result(0, mib=10), result(0, mib=10)))
+        assert (refusal.reason, "device gpu-0 twice" in refusal.message) == (Reason.REQUEST_INVALID, True)
+
+    def test_more_devices_than_container_can_have_are_refused(self):
+        refusal = refused(claim_object("train", *(result(minor) for minor in range(17))))
+        assert "has 17 devices; a container can have 16" in refusal.message
+
+    def test_grant_of_same_request_does_not_count_twice(self):
+        first = granted(claim_object("train", result(0, mib=900)))
+        assert granted(claim_object("train", result(0, mib=900)), node(first)) == first
+
+
+class TestRefusals:
+    def test_unhealthy_gpu(self):
+        broken = replace(INVENTORY, devices=(replace(INVENTORY.devices[0], trouble="XID 79"), INVENTORY.devices[1]))
+        assert refused(claim_object("train", result(0)), node(inventory=broken)).reason is Reject.UNHEALTHY
+
+    def test_gpu_in_mig_mode(self):
+        assert refused(claim_object("train", result(0)), node(inventory=inventory(gpu(0, mig=[instance(0, 0)])))).reason is Reject.MIG_MODE
+
+    @pytest.mark.parametrize("wrong", [{"device": "gpu-7"}, {"pool": "node-2"}])
+    def test_unknown_device(self, wrong):
+        assert refused(claim_object("train", {**result(0), **wrong})).reason is Reason.DEVICE_UNKNOWN
+
+    def test_admin_access(self):
+        refusal = refused(claim_object("train", result(0, adminAccess=True)))
+        assert (refusal.reason, "adminAccess" in refusal.message) == (Reason.REQUEST_INVALID, True)
+
+    def test_damaged_ledger_row_on_gpu(self):
+        ledger = Ledger({}, {"lost": frozenset({"GPU-0"})})
+        assert refused(claim_object("train", result(0)), node(ledger=ledger)).reason is Reason.LEDGER_DAMAGED
+
+    def test_container_with_second_grant(self):
+        pod = user("train", "train")
+        pod = replace(
+            pod, containers=(replace(pod.containers[0], claims=(*pod.containers[0].claims, *user("x", "more").containers[0].claims)),)
+        )
+        first = granted(claim_object("train", result(0), pods=[pod]), node(pods={pod.uid: pod}))
+        refusal = plan(claim_object("more", result(1), pods=[pod]), node(first, pods={pod.uid: pod}), name="more")
+        assert isinstance(refusal, Refusal)
+        assert "uses request gpu of claim train and request gpu of claim more" in refusal.message
+
+    def test_grant_of_earlier_claim_with_same_name_is_no_second_grant(self):
+        pod = user("train", "train")
+        earlier = granted(claim_object("train", result(0), uid="uid-before", pods=[pod]), node(pods={pod.uid: pod}))
+        assert granted(claim_object("train", result(0), pods=[pod]), node(earlier, pods={pod.uid: pod})).claim.uid == "uid-train"
+
+
+class TestParameters:
+    def test_claims_parameters_replace_those_of_class(self):
+        claim = claim_object(
+            "train", result(0), stated=parameters(priority="high"), of_class=parameters(priority="low", coresMode="weight")
+        )
+        planned = plan(claim, node())
+        assert isinstance(planned, Planned)
+        assert (planned.preferences.priority, planned.preferences.cores_mode) == (Priority.HIGH, CoresMode.WEIGHT)
+        assert planned.grant.claim.preferences == planned.preferences
+
+    def test_parameters_of_another_request_do_not_count(self):
+        claim = claim_object("train", result(0), stated=parameters(priority="high"))
+        claim["status"]["allocation"]["devices"]["config"][0]["requests"] = ["other"]
+        assert granted(claim).claim.preferences.priority is None
+
+    @pytest.mark.parametrize(
+        ("stated", "sentence"),
+        [
+            ({"apiVersion": "aliquot.dev/v9", "kind": "VgpuParameters"}, "found aliquot.dev/v9 VgpuParameters"),
+            (parameters(isolatoin="shim"), "isolatoin"),
+            (parameters(isolation="mps"), "isolation mps is not available to claims"),
+            (parameters(memoryBurst="0.5"), "expected a ratio from 1 to 10"),
+        ],
+    )
+    def test_unknown_or_wrong_parameters_are_refused(self, stated, sentence):
+        refusal = refused(claim_object("train", result(0), stated=stated))
+        assert (refusal.reason, sentence in refusal.message) == (Reason.REQUEST_INVALID, True)
+
+    def test_exclusive_is_whole_gpu_only(self):
+        whole = claim_object("train", result(0, mib=1000), stated=parameters(isolation="exclusive"))
+        assert granted(whole).shares == (share(0, 1000, 100),)
+        assert granted(whole).backend is Isolation.EXCLUSIVE
+        assert "whole GPU" in refused(claim_object("train", result(0, mib=10), stated=parameters(isolation="exclusive"))).message
+
+    @pytest.mark.parametrize(
+        ("abilities", "sentence"),
+        [
+            (Abilities(gates=FeatureGates(), most_memory_burst=2.0), "MemoryBurst"),
+            (Abilities(most_memory_burst=1.2), "exceeds 1.2"),
+        ],
+    )
+    def test_burst_that_node_does_not_allow_is_refused(self, abilities, sentence):
+        claim = claim_object("train", result(0), stated=parameters(memoryBurst="1.5"))
+        assert sentence in refused(claim, node(abilities=abilities)).message
+
+
+class TestUsers:
+    def test_grant_names_first_pod_and_its_container(self):
+        pod = user("first", "train", "gpu")
+        made = granted(claim_object("train", result(0), pods=[pod]), node(pods={pod.uid: pod}))
+        assert str(made.holder) == "default/first/main"
+
+    def test_processes_of_every_pod_of_claim_belong_to_its_grant(self):
+        first, second = user("first", "train"), user("second", "train", "gpu")
+        stranger = user("third", "other")
+        made = granted(claim_object("train", result(0), pods=[first]), node(pods={first.uid: first}))
+        assert pod_uids_of(made, [first, second, stranger]) == {first.uid, second.uid}
+        running = replace(second, statuses=(ContainerStatus("main", ContainerState.RUNNING, "c2"),))
+        owner = owner_of(ContainerRef(second.uid, "c2"), 1, pods_by_uid={second.uid: running}, grants=[made], counted_pids={})
+        assert (owner.container, owner.grants) == ("main", (made,))
+
+
+def test_subrequest_is_known_by_name_of_its_request():
+    claim = decode_claim(body(claim_object("train", result(0, request="gpu/large"))))
+    assert [one.name for one in claim.requests] == ["gpu"]
+
+
+def test_devices_of_other_drivers_are_ignored():
+    claim = decode_claim(body(claim_object("train", result(0), {**result(0), "driver": "nic.example.com"})))
+    assert [len(one.devices) for one in claim.requests] == [1]
+
+
+def test_claim_that_cannot_be_read_is_an_error():
+    with pytest.raises(ContractError, match="ResourceClaim"):
+        decode_claim(b'{"metadata": 1}')
+
+
+def test_status_reports_amounts_of_each_device():
+    (one,) = device_status([granted(claim_object("train", result(0, mib=200)))], 0.0)
+    assert (one["device"], one["shareID"], one["data"]["memoryBytes"]) == ("gpu-0", "share-0", 200 * MIB)
+
+
+def test_claim_with_parameters_nested_too_deeply_is_an_error():
+    nested = b"[" * 5000 + b"]" * 5000  # 10 KiB, the most that the API takes
+    config = b'{"source": "FromClaim", "opaque": {"driver": "nic.example.com", "parameters": {"a": %s}}}' % nested
+    with pytest.raises(ContractError, match="too deeply"):
+        decode_claim(b'{"metadata": {"uid": "u"}, "status": {"allocation": {"devices": {"config": [%s]}}}}' % config)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+import kubernetes_validate
+import pytest
+
+from agent.core.health import HealthState
+from agent.core.inventory import DeviceInventory
+from agent.core.slices import FoundSlice, Pool, changes_to, devices_of, find_device, slice_specs
+from aliquot import contract
+from tests.unit.agent.builders import gpu, instance, inventory
+
+POOL = Pool("node-1", "uid-node", 16)
+NAME = f"node-1-{contract.DRA_DRIVER}-0"
+
+
+def found(generation: int = 1, *, devices=None, name: str = NAME) -> FoundSlice:
+    (spec,) = slice_specs(devices if devices is not None else devices_of(inventory(), 16), POOL, generation).values()
+    return FoundSlice(name, "7", spec)
+
+
+def many(count: int) -> DeviceInventory:
+    return inventory(*(gpu(minor) for minor in range(count)))
+
+
+def test_shared_gpu_has_capacities_with_defaults_for_whole_memory():
+    (device,) = devices_of(inventory(gpu(3, mib=1000)), 16)
+    assert device["name"] == "gpu-3"
+    assert device["allowMultipleAllocations"]
+    memory, cores, shares = (device["capacity"][name] for name in ("memory", "cores", "shares"))
+    assert memory == {
+        "value": "1000Mi",
+        "requestPolicy": {"default": "1000Mi", "validRange": {"min": "1Mi", "max": "1000Mi", "step": "1Mi"}},
+    }
+    assert cores["requestPolicy"] == {"default": "1", "validRange": {"min": "1", "max": "100", "step": "1"}}
+    assert (shares["value"], shares["requestPolicy"]) == ("16", {"default": "1", "validValues": ["1"]})
+
+
+def test_attributes_have_nvidias_names_too_and_fit_api_limits():
+    (device,) = devices_of(replace(inventory(gpu(0, model="NVIDIA " + "H" * 100)), cuda_version=13010), 16)
+    attributes = device["attributes"]
+    assert attributes["uuid"] == attributes["gpu.nvidia.com/uuid"] == {"string": "GPU-0"}
+    assert attributes["gpu.nvidia.com/driverVersion"] == {"version": "580.159.3"}
+    assert attributes["gpu.nvidia.com/cudaDriverVersion"] == {"version": "13.1.0"}
+    assert attributes["resource.kubernetes.io/pciBusID"] == {"string": "0000:01:00.0"}
+    assert len(attributes) + len(device["capacity"]) <= 32
+    assert all(len(value.get("string", "")) <= 64 for value in attributes.values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "taints"),
+    [
+        pytest.param({}, [], id="healthy"),
+        pytest.param(
+            {"trouble": "XID 79", "state": HealthState.LOST},
+            [{"key": "aliquot.dev/unhealthy", "value": "lost", "effect": "NoSchedule"}],
+            id="lost",
+        ),
+        pytest.param({"cordoned": True}, [{"key": "aliquot.dev/cordoned", "effect": "NoSchedule"}], id="cordoned"),
+    ],
+)
+def test_trouble_and_cordon_are_taints(changed, taints):
+    one = inventory(gpu(0))
+    (device,) = devices_of(replace(one, devices=(replace(one.devices[0], **changed),)), 16)
+    assert list(device.get("taints", [])) == taints
+
+
+def test_gpu_in_mig_mode_is_not_offered_but_found():
+    one = inventory(gpu(0, mig=[instance(0, 0)]), gpu(1))
+    assert [device["name"] for device in devices_of(one, 16)] == ["gpu-1"]
+    assert find_device(one, "gpu-0") is one.devices[0]
+    assert find_device(one, "gpu-9") is None
+
+
+def test_slice_follows_schema_of_api():
+    one = inventory(gpu(0))
+    entries = (replace(one.devices[0], cordoned=True, pcie_root="pci0000:00", fabric_clique="0-1"),)
+    (body,) = changes_to(devices_of(replace(one, devices=entries), 16), POOL, [], {}).create
+    kubernetes_validate.validate(body, "1.36", strict=True)
+
+
+class TestChanges:
+    def test_nothing_is_written_when_api_has_the_slices(self):
+        assert not changes_to(devices_of(inventory(), 16), POOL, [found()], {})
+
+    def test_missing_slice_is_created_for_the_node(self):
+        changes = changes_to(devices_of(inventory(), 16), POOL, [], {})
+        (created,) = changes.create
+        assert created["metadata"]["name"] == NAME
+        assert created["metadata"]["ownerReferences"][0]["uid"] == "uid-node"
+        assert created["spec"]["pool"] == {"name": "node-1", "generation": 1, "resourceSliceCount": 1}
+
+    def test_change_of_only_slice_keeps_generation(self):
+        changes = changes_to(devices_of(many(3), 16), POOL, [found(4)], {})
+        ((name, version, body),) = changes.replace
+        assert (name, version, body["spec"]["pool"]["generation"]) == (NAME, "7", 4)
+
+    def test_change_of_several_slices_raises_generation_in_all(self):
+        changes = changes_to(devices_of(many(70), 16), POOL, [found(4)], {})
+        bodies = [*changes.create, *(body for _, _, body in changes.replace)]
+        assert {body["spec"]["pool"]["generation"] for body in bodies} == {5}
+        assert {body["spec"]["pool"]["resourceSliceCount"] for body in bodies} == {2}
+        assert sum(len(body["spec"]["devices"]) for body in bodies) == 70
+
+    def test_slices_are_deleted_when_no_device_is_offered(self):
+        assert changes_to([], POOL, [found()], {}).delete == [NAME]
+
+    def test_fields_that_api_server_drops_cause_no_second_write(self):
+        wanted = slice_specs(devices_of(inventory(), 16), POOL, 1)[NAME]
+        stored = {**wanted, "devices": [{"name": device["name"]} for device in wanted["devices"]]}
+        assert not changes_to(devices_of(inventory(), 16), POOL, [FoundSlice(NAME, "7", stored)], {NAME: (wanted, stored)})
+        assert changes_to(devices_of(many(1), 16), POOL, [FoundSlice(NAME, "7", stored)], {NAME: (wanted, stored)}).replace

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.core.identity import cdi_name
+from agent.core.overhead import HostProcess
+from agent.core.refusal import Reason, Refusal
+from agent.core.region_layout import decode_limits
+from agent.services import claims as module
+from agent.services.claim_sweep import ClaimSweep
+from agent.services.claims import ClaimManager, ClaimOptions
+from agent.services.dra_plugin import DraPlugin, devices_of
+from agent.services.reporting import Reporting
+from aliquot import contract
+from aliquot.contract.units import MIB
+from aliquot.kubelet_api import dra_pb2 as pb
+from aliquot.placement.fit import Reject
+from tests.unit.agent.adapters.test_files import SlotHolder
+from tests.unit.agent.builders import BOOT, SECRET, grant, ids, share
+from tests.unit.agent.claim_builders import NODE, FakeResourceApi, claim_object, ref, result, user
+from tests.unit.agent.fakes import posted_on_pods, settle
+from tests.unit.agent.partitions import make_backends
+from tests.unit.agent.services.test_allocator import Harness
+
+
+class ClaimHarness(Harness):
+    """A claim manager over fakes of everything but the files."""
+
+    def __init__(self, base: Path, **options) -> None:
+        super().__init__(base, **options)
+        self.resources = FakeResourceApi()
+        self.claims = ClaimManager(
+            ClaimOptions(SECRET, BOOT, NODE, 16), state=self.state, api=self.resources, contents=self.contents,
+            backends=make_backends(self.manager), reporting=Reporting(self.events, self.telemetry), clock=self.clock,
+        )  # fmt: skip
+        self.sweep = ClaimSweep(self.claims, self.manager, self.liveness, self.resources, NODE)
+
+    def memory_mib(self, granted) -> int:
+        path = self.disk.files.paths(granted.grant_id)[0]
+        return sum(device.memory_bytes for device in decode_limits(Path(path).read_bytes()).devices) // MIB
+
+    def inodes(self, granted) -> list[int]:
+        return [Path(path).stat().st_ino for path in self.disk.files.paths(granted.grant_id)]
+
+    def specs(self) -> list[str]:
+        return sorted(path.name for path in (self.disk.base / "cdi").glob(f"{contract.CDI_FILE_PREFIX}*"))
+
+
+@pytest.fixture
+async def node(tmp_path):
+    return await ClaimHarness(tmp_path).ready()
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    """Waits are short; the clock of the harness stands still, so a test moves it."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "POD_SECONDS", 0.01)
+
+
+async def test_claim_gets_one_grant_with_files_for_each_request(node):
+    node.resources.put(claim_object("train", result(0, mib=300, request="a"), result(1, mib=200, request="b")))
+    first, second = await node.claims.prepare(ref("train"))
+    assert [node.memory_mib(one) for one in (first, second)] == [300, 200]
+    assert len(node.specs()) == 2
+    devices = devices_of([first, second])
+    assert [(list(one.request_names), one.device_name, one.share_id) for one in devices] == [
+        (["a"], "gpu-0", "share-0"),
+        (["b"], "gpu-1", "share-1"),
+    ]
+    assert [list(one.cdi_device_ids) for one in devices] == [[cdi_name(one.grant_id)] for one in (first, second)]
+
+
+async def test_second_prepare_returns_same_grants_without_api(node):
+    node.resources.put(claim_object("train", result(0)))
+    first = await node.claims.prepare(ref("train"))
+    node.resources.outage = True
+    assert await node.claims.prepare(ref("train")) == first
+    assert node.resources.reads == 1
+
+
+async def test_lost_file_is_written_again_by_prepare(node):
+    node.resources.put(claim_object("train", result(0)))
+    (granted,) = await node.claims.prepare(ref("train"))
+    node.disk.cdi.remove(granted.grant_id)
+    assert await node.claims.prepare(ref("train")) == [granted]
+    assert len(node.specs()) == 1
+
+
+async def test_lost_spec_leaves_files_that_running_containers_have_mounted(node):
+    node.resources.put(claim_object("train", result(0)))
+    (granted,) = await node.claims.prepare(ref("train"))
+    mounted = node.inodes(granted)
+    node.disk.cdi.remove(granted.grant_id)
+    await node.claims.prepare(ref("train"))
+    assert node.inodes(granted) == mounted
+
+
+async def test_refused_repetition_keeps_grants_that_containers_may_use(node):
+    node.resources.put(claim_object("train", result(0, request="a"), result(1, request="b")))
+    first, second = await node.claims.prepare(ref("train"))
+    node.disk.cdi.remove(second.grant_id)
+    gpu_0, gpu_1 = node.watch.inventory.devices
+    node.watch.inventory = replace(node.watch.inventory, devices=(gpu_0, replace(gpu_1, trouble="XID 79")))
+    assert (await node.claims.prepare(ref("train"))).reason is Reject.UNHEALTHY
+    assert node.manager.ledger.grants.keys() == {first.grant_id, second.grant_id}
+
+
+async def test_next_agent_knows_claim_of_earlier_one(node, tmp_path):
+    node.resources.put(claim_object("train", result(0)))
+    (granted,) = await node.claims.prepare(ref("train"))
+    later = await ClaimHarness(tmp_path).ready()
+    later.manager.load(BOOT)
+    assert await later.claims.prepare(ref("train")) == [granted]
+    assert await later.claims.unprepare(ref("train")) == ""
+    assert (later.specs(), later.manager.ledger.grants) == ([], {})
+
+
+async def test_claim_of_earlier_boot_gets_new_grant(node):
+    node.resources.put(claim_object("train", result(1)))
+    (granted,) = await node.claims.prepare(ref("train"))
+    node.manager.ledger = node.manager.ledger.adopting([replace(granted, boot_id="boot-0")])
+    (again,) = await node.claims.prepare(ref("train"))
+    assert again.boot_id == BOOT
+
+
+async def test_unprepare_of_unknown_claim_succeeds(node):
+    assert await node.claims.unprepare(ref("never")) == ""
+
+
+async def test_claim_with_request_that_does_not_fit_gets_no_grant(node):
+    node.resources.put(claim_object("train", result(0, mib=100, request="a"), result(1, mib=5000, request="b")))
+    changes = node.manager.changes.count
+    asking = asyncio.ensure_future(node.claims.prepare(ref("train")))
+    await asyncio.sleep(0.05)
+    assert node.manager.changes.count == changes  # nothing is written for the request that fits
+    node.clock.seconds += module.ROOM_SECONDS
+    refusal = await asking
+    assert refusal.reason is Reason.OVERCOMMITTED
+    assert (node.manager.ledger.grants, node.specs()) == ({}, [])
+
+
+async def test_waits_for_room_that_another_claim_leaves(node):
+    node.resources.put(claim_object("old", result(0, mib=900)))
+    node.resources.put(claim_object("new", result(0, mib=900)))
+    await node.claims.prepare(ref("old"))
+    waiting = asyncio.ensure_future(node.claims.prepare(ref("new")))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await node.claims.unprepare(ref("old"))
+    (granted,) = await waiting
+    assert granted.claim.name == "new"
+
+
+async def test_waits_for_api_and_driver_but_not_for_ever(node):
+    node.resources.put(claim_object("train", result(0)))
+    node.resources.outage = True
+    waiting = asyncio.ensure_future(node.claims.prepare(ref("train")))
+    await asyncio.sleep(0.05)
+    node.clock.seconds += module.WAIT_SECONDS
+    refusal = await waiting
+    assert (refusal.reason, "does not reply" in refusal.message) == (Reason.NODE_FAILURE, True)
+    node.resources.outage = False
+    assert not isinstance(await node.claims.prepare(ref("train")), Refusal)
+
+
+async def test_hanging_request_is_answered_before_kubelet_gives_up(node, monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr(module, "REPLY_SECONDS", 0.05)
+    monkeypatch.setattr(node.resources, "read_claim", lambda namespace, name: answered.wait())
+    refusal = await node.claims.prepare(ref("train"))
+    answered.set()
+    assert (refusal.reason, "was not prepared in 0.05 s" in refusal.message) == (Reason.NODE_FAILURE, True)
+    assert not node.manager.ledger.grants
+
+
+async def test_waiting_claim_holds_up_no_other(node):
+    node.resources.put(claim_object("big", result(0, mib=5000)))
+    node.resources.put(claim_object("small", result(0, mib=10)))
+    waiting = asyncio.ensure_future(node.claims.prepare(ref("big")))
+    await asyncio.sleep(0.02)
+    assert not isinstance(await node.claims.prepare(ref("small")), Refusal)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+@pytest.mark.parametrize(
+    ("claim", "sentence"),
+    [
+        pytest.param(claim_object("other", result(0)), "does not exist", id="gone"),
+        pytest.param(claim_object("train", result(0), uid="uid-new"), "has UID uid-new now", id="recreated"),
+        pytest.param(claim_object("train", allocated=False), "is not allocated", id="not allocated"),
+    ],
+)
+async def test_wrong_claim_is_refused_at_once(node, claim, sentence):
+    node.resources.put(claim)
+    refusal = await node.claims.prepare(ref("train"))
+    assert (refusal.reason, sentence in refusal.message) == (Reason.CLAIM_UNALLOCATED, True)
+
+
+async def test_concurrent_calls_about_one_claim_make_one_grant(node):
+    node.resources.put(claim_object("train", result(0)))
+    outcomes = await asyncio.gather(*(node.claims.prepare(ref("train")) for _ in range(5)))
+    assert all(one == outcomes[0] for one in outcomes)
+    assert (len(node.manager.ledger.grants), node.resources.reads) == (1, 1)
+
+
+async def test_grant_is_announced_on_first_pod_and_in_claims_status(node):
+    pod = user("first", "train")
+    node.pods.pods_listed([pod])
+    await settle()
+    node.resources.put(claim_object("train", result(0, mib=300), pods=[pod]))
+    await node.claims.prepare(ref("train"))
+    (event,) = await posted_on_pods(node.events, node.api)
+    assert (event.pod, event.container, event.message) == ("first", "main", "request gpu of claim train was granted GPU-0: 300 MiB")
+    await asyncio.gather(*node.claims._reports)
+    ((name, devices),) = node.resources.reported
+    assert (name, devices[0]["data"]["memoryBytes"]) == ("train", 300 * MIB)
+
+
+class TestSweep:
+    async def test_unused_claim_is_released_after_second_look(self, node):
+        await node.census.take()  # else a process might run that no one has listed
+        node.resources.put(claim_object("train", result(0)))  # reserved for no pod
+        await node.claims.prepare(ref("train"))
+        await node.sweep.step()
+        assert node.manager.ledger.grants
+        await node.sweep.step()
+        assert not node.manager.ledger.grants
+
+    async def test_reserved_claim_and_silent_api_keep_grant(self, node):
+        node.resources.put(claim_object("train", result(0), pods=[user("first", "train")]))
+        await node.claims.prepare(ref("train"))
+        for outage in (False, True, True):
+            node.resources.outage = outage
+            await node.sweep.step()
+        assert node.manager.ledger.grants
+
+    async def test_claim_that_pod_uses_since_last_look_keeps_grant(self, node, monkeypatch):
+        await node.census.take()
+        node.resources.put(claim_object("train", result(0)))
+        await node.claims.prepare(ref("train"))
+        await node.sweep.step()
+        signs = node.liveness.signs
+
+        async def used_meanwhile(grants):
+            node.resources.put(claim_object("train", result(0), pods=[user("next", "train")]))
+            return await signs(grants)
+
+        monkeypatch.setattr(node.liveness, "signs", used_meanwhile)
+        await node.sweep.step()
+        assert node.manager.ledger.grants
+
+    async def test_lock_of_later_pod_keeps_grant(self, node):
+        await node.census.take()
+        node.processes.there = {1: HostProcess(1, (1,), 5, f"0::/kubepods/podlater/{'c' * 64}\n")}
+        node.resources.put(claim_object("train", result(0)))
+        (granted,) = await node.claims.prepare(ref("train"))
+        holder = SlotHolder(Path(node.disk.files.paths(granted.grant_id)[1]))
+        try:
+            for _ in range(3):
+                await node.sweep.step()
+            assert node.manager.ledger.grants
+        finally:
+            holder.kill()
+        await node.sweep.step()
+        assert not node.manager.ledger.grants
+
+    async def test_claim_that_moved_to_another_node_is_released(self, node):
+        await node.census.take()
+        node.resources.put(claim_object("train", result(0)))
+        await node.claims.prepare(ref("train"))
+        node.resources.put(claim_object("train", result(0, pool="node-2"), pods=[user("elsewhere", "train")]))
+        await node.sweep.step()
+        await node.sweep.step()
+        assert not node.manager.ledger.grants
+
+    async def test_claim_reserved_for_group_of_pods_keeps_grant(self, node):
+        await node.census.take()
+        claim = claim_object("train", result(0))
+        node.resources.put({**claim, "status": {**claim["status"], "reservedFor": [{"resource": "podgroups", "name": "g", "uid": "u"}]}})
+        await node.claims.prepare(ref("train"))
+        await node.sweep.step()
+        await node.sweep.step()
+        assert node.manager.ledger.grants
+
+
+async def test_grant_of_device_plugin_is_not_a_claims(node):
+    node.manager.ledger = node.manager.ledger.adopting([grant(ids("0:0"), share(0, 10))])
+    assert await node.claims.unprepare(ref("train")) == ""
+    assert node.manager.ledger.with_ids
+
+
+async def test_reply_has_entry_for_every_claim(node):
+    node.resources.put(claim_object("good", result(0)))
+    plugin = DraPlugin(node.claims)
+    claims = [pb.Claim(namespace="default", name=name, uid=f"uid-{name}") for name in ("good", "gone")]
+    reply = await plugin.NodePrepareResources(pb.NodePrepareResourcesRequest(claims=claims), None)
+    assert (len(reply.claims["uid-good"].devices), reply.claims["uid-good"].error) == (1, "")
+    assert "claim default/gone does not exist" in reply.claims["uid-gone"].error
+    back = await plugin.NodeUnprepareResources(pb.NodeUnprepareResourcesRequest(claims=claims), None)
+    assert {uid: one.error for uid, one in back.claims.items()} == {"uid-good": "", "uid-gone": ""}
+
+
+async def test_rewrite_restores_limits_of_claim(node):
+    node.resources.put(claim_object("train", result(0, mib=300)))
+    (granted,) = await node.claims.prepare(ref("train"))
+    node.disk.files.remove(granted.grant_id)
+    await node.claims.rewrite(granted)
+    assert node.memory_mib(granted) == 300

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``aliquot defrag`` on saved snapshots."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from aliquot_cli import exit_codes
+from aliquot_cli.__main__ import main
+from tests.unit.scheduler_plugin.builders import make_pod
+from tests.unit.scheduler_plugin.core.consolidate.test_plan import Scene
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """Two nodes of two GPUs with one pod each, and a pod that waits for two GPUs."""
+    scene = Scene(2)
+    scene.run("n1", 0, hours=3)
+    scene.run("n2", 0, hours=7)
+    scene.state.set_pod(make_pod("big", vgpu="2", vgpu_memory="2000"))
+    return scene
+
+
+def run(scene: Scene, folder: Path, *arguments: str) -> Result:
+    snapshot = folder / "snapshot.json"
+    snapshot.write_bytes(msgspec.json.encode(scene.snapshot()))
+    return CliRunner().invoke(main, ["defrag", "plan", "--snapshot", str(snapshot), *arguments])
+
+
+@pytest.mark.parametrize("arguments", [(), ("team/pod-big",), ("pod-big", "-n", "team")])
+def test_plan_shows_moves_seats_and_cost(scene: Scene, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = run(scene, tmp_path, *arguments)
+    assert result.exit_code == exit_codes.OK, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == "team/pod-big: 1 move frees 2 GPUs on node n1"
+    assert lines[1] == "  1. team/pod-n1-0-0: node n1 -> n2, 1 GPUs, loses 3.0 GPU-hours"
+    assert lines[2].startswith("lost in all: 3.0 GPU-hours")
+
+
+def test_plan_for_whole_nodes_names_them(scene: Scene, tmp_path: Path) -> None:
+    result = run(scene, tmp_path, "--whole-nodes", "1", "-o", "wide")
+    assert result.exit_code == exit_codes.OK, result.output
+    assert result.output.startswith("1 whole nodes: 1 move frees these nodes: n1\n  1. team/pod-n1-0-0: node n1 -> n2 (GPU-n2-1)")
+
+
+def test_without_plan_says_why_for_each_node(scene: Scene, tmp_path: Path) -> None:
+    scene.run("n1", 1, movable=False)
+    scene.run("n2", 1, movable=False)
+    result = run(scene, tmp_path)
+    assert result.exit_code == exit_codes.FINDINGS
+    assert result.output.splitlines() == [
+        "team/pod-big: no plan: no node can be freed by moves",
+        "       2  not marked aliquot.dev/movable: true",
+    ]
+
+
+def test_saved_plan_replays_and_changed_one_does_not(scene: Scene, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    assert run(scene, tmp_path, "--save", str(saved), "-o", "json").exit_code == exit_codes.OK
+    good = CliRunner().invoke(main, ["defrag", "check", str(saved)])
+    assert (good.exit_code, "1 moves replay to the same end" in good.output) == (exit_codes.OK, True)
+    document = json.loads(saved.read_text())
+    document["plan"]["moves"][0]["to_node"] = "n1"
+    saved.write_text(json.dumps(document))
+    changed = CliRunner().invoke(main, ["defrag", "check", str(saved)])
+    assert (changed.exit_code, "does not replay: the document was changed" in changed.output) == (exit_codes.FINDINGS, True)
+    saved.write_text("{}")
+    assert CliRunner().invoke(main, ["defrag", "check", str(saved)]).exit_code == exit_codes.FAILED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("team/other",), exit_codes.NOT_FOUND, "no pod team/other with a GPU request waits"),
+        (("team/pod-big", "--whole-nodes", "1"), exit_codes.USAGE, "not both"),
+    ],
+)
+def test_wrong_arguments_are_refused(scene: Scene, tmp_path: Path, arguments: tuple[str, ...], status: int, says: str) -> None:
+    result = run(scene, tmp_path, *arguments)
+    assert (result.exit_code, says in result.output) == (status, True), result.output

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans on small clusters that show one rule each; tests/property/test_consolidate.py checks random ones."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aliquot import contract
+from aliquot.contract.model import Policy
+from scheduler_plugin.core.cluster.journal import Rules, Snapshot, snapshot_of
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.consolidate.certificate import certify, check
+from scheduler_plugin.core.consolidate.plan import MAX_MOVES, Goal, NoPlan, Plan, find_plan
+from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
+from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
+
+HOUR = 3600.0
+NOW = 1000 * HOUR
+
+
+class Scene:
+    """Nodes with GPUs of 1,000 MiB."""
+
+    def __init__(self, nodes: int, gpus: int = 2) -> None:
+        self.state = ClusterState()
+        for number in range(1, nodes + 1):
+            self.state.set_gpu_node(make_node(f"n{number}", gpus))
+            self.state.set_host(f"n{number}", 16_000, 64_000)
+
+    def run(self, node: str, minor: int, mib: int = 1000, *, hours: float = 1, movable: bool = True) -> str:
+        """Run a pod on one GPU; return its UID."""
+        uid = f"{node}-{minor}-{len(self.state.pods)}"
+        annotations = {contract.ANNOTATION_MOVABLE: "true"} if movable else {}
+        shares = {"main": [make_share(node, minor, mib)]}
+        pod = make_pod(uid, node=node, annotations=annotations, shares=shares, vgpu="1", vgpu_memory=str(mib))
+        started = NOW - hours * HOUR
+        self.state.set_pod(replace(pod, controller_uid="rs", controller_kind="ReplicaSet", started_at=started))
+        return uid
+
+    def plan(self, gpus: int = 2, **facts: Any) -> Plan | NoPlan:
+        """Plan for a pod with this many whole GPUs; a plan must have a certificate that replays."""
+        self.state.set_pod(replace(make_pod("big", vgpu=str(gpus), vgpu_memory=str(1000 * gpus)), **facts))
+        return self._checked(Goal("big"))
+
+    def whole(self, count: int) -> Plan | NoPlan:
+        """Plan for whole nodes."""
+        return self._checked(Goal(whole_nodes=count))
+
+    def _checked(self, goal: Goal) -> Plan | NoPlan:
+        found = find_plan(self.snapshot(), goal)
+        if isinstance(found, Plan):
+            check(certify(self.snapshot(), found))
+        return found
+
+    def snapshot(self) -> Snapshot:
+        return snapshot_of(self.state.moment(), Rules(Policy.FRAG, DEFAULT_WEIGHTS), NOW)
+
+
+def moves(found: Plan | NoPlan) -> list[tuple[str, str]]:
+    assert isinstance(found, Plan), found
+    return [(move.pod_uid, move.to_node) for move in found.moves]
+
+
+def test_node_with_least_work_lost_is_freed() -> None:
+    scene = Scene(3)
+    scene.run("n1", 0, hours=9)
+    least = scene.run("n2", 0, hours=2)
+    scene.run("n3", 0, hours=5)
+    found = scene.plan()
+    assert moves(found) in ([(least, "n1")], [(least, "n3")])
+    assert isinstance(found, Plan)
+    assert (found.nodes, found.lost_gpu_seconds) == (("n2",), 2 * HOUR)
+
+
+def test_seat_on_another_gpu_of_same_node_is_used() -> None:
+    scene = Scene(1, gpus=4)
+    first = scene.run("n1", 0, 400)
+    second = scene.run("n1", 1, 400, hours=2)
+    found = scene.plan(3)
+    assert moves(found) in ([(first, "n1")], [(second, "n1")])
+
+
+def test_pod_that_must_stay_blocks_its_node() -> None:
+    scene = Scene(2)
+    scene.run("n1", 0, movable=False)
+    scene.run("n2", 0, movable=False)
+    found = scene.plan()
+    assert isinstance(found, NoPlan)
+    assert found.nodes == {"not marked aliquot.dev/movable: true": 2}
+
+
+def test_no_plan_without_seats() -> None:
+    scene = Scene(2)
+    for node in ("n1", "n2"):
+        scene.run(node, 0)
+        scene.run(node, 1)
+    found = scene.plan()
+    assert isinstance(found, NoPlan)
+    assert found.nodes == {"a pod that would have to move has no seat elsewhere": 2}
+
+
+def test_closed_node_neither_frees_nor_seats() -> None:
+    scene = Scene(2)
+    scene.run("n1", 0)
+    scene.run("n2", 0)
+    scene.state.set_closed("n2", closed=True)
+    open_snapshot = scene.plan()
+    assert isinstance(open_snapshot, Plan)  # a bare snapshot does not have the closed nodes
+
+    def closed() -> Snapshot:
+        taken = Scene.snapshot(scene)
+        return Snapshot(**{name: getattr(taken, name) for name in taken.__struct_fields__} | {"closed_nodes": ("n2",)})
+
+    assert isinstance(find_plan(closed(), Goal("big")), NoPlan)
+
+
+def test_pod_that_fits_already_gets_no_moves() -> None:
+    found = Scene(1).plan()
+    assert isinstance(found, NoPlan)
+    assert found.sentence.startswith("it fits on node n1 without a move")
+
+
+def test_pod_with_node_selector_gets_no_plan() -> None:
+    scene = Scene(2)
+    scene.run("n1", 0)
+    scene.run("n2", 0)
+    found = scene.plan(is_confined=True)
+    assert isinstance(found, NoPlan)
+    assert "node selector" in found.sentence
+
+
+def test_cpu_of_seats_is_counted() -> None:
+    scene = Scene(2)
+    scene.run("n1", 0)
+    scene.run("n2", 0)
+    scene.state.set_pod(replace(make_pod("web", node="n1"), cpu_milli=15_500))
+    uid = next(iter(scene.state.pods))
+    scene.state.set_pod(replace(scene.state.pods[uid], cpu_milli=500))
+    assert moves(scene.plan(cpu_milli=16_000)) == [("n2-0-1", "n1")]
+    scene.state.set_pod(replace(scene.state.pods["n2-0-1"], cpu_milli=500))
+    assert isinstance(scene.plan(cpu_milli=16_000), NoPlan)
+
+
+def test_more_moves_than_allowed_are_no_plan() -> None:
+    scene = Scene(3, gpus=4)
+    for number in range(MAX_MOVES + 1):
+        scene.run("n1", number % 4, 100)
+    for minor in range(4):
+        scene.run("n2", minor, movable=False)
+    scene.run("n3", 0, movable=False)
+    found = scene.plan(4)
+    assert isinstance(found, NoPlan)
+    assert found.nodes[f"more than {MAX_MOVES} moves"] == 1
+
+
+def test_whole_nodes_count_those_that_are_free() -> None:
+    scene = Scene(3)
+    moved = scene.run("n1", 0, 400)
+    scene.run("n2", 0, 400, hours=5)
+    assert isinstance(scene.whole(1), Plan)
+    assert moves(scene.whole(1)) == []
+    found = scene.whole(2)
+    assert moves(found) == [(moved, "n2")]
+    assert isinstance(found, Plan)
+    assert sorted(found.nodes) == ["n1", "n3"]
+    assert isinstance(scene.whole(3), NoPlan)
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_pod_that_does_not_wait_gets_no_plan(bound: bool) -> None:
+    scene = Scene(1)
+    uid = scene.run("n1", 0) if bound else "gone"
+    assert isinstance(find_plan(scene.snapshot(), Goal(uid)), NoPlan)
