@@ -12,6 +12,7 @@ import os
 import select
 import statistics
 import struct
+import subprocess
 import time
 from dataclasses import replace
 
@@ -217,11 +218,22 @@ def test_processes_that_end_beside_a_living_sibling_are_held(node, kind):
     assert share + 100 * last["share"] < LOW_LIMIT + ERROR_POINTS
 
 
-def test_processes_that_end_get_their_ceiling_beside_a_busy_neighbour(node):
-    """The neighbour stretches each launch to twice its length, and the driver's figure of that comes when the program is about to end."""
-    with work(tenant(node, 90), 12), tenant(node, LOW_LIMIT).start_python(script(Behaviour("new process", "long"), 8)) as program:
+@pytest.mark.parametrize("kind", ONE_PROCESS_EACH)
+def test_processes_that_end_get_their_ceiling_beside_a_busy_neighbour(node, kind):
+    """The neighbour stretches each launch to twice its length, and the driver's figure of that comes when the program is about to end, or after
+    it was killed."""
+    with work(tenant(node, 90), 12), tenant(node, LOW_LIMIT).start_python(script(Behaviour(kind, "long"), 8)) as program:
         assert program.listen() == {"ready": True}
         assert LOW_LIMIT - 3 < percent_of(program.listen()["all"]) < LOW_LIMIT + 3
+
+
+def test_killed_processes_gain_nothing_from_a_driver_that_names_only_living_ones(node):
+    """What NVIDIA's library reports of ended processes is not known. Without a report they have used all that they paid."""
+    command = [node.build / "bin/aliquot-sim", "inject", "living-samples", "on", "--dir", node.directory]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    answer = tenant(node, LOW_LIMIT).python(script(Behaviour("killed process", "long"), 6))
+    assert answer.status == 0, answer.stderr
+    assert percent_of(answer.last["all"]) < LOW_LIMIT + ERROR_POINTS
 
 
 ONE_LAUNCH = """
