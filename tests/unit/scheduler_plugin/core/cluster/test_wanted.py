@@ -8,7 +8,16 @@ from aliquot.placement.demand import GENERIC, Demand, Shape
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.cluster.wanted import MIN_PODS, Wanted
 from scheduler_plugin.core.fit.shapes import PodShape, Shapes
-from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, MAX_SCARCITY, MAX_SEAT_VALUE, UNSEEN_PART, HostDemand, Kind, scarcity, seat_values
+from scheduler_plugin.core.score.cost import (
+    DEFAULT_WEIGHTS,
+    MAX_SCARCITY,
+    MAX_SEAT_VALUE,
+    UNSEEN_PART,
+    HostDemand,
+    Kind,
+    scarcity,
+    seat_values,
+)
 from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, request_of
 
 ALPHA, BETA = Kind("alpha", 1000, 8), Kind("beta", 1000, 8)
@@ -108,7 +117,9 @@ def test_larger_node_is_scarce_before_a_pod_that_needs_it_is_known(larger, small
     assert found[large] > found.get(small, 0.0)
 
 
-@pytest.mark.parametrize("kinds", [(ALPHA, BETA), (Kind("m", 1000, 1, 128_000, 1024), Kind("m", 1000, 1, 96_000, 1024))], ids=["equal", "one GPU"])
+@pytest.mark.parametrize(
+    "kinds", [(ALPHA, BETA), (Kind("m", 1000, 1, 128_000, 1024), Kind("m", 1000, 1, 96_000, 1024))], ids=["equal", "one GPU"]
+)
 def test_unseen_pods_make_no_kind_scarce_on_equal_nodes_or_nodes_of_one_gpu(kinds):
     easy = Shape(memory_mib=1)
     assert scarcity(Demand.of({easy: 1}), dict.fromkeys(kinds, 8)) == {}
