@@ -157,7 +157,9 @@ class World:
         if hold is None or pod.uid in hold.owners or not held & self.devices_of(pod):
             return
         self.entered += 1
-        ends = [self.stated_end(other) for other in self.pods.values() if other.node_name and held & self.devices_of(other) and other is not pod]
+        ends = [
+            self.stated_end(other) for other in self.pods.values() if other.node_name and held & self.devices_of(other) and other is not pod
+        ]
         known = [end for end in ends if end is not None]
         mine = self.stated_end(pod)
         assert mine is not None, "a pod without an expected end entered held room"
@@ -266,7 +268,9 @@ async def test_right_statements_start_large_pod_at_first_time_that_was_said() ->
             await world.tick()
             hold = world.context.holds.held
             if said is None and hold is not None:
-                said = max((end for pod in world.pods.values() if pod.node_name in hold.nodes and (end := world.stated_end(pod))), default=0.0)
+                said = max(
+                    (end for pod in world.pods.values() if pod.node_name in hold.nodes and (end := world.stated_end(pod))), default=0.0
+                )
             if "large-0" in world.started:
                 break
         assert "large-0" in world.started

@@ -11,6 +11,7 @@ Invariant: no pod waits for ever behind pods that came later. Four rules togethe
 More important pods pass: they come first in any case.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,11 @@ HOLD_PREFIX: Final = "hold/"
 """Before the UID of a pod: the UID under which its room is reserved. Its own UID is for the reservation that it gets when it fits."""
 SENTENCE: Final = "GPUs held for a pod that waits longer"
 """Why a node does not take a pod, in kube-scheduler's event."""
+
+
+def holds_of(uids: Iterable[str]) -> list[str]:
+    """Return the UIDs of reservations that hold room for waiting pods."""
+    return [uid for uid in uids if uid.startswith(HOLD_PREFIX)]
 
 
 def hold_uid(pod_uid: str) -> str:
