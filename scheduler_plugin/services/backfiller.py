@@ -15,7 +15,7 @@ from typing import Final
 
 from aliquot.contract.model import PodRequest
 from scheduler_plugin.core.backfill.hold import Hold
-from scheduler_plugin.core.backfill.lifetimes import usual_end
+from scheduler_plugin.core.backfill.lifetimes import Template, ages_by_template, usual_end
 from scheduler_plugin.core.backfill.search import ending_order, find_hold, importance
 from scheduler_plugin.core.cluster.gang import gang_of_pod
 from scheduler_plugin.core.cluster.journal import Snapshot
@@ -41,6 +41,8 @@ RETRY_SECONDS: Final = 15.0
 """How often the owner of a hold is retried while it fits."""
 PAUSE_SECONDS: Final = 300.0
 """How long a pod is left out for which no room was found."""
+AGES_SECONDS: Final = 60.0
+"""How often the ages of running pods are read for the estimates."""
 MAX_RETRIED: Final = 8
 """Waiting pods that may use held room and are retried in one period."""
 
@@ -67,6 +69,7 @@ class Backfiller:
         """By pod UID, until when no room is searched for it."""
         self._retried_at = float("-inf")
         self._seen_freed = -1
+        self._aged_at = float("-inf")
 
     @property
     def _holds(self) -> Holds:
@@ -110,6 +113,8 @@ class Backfiller:
         if owners and now - self._retried_at >= RETRY_SECONDS and any(self._fits(pod) for pod in owners):
             self._retried_at = now
             await self._retry(min(owners, key=importance).uid)
+        if now - self._aged_at >= AGES_SECONDS:
+            await self._note_ages()
         await self._retry_passing()
 
     def _is_needed(self, hold: Hold) -> bool:
@@ -207,11 +212,20 @@ class Backfiller:
     async def _ending_order(self) -> list[str]:
         """Return the running pods with GPUs in the order of their expected ends."""
         now, lifetimes, ends, bound = self._context.clock.now(), self._holds.lifetimes, dict[str, float | None](), list[PodFacts]()
+        await self._note_ages()
         async for pod in in_batches(list(self._context.state.pods.values()), MAX_PER_BATCH // 20):
             if pod.gpu is not None and pod.node_name:
                 bound.append(pod)
                 ends[pod.uid] = usual_end(pod, lifetimes.of(pod), now)
         return ending_order(bound, ends)
+
+    async def _note_ages(self) -> None:
+        """Note how long all pods run that still run."""
+        self._aged_at, now, ages = self._context.clock.monotonic(), self._context.clock.now(), dict[Template, list[float]]()
+        async for pod in in_batches(list(self._context.state.pods.values()), MAX_PER_BATCH // 20):
+            for template, found in ages_by_template([pod], now).items():
+                ages.setdefault(template, []).extend(found)
+        self._holds.lifetimes.set_ages(ages)
 
     def _still_wait(self, uids: frozenset[str]) -> bool:
         state = self._context.state
