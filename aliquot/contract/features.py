@@ -32,8 +32,8 @@ class Gate(StrEnum):
     PAUSING = "Pausing"
     DYNAMIC_MIG = "DynamicMig"
     CONSOLIDATION = "Consolidation"
-    DYNAMIC_RESOURCE_ALLOCATION = "DynamicResourceAllocation"
     BACKFILL = "Backfill"
+    DYNAMIC_RESOURCE_ALLOCATION = "DynamicResourceAllocation"
 
 
 ALL_ALPHA: Final = "AllAlpha"

@@ -69,9 +69,10 @@ def replay_starts(task: Task, load: float, most_pods: int | None = None, *, hold
     if not any(pod.deleted_seconds for pod in listed):
         raise TraceError(f"{task.pods_file}: expected the columns creation_time and deletion_time, found no times")
     pods = with_lifetimes_of_others(denser(listed, task.seed), task.seed)
-    nodes = fewer_nodes(read_nodes(Path(task.nodes_file)), pods, load, task.seed)
     begin, _ = busy_time(pods)
-    pods = placeable(nodes, [pod for pod in pods if pod.kind.gpus and pod.created_seconds >= begin])[:most_pods]
+    pods = [pod for pod in pods if pod.kind.gpus and pod.created_seconds >= begin][:most_pods]
+    nodes = fewer_nodes(read_nodes(Path(task.nodes_file)), pods, load, task.seed)
+    pods = placeable(nodes, pods)
     replay = _Replay(HoldingEngine(nodes, Policy(task.policy)), pods, holds=holds)
     replay.run(tick)
     return replay.result(task, load, len(nodes))

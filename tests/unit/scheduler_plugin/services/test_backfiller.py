@@ -157,7 +157,7 @@ async def test_owner_is_retried_when_room_is_free() -> None:
     assert scene.filter("big", 2)["NodeNames"] == ["n1"]
 
 
-FILTERED = {
+FILTERED: dict[str, tuple[dict[str, Any], bool]] = {
     "no statement": ({}, False),
     "ends before": ({"stated": "10m"}, True),
     "ends after": ({"stated": "2h"}, False),
