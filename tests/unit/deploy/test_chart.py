@@ -163,6 +163,10 @@ def test_settings_of_the_scheduler_reach_the_places_that_depend_on_them(renderer
         (rule["resources"], rule["resourceNames"]) for rule in the(objects, "Role", "aliquot-scheduler")["rules"] if "resourceNames" in rule
     ]
     assert named == [(["leases"], ["aliquot-scheduler"]), (["secrets"], ["gpu-webhook"])]
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        condition = the(objects, kind, "aliquot")["webhooks"][0]["matchConditions"][1]["expression"]
+        assert "schedulerName.orValue('') == 'gpu-scheduler'" in condition
+        assert "'aliquot-scheduler'" not in condition
 
 
 def test_a_grace_period_is_never_shortened_by_a_setting(renderer: Renderer) -> None:

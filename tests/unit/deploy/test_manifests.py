@@ -185,7 +185,7 @@ def conditions(text: str) -> tuple[set[str], set[str]]:
     return prefixes, {name for names in lists for name in re.findall(r"'([^']+)'", names)}
 
 
-CEL_TO_PYTHON = {"||": "or", "&&": "and", "!r.": "not r.", "startsWith": "startswith", "endsWith": "endswith"}
+CEL_TO_PYTHON = {"||": "or", "&&": "and", "!r.": "not r.", "!('": "not ('", "startsWith": "startswith", "endsWith": "endswith"}
 
 
 def asked_about(name: str, expression: str, amount: str = "1") -> bool:
@@ -215,9 +215,9 @@ def body_of(expression: str, variable: str) -> str:
 
 
 def condition_of(kind: str) -> str:
-    [webhook] = the(kind, "aliquot")["webhooks"]
-    [condition] = webhook["matchConditions"]
-    return condition["expression"]
+    """The condition that finds GPU pods; all webhooks of a configuration have it."""
+    [expression] = {webhook["matchConditions"][0]["expression"] for webhook in the(kind, "aliquot")["webhooks"]}
+    return str(expression)
 
 
 AMOUNTS = tuple(name for name in contract.RESOURCES_OF_VGPUS if name != contract.RESOURCE_VGPU)
@@ -295,16 +295,17 @@ def test_with_adopted_plain_gpus_other_nvidia_resources_skip_webhook(name: str) 
 
 @pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
 def test_gpu_pods_fail_closed(kind: str) -> None:
-    assert [webhook["failurePolicy"] for webhook in the(kind, "aliquot")["webhooks"]] == ["Fail"]
+    """A dry run decides nothing."""
+    found = {webhook["name"]: webhook["failurePolicy"] for webhook in the(kind, "aliquot")["webhooks"]}
+    assert {name for name, policy in found.items() if policy != "Fail"} <= {"dry-run.aliquot.dev"}
 
 
 @pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
 def test_both_webhooks_ignore_namespaces_of_others(kind: str) -> None:
     """NotIn also holds for namespaces without the label."""
-    [webhook] = the(kind, "aliquot")["webhooks"]
-    assert webhook["namespaceSelector"] == {
-        "matchExpressions": [{"key": contract.LABEL_WEBHOOK, "operator": "NotIn", "values": ["ignore"]}]
-    }
+    for webhook in the(kind, "aliquot")["webhooks"]:
+        first = webhook["namespaceSelector"]["matchExpressions"][0]
+        assert first == {"key": contract.LABEL_WEBHOOK, "operator": "NotIn", "values": ["ignore"]}
 
 
 def test_the_reserved_annotation_is_the_one_of_the_contract() -> None:
