@@ -55,7 +55,7 @@ class Telemetry:
             "attempts", "Filter calls for GPU pods, by result: fits, fits_nowhere, or invalid (GPU request or gang annotation).", "result"
         )
         self.reasons = self._counter("node_rejections", "Nodes rejected by filter, by reason.", "reason")
-        self.admissions = self._counter("admissions", "Pods reviewed by the webhook, by outcome.", "outcome")
+        self.admissions = self._counter("admissions", "Pods and objects with pod templates reviewed by the webhook, by outcome.", "outcome")
         self.gangs = self._counter("gang_attempts", "Attempts to start a gang, by event: planned, completed or expired.", "event")
         self.preemptions = self._counter(
             "preemption_nodes", "Nodes that kube-scheduler proposed for preemption, by answer: helps or does_not_help.", "answer"

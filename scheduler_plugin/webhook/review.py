@@ -3,6 +3,7 @@
 
 ``/mutate`` reviews pods that are being created. ``/validate`` reviews them last, after all other webhooks. It refuses a pod that
 ``/mutate`` would still refuse or change, and an assignment that no binding wrote (``/mutate`` removes one copied from another pod).
+``/templates`` reviews objects with pod templates, and refuses none.
 
 The second review is needed because the API server calls mutating webhooks in the order of their configurations' names, and calls again
 only those that it called in the first round. If a later webhook adds a GPU to a pod without GPUs, ``/mutate`` never sees it.
@@ -18,14 +19,21 @@ from aliquot import contract
 from aliquot.contract.errors import quote
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.normalise import Normaliser
+from scheduler_plugin.webhook.templates import Templates
 
 API_VERSION: Final = "admission.k8s.io/v1"
 MAX_WARNING_CHARS: Final = 240
 """Clients cut off longer ones."""
 
 
+class _Kind(msgspec.Struct, frozen=True):
+    group: str = ""
+    kind: str = ""
+
+
 class _Request(msgspec.Struct, rename="camel"):
     uid: str
+    kind: _Kind = _Kind()
     operation: str = "CREATE"
     object: dict[str, Any] | None = None
     old_object: dict[str, Any] | None = None
@@ -38,12 +46,13 @@ class _Review(msgspec.Struct, rename="camel"):
 
 
 class Reviews:
-    """Both endpoints."""
+    """The endpoints."""
 
     def __init__(self, normaliser: Normaliser, count: Callable[[str], None]) -> None:
         """Args: count: called with the outcome of each review."""
         self._normaliser = normaliser
         self._required = normaliser.required_rules()
+        self._templates = Templates(normaliser)
         self._count = count
 
     async def mutate(self, body: bytes) -> bytes:
@@ -64,6 +73,16 @@ class Reviews:
             return self._answer(request.uid, "untouched")
         refusal = _reserved(request) or (self._unready(request.object) if request.operation == "CREATE" else "")
         return self._answer(request.uid, "refused" if refusal else "valid", refusal=refusal)
+
+    async def templates(self, body: bytes) -> bytes:
+        """Reply to a mutating review of an object with pod templates. Raises WireError."""
+        request = _decode(body)
+        if request.object is None:
+            return self._answer(request.uid, "untouched")
+        old = request.old_object if request.operation == "UPDATE" else None
+        outcome = self._templates.admit(request.kind.group, request.kind.kind, request.object, old)
+        name = "template" if outcome.patch else "untouched"
+        return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
 
     def _unready(self, pod: Mapping[str, Any]) -> str:
         """Say what ``/mutate`` would still refuse or change; empty if that is not the case.

@@ -100,10 +100,11 @@ def is_foreign(draft: Draft, options: Options) -> bool:
     """Whether the pod asks for a GPU in another vocabulary that we translate."""
     if any(_asked_system(draft, container, options) is not None for container in draft.containers):
         return True
-    return not _opted_out(draft) and any(map(_is_foreign_annotation, draft.annotations))
+    return not _opted_out(draft) and any(map(is_foreign_annotation, draft.annotations))
 
 
-def _is_foreign_annotation(name: str) -> bool:
+def is_foreign_annotation(name: str) -> bool:
+    """Whether an annotation asks for an amount in another vocabulary."""
     if name.startswith(_NVIDIA_PREFIX):
         return not name.endswith(_NVIDIA_WRITTEN_BY_BINDER)
     return name in (KAI_FRACTION, KAI_MEMORY, KAI_FRACTION_LIMIT, KAI_MEMORY_LIMIT) or _KAI_PORTION_LIMIT.fullmatch(name) is not None

@@ -103,7 +103,7 @@ def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telem
         tolerate_gpu_taint=settings.tolerate_gpu_taint,
     )
     reviews = Reviews(normaliser, telemetry.count_admission)
-    return {"/mutate": reviews.mutate, "/validate": reviews.validate}
+    return {"/mutate": reviews.mutate, "/validate": reviews.validate, "/templates": reviews.templates}
 
 
 def _devices(state: ClusterState) -> Iterator[Device]:

@@ -27,6 +27,8 @@ from scheduler_plugin.settings import Settings as SchedulerSettings
 from scheduler_plugin.webhook import per_gpu, vocabularies
 from scheduler_plugin.webhook.amounts import HAMI, NATIVE, Options
 from scheduler_plugin.webhook.draft import Draft
+from scheduler_plugin.webhook.templates import KINDS
+from tests.unit.deploy.templates_condition import templates_condition
 
 ROOT = Path(__file__).parents[3]
 DAEMONSET = ROOT / "deploy/daemonset"
@@ -215,7 +217,8 @@ def body_of(expression: str, variable: str) -> str:
 
 
 def condition_of(kind: str) -> str:
-    [webhook] = the(kind, "aliquot")["webhooks"]
+    """The condition for pods."""
+    webhook = the(kind, "aliquot")["webhooks"][0]
     [condition] = webhook["matchConditions"]
     return condition["expression"]
 
@@ -295,16 +298,42 @@ def test_with_adopted_plain_gpus_other_nvidia_resources_skip_webhook(name: str) 
 
 @pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
 def test_gpu_pods_fail_closed(kind: str) -> None:
-    assert [webhook["failurePolicy"] for webhook in the(kind, "aliquot")["webhooks"]] == ["Fail"]
+    assert {webhook["failurePolicy"] for webhook in the(kind, "aliquot")["webhooks"]} == {"Fail"}
 
 
 @pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
-def test_both_webhooks_ignore_namespaces_of_others(kind: str) -> None:
+def test_all_webhooks_ignore_namespaces_of_others(kind: str) -> None:
     """NotIn also holds for namespaces without the label."""
-    [webhook] = the(kind, "aliquot")["webhooks"]
-    assert webhook["namespaceSelector"] == {
-        "matchExpressions": [{"key": contract.LABEL_WEBHOOK, "operator": "NotIn", "values": ["ignore"]}]
-    }
+    for webhook in the(kind, "aliquot")["webhooks"]:
+        assert webhook["namespaceSelector"] == {
+            "matchExpressions": [{"key": contract.LABEL_WEBHOOK, "operator": "NotIn", "values": ["ignore"]}]
+        }
+
+
+def templates_webhook() -> dict[str, Any]:
+    _, webhook = the("MutatingWebhookConfiguration", "aliquot")["webhooks"]
+    return webhook
+
+
+def test_api_server_sends_every_kind_with_pod_templates() -> None:
+    rules = templates_webhook()["rules"]
+    assert {(rule["apiGroups"][0], name) for rule in rules for name in rule["resources"]} == {(kind.group, kind.plural) for kind in KINDS}
+    assert all((rule["apiVersions"], rule["operations"]) == (["*"], ["CREATE", "UPDATE"]) for rule in rules)
+
+
+def test_condition_for_templates_is_that_for_pods() -> None:
+    """Made from it and from the table of kinds."""
+    controller, changed, asks = (condition["expression"] for condition in templates_webhook()["matchConditions"])
+    assert " ".join(asks.split()) == templates_condition(condition_of("MutatingWebhookConfiguration"))
+    assert {f"request.kind.kind == '{kind.kind}'" in controller for kind in KINDS if kind.controlled} == {True}
+    assert changed == "request.operation == 'CREATE' || object.?spec != oldObject.?spec"
+
+
+def test_condition_for_adopted_templates_is_that_for_adopted_pods() -> None:
+    patches = yaml.safe_load((DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text())["patches"]
+    [patch] = [patch for patch in patches if patch["target"]["kind"] == "MutatingWebhookConfiguration"]
+    of_pods, of_templates = (operation["value"] for operation in yaml.safe_load(patch["patch"]))
+    assert " ".join(of_templates.split()) == templates_condition(of_pods)
 
 
 def test_the_reserved_annotation_is_the_one_of_the_contract() -> None:
