@@ -55,7 +55,7 @@ class Telemetry:
             "attempts", "Filter calls for GPU pods, by result: fits, fits_nowhere, or invalid (GPU request or gang annotation).", "result"
         )
         self.reasons = self._counter("node_rejections", "Nodes rejected by filter, by reason.", "reason")
-        self.admissions = self._counter("admissions", "Pods reviewed by the webhook, by outcome.", "outcome")
+        self.admissions = self._counter("admissions", "Pods and objects with pod templates reviewed by the webhook, by outcome.", "outcome")
         self.adoptions = self._counter(
             "adoptions",
             "Pods reviewed that ask for GPUs in another system's words, by outcome: adopted, refused, left, would_adopt or would_refuse.",

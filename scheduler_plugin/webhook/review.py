@@ -3,12 +3,13 @@
 
 ``/mutate`` reviews pods that are being created. ``/validate`` reviews them last, after all other webhooks. It refuses a pod that
 ``/mutate`` would still refuse or change, and an assignment that no binding wrote (``/mutate`` removes one copied from another pod).
+``/templates`` reviews objects with pod templates, and refuses none.
 
 The second review is needed because the API server calls mutating webhooks in the order of their configurations' names, and calls again
 only those that it called in the first round. If a later webhook adds a GPU to a pod without GPUs, ``/mutate`` never sees it.
 
-Both serve pods of namespaces that are not adopted (``adoption.py``). ``/mutate/adopt`` and ``/validate/adopt`` serve those of adopted
-namespaces. ``/mutate/dry-run`` changes no pod and refuses none: it warns of what adoption would do, and counts it.
+These serve namespaces that are not adopted (``adoption.py``). ``/mutate/adopt``, ``/validate/adopt`` and ``/templates/adopt`` serve
+adopted ones. ``/mutate/dry-run`` changes no pod and refuses none: it warns of what adoption would do, and counts it.
 """
 
 import base64
@@ -23,14 +24,21 @@ from aliquot.contract.errors import quote
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.adoption import becomes
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome
+from scheduler_plugin.webhook.templates import Templates
 
 API_VERSION: Final = "admission.k8s.io/v1"
 MAX_WARNING_CHARS: Final = 240
 """Clients cut off longer ones."""
 
 
+class _Kind(msgspec.Struct, frozen=True):
+    group: str = ""
+    kind: str = ""
+
+
 class _Request(msgspec.Struct, rename="camel"):
     uid: str
+    kind: _Kind = _Kind()
     operation: str = "CREATE"
     object: dict[str, Any] | None = None
     old_object: dict[str, Any] | None = None
@@ -54,6 +62,7 @@ class Reviews:
         """Args: count: called with the outcome of each review. count_adoption: called with another system and what became of its pod."""
         self._adopting = replace(normaliser, adopts=True)
         self._ours = replace(normaliser, adopts=False)
+        self._templates = {normaliser.adopts: Templates(normaliser) for normaliser in (self._adopting, self._ours)}
         self._count = count
         self._count_adoption = count_adoption
 
@@ -63,6 +72,8 @@ class Reviews:
             "/mutate": self.mutate,
             "/mutate/adopt": self.mutate_adopted,
             "/mutate/dry-run": self.dry_run,
+            "/templates": self.templates,
+            "/templates/adopt": self.templates_adopted,
             "/validate": self.validate,
             "/validate/adopt": self.validate_adopted,
         }
@@ -101,6 +112,23 @@ class Reviews:
     async def validate_adopted(self, body: bytes) -> bytes:
         """Reply to a validating review of a pod of an adopted namespace. Raises WireError."""
         return self._validate(body, self._adopting)
+
+    async def templates(self, body: bytes) -> bytes:
+        """Reply to a mutating review of an object with pod templates in a namespace that is not adopted. Raises WireError."""
+        return self._rewrite(body, self._templates[False])
+
+    async def templates_adopted(self, body: bytes) -> bytes:
+        """Reply to a mutating review of an object with pod templates in an adopted namespace. Raises WireError."""
+        return self._rewrite(body, self._templates[True])
+
+    def _rewrite(self, body: bytes, templates: Templates) -> bytes:
+        request = _decode(body)
+        if request.object is None:
+            return self._answer(request.uid, "untouched")
+        old = request.old_object if request.operation == "UPDATE" else None
+        outcome = templates.admit(request.kind.group, request.kind.kind, request.object, old)
+        name = "template" if outcome.patch else "untouched"
+        return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
 
     def _mutate(self, body: bytes, normaliser: Normaliser) -> bytes:
         request = _decode(body)

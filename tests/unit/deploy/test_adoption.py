@@ -56,7 +56,8 @@ def paths(kind: str, value: str | None, *, adopt_all: bool = False, ignored: boo
 )  # fmt: skip
 def test_each_namespace_has_one_path_by_its_label(value: str | None, adopt_all: bool, adopted: bool) -> None:
     dry = {"/mutate/dry-run"} if value == "dry-run" else set()
-    assert paths(MUTATING, value, adopt_all=adopt_all) == dry | {"/mutate/adopt" if adopted else "/mutate"}
+    templates = "/templates/adopt" if adopted else "/templates"
+    assert paths(MUTATING, value, adopt_all=adopt_all) == dry | {"/mutate/adopt" if adopted else "/mutate", templates}
     assert paths(VALIDATING, value, adopt_all=adopt_all) == {"/validate/adopt" if adopted else "/validate"}
 
 
@@ -71,8 +72,8 @@ def test_an_ignored_namespace_stays_ignored_whatever_its_other_label(kind: str, 
 def test_only_pods_for_aliquot_are_sent_from_namespaces_that_are_not_adopted(kind: str) -> None:
     """Others must not depend on our webhook: it can be down."""
     for webhook in webhooks(kind):
-        guarded = [condition["name"] for condition in webhook["matchConditions"]] == ["asks-for-a-gpu", "is-for-aliquot"]
-        assert guarded == (webhook["clientConfig"]["service"]["path"] in ("/mutate", "/validate"))
+        guarded = [condition["name"] for condition in webhook["matchConditions"]][-2:] == ["asks-for-a-gpu", "is-for-aliquot"]
+        assert guarded == (webhook["clientConfig"]["service"]["path"] in ("/mutate", "/validate", "/templates"))
 
 
 def test_a_dry_run_holds_no_pod_up_while_the_webhook_is_down() -> None:
