@@ -24,6 +24,7 @@ from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.core.consolidate.movable import check_movable
 from scheduler_plugin.webhook.adoption import in_our_words, speaks_to_us, stays_with_its_owner, system_of
 from scheduler_plugin.webhook.amounts import Options
+from scheduler_plugin.webhook.classes import apply_class
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
 from scheduler_plugin.webhook.groups import translate_groups, warn_of_lost_groups
 from scheduler_plugin.webhook.per_gpu import NVIDIA_GPU, NVIDIA_SHARED
@@ -83,13 +84,15 @@ class Normaliser:
     """Whether GPU pods may run on nodes with the taint ``nvidia.com/gpu:NoSchedule``."""
     removed_annotations: tuple[str, ...] = WRITTEN_BY_SCHEDULER
     """Annotations that are removed from a GPU pod, with a warning."""
+    applies_classes: bool = True
+    """Whether a pod gets what its class stands for."""
     adopts: bool = True
     """Whether pods in other systems' words are served without a word to Aliquot."""
 
     def required_rules(self) -> "Normaliser":
         """Return the rules without the optional ones. ``/validate`` has its own rule for the assignment."""
         options = replace(self.options, count_whole_gpus=False)
-        return replace(self, tolerate_gpu_taint=False, removed_annotations=(), options=options)
+        return replace(self, tolerate_gpu_taint=False, removed_annotations=(), options=options, applies_classes=False)
 
     def admit(self, pod: Mapping[str, Any]) -> Outcome:
         """Decide on a pod that is being created."""
@@ -134,6 +137,8 @@ class Normaliser:
                 translate_amounts(draft, self.options)
             if not _asks_any(draft):
                 return UNTOUCHED  # only annotations of another vocabulary, and they state no amount
+            if self.applies_classes:
+                apply_class(draft, self.options, may_share=not foreign)
             self._settle_other_words(draft)
             for container in draft.containers:
                 _settle_amounts(container)

@@ -18,6 +18,7 @@ from aliquot.contract import units
 from aliquot.contract.errors import ContractError
 from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.webhook import per_gpu
+from scheduler_plugin.webhook.classes import queue_priority
 from scheduler_plugin.webhook.draft import GROUPS, DraftContainer, Json
 from scheduler_plugin.webhook.normalise import UNTOUCHED, Normaliser, Outcome
 from scheduler_plugin.webhook.vocabularies import is_foreign_annotation
@@ -148,7 +149,19 @@ class Templates:
             outcome = self._rewrite(place.pod(owner), was.pod(owner) if was is not None else None)
             operations += place.operations(outcome.patch)
             warnings += [text for text in _warnings(outcome, place) if text not in warnings]
+        if old is None:
+            operations += self._queue_priority(found, _places(known, found))
         return Outcome(patch=tuple(operations), warnings=tuple(warnings), is_gpu_pod=bool(operations or warnings))
+
+    def _queue_priority(self, found: Mapping[str, Any], places: Iterator[_Place]) -> Iterator[Json]:
+        """Yield the operation that gives an object in a queue Kueue's priority, by the class of its first template that has one."""
+        labels = _labels(found)
+        for place in places:
+            profile = self._normaliser.options.classes.get(_labels(place.value).get(contract.LABEL_CLASS, ""))
+            if profile is not None:
+                if added := queue_priority(labels, profile):
+                    yield {"op": "add", "path": "/metadata/labels", "value": {**labels, **added}}
+                return
 
     def _rewrite(self, pod: Json, old: Json | None) -> Outcome:
         """Return the changes to the pod of a template."""
@@ -200,6 +213,12 @@ def _is_controlled(found: Mapping[str, Any]) -> bool:
     metadata = found.get("metadata")
     owners = metadata.get("ownerReferences") if isinstance(metadata, dict) else None
     return any(isinstance(owner, dict) and owner.get("controller") for owner in (owners if isinstance(owners, list) else ()))
+
+
+def _labels(found: Mapping[str, Any]) -> Mapping[str, str]:
+    metadata = found.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, dict) else None
+    return labels if isinstance(labels, dict) else {}
 
 
 def _name(found: Mapping[str, Any]) -> str:

@@ -94,6 +94,7 @@ def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telem
         settings.count_whole_gpus,
         mig_profiles=lambda preferences: mig.profile_sizes(_devices(state), preferences),
         hami=HAMI.named(settings.hami_names()),
+        classes=settings.classes,
         scheduling_groups=settings.scheduling_groups,
     )
     normaliser = Normaliser(
