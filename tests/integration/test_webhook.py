@@ -111,7 +111,8 @@ async def test_a_gpu_pod_is_made_ready(caller, certificate):
 
 async def test_a_part_of_a_gpu_is_resolved_from_the_inventory(caller, certificate):
     pod = pod_object(gpu="2", gpumem_percentage="50")
-    ready = patched(pod, await caller.review("mutate", pod, certificate[0]))
+    assert await caller.review("mutate", pod, certificate[0]) == {"uid": "r-1", "allowed": True}, "of a namespace that is not adopted"
+    ready = patched(pod, await caller.review("mutate/adopt", pod, certificate[0]))
     assert ready["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/vgpu-memory": "1000", "nvidia.com/vgpu": "2"}
 
 
