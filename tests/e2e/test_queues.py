@@ -274,6 +274,14 @@ TRANSFORMED = {
 @pytest.mark.timeout(300)
 def test_shipped_transformations_count_templates_that_webhook_does_not_see(kubectl: Kubectl, kueue: Kubectl) -> None:
     kueue.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_WEBHOOK}=ignore")
+    probe = yaml.safe_dump(queued_job("probe", TRANSFORMED["hami"][0], "team-a"))
+
+    def ignored() -> bool:
+        """Whether the API server has seen the label."""
+        stored = yaml.safe_load(kubectl.run("apply", "--dry-run=server", "--output=yaml", "--filename=-", stdin=probe))
+        return "nvidia.com/gpumem" in stored["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+    eventually(ignored, "the webhook not to be called for this namespace")
     with shipped(kubectl, "cohort"):
         kubectl.apply(*(queued_job(name, limits, "team-a") for name, (limits, _) in TRANSFORMED.items()))
         for name, (_, (vgpus, memory_mib)) in TRANSFORMED.items():
