@@ -12,6 +12,7 @@ from scheduler_plugin.core.fit.shapes import Shapes
 from scheduler_plugin.core.gang.plan import Planner
 from scheduler_plugin.extender.decision_log import DecisionLog
 from scheduler_plugin.extender.gang import Gangs
+from scheduler_plugin.extender.group_rounds import GroupRounds
 from scheduler_plugin.extender.node_list import NodeLists
 from scheduler_plugin.extender.pod_query import PodQueries
 from scheduler_plugin.extender.reservations import Reservations
@@ -42,6 +43,7 @@ class ExtenderContext:
     reservations: Reservations
     seats: Seats
     gangs: Gangs
+    groups: GroupRounds
     budgets: Budgets
 
     @classmethod
@@ -61,6 +63,7 @@ class ExtenderContext:
             Reservations(planner, clock, soft_seconds),
             Seats(state, planner),
             Gangs(planner, gang_seconds, clock.monotonic),
+            GroupRounds(state, clock.monotonic),
             Budgets(),
         )
 
