@@ -82,6 +82,9 @@ ANNOTATION_RETRY: Final = "aliquot.dev/retry"
 
 LABEL_WEBHOOK: Final = "aliquot.dev/webhook"
 """``ignore`` on a namespace: the webhook skips its pods, and they get no GPU from Aliquot."""
+LABEL_GANG_FROM_OWNER: Final = "aliquot.dev/gang-from-owner"
+"""``true`` or ``false`` on a namespace, or on a pod, which counts more: whether the pod is in the gang that its owners, such as its JobSet,
+state (alpha)."""
 LABEL_VGPU_MEMORY: Final = "aliquot.dev/vgpu-memory"
 """``required`` on a namespace: its containers that ask for GPUs must set the memory (component ``require-memory``)."""
 

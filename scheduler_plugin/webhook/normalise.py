@@ -24,7 +24,7 @@ from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.core.consolidate.movable import check_movable
 from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
-from scheduler_plugin.webhook.groups import translate_groups, warn_of_lost_groups
+from scheduler_plugin.webhook.groups import Finding, translate_groups, warn_of_lost_groups
 from scheduler_plugin.webhook.per_gpu import NVIDIA_GPU, NVIDIA_SHARED
 from scheduler_plugin.webhook.preferences import translate_preferences
 from scheduler_plugin.webhook.topology_words import translate_topology
@@ -86,8 +86,13 @@ class Normaliser:
         options = replace(self.options, count_whole_gpus=False)
         return replace(self, tolerate_gpu_taint=False, removed_annotations=(), options=options)
 
-    def admit(self, pod: Mapping[str, Any]) -> Outcome:
-        """Decide on a pod that is being created."""
+    def serves(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod, or a template of pods, asks our scheduler for a GPU. An invalid one counts: its author has yet to correct it."""
+        name = (pod.get("spec") or {}).get("schedulerName") or ""
+        return self._takes(name) and self.admit(pod).is_gpu_pod
+
+    def admit(self, pod: Mapping[str, Any], found: Finding | None = None) -> Outcome:
+        """Decide on a pod that is being created. Args: found: its gang in other objects."""
         try:
             draft = Draft(pod)
             # Templates write zeros. They must go first, or a pod without GPUs would be treated as a GPU pod.
@@ -107,7 +112,7 @@ class Normaliser:
                 translate_amounts(draft, self.options)
             if not _asks_any(draft):
                 return UNTOUCHED  # only annotations of another vocabulary, and they state no amount
-            self._settle_other_words(draft)
+            self._settle_other_words(draft, found)
             for container in draft.containers:
                 _settle_amounts(container)
             # The checks that agent and scheduler make later: a pod that they would refuse is refused here.
@@ -131,12 +136,12 @@ class Normaliser:
                 f"annotation {', '.join(found)} is removed: only the scheduler may set it, and this pod is a copy of another"
             )
 
-    def _settle_other_words(self, draft: Draft) -> None:
+    def _settle_other_words(self, draft: Draft, found: Finding | None) -> None:
         """Honour, warn of or refuse what other systems' words ask for besides amounts. Raises RequestError."""
         kept = draft.scheduler_name if not self._takes(draft.scheduler_name) else ""
         check_words(draft, left_to=kept)
         if not kept:
-            translate_groups(draft, scheduling_groups=self.options.scheduling_groups)
+            translate_groups(draft, self.options, found)
             translate_topology(draft)
             warn_of_lost_groups(draft, draft.scheduler_name)
 

@@ -17,6 +17,7 @@ import msgspec
 from aliquot import contract
 from aliquot.contract.errors import quote
 from scheduler_plugin.errors import WireError
+from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.normalise import Normaliser
 
 API_VERSION: Final = "admission.k8s.io/v1"
@@ -27,6 +28,7 @@ MAX_WARNING_CHARS: Final = 240
 class _Request(msgspec.Struct, rename="camel"):
     uid: str
     operation: str = "CREATE"
+    namespace: str = ""
     object: dict[str, Any] | None = None
     old_object: dict[str, Any] | None = None
 
@@ -40,8 +42,9 @@ class _Review(msgspec.Struct, rename="camel"):
 class Reviews:
     """Both endpoints."""
 
-    def __init__(self, normaliser: Normaliser, count: Callable[[str], None]) -> None:
-        """Args: count: called with the outcome of each review."""
+    def __init__(self, normaliser: Normaliser, count: Callable[[str], None], grouper: Grouper | None = None) -> None:
+        """Args: count: called with the outcome of each review. grouper: None if gangs are not found in other objects."""
+        self._grouper = grouper
         self._normaliser = normaliser
         self._required = normaliser.required_rules()
         self._count = count
@@ -51,7 +54,8 @@ class Reviews:
         request = _decode(body)
         if request.operation != "CREATE" or request.object is None:
             return self._answer(request.uid, "untouched")
-        outcome = self._normaliser.admit(request.object)
+        found = None if self._grouper is None else await self._grouper.find(request.object, request.namespace)
+        outcome = self._normaliser.admit(request.object, found)
         if outcome.refusal:
             return self._answer(request.uid, "refused", refusal=outcome.refusal)
         name = "admitted" if outcome.is_gpu_pod else "untouched"
