@@ -27,6 +27,7 @@ from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import AGENT_NAMESPACE, SIMULATED_OVERLAY, all_images, install, metrics
 
 _SCENARIO_SECONDS = 240
+_WITHOUT_PRODUCT = {"bare", "without_product"}
 _LOG_SIZES = pytest.StashKey[Mapping[str, int]]()
 
 
@@ -51,7 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seconds = own.args[0] if own is not None else _SCENARIO_SECONDS
         # fixtures bring up a cluster and, the first time, compile it: their steps have limits of their own
         item.add_marker(pytest.mark.timeout(seconds, func_only=True), append=False)
-    items.sort(key=lambda item: "bare" not in getattr(item, "fixturenames", ()))  # while nothing is installed that had to go first
+    # While the product is not installed: to remove it and to install it again takes half a minute.
+    items.sort(key=lambda item: _WITHOUT_PRODUCT.isdisjoint(getattr(item, "fixturenames", ())))
 
 
 @contextmanager
