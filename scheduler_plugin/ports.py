@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from scheduler_plugin.core.certificate import Holdings, Step
 from scheduler_plugin.core.cluster.pods import PodFacts
@@ -50,6 +50,14 @@ class PodApi(Protocol):
 
         Raises: KubeNotFoundError, KubeConflictError: the pod is gone. KubeApiError: a budget refuses, or the outcome is open.
         """
+        ...
+
+
+class ObjectApi(Protocol):
+    """Reads single objects of any kind."""
+
+    async def get_object(self, path: str) -> Mapping[str, Any] | None:
+        """Return the object at a path of the API; None if there is no such object or kind. Raises KubeApiError."""
         ...
 
 

@@ -91,6 +91,9 @@ no; a warning and a metric say what they would become. ``false``: no, also with 
 LABEL_CLASS: Final = "aliquot.dev/class"
 """On a pod or a pod template: ``training``, ``inference``, ``interactive``, or a class of the setting ``classes``. It sets the priority and
 other defaults; what the pod says itself wins."""
+LABEL_GANG_FROM_OWNER: Final = "aliquot.dev/gang-from-owner"
+"""``true`` or ``false`` on a namespace, or on a pod, which counts more: whether the pod is in the gang that its owners, such as its JobSet,
+state (alpha)."""
 LABEL_VGPU_MEMORY: Final = "aliquot.dev/vgpu-memory"
 """``required`` on a namespace: its containers that ask for GPUs must set the memory (component ``require-memory``)."""
 

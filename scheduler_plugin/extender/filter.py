@@ -70,6 +70,7 @@ def filter_nodes(context: ExtenderContext, args: wire.CallArgs, now: float, answ
 
 def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, now: float, answer: Answer) -> bytes:
     pod, request = query.pod, query.request
+    context.groups.begin(pod)
     context.state.end_attempt(pod.uid)  # kube-scheduler filters a pod again only after its last attempt ended
     if request is None:
         return wire.filter_result(node_names=msgspec.Raw(nodes.text))
@@ -79,6 +80,7 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
     seat_row = context.seats.row_for(pod)  # before the verdict: the seat's room becomes the pod's own
     verdict = context.verdicts.of(pod, query.shape)
     reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)
+    context.groups.note_result(pod, fits=bool((reasons == _FITS).any()))
     # The outcome of a binding there is still open, or consolidation keeps a seat there.
     row = context.reservations.binding_row(pod)
     row = seat_row if row is None else row

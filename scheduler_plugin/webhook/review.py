@@ -13,7 +13,7 @@ adopted ones. ``/mutate/dry-run`` changes no pod and refuses none: it warns of w
 """
 
 import base64
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from aliquot import contract
 from aliquot.contract.errors import quote
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.adoption import becomes
+from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome
 from scheduler_plugin.webhook.templates import Templates
 
@@ -40,6 +41,7 @@ class _Request(msgspec.Struct, rename="camel"):
     uid: str
     kind: _Kind = _Kind()
     operation: str = "CREATE"
+    namespace: str = ""
     object: dict[str, Any] | None = None
     old_object: dict[str, Any] | None = None
 
@@ -58,15 +60,22 @@ class Reviews:
         normaliser: Normaliser,
         count: Callable[[str], None],
         count_adoption: Callable[[str, str], None] = lambda _system, _outcome: None,
+        grouper: Callable[[Normaliser], Grouper] | None = None,
     ) -> None:
-        """Args: count: called with the outcome of each review. count_adoption: called with another system and what became of its pod."""
+        """Args:
+        count: called with the outcome of each review.
+        count_adoption: called with another system and what became of its pod.
+        grouper: makes what finds gangs in other objects, under some rules; None if they are not found there.
+        """
         self._adopting = replace(normaliser, adopts=True)
         self._ours = replace(normaliser, adopts=False)
-        self._templates = {normaliser.adopts: Templates(normaliser) for normaliser in (self._adopting, self._ours)}
+        both = self._adopting, self._ours
+        self._templates = {normaliser.adopts: Templates(normaliser) for normaliser in both}
+        self._groupers = {} if grouper is None else {normaliser.adopts: grouper(normaliser) for normaliser in both}
         self._count = count
         self._count_adoption = count_adoption
 
-    def by_path(self) -> Mapping[str, Callable[[bytes], Awaitable[bytes]]]:
+    def by_path(self) -> Mapping[str, Callable[[bytes], Coroutine[Any, Any, bytes]]]:
         """Return the endpoints by path. Each raises WireError."""
         return {
             "/mutate": self.mutate,
@@ -80,11 +89,11 @@ class Reviews:
 
     async def mutate(self, body: bytes) -> bytes:
         """Reply to a mutating review of a pod of a namespace that is not adopted. Raises WireError."""
-        return self._mutate(body, self._ours)
+        return await self._mutate(body, self._ours)
 
     async def mutate_adopted(self, body: bytes) -> bytes:
         """Reply to a mutating review of a pod of an adopted namespace. Raises WireError."""
-        return self._mutate(body, self._adopting)
+        return await self._mutate(body, self._adopting)
 
     async def dry_run(self, body: bytes) -> bytes:
         """Say what adoption would make of a pod, and leave it as it is. Raises WireError."""
@@ -130,11 +139,13 @@ class Reviews:
         name = "template" if outcome.patch else "untouched"
         return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
 
-    def _mutate(self, body: bytes, normaliser: Normaliser) -> bytes:
+    async def _mutate(self, body: bytes, normaliser: Normaliser) -> bytes:
         request = _decode(body)
         if request.operation != "CREATE" or request.object is None:
             return self._answer(request.uid, "untouched")
-        outcome = normaliser.admit(request.object)
+        grouper = self._groupers.get(normaliser.adopts)
+        found = None if grouper is None else await grouper.find(request.object, request.namespace)
+        outcome = normaliser.admit(request.object, found)
         name = _name_of(outcome)
         if outcome.system:
             self._count_adoption(outcome.system, {"admitted": "adopted", "refused": "refused"}.get(name, "left"))

@@ -86,7 +86,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
         api, scope = MoveApi(pods, events_api), Scope(settings.consolidation is Consolidation.ON, settings.scheduler_name)
         moving = Consolidator(context, api, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, telemetry, scope)
     holding: Backfiller | None = None
-    if Gate.BACKFILL in settings.gates():
+    if Gate.BACKFILL in settings.gates:
         holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name)
         watch.on_ended = holding.learn
     return Scheduling(telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving, holding)

@@ -8,6 +8,7 @@ their replies that this replica does not decide now.
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from aliquot import contract
+from aliquot.contract.features import Gate
 from aliquot.contract.model import Device
 from aliquot.placement import mig
 from scheduler_plugin.adapters.http import Verb
@@ -22,9 +23,11 @@ from scheduler_plugin.extender.cooperative import IdleWorker, plan_ahead
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.extender.prioritize import prioritize_nodes
+from scheduler_plugin.ports import ObjectApi
 from scheduler_plugin.services.telemetry import Call, Telemetry
-from scheduler_plugin.settings import Answer, Settings
+from scheduler_plugin.settings import Answer, GangsFromOwners, Settings
 from scheduler_plugin.webhook.amounts import HAMI, Options
+from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.review import Reviews
 from scheduler_plugin.wiring.leaders import Leaders
@@ -85,7 +88,7 @@ class ExtenderVerbs:
         return reply
 
 
-def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telemetry) -> Mapping[str, Verb]:
+def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telemetry, objects: ObjectApi) -> Mapping[str, Verb]:
     """Return the webhook's verbs by path."""
     state = context.state
     options = Options(
@@ -96,6 +99,7 @@ def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telem
         hami=HAMI.named(settings.hami_names()),
         classes=settings.classes,
         scheduling_groups=settings.scheduling_groups,
+        gangs_from_owners=Gate.GANGS_FROM_OWNERS in settings.gates,
     )
     normaliser = Normaliser(
         options,
@@ -103,7 +107,12 @@ def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telem
         replaced_schedulers=settings.taken_schedulers(),
         tolerate_gpu_taint=settings.tolerate_gpu_taint,
     )
-    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption).by_path()
+
+    def grouper(rules: Normaliser) -> Grouper:
+        return Grouper(rules, objects, context.clock.monotonic, for_all=settings.gangs_from_owners is GangsFromOwners.ALL)
+
+    found_in_owners = grouper if options.gangs_from_owners else None
+    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners).by_path()
 
 
 def _devices(state: ClusterState) -> Iterator[Device]:

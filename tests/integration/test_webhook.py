@@ -67,9 +67,12 @@ def certificate(tmp_path):
 
 
 @asynccontextmanager
-async def serving(certificate: tuple[Path, Path], linger_seconds: float = 0.0) -> AsyncIterator[tuple[Caller, asyncio.Event]]:
+async def serving(
+    certificate: tuple[Path, Path], linger_seconds: float = 0.0, owners: dict[str, dict] | None = None, gates: str = ""
+) -> AsyncIterator[tuple[Caller, asyncio.Event]]:
     """Run a scheduler; what is yielded calls its webhook, and tells it to end."""
     async with FakeApi() as api:
+        api.owners |= owners or {}
         await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 2))))
         connection = KubeConnection(ApiServer(api.url, None, None))
         settings = Settings(
@@ -79,6 +82,7 @@ async def serving(certificate: tuple[Path, Path], linger_seconds: float = 0.0) -
             metrics_address="127.0.0.1:0",
             tls_cert_file=str(certificate[0]),
             tls_key_file=str(certificate[1]),
+            feature_gates=gates,
         )
         scheduler, stop = program.Scheduler(settings, connection), asyncio.Event()
         task = asyncio.create_task(scheduler.run(stop))
@@ -205,3 +209,19 @@ async def call_for_ever(caller: Caller, trusted: Path) -> None:
     while True:
         await caller.review("mutate", pod_object(), trusted)
         await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize(("gates", "gang"), [("GangsFromOwners=true", ("job-j-job-1-ui", "4")), ("", None)])
+async def test_gang_of_labelled_namespace_is_read_from_job_over_http(certificate, gates, gang):
+    job: dict = {"metadata": {"name": "j", "uid": "job-1-uid"}, "spec": {"parallelism": 4, "completions": 4, "completionMode": "Indexed"}}
+    namespace: dict = {"metadata": {"name": "team", "labels": {"aliquot.dev/gang-from-owner": "true"}}}
+    owners = {"/api/v1/namespaces/team": namespace, "/apis/batch/v1/namespaces/team/jobs/j": job}
+    async with serving(certificate, owners=owners, gates=gates) as (caller, _):
+        pod = pod_object(vgpu="1", vgpu_memory="100")
+        pod["metadata"]["ownerReferences"] = [
+            {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "job-1-uid", "controller": True}
+        ]
+        annotations = patched(pod, await caller.review("mutate", pod, certificate[0]))["metadata"]["annotations"]
+        assert annotations.get("aliquot.dev/gang") == (gang and gang[0])
+        assert annotations.get("aliquot.dev/gang-min") == (gang and gang[1])
+        assert (await caller.review("validate", pod, certificate[0]))["allowed"]
