@@ -117,9 +117,10 @@ def test_larger_node_is_scarce_before_a_pod_that_needs_it_is_known(larger, small
     assert found[large] > found.get(small, 0.0)
 
 
-@pytest.mark.parametrize(
-    "kinds", [(ALPHA, BETA), (Kind("m", 1000, 1, 128_000, 1024), Kind("m", 1000, 1, 96_000, 1024))], ids=["equal", "one GPU"]
-)
+SINGLE = (Kind("m", 1000, 1, 128_000, 1024), Kind("m", 1000, 1, 96_000, 1024))
+
+
+@pytest.mark.parametrize("kinds", [(ALPHA, BETA), SINGLE], ids=["equal nodes", "one GPU"])
 def test_unseen_pods_make_no_kind_scarce_on_equal_nodes_or_nodes_of_one_gpu(kinds):
     easy = Shape(memory_mib=1)
     assert scarcity(Demand.of({easy: 1}), dict.fromkeys(kinds, 8)) == {}
