@@ -240,6 +240,7 @@ COUNTED_AS = {
 }
 
 
+@pytest.mark.adopted
 @pytest.mark.timeout(300)
 def test_kueue_counts_jobs_in_other_systems_words_by_their_templates(kubectl: Kubectl, kueue: Kubectl) -> None:
     del kueue
