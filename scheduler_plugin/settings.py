@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from aliquot import contract
-from aliquot.contract.features import SETTING, Gate, parse_gates
+from aliquot.contract.features import SETTING, FeatureGates, Gate, parse_gates
 from aliquot.contract.model import Policy
 from aliquot.process.settings import FileOnly, LogFormat, LogLevel, Row, SettingsError, Table, split_address
 from scheduler_plugin.core.classes import DEFAULT_CLASSES, ClassError, Profile, parse_classes
@@ -200,11 +200,15 @@ class Settings:
             stated[key] = name
         return stated
 
-    def _check_gates(self) -> None:
+    def gates(self) -> FeatureGates:
+        """Return the feature gates that are open. Raises SettingsError."""
         try:
-            gates = parse_gates(self.feature_gates)
+            return parse_gates(self.feature_gates)
         except ValueError as exc:
             raise SettingsError(f"{SETTING}: {exc}") from None
+
+    def _check_gates(self) -> None:
+        gates = self.gates()
         if self.consolidation is not Consolidation.OFF and (closed := gates.closed(Gate.CONSOLIDATION, "scheduler")):
             raise SettingsError(f"consolidation is set, but {closed}")
 
