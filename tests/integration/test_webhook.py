@@ -122,13 +122,13 @@ async def test_template_of_job_is_rewritten_and_its_pod_passes_unchanged(caller,
     pod = pod_object(annotations={"gpu-memory": "1000"})
     template = {"metadata": {"annotations": pod["metadata"]["annotations"]}, "spec": pod["spec"]}
     job = {"metadata": {"name": "training"}, "spec": {"template": template}}
-    ready = patched(job, await caller.review("templates", job, certificate[0]))
+    ready = patched(job, await caller.review("templates/adopt", job, certificate[0]))
     rewritten = ready["spec"]["template"]
     assert rewritten["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "1000"}
     assert "patch" not in await caller.review(
-        "mutate", {"metadata": {"name": "p", **rewritten["metadata"]}, "spec": rewritten["spec"]}, certificate[0]
+        "mutate/adopt", {"metadata": {"name": "p", **rewritten["metadata"]}, "spec": rewritten["spec"]}, certificate[0]
     )
-    assert "patch" not in await caller.review("templates", ready, certificate[0], operation="UPDATE", old=ready)
+    assert "patch" not in await caller.review("templates/adopt", ready, certificate[0], operation="UPDATE", old=ready)
 
 
 async def test_a_pod_without_gpus_is_allowed_as_it_is(caller, certificate):
