@@ -240,6 +240,7 @@ COUNTED_AS = {
 }
 
 
+@pytest.mark.adopted
 @pytest.mark.timeout(300)
 def test_kueue_counts_jobs_in_other_systems_words_by_their_templates(kubectl: Kubectl, kueue: Kubectl) -> None:
     del kueue
@@ -271,6 +272,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.adopted
 @pytest.mark.timeout(300)
 def test_shipped_transformations_count_templates_that_webhook_does_not_see(kubectl: Kubectl, kueue: Kubectl) -> None:
     kueue.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_WEBHOOK}=ignore")

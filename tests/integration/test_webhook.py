@@ -50,7 +50,7 @@ class Caller:
             return response.status, await response.read()
 
     async def review(self, path: str, pod: dict, trusted: Path, *, operation: str = "CREATE", old: dict | None = None) -> dict:
-        group, kind = ("batch", "Job") if path == "templates" else ("", "Pod")
+        group, kind = ("batch", "Job") if path.startswith("templates") else ("", "Pod")
         request = {"uid": "r-1", "operation": operation, "object": pod, "oldObject": old, "namespace": "team"}
         request["kind"] = {"group": group, "version": "v1", "kind": kind}
         review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
