@@ -85,6 +85,12 @@ ANNOTATION_RETRY: Final = "aliquot.dev/retry"
 
 LABEL_WEBHOOK: Final = "aliquot.dev/webhook"
 """``ignore`` on a namespace: the webhook skips its pods, and they get no GPU from Aliquot."""
+LABEL_ADOPT: Final = "aliquot.dev/adopt"
+"""Whether pods that ask for GPUs in other systems' words are served. ``true``, on a namespace or a pod: yes. ``dry-run``, on a namespace:
+no; a warning and a metric say what they would become. ``false``: no, also with the component ``adopt-all``."""
+LABEL_CLASS: Final = "aliquot.dev/class"
+"""On a pod or a pod template: ``training``, ``inference``, ``interactive``, or a class of the setting ``classes``. It sets the priority and
+other defaults; what the pod says itself wins."""
 LABEL_VGPU_MEMORY: Final = "aliquot.dev/vgpu-memory"
 """``required`` on a namespace: its containers that ask for GPUs must set the memory (component ``require-memory``)."""
 

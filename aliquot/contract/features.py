@@ -64,6 +64,7 @@ FEATURES: Final = (
     Feature("MIG instances that exist", Maturity.BETA, "0.1"),
     Feature("words of HAMi, KAI, Run:ai, Volcano, vgpu-manager and NVIDIA, for migration", Maturity.BETA, "0.1"),
     Feature("memory as a percentage of the chosen GPU", Maturity.BETA, "0.1"),
+    Feature("classes of work", Maturity.BETA, "0.1"),
     Feature("gangs", Maturity.BETA, "0.1"),
     Feature("preemption by GPU", Maturity.BETA, "0.1"),
     Feature("GPU health", Maturity.BETA, "0.1"),

@@ -75,7 +75,7 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
         return wire.filter_result(node_names=msgspec.Raw(nodes.text))
     if isinstance(request, RequestError):
         return _invalid(context, nodes, request)
-    context.holds.admit(pod, now)
+    context.held_room.admit(pod, now)
     seat_row = context.seats.row_for(pod)  # before the verdict: the seat's room becomes the pod's own
     verdict = context.verdicts.of(pod, query.shape)
     reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)
@@ -126,7 +126,7 @@ def _feasible(
     resolvable: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
     names, cures = context.calls.nodes.names_of(nodes, failed), curable(verdict, nodes.rows[failed]).tolist()
-    held = context.holds.kept_from(decision.pod, judged.query.shape) if len(failed) == len(reasons) else frozenset()
+    held = context.held_room.kept_from(decision.pod, judged.query.shape) if len(failed) == len(reasons) else frozenset()
     for name, reason, is_curable in zip(names, reasons[failed].tolist(), cures, strict=True):
         if name in held:
             unresolvable[name] = HELD
