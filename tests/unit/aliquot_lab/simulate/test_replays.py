@@ -60,7 +60,7 @@ def test_pod_fits_extender_exactly_when_trace_states_it():
 
 def test_flexible_pod_leaves_gpu_model_that_other_pods_require():
     engine = ExtenderEngine([node("a", gpus=8, cpu=64_000, model="Alpha"), node("b", gpus=8, cpu=64_000, model="Beta")], Policy.FRAG)
-    for number in range(24):
+    for number in range(40):
         engine.place(pod(f"insists-{number}", cpu=1, ram=1, milli=100, models=["Alpha"]))
     before = engine.room().gpu_milli
     assert engine.place(pod("any", cpu=1, ram=1, milli=1000))
