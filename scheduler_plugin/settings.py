@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from aliquot import contract
-from aliquot.contract.features import SETTING, Gate, parse_gates
+from aliquot.contract.features import COMPONENT_ENV_PREFIX, SETTING, FeatureGates, Gate, parse_gates
 from aliquot.contract.model import Policy
 from aliquot.process.settings import FileOnly, LogFormat, LogLevel, Row, SettingsError, Table, split_address
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, Weights
@@ -110,7 +110,9 @@ class Settings:
             "feature gate Consolidation"
         ),
     ] = Consolidation.OFF
-    feature_gates: Annotated[str, Row(f"alpha features to turn on, such as {Gate.CONSOLIDATION}=true; comma-separated")] = ""
+    feature_gates: Annotated[
+        str, Row(f"alpha features to turn on, such as {Gate.CONSOLIDATION}=true,{Gate.ADMISSION_CHECK}=true; comma-separated")
+    ] = ""
     max_body_mib: Annotated[
         int, Row("largest request body; a client that is not nodeCacheCapable sends whole nodes", 1, 1024, advanced=True)
     ] = 128
@@ -161,7 +163,9 @@ class Settings:
     @classmethod
     def load(cls, argv: Sequence[str], environ: Mapping[str, str]) -> "Settings":
         """Read flags, environment and file. Raises SettingsError with one sentence, or SystemExit(0) after the help."""
-        settings = cls(**TABLE.read(argv, environ))
+        values = TABLE.read(argv, environ)
+        of_components = [environ[name] for name in sorted(environ) if name.startswith(COMPONENT_ENV_PREFIX)]
+        settings = cls(**{**values, "feature_gates": ",".join([*of_components, values.get("feature_gates", "")]).strip(",")})
         settings._check()
         return settings
 
@@ -190,11 +194,16 @@ class Settings:
             stated[key] = name
         return stated
 
-    def _check_gates(self) -> None:
+    @property
+    def gates(self) -> FeatureGates:
+        """The gates of ``feature_gates``. Raises SettingsError when the text is invalid."""
         try:
-            gates = parse_gates(self.feature_gates)
+            return parse_gates(self.feature_gates)
         except ValueError as exc:
             raise SettingsError(f"{SETTING}: {exc}") from None
+
+    def _check_gates(self) -> None:
+        gates = self.gates
         if self.consolidation is not Consolidation.OFF and (closed := gates.closed(Gate.CONSOLIDATION, "scheduler")):
             raise SettingsError(f"consolidation is set, but {closed}")
 

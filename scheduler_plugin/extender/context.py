@@ -12,6 +12,7 @@ from scheduler_plugin.core.fit.shapes import Shapes
 from scheduler_plugin.core.gang.plan import Planner
 from scheduler_plugin.extender.decision_log import DecisionLog
 from scheduler_plugin.extender.gang import Gangs
+from scheduler_plugin.extender.holds import Holds
 from scheduler_plugin.extender.node_list import NodeLists
 from scheduler_plugin.extender.pod_query import PodQueries
 from scheduler_plugin.extender.reservations import Reservations
@@ -41,6 +42,7 @@ class ExtenderContext:
     log: DecisionLog
     reservations: Reservations
     seats: Seats
+    holds: Holds
     gangs: Gangs
     budgets: Budgets
 
@@ -52,6 +54,8 @@ class ExtenderContext:
         shapes, requests, nodes = Shapes(state, rules.weights), PodRequests(), NodeLists(state)
         verdicts = Verdicts(state, shapes, requests, rules.default_policy)
         planner = Planner(state, shapes, rules.default_policy, requests)
+        holds, gangs = Holds(state, planner), Gangs(planner, gang_seconds, clock.monotonic)
+        gangs.has_seat = holds.has_seat
         return cls(
             state,
             clock,
@@ -60,7 +64,8 @@ class ExtenderContext:
             DecisionLog(state, nodes),
             Reservations(planner, clock, soft_seconds),
             Seats(state, planner),
-            Gangs(planner, gang_seconds, clock.monotonic),
+            holds,
+            gangs,
             Budgets(),
         )
 

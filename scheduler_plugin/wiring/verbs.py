@@ -43,6 +43,7 @@ class ExtenderVerbs:
 
     def expect(self, pod: PodFacts) -> None:
         """Prepare for the calls for a new pod. kube-scheduler often has other pods to place first."""
+        self._context.holds.take(pod)
         self._context.verdicts.expect(pod)
         self._idle.wake()
 
@@ -87,7 +88,12 @@ class ExtenderVerbs:
 
 def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telemetry) -> Mapping[str, Verb]:
     """Return the webhook's verbs by path."""
-    state = context.state
+    reviews = Reviews(make_normaliser(settings, context.state), telemetry.count_admission)
+    return {"/mutate": reviews.mutate, "/validate": reviews.validate}
+
+
+def make_normaliser(settings: Settings, state: ClusterState) -> Normaliser:
+    """Construct the webhook's rules."""
     options = Options(
         lambda preferences: device_sizes(state.columns, preferences),
         settings.adopt_nvidia_gpu,
@@ -96,14 +102,12 @@ def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telem
         hami=HAMI.named(settings.hami_names()),
         scheduling_groups=settings.scheduling_groups,
     )
-    normaliser = Normaliser(
+    return Normaliser(
         options,
         settings.scheduler_name,
         replaced_schedulers=settings.taken_schedulers(),
         tolerate_gpu_taint=settings.tolerate_gpu_taint,
     )
-    reviews = Reviews(normaliser, telemetry.count_admission)
-    return {"/mutate": reviews.mutate, "/validate": reviews.validate}
 
 
 def _devices(state: ClusterState) -> Iterator[Device]:

@@ -232,6 +232,7 @@ class Taint(msgspec.Struct):
     """A taint of a node."""
 
     key: str = ""
+    value: str = ""
     effect: str = ""
 
 
