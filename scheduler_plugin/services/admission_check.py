@@ -120,8 +120,8 @@ class AdmissionCheckController:
         self._own_changes = 0
         """Changes of the state by plans without room, which free nothing."""
         self._answers: list[tuple[Workload, CheckAnswer]] = []
-        self._bound: Mapping[tuple[str, str, str], list[str]] | None = None
-        """Nodes of bound pods by namespace, workload or controller, and pod set; read once for each round."""
+        self._bound: Mapping[tuple[str, str, str], list[PodFacts]] | None = None
+        """Bound pods by namespace, workload or controller, and pod set; read once for each round."""
 
     @property
     def is_prepared(self) -> bool:
@@ -275,10 +275,13 @@ class AdmissionCheckController:
     def _plan(self, workload: Workload, known: _Known) -> None:
         """Hold seats and answer Ready, or stay Pending with the reason."""
         now, hold = self._now(), self._context.holds.get(workload.key)
-        if hold is not None and self._context.holds.renew(hold, now + RENEW_SECONDS):
-            self._answer_ready(workload, hold.seats)  # the first answer did not arrive
+        if hold is not None and known.version == workload.version and self._context.holds.renew(hold, now + RENEW_SECONDS):
+            self._answer_ready(workload, hold.seats)  # there was no reply to the first answer, and it did not arrive
             return
-        self._context.holds.drop(workload.key)
+        if hold is not None or known.is_served:
+            # The answer was refused, or it was for a reservation whose end the watch did not show by itself: its pods may have come.
+            self._context.holds.drop(workload.key)
+            known = self._known[workload.key] = _Known(workload.uid, known.since if hold is not None and not known.is_served else now)
         if now < known.not_before or not self._may_fit(known):
             self._give_up(workload, known)
             return
@@ -326,7 +329,9 @@ class AdmissionCheckController:
 
     def _give_up(self, workload: Workload, known: _Known) -> None:
         """Give back the quota of a workload that found no room for WAIT_SECONDS, if another workload waits for quota."""
-        if self._is_quota_wanted and known.reason and self._now() - known.since >= WAIT_SECONDS:
+        if not self._is_quota_wanted or not known.reason or self._now() - known.since < WAIT_SECONDS:
+            return
+        if not self._has_pods(workload):  # a check that was added later finds pods that run: Retry would end them
             self._answer(workload, State.RETRY, f"it gave its quota back, because another workload waits for quota: {known.reason}")
 
     def _keep(self, workload: Workload, known: _Known) -> None:
@@ -403,13 +408,18 @@ class AdmissionCheckController:
         return demands
 
     def _bound_nodes(self, workload: Workload, pod_set: PodSet) -> list[str]:
-        """Return the nodes of the pods of a pod set that are bound: they need no seat."""
+        """Return the nodes of the pods of a pod set that are bound: they need no seat.
+
+        The watch may still show pods of an earlier reservation. They are older than the present one. Of a workload that is not admitted, a
+        pod from the same second is not counted: it may be one of those.
+        """
         if self._bound is None:
             self._bound = _bound_pods(self._context.state.pods.values())
         found = list(self._bound.get((workload.namespace, workload.name, pod_set.name), ()))
         if not found and len(workload.pod_sets) == 1:
-            found = [node for uid in workload.owner_uids for node in self._bound.get((workload.namespace, uid, ""), ())]
-        return found
+            found = [pod for uid in workload.owner_uids for pod in self._bound.get((workload.namespace, uid, ""), ())]
+        since = workload.reserved_at if workload.is_admitted else workload.reserved_at + 1
+        return [pod.node_name for pod in found if (pod.created_at or 0.0) >= since]
 
     def _has_pods(self, workload: Workload) -> bool:
         """Whether any pod of a workload exists."""
@@ -465,16 +475,16 @@ class AdmissionCheckController:
         logger.info("answered %s: %s", answer.state, answer.message, extra=_extra(workload))
 
 
-def _bound_pods(pods: Iterable[PodFacts]) -> Mapping[tuple[str, str, str], list[str]]:
-    """Return the nodes of bound pods with GPUs that are not ending, by what their annotation names, and by their controller."""
-    bound: dict[tuple[str, str, str], list[str]] = {}
+def _bound_pods(pods: Iterable[PodFacts]) -> Mapping[tuple[str, str, str], list[PodFacts]]:
+    """Return the bound pods with GPUs that are not ending, by what their annotation names, and by their controller."""
+    bound: dict[tuple[str, str, str], list[PodFacts]] = {}
     for pod in pods:
         if pod.gpu is None or not pod.node_name or pod.deletion_requested:
             continue
         name, _, pod_set = _hold_of(pod).rpartition("/")
         if name:
-            bound.setdefault((pod.namespace, name, pod_set), []).append(pod.node_name)
-        bound.setdefault((pod.namespace, pod.controller_uid or pod.uid, ""), []).append(pod.node_name)
+            bound.setdefault((pod.namespace, name, pod_set), []).append(pod)
+        bound.setdefault((pod.namespace, pod.controller_uid or pod.uid, ""), []).append(pod)
     return bound
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster with Kueue, as far as an admission check sees it, and the scheduler's parts that live on it.
 
-Kueue's writes come one by one, so that a test can act between any two of them. The order of writes and the traps are those of Kueue 0.19: it
-sets a check to Pending only when it evicts; it evicts for Retry only a workload that it does not evict already; it admits by a Ready that is
-left over; it reserves quota and adds the checks in two writes, either first.
+Kueue's writes come one by one, so that a test can act between any two of them. The order of writes and the traps are those of Kueue
+0.19: it sets a check to Pending only when it evicts; it evicts for Retry only a workload that it does not evict already; it admits by a
+Ready that is left over; it reserves quota and adds the checks in two writes, either first.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import msgspec
 from aliquot import contract
 from aliquot.contract import codec
 from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError
+from aliquot.kube.requests import timestamp
 from scheduler_plugin.core.admit.kueue import CONTROLLER_NAME, AdmissionCheck, Flavor, decode_workload
 from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeFacts
 from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
@@ -93,7 +94,7 @@ class World:
         self.unseen.clear()
         self.caught_up_at = self.now
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now, soft_seconds=10.0)
-        self.binder = Binder(self.context, self, lambda: True)
+        self.binder = Binder(self.context, PodApiOf(self), lambda: True)
         self.directory, self.objects = NodeDirectory(), KueueObjects(lambda: self.now)
         self.list_nodes()
         normaliser = Normaliser(Options(lambda _: (GPU_MIB,)), Settings().scheduler_name)
@@ -143,9 +144,9 @@ class World:
         await self.controller.step()
 
     async def schedule(self) -> None:
-        """Try all waiting pods once."""
-        for pod in [pod for pod in self.pods.values() if not pod.node_name and not pod.deletion_requested and not pod.gates]:
-            await self.attempt(pod)
+        """Try all waiting pods once. Their bindings are under way at the same time."""
+        waiting = [pod for pod in self.pods.values() if not pod.node_name and not pod.deletion_requested and not pod.gates]
+        await asyncio.gather(*(self.attempt(pod) for pod in waiting))
 
     async def attempt(self, pod: PodFacts) -> None:
         """Do what kube-scheduler does for one pod. Its sums of a node do not see seats."""
@@ -162,28 +163,6 @@ class World:
         spec = {"containers": [{"name": "main", "resources": {"limits": dict(pod.gpu.containers[0].limits)}}]}
         metadata = {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "annotations": dict(pod.gpu.annotations)}
         return json.dumps({"Pod": {"metadata": metadata, "spec": spec, "status": {}}, "NodeNames": list(self.nodes)}).encode()
-
-    # --- ports.PodApi ---
-
-    async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
-        del namespace, name
-        pod = self.pods.get(uid)
-        if pod is None or pod.node_name:
-            raise KubeConflictError("gone, or already assigned")
-        assert pod.gpu is not None
-        self._change(replace(pod, node_name=node, gpu=replace(pod.gpu, node_name=node, annotations={**pod.gpu.annotations, **annotations})))
-
-    async def get_pod(self, namespace: str, name: str) -> PodFacts | None:
-        return next((pod for pod in self.pods.values() if (pod.namespace, pod.name) == (namespace, name)), None)
-
-    async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
-        raise AssertionError(namespace)
-
-    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
-        raise AssertionError(uid)
-
-    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
-        raise AssertionError(uid)
 
     # --- ports.CheckApi ---
 
@@ -346,8 +325,11 @@ class World:
         return sum(one["count"] * of_pod(one) for one in item["spec"]["podSets"])
 
     def _set(self, item: Object, **conditions: str) -> None:
-        merged = self.conditions(item) | conditions
-        item["status"]["conditions"] = [{"type": name, "status": status} for name, status in merged.items()]
+        known = {one["type"]: one for one in item["status"]["conditions"]}
+        for name, status in conditions.items():
+            if known.get(name, {}).get("status") != status:
+                known[name] = {"type": name, "status": status, "lastTransitionTime": timestamp(self.now)}
+        item["status"]["conditions"] = list(known.values())
         self._touch(item)
 
     def _touch(self, item: Object) -> None:
@@ -358,15 +340,16 @@ class World:
         self.created += 1
         own = (made_from.get("metadata") or {}).get("annotations") or {}
         metadata: Object = {"name": name, "namespace": "team", "uid": f"uid-{name}-{self.created}", "annotations": own | dict(annotations)}
+        metadata["creationTimestamp"] = timestamp(self.now)
         if controller:
             metadata["ownerReferences"] = [{"kind": "Job", "uid": controller, "controller": True}]
         spec = made_from["spec"] | {"schedulerName": contract.SCHEDULER_NAME}
         item = json.dumps({"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
         pod = pod_facts(msgspec.json.decode(item, type=PodObject))
-        self._change(pod)
+        self.change(pod)
         return pod
 
-    def _change(self, pod: PodFacts) -> None:
+    def change(self, pod: PodFacts) -> None:
         self.pods[pod.uid] = pod
         self.unseen.append(pod)
 
@@ -410,3 +393,30 @@ class World:
             self.list_workloads()
         self.check_devices()
 
+
+class PodApiOf:
+    """Implements ``ports.PodApi`` as far as bindings need it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
+        del namespace, name
+        pod = self.world.pods.get(uid)
+        if pod is None or pod.node_name:
+            raise KubeConflictError("gone, or already assigned")
+        assert pod.gpu is not None
+        gpu = replace(pod.gpu, node_name=node, annotations={**pod.gpu.annotations, **annotations})
+        self.world.change(replace(pod, node_name=node, gpu=gpu))
+
+    async def get_pod(self, namespace: str, name: str) -> PodFacts | None:
+        return next((pod for pod in self.world.pods.values() if (pod.namespace, pod.name) == (namespace, name)), None)
+
+    async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
+        raise AssertionError(namespace)
+
+    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        raise AssertionError(uid)
+
+    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
+        raise AssertionError(uid)

@@ -6,13 +6,14 @@ Source: apis/kueue/v1beta2 of Kueue 0.19.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from scheduler_plugin.core.admit.nodes import Toleration
-from scheduler_plugin.core.cluster.objects import Condition, Metadata
+from scheduler_plugin.core.cluster.objects import Metadata
 
 API: Final = "apis/kueue.x-k8s.io/v1beta2"
 API_VERSION: Final = "kueue.x-k8s.io/v1beta2"
@@ -81,6 +82,8 @@ class Workload:
     owner_uids: frozenset[str] = frozenset()
     created_at: float = 0.0
     """In seconds since 1970."""
+    reserved_at: float = 0.0
+    """When it got its quota, in whole seconds since 1970: pods of an earlier reservation are older."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -189,8 +192,14 @@ class _Reclaimable(msgspec.Struct):
     count: int = 0
 
 
+class _Condition(msgspec.Struct, rename="camel"):
+    type: str = ""
+    status: str = ""
+    last_transition_time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
 class _Status(msgspec.Struct, rename="camel"):
-    conditions: list[Condition] | None = None
+    conditions: list[_Condition] | None = None
     admission: _Admission | None = None
     admission_checks: list[_Check] | None = None
     reclaimable_pods: list[_Reclaimable] | None = None
@@ -212,8 +221,8 @@ def decode_workload(raw: bytes | msgspec.Raw) -> Workload:
     """Read a workload. Raises msgspec.DecodeError."""
     item = msgspec.json.decode(raw, type=_WorkloadObject)
     metadata, status = item.metadata, item.status
-    true = {one.type for one in status.conditions or () if one.status == "True"}
-    created = metadata.creation_timestamp
+    true = {one.type: one.last_transition_time for one in status.conditions or () if one.status == "True"}
+    created, reserved = metadata.creation_timestamp, true.get("QuotaReserved")
     return Workload(
         metadata.namespace,
         metadata.name,
@@ -229,6 +238,7 @@ def decode_workload(raw: bytes | msgspec.Raw) -> Workload:
         tuple(_pod_sets(item)),
         frozenset(owner.uid for owner in metadata.owner_references or ()),
         0.0 if created is None else created.timestamp(),
+        0.0 if reserved is None else reserved.timestamp(),
     )
 
 
