@@ -7,6 +7,7 @@ before its binding gives the seat back.
 """
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from aliquot import contract
 from scheduler_plugin.core.admit.seating import Seat
@@ -49,7 +50,6 @@ class Holds:
         self._holds: dict[WorkloadKey, Hold] = {}
         self._seat_of: dict[str, tuple[Hold, Seat]] = {}
         """By the UID of the pod that took it."""
-        self._renewed_until = 0.0
 
     def __contains__(self, key: WorkloadKey) -> bool:
         return key in self._holds
@@ -86,24 +86,29 @@ class Holds:
             self._seat_of.pop(seat.taken_by, None)
             self._release(seat.holder)
 
-    def end(self, key: WorkloadKey) -> None:
-        """Release the seats that no pod has taken; the others stay with their pods for the rest of their reservation."""
+    def end(self, key: WorkloadKey, expires_at: float) -> None:
+        """Release the seats that no pod has taken. The others stay with their pods until a moment, so that these can still be bound."""
         hold = self._holds.pop(key, None)
         for seat in () if hold is None else hold.seats:
             if self._seat_of.pop(seat.taken_by, None) is None:
                 self._release(seat.uid)
+            elif not self._is_firm(seat.taken_by) and (known := self._state.reservations.get(seat.taken_by)) is not None:
+                self._state.reserve(replace(known, expires_at=min(known.expires_at, expires_at)))
 
     def clear(self) -> None:
         """Release everything: another replica leads."""
         for key in list(self._holds):
             self.drop(key)
 
-    def renew(self, hold: Hold, expires_at: float) -> bool:
-        """Keep the seats of a hold until a moment at least; return whether no seat was lost."""
-        self._renewed_until = max(self._renewed_until, expires_at)
-        for seat in hold.seats:
-            self._state.renew(seat.holder, expires_at)
-        return all(seat.holder in self._state.reservations for seat in hold.seats)
+    def mend(self, hold: Hold) -> bool:
+        """Reserve again the seats that lost their room, such as by a binding that the API refused; return whether all have room.
+
+        A seat without room is dropped.
+        """
+        before = len(hold.seats)
+        for seat in [seat for seat in hold.seats if seat.holder not in self._state.reservations]:
+            self._vacate(hold, seat)
+        return len(hold.seats) == before
 
     # --- pods ---
 
@@ -116,7 +121,9 @@ class Holds:
         if not self._holds:
             return None
         if (known := self._seat_of.get(pod.uid)) is not None:
-            return known[1]
+            if pod.uid in self._state.reservations:
+                return known[1]
+            self._vacate(*known)
         hold, pod_set = self._hold_for(pod)
         if hold is None or pod.node_name or pod.deletion_requested or self._is_firm(pod.uid):
             return None
@@ -149,10 +156,20 @@ class Holds:
             return
         hold, seat = known
         pod = self._state.pods.get(pod_uid)
+        if pod is not None and pod.node_name:
+            hold.seats.remove(seat)
+        else:
+            self._vacate(hold, seat)
+
+    def _vacate(self, hold: Hold, seat: Seat) -> None:
+        """Have a seat wait for another pod, if its node has room; otherwise drop it.
+
+        If its pod was just deleted there is room: no other code ran since the state forgot the pod.
+        """
+        self._seat_of.pop(seat.taken_by, None)
+        self._release(seat.holder)
         seat.taken_by = ""
-        # Without its pod the room is free, in this moment: no other code ran since the state forgot the pod.
-        self._release(pod_uid)
-        if (pod is not None and pod.node_name) or self._planner.reserve_on(seat.pod, seat.node, self._renewed_until):
+        if self._planner.reserve_on(seat.pod, seat.node, inf):
             hold.seats.remove(seat)
 
     def _exchanged(self, pod: PodFacts, mine: Seat, rows: set[int]) -> Seat:

@@ -41,8 +41,8 @@ REST_FACTOR: Final = 3
 """Rest after a round in proportion to its length, so that planning takes at most a quarter of the process."""
 HOLD_SECONDS: Final = 60.0
 """How long seats wait for the next pod of their workload, and for the admission after Ready."""
-RENEW_SECONDS: Final = 15.0
-"""How long a reservation lasts without this loop: less than another leader needs to take over and list the pods."""
+LATE_SECONDS: Final = 15.0
+"""How long a pod keeps its seat after the other seats of its workload ended: kube-scheduler retries it within this time."""
 WAIT_SECONDS: Final = 30.0
 """How long a workload without room keeps quota for which another one waits."""
 MESSAGE_SECONDS: Final = 10.0
@@ -216,7 +216,7 @@ class AdmissionCheckController:
         if isinstance(demands, Refused):
             return False
         records = [record for entry in workload.checks.values() for record in decode_seats(entry.message)]
-        seats = self._seating.seat_again(workload.uid, demands, self._unused(workload, records), self._now() + RENEW_SECONDS)
+        seats = self._seating.seat_again(workload.uid, demands, self._unused(workload, records))
         if isinstance(seats, Lacking):
             logger.warning("seats cannot be held again: %s", seats.sentence, extra=_extra(workload))
             return False
@@ -253,8 +253,6 @@ class AdmissionCheckController:
             self._known.pop(key, None)
             return
         known = self._note(workload)
-        if hold is not None and now < hold.deadline:
-            self._context.holds.renew(hold, now + RENEW_SECONDS)
         if known.version == workload.version and now - known.written_at < FRESH_SECONDS:
             return  # its answer is on the way, or was refused: wait for the next version
         match step:
@@ -275,7 +273,7 @@ class AdmissionCheckController:
     def _plan(self, workload: Workload, known: _Known) -> None:
         """Hold seats and answer Ready, or stay Pending with the reason."""
         now, hold = self._now(), self._context.holds.get(workload.key)
-        if hold is not None and known.version == workload.version and self._context.holds.renew(hold, now + RENEW_SECONDS):
+        if hold is not None and known.version == workload.version and self._context.holds.mend(hold):
             self._answer_ready(workload, hold.seats)  # there was no reply to the first answer, and it did not arrive
             return
         if hold is not None or known.is_served:
@@ -313,7 +311,7 @@ class AdmissionCheckController:
         if isinstance(demands, Refused):
             return demands
         explain = self._is_reason_due(known)
-        found = self._seating.seat(workload.uid, demands, begun + RENEW_SECONDS, explain=explain)
+        found = self._seating.seat(workload.uid, demands, explain=explain)
         if isinstance(found, Lacking):
             self._own_changes += self._context.state.columns.change_count - before
         self._busy_seconds += self._now() - begun
@@ -338,7 +336,7 @@ class AdmissionCheckController:
         """Keep the seats of a workload with the answer Ready until it is admitted; take the answer back if they end."""
         now, holds = self._now(), self._context.holds
         hold = holds.get(workload.key)
-        if hold is None or not holds.renew(hold, now):
+        if hold is None or not holds.mend(hold):
             holds.drop(workload.key)
             if not self._needs_none(workload, known) and not self._restore(workload, known):
                 self._answer(workload, State.PENDING, "its seats were lost")
@@ -363,13 +361,15 @@ class AdmissionCheckController:
         if len(hold.pods) > hold.came:
             hold.came, hold.deadline = len(hold.pods), now + HOLD_SECONDS
         if not hold.seats:
-            self._context.holds.end(workload.key)
+            self._context.holds.drop(workload.key)
         elif now >= hold.deadline:
             self._expire(workload, hold)
+        else:
+            self._context.holds.mend(hold)
 
     def _expire(self, workload: Workload, hold: Hold) -> None:
         """End the seats of an admitted workload whose pods do not come."""
-        self._context.holds.end(workload.key)
+        self._context.holds.end(workload.key, self._now() + LATE_SECONDS)
         self._telemetry.holds_expired.inc()
         if not hold.pods and not hold.is_rebuilt and not self._has_pods(workload):
             self._answer(workload, State.RETRY, f"no pod came to its seats within {HOLD_SECONDS:.0f} s")

@@ -114,10 +114,10 @@ async def outcomes(seeds: range) -> tuple[Counter[str], Counter[str]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", range(4))
 async def test_admitted_workloads_always_start_where_plain_kueue_lets_some_wait(part: int) -> None:
-    checked, plain = await outcomes(range(part * 250, (part + 1) * 250))
+    checked, plain = await outcomes(range(part * 100, (part + 1) * 100))
     assert checked["stuck"] == 0
-    assert checked["admitted"] > 100
-    assert plain["stuck"] > 20
+    assert checked["admitted"] > 60
+    assert plain["stuck"] > 10
 
 
 @pytest.mark.soak

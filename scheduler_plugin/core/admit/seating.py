@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans seats for all pods of a workload, with the same verdicts and the same search as filter and bind.
 
-A seat is a reservation under a UID of its own, because its pod does not exist yet. All seats are found on one state, or none is kept. The
-largest pods come first. A pod that does not fit is explained while the seats found so far still count.
+A seat is a reservation under a UID of its own, because its pod does not exist yet. It does not expire by itself. All seats are found on one
+state, or none is kept. The largest pods come first. A pod that does not fit is explained while the seats found so far still count.
 
 The seats of a workload are written into its answer. After a restart they are reserved again on the same nodes and GPUs, so that a different
 order of planning cannot make them fail.
@@ -120,15 +120,13 @@ class Seating:
     def _state(self) -> ClusterState:
         return self._planner.state
 
-    def seat(self, workload_uid: str, demands: Sequence[Demand], expires_at: float = inf, *, explain: bool = True) -> list[Seat] | Lacking:
+    def seat(self, workload_uid: str, demands: Sequence[Demand], *, explain: bool = True) -> list[Seat] | Lacking:
         """Reserve a seat for each pod. Args: explain: whether to say why the first pod without a seat finds none: that takes longer."""
-        return self._all_or_none(_Attempt(workload_uid, expires_at, explain), demands)
+        return self._all_or_none(_Attempt(workload_uid, explain), demands)
 
-    def seat_again(
-        self, workload_uid: str, demands: Sequence[Demand], records: Sequence[SeatRecord], expires_at: float = inf
-    ) -> list[Seat] | Lacking:
+    def seat_again(self, workload_uid: str, demands: Sequence[Demand], records: Sequence[SeatRecord]) -> list[Seat] | Lacking:
         """Reserve the seats of an answer again: each on its node and GPUs if these have room, otherwise anywhere."""
-        return self._all_or_none(_Attempt(workload_uid, expires_at, explains=True, records=list(records)), demands)
+        return self._all_or_none(_Attempt(workload_uid, explains=True, records=list(records)), demands)
 
     def _all_or_none(self, attempt: "_Attempt", demands: Sequence[Demand]) -> list[Seat] | Lacking:
         freed_count = self._state.freed_count
@@ -174,7 +172,7 @@ class Seating:
         """Reserve one seat; return its node, or an empty text."""
         for record in [record for record in attempt.records if record.pod_set == demand.pod_set]:
             attempt.records.remove(record)
-            if self._reserve_as_before(pod, record, allowed, attempt.expires_at):
+            if self._reserve_as_before(pod, record, allowed):
                 return record.node
         verdict, columns = self._planner.shapes.verdict(shape), self._state.columns
         columns.derive()
@@ -186,12 +184,12 @@ class Seating:
                 break
             row = best_row(self._planner.shapes, verdict, rows, pod.uid)
             node = self._state.names[row]
-            if not self._planner.reserve_on(pod, node, attempt.expires_at):
+            if not self._planner.reserve_on(pod, node, inf):
                 return node
             rows = rows[rows != row]
         return ""
 
-    def _reserve_as_before(self, pod: PodFacts, record: SeatRecord, allowed: Bools, expires_at: float) -> bool:
+    def _reserve_as_before(self, pod: PodFacts, record: SeatRecord, allowed: Bools) -> bool:
         """Reserve a seat on the node and the GPUs of a record; return whether they have room."""
         row, gpu, request = self._state.row_of(record.node), self._state.gpu_node(record.node), self._planner.requests.of(pod)
         if row is None or gpu is None or not allowed[row] or pod.gpu is None or request is None or isinstance(request, RequestError):
@@ -203,7 +201,7 @@ class Seating:
         if isinstance(plan, Refusal):
             return False
         demand, uses = HostDemand(pod.cpu_milli, pod.memory_mib), footprint(pod.gpu.containers, plan)
-        self._state.reserve(Reservation(pod.uid, record.node, uses, demand, expires_at=expires_at))
+        self._state.reserve(Reservation(pod.uid, record.node, uses, demand))
         return True
 
     def _takes_another_pod(self, attempt: "_Attempt", node: str) -> bool:
@@ -228,7 +226,6 @@ class _Attempt:
     """One attempt to seat a workload."""
 
     workload_uid: str
-    expires_at: float
     explains: bool
     records: list[SeatRecord] = field(default_factory=list)
     pods: Counter[str] = field(default_factory=Counter)
