@@ -12,13 +12,13 @@ from scheduler_plugin.core.fit.shapes import Shapes
 from scheduler_plugin.core.gang.plan import Planner
 from scheduler_plugin.extender.decision_log import DecisionLog
 from scheduler_plugin.extender.gang import Gangs
-from scheduler_plugin.extender.holds import Holds
 from scheduler_plugin.extender.node_list import NodeLists
 from scheduler_plugin.extender.pod_query import PodQueries
 from scheduler_plugin.extender.reservations import Reservations
 from scheduler_plugin.extender.score_texts import ScoreTexts
 from scheduler_plugin.extender.seats import Seats
 from scheduler_plugin.extender.verdicts import Verdicts
+from scheduler_plugin.extender.workload_seats import WorkloadSeats
 from scheduler_plugin.ports import Clock
 
 
@@ -42,7 +42,7 @@ class ExtenderContext:
     log: DecisionLog
     reservations: Reservations
     seats: Seats
-    holds: Holds
+    workload_seats: WorkloadSeats
     gangs: Gangs
     budgets: Budgets
 
@@ -54,8 +54,8 @@ class ExtenderContext:
         shapes, requests, nodes = Shapes(state, rules.weights), PodRequests(), NodeLists(state)
         verdicts = Verdicts(state, shapes, requests, rules.default_policy)
         planner = Planner(state, shapes, rules.default_policy, requests)
-        holds, gangs = Holds(state, planner), Gangs(planner, gang_seconds, clock.monotonic)
-        gangs.has_seat = holds.has_seat
+        workload_seats, gangs = WorkloadSeats(state, planner), Gangs(planner, gang_seconds, clock.monotonic)
+        gangs.has_seat = workload_seats.has_seat
         return cls(
             state,
             clock,
@@ -64,7 +64,7 @@ class ExtenderContext:
             DecisionLog(state, nodes),
             Reservations(planner, clock, soft_seconds),
             Seats(state, planner),
-            holds,
+            workload_seats,
             gangs,
             Budgets(),
         )

@@ -75,7 +75,7 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
     if isinstance(request, RequestError):
         return _invalid(context, nodes, request)
     # Before the verdict: a seat's room becomes the pod's own. Members of a gang keep that room, and are placed with their gang.
-    seat_row, held_row = context.seats.row_for(pod), context.holds.row_for(pod, nodes.rows)
+    seat_row, held_row = context.seats.row_for(pod), context.workload_seats.row_for(pod, nodes.rows)
     gang = gang_or_error(pod)
     verdict = context.verdicts.of(pod, query.shape)
     reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)

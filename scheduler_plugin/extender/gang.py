@@ -100,7 +100,7 @@ class Gangs:
         self._plans = FailedPlans(planner)
         self._searches = FailedSearches(planner)
         self.has_seat: Callable[[str], bool] = lambda _: False
-        """Whether the pod of a UID has taken a seat of its workload (``holds``)."""
+        """Whether the pod of a UID has taken a seat of its workload (``workload_seats``)."""
         self.unhelped: dict[str, frozenset[str]] = {}
         """By the UID of a member for which the pods of one node are not enough, the nodes that kube-scheduler proposed to free."""
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The admission check ``aliquot.dev/fits`` for Kueue: a workload is admitted only when seats for all its pods are held on real GPUs.
 
-``core.admit.answer`` decides what a workload needs, ``core.admit.seating`` plans the seats, ``extender.holds`` keeps them for the pods.
-This loop joins them on the replica that leads.
+``core.admit.answer`` decides what a workload needs, ``core.admit.seating`` plans the seats, and ``extender.workload_seats`` keeps them for
+the pods. This loop joins them on the replica that leads.
 
 Invariant: the answer Ready is written only while the seats are held, and the seats are held until the pods come or HOLD_SECONDS are over.
 
@@ -27,7 +27,7 @@ from scheduler_plugin.core.admit.nodes import NodeDirectory
 from scheduler_plugin.core.admit.seating import Demand, Lacking, Seat, Seating, SeatRecord, decode_seats, encode_seats
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.extender.context import ExtenderContext
-from scheduler_plugin.extender.holds import Hold, WorkloadKey, hold_text
+from scheduler_plugin.extender.workload_seats import Hold, WorkloadKey, hold_text
 from scheduler_plugin.ports import CheckAnswer, CheckApi
 from scheduler_plugin.services.expected_pods import ExpectedPod, ExpectedPods, Refused
 from scheduler_plugin.services.kueue_objects import KueueObjects
@@ -168,15 +168,15 @@ class AdmissionCheckController:
 
     def _let_go(self) -> None:
         """Release everything, without a call to the API: another replica leads."""
-        self._context.holds.clear()
+        self._context.workload_seats.clear()
         self._known.clear()
         self._answers.clear()
         self._rebuilt = None
 
     def _forget_gone(self) -> None:
         workloads = self._objects.workloads.by_key
-        for key in [key for key, _ in self._context.holds.all() if key not in workloads]:
-            self._context.holds.drop(key)
+        for key in [key for key, _ in self._context.workload_seats.all() if key not in workloads]:
+            self._context.workload_seats.drop(key)
         for key in self._known.keys() - workloads.keys():
             del self._known[key]
 
@@ -247,9 +247,9 @@ class AdmissionCheckController:
     def _look(self, workload: Workload) -> None:
         """Do what a workload needs."""
         step, key, now = step_for(workload, self._names), workload.key, self._now()
-        hold = self._context.holds.get(key)
+        hold = self._context.workload_seats.get(key)
         if step in (Step.IGNORE, Step.LEAVE) or (hold is not None and hold.workload_uid != workload.uid):
-            self._context.holds.drop(key)
+            self._context.workload_seats.drop(key)
             self._known.pop(key, None)
             return
         known = self._note(workload)
@@ -257,10 +257,10 @@ class AdmissionCheckController:
             return  # its answer is on the way, or was refused: wait for the next version
         match step:
             case Step.RESET:
-                self._context.holds.drop(key)
+                self._context.workload_seats.drop(key)
                 self._answer(workload, State.PENDING, "the answer was for an earlier reservation")
             case Step.WAIT:
-                self._context.holds.drop(key)
+                self._context.workload_seats.drop(key)
                 known.since = now
                 self._stay(workload, known, "it waits until the other admission checks are Ready")
             case Step.PLAN:
@@ -272,13 +272,13 @@ class AdmissionCheckController:
 
     def _plan(self, workload: Workload, known: _Known) -> None:
         """Hold seats and answer Ready, or stay Pending with the reason."""
-        now, hold = self._now(), self._context.holds.get(workload.key)
-        if hold is not None and known.version == workload.version and self._context.holds.mend(hold):
+        now, hold = self._now(), self._context.workload_seats.get(workload.key)
+        if hold is not None and known.version == workload.version and self._context.workload_seats.mend(hold):
             self._answer_ready(workload, hold.seats)  # there was no reply to the first answer, and it did not arrive
             return
         if hold is not None or known.is_served:
             # The answer was refused, or it was for a reservation whose end the watch did not show by itself: its pods may have come.
-            self._context.holds.drop(workload.key)
+            self._context.workload_seats.drop(workload.key)
             known = self._known[workload.key] = _Known(workload.uid, known.since if hold is not None and not known.is_served else now)
         if now < known.not_before or not self._may_fit(known):
             self._give_up(workload, known)
@@ -334,7 +334,7 @@ class AdmissionCheckController:
 
     def _keep(self, workload: Workload, known: _Known) -> None:
         """Keep the seats of a workload with the answer Ready until it is admitted; take the answer back if they end."""
-        now, holds = self._now(), self._context.holds
+        now, holds = self._now(), self._context.workload_seats
         hold = holds.get(workload.key)
         if hold is None or not holds.mend(hold):
             holds.drop(workload.key)
@@ -343,12 +343,12 @@ class AdmissionCheckController:
         elif now >= hold.deadline:
             holds.drop(workload.key)
             known.not_before = now + HOLD_SECONDS
-            self._telemetry.holds_expired.inc()
+            self._telemetry.workload_seats_expired.inc()
             self._answer(workload, State.PENDING, f"its seats were held for {HOLD_SECONDS:.0f} s, and it was not admitted")
 
     def _serve(self, workload: Workload, known: _Known) -> None:
         """Keep the seats of an admitted workload until its pods have come, or for HOLD_SECONDS after the latest one."""
-        now, hold = self._now(), self._context.holds.get(workload.key)
+        now, hold = self._now(), self._context.workload_seats.get(workload.key)
         if not known.is_served:
             known.is_served = True
             if hold is not None:
@@ -361,16 +361,16 @@ class AdmissionCheckController:
         if len(hold.pods) > hold.came:
             hold.came, hold.deadline = len(hold.pods), now + HOLD_SECONDS
         if not hold.seats:
-            self._context.holds.drop(workload.key)
+            self._context.workload_seats.drop(workload.key)
         elif now >= hold.deadline:
             self._expire(workload, hold)
         else:
-            self._context.holds.mend(hold)
+            self._context.workload_seats.mend(hold)
 
     def _expire(self, workload: Workload, hold: Hold) -> None:
         """End the seats of an admitted workload whose pods do not come."""
-        self._context.holds.end(workload.key, self._now() + LATE_SECONDS)
-        self._telemetry.holds_expired.inc()
+        self._context.workload_seats.end(workload.key, self._now() + LATE_SECONDS)
+        self._telemetry.workload_seats_expired.inc()
         if not hold.pods and not hold.is_rebuilt and not self._has_pods(workload):
             self._answer(workload, State.RETRY, f"no pod came to its seats within {HOLD_SECONDS:.0f} s")
         else:
@@ -380,7 +380,7 @@ class AdmissionCheckController:
 
     def _hold(self, workload: Workload, seats: list[Seat], *, is_rebuilt: bool = False) -> None:
         hold = Hold(workload.uid, seats, self._now() + HOLD_SECONDS, is_rebuilt=is_rebuilt)
-        self._context.holds.put(workload.key, hold)
+        self._context.workload_seats.put(workload.key, hold)
 
     def _needs_none(self, workload: Workload, known: _Known) -> bool:
         demands = self._demands(workload, known)
@@ -464,7 +464,7 @@ class AdmissionCheckController:
             logger.warning("an answer to Kueue was refused: %s", exc, extra=_extra(workload))
             known.not_before = self._now() + REFUSED_SECONDS
             if answer.state is State.READY:
-                self._context.holds.drop(workload.key)
+                self._context.workload_seats.drop(workload.key)
             return
         except KubeApiError as exc:
             logger.warning("an answer to Kueue has no outcome yet: %s", exc, extra=_extra(workload))

@@ -82,7 +82,9 @@ class Telemetry:
             buckets=_CHECK_SECONDS,
             registry=self.registry,
         )
-        self.holds_expired = self._counter("holds_expired", "Workloads with seats that expired because no pod came for them.")
+        self.workload_seats_expired = self._counter(
+            "workload_seats_expired", "Workloads with seats that expired because no pod came for them."
+        )
         self.expired = self._counter("reservations_expired", "Reservations that expired.")
         self.retried = self._counter("pods_retried", "Waiting pods that kube-scheduler was made to retry.")
 

@@ -63,7 +63,7 @@ def make_cluster(settings: Settings, connection: KubeConnection) -> Cluster:
 
     def forget_pod(uid: str) -> None:
         context.decisions.forget(uid)
-        context.holds.on_gone(uid)
+        context.workload_seats.on_gone(uid)
 
     watch.on_pod_gone = forget_pod
     watch.on_nominated = context.reservations.follow_nomination

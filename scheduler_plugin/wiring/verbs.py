@@ -43,7 +43,7 @@ class ExtenderVerbs:
 
     def expect(self, pod: PodFacts) -> None:
         """Prepare for the calls for a new pod. kube-scheduler often has other pods to place first."""
-        self._context.holds.take(pod)
+        self._context.workload_seats.take(pod)
         self._context.verdicts.expect(pod)
         self._idle.wake()
 

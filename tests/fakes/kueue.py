@@ -127,13 +127,13 @@ class World:
             if change.node_name:
                 self._settled(change.uid)
             elif not change.gates:
-                self.context.holds.take(change)
+                self.context.workload_seats.take(change)
         self.unseen.clear()
         self.caught_up_at = self.now
 
     def _settled(self, uid: str) -> None:
         self.context.decisions.forget(uid)
-        self.context.holds.on_gone(uid)
+        self.context.workload_seats.on_gone(uid)
 
     async def step(self, seconds: float = 1.0) -> None:
         """Let time pass, and the check look once."""
@@ -195,7 +195,7 @@ class World:
 
     def _is_held(self, item: Object) -> bool:
         """Whether there is a seat or a bound pod for each pod of a workload."""
-        hold = self.context.holds.get(("team", item["metadata"]["name"]))
+        hold = self.context.workload_seats.get(("team", item["metadata"]["name"]))
         seats = 0 if hold is None else sum(seat.holder in self.state.reservations for seat in hold.seats)
         return seats + len(self._bound(item)) >= sum(one["count"] for one in item["spec"]["podSets"])
 

@@ -46,10 +46,10 @@ async def test_ready_holds_a_seat_for_each_pod_and_pods_take_them() -> None:
     reserve(world, "a", pod_set(3, 600))
     await look(world)
     assert world.state_of("a") == "Ready"
-    assert (world.context.holds.seats, world.context.holds.workloads) == (3, 1)
+    assert (world.context.workload_seats.seats, world.context.workload_seats.workloads) == (3, 1)
     await world.settle()
     assert not world.stuck()
-    assert world.context.holds.seats == 0
+    assert world.context.workload_seats.seats == 0
     assert not world.state.reservations
 
 
@@ -112,7 +112,7 @@ async def test_race_2_stale_ready_answer_to_evicted_workload_is_refused() -> Non
     assert world.answers == []
     assert world.state_of("a") == "Pending"
     await look(world)
-    assert world.context.holds.seats == 0
+    assert world.context.workload_seats.seats == 0
 
 
 async def test_race_2_stale_ready_believed_left_over_ready_is_reset_before_next_reservation() -> None:
@@ -187,7 +187,7 @@ async def test_race_7_conflicts_are_answered_again_with_the_same_seats(conflicts
     world.refuses = conflicts
     for _ in range(conflicts + 1):
         await look(world)
-        assert world.context.holds.seats == 2
+        assert world.context.workload_seats.seats == 2
     assert states(world, "a") == ["Ready"]
 
 
@@ -206,14 +206,14 @@ async def test_race_8_hold_ends_when_reservation_ends_between_ready_and_admitted
     world = World()
     reserve(world, "a", pod_set(2, 400))
     await look(world)
-    assert world.context.holds.seats == 2
+    assert world.context.workload_seats.seats == 2
     if end == "deactivate":
         world.workloads["a"]["spec"]["active"] = False
         world._touch(world.workloads["a"])
     else:
         {"evict": world.evict, "delete": world.delete, "finish": world.finish}[end]("a")
     await look(world)
-    assert world.context.holds.seats == 0
+    assert world.context.workload_seats.seats == 0
     assert not world.state.reservations
 
 
@@ -225,7 +225,7 @@ async def test_race_9_partly_admitted_workload_gets_seats_for_assigned_pods_only
     item["status"]["reclaimablePods"] = [{"name": "main", "count": 1}]
     world._touch(item)
     await look(world)
-    assert world.context.holds.seats == 2
+    assert world.context.workload_seats.seats == 2
 
 
 async def test_race_10_waiting_for_an_hour_writes_few_answers() -> None:
@@ -264,7 +264,7 @@ async def test_other_checks_come_first_and_no_seat_is_held_for_them() -> None:
     world._touch(item)
     await wait(world, 5)
     assert states(world, "a") == ["Pending"]
-    assert world.context.holds.seats == 0
+    assert world.context.workload_seats.seats == 0
     item["status"]["admissionChecks"][-1]["state"] = "Ready"
     world._touch(item)
     await look(world)
@@ -276,7 +276,7 @@ async def test_ready_that_is_not_admitted_ends_with_its_seats() -> None:
     reserve(world, "a")
     await wait(world, HOLD_SECONDS + 5)
     assert states(world, "a") == ["Ready", "Pending"]
-    assert world.context.holds.seats == 0
+    assert world.context.workload_seats.seats == 0
 
 
 async def test_workload_whose_pods_never_come_gives_quota_back() -> None:
@@ -288,7 +288,7 @@ async def test_workload_whose_pods_never_come_gives_quota_back() -> None:
     world.unseen.clear()
     await wait(world, HOLD_SECONDS + 5)
     assert states(world, "a") == ["Ready", "Retry"]
-    assert world.context.holds.seats == 0
+    assert world.context.workload_seats.seats == 0
 
 
 async def test_seat_of_pod_that_is_deleted_waits_for_its_replacement() -> None:
@@ -298,7 +298,7 @@ async def test_seat_of_pod_that_is_deleted_waits_for_its_replacement() -> None:
     world.kueue("a")
     world.deliver()
     [first] = world.pods
-    assert world.context.holds.has_seat(first)
+    assert world.context.workload_seats.has_seat(first)
     world.end_pod(first)
     world.deliver()
     world.intrude(600)
@@ -322,7 +322,7 @@ async def test_new_leader_holds_the_same_seats(at: str) -> None:
     await world.step()
     assert world.controller.is_prepared
     running = sum(bool(pod.node_name) for pod in world.pods.values())
-    assert world.context.holds.seats == 2 - running
+    assert world.context.workload_seats.seats == 2 - running
     assert set(_places(world)) <= set(held)
     world.intrude(600)
     await world.settle()
@@ -332,7 +332,7 @@ async def test_new_leader_holds_the_same_seats(at: str) -> None:
 
 def _places(world: World) -> list[tuple[str, str]]:
     """Node and GPU of each seat."""
-    seats = [seat for _, hold in world.context.holds.all() for seat in hold.seats]
+    seats = [seat for _, hold in world.context.workload_seats.all() for seat in hold.seats]
     return [(seat.node, uuid) for seat in seats for uuid in world.state.footprint_of(seat.holder)]
 
 
@@ -343,7 +343,7 @@ async def test_replica_that_does_not_lead_holds_and_answers_nothing() -> None:
     world.leads = False
     reserve(world, "b")
     await look(world)
-    assert world.context.holds.seats == 0
+    assert world.context.workload_seats.seats == 0
     assert not world.state.reservations
     assert states(world, "b") == []
 
@@ -355,7 +355,7 @@ async def test_gang_of_a_workload_starts_on_its_seats_in_a_full_cluster() -> Non
     one["template"]["metadata"] = {"annotations": gang}
     reserve(world, "a", one)
     await look(world)
-    assert world.context.holds.seats == 3
+    assert world.context.workload_seats.seats == 3
     world.kueue("a")
     world.intrude(900)
     await world.settle()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds: the seats of workloads that Kueue admits, until their pods come. filter sends each pod to its seat.
+"""The seats of workloads that Kueue admits, until their pods come. filter sends each pod to its seat.
 
 A pod names its workload and pod set in an annotation that Kueue copies from the answer of the admission check. It takes a seat of that pod
 set as soon as it is known, if it asks for what the seat was planned for. Then the seat's reservation becomes its own. A pod that is deleted
@@ -41,7 +41,7 @@ class Hold:
     """UIDs of the pods that took a seat."""
 
 
-class Holds:
+class WorkloadSeats:
     """All holds, by workload."""
 
     def __init__(self, state: ClusterState, planner: Planner) -> None:
