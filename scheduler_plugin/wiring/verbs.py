@@ -88,8 +88,8 @@ class ExtenderVerbs:
 
 def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telemetry) -> Mapping[str, Verb]:
     """Return the webhook's verbs by path."""
-    reviews = Reviews(make_normaliser(settings, context.state), telemetry.count_admission)
-    return {"/mutate": reviews.mutate, "/validate": reviews.validate}
+    normaliser = make_normaliser(settings, context.state)
+    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption).by_path()
 
 
 def make_normaliser(settings: Settings, state: ClusterState) -> Normaliser:
@@ -100,6 +100,7 @@ def make_normaliser(settings: Settings, state: ClusterState) -> Normaliser:
         settings.count_whole_gpus,
         mig_profiles=lambda preferences: mig.profile_sizes(_devices(state), preferences),
         hami=HAMI.named(settings.hami_names()),
+        classes=settings.classes,
         scheduling_groups=settings.scheduling_groups,
     )
     return Normaliser(
