@@ -25,6 +25,8 @@ from scheduler_plugin.wiring.cluster import Cluster
 
 TAKEOVER_SECONDS: Final = 3.0
 """How long a call waits after a takeover until the pods are listed; kube-scheduler waits 5 s for a reply."""
+LOOK_SECONDS: Final = 0.1
+"""How long such a call waits at most between two looks."""
 
 
 class Leaders:
@@ -95,7 +97,8 @@ class Leaders:
         with suppress(TimeoutError):
             async with asyncio.timeout(TAKEOVER_SECONDS):
                 while self.ready and self._is_beside_leader and not self.decides:
-                    await self._watch.next_event()
+                    with suppress(TimeoutError):  # that seats are reserved again is no event
+                        await asyncio.wait_for(self._watch.next_event(), LOOK_SECONDS)
         self.check_decides()
 
     async def look_up(self) -> None:
