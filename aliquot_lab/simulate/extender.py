@@ -49,7 +49,7 @@ from scheduler_plugin.core.consolidate.plan import Plan, Trial
 from scheduler_plugin.core.fit.shapes import PodShape, Shapes
 from scheduler_plugin.core.gang.plan import Planner
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, HostDemand, Weights
-from scheduler_plugin.extender.holds import Holds
+from scheduler_plugin.extender.held_room import HeldRoom
 
 SHARES_PER_GPU: Final = 100
 """More than the trace's pods can use, because the trace has no such limit."""
@@ -157,7 +157,7 @@ class HoldingEngine(ExtenderEngine):
 
     def __init__(self, nodes: Sequence[TraceNode], policy: Policy) -> None:
         super().__init__(nodes, policy)
-        self._holds = Holds(self._state, self._shapes)
+        self._holds = HeldRoom(self._state, self._shapes)
         self._rules = Rules(policy, DEFAULT_WEIGHTS)
         self._created: dict[str, float] = {}
         self.capacity_milli = capacity_milli(nodes)

@@ -12,7 +12,7 @@ from scheduler_plugin.core.fit.shapes import Shapes
 from scheduler_plugin.core.gang.plan import Planner
 from scheduler_plugin.extender.decision_log import DecisionLog
 from scheduler_plugin.extender.gang import Gangs
-from scheduler_plugin.extender.holds import Holds
+from scheduler_plugin.extender.held_room import HeldRoom
 from scheduler_plugin.extender.node_list import NodeLists
 from scheduler_plugin.extender.pod_query import PodQueries
 from scheduler_plugin.extender.reservations import Reservations
@@ -44,7 +44,7 @@ class ExtenderContext:
     reservations: Reservations
     seats: Seats
     workload_seats: WorkloadSeats
-    holds: Holds
+    held_room: HeldRoom
     gangs: Gangs
     budgets: Budgets
 
@@ -67,7 +67,7 @@ class ExtenderContext:
             Reservations(planner, clock, soft_seconds),
             Seats(state, planner),
             workload_seats,
-            Holds(state, shapes),
+            HeldRoom(state, shapes),
             gangs,
             Budgets(),
         )

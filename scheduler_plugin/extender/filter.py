@@ -75,7 +75,7 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
         return wire.filter_result(node_names=msgspec.Raw(nodes.text))
     if isinstance(request, RequestError):
         return _invalid(context, nodes, request)
-    context.holds.admit(pod, now)
+    context.held_room.admit(pod, now)
     # Before the verdict: a seat's room becomes the pod's own. Members of a gang keep that room, and are placed with their gang.
     seat_row, held_row = context.seats.row_for(pod), context.workload_seats.row_for(pod, nodes.rows)
     gang = gang_or_error(pod)
@@ -127,7 +127,7 @@ def _feasible(
     resolvable: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
     names, cures = context.calls.nodes.names_of(nodes, failed), curable(verdict, nodes.rows[failed]).tolist()
-    held = context.holds.kept_from(decision.pod, judged.query.shape) if len(failed) == len(reasons) else frozenset()
+    held = context.held_room.kept_from(decision.pod, judged.query.shape) if len(failed) == len(reasons) else frozenset()
     for name, reason, is_curable in zip(names, reasons[failed].tolist(), cures, strict=True):
         if name in held:
             unresolvable[name] = HELD

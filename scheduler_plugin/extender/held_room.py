@@ -16,7 +16,7 @@ FRESH_SECONDS: Final = 1.0
 """How long an estimate counts for further pods."""
 
 
-class Holds:
+class HeldRoom:
     """At most one hold, as reservations in the state. Without the feature there is none, and every call does nothing."""
 
     def __init__(self, state: ClusterState, shapes: Shapes) -> None:
