@@ -4,6 +4,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from scheduler_plugin.core.admit.kueue import AdmissionCheck, Flavor, Workload
@@ -87,8 +88,7 @@ class KueueObjects:
 
     async def next_change(self, timeout_seconds: float) -> None:
         """Wait for a change of any object, or for the timeout."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout_seconds)
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):  # wait_for of Python 3.11 loses a cancellation at the same moment
+                await self._changed.wait()
         self._changed.clear()

@@ -98,7 +98,8 @@ class Leaders:
             async with asyncio.timeout(TAKEOVER_SECONDS):
                 while self.ready and self._is_beside_leader and not self.decides:
                     with suppress(TimeoutError):  # that seats are reserved again is no event
-                        await asyncio.wait_for(self._watch.next_event(), LOOK_SECONDS)
+                        async with asyncio.timeout(LOOK_SECONDS):
+                            await self._watch.next_event()
         self.check_decides()
 
     async def look_up(self) -> None:
