@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from aliquot import contract
-from aliquot.contract.features import SETTING, Gate, parse_gates
+from aliquot.contract.features import SETTING, Gate, parse_gates, with_components
 from aliquot.contract.model import Policy
 from aliquot.process.settings import FileOnly, LogFormat, LogLevel, Row, SettingsError, Table, split_address
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, Weights
@@ -141,6 +141,13 @@ class Settings:
     tolerate_gpu_taint: Annotated[
         bool, Row("add a toleration for the taint nvidia.com/gpu:NoSchedule to GPU pods; clouds set it on GPU nodes")
     ] = True
+    translate_to_claims: Annotated[
+        bool,
+        Row(
+            "turn the vGPUs that pods request into ResourceClaims: only where all agents have allocation dra; needs the feature gate "
+            "DynamicResourceAllocation"
+        ),
+    ] = False
     lease_name: Annotated[str, Row("lease with which the replicas elect a leader; empty: there is only this replica")] = ""
     scheduler_lease: Annotated[
         str,
@@ -161,7 +168,8 @@ class Settings:
     @classmethod
     def load(cls, argv: Sequence[str], environ: Mapping[str, str]) -> "Settings":
         """Read flags, environment and file. Raises SettingsError with one sentence, or SystemExit(0) after the help."""
-        settings = cls(**TABLE.read(argv, environ))
+        values = TABLE.read(argv, environ)
+        settings = cls(**{**values, "feature_gates": with_components(values.get("feature_gates", ""), environ)})
         settings._check()
         return settings
 
@@ -197,6 +205,8 @@ class Settings:
             raise SettingsError(f"{SETTING}: {exc}") from None
         if self.consolidation is not Consolidation.OFF and (closed := gates.closed(Gate.CONSOLIDATION, "scheduler")):
             raise SettingsError(f"consolidation is set, but {closed}")
+        if self.translate_to_claims and (closed := gates.closed(Gate.DYNAMIC_RESOURCE_ALLOCATION, "scheduler")):
+            raise SettingsError(f"translateToClaims is set, but {closed}")
 
     def _check_extender(self) -> None:
         host, _ = split_address("extenderAddress", self.extender_address)

@@ -7,6 +7,7 @@ manifests that installs an alpha feature of the agent opens its gate by an envir
 ``ALIQUOT_FEATURE_GATES_<COMPONENT>``. The setting comes after these, so it can close a gate again.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -39,7 +40,7 @@ ALL_ALPHA: Final = "AllAlpha"
 """In the setting: all gates that it does not name."""
 SETTING: Final = "featureGates"
 COMPONENT_ENV_PREFIX: Final = "ALIQUOT_FEATURE_GATES_"
-"""Environment variables of the agent with more gates, in the setting's form."""
+"""Environment variables with more gates, in the setting's form: those that components of the manifests open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,12 @@ class FeatureGates:
 
 
 ALL_OPEN: Final = FeatureGates(frozenset(Gate))
+
+
+def with_components(setting: str, environ: Mapping[str, str]) -> str:
+    """Return the setting with the gates that components open; those of the setting itself come last, so they count."""
+    of_components = [environ[name] for name in sorted(environ) if name.startswith(COMPONENT_ENV_PREFIX)]
+    return ",".join([*of_components, setting]).strip(",")
 
 
 def parse_gates(text: str) -> FeatureGates:

@@ -10,12 +10,13 @@ only those that it called in the first round. If a later webhook adds a GPU to a
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from aliquot import contract
 from aliquot.contract.errors import quote
+from scheduler_plugin.core.claim_templates import ClaimTemplate
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.normalise import Normaliser
 
@@ -27,6 +28,8 @@ MAX_WARNING_CHARS: Final = 240
 class _Request(msgspec.Struct, rename="camel"):
     uid: str
     operation: str = "CREATE"
+    namespace: str = ""
+    dry_run: bool | None = None
     object: dict[str, Any] | None = None
     old_object: dict[str, Any] | None = None
 
@@ -37,11 +40,24 @@ class _Review(msgspec.Struct, rename="camel"):
     request: _Request
 
 
+class Templates(Protocol):
+    """Makes ResourceClaimTemplates."""
+
+    async def ensure(self, namespace: str, templates: Sequence[ClaimTemplate]) -> str:
+        """Make templates that a namespace lacks; return why one cannot be made, or an empty text."""
+        ...
+
+
 class Reviews:
     """Both endpoints."""
 
-    def __init__(self, normaliser: Normaliser, count: Callable[[str], None]) -> None:
-        """Args: count: called with the outcome of each review."""
+    def __init__(self, normaliser: Normaliser, count: Callable[[str], None], templates: Templates | None = None) -> None:
+        """Make them.
+
+        Args: count: called with the outcome of each review.
+              templates: makes what pods with claims need; None where no amounts become claims.
+        """
+        self._templates = templates
         self._normaliser = normaliser
         self._required = normaliser.required_rules()
         self._count = count
@@ -54,6 +70,10 @@ class Reviews:
         outcome = self._normaliser.admit(request.object)
         if outcome.refusal:
             return self._answer(request.uid, "refused", refusal=outcome.refusal)
+        if outcome.templates and self._templates is not None and not request.dry_run:
+            missing = await self._templates.ensure(request.namespace, outcome.templates)
+            if missing:
+                return self._answer(request.uid, "refused", refusal=missing)
         name = "admitted" if outcome.is_gpu_pod else "untouched"
         return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
 

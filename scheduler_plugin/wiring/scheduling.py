@@ -7,8 +7,10 @@ from typing import Any
 
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.kube import KubeEvents, KubePods
+from scheduler_plugin.adapters.kube_templates import KubeTemplates
 from scheduler_plugin.core.cluster.decisions import Decision
 from scheduler_plugin.extender.bind import Binder
+from scheduler_plugin.services.claim_templates import ClaimTemplates
 from scheduler_plugin.services.cluster_metrics import ClusterCollector
 from scheduler_plugin.services.cluster_watch import Source
 from scheduler_plugin.services.consolidator import Consolidator, Scope
@@ -44,10 +46,12 @@ class Scheduling:
     """None if the settings switch it off."""
     consolidator: Consolidator | None
     """None if the settings switch it off."""
+    templates: ClaimTemplates | None
+    """None where vGPUs do not become claims."""
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
-        acting = (self.preemptor, self.consolidator)
+        acting = (self.preemptor, self.consolidator, self.templates)
         parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, *acting)
         return [part.run() for part in parts if part is not None]
 
@@ -81,4 +85,5 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     if settings.consolidation is not Consolidation.OFF:
         api, scope = MoveApi(pods, events_api), Scope(settings.consolidation is Consolidation.ON, settings.scheduler_name)
         moving = Consolidator(context, api, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, telemetry, scope)
-    return Scheduling(telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving)
+    templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
+    return Scheduling(telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving, templates)

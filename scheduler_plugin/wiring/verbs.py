@@ -22,6 +22,7 @@ from scheduler_plugin.extender.cooperative import IdleWorker, plan_ahead
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.extender.prioritize import prioritize_nodes
+from scheduler_plugin.services.claim_templates import ClaimTemplates
 from scheduler_plugin.services.telemetry import Call, Telemetry
 from scheduler_plugin.settings import Answer, Settings
 from scheduler_plugin.webhook.amounts import HAMI, Options
@@ -85,7 +86,9 @@ class ExtenderVerbs:
         return reply
 
 
-def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telemetry) -> Mapping[str, Verb]:
+def webhook_verbs(
+    settings: Settings, context: ExtenderContext, telemetry: Telemetry, templates: ClaimTemplates | None
+) -> Mapping[str, Verb]:
     """Return the webhook's verbs by path."""
     state = context.state
     options = Options(
@@ -101,8 +104,9 @@ def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telem
         settings.scheduler_name,
         replaced_schedulers=settings.taken_schedulers(),
         tolerate_gpu_taint=settings.tolerate_gpu_taint,
+        as_claims=templates is not None,
     )
-    reviews = Reviews(normaliser, telemetry.count_admission)
+    reviews = Reviews(normaliser, telemetry.count_admission, templates)
     return {"/mutate": reviews.mutate, "/validate": reviews.validate}
 
 
