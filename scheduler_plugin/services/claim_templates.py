@@ -24,7 +24,7 @@ TRIES: Final = 3
 
 
 class ClaimTemplates:
-    """Implements ``webhook.review.Templates``; ``run`` deletes what is not used."""
+    """Implements ``webhook.review.ClaimTemplateMaker``; ``run`` deletes what is not used."""
 
     def __init__(self, api: TemplateApi, clock: Clock, leads: Callable[[], bool]) -> None:
         """Args: leads: whether this replica deletes templates."""
@@ -35,7 +35,7 @@ class ClaimTemplates:
         """By namespace and name; monotonic."""
 
     async def ensure(self, namespace: str, templates: Sequence[ClaimTemplate]) -> str:
-        """See ``webhook.review.Templates``."""
+        """See ``webhook.review.ClaimTemplateMaker``."""
         for template in templates:
             try:
                 trouble = await self._ensure(namespace, template)

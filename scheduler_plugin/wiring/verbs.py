@@ -97,6 +97,7 @@ def webhook_verbs(
         settings.count_whole_gpus,
         mig_profiles=lambda preferences: mig.profile_sizes(_devices(state), preferences),
         hami=HAMI.named(settings.hami_names()),
+        classes=settings.classes,
         scheduling_groups=settings.scheduling_groups,
     )
     normaliser = Normaliser(
@@ -106,8 +107,7 @@ def webhook_verbs(
         tolerate_gpu_taint=settings.tolerate_gpu_taint,
         as_claims=templates is not None,
     )
-    reviews = Reviews(normaliser, telemetry.count_admission, templates)
-    return {"/mutate": reviews.mutate, "/validate": reviews.validate}
+    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, templates).by_path()
 
 
 def _devices(state: ClusterState) -> Iterator[Device]:

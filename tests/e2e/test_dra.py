@@ -219,7 +219,9 @@ def test_deployment_of_vgpus_becomes_claims_of_one_template(kubectl: Kubectl) ->
 
 
 def test_pod_in_words_of_hami_gets_its_memory_by_claim(kubectl: Kubectl) -> None:
-    kubectl.apply(pod("theirs", {"main": None}, claim="", limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}))
+    theirs = pod("theirs", {"main": None}, claim="", limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"})
+    theirs["spec"]["schedulerName"] = contract.SCHEDULER_NAME  # the namespace is not adopted
+    kubectl.apply(theirs)
     kubectl.wait_for_phase("theirs", "Running", seconds=60)
     assert memory_in(kubectl, "theirs", "main") == [3000 * MIB]
 

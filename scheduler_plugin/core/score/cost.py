@@ -50,6 +50,8 @@ REFERENCE_GPUS: Final = 16
 """The divisor of amounts of GPUs in terms: the largest node sold. A node with more GPUs uses its own number."""
 MAX_SCARCITY: Final = 2.0
 """A demand of twice the supply; with more, this term would dominate the others."""
+UNSEEN_PART: Final = 0.1
+"""The demand of pods that need a whole node and that are not known, as a part of the demand of the known ones."""
 MAX_SEAT_VALUE: Final = 4.0
 """The limit of ``seat_values``, and so the divisor of the term whole_node."""
 
@@ -358,20 +360,40 @@ def scarcity(demand: Demand, counts: Mapping[Kind, int]) -> Scarcity:
 
     It is 1 if these shapes would use the whole kind, with a total demand as large as the cluster. A shape that can use several kinds counts
     for each by its number of devices. At most MAX_SCARCITY; kinds that no shape requires are missing.
+
+    UNSEEN_PART is added to the demand: for each kind of node with several GPUs, pods that need all of one such node, in equal amounts. So
+    a host that can serve more pods than others is kept for them before the first of these pods is known.
     """
     there = _with_devices(counts)
-    insisting, total = dict.fromkeys(counts, 0.0), 0.0
-    for shape, weight in demand.shapes:
-        allowed = {kind: count for kind, count in there.items() if kind.can_hold(shape)}
-        choice = sum(allowed.values())
-        for kind, count in allowed.items():
-            # A shape that can use every kind adds to the demand, but makes no kind scarce.
-            part = (shape.memory_on(kind.memory_mib) / kind.memory_mib + shape.cores_percent / units.WHOLE_GPU_PERCENT) / 2
-            amount = weight * shape.vgpus * part * count / choice
-            total += amount
-            insisting[kind] += amount if len(allowed) < len(there) else 0.0
+    large = [kind for kind in there if kind.gpus > 1]
+    known = [_by_kind(shape, weight * shape.vgpus, there) for shape, weight in demand.shapes]
+    total = sum(sum(amounts.values()) for amounts in known)
+    unseen = [_by_kind(_all_of(kind), UNSEEN_PART * total / len(large), there) for kind in large]
+    insisting = dict.fromkeys(there, 0.0)
+    for amounts in (*known, *unseen):
+        # A shape that can use every kind adds to the demand, but makes no kind scarce.
+        for kind, amount in amounts.items() if len(amounts) < len(there) else ():
+            insisting[kind] += amount
+    total += UNSEEN_PART * total if large else 0.0
     devices = sum(there.values())
     return {kind: min(MAX_SCARCITY, amount / total * devices / there[kind]) for kind, amount in insisting.items() if amount}
+
+
+def _by_kind(shape: Shape, gpus: float, there: Mapping[Kind, int]) -> dict[Kind, float]:
+    """Return how much of this many requested GPUs falls on each kind that can serve the shape, in whole GPUs of the kind."""
+    allowed = {kind: count for kind, count in there.items() if kind.can_hold(shape)}
+    choice = sum(allowed.values())
+    return {kind: gpus * _part_of(kind, shape) * count / choice for kind, count in allowed.items()}
+
+
+def _part_of(kind: Kind, shape: Shape) -> float:
+    """Return the part of a device that a shape takes."""
+    return (shape.memory_on(kind.memory_mib) / kind.memory_mib + shape.cores_percent / units.WHOLE_GPU_PERCENT) / 2
+
+
+def _all_of(kind: Kind) -> Shape:
+    """Return the pod that takes all of a node, of any model."""
+    return Shape(kind.gpus, memory_ppm=PPM, cores_percent=units.WHOLE_GPU_PERCENT, cpu_milli=kind.cpu_milli, ram_mib=kind.ram_mib)
 
 
 def seat_values(demand: Demand, counts: Mapping[Kind, int]) -> Mapping[Kind, float]:

@@ -2,6 +2,7 @@
 """Pods of every vocabulary become pods with claims, or are refused with a sentence; none keeps an amount that no node offers."""
 
 import asyncio
+import base64
 import copy
 import json
 from typing import Any
@@ -123,7 +124,7 @@ class MadeTemplates:
 def mutated(templates: MadeTemplates, **fields: Any) -> dict[str, Any]:
     request = {"uid": "r", "operation": "CREATE", "namespace": "team", "object": make_pod({"nvidia.com/vgpu": "1"}), **fields}
     body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
-    return json.loads(asyncio.run(Reviews(RULES, lambda _: None, templates).mutate(body)))["response"]
+    return json.loads(asyncio.run(Reviews(RULES, lambda _: None, claims=templates).mutate(body)))["response"]
 
 
 def test_template_is_made_in_the_pods_namespace_before_admission():
@@ -141,4 +142,17 @@ def test_pod_is_refused_when_its_template_cannot_be_made():
 def test_dry_run_makes_no_template():
     templates = MadeTemplates()
     assert mutated(templates, dryRun=True)["allowed"]
+    assert templates.made == []
+
+
+def test_pod_templates_of_jobs_keep_their_amounts():
+    template = {"spec": make_pod({"nvidia.com/vgpu-memory": "4Gi"})["spec"]}
+    body = {"uid": "r", "operation": "CREATE", "namespace": "team", "object": {"metadata": {"name": "j"}, "spec": {"template": template}}}
+    body["kind"] = {"group": "batch", "kind": "Job", "version": "v1"}
+    templates = MadeTemplates()
+    reviews = Reviews(RULES, lambda _: None, claims=templates)
+    review = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": body}).encode()
+    response = json.loads(asyncio.run(reviews.templates(review)))["response"]
+    patch = json.loads(base64.b64decode(response["patch"]))
+    assert all("resourceClaims" not in operation["path"] for operation in patch)
     assert templates.made == []

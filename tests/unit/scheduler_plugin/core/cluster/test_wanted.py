@@ -8,7 +8,16 @@ from aliquot.placement.demand import GENERIC, Demand, Shape
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.cluster.wanted import MIN_PODS, Wanted
 from scheduler_plugin.core.fit.shapes import PodShape, Shapes
-from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, MAX_SCARCITY, MAX_SEAT_VALUE, HostDemand, Kind, scarcity, seat_values
+from scheduler_plugin.core.score.cost import (
+    DEFAULT_WEIGHTS,
+    MAX_SCARCITY,
+    MAX_SEAT_VALUE,
+    UNSEEN_PART,
+    HostDemand,
+    Kind,
+    scarcity,
+    seat_values,
+)
 from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, request_of
 
 ALPHA, BETA = Kind("alpha", 1000, 8), Kind("beta", 1000, 8)
@@ -70,7 +79,7 @@ def test_verdicts_follow_the_demand():
 def test_scarcity_of_kind_follows_demand_that_requires_it():
     picky, easy = Shape(memory_mib=1000, cores_percent=100, gpu_type=("alpha",)), Shape(memory_mib=1000, cores_percent=100)
     assert scarcity(Demand.of({easy: 1}), {ALPHA: 5, BETA: 5}) == {}
-    assert scarcity(Demand.of({easy: 3, picky: 1}), {ALPHA: 5, BETA: 5}) == {ALPHA: pytest.approx(0.5)}
+    assert scarcity(Demand.of({easy: 3, picky: 1}), {ALPHA: 5, BETA: 5}) == {ALPHA: pytest.approx(0.5 / (1 + UNSEEN_PART))}
     assert scarcity(Demand.of({picky: 1}), {ALPHA: 1, BETA: 9}) == {ALPHA: MAX_SCARCITY}
     assert scarcity(Demand.of({picky: 1}), {BETA: 9}) == {}
 
@@ -88,8 +97,32 @@ def test_who_needs_much_memory_insists_on_large_devices():
 )
 def test_large_node_is_scarce_when_demand_needs_its_size(shape):
     large, small = (Kind.of("m", 1000, gpus, cores * 1000, gib * 1024) for gpus, cores, gib in ((8, 128, 768), (4, 96, 384)))
-    assert scarcity(Demand.of({shape: 1, Shape(memory_mib=1): 9}), {large: 8, small: 8}).keys() == {large}
-    assert scarcity(Demand.of({Shape(memory_mib=1): 9}), {large: 8, small: 8}) == {}
+    known = scarcity(Demand.of({shape: 9, Shape(memory_mib=1): 1}), {large: 8, small: 8})
+    assert known.keys() == {large}
+    assert known[large] > 5 * scarcity(Demand.of({Shape(memory_mib=1): 1}), {large: 8, small: 8})[large] > 0
+
+
+@pytest.mark.parametrize(
+    ("larger", "smaller"),
+    [
+        pytest.param((8, 128, 384), (8, 96, 384), id="CPU"),
+        pytest.param((8, 96, 768), (8, 96, 384), id="RAM"),
+        pytest.param((8, 96, 384), (4, 96, 384), id="GPUs"),
+    ],
+)
+@pytest.mark.parametrize("counts", [(8, 8), (8, 800), (800, 8)])
+def test_larger_node_is_scarce_before_a_pod_that_needs_it_is_known(larger, smaller, counts):
+    large, small = (Kind.of("m", 1000, gpus, cores * 1000, gib * 1024) for gpus, cores, gib in (larger, smaller))
+    found = scarcity(GENERIC, dict(zip((large, small), counts, strict=True)))
+    assert found[large] > found.get(small, 0.0)
+
+
+@pytest.mark.parametrize(
+    "kinds", [(ALPHA, BETA), (Kind("m", 1000, 1, 128_000, 1024), Kind("m", 1000, 1, 96_000, 1024))], ids=["equal", "one GPU"]
+)
+def test_unseen_pods_make_no_kind_scarce_on_equal_nodes_or_nodes_of_one_gpu(kinds):
+    easy = Shape(memory_mib=1)
+    assert scarcity(Demand.of({easy: 1}), dict.fromkeys(kinds, 8)) == {}
 
 
 def test_node_is_worth_the_pods_with_several_gpus_that_need_it():
