@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from scheduler_plugin.core.certificate import Holdings, Step
-from scheduler_plugin.core.claim_templates import ClaimTemplate
+from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.core.cluster.pods import PodFacts
 
 

@@ -12,7 +12,7 @@ from aliquot.kube.errors import KubeNotFoundError, decode_reply
 from aliquot.kube.requests import MERGE_PATCH, namespaced, object_path, timestamp, with_options
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.kube import LIST_SECONDS, PAGE_SIZE
-from scheduler_plugin.core.claim_templates import ClaimTemplate
+from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.ports import TemplateRecord
 
 API_VERSION: Final = "resource.k8s.io/v1"

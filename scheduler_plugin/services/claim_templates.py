@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError
-from scheduler_plugin.core.claim_templates import ClaimTemplate, has_content, is_due, is_old, is_ours
+from scheduler_plugin.core.claims.templates import ClaimTemplate, has_content, is_due, is_old, is_ours
 from scheduler_plugin.ports import Clock, TemplateApi, TemplateRecord
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Final
 from aliquot import contract
 from aliquot.contract.model import NumaMode, PodRequest
 from aliquot.placement.request import RequestError
-from scheduler_plugin.core.claim_templates import REQUEST, ClaimTemplate, is_ours, template_of
+from scheduler_plugin.core.claims.templates import REQUEST, ClaimTemplate, is_ours, template_of
 from scheduler_plugin.core.cluster.gang import gang_of
 from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.webhook.draft import Draft, DraftContainer

@@ -20,7 +20,7 @@ from aliquot.contract.errors import ContractError, quote
 from aliquot.contract.model import ContainerRequest, Isolation, NumaMode, PodRequest, Preferences
 from aliquot.placement import model_name
 from aliquot.placement.request import RequestError, pod_request
-from scheduler_plugin.core.claim_templates import ClaimTemplate
+from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.core.cluster.durations import check_durations
 from scheduler_plugin.core.cluster.gang import gang_of
 from scheduler_plugin.core.cluster.pods import asks_gpu

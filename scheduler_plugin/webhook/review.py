@@ -21,7 +21,7 @@ import msgspec
 
 from aliquot import contract
 from aliquot.contract.errors import quote
-from scheduler_plugin.core.claim_templates import ClaimTemplate
+from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.adoption import becomes
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome

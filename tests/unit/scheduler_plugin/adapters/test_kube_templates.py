@@ -7,7 +7,7 @@ import pytest
 from aliquot.contract.model import ContainerRequest, Preferences
 from aliquot.kube.errors import KubeApiError, KubeNotFoundError
 from scheduler_plugin.adapters.kube_templates import KubeTemplates
-from scheduler_plugin.core.claim_templates import has_content, template_of
+from scheduler_plugin.core.claims.templates import has_content, template_of
 
 SHAPE = template_of(ContainerRequest("main", 2), Preferences(gpu_uuid=("GPU-1",)))
 NAMESPACED = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaimtemplates"

@@ -7,7 +7,7 @@ import pytest
 
 from aliquot.contract.model import ContainerRequest, Preferences
 from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError
-from scheduler_plugin.core.claim_templates import KEEP_SECONDS, TOUCH_SECONDS, template_of
+from scheduler_plugin.core.claims.templates import KEEP_SECONDS, TOUCH_SECONDS, template_of
 from scheduler_plugin.ports import TemplateRecord
 from scheduler_plugin.services.claim_templates import KNOWN_SECONDS, ClaimTemplates
 

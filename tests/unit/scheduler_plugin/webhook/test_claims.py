@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aliquot_lab.standin.patches import apply_json_patch
-from scheduler_plugin.core.claim_templates import is_ours
+from scheduler_plugin.core.claims.templates import is_ours
 from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome

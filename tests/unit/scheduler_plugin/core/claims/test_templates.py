@@ -8,7 +8,7 @@ from aliquot.contract.model import ContainerRequest, CoresMode, Isolation, NumaM
 from aliquot.contract.parameters import preferences_of
 from aliquot.contract.units import MIB
 from aliquot.placement.request import RequestError
-from scheduler_plugin.core.claim_templates import KEEP_SECONDS, TOUCH_SECONDS, has_content, is_due, is_old, is_ours, template_of
+from scheduler_plugin.core.claims.templates import KEEP_SECONDS, TOUCH_SECONDS, has_content, is_due, is_old, is_ours, template_of
 
 
 def asked(vgpus: int = 1, mib: int | None = None, cores: int | None = None, **fields) -> ContainerRequest:
