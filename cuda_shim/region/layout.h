@@ -63,8 +63,8 @@
  * closes any descriptor of the file. Then, and for shims that do not take it, only `pid` is left.
  *
  * Payments of ended processes. A reaper leaves in the free slot what its dead owner paid, with its pids: `compared` of the virtual row, and
- * `ended_at_ns`. The driver's figures may name the process for some seconds, and the process that takes in a figure settles it (limit/control.h). A
- * newcomer takes such a slot only when there is no other.
+ * `ended_at_ns`. The driver's figures may name the process for some seconds, and the process that takes in a figure settles it
+ * (limit/control.h). A newcomer takes such a slot only when there is no other.
  *
  * Who reaps. The container's processes do: when one attaches, before one refuses memory, and when one queries free memory. The agent does
  * not write counters (it has no atomic adds, and need not be trusted with them): it probes with F_OFD_GETLK, leaves dead slots out of its
