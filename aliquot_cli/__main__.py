@@ -9,6 +9,7 @@ import click
 from aliquot_cli.lazy import Lazy, LazyGroup
 
 _LAZY = {
+    "adopt": Lazy("aliquot_cli.explain.adopt", "adopt", "Show what pods of other systems would become."),
     "completion": Lazy("aliquot_cli.completion", "command", "Print a shell completion script."),
     "cordon": Lazy("aliquot_cli.cordon", "cordon", "Keep new pods off a GPU, or off all GPUs of a node."),
     "defrag": Lazy("aliquot_cli.explain.defrag", "defrag", "Plan moves of pods that free a place or whole nodes, and check such a plan."),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler's settings: each field of ``Settings`` is one, with default, help text and bounds (``aliquot.process.settings``).
 
-Weights are a mapping, so they can be set only in the file.
+Weights and classes are mappings, so they can be set only in the file.
 """
 
 import dataclasses
@@ -13,9 +13,10 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from aliquot import contract
-from aliquot.contract.features import SETTING, Gate, parse_gates
+from aliquot.contract.features import SETTING, FeatureGates, Gate, parse_gates
 from aliquot.contract.model import Policy
 from aliquot.process.settings import FileOnly, LogFormat, LogLevel, Row, SettingsError, Table, split_address
+from scheduler_plugin.core.classes import DEFAULT_CLASSES, ClassError, Profile, parse_classes
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, Weights
 
 HAMI_KEYS: Final = ("count", "memory", "percent", "cores", "priority")
@@ -40,6 +41,14 @@ class Consolidation(StrEnum):
     """Plans moves for waiting pods, and reports them in events."""
     ON = "on"
     """Moves pods."""
+
+
+def _classes(value: Any, source: str) -> Mapping[str, Profile]:
+    """Lay profiles of classes over the defaults: ``{training: {priorityClass: batch}}``."""
+    try:
+        return parse_classes(value)
+    except ClassError as exc:
+        raise SettingsError(f"{source}: {exc}") from exc
 
 
 def _weights(value: Any, source: str) -> Mapping[Policy, Weights]:
@@ -156,6 +165,7 @@ class Settings:
     scheduler_name: Annotated[str, Row("schedulerName that the webhook sets on GPU pods")] = contract.SCHEDULER_NAME
     log_level: Annotated[LogLevel, Row("lowest severity that is logged")] = LogLevel.INFO
     log_format: Annotated[LogFormat, Row("format of the log lines")] = LogFormat.JSON
+    classes: Annotated[Mapping[str, Profile], FileOnly(_classes)] = dataclasses.field(default_factory=lambda: dict(DEFAULT_CLASSES))
     weights: Annotated[Mapping[Policy, Weights], FileOnly(_weights)] = dataclasses.field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
 
     @classmethod
@@ -190,11 +200,15 @@ class Settings:
             stated[key] = name
         return stated
 
-    def _check_gates(self) -> None:
+    def gates(self) -> FeatureGates:
+        """Return the feature gates that are open. Raises SettingsError."""
         try:
-            gates = parse_gates(self.feature_gates)
+            return parse_gates(self.feature_gates)
         except ValueError as exc:
             raise SettingsError(f"{SETTING}: {exc}") from None
+
+    def _check_gates(self) -> None:
+        gates = self.gates()
         if self.consolidation is not Consolidation.OFF and (closed := gates.closed(Gate.CONSOLIDATION, "scheduler")):
             raise SettingsError(f"consolidation is set, but {closed}")
 

@@ -73,6 +73,9 @@ ANNOTATION_MIN_RUNTIME: Final = "aliquot.dev/min-runtime"
 consolidation move it. Without it preemption does not wait, and consolidation waits 5 minutes."""
 ANNOTATION_PREEMPTION_DELAY: Final = "aliquot.dev/preemption-delay"
 """Duration, such as ``30s``: how long the pod waits for free room before other pods end for it."""
+ANNOTATION_EXPECTED_RUNTIME: Final = "aliquot.dev/expected-runtime"
+"""Duration, such as ``30m``: how long the pod runs, as its owner expects. With the feature gate ``Backfill`` it says when a waiting pod
+gets room, and the pod may use room that is held until then. The pod is not ended when it runs longer."""
 ANNOTATION_LAST_CHECKPOINT: Final = "aliquot.dev/last-checkpoint"
 """RFC 3339 time of the pod's latest checkpoint, which the workload writes: only the work since then is lost if the pod moves."""
 ANNOTATION_CONSOLIDATION: Final = "aliquot.dev/consolidation"
@@ -82,6 +85,12 @@ ANNOTATION_RETRY: Final = "aliquot.dev/retry"
 
 LABEL_WEBHOOK: Final = "aliquot.dev/webhook"
 """``ignore`` on a namespace: the webhook skips its pods, and they get no GPU from Aliquot."""
+LABEL_ADOPT: Final = "aliquot.dev/adopt"
+"""Whether pods that ask for GPUs in other systems' words are served. ``true``, on a namespace or a pod: yes. ``dry-run``, on a namespace:
+no; a warning and a metric say what they would become. ``false``: no, also with the component ``adopt-all``."""
+LABEL_CLASS: Final = "aliquot.dev/class"
+"""On a pod or a pod template: ``training``, ``inference``, ``interactive``, or a class of the setting ``classes``. It sets the priority and
+other defaults; what the pod says itself wins."""
 LABEL_VGPU_MEMORY: Final = "aliquot.dev/vgpu-memory"
 """``required`` on a namespace: its containers that ask for GPUs must set the memory (component ``require-memory``)."""
 

@@ -2,8 +2,8 @@
 """The features with their maturity, and the feature gates that alpha features are behind.
 
 The setting ``featureGates`` of the agent opens gates: ``MpsIsolation=true,Pausing=true``, or ``AllAlpha=true`` for all. The scheduler has
-the same setting, for the gate ``Consolidation``. A gate is closed by default. A beta or stable feature has no gate. Each component of the
-manifests that installs an alpha feature of the agent opens its gate by an environment variable of its own,
+the same setting, for the gates ``Consolidation`` and ``Backfill``. A gate is closed by default. A beta or stable feature has no gate. Each
+component of the manifests that installs an alpha feature of the agent opens its gate by an environment variable of its own,
 ``ALIQUOT_FEATURE_GATES_<COMPONENT>``. The setting comes after these, so it can close a gate again.
 """
 
@@ -32,6 +32,7 @@ class Gate(StrEnum):
     PAUSING = "Pausing"
     DYNAMIC_MIG = "DynamicMig"
     CONSOLIDATION = "Consolidation"
+    BACKFILL = "Backfill"
     DYNAMIC_RESOURCE_ALLOCATION = "DynamicResourceAllocation"
 
 
@@ -63,6 +64,7 @@ FEATURES: Final = (
     Feature("MIG instances that exist", Maturity.BETA, "0.1"),
     Feature("words of HAMi, KAI, Run:ai, Volcano, vgpu-manager and NVIDIA, for migration", Maturity.BETA, "0.1"),
     Feature("memory as a percentage of the chosen GPU", Maturity.BETA, "0.1"),
+    Feature("classes of work", Maturity.BETA, "0.1"),
     Feature("gangs", Maturity.BETA, "0.1"),
     Feature("preemption by GPU", Maturity.BETA, "0.1"),
     Feature("GPU health", Maturity.BETA, "0.1"),
@@ -73,6 +75,7 @@ FEATURES: Final = (
     Feature("pausing a container", Maturity.ALPHA, "0.1", Gate.PAUSING),
     Feature("MIG instances made on demand", Maturity.ALPHA, "0.1", Gate.DYNAMIC_MIG),
     Feature("consolidation", Maturity.ALPHA, "0.1", Gate.CONSOLIDATION),
+    Feature("room held for the pod that waits longest, and backfill", Maturity.ALPHA, "0.1", Gate.BACKFILL),
     Feature("shares by ResourceClaims (DRA)", Maturity.ALPHA, "0.1", Gate.DYNAMIC_RESOURCE_ALLOCATION),
 )
 

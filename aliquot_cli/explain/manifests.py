@@ -39,7 +39,7 @@ def pods_of(path: Path, nodes: Iterable[GpuNode], adopt_nvidia_gpu: bool = False
     Args: nodes: the sizes of their GPUs turn a request for a part of a GPU into an amount of memory.
     """
     known = list(nodes)
-    normaliser = Normaliser(Options(partial(_device_sizes, known), adopt_nvidia_gpu, mig_profiles=partial(_mig_profiles, known)))
+    normaliser = Normaliser(Options(partial(device_sizes, known), adopt_nvidia_gpu, mig_profiles=partial(mig_profiles, known)))
     pods = [pod for document in _documents(path) for pod in _pods(document, path)]
     if not pods:
         raise click.ClickException(f"{path}: expected pods of {', '.join(_COUNTED)}; found no pod")
@@ -160,7 +160,8 @@ def _apply(pod: dict[str, Any], operation: Mapping[str, Any]) -> None:
     target[last] = operation["value"]
 
 
-def _device_sizes(nodes: Iterable[GpuNode], preferences: Preferences) -> set[int]:
+def device_sizes(nodes: Iterable[GpuNode], preferences: Preferences) -> set[int]:
+    """Return the sizes, in MiB, of the nodes' GPUs that a pod with these preferences can get."""
     return {
         entry.device.memory_bytes // units.MIB
         for node in nodes
@@ -169,5 +170,6 @@ def _device_sizes(nodes: Iterable[GpuNode], preferences: Preferences) -> set[int
     }
 
 
-def _mig_profiles(nodes: Iterable[GpuNode], preferences: Preferences) -> dict[str, int]:
+def mig_profiles(nodes: Iterable[GpuNode], preferences: Preferences) -> dict[str, int]:
+    """Return the MIG profiles of the nodes that such a pod can get, each with the MiB of its smallest instance."""
     return mig.profile_sizes((entry.device for node in nodes for entry in node.devices), preferences)

@@ -2,6 +2,7 @@
 """Explanations and placements as lines of text."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, tzinfo
 
 from scheduler_plugin.core.explain.one import ReasonCount
 from scheduler_plugin.core.explain.what_if import Figures, Placement
@@ -34,9 +35,15 @@ def _answer_lines(why: Why) -> Iterator[str]:
         yield f"{why.pod}: {why.sentence}"
         if why.fitting and why.reasons:
             yield from _reason_lines(why.reasons)
+        if why.start is not None:
+            yield why.start.sentence(local_zone())
         return
     yield f"{why.pod}: {why.held_back}0 of {why.nodes} nodes fit"
     yield from _reason_lines(why.reasons)
+    if why.start is not None:
+        yield why.start.sentence(local_zone())
+    if why.held:
+        yield why.held
     if why.changes:
         yield "each of these changes alone makes it fit:"
         yield from (f"  - {change.sentence}" for change in why.changes)
@@ -68,6 +75,11 @@ def figure_lines(before: Figures, after: Figures) -> Iterator[str]:
     yield f"fragmentation: {before.fragmentation_ratio:.1%} -> {after.fragmentation_ratio:.1%}"
     waiting = f"{before.waiting_pods_that_fit} of {before.waiting_pods} -> {after.waiting_pods_that_fit} of {after.waiting_pods}"
     yield f"waiting pods that would fit: {waiting}"
+
+
+def local_zone() -> tzinfo:
+    """Return the time zone of this machine."""
+    return datetime.now().astimezone().tzinfo or UTC
 
 
 def _reason_lines(reasons: tuple[ReasonCount, ...]) -> Iterator[str]:

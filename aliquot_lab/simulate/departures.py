@@ -123,6 +123,11 @@ def fewer_nodes(nodes: Sequence[TraceNode], pods: Sequence[TracePod], load: floa
     return sorted(order[:count], key=lambda node: node.name)
 
 
+def placeable(nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> list[TracePod]:
+    """Leave out pods that do not fit on any of these nodes, even when empty."""
+    return [pod for pod in pods if any(_could_hold(node, pod.kind) for node in nodes)]
+
+
 def replay_departures(
     task: Task, load: float, consolidates: bool = False, most_pods: int | None = None, *, tick: Tick = no_progress
 ) -> DepartureResult:
@@ -136,7 +141,7 @@ def replay_departures(
         raise TraceError(f"{task.pods_file}: expected the columns creation_time and deletion_time, found no times")
     pods = denser(listed, task.seed)
     nodes = fewer_nodes(every_node, pods, load, task.seed)
-    pods = [pod for pod in pods if any(_could_hold(node, pod.kind) for node in nodes)][:most_pods]
+    pods = placeable(nodes, pods)[:most_pods]
     engine = make_engine(task.policy, nodes, listed, task.seed, rates_cpu_pods=task.rates_cpu_pods)
     replay = _Replay(engine, pods, engine if consolidates and isinstance(engine, ExtenderEngine) else None)
     replay.run(tick)

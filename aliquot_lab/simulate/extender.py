@@ -14,6 +14,7 @@ are in ``kube_scores``.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -36,8 +37,11 @@ from aliquot.placement.refusal import Refusal
 from aliquot.placement.request import pod_request
 from aliquot_lab.simulate.engine import Room
 from aliquot_lab.simulate.kube_scores import default_scores
-from aliquot_lab.simulate.trace import PERCENT_MILLI, WHOLE_GPU_MILLI, PodClass, TraceNode, TracePod
+from aliquot_lab.simulate.trace import PERCENT_MILLI, WHOLE_GPU_MILLI, PodClass, TraceNode, TracePod, capacity_milli
+from scheduler_plugin.core.backfill.lifetimes import ages_by_template, usual_end
+from scheduler_plugin.core.backfill.search import ending_order, find_hold
 from scheduler_plugin.core.cluster.budgets import Budgets
+from scheduler_plugin.core.cluster.journal import Rules, snapshot_of
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState
@@ -45,6 +49,7 @@ from scheduler_plugin.core.consolidate.plan import Plan, Trial
 from scheduler_plugin.core.fit.shapes import PodShape, Shapes
 from scheduler_plugin.core.gang.plan import Planner
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, HostDemand, Weights
+from scheduler_plugin.extender.held_room import HeldRoom
 
 SHARES_PER_GPU: Final = 100
 """More than the trace's pods can use, because the trace has no such limit."""
@@ -152,6 +157,68 @@ class ExtenderEngine:
         scores = verdict.score[fitting] if rated else default_scores(self._state, fitting, shape.demand)
         best = fitting[scores == scores.max()]
         return self._state.names[int(best[self._shapes.tie_break(best, uid)])]
+
+
+class HoldingEngine(ExtenderEngine):
+    """The same with room that is held for one waiting pod, by the code of backfill. Pods have GPUs, and end by themselves."""
+
+    def __init__(self, nodes: Sequence[TraceNode], policy: Policy) -> None:
+        super().__init__(nodes, policy)
+        self._holds = HeldRoom(self._state, self._shapes)
+        self._rules = Rules(policy, DEFAULT_WEIGHTS)
+        self._created: dict[str, float] = {}
+        self.capacity_milli = capacity_milli(nodes)
+
+    def arrive(self, pod: TracePod, now: float) -> None:
+        """Note a new pod."""
+        self._created[pod.name] = now
+
+    def try_placing(self, pod: TracePod, now: float) -> bool:
+        """Choose a node for a waiting pod and bind it, also on held room if it may use that."""
+        self.now = now
+        self._holds.admit(self._waiting(pod), now)
+        return self.place(pod)
+
+    def end(self, pod: TracePod, now: float) -> None:
+        """End a pod by itself, and learn from it."""
+        facts = self._state.pods[pod.name]
+        self._holds.lifetimes.learn(facts, now - (facts.started_at or 0.0))
+        self.remove(pod)
+
+    def hold_for(self, pod: TracePod, now: float) -> bool:
+        """Hold room for a waiting pod; return whether there is any."""
+        waiting, lifetimes = self._waiting(pod), self._holds.lifetimes
+        bound = self._with_ages(now)
+        order = ending_order(bound, {other.uid: usual_end(other, lifetimes.of(other), now) for other in bound})
+        hold = find_hold(snapshot_of(self._state.moment(), self._rules, now), [waiting.uid], order)
+        if hold is not None:
+            self._holds.put(hold, inf, now)
+        return hold is not None
+
+    def drop_hold(self) -> None:
+        """Hold nothing."""
+        self._holds.drop()
+
+    def interval(self, now: float) -> tuple[float, float] | None:
+        """Return between which times the pod with held room probably starts; None if that is unknown."""
+        self._with_ages(now)
+        self._holds.refresh(now)
+        low, high = self._holds.outlook.low, self._holds.outlook.high
+        return None if low is None or high is None else (low, high)
+
+    def _with_ages(self, now: float) -> list[PodFacts]:
+        """Return the bound pods, and note their ages."""
+        bound = [other for other in self._state.pods.values() if other.node_name]
+        self._holds.lifetimes.set_ages(ages_by_template(bound, now))
+        return bound
+
+    def _waiting(self, pod: TracePod) -> PodFacts:
+        kind = self._kinds.setdefault(pod.kind, _kind(pod.kind, self._policy))
+        return replace(_facts(pod, kind, self.now), created_at=self._created[pod.name])
+
+    def _choose(self, shape: PodShape, uid: str) -> str:
+        with self._state.without(uid):
+            return super()._choose(shape, uid)
 
 
 def _gpu_node(node: TraceNode) -> GpuNode:

@@ -87,7 +87,7 @@ def schema() -> Schema:
         "scheduler": _mapping(
             {
                 "replicas": {"type": "integer", "minimum": 1},
-                **_workload("scheduler", scheduler_plugin.settings.TABLE, weights={"type": "object"}),
+                **_workload("scheduler", scheduler_plugin.settings.TABLE, classes={"type": "object"}, weights={"type": "object"}),
             }
         ),
         "monitoring": _mapping({**{key: {"type": "boolean"} for key in ("serviceMonitors", "alerts", "dashboards")}, "labels": _STRINGS}),

@@ -12,6 +12,7 @@ from scheduler_plugin.core.fit.shapes import Shapes
 from scheduler_plugin.core.gang.plan import Planner
 from scheduler_plugin.extender.decision_log import DecisionLog
 from scheduler_plugin.extender.gang import Gangs
+from scheduler_plugin.extender.held_room import HeldRoom
 from scheduler_plugin.extender.node_list import NodeLists
 from scheduler_plugin.extender.pod_query import PodQueries
 from scheduler_plugin.extender.reservations import Reservations
@@ -41,6 +42,7 @@ class ExtenderContext:
     log: DecisionLog
     reservations: Reservations
     seats: Seats
+    held_room: HeldRoom
     gangs: Gangs
     budgets: Budgets
 
@@ -60,6 +62,7 @@ class ExtenderContext:
             DecisionLog(state, nodes),
             Reservations(planner, clock, soft_seconds),
             Seats(state, planner),
+            HeldRoom(state, shapes),
             Gangs(planner, gang_seconds, clock.monotonic),
             Budgets(),
         )

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aliquot.placement.request import RequestError
+from scheduler_plugin.core.backfill.hold import SENTENCE as HELD
 from scheduler_plugin.core.cluster.decisions import Decision, GangDecision
 from scheduler_plugin.core.cluster.gang import Gang
 from scheduler_plugin.core.cluster.reasons import NodeReason
@@ -74,6 +75,7 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
         return wire.filter_result(node_names=msgspec.Raw(nodes.text))
     if isinstance(request, RequestError):
         return _invalid(context, nodes, request)
+    context.held_room.admit(pod, now)
     seat_row = context.seats.row_for(pod)  # before the verdict: the seat's room becomes the pod's own
     verdict = context.verdicts.of(pod, query.shape)
     reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)
@@ -124,8 +126,12 @@ def _feasible(
     resolvable: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
     names, cures = context.calls.nodes.names_of(nodes, failed), curable(verdict, nodes.rows[failed]).tolist()
+    held = context.held_room.kept_from(decision.pod, judged.query.shape) if len(failed) == len(reasons) else frozenset()
     for name, reason, is_curable in zip(names, reasons[failed].tolist(), cures, strict=True):
-        (resolvable if is_curable and name not in hopeless else unresolvable)[name] = _SENTENCES[reason]
+        if name in held:
+            unresolvable[name] = HELD
+        else:
+            (resolvable if is_curable and name not in hopeless else unresolvable)[name] = _SENTENCES[reason]
     context.log.record(replace(decision, fitting=len(feasible.rows), failed=counts_of(reasons[failed])), nodes, turn)
     if len(feasible.rows) == 1:
         context.reservations.make(decision.pod, decision.request, verdict, int(feasible.rows[0]))

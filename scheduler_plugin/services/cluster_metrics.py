@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.placement.device import UNRESERVED_MIN_PERCENT
+from scheduler_plugin.core.backfill.hold import holds_of
 from scheduler_plugin.core.cluster.decisions import Decisions
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.score.cost import FRAG_PPM
@@ -54,7 +55,9 @@ class ClusterCollector(Collector):
         for source, seconds in self._watch_lag().items():
             lag.add_metric([source], seconds)
         yield lag
-        yield from self._by_model()
+        with self._state.without_all(holds_of(self._state.reservations)):  # the owner of held room waits, and others use that room
+            models = list(self._by_model())
+        yield from models
 
     def _by_model(self) -> Iterator[Metric]:
         columns = self._state.columns

@@ -75,6 +75,8 @@ class ClusterWatch:
         """Set at the next event of a stream, and replaced then."""
         self.on_pod_gone: Callable[[str], None] = lambda _: None
         """Called with the UID of each pod that ended or is bound."""
+        self.on_ended: Callable[[PodFacts], None] = lambda _: None
+        """Called with each running pod that ended by itself, as it was before. Ends during an outage are not reported."""
         self.on_nominated: Callable[[PodFacts], None] = lambda _: None
         """Called with each pod that kube-scheduler has just nominated to a node."""
         self.on_waiting: Callable[[PodFacts], None] = lambda _: None
@@ -245,6 +247,8 @@ class _Pods(_Base[ClusterState]):
 
     def changed(self, item: PodFacts) -> None:
         before = self._taker.pods.get(item.uid)
+        if not item.active:
+            self._note_end(before, item)
         self._taker.set_pod(item)
         if before is None or before.gates:
             self._note_if_waiting(item)
@@ -260,7 +264,13 @@ class _Pods(_Base[ClusterState]):
         if item.holds or not item.active:
             self._watch.on_pod_gone(item.uid)
 
+    def _note_end(self, before: PodFacts | None, item: PodFacts) -> None:
+        """Report an end, unless the pod was deleted while it ran."""
+        if before is not None and before.node_name and not (before.deletion_requested or (item.active and item.deletion_requested)):
+            self._watch.on_ended(before)
+
     def deleted(self, item: PodFacts) -> None:
+        self._note_end(self._taker.pods.get(item.uid), item)
         self._taker.drop_pod(item.uid)
         self._watch.on_pod_gone(item.uid)
 

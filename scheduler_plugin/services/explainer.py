@@ -13,11 +13,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from aliquot import contract
+from aliquot.contract.model import PodRequest
 from scheduler_plugin.core.cluster.gang import gang_of_pod
 from scheduler_plugin.core.cluster.journal import Rules, Snapshot, snapshot_of
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.explain.replay import recorded
-from scheduler_plugin.core.explain.why import Why, completed, explain_pod
+from scheduler_plugin.core.explain.why import Start, Why, completed, explain_pod
 from scheduler_plugin.extender.context import ExtenderContext
 
 ALLOWED_PER_SECOND: Final = 2.0
@@ -72,7 +74,28 @@ class Explainer:
         why, questions = explain_pod(self._context.state, self._context.verdicts.shapes, self._rules.default_policy, pod, asked, request)
         why = msgspec.structs.replace(why, generation=generation, age_seconds=age_seconds)
         found = await asyncio.to_thread(questions.answered)
+        why = msgspec.structs.replace(why, start=self._start(pod), held=self._held(pod, why))
         return completed(why, found, *(("", "") if gang is None else self._context.gangs.explain(pod, gang)))
+
+    def _start(self, pod: PodFacts) -> Start | None:
+        """Return when a pod probably starts, if room is held for it."""
+        holds, outlook = self._context.held_room, self._context.held_room.outlook
+        if holds.held is None or pod.uid not in holds.held.owners or pod.node_name:
+            return None
+        times = (outlook.middle, outlook.low, outlook.high)
+        return Start(tuple(sorted(holds.held.nodes)), *times, outlook.unknown, len(outlook.overdue))
+
+    def _held(self, pod: PodFacts, why: Why) -> str:
+        """Say that a pod would fit if no room were held for another; empty otherwise."""
+        holds, request = self._context.held_room, self._context.verdicts.requests.of(pod)
+        if holds.held is None or why.fitting or pod.node_name or not isinstance(request, PodRequest):
+            return ""
+        nodes = holds.kept_from(pod, self._context.verdicts.shape_of(pod, request))
+        if not nodes:
+            return ""
+        where = f"room on node{'s' * (len(nodes) > 1)} {', '.join(sorted(nodes))}"
+        cure = f"a pod that is expected to end before that may use it ({contract.ANNOTATION_EXPECTED_RUNTIME})"
+        return f"{where} is held for {holds.held.pod}, which waits longer; {cure}"
 
     async def snapshot(self) -> Reply:
         """Return a snapshot of the cluster."""

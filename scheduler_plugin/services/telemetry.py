@@ -55,7 +55,13 @@ class Telemetry:
             "attempts", "Filter calls for GPU pods, by result: fits, fits_nowhere, or invalid (GPU request or gang annotation).", "result"
         )
         self.reasons = self._counter("node_rejections", "Nodes rejected by filter, by reason.", "reason")
-        self.admissions = self._counter("admissions", "Pods reviewed by the webhook, by outcome.", "outcome")
+        self.admissions = self._counter("admissions", "Pods and objects with pod templates reviewed by the webhook, by outcome.", "outcome")
+        self.adoptions = self._counter(
+            "adoptions",
+            "Pods reviewed that ask for GPUs in another system's words, by outcome: adopted, refused, left, would_adopt or would_refuse.",
+            "system",
+            "outcome",
+        )
         self.gangs = self._counter("gang_attempts", "Attempts to start a gang, by event: planned, completed or expired.", "event")
         self.preemptions = self._counter(
             "preemption_nodes", "Nodes that kube-scheduler proposed for preemption, by answer: helps or does_not_help.", "answer"
@@ -137,6 +143,10 @@ class Telemetry:
     def count_admission(self, outcome: str) -> None:
         """Count one pod that the webhook reviewed."""
         self.admissions.labels(outcome).inc()
+
+    def count_adoption(self, system: str, outcome: str) -> None:
+        """Count one reviewed pod that asks for GPUs in another system's words."""
+        self.adoptions.labels(system, outcome).inc()
 
 
 class _StateCollector(Collector):

@@ -11,6 +11,7 @@ from aliquot.contract import units
 from aliquot.contract.errors import ContractError, QuantityError, quote
 from aliquot.contract.model import Preferences
 from aliquot.placement.request import RequestError, pod_preferences
+from scheduler_plugin.core.classes import DEFAULT_CLASSES, Profile
 from scheduler_plugin.webhook.draft import Draft, DraftContainer
 
 ONE_SIZE_PERCENT: Final = 3
@@ -78,6 +79,8 @@ class Options:
     mig_profiles: MigProfiles = field(default=lambda _: {})
     hami: PerGpu = HAMI
     """The names of HAMi's resources, which are settings there."""
+    classes: Mapping[str, Profile] = field(default_factory=lambda: DEFAULT_CLASSES)
+    """What the classes of work stand for."""
     scheduling_groups: bool = False
     """Whether kube-scheduler serves ``spec.schedulingGroup``."""
 

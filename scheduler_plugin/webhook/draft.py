@@ -18,6 +18,8 @@ from aliquot.placement.request import RequestError
 
 Json = dict[str, Any]
 GROUPS = ("initContainers", "containers")
+_BY_PRIORITY_CLASS = ("priority", "preemptionPolicy")
+"""Fields of a pod that follow from its PriorityClass."""
 
 
 class _Metadata(msgspec.Struct):
@@ -55,6 +57,7 @@ class _Spec(msgspec.Struct, rename="camel"):
     tolerations: list[_Toleration] | None = None
     scheduler_name: str | None = None
     node_name: str | None = None
+    priority_class_name: str | None = None
 
 
 class _Form(msgspec.Struct):
@@ -137,11 +140,12 @@ class Draft:
         _check_form(pod)
         self._metadata, self._spec = pod.get("metadata") or {}, pod.get("spec") or {}
         self.annotations: dict[str, str] = dict(self._metadata.get("annotations") or {})
-        self.labels: Mapping[str, str] = dict(self._metadata.get("labels") or {})
+        self.labels: dict[str, str] = dict(self._metadata.get("labels") or {})
         self.containers = [DraftContainer(*found) for found in _containers(self._spec)]
         self.tolerations: list[Json] = [dict(entry) for entry in self._spec.get("tolerations") or ()]
         self.scheduler_name = self._spec.get("schedulerName") or ""
         self.node_name = self._spec.get("nodeName") or ""
+        self.priority_class = self._spec.get("priorityClassName") or ""
         self.warnings: list[str] = []
 
     @property
@@ -201,6 +205,13 @@ class Draft:
         operations: list[Json] = []
         if self.annotations != (self._metadata.get("annotations") or {}):
             operations.append({"op": "add", "path": "/metadata/annotations", "value": self.annotations})
+        if self.labels != (self._metadata.get("labels") or {}):
+            operations.append({"op": "add", "path": "/metadata/labels", "value": self.labels})
+        if self.priority_class != (self._spec.get("priorityClassName") or ""):
+            operations.append({"op": "add", "path": "/spec/priorityClassName", "value": self.priority_class})
+            # The API server has filled them in by the class that the pod did not name. It does so again after the webhooks.
+            computed = (name for name in _BY_PRIORITY_CLASS if self._spec.get(name) is not None)
+            operations.extend({"op": "add", "path": f"/spec/{name}", "value": None} for name in computed)
         if self.scheduler_name != (self._spec.get("schedulerName") or ""):
             operations.append({"op": "add", "path": "/spec/schedulerName", "value": self.scheduler_name})
         if self.tolerations != list(self._spec.get("tolerations") or ()):

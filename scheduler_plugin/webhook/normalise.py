@@ -22,7 +22,9 @@ from scheduler_plugin.core.cluster.durations import check_durations
 from scheduler_plugin.core.cluster.gang import gang_of
 from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.core.consolidate.movable import check_movable
+from scheduler_plugin.webhook.adoption import in_our_words, speaks_to_us, stays_with_its_owner, system_of
 from scheduler_plugin.webhook.amounts import Options
+from scheduler_plugin.webhook.classes import apply_class
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
 from scheduler_plugin.webhook.groups import translate_groups, warn_of_lost_groups
 from scheduler_plugin.webhook.per_gpu import NVIDIA_GPU, NVIDIA_SHARED
@@ -64,6 +66,8 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     is_gpu_pod: bool = True
     """Whether the pod asks for a GPU of Aliquot."""
+    system: str = ""
+    """The other system in whose words the pod asks for GPUs; empty for our own."""
 
 
 UNTOUCHED: Final = Outcome(is_gpu_pod=False)
@@ -80,16 +84,42 @@ class Normaliser:
     """Whether GPU pods may run on nodes with the taint ``nvidia.com/gpu:NoSchedule``."""
     removed_annotations: tuple[str, ...] = WRITTEN_BY_SCHEDULER
     """Annotations that are removed from a GPU pod, with a warning."""
+    applies_classes: bool = True
+    """Whether a pod gets what its class stands for."""
+    adopts: bool = True
+    """Whether pods in other systems' words are served without a word to Aliquot."""
 
     def required_rules(self) -> "Normaliser":
         """Return the rules without the optional ones. ``/validate`` has its own rule for the assignment."""
         options = replace(self.options, count_whole_gpus=False)
-        return replace(self, tolerate_gpu_taint=False, removed_annotations=(), options=options)
+        return replace(self, tolerate_gpu_taint=False, removed_annotations=(), options=options, applies_classes=False)
 
     def admit(self, pod: Mapping[str, Any]) -> Outcome:
         """Decide on a pod that is being created."""
         try:
             draft = Draft(pod)
+            system = system_of(draft, self.options)
+        except RequestError as exc:
+            return Outcome(refusal=str(exc))
+        if not self._takes_on(draft):
+            return replace(UNTOUCHED, system=system)
+        outcome = self._admit(draft)
+        return replace(outcome, system=system) if outcome.is_gpu_pod else outcome
+
+    def serves(self, pod: Mapping[str, Any]) -> bool:
+        """Whether the pod is Aliquot's to serve, if it asks for GPUs."""
+        try:
+            return self._takes_on(Draft(pod))
+        except RequestError:
+            return False
+
+    def _takes_on(self, draft: Draft) -> bool:
+        if in_our_words(draft, self.options):
+            return True
+        return not stays_with_its_owner(draft) and (self.adopts or speaks_to_us(draft, self.scheduler_name))
+
+    def _admit(self, draft: Draft) -> Outcome:
+        try:
             # Templates write zeros. They must go first, or a pod without GPUs would be treated as a GPU pod.
             remove_zeros(draft, self.options)
             warn_of_unknown_resources(draft)
@@ -107,6 +137,8 @@ class Normaliser:
                 translate_amounts(draft, self.options)
             if not _asks_any(draft):
                 return UNTOUCHED  # only annotations of another vocabulary, and they state no amount
+            if self.applies_classes:
+                apply_class(draft, self.options, may_share=not foreign)
             self._settle_other_words(draft)
             for container in draft.containers:
                 _settle_amounts(container)

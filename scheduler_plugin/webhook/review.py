@@ -3,13 +3,18 @@
 
 ``/mutate`` reviews pods that are being created. ``/validate`` reviews them last, after all other webhooks. It refuses a pod that
 ``/mutate`` would still refuse or change, and an assignment that no binding wrote (``/mutate`` removes one copied from another pod).
+``/templates`` reviews objects with pod templates, and refuses none.
 
 The second review is needed because the API server calls mutating webhooks in the order of their configurations' names, and calls again
 only those that it called in the first round. If a later webhook adds a GPU to a pod without GPUs, ``/mutate`` never sees it.
+
+These serve namespaces that are not adopted (``adoption.py``). ``/mutate/adopt``, ``/validate/adopt`` and ``/templates/adopt`` serve
+adopted ones. ``/mutate/dry-run`` changes no pod and refuses none: it warns of what adoption would do, and counts it.
 """
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -17,15 +22,23 @@ import msgspec
 from aliquot import contract
 from aliquot.contract.errors import quote
 from scheduler_plugin.errors import WireError
-from scheduler_plugin.webhook.normalise import Normaliser
+from scheduler_plugin.webhook.adoption import becomes
+from scheduler_plugin.webhook.normalise import Normaliser, Outcome
+from scheduler_plugin.webhook.templates import Templates
 
 API_VERSION: Final = "admission.k8s.io/v1"
 MAX_WARNING_CHARS: Final = 240
 """Clients cut off longer ones."""
 
 
+class _Kind(msgspec.Struct, frozen=True):
+    group: str = ""
+    kind: str = ""
+
+
 class _Request(msgspec.Struct, rename="camel"):
     uid: str
+    kind: _Kind = _Kind()
     operation: str = "CREATE"
     object: dict[str, Any] | None = None
     old_object: dict[str, Any] | None = None
@@ -38,46 +51,101 @@ class _Review(msgspec.Struct, rename="camel"):
 
 
 class Reviews:
-    """Both endpoints."""
+    """All endpoints."""
 
-    def __init__(self, normaliser: Normaliser, count: Callable[[str], None]) -> None:
-        """Args: count: called with the outcome of each review."""
-        self._normaliser = normaliser
-        self._required = normaliser.required_rules()
+    def __init__(
+        self,
+        normaliser: Normaliser,
+        count: Callable[[str], None],
+        count_adoption: Callable[[str, str], None] = lambda _system, _outcome: None,
+    ) -> None:
+        """Args: count: called with the outcome of each review. count_adoption: called with another system and what became of its pod."""
+        self._adopting = replace(normaliser, adopts=True)
+        self._ours = replace(normaliser, adopts=False)
+        self._templates = {normaliser.adopts: Templates(normaliser) for normaliser in (self._adopting, self._ours)}
         self._count = count
+        self._count_adoption = count_adoption
+
+    def by_path(self) -> Mapping[str, Callable[[bytes], Awaitable[bytes]]]:
+        """Return the endpoints by path. Each raises WireError."""
+        return {
+            "/mutate": self.mutate,
+            "/mutate/adopt": self.mutate_adopted,
+            "/mutate/dry-run": self.dry_run,
+            "/templates": self.templates,
+            "/templates/adopt": self.templates_adopted,
+            "/validate": self.validate,
+            "/validate/adopt": self.validate_adopted,
+        }
 
     async def mutate(self, body: bytes) -> bytes:
-        """Reply to a mutating review. Raises WireError."""
+        """Reply to a mutating review of a pod of a namespace that is not adopted. Raises WireError."""
+        return self._mutate(body, self._ours)
+
+    async def mutate_adopted(self, body: bytes) -> bytes:
+        """Reply to a mutating review of a pod of an adopted namespace. Raises WireError."""
+        return self._mutate(body, self._adopting)
+
+    async def dry_run(self, body: bytes) -> bytes:
+        """Say what adoption would make of a pod, and leave it as it is. Raises WireError."""
         request = _decode(body)
-        if request.operation != "CREATE" or request.object is None:
+        if request.operation != "CREATE" or request.object is None or self._ours.serves(request.object):
+            return self._answer(request.uid, "untouched")  # the pods that are ours anyway are reviewed by /mutate
+        outcome = self._adopting.admit(request.object)
+        if not outcome.system:
             return self._answer(request.uid, "untouched")
-        outcome = self._normaliser.admit(request.object)
+        warnings: tuple[str, ...] = ()
         if outcome.refusal:
-            return self._answer(request.uid, "refused", refusal=outcome.refusal)
-        name = "admitted" if outcome.is_gpu_pod else "untouched"
-        return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
+            self._count_adoption(outcome.system, "would_refuse")
+            warnings = (f"dry run: Aliquot would refuse this pod of {outcome.system}: {outcome.refusal}",)
+        elif outcome.is_gpu_pod:
+            self._count_adoption(outcome.system, "would_adopt")
+            text = becomes(outcome.patch, request.object)
+            also = (f"dry run: {warning}" for warning in outcome.warnings)
+            warnings = (f"dry run: Aliquot would adopt this pod of {outcome.system} as {text}", *also)
+        return self._answer(request.uid, "dry_run", warnings=warnings)
 
     async def validate(self, body: bytes) -> bytes:
-        """Reply to a validating review. Raises WireError."""
+        """Reply to a validating review of a pod of a namespace that is not adopted. Raises WireError."""
+        return self._validate(body, self._ours)
+
+    async def validate_adopted(self, body: bytes) -> bytes:
+        """Reply to a validating review of a pod of an adopted namespace. Raises WireError."""
+        return self._validate(body, self._adopting)
+
+    async def templates(self, body: bytes) -> bytes:
+        """Reply to a mutating review of an object with pod templates in a namespace that is not adopted. Raises WireError."""
+        return self._rewrite(body, self._templates[False])
+
+    async def templates_adopted(self, body: bytes) -> bytes:
+        """Reply to a mutating review of an object with pod templates in an adopted namespace. Raises WireError."""
+        return self._rewrite(body, self._templates[True])
+
+    def _rewrite(self, body: bytes, templates: Templates) -> bytes:
         request = _decode(body)
         if request.object is None:
             return self._answer(request.uid, "untouched")
-        refusal = _reserved(request) or (self._unready(request.object) if request.operation == "CREATE" else "")
+        old = request.old_object if request.operation == "UPDATE" else None
+        outcome = templates.admit(request.kind.group, request.kind.kind, request.object, old)
+        name = "template" if outcome.patch else "untouched"
+        return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
+
+    def _mutate(self, body: bytes, normaliser: Normaliser) -> bytes:
+        request = _decode(body)
+        if request.operation != "CREATE" or request.object is None:
+            return self._answer(request.uid, "untouched")
+        outcome = normaliser.admit(request.object)
+        name = _name_of(outcome)
+        if outcome.system:
+            self._count_adoption(outcome.system, {"admitted": "adopted", "refused": "refused"}.get(name, "left"))
+        return self._answer(request.uid, name, refusal=outcome.refusal, patch=outcome.patch, warnings=outcome.warnings)
+
+    def _validate(self, body: bytes, normaliser: Normaliser) -> bytes:
+        request = _decode(body)
+        if request.object is None:
+            return self._answer(request.uid, "untouched")
+        refusal = _reserved(request) or (_unready(normaliser, request.object) if request.operation == "CREATE" else "")
         return self._answer(request.uid, "refused" if refusal else "valid", refusal=refusal)
-
-    def _unready(self, pod: Mapping[str, Any]) -> str:
-        """Say what ``/mutate`` would still refuse or change; empty if that is not the case.
-
-        Optional changes of ``/mutate`` are not required: during a rollout, a replica of the previous version may have served the call.
-        """
-        outcome = self._required.admit(pod)
-        if outcome.refusal or not outcome.patch or not outcome.is_gpu_pod:
-            return outcome.refusal
-        places = ", ".join(str(operation["path"]) for operation in outcome.patch)
-        return (
-            f"another webhook changed the pod's GPU request after Aliquot's webhook, which would still have to set {places}: "
-            f"give that webhook's MutatingWebhookConfiguration a name that sorts before {contract.PRODUCT}"
-        )
 
     def _answer(
         self, uid: str, outcome: str, *, refusal: str = "", patch: Sequence[Mapping[str, Any]] = (), warnings: Sequence[str] = ()
@@ -91,6 +159,27 @@ class Reviews:
         if warnings:
             response["warnings"] = [warning[:MAX_WARNING_CHARS] for warning in warnings]
         return msgspec.json.encode({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response})
+
+
+def _name_of(outcome: Outcome) -> str:
+    if outcome.refusal:
+        return "refused"
+    return "admitted" if outcome.is_gpu_pod else "untouched"
+
+
+def _unready(normaliser: Normaliser, pod: Mapping[str, Any]) -> str:
+    """Say what ``/mutate`` would still refuse or change; empty if that is not the case.
+
+    Optional changes of ``/mutate`` are not required: during a rollout, a replica of the previous version may have served the call.
+    """
+    outcome = normaliser.required_rules().admit(pod)
+    if outcome.refusal or not outcome.patch or not outcome.is_gpu_pod:
+        return outcome.refusal
+    places = ", ".join(str(operation["path"]) for operation in outcome.patch)
+    return (
+        f"another webhook changed the pod's GPU request after Aliquot's webhook, which would still have to set {places}: "
+        f"give that webhook's MutatingWebhookConfiguration a name that sorts before {contract.PRODUCT}"
+    )
 
 
 def _decode(body: bytes) -> _Request:

@@ -52,14 +52,15 @@ _NVIDIA_MODES: Final = {"time-slicing": None, "sm-sharing": "mps"}
 FROM_LIMIT_RANGE: Final = "A resource that the pod does not set comes from a LimitRange of its namespace: remove it there"
 
 
-def _opted_out(draft: Draft) -> bool:
+def opted_out(draft: Draft) -> bool:
+    """Whether the pod has HAMi's label that leaves it alone."""
     return draft.labels.get(HAMI_OPT_OUT[0]) == HAMI_OPT_OUT[1]
 
 
-def _asked_system(draft: Draft, container: DraftContainer, options: Options) -> PerGpu | None:
+def asked_system(draft: Draft, container: DraftContainer, options: Options) -> PerGpu | None:
     """Return the system in which a container asks, unless the pod opted out. vgpu-manager's cannot: two of its names are ours."""
     system = asking_system(container, options)
-    return system if system is VGPU_MANAGER or not _opted_out(draft) else None
+    return system if system is VGPU_MANAGER or not opted_out(draft) else None
 
 
 def check_vocabulary(draft: Draft, options: Options) -> None:
@@ -98,12 +99,13 @@ def _our_names(container: DraftContainer) -> set[str]:
 
 def is_foreign(draft: Draft, options: Options) -> bool:
     """Whether the pod asks for a GPU in another vocabulary that we translate."""
-    if any(_asked_system(draft, container, options) is not None for container in draft.containers):
+    if any(asked_system(draft, container, options) is not None for container in draft.containers):
         return True
-    return not _opted_out(draft) and any(map(_is_foreign_annotation, draft.annotations))
+    return not opted_out(draft) and any(map(is_foreign_annotation, draft.annotations))
 
 
-def _is_foreign_annotation(name: str) -> bool:
+def is_foreign_annotation(name: str) -> bool:
+    """Whether an annotation asks for a GPU in KAI's or NVIDIA's words."""
     if name.startswith(_NVIDIA_PREFIX):
         return not name.endswith(_NVIDIA_WRITTEN_BY_BINDER)
     return name in (KAI_FRACTION, KAI_MEMORY, KAI_FRACTION_LIMIT, KAI_MEMORY_LIMIT) or _KAI_PORTION_LIMIT.fullmatch(name) is not None
@@ -116,7 +118,7 @@ def remove_zeros(draft: Draft, options: Options) -> None:
     """
     for container in draft.containers:
         _remove_our_zeros(container)
-        if not _opted_out(draft):
+        if not opted_out(draft):
             per_gpu.remove_zeros(container, options)
 
 
@@ -150,7 +152,7 @@ def warn_of_unknown_annotations(draft: Draft) -> None:
 
 def warn_of_priorities(draft: Draft, options: Options) -> None:
     """Warn if a pod for NVIDIA's device plugin has a priority of HAMi: no node offers that resource, so the pod fits nowhere."""
-    if _opted_out(draft):
+    if opted_out(draft):
         return
     priority, memory = options.hami.priority, options.hami.memory
     for container in draft.containers:
@@ -164,9 +166,9 @@ def warn_of_priorities(draft: Draft, options: Options) -> None:
 def translate_amounts(draft: Draft, options: Options) -> None:
     """Translate the amounts of other vocabularies. Raises RequestError, ContractError."""
     for container in draft.containers:
-        if (system := _asked_system(draft, container, options)) is not None:
+        if (system := asked_system(draft, container, options)) is not None:
             per_gpu.translate(draft, container, system, options)
-    if not _opted_out(draft):
+    if not opted_out(draft):
         _set_burst(draft, _translate_kai(draft, options), _translate_nvidia(draft))
 
 

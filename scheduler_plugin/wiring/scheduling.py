@@ -5,10 +5,12 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from aliquot.contract.features import Gate
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.kube import KubeEvents, KubePods
 from scheduler_plugin.core.cluster.decisions import Decision
 from scheduler_plugin.extender.bind import Binder
+from scheduler_plugin.services.backfiller import Backfiller
 from scheduler_plugin.services.cluster_metrics import ClusterCollector
 from scheduler_plugin.services.cluster_watch import Source
 from scheduler_plugin.services.consolidator import Consolidator, Scope
@@ -44,10 +46,12 @@ class Scheduling:
     """None if the settings switch it off."""
     consolidator: Consolidator | None
     """None if the settings switch it off."""
+    backfiller: Backfiller | None
+    """None if its feature gate is closed."""
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
-        acting = (self.preemptor, self.consolidator)
+        acting = (self.preemptor, self.consolidator, self.backfiller)
         parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, *acting)
         return [part.run() for part in parts if part is not None]
 
@@ -81,4 +85,8 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     if settings.consolidation is not Consolidation.OFF:
         api, scope = MoveApi(pods, events_api), Scope(settings.consolidation is Consolidation.ON, settings.scheduler_name)
         moving = Consolidator(context, api, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, telemetry, scope)
-    return Scheduling(telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving)
+    holding: Backfiller | None = None
+    if Gate.BACKFILL in settings.gates():
+        holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name)
+        watch.on_ended = holding.learn
+    return Scheduling(telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving, holding)

@@ -109,7 +109,7 @@ class Servers:
     def _dashboard(self) -> HttpServer:
         host, port = split_address("dashboardAddress", self._settings.dashboard_address)
         context, watch, prometheus = self._cluster.context, self._cluster.watch, self._prometheus
-        painter = Painter(context.state)
+        painter = Painter(context.state, lambda: (context.held_room.held, context.held_room.outlook))
 
         def picture() -> Iterator[Picture | None]:
             waiting = context.decisions.waiting()

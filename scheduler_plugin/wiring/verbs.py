@@ -94,6 +94,7 @@ def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telem
         settings.count_whole_gpus,
         mig_profiles=lambda preferences: mig.profile_sizes(_devices(state), preferences),
         hami=HAMI.named(settings.hami_names()),
+        classes=settings.classes,
         scheduling_groups=settings.scheduling_groups,
     )
     normaliser = Normaliser(
@@ -102,8 +103,7 @@ def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telem
         replaced_schedulers=settings.taken_schedulers(),
         tolerate_gpu_taint=settings.tolerate_gpu_taint,
     )
-    reviews = Reviews(normaliser, telemetry.count_admission)
-    return {"/mutate": reviews.mutate, "/validate": reviews.validate}
+    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption).by_path()
 
 
 def _devices(state: ClusterState) -> Iterator[Device]:

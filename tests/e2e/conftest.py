@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster, running_cluster
 from tests.e2e.cluster.host import KUBERNETES, UnavailableError, built_programs, operator_definitions
 from tests.e2e.cluster.paths import BUILD
@@ -27,6 +28,7 @@ from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import AGENT_NAMESPACE, SIMULATED_OVERLAY, all_images, install, metrics
 
 _SCENARIO_SECONDS = 240
+_WITHOUT_PRODUCT = {"bare", "without_product"}
 _LOG_SIZES = pytest.StashKey[Mapping[str, int]]()
 
 
@@ -51,7 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seconds = own.args[0] if own is not None else _SCENARIO_SECONDS
         # fixtures bring up a cluster and, the first time, compile it: their steps have limits of their own
         item.add_marker(pytest.mark.timeout(seconds, func_only=True), append=False)
-    items.sort(key=lambda item: "bare" not in getattr(item, "fixturenames", ()))  # while nothing is installed that had to go first
+    # While the product is not installed: to remove it and to install it again takes half a minute.
+    items.sort(key=lambda item: _WITHOUT_PRODUCT.isdisjoint(getattr(item, "fixturenames", ())))
 
 
 @contextmanager
@@ -195,14 +198,21 @@ def scratch_in_tree() -> Iterator[Path]:
 @pytest.fixture
 def kubectl(target: Target, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
     """kubectl in a namespace of the test's own, gone with its pods when the test ends."""
-    with own_namespace(target, f"e2e-{re.sub('[^a-z0-9]+', '-', request.node.name.lower())[-40:].strip('-')}") as own:
+    name = f"e2e-{re.sub('[^a-z0-9]+', '-', request.node.name.lower())[-40:].strip('-')}"
+    with own_namespace(target, name, adopted=request.node.get_closest_marker("adopted") is not None) as own:
         yield own
 
 
+def namespace_object(name: str, labels: dict[str, str]) -> Object:
+    """A namespace that has its labels from the start: the API server's webhooks see a later one after a moment."""
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
 @contextmanager
-def own_namespace(target: Target, name: str) -> Iterator[Kubectl]:
-    """kubectl in a new namespace, which is gone with its pods after the block."""
-    target.kubectl.run("create", "namespace", name)
+def own_namespace(target: Target, name: str, *, adopted: bool = False) -> Iterator[Kubectl]:
+    """kubectl in a new namespace, which is gone with its pods after the block. Args: adopted: whether it serves other systems' words."""
+    labels = {contract.LABEL_ADOPT: "true"} if adopted else {}
+    target.kubectl.run("create", "--filename=-", stdin=json.dumps(namespace_object(name, labels)))
     own = target.kubectl.within(name)
     try:
         # The API server refuses pods until a controller made it, which takes a while after the control plane was restarted.

@@ -31,6 +31,14 @@ class Fleet:
     """Of the namespace with the pods."""
     processes: tuple[str, ...]
 
+    def wait_until_it_answers(self) -> None:
+        """Wait until the extender has listed the cluster."""
+
+        def answers() -> bool:
+            return self.cluster.in_node("busybox", "wget", "-q", "-O-", "http://127.0.0.1:9412/readyz").returncode == 0
+
+        eventually(answers, "the extender to have listed the cluster", seconds=READY_SECONDS)
+
     def create(self, *pods: Object) -> None:
         self.kubectl.run("create", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
 
@@ -84,9 +92,9 @@ def gang(name: str, minimum: int, **further: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_fleet(cluster: Cluster, kubectl: Kubectl, cliques: Mapping[str, str]) -> Iterator[Fleet]:
-    """Have nodes and schedulers inside the block. Args: kubectl: of the namespace for pods. cliques: by node, its NVLink fabric."""
-    everywhere = kubectl.within("")
+def running_fleet(cluster: Cluster, cliques: Mapping[str, str]) -> Iterator[Fleet]:
+    """Have nodes and schedulers inside the block, whose pods are gone before it ends. Args: cliques: by node, its NVLink fabric."""
+    everywhere = cluster.kubectl()
     everywhere.run("apply", f"--filename={ROOT}/deploy/daemonset/base/crd-gpunodes.yaml")
     everywhere.run("apply", f"--filename={ROOT}/deploy/daemonset/scheduler/priority-classes.yaml")
     everywhere.wait_until_served("gpunodes.aliquot.dev")
@@ -97,11 +105,8 @@ def running_fleet(cluster: Cluster, kubectl: Kubectl, cliques: Mapping[str, str]
         try:
             for name, component in processes.items():
                 cluster.start(name, component)
-            fleet = Fleet(cluster, kubectl, tuple(processes))
-            eventually(lambda: _answers(cluster), "the extender to have listed the cluster", seconds=READY_SECONDS)
-            yield fleet
+            yield Fleet(cluster, everywhere, tuple(processes))
         finally:
-            kubectl.delete("pods", "--all")
             for name in processes:
                 cluster.stop(name)
             everywhere.delete("gpunodes", *cliques)
@@ -124,7 +129,3 @@ def _make_nodes(api: Api, cliques: Mapping[str, str]) -> None:
 def _untainted(kubectl: Kubectl, names: Iterable[str]) -> bool:
     taints = {node["metadata"]["name"]: node["spec"].get("taints") for node in kubectl.all("nodes")}
     return all(name in taints and not taints[name] for name in names)
-
-
-def _answers(cluster: Cluster) -> bool:
-    return cluster.in_node("busybox", "wget", "-q", "-O-", "http://127.0.0.1:9412/readyz").returncode == 0

@@ -9,6 +9,7 @@ import pytest
 
 from aliquot import contract
 from tests.e2e.cluster.paths import ROOT
+from tests.e2e.conftest import Target, namespace_object
 from tests.e2e.kubectl import Kubectl, KubectlError, eventually
 from tests.e2e.product import AGENT_NAMESPACE, CLIENT_IMAGE, GPU_MEMORY_MIB, MIB, Client, Slice, slice_pod
 from tests.e2e.test_cluster import busybox_pod
@@ -45,6 +46,7 @@ def test_mig_instance_replica_and_zero_gpus_are_left_alone(kubectl: Kubectl) -> 
         assert (spec["schedulerName"], spec["containers"][0]["resources"]["limits"]) == ("default-scheduler", limits)
 
 
+@pytest.mark.adopted
 def test_hami_gpu_without_memory_amount_gets_all_memory(kubectl: Kubectl) -> None:
     pod = slice_pod("whole", Slice(1))
     pod["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "0"}
@@ -53,6 +55,7 @@ def test_hami_gpu_without_memory_amount_gets_all_memory(kubectl: Kubectl) -> Non
     assert spec["containers"][0]["resources"]["limits"] == {contract.RESOURCE_VGPU: "1"}
 
 
+@pytest.mark.adopted
 def test_limit_range_adding_nvidia_gpus_to_our_pod_is_named_in_refusal(kubectl: Kubectl) -> None:
     hami = slice_pod("hami", Slice(1))
     hami["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
@@ -143,6 +146,33 @@ def test_a_pod_that_names_its_node_itself_is_refused(kubectl: Kubectl, node_name
     pod = slice_pod("impatient", Slice(1024))
     pod["spec"]["nodeName"] = node_name
     assert "bypasses the scheduler" in refused(kubectl, pod)
+
+
+HAMI = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
+MANAGER = {"nvidia.com/vgpu-number": "1", "nvidia.com/vgpu-memory": "1024"}
+
+
+def test_only_adopted_namespaces_serve_other_systems_words(kubectl: Kubectl, target: Target) -> None:
+    for name, limits in (("hami", HAMI), ("manager", MANAGER), ("mig", {"nvidia.com/mig-1g.10gb": "1"})):
+        pod = slice_pod(name, Slice(1))
+        pod["spec"]["containers"][0]["resources"]["limits"] = limits
+        kubectl.apply(pod)
+        spec = kubectl.get("pod", name)["spec"]
+        assert (spec["schedulerName"], set(spec["containers"][0]["resources"]["limits"])) == ("default-scheduler", set(limits))
+    labelled = slice_pod("labelled", Slice(1))
+    labelled["metadata"]["labels"] = {contract.LABEL_ADOPT: "true"}
+    labelled["spec"]["containers"][0]["resources"]["limits"] = HAMI
+    kubectl.apply(labelled)
+    assert kubectl.get("pod", "labelled")["spec"]["schedulerName"] == contract.SCHEDULER_NAME
+    dry = namespace_object(f"{kubectl.namespace}-dry", {contract.LABEL_ADOPT: "dry-run"})
+    target.kubectl.apply(dry)
+    try:
+        own = target.kubectl.within(dry["metadata"]["name"])
+        labelled["metadata"]["labels"] = {}
+        with pytest.raises(KubectlError, match=r"would adopt this pod of HAMi as main: nvidia\.com/vgpu: 1, nvidia\.com/vgpu-memory: 3000"):
+            own.run("apply", "--dry-run=server", "--warnings-as-errors", "--filename=-", stdin=json.dumps(labelled))
+    finally:
+        target.kubectl.delete("namespace", dry["metadata"]["name"], wait=False)
 
 
 def test_pods_of_ignored_namespace_are_left_alone_and_get_no_gpu(kubectl: Kubectl) -> None:

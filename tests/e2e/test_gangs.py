@@ -5,6 +5,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -20,23 +21,29 @@ CLIQUES = {"fleet-a1": "a", "fleet-a2": "a", "fleet-b1": "b", "fleet-b2": "b"}
 GROWTH_SECONDS = 2.0
 RESTARTED_SECONDS = 1.5
 """A process that is killed starts again a second later."""
-SLACK_SECONDS = 1.0
-"""For kubectl itself, which takes up to half a second a call."""
+SLACK_SECONDS = 2.0
+"""For kubectl itself, which takes up to a second a call, and there are two."""
 
 
-@pytest.fixture
-def without_product(target: Target, request: pytest.FixtureRequest) -> None:
+@pytest.fixture(scope="module")
+def without_product(target: Target) -> None:
     """The product is not installed in the cluster: its policies would refuse the bindings of these processes."""
-    if target.kubectl.all("namespaces", f"--field-selector=metadata.name={AGENT_NAMESPACE}"):
-        request.getfixturevalue("bare")
+    assert not target.kubectl.all("namespaces", f"--field-selector=metadata.name={AGENT_NAMESPACE}"), "these scenarios run first"
 
 
-@pytest.fixture
-def fleet(without_product: None, node: Cluster, kubectl: Kubectl) -> Iterator[Fleet]:
+@pytest.fixture(scope="module")
+def nodes(without_product: None, node: Cluster) -> Iterator[Fleet]:
     """Four nodes of eight GPUs in two cliques."""
     del without_product
-    with running_fleet(node, kubectl, CLIQUES) as running:
+    with running_fleet(node, CLIQUES) as running:
         yield running
+
+
+@pytest.fixture
+def fleet(nodes: Fleet, kubectl: Kubectl) -> Fleet:
+    """The nodes, for pods in a namespace of the test's own, which ends with them."""
+    nodes.wait_until_it_answers()
+    return replace(nodes, kubectl=kubectl)
 
 
 def test_gang_goes_to_the_clique_with_room_or_waits_and_says_why(fleet: Fleet) -> None:

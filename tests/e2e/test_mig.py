@@ -128,6 +128,7 @@ def test_an_instance_is_made_for_a_container_and_goes_with_its_pod(kubectl: Kube
 def mig_pod(name: str, profile: str) -> Object:
     """A pod with one MIG instance."""
     pod = slice_pod(name, Slice(1))
+    pod["metadata"]["labels"] = {**pod["metadata"].get("labels", {}), contract.LABEL_ADOPT: "true"}
     pod["spec"]["containers"][0]["resources"] = {"limits": {contract.RESOURCE_MIG_PREFIX + profile: "1"}}
     return pod
 

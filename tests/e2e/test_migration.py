@@ -24,7 +24,7 @@ from tests.e2e.product import (
     with_component,
 )
 
-pytestmark = pytest.mark.usefixtures("product")
+pytestmark = [pytest.mark.usefixtures("product"), pytest.mark.adopted]
 
 GOLDEN = ROOT / "tests/unit/scheduler_plugin/webhook/golden"
 """The upstream examples' fields, each with what admission makes of it."""

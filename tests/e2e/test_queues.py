@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kueue itself in front of our shares: it counts GPU memory and lets a job go in its turn, and our scheduler places what it let go."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -15,21 +18,25 @@ from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.host import KUEUE, built_programs, module_source
 from tests.e2e.cluster.paths import BUILD
 from tests.e2e.kubectl import Kubectl, Object, eventually
-from tests.e2e.product import CLIENT_IMAGE, HOLD_OPEN, MIB, Client, Slice
-from tests.rendering import EXAMPLES
+from tests.e2e.product import CLIENT_IMAGE, GPU_MEMORY_MIB, GPUS, HOLD_OPEN, MIB, Client, Slice, assigned_uuids
+from tests.rendering import DEPLOY, EXAMPLES
 
+SHIPPED = DEPLOY / "kueue"
+CONFIGURATION = "controller_manager_config.yaml"
 IMAGE = "aliquot.test/kueue:e2e"
 SYSTEM = "kueue-system"
 QUEUE = "kueue.x-k8s.io/queue-name"
 NOBODY = 65532
 START_SECONDS = 90
+HALF_LIFE_SECONDS = 10
+WHOLE = Slice(GPU_MEMORY_MIB)
 CERTIFIED_SECONDS = 300
 """Kueue is ready once kubelet has renewed the files of the Secret it wrote its certificate to: up to ninety seconds on an idle node."""
 
 
 @pytest.fixture(scope="module")
 def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
-    """The product together with Kueue, from Kueue's own manifests; gone afterwards."""
+    """The product together with Kueue, from Kueue's own manifests with our sections of its configuration; gone afterwards."""
     rootfs = images.Rootfs(files={"manager": built_programs(KUEUE) / "kueue"})
     archive = BUILD / "images/kueue.tar"
     write_archive(archive, IMAGE, [rootfs.layer()], {"Entrypoint": ["/manager"], "User": str(NOBODY)})
@@ -37,6 +44,8 @@ def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
     objects = list(yaml.safe_load_all(product.run("kustomize", str(module_source(KUEUE.module) / "config/default"))))
     [manager] = [item for item in objects if item["kind"] == "Deployment"]
     manager["spec"]["template"]["spec"]["containers"][0].update(image=IMAGE, imagePullPolicy="IfNotPresent")
+    [configuration] = [item["data"] for item in objects if item["kind"] == "ConfigMap" and CONFIGURATION in item["data"]]
+    configuration[CONFIGURATION] = yaml.safe_dump({**yaml.safe_load(configuration[CONFIGURATION]), **our_sections()})
     try:
         product.run("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(objects))
         system = product.within(SYSTEM)
@@ -47,6 +56,26 @@ def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
         objects.sort(key=lambda item: "WebhookConfiguration" not in item["kind"])  # they refuse everybody's pods once Kueue is not there
         text = yaml.safe_dump_all(objects)
         product.run("delete", "--ignore-not-found", "--filename=-", stdin=text, timeout_seconds=START_SECONDS)
+
+
+def our_sections() -> Object:
+    """The sections of Kueue's configuration as deploy/ has them, except that use is forgotten while a test can wait for it."""
+    sections: Object = yaml.safe_load((SHIPPED / "configuration.yaml").read_text())
+    sections["admissionFairSharing"] |= {"usageHalfLifeTime": f"{HALF_LIFE_SECONDS}s", "usageSamplingInterval": "1s"}
+    return sections
+
+
+@contextmanager
+def shipped(kubectl: Kubectl, name: str) -> Iterator[None]:
+    """Have the queues of a file of deploy/kueue in the block; gone afterwards, all workloads first."""
+    objects = list(yaml.safe_load_all((SHIPPED / f"{name}.yaml").read_text()))
+    try:
+        kubectl.run("apply", "--validate=strict", "--filename=-", stdin=yaml.safe_dump_all(objects))
+        yield
+    finally:
+        kubectl.run("delete", "jobs,statefulsets", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
+        for item in reversed(objects):
+            kubectl.delete(f"{item['kind'].lower()}.kueue.x-k8s.io", item["metadata"]["name"])
 
 
 def ready(system: Kubectl) -> bool:
@@ -108,7 +137,7 @@ def running(kubectl: Kubectl, job: str, count: int) -> list[str]:
         return found if len(found) == count else None
 
     def explained() -> str:
-        return kubectl.run("get", "pods,workloads", "--output=yaml")[-3000:]
+        return kubectl.run("get", "pods,workloads.kueue.x-k8s.io", "--output=yaml")[-3000:]
 
     found: list[str] = eventually(names, f"{count} pods of job {job} to run", seconds=START_SECONDS, otherwise=explained)
     return found
@@ -116,20 +145,73 @@ def running(kubectl: Kubectl, job: str, count: int) -> list[str]:
 
 def why_waiting(kubectl: Kubectl, job: str) -> str:
     """What Kueue says of a job that it does not let go; nothing while it has not said."""
-    for workload in kubectl.all("workloads"):
-        if any(owner["name"] == job for owner in workload["metadata"]["ownerReferences"]):
-            conditions = {one["type"]: one for one in workload.get("status", {}).get("conditions", [])}
-            reserved = conditions.get("QuotaReserved", {})
-            return str(reserved["message"]) if reserved.get("status") == "False" else ""
-    return ""
+    reserved = condition(kubectl, job, "QuotaReserved")
+    return str(reserved["message"]) if reserved.get("status") == "False" else ""
 
 
-def queued_job(name: str, wanted: Slice) -> Object:
-    """A job of one pod, for the example's queue."""
-    container = {"name": "main", "image": CLIENT_IMAGE, "command": [*HOLD_OPEN], "resources": {"limits": wanted.limits}}
-    template = {"spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}}
-    spec = {"suspend": True, "template": template}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "labels": {QUEUE: "gpus"}}, "spec": spec}
+def queued_job(
+    name: str,
+    limits: dict[str, str],
+    queue: str = "gpus",
+    *,
+    pods: int = 1,
+    annotations: dict[str, str] | None = None,
+    priority_class: str | None = None,
+) -> Object:
+    """A job for a queue, by default the example's."""
+    template = {"metadata": {"annotations": annotations or {}}, "spec": {**pod_spec(limits), "restartPolicy": "Never"}}
+    if priority_class is not None:
+        template["spec"]["priorityClassName"] = priority_class
+    spec = {"parallelism": pods, "completions": pods, "template": template}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "labels": {QUEUE: queue}}, "spec": spec}
+
+
+def pod_spec(limits: dict[str, str]) -> Object:
+    container = {
+        "name": "main",
+        "image": CLIENT_IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [*HOLD_OPEN],
+        "resources": {"limits": limits},
+    }
+    return {"terminationGracePeriodSeconds": 1, "containers": [container]}
+
+
+def counts(kubectl: Kubectl, owner: str) -> dict[str, int]:
+    """What Kueue counts for an object that it admitted; empty for others."""
+    for workload in workloads_of(kubectl, owner):
+        for assigned in workload.get("status", {}).get("admission", {}).get("podSetAssignments", ()):
+            return {name: int(parse_quantity(amount)) for name, amount in assigned["resourceUsage"].items()}
+    return {}
+
+
+def wait_until_counted(kubectl: Kubectl, owner: str, wanted: dict[str, int]) -> None:
+    """Wait until Kueue has admitted an object and counts this for it."""
+    eventually(
+        lambda: counts(kubectl, owner) == wanted,
+        f"Kueue to count {wanted} for {owner}",
+        otherwise=lambda: f"{counts(kubectl, owner)} {condition(kubectl, owner, 'QuotaReserved')}",
+    )
+
+
+def workloads_of(kubectl: Kubectl, owner: str) -> list[Object]:
+    """The workloads of an object."""
+    found = kubectl.all("workloads.kueue.x-k8s.io")
+    return [one for one in found if any(reference["name"] == owner for reference in one["metadata"].get("ownerReferences", ()))]
+
+
+def condition(kubectl: Kubectl, job: str, kind: str) -> Object:
+    """A condition of a job's workload; empty before it is there."""
+    for workload in workloads_of(kubectl, job):
+        return next((one for one in workload.get("status", {}).get("conditions", ()) if one["type"] == kind), {})
+    return {}
+
+
+def job_pods(kubectl: Kubectl, jobs: Sequence[str]) -> dict[str, Object]:
+    """The one pod of each job that has one."""
+    pods = kubectl.all("pods", "--selector=batch.kubernetes.io/job-name")
+    names = [pod["metadata"]["labels"]["batch.kubernetes.io/job-name"] for pod in pods]
+    return {name: pod for name, pod in zip(names, pods, strict=True) if name in jobs and pod["metadata"].get("deletionTimestamp") is None}
 
 
 @pytest.mark.timeout(300)
@@ -141,7 +223,7 @@ def test_kueue_counts_share_memory_and_job_waits_until_enough_is_free(kubectl: K
     expected = {contract.RESOURCE_VGPU: 2, contract.RESOURCE_VGPU_MEMORY: 2 * 16384}
     eventually(lambda: used(kubectl) == expected, f"the queue to count {expected}", otherwise=lambda: str(used(kubectl)))
 
-    kubectl.apply(queued_job("large", Slice(245760, vgpus=2)))
+    kubectl.apply(queued_job("large", Slice(245760, vgpus=2).limits))
     said = eventually(lambda: why_waiting(kubectl, "large"), "Kueue to say why the second job waits")
     assert f"insufficient unused quota for {contract.RESOURCE_VGPU_MEMORY} in flavor shared-gpus" in said
     assert kubectl.get("job", "large")["spec"]["suspend"]
@@ -149,3 +231,154 @@ def test_kueue_counts_share_memory_and_job_waits_until_enough_is_free(kubectl: K
     kubectl.delete("job", first)
     [pod] = running(kubectl, "large", 1)
     assert [device["total_bytes"] for device in Client(kubectl, pod).devices()] == [122880 * MIB] * 2
+
+
+COUNTED_AS = {
+    "kai": {contract.RESOURCE_VGPU: 1, contract.RESOURCE_VGPU_MEMORY: 40960},
+    "hami": {contract.RESOURCE_VGPU: 2, contract.RESOURCE_VGPU_MEMORY: 16384},
+    "service": {contract.RESOURCE_VGPU: 1, contract.RESOURCE_VGPU_MEMORY: 1000},
+}
+
+
+@pytest.mark.timeout(300)
+def test_kueue_counts_jobs_in_other_systems_words_by_their_templates(kubectl: Kubectl, kueue: Kubectl) -> None:
+    del kueue
+    kai = queued_job("kai", {}, "team-a", annotations={"gpu-memory": "40960"})
+    hami = queued_job("hami", {"nvidia.com/gpu": "2", "nvidia.com/gpumem": "8192"}, "team-a")
+    template = {"metadata": {"labels": {"app": "service"}}, "spec": pod_spec({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"})}
+    spec = {"replicas": 1, "serviceName": "service", "selector": {"matchLabels": {"app": "service"}}, "template": template}
+    metadata = {"name": "service", "labels": {QUEUE: "team-a"}}
+    service = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": metadata, "spec": spec}
+    with shipped(kubectl, "cohort"):
+        kubectl.apply(kai, hami, service)
+        for name, wanted in COUNTED_AS.items():
+            wait_until_counted(kubectl, name, wanted)
+        pods = running(kubectl, "kai", 1) + running(kubectl, "hami", 1)
+        kubectl.wait_for_phase("service-0", "Running", seconds=START_SECONDS)
+        devices = [[device["total_bytes"] // MIB for device in Client(kubectl, pod).devices()] for pod in [*pods, "service-0"]]
+        assert devices == [[40960], [8192, 8192], [1000]]
+
+        kubectl.apply(kai, hami, service)
+        assert running(kubectl, "kai", 1) + running(kubectl, "hami", 1) == pods, "a Job's template cannot change, and did not"
+        assert kubectl.get("statefulset", "service")["metadata"]["generation"] == 1
+
+
+TRANSFORMED = {
+    "hami": ({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "8192", "nvidia.com/gpucores": "30"}, (2, 16384)),
+    "volcano": ({"volcano.sh/vgpu-number": "2", "volcano.sh/vgpu-memory": "1000"}, (2, 2000)),
+    "vgpu-manager": ({"nvidia.com/vgpu-number": "3", "nvidia.com/vgpu-memory": "1000", "nvidia.com/vgpu-cores": "10"}, (3, 3000)),
+    "aliquot": ({"nvidia.com/vgpu": "2", "nvidia.com/vgpu-memory": "3000", "nvidia.com/vgpu-cores": "10"}, (2, 3000)),
+}
+
+
+@pytest.mark.timeout(300)
+def test_shipped_transformations_count_templates_that_webhook_does_not_see(kubectl: Kubectl, kueue: Kubectl) -> None:
+    kueue.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_WEBHOOK}=ignore")
+    probe = yaml.safe_dump(queued_job("probe", TRANSFORMED["hami"][0], "team-a"))
+
+    def ignored() -> bool:
+        """Whether the API server has seen the label."""
+        stored = yaml.safe_load(kubectl.run("apply", "--dry-run=server", "--output=yaml", "--filename=-", stdin=probe))
+        return "nvidia.com/gpumem" in stored["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+    eventually(ignored, "the webhook not to be called for this namespace")
+    with shipped(kubectl, "cohort"):
+        kubectl.apply(*(queued_job(name, limits, "team-a") for name, (limits, _) in TRANSFORMED.items()))
+        for name, (_, (vgpus, memory_mib)) in TRANSFORMED.items():
+            wait_until_counted(kubectl, name, {contract.RESOURCE_VGPU: vgpus, contract.RESOURCE_VGPU_MEMORY: memory_mib})
+
+
+def wait_for_next_second(kubectl: Kubectl, jobs: Sequence[str]) -> None:
+    """Wait until what Kueue admits next is newer than these jobs: it orders its victims by times in whole seconds."""
+    stamps = [condition(kubectl, job, "QuotaReserved")["lastTransitionTime"] for job in jobs]
+    newest = max(datetime.fromisoformat(stamp).timestamp() for stamp in stamps)
+    eventually(lambda: time.time() >= newest + 1, "the second in which the jobs were admitted to end")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cohorts", ["cohort", "cohort-tree"])
+def test_team_gets_lent_gpus_back_without_harm_to_own_share(kubectl: Kubectl, kueue: Kubectl, cohorts: str) -> None:
+    del kueue
+    own, borrowing = ([f"{part}-{number}" for number in range(GPUS // 2)] for part in ("own", "borrowing"))
+
+    def all_run(jobs: Sequence[str]) -> dict[str, Object] | None:
+        pods = job_pods(kubectl, jobs)
+        return pods if len(pods) == len(jobs) and all(pod["status"].get("phase") == "Running" for pod in pods.values()) else None
+
+    with shipped(kubectl, cohorts):
+        kubectl.apply(*(queued_job(name, WHOLE.limits, "team-a") for name in own))
+        eventually(lambda: all_run(own), "the jobs of A's own share to run", seconds=START_SECONDS)
+        wait_for_next_second(kubectl, own)
+        kubectl.apply(*(queued_job(name, WHOLE.limits, "team-a") for name in borrowing))
+        before = eventually(lambda: all_run([*own, *borrowing]), "A to run on all GPUs", seconds=START_SECONDS)
+
+        kubectl.apply(queued_job("reclaiming", WHOLE.limits, "team-b", pods=2))
+        reclaimed = [kubectl.get("pod", name) for name in running(kubectl, "reclaiming", 2)]
+        after = job_pods(kubectl, [*own, *borrowing])
+        uids = {name: pod["metadata"]["uid"] for name, pod in after.items()}
+        ended = {name for name, pod in before.items() if uids.get(name) != pod["metadata"]["uid"]}
+        assert len(ended) == len(reclaimed)
+        assert ended <= set(borrowing)
+        evictions = [condition(kubectl, name, "Preempted") for name in ended]
+        assert {(one["status"], one["reason"]) for one in evictions} == {("True", "InCohortReclamation")}
+        freed = sorted(uuid for name in ended for uuid in assigned_uuids(before[name]))
+        assert sorted(uuid for pod in reclaimed for uuid in assigned_uuids(pod)) == freed
+
+
+@pytest.mark.timeout(300)
+def test_one_priority_class_orders_queue_and_pods(kubectl: Kubectl, kueue: Kubectl) -> None:
+    del kueue
+    with shipped(kubectl, "cohort"):
+        kubectl.apply(queued_job("first", WHOLE.limits, "team-a", pods=4, priority_class="aliquot-best-effort"))
+        first = running(kubectl, "first", 4)
+        wait_for_next_second(kubectl, ["first"])
+        kubectl.apply(queued_job("second", WHOLE.limits, "team-a", pods=4, priority_class="aliquot-best-effort"))
+        running(kubectl, "second", 4)
+
+        kubectl.apply(queued_job("urgent", WHOLE.limits, "team-a", priority_class="aliquot-production"))
+        [pod] = running(kubectl, "urgent", 1)
+        priority = int(kubectl.get("priorityclass", "aliquot-production")["value"])
+        [workload] = workloads_of(kubectl, "urgent")
+        assert (workload["spec"]["priority"], kubectl.get("pod", pod)["spec"]["priority"]) == (priority, priority)
+        assert condition(kubectl, "second", "Preempted")["reason"] == "InClusterQueue"
+        assert sorted(running(kubectl, "first", 4)) == sorted(first), "the job that was admitted last made room"
+        assert condition(kubectl, "second", "QuotaReserved")["status"] == "False"
+
+        kubectl.delete("job", "urgent")
+        running(kubectl, "second", 4)
+
+
+@pytest.mark.timeout(300)
+def test_queue_that_used_less_goes_first_and_use_is_forgotten(kubectl: Kubectl, kueue: Kubectl) -> None:
+    del kueue
+
+    def consumed() -> int:
+        """What the heavy queue has used, in MiB, as Kueue remembers it."""
+        sharing = kubectl.get("localqueue", "heavy").get("status", {}).get("fairSharing") or {}
+        resources = (sharing.get("admissionFairSharingStatus") or {}).get("consumedResources") or {}
+        return int(parse_quantity(resources.get(contract.RESOURCE_VGPU_MEMORY, "0")))
+
+    with shipped(kubectl, "fair-share-by-use"):
+        kubectl.apply(queued_job("heavy-1", WHOLE.limits, "heavy"))
+        running(kubectl, "heavy-1", 1)
+        eventually(lambda: consumed() > 0, "Kueue to remember what the heavy queue uses")
+        kubectl.apply(queued_job("heavy-2", WHOLE.limits, "heavy"))
+        eventually(lambda: why_waiting(kubectl, "heavy-2"), "the second job of the heavy queue to wait")
+        kubectl.apply(queued_job("light-1", WHOLE.limits, "light"))
+        eventually(lambda: why_waiting(kubectl, "light-1"), "the job of the light queue to wait")
+        kubectl.delete("job", "heavy-1")
+        running(kubectl, "light-1", 1)
+        assert why_waiting(kubectl, "heavy-2"), "it came before"
+        used_before = consumed()
+        eventually(lambda: 0 < consumed() * 2 <= used_before, "half of the use to be forgotten", seconds=6 * HALF_LIFE_SECONDS)
+
+
+@pytest.mark.timeout(300)
+def test_kueue_chooses_node_and_aliquot_chooses_gpus_there(kubectl: Kubectl, kueue: Kubectl, node_name: str) -> None:
+    del kueue
+    required = {"kueue.x-k8s.io/podset-required-topology": "kubernetes.io/hostname"}
+    with shipped(kubectl, "topology"):
+        kubectl.apply(queued_job("together", WHOLE.limits, "by-node", pods=2, annotations=required))
+        pods = [kubectl.get("pod", name) for name in running(kubectl, "together", 2)]
+        assert [pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] for pod in pods] == [node_name] * 2
+        assert len({uuid for pod in pods for uuid in assigned_uuids(pod)}) == 2

@@ -65,6 +65,7 @@ def test_container_without_gpu_request_sees_no_gpu(kubectl: Kubectl) -> None:
         kubectl.exec("mixed", CLIENT, "info", container="plain")
 
 
+@pytest.mark.adopted
 def test_quota_counts_mebibytes_in_every_vocabulary(kubectl: Kubectl) -> None:
     hard = {f"requests.{contract.RESOURCE_VGPU_MEMORY}": "5001"}
     kubectl.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpu"}, "spec": {"hard": hard}})
@@ -84,6 +85,7 @@ def counting(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.adopted
 @pytest.mark.usefixtures("counting")
 def test_a_quota_counts_the_memory_of_whole_gpus(kubectl: Kubectl) -> None:
     """All GPUs here have the same."""

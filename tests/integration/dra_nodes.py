@@ -17,7 +17,6 @@ from aliquot_lab.standin.hardware import SimulatedHardware
 from aliquot_lab.standin.node import Node, NodeOptions
 from tests.unit.agent.fakes import until
 
-
 CALL_SECONDS = 20
 
 

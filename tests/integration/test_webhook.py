@@ -50,7 +50,9 @@ class Caller:
             return response.status, await response.read()
 
     async def review(self, path: str, pod: dict, trusted: Path, *, operation: str = "CREATE", old: dict | None = None) -> dict:
+        group, kind = ("batch", "Job") if path == "templates" else ("", "Pod")
         request = {"uid": "r-1", "operation": operation, "object": pod, "oldObject": old, "namespace": "team"}
+        request["kind"] = {"group": group, "version": "v1", "kind": kind}
         review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
         status, data = await self.post(path, json.dumps(review).encode(), trusted)
         assert status == 200, data
@@ -111,8 +113,22 @@ async def test_a_gpu_pod_is_made_ready(caller, certificate):
 
 async def test_a_part_of_a_gpu_is_resolved_from_the_inventory(caller, certificate):
     pod = pod_object(gpu="2", gpumem_percentage="50")
-    ready = patched(pod, await caller.review("mutate", pod, certificate[0]))
+    assert await caller.review("mutate", pod, certificate[0]) == {"uid": "r-1", "allowed": True}, "of a namespace that is not adopted"
+    ready = patched(pod, await caller.review("mutate/adopt", pod, certificate[0]))
     assert ready["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/vgpu-memory": "1000", "nvidia.com/vgpu": "2"}
+
+
+async def test_template_of_job_is_rewritten_and_its_pod_passes_unchanged(caller, certificate):
+    pod = pod_object(annotations={"gpu-memory": "1000"})
+    template = {"metadata": {"annotations": pod["metadata"]["annotations"]}, "spec": pod["spec"]}
+    job = {"metadata": {"name": "training"}, "spec": {"template": template}}
+    ready = patched(job, await caller.review("templates", job, certificate[0]))
+    rewritten = ready["spec"]["template"]
+    assert rewritten["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "1000"}
+    assert "patch" not in await caller.review(
+        "mutate", {"metadata": {"name": "p", **rewritten["metadata"]}, "spec": rewritten["spec"]}, certificate[0]
+    )
+    assert "patch" not in await caller.review("templates", ready, certificate[0], operation="UPDATE", old=ready)
 
 
 async def test_a_pod_without_gpus_is_allowed_as_it_is(caller, certificate):

@@ -26,10 +26,12 @@ def parse_duration(text: str) -> float | None:
 
 def check_durations(annotations: Mapping[str, str]) -> None:
     """Check the annotations of a pod. Raises RequestError."""
-    for name in (contract.ANNOTATION_MIN_RUNTIME, contract.ANNOTATION_PREEMPTION_DELAY):
+    for name in (contract.ANNOTATION_MIN_RUNTIME, contract.ANNOTATION_PREEMPTION_DELAY, contract.ANNOTATION_EXPECTED_RUNTIME):
         text = annotations.get(name)
         if text is not None and parse_duration(text) is None:
             raise RequestError(f"{name}: expected a duration such as 90s, 30m, 12h or 2d, found {quote(text)}: correct it, or remove it")
+    if parse_duration(annotations.get(contract.ANNOTATION_EXPECTED_RUNTIME, "1s")) == 0:
+        raise RequestError(f"{contract.ANNOTATION_EXPECTED_RUNTIME}: expected more than 0 seconds: correct it, or remove it")
 
 
 def may_end_from(pod: PodFacts) -> float:
@@ -44,6 +46,11 @@ def may_preempt_from(pod: PodFacts) -> float:
     """Return from when on other pods may be ended for a waiting pod."""
     delay = _seconds(pod, contract.ANNOTATION_PREEMPTION_DELAY)
     return -inf if not delay or pod.created_at is None else pod.created_at + delay
+
+
+def expected_runtime(pod: PodFacts) -> float | None:
+    """Return how long the owner of a pod expects it to run, in seconds; None if the pod does not say."""
+    return _seconds(pod, contract.ANNOTATION_EXPECTED_RUNTIME) or None
 
 
 def _seconds(pod: PodFacts, annotation: str) -> float:

@@ -52,6 +52,13 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     labels: Mapping[str, str]
 
 
+class Pass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The held room that a pod may use: the UIDs of the reservations that do not count for it."""
+
+    pod_uid: str
+    holds: frozenset[str]
+
+
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """One change: exactly one field is set. Thousands are kept without cycles, so the garbage collector can skip them."""
 
@@ -63,6 +70,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     pod_gone: str | None = None
     held: Held | None = None
     let_go: str | None = None
+    let_pass: Pass | None = None
 
 
 class Picture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +81,7 @@ class Picture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pods: Mapping[str, PodFacts] = {}
     held: Mapping[str, Held] = {}
     places: Mapping[str, Mapping[str, str]] = {}
+    passes: Mapping[str, frozenset[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,10 @@ class PlanCache:
         if len(self._plans) > _PLANS_KEPT:
             self._plans.popitem(last=False)
 
+    def forget(self, pod_uid: str) -> None:
+        """Drop the plan of a pod."""
+        self._plans.pop(pod_uid, None)
+
 
 def takes_several_profiles(request: PodRequest) -> bool:
     """Whether a container asks for MIG instances of more than one profile."""

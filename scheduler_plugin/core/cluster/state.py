@@ -27,7 +27,7 @@ from aliquot.placement.refusal import Refusal
 from scheduler_plugin.core.cluster.columns import Columns
 from scheduler_plugin.core.cluster.domains import domain_of
 from scheduler_plugin.core.cluster.holders import NO_FOOTPRINT, Holder, Holders, InventoriedNode
-from scheduler_plugin.core.cluster.journal import MAX_EVENTS, Event, Held, Moment, Part, Picture, Place
+from scheduler_plugin.core.cluster.journal import MAX_EVENTS, Event, Held, Moment, Part, Pass, Picture, Place
 from scheduler_plugin.core.cluster.journal import Host as HostAmounts
 from scheduler_plugin.core.cluster.members import GangKey, GangMembers, Loss
 from scheduler_plugin.core.cluster.plan import PlanCache, plan_on_node
@@ -117,6 +117,8 @@ class ClusterState:
         self._pods: dict[str, PodFacts] = {}
         self._holders = Holders(self.columns, self._nodes)
         self._reservations: dict[str, Reservation] = {}
+        self._passes: dict[str, frozenset[str]] = {}
+        """By pod UID, the UIDs of reservations that do not count where room for the pod is judged."""
         self._members = GangMembers()
         self._plans = PlanCache()
         self._part = Part()
@@ -132,6 +134,11 @@ class ClusterState:
     def reservations(self) -> Mapping[str, Reservation]:
         """All reservations, by pod UID."""
         return self._reservations
+
+    @property
+    def passes(self) -> Mapping[str, frozenset[str]]:
+        """By the UID of a pod that may use held room, the UIDs of the reservations that hold it."""
+        return self._passes
 
     @property
     def node_count(self) -> int:
@@ -261,8 +268,16 @@ class ClusterState:
         }
 
     def without(self, pod_uid: str) -> AbstractContextManager[None]:
-        """Do not count a pod inside the block, so that it does not compete with itself."""
-        return self._holders.without(pod_uid)
+        """Do not count a pod inside the block, so that it does not compete with itself, nor the held room that it may use."""
+        passed = self._passes.get(pod_uid)
+        return self._holders.without(pod_uid) if passed is None else self._without_held(pod_uid, passed)
+
+    @contextmanager
+    def _without_held(self, pod_uid: str, passed: frozenset[str]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for uid in {pod_uid, *passed}:
+                stack.enter_context(self._holders.without(uid))
+            yield
 
     @contextmanager
     def without_all(self, pod_uids: Iterable[str]) -> Iterator[None]:
@@ -286,7 +301,7 @@ class ClusterState:
             pods = dict(self._pods)
             for succeeded in self._members.all_succeeded():
                 pods |= succeeded  # last, because they count only for gangs with other pods
-            self._part = Part(Picture(nodes, dict(self._hosts), pods, held, dict(self._places)))
+            self._part = Part(Picture(nodes, dict(self._hosts), pods, held, dict(self._places), dict(self._passes)))
         self._part.events.append(event)
 
     # --- events ---
@@ -389,6 +404,7 @@ class ClusterState:
             self.note_pods_changed(pod.node_name)
         self.soft.put(pod)
         self._reservations.pop(pod.uid, None)
+        self._passes.pop(pod.uid, None)
         self._hold(pod.uid, Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
 
     def drop_pod(self, uid: str) -> None:
@@ -403,6 +419,7 @@ class ClusterState:
         self.soft.drop(uid)
         self.unaccounted.pop(uid, None)
         self._reservations.pop(uid, None)
+        self._passes.pop(uid, None)
         self._drop_holder(uid)
 
     def _keep_if_succeeded(self, pod: PodFacts) -> None:
@@ -468,6 +485,16 @@ class ClusterState:
         known = self._reservations.get(pod_uid)
         if known is not None and known.expires_at < expires_at:
             self._reservations[pod_uid] = replace(known, expires_at=expires_at)
+
+    def let_pass(self, pod_uid: str, holds: frozenset[str]) -> None:
+        """Let a pod use the room of these reservations, and of no others."""
+        if self._passes.get(pod_uid, frozenset()) == holds:
+            return
+        self._note(Event(let_pass=Pass(pod_uid, holds)))
+        self._passes.pop(pod_uid, None)
+        if holds:
+            self._passes[pod_uid] = holds
+        self._plans.forget(pod_uid)
 
     def end_attempt(self, pod_uid: str) -> None:
         """Note that kube-scheduler's attempt on a pod is over, so that a reservation kept for the attempt expires as others do."""

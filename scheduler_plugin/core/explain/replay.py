@@ -103,6 +103,8 @@ def restore(snapshot: Snapshot) -> ClusterState:
     state.replace_pods(picture.pods.values())
     for held in picture.held.values():
         _apply(state, Event(held=held))
+    for uid, holds in picture.passes.items():
+        state.let_pass(uid, holds)
     for event in snapshot.events:
         _apply(state, event)
     for node in snapshot.closed_nodes:
@@ -198,6 +200,8 @@ def _apply_pod(state: ClusterState, event: Event) -> None:
         _apply_held(state, event.held)
     elif event.let_go is not None:
         state.release(event.let_go)
+    elif event.let_pass is not None:
+        state.let_pass(event.let_pass.pod_uid, event.let_pass.holds)
 
 
 def _apply_host(state: ClusterState, host: Host) -> None:

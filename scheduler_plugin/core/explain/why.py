@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pod's explanation as a document: where it is, or what each node lacks and the smallest changes that would help."""
 
-from typing import NamedTuple
+from datetime import UTC, datetime, tzinfo
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -27,6 +28,32 @@ from scheduler_plugin.core.fit.change import Change
 from scheduler_plugin.core.fit.kube_filters import NOT_CHECKED, Scope
 from scheduler_plugin.core.fit.shapes import PodShape, Shapes
 from scheduler_plugin.core.score.cost import HostDemand
+
+_RUNTIME: Final = f"annotation {contract.ANNOTATION_EXPECTED_RUNTIME}"
+
+
+class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a waiting pod probably starts, on room that is held for it. Times are in seconds since 1970; None if unknown."""
+
+    nodes: tuple[str, ...]
+    expected_at: float | None = None
+    earliest_at: float | None = None
+    """It starts earlier in one case of ten."""
+    latest_at: float | None = None
+    """It starts later in one case of ten."""
+    unknown: int = 0
+    """How many pods use that room that have no expected end."""
+    overdue: int = 0
+    """How many pods use it for longer than expected."""
+
+    def sentence(self, zone: tzinfo = UTC) -> str:
+        """Say when and where. Args: zone: in which times are shown."""
+        where = f"room is held on node{'s' * (len(self.nodes) > 1)} {', '.join(self.nodes)}"
+        if self.expected_at is None or self.earliest_at is None or self.latest_at is None:
+            return f"{where}, and it is unknown when it is free: {self.unknown} pods there have no expected end ({_RUNTIME})"
+        at, early, late = (_time_text(seconds, zone) for seconds in (self.expected_at, self.earliest_at, self.latest_at))
+        late_ones = f"; {self.overdue} pods there run longer than expected" if self.overdue else ""
+        return f"expected to start {at} (80 %: {early} to {late}); {where}{late_ones}"
 
 
 class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,6 +85,10 @@ class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its scheduling gates: kube-scheduler skips the pod until all are removed."""
     generation: int | None = None
     """The change counter of the state that was read; None from an older scheduler."""
+    start: Start | None = None
+    """When it probably starts; only for the pod, or the members of the gang, for which room is held."""
+    held: str = ""
+    """Where it would fit if no room were held for another pod, and what lets it use that room."""
     age_seconds: float | None = None
     """Seconds since the last event of the watch that is furthest behind; None before each watch had one, or from an older scheduler."""
 
@@ -91,7 +122,8 @@ class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         counts = "; ".join(f"{count.nodes} {count.reason}" for count in self.reasons)
         cures = "; or ".join(change.sentence for change in self.changes)
         lacking = f"{self.held_back}0 of {self.nodes} nodes fit: {counts or 'there is no node with GPUs'}."
-        return lacking + (f" What would help: {cures}." if cures else "")
+        later = [self.start.sentence()] if self.start is not None else [self.held] if self.held else []
+        return " ".join([lacking, *(f"{text[0].upper()}{text[1:]}." for text in later), *([f"What would help: {cures}."] if cures else [])])
 
 
 class Questions(NamedTuple):
@@ -147,6 +179,10 @@ def explain_pod(
 def completed(why: Why, found: tuple[Change, ...], gang: str, domain: str = "") -> Why:
     """Add the changes that were found later, the reason why the gang cannot start, and where its members are."""
     return msgspec.structs.replace(why, changes=(*why.changes, *found), gang="" if why.node else gang, domain=domain)
+
+
+def _time_text(seconds: float, zone: tzinfo) -> str:
+    return datetime.fromtimestamp(seconds, zone).strftime("%Y-%m-%d %H:%M %Z")
 
 
 def _devices(pod: PodFacts) -> tuple[str, ...]:

@@ -328,7 +328,8 @@ class Planner:
         shape = self.shape_of(pod)
         if shape is None:
             return False
-        verdict = self.shapes.verdict(shape)
+        with self.state.without(pod.uid):  # also without the held room that it may use
+            verdict = self.shapes.verdict(shape)
         fitting = np.flatnonzero(verdict.reason == NodeReason.FITS.value)
         if allowed is not None:
             fitting = fitting[[self.state.names[row] in allowed for row in fitting.tolist()]]

@@ -69,15 +69,25 @@ function drawTotals() {
   page.totals.replaceChildren(...facts.map(([figure, word]) => make("li", {}, make("b", {text: String(figure)}), " ", make("span", {text: word}))));
 }
 
+function startOf(pod) {
+  if (!pod.holds.length) return "";
+  const where = `on ${pod.holds.join(", ")}`;
+  if (!pod.start) return `unknown, ${where}`;
+  const [middle, low, high] = pod.start.map((seconds) => new Date(1000 * seconds).toLocaleString([], {dateStyle: "short", timeStyle: "short"}));
+  return `${middle} (80 %: ${low} to ${high}), ${where}`;
+}
+
 function drawWaiting() {
   page.waiting.hidden = cluster.waitingCount === 0;
+  const held = cluster.waiting.some((pod) => pod.holds.length);
   const rows = cluster.waiting.map((pod) => make("tr", {},
     make("td", {text: pod.pod}), make("td", {text: pod.asks}),
-    make("td", {text: pod.reasons.map(([sentence, count]) => `${count} ${count === 1 ? "node" : "nodes"}: ${sentence}`).join("; ")})));
+    make("td", {text: pod.reasons.map(([sentence, count]) => `${count} ${count === 1 ? "node" : "nodes"}: ${sentence}`).join("; ")}),
+    ...(held ? [make("td", {text: startOf(pod)})] : [])));
   const more = cluster.waitingCount > cluster.waiting.length ? ` (the first ${cluster.waiting.length} of ${cluster.waitingCount})` : "";
   page.waiting.replaceChildren(
     make("h2", {text: `Waiting for a GPU${more}`}),
-    make("table", {}, make("tr", {}, ...["pod", "asks per GPU", "why it fits nowhere"].map((text) => make("th", {text}))), ...rows));
+    make("table", {}, make("tr", {}, ...["pod", "asks per GPU", "why it fits nowhere", ...(held ? ["expected start"] : [])].map((text) => make("th", {text}))), ...rows));
 }
 
 function drawSlice(slice, gpu, chosen) {

@@ -163,6 +163,10 @@ def test_settings_of_the_scheduler_reach_the_places_that_depend_on_them(renderer
         (rule["resources"], rule["resourceNames"]) for rule in the(objects, "Role", "aliquot-scheduler")["rules"] if "resourceNames" in rule
     ]
     assert named == [(["leases"], ["aliquot-scheduler"]), (["secrets"], ["gpu-webhook"])]
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        condition = the(objects, kind, "aliquot")["webhooks"][0]["matchConditions"][1]["expression"]
+        assert "schedulerName.orValue('') == 'gpu-scheduler'" in condition
+        assert "'aliquot-scheduler'" not in condition
 
 
 def test_a_grace_period_is_never_shortened_by_a_setting(renderer: Renderer) -> None:
@@ -427,7 +431,7 @@ def test_every_setting_is_chart_value_or_listed_exception(part: str, table: Tabl
     allowed = maker.schema()["properties"][part]["properties"]["settings"]["properties"].keys()
     left_out = {setting.key for setting in table.settings if setting.name in maker.NOT_IN_THE_CHART[part]}
     assert len(left_out) == len(maker.NOT_IN_THE_CHART[part])
-    assert {setting.key for setting in table.settings} == (allowed - {"weights"}) | left_out
+    assert {setting.key for setting in table.settings} == (allowed - {"classes", "weights"}) | left_out
     readme = (DEPLOY / "helm/README.md").read_text()
     assert not [key for key in left_out if f"`{key}`" not in readme]
 

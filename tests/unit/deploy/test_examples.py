@@ -33,6 +33,11 @@ def test_own_vocabulary_gives_no_warnings(path: Path) -> None:
     assert [warning for pod in pods_of(path) for warning in Normaliser(Options(lambda _: GPU_SIZES_MIB)).admit(pod).warnings] == []
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_example_is_served_in_a_namespace_that_is_not_adopted(path: Path) -> None:
+    assert all(Normaliser(Options(lambda _: GPU_SIZES_MIB), adopts=False).serves(pod) for pod in pods_of(path))
+
+
 SHOWN_WITH_A_UNIT = "memory"
 
 

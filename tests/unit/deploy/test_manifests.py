@@ -27,6 +27,8 @@ from scheduler_plugin.settings import Settings as SchedulerSettings
 from scheduler_plugin.webhook import per_gpu, vocabularies
 from scheduler_plugin.webhook.amounts import HAMI, NATIVE, Options
 from scheduler_plugin.webhook.draft import Draft
+from scheduler_plugin.webhook.templates import KINDS
+from tests.unit.deploy.templates_condition import templates_condition
 
 ROOT = Path(__file__).parents[3]
 DAEMONSET = ROOT / "deploy/daemonset"
@@ -185,7 +187,7 @@ def conditions(text: str) -> tuple[set[str], set[str]]:
     return prefixes, {name for names in lists for name in re.findall(r"'([^']+)'", names)}
 
 
-CEL_TO_PYTHON = {"||": "or", "&&": "and", "!r.": "not r.", "startsWith": "startswith", "endsWith": "endswith"}
+CEL_TO_PYTHON = {"||": "or", "&&": "and", "!r.": "not r.", "!('": "not ('", "startsWith": "startswith", "endsWith": "endswith"}
 
 
 def asked_about(name: str, expression: str, amount: str = "1") -> bool:
@@ -215,9 +217,9 @@ def body_of(expression: str, variable: str) -> str:
 
 
 def condition_of(kind: str) -> str:
-    [webhook] = the(kind, "aliquot")["webhooks"]
-    [condition] = webhook["matchConditions"]
-    return condition["expression"]
+    """The condition that finds GPU pods; all webhooks for pods have it."""
+    [expression] = {one["matchConditions"][0]["expression"] for one in the(kind, "aliquot")["webhooks"] if "templates" not in one["name"]}
+    return str(expression)
 
 
 AMOUNTS = tuple(name for name in contract.RESOURCES_OF_VGPUS if name != contract.RESOURCE_VGPU)
@@ -295,16 +297,50 @@ def test_with_adopted_plain_gpus_other_nvidia_resources_skip_webhook(name: str) 
 
 @pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
 def test_gpu_pods_fail_closed(kind: str) -> None:
-    assert [webhook["failurePolicy"] for webhook in the(kind, "aliquot")["webhooks"]] == ["Fail"]
+    """A dry run decides nothing."""
+    found = {webhook["name"]: webhook["failurePolicy"] for webhook in the(kind, "aliquot")["webhooks"]}
+    assert {name for name, policy in found.items() if policy != "Fail"} <= {"dry-run.aliquot.dev"}
 
 
 @pytest.mark.parametrize("kind", ["MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"])
-def test_both_webhooks_ignore_namespaces_of_others(kind: str) -> None:
+def test_all_webhooks_ignore_namespaces_of_others(kind: str) -> None:
     """NotIn also holds for namespaces without the label."""
-    [webhook] = the(kind, "aliquot")["webhooks"]
-    assert webhook["namespaceSelector"] == {
-        "matchExpressions": [{"key": contract.LABEL_WEBHOOK, "operator": "NotIn", "values": ["ignore"]}]
-    }
+    for webhook in the(kind, "aliquot")["webhooks"]:
+        first = webhook["namespaceSelector"]["matchExpressions"][0]
+        assert first == {"key": contract.LABEL_WEBHOOK, "operator": "NotIn", "values": ["ignore"]}
+
+
+def templates_webhooks() -> list[dict[str, Any]]:
+    return [webhook for webhook in the("MutatingWebhookConfiguration", "aliquot")["webhooks"] if "templates" in webhook["name"]]
+
+
+def test_api_server_sends_every_kind_with_pod_templates() -> None:
+    rules = [webhook["rules"] for webhook in templates_webhooks()]
+    kinds = {(kind.group, kind.plural) for kind in KINDS}
+    sent = [{(rule["apiGroups"][0], name) for rule in some for name in rule["resources"]} for some in rules]
+    assert sent == [kinds, kinds - {("trainer.kubeflow.org", "clustertrainingruntimes")}], "the latter are in no adopted namespace"
+    assert all((rule["apiVersions"], rule["operations"]) == (["*"], ["CREATE", "UPDATE"]) for some in rules for rule in some)
+
+
+def test_condition_for_templates_is_that_for_pods() -> None:
+    """Made from it and from the table of kinds."""
+    [here, adopted] = ([condition["expression"] for condition in webhook["matchConditions"]] for webhook in templates_webhooks())
+    controller, changed, asks, for_us = here
+    assert adopted == here[:3]
+    of_pods = the("MutatingWebhookConfiguration", "aliquot")["webhooks"][0]["matchConditions"]
+    made = [templates_condition(condition["expression"]) for condition in of_pods]
+    assert [" ".join(text.split()) for text in (asks, for_us)] == made
+    assert {f"request.kind.kind == '{kind.kind}'" in controller for kind in KINDS if kind.controlled} == {True}
+    assert changed == "request.operation == 'CREATE' || object.?spec != oldObject.?spec"
+
+
+def test_condition_for_adopted_templates_is_that_for_adopted_pods() -> None:
+    patches = yaml.safe_load((DAEMONSET / CONDITIONS_OF_ALL_GPU_PODS).read_text())["patches"]
+    [patch] = [patch for patch in patches if patch["target"]["kind"] == "MutatingWebhookConfiguration"]
+    pods, *same, templates, of_adopted = (operation["value"] for operation in yaml.safe_load(patch["patch"]))
+    assert set(same) == {pods}
+    assert of_adopted == templates
+    assert " ".join(templates.split()) == templates_condition(pods)
 
 
 def test_the_reserved_annotation_is_the_one_of_the_contract() -> None:

@@ -8,7 +8,7 @@
 {{- end }}
 {{- with index $objects "ConfigMap/aliquot-scheduler-config" }}
 {{- include "aliquot.settings" (dict "data" .data "settings" $values.scheduler.settings) }}
-{{- include "aliquot.schedulerName" (dict "data" .data "settings" $values.scheduler.settings) }}
+{{- include "aliquot.schedulerName" (dict "data" .data "objects" $objects "settings" $values.scheduler.settings) }}
 {{- end }}
 {{- with index $objects "Role/aliquot-scheduler" }}
 {{- include "aliquot.certificateSecret" (dict "rules" .rules "settings" $values.scheduler.settings) }}
@@ -88,12 +88,18 @@
 {{- end }}
 {{- end }}
 
-{{- /* Give the kube-scheduler of a config map's .data the name that the webhook gives to GPU pods. */}}
+{{- /* Give the kube-scheduler of a config map's .data the name that the webhook gives to GPU pods, and the webhook's conditions too. */}}
 {{- define "aliquot.schedulerName" }}
 {{- with .settings }}{{ with .schedulerName }}
 {{- $file := index $.data "kube-scheduler.yaml" | fromYaml }}
 {{- $_ := set (first $file.profiles) "schedulerName" . }}
 {{- $_ := set $.data "kube-scheduler.yaml" (toYaml $file) }}
+{{- $name := . }}
+{{- range list "MutatingWebhookConfiguration/aliquot" "ValidatingWebhookConfiguration/aliquot" }}
+{{- range (index $.objects .).webhooks }}
+{{- range .matchConditions }}{{ $_ := set . "expression" (replace "'aliquot-scheduler'" (squote $name) .expression) }}{{ end }}
+{{- end }}
+{{- end }}
 {{- end }}{{ end }}
 {{- end }}
 

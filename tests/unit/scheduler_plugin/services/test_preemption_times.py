@@ -98,8 +98,13 @@ def test_duration_is_read(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "5", "1.5h", "1h30m", "-1s", "٣s", "1 h", "99999999s"])
-@pytest.mark.parametrize("name", [MIN_RUNTIME, DELAY])
+@pytest.mark.parametrize("name", [MIN_RUNTIME, DELAY, contract.ANNOTATION_EXPECTED_RUNTIME])
 def test_wrong_duration_is_refused(name, text):
     assert parse_duration(text) is None
     with pytest.raises(RequestError, match="expected a duration"):
         check_durations({name: text})
+
+
+def test_expected_runtime_of_nothing_is_refused():
+    with pytest.raises(RequestError, match="expected more than 0 seconds"):
+        check_durations({contract.ANNOTATION_EXPECTED_RUNTIME: "0m"})

@@ -27,7 +27,7 @@ def validated(*containers: dict[str, Any], operation: str = "CREATE", metadata: 
     request = {"uid": "r", "operation": operation, "object": pod, "oldObject": pod if operation == "UPDATE" else None}
     body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
     reviews = Reviews(Normaliser(Options(lambda _: (81920, 40960))), lambda _: None)
-    response = json.loads(asyncio.run(reviews.validate(body)))["response"]
+    response = json.loads(asyncio.run(reviews.validate_adopted(body)))["response"]
     assert response["allowed"] == ("status" not in response)
     return response.get("status", {}).get("message", "")
 

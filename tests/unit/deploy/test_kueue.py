@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kueue's configuration in deploy/kueue counts other systems' resources as the webhook translates them, and the queues there hold together.
+
+tests/e2e/test_queues.py gives both to Kueue itself.
+"""
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aliquot import contract
+from aliquot.contract import units
+from scheduler_plugin.webhook import per_gpu
+from scheduler_plugin.webhook.amounts import HAMI, Options, PerGpu
+from scheduler_plugin.webhook.normalise import Normaliser
+from tests.rendering import DEPLOY
+
+FOLDER = DEPLOY / "kueue"
+RESOURCES = yaml.safe_load((FOLDER / "configuration.yaml").read_text())["resources"]
+QUEUES = sorted(set(FOLDER.glob("*.yaml")) - {FOLDER / "configuration.yaml"})
+COUNTED = (contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY)
+NORMALISER = Normaliser(Options(lambda _: (81920,), adopt_nvidia_gpu=True))
+
+
+def counted(limits: dict[str, str]) -> dict[str, Fraction]:
+    """What Kueue counts for a container: exclusions first, then transformations. Source: Kueue 0.19.2, pkg/workload/workload.go."""
+    prefixes, rules = RESOURCES["excludeResourcePrefixes"], {rule["input"]: rule for rule in RESOURCES["transformations"]}
+    kept = {name: units.parse_quantity(amount) for name, amount in limits.items() if not name.startswith(tuple(prefixes))}
+    result: dict[str, Fraction] = {}
+    for name, amount in kept.items():
+        rule = rules.get(name)
+        if rule is None:
+            result[name] = result.get(name, Fraction(0)) + amount
+            continue
+        assert rule["strategy"] == "Replace"
+        for output, factor in rule["outputs"].items():
+            total = amount * kept.get(rule.get("multiplyBy", ""), Fraction(1)) * units.parse_quantity(factor)
+            result[output] = result.get(output, Fraction(0)) + total
+    return result
+
+
+def translated(limits: dict[str, str]) -> dict[str, Fraction]:
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}}
+    outcome = NORMALISER.admit(pod)
+    assert not outcome.refusal
+    [resources] = [operation["value"] for operation in outcome.patch if operation["path"].endswith("/resources")]
+    return {name: units.parse_quantity(amount) for name, amount in resources["limits"].items() if name in COUNTED}
+
+
+@pytest.mark.parametrize("system", [HAMI, per_gpu.VOLCANO, per_gpu.VOLCANO_SHARING, per_gpu.VGPU_MANAGER], ids=lambda system: system.system)
+@pytest.mark.parametrize("number", ["1", "3"])
+@pytest.mark.parametrize("with_memory", [True, False])
+def test_kueue_counts_what_webhook_makes_of_each_system(system: PerGpu, number: str, with_memory: bool) -> None:
+    limits = {system.count: number, **({system.memory: "1000"} if with_memory else {}), **({system.cores: "30"} if system.cores else {})}
+    assert counted(limits) == translated(limits)
+
+
+def test_own_resources_are_counted_as_they_are() -> None:
+    assert counted({contract.RESOURCE_VGPU: "2", contract.RESOURCE_VGPU_MEMORY: "4000", contract.RESOURCE_VGPU_CORES: "50"}) == {
+        contract.RESOURCE_VGPU: 2,
+        contract.RESOURCE_VGPU_MEMORY: 4000,
+    }
+
+
+@pytest.mark.parametrize("name", [HAMI.percent, per_gpu.VOLCANO.percent, contract.RESOURCE_VGPU_MEMORY_PERCENT])
+def test_percentage_is_left_under_its_name_so_that_workload_waits(name: str) -> None:
+    """A ClusterQueue does not have that resource."""
+    assert name in counted({name: "50"})
+
+
+def test_each_resource_has_one_rule() -> None:
+    """Kueue does not start with two for the same input."""
+    inputs = [rule["input"] for rule in RESOURCES["transformations"]]
+    assert len(set(inputs)) == len(inputs)
+
+
+@pytest.mark.parametrize("path", QUEUES, ids=lambda path: path.stem)
+def test_queues_name_flavors_cohorts_and_topologies_of_their_file(path: Path) -> None:
+    objects: list[dict[str, Any]] = list(yaml.safe_load_all(path.read_text()))
+    there = {(item["kind"], item["metadata"]["name"]) for item in objects}
+    for item in objects:
+        spec = item.get("spec", {})
+        flavors = [flavor["name"] for group in spec.get("resourceGroups", ()) for flavor in group["flavors"]]
+        named = {("ResourceFlavor", flavor) for flavor in flavors}
+        named |= {(kind, spec[field]) for field, kind in (("clusterQueue", "ClusterQueue"), ("topologyName", "Topology")) if field in spec}
+        named |= {("Cohort", spec["parentName"])} if "parentName" in spec else set()
+        assert named <= there
