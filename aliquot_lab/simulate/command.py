@@ -81,7 +81,7 @@ def _tasks(options: SimulateOptions, directory: Path) -> list[Task]:
     if unknown:
         raise TraceError(f"{directory}: expected a pod list named {', '.join(unknown)}, found {', '.join(known)}")
     return [
-        Task(directory / NODE_LIST, known[name], name, policy, seed, options.own_cores, options.rates_cpu_pods)
+        Task(directory / NODE_LIST, known[name], name, policy, seed, options.rates_cpu_pods, "own-compute" if options.own_cores else "")
         for name in options.lists or known
         for policy in options.policies
         for seed in options.seeds

@@ -141,8 +141,11 @@ class ExtenderEngine:
         return kind
 
     def _choose(self, shape: PodShape, uid: str) -> str:
-        """Return the fitting node with the highest score; empty when no node fits."""
-        rated = self._rates_cpu_pods or bool(shape.request.containers)
+        """Return the fitting node with the highest score; empty when no node fits.
+
+        For a pod without GPUs, nodes without GPUs have equal scores, above all others. Then kube-scheduler's defaults decide.
+        """
+        has_gpus = bool(shape.request.containers)
         verdict, columns = self._shapes.verdict(shape), self._state.columns
         rows = slice(columns.rows)
         fits = verdict.reason[rows] == NodeReason.FITS.value
@@ -151,6 +154,10 @@ class ExtenderEngine:
         fitting = np.flatnonzero(fits)
         if not len(fitting):
             return ""
+        bare = fitting[columns.devices[fitting] == 0]
+        if not has_gpus and self._rates_cpu_pods and len(bare):
+            fitting = bare
+        rated = has_gpus or (self._rates_cpu_pods and not len(bare))
         scores = verdict.score[fitting] if rated else default_scores(self._state, fitting, shape.demand)
         best = fitting[scores == scores.max()]
         return self._state.names[int(best[self._shapes.tie_break(best, uid)])]

@@ -21,6 +21,8 @@ _PREFIX = f"{contract.METRIC_PREFIX}scheduler_"
 QUEUES: Final = {
     "open_bindings": "Bindings without an outcome yet.",
     "waiting_gangs": "Gangs that hold room and have not started.",
+    "held_workloads": "Workloads of Kueue with seats for pods that are not bound yet.",
+    "held_seats": "Seats for pods of Kueue's workloads that are not bound yet.",
 }
 
 
