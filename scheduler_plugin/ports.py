@@ -70,6 +70,34 @@ class EventApi(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckAnswer:
+    """An answer to the admission checks of a workload of Kueue."""
+
+    namespace: str
+    name: str
+    version: str
+    """Of the workload for which the answer was found."""
+    checks: tuple[str, ...]
+    """Names of the checks, all with the same answer."""
+    state: str
+    message: str
+    holds: Mapping[str, str]
+    """By pod set, the value of the annotation ``aliquot.dev/hold`` on its pods."""
+
+
+class CheckApi(Protocol):
+    """The API of Kueue, as an admission check needs it. Calls raise KubeApiError."""
+
+    async def activate(self, name: str, generation: int) -> None:
+        """Report that an admission check is Active: before that Kueue admits nothing through it."""
+        ...
+
+    async def answer(self, answer: CheckAnswer) -> None:
+        """Write an answer. Raises KubeConflictError if the workload changed since the version of the answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseRecord:
     """The lease as it is stored. With ``version`` a write fails if another client wrote in between."""
 

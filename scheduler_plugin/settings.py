@@ -135,7 +135,9 @@ class Settings:
             "the feature gate GangsFromOwners"
         ),
     ] = GangsFromOwners.LABELLED
-    feature_gates: Annotated[str, Row(f"alpha features to turn on, such as {Gate.CONSOLIDATION}=true; comma-separated")] = ""
+    feature_gates: Annotated[
+        str, Row(f"alpha features to turn on, such as {Gate.CONSOLIDATION}=true,{Gate.ADMISSION_CHECK}=true; comma-separated")
+    ] = ""
     max_body_mib: Annotated[
         int, Row("largest request body; a client that is not nodeCacheCapable sends whole nodes", 1, 1024, advanced=True)
     ] = 128

@@ -80,6 +80,9 @@ ANNOTATION_LAST_CHECKPOINT: Final = "aliquot.dev/last-checkpoint"
 """RFC 3339 time of the pod's latest checkpoint, which the workload writes: only the work since then is lost if the pod moves."""
 ANNOTATION_CONSOLIDATION: Final = "aliquot.dev/consolidation"
 """On a waiting pod: the moves under way that free its place, as JSON, so that another scheduler goes on. Only the scheduler may set it."""
+ANNOTATION_HOLD: Final = "aliquot.dev/hold"
+"""On pods of a workload that Kueue admitted: WORKLOAD/POD-SET, for which the scheduler keeps seats. Kueue copies it from the answer of the
+admission check ``aliquot.dev/fits``."""
 ANNOTATION_RETRY: Final = "aliquot.dev/retry"
 """The scheduler changes it on a pending pod, so that kube-scheduler tries the pod again. The value has no meaning."""
 

@@ -20,6 +20,7 @@ from scheduler_plugin.extender.reservations import Reservations
 from scheduler_plugin.extender.score_texts import ScoreTexts
 from scheduler_plugin.extender.seats import Seats
 from scheduler_plugin.extender.verdicts import Verdicts
+from scheduler_plugin.extender.workload_seats import WorkloadSeats
 from scheduler_plugin.ports import Clock
 
 
@@ -43,6 +44,7 @@ class ExtenderContext:
     log: DecisionLog
     reservations: Reservations
     seats: Seats
+    workload_seats: WorkloadSeats
     held_room: HeldRoom
     gangs: Gangs
     groups: GroupRounds
@@ -56,6 +58,8 @@ class ExtenderContext:
         shapes, requests, nodes = Shapes(state, rules.weights), PodRequests(), NodeLists(state)
         verdicts = Verdicts(state, shapes, requests, rules.default_policy)
         planner = Planner(state, shapes, rules.default_policy, requests)
+        workload_seats, gangs = WorkloadSeats(state, planner), Gangs(planner, gang_seconds, clock.monotonic)
+        gangs.has_seat = workload_seats.has_seat
         return cls(
             state,
             clock,
@@ -64,8 +68,9 @@ class ExtenderContext:
             DecisionLog(state, nodes),
             Reservations(planner, clock, soft_seconds),
             Seats(state, planner),
+            workload_seats,
             HeldRoom(state, shapes),
-            Gangs(planner, gang_seconds, clock.monotonic),
+            gangs,
             GroupRounds(state, clock.monotonic),
             Budgets(),
         )

@@ -77,16 +77,17 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
     if isinstance(request, RequestError):
         return _invalid(context, nodes, request)
     context.held_room.admit(pod, now)
-    seat_row = context.seats.row_for(pod)  # before the verdict: the seat's room becomes the pod's own
+    # Before the verdict: a seat's room becomes the pod's own. Members of a gang keep that room, and are placed with their gang.
+    seat_row, held_row = context.seats.row_for(pod), context.workload_seats.row_for(pod, nodes.rows)
+    gang = gang_or_error(pod)
     verdict = context.verdicts.of(pod, query.shape)
     reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)
     context.groups.note_result(pod, fits=bool((reasons == _FITS).any()))
-    # The outcome of a binding there is still open, or consolidation keeps a seat there.
-    row = context.reservations.binding_row(pod)
-    row = seat_row if row is None else row
+    # The outcome of a binding there is still open, or it has a seat there: from consolidation, or because Kueue admitted its workload.
+    rows = (context.reservations.binding_row(pod), seat_row, held_row if gang is None else None)
+    row = next((row for row in rows if row is not None), None)
     if row is not None and row in nodes.rows[reasons == _FITS]:
         return wire.filter_result(node_names=[context.state.names[row]])
-    gang = gang_or_error(pod)
     if isinstance(gang, RequestError):
         return _invalid(context, nodes, gang)
     judged = _Judged(query, nodes, verdict, reasons, answer)

@@ -46,6 +46,7 @@ class ExtenderVerbs:
 
     def expect(self, pod: PodFacts) -> None:
         """Prepare for the calls for a new pod. kube-scheduler often has other pods to place first."""
+        self._context.workload_seats.take(pod)
         self._context.verdicts.expect(pod)
         self._idle.wake()
 
@@ -90,7 +91,17 @@ class ExtenderVerbs:
 
 def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telemetry, objects: ObjectApi) -> Mapping[str, Verb]:
     """Return the webhook's verbs by path."""
-    state = context.state
+    normaliser = make_normaliser(settings, context.state)
+
+    def grouper(rules: Normaliser) -> Grouper:
+        return Grouper(rules, objects, context.clock.monotonic, for_all=settings.gangs_from_owners is GangsFromOwners.ALL)
+
+    found_in_owners = grouper if normaliser.options.gangs_from_owners else None
+    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners).by_path()
+
+
+def make_normaliser(settings: Settings, state: ClusterState) -> Normaliser:
+    """Construct the webhook's rules."""
     options = Options(
         lambda preferences: device_sizes(state.columns, preferences),
         settings.adopt_nvidia_gpu,
@@ -101,18 +112,12 @@ def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telem
         scheduling_groups=settings.scheduling_groups,
         gangs_from_owners=Gate.GANGS_FROM_OWNERS in settings.gates,
     )
-    normaliser = Normaliser(
+    return Normaliser(
         options,
         settings.scheduler_name,
         replaced_schedulers=settings.taken_schedulers(),
         tolerate_gpu_taint=settings.tolerate_gpu_taint,
     )
-
-    def grouper(rules: Normaliser) -> Grouper:
-        return Grouper(rules, objects, context.clock.monotonic, for_all=settings.gangs_from_owners is GangsFromOwners.ALL)
-
-    found_in_owners = grouper if options.gangs_from_owners else None
-    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners).by_path()
 
 
 def _devices(state: ClusterState) -> Iterator[Device]:

@@ -50,7 +50,7 @@ class Caller:
             return response.status, await response.read()
 
     async def review(self, path: str, pod: dict, trusted: Path, *, operation: str = "CREATE", old: dict | None = None) -> dict:
-        group, kind = ("batch", "Job") if path == "templates" else ("", "Pod")
+        group, kind = ("batch", "Job") if path.startswith("templates") else ("", "Pod")
         request = {"uid": "r-1", "operation": operation, "object": pod, "oldObject": old, "namespace": "team"}
         request["kind"] = {"group": group, "version": "v1", "kind": kind}
         review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
@@ -126,13 +126,13 @@ async def test_template_of_job_is_rewritten_and_its_pod_passes_unchanged(caller,
     pod = pod_object(annotations={"gpu-memory": "1000"})
     template = {"metadata": {"annotations": pod["metadata"]["annotations"]}, "spec": pod["spec"]}
     job = {"metadata": {"name": "training"}, "spec": {"template": template}}
-    ready = patched(job, await caller.review("templates", job, certificate[0]))
+    ready = patched(job, await caller.review("templates/adopt", job, certificate[0]))
     rewritten = ready["spec"]["template"]
     assert rewritten["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "1000"}
     assert "patch" not in await caller.review(
-        "mutate", {"metadata": {"name": "p", **rewritten["metadata"]}, "spec": rewritten["spec"]}, certificate[0]
+        "mutate/adopt", {"metadata": {"name": "p", **rewritten["metadata"]}, "spec": rewritten["spec"]}, certificate[0]
     )
-    assert "patch" not in await caller.review("templates", ready, certificate[0], operation="UPDATE", old=ready)
+    assert "patch" not in await caller.review("templates/adopt", ready, certificate[0], operation="UPDATE", old=ready)
 
 
 async def test_a_pod_without_gpus_is_allowed_as_it_is(caller, certificate):

@@ -239,6 +239,7 @@ class Taint(msgspec.Struct):
     """A taint of a node."""
 
     key: str = ""
+    value: str = ""
     effect: str = ""
 
 
