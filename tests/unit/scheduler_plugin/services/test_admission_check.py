@@ -372,3 +372,20 @@ async def test_flavor_of_missing_label_names_the_cause() -> None:
     await look(world)
     assert world.state_of("a") == "Ready"
     assert {node for node, _ in _places(world)} == {"n2"}
+
+
+@pytest.mark.parametrize(("mib", "cpu", "takes"), [(600, "2", True), (500, "1", True), (900, "1", False)])
+async def test_pod_that_a_webhook_changed_takes_a_seat_with_room_for_it(mib: int, cpu: str, takes: bool) -> None:
+    world = World(nodes={"n1": 1})
+    reserve(world, "a", pod_set(1, 600))
+    reserve(world, "b", pod_set(1, 300))
+    await look(world)
+    assert world.context.workload_seats.seats == 2
+    changed = pod_set(1, mib)
+    changed["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = cpu
+    world.workloads["a"]["spec"]["podSets"] = [changed]
+    world.kueue("a")
+    world.deliver()
+    [pod] = world.pods
+    assert world.context.workload_seats.has_seat(pod) is takes
+    assert world.context.workload_seats.seats == 2
