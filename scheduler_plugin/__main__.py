@@ -13,6 +13,7 @@ from aliquot.kube.errors import KubeApiError
 from aliquot.process.log_format import configure_logging
 from aliquot.process.settings import SettingsError
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
+from scheduler_plugin.adapters.kube import KubeObjects
 from scheduler_plugin.errors import SchedulerError
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.wiring.cluster import make_cluster
@@ -63,7 +64,8 @@ class Scheduler:
         self.kueue = make_kueue(settings, connection, self.cluster, self.leaders, self.scheduling.telemetry)
         self.certificates = make_certificates(settings, connection, self.cluster)
         watch_certificates(self.certificates, self.scheduling.telemetry)
-        self._servers = Servers(settings, self.cluster, self.leaders, self.scheduling, self.certificates)
+        objects = KubeObjects(connection)
+        self._servers = Servers(settings, self.cluster, self.leaders, self.scheduling, self.certificates, objects)
         self._linger_seconds = settings.linger_seconds
 
     @property

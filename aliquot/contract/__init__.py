@@ -94,6 +94,9 @@ no; a warning and a metric say what they would become. ``false``: no, also with 
 LABEL_CLASS: Final = "aliquot.dev/class"
 """On a pod or a pod template: ``training``, ``inference``, ``interactive``, or a class of the setting ``classes``. It sets the priority and
 other defaults; what the pod says itself wins."""
+LABEL_GANG_FROM_OWNER: Final = "aliquot.dev/gang-from-owner"
+"""``true`` or ``false`` on a namespace, or on a pod, which counts more: whether the pod is in the gang that its owners, such as its JobSet,
+state (alpha)."""
 LABEL_VGPU_MEMORY: Final = "aliquot.dev/vgpu-memory"
 """``required`` on a namespace: its containers that ask for GPUs must set the memory (component ``require-memory``)."""
 
@@ -124,6 +127,12 @@ DRA_DRIVER: Final = "gpu.aliquot.dev"
 """The name of the agent as a driver in ResourceSlices, DeviceClasses and claims."""
 DRA_CLASS: Final = "vgpu.aliquot.dev"
 """The DeviceClass of shared GPUs."""
+DRA_CLASS_WHOLE: Final = DRA_DRIVER
+"""The DeviceClass of whole GPUs."""
+LABEL_TRANSLATED: Final = "aliquot.dev/translated"
+"""``true`` on the ResourceClaimTemplates that the webhook made from requests for vGPUs."""
+ANNOTATION_LAST_USED: Final = "aliquot.dev/last-used"
+"""On a ResourceClaimTemplate that the webhook made: when a pod was last admitted with it, to the hour; in RFC 3339."""
 KUBELET_DIR: Final = "/var/lib/kubelet"
 """The sockets of drivers are below it, in ``plugins`` and ``plugins_registry``."""
 PARAMETERS_API_VERSION: Final = "aliquot.dev/v1alpha1"

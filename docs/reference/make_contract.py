@@ -81,7 +81,7 @@ def page() -> str:
         _features(),
         _section("Resources", "In a container's `limits`.", _named(names, "RESOURCE_", skip=("RESOURCE_DOMAIN",))),
         _section("Annotations", "On pods, unless said otherwise.", _named(names, "ANNOTATION_", skip=("ANNOTATION_PREFIX",))),
-        _section("Labels", "On namespaces, for administrators.", _named(names, "LABEL_")),
+        _section("Labels", "On namespaces, for administrators; one of them also on pods.", _named(names, "LABEL_")),
         _section("Node conditions and events", "In `kubectl describe`.", _named(names, "NODE_CONDITION_", "EVENT_REASON_")),
         _section(
             "Why a node cannot take a pod",

@@ -12,6 +12,7 @@ from scheduler_plugin.core.fit.shapes import Shapes
 from scheduler_plugin.core.gang.plan import Planner
 from scheduler_plugin.extender.decision_log import DecisionLog
 from scheduler_plugin.extender.gang import Gangs
+from scheduler_plugin.extender.group_rounds import GroupRounds
 from scheduler_plugin.extender.held_room import HeldRoom
 from scheduler_plugin.extender.node_list import NodeLists
 from scheduler_plugin.extender.pod_query import PodQueries
@@ -46,6 +47,7 @@ class ExtenderContext:
     workload_seats: WorkloadSeats
     held_room: HeldRoom
     gangs: Gangs
+    groups: GroupRounds
     budgets: Budgets
 
     @classmethod
@@ -69,6 +71,7 @@ class ExtenderContext:
             workload_seats,
             HeldRoom(state, shapes),
             gangs,
+            GroupRounds(state, clock.monotonic),
             Budgets(),
         )
 

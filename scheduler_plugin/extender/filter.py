@@ -70,6 +70,7 @@ def filter_nodes(context: ExtenderContext, args: wire.CallArgs, now: float, answ
 
 def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, now: float, answer: Answer) -> bytes:
     pod, request = query.pod, query.request
+    context.groups.begin(pod)
     context.state.end_attempt(pod.uid)  # kube-scheduler filters a pod again only after its last attempt ended
     if request is None:
         return wire.filter_result(node_names=msgspec.Raw(nodes.text))
@@ -81,6 +82,7 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
     gang = gang_or_error(pod)
     verdict = context.verdicts.of(pod, query.shape)
     reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)
+    context.groups.note_result(pod, fits=bool((reasons == _FITS).any()))
     # The outcome of a binding there is still open, or it has a seat there: from consolidation, or because Kueue admitted its workload.
     rows = (context.reservations.binding_row(pod), seat_row, held_row if gang is None else None)
     row = next((row for row in rows if row is not None), None)

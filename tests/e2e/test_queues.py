@@ -252,6 +252,7 @@ COUNTED_AS = {
 }
 
 
+@pytest.mark.adopted
 @pytest.mark.timeout(300)
 def test_kueue_counts_jobs_in_other_systems_words_by_their_templates(kubectl: Kubectl, kueue: Kubectl) -> None:
     del kueue
@@ -275,6 +276,18 @@ def test_kueue_counts_jobs_in_other_systems_words_by_their_templates(kubectl: Ku
         assert kubectl.get("statefulset", "service")["metadata"]["generation"] == 1
 
 
+@pytest.mark.timeout(300)
+def test_one_label_gives_a_workload_and_its_pods_their_priority(kubectl: Kubectl, kueue: Kubectl) -> None:
+    del kueue
+    job = queued_job("serve", {contract.RESOURCE_VGPU_MEMORY: "1024"}, "team-a")
+    job["spec"]["template"]["metadata"]["labels"] = {contract.LABEL_CLASS: "inference"}
+    with shipped(kubectl, "cohort"):
+        kubectl.apply(job)
+        [pod] = running(kubectl, "serve", 1)
+        assert kubectl.get("pod", pod)["spec"]["priority"] == 100_000
+        assert [workload["spec"]["priority"] for workload in workloads_of(kubectl, "serve")] == [100_000]
+
+
 TRANSFORMED = {
     "hami": ({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "8192", "nvidia.com/gpucores": "30"}, (2, 16384)),
     "volcano": ({"volcano.sh/vgpu-number": "2", "volcano.sh/vgpu-memory": "1000"}, (2, 2000)),
@@ -283,6 +296,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.adopted
 @pytest.mark.timeout(300)
 def test_shipped_transformations_count_templates_that_webhook_does_not_see(kubectl: Kubectl, kueue: Kubectl) -> None:
     kueue.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_WEBHOOK}=ignore")

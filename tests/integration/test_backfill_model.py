@@ -18,7 +18,8 @@ import pytest
 from aliquot import contract
 from aliquot.contract import codec
 from aliquot.contract.model import Policy
-from scheduler_plugin.core.backfill.hold import HOLD_PREFIX, PATIENCE_SECONDS
+from scheduler_plugin.core.backfill.hold import PATIENCE_SECONDS
+from scheduler_plugin.core.cluster.hold_uids import HOLD_PREFIX
 from scheduler_plugin.core.cluster.journal import Rules
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState

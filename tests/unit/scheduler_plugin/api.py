@@ -38,6 +38,8 @@ class FakeApi:
         self.oldest = 0
         self.history: deque[tuple[int, str, str, dict[str, Any]]] = deque()
         self.requests: list[str] = []
+        self.owners: dict[str, dict[str, Any]] = {}
+        """Namespaces and owners of pods by their path; these are only read one by one."""
         self.bindings: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
         self.silent = False
@@ -71,6 +73,8 @@ class FakeApi:
         application.router.add_patch(KUEUE + "/{plural:admissionchecks}/{name}/status", self._apply_status)
         application.router.add_patch(KUEUE + "/namespaces/{namespace}/{plural:workloads}/{name}/status", self._apply_status)
         self._add_certificates(application.router)
+        application.router.add_get("/apis/{group}/{version}/namespaces/{namespace}/{plural}/{name}", self._get_owner)
+        application.router.add_get("/api/v1/namespaces/{namespace}", self._get_owner)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         self.url = ""
 
@@ -191,6 +195,10 @@ class FakeApi:
     async def _get(self, request: web.Request) -> web.Response:
         plural = "leases" if "leases" in request.path else "pods"
         item = self.objects[plural].get((request.match_info["namespace"], request.match_info["name"]))
+        return failure(404, "not found") if item is None else web.json_response(item)
+
+    async def _get_owner(self, request: web.Request) -> web.Response:
+        item = self.owners.get(request.path)
         return failure(404, "not found") if item is None else web.json_response(item)
 
     async def _patch(self, request: web.Request) -> web.Response:

@@ -10,7 +10,8 @@ import pytest
 
 from aliquot import contract
 from aliquot.contract.model import Policy
-from scheduler_plugin.core.backfill.hold import SENTENCE, hold_uid
+from scheduler_plugin.core.backfill.hold import SENTENCE
+from scheduler_plugin.core.cluster.hold_uids import hold_uid
 from scheduler_plugin.core.cluster.journal import Rules
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.explain.replay import Recorded, read_document, replay
