@@ -446,7 +446,7 @@ def check_of(kubectl: Kubectl, job: str) -> Object:
 
 
 @pytest.mark.timeout(600)
-def test_job_is_admitted_when_a_gpu_takes_it_and_its_seat_is_held(checked_queue: Kubectl) -> None:
+def test_job_is_admitted_once_a_gpu_takes_it(checked_queue: Kubectl) -> None:
     kubectl, spread = checked_queue, {contract.ANNOTATION_PLACEMENT: "spread"}
     others = [f"other-{number}" for number in range(GPUS)]
     for name in others:
