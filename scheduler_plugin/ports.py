@@ -54,11 +54,47 @@ class PodApi(Protocol):
         ...
 
 
+class ObjectApi(Protocol):
+    """Reads single objects of any kind."""
+
+    async def get_object(self, path: str) -> Mapping[str, Any] | None:
+        """Return the object at a path of the API; None if there is no such object or kind. Raises KubeApiError."""
+        ...
+
+
 class EventApi(Protocol):
     """Writes events of pods."""
 
     async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
         """Write a warning event of a pod; a long message is cut. Raises KubeApiError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAnswer:
+    """An answer to the admission checks of a workload of Kueue."""
+
+    namespace: str
+    name: str
+    version: str
+    """Of the workload for which the answer was found."""
+    checks: tuple[str, ...]
+    """Names of the checks, all with the same answer."""
+    state: str
+    message: str
+    holds: Mapping[str, str]
+    """By pod set, the value of the annotation ``aliquot.dev/hold`` on its pods."""
+
+
+class CheckApi(Protocol):
+    """The API of Kueue, as an admission check needs it. Calls raise KubeApiError."""
+
+    async def activate(self, name: str, generation: int) -> None:
+        """Report that an admission check is Active: before that Kueue admits nothing through it."""
+        ...
+
+    async def answer(self, answer: CheckAnswer) -> None:
+        """Write an answer. Raises KubeConflictError if the workload changed since the version of the answer."""
         ...
 
 

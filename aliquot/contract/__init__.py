@@ -80,6 +80,9 @@ ANNOTATION_LAST_CHECKPOINT: Final = "aliquot.dev/last-checkpoint"
 """RFC 3339 time of the pod's latest checkpoint, which the workload writes: only the work since then is lost if the pod moves."""
 ANNOTATION_CONSOLIDATION: Final = "aliquot.dev/consolidation"
 """On a waiting pod: the moves under way that free its place, as JSON, so that another scheduler goes on. Only the scheduler may set it."""
+ANNOTATION_HOLD: Final = "aliquot.dev/hold"
+"""On pods of a workload that Kueue admitted: WORKLOAD/POD-SET, for which the scheduler keeps seats. Kueue copies it from the answer of the
+admission check ``aliquot.dev/fits``."""
 ANNOTATION_RETRY: Final = "aliquot.dev/retry"
 """The scheduler changes it on a pending pod, so that kube-scheduler tries the pod again. The value has no meaning."""
 
@@ -91,6 +94,9 @@ no; a warning and a metric say what they would become. ``false``: no, also with 
 LABEL_CLASS: Final = "aliquot.dev/class"
 """On a pod or a pod template: ``training``, ``inference``, ``interactive``, or a class of the setting ``classes``. It sets the priority and
 other defaults; what the pod says itself wins."""
+LABEL_GANG_FROM_OWNER: Final = "aliquot.dev/gang-from-owner"
+"""``true`` or ``false`` on a namespace, or on a pod, which counts more: whether the pod is in the gang that its owners, such as its JobSet,
+state (alpha)."""
 LABEL_VGPU_MEMORY: Final = "aliquot.dev/vgpu-memory"
 """``required`` on a namespace: its containers that ask for GPUs must set the memory (component ``require-memory``)."""
 

@@ -6,7 +6,8 @@ evaluation does. Pods with several GPUs get the completely free ones with the lo
 by default the fullest that fits. Where pods request compute and memory, the larger part counts. Scores of a class of pods are cached, and
 computed again for changed nodes.
 
-Scores are whole numbers from 0 to 100, as in kube-scheduler and in the published evaluation, so many nodes are equally good.
+Scores are whole numbers from 0 to 100, as in kube-scheduler and in the published evaluation, so many nodes are equally good; HAMi's are
+not rounded.
 
 random         any node and GPU that fits
 bestfit        the least CPU and GPU left, each as a part of the largest node's
@@ -16,9 +17,12 @@ gpuclustering  nodes with pods of the same number of GPUs (or part of one) alone
                those with pods of other kinds; in each the ones with the fewest GPUs free
 fgd            the least growth of fragmentation, over the classes that make up 95 % of the pods
 fgd100         the same over all classes
+hami-binpack   HAMi's formula for nodes and GPUs: what is in use before the pod, of shares (ten for each GPU), compute and memory; pods
+               without GPUs go where most CPU is free
 
 For gpupacking and gpuclustering, all nodes are equal for a pod without GPUs.
-Source: hkust-adsl/kubernetes-scheduler-simulator, pkg/simulator/plugin, with the options of its experiments/run_scripts.
+Sources: hkust-adsl/kubernetes-scheduler-simulator, pkg/simulator/plugin, with the options of its experiments/run_scripts; HAMi
+pkg/scheduler/policy/{node,gpu}_policy.go.
 """
 
 import random
@@ -37,6 +41,8 @@ MAX_CPU_MILLI: Final = 128_000
 MAX_GPU_MILLI: Final = 8_000
 """The largest node of the trace, for normalised scores."""
 MAX_SCORE: Final = 100
+HAMI_SHARES: Final = 10
+"""HAMi's default number of shares of a GPU."""
 _UNFIT: Final = -np.inf
 
 
@@ -218,6 +224,28 @@ class GpuClustering(FullestGpu):
         return 0 if kind.milli < WHOLE_GPU_MILLI else kind.gpus
 
 
+class HamiBinpack(FullestGpu):
+    """See the module's docstring."""
+
+    def __init__(self, nodes: Sequence[TraceNode]) -> None:
+        super().__init__(nodes)
+        self._cpu_milli = self.cpu.copy()
+        self._shares: Ints = np.zeros(len(nodes), dtype=np.int64)
+
+    def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
+        """Score by the parts in use; compute and memory are one amount here."""
+        if not kind.gpus:
+            free: Floats = (self.cpu[rows] - kind.cpu_milli) / self._cpu_milli[rows]
+            return free
+        gpus = self.gpus[rows]
+        used: Floats = 1 - self._gpu_free(rows) / (gpus * WHOLE_GPU_MILLI)
+        return self._shares[rows] / (gpus * HAMI_SHARES) + 2 * used
+
+    def note(self, node: int, kind: PodClass, sign: int) -> None:
+        """Count the shares on the node."""
+        self._shares[node] += sign * kind.gpus
+
+
 class RandomChoice(ArrayEngine):
     """See the module's docstring."""
 
@@ -287,8 +315,9 @@ BASELINES: Final[Mapping[str, str]] = {
     "bestfit": "05-BestFit",
     "fgd": "06-FGD",
     "fgd100": "",
+    "hami-binpack": "",
 }
-"""The policies, with their names in the published results."""
+"""The policies, with their names in the published results; empty for those that are not among them."""
 
 
 def make(policy: str, nodes: Sequence[TraceNode], pods: Sequence[TracePod], seed: int) -> ArrayEngine:
@@ -304,6 +333,8 @@ def make(policy: str, nodes: Sequence[TraceNode], pods: Sequence[TracePod], seed
             return GpuPacking(nodes)
         case "bestfit":
             return BestFit(nodes)
+        case "hami-binpack":
+            return HamiBinpack(nodes)
         case "fgd" | "fgd100":
             return Fgd(nodes, pods, 0.95 if policy == "fgd" else 1.0)
     raise ValueError(f"expected one of {', '.join(BASELINES)}, found {policy!r}")

@@ -26,7 +26,7 @@ import numpy as np
 from aliquot_lab.simulate.engine import Engine
 from aliquot_lab.simulate.extender import ExtenderEngine
 from aliquot_lab.simulate.run import TICK_PODS, Task, Tick, make_engine, no_progress
-from aliquot_lab.simulate.trace import WHOLE_GPU_MILLI, PodClass, TraceError, TraceNode, TracePod, capacity_milli, read_nodes
+from aliquot_lab.simulate.trace import WHOLE_GPU_MILLI, PodClass, TraceError, TraceNode, TracePod, capacity_milli
 
 COPIES: Final = 8
 RETRY_SECONDS: Final = 60.0
@@ -136,11 +136,11 @@ def replay_departures(
     Args:   consolidates: move pods; only the extender's policies do. most_pods: replay only this many arrivals, on the same nodes.
     Raises: TraceError: the list has no times.
     """
-    listed = task.pods()
+    every_node, listed = task.read()
     if not any(pod.deleted_seconds for pod in listed):
         raise TraceError(f"{task.pods_file}: expected the columns creation_time and deletion_time, found no times")
     pods = denser(listed, task.seed)
-    nodes = fewer_nodes(read_nodes(task.nodes_file), pods, load, task.seed)
+    nodes = fewer_nodes(every_node, pods, load, task.seed)
     pods = placeable(nodes, pods)[:most_pods]
     engine = make_engine(task.policy, nodes, listed, task.seed, rates_cpu_pods=task.rates_cpu_pods)
     replay = _Replay(engine, pods, engine if consolidates and isinstance(engine, ExtenderEngine) else None)

@@ -23,6 +23,7 @@ from aliquot_lab.simulate.engine import Engine, most_frequent
 from aliquot_lab.simulate.extender import ExtenderEngine
 from aliquot_lab.simulate.fragmentation import Measure
 from aliquot_lab.simulate.trace import (
+    MIXES,
     WHOLE_GPU_MILLI,
     PodClass,
     TraceNode,
@@ -31,7 +32,6 @@ from aliquot_lab.simulate.trace import (
     capacity_milli,
     read_nodes,
     read_pods,
-    with_own_cores,
 )
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, Weights
 
@@ -64,15 +64,21 @@ class Task:
     trace: str
     policy: str
     seed: int
-    own_cores: bool = False
-    """Whether compute is a separate dimension (trace.with_own_cores)."""
     rates_cpu_pods: bool = True
     """Whether the extender's policies place pods without GPUs too; if not, kube-scheduler's defaults do."""
 
-    def pods(self) -> list[TracePod]:
-        """Read the pods. Raises TraceError."""
-        pods = read_pods(self.pods_file)
-        return with_own_cores(pods, self.seed) if self.own_cores else pods
+    mix: str = ""
+    """A change of the trace, one of MIXES; empty: none."""
+
+    def read(self) -> tuple[list[TraceNode], list[TracePod]]:
+        """Read the nodes and the pods. Raises TraceError."""
+        nodes, pods = read_nodes(self.nodes_file), read_pods(self.pods_file)
+        return MIXES[self.mix](nodes, pods, self.seed) if self.mix else (nodes, pods)
+
+    @property
+    def own_cores(self) -> bool:
+        """Whether compute is a separate dimension."""
+        return self.mix in ("own-compute", "much-memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,7 @@ class ReplayFigures:
 
 def replay(task: Task, *, tick: Tick = no_progress) -> Result:
     """Run one replay. Raises TraceError."""
-    nodes, pods = read_nodes(task.nodes_file), task.pods()
+    nodes, pods = task.read()
     begun = time.perf_counter()
     engine = make_engine(task.policy, nodes, pods, task.seed, rates_cpu_pods=task.rates_cpu_pods)
     noted = replay_arrivals(engine, nodes, pods, task.seed, tick=tick)

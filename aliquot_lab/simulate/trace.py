@@ -10,7 +10,7 @@ separated by ``|``; empty: any. Times are in seconds.
 
 import csv
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -24,6 +24,11 @@ _LINE: Final = " line"
 """Under this name each row has its line number; no column has a name that begins with a space."""
 NODE_LIST: Final = "openb_node_list_gpu_node.csv"
 POD_LIST_PREFIX: Final = "openb_pod_list_"
+
+
+NODES_WITHOUT_GPUS: Final = 310
+NODE_WITHOUT_GPUS: Final = (96_000, 384 * 1024, 0, "")
+"""CPU in milli, RAM in MiB, GPUs and model."""
 
 
 class TraceError(Exception):
@@ -90,6 +95,9 @@ class TracePod:
     deleted_seconds: float = 0.0
 
 
+_Trace = tuple[list[TraceNode], list[TracePod]]
+
+
 def read_nodes(file: Path) -> list[TraceNode]:
     """Read the nodes, sorted by name. Raises TraceError."""
     nodes = [
@@ -143,6 +151,34 @@ def with_own_cores(pods: Sequence[TracePod], seed: int) -> list[TracePod]:
         shared = 0 < pod.kind.milli < WHOLE_GPU_MILLI
         changed.append(replace(pod, kind=replace(pod.kind, cores_milli=cores_milli)) if shared else pod)
     return changed
+
+
+def _with_much_memory(nodes: list[TraceNode], pods: list[TracePod], _: int) -> _Trace:
+    def less(kind: PodClass) -> PodClass:
+        return replace(kind, cores_milli=max(PERCENT_MILLI, kind.milli // 4 // PERCENT_MILLI * PERCENT_MILLI))
+
+    return nodes, [replace(pod, kind=less(pod.kind)) if pod.kind.size == "share" else pod for pod in pods]
+
+
+def _with_much_cpu(nodes: list[TraceNode], pods: list[TracePod], _: int) -> _Trace:
+    def more(kind: PodClass) -> PodClass:
+        return replace(kind, cpu_milli=kind.cpu_milli * 8 // 5)
+
+    return nodes, [replace(pod, kind=more(pod.kind)) if pod.kind.gpus else pod for pod in pods]
+
+
+def _with_nodes_without_gpus(nodes: list[TraceNode], pods: list[TracePod], _: int) -> _Trace:
+    return [*nodes, *(TraceNode(f"without-gpus-{number:03}", *NODE_WITHOUT_GPUS) for number in range(NODES_WITHOUT_GPUS))], pods
+
+
+MIXES: Final[Mapping[str, Callable[[list[TraceNode], list[TracePod], int], _Trace]]] = {
+    "own-compute": lambda nodes, pods, seed: (nodes, with_own_cores(pods, seed)),
+    "much-memory": _with_much_memory,
+    "much-cpu": _with_much_cpu,
+    "nodes-without-gpus": _with_nodes_without_gpus,
+}
+"""Changes of a trace, from its nodes, its pods and a seed: compute that differs from memory; a quarter of the memory's part as compute
+(both for pods with a part of a GPU); 1.6 times the CPU for pods with GPUs; additional nodes without GPUs."""
 
 
 def _pod(row: Mapping[str, str], file: Path) -> TracePod:

@@ -26,7 +26,7 @@ from scheduler_plugin.core.gang.standing import is_placed
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.cooperative import MAX_PER_BATCH, in_batches
 from scheduler_plugin.extender.gang_backoff import REST_FACTOR
-from scheduler_plugin.extender.holds import Holds
+from scheduler_plugin.extender.held_room import HeldRoom
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class Backfiller:
         self._aged_at = float("-inf")
 
     @property
-    def _holds(self) -> Holds:
-        return self._context.holds
+    def _holds(self) -> HeldRoom:
+        return self._context.held_room
 
     def learn(self, pod: PodFacts) -> None:
         """Note that a pod ended by itself."""

@@ -79,7 +79,7 @@ class Explainer:
 
     def _start(self, pod: PodFacts) -> Start | None:
         """Return when a pod probably starts, if room is held for it."""
-        holds, outlook = self._context.holds, self._context.holds.outlook
+        holds, outlook = self._context.held_room, self._context.held_room.outlook
         if holds.held is None or pod.uid not in holds.held.owners or pod.node_name:
             return None
         times = (outlook.middle, outlook.low, outlook.high)
@@ -87,7 +87,7 @@ class Explainer:
 
     def _held(self, pod: PodFacts, why: Why) -> str:
         """Say that a pod would fit if no room were held for another; empty otherwise."""
-        holds, request = self._context.holds, self._context.verdicts.requests.of(pod)
+        holds, request = self._context.held_room, self._context.verdicts.requests.of(pod)
         if holds.held is None or why.fitting or pod.node_name or not isinstance(request, PodRequest):
             return ""
         nodes = holds.kept_from(pod, self._context.verdicts.shape_of(pod, request))

@@ -161,12 +161,17 @@ class Draft:
     @property
     def controller_kind(self) -> str:
         """The kind of the object that controls the pod; empty without one."""
-        return str(self._controller().get("kind") or "")
+        return str(self.controller.get("kind") or "")
 
     @property
     def controller_name(self) -> str:
         """The name of the object that controls the pod; empty without one."""
-        return str(self._controller().get("name") or "")
+        return str(self.controller.get("name") or "")
+
+    @property
+    def name(self) -> str:
+        """The pod's name; empty if the API server will generate it."""
+        return str(self._metadata.get("name") or "")
 
     def host_paths(self) -> list[str]:
         """Return the directories of the node that the pod's volumes mount."""
@@ -174,7 +179,9 @@ class Draft:
         sources = [source for volume in volumes if isinstance(source := volume.get("hostPath"), dict)]
         return [str(source.get("path") or "").rstrip("/") for source in sources]
 
-    def _controller(self) -> Mapping[str, Any]:
+    @property
+    def controller(self) -> Mapping[str, Any]:
+        """The ownerReference of the object that controls the pod; empty without one."""
         owners = self._metadata.get("ownerReferences")
         found = (owner for owner in (owners if isinstance(owners, list) else ()) if isinstance(owner, dict) and owner.get("controller"))
         return next(found, {})

@@ -30,7 +30,7 @@ from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.claims import is_translated, translate_to_claims
 from scheduler_plugin.webhook.classes import apply_class
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
-from scheduler_plugin.webhook.groups import translate_groups, warn_of_lost_groups
+from scheduler_plugin.webhook.groups import Finding, translate_groups, warn_of_lost_groups
 from scheduler_plugin.webhook.per_gpu import NVIDIA_GPU, NVIDIA_SHARED
 from scheduler_plugin.webhook.preferences import translate_preferences
 from scheduler_plugin.webhook.topology_words import translate_topology
@@ -102,8 +102,13 @@ class Normaliser:
         options = replace(self.options, count_whole_gpus=False)
         return replace(self, tolerate_gpu_taint=False, removed_annotations=(), options=options, applies_classes=False)
 
-    def admit(self, pod: Mapping[str, Any]) -> Outcome:
-        """Decide on a pod that is being created."""
+    def places(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod, or a template of pods, asks our scheduler for a GPU. An invalid one counts: its author has yet to correct it."""
+        name = (pod.get("spec") or {}).get("schedulerName") or ""
+        return self._takes(name) and self.admit(pod).is_gpu_pod
+
+    def admit(self, pod: Mapping[str, Any], found: Finding | None = None) -> Outcome:
+        """Decide on a pod that is being created. Args: found: its gang in other objects."""
         try:
             draft = Draft(pod)
             system = system_of(draft, self.options)
@@ -111,7 +116,7 @@ class Normaliser:
             return Outcome(refusal=str(exc))
         if not self._takes_on(draft):
             return replace(UNTOUCHED, system=system)
-        outcome = self._admit(draft)
+        outcome = self._admit(draft, found)
         return replace(outcome, system=system) if outcome.is_gpu_pod else outcome
 
     def serves(self, pod: Mapping[str, Any]) -> bool:
@@ -126,7 +131,7 @@ class Normaliser:
             return True
         return not stays_with_its_owner(draft) and (self.adopts or speaks_to_us(draft, self.scheduler_name))
 
-    def _admit(self, draft: Draft) -> Outcome:
+    def _admit(self, draft: Draft, found: Finding | None) -> Outcome:
         try:
             # Templates write zeros. They must go first, or a pod without GPUs would be treated as a GPU pod.
             remove_zeros(draft, self.options)
@@ -147,7 +152,7 @@ class Normaliser:
                 return UNTOUCHED  # only annotations of another vocabulary, and they state no amount
             if self.applies_classes:
                 apply_class(draft, self.options, may_share=not foreign)
-            self._settle_other_words(draft)
+            self._settle_other_words(draft, found)
             for container in draft.containers:
                 _settle_amounts(container)
             # The checks that agent and scheduler make later: a pod that they would refuse is refused here.
@@ -172,12 +177,12 @@ class Normaliser:
                 f"annotation {', '.join(found)} is removed: only the scheduler may set it, and this pod is a copy of another"
             )
 
-    def _settle_other_words(self, draft: Draft) -> None:
+    def _settle_other_words(self, draft: Draft, found: Finding | None) -> None:
         """Honour, warn of or refuse what other systems' words ask for besides amounts. Raises RequestError."""
         kept = draft.scheduler_name if not self._takes(draft.scheduler_name) else ""
         check_words(draft, left_to=kept)
         if not kept:
-            translate_groups(draft, scheduling_groups=self.options.scheduling_groups)
+            translate_groups(draft, self.options, found)
             translate_topology(draft)
             warn_of_lost_groups(draft, draft.scheduler_name)
 

@@ -13,7 +13,7 @@ adopted ones. ``/mutate/dry-run`` changes no pod and refuses none: it warns of w
 """
 
 import base64
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -24,6 +24,7 @@ from aliquot.contract.errors import quote
 from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.adoption import becomes
+from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome
 from scheduler_plugin.webhook.templates import Templates
 
@@ -69,24 +70,28 @@ class Reviews:
         normaliser: Normaliser,
         count: Callable[[str], None],
         count_adoption: Callable[[str, str], None] = lambda _system, _outcome: None,
+        grouper: Callable[[Normaliser], Grouper] | None = None,
         claims: ClaimTemplateMaker | None = None,
     ) -> None:
         """Make them.
 
-        Args: count: called with the outcome of each review.
-              count_adoption: called with another system and what became of its pod.
-              claims: makes what pods with claims need; None where no amounts become claims.
+        Args:
+            count: called with the outcome of each review.
+            count_adoption: called with another system and what became of its pod.
+            grouper: makes what finds gangs in other objects, under some rules; None if they are not found there.
+            claims: makes what pods with claims need; None where no amounts become claims.
         """
         self._claims = claims
         self._adopting = replace(normaliser, adopts=True)
         self._ours = replace(normaliser, adopts=False)
+        both = self._adopting, self._ours
+        self._groupers = {} if grouper is None else {one.adopts: grouper(one) for one in both}
         # Templates keep amounts: their pods become pods with claims one by one, when the ResourceClaimTemplates can be made.
-        rules = [replace(one, as_claims=False) for one in (self._adopting, self._ours)]
-        self._templates = {one.adopts: Templates(one) for one in rules}
+        self._templates = {one.adopts: Templates(replace(one, as_claims=False)) for one in both}
         self._count = count
         self._count_adoption = count_adoption
 
-    def by_path(self) -> Mapping[str, Callable[[bytes], Awaitable[bytes]]]:
+    def by_path(self) -> Mapping[str, Callable[[bytes], Coroutine[Any, Any, bytes]]]:
         """Return the endpoints by path. Each raises WireError."""
         return {
             "/mutate": self.mutate,
@@ -154,7 +159,9 @@ class Reviews:
         request = _decode(body)
         if request.operation != "CREATE" or request.object is None:
             return self._answer(request.uid, "untouched")
-        outcome = normaliser.admit(request.object)
+        grouper = self._groupers.get(normaliser.adopts)
+        found = None if grouper is None else await grouper.find(request.object, request.namespace)
+        outcome = normaliser.admit(request.object, found)
         if outcome.templates and self._claims is not None and not request.dry_run:
             outcome = replace(outcome, refusal=await self._claims.ensure(request.namespace, outcome.templates))
         name = _name_of(outcome)

@@ -81,7 +81,12 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     context.log.on_decision = note_decision
     context.log.on_invalid = telemetry.count_invalid
     context.gangs.attempts.on_attempt = telemetry.count_gang
-    queues = {"open_bindings": lambda: binder.open_bindings, "waiting_gangs": lambda: context.gangs.waiting}
+    queues = {
+        "open_bindings": lambda: binder.open_bindings,
+        "waiting_gangs": lambda: context.gangs.waiting,
+        "held_workloads": lambda: context.workload_seats.workloads,
+        "held_seats": lambda: context.workload_seats.seats,
+    }
     telemetry.registry.register(ClusterCollector(context.state, context.decisions, queues, watch.lag_seconds))
     telemetry.watch_state(context.state, watch.age_seconds, lambda: leaders.leads_beside_leader)
     acting = preemptor if settings.gpu_preemption else None
@@ -90,7 +95,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
         api, scope = MoveApi(pods, events_api), Scope(settings.consolidation is Consolidation.ON, settings.scheduler_name)
         moving = Consolidator(context, api, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, telemetry, scope)
     holding: Backfiller | None = None
-    if Gate.BACKFILL in settings.gates():
+    if Gate.BACKFILL in settings.gates:
         holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name)
         watch.on_ended = holding.learn
     templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None

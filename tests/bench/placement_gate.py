@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate of the policy frag: GPUs allocated, whole nodes kept, and waits, against FGD and BestFit.
+"""The gate of the policy frag: GPUs allocated, whole nodes kept, and waits, against FGD, BestFit, HAMi's formula and our binpack.
 
-    python -m tests.bench.placement_gate                                  # a generated list, a minute: what CI runs
-    python -m tests.bench.placement_gate --trace DIR [--pods NAME ...] [--seeds N] [--first-seed N] [--load L ...] [--jobs N]
+    python -m tests.bench.placement_gate --load 0.4                       # a generated list: what CI runs
+    python -m tests.bench.placement_gate --trace DIR [--pods NAME ...] [--mix NAME ...] [--seeds N] [--load L ...]
 
 The openb trace is not in this repository. Without ``--trace``, nodes and pods are drawn by a seed, with the numbers of the trace: nodes of
 each type, pods of each size, and CPU and RAM of the pods of a size. These are drawn independently of each other, lifetimes and arrivals are
@@ -14,7 +14,9 @@ Means over the seeds of a list. Ends with 1 when frag misses one of these:
 allocated    at each tenth of arrived demand from 30 to 130 %: at least the better of FGD and BestFit, minus 0.3 points
 refused      at each tenth: at most as many refused pods with several GPUs as FGD
 whole nodes  at each tenth from 10 to 90 %: at least as many nodes that can take eight GPUs as FGD
-waits        with departures, for each size of pods: 95th percentile at most 1.1 times that of the better of FGD and BestFit
+waits        with departures, for each size of pods: 95th percentile at most 1.1 times that of the best other policy
+
+``--mix`` replays each list also with a change of it (trace.MIXES), without departures.
 """
 
 import argparse
@@ -33,16 +35,17 @@ from aliquot.contract import units
 from aliquot_lab.simulate import report
 from aliquot_lab.simulate.departures import DepartureResult, replay_departures
 from aliquot_lab.simulate.run import Point, Result, Task, replay, run_all
-from aliquot_lab.simulate.trace import NODE_LIST, POD_LIST_PREFIX, pod_lists
+from aliquot_lab.simulate.trace import MIXES, NODE_LIST, POD_LIST_PREFIX, pod_lists
 from tests.bench.report import table
 
 _T = TypeVar("_T")
 
-OURS, PEERS = "frag", ("fgd", "bestfit")
+OURS, PEERS, OTHERS = "frag", ("fgd", "bestfit"), ("hami-binpack", "binpack")
+"""The other policies: those of all bounds, and those that only count for waits and are shown beside."""
 POINTS_BELOW = 0.3
 WAIT_FACTOR = 1.1
 MIN_ALLOCATED_AT, MAX_WHOLE_AT = 30, 90
-LOADS = (0.7, 0.9)
+LOADS = (0.4, 0.7, 0.9)
 GENERATED = "generated"
 GIB_MIB = units.GIB // units.MIB
 
@@ -153,29 +156,33 @@ def wait_checks(results: Sequence[DepartureResult], load: float) -> list[Check]:
     for size in sorted({size for result in results for size in result.waits}):
         waits = {
             policy: fmean(result.waits[size].p95_seconds for result in results if result.policy == policy and size in result.waits)
-            for policy in (OURS, *PEERS)
+            for policy in (OURS, *PEERS, *OTHERS)
         }
         where = f"{results[0].trace}, load {load}, pods with {size} GPUs" if size != "share" else f"{results[0].trace}, load {load}, shares"
-        checks.append(Check(where, waits[OURS], WAIT_FACTOR * min(waits[peer] for peer in PEERS), upper=True))
+        checks.append(Check(where, waits[OURS], WAIT_FACTOR * min(waits[peer] for peer in (*PEERS, *OTHERS)), upper=True))
     return checks
 
 
-def tasks_of(directory: Path, name: str, seeds: Sequence[int]) -> list[Task]:
-    """Return the replays of one list."""
-    file = pod_lists(directory)[name]
-    return [Task(directory / NODE_LIST, file, name, policy, seed) for policy in (OURS, *PEERS) for seed in seeds]
+def tasks_of(directory: Path, name: str, seeds: Sequence[int], mix: str = "") -> list[Task]:
+    """Return the replays of one list. Args: mix: one of MIXES; empty: the list as it is."""
+    file, shown = pod_lists(directory)[name], f"{name}, {mix}" if mix else name
+    return [Task(directory / NODE_LIST, file, shown, policy, seed, mix=mix) for policy in (OURS, *PEERS, *OTHERS) for seed in seeds]
 
 
-def judge(directory: Path, names: Sequence[str], seeds: Sequence[int], loads: Sequence[float], jobs: int) -> dict[str, list[Check]]:
+def judge(
+    directory: Path, names: Sequence[str], seeds: Sequence[int], loads: Sequence[float], jobs: int, mixes: Sequence[str] = ()
+) -> dict[str, list[Check]]:
     """Replay the lists, print what was found, and return the checks by kind."""
     found: dict[str, list[Check]] = {"allocated": [], "refused": [], "whole nodes": [], "waits": []}
     for name in names:
+        for mix in ("", *mixes):
+            tasks = tasks_of(directory, name, seeds, mix)
+            results = run_all(replay, tasks, jobs, _ignore, _ignore)
+            print("", report.curve_table(tasks[0].trace, results), sep="\n", flush=True)
+            for kind, checks in curve_checks(results).items():
+                found[kind] += checks
         tasks = tasks_of(directory, name, seeds)
-        results = run_all(replay, tasks, jobs, _ignore, _ignore)
-        print("", report.curve_table(name, results), sep="\n", flush=True)
-        for kind, checks in curve_checks(results).items():
-            found[kind] += checks
-        for load in loads if any(pod.deleted_seconds for pod in tasks[0].pods()) else ():
+        for load in loads if any(pod.deleted_seconds for pod in tasks[0].read()[1]) else ():
             departed = run_all(partial(replay_departures, load=load), tasks, jobs, _ignore, _ignore)
             print(f"\n## {name}, load {load}\n", report.departures_table(departed), sep="\n", flush=True)
             found["waits"] += wait_checks(departed, load)
@@ -205,6 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="replays of each list and policy (default: 3)")
     parser.add_argument("--first-seed", type=int, default=42)
     parser.add_argument("--load", type=float, nargs="*", default=LOADS, help="with departures: mean demand as a part of the GPUs")
+    parser.add_argument("--mix", nargs="+", default=(), choices=MIXES, metavar="NAME", help=f"changes of each list: {', '.join(MIXES)}")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args(argv)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
@@ -215,7 +223,7 @@ def main(argv: list[str] | None = None) -> int:
             print("No trace was given: nodes and pods are generated. --trace DIR gives the figures of docs/measurements/placement.md.")
         elif (directory / "csv").is_dir():
             directory /= "csv"
-        kept = show(judge(directory, options.pods or tuple(pod_lists(directory)), seeds, options.load, options.jobs))
+        kept = show(judge(directory, options.pods or tuple(pod_lists(directory)), seeds, options.load, options.jobs, options.mix))
     return 0 if kept else 1
 
 

@@ -18,7 +18,8 @@ import pytest
 from aliquot import contract
 from aliquot.contract import codec
 from aliquot.contract.model import Policy
-from scheduler_plugin.core.backfill.hold import HOLD_PREFIX, PATIENCE_SECONDS
+from scheduler_plugin.core.backfill.hold import PATIENCE_SECONDS
+from scheduler_plugin.core.cluster.hold_uids import HOLD_PREFIX
 from scheduler_plugin.core.cluster.journal import Rules
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
@@ -152,7 +153,7 @@ class World:
 
     def check_entry(self, pod: PodFacts) -> None:
         """A pod that came later enters held room only if it states to end in time, all pods there are in time, and patience is not over."""
-        hold = self.context.holds.held
+        hold = self.context.held_room.held
         held = set() if hold is None else {uuid for place in hold.places for uuid in place.footprint}
         if hold is None or pod.uid in hold.owners or not held & self.devices_of(pod):
             return
@@ -243,7 +244,7 @@ async def test_large_pod_starts_within_bound(name: str, restarts: bool) -> None:
         assert "large-0" in world.started
         world.drop_waiting()
         await world.tick()
-        assert world.context.holds.held is None
+        assert world.context.held_room.held is None
         assert not [uid for uid in world.state.reservations if uid.startswith(HOLD_PREFIX)]
         assert not world.state.passes
     assert entered or name in ("unknown", "mixed"), "no pod used held room"
@@ -266,7 +267,7 @@ async def test_right_statements_start_large_pod_at_first_time_that_was_said() ->
         for number in range(100, 160):
             world.create_small(number)
             await world.tick()
-            hold = world.context.holds.held
+            hold = world.context.held_room.held
             if said is None and hold is not None:
                 said = max(
                     (end for pod in world.pods.values() if pod.node_name in hold.nodes and (end := world.stated_end(pod))), default=0.0

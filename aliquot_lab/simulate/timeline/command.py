@@ -21,7 +21,7 @@ from aliquot_lab.simulate.timeline.page import page
 from aliquot_lab.simulate.timeline.run import Setting, simulate
 from aliquot_lab.simulate.timeline.workloads import check_queues
 
-POLICIES: Final = (*(policy.value for policy in Policy), *FORMULAS, *baselines.BASELINES)
+POLICIES: Final = tuple(dict.fromkeys((*(policy.value for policy in Policy), *FORMULAS, *baselines.BASELINES)))
 
 
 class ReportError(Exception):

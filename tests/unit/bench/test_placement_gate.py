@@ -9,13 +9,13 @@ from aliquot_lab.simulate.departures import DepartureResult, Waits
 from aliquot_lab.simulate.run import Point, Result
 from aliquot_lab.simulate.trace import NODE_LIST, pod_lists, read_nodes, read_pods
 from tests.bench import placement_gate
-from tests.bench.placement_gate import GENERATED, OURS, PEERS, curve_checks, generate, show, wait_checks
+from tests.bench.placement_gate import GENERATED, OTHERS, OURS, PEERS, curve_checks, generate, show, wait_checks
 
 POINT = Point(50, 50.0, 10, {"8": 2, "1": 5})
 
 
 def results(ours: Point) -> list[Result]:
-    return [Result("list", policy, 1, (), (), 0.0, (ours if policy == OURS else POINT,)) for policy in (OURS, *PEERS)]
+    return [Result("list", policy, 1, (), (), 0.0, (ours if policy == OURS else POINT,)) for policy in (OURS, *PEERS, *OTHERS)]
 
 
 def missed(checks) -> list[str]:
@@ -37,9 +37,10 @@ def test_each_figure_below_the_others_is_missed(change, kinds):
     assert missed(curve_checks(results(replace(POINT, **change)))) == kinds
 
 
+@pytest.mark.parametrize("best", [*PEERS, *OTHERS])
 @pytest.mark.parametrize(("seconds", "kept"), [(0, True), (110, True), (111, False)])
-def test_wait_is_missed_above_the_best_other_plus_tenth(seconds, kept, capsys):
-    waits = {OURS: seconds, "fgd": 100, "bestfit": 200}
+def test_wait_is_missed_above_the_best_other_plus_tenth(seconds, kept, best, capsys):
+    waits = {OURS: seconds, **dict.fromkeys((*PEERS, *OTHERS), 200), best: 100}
     found = [
         DepartureResult("list", policy, 1, 1, 8, 70.0, 0.0, 0.0, 0, None, {"8": Waits(1, 1, wait, wait)}) for policy, wait in waits.items()
     ]

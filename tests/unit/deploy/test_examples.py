@@ -21,6 +21,7 @@ NOT_FOR_USERS = {
     contract.ANNOTATION_PREFIX,
     contract.ANNOTATION_ASSIGNMENT,
     contract.ANNOTATION_CONSOLIDATION,
+    contract.ANNOTATION_HOLD,
     contract.ANNOTATION_LAST_USED,
     contract.ANNOTATION_RETRY,
 }

@@ -107,6 +107,15 @@ def test_gpupacking_uses_gpus_in_use_first():
     assert place("gpupacking", [node("a"), node("b")], pod("x", milli=900), pod("y", milli=200)) == [[100, 800], [1000, 1000]]
 
 
+def test_hami_binpack_takes_the_node_then_the_gpu_with_most_in_use():
+    large, small = pod("x", milli=700), pod("y", milli=200)
+    assert place("hami-binpack", [node("a"), node("b")], large, small) == [[100, 1000], [1000, 1000]]
+    # As much memory in use, but in more shares.
+    shares = [pod(str(number), milli=200, models=["Beta"]) for number in range(4)]
+    nodes = [node("a", gpus=1, model="Alpha"), node("b", gpus=1, model="Beta")]
+    assert place("hami-binpack", nodes, pod("x", milli=800, models=["Alpha"]), *shares, pod("y", milli=100)) == [[200], [100]]
+
+
 def test_gpuclustering_keeps_kinds_together():
     nodes = [node("a"), node("b")]
     assert place("gpuclustering", nodes, pod("x", milli=1000), pod("y", milli=500), pod("z", milli=500)) == [[0, 1000], [0, 1000]]

@@ -3,7 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from aliquot_lab.simulate.trace import NODE_LIST, TraceError, arrivals, capacity_milli, pod_lists, read_nodes, read_pods, with_own_cores
+from aliquot_lab.simulate.trace import (
+    MIXES,
+    NODE_LIST,
+    TraceError,
+    arrivals,
+    capacity_milli,
+    pod_lists,
+    read_nodes,
+    read_pods,
+    with_own_cores,
+)
 
 TRACE = Path(__file__).parent / "trace"
 HEADER = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time\n"
@@ -76,3 +86,18 @@ def test_only_pods_with_part_of_gpu_get_separate_compute():
         else:
             assert after == before
     assert {pod.kind.cores_milli for pod in changed} > {None}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_mix_changes_only_what_it_names(name):
+    nodes, pods = read_nodes(TRACE / NODE_LIST), read_pods(pod_lists(TRACE)["small"])
+    changed_nodes, changed = MIXES[name](nodes, pods, 1)
+    assert [one.name for one in changed] == [one.name for one in pods]
+    assert changed_nodes[: len(nodes)] == nodes
+    assert sum(one.gpus for one in changed_nodes) == sum(one.gpus for one in nodes)
+    assert (len(changed_nodes) > len(nodes)) == (name == "nodes-without-gpus")
+    shared = [(before.kind, after.kind) for before, after in zip(pods, changed, strict=True) if before.kind.size == "share"]
+    other = [(before.kind, after.kind) for before, after in zip(pods, changed, strict=True) if before.kind.size != "share"]
+    assert any(before != after for before, after in shared) == (name in ("own-compute", "much-memory", "much-cpu"))
+    assert any(before != after for before, after in other) == (name == "much-cpu")
+    assert all(after.milli == before.milli and after.gpus == before.gpus for before, after in (*shared, *other))

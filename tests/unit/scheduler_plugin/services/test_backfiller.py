@@ -10,7 +10,8 @@ import pytest
 
 from aliquot import contract
 from aliquot.contract.model import Policy
-from scheduler_plugin.core.backfill.hold import SENTENCE, hold_uid
+from scheduler_plugin.core.backfill.hold import SENTENCE
+from scheduler_plugin.core.cluster.hold_uids import hold_uid
 from scheduler_plugin.core.cluster.journal import Rules
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.explain.replay import Recorded, read_document, replay
@@ -68,7 +69,7 @@ class Scene:
 
     @property
     def owners(self) -> set[str]:
-        held = self.context.holds.held
+        held = self.context.held_room.held
         return set() if held is None else set(held.owners)
 
 
@@ -239,7 +240,7 @@ async def test_why_names_owner_to_pod_that_is_kept_off() -> None:
 async def test_dashboard_lists_expected_start_and_no_held_share() -> None:
     scene = await held_scene()
     scene.filter("big", 2)
-    holds = scene.context.holds
+    holds = scene.context.held_room
     drawn = list(Painter(scene.state, lambda: (holds.held, holds.outlook)).draw(scene.context.decisions.waiting(), leads=True, trouble=""))
     picture = drawn[-1]
     assert picture is not None
@@ -255,6 +256,6 @@ def test_pods_that_end_by_themselves_are_learned() -> None:
     pod = replace(make_pod("done", node="n1", vgpu="1", vgpu_memory="7"), started_at=scene.now - HOUR)
     for _ in range(8):
         scene.service.learn(pod)
-    known = scene.context.holds.lifetimes.of(pod)
+    known = scene.context.held_room.lifetimes.of(pod)
     assert known is not None
     assert known.usual == HOUR

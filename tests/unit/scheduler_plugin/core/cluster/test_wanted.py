@@ -111,16 +111,17 @@ def test_large_node_is_scarce_when_demand_needs_its_size(shape):
     ],
 )
 @pytest.mark.parametrize("counts", [(8, 8), (8, 800), (800, 8)])
-def test_larger_node_is_scarce_before_a_pod_that_needs_it_is_known(larger, smaller, counts):
+def test_larger_node_is_scarce_before_its_first_pod_is_known(larger, smaller, counts):
     large, small = (Kind.of("m", 1000, gpus, cores * 1000, gib * 1024) for gpus, cores, gib in (larger, smaller))
     found = scarcity(GENERIC, dict(zip((large, small), counts, strict=True)))
     assert found[large] > found.get(small, 0.0)
 
 
-@pytest.mark.parametrize(
-    "kinds", [(ALPHA, BETA), (Kind("m", 1000, 1, 128_000, 1024), Kind("m", 1000, 1, 96_000, 1024))], ids=["equal", "one GPU"]
-)
-def test_unseen_pods_make_no_kind_scarce_on_equal_nodes_or_nodes_of_one_gpu(kinds):
+SINGLE = (Kind("m", 1000, 1, 128_000, 1024), Kind("m", 1000, 1, 96_000, 1024))
+
+
+@pytest.mark.parametrize("kinds", [(ALPHA, BETA), SINGLE], ids=["equal nodes", "one GPU"])
+def test_unseen_pods_make_no_kind_scarce_where_nodes_are_equal(kinds):
     easy = Shape(memory_mib=1)
     assert scarcity(Demand.of({easy: 1}), dict.fromkeys(kinds, 8)) == {}
 

@@ -4,9 +4,10 @@
 from math import inf
 from typing import Final
 
-from scheduler_plugin.core.backfill.hold import Hold, Outlook, hold_uid, may_use
+from scheduler_plugin.core.backfill.hold import Hold, Outlook, may_use
 from scheduler_plugin.core.backfill.lifetimes import Lifetimes
 from scheduler_plugin.core.backfill.outlook import outlook_of
+from scheduler_plugin.core.cluster.hold_uids import hold_uid
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation
@@ -16,7 +17,7 @@ FRESH_SECONDS: Final = 1.0
 """How long an estimate counts for further pods."""
 
 
-class Holds:
+class HeldRoom:
     """At most one hold, as reservations in the state. Without the feature there is none, and every call does nothing."""
 
     def __init__(self, state: ClusterState, shapes: Shapes) -> None:
