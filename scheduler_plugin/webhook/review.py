@@ -87,8 +87,8 @@ class Reviews:
         self._ours = replace(normaliser, adopts=False)
         both = self._adopting, self._ours
         self._groupers = {} if grouper is None else {one.adopts: grouper(one) for one in both}
-        # A template has no owner yet, and names a PodGroup that may not exist yet. It keeps amounts: its pods become pods with claims one by
-        # one, when the ResourceClaimTemplates can be made.
+        # A template has no owner yet, and names a PodGroup that may not exist yet. It keeps amounts: its pods become pods with claims one
+        # by one, when the ResourceClaimTemplates can be made.
         self._templates = {one.adopts: Templates(replace(one, defers_gangs=grouper is not None, as_claims=False)) for one in both}
         self._count = count
         self._count_adoption = count_adoption

@@ -211,7 +211,7 @@ async def test_race_8_hold_ends_with_reservation_between_ready_and_admitted(end:
         world.workloads["a"]["spec"]["active"] = False
         world._touch(world.workloads["a"])
     else:
-        {"evict": world.evict, "delete": world.delete, "finish": world.finish}[end]("a")
+        getattr(world, end)("a")
     await look(world)
     assert world.context.workload_seats.seats == 0
     assert not world.state.reservations
