@@ -69,6 +69,7 @@ def demo(*, topology: str | None, real: bool, torch: bool, as_json: bool, keep: 
     help="With --trace: let pods end; average demand as a part of all GPUs.",
 )
 @click.option("--consolidate", is_flag=True, help="With --departures: move pods for waiting ones of several GPUs (our policies only).")
+@click.option("--starts", is_flag=True, help="With --departures: hold room for waiting pods, and rate the stated start times.")
 @click.option("--most-pods", metavar="N", type=click.IntRange(10), help="With --departures: replay only the first N arrivals.")
 @click.option("--own-cores", is_flag=True, help="With --trace: draw the compute of pods with a part of a GPU, apart from their memory.")
 @click.option(
@@ -96,6 +97,7 @@ def simulate(
     seeds: int,
     load: float | None,
     consolidate: bool,
+    starts: bool,
     most_pods: int | None,
     own_cores: bool,
     default_cpu_pods: bool,
@@ -109,7 +111,7 @@ def simulate(
     docs/use/simulate.md describes the lists and the report, docs/measurements/placement.md FGD's procedure (--trace) and its results.
     """
     of_lists = (("--nodes", nodes), ("--queues", queues), ("--report", report), ("--no-preemption", no_preemption))
-    of_departures = (("--consolidate", consolidate), ("--most-pods", most_pods))
+    of_departures = (("--consolidate", consolidate), ("--starts", starts), ("--most-pods", most_pods))
     of_traces = (("--departures", load), ("--own-cores", own_cores), ("--seeds", seeds > 1), *of_departures)
     of_replays = (("--pods", pods), ("--policy", policies), ("--baseline", baselines), ("--default-cpu-pods", default_cpu_pods))
     compared = (*(policies or ("frag",)), *_names(baselines))
@@ -133,9 +135,11 @@ def simulate(
             text = page.run_benchmark(directory, page.Extent(benchmark), jobs, output)
         else:
             _expect_no(*of_lists, mode="--trace")
+            if starts:
+                _expect_no(("--consolidate", consolidate), ("--default-cpu-pods", default_cpu_pods), mode="--starts")
             if load is None:
                 _expect_no(*of_departures, mode="--trace without --departures: no pod waits there")
-            how = (range(seed, seed + seeds), jobs, output, load, own_cores, not default_cpu_pods, consolidate, most_pods)
+            how = (range(seed, seed + seeds), jobs, output, load, own_cores, not default_cpu_pods, consolidate, most_pods, starts)
             text = replays.run(replays.SimulateOptions(directory, pods, compared, *how))
         click.echo(text)
 

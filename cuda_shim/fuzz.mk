@@ -8,7 +8,7 @@ FUZZ_TESTS := fuzz_limits fuzz_region fuzz_calls fuzz_images
 TESTS += $(patsubst %,$(OUT)/tests/%,$(FUZZ_TESTS))
 
 # The tested parts are linked in, so that sanitizers and libFuzzer see them; fuzz_calls opens the built front, as a program does.
-FUZZ_PARTS := tests/unpacked tests/support log limit/bucket limit/settle region/limits region/region
+FUZZ_PARTS := tests/unpacked tests/support log limit/bucket limit/control limit/settle region/limits region/region
 $(OUT)/obj/fuzz/fuzz_images.o: OBJ_CFLAGS := -I$(ROOT)
 
 $(patsubst %,$(OUT)/tests/%,$(FUZZ_TESTS)): $(OUT)/tests/%: $(OUT)/obj/fuzz/%.o $(call shim_objects,fuzz/driver $(FUZZ_PARTS)) $(call sim_objects,$(SIM_IMAGE))

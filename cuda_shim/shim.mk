@@ -3,7 +3,7 @@
 # They come from the same objects and the same hook tables; the version scripts are the tables, expanded.
 
 SHIM_COMMON := log early region/limits region/region region/node_page region/container account/account account/map interpose/object \
-               interpose/naming limit/bucket limit/settle
+               interpose/naming limit/bucket limit/control limit/settle
 SHIM_CUDA   := shim interpose/parts interpose/life_cycle interpose/resolve interpose/driver interpose/device interpose/view \
                interpose/context interpose/measure interpose/outputs interpose/code interpose/lazy interpose/module interpose/allocations \
                interpose/spread interpose/managed interpose/memory interpose/latch \
@@ -12,7 +12,7 @@ SHIM_CUDA   := shim interpose/parts interpose/life_cycle interpose/resolve inter
                interpose/unpaced interpose/ceiling interpose/pacer interpose/sample interpose/correction interpose/wait interpose/time_slot \
                interpose/admission interpose/payer interpose/pace \
                interpose/neighbours interpose/prefetch interpose/submit interpose/gate-asm \
-               limit/control limit/cost limit/in_flight limit/priority limit/turns \
+               limit/cost limit/in_flight limit/priority limit/turns \
                interpose/driver_nvml interpose/own_use interpose/image
 SHIM_NVML   := interpose/nvml interpose/nvml_export interpose/nvml_table
 
@@ -67,7 +67,7 @@ $(patsubst %,$(OUT)/tests/%,$(SHIM_TESTS)): $(OUT)/tests/%: $(OUT)/obj/tests/%.o
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
 
 # Compiles the ledger and the region into itself, with a hook after each atomic step.
-$(OUT)/tests/test_ledger_steps: $(call shim_objects,tests/test_ledger_steps tests/support log limit/bucket limit/settle)
+$(OUT)/tests/test_ledger_steps: $(call shim_objects,tests/test_ledger_steps tests/support log limit/bucket limit/control limit/settle)
 	@mkdir -p $(@D)
 	$(CC) -o $@ $^ $(ALL_LDFLAGS) -pthread
 

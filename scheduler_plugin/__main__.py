@@ -13,9 +13,11 @@ from aliquot.kube.errors import KubeApiError
 from aliquot.process.log_format import configure_logging
 from aliquot.process.settings import SettingsError
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
+from scheduler_plugin.adapters.kube import KubeObjects
 from scheduler_plugin.errors import SchedulerError
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.wiring.cluster import make_cluster
+from scheduler_plugin.wiring.kueue import make_kueue
 from scheduler_plugin.wiring.leaders import make_leaders
 from scheduler_plugin.wiring.scheduling import make_scheduling
 from scheduler_plugin.wiring.servers import Servers, make_certificates, watch_certificates
@@ -59,9 +61,11 @@ class Scheduler:
         self.cluster = make_cluster(settings, connection)
         self.leaders = make_leaders(settings, connection, self.cluster)
         self.scheduling = make_scheduling(settings, connection, self.cluster, self.leaders)
+        self.kueue = make_kueue(settings, connection, self.cluster, self.leaders, self.scheduling.telemetry)
         self.certificates = make_certificates(settings, connection, self.cluster)
         watch_certificates(self.certificates, self.scheduling.telemetry)
-        self._servers = Servers(settings, self.cluster, self.leaders, self.scheduling, self.certificates)
+        objects = KubeObjects(connection)
+        self._servers = Servers(settings, self.cluster, self.leaders, self.scheduling, self.certificates, objects)
         self._linger_seconds = settings.linger_seconds
 
     @property
@@ -90,6 +94,8 @@ class Scheduler:
 
     def _start_loops(self) -> list["asyncio.Task[None]"]:
         loops = [*(stream.run() for stream in self.cluster.streams), *self.scheduling.loops(), *self.leaders.loops()]
+        if self.kueue is not None:
+            loops += self.kueue.loops()
         if self.certificates.controller is not None:
             loops.append(self.certificates.controller.run())
         return [asyncio.create_task(loop) for loop in loops]

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outside world as verbs and services use it, in our own types. Adapters raise only the errors of ``errors``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from scheduler_plugin.core.certificate import Holdings, Step
+from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.core.cluster.pods import PodFacts
 
 
@@ -53,11 +54,88 @@ class PodApi(Protocol):
         ...
 
 
+class ObjectApi(Protocol):
+    """Reads single objects of any kind."""
+
+    async def get_object(self, path: str) -> Mapping[str, Any] | None:
+        """Return the object at a path of the API; None if there is no such object or kind. Raises KubeApiError."""
+        ...
+
+
 class EventApi(Protocol):
     """Writes events of pods."""
 
     async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
         """Write a warning event of a pod; a long message is cut. Raises KubeApiError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAnswer:
+    """An answer to the admission checks of a workload of Kueue."""
+
+    namespace: str
+    name: str
+    version: str
+    """Of the workload for which the answer was found."""
+    checks: tuple[str, ...]
+    """Names of the checks, all with the same answer."""
+    state: str
+    message: str
+    holds: Mapping[str, str]
+    """By pod set, the value of the annotation ``aliquot.dev/hold`` on its pods."""
+
+
+class CheckApi(Protocol):
+    """The API of Kueue, as an admission check needs it. Calls raise KubeApiError."""
+
+    async def activate(self, name: str, generation: int) -> None:
+        """Report that an admission check is Active: before that Kueue admits nothing through it."""
+        ...
+
+    async def answer(self, answer: CheckAnswer) -> None:
+        """Write an answer. Raises KubeConflictError if the workload changed since the version of the answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateRecord:
+    """A ResourceClaimTemplate that the webhook made, as it is stored."""
+
+    namespace: str
+    name: str
+    version: str
+    last_used: float
+    """In seconds since 1970; 0 where it does not say."""
+    spec: Any
+    """Of the claims, as JSON."""
+
+
+class TemplateApi(Protocol):
+    """The ResourceClaimTemplates that the webhook makes. Calls raise KubeApiError."""
+
+    async def read(self, namespace: str, name: str) -> TemplateRecord | None:
+        """Return a template; None if there is no such template."""
+        ...
+
+    async def create(self, namespace: str, template: ClaimTemplate, now: float) -> None:
+        """Create a template that was used now. Raises KubeConflictError if it exists."""
+        ...
+
+    async def touch(self, namespace: str, name: str, now: float) -> None:
+        """Write that a template was used now. Raises KubeNotFoundError if it is gone."""
+        ...
+
+    async def listed(self) -> Sequence[TemplateRecord]:
+        """Return the templates of all namespaces."""
+        ...
+
+    async def used(self, namespace: str) -> Set[str]:
+        """Return the names of the templates that pods of a namespace name."""
+        ...
+
+    async def delete(self, record: TemplateRecord) -> None:
+        """Delete a template, if it is still the same version. Raises KubeConflictError if it is not."""
         ...
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from aliquot import contract
-from aliquot.contract.features import SETTING, FeatureGates, Gate, parse_gates
+from aliquot.contract.features import SETTING, FeatureGates, Gate, parse_gates, with_components
 from aliquot.contract.model import Policy
 from aliquot.process.settings import FileOnly, LogFormat, LogLevel, Row, SettingsError, Table, split_address
 from scheduler_plugin.core.classes import DEFAULT_CLASSES, ClassError, Profile, parse_classes
@@ -41,6 +41,15 @@ class Consolidation(StrEnum):
     """Plans moves for waiting pods, and reports them in events."""
     ON = "on"
     """Moves pods."""
+
+
+class GangsFromOwners(StrEnum):
+    """Which pods are in the gangs that their owners state."""
+
+    LABELLED = "labelled"
+    """Those with the label ``aliquot.dev/gang-from-owner``, on themselves or on their namespace."""
+    ALL = "all"
+    """Those of all kinds of owners with pods that need each other, unless the label says no."""
 
 
 def _classes(value: Any, source: str) -> Mapping[str, Profile]:
@@ -119,7 +128,16 @@ class Settings:
             "feature gate Consolidation"
         ),
     ] = Consolidation.OFF
-    feature_gates: Annotated[str, Row(f"alpha features to turn on, such as {Gate.CONSOLIDATION}=true; comma-separated")] = ""
+    gangs_from_owners: Annotated[
+        GangsFromOwners,
+        Row(
+            "pods in the gangs that their owners state, such as a JobSet: those with the label aliquot.dev/gang-from-owner, or all; needs "
+            "the feature gate GangsFromOwners"
+        ),
+    ] = GangsFromOwners.LABELLED
+    feature_gates: Annotated[
+        str, Row(f"alpha features to turn on, such as {Gate.CONSOLIDATION}=true,{Gate.ADMISSION_CHECK}=true; comma-separated")
+    ] = ""
     max_body_mib: Annotated[
         int, Row("largest request body; a client that is not nodeCacheCapable sends whole nodes", 1, 1024, advanced=True)
     ] = 128
@@ -150,6 +168,13 @@ class Settings:
     tolerate_gpu_taint: Annotated[
         bool, Row("add a toleration for the taint nvidia.com/gpu:NoSchedule to GPU pods; clouds set it on GPU nodes")
     ] = True
+    translate_to_claims: Annotated[
+        bool,
+        Row(
+            "turn the vGPUs that pods request into ResourceClaims: only where all agents have allocation dra; needs the feature gate "
+            "DynamicResourceAllocation"
+        ),
+    ] = False
     lease_name: Annotated[str, Row("lease with which the replicas elect a leader; empty: there is only this replica")] = ""
     scheduler_lease: Annotated[
         str,
@@ -171,7 +196,8 @@ class Settings:
     @classmethod
     def load(cls, argv: Sequence[str], environ: Mapping[str, str]) -> "Settings":
         """Read flags, environment and file. Raises SettingsError with one sentence, or SystemExit(0) after the help."""
-        settings = cls(**TABLE.read(argv, environ))
+        values = TABLE.read(argv, environ)
+        settings = cls(**{**values, "feature_gates": with_components(values.get("feature_gates", ""), environ)})
         settings._check()
         return settings
 
@@ -200,17 +226,24 @@ class Settings:
             stated[key] = name
         return stated
 
+    @property
     def gates(self) -> FeatureGates:
-        """Return the feature gates that are open. Raises SettingsError."""
+        """The gates of ``feature_gates``. Raises SettingsError when the text is invalid."""
         try:
             return parse_gates(self.feature_gates)
         except ValueError as exc:
             raise SettingsError(f"{SETTING}: {exc}") from None
 
     def _check_gates(self) -> None:
-        gates = self.gates()
-        if self.consolidation is not Consolidation.OFF and (closed := gates.closed(Gate.CONSOLIDATION, "scheduler")):
-            raise SettingsError(f"consolidation is set, but {closed}")
+        needed = (
+            (self.consolidation is not Consolidation.OFF, "consolidation", Gate.CONSOLIDATION),
+            (self.gangs_from_owners is GangsFromOwners.ALL, "gangsFromOwners: all", Gate.GANGS_FROM_OWNERS),
+            (self.translate_to_claims, "translateToClaims", Gate.DYNAMIC_RESOURCE_ALLOCATION),
+        )
+        gates = self.gates
+        for is_set, key, gate in needed:
+            if is_set and (closed := gates.closed(gate, "scheduler")):
+                raise SettingsError(f"{key} is set, but {closed}")
 
     def _check_extender(self) -> None:
         host, _ = split_address("extenderAddress", self.extender_address)

@@ -565,6 +565,11 @@ CUresult sim_fill_resolve(const CUDA_MEMSET_NODE_PARAMS *fill, const struct sim_
 	return CUDA_SUCCESS;
 }
 
+uint64_t sim_fill_span(const CUDA_MEMSET_NODE_PARAMS *fill)
+{
+	return (fill->height > 1 ? (fill->height - 1) * fill->pitch : 0) + fill->width * fill->elementSize;
+}
+
 /* Asynchronous to the host in every form. */
 static CUresult fill_on(CUstream handle, CUdeviceptr to, size_t pitch, unsigned value, unsigned element_bytes, size_t width, size_t height)
 {
@@ -579,7 +584,7 @@ static CUresult fill_on(CUstream handle, CUdeviceptr to, size_t pitch, unsigned 
 	if (sim_capturing(stream))
 		return sim_capture_fill(stream, &fill);
 	SIM_TRY(sim_fill_resolve(&fill, stream->context->device, &work.fill, &work.duration_ns));
-	sim_managed_touch(to, (height > 1 ? (height - 1) * pitch : 0) + width * element_bytes, stream->context->device);
+	sim_managed_touch(to, sim_fill_span(&fill), stream->context->device);
 	return sim_engine_submit(stream, &work);
 }
 

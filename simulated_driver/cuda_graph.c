@@ -167,6 +167,7 @@ static CUresult set_kernel(CUgraphNode node, CUfunction function, CUcontext cont
 					    .launch = *launch,
 					    .priority = kernel->priority,
 					    .access_policy = kernel->access_policy };
+	sim_launch_touched(function, launch, &kernel->touched);
 	if (function->spins)
 		kernel->first_parameter = duration_ns / 1000;
 	kernel->parameters[0] = &kernel->first_parameter;

@@ -93,6 +93,35 @@ static CUresult append_copy(struct builder *builder, CUgraphNode node)
 	return result;
 }
 
+static CUresult append_touch(struct builder *builder, CUdeviceptr address, uint64_t bytes, struct sim_device *device)
+{
+	struct sim_program *program = builder->program;
+	struct sim_program_touch *touches = realloc(program->touches, (program->n_touches + 1) * sizeof *touches);
+	if (!touches)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	touches[program->n_touches++] = (struct sim_program_touch){ address, bytes, device };
+	program->touches = touches;
+	return CUDA_SUCCESS;
+}
+
+static CUresult append_kernel(struct builder *builder, const struct sim_kernel_node *node)
+{
+	struct sim_work item = { .kind = SIM_WORK_KERNEL };
+	for (uint32_t i = 0; i < node->touched.count; i++)
+		SIM_TRY(append_touch(builder, node->touched.addresses[i], 0, node->context->device));
+	SIM_TRY(sim_launch_duration(node->function, node->context->device, &node->launch, &item.duration_ns));
+	return append(builder, item);
+}
+
+static CUresult append_fill(struct builder *builder, CUgraphNode node)
+{
+	struct sim_work item = { .kind = SIM_WORK_FILL };
+	SIM_TRY(sim_fill_resolve(&node->fill, node->context->device, &item.fill, &item.duration_ns));
+	if (atomic_load(&sim_managed_made))
+		SIM_TRY(append_touch(builder, node->fill.dst, sim_fill_span(&node->fill), node->context->device));
+	return append(builder, item);
+}
+
 static CUresult append_event(struct builder *builder, CUgraphNode node)
 {
 	atomic_fetch_add(&node->event->references, 1);
@@ -124,15 +153,9 @@ static CUresult append_node(struct builder *builder, CUgraphNode node)
 	if (node->disabled)
 		return append(builder, item);
 	switch (node->type) {
-	case CU_GRAPH_NODE_TYPE_KERNEL:
-		item.kind = SIM_WORK_KERNEL;
-		SIM_TRY(sim_launch_duration(node->kernel.function, node->kernel.context->device, &node->kernel.launch, &item.duration_ns));
-		return append(builder, item);
+	case CU_GRAPH_NODE_TYPE_KERNEL: return append_kernel(builder, &node->kernel);
 	case CU_GRAPH_NODE_TYPE_MEMCPY: return append_copy(builder, node);
-	case CU_GRAPH_NODE_TYPE_MEMSET:
-		item.kind = SIM_WORK_FILL;
-		SIM_TRY(sim_fill_resolve(&node->fill, node->context->device, &item.fill, &item.duration_ns));
-		return append(builder, item);
+	case CU_GRAPH_NODE_TYPE_MEMSET: return append_fill(builder, node);
 	case CU_GRAPH_NODE_TYPE_HOST:
 		item.kind = SIM_WORK_HOST;
 		item.host.run = node->host.fn;
@@ -677,6 +700,7 @@ static CUresult launch(CUgraphExec exec, CUstream handle)
 	pthread_mutex_unlock(&sim_graph_lock);
 	if (result != CUDA_SUCCESS)
 		return result;
+	sim_program_touch(program);
 	if (program->n_items == 0) {
 		sim_program_release(program);
 		return sim_engine_submit(stream, &(struct sim_work){ .kind = SIM_WORK_MARK });

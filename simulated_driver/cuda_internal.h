@@ -234,6 +234,16 @@ void sim_memory_free_owned(struct sim_device *device, CUcontext owner);
 void sim_memory_move(struct sim_large *managed, uint64_t address, uint64_t bytes, struct sim_device *device);
 void sim_managed_touch(CUdeviceptr address, size_t bytes, struct sim_device *device);
 
+/* Managed memory that one launch uses: whole allocations, as addresses in them. */
+#define SIM_MAX_TOUCHED 8u
+struct sim_touched {
+	uint32_t count;
+	CUdeviceptr addresses[SIM_MAX_TOUCHED];
+};
+void sim_touch(const struct sim_touched *touched, struct sim_device *device);
+/* Has the process ever made managed memory? */
+extern _Atomic bool sim_managed_made;
+
 /* Reserve or release physical memory of the device for this process; the device's memory lock is held. */
 bool sim_memory_charge(struct sim_device *device, uint64_t bytes);
 void sim_memory_uncharge(struct sim_device *device, uint64_t bytes);
@@ -368,9 +378,17 @@ struct sim_program {
 	bool foreign; /* one of the items is */
 	struct sim_user_hold *user_holds;
 	uint64_t kernels_ns; /* SM time of all of them */
+	/* managed memory that kernels and fills use */
+	uint32_t n_touches;
+	struct sim_program_touch {
+		CUdeviceptr address;
+		uint64_t bytes; /* 0: the whole allocation */
+		struct sim_device *device;
+	} *touches;
 	struct sim_work items[];
 };
 void sim_program_release(struct sim_program *program);
+void sim_program_touch(const struct sim_program *program);
 
 struct CUevent_st {
 	struct sim_object object;
@@ -714,6 +732,8 @@ struct sim_launch {
 	bool cooperative;
 	void **parameters, **extra;
 };
+/* What the kernel's parameters of eight bytes point to. */
+void sim_launch_touched(CUfunction function, const struct sim_launch *launch, struct sim_touched *touched);
 /* Validates, and returns how long it takes on this device. */
 CUresult sim_launch_duration(CUfunction function, const struct sim_device *device, const struct sim_launch *launch, uint64_t *duration_ns);
 
@@ -775,6 +795,8 @@ CUresult sim_graph_free_allocation(CUdeviceptr address); /* cuMemFree or cuMemFr
 CUresult sim_copy_resolve(const CUDA_MEMCPY3D *copy, const struct sim_device *device, struct sim_copy_3d *out, uint64_t *duration_ns);
 CUresult sim_fill_resolve(const CUDA_MEMSET_NODE_PARAMS *fill, const struct sim_device *device, struct sim_fill *out,
 			  uint64_t *duration_ns);
+/* Bytes from its first to its last. */
+uint64_t sim_fill_span(const CUDA_MEMSET_NODE_PARAMS *fill);
 
 #define SIM_MAX_VALUES 255u /* operations in one batch */
 /* Checks stream memory operations and makes items of them; `work` has room for `count`, and *n_work of it are used. */

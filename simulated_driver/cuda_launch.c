@@ -67,6 +67,34 @@ static CUresult first_parameter(const struct sim_launch *launch, CUfunction func
 	return CUDA_SUCCESS;
 }
 
+/* Where a parameter lies; NULL when the caller gave none. */
+static const void *parameter_at(const struct sim_launch *launch, CUfunction function, uint32_t index)
+{
+	uint32_t offset = function->kernel->parameters[index].offset;
+	if (launch->parameters)
+		return launch->parameters[index];
+	for (void **extra = launch->extra; extra && *extra != CU_LAUNCH_PARAM_END; extra += 2)
+		if (*extra == CU_LAUNCH_PARAM_BUFFER_POINTER)
+			return (const char *)extra[1] + offset;
+	return function->parameter_bytes >= offset + sizeof(CUdeviceptr) ? function->parameters + offset : NULL;
+}
+
+void sim_launch_touched(CUfunction function, const struct sim_launch *launch, struct sim_touched *touched)
+{
+	const struct sim_image_kernel *kernel = function->kernel;
+	touched->count = 0;
+	for (uint32_t i = 0; i < kernel->n_parameters && touched->count < SIM_MAX_TOUCHED; i++) {
+		struct sim_range range;
+		CUdeviceptr address;
+		const void *at = kernel->parameters[i].bytes == sizeof address ? parameter_at(launch, function, i) : NULL;
+		if (!at)
+			continue;
+		memcpy(&address, at, sizeof address);
+		if (sim_memory_find(address, &range) && range.managed)
+			touched->addresses[touched->count++] = address;
+	}
+}
+
 CUresult sim_launch_duration(CUfunction function, const struct sim_device *device, const struct sim_launch *launch, uint64_t *duration_ns)
 {
 	uint32_t threads;
@@ -96,6 +124,11 @@ static CUresult launch_on(CUstream handle, CUfunction function, const struct sim
 	SIM_TRY(sim_function_prepare(function, stream->context));
 	if (sim_capturing(stream))
 		return sim_capture_kernel(stream, function, launch);
+	if (sim_unlikely(atomic_load_explicit(&sim_managed_made, memory_order_relaxed))) {
+		struct sim_touched touched;
+		sim_launch_touched(function, launch, &touched);
+		sim_touch(&touched, stream->context->device);
+	}
 	return sim_engine_submit_kernel(stream, duration_ns);
 }
 

@@ -116,13 +116,37 @@ static struct sim_large *managed_at(CUdeviceptr address, size_t bytes)
 	return range.large;
 }
 
-/* A fill runs on the device: managed pages come there by faults, unless the device may use them where they are. */
+/* Fills and kernels run on the device: managed pages come there by faults, unless the device may use them where they are. */
 void sim_managed_touch(CUdeviceptr address, size_t bytes, struct sim_device *device)
 {
 	struct sim_large *managed = managed_at(address, bytes);
 	int ordinal = (int)(device - sim_cuda.devices);
 	if (managed && managed->accessed_by != ordinal && (managed->preferred == CU_DEVICE_INVALID || managed->preferred == ordinal))
 		sim_memory_move(managed, address, bytes, device);
+}
+
+static void touch_all(CUdeviceptr address, struct sim_device *device)
+{
+	const struct sim_large *managed = managed_at(address, 0);
+	if (managed)
+		sim_managed_touch(managed->base, managed->bytes, device);
+}
+
+void sim_touch(const struct sim_touched *touched, struct sim_device *device)
+{
+	for (uint32_t i = 0; i < touched->count; i++)
+		touch_all(touched->addresses[i], device);
+}
+
+void sim_program_touch(const struct sim_program *program)
+{
+	for (uint32_t i = 0; i < program->n_touches; i++) {
+		const struct sim_program_touch *touch = &program->touches[i];
+		if (touch->bytes)
+			sim_managed_touch(touch->address, touch->bytes, touch->device);
+		else
+			touch_all(touch->address, touch->device);
+	}
 }
 
 static bool location_known(int location)

@@ -113,6 +113,7 @@ void sim_program_release(struct sim_program *program)
 			sim_event_release(program->items[i].event.event);
 	}
 	sim_user_holds_release(&program->user_holds);
+	free(program->touches);
 	free(program);
 }
 

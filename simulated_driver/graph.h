@@ -23,7 +23,8 @@ struct sim_kernel_node {
 	CUfunction function;
 	CUcontext context;
 	struct sim_launch launch;
-	uint64_t first_parameter;           /* all that is ever looked at; see cuda_launch.c */
+	uint64_t first_parameter;           /* all that is looked at for its duration; see cuda_launch.c */
+	struct sim_touched touched;
 	int priority;
 	CUlaunchAttributeValue access_policy;
 	void *parameters[1];

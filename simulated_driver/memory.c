@@ -686,8 +686,11 @@ CUresult sim_memory_allocate_low(struct sim_device *device, CUcontext owner, uin
 	return allocate_elsewhere(&space.low, device, SIM_LARGE_PLAIN, owner, bytes, granules_for(bytes) * SIM_GRANULE_BYTES, out);
 }
 
+_Atomic bool sim_managed_made;
+
 CUresult sim_memory_allocate_managed(struct sim_device *device, CUcontext owner, uint64_t bytes, CUdeviceptr *out)
 {
+	atomic_store_explicit(&sim_managed_made, true, memory_order_relaxed);
 	return allocate_elsewhere(&space.managed, device, SIM_LARGE_MANAGED, owner, bytes, 0, out);
 }
 

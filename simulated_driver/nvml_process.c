@@ -274,22 +274,37 @@ static struct span unseen_span(unsigned long long last_seen_us, uint64_t unless_
 	return span;
 }
 
+/* The sample of a process that used the GPU in that time. */
+static bool sample_process(const struct sim_target *t, const struct span *span, const struct sim_process *process,
+			   nvmlProcessUtilizationInfo_v1_t *out)
+{
+	uint64_t busy_ns = sim_slot_busy_ns(&t->state->slots[process->slot], t->index, inside_last_bucket(span->end_ns), span->length_ns);
+	unsigned sm = percent(busy_ns, span->length_ns);
+	*out = (nvmlProcessUtilizationInfo_v1_t){ .timeStamp = sim_nvml_realtime_us(span->end_ns),
+						  .pid = (uint32_t)process->pid,
+						  .smUtil = sm,
+						  .memUtil = sim_nvml_memory_percent(sm) };
+	return busy_ns != 0;
+}
+
+/* Samples name also processes that have ended: the real driver keeps them in a ring for about ten seconds, with a reference to the pid
+ * (NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2 in NVIDIA's open kernel modules). */
 static unsigned collect_process_samples(const struct sim_target *t, unsigned long long last_seen_us,
 					nvmlProcessUtilizationInfo_v1_t out[SIM_MAX_SLOTS])
 {
-	struct holding holdings[SIM_MAX_SLOTS];
 	struct span span = unseen_span(last_seen_us, DEFAULT_SAMPLE_WINDOW_NS);
-	unsigned found = list_holdings(t, LIST_COMPUTE, holdings), count = 0;
-	for (unsigned i = 0; i < found && span.length_ns; i++) {
-		uint64_t busy_ns = sim_slot_busy_ns(&t->state->slots[holdings[i].slot], t->index, inside_last_bucket(span.end_ns),
-						    span.length_ns);
-		unsigned sm = percent(busy_ns, span.length_ns);
-		if (busy_ns)
-			out[count++] = (nvmlProcessUtilizationInfo_v1_t){ .timeStamp = sim_nvml_realtime_us(span.end_ns),
-									  .pid = holdings[i].pid,
-									  .smUtil = sm,
-									  .memUtil = sim_nvml_memory_percent(sm) };
-	}
+	struct sim_process process;
+	struct holding holding;
+	unsigned count = 0;
+	int cursor = 0;
+	if (!span.length_ns)
+		return 0;
+	while (count < SIM_MAX_SLOTS && sim_next_process(t->state, &cursor, &process))
+		if (holding_of(t, &process, &holding))
+			count += sample_process(t, &span, &process, &out[count]);
+	cursor = 0;
+	while (count < SIM_MAX_SLOTS && !atomic_load(&t->state->settings.living_samples) && sim_next_ended(t->state, &cursor, &process))
+		count += sample_process(t, &span, &process, &out[count]);
 	return count;
 }
 

@@ -89,6 +89,25 @@ static void own_name(char name[SIM_PROCESS_NAME_LEN])
 	memcpy(name, path + length - kept, kept);
 }
 
+bool sim_next_ended(struct sim_state *state, int *cursor, struct sim_process *out)
+{
+	int high = (int)atomic_load(&state->slots_high);
+	struct identity me = own_identity();
+	pid_t holder;
+	for (; *cursor < high; (*cursor)++) {
+		const struct sim_slot *slot = &state->slots[*cursor];
+		if (slot->owner_pid_namespace != me.pid_namespace)
+			continue;
+		if (atomic_load_explicit(&slot->state, memory_order_acquire) == SIM_SLOT_CLAIMED &&
+		    slot_alive(state, *cursor, &me, &holder))
+			continue;
+		*out = (struct sim_process){ .slot = *cursor, .pid = (pid_t)slot->owner_pid, .start_time = slot->start_time };
+		(*cursor)++;
+		return true;
+	}
+	return false;
+}
+
 bool sim_next_process(struct sim_state *state, int *cursor, struct sim_process *out)
 {
 	int high = (int)atomic_load(&state->slots_high);
@@ -290,12 +309,22 @@ static bool lock_slot(int index)
 	return fcntl(sim_state_fd(), F_SETLK, &lock) == 0;
 }
 
+/* Did its last owner run kernels so lately that samples still name it? */
+static bool is_sampled(const struct sim_state *state, int index, uint64_t now_ns)
+{
+	for (uint32_t gpu = 0; gpu < state->topology.n_gpus; gpu++)
+		if (sim_slot_busy_ns(&state->slots[index], gpu, now_ns, SIM_BUSY_BUCKETS * SIM_BUCKET_NS))
+			return true;
+	return false;
+}
+
 /* The first free slot, locked; -1 when there is none. A process that is killed while it claims a slot gives back the mutex first and
  * its record lock a moment later: until then its slot is free and cannot be locked, and the next one serves. */
-static int lock_free_slot(const struct sim_state *state)
+static int lock_free_slot(const struct sim_state *state, bool sampled_too)
 {
+	uint64_t now_ns = sim_now_ns();
 	for (int i = 0; i < SIM_MAX_SLOTS; i++)
-		if (atomic_load(&state->slots[i].state) == SIM_SLOT_FREE && lock_slot(i))
+		if (atomic_load(&state->slots[i].state) == SIM_SLOT_FREE && (sampled_too || !is_sampled(state, i, now_ns)) && lock_slot(i))
 			return i;
 	return -1;
 }
@@ -323,10 +352,10 @@ static void fill_slot(struct sim_slot *slot)
 int sim_slot_claim(struct sim_state *state)
 {
 	sim_lock(state);
-	int index = lock_free_slot(state);
+	int index = lock_free_slot(state, false);
 	if (index < 0) {
 		sim_reap_locked(state);
-		index = lock_free_slot(state);
+		index = lock_free_slot(state, true);
 	}
 	if (index >= 0) {
 		fill_slot(&state->slots[index]);

@@ -33,6 +33,7 @@ struct sim_gpu_settings {
 
 struct sim_settings {
 	_Atomic uint32_t driver_absent;     /* no kernel module is loaded: nothing initialises */
+	_Atomic uint32_t living_samples;    /* samples of utilisation name no process that has ended */
 	_Atomic uint32_t bell;              /* futex word; rung (sim_ring_bell) after anything that can be an event */
 	struct sim_gpu_settings gpus[SIM_MAX_GPUS];
 };

@@ -41,6 +41,7 @@ static const char usage_text[] =
 	"      ecc corrected|uncorrected [COUNT]   memory errors; uncorrected ones end CUDA contexts and report XID 48\n"
 	"      mismatch on|off                driver library and kernel module differ in version (whole node)\n"
 	"      no-driver on|off               no kernel module is loaded (whole node)\n"
+	"      living-samples on|off          utilisation names no ended process (whole node)\n"
 	"      clear                          end all faults, as a reset of the GPU does, or of all GPUs without --gpu;\n"
 	"                                     a MIG mode that waits for an idle GPU takes effect\n"
 	"\n"
@@ -471,6 +472,16 @@ static int inject_no_driver(struct sim_state *state, const struct place *place, 
 	return status;
 }
 
+static int inject_living_samples(struct sim_state *state, const struct place *place, const struct options *options)
+{
+	bool on;
+	(void)place;
+	int status = parse_on_off(options, &on);
+	if (status == EXIT_DONE)
+		atomic_store(&state->settings.living_samples, on);
+	return status;
+}
+
 static void clear_gpu(struct sim_state *state, uint32_t gpu)
 {
 	struct sim_mig *mig = &state->gpus[gpu].mig;
@@ -492,6 +503,7 @@ static int inject_clear(struct sim_state *state, const struct place *place, cons
 	}
 	sim_fault_set_mismatch(state, false);
 	atomic_store(&state->settings.driver_absent, 0);
+	atomic_store(&state->settings.living_samples, 0);
 	for (uint32_t gpu = 0; gpu < state->topology.n_gpus; gpu++)
 		clear_gpu(state, gpu);
 	return EXIT_DONE;
@@ -511,6 +523,7 @@ static const struct fault {
 	{ "ecc", SCOPE_GPU, inject_ecc },
 	{ "mismatch", SCOPE_NODE, inject_mismatch },
 	{ "no-driver", SCOPE_NODE, inject_no_driver },
+	{ "living-samples", SCOPE_NODE, inject_living_samples },
 	{ "clear", SCOPE_EITHER, inject_clear },
 };
 

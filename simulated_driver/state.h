@@ -189,6 +189,9 @@ struct sim_process {
 /* Next live process at or after *cursor (start with 0); advances the cursor. Takes no lock; dead slots are skipped, not reaped. */
 bool sim_next_process(struct sim_state *state, int *cursor, struct sim_process *out);
 
+/* The same for processes of the caller's pid namespace that have ended and still have their slot: `name` is empty. */
+bool sim_next_ended(struct sim_state *state, int *cursor, struct sim_process *out);
+
 /* Give back all that dead processes held. Takes sim_lock. Returns the number of slots reaped. */
 int sim_reap(struct sim_state *state);
 

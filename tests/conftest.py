@@ -8,8 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# How long one example may take says more about the machine than about the code.
+settings.register_profile("without-deadline", parent=settings(), deadline=None)
+settings.load_profile("without-deadline")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Final, NamedTuple, TypeAlias
 
 ABI_MAJOR: Final = 1
-ABI_MINOR: Final = 5
+ABI_MINOR: Final = 6
 LIMITS_MAGIC: Final = 0x314D494C51414C41
 REGION_MAGIC: Final = 0x314E474551414C41
 MAX_DEVICES: Final = 16

@@ -2,11 +2,13 @@
 """The features with their maturity, and the feature gates that alpha features are behind.
 
 The setting ``featureGates`` of the agent opens gates: ``MpsIsolation=true,Pausing=true``, or ``AllAlpha=true`` for all. The scheduler has
-the same setting, for the gates ``Consolidation`` and ``Backfill``. A gate is closed by default. A beta or stable feature has no gate. Each
-component of the manifests that installs an alpha feature of the agent opens its gate by an environment variable of its own,
-``ALIQUOT_FEATURE_GATES_<COMPONENT>``. The setting comes after these, so it can close a gate again.
+the same setting, for the gates ``Consolidation``, ``Backfill``, ``GangsFromOwners``, ``AdmissionCheck`` and
+``DynamicResourceAllocation``. A gate is closed by default. A beta or stable feature has no gate. Each component of the manifests that
+installs an alpha feature opens its gate by an environment variable of its own, ``ALIQUOT_FEATURE_GATES_<COMPONENT>``. The setting comes
+after these, so it can close a gate again.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -32,15 +34,17 @@ class Gate(StrEnum):
     PAUSING = "Pausing"
     DYNAMIC_MIG = "DynamicMig"
     CONSOLIDATION = "Consolidation"
+    ADMISSION_CHECK = "AdmissionCheck"
     BACKFILL = "Backfill"
     DYNAMIC_RESOURCE_ALLOCATION = "DynamicResourceAllocation"
+    GANGS_FROM_OWNERS = "GangsFromOwners"
 
 
 ALL_ALPHA: Final = "AllAlpha"
 """In the setting: all gates that it does not name."""
 SETTING: Final = "featureGates"
 COMPONENT_ENV_PREFIX: Final = "ALIQUOT_FEATURE_GATES_"
-"""Environment variables of the agent with more gates, in the setting's form."""
+"""Environment variables with more gates, in the setting's form: those that components of the manifests open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,9 @@ FEATURES: Final = (
     Feature("pausing a container", Maturity.ALPHA, "0.1", Gate.PAUSING),
     Feature("MIG instances made on demand", Maturity.ALPHA, "0.1", Gate.DYNAMIC_MIG),
     Feature("consolidation", Maturity.ALPHA, "0.1", Gate.CONSOLIDATION),
+    Feature("admission check for Kueue that holds GPUs", Maturity.ALPHA, "0.1", Gate.ADMISSION_CHECK),
     Feature("room held for the pod that waits longest, and backfill", Maturity.ALPHA, "0.1", Gate.BACKFILL),
+    Feature("gangs from owners and PodGroups", Maturity.ALPHA, "0.1", Gate.GANGS_FROM_OWNERS),
     Feature("shares by ResourceClaims (DRA)", Maturity.ALPHA, "0.1", Gate.DYNAMIC_RESOURCE_ALLOCATION),
 )
 
@@ -95,6 +101,12 @@ class FeatureGates:
 
 
 ALL_OPEN: Final = FeatureGates(frozenset(Gate))
+
+
+def with_components(setting: str, environ: Mapping[str, str]) -> str:
+    """Return the setting with the gates that components open; those of the setting itself come last, so they count."""
+    of_components = [environ[name] for name in sorted(environ) if name.startswith(COMPONENT_ENV_PREFIX)]
+    return ",".join([*of_components, setting]).strip(",")
 
 
 def parse_gates(text: str) -> FeatureGates:

@@ -11,6 +11,8 @@ ACCEPT = f"{JSON}, */*"
 """JSON from the API server; through its proxy, any format that a pod serves."""
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+"""Server-side apply; JSON is YAML."""
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 """Merges the entries of a list by their key, for example conditions by their type. Works for built-in kinds only."""
 MAX_EVENT_MESSAGE_CHARS = 1024

@@ -43,11 +43,13 @@ def pods_of(path: Path, nodes: Iterable[GpuNode], adopt_nvidia_gpu: bool = False
     pods = [pod for document in _documents(path) for pod in _pods(document, path)]
     if not pods:
         raise click.ClickException(f"{path}: expected pods of {', '.join(_COUNTED)}; found no pod")
-    unknown = dict.fromkeys(name for pod in pods if (name := _set_priority(pod.get("spec"))))
+    for pod in pods:
+        _normalise(pod, normaliser)
+    unknown = dict.fromkeys(name for pod in pods if (name := _set_priority(pod.get("spec"))))  # a class of work sets it in admission
     for name in unknown:
         why = "a snapshot contains no priority classes. Its pods have priority 0 here unless they set spec.priority"
         click.echo(f"{path}: the priority of class {name} is unknown: {why}", err=True)
-    return [_admitted(pod, normaliser, f"what-if-{path}-{number}") for number, pod in enumerate(pods)]
+    return [_facts(pod, f"what-if-{path}-{number}") for number, pod in enumerate(pods)]
 
 
 def _documents(path: Path) -> list[Any]:
@@ -137,18 +139,25 @@ def _is_built_in(api_version: str) -> bool:
     return "." not in group or group.endswith(".k8s.io")
 
 
-def _admitted(pod: dict[str, Any], normaliser: Normaliser, uid: str) -> PodFacts:
-    name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+def _normalise(pod: dict[str, Any], normaliser: Normaliser) -> None:
+    """Change the pod as admission does. Raises click.ClickException for a pod that it refuses."""
     outcome = normaliser.admit(pod)
     if outcome.refusal:
-        raise click.ClickException(f"{name}: admission refuses this pod: {outcome.refusal}")
+        raise click.ClickException(f"{_full_name(pod)}: admission refuses this pod: {outcome.refusal}")
     for operation in outcome.patch:
         _apply(pod, operation)
+
+
+def _facts(pod: dict[str, Any], uid: str) -> PodFacts:
     pod["metadata"]["uid"] = uid
     try:
         return pod_facts(msgspec.convert(pod, PodObject))
     except (msgspec.ValidationError, AliquotError) as exc:
-        raise click.ClickException(f"{name}: {exc}") from exc
+        raise click.ClickException(f"{_full_name(pod)}: {exc}") from exc
+
+
+def _full_name(pod: dict[str, Any]) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
 
 
 def _apply(pod: dict[str, Any], operation: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from aliquot_lab.simulate.departures import replay_departures
 from aliquot_lab.simulate.progress import Progress
 from aliquot_lab.simulate.published import ALLOCATION_FILE, FRAGMENTATION_FILE, Means, Published, read_published
 from aliquot_lab.simulate.run import Task, replay, run_all, weights_of
+from aliquot_lab.simulate.starts import replay_starts
 from aliquot_lab.simulate.trace import NODE_LIST, TraceError, pod_lists
 
 
@@ -37,6 +38,8 @@ class SimulateOptions:
     """With departures: whether the extender's policies move pods for waiting ones."""
     most_pods: int | None = None
     """With departures: how many arrivals are replayed; None: all."""
+    rates_starts: bool = False
+    """With departures: whether room is held for waiting pods, and the times are rated that were stated (``starts``)."""
 
 
 def run(options: SimulateOptions) -> str:
@@ -46,6 +49,11 @@ def run(options: SimulateOptions) -> str:
     directory = options.directory / "csv" if (options.directory / "csv").is_dir() else options.directory
     tasks = _tasks(options, directory)
     show = Progress(len(tasks))
+    if options.load is not None and options.rates_starts:
+        rating = partial(replay_starts, load=options.load, most_pods=options.most_pods)
+        rated = run_all(rating, tasks, options.jobs, show.one_done, show.part_done)
+        show.end()
+        return document(rated, options.output) if options.output.for_programs else report.starts_table(rated)
     if options.load is not None:
         replayer = partial(replay_departures, load=options.load, consolidates=options.consolidates, most_pods=options.most_pods)
         departed = run_all(replayer, tasks, options.jobs, show.one_done, show.part_done)

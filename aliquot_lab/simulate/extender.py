@@ -41,7 +41,7 @@ from aliquot_lab.simulate.trace import PERCENT_MILLI, WHOLE_GPU_MILLI, PodClass,
 from scheduler_plugin.core.backfill.lifetimes import ages_by_template, usual_end
 from scheduler_plugin.core.backfill.search import ending_order, find_hold
 from scheduler_plugin.core.cluster.budgets import Budgets
-from scheduler_plugin.core.cluster.journal import Rules, snapshot_of
+from scheduler_plugin.core.cluster.journal import VERSION, Rules, Snapshot
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState
@@ -97,9 +97,7 @@ class ExtenderEngine:
 
     def place(self, pod: TracePod) -> bool:
         """Choose a node for a pod and bind it."""
-        kind = self._kinds.get(pod.kind)
-        if kind is None:
-            kind = self._kinds[pod.kind] = _kind(pod.kind, self._policy)
+        kind = self._kind_of(pod)
         self._state.set_pod(_facts(pod, kind, self.now))
         begun = time.perf_counter()
         node = self._choose(kind.shape, pod.name)
@@ -136,6 +134,12 @@ class ExtenderEngine:
         free = np.where(columns.present[rows], columns.free_mib[rows], -1)
         return Room(columns.cpu_milli[rows] - columns.cpu_used_milli[rows], free)
 
+    def _kind_of(self, pod: TracePod) -> _Kind:
+        kind = self._kinds.get(pod.kind)
+        if kind is None:
+            kind = self._kinds[pod.kind] = _kind(pod.kind, self._policy)
+        return kind
+
     def _choose(self, shape: PodShape, uid: str) -> str:
         """Return the fitting node with the highest score; empty when no node fits.
 
@@ -162,10 +166,11 @@ class ExtenderEngine:
 class HoldingEngine(ExtenderEngine):
     """The same with room that is held for one waiting pod, by the code of backfill. Pods have GPUs, and end by themselves."""
 
-    def __init__(self, nodes: Sequence[TraceNode], policy: Policy) -> None:
-        super().__init__(nodes, policy)
+    def __init__(self, nodes: Sequence[TraceNode], policy: Policy, weights: Weights) -> None:
+        every = {**DEFAULT_WEIGHTS, policy: weights}
+        super().__init__(nodes, policy, every)
         self._holds = HeldRoom(self._state, self._shapes)
-        self._rules = Rules(policy, DEFAULT_WEIGHTS)
+        self._rules = Rules(policy, every)
         self._created: dict[str, float] = {}
         self.capacity_milli = capacity_milli(nodes)
 
@@ -190,7 +195,8 @@ class HoldingEngine(ExtenderEngine):
         waiting, lifetimes = self._waiting(pod), self._holds.lifetimes
         bound = self._with_ages(now)
         order = ending_order(bound, {other.uid: usual_end(other, lifetimes.of(other), now) for other in bound})
-        hold = find_hold(snapshot_of(self._state.moment(), self._rules, now), [waiting.uid], order)
+        shapes = self._state.moment().demand.shapes
+        hold = find_hold(Snapshot(VERSION, now, self._rules, shapes, self._state.picture(), []), [waiting.uid], order)
         if hold is not None:
             self._holds.put(hold, inf, now)
         return hold is not None
@@ -213,7 +219,7 @@ class HoldingEngine(ExtenderEngine):
         return bound
 
     def _waiting(self, pod: TracePod) -> PodFacts:
-        kind = self._kinds.setdefault(pod.kind, _kind(pod.kind, self._policy))
+        kind = self._kind_of(pod)
         return replace(_facts(pod, kind, self.now), created_at=self._created[pod.name])
 
     def _choose(self, shape: PodShape, uid: str) -> str:

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from aliquot_lab.simulate.departures import DepartureResult, Waits
 from aliquot_lab.simulate.published import Means, Published
 from aliquot_lab.simulate.run import NOTED_PERCENT, Point, Result
+from aliquot_lab.simulate.starts import LEVEL, StartsResult
 from aliquot_lab.simulate.topology import LinkQuality
 
 
@@ -80,6 +81,20 @@ def departures_table(results: Sequence[DepartureResult]) -> str:
     header += ["served by moves", "moves", "GPU-hours repeated"] if has_moves else []
     replays = max(map(len, groups.values()))
     return "\n\n".join((table(f"With departures, means of {replays} replays", header, rows), _waits_table(groups)))
+
+
+def starts_table(results: Sequence[StartsResult]) -> str:
+    """Return the table of replays with held room: how often pods started within the interval that was stated."""
+    rows = [[one.trace, str(one.seed), str(one.nodes), *_starts_cells(one)] for one in results]
+    header = ["list", "seed", "nodes", "allocated, % over time", "pods with held room", "intervals"]
+    header += ["first one hits, %", "hit, %", "early, %", "median width, h"]
+    return table(f"Stated times: intervals of {LEVEL:.0%}", header, rows)
+
+
+def _starts_cells(one: StartsResult) -> list[str]:
+    rates = (one.first_hit_percent, one.hit_percent, one.early_percent)
+    counts = [f"{one.allocated_percent:.1f}", str(one.owners), str(one.stated)]
+    return [*counts, *(f"{rate:.1f}" for rate in rates), f"{one.median_width_hours:.1f}"]
 
 
 def _by_policy(results: Sequence[DepartureResult]) -> dict[str, list[DepartureResult]]:

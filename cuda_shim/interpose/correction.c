@@ -37,6 +37,7 @@ static void take_figure(int device, int64_t now_ns, uint32_t percent)
 	} else {
 		atomic_store_explicit(&pacer->settlement->seen_us, since, memory_order_relaxed);
 	}
+	aq_own_use_conclude(pacer->settlement, now_ns);
 }
 
 bool aq_correct(int device, int64_t now_ns, uint32_t percent, bool is_held)

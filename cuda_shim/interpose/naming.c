@@ -76,6 +76,7 @@ void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, u
 
 	naming->listed = listed;
 	naming->count = 0;
+	naming->names_own = false;
 	for (uint32_t i = 0; i < region->slot_count && naming->count < AQ_SLOT_COUNT; i++) {
 		/* For a killed process, only the pid of its own namespace is left, which may be another process's pid here. */
 		if (!aq_region_is_live(region, i))
@@ -95,9 +96,31 @@ void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, u
 	for (unsigned int i = 0; i < listed->count; i++) {
 		uint32_t at = find(naming, listed->process[i].pid);
 
-		if (at < naming->count)
-			naming->living[at].as |= listed->as[i];
+		if (at == naming->count)
+			continue;
+		naming->living[at].as |= listed->as[i];
+		naming->names_own |= naming->living[at].pid == listed->process[i].pid;
 	}
+}
+
+uint32_t aq_naming_ended(const struct aq_naming *naming, const struct aq_region *region, uint32_t index)
+{
+	const struct aq_region_slot *slot = aq_region_slot(region, index);
+	uint32_t host_pid = atomic_load_explicit(&slot->host_pid, memory_order_relaxed);
+
+	uint64_t namespace = atomic_load_explicit(&slot->pid_namespace, memory_order_relaxed);
+	const struct aq_region_slot *own = aq_region_slot(region, (uint32_t)region->slot_index);
+
+	if (host_pid && !naming->translates)
+		return host_pid;
+	if (!naming->names_own || !namespace || namespace != atomic_load_explicit(&own->pid_namespace, memory_order_relaxed))
+		return 0;
+	return atomic_load_explicit(&slot->pid, memory_order_relaxed);
+}
+
+bool aq_naming_lists(const struct aq_naming *naming, unsigned int pid)
+{
+	return is_listed(naming->listed, pid);
 }
 
 int aq_naming_slot(const struct aq_naming *naming, unsigned int pid)

@@ -30,6 +30,7 @@ void aq_listed_query(struct aq_listed *listed, nvmlDevice_t device, aq_nvml_proc
 struct aq_naming {
 	const struct aq_listed *listed;
 	bool translates;
+	bool names_own; /* the driver lists a process of the container by its pid in the caller's namespace */
 	uint32_t count;
 	struct {
 		uint32_t slot;
@@ -41,6 +42,11 @@ struct aq_naming {
 
 /* How the driver names processes on a device of the limits. Two system calls for each process of the container. */
 void aq_naming_learn(struct aq_naming *naming, const struct aq_region *region, uint32_t device, const struct aq_listed *listed);
+
+/* How the driver names the last owner of a slot, which has ended; 0 = not known. For a process with a slot of its own: the pid that the
+ * other one left is one here only if both were of one pid namespace. */
+uint32_t aq_naming_ended(const struct aq_naming *naming, const struct aq_region *region, uint32_t index);
+bool aq_naming_lists(const struct aq_naming *naming, unsigned int pid);
 
 /* The slot of the running process that the driver names `pid`; -1 when it is not one of the container's. */
 int aq_naming_slot(const struct aq_naming *naming, unsigned int pid);

@@ -15,7 +15,15 @@ static nvmlProcessUtilizationSample_t samples[SAMPLES_MAX];
 static struct aq_listed listed;
 static struct aq_naming naming;
 static int slot_of[SAMPLES_MAX]; /* of a new sample, the slot of its process; -1 = not one of ours, or not new */
-static struct aq_process_use uses[AQ_SLOT_COUNT];
+static struct aq_process_use uses[2 * AQ_SLOT_COUNT];
+/* Processes of ours that have ended lately. */
+static struct ended {
+	uint32_t slot;
+	uint32_t pid;
+	struct aq_compared *compared;
+	int64_t ago_ns;
+} ended[AQ_SLOT_COUNT];
+static uint32_t ended_count;
 static struct {
 	nvmlDevice_t handle;
 	bool known;
@@ -47,17 +55,58 @@ static uint32_t share_of(unsigned int count, int slot)
 	return same ? (uint32_t)((uint64_t)sum * ALL_OF_IT / (100 * same)) : 0;
 }
 
+static void learn_ended(const struct aq_region *region, uint32_t device, int64_t now_ns)
+{
+	ended_count = 0;
+	for (uint32_t i = 0; i < region->slot_count && ended_count < AQ_SLOT_COUNT; i++) {
+		struct aq_virtual_device *row = aq_region_virtual(region, i, device);
+		int64_t ago_ns = aq_region_ended_ago_ns(row, now_ns);
+
+		if (ago_ns >= 0 && atomic_load_explicit(&aq_region_slot(region, i)->state, memory_order_acquire) == AQ_SLOT_FREE)
+			ended[ended_count++] = (struct ended){ i, aq_naming_ended(&naming, region, i), &row->compared, ago_ns };
+	}
+}
+
+/* The slot of the ended process that the driver names `pid`, if no living one has that pid. */
+static int ended_slot(unsigned int pid)
+{
+	uint32_t at = 0;
+
+	if (!pid || aq_naming_lists(&naming, pid))
+		return -1;
+	while (at < ended_count && ended[at].pid != pid)
+		at++;
+	return at < ended_count ? (int)ended[at].slot : -1;
+}
+
+static int slot_of_pid(unsigned int pid)
+{
+	int slot = aq_naming_slot(&naming, pid);
+
+	return slot >= 0 ? slot : ended_slot(pid);
+}
+
 /* Find our processes' new samples, and return the time of the newest. */
 static uint64_t find_ours(unsigned int count, uint64_t since_us)
 {
 	uint64_t newest = since_us;
 
 	for (unsigned int i = 0; i < count; i++) {
-		slot_of[i] = samples[i].timeStamp > since_us ? aq_naming_slot(&naming, samples[i].pid) : -1;
+		slot_of[i] = samples[i].timeStamp > since_us ? slot_of_pid(samples[i].pid) : -1;
 		if (slot_of[i] >= 0 && samples[i].timeStamp > newest)
 			newest = samples[i].timeStamp;
 	}
 	return newest;
+}
+
+/* That mean, as far as our other processes leave it: together they used the device once. */
+static uint32_t take_share(unsigned int count, uint32_t slot, uint32_t *left)
+{
+	uint32_t share = share_of(count, (int)slot);
+
+	share = share < *left ? share : *left;
+	*left -= share;
+	return share;
 }
 
 /* What each of our processes that the driver names used, and had paid. */
@@ -66,11 +115,9 @@ static void collect(const struct aq_region *region, uint32_t device, unsigned in
 	uint32_t left = ALL_OF_IT;
 
 	for (uint32_t i = 0; i < naming.count; i++) {
-		uint32_t slot = naming.living[i].slot, share = share_of(count, (int)slot);
+		uint32_t slot = naming.living[i].slot, share = take_share(count, slot, &left);
 		struct aq_virtual_device *row = aq_region_virtual(region, slot, device);
 
-		share = share < left ? share : left;
-		left -= share;
 		/* of MPS clients the driver may report nothing */
 		if (!row || (!share && naming.living[i].as != AQ_LISTED_COMPUTE))
 			continue;
@@ -81,6 +128,12 @@ static void collect(const struct aq_region *region, uint32_t device, unsigned in
 			.share_q16 = share,
 		};
 	}
+	for (uint32_t i = 0; i < ended_count; i++)
+		uses[measured->count++] = (struct aq_process_use){
+			.compared = ended[i].compared,
+			.share_q16 = take_share(count, ended[i].slot, &left),
+			.has_ended = true,
+		};
 	measured->process = uses;
 }
 
@@ -124,20 +177,40 @@ static uint64_t move_on(int device, int64_t now_ns, uint64_t since_us)
 	return devices[device].seen_us;
 }
 
-bool aq_own_use(const struct aq_region *region, const char *uuid, int device, int64_t now_ns, uint64_t *since_us,
-		struct aq_measured *measured)
+/* Figures go by in which an ended process could not be found. */
+static void forfeit(bool all)
+{
+	for (uint32_t i = 0; i < ended_count; i++)
+		if (all || !ended[i].pid || aq_naming_lists(&naming, ended[i].pid))
+			aq_control_forfeit(ended[i].compared);
+}
+
+void aq_own_use_conclude(struct aq_settlement *settlement, int64_t now_ns)
+{
+	bool may_be_unseen = false;
+
+	for (uint32_t i = 0; i < ended_count; i++)
+		may_be_unseen |= aq_control_conclude_ended(settlement, ended[i].compared, now_ns, ended[i].ago_ns, may_be_unseen);
+}
+
+bool aq_own_use(struct aq_region *region, const char *uuid, int device, int64_t now_ns, uint64_t *since_us, struct aq_measured *measured)
 {
 	unsigned int count = SAMPLES_MAX;
 
 	*measured = (struct aq_measured){ .at_ns = now_ns };
 	bool known = ready(uuid, device);
+	ended_count = 0;
 	if (known && devices[device].without >= WITHOUT_MOST)
 		*since_us = 0;
-	known = known && nvml.utilization(devices[device].handle, samples, &count, *since_us) == NVML_SUCCESS;
 	if (known) {
+		aq_region_reap(region);
+		/* before the samples: what is in them and was not in the list had ended before */
 		aq_listed_query(&listed, devices[device].handle, nvml.processes, nvml.mps_processes);
 		aq_naming_learn(&naming, region, (uint32_t)device, &listed);
-		known = take_in(region, (uint32_t)device, count, *since_us, measured);
+		learn_ended(region, (uint32_t)device, now_ns);
+		nvmlReturn_t answer = nvml.utilization(devices[device].handle, samples, &count, *since_us);
+		forfeit(!listed.known || (answer != NVML_SUCCESS && answer != NVML_ERROR_NOT_FOUND));
+		known = answer == NVML_SUCCESS && take_in(region, (uint32_t)device, count, *since_us, measured);
 	}
 	devices[device].without = known ? 0 : devices[device].without + 1;
 	if (known) {

@@ -2,6 +2,8 @@
 #include "limit/control.h"
 
 #define WHOLE_Q16 65536
+#define FORFEITED 1 /* closed_at_ns of an ended process: all that it paid counts as used */
+#define UNSEEN_NS 1000000ll /* so short a use may be in no figure: they are in whole percents of 100 ms */
 #define GIVEN_BACK 32 /* the part of what was paid ahead that is given back at once */
 
 void aq_control_interrupted(struct aq_bucket *bucket)
@@ -84,6 +86,47 @@ void aq_control_conclude(struct aq_settlement *settlement, struct aq_compared *p
 	atomic_fetch_sub_explicit(&settlement->owed_ns, uncovered, memory_order_relaxed);
 }
 
+bool aq_control_end(struct aq_compared *process, int64_t paid_ns)
+{
+	int64_t uncovered = aq_control_uncovered(process, paid_ns);
+
+	atomic_store_explicit(&process->seen_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&process->pending_ns, uncovered, memory_order_relaxed);
+	atomic_store_explicit(&process->closed_at_ns, 0, memory_order_relaxed);
+	return uncovered > 0;
+}
+
+int64_t aq_control_compare_ended(struct aq_compared *process, int64_t measured_ns, int64_t rounding_ns)
+{
+	int64_t pending = aq_control_uncovered(process, 0), rest = pending - measured_ns, unrounded = rest - rounding_ns;
+
+	if (atomic_load_explicit(&process->closed_at_ns, memory_order_relaxed) == FORFEITED)
+		return 0;
+	atomic_store_explicit(&process->pending_ns, unrounded > 0 ? unrounded : 0, memory_order_relaxed);
+	return rest >= 0 ? 0 : rest < -AQ_SETTLE_ORPHAN_NS ? AQ_SETTLE_ORPHAN_NS : -rest;
+}
+
+void aq_control_forfeit(struct aq_compared *process)
+{
+	atomic_store_explicit(&process->closed_at_ns, FORFEITED, memory_order_relaxed);
+}
+
+bool aq_control_conclude_ended(struct aq_settlement *settlement, struct aq_compared *process, int64_t now_ns, int64_t ended_ago_ns,
+			       bool may_be_unseen)
+{
+	int64_t ahead = aq_control_uncovered(process, 0) - (may_be_unseen ? UNSEEN_NS : 0);
+	int64_t named_at = atomic_load_explicit(&settlement->ended_named_ns, memory_order_relaxed);
+	bool is_named = named_at && difference(now_ns, named_at) >= 0 && difference(now_ns, named_at) < AQ_CONTROL_NAMED_NS;
+
+	if (ended_ago_ns < AQ_CONTROL_ENDED_NS || !is_named ||
+	    atomic_load_explicit(&process->closed_at_ns, memory_order_relaxed) == FORFEITED || !aq_control_uncovered(process, 0))
+		return false;
+	atomic_store_explicit(&process->pending_ns, 0, memory_order_relaxed);
+	if (ahead > 0)
+		atomic_fetch_sub_explicit(&settlement->owed_ns, ahead, memory_order_relaxed);
+	return true;
+}
+
 static void begin_comparing(struct aq_compared *process, int64_t now_ns, int64_t paid_ns)
 {
 	atomic_store_explicit(&process->seen_ns, paid_ns, memory_order_relaxed);
@@ -91,14 +134,39 @@ static void begin_comparing(struct aq_compared *process, int64_t now_ns, int64_t
 	atomic_store_explicit(&process->closed_at_ns, now_ns, memory_order_relaxed);
 }
 
-/* Of all processes. A figure that does not count leaves nothing to compare the next one with. */
-static int64_t compare_all(const struct aq_measured *measured, int64_t span_ns, bool counts)
+/* Of the processes that have ended. A figure that does not count may have been of use that they paid for. */
+static int64_t compare_ended(struct aq_settlement *settlement, const struct aq_measured *measured, bool counts)
+{
+	int64_t owed = 0, rounding_ns = 0;
+
+	for (unsigned i = 0; i < measured->count; i++) {
+		const struct aq_process_use *use = &measured->process[i];
+		int64_t measured_ns = measured->span_ns * use->share_q16 / WHOLE_Q16;
+
+		if (!use->has_ended)
+			continue;
+		if (use->share_q16)
+			atomic_store_explicit(&settlement->ended_named_ns, measured->at_ns, memory_order_relaxed);
+		if (!counts) {
+			aq_control_forfeit(use->compared);
+		} else if (measured_ns > 0) {
+			owed += aq_control_compare_ended(use->compared, measured_ns, rounding_ns);
+			rounding_ns = measured->span_ns / 100;
+		}
+	}
+	return owed;
+}
+
+/* Of the living ones. A figure that does not count leaves nothing to compare the next one with. */
+static int64_t compare_living(const struct aq_measured *measured, int64_t span_ns, bool counts)
 {
 	int64_t owed = 0;
 
 	for (unsigned i = 0; i < measured->count; i++) {
 		const struct aq_process_use *use = &measured->process[i];
 
+		if (use->has_ended)
+			continue;
 		if (counts)
 			owed += aq_control_compare(use->compared, measured->at_ns, use->paid_ns, span_ns * use->share_q16 / WHOLE_Q16);
 		else
@@ -113,7 +181,8 @@ void aq_control_settle(struct aq_bucket *bucket, struct aq_settlement *settlemen
 	bool is_first = measured->span_ns <= 0 || !is_sane(ahead) || percent == 0 || percent > 100;
 	bool is_gap = measured->span_ns > AQ_CONTROL_GAP_NS;
 	bool counts = !is_first && !is_stale(bucket, percent, measured->span_ns);
-	int64_t owed = compare_all(measured, is_gap ? 2 * AQ_CONTROL_PERIOD_NS : measured->span_ns, counts);
+	int64_t owed = compare_living(measured, is_gap ? 2 * AQ_CONTROL_PERIOD_NS : measured->span_ns, counts) +
+		       compare_ended(settlement, measured, counts && !is_gap);
 
 	atomic_store_explicit(&settlement->seen_us, measured->until_us, memory_order_relaxed);
 	if (ahead < 0) /* a debt was taken when it was found */

@@ -7,8 +7,12 @@
  * process, and summed up for the container: what the driver measured beyond what was paid is taken from the balance, as a debt. What was
  * paid beyond is given back little by little, to launches that would have to wait.
  *
- * A payment may be for work that is still to be done or reported, so it counts as paid ahead only if no figure covers it for some time. The
- * driver reports no use of processes that have ended: what they paid and no figure covered counts as used.
+ * A payment may be for work that is still to be done or reported, so it counts as paid ahead only if no figure covers it for some time.
+ *
+ * Of a process that has ended the driver may still report use, for about ten seconds: its kernel module does, and what the NVML library
+ * leaves out is not known. So what an ended process paid and no figure covered is given back only if figures named a process after its end
+ * lately, and none passed in which this one could not be named. Otherwise it counts as used. What figures round away of their
+ * use is not given back either, beyond one process each time: so many short processes gain nothing by it.
  *
  * Sums forget nothing: however launches are priced, over seconds the container gets its ceiling. They need no correction of the inflow.
  *
@@ -28,13 +32,17 @@
 #define AQ_CONTROL_UNHELD_NS 400000000ll /* while nothing waits: it delays a launch */
 #define AQ_CONTROL_GAP_NS 1000000000ll   /* a figure over a longer time may be of its end only: it counts for that, and as a debt */
 #define AQ_CONTROL_LATE_NS 200000000ll   /* the driver's figures come so much later than what they are of */
+#define AQ_CONTROL_ENDED_NS 350000000ll  /* all use of an ended process is reported so long after its end … */
+#define AQ_CONTROL_NAMED_NS 10000000000ll /* a figure that named an ended process shows for so long that the driver does that */
+#define AQ_CONTROL_KEPT_NS 2000000000ll  /* … but later figures are compared, too */
 #define AQ_CONTROL_STALE 3u              /* periods skipped after free launches: the driver's samples are up to two wide */
 
-/* One living process that the driver names. */
+/* One process of the container: a living one that the driver names, or one that has ended lately. */
 struct aq_process_use {
 	struct aq_compared *compared;
-	int64_t paid_ns;     /* since it began */
+	int64_t paid_ns;     /* since it began; of an ended one 0, `compared` has it */
 	uint32_t share_q16;  /* of the device's time, in the figure */
+	bool has_ended;
 };
 
 /* What the driver measured for the container since its figure before. */
@@ -61,6 +69,17 @@ int64_t aq_control_compare(struct aq_compared *process, int64_t now_ns, int64_t 
 int64_t aq_control_uncovered(const struct aq_compared *process, int64_t paid_ns);
 /* All that the process launched has been reported: what no figure covered was paid ahead. */
 void aq_control_conclude(struct aq_settlement *settlement, struct aq_compared *process, int64_t paid_ns);
+
+/* A process has ended, and paid so much since it began. False if there is nothing to compare. */
+bool aq_control_end(struct aq_compared *process, int64_t paid_ns);
+/* What an ended process owes by a figure in which it used `measured_ns`, or up to `rounding_ns` more; never below zero. */
+int64_t aq_control_compare_ended(struct aq_compared *process, int64_t measured_ns, int64_t rounding_ns);
+/* Figures may lack some of its use: all that it paid counts as used. */
+void aq_control_forfeit(struct aq_compared *process);
+/* So long after it was found to have ended: what no figure covered was paid ahead, if the driver names such processes. `may_be_unseen`: a
+ * very short use may have been in no figure. True if that was concluded. */
+bool aq_control_conclude_ended(struct aq_settlement *settlement, struct aq_compared *process, int64_t now_ns, int64_t ended_ago_ns,
+			       bool may_be_unseen);
 
 /* Fold one measurement in, and take what is owed. */
 void aq_control_settle(struct aq_bucket *bucket, struct aq_settlement *settlement, uint32_t percent, const struct aq_measured *measured);

@@ -37,6 +37,7 @@ struct aq_settlement {
 	_Atomic int64_t paid_seen_ns;  /* of builds of ABI 1.4; not read */
 	_Atomic int64_t owed_ns;       /* what the driver measured beyond what was paid; below zero: paid ahead */
 	_Atomic int64_t unknown_ns;    /* what unknown launches cost lately; 0 = none was timed */
+	_Atomic int64_t ended_named_ns; /* CLOCK_MONOTONIC when a figure last named a process that had ended; 0 = none did */
 };
 
 /* One process's payments on one device, and how far the driver's figures have covered them (control.h). In its row of the region. All zero

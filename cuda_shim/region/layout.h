@@ -62,6 +62,10 @@
  * kernel names the holder in the querying process's namespace, and by 0 where it is not visible. Such a lock is lost as soon as its process
  * closes any descriptor of the file. Then, and for shims that do not take it, only `pid` is left.
  *
+ * Payments of ended processes. A reaper leaves in the free slot what its dead owner paid, with its pids: `compared` of the virtual row, and
+ * `ended_at_ns`. The driver's figures may name the process for some seconds, and the process that takes in a figure settles it (limit/control.h). A
+ * newcomer takes such a slot only when there is no other.
+ *
  * Who reaps. The container's processes do: when one attaches, before one refuses memory, and when one queries free memory. The agent does
  * not write counters (it has no atomic adds, and need not be trusted with them): it probes with F_OFD_GETLK, leaves dead slots out of its
  * sums, and stores one word, `host_pid`, into live slots.
@@ -80,8 +84,8 @@
 #define AQ_REGION_MAGIC 0x314e474551414c41ull /* "ALAQEGN1" */
 #define AQ_ABI_MAJOR 1
 /* 1: the virtual ledger, module_bytes; 2: the regime of the compute bucket, turns_owner; 3: waiting; 4: settlement, unsettled_since_ns;
- * 5: compared */
-#define AQ_ABI_MINOR 5
+ * 5: compared; 6: ended_at_ns, ended_named_ns, pid_namespace */
+#define AQ_ABI_MINOR 6
 
 #define AQ_MAX_DEVICES 16
 #define AQ_SLOT_COUNT 256
@@ -162,7 +166,6 @@ struct aq_region_device {
 	_Atomic uint64_t context_bytes; /* what one context was measured to cost here; 0 = not measured */
 	_Atomic uint64_t virtual_bytes; /* the judge of the virtual ledger: memory that may leave the device */
 	struct aq_settlement settlement; /* of the bucket with the driver's figures; limit/control.h */
-	uint64_t reserved_memory[1];
 	struct aq_bucket compute; /* a cache line of its own; limit/bucket.h */
 };
 
@@ -195,7 +198,9 @@ struct aq_virtual_device {
 	_Atomic uint64_t uncharged;
 	_Atomic uint64_t settled;
 	struct aq_compared compared; /* busy_ns with the driver's figures; limit/control.h */
-	uint64_t reserved[1];
+	/* CLOCK_MONOTONIC when the slot's last owner was found to have ended. The slot is free, but keeps `compared` and the pids until its
+	 * payments are settled. 0 = there is nothing to settle, or the slot is not free */
+	_Atomic int64_t ended_at_ns;
 };
 
 /* The virtual ledgers of one slot. */
@@ -209,7 +214,8 @@ struct aq_region_slot {
 	_Atomic uint32_t host_pid; /* as the agent sees it; written by the agent, 0 = not known yet */
 	uint32_t reserved0;
 	_Atomic uint64_t start_ticks; /* field 22 of /proc/<pid>/stat, distinguishes reused pids */
-	uint64_t reserved[13];
+	_Atomic uint64_t pid_namespace; /* inode number of the namespace that `pid` is of; 0 = not known */
+	uint64_t reserved[12];
 	struct aq_slot_device device[AQ_MAX_DEVICES];
 };
 
@@ -255,6 +261,9 @@ _Static_assert(offsetof(struct aq_region_header, virtual_offset) == 64, "region 
 _Static_assert(offsetof(struct aq_region_header, turns_owner) == 72, "region ABI v1.2");
 _Static_assert(sizeof(struct aq_virtual_device) == 64, "region ABI v1.1");
 _Static_assert(offsetof(struct aq_virtual_device, compared) == 32, "region ABI v1.5");
+_Static_assert(offsetof(struct aq_virtual_device, ended_at_ns) == 56, "region ABI v1.6");
+_Static_assert(offsetof(struct aq_region_slot, pid_namespace) == 24, "region ABI v1.6");
+_Static_assert(offsetof(struct aq_settlement, ended_named_ns) == 32, "region ABI v1.6");
 _Static_assert(sizeof(struct aq_virtual_row) == 1024, "region ABI v1.1");
 _Static_assert(AQ_REGION_VIRTUAL_OFFSET == 561152, "region ABI v1.1");
 _Static_assert(AQ_REGION_BYTES == 823296, "region ABI v1.1");

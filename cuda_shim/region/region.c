@@ -14,6 +14,7 @@
 
 #include "account/ledger.h"
 #include "cancel.h"
+#include "limit/control.h"
 
 #ifndef F_OFD_SETLK /* Linux 3.15; older headers lack the names */
 #define F_OFD_GETLK 36
@@ -226,6 +227,14 @@ static uint64_t used_by(const _Atomic uint64_t *charged, const _Atomic uint64_t 
 	return used > 0 ? (uint64_t)used : 0;
 }
 
+int64_t aq_region_ended_ago_ns(const struct aq_virtual_device *ledger, int64_t now_ns)
+{
+	int64_t at = ledger ? atomic_load_explicit(&ledger->ended_at_ns, memory_order_relaxed) : 0;
+	int64_t ago = (int64_t)((uint64_t)now_ns - (uint64_t)at);
+
+	return at && ago >= 0 && ago < AQ_CONTROL_KEPT_NS ? ago : -1;
+}
+
 uint64_t aq_slot_used_bytes(const struct aq_slot_device *device)
 {
 	return used_by(&device->charged, &device->uncharged);
@@ -257,7 +266,6 @@ static void credit(_Atomic uint64_t *judge, struct aq_counters *dead)
 static void clear_statistics(const struct aq_region *region, uint32_t index, uint32_t position)
 {
 	struct aq_slot_device *device = &aq_region_slot(region, index)->device[position];
-	struct aq_virtual_device *more = aq_region_virtual(region, index, position);
 
 	atomic_store_explicit(&device->context_bytes, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->managed_bytes, 0, memory_order_relaxed);
@@ -272,31 +280,64 @@ static void clear_statistics(const struct aq_region *region, uint32_t index, uin
 	atomic_store_explicit(&device->module_bytes, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->waiting, 0, memory_order_relaxed);
 	atomic_store_explicit(&device->unsettled_since_ns, 0, memory_order_relaxed);
-	if (more) {
-		atomic_store_explicit(&more->compared.seen_ns, 0, memory_order_relaxed);
-		atomic_store_explicit(&more->compared.pending_ns, 0, memory_order_relaxed);
-		atomic_store_explicit(&more->compared.closed_at_ns, 0, memory_order_relaxed);
-	}
 }
 
-/* The container pays for the launch that its dead process did not settle. */
-static void settle_compute(struct aq_region_device *line, const struct aq_slot_device *dead)
+static void clear_payments(struct aq_virtual_device *ledger)
 {
-	int64_t since = atomic_load_explicit(&dead->unsettled_since_ns, memory_order_relaxed);
+	if (!ledger)
+		return;
+	atomic_store_explicit(&ledger->compared.seen_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&ledger->compared.pending_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&ledger->compared.closed_at_ns, 0, memory_order_relaxed);
+	atomic_store_explicit(&ledger->ended_at_ns, 0, memory_order_relaxed);
+}
+
+static int64_t now_ns(void)
+{
 	struct timespec now;
 
-	if (!since)
-		return;
 	clock_gettime(CLOCK_MONOTONIC, &now);
-	int64_t owed = aq_settle_orphan(since, now.tv_sec * 1000000000ll + now.tv_nsec);
+	return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+/* The container pays for the launch that its dead process did not settle. Returns all that the process paid. */
+static int64_t settle_compute(struct aq_region_device *line, const struct aq_slot_device *dead)
+{
+	int64_t since = atomic_load_explicit(&dead->unsettled_since_ns, memory_order_relaxed);
+	int64_t owed = since ? aq_settle_orphan(since, now_ns()) : 0;
+
 	if (owed)
 		aq_bucket_settle(&line->compute, owed);
+	return (int64_t)(atomic_load_explicit(&dead->busy_ns, memory_order_relaxed) + (uint64_t)owed);
+}
+
+/* What a dead process paid stays in its slot, for the driver's figures that are still to come. False if there is nothing to compare. */
+static bool leave_payments(struct aq_virtual_device *ledger, int64_t paid_ns)
+{
+	if (!ledger || !aq_control_end(&ledger->compared, paid_ns)) {
+		clear_payments(ledger);
+		return false;
+	}
+	atomic_store_explicit(&ledger->ended_at_ns, now_ns(), memory_order_relaxed);
+	return true;
+}
+
+/* May the driver's figures still name the last owner of a free slot? */
+static bool has_payments(const struct aq_region *region, uint32_t index)
+{
+	int64_t now = now_ns();
+
+	for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++)
+		if (aq_region_ended_ago_ns(aq_region_virtual(region, index, device), now) >= 0)
+			return true;
+	return false;
 }
 
 static void bury(const struct aq_region *region, uint32_t index)
 {
 	struct aq_region_header *header = (struct aq_region_header *)(void *)region->base;
 	struct aq_region_slot *slot = aq_region_slot(region, index);
+	bool is_kept = false;
 
 	for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++) {
 		struct aq_region_device *line = aq_region_line(region, device);
@@ -305,11 +346,14 @@ static void bury(const struct aq_region *region, uint32_t index)
 		credit(&line->used_bytes, aq_counters_of_device(&slot->device[device]));
 		if (ledger)
 			credit(&line->virtual_bytes, aq_counters_of_virtual(ledger));
-		settle_compute(line, &slot->device[device]);
+		int64_t paid_ns = settle_compute(line, &slot->device[device]);
 		clear_statistics(region, index, device);
+		is_kept |= leave_payments(ledger, paid_ns);
 	}
-	atomic_store(&slot->pid, 0);
-	atomic_store(&slot->host_pid, 0);
+	if (!is_kept) {
+		atomic_store(&slot->pid, 0);
+		atomic_store(&slot->host_pid, 0);
+	}
 	atomic_store(&slot->start_ticks, 0);
 	atomic_store(&slot->state, AQ_SLOT_FREE);
 	atomic_fetch_add(&header->reaped_slots, 1);
@@ -407,6 +451,14 @@ static bool repair(const struct aq_region *region)
 	return repaired;
 }
 
+void aq_region_reap(struct aq_region *region)
+{
+	pthread_mutex_lock(&region->reaping);
+	if (region->base)
+		reap_dead(region);
+	pthread_mutex_unlock(&region->reaping);
+}
+
 bool aq_region_reclaim(struct aq_region *region)
 {
 	pthread_mutex_lock(&region->reaping);
@@ -440,25 +492,40 @@ static uint64_t own_start_ticks(void)
 	return ticks;
 }
 
-/* `*refused`: why a free slot's lock cannot be had, where no other process holds it. */
-static bool take_free_slot(struct aq_region *region, int *refused)
+/* 0 where /proc is not mounted. */
+static uint64_t own_pid_namespace(void)
+{
+	char text[64];
+	ssize_t length = readlink("/proc/self/ns/pid", text, sizeof(text) - 1);
+	unsigned long long inode = 0;
+
+	text[length > 0 ? length : 0] = '\0';
+	return sscanf(text, "pid:[%llu]", &inode) == 1 ? inode : 0;
+}
+
+/* `*refused`: why a free slot's lock cannot be had, where no other process holds it. `any`: also one with payments of its last owner. */
+static bool take_free_slot(struct aq_region *region, bool any, int *refused)
 {
 	struct flock lock;
 
 	for (uint32_t i = 0; i < region->slot_count; i++) {
 		struct aq_region_slot *slot = aq_region_slot(region, i);
 
-		if (atomic_load(&slot->state) != AQ_SLOT_FREE)
+		if (atomic_load(&slot->state) != AQ_SLOT_FREE || (!any && has_payments(region, i)))
 			continue;
 		if (!try_lock(region, slot_lock(region, i))) {
 			*refused = errno == EAGAIN || errno == EACCES ? *refused : errno;
 			continue;
 		}
 		if (atomic_load(&slot->state) == AQ_SLOT_FREE) {
-			for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++)
-				clear_statistics(region, i, device); /* an older version buried its owner and did not know them all */
+			for (uint32_t device = 0; device < AQ_MAX_DEVICES; device++) {
+				/* an older version buried its owner and did not know them all */
+				clear_statistics(region, i, device);
+				clear_payments(aq_region_virtual(region, i, device));
+			}
 			atomic_store(&slot->host_pid, 0);
 			atomic_store(&slot->start_ticks, own_start_ticks());
+			atomic_store(&slot->pid_namespace, own_pid_namespace());
 			atomic_store(&slot->pid, (uint32_t)getpid());
 			/* if it cannot be had, the slot's pid has to do */
 			lock_command(region, F_SETLK, F_WRLCK, naming_lock(region, i), &lock);
@@ -481,7 +548,7 @@ int aq_region_take_slot(struct aq_region *region, struct aq_fault *fault)
 	for (unsigned i = 0; i < MILLISECOND_WAITS; i++) {
 		int refused = 0;
 
-		if (take_free_slot(region, &refused))
+		if (take_free_slot(region, false, &refused) || take_free_slot(region, true, &refused))
 			return 0;
 		if (refused)
 			return aq_fault(

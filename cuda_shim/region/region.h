@@ -39,6 +39,9 @@ void aq_region_forget(struct aq_region *region);
 /* Credit the slots of dead processes and repair leaks, on all devices. True when anything came back. */
 bool aq_region_reclaim(struct aq_region *region);
 
+/* Only the former, and without looking for leaks. */
+void aq_region_reap(struct aq_region *region);
+
 struct aq_region_slot *aq_region_slot(const struct aq_region *region, uint32_t index);
 struct aq_region_device *aq_region_line(const struct aq_region *region, uint32_t device);
 struct aq_slot_device *aq_region_mine(const struct aq_region *region, uint32_t device);
@@ -50,6 +53,9 @@ bool aq_region_is_live(const struct aq_region *region, uint32_t index);
 
 /* The pid of a living slot's process as the caller's pid namespace has it; 0 = it cannot be seen from there. One system call. */
 uint32_t aq_region_pid(const struct aq_region *region, uint32_t index);
+
+/* How long ago the last owner of a free slot was found to have ended, if its payments are still to be compared; else -1. */
+int64_t aq_region_ended_ago_ns(const struct aq_virtual_device *ledger, int64_t now_ns);
 
 /* What a slot holds of a device. */
 uint64_t aq_slot_used_bytes(const struct aq_slot_device *device);

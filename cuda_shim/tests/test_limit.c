@@ -73,7 +73,7 @@ struct payer {
 /* The driver's figure of such a process. */
 static void take_figure(struct payer *payer, int64_t paid_ns, int64_t now, int64_t span, uint32_t share_q16, uint32_t percent)
 {
-	struct aq_process_use use = { &payer->compared, paid_ns, share_q16 };
+	struct aq_process_use use = { &payer->compared, paid_ns, share_q16, false };
 	struct aq_measured measured = {
 		.until_us = (uint64_t)now / 1000, .at_ns = now, .span_ns = span, .is_complete = true, .process = &use, .count = 1
 	};
@@ -374,7 +374,7 @@ static void ended_process_changes_nothing_for_its_siblings(void)
 		FIGURE(&payer, 0, AQ_CONTROL_PERIOD_NS, 0, 50);
 	for (unsigned i = 0; i < 10; i++) {
 		struct aq_compared ended = { 0 };
-		struct aq_process_use uses[] = { { &payer.compared, 0, 65536 / 100 }, { &ended, 50 * MS, 0 } };
+		struct aq_process_use uses[] = { { &payer.compared, 0, 65536 / 100, false }, { &ended, 50 * MS, 0, false } };
 		struct aq_measured measured = {
 			.until_us = i, .at_ns = i * AQ_CONTROL_PERIOD_NS, .span_ns = AQ_CONTROL_PERIOD_NS, .process = uses, .count = 2
 		};
@@ -384,6 +384,59 @@ static void ended_process_changes_nothing_for_its_siblings(void)
 		aq_control_give_back(&payer.bucket, &payer.settlement);
 	}
 	CHECK(payer.bucket.balance_ns < -10 * 50 * MS - 9 * MS);
+}
+
+/* A figure of a process that has ended and paid `paid_ns` before; what is given back of it after all figures are in. */
+static int64_t given_back(int64_t paid_ns, uint32_t share_q16, bool is_named, int64_t span)
+{
+	struct payer payer = { 0 };
+	struct aq_process_use use = { &payer.compared, 0, share_q16, true };
+	struct aq_measured measured = { .at_ns = 10 * SECOND, .span_ns = span, .is_complete = true, .process = &use, .count = 1 };
+
+	for (unsigned i = 0; i < AQ_CONTROL_STALE; i++)
+		FIGURE(&payer, 0, AQ_CONTROL_PERIOD_NS, 0, 50);
+	CHECK(aq_control_end(&payer.compared, paid_ns) && aq_control_uncovered(&payer.compared, 0) == paid_ns);
+	payer.settlement.ended_named_ns = is_named ? 9 * SECOND : 0;
+	aq_control_settle(&payer.bucket, &payer.settlement, 50, &measured);
+	CHECK(!aq_control_conclude_ended(&payer.settlement, &payer.compared, 11 * SECOND, AQ_CONTROL_ENDED_NS - 1, false));
+	aq_control_conclude_ended(&payer.settlement, &payer.compared, 11 * SECOND, AQ_CONTROL_ENDED_NS, false);
+	CHECK(!aq_control_conclude_ended(&payer.settlement, &payer.compared, 11 * SECOND, AQ_CONTROL_ENDED_NS, false));
+	/* what is owed was taken at once */
+	return payer.bucket.balance_ns - (payer.settlement.owed_ns < 0 ? payer.settlement.owed_ns : 0);
+}
+
+/* Only a driver that names processes after their end shows what they did not use. */
+static void ended_process_gets_back_only_what_figures_show_as_unused(void)
+{
+	const int64_t span = AQ_CONTROL_PERIOD_NS;
+
+	CHECK(given_back(50 * MS, 65536 / 5, false, span) > 29 * MS);
+	CHECK(given_back(50 * MS, 65536 / 5, false, span) < 31 * MS);
+	CHECK(given_back(50 * MS, 0, true, span) == 50 * MS);
+	CHECK(given_back(50 * MS, 0, false, span) == 0);
+	CHECK(given_back(50 * MS, 0, true, AQ_CONTROL_GAP_NS + 1) == 0); /* figures of a long time do not say when it used the device */
+	CHECK(given_back(50 * MS, 65536 * 9 / 10, false, span) < -39 * MS && given_back(50 * MS, 65536 * 9 / 10, false, span) > -41 * MS);
+}
+
+/* However many: each hides what the driver's whole percents round away, and gets no more of that back than one process would. */
+static void many_ended_processes_hide_no_more_than_one(void)
+{
+	struct payer payer = { 0 };
+	struct aq_compared ended[64] = { 0 };
+	struct aq_process_use uses[64];
+	struct aq_measured measured = { .at_ns = SECOND, .span_ns = AQ_CONTROL_PERIOD_NS, .process = uses, .count = 64 };
+	bool may_be_unseen = false;
+
+	for (unsigned i = 0; i < AQ_CONTROL_STALE; i++)
+		FIGURE(&payer, 0, AQ_CONTROL_PERIOD_NS, 0, 50);
+	for (unsigned i = 0; i < 64; i++) {
+		CHECK(aq_control_end(&ended[i], MS + (i % 2 ? 0 : MS)));
+		uses[i] = (struct aq_process_use){ &ended[i], 0, i % 2 ? 0 : 656, true };
+	}
+	aq_control_settle(&payer.bucket, &payer.settlement, 50, &measured);
+	for (unsigned i = 0; i < 64; i++)
+		may_be_unseen |= aq_control_conclude_ended(&payer.settlement, &ended[i], 2 * SECOND, SECOND, may_be_unseen);
+	CHECK(payer.settlement.owed_ns <= 0 && payer.settlement.owed_ns >= -2 * MS);
 }
 
 /* What a tenant used while no ceiling applied does not count against it afterwards; the first figures still reflect that. */
@@ -708,6 +761,8 @@ int main(void)
 	payment_is_ahead_only_when_the_driver_had_time_to_report();
 	process_that_has_been_reported_gets_back_the_rest();
 	ended_process_changes_nothing_for_its_siblings();
+	ended_process_gets_back_only_what_figures_show_as_unused();
+	many_ended_processes_hide_no_more_than_one();
 	usage_without_a_ceiling_is_not_settled();
 	figure_over_a_long_time_only_takes();
 	lease_is_for_one_and_seldom_without_waiting();

@@ -214,6 +214,36 @@ static void without_the_list_of_compute_nothing_is_known(void)
 	CHECK(!listed.known && listed.count == 0);
 }
 
+/* Process 1 has ended in that pid namespace; the caller has slot 0. */
+static uint32_t name_of_ended(uint64_t namespace, uint32_t host_pid)
+{
+	struct aq_naming naming;
+
+	region.slot_index = 0;
+	atomic_store(&aq_region_slot(&region, 0)->pid_namespace, 5);
+	atomic_store(&aq_region_slot(&region, 1)->pid, 8);
+	atomic_store(&aq_region_slot(&region, 1)->host_pid, host_pid);
+	atomic_store(&aq_region_slot(&region, 1)->pid_namespace, namespace);
+	aq_naming_learn(&naming, &region, DEVICE, &listed);
+	return aq_naming_ended(&naming, &region, 1);
+}
+
+static void ended_process_has_its_pid_where_the_driver_translates(void)
+{
+	process(0, 7, 4007, 1);
+	LISTS(7);
+	CHECK(name_of_ended(5, 4008) == 8 && name_of_ended(5, 0) == 8);
+	CHECK(name_of_ended(6, 4008) == 0 && name_of_ended(0, 4008) == 0); /* its pid is another process's here */
+}
+
+static void ended_process_has_its_host_pid_where_the_driver_does_not(void)
+{
+	process(0, 7, 4007, 1);
+	LISTS(4007);
+	CHECK(name_of_ended(5, 4008) == 4008 && name_of_ended(6, 4008) == 4008);
+	CHECK(name_of_ended(5, 0) == 0);
+}
+
 int main(void)
 {
 	static void (*const tests[])(void) = {
@@ -226,6 +256,8 @@ int main(void)
 		process_with_its_first_context_finds_its_own_pid,
 		invisible_process_has_a_host_pid_only_in_samples,
 		killed_process_matches_no_slot,
+		ended_process_has_its_pid_where_the_driver_translates,
+		ended_process_has_its_host_pid_where_the_driver_does_not,
 		mps_client_is_listed_once_from_any_list,
 		without_a_list_of_mps_that_of_compute_is_all,
 		without_the_list_of_compute_nothing_is_known,

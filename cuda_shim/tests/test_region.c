@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Slots, charging, killing, reaping, repairing: real processes, real kills. */
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include "account/ledger.h"
+#include "limit/control.h"
 #include "region/region.h"
 #include "tests/support.h"
 
@@ -326,6 +328,43 @@ static void launch_of_a_dead_process_is_paid_by_the_next_one(void)
 	support_write_region();
 }
 
+/* An empty region with the virtual ledgers, where payments are left. */
+static void write_region_with_ledgers(void)
+{
+	const uint32_t place[] = { AQ_REGION_VIRTUAL_OFFSET, sizeof(struct aq_virtual_row) };
+
+	support_write_region();
+	int fd = open(support_region(), O_RDWR | O_CLOEXEC);
+	CHECK(pwrite(fd, place, sizeof(place), offsetof(struct aq_region_header, virtual_offset)) == (ssize_t)sizeof(place));
+	close(fd);
+}
+
+/* What it paid is left in its slot, for figures that are still to come: the next process takes another slot, but never finds none. */
+static void slot_of_a_payer_is_kept_while_figures_may_name_it(void)
+{
+	struct aq_virtual_device *row;
+
+	write_region_with_ledgers();
+	attach();
+	row = aq_region_virtual(&region, 0, DEVICE);
+	CHECK(region.slot_index == 0 && row->ended_at_ns == 0 && aq_region_slot(&region, 0)->pid_namespace != 0);
+	atomic_store(&mine()->busy_ns, 50000000);
+	detach();
+	attach();
+	row = aq_region_virtual(&region, 0, DEVICE);
+	CHECK(region.slot_index == 1 && aq_region_slot(&region, 0)->pid == (uint32_t)getpid());
+	CHECK(row->compared.pending_ns == 50000000 && aq_region_ended_ago_ns(row, row->ended_at_ns + 5) == 5);
+	CHECK(aq_region_ended_ago_ns(row, row->ended_at_ns + AQ_CONTROL_KEPT_NS) == -1);
+	detach();
+	for (uint32_t i = 0; i < region.slot_count; i++) {
+		attach();
+		CHECK(region.slot_index >= 0);
+		atomic_store(&mine()->busy_ns, 50000000);
+		detach();
+	}
+	support_write_region();
+}
+
 static void damage_is_refused_with_its_reason(void)
 {
 	struct aq_region broken;
@@ -359,6 +398,7 @@ int main(void)
 	full_region_is_reported_and_a_leaving_process_makes_room();
 	slot_identity_is_reset_with_each_owner();
 	launch_of_a_dead_process_is_paid_by_the_next_one();
+	slot_of_a_payer_is_kept_while_figures_may_name_it();
 	damage_is_refused_with_its_reason();
 	support_remove();
 	return 0;

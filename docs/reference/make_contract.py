@@ -31,7 +31,7 @@ from scheduler_plugin import settings as scheduler_settings
 from scheduler_plugin.core.cluster.decisions import Decisions
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState
-from scheduler_plugin.services.cluster_metrics import ClusterCollector
+from scheduler_plugin.services.cluster_metrics import QUEUES, ClusterCollector
 from scheduler_plugin.services.telemetry import Telemetry as SchedulerTelemetry
 from scheduler_plugin.webhook.words import WORDS
 
@@ -81,7 +81,7 @@ def page() -> str:
         _features(),
         _section("Resources", "In a container's `limits`.", _named(names, "RESOURCE_", skip=("RESOURCE_DOMAIN",))),
         _section("Annotations", "On pods, unless said otherwise.", _named(names, "ANNOTATION_", skip=("ANNOTATION_PREFIX",))),
-        _section("Labels", "On namespaces, for administrators.", _named(names, "LABEL_")),
+        _section("Labels", "On namespaces, for administrators; one of them also on pods.", _named(names, "LABEL_")),
         _section("Node conditions and events", "In `kubectl describe`.", _named(names, "NODE_CONDITION_", "EVENT_REASON_")),
         _section(
             "Why a node cannot take a pod",
@@ -216,9 +216,8 @@ def _metrics() -> Iterator[tuple[str, str]]:
     scheduler = SchedulerTelemetry()
     scheduler.watch_state(ClusterState(), lambda: 0.0, lambda: True)
     scheduler.watch_certificate(lambda: 0.0)
-    scheduler.registry.register(
-        ClusterCollector(ClusterState(), Decisions(), {"open_bindings": lambda: 0, "waiting_gangs": lambda: 0}, dict)
-    )
+    queues = dict.fromkeys(QUEUES, lambda: 0)
+    scheduler.registry.register(ClusterCollector(ClusterState(), Decisions(), queues, dict))
     for registry in (AgentTelemetry().registry, scheduler.registry):
         for metric in registry.collect():
             if metric.name.startswith(contract.METRIC_PREFIX):

@@ -2,7 +2,7 @@
 """Requests of the scheduler to the Kubernetes API: pods and bindings, events, the lease. ``aiohttp_transport`` says how they fail."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -81,6 +81,21 @@ class KubePods:
         """See ``ports.PodApi``."""
         body = requests.eviction(namespace, name, uid, dry_run=dry_run)
         await self._connection.request("POST", pod_path(namespace, name, "eviction"), body=body)
+
+
+class KubeObjects:
+    """Implements ``ports.ObjectApi``."""
+
+    def __init__(self, connection: KubeConnection) -> None:
+        self._connection = connection
+
+    async def get_object(self, path: str) -> Mapping[str, Any] | None:
+        """See ``ports.ObjectApi``."""
+        try:
+            data = await self._connection.request("GET", path)
+        except KubeNotFoundError:
+            return None
+        return decode_reply(data, dict[str, Any], "an object")
 
 
 class KubeEvents:

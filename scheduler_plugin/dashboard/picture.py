@@ -16,8 +16,9 @@ from aliquot.contract.gpunode import GpuDevice, GpuNode
 from aliquot.contract.model import Link, LinkKind, PodRequest
 from aliquot.placement.device import DeviceState
 from aliquot.placement.score import FRAG_PPM, fragmentation
-from scheduler_plugin.core.backfill.hold import HOLD_PREFIX, Hold, Outlook, holds_of
+from scheduler_plugin.core.backfill.hold import Hold, Outlook
 from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.hold_uids import HOLD_PREFIX, holds_of
 from scheduler_plugin.core.cluster.pods import Use
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
 

@@ -126,6 +126,7 @@ class Binder:
         pod = await self._find(args)
         if isinstance(pod, str):
             return pod
+        self._context.groups.note_binding(pod)
         if bound_to := self._bound_to(pod):
             return "" if bound_to == args.node else f"the pod is already bound to node {bound_to}"
         if waits := await self._wait_for_gang(pod, args.node):

@@ -12,6 +12,7 @@ from scheduler_plugin.core.fit.shapes import Shapes
 from scheduler_plugin.core.gang.plan import Planner
 from scheduler_plugin.extender.decision_log import DecisionLog
 from scheduler_plugin.extender.gang import Gangs
+from scheduler_plugin.extender.group_rounds import GroupRounds
 from scheduler_plugin.extender.held_room import HeldRoom
 from scheduler_plugin.extender.node_list import NodeLists
 from scheduler_plugin.extender.pod_query import PodQueries
@@ -19,6 +20,7 @@ from scheduler_plugin.extender.reservations import Reservations
 from scheduler_plugin.extender.score_texts import ScoreTexts
 from scheduler_plugin.extender.seats import Seats
 from scheduler_plugin.extender.verdicts import Verdicts
+from scheduler_plugin.extender.workload_seats import WorkloadSeats
 from scheduler_plugin.ports import Clock
 
 
@@ -42,8 +44,10 @@ class ExtenderContext:
     log: DecisionLog
     reservations: Reservations
     seats: Seats
+    workload_seats: WorkloadSeats
     held_room: HeldRoom
     gangs: Gangs
+    groups: GroupRounds
     budgets: Budgets
 
     @classmethod
@@ -54,6 +58,8 @@ class ExtenderContext:
         shapes, requests, nodes = Shapes(state, rules.weights), PodRequests(), NodeLists(state)
         verdicts = Verdicts(state, shapes, requests, rules.default_policy)
         planner = Planner(state, shapes, rules.default_policy, requests)
+        workload_seats, gangs = WorkloadSeats(state, planner), Gangs(planner, gang_seconds, clock.monotonic)
+        gangs.has_seat = workload_seats.has_seat
         return cls(
             state,
             clock,
@@ -62,8 +68,10 @@ class ExtenderContext:
             DecisionLog(state, nodes),
             Reservations(planner, clock, soft_seconds),
             Seats(state, planner),
+            workload_seats,
             HeldRoom(state, shapes),
-            Gangs(planner, gang_seconds, clock.monotonic),
+            gangs,
+            GroupRounds(state, clock.monotonic),
             Budgets(),
         )
 

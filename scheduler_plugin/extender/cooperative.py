@@ -79,6 +79,7 @@ async def plan_ahead(context: ExtenderContext, args: CallArgs) -> None:
     if not context.state.has_gangs:
         return
     query = context.calls.pods.read(args.pod)
+    context.groups.end_for(query.pod)  # the plan may use the room of a group that failed
     gang = gang_or_error(query.pod)
     if not isinstance(gang, Gang) or not isinstance(query.request, PodRequest):
         return

@@ -70,21 +70,24 @@ def filter_nodes(context: ExtenderContext, args: wire.CallArgs, now: float, answ
 
 def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, now: float, answer: Answer) -> bytes:
     pod, request = query.pod, query.request
+    context.groups.begin(pod)
     context.state.end_attempt(pod.uid)  # kube-scheduler filters a pod again only after its last attempt ended
     if request is None:
         return wire.filter_result(node_names=msgspec.Raw(nodes.text))
     if isinstance(request, RequestError):
         return _invalid(context, nodes, request)
     context.held_room.admit(pod, now)
-    seat_row = context.seats.row_for(pod)  # before the verdict: the seat's room becomes the pod's own
+    # Before the verdict: a seat's room becomes the pod's own. Members of a gang keep that room, and are placed with their gang.
+    seat_row, held_row = context.seats.row_for(pod), context.workload_seats.row_for(pod, nodes.rows)
+    gang = gang_or_error(pod)
     verdict = context.verdicts.of(pod, query.shape)
     reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)
-    # The outcome of a binding there is still open, or consolidation keeps a seat there.
-    row = context.reservations.binding_row(pod)
-    row = seat_row if row is None else row
+    context.groups.note_result(pod, fits=bool((reasons == _FITS).any()))
+    # The outcome of a binding there is still open, or it has a seat there: from consolidation, or because Kueue admitted its workload.
+    rows = (context.reservations.binding_row(pod), seat_row, held_row if gang is None else None)
+    row = next((row for row in rows if row is not None), None)
     if row is not None and row in nodes.rows[reasons == _FITS]:
         return wire.filter_result(node_names=[context.state.names[row]])
-    gang = gang_or_error(pod)
     if isinstance(gang, RequestError):
         return _invalid(context, nodes, gang)
     judged = _Judged(query, nodes, verdict, reasons, answer)

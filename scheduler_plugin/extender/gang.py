@@ -99,6 +99,8 @@ class Gangs:
         self._monotonic = monotonic
         self._plans = FailedPlans(planner)
         self._searches = FailedSearches(planner)
+        self.has_seat: Callable[[str], bool] = lambda _: False
+        """Whether the pod of a UID has taken a seat of its workload (``workload_seats``)."""
         self.unhelped: dict[str, frozenset[str]] = {}
         """By the UID of a member for which the pods of one node are not enough, the nodes that kube-scheduler proposed to free."""
 
@@ -124,12 +126,24 @@ class Gangs:
         running, needs_others = self.attempts.running, not self.planner.need_not_wait(pod, gang)
         deadline = running[gang.key].deadline if standing.planned else begun + self.attempts.gang_seconds
         others = [other for other in self.planner.ready(pod, gang) if other.uid != pod.uid]
-        node = yield from self.planner.placing(pod, gang, offered, fitting, standing, deadline)
+        node = None if standing.pauses or gang.domain is not None else self._on_seats(pod, needed, fitting, deadline)
+        if node is None:
+            node = yield from self.planner.placing(pod, gang, offered, fitting, standing, deadline)
         if node is None and needed and standing.makes_plans:
             self._plans.note(pod, gang, FailedPlan(freed_count, offered, needed), begun, self._monotonic())
         if node and needs_others:
             self._note_place(gang, others, deadline, is_new=not standing.planned)
         return node
+
+    def _on_seats(self, pod: PodFacts, needed: Sequence[PodFacts], fitting: Collection[str], deadline: float) -> str | None:
+        """Return the node of a member's seat, if all members that it needs have seats: then no plan can be better."""
+        reservations = self._state.reservations
+        if not needed or not all(self.has_seat(member.uid) and member.uid in reservations for member in needed):
+            return None
+        for member in needed:
+            self._state.renew(member.uid, deadline)
+        node = reservations[pod.uid].node
+        return node if node in fitting else None
 
     def _note_place(self, gang: Gang, others: Sequence[PodFacts], deadline: float, *, is_new: bool) -> None:
         """Note that a member has a place. Args: others: the other members that were ready before."""

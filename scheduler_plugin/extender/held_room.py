@@ -4,9 +4,10 @@
 from math import inf
 from typing import Final
 
-from scheduler_plugin.core.backfill.hold import Hold, Outlook, hold_uid, may_use
+from scheduler_plugin.core.backfill.hold import Hold, Outlook, may_use
 from scheduler_plugin.core.backfill.lifetimes import Lifetimes
 from scheduler_plugin.core.backfill.outlook import outlook_of
+from scheduler_plugin.core.cluster.hold_uids import hold_uid
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation

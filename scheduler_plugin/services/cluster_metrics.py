@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.placement.device import UNRESERVED_MIN_PERCENT
-from scheduler_plugin.core.backfill.hold import holds_of
 from scheduler_plugin.core.cluster.decisions import Decisions
+from scheduler_plugin.core.cluster.hold_uids import holds_of
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.score.cost import FRAG_PPM
 
@@ -21,6 +21,8 @@ _PREFIX = f"{contract.METRIC_PREFIX}scheduler_"
 QUEUES: Final = {
     "open_bindings": "Bindings without an outcome yet.",
     "waiting_gangs": "Gangs that hold room and have not started.",
+    "held_workloads": "Workloads of Kueue with seats for pods that are not bound yet.",
+    "held_seats": "Seats for pods of Kueue's workloads that are not bound yet.",
 }
 
 

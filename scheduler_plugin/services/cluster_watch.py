@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
 from aliquot.contract.gpunode import GpuNode
+from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeFacts
 from scheduler_plugin.core.cluster.budgets import Budget, Budgets
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
@@ -41,7 +42,7 @@ class NamedHost:
     ``tainted``: it has a ``PreferNoSchedule`` taint. ``closed``: other taints close it to pods that do not tolerate them.
     """
 
-    __slots__ = ("amounts", "closed", "name", "place", "tainted")
+    __slots__ = ("amounts", "closed", "facts", "name", "place", "tainted")
 
     def __init__(
         self,
@@ -51,12 +52,15 @@ class NamedHost:
         tainted: bool = False,
         closed: bool = False,
         place: Mapping[str, str] = _NOWHERE,
+        facts: NodeFacts | None = None,
     ) -> None:
+        """Make it. Args: facts: all labels and taints, for the admission check."""
         self.name = name
         self.amounts = amounts
         self.tainted = tainted
         self.closed = closed
         self.place = place
+        self.facts = facts
 
 
 class ClusterWatch:
@@ -81,6 +85,8 @@ class ClusterWatch:
         """Called with each pod that kube-scheduler has just nominated to a node."""
         self.on_waiting: Callable[[PodFacts], None] = lambda _: None
         """Called with each pod that waits for a node, once it has no scheduling gate. After a list, called with all of them again."""
+        self.directory = NodeDirectory()
+        """The nodes that came with ``facts``."""
         self.on_synced: Callable[[], None] = lambda: None
         """Called once, when all streams have listed their objects."""
 
@@ -217,6 +223,7 @@ class _Inventories(_Base[ClusterState]):
 class _Hosts(_Base[ClusterState]):
     def listed(self, items: list[NamedHost]) -> None:
         self._taker.replace_hosts({item.name: item.amounts for item in items})
+        self._watch.directory.keep({item.name for item in items})
         for item in items:
             self._note_labels_and_taints(item)
         self._watch.note_listed(self._source)
@@ -229,9 +236,12 @@ class _Hosts(_Base[ClusterState]):
         self._taker.soft.set_tainted(item.name, tainted=item.tainted)
         self._taker.set_closed(item.name, closed=item.closed)
         self._taker.set_place(item.name, item.place)
+        if item.facts is not None:
+            self._watch.directory.put(item.facts)
 
     def deleted(self, item: NamedHost) -> None:
         self._taker.drop_host(item.name)
+        self._watch.directory.drop(item.name)
 
 
 class _Pods(_Base[ClusterState]):

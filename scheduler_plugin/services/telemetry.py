@@ -20,6 +20,8 @@ from scheduler_plugin.errors import NotReadyError, WireError
 _PREFIX = f"{contract.METRIC_PREFIX}scheduler_"
 _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
 
+_CHECK_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200)
+
 
 class Outcome(StrEnum):
     """The outcome of a call."""
@@ -76,6 +78,18 @@ class Telemetry:
         self.consolidation_moves = self._counter("consolidation_moves", "Pods evicted by consolidation.")
         self.consolidations = self._counter(
             "consolidations", "Runs of moves for a waiting pod, by outcome: completed, given_up, or resumed after a restart.", "outcome"
+        )
+        self.check_answers = self._counter(
+            "admission_check_answers", "Answers to the admission check of Kueue's workloads, by state.", "state"
+        )
+        self.check_seconds = Histogram(
+            f"{_PREFIX}admission_check_duration_seconds",
+            "Seconds from the reserved quota of a workload to the answer Ready.",
+            buckets=_CHECK_SECONDS,
+            registry=self.registry,
+        )
+        self.workload_seats_expired = self._counter(
+            "workload_seats_expired", "Workloads with seats that expired because no pod came for them."
         )
         self.expired = self._counter("reservations_expired", "Reservations that expired.")
         self.retried = self._counter("pods_retried", "Waiting pods that kube-scheduler was made to retry.")

@@ -83,6 +83,8 @@ class Options:
     """What the classes of work stand for."""
     scheduling_groups: bool = False
     """Whether kube-scheduler serves ``spec.schedulingGroup``."""
+    gangs_from_owners: bool = False
+    """Whether gangs are found in PodGroups and owners."""
 
 
 def take_amount(container: DraftContainer, resource: str, read: Callable[[str], int]) -> int | None:

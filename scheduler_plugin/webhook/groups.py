@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translates the words with which other systems say that pods start together into our gang, or refuses them.
 
-A gang needs a name and a size. Most systems keep the size in an object of their own, which a pod only names; such a pod is refused with
-what to write, because members that start one by one can wait for each other for ever. A pod with our own annotations is complete.
+A gang needs a name and a size. Most systems keep the size in an object of their own, which a pod only names. ``grouper`` reads it if that
+is switched on. Otherwise such a pod is refused with what to write, because members that start one by one can wait for each other for ever.
+A pod with our own annotations is complete.
 """
 
 from collections.abc import Iterator
@@ -11,8 +12,13 @@ from typing import Final
 
 from aliquot import contract
 from aliquot.contract.errors import quote
+from aliquot.contract.features import Gate
 from aliquot.placement.request import RequestError
+from scheduler_plugin.core.cluster.domains import DomainMode
+from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.draft import Draft
+from scheduler_plugin.webhook.pod_groups import KUBERNETES_GROUP, POD_GROUPS, PodGroupApi
+from scheduler_plugin.webhook.topology_words import set_domain
 
 GROUPING_SCHEDULERS: Final = ("kai-scheduler", "runai-scheduler", "volcano")
 """Schedulers that also form groups by the controller of a pod, which the pod itself does not say."""
@@ -40,15 +46,53 @@ _GROUP_WORDS: Final = (
 )
 
 
-def translate_groups(draft: Draft, *, scheduling_groups: bool) -> None:
-    """Set our gang from the words of other systems.
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What other objects say of a pod's gang: a refusal, a gang, or only a warning."""
+
+    name: str = ""
+    """Empty: the pod is in no gang."""
+    minimum: int = 0
+    source: str = ""
+    domain: tuple[DomainMode, str] | None = None
+    refusal: str = ""
+    warning: str = ""
+
+
+def named_pod_group(draft: Draft, *, scheduling_groups: bool) -> tuple[PodGroupApi, str] | None:
+    """Return the PodGroup that a pod names without its size; None without one.
 
     Args: scheduling_groups: whether kube-scheduler itself serves ``spec.schedulingGroup``.
-    Raises: RequestError: a group without a size, or two groups that differ.
+    """
+    found = list(_groups(draft))
+    if any(size for _, _, size in found):
+        return None
+    for api in POD_GROUPS:
+        if api is KUBERNETES_GROUP:
+            name = "" if scheduling_groups else _group_of_field(draft, _GROUP_FIELDS[0])
+        else:
+            name = next((name for source, name, _ in found if source.endswith(f" {api.word}")), "")
+        if name:
+            return api, name
+    return None
+
+
+def translate_groups(draft: Draft, options: Options, found: Finding | None = None) -> None:
+    """Set our gang from the words of other systems, or from other objects.
+
+    Args: found: what other objects say.
+    Raises: RequestError: a group without a size, two groups that differ, or what the finding refuses.
     """
     if contract.ANNOTATION_GANG in draft.annotations and contract.ANNOTATION_GANG_MIN in draft.annotations:
         _check_same_group(draft)
         return
+    if found is not None and _use(found, draft):
+        return
+    if not options.gangs_from_owners and draft.labels.get(contract.LABEL_GANG_FROM_OWNER) == "true":
+        raise RequestError(
+            f"label {contract.LABEL_GANG_FROM_OWNER} needs the scheduler's feature gate {Gate.GANGS_FROM_OWNERS}: set "
+            f"{contract.ANNOTATION_GANG} and {contract.ANNOTATION_GANG_MIN} instead, or remove it"
+        )
     for source, name, size in _groups(draft):
         if not name or not size:
             missing = "size" if name else "name"
@@ -58,8 +102,23 @@ def translate_groups(draft: Draft, *, scheduling_groups: bool) -> None:
             )
         draft.set_annotation(contract.ANNOTATION_GANG, name, source)
         draft.set_annotation(contract.ANNOTATION_GANG_MIN, size, source)
-    if not scheduling_groups:
+    if not options.scheduling_groups:
         _check_no_field(draft)
+
+
+def _use(found: Finding, draft: Draft) -> bool:
+    """Apply a finding; return whether the pod is in the gang that it names. Raises RequestError."""
+    if found.refusal:
+        raise RequestError(found.refusal)
+    if found.warning:
+        draft.warnings.append(found.warning)
+    if not found.name:
+        return False
+    draft.set_annotation(contract.ANNOTATION_GANG, found.name, found.source)
+    draft.set_annotation(contract.ANNOTATION_GANG_MIN, str(found.minimum), found.source)
+    if found.domain is not None:
+        set_domain(draft, found.source, *found.domain)
+    return True
 
 
 def _check_no_field(draft: Draft) -> None:

@@ -5,6 +5,8 @@ Invariant: every amount becomes a resource in whole MiB and percent, in any voca
 scheduler count it. The memory of whole GPUs becomes one only where the settings say that all GPUs have the same memory. Elsewhere it is not
 known yet, and only the number of GPUs is set (deploy/daemonset/components/require-memory refuses such pods where that matters).
 
+Where nodes give out GPUs by dynamic resource allocation, the resources then become ResourceClaims (``claims``).
+
 A pod that asks for no GPU is not changed, with one exception: amounts of zero are removed if no other system serves that resource.
 """
 
@@ -18,15 +20,17 @@ from aliquot.contract.errors import ContractError, quote
 from aliquot.contract.model import ContainerRequest, Isolation, NumaMode, PodRequest, Preferences
 from aliquot.placement import model_name
 from aliquot.placement.request import RequestError, pod_request
+from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.core.cluster.durations import check_durations
 from scheduler_plugin.core.cluster.gang import gang_of
 from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.core.consolidate.movable import check_movable
 from scheduler_plugin.webhook.adoption import in_our_words, speaks_to_us, stays_with_its_owner, system_of
 from scheduler_plugin.webhook.amounts import Options
+from scheduler_plugin.webhook.claims import is_translated, translate_to_claims
 from scheduler_plugin.webhook.classes import apply_class
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
-from scheduler_plugin.webhook.groups import translate_groups, warn_of_lost_groups
+from scheduler_plugin.webhook.groups import Finding, translate_groups, warn_of_lost_groups
 from scheduler_plugin.webhook.per_gpu import NVIDIA_GPU, NVIDIA_SHARED
 from scheduler_plugin.webhook.preferences import translate_preferences
 from scheduler_plugin.webhook.topology_words import translate_topology
@@ -66,6 +70,8 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     is_gpu_pod: bool = True
     """Whether the pod asks for a GPU of Aliquot."""
+    templates: tuple[ClaimTemplate, ...] = ()
+    """What must exist in the pod's namespace before the pod is admitted."""
     system: str = ""
     """The other system in whose words the pod asks for GPUs; empty for our own."""
 
@@ -84,18 +90,27 @@ class Normaliser:
     """Whether GPU pods may run on nodes with the taint ``nvidia.com/gpu:NoSchedule``."""
     removed_annotations: tuple[str, ...] = WRITTEN_BY_SCHEDULER
     """Annotations that are removed from a GPU pod, with a warning."""
+    as_claims: bool = False
+    """Whether amounts become ResourceClaims: the nodes give out their GPUs by dynamic resource allocation."""
     applies_classes: bool = True
     """Whether a pod gets what its class stands for."""
     adopts: bool = True
     """Whether pods in other systems' words are served without a word to Aliquot."""
+    defers_gangs: bool = False
+    """Whether a gang that is not stated is found later: for templates, whose pods have it in other objects."""
 
     def required_rules(self) -> "Normaliser":
         """Return the rules without the optional ones. ``/validate`` has its own rule for the assignment."""
         options = replace(self.options, count_whole_gpus=False)
         return replace(self, tolerate_gpu_taint=False, removed_annotations=(), options=options, applies_classes=False)
 
-    def admit(self, pod: Mapping[str, Any]) -> Outcome:
-        """Decide on a pod that is being created."""
+    def places(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod, or a template of pods, asks our scheduler for a GPU. An invalid one counts: its author has yet to correct it."""
+        name = (pod.get("spec") or {}).get("schedulerName") or ""
+        return self._takes(name) and self.admit(pod).is_gpu_pod
+
+    def admit(self, pod: Mapping[str, Any], found: Finding | None = None) -> Outcome:
+        """Decide on a pod that is being created. Args: found: its gang in other objects."""
         try:
             draft = Draft(pod)
             system = system_of(draft, self.options)
@@ -103,7 +118,7 @@ class Normaliser:
             return Outcome(refusal=str(exc))
         if not self._takes_on(draft):
             return replace(UNTOUCHED, system=system)
-        outcome = self._admit(draft)
+        outcome = self._admit(draft, found)
         return replace(outcome, system=system) if outcome.is_gpu_pod else outcome
 
     def serves(self, pod: Mapping[str, Any]) -> bool:
@@ -118,12 +133,12 @@ class Normaliser:
             return True
         return not stays_with_its_owner(draft) and (self.adopts or speaks_to_us(draft, self.scheduler_name))
 
-    def _admit(self, draft: Draft) -> Outcome:
+    def _admit(self, draft: Draft, found: Finding | None) -> Outcome:
         try:
             # Templates write zeros. They must go first, or a pod without GPUs would be treated as a GPU pod.
             remove_zeros(draft, self.options)
             warn_of_unknown_resources(draft)
-            foreign = is_foreign(draft, self.options)
+            foreign = is_foreign(draft, self.options) and not is_translated(draft)
             if not foreign and not _asks_any(draft):
                 warn_of_priorities(draft, self.options)
                 return replace(UNTOUCHED, patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
@@ -139,11 +154,12 @@ class Normaliser:
                 return UNTOUCHED  # only annotations of another vocabulary, and they state no amount
             if self.applies_classes:
                 apply_class(draft, self.options, may_share=not foreign)
-            self._settle_other_words(draft)
+            self._settle_other_words(draft, found)
             for container in draft.containers:
                 _settle_amounts(container)
             # The checks that agent and scheduler make later: a pod that they would refuse is refused here.
-            gang_of("", draft.annotations)
+            if not self._defers_gang(draft):
+                gang_of("", draft.annotations)
             check_durations(draft.annotations)
             check_movable(draft.annotations)
             request = pod_request(draft.pod())
@@ -151,10 +167,12 @@ class Normaliser:
             _check_names(request.preferences)
             _count_whole_gpus(draft, request, self.options)
             self._settle_scheduling(draft)
+            _override_visible_devices(draft)
+            _remove_memory_variables(draft)
+            templates = translate_to_claims(draft, request) if self.as_claims else ()
         except (RequestError, ContractError) as exc:
             return Outcome(refusal=str(exc))
-        _override_visible_devices(draft)
-        return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
+        return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings), templates=templates)
 
     def _remove_annotations(self, draft: Draft) -> None:
         found = [name for name in self.removed_annotations if draft.annotations.pop(name, None) is not None]
@@ -163,14 +181,17 @@ class Normaliser:
                 f"annotation {', '.join(found)} is removed: only the scheduler may set it, and this pod is a copy of another"
             )
 
-    def _settle_other_words(self, draft: Draft) -> None:
+    def _settle_other_words(self, draft: Draft, found: Finding | None) -> None:
         """Honour, warn of or refuse what other systems' words ask for besides amounts. Raises RequestError."""
         kept = draft.scheduler_name if not self._takes(draft.scheduler_name) else ""
         check_words(draft, left_to=kept)
-        if not kept:
-            translate_groups(draft, scheduling_groups=self.options.scheduling_groups)
+        if not kept and not self._defers_gang(draft):
+            translate_groups(draft, self.options, found)
             translate_topology(draft)
             warn_of_lost_groups(draft, draft.scheduler_name)
+
+    def _defers_gang(self, draft: Draft) -> bool:
+        return self.defers_gangs and contract.ANNOTATION_GANG not in draft.annotations
 
     def _takes(self, scheduler_name: str) -> bool:
         """Whether a pod with this schedulerName is, or becomes, one of our scheduler."""
@@ -284,6 +305,16 @@ def _check_names(preferences: Preferences) -> None:
             raise RequestError(
                 f"annotation {annotation}: {quote(wrong[0])} names no GPU model: write a word of its name such as H200, a part with stars "
                 "such as *A10*, or = with the whole name such as =NVIDIA H200"
+            )
+
+
+def _remove_memory_variables(draft: Draft) -> None:
+    """Keep the hook of NVIDIA's toolkit from other limits than the share's, and from a reservation that takes memory from other pods."""
+    names = (contract.ENV_NVIDIA_MEMORY_LIMIT, contract.ENV_NVIDIA_MEMORY_REQUEST)
+    for container in draft.containers:
+        if asks_gpu(container.limits) and (removed := [name for name in names if container.remove_env(name)]):
+            draft.warnings.append(
+                f"container {container.name}: {' and '.join(removed)} is removed: {contract.RESOURCE_VGPU_MEMORY} is the container's limit"
             )
 
 

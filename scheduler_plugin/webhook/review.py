@@ -13,16 +13,19 @@ adopted ones. ``/mutate/dry-run`` changes no pod and refuses none: it warns of w
 """
 
 import base64
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from aliquot import contract
 from aliquot.contract.errors import quote
+from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.adoption import becomes
+from scheduler_plugin.webhook.grouper import Grouper
+from scheduler_plugin.webhook.groups import Finding
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome
 from scheduler_plugin.webhook.templates import Templates
 
@@ -40,6 +43,8 @@ class _Request(msgspec.Struct, rename="camel"):
     uid: str
     kind: _Kind = _Kind()
     operation: str = "CREATE"
+    namespace: str = ""
+    dry_run: bool | None = None
     object: dict[str, Any] | None = None
     old_object: dict[str, Any] | None = None
 
@@ -50,6 +55,14 @@ class _Review(msgspec.Struct, rename="camel"):
     request: _Request
 
 
+class ClaimTemplateMaker(Protocol):
+    """Makes ResourceClaimTemplates."""
+
+    async def ensure(self, namespace: str, templates: Sequence[ClaimTemplate]) -> str:
+        """Make templates that a namespace lacks; return why one cannot be made, or an empty text."""
+        ...
+
+
 class Reviews:
     """All endpoints."""
 
@@ -58,15 +71,29 @@ class Reviews:
         normaliser: Normaliser,
         count: Callable[[str], None],
         count_adoption: Callable[[str, str], None] = lambda _system, _outcome: None,
+        grouper: Callable[[Normaliser], Grouper] | None = None,
+        claims: ClaimTemplateMaker | None = None,
     ) -> None:
-        """Args: count: called with the outcome of each review. count_adoption: called with another system and what became of its pod."""
+        """Make them.
+
+        Args:
+            count: called with the outcome of each review.
+            count_adoption: called with another system and what became of its pod.
+            grouper: makes what finds gangs in other objects, under some rules; None if they are not found there.
+            claims: makes what pods with claims need; None where no amounts become claims.
+        """
+        self._claims = claims
         self._adopting = replace(normaliser, adopts=True)
         self._ours = replace(normaliser, adopts=False)
-        self._templates = {normaliser.adopts: Templates(normaliser) for normaliser in (self._adopting, self._ours)}
+        both = self._adopting, self._ours
+        self._groupers = {} if grouper is None else {one.adopts: grouper(one) for one in both}
+        # A template has no owner yet, and names a PodGroup that may not exist yet. It keeps amounts: its pods become pods with claims one
+        # by one, when the ResourceClaimTemplates can be made.
+        self._templates = {one.adopts: Templates(replace(one, defers_gangs=grouper is not None, as_claims=False)) for one in both}
         self._count = count
         self._count_adoption = count_adoption
 
-    def by_path(self) -> Mapping[str, Callable[[bytes], Awaitable[bytes]]]:
+    def by_path(self) -> Mapping[str, Callable[[bytes], Coroutine[Any, Any, bytes]]]:
         """Return the endpoints by path. Each raises WireError."""
         return {
             "/mutate": self.mutate,
@@ -80,18 +107,18 @@ class Reviews:
 
     async def mutate(self, body: bytes) -> bytes:
         """Reply to a mutating review of a pod of a namespace that is not adopted. Raises WireError."""
-        return self._mutate(body, self._ours)
+        return await self._mutate(body, self._ours)
 
     async def mutate_adopted(self, body: bytes) -> bytes:
         """Reply to a mutating review of a pod of an adopted namespace. Raises WireError."""
-        return self._mutate(body, self._adopting)
+        return await self._mutate(body, self._adopting)
 
     async def dry_run(self, body: bytes) -> bytes:
         """Say what adoption would make of a pod, and leave it as it is. Raises WireError."""
         request = _decode(body)
         if request.operation != "CREATE" or request.object is None or self._ours.serves(request.object):
             return self._answer(request.uid, "untouched")  # the pods that are ours anyway are reviewed by /mutate
-        outcome = self._adopting.admit(request.object)
+        outcome = self._adopting.admit(request.object, await self._find_gang(self._adopting, request))
         if not outcome.system:
             return self._answer(request.uid, "untouched")
         warnings: tuple[str, ...] = ()
@@ -130,15 +157,23 @@ class Reviews:
         name = "template" if outcome.patch else "untouched"
         return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
 
-    def _mutate(self, body: bytes, normaliser: Normaliser) -> bytes:
+    async def _find_gang(self, normaliser: Normaliser, request: _Request) -> Finding | None:
+        """Find the gang of a pod in other objects, if that is switched on."""
+        grouper = self._groupers.get(normaliser.adopts)
+        return None if grouper is None or request.object is None else await grouper.find(request.object, request.namespace)
+
+    async def _mutate(self, body: bytes, normaliser: Normaliser) -> bytes:
         request = _decode(body)
         if request.operation != "CREATE" or request.object is None:
             return self._answer(request.uid, "untouched")
-        outcome = normaliser.admit(request.object)
+        outcome = normaliser.admit(request.object, await self._find_gang(normaliser, request))
+        if outcome.templates and self._claims is not None and not request.dry_run:
+            outcome = replace(outcome, refusal=await self._claims.ensure(request.namespace, outcome.templates))
         name = _name_of(outcome)
         if outcome.system:
             self._count_adoption(outcome.system, {"admitted": "adopted", "refused": "refused"}.get(name, "left"))
-        return self._answer(request.uid, name, refusal=outcome.refusal, patch=outcome.patch, warnings=outcome.warnings)
+        patch = () if outcome.refusal else outcome.patch
+        return self._answer(request.uid, name, refusal=outcome.refusal, patch=patch, warnings=outcome.warnings)
 
     def _validate(self, body: bytes, normaliser: Normaliser) -> bytes:
         request = _decode(body)

@@ -45,13 +45,18 @@ def translate_topology(draft: Draft) -> None:
 def _set_domain(draft: Draft, name: str, mode: DomainMode) -> None:
     """Set the domain to the node label that an annotation names. Raises RequestError."""
     key = draft.annotations[name]
-    if is_level(key):
-        draft.set_annotation(contract.ANNOTATION_DOMAIN, mode, name)
-        draft.set_annotation(contract.ANNOTATION_DOMAIN_LEVEL, CLIQUE if key == _GFD_CLIQUE else key, name)
-    elif name in _KAI:
+    if is_level(key) or name in _KAI:
+        set_domain(draft, name, mode, key)
+
+
+def set_domain(draft: Draft, source: str, mode: DomainMode, key: str) -> None:
+    """Set the domain of the pod's gang to a node label. Raises RequestError."""
+    if not is_level(key):
         raise RequestError(
-            f"{name}: {quote(key)} cannot be a level here: expected a node label with one of {', '.join(PLACE_WORDS)} in its key"
+            f"{source}: {quote(key)} cannot be a level here: expected a node label with one of {', '.join(PLACE_WORDS)} in its key"
         )
+    draft.set_annotation(contract.ANNOTATION_DOMAIN, mode, source)
+    draft.set_annotation(contract.ANNOTATION_DOMAIN_LEVEL, CLIQUE if key == _GFD_CLIQUE else key, source)
 
 
 def _settle_without_gang(draft: Draft, found: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from aliquot import contract
 from aliquot.contract.errors import quote
+from aliquot.contract.features import Gate
 from aliquot.placement.request import RequestError
 from scheduler_plugin.webhook.draft import Draft
 
@@ -64,6 +65,7 @@ _CLUSTER: Final = "Aliquot has no such setting for one pod"
 _GANG: Final = (
     f"`{contract.ANNOTATION_GANG}` and `{contract.ANNOTATION_GANG_MIN}`, if the pod states name and size; a name alone is refused"
 )
+_GANG_OR_READ: Final = f"{_GANG}, unless the gate `{Gate.GANGS_FROM_OWNERS}` lets its PodGroup be read"
 _NO_SUBGROUP: Final = f"give each of them a gang of its own with {contract.ANNOTATION_GANG} and {contract.ANNOTATION_GANG_MIN}"
 
 
@@ -104,13 +106,13 @@ _KAI = (
         "KAI", Kind.ANNOTATION, _T, "`aliquot.dev/memory-burst`", "gpu-fraction.limit", "gpu-memory.limit",
         "kai.scheduler/container.<name>.gpu-memory.portion.limit",
     ),
-    *_of("KAI", Kind.ANNOTATION, _T, _GANG, "pod-group-name", "kai.scheduler/batch-min-member"),
+    *_of("KAI", Kind.ANNOTATION, _T, _GANG_OR_READ, "pod-group-name", "kai.scheduler/batch-min-member"),
     *_of("KAI", Kind.LABEL, _L, _PRIORITY, "kai.scheduler/queue", "kai.scheduler/node-pool", "priorityClassName"),
     *_of("KAI", Kind.LABEL, _L, _PREEMPTION, "kai.scheduler/preemptibility"),
     *_of("KAI", Kind.ANNOTATION, _T, "`aliquot.dev/preemption-delay`", "kai.scheduler/preemption-delay"),
     *_of("KAI", Kind.ANNOTATION, _L, _CLUSTER, "kai.scheduler/staleness-grace-period"),
     *_of("KAI", Kind.LABEL, _L, _CLUSTER, "kai.scheduler/task-priority"),
-    *_of("KAI", Kind.ANNOTATION, _L, "only explicit gangs are formed", "kai.scheduler/skip-podgrouper"),
+    *_of("KAI", Kind.ANNOTATION, _L, "no gang is derived from the pod's owner", "kai.scheduler/skip-podgrouper"),
     *_of("KAI", Kind.LABEL, _R, _NO_SUBGROUP, "kai.scheduler/subgroup-name"),
     *_of("KAI", Kind.ANNOTATION, _R, _NO_SUBGROUP, "kai.scheduler/segment-size"),
     *_of(
@@ -145,6 +147,10 @@ _NVIDIA = (
         "nvidia.com/gpu.shared",
     ),
     *_of("NVIDIA", Kind.VARIABLE, _T, "removed with a warning; the agent sets it", "NVIDIA_VISIBLE_DEVICES"),
+    *_of(
+        "NVIDIA", Kind.VARIABLE, _T, "removed with a warning; `nvidia.com/vgpu-memory` is the limit",
+        "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST",
+    ),
 )  # fmt: skip
 _VOLCANO = (
     *_of("Volcano", Kind.RESOURCE, _T, "`nvidia.com/vgpu`", "volcano.sh/vgpu-number", "volcano.sh/gpu-number"),
@@ -156,7 +162,7 @@ _VOLCANO = (
     *_of("Volcano", Kind.ANNOTATION, _T, "`aliquot.dev/gpu-uuid-not`", "volcano.sh/vgpu-nouse-gpuuuid"),
     *_of("Volcano", Kind.ANNOTATION, _L, f"use {contract.ANNOTATION_PLACEMENT}", "volcano.sh/vgpu-podgroup-policy"),
     *_of(
-        "Volcano", Kind.ANNOTATION, _T, _GANG, "scheduling.volcano.sh/group-name", "scheduling.k8s.io/group-name",
+        "Volcano", Kind.ANNOTATION, _T, _GANG_OR_READ, "scheduling.volcano.sh/group-name", "scheduling.k8s.io/group-name",
         "scheduling.volcano.sh/group-min-member",
     ),
     *_of("Volcano", Kind.ANNOTATION, _L, _QUEUE, "scheduling.volcano.sh/queue-name"),
@@ -197,16 +203,17 @@ _MANAGER = (
     *_of("vgpu-manager", Kind.SCHEDULER, _T, "`aliquot-scheduler`", "vgpu-scheduler"),
 )  # fmt: skip
 _GROUPS = (
+    *_of("coscheduling", Kind.LABEL, _T, _GANG_OR_READ, "scheduling.x-k8s.io/pod-group"),
     *_of(
-        "coscheduling", Kind.LABEL, _T, _GANG, "scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io/name",
-        "pod-group.scheduling.sigs.k8s.io/min-available",
+        "coscheduling", Kind.LABEL, _T, _GANG, "pod-group.scheduling.sigs.k8s.io/name", "pod-group.scheduling.sigs.k8s.io/min-available"
     ),
     *_of(
         "Koordinator", Kind.ANNOTATION, _T, _GANG, "gang.scheduling.koordinator.sh/name", "gang.scheduling.koordinator.sh/min-available"
     ),
     *_of(
         "Kubernetes", Kind.FIELD, _R, f"set {contract.ANNOTATION_GANG} and {contract.ANNOTATION_GANG_MIN}, or open the gate GangScheduling "
-        "of Aliquot's kube-scheduler and set `schedulingGroups`", "spec.schedulingGroup", "spec.workloadRef",
+        f"of Aliquot's kube-scheduler and set `schedulingGroups`; for schedulingGroup also the gate `{Gate.GANGS_FROM_OWNERS}`",
+        "spec.schedulingGroup", "spec.workloadRef",
     ),
 )  # fmt: skip
 

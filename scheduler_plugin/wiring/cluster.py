@@ -10,9 +10,11 @@ import msgspec
 
 from aliquot import contract
 from aliquot.contract import gpunode
+from aliquot.contract.features import Gate
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.clock import SystemClock
 from scheduler_plugin.adapters.kube_watch import Stream
+from scheduler_plugin.core.admit.nodes import NodeFacts, Taint
 from scheduler_plugin.core.cluster.budgets import Budget
 from scheduler_plugin.core.cluster.domains import place_labels
 from scheduler_plugin.core.cluster.journal import Rules
@@ -58,13 +60,18 @@ def make_cluster(settings: Settings, connection: KubeConnection) -> Cluster:
     clock, rules = SystemClock(), Rules(settings.policy, settings.weights)
     context = ExtenderContext.create(ClusterState(), rules, clock, soft_seconds=settings.soft_seconds, gang_seconds=settings.gang_seconds)
     watch = ClusterWatch(context.state, context.budgets, clock)
-    watch.on_pod_gone = context.decisions.forget
+
+    def forget_pod(uid: str) -> None:
+        context.decisions.forget(uid)
+        context.workload_seats.on_gone(uid)
+
+    watch.on_pod_gone = forget_pod
     watch.on_nominated = context.reservations.follow_nomination
     watch.on_synced = settle_memory
     pods = Stream("pods", PODS_PATH, decode_pod, connection, watch.pods)
     streams = (
         Stream("gpunodes", GPU_NODES_PATH, gpunode.decode_gpu_node, connection, watch.inventories),
-        Stream("nodes", NODES_PATH, decode_host, connection, watch.hosts),
+        Stream("nodes", NODES_PATH, decode_full_host if Gate.ADMISSION_CHECK in settings.gates else decode_host, connection, watch.hosts),
         Stream("poddisruptionbudgets", BUDGETS_PATH, decode_budget, connection, watch.budgets),
         pods,
     )
@@ -89,6 +96,14 @@ def decode_pod(raw: msgspec.Raw) -> PodFacts:
 def decode_budget(raw: msgspec.Raw) -> Budget:
     """Decode a PodDisruptionBudget of the stream."""
     return budget_facts(msgspec.json.decode(raw, type=BudgetObject))
+
+
+def decode_full_host(raw: msgspec.Raw) -> NamedHost:
+    """Decode a node of the stream with all its labels and taints, which the admission check needs."""
+    node, host = msgspec.json.decode(raw, type=NodeObject), decode_host(raw)
+    taints = tuple(Taint(one.key, one.value, one.effect) for one in node.spec.taints or ())
+    host.facts = NodeFacts(host.name, node.metadata.labels or {}, taints)
+    return host
 
 
 def decode_host(raw: msgspec.Raw) -> NamedHost:

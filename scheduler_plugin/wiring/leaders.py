@@ -11,7 +11,7 @@ lease of our own is needed: all replicas are ready, for the webhook.
 import asyncio
 import socket
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ from scheduler_plugin.wiring.cluster import Cluster
 
 TAKEOVER_SECONDS: Final = 3.0
 """How long a call waits after a takeover until the pods are listed; kube-scheduler waits 5 s for a reply."""
+LOOK_SECONDS: Final = 0.1
+"""How long such a call waits at most between two looks."""
 
 
 class Leaders:
@@ -35,6 +37,8 @@ class Leaders:
         self.following = following
         self.is_ending = False
         """Whether the process has received SIGTERM."""
+        self.is_prepared: Callable[[], bool] = lambda: True
+        """Whether the seats of admitted workloads are held, so that other pods do not take them."""
         self._watch = watch
 
     @property
@@ -57,9 +61,16 @@ class Leaders:
     @property
     def decides(self) -> bool:
         """Whether decisions of this replica count."""
+        return self.term is not None and self.is_prepared()
+
+    @property
+    def term(self) -> float | None:
+        """The monotonic time since which this replica leads; None while it does not lead, or does not know all pods since then."""
         if not self.ready or not self._is_beside_leader:
-            return False
-        return self.following is None or self._has_listed_since(self.following.acquired_at)
+            return None
+        starts = [part.acquired_at for part in (self.leadership, self.following) if part is not None]
+        known = self.following is None or self._has_listed_since(self.following.acquired_at)
+        return max(starts, default=0.0) if known else None
 
     @property
     def trouble(self) -> str:
@@ -68,7 +79,11 @@ class Leaders:
             return "this replica is shutting down"
         if self._watch.trouble:
             return self._watch.trouble
-        return "the pods are being listed after the lease was acquired" if self.leads_beside_leader else "another replica leads"
+        if not self.leads_beside_leader:
+            return "another replica leads"
+        if self.term is not None:
+            return "the seats of workloads that Kueue admitted are being reserved again"
+        return "the pods are being listed after the lease was acquired"
 
     def check_decides(self) -> None:
         """Raises: NotReadyError: this replica does not decide."""
@@ -82,7 +97,9 @@ class Leaders:
         with suppress(TimeoutError):
             async with asyncio.timeout(TAKEOVER_SECONDS):
                 while self.ready and self._is_beside_leader and not self.decides:
-                    await self._watch.next_event()
+                    with suppress(TimeoutError):  # that seats are reserved again is no event
+                        async with asyncio.timeout(LOOK_SECONDS):
+                            await self._watch.next_event()
         self.check_decides()
 
     async def look_up(self) -> None:

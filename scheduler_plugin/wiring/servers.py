@@ -20,6 +20,7 @@ from scheduler_plugin.core.certificate import WEBHOOK_CONFIGURATION, host_names
 from scheduler_plugin.dashboard.history import History
 from scheduler_plugin.dashboard.pages import Dashboard
 from scheduler_plugin.dashboard.picture import Painter, Picture
+from scheduler_plugin.ports import ObjectApi
 from scheduler_plugin.services.certificate_controller import CertificateController
 from scheduler_plugin.services.telemetry import Telemetry
 from scheduler_plugin.settings import Settings
@@ -70,8 +71,17 @@ def watch_certificates(certificates: Certificates, telemetry: Telemetry) -> None
 class Servers:
     """The servers that the settings name: extender and status always, webhook and dashboard if they have an address."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, leaders: Leaders, scheduling: Scheduling, certificates: Certificates) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        leaders: Leaders,
+        scheduling: Scheduling,
+        certificates: Certificates,
+        objects: ObjectApi,
+    ) -> None:
         self._settings = settings
+        self._objects = objects
         self._cluster = cluster
         self._leaders = leaders
         self._scheduling = scheduling
@@ -103,7 +113,8 @@ class Servers:
         host, port = split_address("webhookAddress", self._settings.webhook_address)
         certificates = self._certificates
         tls = certificates.files if certificates.controller is None else certificates.serving.context
-        verbs = webhook_verbs(self._settings, self._cluster.context, self._scheduling.telemetry)
+        scheduling = self._scheduling
+        verbs = webhook_verbs(self._settings, self._cluster.context, scheduling.telemetry, self._objects, scheduling.templates)
         return HttpServer(host, port, verbs=verbs, max_body_bytes=WEBHOOK_BODY_BYTES, tls=tls)
 
     def _dashboard(self) -> HttpServer:

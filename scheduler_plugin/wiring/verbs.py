@@ -6,8 +6,10 @@ their replies that this replica does not decide now.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 
 from aliquot import contract
+from aliquot.contract.features import Gate
 from aliquot.contract.model import Device
 from aliquot.placement import mig
 from scheduler_plugin.adapters.http import Verb
@@ -22,9 +24,12 @@ from scheduler_plugin.extender.cooperative import IdleWorker, plan_ahead
 from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.extender.prioritize import prioritize_nodes
+from scheduler_plugin.ports import ObjectApi
+from scheduler_plugin.services.claim_templates import ClaimTemplates
 from scheduler_plugin.services.telemetry import Call, Telemetry
-from scheduler_plugin.settings import Answer, Settings
+from scheduler_plugin.settings import Answer, GangsFromOwners, Settings
 from scheduler_plugin.webhook.amounts import HAMI, Options
+from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.review import Reviews
 from scheduler_plugin.wiring.leaders import Leaders
@@ -43,6 +48,7 @@ class ExtenderVerbs:
 
     def expect(self, pod: PodFacts) -> None:
         """Prepare for the calls for a new pod. kube-scheduler often has other pods to place first."""
+        self._context.workload_seats.take(pod)
         self._context.verdicts.expect(pod)
         self._idle.wake()
 
@@ -85,9 +91,21 @@ class ExtenderVerbs:
         return reply
 
 
-def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telemetry) -> Mapping[str, Verb]:
+def webhook_verbs(
+    settings: Settings, context: ExtenderContext, telemetry: Telemetry, objects: ObjectApi, templates: ClaimTemplates | None
+) -> Mapping[str, Verb]:
     """Return the webhook's verbs by path."""
-    state = context.state
+    normaliser = replace(make_normaliser(settings, context.state), as_claims=templates is not None)
+
+    def grouper(rules: Normaliser) -> Grouper:
+        return Grouper(rules, objects, context.clock.monotonic, for_all=settings.gangs_from_owners is GangsFromOwners.ALL)
+
+    found_in_owners = grouper if normaliser.options.gangs_from_owners else None
+    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners, templates).by_path()
+
+
+def make_normaliser(settings: Settings, state: ClusterState) -> Normaliser:
+    """Construct the webhook's rules."""
     options = Options(
         lambda preferences: device_sizes(state.columns, preferences),
         settings.adopt_nvidia_gpu,
@@ -96,14 +114,14 @@ def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telem
         hami=HAMI.named(settings.hami_names()),
         classes=settings.classes,
         scheduling_groups=settings.scheduling_groups,
+        gangs_from_owners=Gate.GANGS_FROM_OWNERS in settings.gates,
     )
-    normaliser = Normaliser(
+    return Normaliser(
         options,
         settings.scheduler_name,
         replaced_schedulers=settings.taken_schedulers(),
         tolerate_gpu_taint=settings.tolerate_gpu_taint,
     )
-    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption).by_path()
 
 
 def _devices(state: ClusterState) -> Iterator[Device]:

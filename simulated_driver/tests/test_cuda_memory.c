@@ -131,6 +131,49 @@ static void a_fill_brings_managed_pages_to_its_device(void)
 	CHECK_EQUAL(test_used(1), before);
 }
 
+static void launch_with(CUfunction function, CUdeviceptr pointer, CUstream stream)
+{
+	unsigned small = 7;
+	void *parameters[] = { &small, &pointer };
+	OK(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
+}
+
+/* All of the allocation that a parameter points to, also from inside, for launches of every form. */
+static void a_kernel_brings_managed_pages_to_its_device(void)
+{
+	static const char image[] = ".version 8.0\n.entry use(.param .u32 small, .param .u64 pointer)\n{ ret; }\n";
+	CUdeviceptr pointer;
+	CUmodule module;
+	CUfunction function;
+	CUstream stream;
+	CUgraph graph;
+	CUgraphExec exec;
+	test_context(0);
+	OK(cuMemAllocManaged(&pointer, 16 * MIB, CU_MEM_ATTACH_GLOBAL));
+	test_context(1);
+	OK(cuModuleLoadData(&module, image));
+	OK(cuModuleGetFunction(&function, module, "use"));
+	OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	uint64_t before = test_used(1);
+	launch_with(function, pointer + 5 * MIB, stream);
+	CHECK_EQUAL(test_used(1) - before, 16 * MIB);
+	OK(cuStreamSynchronize(stream));
+	OK(cuMemPrefetchAsync(pointer, 16 * MIB, CU_DEVICE_CPU, stream));
+	CHECK_EQUAL(test_used(1), before);
+	OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	launch_with(function, pointer, stream);
+	OK(cuStreamEndCapture(stream, &graph));
+	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	CHECK_EQUAL(test_used(1), before);
+	for (int round = 0; round < 2; round++) {
+		OK(cuGraphLaunch(exec, stream));
+		OK(cuStreamSynchronize(stream));
+		CHECK_EQUAL(test_used(1) - before, 16 * MIB);
+		OK(cuMemPrefetchAsync(pointer, 16 * MIB, CU_DEVICE_CPU, stream));
+	}
+	OK(cuMemFree_v2(pointer));
+}
+
 /* For every thread that can be resident, at the first launch, and for good. */
 static void stacks_grow_to_what_a_launched_kernel_needs(void)
 {
@@ -1167,6 +1210,7 @@ static const struct test_case cases[] = {
 	CASE(pitch_makes_narrow_rows_expensive, "t4x2"),
 	CASE(raised_limits_cost_memory, "t4x2"),
 	CASE(a_fill_brings_managed_pages_to_its_device, "t4x2"),
+	CASE(a_kernel_brings_managed_pages_to_its_device, "t4x2"),
 	CASE(stacks_grow_to_what_a_launched_kernel_needs, "t4x2"),
 	CASE(stacks_are_rounded_up, "t4x2"),
 	CASE(destroyed_context_takes_its_memory_along, "t4x2"),

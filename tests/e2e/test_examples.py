@@ -16,7 +16,7 @@ from tests.rendering import EXAMPLES
 
 pytestmark = pytest.mark.usefixtures("product")
 
-FILES = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem != "kueue"}
+FILES = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml")) if not path.stem.startswith("kueue")}
 """Kueue's is test_queues.py's, where Kueue is."""
 NOT_OFFERED = "the pod's isolation or memory burst not offered"
 WAITS = {

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,18 @@ from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.host import KUEUE, built_programs, module_source
 from tests.e2e.cluster.paths import BUILD
 from tests.e2e.kubectl import Kubectl, Object, eventually
-from tests.e2e.product import CLIENT_IMAGE, GPU_MEMORY_MIB, GPUS, HOLD_OPEN, MIB, Client, Slice, assigned_uuids
+from tests.e2e.product import (
+    CLIENT_IMAGE,
+    GPU_MEMORY_MIB,
+    GPUS,
+    HOLD_OPEN,
+    MIB,
+    Client,
+    Slice,
+    assigned_uuids,
+    slice_pod,
+    with_components,
+)
 from tests.rendering import DEPLOY, EXAMPLES
 
 SHIPPED = DEPLOY / "kueue"
@@ -240,6 +252,7 @@ COUNTED_AS = {
 }
 
 
+@pytest.mark.adopted
 @pytest.mark.timeout(300)
 def test_kueue_counts_jobs_in_other_systems_words_by_their_templates(kubectl: Kubectl, kueue: Kubectl) -> None:
     del kueue
@@ -263,6 +276,18 @@ def test_kueue_counts_jobs_in_other_systems_words_by_their_templates(kubectl: Ku
         assert kubectl.get("statefulset", "service")["metadata"]["generation"] == 1
 
 
+@pytest.mark.timeout(300)
+def test_one_label_gives_a_workload_and_its_pods_their_priority(kubectl: Kubectl, kueue: Kubectl) -> None:
+    del kueue
+    job = queued_job("serve", {contract.RESOURCE_VGPU_MEMORY: "1024"}, "team-a")
+    job["spec"]["template"]["metadata"]["labels"] = {contract.LABEL_CLASS: "inference"}
+    with shipped(kubectl, "cohort"):
+        kubectl.apply(job)
+        [pod] = running(kubectl, "serve", 1)
+        assert kubectl.get("pod", pod)["spec"]["priority"] == 100_000
+        assert [workload["spec"]["priority"] for workload in workloads_of(kubectl, "serve")] == [100_000]
+
+
 TRANSFORMED = {
     "hami": ({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "8192", "nvidia.com/gpucores": "30"}, (2, 16384)),
     "volcano": ({"volcano.sh/vgpu-number": "2", "volcano.sh/vgpu-memory": "1000"}, (2, 2000)),
@@ -271,6 +296,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.adopted
 @pytest.mark.timeout(300)
 def test_shipped_transformations_count_templates_that_webhook_does_not_see(kubectl: Kubectl, kueue: Kubectl) -> None:
     kueue.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_WEBHOOK}=ignore")
@@ -382,3 +408,63 @@ def test_kueue_chooses_node_and_aliquot_chooses_gpus_there(kubectl: Kubectl, kue
         pods = [kubectl.get("pod", name) for name in running(kubectl, "together", 2)]
         assert [pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] for pod in pods] == [node_name] * 2
         assert len({uuid for pod in pods for uuid in assigned_uuids(pod)}) == 2
+
+
+# --- the admission check: a workload is admitted only when its pods fit on real GPUs ---
+
+ACTIVE_SECONDS = 60
+OTHER_MIB, FRAGMENT_JOB_MIB = 60_000, 100_000
+"""A pod outside of queues on each GPU leaves less than the job needs, and eight times as much in sum."""
+
+
+@pytest.fixture
+def checked_queue(kubectl: Kubectl, kueue: Kubectl, scratch_in_tree: Path) -> Iterator[Kubectl]:
+    """The example's queue with the admission check, answered by the scheduler; gone afterwards."""
+    objects = [item for item in yaml.safe_load_all((EXAMPLES / "kueue-fits.yaml").read_text()) if item["kind"] != "Job"]
+    with with_components(kueue, ["kueue"], scratch_in_tree):
+        try:
+            kubectl.run("apply", "--validate=strict", "--filename=-", stdin=yaml.safe_dump_all(objects))
+            eventually(lambda: is_active(kubectl), "the admission check to be Active", seconds=ACTIVE_SECONDS)
+            yield kubectl
+        finally:
+            kubectl.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
+            for item in reversed(objects):
+                kubectl.delete(item["kind"], item["metadata"]["name"])
+
+
+def is_active(kubectl: Kubectl) -> bool:
+    conditions = kubectl.get("admissionchecks.kueue.x-k8s.io", "gpus-fit").get("status", {}).get("conditions", [])
+    return any((one["type"], one["status"]) == ("Active", "True") for one in conditions)
+
+
+def check_of(kubectl: Kubectl, job: str) -> Object:
+    """The entry of the admission check in a job's workload; empty while there is none."""
+    for workload in kubectl.all("workloads.kueue.x-k8s.io"):
+        if any(owner["name"] == job for owner in workload["metadata"]["ownerReferences"]):
+            return next(iter(workload.get("status", {}).get("admissionChecks", [])), {})
+    return {}
+
+
+@pytest.mark.timeout(600)
+def test_job_is_admitted_once_a_gpu_takes_it(checked_queue: Kubectl) -> None:
+    kubectl, spread = checked_queue, {contract.ANNOTATION_PLACEMENT: "spread"}
+    others = [f"other-{number}" for number in range(GPUS)]
+    for name in others:
+        kubectl.apply(slice_pod(name, Slice(OTHER_MIB), annotations=spread))
+        kubectl.wait_for_phase(name, "Running", seconds=START_SECONDS)
+
+    # The sum is enough for Kueue, and no GPU is: the job waits with the reason, and has no pod.
+    kubectl.apply(queued_job("fragment", Slice(FRAGMENT_JOB_MIB).limits, "fitting-gpus"))
+    said = eventually(lambda: check_of(kubectl, "fragment").get("message", ""), "the reason why the job waits")
+    assert "0 of 1 pods of pod set main fit now" in said
+    assert check_of(kubectl, "fragment")["state"] == "Pending"
+    assert kubectl.get("job", "fragment")["spec"]["suspend"]
+
+    # Room on one GPU: the job is admitted and runs there.
+    [freed] = assigned_uuids(kubectl.get("pod", others[0]))
+    kubectl.delete("pod", others[0])
+    eventually(lambda: check_of(kubectl, "fragment")["state"] == "Ready", "the check to be Ready", seconds=ACTIVE_SECONDS)
+    [pod] = running(kubectl, "fragment", 1)
+    assert assigned_uuids(kubectl.get("pod", pod)) == [freed]
+    assert kubectl.get("pod", pod)["metadata"]["annotations"][contract.ANNOTATION_HOLD].endswith("/main")
+    assert check_of(kubectl, "fragment")["message"].startswith("Seats are held: main ")

@@ -93,15 +93,30 @@ start(0)
 result, address = into("cuMemAllocManaged", {mib} * MIB, 1)
 assert not result, result
 use(1)
-must("cuMemsetD2D8_v2", address, 2 * MIB, 1, 1, {mib} // 2)  # touches each page
+{fault}
 while True:
     signal.pause()
 """
+BY_FILL = """must("cuMemsetD2D8_v2", address, 2 * MIB, 1, 1, {mib} // 2)  # touches each page"""
+KERNEL = """
+from tests.fakes.kernels import capture, instantiate, make_stream
+module, stream = into("cuModuleLoadData", b".version 7.0\\n.entry use(.param .u64 pointer)\\n{{ ret; }}\\n")[1], make_stream()
+function, pointer = into("cuModuleGetFunction", module, b"use")[1], ctypes.c_uint64(address)
+def launch():
+    must("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, stream, (ctypes.c_void_p * 1)(ctypes.addressof(pointer)), None)
+"""
+FAULTING = {
+    "fill": BY_FILL,
+    "kernel": KERNEL + "launch()",
+    "graph": KERNEL + """must("cuGraphLaunch", instantiate(capture(stream, launch)), stream)""",
+}
 
 
-async def test_managed_pages_that_faults_move_are_deducted_from_limit():
+@pytest.mark.parametrize("fault", FAULTING.values(), ids=FAULTING)
+async def test_managed_pages_that_faults_move_are_deducted_from_limit(fault):
+    """No call could be refused: the device finds out while it works."""
     async with make_node("t4x2") as node:
-        node.create_pod(manifest("a", running_python(FAULTS.format(mib=IMPORTED_MIB), vgpus=2)))
+        node.create_pod(manifest("a", running_python(FAULTS.format(mib=IMPORTED_MIB, fault=fault.format(mib=IMPORTED_MIB)), vgpus=2)))
         await running(node, "a")
         (grant,) = grants(node)
 

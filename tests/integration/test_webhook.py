@@ -50,7 +50,7 @@ class Caller:
             return response.status, await response.read()
 
     async def review(self, path: str, pod: dict, trusted: Path, *, operation: str = "CREATE", old: dict | None = None) -> dict:
-        group, kind = ("batch", "Job") if path == "templates" else ("", "Pod")
+        group, kind = ("batch", "Job") if path.startswith("templates") else ("", "Pod")
         request = {"uid": "r-1", "operation": operation, "object": pod, "oldObject": old, "namespace": "team"}
         request["kind"] = {"group": group, "version": "v1", "kind": kind}
         review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
@@ -67,9 +67,12 @@ def certificate(tmp_path):
 
 
 @asynccontextmanager
-async def serving(certificate: tuple[Path, Path], linger_seconds: float = 0.0) -> AsyncIterator[tuple[Caller, asyncio.Event]]:
+async def serving(
+    certificate: tuple[Path, Path], linger_seconds: float = 0.0, owners: dict[str, dict] | None = None, gates: str = ""
+) -> AsyncIterator[tuple[Caller, asyncio.Event]]:
     """Run a scheduler; what is yielded calls its webhook, and tells it to end."""
     async with FakeApi() as api:
+        api.owners |= owners or {}
         await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", 2))))
         connection = KubeConnection(ApiServer(api.url, None, None))
         settings = Settings(
@@ -79,6 +82,7 @@ async def serving(certificate: tuple[Path, Path], linger_seconds: float = 0.0) -
             metrics_address="127.0.0.1:0",
             tls_cert_file=str(certificate[0]),
             tls_key_file=str(certificate[1]),
+            feature_gates=gates,
         )
         scheduler, stop = program.Scheduler(settings, connection), asyncio.Event()
         task = asyncio.create_task(scheduler.run(stop))
@@ -122,13 +126,13 @@ async def test_template_of_job_is_rewritten_and_its_pod_passes_unchanged(caller,
     pod = pod_object(annotations={"gpu-memory": "1000"})
     template = {"metadata": {"annotations": pod["metadata"]["annotations"]}, "spec": pod["spec"]}
     job = {"metadata": {"name": "training"}, "spec": {"template": template}}
-    ready = patched(job, await caller.review("templates", job, certificate[0]))
+    ready = patched(job, await caller.review("templates/adopt", job, certificate[0]))
     rewritten = ready["spec"]["template"]
     assert rewritten["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "1000"}
     assert "patch" not in await caller.review(
-        "mutate", {"metadata": {"name": "p", **rewritten["metadata"]}, "spec": rewritten["spec"]}, certificate[0]
+        "mutate/adopt", {"metadata": {"name": "p", **rewritten["metadata"]}, "spec": rewritten["spec"]}, certificate[0]
     )
-    assert "patch" not in await caller.review("templates", ready, certificate[0], operation="UPDATE", old=ready)
+    assert "patch" not in await caller.review("templates/adopt", ready, certificate[0], operation="UPDATE", old=ready)
 
 
 async def test_a_pod_without_gpus_is_allowed_as_it_is(caller, certificate):
@@ -205,3 +209,19 @@ async def call_for_ever(caller: Caller, trusted: Path) -> None:
     while True:
         await caller.review("mutate", pod_object(), trusted)
         await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize(("gates", "gang"), [("GangsFromOwners=true", ("job-j-job-1-ui", "4")), ("", None)])
+async def test_gang_of_labelled_namespace_is_read_from_job_over_http(certificate, gates, gang):
+    job: dict = {"metadata": {"name": "j", "uid": "job-1-uid"}, "spec": {"parallelism": 4, "completions": 4, "completionMode": "Indexed"}}
+    namespace: dict = {"metadata": {"name": "team", "labels": {"aliquot.dev/gang-from-owner": "true"}}}
+    owners = {"/api/v1/namespaces/team": namespace, "/apis/batch/v1/namespaces/team/jobs/j": job}
+    async with serving(certificate, owners=owners, gates=gates) as (caller, _):
+        pod = pod_object(vgpu="1", vgpu_memory="100")
+        pod["metadata"]["ownerReferences"] = [
+            {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "job-1-uid", "controller": True}
+        ]
+        annotations = patched(pod, await caller.review("mutate", pod, certificate[0]))["metadata"]["annotations"]
+        assert annotations.get("aliquot.dev/gang") == (gang and gang[0])
+        assert annotations.get("aliquot.dev/gang-min") == (gang and gang[1])
+        assert (await caller.review("validate", pod, certificate[0]))["allowed"]

@@ -11,29 +11,17 @@ Invariant: no pod waits for ever behind pods that came later. Four rules togethe
 More important pods pass: they come first in any case.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from scheduler_plugin.core.cluster.hold_uids import hold_uid
 from scheduler_plugin.core.cluster.pods import Footprint, PodFacts
 from scheduler_plugin.core.score.cost import HostDemand
 
 PATIENCE_SECONDS: Final = 86_400.0
 """How long the owner of a hold waits at most before no pod may use its room: it bounds what wrong estimates can cost."""
-HOLD_PREFIX: Final = "hold/"
-"""Before the UID of a pod: the UID under which its room is reserved. Its own UID is for the reservation that it gets when it fits."""
 SENTENCE: Final = "GPUs held for a pod that waits longer"
 """Why a node does not take a pod, in kube-scheduler's event."""
-
-
-def holds_of(uids: Iterable[str]) -> list[str]:
-    """Return the UIDs of reservations that hold room for waiting pods."""
-    return [uid for uid in uids if uid.startswith(HOLD_PREFIX)]
-
-
-def hold_uid(pod_uid: str) -> str:
-    """Return the UID under which the room of a waiting pod is held."""
-    return HOLD_PREFIX + pod_uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +68,10 @@ class Outlook:
     until: float | None = None
     """The time before which other pods that use it must end. On the early side."""
     low: float | None = None
-    """It is free earlier in one case of ten."""
+    """It is free earlier in about one case of ten."""
     middle: float | None = None
     high: float | None = None
-    """It is free later in one case of ten."""
+    """It is free later in about one case of ten."""
     overdue: tuple[str, ...] = ()
     """UIDs of pods that use it for longer than expected."""
     unknown: int = 0

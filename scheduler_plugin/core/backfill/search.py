@@ -11,9 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from scheduler_plugin.core.backfill.hold import HOLD_PREFIX, Hold, Place
+from scheduler_plugin.core.backfill.hold import Hold, Place
 from scheduler_plugin.core.backfill.lifetimes import LASTING_KINDS
 from scheduler_plugin.core.cluster.gang import gang_of_pod
+from scheduler_plugin.core.cluster.hold_uids import HOLD_PREFIX
 from scheduler_plugin.core.cluster.journal import Snapshot
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.reasons import NodeReason

@@ -151,6 +151,12 @@ class SchedulingGate(msgspec.Struct):
     name: str = ""
 
 
+class SchedulingGroup(msgspec.Struct, rename="camel"):
+    """Kubernetes' own group of a pod (``scheduling.k8s.io``)."""
+
+    pod_group_name: str | None = None
+
+
 class Volume(msgspec.Struct, rename="camel"):
     """A volume. The fields are the kinds that limit where the pod can run: claims, ephemeral volumes, and disks with few users at once."""
 
@@ -182,6 +188,7 @@ class PodSpec(msgspec.Struct, rename="camel"):
     overhead: dict[str, str | int] | None = None
     resources: Resources | None = None
     scheduling_gates: list[SchedulingGate] | None = None
+    scheduling_group: SchedulingGroup | None = None
     volumes: list[Volume] | None = None
     resource_claims: list[Being] | None = None
     affinity: Affinity | None = None
@@ -232,6 +239,7 @@ class Taint(msgspec.Struct):
     """A taint of a node."""
 
     key: str = ""
+    value: str = ""
     effect: str = ""
 
 
@@ -304,6 +312,7 @@ def pod_facts(item: PodObject) -> PodFacts:
         nominated_node=item.status.nominated_node_name,
         ends_by=_seconds(metadata.deletion_timestamp),
         gates=_gates(spec),
+        scheduling_group="" if spec.scheduling_group is None else spec.scheduling_group.pod_group_name or "",
         needs_preparing=more.needs_preparing,
         failure=more.failure,
         is_picky=more.is_picky,

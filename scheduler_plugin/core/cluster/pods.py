@@ -73,6 +73,8 @@ class PodFacts:
     """UID of the Job or other controller of a pod with GPUs. A controller that was recreated has another UID."""
     controller_kind: str = ""
     """Kind of that controller."""
+    scheduling_group: str = ""
+    """Name of the pod's own Kubernetes PodGroup, which kube-scheduler schedules in one cycle if its gates are open."""
     started_at: float | None = None
     """When kubelet started a pod with GPUs, in seconds since 1970; None before that."""
     created_at: float | None = None

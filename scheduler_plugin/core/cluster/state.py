@@ -293,15 +293,19 @@ class ClusterState:
         """Return this moment, from which the present state can be rebuilt."""
         return Moment(self._part, len(self._part.events), self.columns.demand_table.demand)
 
+    def picture(self) -> Picture:
+        """Return the present content, without its history."""
+        nodes = {name: node.gpu for name, node in self._nodes.items()}
+        held = {uid: _held(reservation) for uid, reservation in self._reservations.items()}
+        pods = dict(self._pods)
+        for succeeded in self._members.all_succeeded():
+            pods |= succeeded  # last, because they count only for gangs with other pods
+        return Picture(nodes, dict(self._hosts), pods, held, dict(self._places), dict(self._passes))
+
     def _note(self, event: Event) -> None:
         """Add an event to the history. Call it before the change: a new picture must not contain it."""
         if len(self._part.events) >= MAX_EVENTS:
-            nodes = {name: node.gpu for name, node in self._nodes.items()}
-            held = {uid: _held(reservation) for uid, reservation in self._reservations.items()}
-            pods = dict(self._pods)
-            for succeeded in self._members.all_succeeded():
-                pods |= succeeded  # last, because they count only for gangs with other pods
-            self._part = Part(Picture(nodes, dict(self._hosts), pods, held, dict(self._places), dict(self._passes)))
+            self._part = Part(self.picture())
         self._part.events.append(event)
 
     # --- events ---

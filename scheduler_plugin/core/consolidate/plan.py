@@ -21,6 +21,7 @@ import numpy as np
 
 from aliquot import contract
 from scheduler_plugin.core.cluster.budgets import Budgets
+from scheduler_plugin.core.cluster.hold_uids import holds_of
 from scheduler_plugin.core.cluster.journal import Rules, Snapshot
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
@@ -135,8 +136,9 @@ class Trial:
         self.planner = planner
         self.budgets = budgets
         self._now = now
-        self._expected = Counter(one.node for one in state.reservations.values() if one.footprint)
-        """Reservations by node, before those of the trial."""
+        held = set(holds_of(state.reservations))
+        self._expected = Counter(one.node for uid, one in state.reservations.items() if one.footprint and uid not in held)
+        """Reservations by node, before those of the trial, without room that is held for a waiting pod."""
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "Trial":

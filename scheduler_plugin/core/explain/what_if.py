@@ -18,6 +18,7 @@ from aliquot.placement.refusal import Refusal
 from aliquot.placement.request import RequestError, pod_request
 from scheduler_plugin.core.cluster.columns import Rows
 from scheduler_plugin.core.cluster.gang import Gang, gang_of_pod
+from scheduler_plugin.core.cluster.hold_uids import holds_of
 from scheduler_plugin.core.cluster.journal import Snapshot
 from scheduler_plugin.core.cluster.pods import PodFacts, footprint
 from scheduler_plugin.core.cluster.reasons import NodeReason
@@ -77,10 +78,11 @@ class WhatIf:
     def figures(self) -> Figures:
         """Return the figures of the present state. A waiting pod counts as fitting if it would fit alone."""
         columns = self._state.columns
-        columns.derive()
-        present = columns.present[: columns.rows]
-        used, capacity = int(columns.allocated_mib().sum()), int(columns.capacity_mib[: columns.rows].sum())
-        fragmented = float(columns.fragmentation[: columns.rows].sum()) / (FRAG_PPM * max(1, int(present.sum())))
+        with self._state.without_all(holds_of(self._state.reservations)):
+            columns.derive()
+            present = columns.present[: columns.rows]
+            used, capacity = int(columns.allocated_mib().sum()), int(columns.capacity_mib[: columns.rows].sum())
+            fragmented = float(columns.fragmentation[: columns.rows].sum()) / (FRAG_PPM * max(1, int(present.sum())))
         waiting = [pod for pod in self._state.pods.values() if pod.gpu is not None and not pod.node_name]
         fit = sum(self._fits(pod) for pod in waiting)
         return Figures(int(present.sum()), round(used / max(1, capacity), 4), round(fragmented, 4), fit, len(waiting))

@@ -17,7 +17,14 @@ from tests.rendering import EXAMPLES, Object, pods_of
 FILES = sorted(EXAMPLES.glob("*.yaml"))
 GPU_SIZES_MIB = {143151}
 """Of an H200, without the driver's reserve."""
-NOT_FOR_USERS = {contract.ANNOTATION_PREFIX, contract.ANNOTATION_ASSIGNMENT, contract.ANNOTATION_CONSOLIDATION, contract.ANNOTATION_RETRY}
+NOT_FOR_USERS = {
+    contract.ANNOTATION_PREFIX,
+    contract.ANNOTATION_ASSIGNMENT,
+    contract.ANNOTATION_CONSOLIDATION,
+    contract.ANNOTATION_HOLD,
+    contract.ANNOTATION_LAST_USED,
+    contract.ANNOTATION_RETRY,
+}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -27,6 +27,8 @@ from scheduler_plugin.settings import Settings as SchedulerSettings
 from scheduler_plugin.webhook import per_gpu, vocabularies
 from scheduler_plugin.webhook.amounts import HAMI, NATIVE, Options
 from scheduler_plugin.webhook.draft import Draft
+from scheduler_plugin.webhook.owner_groups import OWNERS
+from scheduler_plugin.webhook.pod_groups import POD_GROUPS
 from scheduler_plugin.webhook.templates import KINDS
 from tests.unit.deploy.templates_condition import templates_condition
 
@@ -761,6 +763,31 @@ def test_quota_names_our_priority_classes_and_has_no_limit() -> None:
     assert quota["spec"]["hard"] == {"pods": "1M"}, "of resources it would want every pod to state them"
 
 
+# --- gangs from owners ------------------------------------------------------------------------------------------------
+
+
+def test_component_for_gangs_allows_get_of_both_tables_and_no_more() -> None:
+    folder = DAEMONSET / "components/gangs-from-owners"
+    role, binding = yaml.safe_load_all((folder / "rbac.yaml").read_text())
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get"}
+    assert not any("resourceNames" in rule for rule in role["rules"])
+    allowed = {(group, plural) for rule in role["rules"] for group in rule["apiGroups"] for plural in rule["resources"]}
+    owners = {(row.group, row.plural) for row in OWNERS if row.is_read}
+    pod_groups = {(version.partition("/")[0], "podgroups") for api in POD_GROUPS for version in api.api_versions}
+    assert allowed == owners | pod_groups | {("", "namespaces")}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert [subject["name"] for subject in binding["subjects"]] == ["aliquot-scheduler"]
+
+
+def test_component_for_gangs_opens_its_gate_in_the_extender() -> None:
+    [patch] = yaml.safe_load((DAEMONSET / "components/gangs-from-owners/kustomization.yaml").read_text())["patches"]
+    [step] = yaml.safe_load(patch["patch"])
+    containers = the("Deployment", "aliquot-scheduler")["spec"]["template"]["spec"]["containers"]
+    assert step["path"] == f"/spec/template/spec/containers/{containers.index(container('extender'))}/env/-"
+    environ = {step["value"]["name"]: step["value"]["value"]}
+    assert SchedulerSettings.load(["--webhook-address="], environ).gates.opened == {Gate.GANGS_FROM_OWNERS}
+
+
 # --- kustomizations -----------------------------------------------------------------------------------------------
 
 
@@ -778,3 +805,14 @@ def test_every_manifest_is_in_a_kustomization(part: str) -> None:
     kustomization = yaml.safe_load((DAEMONSET / part / "kustomization.yaml").read_text())
     named = {*kustomization["resources"], *(name for generator in kustomization["configMapGenerator"] for name in generator["files"])}
     assert {path.name for path in (DAEMONSET / part).glob("*.yaml")} - {"kustomization.yaml"} == named
+
+
+def test_webhooks_that_make_templates_say_so_with_component_for_claims() -> None:
+    """They make ResourceClaimTemplates, so a dry run must be reported to them."""
+    component = yaml.safe_load((DAEMONSET / "components/dra-translate/kustomization.yaml").read_text())
+    [patch] = [one for one in component["patches"] if one["target"]["kind"] == "MutatingWebhookConfiguration"]
+    changed = {operation["path"] for operation in yaml.safe_load(patch["patch"])}
+    webhooks = the("MutatingWebhookConfiguration", "aliquot")["webhooks"]
+    paths = {place: one["clientConfig"]["service"]["path"] for place, one in enumerate(webhooks)}
+    admitting = {place for place, path in paths.items() if path in ("/mutate", "/mutate/adopt")}
+    assert changed == {f"/webhooks/{place}/sideEffects" for place in admitting}

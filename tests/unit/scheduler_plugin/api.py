@@ -17,6 +17,7 @@ from aliquot_lab.standin.errors import InvalidError
 from aliquot_lab.standin.patches import apply_json_patch, merge_patch
 
 WEBHOOKS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 COLLECTIONS = {
     "pods": "Pod",
     "nodes": "Node",
@@ -24,6 +25,9 @@ COLLECTIONS = {
     "poddisruptionbudgets": "PodDisruptionBudget",
     "leases": "Lease",
     "secrets": "Secret",
+    "workloads": "Workload",
+    "admissionchecks": "AdmissionCheck",
+    "resourceflavors": "ResourceFlavor",
 } | dict.fromkeys(WEBHOOKS, "Webhooks")
 
 
@@ -34,6 +38,8 @@ class FakeApi:
         self.oldest = 0
         self.history: deque[tuple[int, str, str, dict[str, Any]]] = deque()
         self.requests: list[str] = []
+        self.owners: dict[str, dict[str, Any]] = {}
+        """Namespaces and owners of pods by their path; these are only read one by one."""
         self.bindings: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
         self.silent = False
@@ -51,7 +57,7 @@ class FakeApi:
         self._changed = asyncio.Condition()
         self._epoch = 0
         application = web.Application(middlewares=[self._gate])
-        for prefix in ("/api/v1", "/apis/aliquot.dev/v1alpha1", "/apis/policy/v1"):
+        for prefix in ("/api/v1", "/apis/aliquot.dev/v1alpha1", "/apis/policy/v1", KUEUE):
             application.router.add_get(prefix + "/{plural}", self._collection)
         application.router.add_get("/api/v1/namespaces/{namespace}/{plural:pods}", self._collection)
         pod = "/api/v1/namespaces/{namespace}/pods/{name}"
@@ -64,7 +70,11 @@ class FakeApi:
         application.router.add_post(leases, self._create_lease)
         application.router.add_get(leases + "/{name}", self._get)
         application.router.add_put(leases + "/{name}", self._put_lease)
+        application.router.add_patch(KUEUE + "/{plural:admissionchecks}/{name}/status", self._apply_status)
+        application.router.add_patch(KUEUE + "/namespaces/{namespace}/{plural:workloads}/{name}/status", self._apply_status)
         self._add_certificates(application.router)
+        application.router.add_get("/apis/{group}/{version}/namespaces/{namespace}/{plural}/{name}", self._get_owner)
+        application.router.add_get("/api/v1/namespaces/{namespace}", self._get_owner)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         self.url = ""
 
@@ -187,6 +197,10 @@ class FakeApi:
         item = self.objects[plural].get((request.match_info["namespace"], request.match_info["name"]))
         return failure(404, "not found") if item is None else web.json_response(item)
 
+    async def _get_owner(self, request: web.Request) -> web.Response:
+        item = self.owners.get(request.path)
+        return failure(404, "not found") if item is None else web.json_response(item)
+
     async def _patch(self, request: web.Request) -> web.Response:
         key = (request.match_info["namespace"], request.match_info["name"])
         item, patch = self.objects["pods"].get(key), await request.json()
@@ -197,6 +211,26 @@ class FakeApi:
         changed = json.loads(json.dumps(item))
         changed["metadata"].setdefault("annotations", {}).update(patch["metadata"]["annotations"])
         await self._record("pods", "MODIFIED", key, changed)
+        return web.json_response(changed)
+
+    async def _apply_status(self, request: web.Request) -> web.Response:
+        """Server-side apply to the status of an object of Kueue: entries of a list are merged by type or name."""
+        assert request.content_type == "application/apply-patch+yaml"
+        assert request.query["fieldManager"]
+        plural, key, patch = request.match_info["plural"], _key(request), await request.json()
+        item = self.objects[plural].get(key)
+        if item is None:
+            return failure(404, "not found")
+        version = patch["metadata"].get("resourceVersion", item["metadata"]["resourceVersion"])
+        if version != item["metadata"]["resourceVersion"]:
+            return failure(409, "the object has been modified")
+        changed = json.loads(json.dumps(item))
+        for field, entries in patch["status"].items():
+            known = {entry.get("type", entry.get("name")): entry for entry in changed.setdefault("status", {}).get(field, [])}
+            for entry in entries:
+                known.setdefault(entry.get("type", entry.get("name")), {}).update(entry)
+            changed["status"][field] = list(known.values())
+        await self._record(plural, "MODIFIED", key, changed)
         return web.json_response(changed)
 
     async def _evict(self, request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from aliquot.contract.features import Gate
 from aliquot.contract.model import Policy
 from aliquot.process.settings import SettingsError, split_address
 from scheduler_plugin.settings import TABLE, Consolidation, Settings
@@ -94,9 +95,17 @@ def test_consolidation_is_read_from_yaml_without_quotes(tmp_path, text, mode):
     ("arguments", "says"),
     [
         (["--consolidation", "on"], "consolidation is set, but the alpha feature Consolidation is off: set featureGates"),
+        (["--gangs-from-owners", "all"], "gangsFromOwners: all is set, but the alpha feature GangsFromOwners is off: set featureGates"),
         (["--feature-gates", "Consolidate=true"], "featureGates: 'Consolidate' is not a feature gate"),
     ],
 )
-def test_consolidation_needs_its_gate(arguments, says):
+def test_alpha_setting_needs_its_gate(arguments, says):
     with pytest.raises(SettingsError, match=says):
         Settings.load(["--webhook-address", "", *arguments], {})
+
+
+def test_components_open_gates_beside_those_of_the_setting():
+    environ = {"ALIQUOT_FEATURE_GATES_GANGS_FROM_OWNERS": "GangsFromOwners=true"}
+    opened = Settings.load([*NO_WEBHOOK, "--feature-gates", "Consolidation=true"], environ).gates.opened
+    assert opened == {Gate.CONSOLIDATION, Gate.GANGS_FROM_OWNERS}
+    assert Settings.load([*NO_WEBHOOK, "--feature-gates", "GangsFromOwners=false"], environ).gates.opened == set()

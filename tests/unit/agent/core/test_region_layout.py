@@ -424,7 +424,7 @@ class ShimReader:
 
     def __init__(self, directory: Path) -> None:
         (directory / "reader.c").write_text(C_READER)
-        program = compiled(directory / "reader.c", "region/region.c", "log.c", "limit/bucket.c", "limit/settle.c")
+        program = compiled(directory / "reader.c", "region/region.c", "log.c", "limit/bucket.c", "limit/control.c", "limit/settle.c")
         self._path = directory / "region"
         self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 

@@ -69,3 +69,13 @@ def test_priority_class_counts_when_known_and_is_named_when_unknown(tmp_path, ca
     assert {one.name: one.priority for one in pods_of(manifest, ())} == {"critical": 2_000_001_000, "own": 0, "given": 7}
     (line,) = capsys.readouterr().err.splitlines()
     assert "the priority of class mine is unknown" in line
+
+
+def test_priority_of_a_class_of_work_is_named_when_unknown(tmp_path, capsys):
+    manifest = tmp_path / "class.yaml"
+    spec = {**TEMPLATE["spec"]}
+    manifest.write_text(
+        yaml.safe_dump({"kind": "Pod", "metadata": {"name": "p", "labels": {"aliquot.dev/class": "training"}}, "spec": spec})
+    )
+    assert [one.priority for one in pods_of(manifest, ())] == [0]
+    assert "the priority of class aliquot-training is unknown" in capsys.readouterr().err

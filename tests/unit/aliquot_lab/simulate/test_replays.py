@@ -17,10 +17,11 @@ from aliquot_cli.output import Output
 from aliquot_lab.simulate import benchmark
 from aliquot_lab.simulate import run as run_module
 from aliquot_lab.simulate.baselines import BASELINES
-from aliquot_lab.simulate.departures import replay_departures
+from aliquot_lab.simulate.departures import denser, replay_departures
 from aliquot_lab.simulate.extender import ExtenderEngine
 from aliquot_lab.simulate.published import read_published
 from aliquot_lab.simulate.run import POLICIES, PolicyError, Task, make_engine, replay, replay_arrivals, weights_of
+from aliquot_lab.simulate.starts import replay_starts, with_lifetimes_of_others
 from aliquot_lab.simulate.trace import NODE_LIST, PodClass, TraceError, arrivals, capacity_milli, pod_lists, read_nodes, read_pods
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
 from tests.unit.aliquot_lab.simulate.test_baselines import node, pod
@@ -300,3 +301,48 @@ def test_full_benchmark_has_the_lists_and_seeds_of_the_page():
     assert set(others.policies) | set(first.policies) == {policy for policy, published in BASELINES.items() if published} | {"frag"}
     assert (rated.rates_cpu_pods, defaults.rates_cpu_pods, rated.lists) == (True, False, defaults.lists)
     assert apart.own_cores
+
+
+@pytest.fixture
+def crowded(tmp_path):
+    """A trace with more pods of one and of four GPUs than its nodes take at once."""
+    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
+    nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\n" + "".join(f"n{number},64000,262144,4,A\n" for number in range(4)))
+    head = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+    rows = [
+        f"p{number},1000,1024,{4 if number % 5 == 4 else 1},1000,,LS,Running,{60 * number},{60 * number + 1800 + 700 * (number % 4)},0\n"
+        for number in range(24)
+    ]
+    pods.write_text(head + "".join(rows))
+    return Task(nodes, pods, "crowded", "frag", 1)
+
+
+def test_stated_start_times_are_rated(crowded):
+    result = replay_starts(crowded, 1.5)
+    assert 0 < result.owners <= result.stated
+    assert 0 <= result.hit_percent <= 100
+    assert result == replay_starts(crowded, 1.5)
+
+
+def test_without_held_room_no_time_is_stated(crowded):
+    assert replay_starts(crowded, 1.5, holds=False).stated == 0
+
+
+def test_start_times_of_too_few_arrivals_are_refused(crowded):
+    with pytest.raises(TraceError, match="expected arrivals at several times"):
+        replay_starts(crowded, 1.5, 1)
+
+
+def test_lifetimes_stay_in_their_class():
+    pods = denser(read_pods(pod_lists(TRACE)["small"]), 1)
+    exchanged = with_lifetimes_of_others(pods, 1)
+    assert lifetimes_by_kind(pods) == lifetimes_by_kind(exchanged)
+
+
+def lifetimes_by_kind(pods):
+    return sorted((str(one.kind), round(one.deleted_seconds - one.created_seconds)) for one in pods)
+
+
+def test_start_times_need_a_policy_of_the_extender():
+    with pytest.raises(PolicyError, match="one of the extender's policies"):
+        replay_starts(task("bestfit"), 2.0)

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from aliquot.kube.api_server import ApiServer
-from aliquot.kube.errors import KubeApiError
+from aliquot.kube.errors import KubeApiError, KubeNotFoundError
 from scheduler_plugin.adapters.aiohttp_transport import REQUEST_SECONDS, KubeConnection
 from scheduler_plugin.adapters.clock import SystemClock
-from scheduler_plugin.adapters.kube import KubeLease, KubePods
+from scheduler_plugin.adapters.kube import KubeLease, KubeObjects, KubePods
 from scheduler_plugin.services.leadership import FOLLOW_SECONDS, LEASE_SECONDS, RENEW_SECONDS
 from tests.fakes.overloaded_api import RETRY_AFTER_SECONDS, overloaded_api
 from tests.unit.scheduler_plugin.api import pod_object
@@ -151,3 +151,20 @@ async def test_pods_that_succeeded_are_read_page_by_page():
 async def test_pods_that_cannot_be_read_are_an_error_of_the_api():
     with pytest.raises(KubeApiError, match="cannot be read"):
         await KubePods(cast(Any, Connection({"metadata": {}, "items": [{"spec": 5}]}))).succeeded_pods("team")
+
+
+async def test_object_of_any_kind_is_read_by_its_path():
+    connection = Connection({"spec": {"parallelism": 4}})
+    path = "/apis/batch/v1/namespaces/team/jobs/j"
+    assert await KubeObjects(cast(Any, connection)).get_object(path) == {"spec": {"parallelism": 4}}
+    assert connection.paths == [path]
+
+
+async def test_missing_object_is_none_and_unreadable_one_an_error():
+    class Missing:
+        async def request(self, *_: Any) -> bytes:
+            raise KubeNotFoundError("404")
+
+    assert await KubeObjects(cast(Any, Missing())).get_object("/x") is None
+    with pytest.raises(KubeApiError):
+        await KubeObjects(cast(Any, Connection([]))).get_object("/x")

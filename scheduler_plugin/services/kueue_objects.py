@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kueue's objects as the API shows them, kept up to date by one stream for each kind."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from scheduler_plugin.core.admit.kueue import AdmissionCheck, Flavor, Workload
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_K = TypeVar("_K")
+
+
+class Kept(Generic[_K, _T]):
+    """The objects of one kind, by key. Implements the listener of a stream."""
+
+    def __init__(self, key: Callable[[_T], _K], monotonic: Callable[[], float], on_change: Callable[[], None]) -> None:
+        self._key = key
+        self._monotonic = monotonic
+        self._on_change = on_change
+        self._items: dict[_K, _T] = {}
+        self._listing_since = float("-inf")
+        self._trouble = ""
+        self.listed_from = float("-inf")
+        """Monotonic time at which the latest complete list began."""
+        self.version = 0
+        """Grows with each change."""
+
+    @property
+    def by_key(self) -> Mapping[_K, _T]:
+        """All objects."""
+        return self._items
+
+    def listing(self) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+        self._listing_since = self._monotonic()
+
+    def listed(self, items: list[_T]) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+        self._items = {self._key(item): item for item in items}
+        self.listed_from, self._trouble = self._listing_since, ""
+        self._note()
+
+    def opened(self) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+
+    def changed(self, item: _T) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+        self._items[self._key(item)] = item
+        self._note()
+
+    def deleted(self, item: _T) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+        self._items.pop(self._key(item), None)
+        self._note()
+
+    def current(self, *, bookmark: bool) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+
+    def trouble(self, sentence: str) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+        if not self._trouble:
+            logger.warning("watching %s", sentence)
+        self._trouble = sentence
+
+    def _note(self) -> None:
+        self.version += 1
+        self._on_change()
+
+
+class KueueObjects:
+    """Workloads, admission checks and flavors."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._changed = asyncio.Event()
+        self.workloads: Kept[tuple[str, str], Workload] = Kept(lambda item: item.key, monotonic, self._changed.set)
+        self.checks: Kept[str, AdmissionCheck] = Kept(lambda item: item.name, monotonic, self._changed.set)
+        self.flavors: Kept[str, Flavor] = Kept(lambda item: item.name, monotonic, self._changed.set)
+
+    def listed_since(self, moment: float) -> bool:
+        """Whether workloads were listed as they were at a moment or later, and the other kinds at any time."""
+        others = min(self.checks.listed_from, self.flavors.listed_from)
+        return self.workloads.listed_from >= moment and others > float("-inf")
+
+    async def next_change(self, timeout_seconds: float) -> None:
+        """Wait for a change of any object, or for the timeout."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):  # wait_for of Python 3.11 loses a cancellation at the same moment
+                await self._changed.wait()
+        self._changed.clear()

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The admission check for Kueue: the streams of Kueue's objects and the loop that answers. Only behind the feature gate AdmissionCheck."""
+
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aliquot.contract.features import Gate
+from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
+from scheduler_plugin.adapters.kube_kueue import CHECKS_PATH, FLAVORS_PATH, WORKLOADS_PATH, KubeChecks
+from scheduler_plugin.adapters.kube_watch import Stream
+from scheduler_plugin.core.admit.kueue import decode_check, decode_flavor, decode_workload
+from scheduler_plugin.services.admission_check import AdmissionCheckController
+from scheduler_plugin.services.expected_pods import ExpectedPods
+from scheduler_plugin.services.kueue_objects import KueueObjects
+from scheduler_plugin.services.telemetry import Telemetry
+from scheduler_plugin.settings import Settings
+from scheduler_plugin.wiring.cluster import Cluster
+from scheduler_plugin.wiring.leaders import Leaders
+from scheduler_plugin.wiring.verbs import make_normaliser
+
+
+@dataclass(frozen=True, slots=True)
+class Kueue:
+    """The parts."""
+
+    controller: AdmissionCheckController
+    streams: "Sequence[Stream[Any]]"
+
+    def loops(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the loops to run."""
+        return [self.controller.run(), *(stream.run() for stream in self.streams)]
+
+
+def make_kueue(settings: Settings, connection: KubeConnection, cluster: Cluster, leaders: Leaders, telemetry: Telemetry) -> Kueue | None:
+    """Construct the parts, and connect them with the election; None while the gate is closed."""
+    if Gate.ADMISSION_CHECK not in settings.gates:
+        return None
+    context, objects = cluster.context, KueueObjects(cluster.clock.monotonic)
+    expected, api = ExpectedPods(make_normaliser(settings, context.state)), KubeChecks(connection, cluster.clock)
+    controller = AdmissionCheckController(context, cluster.watch.directory, objects, expected, api, lambda: leaders.term, telemetry)
+    workloads = Stream("workloads of Kueue", WORKLOADS_PATH, decode_workload, connection, objects.workloads)
+    checks = Stream("admissionchecks", CHECKS_PATH, decode_check, connection, objects.checks)
+    flavors = Stream("resourceflavors", FLAVORS_PATH, decode_flavor, connection, objects.flavors)
+
+    def relist() -> None:
+        cluster.pods_stream.relist()
+        workloads.relist()
+
+    for election in (leaders.leadership, leaders.following):
+        if election is not None:
+            election.on_acquired = relist
+    leaders.is_prepared = lambda: controller.is_prepared
+    return Kueue(controller, (workloads, checks, flavors))
