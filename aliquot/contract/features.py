@@ -36,8 +36,8 @@ class Gate(StrEnum):
     CONSOLIDATION = "Consolidation"
     ADMISSION_CHECK = "AdmissionCheck"
     BACKFILL = "Backfill"
-    DYNAMIC_RESOURCE_ALLOCATION = "DynamicResourceAllocation"
     GANGS_FROM_OWNERS = "GangsFromOwners"
+    DYNAMIC_RESOURCE_ALLOCATION = "DynamicResourceAllocation"
 
 
 ALL_ALPHA: Final = "AllAlpha"
