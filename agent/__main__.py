@@ -145,6 +145,7 @@ async def _shut_down(tasks: Sequence[asyncio.Future[Any]], parts: Parts, watcher
     if parts.claims is not None:
         parts.claims.watcher.stop()
         await parts.claims.registrar.stop()
+        parts.claims.requests.close()
     await parts.kubelet.pod_resources.close()
     parts.storage.manager.close()
     watchers.status.stop()

@@ -16,7 +16,7 @@ from agent.core.injection import DeviceInjection
 from agent.core.limits import FailPolicy
 from aliquot import contract
 from aliquot.contract import features
-from aliquot.contract.features import ALL_ALPHA, COMPONENT_ENV_PREFIX, FeatureGates, Gate, parse_gates
+from aliquot.contract.features import ALL_ALPHA, FeatureGates, Gate, parse_gates, with_components
 from aliquot.contract.model import Policy
 from aliquot.process.listening import WILDCARDS
 from aliquot.process.settings import LogFormat, LogLevel, Row, SettingsError, Table, split_address
@@ -184,8 +184,7 @@ class Settings:
         Raises: SettingsError with one sentence; SystemExit(0) after printing help.
         """
         values = TABLE.read(argv, environ)
-        of_components = [environ[name] for name in sorted(environ) if name.startswith(COMPONENT_ENV_PREFIX)]
-        settings = cls(**{**values, "feature_gates": ",".join([*of_components, values.get("feature_gates", "")]).strip(",")})
+        settings = cls(**{**values, "feature_gates": with_components(values.get("feature_gates", ""), environ)})
         settings._check_gates()
         if settings.mig_dynamic and settings.mig_strategy is not MigStrategy.MIXED:
             raise SettingsError(

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outside world as verbs and services use it, in our own types. Adapters raise only the errors of ``errors``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from scheduler_plugin.core.certificate import Holdings, Step
+from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.core.cluster.pods import PodFacts
 
 
@@ -94,6 +95,47 @@ class CheckApi(Protocol):
 
     async def answer(self, answer: CheckAnswer) -> None:
         """Write an answer. Raises KubeConflictError if the workload changed since the version of the answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateRecord:
+    """A ResourceClaimTemplate that the webhook made, as it is stored."""
+
+    namespace: str
+    name: str
+    version: str
+    last_used: float
+    """In seconds since 1970; 0 where it does not say."""
+    spec: Any
+    """Of the claims, as JSON."""
+
+
+class TemplateApi(Protocol):
+    """The ResourceClaimTemplates that the webhook makes. Calls raise KubeApiError."""
+
+    async def read(self, namespace: str, name: str) -> TemplateRecord | None:
+        """Return a template; None if there is no such template."""
+        ...
+
+    async def create(self, namespace: str, template: ClaimTemplate, now: float) -> None:
+        """Create a template that was used now. Raises KubeConflictError if it exists."""
+        ...
+
+    async def touch(self, namespace: str, name: str, now: float) -> None:
+        """Write that a template was used now. Raises KubeNotFoundError if it is gone."""
+        ...
+
+    async def listed(self) -> Sequence[TemplateRecord]:
+        """Return the templates of all namespaces."""
+        ...
+
+    async def used(self, namespace: str) -> Set[str]:
+        """Return the names of the templates that pods of a namespace name."""
+        ...
+
+    async def delete(self, record: TemplateRecord) -> None:
+        """Delete a template, if it is still the same version. Raises KubeConflictError if it is not."""
         ...
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from aliquot import contract
-from aliquot.contract.features import COMPONENT_ENV_PREFIX, SETTING, FeatureGates, Gate, parse_gates
+from aliquot.contract.features import SETTING, FeatureGates, Gate, parse_gates, with_components
 from aliquot.contract.model import Policy
 from aliquot.process.settings import FileOnly, LogFormat, LogLevel, Row, SettingsError, Table, split_address
 from scheduler_plugin.core.classes import DEFAULT_CLASSES, ClassError, Profile, parse_classes
@@ -168,6 +168,13 @@ class Settings:
     tolerate_gpu_taint: Annotated[
         bool, Row("add a toleration for the taint nvidia.com/gpu:NoSchedule to GPU pods; clouds set it on GPU nodes")
     ] = True
+    translate_to_claims: Annotated[
+        bool,
+        Row(
+            "turn the vGPUs that pods request into ResourceClaims: only where all agents have allocation dra; needs the feature gate "
+            "DynamicResourceAllocation"
+        ),
+    ] = False
     lease_name: Annotated[str, Row("lease with which the replicas elect a leader; empty: there is only this replica")] = ""
     scheduler_lease: Annotated[
         str,
@@ -190,8 +197,7 @@ class Settings:
     def load(cls, argv: Sequence[str], environ: Mapping[str, str]) -> "Settings":
         """Read flags, environment and file. Raises SettingsError with one sentence, or SystemExit(0) after the help."""
         values = TABLE.read(argv, environ)
-        of_components = [environ[name] for name in sorted(environ) if name.startswith(COMPONENT_ENV_PREFIX)]
-        settings = cls(**{**values, "feature_gates": ",".join([*of_components, values.get("feature_gates", "")]).strip(",")})
+        settings = cls(**{**values, "feature_gates": with_components(values.get("feature_gates", ""), environ)})
         settings._check()
         return settings
 
@@ -232,6 +238,7 @@ class Settings:
         needed = (
             (self.consolidation is not Consolidation.OFF, "consolidation", Gate.CONSOLIDATION),
             (self.gangs_from_owners is GangsFromOwners.ALL, "gangsFromOwners: all", Gate.GANGS_FROM_OWNERS),
+            (self.translate_to_claims, "translateToClaims", Gate.DYNAMIC_RESOURCE_ALLOCATION),
         )
         gates = self.gates
         for is_set, key, gate in needed:

@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,32 +28,100 @@ def write_whole(path: Path, content: bytes, *, mode: int, durable: bool, size: i
             size: extend the file to this length, with a hole after the content.
     Raises: StorageError.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}{TEMPORARY_SUFFIX}")
+    replacement = _Replacement(path)
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            os.fchmod(descriptor, mode)  # regardless of the umask
-            _write_all(descriptor, content)
-            if size is not None:
-                os.ftruncate(descriptor, size)
-            if durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        temporary.replace(path)
+        replacement.write(content, mode, size)
         if durable:
-            sync_directory(path.parent)
+            replacement.sync()
+        replacement.rename()
     except OSError as exc:
-        with suppress(OSError):  # a file system that became read-only refuses this too, even without a file to remove
-            temporary.unlink(missing_ok=True)
-        raise StorageError(f"writing {path}: {exc.strerror}") from exc
+        replacement.discard()
+        raise _unwritten(path, exc) from exc
+    if durable:
+        sync_directory(path.parent)
+
+
+def write_together(contents: Mapping[Path, bytes], *, mode: int) -> Mapping[Path, StorageError]:
+    """Write files durably, as ``write_over`` does, with one sync of each directory for all. That is much faster than one file at a time.
+
+    Returns: the files that cannot be written, with the reasons. The others are on disk.
+    """
+    failed: dict[Path, StorageError] = {}
+    replacements = {path: _Replacement(path) for path in contents}
+
+    def write(path: Path) -> None:
+        _remove_directory_at(path)
+        replacements[path].write(contents[path], mode)
+
+    # All files are written before the first is synced: the file system then writes them in one transaction.
+    for step in (write, lambda path: replacements[path].sync(), lambda path: replacements[path].rename()):
+        for path in [path for path in contents if path not in failed]:
+            try:
+                step(path)
+            except (OSError, StorageError) as exc:
+                replacements[path].discard()
+                failed[path] = exc if isinstance(exc, StorageError) else _unwritten(path, exc)
+    for directory in {path.parent for path in contents if path not in failed}:
+        try:
+            sync_directory(directory)
+        except StorageError as exc:
+            failed |= {path: exc for path in contents if path not in failed and path.parent == directory}
+    return failed
 
 
 def write_over(path: Path, content: bytes, *, mode: int, durable: bool, size: int | None = None) -> None:
     """Write a file as ``write_whole`` does, also over a directory that damage put in its place. Raises StorageError."""
+    _remove_directory_at(path)
+    write_whole(path, content, mode=mode, durable=durable, size=size)
+
+
+class _Replacement:
+    """A file with a temporary name, which takes the place of the one with its name. Calls raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}{TEMPORARY_SUFFIX}")
+        self._descriptor = -1
+
+    def write(self, content: bytes, mode: int, size: int | None = None) -> None:
+        """Write the file, which stays open."""
+        self._descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        os.fchmod(self._descriptor, mode)  # regardless of the umask
+        _write_all(self._descriptor, content)
+        if size is not None:
+            os.ftruncate(self._descriptor, size)
+
+    def sync(self) -> None:
+        """Wait until the content is on disk."""
+        os.fsync(self._descriptor)
+
+    def rename(self) -> None:
+        """Close the file and give it its name."""
+        self._close()
+        self._temporary.replace(self._path)
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        with suppress(OSError):  # a file system that became read-only refuses this too, even without a file to remove
+            self._close()
+        with suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _unwritten(path: Path, cause: OSError) -> StorageError:
+    error = StorageError(f"writing {path}: {cause.strerror}")
+    error.__cause__ = cause
+    return error
+
+
+def _remove_directory_at(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         remove_anything(path)
-    write_whole(path, content, mode=mode, durable=durable, size=size)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -6,7 +6,7 @@ block the node's other containers.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.adapters.durable import (
@@ -16,7 +16,7 @@ from agent.adapters.durable import (
     remove_anything,
     remove_temporaries,
     sync_directory,
-    write_over,
+    write_together,
 )
 from agent.adapters.file_cache import FileCache
 from agent.adapters.regular_files import read_regular
@@ -48,9 +48,10 @@ class LedgerFiles:
                 damaged.add(path.stem)
         return LoadedGrants(tuple(grants), tuple(quarantined), frozenset(damaged))
 
-    def write(self, grant: Grant) -> None:
+    def write(self, grants: Sequence[Grant]) -> Mapping[str, StorageError]:
         """See ``ports.GrantStore``."""
-        write_over(self._path(grant.grant_id), GRANT_ROWS.encode(grant), mode=0o600, durable=True)
+        rows = {self._path(grant.grant_id): GRANT_ROWS.encode(grant) for grant in grants}
+        return {path.stem: error for path, error in write_together(rows, mode=0o600).items()}
 
     def read(self, grant_id: str) -> Grant | None:
         """See ``ports.GrantStore``."""

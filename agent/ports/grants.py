@@ -9,6 +9,7 @@ from typing import Protocol
 from agent.core.cdi import CapabilityNode, HostSpec
 from agent.core.ledger import Grant
 from agent.core.region_layout import ComputeCounters, Limits, RegionSnapshot
+from agent.errors import StorageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,11 @@ class GrantStore(Protocol):
         """Read all rows; set unreadable ones aside."""
         ...
 
-    def write(self, grant: Grant) -> None:
-        """Write a row durably: after a crash the file has either the new row or the previous one."""
+    def write(self, grants: Sequence[Grant]) -> Mapping[str, StorageError]:
+        """Write rows durably: after a crash each file has either the new row or the previous one.
+
+        Returns: by grant id, why a row cannot be written. The others are on disk.
+        """
         ...
 
     def read(self, grant_id: str) -> Grant | None:

@@ -10,9 +10,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from agent.core.claims import decode_claim
 from agent.core.ledger import Grant
-from agent.ports.dra import ResourceApi
+from agent.services.claim_requests import ClaimRequests
 from agent.services.claims import ClaimManager
 from agent.services.grant_manager import GrantManager
 from agent.services.liveness import Liveness
@@ -27,12 +26,12 @@ SWEEP_SECONDS: Final = 60.0
 class ClaimSweep:
     """Compares the prepared claims with the API."""
 
-    def __init__(self, claims: ClaimManager, manager: GrantManager, liveness: Liveness, api: ResourceApi, node_name: str) -> None:
+    def __init__(self, claims: ClaimManager, manager: GrantManager, liveness: Liveness, requests: ClaimRequests, node_name: str) -> None:
         """Args: manager: has the ledger with the grants of claims."""
         self._claims = claims
         self._manager = manager
         self._liveness = liveness
-        self._api = api
+        self._requests = requests
         self._node_name = node_name
         self._absent: frozenset[str] = frozenset()
         """UIDs of the claims that the last look found unused."""
@@ -61,7 +60,7 @@ class ClaimSweep:
         if grant.claim is None:
             return False
         try:
-            claim = decode_claim(await asyncio.to_thread(self._api.read_claim, grant.namespace, grant.claim.name))
+            claim = await self._requests.read(grant.namespace, grant.claim.name)
         except KubeNotFoundError:
             return True
         except (KubeApiError, ContractError) as exc:

@@ -15,15 +15,15 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from agent.core.cdi import HostSpecError
-from agent.core.claims import AllocatedClaim, ClaimNode, ClaimRef, decode_claim, device_status, plan_request
+from agent.core.claims import AllocatedClaim, ClaimNode, ClaimRef, device_status, plan_request
 from agent.core.ledger import Grant
 from agent.core.planning import Planned
 from agent.core.refusal import Reason, Refusal
 from agent.errors import AgentError, StorageError
 from agent.ports.clock import Clock
-from agent.ports.dra import ResourceApi
 from agent.ports.kube import PodEvent
 from agent.services.backends import Backends, Provision
+from agent.services.claim_requests import ClaimRequests
 from agent.services.grant_contents import GrantContents
 from agent.services.reporting import Reporting
 from agent.services.state import AgentState
@@ -69,7 +69,7 @@ class ClaimManager:
         options: ClaimOptions,
         *,
         state: AgentState,
-        api: ResourceApi,
+        requests: ClaimRequests,
         contents: GrantContents,
         backends: Backends,
         reporting: Reporting,
@@ -79,7 +79,7 @@ class ClaimManager:
         self._watch = state.watch
         self._pods = state.pods
         self._manager = state.manager
-        self._api = api
+        self._requests = requests
         self._contents = contents
         self._backends = backends
         self._events = reporting.events
@@ -90,7 +90,7 @@ class ClaimManager:
 
     async def prepare(self, ref: ClaimRef) -> Sequence[Grant] | Refusal:
         """Grant a claim's devices and write the files; return one grant for each request."""
-        with self._telemetry.prepare_seconds.time():
+        with self._telemetry.prepare_seconds.time(), self._requests.first():
             outcome = await self._in_time(ref)
         if isinstance(outcome, Refusal):
             self._telemetry.refusal(outcome.reason)
@@ -182,7 +182,7 @@ class ClaimManager:
     async def _read(self, ref: ClaimRef) -> AllocatedClaim | Refusal:
         """Read the claim from the API. Raises KubeApiError, ContractError."""
         try:
-            claim = decode_claim(await asyncio.to_thread(self._api.read_claim, ref.namespace, ref.name))
+            claim = await self._requests.read(ref.namespace, ref.name)
         except KubeNotFoundError:
             return Refusal(Reason.CLAIM_UNALLOCATED, f"claim {ref} does not exist. Delete the pod, or create the claim")
         if claim.uid != ref.uid:
@@ -270,7 +270,7 @@ class ClaimManager:
 
     async def _write_status(self, ref: ClaimRef, devices: Sequence[Mapping[str, Any]]) -> None:
         try:
-            await asyncio.to_thread(self._api.report_devices, ref.namespace, ref.name, ref.uid, devices)
+            await self._requests.report(ref.namespace, ref.name, ref.uid, devices)
         except KubeApiError as exc:
             logger.warning("status of claim %s not written: %s", ref, exc)
 

@@ -11,7 +11,9 @@ row. Files of a container next to the row of an earlier container with the same 
 since no container starts before PreStart has replied. Files without row and copy: they are swept. The row is written after its files,
 because writing files can fail, and a row without matching files would be useless at the next start.
 
-One thread does all file work, one change at a time. Another thread reads usage regions, since containers can make that slow.
+One thread does all file work, one change at a time. Grants that wait for it are written as one group: the files of each, then all rows
+with one sync of their directory, then the specs. So the order above holds for each grant, and a crash leaves each in one of those four
+states. An error concerns its own grant only. Another thread reads usage regions, since containers can make that slow.
 
 A container runtime uses CDI specs as it read them a moment ago (``core.cdi_scans``), and the name of a spec comes from the IDs, which the
 next container may have too. So a spec is never replaced. The earlier spec is removed, and the new one is written when the runtime has
@@ -41,6 +43,7 @@ from agent.errors import StorageError
 from agent.ports.clock import Clock
 from agent.ports.grants import CdiFiles, ContainerFiles, GrantStore
 from agent.services.changes import Changes
+from agent.services.group_queue import GroupQueue
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,8 @@ T = TypeVar("T")
 Spec = Mapping[str, object]
 
 RUNTIME_PACE = ScanPace()
+GROUP_MOST = 32
+"""Grants that are written together. A group takes some 50 ms; releases and comparisons wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,20 @@ class _Written:
     """When it may be written or, once written, when containers get it; monotonic."""
     left: Spec | None = None
     """The spec that is still to write; None when it is written."""
+    changed: bool = False
+    """Whether the runtime has to scan the specs again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """The files of a grant that are to be written."""
+
+    grant: Grant
+    limits: Limits
+    spec: Callable[[], Spec]
+    replaced: Sequence[str] = ()
+    """Ids of grants whose files are removed first."""
+    mounted: bool = False
 
 
 class GrantManager:
@@ -90,6 +109,7 @@ class GrantManager:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._regions = ThreadPoolExecutor(1, thread_name_prefix="regions")
         self._changing = asyncio.Lock()
+        self._writes = GroupQueue(self._changing, self._carry_out, GROUP_MOST)
         self._unsettled: Counter[str] = Counter()
         """Ids of grants with a file change in progress."""
         self._spec_digests: dict[str, str] = {}
@@ -112,10 +132,8 @@ class GrantManager:
         copies = [grant for grant in self._files.copies() if grant.grant_id not in known]
         for grant in copies:
             logger.warning("ledger row lost; the copy next to the container's files is used", extra={"grant": grant.grant_id})
-            try:
-                self._store.write(grant)
-            except StorageError as exc:  # the copy serves as the row; the reconciler writes it later
-                logger.warning("ledger row not restored yet: %s", exc, extra={"grant": grant.grant_id})
+        for identifier, error in self._store.write(copies).items():  # the copy serves as the row; the reconciler writes it later
+            logger.warning("ledger row not restored yet: %s", error, extra={"grant": identifier})
         self.ledger = self.ledger.adopting((*loaded.grants, *copies))
         self.ledger = self.ledger.with_unclear(self._unclear(loaded.damaged))
         forgetting_seconds = self._pace.forgetting_seconds(self._cdi.total_bytes())
@@ -175,15 +193,10 @@ class GrantManager:
         replaced = [earlier.grant_id for earlier in planned.superseded]
         self.ledger = self.ledger.releasing(replaced).granting(grant, inventory, shares_per_gpu)
 
-        def begin() -> _Written:
-            for identifier in replaced:
-                self._remove(identifier)
-            return self._write(grant, limits, spec, mounted=mounted)
-
         async def change() -> None:
             if ready is not None:
                 await ready()
-            await self._until(await self._write_all(grant, begin))
+            await self._until(await self._write_files(_Write(grant, limits, spec, replaced, mounted)))
 
         await self._whole((grant.grant_id, *replaced), change())
 
@@ -191,7 +204,7 @@ class GrantManager:
         """Write the files of a grant again; do nothing when it has ended. Raises the same errors as ``commit``."""
 
         async def change() -> None:
-            await self._write_all(grant, partial(self._write, grant, limits, spec, mounted=True))
+            await self._write_files(_Write(grant, limits, spec, mounted=True))
 
         await self._whole((grant.grant_id,), change())
 
@@ -279,14 +292,23 @@ class GrantManager:
     def _is_orphan(self, grant_id: str) -> bool:
         return grant_id not in self.ledger.grants and grant_id not in self.ledger.unclear
 
-    async def _write_all(self, grant: Grant, begin: Callable[[], _Written]) -> float:
+    async def _write_files(self, write: _Write) -> float:
         """Write the files of a grant, the spec last, after the runtime has forgotten the earlier one. Return when containers get it."""
-        still_wanted = partial(self._is_current, grant)
-        written = await self._change(still_wanted, begin)
+        grant = write.grant
+        written = await self._writes.add(grant.grant_id, write)
         while written is not None and written.left is not None:
             await self._until(written.ready_at)
-            written = await self._change(still_wanted, partial(self._write_spec, grant.grant_id, written.left))
+            again = partial(self._write_specs, {grant.grant_id: partial(_given, written.left)})
+            outcomes = await self._change(partial(self._is_current, grant), again)
+            written = _result(outcomes[grant.grant_id]) if outcomes is not None else None
         return written.ready_at if written is not None else self._clock.monotonic()
+
+    async def _carry_out(self, writes: Sequence[_Write]) -> Sequence[_Written | Exception | None]:
+        """Write the files of a group; None for grants that ended while other changes ran."""
+        wanted = [write for write in writes if self._is_current(write.grant)]
+        outcomes = await self.on_disk(partial(self._write_group, wanted)) if wanted else {}
+        self.changes.notify()  # also without a change: what was prepared for it is unused now
+        return [outcomes.get(write.grant.grant_id) for write in writes]
 
     async def _until(self, moment: float) -> None:
         while (left := moment - self._clock.monotonic()) > 0:
@@ -348,14 +370,30 @@ class GrantManager:
             written_spec=self._spec_digests.get(grant_id),
         )
 
-    def _write(self, grant: Grant, limits: Limits, spec: Callable[[], Spec], *, mounted: bool = False) -> _Written:
-        self._files.prepare(grant, limits, mounted=mounted)
-        self._written_limits[grant.grant_id] = limits
-        self._store.write(grant)
-        return self._write_spec(grant.grant_id, spec())
+    def _write_group(self, writes: Sequence[_Write]) -> Mapping[str, _Written | Exception]:
+        begun = {write.grant.grant_id: _attempt(partial(self._begin, write)) for write in writes}
+        failed: dict[str, Exception] = {identifier: error for identifier, error in begun.items() if isinstance(error, Exception)}
+        failed |= self._store.write([write.grant for write in writes if write.grant.grant_id not in failed])
+        return failed | self._write_specs({write.grant.grant_id: write.spec for write in writes if write.grant.grant_id not in failed})
 
-    def _write_spec(self, grant_id: str, spec: Spec) -> _Written:
+    def _begin(self, write: _Write) -> None:
+        for identifier in write.replaced:
+            self._remove(identifier)
+        self._files.prepare(write.grant, write.limits, mounted=write.mounted)
+        self._written_limits[write.grant.grant_id] = write.limits
+
+    def _write_specs(self, specs: Mapping[str, Callable[[], Spec]]) -> dict[str, _Written | Exception]:
+        """Write specs as far as the runtime has forgotten earlier ones of their names."""
+        outcomes = {identifier: _attempt(partial(self._write_spec, identifier, spec)) for identifier, spec in specs.items()}
+        changed = [identifier for identifier, one in outcomes.items() if isinstance(one, _Written) and one.changed]
+        spec_bytes = _attempt(self._cdi.total_bytes) if changed else 0
+        for identifier in changed:
+            outcomes[identifier] = _Written(self._scanned(spec_bytes)) if isinstance(spec_bytes, int) else spec_bytes
+        return outcomes
+
+    def _write_spec(self, grant_id: str, make: Callable[[], Spec]) -> _Written:
         """Write a spec if no container can get an earlier spec of this name; else remove that one and return when to write."""
+        spec = make()
         found, wanted = self._cdi.digest(grant_id), self._cdi.digest_of(spec)
         if found == wanted:
             self._spec_digests[grant_id] = wanted
@@ -367,7 +405,7 @@ class GrantManager:
             return _Written(forgotten_at, spec)
         self._cdi.write(grant_id, spec)
         self._spec_digests[grant_id] = wanted
-        return _Written(self._scanned(self._cdi.total_bytes()))
+        return _Written(self._clock.monotonic(), changed=True)
 
     def _remove(self, grant_id: str) -> None:
         self._remove_spec(grant_id)
@@ -389,6 +427,24 @@ class GrantManager:
         now, scan_seconds = self._clock.monotonic(), self._pace.scan_seconds(spec_bytes)
         before, self._backlog = self._backlog, self._backlog.changed(now, scan_seconds)
         return before.seen_from(now, scan_seconds)
+
+
+def _attempt(work: Callable[[], T]) -> T | Exception:
+    """Return an error as a value: other grants of its group go on."""
+    try:
+        return work()
+    except Exception as exc:  # noqa: BLE001 - raised where its grant is awaited
+        return exc
+
+
+def _given(spec: Spec) -> Spec:
+    return spec
+
+
+def _result(outcome: T | Exception) -> T:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def _log_failure(grant_ids: Sequence[str], change: "asyncio.Future[None]") -> None:

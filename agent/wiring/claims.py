@@ -10,6 +10,7 @@ from agent.adapters.dra_grpc import DriverDirectories, driver_directory
 from agent.adapters.kube_api import kube_connection
 from agent.adapters.resource_api import ResourceApiClient, ResourceSliceWatcher
 from agent.core.ledger import ids_trouble
+from agent.services.claim_requests import ClaimRequests
 from agent.services.claim_sweep import ClaimSweep
 from agent.services.claims import ClaimManager, ClaimOptions
 from agent.services.dra_health import DeviceHealthService
@@ -33,6 +34,7 @@ class Claims:
 
     manager: ClaimManager
     sweep: ClaimSweep
+    requests: ClaimRequests
     registrar: DraRegistrar
     publisher: NodePublisher
     cache: SliceCache
@@ -45,16 +47,17 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants) -> Claims | None:
     if not _is_served(settings):
         return None
     api = ResourceApiClient(kube_connection(setup.api_server, maxsize=CONNECTIONS))
+    requests = ClaimRequests(api)
     manager = ClaimManager(
         ClaimOptions(grants.secret, setup.boot_id, node_name, settings.shares_per_gpu),
         state=state,
-        api=api,
+        requests=requests,
         contents=grants.contents,
         backends=grants.backends,
         reporting=driver.reporting,
         clock=setup.clock,
     )
-    sweep = ClaimSweep(manager, state.manager, grants.liveness, api, node_name)
+    sweep = ClaimSweep(manager, state.manager, grants.liveness, requests, node_name)
     sockets = DriverDirectories(Path(settings.kubelet_dir), f"{os.getpid():x}-{time.time_ns() // 1_000_000:x}")
     registrar = DraRegistrar(sockets, DraPlugin(manager), DeviceHealthService(node_name, driver.watch, setup.clock), setup.telemetry)
     cache = SliceCache()
@@ -65,9 +68,8 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants) -> Claims | None:
     target = SliceTarget(node_name, settings.shares_per_gpu, api=api, state=state, cache=cache, withheld=withheld)
     changes = [cache.changes, registrar.changes]
     publisher = NodePublisher(node_name, [target], state=state, clock=setup.clock, further=changes)
-    return Claims(
-        manager, sweep, registrar, publisher, cache, ResourceSliceWatcher(lambda **o: kube_connection(setup.api_server, **o), node_name)
-    )
+    watcher = ResourceSliceWatcher(lambda **o: kube_connection(setup.api_server, **o), node_name)
+    return Claims(manager, sweep, requests, registrar, publisher, cache, watcher)
 
 
 def _is_served(settings: Settings) -> bool:

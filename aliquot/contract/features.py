@@ -2,11 +2,13 @@
 """The features with their maturity, and the feature gates that alpha features are behind.
 
 The setting ``featureGates`` of the agent opens gates: ``MpsIsolation=true,Pausing=true``, or ``AllAlpha=true`` for all. The scheduler has
-the same setting, for the gates ``Consolidation``, ``Backfill``, ``GangsFromOwners`` and ``AdmissionCheck``. A gate is closed by default. A beta
-or stable feature has no gate. Each component of the manifests that installs an alpha feature opens its gate by an environment variable of its own,
-``ALIQUOT_FEATURE_GATES_<COMPONENT>``. The setting comes after these, so it can close a gate again.
+the same setting, for the gates ``Consolidation``, ``Backfill``, ``GangsFromOwners``, ``AdmissionCheck`` and
+``DynamicResourceAllocation``. A gate is closed by default. A beta or stable feature has no gate. Each component of the manifests that
+installs an alpha feature opens its gate by an environment variable of its own, ``ALIQUOT_FEATURE_GATES_<COMPONENT>``. The setting comes
+after these, so it can close a gate again.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -42,7 +44,7 @@ ALL_ALPHA: Final = "AllAlpha"
 """In the setting: all gates that it does not name."""
 SETTING: Final = "featureGates"
 COMPONENT_ENV_PREFIX: Final = "ALIQUOT_FEATURE_GATES_"
-"""Environment variables of agent and scheduler with more gates, in the setting's form."""
+"""Environment variables with more gates, in the setting's form: those that components of the manifests open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,12 @@ class FeatureGates:
 
 
 ALL_OPEN: Final = FeatureGates(frozenset(Gate))
+
+
+def with_components(setting: str, environ: Mapping[str, str]) -> str:
+    """Return the setting with the gates that components open; those of the setting itself come last, so they count."""
+    of_components = [environ[name] for name in sorted(environ) if name.startswith(COMPONENT_ENV_PREFIX)]
+    return ",".join([*of_components, setting]).strip(",")
 
 
 def parse_gates(text: str) -> FeatureGates:

@@ -16,6 +16,9 @@ from typing import Final
 EXACT: Final = "="
 ANY: Final = "*"
 _BETWEEN_WORDS: Final = re.compile(r"[\W_]+")
+_TOKENS: Final = re.compile(r"(?P<words>(?<![^ ])\*(?![^ ]))|(?P<text>\*)|(?P<blank> )")
+_PATTERNS: Final = {"words": "[a-z0-9].*", "text": ".*", "blank": "[^a-z0-9]+"}
+"""Between two blanks a star stands for one word at least, because blanks that follow each other are one."""
 
 
 def matches(name: str, model: str) -> bool:
@@ -33,6 +36,22 @@ def matches(name: str, model: str) -> bool:
             return False
         position = found + len(piece)
     return True
+
+
+def pattern(name: str) -> str:
+    """Return a regular expression that finds the models that a name means, for a search without regard to case.
+
+    It has no backslash and uses what Python's ``re`` and RE2 share. Names of GPUs are ASCII; between other words it may differ.
+    """
+    between = _PATTERNS["blank"]
+    if name.startswith(EXACT):
+        return "^[^a-z0-9]*" + between.join(_words(name).split(" ")) + "[^a-z0-9]*$"
+    parts = [_BETWEEN_WORDS.sub(" ", part).lower() for part in name.strip().split(ANY)]
+    inner = re.sub(r"\*+", ANY, ANY.join(parts).strip())
+    inner = _TOKENS.sub(lambda token: _PATTERNS[token.lastgroup or ""], inner)
+    first = "" if inner.startswith(".*") else "(^|[^a-z0-9])"
+    last = "" if inner.endswith(".*") else "([^a-z0-9]|$)"
+    return first + inner + last
 
 
 def wanted(model: str, names: Iterable[str], names_not: Iterable[str]) -> bool:

@@ -14,14 +14,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from typing import Final
 
 from aliquot.contract.model import Policy
 from aliquot_lab.simulate.departures import RETRY_SECONDS, Waits, busy_time, denser, fewer_nodes, placeable
 from aliquot_lab.simulate.extender import HoldingEngine
 from aliquot_lab.simulate.run import TICK_PODS, PolicyError, Task, Tick, no_progress, weights_of
-from aliquot_lab.simulate.trace import PodClass, TraceError, TracePod, read_nodes
+from aliquot_lab.simulate.trace import PodClass, TraceError, TracePod
 from scheduler_plugin.core.score.cost import Weights
 
 STATE_SECONDS: Final = 3600.0
@@ -66,7 +65,7 @@ class _Stated:
 
 def replay_starts(task: Task, load: float, most_pods: int | None = None, *, holds: bool = True, tick: Tick = no_progress) -> StartsResult:
     """Run one replay. Args: as for ``replay_departures``. Raises: TraceError: the list has no times."""
-    listed = task.pods()
+    every_node, listed = task.read()
     if not any(pod.deleted_seconds for pod in listed):
         raise TraceError(f"{task.pods_file}: expected the columns creation_time and deletion_time, found no times")
     pods = with_lifetimes_of_others(denser(listed, task.seed), task.seed)
@@ -75,7 +74,7 @@ def replay_starts(task: Task, load: float, most_pods: int | None = None, *, hold
     begin, end = busy_time(pods)
     if begin == end:
         raise TraceError(f"{task.pods_file}: expected arrivals at several times, found {len(pods)} at once")
-    nodes = fewer_nodes(read_nodes(Path(task.nodes_file)), pods, load, task.seed)
+    nodes = fewer_nodes(every_node, pods, load, task.seed)
     pods = placeable(nodes, pods)
     replay = _Replay(HoldingEngine(nodes, *_policy(task.policy)), pods, holds=holds)
     replay.run(tick)

@@ -33,6 +33,7 @@ class _Metadata(msgspec.Struct):
 class _Resources(msgspec.Struct):
     limits: dict[str, str | int | float] | None = None
     requests: dict[str, str | int | float] | None = None
+    claims: list[dict[str, Any]] | None = None
 
 
 class _Variable(msgspec.Struct):
@@ -57,6 +58,7 @@ class _Spec(msgspec.Struct, rename="camel"):
     tolerations: list[_Toleration] | None = None
     scheduler_name: str | None = None
     node_name: str | None = None
+    resource_claims: list[dict[str, Any]] | None = None
     priority_class_name: str | None = None
 
 
@@ -79,6 +81,7 @@ class DraftContainer:
         resources = original.get("resources") or {}
         self.limits: dict[str, str] = _texts(resources.get("limits"))
         self.requests: dict[str, str] = _texts(resources.get("requests"))
+        self.claims: list[Json] = [dict(claim) for claim in resources.get("claims") or ()]
         self.env: list[Json] = deepcopy(list(original.get("env") or ()))
 
     def take(self, resource: str) -> str | None:
@@ -125,8 +128,9 @@ class DraftContainer:
     def changes(self) -> Iterator[Json]:
         """Yield the patch operations for this container."""
         resources = dict(self._original.get("resources") or {})
-        if self.limits != _texts(resources.get("limits")) or self.requests != _texts(resources.get("requests")):
-            resources |= {"limits": self.limits, "requests": self.requests}
+        claims = list(resources.get("claims") or ())
+        if self.limits != _texts(resources.get("limits")) or self.requests != _texts(resources.get("requests")) or self.claims != claims:
+            resources |= {"limits": self.limits, "requests": self.requests, "claims": self.claims}
             yield {"op": "add", "path": f"{self.path}/resources", "value": {key: value for key, value in resources.items() if value}}
         if self.env != list(self._original.get("env") or ()):
             yield {"op": "add", "path": f"{self.path}/env", "value": self.env}
@@ -143,6 +147,7 @@ class Draft:
         self.labels: dict[str, str] = dict(self._metadata.get("labels") or {})
         self.containers = [DraftContainer(*found) for found in _containers(self._spec)]
         self.tolerations: list[Json] = [dict(entry) for entry in self._spec.get("tolerations") or ()]
+        self.resource_claims: list[Json] = [dict(claim) for claim in self._spec.get("resourceClaims") or ()]
         self.scheduler_name = self._spec.get("schedulerName") or ""
         self.node_name = self._spec.get("nodeName") or ""
         self.priority_class = self._spec.get("priorityClassName") or ""
@@ -223,6 +228,8 @@ class Draft:
             operations.append({"op": "add", "path": "/spec/schedulerName", "value": self.scheduler_name})
         if self.tolerations != list(self._spec.get("tolerations") or ()):
             operations.append({"op": "add", "path": "/spec/tolerations", "value": self.tolerations})
+        if self.resource_claims != list(self._spec.get("resourceClaims") or ()):
+            operations.append({"op": "add", "path": "/spec/resourceClaims", "value": self.resource_claims})
         for container in self.containers:
             operations.extend(container.changes())
         return operations

@@ -5,6 +5,8 @@ Invariant: every amount becomes a resource in whole MiB and percent, in any voca
 scheduler count it. The memory of whole GPUs becomes one only where the settings say that all GPUs have the same memory. Elsewhere it is not
 known yet, and only the number of GPUs is set (deploy/daemonset/components/require-memory refuses such pods where that matters).
 
+Where nodes give out GPUs by dynamic resource allocation, the resources then become ResourceClaims (``claims``).
+
 A pod that asks for no GPU is not changed, with one exception: amounts of zero are removed if no other system serves that resource.
 """
 
@@ -18,12 +20,14 @@ from aliquot.contract.errors import ContractError, quote
 from aliquot.contract.model import ContainerRequest, Isolation, NumaMode, PodRequest, Preferences
 from aliquot.placement import model_name
 from aliquot.placement.request import RequestError, pod_request
+from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.core.cluster.durations import check_durations
 from scheduler_plugin.core.cluster.gang import gang_of
 from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.core.consolidate.movable import check_movable
 from scheduler_plugin.webhook.adoption import in_our_words, speaks_to_us, stays_with_its_owner, system_of
 from scheduler_plugin.webhook.amounts import Options
+from scheduler_plugin.webhook.claims import is_translated, translate_to_claims
 from scheduler_plugin.webhook.classes import apply_class
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
 from scheduler_plugin.webhook.groups import Finding, translate_groups, warn_of_lost_groups
@@ -66,6 +70,8 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     is_gpu_pod: bool = True
     """Whether the pod asks for a GPU of Aliquot."""
+    templates: tuple[ClaimTemplate, ...] = ()
+    """What must exist in the pod's namespace before the pod is admitted."""
     system: str = ""
     """The other system in whose words the pod asks for GPUs; empty for our own."""
 
@@ -84,6 +90,8 @@ class Normaliser:
     """Whether GPU pods may run on nodes with the taint ``nvidia.com/gpu:NoSchedule``."""
     removed_annotations: tuple[str, ...] = WRITTEN_BY_SCHEDULER
     """Annotations that are removed from a GPU pod, with a warning."""
+    as_claims: bool = False
+    """Whether amounts become ResourceClaims: the nodes give out their GPUs by dynamic resource allocation."""
     applies_classes: bool = True
     """Whether a pod gets what its class stands for."""
     adopts: bool = True
@@ -130,7 +138,7 @@ class Normaliser:
             # Templates write zeros. They must go first, or a pod without GPUs would be treated as a GPU pod.
             remove_zeros(draft, self.options)
             warn_of_unknown_resources(draft)
-            foreign = is_foreign(draft, self.options)
+            foreign = is_foreign(draft, self.options) and not is_translated(draft)
             if not foreign and not _asks_any(draft):
                 warn_of_priorities(draft, self.options)
                 return replace(UNTOUCHED, patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
@@ -159,10 +167,11 @@ class Normaliser:
             _check_names(request.preferences)
             _count_whole_gpus(draft, request, self.options)
             self._settle_scheduling(draft)
+            _override_visible_devices(draft)
+            templates = translate_to_claims(draft, request) if self.as_claims else ()
         except (RequestError, ContractError) as exc:
             return Outcome(refusal=str(exc))
-        _override_visible_devices(draft)
-        return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
+        return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings), templates=templates)
 
     def _remove_annotations(self, draft: Draft) -> None:
         found = [name for name in self.removed_annotations if draft.annotations.pop(name, None) is not None]

@@ -15,12 +15,13 @@ adopted ones. ``/mutate/dry-run`` changes no pod and refuses none: it warns of w
 import base64
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from aliquot import contract
 from aliquot.contract.errors import quote
+from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.adoption import becomes
 from scheduler_plugin.webhook.grouper import Grouper
@@ -43,6 +44,7 @@ class _Request(msgspec.Struct, rename="camel"):
     kind: _Kind = _Kind()
     operation: str = "CREATE"
     namespace: str = ""
+    dry_run: bool | None = None
     object: dict[str, Any] | None = None
     old_object: dict[str, Any] | None = None
 
@@ -51,6 +53,14 @@ class _Review(msgspec.Struct, rename="camel"):
     api_version: str
     kind: str
     request: _Request
+
+
+class ClaimTemplateMaker(Protocol):
+    """Makes ResourceClaimTemplates."""
+
+    async def ensure(self, namespace: str, templates: Sequence[ClaimTemplate]) -> str:
+        """Make templates that a namespace lacks; return why one cannot be made, or an empty text."""
+        ...
 
 
 class Reviews:
@@ -62,18 +72,25 @@ class Reviews:
         count: Callable[[str], None],
         count_adoption: Callable[[str, str], None] = lambda _system, _outcome: None,
         grouper: Callable[[Normaliser], Grouper] | None = None,
+        claims: ClaimTemplateMaker | None = None,
     ) -> None:
-        """Args:
-        count: called with the outcome of each review.
-        count_adoption: called with another system and what became of its pod.
-        grouper: makes what finds gangs in other objects, under some rules; None if they are not found there.
+        """Make them.
+
+        Args:
+            count: called with the outcome of each review.
+            count_adoption: called with another system and what became of its pod.
+            grouper: makes what finds gangs in other objects, under some rules; None if they are not found there.
+            claims: makes what pods with claims need; None where no amounts become claims.
         """
+        self._claims = claims
         self._adopting = replace(normaliser, adopts=True)
         self._ours = replace(normaliser, adopts=False)
         both = self._adopting, self._ours
-        # A template has no owner yet, and names a PodGroup that may not exist yet.
-        self._templates = {one.adopts: Templates(replace(one, defers_gangs=grouper is not None)) for one in both}
-        self._groupers = {} if grouper is None else {normaliser.adopts: grouper(normaliser) for normaliser in both}
+        self._groupers = {} if grouper is None else {one.adopts: grouper(one) for one in both}
+        # Templates keep amounts: their pods become pods with claims one by one, when the ResourceClaimTemplates can be made.
+        # A gang that other objects state is found for each pod: a template has no owner yet.
+        of_templates = (replace(one, as_claims=False, defers_gangs=grouper is not None) for one in both)
+        self._templates = {one.adopts: Templates(one) for one in of_templates}
         self._count = count
         self._count_adoption = count_adoption
 
@@ -151,10 +168,13 @@ class Reviews:
         if request.operation != "CREATE" or request.object is None:
             return self._answer(request.uid, "untouched")
         outcome = normaliser.admit(request.object, await self._find_gang(normaliser, request))
+        if outcome.templates and self._claims is not None and not request.dry_run:
+            outcome = replace(outcome, refusal=await self._claims.ensure(request.namespace, outcome.templates))
         name = _name_of(outcome)
         if outcome.system:
             self._count_adoption(outcome.system, {"admitted": "adopted", "refused": "refused"}.get(name, "left"))
-        return self._answer(request.uid, name, refusal=outcome.refusal, patch=outcome.patch, warnings=outcome.warnings)
+        patch = () if outcome.refusal else outcome.patch
+        return self._answer(request.uid, name, refusal=outcome.refusal, patch=patch, warnings=outcome.warnings)
 
     def _validate(self, body: bytes, normaliser: Normaliser) -> bytes:
         request = _decode(body)

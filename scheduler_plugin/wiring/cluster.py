@@ -71,7 +71,7 @@ def make_cluster(settings: Settings, connection: KubeConnection) -> Cluster:
     pods = Stream("pods", PODS_PATH, decode_pod, connection, watch.pods)
     streams = (
         Stream("gpunodes", GPU_NODES_PATH, gpunode.decode_gpu_node, connection, watch.inventories),
-        Stream("nodes", NODES_PATH, decode_full_host if Gate.ADMISSION_CHECK in settings.gates() else decode_host, connection, watch.hosts),
+        Stream("nodes", NODES_PATH, decode_full_host if Gate.ADMISSION_CHECK in settings.gates else decode_host, connection, watch.hosts),
         Stream("poddisruptionbudgets", BUDGETS_PATH, decode_budget, connection, watch.budgets),
         pods,
     )

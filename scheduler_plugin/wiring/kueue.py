@@ -34,7 +34,7 @@ class Kueue:
 
 def make_kueue(settings: Settings, connection: KubeConnection, cluster: Cluster, leaders: Leaders, telemetry: Telemetry) -> Kueue | None:
     """Construct the parts, and connect them with the election; None while the gate is closed."""
-    if Gate.ADMISSION_CHECK not in settings.gates():
+    if Gate.ADMISSION_CHECK not in settings.gates:
         return None
     context, objects = cluster.context, KueueObjects(cluster.clock.monotonic)
     expected, api = ExpectedPods(make_normaliser(settings, context.state)), KubeChecks(connection, cluster.clock)

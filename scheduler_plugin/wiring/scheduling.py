@@ -8,9 +8,11 @@ from typing import Any
 from aliquot.contract.features import Gate
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.kube import KubeEvents, KubePods
+from scheduler_plugin.adapters.kube_templates import KubeTemplates
 from scheduler_plugin.core.cluster.decisions import Decision
 from scheduler_plugin.extender.bind import Binder
 from scheduler_plugin.services.backfiller import Backfiller
+from scheduler_plugin.services.claim_templates import ClaimTemplates
 from scheduler_plugin.services.cluster_metrics import ClusterCollector
 from scheduler_plugin.services.cluster_watch import Source
 from scheduler_plugin.services.consolidator import Consolidator, Scope
@@ -48,10 +50,12 @@ class Scheduling:
     """None if the settings switch it off."""
     backfiller: Backfiller | None
     """None if its feature gate is closed."""
+    templates: ClaimTemplates | None
+    """None where vGPUs do not become claims."""
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
-        acting = (self.preemptor, self.consolidator, self.backfiller)
+        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates)
         parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, *acting)
         return [part.run() for part in parts if part is not None]
 
@@ -94,4 +98,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     if Gate.BACKFILL in settings.gates:
         holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name)
         watch.on_ended = holding.learn
-    return Scheduling(telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving, holding)
+    templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
+    return Scheduling(
+        telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving, holding, templates
+    )

@@ -113,7 +113,8 @@ class Servers:
         host, port = split_address("webhookAddress", self._settings.webhook_address)
         certificates = self._certificates
         tls = certificates.files if certificates.controller is None else certificates.serving.context
-        verbs = webhook_verbs(self._settings, self._cluster.context, self._scheduling.telemetry, self._objects)
+        scheduling = self._scheduling
+        verbs = webhook_verbs(self._settings, self._cluster.context, scheduling.telemetry, self._objects, scheduling.templates)
         return HttpServer(host, port, verbs=verbs, max_body_bytes=WEBHOOK_BODY_BYTES, tls=tls)
 
     def _dashboard(self) -> HttpServer:

@@ -6,6 +6,7 @@ their replies that this replica does not decide now.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 
 from aliquot import contract
 from aliquot.contract.features import Gate
@@ -24,6 +25,7 @@ from scheduler_plugin.extender.filter import filter_nodes
 from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.extender.prioritize import prioritize_nodes
 from scheduler_plugin.ports import ObjectApi
+from scheduler_plugin.services.claim_templates import ClaimTemplates
 from scheduler_plugin.services.telemetry import Call, Telemetry
 from scheduler_plugin.settings import Answer, GangsFromOwners, Settings
 from scheduler_plugin.webhook.amounts import HAMI, Options
@@ -89,15 +91,17 @@ class ExtenderVerbs:
         return reply
 
 
-def webhook_verbs(settings: Settings, context: ExtenderContext, telemetry: Telemetry, objects: ObjectApi) -> Mapping[str, Verb]:
+def webhook_verbs(
+    settings: Settings, context: ExtenderContext, telemetry: Telemetry, objects: ObjectApi, templates: ClaimTemplates | None
+) -> Mapping[str, Verb]:
     """Return the webhook's verbs by path."""
-    normaliser = make_normaliser(settings, context.state)
+    normaliser = replace(make_normaliser(settings, context.state), as_claims=templates is not None)
 
     def grouper(rules: Normaliser) -> Grouper:
         return Grouper(rules, objects, context.clock.monotonic, for_all=settings.gangs_from_owners is GangsFromOwners.ALL)
 
     found_in_owners = grouper if normaliser.options.gangs_from_owners else None
-    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners).by_path()
+    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners, templates).by_path()
 
 
 def make_normaliser(settings: Settings, state: ClusterState) -> Normaliser:

@@ -39,11 +39,11 @@ BECOME_ROOT = "/bin/become-root"
 MUSL_IMAGE = "aliquot.test/musl-client:e2e"
 AGENT_NAMESPACE = "aliquot-system"
 SIMULATED_OVERLAY = ROOT / "deploy/daemonset/overlays/simulated"
-WITH_COMPONENT = """\
+WITH_COMPONENTS = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [{daemonset}/overlays/simulated]
-components: [{daemonset}/components/{component}]
+components: [{components}]
 """
 DOCKERFILE = ROOT / "deploy/daemonset/Dockerfile"
 BUILD_OPTIONS = Options(folder=BUILD / "layers")
@@ -92,10 +92,11 @@ def install_manifests(kubectl: Kubectl) -> None:
 
 
 @contextmanager
-def with_component(kubectl: Kubectl, component: str, scratch: Path) -> Iterator[None]:
-    """Roll the product out with one of deploy/daemonset/components inside the block. Args: scratch: a folder of this source tree."""
+def with_components(kubectl: Kubectl, components: Sequence[str], scratch: Path) -> Iterator[None]:
+    """Roll the product out with some of deploy/daemonset/components inside the block. Args: scratch: a folder of this source tree."""
     daemonset = Path("../" * len(scratch.relative_to(ROOT).parts)) / "deploy/daemonset"
-    (scratch / "kustomization.yaml").write_text(WITH_COMPONENT.format(daemonset=daemonset, component=component))
+    paths = ", ".join(f"{daemonset}/components/{component}" for component in components)
+    (scratch / "kustomization.yaml").write_text(WITH_COMPONENTS.format(daemonset=daemonset, components=paths))
     kubectl.apply_kustomization(scratch)
     wait_until_rolled_out(kubectl.within(AGENT_NAMESPACE))
     yield

@@ -24,7 +24,7 @@ from tests.e2e.product import (
     Client,
     agent_pod,
     parse_events,
-    with_component,
+    with_components,
 )
 from tests.e2e.test_gpu_faults import Inject, inject
 from tests.e2e.test_restarts import another_agent_is_ready
@@ -36,8 +36,8 @@ __all__ = ["inject"]  # a fixture
 
 @pytest.fixture(scope="module", autouse=True)
 def dra(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
-    """The product with the component dra, with all GPUs in slices."""
-    with with_component(product, "dra", scratch_in_tree):
+    """The product with all GPUs in slices, which turns requests for vGPUs into claims."""
+    with with_components(product, ["dra", "dra-translate"], scratch_in_tree):
         eventually(lambda: len(offered(product)) == GPUS, "the GPUs in ResourceSlices", otherwise=lambda: str(offered(product)))
         yield
     eventually(lambda: not offered(product), "no device of a driver that has left", seconds=60)
@@ -203,6 +203,35 @@ def test_template_makes_claims_and_status_reports_their_devices(kubectl: Kubectl
     eventually(lambda: reported() == [2 * GIB * MIB], "the claim's status to report the device")
 
 
+def test_deployment_of_vgpus_becomes_claims_of_one_template(kubectl: Kubectl) -> None:
+    """T3, and T2 for all words of the webhook: the manifest is that of a node with the device plugin."""
+    kubectl.apply(deployment("fleet", 3, {contract.RESOURCE_VGPU_MEMORY: "2Gi", contract.RESOURCE_VGPU_CORES: "20"}))
+
+    def running() -> list[str]:
+        return [one["metadata"]["name"] for one in kubectl.all("pods") if one["status"]["phase"] == "Running"]
+
+    eventually(lambda: len(running()) == 3, "the three pods", seconds=60, otherwise=lambda: str(kubectl.all("resourceclaims")))
+    for name in running():
+        assert memory_in(kubectl, name, "main") == [2 * GIB * MIB]
+    [template] = kubectl.all("resourceclaimtemplates")
+    assert len(kubectl.all("resourceclaims")) == 3
+    assert template["metadata"]["labels"] == {contract.LABEL_TRANSLATED: "true"}
+
+
+def test_pod_in_words_of_hami_gets_its_memory_by_claim(kubectl: Kubectl) -> None:
+    theirs = pod("theirs", {"main": None}, claim="", limits={"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"})
+    theirs["spec"]["schedulerName"] = contract.SCHEDULER_NAME  # the namespace is not adopted
+    kubectl.apply(theirs)
+    kubectl.wait_for_phase("theirs", "Running", seconds=60)
+    assert memory_in(kubectl, "theirs", "main") == [3000 * MIB]
+
+
+def test_dry_run_of_vgpu_pod_makes_no_template(kubectl: Kubectl) -> None:
+    one = pod("dry", {"main": None}, claim="", limits={contract.RESOURCE_VGPU_MEMORY: "5Gi"})
+    kubectl.run("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(one))
+    assert kubectl.all("resourceclaimtemplates") == []
+
+
 def test_node_in_this_mode_offers_nothing_by_device_plugin(product: Kubectl, node_name: str) -> None:
     """T18: kubelet would admit a pod by capacity alone, and it would run without a GPU."""
     allocatable = product.get("node", node_name)["status"]["allocatable"]
@@ -297,15 +326,45 @@ def claim(name: str, *requests: Object, parameters: Mapping[str, str] | None = N
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": devices}}
 
 
-def pod(name: str, containers: Mapping[str, str | None], *, claim: str, command: Sequence[str] = HOLD_OPEN) -> Object:
-    """A pod with one claim. Args: containers: by name, the request that each container uses; None for the claim as a whole."""
+def deployment(name: str, replicas: int, limits: Mapping[str, str]) -> Object:
+    """A Deployment of pods that request vGPUs."""
+    template = pod("", {"main": None}, claim="", limits=limits)
+    labels = {"app": name}
+    spec = {**template["spec"], "restartPolicy": "Always"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def pod(
+    name: str,
+    containers: Mapping[str, str | None],
+    *,
+    claim: str,
+    command: Sequence[str] = HOLD_OPEN,
+    limits: Mapping[str, str] | None = None,
+) -> Object:
+    """A pod with one claim.
+
+    Args: containers: by name, the request that each container uses; None for the claim as a whole.
+          limits: of each container; then the pod names no claim.
+    """
     specs = [
         {
             "name": container,
             "image": CLIENT_IMAGE,
             "imagePullPolicy": "IfNotPresent",
             "command": list(command),
-            "resources": {"claims": [{"name": "gpu", **({"request": of} if of is not None else {})}]},
+            "resources": {"limits": dict(limits)}
+            if limits
+            else {"claims": [{"name": "gpu", **({"request": of} if of is not None else {})}]},
         }
         for container, of in containers.items()
     ]
@@ -313,6 +372,6 @@ def pod(name: str, containers: Mapping[str, str | None], *, claim: str, command:
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
         "containers": specs,
-        "resourceClaims": [{"name": "gpu", "resourceClaimName": claim}],
+        **({} if limits else {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim}]}),
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}

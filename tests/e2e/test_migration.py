@@ -21,7 +21,7 @@ from tests.e2e.product import (
     MIB,
     Client,
     parse_events,
-    with_component,
+    with_components,
 )
 
 pytestmark = [pytest.mark.usefixtures("product"), pytest.mark.adopted]
@@ -126,7 +126,7 @@ def test_a_manifest_of_another_system_gives_what_it_means_there(kubectl: Kubectl
 @pytest.fixture(scope="module")
 def adopting(product: Kubectl, target: Target, scratch_in_tree: Path) -> Iterator[None]:
     """A scheduler that takes over plain nvidia.com/gpu too, as docs/use/migration.md describes, where HAMi or NVIDIA's plugin ran."""
-    with with_component(product, "adopt-nvidia-gpu", scratch_in_tree):
+    with with_components(product, ["adopt-nvidia-gpu"], scratch_in_tree):
         yield
     if target.local is not None:
         target.local.in_node("rmdir", "/tmp/nvidia-mps")  # one of KAI's examples has the node make it

@@ -20,7 +20,7 @@ from tests.e2e.product import (
     assigned_uuids,
     parse_events,
     slice_pod,
-    with_component,
+    with_components,
 )
 
 pytestmark = pytest.mark.usefixtures("product")
@@ -81,7 +81,7 @@ def test_quota_counts_mebibytes_in_every_vocabulary(kubectl: Kubectl) -> None:
 @pytest.fixture
 def counting(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
     """A scheduler that counts the memory of whole GPUs."""
-    with with_component(product, "count-whole-gpus", scratch_in_tree):
+    with with_components(product, ["count-whole-gpus"], scratch_in_tree):
         yield
 
 

@@ -22,6 +22,7 @@ NOT_FOR_USERS = {
     contract.ANNOTATION_ASSIGNMENT,
     contract.ANNOTATION_CONSOLIDATION,
     contract.ANNOTATION_HOLD,
+    contract.ANNOTATION_LAST_USED,
     contract.ANNOTATION_RETRY,
 }
 

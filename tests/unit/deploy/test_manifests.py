@@ -805,3 +805,14 @@ def test_every_manifest_is_in_a_kustomization(part: str) -> None:
     kustomization = yaml.safe_load((DAEMONSET / part / "kustomization.yaml").read_text())
     named = {*kustomization["resources"], *(name for generator in kustomization["configMapGenerator"] for name in generator["files"])}
     assert {path.name for path in (DAEMONSET / part).glob("*.yaml")} - {"kustomization.yaml"} == named
+
+
+def test_webhooks_that_make_templates_say_so_with_component_for_claims() -> None:
+    """They make ResourceClaimTemplates, so a dry run must be reported to them."""
+    component = yaml.safe_load((DAEMONSET / "components/dra-translate/kustomization.yaml").read_text())
+    [patch] = [one for one in component["patches"] if one["target"]["kind"] == "MutatingWebhookConfiguration"]
+    changed = {operation["path"] for operation in yaml.safe_load(patch["patch"])}
+    webhooks = the("MutatingWebhookConfiguration", "aliquot")["webhooks"]
+    paths = {place: one["clientConfig"]["service"]["path"] for place, one in enumerate(webhooks)}
+    admitting = {place for place, path in paths.items() if path in ("/mutate", "/mutate/adopt")}
+    assert changed == {f"/webhooks/{place}/sideEffects" for place in admitting}

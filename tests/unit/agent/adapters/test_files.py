@@ -56,15 +56,15 @@ class TestWriteWhole:
 
     def test_directory_that_disk_refuses_is_storage_error(self, tmp_path, monkeypatch):
         store = LedgerFiles(tmp_path)
-        store.write(ONE)
+        assert store.write([ONE]) == {}
 
         def broken(descriptor):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         monkeypatch.setattr(os, "fsync", broken)
-        for work in (lambda: store.write(ONE), lambda: store.remove(ONE.grant_id)):
-            with pytest.raises(StorageError, match="Input/output error"):
-                work()
+        assert "Input/output error" in str(store.write([ONE])[ONE.grant_id])
+        with pytest.raises(StorageError, match="Input/output error"):
+            store.remove(ONE.grant_id)
 
     def test_failure_leaves_old_content_and_no_leftovers(self, tmp_path):
         (tmp_path / "f").mkdir()  # a directory cannot be replaced by a file
@@ -86,7 +86,7 @@ def test_correct_directory_is_not_changed(tmp_path, monkeypatch):
 
 class TestLedgerFiles:
     def test_immovable_files_do_not_stop_the_start(self, tmp_path, caplog):
-        LedgerFiles(tmp_path).write(ONE)
+        LedgerFiles(tmp_path).write([ONE])
         (tmp_path / "bad.json").write_bytes(b"torn")
         (tmp_path / "quarantine").write_bytes(b"")  # no directory can be made there
         (tmp_path / f".x.json.1.0{TEMPORARY_SUFFIX}").mkdir()
@@ -97,7 +97,7 @@ class TestLedgerFiles:
 
     def test_rows_come_back(self, tmp_path):
         store = LedgerFiles(tmp_path)
-        store.write(ONE)
+        store.write([ONE])
         assert LedgerFiles(tmp_path).load().grants == (ONE,)
         assert store.ids() == [ONE.grant_id]
 
@@ -105,7 +105,7 @@ class TestLedgerFiles:
     def test_unreadable_row_is_quarantined_and_named(self, tmp_path, content):
         (tmp_path / "bad.json").write_bytes(content)
         store = LedgerFiles(tmp_path)
-        store.write(ONE)
+        store.write([ONE])
         loaded = store.load()
         assert loaded.grants == (ONE,)
         assert "bad.json" in loaded.quarantined[0]
@@ -114,7 +114,7 @@ class TestLedgerFiles:
 
     def test_row_under_another_name_is_quarantined(self, tmp_path):
         store = LedgerFiles(tmp_path)
-        store.write(ONE)
+        store.write([ONE])
         (tmp_path / f"{ONE.grant_id}.json").rename(tmp_path / "other.json")
         assert "found that of grant" in store.load().quarantined[0]
 
@@ -132,7 +132,7 @@ class TestLedgerFiles:
 
     def test_removing_twice_is_no_error(self, tmp_path):
         store = LedgerFiles(tmp_path)
-        store.write(ONE)
+        store.write([ONE])
         store.remove(ONE.grant_id)
         store.remove(ONE.grant_id)
         assert store.ids() == []

@@ -81,7 +81,7 @@ CONTAINER = f"containers/{ONE.grant_id}"
 READERS = {
     "ledger row": Reader(
         f"ledger/{ONE.grant_id}.json",
-        lambda base: LedgerFiles(base / "ledger").write(ONE),
+        lambda base: LedgerFiles(base / "ledger").write([ONE]),
         lambda base: LedgerFiles(base / "ledger").load(),
     ),
     "copy of a row": Reader(f"{CONTAINER}/grant.json", prepare, read_container),

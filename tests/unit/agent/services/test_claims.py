@@ -11,6 +11,7 @@ from agent.core.overhead import HostProcess
 from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import decode_limits
 from agent.services import claims as module
+from agent.services.claim_requests import ClaimRequests
 from agent.services.claim_sweep import ClaimSweep
 from agent.services.claims import ClaimManager, ClaimOptions
 from agent.services.dra_plugin import DraPlugin, devices_of
@@ -33,11 +34,12 @@ class ClaimHarness(Harness):
     def __init__(self, base: Path, **options) -> None:
         super().__init__(base, **options)
         self.resources = FakeResourceApi()
+        self.requests = ClaimRequests(self.resources)
         self.claims = ClaimManager(
-            ClaimOptions(SECRET, BOOT, NODE, 16), state=self.state, api=self.resources, contents=self.contents,
+            ClaimOptions(SECRET, BOOT, NODE, 16), state=self.state, requests=self.requests, contents=self.contents,
             backends=make_backends(self.manager), reporting=Reporting(self.events, self.telemetry), clock=self.clock,
         )  # fmt: skip
-        self.sweep = ClaimSweep(self.claims, self.manager, self.liveness, self.resources, NODE)
+        self.sweep = ClaimSweep(self.claims, self.manager, self.liveness, self.requests, NODE)
 
     def memory_mib(self, granted) -> int:
         path = self.disk.files.paths(granted.grant_id)[0]

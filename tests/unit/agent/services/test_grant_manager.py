@@ -127,8 +127,8 @@ async def test_the_next_agent_finds_the_ledger_as_it_was(disk):
 
 
 async def test_agent_starts_when_refused_row_still_cannot_be_written(disk, monkeypatch):
-    def refuse(*_):
-        raise StorageError("writing a row: No space left on device")
+    def refuse(grants):
+        return {one.grant_id: StorageError("writing a row: No space left on device") for one in grants}
 
     with monkeypatch.context() as full:
         full.setattr(disk.store, "write", refuse)
@@ -219,7 +219,7 @@ async def test_a_grant_renewed_while_it_is_released_stays(disk):
 async def test_a_sweep_removes_what_belongs_to_no_grant_and_nothing_else(disk):
     manager = disk.manager()
     await commit(manager, ONE)
-    disk.store.write(OTHER)
+    disk.store.write([OTHER])
     disk.files.prepare(OTHER, limits_of(OTHER, FailPolicy.CLOSED))
     disk.cdi.write("stray", {})
     assert set(await manager.sweep()) == {OTHER.grant_id, "stray"}
@@ -227,8 +227,8 @@ async def test_a_sweep_removes_what_belongs_to_no_grant_and_nothing_else(disk):
 
 
 async def test_a_row_that_cannot_be_written_is_an_error(disk, monkeypatch):
-    def full(grant):
-        raise StorageError("no space left on device")
+    def full(grants):
+        return {one.grant_id: StorageError("no space left on device") for one in grants}
 
     monkeypatch.setattr(disk.store, "write", full)
     with pytest.raises(StorageError):

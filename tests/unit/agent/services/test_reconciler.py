@@ -605,8 +605,8 @@ class TestDrift:
         node.disk.store.remove(GRANT.grant_id)
         write = node.disk.store.write
 
-        def full(_):
-            raise StorageError("no space left on device")
+        def full(grants):
+            return {one.grant_id: StorageError("no space left on device") for one in grants}
 
         monkeypatch.setattr(node.disk.store, "write", full)
         await node.reconciler.reconcile()

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResourceClaims: the templates that requests become, and the devices that kube-scheduler will take for claims."""

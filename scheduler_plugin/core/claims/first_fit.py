@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predicts which devices of a node kube-scheduler takes for claims: the first solution of its search. Pure.
+
+Since Kubernetes 1.36 the search is deterministic. It goes through the requests of all claims in order, and for each device that a request
+needs through the node's devices in order (``slices`` has that order). Within a request it only goes forward, and it goes back when a later
+request finds nothing. This is the same search, without devices that draw on shared counters, modes other than a count, and admin access.
+tests/property/test_first_fit.py compares it with Kubernetes' own allocator.
+Source: k8s.io/dynamic-resource-allocation/structured, ``allocateOne``
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from fractions import Fraction
+from typing import Final
+
+MOST_DEVICES: Final = 32
+"""Devices of one claim."""
+
+DeviceKey = tuple[str, str, str]
+"""Driver, pool and name."""
+Amounts = Mapping[str, Fraction]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """A capacity of a device, and which parts of it claims can consume. Without limits any part."""
+
+    value: Fraction
+    default: Fraction | None = None
+    least: Fraction | None = None
+    most: Fraction | None = None
+    step: Fraction | None = None
+    valid: tuple[Fraction, ...] = ()
+    """The only possible amounts, in ascending order; empty where a range, or nothing, limits them."""
+
+    def consumed(self, asked: Fraction | None) -> Fraction | None:
+        """Return what a request for this amount consumes; None if it cannot have it."""
+        if asked is None:
+            return self.value if self.default is None else self.default
+        if self.least is not None:
+            return self._in_range(asked, self.least)
+        if self.valid:
+            return next((amount for amount in self.valid if asked <= amount), None)
+        return asked
+
+    def _in_range(self, asked: Fraction, least: Fraction) -> Fraction | None:
+        amount = max(asked, least)
+        if self.step is not None and amount > least:
+            amount = least + self.step * math.ceil((math.ceil(amount) - least) / self.step)
+        return None if self.most is not None and amount > self.most else amount
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """What keeps claims without a toleration off a device."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """What lets a request take devices with a taint. An empty key or effect covers all."""
+
+    key: str = ""
+    exists: bool = False
+    """Whether any value is covered."""
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, taint: Taint) -> bool:
+        """Whether it covers this taint."""
+        return (
+            self.effect in ("", taint.effect) and self.key in ("", taint.key) and (self.exists or self.value == taint.value)
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of a node."""
+
+    key: DeviceKey
+    capacity: Mapping[str, Capacity] = field(default_factory=dict)
+    shared: bool = False
+    """Whether several requests can consume parts of it."""
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    """Values by the whole name, with its domain."""
+    taints: tuple[Taint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a claim asks for: some devices of one kind."""
+
+    name: str
+    """That of a subrequest has the request's name before it, as in ``gpu/large``."""
+    count: int = 1
+    amounts: Amounts = field(default_factory=dict)
+    """Of each device."""
+    selectors: tuple[str, ...] = ()
+    """Expressions that a device must meet: those of the class, then its own."""
+    tolerations: tuple[Toleration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A constraint: the devices of these requests have one value of an attribute. Without names it is for all requests."""
+
+    attribute: str
+    requests: frozenset[str] = frozenset()
+
+    def concerns(self, request: str) -> bool:
+        """Whether it is for a request or subrequest."""
+        return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim that is not allocated yet: for each request the alternatives, in the order of preference."""
+
+    requests: tuple[tuple[Request, ...], ...]
+    matches: tuple[Match, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A device that a request gets."""
+
+    request: str
+    device: DeviceKey
+    consumed: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What claims have already."""
+
+    alone: frozenset[DeviceKey] = frozenset()
+    """Devices that one claim has alone."""
+    consumed: Mapping[DeviceKey, Amounts] = field(default_factory=dict)
+    """The sums of the others."""
+
+
+Selects = Callable[[str, Device], bool]
+"""Whether a device meets an expression."""
+
+
+def predict(devices: Sequence[Device], usage: Usage, claims: Sequence[Claim], selects: Selects) -> Sequence[Sequence[Taken]] | None:
+    """Return the devices of each claim; None if the claims do not fit together. Args: devices: of the node, in the search's order."""
+    search = _Search(devices, usage, claims, selects)
+    return search.taken if search.claim(0) is _Outcome.FOUND else None
+
+
+class _Outcome(Enum):
+    FOUND = 1
+    NOTHING = 2
+    TOO_MANY = 3
+    """The claim would have more devices than it can. Other devices for the same requests would not change that."""
+
+
+class _Search:
+    def __init__(self, devices: Sequence[Device], usage: Usage, claims: Sequence[Claim], selects: Selects) -> None:
+        self.taken: list[list[Taken]] = [[] for _ in claims]
+        self._devices = devices
+        self._claims = claims
+        self._selects = selects
+        self._alone = set(usage.alone)
+        self._consumed = {key: dict(amounts) for key, amounts in usage.consumed.items()}
+        self._by_key = {device.key: device for device in devices}
+        self._met: dict[tuple[str, DeviceKey], bool] = {}
+
+    def claim(self, number: int) -> _Outcome:
+        """Go on with a claim."""
+        return self._request(number, 0) if number < len(self._claims) else _Outcome.FOUND
+
+    def _request(self, number: int, place: int) -> _Outcome:
+        """Go on with a request of a claim: with its first alternative that leads to a solution."""
+        requests = self._claims[number].requests
+        if place == len(requests):
+            outcome = self.claim(number + 1)
+            return _Outcome.NOTHING if outcome is _Outcome.TOO_MANY else outcome  # the next claim's limit is none for this one
+        outcomes = set()
+        for alternative in requests[place]:
+            outcome = self._devices_of(number, place, alternative, 0, 0)
+            if outcome is _Outcome.FOUND:
+                return outcome
+            outcomes.add(outcome)
+        return _Outcome.TOO_MANY if outcomes == {_Outcome.TOO_MANY} else _Outcome.NOTHING
+
+    def _devices_of(self, number: int, place: int, request: Request, had: int, start: int) -> _Outcome:
+        """Take a request's next devices. Args: had: devices that it has. start: the first device to try."""
+        if had == request.count:
+            return self._request(number, place + 1)
+        if len(self.taken[number]) + request.count - had > MOST_DEVICES:
+            return _Outcome.TOO_MANY
+        for position in range(start, len(self._devices)):
+            device = self._devices[position]
+            consumed = self._fitting(number, request, device)
+            if consumed is None:
+                continue
+            self._take(number, Taken(request.name, device.key, consumed if device.shared else {}), device)
+            outcome = self._devices_of(number, place, request, had + 1, position + 1)
+            if outcome is _Outcome.FOUND:
+                return outcome
+            self._give_back(number, device)
+            if outcome is _Outcome.TOO_MANY:
+                return outcome
+        return _Outcome.NOTHING
+
+    def _fitting(self, number: int, request: Request, device: Device) -> Amounts | None:
+        """Return what the request would consume of a device; None if it cannot have it."""
+        if device.key in self._alone or not self._is_selected(request, device):
+            return None
+        if any(not any(one.covers(taint) for one in request.tolerations) for taint in device.taints):
+            return None
+        consumed = self._amounts(request, device)
+        return consumed if consumed is not None and self._matches(number, request, device) else None
+
+    def _is_selected(self, request: Request, device: Device) -> bool:
+        return all(self._meets(expression, device) for expression in request.selectors)
+
+    def _meets(self, expression: str, device: Device) -> bool:
+        key = expression, device.key
+        if key not in self._met:
+            self._met[key] = self._selects(expression, device)
+        return self._met[key]
+
+    def _amounts(self, request: Request, device: Device) -> Amounts | None:
+        """Return the amounts that a request would consume, if they are free."""
+        if request.amounts.keys() - device.capacity.keys():
+            return None
+        before = self._consumed.get(device.key, {})
+        consumed = {}
+        for name, capacity in device.capacity.items():
+            amount = capacity.consumed(request.amounts.get(name))
+            if amount is None or before.get(name, 0) + amount > capacity.value:
+                return None
+            consumed[name] = amount
+        return consumed
+
+    def _matches(self, number: int, request: Request, device: Device) -> bool:
+        """Whether the claim's constraints hold with this device, too."""
+        for match in self._claims[number].matches:
+            if not match.concerns(request.name):
+                continue
+            if match.attribute not in device.attributes:
+                return False
+            others = (self._by_key[one.device] for one in self.taken[number] if match.concerns(one.request))
+            if any(other.attributes[match.attribute] != device.attributes[match.attribute] for other in others):
+                return False
+        return True
+
+    def _take(self, number: int, taken: Taken, device: Device) -> None:
+        self.taken[number].append(taken)
+        if not device.shared:
+            self._alone.add(device.key)
+        self._add(taken, 1)
+
+    def _give_back(self, number: int, device: Device) -> None:
+        taken = self.taken[number].pop()
+        if not device.shared:
+            self._alone.discard(device.key)
+        self._add(taken, -1)
+
+    def _add(self, taken: Taken, sign: int) -> None:
+        sums = self._consumed.setdefault(taken.device, {})
+        for name, amount in taken.consumed.items():
+            sums[name] = sums.get(name, Fraction(0)) + sign * amount

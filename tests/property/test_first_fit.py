@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prediction of kube-scheduler's choice equals the choice of Kubernetes' own allocator, on random nodes and claims.
+
+The allocator is the one of the version that the end-to-end suite runs. The program around it is built from the same modules as that suite,
+so this test needs a Go tool chain.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aliquot.contract.units import parse_quantity
+from scheduler_plugin.core.claims.first_fit import Device, Taken, Usage, predict
+from scheduler_plugin.core.claims.objects import claim_of, devices_of
+
+MODULE = Path(__file__).parent.parent / "e2e/cluster"
+CASES = 400
+"""Of a run of the suite; about half of them fit."""
+DRIVER, NODE = "gpu.aliquot.dev", "node-1"
+NUMA = "resource.kubernetes.io/numaNode"
+OURS = f"device.driver == '{DRIVER}'"
+FAST = f"device.attributes['{DRIVER}'].model == 'fast'"
+ON_NODE_0 = "device.attributes['resource.kubernetes.io'].numaNode == 0"
+CLASSES: Mapping[str, Mapping[str, Any]] = {
+    name: {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
+    for name, expression in (("any", OURS), ("fast", FAST))
+}
+
+Json = dict[str, Any]
+
+
+def selects(expression: str, device: Device) -> bool:
+    """Evaluate the few expressions that the cases have."""
+    meanings = {
+        OURS: device.key[0] == DRIVER,
+        FAST: device.attributes[f"{DRIVER}/model"] == ("string", "fast"),
+        ON_NODE_0: device.attributes[NUMA] == ("int", 0),
+    }
+    return meanings[expression]
+
+
+class Allocator:
+    """Kubernetes' allocator, in a process that answers one case after another."""
+
+    def __init__(self, program: Path) -> None:
+        self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def allocate(self, case: Json) -> list[list[Json]] | None:
+        """Return the devices of each claim; None if they do not fit."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(case) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        if "exceeds the claim limit" in answer.get("error", ""):
+            return None
+        assert "error" not in answer, answer
+        found: list[list[Json]] | None = answer["results"]
+        return found
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def allocator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Allocator]:
+    if shutil.which("go") is None:
+        pytest.skip("needs the Go tool chain to build Kubernetes' allocator, and `go` is not on the PATH")
+    program = tmp_path_factory.mktemp("allocator") / "allocator"
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
+    build = ["go", "build", "-p", "2", "-trimpath", "-buildvcs=false", "-o", str(program), "./allocator"]
+    built = subprocess.run(build, cwd=MODULE, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    one = Allocator(program)
+    yield one
+    one.stop()
+
+
+# --- random nodes and claims ----------------------------------------------------------------------------------------
+
+MEMORIES = st.sampled_from(["4Gi", "8Gi", "10Gi", "16Gi"])
+ASKED = st.sampled_from(["1", "1Mi", "1000M", "2Gi", "2Gi", "4Gi", "5Gi", "10Gi"])
+TAINTS = st.sampled_from([[], [], [], [], [], [{"key": "sick", "effect": "NoSchedule"}], [{"key": "odd", "value": "x", "effect": "None"}]])
+TOLERATIONS = st.sampled_from([[], [], [{"key": "sick", "operator": "Exists"}], [{"operator": "Exists", "effect": "NoExecute"}]])
+
+
+@st.composite
+def shared_devices(draw: st.DrawFn, name: str) -> Json:
+    memory = draw(MEMORIES)
+    device: Json = {
+        "name": name,
+        "attributes": {"model": {"string": draw(st.sampled_from(["fast", "slow"]))}, NUMA: {"int": draw(st.integers(0, 1))}},
+        "capacity": {
+            "memory": {"value": memory, "requestPolicy": {"default": memory, "validRange": {"min": "1Mi", "max": memory, "step": "1Mi"}}},
+            "cores": {"value": "100", "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "100", "step": "1"}}},
+            "shares": {"value": draw(st.sampled_from(["2", "16"])), "requestPolicy": {"default": "1", "validValues": ["1"]}},
+        },
+        "allowMultipleAllocations": True,
+        "taints": draw(TAINTS),
+    }
+    return device
+
+
+@st.composite
+def devices(draw: st.DrawFn, name: str) -> Json:
+    device = draw(shared_devices(name))
+    if draw(st.integers(0, 4)) == 4:  # one that a claim has alone
+        device |= {"allowMultipleAllocations": False, "capacity": {"memory": {"value": "80Gi"}}}
+    return device
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> list[Json]:
+    found = []
+    numbers = itertools.count()
+    for pool in draw(st.lists(st.sampled_from([NODE, "a-pool", "z-pool"]), min_size=1, max_size=3, unique=True)):
+        count, generation = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+        for part in draw(st.permutations(range(count))):
+            names = [f"gpu-{next(numbers)}" for _ in range(draw(st.sampled_from([0, 2, 3, 4, 5])))]
+            listed = [draw(devices(name)) for name in names]
+            missing = draw(st.integers(0, 30)) == 30
+            spec = {
+                "driver": DRIVER,
+                "nodeName": NODE if draw(st.integers(0, 20)) < 20 else "node-2",
+                "pool": {"name": pool, "generation": generation - missing, "resourceSliceCount": count},
+                "devices": listed,
+            }
+            found.append({"metadata": {"name": f"{pool}-{part}"}, "spec": spec})
+    return found
+
+
+@st.composite
+def exactly(draw: st.DrawFn) -> Json:
+    amounts = draw(st.fixed_dictionaries({}, optional={"memory": ASKED, "cores": st.sampled_from(["1", "30", "60"])}))
+    if draw(st.integers(0, 50)) == 50:
+        amounts["unknown"] = "1"
+    return {
+        "deviceClassName": draw(st.sampled_from(["any", "any", "fast"])),
+        "allocationMode": "ExactCount",
+        "count": draw(st.sampled_from([1, 1, 1, 1, 2, 2, 3, 17])),
+        **({"capacity": {"requests": amounts}} if amounts else {}),
+        **({"selectors": [{"cel": {"expression": ON_NODE_0}}]} if draw(st.integers(0, 4)) == 4 else {}),
+        **({"tolerations": found} if (found := draw(TOLERATIONS)) else {}),
+    }
+
+
+@st.composite
+def claims(draw: st.DrawFn, name: str) -> Json:
+    requests: list[Json] = []
+    for number in range(draw(st.sampled_from([1, 1, 2, 3]))):
+        if draw(st.integers(0, 3)) < 3:
+            requests.append({"name": f"r{number}", "exactly": draw(exactly())})
+        else:
+            subrequests = [{"name": f"s{place}", **draw(exactly())} for place in range(draw(st.integers(1, 3)))]
+            requests.append({"name": f"r{number}", "firstAvailable": subrequests})
+    named = draw(st.sampled_from([[], ["r0"], [request["name"] for request in requests]]))
+    constraints = [{"matchAttribute": NUMA, **({"requests": named} if named else {})}] if draw(st.booleans()) else []
+    return {
+        "metadata": {"name": name, "namespace": "d", "uid": name},
+        "spec": {"devices": {"requests": requests, "constraints": constraints}},
+    }
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Json:
+    found = draw(slices())
+    allocated = []
+    for one in found:
+        for device in one["spec"]["devices"]:
+            key = {"driver": DRIVER, "pool": one["spec"]["pool"]["name"], "device": device["name"]}
+            if not device["allowMultipleAllocations"]:
+                allocated += [key] if draw(st.integers(0, 3)) == 3 else []
+            elif draw(st.integers(0, 2)) == 2:
+                consumed = {"memory": draw(ASKED), "cores": draw(st.sampled_from(["1", "50", "100"])), "shares": "1"}
+                allocated.append({**key, "consumed": consumed})
+    asked = [draw(claims(f"claim-{number}")) for number in range(draw(st.sampled_from([1, 1, 2, 3])))]
+    return {"node": NODE, "classes": list(CLASSES.values()), "slices": found, "claims": asked, "allocated": allocated}
+
+
+def predicted(case: Json) -> Sequence[Sequence[Taken]] | None:
+    consumed = {
+        _key(one): {name: parse_quantity(text) for name, text in one["consumed"].items()} for one in case["allocated"] if "consumed" in one
+    }
+    usage = Usage(frozenset(_key(one) for one in case["allocated"] if "consumed" not in one), consumed)
+    asked = [claim_of(claim, CLASSES) for claim in case["claims"]]
+    return predict(devices_of(case["node"], case["slices"]), usage, asked, selects)
+
+
+def _key(one: Mapping[str, str]) -> tuple[str, str, str]:
+    return one["driver"], one["pool"], one["device"]
+
+
+def as_taken(result: Json) -> Taken:
+    consumed: Mapping[str, Fraction] = {name: parse_quantity(text) for name, text in result.get("consumedCapacity", {}).items()}
+    return Taken(result["request"], _key(result), consumed)
+
+
+@settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(cases())
+def test_prediction_is_the_allocation_of_kubernetes(allocator: Allocator, case: Json) -> None:
+    found = allocator.allocate(case)
+    expected = None if found is None else [[as_taken(result) for result in results] for results in found]
+    assert predicted(case) == expected
